@@ -1,1 +1,27 @@
-//! (being written)
+#![doc = include_str!("../README.md")]
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+#[cfg(windows)]
+compile_error!("dist-transport needs Unix sockets and poll: Windows is not supported");
+
+mod abort;
+#[cfg(feature = "auth")]
+pub mod auth;
+mod channel;
+mod error;
+mod fingerprint;
+mod rank;
+pub mod runtime;
+#[cfg(feature = "sim")]
+pub mod sim;
+#[cfg(feature = "tcp")]
+pub mod tcp;
+mod transport;
+
+pub use abort::{Abort, Cause};
+pub use channel::ChannelId;
+pub use error::{Activity, Error, Result};
+pub use fingerprint::Fingerprint;
+pub use rank::Rank;
+pub use runtime::{Deadline, Runtime};
+pub use transport::{Combine, Incoming, Outgoing, Sink, Traffic, Transport};

@@ -1,0 +1,205 @@
+//! What can go wrong between ranks.
+
+use std::io;
+use std::time::Duration;
+
+use crate::{Abort, Fingerprint};
+
+/// A result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What a rank was doing when something went wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Activity {
+    /// Meeting the other ranks at the coordinator.
+    Rendezvous,
+    /// Opening a connection to a peer.
+    Connect,
+    /// Sending to a peer.
+    Send,
+    /// Receiving from a peer.
+    Receive,
+}
+
+impl std::fmt::Display for Activity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Rendezvous => "rendezvous",
+            Self::Connect => "connecting",
+            Self::Send => "sending",
+            Self::Receive => "receiving",
+        })
+    }
+}
+
+/// What can go wrong between ranks. Ranks are numbered as in the group that the failing transport serves,
+/// but for those inside an [`Abort`], which are numbered as in the world.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A rank that is not in the group was named.
+    #[error("rank {rank} is outside a group of {world_size}")]
+    RankOutOfRange {
+        /// The rank that was asked for.
+        rank: usize,
+        /// The size of the group.
+        world_size: usize,
+    },
+    /// The members of a new group name a rank twice, or nobody.
+    #[error("{members:?} is no list of members: it must name at least one rank, and none twice")]
+    Members {
+        /// The list that was given.
+        members: Vec<usize>,
+    },
+    /// A peer did not do its part before the deadline.
+    #[error("{activity}: rank {peer} did not do its part within {limit:?} (waited {elapsed:?})")]
+    Timeout {
+        /// What was being done.
+        activity: Activity,
+        /// The peer that was waited for.
+        peer: usize,
+        /// How long the call lasted.
+        elapsed: Duration,
+        /// How long it was allowed to last.
+        limit: Duration,
+    },
+    /// Some ranks never came to the rendezvous.
+    #[error("rendezvous: ranks {missing:?} did not come within {limit:?} ({refused} connections refused)")]
+    Missing {
+        /// The ranks that did not come.
+        missing: Vec<usize>,
+        /// How many connections failed to prove that they belong to the job.
+        refused: u64,
+        /// How long the rendezvous was allowed to last.
+        limit: Duration,
+    },
+    /// The peer is in another call.
+    #[error("rank {peer} is in another call")]
+    Mismatch {
+        /// The peer that disagrees.
+        peer: usize,
+        /// The call that this rank is in.
+        ours: Fingerprint,
+        /// The call that the peer is in.
+        theirs: Fingerprint,
+    },
+    /// The peer is in the same call but sends another number of bytes.
+    #[error("rank {peer} sends {got} bytes where {expected} are expected")]
+    Length {
+        /// The peer that disagrees.
+        peer: usize,
+        /// Bytes that this rank expects.
+        expected: u64,
+        /// Bytes that the peer sends.
+        got: u64,
+    },
+    /// The peer closed the connection, in order or by dying, and no report of its death has come.
+    #[error("{activity}: rank {peer} closed the connection")]
+    Closed {
+        /// What was being done.
+        activity: Activity,
+        /// The peer that left.
+        peer: usize,
+    },
+    /// The job was aborted; every rank gets the same record.
+    #[error("the job was aborted")]
+    Aborted(#[source] Abort),
+    /// The other side of a new connection could not prove that it belongs to this job, or refused to believe
+    /// that this process does: another secret, another job, another epoch, or no rank of ours at all.
+    #[error("{activity}: {address} and this process do not share a secret, a job and an epoch")]
+    Refused {
+        /// What was being done.
+        activity: Activity,
+        /// The other side's address.
+        address: String,
+    },
+    /// Two processes claim the same rank.
+    #[error("another process has already joined as rank {rank}")]
+    DuplicateRank {
+        /// The rank that both claim.
+        rank: usize,
+    },
+    /// Listening where strangers can connect needs a secret.
+    #[error("listening on {address}, beyond loopback, needs a secret: set DIST_SECRET_FILE on every rank")]
+    SecretNeeded {
+        /// The address to be listened on.
+        address: String,
+    },
+    /// A setting is missing from the environment.
+    #[error("{name} is not set: start the program with distctl run or torchrun, or give a Config")]
+    MissingVariable {
+        /// The environment variable.
+        name: &'static str,
+    },
+    /// A setting of the environment makes no sense.
+    #[error("{name}={value:?} is not {expected}")]
+    InvalidVariable {
+        /// The environment variable.
+        name: &'static str,
+        /// What it holds.
+        value: String,
+        /// What it should hold.
+        expected: &'static str,
+    },
+    /// The secret cannot be read, or can be read by others.
+    #[error("the secret in {origin} cannot be used: {reason}")]
+    Secret {
+        /// Where it should be.
+        origin: String,
+        /// Why not.
+        reason: &'static str,
+        /// What the system says, if it said anything.
+        source: Option<io::Error>,
+    },
+    /// An address cannot be resolved, listened on or connected to.
+    #[error("{activity}: cannot {action} {address}")]
+    Address {
+        /// What was being done.
+        activity: Activity,
+        /// What was tried: `listen on`, `connect to`, `resolve`.
+        action: &'static str,
+        /// The address as it was given.
+        address: String,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The system failed in the middle of a message.
+    #[error("{activity}: the connection with rank {peer} failed")]
+    Io {
+        /// What was being done.
+        activity: Activity,
+        /// The peer at the other end.
+        peer: usize,
+        /// What the system says.
+        source: io::Error,
+    },
+    /// The system has no thread, socket or descriptor left for us.
+    #[error("cannot make a {what}")]
+    Resources {
+        /// What could not be made.
+        what: &'static str,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// Whether a deadline ran out.
+    pub const fn is_timeout(&self) -> bool {
+        matches!(self, Self::Timeout { .. } | Self::Missing { .. })
+    }
+
+    /// The one peer that the error is about, if it is about one.
+    pub const fn peer(&self) -> Option<usize> {
+        match self {
+            Self::Timeout { peer, .. }
+            | Self::Mismatch { peer, .. }
+            | Self::Length { peer, .. }
+            | Self::Closed { peer, .. }
+            | Self::Io { peer, .. } => Some(*peer),
+            Self::Aborted(abort) => Some(abort.rank),
+            _ => None,
+        }
+    }
+}

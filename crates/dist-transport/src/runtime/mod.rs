@@ -1,0 +1,148 @@
+//! The runtime seam: every clock, thread and wait of every crate goes through here.
+//!
+//! Code that takes its time and its threads from a [`Runtime`] runs unchanged on the system's clock
+//! ([`Runtime::system`]) and on a simulated one (feature `sim`), where a minute's timeout takes microseconds.
+
+mod mailbox;
+mod system;
+mod task;
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use mailbox::{Mailbox, Receiver, Unavailable};
+pub use task::Task;
+
+/// A clock, threads, and a way to wait: a handle that is cheap to clone.
+#[derive(Clone)]
+pub struct Runtime(Arc<dyn Executor>);
+
+/// A point in time by the clock of one [`Runtime`], and when the wait for it began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Deadline {
+    started: Duration,
+    expires: Duration,
+}
+
+impl Deadline {
+    /// How long the deadline was when it was made.
+    pub fn limit(&self) -> Duration {
+        self.expires.saturating_sub(self.started)
+    }
+}
+
+impl Runtime {
+    /// The system's clock and threads.
+    pub fn system() -> Self {
+        Self(Arc::new(system::System::new()))
+    }
+
+    /// A runtime with another clock and other threads.
+    pub fn new(executor: Arc<dyn Executor>) -> Self {
+        Self(executor)
+    }
+
+    /// Time since this runtime's clock began.
+    pub fn now(&self) -> Duration {
+        self.0.now()
+    }
+
+    /// The deadline `timeout` from now.
+    pub fn deadline(&self, timeout: Duration) -> Deadline {
+        let started = self.now();
+        Deadline { started, expires: started.saturating_add(timeout) }
+    }
+
+    /// How long until the deadline; zero when it has passed.
+    pub fn remaining(&self, deadline: Deadline) -> Duration {
+        deadline.expires.saturating_sub(self.now())
+    }
+
+    /// Whether the deadline has passed.
+    pub fn expired(&self, deadline: Deadline) -> bool {
+        self.remaining(deadline).is_zero()
+    }
+
+    /// How long ago the deadline was made.
+    pub fn elapsed(&self, deadline: Deadline) -> Duration {
+        self.now().saturating_sub(deadline.started)
+    }
+
+    /// Starts a thread.
+    ///
+    /// # Errors
+    /// If the system has no thread left.
+    pub fn spawn<T: Send + 'static>(
+        &self,
+        name: &str,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> io::Result<Task<T>> {
+        task::spawn(self, name, work)
+    }
+
+    /// Waits until this thread's [`Unparker`] is used or the deadline passes. Like
+    /// [`std::thread::park`], it may return early: the caller checks what it waits for in a loop.
+    pub fn park(&self, deadline: Option<Deadline>) {
+        self.0.park(deadline.map(|deadline| deadline.expires));
+    }
+
+    /// What wakes the calling thread.
+    pub fn unparker(&self) -> Unparker {
+        Unparker(self.0.current())
+    }
+
+    /// Lets other threads run.
+    pub fn yield_now(&self) {
+        self.0.yield_now();
+    }
+}
+
+impl fmt::Debug for Runtime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Runtime({})", self.0.name())
+    }
+}
+
+/// Ends the wait of the thread that it was made by.
+#[derive(Clone)]
+pub struct Unparker(Arc<dyn Wake>);
+
+impl Unparker {
+    /// Wakes the thread from [`Runtime::park`], or keeps its next call from waiting.
+    pub fn unpark(&self) {
+        self.0.wake();
+    }
+}
+
+impl fmt::Debug for Unparker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Unparker")
+    }
+}
+
+/// What stands behind a [`Runtime`].
+pub trait Executor: Send + Sync {
+    /// For debugging.
+    fn name(&self) -> &'static str;
+    /// Time since the clock began.
+    fn now(&self) -> Duration;
+    /// Runs `work` on a thread of its own.
+    ///
+    /// # Errors
+    /// If the system has no thread left.
+    fn spawn(&self, name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<()>;
+    /// Waits until the calling thread is woken or the clock reaches `until`.
+    fn park(&self, until: Option<Duration>);
+    /// What wakes the calling thread.
+    fn current(&self) -> Arc<dyn Wake>;
+    /// Lets other threads run.
+    fn yield_now(&self);
+}
+
+/// What stands behind an [`Unparker`].
+pub trait Wake: Send + Sync {
+    /// Wakes the thread, or keeps its next wait from beginning.
+    fn wake(&self);
+}

@@ -1,0 +1,139 @@
+//! The contract between those who move bytes and those who decide which.
+
+use std::fmt;
+
+use crate::{Abort, ChannelId, Deadline, Fingerprint, Rank, Result, Runtime};
+
+/// Bytes between the ranks of one group, on one channel.
+///
+/// Messages of an ordered pair of ranks arrive in the order in which they were sent; a message of no bytes is a
+/// message. Every message carries the [`Fingerprint`] given to [`begin`](Transport::begin) and its length: a
+/// receiver in another call, or expecting another length, gets an error before a byte is delivered.
+///
+/// Every method that waits takes a [`Deadline`] and returns by it. After an error the bytes of the failed
+/// message are lost, so the whole job is aborted: every later call on any of its transports fails with the
+/// same [`Abort`]. Calls with arguments that make no sense are refused without harm.
+///
+/// A rank may exchange with itself; the bytes are copied.
+pub trait Transport: Send + fmt::Debug {
+    /// This rank and the size of the group.
+    fn rank(&self) -> Rank;
+
+    /// The channel whose messages this transport carries.
+    fn channel(&self) -> ChannelId;
+
+    /// The clock and the threads that this transport lives by.
+    fn runtime(&self) -> &Runtime;
+
+    /// Says which call the following messages belong to.
+    fn begin(&mut self, call: Fingerprint);
+
+    /// Sends to one peer while receiving from another, or the same; either half may be absent.
+    ///
+    /// # Errors
+    /// As described for the trait; the error names the peer.
+    fn exchange(
+        &mut self,
+        send: Option<Outgoing<'_>>,
+        receive: Option<Incoming<'_>>,
+        deadline: Deadline,
+    ) -> Result<()>;
+
+    /// Sends all of `buffer` to `peer`, which sends as many bytes of its own: `combine` is given each range of
+    /// `buffer` with the peer's bytes for it, once this rank's own bytes of that range have left.
+    ///
+    /// # Errors
+    /// As for [`exchange`](Transport::exchange).
+    fn exchange_in_place(
+        &mut self,
+        peer: usize,
+        buffer: &mut [u8],
+        combine: &mut Combine<'_>,
+        deadline: Deadline,
+    ) -> Result<()>;
+
+    /// A transport among these ranks of this group, numbered in the order of the list, on a channel of its own.
+    /// `None` if this rank is not among them.
+    ///
+    /// Nothing is sent: every rank of the group, member or not, makes the same calls in the same order.
+    ///
+    /// # Errors
+    /// If the list is empty, names a rank twice, or names one that does not exist.
+    fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>>;
+
+    /// Ends the job for every rank, with this rank as the cause.
+    fn abort(&mut self);
+
+    /// Why the job was aborted, if it was.
+    fn aborted(&self) -> Option<Abort>;
+
+    /// What this transport has moved so far.
+    fn traffic(&self) -> Traffic;
+}
+
+/// Adds a range of the peer's bytes into the same range of ours. Ranges begin at multiples of 64 bytes from
+/// the start of the message, and so do the peer's bytes in memory.
+pub type Combine<'a> = dyn FnMut(&mut [u8], &[u8]) + 'a;
+
+/// What to send, and to whom.
+#[derive(Debug, Clone, Copy)]
+pub struct Outgoing<'a> {
+    /// The receiving rank.
+    pub to: usize,
+    /// The message, in pieces.
+    pub parts: &'a [&'a [u8]],
+}
+
+impl Outgoing<'_> {
+    /// Bytes of the message.
+    pub fn len(&self) -> usize {
+        self.parts.iter().map(|part| part.len()).sum()
+    }
+
+    /// Whether the message has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// What to receive, and from whom.
+#[derive(Debug)]
+pub struct Incoming<'a> {
+    /// The sending rank.
+    pub from: usize,
+    /// Bytes of the message; another length is an error.
+    pub len: usize,
+    /// Where the bytes go.
+    pub sink: Sink<'a>,
+}
+
+/// Where received bytes go.
+pub enum Sink<'a> {
+    /// Into this memory, which is as long as the message.
+    Into(&'a mut [u8]),
+    /// To this function, piece by piece and in order, with each piece's offset in the message. Offsets are
+    /// multiples of 64, each piece but the last is a multiple of 64 long, and pieces are aligned to 64 bytes.
+    Each(&'a mut dyn FnMut(usize, &[u8])),
+}
+
+impl fmt::Debug for Sink<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Into(memory) => write!(f, "Into({} bytes)", memory.len()),
+            Self::Each(_) => write!(f, "Each(..)"),
+        }
+    }
+}
+
+/// Messages and their bytes, headers not counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Messages sent.
+    pub messages_sent: u64,
+    /// Bytes sent.
+    pub bytes_sent: u64,
+    /// Messages received.
+    pub messages_received: u64,
+    /// Bytes received.
+    pub bytes_received: u64,
+}
