@@ -1,0 +1,61 @@
+//! Models as blocks that go forward and backward.
+
+use std::any::Any;
+use std::fmt;
+
+use crate::{BoxError, Error, Params, Values};
+
+/// Takes a parameter's gradient, by the parameter's index in [`Params::infos`].
+pub type Ready<'a> = dyn FnMut(usize, Values<'_>) -> Result<(), BoxError> + 'a;
+
+/// A part of a model, or all of it: forward from an activation to an activation, and backward.
+///
+/// Several forwards may come before their backwards, in any order: what a backward needs is in its [`Saved`].
+pub trait Block<A>: Params {
+    /// The output for `input`, and what [`backward`](Block::backward) will need.
+    ///
+    /// # Errors
+    /// If the computation fails.
+    fn forward(&mut self, input: A) -> Result<(A, Saved), BoxError>;
+
+    /// Computes the gradients for one forward, given the gradient of its output.
+    ///
+    /// Each parameter's gradient goes to `ready` at most once, as soon as it is final: from then on it can
+    /// travel while the rest is computed. A parameter that the forward did not use need not be reported, and
+    /// neither need one that is not trainable, whose gradient is ignored.
+    ///
+    /// Returns the gradient of the input, or `None` if the input has none, as token numbers have none.
+    ///
+    /// # Errors
+    /// If the computation fails, or `ready` does.
+    fn backward(
+        &mut self,
+        saved: Saved,
+        output_gradient: A,
+        ready: &mut Ready<'_>,
+    ) -> Result<Option<A>, BoxError>;
+}
+
+/// What one forward keeps for its backward; only the block that made it knows what it is.
+pub struct Saved(Box<dyn Any + Send>);
+
+impl Saved {
+    /// Keeps `value`.
+    pub fn new<T: Any + Send>(value: T) -> Self {
+        Self(Box::new(value))
+    }
+
+    /// Gives back what was kept.
+    ///
+    /// # Errors
+    /// If something of another type was kept: this comes from another block.
+    pub fn take<T: Any + Send>(self) -> Result<T, Error> {
+        self.0.downcast().map(|value| *value).map_err(|_| Error::ForeignSaved)
+    }
+}
+
+impl fmt::Debug for Saved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Saved")
+    }
+}

@@ -1,0 +1,102 @@
+//! Models as lists of named parameters.
+
+use std::fmt;
+
+use crate::{BoxError, Values, ValuesMut};
+
+/// Named parameters in an order that is the same on every rank.
+///
+/// This is all that broadcasting, reducing gradients and saving need to know of a model.
+pub trait Params: Send {
+    /// What parameters there are. The list never changes.
+    fn infos(&self) -> &[ParamInfo];
+
+    /// Calls `f` once with the values of parameter `index`, in row-major order.
+    ///
+    /// # Errors
+    /// If the values cannot be reached.
+    fn read(&self, index: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError>;
+
+    /// Calls `f` once with the memory of parameter `index`, which `f` may overwrite.
+    ///
+    /// # Errors
+    /// If the memory cannot be reached.
+    fn write(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError>;
+}
+
+/// What one parameter is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ParamInfo {
+    /// Its name, which no other parameter of the model has.
+    pub name: String,
+    /// Its shape; empty for a single value.
+    pub shape: Vec<usize>,
+    /// The type of its values.
+    pub dtype: FloatType,
+    /// Whether training changes it. A parameter that is not trainable has no gradient.
+    pub trainable: bool,
+    /// The earlier parameter that this one is another name of, with the same memory: its gradient is added to
+    /// that one's, and its values are never written under this index.
+    pub same_as: Option<usize>,
+}
+
+impl ParamInfo {
+    /// A trainable parameter that shares its memory with no other.
+    pub fn new(name: impl Into<String>, shape: impl Into<Vec<usize>>, dtype: FloatType) -> Self {
+        Self { name: name.into(), shape: shape.into(), dtype, trainable: true, same_as: None }
+    }
+
+    /// Number of values.
+    #[expect(clippy::len_without_is_empty, reason = "a parameter is not a container")]
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+impl fmt::Display for ParamInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let frozen = if self.trainable { "" } else { ", frozen" };
+        write!(f, "{} {:?} {}{frozen}", self.name, self.shape, self.dtype)?;
+        self.same_as.map_or(Ok(()), |index| write!(f, ", same as number {index}"))
+    }
+}
+
+/// The types that parameters, and so their gradients, can have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum FloatType {
+    /// 32 bits.
+    F32,
+    /// 64 bits.
+    F64,
+    /// 16 bits, the IEEE format.
+    F16,
+    /// 16 bits, the upper half of an `f32`.
+    Bf16,
+}
+
+impl FloatType {
+    /// Bytes of one value.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::F16 | Self::Bf16 => 2,
+            Self::F32 => 4,
+            Self::F64 => 8,
+        }
+    }
+
+    /// The name as programs write it: `f32`, `f64`, `f16`, `bf16`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F64 => "f64",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+        }
+    }
+}
+
+impl fmt::Display for FloatType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

@@ -1,0 +1,138 @@
+//! Blocks one after another, as one block.
+
+use std::collections::HashSet;
+use std::fmt;
+
+use crate::{Block, BoxError, Error, ParamInfo, Params, Ready, Result, Saved, Values, ValuesMut};
+
+/// Blocks one after another. The parameters are those of the first block, then those of the second, and so on.
+pub struct Sequence<A> {
+    blocks: Vec<Box<dyn Block<A>>>,
+    infos: Vec<ParamInfo>,
+    /// For each block, the index of its first parameter; and the number of parameters at the end.
+    starts: Vec<usize>,
+}
+
+impl<A> Sequence<A> {
+    /// The sequence of these blocks.
+    ///
+    /// # Errors
+    /// If two parameters have the same name.
+    pub fn new(blocks: Vec<Box<dyn Block<A>>>) -> Result<Self> {
+        let mut infos: Vec<ParamInfo> = Vec::new();
+        let mut starts = vec![0];
+        for block in &blocks {
+            let start = infos.len();
+            infos.extend(
+                block
+                    .infos()
+                    .iter()
+                    .cloned()
+                    .map(|info| ParamInfo { same_as: info.same_as.map(|index| start + index), ..info }),
+            );
+            starts.push(infos.len());
+        }
+        let mut names = HashSet::new();
+        if let Some(twice) = infos.iter().find(|info| !names.insert(&info.name)) {
+            return Err(Error::DuplicateName { name: twice.name.clone() });
+        }
+        Ok(Self { blocks, infos, starts })
+    }
+
+    /// Declares that parameter `name` of a later block has the memory of parameter `same_as` of an earlier one.
+    ///
+    /// # Errors
+    /// If there are no such parameters, or they cannot be the same.
+    pub fn tie(&mut self, name: &str, same_as: &str) -> Result<()> {
+        let (later, earlier) = (self.index(name)?, self.index(same_as)?);
+        let (tied, to) = (&self.infos[later], &self.infos[earlier]);
+        let reason = if later <= earlier {
+            "it does not come after it"
+        } else if to.same_as.is_some() || tied.same_as.is_some() {
+            "one of them is already the same as another"
+        } else if self.infos.iter().any(|info| info.same_as == Some(later)) {
+            "another parameter is already the same as it"
+        } else if (&tied.shape, tied.dtype, tied.trainable) != (&to.shape, to.dtype, to.trainable) {
+            "they differ in shape, type or trainability"
+        } else {
+            self.infos[later].same_as = Some(earlier);
+            return Ok(());
+        };
+        Err(Error::CannotTie { name: name.to_owned(), same_as: same_as.to_owned(), reason })
+    }
+
+    /// The blocks, in order.
+    pub fn blocks(&self) -> &[Box<dyn Block<A>>] {
+        &self.blocks
+    }
+
+    fn index(&self, name: &str) -> Result<usize> {
+        let found = self.infos.iter().position(|info| info.name == name);
+        found.ok_or_else(|| Error::UnknownName { name: name.to_owned() })
+    }
+
+    /// The block that parameter `index` belongs to, and its index there.
+    fn locate(&self, index: usize) -> Result<(usize, usize), BoxError> {
+        if index >= self.infos.len() {
+            return Err(format!("the model has {} parameters, not {index}", self.infos.len()).into());
+        }
+        let block = self.starts.partition_point(|&start| start <= index) - 1;
+        Ok((block, index - self.starts[block]))
+    }
+}
+
+impl<A> Params for Sequence<A> {
+    fn infos(&self) -> &[ParamInfo] {
+        &self.infos
+    }
+
+    fn read(&self, index: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
+        let (block, index) = self.locate(index)?;
+        self.blocks[block].read(index, f)
+    }
+
+    fn write(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
+        let (block, index) = self.locate(index)?;
+        self.blocks[block].write(index, f)
+    }
+}
+
+impl<A> Block<A> for Sequence<A> {
+    fn forward(&mut self, input: A) -> Result<(A, Saved), BoxError> {
+        let mut saved = Vec::with_capacity(self.blocks.len());
+        let mut activation = input;
+        for block in &mut self.blocks {
+            let (output, kept) = block.forward(activation)?;
+            saved.push(kept);
+            activation = output;
+        }
+        Ok((activation, Saved::new(saved)))
+    }
+
+    fn backward(
+        &mut self,
+        saved: Saved,
+        output_gradient: A,
+        ready: &mut Ready<'_>,
+    ) -> Result<Option<A>, BoxError> {
+        let saved: Vec<Saved> = saved.take()?;
+        if saved.len() != self.blocks.len() {
+            return Err(Error::ForeignSaved.into());
+        }
+        let mut gradient = Some(output_gradient);
+        let blocks = self.blocks.iter_mut().zip(&self.starts).zip(saved);
+        for ((block, &start), kept) in blocks.rev() {
+            // Where nobody wants a gradient, everything before it has none either.
+            let Some(output_gradient) = gradient else { break };
+            let mut of_model = |index: usize, values: Values<'_>| ready(start + index, values);
+            gradient = block.backward(kept, output_gradient, &mut of_model)?;
+        }
+        Ok(gradient)
+    }
+}
+
+impl<A> fmt::Debug for Sequence<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Sequence({} blocks, {} parameters)", self.blocks.len(), self.infos.len())
+    }
+}
