@@ -1,1 +1,3 @@
-//! (being written)
+//! What the tests of every crate share.
+
+pub mod oracle;

@@ -1,0 +1,153 @@
+//! The types of elements, and the sealed trait that names them in code.
+
+use std::fmt;
+
+use bytemuck::Pod;
+use half::{bf16, f16};
+
+use crate::kernel::{self, Scalar};
+
+/// The type of a buffer's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum DType {
+    /// 32-bit floating point.
+    F32,
+    /// 64-bit floating point.
+    F64,
+    /// IEEE 16-bit floating point.
+    F16,
+    /// The upper half of an f32.
+    Bf16,
+    /// 8-bit signed integer.
+    I8,
+    /// 32-bit signed integer.
+    I32,
+    /// 64-bit signed integer.
+    I64,
+    /// 8-bit unsigned integer.
+    U8,
+    /// 32-bit unsigned integer.
+    U32,
+    /// 64-bit unsigned integer.
+    U64,
+}
+
+impl DType {
+    /// Every type of element.
+    pub const ALL: [Self; 10] = [
+        Self::F32,
+        Self::F64,
+        Self::F16,
+        Self::Bf16,
+        Self::I8,
+        Self::I32,
+        Self::I64,
+        Self::U8,
+        Self::U32,
+        Self::U64,
+    ];
+
+    /// The name of the Rust type.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F64 => "f64",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::I8 => "i8",
+            Self::I32 => "i32",
+            Self::I64 => "i64",
+            Self::U8 => "u8",
+            Self::U32 => "u32",
+            Self::U64 => "u64",
+        }
+    }
+
+    /// The type of this name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|dtype| dtype.name() == name)
+    }
+
+    /// Bytes of one element.
+    pub const fn size(self) -> usize {
+        match self {
+            Self::I8 | Self::U8 => 1,
+            Self::F16 | Self::Bf16 => 2,
+            Self::F32 | Self::I32 | Self::U32 => 4,
+            Self::F64 | Self::I64 | Self::U64 => 8,
+        }
+    }
+
+    /// Whether the elements are floating-point numbers.
+    pub const fn is_float(self) -> bool {
+        matches!(self, Self::F32 | Self::F64 | Self::F16 | Self::Bf16)
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A type that collectives work on. The set is closed: `f32`, `f64`, [`f16`], [`bf16`], `i8`, `i32`, `i64`,
+/// `u8`, `u32`, `u64`.
+pub trait Element: Pod + Scalar + PartialEq + fmt::Debug + Send + Sync + 'static {
+    /// The type as a value.
+    const DTYPE: DType;
+
+    /// Divides each value by a count, rounding once; `None` for integers, which have no mean.
+    #[doc(hidden)]
+    const DIVIDE: Option<fn(&mut [Self], usize)>;
+}
+
+macro_rules! element {
+    ($($element:ty => $dtype:ident, $divide:expr;)*) => {$(
+        impl Element for $element {
+            const DTYPE: DType = DType::$dtype;
+            const DIVIDE: Option<fn(&mut [Self], usize)> = $divide;
+        }
+    )*};
+}
+
+element! {
+    f32 => F32, Some(kernel::divide);
+    f64 => F64, Some(kernel::divide);
+    f16 => F16, Some(kernel::divide);
+    bf16 => Bf16, Some(kernel::divide);
+    i8 => I8, None;
+    i32 => I32, None;
+    i64 => I64, None;
+    u8 => U8, None;
+    u32 => U32, None;
+    u64 => U64, None;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_parse_back_and_sizes_are_those_of_the_rust_types() {
+        for dtype in DType::ALL {
+            assert_eq!(DType::parse(dtype.name()), Some(dtype));
+        }
+        assert_eq!(DType::parse("f8"), None);
+        fn agrees<T: Element>() {
+            assert_eq!(T::DTYPE.size(), size_of::<T>());
+            assert!(std::any::type_name::<T>().ends_with(T::DTYPE.name()));
+            assert_eq!(T::DIVIDE.is_some(), T::DTYPE.is_float());
+        }
+        agrees::<f32>();
+        agrees::<f64>();
+        agrees::<f16>();
+        agrees::<bf16>();
+        agrees::<i8>();
+        agrees::<i32>();
+        agrees::<i64>();
+        agrees::<u8>();
+        agrees::<u32>();
+        agrees::<u64>();
+    }
+}

@@ -1,0 +1,118 @@
+//! The rule for one pair of elements, per type.
+
+use half::{bf16, f16};
+
+use super::Divide;
+use super::halves::{round_bf16, round_f16, widen_bf16, widen_f16};
+
+/// What a reduction does with one pair of elements. Only this crate can implement it.
+#[allow(unnameable_types, reason = "it seals `Element`")]
+pub trait Scalar: Copy {
+    #[doc(hidden)]
+    fn sum(self, other: Self) -> Self;
+    #[doc(hidden)]
+    fn product(self, other: Self) -> Self;
+    #[doc(hidden)]
+    fn min(self, other: Self) -> Self;
+    #[doc(hidden)]
+    fn max(self, other: Self) -> Self;
+}
+
+macro_rules! integers {
+    ($($integer:ty)*) => {$(
+        impl Scalar for $integer {
+            #[inline(always)]
+            fn sum(self, other: Self) -> Self {
+                self.wrapping_add(other)
+            }
+            #[inline(always)]
+            fn product(self, other: Self) -> Self {
+                self.wrapping_mul(other)
+            }
+            #[inline(always)]
+            fn min(self, other: Self) -> Self {
+                Ord::min(self, other)
+            }
+            #[inline(always)]
+            fn max(self, other: Self) -> Self {
+                Ord::max(self, other)
+            }
+        }
+    )*};
+}
+
+integers! { i8 i32 i64 u8 u32 u64 }
+
+/// Floating-point rules: sums and products through `$widen` and `$round`, order by the bits read as a signed
+/// integer, whose negative values run the other way.
+macro_rules! floats {
+    ($($float:ty, $signed:ty, $wide:ty, $widen:expr, $round:expr;)*) => {$(
+        impl Scalar for $float {
+            #[inline(always)]
+            fn sum(self, other: Self) -> Self {
+                $round($widen(self) + $widen(other))
+            }
+            #[inline(always)]
+            fn product(self, other: Self) -> Self {
+                $round($widen(self) * $widen(other))
+            }
+            #[inline(always)]
+            fn min(self, other: Self) -> Self {
+                let lesser = if key(self) <= key(other) { self } else { other };
+                either_nan(self, other, lesser)
+            }
+            #[inline(always)]
+            fn max(self, other: Self) -> Self {
+                let greater = if key(self) >= key(other) { self } else { other };
+                either_nan(self, other, greater)
+            }
+        }
+
+        impl Divide for $float {
+            #[inline(always)]
+            #[allow(clippy::cast_precision_loss, reason = "a count of ranks or batches is far below 2^24")]
+            fn divided(self, count: usize) -> Self {
+                $round($widen(self) / count as $wide)
+            }
+        }
+
+        impl Ordered for $float {
+            type Key = $signed;
+            #[inline(always)]
+            fn key(self) -> $signed {
+                let bits = self.to_bits().cast_signed();
+                bits ^ ((bits >> (<$signed>::BITS - 1)) & <$signed>::MAX)
+            }
+            #[inline(always)]
+            fn nan(self) -> bool {
+                self.is_nan()
+            }
+        }
+    )*};
+}
+
+floats! {
+    f32, i32, f32, |value: f32| value, |value: f32| value;
+    f64, i64, f64, |value: f64| value, |value: f64| value;
+    f16, i16, f32, widen_f16, round_f16;
+    bf16, i16, f32, widen_bf16, round_bf16;
+}
+
+/// A total order of the values that are no NaN, −0 below +0.
+trait Ordered: Copy {
+    type Key: Ord;
+    fn key(self) -> Self::Key;
+    fn nan(self) -> bool;
+}
+
+#[inline(always)]
+fn key<T: Ordered>(value: T) -> T::Key {
+    value.key()
+}
+
+/// The first NaN of a pair, or what was chosen if there is none.
+#[inline(always)]
+fn either_nan<T: Ordered>(left: T, right: T, chosen: T) -> T {
+    let right_or_chosen = if right.nan() { right } else { chosen };
+    if left.nan() { left } else { right_or_chosen }
+}

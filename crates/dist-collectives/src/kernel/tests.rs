@@ -1,0 +1,153 @@
+//! The halves exhaustively, every loop against its rule.
+
+use dist_testkit::oracle::{Number, Reduction};
+use half::{bf16, f16};
+use proptest::prelude::*;
+
+use super::halves::{round_bf16, round_f16, widen_bf16, widen_f16};
+use super::*;
+
+#[test]
+fn every_half_widens_exactly_and_rounds_back_to_itself() {
+    for bits in 0..=u16::MAX {
+        let (short, brain) = (f16::from_bits(bits), bf16::from_bits(bits));
+        if short.is_nan() {
+            assert!(widen_f16(short).is_nan() && round_f16(widen_f16(short)).is_nan());
+        } else {
+            assert_eq!(widen_f16(short).to_bits(), short.to_f32().to_bits());
+            assert_eq!(round_f16(widen_f16(short)).to_bits(), bits);
+        }
+        if brain.is_nan() {
+            assert!(widen_bf16(brain).is_nan() && round_bf16(widen_bf16(brain)).is_nan());
+        } else {
+            assert_eq!(widen_bf16(brain).to_bits(), brain.to_f32().to_bits());
+            assert_eq!(round_bf16(widen_bf16(brain)).to_bits(), bits);
+        }
+    }
+}
+
+#[track_caller]
+fn rounds_as_the_reference(value: f32) {
+    if value.is_nan() {
+        assert!(round_f16(value).is_nan() && round_bf16(value).is_nan());
+        return;
+    }
+    assert_eq!(round_f16(value).to_bits(), f16::from_f32(value).to_bits(), "{value:e}");
+    assert_eq!(round_bf16(value).to_bits(), bf16::from_f32(value).to_bits(), "{value:e}");
+}
+
+#[test]
+fn ties_and_their_neighbours_round_to_even() {
+    for bits in 0..u16::MAX {
+        for (low, high) in [
+            (f16::from_bits(bits).to_f32(), f16::from_bits(bits + 1).to_f32()),
+            (bf16::from_bits(bits).to_f32(), bf16::from_bits(bits + 1).to_f32()),
+        ] {
+            let middle = low + (high - low) / 2.0;
+            for value in [middle, middle.next_up(), middle.next_down(), low.next_up(), high.next_down()] {
+                rounds_as_the_reference(value);
+            }
+        }
+    }
+    for value in [65504.0, 65519.996, 65520.0, 65536.0, f32::MAX, f32::INFINITY, f32::MIN_POSITIVE, 1e-45] {
+        rounds_as_the_reference(value);
+        rounds_as_the_reference(-value);
+    }
+}
+
+/// Every loop of `T` on buffers long enough for each of its clones' inner loops and tails.
+fn check_loops<T: Element + Number>(left: &[T], right: &[T]) {
+    for (op, reduction) in [
+        (ReduceOp::Sum, Reduction::Sum),
+        (ReduceOp::Mean, Reduction::Sum),
+        (ReduceOp::Product, Reduction::Product),
+        (ReduceOp::Min, Reduction::Min),
+        (ReduceOp::Max, Reduction::Max),
+    ] {
+        let mut combined = left.to_vec();
+        combine(op, &mut combined, right);
+        for ((combined, left), right) in combined.iter().zip(left).zip(right) {
+            let expected = reduction.pair(*left, *right);
+            assert!(
+                combined.same(expected),
+                "{op} of {left:?} and {right:?}: {combined:?}, not {expected:?}"
+            );
+        }
+    }
+    for count in [1, 2, 3, 7, 1000] {
+        let mut divided = left.to_vec();
+        if divide_by_count(&mut divided, count) {
+            for (divided, left) in divided.iter().zip(left) {
+                let expected = left.mean(count).expect("what divides has a mean");
+                assert!(divided.same(expected), "{left:?} / {count}: {divided:?}, not {expected:?}");
+            }
+        } else {
+            assert!(!T::DTYPE.is_float());
+        }
+    }
+}
+
+#[test]
+fn every_half_is_combined_as_the_rule_says() {
+    let all: Vec<f16> = (0..=u16::MAX).map(f16::from_bits).collect();
+    let brains: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
+    for shift in [0, 1, 17, 1024, 0x3c01, 0x7fff, 0x8000, 0x8003, 0xfbff] {
+        let mut others = all.clone();
+        others.rotate_left(shift);
+        check_loops(&all, &others);
+        let mut others = brains.clone();
+        others.rotate_left(shift);
+        check_loops(&brains, &others);
+    }
+}
+
+#[test]
+fn every_pair_of_bytes_wraps() {
+    let left: Vec<u8> = (0..=u16::MAX).map(|pair| pair.to_le_bytes()[0]).collect();
+    let right: Vec<u8> = (0..=u16::MAX).map(|pair| pair.to_le_bytes()[1]).collect();
+    check_loops(&left, &right);
+    check_loops::<i8>(bytemuck::cast_slice(&left), bytemuck::cast_slice(&right));
+}
+
+#[test]
+fn min_and_max_know_nan_and_the_sign_of_zero() {
+    let cases =
+        [(0.0_f32, -0.0_f32), (-0.0, 0.0), (f32::NAN, 1.0), (1.0, f32::NAN), (f32::NEG_INFINITY, -1.0)];
+    for (left, right) in cases {
+        let (mut low, mut high) = ([left], [left]);
+        combine(ReduceOp::Min, &mut low, &[right]);
+        combine(ReduceOp::Max, &mut high, &[right]);
+        if left.is_nan() || right.is_nan() {
+            assert!(low[0].is_nan() && high[0].is_nan());
+        } else {
+            let mut order = [left, right];
+            order.sort_by(f32::total_cmp);
+            assert_eq!([low[0], high[0]].map(f32::to_bits), order.map(f32::to_bits));
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn loops_equal_the_rule_for_any_bits(words in prop::collection::vec(any::<[u64; 2]>(), 0..200)) {
+        let (left, right): (Vec<u64>, Vec<u64>) = words.iter().map(|[left, right]| (*left, *right)).unzip();
+        check_loops::<u64>(&left, &right);
+        check_loops::<i64>(bytemuck::cast_slice(&left), bytemuck::cast_slice(&right));
+        check_loops::<u32>(bytemuck::cast_slice(&left), bytemuck::cast_slice(&right));
+        check_loops::<i32>(bytemuck::cast_slice(&left), bytemuck::cast_slice(&right));
+        check_loops::<f64>(bytemuck::cast_slice(&left), bytemuck::cast_slice(&right));
+        check_loops::<f32>(bytemuck::cast_slice(&left), bytemuck::cast_slice(&right));
+        check_loops::<f16>(bytemuck::cast_slice(&left), bytemuck::cast_slice(&right));
+        check_loops::<bf16>(bytemuck::cast_slice(&left), bytemuck::cast_slice(&right));
+    }
+
+    #[test]
+    fn near_numbers_add_as_the_rule_says(pairs in prop::collection::vec((-1e6_f32..1e6, -1e6_f32..1e6), 1..100)) {
+        let (left, right): (Vec<f32>, Vec<f32>) = pairs.into_iter().unzip();
+        check_loops(&left, &right);
+        let halves = |values: &[f32]| -> Vec<f16> { values.iter().map(|&value| f16::from_f32(value / 20.0)).collect() };
+        check_loops(&halves(&left), &halves(&right));
+        let brains = |values: &[f32]| -> Vec<bf16> { values.iter().map(|&value| bf16::from_f32(value)).collect() };
+        check_loops(&brains(&left), &brains(&right));
+    }
+}

@@ -1,0 +1,250 @@
+//! What a collective must give, computed by one thread from all ranks' inputs, element by element.
+//!
+//! Sums and products are evaluated in the canonical order, the tree T(n) = T(largest power of two below n) +
+//! T(rest). The arithmetic comes from the standard library and `half`, never from the code under test.
+
+use std::fmt::Debug;
+
+use half::{bf16, f16};
+use num_traits::{Float, FromPrimitive, ToPrimitive, WrappingAdd, WrappingMul};
+
+/// How elements of different ranks become one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reduction {
+    /// The sum; integers wrap.
+    Sum,
+    /// The sum, divided by the number of contributions.
+    Mean,
+    /// The product; integers wrap.
+    Product,
+    /// The smallest; NaN if there is one, −0 before +0.
+    Min,
+    /// The largest; NaN if there is one, −0 before +0.
+    Max,
+}
+
+impl Reduction {
+    /// The reduction of this name: `sum`, `mean`, `product`, `min`, `max`.
+    pub fn parse(name: &str) -> Option<Self> {
+        Some(match name {
+            "sum" => Self::Sum,
+            "mean" => Self::Mean,
+            "product" => Self::Product,
+            "min" => Self::Min,
+            "max" => Self::Max,
+            _ => return None,
+        })
+    }
+
+    /// Two elements become one; for a mean, their sum.
+    pub fn pair<T: Number>(self, left: T, right: T) -> T {
+        match self {
+            Self::Sum | Self::Mean => left.sum(right),
+            Self::Product => left.product(right),
+            Self::Min => left.least(right),
+            Self::Max => left.greatest(right),
+        }
+    }
+
+    /// The contributions of all ranks become one element, in canonical order.
+    ///
+    /// # Panics
+    /// If there are none, or if it is a mean of integers.
+    pub fn all<T: Number>(self, contributions: &[T]) -> T {
+        let reduced = tree(contributions, &|left, right| self.pair(*left, *right));
+        match self {
+            Self::Mean => reduced.mean(contributions.len()).expect("integers have no mean"),
+            _ => reduced,
+        }
+    }
+}
+
+/// T(n) over any values: split at the largest power of two below n, combine the two sides' results.
+///
+/// # Panics
+/// If there are no contributions.
+pub fn tree<T: Clone>(contributions: &[T], combine: &impl Fn(&T, &T) -> T) -> T {
+    match contributions {
+        [] => panic!("a tree needs at least one contribution"),
+        [only] => only.clone(),
+        _ => {
+            let (left, right) = contributions.split_at(contributions.len().next_power_of_two() / 2);
+            combine(&tree(left, combine), &tree(right, combine))
+        }
+    }
+}
+
+/// What every rank must hold after an all_reduce, and the root after a reduce.
+///
+/// # Panics
+/// If there are no inputs or their lengths differ.
+pub fn all_reduce<T: Number>(inputs: &[Vec<T>], reduction: Reduction) -> Vec<T> {
+    assert!(inputs.iter().all(|input| input.len() == inputs[0].len()), "inputs differ in length");
+    (0..inputs[0].len())
+        .map(|index| reduction.all(&inputs.iter().map(|input| input[index]).collect::<Vec<_>>()))
+        .collect()
+}
+
+/// What this rank must hold after a reduce_scatter.
+///
+/// # Panics
+/// If the inputs' length is no multiple of their number.
+pub fn reduce_scatter<T: Number>(inputs: &[Vec<T>], reduction: Reduction, rank: usize) -> Vec<T> {
+    let len = inputs[0].len() / inputs.len();
+    assert_eq!(len * inputs.len(), inputs[0].len(), "the inputs cannot be scattered evenly");
+    all_reduce(inputs, reduction)[rank * len..(rank + 1) * len].to_vec()
+}
+
+/// What every rank must hold after an all_gather.
+pub fn all_gather<T: Number>(inputs: &[Vec<T>]) -> Vec<T> {
+    inputs.concat()
+}
+
+/// An element as the oracle sees it.
+pub trait Number: Copy + Debug + PartialEq {
+    /// The sum; integers wrap.
+    #[must_use]
+    fn sum(self, other: Self) -> Self;
+    /// The product; integers wrap.
+    #[must_use]
+    fn product(self, other: Self) -> Self;
+    /// The smaller, by the rules of [`Reduction::Min`].
+    #[must_use]
+    fn least(self, other: Self) -> Self;
+    /// The larger, by the rules of [`Reduction::Max`].
+    #[must_use]
+    fn greatest(self, other: Self) -> Self;
+    /// This sum divided by a count, rounded once; integers have none.
+    fn mean(self, count: usize) -> Option<Self>;
+    /// Whether all bits agree; two NaNs always do.
+    fn same(self, other: Self) -> bool;
+    /// A value made from arbitrary bits: small numbers, large ones, zeros of both signs, but nothing that is
+    /// not finite.
+    fn from_noise(noise: u64) -> Self;
+}
+
+/// `len` numbers that depend on nothing but the seed and the rank.
+pub fn sample<T: Number>(seed: u64, rank: usize, len: usize) -> Vec<T> {
+    let mut state =
+        seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (rank as u64 + 1).wrapping_mul(0xd1b5_4a32_d192_ed03);
+    let mut next = || {
+        // SplitMix64.
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    };
+    (0..len).map(|_| T::from_noise(next())).collect()
+}
+
+fn wrapping_sum<T: WrappingAdd>(left: T, right: T) -> T {
+    left.wrapping_add(&right)
+}
+
+fn wrapping_product<T: WrappingMul>(left: T, right: T) -> T {
+    left.wrapping_mul(&right)
+}
+
+/// Of two floats the one that is less: by value, and by sign where the values are equal.
+fn lesser<T: Float>(left: T, right: T) -> T {
+    if left.is_nan() || right.is_nan() {
+        T::nan()
+    } else if left < right || (left == right && left.is_sign_negative()) {
+        left
+    } else {
+        right
+    }
+}
+
+/// In `f64`, which is wide enough that the second rounding changes nothing.
+fn quotient<T: FromPrimitive + ToPrimitive>(sum: T, count: usize) -> Option<T> {
+    T::from_f64(sum.to_f64()? / count.to_f64()?)
+}
+
+/// A number of either sign over ten powers of two, and now and then a zero.
+fn noisy<T: FromPrimitive>(noise: u64) -> T {
+    let sign = if noise & 1 == 0 { 1.0 } else { -1.0 };
+    let exponent = i32::try_from((noise >> 1) % 10).expect("below ten") - 6;
+    let fraction =
+        if (noise >> 5).is_multiple_of(16) { 0.0 } else { 1.0 + (noise >> 12) as f64 / (1_u64 << 52) as f64 };
+    T::from_f64(sign * fraction * 2.0_f64.powi(exponent)).expect("every float type takes an f64")
+}
+
+macro_rules! integers {
+    ($($integer:ty)*) => {$(
+        impl Number for $integer {
+            fn sum(self, other: Self) -> Self {
+                wrapping_sum(self, other)
+            }
+            fn product(self, other: Self) -> Self {
+                wrapping_product(self, other)
+            }
+            fn least(self, other: Self) -> Self {
+                self.min(other)
+            }
+            fn greatest(self, other: Self) -> Self {
+                self.max(other)
+            }
+            fn mean(self, _: usize) -> Option<Self> {
+                None
+            }
+            fn same(self, other: Self) -> bool {
+                self == other
+            }
+            #[allow(clippy::cast_possible_truncation, reason = "any bits will do")]
+            fn from_noise(noise: u64) -> Self {
+                noise as Self
+            }
+        }
+    )*};
+}
+
+integers! { i8 i32 i64 u8 u32 u64 }
+
+macro_rules! floats {
+    ($($float:ty)*) => {$(
+        impl Number for $float {
+            fn sum(self, other: Self) -> Self {
+                self + other
+            }
+            fn product(self, other: Self) -> Self {
+                self * other
+            }
+            fn least(self, other: Self) -> Self {
+                lesser(self, other)
+            }
+            fn greatest(self, other: Self) -> Self {
+                -lesser(-self, -other)
+            }
+            fn mean(self, count: usize) -> Option<Self> {
+                quotient(self, count)
+            }
+            fn same(self, other: Self) -> bool {
+                self.to_bits() == other.to_bits() || (self.is_nan() && other.is_nan())
+            }
+            fn from_noise(noise: u64) -> Self {
+                noisy(noise)
+            }
+        }
+    )*};
+}
+
+floats! { f32 f64 f16 bf16 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tree_splits_at_the_largest_power_of_two_below() {
+        let names: Vec<String> = (0..7).map(|rank| rank.to_string()).collect();
+        let joined = tree(&names, &|left, right| format!("({left}+{right})"));
+        assert_eq!(joined, "(((0+1)+(2+3))+((4+5)+6))");
+    }
+
+    #[test]
+    fn samples_differ_by_rank_and_repeat_by_seed() {
+        assert_eq!(sample::<f32>(1, 2, 9), sample::<f32>(1, 2, 9));
+        assert_ne!(sample::<f32>(1, 2, 9), sample::<f32>(1, 3, 9));
+    }
+}
