@@ -49,4 +49,18 @@ pub enum Error {
         /// Their type.
         got: FloatType,
     },
+    /// A setting of an optimizer makes no sense.
+    #[error("{name} cannot be {value}")]
+    Setting {
+        /// The setting.
+        name: &'static str,
+        /// What it was to be.
+        value: f64,
+    },
+    /// A slice has another length or type than at its last step.
+    #[error("slice {slice} has another length or type than at its last step")]
+    SliceChanged {
+        /// The slice's number.
+        slice: usize,
+    },
 }

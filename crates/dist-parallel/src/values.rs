@@ -2,7 +2,24 @@
 
 use half::{bf16, f16};
 
-use crate::{Error, FloatType, Result};
+use crate::{Error, FloatType, Result, number};
+
+/// The value of `$body` with both slices, whatever their type; returns from the function if they look different.
+macro_rules! with_both {
+    ($values:expr, $others:expr, |$a:ident, $b:ident| $body:expr) => {{
+        let (values, others) = ($values, $others);
+        values.check(others)?;
+        match (values, others) {
+            (ValuesMut::F32($a), Values::F32($b)) => $body,
+            (ValuesMut::F64($a), Values::F64($b)) => $body,
+            (ValuesMut::F16($a), Values::F16($b)) => $body,
+            (ValuesMut::Bf16($a), Values::Bf16($b)) => $body,
+            _ => unreachable!("the types were compared"),
+        }
+    }};
+}
+
+pub(crate) use with_both;
 
 /// Values to read.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -88,38 +105,31 @@ impl ValuesMut<'_> {
     /// # Errors
     /// If type or length differ; then nothing is changed.
     pub fn copy_from(&mut self, source: Values<'_>) -> Result<()> {
-        self.check(source)?;
-        match (self, source) {
-            (Self::F32(values), Values::F32(source)) => values.copy_from_slice(source),
-            (Self::F64(values), Values::F64(source)) => values.copy_from_slice(source),
-            (Self::F16(values), Values::F16(source)) => values.copy_from_slice(source),
-            (Self::Bf16(values), Values::Bf16(source)) => values.copy_from_slice(source),
-            _ => unreachable!("the types were compared"),
-        }
+        with_both!(self, source, |values, source| values.copy_from_slice(source));
         Ok(())
     }
 
-    /// Adds `addend` to these values. Half types are widened to `f32`, added, and rounded to nearest even.
+    /// Adds `addends` to these values. Half types are widened to `f32`, added, and rounded to nearest even.
     ///
     /// # Errors
     /// If type or length differ; then nothing is changed.
-    pub fn add(&mut self, addend: Values<'_>) -> Result<()> {
-        self.check(addend)?;
-        match (self, addend) {
-            (Self::F32(values), Values::F32(addend)) => zip(values, addend, |a, b| a + b),
-            (Self::F64(values), Values::F64(addend)) => zip(values, addend, |a, b| a + b),
-            (Self::F16(values), Values::F16(addend)) => {
-                zip(values, addend, |a, b| f16::from_f32(a.to_f32() + b.to_f32()));
-            }
-            (Self::Bf16(values), Values::Bf16(addend)) => {
-                zip(values, addend, |a, b| bf16::from_f32(a.to_f32() + b.to_f32()));
-            }
-            _ => unreachable!("the types were compared"),
-        }
+    pub fn add(&mut self, addends: Values<'_>) -> Result<()> {
+        with_both!(self, addends, |values, addends| number::add(values, addends));
         Ok(())
     }
 
-    fn check(&self, other: Values<'_>) -> Result<()> {
+    /// Divides these values by `count`. Half types are widened to `f32`, divided, and rounded to nearest even.
+    pub fn divide(&mut self, count: usize) {
+        match self {
+            Self::F32(values) => number::divide(values, count),
+            Self::F64(values) => number::divide(values, count),
+            Self::F16(values) => number::divide(values, count),
+            Self::Bf16(values) => number::divide(values, count),
+        }
+    }
+
+    /// That the others look like these.
+    pub(crate) fn check(&self, other: Values<'_>) -> Result<()> {
         if self.dtype() == other.dtype() && self.len() == other.len() {
             return Ok(());
         }
@@ -129,12 +139,6 @@ impl ValuesMut<'_> {
             got_len: other.len(),
             got: other.dtype(),
         })
-    }
-}
-
-fn zip<T: Copy>(values: &mut [T], others: &[T], f: impl Fn(T, T) -> T) {
-    for (value, &other) in values.iter_mut().zip(others) {
-        *value = f(*value, other);
     }
 }
 
@@ -154,3 +158,32 @@ macro_rules! from_slice {
 }
 
 from_slice!(F32: f32, F64: f64, F16: f16, Bf16: bf16);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_types_are_added_in_f32_and_rounded_to_even() {
+        // 256 + 1 lies between 256 and 258, 258 + 1 between 258 and 260: the even significand is taken.
+        let mut sums = [256.0, 258.0, 1.0].map(bf16::from_f32);
+        let mut values = ValuesMut::Bf16(&mut sums);
+        values.add(Values::Bf16(&[1.0; 3].map(bf16::from_f32))).unwrap();
+        values.divide(3);
+        assert_eq!(sums, [256.0 / 3.0, 260.0 / 3.0, 2.0 / 3.0].map(bf16::from_f32));
+        let mut sums = [2048.0, 2050.0].map(f16::from_f32);
+        ValuesMut::F16(&mut sums).add(Values::F16(&[1.0; 2].map(f16::from_f32))).unwrap();
+        assert_eq!(sums, [2048.0, 2052.0].map(f16::from_f32));
+    }
+
+    #[test]
+    fn values_that_look_different_are_refused_untouched() {
+        let mut values = [1.0_f32, 2.0];
+        let others = [Values::F32(&[1.0; 3]), Values::F64(&[1.0; 2]), Values::F32(&[])];
+        for other in others {
+            assert!(matches!(ValuesMut::F32(&mut values).add(other), Err(Error::ValuesDiffer { .. })));
+            assert!(matches!(ValuesMut::F32(&mut values).copy_from(other), Err(Error::ValuesDiffer { .. })));
+        }
+        assert_eq!(values, [1.0, 2.0]);
+    }
+}

@@ -1,0 +1,113 @@
+//! Adam with decoupled weight decay.
+
+use num_traits::Float as _;
+
+use super::{Calculated, Kept, Optimizer, check, entry, kept};
+use crate::number::Number;
+use crate::values::with_both;
+use crate::{Result, Values, ValuesMut};
+
+/// Adam with decoupled weight decay ([Loshchilov and Hutter](https://arxiv.org/abs/1711.05101)), with the
+/// semantics of PyTorch's `AdamW`.
+///
+/// At step t of a slice, with gradient g, parameter p and learning rate η: p −= η·weight_decay·p;
+/// m += (1 − β₁)(g − m); v = β₂·v + (1 − β₂)·g²; p −= η/(1 − β₁ᵗ) · m / (√v/√(1 − β₂ᵗ) + ε).
+#[derive(Debug)]
+pub struct AdamW {
+    options: AdamWOptions,
+    moments: Vec<Option<Moments>>,
+}
+
+/// Settings of [`AdamW`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamWOptions {
+    /// The learning rate η; 0.001 by default.
+    pub learning_rate: f64,
+    /// How much the mean of the gradients keeps each step; 0.9 by default.
+    pub beta1: f64,
+    /// How much the mean of their squares keeps each step; 0.999 by default.
+    pub beta2: f64,
+    /// What keeps the division from one by zero; 1e-8 by default.
+    pub epsilon: f64,
+    /// The share of a parameter that is taken away each step, times η; 0.01 by default.
+    pub weight_decay: f64,
+}
+
+impl Default for AdamWOptions {
+    fn default() -> Self {
+        Self { learning_rate: 1e-3, beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.01 }
+    }
+}
+
+/// What is kept of one slice.
+#[derive(Debug)]
+struct Moments {
+    mean: Kept,
+    square: Kept,
+    /// β₁ᵗ and β₂ᵗ, by repeated multiplication: the same bits everywhere, which a power function does not promise.
+    powers: (f64, f64),
+}
+
+impl AdamW {
+    /// An optimizer that has made no step.
+    ///
+    /// # Errors
+    /// If a setting is negative or not finite, or a β is not below 1.
+    pub fn new(options: AdamWOptions) -> Result<Self> {
+        check("the learning rate", options.learning_rate, options.learning_rate >= 0.0)?;
+        check("beta1", options.beta1, (0.0..1.0).contains(&options.beta1))?;
+        check("beta2", options.beta2, (0.0..1.0).contains(&options.beta2))?;
+        check("epsilon", options.epsilon, options.epsilon >= 0.0)?;
+        check("the weight decay", options.weight_decay, options.weight_decay >= 0.0)?;
+        Ok(Self { options, moments: Vec::new() })
+    }
+
+    fn step<T: Number<Math: Calculated>>(
+        &mut self,
+        slice: usize,
+        parameters: &mut [T],
+        gradients: &[T],
+    ) -> Result<()> {
+        let AdamWOptions { learning_rate, beta1, beta2, epsilon, weight_decay } = self.options;
+        let len = parameters.len();
+        let moments = entry(&mut self.moments, slice).get_or_insert_with(|| Moments {
+            mean: T::Math::zeros(len),
+            square: T::Math::zeros(len),
+            powers: (1.0, 1.0),
+        });
+        let mean = kept::<T::Math>(&mut moments.mean, slice, len)?;
+        let square = kept::<T::Math>(&mut moments.square, slice, len)?;
+        let powers = (moments.powers.0 * beta1, moments.powers.1 * beta2);
+        moments.powers = powers;
+
+        let setting = T::Math::from_setting;
+        let shrink = setting(1.0 - learning_rate * weight_decay);
+        let (new_mean, old_square, new_square) = (setting(1.0 - beta1), setting(beta2), setting(1.0 - beta2));
+        let rate = setting(learning_rate / (1.0 - powers.0));
+        let (unbias, epsilon) = (setting((1.0 - powers.1).sqrt()), setting(epsilon));
+        for (((p, g), m), v) in parameters.iter_mut().zip(gradients).zip(mean).zip(square) {
+            let g = g.widen();
+            *m = *m + new_mean * (g - *m);
+            *v = old_square * *v + new_square * g * g;
+            let divisor = v.sqrt() / unbias + epsilon;
+            *p = T::narrow(p.widen() * shrink - rate * (*m / divisor));
+        }
+        Ok(())
+    }
+}
+
+impl Optimizer for AdamW {
+    fn update(&mut self, slice: usize, parameters: ValuesMut<'_>, gradients: Values<'_>) -> Result<()> {
+        with_both!(parameters, gradients, |parameters, gradients| self.step(slice, parameters, gradients))
+    }
+
+    fn learning_rate(&self) -> f64 {
+        self.options.learning_rate
+    }
+
+    fn set_learning_rate(&mut self, learning_rate: f64) -> Result<()> {
+        check("the learning rate", learning_rate, learning_rate >= 0.0)?;
+        self.options.learning_rate = learning_rate;
+        Ok(())
+    }
+}

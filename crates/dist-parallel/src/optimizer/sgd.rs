@@ -1,0 +1,109 @@
+//! Stochastic gradient descent.
+
+use super::{Calculated, Kept, Optimizer, check, entry, kept};
+use crate::number::Number;
+use crate::values::with_both;
+use crate::{Result, Values, ValuesMut};
+
+/// Stochastic gradient descent, with the semantics of PyTorch's `SGD`.
+///
+/// With gradient g, parameter p and learning rate η: g += weight_decay·p; with momentum µ, v = g at the first
+/// step and v = µ·v + g afterwards, and g becomes v, or g + µ·v in Nesterov's form; p −= η·g.
+#[derive(Debug)]
+pub struct Sgd {
+    options: SgdOptions,
+    velocities: Vec<Option<Kept>>,
+}
+
+/// Settings of [`Sgd`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SgdOptions {
+    /// The learning rate η; 0.01 by default.
+    pub learning_rate: f64,
+    /// The momentum; none by default.
+    pub momentum: Momentum,
+    /// The factor of the parameter that is added to its gradient; 0 by default.
+    pub weight_decay: f64,
+}
+
+/// What earlier gradients do to a step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Momentum {
+    /// Nothing.
+    None,
+    /// They add up, fading by this factor each step.
+    Plain(f64),
+    /// They add up, fading by this factor each step, and the step looks one step ahead.
+    Nesterov(f64),
+}
+
+impl Default for SgdOptions {
+    fn default() -> Self {
+        Self { learning_rate: 0.01, momentum: Momentum::None, weight_decay: 0.0 }
+    }
+}
+
+impl Sgd {
+    /// An optimizer that has made no step.
+    ///
+    /// # Errors
+    /// If a setting is negative or not finite.
+    pub fn new(options: SgdOptions) -> Result<Self> {
+        check("the learning rate", options.learning_rate, options.learning_rate >= 0.0)?;
+        check("the weight decay", options.weight_decay, options.weight_decay >= 0.0)?;
+        if let Momentum::Plain(factor) | Momentum::Nesterov(factor) = options.momentum {
+            check("the momentum", factor, factor >= 0.0)?;
+        }
+        Ok(Self { options, velocities: Vec::new() })
+    }
+
+    fn step<T: Number<Math: Calculated>>(
+        &mut self,
+        slice: usize,
+        parameters: &mut [T],
+        gradients: &[T],
+    ) -> Result<()> {
+        let rate = T::Math::from_setting(self.options.learning_rate);
+        let decay = T::Math::from_setting(self.options.weight_decay);
+        // Without decay nothing is added, so that an infinite parameter does not make its gradient NaN.
+        let decays = self.options.weight_decay > 0.0;
+        let decayed = |p: T, g: T| if decays { g.widen() + decay * p.widen() } else { g.widen() };
+        let (factor, nesterov) = match self.options.momentum {
+            Momentum::None => {
+                for (p, &g) in parameters.iter_mut().zip(gradients) {
+                    *p = T::narrow(p.widen() - rate * decayed(*p, g));
+                }
+                return Ok(());
+            }
+            Momentum::Plain(factor) => (T::Math::from_setting(factor), false),
+            Momentum::Nesterov(factor) => (T::Math::from_setting(factor), true),
+        };
+        let velocity = entry(&mut self.velocities, slice);
+        let first = velocity.is_none();
+        let velocity = velocity.get_or_insert_with(|| T::Math::zeros(parameters.len()));
+        let velocity = kept::<T::Math>(velocity, slice, parameters.len())?;
+        for ((p, &g), v) in parameters.iter_mut().zip(gradients).zip(velocity) {
+            let g = decayed(*p, g);
+            *v = if first { g } else { factor * *v + g };
+            let change = if nesterov { g + factor * *v } else { *v };
+            *p = T::narrow(p.widen() - rate * change);
+        }
+        Ok(())
+    }
+}
+
+impl Optimizer for Sgd {
+    fn update(&mut self, slice: usize, parameters: ValuesMut<'_>, gradients: Values<'_>) -> Result<()> {
+        with_both!(parameters, gradients, |parameters, gradients| self.step(slice, parameters, gradients))
+    }
+
+    fn learning_rate(&self) -> f64 {
+        self.options.learning_rate
+    }
+
+    fn set_learning_rate(&mut self, learning_rate: f64) -> Result<()> {
+        check("the learning rate", learning_rate, learning_rate >= 0.0)?;
+        self.options.learning_rate = learning_rate;
+        Ok(())
+    }
+}

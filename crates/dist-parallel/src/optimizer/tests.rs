@@ -1,0 +1,211 @@
+//! The optimizers against their formulas, written for one value at a time.
+
+use half::{bf16, f16};
+use rstest::rstest;
+
+use super::*;
+
+/// One value's history under the textbook formulas of AdamW.
+#[derive(Default)]
+struct ScalarAdamW {
+    t: i32,
+    m: f64,
+    v: f64,
+}
+
+impl ScalarAdamW {
+    fn step(&mut self, o: &AdamWOptions, p: f64, g: f64) -> f64 {
+        self.t += 1;
+        self.m = o.beta1 * self.m + (1.0 - o.beta1) * g;
+        self.v = o.beta2 * self.v + (1.0 - o.beta2) * g * g;
+        let unbiased_m = self.m / (1.0 - o.beta1.powi(self.t));
+        let unbiased_v = self.v / (1.0 - o.beta2.powi(self.t));
+        let p = p - o.learning_rate * o.weight_decay * p;
+        p - o.learning_rate * unbiased_m / (unbiased_v.sqrt() + o.epsilon)
+    }
+}
+
+/// One value's history under the formulas of SGD.
+#[derive(Default)]
+struct ScalarSgd {
+    v: Option<f64>,
+}
+
+impl ScalarSgd {
+    fn step(&mut self, o: &SgdOptions, p: f64, g: f64) -> f64 {
+        let g = g + o.weight_decay * p;
+        let direction = match o.momentum {
+            Momentum::None => g,
+            Momentum::Plain(factor) | Momentum::Nesterov(factor) => {
+                let v = self.v.map_or(g, |v| factor * v + g);
+                self.v = Some(v);
+                if o.momentum == Momentum::Nesterov(factor) { g + factor * v } else { v }
+            }
+        };
+        p - o.learning_rate * direction
+    }
+}
+
+/// Gradients that change sign and size from step to step, and are exact in every type.
+fn gradients(step: usize) -> Vec<f32> {
+    let sizes = [0.125, 0.25, 1.0, 64.0, 0.125, 0.125, 8.0];
+    let numbers = (0..LEN).map(|index| (step * 31 + index * 17) % 23);
+    numbers
+        .zip(sizes)
+        .map(|(number, size)| (f32::from(u8::try_from(number).unwrap()) - 11.0) * size)
+        .collect()
+}
+
+const LEN: usize = 7;
+const STEPS: usize = 20;
+
+#[track_caller]
+fn check(optimizer: &mut dyn Optimizer, mut reference: impl FnMut(usize, f64, f64) -> f64) {
+    let mut singles = [-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0_f32];
+    let mut doubles = singles.map(f64::from);
+    let mut expected = doubles;
+    for step in 0..STEPS {
+        let rounded = gradients(step);
+        let gradients: Vec<f64> = rounded.iter().map(|&g| f64::from(g)).collect();
+        optimizer.update(0, (&mut doubles[..]).into(), (&*gradients).into()).unwrap();
+        optimizer.update(1, (&mut singles[..]).into(), (&*rounded).into()).unwrap();
+        for (index, p) in expected.iter_mut().enumerate() {
+            *p = reference(index, *p, gradients[index]);
+        }
+    }
+    for ((p, double), single) in expected.into_iter().zip(doubles).zip(singles) {
+        assert!((double - p).abs() <= 1e-13 * p.abs().max(1.0), "{double} is not {p}");
+        assert!((f64::from(single) - p).abs() <= 2e-5 * p.abs().max(1.0), "{single} is not {p}");
+    }
+}
+
+#[rstest]
+#[case::plain(Momentum::None, 0.0)]
+#[case::decay(Momentum::None, 0.1)]
+#[case::momentum(Momentum::Plain(0.9), 0.0)]
+#[case::all(Momentum::Plain(0.5), 0.01)]
+#[case::nesterov(Momentum::Nesterov(0.9), 0.0)]
+#[case::nesterov_decay(Momentum::Nesterov(0.9), 0.05)]
+fn sgd_follows_its_formulas(#[case] momentum: Momentum, #[case] weight_decay: f64) {
+    let options = SgdOptions { learning_rate: 0.05, momentum, weight_decay };
+    let mut scalars: [ScalarSgd; LEN] = Default::default();
+    let reference = |index: usize, p, g| scalars[index].step(&options, p, g);
+    check(&mut Sgd::new(options).unwrap(), reference);
+}
+
+#[rstest]
+#[case::defaults(AdamWOptions::default())]
+#[case::no_decay(AdamWOptions { weight_decay: 0.0, ..AdamWOptions::default() })]
+#[case::large_steps(AdamWOptions { learning_rate: 0.1, weight_decay: 0.5, ..AdamWOptions::default() })]
+#[case::no_memory(AdamWOptions { beta1: 0.0, beta2: 0.0, epsilon: 0.5, ..AdamWOptions::default() })]
+fn adamw_follows_its_formulas(#[case] options: AdamWOptions) {
+    let mut scalars: [ScalarAdamW; LEN] = Default::default();
+    let reference = |index: usize, p, g| scalars[index].step(&options, p, g);
+    check(&mut AdamW::new(options).unwrap(), reference);
+}
+
+fn optimizers() -> [Box<dyn Optimizer>; 2] {
+    let momentum = Momentum::Nesterov(0.9);
+    let sgd = SgdOptions { learning_rate: 0.05, momentum, weight_decay: 0.01 };
+    [
+        Box::new(Sgd::new(sgd).unwrap()),
+        Box::new(AdamW::new(AdamWOptions { learning_rate: 0.05, ..AdamWOptions::default() }).unwrap()),
+    ]
+}
+
+/// A step of a half type is the step of `f32` with the parameter rounded.
+#[rstest]
+fn half_types_are_calculated_in_f32(#[values(0, 1)] which: usize) {
+    let [mut halves, mut singles] =
+        [optimizers(), optimizers()].map(|all| all.into_iter().nth(which).unwrap());
+    let mut brains = vec![bf16::from_f32(0.3); LEN];
+    let mut shorts = vec![f16::from_f32(0.3); LEN];
+    for step in 0..STEPS {
+        let gradients = gradients(step);
+        let mut expected: Vec<f32> = brains.iter().map(|p| p.to_f32()).collect();
+        singles.update(0, (&mut *expected).into(), (&*gradients).into()).unwrap();
+        let of_half: Vec<bf16> = gradients.iter().map(|&g| bf16::from_f32(g)).collect();
+        assert!(
+            of_half.iter().zip(&gradients).all(|(half, &g)| half.to_f32() == g),
+            "the gradients are exact"
+        );
+        halves.update(0, (&mut *brains).into(), (&*of_half).into()).unwrap();
+        assert_eq!(brains, Vec::from_iter(expected.into_iter().map(bf16::from_f32)));
+
+        let mut expected: Vec<f32> = shorts.iter().map(|p| p.to_f32()).collect();
+        singles.update(1, (&mut *expected).into(), (&*gradients).into()).unwrap();
+        let of_half: Vec<f16> = gradients.iter().map(|&g| f16::from_f32(g)).collect();
+        halves.update(1, (&mut *shorts).into(), (&*of_half).into()).unwrap();
+        assert_eq!(shorts, Vec::from_iter(expected.into_iter().map(f16::from_f32)));
+    }
+}
+
+#[rstest]
+fn a_slice_cut_in_two_makes_the_same_steps(#[values(0, 1)] which: usize) {
+    let [mut whole, mut cut] = [optimizers(), optimizers()].map(|all| all.into_iter().nth(which).unwrap());
+    let mut together = vec![0.5_f32; LEN];
+    let mut apart = together.clone();
+    for step in 0..STEPS {
+        let gradients = gradients(step);
+        whole.update(0, (&mut *together).into(), (&*gradients).into()).unwrap();
+        cut.update(5, (&mut apart[..3]).into(), (&gradients[..3]).into()).unwrap();
+        cut.update(2, (&mut apart[3..]).into(), (&gradients[3..]).into()).unwrap();
+    }
+    assert_eq!(together, apart);
+}
+
+#[rstest]
+fn a_learning_rate_of_zero_stands_still_until_it_is_raised(#[values(0, 1)] which: usize) {
+    let mut optimizer = optimizers().into_iter().nth(which).unwrap();
+    let mut parameters = [1.0_f64, -2.0];
+    optimizer.set_learning_rate(0.0).unwrap();
+    optimizer.update(0, (&mut parameters[..]).into(), (&[3.0_f64, 4.0][..]).into()).unwrap();
+    assert_eq!(parameters, [1.0, -2.0]);
+    optimizer.set_learning_rate(0.5).unwrap();
+    assert_eq!(optimizer.learning_rate(), 0.5);
+    optimizer.update(0, (&mut parameters[..]).into(), (&[3.0_f64, 4.0][..]).into()).unwrap();
+    assert!(parameters[0] < 1.0 && parameters[1] < -2.0);
+}
+
+#[rstest]
+fn slices_that_do_not_fit_are_refused(#[values(0, 1)] which: usize) {
+    let mut optimizer = optimizers().into_iter().nth(which).unwrap();
+    let mut parameters = [1.0_f32; 3];
+    let error = optimizer.update(0, (&mut parameters[..]).into(), (&[0.0_f32; 2][..]).into()).unwrap_err();
+    assert!(matches!(error, Error::ValuesDiffer { expected_len: 3, got_len: 2, .. }), "{error}");
+    let error = optimizer.update(0, (&mut parameters[..]).into(), (&[0.0_f64; 3][..]).into()).unwrap_err();
+    assert!(matches!(error, Error::ValuesDiffer { .. }), "{error}");
+    optimizer.update(0, (&mut parameters[..]).into(), (&[1.0_f32; 3][..]).into()).unwrap();
+    let changed = [
+        optimizer.update(0, (&mut parameters[..2]).into(), (&[1.0_f32; 2][..]).into()),
+        optimizer.update(0, (&mut [0.0_f64; 3][..]).into(), (&[1.0_f64; 3][..]).into()),
+    ];
+    for error in changed {
+        assert!(matches!(error, Err(Error::SliceChanged { slice: 0 })), "{error:?}");
+    }
+}
+
+#[test]
+fn settings_that_make_no_sense_are_refused() {
+    let sgd = |learning_rate, momentum, weight_decay| {
+        Sgd::new(SgdOptions { learning_rate, momentum, weight_decay }).map(drop)
+    };
+    let adamw = |change: fn(&mut AdamWOptions)| {
+        let mut options = AdamWOptions::default();
+        change(&mut options);
+        AdamW::new(options).map(drop)
+    };
+    let refused = [
+        ("the learning rate", sgd(-1.0, Momentum::None, 0.0)),
+        ("the learning rate", sgd(f64::NAN, Momentum::None, 0.0)),
+        ("the momentum", sgd(0.1, Momentum::Nesterov(f64::INFINITY), 0.0)),
+        ("the weight decay", sgd(0.1, Momentum::None, -0.1)),
+        ("beta1", adamw(|options| options.beta1 = 1.0)),
+        ("beta2", adamw(|options| options.beta2 = -0.1)),
+        ("epsilon", adamw(|options| options.epsilon = f64::NAN)),
+        ("the learning rate", optimizers()[0].set_learning_rate(-1.0)),
+    ];
+    for (expected, result) in refused {
+        assert!(matches!(result, Err(Error::Setting { name, .. }) if name == expected), "{result:?}");
+    }
+}
