@@ -1,7 +1,7 @@
 //! The numbers that parameters are made of, and the arithmetic on them.
 
 use half::{bf16, f16};
-use num_traits::Float;
+use num_traits::{Float, NumCast};
 
 /// A type of parameters, and the type in which is calculated: for half types `f32`, for others their own.
 pub(crate) trait Number: Copy {
@@ -70,7 +70,7 @@ pub(crate) fn add<T: Number>(values: &mut [T], addends: &[T]) {
 
 /// Divides each value by `count`.
 pub(crate) fn divide<T: Number>(values: &mut [T], count: usize) {
-    let divisor = T::Math::from(count).expect("every count is near a float");
+    let divisor = <T::Math as NumCast>::from(count).expect("every count is near a float");
     for value in values {
         *value = T::narrow(value.widen() / divisor);
     }
