@@ -1,1 +1,344 @@
-//! Being written.
+//! The handshake that opens every connection: both sides prove that they know the job's key.
+//!
+//! Three messages of fixed size: hello, challenge, proof. Each proof is an HMAC-SHA256 over the whole
+//! conversation, both nonces and both roles, so that nothing of it can be replayed, reflected or relayed.
+//! There is no input or output here: bytes go in, bytes come out.
+
+use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::{Digest, Sha256};
+
+use crate::{ChannelId, Error, Result};
+
+/// Bytes of the first message, from the side that connects.
+pub const HELLO_BYTES: usize = 80;
+/// Bytes of the answer.
+pub const CHALLENGE_BYTES: usize = 64;
+/// Bytes of the last message, from the side that connects.
+pub const PROOF_BYTES: usize = 32;
+
+const MAGIC: [u8; 8] = *b"dist/1\r\n";
+const SECRET_BYTES_MIN: usize = 16;
+const SECRET_BYTES_MAX: u64 = 4096;
+
+/// What the processes of a job know and nobody else does.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret([u8; 32]);
+
+impl Secret {
+    /// The secret made of these bytes, of which there must be at least 16, hard to guess.
+    ///
+    /// # Errors
+    /// If there are fewer.
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        Self::parse("the given bytes", bytes)
+    }
+
+    /// The secret in a file that only its owner can read, or `fd:N` for an open descriptor.
+    ///
+    /// # Errors
+    /// If the file cannot be read, others can read it, or it holds fewer than 16 bytes.
+    pub fn from_file(path: &Path) -> Result<Self> {
+        let origin = path.display().to_string();
+        let failed = |reason, source| Error::Secret { origin: origin.clone(), reason, source };
+        let descriptor = origin.strip_prefix("fd:").map(|number| format!("/dev/fd/{number}"));
+        let place = descriptor.as_deref().map_or(path, Path::new);
+        if descriptor.is_none() {
+            let mode = fs::metadata(place).map_err(|e| failed("no such file", Some(e)))?.permissions().mode();
+            if mode & 0o077 != 0 {
+                return Err(failed("others than its owner can read it: chmod 600", None));
+            }
+        }
+        let mut bytes = Vec::new();
+        File::open(place)
+            .and_then(|file| file.take(SECRET_BYTES_MAX).read_to_end(&mut bytes))
+            .map_err(|e| failed("it cannot be read", Some(e)))?;
+        Self::parse(&origin, &bytes)
+    }
+
+    /// A secret that nobody can guess, and the text that gives the same secret through
+    /// [`from_file`](Self::from_file) on the other ranks.
+    ///
+    /// # Errors
+    /// If the system has no randomness to give.
+    pub fn generate() -> Result<(Self, String)> {
+        let text: String = random_bytes()?.iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok((Self::from_bytes(text.as_bytes())?, text))
+    }
+
+    fn parse(origin: &str, bytes: &[u8]) -> Result<Self> {
+        let bytes = bytes.trim_ascii_end();
+        if bytes.len() < SECRET_BYTES_MIN {
+            let reason = "it has fewer than 16 bytes";
+            return Err(Error::Secret { origin: origin.to_owned(), reason, source: None });
+        }
+        Ok(Self(Sha256::digest(bytes).into()))
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+/// The key that a job's connections are opened with.
+#[derive(Clone)]
+pub struct Key(Hmac<Sha256>);
+
+impl Key {
+    /// The key of a job. Without a secret it is made of the job's name: that keeps jobs of one host apart,
+    /// and keeps nobody out who knows the name.
+    pub fn new(secret: Option<&Secret>, job: &str) -> Self {
+        let mut hash = Sha256::new();
+        match secret {
+            Some(secret) => hash.update([b"secret", &secret.0[..]].concat()),
+            None => hash.update(b"no secret"),
+        }
+        hash.update(job.as_bytes());
+        Self(Hmac::new_from_slice(&hash.finalize()).expect("HMAC takes a key of any length"))
+    }
+
+    fn mac(&self, role: &[u8; 6], hello: &[u8; HELLO_BYTES], nonce: &[u8; 32]) -> Hmac<Sha256> {
+        self.0.clone().chain_update(role).chain_update(hello).chain_update(nonce)
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(..)")
+    }
+}
+
+/// What a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// A rank's line to the coordinator.
+    Control,
+    /// Messages of one channel.
+    Data(ChannelId),
+}
+
+/// Who opens a connection to whom, and for what. Ranks are numbered as in the world.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// How often the job has been restarted.
+    pub epoch: u32,
+    /// The rank that connects.
+    pub from: u32,
+    /// The rank that is connected to.
+    pub to: u32,
+    /// What the connection is for.
+    pub purpose: Purpose,
+}
+
+impl Identity {
+    fn encode(&self, nonce: &[u8; 32]) -> [u8; HELLO_BYTES] {
+        let (kind, channel) = match self.purpose {
+            Purpose::Control => (0_u32, 0),
+            Purpose::Data(channel) => (1, channel.get()),
+        };
+        let mut hello = [0; HELLO_BYTES];
+        hello[..8].copy_from_slice(&MAGIC);
+        hello[8..12].copy_from_slice(&kind.to_le_bytes());
+        hello[12..16].copy_from_slice(&self.epoch.to_le_bytes());
+        hello[16..20].copy_from_slice(&self.from.to_le_bytes());
+        hello[20..24].copy_from_slice(&self.to.to_le_bytes());
+        hello[24..32].copy_from_slice(&channel.to_le_bytes());
+        hello[48..].copy_from_slice(nonce);
+        hello
+    }
+
+    fn decode(hello: &[u8; HELLO_BYTES]) -> Option<Self> {
+        let word = |at: usize| u32::from_le_bytes([hello[at], hello[at + 1], hello[at + 2], hello[at + 3]]);
+        let channel = u64::from(word(24)) | u64::from(word(28)) << 32;
+        let purpose = match word(8) {
+            0 => Purpose::Control,
+            1 => Purpose::Data(ChannelId::from_number(channel)),
+            _ => return None,
+        };
+        let identity = Self { epoch: word(12), from: word(16), to: word(20), purpose };
+        let nonce = hello[48..].try_into().expect("a hello ends in 32 bytes of nonce");
+        (identity.encode(nonce) == *hello).then_some(identity)
+    }
+}
+
+/// The side that connects.
+#[derive(Debug)]
+pub struct Initiator {
+    key: Key,
+    hello: [u8; HELLO_BYTES],
+}
+
+impl Initiator {
+    /// Begins a handshake.
+    ///
+    /// # Errors
+    /// If the system has no randomness to give.
+    pub fn new(key: Key, identity: Identity) -> Result<Self> {
+        Ok(Self { key, hello: identity.encode(&random_bytes()?) })
+    }
+
+    /// The first message.
+    pub fn hello(&self) -> &[u8; HELLO_BYTES] {
+        &self.hello
+    }
+
+    /// The last message, if the challenge proves that the other side knows the key.
+    pub fn answer(&self, challenge: &[u8; CHALLENGE_BYTES]) -> Option<[u8; PROOF_BYTES]> {
+        let (nonce, proof) = challenge.split_at(32);
+        let nonce = nonce.try_into().expect("a challenge begins with 32 bytes of nonce");
+        self.key.mac(b"server", &self.hello, nonce).verify_slice(proof).ok()?;
+        Some(self.key.mac(b"client", &self.hello, nonce).finalize().into_bytes().into())
+    }
+}
+
+/// The side that is connected to, after the first message.
+#[derive(Debug)]
+pub struct Responder {
+    key: Key,
+    identity: Identity,
+    hello: [u8; HELLO_BYTES],
+    nonce: [u8; 32],
+}
+
+impl Responder {
+    /// Reads the first message. `None` if no process of ours would have sent it.
+    ///
+    /// # Errors
+    /// If the system has no randomness to give.
+    pub fn new(key: Key, hello: &[u8; HELLO_BYTES]) -> Result<Option<Self>> {
+        let nonce = random_bytes()?;
+        Ok(Identity::decode(hello).map(|identity| Self { key, identity, hello: *hello, nonce }))
+    }
+
+    /// Who claims to be connecting; nothing of it is proven before [`accepts`](Self::accepts).
+    pub fn claim(&self) -> Identity {
+        self.identity
+    }
+
+    /// The answer to the first message.
+    pub fn challenge(&self) -> [u8; CHALLENGE_BYTES] {
+        let mut challenge = [0; CHALLENGE_BYTES];
+        let proof = self.key.mac(b"server", &self.hello, &self.nonce).finalize().into_bytes();
+        challenge[..32].copy_from_slice(&self.nonce);
+        challenge[32..].copy_from_slice(&proof);
+        challenge
+    }
+
+    /// Whether the last message proves that the other side knows the key; compared in constant time.
+    pub fn accepts(&self, proof: &[u8; PROOF_BYTES]) -> bool {
+        self.key.mac(b"client", &self.hello, &self.nonce).verify_slice(proof).is_ok()
+    }
+}
+
+/// Bytes that nobody can guess.
+fn random_bytes() -> Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
+            Ok(count) => filled += count,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => {
+                return Err(Error::Resources { what: "random number", source: io::Error::from(e) });
+            }
+        }
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn key(text: &[u8]) -> Key {
+        Key::new(Some(&Secret::from_bytes(text).unwrap()), "job")
+    }
+
+    fn identity() -> Identity {
+        let purpose = Purpose::Data(ChannelId::WORLD.child(7, &[1, 2]));
+        Identity { epoch: 3, from: 1, to: 2, purpose }
+    }
+
+    fn open(initiator: &Initiator, responder: &Responder) -> bool {
+        initiator.answer(&responder.challenge()).is_some_and(|proof| responder.accepts(&proof))
+    }
+
+    #[test]
+    fn two_sides_with_one_key_believe_each_other() {
+        let initiator = Initiator::new(key(b"0123456789abcdef"), identity()).unwrap();
+        let responder =
+            Responder::new(key(b"0123456789abcdef\n"), initiator.hello()).unwrap().expect("our hello");
+        assert_eq!(responder.claim(), identity());
+        assert!(open(&initiator, &responder));
+    }
+
+    #[test]
+    fn another_secret_another_job_and_no_secret_are_refused_by_both_sides() {
+        let ours = key(b"0123456789abcdef");
+        let others = [
+            key(b"0123456789abcdeF"),
+            Key::new(Some(&Secret::from_bytes(b"0123456789abcdef").unwrap()), "another"),
+            Key::new(None, "job"),
+        ];
+        for other in others {
+            let initiator = Initiator::new(other.clone(), identity()).unwrap();
+            let responder = Responder::new(ours.clone(), initiator.hello()).unwrap().unwrap();
+            assert_eq!(initiator.answer(&responder.challenge()), None);
+            let theirs = Responder { key: other, nonce: responder.nonce, ..responder };
+            let proof = initiator.answer(&theirs.challenge()).unwrap();
+            assert!(!Responder { key: ours.clone(), ..theirs }.accepts(&proof));
+        }
+    }
+
+    #[test]
+    fn a_conversation_cannot_be_replayed_reflected_or_altered() {
+        let key = key(b"0123456789abcdef");
+        let initiator = Initiator::new(key.clone(), identity()).unwrap();
+        let responder = Responder::new(key.clone(), initiator.hello()).unwrap().unwrap();
+        let challenge = responder.challenge();
+        let proof = initiator.answer(&challenge).unwrap();
+        let again = Responder::new(key.clone(), initiator.hello()).unwrap().unwrap();
+        assert!(!again.accepts(&proof), "an old proof opens nothing");
+        let reflected: [u8; PROOF_BYTES] = challenge[32..].try_into().unwrap();
+        assert!(!responder.accepts(&reflected), "the server's own proof opens nothing");
+        let elsewhere = Initiator::new(key, Identity { to: 3, ..identity() }).unwrap();
+        assert_eq!(elsewhere.answer(&challenge), None, "a challenge is for one hello");
+    }
+
+    #[test]
+    fn a_secret_is_read_only_from_a_private_file_and_never_printed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        let (secret, text) = Secret::generate().unwrap();
+        fs::write(&path, text + "\n").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(matches!(Secret::from_file(&path), Err(Error::Secret { .. })));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        assert_eq!(Secret::from_file(&path).unwrap(), secret);
+        assert_eq!(format!("{secret:?}"), "Secret(..)");
+        fs::write(&path, "short").unwrap();
+        assert!(matches!(Secret::from_file(&path), Err(Error::Secret { .. })));
+        assert!(matches!(Secret::from_file(&dir.path().join("none")), Err(Error::Secret { .. })));
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_hello_of_ours_or_refused(bytes in prop::array::uniform32(any::<u8>())) {
+            let mut hello = *Initiator::new(key(b"0123456789abcdef"), identity()).unwrap().hello();
+            hello[8..40].copy_from_slice(&bytes);
+            if let Some(identity) = Identity::decode(&hello) {
+                let nonce = hello[48..].try_into().unwrap();
+                prop_assert_eq!(identity.encode(nonce), hello);
+            }
+        }
+    }
+}

@@ -94,6 +94,12 @@ pub enum Error {
         /// Bytes that the peer sends.
         got: u64,
     },
+    /// What the peer sends is no message.
+    #[error("rank {peer} does not speak this protocol")]
+    Garbage {
+        /// The peer that sent it.
+        peer: usize,
+    },
     /// The peer closed the connection, in order or by dying, and no report of its death has come.
     #[error("{activity}: rank {peer} closed the connection")]
     Closed {
@@ -119,6 +125,14 @@ pub enum Error {
     DuplicateRank {
         /// The rank that both claim.
         rank: usize,
+    },
+    /// This process and the coordinator disagree about the size of the world.
+    #[error("this process expects a world of {ours}, the coordinator one of {theirs}")]
+    WorldSize {
+        /// What this process was told.
+        ours: usize,
+        /// What the coordinator was told.
+        theirs: usize,
     },
     /// Listening where strangers can connect needs a secret.
     #[error("listening on {address}, beyond loopback, needs a secret: set DIST_SECRET_FILE on every rank")]
@@ -157,7 +171,7 @@ pub enum Error {
     Address {
         /// What was being done.
         activity: Activity,
-        /// What was tried: `listen on`, `connect to`, `resolve`.
+        /// What was tried: `listen on`, `connect to`, `resolve`, `shake hands with`.
         action: &'static str,
         /// The address as it was given.
         address: String,
@@ -196,6 +210,7 @@ impl Error {
             Self::Timeout { peer, .. }
             | Self::Mismatch { peer, .. }
             | Self::Length { peer, .. }
+            | Self::Garbage { peer }
             | Self::Closed { peer, .. }
             | Self::Io { peer, .. } => Some(*peer),
             Self::Aborted(abort) => Some(abort.rank),

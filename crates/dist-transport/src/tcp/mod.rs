@@ -1,1 +1,31 @@
-//! Being written.
+//! Processes connected by TCP.
+//!
+//! Every process joins the coordinator (on rank 0, or in the launcher), learns where its peers listen, and keeps
+//! its line to the coordinator for signs of life and for the abort. Connections between ranks are opened on first
+//! use, one per pair and channel. One service thread per process owns the listener, the handshakes and the line
+//! to the coordinator; data moves on the caller's thread only.
+
+mod config;
+mod control;
+mod coordinator;
+mod gate;
+mod link;
+mod patience;
+mod rendezvous;
+mod service;
+mod session;
+mod socket;
+mod transport;
+
+use std::time::Duration;
+
+pub use config::Config;
+pub use coordinator::Coordinator;
+pub use transport::TcpTransport;
+
+pub use crate::auth::Secret;
+
+/// How often every process gives a sign of life.
+const BEAT: Duration = Duration::from_millis(500);
+/// After how long without a sign a process counts as dead.
+const LIVENESS: Duration = Duration::from_secs(2);

@@ -1,0 +1,218 @@
+//! How a process finds its job.
+
+use std::env;
+use std::path::Path;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::auth::Secret;
+use crate::{Error, Rank, Result};
+
+const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
+
+/// Which rank this process is, where the coordinator is, and what the job shares.
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub(super) rank: Rank,
+    pub(super) coordinator: String,
+    pub(super) host: Host,
+    pub(super) secret: Option<Secret>,
+    pub(super) job: String,
+    pub(super) epoch: u32,
+    pub(super) timeout: Duration,
+}
+
+/// Who hosts the coordinator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Host {
+    /// Rank 0, in its own process.
+    RankZero,
+    /// The launcher.
+    Launcher,
+}
+
+impl Config {
+    /// Rank `rank` of `world_size` processes whose coordinator rank 0 hosts at `coordinator` (`host:port`).
+    ///
+    /// # Errors
+    /// If there is no such rank, also when the world size is 0.
+    pub fn new(rank: usize, world_size: usize, coordinator: &str) -> Result<Self> {
+        Ok(Self {
+            rank: Rank::new(rank, world_size).ok_or(Error::RankOutOfRange { rank, world_size })?,
+            coordinator: coordinator.to_owned(),
+            host: Host::RankZero,
+            secret: None,
+            job: "dist".to_owned(),
+            epoch: 0,
+            timeout: TIMEOUT_DEFAULT,
+        })
+    }
+
+    /// What the launcher says in the environment, `distctl run` or torchrun: `RANK`, `WORLD_SIZE`, `MASTER_ADDR`
+    /// and `MASTER_PORT`; besides, if set, `DIST_SECRET_FILE` (a private file, or `fd:N`), `DIST_JOB_ID` (else
+    /// `TORCHELASTIC_RUN_ID`), `DIST_PORT` (the coordinator's port instead of `MASTER_PORT`),
+    /// `DIST_COORDINATOR=external` (the launcher hosts the coordinator) and `TORCHELASTIC_RESTART_COUNT`.
+    /// A world of one if neither `RANK` nor `WORLD_SIZE` is set.
+    ///
+    /// Under torchrun, whose agent holds `MASTER_PORT`, the coordinator uses the next port.
+    ///
+    /// # Errors
+    /// If a variable is missing or makes no sense.
+    pub fn from_env() -> Result<Self> {
+        Self::from_variables(|name| env::var(name).ok())
+    }
+
+    fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let variables = Variables(get);
+        if variables.get("RANK").is_none() && variables.get("WORLD_SIZE").is_none() {
+            return Self::new(0, 1, "");
+        }
+        let rank = variables.number("RANK")?;
+        let world_size = variables.number("WORLD_SIZE")?;
+        let coordinator = match world_size {
+            1 => String::new(),
+            _ => format!("{}:{}", bracketed(variables.required("MASTER_ADDR")?), variables.port()?),
+        };
+        let mut config = Self::new(rank, world_size, &coordinator)?;
+        if let Some(job) = variables.get("DIST_JOB_ID").or_else(|| variables.get("TORCHELASTIC_RUN_ID")) {
+            config.job = job;
+        }
+        if let Some(path) = variables.get("DIST_SECRET_FILE") {
+            config.secret = Some(Secret::from_file(Path::new(&path))?);
+        }
+        if let Some(value) = variables.get("DIST_COORDINATOR") {
+            config.host = match value.as_str() {
+                "external" => Host::Launcher,
+                "rank0" => Host::RankZero,
+                _ => {
+                    let expected = "external or rank0";
+                    return Err(Error::InvalidVariable { name: "DIST_COORDINATOR", value, expected });
+                }
+            };
+        }
+        if variables.get("TORCHELASTIC_RESTART_COUNT").is_some() {
+            config.epoch = variables.number("TORCHELASTIC_RESTART_COUNT")?;
+        }
+        Ok(config)
+    }
+
+    /// The secret that all processes of the job share. Without one, ranks can only listen on loopback.
+    #[must_use]
+    pub fn with_secret(self, secret: Secret) -> Self {
+        Self { secret: Some(secret), ..self }
+    }
+
+    /// The job's name, the same on every rank; processes of another job are refused.
+    #[must_use]
+    pub fn with_job(self, job: &str) -> Self {
+        Self { job: job.to_owned(), ..self }
+    }
+
+    /// How long all ranks may take to come; 60 seconds unless said otherwise.
+    #[must_use]
+    pub fn with_timeout(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
+    }
+
+    /// The coordinator is hosted by the launcher, not by rank 0.
+    #[must_use]
+    pub fn with_external_coordinator(self) -> Self {
+        Self { host: Host::Launcher, ..self }
+    }
+
+    /// This process's rank and the size of the world.
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+}
+
+/// IPv6 addresses stand in brackets before a port.
+fn bracketed(host: String) -> String {
+    if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host }
+}
+
+struct Variables<F>(F);
+
+impl<F: Fn(&str) -> Option<String>> Variables<F> {
+    fn get(&self, name: &str) -> Option<String> {
+        (self.0)(name).filter(|value| !value.is_empty())
+    }
+
+    fn required(&self, name: &'static str) -> Result<String> {
+        self.get(name).ok_or(Error::MissingVariable { name })
+    }
+
+    fn number<T: FromStr>(&self, name: &'static str) -> Result<T> {
+        let value = self.required(name)?;
+        value.parse().map_err(|_| Error::InvalidVariable { name, value, expected: "a number" })
+    }
+
+    fn port(&self) -> Result<u16> {
+        if self.get("DIST_PORT").is_some() {
+            return self.number("DIST_PORT");
+        }
+        let port: u16 = self.number("MASTER_PORT")?;
+        let taken = self.get("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|used| used == "True");
+        match port.checked_add(u16::from(taken)) {
+            Some(port) => Ok(port),
+            None => Err(Error::InvalidVariable {
+                name: "MASTER_PORT",
+                value: port.to_string(),
+                expected: "a port with another after it, as torchrun's agent holds this one: set DIST_PORT",
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    fn parse(variables: &[(&str, &str)]) -> Result<Config> {
+        Config::from_variables(|name| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    const JOB: [(&str, &str); 4] =
+        [("RANK", "1"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")];
+
+    #[test]
+    fn an_empty_environment_is_a_world_of_one() {
+        assert_eq!(parse(&[]).unwrap().rank(), Rank::new(0, 1).unwrap());
+    }
+
+    #[rstest]
+    #[case(&[], "127.0.0.1:29500")]
+    #[case(&[("DIST_PORT", "7000")], "127.0.0.1:7000")]
+    #[case(&[("TORCHELASTIC_USE_AGENT_STORE", "True")], "127.0.0.1:29501")]
+    #[case(&[("TORCHELASTIC_USE_AGENT_STORE", "False")], "127.0.0.1:29500")]
+    fn the_coordinator_is_where_the_launcher_says(#[case] more: &[(&str, &str)], #[case] expected: &str) {
+        let config = parse(&[&JOB[..], more].concat()).unwrap();
+        assert_eq!(config.coordinator, expected);
+        assert_eq!(config.rank(), Rank::new(1, 4).unwrap());
+    }
+
+    #[test]
+    fn an_ipv6_coordinator_gets_its_brackets() {
+        let config = parse(&[JOB[0], JOB[1], ("MASTER_ADDR", "::1"), JOB[3]]).unwrap();
+        assert_eq!(config.coordinator, "[::1]:29500");
+    }
+
+    #[rstest]
+    #[case(&[("WORLD_SIZE", "2")], "RANK is not set")]
+    #[case(&[("RANK", "0")], "WORLD_SIZE is not set")]
+    #[case(&[("RANK", "0"), ("WORLD_SIZE", "2")], "MASTER_ADDR is not set")]
+    #[case(&[("RANK", "one"), ("WORLD_SIZE", "2")], "RANK=\"one\" is not a number")]
+    #[case(&[("RANK", "2"), ("WORLD_SIZE", "2"), JOB[2], JOB[3]], "rank 2 is outside a group of 2")]
+    #[case(&[("RANK", "0"), ("WORLD_SIZE", "0"), JOB[2], JOB[3]], "rank 0 is outside a group of 0")]
+    #[case(&[JOB[0], JOB[1], JOB[2], ("MASTER_PORT", "70000")], "MASTER_PORT=\"70000\" is not a number")]
+    #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_COORDINATOR", "x")], "DIST_COORDINATOR=\"x\" is not external")]
+    #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_SECRET_FILE", "/nowhere")], "the secret in /nowhere")]
+    fn what_makes_no_sense_is_named(#[case] variables: &[(&str, &str)], #[case] expected: &str) {
+        let message = parse(variables).unwrap_err().to_string();
+        assert!(message.starts_with(expected), "{message}");
+    }
+}

@@ -1,0 +1,287 @@
+//! What ranks and the coordinator say to each other: frames of one fixed size.
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream};
+
+use crate::{Abort, Cause, Fingerprint};
+
+const FRAME_BYTES: usize = 128;
+
+/// One thing said on a line to the coordinator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Frame {
+    /// A rank has come. It can be connected to at this address, and must be answered within this time.
+    Join { world_size: u32, address: SocketAddr, patience_ms: u32 },
+    /// Where a rank can be connected to. A rank that has heard this of every rank has joined.
+    Peer { rank: u32, address: SocketAddr },
+    /// A rank has not come in time.
+    Missing { rank: u32, refused: u64 },
+    /// No more missing ranks.
+    NotAll,
+    /// Another process has joined as this rank.
+    Duplicate,
+    /// The job has another size.
+    WorldSize { expected: u32 },
+    /// A sign of life.
+    Beat,
+    /// Something went wrong.
+    Abort(Abort),
+    /// The rank leaves in order.
+    Goodbye,
+}
+
+impl Frame {
+    fn encode(&self) -> [u8; FRAME_BYTES] {
+        let mut frame = Encoder { bytes: [0; FRAME_BYTES], at: 0 };
+        match *self {
+            Self::Join { world_size, address, patience_ms } => {
+                frame.number(0_u32).number(world_size).number(patience_ms).address(address);
+            }
+            Self::Peer { rank, address } => {
+                frame.number(1_u32).number(rank).address(address);
+            }
+            Self::Missing { rank, refused } => {
+                frame.number(2_u32).number(rank).bytes(&refused.to_le_bytes());
+            }
+            Self::NotAll => {
+                frame.number(3_u32);
+            }
+            Self::Duplicate => {
+                frame.number(4_u32);
+            }
+            Self::WorldSize { expected } => {
+                frame.number(5_u32).number(expected);
+            }
+            Self::Beat => {
+                frame.number(6_u32);
+            }
+            Self::Abort(abort) => {
+                let (kind, theirs) = encode_cause(abort.cause);
+                let word = |rank: usize| u32::try_from(rank).unwrap_or(u32::MAX);
+                frame.number(7_u32).number(kind).number(word(abort.rank)).number(word(abort.reporter));
+                frame.bytes(&abort.call.0).bytes(&theirs.0);
+            }
+            Self::Goodbye => {
+                frame.number(8_u32);
+            }
+        }
+        frame.bytes
+    }
+
+    fn decode(bytes: &[u8; FRAME_BYTES]) -> Option<Self> {
+        let mut frame = Decoder { bytes };
+        Some(match frame.number() {
+            0 => {
+                let (world_size, patience_ms) = (frame.number(), frame.number());
+                Self::Join { world_size, patience_ms, address: frame.address() }
+            }
+            1 => Self::Peer { rank: frame.number(), address: frame.address() },
+            2 => Self::Missing { rank: frame.number(), refused: u64::from_le_bytes(frame.bytes()) },
+            3 => Self::NotAll,
+            4 => Self::Duplicate,
+            5 => Self::WorldSize { expected: frame.number() },
+            6 => Self::Beat,
+            7 => {
+                let kind = frame.number();
+                let (rank, reporter) = (frame.number() as usize, frame.number() as usize);
+                let (call, theirs) = (Fingerprint(frame.bytes()), Fingerprint(frame.bytes()));
+                Self::Abort(Abort { cause: decode_cause(kind, theirs)?, rank, reporter, call })
+            }
+            8 => Self::Goodbye,
+            _ => return None,
+        })
+    }
+}
+
+fn encode_cause(cause: Cause) -> (u32, Fingerprint) {
+    let kind = match cause {
+        Cause::Died => 0,
+        Cause::Silent => 1,
+        Cause::Left => 2,
+        Cause::TimedOut => 3,
+        Cause::Mismatch { theirs } => return (4, theirs),
+        Cause::Protocol => 5,
+        Cause::GaveUp => 6,
+        Cause::CoordinatorLost => 7,
+    };
+    (kind, Fingerprint::NONE)
+}
+
+fn decode_cause(kind: u32, theirs: Fingerprint) -> Option<Cause> {
+    Some(match kind {
+        0 => Cause::Died,
+        1 => Cause::Silent,
+        2 => Cause::Left,
+        3 => Cause::TimedOut,
+        4 => Cause::Mismatch { theirs },
+        5 => Cause::Protocol,
+        6 => Cause::GaveUp,
+        7 => Cause::CoordinatorLost,
+        _ => return None,
+    })
+}
+
+struct Encoder {
+    bytes: [u8; FRAME_BYTES],
+    at: usize,
+}
+
+impl Encoder {
+    fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
+        self.bytes[self.at..][..bytes.len()].copy_from_slice(bytes);
+        self.at += bytes.len();
+        self
+    }
+
+    fn number(&mut self, number: u32) -> &mut Self {
+        self.bytes(&number.to_le_bytes())
+    }
+
+    /// IPv4 addresses travel in their IPv6 form.
+    fn address(&mut self, address: SocketAddr) -> &mut Self {
+        let ip = match address.ip() {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+            IpAddr::V6(ip) => ip,
+        };
+        let scope = if let SocketAddr::V6(address) = address { address.scope_id() } else { 0 };
+        self.bytes(&ip.octets()).number(u32::from(address.port())).number(scope)
+    }
+}
+
+struct Decoder<'a> {
+    bytes: &'a [u8],
+}
+
+impl Decoder<'_> {
+    fn bytes<const N: usize>(&mut self) -> [u8; N] {
+        let (head, tail) = self.bytes.split_first_chunk().expect("every frame's fields fit into its size");
+        self.bytes = tail;
+        *head
+    }
+
+    fn number(&mut self) -> u32 {
+        u32::from_le_bytes(self.bytes())
+    }
+
+    fn address(&mut self) -> SocketAddr {
+        let ip = Ipv6Addr::from(self.bytes::<16>());
+        let [low, high, ..] = self.number().to_le_bytes();
+        let port = u16::from_le_bytes([low, high]);
+        let scope = self.number();
+        match ip.to_ipv4_mapped() {
+            Some(ip) => SocketAddr::from((ip, port)),
+            None => std::net::SocketAddrV6::new(ip, port, 0, scope).into(),
+        }
+    }
+}
+
+/// One end of a line between a rank and the coordinator; never waits.
+#[derive(Debug)]
+pub(super) struct Line {
+    pub(super) stream: TcpStream,
+    inbox: [u8; FRAME_BYTES],
+    filled: usize,
+    outbox: VecDeque<u8>,
+}
+
+impl Line {
+    /// A line over a non-blocking, authenticated connection.
+    pub(super) fn new(stream: TcpStream) -> Self {
+        Self { stream, inbox: [0; FRAME_BYTES], filled: 0, outbox: VecDeque::new() }
+    }
+
+    /// The next frame, if it is there.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` when the other end has closed; `InvalidData` when it speaks another language.
+    pub(super) fn pull(&mut self) -> io::Result<Option<Frame>> {
+        while self.filled < FRAME_BYTES {
+            match self.stream.read(&mut self.inbox[self.filled..]) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(count) => self.filled += count,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(None),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        self.filled = 0;
+        Frame::decode(&self.inbox).map(Some).ok_or_else(|| ErrorKind::InvalidData.into())
+    }
+
+    /// Sends a frame now or with a later [`flush`](Self::flush).
+    ///
+    /// # Errors
+    /// When the connection has failed.
+    pub(super) fn push(&mut self, frame: Frame) -> io::Result<()> {
+        self.outbox.extend(frame.encode());
+        self.flush()
+    }
+
+    /// Whether frames wait to be sent.
+    pub(super) fn unsent(&self) -> bool {
+        !self.outbox.is_empty()
+    }
+
+    /// Sends what the connection takes.
+    ///
+    /// # Errors
+    /// When the connection has failed.
+    pub(super) fn flush(&mut self) -> io::Result<()> {
+        while self.unsent() {
+            match self.stream.write(self.outbox.as_slices().0) {
+                Ok(count) => drop(self.outbox.drain(..count)),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn frames_survive_the_wire() {
+        let abort = Abort {
+            cause: Cause::Mismatch { theirs: Fingerprint([7; Fingerprint::SIZE]) },
+            rank: 3,
+            reporter: 900_000,
+            call: Fingerprint([9; Fingerprint::SIZE]),
+        };
+        let v4 = SocketAddr::from(([127, 0, 0, 1], 29500));
+        let v6 =
+            "[fe80::1%3]:80".parse().unwrap_or_else(|_| SocketAddr::from(([1, 2, 3, 4, 5, 6, 7, 8], 80)));
+        let frames = [
+            Frame::Join { world_size: 4, address: v4, patience_ms: 60_000 },
+            Frame::Peer { rank: 2, address: v6 },
+            Frame::Missing { rank: 1, refused: u64::MAX },
+            Frame::NotAll,
+            Frame::Duplicate,
+            Frame::WorldSize { expected: 8 },
+            Frame::Beat,
+            Frame::Abort(abort),
+            Frame::Abort(Abort { cause: Cause::Silent, ..abort }),
+            Frame::Goodbye,
+        ];
+        for frame in frames {
+            assert_eq!(Frame::decode(&frame.encode()), Some(frame));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_frame_or_refused(bytes in prop::collection::vec(any::<u8>(), FRAME_BYTES), kind in 0_u8..12) {
+            let mut bytes: [u8; FRAME_BYTES] = bytes.try_into().unwrap();
+            bytes[..4].copy_from_slice(&[kind, 0, 0, 0]);
+            if let Some(frame) = Frame::decode(&bytes) {
+                prop_assert_eq!(Frame::decode(&frame.encode()), Some(frame));
+            }
+        }
+    }
+}

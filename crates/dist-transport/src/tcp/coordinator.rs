@@ -1,0 +1,316 @@
+//! The coordinator: where the ranks of a job meet, and who tells them all when one of them is gone.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::PollFlags;
+
+use crate::auth::{Identity, Key, Purpose, Secret};
+use crate::runtime::Task;
+use crate::tcp::control::{Frame, Line};
+use crate::tcp::gate::Gate;
+use crate::tcp::session::Bell;
+use crate::tcp::{BEAT, LIVENESS, socket};
+use crate::{Abort, Activity, Cause, Deadline, Error, Fingerprint, Result, Runtime};
+
+/// The number by which the coordinator is connected to.
+pub(super) const COORDINATOR: u32 = u32::MAX;
+
+/// How long before a rank's patience ends it is told who is missing, at the most.
+const ANSWER_MARGIN_MAX: Duration = Duration::from_millis(100);
+
+/// A coordinator for one job, on a thread of its own. It ends when it is dropped.
+#[derive(Debug)]
+pub struct Coordinator {
+    address: SocketAddr,
+    stop: Arc<Bell>,
+    task: Option<Task<()>>,
+}
+
+impl Coordinator {
+    /// Starts the coordinator of `job` at `address` (`host:port`; port 0 for any that is free).
+    ///
+    /// # Errors
+    /// If the address cannot be listened on, or lies beyond loopback and there is no secret.
+    pub fn start(address: &str, world_size: usize, job: &str, secret: Option<Secret>) -> Result<Self> {
+        Self::start_epoch(&Runtime::system(), address, world_size, &Key::new(secret.as_ref(), job), 0, secret)
+    }
+
+    pub(super) fn start_epoch(
+        runtime: &Runtime,
+        address: &str,
+        world_size: usize,
+        key: &Key,
+        epoch: u32,
+        secret: Option<Secret>,
+    ) -> Result<Self> {
+        if world_size == 0 || u32::try_from(world_size).is_err() {
+            return Err(Error::RankOutOfRange { rank: 0, world_size });
+        }
+        let wanted = socket::resolve(address)?[0];
+        let listener = socket::listen(wanted, secret.as_ref())?;
+        let address = listener.local_addr().map_err(|source| Error::Address {
+            activity: Activity::Rendezvous,
+            action: "listen on",
+            address: address.to_owned(),
+            source,
+        })?;
+        let stop = Arc::new(Bell::new()?);
+        let mut meeting = Meeting {
+            gate: Gate::new(listener, key.clone(), epoch, runtime.clone()),
+            arriving: Vec::new(),
+            places: (0..world_size).map(|_| Place::Empty).collect(),
+            started: false,
+            aborted: None,
+            last_look: runtime.now(),
+            next_beat: runtime.deadline(BEAT),
+            runtime: runtime.clone(),
+        };
+        let stopped = stop.clone();
+        let task = runtime
+            .spawn("dist-coordinator", move || while !meeting.turn(&stopped) {})
+            .map_err(|source| Error::Resources { what: "thread", source })?;
+        Ok(Self { address, stop, task: Some(task) })
+    }
+
+    /// Where ranks connect.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until every rank has left or is gone.
+    pub(super) fn linger(mut self) {
+        if let Some(task) = self.task.take() {
+            let _ = task.join();
+        }
+    }
+}
+
+impl Drop for Coordinator {
+    fn drop(&mut self) {
+        self.stop.ring();
+        if let Some(task) = self.task.take() {
+            let _ = task.join();
+        }
+    }
+}
+
+/// Everything that the coordinator's thread knows.
+struct Meeting {
+    gate: Gate,
+    /// Those who have proven that they belong to the job and have not said yet that they join.
+    arriving: Vec<(u32, Line)>,
+    places: Vec<Place>,
+    started: bool,
+    aborted: Option<Abort>,
+    last_look: Duration,
+    next_beat: Deadline,
+    runtime: Runtime,
+}
+
+/// A rank as the coordinator sees it.
+enum Place {
+    Empty,
+    Taken(Box<Member>),
+    Left,
+}
+
+struct Member {
+    line: Line,
+    address: SocketAddr,
+    answer_by: Option<Deadline>,
+    last_seen: Duration,
+}
+
+impl Meeting {
+    /// Waits for something to happen and deals with it. `true` when there is nothing more to do.
+    fn turn(&mut self, stop: &Bell) -> bool {
+        if let Err(e) = self.wait(stop) {
+            tracing::error!(error = %e, "the coordinator cannot wait for its ranks and ends");
+            return true;
+        }
+        for (stream, identity) in self.gate.advance() {
+            self.admit(stream, identity);
+        }
+        self.welcome();
+        for rank in 0..self.places.len() {
+            self.listen(rank);
+        }
+        self.watch_silence();
+        if self.started {
+            self.beat();
+        } else {
+            self.answer_the_impatient();
+        }
+        let over = self.started && self.places.iter().all(|place| matches!(place, Place::Left));
+        over || stop.rung()
+    }
+
+    fn wait(&self, stop: &Bell) -> io::Result<()> {
+        let mut watched = vec![stop.watch(), socket::watch(&self.gate.listener, PollFlags::IN)];
+        watched.extend(self.gate.half_open().iter().map(|knock| socket::watch(&knock.stream, PollFlags::IN)));
+        watched.extend(self.arriving.iter().map(|(_, line)| socket::watch(&line.stream, PollFlags::IN)));
+        watched.extend(self.members().map(|member| {
+            let unsent = if member.line.unsent() { PollFlags::OUT } else { PollFlags::empty() };
+            socket::watch(&member.line.stream, PollFlags::IN | unsent)
+        }));
+        let answers = self.members().filter_map(|member| member.answer_by);
+        let next = answers.chain([self.next_beat]).map(|deadline| self.runtime.remaining(deadline)).min();
+        socket::poll(&mut watched, next.unwrap_or(BEAT))
+    }
+
+    fn members(&self) -> impl Iterator<Item = &Member> {
+        self.places
+            .iter()
+            .filter_map(|place| if let Place::Taken(member) = place { Some(&**member) } else { None })
+    }
+
+    fn members_mut(&mut self) -> impl Iterator<Item = &mut Member> {
+        self.places
+            .iter_mut()
+            .filter_map(|place| if let Place::Taken(member) = place { Some(&mut **member) } else { None })
+    }
+
+    fn admit(&mut self, stream: TcpStream, identity: Identity) {
+        if identity.purpose == Purpose::Control && identity.to == COORDINATOR {
+            self.arriving.push((identity.from, Line::new(stream)));
+        }
+    }
+
+    /// Hears those who have just arrived.
+    fn welcome(&mut self) {
+        for (rank, mut line) in std::mem::take(&mut self.arriving) {
+            match line.pull() {
+                Ok(None) => self.arriving.push((rank, line)),
+                Ok(Some(Frame::Join { world_size, address, patience_ms })) => {
+                    self.join(rank, line, world_size, address, Duration::from_millis(patience_ms.into()));
+                }
+                Ok(Some(_)) | Err(_) => {}
+            }
+        }
+    }
+
+    fn join(&mut self, rank: u32, mut line: Line, size: u32, address: SocketAddr, patience: Duration) {
+        let expected = u32::try_from(self.places.len()).expect("checked when the coordinator was started");
+        let place = self.places.get_mut(rank as usize).filter(|_| size == expected);
+        // Whoever cannot join is told why; if the line breaks meanwhile there is nobody left to tell.
+        let Some(place) = place else {
+            let _ = line.push(Frame::WorldSize { expected });
+            return;
+        };
+        if !matches!(place, Place::Empty) {
+            let _ = line.push(Frame::Duplicate);
+            return;
+        }
+        let margin = (patience / 4).min(ANSWER_MARGIN_MAX);
+        *place = Place::Taken(Box::new(Member {
+            line,
+            address,
+            answer_by: Some(self.runtime.deadline(patience - margin)),
+            last_seen: self.runtime.now(),
+        }));
+        tracing::debug!(rank, %address, "joined");
+        if self.members().count() == self.places.len() {
+            self.start();
+        }
+    }
+
+    /// Tells everyone where everyone is.
+    fn start(&mut self) {
+        self.started = true;
+        let addresses: Vec<_> = self.members().map(|member| member.address).collect();
+        for member in self.members_mut() {
+            member.answer_by = None;
+            for (rank, &address) in (0..).zip(&addresses) {
+                // A broken line is noticed when it is listened to.
+                let _ = member.line.push(Frame::Peer { rank, address });
+            }
+        }
+    }
+
+    /// Hears what one rank has to say.
+    fn listen(&mut self, rank: usize) {
+        loop {
+            let Place::Taken(member) = &mut self.places[rank] else { return };
+            let heard = member.line.flush().and_then(|()| member.line.pull());
+            match heard {
+                Ok(None) => return,
+                Ok(Some(Frame::Beat)) => member.last_seen = self.runtime.now(),
+                Ok(Some(Frame::Abort(abort))) => self.abort(abort),
+                Ok(Some(Frame::Goodbye)) => self.places[rank] = Place::Left,
+                Ok(Some(_)) => self.lose(rank, Cause::Protocol),
+                Err(e) if e.kind() == io::ErrorKind::InvalidData => self.lose(rank, Cause::Protocol),
+                Err(_) => self.lose(rank, Cause::Died),
+            }
+        }
+    }
+
+    /// A rank is gone without a goodbye: before the start it may come again, after it that is the job's end.
+    fn lose(&mut self, rank: usize, cause: Cause) {
+        if self.started {
+            self.places[rank] = Place::Left;
+            self.abort(Abort { cause, rank, reporter: rank, call: Fingerprint::NONE });
+        } else {
+            self.places[rank] = Place::Empty;
+        }
+    }
+
+    fn abort(&mut self, abort: Abort) {
+        if self.aborted.is_some() {
+            return;
+        }
+        tracing::warn!(%abort, "the job is aborted");
+        self.aborted = Some(abort);
+        for member in self.members_mut() {
+            let _ = member.line.push(Frame::Abort(abort));
+        }
+    }
+
+    fn watch_silence(&mut self) {
+        let now = self.runtime.now();
+        let slept = now.saturating_sub(std::mem::replace(&mut self.last_look, now));
+        if slept > 2 * BEAT {
+            // Not they were silent, we were not looking.
+            self.members_mut().for_each(|member| member.last_seen = now);
+        }
+        if !self.started {
+            return;
+        }
+        let silent = self.places.iter().position(
+            |place| matches!(place, Place::Taken(member) if now.saturating_sub(member.last_seen) > LIVENESS),
+        );
+        if let Some(rank) = silent {
+            self.abort(Abort { cause: Cause::Silent, rank, reporter: rank, call: Fingerprint::NONE });
+        }
+    }
+
+    fn beat(&mut self) {
+        if self.runtime.expired(self.next_beat) {
+            self.next_beat = self.runtime.deadline(BEAT);
+            for member in self.members_mut() {
+                let _ = member.line.push(Frame::Beat);
+            }
+        }
+    }
+
+    /// Tells those who cannot wait any longer who is missing.
+    fn answer_the_impatient(&mut self) {
+        if self.runtime.expired(self.next_beat) {
+            self.next_beat = self.runtime.deadline(BEAT);
+        }
+        let empty = (0..).zip(&self.places).filter(|(_, place)| matches!(place, Place::Empty));
+        let missing: Vec<u32> = empty.map(|(rank, _)| rank).collect();
+        let (refused, runtime) = (self.gate.refused(), self.runtime.clone());
+        for member in self.members_mut() {
+            if member.answer_by.is_some_and(|deadline| runtime.expired(deadline)) {
+                member.answer_by = None;
+                for &rank in &missing {
+                    let _ = member.line.push(Frame::Missing { rank, refused });
+                }
+                let _ = member.line.push(Frame::NotAll);
+            }
+        }
+    }
+}

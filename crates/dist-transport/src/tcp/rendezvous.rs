@@ -1,0 +1,226 @@
+//! How a process joins its job.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use crossbeam::queue::SegQueue;
+use rustix::event::PollFlags;
+
+use crate::auth::{CHALLENGE_BYTES, Identity, Initiator, Key, Purpose};
+use crate::tcp::config::{Config, Host};
+use crate::tcp::control::{Frame, Line};
+use crate::tcp::coordinator::{COORDINATOR, Coordinator};
+use crate::tcp::service::{Service, listener_address};
+use crate::tcp::session::{Arrivals, Bell, Membership, Session, Verdict};
+use crate::tcp::socket;
+use crate::{Activity, Deadline, Error, Result, Runtime};
+
+/// How long to wait before another try when the coordinator is not there yet.
+const RETRY: Duration = Duration::from_millis(20);
+
+/// Meets the other ranks of the job. A world of one has nobody to meet and opens no socket.
+pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
+    let deadline = runtime.deadline(config.timeout);
+    let key = Key::new(config.secret.as_ref(), &config.job);
+    let session = |peers| -> Result<Arc<Session>> {
+        Ok(Arc::new(Session {
+            rank: config.rank,
+            runtime: runtime.clone(),
+            key: key.clone(),
+            epoch: config.epoch,
+            peers,
+            verdict: Verdict::new()?,
+            arrivals: Arrivals::default(),
+            outgoing: SegQueue::new(),
+            closing: AtomicBool::new(false),
+            service_bell: Bell::new()?,
+        }))
+    };
+    if config.rank.world_size() == 1 {
+        return Ok(Membership { session: session(Vec::new())?, service: None, coordinator: None });
+    }
+    let coordinator = match config.host {
+        Host::RankZero if config.rank.index() == 0 => Some(Coordinator::start_epoch(
+            runtime,
+            &config.coordinator,
+            config.rank.world_size(),
+            &key,
+            config.epoch,
+            config.secret.clone(),
+        )?),
+        _ => None,
+    };
+    let stream = reach_coordinator(config, &key, runtime, deadline)?;
+    let at = |source| address_error("listen on", &config.coordinator, source);
+    let listener = socket::listen(listener_address(&stream).map_err(at)?, config.secret.as_ref())?;
+    let mut line = Line::new(stream);
+    let peers = introduce(&mut line, listener.local_addr().map_err(at)?, config, runtime, deadline)?;
+    let session = session(peers)?;
+    let service = Service::new(session.clone(), listener, line);
+    let service = runtime
+        .spawn("dist-service", move || service.run())
+        .map_err(|source| Error::Resources { what: "thread", source })?;
+    tracing::info!(rank = %config.rank, "joined the job");
+    Ok(Membership { session, service: Some(service), coordinator })
+}
+
+/// Connects to the coordinator, again and again until it is there.
+fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: Deadline) -> Result<TcpStream> {
+    let from = number(config.rank.index())?;
+    let identity = Identity { epoch: config.epoch, from, to: COORDINATOR, purpose: Purpose::Control };
+    loop {
+        let mut failure = None;
+        for address in socket::resolve(&config.coordinator)? {
+            match connect(address, runtime, deadline) {
+                Ok(stream) => return greet(stream, key, identity, runtime, deadline),
+                Err(e) => failure = Some(e),
+            }
+        }
+        if runtime.remaining(deadline) <= RETRY {
+            let source = failure.unwrap_or_else(|| io::ErrorKind::TimedOut.into());
+            return Err(address_error("connect to", &config.coordinator, source));
+        }
+        runtime.park(Some(runtime.deadline(RETRY)));
+    }
+}
+
+/// Opens a connection.
+fn connect(address: SocketAddr, runtime: &Runtime, deadline: Deadline) -> io::Result<TcpStream> {
+    let stream = socket::begin_connect(address)?;
+    loop {
+        let mut watched = [socket::watch(&stream, PollFlags::OUT)];
+        socket::poll(&mut watched, runtime.remaining(deadline))?;
+        if !watched[0].revents().is_empty() {
+            return stream.take_error()?.map_or(Ok(stream), Err);
+        }
+        if runtime.expired(deadline) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+    }
+}
+
+/// Proves to the other side of a new connection that this process belongs to the job, and checks its proof.
+fn greet(
+    stream: TcpStream,
+    key: &Key,
+    identity: Identity,
+    runtime: &Runtime,
+    deadline: Deadline,
+) -> Result<TcpStream> {
+    let activity =
+        if identity.purpose == Purpose::Control { Activity::Rendezvous } else { Activity::Connect };
+    let address = stream.peer_addr().map_or_else(|e| e.to_string(), |address| address.to_string());
+    let refused = || Error::Refused { activity, address: address.clone() };
+    let initiator = Initiator::new(key.clone(), identity)?;
+    let failed = |source: io::Error| match source.kind() {
+        io::ErrorKind::TimedOut => {
+            Error::Address { activity, action: "shake hands with", address: address.clone(), source }
+        }
+        _ => refused(),
+    };
+    let mut challenge = [0; CHALLENGE_BYTES];
+    write_all(&stream, initiator.hello()).map_err(failed)?;
+    read_exact(&stream, &mut challenge, runtime, deadline).map_err(failed)?;
+    let proof = initiator.answer(&challenge).ok_or_else(refused)?;
+    write_all(&stream, &proof).map_err(failed)?;
+    Ok(stream)
+}
+
+/// Opens a proven connection to a peer.
+pub(super) fn dial(session: &Session, identity: Identity, deadline: Deadline) -> Result<TcpStream> {
+    let address = session.peers[identity.to as usize];
+    let stream = connect(address, &session.runtime, deadline).map_err(|source| Error::Address {
+        activity: Activity::Connect,
+        action: "connect to",
+        address: address.to_string(),
+        source,
+    })?;
+    greet(stream, &session.key, identity, &session.runtime, deadline)
+}
+
+/// Says where this rank listens, and hears where the others do.
+fn introduce(
+    line: &mut Line,
+    address: SocketAddr,
+    config: &Config,
+    runtime: &Runtime,
+    deadline: Deadline,
+) -> Result<Vec<SocketAddr>> {
+    let gone = |source| Error::Io { activity: Activity::Rendezvous, peer: 0, source };
+    let patience_ms = u32::try_from(runtime.remaining(deadline).as_millis()).unwrap_or(u32::MAX);
+    let world_size = number(config.rank.world_size())?;
+    line.push(Frame::Join { world_size, address, patience_ms }).map_err(gone)?;
+    let mut peers = Vec::new();
+    let mut missing = Vec::new();
+    let mut refusals = 0;
+    while peers.len() < config.rank.world_size() {
+        match line.pull().map_err(gone)? {
+            Some(Frame::Peer { rank, address }) if rank as usize == peers.len() => peers.push(address),
+            Some(Frame::Missing { rank, refused }) => {
+                missing.push(rank as usize);
+                refusals = refused;
+            }
+            Some(Frame::NotAll) => {
+                return Err(Error::Missing { missing, refused: refusals, limit: config.timeout });
+            }
+            Some(Frame::Duplicate) => return Err(Error::DuplicateRank { rank: config.rank.index() }),
+            Some(Frame::WorldSize { expected }) => {
+                let ours = config.rank.world_size();
+                return Err(Error::WorldSize { ours, theirs: expected as usize });
+            }
+            Some(Frame::Abort(abort)) => return Err(Error::Aborted(abort)),
+            Some(_) => return Err(gone(io::ErrorKind::InvalidData.into())),
+            None if runtime.expired(deadline) => {
+                let (elapsed, limit) = (runtime.elapsed(deadline), deadline.limit());
+                return Err(Error::Timeout { activity: Activity::Rendezvous, peer: 0, elapsed, limit });
+            }
+            None => {
+                let mut watched = [socket::watch(&line.stream, PollFlags::IN)];
+                socket::poll(&mut watched, runtime.remaining(deadline)).map_err(gone)?;
+            }
+        }
+    }
+    Ok(peers)
+}
+
+/// A new connection takes these few bytes at once, or is of no use.
+fn write_all(mut stream: &TcpStream, bytes: &[u8]) -> io::Result<()> {
+    io::Write::write_all(&mut stream, bytes)
+}
+
+fn read_exact(
+    mut stream: &TcpStream,
+    bytes: &mut [u8],
+    runtime: &Runtime,
+    deadline: Deadline,
+) -> io::Result<()> {
+    let mut filled = 0;
+    while filled < bytes.len() {
+        match io::Read::read(&mut stream, &mut bytes[filled..]) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => filled += count,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                if runtime.expired(deadline) {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                let mut watched = [socket::watch(stream, PollFlags::IN)];
+                socket::poll(&mut watched, runtime.remaining(deadline))?;
+            }
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+/// Ranks travel as 32 bits.
+pub(super) fn number(rank: usize) -> Result<u32> {
+    u32::try_from(rank).map_err(|_| Error::RankOutOfRange { rank, world_size: u32::MAX as usize })
+}
+
+fn address_error(action: &'static str, address: &str, source: io::Error) -> Error {
+    Error::Address { activity: Activity::Rendezvous, action, address: address.to_owned(), source }
+}

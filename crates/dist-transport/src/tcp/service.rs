@@ -1,0 +1,145 @@
+//! The service thread of a process: handshakes of those who connect, signs of life, and the abort.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::event::PollFlags;
+
+use crate::auth::{Identity, Purpose};
+use crate::tcp::control::{Frame, Line};
+use crate::tcp::gate::Gate;
+use crate::tcp::session::Session;
+use crate::tcp::{BEAT, LIVENESS, socket};
+use crate::{Abort, Cause, Deadline, Fingerprint};
+
+/// Everything that the service thread knows.
+pub(super) struct Service {
+    gate: Gate,
+    line: Line,
+    session: Arc<Session>,
+    next_beat: Deadline,
+    last_look: Deadline,
+    /// When the coordinator counts as silent.
+    silent_by: Deadline,
+    /// Whether the coordinator is still there.
+    connected: bool,
+}
+
+impl Service {
+    pub(super) fn new(session: Arc<Session>, listener: TcpListener, line: Line) -> Self {
+        let runtime = &session.runtime;
+        Self {
+            gate: Gate::new(listener, session.key.clone(), session.epoch, runtime.clone()),
+            line,
+            next_beat: runtime.deadline(BEAT),
+            last_look: runtime.deadline(BEAT),
+            silent_by: runtime.deadline(LIVENESS),
+            connected: true,
+            session,
+        }
+    }
+
+    /// Serves until the session is closing and everything is said.
+    pub(super) fn run(mut self) {
+        loop {
+            if let Err(e) = self.wait() {
+                tracing::error!(error = %e, "the service thread cannot wait and ends");
+                return self.lose_coordinator();
+            }
+            self.session.service_bell.rung();
+            for (stream, identity) in self.gate.advance() {
+                self.admit(stream, identity);
+            }
+            let closing = self.session.closing.load(Ordering::Acquire);
+            self.speak();
+            self.hear();
+            if closing && !(self.connected && self.line.unsent()) {
+                return;
+            }
+        }
+    }
+
+    fn wait(&self) -> io::Result<()> {
+        let listener = socket::watch(&self.gate.listener, PollFlags::IN);
+        let mut watched = vec![self.session.service_bell.watch(), listener];
+        watched.extend(self.gate.half_open().iter().map(|knock| socket::watch(&knock.stream, PollFlags::IN)));
+        if self.connected {
+            let unsent = if self.line.unsent() { PollFlags::OUT } else { PollFlags::empty() };
+            watched.push(socket::watch(&self.line.stream, PollFlags::IN | unsent));
+        }
+        socket::poll(&mut watched, self.session.runtime.remaining(self.next_beat))
+    }
+
+    /// Hands a proven connection to whoever will ask for it.
+    fn admit(&self, stream: TcpStream, identity: Identity) {
+        let session = &self.session;
+        let (from, to) = (identity.from as usize, identity.to as usize);
+        match identity.purpose {
+            Purpose::Data(channel) if to == session.rank.index() && from < session.rank.world_size() => {
+                session.arrivals.put(channel, from, stream, &session.verdict);
+            }
+            _ => tracing::warn!(?identity, "a process of this job connected to the wrong place"),
+        }
+    }
+
+    /// Says what is to be said, and that we live.
+    fn speak(&mut self) {
+        let runtime = self.session.runtime.clone();
+        if runtime.expired(self.next_beat) {
+            self.next_beat = runtime.deadline(BEAT);
+            self.session.outgoing.push(Frame::Beat);
+        }
+        while let Some(frame) = self.session.outgoing.pop() {
+            if self.connected && self.line.push(frame).is_err() {
+                self.lose_coordinator();
+            }
+        }
+        if self.connected && self.line.flush().is_err() {
+            self.lose_coordinator();
+        }
+    }
+
+    /// Hears what the coordinator has to say, and notices when it says nothing any more.
+    fn hear(&mut self) {
+        let runtime = self.session.runtime.clone();
+        while self.connected {
+            match self.line.pull() {
+                Ok(None) => break,
+                Ok(Some(frame)) => {
+                    self.silent_by = runtime.deadline(LIVENESS);
+                    if let Frame::Abort(abort) = frame {
+                        self.session.verdict.decide(abort);
+                    }
+                }
+                Err(_) => self.lose_coordinator(),
+            }
+        }
+        if runtime.elapsed(self.last_look) > 2 * BEAT {
+            // It was not silent, we were not looking.
+            self.silent_by = runtime.deadline(LIVENESS);
+        }
+        self.last_look = runtime.deadline(BEAT);
+        if self.connected && runtime.expired(self.silent_by) {
+            self.lose_coordinator();
+        }
+    }
+
+    fn lose_coordinator(&mut self) {
+        self.connected = false;
+        if !self.session.closing.load(Ordering::Acquire) {
+            let reporter = self.session.rank.index();
+            let abort = Abort { cause: Cause::CoordinatorLost, rank: 0, reporter, call: Fingerprint::NONE };
+            self.session.report(abort);
+        }
+    }
+}
+
+/// Where this process's listener is to be: on the interface that reached the coordinator.
+pub(super) fn listener_address(line: &TcpStream) -> io::Result<SocketAddr> {
+    line.local_addr().map(|mut address| {
+        address.set_port(0);
+        address
+    })
+}

@@ -1,0 +1,211 @@
+//! One process's part in a job: what all its transports share.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crossbeam::queue::SegQueue;
+use rustix::event::{PollFd, PollFlags};
+
+use crate::auth::Key;
+use crate::runtime::{Task, Unparker};
+use crate::tcp::control::Frame;
+use crate::tcp::coordinator::Coordinator;
+use crate::tcp::link::Fault;
+use crate::tcp::socket;
+use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Rank, Result, Runtime};
+
+/// How long a leaving process waits for its goodbye to be sent.
+const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
+
+/// A process's membership in a job; the last transport to be dropped ends it.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) rank: Rank,
+    pub(super) runtime: Runtime,
+    pub(super) key: Key,
+    pub(super) epoch: u32,
+    /// Where each rank can be connected to.
+    pub(super) peers: Vec<SocketAddr>,
+    pub(super) verdict: Verdict,
+    pub(super) arrivals: Arrivals,
+    /// What the service thread is to say to the coordinator.
+    pub(super) outgoing: SegQueue<Frame>,
+    pub(super) closing: AtomicBool,
+    /// Wakes the service thread.
+    pub(super) service_bell: Bell,
+}
+
+/// Keeps a session's threads; dropped with its last transport.
+#[derive(Debug)]
+pub(super) struct Membership {
+    pub(super) session: Arc<Session>,
+    pub(super) service: Option<Task<()>>,
+    pub(super) coordinator: Option<Coordinator>,
+}
+
+impl Session {
+    /// Says what went wrong: to this process at once, to the others through the coordinator, whose word is final.
+    pub(super) fn report(&self, abort: Abort) {
+        if self.verdict.propose(abort) {
+            self.outgoing.push(Frame::Abort(abort));
+            self.service_bell.ring();
+        }
+    }
+
+    /// Ends the job because of this process.
+    pub(super) fn give_up(&self, call: crate::Fingerprint) {
+        let rank = self.rank.index();
+        self.report(Abort { cause: Cause::GaveUp, rank, reporter: rank, call });
+    }
+}
+
+impl Drop for Membership {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.session.give_up(crate::Fingerprint::NONE);
+        }
+        self.session.outgoing.push(Frame::Goodbye);
+        self.session.closing.store(true, Ordering::Release);
+        self.session.service_bell.ring();
+        if let Some(service) = self.service.take() {
+            let _ = service.join_by(self.session.runtime.deadline(GOODBYE_LIMIT));
+        }
+        if let Some(coordinator) = self.coordinator.take() {
+            coordinator.linger();
+        }
+    }
+}
+
+/// A descriptor that becomes readable when it is rung.
+#[derive(Debug)]
+pub(super) struct Bell {
+    rope: UnixStream,
+    bell: UnixStream,
+}
+
+impl Bell {
+    pub(super) fn new() -> Result<Self> {
+        let make = || {
+            let (rope, bell) = UnixStream::pair()?;
+            rope.set_nonblocking(true)?;
+            bell.set_nonblocking(true)?;
+            Ok(Self { rope, bell })
+        };
+        make().map_err(|source| Error::Resources { what: "socket pair", source })
+    }
+
+    pub(super) fn ring(&self) {
+        // A full buffer means that it rings already.
+        let _ = (&self.rope).write(&[1]);
+    }
+
+    pub(super) fn watch(&self) -> PollFd<'_> {
+        socket::watch(&self.bell, PollFlags::IN)
+    }
+
+    /// Whether it was rung since the last time; it is silent afterwards.
+    pub(super) fn rung(&self) -> bool {
+        matches!((&self.bell).read(&mut [0; 64]), Ok(1..))
+    }
+}
+
+/// Why the job ended, once it has: watched by every wait.
+#[derive(Debug)]
+pub(super) struct Verdict {
+    reached: AtomicBool,
+    record: Mutex<Option<Abort>>,
+    /// Rung once and never silenced.
+    bell: Bell,
+    /// Those who wait without a descriptor.
+    waiting: Mutex<Vec<Unparker>>,
+}
+
+impl Verdict {
+    pub(super) fn new() -> Result<Self> {
+        let (reached, record, waiting) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
+        Ok(Self { reached, record, waiting, bell: Bell::new()? })
+    }
+
+    pub(super) fn get(&self) -> Option<Abort> {
+        // The flag spares the lock on every wait of a healthy job.
+        if self.reached.load(Ordering::Acquire) { *lock(&self.record) } else { None }
+    }
+
+    pub(super) fn watch(&self) -> PollFd<'_> {
+        self.bell.watch()
+    }
+
+    /// This process's view, which holds until the coordinator's word comes. `false` if there is one already.
+    fn propose(&self, abort: Abort) -> bool {
+        let mut record = lock(&self.record);
+        let first = record.is_none();
+        record.get_or_insert(abort);
+        drop(record);
+        self.announce();
+        first
+    }
+
+    /// The coordinator's word.
+    pub(super) fn decide(&self, abort: Abort) {
+        *lock(&self.record) = Some(abort);
+        self.announce();
+    }
+
+    fn announce(&self) {
+        self.reached.store(true, Ordering::Release);
+        self.bell.ring();
+        lock(&self.waiting).drain(..).for_each(|unparker| unparker.unpark());
+    }
+}
+
+/// Connections that peers have opened and nobody has asked for yet.
+#[derive(Debug, Default)]
+pub(super) struct Arrivals(Mutex<HashMap<(ChannelId, usize), TcpStream>>);
+
+impl Arrivals {
+    /// Keeps a connection until it is asked for. A second one of the same peer and channel is dropped.
+    pub(super) fn put(&self, channel: ChannelId, peer: usize, stream: TcpStream, verdict: &Verdict) {
+        lock(&self.0).entry((channel, peer)).or_insert(stream);
+        lock(&verdict.waiting).drain(..).for_each(|unparker| unparker.unpark());
+    }
+
+    /// Waits for a peer's connection.
+    pub(super) fn take(
+        &self,
+        channel: ChannelId,
+        peer: usize,
+        session: &Session,
+        deadline: Deadline,
+    ) -> Result<TcpStream, Fault> {
+        let runtime = &session.runtime;
+        loop {
+            // Registered before the look: whoever comes after the look wakes us.
+            lock(&session.verdict.waiting).push(runtime.unparker());
+            if let Some(stream) = lock(&self.0).remove(&(channel, peer)) {
+                return Ok(stream);
+            }
+            if let Some(abort) = session.verdict.get() {
+                return Err(Fault::Aborted(abort));
+            }
+            if runtime.expired(deadline) {
+                return Err(Fault::TimedOut);
+            }
+            runtime.park(Some(deadline));
+        }
+    }
+}
+
+/// The error of a wait that lasted too long.
+pub(super) fn timeout(runtime: &Runtime, activity: Activity, peer: usize, deadline: Deadline) -> Error {
+    Error::Timeout { activity, peer, elapsed: runtime.elapsed(deadline), limit: deadline.limit() }
+}
+
+/// A panic elsewhere does not make these records wrong.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,120 @@
+//! Options of sockets, listening, and connecting by a deadline.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use socket2::{Domain, SockRef, Socket, Type};
+
+use crate::auth::Secret;
+use crate::{Activity, Error, Result};
+
+const BACKLOG: i32 = 1024;
+
+/// The addresses behind a name, as `host:port`.
+pub(super) fn resolve(address: &str) -> Result<Vec<SocketAddr>> {
+    let failed = |source| Error::Address {
+        activity: Activity::Rendezvous,
+        action: "resolve",
+        address: address.to_owned(),
+        source,
+    };
+    let found: Vec<_> = address.to_socket_addrs().map_err(failed)?.collect();
+    if found.is_empty() {
+        return Err(failed(io::ErrorKind::NotFound.into()));
+    }
+    Ok(found)
+}
+
+/// Listens on this address, without waiting for connections: beyond loopback only with a secret.
+pub(super) fn listen(address: SocketAddr, secret: Option<&Secret>) -> Result<TcpListener> {
+    if !address.ip().to_canonical().is_loopback() && secret.is_none() {
+        return Err(Error::SecretNeeded { address: address.to_string() });
+    }
+    let open = || {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+        socket.set_reuse_address(true)?;
+        choose_congestion_control(&socket, address.ip());
+        socket.bind(&address.into())?;
+        socket.listen(BACKLOG)?;
+        socket.set_nonblocking(true)?;
+        Ok(socket.into())
+    };
+    open().map_err(|source| Error::Address {
+        activity: Activity::Rendezvous,
+        action: "listen on",
+        address: address.to_string(),
+        source,
+    })
+}
+
+/// Begins to connect; the connection is made when the socket becomes writable.
+pub(super) fn begin_connect(address: SocketAddr) -> io::Result<TcpStream> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    socket.set_nonblocking(true)?;
+    choose_congestion_control(&socket, address.ip());
+    match socket.connect(&address.into()) {
+        Ok(()) => {}
+        Err(e) if e.raw_os_error() == Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => {}
+        Err(e) => return Err(e),
+    }
+    let stream = socket.into();
+    prepare(&stream)?;
+    Ok(stream)
+}
+
+/// What every connection of ours is: non-blocking, and without delay for small messages.
+pub(super) fn prepare(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nonblocking(true)?;
+    stream.set_nodelay(true)
+}
+
+/// On loopback a congestion control that paces, as the system's default may do, halves the speed of large
+/// messages. Where the system does not let us choose, its choice stays.
+fn choose_congestion_control(socket: &Socket, ip: IpAddr) {
+    #[cfg(any(target_os = "linux", target_os = "android", target_os = "freebsd"))]
+    if ip.to_canonical().is_loopback() {
+        let _ = SockRef::from(socket).set_tcp_congestion(b"reno");
+    }
+    #[cfg(not(any(target_os = "linux", target_os = "android", target_os = "freebsd")))]
+    let _ = (socket, ip);
+}
+
+/// Sends what the connection takes without waiting; `None` if it takes nothing now.
+pub(super) fn send(stream: &TcpStream, pieces: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
+    #[cfg(not(target_vendor = "apple"))]
+    let flags = rustix::net::SendFlags::NOSIGNAL;
+    #[cfg(target_vendor = "apple")]
+    let flags = rustix::net::SendFlags::empty();
+    would_block(rustix::net::sendmsg(stream, pieces, &mut rustix::net::SendAncillaryBuffer::default(), flags))
+}
+
+/// Receives what has come without waiting; `None` if nothing has, 0 if nothing will.
+pub(super) fn receive(stream: &TcpStream, rooms: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
+    would_block(rustix::io::readv(stream, rooms))
+}
+
+fn would_block(moved: rustix::io::Result<usize>) -> io::Result<Option<usize>> {
+    use rustix::io::Errno;
+    match moved {
+        Ok(count) => Ok(Some(count)),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Waits until one of these is ready or the time is over. Interruptions count as ready: the caller looks again.
+pub(super) fn poll(watched: &mut [PollFd<'_>], limit: Duration) -> io::Result<()> {
+    let limit = Timespec::try_from(limit).ok();
+    match rustix::event::poll(watched, limit.as_ref()) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Watches a descriptor for these events.
+pub(super) fn watch<'a>(descriptor: &'a impl AsFd, events: PollFlags) -> PollFd<'a> {
+    PollFd::new(descriptor, events)
+}

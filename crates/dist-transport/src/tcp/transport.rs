@@ -1,0 +1,406 @@
+//! The transport over TCP: connections on first use, and messages without a thread or a buffer of their size.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::PollFlags;
+
+use crate::auth::{Identity, Purpose};
+use crate::tcp::config::Config;
+use crate::tcp::link::{Fault, Inbound, Outbound, Scratch, say_goodbye};
+use crate::tcp::patience::{Patience, Wait};
+use crate::tcp::session::{Membership, Session, timeout};
+use crate::tcp::{rendezvous, socket};
+use crate::transport::{check_exchange, check_members, check_peer};
+use crate::{
+    Abort, Activity, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Incoming, Outgoing, Rank,
+    Result, Runtime, Sink, Traffic, Transport,
+};
+
+/// How long to wait for the reason when a connection breaks.
+const REASON_LIMIT: Duration = Duration::from_millis(250);
+
+/// One channel of a process that is connected to its peers by TCP.
+#[derive(Debug)]
+pub struct TcpTransport {
+    membership: Arc<Membership>,
+    channel: ChannelId,
+    rank: Rank,
+    /// The ranks of the group, as numbered in the world.
+    members: Vec<usize>,
+    children: u64,
+    links: Vec<Option<TcpStream>>,
+    /// Messages of this rank to itself.
+    own: VecDeque<(Fingerprint, Vec<u8>)>,
+    scratch: Scratch,
+    call: Fingerprint,
+    patience: Patience,
+    traffic: Traffic,
+}
+
+/// What went wrong with which peer.
+struct Trouble {
+    activity: Activity,
+    peer: usize,
+    fault: Fault,
+}
+
+/// What a message still needs after it went as far as it goes without waiting.
+struct Pending {
+    moved: bool,
+    send: bool,
+    receive: bool,
+}
+
+impl TcpTransport {
+    /// Meets the other ranks of the job and opens the channel that contains them all. Connections to peers are
+    /// opened when they are first used.
+    ///
+    /// # Errors
+    /// If the coordinator cannot be reached, or some rank does not come, within the config's timeout; if this
+    /// process and the coordinator do not share a secret and a job; if an address cannot be listened on, or
+    /// would need a secret.
+    pub fn join(config: &Config) -> Result<Self> {
+        let membership = Arc::new(rendezvous::join(config, &Runtime::system())?);
+        let members = (0..config.rank.world_size()).collect();
+        Ok(Self::open(membership, ChannelId::WORLD, config.rank, members))
+    }
+
+    fn open(membership: Arc<Membership>, channel: ChannelId, rank: Rank, members: Vec<usize>) -> Self {
+        let peers = &membership.session.peers;
+        let here = peers.get(membership.session.rank.index()).map(|address| address.ip());
+        let local_ranks = peers.iter().filter(|address| Some(address.ip()) == here).count();
+        Self {
+            channel,
+            rank,
+            links: members.iter().map(|_| None).collect(),
+            members,
+            children: 0,
+            own: VecDeque::new(),
+            scratch: Scratch::default(),
+            call: Fingerprint::NONE,
+            patience: Patience::new(local_ranks),
+            traffic: Traffic::default(),
+            membership,
+        }
+    }
+
+    fn session(&self) -> &Session {
+        &self.membership.session
+    }
+
+    fn check_alive(&self) -> Result<()> {
+        self.session().verdict.get().map_or(Ok(()), |abort| Err(Error::Aborted(abort)))
+    }
+
+    /// Opens the connections to these peers that are not open yet: first those that this rank dials, which needs
+    /// nothing but the peer's service thread, then those that the peer dials when it comes to this call.
+    fn connect(&mut self, peers: [Option<usize>; 2], deadline: Deadline) -> Result<(), Trouble> {
+        for dialling in [true, false] {
+            for peer in peers.into_iter().flatten() {
+                let dials = self.rank.index() > peer;
+                if self.links[peer].is_none() && dials == dialling {
+                    let link =
+                        if dials { self.dial(peer, deadline) } else { self.await_dial(peer, deadline) };
+                    let trouble = |fault| Trouble { activity: Activity::Connect, peer, fault };
+                    self.links[peer] = Some(link.map_err(trouble)?);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn dial(&self, peer: usize, deadline: Deadline) -> Result<TcpStream, Fault> {
+        let session = self.session();
+        let dial = || {
+            let from = rendezvous::number(session.rank.index())?;
+            let to = rendezvous::number(self.members[peer])?;
+            let identity = Identity { epoch: session.epoch, from, to, purpose: Purpose::Data(self.channel) };
+            rendezvous::dial(session, identity, deadline)
+        };
+        dial().map_err(Fault::Unconnected)
+    }
+
+    fn await_dial(&self, peer: usize, deadline: Deadline) -> Result<TcpStream, Fault> {
+        let session = self.session();
+        session.arrivals.take(self.channel, self.members[peer], session, deadline)
+    }
+
+    /// Moves both halves as far as they go, again and again, waiting in between.
+    fn drive(
+        &mut self,
+        peers: [Option<usize>; 2],
+        deadline: Deadline,
+        mut step: impl FnMut([Option<&TcpStream>; 2], &mut Scratch) -> Result<Pending, Trouble>,
+    ) -> Result<(), Trouble> {
+        let session = &*self.membership.session;
+        let links = peers.map(|peer| peer.and_then(|peer| self.links[peer].as_ref()));
+        let mut wait = Wait::default();
+        loop {
+            let pending = step(links, &mut self.scratch)?;
+            if !pending.send && !pending.receive {
+                return Ok(());
+            }
+            if pending.moved {
+                wait = Wait::default();
+                continue;
+            }
+            let (activity, peer) = match peers {
+                [_, Some(from)] if pending.receive => (Activity::Receive, from),
+                [to, _] => (Activity::Send, to.unwrap_or_default()),
+            };
+            let trouble = |fault| Trouble { activity, peer, fault };
+            if let Some(abort) = session.verdict.get() {
+                return Err(trouble(Fault::Aborted(abort)));
+            }
+            if self.patience.look_again(&mut wait, &session.runtime) {
+                continue;
+            }
+            if session.runtime.expired(deadline) {
+                return Err(trouble(Fault::TimedOut));
+            }
+            sleep(session, links, &pending, deadline).map_err(|e| trouble(Fault::Io(e)))?;
+        }
+    }
+
+    /// Ends a message that failed: finds the reason, tells the others, and makes the error.
+    fn fail(&mut self, trouble: Trouble, deadline: Deadline) -> Error {
+        self.scratch.clear();
+        let Trouble { activity, peer, fault } = trouble;
+        // A connection breaks when its peer dies, but also when its peer gave up because of somebody else.
+        let reason = match fault {
+            Fault::Aborted(abort) => Some(abort),
+            Fault::Closed | Fault::Io(_) | Fault::Unconnected(_) => self.await_reason(deadline),
+            _ => self.session().verdict.get(),
+        };
+        if let Some(abort) = reason {
+            return Error::Aborted(abort);
+        }
+        let (cause, error) = match fault {
+            Fault::Aborted(abort) => return Error::Aborted(abort),
+            Fault::TimedOut => (Cause::TimedOut, timeout(self.runtime(), activity, peer, deadline)),
+            Fault::Goodbye | Fault::Closed => (Cause::Left, Error::Closed { activity, peer }),
+            Fault::Mismatch { theirs } => {
+                (Cause::Mismatch { theirs }, Error::Mismatch { peer, ours: self.call, theirs })
+            }
+            Fault::Length { got, expected } => (Cause::Protocol, Error::Length { peer, got, expected }),
+            Fault::Garbage => (Cause::Protocol, Error::Garbage { peer }),
+            Fault::Io(source) => (Cause::Died, Error::Io { activity, peer, source }),
+            Fault::Unconnected(error) => (Cause::Died, error),
+        };
+        let (rank, reporter) = (self.members[peer], self.session().rank.index());
+        self.session().report(Abort { cause, rank, reporter, call: self.call });
+        error
+    }
+
+    /// The coordinator notices a death as soon as the peer does: its word tells more than a broken connection.
+    fn await_reason(&self, deadline: Deadline) -> Option<Abort> {
+        let (session, runtime) = (self.session(), self.runtime());
+        let until = runtime.deadline(runtime.remaining(deadline).min(REASON_LIMIT));
+        loop {
+            let reason = session.verdict.get();
+            if reason.is_some() || runtime.expired(until) {
+                return reason;
+            }
+            socket::poll(&mut [session.verdict.watch()], runtime.remaining(until)).ok()?;
+        }
+    }
+
+    fn try_exchange(
+        &mut self,
+        send: Option<Outgoing<'_>>,
+        receive: Option<Incoming<'_>>,
+        deadline: Deadline,
+    ) -> Result<(), Trouble> {
+        let peers = [send.map(|send| send.to), receive.as_ref().map(|receive| receive.from)];
+        self.connect(peers, deadline)?;
+        let parts = send.map_or(&[][..], |send| send.parts);
+        let mut outbound = send.map(|send| Outbound::new(send.len(), &self.call));
+        let mut inbound = receive.map(|receive| (Inbound::new(receive.len, &self.call), receive.sink));
+        self.drive(peers, deadline, |[to, from], scratch| {
+            let mut pending = Pending { moved: false, send: false, receive: false };
+            if let (Some(link), Some(outbound)) = (to, &mut outbound)
+                && !outbound.done()
+            {
+                pending.moved |= outbound.push(link, parts).map_err(|fault| sending(peers, fault))?;
+                pending.send = !outbound.done();
+            }
+            if let (Some(link), Some((inbound, sink))) = (from, &mut inbound)
+                && !inbound.done()
+            {
+                let came = match sink {
+                    Sink::Into(memory) => inbound.pull_into(link, memory),
+                    Sink::Each(sink) => inbound.pull_each(link, scratch, sink),
+                };
+                pending.moved |= came.map_err(|fault| receiving(peers, fault))?;
+                pending.receive = !inbound.done();
+            }
+            Ok(pending)
+        })
+    }
+
+    fn try_exchange_in_place(
+        &mut self,
+        peer: usize,
+        buffer: &mut [u8],
+        combine: &mut Combine<'_>,
+        deadline: Deadline,
+    ) -> Result<(), Trouble> {
+        let peers = [Some(peer); 2];
+        self.connect(peers, deadline)?;
+        let mut outbound = Outbound::new(buffer.len(), &self.call);
+        let mut inbound = Inbound::new(buffer.len(), &self.call);
+        self.drive(peers, deadline, |[link, _], scratch| {
+            let link = link.expect("connected above");
+            let mut moved = false;
+            if !outbound.done() {
+                moved |= outbound.push(link, &[buffer]).map_err(|fault| sending(peers, fault))?;
+            }
+            if !inbound.done() {
+                let came = inbound.pull_in_place(link, scratch, &outbound, buffer, combine);
+                moved |= came.map_err(|fault| receiving(peers, fault))?;
+            }
+            Ok(Pending { moved, send: !outbound.done(), receive: !inbound.done() })
+        })
+    }
+
+    /// Delivers this rank's oldest message to itself.
+    fn receive_own(&mut self, len: usize, sink: Sink<'_>) -> Result<(), Fault> {
+        let (theirs, message) = self.own.pop_front().ok_or(Fault::TimedOut)?;
+        if theirs != self.call {
+            return Err(Fault::Mismatch { theirs });
+        }
+        if message.len() != len {
+            return Err(Fault::Length { got: message.len() as u64, expected: len as u64 });
+        }
+        match sink {
+            Sink::Into(memory) => memory.copy_from_slice(&message),
+            Sink::Each(sink) => self.scratch.pass(&message, sink),
+        }
+        Ok(())
+    }
+}
+
+fn sending(peers: [Option<usize>; 2], fault: Fault) -> Trouble {
+    Trouble { activity: Activity::Send, peer: peers[0].unwrap_or_default(), fault }
+}
+
+fn receiving(peers: [Option<usize>; 2], fault: Fault) -> Trouble {
+    Trouble { activity: Activity::Receive, peer: peers[1].unwrap_or_default(), fault }
+}
+
+/// Waits until a pending half can move, the job is aborted, or the deadline passes.
+fn sleep(
+    session: &Session,
+    [to, from]: [Option<&TcpStream>; 2],
+    pending: &Pending,
+    deadline: Deadline,
+) -> io::Result<()> {
+    let mut watched = vec![session.verdict.watch()];
+    watched.extend(to.filter(|_| pending.send).map(|link| socket::watch(link, PollFlags::OUT)));
+    watched.extend(from.filter(|_| pending.receive).map(|link| socket::watch(link, PollFlags::IN)));
+    socket::poll(&mut watched, session.runtime.remaining(deadline))
+}
+
+impl Transport for TcpTransport {
+    fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    fn channel(&self) -> ChannelId {
+        self.channel
+    }
+
+    fn runtime(&self) -> &Runtime {
+        &self.membership.session.runtime
+    }
+
+    fn begin(&mut self, call: Fingerprint) {
+        self.call = call;
+    }
+
+    fn exchange(
+        &mut self,
+        mut send: Option<Outgoing<'_>>,
+        mut receive: Option<Incoming<'_>>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        check_exchange(self.rank, send.as_ref(), receive.as_ref())?;
+        self.check_alive()?;
+        let me = self.rank.index();
+        let sent = send.as_ref().map(Outgoing::len);
+        let received = receive.as_ref().map(|receive| receive.len);
+        if let Some(own) = send.take_if(|send| send.to == me) {
+            self.own.push_back((self.call, own.parts.concat()));
+        }
+        if let Some(own) = receive.take_if(|receive| receive.from == me) {
+            let trouble = |fault| Trouble { activity: Activity::Receive, peer: me, fault };
+            self.receive_own(own.len, own.sink).map_err(|fault| self.fail(trouble(fault), deadline))?;
+        }
+        if send.is_some() || receive.is_some() {
+            self.try_exchange(send, receive, deadline).map_err(|trouble| self.fail(trouble, deadline))?;
+        }
+        self.traffic.count(sent, received);
+        Ok(())
+    }
+
+    fn exchange_in_place(
+        &mut self,
+        peer: usize,
+        buffer: &mut [u8],
+        combine: &mut Combine<'_>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        check_peer(self.rank, peer)?;
+        self.check_alive()?;
+        let length = buffer.len();
+        if peer == self.rank.index() {
+            let own = buffer.to_vec();
+            self.scratch
+                .pass(&own, &mut |offset, bytes| combine(&mut buffer[offset..][..bytes.len()], bytes));
+        } else {
+            self.try_exchange_in_place(peer, buffer, combine, deadline)
+                .map_err(|trouble| self.fail(trouble, deadline))?;
+        }
+        self.traffic.count(Some(length), Some(length));
+        Ok(())
+    }
+
+    fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {
+        check_members(self.rank, members)?;
+        let channel = self.channel.child(self.children, members);
+        self.children += 1;
+        let Some(index) = members.iter().position(|&member| member == self.rank.index()) else {
+            return Ok(None);
+        };
+        let rank = Rank::new(index, members.len()).expect("a position in a list is below its length");
+        let members = members.iter().map(|&member| self.members[member]).collect();
+        Ok(Some(Box::new(Self::open(self.membership.clone(), channel, rank, members))))
+    }
+
+    fn abort(&mut self) {
+        self.session().give_up(self.call);
+    }
+
+    fn aborted(&self) -> Option<Abort> {
+        self.session().verdict.get()
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+}
+
+impl Drop for TcpTransport {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.session().give_up(self.call);
+        }
+        if self.aborted().is_none() {
+            self.links.iter().flatten().for_each(say_goodbye);
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! What only the TCP transport does: meeting, refusing strangers, noticing deaths.
+#![cfg(feature = "tcp")]
+
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dist_transport::tcp::{Config, Coordinator, Secret, TcpTransport};
+use dist_transport::{Activity, Cause, Error, Fingerprint, Incoming, Outgoing, Runtime, Sink, Transport};
+
+/// A job whose ranks are threads: the test's own coordinator stands in for the launcher's.
+struct Job {
+    coordinator: Coordinator,
+    configs: Vec<Config>,
+}
+
+impl Job {
+    fn new(world_size: usize) -> Self {
+        let coordinator = Coordinator::start("127.0.0.1:0", world_size, "test", None).unwrap();
+        let address = coordinator.address().to_string();
+        let config = |rank| {
+            let config = Config::new(rank, world_size, &address).unwrap();
+            config.with_job("test").with_external_coordinator().with_timeout(Duration::from_secs(20))
+        };
+        Self { configs: (0..world_size).map(config).collect(), coordinator }
+    }
+
+    /// Runs `program` on every rank and returns the results in rank order.
+    fn run<T: Send + 'static>(&self, program: impl Fn(TcpTransport) -> T + Send + Sync + 'static) -> Vec<T> {
+        let runtime = Runtime::system();
+        let program = Arc::new(program);
+        let rank = |config: &Config| {
+            let (config, program) = (config.clone(), program.clone());
+            runtime.spawn("rank", move || program(TcpTransport::join(&config).unwrap())).unwrap()
+        };
+        let tasks: Vec<_> = self.configs.iter().map(rank).collect();
+        tasks.into_iter().map(|task| task.join().unwrap()).collect()
+    }
+}
+
+/// Sends a word to the right while receiving one from the left.
+fn pass_round(transport: &mut TcpTransport, word: u64, limit: Duration) -> Result<u64, Error> {
+    let rank = transport.rank();
+    let deadline = transport.runtime().deadline(limit);
+    let mut received = [0; 8];
+    transport.exchange(
+        Some(Outgoing { to: rank.right().index(), parts: &[&word.to_le_bytes()] }),
+        Some(Incoming { from: rank.left().index(), len: 8, sink: Sink::Into(&mut received) }),
+        deadline,
+    )?;
+    Ok(u64::from_le_bytes(received))
+}
+
+/// Passes words round until something goes wrong.
+fn pass_until_error(transport: &mut TcpTransport) -> Error {
+    loop {
+        if let Err(error) = pass_round(transport, 0, LONG) {
+            return error;
+        }
+    }
+}
+
+const LONG: Duration = Duration::from_secs(20);
+
+#[test]
+fn words_go_round_a_ring_of_five() {
+    let sums = Job::new(5).run(|mut transport| {
+        let mut word = transport.rank().index() as u64;
+        let mut sum = word;
+        for _ in 1..5 {
+            word = pass_round(&mut transport, word, LONG).unwrap();
+            sum += word;
+        }
+        sum
+    });
+    assert_eq!(sums, [10; 5]);
+}
+
+#[test]
+fn large_messages_meet_in_place() {
+    let sums = Job::new(2).run(|mut transport| {
+        let mine = transport.rank().index() as u8 + 1;
+        let mut buffer = vec![mine; 5_000_003];
+        let deadline = transport.runtime().deadline(LONG);
+        let peer = 1 - transport.rank().index();
+        let mut combine = |ours: &mut [u8], theirs: &[u8]| {
+            ours.iter_mut().zip(theirs).for_each(|(ours, theirs)| *ours += theirs);
+        };
+        transport.exchange_in_place(peer, &mut buffer, &mut combine, deadline).unwrap();
+        buffer.iter().all(|&byte| byte == 3)
+    });
+    assert_eq!(sums, [true; 2]);
+}
+
+#[test]
+fn rank_zero_hosts_the_coordinator_where_no_launcher_does() {
+    let address = {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        free.local_addr().unwrap().to_string()
+    };
+    let runtime = Runtime::system();
+    let tasks: Vec<_> = (0..3)
+        .map(|rank| {
+            let config = Config::new(rank, 3, &address).unwrap().with_timeout(LONG);
+            let work =
+                move || pass_round(&mut TcpTransport::join(&config).unwrap(), rank as u64, LONG).unwrap();
+            runtime.spawn("rank", work).unwrap()
+        })
+        .collect();
+    let words: Vec<_> = tasks.into_iter().map(|task| task.join().unwrap()).collect();
+    assert_eq!(words, [2, 0, 1]);
+}
+
+#[test]
+fn strangers_do_not_disturb_a_job() {
+    let job = Job::new(3);
+    let address = job.coordinator.address();
+    let mut silent = Vec::new();
+    for _ in 0..100 {
+        silent.push(TcpStream::connect(address).unwrap());
+        let mut rude = TcpStream::connect(address).unwrap();
+        let _ = rude.write_all(
+            b"GET / HTTP/1.1\r\nHost: coordinator\r\nAccept: everything, please, and more\r\n\r\n",
+        );
+        drop(TcpStream::connect(address).unwrap());
+    }
+    assert_eq!(job.run(|mut transport| pass_round(&mut transport, 7, LONG).unwrap()), [7; 3]);
+    drop(silent);
+}
+
+#[test]
+fn a_wrong_secret_is_refused_and_the_others_learn_who_is_missing() {
+    let secret = Secret::from_bytes(b"sixteen bytes or more").unwrap();
+    let coordinator = Coordinator::start("127.0.0.1:0", 2, "dist", Some(secret.clone())).unwrap();
+    let address = coordinator.address().to_string();
+    let config = |rank, secret| {
+        let config = Config::new(rank, 2, &address).unwrap().with_external_coordinator();
+        config.with_secret(secret).with_timeout(Duration::from_millis(600))
+    };
+    let right = config(0, secret);
+    let wrong = config(1, Secret::from_bytes(b"another secret of theirs").unwrap());
+    let waiting = Runtime::system().spawn("rank", move || TcpTransport::join(&right).unwrap_err()).unwrap();
+    let refused = TcpTransport::join(&wrong).unwrap_err();
+    assert!(matches!(&refused, Error::Refused { address: whose, .. } if *whose == address), "{refused}");
+    let missing = waiting.join().unwrap();
+    assert!(matches!(&missing, Error::Missing { missing, .. } if missing == &[1]), "{missing}");
+}
+
+#[test]
+fn a_second_process_of_the_same_rank_is_told_so() {
+    let job = Job::new(2);
+    let first = job.configs[0].clone().with_timeout(Duration::from_secs(1));
+    let first = Runtime::system().spawn("rank", move || TcpTransport::join(&first).unwrap_err()).unwrap();
+    // Whichever of the two comes first waits for rank 1 in vain; the other is refused at once.
+    let second =
+        TcpTransport::join(&job.configs[0].clone().with_timeout(Duration::from_secs(1))).unwrap_err();
+    let mut both = [first.join().unwrap().to_string(), second.to_string()];
+    both.sort();
+    assert_eq!(both[0], "another process has already joined as rank 0");
+    assert!(both[1].starts_with("rendezvous: ranks [1] did not come within 1s"), "{}", both[1]);
+}
+
+#[test]
+fn another_world_size_is_an_error_with_both_numbers() {
+    let job = Job::new(2);
+    let config = Config::new(2, 3, &job.coordinator.address().to_string()).unwrap();
+    let error = TcpTransport::join(&config.with_job("test").with_external_coordinator()).unwrap_err();
+    assert!(matches!(error, Error::WorldSize { ours: 3, theirs: 2 }), "{error}");
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let error = TcpTransport::join(&Config::new(0, 2, &address).unwrap()).unwrap_err();
+    assert!(
+        matches!(&error, Error::Address { action: "listen on", address: named, .. } if *named == address),
+        "{error}"
+    );
+}
+
+#[test]
+fn listening_beyond_loopback_needs_a_secret() {
+    let error = Coordinator::start("0.0.0.0:0", 2, "dist", None).unwrap_err();
+    assert!(matches!(&error, Error::SecretNeeded { .. }), "{error}");
+}
+
+#[test]
+fn a_coordinator_that_never_comes_is_an_error_in_time() {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let config = Config::new(1, 2, &free).unwrap().with_timeout(Duration::from_millis(100));
+    let error = TcpTransport::join(&config).unwrap_err();
+    assert!(matches!(&error, Error::Address { action: "connect to", .. }), "{error}");
+}
+
+#[test]
+fn a_rank_that_leaves_is_named_by_all_who_wait() {
+    let errors = Job::new(3).run(|mut transport| {
+        pass_round(&mut transport, 1, LONG).unwrap();
+        if transport.rank().index() == 1 {
+            return None;
+        }
+        Some((pass_until_error(&mut transport).peer(), transport.aborted().unwrap()))
+    });
+    for (peer, abort) in errors.into_iter().flatten() {
+        assert_eq!((peer, abort.rank, abort.cause), (Some(1), 1, Cause::Left));
+    }
+}
+
+#[test]
+fn a_rank_that_panics_is_the_cause_everywhere() {
+    let job = Job::new(3);
+    let configs = job.configs.clone();
+    let runtime = Runtime::system();
+    let tasks: Vec<_> = configs
+        .into_iter()
+        .map(|config| {
+            let work = move || {
+                let mut transport = TcpTransport::join(&config).unwrap();
+                pass_round(&mut transport, 1, LONG).unwrap();
+                assert_ne!(transport.rank().index(), 2, "planted");
+                pass_until_error(&mut transport);
+                // The first finder may have been quicker than the coordinator's word.
+                while transport.aborted().is_none_or(|abort| abort.cause != Cause::GaveUp) {
+                    transport.runtime().yield_now();
+                }
+                transport.aborted().unwrap().rank
+            };
+            runtime.spawn("rank", work).unwrap()
+        })
+        .collect();
+    let ranks: Vec<_> = tasks.into_iter().map(|task| task.join().ok()).collect();
+    assert_eq!(ranks, [Some(2), Some(2), None]);
+}
+
+#[test]
+fn a_wait_ends_at_its_deadline_and_names_the_peer() {
+    let limit = Duration::from_millis(50);
+    let errors = Job::new(2).run(move |mut transport| {
+        if transport.rank().index() == 1 {
+            while transport.aborted().is_none() {
+                transport.runtime().yield_now();
+            }
+            return pass_round(&mut transport, 0, LONG).unwrap_err();
+        }
+        pass_round(&mut transport, 0, limit).unwrap_err()
+    });
+    let Error::Timeout { activity: Activity::Connect, peer: 1, elapsed, limit: named } = errors[0] else {
+        panic!("{}", errors[0])
+    };
+    assert!(elapsed >= limit && named == limit);
+    assert!(matches!(errors[1], Error::Aborted(abort) if abort.rank == 1 && abort.cause == Cause::TimedOut));
+}
+
+#[test]
+fn a_peer_in_another_call_is_reported_on_every_rank() {
+    let aborts = Job::new(4).run(|mut transport| {
+        let odd = transport.rank().index() == 2;
+        transport.begin(Fingerprint([u8::from(odd) + 1; Fingerprint::SIZE]));
+        let error = pass_until_error(&mut transport);
+        while transport.aborted().is_none() {
+            transport.runtime().yield_now();
+        }
+        assert!(matches!(error, Error::Mismatch { .. } | Error::Aborted(_)), "{error}");
+        let abort = transport.aborted().unwrap();
+        let Cause::Mismatch { theirs } = abort.cause else { panic!("{abort}") };
+        [theirs.0[0], abort.call.0[0]].iter().map(|&call| u32::from(call)).sum::<u32>()
+    });
+    assert_eq!(aborts, [3; 4]);
+}
