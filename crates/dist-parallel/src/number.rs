@@ -1,7 +1,7 @@
-//! The numbers that parameters are made of, and the arithmetic on them.
+//! The numbers that parameters are made of.
 
 use half::{bf16, f16};
-use num_traits::{Float, NumCast};
+use num_traits::Float;
 
 /// A type of parameters, and the type in which is calculated: for half types `f32`, for others their own.
 pub(crate) trait Number: Copy {
@@ -58,20 +58,5 @@ impl Number for bf16 {
 
     fn narrow(value: f32) -> Self {
         Self::from_f32(value)
-    }
-}
-
-/// Adds each addend to its value.
-pub(crate) fn add<T: Number>(values: &mut [T], addends: &[T]) {
-    for (value, addend) in values.iter_mut().zip(addends) {
-        *value = T::narrow(value.widen() + addend.widen());
-    }
-}
-
-/// Divides each value by `count`.
-pub(crate) fn divide<T: Number>(values: &mut [T], count: usize) {
-    let divisor = <T::Math as NumCast>::from(count).expect("every count is near a float");
-    for value in values {
-        *value = T::narrow(value.widen() / divisor);
     }
 }

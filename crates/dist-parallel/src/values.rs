@@ -1,8 +1,9 @@
 //! Slices of parameters and gradients, whatever their type.
 
+use dist_collectives::{ReduceOp, combine, divide_by_count};
 use half::{bf16, f16};
 
-use crate::{Error, FloatType, Result, number};
+use crate::{Error, FloatType, Result};
 
 /// The value of `$body` with both slices, whatever their type; returns from the function if they look different.
 macro_rules! with_both {
@@ -114,18 +115,19 @@ impl ValuesMut<'_> {
     /// # Errors
     /// If type or length differ; then nothing is changed.
     pub fn add(&mut self, addends: Values<'_>) -> Result<()> {
-        with_both!(self, addends, |values, addends| number::add(values, addends));
+        with_both!(self, addends, |values, addends| combine(ReduceOp::Sum, values, addends));
         Ok(())
     }
 
     /// Divides these values by `count`. Half types are widened to `f32`, divided, and rounded to nearest even.
     pub fn divide(&mut self, count: usize) {
-        match self {
-            Self::F32(values) => number::divide(values, count),
-            Self::F64(values) => number::divide(values, count),
-            Self::F16(values) => number::divide(values, count),
-            Self::Bf16(values) => number::divide(values, count),
-        }
+        let divided = match self {
+            Self::F32(values) => divide_by_count(values, count),
+            Self::F64(values) => divide_by_count(values, count),
+            Self::F16(values) => divide_by_count(values, count),
+            Self::Bf16(values) => divide_by_count(values, count),
+        };
+        debug_assert!(divided, "floats have a mean");
     }
 
     /// That the others look like these.

@@ -1,3 +1,4 @@
-//! What the tests of every crate share.
+#![doc = include_str!("../README.md")]
 
 pub mod oracle;
+pub mod process;
