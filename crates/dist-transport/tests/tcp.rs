@@ -1,5 +1,6 @@
 //! What only the TCP transport does: meeting, refusing strangers, noticing deaths.
 #![cfg(feature = "tcp")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -80,7 +81,7 @@ fn words_go_round_a_ring_of_five() {
 #[test]
 fn large_messages_meet_in_place() {
     let sums = Job::new(2).run(|mut transport| {
-        let mine = transport.rank().index() as u8 + 1;
+        let mine = u8::try_from(transport.rank().index()).unwrap() + 1;
         let mut buffer = vec![mine; 5_000_003];
         let deadline = transport.runtime().deadline(LONG);
         let peer = 1 - transport.rank().index();

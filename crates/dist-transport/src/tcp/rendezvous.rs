@@ -14,7 +14,7 @@ use crate::tcp::config::{Config, Host};
 use crate::tcp::control::{Frame, Line};
 use crate::tcp::coordinator::{COORDINATOR, Coordinator};
 use crate::tcp::service::{Service, listener_address};
-use crate::tcp::session::{Arrivals, Bell, Membership, Session, Verdict};
+use crate::tcp::session::{Arrivals, Bell, Membership, Session, Verdict, Watch, timeout};
 use crate::tcp::socket;
 use crate::{Activity, Deadline, Error, Result, Runtime};
 
@@ -71,11 +71,12 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
 fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: Deadline) -> Result<TcpStream> {
     let from = number(config.rank.index())?;
     let identity = Identity { epoch: config.epoch, from, to: COORDINATOR, purpose: Purpose::Control };
+    let watch = Watch { runtime, verdict: None, deadline };
     loop {
         let mut failure = None;
         for address in socket::resolve(&config.coordinator)? {
-            match connect(address, runtime, deadline) {
-                Ok(stream) => return greet(stream, key, identity, runtime, deadline),
+            match connect(address, watch) {
+                Ok(stream) => return greet(stream, key, identity, watch),
                 Err(e) => failure = Some(e),
             }
         }
@@ -88,28 +89,14 @@ fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: De
 }
 
 /// Opens a connection.
-fn connect(address: SocketAddr, runtime: &Runtime, deadline: Deadline) -> io::Result<TcpStream> {
+fn connect(address: SocketAddr, watch: Watch<'_>) -> io::Result<TcpStream> {
     let stream = socket::begin_connect(address)?;
-    loop {
-        let mut watched = [socket::watch(&stream, PollFlags::OUT)];
-        socket::poll(&mut watched, runtime.remaining(deadline))?;
-        if !watched[0].revents().is_empty() {
-            return stream.take_error()?.map_or(Ok(stream), Err);
-        }
-        if runtime.expired(deadline) {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-    }
+    watch.ready(&stream, PollFlags::OUT)?;
+    stream.take_error()?.map_or(Ok(stream), Err)
 }
 
 /// Proves to the other side of a new connection that this process belongs to the job, and checks its proof.
-fn greet(
-    stream: TcpStream,
-    key: &Key,
-    identity: Identity,
-    runtime: &Runtime,
-    deadline: Deadline,
-) -> Result<TcpStream> {
+fn greet(stream: TcpStream, key: &Key, identity: Identity, watch: Watch<'_>) -> Result<TcpStream> {
     let activity =
         if identity.purpose == Purpose::Control { Activity::Rendezvous } else { Activity::Connect };
     let address = stream.peer_addr().map_or_else(|e| e.to_string(), |address| address.to_string());
@@ -123,7 +110,7 @@ fn greet(
     };
     let mut challenge = [0; CHALLENGE_BYTES];
     write_all(&stream, initiator.hello()).map_err(failed)?;
-    read_exact(&stream, &mut challenge, runtime, deadline).map_err(failed)?;
+    read_exact(&stream, &mut challenge, watch).map_err(failed)?;
     let proof = initiator.answer(&challenge).ok_or_else(refused)?;
     write_all(&stream, &proof).map_err(failed)?;
     Ok(stream)
@@ -132,13 +119,14 @@ fn greet(
 /// Opens a proven connection to a peer.
 pub(super) fn dial(session: &Session, identity: Identity, deadline: Deadline) -> Result<TcpStream> {
     let address = session.peers[identity.to as usize];
-    let stream = connect(address, &session.runtime, deadline).map_err(|source| Error::Address {
+    let watch = Watch { runtime: &session.runtime, verdict: Some(&session.verdict), deadline };
+    let stream = connect(address, watch).map_err(|source| Error::Address {
         activity: Activity::Connect,
         action: "connect to",
         address: address.to_string(),
         source,
     })?;
-    greet(stream, &session.key, identity, &session.runtime, deadline)
+    greet(stream, &session.key, identity, watch)
 }
 
 /// Says where this rank listens, and hears where the others do.
@@ -149,6 +137,7 @@ fn introduce(
     runtime: &Runtime,
     deadline: Deadline,
 ) -> Result<Vec<SocketAddr>> {
+    let watch = Watch { runtime, verdict: None, deadline };
     let gone = |source| Error::Io { activity: Activity::Rendezvous, peer: 0, source };
     let patience_ms = u32::try_from(runtime.remaining(deadline).as_millis()).unwrap_or(u32::MAX);
     let world_size = number(config.rank.world_size())?;
@@ -173,14 +162,10 @@ fn introduce(
             }
             Some(Frame::Abort(abort)) => return Err(Error::Aborted(abort)),
             Some(_) => return Err(gone(io::ErrorKind::InvalidData.into())),
-            None if runtime.expired(deadline) => {
-                let (elapsed, limit) = (runtime.elapsed(deadline), deadline.limit());
-                return Err(Error::Timeout { activity: Activity::Rendezvous, peer: 0, elapsed, limit });
-            }
-            None => {
-                let mut watched = [socket::watch(&line.stream, PollFlags::IN)];
-                socket::poll(&mut watched, runtime.remaining(deadline)).map_err(gone)?;
-            }
+            None => watch.ready(&line.stream, PollFlags::IN).map_err(|e| match e.kind() {
+                io::ErrorKind::TimedOut => timeout(runtime, Activity::Rendezvous, 0, deadline),
+                _ => gone(e),
+            })?,
         }
     }
     Ok(peers)
@@ -191,25 +176,13 @@ fn write_all(mut stream: &TcpStream, bytes: &[u8]) -> io::Result<()> {
     io::Write::write_all(&mut stream, bytes)
 }
 
-fn read_exact(
-    mut stream: &TcpStream,
-    bytes: &mut [u8],
-    runtime: &Runtime,
-    deadline: Deadline,
-) -> io::Result<()> {
+fn read_exact(mut stream: &TcpStream, bytes: &mut [u8], watch: Watch<'_>) -> io::Result<()> {
     let mut filled = 0;
     while filled < bytes.len() {
         match io::Read::read(&mut stream, &mut bytes[filled..]) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(count) => filled += count,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                if runtime.expired(deadline) {
-                    return Err(io::ErrorKind::TimedOut.into());
-                }
-                let mut watched = [socket::watch(stream, PollFlags::IN)];
-                socket::poll(&mut watched, runtime.remaining(deadline))?;
-            }
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => watch.ready(stream, PollFlags::IN)?,
             Err(e) => return Err(e),
         }
     }

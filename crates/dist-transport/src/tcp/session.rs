@@ -1,7 +1,7 @@
 //! One process's part in a job: what all its transports share.
 
 use std::collections::HashMap;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -77,6 +77,38 @@ impl Drop for Membership {
         }
         if let Some(coordinator) = self.coordinator.take() {
             coordinator.linger();
+        }
+    }
+}
+
+/// A wait for one connection that ends at the deadline, or when the job is aborted.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Watch<'a> {
+    pub(super) runtime: &'a Runtime,
+    /// None while the job has not begun.
+    pub(super) verdict: Option<&'a Verdict>,
+    pub(super) deadline: Deadline,
+}
+
+impl Watch<'_> {
+    /// Waits until the connection is ready for one of these.
+    ///
+    /// # Errors
+    /// `TimedOut` at the deadline, `Interrupted` when the job is aborted.
+    pub(super) fn ready(&self, stream: &TcpStream, events: PollFlags) -> io::Result<()> {
+        loop {
+            let mut watched = vec![socket::watch(stream, events)];
+            watched.extend(self.verdict.map(Verdict::watch));
+            socket::poll(&mut watched, self.runtime.remaining(self.deadline))?;
+            if !watched[0].revents().is_empty() {
+                return Ok(());
+            }
+            if self.verdict.is_some_and(|verdict| verdict.get().is_some()) {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            if self.runtime.expired(self.deadline) {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
         }
     }
 }

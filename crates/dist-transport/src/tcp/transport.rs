@@ -121,7 +121,10 @@ impl TcpTransport {
             let identity = Identity { epoch: session.epoch, from, to, purpose: Purpose::Data(self.channel) };
             rendezvous::dial(session, identity, deadline)
         };
-        dial().map_err(Fault::Unconnected)
+        dial().map_err(|error| match error {
+            Error::Address { source, .. } if source.kind() == io::ErrorKind::TimedOut => Fault::TimedOut,
+            error => Fault::Unconnected(error),
+        })
     }
 
     fn await_dial(&self, peer: usize, deadline: Deadline) -> Result<TcpStream, Fault> {
