@@ -1,0 +1,69 @@
+//! Algorithms of all_gather.
+
+use dist_transport::Rank;
+
+use super::{cheapest, named};
+use crate::{Cost, Schedule, recursive_doubling, ring};
+
+/// How an all_gather can be done: every rank ends with every chunk, where rank `r` has chunk `r` to begin with,
+/// of as many chunks as there are ranks.
+#[doc(alias = "MPI_Allgather")]
+#[doc(alias = "allgather")]
+#[doc(alias = "ncclAllGather")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum AllGather {
+    /// What has been gathered so far to ranks at distance 1, 2, 4, …, for powers of two; see
+    /// [`recursive_doubling`].
+    RecursiveDoubling,
+    /// Once round the ring; see [`ring`].
+    Ring,
+}
+
+named!("all_gather", AllGather {
+    RecursiveDoubling => "recursive_doubling",
+    Ring => "ring",
+});
+
+impl AllGather {
+    /// Whether there is a schedule for a world of this size.
+    pub const fn supports(self, world_size: usize) -> bool {
+        match self {
+            Self::RecursiveDoubling => world_size.is_power_of_two(),
+            Self::Ring => world_size > 0,
+        }
+    }
+
+    /// Into how many chunks the buffer is cut.
+    pub const fn chunks(self, world_size: usize) -> usize {
+        world_size
+    }
+
+    /// What it costs in a world that it supports.
+    pub const fn cost(self, world_size: usize) -> Cost {
+        if world_size <= 1 {
+            return Cost::NOTHING;
+        }
+        let peers = world_size - 1;
+        let rounds = match self {
+            Self::RecursiveDoubling => world_size.ilog2() as usize,
+            Self::Ring => peers,
+        };
+        Cost { rounds, path: peers, sent_max: peers }
+    }
+
+    /// The schedule of a rank, if the world is supported.
+    pub const fn schedule(self, rank: Rank) -> Option<Schedule> {
+        match self {
+            Self::RecursiveDoubling => recursive_doubling::all_gather(rank),
+            Self::Ring => Some(ring::all_gather(rank)),
+        }
+    }
+
+    /// The cheapest algorithm; `bytes` is the size of the gathered buffer. All have the same bytes, so the
+    /// fewest rounds win whatever the size.
+    pub fn suggest(world_size: usize, bytes: usize) -> Self {
+        let fit = Self::ALL.iter().copied().filter(|algorithm| algorithm.supports(world_size));
+        cheapest(fit, |algorithm| algorithm.cost(world_size).bytes(bytes, world_size)).unwrap_or(Self::Ring)
+    }
+}

@@ -1,0 +1,139 @@
+//! Algorithms of all_reduce.
+
+use dist_transport::Rank;
+
+use super::{cheapest, named};
+use crate::cost::log2_ceil;
+use crate::fold::Fold;
+use crate::{Chunks, Cost, Order, Schedule, binomial, halving_doubling, pairwise, recursive_doubling, ring};
+
+/// How an all_reduce can be done: every rank ends with the sum of all buffers.
+#[doc(alias = "MPI_Allreduce")]
+#[doc(alias = "allreduce")]
+#[doc(alias = "ncclAllReduce")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum AllReduce {
+    /// The whole buffer to ranks at distance 1, 2, 4, …; see [`recursive_doubling`].
+    RecursiveDoubling,
+    /// Halves, quarters, eighths, … and back; see [`halving_doubling`].
+    HalvingDoubling,
+    /// A reduction to rank 0 and a broadcast from it; see [`binomial`].
+    Binomial,
+    /// Round the ring twice; see [`ring`].
+    Ring,
+    /// A [`pairwise`] reduce_scatter, then round the [`ring`].
+    PairwiseRing,
+}
+
+named!("all_reduce", AllReduce {
+    RecursiveDoubling => "recursive_doubling",
+    HalvingDoubling => "halving_doubling",
+    Binomial => "binomial",
+    Ring => "ring",
+    PairwiseRing => "pairwise_ring",
+});
+
+/// The two halves of an all_reduce. What comes between is done once for every chunk, by its owner, or by every
+/// rank alike where all own it: the division of a mean.
+#[derive(Clone, Debug)]
+pub struct Phases {
+    /// Brings the sum of every chunk to its owners.
+    pub reduce: Schedule,
+    /// The chunks that this rank then owns.
+    pub owned: Chunks,
+    /// Brings every chunk from its owners to the others.
+    pub gather: Schedule,
+}
+
+impl AllReduce {
+    /// Whether there is a schedule for a world of this size.
+    pub const fn supports(self, world_size: usize) -> bool {
+        world_size > 0
+    }
+
+    /// Into how many chunks the buffer is cut.
+    pub const fn chunks(self, world_size: usize) -> usize {
+        match self {
+            Self::RecursiveDoubling | Self::Binomial => 1,
+            Self::HalvingDoubling => halving_doubling::chunks(world_size),
+            Self::Ring | Self::PairwiseRing => world_size,
+        }
+    }
+
+    /// In which order it reduces.
+    pub const fn order(self, world_size: usize) -> Order {
+        match self {
+            Self::Binomial | Self::PairwiseRing => Order::Canonical,
+            Self::RecursiveDoubling | Self::HalvingDoubling => Fold::new(world_size).order(),
+            Self::Ring if world_size <= 2 => Order::Canonical,
+            Self::Ring => Order::Any,
+        }
+    }
+
+    /// What it costs.
+    pub const fn cost(self, world_size: usize) -> Cost {
+        if world_size <= 1 {
+            return Cost::NOTHING;
+        }
+        let fold = Fold::new(world_size);
+        let (doublings, folded) = (fold.rounds(), if fold.spare > 0 { 1 } else { 0 });
+        let moved = 2 * (fold.core - 1);
+        match self {
+            Self::RecursiveDoubling => Cost {
+                rounds: doublings + 2 * folded,
+                path: doublings + 2 * folded,
+                sent_max: doublings + folded,
+            },
+            Self::HalvingDoubling => Cost {
+                rounds: 2 * doublings + 2 * folded,
+                path: moved + 2 * folded * fold.core,
+                sent_max: moved + folded * fold.core,
+            },
+            Self::Binomial => {
+                let depth = log2_ceil(world_size);
+                Cost { rounds: 2 * depth, path: 2 * depth, sent_max: depth }
+            }
+            Self::Ring | Self::PairwiseRing => {
+                let rounds = 2 * (world_size - 1);
+                Cost { rounds, path: rounds, sent_max: rounds }
+            }
+        }
+    }
+
+    /// The schedules of a rank.
+    pub fn phases(self, rank: Rank) -> Phases {
+        let own = Chunks::one(rank.index());
+        match self {
+            Self::RecursiveDoubling => Phases {
+                reduce: recursive_doubling::reduce(rank),
+                owned: recursive_doubling::owned(rank),
+                gather: recursive_doubling::release(rank),
+            },
+            Self::HalvingDoubling => Phases {
+                reduce: halving_doubling::reduce(rank),
+                owned: halving_doubling::owned(rank),
+                gather: halving_doubling::gather(rank),
+            },
+            Self::Binomial => Phases {
+                reduce: binomial::reduce(rank, 0),
+                owned: if rank.index() == 0 { Chunks::one(0) } else { Chunks::NONE },
+                gather: binomial::broadcast(rank, 0),
+            },
+            Self::Ring => {
+                Phases { reduce: ring::reduce_scatter(rank), owned: own, gather: ring::all_gather(rank) }
+            }
+            Self::PairwiseRing => {
+                Phases { reduce: pairwise::reduce_scatter(rank), owned: own, gather: ring::all_gather(rank) }
+            }
+        }
+    }
+
+    /// The cheapest algorithm that reduces in this order or a stricter one, if a round costs as much as
+    /// [`ROUND_BYTES`](crate::ROUND_BYTES).
+    pub fn suggest(world_size: usize, bytes: usize, order: Order) -> Self {
+        let fit = Self::ALL.iter().copied().filter(|algorithm| algorithm.order(world_size) >= order);
+        let price = |algorithm: Self| algorithm.cost(world_size).bytes(bytes, algorithm.chunks(world_size));
+        cheapest(fit, price).expect("two algorithms are canonical for every world")
+    }
+}

@@ -1,0 +1,67 @@
+//! Algorithms of broadcast.
+
+use dist_transport::Rank;
+
+use super::{cheapest, named};
+use crate::cost::log2_ceil;
+use crate::{Cost, Schedule, binomial, direct, ring};
+
+/// How a broadcast can be done: every rank ends with the root's buffer.
+#[doc(alias = "MPI_Bcast")]
+#[doc(alias = "bcast")]
+#[doc(alias = "ncclBroadcast")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Broadcast {
+    /// The whole buffer down a tree; see [`binomial`].
+    Binomial,
+    /// A chunk to every rank, then round the [`ring`].
+    ScatterRing,
+}
+
+named!("broadcast", Broadcast {
+    Binomial => "binomial",
+    ScatterRing => "scatter_ring",
+});
+
+impl Broadcast {
+    /// Whether there is a schedule for a world of this size.
+    pub const fn supports(self, world_size: usize) -> bool {
+        world_size > 0
+    }
+
+    /// Into how many chunks the buffer is cut.
+    pub const fn chunks(self, world_size: usize) -> usize {
+        match self {
+            Self::Binomial => 1,
+            Self::ScatterRing => world_size,
+        }
+    }
+
+    /// What it costs, for the root that makes most of it.
+    pub const fn cost(self, world_size: usize) -> Cost {
+        if world_size <= 1 {
+            return Cost::NOTHING;
+        }
+        let (depth, peers) = (log2_ceil(world_size), world_size - 1);
+        match self {
+            Self::Binomial => Cost { rounds: depth, path: depth, sent_max: depth },
+            Self::ScatterRing => Cost { rounds: 2 * peers, path: 2 * peers, sent_max: 2 * peers },
+        }
+    }
+
+    /// The schedule of a rank: two parts, one after the other. A root outside the world is taken modulo its size.
+    pub fn schedule(self, rank: Rank, root: usize) -> impl Iterator<Item = crate::Step> + Clone + use<> {
+        let (first, second) = match self {
+            Self::Binomial => (binomial::broadcast(rank, root), Schedule::nothing(rank)),
+            Self::ScatterRing => (direct::scatter(rank, root), ring::all_gather(rank)),
+        };
+        first.chain(second)
+    }
+
+    /// The cheapest algorithm, if a round costs as much as [`ROUND_BYTES`](crate::ROUND_BYTES).
+    pub fn suggest(world_size: usize, bytes: usize) -> Self {
+        let price = |algorithm: Self| algorithm.cost(world_size).bytes(bytes, algorithm.chunks(world_size));
+        cheapest(Self::ALL.iter().copied(), price).unwrap_or(Self::Binomial)
+    }
+}

@@ -1,0 +1,136 @@
+//! The algorithms of each operation, by name.
+//!
+//! An algorithm says for which worlds it works, in which order it reduces, what it costs, and gives the schedules.
+
+mod all_gather;
+mod all_reduce;
+mod barrier;
+mod broadcast;
+mod reduce;
+mod reduce_scatter;
+
+pub use all_gather::AllGather;
+pub use all_reduce::{AllReduce, Phases};
+pub use barrier::Barrier;
+pub use broadcast::Broadcast;
+pub use reduce::Reduce;
+pub use reduce_scatter::ReduceScatter;
+
+/// Names for the algorithms of an operation, and the way back.
+macro_rules! named {
+    ($operation:literal, $algorithm:ident { $($variant:ident => $name:literal),+ $(,)? }) => {
+        impl $algorithm {
+            /// Every algorithm of the operation.
+            pub const ALL: &[Self] = &[$(Self::$variant),+];
+
+            /// The operation that these are algorithms of.
+            pub const OPERATION: &str = $operation;
+
+            /// The name that [`FromStr`](std::str::FromStr) reads.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name),+
+                }
+            }
+        }
+
+        impl std::fmt::Display for $algorithm {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.name())
+            }
+        }
+
+        impl std::str::FromStr for $algorithm {
+            type Err = crate::Error;
+
+            fn from_str(name: &str) -> crate::Result<Self> {
+                Self::ALL.iter().copied().find(|algorithm| algorithm.name() == name).ok_or_else(|| {
+                    crate::Error::UnknownAlgorithm {
+                        operation: $operation,
+                        name: name.to_owned(),
+                        known: [$($name),+].join(", "),
+                    }
+                })
+            }
+        }
+    };
+}
+use named;
+
+/// The cheapest of these algorithms, given their prices; the first of those that cost the same.
+fn cheapest<A: Copy>(algorithms: impl Iterator<Item = A>, price: impl Fn(A) -> u128) -> Option<A> {
+    algorithms.min_by_key(|&algorithm| price(algorithm))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Error;
+
+    #[test]
+    fn every_name_reads_as_its_algorithm() {
+        for &algorithm in AllReduce::ALL {
+            assert_eq!(algorithm.to_string().parse(), Ok(algorithm));
+        }
+        for &algorithm in ReduceScatter::ALL {
+            assert_eq!(algorithm.to_string().parse(), Ok(algorithm));
+        }
+        for &algorithm in Broadcast::ALL {
+            assert_eq!(algorithm.to_string().parse(), Ok(algorithm));
+        }
+        assert_eq!(format!("{:>6}", AllReduce::Ring), "  ring");
+    }
+
+    #[test]
+    fn an_unknown_name_is_refused_with_the_known_ones() {
+        let error = "star".parse::<Barrier>().unwrap_err();
+        assert_eq!(
+            error,
+            Error::UnknownAlgorithm {
+                operation: "barrier",
+                name: "star".into(),
+                known: "ring, dissemination".into()
+            }
+        );
+        assert_eq!(error.to_string(), "\"star\" is no algorithm of barrier: there are ring, dissemination");
+    }
+
+    #[test]
+    fn small_messages_get_few_rounds_and_large_ones_few_bytes() {
+        let (small, large) = (8, 64 << 20);
+        let table = [
+            (2, Order::Canonical, AllReduce::RecursiveDoubling, AllReduce::RecursiveDoubling),
+            (3, Order::Canonical, AllReduce::RecursiveDoubling, AllReduce::PairwiseRing),
+            (4, Order::Canonical, AllReduce::RecursiveDoubling, AllReduce::HalvingDoubling),
+            (5, Order::Canonical, AllReduce::Binomial, AllReduce::PairwiseRing),
+            (5, Order::Uniform, AllReduce::RecursiveDoubling, AllReduce::PairwiseRing),
+            (5, Order::Any, AllReduce::RecursiveDoubling, AllReduce::Ring),
+            (64, Order::Any, AllReduce::RecursiveDoubling, AllReduce::HalvingDoubling),
+        ];
+        for (world_size, order, few_rounds, few_bytes) in table {
+            assert_eq!(AllReduce::suggest(world_size, small, order), few_rounds, "{world_size} {order}");
+            assert_eq!(AllReduce::suggest(world_size, large, order), few_bytes, "{world_size} {order}");
+        }
+        assert_eq!(AllReduce::suggest(4, 256 << 10, Order::Canonical), AllReduce::RecursiveDoubling);
+        assert_eq!(AllReduce::suggest(4, 257 << 10, Order::Canonical), AllReduce::HalvingDoubling);
+    }
+
+    #[test]
+    fn what_is_suggested_is_supported_and_keeps_the_order_asked_for() {
+        for world_size in 1..=64 {
+            for bytes in [0, 1 << 10, 1 << 16, 1 << 20, 1 << 27] {
+                for order in [Order::Any, Order::Uniform, Order::Canonical] {
+                    let all_reduce = AllReduce::suggest(world_size, bytes, order);
+                    assert!(all_reduce.supports(world_size) && all_reduce.order(world_size) >= order);
+                    let reduce_scatter = ReduceScatter::suggest(world_size, bytes, order);
+                    assert!(reduce_scatter.supports(world_size) && reduce_scatter.order(world_size) >= order);
+                    let reduce = Reduce::suggest(world_size, bytes, order);
+                    assert!(reduce.order(world_size) >= order);
+                    assert!(AllGather::suggest(world_size, bytes).supports(world_size));
+                }
+            }
+        }
+    }
+
+    use crate::Order;
+}

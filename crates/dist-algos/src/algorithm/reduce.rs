@@ -1,0 +1,75 @@
+//! Algorithms of reduce.
+
+use dist_transport::Rank;
+
+use super::{cheapest, named};
+use crate::cost::log2_ceil;
+use crate::{Cost, Order, Schedule, Step, binomial, direct, pairwise};
+
+/// How a reduce can be done: the root ends with the sum of all buffers. What other buffers held is lost.
+#[doc(alias = "MPI_Reduce")]
+#[doc(alias = "ncclReduce")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reduce {
+    /// The whole buffer up a tree; see [`binomial`].
+    Binomial,
+    /// A [`pairwise`] reduce_scatter, then every chunk to the root.
+    PairwiseGather,
+}
+
+named!("reduce", Reduce {
+    Binomial => "binomial",
+    PairwiseGather => "pairwise_gather",
+});
+
+impl Reduce {
+    /// Whether there is a schedule for a world of this size.
+    pub const fn supports(self, world_size: usize) -> bool {
+        world_size > 0
+    }
+
+    /// Into how many chunks the buffer is cut.
+    pub const fn chunks(self, world_size: usize) -> usize {
+        match self {
+            Self::Binomial => 1,
+            Self::PairwiseGather => world_size,
+        }
+    }
+
+    /// In which order it reduces, whatever the root.
+    pub const fn order(self, _world_size: usize) -> Order {
+        match self {
+            Self::Binomial | Self::PairwiseGather => Order::Canonical,
+        }
+    }
+
+    /// What it costs, for the root that makes most of it.
+    pub const fn cost(self, world_size: usize) -> Cost {
+        if world_size <= 1 {
+            return Cost::NOTHING;
+        }
+        let (depth, peers) = (log2_ceil(world_size), world_size - 1);
+        match self {
+            Self::Binomial => Cost { rounds: depth, path: depth, sent_max: 1 },
+            Self::PairwiseGather => Cost { rounds: 2 * peers, path: 2 * peers, sent_max: peers + 1 },
+        }
+    }
+
+    /// The schedule of a rank: two parts, one after the other. A root outside the world is taken modulo its size.
+    pub fn schedule(self, rank: Rank, root: usize) -> impl Iterator<Item = Step> + Clone + use<> {
+        let (first, second) = match self {
+            Self::Binomial => (binomial::reduce(rank, root), Schedule::nothing(rank)),
+            Self::PairwiseGather => (pairwise::reduce_scatter(rank), direct::gather(rank, root)),
+        };
+        first.chain(second)
+    }
+
+    /// The cheapest algorithm that reduces in this order or a stricter one, if a round costs as much as
+    /// [`ROUND_BYTES`](crate::ROUND_BYTES).
+    pub fn suggest(world_size: usize, bytes: usize, order: Order) -> Self {
+        let fit = Self::ALL.iter().copied().filter(|algorithm| algorithm.order(world_size) >= order);
+        let price = |algorithm: Self| algorithm.cost(world_size).bytes(bytes, algorithm.chunks(world_size));
+        cheapest(fit, price).unwrap_or(Self::Binomial)
+    }
+}

@@ -1,0 +1,81 @@
+//! Algorithms of reduce_scatter.
+
+use dist_transport::Rank;
+
+use super::{cheapest, named};
+use crate::{Cost, Order, Schedule, halving_doubling, pairwise, ring};
+
+/// How a reduce_scatter can be done: rank `r` ends with chunk `r` of the sum, of as many chunks as there are
+/// ranks. The other chunks of its buffer are lost.
+#[doc(alias = "MPI_Reduce_scatter_block")]
+#[doc(alias = "ncclReduceScatter")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ReduceScatter {
+    /// Halves, quarters, eighths, …, for powers of two; see [`halving_doubling`].
+    HalvingDoubling,
+    /// Once round the ring; see [`ring`].
+    Ring,
+    /// From every rank to every rank; see [`pairwise`].
+    Pairwise,
+}
+
+named!("reduce_scatter", ReduceScatter {
+    HalvingDoubling => "halving_doubling",
+    Ring => "ring",
+    Pairwise => "pairwise",
+});
+
+impl ReduceScatter {
+    /// Whether there is a schedule for a world of this size.
+    pub const fn supports(self, world_size: usize) -> bool {
+        match self {
+            Self::HalvingDoubling => world_size.is_power_of_two(),
+            Self::Ring | Self::Pairwise => world_size > 0,
+        }
+    }
+
+    /// Into how many chunks the buffer is cut.
+    pub const fn chunks(self, world_size: usize) -> usize {
+        world_size
+    }
+
+    /// In which order it reduces.
+    pub const fn order(self, world_size: usize) -> Order {
+        match self {
+            Self::HalvingDoubling | Self::Pairwise => Order::Canonical,
+            Self::Ring if world_size <= 2 => Order::Canonical,
+            Self::Ring => Order::Any,
+        }
+    }
+
+    /// What it costs in a world that it supports.
+    pub const fn cost(self, world_size: usize) -> Cost {
+        if world_size <= 1 {
+            return Cost::NOTHING;
+        }
+        let peers = world_size - 1;
+        let rounds = match self {
+            Self::HalvingDoubling => world_size.ilog2() as usize,
+            Self::Ring | Self::Pairwise => peers,
+        };
+        Cost { rounds, path: peers, sent_max: peers }
+    }
+
+    /// The schedule of a rank, if the world is supported.
+    pub fn schedule(self, rank: Rank) -> Option<Schedule> {
+        match self {
+            Self::HalvingDoubling => halving_doubling::reduce_scatter(rank),
+            Self::Ring => Some(ring::reduce_scatter(rank)),
+            Self::Pairwise => Some(pairwise::reduce_scatter(rank)),
+        }
+    }
+
+    /// The cheapest algorithm that reduces in this order or a stricter one; `bytes` is the size of each rank's
+    /// input. All have the same bytes, so the fewest rounds win whatever the size.
+    pub fn suggest(world_size: usize, bytes: usize, order: Order) -> Self {
+        let fit = |algorithm: &Self| algorithm.supports(world_size) && algorithm.order(world_size) >= order;
+        let price = |algorithm: Self| algorithm.cost(world_size).bytes(bytes, world_size);
+        cheapest(Self::ALL.iter().copied().filter(fit), price).expect("pairwise is canonical for every world")
+    }
+}

@@ -1,0 +1,226 @@
+//! What can be wrong with a schedule.
+
+use crate::{Chunks, Order};
+
+/// A result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What can be wrong with a schedule, or with what it is run on. Steps of a rank are counted from 0.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No algorithm has this name.
+    #[error("{name:?} is no algorithm of {operation}: there are {known}")]
+    UnknownAlgorithm {
+        /// The operation.
+        operation: &'static str,
+        /// The name that was given.
+        name: String,
+        /// The names that exist, in a list.
+        known: String,
+    },
+    /// The algorithm cannot serve a world of this size.
+    #[error("{operation} by {algorithm} does not work for a world of {world_size}")]
+    Unsupported {
+        /// The operation.
+        operation: &'static str,
+        /// The algorithm.
+        algorithm: &'static str,
+        /// The size of the world.
+        world_size: usize,
+    },
+    /// The buffer is not the one that was cut into chunks.
+    #[error("the buffer has {got} bytes, its partition {expected}")]
+    BufferLength {
+        /// Bytes of the partition.
+        expected: usize,
+        /// Bytes of the buffer.
+        got: usize,
+    },
+    /// A step names a peer that does not exist, or its own rank.
+    #[error("rank {rank}, step {step}: rank {peer} is no peer")]
+    NoPeer {
+        /// The rank whose step it is.
+        rank: usize,
+        /// Its step.
+        step: usize,
+        /// The peer that it names.
+        peer: usize,
+    },
+    /// A step names a chunk that does not exist, or one chunk twice.
+    #[error("rank {rank}, step {step}: {chunks:?} are no chunks of {parts}")]
+    NoChunk {
+        /// The rank whose step it is.
+        rank: usize,
+        /// Its step.
+        step: usize,
+        /// The chunks that it names.
+        chunks: Chunks,
+        /// How many chunks there are.
+        parts: usize,
+    },
+    /// A step names a slot that does not exist, or gives a slot more or less than one chunk, or combines a slot
+    /// with itself.
+    #[error("rank {rank}, step {step}: slot {slot} cannot be used like this")]
+    BadSlot {
+        /// The rank whose step it is.
+        rank: usize,
+        /// Its step.
+        step: usize,
+        /// The slot that it names.
+        slot: usize,
+    },
+    /// A step receives into a chunk that it sends.
+    #[error("rank {rank}, step {step}: what is received overwrites what is sent")]
+    Overlap {
+        /// The rank whose step it is.
+        rank: usize,
+        /// Its step.
+        step: usize,
+    },
+    /// The transport delivered fewer or more bytes than the message has, or not in order.
+    #[error("rank {rank}, step {step}: the transport did not deliver the message as it is long")]
+    Delivery {
+        /// The rank whose step it is.
+        rank: usize,
+        /// Its step.
+        step: usize,
+    },
+    /// A step reads a place that nothing was written to.
+    #[error("rank {rank}, step {step}: chunk {chunk} is read before it is written")]
+    Unwritten {
+        /// The rank whose step it is.
+        rank: usize,
+        /// Its step.
+        step: usize,
+        /// The chunk that it reads.
+        chunk: usize,
+    },
+    /// A slot that holds a contribution is overwritten.
+    #[error("rank {rank}, step {step}: slot {slot} is overwritten before it is combined")]
+    Lost {
+        /// The rank whose step it is.
+        rank: usize,
+        /// Its step.
+        step: usize,
+        /// The slot.
+        slot: usize,
+    },
+    /// A contribution is added to a sum that has it already.
+    #[error("rank {rank}, step {step}: rank {contributor}'s part of chunk {chunk} is added twice")]
+    AddedTwice {
+        /// The rank whose step it is.
+        rank: usize,
+        /// Its step.
+        step: usize,
+        /// The chunk.
+        chunk: usize,
+        /// Whose contribution it is.
+        contributor: usize,
+    },
+    /// Two ranks disagree about a message between them.
+    #[error("rank {rank}, step {step} sends {sent:?}; rank {peer}, step {peer_step} expects {expected:?}")]
+    Mismatch {
+        /// The sending rank.
+        rank: usize,
+        /// Its step.
+        step: usize,
+        /// The chunks that it sends.
+        sent: Chunks,
+        /// The receiving rank.
+        peer: usize,
+        /// Its step.
+        peer_step: usize,
+        /// The chunks that it expects.
+        expected: Chunks,
+    },
+    /// Ranks wait for each other, or for one that has finished, for ever.
+    #[error("rank {rank}, step {step}: waits for rank {peer} for ever ({blocked} ranks cannot go on)")]
+    Deadlock {
+        /// The lowest of the ranks that wait.
+        rank: usize,
+        /// Its step.
+        step: usize,
+        /// The peer that it waits for.
+        peer: usize,
+        /// The step that the peer is in, if it has not finished.
+        peer_step: Option<usize>,
+        /// How many ranks wait.
+        blocked: usize,
+    },
+    /// A chunk does not end as the operation asks: contributions are missing, or it holds something else.
+    #[error("rank {rank}: chunk {chunk} does not hold the result after step {steps}")]
+    WrongResult {
+        /// The rank.
+        rank: usize,
+        /// How many steps it has done.
+        steps: usize,
+        /// The chunk.
+        chunk: usize,
+    },
+    /// Two ranks end with the same contributions, reduced in another order.
+    #[error("rank {rank}: chunk {chunk} was reduced in another order than on other ranks")]
+    Disagreement {
+        /// The rank.
+        rank: usize,
+        /// The chunk.
+        chunk: usize,
+    },
+    /// A rank can leave the barrier before another has entered it.
+    #[error("rank {rank} can leave before rank {absent} has come")]
+    LeavesEarly {
+        /// The rank that leaves.
+        rank: usize,
+        /// The rank that may not have come.
+        absent: usize,
+    },
+    /// A slot still holds something at the end.
+    #[error("rank {rank}: slot {slot} is not empty in the end")]
+    Leftover {
+        /// The rank.
+        rank: usize,
+        /// The slot.
+        slot: usize,
+    },
+    /// The schedules are correct but not what the algorithm says about itself.
+    #[error("{what} are {found}, not {claimed}")]
+    Claim {
+        /// Rounds, path, or chunks sent.
+        what: &'static str,
+        /// What the algorithm says.
+        claimed: usize,
+        /// What the schedules do.
+        found: usize,
+    },
+    /// The schedules are correct but reduce in another order than the algorithm says.
+    #[error("the order is {found}, not {claimed}")]
+    OrderClaim {
+        /// What the algorithm says.
+        claimed: Order,
+        /// What the schedules do.
+        found: Order,
+    },
+}
+
+/// Why a schedule could not be run to its end.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunError<E: std::error::Error + 'static> {
+    /// The transport failed.
+    #[error("step {step} failed")]
+    Transport {
+        /// The step that was being done.
+        step: usize,
+        /// What the transport says.
+        source: E,
+    },
+    /// The schedule makes no sense, or does not fit the buffer.
+    #[error("the schedule cannot be run")]
+    Schedule(#[source] Error),
+}
+
+impl<E: std::error::Error + 'static> From<Error> for RunError<E> {
+    fn from(error: Error) -> Self {
+        Self::Schedule(error)
+    }
+}

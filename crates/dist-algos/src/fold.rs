@@ -1,0 +1,78 @@
+//! How a world of any size is folded to a power of two.
+//!
+//! Of the first ranks, as many pairs as needed give their even member's data to the odd one. The even members
+//! sit out and get the result at the end. Thakur, Rabenseifner, Gropp, "Optimization of collective
+//! communication operations in MPICH", 2005.
+
+use dist_transport::Rank;
+
+use crate::{Chunks, Order, ReceiveHalf, Step};
+
+/// A world folded to its core, the largest power of two in it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fold {
+    /// Ranks of the core.
+    pub(crate) core: usize,
+    /// Ranks that sit out.
+    pub(crate) spare: usize,
+}
+
+impl Fold {
+    pub(crate) const fn new(world_size: usize) -> Self {
+        let core = 1 << world_size.ilog2();
+        Self { core, spare: world_size - core }
+    }
+
+    /// log₂ of the core.
+    pub(crate) const fn rounds(self) -> usize {
+        self.core.ilog2() as usize
+    }
+
+    /// The place of a rank in the core, if it does not sit out.
+    pub(crate) const fn in_core(self, rank: Rank) -> Option<usize> {
+        let index = rank.index();
+        if index >= 2 * self.spare {
+            Some(index - self.spare)
+        } else if index % 2 == 1 {
+            Some(index / 2)
+        } else {
+            None
+        }
+    }
+
+    /// The rank at a place of the core.
+    pub(crate) const fn rank_at(self, place: usize) -> usize {
+        if place < self.spare { 2 * place + 1 } else { place + self.spare }
+    }
+
+    /// The step before the core begins.
+    pub(crate) fn fold_in(self, rank: Rank, chunks: Chunks) -> Option<Step> {
+        let index = rank.index();
+        match self.in_core(rank) {
+            None => Some(Step::send(index + 1, chunks)),
+            Some(_) if index < 2 * self.spare => Some(Step::receive(ReceiveHalf::reduce(index - 1, chunks))),
+            Some(_) => None,
+        }
+    }
+
+    /// The step after the core is done.
+    pub(crate) fn release(self, rank: Rank, chunks: Chunks) -> Option<Step> {
+        let index = rank.index();
+        match self.in_core(rank) {
+            None => Some(Step::receive(ReceiveHalf::replace(index + 1, chunks))),
+            Some(_) if index < 2 * self.spare => Some(Step::send(index - 1, chunks)),
+            Some(_) => None,
+        }
+    }
+
+    /// Where the world size is 2^a − 2^b, pairs fill up whole subtrees of T(p); elsewhere they cut across it.
+    pub(crate) const fn order(self) -> Order {
+        let world_size = self.core + self.spare;
+        let lowest_bit = 1 << world_size.trailing_zeros();
+        if (world_size + lowest_bit).is_power_of_two() || world_size.is_power_of_two() {
+            Order::Canonical
+        } else {
+            Order::Uniform
+        }
+    }
+}

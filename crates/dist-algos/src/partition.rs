@@ -1,0 +1,164 @@
+//! Where a buffer is cut into chunks.
+
+use std::ops::Range;
+
+use crate::Chunks;
+
+/// A buffer of elements cut into chunks: of `n` elements in `p` chunks, chunk `i` is elements
+/// `i·n/p .. (i+1)·n/p`.
+///
+/// The chunks tile the buffer in order, their sizes differ by one element at most, and where `p` is more than
+/// `n` some are empty. The messages of empty chunks are sent all the same: a schedule has the same messages for
+/// every length, and two ranks that disagree about the length find out.
+///
+/// ```
+/// use dist_algos::Partition;
+///
+/// let partition = Partition::new(10, 4, 3).unwrap();          // ten elements of four bytes
+/// let chunks: Vec<_> = (0..3).map(|chunk| partition.range(chunk)).collect();
+/// assert_eq!(chunks, [0..12, 12..24, 24..40]);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Partition {
+    elements: usize,
+    element_size: usize,
+    parts: usize,
+}
+
+impl Partition {
+    /// `None` if there are no parts, if the element size does not divide 64, or if memory cannot hold that much.
+    pub const fn new(elements: usize, element_size: usize, parts: usize) -> Option<Self> {
+        if parts == 0 || element_size == 0 || 64 % element_size != 0 {
+            return None;
+        }
+        match elements.checked_mul(element_size) {
+            Some(_) => Some(Self { elements, element_size, parts }),
+            None => None,
+        }
+    }
+
+    /// Into how many chunks the buffer is cut.
+    pub const fn parts(&self) -> usize {
+        self.parts
+    }
+
+    /// Bytes of an element.
+    pub const fn element_size(&self) -> usize {
+        self.element_size
+    }
+
+    /// Bytes of the buffer.
+    pub const fn bytes(&self) -> usize {
+        self.elements * self.element_size
+    }
+
+    /// Bytes of the largest chunk.
+    pub const fn chunk_bytes_max(&self) -> usize {
+        self.elements.div_ceil(self.parts) * self.element_size
+    }
+
+    /// The bytes of one chunk. An index of `parts` or more is an empty chunk at the end.
+    pub fn range(&self, chunk: usize) -> Range<usize> {
+        self.border(chunk)..self.border(chunk.saturating_add(1))
+    }
+
+    /// The bytes from the first chunk of the set to its last: what the set holds if it is contiguous.
+    pub fn span(&self, chunks: Chunks) -> Range<usize> {
+        let last = chunks.stride.saturating_mul(chunks.count.saturating_sub(1));
+        let end = if chunks.is_empty() { chunks.start } else { chunks.start.saturating_add(last + 1) };
+        self.border(chunks.start)..self.border(end)
+    }
+
+    /// Bytes of all chunks of a set.
+    pub fn bytes_of(&self, chunks: Chunks) -> usize {
+        if chunks.is_contiguous() {
+            self.span(chunks).len()
+        } else {
+            chunks.indices().map(|chunk| self.range(chunk).len()).sum()
+        }
+    }
+
+    /// The first byte of chunk `chunk`: `chunk·n/p` elements in, without overflow.
+    fn border(&self, chunk: usize) -> usize {
+        let chunk = chunk.min(self.parts);
+        let (whole, rest) = (self.elements / self.parts, self.elements % self.parts);
+        let elements = match chunk.checked_mul(rest) {
+            Some(product) => chunk * whole + product / self.parts,
+            None => {
+                let product = chunk as u128 * rest as u128 / self.parts as u128;
+                chunk * whole + usize::try_from(product).expect("a fraction of the rest")
+            }
+        };
+        elements * self.element_size
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn what_cannot_be_cut_is_no_partition() {
+        assert_eq!(Partition::new(8, 4, 0), None);
+        assert_eq!(Partition::new(8, 0, 2), None);
+        assert_eq!(Partition::new(8, 3, 2), None);
+        assert_eq!(Partition::new(8, 128, 2), None);
+        assert_eq!(Partition::new(usize::MAX / 2, 4, 2), None);
+        assert!(Partition::new(0, 64, 5).is_some());
+    }
+
+    #[test]
+    fn a_buffer_shorter_than_its_parts_has_empty_chunks() {
+        let partition = Partition::new(2, 8, 5).unwrap();
+        let lengths: Vec<usize> = (0..6).map(|chunk| partition.range(chunk).len()).collect();
+        assert_eq!(lengths, [0, 0, 8, 0, 8, 0]);
+        assert_eq!(partition.chunk_bytes_max(), 8);
+    }
+
+    fn lengths() -> impl Strategy<Value = usize> {
+        prop_oneof![0_usize..200, 0..usize::MAX / 64]
+    }
+
+    proptest! {
+        #[test]
+        fn chunks_tile_the_buffer(
+            elements in lengths(),
+            element_size in (0_u32..7).prop_map(|power| 1_usize << power),
+            parts in prop_oneof![1_usize..70, 1..1_000_000_usize],
+            chunk in 0_usize..1_000_000,
+        ) {
+            let partition = Partition::new(elements, element_size, parts).unwrap();
+            let chunk = chunk % parts;
+            let range = partition.range(chunk);
+            let by_hand = chunk as u128 * elements as u128 / parts as u128 * element_size as u128;
+            prop_assert_eq!(range.start as u128, by_hand);
+            prop_assert_eq!(partition.range(0).start, 0);
+            prop_assert_eq!(partition.range(parts - 1).end, partition.bytes());
+            prop_assert_eq!(range.end, partition.range(chunk + 1).start);
+            prop_assert!(range.len() <= partition.chunk_bytes_max());
+            prop_assert!(range.len() + element_size >= partition.chunk_bytes_max());
+        }
+
+        #[test]
+        fn borders_do_not_overflow(chunk in any::<usize>(), parts in 1..usize::MAX) {
+            let partition = Partition::new(usize::MAX, 1, parts).unwrap();
+            let by_hand = chunk.min(parts) as u128 * usize::MAX as u128 / parts as u128;
+            prop_assert_eq!(partition.range(chunk).start as u128, by_hand);
+        }
+
+        #[test]
+        fn a_set_has_the_bytes_of_its_chunks(
+            elements in 0_usize..1000,
+            start in 0_usize..8, stride in 1_usize..4, count in 0_usize..6,
+        ) {
+            let partition = Partition::new(elements, 4, 32).unwrap();
+            let chunks = Chunks { start, stride, count };
+            let sum: usize = chunks.indices().map(|chunk| partition.range(chunk).len()).sum();
+            prop_assert_eq!(partition.bytes_of(chunks), sum);
+            if chunks.is_contiguous() {
+                prop_assert_eq!(partition.span(chunks).len(), sum);
+            }
+        }
+    }
+}

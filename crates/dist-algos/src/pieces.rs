@@ -1,0 +1,157 @@
+//! A buffer taken apart into what a step reads and what it writes.
+
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+use crate::{Chunks, Partition};
+
+/// The pieces of memory that a message is made of; one, if its chunks are contiguous.
+pub(crate) type Parts<'a> = SmallVec<[&'a [u8]; 2]>;
+
+/// The pieces of memory that a message is received into.
+pub(crate) type PartsMut<'a> = SmallVec<[&'a mut [u8]; 2]>;
+
+/// What is sent, and where what is received goes. `None` if a byte is in both.
+pub(crate) fn split<'a>(
+    buffer: &'a mut [u8],
+    partition: &Partition,
+    send: Chunks,
+    receive: Chunks,
+) -> Option<(Parts<'a>, PartsMut<'a>)> {
+    let (mut sent, mut received) = (Parts::new(), PartsMut::new());
+    let (mut sends, mut receives) = (ranges(partition, send), ranges(partition, receive));
+    let (mut send, mut receive) = (sends.next(), receives.next());
+    let (mut rest, mut cut) = (buffer, 0);
+    loop {
+        let is_send = match (&send, &receive) {
+            (None, None) => return Some((sent, received)),
+            (Some(send), Some(receive)) => send.start < receive.start,
+            (send, _) => send.is_some(),
+        };
+        let range = if is_send {
+            std::mem::replace(&mut send, sends.next())
+        } else {
+            std::mem::replace(&mut receive, receives.next())
+        };
+        let range = range.expect("the chosen side is not at its end");
+        let (_, after) = rest.split_at_mut(range.start.checked_sub(cut)?);
+        let (piece, after) = after.split_at_mut(range.len());
+        (rest, cut) = (after, range.end);
+        if is_send {
+            sent.push(piece);
+        } else {
+            received.push(piece);
+        }
+    }
+}
+
+/// What is sent, where nothing is received into the buffer.
+pub(crate) fn read<'a>(buffer: &'a [u8], partition: &Partition, chunks: Chunks) -> Parts<'a> {
+    ranges(partition, chunks).map(|range| &buffer[range]).collect()
+}
+
+/// The byte ranges of a set of chunks, without the empty ones: one range if the chunks are contiguous.
+fn ranges(partition: &Partition, chunks: Chunks) -> impl Iterator<Item = Range<usize>> {
+    let (whole, single) =
+        if chunks.is_contiguous() { (Some(partition.span(chunks)), Chunks::NONE) } else { (None, chunks) };
+    whole
+        .into_iter()
+        .chain(single.indices().map(|chunk| partition.range(chunk)))
+        .filter(|range| !range.is_empty())
+}
+
+/// Deals the bytes of a message, as they arrive, to the pieces of memory that they belong to.
+pub(crate) struct Scatter<'a> {
+    parts: PartsMut<'a>,
+    /// The piece that is being filled, and how far.
+    part: usize,
+    filled: usize,
+    /// Bytes that have arrived.
+    arrived: usize,
+    in_order: bool,
+}
+
+impl<'a> Scatter<'a> {
+    pub(crate) fn new(parts: PartsMut<'a>) -> Self {
+        Self { parts, part: 0, filled: 0, arrived: 0, in_order: true }
+    }
+
+    /// Gives `apply` each range of memory with the bytes for it.
+    pub(crate) fn deal(&mut self, offset: usize, bytes: &[u8], apply: &mut dyn FnMut(&mut [u8], &[u8])) {
+        self.in_order &= offset == self.arrived;
+        self.arrived += bytes.len();
+        let mut bytes = bytes;
+        while self.in_order && !bytes.is_empty() {
+            let Some(part) = self.parts.get_mut(self.part) else { break };
+            let memory = &mut part[self.filled..];
+            let len = memory.len().min(bytes.len());
+            let (now, later) = bytes.split_at(len);
+            apply(&mut memory[..len], now);
+            (bytes, self.filled) = (later, self.filled + len);
+            if self.filled == part.len() {
+                (self.part, self.filled) = (self.part + 1, 0);
+            }
+        }
+    }
+
+    /// Whether as many bytes have come as there are places for, and in order.
+    pub(crate) fn complete(&self) -> bool {
+        self.in_order && self.arrived == self.parts.iter().map(|part| part.len()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strided_sets_come_apart_in_order() {
+        let mut buffer: Vec<u8> = (0..8).collect();
+        let partition = Partition::new(8, 1, 8).unwrap();
+        let (odd, even) =
+            (Chunks { start: 1, stride: 2, count: 4 }, Chunks { start: 0, stride: 2, count: 4 });
+        let (sent, received) = split(&mut buffer, &partition, odd, even).unwrap();
+        assert_eq!(sent.concat(), [1, 3, 5, 7]);
+        assert_eq!(received.concat(), [0, 2, 4, 6]);
+    }
+
+    #[test]
+    fn sets_that_share_a_byte_do_not_come_apart() {
+        let mut buffer = [0; 8];
+        let partition = Partition::new(8, 1, 4).unwrap();
+        let (low, high) = (Chunks::range(0, 3), Chunks::range(2, 2));
+        assert!(split(&mut buffer, &partition, low, high).is_none());
+        assert!(split(&mut buffer, &partition, high, low).is_none());
+        assert!(split(&mut buffer, &partition, low, Chunks::one(1)).is_none());
+        assert!(split(&mut buffer, &partition, low, Chunks::one(3)).is_some());
+    }
+
+    /// Deals these messages' pieces to places of these lengths, and says what the places then hold.
+    fn deal(places: &[usize], pieces: &[(usize, &[u8])]) -> Option<Vec<Vec<u8>>> {
+        let mut memory: Vec<Vec<u8>> = places.iter().map(|&len| vec![0; len]).collect();
+        let mut scatter = Scatter::new(memory.iter_mut().map(Vec::as_mut_slice).collect());
+        for (offset, bytes) in pieces {
+            scatter.deal(*offset, bytes, &mut |place, bytes| place.copy_from_slice(bytes));
+        }
+        let complete = scatter.complete();
+        drop(scatter);
+        complete.then_some(memory)
+    }
+
+    #[test]
+    fn a_message_is_dealt_to_its_pieces_whatever_it_arrives_in() {
+        let pieces: [(usize, &[u8]); 4] = [(0, &[1, 2]), (2, &[3, 4, 5]), (5, &[]), (5, &[6, 7, 8])];
+        let memory = deal(&[3, 1, 4], &pieces).unwrap();
+        assert_eq!(memory, [&[1, 2, 3][..], &[4], &[5, 6, 7, 8]]);
+    }
+
+    #[test]
+    fn wrong_amounts_and_bytes_out_of_order_are_noticed() {
+        assert_eq!(deal(&[2], &[(0, &[1, 2, 3])]), None);
+        assert_eq!(deal(&[2], &[(0, &[1])]), None);
+        assert_eq!(deal(&[2], &[(1, &[1, 2])]), None);
+        assert!(deal(&[2], &[(0, &[1, 2])]).is_some());
+        assert!(deal(&[], &[]).is_some());
+    }
+}

@@ -1,0 +1,93 @@
+//! The iterator over one rank's steps.
+
+use dist_transport::Rank;
+
+use crate::{Step, barrier, binomial, direct, halving_doubling, pairwise, recursive_doubling, ring};
+
+/// All steps of one rank, made one at a time, without allocation.
+///
+/// Two schedules follow one another by [`Iterator::chain`].
+#[derive(Clone, Debug)]
+pub struct Schedule {
+    rank: Rank,
+    next: usize,
+    end: usize,
+    kind: Kind,
+}
+
+/// The schedules there are; the functions of the algorithms' modules say what each does.
+#[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a schedule is made once per call, and a box would allocate")]
+pub(crate) enum Kind {
+    Nothing,
+    RingReduceScatter,
+    RingAllGather,
+    DoublingReduce,
+    DoublingRelease,
+    DoublingAllGather,
+    HalvingReduceScatter,
+    HalvingReduce,
+    HalvingGather,
+    Pairwise(pairwise::Merge),
+    BinomialReduce { root: usize },
+    BinomialBroadcast { root: usize },
+    Scatter { root: usize },
+    Gather { root: usize },
+    RingBarrier,
+    DisseminationBarrier,
+}
+
+impl Schedule {
+    /// The schedule of a rank that has nothing to do.
+    pub const fn nothing(rank: Rank) -> Self {
+        Self::new(rank, 0, Kind::Nothing)
+    }
+
+    /// The steps with indices below `end`.
+    pub(crate) const fn new(rank: Rank, end: usize, kind: Kind) -> Self {
+        Self { rank, next: 0, end, kind }
+    }
+
+    /// The step with this index, if this rank has something to do in it.
+    fn step(&mut self, index: usize) -> Option<Step> {
+        let rank = self.rank;
+        match &mut self.kind {
+            Kind::Nothing => None,
+            Kind::RingReduceScatter => Some(ring::reduce_scatter_step(rank, index)),
+            Kind::RingAllGather => Some(ring::all_gather_step(rank, index)),
+            Kind::DoublingReduce => recursive_doubling::reduce_step(rank, index),
+            Kind::DoublingRelease => recursive_doubling::release_step(rank),
+            Kind::DoublingAllGather => Some(recursive_doubling::all_gather_step(rank, index)),
+            Kind::HalvingReduceScatter => Some(halving_doubling::reduce_scatter_step(rank, index)),
+            Kind::HalvingReduce => halving_doubling::reduce_step(rank, index),
+            Kind::HalvingGather => halving_doubling::gather_step(rank, index),
+            Kind::Pairwise(merge) => Some(merge.receive(rank, index + 1)),
+            Kind::BinomialReduce { root } => binomial::reduce_step(rank, *root, index),
+            Kind::BinomialBroadcast { root } => binomial::broadcast_step(rank, *root, index),
+            Kind::Scatter { root } => direct::scatter_step(rank, *root, index),
+            Kind::Gather { root } => direct::gather_step(rank, *root, index),
+            Kind::RingBarrier => Some(barrier::ring_step(rank, index)),
+            Kind::DisseminationBarrier => Some(barrier::dissemination_step(rank, index)),
+        }
+    }
+}
+
+impl Iterator for Schedule {
+    type Item = Step;
+
+    fn next(&mut self) -> Option<Step> {
+        if let Kind::Pairwise(merge) = &mut self.kind
+            && let Some(step) = merge.combine(self.rank)
+        {
+            return Some(step);
+        }
+        while self.next < self.end {
+            let index = self.next;
+            self.next += 1;
+            if let Some(step) = self.step(index) {
+                return Some(step);
+            }
+        }
+        None
+    }
+}

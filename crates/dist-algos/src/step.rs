@@ -1,0 +1,119 @@
+//! One step of a schedule.
+//!
+//! A step says who sends which chunks to whom and what becomes of the chunks that arrive. It knows no bytes, no
+//! element type and no operation.
+
+use crate::Chunks;
+
+/// What a rank does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Step {
+    /// Sends to one peer while receiving from another, or the same.
+    ///
+    /// What is sent is what the chunks hold when the step begins. The two halves share no chunk of the buffer,
+    /// except in the form that [`in_place`](Step::in_place) recognises.
+    Exchange {
+        /// What leaves.
+        send: Option<SendHalf>,
+        /// What arrives.
+        receive: Option<ReceiveHalf>,
+    },
+    /// Reduces what a slot holds into another place, without any communication; the slot is free afterwards.
+    Combine {
+        /// The chunk that the slot holds a contribution to.
+        chunk: usize,
+        /// The slot.
+        from: usize,
+        /// The place, which holds another contribution to the same chunk.
+        into: Place,
+    },
+}
+
+/// What a step sends, and to whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SendHalf {
+    /// The receiving rank.
+    pub to: usize,
+    /// The chunks of the buffer that make up the message.
+    pub chunks: Chunks,
+}
+
+/// What a step receives, from whom, and what becomes of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ReceiveHalf {
+    /// The sending rank.
+    pub from: usize,
+    /// The chunks that make up the message.
+    pub chunks: Chunks,
+    /// Where they go. A slot takes one chunk.
+    pub place: Place,
+    /// What happens to what is there.
+    pub then: Then,
+}
+
+/// Where a rank keeps a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// In the buffer that the operation works on.
+    Buffer,
+    /// Beside it: slots are numbered from 0, below [`SLOTS_MAX`], and hold one chunk each.
+    Slot(usize),
+}
+
+/// What happens to the content of the place where a chunk arrives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Then {
+    /// It is lost.
+    Replace,
+    /// It is reduced with what arrives.
+    Reduce,
+}
+
+/// Slots that a schedule can have; twice the logarithm of any world size is enough for those of this crate.
+pub const SLOTS_MAX: usize = 128;
+
+impl Step {
+    /// Sends only.
+    pub const fn send(to: usize, chunks: Chunks) -> Self {
+        Self::Exchange { send: Some(SendHalf { to, chunks }), receive: None }
+    }
+
+    /// Receives only.
+    pub const fn receive(receive: ReceiveHalf) -> Self {
+        Self::Exchange { send: None, receive: Some(receive) }
+    }
+
+    /// Sends and receives at once.
+    pub const fn exchange(send: SendHalf, receive: ReceiveHalf) -> Self {
+        Self::Exchange { send: Some(send), receive: Some(receive) }
+    }
+
+    /// Both ranks send the same chunks to each other and reduce what arrives into them.
+    pub const fn exchange_in_place(peer: usize, chunks: Chunks) -> Self {
+        Self::exchange(SendHalf { to: peer, chunks }, ReceiveHalf::reduce(peer, chunks))
+    }
+
+    /// The peer and the chunks, if this step is the one exchange whose halves may share chunks: neighbouring
+    /// chunks go to a peer, and what the same peer has for them is reduced into them.
+    pub fn in_place(self) -> Option<(usize, Chunks)> {
+        let Self::Exchange { send: Some(send), receive: Some(receive) } = self else { return None };
+        let ReceiveHalf { from, chunks, place: Place::Buffer, then: Then::Reduce } = receive else {
+            return None;
+        };
+        let same = send.to == from && send.chunks == chunks && chunks.is_contiguous();
+        (same && !chunks.is_empty()).then_some((from, chunks))
+    }
+}
+
+impl ReceiveHalf {
+    /// Chunks that take the place of what the buffer holds.
+    pub const fn replace(from: usize, chunks: Chunks) -> Self {
+        Self { from, chunks, place: Place::Buffer, then: Then::Replace }
+    }
+
+    /// Chunks that are reduced into the buffer.
+    pub const fn reduce(from: usize, chunks: Chunks) -> Self {
+        Self { from, chunks, place: Place::Buffer, then: Then::Reduce }
+    }
+}

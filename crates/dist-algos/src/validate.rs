@@ -1,0 +1,73 @@
+//! What every step has to satisfy by itself.
+
+use dist_transport::Rank;
+
+use crate::{Chunks, Error, Place, ReceiveHalf, Result, SLOTS_MAX, SendHalf, Step};
+
+impl Step {
+    /// Whether every peer, chunk and slot that the step names exists, and its halves share no chunk that they
+    /// must not share. The runner and the verifier both insist on it.
+    pub(crate) fn validate(self, rank: Rank, step: usize, parts: usize) -> Result<()> {
+        let check = Check { rank, step, parts };
+        match self {
+            Self::Exchange { send, receive } => {
+                send.map_or(Ok(()), |send| check.send(send))?;
+                receive.map_or(Ok(()), |receive| check.receive(receive))?;
+                let overlap = match (send, receive) {
+                    (Some(send), Some(receive)) if receive.place == Place::Buffer => {
+                        self.in_place().is_none() && send.chunks.overlap(receive.chunks)
+                    }
+                    _ => false,
+                };
+                if overlap { Err(Error::Overlap { rank: rank.index(), step }) } else { Ok(()) }
+            }
+            Self::Combine { chunk, from, into } => {
+                check.chunks(Chunks::one(chunk))?;
+                check.slot(from, true)?;
+                match into {
+                    Place::Buffer => Ok(()),
+                    Place::Slot(slot) => check.slot(slot, slot != from),
+                }
+            }
+        }
+    }
+}
+
+/// Whose step is looked at, and how many chunks there are.
+struct Check {
+    rank: Rank,
+    step: usize,
+    parts: usize,
+}
+
+impl Check {
+    fn send(&self, send: SendHalf) -> Result<()> {
+        self.peer(send.to)?;
+        self.chunks(send.chunks)
+    }
+
+    fn receive(&self, receive: ReceiveHalf) -> Result<()> {
+        self.peer(receive.from)?;
+        self.chunks(receive.chunks)?;
+        match receive.place {
+            Place::Buffer => Ok(()),
+            Place::Slot(slot) => self.slot(slot, receive.chunks.count == 1),
+        }
+    }
+
+    fn peer(&self, peer: usize) -> Result<()> {
+        let (rank, step) = (self.rank.index(), self.step);
+        let exists = peer < self.rank.world_size() && peer != rank;
+        if exists { Ok(()) } else { Err(Error::NoPeer { rank, step, peer }) }
+    }
+
+    fn chunks(&self, chunks: Chunks) -> Result<()> {
+        let (rank, step, parts) = (self.rank.index(), self.step, self.parts);
+        if chunks.fit(parts) { Ok(()) } else { Err(Error::NoChunk { rank, step, chunks, parts }) }
+    }
+
+    fn slot(&self, slot: usize, sound: bool) -> Result<()> {
+        let (rank, step) = (self.rank.index(), self.step);
+        if slot < SLOTS_MAX && sound { Ok(()) } else { Err(Error::BadSlot { rank, step, slot }) }
+    }
+}
