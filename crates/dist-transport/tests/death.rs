@@ -1,0 +1,71 @@
+//! Deaths of real processes: every survivor learns of them at once, and of the same one.
+#![cfg(feature = "tcp")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::time::Duration;
+
+use dist_testkit::process;
+use dist_transport::tcp::{Config, TcpTransport};
+use dist_transport::{Cause, Error, Incoming, Outgoing, Sink, Transport};
+use rstest::rstest;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Which rank ends, and how.
+const VICTIM: &str = "DIST_TEST_VICTIM";
+const ENDING: &str = "DIST_TEST_ENDING";
+
+/// One rank: sends words round a ring until something goes wrong; the victim goes wrong at the hundredth.
+fn rank(victim: usize) {
+    let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    let rank = transport.rank();
+    let mut round = 0_u64;
+    let error = loop {
+        round += 1;
+        if round == 100 && rank.index() == victim {
+            end(&std::env::var(ENDING).unwrap());
+        }
+        let mut received = [0; 8];
+        let deadline = transport.runtime().deadline(LIMIT);
+        let passed = transport.exchange(
+            Some(Outgoing { to: rank.right().index(), parts: &[&round.to_le_bytes()] }),
+            Some(Incoming { from: rank.left().index(), len: 8, sink: Sink::Into(&mut received) }),
+            deadline,
+        );
+        if let Err(error) = passed {
+            break error;
+        }
+        assert_eq!(u64::from_le_bytes(received), round);
+    };
+    let abort = transport.aborted().unwrap();
+    let cause = if victim == 0 { Cause::CoordinatorLost } else { Cause::Died };
+    assert_eq!((abort.rank, abort.cause), (victim, cause));
+    assert!(matches!(error, Error::Aborted(_)), "{error}");
+}
+
+fn end(how: &str) {
+    match how {
+        "kill" => {
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap()
+        }
+        "exit" => std::process::exit(7),
+        "abort" => std::process::abort(),
+        _ => unreachable!("no such ending"),
+    }
+}
+
+#[rstest]
+fn every_survivor_names_the_rank_that_died(
+    #[values("kill", "exit", "abort")] ending: &str,
+    #[values("0", "2")] victim: &str,
+) {
+    if process::rank().is_some() {
+        return rank(std::env::var(VICTIM).unwrap().parse().unwrap());
+    }
+    let name = std::thread::current().name().unwrap().to_owned();
+    let job = process::ranks_with(4, &name, LIMIT, &[(VICTIM, victim), (ENDING, ending)]);
+    for ended in &job.ranks {
+        let succeeded = ended.status.is_some_and(|status| status.success());
+        assert_eq!(succeeded, ended.rank.to_string() != victim, "rank {}: {}", ended.rank, ended.output);
+    }
+}
