@@ -1,1 +1,10 @@
-//! (being written)
+#![doc = include_str!("../README.md")]
+
+mod block;
+mod error;
+mod gradient;
+mod slices;
+
+pub use block::CandleBlock;
+pub use error::CandleError;
+pub use gradient::{backward_from, loss_and_gradient};

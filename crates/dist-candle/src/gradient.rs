@@ -1,0 +1,65 @@
+//! Backward passes that begin at a given gradient instead of at a loss.
+
+use candle_core::backprop::GradStore;
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, Var};
+
+use crate::CandleError;
+
+/// The gradients of everything that `output` depends on, given the gradient of `output`.
+///
+/// The bits are those that a backward pass from the final loss gives, if that is where `gradient` comes from.
+///
+/// # Errors
+/// If candle cannot go backward through an operation.
+pub fn backward_from(output: &Tensor, gradient: Tensor) -> candle_core::Result<GradStore> {
+    output.apply_op1(Seed(gradient))?.backward()
+}
+
+/// The value of `loss` for a model's output, and its gradient with respect to that output.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+///
+/// let output = Tensor::new(&[1f32, 2.0], &Device::Cpu)?;
+/// let (loss, gradient) = dist_candle::loss_and_gradient(&output, |output| output.sqr()?.sum_all())?;
+/// assert_eq!(loss, 5.0);
+/// assert_eq!(gradient.to_vec1::<f32>()?, [2.0, 4.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// If `loss` fails, does not give a single number, or has no gradient.
+pub fn loss_and_gradient(
+    output: &Tensor,
+    loss: impl FnOnce(&Tensor) -> candle_core::Result<Tensor>,
+) -> Result<(f32, Tensor), CandleError> {
+    let failed = |source| CandleError::Candle { place: "the loss".to_owned(), source };
+    let output = Var::from_tensor(&output.detach()).map_err(failed)?;
+    let loss = loss(&output).map_err(failed)?;
+    if loss.elem_count() != 1 {
+        return Err(CandleError::Loss { shape: loss.shape().clone() });
+    }
+    let mut gradients = loss.backward().map_err(failed)?;
+    let gradient = gradients.remove(&output);
+    let gradient = gradient.ok_or_else(|| CandleError::NoInputGradient { block: "loss".to_owned() })?;
+    let value = loss.flatten_all().and_then(|loss| loss.get(0)?.to_dtype(DType::F32)?.to_scalar());
+    Ok((value.map_err(failed)?, gradient))
+}
+
+/// A number that depends on a tensor with a given gradient: what a backward pass can begin from. Cheaper and more
+/// exact than the sum of the products of tensor and gradient, which is another such number.
+struct Seed(Tensor);
+
+impl CustomOp1 for Seed {
+    fn name(&self) -> &'static str {
+        "seed"
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        Ok((CpuStorage::F32(vec![0.0]), Shape::from(())))
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, _: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        Ok(Some(self.0.clone()))
+    }
+}

@@ -1,0 +1,97 @@
+//! The memory of candle's tensors as slices, without a copy.
+
+use std::cell::RefCell;
+
+use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Storage, Tensor, Var};
+use dist_parallel::{BoxError, FloatType, Values, ValuesMut};
+
+use crate::CandleError;
+
+pub(crate) fn float_type(name: &str, dtype: DType) -> Result<FloatType, CandleError> {
+    match dtype {
+        DType::F32 => Ok(FloatType::F32),
+        DType::F64 => Ok(FloatType::F64),
+        DType::F16 => Ok(FloatType::F16),
+        DType::BF16 => Ok(FloatType::Bf16),
+        _ => Err(CandleError::Type { name: name.to_owned(), dtype }),
+    }
+}
+
+/// Calls `f` with the values of `tensor`, which is locked against writing meanwhile.
+pub(crate) fn read<T>(
+    name: &str,
+    tensor: &Tensor,
+    f: impl FnOnce(Values<'_>) -> T,
+) -> Result<T, CandleError> {
+    let (storage, layout) = tensor.storage_and_layout();
+    let Storage::Cpu(storage) = &*storage else {
+        return Err(no_slice(name, NOT_IN_MEMORY));
+    };
+    let (start, end) = layout.contiguous_offsets().ok_or_else(|| no_slice(name, SCATTERED))?;
+    let values = match storage {
+        CpuStorage::F32(all) => Values::F32(&all[start..end]),
+        CpuStorage::F64(all) => Values::F64(&all[start..end]),
+        CpuStorage::F16(all) => Values::F16(&all[start..end]),
+        CpuStorage::BF16(all) => Values::Bf16(&all[start..end]),
+        _ => return Err(CandleError::Type { name: name.to_owned(), dtype: tensor.dtype() }),
+    };
+    Ok(f(values))
+}
+
+/// Calls `f` with the memory of `var`, which every tensor made from it sees. `f` must not touch `var`.
+pub(crate) fn write(name: &str, var: &Var, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
+    let write = Write { name, f: RefCell::new(f), refused: RefCell::new(None) };
+    let result = var.inplace_op1(&write);
+    if let Some(refused) = write.refused.into_inner() {
+        return Err(refused.into());
+    }
+    let place = || format!("writing {name}");
+    result.map_err(|source| CandleError::Candle { place: place(), source }.into())
+}
+
+/// candle's way to overwrite a tensor in place: an operation without arguments.
+struct Write<'a> {
+    name: &'a str,
+    f: RefCell<&'a mut dyn FnMut(ValuesMut<'_>)>,
+    /// candle's own errors cannot carry ours.
+    refused: RefCell<Option<CandleError>>,
+}
+
+impl Write<'_> {
+    fn values<'s>(&self, storage: &'s mut CpuStorage, layout: &Layout) -> Result<ValuesMut<'s>, CandleError> {
+        let (start, end) = layout.contiguous_offsets().ok_or_else(|| no_slice(self.name, SCATTERED))?;
+        Ok(match storage {
+            CpuStorage::F32(all) => ValuesMut::F32(&mut all[start..end]),
+            CpuStorage::F64(all) => ValuesMut::F64(&mut all[start..end]),
+            CpuStorage::F16(all) => ValuesMut::F16(&mut all[start..end]),
+            CpuStorage::BF16(all) => ValuesMut::Bf16(&mut all[start..end]),
+            _ => return Err(CandleError::Type { name: self.name.to_owned(), dtype: storage_type(storage) }),
+        })
+    }
+}
+
+impl InplaceOp1 for Write<'_> {
+    fn name(&self) -> &'static str {
+        "write"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
+        match self.values(storage, layout) {
+            Ok(values) => (self.f.borrow_mut())(values),
+            Err(error) => *self.refused.borrow_mut() = Some(error),
+        }
+        Ok(())
+    }
+}
+
+fn storage_type(storage: &CpuStorage) -> DType {
+    use candle_core::backend::BackendStorage;
+    storage.dtype()
+}
+
+fn no_slice(name: &str, reason: &'static str) -> CandleError {
+    CandleError::NoSlice { name: name.to_owned(), reason }
+}
+
+const NOT_IN_MEMORY: &str = "it lives on a device";
+const SCATTERED: &str = "its values are not contiguous";
