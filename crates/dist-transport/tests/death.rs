@@ -69,3 +69,34 @@ fn every_survivor_names_the_rank_that_died(
         assert_eq!(succeeded, ended.rank.to_string() != victim, "rank {}: {}", ended.rank, ended.output);
     }
 }
+
+/// One rank of three, of which the second stops without ending.
+fn rank_beside_a_stopped_one() {
+    let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    let rank = transport.rank();
+    if rank.index() == 1 {
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP).unwrap();
+    }
+    let mut received = [0; 8];
+    let deadline = transport.runtime().deadline(LIMIT);
+    let error = transport
+        .exchange(None, Some(Incoming { from: 1, len: 8, sink: Sink::Into(&mut received) }), deadline)
+        .unwrap_err();
+    assert!(
+        matches!(error, Error::Aborted(abort) if abort.rank == 1 && abort.cause == Cause::Silent),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_stopped_rank_is_named_long_before_the_deadline() {
+    if process::rank().is_some() {
+        return rank_beside_a_stopped_one();
+    }
+    let name = "a_stopped_rank_is_named_long_before_the_deadline";
+    let job = process::ranks(3, name, Duration::from_secs(6));
+    for ended in &job.ranks {
+        let succeeded = ended.status.is_some_and(|status| status.success());
+        assert_eq!(succeeded, ended.rank != 1, "rank {}: {}", ended.rank, ended.output);
+    }
+}

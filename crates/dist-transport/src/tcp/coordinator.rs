@@ -278,11 +278,13 @@ impl Meeting {
         if !self.started {
             return;
         }
-        let silent = self.places.iter().position(
-            |place| matches!(place, Place::Taken(member) if now.saturating_sub(member.last_seen) > LIVENESS),
-        );
-        if let Some(rank) = silent {
-            self.abort(Abort { cause: Cause::Silent, rank, reporter: rank, call: Fingerprint::NONE });
+        for rank in 0..self.places.len() {
+            let place = &self.places[rank];
+            if matches!(place, Place::Taken(member) if now.saturating_sub(member.last_seen) > LIVENESS) {
+                // Told as well, should it ever hear it; but nobody waits for it any longer.
+                self.abort(Abort { cause: Cause::Silent, rank, reporter: rank, call: Fingerprint::NONE });
+                self.places[rank] = Place::Left;
+            }
         }
     }
 
