@@ -1,2 +1,114 @@
-//! (being written)
-fn main() {}
+//! The developer's tool: everything that is done to this workspace is a subcommand here.
+#![allow(clippy::print_stdout, reason = "a program prints")]
+
+mod bench;
+mod ci;
+mod command;
+mod matrix;
+mod test;
+mod tidy;
+
+use std::process::ExitCode;
+
+use command::Failure;
+
+const HELP: &str = "\
+cargo xtask COMMAND [OPTIONS]      cargo xtask COMMAND --help
+
+  ci       what must pass before a change lands: fmt, clippy, tidy, docs, each crate alone, cargo-deny, test
+  test     every test there is: units, documents, properties, simulation, processes, then the matrix
+  matrix   transport x ranks x algorithm x dtype x operation in real processes   [--filter TEXT]
+  bench    criterion benches, one file per algorithm                             [--filter TEXT]
+  tidy     layer order, module headers, unsafe, file names, lengths
+
+Alone: cargo demo trains a small model on 2 processes; distctl (crates/dist-cli) starts and measures jobs.";
+
+fn main() -> ExitCode {
+    match run(lexopt::Parser::from_env()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("xtask: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
+    let command = match arguments.next()? {
+        Some(lexopt::Arg::Value(name)) => name.to_string_lossy().into_owned(),
+        Some(lexopt::Arg::Long("help") | lexopt::Arg::Short('h')) | None => {
+            println!("{HELP}");
+            return Ok(());
+        }
+        Some(other) => return Err(other.unexpected().into()),
+    };
+    std::env::set_current_dir(command::workspace_root())?;
+    match command.as_str() {
+        "ci" => with_help(arguments, ci::HELP, ci::run),
+        "test" => with_help(arguments, test::HELP, test::run),
+        "tidy" => with_help(arguments, tidy::HELP, tidy::run),
+        "matrix" => with_filter(arguments, matrix::HELP, matrix::run),
+        "bench" => with_filter(arguments, bench::HELP, bench::run),
+        _ => Err(Failure::Usage(format!("there is no command {command:?}\n\n{HELP}"))),
+    }
+}
+
+fn with_help(
+    arguments: lexopt::Parser,
+    help: &str,
+    command: fn() -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    match parse(arguments, help, false)? {
+        Some(_) => command(),
+        None => Ok(()),
+    }
+}
+
+fn with_filter(
+    arguments: lexopt::Parser,
+    help: &str,
+    command: fn(&str) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    match parse(arguments, help, true)? {
+        Some(filter) => command(&filter),
+        None => Ok(()),
+    }
+}
+
+/// The value of `--filter`, empty if it is not given; `None` when help was asked for and printed.
+fn parse(mut arguments: lexopt::Parser, help: &str, takes_filter: bool) -> Result<Option<String>, Failure> {
+    let mut filter = String::new();
+    while let Some(argument) = arguments.next()? {
+        match argument {
+            lexopt::Arg::Long("help") | lexopt::Arg::Short('h') => {
+                println!("{help}");
+                return Ok(None);
+            }
+            lexopt::Arg::Long("filter") if takes_filter => {
+                filter = arguments.value()?.to_string_lossy().into_owned();
+            }
+            other => return Err(other.unexpected().into()),
+        }
+    }
+    Ok(Some(filter))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_help_fits_on_one_screen() {
+        for help in [HELP, ci::HELP, test::HELP, tidy::HELP, matrix::HELP, bench::HELP] {
+            assert!(help.lines().count() <= 24, "{help}");
+            assert!(help.lines().all(|line| line.chars().count() <= 110), "{help}");
+        }
+    }
+
+    #[test]
+    fn a_filter_is_refused_where_there_is_nothing_to_filter() {
+        let arguments = || lexopt::Parser::from_args(["--filter", "ring"]);
+        assert_eq!(parse(arguments(), "", true).unwrap().as_deref(), Some("ring"));
+        assert!(parse(arguments(), "", false).is_err());
+    }
+}

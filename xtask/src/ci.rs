@@ -1,0 +1,122 @@
+//! `cargo xtask ci`: what must pass before a change lands.
+
+use std::process::Stdio;
+
+use crate::command::{Failure, Steps, cargo, output, show};
+use crate::{test, tidy};
+
+pub(crate) const HELP: &str = "\
+cargo xtask ci
+
+Runs, and stops at the first that fails:
+  fmt       rustfmt, as rustfmt.toml says
+  clippy    every target of every crate; warnings are errors
+  tidy      cargo xtask tidy
+  docs      rustdoc; warnings are errors
+  crates    each crate alone, with each combination of its features, and what it may pull in
+  deny      cargo-deny, if it is installed: bans, licences, sources; advisories where a database is at hand
+  test      cargo xtask test
+
+Beyond Rust and a C compiler only cargo-deny is needed; .ci/run installs it and runs this.";
+
+pub(crate) fn run() -> Result<(), Failure> {
+    let mut steps = Steps::default();
+    steps.step("fmt", || show(&mut cargo("fmt --all --check")))?;
+    steps.step("clippy", || {
+        show(&mut cargo("clippy --workspace --all-targets --all-features -- -D warnings"))
+    })?;
+    steps.step("tidy", tidy::run)?;
+    steps.step("docs", || {
+        show(cargo("doc --workspace --no-deps --all-features").env("RUSTDOCFLAGS", "-D warnings"))
+    })?;
+    steps.step("what each crate pulls in", dependencies)?;
+    steps.step("each crate alone", each_alone)?;
+    steps.step("deny", deny)?;
+    test::add_steps(&mut steps)?;
+    steps.summary();
+    Ok(())
+}
+
+/// Each crate with the combinations of features that it is checked with.
+const COMBINATIONS: &[(&str, &[&str])] = &[
+    ("dist-transport", &["", "auth", "tcp", "sim", "tcp,sim"]),
+    ("dist-algos", &[""]),
+    ("dist-collectives", &["", "tcp", "sim", "tcp,sim"]),
+    ("dist-groups", &[""]),
+    ("dist-parallel", &["", "tcp", "sim", "tcp,sim"]),
+    ("dist-candle", &[""]),
+    ("dist-cli", &[""]),
+    ("dist-testkit", &[""]),
+];
+
+fn each_alone() -> Result<(), Failure> {
+    for (package, combinations) in COMBINATIONS {
+        for features in *combinations {
+            let only = format!("--package {package} --no-default-features --features={features}");
+            show(&mut cargo(&format!("clippy {only} -- -D warnings")))?;
+        }
+        show(&mut cargo(&format!("test --package {package}")))?;
+    }
+    Ok(())
+}
+
+/// Crates that must not be among a crate's dependencies.
+struct Absent {
+    package: &'static str,
+    features: &'static str,
+    forbidden: &'static [&'static str],
+}
+
+const SOCKETS: &[&str] = &["socket2", "rustix", "hmac", "sha2"];
+const CANDLE: &[&str] = &["candle-core", "candle-nn"];
+const ABSENT: &[Absent] = &[
+    Absent { package: "dist-transport", features: "--no-default-features", forbidden: SOCKETS },
+    Absent {
+        package: "dist-transport",
+        features: "--no-default-features --features sim",
+        forbidden: SOCKETS,
+    },
+    Absent { package: "dist-algos", features: "", forbidden: SOCKETS },
+    Absent { package: "dist-algos", features: "", forbidden: CANDLE },
+    Absent { package: "dist-collectives", features: "--no-default-features", forbidden: SOCKETS },
+    Absent { package: "dist-collectives", features: "", forbidden: CANDLE },
+    Absent { package: "dist-groups", features: "", forbidden: CANDLE },
+    Absent { package: "dist-parallel", features: "", forbidden: CANDLE },
+    Absent { package: "dist-cli", features: "", forbidden: CANDLE },
+];
+
+fn dependencies() -> Result<(), Failure> {
+    for Absent { package, features, forbidden } in ABSENT {
+        let tree =
+            output(&mut cargo(&format!("tree --package {package} {features} --edges normal --prefix none")))?;
+        let names = tree.lines().filter_map(|line| line.split(' ').next());
+        if let Some(found) = names.into_iter().find(|name| forbidden.contains(name)) {
+            let found = format!("{package} {features} pulls in {found}: see cargo tree --package {package}");
+            return Err(Failure::Check(found));
+        }
+        eprintln!("     {package} {features}: nothing of {}", forbidden.join(", "));
+    }
+    Ok(())
+}
+
+fn deny() -> Result<(), Failure> {
+    let installed = cargo("deny --version").stdout(Stdio::null()).stderr(Stdio::null()).status()?;
+    if !installed.success() {
+        eprintln!("     skipped: cargo-deny is not installed (cargo install cargo-deny --locked)");
+        return Ok(());
+    }
+    show(&mut cargo("deny check bans licenses sources --hide-inclusion-graph"))?;
+    if has_advisories() {
+        show(&mut cargo("deny check advisories --disable-fetch"))
+    } else {
+        eprintln!("     advisories skipped: no database in CARGO_HOME/advisory-dbs (cargo deny fetch db)");
+        Ok(())
+    }
+}
+
+fn has_advisories() -> bool {
+    let home = std::env::var_os("CARGO_HOME").map(Into::into);
+    let home = home.or_else(|| std::env::home_dir().map(|home| home.join(".cargo")));
+    let databases = home.and_then(|home: std::path::PathBuf| home.join("advisory-dbs").read_dir().ok());
+    databases.is_some_and(|mut entries| entries.next().is_some())
+}

@@ -1,0 +1,114 @@
+//! Running other programs, and what is said about it.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Why a command of the tool failed.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The arguments make no sense.
+    Usage(String),
+    /// A program could not be started or files not be read.
+    System(std::io::Error),
+    /// A program ran and failed.
+    Program(String),
+    /// A check found something.
+    Check(String),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Usage(text) | Self::Check(text) => f.write_str(text),
+            Self::System(error) => write!(f, "{error}"),
+            Self::Program(line) => write!(f, "this failed: {line}"),
+        }
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Self::System(error)
+    }
+}
+
+impl From<lexopt::Error> for Failure {
+    fn from(error: lexopt::Error) -> Self {
+        Self::Usage(error.to_string())
+    }
+}
+
+/// The folder of the workspace's manifest.
+pub(crate) fn workspace_root() -> PathBuf {
+    let mut path = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    path.pop();
+    path
+}
+
+/// The cargo that runs this tool, with arguments separated by blanks.
+pub(crate) fn cargo(arguments: &str) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(arguments.split_whitespace());
+    command
+}
+
+/// Runs a program to its end, after a line that says what is run.
+pub(crate) fn show(command: &mut Command) -> Result<(), Failure> {
+    eprintln!("     $ {}", line(command));
+    let status = command.stdin(Stdio::null()).status()?;
+    if status.success() { Ok(()) } else { Err(Failure::Program(line(command))) }
+}
+
+/// Runs a program to its end and returns what it printed; its error output is passed on.
+pub(crate) fn output(command: &mut Command) -> Result<String, Failure> {
+    let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output()?;
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    } else {
+        Err(Failure::Program(line(command)))
+    }
+}
+
+/// The command as a person would type it.
+pub(crate) fn line(command: &Command) -> String {
+    let program = PathBuf::from(command.get_program());
+    let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let settings = command
+        .get_envs()
+        .filter_map(|(name, value)| value.map(|value| format!("{}={:?}", name.to_string_lossy(), value)));
+    let arguments = command.get_args().map(|argument| argument.to_string_lossy().into_owned());
+    settings.chain([name]).chain(arguments).collect::<Vec<_>>().join(" ")
+}
+
+/// Named steps that run one after the other, each with its time.
+#[derive(Default)]
+pub(crate) struct Steps(Vec<(&'static str, Duration)>);
+
+impl Steps {
+    /// Runs one step.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "these are minutes for a person to read; nothing is simulated"
+    )]
+    pub(crate) fn step(
+        &mut self,
+        name: &'static str,
+        work: impl FnOnce() -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        eprintln!("==== {name}");
+        let start = Instant::now();
+        work()?;
+        self.0.push((name, start.elapsed()));
+        Ok(())
+    }
+
+    /// Prints what each step took.
+    pub(crate) fn summary(&self) {
+        eprintln!("==== done");
+        for (name, time) in &self.0 {
+            eprintln!("{:>9.1} s  {name}", time.as_secs_f64());
+        }
+    }
+}

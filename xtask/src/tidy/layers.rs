@@ -1,0 +1,96 @@
+//! Rules about crates: who may depend on whom, and what each must have.
+
+use super::Finding;
+use super::tree::Tree;
+
+/// The crates from the bottom up. Each depends only on those before it.
+const LAYERS: &[&str] = &[
+    "dist-transport",
+    "dist-algos",
+    "dist-collectives",
+    "dist-groups",
+    "dist-parallel",
+    "dist-candle",
+    "dist-mpi",
+    "dist-cli",
+    "dist-testkit",
+];
+
+pub(super) fn order(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for package in tree.packages.iter().filter(|package| is_crate(&package.name)) {
+        let manifest = manifest(&package.name);
+        let Some(own) = layer(&package.name) else {
+            findings.push(Finding::error(&manifest, "this crate has no place in the layer order"));
+            continue;
+        };
+        for dependency in package.dependencies.iter().filter(|dependency| !dependency.dev) {
+            if layer(&dependency.name).is_some_and(|below| below >= own) {
+                let text = format!("depends on {}, which is not below it", dependency.name);
+                findings.push(Finding::error(&manifest, text));
+            }
+        }
+    }
+    findings
+}
+
+pub(super) fn candle_stays_home(tree: &Tree) -> Vec<Finding> {
+    let others = tree.packages.iter().filter(|package| package.name != "dist-candle");
+    let with_candle = others
+        .filter(|package| package.dependencies.iter().any(|dependency| dependency.name.contains("candle")));
+    with_candle
+        .map(|package| Finding::error(&manifest(&package.name), "only dist-candle knows candle"))
+        .collect()
+}
+
+pub(super) fn workspace_lints(tree: &Tree) -> Vec<Finding> {
+    let without =
+        tree.packages.iter().map(|package| manifest(&package.name)).filter(|path| {
+            !tree.file(path).is_some_and(|file| file.text.contains("[lints]\nworkspace = true"))
+        });
+    without.map(|path| Finding::error(&path, "does not take the workspace's lints")).collect()
+}
+
+pub(super) fn readmes(tree: &Tree) -> Vec<Finding> {
+    let crates = tree.packages.iter().filter(|package| is_crate(&package.name));
+    let paths = crates.map(|package| format!("crates/{}/README.md", package.name));
+    let missing = paths.filter(|path| tree.file(path).is_none());
+    missing.map(|path| Finding::error(&path, "every crate has a README, which is its front page")).collect()
+}
+
+/// What the root folder holds, dot files and dot folders aside.
+const TOP_LEVEL: &[&str] = &[
+    "CHANGELOG.md",
+    "Cargo.lock",
+    "Cargo.toml",
+    "LICENSE-APACHE",
+    "LICENSE-MIT",
+    "README.md",
+    "benches",
+    "clippy.toml",
+    "crates",
+    "deny.toml",
+    "docs",
+    "rust-toolchain.toml",
+    "rustfmt.toml",
+    "xtask",
+];
+
+pub(super) fn top_level(tree: &Tree) -> Vec<Finding> {
+    let mut names: Vec<_> = tree.files.iter().filter_map(|file| file.path.split('/').next()).collect();
+    names.dedup();
+    let strangers = names.into_iter().filter(|name| !name.starts_with('.') && !TOP_LEVEL.contains(name));
+    strangers.map(|name| Finding::error(name, "does not belong into the root folder")).collect()
+}
+
+fn layer(name: &str) -> Option<usize> {
+    LAYERS.iter().position(|layer| *layer == name)
+}
+
+fn is_crate(name: &str) -> bool {
+    !matches!(name, "xtask" | "benches")
+}
+
+fn manifest(name: &str) -> String {
+    if is_crate(name) { format!("crates/{name}/Cargo.toml") } else { format!("{name}/Cargo.toml") }
+}

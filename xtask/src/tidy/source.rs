@@ -1,0 +1,155 @@
+//! Rules about Rust files.
+
+use super::Finding;
+use super::tree::{File, Tree};
+
+pub(super) fn headers(tree: &Tree) -> Vec<Finding> {
+    let first_line = |file: &File| file.text.lines().next().unwrap_or_default().to_owned();
+    let begins_well = |line: &str| line.starts_with("//! ") || line.starts_with("#![doc = include_str!");
+    let without = tree.rust_files().filter(|file| !begins_well(&first_line(file)));
+    without.map(|file| Finding::error(&file.path, "line 1 must be `//!` and what lives here")).collect()
+}
+
+/// The files that may say `unsafe`. None so far.
+const UNSAFE_ALLOWED: &[&str] = &[];
+
+pub(super) fn no_unsafe(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in tree.rust_files().filter(|file| !UNSAFE_ALLOWED.contains(&file.path.as_str())) {
+        for (number, line) in code_only(&file.text).lines().enumerate() {
+            if words(line).any(|word| word == "unsafe") {
+                let path = format!("{}:{}", file.path, number + 1);
+                findings.push(Finding::error(&path, "unsafe code is not allowed in this file"));
+            }
+        }
+    }
+    findings
+}
+
+/// Names that say nothing about what is inside.
+const EMPTY_NAMES: &[&str] =
+    &["base", "common", "helper", "helpers", "manager", "misc", "types", "util", "utils"];
+
+pub(super) fn names(tree: &Tree) -> Vec<Finding> {
+    let says_nothing = |path: &str| {
+        path.split('/').any(|part| EMPTY_NAMES.contains(&part.strip_suffix(".rs").unwrap_or(part)))
+    };
+    let empty = tree.rust_files().filter(|file| says_nothing(&file.path));
+    empty.map(|file| Finding::error(&file.path, "this name does not say what lives here")).collect()
+}
+
+pub(super) fn no_glob_exports(tree: &Tree) -> Vec<Finding> {
+    let exports_all = |line: &str| line.trim_start().starts_with("pub use") && line.contains("::*");
+    let globs = tree.rust_files().filter(|file| code_only(&file.text).lines().any(exports_all));
+    globs.map(|file| Finding::error(&file.path, "a glob re-export hides what is public")).collect()
+}
+
+const FILE_LINES_MAX: usize = 500;
+const FUNCTION_LINES_MAX: usize = 70;
+
+pub(super) fn lengths(tree: &Tree) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for file in tree.rust_files() {
+        let lines = file.text.lines().count();
+        if lines > FILE_LINES_MAX {
+            findings.push(Finding::warning(&file.path, format!("{lines} lines: is this two things?")));
+        }
+        for (number, lines) in functions(&file.text).filter(|(_, lines)| *lines > FUNCTION_LINES_MAX) {
+            let path = format!("{}:{number}", file.path);
+            findings.push(Finding::warning(&path, format!("a function of {lines} lines: split it")));
+        }
+    }
+    findings
+}
+
+/// Each function of a file that rustfmt has formatted: the number of its first line, and how many it has.
+fn functions(text: &str) -> impl Iterator<Item = (usize, usize)> {
+    let lines: Vec<_> = text.lines().collect();
+    let starts = (0..lines.len()).filter(|&at| is_function(lines[at])).collect::<Vec<_>>();
+    starts.into_iter().filter_map(move |start| {
+        let indent = lines[start].len() - lines[start].trim_start().len();
+        let end = format!("{}}}", &lines[start][..indent]);
+        let length = lines[start..].iter().position(|line| *line == end)? + 1;
+        Some((start + 1, length))
+    })
+}
+
+fn is_function(line: &str) -> bool {
+    // One-line functions and declarations in traits have no closing line of their own.
+    let ends_here = line.ends_with(';') || line.ends_with('}');
+    let code = line.trim_start();
+    let begins = code.starts_with("fn ")
+        || (code.starts_with("pub") || code.starts_with("const fn")) && code.contains(" fn ");
+    begins && !ends_here
+}
+
+fn words(line: &str) -> impl Iterator<Item = &str> {
+    line.split(|c: char| !c.is_alphanumeric() && c != '_')
+}
+
+/// The text with comments, strings and characters blanked out, line for line.
+fn code_only(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let skipped = not_code(rest);
+        if skipped == 0 {
+            out.push(first);
+            rest = &rest[first.len_utf8()..];
+        } else {
+            out.extend(rest[..skipped].chars().map(|c| if c == '\n' { '\n' } else { ' ' }));
+            rest = &rest[skipped..];
+        }
+    }
+    out
+}
+
+/// How many bytes of a comment, string or character the text begins with.
+fn not_code(text: &str) -> usize {
+    let up_to = |start: usize, end: &str| {
+        text[start..].find(end).map_or(text.len(), |position| start + position + end.len())
+    };
+    if text.starts_with("//") {
+        text.find('\n').unwrap_or(text.len())
+    } else if text.starts_with("/*") {
+        up_to(2, "*/")
+    } else if let Some(hashes) = raw_string(text) {
+        up_to(hashes + 2, &format!("\"{}", "#".repeat(hashes)))
+    } else if let Some(inside) = text.strip_prefix('"') {
+        1 + literal(inside, '"')
+    } else if is_character(text) {
+        1 + literal(&text[1..], '\'')
+    } else {
+        0
+    }
+}
+
+/// How many `#` the raw string has that the text begins with.
+fn raw_string(text: &str) -> Option<usize> {
+    let after = text.strip_prefix('r')?;
+    let hashes = after.len() - after.trim_start_matches('#').len();
+    after[hashes..].starts_with('"').then_some(hashes)
+}
+
+/// A quote that begins a character, not a lifetime.
+fn is_character(text: &str) -> bool {
+    let mut characters = text.chars();
+    characters.next() == Some('\'')
+        && match characters.next() {
+            Some('\\') => true,
+            Some(_) => characters.next() == Some('\''),
+            None => false,
+        }
+}
+
+/// How many bytes up to and with the closing quote, which may be escaped before.
+fn literal(text: &str, quote: char) -> usize {
+    let mut escaped = false;
+    for (position, c) in text.char_indices() {
+        if c == quote && !escaped {
+            return position + 1;
+        }
+        escaped = c == '\\' && !escaped;
+    }
+    text.len()
+}

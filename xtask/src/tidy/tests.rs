@@ -1,0 +1,154 @@
+//! Small trees, each with one thing wrong, and the rule that must find it.
+
+use super::tree::{Dependency, File, Package, Tree};
+use super::{Finding, check};
+
+/// A workspace of two crates in which nothing is wrong.
+fn sound() -> Tree {
+    let mut tree = Tree { files: Vec::new(), packages: Vec::new() };
+    tree.package("dist-transport", &["socket2"], &["dist-testkit"]);
+    tree.package("dist-algos", &["dist-transport"], &["dist-testkit", "dist-transport"]);
+    tree.file_with("crates/dist-algos/src/lib.rs", "#![doc = include_str!(\"../README.md\")]\n");
+    tree.file_with("README.md", "# dist\n");
+    tree
+}
+
+impl Tree {
+    fn package(&mut self, name: &str, normal: &[&str], dev: &[&str]) {
+        let dependency = |dev| move |name: &&str| Dependency { name: (*name).to_owned(), dev };
+        let dependencies =
+            normal.iter().map(dependency(false)).chain(dev.iter().map(dependency(true))).collect();
+        self.packages.push(Package { name: name.to_owned(), dependencies });
+        self.file_with(&format!("crates/{name}/Cargo.toml"), "[lints]\nworkspace = true\n");
+        self.file_with(&format!("crates/{name}/README.md"), "# A crate\n");
+    }
+
+    fn file_with(&mut self, path: &str, text: &str) {
+        self.files.push(File { path: path.to_owned(), text: text.to_owned() });
+    }
+}
+
+#[track_caller]
+fn finds(tree: &Tree, path: &str, part: &str) {
+    let findings = check(tree);
+    let found = |finding: &Finding| finding.path == path && finding.text.contains(part);
+    assert!(findings.len() == 1 && found(&findings[0]), "{findings:#?}");
+}
+
+#[track_caller]
+fn finds_in_file(path: &str, text: &str, found: &str, part: &str) {
+    let mut tree = sound();
+    tree.file_with(path, text);
+    finds(&tree, found, part);
+}
+
+#[track_caller]
+fn finds_nothing(path: &str, text: &str) {
+    let mut tree = sound();
+    tree.file_with(path, text);
+    assert_eq!(check(&tree), []);
+}
+
+#[test]
+fn a_sound_tree_has_no_findings() {
+    assert_eq!(check(&sound()), []);
+}
+
+#[test]
+fn a_dependency_on_a_crate_above_is_found() {
+    let mut tree = sound();
+    tree.package("dist-groups", &["dist-parallel"], &[]);
+    finds(&tree, "crates/dist-groups/Cargo.toml", "depends on dist-parallel");
+}
+
+#[test]
+fn the_test_kit_is_for_tests_only() {
+    let mut tree = sound();
+    tree.package("dist-cli", &["dist-testkit"], &[]);
+    finds(&tree, "crates/dist-cli/Cargo.toml", "depends on dist-testkit");
+}
+
+#[test]
+fn a_crate_outside_the_order_is_found() {
+    let mut tree = sound();
+    tree.package("dist-extra", &[], &[]);
+    finds(&tree, "crates/dist-extra/Cargo.toml", "no place in the layer order");
+}
+
+#[test]
+fn candle_is_found_outside_its_crate_even_in_tests() {
+    let mut tree = sound();
+    tree.package("dist-parallel", &[], &["candle-nn"]);
+    tree.package("dist-candle", &["candle-nn"], &[]);
+    finds(&tree, "crates/dist-parallel/Cargo.toml", "candle");
+}
+
+#[test]
+fn a_crate_without_lints_or_readme_is_found() {
+    let mut tree = sound();
+    tree.packages.push(Package { name: "dist-groups".to_owned(), dependencies: Vec::new() });
+    let paths: Vec<_> = check(&tree).into_iter().map(|finding| finding.path).collect();
+    assert_eq!(paths, ["crates/dist-groups/Cargo.toml", "crates/dist-groups/README.md"]);
+}
+
+#[test]
+fn a_stranger_in_the_root_folder_is_found() {
+    finds_in_file("notes.txt", "", "notes.txt", "root folder");
+    finds_nothing(".ci/run", "");
+}
+
+#[test]
+fn a_file_without_a_header_is_found() {
+    let path = "crates/dist-algos/src/ring.rs";
+    finds_in_file(path, "use std::fmt;\n", path, "line 1");
+    finds_in_file(path, "\n//! Late.\n", path, "line 1");
+    finds_nothing(path, "//! Ring schedules.\n");
+}
+
+#[test]
+fn unsafe_is_found_in_code_only() {
+    let path = "crates/dist-algos/src/ring.rs";
+    finds_in_file(
+        path,
+        "//! Ring.\nfn f() {\n    unsafe { g() }\n}\n",
+        "crates/dist-algos/src/ring.rs:3",
+        "unsafe",
+    );
+    finds_in_file(
+        path,
+        "//! Ring.\nconst Q: char = '\"';\nunsafe fn f() {}\n",
+        "crates/dist-algos/src/ring.rs:3",
+        "",
+    );
+    finds_nothing(path, "//! Nothing unsafe.\n// unsafe\n/* unsafe */ const A: &str = \"\\\" unsafe\";\n");
+    finds_nothing(path, "//! Raw.\nconst A: &str = r#\"a \" unsafe\"#;\n#![forbid(unsafe_code)]\n");
+}
+
+#[test]
+fn a_name_that_says_nothing_is_found() {
+    finds_in_file("crates/dist-algos/src/utils.rs", "//! U.\n", "crates/dist-algos/src/utils.rs", "name");
+    finds_in_file(
+        "crates/dist-algos/src/common/a.rs",
+        "//! U.\n",
+        "crates/dist-algos/src/common/a.rs",
+        "name",
+    );
+}
+
+#[test]
+fn a_glob_re_export_is_found() {
+    let path = "crates/dist-algos/src/ring.rs";
+    finds_in_file(path, "//! Ring.\npub use a::*;\n", path, "glob");
+    finds_nothing(path, "//! Ring.\nuse super::*;\n");
+}
+
+#[test]
+fn long_files_and_long_functions_are_warned_of() {
+    let path = "crates/dist-algos/src/ring.rs";
+    finds_in_file(path, &format!("//! Ring.\n{}", "const A: u8 = 0;\n".repeat(500)), path, "501 lines");
+    let function = format!(
+        "//! Ring.\nimpl A {{\n    pub(crate) fn f() {{\n{}    }}\n}}\n",
+        "        g();\n".repeat(69)
+    );
+    finds_in_file(path, &function, "crates/dist-algos/src/ring.rs:3", "71 lines");
+}
