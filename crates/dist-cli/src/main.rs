@@ -1,2 +1,64 @@
-//! (being written)
-fn main() {}
+#![doc = include_str!("../README.md")]
+#![allow(clippy::print_stdout, reason = "a program prints")]
+
+mod error;
+mod parse;
+mod run;
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+use error::Error;
+use run::Outcome;
+
+/// Starts, measures and checks distributed programs.
+#[derive(Debug, Parser)]
+#[command(name = "distctl", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Start a program once per rank on this machine, and end all ranks when one fails
+    Run(run::Arguments),
+    /// Become a rank's program; `run` starts every rank this way
+    #[command(name = run::EXEC, hide = true)]
+    ExecRank {
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<OsString>,
+    },
+}
+
+fn main() -> ExitCode {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("DIST_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+    let outcome = match Arguments::parse().command {
+        Command::Run(arguments) => run::run(&arguments),
+        Command::ExecRank { command } => Err(run::become_program(&command)),
+    };
+    match outcome {
+        Ok(Outcome::Success) => ExitCode::SUCCESS,
+        Ok(Outcome::Code(code)) => ExitCode::from(code),
+        Err(error) => {
+            report(&error);
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+/// The error and what led to it, on one line.
+fn report(error: &Error) {
+    let mut text = format!("distctl: {error}");
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text.push_str(&format!(": {cause}"));
+        source = cause.source();
+    }
+    // When nobody listens, nobody has to be told.
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}

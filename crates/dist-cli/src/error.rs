@@ -1,0 +1,55 @@
+//! What can go wrong in `distctl` itself.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::PathBuf;
+
+/// What can go wrong in `distctl` itself; what happens to a rank is in its exit code.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum Error {
+    /// The program is not there, or is no program.
+    #[error("cannot start {program:?}: {reason}")]
+    Program { program: OsString, reason: &'static str },
+    /// The system would not start the process of a rank.
+    #[error("cannot start {program:?} as rank {rank}")]
+    Start { program: OsString, rank: usize, source: io::Error },
+    /// A rank's process could not become the program.
+    #[error("cannot start {program:?}")]
+    Exec { program: OsString, source: io::Error },
+    /// The launcher was gone before this rank's program began.
+    #[error("the launcher is gone")]
+    Orphan,
+    /// No thread to watch a process with.
+    #[error("cannot start a thread")]
+    Thread(#[source] io::Error),
+    /// Signals cannot be caught.
+    #[error("cannot watch for signals")]
+    Signals(#[source] io::Error),
+    /// A process cannot be waited for.
+    #[error("cannot wait for a process")]
+    Wait(#[source] io::Error),
+    /// Processes are still there after SIGKILL.
+    #[error("these processes do not end, even when killed: {pids:?}")]
+    Unkillable { pids: Vec<i32> },
+    /// The file with the job's secret cannot be made.
+    #[error("cannot write the job's secret to {}", path.display())]
+    SecretFile { path: PathBuf, source: io::Error },
+    /// The logs cannot be written.
+    #[error("cannot keep logs in {}", folder.display())]
+    LogFolder { folder: PathBuf, source: io::Error },
+    /// Coordinator, secret or connections.
+    #[error(transparent)]
+    Transport(#[from] dist_transport::Error),
+}
+
+impl Error {
+    /// As shells have it: 127 for a program that is not there, 126 for one that cannot be started.
+    pub(crate) fn exit_code(&self) -> u8 {
+        match self {
+            Self::Program { .. } => 127,
+            Self::Start { .. } | Self::Exec { .. } => 126,
+            _ => 1,
+        }
+    }
+}

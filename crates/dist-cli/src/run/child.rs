@@ -1,0 +1,168 @@
+//! One rank's process: started, watched, signalled and ended.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+
+use crate::Error;
+
+/// The hidden subcommand that turns into a rank's program.
+pub(crate) const EXEC: &str = "exec-rank";
+
+/// Says why a program cannot be started, before anything is.
+pub(crate) fn check_program(program: &OsStr) -> Result<(), Error> {
+    let failed = |reason| Error::Program { program: program.to_owned(), reason };
+    let path = Path::new(program);
+    let candidates: Vec<PathBuf> = if program.as_encoded_bytes().contains(&b'/') {
+        vec![path.to_owned()]
+    } else {
+        let folders = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&folders).map(|folder| folder.join(path)).collect()
+    };
+    let found: Vec<_> = candidates.iter().filter_map(|path| path.metadata().ok()).collect();
+    match found.as_slice() {
+        [] => Err(failed("there is no such file")),
+        found if found.iter().all(std::fs::Metadata::is_dir) => Err(failed("it is a folder")),
+        found if found.iter().all(|file| file.permissions().mode() & 0o111 == 0) => {
+            Err(failed("it is not executable"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A command that starts `program` in a process group of its own, so that a terminal's Ctrl-C reaches only us
+/// and that a signal from us reaches all that the program has started.
+pub(super) fn command(program: &OsString, arguments: &[OsString]) -> io::Result<Command> {
+    // The program is started through this one, which asks the system to end it if we are killed.
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg(EXEC).arg("--").arg(program).args(arguments);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    command.env(PARENT, std::process::id().to_string());
+    Ok(command)
+}
+
+/// Tells a rank's process who started it.
+const PARENT: &str = "DISTCTL_PID";
+
+/// Becomes the program. Returns only if that is impossible.
+pub(crate) fn become_program(command: &[OsString]) -> Error {
+    let (program, arguments) = command.split_first().expect("clap asks for a program");
+    #[cfg(target_os = "linux")]
+    if let Err(error) = end_with_parent() {
+        return error;
+    }
+    let source = Command::new(program).args(arguments).env_remove(PARENT).exec();
+    Error::Exec { program: program.clone(), source }
+}
+
+/// Asks the system to end this process when its parent ends.
+#[cfg(target_os = "linux")]
+fn end_with_parent() -> Result<(), Error> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|e| Error::Wait(e.into()))?;
+    // The parent may have ended before we asked.
+    let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().to_string());
+    if parent != std::env::var(PARENT).ok() {
+        return Err(Error::Orphan);
+    }
+    Ok(())
+}
+
+/// A process that has not been waited for: its id, and its group's, is its own until [`reap`](Self::reap).
+#[derive(Debug)]
+pub(super) struct Running(Child);
+
+impl Running {
+    pub(super) fn new(child: Child) -> Self {
+        Self(child)
+    }
+
+    pub(super) fn pid(&self) -> Pid {
+        Pid::from_child(&self.0)
+    }
+
+    /// Signals the process and all that it has started.
+    pub(super) fn signal(&self, signal: Signal) {
+        // It fails only if nobody is left to be signalled.
+        let _ = rustix::process::kill_process_group(self.pid(), signal);
+    }
+
+    /// The status of the process, which has ended; what it has started and left behind is killed.
+    pub(super) fn reap(mut self) -> io::Result<ExitStatus> {
+        self.signal(Signal::KILL);
+        self.0.wait()
+    }
+}
+
+/// Waits until a process has ended and leaves it to be reaped.
+pub(super) fn wait_for_end(pid: Pid) -> io::Result<()> {
+    loop {
+        match rustix::process::waitid(WaitId::Pid(pid), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => return other.map(drop).map_err(Into::into),
+        }
+    }
+}
+
+/// What a shell would make of a status: the code, or 128 and the signal.
+pub(super) fn exit_code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
+}
+
+/// A status in words.
+pub(super) fn describe(status: ExitStatus) -> String {
+    match status.signal() {
+        Some(signal) => format!("was killed by {}", signal_name(signal)),
+        None => format!("exited with code {}", exit_code(status)),
+    }
+}
+
+/// The usual name of a signal.
+pub(super) fn signal_name(signal: i32) -> String {
+    let name = signal_hook::low_level::signal_name(signal);
+    name.map_or_else(|| format!("signal {signal}"), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case("/nowhere/at-all", "there is no such file")]
+    #[case("no-such-program-on-any-path", "there is no such file")]
+    #[case("/", "it is a folder")]
+    #[case("./Cargo.toml", "it is not executable")]
+    fn a_program_that_cannot_be_started_is_named_with_the_reason(
+        #[case] program: &str,
+        #[case] reason: &str,
+    ) {
+        let message = check_program(OsStr::new(program)).unwrap_err().to_string();
+        assert_eq!(message, format!("cannot start {program:?}: {reason}"));
+    }
+
+    #[rstest]
+    #[case("sh")]
+    #[case("/bin/sh")]
+    fn a_program_is_found_by_path_and_by_name(#[case] program: &str) {
+        check_program(OsStr::new(program)).unwrap();
+    }
+
+    #[rstest]
+    #[case(ExitStatus::from_raw(3 << 8), 3, "exited with code 3")]
+    #[case(ExitStatus::from_raw(9), 137, "was killed by SIGKILL")]
+    fn a_status_is_told_as_a_shell_tells_it(
+        #[case] status: ExitStatus,
+        #[case] code: u8,
+        #[case] words: &str,
+    ) {
+        assert_eq!((exit_code(status), describe(status).as_str()), (code, words));
+    }
+}

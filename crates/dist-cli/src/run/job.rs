@@ -1,0 +1,304 @@
+//! A job on this machine: its processes, and what is done when one of them fails.
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dist_transport::runtime::{Mailbox, Receiver, Task, Unavailable};
+use dist_transport::tcp::Coordinator;
+use dist_transport::{Deadline, Runtime};
+use rustix::process::Signal;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::child::{self, Running};
+use super::lines::{Stream, Take, read_lines};
+use super::secret::SecretFile;
+use crate::Error;
+
+/// How long the other ranks have to say what they saw, once one has failed.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+/// How long a killed process may take to be gone, and output to arrive that is still on its way.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The exit code of a program whose reader has left: 128 and SIGPIPE.
+const SIGPIPE_CODE: u8 = 128 + 13;
+
+/// One program on `ranks` processes of this machine.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) ranks: usize,
+    pub(crate) program: OsString,
+    pub(crate) arguments: Vec<OsString>,
+    /// How long between asking a process to end and ending it.
+    pub(crate) grace: Duration,
+}
+
+/// How a job ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Every rank returned 0, or the command that was asked for found nothing wrong.
+    Success,
+    /// The exit code to pass on.
+    Code(u8),
+}
+
+enum Event {
+    /// A rank's process has ended and waits to be reaped.
+    Ended(usize),
+    /// This process was sent a signal.
+    Signalled(i32),
+    /// What the ranks print cannot be passed on any more.
+    Unwritable,
+}
+
+/// How far the end of the job has come.
+#[derive(Clone, Copy)]
+enum Phase {
+    Running,
+    LastWords(Deadline),
+    Terminating(Deadline),
+    Killing(Deadline),
+}
+
+impl Job {
+    /// Starts all ranks and returns when none is left.
+    pub(crate) fn run(&self, take: Arc<dyn Take>) -> Result<Outcome, Error> {
+        let runtime = Runtime::system();
+        let (events, inbox) = runtime.mailbox();
+        watch_signals(&runtime, &events)?;
+        let name = format!("dist-{}-{:x}", std::process::id(), unique());
+        let secret = SecretFile::create(&name)?;
+        let coordinator =
+            Coordinator::start("127.0.0.1:0", self.ranks, &name, Some(secret.secret().clone()))?;
+        let mut watch = Watch {
+            runtime: runtime.clone(),
+            ranks: Vec::new(),
+            readers: Vec::new(),
+            phase: Phase::Running,
+            grace: self.grace,
+            cause: None,
+        };
+        for rank in 0..self.ranks {
+            let started = self.start(rank, &name, &secret, &coordinator).and_then(|child| {
+                watch.readers.extend(watch_child(&runtime, rank, child, &events, &take, &mut watch.ranks)?);
+                Ok(())
+            });
+            if let Err(error) = started {
+                watch.kill_all();
+                return Err(error);
+            }
+        }
+        drop(events);
+        watch.until_all_have_ended(inbox)
+    }
+
+    fn start(
+        &self,
+        rank: usize,
+        name: &str,
+        secret: &SecretFile,
+        coordinator: &Coordinator,
+    ) -> Result<std::process::Child, Error> {
+        let failed = |source| Error::Start { program: self.program.clone(), rank, source };
+        let mut command = child::command(&self.program, &self.arguments).map_err(failed)?;
+        let (rank_text, ranks) = (rank.to_string(), self.ranks.to_string());
+        command.envs([("RANK", &rank_text), ("LOCAL_RANK", &rank_text)]);
+        command.envs([("WORLD_SIZE", &ranks), ("LOCAL_WORLD_SIZE", &ranks)]);
+        command.env("MASTER_ADDR", coordinator.address().ip().to_string());
+        command.env("MASTER_PORT", coordinator.address().port().to_string());
+        command.env("DIST_JOB_ID", name).env("DIST_SECRET_FILE", secret.path());
+        command.env("DIST_COORDINATOR", "external");
+        // What a surrounding launcher has said about its own job is not true of this one.
+        for variable in ["DIST_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"] {
+            command.env_remove(variable);
+        }
+        if std::env::var_os("RAYON_NUM_THREADS").is_none() {
+            let cores = std::thread::available_parallelism().map_or(1, usize::from);
+            command.env("RAYON_NUM_THREADS", (cores / self.ranks).max(1).to_string());
+        }
+        command.stdin(Stdio::null()).spawn().map_err(failed)
+    }
+}
+
+/// Threads that tell of a child's end and take what it prints.
+fn watch_child(
+    runtime: &Runtime,
+    rank: usize,
+    mut child: std::process::Child,
+    events: &Mailbox<Event>,
+    take: &Arc<dyn Take>,
+    ranks: &mut Vec<Option<Running>>,
+) -> Result<[Task<()>; 2], Error> {
+    let output = child.stdout.take().expect("the output is a pipe");
+    let error = child.stderr.take().expect("the error output is a pipe");
+    let running = Running::new(child);
+    let pid = running.pid();
+    ranks.push(Some(running));
+    let ended = events.clone();
+    let wait = move || {
+        // It can only fail if there is no such child, and then it is not running either.
+        let _ = child::wait_for_end(pid);
+        ended.send(Event::Ended(rank));
+    };
+    runtime.spawn("wait", wait).map_err(Error::Thread)?;
+    Ok([
+        reader(runtime, rank, Stream::Output, output, events, take)?,
+        reader(runtime, rank, Stream::Error, error, events, take)?,
+    ])
+}
+
+fn reader(
+    runtime: &Runtime,
+    rank: usize,
+    stream: Stream,
+    source: impl io::Read + Send + 'static,
+    events: &Mailbox<Event>,
+    take: &Arc<dyn Take>,
+) -> Result<Task<()>, Error> {
+    let (events, take) = (events.clone(), take.clone());
+    let read = move || {
+        if read_lines(rank, stream, source, &*take).is_err() {
+            events.send(Event::Unwritable);
+        }
+    };
+    runtime.spawn("lines", read).map_err(Error::Thread)
+}
+
+fn watch_signals(runtime: &Runtime, events: &Mailbox<Event>) -> Result<(), Error> {
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).map_err(Error::Signals)?;
+    let events = events.clone();
+    let watch = move || signals.forever().for_each(|signal| events.send(Event::Signalled(signal)));
+    runtime.spawn("signals", watch).map(drop).map_err(Error::Thread)
+}
+
+/// A number that tells two jobs of one process apart, and a process from an earlier one with the same id.
+fn unique() -> u128 {
+    use std::time::SystemTime;
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_nanos())
+}
+
+/// Everything that the main thread knows about the running job.
+struct Watch {
+    runtime: Runtime,
+    /// The processes that have not been reaped.
+    ranks: Vec<Option<Running>>,
+    readers: Vec<Task<()>>,
+    phase: Phase,
+    grace: Duration,
+    /// The code to pass on, of the first failure.
+    cause: Option<u8>,
+}
+
+impl Watch {
+    fn until_all_have_ended(mut self, mut inbox: Receiver<Event>) -> Result<Outcome, Error> {
+        while self.running().next().is_some() {
+            match inbox.receive(self.deadline()) {
+                Ok(Event::Ended(rank)) => self.reap(rank, &mut inbox)?,
+                Ok(Event::Signalled(signal)) => self.forward(signal),
+                Ok(Event::Unwritable) => self.output_is_gone(),
+                Err(Unavailable::TimedOut) => self.escalate()?,
+                Err(Unavailable::Closed) => unreachable!("the thread that watches signals keeps it open"),
+            }
+        }
+        let patience = self.runtime.deadline(PATIENCE);
+        for reader in self.readers.drain(..) {
+            // A process that has left its group may hold the pipe open for as long as it likes.
+            let _ = reader.join_by(patience);
+        }
+        Ok(self.cause.map_or(Outcome::Success, Outcome::Code))
+    }
+
+    fn running(&self) -> impl Iterator<Item = &Running> {
+        self.ranks.iter().flatten()
+    }
+
+    fn deadline(&self) -> Option<Deadline> {
+        match self.phase {
+            Phase::Running => None,
+            Phase::LastWords(deadline) | Phase::Terminating(deadline) | Phase::Killing(deadline) => {
+                Some(deadline)
+            }
+        }
+    }
+
+    /// Takes the status of a rank that has ended, and of all others that have ended meanwhile. If several have
+    /// failed, one that was killed is the likelier cause than one that gave up.
+    fn reap(&mut self, rank: usize, inbox: &mut Receiver<Event>) -> Result<(), Error> {
+        let mut statuses = Vec::new();
+        let mut next = Some(Event::Ended(rank));
+        while let Some(event) = next.take() {
+            match event {
+                Event::Ended(rank) => {
+                    let running = self.ranks[rank].take().expect("a rank ends once");
+                    statuses.push((rank, running.reap().map_err(Error::Wait)?));
+                    next = inbox.try_receive();
+                }
+                Event::Signalled(signal) => self.forward(signal),
+                Event::Unwritable => self.output_is_gone(),
+            }
+        }
+        let failed = |(_, status): &&(usize, ExitStatus)| !status.success();
+        let killed = |(_, status): &&(usize, ExitStatus)| status.code().is_none();
+        let cause = statuses.iter().find(killed).or_else(|| statuses.iter().find(failed));
+        if let (Some((rank, status)), None) = (cause, self.cause) {
+            self.cause = Some(child::exit_code(*status));
+            if let Phase::Running = self.phase {
+                self.say(&format!("rank {rank} {}; ending the others", child::describe(*status)));
+                self.phase = Phase::LastWords(self.runtime.deadline(LAST_WORDS));
+            }
+        }
+        Ok(())
+    }
+
+    /// Passes a signal on to every rank.
+    fn forward(&mut self, signal: i32) {
+        self.say(&format!("{}: passed on to every rank", child::signal_name(signal)));
+        if let Some(signal) = Signal::from_named_raw(signal) {
+            self.end_with(signal);
+        }
+    }
+
+    fn output_is_gone(&mut self) {
+        if let Phase::Running = self.phase {
+            self.cause = Some(SIGPIPE_CODE);
+            self.say("nobody reads the output any more; ending the job");
+            self.end_with(Signal::TERM);
+        }
+    }
+
+    /// Signals every rank; those who are still there after the grace period are killed.
+    fn end_with(&mut self, signal: Signal) {
+        self.running().for_each(|running| running.signal(signal));
+        if !matches!(self.phase, Phase::Terminating(_) | Phase::Killing(_)) {
+            self.phase = Phase::Terminating(self.runtime.deadline(self.grace));
+        }
+    }
+
+    /// A deadline has passed: the next harder measure.
+    fn escalate(&mut self) -> Result<(), Error> {
+        match self.phase {
+            Phase::Running => {}
+            Phase::LastWords(_) => self.end_with(Signal::TERM),
+            Phase::Terminating(_) => {
+                self.kill_all();
+                self.phase = Phase::Killing(self.runtime.deadline(PATIENCE));
+            }
+            Phase::Killing(_) => {
+                let pids = self.running().map(|running| running.pid().as_raw_nonzero().get()).collect();
+                return Err(Error::Unkillable { pids });
+            }
+        }
+        Ok(())
+    }
+
+    fn kill_all(&self) {
+        self.running().for_each(|running| running.signal(Signal::KILL));
+    }
+
+    fn say(&self, text: &str) {
+        // When nobody listens, nobody has to be told.
+        let _ = writeln!(io::stderr().lock(), "distctl: {text}");
+    }
+}

@@ -1,0 +1,124 @@
+//! What ranks print: taken line by line, so that no line is ever torn by another.
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use crate::Error;
+
+/// Longer lines are cut into lines of this length, so that a rank cannot fill the memory with one.
+const LINE_BYTES_MAX: u64 = 1 << 20;
+
+/// Which of its two outputs a rank wrote to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stream {
+    Output,
+    Error,
+}
+
+/// Where lines go.
+pub(crate) trait Take: Send + Sync {
+    /// Takes one line, its end included.
+    ///
+    /// # Errors
+    /// If it cannot be written; the job is then ended, as a pipeline is whose reader has left.
+    fn take(&self, rank: usize, stream: Stream, line: &[u8]) -> io::Result<()>;
+}
+
+/// Gives each line to `take`, until the rank closes its end. The last line is ended if the rank did not.
+pub(super) fn read_lines(rank: usize, stream: Stream, source: impl Read, take: &dyn Take) -> io::Result<()> {
+    let mut source = BufReader::new(source);
+    let mut line = Vec::new();
+    while (&mut source).take(LINE_BYTES_MAX).read_until(b'\n', &mut line)? > 0 {
+        if line.last() != Some(&b'\n') {
+            line.push(b'\n');
+        }
+        take.take(rank, stream, &line)?;
+        line.clear();
+    }
+    Ok(())
+}
+
+/// Passes lines on to this process's own output and error output, and into a log per rank.
+#[derive(Debug)]
+pub(crate) struct Forward {
+    tag_output: bool,
+    tag_error: bool,
+    logs: Vec<Mutex<File>>,
+}
+
+impl Forward {
+    /// Lines begin with their rank if `tag` says so, and on a terminal.
+    pub(crate) fn new(tag: bool) -> Self {
+        let tag_output = tag || io::stdout().is_terminal();
+        Self { tag_output, tag_error: tag || io::stderr().is_terminal(), logs: Vec::new() }
+    }
+
+    /// Keeps what each rank prints in a file of its own too.
+    pub(crate) fn with_logs(mut self, folder: &Path, ranks: usize) -> Result<Self, Error> {
+        let failed = |source| Error::LogFolder { folder: folder.to_owned(), source };
+        std::fs::create_dir_all(folder).map_err(failed)?;
+        for rank in 0..ranks {
+            let log = File::create(folder.join(format!("r{rank}.log"))).map_err(failed)?;
+            self.logs.push(Mutex::new(log));
+        }
+        Ok(self)
+    }
+}
+
+impl Take for Forward {
+    fn take(&self, rank: usize, stream: Stream, line: &[u8]) -> io::Result<()> {
+        if let Some(log) = self.logs.get(rank) {
+            log.lock().unwrap_or_else(PoisonError::into_inner).write_all(line)?;
+        }
+        let tagged =
+            |tag: bool| if tag { [format!("[r{rank}] ").as_bytes(), line].concat() } else { line.to_vec() };
+        match stream {
+            Stream::Output => {
+                let mut output = io::stdout().lock();
+                output.write_all(&tagged(self.tag_output))?;
+                output.flush()
+            }
+            Stream::Error => io::stderr().lock().write_all(&tagged(self.tag_error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Kept(Mutex<Vec<Vec<u8>>>);
+
+    impl Take for Kept {
+        fn take(&self, _rank: usize, _stream: Stream, line: &[u8]) -> io::Result<()> {
+            self.0.lock().unwrap().push(line.to_vec());
+            Ok(())
+        }
+    }
+
+    fn lines_of(text: &[u8]) -> Vec<Vec<u8>> {
+        let kept = Kept::default();
+        read_lines(0, Stream::Output, text, &kept).unwrap();
+        kept.0.into_inner().unwrap()
+    }
+
+    #[test]
+    fn text_is_taken_line_by_line_and_the_last_line_is_ended() {
+        assert_eq!(lines_of(b"one\n\ntwo"), [b"one\n".to_vec(), b"\n".to_vec(), b"two\n".to_vec()]);
+        assert!(lines_of(b"").is_empty());
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_pass_through() {
+        assert_eq!(lines_of(b"\xff\x00\n"), [b"\xff\x00\n".to_vec()]);
+    }
+
+    #[test]
+    fn an_endless_line_is_cut() {
+        let lines = lines_of(&vec![b'x'; 3 << 19]);
+        assert_eq!(lines.iter().map(Vec::len).collect::<Vec<_>>(), [(1 << 20) + 1, (1 << 19) + 1]);
+    }
+}

@@ -1,0 +1,77 @@
+//! The secret of a local job: a file that only this user can read, gone when the job is.
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use dist_transport::tcp::Secret;
+
+use crate::Error;
+
+/// The file is removed when this is dropped.
+#[derive(Debug)]
+pub(super) struct SecretFile {
+    path: PathBuf,
+    secret: Secret,
+}
+
+impl SecretFile {
+    /// A fresh secret, in the user's own folder for such things if there is one.
+    pub(super) fn create(job: &str) -> Result<Self, Error> {
+        let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_dir());
+        Self::create_in(&own.unwrap_or_else(std::env::temp_dir), job)
+    }
+
+    fn create_in(folder: &Path, job: &str) -> Result<Self, Error> {
+        let (secret, text) = Secret::generate()?;
+        let path = folder.join(format!("{job}.secret"));
+        let failed = |source| Error::SecretFile { path: path.clone(), source };
+        // `create_new` follows no link that another user may have put here.
+        let mut file =
+            OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).map_err(failed)?;
+        let written = file.write_all(text.as_bytes()).map_err(failed);
+        let this = Self { path: path.clone(), secret };
+        written.map(|()| this)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn secret(&self) -> &Secret {
+        &self.secret
+    }
+}
+
+impl Drop for SecretFile {
+    fn drop(&mut self) {
+        // Whoever removed it before us did what we want.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn the_file_is_private_holds_the_secret_and_goes_away() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = SecretFile::create_in(folder.path(), "dist-1").unwrap();
+        assert_eq!(fs::metadata(file.path()).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(Secret::from_file(file.path()).unwrap() == *file.secret());
+        drop(file);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_file_that_somebody_put_there_is_not_used() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("dist-1.secret"), "known to somebody").unwrap();
+        let error = SecretFile::create_in(folder.path(), "dist-1").unwrap_err();
+        assert!(matches!(error, Error::SecretFile { .. }), "{error}");
+    }
+}

@@ -1,0 +1,196 @@
+//! `distctl run` as a person uses it: real processes, their output, their exit codes, their signals.
+#![allow(clippy::unwrap_used, reason = "what a test prepares must work")]
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Output, Stdio};
+
+use rstest::rstest;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+
+fn distctl(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_distctl"));
+    // A launcher that is killed leaves its secret behind; let that be where tests leave things.
+    command.args(arguments).stdin(Stdio::null()).env("XDG_RUNTIME_DIR", env!("CARGO_TARGET_TMPDIR"));
+    command
+}
+
+/// Runs `script` with sh on every rank.
+fn run(options: &[&str], script: &str) -> Output {
+    distctl(&[&["run"], options, &["--", "sh", "-c", script]].concat()).output().unwrap()
+}
+
+fn lines(bytes: &[u8]) -> Vec<String> {
+    let mut lines: Vec<_> = String::from_utf8_lossy(bytes).lines().map(str::to_owned).collect();
+    lines.sort();
+    lines
+}
+
+/// A job that goes on until it is stopped, and the first line of each rank.
+fn running(options: &[&str], script: &str) -> (Child, Vec<String>) {
+    let ranks: usize = options[1].parse().unwrap();
+    let mut command = distctl(&[&["run"], options, &["--", "sh", "-c", script]].concat());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let first = (0..ranks).map(|_| {
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    });
+    let first = first.collect();
+    child.stdout = Some(output.into_inner());
+    (child, first)
+}
+
+fn signal(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).unwrap();
+}
+
+/// Returns when the process is gone.
+fn wait_until_gone(pid: &str) {
+    let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
+    // A process that is gone already cannot be opened.
+    if let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) {
+        poll(&mut [PollFd::new(&process, PollFlags::IN)], None).unwrap();
+    }
+}
+
+#[test]
+fn every_rank_learns_its_place() {
+    let script = "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $DIST_COORDINATOR";
+    let output = run(&["-n", "3"], script);
+    let expected = ["0 0 3 3 127.0.0.1 external", "1 1 3 3 127.0.0.1 external", "2 2 3 3 127.0.0.1 external"];
+    assert_eq!(lines(&output.stdout), expected);
+    assert!(output.status.success());
+}
+
+#[test]
+fn the_secret_is_private_and_gone_afterwards() {
+    let output =
+        run(&["-n", "1"], "stat -c '%a %s' $DIST_SECRET_FILE; echo $DIST_SECRET_FILE; env | grep -c SECRET");
+    let [path, count, private] = &lines(&output.stdout)[..] else { panic!("{output:?}") };
+    assert_eq!((private.as_str(), count.as_str()), ("600 64", "1"), "{path}");
+    assert!(!std::path::Path::new(path).exists(), "{path}");
+}
+
+#[rstest]
+#[case(None, 1)]
+#[case(Some("7"), 7)]
+fn compute_threads_share_the_cores_unless_said_otherwise(#[case] set: Option<&str>, #[case] threads: usize) {
+    let mut command = distctl(&["run", "-n", "64", "--", "sh", "-c", "echo $RAYON_NUM_THREADS"]);
+    command.env_remove("RAYON_NUM_THREADS").envs(set.map(|threads| ("RAYON_NUM_THREADS", threads)));
+    let cores = std::thread::available_parallelism().unwrap().get();
+    let expected = if set.is_some() { threads } else { (cores / 64).max(1) };
+    assert_eq!(lines(&command.output().unwrap().stdout), vec![expected.to_string(); 64]);
+}
+
+#[rstest]
+#[case("exit 7", 7, "rank 2 exited with code 7")]
+#[case("kill -KILL $$", 137, "rank 2 was killed by SIGKILL")]
+fn the_first_failing_rank_is_named_and_the_rest_is_ended(
+    #[case] end: &str,
+    #[case] code: i32,
+    #[case] words: &str,
+) {
+    let output = run(&["-n", "4"], &format!("test $RANK = 2 && {end}; sleep 1000"));
+    assert_eq!(output.status.code(), Some(code), "{output:?}");
+    assert_eq!(lines(&output.stderr), [format!("distctl: {words}; ending the others")]);
+}
+
+#[test]
+fn the_others_may_say_what_they_saw() {
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("fifo").display().to_string();
+    // A process that has ended can be signalled until it is reaped.
+    let see =
+        format!("read pid < {fifo}; while kill -0 $pid 2>&-; do :; done; echo rank 0 is gone >&2; exit 1");
+    let script = format!("mkfifo {fifo} 2>&-; case $RANK in 0) echo $$ > {fifo}; exit 3;; 1) {see};; esac");
+    let output = run(&["-n", "2"], &script);
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    assert!(lines(&output.stderr).contains(&"rank 0 is gone".to_owned()), "{output:?}");
+}
+
+#[test]
+fn what_a_rank_leaves_behind_is_ended() {
+    let output = run(&["-n", "2"], "sleep 1000 & echo $!");
+    assert!(output.status.success());
+    lines(&output.stdout).iter().for_each(|pid| wait_until_gone(pid));
+}
+
+#[rstest]
+#[case(Signal::INT, "INT", 130)]
+#[case(Signal::TERM, "TERM", 143)]
+#[case(Signal::HUP, "HUP", 129)]
+fn signals_are_passed_on(#[case] sent: Signal, #[case] name: &str, #[case] code: i32) {
+    let script = format!(
+        "trap 'echo got it; trap - {name}; kill -{name} $$' {name}; echo $$; while :; do sleep 0.01; done"
+    );
+    let (child, pids) = running(&["-n", "2"], &script);
+    signal(&child, sent);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(code), "{output:?}");
+    assert_eq!(lines(&output.stdout), ["got it", "got it"]);
+    // The shell itself has a word for a sleep that was signalled.
+    let told = format!("distctl: SIG{name}: passed on to every rank");
+    assert!(lines(&output.stderr).contains(&told), "{output:?}");
+    pids.iter().for_each(|pid| wait_until_gone(pid));
+}
+
+#[test]
+fn a_rank_that_will_not_end_is_killed() {
+    let (child, pids) =
+        running(&["-n", "2", "--grace", "0.1"], "trap '' TERM; echo $$; while :; do sleep 1; done");
+    signal(&child, Signal::TERM);
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(137));
+    pids.iter().for_each(|pid| wait_until_gone(pid));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn ranks_end_when_the_launcher_is_killed() {
+    let (mut child, pids) = running(&["-n", "3"], "echo $$; exec sleep 1000");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    pids.iter().for_each(|pid| wait_until_gone(pid));
+}
+
+#[test]
+fn the_job_ends_when_nobody_reads_its_output() {
+    let (mut child, pids) = running(&["-n", "1"], "echo $$; while echo more; do :; done");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(141), "{output:?}");
+    pids.iter().for_each(|pid| wait_until_gone(pid));
+}
+
+#[test]
+fn whole_lines_come_out_however_the_ranks_write_them() {
+    let script = "i=0; while [ $i -lt 300 ]; do printf \"begin-$RANK-\"; printf \"%s\" $i; echo -end-$RANK; i=$((i+1)); done";
+    let output = run(&["-n", "4", "--tag"], script);
+    let mut expected: Vec<_> =
+        (0..4).flat_map(|r| (0..300).map(move |i| format!("[r{r}] begin-{r}-{i}-end-{r}"))).collect();
+    expected.sort();
+    assert_eq!(lines(&output.stdout), expected);
+}
+
+#[test]
+fn logs_hold_what_each_rank_printed() {
+    let folder = tempfile::tempdir().unwrap();
+    let logs = folder.path().join("logs");
+    run(&["-n", "2", "--log-dir", logs.to_str().unwrap()], "echo out $RANK; echo err $RANK >&2");
+    for rank in 0..2 {
+        let log = std::fs::read(logs.join(format!("r{rank}.log"))).unwrap();
+        assert_eq!(lines(&log), [format!("err {rank}"), format!("out {rank}")]);
+    }
+}
+
+#[rstest]
+#[case(&["run", "-n", "2", "--", "/no/such/program"], 127, "cannot start \"/no/such/program\": there is no such file")]
+#[case(&["run", "-n", "0", "--", "true"], 2, "a world has at least 1 rank")]
+#[case(&["run", "-n", "two", "--", "true"], 2, "not a number of ranks")]
+#[case(&["run", "-n", "2"], 2, "PROGRAM")]
+fn what_cannot_be_started_is_said(#[case] arguments: &[&str], #[case] code: i32, #[case] words: &str) {
+    let output = distctl(arguments).output().unwrap();
+    assert_eq!(output.status.code(), Some(code));
+    assert!(String::from_utf8_lossy(&output.stderr).contains(words), "{output:?}");
+}
