@@ -1,0 +1,282 @@
+//! What says which call a rank is in, and how it travels as a fingerprint.
+
+use std::fmt;
+
+use dist_transport::Fingerprint;
+
+use crate::{Algorithm, DType, ReduceOp, ReductionOrder};
+
+/// What the ranks of a group do together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Operation {
+    /// Every rank gets the reduction of all buffers.
+    AllReduce,
+    /// Every rank gets its part of the reduction of all buffers.
+    ReduceScatter,
+    /// Every rank gets all buffers.
+    AllGather,
+    /// Every rank gets the root's buffer.
+    Broadcast,
+    /// The root gets the reduction of all buffers.
+    Reduce,
+    /// Nobody leaves before all have come.
+    Barrier,
+    /// One rank sends to another.
+    Message,
+}
+
+impl Operation {
+    /// Every operation.
+    pub const ALL: [Self; 7] = [
+        Self::AllReduce,
+        Self::ReduceScatter,
+        Self::AllGather,
+        Self::Broadcast,
+        Self::Reduce,
+        Self::Barrier,
+        Self::Message,
+    ];
+
+    /// The name, in lower case.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllGather => "all_gather",
+            Self::Broadcast => "broadcast",
+            Self::Reduce => "reduce",
+            Self::Barrier => "barrier",
+            Self::Message => "message",
+        }
+    }
+
+    /// The operation of this name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|operation| operation.name() == name)
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A call of a collective, as all of its ranks must agree on it: what a transport's [`Fingerprint`] encodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Call {
+    /// Which incarnation of the group this is; 0 for the first.
+    pub epoch: u32,
+    /// The number of the channel that the group communicates on.
+    pub channel: u64,
+    /// How many operations came before it on this communicator; messages are counted per sender and receiver.
+    pub sequence: u64,
+    /// What is done.
+    pub operation: Operation,
+    /// The type of the elements, if it moves any.
+    pub dtype: Option<DType>,
+    /// How many elements the call is about: of the buffer, of a rank's part for reduce_scatter and all_gather.
+    pub count: u64,
+    /// How elements are reduced, if they are.
+    pub op: Option<ReduceOp>,
+    /// The rank that it starts from or ends at, if there is one: the sender of a message.
+    pub root: Option<u32>,
+    /// How it is done, but for messages.
+    pub algorithm: Option<Algorithm>,
+    /// In which order it reduces, if it does.
+    pub order: Option<ReductionOrder>,
+}
+
+impl Call {
+    /// The call as bytes.
+    pub fn encode(&self) -> Fingerprint {
+        let mut bytes = [0; Fingerprint::SIZE];
+        bytes[0] = VERSION;
+        bytes[1] = code(&Operation::ALL, Some(self.operation));
+        bytes[2] = code(&DType::ALL, self.dtype);
+        bytes[3] = code(&ReduceOp::ALL, self.op);
+        bytes[4] = code(&ReductionOrder::ALL, self.order);
+        bytes[5] = self.algorithm.map_or(0, |algorithm| small(algorithm.index() + 1));
+        bytes[6] = u8::from(self.root.is_some());
+        bytes[8..12].copy_from_slice(&self.epoch.to_le_bytes());
+        bytes[12..16].copy_from_slice(&self.root.unwrap_or(0).to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.channel.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.count.to_le_bytes());
+        Fingerprint(bytes)
+    }
+
+    /// The call that these bytes encode; `None` if they encode none, as those of a peer with another version of
+    /// this crate may not.
+    pub fn decode(fingerprint: &Fingerprint) -> Option<Self> {
+        let bytes = &fingerprint.0;
+        if bytes[0] != VERSION {
+            return None;
+        }
+        let operation = decoded(&Operation::ALL, bytes[1])??;
+        let algorithm = match bytes[5] {
+            0 => None,
+            code => Some(Algorithm::nth(operation, usize::from(code) - 1)?),
+        };
+        let call = Self {
+            epoch: u32::from_le_bytes(word(bytes, 8)),
+            channel: u64::from_le_bytes(word(bytes, 16)),
+            sequence: u64::from_le_bytes(word(bytes, 24)),
+            operation,
+            dtype: decoded(&DType::ALL, bytes[2])?,
+            count: u64::from_le_bytes(word(bytes, 32)),
+            op: decoded(&ReduceOp::ALL, bytes[3])?,
+            root: (bytes[6] == 1).then(|| u32::from_le_bytes(word(bytes, 12))),
+            algorithm,
+            order: decoded(&ReductionOrder::ALL, bytes[4])?,
+        };
+        // Whatever else the bytes hold belongs to a version that this one does not know.
+        (call.encode() == *fingerprint).then_some(call)
+    }
+}
+
+impl fmt::Display for Call {
+    /// As in `all_reduce #17 of 1000 f32 (sum, canonical, halving_doubling)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} #{}", self.operation, self.sequence)?;
+        if let Some(dtype) = self.dtype {
+            write!(f, " of {} {dtype}", self.count)?;
+        }
+        let mut separator = " (";
+        let mut detail = |f: &mut fmt::Formatter<'_>, detail: fmt::Arguments<'_>| {
+            let written = write!(f, "{separator}{detail}");
+            separator = ", ";
+            written
+        };
+        if let Some(op) = self.op {
+            detail(f, format_args!("{op}"))?;
+        }
+        if let Some(root) = self.root {
+            let direction = if self.operation == Operation::Reduce { "to" } else { "from" };
+            detail(f, format_args!("{direction} rank {root}"))?;
+        }
+        if let Some(order) = self.order {
+            detail(f, format_args!("{order}"))?;
+        }
+        if let Some(algorithm) = self.algorithm {
+            detail(f, format_args!("{algorithm}"))?;
+        }
+        if separator == ", " { f.write_str(")") } else { Ok(()) }
+    }
+}
+
+/// The first byte of every fingerprint of this version.
+const VERSION: u8 = 1;
+
+/// The value's place in the list, counted from 1; 0 for none.
+fn code<T: Copy + PartialEq>(all: &[T], value: Option<T>) -> u8 {
+    value.map_or(0, |value| {
+        small(1 + all.iter().position(|&other| other == value).expect("ALL lists every variant"))
+    })
+}
+
+/// `None` for a code that means nothing, `Some(None)` for 0.
+fn decoded<T: Copy>(all: &[T], code: u8) -> Option<Option<T>> {
+    match usize::from(code).checked_sub(1) {
+        None => Some(None),
+        Some(index) => all.get(index).copied().map(Some),
+    }
+}
+
+fn small(number: usize) -> u8 {
+    u8::try_from(number).expect("the lists are short")
+}
+
+fn word<const N: usize>(bytes: &[u8; Fingerprint::SIZE], start: usize) -> [u8; N] {
+    std::array::from_fn(|index| bytes[start + index])
+}
+
+#[cfg(test)]
+mod tests {
+    use dist_algos::AllReduce;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SUM: Call = Call {
+        epoch: 0,
+        channel: 0,
+        sequence: 17,
+        operation: Operation::AllReduce,
+        dtype: Some(DType::F32),
+        count: 1000,
+        op: Some(ReduceOp::Sum),
+        root: None,
+        algorithm: Some(Algorithm::AllReduce(AllReduce::HalvingDoubling)),
+        order: Some(ReductionOrder::Canonical),
+    };
+
+    #[test]
+    fn calls_read_as_a_person_would_say_them() {
+        assert_eq!(SUM.to_string(), "all_reduce #17 of 1000 f32 (sum, canonical, halving_doubling)");
+        let none = Call { dtype: None, op: None, algorithm: None, order: None, ..SUM };
+        assert_eq!(Call { operation: Operation::Barrier, ..none }.to_string(), "barrier #17");
+        let message = Call { operation: Operation::Message, root: Some(3), dtype: Some(DType::U8), ..none };
+        assert_eq!(message.to_string(), "message #17 of 1000 u8 (from rank 3)");
+        let reduce = Call { operation: Operation::Reduce, root: Some(2), algorithm: None, ..SUM };
+        assert_eq!(reduce.to_string(), "reduce #17 of 1000 f32 (sum, to rank 2, canonical)");
+    }
+
+    #[test]
+    fn bytes_of_another_version_are_no_call() {
+        assert_eq!(Call::decode(&Fingerprint::NONE), None);
+        for (place, value) in
+            [(0, 2), (1, 0), (1, 99), (2, 99), (3, 99), (4, 99), (5, 99), (6, 2), (7, 1), (47, 1)]
+        {
+            let mut fingerprint = SUM.encode();
+            fingerprint.0[place] = value;
+            assert_eq!(Call::decode(&fingerprint), None, "byte {place}");
+        }
+    }
+
+    #[test]
+    fn every_field_is_in_the_fingerprint() {
+        let others = [
+            Call { epoch: 1, ..SUM },
+            Call { channel: 1, ..SUM },
+            Call { sequence: 18, ..SUM },
+            Call { operation: Operation::Reduce, algorithm: None, ..SUM },
+            Call { dtype: Some(DType::I32), ..SUM },
+            Call { count: 1001, ..SUM },
+            Call { op: Some(ReduceOp::Max), ..SUM },
+            Call { root: Some(0), ..SUM },
+            Call { algorithm: Some(Algorithm::AllReduce(AllReduce::Ring)), ..SUM },
+            Call { order: Some(ReductionOrder::Any), ..SUM },
+        ];
+        for other in others {
+            assert_ne!(other.encode(), SUM.encode(), "{other:?}");
+            assert_eq!(Call::decode(&other.encode()), Some(other));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn decoding_undoes_encoding(
+            (epoch, channel, sequence, count) in any::<(u32, u64, u64, u64)>(),
+            root in any::<Option<u32>>(),
+            operation in prop::sample::select(&Operation::ALL),
+            dtype in prop::option::of(prop::sample::select(&DType::ALL)),
+            op in prop::option::of(prop::sample::select(&ReduceOp::ALL)),
+            order in prop::option::of(prop::sample::select(&ReductionOrder::ALL)),
+            algorithm in 0_usize..9,
+        ) {
+            let algorithm = Algorithm::of(operation).nth(algorithm);
+            let call = Call { epoch, channel, sequence, operation, dtype, count, op, root, algorithm, order };
+            prop_assert_eq!(Call::decode(&call.encode()), Some(call));
+        }
+
+        #[test]
+        fn any_bytes_decode_to_a_call_or_to_nothing(bytes in any::<[[u8; 16]; 3]>()) {
+            let fingerprint = Fingerprint(bytemuck::cast(bytes));
+            if let Some(call) = Call::decode(&fingerprint) {
+                prop_assert_eq!(call.encode(), fingerprint);
+            }
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! The typed collectives of one group, as its user calls them.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::time::Duration;
+
+use dist_transport::{ChannelId, Runtime, Traffic, Transport};
+
+use crate::engine::{Engine, check_op};
+use crate::pending::Pending;
+use crate::settings::Settings;
+use crate::worker::Worker;
+use crate::{Algorithm, Buffer, Element, Error, ReduceOp, ReductionOrder, Result};
+
+/// This rank's place in a group, and everything that the group does together.
+///
+/// All ranks of the group make the same calls in the same order, with arguments that agree; whoever disagrees is
+/// named in the error of every rank that can know. A collective takes the communicator exclusively, so that it
+/// runs one at a time; another thread takes a [`fork`](Communicator::fork).
+///
+/// ```
+/// use dist_collectives::{Communicator, ReduceOp};
+/// use dist_transport::sim;
+///
+/// let outcome = sim::run(1, 3, |transport| {
+///     let mut comm = Communicator::new(transport);
+///     let mut values = [comm.rank() as f32, 1.0];
+///     comm.all_reduce(&mut values, ReduceOp::Sum).unwrap();
+///     values
+/// });
+/// assert_eq!(outcome.results, [[3.0, 3.0]; 3]);
+/// ```
+///
+/// One collective at a time is what the compiler checks:
+///
+/// ```compile_fail
+/// # use dist_collectives::{Communicator, ReduceOp};
+/// fn twice(comm: &Communicator, left: &mut [f32]) {
+///     comm.all_reduce(left, ReduceOp::Sum);   // needs &mut Communicator
+/// }
+/// ```
+///
+/// Every call has one deadline, the [timeout](Communicator::set_timeout) from its beginning. After an error other
+/// than an argument that was refused, the whole job is aborted.
+///
+/// Dropping a communicator waits for the operations that it has [started](Communicator::start_all_reduce), until
+/// their deadlines at most. Dropping it in a panic aborts the job.
+pub struct Communicator {
+    /// First, so that what was started ends before the group says goodbye.
+    overlap: Overlap,
+    engine: Engine,
+    settings: Settings,
+}
+
+/// What does the operations that do not block.
+enum Overlap {
+    /// None was started yet; this is the transport that they will use. It was forked when the communicator was
+    /// made, so that its channel does not depend on when the first is started.
+    Idle(Option<Box<dyn Transport>>),
+    Running(Worker),
+}
+
+impl Communicator {
+    /// The group that a transport connects.
+    pub fn new(transport: impl Transport + 'static) -> Self {
+        Self::with_settings(Box::new(transport), Settings::default())
+    }
+
+    /// Joins the world that the environment describes: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and more, as
+    /// set by `distctl run` or torchrun. Nothing set is a world of one.
+    ///
+    /// # Errors
+    /// If the environment makes no sense, or the ranks do not meet in time.
+    #[cfg(feature = "tcp")]
+    pub fn from_env() -> Result<Self> {
+        use dist_transport::tcp::{Config, TcpTransport};
+        let transport = Config::from_env().and_then(|config| TcpTransport::join(&config));
+        transport.map(Self::new).map_err(|source| Error::Join(Box::new(source)))
+    }
+
+    fn with_settings(mut transport: Box<dyn Transport>, settings: Settings) -> Self {
+        let overlap = Overlap::Idle(fork(&mut *transport).ok());
+        Self { engine: Engine::new(transport), settings, overlap }
+    }
+
+    /// This rank's number in the group.
+    pub fn rank(&self) -> usize {
+        self.engine.rank().index()
+    }
+
+    /// How many ranks the group has.
+    pub fn world_size(&self) -> usize {
+        self.engine.rank().world_size()
+    }
+
+    /// The channel that the group communicates on; no two groups of a job have the same.
+    pub fn channel(&self) -> ChannelId {
+        self.engine.transport.channel()
+    }
+
+    /// The clock and the threads that this communicator lives by.
+    pub fn runtime(&self) -> &Runtime {
+        self.engine.transport.runtime()
+    }
+
+    /// What the blocking operations of this communicator have moved so far.
+    pub fn traffic(&self) -> Traffic {
+        self.engine.transport.traffic()
+    }
+
+    /// How long a call may last.
+    pub fn timeout(&self) -> Duration {
+        self.settings.timeout
+    }
+
+    /// Says how long each following call may last; 60 seconds if nothing is said.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.settings.timeout = timeout;
+    }
+
+    /// The order in which calls reduce.
+    pub fn order(&self) -> ReductionOrder {
+        self.settings.order
+    }
+
+    /// Says in which order the following calls reduce; canonical if nothing is said.
+    pub fn set_order(&mut self, order: ReductionOrder) {
+        self.settings.order = order;
+    }
+
+    /// The communicator with another timeout, as long as the guard lives: for one call,
+    /// `comm.with_timeout(limit).barrier()`.
+    pub fn with_timeout(&mut self, timeout: Duration) -> Scoped<'_> {
+        self.scoped(|settings| settings.timeout = timeout)
+    }
+
+    /// The communicator with another order of reduction, as long as the guard lives.
+    pub fn with_order(&mut self, order: ReductionOrder) -> Scoped<'_> {
+        self.scoped(|settings| settings.order = order)
+    }
+
+    /// The communicator with this algorithm for its operation, as long as the guard lives. A call that the
+    /// algorithm cannot do, or not in the order asked for, is refused.
+    pub fn with_algorithm(&mut self, algorithm: impl Into<Algorithm>) -> Scoped<'_> {
+        self.scoped(|settings| settings.force(algorithm.into()))
+    }
+
+    fn scoped(&mut self, change: impl FnOnce(&mut Settings)) -> Scoped<'_> {
+        let before = self.settings;
+        change(&mut self.settings);
+        Scoped { communicator: self, before }
+    }
+
+    /// Reduces the buffers of all ranks, element by element, into every rank's buffer.
+    ///
+    /// # Errors
+    /// If the type has no such reduction, if the ranks disagree about the call, if a rank died or does not come
+    /// in time.
+    #[doc(alias = "MPI_Allreduce")]
+    #[doc(alias = "allreduce")]
+    #[doc(alias = "ncclAllReduce")]
+    pub fn all_reduce<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
+        let manner = self.engine.manner(&self.settings);
+        self.engine.all_reduce(buffer, op, manner)
+    }
+
+    /// Reduces the inputs of all ranks, element by element; rank `r` gets part `r` of the result, of as many
+    /// equal parts as there are ranks. The input stays as it is.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce), and unless the input is `world_size` times as long as the output.
+    #[doc(alias = "MPI_Reduce_scatter_block")]
+    #[doc(alias = "ncclReduceScatter")]
+    pub fn reduce_scatter<T: Element>(&mut self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
+        let manner = self.engine.manner(&self.settings);
+        self.engine.reduce_scatter(input, output, op, manner)
+    }
+
+    /// Gives every rank the inputs of all ranks, one after the other in rank order.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce), and unless the output is `world_size` times as long as the input.
+    #[doc(alias = "MPI_Allgather")]
+    #[doc(alias = "allgather")]
+    #[doc(alias = "ncclAllGather")]
+    pub fn all_gather<T: Element>(&mut self, input: &[T], output: &mut [T]) -> Result<()> {
+        let manner = self.engine.manner(&self.settings);
+        self.engine.all_gather(input, output, manner)
+    }
+
+    /// Gives every rank the root's buffer. What the other buffers held is lost.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce), and if there is no such root.
+    #[doc(alias = "MPI_Bcast")]
+    #[doc(alias = "bcast")]
+    #[doc(alias = "ncclBroadcast")]
+    pub fn broadcast<T: Element>(&mut self, buffer: &mut [T], root: usize) -> Result<()> {
+        let manner = self.engine.manner(&self.settings);
+        self.engine.broadcast(buffer, root, manner)
+    }
+
+    /// Reduces the buffers of all ranks, element by element, into the root's. What the other buffers hold
+    /// afterwards is unspecified.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce), and if there is no such root.
+    #[doc(alias = "MPI_Reduce")]
+    #[doc(alias = "ncclReduce")]
+    pub fn reduce<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp, root: usize) -> Result<()> {
+        let manner = self.engine.manner(&self.settings);
+        self.engine.reduce(buffer, op, root, manner)
+    }
+
+    /// Returns when every rank has called it.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce).
+    #[doc(alias = "MPI_Barrier")]
+    pub fn barrier(&mut self) -> Result<()> {
+        let manner = self.engine.manner(&self.settings);
+        self.engine.barrier(manner)
+    }
+
+    /// Sends a message, which `to` takes with [`recv`](Self::recv). It may return before that. A rank may send to
+    /// itself.
+    ///
+    /// # Errors
+    /// If there is no such rank, if it died or does not take the message in time.
+    #[doc(alias = "MPI_Send")]
+    #[doc(alias = "ncclSend")]
+    pub fn send<T: Element>(&mut self, elements: &[T], to: usize) -> Result<()> {
+        let manner = self.engine.manner(&self.settings);
+        self.engine.send(elements, to, manner)
+    }
+
+    /// Receives the oldest message that `from` has sent and this rank has not received, which must have the same
+    /// type and as many elements.
+    ///
+    /// # Errors
+    /// If there is no such rank, if it sends something else, if it died or sends nothing in time.
+    #[doc(alias = "MPI_Recv")]
+    #[doc(alias = "ncclRecv")]
+    #[doc(alias = "receive")]
+    pub fn recv<T: Element>(&mut self, elements: &mut [T], from: usize) -> Result<()> {
+        let manner = self.engine.manner(&self.settings);
+        self.engine.receive(elements, from, manner)
+    }
+
+    /// Another communicator of the same ranks, for another thread. Nothing is communicated; every rank of the
+    /// group makes the same forks and subgroups in the same order.
+    ///
+    /// # Errors
+    /// If the transport cannot be forked.
+    #[doc(alias = "MPI_Comm_dup")]
+    pub fn fork(&mut self) -> Result<Self> {
+        let transport = fork(&mut *self.engine.transport)?;
+        Ok(Self::with_settings(transport, self.settings.of_child()))
+    }
+
+    /// A communicator of these ranks, numbered in the order of the list, with the timeout and the order of this
+    /// one; `None` on ranks that are not in the list. Nothing is communicated; every rank of the group, member or
+    /// not, makes the same forks and subgroups in the same order.
+    ///
+    /// # Errors
+    /// If the list is empty, names a rank twice, or one that does not exist.
+    #[doc(alias = "MPI_Comm_create")]
+    #[doc(alias = "new_group")]
+    pub fn subgroup(&mut self, members: &[usize]) -> Result<Option<Self>> {
+        let transport =
+            self.engine.transport.fork(members).map_err(|source| Error::Members(Box::new(source)))?;
+        Ok(transport.map(|transport| Self::with_settings(transport, self.settings.of_child())))
+    }
+
+    /// Begins an all_reduce and returns; the buffer comes back from [`Pending::wait`]. Operations that were
+    /// started are done one after the other, beside the blocking ones. The deadline begins now.
+    ///
+    /// What can go wrong is reported by [`Pending::wait`].
+    ///
+    /// ```
+    /// use dist_collectives::{Communicator, ReduceOp};
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 2, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     let pending = comm.start_all_reduce(vec![1.0_f32; 4], ReduceOp::Sum);
+    ///     // … compute …
+    ///     pending.wait().unwrap().into_vec()
+    /// });
+    /// assert_eq!(outcome.results, [[2.0; 4]; 2]);
+    /// ```
+    #[doc(alias = "MPI_Iallreduce")]
+    pub fn start_all_reduce<T: Element>(&mut self, buffer: impl Into<Buffer<T>>, op: ReduceOp) -> Pending<T> {
+        let buffer = buffer.into();
+        let manner = self.engine.manner(&self.settings);
+        let worker = match check_op::<T>(op).and_then(|()| self.worker()) {
+            Ok(worker) => worker,
+            Err(error) => return Pending::failed(buffer, error),
+        };
+        worker.start(buffer, move |engine, buffer| engine.all_reduce(buffer, op, manner))
+    }
+
+    /// The worker, started if there is none.
+    fn worker(&mut self) -> Result<&Worker> {
+        if let Overlap::Idle(transport) = &mut self.overlap {
+            let transport = match transport.take() {
+                Some(transport) => transport,
+                None => fork(&mut *self.engine.transport)?,
+            };
+            self.overlap = Overlap::Running(Worker::new(transport)?);
+        }
+        match &self.overlap {
+            Overlap::Running(worker) => Ok(worker),
+            Overlap::Idle(_) => unreachable!("the worker was started above"),
+        }
+    }
+
+    /// Ends the job for every rank, with this rank as the cause.
+    #[doc(alias = "MPI_Abort")]
+    pub fn abort(&mut self) {
+        self.engine.transport.abort();
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.abort();
+        }
+    }
+}
+
+/// A transport of the same ranks.
+fn fork(transport: &mut dyn Transport) -> Result<Box<dyn Transport>> {
+    let members: Vec<usize> = (0..transport.rank().world_size()).collect();
+    let forked = transport.fork(&members).map_err(|source| Error::Members(Box::new(source)))?;
+    Ok(forked.expect("every rank is a member of a group of all"))
+}
+
+impl fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Communicator({}, channel {:x})", self.engine.rank(), self.channel().get())
+    }
+}
+
+/// A [`Communicator`] with other settings, which ends by giving it the old ones back.
+#[derive(Debug)]
+#[must_use = "the settings hold as long as this lives"]
+pub struct Scoped<'a> {
+    communicator: &'a mut Communicator,
+    before: Settings,
+}
+
+impl Deref for Scoped<'_> {
+    type Target = Communicator;
+
+    fn deref(&self) -> &Communicator {
+        self.communicator
+    }
+}
+
+impl DerefMut for Scoped<'_> {
+    fn deref_mut(&mut self) -> &mut Communicator {
+        self.communicator
+    }
+}
+
+impl Drop for Scoped<'_> {
+    fn drop(&mut self) {
+        self.communicator.settings = self.before;
+    }
+}

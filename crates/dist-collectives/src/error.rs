@@ -1,0 +1,208 @@
+//! What can go wrong in a collective.
+
+use std::io;
+
+use dist_transport::{Cause, Error as TransportError};
+
+use crate::{Algorithm, Call, DType, Operation, ReductionOrder};
+
+/// A result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What can go wrong in a collective.
+///
+/// The variants up to [`Members`](Error::Members) are arguments that make no sense: nothing was sent, and the
+/// communicator can be used on, if all ranks were refused alike. After any other error the job is aborted, and
+/// the contents of a buffer that was passed for writing are unspecified.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The root is not in the group.
+    #[error("{operation}: root {root} is outside a group of {world_size}")]
+    RootOutOfRange {
+        /// What was called.
+        operation: Operation,
+        /// The root that was given.
+        root: usize,
+        /// The size of the group.
+        world_size: usize,
+    },
+    /// The other end of a message is not in the group.
+    #[error("rank {rank} is outside a group of {world_size}")]
+    RankOutOfRange {
+        /// The rank that was given.
+        rank: usize,
+        /// The size of the group.
+        world_size: usize,
+    },
+    /// The long buffer is not as many times as long as the short one as there are ranks.
+    #[error("{operation}: {whole} elements are not {world_size} ranks times {part} elements")]
+    Parts {
+        /// What was called.
+        operation: Operation,
+        /// Elements of the long buffer.
+        whole: usize,
+        /// Elements of the short buffer.
+        part: usize,
+        /// The size of the group.
+        world_size: usize,
+    },
+    /// A mean of integers was asked for.
+    #[error("integers have no mean: {dtype} can be reduced by sum, product, min and max")]
+    NoMean {
+        /// The integers.
+        dtype: DType,
+    },
+    /// The algorithm that was asked for has no schedule for this world.
+    #[error("{} by {algorithm} does not work for a group of {world_size}", .algorithm.operation())]
+    Unsupported {
+        /// What was asked for.
+        algorithm: Algorithm,
+        /// The size of the group.
+        world_size: usize,
+    },
+    /// The algorithm that was asked for reduces in another order than was asked for.
+    #[error("{} by {algorithm} does not reduce in {order} order in a group of {world_size}", .algorithm.operation())]
+    Order {
+        /// The algorithm that was asked for.
+        algorithm: Algorithm,
+        /// The order that was asked for.
+        order: ReductionOrder,
+        /// The size of the group.
+        world_size: usize,
+    },
+    /// A list of ranks makes no group.
+    #[error("a group cannot be made of these ranks")]
+    Members(#[source] Box<TransportError>),
+    /// A peer is in another call. Nothing that it sent was used.
+    #[error("rank {peer} is in {theirs}, this rank in {ours}")]
+    Mismatch {
+        /// The peer that disagrees.
+        peer: usize,
+        /// The call that this rank is in.
+        ours: Box<Call>,
+        /// The call that the peer is in.
+        theirs: Box<Call>,
+    },
+    /// The job was aborted, because of this rank or another.
+    #[error("{call}: the job was aborted{}", because(*.rank, .cause, .theirs.as_deref(), *.reporter, .reported.as_deref()))]
+    Aborted {
+        /// The call that this rank was in.
+        call: Box<Call>,
+        /// The rank that is the cause, by its number in the world.
+        rank: usize,
+        /// What happened to it.
+        cause: Cause,
+        /// The call that it was in, if it is known.
+        theirs: Option<Box<Call>>,
+        /// The rank that noticed, by its number in the world.
+        reporter: usize,
+        /// The call that the reporter was in, if it was in one.
+        reported: Option<Box<Call>>,
+        /// What the transport says.
+        source: Box<TransportError>,
+    },
+    /// The transport failed, or the deadline passed.
+    #[error("{call} failed")]
+    Transport {
+        /// The call that this rank was in.
+        call: Box<Call>,
+        /// What the transport says.
+        source: Box<TransportError>,
+    },
+    /// The algorithm does not work with this transport.
+    #[error("{call} cannot be done")]
+    Schedule {
+        /// The call that this rank was in.
+        call: Box<Call>,
+        /// What is wrong.
+        source: Box<dist_algos::Error>,
+    },
+    /// The world could not be joined.
+    #[error("cannot join the world")]
+    Join(#[source] Box<TransportError>),
+    /// There is no thread for operations that do not block.
+    #[error("cannot start a thread for operations that do not block")]
+    Worker(#[source] io::Error),
+    /// The transport panicked in an operation that does not block.
+    #[error("the thread for operations that do not block panicked")]
+    Panicked,
+}
+
+impl Error {
+    /// Whether a deadline ran out, this rank's or another's.
+    pub fn is_timeout(&self) -> bool {
+        match self {
+            Self::Transport { source, .. } | Self::Join(source) => source.is_timeout(),
+            Self::Aborted { cause, .. } => matches!(cause, Cause::TimedOut),
+            _ => false,
+        }
+    }
+
+    /// The one rank that the error is about, if it is about one: numbered as in the world where the job was
+    /// aborted, else as in the group.
+    pub fn peer(&self) -> Option<usize> {
+        match self {
+            Self::Mismatch { peer, .. } => Some(*peer),
+            Self::Aborted { rank, .. } => Some(*rank),
+            Self::Transport { source, .. } | Self::Join(source) => source.peer(),
+            _ => None,
+        }
+    }
+
+    /// The call that this rank was in, if it was in one.
+    pub fn call(&self) -> Option<&Call> {
+        match self {
+            Self::Mismatch { ours: call, .. }
+            | Self::Aborted { call, .. }
+            | Self::Transport { call, .. }
+            | Self::Schedule { call, .. } => Some(call),
+            _ => None,
+        }
+    }
+
+    /// What a transport's error means in this call.
+    pub(crate) fn in_call(call: Call, source: TransportError) -> Self {
+        let ours = Box::new(call);
+        match &source {
+            TransportError::Mismatch { peer, theirs, .. } => match Call::decode(theirs) {
+                Some(theirs) => Self::Mismatch { peer: *peer, ours, theirs: Box::new(theirs) },
+                None => Self::Transport { call: ours, source: Box::new(source) },
+            },
+            TransportError::Aborted(abort) => {
+                let theirs = match &abort.cause {
+                    Cause::Mismatch { theirs } => Call::decode(theirs),
+                    _ => None,
+                };
+                Self::Aborted {
+                    call: ours,
+                    rank: abort.rank,
+                    cause: abort.cause,
+                    theirs: theirs.map(Box::new),
+                    reporter: abort.reporter,
+                    reported: Call::decode(&abort.call).map(Box::new),
+                    source: Box::new(source),
+                }
+            }
+            _ => Self::Transport { call: ours, source: Box::new(source) },
+        }
+    }
+}
+
+/// The reason of an abort, as the end of a sentence.
+fn because(
+    rank: usize,
+    cause: &Cause,
+    theirs: Option<&Call>,
+    reporter: usize,
+    reported: Option<&Call>,
+) -> String {
+    let culprit = match theirs {
+        Some(theirs) => format!(": rank {rank} was in {theirs}"),
+        None => format!(": rank {rank} {cause}"),
+    };
+    match reported {
+        Some(reported) => format!("{culprit} (reported by rank {reporter} from {reported})"),
+        None => format!("{culprit} (reported by rank {reporter})"),
+    }
+}

@@ -1,0 +1,101 @@
+//! The thread that does the operations that do not block, one after the other.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dist_transport::runtime::{Mailbox, Task};
+use dist_transport::{Runtime, Transport};
+
+use crate::engine::Engine;
+use crate::pending::{Failed, Pending};
+use crate::{Buffer, Element, Error, Result};
+
+/// A thread with a transport of its own, and the queue of what it is to do.
+pub(crate) struct Worker {
+    /// Taken when the worker is told to end.
+    jobs: Option<Mailbox<Job>>,
+    task: Option<Task<()>>,
+    alarm: Alarm,
+    runtime: Runtime,
+}
+
+type Job = Box<dyn FnOnce(&mut Engine) + Send>;
+
+impl Worker {
+    pub(crate) fn new(mut transport: Box<dyn Transport>) -> Result<Self> {
+        let runtime = transport.runtime().clone();
+        let alarm = Alarm::new(&mut *transport)?;
+        let (jobs, mut queue) = runtime.mailbox::<Job>();
+        let mut engine = Engine::new(transport);
+        let work = move || {
+            while let Ok(job) = queue.receive(None) {
+                job(&mut engine);
+            }
+        };
+        let name = format!("dist-worker-{}", alarm.rank);
+        let task = runtime.spawn(&name, work).map_err(Error::Worker)?;
+        Ok(Self { jobs: Some(jobs), task: Some(task), alarm, runtime })
+    }
+
+    /// Puts an operation on a buffer into the queue.
+    pub(crate) fn start<T: Element>(
+        &self,
+        mut buffer: Buffer<T>,
+        operation: impl FnOnce(&mut Engine, &mut [T]) -> Result<()> + Send + 'static,
+    ) -> Pending<T> {
+        let (reply, result) = self.runtime.mailbox();
+        let job = move |engine: &mut Engine| {
+            let done =
+                catch_unwind(AssertUnwindSafe(|| operation(engine, &mut buffer))).unwrap_or_else(|_| {
+                    engine.transport.abort();
+                    Err(Error::Panicked)
+                });
+            reply.send(match done {
+                Ok(()) => Ok(buffer),
+                Err(error) => Err(Failed::new(buffer, error)),
+            });
+        };
+        self.jobs.as_ref().expect("the queue is open until the worker is dropped").send(Box::new(job));
+        Pending::running(result, self.runtime.clone(), self.alarm.clone())
+    }
+}
+
+impl Drop for Worker {
+    /// Waits for what was started; every operation ends by its deadline. In a panic the transports have aborted
+    /// the job, and nobody waits.
+    fn drop(&mut self) {
+        drop(self.jobs.take());
+        if let Some(task) = self.task.take().filter(|_| !std::thread::panicking()) {
+            // Operations catch their panics, so the thread has none to report.
+            let _ended = task.join();
+        }
+    }
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Worker")
+    }
+}
+
+/// What aborts the job for those who have no transport: a group of this rank alone.
+#[derive(Clone, Debug)]
+pub(crate) struct Alarm {
+    transport: Arc<Mutex<Box<dyn Transport>>>,
+    /// For the thread's name.
+    rank: usize,
+}
+
+impl Alarm {
+    fn new(transport: &mut dyn Transport) -> Result<Self> {
+        let rank = transport.rank().index();
+        let alone = transport.fork(&[rank]).map_err(|source| Error::Members(Box::new(source)))?;
+        let alone = alone.expect("a rank is a member of the group of itself");
+        Ok(Self { transport: Arc::new(Mutex::new(alone)), rank })
+    }
+
+    pub(crate) fn ring(&self) {
+        self.transport.lock().unwrap_or_else(PoisonError::into_inner).abort();
+    }
+}
