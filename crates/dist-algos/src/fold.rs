@@ -18,7 +18,9 @@ pub(crate) struct Fold {
 }
 
 impl Fold {
+    /// A world of no ranks folds as one of a single rank.
     pub(crate) const fn new(world_size: usize) -> Self {
+        let world_size = if world_size == 0 { 1 } else { world_size };
         let core = 1 << world_size.ilog2();
         Self { core, spare: world_size - core }
     }

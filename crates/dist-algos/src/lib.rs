@@ -21,6 +21,7 @@ mod schedule;
 mod scratch;
 mod step;
 mod validate;
+pub mod verify;
 
 pub use algorithm::{AllGather, AllReduce, Barrier, Broadcast, Phases, Reduce, ReduceScatter};
 pub use chunks::Chunks;

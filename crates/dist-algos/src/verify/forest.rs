@@ -1,0 +1,156 @@
+//! Sums as trees, each tree kept once: two sums are the same if their numbers are.
+
+use std::collections::HashMap;
+
+/// The number of a tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Tree(usize);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Node {
+    /// What one rank brought.
+    Leaf(usize),
+    /// Two sums added, the one with the lower number first: operands may swap sides.
+    Sum(Tree, Tree),
+    /// A sum after its owner has finished it; it must not be added to any more.
+    Finished(Tree),
+}
+
+/// All trees that have come up, and who contributed to each.
+pub(super) struct Forest {
+    nodes: Vec<Node>,
+    numbers: HashMap<Node, Tree>,
+    contributors: Vec<Ranks>,
+    world_size: usize,
+}
+
+impl Forest {
+    pub(super) fn new(world_size: usize) -> Self {
+        Self { nodes: Vec::new(), numbers: HashMap::new(), contributors: Vec::new(), world_size }
+    }
+
+    pub(super) fn leaf(&mut self, rank: usize) -> Tree {
+        let world_size = self.world_size;
+        self.number(Node::Leaf(rank), |_| Ranks::one(rank, world_size))
+    }
+
+    /// The sum of two trees, or else a rank that contributed to both.
+    pub(super) fn sum(&mut self, left: Tree, right: Tree) -> Result<Tree, usize> {
+        if let Some(rank) = self.contributors[left.0].shared(&self.contributors[right.0]) {
+            return Err(rank);
+        }
+        let node = Node::Sum(left.min(right), left.max(right));
+        Ok(self.number(node, |contributors| contributors[left.0].union(&contributors[right.0])))
+    }
+
+    pub(super) fn finished(&mut self, tree: Tree) -> Tree {
+        self.number(Node::Finished(tree), |contributors| contributors[tree.0].clone())
+    }
+
+    /// The sum inside a finished tree.
+    pub(super) fn unfinished(&self, tree: Tree) -> Option<Tree> {
+        match self.nodes[tree.0] {
+            Node::Finished(tree) => Some(tree),
+            Node::Leaf(_) | Node::Sum(..) => None,
+        }
+    }
+
+    /// Whether the tree is what this rank brought.
+    pub(super) fn is_leaf(&self, tree: Tree, rank: usize) -> bool {
+        self.nodes[tree.0] == Node::Leaf(rank)
+    }
+
+    /// Whether every rank has contributed.
+    pub(super) fn is_total(&self, tree: Tree) -> bool {
+        self.contributors[tree.0].missing(self.world_size).is_none()
+    }
+
+    /// T(p) over the ranks from `start`, `count` of them and at least one.
+    pub(super) fn canonical(&mut self, start: usize, count: usize) -> Tree {
+        if count == 1 {
+            return self.leaf(start);
+        }
+        let left_count = count.next_power_of_two() / 2;
+        let left = self.canonical(start, left_count);
+        let right = self.canonical(start + left_count, count - left_count);
+        self.sum(left, right).expect("ranges that do not overlap")
+    }
+
+    fn number(&mut self, node: Node, contributors: impl FnOnce(&[Ranks]) -> Ranks) -> Tree {
+        if let Some(&tree) = self.numbers.get(&node) {
+            return tree;
+        }
+        let tree = Tree(self.nodes.len());
+        let ranks = contributors(&self.contributors);
+        self.nodes.push(node);
+        self.contributors.push(ranks);
+        self.numbers.insert(node, tree);
+        tree
+    }
+}
+
+/// A set of ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Ranks(Vec<u64>);
+
+impl Ranks {
+    pub(super) fn one(rank: usize, world_size: usize) -> Self {
+        let mut words = vec![0; world_size.div_ceil(64)];
+        words[rank / 64] |= 1 << (rank % 64);
+        Self(words)
+    }
+
+    pub(super) fn union(&self, other: &Self) -> Self {
+        Self(self.0.iter().zip(&other.0).map(|(left, right)| left | right).collect())
+    }
+
+    /// The lowest rank of those below `world_size` that is not in the set.
+    pub(super) fn missing(&self, world_size: usize) -> Option<usize> {
+        (0..world_size).find(|rank| self.0[rank / 64] >> (rank % 64) & 1 == 0)
+    }
+
+    /// The lowest rank in both sets.
+    fn shared(&self, other: &Self) -> Option<usize> {
+        let words = self.0.iter().zip(&other.0).map(|(left, right)| left & right);
+        let (word, bits) = words.enumerate().find(|(_, bits)| *bits != 0)?;
+        Some(word * 64 + bits.trailing_zeros() as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_are_the_same_whichever_side_comes_first_but_not_however_they_are_grouped() {
+        let mut forest = Forest::new(3);
+        let [a, b, c] = [0, 1, 2].map(|rank| forest.leaf(rank));
+        let (ab, ba) = (forest.sum(a, b).unwrap(), forest.sum(b, a).unwrap());
+        let bc = forest.sum(b, c).unwrap();
+        assert_eq!(ab, ba);
+        let (left, right) = (forest.sum(ab, c).unwrap(), forest.sum(a, bc).unwrap());
+        assert_ne!(left, right);
+        assert!(forest.is_total(left) && !forest.is_total(ab));
+        assert_eq!(forest.canonical(0, 3), left);
+    }
+
+    #[test]
+    fn nothing_is_added_twice_nor_to_what_is_finished() {
+        let mut forest = Forest::new(100);
+        let (a, b) = (forest.leaf(3), forest.leaf(80));
+        let ab = forest.sum(a, b).unwrap();
+        assert_eq!(forest.sum(ab, b), Err(80));
+        let done = forest.finished(ab);
+        assert_eq!(forest.sum(done, a), Err(3));
+        assert_eq!((forest.unfinished(done), forest.unfinished(ab)), (Some(ab), None));
+    }
+
+    #[test]
+    fn the_canonical_tree_splits_at_the_largest_power_of_two_below() {
+        let mut forest = Forest::new(7);
+        let (four, three) = (forest.canonical(0, 4), forest.canonical(4, 3));
+        assert_eq!(forest.canonical(0, 7), forest.sum(four, three).unwrap());
+        let (two, other) = (forest.canonical(0, 2), forest.canonical(2, 2));
+        assert_eq!(four, forest.sum(two, other).unwrap());
+    }
+}

@@ -1,0 +1,357 @@
+//! Every schedule is proven for every world size and root, and costs what is said.
+
+use std::ops::RangeInclusive;
+
+use dist_algos::verify::{self, Finish, Goal, Program, Report};
+use dist_algos::{
+    AllGather, AllReduce, Barrier, Broadcast, Chunks, Error, Order, Partition, Place, ReceiveHalf, Reduce,
+    ReduceScatter, SendHalf, Step, Then,
+};
+use rstest::rstest;
+
+/// Every world size that the algorithms are proven for here.
+const WORLDS: RangeInclusive<usize> = 1..=64;
+
+/// Compares a report with what no schedule can do better.
+#[track_caller]
+fn check_bound(goal: Goal, world_size: usize, chunks: usize, report: &Report) {
+    let bound = goal.lower_bound(world_size);
+    assert!(report.rounds >= bound.rounds, "{goal:?} in a world of {world_size}");
+    assert!(report.path * world_size >= bound.moved * chunks, "{goal:?} in a world of {world_size}");
+}
+
+#[test]
+fn every_all_reduce_is_proven() {
+    for &algorithm in AllReduce::ALL {
+        for world_size in WORLDS {
+            let report = verify::all_reduce(algorithm, world_size)
+                .unwrap_or_else(|error| panic!("{algorithm} in a world of {world_size}: {error}"));
+            assert_eq!(report.chunks_sent_max(), algorithm.cost(world_size).sent_max);
+            check_bound(Goal::AllReduce, world_size, algorithm.chunks(world_size), &report);
+        }
+    }
+}
+
+#[test]
+fn every_reduce_scatter_is_proven() {
+    for &algorithm in ReduceScatter::ALL {
+        for world_size in WORLDS.filter(|&world_size| algorithm.supports(world_size)) {
+            let report = verify::reduce_scatter(algorithm, world_size)
+                .unwrap_or_else(|error| panic!("{algorithm} in a world of {world_size}: {error}"));
+            assert_eq!(report.chunks_sent_max(), algorithm.cost(world_size).sent_max);
+            check_bound(Goal::ReduceScatter, world_size, world_size, &report);
+        }
+    }
+}
+
+#[test]
+fn every_all_gather_is_proven() {
+    for &algorithm in AllGather::ALL {
+        for world_size in WORLDS.filter(|&world_size| algorithm.supports(world_size)) {
+            let report = verify::all_gather(algorithm, world_size)
+                .unwrap_or_else(|error| panic!("{algorithm} in a world of {world_size}: {error}"));
+            assert_eq!(report.chunks_sent_max(), algorithm.cost(world_size).sent_max);
+            assert_eq!(report.order, None);
+            check_bound(Goal::AllGather, world_size, world_size, &report);
+        }
+    }
+}
+
+#[test]
+fn every_broadcast_is_proven_from_every_root() {
+    for &algorithm in Broadcast::ALL {
+        for world_size in WORLDS {
+            let reports = (0..world_size).map(|root| {
+                let report = verify::broadcast(algorithm, world_size, root)
+                    .unwrap_or_else(|error| panic!("{algorithm} from {root} of {world_size}: {error}"));
+                check_bound(Goal::Broadcast { root }, world_size, algorithm.chunks(world_size), &report);
+                report.chunks_sent_max()
+            });
+            assert_eq!(reports.max(), Some(algorithm.cost(world_size).sent_max), "{algorithm} {world_size}");
+        }
+    }
+}
+
+#[test]
+fn every_reduce_is_proven_to_every_root() {
+    for &algorithm in Reduce::ALL {
+        for world_size in WORLDS {
+            let reports = (0..world_size).map(|root| {
+                let report = verify::reduce(algorithm, world_size, root)
+                    .unwrap_or_else(|error| panic!("{algorithm} to {root} of {world_size}: {error}"));
+                check_bound(Goal::Reduce { root }, world_size, algorithm.chunks(world_size), &report);
+                report.chunks_sent_max()
+            });
+            assert_eq!(reports.max(), Some(algorithm.cost(world_size).sent_max), "{algorithm} {world_size}");
+        }
+    }
+}
+
+#[test]
+fn every_barrier_is_proven() {
+    for &algorithm in Barrier::ALL {
+        for world_size in WORLDS {
+            let report = verify::barrier(algorithm, world_size)
+                .unwrap_or_else(|error| panic!("{algorithm} in a world of {world_size}: {error}"));
+            check_bound(Goal::Barrier, world_size, 0, &report);
+        }
+    }
+}
+
+#[test]
+fn the_best_algorithms_meet_the_lower_bounds() {
+    for world_size in WORLDS {
+        let bound = Goal::AllReduce.lower_bound(world_size);
+        for algorithm in [AllReduce::Ring, AllReduce::PairwiseRing] {
+            assert_eq!(verify::all_reduce(algorithm, world_size).unwrap().path, bound.moved);
+        }
+        if world_size.is_power_of_two() {
+            let halving = verify::all_reduce(AllReduce::HalvingDoubling, world_size).unwrap();
+            assert_eq!((halving.path, halving.rounds), (bound.moved, 2 * bound.rounds));
+            let doubling = verify::all_reduce(AllReduce::RecursiveDoubling, world_size).unwrap();
+            assert_eq!(doubling.rounds, bound.rounds);
+            let bound = Goal::ReduceScatter.lower_bound(world_size);
+            let halving = verify::reduce_scatter(ReduceScatter::HalvingDoubling, world_size).unwrap();
+            assert_eq!((halving.path, halving.rounds), (bound.moved, bound.rounds));
+        }
+        let rounds = Goal::Barrier.lower_bound(world_size).rounds;
+        assert_eq!(verify::barrier(Barrier::Dissemination, world_size).unwrap().rounds, rounds);
+        assert_eq!(verify::broadcast(Broadcast::Binomial, world_size, 0).unwrap().rounds, rounds);
+        assert_eq!(verify::reduce(Reduce::Binomial, world_size, world_size - 1).unwrap().rounds, rounds);
+    }
+}
+
+#[rstest]
+#[case::two_ranks(AllReduce::Ring, 2, Order::Canonical)]
+#[case::a_ring(AllReduce::Ring, 3, Order::Any)]
+#[case::a_power_of_two(AllReduce::RecursiveDoubling, 8, Order::Canonical)]
+#[case::pairs_that_fill_subtrees(AllReduce::RecursiveDoubling, 6, Order::Canonical)]
+#[case::pairs_across_subtrees(AllReduce::RecursiveDoubling, 5, Order::Uniform)]
+#[case::halving_like_doubling(AllReduce::HalvingDoubling, 5, Order::Uniform)]
+#[case::halving_at_a_power_of_two(AllReduce::HalvingDoubling, 16, Order::Canonical)]
+#[case::any_world(AllReduce::PairwiseRing, 13, Order::Canonical)]
+fn orders_are_as_documented(#[case] algorithm: AllReduce, #[case] world_size: usize, #[case] order: Order) {
+    assert_eq!(verify::all_reduce(algorithm, world_size).unwrap().order, Some(order));
+}
+
+#[test]
+fn slots_grow_with_the_logarithm_and_only_pairwise_needs_any() {
+    for world_size in WORLDS {
+        let depth = world_size.next_power_of_two().ilog2() as usize;
+        let pairwise = verify::reduce_scatter(ReduceScatter::Pairwise, world_size).unwrap();
+        assert!(pairwise.slots_max <= 2 * depth, "{} slots for {world_size}", pairwise.slots_max);
+        for rank in 0..world_size {
+            assert_eq!(pairwise.reductions(rank), world_size - 1);
+        }
+        assert_eq!(verify::reduce_scatter(ReduceScatter::Ring, world_size).unwrap().slots_max, 0);
+        assert_eq!(verify::all_reduce(AllReduce::HalvingDoubling, world_size).unwrap().slots_max, 0);
+    }
+}
+
+#[test]
+fn a_ring_needs_two_peers_and_doubling_a_logarithm_of_them() {
+    assert_eq!(verify::all_reduce(AllReduce::Ring, 64).unwrap().peers_max, 2);
+    assert_eq!(verify::all_reduce(AllReduce::RecursiveDoubling, 64).unwrap().peers_max, 6);
+    assert_eq!(verify::all_reduce(AllReduce::PairwiseRing, 64).unwrap().peers_max, 63);
+}
+
+#[test]
+fn bytes_are_counted_for_every_length() {
+    for world_size in 1..=9 {
+        for elements in [0, 1, world_size - 1, world_size, 1009] {
+            let partition = Partition::new(elements, 4, world_size).unwrap();
+            let report = verify::all_reduce(AllReduce::Ring, world_size).unwrap();
+            let ranks: Vec<_> = (0..world_size).map(|rank| report.traffic(rank, &partition)).collect();
+            let sent: u64 = ranks.iter().map(|traffic| traffic.bytes_sent).sum();
+            let received: u64 = ranks.iter().map(|traffic| traffic.bytes_received).sum();
+            assert_eq!(sent, 2 * (world_size as u64 - 1) * 4 * elements as u64);
+            assert_eq!(received, sent);
+            let messages: u64 = ranks.iter().map(|traffic| traffic.messages_sent).sum();
+            assert_eq!(messages, report.messages() as u64);
+        }
+    }
+}
+
+#[test]
+fn worlds_and_roots_that_do_not_exist_are_refused() {
+    let unsupported = |result: Result<Report, Error>| matches!(result, Err(Error::Unsupported { .. }));
+    assert!(unsupported(verify::all_reduce(AllReduce::RecursiveDoubling, 0)));
+    assert!(unsupported(verify::reduce_scatter(ReduceScatter::HalvingDoubling, 6)));
+    assert!(unsupported(verify::all_gather(AllGather::RecursiveDoubling, 3)));
+    assert!(unsupported(verify::broadcast(Broadcast::Binomial, 4, 4)));
+    assert!(unsupported(verify::reduce(Reduce::PairwiseGather, 4, 9)));
+    assert!(verify::check(Goal::AllReduce, 3, &[]).is_ok_and(|report| report.messages() == 0));
+    for &algorithm in AllReduce::ALL {
+        assert_eq!(algorithm.cost(0).rounds, 0);
+        assert!(algorithm.order(0) >= Order::Uniform);
+        assert!(!algorithm.supports(0));
+    }
+}
+
+/// One wrong program for each of two ranks that mean to reduce one chunk to rank 0.
+#[track_caller]
+fn check_fault(programs: [Vec<Step>; 2], expected: Error) {
+    let programs = programs.map(|steps| Program { steps, finish: None });
+    assert_eq!(verify::check(Goal::Reduce { root: 0 }, 2, &programs), Err(expected));
+}
+
+/// Both chunks.
+const ALL: Chunks = Chunks::all(2);
+
+/// What rank 0 does when it is right.
+const TAKE: Step = Step::Exchange { send: None, receive: Some(ReceiveHalf::reduce(1, ALL)) };
+
+/// What rank 1 does when it is right.
+const GIVE: Step = Step::send(0, ALL);
+
+/// Into a slot of rank 0.
+const HOLD: Step = Step::receive(ReceiveHalf {
+    from: 1,
+    chunks: Chunks::one(0),
+    place: Place::Slot(0),
+    then: Then::Replace,
+});
+
+#[test]
+fn the_right_programs_are_right() {
+    let programs = [vec![TAKE], vec![GIVE]].map(|steps| Program { steps, finish: None });
+    assert_eq!(verify::check(Goal::Reduce { root: 0 }, 2, &programs).unwrap().order, Some(Order::Canonical));
+}
+
+#[test]
+fn peers_that_do_not_exist_are_found() {
+    check_fault([vec![TAKE], vec![Step::send(2, ALL)]], Error::NoPeer { rank: 1, step: 0, peer: 2 });
+    check_fault([vec![TAKE], vec![GIVE, Step::send(1, ALL)]], Error::NoPeer { rank: 1, step: 1, peer: 1 });
+}
+
+#[test]
+fn chunks_that_do_not_exist_are_found() {
+    let chunks = Chunks::range(1, 2);
+    check_fault(
+        [vec![TAKE], vec![Step::send(0, chunks)]],
+        Error::NoChunk { rank: 1, step: 0, chunks, parts: 2 },
+    );
+}
+
+#[test]
+fn messages_of_other_chunks_are_found() {
+    let (sent, expected) = (Chunks::one(1), ALL);
+    check_fault(
+        [vec![TAKE], vec![Step::send(0, sent)]],
+        Error::Mismatch { rank: 1, step: 0, sent, peer: 0, peer_step: 0, expected },
+    );
+}
+
+#[test]
+fn waiting_for_ever_is_found() {
+    let waits = Error::Deadlock { rank: 0, step: 0, peer: 1, peer_step: None, blocked: 1 };
+    check_fault([vec![TAKE], vec![]], waits);
+    let both = Error::Deadlock { rank: 0, step: 0, peer: 1, peer_step: Some(0), blocked: 2 };
+    check_fault(
+        [vec![Step::send(1, ALL), TAKE], vec![GIVE, Step::receive(ReceiveHalf::reduce(0, ALL))]],
+        both,
+    );
+}
+
+#[test]
+fn an_exchange_in_place_needs_one_at_the_other_end() {
+    let separate = vec![GIVE, Step::receive(ReceiveHalf::reduce(0, ALL))];
+    let stuck = Error::Deadlock { rank: 0, step: 0, peer: 1, peer_step: Some(0), blocked: 2 };
+    check_fault([vec![Step::exchange_in_place(1, ALL)], separate], stuck);
+}
+
+#[test]
+fn contributions_that_come_twice_or_never_are_found() {
+    let twice = Error::AddedTwice { rank: 0, step: 1, chunk: 0, contributor: 1 };
+    check_fault([vec![TAKE, TAKE], vec![GIVE, GIVE]], twice);
+    check_fault([vec![], vec![]], Error::WrongResult { rank: 0, steps: 0, chunk: 0 });
+    let half = Chunks::one(0);
+    let takes_half = Step::receive(ReceiveHalf::reduce(1, half));
+    check_fault(
+        [vec![takes_half], vec![Step::send(0, half)]],
+        Error::WrongResult { rank: 0, steps: 1, chunk: 1 },
+    );
+    let replaces = Step::receive(ReceiveHalf::replace(1, ALL));
+    check_fault([vec![replaces], vec![GIVE]], Error::WrongResult { rank: 0, steps: 1, chunk: 0 });
+}
+
+#[test]
+fn misuse_of_slots_is_found() {
+    let give = Step::send(0, Chunks::one(0));
+    let combine = |chunk, from, into| Step::Combine { chunk, from, into };
+    check_fault([vec![HOLD], vec![give]], Error::Leftover { rank: 0, slot: 0 });
+    check_fault([vec![HOLD, HOLD], vec![give, give]], Error::Lost { rank: 0, step: 1, slot: 0 });
+    let empty = combine(0, 0, Place::Buffer);
+    check_fault([vec![empty], vec![]], Error::Unwritten { rank: 0, step: 0, chunk: 0 });
+    let other_chunk = combine(1, 0, Place::Buffer);
+    check_fault([vec![HOLD, other_chunk], vec![give]], Error::Unwritten { rank: 0, step: 1, chunk: 1 });
+    let itself = combine(0, 0, Place::Slot(0));
+    check_fault([vec![HOLD, itself], vec![give]], Error::BadSlot { rank: 0, step: 1, slot: 0 });
+    let far = combine(0, 5000, Place::Buffer);
+    check_fault([vec![far], vec![]], Error::BadSlot { rank: 0, step: 0, slot: 5000 });
+}
+
+#[test]
+fn overwriting_what_is_sent_is_found() {
+    let crossed = |peer| {
+        let send = SendHalf { to: peer, chunks: Chunks::one(0) };
+        vec![Step::exchange(send, ReceiveHalf::reduce(peer, ALL))]
+    };
+    check_fault([crossed(1), crossed(0)], Error::Overlap { rank: 0, step: 0 });
+}
+
+#[test]
+fn reading_what_nobody_has_written_is_found() {
+    let programs = [vec![GIVE_BACK], vec![Step::receive(ReceiveHalf::replace(0, ALL))]]
+        .map(|steps| Program { steps, finish: None });
+    let expected = Err(Error::Unwritten { rank: 0, step: 0, chunk: 0 });
+    assert_eq!(verify::check(Goal::Broadcast { root: 1 }, 2, &programs), expected);
+}
+
+/// What rank 0 would send if it had anything.
+const GIVE_BACK: Step = Step::send(1, ALL);
+
+#[test]
+fn only_finished_sums_are_a_result_of_all_reduce() {
+    let exchange = |peer| vec![Step::exchange_in_place(peer, Chunks::one(0))];
+    let finish = |after| Some(Finish { after, owned: Chunks::one(0) });
+    let programs = |finish| [1, 0].map(|peer| Program { steps: exchange(peer), finish });
+    assert!(verify::check(Goal::AllReduce, 1, &programs(finish(1))).is_ok());
+    let unfinished = Error::WrongResult { rank: 0, steps: 1, chunk: 0 };
+    assert_eq!(verify::check(Goal::AllReduce, 1, &programs(None)), Err(unfinished));
+    let too_early = Error::WrongResult { rank: 0, steps: 0, chunk: 0 };
+    assert_eq!(verify::check(Goal::AllReduce, 1, &programs(finish(0))), Err(too_early));
+}
+
+#[test]
+fn leaving_a_barrier_early_is_found() {
+    let token = |steps: &[Step]| Program { steps: steps.to_vec(), finish: None };
+    let take = |from| Step::receive(ReceiveHalf::replace(from, Chunks::NONE));
+    let once_round = [
+        token(&[Step::send(1, Chunks::NONE), take(2)]),
+        token(&[take(0), Step::send(2, Chunks::NONE)]),
+        token(&[take(1), Step::send(0, Chunks::NONE)]),
+    ];
+    let expected = Err(Error::LeavesEarly { rank: 1, absent: 2 });
+    assert_eq!(verify::check(Goal::Barrier, 0, &once_round), expected);
+}
+
+#[test]
+fn ranks_that_reduce_in_different_orders_are_found() {
+    let whole = Chunks::one(0);
+    // Rank 0 adds 1 then 2; rank 1 adds 2 then 0; rank 2 gets rank 0's sum.
+    let programs = [vec![Step::send(1, whole), Step::receive(ReceiveHalf::reduce(1, whole))], vec![], vec![]];
+    let [mut first, mut second, mut third] = programs;
+    first.clear();
+    let hold = |from, slot| {
+        Step::receive(ReceiveHalf { from, chunks: whole, place: Place::Slot(slot), then: Then::Replace })
+    };
+    let add = |slot| Step::Combine { chunk: 0, from: slot, into: Place::Buffer };
+    first.extend([Step::send(1, whole), Step::send(2, whole), hold(1, 0), hold(2, 1), add(0), add(1)]);
+    second.extend([hold(0, 0), Step::send(0, whole), hold(2, 1), Step::send(2, whole), add(1), add(0)]);
+    third.extend([hold(0, 0), Step::send(1, whole), hold(1, 1), Step::send(0, whole), add(0), add(1)]);
+    let programs = [first, second, third]
+        .map(|steps| Program { finish: Some(Finish { after: steps.len(), owned: whole }), steps });
+    let expected = Err(Error::Disagreement { rank: 1, chunk: 0 });
+    assert_eq!(verify::check(Goal::AllReduce, 1, &programs), expected);
+}
