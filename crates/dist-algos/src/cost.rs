@@ -14,8 +14,8 @@ pub struct Cost {
 
 /// Bytes that cross a link in the time that a message takes at least: what a round costs, in bytes.
 ///
-/// With this value recursive doubling gives way to halving-doubling at 256 KiB on 4 ranks and at 154 KiB on 8,
-/// near where they were measured to be even over TCP.
+/// With this value recursive doubling gives way to halving-doubling above 256 KiB on 4 ranks and above 154 KiB on
+/// 8. On 4 ranks over TCP it was measured to be the better choice at 256 KiB, and to lose at 1 MiB.
 pub const ROUND_BYTES: usize = 64 * 1024;
 
 impl Cost {

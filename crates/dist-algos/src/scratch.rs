@@ -7,9 +7,10 @@ use bytemuck::{Pod, Zeroable};
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
-/// The slots of a schedule, as memory that grows to what was needed so far and is kept for the next run.
+/// Memory aligned to 64 bytes, which grows to what was needed so far and is kept for the next time.
 ///
-/// Most schedules need none. A pairwise reduce-scatter needs 2⌈log₂ p⌉ chunks of it at most.
+/// For [`run`](crate::run) it holds the slots of a schedule: none for most, 2⌈log₂ p⌉ chunks at most for a
+/// pairwise reduce-scatter. A [`RingTransport`](crate::RingTransport) can keep what it receives in another one.
 #[derive(Clone, Debug, Default)]
 pub struct Scratch {
     lines: Vec<Line>,
@@ -26,8 +27,8 @@ impl Scratch {
         self.lines.len() * size_of::<Line>()
     }
 
-    /// The first `len` bytes, aligned to 64.
-    pub(crate) fn bytes(&mut self, len: usize) -> &mut [u8] {
+    /// The first `len` bytes, aligned to 64; what they hold is left from before.
+    pub fn bytes(&mut self, len: usize) -> &mut [u8] {
         let lines = len.div_ceil(size_of::<Line>());
         self.grow(lines);
         &mut bytemuck::cast_slice_mut(&mut self.lines)[..len]
