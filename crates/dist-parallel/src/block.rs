@@ -36,6 +36,21 @@ pub trait Block<A>: Params {
     ) -> Result<Option<A>, BoxError>;
 }
 
+impl<A, B: Block<A> + ?Sized> Block<A> for Box<B> {
+    fn forward(&mut self, input: A) -> Result<(A, Saved), BoxError> {
+        (**self).forward(input)
+    }
+
+    fn backward(
+        &mut self,
+        saved: Saved,
+        output_gradient: A,
+        ready: &mut Ready<'_>,
+    ) -> Result<Option<A>, BoxError> {
+        (**self).backward(saved, output_gradient, ready)
+    }
+}
+
 /// What one forward keeps for its backward; only the block that made it knows what it is.
 pub struct Saved(Box<dyn Any + Send>);
 

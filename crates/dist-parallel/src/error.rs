@@ -63,4 +63,84 @@ pub enum Error {
         /// The slice's number.
         slice: usize,
     },
+    /// A gradient was reported for a parameter that the model does not have.
+    #[error("a gradient was reported for parameter number {index} of a model with {count}")]
+    NoSuchParameter {
+        /// The index that was given.
+        index: usize,
+        /// How many parameters there are.
+        count: usize,
+    },
+    /// A backward reported two gradients for one parameter.
+    #[error("the gradient of {parameter} was reported twice in one backward")]
+    ReportedTwice {
+        /// The parameter's name.
+        parameter: String,
+    },
+    /// A gradient does not look like its parameter.
+    #[error("the gradient of {parameter} does not look like the parameter")]
+    WrongGradient {
+        /// The parameter's name.
+        parameter: String,
+        /// How it differs.
+        source: Box<Self>,
+    },
+    /// Not every rank has the same model; every rank gets this same error.
+    #[error(
+        "the models differ in parameter {parameter}, number {index}: {on_rank_0} on rank 0, {on_rank} on rank {rank}"
+    )]
+    ModelsDiffer {
+        /// The name of the first parameter that differs, on rank 0 if it has it.
+        parameter: String,
+        /// Its index.
+        index: usize,
+        /// What it is on rank 0.
+        on_rank_0: String,
+        /// The first rank that disagrees with rank 0.
+        rank: usize,
+        /// What it is there.
+        on_rank: String,
+    },
+    /// Not every rank was given the same options; every rank gets this same error.
+    #[error("rank {rank} was given other options than rank 0")]
+    OptionsDiffer {
+        /// The first rank that disagrees with rank 0.
+        rank: usize,
+    },
+    /// A step without micro-batches was asked for.
+    #[error("there is no micro-batch to take the mean of")]
+    NoMicroBatches,
+    /// The ranks did not compute as many micro-batches as they should have: not all were asked for the same number.
+    #[error("{computed} micro-batches were computed on all ranks where there should be {expected}")]
+    MicroBatchesDiffer {
+        /// How many this rank expects from all ranks.
+        expected: usize,
+        /// How many all ranks have computed.
+        computed: i64,
+    },
+    /// The model does not hand out a parameter as what it is said to be.
+    #[error("the model does not hand out parameter {parameter}")]
+    Model {
+        /// The parameter's name.
+        parameter: String,
+        /// What the model says, or how it differs.
+        source: BoxError,
+    },
+    /// The caller's computation failed; the job is aborted, so that no rank waits for this one.
+    #[error("computing the gradients failed")]
+    Compute(#[source] BoxError),
+    /// Communication failed.
+    #[error("communication between the ranks failed")]
+    Communication(#[source] Box<dist_collectives::Error>),
+}
+
+impl Error {
+    pub(crate) fn communication(source: dist_collectives::Error) -> Self {
+        Self::Communication(Box::new(source))
+    }
+
+    /// What a computation failed with: its own error, or one of ours that it passes on.
+    pub(crate) fn compute(source: BoxError) -> Self {
+        source.downcast().map_or_else(Self::Compute, |error| *error)
+    }
 }

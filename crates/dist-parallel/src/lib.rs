@@ -1,21 +1,27 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod agreement;
 mod block;
+mod ddp;
 mod error;
+mod flat;
+mod gradients;
 mod number;
 mod optimizer;
 mod params;
 mod plan;
+mod reduce;
 mod sequence;
-#[cfg(test)]
 mod tree;
 mod values;
 
 pub use block::{Block, Ready, Saved};
+pub use ddp::{Ddp, DdpOptions, StepReport};
 pub use error::{BoxError, Error, Result};
 pub use optimizer::{AdamW, AdamWOptions, Momentum, Optimizer, Sgd, SgdOptions};
 pub use params::{FloatType, ParamInfo, Params};
 pub use plan::{Bucket, BucketBytes, BucketPlan, Place};
+pub use reduce::reduce;
 pub use sequence::Sequence;
 pub use values::{Values, ValuesMut};

@@ -1,8 +1,9 @@
 //! Models as lists of named parameters.
 
+use std::collections::HashSet;
 use std::fmt;
 
-use crate::{BoxError, Values, ValuesMut};
+use crate::{BoxError, Error, Result, Values, ValuesMut};
 
 /// Named parameters in an order that is the same on every rank.
 ///
@@ -98,5 +99,44 @@ impl FloatType {
 impl fmt::Display for FloatType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+/// Checks that names are different and that ties make sense.
+pub(crate) fn validate(infos: &[ParamInfo]) -> Result<()> {
+    let mut names = HashSet::new();
+    for (index, info) in infos.iter().enumerate() {
+        if !names.insert(&info.name) {
+            return Err(Error::DuplicateName { name: info.name.clone() });
+        }
+        let Some(earlier) = info.same_as else { continue };
+        let other = infos.get(earlier);
+        let reason = match other {
+            Some(_) if earlier >= index => "it does not come after it",
+            Some(other) if other.same_as.is_some() => "that one is itself the same as another",
+            Some(other) if (&info.shape, info.dtype) != (&other.shape, other.dtype) => {
+                "they differ in shape or type"
+            }
+            Some(other) if info.trainable != other.trainable => "only one of them is trainable",
+            Some(_) => continue,
+            None => "there is no such parameter",
+        };
+        let same_as = other.map_or_else(|| format!("number {earlier}"), |other| other.name.clone());
+        return Err(Error::CannotTie { name: info.name.clone(), same_as, reason });
+    }
+    Ok(())
+}
+
+impl<P: Params + ?Sized> Params for Box<P> {
+    fn infos(&self) -> &[ParamInfo] {
+        (**self).infos()
+    }
+
+    fn read(&self, index: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
+        (**self).read(index, f)
+    }
+
+    fn write(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
+        (**self).write(index, f)
     }
 }

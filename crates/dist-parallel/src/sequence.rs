@@ -1,9 +1,8 @@
 //! Blocks one after another, as one block.
 
-use std::collections::HashSet;
 use std::fmt;
 
-use crate::{Block, BoxError, Error, ParamInfo, Params, Ready, Result, Saved, Values, ValuesMut};
+use crate::{Block, BoxError, Error, ParamInfo, Params, Ready, Result, Saved, Values, ValuesMut, params};
 
 /// Blocks one after another. The parameters are those of the first block, then those of the second, and so on.
 pub struct Sequence<A> {
@@ -17,7 +16,7 @@ impl<A> Sequence<A> {
     /// The sequence of these blocks.
     ///
     /// # Errors
-    /// If two parameters have the same name.
+    /// If two parameters have the same name, or a block's ties make no sense.
     pub fn new(blocks: Vec<Box<dyn Block<A>>>) -> Result<Self> {
         let mut infos: Vec<ParamInfo> = Vec::new();
         let mut starts = vec![0];
@@ -32,10 +31,7 @@ impl<A> Sequence<A> {
             );
             starts.push(infos.len());
         }
-        let mut names = HashSet::new();
-        if let Some(twice) = infos.iter().find(|info| !names.insert(&info.name)) {
-            return Err(Error::DuplicateName { name: twice.name.clone() });
-        }
+        params::validate(&infos)?;
         Ok(Self { blocks, infos, starts })
     }
 
@@ -45,20 +41,8 @@ impl<A> Sequence<A> {
     /// If there are no such parameters, or they cannot be the same.
     pub fn tie(&mut self, name: &str, same_as: &str) -> Result<()> {
         let (later, earlier) = (self.index(name)?, self.index(same_as)?);
-        let (tied, to) = (&self.infos[later], &self.infos[earlier]);
-        let reason = if later <= earlier {
-            "it does not come after it"
-        } else if to.same_as.is_some() || tied.same_as.is_some() {
-            "one of them is already the same as another"
-        } else if self.infos.iter().any(|info| info.same_as == Some(later)) {
-            "another parameter is already the same as it"
-        } else if (&tied.shape, tied.dtype, tied.trainable) != (&to.shape, to.dtype, to.trainable) {
-            "they differ in shape, type or trainability"
-        } else {
-            self.infos[later].same_as = Some(earlier);
-            return Ok(());
-        };
-        Err(Error::CannotTie { name: name.to_owned(), same_as: same_as.to_owned(), reason })
+        let before = self.infos[later].same_as.replace(earlier);
+        params::validate(&self.infos).inspect_err(|_| self.infos[later].same_as = before)
     }
 
     /// The blocks, in order.

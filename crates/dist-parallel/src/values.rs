@@ -119,6 +119,16 @@ impl ValuesMut<'_> {
         Ok(())
     }
 
+    /// Makes every value +0.
+    pub fn clear(&mut self) {
+        match self {
+            Self::F32(values) => values.fill(0.0),
+            Self::F64(values) => values.fill(0.0),
+            Self::F16(values) => values.fill(f16::ZERO),
+            Self::Bf16(values) => values.fill(bf16::ZERO),
+        }
+    }
+
     /// Divides these values by `count`. Half types are widened to `f32`, divided, and rounded to nearest even.
     pub fn divide(&mut self, count: usize) {
         let divided = match self {

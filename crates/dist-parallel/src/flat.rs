@@ -1,0 +1,96 @@
+//! Buffers of any type of parameter, and their journey through an all_reduce.
+
+use dist_collectives::{Buffer, Communicator, Element, Pending, ReduceOp};
+use half::{bf16, f16};
+
+use crate::{Error, FloatType, Result, Values, ValuesMut};
+
+/// A buffer that can be reduced.
+#[derive(Debug)]
+pub(crate) enum Flat {
+    F32(Buffer<f32>),
+    F64(Buffer<f64>),
+    F16(Buffer<f16>),
+    Bf16(Buffer<bf16>),
+}
+
+impl Flat {
+    pub(crate) fn zeros(dtype: FloatType, len: usize) -> Self {
+        match dtype {
+            FloatType::F32 => Self::F32(vec![0.0; len].into()),
+            FloatType::F64 => Self::F64(vec![0.0; len].into()),
+            FloatType::F16 => Self::F16(vec![f16::ZERO; len].into()),
+            FloatType::Bf16 => Self::Bf16(vec![bf16::ZERO; len].into()),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Self::F32(buffer) => buffer.len(),
+            Self::F64(buffer) => buffer.len(),
+            Self::F16(buffer) => buffer.len(),
+            Self::Bf16(buffer) => buffer.len(),
+        }
+    }
+
+    pub(crate) fn slice(&self, offset: usize, len: usize) -> Values<'_> {
+        let range = offset..offset + len;
+        match self {
+            Self::F32(buffer) => Values::F32(&buffer[range]),
+            Self::F64(buffer) => Values::F64(&buffer[range]),
+            Self::F16(buffer) => Values::F16(&buffer[range]),
+            Self::Bf16(buffer) => Values::Bf16(&buffer[range]),
+        }
+    }
+
+    pub(crate) fn slice_mut(&mut self, offset: usize, len: usize) -> ValuesMut<'_> {
+        let range = offset..offset + len;
+        match self {
+            Self::F32(buffer) => ValuesMut::F32(&mut buffer[range]),
+            Self::F64(buffer) => ValuesMut::F64(&mut buffer[range]),
+            Self::F16(buffer) => ValuesMut::F16(&mut buffer[range]),
+            Self::Bf16(buffer) => ValuesMut::Bf16(&mut buffer[range]),
+        }
+    }
+
+    /// Adds a buffer that looks the same.
+    pub(crate) fn add(&mut self, other: &Self) {
+        let len = self.len();
+        self.slice_mut(0, len).add(other.slice(0, len)).expect("buffers of one bucket look the same");
+    }
+
+    /// Begins to add up the buffers of all ranks.
+    pub(crate) fn start_sum(self, comm: &mut Communicator) -> PendingFlat {
+        match self {
+            Self::F32(buffer) => PendingFlat::F32(comm.start_all_reduce(buffer, ReduceOp::Sum)),
+            Self::F64(buffer) => PendingFlat::F64(comm.start_all_reduce(buffer, ReduceOp::Sum)),
+            Self::F16(buffer) => PendingFlat::F16(comm.start_all_reduce(buffer, ReduceOp::Sum)),
+            Self::Bf16(buffer) => PendingFlat::Bf16(comm.start_all_reduce(buffer, ReduceOp::Sum)),
+        }
+    }
+}
+
+/// A buffer that is being reduced.
+#[derive(Debug)]
+pub(crate) enum PendingFlat {
+    F32(Pending<f32>),
+    F64(Pending<f64>),
+    F16(Pending<f16>),
+    Bf16(Pending<bf16>),
+}
+
+impl PendingFlat {
+    pub(crate) fn wait(self) -> Result<Flat> {
+        Ok(match self {
+            Self::F32(pending) => Flat::F32(wait(pending)?),
+            Self::F64(pending) => Flat::F64(wait(pending)?),
+            Self::F16(pending) => Flat::F16(wait(pending)?),
+            Self::Bf16(pending) => Flat::Bf16(wait(pending)?),
+        })
+    }
+}
+
+/// Waits for an operation; a buffer of a failed one is of no use.
+pub(crate) fn wait<T: Element>(pending: Pending<T>) -> Result<Buffer<T>> {
+    pending.wait().map_err(|failed| Error::communication(*failed.error))
+}

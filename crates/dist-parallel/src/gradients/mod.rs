@@ -1,0 +1,233 @@
+//! The gradients of one rank, from the first micro-batch of a step to the mean over all ranks.
+//!
+//! Nothing here communicates. A micro-batch's gradients go into one buffer per bucket, the leaf; leaves are summed
+//! as a tree. A parameter without a gradient in a micro-batch counts as +0 there, on every rank and in every
+//! strategy, so that it cannot matter who computed what.
+
+use crate::flat::Flat;
+use crate::tree::TreeSum;
+use crate::{BucketPlan, Error, ParamInfo, Place, Result, Values};
+
+#[derive(Debug)]
+pub(crate) struct Gradients {
+    plan: BucketPlan,
+    /// For each parameter of the model: where its gradient goes, `None` if it has none.
+    homes: Vec<Option<Home>>,
+    names: Vec<String>,
+    buckets: Vec<BucketSum>,
+    losses: TreeSum<f32>,
+    /// Micro-batches that this rank has summed since the last synchronisation.
+    leaves: usize,
+    /// For each parameter: whether its gradient was reported in the present micro-batch.
+    reported: Vec<bool>,
+    /// For each parameter with a home of its own: whether it has had a gradient since the last synchronisation,
+    /// on this rank; on any rank once synchronised.
+    used: Vec<bool>,
+    synchronised: bool,
+}
+
+/// Where a parameter's gradient goes. Several parameters that are the same share a home.
+#[derive(Debug, Clone, Copy)]
+struct Home {
+    bucket: usize,
+    /// Which of the bucket's places.
+    place: usize,
+}
+
+#[derive(Debug)]
+struct BucketSum {
+    sum: TreeSum<Flat>,
+    /// The gradients of the present micro-batch.
+    leaf: Option<Flat>,
+    /// For each place: whether the leaf has a gradient there.
+    written: Vec<bool>,
+    /// How many parameters could report a gradient that goes here, and how many have not yet done so.
+    reporters: usize,
+    outstanding: usize,
+    /// The mean over all ranks, from one synchronisation to the next micro-batch.
+    mean: Option<Flat>,
+    spare: Vec<Flat>,
+}
+
+impl Gradients {
+    pub(crate) fn new(infos: &[ParamInfo], plan: BucketPlan) -> Self {
+        let mut homes = vec![None; infos.len()];
+        let mut buckets = Vec::with_capacity(plan.buckets().len());
+        for (bucket, planned) in plan.buckets().iter().enumerate() {
+            for (place, at) in planned.places.iter().enumerate() {
+                homes[at.parameter] = Some(Home { bucket, place });
+            }
+            buckets.push(BucketSum::new(planned.places.len()));
+        }
+        for (parameter, info) in infos.iter().enumerate() {
+            if let (true, Some(earlier)) = (info.trainable, info.same_as) {
+                homes[parameter] = homes[earlier];
+            }
+            if let Some(home) = homes[parameter] {
+                buckets[home.bucket].reporters += 1;
+            }
+        }
+        Self {
+            plan,
+            homes,
+            names: infos.iter().map(|info| info.name.clone()).collect(),
+            buckets,
+            losses: TreeSum::new(),
+            leaves: 0,
+            reported: vec![false; infos.len()],
+            used: vec![false; infos.len()],
+            synchronised: false,
+        }
+    }
+
+    /// Parameters with a gradient of their own.
+    pub(crate) fn parameters(&self) -> impl Iterator<Item = usize> {
+        let places = self.plan.buckets().iter().flat_map(|bucket| &bucket.places);
+        places.map(|place| place.parameter)
+    }
+
+    pub(crate) fn bucket_count(&self) -> usize {
+        self.buckets.len()
+    }
+
+    /// Begins a micro-batch; what the last synchronisation gave is gone.
+    pub(crate) fn begin(&mut self) {
+        self.begin_step();
+        self.reported.fill(false);
+        for (bucket, planned) in self.buckets.iter_mut().zip(self.plan.buckets()) {
+            bucket.written.fill(false);
+            bucket.outstanding = bucket.reporters;
+            bucket.leaf =
+                Some(bucket.spare.pop().unwrap_or_else(|| Flat::zeros(planned.dtype, planned.len())));
+        }
+    }
+
+    /// Forgets the last synchronisation's result, if it has not been forgotten.
+    pub(crate) fn begin_step(&mut self) {
+        if std::mem::take(&mut self.synchronised) {
+            self.used.fill(false);
+            for bucket in &mut self.buckets {
+                bucket.spare.extend(bucket.mean.take());
+            }
+        }
+    }
+
+    /// Takes the gradient of one parameter for the present micro-batch.
+    pub(crate) fn report(&mut self, parameter: usize, values: Values<'_>) -> Result<()> {
+        let count = self.homes.len();
+        let home = *self.homes.get(parameter).ok_or(Error::NoSuchParameter { index: parameter, count })?;
+        if std::mem::replace(&mut self.reported[parameter], true) {
+            return Err(Error::ReportedTwice { parameter: self.names[parameter].clone() });
+        }
+        let Some(Home { bucket, place }) = home else { return Ok(()) };
+        let at = self.plan.buckets()[bucket].places[place];
+        let bucket = &mut self.buckets[bucket];
+        let leaf = bucket.leaf.as_mut().expect("a bucket is closed once every parameter has reported");
+        let mut into = leaf.slice_mut(at.offset, at.len);
+        let taken = if bucket.written[place] { into.add(values) } else { into.copy_from(values) };
+        taken.map_err(|source| Error::WrongGradient {
+            parameter: self.names[parameter].clone(),
+            source: Box::new(source),
+        })?;
+        bucket.written[place] = true;
+        bucket.outstanding -= 1;
+        self.used[at.parameter] = true;
+        Ok(())
+    }
+
+    /// Ends a micro-batch: what was reported is added to the sum.
+    pub(crate) fn end(&mut self, loss: f32) {
+        for index in 0..self.buckets.len() {
+            self.close_leaf(index);
+        }
+        self.losses.add(self.leaves, loss, |left, right| *left += right);
+        self.leaves += 1;
+    }
+
+    /// Whether all gradients of a bucket have been reported in the present micro-batch.
+    pub(crate) fn is_final(&self, bucket: usize) -> bool {
+        self.buckets[bucket].outstanding == 0
+    }
+
+    /// This rank's sum of a bucket, the present micro-batch included, if there is one.
+    pub(crate) fn take_sum(&mut self, index: usize) -> Flat {
+        self.close_leaf(index);
+        let BucketSum { sum, spare, .. } = &mut self.buckets[index];
+        sum.finish(|left, right| merge(left, right, spare)).unwrap_or_else(|| {
+            let planned = &self.plan.buckets()[index];
+            let mut zeros = spare.pop().unwrap_or_else(|| Flat::zeros(planned.dtype, planned.len()));
+            zeros.slice_mut(0, planned.len()).clear();
+            zeros
+        })
+    }
+
+    /// This rank's sum of losses, and what the sums contain: the number of micro-batches, then for each parameter
+    /// whether it has had a gradient.
+    pub(crate) fn take_tally(&mut self) -> (f32, Vec<i64>) {
+        let loss = self.losses.finish(|left, right| *left += right).unwrap_or(0.0);
+        let leaves = i64::try_from(std::mem::take(&mut self.leaves)).expect("nobody counts that far");
+        let used = self.used.iter().map(|&used| i64::from(used));
+        (loss, std::iter::once(leaves).chain(used).collect())
+    }
+
+    /// Takes what the synchronisation gave: for each bucket the mean over all ranks, and the tally's sum.
+    pub(crate) fn synchronised(&mut self, means: Vec<Flat>, tally: &[i64]) {
+        for (bucket, mean) in self.buckets.iter_mut().zip(means) {
+            bucket.mean = Some(mean);
+        }
+        self.used = tally.iter().skip(1).map(|&times| times > 0).collect();
+        self.synchronised = true;
+    }
+
+    /// The mean gradient of a parameter; `None` if there is none.
+    pub(crate) fn mean(&self, parameter: usize) -> Option<Values<'_>> {
+        let Home { bucket, place } = (*self.homes.get(parameter)?)?;
+        let Place { parameter, offset, len } = self.plan.buckets()[bucket].places[place];
+        let mean = self.buckets[bucket].mean.as_ref().filter(|_| self.used[parameter])?;
+        Some(mean.slice(offset, len))
+    }
+
+    /// Forgets everything that was summed.
+    pub(crate) fn forget(&mut self) {
+        for bucket in &mut self.buckets {
+            *bucket = BucketSum { reporters: bucket.reporters, ..BucketSum::new(bucket.written.len()) };
+        }
+        self.losses = TreeSum::new();
+        self.leaves = 0;
+        self.used.fill(false);
+        self.synchronised = false;
+    }
+
+    /// Adds a bucket's leaf to its sum, if it has not been added.
+    fn close_leaf(&mut self, index: usize) {
+        let BucketSum { sum, leaf, written, spare, .. } = &mut self.buckets[index];
+        let Some(mut closed) = leaf.take() else { return };
+        for (at, _) in self.plan.buckets()[index].places.iter().zip(written).filter(|(_, written)| !**written)
+        {
+            closed.slice_mut(at.offset, at.len).clear();
+        }
+        sum.add(self.leaves, closed, |left, right| merge(left, right, spare));
+    }
+}
+
+impl BucketSum {
+    fn new(places: usize) -> Self {
+        Self {
+            sum: TreeSum::new(),
+            leaf: None,
+            written: vec![false; places],
+            reporters: 0,
+            outstanding: 0,
+            mean: None,
+            spare: Vec::new(),
+        }
+    }
+}
+
+fn merge(left: &mut Flat, right: Flat, spare: &mut Vec<Flat>) {
+    left.add(&right);
+    spare.push(right);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,271 @@
+//! Ranks without communication: their sums are added here, by the definition.
+
+use std::ops::Range;
+
+use half::bf16;
+use rstest::rstest;
+
+use super::*;
+use crate::{BucketBytes, FloatType};
+
+/// Two ordinary parameters, a frozen one, one in a half type, and one that is the same as the first.
+fn infos() -> Vec<ParamInfo> {
+    let mut infos = vec![
+        ParamInfo::new("embedding", [2, 2], FloatType::F32),
+        ParamInfo::new("scale", [3], FloatType::Bf16),
+        ParamInfo::new("frozen", [5], FloatType::F32),
+        ParamInfo::new("bias", [3], FloatType::F32),
+        ParamInfo::new("head", [2, 2], FloatType::F32),
+    ];
+    infos[2].trainable = false;
+    infos[4].same_as = Some(0);
+    infos
+}
+
+/// Values that f32 sums round, different for every micro-batch and use.
+fn values(micro_batch: usize, parameter: usize, len: usize) -> Vec<f32> {
+    let mix = |index: usize| (micro_batch * 7919 + parameter * 104_729 + index * 1299 + 12345) % 65_521;
+    let float = |mixed: usize| f32::from(u16::try_from(mixed).unwrap()) / 997.0 - 30.0;
+    (0..len).map(|index| float(mix(index))).collect()
+}
+
+fn halves(values: &[f32]) -> Vec<bf16> {
+    values.iter().map(|&value| bf16::from_f32(value)).collect()
+}
+
+/// Which gradients a micro-batch has: the bias has one every third time, the head every second.
+fn has(micro_batch: usize, parameter: usize) -> bool {
+    match parameter {
+        3 => micro_batch.is_multiple_of(3),
+        4 => micro_batch.is_multiple_of(2),
+        _ => true,
+    }
+}
+
+fn run(gradients: &mut Gradients, micro_batch: usize) {
+    gradients.begin();
+    report_all(gradients, micro_batch);
+    gradients.end(values(micro_batch, 9, 1)[0]);
+}
+
+fn report_all(gradients: &mut Gradients, micro_batch: usize) {
+    for parameter in (0..5).rev().filter(|&parameter| has(micro_batch, parameter)) {
+        let values = values(micro_batch, parameter, infos()[parameter].len());
+        match parameter {
+            1 => gradients.report(parameter, Values::Bf16(&halves(&values))).unwrap(),
+            _ => gradients.report(parameter, Values::F32(&values)).unwrap(),
+        }
+    }
+}
+
+/// T(n) by its definition.
+fn tree<T: Clone>(leaves: &[T], add: &impl Fn(&T, &T) -> T) -> T {
+    if let [leaf] = leaves {
+        return leaf.clone();
+    }
+    let (left, right) = leaves.split_at(leaves.len().next_power_of_two() / 2);
+    add(&tree(left, add), &tree(right, add))
+}
+
+/// The mean gradient of one parameter over all micro-batches, as a single process would define it.
+fn expected(parameter: usize, micro_batches: usize) -> Vec<f32> {
+    let len = infos()[parameter].len();
+    let round = |value: f32| if parameter == 1 { bf16::from_f32(value).to_f32() } else { value };
+    let add = |left: &Vec<f32>, right: &Vec<f32>| left.iter().zip(right).map(|(l, r)| round(l + r)).collect();
+    let leaf = |micro_batch| {
+        let own = has(micro_batch, parameter).then(|| values(micro_batch, parameter, len));
+        let own = own.map(|values| values.into_iter().map(round).collect::<Vec<_>>());
+        let tied = (parameter == 0 && has(micro_batch, 4)).then(|| values(micro_batch, 4, len));
+        match (own, tied) {
+            (Some(own), Some(tied)) => add(&tied, &own),
+            (own, tied) => own.or(tied).unwrap_or_else(|| vec![0.0; len]),
+        }
+    };
+    let sum = tree(&(0..micro_batches).map(leaf).collect::<Vec<Vec<f32>>>(), &add);
+    sum.into_iter().map(|sum| round(sum / u16::try_from(micro_batches).map(f32::from).unwrap())).collect()
+}
+
+/// Adds up what each rank has, and gives every rank the mean, as reducing over the network would.
+fn synchronise(ranks: &mut [Gradients], micro_batches: usize) -> Vec<f32> {
+    let mut means: Vec<Vec<Flat>> = ranks.iter().map(|_| Vec::new()).collect();
+    for bucket in 0..ranks[0].bucket_count() {
+        let mut sum = TreeSum::new();
+        for (rank, gradients) in ranks.iter_mut().enumerate() {
+            sum.add(rank, gradients.take_sum(bucket), |left: &mut Flat, right| left.add(&right));
+        }
+        let sum = sum.finish(|left, right| left.add(&right)).unwrap();
+        for means in &mut means {
+            let mut mean = Flat::zeros(sum.slice(0, 0).dtype(), sum.len());
+            mean.add(&sum);
+            mean.slice_mut(0, sum.len()).divide(micro_batches);
+            means.push(mean);
+        }
+    }
+    let tallies: Vec<(f32, Vec<i64>)> = ranks.iter_mut().map(Gradients::take_tally).collect();
+    let sum = |index: usize| tallies.iter().map(|(_, tally)| tally[index]).sum::<i64>();
+    let tally: Vec<i64> = (0..tallies[0].1.len()).map(sum).collect();
+    assert_eq!(tally[0], i64::try_from(micro_batches).unwrap());
+    for (gradients, means) in ranks.iter_mut().zip(means) {
+        gradients.synchronised(means, &tally);
+    }
+    tallies.into_iter().map(|(loss, _)| loss).collect()
+}
+
+fn ranks(count: usize, first_max: usize) -> Vec<Gradients> {
+    let plan = BucketPlan::new(&infos(), BucketBytes { first_max, other_max: first_max });
+    (0..count).map(|_| Gradients::new(&infos(), plan.clone())).collect()
+}
+
+fn share(rank: usize, ranks: usize, micro_batches: usize) -> Range<usize> {
+    rank * micro_batches / ranks..(rank + 1) * micro_batches / ranks
+}
+
+fn bits(values: Values<'_>) -> Vec<u32> {
+    match values {
+        Values::F32(values) => values.iter().map(|value| value.to_bits()).collect(),
+        Values::Bf16(values) => values.iter().map(|value| value.to_f32().to_bits()).collect(),
+        other => panic!("no parameter of the model is {}", other.dtype()),
+    }
+}
+
+#[rstest]
+#[case(1, 1)]
+#[case(1, 7)]
+#[case(1, 8)]
+#[case(2, 8)]
+#[case(4, 8)]
+#[case(8, 8)]
+#[case(3, 12)]
+#[case(5, 10)]
+#[case(7, 7)]
+fn shares_that_are_powers_of_two_give_the_bits_of_one_process(
+    #[case] count: usize,
+    #[case] micro_batches: usize,
+    #[values(0, 1, 20, usize::MAX)] bucket_bytes: usize,
+) {
+    let mut ranks = ranks(count, bucket_bytes);
+    // Twice: a step leaves nothing behind.
+    for _ in 0..2 {
+        for (rank, gradients) in ranks.iter_mut().enumerate() {
+            share(rank, count, micro_batches).for_each(|index| run(gradients, index));
+        }
+        let losses = synchronise(&mut ranks, micro_batches);
+        let all: Vec<f32> = (0..micro_batches).map(|index| values(index, 9, 1)[0]).collect();
+        let add = |left: &f32, right: &f32| left + right;
+        assert_eq!(tree(&losses, &add).to_bits(), tree(&all, &add).to_bits());
+        for gradients in &ranks {
+            for parameter in [0, 1, 3] {
+                let expected = expected(parameter, micro_batches);
+                assert_eq!(bits(gradients.mean(parameter).unwrap()), bits(Values::F32(&expected)));
+            }
+            assert_eq!(gradients.mean(4), gradients.mean(0), "the same parameter has the same gradient");
+            assert_eq!(gradients.mean(2), None, "a frozen parameter has none");
+        }
+    }
+}
+
+#[test]
+fn memory_stays_within_that_of_a_binary_counter() {
+    for share in 1..=64_usize {
+        let bound = share.next_power_of_two().ilog2() as usize + 1;
+        let mut ranks = ranks(1, 20);
+        for _ in 0..3 {
+            (0..share).for_each(|index| run(&mut ranks[0], index));
+            let buffers: Vec<Flat> =
+                (0..ranks[0].bucket_count()).map(|bucket| ranks[0].take_sum(bucket)).collect();
+            ranks[0].take_tally();
+            ranks[0].synchronised(buffers, &[1; 6]);
+            for bucket in &ranks[0].buckets {
+                // At rest every buffer that was ever made is here.
+                assert!(bucket.spare.len() < bound, "{} buffers for {share}", bucket.spare.len() + 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_bucket_is_final_once_every_use_of_its_parameters_is_reported() {
+    let mut gradients = ranks(1, 0).remove(0);
+    // Last to first: bias, scale, embedding; the head goes with the embedding.
+    assert_eq!(Vec::from_iter(gradients.parameters()), [3, 1, 0]);
+    gradients.begin();
+    let finals = |gradients: &Gradients| (0..3).map(|bucket| gradients.is_final(bucket)).collect::<Vec<_>>();
+    let steps = [
+        (4, [false, false, false]),
+        (3, [true, false, false]),
+        (2, [true, false, false]),
+        (1, [true, true, false]),
+        (0, [true, true, true]),
+    ];
+    for (parameter, expected) in steps {
+        let values = values(0, parameter, infos()[parameter].len());
+        let halves = halves(&values);
+        let values = if parameter == 1 { Values::Bf16(&halves) } else { Values::F32(&values) };
+        gradients.report(parameter, values).unwrap();
+        assert_eq!(finals(&gradients), expected, "after parameter {parameter}");
+    }
+}
+
+#[test]
+fn a_parameter_that_never_had_a_gradient_has_none_and_an_absent_one_counts_as_plus_zero() {
+    let mut ranks = ranks(2, usize::MAX);
+    for (rank, gradients) in ranks.iter_mut().enumerate() {
+        gradients.begin();
+        if rank == 1 {
+            gradients.report(0, Values::F32(&[-0.0, 8.0, -0.0, 1.0])).unwrap();
+        }
+        gradients.end(0.0);
+    }
+    synchronise(&mut ranks, 2);
+    for gradients in &ranks {
+        assert_eq!(bits(gradients.mean(0).unwrap()), bits(Values::F32(&[0.0, 4.0, 0.0, 0.5])));
+        assert_eq!((gradients.mean(1), gradients.mean(3), gradients.mean(7)), (None, None, None));
+    }
+    // What a micro-batch had is forgotten by the next step.
+    for gradients in &mut ranks {
+        gradients.begin();
+        gradients.end(0.0);
+    }
+    synchronise(&mut ranks, 2);
+    assert_eq!(ranks[0].mean(0), None);
+}
+
+#[test]
+fn a_rank_without_micro_batches_adds_zeros() {
+    let mut ranks = ranks(3, 8);
+    ranks[2].begin_step();
+    for (micro_batch, gradients) in ranks[..2].iter_mut().enumerate() {
+        run(gradients, micro_batch);
+    }
+    synchronise(&mut ranks, 2);
+    for gradients in &ranks {
+        assert_eq!(bits(gradients.mean(0).unwrap()), bits(Values::F32(&expected(0, 2))));
+    }
+}
+
+#[test]
+fn wrong_reports_are_errors_that_name_the_parameter() {
+    let mut gradients = ranks(1, 0).remove(0);
+    gradients.begin();
+    gradients.report(3, Values::F32(&[1.0; 3])).unwrap();
+    let twice = gradients.report(3, Values::F32(&[1.0; 3])).unwrap_err();
+    assert!(matches!(&twice, Error::ReportedTwice { parameter } if parameter == "bias"), "{twice}");
+    let short = gradients.report(0, Values::F32(&[1.0; 3])).unwrap_err();
+    assert!(matches!(&short, Error::WrongGradient { parameter, .. } if parameter == "embedding"), "{short}");
+    let unlike = gradients.report(1, Values::F32(&[1.0; 3])).unwrap_err();
+    assert!(matches!(&unlike, Error::WrongGradient { parameter, .. } if parameter == "scale"), "{unlike}");
+    let nobody = gradients.report(5, Values::F32(&[1.0; 3])).unwrap_err();
+    assert!(matches!(nobody, Error::NoSuchParameter { index: 5, count: 5 }), "{nobody}");
+}
+
+#[test]
+fn what_was_summed_can_be_forgotten() {
+    let mut ranks = ranks(1, 20);
+    run(&mut ranks[0], 5);
+    ranks[0].begin();
+    report_all(&mut ranks[0], 6);
+    ranks[0].forget();
+    (0..4).for_each(|index| run(&mut ranks[0], index));
+    synchronise(&mut ranks, 4);
+    assert_eq!(bits(ranks[0].mean(3).unwrap()), bits(Values::F32(&expected(3, 4))));
+}

@@ -1,0 +1,90 @@
+//! Reducing a list of slices, for people with their own loop.
+
+use std::ops::Range;
+
+use dist_collectives::{Communicator, Element, ReduceOp};
+
+use crate::{Error, Result};
+
+/// Reduces each slice with the slices at its place in the other ranks' lists, as
+/// [`Communicator::all_reduce`] does: in canonical order unless the communicator was told otherwise.
+///
+/// Neighbours travel together, up to 25 MiB, so that many small slices cost little more than one large one; a
+/// slice that travels alone is not copied. The result does not depend on it.
+///
+/// ```
+/// use dist_collectives::{Communicator, ReduceOp};
+/// use dist_transport::sim;
+///
+/// let outcome = sim::run(1, 2, |transport| {
+///     let mut comm = Communicator::new(transport);
+///     let (mut weights, mut bias) = ([1.0_f32, 2.0], [comm.rank() as f32]);
+///     dist_parallel::reduce(&mut comm, &mut [&mut weights, &mut bias], ReduceOp::Mean).unwrap();
+///     (weights, bias)
+/// });
+/// assert_eq!(outcome.results, [([1.0, 2.0], [0.5]); 2]);
+/// ```
+///
+/// # Errors
+/// If the lists differ, or communication fails. The slices' contents are then unspecified.
+pub fn reduce<T: Element>(comm: &mut Communicator, slices: &mut [&mut [T]], op: ReduceOp) -> Result<()> {
+    let lens: Vec<usize> = slices.iter().map(|slice| slice.len()).collect();
+    let mut together = Vec::new();
+    for group in groups(&lens, BUCKET_BYTES_MAX / size_of::<T>()) {
+        let slices = &mut slices[group];
+        if let [alone] = slices {
+            comm.all_reduce(alone, op).map_err(Error::communication)?;
+            continue;
+        }
+        together.clear();
+        slices.iter().for_each(|slice| together.extend_from_slice(slice));
+        comm.all_reduce(&mut together, op).map_err(Error::communication)?;
+        let mut rest = &*together;
+        for slice in slices {
+            let (reduced, after) = rest.split_at(slice.len());
+            slice.copy_from_slice(reduced);
+            rest = after;
+        }
+    }
+    Ok(())
+}
+
+/// Cuts a list of lengths into runs of at most `max` together, or of one.
+fn groups(lens: &[usize], max: usize) -> Vec<Range<usize>> {
+    let mut groups: Vec<Range<usize>> = Vec::new();
+    let mut total = 0;
+    for (index, &len) in lens.iter().enumerate() {
+        match groups.last_mut() {
+            Some(group) if total + len <= max => group.end = index + 1,
+            _ => {
+                groups.push(index..index + 1);
+                total = 0;
+            }
+        }
+        total += len;
+    }
+    groups
+}
+
+const BUCKET_BYTES_MAX: usize = 25 << 20;
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case::nothing(&[], 10, &[])]
+    #[case::all_fit(&[1, 2, 3], 10, &[3])]
+    #[case::exactly(&[5, 5, 1], 10, &[2, 1])]
+    #[case::a_large_one_is_alone(&[1, 20, 1, 1], 10, &[1, 1, 2])]
+    #[case::empty_ones_fit_anywhere(&[0, 10, 0, 1], 10, &[3, 1])]
+    #[case::no_room(&[1, 1], 0, &[1, 1])]
+    fn neighbours_travel_together(#[case] lens: &[usize], #[case] max: usize, #[case] expected: &[usize]) {
+        let groups = groups(lens, max);
+        assert_eq!(groups.iter().map(ExactSizeIterator::len).collect::<Vec<_>>(), expected);
+        let in_order: Vec<usize> = groups.into_iter().flatten().collect();
+        assert_eq!(in_order, Vec::from_iter(0..lens.len()));
+    }
+}
