@@ -6,6 +6,7 @@
 use dist_transport::Rank;
 use smallvec::SmallVec;
 
+use crate::ring::left_by;
 use crate::schedule::Kind;
 use crate::{Chunks, Place, ReceiveHalf, Schedule, SendHalf, Step, Then};
 
@@ -27,8 +28,9 @@ struct Node {
 pub(crate) struct Merge {
     /// The node that the rank's own part has been merged into; it is in the buffer.
     own: Node,
-    /// Complete nodes that wait for their siblings, and their slots.
-    held: SmallVec<[(Node, usize); 12]>,
+    /// Complete nodes that wait for their siblings, and their slots. More than a few mean many more messages,
+    /// beside which an allocation is nothing.
+    held: SmallVec<[(Node, usize); 4]>,
 }
 
 impl Merge {
@@ -40,7 +42,7 @@ impl Merge {
     /// The exchange with the ranks at this distance: what arrives is reduced into its sibling if that is there,
     /// else kept in a free slot.
     pub(crate) fn receive(&mut self, rank: Rank, distance: usize) -> Step {
-        let (from, to) = (rank.minus(distance).index(), rank.plus(distance).index());
+        let (from, to) = (left_by(rank, distance), left_by(rank, rank.world_size() - distance));
         let leaf = Node { level: 0, index: from }.topmost(rank.world_size());
         let (place, then) = self.add(leaf, rank.world_size());
         let chunks = Chunks::one(rank.index());

@@ -20,16 +20,26 @@ pub const fn all_gather(rank: Rank) -> Schedule {
 
 /// Chunk c sets out on its right neighbour, goes once round and comes home.
 pub(crate) const fn reduce_scatter_step(rank: Rank, index: usize) -> Step {
-    let sent = Chunks::one(rank.minus(index + 1).index());
-    let received = Chunks::one(rank.minus(index + 2).index());
-    let (left, right) = (rank.left().index(), rank.right().index());
+    let sent = Chunks::one(left_by(rank, index + 1));
+    let received = Chunks::one(left_by(rank, index + 2));
+    let (left, right) = (left_by(rank, 1), left_by(rank, rank.world_size() - 1));
     Step::exchange(SendHalf { to: right, chunks: sent }, ReceiveHalf::reduce(left, received))
 }
 
 /// Chunk c sets out at home and goes once round.
 pub(crate) const fn all_gather_step(rank: Rank, index: usize) -> Step {
-    let sent = Chunks::one(rank.minus(index).index());
-    let received = Chunks::one(rank.minus(index + 1).index());
-    let (left, right) = (rank.left().index(), rank.right().index());
+    let sent = Chunks::one(left_by(rank, index));
+    let received = Chunks::one(left_by(rank, index + 1));
+    let (left, right) = (left_by(rank, 1), left_by(rank, rank.world_size() - 1));
     Step::exchange(SendHalf { to: right, chunks: sent }, ReceiveHalf::replace(left, received))
+}
+
+/// The place that many places back round the ring, at most once round: [`Rank::minus`] without its divisions,
+/// which would be most of the time that a step takes.
+pub(crate) const fn left_by(rank: Rank, distance: usize) -> usize {
+    if distance <= rank.index() {
+        rank.index() - distance
+    } else {
+        rank.index() + rank.world_size() - distance
+    }
 }

@@ -4,7 +4,7 @@ use dist_transport::Rank;
 
 use crate::{Step, barrier, binomial, direct, halving_doubling, pairwise, recursive_doubling, ring};
 
-/// All steps of one rank, made one at a time, without allocation.
+/// All steps of one rank, made one at a time, in some tens of nanoseconds each.
 ///
 /// Two schedules follow one another by [`Iterator::chain`].
 #[derive(Clone, Debug)]
@@ -17,7 +17,6 @@ pub struct Schedule {
 
 /// The schedules there are; the functions of the algorithms' modules say what each does.
 #[derive(Clone, Debug)]
-#[expect(clippy::large_enum_variant, reason = "a schedule is made once per call, and a box would allocate")]
 pub(crate) enum Kind {
     Nothing,
     RingReduceScatter,
