@@ -38,6 +38,18 @@ pub(crate) enum Error {
     /// The logs cannot be written.
     #[error("cannot keep logs in {}", folder.display())]
     LogFolder { folder: PathBuf, source: io::Error },
+    /// Arguments that make no sense together.
+    #[error("{0}")]
+    Usage(String),
+    /// Where this program is cannot be found out.
+    #[error("cannot find the file of this program")]
+    OwnProgram(#[source] io::Error),
+    /// Nobody takes the results.
+    #[error("cannot write the results")]
+    Output(#[source] io::Error),
+    /// A collective.
+    #[error(transparent)]
+    Collective(#[from] dist_collectives::Error),
     /// Coordinator, secret or connections.
     #[error(transparent)]
     Transport(#[from] dist_transport::Error),
@@ -48,6 +60,7 @@ impl Error {
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
             Self::Program { .. } => 127,
+            Self::Usage(_) => 2,
             Self::Start { .. } | Self::Exec { .. } => 126,
             _ => 1,
         }

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![allow(clippy::print_stdout, reason = "a program prints")]
 
+mod bench;
 mod error;
 mod parse;
 mod run;
@@ -25,6 +26,8 @@ struct Arguments {
 enum Command {
     /// Start a program once per rank on this machine, and end all ranks when one fails
     Run(run::Arguments),
+    /// Measure a collective in this job, or in a job of its own
+    Bench(bench::Arguments),
     /// Become a rank's program; `run` starts every rank this way
     #[command(name = run::EXEC, hide = true)]
     ExecRank {
@@ -39,6 +42,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
     let outcome = match Arguments::parse().command {
         Command::Run(arguments) => run::run(&arguments),
+        Command::Bench(arguments) => bench::run(&arguments),
         Command::ExecRank { command } => Err(run::become_program(&command)),
     };
     match outcome {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use dist_collectives::{DType, ReduceOp, ReductionOrder};
+
 /// A number of ranks: at least 1.
 pub(crate) fn ranks(text: &str) -> Result<usize, String> {
     match text.parse() {
@@ -19,4 +21,68 @@ const RANKS_MAX: usize = 4096;
 pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse::<f64>().map_err(|e| e.to_string())?;
     Duration::try_from_secs_f64(seconds).map_err(|e| e.to_string())
+}
+
+/// A number of bytes, in units of 2^10, 2^20 or 2^30 if K, M or G follows.
+pub(crate) fn bytes(text: &str) -> Result<usize, String> {
+    let (digits, shift) = match text.as_bytes().last() {
+        Some(b'K') => (&text[..text.len() - 1], 10),
+        Some(b'M') => (&text[..text.len() - 1], 20),
+        Some(b'G') => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    let number: usize =
+        digits.parse().map_err(|_| "a size is a number, as in 8, 64K, 1M or 2G".to_owned())?;
+    number.checked_mul(1 << shift).ok_or_else(|| "this is more than there is memory for".to_owned())
+}
+
+pub(crate) fn dtype(text: &str) -> Result<DType, String> {
+    named(DType::parse(text), DType::ALL.map(DType::name))
+}
+
+pub(crate) fn reduce_op(text: &str) -> Result<ReduceOp, String> {
+    named(ReduceOp::parse(text), ReduceOp::ALL.map(ReduceOp::name))
+}
+
+pub(crate) fn order(text: &str) -> Result<ReductionOrder, String> {
+    named(ReductionOrder::parse(text), ReductionOrder::ALL.map(ReductionOrder::name))
+}
+
+fn named<T, const N: usize>(found: Option<T>, names: [&str; N]) -> Result<T, String> {
+    found.ok_or_else(|| format!("it is one of {}", names.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case("0", Some(0))]
+    #[case("8", Some(8))]
+    #[case("64K", Some(65_536))]
+    #[case("1M", Some(1 << 20))]
+    #[case("2G", Some(2 << 30))]
+    #[case("", None)]
+    #[case("K", None)]
+    #[case("-1", None)]
+    #[case("1.5M", None)]
+    #[case("99999999999999G", None)]
+    fn sizes_are_whole_numbers_with_a_unit(#[case] text: &str, #[case] expected: Option<usize>) {
+        assert_eq!(bytes(text).ok(), expected);
+    }
+
+    #[test]
+    fn unknown_names_are_answered_with_the_known_ones() {
+        assert_eq!(dtype("bf16"), Ok(DType::Bf16));
+        assert_eq!(order("some"), Err("it is one of canonical, any".to_owned()));
+        assert_eq!(reduce_op("avg"), Err("it is one of sum, mean, product, min, max".to_owned()));
+    }
+
+    #[test]
+    fn seconds_are_not_negative() {
+        assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
+        assert!(seconds("-1").is_err() && seconds("soon").is_err());
+    }
 }

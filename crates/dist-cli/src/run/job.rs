@@ -63,6 +63,11 @@ enum Phase {
 }
 
 impl Job {
+    /// A job with the usual grace.
+    pub(crate) fn of(ranks: usize, program: OsString, arguments: Vec<OsString>) -> Self {
+        Self { ranks, program, arguments, grace: Duration::from_secs(5) }
+    }
+
     /// Starts all ranks and returns when none is left.
     pub(crate) fn run(&self, take: Arc<dyn Take>) -> Result<Outcome, Error> {
         let runtime = Runtime::system();

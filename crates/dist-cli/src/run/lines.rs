@@ -55,6 +55,11 @@ impl Forward {
         Self { tag_output, tag_error: tag || io::stderr().is_terminal(), logs: Vec::new() }
     }
 
+    /// Lines are passed on as they are.
+    pub(crate) fn untagged() -> Self {
+        Self { tag_output: false, tag_error: false, logs: Vec::new() }
+    }
+
     /// Keeps what each rank prints in a file of its own too.
     pub(crate) fn with_logs(mut self, folder: &Path, ranks: usize) -> Result<Self, Error> {
         let failed = |source| Error::LogFolder { folder: folder.to_owned(), source };

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 pub(crate) use child::{EXEC, become_program};
 pub(crate) use job::{Job, Outcome};
-use lines::Forward;
+pub(crate) use lines::Forward;
 
 use crate::Error;
 use child::check_program;

@@ -1,0 +1,160 @@
+//! One measured point, as a line of JSON and as a row of a table. docs/cli.md describes the fields.
+
+use serde::Serialize;
+
+/// The fields and their order are a contract with whoever reads them.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Line {
+    pub(super) peer: &'static str,
+    pub(super) transport: String,
+    pub(super) op: &'static str,
+    pub(super) ranks: usize,
+    pub(super) bytes: usize,
+    pub(super) median_us: f64,
+    pub(super) min_us: f64,
+    pub(super) max_us: f64,
+    #[serde(rename = "algbw_GBps")]
+    pub(super) algbw: f64,
+    pub(super) samples: usize,
+    #[serde(rename = "busbw_GBps")]
+    pub(super) busbw: f64,
+    pub(super) dtype: &'static str,
+    pub(super) algorithm: &'static str,
+    pub(super) order: &'static str,
+    pub(super) buffers: &'static str,
+    pub(super) touch: bool,
+    pub(super) checked: bool,
+}
+
+impl Line {
+    /// Fills in the times, given in microseconds, and what follows from them.
+    pub(super) fn with_times(mut self, mut times: Vec<f64>, bus_factor: f64) -> Self {
+        times.sort_by(f64::total_cmp);
+        let median = median(&times);
+        let algbw = if median > 0.0 { self.bytes as f64 / median / 1e3 } else { 0.0 };
+        self.median_us = rounded(median, 3);
+        self.min_us = rounded(times[0], 3);
+        self.max_us = rounded(times[times.len() - 1], 3);
+        self.algbw = rounded(algbw, 4);
+        self.busbw = rounded(algbw * bus_factor, 4);
+        self.samples = times.len();
+        self
+    }
+
+    /// The line, its end included.
+    pub(super) fn json(&self) -> String {
+        serde_json::to_string(self).expect("a line has only numbers and text") + "\n"
+    }
+}
+
+fn median(sorted: &[f64]) -> f64 {
+    let middle = sorted.len() / 2;
+    if sorted.len().is_multiple_of(2) {
+        f64::midpoint(sorted[middle - 1], sorted[middle])
+    } else {
+        sorted[middle]
+    }
+}
+
+fn rounded(value: f64, digits: i32) -> f64 {
+    let scale = 10_f64.powi(digits);
+    (value * scale).round() / scale
+}
+
+/// The same for people. The head is printed once.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    begun: bool,
+}
+
+impl Table {
+    /// The row of a line, after the head if it is the first.
+    pub(super) fn rows(&mut self, line: &Line) -> String {
+        let mut text = String::new();
+        if !std::mem::replace(&mut self.begun, true) {
+            let variant = if line.touch { ", touched" } else { "" };
+            text.push_str(&format!(
+                "{}, {} ranks, {}, {}, {} order{variant}\n{:>10} {:>12} {:>12} {:>12} {:>11} {:>11} {:>8}  {}\n",
+                line.op, line.ranks, line.transport, line.dtype, line.order,
+                "bytes", "median us", "min us", "max us", "algbw GB/s", "busbw GB/s", "samples", "algorithm",
+            ));
+        }
+        let checked = if line.checked { ", checked" } else { "" };
+        text.push_str(&format!(
+            "{:>10} {:>12.2} {:>12.2} {:>12.2} {:>11.3} {:>11.3} {:>8}  {}{checked}\n",
+            size(line.bytes),
+            line.median_us,
+            line.min_us,
+            line.max_us,
+            line.algbw,
+            line.busbw,
+            line.samples,
+            line.algorithm,
+        ));
+        text
+    }
+}
+
+/// A number of bytes as people write it.
+fn size(bytes: usize) -> String {
+    match bytes {
+        0..1024 => format!("{bytes} B"),
+        1024..0x10_0000 => format!("{} KiB", rounded(bytes as f64 / 1024.0, 1)),
+        _ => format!("{} MiB", rounded(bytes as f64 / 1_048_576.0, 1)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line() -> Line {
+        let line = Line {
+            peer: "dist",
+            transport: "tcp".to_owned(),
+            op: "all_reduce",
+            ranks: 4,
+            bytes: 1 << 20,
+            median_us: 0.0,
+            min_us: 0.0,
+            max_us: 0.0,
+            algbw: 0.0,
+            samples: 0,
+            busbw: 0.0,
+            dtype: "f32",
+            algorithm: "halving_doubling",
+            order: "canonical",
+            buffers: "private",
+            touch: false,
+            checked: true,
+        };
+        line.with_times(vec![512.0, 524.288, 498.123_456, 600.0], 1.5)
+    }
+
+    #[test]
+    fn the_fields_of_a_line_are_those_that_are_documented() {
+        insta::assert_snapshot!(line().json(), @r#"{"peer":"dist","transport":"tcp","op":"all_reduce","ranks":4,"bytes":1048576,"median_us":518.144,"min_us":498.123,"max_us":600.0,"algbw_GBps":2.0237,"samples":4,"busbw_GBps":3.0356,"dtype":"f32","algorithm":"halving_doubling","order":"canonical","buffers":"private","touch":false,"checked":true}"#);
+        let documented = include_str!("../../../../docs/cli.md");
+        let line: serde_json::Value = serde_json::from_str(&line().json()).unwrap();
+        for field in line.as_object().unwrap().keys() {
+            assert!(documented.contains(&format!("| `{field}` |")), "docs/cli.md does not have {field}");
+        }
+    }
+
+    #[test]
+    fn the_table_has_one_head() {
+        let mut table = Table::default();
+        insta::assert_snapshot!(table.rows(&line()) + &table.rows(&line()), @r"
+        all_reduce, 4 ranks, tcp, f32, canonical order
+             bytes    median us       min us       max us  algbw GB/s  busbw GB/s  samples  algorithm
+             1 MiB       518.14       498.12       600.00       2.024       3.036        4  halving_doubling, checked
+             1 MiB       518.14       498.12       600.00       2.024       3.036        4  halving_doubling, checked
+        ");
+    }
+
+    #[test]
+    fn a_barrier_moves_no_bytes() {
+        let barrier = Line { bytes: 0, ..line() }.with_times(vec![10.0], 1.0);
+        assert_eq!((barrier.algbw, barrier.busbw, barrier.median_us), (0.0, 0.0, 10.0));
+    }
+}

@@ -1,0 +1,262 @@
+//! Measuring: the same calls on every rank, timed on each, and the slowest rank counts.
+
+use std::time::Duration;
+
+use dist_collectives::{Communicator, Element, ReduceOp};
+use dist_transport::{Fingerprint, Incoming, Outgoing, Runtime, Sink, Transport};
+use half::{bf16, f16};
+
+use super::exact::{self, Exact};
+use super::line::Line;
+use super::operation::{self, Operation};
+use super::{Plan, Report, sample};
+use crate::Error;
+use crate::run::Outcome;
+
+/// Measures all points of a plan with elements of its type.
+pub(super) fn points(
+    plan: &Plan,
+    mut comm: Communicator,
+    link: Box<dyn Transport>,
+    report: &mut Report,
+) -> Result<Outcome, Error> {
+    use dist_collectives::DType;
+    let mut scoped;
+    let comm: &mut Communicator = match plan.algorithm {
+        Some(algorithm) => {
+            scoped = comm.with_algorithm(algorithm);
+            &mut scoped
+        }
+        None => &mut comm,
+    };
+    let mut bench = Bench { plan, comm, link };
+    match plan.dtype {
+        DType::F32 => bench.points::<f32>(report),
+        DType::F64 => bench.points::<f64>(report),
+        DType::F16 => bench.points::<f16>(report),
+        DType::Bf16 => bench.points::<bf16>(report),
+        DType::I8 => bench.points::<i8>(report),
+        DType::I32 => bench.points::<i32>(report),
+        DType::I64 => bench.points::<i64>(report),
+        DType::U8 => bench.points::<u8>(report),
+        DType::U32 => bench.points::<u32>(report),
+        DType::U64 => bench.points::<u64>(report),
+        dtype => Err(Error::Usage(format!("{dtype} cannot be measured"))),
+    }
+}
+
+struct Bench<'a> {
+    plan: &'a Plan,
+    comm: &'a mut Communicator,
+    /// The same ranks on a channel below the communicator, for what only a transport can do.
+    link: Box<dyn Transport>,
+}
+
+/// The memory of one point, and how often it has been used.
+struct Buffers<T> {
+    input: Vec<T>,
+    output: Vec<T>,
+    calls: usize,
+}
+
+/// From this size on, `--touch` rewrites the buffer.
+const TOUCH_BYTES_MIN: usize = 64 << 10;
+
+impl Bench<'_> {
+    fn points<T: Exact>(&mut self, report: &mut Report) -> Result<Outcome, Error> {
+        let mut outcome = Outcome::Success;
+        for &len in &self.plan.lengths {
+            let output = self.plan.operation.output_len(len, self.comm.world_size());
+            let mut buffers =
+                Buffers { input: vec![T::whole(0); len], output: vec![T::whole(0); output], calls: 0 };
+            if self.plan.check && !self.check(&mut buffers, report)? {
+                outcome = Outcome::Code(1);
+                continue;
+            }
+            let times = self.times(&mut buffers)?;
+            report.line(&self.line::<T>(len, times))?;
+        }
+        Ok(outcome)
+    }
+
+    fn line<T: Element>(&self, len: usize, times: Vec<f64>) -> Line {
+        let Plan { operation, algorithm, order, check, .. } = *self.plan;
+        let (world_size, bytes) = (self.comm.world_size(), len * size_of::<T>());
+        let variant = match order {
+            dist_collectives::ReductionOrder::Any if operation.reduces() => "tcp-any",
+            _ => "tcp",
+        };
+        let line = Line {
+            peer: "dist",
+            transport: variant.to_owned(),
+            op: operation.name(),
+            ranks: world_size,
+            bytes,
+            median_us: 0.0,
+            min_us: 0.0,
+            max_us: 0.0,
+            algbw: 0.0,
+            samples: 0,
+            busbw: 0.0,
+            dtype: T::DTYPE.name(),
+            algorithm: algorithm.map_or_else(
+                || operation::chosen(operation, world_size, bytes, order),
+                |chosen| chosen.name(),
+            ),
+            order: order.name(),
+            buffers: "private",
+            touch: self.touches(bytes),
+            checked: check,
+        };
+        line.with_times(times, operation.bus_factor(world_size))
+    }
+
+    fn touches(&self, bytes: usize) -> bool {
+        self.plan.touch && bytes >= TOUCH_BYTES_MIN
+    }
+
+    /// Times of one call in microseconds, one per sample, each on its slowest rank.
+    fn times<T: Exact>(&mut self, buffers: &mut Buffers<T>) -> Result<Vec<f64>, Error> {
+        buffers.input.fill(T::whole(0));
+        let runtime = self.comm.runtime().clone();
+        let mut one = 0.0;
+        for _ in 0..WARMUPS {
+            self.comm.barrier()?;
+            let start = runtime.now();
+            self.call(buffers)?;
+            one = us(runtime.now() - start);
+        }
+        let mut agreed = [one];
+        self.comm.all_reduce(&mut agreed, ReduceOp::Max)?;
+        let calls = sample::calls_per_sample(agreed[0]);
+        let mut times = Vec::new();
+        for _ in 0..sample::samples(agreed[0], calls) {
+            let spent = us(self.spent(buffers, calls, &runtime)?);
+            times.push(spent / f64::from(calls) / f64::from(self.plan.operation.trips()));
+        }
+        self.comm.all_reduce(&mut times, ReduceOp::Max)?;
+        Ok(times)
+    }
+
+    /// How long this many calls take, back to back or, where buffers are touched, each for itself.
+    fn spent<T: Exact>(
+        &mut self,
+        buffers: &mut Buffers<T>,
+        calls: u32,
+        runtime: &Runtime,
+    ) -> Result<Duration, Error> {
+        self.comm.barrier()?;
+        if !self.touches(size_of_val(buffers.input.as_slice())) {
+            let start = runtime.now();
+            for _ in 0..calls {
+                self.call(buffers)?;
+            }
+            return Ok(runtime.now() - start);
+        }
+        let mut spent = Duration::ZERO;
+        for _ in 0..calls {
+            buffers.input.fill(T::whole(1));
+            self.comm.barrier()?;
+            let start = runtime.now();
+            self.call(buffers)?;
+            spent += runtime.now() - start;
+        }
+        Ok(spent)
+    }
+
+    /// One call of the operation.
+    fn call<T: Element>(&mut self, buffers: &mut Buffers<T>) -> Result<(), Error> {
+        let Buffers { input, output, calls } = buffers;
+        let root = *calls % self.comm.world_size();
+        *calls += 1;
+        let (comm, op) = (&mut *self.comm, self.plan.op);
+        match self.plan.operation {
+            Operation::AllReduce => comm.all_reduce(input, op)?,
+            Operation::ReduceScatter => comm.reduce_scatter(input, output, op)?,
+            Operation::AllGather => comm.all_gather(input, output)?,
+            Operation::Broadcast => comm.broadcast(input, root)?,
+            Operation::Reduce => comm.reduce(input, op, root)?,
+            Operation::Barrier => comm.barrier()?,
+            Operation::SendRecv => return self.exchange(input, output),
+            Operation::PingPong => match comm.rank() {
+                0 => {
+                    comm.send(input, 1)?;
+                    comm.recv(input, 1)?;
+                }
+                1 => {
+                    comm.recv(input, 0)?;
+                    comm.send(input, 0)?;
+                }
+                _ => {}
+            },
+        }
+        Ok(())
+    }
+
+    /// Ranks 0 and 1 send and receive at once.
+    fn exchange<T: Element>(&mut self, input: &[T], output: &mut [T]) -> Result<(), Error> {
+        let peer = match self.comm.rank() {
+            0 => 1,
+            1 => 0,
+            _ => return Ok(()),
+        };
+        let bytes = bytemuck::cast_slice(input);
+        let sink = Sink::Into(bytemuck::cast_slice_mut(output));
+        let deadline = self.link.runtime().deadline(self.comm.timeout());
+        self.link.begin(Fingerprint::NONE);
+        let send = Outgoing { to: peer, parts: &[bytes] };
+        let receive = Incoming { from: peer, len: bytes.len(), sink };
+        Ok(self.link.exchange(Some(send), Some(receive), deadline)?)
+    }
+
+    /// Whether the operation gives what it must, with every root that it can have, on every rank.
+    fn check<T: Exact>(&mut self, buffers: &mut Buffers<T>, report: &Report) -> Result<bool, Error> {
+        let (rank, world_size) = (self.comm.rank(), self.comm.world_size());
+        let roots = if self.plan.operation.is_rooted() { world_size } else { 1 };
+        let mut right = true;
+        for root in 0..roots {
+            for (index, element) in buffers.input.iter_mut().enumerate() {
+                *element = T::whole(exact::input(rank, index));
+            }
+            buffers.output.fill(T::whole(0));
+            self.call(buffers)?;
+            if let Some(exact::Wrong { index, got, expected }) = self.wrong(buffers, root) {
+                let bytes = size_of_val(buffers.input.as_slice());
+                let point = format!("{} of {bytes} bytes, rank {rank}", self.plan.operation);
+                report.wrong(&format!("{point}: element {index} is {got:?}, not {expected:?}"));
+                right = false;
+            }
+        }
+        buffers.calls = 0;
+        let mut agreed = [i32::from(right)];
+        self.comm.all_reduce(&mut agreed, ReduceOp::Min)?;
+        Ok(agreed[0] == 1)
+    }
+
+    /// The first wrong element of this rank's result.
+    fn wrong<T: Exact>(&self, buffers: &Buffers<T>, root: usize) -> Option<exact::Wrong<T>> {
+        let (rank, world_size) = (self.comm.rank(), self.comm.world_size());
+        let Buffers { input, output, .. } = buffers;
+        let reduced = |index| exact::reduced(self.plan.op, world_size, index);
+        let of = |rank: usize| move |index| T::whole(exact::input(rank, index));
+        match self.plan.operation {
+            Operation::AllReduce => exact::compare(input, reduced),
+            Operation::Reduce if rank == root => exact::compare(input, reduced),
+            Operation::ReduceScatter => exact::compare(output, |index| reduced(rank * output.len() + index)),
+            Operation::AllGather => {
+                exact::compare(output, |index| of(index / input.len())(index % input.len()))
+            }
+            Operation::Broadcast => exact::compare(input, of(root)),
+            Operation::SendRecv if rank < 2 => exact::compare(output, of(1 - rank)),
+            Operation::PingPong if rank < 2 => exact::compare(input, of(0)),
+            Operation::Reduce | Operation::Barrier | Operation::SendRecv | Operation::PingPong => None,
+        }
+    }
+}
+
+/// Calls before the first that counts; the last of them tells how many make up a sample.
+const WARMUPS: usize = 3;
+
+fn us(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}

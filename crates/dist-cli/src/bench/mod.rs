@@ -1,0 +1,186 @@
+//! `distctl bench`: how long a collective takes, and whether it is right.
+
+mod exact;
+mod line;
+mod measure;
+mod operation;
+mod sample;
+
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use dist_collectives::{Algorithm, Communicator, DType, ReduceOp, ReductionOrder};
+use dist_transport::Transport;
+use dist_transport::tcp::{Config, TcpTransport};
+
+use crate::Error;
+use crate::run::{Forward, Job, Outcome};
+use line::{Line, Table};
+use operation::Operation;
+
+/// The sizes that are measured unless others are asked for.
+const BYTES_DEFAULT: &str = "8,1K,64K,1M,16M,128M";
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// What to measure
+    #[arg(value_enum, value_name = "OP")]
+    operation: Operation,
+    /// How many processes; inside a job this is the job's size, else 2 unless said otherwise
+    #[arg(long, value_name = "N", value_parser = crate::parse::ranks)]
+    ranks: Option<usize>,
+    /// What moves the bytes
+    #[arg(long, value_enum, default_value = "tcp")]
+    transport: TransportName,
+    /// Sizes of each rank's input, as in 8,1K,1M
+    #[arg(long, value_delimiter = ',', default_value = BYTES_DEFAULT, value_parser = crate::parse::bytes)]
+    bytes: Vec<usize>,
+    /// The type of the elements
+    #[arg(long, default_value = "f32", value_parser = crate::parse::dtype)]
+    dtype: DType,
+    /// What reductions do
+    #[arg(long, default_value = "sum", value_parser = crate::parse::reduce_op)]
+    op: ReduceOp,
+    /// The algorithm, by its name; auto chooses by size and number of ranks
+    #[arg(long, default_value = "auto", value_name = "NAME")]
+    algorithm: String,
+    /// In which order elements may be reduced
+    #[arg(long, default_value = "canonical", value_parser = crate::parse::order)]
+    order: ReductionOrder,
+    #[command(flatten)]
+    switches: Switches,
+}
+
+#[derive(Debug, clap::Args)]
+struct Switches {
+    /// From 64 KiB on, rewrite the buffer before each call, outside the measured time
+    #[arg(long)]
+    touch: bool,
+    /// Before a point is measured, compare a result with what it must be; a wrong one is not measured
+    #[arg(long)]
+    check: bool,
+    /// One JSON object per line instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum TransportName {
+    Tcp,
+}
+
+/// How many processes are started when nothing is said.
+const RANKS_DEFAULT: usize = 2;
+
+/// Measures the job that this process is a rank of; alone, starts one.
+pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
+    if std::env::var_os("RANK").is_some() {
+        return measure_job(arguments);
+    }
+    let ranks = arguments.ranks.unwrap_or(RANKS_DEFAULT);
+    arguments.plan(ranks)?;
+    let own = std::env::current_exe().map_err(Error::OwnProgram)?;
+    let job = Job::of(ranks, own.into_os_string(), std::env::args_os().skip(1).collect());
+    job.run(Arc::new(Forward::untagged()))
+}
+
+fn measure_job(arguments: &Arguments) -> Result<Outcome, Error> {
+    let config = Config::from_env()?;
+    let world_size = config.rank().world_size();
+    if let Some(ranks) = arguments.ranks.filter(|&ranks| ranks != world_size) {
+        return Err(Error::Usage(format!("--ranks {ranks} inside a job of {world_size}")));
+    }
+    let plan = arguments.plan(world_size)?;
+    let TransportName::Tcp = arguments.transport;
+    let mut transport = TcpTransport::join(&config)?;
+    let everyone: Vec<_> = (0..world_size).collect();
+    let link = transport.fork(&everyone)?.expect("this rank is among all ranks");
+    let mut comm = Communicator::new(transport);
+    comm.set_order(arguments.order);
+    let mut report = Report { rank: comm.rank(), json: arguments.switches.json, table: Table::default() };
+    measure::points(&plan, comm, link, &mut report)
+}
+
+/// What is measured, checked for sense.
+#[derive(Debug)]
+struct Plan {
+    operation: Operation,
+    /// Elements of each rank's input, point by point.
+    lengths: Vec<usize>,
+    dtype: DType,
+    op: ReduceOp,
+    algorithm: Option<Algorithm>,
+    order: ReductionOrder,
+    touch: bool,
+    check: bool,
+}
+
+impl Arguments {
+    fn plan(&self, world_size: usize) -> Result<Plan, Error> {
+        let (operation, dtype) = (self.operation, self.dtype);
+        if operation.reduces() && self.op == ReduceOp::Mean && !dtype.is_float() {
+            return Err(Error::Usage(format!("{dtype} has no mean")));
+        }
+        if operation.between_two() && world_size < 2 {
+            return Err(Error::Usage(format!("{operation} needs 2 ranks")));
+        }
+        let algorithm = self.algorithm(world_size)?;
+        let mut lengths = Vec::new();
+        for &bytes in &self.bytes {
+            if bytes % dtype.size() != 0 {
+                return Err(Error::Usage(format!("{bytes} bytes are no whole number of {dtype}")));
+            }
+            lengths.push(operation.input_len(bytes / dtype.size(), world_size));
+        }
+        if operation == Operation::Barrier {
+            lengths = vec![0];
+        }
+        let Switches { touch, check, .. } = self.switches;
+        if check && !exact::possible(dtype, self.op, world_size) {
+            let text =
+                format!("the {} of {world_size} ranks is not exact in {dtype}, as --check needs it", self.op);
+            return Err(Error::Usage(text));
+        }
+        Ok(Plan { operation, lengths, dtype, op: self.op, algorithm, order: self.order, touch, check })
+    }
+
+    fn algorithm(&self, world_size: usize) -> Result<Option<Algorithm>, Error> {
+        if self.algorithm == "auto" {
+            return Ok(None);
+        }
+        let known: Vec<_> = self.operation.algorithms();
+        let Some(algorithm) = known.iter().find(|known| known.name() == self.algorithm) else {
+            let names: Vec<_> = ["auto"].into_iter().chain(known.iter().map(|known| known.name())).collect();
+            let text =
+                format!("{} is done by {}, not by {:?}", self.operation, names.join(", "), self.algorithm);
+            return Err(Error::Usage(text));
+        };
+        operation::check_algorithm(*algorithm, world_size, self.order)?;
+        Ok(Some(*algorithm))
+    }
+}
+
+/// Where results go: rank 0 prints them.
+#[derive(Debug)]
+struct Report {
+    rank: usize,
+    json: bool,
+    table: Table,
+}
+
+impl Report {
+    fn line(&mut self, line: &Line) -> Result<(), Error> {
+        if self.rank != 0 {
+            return Ok(());
+        }
+        let text = if self.json { line.json() } else { self.table.rows(line) };
+        let mut output = io::stdout().lock();
+        output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(Error::Output)
+    }
+
+    /// Says what is wrong with this rank's result.
+    fn wrong(&self, what: &str) {
+        // The exit code says it too.
+        let _ = writeln!(io::stderr().lock(), "distctl: check failed: {what}");
+    }
+}

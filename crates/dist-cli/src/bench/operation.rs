@@ -1,0 +1,157 @@
+//! What can be measured.
+
+use std::fmt;
+
+use dist_algos::Order;
+use dist_collectives::{
+    Algorithm, AllGather, AllReduce, Barrier, Broadcast, Reduce, ReduceScatter, ReductionOrder,
+};
+
+use crate::Error;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(super) enum Operation {
+    AllReduce,
+    ReduceScatter,
+    AllGather,
+    Broadcast,
+    Reduce,
+    Barrier,
+    /// Ranks 0 and 1 send to each other at the same time
+    #[value(name = "sendrecv")]
+    SendRecv,
+    /// Rank 0 sends to rank 1, which sends back; the time is half of both
+    #[value(name = "pingpong")]
+    PingPong,
+}
+
+impl Operation {
+    /// The name in lines and arguments.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllGather => "all_gather",
+            Self::Broadcast => "broadcast",
+            Self::Reduce => "reduce",
+            Self::Barrier => "barrier",
+            Self::SendRecv => "sendrecv",
+            Self::PingPong => "pingpong",
+        }
+    }
+
+    /// Whether elements of different ranks become one.
+    pub(super) fn reduces(self) -> bool {
+        matches!(self, Self::AllReduce | Self::ReduceScatter | Self::Reduce)
+    }
+
+    /// Whether only ranks 0 and 1 take part.
+    pub(super) fn between_two(self) -> bool {
+        matches!(self, Self::SendRecv | Self::PingPong)
+    }
+
+    /// Whether there is a root, which moves on by one with each call.
+    pub(super) fn is_rooted(self) -> bool {
+        matches!(self, Self::Broadcast | Self::Reduce)
+    }
+
+    /// Messages that follow one another in one call.
+    pub(super) fn trips(self) -> u32 {
+        if self == Self::PingPong { 2 } else { 1 }
+    }
+
+    /// Elements of each rank's input, for a wish.
+    pub(super) fn input_len(self, wish: usize, world_size: usize) -> usize {
+        match self {
+            Self::ReduceScatter => wish / world_size * world_size,
+            Self::Barrier => 0,
+            _ => wish,
+        }
+    }
+
+    /// Elements of each rank's output; none where the input is worked on in place.
+    pub(super) fn output_len(self, input: usize, world_size: usize) -> usize {
+        match self {
+            Self::ReduceScatter => input / world_size,
+            Self::AllGather => input * world_size,
+            Self::SendRecv => input,
+            Self::AllReduce | Self::Broadcast | Self::Reduce | Self::Barrier | Self::PingPong => 0,
+        }
+    }
+
+    /// By what the bytes per second of a rank's input are multiplied to give those on its link.
+    pub(super) fn bus_factor(self, world_size: usize) -> f64 {
+        let n = world_size as f64;
+        match self {
+            Self::AllReduce => 2.0 * (n - 1.0) / n,
+            Self::ReduceScatter => (n - 1.0) / n,
+            Self::AllGather => n - 1.0,
+            Self::Broadcast | Self::Reduce | Self::SendRecv | Self::PingPong | Self::Barrier => 1.0,
+        }
+    }
+
+    /// The algorithms that can be asked for.
+    pub(super) fn algorithms(self) -> Vec<Algorithm> {
+        match self {
+            Self::AllReduce => AllReduce::ALL.iter().map(|&algorithm| algorithm.into()).collect(),
+            Self::ReduceScatter => ReduceScatter::ALL.iter().map(|&algorithm| algorithm.into()).collect(),
+            Self::AllGather => AllGather::ALL.iter().map(|&algorithm| algorithm.into()).collect(),
+            Self::Broadcast => Broadcast::ALL.iter().map(|&algorithm| algorithm.into()).collect(),
+            Self::Reduce => Reduce::ALL.iter().map(|&algorithm| algorithm.into()).collect(),
+            Self::Barrier => Barrier::ALL.iter().map(|&algorithm| algorithm.into()).collect(),
+            Self::SendRecv | Self::PingPong => Vec::new(),
+        }
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Says why an algorithm cannot be used, before anything is started.
+pub(super) fn check_algorithm(
+    algorithm: Algorithm,
+    world_size: usize,
+    order: ReductionOrder,
+) -> Result<(), Error> {
+    let (supported, least) = match algorithm {
+        Algorithm::AllReduce(algorithm) => (algorithm.supports(world_size), algorithm.order(world_size)),
+        Algorithm::ReduceScatter(algorithm) => (algorithm.supports(world_size), algorithm.order(world_size)),
+        Algorithm::Reduce(algorithm) => (algorithm.supports(world_size), algorithm.order(world_size)),
+        Algorithm::AllGather(algorithm) => (algorithm.supports(world_size), Order::Canonical),
+        Algorithm::Broadcast(algorithm) => (algorithm.supports(world_size), Order::Canonical),
+        Algorithm::Barrier(algorithm) => (algorithm.supports(world_size), Order::Canonical),
+        _ => (true, Order::Canonical),
+    };
+    if !supported {
+        return Err(Error::Usage(format!("{algorithm} cannot serve {world_size} ranks")));
+    }
+    if order == ReductionOrder::Canonical && least < Order::Canonical {
+        return Err(Error::Usage(format!(
+            "{algorithm} does not reduce in canonical order on {world_size} ranks: add --order any"
+        )));
+    }
+    Ok(())
+}
+
+/// The name of the algorithm that is chosen when none is asked for.
+pub(super) fn chosen(
+    operation: Operation,
+    world_size: usize,
+    bytes: usize,
+    order: ReductionOrder,
+) -> &'static str {
+    let least = if order == ReductionOrder::Canonical { Order::Canonical } else { Order::Any };
+    match operation {
+        Operation::AllReduce => AllReduce::suggest(world_size, bytes, least).name(),
+        Operation::ReduceScatter => ReduceScatter::suggest(world_size, bytes, least).name(),
+        Operation::Reduce => Reduce::suggest(world_size, bytes, least).name(),
+        Operation::AllGather => AllGather::suggest(world_size, bytes).name(),
+        Operation::Broadcast => Broadcast::suggest(world_size, bytes).name(),
+        Operation::Barrier => Barrier::suggest(world_size).name(),
+        Operation::SendRecv | Operation::PingPong => "message",
+    }
+}

@@ -1,0 +1,84 @@
+//! `distctl bench` as a person uses it: points measured and checked between real processes.
+#![allow(clippy::unwrap_used, reason = "what a test prepares must work")]
+
+use std::process::{Command, Output};
+
+use rstest::rstest;
+use serde_json::Value;
+
+fn distctl(arguments: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_distctl"));
+    command.args(arguments.split_whitespace()).output().unwrap()
+}
+
+#[track_caller]
+fn lines(arguments: &str) -> Vec<Value> {
+    let output = distctl(arguments);
+    assert!(output.status.success(), "{output:?}");
+    assert!(output.stderr.is_empty(), "{output:?}");
+    String::from_utf8(output.stdout)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+#[rstest]
+#[case("all_reduce --dtype f32 --op sum", &[8, 1024])]
+#[case("all_reduce --dtype bf16 --op mean --order any --algorithm ring", &[8, 1024])]
+#[case("all_reduce --dtype i8 --op product", &[8, 1024])]
+#[case("reduce_scatter --dtype f64", &[0, 1008])]
+#[case("all_gather --dtype u32", &[8, 1024])]
+#[case("broadcast --dtype f16", &[8, 1024])]
+#[case("reduce --dtype i64 --op min", &[8, 1024])]
+#[case("barrier", &[0])]
+#[case("pingpong", &[8, 1024])]
+#[case("sendrecv", &[8, 1024])]
+fn each_point_gives_a_line_that_was_checked(#[case] what: &str, #[case] bytes: &[u64]) {
+    let lines = lines(&format!("bench {what} --ranks 3 --bytes 8,1K --check --json"));
+    assert_eq!(lines.iter().map(|line| line["bytes"].as_u64().unwrap()).collect::<Vec<_>>(), bytes);
+    for line in &lines {
+        assert_eq!(
+            (&line["peer"], &line["ranks"], &line["checked"]),
+            (&"dist".into(), &3.into(), &true.into())
+        );
+        assert_eq!(what.split(' ').next(), line["op"].as_str());
+        assert!((7..=21).contains(&line["samples"].as_u64().unwrap()), "{line}");
+        let time = |field: &str| line[field].as_f64().unwrap();
+        assert!(time("min_us") > 0.0, "{line}");
+        assert!(time("min_us") <= time("median_us") && time("median_us") <= time("max_us"), "{line}");
+    }
+}
+
+#[test]
+fn inside_a_job_only_rank_0_prints() {
+    let program = env!("CARGO_BIN_EXE_distctl");
+    let lines = lines(&format!("run -n 4 -- {program} bench broadcast --bytes 64K --touch --json"));
+    let [line] = &lines[..] else { panic!("{lines:?}") };
+    assert_eq!((&line["ranks"], &line["touch"]), (&4.into(), &true.into()));
+}
+
+#[test]
+fn without_json_there_is_a_table() {
+    let output = distctl("bench all_reduce --ranks 1 --bytes 8,1K");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(text.lines().count(), 4, "{text}");
+    assert!(text.starts_with("all_reduce, 1 ranks, tcp, f32, canonical order\n"), "{text}");
+}
+
+#[rstest]
+#[case("bench all_reduce --dtype i32 --op mean", "i32 has no mean")]
+#[case("bench all_reduce --bytes 6", "6 bytes are no whole number of f32")]
+#[case("bench all_reduce --bytes x", "a size is a number")]
+#[case("bench all_reduce --dtype f8", "one of f32, f64")]
+#[case("bench all_reduce --algorithm best", "is done by auto, recursive_doubling, ")]
+#[case("bench all_reduce --ranks 3 --algorithm ring", "ring does not reduce in canonical order on 3 ranks")]
+#[case("bench pingpong --ranks 1", "pingpong needs 2 ranks")]
+#[case("bench all_reduce --ranks 200 --dtype bf16 --check", "the sum of 200 ranks is not exact in bf16")]
+#[case("bench all_reduce --transport carrier_pigeon", "possible values: tcp")]
+fn what_makes_no_sense_is_said_once_and_before_anything_starts(#[case] arguments: &str, #[case] words: &str) {
+    let output = distctl(arguments);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert_eq!(text.matches(words).count(), 1, "{text}");
+}
