@@ -97,6 +97,11 @@ impl Runtime {
     pub fn yield_now(&self) {
         self.0.yield_now();
     }
+
+    /// Marks a point between two effects that other threads can see: a simulated runtime may run others here.
+    pub fn interleave(&self) {
+        self.0.interleave();
+    }
 }
 
 impl fmt::Debug for Runtime {
@@ -139,6 +144,9 @@ pub trait Executor: Send + Sync {
     fn current(&self) -> Arc<dyn Wake>;
     /// Lets other threads run.
     fn yield_now(&self);
+    /// Marks a point between two effects that other threads can see. Where threads really run at once there is
+    /// nothing to do.
+    fn interleave(&self) {}
 }
 
 /// What stands behind an [`Unparker`].

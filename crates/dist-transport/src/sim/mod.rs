@@ -1,1 +1,99 @@
-//! Being written.
+//! A network of threads in one process, and a scheduler that runs them in virtual time.
+//!
+//! [`network`] connects the threads of any [`Runtime`](crate::Runtime). [`run`] runs a program once per rank
+//! under a simulated one: every rank and every task that it spawns is a thread, exactly one runs at a time, and
+//! the next is chosen by a generator that the seed begins: the seed is the whole reproduction. When all
+//! wait, the clock jumps to the earliest deadline, so a timeout of a minute takes microseconds; computing takes
+//! no virtual time.
+//!
+//! Whoever holds a lock over a call of the runtime, or waits in any other way than through it, stops the
+//! simulation: the running thread waits for one that cannot run. `run` notices after two minutes.
+//!
+//! ```
+//! use std::time::Duration;
+//! use dist_transport::{Incoming, Sink, Transport, sim};
+//!
+//! let outcome = sim::run(7, 2, |mut transport| {
+//!     let deadline = transport.runtime().deadline(Duration::from_secs(60));
+//!     let mut byte = [0];
+//!     let peer = 1 - transport.rank().index();
+//!     let receive = Incoming { from: peer, len: 1, sink: Sink::Into(&mut byte) };
+//!     transport.exchange(None, Some(receive), deadline).is_err_and(|error| error.peer().is_some())
+//! });
+//! assert_eq!(outcome.results, [true, true]);
+//! assert_eq!(outcome.elapsed, Duration::from_secs(60));
+//! ```
+
+mod message;
+mod network;
+mod random;
+mod scheduler;
+mod state;
+mod transport;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+pub use transport::{SimTransport, network};
+
+use crate::Runtime;
+use scheduler::{Failure, Scheduler, Statistics};
+
+/// What a simulated run ended with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use]
+pub struct Outcome<T> {
+    /// What each rank's program returned, in rank order.
+    pub results: Vec<T>,
+    /// How long the run took by its virtual clock.
+    pub elapsed: Duration,
+    /// A hash of everything that the scheduler decided and when: equal for equal interleavings.
+    pub trace_hash: u64,
+    /// How often another thread was given the turn.
+    pub switches: u64,
+}
+
+/// Runs `program` once per rank, over an in-process network in virtual time, in an order that `seed` decides.
+///
+/// The run ends when every rank's program has returned, and every task that can go on without the clock
+/// moving has ended; tasks that still wait for a deadline are made to unwind.
+///
+/// # Panics
+/// With a report that begins with the seed, if a rank panics, if threads wait without a deadline and nobody can
+/// wake them (it says which), if all do nothing but yield, or if a thread stops the simulation by waiting outside
+/// of the runtime.
+pub fn run<T: Send + 'static>(
+    seed: u64,
+    world_size: usize,
+    program: impl Fn(SimTransport) -> T + Send + Sync + 'static,
+) -> Outcome<T> {
+    match try_run(seed, world_size, program) {
+        Ok(outcome) => outcome,
+        Err(failure) => panic!("seed {seed}: {failure}"),
+    }
+}
+
+fn try_run<T: Send + 'static>(
+    seed: u64,
+    world_size: usize,
+    program: impl Fn(SimTransport) -> T + Send + Sync + 'static,
+) -> Result<Outcome<T>, Failure> {
+    let scheduler = Scheduler::new(seed);
+    let runtime = Runtime::new(Arc::new(scheduler.clone()));
+    let program = Arc::new(program);
+    let results = Arc::new(Mutex::new(Vec::from_iter((0..world_size).map(|_| None))));
+    for (index, transport) in network(&runtime, world_size).into_iter().enumerate() {
+        let (program, results) = (program.clone(), results.clone());
+        scheduler.add_rank(index, move || {
+            let result = program(transport);
+            results.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(result);
+        });
+    }
+    let Statistics { elapsed, trace_hash, switches } = scheduler.run_to_end()?;
+    let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
+    let results = results.drain(..).map(|result| result.expect("a rank that does not panic leaves a result"));
+    Ok(Outcome { results: results.collect(), elapsed, trace_hash, switches })
+}
+
+#[cfg(test)]
+mod tests;

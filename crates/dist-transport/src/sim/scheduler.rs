@@ -1,0 +1,257 @@
+//! One thread at a time, chosen by a seed, over a clock that jumps.
+//!
+//! A thread keeps the turn until it reaches a scheduling point: there it says whether it could go on, the
+//! generator picks one of those who could, and that one is woken. When nobody could, the clock moves to the
+//! earliest deadline. A run that cannot go on, or is over, ends by making every thread unwind at its next
+//! scheduling point.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "this is the runtime seam: turns are handed over by park and unpark"
+)]
+
+use std::cell::Cell;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+use super::state::{Event, Phase, State, Turn};
+use crate::runtime::{Executor, Wake};
+
+/// A handle on one simulated run; clones are of the same run.
+#[derive(Clone)]
+pub(super) struct Scheduler(Arc<Shared>);
+
+/// Why a run could not be completed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Failure {
+    #[error("{task} panicked: {message}")]
+    Panicked { task: String, message: String },
+    #[error("deadlock: nobody can wake those who wait without a deadline: {}", tasks.join(", "))]
+    Deadlock { tasks: Vec<String> },
+    #[error("every rank has returned, but nobody can wake those who wait without a deadline: {}", tasks.join(", "))]
+    LeftBehind { tasks: Vec<String> },
+    #[error("livelock: {YIELDS_MAX} yields in a row, and nothing else, by {}", tasks.join(", "))]
+    Livelock { tasks: Vec<String> },
+    #[error("{task} has not reached the runtime for {limit:?}: does it wait in another way, or for a lock?")]
+    Stalled { task: String, limit: Duration },
+    #[error("threads are left behind that wait without a deadline while they unwind: {}{}", tasks.join(", "),
+        after.as_ref().map(|failure| format!("; first, {failure}")).unwrap_or_default())]
+    CannotUnwind { tasks: Vec<String>, after: Option<Box<Self>> },
+    #[error("the system has no thread left for the run")]
+    NoThread(#[from] io::Error),
+}
+
+/// What a completed run is described by.
+#[derive(Debug)]
+pub(super) struct Statistics {
+    pub(super) elapsed: Duration,
+    pub(super) trace_hash: u64,
+    pub(super) switches: u64,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// The thread that waits for the run to end.
+    controller: Thread,
+}
+
+/// What a thread that is made to unwind panics with.
+struct Unwound;
+
+/// So many times may threads yield without one of them doing anything else.
+pub(super) const YIELDS_MAX: u64 = 100_000;
+
+/// So long, by the system's clock, may a thread keep the turn.
+const TURN_MAX: Duration = Duration::from_secs(120);
+
+thread_local! {
+    /// The run that this thread belongs to, by address, and its number there.
+    static CURRENT: Cell<Option<(usize, usize)>> = const { Cell::new(None) };
+}
+
+impl Scheduler {
+    /// A run that the calling thread will wait for.
+    pub(super) fn new(seed: u64) -> Self {
+        Self(Arc::new(Shared {
+            state: Mutex::new(State::new(seed)),
+            threads: Mutex::default(),
+            controller: thread::current(),
+        }))
+    }
+
+    /// Makes the thread of a rank, which waits for the run to begin.
+    pub(super) fn add_rank(&self, index: usize, work: impl FnOnce() + Send + 'static) {
+        if let Err(error) = self.add(format!("rank {index}"), true, Box::new(work)) {
+            self.lock().fail(Failure::NoThread(error));
+        }
+    }
+
+    /// Runs the threads until all have ended.
+    pub(super) fn run_to_end(&self) -> Result<Statistics, Failure> {
+        let first = self.lock().choose();
+        self.hand_over(first);
+        self.wait_for_end()?;
+        // Every thread has given its last turn away: what is left to it is to return.
+        let threads = std::mem::take(&mut *self.0.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        for thread in threads {
+            thread.join().expect("a panic of the work is caught in the thread");
+        }
+        let mut state = self.lock();
+        match state.take_failure() {
+            Some(failure) => Err(failure),
+            None => Ok(state.statistics()),
+        }
+    }
+
+    fn wait_for_end(&self) -> Result<(), Failure> {
+        let mut progress = (self.lock().steps(), Instant::now());
+        loop {
+            {
+                let mut state = self.lock();
+                if state.is_over() {
+                    return state.abandoned().map_or(Ok(()), Err);
+                }
+                if state.steps() != progress.0 {
+                    progress = (state.steps(), Instant::now());
+                } else if progress.1.elapsed() >= TURN_MAX {
+                    return Err(Failure::Stalled { task: state.running_name(), limit: TURN_MAX });
+                }
+            }
+            thread::park_timeout(TURN_MAX);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn address(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
+
+    /// The calling thread's number, if it belongs to this run.
+    fn me(&self) -> Option<usize> {
+        CURRENT.get().filter(|(run, _)| *run == self.address()).map(|(_, me)| me)
+    }
+
+    fn expect_me(&self) -> usize {
+        self.me().expect("only threads of a simulated run wait by its clock")
+    }
+
+    /// Makes a thread, which waits for its first turn.
+    fn add(&self, name: String, is_rank: bool, work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
+        // Its number is the next: only the thread whose turn it is, or the controller before all, makes threads.
+        let me = self.lock().task_count();
+        let run = self.clone();
+        let body = move || {
+            CURRENT.set(Some((run.address(), me)));
+            run.wait_for_turn(me);
+            let panic = catch_unwind(AssertUnwindSafe(work)).err();
+            let message = panic.filter(|payload| !payload.is::<Unwound>()).map(|payload| message(&*payload));
+            let turn = run.lock().end(me, message);
+            run.hand_over(turn);
+        };
+        let handle = thread::Builder::new().name(name.clone()).spawn(body)?;
+        self.lock().add(name, is_rank, handle.thread().clone());
+        self.0.threads.lock().unwrap_or_else(PoisonError::into_inner).push(handle);
+        Ok(())
+    }
+
+    /// Wakes whoever has to go on. Gives whether it is not the caller.
+    fn hand_over(&self, turn: Turn) -> bool {
+        match turn {
+            Turn::Kept => return false,
+            Turn::Given(thread) => thread.unpark(),
+            Turn::Over => self.0.controller.unpark(),
+        }
+        true
+    }
+
+    fn wait_for_turn(&self, me: usize) {
+        while !self.lock().has_turn(me) {
+            thread::park();
+        }
+    }
+
+    /// A scheduling point: the calling thread goes on when it is chosen again.
+    fn switch(&self, me: usize, event: Event, phase: Phase) {
+        let turn = {
+            let mut state = self.lock();
+            if thread::panicking() {
+                state.note_panic(me);
+            }
+            state.switch(me, event, phase)
+        };
+        if self.hand_over(turn) {
+            self.wait_for_turn(me);
+        }
+    }
+
+    /// A scheduling point at which the calling thread unwinds when the run is to end.
+    fn switch_or_unwind(&self, me: usize, event: Event, phase: Phase) {
+        self.switch(me, event, phase);
+        if !thread::panicking() && self.lock().is_ending() {
+            resume_unwind(Box::new(Unwound));
+        }
+    }
+}
+
+impl Executor for Scheduler {
+    fn name(&self) -> &'static str {
+        "simulated"
+    }
+
+    fn now(&self) -> Duration {
+        self.lock().now()
+    }
+
+    fn spawn(&self, name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
+        let me = self.me().ok_or_else(|| io::Error::other("not a thread of the simulated run"))?;
+        let name = format!("{}/{name}", self.lock().name(me));
+        self.add(name, false, work)?;
+        self.switch_or_unwind(me, Event::Spawn, Phase::Ready);
+        Ok(())
+    }
+
+    fn park(&self, until: Option<Duration>) {
+        self.switch_or_unwind(self.expect_me(), Event::Park, Phase::Waiting { until });
+    }
+
+    fn current(&self) -> Arc<dyn Wake> {
+        Arc::new(Waker { run: self.clone(), task: self.expect_me() })
+    }
+
+    fn yield_now(&self) {
+        self.switch_or_unwind(self.expect_me(), Event::Yield, Phase::Ready);
+    }
+
+    fn interleave(&self) {
+        // A panic unwinds in one go: others must not meet its traces before it is known.
+        if let Some(me) = self.me().filter(|_| !thread::panicking()) {
+            self.switch_or_unwind(me, Event::Interleave, Phase::Ready);
+        }
+    }
+}
+
+struct Waker {
+    run: Scheduler,
+    task: usize,
+}
+
+impl Wake for Waker {
+    fn wake(&self) {
+        self.run.lock().wake(self.task);
+        if let Some(me) = self.run.me().filter(|_| !thread::panicking()) {
+            self.run.switch(me, Event::Wake, Phase::Ready);
+        }
+    }
+}
+
+/// What a panic said.
+fn message(payload: &(dyn std::any::Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "(no message)".to_owned())
+}

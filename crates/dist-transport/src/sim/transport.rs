@@ -1,0 +1,253 @@
+//! One rank's end of the in-process network.
+
+use std::fmt;
+use std::sync::Arc;
+use std::thread;
+
+use super::message::Message;
+use super::network::{Found, Network, Place, Sent};
+use crate::{
+    Abort, Activity, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Incoming, Outgoing, Rank,
+    Result, Runtime, Sink, Traffic, Transport,
+};
+
+/// Bytes between threads of one process. Sends never wait; receives wait by the runtime that
+/// [`network`] was given.
+///
+/// Dropping it is an orderly goodbye: what it sent is still delivered, but who waits for more gets
+/// [`Error::Closed`], and the job is aborted with [`Cause::Left`]. Dropping it in a panic aborts the job with
+/// [`Cause::GaveUp`].
+pub struct SimTransport {
+    network: Arc<Network>,
+    runtime: Runtime,
+    rank: Rank,
+    channel: ChannelId,
+    /// The group's ranks by their numbers in the world.
+    members: Arc<[usize]>,
+    children: u64,
+    call: Fingerprint,
+    traffic: Traffic,
+}
+
+/// The in-process network: one [`Transport`] per rank, in rank order, over the system's or a simulated runtime.
+pub fn network(runtime: &Runtime, world_size: usize) -> Vec<SimTransport> {
+    let network = Arc::new(Network::new(world_size));
+    let members: Arc<[usize]> = (0..world_size).collect();
+    let ranks = Rank::all(world_size);
+    ranks
+        .map(|rank| {
+            SimTransport::enter(network.clone(), runtime.clone(), rank, ChannelId::WORLD, members.clone())
+        })
+        .collect()
+}
+
+impl SimTransport {
+    fn enter(
+        network: Arc<Network>,
+        runtime: Runtime,
+        rank: Rank,
+        channel: ChannelId,
+        members: Arc<[usize]>,
+    ) -> Self {
+        let (call, traffic) = (Fingerprint::NONE, Traffic::default());
+        let transport = Self { network, runtime, rank, channel, members, children: 0, call, traffic };
+        transport.network.enter(transport.place(rank.index()), rank.world_size());
+        transport
+    }
+
+    fn place(&self, rank: usize) -> Place {
+        Place { channel: self.channel, rank, world_rank: self.members[rank] }
+    }
+
+    fn own_place(&self) -> Place {
+        self.place(self.rank.index())
+    }
+
+    fn check_rank(&self, rank: usize) -> Result<()> {
+        let world_size = self.rank.world_size();
+        if rank < world_size { Ok(()) } else { Err(Error::RankOutOfRange { rank, world_size }) }
+    }
+
+    /// Refuses arguments that make no sense, before anything is sent.
+    fn check(&self, send: Option<&Outgoing<'_>>, receive: Option<&Incoming<'_>>) -> Result<()> {
+        if let Some(outgoing) = send {
+            self.check_rank(outgoing.to)?;
+        }
+        if let Some(incoming) = receive {
+            self.check_rank(incoming.from)?;
+            if let Sink::Into(memory) = &incoming.sink
+                && memory.len() != incoming.len
+            {
+                let (expected, got) = (memory.len() as u64, incoming.len as u64);
+                return Err(Error::Length { peer: incoming.from, expected, got });
+            }
+        }
+        self.network.aborted().map_or(Ok(()), |abort| Err(Error::Aborted(abort)))
+    }
+
+    fn send(&mut self, outgoing: Outgoing<'_>) -> Result<()> {
+        let (peer, len) = (outgoing.to, outgoing.len());
+        let message = Message::new(self.call, outgoing);
+        self.runtime.interleave();
+        match self.network.send(self.own_place(), self.place(peer), message) {
+            Sent::Queued => {
+                self.traffic.messages_sent += 1;
+                self.traffic.bytes_sent += len as u64;
+                Ok(())
+            }
+            Sent::Left => Err(self.fail(peer, Cause::Left, Error::Closed { activity: Activity::Send, peer })),
+            Sent::Aborted(abort) => Err(Error::Aborted(abort)),
+        }
+    }
+
+    fn receive(&mut self, peer: usize, len: usize, deadline: Deadline) -> Result<Message> {
+        self.runtime.interleave();
+        let message = self.wait_for_message(peer, deadline)?;
+        let (ours, theirs) = (self.call, message.call);
+        if ours != theirs {
+            return Err(self.fail(peer, Cause::Mismatch { theirs }, Error::Mismatch { peer, ours, theirs }));
+        }
+        if message.len() != len {
+            let (expected, got) = (len as u64, message.len() as u64);
+            return Err(self.fail(peer, Cause::Mismatch { theirs }, Error::Length { peer, expected, got }));
+        }
+        self.traffic.messages_received += 1;
+        self.traffic.bytes_received += len as u64;
+        Ok(message)
+    }
+
+    fn wait_for_message(&self, peer: usize, deadline: Deadline) -> Result<Message> {
+        let activity = Activity::Receive;
+        loop {
+            match self.network.look(self.own_place(), self.place(peer), self.runtime.unparker()) {
+                Found::Message(message) => return Ok(message),
+                Found::Aborted(abort) => return Err(Error::Aborted(abort)),
+                Found::Left => return Err(self.fail(peer, Cause::Left, Error::Closed { activity, peer })),
+                Found::Nothing => {}
+            }
+            if self.runtime.expired(deadline) {
+                let (elapsed, limit) = (self.runtime.elapsed(deadline), deadline.limit());
+                let error = Error::Timeout { activity, peer, elapsed, limit };
+                return Err(self.fail(peer, Cause::TimedOut, error));
+            }
+            self.runtime.park(Some(deadline));
+        }
+    }
+
+    /// Aborts the job because of `peer`. The first to find something gets `error`, the others the abort.
+    fn fail(&self, peer: usize, cause: Cause, error: Error) -> Error {
+        self.network.abort(self.record(peer, cause)).map_or_else(Error::Aborted, |()| error)
+    }
+
+    fn record(&self, rank: usize, cause: Cause) -> Abort {
+        Abort { cause, rank: self.members[rank], reporter: self.members[self.rank.index()], call: self.call }
+    }
+
+    fn check_members(&self, members: &[usize]) -> Result<()> {
+        members.iter().try_for_each(|&member| self.check_rank(member))?;
+        let mut sorted = members.to_vec();
+        sorted.sort_unstable();
+        if members.is_empty() || sorted.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(Error::Members { members: members.to_vec() });
+        }
+        Ok(())
+    }
+}
+
+impl Transport for SimTransport {
+    fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    fn channel(&self) -> ChannelId {
+        self.channel
+    }
+
+    fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
+    fn begin(&mut self, call: Fingerprint) {
+        self.call = call;
+    }
+
+    fn exchange(
+        &mut self,
+        send: Option<Outgoing<'_>>,
+        receive: Option<Incoming<'_>>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        self.check(send.as_ref(), receive.as_ref())?;
+        if let Some(outgoing) = send {
+            self.send(outgoing)?;
+        }
+        if let Some(incoming) = receive {
+            let message = self.receive(incoming.from, incoming.len, deadline)?;
+            match incoming.sink {
+                Sink::Into(memory) => memory.copy_from_slice(message.bytes()),
+                Sink::Each(take) => {
+                    message.pieces().for_each(|piece| take(piece.start, &message.bytes()[piece]));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn exchange_in_place(
+        &mut self,
+        peer: usize,
+        buffer: &mut [u8],
+        combine: &mut Combine<'_>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        self.check(Some(&Outgoing { to: peer, parts: &[] }), None)?;
+        // A send copies: all of our bytes have left before the first of the peer's is delivered.
+        self.send(Outgoing { to: peer, parts: &[buffer] })?;
+        let message = self.receive(peer, buffer.len(), deadline)?;
+        for piece in message.pieces() {
+            combine(&mut buffer[piece.clone()], &message.bytes()[piece]);
+        }
+        Ok(())
+    }
+
+    fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {
+        self.check_members(members)?;
+        let channel = self.channel.child(self.children, members);
+        self.children += 1;
+        let Some(index) = members.iter().position(|&member| member == self.rank.index()) else {
+            return Ok(None);
+        };
+        let rank = Rank::new(index, members.len()).expect("a position is smaller than the length");
+        let members = members.iter().map(|&member| self.members[member]).collect();
+        let child = Self::enter(self.network.clone(), self.runtime.clone(), rank, channel, members);
+        Ok(Some(Box::new(child)))
+    }
+
+    fn abort(&mut self) {
+        // An earlier abort stands.
+        let _ = self.network.abort(self.record(self.rank.index(), Cause::GaveUp));
+    }
+
+    fn aborted(&self) -> Option<Abort> {
+        self.network.aborted()
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+}
+
+impl Drop for SimTransport {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.abort();
+        }
+        self.network.leave(self.own_place());
+    }
+}
+
+impl fmt::Debug for SimTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimTransport").field("rank", &self.rank).field("channel", &self.channel).finish()
+    }
+}
