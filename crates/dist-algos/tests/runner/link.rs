@@ -48,10 +48,6 @@ impl Link {
     pub(crate) fn traffic(&self) -> Traffic {
         self.traffic
     }
-
-    pub(crate) fn forget_traffic(&mut self) {
-        self.traffic = Traffic::default();
-    }
 }
 
 impl RingTransport for Link {

@@ -1,6 +1,7 @@
 //! The runner does what the schedules say: results are the oracle's, bytes on the wire are the verifier's.
 
 mod link;
+mod network;
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -8,30 +9,30 @@ use std::time::Duration;
 use dist_algos::verify::{self, Report};
 use dist_algos::{
     AllGather, AllReduce, Barrier, Broadcast, Chunks, Error, Order, Partition, Reduce, ReduceScatter,
-    RingTransport, RunError, Scratch, Step, run,
+    RingTransport, RunError, Scratch, Step, pairwise, run,
 };
 use dist_testkit::oracle::{self, Number, Reduction};
 use dist_transport::{Deadline, Rank, Runtime};
 use rstest::rstest;
 
-use link::Link;
+use network::{End, Network};
 
-/// One rank's part of a test: a link, a buffer, and how to run steps on them.
+/// One rank's part of a test: an end of a network, a buffer, and how to run steps on them.
 struct Bench<'a, N> {
-    link: &'a mut Link,
+    end: &'a mut End,
     buffer: Vec<N>,
     deadline: Deadline,
 }
 
 impl<N: Number + bytemuck::Pod> Bench<'_, N> {
     fn rank(&self) -> Rank {
-        RingTransport::rank(self.link)
+        RingTransport::rank(self.end)
     }
 
     fn run(&mut self, steps: impl IntoIterator<Item = Step>, chunks: usize, scratch: &mut Scratch) {
         let partition = partition::<N>(self.buffer.len(), chunks);
         let bytes = bytemuck::cast_slice_mut(&mut self.buffer);
-        run(self.link, steps, bytes, &partition, &mut sum::<N>, scratch, self.deadline).expect("it runs");
+        run(self.end, steps, bytes, &partition, &mut sum::<N>, scratch, self.deadline).expect("it runs");
     }
 }
 
@@ -47,36 +48,26 @@ fn partition<N>(len: usize, chunks: usize) -> Partition {
     Partition::new(len, size_of::<N>(), chunks.max(1)).expect("the numbers' size divides 64")
 }
 
-/// Runs `work` on every rank and gives each rank's buffer; compares what the links counted with the report.
+/// Runs `work` on every rank and gives each rank's buffer; compares what the network counted with the report.
 #[track_caller]
 fn check_ranks<N: Number + bytemuck::Pod + Send + Sync>(
+    network: Network,
     inputs: &[Vec<N>],
     report: &Report,
     chunks: usize,
-    work: impl Fn(&mut Bench<'_, N>) + Send + Sync + Clone + 'static,
+    work: impl Fn(&mut Bench<'_, N>) + Send + Sync + 'static,
 ) -> Vec<Vec<N>> {
-    let runtime = Runtime::system();
-    let deadline = runtime.deadline(Duration::from_secs(20));
-    let links = link::network(&runtime, inputs.len());
-    let tasks: Vec<_> = links
-        .into_iter()
-        .zip(inputs)
-        .map(|(mut link, input)| {
-            let (work, buffer) = (work.clone(), input.clone());
-            let task = move || {
-                let mut bench = Bench { link: &mut link, buffer, deadline };
-                work(&mut bench);
-                (bench.buffer, link.traffic())
-            };
-            runtime.spawn("rank", task).expect("a thread")
-        })
-        .collect();
     let partition = partition::<N>(inputs[0].len(), chunks);
-    tasks
-        .into_iter()
-        .enumerate()
-        .map(|(rank, task)| {
-            let (buffer, traffic) = task.join().expect("the rank does not panic");
+    let begin = inputs.to_vec();
+    let program = move |end: &mut End, deadline| {
+        let buffer = begin[RingTransport::rank(end).index()].clone();
+        let mut bench = Bench { end, buffer, deadline };
+        work(&mut bench);
+        (bench.buffer, bench.end.traffic())
+    };
+    let ranks = network.run(inputs.len(), program).into_iter().enumerate();
+    ranks
+        .map(|(rank, (buffer, traffic))| {
             assert_eq!(traffic, report.traffic(rank, &partition), "traffic of rank {rank}");
             buffer
         })
@@ -99,12 +90,16 @@ fn lengths(world_size: usize) -> [usize; 6] {
 }
 
 #[track_caller]
-fn check_all_reduce<N: Number + bytemuck::Pod + Send + Sync>(algorithm: AllReduce, world_size: usize) {
+fn check_all_reduce<N: Number + bytemuck::Pod + Send + Sync>(
+    network: Network,
+    algorithm: AllReduce,
+    world_size: usize,
+) {
     let (report, chunks) = (verify::all_reduce(algorithm, world_size), algorithm.chunks(world_size));
     let report = report.expect("it is proven");
     for len in lengths(world_size) {
         let inputs = inputs::<N>(world_size, len);
-        let buffers = check_ranks(&inputs, &report, chunks, move |bench| {
+        let buffers = check_ranks(network, &inputs, &report, chunks, move |bench| {
             let phases = algorithm.phases(bench.rank());
             let scratch = &mut Scratch::new();
             bench.run(phases.reduce, chunks, scratch);
@@ -118,18 +113,24 @@ fn check_all_reduce<N: Number + bytemuck::Pod + Send + Sync>(algorithm: AllReduc
 }
 
 #[rstest]
-fn all_reduce_is_the_oracles_to_the_last_bit(#[values(1, 2, 3, 4, 5, 6, 7, 8, 9)] world_size: usize) {
+fn all_reduce_is_the_oracles_to_the_last_bit(
+    #[values(Network::Mailboxes, Network::Simulated { seed: 5 })] network: Network,
+    #[values(1, 2, 3, 4, 5, 6, 7, 8, 9)] world_size: usize,
+) {
     for &algorithm in AllReduce::ALL {
-        check_all_reduce::<u64>(algorithm, world_size);
+        check_all_reduce::<u64>(network, algorithm, world_size);
         if algorithm.order(world_size) == Order::Canonical {
-            check_all_reduce::<f32>(algorithm, world_size);
-            check_all_reduce::<half::f16>(algorithm, world_size);
+            check_all_reduce::<f32>(network, algorithm, world_size);
+            check_all_reduce::<half::f16>(network, algorithm, world_size);
         }
     }
 }
 
 #[rstest]
-fn reduce_scatter_is_the_oracles_to_the_last_bit(#[values(1, 2, 3, 4, 5, 7, 8)] world_size: usize) {
+fn reduce_scatter_is_the_oracles_to_the_last_bit(
+    #[values(Network::Mailboxes, Network::Simulated { seed: 5 })] network: Network,
+    #[values(1, 2, 3, 4, 5, 7, 8)] world_size: usize,
+) {
     for &algorithm in ReduceScatter::ALL {
         if !algorithm.supports(world_size) || algorithm.order(world_size) < Order::Canonical {
             continue;
@@ -137,7 +138,7 @@ fn reduce_scatter_is_the_oracles_to_the_last_bit(#[values(1, 2, 3, 4, 5, 7, 8)] 
         let report = verify::reduce_scatter(algorithm, world_size).unwrap();
         for len in lengths(world_size) {
             let inputs = inputs::<f32>(world_size, len);
-            let buffers = check_ranks(&inputs, &report, world_size, move |bench| {
+            let buffers = check_ranks(network, &inputs, &report, world_size, move |bench| {
                 let schedule = algorithm.schedule(bench.rank()).expect("it is supported");
                 bench.run(schedule, world_size, &mut Scratch::new());
             });
@@ -156,7 +157,10 @@ fn reduce_scatter_is_the_oracles_to_the_last_bit(#[values(1, 2, 3, 4, 5, 7, 8)] 
 }
 
 #[rstest]
-fn all_gather_brings_every_chunk_to_every_rank(#[values(1, 2, 3, 4, 5, 8)] world_size: usize) {
+fn all_gather_brings_every_chunk_to_every_rank(
+    #[values(Network::Mailboxes, Network::Simulated { seed: 5 })] network: Network,
+    #[values(1, 2, 3, 4, 5, 8)] world_size: usize,
+) {
     for &algorithm in AllGather::ALL {
         if !algorithm.supports(world_size) {
             continue;
@@ -171,7 +175,7 @@ fn all_gather_brings_every_chunk_to_every_rank(#[values(1, 2, 3, 4, 5, 8)] world
                     (0..len).map(|index| if own.contains(&index) { whole[index] } else { 0 }).collect()
                 })
                 .collect();
-            let buffers = check_ranks(&inputs, &report, world_size, move |bench| {
+            let buffers = check_ranks(network, &inputs, &report, world_size, move |bench| {
                 let schedule = algorithm.schedule(bench.rank()).expect("it is supported");
                 bench.run(schedule, world_size, &mut Scratch::new());
             });
@@ -183,13 +187,16 @@ fn all_gather_brings_every_chunk_to_every_rank(#[values(1, 2, 3, 4, 5, 8)] world
 }
 
 #[rstest]
-fn broadcast_and_reduce_work_with_every_root(#[values(1, 2, 3, 5, 6, 8)] world_size: usize) {
+fn broadcast_and_reduce_work_with_every_root(
+    #[values(Network::Mailboxes, Network::Simulated { seed: 5 })] network: Network,
+    #[values(1, 2, 3, 5, 6, 8)] world_size: usize,
+) {
     for root in 0..world_size {
         let inputs = inputs::<f32>(world_size, 13);
         for &algorithm in Broadcast::ALL {
             let (report, chunks) =
                 (verify::broadcast(algorithm, world_size, root), algorithm.chunks(world_size));
-            let buffers = check_ranks(&inputs, &report.unwrap(), chunks, move |bench| {
+            let buffers = check_ranks(network, &inputs, &report.unwrap(), chunks, move |bench| {
                 bench.run(algorithm.schedule(bench.rank(), root), chunks, &mut Scratch::new());
             });
             for buffer in buffers {
@@ -200,7 +207,7 @@ fn broadcast_and_reduce_work_with_every_root(#[values(1, 2, 3, 5, 6, 8)] world_s
         for &algorithm in Reduce::ALL {
             let (report, chunks) =
                 (verify::reduce(algorithm, world_size, root), algorithm.chunks(world_size));
-            let buffers = check_ranks(&inputs, &report.unwrap(), chunks, move |bench| {
+            let buffers = check_ranks(network, &inputs, &report.unwrap(), chunks, move |bench| {
                 bench.run(algorithm.schedule(bench.rank(), root), chunks, &mut Scratch::new());
             });
             assert_same(&format!("{algorithm} to {root}"), &buffers[root], &expected);
@@ -209,10 +216,13 @@ fn broadcast_and_reduce_work_with_every_root(#[values(1, 2, 3, 5, 6, 8)] world_s
 }
 
 #[rstest]
-fn barriers_send_messages_of_no_bytes(#[values(1, 2, 3, 8)] world_size: usize) {
+fn barriers_send_messages_of_no_bytes(
+    #[values(Network::Mailboxes, Network::Simulated { seed: 5 })] network: Network,
+    #[values(1, 2, 3, 8)] world_size: usize,
+) {
     for &algorithm in Barrier::ALL {
         let report = verify::barrier(algorithm, world_size).unwrap();
-        check_ranks(&inputs::<u64>(world_size, 0), &report, 1, move |bench| {
+        check_ranks(network, &inputs::<u64>(world_size, 0), &report, 1, move |bench| {
             bench.run(algorithm.schedule(bench.rank()), 1, &mut Scratch::new());
         });
     }
@@ -220,31 +230,32 @@ fn barriers_send_messages_of_no_bytes(#[values(1, 2, 3, 8)] world_size: usize) {
 
 #[test]
 fn scratch_is_as_large_as_the_slots_and_serves_again() {
-    let report = verify::reduce_scatter(ReduceScatter::Pairwise, 7).unwrap();
-    let report_slots = report.slots_max;
-    check_ranks(&inputs::<u64>(7, 700), &report, 7, move |bench| {
+    let slots = verify::reduce_scatter(ReduceScatter::Pairwise, 7).unwrap().slots_max;
+    let ranks = Network::Mailboxes.run(7, |end, deadline| {
+        let rank = RingTransport::rank(end);
+        let mut bench = Bench { end, buffer: vec![0_u64; 700], deadline };
         let mut scratch = Scratch::new();
-        let mut reduce_scatter = |bench: &mut Bench<'_, u64>| {
-            let schedule = ReduceScatter::Pairwise.schedule(bench.rank()).expect("any world");
-            bench.run(schedule, 7, &mut scratch);
-            scratch.capacity_bytes()
-        };
-        let slot_bytes = 832; // 100 elements of 8 bytes, in whole lines of 64
-        let grown = reduce_scatter(bench);
-        assert!(grown <= report_slots * slot_bytes, "{grown} bytes for {report_slots} slots");
-        bench.link.forget_traffic();
-        bench.buffer.fill(1);
-        assert_eq!(reduce_scatter(bench), grown);
-        let own = bench.rank().index() * 100;
-        assert!(bench.buffer[own..own + 100].iter().all(|&sum| sum == 7));
+        let mut capacities = [0; 2];
+        for (value, capacity) in (1..).zip(&mut capacities) {
+            bench.buffer.fill(value);
+            bench.run(pairwise::reduce_scatter(rank), 7, &mut scratch);
+            assert_eq!(bench.buffer[rank.index() * 100..][..100], [7 * value; 100]);
+            *capacity = scratch.capacity_bytes();
+        }
+        capacities
     });
+    let slot_bytes = 832; // 100 elements of 8 bytes, in whole lines of 64
+    for [first, second] in ranks {
+        assert!(first > 0 && first <= slots * slot_bytes, "{first} bytes for {slots} slots");
+        assert_eq!(first, second);
+    }
 }
 
 #[test]
 fn a_ring_adds_in_another_order_than_the_tree() {
     let report = verify::all_reduce(AllReduce::Ring, 5).unwrap();
     let inputs = inputs::<f32>(5, 1000);
-    let buffers = check_ranks(&inputs, &report, 5, move |bench| {
+    let buffers = check_ranks(Network::Mailboxes, &inputs, &report, 5, move |bench| {
         let phases = AllReduce::Ring.phases(bench.rank());
         bench.run(phases.reduce.chain(phases.gather), 5, &mut Scratch::new());
     });
