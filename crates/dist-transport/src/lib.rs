@@ -8,6 +8,8 @@ mod abort;
 #[cfg(feature = "auth")]
 pub mod auth;
 mod channel;
+#[cfg(any(feature = "tcp", feature = "sim"))]
+mod check;
 mod error;
 mod fingerprint;
 mod rank;

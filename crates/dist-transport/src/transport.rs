@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{Abort, ChannelId, Deadline, Error, Fingerprint, Rank, Result, Runtime};
+use crate::{Abort, ChannelId, Deadline, Fingerprint, Rank, Result, Runtime};
 
 /// Bytes between the ranks of one group, on one channel.
 ///
@@ -136,52 +136,4 @@ pub struct Traffic {
     pub messages_received: u64,
     /// Bytes received.
     pub bytes_received: u64,
-}
-
-impl Traffic {
-    /// Counts what one exchange moved.
-    #[cfg(any(feature = "tcp", feature = "sim"))]
-    pub(crate) fn count(&mut self, sent: Option<usize>, received: Option<usize>) {
-        self.messages_sent += u64::from(sent.is_some());
-        self.bytes_sent += sent.unwrap_or(0) as u64;
-        self.messages_received += u64::from(received.is_some());
-        self.bytes_received += received.unwrap_or(0) as u64;
-    }
-}
-
-/// Refuses a peer that is not in the group.
-#[cfg(any(feature = "tcp", feature = "sim"))]
-pub(crate) fn check_peer(rank: Rank, peer: usize) -> Result<()> {
-    let world_size = rank.world_size();
-    if peer < world_size { Ok(()) } else { Err(Error::RankOutOfRange { rank: peer, world_size }) }
-}
-
-/// Refuses an exchange that names a peer outside the group.
-///
-/// # Panics
-/// If the receiving memory is not as long as the message.
-#[cfg(any(feature = "tcp", feature = "sim"))]
-pub(crate) fn check_exchange(
-    rank: Rank,
-    send: Option<&Outgoing<'_>>,
-    receive: Option<&Incoming<'_>>,
-) -> Result<()> {
-    if let Some(Incoming { len, sink: Sink::Into(memory), .. }) = receive {
-        assert_eq!(memory.len(), *len, "the receiving memory is as long as the message");
-    }
-    let peers = [send.map(|send| send.to), receive.map(|receive| receive.from)];
-    peers.into_iter().flatten().try_for_each(|peer| check_peer(rank, peer))
-}
-
-/// Refuses a list of members that makes no group.
-#[cfg(any(feature = "tcp", feature = "sim"))]
-pub(crate) fn check_members(rank: Rank, members: &[usize]) -> Result<()> {
-    members.iter().try_for_each(|&member| check_peer(rank, member))?;
-    let mut sorted = members.to_vec();
-    sorted.sort_unstable();
-    sorted.dedup();
-    if sorted.is_empty() || sorted.len() < members.len() {
-        return Err(Error::Members { members: members.to_vec() });
-    }
-    Ok(())
 }

@@ -6,6 +6,7 @@ use std::thread;
 
 use super::message::Message;
 use super::network::{Found, Network, Place, Sent};
+use crate::check::{check_exchange, check_members, check_peer};
 use crate::{
     Abort, Activity, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Incoming, Outgoing, Rank,
     Result, Runtime, Sink, Traffic, Transport,
@@ -63,25 +64,7 @@ impl SimTransport {
         self.place(self.rank.index())
     }
 
-    fn check_rank(&self, rank: usize) -> Result<()> {
-        let world_size = self.rank.world_size();
-        if rank < world_size { Ok(()) } else { Err(Error::RankOutOfRange { rank, world_size }) }
-    }
-
-    /// Refuses arguments that make no sense, before anything is sent.
-    fn check(&self, send: Option<&Outgoing<'_>>, receive: Option<&Incoming<'_>>) -> Result<()> {
-        if let Some(outgoing) = send {
-            self.check_rank(outgoing.to)?;
-        }
-        if let Some(incoming) = receive {
-            self.check_rank(incoming.from)?;
-            if let Sink::Into(memory) = &incoming.sink
-                && memory.len() != incoming.len
-            {
-                let (expected, got) = (memory.len() as u64, incoming.len as u64);
-                return Err(Error::Length { peer: incoming.from, expected, got });
-            }
-        }
+    fn check_alive(&self) -> Result<()> {
         self.network.aborted().map_or(Ok(()), |abort| Err(Error::Aborted(abort)))
     }
 
@@ -91,8 +74,7 @@ impl SimTransport {
         self.runtime.interleave();
         match self.network.send(self.own_place(), self.place(peer), message) {
             Sent::Queued => {
-                self.traffic.messages_sent += 1;
-                self.traffic.bytes_sent += len as u64;
+                self.traffic.count(Some(len), None);
                 Ok(())
             }
             Sent::Left => Err(self.fail(peer, Cause::Left, Error::Closed { activity: Activity::Send, peer })),
@@ -111,8 +93,7 @@ impl SimTransport {
             let (expected, got) = (len as u64, message.len() as u64);
             return Err(self.fail(peer, Cause::Mismatch { theirs }, Error::Length { peer, expected, got }));
         }
-        self.traffic.messages_received += 1;
-        self.traffic.bytes_received += len as u64;
+        self.traffic.count(None, Some(len));
         Ok(message)
     }
 
@@ -142,16 +123,6 @@ impl SimTransport {
     fn record(&self, rank: usize, cause: Cause) -> Abort {
         Abort { cause, rank: self.members[rank], reporter: self.members[self.rank.index()], call: self.call }
     }
-
-    fn check_members(&self, members: &[usize]) -> Result<()> {
-        members.iter().try_for_each(|&member| self.check_rank(member))?;
-        let mut sorted = members.to_vec();
-        sorted.sort_unstable();
-        if members.is_empty() || sorted.windows(2).any(|pair| pair[0] == pair[1]) {
-            return Err(Error::Members { members: members.to_vec() });
-        }
-        Ok(())
-    }
 }
 
 impl Transport for SimTransport {
@@ -177,7 +148,8 @@ impl Transport for SimTransport {
         receive: Option<Incoming<'_>>,
         deadline: Deadline,
     ) -> Result<()> {
-        self.check(send.as_ref(), receive.as_ref())?;
+        check_exchange(self.rank, send.as_ref(), receive.as_ref())?;
+        self.check_alive()?;
         if let Some(outgoing) = send {
             self.send(outgoing)?;
         }
@@ -200,7 +172,8 @@ impl Transport for SimTransport {
         combine: &mut Combine<'_>,
         deadline: Deadline,
     ) -> Result<()> {
-        self.check(Some(&Outgoing { to: peer, parts: &[] }), None)?;
+        check_peer(self.rank, peer)?;
+        self.check_alive()?;
         // A send copies: all of our bytes have left before the first of the peer's is delivered.
         self.send(Outgoing { to: peer, parts: &[buffer] })?;
         let message = self.receive(peer, buffer.len(), deadline)?;
@@ -211,7 +184,7 @@ impl Transport for SimTransport {
     }
 
     fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {
-        self.check_members(members)?;
+        check_members(self.rank, members)?;
         let channel = self.channel.child(self.children, members);
         self.children += 1;
         let Some(index) = members.iter().position(|&member| member == self.rank.index()) else {

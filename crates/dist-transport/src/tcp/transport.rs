@@ -9,12 +9,12 @@ use std::time::Duration;
 use rustix::event::PollFlags;
 
 use crate::auth::{Identity, Purpose};
+use crate::check::{check_exchange, check_members, check_peer};
 use crate::tcp::config::Config;
 use crate::tcp::link::{Fault, Inbound, Outbound, Scratch, say_goodbye};
 use crate::tcp::patience::{Patience, Wait};
 use crate::tcp::session::{Membership, Session, timeout};
 use crate::tcp::{rendezvous, socket};
-use crate::transport::{check_exchange, check_members, check_peer};
 use crate::{
     Abort, Activity, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Incoming, Outgoing, Rank,
     Result, Runtime, Sink, Traffic, Transport,
@@ -189,7 +189,9 @@ impl TcpTransport {
             Fault::Mismatch { theirs } => {
                 (Cause::Mismatch { theirs }, Error::Mismatch { peer, ours: self.call, theirs })
             }
-            Fault::Length { got, expected } => (Cause::Protocol, Error::Length { peer, got, expected }),
+            Fault::Length { got, expected } => {
+                (Cause::Mismatch { theirs: self.call }, Error::Length { peer, got, expected })
+            }
             Fault::Garbage => (Cause::Protocol, Error::Garbage { peer }),
             Fault::Io(source) => (Cause::Died, Error::Io { activity, peer, source }),
             Fault::Unconnected(error) => (Cause::Died, error),
