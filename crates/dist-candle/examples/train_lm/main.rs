@@ -1,0 +1,117 @@
+//! Trains a byte-level transformer on several processes: `cargo demo` in the workspace.
+//!
+//! Alone, the program starts one process per rank on this machine. Under `distctl run` or torchrun, which say so in
+//! the environment, it is one rank of their job.
+
+mod model;
+mod options;
+mod picture;
+mod processes;
+mod random;
+mod report;
+mod sample;
+mod text;
+mod trace;
+mod train;
+
+use std::env;
+use std::error::Error;
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use dist_collectives::Communicator;
+use dist_parallel::BoxError;
+use tracing_subscriber::EnvFilter;
+
+use crate::options::{Options, Strategy};
+use crate::text::Text;
+
+fn main() -> ExitCode {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+    match demo(&Options::parse()) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            let rank = variable("RANK").map_or_else(String::new, |rank| format!(" rank {rank}:"));
+            eprintln!("train_lm:{rank} {}", chain(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What can go wrong in the demo.
+#[derive(Debug, thiserror::Error)]
+enum DemoError {
+    #[error(transparent)]
+    Text(#[from] text::TextError),
+    #[error(transparent)]
+    Process(#[from] processes::ProcessError),
+    #[error("a width of {width} cannot be divided among {heads} heads")]
+    Heads { width: usize, heads: usize },
+    #[error("--strategy single is for one process, and this job has {world_size}")]
+    NotAlone { world_size: usize },
+    #[error("--ranks {asked} was asked for, and this job has {world_size}")]
+    Ranks { asked: usize, world_size: usize },
+    #[error("rank {rank} has other {what} than rank 0")]
+    Differ { rank: usize, what: &'static str },
+    #[error("the ranks cannot talk to each other")]
+    Communication(#[from] dist_collectives::Error),
+    #[error("training failed")]
+    Training(#[from] dist_parallel::Error),
+    #[error("the model failed")]
+    Model(#[source] BoxError),
+    #[error("cannot write {}", path.display())]
+    Picture { path: PathBuf, source: io::Error },
+    #[error("cannot report")]
+    Report(#[from] io::Error),
+}
+
+fn demo(options: &Options) -> Result<u8, DemoError> {
+    let Options { width, heads, .. } = *options;
+    if !width.is_multiple_of(heads) {
+        return Err(DemoError::Heads { width, heads });
+    }
+    if let Some(launcher) = options.started_by {
+        processes::end_with(launcher);
+    }
+    let paths = if options.text.is_empty() { vec![text::workspace()] } else { options.text.clone() };
+    let read_text = || Text::read(&paths, options.sample_len());
+    if variable("RANK").is_none() {
+        let ranks = options.ranks_to_start();
+        if ranks > 1 {
+            // A text that cannot be learned is reported once, not by every rank.
+            read_text()?;
+            return Ok(processes::launch(ranks)?);
+        }
+        processes::limit_threads(1)?;
+    } else {
+        let local_ranks = variable("LOCAL_WORLD_SIZE").and_then(|number| number.parse().ok());
+        processes::limit_threads(local_ranks.unwrap_or(1).max(1))?;
+    }
+    let text = read_text()?;
+    let comm = Communicator::from_env()?;
+    check_world(options, comm.world_size())?;
+    train::train(options, &text, comm)?;
+    Ok(0)
+}
+
+/// Makes sure that the job is the one that was asked for.
+fn check_world(options: &Options, world_size: usize) -> Result<(), DemoError> {
+    match (options.strategy, options.ranks) {
+        (Strategy::Single, _) if world_size > 1 => Err(DemoError::NotAlone { world_size }),
+        (Strategy::Ddp, Some(asked)) if asked != world_size => Err(DemoError::Ranks { asked, world_size }),
+        _ => Ok(()),
+    }
+}
+
+fn variable(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// An error and everything that led to it.
+fn chain(error: &(dyn Error + 'static)) -> String {
+    let sources = std::iter::successors(Some(error), |&error| error.source());
+    sources.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}

@@ -1,0 +1,94 @@
+//! What the demo can be told.
+
+use std::path::PathBuf;
+
+use clap::builder::RangedU64ValueParser;
+use clap::{Parser, ValueEnum};
+
+use crate::model::Shape;
+
+/// Trains a byte-level transformer on text files, on several processes.
+///
+/// The same seed, text and number of micro-batches give the same parameters, bit for bit, on any number of
+/// processes that deals each a power of two of the micro-batches.
+#[derive(Debug, Parser)]
+#[command(name = "train_lm")]
+pub(crate) struct Options {
+    /// Processes to start on this machine [default: 2]. Inside a job (RANK is set), the job decides.
+    #[arg(long, value_parser = at_least_one())]
+    pub(crate) ranks: Option<usize>,
+    /// How the work is shared.
+    #[arg(long, value_enum, default_value_t = Strategy::Ddp)]
+    pub(crate) strategy: Strategy,
+    /// Parts of a step, each with samples of its own, that are dealt to the processes.
+    #[arg(long, default_value_t = 8, value_parser = at_least_one())]
+    pub(crate) micro_batches: usize,
+    /// Steps of the optimizer.
+    #[arg(long, default_value_t = 100, value_parser = at_least_one())]
+    pub(crate) steps: usize,
+    /// Files to learn, or directories of them [default: the workspace's own sources and documents].
+    #[arg(long, num_args = 1.., value_name = "PATH")]
+    pub(crate) text: Vec<PathBuf>,
+    /// One JSON object per line instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Of the initial values, the samples and the text at the end.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Where the pictures go.
+    #[arg(long, default_value = "out", value_name = "DIR")]
+    pub(crate) out: PathBuf,
+    /// Samples of a micro-batch.
+    #[arg(long, default_value_t = 4, value_parser = at_least_one())]
+    pub(crate) samples: usize,
+    /// Bytes of a sample, all of which the model sees at once.
+    #[arg(long, default_value_t = 64, value_parser = at_least_one())]
+    pub(crate) context: usize,
+    /// Layers of the model.
+    #[arg(long, default_value_t = 2, value_parser = at_least_one())]
+    pub(crate) layers: usize,
+    /// Numbers per byte inside the model; a multiple of the heads.
+    #[arg(long, default_value_t = 96, value_parser = at_least_one())]
+    pub(crate) width: usize,
+    /// Heads of each layer's attention.
+    #[arg(long, default_value_t = 4, value_parser = at_least_one())]
+    pub(crate) heads: usize,
+    /// The largest learning rate.
+    #[arg(long, default_value_t = 0.01)]
+    pub(crate) learning_rate: f64,
+    /// The process that started this one, without which it has no purpose.
+    #[arg(long, hide = true)]
+    pub(crate) started_by: Option<u32>,
+}
+
+/// How the work is shared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Strategy {
+    /// One process does everything.
+    Single,
+    /// Every process has the whole model, and its share of the micro-batches.
+    Ddp,
+}
+
+impl Options {
+    pub(crate) fn shape(&self) -> Shape {
+        Shape { layers: self.layers, width: self.width, heads: self.heads, context: self.context }
+    }
+
+    /// A sample, and the byte after it.
+    pub(crate) fn sample_len(&self) -> usize {
+        self.context + 1
+    }
+
+    /// How many processes to start when nobody else has.
+    pub(crate) fn ranks_to_start(&self) -> usize {
+        match self.strategy {
+            Strategy::Single => 1,
+            Strategy::Ddp => self.ranks.unwrap_or(2),
+        }
+    }
+}
+
+fn at_least_one() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=1 << 30)
+}

@@ -1,0 +1,136 @@
+//! The processes of a demo that nobody else has started: one per rank, this program again.
+
+use std::env;
+use std::io::{self, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use dist_transport::Runtime;
+use dist_transport::runtime::Mailbox;
+use dist_transport::tcp::{Coordinator, Secret};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+
+/// Why the processes could not be started or watched.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ProcessError {
+    #[error("cannot start rank {rank}")]
+    Start { rank: usize, source: io::Error },
+    #[error("cannot start this program again with fewer threads")]
+    Restart { source: io::Error },
+    #[error("cannot watch rank {rank}")]
+    Watch { rank: usize, source: io::Error },
+    #[error("cannot make a meeting point for the ranks")]
+    Coordinator(#[from] dist_transport::Error),
+}
+
+/// Starts `ranks` processes of this program with the same arguments and waits for them. When one fails, it is
+/// named, the others are ended, and its exit code is returned.
+pub(crate) fn launch(ranks: usize) -> Result<u8, ProcessError> {
+    let runtime = Runtime::system();
+    let (secret, secret_text) = Secret::generate()?;
+    let job = format!("train_lm-{}", std::process::id());
+    let coordinator = Coordinator::start("127.0.0.1:0", ranks, &job, Some(secret))?;
+    let (ended, mut inbox) = runtime.mailbox();
+    let mut children = Children(Vec::new());
+    for rank in 0..ranks {
+        let mut command = this_program(ranks).map_err(|source| ProcessError::Start { rank, source })?;
+        command
+            .args(["--started-by", &std::process::id().to_string()])
+            .envs([("RANK", rank), ("LOCAL_RANK", rank)].map(|(name, value)| (name, value.to_string())))
+            .envs([("WORLD_SIZE", ranks), ("LOCAL_WORLD_SIZE", ranks)].map(|(name, n)| (name, n.to_string())))
+            .env("MASTER_ADDR", coordinator.address().ip().to_string())
+            .env("MASTER_PORT", coordinator.address().port().to_string())
+            .env("DIST_COORDINATOR", "external")
+            .env("DIST_JOB_ID", &job)
+            .env("DIST_SECRET_FILE", "fd:0");
+        let child = start(command, &secret_text).map_err(|source| ProcessError::Start { rank, source })?;
+        watch(&runtime, rank, &child, ended.clone())
+            .map_err(|source| ProcessError::Watch { rank, source })?;
+        children.0.push(child);
+    }
+    drop(ended);
+    while let Ok(rank) = inbox.receive(None) {
+        let status = children.0[rank].wait().map_err(|source| ProcessError::Watch { rank, source })?;
+        if !status.success() {
+            // Nobody listens if this fails.
+            let _ =
+                writeln!(io::stderr().lock(), "train_lm: rank {rank} failed ({status}): the rest is ended");
+            return Ok(exit_code(status));
+        }
+    }
+    Ok(0)
+}
+
+/// Runs this program from its beginning with this process's share of the cores, unless that is settled already:
+/// candle reads `RAYON_NUM_THREADS` when it starts to compute.
+pub(crate) fn limit_threads(local_ranks: usize) -> Result<(), ProcessError> {
+    if env::var_os(THREADS).is_some() {
+        return Ok(());
+    }
+    let source = match this_program(local_ranks) {
+        Ok(mut command) => command.exec(),
+        Err(source) => source,
+    };
+    Err(ProcessError::Restart { source })
+}
+
+/// Ends this process when the one that started it ends, however that happens.
+pub(crate) fn end_with(launcher: u32) {
+    #[cfg(target_os = "linux")]
+    {
+        // Where the kernel refuses, a lost launcher is noticed when the other ranks are gone.
+        let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+    }
+    if std::os::unix::process::parent_id() != launcher {
+        std::process::exit(1);
+    }
+}
+
+fn this_program(local_ranks: usize) -> io::Result<Command> {
+    let mut command = Command::new(env::current_exe()?);
+    command.args(env::args_os().skip(1));
+    if env::var_os(THREADS).is_none() {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        command.env(THREADS, (cores / local_ranks).max(1).to_string());
+    }
+    Ok(command)
+}
+
+/// The secret travels through the standard input: no file, no argument and no variable has it.
+fn start(mut command: Command, secret: &str) -> io::Result<Child> {
+    let (reader, mut writer) = io::pipe()?;
+    writer.write_all(secret.as_bytes())?;
+    drop(writer);
+    command.stdin(reader).stdout(Stdio::inherit()).spawn()
+}
+
+/// Says when a child has ended. It stays a zombie until it is waited for, so its number is nobody else's.
+fn watch(runtime: &Runtime, rank: usize, child: &Child, ended: Mailbox<usize>) -> io::Result<()> {
+    let pid = Pid::from_child(child);
+    let wait = move || {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        while let Err(rustix::io::Errno::INTR) = rustix::process::waitid(WaitId::Pid(pid), options) {}
+        ended.send(rank);
+    };
+    runtime.spawn("wait", wait).map(drop)
+}
+
+fn exit_code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
+}
+
+/// Processes that do not outlive this value.
+struct Children(Vec<Child>);
+
+impl Drop for Children {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // Both fail only for a child that has ended already.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+const THREADS: &str = "RAYON_NUM_THREADS";

@@ -1,0 +1,123 @@
+//! What the demo says while it trains.
+
+use std::io::{self, IsTerminal, Write};
+
+use dist_parallel::StepReport;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+/// Where one rank's steps are reported to. Only rank 0 says anything.
+pub(crate) enum Reporter {
+    Silent,
+    /// One JSON object per line on the standard output.
+    Json,
+    /// A bar on the terminal.
+    Bar(ProgressBar),
+    /// A line now and then, where there is no terminal.
+    Lines {
+        every: usize,
+    },
+}
+
+/// What there is to say about a step.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Progress {
+    /// From 1.
+    pub(crate) step: usize,
+    pub(crate) steps: usize,
+    pub(crate) report: StepReport,
+    pub(crate) tokens_per_s: f64,
+    /// Of the time since the start, how much was spent waiting for other ranks.
+    pub(crate) waiting: f64,
+}
+
+impl Reporter {
+    pub(crate) fn new(rank: usize, steps: usize, json: bool) -> Self {
+        match (rank, json) {
+            (0, true) => Self::Json,
+            (0, false) if io::stderr().is_terminal() => {
+                let style = "{bar:30} {pos}/{len} {msg}  {eta} left";
+                let style =
+                    ProgressStyle::with_template(style).expect("a template that indicatif understands");
+                Self::Bar(ProgressBar::new(steps as u64).with_style(style))
+            }
+            (0, false) => Self::Lines { every: steps.div_ceil(10) },
+            _ => Self::Silent,
+        }
+    }
+
+    /// A line for people.
+    pub(crate) fn say(&self, line: &str) -> io::Result<()> {
+        match self {
+            Self::Silent | Self::Json => Ok(()),
+            Self::Bar(bar) => bar.suspend(|| writeln!(io::stdout().lock(), "{line}")),
+            Self::Lines { .. } => writeln!(io::stdout().lock(), "{line}"),
+        }
+    }
+
+    pub(crate) fn step(&self, progress: &Progress) -> io::Result<()> {
+        let Progress { step, steps, report, tokens_per_s, waiting } = *progress;
+        let loss = report.loss;
+        match self {
+            Self::Silent => Ok(()),
+            Self::Json => {
+                let tokens_per_s = tokens_per_s.round();
+                print(&StepLine { step, loss, loss_bits: loss.to_bits(), tokens_per_s })
+            }
+            Self::Bar(bar) => {
+                bar.set_message(format!(
+                    "loss {loss:.3}  {tokens_per_s:.0} tokens/s  {:.1} % waiting for communication",
+                    100.0 * waiting
+                ));
+                bar.inc(1);
+                Ok(())
+            }
+            Self::Lines { every } if step % every == 0 || step == 1 || step == steps => writeln!(
+                io::stdout().lock(),
+                "step {step:>4} of {steps}  loss {loss:.4}  {tokens_per_s:>8.0} tokens/s  {:>4.1} % waiting for \
+                 communication",
+                100.0 * waiting
+            ),
+            Self::Lines { .. } => Ok(()),
+        }
+    }
+
+    /// After the last step: from now on there are only lines.
+    pub(crate) fn end_steps(&mut self) {
+        if let Self::Bar(bar) = self {
+            bar.finish();
+            *self = Self::Lines { every: 1 };
+        }
+    }
+
+    /// The last line of all.
+    pub(crate) fn end(&self, params_crc32: u32) -> io::Result<()> {
+        match self {
+            Self::Json => print(&EndLine { params_crc32 }),
+            _ => self.say(&format!("params_crc32 {params_crc32}")),
+        }
+    }
+
+    /// Whether anybody reads what [`say`](Self::say) says.
+    pub(crate) fn has_readers(&self) -> bool {
+        matches!(self, Self::Bar(_) | Self::Lines { .. })
+    }
+}
+
+#[derive(Serialize)]
+struct StepLine {
+    step: usize,
+    loss: f32,
+    loss_bits: u32,
+    tokens_per_s: f64,
+}
+
+#[derive(Serialize)]
+struct EndLine {
+    params_crc32: u32,
+}
+
+fn print(line: &impl Serialize) -> io::Result<()> {
+    let line = serde_json::to_string(line)?;
+    writeln!(io::stdout().lock(), "{line}")
+}

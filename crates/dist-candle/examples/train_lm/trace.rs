@@ -1,0 +1,71 @@
+//! When a step's parts began and ended, on every rank.
+
+use std::time::Duration;
+
+use dist_collectives::{Communicator, Result};
+
+use crate::picture::{Bar, Timeline};
+
+/// The kinds of bars, and their colours.
+const KINDS: [(&str, &str); 4] = [
+    ("forward", "#4c78a8"),
+    ("backward", "#72b7b2"),
+    ("waiting for communication", "#e45756"),
+    ("optimizer", "#eeca3b"),
+];
+pub(crate) const FORWARD: usize = 0;
+pub(crate) const BACKWARD: usize = 1;
+pub(crate) const WAITING: usize = 2;
+pub(crate) const OPTIMIZER: usize = 3;
+
+/// The parts of one step on one rank: each ends where the next begins.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Trace {
+    parts: Vec<(usize, Duration)>,
+    end: Duration,
+}
+
+impl Trace {
+    /// A part of this kind begins now, and the one before it ends.
+    pub(crate) fn begin(&mut self, kind: usize, now: Duration) {
+        self.parts.push((kind, now));
+    }
+
+    pub(crate) fn end(&mut self, now: Duration) {
+        self.end = now;
+    }
+
+    fn bars(&self) -> impl Iterator<Item = Bar> {
+        let origin = self.parts.first().map_or(self.end, |&(_, start)| start);
+        let place = move |time: Duration| 1e3 * time.saturating_sub(origin).as_secs_f64();
+        let ends = self.parts.iter().skip(1).map(|&(_, start)| start).chain([self.end]);
+        self.parts.iter().zip(ends).map(move |(&(kind, start), end)| Bar {
+            kind,
+            start: place(start),
+            end: place(end),
+        })
+    }
+}
+
+/// The bars of every rank, on every rank. `parts_max` is the same on every rank, and no rank has more parts. All
+/// ranks began at about the same time: each trace begins at 0.
+pub(crate) fn gather(comm: &mut Communicator, trace: &Trace, parts_max: usize) -> Result<Vec<Vec<Bar>>> {
+    // Three numbers per bar; what a rank has fewer bars stays NaN.
+    let mut own = vec![f64::NAN; 3 * parts_max];
+    for (bar, place) in trace.bars().zip(own.chunks_exact_mut(3)) {
+        place.copy_from_slice(&[bar.kind as f64, bar.start, bar.end]);
+    }
+    let mut all = vec![0.0; own.len() * comm.world_size()];
+    comm.all_gather(&own, &mut all)?;
+    let bar = |numbers: &[f64]| {
+        let kind = (0..KINDS.len()).find(|&kind| kind as f64 == numbers[0])?;
+        Some(Bar { kind, start: numbers[1], end: numbers[2] })
+    };
+    Ok(all.chunks_exact(own.len()).map(|rank| rank.chunks_exact(3).filter_map(bar).collect()).collect())
+}
+
+/// The bars of every rank as a picture.
+pub(crate) fn timeline(title: &str, ranks: Vec<Vec<Bar>>) -> String {
+    let rows = ranks.into_iter().enumerate().map(|(rank, bars)| (format!("rank {rank}"), bars)).collect();
+    Timeline { title, x_label: "milliseconds since the step began", rows, kinds: &KINDS }.to_string()
+}

@@ -1,0 +1,229 @@
+//! The training itself: the same on one process and on many.
+
+use std::cell::RefCell;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use candle_core::Tensor;
+use dist_candle::loss_and_gradient;
+use dist_collectives::Communicator;
+use dist_parallel::{
+    AdamW, AdamWOptions, BoxError, Ddp, DdpOptions, Optimizer, Params, Sequence, StepReport, Values,
+};
+
+use crate::DemoError;
+use crate::model;
+use crate::options::Options;
+use crate::picture::{Chart, Line};
+use crate::random::Random;
+use crate::report::{Progress, Reporter};
+use crate::sample;
+use crate::text::Text;
+use crate::trace::{self, Trace};
+
+/// Trains on all ranks of the communicator. Rank 0 reports, writes the pictures and shows a sample.
+pub(crate) fn train(options: &Options, text: &Text, mut comm: Communicator) -> Result<(), DemoError> {
+    agree(&mut comm, options, text)?;
+    let (rank, ranks) = (comm.rank(), comm.world_size());
+    let mut reporter = Reporter::new(rank, options.steps, options.json);
+    let model = model::transformer(options.shape(), options.seed).map_err(DemoError::Model)?;
+    let parameters: usize = model.infos().iter().map(dist_parallel::ParamInfo::len).sum();
+    reporter.say(&format!(
+        "{ranks} {}, {parameters} parameters, {} files with {} bytes, whose entropy is {:.3} nats per byte",
+        if ranks == 1 { "process" } else { "processes" },
+        text.files(),
+        text.bytes().len(),
+        text.byte_entropy(),
+    ))?;
+    let ddp = Ddp::new(comm, model, DdpOptions::default())?;
+    let mut session = Session { options, text, ddp, losses: Vec::new(), trace: Trace::default() };
+    session.run(&reporter)?;
+    reporter.end_steps();
+    let params_crc32 = session.params_crc32()?;
+    let parts_max = 2 * options.micro_batches.div_ceil(ranks) + 2;
+    let bars = trace::gather(session.ddp.communicator(), &session.trace, parts_max)?;
+    if rank == 0 {
+        session.draw(bars)?;
+        session.show_sample(&reporter)?;
+        reporter.end(params_crc32)?;
+    }
+    Ok(())
+}
+
+struct Session<'a> {
+    options: &'a Options,
+    text: &'a Text,
+    ddp: Ddp<Sequence<Tensor>>,
+    losses: Vec<f32>,
+    /// Of the latest step.
+    trace: Trace,
+}
+
+impl Session<'_> {
+    fn run(&mut self, reporter: &Reporter) -> Result<(), DemoError> {
+        let options = self.options;
+        let adamw = AdamWOptions { beta2: 0.95, ..AdamWOptions::default() };
+        let mut optimizer = AdamW::new(adamw)?;
+        let runtime = self.ddp.communicator().runtime().clone();
+        let tokens = (options.micro_batches * options.samples * options.context) as f64;
+        let (mut elapsed, mut exposed) = (Duration::ZERO, Duration::ZERO);
+        for step in 1..=options.steps {
+            if step == options.steps {
+                // So that the traces of all ranks begin at the same time.
+                self.ddp.communicator().barrier()?;
+            }
+            optimizer.set_learning_rate(learning_rate(options, step))?;
+            let started = runtime.now();
+            let report = self.step(step, &mut optimizer)?;
+            let took = runtime.now().saturating_sub(started);
+            elapsed += took;
+            exposed += report.exposed;
+            self.losses.push(report.loss);
+            reporter.step(&Progress {
+                step,
+                steps: options.steps,
+                report,
+                tokens_per_s: tokens / took.as_secs_f64(),
+                waiting: exposed.as_secs_f64() / elapsed.as_secs_f64(),
+            })?;
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, step: usize, optimizer: &mut AdamW) -> Result<StepReport, DemoError> {
+        let Self { options, text, ddp, .. } = self;
+        let runtime = ddp.communicator().runtime().clone();
+        let trace = RefCell::new(Trace::default());
+        let report = ddp.step(options.micro_batches, |index| {
+            trace.borrow_mut().begin(trace::FORWARD, runtime.now());
+            let (input, next) = batch(options, text, step, index)?;
+            let (trace, runtime) = (&trace, &runtime);
+            Ok((input, move |logits: Tensor| {
+                let result = loss_and_gradient(&logits, |logits| model::loss(logits, &next))?;
+                trace.borrow_mut().begin(trace::BACKWARD, runtime.now());
+                Ok(result)
+            }))
+        })?;
+        let mut trace = trace.into_inner();
+        trace.begin(trace::WAITING, runtime.now().saturating_sub(report.exposed));
+        trace.begin(trace::OPTIMIZER, runtime.now());
+        ddp.update(optimizer)?;
+        trace.end(runtime.now());
+        self.trace = trace;
+        Ok(report)
+    }
+
+    /// A checksum of all parameters, the same on every rank.
+    fn params_crc32(&mut self) -> Result<u32, DemoError> {
+        let mut hasher = crc32fast::Hasher::new();
+        let model = self.ddp.model();
+        for index in 0..model.infos().len() {
+            model.read(index, &mut |values| hasher.update(bytes(values))).map_err(DemoError::Model)?;
+        }
+        let own = hasher.finalize();
+        same_on_all(self.ddp.communicator(), own, "parameters")?;
+        Ok(own)
+    }
+
+    fn draw(&self, bars: Vec<Vec<crate::picture::Bar>>) -> Result<(), DemoError> {
+        let out = &self.options.out;
+        let failed = |source| DemoError::Picture { path: out.clone(), source };
+        fs::create_dir_all(out).map_err(failed)?;
+        let last = self.losses.len() as f64;
+        let entropy = self.text.byte_entropy();
+        let losses = (1u32..).zip(&self.losses);
+        let chart = Chart {
+            title: "Guessing the next byte",
+            x_label: "step",
+            y_label: "loss (nats per byte)",
+            lines: vec![
+                Line {
+                    label: "loss",
+                    colour: "#4c78a8",
+                    dashed: false,
+                    points: losses.map(|(step, &loss)| (f64::from(step), f64::from(loss))).collect(),
+                },
+                Line {
+                    label: "entropy of the bytes",
+                    colour: "#e45756",
+                    dashed: true,
+                    points: vec![(1.0, entropy), (last, entropy)],
+                },
+            ],
+        };
+        let title = format!("Step {last} on {} ranks", bars.len());
+        for (name, picture) in
+            [("loss.svg", chart.to_string()), ("timeline.svg", trace::timeline(&title, bars))]
+        {
+            let path = out.join(name);
+            fs::write(&path, picture).map_err(|source| DemoError::Picture { path, source })?;
+        }
+        Ok(())
+    }
+
+    fn show_sample(&mut self, reporter: &Reporter) -> Result<(), DemoError> {
+        if !reporter.has_readers() {
+            return Ok(());
+        }
+        let Options { context, seed, out, .. } = self.options;
+        let prompt = self.text.sample((*context).min(PROMPT_LEN), &mut Random::named(*seed, "prompt"));
+        let model = self.ddp.model_mut();
+        let continuation = sample::continuation(model, *context, prompt, SAMPLE_LEN, *seed);
+        let continuation = continuation.map_err(DemoError::Model)?;
+        let (prompt, continuation) =
+            (String::from_utf8_lossy(prompt), String::from_utf8_lossy(&continuation));
+        reporter.say(&format!("a sample, after {prompt:?}:\n{continuation}"))?;
+        let path = |name: &str| Path::new(out).join(name).display().to_string();
+        reporter.say(&format!("pictures: {}, {}", path("loss.svg"), path("timeline.svg")))?;
+        Ok(())
+    }
+}
+
+/// The samples of a micro-batch, and the bytes that come after each of theirs: whoever computes it.
+fn batch(options: &Options, text: &Text, step: usize, index: usize) -> Result<(Tensor, Tensor), BoxError> {
+    let mut random = Random::keyed([options.seed, step as u64, index as u64]);
+    let samples: Vec<&[u8]> =
+        (0..options.samples).map(|_| text.sample(options.sample_len(), &mut random)).collect();
+    let input = model::rows(samples.iter().map(|sample| &sample[..options.context]))?;
+    let next = model::rows(samples.iter().map(|sample| &sample[1..]))?;
+    Ok((input, next))
+}
+
+/// Rises over the first steps and falls along a cosine to a tenth.
+fn learning_rate(options: &Options, step: usize) -> f64 {
+    let rise = (step as f64 / WARMUP_STEPS).min(1.0);
+    let passed = (step - 1) as f64 / options.steps as f64;
+    let fall = 0.55 + 0.45 * (std::f64::consts::PI * passed).cos();
+    options.learning_rate * rise * fall
+}
+
+/// Makes sure that all ranks train the same model on the same text.
+fn agree(comm: &mut Communicator, options: &Options, text: &Text) -> Result<(), DemoError> {
+    let Options { micro_batches, steps, seed, samples, learning_rate, .. } = options;
+    let settings = format!("{:?} {micro_batches} {steps} {seed} {samples} {learning_rate}", options.shape());
+    same_on_all(comm, crc32fast::hash(settings.as_bytes()), "options")?;
+    same_on_all(comm, crc32fast::hash(text.bytes()), "text")
+}
+
+fn same_on_all(comm: &mut Communicator, own: u32, what: &'static str) -> Result<(), DemoError> {
+    let mut all = vec![0; comm.world_size()];
+    comm.all_gather(&[own], &mut all)?;
+    match all.iter().position(|&other| other != all[0]) {
+        None => Ok(()),
+        Some(rank) => Err(DemoError::Differ { rank, what }),
+    }
+}
+
+fn bytes(values: Values<'_>) -> &[u8] {
+    match values {
+        Values::F32(values) => bytemuck::cast_slice(values),
+        Values::F64(values) => bytemuck::cast_slice(values),
+        Values::F16(values) => bytemuck::cast_slice(values),
+        Values::Bf16(values) => bytemuck::cast_slice(values),
+    }
+}
+
+const WARMUP_STEPS: f64 = 5.0;
+const PROMPT_LEN: usize = 32;
+const SAMPLE_LEN: usize = 300;
