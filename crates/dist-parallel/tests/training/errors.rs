@@ -1,0 +1,280 @@
+//! What every rank is told when something is wrong on one: at once, not at the deadline.
+
+use std::error::Error as _;
+use std::time::Duration;
+
+use dist_collectives::Communicator;
+use dist_parallel::{
+    Ddp, DdpOptions, Error, FloatType, Momentum, ParamInfo, Params, Sgd, SgdOptions, StepReport, Values,
+    ValuesMut,
+};
+use dist_transport::sim;
+use rstest::rstest;
+
+use crate::ddp::options;
+use crate::plain::{Bag, model};
+
+/// Runs without the clock of the simulation coming near a deadline.
+fn run_at_once<T: Send + 'static>(
+    ranks: usize,
+    program: impl Fn(Communicator) -> T + Send + Sync + 'static,
+) -> Vec<T> {
+    let outcome = sim::run(11, ranks, move |transport| program(Communicator::new(transport)));
+    assert!(outcome.elapsed < Duration::from_secs(1), "somebody waited for {:?}", outcome.elapsed);
+    outcome.results
+}
+
+fn infos() -> Vec<ParamInfo> {
+    (0..9).map(|index| ParamInfo::new(format!("layer.{index}"), [2, 3], FloatType::F32)).collect()
+}
+
+#[rstest]
+#[case::name(|infos: &mut Vec<ParamInfo>| infos[4].name = "other".into(), 4, "other [2, 3] f32")]
+#[case::shape(|infos: &mut Vec<ParamInfo>| infos[0].shape = vec![3, 2], 0, "layer.0 [3, 2] f32")]
+#[case::dtype(|infos: &mut Vec<ParamInfo>| infos[8].dtype = FloatType::Bf16, 8, "layer.8 [2, 3] bf16")]
+#[case::frozen(|infos: &mut Vec<ParamInfo>| infos[5].trainable = false, 5, "layer.5 [2, 3] f32, frozen")]
+#[case::tied(
+    |infos: &mut Vec<ParamInfo>| infos[7].same_as = Some(2), 7, "layer.7 [2, 3] f32, same as number 2"
+)]
+#[case::order(|infos: &mut Vec<ParamInfo>| infos.swap(3, 6), 3, "layer.6 [2, 3] f32")]
+#[case::fewer(|infos: &mut Vec<ParamInfo>| infos.truncate(6), 6, "missing")]
+#[case::none(|infos: &mut Vec<ParamInfo>| infos.clear(), 0, "missing")]
+fn models_that_differ_are_told_apart_by_the_first_parameter_on_every_rank(
+    #[case] change: fn(&mut Vec<ParamInfo>),
+    #[case] first: usize,
+    #[case] other: &'static str,
+    #[values(2, 3, 5)] ranks: usize,
+    #[values(false, true)] rank_0_is_the_other: bool,
+) {
+    let odd = if rank_0_is_the_other { 0 } else { ranks - 1 };
+    let results = run_at_once(ranks, move |comm| {
+        let mut infos = infos();
+        if comm.rank() == odd {
+            change(&mut infos);
+        }
+        Ddp::new(comm, Bag::new(infos, 1), DdpOptions::default()).unwrap_err()
+    });
+    let usual = format!("layer.{first} [2, 3] f32");
+    for result in results {
+        let Error::ModelsDiffer { parameter, index, on_rank_0, rank, on_rank } = result else {
+            panic!("{result:?}")
+        };
+        assert_eq!(index, first);
+        let (expected_0, expected) = if odd == 0 { (other, &*usual) } else { (&*usual, other) };
+        assert_eq!((&*on_rank_0, &*on_rank), (expected_0, expected));
+        assert_eq!(rank, if odd == 0 { 1 } else { odd });
+        let named = if expected_0 == "missing" { expected } else { expected_0 };
+        assert!(named.starts_with(&parameter) && !parameter.is_empty(), "{parameter}");
+    }
+}
+
+#[test]
+fn options_that_differ_are_an_error_on_every_rank() {
+    let results = run_at_once(3, |comm| {
+        let options = options(if comm.rank() == 2 { 10 } else { 20 });
+        Ddp::new(comm, model(1), options).map(drop)
+    });
+    assert!(
+        results.iter().all(|result| matches!(result, Err(Error::OptionsDiffer { rank: 2 }))),
+        "{results:?}"
+    );
+}
+
+#[rstest]
+#[case::later(0, 0, "it does not come after it")]
+#[case::nowhere(1, 9, "there is no such parameter")]
+#[case::chained(3, 2, "that one is itself the same as another")]
+fn ties_that_make_no_sense_are_refused(
+    #[case] index: usize,
+    #[case] same_as: usize,
+    #[case] expected: &'static str,
+) {
+    let results = run_at_once(2, move |comm| {
+        let mut infos = infos();
+        infos[2].same_as = Some(1);
+        infos[index].same_as = Some(same_as);
+        Ddp::new(comm, Bag::new(infos, 1), DdpOptions::default()).map(drop)
+    });
+    for result in results {
+        assert!(matches!(&result, Err(Error::CannotTie { reason, .. }) if *reason == expected), "{result:?}");
+    }
+}
+
+#[test]
+fn two_parameters_of_one_name_are_refused() {
+    let results = run_at_once(2, |comm| {
+        let mut infos = infos();
+        infos[5].name = "layer.1".into();
+        Ddp::new(comm, Bag::new(infos, 1), DdpOptions::default()).map(drop)
+    });
+    let refused = |result: &Result<(), Error>| matches!(result, Err(Error::DuplicateName { name }) if name == "layer.1");
+    assert!(results.iter().all(refused), "{results:?}");
+}
+
+/// A step in which one rank does something wrong.
+fn step_with_fault(fault: fn(&Bag, &mut dist_parallel::Ready<'_>) -> Result<(), Error>) -> Vec<Error> {
+    const CULPRIT: usize = 1;
+    let results = run_at_once(3, move |comm| {
+        let rank = comm.rank();
+        let mut ddp = Ddp::new(comm, Bag::new(infos(), 1), options(30)).unwrap();
+        let step = |ddp: &mut Ddp<Bag>| {
+            ddp.step_with(6, |bag, index, ready| {
+                if (rank, index) == (CULPRIT, 3) {
+                    fault(bag, ready)?;
+                }
+                bag.report(index, ready)
+            })
+        };
+        let error = step(&mut ddp).unwrap_err();
+        // The job is over, also for whoever tries again.
+        assert!(
+            matches!(step(&mut ddp), Err(Error::Communication(_) | Error::Compute(_))) || rank == CULPRIT
+        );
+        error
+    });
+    for (rank, error) in results.iter().enumerate().filter(|(rank, _)| *rank != CULPRIT) {
+        let Error::Communication(source) = error else { panic!("rank {rank}: {error:?}") };
+        assert_eq!(source.peer(), Some(CULPRIT), "rank {rank} is told who it was: {source}");
+    }
+    results
+}
+
+#[test]
+fn a_computation_that_fails_ends_the_job_for_everybody() {
+    let errors = step_with_fault(|_, _| Err(Error::UnknownName { name: "the data".into() }));
+    assert!(matches!(&errors[1], Error::UnknownName { name } if name == "the data"), "{errors:?}");
+    let errors = run_at_once(2, |comm| {
+        let rank = comm.rank();
+        // Rank 1 may still be waiting for rank 0's parameters when rank 0 fails.
+        let mut ddp = Ddp::new(comm, model(1), DdpOptions::default())?;
+        if rank == 0 {
+            return ddp.accumulate_with(2, |_, _, _| Err("no more data".into()));
+        }
+        ddp.step_with(2, |_, _, _| Ok(0.0)).map(drop)
+    });
+    assert_eq!(errors[0].as_ref().unwrap_err().source().unwrap().to_string(), "no more data");
+    assert!(matches!(&errors[1], Err(Error::Communication(_))), "{errors:?}");
+}
+
+#[test]
+fn a_gradient_reported_twice_is_an_error_that_names_the_parameter() {
+    let errors = step_with_fault(|_, ready| {
+        ready(4, Values::F32(&[0.0; 6])).unwrap();
+        Ok(())
+    });
+    assert!(matches!(&errors[1], Error::ReportedTwice { parameter } if parameter == "layer.4"), "{errors:?}");
+}
+
+#[test]
+fn a_gradient_of_another_shape_is_an_error_that_names_the_parameter() {
+    let errors = step_with_fault(|_, ready| match ready(4, Values::F32(&[0.0; 5])) {
+        Err(error) => Err(*error.downcast().unwrap()),
+        Ok(()) => Ok(()),
+    });
+    assert!(
+        matches!(&errors[1], Error::WrongGradient { parameter, .. } if parameter == "layer.4"),
+        "{errors:?}"
+    );
+}
+
+#[test]
+fn ranks_that_disagree_about_the_number_of_micro_batches_are_told() {
+    let errors: Vec<Result<StepReport, Error>> = run_at_once(2, |comm| {
+        let micro_batches = if comm.rank() == 0 { 4 } else { 8 };
+        let mut ddp = Ddp::new(comm, Bag::new(infos(), 1), DdpOptions::default()).unwrap();
+        ddp.step_with(micro_batches, |bag, index, ready| bag.report(index, ready))
+    });
+    for (error, expected) in errors.iter().zip([4, 8]) {
+        assert!(
+            matches!(error, Err(Error::MicroBatchesDiffer { expected: e, computed: 6 }) if *e == expected),
+            "{error:?}"
+        );
+    }
+}
+
+#[test]
+fn a_step_of_nothing_is_refused_and_harms_nobody() {
+    let results = run_at_once(2, |comm| {
+        let mut ddp = Ddp::new(comm, Bag::new(infos(), 1), DdpOptions::default()).unwrap();
+        let refused = matches!(ddp.synchronise(), Err(Error::NoMicroBatches));
+        refused && ddp.step_with(2, |bag, index, ready| bag.report(index, ready)).is_ok()
+    });
+    assert_eq!(results, [true, true]);
+}
+
+/// A model that does not do what it says.
+struct Liar {
+    infos: Vec<ParamInfo>,
+    lie: Lie,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Lie {
+    Nothing,
+    Shorter,
+    Failure,
+}
+
+impl Params for Liar {
+    fn infos(&self) -> &[ParamInfo] {
+        &self.infos
+    }
+
+    fn read(&self, _: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), dist_parallel::BoxError> {
+        f(Values::F32(&[0.0; 6]));
+        Ok(())
+    }
+
+    fn write(
+        &mut self,
+        index: usize,
+        f: &mut dyn FnMut(ValuesMut<'_>),
+    ) -> Result<(), dist_parallel::BoxError> {
+        let len = match self.lie {
+            Lie::Nothing if index == 2 => return Ok(()),
+            Lie::Failure if index == 2 => return Err("out of memory".into()),
+            Lie::Shorter if index == 2 => 5,
+            _ => 6,
+        };
+        f(ValuesMut::F32(&mut vec![0.0; len]));
+        Ok(())
+    }
+}
+
+#[rstest]
+fn a_model_that_does_not_hand_out_a_parameter_ends_the_job(
+    #[values(Lie::Nothing, Lie::Shorter, Lie::Failure)] lie: Lie,
+) {
+    let results = run_at_once(2, move |comm| {
+        if comm.rank() == 0 {
+            return Ddp::new(comm, Bag::new(infos(), 1), DdpOptions::default()).map(drop);
+        }
+        Ddp::new(comm, Liar { infos: infos(), lie }, DdpOptions::default()).map(drop)
+    });
+    assert!(matches!(&results[0], Err(Error::Communication(_))), "{results:?}");
+    assert!(
+        matches!(&results[1], Err(Error::Model { parameter, .. }) if parameter == "layer.2"),
+        "{results:?}"
+    );
+}
+
+#[test]
+fn an_optimizer_that_fails_ends_the_job() {
+    let results = run_at_once(2, |comm| {
+        let rank = comm.rank();
+        let mut ddp = Ddp::new(comm, Bag::new(infos(), 1), DdpOptions::default()).unwrap();
+        let step =
+            |ddp: &mut Ddp<Bag>| ddp.step_with(2, |bag, index, ready| bag.report(index, ready)).map(drop);
+        step(&mut ddp).unwrap();
+        let momentum = Momentum::Plain(0.9);
+        let mut sgd = Sgd::new(SgdOptions { momentum, ..SgdOptions::default() }).unwrap();
+        if rank == 1 {
+            use dist_parallel::Optimizer;
+            // One of the slices has been used for something else.
+            sgd.update(3, ValuesMut::F32(&mut [0.0]), Values::F32(&[0.0])).unwrap();
+        }
+        ddp.update(&mut sgd).and_then(|()| step(&mut ddp))
+    });
+    assert!(matches!(&results[0], Err(Error::Communication(_))), "{results:?}");
+    assert!(matches!(&results[1], Err(Error::SliceChanged { slice: 3 })), "{results:?}");
+}

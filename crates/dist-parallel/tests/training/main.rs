@@ -1,0 +1,10 @@
+//! Training on several ranks, from the level of its users.
+#![allow(clippy::unwrap_used, reason = "this is a test")]
+
+mod ddp;
+mod dtypes;
+mod errors;
+mod plain;
+mod processes;
+mod sequence;
+mod simulation;

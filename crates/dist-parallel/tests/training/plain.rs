@@ -1,0 +1,281 @@
+//! Small models on plain vectors, and what the tests train them on.
+
+use std::sync::{Arc, Mutex};
+
+use dist_parallel::{
+    Block, BoxError, FloatType, ParamInfo, Params, Ready, Saved, Sequence, Values, ValuesMut,
+};
+use half::{bf16, f16};
+
+/// An activation: the rows of a batch, one after the other.
+pub(crate) type Rows = Vec<f32>;
+
+/// Memory that two parameters can share.
+type Memory = Arc<Mutex<Vec<f32>>>;
+
+/// rows · weightᵀ + bias.
+pub(crate) struct Linear {
+    infos: Vec<ParamInfo>,
+    memory: Vec<Memory>,
+    from: usize,
+    to: usize,
+}
+
+impl Linear {
+    /// With values that differ from seed to seed.
+    pub(crate) fn new(name: &str, from: usize, to: usize, seed: u64) -> Self {
+        let info =
+            |what: &str, shape: &[usize]| ParamInfo::new(format!("{name}.{what}"), shape, FloatType::F32);
+        let infos = vec![info("weight", &[to, from]), info("bias", &[to])];
+        let mut numbers = Numbers(seed);
+        let memory = |len| Arc::new(Mutex::new(numbers.take(len)));
+        let memory = [from * to, to].map(memory).into();
+        Self { infos, memory, from, to }
+    }
+
+    /// Another block with the weight of this one, as the sequence that holds both has to be told.
+    pub(crate) fn sharing_weight(&self, name: &str, seed: u64) -> Self {
+        let mut other = Self::new(name, self.from, self.to, seed);
+        other.memory[0] = self.memory[0].clone();
+        other
+    }
+
+    pub(crate) fn frozen(mut self) -> Self {
+        self.infos.iter_mut().for_each(|info| info.trainable = false);
+        self
+    }
+
+    fn values(&self, index: usize) -> Vec<f32> {
+        self.memory[index].lock().unwrap().clone()
+    }
+}
+
+impl Params for Linear {
+    fn infos(&self) -> &[ParamInfo] {
+        &self.infos
+    }
+
+    fn read(&self, index: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
+        f(Values::F32(&self.memory[index].lock().unwrap()));
+        Ok(())
+    }
+
+    fn write(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
+        f(ValuesMut::F32(&mut self.memory[index].lock().unwrap()));
+        Ok(())
+    }
+}
+
+impl Block<Rows> for Linear {
+    fn forward(&mut self, input: Rows) -> Result<(Rows, Saved), BoxError> {
+        let (weight, bias) = (self.values(0), self.values(1));
+        let row = |row: &[f32]| {
+            let dot = |line: &[f32]| line.iter().zip(row).map(|(w, x)| w * x).sum::<f32>();
+            weight.chunks(self.from).zip(&bias).map(|(line, b)| dot(line) + b).collect::<Rows>()
+        };
+        let output = input.chunks(self.from).flat_map(row).collect();
+        Ok((output, Saved::new(input)))
+    }
+
+    fn backward(
+        &mut self,
+        saved: Saved,
+        output_gradient: Rows,
+        ready: &mut Ready<'_>,
+    ) -> Result<Option<Rows>, BoxError> {
+        let input: Rows = saved.take()?;
+        let weight = self.values(0);
+        let mut of_weight = vec![0.0; weight.len()];
+        let mut of_bias = vec![0.0; self.to];
+        let mut of_input = vec![0.0; input.len()];
+        let rows = input.chunks(self.from).zip(of_input.chunks_mut(self.from));
+        for ((row, of_row), of_output) in rows.zip(output_gradient.chunks(self.to)) {
+            for (line, &g) in of_output.iter().enumerate() {
+                of_bias[line] += g;
+                for column in 0..self.from {
+                    of_weight[line * self.from + column] += g * row[column];
+                    of_row[column] += g * weight[line * self.from + column];
+                }
+            }
+        }
+        ready(1, Values::F32(&of_bias))?;
+        ready(0, Values::F32(&of_weight))?;
+        Ok(Some(of_input))
+    }
+}
+
+/// max(x, 0), which has no parameters.
+pub(crate) struct Relu;
+
+impl Params for Relu {
+    fn infos(&self) -> &[ParamInfo] {
+        &[]
+    }
+
+    fn read(&self, index: usize, _: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
+        Err(format!("there is no parameter {index}").into())
+    }
+
+    fn write(&mut self, index: usize, _: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
+        Err(format!("there is no parameter {index}").into())
+    }
+}
+
+impl Block<Rows> for Relu {
+    fn forward(&mut self, input: Rows) -> Result<(Rows, Saved), BoxError> {
+        Ok((input.iter().map(|x| x.max(0.0)).collect(), Saved::new(input)))
+    }
+
+    fn backward(
+        &mut self,
+        saved: Saved,
+        output_gradient: Rows,
+        _: &mut Ready<'_>,
+    ) -> Result<Option<Rows>, BoxError> {
+        let input: Rows = saved.take()?;
+        let passed = output_gradient.into_iter().zip(input).map(|(g, x)| if x > 0.0 { g } else { 0.0 });
+        Ok(Some(passed.collect()))
+    }
+}
+
+/// The mean of squared differences, and its gradient.
+pub(crate) fn squared_error(target: Rows) -> impl FnOnce(Rows) -> Result<(f32, Rows), BoxError> {
+    move |output| {
+        let count = u16::try_from(output.len()).map(f32::from)?;
+        let differences: Vec<f32> = output.iter().zip(&target).map(|(o, t)| o - t).collect();
+        let loss = differences.iter().map(|d| d * d).sum::<f32>() / count;
+        Ok((loss, differences.into_iter().map(|d| 2.0 * d / count).collect()))
+    }
+}
+
+/// 3 inputs, two hidden layers with one weight, a frozen layer, 2 outputs.
+pub(crate) fn model(seed: u64) -> Sequence<Rows> {
+    let first = Linear::new("first", 3, 3, seed);
+    let again = first.sharing_weight("again", seed + 1);
+    let frozen = Linear::new("frozen", 3, 4, seed + 2).frozen();
+    let last = Linear::new("last", 4, 2, seed + 3);
+    let blocks: Vec<Box<dyn Block<Rows>>> = vec![
+        Box::new(first),
+        Box::new(Relu),
+        Box::new(again),
+        Box::new(frozen),
+        Box::new(Relu),
+        Box::new(last),
+    ];
+    let mut model = Sequence::new(blocks).unwrap();
+    model.tie("again.weight", "first.weight").unwrap();
+    model
+}
+
+/// The input of micro-batch `index` of a step, two rows, and its target.
+pub(crate) fn micro_batch(step: usize, index: usize) -> (Rows, Rows) {
+    let mut numbers = Numbers((step * 1000 + index) as u64);
+    let input: Rows = numbers.take(6);
+    let target = input.chunks(3).flat_map(|row| [row[0] - row[1], row.iter().sum::<f32>().sin()]).collect();
+    (input, target)
+}
+
+/// All parameters, as bits.
+pub(crate) fn bits(model: &dyn Params) -> Vec<u32> {
+    let mut bits = Vec::new();
+    for index in 0..model.infos().len() {
+        let mut append = |values: Values<'_>| match values {
+            Values::F32(values) => bits.extend(values.iter().map(|value| value.to_bits())),
+            Values::F64(values) => {
+                bits.extend(values.iter().flat_map(|value| bytemuck::cast::<f64, [u32; 2]>(*value)));
+            }
+            Values::F16(values) => bits.extend(values.iter().map(|value| u32::from(value.to_bits()))),
+            Values::Bf16(values) => bits.extend(values.iter().map(|value| u32::from(value.to_bits()))),
+        };
+        model.read(index, &mut append).unwrap();
+    }
+    bits
+}
+
+/// Numbers between −1 and 1 that look random (splitmix64).
+pub(crate) struct Numbers(pub(crate) u64);
+
+impl Numbers {
+    pub(crate) fn take(&mut self, len: usize) -> Vec<f32> {
+        (0..len).map(|_| self.next()).collect()
+    }
+
+    pub(crate) fn next(&mut self) -> f32 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        f32::from(i16::try_from((z >> 48) as i64 - 32_768).unwrap()) / 32_768.0
+    }
+}
+
+/// Any parameters of any type, without a computation.
+pub(crate) struct Bag {
+    infos: Vec<ParamInfo>,
+    memory: Vec<Typed>,
+}
+
+enum Typed {
+    F32(Vec<f32>),
+    F64(Vec<f64>),
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+}
+
+impl Typed {
+    fn new(dtype: FloatType, values: &[f32]) -> Self {
+        match dtype {
+            FloatType::F32 => Self::F32(values.to_vec()),
+            FloatType::F64 => Self::F64(values.iter().map(|&value| value.into()).collect()),
+            FloatType::F16 => Self::F16(values.iter().map(|&value| f16::from_f32(value)).collect()),
+            FloatType::Bf16 => Self::Bf16(values.iter().map(|&value| bf16::from_f32(value)).collect()),
+        }
+    }
+
+    fn values(&self) -> Values<'_> {
+        match self {
+            Self::F32(values) => Values::F32(values),
+            Self::F64(values) => Values::F64(values),
+            Self::F16(values) => Values::F16(values),
+            Self::Bf16(values) => Values::Bf16(values),
+        }
+    }
+}
+
+impl Bag {
+    pub(crate) fn new(infos: Vec<ParamInfo>, seed: u64) -> Self {
+        let mut numbers = Numbers(seed);
+        let memory = infos.iter().map(|info| Typed::new(info.dtype, &numbers.take(info.len()))).collect();
+        Self { infos, memory }
+    }
+
+    /// Reports a gradient for every parameter, different for every number.
+    pub(crate) fn report(&self, number: usize, ready: &mut Ready<'_>) -> Result<f32, BoxError> {
+        let mut numbers = Numbers(number as u64);
+        for (index, info) in self.infos.iter().enumerate().rev() {
+            ready(index, Typed::new(info.dtype, &numbers.take(info.len())).values())?;
+        }
+        Ok(numbers.next())
+    }
+}
+
+impl Params for Bag {
+    fn infos(&self) -> &[ParamInfo] {
+        &self.infos
+    }
+
+    fn read(&self, index: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
+        f(self.memory[index].values());
+        Ok(())
+    }
+
+    fn write(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
+        f(match &mut self.memory[index] {
+            Typed::F32(values) => ValuesMut::F32(values),
+            Typed::F64(values) => ValuesMut::F64(values),
+            Typed::F16(values) => ValuesMut::F16(values),
+            Typed::Bf16(values) => ValuesMut::Bf16(values),
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,133 @@
+//! The whole of it, worker and all, under virtual time.
+
+use std::time::Duration;
+
+use dist_collectives::Communicator;
+use dist_parallel::{Ddp, Error, FloatType, ParamInfo, StepReport, Values};
+use dist_transport::{Runtime, sim};
+
+use crate::ddp::{options, train};
+use crate::plain::Bag;
+
+#[test]
+fn the_seed_decides_everything_but_the_result() {
+    let run =
+        |seed| sim::run(seed, 4, |transport| train(Communicator::new(transport), 8, "adamw", options(30)));
+    let first = run(0);
+    let mut interleavings = std::collections::HashSet::new();
+    for seed in 0..20 {
+        let outcome = run(seed);
+        assert_eq!(outcome, run(seed), "seed {seed} gives another run the second time");
+        assert_eq!(outcome.results, first.results, "seed {seed} trains something else");
+        interleavings.insert(outcome.trace_hash);
+    }
+    assert!(interleavings.len() > 15, "20 seeds gave {} interleavings", interleavings.len());
+}
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn sleep(runtime: &Runtime, duration: Duration) {
+    let deadline = runtime.deadline(duration);
+    while !runtime.expired(deadline) {
+        runtime.park(Some(deadline));
+    }
+}
+
+fn infos() -> Vec<ParamInfo> {
+    ["early", "late"].map(|name| ParamInfo::new(name, [2], FloatType::F32)).into()
+}
+
+/// A step of one micro-batch per rank, in which `compute` may take its time.
+fn step(
+    comm: Communicator,
+    compute: impl Fn(usize, &Runtime, &mut dist_parallel::Ready<'_>) -> Result<(), dist_parallel::BoxError>,
+) -> (Result<StepReport, Error>, [Vec<f32>; 2]) {
+    let (rank, world_size, runtime) = (comm.rank(), comm.world_size(), comm.runtime().clone());
+    let mut ddp = Ddp::new(comm, Bag::new(infos(), 1), options(0)).unwrap();
+    let report = ddp.step_with(world_size, |_, _, ready| {
+        compute(rank, &runtime, ready)?;
+        Ok(0.0)
+    });
+    let gradients = [0, 1].map(|index| match ddp.gradient(index) {
+        Some(Values::F32(values)) => values.to_vec(),
+        _ => Vec::new(),
+    });
+    (report, gradients)
+}
+
+#[test]
+fn a_peer_that_computes_for_too_long_is_named_at_the_deadline() {
+    let outcome = sim::run(3, 2, |transport| {
+        let (report, _) = step(Communicator::new(transport), |rank, runtime, ready| {
+            if rank == 1 {
+                sleep(runtime, 2 * MINUTE);
+            }
+            ready(1, Values::F32(&[1.0; 2]))
+        });
+        report.unwrap_err()
+    });
+    let Error::Communication(source) = &outcome.results[0] else { panic!("{:?}", outcome.results) };
+    assert!(source.is_timeout(), "{source}");
+    assert_eq!(source.peer(), Some(1));
+    assert!(matches!(&outcome.results[1], Error::Communication(_)), "{:?}", outcome.results);
+    assert_eq!(outcome.elapsed, 2 * MINUTE);
+}
+
+#[test]
+fn waiting_for_a_slow_peer_is_exposed_communication() {
+    let outcome = sim::run(3, 3, |transport| {
+        let (report, _) = step(Communicator::new(transport), |rank, runtime, ready| {
+            if rank == 2 {
+                sleep(runtime, MINUTE / 2);
+            }
+            ready(0, Values::F32(&[1.0; 2]))
+        });
+        let report = report.unwrap();
+        (report.elapsed, report.exposed)
+    });
+    let slow = (MINUTE / 2, Duration::ZERO);
+    let waiting = (MINUTE / 2, MINUTE / 2);
+    assert_eq!(outcome.results, [waiting, waiting, slow]);
+}
+
+/// Both ranks compute for 80 seconds and are done at the same time; rank 0 reports at the beginning, when its
+/// bucket leaves with a deadline of a minute, or at the end.
+fn report_early(early: bool) -> Vec<Result<StepReport, Error>> {
+    let outcome = sim::run(3, 2, move |transport| {
+        step(Communicator::new(transport), move |rank, runtime, ready| {
+            let mut report = || ready(1, Values::F32(&[1.0; 2]));
+            if early && rank == 0 {
+                report()?;
+                sleep(runtime, Duration::from_secs(80));
+            } else {
+                sleep(runtime, Duration::from_secs(80));
+                report()?;
+            }
+            Ok(())
+        })
+        .0
+    });
+    outcome.results
+}
+
+#[test]
+fn a_bucket_leaves_while_the_backward_goes_on() {
+    assert!(report_early(false).iter().all(Result::is_ok));
+    // That it left early is seen from its deadline, which passes before the peer's bucket leaves.
+    let results = report_early(true);
+    let Err(Error::Communication(source)) = &results[0] else { panic!("{results:?}") };
+    assert!(source.is_timeout(), "{source}");
+}
+
+#[test]
+fn buckets_leave_in_the_order_of_the_plan_whatever_is_final_first() {
+    let outcome = sim::run(3, 2, |transport| {
+        let (report, gradients) = step(Communicator::new(transport), |rank, _, ready| {
+            let order = if rank == 0 { [0_u8, 1] } else { [1, 0] };
+            order.into_iter().try_for_each(|index| ready(index.into(), Values::F32(&[f32::from(index), 4.0])))
+        });
+        report.unwrap();
+        gradients
+    });
+    assert_eq!(outcome.results, [[[0.0, 4.0], [1.0, 4.0]]; 2]);
+}
