@@ -68,21 +68,18 @@ impl SimTransport {
         self.network.aborted().map_or(Ok(()), |abort| Err(Error::Aborted(abort)))
     }
 
-    fn send(&mut self, outgoing: Outgoing<'_>) -> Result<()> {
-        let (peer, len) = (outgoing.to, outgoing.len());
+    fn send(&self, outgoing: Outgoing<'_>) -> Result<()> {
+        let peer = outgoing.to;
         let message = Message::new(self.call, outgoing);
         self.runtime.interleave();
         match self.network.send(self.own_place(), self.place(peer), message) {
-            Sent::Queued => {
-                self.traffic.count(Some(len), None);
-                Ok(())
-            }
+            Sent::Queued => Ok(()),
             Sent::Left => Err(self.fail(peer, Cause::Left, Error::Closed { activity: Activity::Send, peer })),
             Sent::Aborted(abort) => Err(Error::Aborted(abort)),
         }
     }
 
-    fn receive(&mut self, peer: usize, len: usize, deadline: Deadline) -> Result<Message> {
+    fn receive(&self, peer: usize, len: usize, deadline: Deadline) -> Result<Message> {
         self.runtime.interleave();
         let message = self.wait_for_message(peer, deadline)?;
         let (ours, theirs) = (self.call, message.call);
@@ -91,9 +88,8 @@ impl SimTransport {
         }
         if message.len() != len {
             let (expected, got) = (len as u64, message.len() as u64);
-            return Err(self.fail(peer, Cause::Mismatch { theirs }, Error::Length { peer, expected, got }));
+            return Err(self.fail(peer, Cause::Protocol, Error::Length { peer, expected, got }));
         }
-        self.traffic.count(None, Some(len));
         Ok(message)
     }
 
@@ -150,6 +146,8 @@ impl Transport for SimTransport {
     ) -> Result<()> {
         check_exchange(self.rank, send.as_ref(), receive.as_ref())?;
         self.check_alive()?;
+        let sent = send.as_ref().map(Outgoing::len);
+        let received = receive.as_ref().map(|receive| receive.len);
         if let Some(outgoing) = send {
             self.send(outgoing)?;
         }
@@ -162,6 +160,7 @@ impl Transport for SimTransport {
                 }
             }
         }
+        self.traffic.count(sent, received);
         Ok(())
     }
 
@@ -180,6 +179,7 @@ impl Transport for SimTransport {
         for piece in message.pieces() {
             combine(&mut buffer[piece.clone()], &message.bytes()[piece]);
         }
+        self.traffic.count(Some(buffer.len()), Some(buffer.len()));
         Ok(())
     }
 

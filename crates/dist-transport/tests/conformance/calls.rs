@@ -1,0 +1,85 @@
+//! What the tests' programs are made of.
+
+use std::time::Duration;
+
+use dist_transport::{Abort, Deadline, Error, Incoming, Outgoing, Rank, Result, Sink, Transport};
+
+use crate::backend::LONG;
+
+/// A deadline that is not to run out.
+pub(crate) fn soon(transport: &dyn Transport) -> Deadline {
+    transport.runtime().deadline(LONG)
+}
+
+/// The bytes that `from` sends as its message number `round`: no two ranks and rounds send the same.
+pub(crate) fn payload(from: Rank, round: usize, len: usize) -> Vec<u8> {
+    let seed = from.index() * 31 + round * 17;
+    (0..len).map(|index| ((seed + index * 7 + index / 256) % 256).try_into().expect("below 256")).collect()
+}
+
+pub(crate) fn send(transport: &mut dyn Transport, to: usize, bytes: &[u8]) -> Result<()> {
+    let deadline = soon(transport);
+    transport.exchange(Some(Outgoing { to, parts: &[bytes] }), None, deadline)
+}
+
+pub(crate) fn receive(transport: &mut dyn Transport, from: usize, len: usize) -> Result<Vec<u8>> {
+    receive_within(transport, from, len, LONG)
+}
+
+pub(crate) fn receive_within(
+    transport: &mut dyn Transport,
+    from: usize,
+    len: usize,
+    limit: Duration,
+) -> Result<Vec<u8>> {
+    let deadline = transport.runtime().deadline(limit);
+    let mut bytes = vec![0; len];
+    transport.exchange(None, Some(Incoming { from, len, sink: Sink::Into(&mut bytes) }), deadline)?;
+    Ok(bytes)
+}
+
+/// Sends to the right while receiving as much from the left.
+pub(crate) fn pass_round(transport: &mut dyn Transport, bytes: &[u8]) -> Result<Vec<u8>> {
+    let (rank, deadline) = (transport.rank(), soon(transport));
+    let mut received = vec![0; bytes.len()];
+    let outgoing = Outgoing { to: rank.right().index(), parts: &[bytes] };
+    let incoming = Incoming { from: rank.left().index(), len: bytes.len(), sink: Sink::Into(&mut received) };
+    transport.exchange(Some(outgoing), Some(incoming), deadline)?;
+    Ok(received)
+}
+
+/// Every pair exchanges a byte: afterwards all connections of this rank are open. Others may still be at it, and
+/// meet the end of the job there.
+pub(crate) fn meet_all(transport: &mut dyn Transport) -> Result<()> {
+    let (rank, deadline) = (transport.rank(), soon(transport));
+    for distance in 1..rank.world_size() {
+        let outgoing = Outgoing { to: rank.plus(distance).index(), parts: &[&[0]] };
+        let mut byte = [0];
+        let incoming = Incoming { from: rank.minus(distance).index(), len: 1, sink: Sink::Into(&mut byte) };
+        transport.exchange(Some(outgoing), Some(incoming), deadline)?;
+    }
+    Ok(())
+}
+
+/// Waits for something to go wrong with `peer`, which sends nothing.
+pub(crate) fn wait_in_vain(transport: &mut dyn Transport, peer: usize) -> Error {
+    receive(transport, peer, 1).expect_err("nobody sends this byte")
+}
+
+/// Meets all and then waits for the end of the job, which may come while others are still meeting.
+pub(crate) fn stand_by(transport: &mut dyn Transport, peer: usize) -> Error {
+    meet_all(transport).err().unwrap_or_else(|| wait_in_vain(transport, peer))
+}
+
+/// The record of an abort whose error this rank has already seen, or soon will.
+pub(crate) fn await_abort(transport: &dyn Transport) -> Abort {
+    let runtime = transport.runtime();
+    let deadline = soon(transport);
+    loop {
+        if let Some(abort) = transport.aborted() {
+            return abort;
+        }
+        assert!(!runtime.expired(deadline), "no abort came");
+        runtime.park(Some(runtime.deadline(Duration::from_millis(1))));
+    }
+}

@@ -1,0 +1,175 @@
+//! Channels of their own: forks and subgroups.
+
+use dist_transport::{Abort, Cause, Error, Fingerprint, Rank, Transport};
+use rstest::rstest;
+
+use crate::backend::Backend;
+use crate::calls::{await_abort, meet_all, pass_round, payload, receive_within, stand_by, wait_in_vain};
+
+/// Sends bytes round that depend on the channel, and finds those of the same channel.
+fn pass_own(transport: &mut dyn Transport, salt: usize) {
+    let rank = transport.rank();
+    for round in 0..20 {
+        let received = pass_round(transport, &payload(rank, round + salt, 100)).unwrap();
+        assert_eq!(received, payload(rank.left(), round + salt, 100), "channel {salt}, round {round}");
+    }
+}
+
+#[rstest]
+fn messages_of_different_channels_never_meet(
+    #[values(Backend::Sim, Backend::Local, Backend::Tcp)] backend: Backend,
+    #[values(1, 2, 3, 5, 8)] world_size: usize,
+) {
+    let program = |mut transport: Box<dyn Transport>| {
+        let everybody: Vec<usize> = (0..transport.rank().world_size()).collect();
+        let forks: Vec<_> = (0..3).map(|_| transport.fork(&everybody).unwrap().unwrap()).collect();
+        let channels: Vec<_> = forks.iter().map(|fork| fork.channel()).collect();
+        let runtime = transport.runtime().clone();
+        let forks = forks.into_iter().enumerate();
+        let tasks: Vec<_> = forks
+            .map(|(index, mut fork)| {
+                let work = move || pass_own(&mut *fork, 100 * (index + 1));
+                runtime.spawn("fork", work).unwrap()
+            })
+            .collect();
+        pass_own(&mut *transport, 0);
+        tasks.into_iter().for_each(|task| task.join().unwrap());
+        assert_eq!(transport.traffic().messages_sent, 20);
+        [vec![transport.channel()], channels].concat()
+    };
+    backend.check(world_size, program, |channels| {
+        assert!(channels.iter().all(|of_rank| *of_rank == channels[0]), "the ranks agree");
+        let mut distinct = channels[0].clone();
+        distinct.sort();
+        distinct.dedup();
+        assert_eq!(distinct.len(), 4);
+    });
+}
+
+#[rstest]
+#[case(3, &[2, 0])]
+#[case(3, &[1])]
+#[case(5, &[4, 1, 3])]
+#[case(8, &[0, 2, 4, 6])]
+#[case(8, &[7, 6, 5, 4, 3, 2, 1, 0])]
+fn a_group_is_numbered_in_the_order_of_its_list_and_others_get_none(
+    #[values(Backend::Sim, Backend::Local, Backend::Tcp)] backend: Backend,
+    #[case] world_size: usize,
+    #[case] members: &'static [usize],
+) {
+    let program = move |mut transport: Box<dyn Transport>| {
+        let rank = transport.rank();
+        let group = transport.fork(members).unwrap();
+        if let Some(mut group) = group {
+            let left = members[group.rank().left().index()];
+            let received = pass_round(&mut *group, &payload(rank, 0, 50)).unwrap();
+            assert_eq!(received, payload(Rank::new(left, world_size).unwrap(), 0, 50));
+            return Some((group.rank(), group.channel()));
+        }
+        None
+    };
+    backend.check(world_size, program, |places| {
+        let channel = places[members[0]].unwrap().1;
+        for (rank, place) in places.into_iter().enumerate() {
+            let index = members.iter().position(|&member| member == rank);
+            let expected = index.map(|index| (Rank::new(index, members.len()).unwrap(), channel));
+            assert_eq!(place, expected, "rank {rank}");
+        }
+    });
+}
+
+#[rstest]
+fn a_group_of_a_group_is_translated_twice(
+    #[values(Backend::Sim, Backend::Local, Backend::Tcp)] backend: Backend,
+) {
+    let program = |mut transport: Box<dyn Transport>| {
+        let rank = transport.rank();
+        let mut odd = transport.fork(&[7, 5, 3, 1]).unwrap()?;
+        let mut ends = odd.fork(&[3, 0]).unwrap()?;
+        let received = pass_round(&mut *ends, &payload(rank, 0, 50)).unwrap();
+        Some((ends.rank().index(), received))
+    };
+    backend.check(8, program, |places| {
+        let bytes = |rank| payload(Rank::new(rank, 8).unwrap(), 0, 50);
+        let members = [(1, (0, bytes(7))), (7, (1, bytes(1)))];
+        for (rank, place) in places.into_iter().enumerate() {
+            let expected = members.iter().find(|(member, _)| *member == rank).map(|(_, place)| place.clone());
+            assert_eq!(place, expected, "rank {rank}");
+        }
+    });
+}
+
+#[rstest]
+fn a_list_of_members_that_makes_no_group_is_refused_without_harm(
+    #[values(Backend::Sim, Backend::Local, Backend::Tcp)] backend: Backend,
+    #[values(1, 2, 5)] world_size: usize,
+) {
+    let program = move |mut transport: Box<dyn Transport>| {
+        for bad in [vec![], vec![0, 0], vec![world_size - 1, 0, world_size - 1, 0]] {
+            let error = transport.fork(&bad).unwrap_err();
+            assert!(matches!(&error, Error::Members { members } if *members == bad), "{error}");
+        }
+        let error = transport.fork(&[0, world_size]).unwrap_err();
+        let named = Error::RankOutOfRange { rank: world_size, world_size };
+        assert_eq!(error.to_string(), named.to_string());
+        let everybody: Vec<usize> = (0..world_size).collect();
+        let mut fork = transport.fork(&everybody).unwrap().unwrap();
+        assert_eq!(pass_round(&mut *fork, &[5]).unwrap(), [5]);
+        assert_eq!(transport.aborted(), None);
+    };
+    backend.check(world_size, program, drop);
+}
+
+#[rstest]
+fn what_ends_a_group_ends_the_job_and_the_record_has_the_numbers_of_the_world(
+    #[values(Backend::Sim, Backend::Local, Backend::Tcp)] backend: Backend,
+) {
+    let call = Fingerprint([8; Fingerprint::SIZE]);
+    let program = move |mut transport: Box<dyn Transport>| {
+        let group = transport.fork(&[4, 2]).unwrap();
+        let error = match group {
+            Some(mut group) if group.rank().index() == 1 => {
+                meet_all(&mut *group).unwrap();
+                group.begin(call);
+                receive_within(&mut *group, 0, 1, backend.short()).unwrap_err()
+            }
+            Some(mut group) => {
+                meet_all(&mut *group).unwrap();
+                wait_in_vain(&mut *group, 1)
+            }
+            None => stand_by(&mut *transport, 2),
+        };
+        (error, await_abort(&*transport))
+    };
+    let record = Abort { cause: Cause::TimedOut, rank: 4, reporter: 2, call };
+    backend.check(5, program, move |ends| {
+        for (rank, (error, abort)) in ends.iter().enumerate() {
+            assert_eq!(*abort, record, "rank {rank}");
+            match error {
+                Error::Timeout { peer: 0, .. } if rank == 2 => {}
+                Error::Aborted(abort) if rank != 2 => assert_eq!(*abort, record),
+                other => panic!("rank {rank}: {other}"),
+            }
+        }
+    });
+}
+
+#[rstest]
+fn a_rank_that_nobody_waits_for_may_leave(
+    #[values(Backend::Sim, Backend::Local, Backend::Tcp)] backend: Backend,
+    #[values(2, 3, 5, 8)] world_size: usize,
+) {
+    let program = move |mut transport: Box<dyn Transport>| {
+        meet_all(&mut *transport).unwrap();
+        let others: Vec<usize> = (1..world_size).collect();
+        let group = transport.fork(&others).unwrap();
+        drop(transport);
+        if let Some(mut group) = group {
+            for _ in 0..10 {
+                pass_round(&mut *group, &[1]).unwrap();
+            }
+            assert_eq!(group.aborted(), None);
+        }
+    };
+    backend.check(world_size, program, drop);
+}
