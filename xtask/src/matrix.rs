@@ -1,19 +1,205 @@
 //! `cargo xtask matrix`: every operation in real processes, and a table of what held.
 
-use crate::command::{Failure, cargo, show};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use crate::command::{Failure, cargo, line, output, show};
 
 pub(crate) const HELP: &str = "\
 cargo xtask matrix [--filter TEXT]
 
 Runs transport x ranks x algorithm x dtype x operation in real processes: worlds of 1 to 9, lengths 0, 1,
-world-1, world, world+1, a prime and 1 MiB, each result compared with an oracle to the last bit. A table at
-the end.
+world-1, world, world+1, a prime and 1 MiB, each result compared with an oracle to the last bit; the simulated
+network, whose ranks are threads, besides. A table at the end says how many calls agreed.
 A case is called OPERATION/ALGORITHM/ORDER/DTYPE/REDUCTION, as in all_reduce/ring/any/f32/sum; --filter takes
-parts of that name, separated by blanks.";
+parts of that name, separated by blanks, and tcp or sim.
+A wrong element, and whatever else went wrong, is named on stderr by the rank that saw it.";
+
+const WORLDS: std::ops::RangeInclusive<usize> = 1..=9;
+const TRANSPORTS: [&str; 2] = ["tcp", "sim"];
 
 pub(crate) fn run(filter: &str) -> Result<(), Failure> {
-    show(&mut cargo("build --package dist-cli"))?;
-    let mut command = cargo("run --quiet --package dist-cli -- matrix");
-    command.args(["--filter", filter]);
-    show(&mut command)
+    show(&mut cargo("build --quiet --package dist-cli --bins --example matrix"))?;
+    let folder = target_folder()?.join("debug");
+    let (transports, words): (Vec<_>, Vec<_>) =
+        filter.split_whitespace().partition(|word| TRANSPORTS.contains(word));
+    let mut table = Table::default();
+    for transport in TRANSPORTS.into_iter().filter(|name| transports.is_empty() || transports.contains(name))
+    {
+        for world in WORLDS {
+            let mut command = job(&folder, transport, world);
+            command.args(&words);
+            let held = collect(&mut command, &mut table)?;
+            eprintln!("     {transport}, {world} ranks: {}", if held { "all held" } else { "NOT ALL HELD" });
+            if !held {
+                table.broken.insert(format!("{transport}, {world} ranks: {}", line(&command)));
+            }
+        }
+    }
+    print!("{table}");
+    table.verdict(filter)
+}
+
+fn target_folder() -> Result<PathBuf, Failure> {
+    let metadata = output(&mut cargo("metadata --no-deps --format-version 1"))?;
+    let metadata: Value = serde_json::from_str(&metadata).map_err(std::io::Error::from)?;
+    let folder = metadata["target_directory"].as_str();
+    folder.map(Into::into).ok_or_else(|| Failure::Check("cargo metadata names no target folder".to_owned()))
+}
+
+/// One set of ranks that does all cases of a world.
+fn job(folder: &Path, transport: &str, world: usize) -> Command {
+    let program = folder.join("examples/matrix");
+    if transport == "sim" {
+        let mut command = Command::new(program);
+        command.arg(format!("sim:{world}"));
+        return command;
+    }
+    let mut command = Command::new(folder.join("distctl"));
+    command.args(["run", "-n", &world.to_string(), "--"]).arg(program);
+    command
+}
+
+/// Puts every line of a job into the table; whether the job said that all held.
+fn collect(command: &mut Command, table: &mut Table) -> Result<bool, Failure> {
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+    let lines = BufReader::new(child.stdout.take().expect("the output is a pipe")).lines();
+    for line in lines {
+        table.add(&line?)?;
+    }
+    Ok(child.wait()?.success())
+}
+
+/// Calls that agreed with the oracle, by what was done and in which world.
+#[derive(Debug, Default)]
+struct Table {
+    rows: BTreeMap<Row, BTreeMap<usize, Cell>>,
+    dtypes: BTreeSet<String>,
+    reductions: BTreeSet<String>,
+    /// Jobs that did not end well.
+    broken: BTreeSet<String>,
+}
+
+/// Transport, operation, algorithm, order.
+type Row = [String; 4];
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Cell {
+    calls: u64,
+    wrong: u64,
+}
+
+impl Table {
+    /// Takes a line as the matrix program prints it.
+    fn add(&mut self, line: &str) -> Result<(), Failure> {
+        let failed = || Failure::Check(format!("this is no line of the matrix: {line}"));
+        let value: Value = serde_json::from_str(line).map_err(|_| failed())?;
+        let parse = || {
+            let case: Vec<_> = value["case"].as_str()?.split('/').map(str::to_owned).collect();
+            let [action, algorithm, order, dtype, reduction] = <[String; 5]>::try_from(case).ok()?;
+            let row = [value["transport"].as_str()?.to_owned(), action, algorithm, order];
+            let ranks = usize::try_from(value["ranks"].as_u64()?).ok()?;
+            Some((row, dtype, reduction, ranks, value["calls"].as_u64()?, value["held"].as_bool()?))
+        };
+        let (row, dtype, reduction, ranks, calls, held) = parse().ok_or_else(failed)?;
+        let cell = self.rows.entry(row).or_default().entry(ranks).or_default();
+        cell.calls += calls;
+        cell.wrong += u64::from(!held);
+        self.dtypes.insert(dtype);
+        self.reductions.insert(reduction);
+        Ok(())
+    }
+
+    fn cells(&self) -> impl Iterator<Item = &Cell> {
+        self.rows.values().flat_map(BTreeMap::values)
+    }
+
+    fn verdict(&self, filter: &str) -> Result<(), Failure> {
+        let wrong: u64 = self.cells().map(|cell| cell.wrong).sum();
+        if !self.broken.is_empty() || wrong > 0 {
+            let jobs = Vec::from_iter(self.broken.iter().map(String::as_str)).join("\n  ");
+            return Err(Failure::Check(format!(
+                "matrix: {wrong} cases did not hold; these jobs failed:\n  {jobs}"
+            )));
+        }
+        if self.rows.is_empty() {
+            return Err(Failure::Usage(format!("no case has {filter:?} in its name")));
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Display for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let join = |names: &BTreeSet<String>| Vec::from_iter(names.iter().map(String::as_str)).join(" ");
+        let calls: u64 = self.cells().map(|cell| cell.calls).sum();
+        writeln!(
+            f,
+            "{calls} calls; elements: {}; reductions: {}",
+            join(&self.dtypes),
+            join(&self.reductions)
+        )?;
+        write!(f, "{:5} {:20} {:19} {:9}", "", "operation", "algorithm", "order")?;
+        WORLDS.into_iter().try_for_each(|world| write!(f, "{:>6}", format!("n={world}")))?;
+        writeln!(f)?;
+        for ([transport, action, algorithm, order], cells) in &self.rows {
+            write!(f, "{transport:5} {action:20} {algorithm:19} {order:9}")?;
+            for world in WORLDS {
+                let text = match cells.get(&world) {
+                    None => "-".to_owned(),
+                    Some(cell) if cell.wrong > 0 => "WRONG".to_owned(),
+                    Some(cell) => cell.calls.to_string(),
+                };
+                write!(f, "{text:>6}")?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(lines: &[&str]) -> Table {
+        let mut table = Table::default();
+        lines.iter().for_each(|line| table.add(line).unwrap());
+        table
+    }
+
+    const HELD: &str =
+        r#"{"case":"all_reduce/ring/any/f32/sum","transport":"tcp","ranks":3,"calls":7,"held":true}"#;
+    const WRONG: &str =
+        r#"{"case":"all_reduce/ring/any/f32/max","transport":"tcp","ranks":4,"calls":7,"held":false}"#;
+
+    #[test]
+    fn calls_are_counted_by_world() {
+        let table = with(&[HELD, HELD]);
+        assert!(table.verdict("").is_ok());
+        let text = table.to_string();
+        assert!(text.starts_with("14 calls; elements: f32; reductions: sum\n"), "{text}");
+        let row = text.lines().last().unwrap();
+        assert_eq!(
+            row.split_whitespace().collect::<Vec<_>>()[..7],
+            ["tcp", "all_reduce", "ring", "any", "-", "-", "14"]
+        );
+    }
+
+    #[test]
+    fn one_wrong_case_fails_its_cell_and_the_whole() {
+        let table = with(&[HELD, WRONG]);
+        assert!(table.to_string().contains("WRONG"));
+        assert!(table.verdict("").is_err());
+    }
+
+    #[test]
+    fn a_filter_that_matches_nothing_is_an_error() {
+        assert!(with(&[]).verdict("nothing").is_err());
+        assert!(Table::default().add("all is well").is_err());
+    }
 }

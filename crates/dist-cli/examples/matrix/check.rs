@@ -1,0 +1,230 @@
+//! One case after the other: inputs, the call, and the oracle's word on the result.
+
+use std::any::Any;
+use std::collections::HashMap;
+
+use dist_collectives::{Communicator, DType, Element, ReduceOp, ReductionOrder};
+use dist_testkit::oracle::{self, Number, Reduction};
+use half::{bf16, f16};
+use num_traits::FromPrimitive;
+
+use crate::BoxError;
+use crate::cases::{Action, Case};
+
+/// Buffers longer than this repeat themselves, so that the oracle's work stays small. It is a prime, so that no
+/// chunk border ever falls onto the same place of the pattern.
+const PERIOD: usize = 4099;
+const PRIME: usize = 1009;
+const LARGE_BYTES: usize = 1 << 20;
+
+/// An element of the matrix.
+trait Probe: Element + Number + FromPrimitive {}
+impl<T: Element + Number + FromPrimitive> Probe for T {}
+
+/// Checks cases of one world; what the oracle has said once is remembered.
+pub(crate) struct Checker {
+    world_size: usize,
+    known: HashMap<Question, Box<dyn Any>>,
+}
+
+/// What the oracle is asked: type, operation, kind of input, number of contributions, length.
+type Question = (DType, ReduceOp, Inputs, usize, usize);
+
+/// What a rank got, and what it must have got.
+type Answer<T> = (Vec<T>, Vec<T>);
+
+/// What the ranks put in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Inputs {
+    /// Numbers of all kinds, whose reduction depends on the order.
+    Rough,
+    /// 1 and 2, whose reduction is exact in any order.
+    Exact,
+}
+
+impl Inputs {
+    fn of(case: Case) -> Self {
+        let in_order =
+            case.order == ReductionOrder::Canonical || matches!(case.op, ReduceOp::Min | ReduceOp::Max);
+        if in_order || !case.action.reduces() { Self::Rough } else { Self::Exact }
+    }
+
+    /// One rank's input.
+    fn sample<T: Probe>(self, rank: usize, len: usize) -> Vec<T> {
+        match self {
+            Self::Rough => oracle::sample(1, rank, len),
+            Self::Exact => oracle::sample::<u8>(1, rank, len)
+                .into_iter()
+                .map(|noise| T::from_u8(1 + noise % 2).expect("every type has a 1 and a 2"))
+                .collect(),
+        }
+    }
+
+    /// A rank's input, repeated to its length.
+    fn long<T: Probe>(self, rank: usize, len: usize) -> Vec<T> {
+        repeated(&self.sample(rank, len.min(PERIOD)), len)
+    }
+}
+
+fn repeated<T: Copy>(pattern: &[T], len: usize) -> Vec<T> {
+    pattern.iter().copied().cycle().take(len).collect()
+}
+
+impl Checker {
+    pub(crate) fn new(world_size: usize) -> Self {
+        Self { world_size, known: HashMap::new() }
+    }
+
+    /// The lengths that a case is tried with: elements of one rank's buffer, or of its part of one.
+    pub(crate) fn lengths(&self, case: Case) -> Vec<usize> {
+        let n = self.world_size;
+        let parts = match case.action {
+            Action::ReduceScatter | Action::AllGather => n,
+            _ => 1,
+        };
+        let large = LARGE_BYTES / case.dtype.size() / parts;
+        let mut lengths = vec![0, 1, n - 1, n, n + 1, PRIME, large];
+        lengths.sort_unstable();
+        lengths.dedup();
+        if case.action == Action::Barrier { vec![0] } else { lengths }
+    }
+
+    /// Whether every call of the case held, on every rank.
+    pub(crate) fn check(&mut self, comm: &mut Communicator, case: Case) -> Result<bool, BoxError> {
+        let held = match case.dtype {
+            DType::F32 => self.calls::<f32>(comm, case),
+            DType::F64 => self.calls::<f64>(comm, case),
+            DType::F16 => self.calls::<f16>(comm, case),
+            DType::Bf16 => self.calls::<bf16>(comm, case),
+            DType::I8 => self.calls::<i8>(comm, case),
+            DType::I32 => self.calls::<i32>(comm, case),
+            DType::I64 => self.calls::<i64>(comm, case),
+            DType::U8 => self.calls::<u8>(comm, case),
+            DType::U32 => self.calls::<u32>(comm, case),
+            DType::U64 => self.calls::<u64>(comm, case),
+            other => Err(format!("the matrix does not know {other}").into()),
+        }?;
+        let mut agreed = [u8::from(held)];
+        comm.all_reduce(&mut agreed, ReduceOp::Min)?;
+        Ok(agreed[0] == 1)
+    }
+
+    fn calls<T: Probe>(&mut self, comm: &mut Communicator, case: Case) -> Result<bool, BoxError> {
+        let rank = comm.rank();
+        let mut held = true;
+        for (turn, len) in self.lengths(case).into_iter().enumerate() {
+            let root = turn % self.world_size;
+            let mut scoped = comm.with_order(case.order);
+            let Some((got, expected)) = (match case.algorithm {
+                Some(algorithm) => self.call::<T>(&mut scoped.with_algorithm(algorithm), case, len, root)?,
+                None => self.call::<T>(&mut scoped, case, len, root)?,
+            }) else {
+                continue;
+            };
+            let wrong = got.iter().zip(&expected).position(|(got, expected)| !got.same(*expected));
+            if let Some(index) = wrong {
+                let (got, expected) = (got[index], expected[index]);
+                let place = format!("{case}, {len} elements, rank {rank} of {}", self.world_size);
+                eprintln!("{place}: element {index} is {got:?}, not {expected:?}");
+                held = false;
+            }
+            assert_eq!(got.len(), expected.len(), "{case}: the oracle speaks of another length");
+        }
+        Ok(held)
+    }
+
+    /// One call; `None` on ranks that get nothing from it.
+    fn call<T: Probe>(
+        &mut self,
+        comm: &mut Communicator,
+        case: Case,
+        len: usize,
+        root: usize,
+    ) -> Result<Option<Answer<T>>, BoxError> {
+        let (rank, n) = (comm.rank(), self.world_size);
+        let inputs = Inputs::of(case);
+        let everyone: Vec<usize> = (0..n).collect();
+        let mut own = inputs.long::<T>(rank, len);
+        Ok(Some(match case.action {
+            Action::AllReduce => {
+                comm.all_reduce(&mut own, case.op)?;
+                (own, self.reduced(case, &everyone, len))
+            }
+            Action::StartAllReduce => {
+                let pending = comm.start_all_reduce(own, case.op);
+                (pending.wait()?.into_vec(), self.reduced(case, &everyone, len))
+            }
+            Action::SubgroupAllReduce => {
+                let members: Vec<_> = everyone.iter().copied().step_by(2).collect();
+                let Some(mut group) = comm.subgroup(&members)? else { return Ok(None) };
+                group.all_reduce(&mut own, case.op)?;
+                (own, self.reduced(case, &members, len))
+            }
+            Action::Reduce => {
+                comm.reduce(&mut own, case.op, root)?;
+                if rank != root {
+                    return Ok(None);
+                }
+                (own, self.reduced(case, &everyone, len))
+            }
+            Action::ReduceScatter => {
+                let mut output = inputs.long::<T>(n, len);
+                comm.reduce_scatter(&inputs.long::<T>(rank, len * n), &mut output, case.op)?;
+                let all = self.reduced(case, &everyone, len * n);
+                (output, all[rank * len..(rank + 1) * len].to_vec())
+            }
+            Action::AllGather => {
+                let mut output = inputs.long::<T>(n, len * n);
+                comm.all_gather(&own, &mut output)?;
+                (output, everyone.iter().flat_map(|&rank| inputs.long::<T>(rank, len)).collect())
+            }
+            Action::Broadcast => {
+                comm.broadcast(&mut own, root)?;
+                (own, inputs.long(root, len))
+            }
+            Action::Message => {
+                let (left, right) = ((rank + n - 1) % n, (rank + 1) % n);
+                let mut received = inputs.long::<T>(n, len);
+                around_the_ring(comm, &own, &mut received, left, right)?;
+                (received, inputs.long(left, len))
+            }
+            Action::Barrier => {
+                comm.barrier()?;
+                (Vec::new(), Vec::new())
+            }
+        }))
+    }
+
+    /// What the oracle says of a reduction over these ranks.
+    fn reduced<T: Probe>(&mut self, case: Case, members: &[usize], len: usize) -> Vec<T> {
+        let (inputs, period) = (Inputs::of(case), len.min(PERIOD));
+        let reduction = Reduction::parse(case.op.name()).expect("the oracle knows every operation");
+        let key = (T::DTYPE, case.op, inputs, members.len(), period);
+        let pattern = self.known.entry(key).or_insert_with(|| {
+            let contributions: Vec<_> =
+                members.iter().map(|&rank| inputs.sample::<T>(rank, period)).collect();
+            Box::new(oracle::all_reduce(&contributions, reduction))
+        });
+        repeated(pattern.downcast_ref::<Vec<T>>().expect("the key has the type"), len)
+    }
+}
+
+/// Every rank sends to its right neighbour; rank 0 begins, so that nobody waits in a circle.
+fn around_the_ring<T: Element>(
+    comm: &mut Communicator,
+    own: &[T],
+    received: &mut [T],
+    left: usize,
+    right: usize,
+) -> Result<(), BoxError> {
+    if comm.world_size() == 1 {
+        received.copy_from_slice(own);
+    } else if comm.rank() == 0 {
+        comm.send(own, right)?;
+        comm.recv(received, left)?;
+    } else {
+        comm.recv(received, left)?;
+        comm.send(own, right)?;
+    }
+    Ok(())
+}
