@@ -37,6 +37,9 @@ use crate::{
 /// report has no gradient: it counts as zero where other micro-batches have one, and a parameter without any stays
 /// without.
 ///
+/// A bucket has the communicator's timeout from when it leaves. What a rank computes afterwards, and what it is ahead
+/// of the slowest rank, must fit into it.
+///
 /// # Errors
 ///
 /// An error on one rank aborts the job, so that no other waits for it.
@@ -92,6 +95,11 @@ impl<M: Params> Ddp<M> {
         if told.is_err() {
             comm.abort();
         }
+        tracing::debug!(
+            parameters = model.infos().len(),
+            buckets = gradients.bucket_count(),
+            "training begins"
+        );
         told.map(|()| Self { comm, model, gradients, micro_batches: 0 })
     }
 
@@ -243,7 +251,8 @@ impl<M: Params> Ddp<M> {
 
     /// Aborts the job if something failed.
     fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
-        if result.is_err() {
+        if let Err(error) = &result {
+            tracing::warn!(%error, "training ends the job");
             self.comm.abort();
             self.gradients.forget();
             self.micro_batches = 0;

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use half::bf16;
+use proptest::prelude::*;
 use rstest::rstest;
 
 use super::*;
@@ -268,4 +269,45 @@ fn what_was_summed_can_be_forgotten() {
     (0..4).for_each(|index| run(&mut ranks[0], index));
     synchronise(&mut ranks, 4);
     assert_eq!(bits(ranks[0].mean(3).unwrap()), bits(Values::F32(&expected(3, 4))));
+}
+
+proptest! {
+    #[test]
+    fn whatever_each_micro_batch_reports_the_mean_is_that_of_one_process(
+        lens in prop::collection::vec(0..5_usize, 1..6),
+        ranks in 1..6_usize,
+        share in prop::sample::select(vec![1_usize, 2, 4]),
+        reports in prop::collection::vec(prop::collection::vec(prop::option::of(-9.0..9.0_f32), 6), 24),
+        bucket_bytes in 0..60_usize,
+    ) {
+        let infos: Vec<ParamInfo> = lens
+            .iter()
+            .enumerate()
+            .map(|(index, &len)| ParamInfo::new(format!("p{index}"), [len], FloatType::F32))
+            .collect();
+        let plan = BucketPlan::new(&infos, BucketBytes { first_max: bucket_bytes / 2, other_max: bucket_bytes });
+        let mut all: Vec<Gradients> = (0..ranks).map(|_| Gradients::new(&infos, plan.clone())).collect();
+        for (rank, gradients) in all.iter_mut().enumerate() {
+            for report in &reports[rank * share..(rank + 1) * share] {
+                gradients.begin();
+                for (parameter, (value, &len)) in report.iter().zip(&lens).enumerate() {
+                    if let Some(value) = value {
+                        gradients.report(parameter, Values::F32(&vec![*value; len])).unwrap();
+                    }
+                }
+                gradients.end(0.0);
+            }
+        }
+        let reports = &reports[..ranks * share];
+        synchronise(&mut all, reports.len());
+        for (parameter, &len) in lens.iter().enumerate() {
+            let leaves: Vec<Option<f32>> = reports.iter().map(|report| report[parameter]).collect();
+            let zeros: Vec<f32> = leaves.iter().map(|leaf| leaf.unwrap_or(0.0)).collect();
+            let mean = tree(&zeros, &|left, right| left + right) / f32::from(u8::try_from(zeros.len()).unwrap());
+            let expected = leaves.iter().any(Option::is_some).then(|| vec![mean.to_bits(); len]);
+            for gradients in &all {
+                prop_assert_eq!(gradients.mean(parameter).map(bits), expected.clone());
+            }
+        }
+    }
 }
