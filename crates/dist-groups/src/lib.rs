@@ -1,1 +1,7 @@
-//! (being written)
+#![doc = include_str!("../README.md")]
+
+mod error;
+mod group;
+
+pub use error::{Error, Result};
+pub use group::Group;

@@ -1,0 +1,124 @@
+//! Some ranks of a communicator, and a communicator of their own.
+
+use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+
+use dist_collectives::Communicator;
+
+use crate::{Error, Result};
+
+/// Some ranks of a parent communicator, numbered anew, with a communicator of their own: it dereferences to it.
+///
+/// Messages of different groups never meet, so groups that share ranks can be used at the same time, each from
+/// its own thread. A group inherits its parent's timeout and order of reduction, and can be a parent itself.
+///
+/// ```
+/// use dist_collectives::{Communicator, ReduceOp};
+/// use dist_groups::Group;
+/// use dist_transport::sim;
+///
+/// let outcome = sim::run(1, 4, |transport| {
+///     let mut world = Communicator::new(transport);
+///     let Some(mut group) = Group::new(&mut world, &[3, 1]).unwrap() else { return None };
+///     let mut values = [group.to_parent(group.rank()).unwrap()as u64];
+///     group.all_reduce(&mut values, ReduceOp::Sum).unwrap();
+///     Some((group.rank(), values[0]))
+/// });
+/// assert_eq!(outcome.results, [None, Some((1, 4)), None, Some((0, 4))]);
+/// ```
+#[derive(Debug)]
+pub struct Group {
+    communicator: Communicator,
+    /// The parent's numbers, in the group's order.
+    members: Vec<usize>,
+}
+
+impl Group {
+    /// The group of these ranks of the parent, numbered in the order of the list; `None` on ranks that are not in
+    /// it. Nothing is communicated: every rank of the parent, member or not, makes the same call.
+    ///
+    /// # Errors
+    /// If the list is empty, names a rank twice, or one that the parent does not have; on every rank alike.
+    pub fn new(parent: &mut Communicator, members: &[usize]) -> Result<Option<Self>> {
+        check(members, parent.world_size())?;
+        let communicator = parent.subgroup(members)?;
+        Ok(communicator.map(|communicator| Self { communicator, members: members.to_vec() }))
+    }
+
+    /// The group of all ranks of the parent that give the same color, numbered by key, and by their numbers in
+    /// the parent where keys are equal; `None` for a rank that gives no color. Takes one all_gather.
+    ///
+    /// # Errors
+    /// If the all_gather fails.
+    #[doc(alias = "MPI_Comm_split")]
+    #[doc(alias = "ncclCommSplit")]
+    #[doc(alias = "colour")]
+    pub fn split(parent: &mut Communicator, color: Option<u32>, key: i64) -> Result<Option<Self>> {
+        let own = [i64::from(color.is_some()), i64::from(color.unwrap_or(0)), key];
+        let mut all = vec![0; own.len() * parent.world_size()];
+        parent.all_gather(&own, &mut all)?;
+        let mut groups = BTreeMap::<i64, Vec<(i64, usize)>>::new();
+        for (rank, entry) in all.chunks_exact(own.len()).enumerate() {
+            if entry[0] != 0 {
+                groups.entry(entry[1]).or_default().push((entry[2], rank));
+            }
+        }
+        // Every rank makes every group, in the order of the colors: that is what keeps the groups apart.
+        let mut joined = None;
+        for mut ordered in groups.into_values() {
+            ordered.sort_unstable();
+            let members: Vec<usize> = ordered.into_iter().map(|(_, rank)| rank).collect();
+            joined = Self::new(parent, &members)?.or(joined);
+        }
+        Ok(joined)
+    }
+
+    /// The members by their numbers in the parent, in the group's order.
+    pub fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    /// The number in the parent of the member with this number in the group, if there is one.
+    pub fn to_parent(&self, rank: usize) -> Option<usize> {
+        self.members.get(rank).copied()
+    }
+
+    /// The number in the group of the rank with this number in the parent, if it is a member.
+    pub fn to_local(&self, parent_rank: usize) -> Option<usize> {
+        self.members.iter().position(|&member| member == parent_rank)
+    }
+
+    /// The communicator alone.
+    pub fn into_communicator(self) -> Communicator {
+        self.communicator
+    }
+}
+
+impl Deref for Group {
+    type Target = Communicator;
+
+    fn deref(&self) -> &Communicator {
+        &self.communicator
+    }
+}
+
+impl DerefMut for Group {
+    fn deref_mut(&mut self) -> &mut Communicator {
+        &mut self.communicator
+    }
+}
+
+fn check(members: &[usize], world_size: usize) -> Result<()> {
+    if members.is_empty() {
+        return Err(Error::Empty);
+    }
+    let mut seen = vec![false; world_size];
+    for &rank in members {
+        match seen.get_mut(rank) {
+            None => return Err(Error::UnknownRank { rank, world_size }),
+            Some(true) => return Err(Error::DuplicateRank { rank }),
+            Some(seen) => *seen = true,
+        }
+    }
+    Ok(())
+}
