@@ -90,20 +90,28 @@ pub struct Call {
 
 impl Call {
     /// The call as bytes.
+    ///
+    /// The first eight are the call's number among the collectives of its group, little-endian and counted from 1:
+    /// two ranks whose calls have one number and differ in another byte can never agree. They are 0 for messages.
     pub fn encode(&self) -> Fingerprint {
         let mut bytes = [0; Fingerprint::SIZE];
-        bytes[0] = VERSION;
-        bytes[1] = code(&Operation::ALL, Some(self.operation));
-        bytes[2] = code(&DType::ALL, self.dtype);
-        bytes[3] = code(&ReduceOp::ALL, self.op);
-        bytes[4] = code(&ReductionOrder::ALL, self.order);
-        bytes[5] = self.algorithm.map_or(0, |algorithm| small(algorithm.index() + 1));
-        bytes[6] = u8::from(self.root.is_some());
-        bytes[8..12].copy_from_slice(&self.epoch.to_le_bytes());
-        bytes[12..16].copy_from_slice(&self.root.unwrap_or(0).to_le_bytes());
+        let number = match self.operation {
+            Operation::Message => [0, self.sequence],
+            _ => [self.sequence.wrapping_add(1), 0],
+        };
+        bytes[0..8].copy_from_slice(&number[0].to_le_bytes());
+        bytes[8] = VERSION;
+        bytes[9] = code(&Operation::ALL, Some(self.operation));
+        bytes[10] = code(&DType::ALL, self.dtype);
+        bytes[11] = code(&ReduceOp::ALL, self.op);
+        bytes[12] = code(&ReductionOrder::ALL, self.order);
+        bytes[13] = self.algorithm.map_or(0, |algorithm| small(algorithm.index() + 1));
+        bytes[14] = u8::from(self.root.is_some());
         bytes[16..24].copy_from_slice(&self.channel.to_le_bytes());
-        bytes[24..32].copy_from_slice(&self.sequence.to_le_bytes());
-        bytes[32..40].copy_from_slice(&self.count.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.count.to_le_bytes());
+        bytes[32..36].copy_from_slice(&self.epoch.to_le_bytes());
+        bytes[36..40].copy_from_slice(&self.root.unwrap_or(0).to_le_bytes());
+        bytes[40..48].copy_from_slice(&number[1].to_le_bytes());
         Fingerprint(bytes)
     }
 
@@ -111,25 +119,28 @@ impl Call {
     /// this crate may not.
     pub fn decode(fingerprint: &Fingerprint) -> Option<Self> {
         let bytes = &fingerprint.0;
-        if bytes[0] != VERSION {
+        if bytes[8] != VERSION {
             return None;
         }
-        let operation = decoded(&Operation::ALL, bytes[1])??;
-        let algorithm = match bytes[5] {
+        let operation = decoded(&Operation::ALL, bytes[9])??;
+        let algorithm = match bytes[13] {
             0 => None,
             code => Some(Algorithm::nth(operation, usize::from(code) - 1)?),
         };
         let call = Self {
-            epoch: u32::from_le_bytes(word(bytes, 8)),
+            epoch: u32::from_le_bytes(word(bytes, 32)),
             channel: u64::from_le_bytes(word(bytes, 16)),
-            sequence: u64::from_le_bytes(word(bytes, 24)),
+            sequence: match operation {
+                Operation::Message => u64::from_le_bytes(word(bytes, 40)),
+                _ => u64::from_le_bytes(word(bytes, 0)).wrapping_sub(1),
+            },
             operation,
-            dtype: decoded(&DType::ALL, bytes[2])?,
-            count: u64::from_le_bytes(word(bytes, 32)),
-            op: decoded(&ReduceOp::ALL, bytes[3])?,
-            root: (bytes[6] == 1).then(|| u32::from_le_bytes(word(bytes, 12))),
+            dtype: decoded(&DType::ALL, bytes[10])?,
+            count: u64::from_le_bytes(word(bytes, 24)),
+            op: decoded(&ReduceOp::ALL, bytes[11])?,
+            root: (bytes[14] == 1).then(|| u32::from_le_bytes(word(bytes, 36))),
             algorithm,
-            order: decoded(&ReductionOrder::ALL, bytes[4])?,
+            order: decoded(&ReductionOrder::ALL, bytes[12])?,
         };
         // Whatever else the bytes hold belongs to a version that this one does not know.
         (call.encode() == *fingerprint).then_some(call)
@@ -166,7 +177,7 @@ impl fmt::Display for Call {
     }
 }
 
-/// The first byte of every fingerprint of this version.
+/// What marks every fingerprint of this version.
 const VERSION: u8 = 1;
 
 /// The value's place in the list, counted from 1; 0 for none.
@@ -226,9 +237,20 @@ mod tests {
     #[test]
     fn bytes_of_another_version_are_no_call() {
         assert_eq!(Call::decode(&Fingerprint::NONE), None);
-        for (place, value) in
-            [(0, 2), (1, 0), (1, 99), (2, 99), (3, 99), (4, 99), (5, 99), (6, 2), (7, 1), (47, 1)]
-        {
+        let spoilt = [
+            (8, 2),
+            (9, 0),
+            (9, 99),
+            (10, 99),
+            (11, 99),
+            (12, 99),
+            (13, 99),
+            (14, 2),
+            (15, 1),
+            (36, 1),
+            (47, 1),
+        ];
+        for (place, value) in spoilt {
             let mut fingerprint = SUM.encode();
             fingerprint.0[place] = value;
             assert_eq!(Call::decode(&fingerprint), None, "byte {place}");
@@ -253,6 +275,13 @@ mod tests {
             assert_ne!(other.encode(), SUM.encode(), "{other:?}");
             assert_eq!(Call::decode(&other.encode()), Some(other));
         }
+    }
+
+    #[test]
+    fn the_number_of_a_collective_comes_first_and_a_message_has_none() {
+        assert_eq!(SUM.encode().0[..8], 18_u64.to_le_bytes());
+        let message = Call { operation: Operation::Message, algorithm: None, ..SUM };
+        assert_eq!(message.encode().0[..8], [0; 8]);
     }
 
     proptest! {

@@ -1,0 +1,104 @@
+//! One deadline per call, and what a call says when it passes.
+
+use std::error::Error as _;
+use std::time::Duration;
+
+use dist_collectives::{Communicator, Error, Operation, ReduceOp};
+use dist_transport::sim;
+use rstest::rstest;
+
+fn wait(comm: &Communicator, time: Duration) {
+    let deadline = comm.runtime().deadline(time);
+    while !comm.runtime().expired(deadline) {
+        comm.runtime().park(Some(deadline));
+    }
+}
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+#[rstest]
+#[case::the_default(None, MINUTE)]
+#[case::half_an_hour(Some(Duration::from_secs(1800)), Duration::from_secs(1800))]
+#[case::none_at_all(Some(Duration::ZERO), Duration::ZERO)]
+fn a_rank_that_does_not_come_is_named_when_the_timeout_has_passed(
+    #[case] timeout: Option<Duration>,
+    #[case] expected: Duration,
+) {
+    let outcome = sim::run(5, 4, move |transport| {
+        let mut comm = Communicator::new(transport);
+        if let Some(timeout) = timeout {
+            comm.set_timeout(timeout);
+        }
+        if comm.rank() == 2 {
+            wait(&comm, expected + MINUTE);
+            let error = comm.barrier().unwrap_err();
+            assert!(matches!(error, Error::Aborted { .. }), "{error:?}");
+            return comm.runtime().now();
+        }
+        let error = comm.all_reduce(&mut [1.0_f32], ReduceOp::Sum).unwrap_err();
+        assert!(error.is_timeout(), "{error:?}");
+        assert_eq!(error.call().unwrap().operation, Operation::AllReduce);
+        assert!(error.source().is_some());
+        comm.runtime().now()
+    });
+    for rank in [0, 1, 3] {
+        assert_eq!(outcome.results[rank], expected, "rank {rank}");
+    }
+}
+
+#[test]
+fn the_error_names_the_peer_and_how_long_it_took() {
+    let outcome = sim::run(5, 2, |transport| {
+        let mut comm = Communicator::new(transport);
+        if comm.rank() == 1 {
+            wait(&comm, MINUTE);
+            return String::new();
+        }
+        let error = comm.with_timeout(Duration::from_secs(7)).recv(&mut [0_u8; 3], 1).unwrap_err();
+        assert_eq!(error.peer(), Some(1));
+        assert_eq!(comm.timeout(), MINUTE);
+        format!("{error}: {}", error.source().unwrap())
+    });
+    let expected = "message #0 of 3 u8 (from rank 1) failed: \
+                    receiving: rank 1 did not do its part within 7s (waited 7s)";
+    assert_eq!(outcome.results[0], expected);
+}
+
+/// Every step of this call waits less than the timeout, all of them together longer.
+#[test]
+fn a_call_of_many_waits_has_one_deadline() {
+    let outcome = sim::run(9, 4, |transport| {
+        let mut comm = Communicator::new(transport);
+        let mut pair = comm.subgroup(&[0, 1]).unwrap();
+        let late = Duration::from_secs(50) * u32::try_from(comm.rank()).unwrap();
+        wait(&comm, late);
+        let started = comm.runtime().now();
+        if let Some(pair) = &mut pair {
+            // Rank 1 comes 50 seconds after rank 0: in time for the first wait of both.
+            pair.barrier().unwrap();
+        }
+        let done = comm.all_reduce(&mut [1.0_f32], ReduceOp::Sum);
+        assert!(done.is_err());
+        comm.runtime().now() - started
+    });
+    assert!(outcome.results[1] <= MINUTE, "{:?}", outcome.results);
+    assert!(outcome.results[0] <= Duration::from_secs(110), "{:?}", outcome.results);
+}
+
+#[test]
+fn a_rank_that_gave_up_is_named_on_every_rank_at_once() {
+    let outcome = sim::run(2, 5, |transport| {
+        let mut comm = Communicator::new(transport);
+        if comm.rank() == 3 {
+            comm.abort();
+            return;
+        }
+        let error = comm.barrier().unwrap_err();
+        assert!(matches!(error, Error::Aborted { rank: 3, .. }), "{error:?}");
+        assert!(error.to_string().contains("rank 3 gave up"), "{error}");
+        assert!(!error.is_timeout());
+        // It stays so.
+        assert!(matches!(comm.barrier().unwrap_err(), Error::Aborted { rank: 3, .. }));
+    });
+    assert!(outcome.elapsed.is_zero());
+}

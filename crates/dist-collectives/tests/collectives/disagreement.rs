@@ -1,0 +1,252 @@
+//! Ranks that make different calls are told so, with both calls, and nobody hangs.
+
+use std::error::Error as _;
+use std::time::Duration;
+
+use dist_collectives::{AllReduce, Call, Communicator, DType, Error, Operation, ReduceOp, ReductionOrder};
+use dist_transport::Cause;
+use dist_transport::sim;
+use rstest::rstest;
+
+use crate::worlds::{self, Network};
+
+type Program = fn(&mut Communicator) -> Result<(), Error>;
+type Field = fn(&Call) -> String;
+
+/// Both calls of a disagreement, the deviating rank's last.
+fn calls(error: &Error, deviating: usize) -> Option<(Call, Call)> {
+    match error {
+        Error::Mismatch { peer, ours, theirs } if *peer == deviating => Some((**ours, **theirs)),
+        Error::Mismatch { ours, theirs, .. } => Some((**theirs, **ours)),
+        Error::Aborted { cause: Cause::Mismatch { .. }, rank, theirs, reported, .. } => {
+            let (theirs, reported) = (**theirs.as_ref()?, **reported.as_ref()?);
+            Some(if *rank == deviating { (reported, theirs) } else { (theirs, reported) })
+        }
+        _ => None,
+    }
+}
+
+/// One rank makes another call than the others. Every rank gets an error, in this call or in the barrier after
+/// it, that tells the two calls apart by what `field` shows of them.
+#[track_caller]
+fn check(
+    network: Network,
+    (world_size, deviating): (usize, usize),
+    (usual, unusual): (Program, Program),
+    field: Field,
+    expected: (&str, &str),
+) {
+    let errors = worlds::run(network, world_size, move |mut comm| {
+        let program = if comm.rank() == deviating { unusual } else { usual };
+        let done = program(&mut comm).and_then(|()| comm.barrier());
+        done.expect_err("every rank must be told")
+    });
+    for (rank, error) in errors.iter().enumerate() {
+        let (common, odd) = calls(error, deviating).unwrap_or_else(|| panic!("rank {rank}: {error:?}"));
+        assert_eq!((&*field(&common), &*field(&odd)), expected, "rank {rank} of {world_size}: {error}");
+    }
+    assert!(
+        errors.iter().all(|error| error.call().is_some() && error.peer().is_some() && !error.is_timeout())
+    );
+}
+
+fn sum(comm: &mut Communicator) -> Result<(), Error> {
+    comm.all_reduce(&mut [1.0_f32; 10], ReduceOp::Sum)
+}
+
+fn sum_by(comm: &mut Communicator, algorithm: AllReduce) -> Result<(), Error> {
+    comm.set_order(ReductionOrder::Any);
+    comm.with_algorithm(algorithm).all_reduce(&mut [1.0_f32; 10], ReduceOp::Sum)
+}
+
+/// What the others call, what one rank calls, and how to see the difference.
+const DEVIATIONS: &[(Program, Program, Field, (&str, &str))] = &[
+    (
+        sum,
+        |comm| comm.all_reduce(&mut [1_i32; 10], ReduceOp::Sum),
+        |call| format!("{:?}", call.dtype),
+        ("Some(F32)", "Some(I32)"),
+    ),
+    (
+        sum,
+        |comm| comm.all_reduce(&mut [1.0_f32; 11], ReduceOp::Sum),
+        |call| call.count.to_string(),
+        ("10", "11"),
+    ),
+    (
+        sum,
+        |comm| comm.all_reduce(&mut [1.0_f32; 0], ReduceOp::Sum),
+        |call| call.count.to_string(),
+        ("10", "0"),
+    ),
+    (
+        sum,
+        |comm| comm.all_reduce(&mut [1.0_f32; 10], ReduceOp::Max),
+        |call| format!("{:?}", call.op),
+        ("Some(Sum)", "Some(Max)"),
+    ),
+    (sum, |comm| comm.barrier(), |call| call.operation.to_string(), ("all_reduce", "barrier")),
+    (
+        sum,
+        |comm| comm.all_gather(&[1.0_f32; 10], &mut vec![0.0; 10 * comm.world_size()]),
+        |call| call.operation.to_string(),
+        ("all_reduce", "all_gather"),
+    ),
+    (
+        sum,
+        |comm| comm.with_order(ReductionOrder::Any).all_reduce(&mut [1.0_f32; 10], ReduceOp::Sum),
+        |call| format!("{:?}", call.order),
+        ("Some(Canonical)", "Some(Any)"),
+    ),
+    (
+        |comm| sum_by(comm, AllReduce::Ring),
+        |comm| sum_by(comm, AllReduce::PairwiseRing),
+        |call| call.algorithm.unwrap().to_string(),
+        ("ring", "pairwise_ring"),
+    ),
+    (
+        |comm| comm.barrier().and_then(|()| comm.barrier()),
+        |comm| comm.barrier().and_then(|()| sum(comm)),
+        |call| format!("{} #{}", call.operation, call.sequence),
+        ("barrier #1", "all_reduce #1"),
+    ),
+];
+
+#[rstest]
+fn the_field_that_differs_is_reported_on_every_rank(
+    #[values(Network::Simulated, Network::Threads)] network: Network,
+    #[values((2, 0), (2, 1), (3, 1), (4, 0), (4, 3), (7, 4), (8, 7))] place: (usize, usize),
+) {
+    for &(usual, unusual, field, expected) in DEVIATIONS {
+        check(network, place, (usual, unusual), field, expected);
+    }
+}
+
+fn broadcast(comm: &mut Communicator, root: usize) -> Result<(), Error> {
+    comm.broadcast(&mut [1_u8; 5], root)
+}
+
+fn reduce(comm: &mut Communicator, root: usize) -> Result<(), Error> {
+    comm.reduce(&mut [1_u8; 5], ReduceOp::Sum, root)
+}
+
+/// Ranks that take different roots may both only send, and learn of it in their next call; or both only receive,
+/// and wait for each other until the deadline.
+#[rstest]
+fn another_root_is_reported_on_every_rank(
+    #[values(2, 3, 4, 5, 8)] world_size: usize,
+    #[values(broadcast, reduce)] rooted: fn(&mut Communicator, usize) -> Result<(), Error>,
+) {
+    let mut told = 0;
+    for deviating in 0..world_size {
+        let outcome = sim::run(3, world_size, move |transport| {
+            let mut comm = Communicator::new(transport);
+            let root = usize::from(comm.rank() == deviating);
+            rooted(&mut comm, root).and_then(|()| comm.barrier()).expect_err("every rank must be told")
+        });
+        assert!(outcome.elapsed <= Duration::from_secs(60));
+        for error in outcome.results {
+            let Some((common, odd)) = calls(&error, deviating) else {
+                assert!(error.is_timeout(), "{error:?}");
+                continue;
+            };
+            assert!(common.root.or(odd.root).is_some(), "{error}");
+            if common.sequence == odd.sequence {
+                assert_eq!((common.root, odd.root), (Some(0), Some(1)), "{error}");
+                told += 1;
+            }
+        }
+    }
+    assert!(told > 0 || world_size <= 3, "in larger worlds some rank sees both roots");
+}
+
+/// Calls whose messages go other ways, so that ranks may wait for ranks that wait for others.
+const CALLS: &[Program] = &[
+    sum,
+    |comm| comm.all_reduce(&mut vec![1.0_f32; 300_000], ReduceOp::Sum),
+    |comm| comm.reduce_scatter(&vec![1_u8; 10 * comm.world_size()], &mut [0; 10], ReduceOp::Sum),
+    |comm| comm.all_gather(&[1_u8; 10], &mut vec![0; 10 * comm.world_size()]),
+    |comm| comm.broadcast(&mut [1_u8; 10], 0),
+    |comm| comm.broadcast(&mut vec![1_u8; 3_000_000], 0),
+    |comm| comm.reduce(&mut [1.0_f32; 10], ReduceOp::Sum, 0),
+    |comm| comm.barrier(),
+];
+
+#[rstest]
+fn whatever_two_calls_meet_every_rank_gets_an_error_by_its_deadline(#[values(2, 3, 5, 6)] world_size: usize) {
+    for (index, &usual) in CALLS.iter().enumerate() {
+        for &unusual in CALLS[..index].iter().chain(&CALLS[index + 1..]) {
+            for deviating in 0..world_size {
+                let outcome = sim::run(1, world_size, move |transport| {
+                    let mut comm = Communicator::new(transport);
+                    let program = if comm.rank() == deviating { unusual } else { usual };
+                    let error = program(&mut comm).and_then(|()| comm.barrier()).unwrap_err();
+                    assert!(calls(&error, deviating).is_some() || error.is_timeout(), "{error:?}");
+                });
+                assert!(outcome.elapsed <= Duration::from_secs(60));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_skips_a_call_is_reported_with_both_numbers() {
+    worlds::run(Network::Simulated, 3, |mut comm| {
+        if comm.rank() != 2 {
+            let error = comm.barrier().and_then(|()| sum(&mut comm)).unwrap_err();
+            let (ours, theirs) = calls(&error, 2).unwrap();
+            assert_eq!((ours.operation, theirs.operation), (Operation::Barrier, Operation::AllReduce));
+            return;
+        }
+        sum(&mut comm).unwrap_err();
+    });
+}
+
+#[test]
+fn messages_must_agree_in_type_and_count() {
+    for (types_differ, text) in [
+        (
+            true,
+            "rank 0 is in message #0 of 4 f32 (from rank 0), this rank in message #0 of 4 u32 (from rank 0)",
+        ),
+        (
+            false,
+            "rank 0 is in message #0 of 4 f32 (from rank 0), this rank in message #0 of 3 f32 (from rank 0)",
+        ),
+    ] {
+        worlds::run(Network::Simulated, 2, move |mut comm| {
+            if comm.rank() == 0 {
+                comm.send(&[1.0_f32; 4], 1).unwrap();
+                return;
+            }
+            let received =
+                if types_differ { comm.recv(&mut [0_u32; 4], 0) } else { comm.recv(&mut [0.0_f32; 3], 0) };
+            let error = received.unwrap_err();
+            assert_eq!(error.to_string(), text);
+            assert_eq!(error.peer(), Some(0));
+        });
+    }
+}
+
+#[test]
+fn third_ranks_learn_of_both_calls() {
+    let outcome = sim::run(11, 3, |transport| {
+        let mut comm = Communicator::new(transport);
+        comm.set_timeout(Duration::from_secs(5));
+        let dtype = if comm.rank() == 1 { DType::I32 } else { DType::F32 };
+        let done = match dtype {
+            DType::I32 => comm.all_reduce(&mut [1_i32], ReduceOp::Sum),
+            _ => comm.all_reduce(&mut [1.0_f32], ReduceOp::Sum),
+        };
+        let error = done.and_then(|()| comm.barrier()).unwrap_err();
+        if matches!(error, Error::Aborted { .. }) {
+            assert!(error.source().is_some_and(|source| source.to_string().contains("aborted")));
+        }
+        error.to_string()
+    });
+    assert!(
+        outcome.results.iter().all(|text| text.contains("1 i32") && text.contains("1 f32")),
+        "{outcome:?}"
+    );
+    assert!(outcome.elapsed.is_zero());
+}

@@ -1,0 +1,118 @@
+//! Communicators made of communicators, used at the same time.
+
+use std::time::Duration;
+
+use dist_collectives::{Communicator, ReduceOp, ReductionOrder};
+use rstest::rstest;
+
+use crate::worlds::{self, Network};
+
+#[rstest]
+fn forks_on_two_threads_do_not_meet(
+    #[values(Network::Simulated, Network::Threads)] network: Network,
+    #[values(1, 2, 3, 5)] world_size: usize,
+) {
+    worlds::run(network, world_size, move |mut comm| {
+        let mut fork = comm.fork().unwrap();
+        let task = comm.runtime().clone().spawn("other", move || {
+            for round in 0..30_u64 {
+                let mut sum = [round; 5];
+                fork.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+                assert_eq!(sum, [round * world_size as u64; 5]);
+            }
+        });
+        for round in 0..30_u8 {
+            let mut buffer = if comm.rank() == 0 { [round; 7] } else { [255; 7] };
+            comm.broadcast(&mut buffer, 0).unwrap();
+            assert_eq!(buffer, [round; 7]);
+        }
+        task.unwrap().join().unwrap();
+    });
+}
+
+#[rstest]
+fn a_subgroup_counts_its_own_ranks_in_the_order_of_its_list(
+    #[values(Network::Simulated, Network::Threads)] network: Network,
+) {
+    worlds::run(network, 5, |mut comm| {
+        comm.set_timeout(Duration::from_secs(17));
+        comm.set_order(ReductionOrder::Any);
+        let group = comm.subgroup(&[4, 0, 3]).unwrap();
+        let Some(mut group) = group else {
+            assert!([1, 2].contains(&comm.rank()));
+            return;
+        };
+        assert_eq!((group.timeout(), group.order()), (comm.timeout(), comm.order()));
+        assert_eq!([4, 0, 3][group.rank()], comm.rank());
+        let mut gathered = [0; 3];
+        group.all_gather(&[comm.rank() as u64], &mut gathered).unwrap();
+        assert_eq!(gathered, [4, 0, 3]);
+        let mut inner = group.subgroup(&[2, 1]).unwrap();
+        if let Some(inner) = &mut inner {
+            let mut gathered = [0; 2];
+            inner.all_gather(&[comm.rank() as u64], &mut gathered).unwrap();
+            assert_eq!(gathered, [3, 0]);
+        }
+    });
+}
+
+#[test]
+fn groups_that_share_ranks_run_at_the_same_time() {
+    for network in [Network::Simulated, Network::Threads] {
+        worlds::run(network, 4, |mut comm| {
+            let lists: [&[usize]; 4] = [&[0, 1, 2, 3], &[0, 1], &[1, 2, 3], &[3, 0]];
+            let groups = lists.map(|members| comm.subgroup(members).unwrap());
+            let runtime = comm.runtime().clone();
+            let start = |group: Communicator| {
+                runtime.spawn("group", move || {
+                    let mut group = group;
+                    for _ in 0..20 {
+                        let mut ones = [1_u32; 33];
+                        group.all_reduce(&mut ones, ReduceOp::Sum).unwrap();
+                        assert_eq!(ones, [u32::try_from(group.world_size()).unwrap(); 33]);
+                    }
+                })
+            };
+            let tasks: Vec<_> = groups.into_iter().flatten().map(|group| start(group).unwrap()).collect();
+            tasks.into_iter().for_each(|task| task.join().unwrap());
+        });
+    }
+}
+
+#[rstest]
+fn messages_are_counted_for_each_pair_and_direction(
+    #[values(Network::Simulated, Network::Threads)] network: Network,
+) {
+    worlds::run(network, 3, |mut comm| {
+        let rank = comm.rank();
+        // Rank 2 takes part in the collectives only.
+        for round in 0..5_u32 {
+            match rank {
+                0 => {
+                    comm.send(&[round], 1).unwrap();
+                    comm.send(&[round + 100], 1).unwrap();
+                    let mut answer = [0_u32];
+                    comm.recv(&mut answer, 1).unwrap();
+                    assert_eq!(answer, [2 * round + 100]);
+                }
+                1 => {
+                    let (mut first, mut second) = ([0_u32], [0_u32]);
+                    comm.recv(&mut first, 0).unwrap();
+                    comm.recv(&mut second, 0).unwrap();
+                    comm.send(&[first[0] + second[0]], 0).unwrap();
+                }
+                _ => {}
+            }
+            comm.barrier().unwrap();
+        }
+        // A message of nothing, and one to itself.
+        if rank < 2 {
+            let mut nothing = [0_u8; 0];
+            if rank == 0 { comm.send(&nothing, 1) } else { comm.recv(&mut nothing, 0) }.unwrap();
+        }
+        comm.send(&[1.5_f64; 3], rank).unwrap();
+        let mut own = [0.0_f64; 3];
+        comm.recv(&mut own, rank).unwrap();
+        assert_eq!(own, [1.5; 3]);
+    });
+}

@@ -1,0 +1,193 @@
+//! Operations that do not block.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use dist_collectives::{Buffer, Communicator, Error, ReduceOp};
+use dist_testkit::oracle::{self, Reduction};
+use dist_transport::runtime::Runtime;
+use dist_transport::sim;
+use rstest::rstest;
+
+use crate::worlds::{self, Network};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+#[rstest]
+fn many_in_flight_give_what_blocking_ones_give(
+    #[values(Network::Simulated, Network::Threads)] network: Network,
+    #[values(1, 2, 3, 4)] world_size: usize,
+) {
+    worlds::run(network, world_size, move |mut comm| {
+        let inputs = |seed: u64, len| -> Vec<Vec<f32>> {
+            (0..world_size).map(|rank| oracle::sample(seed, rank, len)).collect()
+        };
+        let lens = [0, 1, 5, 1000, 3];
+        let pending: Vec<_> = lens
+            .iter()
+            .map(|&len| comm.start_all_reduce(inputs(len as u64, len)[comm.rank()].clone(), ReduceOp::Mean))
+            .collect();
+        // Blocking calls go on meanwhile, on the communicator itself.
+        let mut ones = [1_u8];
+        comm.all_reduce(&mut ones, ReduceOp::Sum).unwrap();
+        assert_eq!(usize::from(ones[0]), world_size);
+        for (pending, len) in pending.into_iter().zip(lens) {
+            let sum = pending.wait().unwrap().into_vec();
+            assert_eq!(sum, oracle::all_reduce(&inputs(len as u64, len), Reduction::Mean));
+        }
+    });
+}
+
+#[test]
+fn they_run_under_virtual_time_the_same_way_for_the_same_seed() {
+    let program = |transport| {
+        let mut comm = Communicator::new(transport);
+        let pending: Vec<_> =
+            (0..5).map(|n| comm.start_all_reduce(vec![n as f64; 100], ReduceOp::Sum)).collect();
+        comm.barrier().unwrap();
+        pending.into_iter().map(|pending| pending.wait().unwrap()[99]).collect::<Vec<_>>()
+    };
+    let (first, second) = (sim::run(21, 3, program), sim::run(21, 3, program));
+    assert_eq!((first.trace_hash, &first.results), (second.trace_hash, &second.results));
+    let other = sim::run(22, 3, program);
+    assert_ne!(other.trace_hash, first.trace_hash);
+    assert_eq!(other.results, first.results);
+    assert_eq!(first.results, vec![vec![0.0, 3.0, 6.0, 9.0, 12.0]; 3]);
+}
+
+/// The worker's channel is settled when a communicator is made, not when it is first needed.
+#[test]
+fn ranks_may_fork_before_or_after_their_first_start() {
+    worlds::run(Network::Simulated, 2, |mut comm| {
+        let early = (comm.rank() == 0).then(|| comm.start_all_reduce(vec![1_i32], ReduceOp::Sum));
+        let mut fork = comm.fork().unwrap();
+        let pending = early.unwrap_or_else(|| comm.start_all_reduce(vec![1_i32], ReduceOp::Sum));
+        fork.barrier().unwrap();
+        assert_eq!(pending.wait().unwrap().into_vec(), [2]);
+    });
+}
+
+#[test]
+fn the_deadline_begins_at_the_start_and_the_buffer_comes_back() {
+    let outcome = sim::run(1, 2, |transport| {
+        let mut comm = Communicator::new(transport);
+        if comm.rank() == 1 {
+            let idle = comm.runtime().deadline(2 * MINUTE);
+            while !comm.runtime().expired(idle) {
+                comm.runtime().park(Some(idle));
+            }
+            return;
+        }
+        let pending = comm.with_timeout(MINUTE / 2).start_all_reduce(vec![7.0_f32; 9], ReduceOp::Sum);
+        // Twenty of the thirty seconds pass here.
+        let pending = pending.wait_timeout(MINUTE / 3).unwrap_err();
+        assert_eq!(comm.runtime().now(), MINUTE / 3);
+        let failed = pending.wait().unwrap_err();
+        assert_eq!(comm.runtime().now(), MINUTE / 2);
+        assert_eq!(failed.buffer.len(), 9);
+        assert!(failed.error.is_timeout());
+        assert_eq!(failed.error.peer(), Some(1));
+        assert!(Error::from(failed).to_string().starts_with("all_reduce #0 of 9 f32"));
+    });
+    assert_eq!(outcome.elapsed, 2 * MINUTE);
+}
+
+#[test]
+fn a_wait_that_runs_out_aborts_nothing() {
+    let outcome = sim::run(1, 2, |transport| {
+        let mut comm = Communicator::new(transport);
+        if comm.rank() == 1 {
+            comm.recv(&mut [0_u8], 0).unwrap();
+        }
+        let mut pending = comm.start_all_reduce(vec![comm.rank() as u64], ReduceOp::Max);
+        if comm.rank() == 0 {
+            assert!(!pending.is_done());
+            pending = pending.wait_timeout(MINUTE / 4).unwrap_err();
+            comm.send(&[1_u8], 1).unwrap();
+        }
+        let sum = pending.wait_timeout(MINUTE / 4).expect("the other rank comes at once").unwrap();
+        assert_eq!(sum.into_vec(), [1]);
+    });
+    assert_eq!(outcome.elapsed, MINUTE / 4);
+}
+
+#[rstest]
+#[case::the_handle(true)]
+#[case::the_communicator(false)]
+fn dropping_waits_for_what_was_started(#[case] the_handle: bool) {
+    let outcome = sim::run(1, 2, move |transport| {
+        let mut comm = Communicator::new(transport);
+        if comm.rank() == 0 {
+            // Leaves at once, but not before the operation is done.
+            let pending = comm.start_all_reduce(vec![1_u8], ReduceOp::Sum);
+            if the_handle {
+                drop(pending);
+            } else {
+                std::mem::forget(pending);
+                drop(comm);
+            }
+            return;
+        }
+        let late = comm.runtime().deadline(MINUTE / 2);
+        while !comm.runtime().expired(late) {
+            comm.runtime().park(Some(late));
+        }
+        assert_eq!(comm.start_all_reduce(vec![1_u8], ReduceOp::Sum).wait().unwrap().into_vec(), [2]);
+    });
+    assert_eq!(outcome.elapsed, MINUTE / 2);
+}
+
+#[test]
+fn dropping_waits_until_the_deadline_at_most() {
+    let outcome = sim::run(1, 2, |transport| {
+        let mut comm = Communicator::new(transport);
+        if comm.rank() == 0 {
+            drop(comm.start_all_reduce(vec![1_u8], ReduceOp::Sum));
+            return;
+        }
+        let late = comm.runtime().deadline(2 * MINUTE);
+        while !comm.runtime().expired(late) {
+            comm.runtime().park(Some(late));
+        }
+        assert!(comm.start_all_reduce(vec![1_u8], ReduceOp::Sum).wait().is_err());
+    });
+    assert_eq!(outcome.elapsed, 2 * MINUTE);
+}
+
+/// Outside of the simulation, which takes a rank's panic for its own failure.
+#[rstest]
+#[case::a_handle_alone(true)]
+#[case::handle_and_communicator(false)]
+fn a_panic_aborts_the_job_instead_of_waiting(#[case] keep_the_communicator: bool) {
+    let runtime = Runtime::system();
+    let mut transports = sim::network(&runtime, 2).into_iter();
+    let mut quitter = Communicator::new(transports.next().unwrap());
+    let mut other = Communicator::new(transports.next().unwrap());
+    let mut kept = None;
+    let panicked = catch_unwind(AssertUnwindSafe(|| {
+        let _pending = quitter.start_all_reduce(vec![1.0_f32], ReduceOp::Sum);
+        if keep_the_communicator {
+            kept = Some(quitter);
+            panic!("planned");
+        }
+        let _dropped_in_the_panic = quitter;
+        panic!("planned");
+    }));
+    assert!(panicked.is_err());
+    let error = other.start_all_reduce(vec![1.0_f32], ReduceOp::Sum).wait().unwrap_err().error;
+    assert!(matches!(*error, Error::Aborted { rank: 0, .. }), "{error:?}");
+    assert!(runtime.now() < MINUTE / 2);
+    drop(kept);
+}
+
+#[test]
+fn refused_arguments_come_back_with_the_buffer() {
+    worlds::run(Network::Simulated, 2, |mut comm| {
+        let failed = comm.start_all_reduce(vec![3_u32; 4], ReduceOp::Mean).wait().unwrap_err();
+        assert!(matches!(*failed.error, Error::NoMean { .. }));
+        assert_eq!(failed.buffer.into_vec(), [3; 4]);
+        // Nothing was sent, and the next one counts as the first.
+        let sum = comm.start_all_reduce(Buffer::from(vec![3_u32; 4]), ReduceOp::Sum).wait().unwrap();
+        assert_eq!(sum.into_vec(), [6; 4]);
+    });
+}

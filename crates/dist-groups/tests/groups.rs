@@ -1,0 +1,118 @@
+//! Groups from lists and from colors, over the in-process network.
+
+use std::time::Duration;
+
+use dist_collectives::{Communicator, ReduceOp};
+use dist_groups::{Error, Group};
+use dist_transport::sim;
+use rstest::rstest;
+
+/// Runs the program on every rank and gives the results in rank order.
+fn run<T: Send + 'static>(
+    world_size: usize,
+    program: impl Fn(&mut Communicator) -> T + Send + Sync + 'static,
+) -> Vec<T> {
+    sim::run(4, world_size, move |transport| program(&mut Communicator::new(transport))).results
+}
+
+/// The members' numbers in the parent, gathered over the group itself: the group works and is in this order.
+fn gathered(group: &mut Group) -> Vec<u64> {
+    let own = group.to_parent(group.rank()).expect("a member has a number") as u64;
+    let mut all = vec![0; group.world_size()];
+    group.all_gather(&[own], &mut all).expect("every member calls it");
+    all
+}
+
+#[rstest]
+#[case(&[0])]
+#[case(&[4, 2, 0])]
+#[case(&[1, 3])]
+#[case(&[0, 1, 2, 3, 4])]
+#[case(&[4, 3, 2, 1, 0])]
+fn a_list_makes_a_group_in_its_order(#[case] members: &'static [usize]) {
+    let groups = run(5, move |world| {
+        let mut group = Group::new(world, members).unwrap()?;
+        assert_eq!(group.members(), members);
+        for (local, &parent) in members.iter().enumerate() {
+            assert_eq!((group.to_parent(local), group.to_local(parent)), (Some(parent), Some(local)));
+        }
+        assert_eq!((group.to_parent(members.len()), group.to_local(5)), (None, None));
+        Some(gathered(&mut group))
+    });
+    let expected: Vec<u64> = members.iter().map(|&member| member as u64).collect();
+    for (rank, group) in groups.into_iter().enumerate() {
+        assert_eq!(group, members.contains(&rank).then(|| expected.clone()), "rank {rank}");
+    }
+}
+
+#[rstest]
+#[case(&[], "a group of no ranks")]
+#[case(&[0, 3], "rank 3 is outside the parent, which has 3")]
+#[case(&[1, 0, 1], "rank 1 is named twice")]
+fn a_list_that_makes_no_group_is_refused_on_every_rank(
+    #[case] members: &'static [usize],
+    #[case] message: &'static str,
+) {
+    run(3, move |world| {
+        assert_eq!(Group::new(world, members).unwrap_err().to_string(), message);
+        // The numbering of later groups is not disturbed.
+        let mut group = Group::new(world, &[2, 1, 0]).unwrap().unwrap();
+        assert_eq!(gathered(&mut group), [2, 1, 0]);
+    });
+}
+
+#[test]
+fn a_split_numbers_by_key_and_then_by_rank() {
+    let groups = run(7, |world| {
+        let rank = world.rank();
+        // Rank 6 is in no group. Odd ranks count backwards, even ones have equal keys.
+        let color = (rank != 6).then_some(u32::try_from(rank % 2).unwrap());
+        let key = if rank % 2 == 1 { -i64::try_from(rank).unwrap() } else { i64::MIN };
+        Group::split(world, color, key).unwrap().map(|mut group| gathered(&mut group))
+    });
+    let (even, odd) = (Some(vec![0, 2, 4]), Some(vec![5, 3, 1]));
+    assert_eq!(groups, [even.clone(), odd.clone(), even.clone(), odd.clone(), even, odd, None]);
+}
+
+#[test]
+fn nobody_may_give_a_color() {
+    run(3, |world| {
+        assert!(Group::split(world, None, 0).unwrap().is_none());
+        let mut group = Group::split(world, Some(u32::MAX), 0).unwrap().unwrap();
+        assert_eq!(gathered(&mut group), [0, 1, 2]);
+    });
+}
+
+#[test]
+fn groups_of_a_split_work_side_by_side_and_can_be_parents() {
+    let sums = run(8, |world| {
+        world.set_timeout(Duration::from_secs(9));
+        let rank = u32::try_from(world.rank()).unwrap();
+        let mut row = Group::split(world, Some(rank / 4), 0).unwrap().unwrap();
+        assert_eq!(row.timeout(), Duration::from_secs(9));
+        let mut pair = Group::split(&mut row, Some(rank % 4 / 2), 0).unwrap().unwrap();
+        let mut column = Group::split(world, Some(rank % 4), 0).unwrap().unwrap().into_communicator();
+        let reduce = |comm: &mut Communicator| {
+            let mut sum = [rank];
+            comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+            sum[0]
+        };
+        [reduce(&mut row), reduce(&mut pair), reduce(&mut column)]
+    });
+    assert_eq!(sums[0], [6, 1, 4]);
+    assert_eq!(sums[7], [22, 13, 10]);
+    assert_eq!(sums[5], [22, 9, 6]);
+}
+
+#[test]
+fn a_split_that_fails_says_why() {
+    run(2, |world| {
+        if world.rank() == 1 {
+            world.abort();
+            return;
+        }
+        let error = Group::split(world, Some(0), 0).unwrap_err();
+        let Error::Collective(error) = error else { panic!("{error}") };
+        assert_eq!(error.peer(), Some(1));
+    });
+}
