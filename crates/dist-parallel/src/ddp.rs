@@ -95,12 +95,13 @@ impl<M: Params> Ddp<M> {
         if told.is_err() {
             comm.abort();
         }
+        told?;
         tracing::debug!(
             parameters = model.infos().len(),
             buckets = gradients.bucket_count(),
             "training begins"
         );
-        told.map(|()| Self { comm, model, gradients, micro_batches: 0 })
+        Ok(Self { comm, model, gradients, micro_batches: 0 })
     }
 
     /// The micro-batches, out of a number of them, that this rank computes: contiguous, and as equal shares as
