@@ -1,1 +1,61 @@
-//! (being written)
+//! What the benches share: worlds of threads, and one bench per operation, transport, number of ranks and size.
+//!
+//! A bench is called ALGORITHM/OPERATION/TRANSPORT/RANKS/BYTES. Its time is that of one call on the slowest rank,
+//! calls back to back after a barrier. The ranks are threads of one process, over real TCP connections or over the
+//! simulated network on the system's clock; `distctl bench` measures processes.
+
+mod world;
+
+use criterion::{BenchmarkId, Criterion, Throughput};
+use dist_collectives::{Algorithm, Operation};
+use std::time::Duration;
+
+pub use world::{Case, Network, World};
+
+const RANKS: [usize; 2] = [2, 4];
+const BYTES: [usize; 3] = [64, 64 << 10, 1 << 20];
+
+/// Quick, and still honest: each point warms up, and has 20 samples.
+pub fn quick() -> Criterion {
+    let criterion = Criterion::default().sample_size(20).without_plots();
+    criterion.warm_up_time(Duration::from_millis(200)).measurement_time(Duration::from_millis(800))
+}
+
+/// Benches every algorithm of these operations that has one of these names.
+///
+/// # Panics
+/// If ranks cannot be started, or a call fails: there is nothing to measure then.
+pub fn bench(criterion: &mut Criterion, operations: &[Operation], names: &[&str]) {
+    for network in [Network::Tcp, Network::Sim] {
+        for ranks in RANKS {
+            let mut world = World::start(network, ranks);
+            for &operation in operations {
+                for algorithm in
+                    Algorithm::of(operation).filter(|algorithm| names.contains(&algorithm.name()))
+                {
+                    points(criterion, &mut world, algorithm);
+                }
+            }
+        }
+    }
+}
+
+fn points(criterion: &mut Criterion, world: &mut World, algorithm: Algorithm) {
+    let operation = algorithm.operation();
+    let sizes: &[usize] = if operation == Operation::Barrier { &[0] } else { &BYTES };
+    let mut group = criterion.benchmark_group(format!("{algorithm}/{operation}"));
+    for &bytes in sizes {
+        let case = Case { algorithm, bytes };
+        if bytes > 0 {
+            group.throughput(Throughput::Bytes(bytes as u64));
+        }
+        let id = BenchmarkId::new(format!("{}/{}", world.network().name(), world.ranks()), bytes);
+        group.bench_function(id, |bencher| bencher.iter_custom(|calls| world.time(case, calls)));
+    }
+    group.finish();
+}
+
+/// The front page's example is one that works.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct FrontPage;

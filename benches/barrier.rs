@@ -1,0 +1,12 @@
+//! Benches of barrier: two waves round the ring, and dissemination.
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use dist_collectives::Operation;
+
+fn barrier(criterion: &mut Criterion) {
+    let operations = [Operation::Barrier];
+    benches::bench(criterion, &operations, &["ring", "dissemination"]);
+}
+
+criterion_group! { name = all; config = benches::quick(); targets = barrier }
+criterion_main!(all);

@@ -1,0 +1,12 @@
+//! Benches of halving doubling: halves, quarters, eighths, and back.
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use dist_collectives::Operation;
+
+fn halving_doubling(criterion: &mut Criterion) {
+    let operations = [Operation::AllReduce, Operation::ReduceScatter];
+    benches::bench(criterion, &operations, &["halving_doubling"]);
+}
+
+criterion_group! { name = all; config = benches::quick(); targets = halving_doubling }
+criterion_main!(all);

@@ -1,0 +1,12 @@
+//! Benches of pairwise: every pair once, the owner adds.
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use dist_collectives::Operation;
+
+fn pairwise(criterion: &mut Criterion) {
+    let operations = [Operation::AllReduce, Operation::ReduceScatter, Operation::Reduce];
+    benches::bench(criterion, &operations, &["pairwise", "pairwise_ring", "pairwise_gather"]);
+}
+
+criterion_group! { name = all; config = benches::quick(); targets = pairwise }
+criterion_main!(all);

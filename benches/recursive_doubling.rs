@@ -1,0 +1,12 @@
+//! Benches of recursive doubling: the whole buffer to ranks at distance 1, 2, 4.
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use dist_collectives::Operation;
+
+fn recursive_doubling(criterion: &mut Criterion) {
+    let operations = [Operation::AllReduce, Operation::AllGather];
+    benches::bench(criterion, &operations, &["recursive_doubling"]);
+}
+
+criterion_group! { name = all; config = benches::quick(); targets = recursive_doubling }
+criterion_main!(all);

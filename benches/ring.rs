@@ -1,0 +1,13 @@
+//! Benches of ring: neighbours in a ring.
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use dist_collectives::Operation;
+
+fn ring(criterion: &mut Criterion) {
+    let operations =
+        [Operation::AllReduce, Operation::ReduceScatter, Operation::AllGather, Operation::Broadcast];
+    benches::bench(criterion, &operations, &["ring", "scatter_ring"]);
+}
+
+criterion_group! { name = all; config = benches::quick(); targets = ring }
+criterion_main!(all);

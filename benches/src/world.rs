@@ -1,0 +1,167 @@
+//! Ranks as threads that do what they are told and say how long it took.
+
+use std::time::Duration;
+
+use dist_collectives::{Algorithm, Communicator, Operation, ReduceOp, ReductionOrder, Result};
+use dist_transport::runtime::{Mailbox, Receiver, Task};
+use dist_transport::tcp::{Config, Coordinator, TcpTransport};
+use dist_transport::{Runtime, sim};
+
+/// What connects the ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Network {
+    /// TCP connections over loopback.
+    Tcp,
+    /// The simulated network, on the system's clock.
+    Sim,
+}
+
+impl Network {
+    /// The name, in lower case.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Sim => "sim",
+        }
+    }
+}
+
+/// What is measured: an algorithm, and the bytes of each rank's input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Case {
+    /// The algorithm, and with it the operation.
+    pub algorithm: Algorithm,
+    /// Bytes of each rank's input, of `f32`.
+    pub bytes: usize,
+}
+
+/// Ranks on threads of their own, until it is dropped.
+#[derive(Debug)]
+pub struct World {
+    network: Network,
+    orders: Vec<Mailbox<(Case, u64)>>,
+    times: Receiver<Duration>,
+    tasks: Vec<Task<()>>,
+    /// Where the ranks met, and who tells them of each other's end.
+    _coordinator: Option<Coordinator>,
+}
+
+impl World {
+    /// Starts the ranks.
+    ///
+    /// # Panics
+    /// If the system has no threads or ports left.
+    pub fn start(network: Network, ranks: usize) -> Self {
+        let runtime = Runtime::system();
+        let (done, times) = runtime.mailbox();
+        let (mut orders, mut tasks) = (Vec::new(), Vec::new());
+        let coordinator = match network {
+            Network::Sim => None,
+            Network::Tcp => {
+                let started = Coordinator::start("127.0.0.1:0", ranks, JOB, None);
+                Some(started.expect("there is a free port on loopback"))
+            }
+        };
+        let joins = match &coordinator {
+            None => simulated(&runtime, ranks),
+            Some(coordinator) => connected(coordinator, ranks),
+        };
+        for join in joins {
+            let (order, mut inbox) = runtime.mailbox();
+            let done = done.clone();
+            let rank = move || {
+                let mut comm = join();
+                comm.set_order(ReductionOrder::Any);
+                while let Ok((case, calls)) = inbox.receive(None) {
+                    done.send(time(&mut comm, case, calls).expect("the ranks are in the same call"));
+                }
+            };
+            tasks.push(runtime.spawn("rank", rank).expect("a thread for each rank"));
+            orders.push(order);
+        }
+        Self { network, orders, times, tasks, _coordinator: coordinator }
+    }
+
+    /// What connects the ranks.
+    pub fn network(&self) -> Network {
+        self.network
+    }
+
+    /// How many ranks there are.
+    pub fn ranks(&self) -> usize {
+        self.orders.len()
+    }
+
+    /// How long the calls took on the slowest rank.
+    ///
+    /// # Panics
+    /// If a call failed.
+    pub fn time(&mut self, case: Case, calls: u64) -> Duration {
+        self.orders.iter().for_each(|order| order.send((case, calls)));
+        let times = self.orders.iter().map(|_| self.times.receive(None).expect("every rank answers"));
+        times.max().expect("there is a rank")
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.orders.clear();
+        for task in self.tasks.drain(..) {
+            // What a rank panicked with has been printed already.
+            let _ = task.join();
+        }
+    }
+}
+
+/// How each rank makes its communicator, on its own thread.
+type Join = Box<dyn FnOnce() -> Communicator + Send>;
+
+fn simulated(runtime: &Runtime, ranks: usize) -> Vec<Join> {
+    let transports = sim::network(runtime, ranks).into_iter();
+    transports.map(|transport| Box::new(|| Communicator::new(transport)) as Join).collect()
+}
+
+fn connected(coordinator: &Coordinator, ranks: usize) -> Vec<Join> {
+    let address = coordinator.address().to_string();
+    let join = |rank| {
+        let config = Config::new(rank, ranks, &address).expect("the rank is in the world");
+        let config = config.with_job(JOB).with_external_coordinator();
+        Box::new(move || Communicator::new(TcpTransport::join(&config).expect("all ranks come"))) as Join
+    };
+    (0..ranks).map(join).collect()
+}
+
+const JOB: &str = "bench";
+
+/// Calls back to back, after a barrier.
+fn time(comm: &mut Communicator, case: Case, calls: u64) -> Result<Duration> {
+    let len = case.bytes / size_of::<f32>();
+    let world_size = comm.world_size();
+    let mut input = vec![0_f32; len];
+    let mut output = match case.algorithm.operation() {
+        Operation::ReduceScatter => vec![0_f32; len / world_size],
+        Operation::AllGather => vec![0_f32; len * world_size],
+        _ => Vec::new(),
+    };
+    // The whole input is one rank's part times the number of ranks.
+    let scattered = output.len() * world_size;
+    let runtime = comm.runtime().clone();
+    comm.barrier()?;
+    let mut comm = comm.with_algorithm(case.algorithm);
+    let start = runtime.now();
+    for call in 0..calls {
+        let root = usize::try_from(call).map_or(0, |call| call % world_size);
+        match case.algorithm.operation() {
+            Operation::AllReduce => comm.all_reduce(&mut input, ReduceOp::Sum)?,
+            Operation::ReduceScatter => {
+                comm.reduce_scatter(&input[..scattered], &mut output, ReduceOp::Sum)?;
+            }
+            Operation::AllGather => comm.all_gather(&input, &mut output)?,
+            Operation::Broadcast => comm.broadcast(&mut input, root)?,
+            Operation::Reduce => comm.reduce(&mut input, ReduceOp::Sum, root)?,
+            Operation::Barrier => comm.barrier()?,
+            operation => unreachable!("{operation} has no algorithm"),
+        }
+    }
+    Ok(runtime.now() - start)
+}
