@@ -75,7 +75,9 @@ impl Communicator {
     pub fn from_env() -> Result<Self> {
         use dist_transport::tcp::{Config, TcpTransport};
         let transport = Config::from_env().and_then(|config| TcpTransport::join(&config));
-        transport.map(Self::new).map_err(|source| Error::Join(Box::new(source)))
+        let comm = transport.map(Self::new).map_err(|source| Error::Join(Box::new(source)))?;
+        tracing::info!(rank = comm.rank(), world_size = comm.world_size(), "joined the world");
+        Ok(comm)
     }
 
     fn with_settings(mut transport: Box<dyn Transport>, settings: Settings) -> Self {

@@ -4,6 +4,7 @@ use std::fmt;
 
 use bytemuck::Pod;
 use half::{bf16, f16};
+use num_traits::{Bounded, Num, NumCast};
 
 use crate::kernel::{self, Scalar};
 
@@ -92,8 +93,10 @@ impl fmt::Display for DType {
 }
 
 /// A type that collectives work on. The set is closed: `f32`, `f64`, [`f16`], [`bf16`], `i8`, `i32`, `i64`,
-/// `u8`, `u32`, `u64`.
-pub trait Element: Pod + Scalar + PartialEq + fmt::Debug + Send + Sync + 'static {
+/// `u8`, `u32`, `u64`. What generic code does with the numbers themselves comes from `num-traits`.
+pub trait Element:
+    Pod + Scalar + Num + NumCast + Bounded + PartialOrd + fmt::Debug + fmt::Display + Send + Sync + 'static
+{
     /// The type as a value.
     const DTYPE: DType;
 

@@ -227,8 +227,13 @@ impl Engine {
     /// From here on the call counts, and every message belongs to it.
     fn begin(&mut self, call: Call) -> Call {
         next(&mut self.sequence);
-        self.transport.begin(call.encode());
+        self.announce(&call);
         call
+    }
+
+    fn announce(&mut self, call: &Call) {
+        tracing::trace!(rank = self.rank().index(), channel = call.channel, "{call}");
+        self.transport.begin(call.encode());
     }
 
     /// A message has a number of its own kind: the ranks that it is not between do not count it.
@@ -245,7 +250,7 @@ impl Engine {
             algorithm: None,
             order: None,
         };
-        self.transport.begin(call.encode());
+        self.announce(&call);
         call
     }
 

@@ -35,6 +35,7 @@ impl Worker {
         };
         let name = format!("dist-worker-{}", alarm.rank);
         let task = runtime.spawn(&name, work).map_err(Error::Worker)?;
+        tracing::debug!(rank = alarm.rank, "started the thread for operations that do not block");
         Ok(Self { jobs: Some(jobs), task: Some(task), alarm, runtime })
     }
 

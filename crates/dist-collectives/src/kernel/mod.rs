@@ -43,7 +43,7 @@ pub fn divide_by_count<T: Element>(sums: &mut [T], count: usize) -> bool {
 }
 
 macro_rules! loops {
-    ($($operation:ident)*) => {$(
+    ($($operation:ident => $rule:ident;)*) => {$(
         #[multiversion(targets(
             "x86_64+avx512f+avx512bw+avx512dq+avx512vl",
             "x86_64+avx2",
@@ -51,13 +51,18 @@ macro_rules! loops {
         ))]
         fn $operation<T: Scalar>(into: &mut [T], from: &[T]) {
             for (into, from) in into.iter_mut().zip(from) {
-                *into = T::$operation(*into, *from);
+                *into = T::$rule(*into, *from);
             }
         }
     )*};
 }
 
-loops! { sum product min max }
+loops! {
+    sum => reduce_sum;
+    product => reduce_product;
+    min => reduce_min;
+    max => reduce_max;
+}
 
 /// A type with a mean.
 pub(crate) trait Divide: Copy {

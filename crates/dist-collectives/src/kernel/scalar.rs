@@ -9,32 +9,32 @@ use super::halves::{round_bf16, round_f16, widen_bf16, widen_f16};
 #[allow(unnameable_types, reason = "it seals `Element`")]
 pub trait Scalar: Copy {
     #[doc(hidden)]
-    fn sum(self, other: Self) -> Self;
+    fn reduce_sum(self, other: Self) -> Self;
     #[doc(hidden)]
-    fn product(self, other: Self) -> Self;
+    fn reduce_product(self, other: Self) -> Self;
     #[doc(hidden)]
-    fn min(self, other: Self) -> Self;
+    fn reduce_min(self, other: Self) -> Self;
     #[doc(hidden)]
-    fn max(self, other: Self) -> Self;
+    fn reduce_max(self, other: Self) -> Self;
 }
 
 macro_rules! integers {
     ($($integer:ty)*) => {$(
         impl Scalar for $integer {
             #[inline(always)]
-            fn sum(self, other: Self) -> Self {
+            fn reduce_sum(self, other: Self) -> Self {
                 self.wrapping_add(other)
             }
             #[inline(always)]
-            fn product(self, other: Self) -> Self {
+            fn reduce_product(self, other: Self) -> Self {
                 self.wrapping_mul(other)
             }
             #[inline(always)]
-            fn min(self, other: Self) -> Self {
+            fn reduce_min(self, other: Self) -> Self {
                 Ord::min(self, other)
             }
             #[inline(always)]
-            fn max(self, other: Self) -> Self {
+            fn reduce_max(self, other: Self) -> Self {
                 Ord::max(self, other)
             }
         }
@@ -49,20 +49,20 @@ macro_rules! floats {
     ($($float:ty, $signed:ty, $wide:ty, $widen:expr, $round:expr;)*) => {$(
         impl Scalar for $float {
             #[inline(always)]
-            fn sum(self, other: Self) -> Self {
+            fn reduce_sum(self, other: Self) -> Self {
                 $round($widen(self) + $widen(other))
             }
             #[inline(always)]
-            fn product(self, other: Self) -> Self {
+            fn reduce_product(self, other: Self) -> Self {
                 $round($widen(self) * $widen(other))
             }
             #[inline(always)]
-            fn min(self, other: Self) -> Self {
+            fn reduce_min(self, other: Self) -> Self {
                 let lesser = if key(self) <= key(other) { self } else { other };
                 either_nan(self, other, lesser)
             }
             #[inline(always)]
-            fn max(self, other: Self) -> Self {
+            fn reduce_max(self, other: Self) -> Self {
                 let greater = if key(self) >= key(other) { self } else { other };
                 either_nan(self, other, greater)
             }

@@ -3,7 +3,9 @@
 use std::error::Error as _;
 use std::time::Duration;
 
-use dist_collectives::{AllReduce, Call, Communicator, DType, Error, Operation, ReduceOp, ReductionOrder};
+use dist_collectives::{
+    Algorithm, AllReduce, Call, Communicator, DType, Error, Operation, ReduceOp, ReductionOrder,
+};
 use dist_transport::Cause;
 use dist_transport::sim;
 use rstest::rstest;
@@ -101,7 +103,7 @@ const DEVIATIONS: &[(Program, Program, Field, (&str, &str))] = &[
     (
         |comm| sum_by(comm, AllReduce::Ring),
         |comm| sum_by(comm, AllReduce::PairwiseRing),
-        |call| call.algorithm.unwrap().to_string(),
+        |call| call.algorithm.map_or("none", Algorithm::name).to_owned(),
         ("ring", "pairwise_ring"),
     ),
     (
