@@ -6,8 +6,9 @@
 //! wait, the clock jumps to the earliest deadline, so a timeout of a minute takes microseconds; computing takes
 //! no virtual time.
 //!
-//! Whoever holds a lock over a call of the runtime, or waits in any other way than through it, stops the
-//! simulation: the running thread waits for one that cannot run. `run` notices after two minutes.
+//! Whoever holds a lock while it parks, unparks, yields, spawns, sends or receives, or waits in any other way than
+//! through the runtime, stops the simulation: the running thread waits for one that cannot run. `run` reports
+//! that after two minutes, and leaves its threads behind.
 //!
 //! ```
 //! use std::time::Duration;
@@ -67,15 +68,19 @@ pub fn run<T: Send + 'static>(
     world_size: usize,
     program: impl Fn(SimTransport) -> T + Send + Sync + 'static,
 ) -> Outcome<T> {
-    match try_run(seed, world_size, program) {
+    match try_run(seed, world_size, TURN_MAX, program) {
         Ok(outcome) => outcome,
         Err(failure) => panic!("seed {seed}: {failure}"),
     }
 }
 
+/// So long, by the system's clock, may a thread keep the turn.
+const TURN_MAX: Duration = Duration::from_secs(120);
+
 fn try_run<T: Send + 'static>(
     seed: u64,
     world_size: usize,
+    turn_max: Duration,
     program: impl Fn(SimTransport) -> T + Send + Sync + 'static,
 ) -> Result<Outcome<T>, Failure> {
     let scheduler = Scheduler::new(seed);
@@ -89,7 +94,7 @@ fn try_run<T: Send + 'static>(
             results.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(result);
         });
     }
-    let Statistics { elapsed, trace_hash, switches } = scheduler.run_to_end()?;
+    let Statistics { elapsed, trace_hash, switches } = scheduler.run_to_end(turn_max)?;
     let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
     let results = results.drain(..).map(|result| result.expect("a rank that does not panic leaves a result"));
     Ok(Outcome { results: results.collect(), elapsed, trace_hash, switches })

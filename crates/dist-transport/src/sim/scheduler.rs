@@ -64,9 +64,6 @@ struct Unwound;
 /// So many times may threads yield without one of them doing anything else.
 pub(super) const YIELDS_MAX: u64 = 100_000;
 
-/// So long, by the system's clock, may a thread keep the turn.
-const TURN_MAX: Duration = Duration::from_secs(120);
-
 thread_local! {
     /// The run that this thread belongs to, by address, and its number there.
     static CURRENT: Cell<Option<(usize, usize)>> = const { Cell::new(None) };
@@ -89,11 +86,11 @@ impl Scheduler {
         }
     }
 
-    /// Runs the threads until all have ended.
-    pub(super) fn run_to_end(&self) -> Result<Statistics, Failure> {
+    /// Runs the threads until all have ended, or one has kept the turn for `turn_max` by the system's clock.
+    pub(super) fn run_to_end(&self, turn_max: Duration) -> Result<Statistics, Failure> {
         let first = self.lock().choose();
         self.hand_over(first);
-        self.wait_for_end()?;
+        self.wait_for_end(turn_max)?;
         // Every thread has given its last turn away: what is left to it is to return.
         let threads = std::mem::take(&mut *self.0.threads.lock().unwrap_or_else(PoisonError::into_inner));
         for thread in threads {
@@ -106,7 +103,7 @@ impl Scheduler {
         }
     }
 
-    fn wait_for_end(&self) -> Result<(), Failure> {
+    fn wait_for_end(&self, turn_max: Duration) -> Result<(), Failure> {
         let mut progress = (self.lock().steps(), Instant::now());
         loop {
             {
@@ -116,11 +113,11 @@ impl Scheduler {
                 }
                 if state.steps() != progress.0 {
                     progress = (state.steps(), Instant::now());
-                } else if progress.1.elapsed() >= TURN_MAX {
-                    return Err(Failure::Stalled { task: state.running_name(), limit: TURN_MAX });
+                } else if progress.1.elapsed() >= turn_max {
+                    return Err(Failure::Stalled { task: state.running_name(), limit: turn_max });
                 }
             }
-            thread::park_timeout(TURN_MAX);
+            thread::park_timeout(turn_max);
         }
     }
 
@@ -217,7 +214,10 @@ impl Executor for Scheduler {
     }
 
     fn park(&self, until: Option<Duration>) {
-        self.switch_or_unwind(self.expect_me(), Event::Park, Phase::Waiting { until });
+        let me = self.expect_me();
+        // What the caller found before it decided to wait may change before it waits.
+        self.interleave();
+        self.switch_or_unwind(me, Event::Park, Phase::Waiting { until });
     }
 
     fn current(&self) -> Arc<dyn Wake> {

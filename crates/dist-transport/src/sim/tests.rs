@@ -294,6 +294,22 @@ fn a_destructor_that_waits_for_ever_does_not_hang_the_run() {
 }
 
 #[test]
+fn a_wait_outside_the_runtime_is_reported_and_does_not_hang() {
+    let lock = Arc::new(Mutex::new(()));
+    let ranks_lock = lock.clone();
+    let held = lock.lock().unwrap();
+    let program = move |transport: SimTransport| {
+        if transport.rank().index() == 1 {
+            drop(ranks_lock.lock().unwrap());
+        }
+    };
+    let limit = Duration::from_millis(20);
+    let failure = try_run(3, 2, limit, program).unwrap_err();
+    drop(held);
+    assert!(matches!(&failure, Failure::Stalled { task, .. } if task == "rank 1"), "{failure}");
+}
+
+#[test]
 fn a_simulated_run_may_hold_another() {
     let outcome = run(1, 2, |_| run(2, 3, |transport| transport.rank().index()).results);
     assert_eq!(outcome.results, [[0, 1, 2], [0, 1, 2]]);

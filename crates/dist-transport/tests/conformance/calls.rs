@@ -61,9 +61,12 @@ pub(crate) fn meet_all(transport: &mut dyn Transport) -> Result<()> {
     Ok(())
 }
 
-/// Waits for something to go wrong with `peer`, which sends nothing.
+/// Waits for something to go wrong with `peer`, which sends nothing: the wait must be woken when it does.
 pub(crate) fn wait_in_vain(transport: &mut dyn Transport, peer: usize) -> Error {
-    receive(transport, peer, 1).expect_err("nobody sends this byte")
+    let deadline = soon(transport);
+    let error = receive(transport, peer, 1).expect_err("nobody sends this byte");
+    assert!(!transport.runtime().expired(deadline), "not woken: {error}");
+    error
 }
 
 /// Meets all and then waits for the end of the job, which may come while others are still meeting.
