@@ -1,6 +1,6 @@
 //! A network of threads in one process, and a scheduler that runs them in virtual time.
 //!
-//! [`network`] connects the threads of any [`Runtime`](crate::Runtime). [`run`] runs a program once per rank
+//! [`network`] connects the threads of any [`Runtime`]. [`run`] runs a program once per rank
 //! under a simulated one: every rank and every task that it spawns is a thread, exactly one runs at a time, and
 //! the next is chosen by a generator that the seed begins: the seed is the whole reproduction. When all
 //! wait, the clock jumps to the earliest deadline, so a timeout of a minute takes microseconds; computing takes
