@@ -3,7 +3,9 @@
 /// Names the operation that a message belongs to, as bytes that the layer above encodes.
 ///
 /// A transport sends the fingerprint in front of every message and compares it with its own before it delivers
-/// a byte. What the bytes mean is not its business.
+/// a byte. What the bytes mean is not its business, but for one thing: the first eight are the number of the call
+/// among those that all ranks of a channel make in the same order, counted from 1, or 0 if it is not one of those.
+/// Two ranks whose calls have the same number and differ otherwise can never meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fingerprint(pub [u8; Self::SIZE]);
 
@@ -13,4 +15,10 @@ impl Fingerprint {
 
     /// Of messages outside any call.
     pub const NONE: Self = Self([0; Self::SIZE]);
+
+    /// Whether two ranks of one channel that are in these calls can never meet.
+    pub fn contradicts(&self, other: &Self) -> bool {
+        let number = &self.0[..8];
+        number != [0; 8] && *number == other.0[..8] && self != other
+    }
 }

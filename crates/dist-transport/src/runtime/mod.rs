@@ -31,6 +31,11 @@ impl Deadline {
     pub fn limit(&self) -> Duration {
         self.expires.saturating_sub(self.started)
     }
+
+    /// Whether it expires before another deadline of the same clock.
+    pub fn is_before(&self, other: Self) -> bool {
+        self.expires < other.expires
+    }
 }
 
 impl Runtime {

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::message::Message;
 use crate::runtime::Unparker;
-use crate::{Abort, ChannelId};
+use crate::{Abort, ChannelId, Fingerprint};
 
 #[derive(Debug)]
 pub(super) struct Network(Mutex<State>);
@@ -29,6 +29,11 @@ pub(super) enum Found {
     Nothing,
     /// The sender has left, and left nothing behind.
     Left,
+    /// This rank of the group waits, or has waited, in a call that can never meet the caller's.
+    Elsewhere {
+        rank: usize,
+        theirs: Fingerprint,
+    },
     Aborted(Abort),
 }
 
@@ -53,6 +58,8 @@ struct Member {
     presence: Presence,
     inbox: BTreeMap<usize, VecDeque<Message>>,
     waiting: Option<Waiting>,
+    /// The call in which it waited last.
+    waited_in: Option<Fingerprint>,
 }
 
 #[derive(Debug, Default, PartialEq)]
@@ -111,8 +118,8 @@ impl Network {
         Sent::Queued
     }
 
-    /// Takes the oldest message of `from`, or remembers whom to wake when one comes.
-    pub(super) fn look(&self, place: Place, from: Place, unparker: Unparker) -> Found {
+    /// Takes the oldest message of `from`, or remembers whom to wake when one comes for this call.
+    pub(super) fn look(&self, place: Place, from: Place, call: Fingerprint, unparker: Unparker) -> Found {
         let mut state = self.lock();
         if let Some(abort) = state.abort {
             return Found::Aborted(abort);
@@ -127,7 +134,11 @@ impl Network {
             return Found::Left;
         }
         member.waiting = Some(Waiting { from: from.rank, unparker });
-        Found::Nothing
+        member.waited_in = Some(call);
+        let elsewhere = |member: &Member| member.waited_in.filter(|theirs| theirs.contradicts(&call));
+        let mut members = state.channels[&place.channel].iter().enumerate();
+        let found = members.find_map(|(rank, member)| elsewhere(member).map(|theirs| (rank, theirs)));
+        found.map_or(Found::Nothing, |(rank, theirs)| Found::Elsewhere { rank, theirs })
     }
 
     /// Ends the job; if it has ended already, gives the reason that holds.

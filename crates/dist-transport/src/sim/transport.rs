@@ -96,10 +96,14 @@ impl SimTransport {
     fn wait_for_message(&self, peer: usize, deadline: Deadline) -> Result<Message> {
         let activity = Activity::Receive;
         loop {
-            match self.network.look(self.own_place(), self.place(peer), self.runtime.unparker()) {
+            match self.network.look(self.own_place(), self.place(peer), self.call, self.runtime.unparker()) {
                 Found::Message(message) => return Ok(message),
                 Found::Aborted(abort) => return Err(Error::Aborted(abort)),
                 Found::Left => return Err(self.fail(peer, Cause::Left, Error::Closed { activity, peer })),
+                Found::Elsewhere { rank: peer, theirs } => {
+                    let error = Error::Mismatch { peer, ours: self.call, theirs };
+                    return Err(self.fail(peer, Cause::Mismatch { theirs }, error));
+                }
                 Found::Nothing => {}
             }
             if self.runtime.expired(deadline) {

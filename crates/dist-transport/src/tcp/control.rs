@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream};
 
-use crate::{Abort, Cause, Fingerprint};
+use crate::{Abort, Cause, ChannelId, Fingerprint};
 
 const FRAME_BYTES: usize = 128;
 
@@ -29,6 +29,8 @@ pub(super) enum Frame {
     Abort(Abort),
     /// The rank leaves in order.
     Goodbye,
+    /// The rank has been waiting for a while, in this call on this channel.
+    Waiting { channel: ChannelId, call: Fingerprint },
 }
 
 impl Frame {
@@ -65,6 +67,9 @@ impl Frame {
             Self::Goodbye => {
                 frame.number(8_u32);
             }
+            Self::Waiting { channel, call } => {
+                frame.number(9_u32).bytes(&channel.get().to_le_bytes()).bytes(&call.0);
+            }
         }
         frame.bytes
     }
@@ -89,6 +94,10 @@ impl Frame {
                 Self::Abort(Abort { cause: decode_cause(kind, theirs)?, rank, reporter, call })
             }
             8 => Self::Goodbye,
+            9 => {
+                let channel = ChannelId::from_number(u64::from_le_bytes(frame.bytes()));
+                Self::Waiting { channel, call: Fingerprint(frame.bytes()) }
+            }
             _ => return None,
         })
     }
@@ -268,6 +277,7 @@ mod tests {
             Frame::Abort(abort),
             Frame::Abort(Abort { cause: Cause::Silent, ..abort }),
             Frame::Goodbye,
+            Frame::Waiting { channel: ChannelId::WORLD.child(3, &[0]), call: abort.call },
         ];
         for frame in frames {
             assert_eq!(Frame::decode(&frame.encode()), Some(frame));

@@ -13,7 +13,7 @@ use crate::tcp::control::{Frame, Line};
 use crate::tcp::gate::Gate;
 use crate::tcp::session::Bell;
 use crate::tcp::{BEAT, LIVENESS, socket};
-use crate::{Abort, Activity, Cause, Deadline, Error, Fingerprint, Result, Runtime};
+use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Fingerprint, Result, Runtime};
 
 /// The number by which the coordinator is connected to.
 pub(super) const COORDINATOR: u32 = u32::MAX;
@@ -122,6 +122,8 @@ struct Member {
     address: SocketAddr,
     answer_by: Option<Deadline>,
     last_seen: Duration,
+    /// The channel and the call in which it was waiting when it last said so.
+    waiting: Option<(ChannelId, Fingerprint)>,
 }
 
 impl Meeting {
@@ -158,7 +160,7 @@ impl Meeting {
         }));
         let answers = self.members().filter_map(|member| member.answer_by);
         let next = answers.chain([self.next_beat]).map(|deadline| self.runtime.remaining(deadline)).min();
-        socket::poll(&mut watched, next.unwrap_or(BEAT))
+        socket::poll(&mut watched, next.unwrap_or(BEAT)).map(drop)
     }
 
     fn members(&self) -> impl Iterator<Item = &Member> {
@@ -210,6 +212,7 @@ impl Meeting {
             address,
             answer_by: Some(self.runtime.deadline(patience - margin)),
             last_seen: self.runtime.now(),
+            waiting: None,
         }));
         tracing::debug!(rank, %address, "joined");
         if self.members().count() == self.places.len() {
@@ -239,11 +242,28 @@ impl Meeting {
                 Ok(None) => return,
                 Ok(Some(Frame::Beat)) => member.last_seen = self.runtime.now(),
                 Ok(Some(Frame::Abort(abort))) => self.abort(abort),
+                Ok(Some(Frame::Waiting { channel, call })) => {
+                    member.waiting = Some((channel, call));
+                    self.compare(rank, channel, call);
+                }
                 Ok(Some(Frame::Goodbye)) => self.places[rank] = Place::Left,
                 Ok(Some(_)) => self.lose(rank, Cause::Protocol),
                 Err(e) if e.kind() == io::ErrorKind::InvalidData => self.lose(rank, Cause::Protocol),
                 Err(_) => self.lose(rank, Cause::Died),
             }
+        }
+    }
+
+    /// Ranks that wait in calls which cannot meet would do so until their deadline: what they last said is enough
+    /// to know, however old it is.
+    fn compare(&mut self, reporter: usize, channel: ChannelId, call: Fingerprint) {
+        let contradiction = self.places.iter().enumerate().find_map(|(rank, place)| {
+            let Place::Taken(member) = place else { return None };
+            let (_, theirs) = member.waiting.filter(|(waiting_on, _)| *waiting_on == channel)?;
+            theirs.contradicts(&call).then_some((rank, theirs))
+        });
+        if let Some((rank, theirs)) = contradiction {
+            self.abort(Abort { cause: Cause::Mismatch { theirs }, rank, reporter, call });
         }
     }
 

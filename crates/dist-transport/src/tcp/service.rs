@@ -69,7 +69,7 @@ impl Service {
             let unsent = if self.line.unsent() { PollFlags::OUT } else { PollFlags::empty() };
             watched.push(socket::watch(&self.line.stream, PollFlags::IN | unsent));
         }
-        socket::poll(&mut watched, self.session.runtime.remaining(self.next_beat))
+        socket::poll(&mut watched, self.session.runtime.remaining(self.next_beat)).map(drop)
     }
 
     /// Hands a proven connection to whoever will ask for it.

@@ -17,10 +17,13 @@ use crate::tcp::control::Frame;
 use crate::tcp::coordinator::Coordinator;
 use crate::tcp::link::Fault;
 use crate::tcp::socket;
-use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Rank, Result, Runtime};
+use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Fingerprint, Rank, Result, Runtime};
 
 /// How long a leaving process waits for its goodbye to be sent.
 const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
+
+/// After how long a wait is told to the coordinator.
+pub(super) const WAITING_LIMIT: Duration = Duration::from_millis(100);
 
 /// A process's membership in a job; the last transport to be dropped ends it.
 #[derive(Debug)]
@@ -57,8 +60,14 @@ impl Session {
         }
     }
 
+    /// Says that this rank has been waiting for a while, so that calls which can never meet are noticed.
+    pub(super) fn tell_waiting(&self, channel: ChannelId, call: Fingerprint) {
+        self.outgoing.push(Frame::Waiting { channel, call });
+        self.service_bell.ring();
+    }
+
     /// Ends the job because of this process.
-    pub(super) fn give_up(&self, call: crate::Fingerprint) {
+    pub(super) fn give_up(&self, call: Fingerprint) {
         let rank = self.rank.index();
         self.report(Abort { cause: Cause::GaveUp, rank, reporter: rank, call });
     }
@@ -67,7 +76,7 @@ impl Session {
 impl Drop for Membership {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.session.give_up(crate::Fingerprint::NONE);
+            self.session.give_up(Fingerprint::NONE);
         }
         self.session.outgoing.push(Frame::Goodbye);
         self.session.closing.store(true, Ordering::Release);
@@ -206,15 +215,17 @@ impl Arrivals {
         lock(&verdict.waiting).drain(..).for_each(|unparker| unparker.unpark());
     }
 
-    /// Waits for a peer's connection.
+    /// Waits for a peer's connection, in this call.
     pub(super) fn take(
         &self,
         channel: ChannelId,
         peer: usize,
         session: &Session,
+        call: Fingerprint,
         deadline: Deadline,
     ) -> Result<TcpStream, Fault> {
         let runtime = &session.runtime;
+        let mut patience = Some(runtime.deadline(WAITING_LIMIT));
         loop {
             // Registered before the look: whoever comes after the look wakes us.
             lock(&session.verdict.waiting).push(runtime.unparker());
@@ -227,7 +238,11 @@ impl Arrivals {
             if runtime.expired(deadline) {
                 return Err(Fault::TimedOut);
             }
-            runtime.park(Some(deadline));
+            if patience.take_if(|patience| runtime.expired(*patience)).is_some() {
+                session.tell_waiting(channel, call);
+            }
+            let until = patience.filter(|patience| patience.is_before(deadline)).unwrap_or(deadline);
+            runtime.park(Some(until));
         }
     }
 }

@@ -105,11 +105,13 @@ fn would_block(moved: rustix::io::Result<usize>) -> io::Result<Option<usize>> {
     }
 }
 
-/// Waits until one of these is ready or the time is over. Interruptions count as ready: the caller looks again.
-pub(super) fn poll(watched: &mut [PollFd<'_>], limit: Duration) -> io::Result<()> {
+/// Waits until one of these is ready or the time is over, which is `false`. Interruptions count as ready: the
+/// caller looks again.
+pub(super) fn poll(watched: &mut [PollFd<'_>], limit: Duration) -> io::Result<bool> {
     let limit = Timespec::try_from(limit).ok();
     match rustix::event::poll(watched, limit.as_ref()) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Ok(ready) => Ok(ready > 0),
+        Err(rustix::io::Errno::INTR) => Ok(true),
         Err(e) => Err(e.into()),
     }
 }

@@ -13,7 +13,7 @@ use crate::check::{check_exchange, check_members, check_peer};
 use crate::tcp::config::Config;
 use crate::tcp::link::{Fault, Inbound, Outbound, Scratch, say_goodbye};
 use crate::tcp::patience::{Patience, Wait};
-use crate::tcp::session::{Membership, Session, timeout};
+use crate::tcp::session::{Membership, Session, WAITING_LIMIT, timeout};
 use crate::tcp::{rendezvous, socket};
 use crate::{
     Abort, Activity, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Incoming, Outgoing, Rank,
@@ -129,7 +129,7 @@ impl TcpTransport {
 
     fn await_dial(&self, peer: usize, deadline: Deadline) -> Result<TcpStream, Fault> {
         let session = self.session();
-        session.arrivals.take(self.channel, self.members[peer], session, deadline)
+        session.arrivals.take(self.channel, self.members[peer], session, self.call, deadline)
     }
 
     /// Moves both halves as far as they go, again and again, waiting in between.
@@ -142,6 +142,7 @@ impl TcpTransport {
         let session = &*self.membership.session;
         let links = peers.map(|peer| peer.and_then(|peer| self.links[peer].as_ref()));
         let mut wait = Wait::default();
+        let mut told = false;
         loop {
             let pending = step(links, &mut self.scratch)?;
             if !pending.send && !pending.receive {
@@ -165,7 +166,13 @@ impl TcpTransport {
             if session.runtime.expired(deadline) {
                 return Err(trouble(Fault::TimedOut));
             }
-            sleep(session, links, &pending, deadline).map_err(|e| trouble(Fault::Io(e)))?;
+            let limit = session.runtime.remaining(deadline);
+            let limit = if told { limit } else { limit.min(WAITING_LIMIT) };
+            let ready = sleep(session, links, &pending, limit).map_err(|e| trouble(Fault::Io(e)))?;
+            if !ready && !told {
+                session.tell_waiting(self.channel, self.call);
+                told = true;
+            }
         }
     }
 
@@ -297,17 +304,17 @@ fn receiving(peers: [Option<usize>; 2], fault: Fault) -> Trouble {
     Trouble { activity: Activity::Receive, peer: peers[1].unwrap_or_default(), fault }
 }
 
-/// Waits until a pending half can move, the job is aborted, or the deadline passes.
+/// Waits until a pending half can move or the job is aborted; `false` when the time is over.
 fn sleep(
     session: &Session,
     [to, from]: [Option<&TcpStream>; 2],
     pending: &Pending,
-    deadline: Deadline,
-) -> io::Result<()> {
+    limit: Duration,
+) -> io::Result<bool> {
     let mut watched = vec![session.verdict.watch()];
     watched.extend(to.filter(|_| pending.send).map(|link| socket::watch(link, PollFlags::OUT)));
     watched.extend(from.filter(|_| pending.receive).map(|link| socket::watch(link, PollFlags::IN)));
-    socket::poll(&mut watched, session.runtime.remaining(deadline))
+    socket::poll(&mut watched, limit)
 }
 
 impl Transport for TcpTransport {

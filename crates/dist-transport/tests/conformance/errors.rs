@@ -312,3 +312,32 @@ fn receiving_into_memory_of_another_length_is_refused_without_harm(
     };
     backend.check(world_size, program, drop);
 }
+
+#[rstest]
+fn calls_that_can_never_meet_are_reported_long_before_the_deadline(
+    #[values(Backend::Sim, Backend::Local, Backend::Tcp)] backend: Backend,
+    #[values(2, 3, 5)] world_size: usize,
+) {
+    /// The first call of all ranks, in one of two forms.
+    fn first_call(form: u8) -> Fingerprint {
+        let mut call = [0; Fingerprint::SIZE];
+        (call[0], call[Fingerprint::SIZE - 1]) = (1, form);
+        Fingerprint(call)
+    }
+    let program = move |mut transport: Box<dyn Transport>| {
+        let transport = &mut *transport;
+        transport.begin(first_call(u8::from(transport.rank().index() == 1)));
+        // Everybody receives and nobody sends: no message shows that the calls differ.
+        let from = transport.rank().left().index();
+        let error = receive_within(transport, from, 0, LONG).unwrap_err();
+        (error, await_abort(transport))
+    };
+    backend.check(world_size, program, |ends| {
+        for (error, abort) in ends {
+            let Cause::Mismatch { theirs } = abort.cause else { panic!("{abort}") };
+            assert!([abort.rank, abort.reporter].contains(&1), "{abort}");
+            assert!(theirs.contradicts(&abort.call));
+            assert!(matches!(error, Error::Aborted(_) | Error::Mismatch { .. }), "{error}");
+        }
+    });
+}
