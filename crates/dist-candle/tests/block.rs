@@ -1,70 +1,13 @@
 //! A candle module as a block: its parameters are its memory, its backward pass is candle's own.
 
-use candle_core::{DType, Device, Module, Result, Tensor, Var};
+mod small_model;
+
+use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use dist_candle::{CandleBlock, CandleError, loss_and_gradient};
 use dist_parallel::{Block, Params, Sequence, Values, ValuesMut};
 use rstest::rstest;
-
-const WIDTH: usize = 6;
-const VOCABULARY: usize = 11;
-
-fn var(shape: &[usize], seed: u64) -> Var {
-    let count: usize = shape.iter().product();
-    let value = |index: usize| ((index as u64 * 7919 + seed * 104_729) % 1009) as f32 / 1009.0 - 0.5;
-    Var::from_vec((0..count).map(value).collect(), shape, &Device::Cpu)
-        .expect("as many values as the shape says")
-}
-
-type Forward = fn(&[Var], &Tensor) -> Result<Tensor>;
-
-/// A token embedding, two layers with a residual connection, and a projection: each as variables and a closure.
-fn parts() -> Vec<(&'static str, Vec<Var>, Forward)> {
-    let layer = |vars: &[Var], x: &Tensor| {
-        let inner = candle_nn::ops::layer_norm_slow(x, &vars[2], &vars[3], 1e-5)?;
-        let inner = inner.reshape(((), WIDTH))?.matmul(&vars[0])?.broadcast_add(&vars[1])?;
-        x + inner.gelu_erf()?.reshape(x.shape())?
-    };
-    let layer_vars = |seed| {
-        vec![
-            var(&[WIDTH, WIDTH], seed),
-            var(&[WIDTH], seed + 1),
-            var(&[WIDTH], seed + 2),
-            var(&[WIDTH], seed + 3),
-        ]
-    };
-    vec![
-        ("embed", vec![var(&[VOCABULARY, WIDTH], 1)], |vars, ids| {
-            candle_nn::Embedding::new(vars[0].as_tensor().clone(), WIDTH).forward(ids)
-        }),
-        ("first", layer_vars(10), layer),
-        ("second", layer_vars(20), layer),
-        ("head", vec![var(&[VOCABULARY, WIDTH], 2)], |vars, x| {
-            candle_nn::Linear::new(vars[0].as_tensor().clone(), None).forward(x)
-        }),
-    ]
-}
-
-fn model() -> Sequence<Tensor> {
-    let blocks = parts().into_iter().map(|(name, vars, forward)| {
-        let named: Vec<_> =
-            vars.iter().cloned().enumerate().map(|(index, var)| (index.to_string(), var)).collect();
-        let block =
-            CandleBlock::new(name, named, move |x: &Tensor| forward(&vars, x)).expect("a valid block");
-        Box::new(block) as Box<dyn Block<Tensor>>
-    });
-    Sequence::new(blocks.collect()).expect("names that differ")
-}
-
-fn ids() -> Tensor {
-    let ids: Vec<u32> = (0..3 * 5).map(|index| index * 17 % 11).collect();
-    Tensor::from_vec(ids, (3, 5), &Device::Cpu).expect("15 numbers")
-}
-
-fn loss(output: &Tensor) -> Result<Tensor> {
-    let targets = ids().flatten_all()?;
-    candle_nn::loss::cross_entropy(&output.reshape(((), VOCABULARY))?, &targets)
-}
+use small_model::{WIDTH, ids, loss, model, parts, var};
 
 fn bits(values: Values<'_>) -> Vec<u32> {
     let Values::F32(values) = values else { panic!("{values:?}") };
@@ -73,12 +16,12 @@ fn bits(values: Values<'_>) -> Vec<u32> {
 
 #[test]
 fn going_backward_block_by_block_gives_the_bits_of_the_whole_backward() {
-    let mut hidden = ids();
+    let mut hidden = ids(0);
     let parts = parts();
     for (_, vars, forward) in &parts {
         hidden = forward(vars, &hidden).unwrap();
     }
-    let whole_loss = loss(&hidden).unwrap();
+    let whole_loss = loss(&hidden, 0).unwrap();
     let whole = whole_loss.backward().unwrap();
     let vars = parts.iter().flat_map(|(_, vars, _)| vars);
     let expected: Vec<_> = vars
@@ -87,8 +30,8 @@ fn going_backward_block_by_block_gives_the_bits_of_the_whole_backward() {
         .collect();
 
     let mut model = model();
-    let (output, saved) = model.forward(ids()).unwrap();
-    let (value, gradient) = loss_and_gradient(&output, loss).unwrap();
+    let (output, saved) = model.forward(ids(0)).unwrap();
+    let (value, gradient) = loss_and_gradient(&output, |output| loss(output, 0)).unwrap();
     assert_eq!(value.to_bits(), whole_loss.to_scalar::<f32>().unwrap().to_bits());
     let mut got = vec![Vec::new(); model.infos().len()];
     let mut order = Vec::new();
@@ -114,11 +57,11 @@ fn two_forwards_before_their_backwards_do_not_disturb_each_other() {
         got
     };
     let mut model = model();
-    let (output, saved) = model.forward(ids()).unwrap();
-    let (_, gradient) = loss_and_gradient(&output, loss).unwrap();
+    let (output, saved) = model.forward(ids(0)).unwrap();
+    let (_, gradient) = loss_and_gradient(&output, |output| loss(output, 0)).unwrap();
     let alone = gradients(&mut model, saved, gradient.clone());
-    let (_, first) = model.forward(ids()).unwrap();
-    let (_, second) = model.forward(ids()).unwrap();
+    let (_, first) = model.forward(ids(0)).unwrap();
+    let (_, second) = model.forward(ids(0)).unwrap();
     assert_eq!(gradients(&mut model, first, gradient.clone()), alone);
     assert_eq!(gradients(&mut model, second, gradient), alone);
 }
@@ -247,7 +190,7 @@ fn what_makes_no_sense_is_refused_by_name() {
 
     let mut block = CandleBlock::new("b", [("w", var(&[2], 0))], identity).unwrap();
     let (_, saved) = block.forward(var(&[2, 3], 1).as_tensor().clone()).unwrap();
-    let error = block.backward(saved, ids(), &mut |_, _| Ok(())).unwrap_err().to_string();
+    let error = block.backward(saved, ids(0), &mut |_, _| Ok(())).unwrap_err().to_string();
     assert_eq!(error, "block b: the output is ([2, 3], F32), its gradient ([3, 5], U32)");
     assert!(block.read(1, &mut |_| ()).unwrap_err().to_string().contains("number 1"));
     assert!(block.write(1, &mut |_| ()).is_err());
@@ -260,7 +203,7 @@ fn what_makes_no_sense_is_refused_by_name() {
 #[test]
 fn an_error_of_the_one_who_takes_the_gradients_ends_the_backward_pass() {
     let mut model = model();
-    let (output, saved) = model.forward(ids()).unwrap();
+    let (output, saved) = model.forward(ids(0)).unwrap();
     let mut calls = 0;
     let mut ready = |_, _: Values<'_>| {
         calls += 1;

@@ -29,14 +29,14 @@ use crate::options::{Options, Strategy};
 use crate::text::Text;
 
 fn main() -> ExitCode {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("error"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
     match demo(&Options::parse()) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             let rank = variable("RANK").map_or_else(String::new, |rank| format!(" rank {rank}:"));
             eprintln!("train_lm:{rank} {}", chain(&error));
-            ExitCode::FAILURE
+            if is_collateral(&error) { ExitCode::from(processes::COLLATERAL) } else { ExitCode::FAILURE }
         }
     }
 }
@@ -110,8 +110,29 @@ fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// An error and everything that led to it.
+/// An error and everything that led to it. Who says it already in other words is not repeated.
 fn chain(error: &(dyn Error + 'static)) -> String {
-    let sources = std::iter::successors(Some(error), |&error| error.source());
-    sources.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+    let mut text = String::new();
+    for message in sources(error).map(ToString::to_string) {
+        if text.is_empty() {
+            text = message;
+        } else if !text.ends_with(&message) {
+            text = format!("{text}: {message}");
+        }
+    }
+    text
+}
+
+/// Whether this process failed only because another rank did.
+fn is_collateral(error: &(dyn Error + 'static)) -> bool {
+    let own_rank = variable("RANK").and_then(|rank| rank.parse().ok());
+    sources(error).filter_map(|error| error.downcast_ref()).any(|error| match error {
+        dist_transport::Error::Aborted(abort) => Some(abort.rank) != own_rank,
+        dist_transport::Error::Closed { .. } => true,
+        _ => false,
+    })
+}
+
+fn sources<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |&error| error.source())
 }

@@ -12,7 +12,7 @@ use crate::model::Shape;
 /// The same seed, text and number of micro-batches give the same parameters, bit for bit, on any number of
 /// processes that deals each a power of two of the micro-batches.
 #[derive(Debug, Parser)]
-#[command(name = "train_lm")]
+#[command(name = "train_lm", args_override_self = true)]
 pub(crate) struct Options {
     /// Processes to start on this machine [default: 2]. Inside a job (RANK is set), the job decides.
     #[arg(long, value_parser = at_least_one())]

@@ -4,6 +4,7 @@ use std::env;
 use std::io::{self, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
 
 use dist_transport::Runtime;
 use dist_transport::runtime::Mailbox;
@@ -49,16 +50,28 @@ pub(crate) fn launch(ranks: usize) -> Result<u8, ProcessError> {
         children.0.push(child);
     }
     drop(ended);
-    while let Ok(rank) = inbox.receive(None) {
+    let mut failed = Vec::new();
+    let mut last_words = None;
+    while let Ok(rank) = inbox.receive(last_words) {
         let status = children.0[rank].wait().map_err(|source| ProcessError::Watch { rank, source })?;
         if !status.success() {
-            // Nobody listens if this fails.
-            let _ =
-                writeln!(io::stderr().lock(), "train_lm: rank {rank} failed ({status}): the rest is ended");
-            return Ok(exit_code(status));
+            failed.push((rank, status));
+            last_words = last_words.or_else(|| Some(runtime.deadline(LAST_WORDS)));
         }
     }
-    Ok(0)
+    let Some((rank, status)) = cause(&failed) else { return Ok(0) };
+    // Nobody listens if this fails.
+    let _ = writeln!(io::stderr().lock(), "train_lm: rank {rank} failed ({status}): the rest is ended");
+    Ok(exit_code(status))
+}
+
+/// Of the ranks that failed, the one that began: somebody killed it, or it did not fail because of another. Those
+/// that notice can be gone before it is.
+fn cause(failed: &[(usize, ExitStatus)]) -> Option<(usize, ExitStatus)> {
+    let killed = |(_, status): &&(usize, ExitStatus)| status.signal().is_some();
+    let own_fault = |(_, status): &&(usize, ExitStatus)| status.code() != Some(i32::from(COLLATERAL));
+    let cause = failed.iter().find(killed).or_else(|| failed.iter().find(own_fault));
+    cause.or_else(|| failed.first()).copied()
 }
 
 /// Runs this program from its beginning with this process's share of the cores, unless that is settled already:
@@ -132,5 +145,11 @@ impl Drop for Children {
         }
     }
 }
+
+/// The exit code of a rank that ended because of another one.
+pub(crate) const COLLATERAL: u8 = 3;
+
+/// How long the other ranks have to end by themselves when one has failed.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 const THREADS: &str = "RAYON_NUM_THREADS";

@@ -1,0 +1,102 @@
+//! A candle model trained on several ranks of the simulated network: the bits of one process.
+
+mod small_model;
+
+use candle_core::Tensor;
+use dist_candle::loss_and_gradient;
+use dist_collectives::Communicator;
+use dist_parallel::{AdamW, AdamWOptions, BoxError, Ddp, DdpOptions, Params, Sequence, Values};
+use dist_testkit::oracle;
+use dist_transport::sim;
+use rstest::rstest;
+use small_model::{ids, loss, model, parts};
+
+const MICRO_BATCHES: usize = 8;
+const STEPS: usize = 5;
+
+fn micro_batch(index: usize) -> u32 {
+    u32::try_from(index).expect("a small number")
+}
+
+fn step(ddp: &mut Ddp<Sequence<Tensor>>, first: usize) -> dist_parallel::Result<f32> {
+    let report = ddp.step(MICRO_BATCHES, |index| {
+        let number = micro_batch(first + index);
+        let loss = move |output: Tensor| -> Result<(f32, Tensor), BoxError> {
+            Ok(loss_and_gradient(&output, |output| loss(output, number))?)
+        };
+        Ok((ids(number), loss))
+    })?;
+    Ok(report.loss)
+}
+
+/// The bits of every loss, then those of every parameter.
+fn train(comm: Communicator) -> dist_parallel::Result<Vec<u32>> {
+    let mut ddp = Ddp::new(comm, model(), DdpOptions::default())?;
+    let mut optimizer = AdamW::new(AdamWOptions { learning_rate: 0.02, ..AdamWOptions::default() })?;
+    let mut seen = Vec::new();
+    for number in 0..STEPS {
+        seen.push(step(&mut ddp, number * MICRO_BATCHES)?.to_bits());
+        ddp.update(&mut optimizer)?;
+    }
+    for index in 0..ddp.model().infos().len() {
+        let mut keep = |values: Values<'_>| seen.extend(bits(values));
+        ddp.model().read(index, &mut keep).expect("a parameter in memory");
+    }
+    Ok(seen)
+}
+
+fn bits(values: Values<'_>) -> Vec<u32> {
+    let Values::F32(values) = values else { panic!("{values:?}") };
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+fn train_on(seed: u64, ranks: usize) -> Vec<Vec<u32>> {
+    let outcome = sim::run(seed, ranks, |transport| train(Communicator::new(transport)).expect("no faults"));
+    outcome.results
+}
+
+#[rstest]
+fn any_number_of_ranks_trains_the_parameters_of_one(#[values(2, 4, 8)] ranks: usize) {
+    let alone = train_on(0, 1).remove(0);
+    assert!(f32::from_bits(alone[STEPS - 1]) < 0.95 * f32::from_bits(alone[0]), "nothing is learned");
+    for (rank, trained) in train_on(1, ranks).into_iter().enumerate() {
+        assert_eq!(trained, alone, "rank {rank}");
+    }
+}
+
+#[test]
+fn shares_that_are_no_power_of_two_give_the_same_bits_on_every_rank_and_in_every_order_of_events() {
+    let trained = train_on(2, 3);
+    assert!(trained.iter().all(|other| *other == trained[0]));
+    assert_eq!(train_on(3, 3), trained);
+}
+
+#[test]
+fn the_mean_gradient_is_the_tree_over_candles_own_gradients() {
+    let expected = {
+        let of_one = |index| -> Vec<Vec<f32>> {
+            let parts = parts();
+            let start = ids(micro_batch(index));
+            let output = parts.iter().fold(start, |x, (_, vars, forward)| forward(vars, &x).unwrap());
+            let gradients = loss(&output, micro_batch(index)).unwrap().backward().unwrap();
+            let vars = parts.iter().flat_map(|(_, vars, _)| vars);
+            vars.map(|var| gradients.get(var).unwrap().flatten_all().unwrap().to_vec1().unwrap()).collect()
+        };
+        let all: Vec<_> = (0..MICRO_BATCHES).map(of_one).collect();
+        let mean = |parameter: usize| {
+            let each: Vec<Vec<f32>> = all.iter().map(|gradients| gradients[parameter].clone()).collect();
+            let sums = oracle::all_reduce(&each, oracle::Reduction::Mean);
+            sums.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        };
+        (0..all[0].len()).map(mean).collect::<Vec<_>>()
+    };
+    let outcome = sim::run(4, 4, |transport| {
+        let mut ddp = Ddp::new(Communicator::new(transport), model(), DdpOptions::default()).unwrap();
+        step(&mut ddp, 0).unwrap();
+        let gradient = |index| bits(ddp.gradient(index).unwrap());
+        (0..ddp.model().infos().len()).map(gradient).collect::<Vec<_>>()
+    });
+    for gradients in outcome.results {
+        assert_eq!(gradients, expected);
+    }
+}

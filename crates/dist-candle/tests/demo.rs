@@ -1,0 +1,264 @@
+//! The demo, run as its users run it: what it computes, what it prints, and how it fails.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use dist_transport::tcp::Coordinator;
+use rstest::rstest;
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// `cargo test` builds examples beside the tests.
+fn program() -> PathBuf {
+    let test = std::env::current_exe().expect("this test has a path");
+    let program = test.ancestors().nth(2).expect("tests lie in deps").join("examples/train_lm");
+    assert!(
+        program.exists(),
+        "{} is missing: cargo build -p dist-candle --example train_lm",
+        program.display()
+    );
+    program
+}
+
+/// A folder with a text in it.
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    let text = (0..400).map(|line| format!("line {line}: the same words, {} of them\n", line * line % 97));
+    fs::write(folder.path().join("text"), text.collect::<String>()).expect("a writable folder");
+    folder
+}
+
+/// A small model on the text in `folder`, in JSON, without what a surrounding job may have said.
+fn demo(folder: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program());
+    command.args(["--json", "--samples", "2", "--context", "16", "--width", "16", "--layers", "1"]);
+    command.arg("--text").arg(folder.join("text")).arg("--out").arg(folder.join("out")).args(arguments);
+    for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RAYON_NUM_THREADS"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+#[track_caller]
+fn lines(mut command: Command) -> Vec<Value> {
+    let Output { status, stdout, stderr } = command.output().expect("the program starts");
+    let stderr = String::from_utf8_lossy(&stderr);
+    assert!(status.success(), "{status}: {stderr}");
+    assert_eq!(stderr, "");
+    let stdout = String::from_utf8(stdout).expect("JSON is UTF-8");
+    stdout.lines().map(|line| serde_json::from_str(line).expect(line)).collect()
+}
+
+/// The `loss_bits` of every step, then the `params_crc32`: what must not change.
+#[track_caller]
+fn result(command: Command) -> Vec<u64> {
+    let lines = lines(command);
+    let (last, steps) = lines.split_last().expect("at least one line");
+    let bits = steps.iter().map(|line| line["loss_bits"].as_u64().expect("a number"));
+    bits.chain([last["params_crc32"].as_u64().expect("a number")]).collect()
+}
+
+#[rstest]
+#[case(&["--ranks", "1"])]
+#[case(&["--ranks", "2"])]
+#[case(&["--ranks", "4"])]
+fn any_number_of_processes_computes_the_bits_of_one(#[case] ranks: &[&str]) {
+    let folder = folder();
+    let steps = ["--steps", "4"];
+    let single = result(demo(folder.path(), &[&steps[..], &["--strategy", "single"]].concat()));
+    assert_eq!(single.len(), 5);
+    assert_eq!(result(demo(folder.path(), &[&steps[..], ranks].concat())), single);
+    let other = [&steps[..], &["--strategy", "single", "--seed", "1"]].concat();
+    assert_ne!(result(demo(folder.path(), &other)), single);
+}
+
+#[test]
+fn the_bits_do_not_depend_on_the_number_of_threads() {
+    let folder = folder();
+    // Matrices large enough that candle divides them among threads.
+    let arguments =
+        ["--steps", "2", "--micro-batches", "2", "--samples", "8", "--context", "64", "--width", "96"];
+    let results = [1, 2, 4].map(|threads| {
+        let mut command = demo(folder.path(), &[]);
+        command.args(arguments).args(["--strategy", "single"]).env("RAYON_NUM_THREADS", threads.to_string());
+        result(command)
+    });
+    assert_eq!(results[0], results[1]);
+    assert_eq!(results[0], results[2]);
+}
+
+#[test]
+fn the_loss_falls_below_the_entropy_of_the_bytes_and_everything_is_reported() {
+    let folder = folder();
+    let lines = lines(demo(folder.path(), &["--steps", "40", "--width", "32"]));
+    assert_eq!(lines.len(), 41);
+    for (step, line) in (1..).zip(&lines[..40]) {
+        let fields: Vec<_> = line.as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(fields, ["loss", "loss_bits", "step", "tokens_per_s"]);
+        assert_eq!(line["step"], step);
+        let bits = u32::try_from(line["loss_bits"].as_u64().unwrap()).unwrap();
+        assert_eq!(serde_json::from_value::<f32>(line["loss"].clone()).unwrap().to_bits(), bits);
+        assert!(line["tokens_per_s"].as_f64().unwrap() > 0.0);
+    }
+    assert_eq!(lines[40].as_object().unwrap().keys().collect::<Vec<_>>(), ["params_crc32"]);
+
+    let text = fs::read(folder.path().join("text")).unwrap();
+    let count = |byte| text.iter().filter(|&&other| other == byte).count() as f64 / text.len() as f64;
+    let shares = (0..=u8::MAX).map(count).filter(|&share| share > 0.0);
+    let entropy: f64 = shares.map(|share| -share * share.ln()).sum();
+    let last = lines[39]["loss"].as_f64().unwrap();
+    assert!(last < 0.7 * entropy, "loss {last}, entropy {entropy}");
+
+    for (picture, word) in [("loss.svg", "entropy of the bytes"), ("timeline.svg", "rank 1")] {
+        let picture = fs::read_to_string(folder.path().join("out").join(picture)).unwrap();
+        assert!(picture.contains(word) && picture.ends_with("</svg>\n"), "{picture}");
+    }
+}
+
+#[track_caller]
+fn refused(mut command: Command) -> String {
+    let Output { status, stdout, stderr } = command.output().expect("the program starts");
+    assert_eq!(status.code(), Some(1));
+    assert_eq!(String::from_utf8_lossy(&stdout), "");
+    String::from_utf8(stderr).expect("an error message")
+}
+
+#[test]
+fn a_text_that_cannot_be_learned_is_named_once() {
+    let folder = folder();
+    let refused = |text: Option<&str>| {
+        let path = folder.path().join("other");
+        if let Some(text) = text {
+            fs::write(&path, text).unwrap();
+        }
+        let mut command = demo(folder.path(), &["--ranks", "2"]);
+        command.arg("--text").arg(&path);
+        refused(command)
+    };
+    let path = folder.path().join("other");
+    let name = path.display();
+    let missing = refused(None);
+    assert!(missing.starts_with(&format!("train_lm: cannot read {name}: ")), "{missing}");
+    assert_eq!(refused(Some("")), format!("train_lm: {name} is empty\n"));
+    fs::remove_file(folder.path().join("text")).unwrap();
+    fs::write(folder.path().join("text"), "brief").unwrap();
+    let short = refused_short(folder.path());
+    assert!(short.contains("5 bytes in all, where one sample has 17"), "{short}");
+}
+
+fn refused_short(folder: &Path) -> String {
+    refused(demo(folder, &[]))
+}
+
+#[test]
+fn options_that_make_no_sense_are_refused() {
+    let folder = folder();
+    let heads = refused(demo(folder.path(), &["--heads", "3"]));
+    assert_eq!(heads, "train_lm: a width of 16 cannot be divided among 3 heads\n");
+    let none = demo(folder.path(), &["--micro-batches", "0"]).output().unwrap();
+    assert_eq!(none.status.code(), Some(2));
+}
+
+/// A job whose launcher is this test: one process per list of arguments.
+fn job(folder: &Path, ranks: &[&[&str]]) -> Vec<Output> {
+    let coordinator = Coordinator::start("127.0.0.1:0", ranks.len(), "test", None).expect("a free port");
+    let start = |(rank, arguments): (usize, &&[&str])| {
+        let mut command = demo(folder, &["--steps", "2"]);
+        command.args(*arguments).env("RANK", rank.to_string()).env("WORLD_SIZE", ranks.len().to_string());
+        command.env("LOCAL_RANK", rank.to_string()).env("LOCAL_WORLD_SIZE", ranks.len().to_string());
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", coordinator.address().port().to_string());
+        command.env("DIST_COORDINATOR", "external").env("DIST_JOB_ID", "test");
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts")
+    };
+    let children: Vec<Child> = ranks.iter().enumerate().map(start).collect();
+    children.into_iter().map(|child| child.wait_with_output().expect("output")).collect()
+}
+
+#[test]
+fn in_a_job_it_is_one_rank_and_only_rank_0_speaks() {
+    let folder = folder();
+    let outputs = job(folder.path(), &[&[], &[], &[]]);
+    for (rank, output) in outputs.iter().enumerate() {
+        assert!(output.status.success(), "rank {rank}: {}", String::from_utf8_lossy(&output.stderr));
+        let lines = String::from_utf8_lossy(&output.stdout).lines().count();
+        assert_eq!(lines, if rank == 0 { 3 } else { 0 }, "rank {rank}");
+    }
+}
+
+#[rstest]
+#[case(&["--seed", "7"], "rank 1 has other options than rank 0")]
+#[case(&["--text", "src"], "rank 1 has other text than rank 0")]
+fn ranks_that_disagree_are_named_on_every_rank(#[case] odd: &[&str], #[case] expected: &str) {
+    let folder = folder();
+    for (rank, output) in job(folder.path(), &[&[], odd]).into_iter().enumerate() {
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{message}");
+        assert_eq!(message, format!("train_lm: rank {rank}: {expected}\n"));
+    }
+}
+
+#[test]
+fn a_job_of_another_size_than_asked_for_is_refused() {
+    let folder = folder();
+    for (arguments, expected) in [
+        (["--ranks", "3"], "--ranks 3 was asked for, and this job has 2"),
+        (["--strategy", "single"], "--strategy single is for one process, and this job has 2"),
+    ] {
+        for output in job(folder.path(), &[&arguments, &arguments]) {
+            let message = String::from_utf8_lossy(&output.stderr);
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+}
+
+/// A demo that trains for longer than any test waits, past its first step.
+#[cfg(target_os = "linux")]
+fn endless(folder: &Path) -> (Child, BufReader<std::process::ChildStdout>) {
+    let mut command = demo(folder, &["--steps", "1000000", "--ranks", "2"]);
+    let mut child =
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
+    let mut stdout = BufReader::new(child.stdout.take().expect("a pipe"));
+    let mut line = String::new();
+    stdout.read_line(&mut line).expect("a first step");
+    assert!(line.starts_with("{\"step\":1,"), "{line}");
+    (child, stdout)
+}
+
+#[cfg(target_os = "linux")]
+fn kill(pid: u32) {
+    let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw).expect("a process");
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("it runs");
+}
+
+#[cfg(target_os = "linux")]
+#[rstest]
+fn a_rank_that_dies_is_named_and_the_rest_is_ended(#[values(0, 1)] rank: usize) {
+    let folder = folder();
+    let (child, mut stdout) = endless(folder.path());
+    let pid = child.id();
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    let ranks: Vec<u32> = children.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
+    assert_eq!(ranks.len(), 2);
+    kill(ranks[rank]);
+    // The end of the output is the end of every process that could write to it.
+    stdout.read_to_string(&mut String::new()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(128 + 9), "{message}");
+    assert!(
+        message.contains(&format!("rank {rank} failed (signal: 9 (SIGKILL)): the rest is ended")),
+        "{message}"
+    );
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn no_process_outlives_the_one_that_started_it() {
+    let folder = folder();
+    let (mut child, mut stdout) = endless(folder.path());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    stdout.read_to_string(&mut String::new()).unwrap();
+}
