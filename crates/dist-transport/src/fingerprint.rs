@@ -21,4 +21,11 @@ impl Fingerprint {
         let number = &self.0[..8];
         number != [0; 8] && *number == other.0[..8] && self != other
     }
+
+    /// Two of these calls that contradict each other: one of ours and one of theirs.
+    #[cfg(any(feature = "tcp", feature = "sim"))]
+    pub(crate) fn contradiction(ours: &[Self], theirs: &[Self]) -> Option<(Self, Self)> {
+        let pairs = ours.iter().flat_map(|ours| theirs.iter().map(move |theirs| (*ours, *theirs)));
+        pairs.into_iter().find(|(ours, theirs)| ours.contradicts(theirs))
+    }
 }

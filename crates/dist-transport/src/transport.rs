@@ -109,7 +109,8 @@ pub struct Incoming<'a> {
 
 /// Where received bytes go.
 pub enum Sink<'a> {
-    /// Into this memory, which is as long as the message.
+    /// Into this memory, which is as long as the message. After an error it may hold anything, also bytes of the
+    /// message that was refused.
     Into(&'a mut [u8]),
     /// To this function, piece by piece and in order, with each piece's offset in the message. Offsets are
     /// multiples of 64, each piece but the last is a multiple of 64 long, and pieces are aligned to 64 bytes.

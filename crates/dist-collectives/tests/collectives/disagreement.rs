@@ -117,7 +117,7 @@ const DEVIATIONS: &[(Program, Program, Field, (&str, &str))] = &[
 #[rstest]
 fn the_field_that_differs_is_reported_on_every_rank(
     #[values(Network::Simulated, Network::Threads)] network: Network,
-    #[values((2, 0), (2, 1), (3, 1), (4, 0), (4, 3), (7, 4), (8, 7))] place: (usize, usize),
+    #[values((2, 0), (2, 1), (3, 1), (4, 0), (4, 3), (5, 2), (7, 4), (8, 7))] place: (usize, usize),
 ) {
     for &(usual, unusual, field, expected) in DEVIATIONS {
         check(network, place, (usual, unusual), field, expected);
@@ -133,7 +133,7 @@ fn reduce(comm: &mut Communicator, root: usize) -> Result<(), Error> {
 }
 
 /// Ranks that take different roots may both only send, and learn of it in their next call; or both only receive,
-/// and wait for each other until the deadline.
+/// and learn of it because they wait.
 #[rstest]
 fn another_root_is_reported_on_every_rank(
     #[values(2, 3, 4, 5, 8)] world_size: usize,
@@ -146,12 +146,9 @@ fn another_root_is_reported_on_every_rank(
             let root = usize::from(comm.rank() == deviating);
             rooted(&mut comm, root).and_then(|()| comm.barrier()).expect_err("every rank must be told")
         });
-        assert!(outcome.elapsed <= Duration::from_secs(60));
+        assert!(outcome.elapsed < Duration::from_secs(60));
         for error in outcome.results {
-            let Some((common, odd)) = calls(&error, deviating) else {
-                assert!(error.is_timeout(), "{error:?}");
-                continue;
-            };
+            let (common, odd) = calls(&error, deviating).unwrap_or_else(|| panic!("{error:?}"));
             assert!(common.root.or(odd.root).is_some(), "{error}");
             if common.sequence == odd.sequence {
                 assert_eq!((common.root, odd.root), (Some(0), Some(1)), "{error}");
@@ -175,7 +172,7 @@ const CALLS: &[Program] = &[
 ];
 
 #[rstest]
-fn whatever_two_calls_meet_every_rank_gets_an_error_by_its_deadline(#[values(2, 3, 5, 6)] world_size: usize) {
+fn whatever_two_calls_meet_every_rank_learns_of_both(#[values(2, 3, 5, 6)] world_size: usize) {
     for (index, &usual) in CALLS.iter().enumerate() {
         for &unusual in CALLS[..index].iter().chain(&CALLS[index + 1..]) {
             for deviating in 0..world_size {
@@ -183,9 +180,9 @@ fn whatever_two_calls_meet_every_rank_gets_an_error_by_its_deadline(#[values(2, 
                     let mut comm = Communicator::new(transport);
                     let program = if comm.rank() == deviating { unusual } else { usual };
                     let error = program(&mut comm).and_then(|()| comm.barrier()).unwrap_err();
-                    assert!(calls(&error, deviating).is_some() || error.is_timeout(), "{error:?}");
+                    assert!(calls(&error, deviating).is_some(), "{error:?}");
                 });
-                assert!(outcome.elapsed <= Duration::from_secs(60));
+                assert!(outcome.elapsed < Duration::from_secs(60));
             }
         }
     }

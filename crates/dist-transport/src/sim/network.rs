@@ -29,9 +29,10 @@ pub(super) enum Found {
     Nothing,
     /// The sender has left, and left nothing behind.
     Left,
-    /// This rank of the group waits, or has waited, in a call that can never meet the caller's.
+    /// This rank of the group waits, or has waited, after a call that can never have met the caller's.
     Elsewhere {
         rank: usize,
+        ours: Fingerprint,
         theirs: Fingerprint,
     },
     Aborted(Abort),
@@ -58,8 +59,8 @@ struct Member {
     presence: Presence,
     inbox: BTreeMap<usize, VecDeque<Message>>,
     waiting: Option<Waiting>,
-    /// The call in which it waited last.
-    waited_in: Option<Fingerprint>,
+    /// The call in which it waited last, and the one before.
+    waited_in: Vec<Fingerprint>,
 }
 
 #[derive(Debug, Default, PartialEq)]
@@ -118,8 +119,9 @@ impl Network {
         Sent::Queued
     }
 
-    /// Takes the oldest message of `from`, or remembers whom to wake when one comes for this call.
-    pub(super) fn look(&self, place: Place, from: Place, call: Fingerprint, unparker: Unparker) -> Found {
+    /// Takes the oldest message of `from`, or remembers whom to wake when one comes; these are the last
+    /// calls of the one who looks.
+    pub(super) fn look(&self, place: Place, from: Place, calls: &[Fingerprint], unparker: Unparker) -> Found {
         let mut state = self.lock();
         if let Some(abort) = state.abort {
             return Found::Aborted(abort);
@@ -134,11 +136,13 @@ impl Network {
             return Found::Left;
         }
         member.waiting = Some(Waiting { from: from.rank, unparker });
-        member.waited_in = Some(call);
-        let elsewhere = |member: &Member| member.waited_in.filter(|theirs| theirs.contradicts(&call));
+        member.waited_in = calls.to_vec();
         let mut members = state.channels[&place.channel].iter().enumerate();
-        let found = members.find_map(|(rank, member)| elsewhere(member).map(|theirs| (rank, theirs)));
-        found.map_or(Found::Nothing, |(rank, theirs)| Found::Elsewhere { rank, theirs })
+        let found = members.find_map(|(rank, member)| {
+            let contradiction = Fingerprint::contradiction(calls, &member.waited_in);
+            contradiction.map(|(ours, theirs)| Found::Elsewhere { rank, ours, theirs })
+        });
+        found.unwrap_or(Found::Nothing)
     }
 
     /// Ends the job; if it has ended already, gives the reason that holds.

@@ -26,7 +26,8 @@ pub struct SimTransport {
     /// The group's ranks by their numbers in the world.
     members: Arc<[usize]>,
     children: u64,
-    call: Fingerprint,
+    /// The call before this one, and this one.
+    calls: [Fingerprint; 2],
     traffic: Traffic,
 }
 
@@ -50,8 +51,8 @@ impl SimTransport {
         channel: ChannelId,
         members: Arc<[usize]>,
     ) -> Self {
-        let (call, traffic) = (Fingerprint::NONE, Traffic::default());
-        let transport = Self { network, runtime, rank, channel, members, children: 0, call, traffic };
+        let (calls, traffic) = ([Fingerprint::NONE; 2], Traffic::default());
+        let transport = Self { network, runtime, rank, channel, members, children: 0, calls, traffic };
         transport.network.enter(transport.place(rank.index()), rank.world_size());
         transport
     }
@@ -64,13 +65,17 @@ impl SimTransport {
         self.place(self.rank.index())
     }
 
+    fn call(&self) -> Fingerprint {
+        self.calls[1]
+    }
+
     fn check_alive(&self) -> Result<()> {
         self.network.aborted().map_or(Ok(()), |abort| Err(Error::Aborted(abort)))
     }
 
     fn send(&self, outgoing: Outgoing<'_>) -> Result<()> {
         let peer = outgoing.to;
-        let message = Message::new(self.call, outgoing);
+        let message = Message::new(self.call(), outgoing);
         self.runtime.interleave();
         match self.network.send(self.own_place(), self.place(peer), message) {
             Sent::Queued => Ok(()),
@@ -82,7 +87,7 @@ impl SimTransport {
     fn receive(&self, peer: usize, len: usize, deadline: Deadline) -> Result<Message> {
         self.runtime.interleave();
         let message = self.wait_for_message(peer, deadline)?;
-        let (ours, theirs) = (self.call, message.call);
+        let (ours, theirs) = (self.call(), message.call);
         if ours != theirs {
             return Err(self.fail(peer, Cause::Mismatch { theirs }, Error::Mismatch { peer, ours, theirs }));
         }
@@ -96,13 +101,19 @@ impl SimTransport {
     fn wait_for_message(&self, peer: usize, deadline: Deadline) -> Result<Message> {
         let activity = Activity::Receive;
         loop {
-            match self.network.look(self.own_place(), self.place(peer), self.call, self.runtime.unparker()) {
+            match self.network.look(self.own_place(), self.place(peer), &self.calls, self.runtime.unparker())
+            {
                 Found::Message(message) => return Ok(message),
                 Found::Aborted(abort) => return Err(Error::Aborted(abort)),
                 Found::Left => return Err(self.fail(peer, Cause::Left, Error::Closed { activity, peer })),
-                Found::Elsewhere { rank: peer, theirs } => {
-                    let error = Error::Mismatch { peer, ours: self.call, theirs };
-                    return Err(self.fail(peer, Cause::Mismatch { theirs }, error));
+                Found::Elsewhere { rank: peer, ours, theirs } => {
+                    let abort = Abort { call: ours, ..self.record(peer, Cause::Mismatch { theirs }) };
+                    let first = self.network.abort(abort);
+                    return Err(first.map_or_else(Error::Aborted, |()| Error::Mismatch {
+                        peer,
+                        ours,
+                        theirs,
+                    }));
                 }
                 Found::Nothing => {}
             }
@@ -121,7 +132,12 @@ impl SimTransport {
     }
 
     fn record(&self, rank: usize, cause: Cause) -> Abort {
-        Abort { cause, rank: self.members[rank], reporter: self.members[self.rank.index()], call: self.call }
+        Abort {
+            cause,
+            rank: self.members[rank],
+            reporter: self.members[self.rank.index()],
+            call: self.call(),
+        }
     }
 }
 
@@ -139,7 +155,7 @@ impl Transport for SimTransport {
     }
 
     fn begin(&mut self, call: Fingerprint) {
-        self.call = call;
+        self.calls = [self.call(), call];
     }
 
     fn exchange(

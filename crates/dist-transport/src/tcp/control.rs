@@ -29,8 +29,8 @@ pub(super) enum Frame {
     Abort(Abort),
     /// The rank leaves in order.
     Goodbye,
-    /// The rank has been waiting for a while, in this call on this channel.
-    Waiting { channel: ChannelId, call: Fingerprint },
+    /// The rank has been waiting for a while on this channel, in the second of these calls, its last two.
+    Waiting { channel: ChannelId, calls: [Fingerprint; 2] },
 }
 
 impl Frame {
@@ -67,8 +67,8 @@ impl Frame {
             Self::Goodbye => {
                 frame.number(8_u32);
             }
-            Self::Waiting { channel, call } => {
-                frame.number(9_u32).bytes(&channel.get().to_le_bytes()).bytes(&call.0);
+            Self::Waiting { channel, calls: [before, now] } => {
+                frame.number(9_u32).bytes(&channel.get().to_le_bytes()).bytes(&before.0).bytes(&now.0);
             }
         }
         frame.bytes
@@ -96,7 +96,7 @@ impl Frame {
             8 => Self::Goodbye,
             9 => {
                 let channel = ChannelId::from_number(u64::from_le_bytes(frame.bytes()));
-                Self::Waiting { channel, call: Fingerprint(frame.bytes()) }
+                Self::Waiting { channel, calls: [Fingerprint(frame.bytes()), Fingerprint(frame.bytes())] }
             }
             _ => return None,
         })
@@ -277,7 +277,10 @@ mod tests {
             Frame::Abort(abort),
             Frame::Abort(Abort { cause: Cause::Silent, ..abort }),
             Frame::Goodbye,
-            Frame::Waiting { channel: ChannelId::WORLD.child(3, &[0]), call: abort.call },
+            Frame::Waiting {
+                channel: ChannelId::WORLD.child(3, &[0]),
+                calls: [abort.call, Fingerprint::NONE],
+            },
         ];
         for frame in frames {
             assert_eq!(Frame::decode(&frame.encode()), Some(frame));

@@ -122,8 +122,8 @@ struct Member {
     address: SocketAddr,
     answer_by: Option<Deadline>,
     last_seen: Duration,
-    /// The channel and the call in which it was waiting when it last said so.
-    waiting: Option<(ChannelId, Fingerprint)>,
+    /// The channel on which it was waiting when it last said so, and its last two calls there.
+    waiting: Option<(ChannelId, [Fingerprint; 2])>,
 }
 
 impl Meeting {
@@ -242,9 +242,9 @@ impl Meeting {
                 Ok(None) => return,
                 Ok(Some(Frame::Beat)) => member.last_seen = self.runtime.now(),
                 Ok(Some(Frame::Abort(abort))) => self.abort(abort),
-                Ok(Some(Frame::Waiting { channel, call })) => {
-                    member.waiting = Some((channel, call));
-                    self.compare(rank, channel, call);
+                Ok(Some(Frame::Waiting { channel, calls })) => {
+                    member.waiting = Some((channel, calls));
+                    self.compare(rank, channel, &calls);
                 }
                 Ok(Some(Frame::Goodbye)) => self.places[rank] = Place::Left,
                 Ok(Some(_)) => self.lose(rank, Cause::Protocol),
@@ -256,13 +256,13 @@ impl Meeting {
 
     /// Ranks that wait in calls which cannot meet would do so until their deadline: what they last said is enough
     /// to know, however old it is.
-    fn compare(&mut self, reporter: usize, channel: ChannelId, call: Fingerprint) {
+    fn compare(&mut self, reporter: usize, channel: ChannelId, calls: &[Fingerprint]) {
         let contradiction = self.places.iter().enumerate().find_map(|(rank, place)| {
             let Place::Taken(member) = place else { return None };
             let (_, theirs) = member.waiting.filter(|(waiting_on, _)| *waiting_on == channel)?;
-            theirs.contradicts(&call).then_some((rank, theirs))
+            Fingerprint::contradiction(calls, &theirs).map(|(call, theirs)| (rank, call, theirs))
         });
-        if let Some((rank, theirs)) = contradiction {
+        if let Some((rank, call, theirs)) = contradiction {
             self.abort(Abort { cause: Cause::Mismatch { theirs }, rank, reporter, call });
         }
     }

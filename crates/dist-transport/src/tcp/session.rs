@@ -61,8 +61,8 @@ impl Session {
     }
 
     /// Says that this rank has been waiting for a while, so that calls which can never meet are noticed.
-    pub(super) fn tell_waiting(&self, channel: ChannelId, call: Fingerprint) {
-        self.outgoing.push(Frame::Waiting { channel, call });
+    pub(super) fn tell_waiting(&self, channel: ChannelId, calls: [Fingerprint; 2]) {
+        self.outgoing.push(Frame::Waiting { channel, calls });
         self.service_bell.ring();
     }
 
@@ -215,13 +215,13 @@ impl Arrivals {
         lock(&verdict.waiting).drain(..).for_each(|unparker| unparker.unpark());
     }
 
-    /// Waits for a peer's connection, in this call.
+    /// Waits for a peer's connection, in the second of these calls.
     pub(super) fn take(
         &self,
         channel: ChannelId,
         peer: usize,
         session: &Session,
-        call: Fingerprint,
+        calls: [Fingerprint; 2],
         deadline: Deadline,
     ) -> Result<TcpStream, Fault> {
         let runtime = &session.runtime;
@@ -239,7 +239,7 @@ impl Arrivals {
                 return Err(Fault::TimedOut);
             }
             if patience.take_if(|patience| runtime.expired(*patience)).is_some() {
-                session.tell_waiting(channel, call);
+                session.tell_waiting(channel, calls);
             }
             let until = patience.filter(|patience| patience.is_before(deadline)).unwrap_or(deadline);
             runtime.park(Some(until));

@@ -36,7 +36,8 @@ pub struct TcpTransport {
     /// Messages of this rank to itself.
     own: VecDeque<(Fingerprint, Vec<u8>)>,
     scratch: Scratch,
-    call: Fingerprint,
+    /// The call before this one, which tells where this rank comes from if it has to wait for long; and this one.
+    calls: [Fingerprint; 2],
     patience: Patience,
     traffic: Traffic,
 }
@@ -81,7 +82,7 @@ impl TcpTransport {
             children: 0,
             own: VecDeque::new(),
             scratch: Scratch::default(),
-            call: Fingerprint::NONE,
+            calls: [Fingerprint::NONE; 2],
             patience: Patience::new(local_ranks),
             traffic: Traffic::default(),
             membership,
@@ -90,6 +91,10 @@ impl TcpTransport {
 
     fn session(&self) -> &Session {
         &self.membership.session
+    }
+
+    fn call(&self) -> Fingerprint {
+        self.calls[1]
     }
 
     fn check_alive(&self) -> Result<()> {
@@ -129,7 +134,7 @@ impl TcpTransport {
 
     fn await_dial(&self, peer: usize, deadline: Deadline) -> Result<TcpStream, Fault> {
         let session = self.session();
-        session.arrivals.take(self.channel, self.members[peer], session, self.call, deadline)
+        session.arrivals.take(self.channel, self.members[peer], session, self.calls, deadline)
     }
 
     /// Moves both halves as far as they go, again and again, waiting in between.
@@ -170,7 +175,7 @@ impl TcpTransport {
             let limit = if told { limit } else { limit.min(WAITING_LIMIT) };
             let ready = sleep(session, links, &pending, limit).map_err(|e| trouble(Fault::Io(e)))?;
             if !ready && !told {
-                session.tell_waiting(self.channel, self.call);
+                session.tell_waiting(self.channel, self.calls);
                 told = true;
             }
         }
@@ -194,17 +199,17 @@ impl TcpTransport {
             Fault::TimedOut => (Cause::TimedOut, timeout(self.runtime(), activity, peer, deadline)),
             Fault::Goodbye | Fault::Closed => (Cause::Left, Error::Closed { activity, peer }),
             Fault::Mismatch { theirs } => {
-                (Cause::Mismatch { theirs }, Error::Mismatch { peer, ours: self.call, theirs })
+                (Cause::Mismatch { theirs }, Error::Mismatch { peer, ours: self.call(), theirs })
             }
             Fault::Length { got, expected } => {
-                (Cause::Mismatch { theirs: self.call }, Error::Length { peer, got, expected })
+                (Cause::Mismatch { theirs: self.call() }, Error::Length { peer, got, expected })
             }
             Fault::Garbage => (Cause::Protocol, Error::Garbage { peer }),
             Fault::Io(source) => (Cause::Died, Error::Io { activity, peer, source }),
             Fault::Unconnected(error) => (Cause::Died, error),
         };
         let (rank, reporter) = (self.members[peer], self.session().rank.index());
-        self.session().report(Abort { cause, rank, reporter, call: self.call });
+        self.session().report(Abort { cause, rank, reporter, call: self.call() });
         error
     }
 
@@ -230,8 +235,8 @@ impl TcpTransport {
         let peers = [send.map(|send| send.to), receive.as_ref().map(|receive| receive.from)];
         self.connect(peers, deadline)?;
         let parts = send.map_or(&[][..], |send| send.parts);
-        let mut outbound = send.map(|send| Outbound::new(send.len(), &self.call));
-        let mut inbound = receive.map(|receive| (Inbound::new(receive.len, &self.call), receive.sink));
+        let mut outbound = send.map(|send| Outbound::new(send.len(), &self.call()));
+        let mut inbound = receive.map(|receive| (Inbound::new(receive.len, &self.call()), receive.sink));
         self.drive(peers, deadline, |[to, from], scratch| {
             let mut pending = Pending { moved: false, send: false, receive: false };
             if let (Some(link), Some(outbound)) = (to, &mut outbound)
@@ -263,8 +268,8 @@ impl TcpTransport {
     ) -> Result<(), Trouble> {
         let peers = [Some(peer); 2];
         self.connect(peers, deadline)?;
-        let mut outbound = Outbound::new(buffer.len(), &self.call);
-        let mut inbound = Inbound::new(buffer.len(), &self.call);
+        let mut outbound = Outbound::new(buffer.len(), &self.call());
+        let mut inbound = Inbound::new(buffer.len(), &self.call());
         self.drive(peers, deadline, |[link, _], scratch| {
             let link = link.expect("connected above");
             let mut moved = false;
@@ -282,7 +287,7 @@ impl TcpTransport {
     /// Delivers this rank's oldest message to itself.
     fn receive_own(&mut self, len: usize, sink: Sink<'_>) -> Result<(), Fault> {
         let (theirs, message) = self.own.pop_front().ok_or(Fault::TimedOut)?;
-        if theirs != self.call {
+        if theirs != self.call() {
             return Err(Fault::Mismatch { theirs });
         }
         if message.len() != len {
@@ -331,7 +336,7 @@ impl Transport for TcpTransport {
     }
 
     fn begin(&mut self, call: Fingerprint) {
-        self.call = call;
+        self.calls = [self.call(), call];
     }
 
     fn exchange(
@@ -346,7 +351,7 @@ impl Transport for TcpTransport {
         let sent = send.as_ref().map(Outgoing::len);
         let received = receive.as_ref().map(|receive| receive.len);
         if let Some(own) = send.take_if(|send| send.to == me) {
-            self.own.push_back((self.call, own.parts.concat()));
+            self.own.push_back((self.call(), own.parts.concat()));
         }
         if let Some(own) = receive.take_if(|receive| receive.from == me) {
             let trouble = |fault| Trouble { activity: Activity::Receive, peer: me, fault };
@@ -394,7 +399,7 @@ impl Transport for TcpTransport {
     }
 
     fn abort(&mut self) {
-        self.session().give_up(self.call);
+        self.session().give_up(self.call());
     }
 
     fn aborted(&self) -> Option<Abort> {
@@ -409,7 +414,7 @@ impl Transport for TcpTransport {
 impl Drop for TcpTransport {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.session().give_up(self.call);
+            self.session().give_up(self.call());
         }
         if self.aborted().is_none() {
             self.links.iter().flatten().for_each(say_goodbye);
