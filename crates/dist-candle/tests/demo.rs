@@ -128,28 +128,20 @@ fn refused(mut command: Command) -> String {
 #[test]
 fn a_text_that_cannot_be_learned_is_named_once() {
     let folder = folder();
-    let refused = |text: Option<&str>| {
-        let path = folder.path().join("other");
-        if let Some(text) = text {
-            fs::write(&path, text).unwrap();
-        }
-        let mut command = demo(folder.path(), &["--ranks", "2"]);
-        command.arg("--text").arg(&path);
-        refused(command)
-    };
-    let path = folder.path().join("other");
+    let path = folder.path().join("text");
     let name = path.display();
-    let missing = refused(None);
+    let with_text = |text: &str| {
+        fs::write(&path, text).expect("a writable folder");
+        refused(demo(folder.path(), &["--ranks", "2"]))
+    };
+    assert_eq!(with_text(""), format!("train_lm: {name} is empty\n"));
+    assert_eq!(
+        with_text("brief"),
+        format!("train_lm: [{path:?}]: 5 bytes in all, where one sample has 17\n")
+    );
+    fs::remove_file(&path).expect("it was just written");
+    let missing = refused(demo(folder.path(), &["--ranks", "2"]));
     assert!(missing.starts_with(&format!("train_lm: cannot read {name}: ")), "{missing}");
-    assert_eq!(refused(Some("")), format!("train_lm: {name} is empty\n"));
-    fs::remove_file(folder.path().join("text")).unwrap();
-    fs::write(folder.path().join("text"), "brief").unwrap();
-    let short = refused_short(folder.path());
-    assert!(short.contains("5 bytes in all, where one sample has 17"), "{short}");
-}
-
-fn refused_short(folder: &Path) -> String {
-    refused(demo(folder, &[]))
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 use dist_transport::Runtime;
 use dist_transport::runtime::Mailbox;
 use dist_transport::tcp::{Coordinator, Secret};
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+use rustix::process::{Pid, WaitId, WaitIdOptions};
 
 /// Why the processes could not be started or watched.
 #[derive(Debug, thiserror::Error)]
@@ -92,7 +92,7 @@ pub(crate) fn end_with(launcher: u32) {
     #[cfg(target_os = "linux")]
     {
         // Where the kernel refuses, a lost launcher is noticed when the other ranks are gone.
-        let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+        let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     }
     if std::os::unix::process::parent_id() != launcher {
         std::process::exit(1);
