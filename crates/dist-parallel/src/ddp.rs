@@ -7,7 +7,7 @@ use std::time::Duration;
 use dist_collectives::{Communicator, Pending, ReduceOp};
 
 use crate::flat::{self, PendingFlat};
-use crate::gradients::Gradients;
+use crate::gradients::{Gradients, Tally};
 use crate::{
     Block, BoxError, BucketBytes, BucketPlan, Error, Optimizer, Params, Ready, Result, Values, ValuesMut,
     agreement, params,
@@ -42,7 +42,8 @@ use crate::{
 ///
 /// # Errors
 ///
-/// An error on one rank aborts the job, so that no other waits for it.
+/// An error on one rank aborts the job, so that no other waits for it. Only the error of ranks that were asked for
+/// different numbers of micro-batches, which every rank gets, harms nothing.
 pub struct Ddp<M> {
     comm: Communicator,
     model: M,
@@ -215,9 +216,9 @@ impl<M: Params> Ddp<M> {
             let last = index + 1 == share.end;
             self.run(index, compute, last.then_some(&mut *flight))?;
         }
-        flight.launch_rest(&mut self.gradients, &mut self.comm);
+        flight.launch_rest(&mut self.gradients, &mut self.comm, total);
         let waiting = self.comm.runtime().now();
-        let loss = flight.land(&mut self.gradients, total)?;
+        let loss = flight.land(&mut self.gradients, total, self.comm.world_size())?;
         Ok((loss, self.comm.runtime().now().saturating_sub(waiting)))
     }
 
@@ -250,11 +251,13 @@ impl<M: Params> Ddp<M> {
         Ok(())
     }
 
-    /// Aborts the job if something failed.
+    /// Aborts the job if something failed that the other ranks cannot know.
     fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result {
-            tracing::warn!(%error, "training ends the job");
-            self.comm.abort();
+            if !matches!(error, Error::MicroBatchesDiffer { .. }) {
+                tracing::warn!(%error, "training ends the job");
+                self.comm.abort();
+            }
             self.gradients.forget();
             self.micro_batches = 0;
         }
@@ -333,17 +336,17 @@ impl Flight {
     }
 
     /// Launches the buckets that are left, and what says what all of them contain.
-    fn launch_rest(&mut self, gradients: &mut Gradients, comm: &mut Communicator) {
+    fn launch_rest(&mut self, gradients: &mut Gradients, comm: &mut Communicator, micro_batches: usize) {
         for bucket in self.buckets.len()..gradients.bucket_count() {
             self.buckets.push(gradients.take_sum(bucket).start_sum(comm));
         }
-        let (loss, tally) = gradients.take_tally();
+        let (loss, tally) = gradients.take_tally(micro_batches);
         self.loss = Some(comm.start_all_reduce(vec![loss], ReduceOp::Sum));
         self.tally = Some(comm.start_all_reduce(tally, ReduceOp::Sum));
     }
 
     /// Waits for everything, divides by the number of micro-batches, and gives the mean loss.
-    fn land(&mut self, gradients: &mut Gradients, micro_batches: usize) -> Result<f32> {
+    fn land(&mut self, gradients: &mut Gradients, micro_batches: usize, world_size: usize) -> Result<f32> {
         let mut means = Vec::with_capacity(self.buckets.len());
         for bucket in self.buckets.drain(..) {
             let mut mean = bucket.wait()?;
@@ -355,12 +358,12 @@ impl Flight {
             loss.copy_from_slice(&flat::wait(sum)?);
             ValuesMut::F32(&mut loss).divide(micro_batches);
         }
-        let tally = self.tally.take().map_or_else(|| Ok(Vec::new().into()), flat::wait)?;
-        let computed = tally.first().copied().unwrap_or_default();
-        if usize::try_from(computed) != Ok(micro_batches) {
-            return Err(Error::MicroBatchesDiffer { expected: micro_batches, computed });
+        let sums = self.tally.take().map_or_else(|| Ok(Vec::new().into()), flat::wait)?;
+        let tally = Tally::decode(&sums);
+        if !tally.agrees(world_size) {
+            return Err(Error::MicroBatchesDiffer { expected: micro_batches, computed: tally.computed });
         }
-        gradients.synchronised(means, &tally);
+        gradients.synchronised(means, tally.used());
         Ok(loss[0])
     }
 }

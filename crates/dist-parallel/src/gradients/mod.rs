@@ -49,6 +49,44 @@ struct BucketSum {
     spare: Vec<Flat>,
 }
 
+/// What the sums over all ranks contain: integers, themselves summed over all ranks.
+#[derive(Debug)]
+pub(crate) struct Tally<'a> {
+    /// Micro-batches that were computed.
+    pub(crate) computed: i64,
+    /// The sum of what each rank expected to be computed, and the sum of its squares.
+    expected: [i64; 2],
+    /// For each parameter: on how many ranks it has had a gradient.
+    used: &'a [i64],
+}
+
+impl<'a> Tally<'a> {
+    fn encode(computed: usize, expected: usize, used: &[bool]) -> Vec<i64> {
+        let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        let counts = [number(computed), number(expected), number(expected.saturating_mul(expected))];
+        counts.into_iter().chain(used.iter().map(|&used| i64::from(used))).collect()
+    }
+
+    /// Reads the sum of what all ranks have encoded.
+    pub(crate) fn decode(sums: &'a [i64]) -> Self {
+        let (&[computed, expected, squares], used) =
+            sums.split_first_chunk().expect("every rank encodes three numbers and more");
+        Self { computed, expected: [expected, squares], used }
+    }
+
+    /// Whether all ranks expected the same number of micro-batches. Every rank comes to the same conclusion: the
+    /// numbers of n ranks are equal if, and only if, n times the sum of their squares is the square of their sum.
+    pub(crate) fn agrees(&self, world_size: usize) -> bool {
+        let [sum, squares] = self.expected.map(i128::from);
+        i128::try_from(world_size).is_ok_and(|world_size| world_size * squares == sum * sum)
+    }
+
+    /// For each parameter, whether any rank has had a gradient for it.
+    pub(crate) fn used(&self) -> impl Iterator<Item = bool> {
+        self.used.iter().map(|&ranks| ranks > 0)
+    }
+}
+
 impl Gradients {
     pub(crate) fn new(infos: &[ParamInfo], plan: BucketPlan) -> Self {
         let mut homes = vec![None; infos.len()];
@@ -161,21 +199,19 @@ impl Gradients {
         })
     }
 
-    /// This rank's sum of losses, and what the sums contain: the number of micro-batches, then for each parameter
-    /// whether it has had a gradient.
-    pub(crate) fn take_tally(&mut self) -> (f32, Vec<i64>) {
+    /// This rank's sum of losses, and what the sums contain.
+    pub(crate) fn take_tally(&mut self, expected: usize) -> (f32, Vec<i64>) {
         let loss = self.losses.finish(|left, right| *left += right).unwrap_or(0.0);
-        let leaves = i64::try_from(std::mem::take(&mut self.leaves)).expect("nobody counts that far");
-        let used = self.used.iter().map(|&used| i64::from(used));
-        (loss, std::iter::once(leaves).chain(used).collect())
+        (loss, Tally::encode(std::mem::take(&mut self.leaves), expected, &self.used))
     }
 
-    /// Takes what the synchronisation gave: for each bucket the mean over all ranks, and the tally's sum.
-    pub(crate) fn synchronised(&mut self, means: Vec<Flat>, tally: &[i64]) {
+    /// Takes what the synchronisation gave: for each bucket the mean over all ranks, and which parameters have had
+    /// a gradient on any.
+    pub(crate) fn synchronised(&mut self, means: Vec<Flat>, used: impl Iterator<Item = bool>) {
         for (bucket, mean) in self.buckets.iter_mut().zip(means) {
             bucket.mean = Some(mean);
         }
-        self.used = tally.iter().skip(1).map(|&times| times > 0).collect();
+        self.used = used.collect();
         self.synchronised = true;
     }
 

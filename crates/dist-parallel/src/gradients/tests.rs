@@ -102,12 +102,14 @@ fn synchronise(ranks: &mut [Gradients], micro_batches: usize) -> Vec<f32> {
             means.push(mean);
         }
     }
-    let tallies: Vec<(f32, Vec<i64>)> = ranks.iter_mut().map(Gradients::take_tally).collect();
+    let tallies: Vec<(f32, Vec<i64>)> =
+        ranks.iter_mut().map(|gradients| gradients.take_tally(micro_batches)).collect();
     let sum = |index: usize| tallies.iter().map(|(_, tally)| tally[index]).sum::<i64>();
     let tally: Vec<i64> = (0..tallies[0].1.len()).map(sum).collect();
-    assert_eq!(tally[0], i64::try_from(micro_batches).unwrap());
+    let tally = Tally::decode(&tally);
+    assert!(tally.agrees(ranks.len()) && tally.computed == i64::try_from(micro_batches).unwrap());
     for (gradients, means) in ranks.iter_mut().zip(means) {
-        gradients.synchronised(means, &tally);
+        gradients.synchronised(means, tally.used());
     }
     tallies.into_iter().map(|(loss, _)| loss).collect()
 }
@@ -174,8 +176,8 @@ fn memory_stays_within_that_of_a_binary_counter() {
             (0..share).for_each(|index| run(&mut ranks[0], index));
             let buffers: Vec<Flat> =
                 (0..ranks[0].bucket_count()).map(|bucket| ranks[0].take_sum(bucket)).collect();
-            ranks[0].take_tally();
-            ranks[0].synchronised(buffers, &[1; 6]);
+            ranks[0].take_tally(share);
+            ranks[0].synchronised(buffers, std::iter::repeat_n(true, 6));
             for bucket in &ranks[0].buckets {
                 // At rest every buffer that was ever made is here.
                 assert!(bucket.spare.len() < bound, "{} buffers for {share}", bucket.spare.len() + 1);
@@ -309,5 +311,14 @@ proptest! {
                 prop_assert_eq!(gradients.mean(parameter).map(bits), expected.clone());
             }
         }
+    }
+}
+
+#[test]
+fn ranks_agree_if_and_only_if_all_expect_the_same() {
+    for expected in [[4, 4, 4], [4, 4, 5], [3, 4, 5], [0, 0, 12]] {
+        let tallies = expected.map(|expected| Tally::encode(4, expected, &[]));
+        let sums: Vec<i64> = (0..3).map(|index| tallies.iter().map(|tally| tally[index]).sum()).collect();
+        assert_eq!(Tally::decode(&sums).agrees(3), expected == [4, 4, 4], "{expected:?}");
     }
 }

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use dist_collectives::Communicator;
 use dist_parallel::{
-    Ddp, DdpOptions, Error, FloatType, Momentum, ParamInfo, Params, Sgd, SgdOptions, StepReport, Values,
-    ValuesMut,
+    Ddp, DdpOptions, Error, FloatType, Momentum, ParamInfo, Params, Sgd, SgdOptions, Values, ValuesMut,
 };
 use dist_transport::sim;
 use rstest::rstest;
@@ -181,18 +180,31 @@ fn a_gradient_of_another_shape_is_an_error_that_names_the_parameter() {
     );
 }
 
-#[test]
-fn ranks_that_disagree_about_the_number_of_micro_batches_are_told() {
-    let errors: Vec<Result<StepReport, Error>> = run_at_once(2, |comm| {
-        let micro_batches = if comm.rank() == 0 { 4 } else { 8 };
-        let mut ddp = Ddp::new(comm, Bag::new(infos(), 1), DdpOptions::default()).unwrap();
-        ddp.step_with(micro_batches, |bag, index, ready| bag.report(index, ready))
-    });
-    for (error, expected) in errors.iter().zip([4, 8]) {
-        assert!(
-            matches!(error, Err(Error::MicroBatchesDiffer { expected: e, computed: 6 }) if *e == expected),
-            "{error:?}"
-        );
+#[rstest]
+#[case(4, 8, 6)]
+// The second rank finds as many as it expects.
+#[case(6, 7, 7)]
+fn ranks_that_disagree_about_the_number_of_micro_batches_are_told(
+    #[case] first: usize,
+    #[case] second: usize,
+    #[case] together: i64,
+) {
+    for seed in 0..10 {
+        let outcome = sim::run(seed, 2, move |transport| {
+            let comm = Communicator::new(transport);
+            let micro_batches = if comm.rank() == 0 { first } else { second };
+            let mut ddp = Ddp::new(comm, Bag::new(infos(), 1), DdpOptions::default()).unwrap();
+            let refused = ddp.step_with(micro_batches, |bag, index, ready| bag.report(index, ready));
+            let next = ddp.step_with(2, |bag, index, ready| bag.report(index, ready));
+            (refused, next.map(|report| report.micro_batches))
+        });
+        for ((refused, next), asked) in outcome.results.iter().zip([first, second]) {
+            let Err(Error::MicroBatchesDiffer { expected, computed }) = refused else {
+                panic!("{refused:?}")
+            };
+            assert_eq!((*expected, *computed), (asked, together));
+            assert!(matches!(next, Ok(2)), "{:?}", outcome.results);
+        }
     }
 }
 
