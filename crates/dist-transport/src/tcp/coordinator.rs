@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::event::PollFlags;
@@ -11,7 +11,7 @@ use crate::auth::{Identity, Key, Purpose, Secret};
 use crate::runtime::Task;
 use crate::tcp::control::{Frame, Line};
 use crate::tcp::gate::Gate;
-use crate::tcp::session::Bell;
+use crate::tcp::session::{Bell, lock};
 use crate::tcp::{BEAT, LIVENESS, socket};
 use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Fingerprint, Result, Runtime};
 
@@ -26,6 +26,7 @@ const ANSWER_MARGIN_MAX: Duration = Duration::from_millis(100);
 pub struct Coordinator {
     address: SocketAddr,
     stop: Arc<Bell>,
+    verdict: Arc<Mutex<Option<Abort>>>,
     task: Option<Task<()>>,
 }
 
@@ -57,13 +58,13 @@ impl Coordinator {
             address: address.to_owned(),
             source,
         })?;
-        let stop = Arc::new(Bell::new()?);
+        let (stop, verdict) = (Arc::new(Bell::new()?), Arc::default());
         let mut meeting = Meeting {
             gate: Gate::new(listener, key.clone(), epoch, runtime.clone()),
             arriving: Vec::new(),
             places: (0..world_size).map(|_| Place::Empty).collect(),
             started: false,
-            aborted: None,
+            verdict: Arc::clone(&verdict),
             last_look: runtime.now(),
             next_beat: runtime.deadline(BEAT),
             runtime: runtime.clone(),
@@ -72,12 +73,17 @@ impl Coordinator {
         let task = runtime
             .spawn("dist-coordinator", move || while !meeting.turn(&stopped) {})
             .map_err(|source| Error::Resources { what: "thread", source })?;
-        Ok(Self { address, stop, task: Some(task) })
+        Ok(Self { address, stop, verdict, task: Some(task) })
     }
 
     /// Where ranks connect.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Why the job was aborted, if it was: the record that every rank gets.
+    pub fn aborted(&self) -> Option<Abort> {
+        *lock(&self.verdict)
     }
 
     /// Serves until every rank has left or is gone.
@@ -104,7 +110,8 @@ struct Meeting {
     arriving: Vec<(u32, Line)>,
     places: Vec<Place>,
     started: bool,
-    aborted: Option<Abort>,
+    /// The first thing that went wrong.
+    verdict: Arc<Mutex<Option<Abort>>>,
     last_look: Duration,
     next_beat: Deadline,
     runtime: Runtime,
@@ -278,11 +285,11 @@ impl Meeting {
     }
 
     fn abort(&mut self, abort: Abort) {
-        if self.aborted.is_some() {
+        if lock(&self.verdict).is_some() {
             return;
         }
         tracing::warn!(%abort, "the job is aborted");
-        self.aborted = Some(abort);
+        *lock(&self.verdict) = Some(abort);
         for member in self.members_mut() {
             let _ = member.line.push(Frame::Abort(abort));
         }
