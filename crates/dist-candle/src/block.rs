@@ -7,12 +7,22 @@ use candle_core::{Module, Tensor, Var};
 use candle_nn::VarMap;
 use dist_parallel::{Block, BoxError, ParamInfo, Params, Ready, Saved, Values, ValuesMut};
 
+use crate::gradient::stray_variable;
 use crate::{CandleError, backward_from, slices};
 
 /// A candle module and its variables as one [`Block`] of a model.
 ///
 /// The module is anything with a [`Module::forward`], a closure too. It holds tensors that share the memory of
 /// the variables, as candle's layers do, so that a write to a parameter is a change of the module.
+///
+/// Every variable that the module uses must be among the block's own: a backward pass that finds a gradient for
+/// another fails with [`CandleError::UnlistedVariable`], for that gradient would be lost. What is not to be
+/// trained is listed and [frozen](Self::freeze), or used detached.
+///
+/// A variable of two blocks, such as the table of token vectors that is also the head's weight, is listed in
+/// both. A [`SequenceBuilder`](crate::SequenceBuilder) sees that it is one parameter;
+/// [`Sequence::new`](dist_parallel::Sequence::new) does not see inside its blocks and must be told with
+/// [`Sequence::tie`](dist_parallel::Sequence::tie), or every update changes the variable twice.
 ///
 /// Its input may be of an integer type, as token numbers are: such an input has no gradient.
 pub struct CandleBlock<M> {
@@ -113,6 +123,10 @@ impl<M: Module + Send> CandleBlock<M> {
             return Err(CandleError::OutputGradient { block: self.name.clone(), output, gradient }.into());
         }
         let mut gradients = backward_from(&output, gradient).map_err(&failed)?;
+        let own = self.vars.iter().chain(&input);
+        if let Some(stray) = stray_variable(&output, &gradients, own) {
+            return Err(CandleError::UnlistedVariable { block: self.name.clone(), shape: stray }.into());
+        }
         // The graph, and with it every activation in between.
         drop(output);
         for (index, (info, var)) in self.infos.iter().zip(&self.vars).enumerate().rev() {
@@ -172,6 +186,11 @@ impl<M: Module + Send> Params for CandleBlock<M> {
 }
 
 impl<M> CandleBlock<M> {
+    /// The parameters' names and variables.
+    pub(crate) fn variables(&self) -> impl Iterator<Item = (&str, &Var)> {
+        self.infos.iter().map(|info| info.name.as_str()).zip(&self.vars)
+    }
+
     fn parameter(&self, index: usize) -> Result<(&ParamInfo, &Var), CandleError> {
         self.infos.get(index).zip(self.vars.get(index)).ok_or_else(|| CandleError::UnknownName {
             block: self.name.clone(),

@@ -61,6 +61,19 @@ pub enum CandleError {
         /// The block.
         block: String,
     },
+    /// A gradient reaches a variable that is not among the block's own, and would be lost.
+    ///
+    /// List the variable, also if another block lists it; [freeze](crate::CandleBlock::freeze) it if it is not to
+    /// be trained, or let the module use it detached. A loss has no parameters: its variables must be detached.
+    #[error(
+        "block {block} uses a variable of shape {shape:?} that it does not list: its gradient would be lost"
+    )]
+    UnlistedVariable {
+        /// The block.
+        block: String,
+        /// The shape of the variable, which has no name.
+        shape: Shape,
+    },
     /// The gradient of a block's output does not look like the output.
     #[error("block {block}: the output is {output:?}, its gradient {gradient:?}")]
     OutputGradient {

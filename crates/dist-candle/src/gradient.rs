@@ -1,7 +1,9 @@
 //! Backward passes that begin at a given gradient instead of at a loss.
 
+use std::collections::HashSet;
+
 use candle_core::backprop::GradStore;
-use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, Var};
+use candle_core::{CpuStorage, CustomOp1, DType, Layout, Shape, Tensor, TensorId, Var};
 
 use crate::CandleError;
 
@@ -28,7 +30,8 @@ pub fn backward_from(output: &Tensor, gradient: Tensor) -> candle_core::Result<G
 /// ```
 ///
 /// # Errors
-/// If `loss` fails, does not give a single number, or has no gradient.
+/// If `loss` fails, does not give a single number, or has no gradient; or if it uses a variable, whose gradient
+/// would be lost: parameters belong into blocks.
 pub fn loss_and_gradient(
     output: &Tensor,
     loss: impl FnOnce(&Tensor) -> candle_core::Result<Tensor>,
@@ -40,10 +43,27 @@ pub fn loss_and_gradient(
         return Err(CandleError::Loss { shape: loss.shape().clone() });
     }
     let mut gradients = loss.backward().map_err(failed)?;
+    if let Some(shape) = stray_variable(&loss, &gradients, [&output]) {
+        return Err(CandleError::UnlistedVariable { block: "loss".to_owned(), shape });
+    }
     let gradient = gradients.remove(&output);
     let gradient = gradient.ok_or_else(|| CandleError::NoInputGradient { block: "loss".to_owned() })?;
     let value = loss.flatten_all().and_then(|loss| loss.get(0)?.to_dtype(DType::F32)?.to_scalar());
     Ok((value.map_err(failed)?, gradient))
+}
+
+/// The shape of a variable that is not among `own` and has a gradient from a backward pass that began at `from`.
+///
+/// The store of gradients alone does not tell: candle also leaves those of constant operands in it.
+pub(crate) fn stray_variable<'a>(
+    from: &Tensor,
+    gradients: &GradStore,
+    own: impl IntoIterator<Item = &'a Var>,
+) -> Option<Shape> {
+    let own: HashSet<TensorId> = own.into_iter().map(|var| var.id()).collect();
+    let is_stray =
+        |node: &&Tensor| node.is_variable() && !own.contains(&node.id()) && gradients.get(node).is_some();
+    from.sorted_nodes().into_iter().find(is_stray).map(|stray| stray.shape().clone())
 }
 
 /// A number that depends on a tensor with a given gradient: what a backward pass can begin from. Cheaper and more

@@ -3,8 +3,10 @@
 mod block;
 mod error;
 mod gradient;
+mod sequence;
 mod slices;
 
 pub use block::CandleBlock;
 pub use error::CandleError;
 pub use gradient::{backward_from, loss_and_gradient};
+pub use sequence::SequenceBuilder;

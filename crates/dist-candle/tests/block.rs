@@ -4,10 +4,14 @@ mod small_model;
 
 use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
-use dist_candle::{CandleBlock, CandleError, loss_and_gradient};
-use dist_parallel::{Block, Params, Sequence, Values, ValuesMut};
+use dist_candle::{CandleBlock, CandleError, SequenceBuilder, backward_from, loss_and_gradient};
+use dist_collectives::Communicator;
+use dist_parallel::{
+    AdamW, AdamWOptions, Block, Ddp, DdpOptions, Error, Params, Sequence, Values, ValuesMut,
+};
+use dist_transport::sim;
 use rstest::rstest;
-use small_model::{WIDTH, ids, loss, model, parts, var};
+use small_model::{VOCABULARY, WIDTH, ids, loss, model, parts, var};
 
 fn bits(values: Values<'_>) -> Vec<u32> {
     let Values::F32(values) = values else { panic!("{values:?}") };
@@ -177,6 +181,163 @@ fn an_operation_without_a_backward_pass_is_an_error_and_not_a_missing_gradient()
     let (output, saved) = block.forward(var(&[2, WIDTH], 3).as_tensor().clone()).unwrap();
     let error = block.backward(saved, output.ones_like().unwrap(), &mut |_, _| Ok(())).unwrap_err();
     assert!(error.to_string().contains("block norm: no gradient reaches the input"), "{error}");
+}
+
+type Uses = fn(&Tensor, &Var) -> candle_core::Result<Tensor>;
+
+/// The backward pass of a block with one parameter and a module that also uses a variable or constant of its own.
+fn backward_with(foreign: Var, uses: Uses) -> Result<Vec<usize>, String> {
+    let own = var(&[WIDTH], 1);
+    let gain = own.as_tensor().clone();
+    let module = move |x: &Tensor| uses(&x.broadcast_mul(&gain)?, &foreign);
+    let mut block = CandleBlock::new("odd", [("gain", own)], module).expect("a valid block");
+    let (output, saved) = block.forward(var(&[2, WIDTH], 3).as_tensor().clone()).expect("shapes that fit");
+    let mut reported = Vec::new();
+    let mut ready = |index: usize, _: Values<'_>| {
+        reported.push(index);
+        Ok(())
+    };
+    let result = block.backward(saved, output.ones_like().expect("a tensor in memory"), &mut ready);
+    match result {
+        Ok(of_input) => assert!(of_input.is_some()),
+        Err(error) => {
+            assert!(matches!(error.downcast_ref(), Some(CandleError::UnlistedVariable { .. })), "{error}");
+            assert!(reported.is_empty(), "the error comes before any gradient leaves the block");
+            return Err(error.to_string());
+        }
+    }
+    Ok(reported)
+}
+
+#[test]
+fn a_variable_that_the_block_does_not_list_is_an_error_and_not_a_lost_gradient() {
+    let cases: [(&str, Uses); 6] = [
+        ("an operand", |x, var| x * var.as_tensor()),
+        ("one row", |x, var| x.broadcast_add(&var.get(0)?)),
+        ("transposed", |x, var| x.matmul(&var.t()?)),
+        ("converted", |x, var| x + var.to_dtype(DType::F64)?.sqr()?.to_dtype(DType::F32)?),
+        ("concatenated", |x, var| Tensor::cat(&[x, var], 0)),
+        ("selected", |x, var| x.ge(0.0)?.where_cond(x, var)),
+    ];
+    for (case, uses) in cases {
+        let error = backward_with(var(&[2, WIDTH], 2), uses).expect_err(case);
+        let expected =
+            "block odd uses a variable of shape [2, 6] that it does not list: its gradient would be lost";
+        assert_eq!(error, expected, "{case}");
+    }
+}
+
+#[test]
+fn constants_masks_and_detached_variables_raise_no_false_alarm() {
+    let cases: [(&str, Uses); 11] = [
+        ("detached", |x, var| x * var.as_detached_tensor()),
+        ("a view, detached", |x, var| x.matmul(&var.t()?.detach())),
+        ("a constant", |x, var| x * Tensor::ones_like(var)?),
+        ("a copy", |x, var| x + var.detach().copy()?),
+        ("a computed constant", |x, _| x.broadcast_add(&Tensor::arange(0f32, 6.0, x.device())?.sqr()?)),
+        ("a mask", |x, var| x.ge(0.0)?.where_cond(x, &var.zeros_like()?)),
+        ("an added mask", |x, _| x.broadcast_add(&Tensor::new(f32::NEG_INFINITY, x.device())?)?.exp()),
+        ("a mask of zeros and ones", |x, _| {
+            x * Tensor::rand(0f32, 1.0, x.shape(), x.device())?.ge(0.5)?.to_dtype(DType::F32)?
+        }),
+        ("numbers of rows", |x, _| x.index_select(&Tensor::new(&[1u32, 0, 1], x.device())?, 0)),
+        ("compared with", |x, var| x * x.ge(var.as_tensor())?.to_dtype(DType::F32)?),
+        ("the place of its maximum", |x, var| x.index_select(&var.argmax(1)?, 1)),
+    ];
+    for (case, uses) in cases {
+        assert_eq!(backward_with(var(&[2, WIDTH], 2), uses), Ok(vec![0]), "{case}");
+    }
+}
+
+#[test]
+fn candle_also_stores_gradients_of_constants() {
+    let (x, constant) = (var(&[3], 1), var(&[3], 2).detach());
+    let output = (x.as_tensor() * &constant).unwrap();
+    let gradients = backward_from(&output, output.ones_like().unwrap()).unwrap();
+    assert_eq!(gradients.get_ids().count(), 2, "or the block could ask the store alone");
+}
+
+#[test]
+fn a_head_tied_to_the_variable_of_another_block_must_list_it() {
+    let map = VarMap::new();
+    let builder = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu);
+    let embed = candle_nn::embedding(VOCABULARY, WIDTH, builder.pp("embed")).unwrap();
+    let norm = builder.pp("head").get_with_hints(WIDTH, "gain", candle_nn::init::ONE).unwrap();
+    let table = embed.embeddings().clone();
+    let head =
+        move |x: &Tensor| candle_nn::Linear::new(table.clone(), None).forward(&x.broadcast_mul(&norm)?);
+    let mut block = CandleBlock::from_var_map("head", &map, head).unwrap();
+    let (output, saved) = block.forward(var(&[2, WIDTH], 3).as_tensor().clone()).unwrap();
+    let error = block.backward(saved, output.ones_like().unwrap(), &mut |_, _| Ok(())).unwrap_err();
+    let error = error.downcast_ref().expect("the crate's own error");
+    assert!(matches!(error, CandleError::UnlistedVariable { block, shape }
+        if block == "head" && shape.dims() == [VOCABULARY, WIDTH]));
+}
+
+#[test]
+fn a_loss_may_use_constants_but_no_variables() {
+    let (output, weight) = (var(&[3], 1), var(&[3], 2));
+    let weighted = |weight: &Tensor| loss_and_gradient(&output, |output| (output * weight)?.sum_all());
+    let error = weighted(&weight).unwrap_err();
+    assert!(matches!(&error, CandleError::UnlistedVariable { block, .. } if block == "loss"), "{error}");
+    let (_, gradient) = weighted(&weight.as_detached_tensor()).unwrap();
+    assert_eq!(gradient.to_vec1::<f32>().unwrap(), weight.to_vec1::<f32>().unwrap());
+}
+
+/// An embedding, and a head with the embedding's table for its weight.
+fn tied_blocks(table: &Var) -> (CandleBlock<candle_nn::Embedding>, CandleBlock<candle_nn::Linear>) {
+    let embed = candle_nn::Embedding::new(table.as_tensor().clone(), WIDTH);
+    let head = candle_nn::Linear::new(table.as_tensor().clone(), None);
+    let embed = CandleBlock::new("embed", [("weight", table.clone())], embed).expect("a valid block");
+    let names = ["weight", "again"].map(|name| (name, table.clone()));
+    (embed, CandleBlock::new("head", names, head).expect("a valid block"))
+}
+
+#[test]
+fn a_variable_of_two_blocks_is_updated_once_with_the_sum_of_its_gradients() {
+    const RATE: f32 = 0.5;
+    let flat = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    let table = || var(&[VOCABULARY, WIDTH], 1);
+    let expected: Vec<f32> = {
+        let table = table();
+        let hidden = candle_nn::Embedding::new(table.as_tensor().clone(), WIDTH).forward(&ids(0)).unwrap();
+        let output = candle_nn::Linear::new(table.as_tensor().clone(), None).forward(&hidden).unwrap();
+        let gradients = loss(&output, 0).unwrap().backward().unwrap();
+        let gradient = flat(gradients.get(&table).unwrap());
+        // The first step of AdamW, which an update with each block's part would take twice.
+        flat(&table).iter().zip(gradient).map(|(value, g)| value - RATE * g / (g.abs() + 1e-8)).collect()
+    };
+    let outcome = sim::run(0, 1, move |transport| {
+        let (embed, head) = tied_blocks(&table());
+        let model = SequenceBuilder::new().block(embed).block(head).build().unwrap();
+        let ties: Vec<_> = model.infos().iter().map(|info| info.same_as).collect();
+        assert_eq!(ties, [None, Some(0), Some(0)]);
+        let mut ddp = Ddp::new(Communicator::new(transport), model, DdpOptions::default()).unwrap();
+        let loss = |output: Tensor| loss_and_gradient(&output, |output| loss(output, 0)).map_err(Into::into);
+        ddp.step(1, |_| Ok((ids(0), loss))).unwrap();
+        let options =
+            AdamWOptions { learning_rate: RATE.into(), weight_decay: 0.0, ..AdamWOptions::default() };
+        ddp.update(&mut AdamW::new(options).unwrap()).unwrap();
+        let mut got = Vec::new();
+        ddp.model().read(2, &mut |values| got = bits(values)).unwrap();
+        got.into_iter().map(f32::from_bits).collect::<Vec<_>>()
+    });
+    for (got, expected) in outcome.results[0].iter().zip(&expected) {
+        assert!((got - expected).abs() < 1e-3, "{got} is not {expected}");
+    }
+    assert_eq!(outcome.results[0].len(), expected.len());
+}
+
+#[test]
+fn a_variable_that_one_block_trains_and_another_has_frozen_is_refused_with_both_names() {
+    let (embed, head) = tied_blocks(&var(&[VOCABULARY, WIDTH], 1));
+    let head = head.freeze("head.again").unwrap();
+    let error = SequenceBuilder::new().block(embed).block(head).build().unwrap_err();
+    assert!(
+        matches!(&error, Error::CannotTie { name, same_as, .. }
+        if name == "head.again" && same_as == "embed.weight"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -1,0 +1,77 @@
+//! Candle blocks one after another, with the variables that they share.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fmt;
+
+use candle_core::{Module, Tensor, TensorId};
+use dist_parallel::{Block, Sequence};
+
+use crate::CandleBlock;
+
+/// Makes a [`Sequence`] of [`CandleBlock`]s in which a variable is one parameter, however many blocks list it.
+///
+/// ```
+/// use candle_core::{DType, Device, Module, Tensor, Var};
+/// use candle_nn::{Embedding, Linear};
+/// use dist_candle::{CandleBlock, SequenceBuilder};
+/// use dist_parallel::Params;
+///
+/// let table = Var::rand(-1f32, 1.0, (256, 16), &Device::Cpu)?;
+/// let embed = Embedding::new(table.as_tensor().clone(), 16);
+/// let head = Linear::new(table.as_tensor().clone(), None);
+/// let model = SequenceBuilder::new()
+///     .block(CandleBlock::new("embed", [("weight", table.clone())], embed)?)
+///     .block(CandleBlock::new("head", [("weight", table)], head)?)
+///     .build()?;
+/// assert_eq!(model.infos()[1].same_as, Some(0));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Default)]
+#[must_use]
+pub struct SequenceBuilder {
+    blocks: Vec<Box<dyn Block<Tensor>>>,
+    /// Of every variable, the name that it had first.
+    first_names: HashMap<TensorId, String>,
+    /// Each further name of a variable, and its first.
+    ties: Vec<(String, String)>,
+}
+
+impl SequenceBuilder {
+    /// A sequence without blocks.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The same sequence with `block` after its last one.
+    pub fn block<M: Module + Send + 'static>(mut self, block: CandleBlock<M>) -> Self {
+        for (name, var) in block.variables() {
+            match self.first_names.entry(var.id()) {
+                Entry::Occupied(first) => self.ties.push((name.to_owned(), first.get().clone())),
+                Entry::Vacant(first) => _ = first.insert(name.to_owned()),
+            }
+        }
+        self.blocks.push(Box::new(block));
+        self
+    }
+
+    /// The sequence, with each variable's further names tied to its first.
+    ///
+    /// # Errors
+    /// If two parameters have the same name, or if one block trains a variable that another has frozen.
+    pub fn build(self) -> dist_parallel::Result<Sequence<Tensor>> {
+        let mut sequence = Sequence::new(self.blocks)?;
+        // Backwards, so that no parameter is ever tied to one that is tied itself: a block may already have tied
+        // two names of its own.
+        for (name, first) in self.ties.iter().rev() {
+            sequence.tie(name, first)?;
+        }
+        Ok(sequence)
+    }
+}
+
+impl fmt::Debug for SequenceBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SequenceBuilder({} blocks, {} variables)", self.blocks.len(), self.first_names.len())
+    }
+}
