@@ -270,3 +270,25 @@ fn a_peer_in_another_call_is_reported_on_every_rank() {
     });
     assert_eq!(aborts, [3; 4]);
 }
+
+#[test]
+fn ranks_that_came_learn_who_is_missing_also_when_the_host_of_the_coordinator_gives_up_first() {
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let runtime = Runtime::system();
+    let join = |rank, timeout| {
+        let config = Config::new(rank, 3, &address).unwrap().with_timeout(timeout);
+        runtime.spawn("rank", move || TcpTransport::join(&config).unwrap_err()).unwrap()
+    };
+    let (host, other) = (join(0, Duration::from_millis(1500)), join(1, LONG));
+    for error in [host.join().unwrap(), other.join().unwrap()] {
+        // The host may give up before the other has come.
+        assert!(matches!(&error, Error::Missing { missing, .. } if missing.ends_with(&[2])), "{error:?}");
+    }
+}
+
+#[test]
+fn more_ranks_than_half_open_connections_may_come_at_once() {
+    let job = Job::new(150);
+    let words = job.run(|mut transport| pass_round(&mut transport, 5, LONG).unwrap());
+    assert_eq!(words, [5; 150]);
+}

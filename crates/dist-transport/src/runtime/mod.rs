@@ -32,9 +32,10 @@ impl Deadline {
         self.expires.saturating_sub(self.started)
     }
 
-    /// Whether it expires before another deadline of the same clock.
-    pub fn is_before(&self, other: Self) -> bool {
-        self.expires < other.expires
+    /// The one of two deadlines of the same clock that expires first.
+    #[must_use]
+    pub fn earlier(self, other: Self) -> Self {
+        if other.expires < self.expires { other } else { self }
     }
 }
 

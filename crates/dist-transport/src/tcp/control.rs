@@ -29,6 +29,8 @@ pub(super) enum Frame {
     Abort(Abort),
     /// The rank leaves in order.
     Goodbye,
+    /// A rank has left in order.
+    Left { rank: u32 },
     /// The rank has been waiting for a while on this channel, in the second of these calls, its last two.
     Waiting { channel: ChannelId, calls: [Fingerprint; 2] },
 }
@@ -67,6 +69,9 @@ impl Frame {
             Self::Goodbye => {
                 frame.number(8_u32);
             }
+            Self::Left { rank } => {
+                frame.number(10_u32).number(rank);
+            }
             Self::Waiting { channel, calls: [before, now] } => {
                 frame.number(9_u32).bytes(&channel.get().to_le_bytes()).bytes(&before.0).bytes(&now.0);
             }
@@ -98,6 +103,7 @@ impl Frame {
                 let channel = ChannelId::from_number(u64::from_le_bytes(frame.bytes()));
                 Self::Waiting { channel, calls: [Fingerprint(frame.bytes()), Fingerprint(frame.bytes())] }
             }
+            10 => Self::Left { rank: frame.number() },
             _ => return None,
         })
     }
@@ -277,6 +283,7 @@ mod tests {
             Frame::Abort(abort),
             Frame::Abort(Abort { cause: Cause::Silent, ..abort }),
             Frame::Goodbye,
+            Frame::Left { rank: 5 },
             Frame::Waiting {
                 channel: ChannelId::WORLD.child(3, &[0]),
                 calls: [abort.call, Fingerprint::NONE],

@@ -18,6 +18,12 @@ use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Fingerprint, Res
 /// The number by which the coordinator is connected to.
 pub(super) const COORDINATOR: u32 = u32::MAX;
 
+/// How long the coordinator of an aborted job outlives the rank that hosts it.
+const FAREWELL_LIMIT: Duration = Duration::from_secs(1);
+
+/// How long one that has proven to belong to the job may take to join it.
+const JOIN_LIMIT: Duration = Duration::from_secs(2);
+
 /// How long before a rank's patience ends it is told who is missing, at the most.
 const ANSWER_MARGIN_MAX: Duration = Duration::from_millis(100);
 
@@ -86,10 +92,16 @@ impl Coordinator {
         *lock(&self.verdict)
     }
 
-    /// Serves until every rank has left or is gone.
-    pub(super) fn linger(mut self) {
-        if let Some(task) = self.task.take() {
-            let _ = task.join();
+    /// Serves until every rank has left or is gone; after an abort only until they should have heard of it.
+    pub(super) fn linger(mut self, runtime: &Runtime) {
+        let mut patience = runtime.deadline(FAREWELL_LIMIT);
+        while let Some(task) = self.task.take() {
+            self.task = task.join_by(runtime.deadline(FAREWELL_LIMIT / 10)).err();
+            if self.aborted().is_none() {
+                patience = runtime.deadline(FAREWELL_LIMIT);
+            } else if runtime.expired(patience) {
+                return;
+            }
         }
     }
 }
@@ -107,7 +119,7 @@ impl Drop for Coordinator {
 struct Meeting {
     gate: Gate,
     /// Those who have proven that they belong to the job and have not said yet that they join.
-    arriving: Vec<(u32, Line)>,
+    arriving: Vec<(u32, Line, Deadline)>,
     places: Vec<Place>,
     started: bool,
     /// The first thing that went wrong.
@@ -154,19 +166,24 @@ impl Meeting {
             self.answer_the_impatient();
         }
         let over = self.started && self.places.iter().all(|place| matches!(place, Place::Left));
-        over || stop.rung()
+        let stopped = stop.rung();
+        if stopped && !self.started {
+            self.answer(|_| true);
+        }
+        over || stopped
     }
 
     fn wait(&self, stop: &Bell) -> io::Result<()> {
-        let mut watched = vec![stop.watch(), socket::watch(&self.gate.listener, PollFlags::IN)];
-        watched.extend(self.gate.half_open().iter().map(|knock| socket::watch(&knock.stream, PollFlags::IN)));
-        watched.extend(self.arriving.iter().map(|(_, line)| socket::watch(&line.stream, PollFlags::IN)));
+        let mut watched = vec![stop.watch()];
+        watched.extend(self.gate.watch());
+        watched.extend(self.arriving.iter().map(|(_, line, _)| socket::watch(&line.stream, PollFlags::IN)));
         watched.extend(self.members().map(|member| {
             let unsent = if member.line.unsent() { PollFlags::OUT } else { PollFlags::empty() };
             socket::watch(&member.line.stream, PollFlags::IN | unsent)
         }));
         let answers = self.members().filter_map(|member| member.answer_by);
-        let next = answers.chain([self.next_beat]).map(|deadline| self.runtime.remaining(deadline)).min();
+        let next = answers.chain([self.next_beat]).map(|deadline| self.runtime.remaining(deadline));
+        let next = next.chain(self.gate.look_again_in()).min();
         socket::poll(&mut watched, next.unwrap_or(BEAT)).map(drop)
     }
 
@@ -184,15 +201,16 @@ impl Meeting {
 
     fn admit(&mut self, stream: TcpStream, identity: Identity) {
         if identity.purpose == Purpose::Control && identity.to == COORDINATOR {
-            self.arriving.push((identity.from, Line::new(stream)));
+            self.arriving.push((identity.from, Line::new(stream), self.runtime.deadline(JOIN_LIMIT)));
         }
     }
 
     /// Hears those who have just arrived.
     fn welcome(&mut self) {
-        for (rank, mut line) in std::mem::take(&mut self.arriving) {
+        for (rank, mut line, deadline) in std::mem::take(&mut self.arriving) {
             match line.pull() {
-                Ok(None) => self.arriving.push((rank, line)),
+                Ok(None) if self.runtime.expired(deadline) => {}
+                Ok(None) => self.arriving.push((rank, line, deadline)),
                 Ok(Some(Frame::Join { world_size, address, patience_ms })) => {
                     self.join(rank, line, world_size, address, Duration::from_millis(patience_ms.into()));
                 }
@@ -253,11 +271,20 @@ impl Meeting {
                     member.waiting = Some((channel, calls));
                     self.compare(rank, channel, &calls);
                 }
-                Ok(Some(Frame::Goodbye)) => self.places[rank] = Place::Left,
+                Ok(Some(Frame::Goodbye)) => self.say_left(rank),
                 Ok(Some(_)) => self.lose(rank, Cause::Protocol),
                 Err(e) if e.kind() == io::ErrorKind::InvalidData => self.lose(rank, Cause::Protocol),
                 Err(_) => self.lose(rank, Cause::Died),
             }
+        }
+    }
+
+    /// Tells the others that a rank has left, for those who might wait for a connection of its.
+    fn say_left(&mut self, rank: usize) {
+        self.places[rank] = Place::Left;
+        let rank = u32::try_from(rank).expect("checked when the coordinator was started");
+        for member in self.members_mut() {
+            let _ = member.line.push(Frame::Left { rank });
         }
     }
 
@@ -329,11 +356,17 @@ impl Meeting {
         if self.runtime.expired(self.next_beat) {
             self.next_beat = self.runtime.deadline(BEAT);
         }
+        let runtime = self.runtime.clone();
+        self.answer(|member| member.answer_by.is_some_and(|deadline| runtime.expired(deadline)));
+    }
+
+    /// Tells some of those who have come who has not.
+    fn answer(&mut self, to_whom: impl Fn(&Member) -> bool) {
         let empty = (0..).zip(&self.places).filter(|(_, place)| matches!(place, Place::Empty));
         let missing: Vec<u32> = empty.map(|(rank, _)| rank).collect();
-        let (refused, runtime) = (self.gate.refused(), self.runtime.clone());
+        let refused = self.gate.refused();
         for member in self.members_mut() {
-            if member.answer_by.is_some_and(|deadline| runtime.expired(deadline)) {
+            if to_whom(member) {
                 member.answer_by = None;
                 for &rank in &missing {
                     let _ = member.line.push(Frame::Missing { rank, refused });

@@ -1,11 +1,14 @@
 //! Where strangers knock: accepts connections and lets in those that prove that they belong to the job.
 //!
-//! Nothing here waits: a stranger that says nothing costs a place among the half-open connections for two
-//! seconds, and the newest knock takes the oldest place when all are taken.
+//! Nothing here waits: a stranger that says nothing costs a place among the half-open connections for two seconds.
+//! When all places are taken, those who knock next wait in the listener's queue until a place is free or the oldest
+//! has had its for longer than any handshake of ours takes.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags};
 
 use crate::auth::{HELLO_BYTES, Identity, Key, PROOF_BYTES, Responder};
 use crate::tcp::socket;
@@ -13,21 +16,29 @@ use crate::{Deadline, Runtime};
 
 const HALF_OPEN_MAX: usize = 64;
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(2);
+/// How long a handshake has its place for certain: any of ours is over by then.
+const PLACE_LIMIT: Duration = Duration::from_millis(200);
+/// How long to wait when the system has no more descriptors.
+const EXHAUSTED_LIMIT: Duration = Duration::from_millis(100);
+/// How soon to look again while no connection can be accepted.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 pub(super) struct Gate {
-    pub(super) listener: TcpListener,
+    listener: TcpListener,
     key: Key,
     epoch: u32,
     runtime: Runtime,
     half_open: Vec<HalfOpen>,
+    /// Until when no connection can be accepted because the system has no more descriptors.
+    exhausted: Option<Deadline>,
     refused: u64,
 }
 
 /// A connection in the middle of its handshake.
 #[derive(Debug)]
-pub(super) struct HalfOpen {
-    pub(super) stream: TcpStream,
+struct HalfOpen {
+    stream: TcpStream,
     deadline: Deadline,
     hello: [u8; HELLO_BYTES],
     proof: [u8; PROOF_BYTES],
@@ -46,7 +57,7 @@ enum Progress {
 impl Gate {
     /// A gate behind a non-blocking listener.
     pub(super) fn new(listener: TcpListener, key: Key, epoch: u32, runtime: Runtime) -> Self {
-        Self { listener, key, epoch, runtime, half_open: Vec::new(), refused: 0 }
+        Self { listener, key, epoch, runtime, half_open: Vec::new(), exhausted: None, refused: 0 }
     }
 
     /// How many connections have been refused so far.
@@ -54,32 +65,57 @@ impl Gate {
         self.refused
     }
 
-    /// The connections that are to be watched beside the listener.
-    pub(super) fn half_open(&self) -> &[HalfOpen] {
-        &self.half_open
+    /// What is to be watched: handshakes, and the listener while there is room for more.
+    pub(super) fn watch(&self) -> impl Iterator<Item = PollFd<'_>> {
+        let listener = self.has_room().then(|| socket::watch(&self.listener, PollFlags::IN));
+        let half_open = self.half_open.iter().map(|knock| socket::watch(&knock.stream, PollFlags::IN));
+        listener.into_iter().chain(half_open)
+    }
+
+    /// How soon to look again although nothing that is watched has happened, if that is so.
+    pub(super) fn look_again_in(&self) -> Option<Duration> {
+        (!self.has_room()).then_some(LOOK_AGAIN)
     }
 
     /// Takes every handshake as far as it goes without waiting, and returns those who have proven themselves.
     pub(super) fn advance(&mut self) -> Vec<(TcpStream, Identity)> {
-        self.accept();
         let mut admitted = Vec::new();
-        for mut knock in std::mem::take(&mut self.half_open) {
-            match self.progress(&mut knock) {
-                Progress::Waiting => self.half_open.push(knock),
-                Progress::Done(identity) => admitted.push((knock.stream, identity)),
-                Progress::Refused => {
-                    self.refused += 1;
-                    tracing::debug!(peer = ?knock.stream.peer_addr().ok(), "refused a connection");
+        loop {
+            let accepted = self.accept();
+            for mut knock in std::mem::take(&mut self.half_open) {
+                match self.progress(&mut knock) {
+                    Progress::Waiting => self.half_open.push(knock),
+                    Progress::Done(identity) => admitted.push((knock.stream, identity)),
+                    Progress::Refused => {
+                        self.refused += 1;
+                        tracing::debug!(peer = ?knock.stream.peer_addr().ok(), "refused a connection");
+                    }
                 }
             }
+            if !accepted {
+                return admitted;
+            }
         }
-        admitted
     }
 
-    fn accept(&mut self) {
-        loop {
+    /// Whether another connection can be accepted: there is a place, or the oldest has had its for long enough.
+    fn has_room(&self) -> bool {
+        let room = match self.half_open.first() {
+            Some(oldest) if self.half_open.len() >= HALF_OPEN_MAX => {
+                self.runtime.elapsed(oldest.deadline) > PLACE_LIMIT
+            }
+            _ => true,
+        };
+        room && self.exhausted.is_none_or(|until| self.runtime.expired(until))
+    }
+
+    /// Accepts as many connections as there is room for; `true` if there were any.
+    fn accept(&mut self) -> bool {
+        let mut accepted = false;
+        while self.has_room() {
             match self.listener.accept() {
                 Ok((stream, _)) => {
+                    accepted = true;
                     if socket::prepare(&stream).is_err() {
                         continue;
                     }
@@ -96,15 +132,16 @@ impl Gate {
                         responder: None,
                     });
                 }
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
                 // A connection that failed before it was accepted is no failure of ours.
                 Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
                 Err(e) => {
                     tracing::warn!(error = %e, "cannot accept connections for now");
-                    return;
+                    self.exhausted = Some(self.runtime.deadline(EXHAUSTED_LIMIT));
                 }
             }
         }
+        accepted
     }
 
     fn progress(&self, knock: &mut HalfOpen) -> Progress {

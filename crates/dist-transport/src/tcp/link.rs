@@ -134,6 +134,12 @@ impl Inbound {
         self.filled == HEADER_BYTES && self.delivered == self.length
     }
 
+    /// Whether more can be read now: not while all of the scratch holds what may not be delivered yet.
+    pub(super) fn wants_more(&self, scratch: &Scratch) -> bool {
+        let missing = self.filled < HEADER_BYTES || self.received < self.length;
+        missing && scratch.end - scratch.start < SCRATCH_BYTES
+    }
+
     /// Receives straight into `memory`, which is as long as the message; `true` if something came.
     pub(super) fn pull_into(&mut self, stream: &TcpStream, memory: &mut [u8]) -> Result<bool, Fault> {
         let received = self.received;

@@ -2,8 +2,8 @@
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crossbeam::queue::SegQueue;
@@ -18,8 +18,12 @@ use crate::tcp::session::{Arrivals, Bell, Membership, Session, Verdict, Watch, t
 use crate::tcp::socket;
 use crate::{Activity, Deadline, Error, Result, Runtime};
 
-/// How long to wait before another try when the coordinator is not there yet.
+/// How long to wait before another try when the coordinator is not there yet, or the other side hangs up.
 const RETRY: Duration = Duration::from_millis(20);
+
+/// How often the other side may hang up before it counts as a refusal: it does so to strangers, but also when too
+/// many knock at once.
+const HANG_UPS_MAX: u32 = 5;
 
 /// Meets the other ranks of the job. A world of one has nobody to meet and opens no socket.
 pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
@@ -34,6 +38,7 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
             peers,
             verdict: Verdict::new()?,
             arrivals: Arrivals::default(),
+            left: Mutex::default(),
             outgoing: SegQueue::new(),
             closing: AtomicBool::new(false),
             service_bell: Bell::new()?,
@@ -72,11 +77,15 @@ fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: De
     let from = number(config.rank.index())?;
     let identity = Identity { epoch: config.epoch, from, to: COORDINATOR, purpose: Purpose::Control };
     let watch = Watch { runtime, verdict: None, deadline };
+    let mut hang_ups = 0;
     loop {
         let mut failure = None;
         for address in socket::resolve(&config.coordinator)? {
             match connect(address, watch) {
-                Ok(stream) => return greet(stream, key, identity, watch),
+                Ok(stream) => match greet(stream, key, identity, watch)? {
+                    Some(stream) => return Ok(stream),
+                    None => count_hang_up(&mut hang_ups, identity, address)?,
+                },
                 Err(e) => failure = Some(e),
             }
         }
@@ -95,38 +104,60 @@ fn connect(address: SocketAddr, watch: Watch<'_>) -> io::Result<TcpStream> {
     stream.take_error()?.map_or(Ok(stream), Err)
 }
 
-/// Proves to the other side of a new connection that this process belongs to the job, and checks its proof.
-fn greet(stream: TcpStream, key: &Key, identity: Identity, watch: Watch<'_>) -> Result<TcpStream> {
-    let activity =
-        if identity.purpose == Purpose::Control { Activity::Rendezvous } else { Activity::Connect };
+/// Proves to the other side of a new connection that this process belongs to the job, and checks its proof. `None`
+/// if the other side hangs up.
+fn greet(stream: TcpStream, key: &Key, identity: Identity, watch: Watch<'_>) -> Result<Option<TcpStream>> {
+    let activity = activity_of(identity);
     let address = stream.peer_addr().map_or_else(|e| e.to_string(), |address| address.to_string());
-    let refused = || Error::Refused { activity, address: address.clone() };
     let initiator = Initiator::new(key.clone(), identity)?;
-    let failed = |source: io::Error| match source.kind() {
-        io::ErrorKind::TimedOut => {
-            Error::Address { activity, action: "shake hands with", address: address.clone(), source }
-        }
-        _ => refused(),
-    };
     let mut challenge = [0; CHALLENGE_BYTES];
-    write_all(&stream, initiator.hello()).map_err(failed)?;
-    read_exact(&stream, &mut challenge, watch).map_err(failed)?;
-    let proof = initiator.answer(&challenge).ok_or_else(refused)?;
-    write_all(&stream, &proof).map_err(failed)?;
-    Ok(stream)
+    let heard = write_all(&stream, initiator.hello())
+        .and_then(|()| read_exact(&stream, &mut challenge, watch))
+        .map(|()| initiator.answer(&challenge));
+    match heard {
+        Ok(None) => Err(Error::Refused { activity, address }),
+        Ok(Some(proof)) => Ok(write_all(&stream, &proof).is_ok().then_some(stream)),
+        Err(source) if matches!(source.kind(), io::ErrorKind::TimedOut | io::ErrorKind::Interrupted) => {
+            Err(Error::Address { activity, action: "shake hands with", address, source })
+        }
+        Err(_) => Ok(None),
+    }
+}
+
+const fn activity_of(identity: Identity) -> Activity {
+    match identity.purpose {
+        Purpose::Control => Activity::Rendezvous,
+        Purpose::Data(_) => Activity::Connect,
+    }
+}
+
+/// Once more: one that hangs up too often does not want us.
+fn count_hang_up(hang_ups: &mut u32, identity: Identity, address: SocketAddr) -> Result<()> {
+    *hang_ups += 1;
+    if *hang_ups < HANG_UPS_MAX {
+        return Ok(());
+    }
+    Err(Error::Refused { activity: activity_of(identity), address: address.to_string() })
 }
 
 /// Opens a proven connection to a peer.
 pub(super) fn dial(session: &Session, identity: Identity, deadline: Deadline) -> Result<TcpStream> {
     let address = session.peers[identity.to as usize];
     let watch = Watch { runtime: &session.runtime, verdict: Some(&session.verdict), deadline };
-    let stream = connect(address, watch).map_err(|source| Error::Address {
-        activity: Activity::Connect,
-        action: "connect to",
-        address: address.to_string(),
-        source,
-    })?;
-    greet(stream, &session.key, identity, watch)
+    let mut hang_ups = 0;
+    loop {
+        let stream = connect(address, watch).map_err(|source| Error::Address {
+            activity: Activity::Connect,
+            action: "connect to",
+            address: address.to_string(),
+            source,
+        })?;
+        if let Some(stream) = greet(stream, &session.key, identity, watch)? {
+            return Ok(stream);
+        }
+        count_hang_up(&mut hang_ups, identity, address)?;
+        session.runtime.park(Some(session.runtime.deadline(RETRY)));
+    }
 }
 
 /// Says where this rank listens, and hears where the others do.

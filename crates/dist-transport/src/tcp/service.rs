@@ -1,7 +1,7 @@
 //! The service thread of a process: handshakes of those who connect, signs of life, and the abort.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -10,7 +10,7 @@ use rustix::event::PollFlags;
 use crate::auth::{Identity, Purpose};
 use crate::tcp::control::{Frame, Line};
 use crate::tcp::gate::Gate;
-use crate::tcp::session::Session;
+use crate::tcp::session::{GOODBYE_LIMIT, Session};
 use crate::tcp::{BEAT, LIVENESS, socket};
 use crate::{Abort, Cause, Deadline, Fingerprint};
 
@@ -25,6 +25,8 @@ pub(super) struct Service {
     silent_by: Deadline,
     /// Whether the coordinator is still there.
     connected: bool,
+    /// How long to wait for the coordinator to hang up, once the session is closing.
+    farewell: Option<Deadline>,
 }
 
 impl Service {
@@ -37,6 +39,7 @@ impl Service {
             last_look: runtime.deadline(BEAT),
             silent_by: runtime.deadline(LIVENESS),
             connected: true,
+            farewell: None,
             session,
         }
     }
@@ -55,21 +58,38 @@ impl Service {
             let closing = self.session.closing.load(Ordering::Acquire);
             self.speak();
             self.hear();
-            if closing && !(self.connected && self.line.unsent()) {
+            if closing && self.farewell_is_over() {
                 return;
             }
         }
     }
 
+    /// Whether the coordinator has heard everything. It hangs up when it hears the goodbye; to hang up first, with
+    /// something of its unread, could take away from it what it has not read.
+    fn farewell_is_over(&mut self) -> bool {
+        if !self.connected {
+            return true;
+        }
+        if self.farewell.is_none() && !self.line.unsent() {
+            // If the line is broken, the next look at it says so.
+            let _ = self.line.stream.shutdown(Shutdown::Write);
+        }
+        let runtime = &self.session.runtime;
+        let farewell = *self.farewell.get_or_insert_with(|| runtime.deadline(GOODBYE_LIMIT));
+        self.next_beat = self.next_beat.earlier(farewell);
+        runtime.expired(farewell)
+    }
+
     fn wait(&self) -> io::Result<()> {
-        let listener = socket::watch(&self.gate.listener, PollFlags::IN);
-        let mut watched = vec![self.session.service_bell.watch(), listener];
-        watched.extend(self.gate.half_open().iter().map(|knock| socket::watch(&knock.stream, PollFlags::IN)));
+        let mut watched = vec![self.session.service_bell.watch()];
+        watched.extend(self.gate.watch());
         if self.connected {
             let unsent = if self.line.unsent() { PollFlags::OUT } else { PollFlags::empty() };
             watched.push(socket::watch(&self.line.stream, PollFlags::IN | unsent));
         }
-        socket::poll(&mut watched, self.session.runtime.remaining(self.next_beat)).map(drop)
+        let next = self.session.runtime.remaining(self.next_beat);
+        let next = self.gate.look_again_in().map_or(next, |look| look.min(next));
+        socket::poll(&mut watched, next).map(drop)
     }
 
     /// Hands a proven connection to whoever will ask for it.
@@ -109,8 +129,10 @@ impl Service {
                 Ok(None) => break,
                 Ok(Some(frame)) => {
                     self.silent_by = runtime.deadline(LIVENESS);
-                    if let Frame::Abort(abort) = frame {
-                        self.session.verdict.decide(abort);
+                    match frame {
+                        Frame::Abort(abort) => self.session.verdict.decide(abort),
+                        Frame::Left { rank } => self.session.note_left(rank as usize),
+                        _ => {}
                     }
                 }
                 Err(_) => self.lose_coordinator(),

@@ -20,7 +20,10 @@ use crate::tcp::socket;
 use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Fingerprint, Rank, Result, Runtime};
 
 /// How long a leaving process waits for its goodbye to be sent.
-const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
+pub(super) const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
+
+/// How long after a rank's leaving a connection that it has opened may still arrive.
+const UNDER_WAY_LIMIT: Duration = Duration::from_millis(100);
 
 /// After how long a wait is told to the coordinator.
 pub(super) const WAITING_LIMIT: Duration = Duration::from_millis(100);
@@ -36,6 +39,8 @@ pub(super) struct Session {
     pub(super) peers: Vec<SocketAddr>,
     pub(super) verdict: Verdict,
     pub(super) arrivals: Arrivals,
+    /// Ranks that have left in order, and when that is old enough to be sure that nothing of theirs is under way.
+    pub(super) left: Mutex<HashMap<usize, Deadline>>,
     /// What the service thread is to say to the coordinator.
     pub(super) outgoing: SegQueue<Frame>,
     pub(super) closing: AtomicBool,
@@ -66,6 +71,17 @@ impl Session {
         self.service_bell.ring();
     }
 
+    /// Notes that a rank has left in order, and lets those look again who might wait for it.
+    pub(super) fn note_left(&self, rank: usize) {
+        lock(&self.left).insert(rank, self.runtime.deadline(UNDER_WAY_LIMIT));
+        self.verdict.look_again();
+    }
+
+    /// Whether a rank has left in order: when it will be sure, or was.
+    pub(super) fn left(&self, rank: usize) -> Option<Deadline> {
+        lock(&self.left).get(&rank).copied()
+    }
+
     /// Ends the job because of this process.
     pub(super) fn give_up(&self, call: Fingerprint) {
         let rank = self.rank.index();
@@ -85,7 +101,7 @@ impl Drop for Membership {
             let _ = service.join_by(self.session.runtime.deadline(GOODBYE_LIMIT));
         }
         if let Some(coordinator) = self.coordinator.take() {
-            coordinator.linger();
+            coordinator.linger(&self.session.runtime);
         }
     }
 }
@@ -200,6 +216,11 @@ impl Verdict {
     fn announce(&self) {
         self.reached.store(true, Ordering::Release);
         self.bell.ring();
+        self.look_again();
+    }
+
+    /// Wakes those who wait without a descriptor.
+    fn look_again(&self) {
         lock(&self.waiting).drain(..).for_each(|unparker| unparker.unpark());
     }
 }
@@ -212,7 +233,12 @@ impl Arrivals {
     /// Keeps a connection until it is asked for. A second one of the same peer and channel is dropped.
     pub(super) fn put(&self, channel: ChannelId, peer: usize, stream: TcpStream, verdict: &Verdict) {
         lock(&self.0).entry((channel, peer)).or_insert(stream);
-        lock(&verdict.waiting).drain(..).for_each(|unparker| unparker.unpark());
+        verdict.look_again();
+    }
+
+    /// Closes the connections of a channel that this process has left.
+    pub(super) fn forget(&self, channel: ChannelId) {
+        lock(&self.0).retain(|(of, _), _| *of != channel);
     }
 
     /// Waits for a peer's connection, in the second of these calls.
@@ -235,13 +261,17 @@ impl Arrivals {
             if let Some(abort) = session.verdict.get() {
                 return Err(Fault::Aborted(abort));
             }
+            let left = session.left(peer);
+            if left.is_some_and(|sure| runtime.expired(sure)) {
+                return Err(Fault::Goodbye);
+            }
             if runtime.expired(deadline) {
                 return Err(Fault::TimedOut);
             }
             if patience.take_if(|patience| runtime.expired(*patience)).is_some() {
                 session.tell_waiting(channel, calls);
             }
-            let until = patience.filter(|patience| patience.is_before(deadline)).unwrap_or(deadline);
+            let until = patience.into_iter().chain(left).fold(deadline, Deadline::earlier);
             runtime.park(Some(until));
         }
     }

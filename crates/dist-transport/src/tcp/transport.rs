@@ -49,11 +49,26 @@ struct Trouble {
     fault: Fault,
 }
 
-/// What a message still needs after it went as far as it goes without waiting.
-struct Pending {
-    moved: bool,
-    send: bool,
-    receive: bool,
+/// How an exchange stands after it went as far as it goes without waiting.
+enum Progress {
+    Done,
+    /// Something moved; there may be more.
+    Moved,
+    /// It waits until a connection takes more, or more has come, or for either.
+    Stuck {
+        send: bool,
+        receive: bool,
+    },
+}
+
+impl Progress {
+    const fn new(moved: bool, send: bool, receive: bool) -> Self {
+        match (moved, send, receive) {
+            (_, false, false) => Self::Done,
+            (true, ..) => Self::Moved,
+            (false, send, receive) => Self::Stuck { send, receive },
+        }
+    }
 }
 
 impl TcpTransport {
@@ -142,38 +157,40 @@ impl TcpTransport {
         &mut self,
         peers: [Option<usize>; 2],
         deadline: Deadline,
-        mut step: impl FnMut([Option<&TcpStream>; 2], &mut Scratch) -> Result<Pending, Trouble>,
+        mut step: impl FnMut([Option<&TcpStream>; 2], &mut Scratch) -> Result<Progress, Trouble>,
     ) -> Result<(), Trouble> {
         let session = &*self.membership.session;
         let links = peers.map(|peer| peer.and_then(|peer| self.links[peer].as_ref()));
         let mut wait = Wait::default();
         let mut told = false;
         loop {
-            let pending = step(links, &mut self.scratch)?;
-            if !pending.send && !pending.receive {
-                return Ok(());
-            }
-            if pending.moved {
-                wait = Wait::default();
-                continue;
-            }
-            let (activity, peer) = match peers {
-                [_, Some(from)] if pending.receive => (Activity::Receive, from),
-                [to, _] => (Activity::Send, to.unwrap_or_default()),
+            let progress = step(links, &mut self.scratch)?;
+            let (activity, peer) = match (&progress, peers) {
+                (Progress::Done, _) => return Ok(()),
+                (Progress::Stuck { receive: false, .. }, [Some(to), _]) | (_, [Some(to), None]) => {
+                    (Activity::Send, to)
+                }
+                (_, [_, from]) => (Activity::Receive, from.unwrap_or_default()),
             };
             let trouble = |fault| Trouble { activity, peer, fault };
             if let Some(abort) = session.verdict.get() {
                 return Err(trouble(Fault::Aborted(abort)));
             }
-            if self.patience.look_again(&mut wait, &session.runtime) {
-                continue;
-            }
             if session.runtime.expired(deadline) {
                 return Err(trouble(Fault::TimedOut));
             }
+            let Progress::Stuck { send, receive } = progress else {
+                wait = Wait::default();
+                continue;
+            };
+            if self.patience.look_again(&mut wait, &session.runtime) {
+                continue;
+            }
             let limit = session.runtime.remaining(deadline);
             let limit = if told { limit } else { limit.min(WAITING_LIMIT) };
-            let ready = sleep(session, links, &pending, limit).map_err(|e| trouble(Fault::Io(e)))?;
+            let [to, from] = links;
+            let stuck = [to.filter(|_| send), from.filter(|_| receive)];
+            let ready = sleep(session, stuck, limit).map_err(|e| trouble(Fault::Io(e)))?;
             if !ready && !told {
                 session.tell_waiting(self.channel, self.calls);
                 told = true;
@@ -194,6 +211,7 @@ impl TcpTransport {
         if let Some(abort) = reason {
             return Error::Aborted(abort);
         }
+        let left = self.session().left(self.members[peer]).is_some();
         let (cause, error) = match fault {
             Fault::Aborted(abort) => return Error::Aborted(abort),
             Fault::TimedOut => (Cause::TimedOut, timeout(self.runtime(), activity, peer, deadline)),
@@ -206,6 +224,11 @@ impl TcpTransport {
             }
             Fault::Garbage => (Cause::Protocol, Error::Garbage { peer }),
             Fault::Io(source) => (Cause::Died, Error::Io { activity, peer, source }),
+            Fault::Unconnected(_) if left => (Cause::Left, Error::Closed { activity, peer }),
+            Fault::Unconnected(error) if is_own_failure(&error) => {
+                self.session().give_up(self.call());
+                return error;
+            }
             Fault::Unconnected(error) => (Cause::Died, error),
         };
         let (rank, reporter) = (self.members[peer], self.session().rank.index());
@@ -238,12 +261,12 @@ impl TcpTransport {
         let mut outbound = send.map(|send| Outbound::new(send.len(), &self.call()));
         let mut inbound = receive.map(|receive| (Inbound::new(receive.len, &self.call()), receive.sink));
         self.drive(peers, deadline, |[to, from], scratch| {
-            let mut pending = Pending { moved: false, send: false, receive: false };
+            let (mut moved, mut send, mut receive) = (false, false, false);
             if let (Some(link), Some(outbound)) = (to, &mut outbound)
                 && !outbound.done()
             {
-                pending.moved |= outbound.push(link, parts).map_err(|fault| sending(peers, fault))?;
-                pending.send = !outbound.done();
+                moved |= outbound.push(link, parts).map_err(|fault| sending(peers, fault))?;
+                send = !outbound.done();
             }
             if let (Some(link), Some((inbound, sink))) = (from, &mut inbound)
                 && !inbound.done()
@@ -252,10 +275,10 @@ impl TcpTransport {
                     Sink::Into(memory) => inbound.pull_into(link, memory),
                     Sink::Each(sink) => inbound.pull_each(link, scratch, sink),
                 };
-                pending.moved |= came.map_err(|fault| receiving(peers, fault))?;
-                pending.receive = !inbound.done();
+                moved |= came.map_err(|fault| receiving(peers, fault))?;
+                receive = !inbound.done();
             }
-            Ok(pending)
+            Ok(Progress::new(moved, send, receive))
         })
     }
 
@@ -280,7 +303,8 @@ impl TcpTransport {
                 let came = inbound.pull_in_place(link, scratch, &outbound, buffer, combine);
                 moved |= came.map_err(|fault| receiving(peers, fault))?;
             }
-            Ok(Pending { moved, send: !outbound.done(), receive: !inbound.done() })
+            // With the scratch full, what comes next has to wait until more of ours has left.
+            Ok(Progress::new(moved, !outbound.done(), inbound.wants_more(scratch)))
         })
     }
 
@@ -309,17 +333,31 @@ fn receiving(peers: [Option<usize>; 2], fault: Fault) -> Trouble {
     Trouble { activity: Activity::Receive, peer: peers[1].unwrap_or_default(), fault }
 }
 
-/// Waits until a pending half can move or the job is aborted; `false` when the time is over.
-fn sleep(
-    session: &Session,
-    [to, from]: [Option<&TcpStream>; 2],
-    pending: &Pending,
-    limit: Duration,
-) -> io::Result<bool> {
-    let mut watched = vec![session.verdict.watch()];
-    watched.extend(to.filter(|_| pending.send).map(|link| socket::watch(link, PollFlags::OUT)));
-    watched.extend(from.filter(|_| pending.receive).map(|link| socket::watch(link, PollFlags::IN)));
-    socket::poll(&mut watched, limit)
+/// Whether a connection could not be opened because of this process, not of the peer.
+fn is_own_failure(error: &Error) -> bool {
+    use io::ErrorKind::{ConnectionRefused, ConnectionReset, HostUnreachable, NetworkUnreachable, TimedOut};
+    match error {
+        Error::Address { source, .. } => !matches!(
+            source.kind(),
+            ConnectionRefused | ConnectionReset | HostUnreachable | NetworkUnreachable | TimedOut
+        ),
+        Error::Resources { .. } => true,
+        _ => false,
+    }
+}
+
+/// Waits until one of these connections takes more, or more comes on the other, or the job is aborted; `false` when
+/// the time is over.
+fn sleep(session: &Session, [to, from]: [Option<&TcpStream>; 2], limit: Duration) -> io::Result<bool> {
+    let mut watched = [session.verdict.watch(), session.verdict.watch(), session.verdict.watch()];
+    let mut count = 1;
+    for (link, events) in [(to, PollFlags::OUT), (from, PollFlags::IN)] {
+        if let Some(link) = link {
+            watched[count] = socket::watch(link, events);
+            count += 1;
+        }
+    }
+    socket::poll(&mut watched[..count], limit)
 }
 
 impl Transport for TcpTransport {
@@ -419,5 +457,6 @@ impl Drop for TcpTransport {
         if self.aborted().is_none() {
             self.links.iter().flatten().for_each(say_goodbye);
         }
+        self.session().arrivals.forget(self.channel);
     }
 }

@@ -341,3 +341,26 @@ fn calls_that_can_never_meet_are_reported_long_before_the_deadline(
         }
     });
 }
+
+#[rstest]
+fn a_rank_that_leaves_before_anybody_has_heard_of_it_is_named(
+    #[values(Backend::Sim, Backend::Local, Backend::Tcp)] backend: Backend,
+    #[values(0, 2)] leaver: usize,
+) {
+    let program = move |mut transport: Box<dyn Transport>| {
+        if transport.rank().index() == leaver {
+            return None;
+        }
+        Some((wait_in_vain(&mut *transport, leaver), await_abort(&*transport)))
+    };
+    backend.check(3, program, move |ends| {
+        for (error, abort) in ends.into_iter().flatten() {
+            assert_eq!((abort.cause, abort.rank), (Cause::Left, leaver));
+            match error {
+                Error::Closed { peer, .. } => assert_eq!(peer, leaver),
+                Error::Aborted(seen) => assert_eq!((seen.cause, seen.rank), (Cause::Left, leaver)),
+                other => panic!("{other}"),
+            }
+        }
+    });
+}
