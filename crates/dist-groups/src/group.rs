@@ -20,7 +20,7 @@ use crate::{Error, Result};
 /// let outcome = sim::run(1, 4, |transport| {
 ///     let mut world = Communicator::new(transport);
 ///     let Some(mut group) = Group::new(&mut world, &[3, 1]).unwrap() else { return None };
-///     let mut values = [group.to_parent(group.rank()).unwrap()as u64];
+///     let mut values = [group.to_parent(group.rank()).unwrap() as u64];
 ///     group.all_reduce(&mut values, ReduceOp::Sum).unwrap();
 ///     Some((group.rank(), values[0]))
 /// });
