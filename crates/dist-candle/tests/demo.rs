@@ -74,6 +74,22 @@ fn any_number_of_processes_computes_the_bits_of_one(#[case] ranks: &[&str]) {
     assert_ne!(result(demo(folder.path(), &other)), single);
 }
 
+/// What torchrun says about its own job.
+const TORCHRUN: [(&str, &str); 4] = [
+    ("DIST_PORT", "1"),
+    ("TORCHELASTIC_RUN_ID", "other"),
+    ("TORCHELASTIC_RESTART_COUNT", "1"),
+    ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+];
+
+#[test]
+fn processes_meet_whatever_a_surrounding_job_has_set() {
+    let folder = folder();
+    let mut command = demo(folder.path(), &["--ranks", "2", "--steps", "1"]);
+    command.envs(TORCHRUN);
+    assert_eq!(lines(command).len(), 2);
+}
+
 #[test]
 fn the_bits_do_not_depend_on_the_number_of_threads() {
     let folder = folder();

@@ -35,6 +35,9 @@ pub(crate) fn launch(ranks: usize) -> Result<u8, ProcessError> {
     let mut children = Children(Vec::new());
     for rank in 0..ranks {
         let mut command = this_program(ranks).map_err(|source| ProcessError::Start { rank, source })?;
+        for variable in FOREIGN {
+            command.env_remove(variable);
+        }
         command
             .args(["--started-by", &std::process::id().to_string()])
             .envs([("RANK", rank), ("LOCAL_RANK", rank)].map(|(name, value)| (name, value.to_string())))
@@ -151,5 +154,9 @@ pub(crate) const COLLATERAL: u8 = 3;
 
 /// How long the other ranks have to end by themselves when one has failed.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Variables of a surrounding launcher's job that lead elsewhere if these processes see them.
+const FOREIGN: [&str; 4] =
+    ["DIST_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"];
 
 const THREADS: &str = "RAYON_NUM_THREADS";
