@@ -2,8 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "what a test prepares must work")]
 
 use std::io::{BufRead, BufReader};
+use std::panic::AssertUnwindSafe;
 use std::process::{Child, Command, Output, Stdio};
 
+use dist_collectives::Communicator;
 use rstest::rstest;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
@@ -95,6 +97,64 @@ fn the_first_failing_rank_is_named_and_the_rest_is_ended(
     let output = run(&["-n", "4"], &format!("test $RANK = 2 && {end}; sleep 1000"));
     assert_eq!(output.status.code(), Some(code), "{output:?}");
     assert_eq!(lines(&output.stderr), [format!("distctl: {words}; ending the others")]);
+}
+
+/// How rank 1 ends, for [`be_a_rank`].
+const END: &str = "TEST_END";
+
+/// What the ranks of the next test do: this test binary is their program.
+fn be_a_rank(end: &str) {
+    let mut comm = Communicator::from_env().unwrap();
+    let mut pids = vec![0; comm.world_size()];
+    comm.all_gather(&[std::process::id()], &mut pids).unwrap();
+    if comm.rank() != 1 {
+        comm.barrier().unwrap_err();
+        std::process::exit(3);
+    }
+    // It cannot end before this rank does or gives up.
+    let pid = Pid::from_raw(pids[0].try_into().unwrap()).unwrap();
+    let victim = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+    if end == "at once" {
+        std::process::exit(7);
+    }
+    let panicked = std::panic::catch_unwind(AssertUnwindSafe(move || {
+        let _comm = comm;
+        panic!("rank 1 gives up");
+    }));
+    panicked.unwrap_err();
+    // The launcher sees this end second.
+    poll(&mut [PollFd::new(&victim, PollFlags::IN)], None).unwrap();
+    std::process::exit(7);
+}
+
+#[rstest]
+#[case("at once", "died")]
+#[case("after a victim", "gave up")]
+fn the_rank_that_began_is_named_whoever_ends_first(#[case] end: &str, #[case] words: &str) {
+    if let Ok(end) = std::env::var(END) {
+        return be_a_rank(&end);
+    }
+    let program = std::env::current_exe().unwrap();
+    let test = std::thread::current().name().unwrap().to_owned();
+    for _ in 0..5 {
+        let mut command = distctl(&["run", "-n", "3", "--", program.to_str().unwrap(), "--exact", &test]);
+        let output = command.arg("--nocapture").env(END, end).env("DIST_LOG", "off").output().unwrap();
+        assert_eq!(output.status.code(), Some(7), "{output:?}");
+        let told = format!("distctl: rank 1 exited with code 7 (it {words}); ending the others");
+        assert!(lines(&output.stderr).contains(&told), "{output:?}");
+    }
+}
+
+#[test]
+fn ranks_do_not_see_what_a_surrounding_job_has_set() {
+    let mut command =
+        distctl(&["run", "-n", "1", "--", "sh", "-c", "env | grep -E '^(TORCHELASTIC|DIST_PORT)'"]);
+    for name in
+        ["DIST_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"]
+    {
+        command.env(name, "1");
+    }
+    assert_eq!(lines(&command.output().unwrap().stdout), [""; 0]);
 }
 
 #[test]

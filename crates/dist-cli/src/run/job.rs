@@ -2,13 +2,13 @@
 
 use std::ffi::OsString;
 use std::io::{self, Write};
-use std::process::{ExitStatus, Stdio};
+use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dist_transport::runtime::{Mailbox, Receiver, Task, Unavailable};
 use dist_transport::tcp::Coordinator;
-use dist_transport::{Deadline, Runtime};
+use dist_transport::{Cause, Deadline, Runtime};
 use rustix::process::Signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -22,6 +22,11 @@ use crate::Error;
 const LAST_WORDS: Duration = Duration::from_millis(500);
 /// How long a killed process may take to be gone, and output to arrive that is still on its way.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How often the coordinator is asked for its record when only that is missing.
+const RECORD_POLL: Duration = Duration::from_millis(5);
+/// Variables of a surrounding launcher's job that lead elsewhere if this job's ranks see them.
+const FOREIGN: [&str; 4] =
+    ["DIST_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"];
 /// The exit code of a program whose reader has left: 128 and SIGPIPE.
 const SIGPIPE_CODE: u8 = 128 + 13;
 
@@ -83,10 +88,12 @@ impl Job {
             readers: Vec::new(),
             phase: Phase::Running,
             grace: self.grace,
-            cause: None,
+            coordinator,
+            failures: Vec::new(),
+            code: None,
         };
         for rank in 0..self.ranks {
-            let started = self.start(rank, &name, &secret, &coordinator).and_then(|child| {
+            let started = self.start(rank, &name, &secret, &watch.coordinator).and_then(|child| {
                 watch.readers.extend(watch_child(&runtime, rank, child, &events, &take, &mut watch.ranks)?);
                 Ok(())
             });
@@ -116,14 +123,14 @@ impl Job {
         command.env("DIST_JOB_ID", name).env("DIST_SECRET_FILE", secret.path());
         command.env("DIST_COORDINATOR", "external");
         // What a surrounding launcher has said about its own job is not true of this one.
-        for variable in ["DIST_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"] {
+        for variable in FOREIGN {
             command.env_remove(variable);
         }
         if std::env::var_os("RAYON_NUM_THREADS").is_none() {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
             command.env("RAYON_NUM_THREADS", (cores / self.ranks).max(1).to_string());
         }
-        command.stdin(Stdio::null()).spawn().map_err(failed)
+        command.spawn().map_err(failed)
     }
 }
 
@@ -192,8 +199,11 @@ struct Watch {
     readers: Vec<Task<()>>,
     phase: Phase,
     grace: Duration,
-    /// The code to pass on, of the first failure.
-    cause: Option<u8>,
+    coordinator: Coordinator,
+    /// The ranks that failed, in the order in which that was seen.
+    failures: Vec<(usize, ExitStatus)>,
+    /// The code to pass on, once it is settled which failure was the first.
+    code: Option<u8>,
 }
 
 impl Watch {
@@ -207,12 +217,14 @@ impl Watch {
                 Err(Unavailable::Closed) => unreachable!("the thread that watches signals keeps it open"),
             }
         }
+        self.await_record(&mut inbox);
+        self.name_cause();
         let patience = self.runtime.deadline(PATIENCE);
         for reader in self.readers.drain(..) {
             // A process that has left its group may hold the pipe open for as long as it likes.
             let _ = reader.join_by(patience);
         }
-        Ok(self.cause.map_or(Outcome::Success, Outcome::Code))
+        Ok(self.code.map_or(Outcome::Success, Outcome::Code))
     }
 
     fn running(&self) -> impl Iterator<Item = &Running> {
@@ -244,21 +256,62 @@ impl Watch {
                 Event::Unwritable => self.output_is_gone(),
             }
         }
-        let failed = |(_, status): &&(usize, ExitStatus)| !status.success();
-        let killed = |(_, status): &&(usize, ExitStatus)| status.code().is_none();
-        let cause = statuses.iter().find(killed).or_else(|| statuses.iter().find(failed));
-        if let (Some((rank, status)), None) = (cause, self.cause) {
-            self.cause = Some(child::exit_code(*status));
-            if let Phase::Running = self.phase {
-                self.say(&format!("rank {rank} {}; ending the others", child::describe(*status)));
-                self.phase = Phase::LastWords(self.runtime.deadline(LAST_WORDS));
-            }
+        let (killed, ended): (Vec<_>, Vec<_>) = statuses
+            .into_iter()
+            .filter(|(_, status)| !status.success())
+            .partition(|(_, status)| status.code().is_none());
+        self.failures.extend(killed.into_iter().chain(ended));
+        if self.failures.is_empty() {
+            return Ok(());
+        }
+        if let Phase::Running = self.phase {
+            self.phase = Phase::LastWords(self.runtime.deadline(LAST_WORDS));
+        }
+        if !matches!(self.phase, Phase::LastWords(_)) || self.blamed().is_some() {
+            self.name_cause();
         }
         Ok(())
     }
 
+    /// The rank that the coordinator's record names, if it is one of those that failed, and what it did. The ranks
+    /// that noticed can be gone before it is.
+    fn blamed(&self) -> Option<(usize, ExitStatus, Cause)> {
+        let abort = self.coordinator.aborted()?;
+        let failure = self.failures.iter().find(|(rank, _)| *rank == abort.rank);
+        failure.map(|&(rank, status)| (rank, status, abort.cause))
+    }
+
+    /// Gives the coordinator, when no rank is left, the time to hear what they have told it.
+    fn await_record(&self, inbox: &mut Receiver<Event>) {
+        // With one failure there is no doubt about the first.
+        if self.code.is_some() || self.failures.len() < 2 {
+            return;
+        }
+        let Phase::LastWords(deadline) = self.phase else { return };
+        while self.coordinator.aborted().is_none() && !self.runtime.expired(deadline) {
+            // Nobody is left whom a signal could be passed on to.
+            let _ = inbox.receive(Some(self.runtime.deadline(RECORD_POLL)));
+        }
+    }
+
+    /// Settles which failure was the first, if there is one: what the coordinator says, else what was seen.
+    fn name_cause(&mut self) {
+        let Some(&(first, first_status)) = self.failures.first().filter(|_| self.code.is_none()) else {
+            return;
+        };
+        let (rank, status, cause) = match self.blamed() {
+            Some((rank, status, cause)) => (rank, status, format!(" (it {cause})")),
+            None => (first, first_status, String::new()),
+        };
+        self.code = Some(child::exit_code(status));
+        if let Phase::LastWords(_) = self.phase {
+            self.say(&format!("rank {rank} {}{cause}; ending the others", child::describe(status)));
+        }
+    }
+
     /// Passes a signal on to every rank.
     fn forward(&mut self, signal: i32) {
+        self.name_cause();
         self.say(&format!("{}: passed on to every rank", child::signal_name(signal)));
         if let Some(signal) = Signal::from_named_raw(signal) {
             self.end_with(signal);
@@ -267,7 +320,7 @@ impl Watch {
 
     fn output_is_gone(&mut self) {
         if let Phase::Running = self.phase {
-            self.cause = Some(SIGPIPE_CODE);
+            self.code = Some(SIGPIPE_CODE);
             self.say("nobody reads the output any more; ending the job");
             self.end_with(Signal::TERM);
         }
@@ -285,7 +338,10 @@ impl Watch {
     fn escalate(&mut self) -> Result<(), Error> {
         match self.phase {
             Phase::Running => {}
-            Phase::LastWords(_) => self.end_with(Signal::TERM),
+            Phase::LastWords(_) => {
+                self.name_cause();
+                self.end_with(Signal::TERM);
+            }
             Phase::Terminating(_) => {
                 self.kill_all();
                 self.phase = Phase::Killing(self.runtime.deadline(PATIENCE));
