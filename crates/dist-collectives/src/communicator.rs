@@ -2,9 +2,12 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 use std::time::Duration;
 
-use dist_transport::{ChannelId, Runtime, Traffic, Transport};
+#[cfg(feature = "tcp")]
+use dist_transport::tcp::{Config, TcpTransport};
+use dist_transport::{ChannelId, Error as TransportError, Runtime, Traffic, Transport};
 
 use crate::engine::{Engine, check_op};
 use crate::pending::Pending;
@@ -44,7 +47,8 @@ use crate::{Algorithm, Buffer, Element, Error, ReduceOp, ReductionOrder, Result}
 /// than an argument that was refused, the whole job is aborted.
 ///
 /// Dropping a communicator waits for the operations that it has [started](Communicator::start_all_reduce), until
-/// their deadlines at most. Dropping it in a panic aborts the job.
+/// their deadlines at most. Dropping it in a panic aborts the job. A process that ends while it has a communicator
+/// counts as dead, and the job is aborted: [`std::process::exit`] drops nothing, so drop the communicator before it.
 pub struct Communicator {
     /// First, so that what was started ends before the group says goodbye.
     overlap: Overlap,
@@ -56,8 +60,12 @@ pub struct Communicator {
 enum Overlap {
     /// None was started yet; this is the transport that they will use. It was forked when the communicator was
     /// made, so that its channel does not depend on when the first is started.
-    Idle(Option<Box<dyn Transport>>),
+    Idle(Box<dyn Transport>),
     Running(Worker),
+    /// That fork failed. It is not tried again: a rank that forks alone has other channels than its peers.
+    Unavailable(Arc<TransportError>),
+    /// For the moment in which the worker is started.
+    Starting,
 }
 
 impl Communicator {
@@ -73,15 +81,39 @@ impl Communicator {
     /// If the environment makes no sense, or the ranks do not meet in time.
     #[cfg(feature = "tcp")]
     pub fn from_env() -> Result<Self> {
-        use dist_transport::tcp::{Config, TcpTransport};
-        let transport = Config::from_env().and_then(|config| TcpTransport::join(&config));
-        let comm = transport.map(Self::new).map_err(|source| Error::Join(Box::new(source)))?;
+        let config = Config::from_env().map_err(|source| Error::Join(Box::new(source)))?;
+        Self::join(&config)
+    }
+
+    /// Joins the world that this configuration describes. To change what the environment says, begin with
+    /// [`Config::from_env`]:
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use dist_collectives::{Communicator, Config};
+    ///
+    /// let config = Config::from_env()?.with_timeout(Duration::from_secs(600));
+    /// let comm = Communicator::join(&config)?;
+    /// # assert_eq!(comm.world_size(), 1);
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the ranks do not meet in time, or do not belong together.
+    #[cfg(feature = "tcp")]
+    pub fn join(config: &Config) -> Result<Self> {
+        let transport = TcpTransport::join(config).map_err(|source| Error::Join(Box::new(source)))?;
+        let comm = Self::new(transport);
         tracing::info!(rank = comm.rank(), world_size = comm.world_size(), "joined the world");
         Ok(comm)
     }
 
     fn with_settings(mut transport: Box<dyn Transport>, settings: Settings) -> Self {
-        let overlap = Overlap::Idle(fork(&mut *transport).ok());
+        let overlap = match fork(&mut *transport) {
+            Ok(forked) => Overlap::Idle(forked),
+            Err(error) => Overlap::Unavailable(Arc::new(error)),
+        };
         Self { engine: Engine::new(transport), settings, overlap }
     }
 
@@ -256,13 +288,17 @@ impl Communicator {
     /// If the transport cannot be forked.
     #[doc(alias = "MPI_Comm_dup")]
     pub fn fork(&mut self) -> Result<Self> {
-        let transport = fork(&mut *self.engine.transport)?;
+        let transport =
+            fork(&mut *self.engine.transport).map_err(|source| Error::Members(Box::new(source)))?;
         Ok(Self::with_settings(transport, self.settings.of_child()))
     }
 
     /// A communicator of these ranks, numbered in the order of the list, with the timeout and the order of this
     /// one; `None` on ranks that are not in the list. Nothing is communicated; every rank of the group, member or
     /// not, makes the same forks and subgroups in the same order.
+    ///
+    /// Take this if the list is at hand and the members' numbers in this group are not needed later. `Group` of
+    /// dist-groups is this with a table that translates ranks between the two, and can also be split by color.
     ///
     /// # Errors
     /// If the list is empty, names a rank twice, or one that does not exist.
@@ -302,18 +338,27 @@ impl Communicator {
         worker.start(buffer, move |engine, buffer| engine.all_reduce(buffer, op, manner))
     }
 
-    /// The worker, started if there is none.
+    /// The worker, started if there is none. Without one the job is aborted, because peers would wait for this rank.
     fn worker(&mut self) -> Result<&Worker> {
-        if let Overlap::Idle(transport) = &mut self.overlap {
-            let transport = match transport.take() {
-                Some(transport) => transport,
-                None => fork(&mut *self.engine.transport)?,
-            };
-            self.overlap = Overlap::Running(Worker::new(transport)?);
-        }
-        match &self.overlap {
-            Overlap::Running(worker) => Ok(worker),
-            Overlap::Idle(_) => unreachable!("the worker was started above"),
+        let (overlap, failed) = match std::mem::replace(&mut self.overlap, Overlap::Starting) {
+            Overlap::Idle(transport) => match Worker::new(transport) {
+                Ok(worker) => (Overlap::Running(worker), None),
+                Err((transport, error)) => (Overlap::Idle(transport), Some(error)),
+            },
+            Overlap::Unavailable(source) => {
+                let error = Error::NoOverlap(Arc::clone(&source));
+                (Overlap::Unavailable(source), Some(error))
+            }
+            overlap => (overlap, None),
+        };
+        self.overlap = overlap;
+        match (failed, &self.overlap) {
+            (None, Overlap::Running(worker)) => Ok(worker),
+            (Some(error), _) => {
+                self.engine.transport.abort();
+                Err(error)
+            }
+            (None, _) => unreachable!("a worker that does not run has failed to start"),
         }
     }
 
@@ -333,9 +378,9 @@ impl Drop for Communicator {
 }
 
 /// A transport of the same ranks.
-fn fork(transport: &mut dyn Transport) -> Result<Box<dyn Transport>> {
+fn fork(transport: &mut dyn Transport) -> Result<Box<dyn Transport>, TransportError> {
     let members: Vec<usize> = (0..transport.rank().world_size()).collect();
-    let forked = transport.fork(&members).map_err(|source| Error::Members(Box::new(source)))?;
+    let forked = transport.fork(&members)?;
     Ok(forked.expect("every rank is a member of a group of all"))
 }
 

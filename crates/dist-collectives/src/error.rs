@@ -1,6 +1,7 @@
 //! What can go wrong in a collective.
 
 use std::io;
+use std::sync::Arc;
 
 use dist_transport::{Cause, Error as TransportError};
 
@@ -14,6 +15,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// The variants up to [`Members`](Error::Members) are arguments that make no sense: nothing was sent, and the
 /// communicator can be used on, if all ranks were refused alike. After any other error the job is aborted, and
 /// the contents of a buffer that was passed for writing are unspecified.
+///
+/// No message repeats what its source says: print the whole chain of sources to see everything.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -99,8 +102,6 @@ pub enum Error {
         reporter: usize,
         /// The call that the reporter was in, if it was in one.
         reported: Option<Box<Call>>,
-        /// What the transport says.
-        source: Box<TransportError>,
     },
     /// The transport failed, or the deadline passed.
     #[error("{call} failed")]
@@ -124,6 +125,10 @@ pub enum Error {
     /// There is no thread for operations that do not block.
     #[error("cannot start a thread for operations that do not block")]
     Worker(#[source] io::Error),
+    /// The transport refused to be forked when the communicator was made, so that there is none for operations that
+    /// do not block.
+    #[error("this communicator has no transport for operations that do not block")]
+    NoOverlap(#[source] Arc<TransportError>),
     /// The transport panicked in an operation that does not block.
     #[error("the thread for operations that do not block panicked")]
     Panicked,
@@ -181,7 +186,6 @@ impl Error {
                     theirs: theirs.map(Box::new),
                     reporter: abort.reporter,
                     reported: Call::decode(&abort.call).map(Box::new),
-                    source: Box::new(source),
                 }
             }
             _ => Self::Transport { call: ours, source: Box::new(source) },

@@ -18,8 +18,21 @@ pub use algorithm::{Algorithm, AllGather, AllReduce, Barrier, Broadcast, Reduce,
 pub use buffer::Buffer;
 pub use call::{Call, Operation};
 pub use communicator::{Communicator, Scoped};
+/// What the runner of algorithms says, in [`Error::Schedule`].
+#[doc(no_inline)]
+pub use dist_algos::Error as AlgorithmError;
+/// What a transport says, in the errors of this crate.
+#[doc(no_inline)]
+pub use dist_transport::Error as TransportError;
+#[cfg(feature = "tcp")]
+#[doc(no_inline)]
+pub use dist_transport::tcp::{Config, Secret};
+#[doc(no_inline)]
+pub use dist_transport::{Abort, Cause, ChannelId, Fingerprint, Runtime, Traffic, Transport};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
+#[doc(no_inline)]
+pub use half::{bf16, f16};
 pub use kernel::{combine, divide_by_count};
 pub use pending::{Failed, Pending};
 pub use reduce_op::{ReduceOp, ReductionOrder};

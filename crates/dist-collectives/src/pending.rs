@@ -102,19 +102,31 @@ impl<T: Element> fmt::Debug for Pending<T> {
 }
 
 /// An operation that failed, and the buffer that it worked on, whose contents are unspecified.
-#[derive(Debug, thiserror::Error)]
-#[error("{error}")]
+///
+/// As an error it says what its [`error`](Self::error) says, and leads to the same source.
+#[derive(Debug)]
 pub struct Failed<T: Element> {
     /// The buffer.
     pub buffer: Buffer<T>,
     /// What went wrong.
-    #[source]
     pub error: Box<Error>,
 }
 
 impl<T: Element> Failed<T> {
     pub(crate) fn new(buffer: Buffer<T>, error: Error) -> Self {
         Self { buffer, error: Box::new(error) }
+    }
+}
+
+impl<T: Element> fmt::Display for Failed<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<T: Element> std::error::Error for Failed<T> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
     }
 }
 

@@ -23,18 +23,29 @@ pub(crate) struct Worker {
 type Job = Box<dyn FnOnce(&mut Engine) + Send>;
 
 impl Worker {
-    pub(crate) fn new(mut transport: Box<dyn Transport>) -> Result<Self> {
+    /// Starts the thread. When there is none to be had, the transport comes back.
+    pub(crate) fn new(mut transport: Box<dyn Transport>) -> Result<Self, (Box<dyn Transport>, Error)> {
         let runtime = transport.runtime().clone();
-        let alarm = Alarm::new(&mut *transport)?;
+        let alarm = match Alarm::new(&mut *transport) {
+            Ok(alarm) => alarm,
+            Err(error) => return Err((transport, error)),
+        };
         let (jobs, mut queue) = runtime.mailbox::<Job>();
-        let mut engine = Engine::new(transport);
+        // The transport goes to the thread once there is one.
+        let (hand_over, mut handed_over) = runtime.mailbox();
         let work = move || {
+            let Ok(transport) = handed_over.receive(None) else { return };
+            let mut engine = Engine::new(transport);
             while let Ok(job) = queue.receive(None) {
                 job(&mut engine);
             }
         };
         let name = format!("dist-worker-{}", alarm.rank);
-        let task = runtime.spawn(&name, work).map_err(Error::Worker)?;
+        let task = match runtime.spawn(&name, work) {
+            Ok(task) => task,
+            Err(error) => return Err((transport, Error::Worker(error))),
+        };
+        hand_over.send(transport);
         tracing::debug!(rank = alarm.rank, "started the thread for operations that do not block");
         Ok(Self { jobs: Some(jobs), task: Some(task), alarm, runtime })
     }

@@ -21,7 +21,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use dist_collectives::Communicator;
+use dist_collectives::{Communicator, TransportError};
 use dist_parallel::BoxError;
 use tracing_subscriber::EnvFilter;
 
@@ -126,11 +126,23 @@ fn chain(error: &(dyn Error + 'static)) -> String {
 /// Whether this process failed only because another rank did.
 fn is_collateral(error: &(dyn Error + 'static)) -> bool {
     let own_rank = variable("RANK").and_then(|rank| rank.parse().ok());
-    sources(error).filter_map(|error| error.downcast_ref()).any(|error| match error {
-        dist_transport::Error::Aborted(abort) => Some(abort.rank) != own_rank,
-        dist_transport::Error::Closed { .. } => true,
+    sources(error).filter_map(communication).any(|error| match error {
+        dist_collectives::Error::Aborted { rank, .. } => Some(*rank) != own_rank,
+        dist_collectives::Error::Transport { source, .. } | dist_collectives::Error::Join(source) => {
+            match &**source {
+                TransportError::Aborted(abort) => Some(abort.rank) != own_rank,
+                TransportError::Closed { .. } => true,
+                _ => false,
+            }
+        }
         _ => false,
     })
+}
+
+/// An error of the collectives, which dist-parallel keeps in a box.
+fn communication<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a dist_collectives::Error> {
+    let boxed = error.downcast_ref::<Box<dist_collectives::Error>>();
+    boxed.map(Box::as_ref).or_else(|| error.downcast_ref())
 }
 
 fn sources<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {

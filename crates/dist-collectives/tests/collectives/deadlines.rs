@@ -38,7 +38,7 @@ fn a_rank_that_does_not_come_is_named_when_the_timeout_has_passed(
         let error = comm.all_reduce(&mut [1.0_f32], ReduceOp::Sum).unwrap_err();
         assert!(error.is_timeout(), "{error:?}");
         assert_eq!(error.call().unwrap().operation, Operation::AllReduce);
-        assert!(error.source().is_some());
+        assert_eq!(error.source().is_some(), matches!(error, Error::Transport { .. }), "{error:?}");
         comm.runtime().now()
     });
     for rank in [0, 1, 3] {
@@ -57,7 +57,7 @@ fn the_error_names_the_peer_and_how_long_it_took() {
         let error = comm.with_timeout(Duration::from_secs(7)).recv(&mut [0_u8; 3], 1).unwrap_err();
         assert_eq!(error.peer(), Some(1));
         assert_eq!(comm.timeout(), MINUTE);
-        format!("{error}: {}", error.source().unwrap())
+        chain(&error)
     });
     let expected = "message #0 of 3 u8 (from rank 1) failed: \
                     receiving: rank 1 did not do its part within 7s (waited 7s)";
@@ -95,10 +95,32 @@ fn a_rank_that_gave_up_is_named_on_every_rank_at_once() {
         }
         let error = comm.barrier().unwrap_err();
         assert!(matches!(error, Error::Aborted { rank: 3, .. }), "{error:?}");
-        assert!(error.to_string().contains("rank 3 gave up"), "{error}");
+        let expected = "barrier #0 (dissemination): the job was aborted: rank 3 gave up (reported by rank 3)";
+        assert_eq!(chain(&error), expected);
         assert!(!error.is_timeout());
         // It stays so.
         assert!(matches!(comm.barrier().unwrap_err(), Error::Aborted { rank: 3, .. }));
     });
     assert!(outcome.elapsed.is_zero());
+}
+
+#[cfg(feature = "tcp")]
+#[test]
+fn the_rendezvous_ends_by_the_timeout_of_the_configuration() {
+    let coordinator = dist_transport::tcp::Coordinator::start("127.0.0.1:0", 2, "alone", None).unwrap();
+    let config = dist_collectives::Config::new(0, 2, &coordinator.address().to_string()).unwrap();
+    let config = config.with_job("alone").with_external_coordinator().with_timeout(Duration::from_millis(50));
+    let error = Communicator::join(&config).unwrap_err();
+    assert!(error.is_timeout(), "{error:?}");
+    let expected = "cannot join the world: \
+                    rendezvous: ranks [1] did not come within 50ms (0 connections refused)";
+    assert_eq!(chain(&error), expected);
+}
+
+/// An error and everything that led to it, as programs print it.
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    std::iter::successors(Some(error), |&error| error.source())
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(": ")
 }

@@ -239,7 +239,7 @@ fn third_ranks_learn_of_both_calls() {
         };
         let error = done.and_then(|()| comm.barrier()).unwrap_err();
         if matches!(error, Error::Aborted { .. }) {
-            assert!(error.source().is_some_and(|source| source.to_string().contains("aborted")));
+            assert!(error.source().is_none(), "everything is said already: {error}");
         }
         error.to_string()
     });

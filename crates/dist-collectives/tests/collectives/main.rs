@@ -6,4 +6,5 @@ mod disagreement;
 mod forks;
 mod oracle;
 mod pending;
+mod refusals;
 mod worlds;

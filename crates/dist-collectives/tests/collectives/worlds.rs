@@ -63,14 +63,15 @@ fn tcp<T: Send + 'static>(
     world_size: usize,
     program: impl Fn(Communicator) -> T + Send + Sync + 'static,
 ) -> Vec<T> {
-    use dist_transport::tcp::{Config, Coordinator, TcpTransport};
+    use dist_collectives::Config;
+    use dist_transport::tcp::Coordinator;
     let coordinator =
         Coordinator::start("127.0.0.1:0", world_size, "collectives", None).expect("some port is free");
     let address = coordinator.address().to_string();
     let start = |rank| {
         let config = Config::new(rank, world_size, &address).expect("the arguments make sense");
         let config = config.with_job("collectives").with_external_coordinator();
-        move || Communicator::new(TcpTransport::join(&config).expect("every rank comes"))
+        move || Communicator::join(&config).expect("every rank comes")
     };
     on_threads((0..world_size).map(start).collect(), program)
 }
