@@ -12,6 +12,10 @@ use crate::{Error, Result};
 /// Messages of different groups never meet, so groups that share ranks can be used at the same time, each from
 /// its own thread. A group inherits its parent's timeout and order of reduction, and can be a parent itself.
 ///
+/// Take a group if its members' numbers in the parent matter, or if the ranks do not all know the lists: it
+/// translates numbers, and [`split`](Self::split) makes groups from what each rank knows of itself. If a list is at
+/// hand and nothing is to be translated, [`Communicator::subgroup`] makes the same communicator without the table.
+///
 /// ```
 /// use dist_collectives::{Communicator, ReduceOp};
 /// use dist_groups::Group;

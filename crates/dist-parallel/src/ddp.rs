@@ -42,8 +42,10 @@ use crate::{
 ///
 /// # Errors
 ///
-/// An error on one rank aborts the job, so that no other waits for it. Only the error of ranks that were asked for
-/// different numbers of micro-batches, which every rank gets, harms nothing.
+/// An error on one rank aborts the job, so that no other waits for it. Two errors harm nothing, because every rank
+/// gets them: [`MicroBatchesDiffer`](Error::MicroBatchesDiffer), when the ranks were asked for different numbers of
+/// micro-batches, none on some of them included; and [`NoMicroBatches`](Error::NoMicroBatches), when all were asked
+/// for none. What was accumulated is then forgotten, and the next step can be taken.
 pub struct Ddp<M> {
     comm: Communicator,
     model: M,
@@ -120,16 +122,13 @@ impl<M: Params> Ddp<M> {
     ///
     /// # Errors
     /// If `compute` fails, a gradient is reported twice or does not look like its parameter, if the ranks were not
-    /// all asked for the same number of micro-batches, or if communication fails.
+    /// all asked for the same number of micro-batches or all for none, or if communication fails.
     pub fn step_with(
         &mut self,
         micro_batches: usize,
         mut compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<f32, BoxError>,
     ) -> Result<StepReport> {
         let total = self.micro_batches + micro_batches;
-        if total == 0 {
-            return Err(Error::NoMicroBatches);
-        }
         let started = self.comm.runtime().now();
         self.gradients.begin_step();
         // Outlives the attempt: what is in flight ends by its deadline, or at once when the job is aborted.
@@ -193,8 +192,23 @@ impl<M: Params> Ddp<M> {
         &mut self.model
     }
 
+    /// This rank's number.
+    pub fn rank(&self) -> usize {
+        self.comm.rank()
+    }
+
+    /// How many ranks train.
+    pub fn world_size(&self) -> usize {
+        self.comm.world_size()
+    }
+
+    /// The communicator, to be asked.
+    pub const fn communicator(&self) -> &Communicator {
+        &self.comm
+    }
+
     /// The communicator, for what else the ranks have to say to each other.
-    pub const fn communicator(&mut self) -> &mut Communicator {
+    pub const fn communicator_mut(&mut self) -> &mut Communicator {
         &mut self.comm
     }
 
@@ -254,7 +268,7 @@ impl<M: Params> Ddp<M> {
     /// Aborts the job if something failed that the other ranks cannot know.
     fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result {
-            if !matches!(error, Error::MicroBatchesDiffer { .. }) {
+            if !matches!(error, Error::MicroBatchesDiffer { .. } | Error::NoMicroBatches) {
                 tracing::warn!(%error, "training ends the job");
                 self.comm.abort();
             }
@@ -362,6 +376,9 @@ impl Flight {
         let tally = Tally::decode(&sums);
         if !tally.agrees(world_size) {
             return Err(Error::MicroBatchesDiffer { expected: micro_batches, computed: tally.computed });
+        }
+        if micro_batches == 0 {
+            return Err(Error::NoMicroBatches);
         }
         gradients.synchronised(means, tally.used());
         Ok(loss[0])

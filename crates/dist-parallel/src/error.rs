@@ -107,7 +107,7 @@ pub enum Error {
         /// The first rank that disagrees with rank 0.
         rank: usize,
     },
-    /// A step without micro-batches was asked for.
+    /// A step without micro-batches was asked for, on every rank.
     #[error("there is no micro-batch to take the mean of")]
     NoMicroBatches,
     /// The ranks did not compute as many micro-batches as they should have: not all were asked for the same number.

@@ -18,7 +18,14 @@ mod values;
 
 pub use block::{Block, Ready, Saved};
 pub use ddp::{Ddp, DdpOptions, StepReport};
+/// What a communicator says, in [`Error::Communication`].
+#[doc(no_inline)]
+pub use dist_collectives::Error as CollectiveError;
+#[doc(no_inline)]
+pub use dist_collectives::{Communicator, Element, ReduceOp};
 pub use error::{BoxError, Error, Result};
+#[doc(no_inline)]
+pub use half::{bf16, f16};
 pub use optimizer::{AdamW, AdamWOptions, Momentum, Optimizer, Sgd, SgdOptions};
 pub use params::{FloatType, ParamInfo, Params};
 pub use plan::{Bucket, BucketBytes, BucketPlan, Place};

@@ -42,7 +42,7 @@ pub(crate) fn train(options: &Options, text: &Text, mut comm: Communicator) -> R
     reporter.end_steps();
     let params_crc32 = session.params_crc32()?;
     let parts_max = 2 * options.micro_batches.div_ceil(ranks) + 2;
-    let bars = trace::gather(session.ddp.communicator(), &session.trace, parts_max)?;
+    let bars = trace::gather(session.ddp.communicator_mut(), &session.trace, parts_max)?;
     if rank == 0 {
         session.draw(bars)?;
         session.show_sample(&reporter)?;
@@ -71,7 +71,7 @@ impl Session<'_> {
         for step in 1..=options.steps {
             if step == options.steps {
                 // So that the traces of all ranks begin at the same time.
-                self.ddp.communicator().barrier()?;
+                self.ddp.communicator_mut().barrier()?;
             }
             optimizer.set_learning_rate(learning_rate(options, step))?;
             let started = runtime.now();
@@ -122,7 +122,7 @@ impl Session<'_> {
             model.read(index, &mut |values| hasher.update(bytes(values))).map_err(DemoError::Model)?;
         }
         let own = hasher.finalize();
-        same_on_all(self.ddp.communicator(), own, "parameters")?;
+        same_on_all(self.ddp.communicator_mut(), own, "parameters")?;
         Ok(own)
     }
 

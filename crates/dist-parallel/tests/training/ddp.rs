@@ -190,7 +190,7 @@ fn accumulated_micro_batches_count_as_those_of_one_larger_step(#[values(1, 2, 3)
     let run = move |parts: &'static [usize], last: usize| {
         let program = move |transport| {
             let mut ddp = Ddp::new(Communicator::new(transport), model(1), options(30)).unwrap();
-            let rank = ddp.communicator().rank();
+            let rank = ddp.rank();
             let mut done = 0;
             // Whatever the parts, a rank's micro-batches are the numbers from 100 times its rank on.
             let mut next = |_| {

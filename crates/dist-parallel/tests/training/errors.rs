@@ -184,6 +184,8 @@ fn a_gradient_of_another_shape_is_an_error_that_names_the_parameter() {
 #[case(4, 8, 6)]
 // The second rank finds as many as it expects.
 #[case(6, 7, 7)]
+#[case(0, 3, 2)]
+#[case(5, 0, 2)]
 fn ranks_that_disagree_about_the_number_of_micro_batches_are_told(
     #[case] first: usize,
     #[case] second: usize,
