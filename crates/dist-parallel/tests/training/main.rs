@@ -5,6 +5,7 @@ mod ddp;
 mod dtypes;
 mod errors;
 mod plain;
+#[cfg(feature = "tcp")]
 mod processes;
 mod sequence;
 mod simulation;
