@@ -1,11 +1,6 @@
 //! Memory beside the buffer, kept between calls.
 
-use bytemuck::{Pod, Zeroable};
-
-/// A cache line: memory made of these is aligned to 64 bytes.
-#[derive(Clone, Copy, Debug, Pod, Zeroable)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
+use dist_transport::Grain;
 
 /// Memory aligned to 64 bytes, which grows to what was needed so far and is kept for the next time.
 ///
@@ -13,32 +8,32 @@ struct Line([u8; 64]);
 /// pairwise reduce-scatter. A [`RingTransport`](crate::RingTransport) can keep what it receives in another one.
 #[derive(Clone, Debug, Default)]
 pub struct Scratch {
-    lines: Vec<Line>,
+    grains: Vec<Grain>,
 }
 
 impl Scratch {
     /// No memory yet.
     pub const fn new() -> Self {
-        Self { lines: Vec::new() }
+        Self { grains: Vec::new() }
     }
 
     /// Bytes that are held.
     pub fn capacity_bytes(&self) -> usize {
-        self.lines.len() * size_of::<Line>()
+        self.grains.len() * Grain::BYTES
     }
 
     /// The first `len` bytes, aligned to 64; what they hold is left from before.
     pub fn bytes(&mut self, len: usize) -> &mut [u8] {
-        let lines = len.div_ceil(size_of::<Line>());
-        self.grow(lines);
-        &mut bytemuck::cast_slice_mut(&mut self.lines)[..len]
+        let grains = len.div_ceil(Grain::BYTES);
+        self.grow(grains);
+        &mut bytemuck::cast_slice_mut(&mut self.grains)[..len]
     }
 
     /// The first `len` bytes of a slot, of slots that hold `slot_bytes` each.
     pub(crate) fn slot(&mut self, slot: usize, slot_bytes: usize, len: usize) -> &mut [u8] {
-        let lines = slot_bytes.div_ceil(size_of::<Line>());
-        self.grow((slot + 1) * lines);
-        &mut bytemuck::cast_slice_mut(&mut self.lines[slot * lines..])[..len]
+        let grains = slot_bytes.div_ceil(Grain::BYTES);
+        self.grow((slot + 1) * grains);
+        &mut bytemuck::cast_slice_mut(&mut self.grains[slot * grains..])[..len]
     }
 
     /// The first `len` bytes of two different slots.
@@ -48,18 +43,18 @@ impl Scratch {
         slot_bytes: usize,
         len: usize,
     ) -> (&mut [u8], &mut [u8]) {
-        let lines = slot_bytes.div_ceil(size_of::<Line>());
+        let grains = slot_bytes.div_ceil(Grain::BYTES);
         let (low, high) = (slots.0.min(slots.1), slots.0.max(slots.1));
-        self.grow((high + 1) * lines);
-        let (before, after) = self.lines.split_at_mut(high * lines);
-        let low = &mut bytemuck::cast_slice_mut(&mut before[low * lines..])[..len];
+        self.grow((high + 1) * grains);
+        let (before, after) = self.grains.split_at_mut(high * grains);
+        let low = &mut bytemuck::cast_slice_mut(&mut before[low * grains..])[..len];
         let high = &mut bytemuck::cast_slice_mut(after)[..len];
         if slots.0 < slots.1 { (low, high) } else { (high, low) }
     }
 
-    fn grow(&mut self, lines: usize) {
-        if self.lines.len() < lines {
-            self.lines.resize(lines, Line::zeroed());
+    fn grow(&mut self, grains: usize) {
+        if self.grains.len() < grains {
+            self.grains.resize(grains, Grain::ZERO);
         }
     }
 }

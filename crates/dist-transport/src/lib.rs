@@ -12,6 +12,7 @@ mod channel;
 mod check;
 mod error;
 mod fingerprint;
+mod grain;
 mod rank;
 pub mod runtime;
 #[cfg(feature = "sim")]
@@ -24,6 +25,7 @@ pub use abort::{Abort, Cause};
 pub use channel::ChannelId;
 pub use error::{Activity, Error, Result};
 pub use fingerprint::Fingerprint;
+pub use grain::Grain;
 pub use rank::Rank;
 pub use runtime::{Deadline, Runtime};
 pub use transport::{Combine, Incoming, Outgoing, Sink, Traffic, Transport};

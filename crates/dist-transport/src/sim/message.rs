@@ -2,39 +2,31 @@
 
 use std::ops::Range;
 
-use bytemuck::{Pod, Zeroable};
-
-use crate::{Fingerprint, Outgoing};
+use crate::{Fingerprint, Grain, Outgoing};
 
 /// A message on its way.
 #[derive(Debug)]
 pub(super) struct Message {
     /// The call that the sender was in.
     pub(super) call: Fingerprint,
-    lines: Vec<Line>,
+    grains: Vec<Grain>,
     len: usize,
 }
 
-/// What memory handed to a sink is aligned to.
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C, align(64))]
-struct Line([u8; LINE]);
-
-const LINE: usize = 64;
 const PIECE_MAX: usize = 64 * 1024;
 
 impl Message {
     /// Copies what is to be sent.
     pub(super) fn new(call: Fingerprint, outgoing: Outgoing<'_>) -> Self {
         let len = outgoing.len();
-        let mut lines = vec![Line([0; LINE]); len.div_ceil(LINE)];
-        let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut lines);
+        let mut grains = vec![Grain::ZERO; len.div_ceil(Grain::BYTES)];
+        let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut grains);
         for part in outgoing.parts {
             let (head, tail) = rest.split_at_mut(part.len());
             head.copy_from_slice(part);
             rest = tail;
         }
-        Self { call, lines, len }
+        Self { call, grains, len }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -42,7 +34,7 @@ impl Message {
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.lines)[..self.len]
+        &bytemuck::cast_slice(&self.grains)[..self.len]
     }
 
     /// The message cut as a [`Sink::Each`](crate::Sink::Each) promises. The pieces double from 64 bytes to
@@ -50,7 +42,7 @@ impl Message {
     pub(super) fn pieces(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let len = self.len;
         let mut end = 0;
-        let mut size = LINE;
+        let mut size = Grain::BYTES;
         std::iter::from_fn(move || {
             let start = end;
             end = len.min(start + size);

@@ -4,7 +4,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::net::TcpStream;
 
 use crate::tcp::socket;
-use crate::{Abort, Combine, Error, Fingerprint};
+use crate::{Abort, Combine, Error, Fingerprint, Grain};
 
 /// Bytes in front of every message.
 pub(super) const HEADER_BYTES: usize = 64;
@@ -13,8 +13,6 @@ const SEND_BYTES_MAX: usize = 1 << 20;
 const SCRATCH_BYTES: usize = 256 << 10;
 /// Pieces of a message that one system call takes.
 const PARTS_MAX: usize = 16;
-/// Offsets and alignment of the pieces that a sink gets.
-const GRAIN: usize = 64;
 
 const MAGIC: [u8; 8] = *b"dist msg";
 /// The length that stands for "nothing more will come".
@@ -171,7 +169,8 @@ impl Inbound {
         combine: &mut Combine<'_>,
     ) -> Result<bool, Fault> {
         let came = self.refill(stream, scratch)?;
-        let limit = if outbound.done() { self.length } else { outbound.payload_sent() / GRAIN * GRAIN };
+        let limit =
+            if outbound.done() { self.length } else { outbound.payload_sent() / Grain::BYTES * Grain::BYTES };
         let delivered = self.deliver(scratch, limit, &mut |offset, bytes| {
             combine(&mut memory[offset..][..bytes.len()], bytes);
         });
@@ -195,7 +194,7 @@ impl Inbound {
             return false;
         }
         let staged = scratch.end - scratch.start;
-        let whole = if self.received == self.length { staged } else { staged / GRAIN * GRAIN };
+        let whole = if self.received == self.length { staged } else { staged / Grain::BYTES * Grain::BYTES };
         let ready = whole.min(limit.saturating_sub(self.delivered));
         if ready > 0 {
             sink(self.delivered, scratch.take(ready));
@@ -256,10 +255,6 @@ pub(super) struct Scratch {
     end: usize,
 }
 
-#[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C, align(64))]
-struct Grain([u8; GRAIN]);
-
 impl Scratch {
     /// Forgets what is staged.
     pub(super) fn clear(&mut self) {
@@ -282,7 +277,7 @@ impl Scratch {
     /// The memory behind what is staged.
     fn room(&mut self) -> &mut [u8] {
         if self.grains.is_empty() {
-            self.grains = vec![Grain([0; GRAIN]); SCRATCH_BYTES / GRAIN];
+            self.grains = vec![Grain::ZERO; SCRATCH_BYTES / Grain::BYTES];
         }
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.grains);
         if self.start == self.end {
