@@ -1,7 +1,7 @@
 //! `distctl run` as a person uses it: real processes, their output, their exit codes, their signals.
 #![allow(clippy::unwrap_used, reason = "what a test prepares must work")]
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::panic::AssertUnwindSafe;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -181,6 +181,7 @@ fn what_a_rank_leaves_behind_is_ended() {
 #[case(Signal::INT, "INT", 130)]
 #[case(Signal::TERM, "TERM", 143)]
 #[case(Signal::HUP, "HUP", 129)]
+#[case(Signal::QUIT, "QUIT", 131)]
 fn signals_are_passed_on(#[case] sent: Signal, #[case] name: &str, #[case] code: i32) {
     let script = format!(
         "trap 'echo got it; trap - {name}; kill -{name} $$' {name}; echo $$; while :; do sleep 0.01; done"
@@ -221,6 +222,18 @@ fn the_job_ends_when_nobody_reads_its_output() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(141), "{output:?}");
     pids.iter().for_each(|pid| wait_until_gone(pid));
+}
+
+#[test]
+fn the_job_ends_when_nobody_takes_its_words() {
+    // The pipe is full from the beginning.
+    let (_reader, mut writer) = std::io::pipe().unwrap();
+    writer.write_all(&[b'\n'; 1 << 16]).unwrap();
+    let script = "echo $$; test $RANK = 1 && exit 7; exec sleep 1000";
+    let mut command = distctl(&["run", "-n", "2", "--", "sh", "-c", script]);
+    let output = command.stderr(writer).output().unwrap();
+    assert_eq!(output.status.code(), Some(7));
+    lines(&output.stdout).iter().for_each(|pid| wait_until_gone(pid));
 }
 
 #[test]

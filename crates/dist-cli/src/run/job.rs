@@ -10,7 +10,7 @@ use dist_transport::runtime::{Mailbox, Receiver, Task, Unavailable};
 use dist_transport::tcp::Coordinator;
 use dist_transport::{Cause, Deadline, Runtime};
 use rustix::process::Signal;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::child::{self, Running};
@@ -82,10 +82,12 @@ impl Job {
         let secret = SecretFile::create(&name)?;
         let coordinator =
             Coordinator::start("127.0.0.1:0", self.ranks, &name, Some(secret.secret().clone()))?;
+        let (voice, speaker) = voice(&runtime)?;
         let mut watch = Watch {
             runtime: runtime.clone(),
             ranks: Vec::new(),
-            readers: Vec::new(),
+            readers: vec![speaker],
+            voice,
             phase: Phase::Running,
             grace: self.grace,
             coordinator,
@@ -179,10 +181,24 @@ fn reader(
 }
 
 fn watch_signals(runtime: &Runtime, events: &Mailbox<Event>) -> Result<(), Error> {
-    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).map_err(Error::Signals)?;
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM]).map_err(Error::Signals)?;
     let events = events.clone();
     let watch = move || signals.forever().for_each(|signal| events.send(Event::Signalled(signal)));
     runtime.spawn("signals", watch).map(drop).map_err(Error::Thread)
+}
+
+/// A thread that says what this process has to say: whoever takes it may do so slowly or not at all, and the end of
+/// the job must not wait for that.
+fn voice(runtime: &Runtime) -> Result<(Mailbox<String>, Task<()>), Error> {
+    let (voice, mut words) = runtime.mailbox::<String>();
+    let speak = move || {
+        while let Ok(text) = words.receive(None) {
+            // When nobody listens, nobody has to be told.
+            let _ = writeln!(io::stderr().lock(), "distctl: {text}");
+        }
+    };
+    let speaker = runtime.spawn("voice", speak).map_err(Error::Thread)?;
+    Ok((voice, speaker))
 }
 
 /// A number that tells two jobs of one process apart, and a process from an earlier one with the same id.
@@ -196,7 +212,9 @@ struct Watch {
     runtime: Runtime,
     /// The processes that have not been reaped.
     ranks: Vec<Option<Running>>,
+    /// The threads that pass on what the ranks print, and what this process says.
     readers: Vec<Task<()>>,
+    voice: Mailbox<String>,
     phase: Phase,
     grace: Duration,
     coordinator: Coordinator,
@@ -208,23 +226,32 @@ struct Watch {
 
 impl Watch {
     fn until_all_have_ended(mut self, mut inbox: Receiver<Event>) -> Result<Outcome, Error> {
+        if let Err(error) = self.watch(&mut inbox) {
+            self.kill_all();
+            return Err(error);
+        }
+        self.await_record(&mut inbox);
+        self.name_cause();
+        drop(self.voice);
+        let patience = self.runtime.deadline(PATIENCE);
+        for reader in self.readers {
+            // A process that has left its group may hold the pipe open for as long as it likes.
+            let _ = reader.join_by(patience);
+        }
+        Ok(self.code.map_or(Outcome::Success, Outcome::Code))
+    }
+
+    fn watch(&mut self, inbox: &mut Receiver<Event>) -> Result<(), Error> {
         while self.running().next().is_some() {
             match inbox.receive(self.deadline()) {
-                Ok(Event::Ended(rank)) => self.reap(rank, &mut inbox)?,
+                Ok(Event::Ended(rank)) => self.reap(rank, inbox)?,
                 Ok(Event::Signalled(signal)) => self.forward(signal),
                 Ok(Event::Unwritable) => self.output_is_gone(),
                 Err(Unavailable::TimedOut) => self.escalate()?,
                 Err(Unavailable::Closed) => unreachable!("the thread that watches signals keeps it open"),
             }
         }
-        self.await_record(&mut inbox);
-        self.name_cause();
-        let patience = self.runtime.deadline(PATIENCE);
-        for reader in self.readers.drain(..) {
-            // A process that has left its group may hold the pipe open for as long as it likes.
-            let _ = reader.join_by(patience);
-        }
-        Ok(self.code.map_or(Outcome::Success, Outcome::Code))
+        Ok(())
     }
 
     fn running(&self) -> impl Iterator<Item = &Running> {
@@ -359,7 +386,6 @@ impl Watch {
     }
 
     fn say(&self, text: &str) {
-        // When nobody listens, nobody has to be told.
-        let _ = writeln!(io::stderr().lock(), "distctl: {text}");
+        self.voice.send(text.to_owned());
     }
 }
