@@ -315,11 +315,12 @@ impl Meeting {
         if lock(&self.verdict).is_some() {
             return;
         }
-        tracing::warn!(%abort, "the job is aborted");
         *lock(&self.verdict) = Some(abort);
         for member in self.members_mut() {
             let _ = member.line.push(Frame::Abort(abort));
         }
+        // Last, because a log may keep its writer waiting.
+        tracing::warn!(%abort, "the job is aborted");
     }
 
     fn watch_silence(&mut self) {
