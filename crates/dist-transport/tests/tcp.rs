@@ -137,7 +137,7 @@ fn a_wrong_secret_is_refused_and_the_others_learn_who_is_missing() {
     let address = coordinator.address().to_string();
     let config = |rank, secret| {
         let config = Config::new(rank, 2, &address).unwrap().with_external_coordinator();
-        config.with_secret(secret).with_timeout(Duration::from_millis(600))
+        config.with_secret(secret).with_timeout(Duration::from_millis(1500))
     };
     let right = config(0, secret);
     let wrong = config(1, Secret::from_bytes(b"another secret of theirs").unwrap());
@@ -151,15 +151,15 @@ fn a_wrong_secret_is_refused_and_the_others_learn_who_is_missing() {
 #[test]
 fn a_second_process_of_the_same_rank_is_told_so() {
     let job = Job::new(2);
-    let first = job.configs[0].clone().with_timeout(Duration::from_secs(1));
+    let first = job.configs[0].clone().with_timeout(Duration::from_secs(2));
     let first = Runtime::system().spawn("rank", move || TcpTransport::join(&first).unwrap_err()).unwrap();
     // Whichever of the two comes first waits for rank 1 in vain; the other is refused at once.
     let second =
-        TcpTransport::join(&job.configs[0].clone().with_timeout(Duration::from_secs(1))).unwrap_err();
+        TcpTransport::join(&job.configs[0].clone().with_timeout(Duration::from_secs(2))).unwrap_err();
     let mut both = [first.join().unwrap().to_string(), second.to_string()];
     both.sort();
     assert_eq!(both[0], "another process has already joined as rank 0");
-    assert!(both[1].starts_with("rendezvous: ranks [1] did not come within 1s"), "{}", both[1]);
+    assert!(both[1].starts_with("rendezvous: ranks [1] did not come within 2s"), "{}", both[1]);
 }
 
 #[test]
