@@ -15,6 +15,7 @@ Runs, and stops at the first that fails:
   docs      rustdoc; warnings are errors
   crates    each crate alone, with each combination of its features, and what it may pull in
   deny      cargo-deny, if it is installed: bans, licences, sources; advisories where a database is at hand
+  demo      cargo demo, two steps of it
   test      cargo xtask test
 
 Beyond Rust and a C compiler only cargo-deny is needed; .ci/run installs it and runs this.";
@@ -32,6 +33,7 @@ pub(crate) fn run() -> Result<(), Failure> {
     steps.step("what each crate pulls in", dependencies)?;
     steps.step("each crate alone", each_alone)?;
     steps.step("deny", deny)?;
+    steps.step("demo", || show(&mut cargo("demo -- --steps 2 --out target/demo")))?;
     test::add_steps(&mut steps)?;
     steps.summary();
     Ok(())
