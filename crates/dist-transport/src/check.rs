@@ -1,6 +1,6 @@
 //! What every transport checks and counts in the same way.
 
-use crate::{Error, Incoming, Outgoing, Rank, Result, Sink, Traffic};
+use crate::{ChannelId, Error, Incoming, Outgoing, Rank, Result, Sink, Traffic};
 
 impl Traffic {
     /// Counts what one exchange moved.
@@ -34,7 +34,7 @@ pub(crate) fn check_exchange(
 }
 
 /// Refuses a list of members that makes no group.
-pub(crate) fn check_members(rank: Rank, members: &[usize]) -> Result<()> {
+fn check_members(rank: Rank, members: &[usize]) -> Result<()> {
     members.iter().try_for_each(|&member| check_peer(rank, member))?;
     let mut sorted = members.to_vec();
     sorted.sort_unstable();
@@ -43,4 +43,19 @@ pub(crate) fn check_members(rank: Rank, members: &[usize]) -> Result<()> {
         return Err(Error::Members { members: members.to_vec() });
     }
     Ok(())
+}
+
+/// The channel of a group's next fork, and this rank's place in it, if it has one. Ranks that are not members count
+/// the fork as well, so that all stay in step.
+pub(crate) fn fork(
+    rank: Rank,
+    channel: ChannelId,
+    children: &mut u64,
+    members: &[usize],
+) -> Result<Option<(ChannelId, Rank)>> {
+    check_members(rank, members)?;
+    let child = channel.child(*children, members);
+    *children += 1;
+    let index = members.iter().position(|&member| member == rank.index());
+    Ok(index.and_then(|index| Rank::new(index, members.len())).map(|rank| (child, rank)))
 }

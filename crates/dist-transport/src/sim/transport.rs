@@ -6,7 +6,7 @@ use std::thread;
 
 use super::message::Message;
 use super::network::{Found, Network, Place, Sent};
-use crate::check::{check_exchange, check_members, check_peer};
+use crate::check::{self, check_exchange, check_peer};
 use crate::{
     Abort, Activity, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Incoming, Outgoing, Rank,
     Result, Runtime, Sink, Traffic, Transport,
@@ -204,13 +204,9 @@ impl Transport for SimTransport {
     }
 
     fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {
-        check_members(self.rank, members)?;
-        let channel = self.channel.child(self.children, members);
-        self.children += 1;
-        let Some(index) = members.iter().position(|&member| member == self.rank.index()) else {
+        let Some((channel, rank)) = check::fork(self.rank, self.channel, &mut self.children, members)? else {
             return Ok(None);
         };
-        let rank = Rank::new(index, members.len()).expect("a position is smaller than the length");
         let members = members.iter().map(|&member| self.members[member]).collect();
         let child = Self::enter(self.network.clone(), self.runtime.clone(), rank, channel, members);
         Ok(Some(Box::new(child)))

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::event::PollFlags;
 
 use crate::auth::{Identity, Purpose};
-use crate::check::{check_exchange, check_members, check_peer};
+use crate::check::{self, check_exchange, check_peer};
 use crate::tcp::config::Config;
 use crate::tcp::link::{Fault, Inbound, Outbound, Scratch, say_goodbye};
 use crate::tcp::patience::{Patience, Wait};
@@ -425,13 +425,9 @@ impl Transport for TcpTransport {
     }
 
     fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {
-        check_members(self.rank, members)?;
-        let channel = self.channel.child(self.children, members);
-        self.children += 1;
-        let Some(index) = members.iter().position(|&member| member == self.rank.index()) else {
+        let Some((channel, rank)) = check::fork(self.rank, self.channel, &mut self.children, members)? else {
             return Ok(None);
         };
-        let rank = Rank::new(index, members.len()).expect("a position in a list is below its length");
         let members = members.iter().map(|&member| self.members[member]).collect();
         Ok(Some(Box::new(Self::open(self.membership.clone(), channel, rank, members))))
     }
