@@ -9,11 +9,10 @@ use std::time::Duration;
 use dist_transport::tcp::{Config, TcpTransport};
 use dist_transport::{ChannelId, Error as TransportError, Runtime, Traffic, Transport};
 
-use crate::engine::{Engine, check_op};
-use crate::pending::Pending;
+use crate::engine::Engine;
 use crate::settings::Settings;
 use crate::worker::Worker;
-use crate::{Algorithm, Buffer, Element, Error, ReduceOp, ReductionOrder, Result};
+use crate::{Algorithm, Element, Error, ReduceOp, ReductionOrder, Result};
 
 /// This rank's place in a group, and everything that the group does together.
 ///
@@ -52,8 +51,8 @@ use crate::{Algorithm, Buffer, Element, Error, ReduceOp, ReductionOrder, Result}
 pub struct Communicator {
     /// First, so that what was started ends before the group says goodbye.
     overlap: Overlap,
-    engine: Engine,
-    settings: Settings,
+    pub(crate) engine: Engine,
+    pub(crate) settings: Settings,
 }
 
 /// What does the operations that do not block.
@@ -310,36 +309,8 @@ impl Communicator {
         Ok(transport.map(|transport| Self::with_settings(transport, self.settings.of_child())))
     }
 
-    /// Begins an all_reduce and returns; the buffer comes back from [`Pending::wait`]. Operations that were
-    /// started are done one after the other, beside the blocking ones. The deadline begins now.
-    ///
-    /// What can go wrong is reported by [`Pending::wait`].
-    ///
-    /// ```
-    /// use dist_collectives::{Communicator, ReduceOp};
-    /// use dist_transport::sim;
-    ///
-    /// let outcome = sim::run(1, 2, |transport| {
-    ///     let mut comm = Communicator::new(transport);
-    ///     let pending = comm.start_all_reduce(vec![1.0_f32; 4], ReduceOp::Sum);
-    ///     // … compute …
-    ///     pending.wait().unwrap().into_vec()
-    /// });
-    /// assert_eq!(outcome.results, [[2.0; 4]; 2]);
-    /// ```
-    #[doc(alias = "MPI_Iallreduce")]
-    pub fn start_all_reduce<T: Element>(&mut self, buffer: impl Into<Buffer<T>>, op: ReduceOp) -> Pending<T> {
-        let buffer = buffer.into();
-        let manner = self.engine.manner(&self.settings);
-        let worker = match check_op::<T>(op).and_then(|()| self.worker()) {
-            Ok(worker) => worker,
-            Err(error) => return Pending::failed(buffer, error),
-        };
-        worker.start(buffer, move |engine, buffer| engine.all_reduce(buffer, op, manner))
-    }
-
     /// The worker, started if there is none. Without one the job is aborted, because peers would wait for this rank.
-    fn worker(&mut self) -> Result<&Worker> {
+    pub(crate) fn worker(&mut self) -> Result<&Worker> {
         let (overlap, failed) = match std::mem::replace(&mut self.overlap, Overlap::Starting) {
             Overlap::Idle(transport) => match Worker::new(transport) {
                 Ok(worker) => (Overlap::Running(worker), None),

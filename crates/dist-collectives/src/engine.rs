@@ -305,7 +305,7 @@ impl Engine {
     }
 }
 
-pub(crate) fn check_op<T: Element>(op: ReduceOp) -> Result<()> {
+fn check_op<T: Element>(op: ReduceOp) -> Result<()> {
     if op == ReduceOp::Mean && !T::DTYPE.is_float() { Err(Error::NoMean { dtype: T::DTYPE }) } else { Ok(()) }
 }
 

@@ -12,6 +12,7 @@ mod kernel;
 mod pending;
 mod reduce_op;
 mod settings;
+mod start;
 mod worker;
 
 pub use algorithm::{Algorithm, AllGather, AllReduce, Barrier, Broadcast, Reduce, ReduceScatter};

@@ -6,45 +6,46 @@ use std::time::Duration;
 use dist_transport::Runtime;
 use dist_transport::runtime::{Receiver, Unavailable};
 
+use crate::Error;
 use crate::worker::Alarm;
-use crate::{Buffer, Element, Error};
 
-/// An operation that was started and not yet waited for.
+/// An operation that was started and not yet waited for, and the memory `B` that it owns until then: a
+/// [`Buffer`](crate::Buffer), several of them, or none.
 ///
-/// Dropping it waits for the operation, until its deadline at most, and drops the buffer. Dropping it in a panic
+/// Dropping it waits for the operation, until its deadline at most, and drops the memory. Dropping it in a panic
 /// aborts the job.
 #[must_use = "the result comes from wait; dropping waits too"]
-pub struct Pending<T: Element>(State<T>);
+pub struct Pending<B>(State<B>);
 
-enum State<T: Element> {
-    Running(Running<T>),
-    Done(Done<T>),
+enum State<B> {
+    Running(Running<B>),
+    Done(Done<B>),
     /// The result has been handed out.
     Taken,
 }
 
-type Done<T> = Result<Buffer<T>, Failed<T>>;
+type Done<B> = Result<B, Failed<B>>;
 
-struct Running<T: Element> {
-    result: Receiver<Done<T>>,
+struct Running<B> {
+    result: Receiver<Done<B>>,
     runtime: Runtime,
     alarm: Alarm,
 }
 
-impl<T: Element> Pending<T> {
-    pub(crate) fn running(result: Receiver<Done<T>>, runtime: Runtime, alarm: Alarm) -> Self {
+impl<B> Pending<B> {
+    pub(crate) fn running(result: Receiver<Done<B>>, runtime: Runtime, alarm: Alarm) -> Self {
         Self(State::Running(Running { result, runtime, alarm }))
     }
 
-    pub(crate) fn failed(buffer: Buffer<T>, error: Error) -> Self {
+    pub(crate) fn failed(buffer: B, error: Error) -> Self {
         Self(State::Done(Err(Failed::new(buffer, error))))
     }
 
-    /// Waits for the operation to end, which it does by its deadline, and gives the buffer back.
+    /// Waits for the operation to end, which it does by its deadline, and gives what it has made of the memory.
     ///
     /// # Errors
-    /// Those of the operation, with the buffer, whose contents are then unspecified.
-    pub fn wait(mut self) -> Result<Buffer<T>, Failed<T>> {
+    /// Those of the operation, with the memory that it was given.
+    pub fn wait(mut self) -> Result<B, Failed<B>> {
         match std::mem::replace(&mut self.0, State::Taken) {
             State::Done(done) => done,
             State::Running(mut running) => running.result.receive(None).expect(ANSWERED),
@@ -56,7 +57,7 @@ impl<T: Element> Pending<T> {
     ///
     /// # Errors
     /// The handle, if the operation has not ended. Inside, those of [`wait`](Self::wait).
-    pub fn wait_timeout(mut self, limit: Duration) -> Result<Result<Buffer<T>, Failed<T>>, Self> {
+    pub fn wait_timeout(mut self, limit: Duration) -> Result<Result<B, Failed<B>>, Self> {
         if let State::Running(running) = &mut self.0 {
             let deadline = running.runtime.deadline(limit);
             match running.result.receive(Some(deadline)) {
@@ -79,7 +80,7 @@ impl<T: Element> Pending<T> {
     }
 }
 
-impl<T: Element> Drop for Pending<T> {
+impl<B> Drop for Pending<B> {
     fn drop(&mut self) {
         if let State::Running(running) = &mut self.0 {
             if std::thread::panicking() {
@@ -92,7 +93,7 @@ impl<T: Element> Drop for Pending<T> {
     }
 }
 
-impl<T: Element> fmt::Debug for Pending<T> {
+impl<B> fmt::Debug for Pending<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match &self.0 {
             State::Running(_) => "Pending(running)",
@@ -101,37 +102,38 @@ impl<T: Element> fmt::Debug for Pending<T> {
     }
 }
 
-/// An operation that failed, and the buffer that it worked on, whose contents are unspecified.
+/// An operation that failed, and the memory that it was given. What an operation works on in place has unspecified
+/// contents then; what it only reads is as it was.
 ///
 /// As an error it says what its [`error`](Self::error) says, and leads to the same source.
 #[derive(Debug)]
-pub struct Failed<T: Element> {
-    /// The buffer.
-    pub buffer: Buffer<T>,
+pub struct Failed<B> {
+    /// What the operation was given.
+    pub buffer: B,
     /// What went wrong.
     pub error: Box<Error>,
 }
 
-impl<T: Element> Failed<T> {
-    pub(crate) fn new(buffer: Buffer<T>, error: Error) -> Self {
+impl<B> Failed<B> {
+    pub(crate) fn new(buffer: B, error: Error) -> Self {
         Self { buffer, error: Box::new(error) }
     }
 }
 
-impl<T: Element> fmt::Display for Failed<T> {
+impl<B> fmt::Display for Failed<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)
     }
 }
 
-impl<T: Element> std::error::Error for Failed<T> {
+impl<B: fmt::Debug> std::error::Error for Failed<B> {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.error.source()
     }
 }
 
-impl<T: Element> From<Failed<T>> for Error {
-    fn from(failed: Failed<T>) -> Self {
+impl<B> From<Failed<B>> for Error {
+    fn from(failed: Failed<B>) -> Self {
         *failed.error
     }
 }

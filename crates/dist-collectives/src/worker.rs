@@ -9,7 +9,7 @@ use dist_transport::{Runtime, Transport};
 
 use crate::engine::Engine;
 use crate::pending::{Failed, Pending};
-use crate::{Buffer, Element, Error, Result};
+use crate::{Error, Result};
 
 /// A thread with a transport of its own, and the queue of what it is to do.
 pub(crate) struct Worker {
@@ -50,12 +50,13 @@ impl Worker {
         Ok(Self { jobs: Some(jobs), task: Some(task), alarm, runtime })
     }
 
-    /// Puts an operation on a buffer into the queue.
-    pub(crate) fn start<T: Element>(
+    /// Puts an operation into the queue, with the memory that it works on. If it fails, the memory goes back as the
+    /// operation has left it.
+    pub(crate) fn start<B: Send + 'static>(
         &self,
-        mut buffer: Buffer<T>,
-        operation: impl FnOnce(&mut Engine, &mut [T]) -> Result<()> + Send + 'static,
-    ) -> Pending<T> {
+        mut buffer: B,
+        operation: impl FnOnce(&mut Engine, &mut B) -> Result<()> + Send + 'static,
+    ) -> Pending<B> {
         let (reply, result) = self.runtime.mailbox();
         let job = move |engine: &mut Engine| {
             let done =

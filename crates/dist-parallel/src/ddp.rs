@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
-use dist_collectives::{Communicator, Pending, ReduceOp};
+use dist_collectives::{Buffer, Communicator, Pending, ReduceOp};
 
 use crate::flat::{self, PendingFlat};
 use crate::gradients::{Gradients, Tally};
@@ -337,8 +337,8 @@ type Compute<'a, M> = dyn FnMut(&mut M, usize, &mut Ready<'_>) -> Result<f32, Bo
 struct Flight {
     /// The first buckets of the plan.
     buckets: Vec<PendingFlat>,
-    loss: Option<Pending<f32>>,
-    tally: Option<Pending<i64>>,
+    loss: Option<Pending<Buffer<f32>>>,
+    tally: Option<Pending<Buffer<i64>>>,
 }
 
 impl Flight {

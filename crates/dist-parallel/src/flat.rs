@@ -1,6 +1,6 @@
 //! Buffers of any type of parameter, and their journey through an all_reduce.
 
-use dist_collectives::{Buffer, Communicator, Element, Pending, ReduceOp};
+use dist_collectives::{Buffer, Communicator, Pending, ReduceOp};
 use half::{bf16, f16};
 
 use crate::{Error, FloatType, Result, Values, ValuesMut};
@@ -73,10 +73,10 @@ impl Flat {
 /// A buffer that is being reduced.
 #[derive(Debug)]
 pub(crate) enum PendingFlat {
-    F32(Pending<f32>),
-    F64(Pending<f64>),
-    F16(Pending<f16>),
-    Bf16(Pending<bf16>),
+    F32(Pending<Buffer<f32>>),
+    F64(Pending<Buffer<f64>>),
+    F16(Pending<Buffer<f16>>),
+    Bf16(Pending<Buffer<bf16>>),
 }
 
 impl PendingFlat {
@@ -91,6 +91,6 @@ impl PendingFlat {
 }
 
 /// Waits for an operation; a buffer of a failed one is of no use.
-pub(crate) fn wait<T: Element>(pending: Pending<T>) -> Result<Buffer<T>> {
+pub(crate) fn wait<B>(pending: Pending<B>) -> Result<B> {
     pending.wait().map_err(|failed| Error::communication(*failed.error))
 }
