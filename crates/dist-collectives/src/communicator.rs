@@ -126,6 +126,12 @@ impl Communicator {
         self.engine.rank().world_size()
     }
 
+    /// The ranks of the group by their numbers in the world, in the group's order. Errors that tell of an aborted
+    /// job number ranks as in the world.
+    pub fn members_in_world(&self) -> &[usize] {
+        self.engine.transport.members()
+    }
+
     /// The channel that the group communicates on; no two groups of a job have the same.
     pub fn channel(&self) -> ChannelId {
         self.engine.transport.channel()
@@ -296,8 +302,10 @@ impl Communicator {
     /// one; `None` on ranks that are not in the list. Nothing is communicated; every rank of the group, member or
     /// not, makes the same forks and subgroups in the same order.
     ///
+    /// Several groups that share no rank can be made by one call: each rank names the members of its own group.
+    ///
     /// Take this if the list is at hand and the members' numbers in this group are not needed later. `Group` of
-    /// dist-groups is this with a table that translates ranks between the two, and can also be split by color.
+    /// dist-groups is this with a table that translates ranks between the two, and can also be split by colour.
     ///
     /// # Errors
     /// If the list is empty, names a rank twice, or one that does not exist.

@@ -19,6 +19,9 @@ pub trait Transport: Send + fmt::Debug {
     /// This rank and the size of the group.
     fn rank(&self) -> Rank;
 
+    /// The ranks of the group by their numbers in the world, in the group's order.
+    fn members(&self) -> &[usize];
+
     /// The channel whose messages this transport carries.
     fn channel(&self) -> ChannelId;
 
@@ -55,7 +58,8 @@ pub trait Transport: Send + fmt::Debug {
     /// A transport among these ranks of this group, numbered in the order of the list, on a channel of its own.
     /// `None` if this rank is not among them.
     ///
-    /// Nothing is sent: every rank of the group, member or not, makes the same calls in the same order.
+    /// Nothing is sent: every rank of the group, member or not, makes the same calls in the same order. Several
+    /// groups that share no rank can be made by one call: each rank names the members of its own group.
     ///
     /// # Errors
     /// If the list is empty, names a rank twice, or names one that does not exist.

@@ -97,6 +97,10 @@ impl Transport for Single {
         self.transport.rank()
     }
 
+    fn members(&self) -> &[usize] {
+        self.transport.members()
+    }
+
     fn channel(&self) -> ChannelId {
         self.transport.channel()
     }

@@ -146,6 +146,10 @@ impl Transport for SimTransport {
         self.rank
     }
 
+    fn members(&self) -> &[usize] {
+        &self.members
+    }
+
     fn channel(&self) -> ChannelId {
         self.channel
     }

@@ -365,6 +365,10 @@ impl Transport for TcpTransport {
         self.rank
     }
 
+    fn members(&self) -> &[usize] {
+        &self.members
+    }
+
     fn channel(&self) -> ChannelId {
         self.channel
     }

@@ -86,6 +86,7 @@ fn a_group_of_a_group_is_translated_twice(
         let rank = transport.rank();
         let mut odd = transport.fork(&[7, 5, 3, 1]).unwrap()?;
         let mut ends = odd.fork(&[3, 0]).unwrap()?;
+        assert_eq!((odd.members(), ends.members()), (&[7, 5, 3, 1][..], &[1, 7][..]));
         let received = pass_round(&mut *ends, &payload(rank, 0, 50)).unwrap();
         Some((ends.rank().index(), received))
     };
@@ -96,6 +97,32 @@ fn a_group_of_a_group_is_translated_twice(
             let expected = members.iter().find(|(member, _)| *member == rank).map(|(_, place)| place.clone());
             assert_eq!(place, expected, "rank {rank}");
         }
+    });
+}
+
+#[rstest]
+fn one_call_makes_several_groups_that_share_no_rank(
+    #[values(Backend::Sim, Backend::Local, Backend::Tcp)] backend: Backend,
+) {
+    let program = |mut transport: Box<dyn Transport>| {
+        let rank = transport.rank().index();
+        let lists: [&[usize]; 3] = [&[6, 0, 3], &[4, 1], &[5, 2]];
+        let own = lists.into_iter().find(|members| members.contains(&rank)).unwrap();
+        let mut group = transport.fork(own).unwrap().unwrap();
+        let left = own[group.rank().left().index()];
+        let received = pass_round(&mut *group, &[u8::try_from(rank).unwrap()]).unwrap();
+        assert_eq!(usize::from(received[0]), left);
+        // The numbering of what follows is the same everywhere.
+        let everybody: Vec<usize> = (0..7).collect();
+        let mut all = transport.fork(&everybody).unwrap().unwrap();
+        assert_eq!(pass_round(&mut *all, &[5]).unwrap(), [5]);
+        group.channel()
+    };
+    backend.check(7, program, |channels| {
+        for (rank, first) in [(6, 0), (3, 0), (4, 1), (5, 2)] {
+            assert_eq!(channels[rank], channels[first]);
+        }
+        assert!(channels[0] != channels[1] && channels[1] != channels[2] && channels[0] != channels[2]);
     });
 }
 
