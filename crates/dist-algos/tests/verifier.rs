@@ -127,7 +127,7 @@ fn the_best_algorithms_meet_the_lower_bounds() {
 #[case::a_power_of_two(AllReduce::RecursiveDoubling, 8, Order::Canonical)]
 #[case::pairs_that_fill_subtrees(AllReduce::RecursiveDoubling, 6, Order::Canonical)]
 #[case::pairs_across_subtrees(AllReduce::RecursiveDoubling, 5, Order::Uniform)]
-#[case::halving_like_doubling(AllReduce::HalvingDoubling, 5, Order::Uniform)]
+#[case::halving_in_blocks(AllReduce::HalvingDoubling, 11, Order::Canonical)]
 #[case::halving_at_a_power_of_two(AllReduce::HalvingDoubling, 16, Order::Canonical)]
 #[case::any_world(AllReduce::PairwiseRing, 13, Order::Canonical)]
 fn orders_are_as_documented(#[case] algorithm: AllReduce, #[case] world_size: usize, #[case] order: Order) {
@@ -146,6 +146,21 @@ fn slots_grow_with_the_logarithm_and_only_pairwise_needs_any() {
         assert_eq!(verify::reduce_scatter(ReduceScatter::Ring, world_size).unwrap().slots_max, 0);
         assert_eq!(verify::all_reduce(AllReduce::HalvingDoubling, world_size).unwrap().slots_max, 0);
     }
+}
+
+#[rstest]
+#[case::equal_to_one_block(8, 6, 14, 14)]
+#[case::a_half_beside_it(12, 9, 18, 16)]
+#[case::a_block_of_one(9, 15, 30, 22)]
+#[case::three_blocks(7, 8, 15, 10)]
+fn halving_in_blocks_costs_more_the_smaller_the_smallest_block(
+    #[case] world_size: usize,
+    #[case] rounds: usize,
+    #[case] path: usize,
+    #[case] sent: usize,
+) {
+    let report = verify::all_reduce(AllReduce::HalvingDoubling, world_size).unwrap();
+    assert_eq!((report.rounds, report.path, report.chunks_sent_max()), (rounds, path, sent));
 }
 
 #[test]

@@ -16,7 +16,7 @@ use crate::{Chunks, Cost, Order, Schedule, binomial, halving_doubling, pairwise,
 pub enum AllReduce {
     /// The whole buffer to ranks at distance 1, 2, 4, …; see [`recursive_doubling`].
     RecursiveDoubling,
-    /// Halves, quarters, eighths, … and back; see [`halving_doubling`].
+    /// Halves, quarters, eighths, … and back, in blocks of powers of two; see [`halving_doubling`].
     HalvingDoubling,
     /// A reduction to rank 0 and a broadcast from it; see [`binomial`].
     Binomial,
@@ -64,8 +64,8 @@ impl AllReduce {
     /// In which order it reduces.
     pub const fn order(self, world_size: usize) -> Order {
         match self {
-            Self::Binomial | Self::PairwiseRing => Order::Canonical,
-            Self::RecursiveDoubling | Self::HalvingDoubling => Fold::new(world_size).order(),
+            Self::HalvingDoubling | Self::Binomial | Self::PairwiseRing => Order::Canonical,
+            Self::RecursiveDoubling => Fold::new(world_size).order(),
             Self::Ring if world_size <= 2 => Order::Canonical,
             Self::Ring => Order::Any,
         }
@@ -78,18 +78,13 @@ impl AllReduce {
         }
         let fold = Fold::new(world_size);
         let (doublings, folded) = (fold.rounds(), if fold.spare > 0 { 1 } else { 0 });
-        let moved = 2 * (fold.core - 1);
         match self {
             Self::RecursiveDoubling => Cost {
                 rounds: doublings + 2 * folded,
                 path: doublings + 2 * folded,
                 sent_max: doublings + folded,
             },
-            Self::HalvingDoubling => Cost {
-                rounds: 2 * doublings + 2 * folded,
-                path: moved + 2 * folded * fold.core,
-                sent_max: moved + folded * fold.core,
-            },
+            Self::HalvingDoubling => halving_doubling::cost(world_size),
             Self::Binomial => {
                 let depth = log2_ceil(world_size);
                 Cost { rounds: 2 * depth, path: 2 * depth, sent_max: depth }
