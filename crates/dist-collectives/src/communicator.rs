@@ -137,6 +137,11 @@ impl Communicator {
         self.engine.transport.channel()
     }
 
+    /// Where each rank of the group runs: ranks with equal numbers share a machine. Every rank sees the same.
+    pub fn hosts(&self) -> Vec<u64> {
+        self.engine.transport.hosts()
+    }
+
     /// The clock and the threads that this communicator lives by.
     pub fn runtime(&self) -> &Runtime {
         self.engine.transport.runtime()

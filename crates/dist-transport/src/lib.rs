@@ -7,8 +7,9 @@ compile_error!("dist-transport needs Unix sockets and poll: Windows is not suppo
 mod abort;
 #[cfg(feature = "auth")]
 pub mod auth;
-mod channel;
 #[cfg(any(feature = "tcp", feature = "sim"))]
+mod bookkeeping;
+mod channel;
 mod check;
 mod error;
 mod fingerprint;

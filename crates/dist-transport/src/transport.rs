@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::check::check_all;
 use crate::{Abort, ChannelId, Deadline, Fingerprint, Rank, Result, Runtime};
 
 /// Bytes between the ranks of one group, on one channel.
@@ -54,6 +55,47 @@ pub trait Transport: Send + fmt::Debug {
         combine: &mut Combine<'_>,
         deadline: Deadline,
     ) -> Result<()>;
+
+    /// Sends and receives all of these messages at once, whatever order the peers do it in. Messages to one peer leave
+    /// in the order of the list, and those of one peer are received in the order of theirs.
+    ///
+    /// This provided form goes through the peers one after the other, in an order in which no two ranks wait for
+    /// each other: in round `c` ranks `i` and `j` meet where `i + j = c` modulo the world size.
+    ///
+    /// # Errors
+    /// As for [`exchange`](Transport::exchange).
+    fn exchange_all(
+        &mut self,
+        sends: &[Outgoing<'_>],
+        receives: &mut [Incoming<'_>],
+        deadline: Deadline,
+    ) -> Result<()> {
+        check_all(self.rank(), sends, receives)?;
+        let (me, world_size) = (self.rank().index(), self.rank().world_size());
+        for round in 0..world_size {
+            let peer = (round + world_size - me) % world_size;
+            let mut sends = sends.iter().filter(|send| send.to == peer).copied();
+            let mut receives = receives.iter_mut().filter(|receive| receive.from == peer);
+            loop {
+                match (sends.next(), receives.next()) {
+                    (None, None) => break,
+                    (send, receive) => self.exchange(send, receive.map(Incoming::reborrow), deadline)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until each of these peers has sent something that was not received yet; gives those that have not by
+    /// the deadline, in the order of the list. Their silence harms nothing: messages can be received as before.
+    ///
+    /// # Errors
+    /// If the job is aborted, or a peer cannot be connected to.
+    fn silent(&mut self, peers: &[usize], deadline: Deadline) -> Result<Vec<usize>>;
+
+    /// Where each rank of the group runs: ranks with equal numbers share a machine and its memory. Any rank sees
+    /// the same numbers.
+    fn hosts(&self) -> Vec<u64>;
 
     /// A transport among these ranks of this group, numbered in the order of the list, on a channel of its own.
     /// `None` if this rank is not among them.
@@ -109,6 +151,17 @@ pub struct Incoming<'a> {
     pub len: usize,
     /// Where the bytes go.
     pub sink: Sink<'a>,
+}
+
+impl Incoming<'_> {
+    /// The same, for as long as this one is lent.
+    pub fn reborrow(&mut self) -> Incoming<'_> {
+        let sink = match &mut self.sink {
+            Sink::Into(memory) => Sink::Into(memory),
+            Sink::Each(take) => Sink::Each(take),
+        };
+        Incoming { from: self.from, len: self.len, sink }
+    }
 }
 
 /// Where received bytes go.

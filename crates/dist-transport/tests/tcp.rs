@@ -292,3 +292,16 @@ fn more_ranks_than_half_open_connections_may_come_at_once() {
     let words = job.run(|mut transport| pass_round(&mut transport, 5, LONG).unwrap());
     assert_eq!(words, [5; 150]);
 }
+
+#[test]
+fn hosts_are_what_the_job_says_they_are() {
+    let mut job = Job::new(4);
+    for (config, id) in job.configs.iter_mut().zip(["left", "right", "right", "left"]) {
+        *config = config.clone().with_host_id(id);
+    }
+    let hosts = job.run(|transport| transport.hosts());
+    assert!(hosts.iter().all(|seen| *seen == hosts[0]));
+    let [a, b, c, d] = hosts[0][..] else { panic!("{hosts:?}") };
+    assert_eq!((a, b), (d, c));
+    assert_ne!(a, b);
+}

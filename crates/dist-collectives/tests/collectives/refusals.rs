@@ -132,6 +132,14 @@ impl Transport for Single {
         self.transport.exchange_in_place(peer, buffer, combine, deadline)
     }
 
+    fn silent(&mut self, peers: &[usize], deadline: Deadline) -> Result<Vec<usize>, TransportError> {
+        self.transport.silent(peers, deadline)
+    }
+
+    fn hosts(&self) -> Vec<u64> {
+        self.transport.hosts()
+    }
+
     fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>, TransportError> {
         self.asked.fetch_add(1, Ordering::Relaxed);
         Err(TransportError::Members { members: members.to_vec() })

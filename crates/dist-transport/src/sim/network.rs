@@ -24,7 +24,8 @@ pub(super) struct Place {
 
 /// What a look for a message found.
 pub(super) enum Found {
-    Message(Message),
+    /// There is one.
+    Message,
     /// Nothing yet: the unparker is used when there is reason to look again.
     Nothing,
     /// The sender has left, and left nothing behind.
@@ -119,7 +120,7 @@ impl Network {
         Sent::Queued
     }
 
-    /// Takes the oldest message of `from`, or remembers whom to wake when one comes; these are the last
+    /// Looks for a message of `from`, or remembers whom to wake when one comes; these are the last
     /// calls of the one who looks.
     pub(super) fn look(&self, place: Place, from: Place, calls: &[Fingerprint], unparker: Unparker) -> Found {
         let mut state = self.lock();
@@ -129,8 +130,8 @@ impl Network {
         let sender_left = state.has_left(from);
         let member = state.member(place);
         member.waiting = None;
-        if let Some(message) = member.inbox.get_mut(&from.rank).and_then(VecDeque::pop_front) {
-            return Found::Message(message);
+        if member.inbox.get(&from.rank).is_some_and(|messages| !messages.is_empty()) {
+            return Found::Message;
         }
         if sender_left {
             return Found::Left;
@@ -143,6 +144,11 @@ impl Network {
             contradiction.map(|(ours, theirs)| Found::Elsewhere { rank, ours, theirs })
         });
         found.unwrap_or(Found::Nothing)
+    }
+
+    /// Takes the oldest message of this rank of the group.
+    pub(super) fn take(&self, place: Place, from: usize) -> Option<Message> {
+        self.lock().member(place).inbox.get_mut(&from)?.pop_front()
     }
 
     /// Ends the job; if it has ended already, gives the reason that holds.

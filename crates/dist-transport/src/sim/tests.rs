@@ -337,3 +337,14 @@ fn no_thread_of_a_run_is_left_when_it_has_returned() {
     });
     assert_eq!(ended.load(Ordering::SeqCst), 16);
 }
+
+#[test]
+fn ranks_run_where_the_program_says() {
+    let outcome = run(0, 3, |transport| {
+        let mut transport = transport.with_hosts(&[5, 6, 5]);
+        let fork = transport.fork(&[2, 1]).unwrap();
+        (transport.hosts(), fork.map(|fork| fork.hosts()))
+    });
+    assert_eq!(outcome.results[1], (vec![5, 6, 5], Some(vec![5, 6])));
+    assert_eq!(outcome.results[0].1, None);
+}

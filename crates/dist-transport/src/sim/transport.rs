@@ -6,7 +6,8 @@ use std::thread;
 
 use super::message::Message;
 use super::network::{Found, Network, Place, Sent};
-use crate::check::{self, check_exchange, check_peer};
+use crate::bookkeeping;
+use crate::check::{check_exchange, check_peer};
 use crate::{
     Abort, Activity, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Incoming, Outgoing, Rank,
     Result, Runtime, Sink, Traffic, Transport,
@@ -25,6 +26,8 @@ pub struct SimTransport {
     channel: ChannelId,
     /// The group's ranks by their numbers in the world.
     members: Arc<[usize]>,
+    /// Where the ranks of the world are said to run.
+    hosts: Arc<[u64]>,
     children: u64,
     /// The call before this one, and this one.
     calls: [Fingerprint; 2],
@@ -35,10 +38,12 @@ pub struct SimTransport {
 pub fn network(runtime: &Runtime, world_size: usize) -> Vec<SimTransport> {
     let network = Arc::new(Network::new(world_size));
     let members: Arc<[usize]> = (0..world_size).collect();
+    let hosts: Arc<[u64]> = vec![0; world_size].into();
     let ranks = Rank::all(world_size);
     ranks
         .map(|rank| {
-            SimTransport::enter(network.clone(), runtime.clone(), rank, ChannelId::WORLD, members.clone())
+            let (members, hosts) = (members.clone(), hosts.clone());
+            SimTransport::enter(network.clone(), runtime.clone(), rank, ChannelId::WORLD, members, hosts)
         })
         .collect()
 }
@@ -50,11 +55,24 @@ impl SimTransport {
         rank: Rank,
         channel: ChannelId,
         members: Arc<[usize]>,
+        hosts: Arc<[u64]>,
     ) -> Self {
         let (calls, traffic) = ([Fingerprint::NONE; 2], Traffic::default());
-        let transport = Self { network, runtime, rank, channel, members, children: 0, calls, traffic };
+        let transport = Self { network, runtime, rank, channel, members, hosts, children: 0, calls, traffic };
         transport.network.enter(transport.place(rank.index()), rank.world_size());
         transport
+    }
+
+    /// Lets the ranks of the world run where this list says, one host for each; without it they share one. Every
+    /// rank is to say the same.
+    ///
+    /// # Panics
+    /// If the list has not as many entries as the world has ranks.
+    #[must_use]
+    pub fn with_hosts(mut self, hosts: &[u64]) -> Self {
+        assert_eq!(hosts.len(), self.hosts.len(), "every rank of the world runs on one host");
+        self.hosts = hosts.into();
+        self
     }
 
     fn place(&self, rank: usize) -> Place {
@@ -99,11 +117,22 @@ impl SimTransport {
     }
 
     fn wait_for_message(&self, peer: usize, deadline: Deadline) -> Result<Message> {
+        if self.message_comes(peer, deadline)? {
+            let message = self.network.take(self.own_place(), peer);
+            return Ok(message.expect("only this transport takes what is sent to it"));
+        }
+        let (elapsed, limit) = (self.runtime.elapsed(deadline), deadline.limit());
+        let error = Error::Timeout { activity: Activity::Receive, peer, elapsed, limit };
+        Err(self.fail(peer, Cause::TimedOut, error))
+    }
+
+    /// Whether a message of this peer is here, at the deadline at the latest.
+    fn message_comes(&self, peer: usize, deadline: Deadline) -> Result<bool> {
         let activity = Activity::Receive;
         loop {
             match self.network.look(self.own_place(), self.place(peer), &self.calls, self.runtime.unparker())
             {
-                Found::Message(message) => return Ok(message),
+                Found::Message => return Ok(true),
                 Found::Aborted(abort) => return Err(Error::Aborted(abort)),
                 Found::Left => return Err(self.fail(peer, Cause::Left, Error::Closed { activity, peer })),
                 Found::Elsewhere { rank: peer, ours, theirs } => {
@@ -118,9 +147,7 @@ impl SimTransport {
                 Found::Nothing => {}
             }
             if self.runtime.expired(deadline) {
-                let (elapsed, limit) = (self.runtime.elapsed(deadline), deadline.limit());
-                let error = Error::Timeout { activity, peer, elapsed, limit };
-                return Err(self.fail(peer, Cause::TimedOut, error));
+                return Ok(false);
             }
             self.runtime.park(Some(deadline));
         }
@@ -207,12 +234,30 @@ impl Transport for SimTransport {
         Ok(())
     }
 
+    fn silent(&mut self, peers: &[usize], deadline: Deadline) -> Result<Vec<usize>> {
+        peers.iter().try_for_each(|&peer| check_peer(self.rank, peer))?;
+        self.check_alive()?;
+        let mut silent = Vec::new();
+        for &peer in peers {
+            if !self.message_comes(peer, deadline)? {
+                silent.push(peer);
+            }
+        }
+        Ok(silent)
+    }
+
+    fn hosts(&self) -> Vec<u64> {
+        self.members.iter().map(|&member| self.hosts[member]).collect()
+    }
+
     fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {
-        let Some((channel, rank)) = check::fork(self.rank, self.channel, &mut self.children, members)? else {
+        let Some((channel, rank)) = bookkeeping::fork(self.rank, self.channel, &mut self.children, members)?
+        else {
             return Ok(None);
         };
         let members = members.iter().map(|&member| self.members[member]).collect();
-        let child = Self::enter(self.network.clone(), self.runtime.clone(), rank, channel, members);
+        let (network, runtime, hosts) = (self.network.clone(), self.runtime.clone(), self.hosts.clone());
+        let child = Self::enter(network, runtime, rank, channel, members, hosts);
         Ok(Some(Box::new(child)))
     }
 

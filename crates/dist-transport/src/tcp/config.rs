@@ -20,6 +20,8 @@ pub struct Config {
     pub(super) job: String,
     pub(super) epoch: u32,
     pub(super) timeout: Duration,
+    /// What this machine is called, if not by its own number.
+    pub(super) host_id: Option<String>,
 }
 
 /// Who hosts the coordinator.
@@ -45,13 +47,15 @@ impl Config {
             job: "dist".to_owned(),
             epoch: 0,
             timeout: TIMEOUT_DEFAULT,
+            host_id: None,
         })
     }
 
     /// What the launcher says in the environment, `distctl run` or torchrun: `RANK`, `WORLD_SIZE`, `MASTER_ADDR`
     /// and `MASTER_PORT`; besides, if set, `DIST_SECRET_FILE` (a private file, or `fd:N`), `DIST_JOB_ID` (else
     /// `TORCHELASTIC_RUN_ID`), `DIST_PORT` (the coordinator's port instead of `MASTER_PORT`),
-    /// `DIST_COORDINATOR=external` (the launcher hosts the coordinator) and `TORCHELASTIC_RESTART_COUNT`.
+    /// `DIST_COORDINATOR=external` (the launcher hosts the coordinator), `DIST_HOST_ID` (see
+    /// [`with_host_id`](Self::with_host_id)) and `TORCHELASTIC_RESTART_COUNT`.
     /// A world of one if neither `RANK` nor `WORLD_SIZE` is set.
     ///
     /// Under torchrun, whose agent holds `MASTER_PORT`, the coordinator uses the next port.
@@ -90,6 +94,7 @@ impl Config {
                 }
             };
         }
+        config.host_id = variables.get("DIST_HOST_ID");
         if variables.get("TORCHELASTIC_RESTART_COUNT").is_some() {
             config.epoch = variables.number("TORCHELASTIC_RESTART_COUNT")?;
         }
@@ -118,6 +123,13 @@ impl Config {
     #[must_use]
     pub fn with_external_coordinator(self) -> Self {
         Self { host: Host::Launcher, ..self }
+    }
+
+    /// Processes of which this says the same share a host, and no others. Without it a host is known by the
+    /// number that its system got when it was started.
+    #[must_use]
+    pub fn with_host_id(self, id: &str) -> Self {
+        Self { host_id: Some(id.to_owned()), ..self }
     }
 
     /// This process's rank and the size of the world.

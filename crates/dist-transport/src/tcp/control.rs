@@ -11,10 +11,10 @@ const FRAME_BYTES: usize = 128;
 /// One thing said on a line to the coordinator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Frame {
-    /// A rank has come. It can be connected to at this address, and must be answered within this time.
-    Join { world_size: u32, address: SocketAddr, patience_ms: u32 },
-    /// Where a rank can be connected to. A rank that has heard this of every rank has joined.
-    Peer { rank: u32, address: SocketAddr },
+    /// A rank has come. It runs here, and must be answered within this time.
+    Join { world_size: u32, patience_ms: u32, home: Home },
+    /// Where a rank runs. A rank that has heard this of every rank has joined.
+    Peer { rank: u32, home: Home },
     /// A rank has not come in time.
     Missing { rank: u32, refused: u64 },
     /// No more missing ranks.
@@ -35,15 +35,24 @@ pub(super) enum Frame {
     Waiting { channel: ChannelId, calls: [Fingerprint; 2] },
 }
 
+/// Where a rank runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Home {
+    /// Where it can be connected to.
+    pub(super) address: SocketAddr,
+    /// Its host's number.
+    pub(super) host: u64,
+}
+
 impl Frame {
     fn encode(&self) -> [u8; FRAME_BYTES] {
         let mut frame = Encoder { bytes: [0; FRAME_BYTES], at: 0 };
         match *self {
-            Self::Join { world_size, address, patience_ms } => {
-                frame.number(0_u32).number(world_size).number(patience_ms).address(address);
+            Self::Join { world_size, patience_ms, home } => {
+                frame.number(0_u32).number(world_size).number(patience_ms).home(home);
             }
-            Self::Peer { rank, address } => {
-                frame.number(1_u32).number(rank).address(address);
+            Self::Peer { rank, home } => {
+                frame.number(1_u32).number(rank).home(home);
             }
             Self::Missing { rank, refused } => {
                 frame.number(2_u32).number(rank).bytes(&refused.to_le_bytes());
@@ -84,9 +93,9 @@ impl Frame {
         Some(match frame.number() {
             0 => {
                 let (world_size, patience_ms) = (frame.number(), frame.number());
-                Self::Join { world_size, patience_ms, address: frame.address() }
+                Self::Join { world_size, patience_ms, home: frame.home() }
             }
-            1 => Self::Peer { rank: frame.number(), address: frame.address() },
+            1 => Self::Peer { rank: frame.number(), home: frame.home() },
             2 => Self::Missing { rank: frame.number(), refused: u64::from_le_bytes(frame.bytes()) },
             3 => Self::NotAll,
             4 => Self::Duplicate,
@@ -153,6 +162,10 @@ impl Encoder {
         self.bytes(&number.to_le_bytes())
     }
 
+    fn home(&mut self, home: Home) -> &mut Self {
+        self.address(home.address).bytes(&home.host.to_le_bytes())
+    }
+
     /// IPv4 addresses travel in their IPv6 form.
     fn address(&mut self, address: SocketAddr) -> &mut Self {
         let ip = match address.ip() {
@@ -177,6 +190,10 @@ impl Decoder<'_> {
 
     fn number(&mut self) -> u32 {
         u32::from_le_bytes(self.bytes())
+    }
+
+    fn home(&mut self) -> Home {
+        Home { address: self.address(), host: u64::from_le_bytes(self.bytes()) }
     }
 
     fn address(&mut self) -> SocketAddr {
@@ -273,8 +290,8 @@ mod tests {
         let v6 =
             "[fe80::1%3]:80".parse().unwrap_or_else(|_| SocketAddr::from(([1, 2, 3, 4, 5, 6, 7, 8], 80)));
         let frames = [
-            Frame::Join { world_size: 4, address: v4, patience_ms: 60_000 },
-            Frame::Peer { rank: 2, address: v6 },
+            Frame::Join { world_size: 4, patience_ms: 60_000, home: Home { address: v4, host: u64::MAX } },
+            Frame::Peer { rank: 2, home: Home { address: v6, host: 7 } },
             Frame::Missing { rank: 1, refused: u64::MAX },
             Frame::NotAll,
             Frame::Duplicate,

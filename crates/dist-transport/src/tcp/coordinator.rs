@@ -9,7 +9,7 @@ use rustix::event::PollFlags;
 
 use crate::auth::{Identity, Key, Purpose, Secret};
 use crate::runtime::Task;
-use crate::tcp::control::{Frame, Line};
+use crate::tcp::control::{Frame, Home, Line};
 use crate::tcp::gate::Gate;
 use crate::tcp::session::{Bell, lock};
 use crate::tcp::{BEAT, LIVENESS, socket};
@@ -138,7 +138,7 @@ enum Place {
 
 struct Member {
     line: Line,
-    address: SocketAddr,
+    home: Home,
     answer_by: Option<Deadline>,
     last_seen: Duration,
     /// The channel on which it was waiting when it last said so, and its last two calls there.
@@ -211,15 +211,15 @@ impl Meeting {
             match line.pull() {
                 Ok(None) if self.runtime.expired(deadline) => {}
                 Ok(None) => self.arriving.push((rank, line, deadline)),
-                Ok(Some(Frame::Join { world_size, address, patience_ms })) => {
-                    self.join(rank, line, world_size, address, Duration::from_millis(patience_ms.into()));
+                Ok(Some(Frame::Join { world_size, patience_ms, home })) => {
+                    self.join(rank, line, world_size, home, Duration::from_millis(patience_ms.into()));
                 }
                 Ok(Some(_)) | Err(_) => {}
             }
         }
     }
 
-    fn join(&mut self, rank: u32, mut line: Line, size: u32, address: SocketAddr, patience: Duration) {
+    fn join(&mut self, rank: u32, mut line: Line, size: u32, home: Home, patience: Duration) {
         let expected = u32::try_from(self.places.len()).expect("checked when the coordinator was started");
         let place = self.places.get_mut(rank as usize).filter(|_| size == expected);
         // Whoever cannot join is told why; if the line breaks meanwhile there is nobody left to tell.
@@ -234,12 +234,12 @@ impl Meeting {
         let margin = (patience / 4).min(ANSWER_MARGIN_MAX);
         *place = Place::Taken(Box::new(Member {
             line,
-            address,
+            home,
             answer_by: Some(self.runtime.deadline(patience - margin)),
             last_seen: self.runtime.now(),
             waiting: None,
         }));
-        tracing::debug!(rank, %address, "joined");
+        tracing::debug!(rank, address = %home.address, "joined");
         if self.members().count() == self.places.len() {
             self.start();
         }
@@ -248,12 +248,12 @@ impl Meeting {
     /// Tells everyone where everyone is.
     fn start(&mut self) {
         self.started = true;
-        let addresses: Vec<_> = self.members().map(|member| member.address).collect();
+        let homes: Vec<_> = self.members().map(|member| member.home).collect();
         for member in self.members_mut() {
             member.answer_by = None;
-            for (rank, &address) in (0..).zip(&addresses) {
+            for (rank, &home) in (0..).zip(&homes) {
                 // A broken line is noticed when it is listened to.
-                let _ = member.line.push(Frame::Peer { rank, address });
+                let _ = member.line.push(Frame::Peer { rank, home });
             }
         }
     }

@@ -9,6 +9,7 @@ mod config;
 mod control;
 mod coordinator;
 mod gate;
+mod host;
 mod link;
 mod patience;
 mod rendezvous;

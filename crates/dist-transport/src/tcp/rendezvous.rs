@@ -1,7 +1,7 @@
 //! How a process joins its job.
 
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -11,11 +11,11 @@ use rustix::event::PollFlags;
 
 use crate::auth::{CHALLENGE_BYTES, Identity, Initiator, Key, Purpose};
 use crate::tcp::config::{Config, Host};
-use crate::tcp::control::{Frame, Line};
+use crate::tcp::control::{Frame, Home, Line};
 use crate::tcp::coordinator::{COORDINATOR, Coordinator};
 use crate::tcp::service::{Service, listener_address};
 use crate::tcp::session::{Arrivals, Bell, Membership, Session, Verdict, Watch, timeout};
-use crate::tcp::socket;
+use crate::tcp::{host, socket};
 use crate::{Activity, Deadline, Error, Result, Runtime};
 
 /// How long to wait before another try when the coordinator is not there yet, or the other side hangs up.
@@ -29,13 +29,13 @@ const HANG_UPS_MAX: u32 = 5;
 pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
     let deadline = runtime.deadline(config.timeout);
     let key = Key::new(config.secret.as_ref(), &config.job);
-    let session = |peers| -> Result<Arc<Session>> {
+    let session = |homes| -> Result<Arc<Session>> {
         Ok(Arc::new(Session {
             rank: config.rank,
             runtime: runtime.clone(),
             key: key.clone(),
             epoch: config.epoch,
-            peers,
+            homes,
             verdict: Verdict::new()?,
             arrivals: Arrivals::default(),
             left: Mutex::default(),
@@ -44,8 +44,11 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
             service_bell: Bell::new()?,
         }))
     };
+    let host = host::id(config.host_id.as_deref());
     if config.rank.world_size() == 1 {
-        return Ok(Membership { session: session(Vec::new())?, service: None, coordinator: None });
+        let address = (Ipv4Addr::LOCALHOST, 0).into();
+        let session = session(vec![Home { address, host }])?;
+        return Ok(Membership { session, service: None, coordinator: None });
     }
     let coordinator = match config.host {
         Host::RankZero if config.rank.index() == 0 => Some(Coordinator::start_epoch(
@@ -62,8 +65,8 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
     let at = |source| address_error("listen on", &config.coordinator, source);
     let listener = socket::listen(listener_address(&stream).map_err(at)?, config.secret.as_ref())?;
     let mut line = Line::new(stream);
-    let peers = introduce(&mut line, listener.local_addr().map_err(at)?, config, runtime, deadline)?;
-    let session = session(peers)?;
+    let home = Home { address: listener.local_addr().map_err(at)?, host };
+    let session = session(introduce(&mut line, home, config, runtime, deadline)?)?;
     let service = Service::new(session.clone(), listener, line);
     let service = runtime
         .spawn("dist-service", move || service.run())
@@ -142,7 +145,7 @@ fn count_hang_up(hang_ups: &mut u32, identity: Identity, address: SocketAddr) ->
 
 /// Opens a proven connection to a peer.
 pub(super) fn dial(session: &Session, identity: Identity, deadline: Deadline) -> Result<TcpStream> {
-    let address = session.peers[identity.to as usize];
+    let address = session.homes[identity.to as usize].address;
     let watch = Watch { runtime: &session.runtime, verdict: Some(&session.verdict), deadline };
     let mut hang_ups = 0;
     loop {
@@ -160,25 +163,25 @@ pub(super) fn dial(session: &Session, identity: Identity, deadline: Deadline) ->
     }
 }
 
-/// Says where this rank listens, and hears where the others do.
+/// Says where this rank runs, and hears where the others do.
 fn introduce(
     line: &mut Line,
-    address: SocketAddr,
+    home: Home,
     config: &Config,
     runtime: &Runtime,
     deadline: Deadline,
-) -> Result<Vec<SocketAddr>> {
+) -> Result<Vec<Home>> {
     let watch = Watch { runtime, verdict: None, deadline };
     let gone = |source| Error::Io { activity: Activity::Rendezvous, peer: 0, source };
     let patience_ms = u32::try_from(runtime.remaining(deadline).as_millis()).unwrap_or(u32::MAX);
     let world_size = number(config.rank.world_size())?;
-    line.push(Frame::Join { world_size, address, patience_ms }).map_err(gone)?;
-    let mut peers = Vec::new();
+    line.push(Frame::Join { world_size, patience_ms, home }).map_err(gone)?;
+    let mut homes = Vec::new();
     let mut missing = Vec::new();
     let mut refusals = 0;
-    while peers.len() < config.rank.world_size() {
+    while homes.len() < config.rank.world_size() {
         match line.pull().map_err(gone)? {
-            Some(Frame::Peer { rank, address }) if rank as usize == peers.len() => peers.push(address),
+            Some(Frame::Peer { rank, home }) if rank as usize == homes.len() => homes.push(home),
             Some(Frame::Missing { rank, refused }) => {
                 missing.push(rank as usize);
                 refusals = refused;
@@ -199,7 +202,7 @@ fn introduce(
             })?,
         }
     }
-    Ok(peers)
+    Ok(homes)
 }
 
 /// A new connection takes these few bytes at once, or is of no use.

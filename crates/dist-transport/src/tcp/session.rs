@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::auth::Key;
 use crate::runtime::{Task, Unparker};
-use crate::tcp::control::Frame;
+use crate::tcp::control::{Frame, Home};
 use crate::tcp::coordinator::Coordinator;
 use crate::tcp::link::Fault;
 use crate::tcp::socket;
@@ -35,8 +35,8 @@ pub(super) struct Session {
     pub(super) runtime: Runtime,
     pub(super) key: Key,
     pub(super) epoch: u32,
-    /// Where each rank can be connected to.
-    pub(super) peers: Vec<SocketAddr>,
+    /// Where each rank runs.
+    pub(super) homes: Vec<Home>,
     pub(super) verdict: Verdict,
     pub(super) arrivals: Arrivals,
     /// Ranks that have left in order, and when that is old enough to be sure that nothing of theirs is under way.

@@ -11,3 +11,4 @@ mod calls;
 mod errors;
 mod forks;
 mod messages;
+mod together;

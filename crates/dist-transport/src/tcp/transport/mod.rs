@@ -1,19 +1,21 @@
 //! The transport over TCP: connections on first use, and messages without a thread or a buffer of their size.
 
+mod moving;
+
 use std::collections::VecDeque;
 use std::io;
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::event::PollFlags;
-
+use self::moving::receiving;
 use crate::auth::{Identity, Purpose};
-use crate::check::{self, check_exchange, check_peer};
+use crate::bookkeeping;
+use crate::check::{check_all, check_exchange, check_peer};
 use crate::tcp::config::Config;
-use crate::tcp::link::{Fault, Inbound, Outbound, Scratch, say_goodbye};
-use crate::tcp::patience::{Patience, Wait};
-use crate::tcp::session::{Membership, Session, WAITING_LIMIT, timeout};
+use crate::tcp::link::{Fault, Scratch, say_goodbye};
+use crate::tcp::patience::Patience;
+use crate::tcp::session::{Membership, Session, timeout};
 use crate::tcp::{rendezvous, socket};
 use crate::{
     Abort, Activity, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Incoming, Outgoing, Rank,
@@ -49,28 +51,6 @@ struct Trouble {
     fault: Fault,
 }
 
-/// How an exchange stands after it went as far as it goes without waiting.
-enum Progress {
-    Done,
-    /// Something moved; there may be more.
-    Moved,
-    /// It waits until a connection takes more, or more has come, or for either.
-    Stuck {
-        send: bool,
-        receive: bool,
-    },
-}
-
-impl Progress {
-    const fn new(moved: bool, send: bool, receive: bool) -> Self {
-        match (moved, send, receive) {
-            (_, false, false) => Self::Done,
-            (true, ..) => Self::Moved,
-            (false, send, receive) => Self::Stuck { send, receive },
-        }
-    }
-}
-
 impl TcpTransport {
     /// Meets the other ranks of the job and opens the channel that contains them all. Connections to peers are
     /// opened when they are first used.
@@ -86,9 +66,9 @@ impl TcpTransport {
     }
 
     fn open(membership: Arc<Membership>, channel: ChannelId, rank: Rank, members: Vec<usize>) -> Self {
-        let peers = &membership.session.peers;
-        let here = peers.get(membership.session.rank.index()).map(|address| address.ip());
-        let local_ranks = peers.iter().filter(|address| Some(address.ip()) == here).count();
+        let homes = &membership.session.homes;
+        let here = homes[membership.session.rank.index()].host;
+        let local_ranks = homes.iter().filter(|home| home.host == here).count();
         Self {
             channel,
             rank,
@@ -118,9 +98,9 @@ impl TcpTransport {
 
     /// Opens the connections to these peers that are not open yet: first those that this rank dials, which needs
     /// nothing but the peer's service thread, then those that the peer dials when it comes to this call.
-    fn connect(&mut self, peers: [Option<usize>; 2], deadline: Deadline) -> Result<(), Trouble> {
+    fn connect(&mut self, peers: &[usize], deadline: Deadline) -> Result<(), Trouble> {
         for dialling in [true, false] {
-            for peer in peers.into_iter().flatten() {
+            for &peer in peers {
                 let dials = self.rank.index() > peer;
                 if self.links[peer].is_none() && dials == dialling {
                     let link =
@@ -150,52 +130,6 @@ impl TcpTransport {
     fn await_dial(&self, peer: usize, deadline: Deadline) -> Result<TcpStream, Fault> {
         let session = self.session();
         session.arrivals.take(self.channel, self.members[peer], session, self.calls, deadline)
-    }
-
-    /// Moves both halves as far as they go, again and again, waiting in between.
-    fn drive(
-        &mut self,
-        peers: [Option<usize>; 2],
-        deadline: Deadline,
-        mut step: impl FnMut([Option<&TcpStream>; 2], &mut Scratch) -> Result<Progress, Trouble>,
-    ) -> Result<(), Trouble> {
-        let session = &*self.membership.session;
-        let links = peers.map(|peer| peer.and_then(|peer| self.links[peer].as_ref()));
-        let mut wait = Wait::default();
-        let mut told = false;
-        loop {
-            let progress = step(links, &mut self.scratch)?;
-            let (activity, peer) = match (&progress, peers) {
-                (Progress::Done, _) => return Ok(()),
-                (Progress::Stuck { receive: false, .. }, [Some(to), _]) | (_, [Some(to), None]) => {
-                    (Activity::Send, to)
-                }
-                (_, [_, from]) => (Activity::Receive, from.unwrap_or_default()),
-            };
-            let trouble = |fault| Trouble { activity, peer, fault };
-            if let Some(abort) = session.verdict.get() {
-                return Err(trouble(Fault::Aborted(abort)));
-            }
-            if session.runtime.expired(deadline) {
-                return Err(trouble(Fault::TimedOut));
-            }
-            let Progress::Stuck { send, receive } = progress else {
-                wait = Wait::default();
-                continue;
-            };
-            if self.patience.look_again(&mut wait, &session.runtime) {
-                continue;
-            }
-            let limit = session.runtime.remaining(deadline);
-            let limit = if told { limit } else { limit.min(WAITING_LIMIT) };
-            let [to, from] = links;
-            let stuck = [to.filter(|_| send), from.filter(|_| receive)];
-            let ready = sleep(session, stuck, limit).map_err(|e| trouble(Fault::Io(e)))?;
-            if !ready && !told {
-                session.tell_waiting(self.channel, self.calls);
-                told = true;
-            }
-        }
     }
 
     /// Ends a message that failed: finds the reason, tells the others, and makes the error.
@@ -249,67 +183,8 @@ impl TcpTransport {
         }
     }
 
-    fn try_exchange(
-        &mut self,
-        send: Option<Outgoing<'_>>,
-        receive: Option<Incoming<'_>>,
-        deadline: Deadline,
-    ) -> Result<(), Trouble> {
-        let peers = [send.map(|send| send.to), receive.as_ref().map(|receive| receive.from)];
-        self.connect(peers, deadline)?;
-        let parts = send.map_or(&[][..], |send| send.parts);
-        let mut outbound = send.map(|send| Outbound::new(send.len(), &self.call()));
-        let mut inbound = receive.map(|receive| (Inbound::new(receive.len, &self.call()), receive.sink));
-        self.drive(peers, deadline, |[to, from], scratch| {
-            let (mut moved, mut send, mut receive) = (false, false, false);
-            if let (Some(link), Some(outbound)) = (to, &mut outbound)
-                && !outbound.done()
-            {
-                moved |= outbound.push(link, parts).map_err(|fault| sending(peers, fault))?;
-                send = !outbound.done();
-            }
-            if let (Some(link), Some((inbound, sink))) = (from, &mut inbound)
-                && !inbound.done()
-            {
-                let came = match sink {
-                    Sink::Into(memory) => inbound.pull_into(link, memory),
-                    Sink::Each(sink) => inbound.pull_each(link, scratch, sink),
-                };
-                moved |= came.map_err(|fault| receiving(peers, fault))?;
-                receive = !inbound.done();
-            }
-            Ok(Progress::new(moved, send, receive))
-        })
-    }
-
-    fn try_exchange_in_place(
-        &mut self,
-        peer: usize,
-        buffer: &mut [u8],
-        combine: &mut Combine<'_>,
-        deadline: Deadline,
-    ) -> Result<(), Trouble> {
-        let peers = [Some(peer); 2];
-        self.connect(peers, deadline)?;
-        let mut outbound = Outbound::new(buffer.len(), &self.call());
-        let mut inbound = Inbound::new(buffer.len(), &self.call());
-        self.drive(peers, deadline, |[link, _], scratch| {
-            let link = link.expect("connected above");
-            let mut moved = false;
-            if !outbound.done() {
-                moved |= outbound.push(link, &[buffer]).map_err(|fault| sending(peers, fault))?;
-            }
-            if !inbound.done() {
-                let came = inbound.pull_in_place(link, scratch, &outbound, buffer, combine);
-                moved |= came.map_err(|fault| receiving(peers, fault))?;
-            }
-            // With the scratch full, what comes next has to wait until more of ours has left.
-            Ok(Progress::new(moved, !outbound.done(), inbound.wants_more(scratch)))
-        })
-    }
-
     /// Delivers this rank's oldest message to itself.
-    fn receive_own(&mut self, len: usize, sink: Sink<'_>) -> Result<(), Fault> {
+    fn receive_own(&mut self, len: usize, sink: &mut Sink<'_>) -> Result<(), Fault> {
         let (theirs, message) = self.own.pop_front().ok_or(Fault::TimedOut)?;
         if theirs != self.call() {
             return Err(Fault::Mismatch { theirs });
@@ -325,14 +200,6 @@ impl TcpTransport {
     }
 }
 
-fn sending(peers: [Option<usize>; 2], fault: Fault) -> Trouble {
-    Trouble { activity: Activity::Send, peer: peers[0].unwrap_or_default(), fault }
-}
-
-fn receiving(peers: [Option<usize>; 2], fault: Fault) -> Trouble {
-    Trouble { activity: Activity::Receive, peer: peers[1].unwrap_or_default(), fault }
-}
-
 /// Whether a connection could not be opened because of this process, not of the peer.
 fn is_own_failure(error: &Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, ConnectionReset, HostUnreachable, NetworkUnreachable, TimedOut};
@@ -344,20 +211,6 @@ fn is_own_failure(error: &Error) -> bool {
         Error::Resources { .. } => true,
         _ => false,
     }
-}
-
-/// Waits until one of these connections takes more, or more comes on the other, or the job is aborted; `false` when
-/// the time is over.
-fn sleep(session: &Session, [to, from]: [Option<&TcpStream>; 2], limit: Duration) -> io::Result<bool> {
-    let mut watched = [session.verdict.watch(), session.verdict.watch(), session.verdict.watch()];
-    let mut count = 1;
-    for (link, events) in [(to, PollFlags::OUT), (from, PollFlags::IN)] {
-        if let Some(link) = link {
-            watched[count] = socket::watch(link, events);
-            count += 1;
-        }
-    }
-    socket::poll(&mut watched[..count], limit)
 }
 
 impl Transport for TcpTransport {
@@ -396,8 +249,9 @@ impl Transport for TcpTransport {
             self.own.push_back((self.call(), own.parts.concat()));
         }
         if let Some(own) = receive.take_if(|receive| receive.from == me) {
-            let trouble = |fault| Trouble { activity: Activity::Receive, peer: me, fault };
-            self.receive_own(own.len, own.sink).map_err(|fault| self.fail(trouble(fault), deadline))?;
+            let mut sink = own.sink;
+            self.receive_own(own.len, &mut sink)
+                .map_err(|fault| self.fail(receiving(me)(fault), deadline))?;
         }
         if send.is_some() || receive.is_some() {
             self.try_exchange(send, receive, deadline).map_err(|trouble| self.fail(trouble, deadline))?;
@@ -428,8 +282,53 @@ impl Transport for TcpTransport {
         Ok(())
     }
 
+    fn exchange_all(
+        &mut self,
+        sends: &[Outgoing<'_>],
+        receives: &mut [Incoming<'_>],
+        deadline: Deadline,
+    ) -> Result<()> {
+        check_all(self.rank, sends, receives)?;
+        self.check_alive()?;
+        let me = self.rank.index();
+        for own in sends.iter().filter(|send| send.to == me) {
+            self.own.push_back((self.call(), own.parts.concat()));
+        }
+        for own in receives.iter_mut().filter(|receive| receive.from == me) {
+            self.receive_own(own.len, &mut own.sink)
+                .map_err(|fault| self.fail(receiving(me)(fault), deadline))?;
+        }
+        self.try_exchange_all(sends, receives, deadline).map_err(|trouble| self.fail(trouble, deadline))?;
+        sends.iter().for_each(|send| self.traffic.count(Some(send.len()), None));
+        receives.iter().for_each(|receive| self.traffic.count(None, Some(receive.len)));
+        Ok(())
+    }
+
+    fn silent(&mut self, peers: &[usize], deadline: Deadline) -> Result<Vec<usize>> {
+        peers.iter().try_for_each(|&peer| check_peer(self.rank, peer))?;
+        self.check_alive()?;
+        let mut silent = Vec::new();
+        for &peer in peers {
+            let here = match peer == self.rank.index() {
+                true => !self.own.is_empty(),
+                false => {
+                    self.await_message(peer, deadline).map_err(|trouble| self.fail(trouble, deadline))?
+                }
+            };
+            if !here {
+                silent.push(peer);
+            }
+        }
+        Ok(silent)
+    }
+
+    fn hosts(&self) -> Vec<u64> {
+        self.members.iter().map(|&member| self.session().homes[member].host).collect()
+    }
+
     fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {
-        let Some((channel, rank)) = check::fork(self.rank, self.channel, &mut self.children, members)? else {
+        let Some((channel, rank)) = bookkeeping::fork(self.rank, self.channel, &mut self.children, members)?
+        else {
             return Ok(None);
         };
         let members = members.iter().map(|&member| self.members[member]).collect();

@@ -1,0 +1,26 @@
+//! Which host this process runs on.
+
+use sha2::{Digest, Sha256};
+
+/// A number that processes share if, and only if, they run on one host: made of what the user calls it, else of the
+/// number that Linux gives itself at every start, else of the network's name for it.
+pub(super) fn id(name: Option<&str>) -> u64 {
+    let boot = || std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok();
+    let system = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let name = name.map(str::to_owned).or_else(boot).unwrap_or_else(system);
+    let digest = Sha256::digest(name.trim().as_bytes());
+    u64::from_le_bytes(std::array::from_fn(|index| digest[index]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_known_by_one_number_unless_it_is_called_something() {
+        assert_eq!(id(None), id(None));
+        assert_eq!(id(Some("a")), id(Some("a\n")));
+        assert_ne!(id(Some("a")), id(Some("b")));
+        assert_ne!(id(Some("a")), id(None));
+    }
+}

@@ -1,0 +1,230 @@
+//! How messages move: as far as they go without waiting, again and again, with a wait in between.
+
+use std::io;
+use std::net::TcpStream;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags};
+use smallvec::{SmallVec, smallvec};
+
+use super::{TcpTransport, Trouble};
+use crate::tcp::link::{Fault, Inbound, Outbound, Scratch};
+use crate::tcp::patience::Wait;
+use crate::tcp::session::{Session, WAITING_LIMIT, Watch};
+use crate::tcp::socket;
+use crate::{Activity, Combine, Deadline, Incoming, Outgoing, Sink};
+
+/// How messages stand after they went as far as they go without waiting.
+struct Progress {
+    /// Whether something moved, so that there may be more.
+    moved: bool,
+    /// What is not done yet, and with whom: what is to be sent, then what is to be received.
+    waits: Waits,
+}
+
+type Waits = SmallVec<[(Activity, usize); 2]>;
+
+impl TcpTransport {
+    pub(super) fn try_exchange(
+        &mut self,
+        send: Option<Outgoing<'_>>,
+        receive: Option<Incoming<'_>>,
+        deadline: Deadline,
+    ) -> Result<(), Trouble> {
+        let peers = send.iter().map(|send| send.to).chain(receive.iter().map(|receive| receive.from));
+        self.connect(&peers.collect::<SmallVec<[usize; 2]>>(), deadline)?;
+        let call = self.call();
+        let mut outbound = send.map(|send| (send, Outbound::new(send.len(), &call)));
+        let mut inbound = receive.map(|receive| {
+            let message = Inbound::new(receive.len, &call);
+            (receive, message)
+        });
+        self.drive(deadline, |links, scratch| {
+            let mut progress = Progress { moved: false, waits: Waits::new() };
+            if let Some((send, outbound)) = &mut outbound {
+                push(links, send, outbound, &mut progress)?;
+            }
+            if let Some((receive, inbound)) = &mut inbound {
+                pull(links, receive, inbound, scratch, &mut progress)?;
+            }
+            Ok(progress)
+        })
+    }
+
+    pub(super) fn try_exchange_all(
+        &mut self,
+        sends: &[Outgoing<'_>],
+        receives: &mut [Incoming<'_>],
+        deadline: Deadline,
+    ) -> Result<(), Trouble> {
+        let me = self.rank.index();
+        let sends = sends.iter().filter(|send| send.to != me);
+        let receives = receives.iter_mut().filter(|receive| receive.from != me);
+        let call = self.call();
+        let mut outbound: Vec<_> = sends.map(|send| (send, Outbound::new(send.len(), &call))).collect();
+        // Messages that arrive at the same time cannot be staged in the same place.
+        let mut inbound: Vec<_> =
+            receives.map(|receive| (Inbound::new(receive.len, &call), Scratch::default(), receive)).collect();
+        let peers = outbound.iter().map(|(send, _)| send.to);
+        let peers: Vec<usize> = peers.chain(inbound.iter().map(|(_, _, receive)| receive.from)).collect();
+        self.connect(&peers, deadline)?;
+        self.drive(deadline, |links, _| {
+            let mut progress = Progress { moved: false, waits: Waits::new() };
+            for (send, outbound) in &mut outbound {
+                // Behind a message to the same peer that has not left yet.
+                if !progress.waits.contains(&(Activity::Send, send.to)) {
+                    push(links, send, outbound, &mut progress)?;
+                }
+            }
+            for (inbound, scratch, receive) in &mut inbound {
+                if !progress.waits.contains(&(Activity::Receive, receive.from)) {
+                    pull(links, receive, inbound, scratch, &mut progress)?;
+                }
+            }
+            Ok(progress)
+        })
+    }
+
+    pub(super) fn try_exchange_in_place(
+        &mut self,
+        peer: usize,
+        buffer: &mut [u8],
+        combine: &mut Combine<'_>,
+        deadline: Deadline,
+    ) -> Result<(), Trouble> {
+        self.connect(&[peer], deadline)?;
+        let mut outbound = Outbound::new(buffer.len(), &self.call());
+        let mut inbound = Inbound::new(buffer.len(), &self.call());
+        self.drive(deadline, |links, scratch| {
+            let link = connected(links, peer);
+            let (mut moved, mut waits) = (false, Waits::new());
+            if !outbound.done() {
+                moved |= outbound.push(link, &[buffer]).map_err(sending(peer))?;
+            }
+            if !inbound.done() {
+                let came = inbound.pull_in_place(link, scratch, &outbound, buffer, combine);
+                moved |= came.map_err(receiving(peer))?;
+            }
+            if !outbound.done() {
+                waits.push((Activity::Send, peer));
+            }
+            // With the scratch full, what comes next has to wait until more of ours has left.
+            if inbound.wants_more(scratch) {
+                waits.push((Activity::Receive, peer));
+            }
+            Ok(Progress { moved, waits })
+        })
+    }
+
+    /// Whether a message of this peer is here, at the deadline at the latest.
+    pub(super) fn await_message(&mut self, peer: usize, deadline: Deadline) -> Result<bool, Trouble> {
+        match self.connect(&[peer], deadline) {
+            Err(Trouble { fault: Fault::TimedOut, .. }) => return Ok(false),
+            outcome => outcome?,
+        }
+        let session = self.session();
+        let watch = Watch { runtime: &session.runtime, verdict: Some(&session.verdict), deadline };
+        match watch.ready(connected(&self.links, peer), PollFlags::IN) {
+            Ok(()) => Ok(true),
+            Err(e) if e.kind() == io::ErrorKind::TimedOut => Ok(false),
+            Err(e) => Err(receiving(peer)(session.verdict.get().map_or(Fault::Io(e), Fault::Aborted))),
+        }
+    }
+
+    /// Moves messages as far as they go, again and again, waiting in between.
+    fn drive(
+        &mut self,
+        deadline: Deadline,
+        mut step: impl FnMut(&[Option<TcpStream>], &mut Scratch) -> Result<Progress, Trouble>,
+    ) -> Result<(), Trouble> {
+        let session = &*self.membership.session;
+        let mut wait = Wait::default();
+        let mut told = false;
+        loop {
+            let Progress { moved, waits } = step(&self.links, &mut self.scratch)?;
+            let Some(&(activity, peer)) = waits.last() else { return Ok(()) };
+            let trouble = |fault| Trouble { activity, peer, fault };
+            if let Some(abort) = session.verdict.get() {
+                return Err(trouble(Fault::Aborted(abort)));
+            }
+            if session.runtime.expired(deadline) {
+                return Err(trouble(Fault::TimedOut));
+            }
+            if moved {
+                wait = Wait::default();
+                continue;
+            }
+            if self.patience.look_again(&mut wait, &session.runtime) {
+                continue;
+            }
+            let limit = session.runtime.remaining(deadline);
+            let limit = if told { limit } else { limit.min(WAITING_LIMIT) };
+            let ready = sleep(session, &self.links, &waits, limit).map_err(|e| trouble(Fault::Io(e)))?;
+            if !ready && !told {
+                session.tell_waiting(self.channel, self.calls);
+                told = true;
+            }
+        }
+    }
+}
+
+/// Sends what the connection takes of a message.
+fn push(
+    links: &[Option<TcpStream>],
+    send: &Outgoing<'_>,
+    outbound: &mut Outbound,
+    progress: &mut Progress,
+) -> Result<(), Trouble> {
+    if !outbound.done() {
+        progress.moved |= outbound.push(connected(links, send.to), send.parts).map_err(sending(send.to))?;
+    }
+    if !outbound.done() {
+        progress.waits.push((Activity::Send, send.to));
+    }
+    Ok(())
+}
+
+/// Receives what has come of a message.
+fn pull(
+    links: &[Option<TcpStream>],
+    receive: &mut Incoming<'_>,
+    inbound: &mut Inbound,
+    scratch: &mut Scratch,
+    progress: &mut Progress,
+) -> Result<(), Trouble> {
+    if !inbound.done() {
+        let link = connected(links, receive.from);
+        let came = match &mut receive.sink {
+            Sink::Into(memory) => inbound.pull_into(link, memory),
+            Sink::Each(sink) => inbound.pull_each(link, scratch, sink),
+        };
+        progress.moved |= came.map_err(receiving(receive.from))?;
+    }
+    if !inbound.done() {
+        progress.waits.push((Activity::Receive, receive.from));
+    }
+    Ok(())
+}
+
+fn connected(links: &[Option<TcpStream>], peer: usize) -> &TcpStream {
+    links[peer].as_ref().expect("whoever moves messages has connected first")
+}
+
+fn sending(peer: usize) -> impl Fn(Fault) -> Trouble {
+    move |fault| Trouble { activity: Activity::Send, peer, fault }
+}
+
+pub(super) fn receiving(peer: usize) -> impl Fn(Fault) -> Trouble {
+    move |fault| Trouble { activity: Activity::Receive, peer, fault }
+}
+
+/// Waits until one of these connections takes more, or more comes on one, or the job is aborted; `false` when the time
+/// is over.
+fn sleep(session: &Session, links: &[Option<TcpStream>], waits: &Waits, limit: Duration) -> io::Result<bool> {
+    let mut watched: SmallVec<[PollFd<'_>; 3]> = smallvec![session.verdict.watch()];
+    watched.extend(waits.iter().map(|&(activity, peer)| {
+        let events = if activity == Activity::Send { PollFlags::OUT } else { PollFlags::IN };
+        socket::watch(connected(links, peer), events)
+    }));
+    socket::poll(&mut watched, limit)
+}

@@ -1,0 +1,190 @@
+//! Many messages at once, and looking for messages without receiving them.
+
+use dist_transport::{Incoming, Outgoing, Rank, Sink, Transport};
+use rstest::rstest;
+
+use crate::backend::{Backend, LONG};
+use crate::calls::{pass_round, payload, receive, send, soon};
+
+/// Messages that every rank sends to every rank.
+const MESSAGES: usize = 3;
+
+/// Two long ones, so that nobody can send everything before it receives.
+fn len(from: Rank, to: Rank, message: usize) -> usize {
+    [400_001, 0, 300_000][message] + from.index() * 10 + to.index()
+}
+
+/// The ranks of the group in an order of this rank's own.
+fn peers(rank: Rank) -> impl Iterator<Item = Rank> {
+    let upwards = rank.index().is_multiple_of(2);
+    (0..rank.world_size())
+        .map(move |distance| if upwards { rank.plus(distance) } else { rank.minus(distance) })
+}
+
+/// Sends every rank its messages, receives theirs, and checks what came.
+fn exchange_with_all(transport: &mut dyn Transport, in_pieces: bool) {
+    let (rank, deadline) = (transport.rank(), soon(transport));
+    let to_all = (0..MESSAGES).flat_map(|message| peers(rank).map(move |to| (message, to)));
+    let sent: Vec<_> =
+        to_all.map(|(message, to)| (to, payload(rank, message, len(rank, to, message)))).collect();
+    let parts: Vec<[&[u8]; 1]> = sent.iter().map(|(_, bytes)| [&bytes[..]]).collect();
+    let sends = sent.iter().zip(&parts).map(|((to, _), parts)| Outgoing { to: to.index(), parts });
+    let sends: Vec<_> = sends.collect();
+    let from_all = peers(rank).flat_map(|from| (0..MESSAGES).map(move |message| (from, message)));
+    let mut received: Vec<_> =
+        from_all.map(|(from, message)| (from, message, vec![0; len(from, rank, message)])).collect();
+    if in_pieces {
+        let place = |memory: &mut [u8], offset: usize, bytes: &[u8]| {
+            assert_eq!(offset % 64, 0);
+            memory[offset..][..bytes.len()].copy_from_slice(bytes);
+        };
+        let sinks = received.iter_mut().map(|(from, _, memory)| {
+            (from.index(), memory.len(), move |offset: usize, bytes: &[u8]| place(memory, offset, bytes))
+        });
+        let mut sinks: Vec<_> = sinks.collect();
+        let receives = sinks.iter_mut().map(|(from, len, take)| Incoming {
+            from: *from,
+            len: *len,
+            sink: Sink::Each(take),
+        });
+        transport.exchange_all(&sends, &mut receives.collect::<Vec<_>>(), deadline).unwrap();
+    } else {
+        let receives = received.iter_mut().map(|(from, _, memory)| Incoming {
+            from: from.index(),
+            len: memory.len(),
+            sink: Sink::Into(memory),
+        });
+        transport.exchange_all(&sends, &mut receives.collect::<Vec<_>>(), deadline).unwrap();
+    }
+    let bytes_received: usize = received.iter().map(|(.., bytes)| bytes.len()).sum();
+    let bytes_sent: usize = sent.iter().map(|(_, bytes)| bytes.len()).sum();
+    for (from, message, bytes) in received {
+        assert!(bytes == payload(from, message, len(from, rank, message)), "message {message} of {from}");
+    }
+    let traffic = transport.traffic();
+    assert_eq!(traffic.messages_sent, (MESSAGES * rank.world_size()) as u64);
+    assert_eq!(traffic.messages_received, traffic.messages_sent);
+    assert_eq!((traffic.bytes_sent, traffic.bytes_received), (bytes_sent as u64, bytes_received as u64));
+}
+
+#[rstest]
+fn every_rank_sends_several_messages_to_every_rank_at_once(
+    #[values(Backend::Sim, Backend::Local, Backend::Tcp)] backend: Backend,
+    #[values(1, 2, 5)] world_size: usize,
+    #[values(false, true)] in_pieces: bool,
+) {
+    let program = move |mut transport: Box<dyn Transport>| exchange_with_all(&mut *transport, in_pieces);
+    backend.check(world_size, program, drop);
+}
+
+#[rstest]
+fn messages_at_once_are_refused_as_single_ones_are(
+    #[values(Backend::Sim, Backend::Local, Backend::Tcp)] backend: Backend,
+) {
+    let program = |mut transport: Box<dyn Transport>| {
+        let deadline = soon(&*transport);
+        let mut byte = [0];
+        let wrong = [
+            transport.exchange_all(&[Outgoing { to: 2, parts: &[] }], &mut [], deadline),
+            transport.exchange_all(
+                &[],
+                &mut [Incoming { from: 0, len: 2, sink: Sink::Into(&mut byte) }],
+                deadline,
+            ),
+        ];
+        assert!(wrong.iter().all(Result::is_err));
+        // Nothing has happened.
+        pass_round(&mut *transport, &[7]).unwrap();
+    };
+    backend.check(2, program, drop);
+}
+
+#[rstest]
+fn the_silent_are_named_and_harm_nothing(
+    #[values(Backend::Sim, Backend::Local, Backend::Tcp)] backend: Backend,
+) {
+    let program = move |mut transport: Box<dyn Transport>| match transport.rank().index() {
+        0 => {
+            let all_come = transport.runtime().deadline(LONG);
+            assert_eq!(transport.silent(&[3, 1], all_come).unwrap(), []);
+            assert!(!transport.runtime().expired(all_come));
+            let not_all_come = transport.runtime().deadline(backend.short() / 4);
+            assert_eq!(transport.silent(&[1, 4, 2, 3], not_all_come).unwrap(), [4, 2]);
+            for peer in [1, 3] {
+                assert_eq!(receive(&mut *transport, peer, 1).unwrap(), [7]);
+            }
+            let nothing_is_left = transport.runtime().deadline(backend.short() / 4);
+            assert_eq!(transport.silent(&[1], nothing_is_left).unwrap(), [1]);
+            for peer in 1..5 {
+                send(&mut *transport, peer, &[8]).unwrap();
+            }
+            for peer in [4, 2] {
+                assert_eq!(receive(&mut *transport, peer, 1).unwrap(), [9]);
+            }
+        }
+        1 | 3 => {
+            send(&mut *transport, 0, &[7]).unwrap();
+            assert_eq!(receive(&mut *transport, 0, 1).unwrap(), [8]);
+        }
+        _ => {
+            assert_eq!(receive(&mut *transport, 0, 1).unwrap(), [8]);
+            send(&mut *transport, 0, &[9]).unwrap();
+        }
+    };
+    backend.check(5, program, drop);
+}
+
+#[rstest]
+fn a_rank_hears_itself_and_refuses_strangers(
+    #[values(Backend::Sim, Backend::Local, Backend::Tcp)] backend: Backend,
+) {
+    let program = move |mut transport: Box<dyn Transport>| {
+        let deadline = transport.runtime().deadline(backend.short());
+        assert_eq!(transport.silent(&[0], deadline).unwrap(), [0]);
+        send(&mut *transport, 0, &[1]).unwrap();
+        let deadline = soon(&*transport);
+        assert_eq!(transport.silent(&[0, 0], deadline).unwrap(), []);
+        assert!(transport.silent(&[1], deadline).is_err());
+        assert_eq!(receive(&mut *transport, 0, 1).unwrap(), [1]);
+    };
+    backend.check(1, program, drop);
+}
+
+#[rstest]
+fn waiting_for_the_silent_ends_with_the_job(
+    #[values(Backend::Sim, Backend::Local, Backend::Tcp)] backend: Backend,
+) {
+    let program = move |mut transport: Box<dyn Transport>| {
+        // Those who wait are connected with rank 2 already, or not yet.
+        match transport.rank().index() {
+            // Comes, or the end does.
+            0 => drop(receive(&mut *transport, 2, 1)),
+            1 => {}
+            _ => {
+                send(&mut *transport, 0, &[0]).unwrap();
+                return transport.abort();
+            }
+        }
+        let deadline = soon(&*transport);
+        let error = transport.silent(&[2], deadline).unwrap_err();
+        assert!(!transport.runtime().expired(deadline), "not woken: {error}");
+        assert_eq!(transport.aborted().unwrap().rank, 2);
+    };
+    backend.check(3, program, drop);
+}
+
+#[rstest]
+fn ranks_that_share_a_machine_have_one_host(
+    #[values(Backend::Sim, Backend::Local, Backend::Tcp)] backend: Backend,
+) {
+    let program = |mut transport: Box<dyn Transport>| {
+        let fork = transport.fork(&[2, 0]).unwrap();
+        (transport.hosts(), fork.map(|fork| fork.hosts()))
+    };
+    backend.check(3, program, |hosts| {
+        let (whole, _) = &hosts[0];
+        assert_eq!(*whole, vec![whole[0]; 3]);
+        assert_eq!(hosts[0], (whole.clone(), Some(vec![whole[0]; 2])));
+        assert_eq!(hosts[1], (whole.clone(), None));
+    });
+}
