@@ -36,5 +36,5 @@ pub(crate) const fn ring_step(rank: Rank, index: usize) -> Step {
 
 pub(crate) const fn dissemination_step(rank: Rank, round: usize) -> Step {
     let (to, from) = (rank.plus(1 << round).index(), rank.minus(1 << round).index());
-    Step::exchange(SendHalf { to, chunks: Chunks::NONE }, ReceiveHalf::replace(from, Chunks::NONE))
+    Step::exchange(SendHalf::buffer(to, Chunks::NONE), ReceiveHalf::replace(from, Chunks::NONE))
 }

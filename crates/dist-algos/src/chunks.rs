@@ -1,33 +1,92 @@
 //! A set of chunks, the unit that schedules deal in.
 
-/// The chunks `start`, `start + stride`, … : `count` of them, in this order in a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+use std::fmt;
+
+/// Chunks in ascending order, which is also their order in a message: one run of neighbours, or several at equal
+/// distances.
+///
+/// Sets that hold the same chunks are equal, however they were made.
+///
+/// ```
+/// use dist_algos::Chunks;
+///
+/// let runs = [
+///     (Chunks::range(3, 4), "[3..7]"),
+///     (Chunks::strided(1, 4, 3), "[1..2, 5..6, 9..10]"),
+///     (Chunks::with_bit(1, 7), "[2..4, 6..7]"),
+///     (Chunks::wrapping(6, 4, 8), "[0..2, 6..8]"),
+/// ];
+/// for (chunks, runs) in runs {
+///     assert_eq!(format!("{chunks:?}"), runs);
+/// }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Chunks {
-    /// The first chunk's index.
-    pub start: usize,
-    /// From one index to the next; at least 1.
-    pub stride: usize,
-    /// How many chunks.
-    pub count: usize,
+    start: usize,
+    count: usize,
+    /// Chunks of the first run.
+    head: usize,
+    /// Chunks of each run after the first; of the last, there may be fewer.
+    block: usize,
+    /// From the start of a run to the start of the next.
+    stride: usize,
 }
 
 impl Chunks {
     /// No chunk: what a message of a barrier carries.
-    pub const NONE: Self = Self { start: 0, stride: 1, count: 0 };
+    pub const NONE: Self = Self::range(0, 0);
 
     /// The chunk with this index.
     pub const fn one(index: usize) -> Self {
-        Self { start: index, stride: 1, count: 1 }
+        Self::range(index, 1)
     }
 
     /// The first `count` chunks, which are all of them if there are as many.
     pub const fn all(count: usize) -> Self {
-        Self { start: 0, stride: 1, count }
+        Self::range(0, count)
     }
 
     /// `count` neighbouring chunks.
     pub const fn range(start: usize, count: usize) -> Self {
-        Self { start, stride: 1, count }
+        let start = if count == 0 { 0 } else { start };
+        Self { start, count, head: count, block: 1, stride: 1 }
+    }
+
+    /// The chunks `start`, `start + stride`, …: `count` of them.
+    pub const fn strided(start: usize, stride: usize, count: usize) -> Self {
+        if stride == 1 { Self::range(start, count) } else { Self::runs(start, count, (1, 1), stride) }
+    }
+
+    /// Those of the first `count` chunks whose index has this bit.
+    pub const fn with_bit(bit: u32, count: usize) -> Self {
+        let run = 1 << bit;
+        let (whole, rest) = (count / (2 * run), count % (2 * run));
+        Self::runs(run, whole * run + rest.saturating_sub(run), (run, run), 2 * run)
+    }
+
+    /// `count` chunks from `start` on, of `within` in a circle; there are at most `within`.
+    pub const fn wrapping(start: usize, count: usize, within: usize) -> Self {
+        let before_end = within.saturating_sub(start);
+        if count <= before_end {
+            return Self::range(start, count);
+        }
+        let head = count - before_end;
+        if head >= start { Self::all(within) } else { Self::runs(0, count, (head, before_end), start) }
+    }
+
+    /// A first run of so many, and others of so many, each `stride` after the one before. Every set is made in
+    /// one way only.
+    const fn runs(start: usize, count: usize, (head, block): (usize, usize), stride: usize) -> Self {
+        if count <= head {
+            return Self::range(start, count);
+        }
+        let rest = count - head;
+        Self { start, count, head, block: if block < rest { block } else { rest }, stride }
+    }
+
+    /// How many chunks.
+    pub const fn len(self) -> usize {
+        self.count
     }
 
     /// Whether there is no chunk in the set.
@@ -37,30 +96,43 @@ impl Chunks {
 
     /// Whether the chunks are neighbours, so that their bytes are one piece of memory.
     pub const fn is_contiguous(self) -> bool {
-        self.stride == 1 || self.count <= 1
+        self.count == self.head
+    }
+
+    /// The first chunk; 0 if there is none.
+    pub const fn first(self) -> usize {
+        self.start
+    }
+
+    /// One past the last chunk; 0 if there is none.
+    pub fn end(self) -> usize {
+        let Some(last) = self.count.checked_sub(1) else { return 0 };
+        self.checked_index(last).map_or(usize::MAX, |last| last.saturating_add(1))
     }
 
     /// Whether every index is below `chunks`, and none is named twice.
     pub fn fit(self, chunks: usize) -> bool {
-        match self.count {
-            0 => true,
-            count => {
-                let last = self.stride.checked_mul(count - 1).and_then(|span| span.checked_add(self.start));
-                (self.stride > 0 || count == 1) && last.is_some_and(|last| last < chunks)
-            }
-        }
+        let Some(last) = self.count.checked_sub(1) else { return true };
+        let apart = self.stride >= self.head && (self.is_two_runs() || self.stride >= self.block);
+        (self.is_contiguous() || apart) && self.checked_index(last).is_some_and(|last| last < chunks)
     }
 
     /// Whether the chunk with this index is in the set.
     pub const fn contains(self, index: usize) -> bool {
-        if self.count == 0 || index < self.start {
-            return false;
+        let Some(offset) = index.checked_sub(self.start) else { return false };
+        if offset < self.head {
+            return true;
         }
-        let distance = index - self.start;
-        if self.stride == 0 {
-            return distance == 0;
+        let Some(after) = offset.checked_sub(self.stride) else { return false };
+        if self.is_two_runs() || self.stride == 0 {
+            return after < self.count - self.head;
         }
-        distance.is_multiple_of(self.stride) && distance / self.stride < self.count
+        let (run, place) = (after / self.stride, after % self.stride);
+        place < self.block && run * self.block + place < self.count - self.head
+    }
+
+    const fn is_two_runs(self) -> bool {
+        self.count - self.head <= self.block
     }
 
     /// Whether a chunk is in both sets.
@@ -73,9 +145,40 @@ impl Chunks {
         few.indices().any(|index| many.contains(index))
     }
 
-    /// The indices, in the order of the chunks in a message.
+    /// The indices, in the order that the chunks have in a message.
     pub fn indices(self) -> impl ExactSizeIterator<Item = usize> + Clone {
-        (0..self.count).map(move |index| self.start + index * self.stride)
+        (0..self.count).map(move |place| self.index(place))
+    }
+
+    /// The runs of neighbours that the set is made of; one that is empty for an empty set.
+    pub(crate) fn contiguous(self) -> impl Iterator<Item = Self> + Clone {
+        let others = (self.count - self.head).div_ceil(self.block);
+        let run = move |run: usize| {
+            let before = self.head + (run - 1) * self.block;
+            Self::range(self.start + run * self.stride, self.block.min(self.count - before))
+        };
+        std::iter::once(Self::range(self.start, self.head)).chain((1..=others).map(run))
+    }
+
+    const fn index(self, place: usize) -> usize {
+        if place < self.head {
+            return self.start + place;
+        }
+        let after = place - self.head;
+        self.start + (after / self.block + 1) * self.stride + after % self.block
+    }
+
+    fn checked_index(self, place: usize) -> Option<usize> {
+        let Some(after) = place.checked_sub(self.head) else { return self.start.checked_add(place) };
+        let run = (after / self.block + 1).checked_mul(self.stride)?;
+        self.start.checked_add(run)?.checked_add(after % self.block)
+    }
+}
+
+impl fmt::Debug for Chunks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let runs = self.contiguous().filter(|run| !run.is_empty());
+        f.debug_list().entries(runs.map(|run| run.start..run.start.saturating_add(run.count))).finish()
     }
 }
 
@@ -83,34 +186,57 @@ impl Chunks {
 mod tests {
     use super::*;
 
+    fn indices(chunks: Chunks) -> Vec<usize> {
+        chunks.indices().collect()
+    }
+
+    /// All kinds of sets, some of them equal.
+    fn sets() -> Vec<Chunks> {
+        let small = || (0..5).flat_map(|a| (0..5).map(move |b| (a, b)));
+        let strided = small()
+            .flat_map(|(start, count)| (1..4).map(move |stride| Chunks::strided(start, stride, count)));
+        let bits = (0..3).flat_map(|bit| (0..12).map(move |count| Chunks::with_bit(bit, count)));
+        let wrapping = small().map(|(start, count)| Chunks::wrapping(start, count, 5));
+        strided.chain(bits).chain(wrapping).collect()
+    }
+
     #[test]
     fn sets_know_what_they_hold() {
-        let strided = Chunks { start: 1, stride: 4, count: 3 };
-        assert_eq!(strided.indices().collect::<Vec<_>>(), [1, 5, 9]);
-        assert!(strided.contains(9) && !strided.contains(8) && !strided.contains(13));
-        assert!(strided.fit(10) && !strided.fit(9));
-        assert!(!strided.is_contiguous());
-        assert!(Chunks::NONE.fit(0) && !Chunks::NONE.contains(0));
+        assert_eq!(indices(Chunks::strided(1, 4, 3)), [1, 5, 9]);
+        assert_eq!(indices(Chunks::with_bit(1, 11)), [2, 3, 6, 7, 10]);
+        assert_eq!(indices(Chunks::with_bit(0, 5)), [1, 3]);
+        assert_eq!(indices(Chunks::with_bit(2, 3)), []);
+        assert_eq!(indices(Chunks::wrapping(6, 4, 8)), [0, 1, 6, 7]);
+        assert_eq!(indices(Chunks::wrapping(3, 8, 8)), [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(indices(Chunks::wrapping(3, 5, 8)), [3, 4, 5, 6, 7]);
+        for set in sets() {
+            let held = indices(set);
+            assert!(held.is_sorted() && held.len() == set.len());
+            assert!((0..20).all(|index| set.contains(index) == held.contains(&index)), "{set:?}");
+            let end = held.last().map_or(0, |last| last + 1);
+            assert!(set.fit(end) && (end == 0 || !set.fit(end - 1)), "{set:?}");
+            let runs: Vec<usize> = set.contiguous().flat_map(Chunks::indices).collect();
+            assert_eq!(runs, held);
+            assert_eq!(set.is_contiguous(), held.windows(2).all(|pair| pair[0] + 1 == pair[1]));
+        }
+    }
+
+    #[test]
+    fn sets_are_equal_if_they_hold_the_same() {
+        for left in sets() {
+            for right in sets() {
+                assert_eq!(left == right, indices(left) == indices(right), "{left:?} {right:?}");
+                let shared = left.indices().any(|index| right.contains(index));
+                assert_eq!(left.overlap(right), shared, "{left:?} {right:?}");
+            }
+        }
     }
 
     #[test]
     fn sets_that_make_no_sense_do_not_fit() {
-        assert!(!Chunks { start: 0, stride: 0, count: 2 }.fit(10));
-        assert!(!Chunks { start: 1, stride: usize::MAX, count: 3 }.fit(usize::MAX));
+        assert!(!Chunks::strided(0, 0, 2).fit(10));
+        assert!(!Chunks::strided(1, usize::MAX, 3).fit(usize::MAX));
         assert!(!Chunks::range(usize::MAX, 2).fit(usize::MAX));
-    }
-
-    #[test]
-    fn overlap_is_what_a_search_by_hand_finds() {
-        let sets: Vec<Chunks> = (0..4)
-            .flat_map(|start| (1..4).flat_map(move |stride| (0..4).map(move |count| (start, stride, count))))
-            .map(|(start, stride, count)| Chunks { start, stride, count })
-            .collect();
-        for &left in &sets {
-            for &right in &sets {
-                let shared = left.indices().any(|index| right.indices().any(|other| other == index));
-                assert_eq!(left.overlap(right), shared, "{left:?} {right:?}");
-            }
-        }
+        assert!(Chunks::NONE.fit(0));
     }
 }

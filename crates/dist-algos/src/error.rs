@@ -37,6 +37,14 @@ pub enum Error {
         /// Bytes of the buffer.
         got: usize,
     },
+    /// The input is not the one that was cut into chunks.
+    #[error("the input has {got} bytes, its partition {expected}")]
+    InputLength {
+        /// Bytes of the partition.
+        expected: usize,
+        /// Bytes of the input.
+        got: usize,
+    },
     /// A step names a peer that does not exist, or its own rank.
     #[error("rank {rank}, step {step}: rank {peer} is no peer")]
     NoPeer {
@@ -56,7 +64,7 @@ pub enum Error {
         step: usize,
         /// The chunks that it names.
         chunks: Chunks,
-        /// How many chunks there are.
+        /// How many chunks there are; 0 if there is no input and it sends of it.
         parts: usize,
     },
     /// A step names a slot that does not exist, or gives a slot more or less than one chunk, or combines a slot

@@ -85,9 +85,9 @@ pub(crate) const fn reduce_scatter_step(rank: Rank, round: usize) -> Step {
     let (index, stride) = (rank.index(), 2 << round);
     let peer = index ^ (1 << round);
     let count = rank.world_size() / stride;
-    let sent = Chunks { start: peer % stride, stride, count };
-    let received = Chunks { start: index % stride, stride, count };
-    Step::exchange(SendHalf { to: peer, chunks: sent }, ReceiveHalf::reduce(peer, received))
+    let sent = Chunks::strided(peer % stride, stride, count);
+    let received = Chunks::strided(index % stride, stride, count);
+    Step::exchange(SendHalf::buffer(peer, sent), ReceiveHalf::reduce(peer, received))
 }
 
 /// A block's rounds of halving, what comes from the next smaller block, and what goes to the next larger one.
@@ -96,7 +96,7 @@ pub(crate) fn reduce_step(rank: Rank, index: usize) -> Option<Step> {
     if index < block.bits {
         let peer = rank.index() ^ 1 << index;
         let (kept, given) = halves(rank, index);
-        return Some(Step::exchange(SendHalf { to: peer, chunks: given }, ReceiveHalf::reduce(peer, kept)));
+        return Some(Step::exchange(SendHalf::buffer(peer, given), ReceiveHalf::reduce(peer, kept)));
     }
     let place = rank.index() - block.start;
     let Some(part) = index.checked_sub(block.bits + 1) else {
@@ -124,7 +124,7 @@ pub(crate) fn gather_step(rank: Rank, index: usize) -> Option<Step> {
     let level = level - 1;
     let peer = rank.index() ^ 1 << level;
     let (kept, given) = halves(rank, level);
-    Some(Step::exchange(SendHalf { to: peer, chunks: kept }, ReceiveHalf::replace(peer, given)))
+    Some(Step::exchange(SendHalf::buffer(peer, kept), ReceiveHalf::replace(peer, given)))
 }
 
 /// The ranks of the largest block from 2^level up to the next power of two serve the block of that level.
@@ -198,5 +198,5 @@ const fn held(rank: Rank, rounds: usize) -> Chunks {
 /// The half of its chunks that a rank keeps in a round, and the half that it gives.
 const fn halves(rank: Rank, round: usize) -> (Chunks, Chunks) {
     let kept = held(rank, round + 1);
-    (kept, Chunks::range(kept.start ^ kept.count, kept.count))
+    (kept, Chunks::range(kept.first() ^ kept.len(), kept.len()))
 }

@@ -46,7 +46,7 @@ impl Merge {
         let leaf = Node { level: 0, index: from }.topmost(rank.world_size());
         let (place, then) = self.add(leaf, rank.world_size());
         let chunks = Chunks::one(rank.index());
-        Step::exchange(SendHalf { to, chunks: Chunks::one(to) }, ReceiveHalf { from, chunks, place, then })
+        Step::exchange(SendHalf::buffer(to, Chunks::one(to)), ReceiveHalf { from, chunks, place, then })
     }
 
     /// The next merge of two nodes that are both complete.

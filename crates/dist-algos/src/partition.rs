@@ -18,28 +18,58 @@ use crate::Chunks;
 /// let chunks: Vec<_> = (0..3).map(|chunk| partition.range(chunk)).collect();
 /// assert_eq!(chunks, [0..12, 12..24, 24..40]);
 /// ```
+///
+/// Chunks of any other sizes are cut by [`Partition::at`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Partition {
+pub struct Partition<'a> {
     elements: usize,
     element_size: usize,
-    parts: usize,
+    cut: Cut<'a>,
 }
 
-impl Partition {
+/// Where the borders are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Cut<'a> {
+    /// At equal distances, as far as elements allow.
+    Even { parts: usize },
+    /// At these elements.
+    At { borders: &'a [usize], largest: usize },
+}
+
+impl<'a> Partition<'a> {
     /// `None` if there are no parts, if the element size does not divide 64, or if memory cannot hold that much.
     pub const fn new(elements: usize, element_size: usize, parts: usize) -> Option<Self> {
-        if parts == 0 || element_size == 0 || 64 % element_size != 0 {
+        if parts == 0 || !fits(elements, element_size) {
             return None;
         }
-        match elements.checked_mul(element_size) {
-            Some(_) => Some(Self { elements, element_size, parts }),
-            None => None,
+        Some(Self { elements, element_size, cut: Cut::Even { parts } })
+    }
+
+    /// Chunk `i` is elements `borders[i] .. borders[i + 1]`: borders begin with 0 and ascend, and there is one more
+    /// of them than of chunks. `None` if they are not like that, if the element size does not divide 64, or if
+    /// memory cannot hold that much.
+    ///
+    /// ```
+    /// use dist_algos::Partition;
+    ///
+    /// let partition = Partition::at(&[0, 3, 3, 10], 4).unwrap();
+    /// assert_eq!([0, 1, 2].map(|chunk| partition.range(chunk)), [0..12, 12..12, 12..40]);
+    /// ```
+    pub fn at(borders: &'a [usize], element_size: usize) -> Option<Self> {
+        let [0, .., elements] = *borders else { return None };
+        if !borders.is_sorted() || !fits(elements, element_size) {
+            return None;
         }
+        let largest = borders.windows(2).map(|pair| pair[1] - pair[0]).max()?;
+        Some(Self { elements, element_size, cut: Cut::At { borders, largest } })
     }
 
     /// Into how many chunks the buffer is cut.
     pub const fn parts(&self) -> usize {
-        self.parts
+        match self.cut {
+            Cut::Even { parts } => parts,
+            Cut::At { borders, .. } => borders.len() - 1,
+        }
     }
 
     /// Bytes of an element.
@@ -54,7 +84,11 @@ impl Partition {
 
     /// Bytes of the largest chunk.
     pub const fn chunk_bytes_max(&self) -> usize {
-        self.elements.div_ceil(self.parts) * self.element_size
+        let largest = match self.cut {
+            Cut::Even { parts } => self.elements.div_ceil(parts),
+            Cut::At { largest, .. } => largest,
+        };
+        largest * self.element_size
     }
 
     /// The bytes of one chunk. An index of `parts` or more is an empty chunk at the end.
@@ -64,32 +98,38 @@ impl Partition {
 
     /// The bytes from the first chunk of the set to its last: what the set holds if it is contiguous.
     pub fn span(&self, chunks: Chunks) -> Range<usize> {
-        let last = chunks.stride.saturating_mul(chunks.count.saturating_sub(1));
-        let end = if chunks.is_empty() { chunks.start } else { chunks.start.saturating_add(last + 1) };
-        self.border(chunks.start)..self.border(end)
+        self.border(chunks.first())..self.border(chunks.end())
     }
 
     /// Bytes of all chunks of a set.
     pub fn bytes_of(&self, chunks: Chunks) -> usize {
-        if chunks.is_contiguous() {
-            self.span(chunks).len()
-        } else {
-            chunks.indices().map(|chunk| self.range(chunk).len()).sum()
-        }
+        chunks.contiguous().map(|run| self.span(run).len()).sum()
     }
 
-    /// The first byte of chunk `chunk`: `chunk·n/p` elements in, without overflow.
+    /// The first byte of a chunk; the end of the buffer for an index of `parts` or more.
     fn border(&self, chunk: usize) -> usize {
-        let chunk = chunk.min(self.parts);
-        let (whole, rest) = (self.elements / self.parts, self.elements % self.parts);
-        let elements = match chunk.checked_mul(rest) {
-            Some(product) => chunk * whole + product / self.parts,
-            None => {
-                let product = chunk as u128 * rest as u128 / self.parts as u128;
-                chunk * whole + usize::try_from(product).expect("a fraction of the rest")
-            }
+        let elements = match self.cut {
+            Cut::Even { parts } => even_border(self.elements, parts, chunk.min(parts)),
+            Cut::At { borders, .. } => borders[chunk.min(borders.len() - 1)],
         };
         elements * self.element_size
+    }
+}
+
+/// Whether elements of this size can be in a buffer, and so many of them.
+const fn fits(elements: usize, element_size: usize) -> bool {
+    element_size != 0 && 64 % element_size == 0 && elements.checked_mul(element_size).is_some()
+}
+
+/// `chunk·elements/parts` without overflow, for a chunk up to `parts`.
+fn even_border(elements: usize, parts: usize, chunk: usize) -> usize {
+    let (whole, rest) = (elements / parts, elements % parts);
+    match chunk.checked_mul(rest) {
+        Some(product) => chunk * whole + product / parts,
+        None => {
+            let product = chunk as u128 * rest as u128 / parts as u128;
+            chunk * whole + usize::try_from(product).expect("a fraction of the rest")
+        }
     }
 }
 
@@ -114,6 +154,25 @@ mod tests {
         let lengths: Vec<usize> = (0..6).map(|chunk| partition.range(chunk).len()).collect();
         assert_eq!(lengths, [0, 0, 8, 0, 8, 0]);
         assert_eq!(partition.chunk_bytes_max(), 8);
+    }
+
+    #[test]
+    fn borders_that_make_no_sense_are_no_partition() {
+        for borders in [&[][..], &[0], &[1, 2], &[0, 3, 2], &[0, usize::MAX]] {
+            assert_eq!(Partition::at(borders, 4), None, "{borders:?}");
+        }
+        assert_eq!(Partition::at(&[0, 5], 3), None);
+        assert_eq!(Partition::at(&[0, 0, 0], 4).unwrap().bytes(), 0);
+    }
+
+    #[test]
+    fn uneven_chunks_lie_between_their_borders() {
+        let partition = Partition::at(&[0, 2, 2, 7, 8], 8).unwrap();
+        assert_eq!((partition.parts(), partition.bytes(), partition.chunk_bytes_max()), (4, 64, 40));
+        assert_eq!(partition.range(2), 16..56);
+        assert_eq!(partition.range(4), 64..64);
+        assert_eq!(partition.span(Chunks::range(1, 3)), 16..64);
+        assert_eq!(partition.bytes_of(Chunks::strided(0, 2, 2)), 56);
     }
 
     fn lengths() -> impl Strategy<Value = usize> {
@@ -153,7 +212,7 @@ mod tests {
             start in 0_usize..8, stride in 1_usize..4, count in 0_usize..6,
         ) {
             let partition = Partition::new(elements, 4, 32).unwrap();
-            let chunks = Chunks { start, stride, count };
+            let chunks = Chunks::strided(start, stride, count);
             let sum: usize = chunks.indices().map(|chunk| partition.range(chunk).len()).sum();
             prop_assert_eq!(partition.bytes_of(chunks), sum);
             if chunks.is_contiguous() {

@@ -7,19 +7,19 @@ use smallvec::SmallVec;
 use crate::{Chunks, Partition};
 
 /// The pieces of memory that a message is made of; one, if its chunks are contiguous.
-pub(crate) type Parts<'a> = SmallVec<[&'a [u8]; 2]>;
+pub(crate) type Pieces<'a> = SmallVec<[&'a [u8]; 2]>;
 
 /// The pieces of memory that a message is received into.
-pub(crate) type PartsMut<'a> = SmallVec<[&'a mut [u8]; 2]>;
+pub(crate) type PiecesMut<'a> = SmallVec<[&'a mut [u8]; 2]>;
 
 /// What is sent, and where what is received goes. `None` if a byte is in both.
 pub(crate) fn split<'a>(
     buffer: &'a mut [u8],
-    partition: &Partition,
+    partition: &Partition<'_>,
     send: Chunks,
     receive: Chunks,
-) -> Option<(Parts<'a>, PartsMut<'a>)> {
-    let (mut sent, mut received) = (Parts::new(), PartsMut::new());
+) -> Option<(Pieces<'a>, PiecesMut<'a>)> {
+    let (mut sent, mut received) = (Pieces::new(), PiecesMut::new());
     let (mut sends, mut receives) = (ranges(partition, send), ranges(partition, receive));
     let (mut send, mut receive) = (sends.next(), receives.next());
     let (mut rest, mut cut) = (buffer, 0);
@@ -47,23 +47,18 @@ pub(crate) fn split<'a>(
 }
 
 /// What is sent, where nothing is received into the buffer.
-pub(crate) fn read<'a>(buffer: &'a [u8], partition: &Partition, chunks: Chunks) -> Parts<'a> {
+pub(crate) fn read<'a>(buffer: &'a [u8], partition: &Partition<'_>, chunks: Chunks) -> Pieces<'a> {
     ranges(partition, chunks).map(|range| &buffer[range]).collect()
 }
 
 /// The byte ranges of a set of chunks, without the empty ones: one range if the chunks are contiguous.
-fn ranges(partition: &Partition, chunks: Chunks) -> impl Iterator<Item = Range<usize>> {
-    let (whole, single) =
-        if chunks.is_contiguous() { (Some(partition.span(chunks)), Chunks::NONE) } else { (None, chunks) };
-    whole
-        .into_iter()
-        .chain(single.indices().map(|chunk| partition.range(chunk)))
-        .filter(|range| !range.is_empty())
+fn ranges(partition: &Partition<'_>, chunks: Chunks) -> impl Iterator<Item = Range<usize>> {
+    chunks.contiguous().map(|run| partition.span(run)).filter(|range| !range.is_empty())
 }
 
 /// Deals the bytes of a message, as they arrive, to the pieces of memory that they belong to.
 pub(crate) struct Scatter<'a> {
-    parts: PartsMut<'a>,
+    parts: PiecesMut<'a>,
     /// The piece that is being filled, and how far.
     part: usize,
     filled: usize,
@@ -73,7 +68,7 @@ pub(crate) struct Scatter<'a> {
 }
 
 impl<'a> Scatter<'a> {
-    pub(crate) fn new(parts: PartsMut<'a>) -> Self {
+    pub(crate) fn new(parts: PiecesMut<'a>) -> Self {
         Self { parts, part: 0, filled: 0, arrived: 0, in_order: true }
     }
 
@@ -109,8 +104,7 @@ mod tests {
     fn strided_sets_come_apart_in_order() {
         let mut buffer: Vec<u8> = (0..8).collect();
         let partition = Partition::new(8, 1, 8).unwrap();
-        let (odd, even) =
-            (Chunks { start: 1, stride: 2, count: 4 }, Chunks { start: 0, stride: 2, count: 4 });
+        let (odd, even) = (Chunks::strided(1, 2, 4), Chunks::strided(0, 2, 4));
         let (sent, received) = split(&mut buffer, &partition, odd, even).unwrap();
         assert_eq!(sent.concat(), [1, 3, 5, 7]);
         assert_eq!(received.concat(), [0, 2, 4, 6]);

@@ -56,5 +56,5 @@ pub(crate) const fn all_gather_step(rank: Rank, round: usize) -> Step {
     let peer = rank.index() ^ size;
     let ours = Chunks::range(rank.index() & !(size - 1), size);
     let theirs = Chunks::range(peer & !(size - 1), size);
-    Step::exchange(SendHalf { to: peer, chunks: ours }, ReceiveHalf::replace(peer, theirs))
+    Step::exchange(SendHalf::buffer(peer, ours), ReceiveHalf::replace(peer, theirs))
 }

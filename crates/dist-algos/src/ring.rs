@@ -23,7 +23,7 @@ pub(crate) const fn reduce_scatter_step(rank: Rank, index: usize) -> Step {
     let sent = Chunks::one(left_by(rank, index + 1));
     let received = Chunks::one(left_by(rank, index + 2));
     let (left, right) = (left_by(rank, 1), left_by(rank, rank.world_size() - 1));
-    Step::exchange(SendHalf { to: right, chunks: sent }, ReceiveHalf::reduce(left, received))
+    Step::exchange(SendHalf::buffer(right, sent), ReceiveHalf::reduce(left, received))
 }
 
 /// Chunk c sets out at home and goes once round.
@@ -31,7 +31,7 @@ pub(crate) const fn all_gather_step(rank: Rank, index: usize) -> Step {
     let sent = Chunks::one(left_by(rank, index));
     let received = Chunks::one(left_by(rank, index + 1));
     let (left, right) = (left_by(rank, 1), left_by(rank, rank.world_size() - 1));
-    Step::exchange(SendHalf { to: right, chunks: sent }, ReceiveHalf::replace(left, received))
+    Step::exchange(SendHalf::buffer(right, sent), ReceiveHalf::replace(left, received))
 }
 
 /// The place that many places back round the ring, at most once round: [`Rank::minus`] without its divisions,

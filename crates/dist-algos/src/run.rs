@@ -3,15 +3,52 @@
 use dist_transport::{Combine, Deadline, Incoming, Outgoing, Sink};
 use smallvec::smallvec;
 
-use crate::pieces::{self, Parts, PartsMut, Scatter};
+use crate::pieces::{self, Pieces, PiecesMut, Scatter};
+use crate::validate::Parts;
 use crate::{
-    Chunks, Error, Partition, Place, ReceiveHalf, RingTransport, RunError, Scratch, SendHalf, Step, Then,
+    Chunks, Error, Partition, Place, ReceiveHalf, RingTransport, RunError, Scratch, SendHalf, Source, Step,
+    Then,
 };
 
-/// Does the steps of this rank, one after the other, on a buffer that `partition` has cut into the chunks that
-/// the schedule was made for.
+/// The memory of one rank that a schedule works on.
+#[derive(Debug)]
+pub struct Memory<'a> {
+    /// What steps send, receive and reduce.
+    pub buffer: &'a mut [u8],
+    /// How the buffer is cut into the chunks that the schedule was made for.
+    pub cut: Partition<'a>,
+    /// What steps only send, if the schedule has such steps, and how that is cut.
+    pub input: Option<(&'a [u8], Partition<'a>)>,
+}
+
+impl<'a> Memory<'a> {
+    /// A buffer, and no input.
+    pub const fn new(buffer: &'a mut [u8], cut: Partition<'a>) -> Self {
+        Self { buffer, cut, input: None }
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let (expected, got) = (self.cut.bytes(), self.buffer.len());
+        if expected != got {
+            return Err(Error::BufferLength { expected, got });
+        }
+        match self.input {
+            Some((input, cut)) if input.len() != cut.bytes() => {
+                Err(Error::InputLength { expected: cut.bytes(), got: input.len() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn parts(&self) -> Parts {
+        Parts { buffer: self.cut.parts(), input: self.input.map_or(0, |(_, cut)| cut.parts()) }
+    }
+}
+
+/// Does the steps of this rank, one after the other, on memory that is cut into the chunks that the schedule was
+/// made for.
 ///
-/// `reduce` adds its second argument into its first. It is given whole elements, if `partition` knows their
+/// `reduce` adds its second argument into its first. It is given whole elements, if the partition knows their
 /// size; both arguments are aligned as elements of that size are, if the buffer is.
 ///
 /// After an error the buffer's contents are unspecified.
@@ -21,16 +58,14 @@ use crate::{
 pub fn run<T: RingTransport + ?Sized>(
     transport: &mut T,
     steps: impl IntoIterator<Item = Step>,
-    buffer: &mut [u8],
-    partition: &Partition,
+    memory: Memory<'_>,
     reduce: &mut Combine<'_>,
     scratch: &mut Scratch,
     deadline: Deadline,
 ) -> Result<(), RunError<T::Error>> {
-    if buffer.len() != partition.bytes() {
-        return Err(Error::BufferLength { expected: partition.bytes(), got: buffer.len() }.into());
-    }
-    let mut runner = Runner { transport, buffer, partition, reduce, scratch, deadline };
+    memory.check()?;
+    let parts = memory.parts();
+    let mut runner = Runner { transport, memory, parts, reduce, scratch, deadline };
     for (index, step) in steps.into_iter().enumerate() {
         runner.step(index, step)?;
     }
@@ -39,8 +74,8 @@ pub fn run<T: RingTransport + ?Sized>(
 
 struct Runner<'a, 'reduce, T: ?Sized> {
     transport: &'a mut T,
-    buffer: &'a mut [u8],
-    partition: &'a Partition,
+    memory: Memory<'a>,
+    parts: Parts,
     reduce: &'a mut Combine<'reduce>,
     scratch: &'a mut Scratch,
     deadline: Deadline,
@@ -48,12 +83,12 @@ struct Runner<'a, 'reduce, T: ?Sized> {
 
 impl<T: RingTransport + ?Sized> Runner<'_, '_, T> {
     fn step(&mut self, index: usize, step: Step) -> Result<(), RunError<T::Error>> {
-        step.validate(self.transport.rank(), index, self.partition.parts())?;
+        step.validate(self.transport.rank(), index, self.parts)?;
         if let Some((peer, chunks)) = step.in_place() {
-            let memory = &mut self.buffer[self.partition.span(chunks)];
+            let shared = &mut self.memory.buffer[self.memory.cut.span(chunks)];
             return self
                 .transport
-                .exchange_in_place(peer, memory, self.reduce, self.deadline)
+                .exchange_in_place(peer, shared, self.reduce, self.deadline)
                 .map_err(|source| RunError::Transport { step: index, source });
         }
         match step {
@@ -71,9 +106,10 @@ impl<T: RingTransport + ?Sized> Runner<'_, '_, T> {
 
     fn send(&mut self, index: usize, send: Option<SendHalf>) -> Result<(), RunError<T::Error>> {
         let Some(send) = send else { return Ok(()) };
-        let parts = pieces::read(self.buffer, self.partition, send.chunks);
+        let Memory { buffer, cut, input } = &self.memory;
+        let pieces = outgoing(buffer, *cut, *input, send);
         self.transport
-            .exchange(Some(Outgoing { to: send.to, parts: &parts }), None, self.deadline)
+            .exchange(Some(Outgoing { to: send.to, parts: &pieces }), None, self.deadline)
             .map_err(|source| RunError::Transport { step: index, source })
     }
 
@@ -84,17 +120,18 @@ impl<T: RingTransport + ?Sized> Runner<'_, '_, T> {
         receive: ReceiveHalf,
     ) -> Result<(), RunError<T::Error>> {
         let rank = self.transport.rank().index();
-        let sent = send.map_or(Chunks::NONE, |send| send.chunks);
-        let (parts, memory) = pieces::split(self.buffer, self.partition, sent, receive.chunks)
+        let Memory { buffer, cut, input } = &mut self.memory;
+        let of_buffer =
+            send.filter(|send| send.of == Source::Buffer).map_or(Chunks::NONE, |send| send.chunks);
+        let (pieces, places) = pieces::split(buffer, cut, of_buffer, receive.chunks)
             .ok_or(Error::Overlap { rank, step: index })?;
-        let mut exchange = Exchange {
-            transport: &mut *self.transport,
-            send: send.map(|send| (send.to, parts)),
-            from: receive.from,
-            deadline: self.deadline,
-            step: index,
-        };
-        exchange.receive(receive.then, memory, self.reduce)
+        let send = send.map(|send| match send.of {
+            Source::Buffer => (send.to, pieces),
+            Source::Input => (send.to, outgoing(&[], *cut, *input, send)),
+        });
+        let (from, deadline, transport) = (receive.from, self.deadline, &mut *self.transport);
+        let mut exchange = Exchange { transport, send, from, deadline, step: index };
+        exchange.receive(receive.then, places, self.reduce)
     }
 
     fn exchange_into_slot(
@@ -104,26 +141,22 @@ impl<T: RingTransport + ?Sized> Runner<'_, '_, T> {
         receive: ReceiveHalf,
         slot: usize,
     ) -> Result<(), RunError<T::Error>> {
-        let len = self.partition.bytes_of(receive.chunks);
-        let memory = self.scratch.slot(slot, self.partition.chunk_bytes_max(), len);
-        let mut exchange = Exchange {
-            transport: &mut *self.transport,
-            send: send.map(|send| (send.to, pieces::read(self.buffer, self.partition, send.chunks))),
-            from: receive.from,
-            deadline: self.deadline,
-            step: index,
-        };
-        exchange.receive(receive.then, smallvec![memory], self.reduce)
+        let Memory { buffer, cut, input } = &self.memory;
+        let place = self.scratch.slot(slot, cut.chunk_bytes_max(), cut.bytes_of(receive.chunks));
+        let send = send.map(|send| (send.to, outgoing(buffer, *cut, *input, send)));
+        let (from, deadline, transport) = (receive.from, self.deadline, &mut *self.transport);
+        let mut exchange = Exchange { transport, send, from, deadline, step: index };
+        exchange.receive(receive.then, smallvec![place], self.reduce)
     }
 
     fn combine(&mut self, chunk: usize, from: usize, into: Place) {
-        let range = self.partition.range(chunk);
-        let slot_bytes = self.partition.chunk_bytes_max();
+        let range = self.memory.cut.range(chunk);
+        let slot_bytes = self.memory.cut.chunk_bytes_max();
         match into {
             _ if range.is_empty() => {}
             Place::Buffer => {
                 let held = self.scratch.slot(from, slot_bytes, range.len());
-                (self.reduce)(&mut self.buffer[range], held);
+                (self.reduce)(&mut self.memory.buffer[range], held);
             }
             Place::Slot(slot) => {
                 let (held, memory) = self.scratch.two_slots((from, slot), slot_bytes, range.len());
@@ -136,7 +169,7 @@ impl<T: RingTransport + ?Sized> Runner<'_, '_, T> {
 /// One exchange, with the memory that it works on taken apart.
 struct Exchange<'a, T: ?Sized> {
     transport: &'a mut T,
-    send: Option<(usize, Parts<'a>)>,
+    send: Option<(usize, Pieces<'a>)>,
     from: usize,
     deadline: Deadline,
     step: usize,
@@ -146,7 +179,7 @@ impl<T: RingTransport + ?Sized> Exchange<'_, T> {
     fn receive(
         &mut self,
         then: Then,
-        mut memory: PartsMut<'_>,
+        mut memory: PiecesMut<'_>,
         reduce: &mut Combine<'_>,
     ) -> Result<(), RunError<T::Error>> {
         let len = memory.iter().map(|part| part.len()).sum();
@@ -162,7 +195,7 @@ impl<T: RingTransport + ?Sized> Exchange<'_, T> {
     fn deal(
         &mut self,
         len: usize,
-        memory: PartsMut<'_>,
+        memory: PiecesMut<'_>,
         apply: &mut Combine<'_>,
     ) -> Result<(), RunError<T::Error>> {
         let mut scatter = Scatter::new(memory);
@@ -180,5 +213,19 @@ impl<T: RingTransport + ?Sized> Exchange<'_, T> {
         self.transport
             .exchange(send, Some(receive), self.deadline)
             .map_err(|source| RunError::Transport { step: self.step, source })
+    }
+}
+
+/// The pieces of a message, where nothing is received into the buffer.
+fn outgoing<'a>(
+    buffer: &'a [u8],
+    cut: Partition<'_>,
+    input: Option<(&'a [u8], Partition<'_>)>,
+    send: SendHalf,
+) -> Pieces<'a> {
+    match (send.of, input) {
+        (Source::Input, Some((input, cut))) => pieces::read(input, &cut, send.chunks),
+        (Source::Input, None) => Pieces::new(),
+        (Source::Buffer, _) => pieces::read(buffer, &cut, send.chunks),
     }
 }

@@ -35,8 +35,10 @@ pub enum Step {
 pub struct SendHalf {
     /// The receiving rank.
     pub to: usize,
-    /// The chunks of the buffer that make up the message.
+    /// The chunks that make up the message.
     pub chunks: Chunks,
+    /// Whose chunks they are.
+    pub of: Source,
 }
 
 /// What a step receives, from whom, and what becomes of it.
@@ -50,6 +52,15 @@ pub struct ReceiveHalf {
     pub place: Place,
     /// What happens to what is there.
     pub then: Then,
+}
+
+/// Where a step reads what it sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// The buffer that the operation works on.
+    Buffer,
+    /// The input: a second memory, cut by a partition of its own, that no step changes.
+    Input,
 }
 
 /// Where a rank keeps a chunk.
@@ -74,9 +85,9 @@ pub enum Then {
 pub const SLOTS_MAX: usize = 128;
 
 impl Step {
-    /// Sends only.
+    /// Sends only, from the buffer.
     pub const fn send(to: usize, chunks: Chunks) -> Self {
-        Self::Exchange { send: Some(SendHalf { to, chunks }), receive: None }
+        Self::Exchange { send: Some(SendHalf::buffer(to, chunks)), receive: None }
     }
 
     /// Receives only.
@@ -91,7 +102,7 @@ impl Step {
 
     /// Both ranks send the same chunks to each other and reduce what arrives into them.
     pub const fn exchange_in_place(peer: usize, chunks: Chunks) -> Self {
-        Self::exchange(SendHalf { to: peer, chunks }, ReceiveHalf::reduce(peer, chunks))
+        Self::exchange(SendHalf::buffer(peer, chunks), ReceiveHalf::reduce(peer, chunks))
     }
 
     /// The peer and the chunks, if this step is the one exchange whose halves may share chunks: neighbouring
@@ -101,8 +112,20 @@ impl Step {
         let ReceiveHalf { from, chunks, place: Place::Buffer, then: Then::Reduce } = receive else {
             return None;
         };
-        let same = send.to == from && send.chunks == chunks && chunks.is_contiguous();
+        let same = send == SendHalf::buffer(from, chunks) && chunks.is_contiguous();
         (same && !chunks.is_empty()).then_some((from, chunks))
+    }
+}
+
+impl SendHalf {
+    /// Chunks of the buffer.
+    pub const fn buffer(to: usize, chunks: Chunks) -> Self {
+        Self { to, chunks, of: Source::Buffer }
+    }
+
+    /// Chunks of the input.
+    pub const fn input(to: usize, chunks: Chunks) -> Self {
+        Self { to, chunks, of: Source::Input }
     }
 }
 

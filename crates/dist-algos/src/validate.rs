@@ -2,19 +2,29 @@
 
 use dist_transport::Rank;
 
-use crate::{Chunks, Error, Place, ReceiveHalf, Result, SLOTS_MAX, SendHalf, Step};
+use crate::{Chunks, Error, Place, ReceiveHalf, Result, SLOTS_MAX, SendHalf, Source, Step};
+
+/// Into how many chunks a rank's memory is cut.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parts {
+    pub(crate) buffer: usize,
+    /// 0 if there is no input.
+    pub(crate) input: usize,
+}
 
 impl Step {
     /// Whether every peer, chunk and slot that the step names exists, and its halves share no chunk that they
     /// must not share. The runner and the verifier both insist on it.
-    pub(crate) fn validate(self, rank: Rank, step: usize, parts: usize) -> Result<()> {
+    pub(crate) fn validate(self, rank: Rank, step: usize, parts: Parts) -> Result<()> {
         let check = Check { rank, step, parts };
         match self {
             Self::Exchange { send, receive } => {
                 send.map_or(Ok(()), |send| check.send(send))?;
                 receive.map_or(Ok(()), |receive| check.receive(receive))?;
                 let overlap = match (send, receive) {
-                    (Some(send), Some(receive)) if receive.place == Place::Buffer => {
+                    (Some(send), Some(receive))
+                        if (send.of, receive.place) == (Source::Buffer, Place::Buffer) =>
+                    {
                         self.in_place().is_none() && send.chunks.overlap(receive.chunks)
                     }
                     _ => false,
@@ -22,7 +32,7 @@ impl Step {
                 if overlap { Err(Error::Overlap { rank: rank.index(), step }) } else { Ok(()) }
             }
             Self::Combine { chunk, from, into } => {
-                check.chunks(Chunks::one(chunk))?;
+                check.chunks(Chunks::one(chunk), parts.buffer)?;
                 check.slot(from, true)?;
                 match into {
                     Place::Buffer => Ok(()),
@@ -37,21 +47,25 @@ impl Step {
 struct Check {
     rank: Rank,
     step: usize,
-    parts: usize,
+    parts: Parts,
 }
 
 impl Check {
     fn send(&self, send: SendHalf) -> Result<()> {
         self.peer(send.to)?;
-        self.chunks(send.chunks)
+        let parts = match send.of {
+            Source::Buffer => self.parts.buffer,
+            Source::Input => self.parts.input,
+        };
+        self.chunks(send.chunks, parts)
     }
 
     fn receive(&self, receive: ReceiveHalf) -> Result<()> {
         self.peer(receive.from)?;
-        self.chunks(receive.chunks)?;
+        self.chunks(receive.chunks, self.parts.buffer)?;
         match receive.place {
             Place::Buffer => Ok(()),
-            Place::Slot(slot) => self.slot(slot, receive.chunks.count == 1),
+            Place::Slot(slot) => self.slot(slot, receive.chunks.len() == 1),
         }
     }
 
@@ -61,8 +75,8 @@ impl Check {
         if exists { Ok(()) } else { Err(Error::NoPeer { rank, step, peer }) }
     }
 
-    fn chunks(&self, chunks: Chunks) -> Result<()> {
-        let (rank, step, parts) = (self.rank.index(), self.step, self.parts);
+    fn chunks(&self, chunks: Chunks, parts: usize) -> Result<()> {
+        let (rank, step) = (self.rank.index(), self.step);
         if chunks.fit(parts) { Ok(()) } else { Err(Error::NoChunk { rank, step, chunks, parts }) }
     }
 

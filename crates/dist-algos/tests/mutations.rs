@@ -52,7 +52,7 @@ fn mutate_step(mut step: Step, mutation: Mutation, rank: Rank, chunks: usize) ->
         let other = Rank::new(peer, rank.world_size()).expect("peers exist").right();
         if other == rank { other.right().index() } else { other.index() }
     };
-    let another_chunk = |set: Chunks| Chunks { start: (set.start + 1) % chunks.max(1), ..set };
+    let another_chunk = |set: Chunks| Chunks::range((set.first() + 1) % chunks.max(1), set.len());
     match (&mut step, mutation) {
         (Step::Exchange { send: Some(send), .. }, Mutation::SendToAnother) => send.to = another_peer(send.to),
         (Step::Exchange { send: Some(send), .. }, Mutation::SendAnotherChunk) => {

@@ -309,7 +309,7 @@ fn misuse_of_slots_is_found() {
 #[test]
 fn overwriting_what_is_sent_is_found() {
     let crossed = |peer| {
-        let send = SendHalf { to: peer, chunks: Chunks::one(0) };
+        let send = SendHalf::buffer(peer, Chunks::one(0));
         vec![Step::exchange(send, ReceiveHalf::reduce(peer, ALL))]
     };
     check_fault([crossed(1), crossed(0)], Error::Overlap { rank: 0, step: 0 });

@@ -3,7 +3,7 @@
 //! A collective is always the same: check the arguments, choose the algorithm, tell the transport which call it
 //! is, run the schedule.
 
-use dist_algos::{Partition, RunError, Scratch, Step};
+use dist_algos::{Memory, Partition, RunError, Scratch, Step};
 use dist_transport::{Combine, Deadline, Incoming, Outgoing, Rank, Sink, Transport};
 
 use crate::settings::Settings;
@@ -64,7 +64,7 @@ impl Engine {
         let partition = partition::<T>(buffer.len(), algorithm.chunks(world_size));
         let phases = algorithm.phases(self.rank());
         let combine = &mut combine_bytes::<T>(op);
-        self.run(&call, phases.reduce, buffer, &partition, combine, manner.deadline)?;
+        self.run(&call, phases.reduce, buffer, partition, combine, manner.deadline)?;
         if op == ReduceOp::Mean {
             for chunk in phases.owned.indices() {
                 let bytes = partition.range(chunk);
@@ -74,7 +74,7 @@ impl Engine {
                 );
             }
         }
-        self.run(&call, phases.gather, buffer, &partition, combine, manner.deadline)
+        self.run(&call, phases.gather, buffer, partition, combine, manner.deadline)
     }
 
     pub(crate) fn reduce_scatter<T: Element>(
@@ -93,8 +93,7 @@ impl Engine {
         let partition = partition::<T>(input.len(), world_size);
         let mut copy = std::mem::take(&mut self.copy);
         let buffer = copy_of(&mut copy, input);
-        let done =
-            self.run(&call, schedule, buffer, &partition, &mut combine_bytes::<T>(op), manner.deadline);
+        let done = self.run(&call, schedule, buffer, partition, &mut combine_bytes::<T>(op), manner.deadline);
         if done.is_ok() {
             output.copy_from_slice(&buffer[rank.index() * output.len()..][..output.len()]);
             if op == ReduceOp::Mean {
@@ -118,7 +117,7 @@ impl Engine {
         let call = self.begin(self.collective::<T>(algorithm, input.len()));
         output[rank.index() * input.len()..][..input.len()].copy_from_slice(input);
         let partition = partition::<T>(output.len(), world_size);
-        self.run(&call, schedule, output, &partition, &mut nothing_to_combine, manner.deadline)
+        self.run(&call, schedule, output, partition, &mut nothing_to_combine, manner.deadline)
     }
 
     pub(crate) fn broadcast<T: Element>(
@@ -134,7 +133,7 @@ impl Engine {
         let call = self.begin(call);
         let partition = partition::<T>(buffer.len(), algorithm.chunks(world_size));
         let schedule = algorithm.schedule(self.rank(), root);
-        self.run(&call, schedule, buffer, &partition, &mut nothing_to_combine, manner.deadline)
+        self.run(&call, schedule, buffer, partition, &mut nothing_to_combine, manner.deadline)
     }
 
     pub(crate) fn reduce<T: Element>(
@@ -152,7 +151,7 @@ impl Engine {
         let call = self.begin(call);
         let partition = partition::<T>(buffer.len(), algorithm.chunks(world_size));
         let schedule = algorithm.schedule(rank, root);
-        self.run(&call, schedule, buffer, &partition, &mut combine_bytes::<T>(op), manner.deadline)?;
+        self.run(&call, schedule, buffer, partition, &mut combine_bytes::<T>(op), manner.deadline)?;
         if op == ReduceOp::Mean && rank.index() == root {
             finish_mean(buffer, world_size);
         }
@@ -167,7 +166,7 @@ impl Engine {
             &call,
             schedule,
             &mut [],
-            &partition::<u8>(0, 1),
+            partition::<u8>(0, 1),
             &mut nothing_to_combine,
             manner.deadline,
         )
@@ -265,19 +264,20 @@ impl Engine {
         call: &Call,
         steps: impl IntoIterator<Item = Step>,
         buffer: &mut [T],
-        partition: &Partition,
+        partition: Partition<'_>,
         combine: &mut Combine<'_>,
         deadline: Deadline,
     ) -> Result<()> {
-        let bytes = bytemuck::cast_slice_mut(buffer);
-        dist_algos::run(&mut *self.transport, steps, bytes, partition, combine, &mut self.scratch, deadline)
-            .map_err(|error| match error {
+        let memory = Memory::new(bytemuck::cast_slice_mut(buffer), partition);
+        dist_algos::run(&mut *self.transport, steps, memory, combine, &mut self.scratch, deadline).map_err(
+            |error| match error {
                 RunError::Transport { source, .. } => Error::in_call(*call, source),
                 RunError::Schedule(source) => {
                     Error::Schedule { call: Box::new(*call), source: Box::new(source) }
                 }
                 _ => unreachable!("a run fails by its transport or by its schedule"),
-            })
+            },
+        )
     }
 
     fn check_rank(&self, rank: usize) -> Result<()> {
@@ -321,7 +321,7 @@ fn finish_mean<T: Element>(sums: &mut [T], count: usize) {
     debug_assert!(divided, "a mean of integers was refused before");
 }
 
-fn partition<T: Element>(len: usize, parts: usize) -> Partition {
+fn partition<T: Element>(len: usize, parts: usize) -> Partition<'static> {
     Partition::new(len, size_of::<T>(), parts)
         .expect("a slice exists, elements divide 64 and a world has a rank")
 }

@@ -9,13 +9,14 @@ use dist_transport::Rank;
 use super::forest::{Forest, Ranks, Tree};
 use super::report::RankReport;
 use super::{Goal, Program};
-use crate::{Chunks, Error, Place, ReceiveHalf, Result, Step, Then};
+use crate::validate::Parts;
+use crate::{Chunks, Error, Place, ReceiveHalf, Result, Source, Step, Then};
 
 pub(super) struct Machine<'a> {
     pub(super) forest: Forest,
     pub(super) ranks: Vec<State>,
     programs: &'a [Program],
-    parts: usize,
+    parts: Parts,
 }
 
 /// One rank.
@@ -64,7 +65,7 @@ impl Clock {
     }
 
     fn after(self, chunks: Chunks) -> Self {
-        Self { rounds: self.rounds + 1, path: self.path + chunks.count }
+        Self { rounds: self.rounds + 1, path: self.path + chunks.len() }
     }
 }
 
@@ -87,7 +88,7 @@ impl<'a> Machine<'a> {
                 }
             })
             .collect();
-        Self { forest, ranks, programs, parts }
+        Self { forest, ranks, programs, parts: Parts { buffer: parts, input: 0 } }
     }
 
     /// Does all steps of all ranks.
@@ -217,7 +218,8 @@ impl State {
         let send = match send {
             None => None,
             Some(send) => {
-                let sums = send.chunks.indices().map(|chunk| self.read(chunk)).collect::<Result<_>>()?;
+                let read = |chunk| self.read(send.of, chunk);
+                let sums = send.chunks.indices().map(read).collect::<Result<_>>()?;
                 Some(Message { to: send.to, chunks: send.chunks, sums, heard: self.heard.clone() })
             }
         };
@@ -226,8 +228,12 @@ impl State {
         Ok(())
     }
 
-    fn read(&self, chunk: usize) -> Result<Tree> {
-        self.buffer[chunk].ok_or(Error::Unwritten { rank: self.rank.index(), step: self.next, chunk })
+    fn read(&self, source: Source, chunk: usize) -> Result<Tree> {
+        let held = match source {
+            Source::Buffer => self.buffer[chunk],
+            Source::Input => None,
+        };
+        held.ok_or(Error::Unwritten { rank: self.rank.index(), step: self.next, chunk })
     }
 
     /// Puts what has arrived where it belongs.

@@ -38,7 +38,7 @@ pub(super) struct RankReport {
 impl Report {
     /// How many chunks a rank sends.
     pub fn chunks_sent(&self, rank: usize) -> usize {
-        self.ranks[rank].sent.iter().map(|chunks| chunks.count).sum()
+        self.ranks[rank].sent.iter().map(|chunks| chunks.len()).sum()
     }
 
     /// How many chunks the rank sends that sends most.
@@ -57,7 +57,7 @@ impl Report {
     }
 
     /// What a transport counts on a rank if the buffer is cut like this.
-    pub fn traffic(&self, rank: usize, partition: &Partition) -> Traffic {
+    pub fn traffic(&self, rank: usize, partition: &Partition<'_>) -> Traffic {
         let bytes = |messages: &[Chunks]| -> u64 {
             messages.iter().map(|&chunks| partition.bytes_of(chunks) as u64).sum()
         };

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use dist_algos::verify::{self, Report};
 use dist_algos::{
-    AllGather, AllReduce, Barrier, Broadcast, Chunks, Error, Order, Partition, Reduce, ReduceScatter,
+    AllGather, AllReduce, Barrier, Broadcast, Chunks, Error, Memory, Order, Partition, Reduce, ReduceScatter,
     RingTransport, RunError, Scratch, Step, pairwise, run,
 };
 use dist_testkit::oracle::{self, Number, Reduction};
@@ -31,8 +31,8 @@ impl<N: Number + bytemuck::Pod> Bench<'_, N> {
 
     fn run(&mut self, steps: impl IntoIterator<Item = Step>, chunks: usize, scratch: &mut Scratch) {
         let partition = partition::<N>(self.buffer.len(), chunks);
-        let bytes = bytemuck::cast_slice_mut(&mut self.buffer);
-        run(self.end, steps, bytes, &partition, &mut sum::<N>, scratch, self.deadline).expect("it runs");
+        let memory = Memory::new(bytemuck::cast_slice_mut(&mut self.buffer), partition);
+        run(self.end, steps, memory, &mut sum::<N>, scratch, self.deadline).expect("it runs");
     }
 }
 
@@ -44,7 +44,7 @@ fn sum<N: Number + bytemuck::Pod>(into: &mut [u8], from: &[u8]) {
     }
 }
 
-fn partition<N>(len: usize, chunks: usize) -> Partition {
+fn partition<N>(len: usize, chunks: usize) -> Partition<'static> {
     Partition::new(len, size_of::<N>(), chunks.max(1)).expect("the numbers' size divides 64")
 }
 
@@ -272,8 +272,14 @@ fn check_refused(step: Step, expected: Error) {
     let mut link = link::network(&runtime, 3).swap_remove(0);
     let deadline = runtime.deadline(Duration::from_secs(1));
     let partition = partition::<u8>(4, 4);
-    let result =
-        run(&mut link, [step], &mut [0; 4], &partition, &mut sum::<u64>, &mut Scratch::new(), deadline);
+    let result = run(
+        &mut link,
+        [step],
+        Memory::new(&mut [0; 4], partition),
+        &mut sum::<u64>,
+        &mut Scratch::new(),
+        deadline,
+    );
     assert!(matches!(&result, Err(RunError::Schedule(error)) if *error == expected), "{result:?}");
 }
 
@@ -294,7 +300,14 @@ fn a_buffer_that_is_not_the_partitions_is_refused() {
     let mut link = link::network(&runtime, 1).swap_remove(0);
     let deadline = runtime.deadline(Duration::from_secs(1));
     let partition = partition::<u64>(4, 1);
-    let result = run(&mut link, [], &mut [0; 31], &partition, &mut sum::<u64>, &mut Scratch::new(), deadline);
+    let result = run(
+        &mut link,
+        [],
+        Memory::new(&mut [0; 31], partition),
+        &mut sum::<u64>,
+        &mut Scratch::new(),
+        deadline,
+    );
     let expected = Error::BufferLength { expected: 32, got: 31 };
     assert!(matches!(result, Err(RunError::Schedule(error)) if error == expected));
 }
@@ -308,7 +321,13 @@ fn a_failing_transport_names_its_step() {
     let deadline = runtime.deadline(Duration::from_secs(1));
     let partition = partition::<u64>(2, 2);
     let steps = AllReduce::Ring.phases(RingTransport::rank(&link)).reduce;
-    let result =
-        run(&mut link, steps, &mut [0; 16], &partition, &mut sum::<u64>, &mut Scratch::new(), deadline);
+    let result = run(
+        &mut link,
+        steps,
+        Memory::new(&mut [0; 16], partition),
+        &mut sum::<u64>,
+        &mut Scratch::new(),
+        deadline,
+    );
     assert!(matches!(result, Err(RunError::Transport { step: 0, .. })), "{result:?}");
 }
