@@ -3,6 +3,8 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
+use crate::{Element, Error, Result};
+
 /// Elements that an operation owns while it runs, and gives back when it is waited for. A slice for all else.
 ///
 /// ```
@@ -19,6 +21,16 @@ impl<T> Buffer<T> {
     /// The elements, without a copy.
     pub fn into_vec(self) -> Vec<T> {
         self.0
+    }
+}
+
+impl<T: Element> Buffer<T> {
+    /// Memory for an operation's output.
+    pub(crate) fn zeroed(len: usize) -> Result<Self> {
+        let mut elements = Vec::new();
+        elements.try_reserve_exact(len).map_err(|source| Error::Memory { elements: len, source })?;
+        elements.resize(len, T::zeroed());
+        Ok(Self(elements))
     }
 }
 

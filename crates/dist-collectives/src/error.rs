@@ -1,5 +1,6 @@
 //! What can go wrong in a collective.
 
+use std::collections::TryReserveError;
 use std::io;
 use std::sync::Arc;
 
@@ -73,6 +74,14 @@ pub enum Error {
         order: ReductionOrder,
         /// The size of the group.
         world_size: usize,
+    },
+    /// There is no memory for the output.
+    #[error("no memory for an output of {elements} elements")]
+    Memory {
+        /// The length of the output.
+        elements: usize,
+        /// What the allocator says.
+        source: TryReserveError,
     },
     /// A list of ranks makes no group.
     #[error("a group cannot be made of these ranks")]

@@ -7,9 +7,10 @@ use crate::{Buffer, Communicator, Element, ReduceOp, Result};
 /// # Operations that do not block
 ///
 /// Every operation has a `start_` form, which returns at once. It takes the memory that it works on as a
-/// [`Buffer`], owns it while the operation runs, and gives what became of it from [`Pending::wait`]. Operations that
-/// were started are done one after the other in the order of their starts, beside the blocking ones. The deadline
-/// begins at the start. What can go wrong is reported by [`Pending::wait`].
+/// [`Buffer`], owns it while the operation runs, and gives the output from [`Pending::wait`]: the same memory if the
+/// operation works in place, else new memory; if it fails, what it was given comes back. Operations that were started
+/// are done one after the other in the order of their starts, beside the blocking ones. The deadline begins at the
+/// start. Whatever can go wrong is reported by [`Pending::wait`].
 impl Communicator {
     /// Begins an [`all_reduce`](Self::all_reduce).
     ///
@@ -34,6 +35,76 @@ impl Communicator {
         self.start(buffer.into(), move |engine, buffer, manner| engine.all_reduce(buffer, op, manner))
     }
 
+    /// Begins a [`reduce_scatter`](Self::reduce_scatter); the output is this rank's part.
+    #[doc(alias = "MPI_Ireduce_scatter_block")]
+    pub fn start_reduce_scatter<T: Element>(
+        &mut self,
+        input: impl Into<Buffer<T>>,
+        op: ReduceOp,
+    ) -> Pending<Buffer<T>> {
+        let input = input.into();
+        let len = input.len() / self.world_size();
+        self.start_into(input, len, move |engine, input, output, manner| {
+            engine.reduce_scatter(input, output, op, manner)
+        })
+    }
+
+    /// Begins an [`all_gather`](Self::all_gather).
+    #[doc(alias = "MPI_Iallgather")]
+    pub fn start_all_gather<T: Element>(&mut self, input: impl Into<Buffer<T>>) -> Pending<Buffer<T>> {
+        let input = input.into();
+        let len = input.len().saturating_mul(self.world_size());
+        self.start_into(input, len, Engine::all_gather)
+    }
+
+    /// Begins a [`broadcast`](Self::broadcast).
+    #[doc(alias = "MPI_Ibcast")]
+    pub fn start_broadcast<T: Element>(
+        &mut self,
+        buffer: impl Into<Buffer<T>>,
+        root: usize,
+    ) -> Pending<Buffer<T>> {
+        self.start(buffer.into(), move |engine, buffer, manner| engine.broadcast(buffer, root, manner))
+    }
+
+    /// Begins a [`reduce`](Self::reduce).
+    #[doc(alias = "MPI_Ireduce")]
+    pub fn start_reduce<T: Element>(
+        &mut self,
+        buffer: impl Into<Buffer<T>>,
+        op: ReduceOp,
+        root: usize,
+    ) -> Pending<Buffer<T>> {
+        self.start(buffer.into(), move |engine, buffer, manner| engine.reduce(buffer, op, root, manner))
+    }
+
+    /// Begins a [`barrier`](Self::barrier).
+    #[doc(alias = "MPI_Ibarrier")]
+    pub fn start_barrier(&mut self) -> Pending<()> {
+        self.start((), |engine, (), manner| engine.barrier(manner))
+    }
+
+    /// Begins to [`send`](Self::send) a message, for `to` to take with [`start_recv`](Self::start_recv).
+    #[doc(alias = "MPI_Isend")]
+    pub fn start_send<T: Element>(
+        &mut self,
+        elements: impl Into<Buffer<T>>,
+        to: usize,
+    ) -> Pending<Buffer<T>> {
+        self.start(elements.into(), move |engine, elements, manner| engine.send(elements, to, manner))
+    }
+
+    /// Begins to [receive](Self::recv) a message into this memory, one that `from` sends with
+    /// [`start_send`](Self::start_send).
+    #[doc(alias = "MPI_Irecv")]
+    pub fn start_recv<T: Element>(
+        &mut self,
+        elements: impl Into<Buffer<T>>,
+        from: usize,
+    ) -> Pending<Buffer<T>> {
+        self.start(elements.into(), move |engine, elements, manner| engine.receive(elements, from, manner))
+    }
+
     /// Gives an operation to the worker, with the memory that it works on and the manner of a call that begins now.
     fn start<B: Send + 'static>(
         &mut self,
@@ -45,5 +116,20 @@ impl Communicator {
             Ok(worker) => worker.start(buffer, move |engine, buffer| operation(engine, buffer, manner)),
             Err(error) => Pending::failed(buffer, error),
         }
+    }
+
+    /// Starts an operation that reads one memory and writes another, of this length.
+    fn start_into<T: Element>(
+        &mut self,
+        input: Buffer<T>,
+        len: usize,
+        operation: impl FnOnce(&mut Engine, &[T], &mut [T], Manner) -> Result<()> + Send + 'static,
+    ) -> Pending<Buffer<T>> {
+        self.start(input, move |engine, buffer, manner| {
+            let mut output = Buffer::zeroed(len)?;
+            operation(engine, buffer, &mut output, manner)?;
+            *buffer = output;
+            Ok(())
+        })
     }
 }

@@ -7,4 +7,5 @@ mod forks;
 mod oracle;
 mod pending;
 mod refusals;
+mod started;
 mod worlds;

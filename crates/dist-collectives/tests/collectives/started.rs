@@ -1,0 +1,431 @@
+//! What is true of every operation that does not block, by one table of them.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use dist_collectives::{Buffer, Communicator, Error, Failed, Pending, ReduceOp};
+use dist_transport::runtime::Runtime;
+use dist_transport::sim;
+use rstest::rstest;
+
+use crate::worlds::{self, Network};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A handle of any operation.
+trait Handle {
+    fn wait(self: Box<Self>) -> Result<Vec<i64>, (Vec<i64>, Error)>;
+    fn is_done(&mut self) -> bool;
+    fn wait_timeout(self: Box<Self>, limit: Duration) -> Result<Vec<i64>, Box<dyn Handle>>;
+}
+
+impl<B: Memory + 'static> Handle for Pending<B> {
+    fn wait(self: Box<Self>) -> Result<Vec<i64>, (Vec<i64>, Error)> {
+        (*self).wait().map(Memory::elements).map_err(|Failed { buffer, error }| (buffer.elements(), *error))
+    }
+
+    fn is_done(&mut self) -> bool {
+        Self::is_done(self)
+    }
+
+    fn wait_timeout(self: Box<Self>, limit: Duration) -> Result<Vec<i64>, Box<dyn Handle>> {
+        match (*self).wait_timeout(limit) {
+            Ok(done) => {
+                Ok(done.map(Memory::elements).map_err(|failed| failed.error).expect("all ranks come"))
+            }
+            Err(pending) => Err(Box::new(pending)),
+        }
+    }
+}
+
+/// What an operation owns, as a list.
+trait Memory {
+    fn elements(self) -> Vec<i64>;
+}
+
+impl Memory for () {
+    fn elements(self) -> Vec<i64> {
+        Vec::new()
+    }
+}
+
+impl Memory for Buffer<i64> {
+    fn elements(self) -> Vec<i64> {
+        self.into_vec()
+    }
+}
+
+fn boxed<B: Memory + 'static>(pending: Pending<B>) -> Box<dyn Handle> {
+    Box::new(pending)
+}
+
+/// An operation in both forms, on the same input.
+struct Case {
+    name: &'static str,
+    start: fn(&mut Communicator) -> Box<dyn Handle>,
+    block: fn(&mut Communicator) -> Vec<i64>,
+    /// What becomes of the input if the operation fails.
+    failed: Given,
+}
+
+/// What an operation does to what it is given.
+#[derive(Clone, Copy, PartialEq)]
+enum Given {
+    /// It works in it.
+    Written,
+    /// It reads it.
+    Read,
+    /// It sends it off, and does not wait for anyone.
+    Sent,
+}
+
+/// A message to the right, which the left takes: no rank waits in it.
+const SEND: Case = Case {
+    name: "send",
+    start: |comm| {
+        let right = (comm.rank() + 1) % comm.world_size();
+        boxed(comm.start_send(own(comm), right))
+    },
+    block: |comm| {
+        let right = (comm.rank() + 1) % comm.world_size();
+        in_place(comm, |comm, buffer| comm.send(buffer, right))
+    },
+    failed: Given::Sent,
+};
+
+const CASES: &[Case] = &[
+    Case {
+        name: "all_reduce",
+        start: |comm| boxed(comm.start_all_reduce(own(comm), ReduceOp::Sum)),
+        block: |comm| in_place(comm, |comm, buffer| comm.all_reduce(buffer, ReduceOp::Sum)),
+        failed: Given::Written,
+    },
+    Case {
+        name: "reduce_scatter",
+        start: |comm| boxed(comm.start_reduce_scatter(own(comm), ReduceOp::Max)),
+        block: |comm| into(comm, 2, |comm, input, output| comm.reduce_scatter(input, output, ReduceOp::Max)),
+        failed: Given::Read,
+    },
+    Case {
+        name: "all_gather",
+        start: |comm| boxed(comm.start_all_gather(own(comm))),
+        block: |comm| {
+            let world_size = comm.world_size();
+            into(comm, 2 * world_size * world_size, Communicator::all_gather)
+        },
+        failed: Given::Read,
+    },
+    Case {
+        name: "broadcast",
+        start: |comm| boxed(comm.start_broadcast(own(comm), 0)),
+        block: |comm| in_place(comm, |comm, buffer| comm.broadcast(buffer, 0)),
+        failed: Given::Written,
+    },
+    Case {
+        name: "reduce",
+        start: |comm| {
+            let root = last(comm);
+            boxed(comm.start_reduce(own(comm), ReduceOp::Sum, root))
+        },
+        block: |comm| {
+            let root = last(comm);
+            in_place(comm, |comm, buffer| comm.reduce(buffer, ReduceOp::Sum, root))
+        },
+        failed: Given::Written,
+    },
+    Case {
+        name: "barrier",
+        start: |comm| boxed(comm.start_barrier()),
+        block: |comm| comm.barrier().map(|()| Vec::new()).expect("all ranks come"),
+        failed: Given::Read,
+    },
+    SEND,
+    Case {
+        name: "recv",
+        start: |comm| boxed(comm.start_recv(own(comm), left(comm))),
+        block: |comm| {
+            let left = left(comm);
+            in_place(comm, |comm, buffer| comm.recv(buffer, left))
+        },
+        failed: Given::Written,
+    },
+];
+
+/// Those in which every rank waits for others.
+fn waiting_cases() -> impl Iterator<Item = &'static Case> {
+    CASES.iter().filter(|case| case.failed != Given::Sent)
+}
+
+/// This rank's input: two elements for every rank.
+fn own(comm: &Communicator) -> Vec<i64> {
+    (0..2 * comm.world_size() as i64).map(|index| 100 * (comm.rank() as i64 + 1) + index).collect()
+}
+
+fn last(comm: &Communicator) -> usize {
+    comm.world_size() - 1
+}
+
+fn left(comm: &Communicator) -> usize {
+    (comm.rank() + last(comm)) % comm.world_size()
+}
+
+fn in_place(
+    comm: &mut Communicator,
+    operation: impl FnOnce(&mut Communicator, &mut [i64]) -> Result<(), Error>,
+) -> Vec<i64> {
+    let mut buffer = own(comm);
+    operation(comm, &mut buffer).expect("all ranks come");
+    buffer
+}
+
+fn into(
+    comm: &mut Communicator,
+    len: usize,
+    operation: impl FnOnce(&mut Communicator, &[i64], &mut [i64]) -> Result<(), Error>,
+) -> Vec<i64> {
+    let (input, mut output) = (own(comm), vec![0; len]);
+    operation(comm, &input, &mut output).expect("all ranks come");
+    output
+}
+
+/// Waits in virtual time.
+fn idle(comm: &Communicator, time: Duration) {
+    let until = comm.runtime().deadline(time);
+    while !comm.runtime().expired(until) {
+        comm.runtime().park(Some(until));
+    }
+}
+
+/// What a reduce to another rank leaves behind is nobody's business.
+fn counts(case: &Case, comm: &Communicator) -> bool {
+    case.name != "reduce" || comm.rank() == last(comm)
+}
+
+#[derive(Clone, Copy)]
+enum Waiting {
+    InOrder,
+    Backwards,
+    Dropping,
+}
+
+#[rstest]
+fn all_in_flight_together_give_what_blocking_ones_give(
+    #[values(Network::Simulated, Network::Threads)] network: Network,
+    #[values(1, 2, 3, 4, 5)] world_size: usize,
+    #[values(Waiting::InOrder, Waiting::Backwards, Waiting::Dropping)] waiting: Waiting,
+) {
+    worlds::run(network, world_size, move |mut comm| {
+        let twice = CASES.iter().chain(CASES);
+        let mut handles: Vec<_> = twice.map(|case| (case, (case.start)(&mut comm))).collect();
+        // Blocking calls go on meanwhile.
+        let expected: Vec<_> = CASES.iter().map(|case| (case.name, (case.block)(&mut comm))).collect();
+        match waiting {
+            Waiting::InOrder => {}
+            Waiting::Backwards => handles.reverse(),
+            // The first half is not waited for.
+            Waiting::Dropping => drop(handles.drain(..CASES.len())),
+        }
+        for (case, handle) in handles {
+            let output = handle.wait().unwrap_or_else(|(_, error)| panic!("{}: {error}", case.name));
+            let (_, expected) = expected.iter().find(|(name, _)| *name == case.name).unwrap();
+            if counts(case, &comm) {
+                assert_eq!(output, *expected, "{}", case.name);
+            }
+        }
+    });
+}
+
+#[test]
+fn they_end_in_the_order_in_which_they_began() {
+    let outcome = sim::run(5, 3, |transport| {
+        let mut comm = Communicator::new(transport);
+        for (waited_for, last) in CASES.iter().enumerate() {
+            let mut handles: Vec<_> = CASES.iter().map(|case| (case.start)(&mut comm)).collect();
+            let later = handles.split_off(waited_for + 1);
+            handles.pop().unwrap().wait().unwrap();
+            assert!(handles.iter_mut().all(|handle| handle.is_done()), "before {}", last.name);
+            // Nothing is lost by not waiting for them one by one.
+            drop((handles, later));
+        }
+    });
+    assert!(outcome.elapsed < SECOND);
+}
+
+#[test]
+fn a_failure_comes_at_the_deadline_that_began_with_the_start_and_gives_the_memory_back() {
+    for case in waiting_cases() {
+        let _outcome = sim::run(1, 2, |transport| {
+            let mut comm = Communicator::new(transport);
+            if comm.rank() == 0 {
+                return idle(&comm, 120 * SECOND);
+            }
+            let handle = (case.start)(&mut comm.with_timeout(30 * SECOND));
+            idle(&comm, 20 * SECOND);
+            let (given, error) = handle.wait().unwrap_err();
+            assert_eq!(comm.runtime().now(), 30 * SECOND, "{}", case.name);
+            assert!(error.is_timeout() && error.peer() == Some(0), "{}: {error:?}", case.name);
+            match case.failed {
+                Given::Read if case.name != "barrier" => assert_eq!(given, own(&comm), "{}", case.name),
+                Given::Written => assert_eq!(given.len(), own(&comm).len(), "{}", case.name),
+                _ => {}
+            }
+        });
+    }
+}
+
+#[test]
+fn the_deadline_of_one_that_waits_for_its_turn_has_begun() {
+    for case in waiting_cases() {
+        let _outcome = sim::run(1, 2, |transport| {
+            let mut comm = Communicator::new(transport);
+            comm.set_timeout(30 * SECOND);
+            if comm.rank() == 0 {
+                idle(&comm, 20 * SECOND);
+                comm.start_barrier().wait().unwrap();
+                return idle(&comm, 120 * SECOND);
+            }
+            let first = comm.start_barrier();
+            let second = (case.start)(&mut comm);
+            let (_, error) = second.wait().unwrap_err();
+            assert!(error.is_timeout(), "{}: {error:?}", case.name);
+            assert_eq!(comm.runtime().now(), 30 * SECOND, "{}", case.name);
+            first.wait().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_wait_that_runs_out_gives_the_handle_back_and_aborts_nothing() {
+    let outcome = sim::run(1, 2, |transport| {
+        let mut comm = Communicator::new(transport);
+        let mut outputs = Vec::new();
+        for (round, case) in (1..).zip(waiting_cases()) {
+            if comm.rank() == 0 {
+                idle(&comm, 15 * SECOND);
+            }
+            if case.name == "recv" {
+                drop((SEND.start)(&mut comm));
+            }
+            let mut handle = (case.start)(&mut comm);
+            if comm.rank() == 1 {
+                assert!(!handle.is_done(), "{}", case.name);
+                handle = handle.wait_timeout(10 * SECOND).map(drop).expect_err(case.name);
+            }
+            let Ok(output) = handle.wait_timeout(10 * SECOND) else { panic!("{} goes on", case.name) };
+            outputs.push((case, output));
+            comm.barrier().unwrap();
+            assert_eq!(comm.runtime().now(), round * 15 * SECOND, "{}", case.name);
+        }
+        (SEND.block)(&mut comm);
+        outputs.reverse(); // the message first
+        for (case, output) in outputs {
+            let expected = (case.block)(&mut comm);
+            if counts(case, &comm) {
+                assert_eq!(output, expected, "{}", case.name);
+            }
+        }
+    });
+    assert_eq!(outcome.elapsed, u32::try_from(waiting_cases().count()).unwrap() * 15 * SECOND);
+}
+
+#[derive(Clone, Copy)]
+enum Leaving {
+    HandlesInOrder,
+    HandlesBackwards,
+    CommunicatorFirst,
+    CommunicatorAlone,
+}
+
+#[rstest]
+fn dropping_waits_for_everything_in_flight(
+    #[values(
+        Leaving::HandlesInOrder,
+        Leaving::HandlesBackwards,
+        Leaving::CommunicatorFirst,
+        Leaving::CommunicatorAlone
+    )]
+    leaving: Leaving,
+) {
+    let outcome = sim::run(1, 2, move |transport| {
+        let mut comm = Communicator::new(transport);
+        if comm.rank() == 1 {
+            let handles = CASES.iter().map(|case| (case.start)(&mut comm));
+            let mut handles: Vec<_> = handles.collect();
+            match leaving {
+                Leaving::HandlesInOrder => {}
+                Leaving::HandlesBackwards => handles.reverse(),
+                Leaving::CommunicatorFirst => drop(comm),
+                Leaving::CommunicatorAlone => handles.drain(..).for_each(std::mem::forget),
+            }
+            return;
+        }
+        idle(&comm, 25 * SECOND);
+        let handles: Vec<_> = CASES.iter().map(|case| (case.start)(&mut comm)).collect();
+        for handle in handles {
+            handle.wait().unwrap();
+        }
+    });
+    assert_eq!(outcome.elapsed, 25 * SECOND);
+}
+
+#[test]
+fn dropping_waits_until_the_deadline_at_most() {
+    for case in waiting_cases() {
+        let outcome = sim::run(1, 2, |transport| {
+            let mut comm = Communicator::new(transport);
+            if comm.rank() == 1 {
+                comm.set_timeout(30 * SECOND);
+                drop((case.start)(&mut comm));
+                return comm.runtime().now();
+            }
+            idle(&comm, 45 * SECOND);
+            Duration::ZERO
+        });
+        assert_eq!(outcome.results[1], 30 * SECOND, "{}", case.name);
+    }
+}
+
+/// Outside of the simulation, which takes a rank's panic for its own failure.
+#[test]
+fn dropping_a_handle_in_a_panic_aborts_the_job() {
+    for case in waiting_cases() {
+        let runtime = Runtime::system();
+        let mut ranks = sim::network(&runtime, 2).into_iter().map(Communicator::new);
+        let (mut other, mut quitter) = (ranks.next().unwrap(), ranks.next().unwrap());
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let _handle = (case.start)(&mut quitter);
+            panic!("planned");
+        }));
+        assert!(panicked.is_err());
+        let error = other.barrier().unwrap_err();
+        assert!(matches!(error, Error::Aborted { rank: 1, .. }), "{}: {error:?}", case.name);
+        assert!(runtime.now() < 30 * SECOND);
+    }
+}
+
+#[test]
+fn refused_arguments_come_back_with_the_input_and_cost_nothing() {
+    type Refused = fn(&mut Communicator) -> Box<dyn Handle>;
+    let refused: &'static [(Refused, &str)] = &[
+        (|comm| boxed(comm.start_all_reduce(own(comm), ReduceOp::Mean)), "integers have no mean"),
+        (|comm| boxed(comm.start_reduce_scatter(own(comm), ReduceOp::Mean)), "integers have no mean"),
+        (|comm| boxed(comm.start_reduce(own(comm), ReduceOp::Mean, 0)), "integers have no mean"),
+        (|comm| boxed(comm.start_reduce(own(comm), ReduceOp::Sum, 3)), "reduce: root 3 is outside"),
+        (|comm| boxed(comm.start_broadcast(own(comm), 3)), "broadcast: root 3 is outside"),
+        (|comm| boxed(comm.start_send(own(comm), 3)), "rank 3 is outside a group of 3"),
+        (|comm| boxed(comm.start_recv(own(comm), 3)), "rank 3 is outside a group of 3"),
+    ];
+    worlds::run(Network::Simulated, 3, move |mut comm| {
+        for (start, message) in refused {
+            let (given, error) = start(&mut comm).wait().unwrap_err();
+            assert_eq!(given, own(&comm), "{message}");
+            assert!(error.to_string().starts_with(message), "{error}");
+        }
+        let uneven = comm.start_reduce_scatter(vec![1_i64; 7], ReduceOp::Sum).wait().unwrap_err();
+        assert!(matches!(*uneven.error, Error::Parts { whole: 7, world_size: 3, .. }), "{uneven}");
+        assert_eq!(uneven.buffer.into_vec(), [1; 7]);
+        // The first that counts.
+        let first = comm.with_timeout(Duration::ZERO).start_all_reduce(vec![1_i64], ReduceOp::Sum).wait();
+        assert!(first.unwrap_err().to_string().starts_with("all_reduce #0 of 1 i64"));
+    });
+}
