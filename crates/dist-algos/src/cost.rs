@@ -1,6 +1,6 @@
-//! What a schedule costs, counted in rounds and chunks.
+//! What a schedule costs, and what that takes on a machine.
 
-/// The price of one algorithm for one world size. The unit of the last two is a chunk of
+/// The price of one algorithm for one world size. The unit of all but the first is a chunk of
 /// `buffer / chunks(world_size)`; [`verify`](crate::verify) holds the schedules to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cost {
@@ -10,22 +10,57 @@ pub struct Cost {
     pub path: usize,
     /// Chunks that the busiest rank sends; of operations with a root, with the root that makes most of it.
     pub sent_max: usize,
+    /// Chunks that the rank reduces that reduces most of them, into others; with the root that makes most of it.
+    pub reduced_max: usize,
 }
-
-/// Bytes that cross a link in the time that a message takes at least: what a round costs, in bytes.
-///
-/// With this value recursive doubling gives way to halving-doubling above 256 KiB on 4 ranks and above 154 KiB on
-/// 8. On 4 ranks over TCP it was measured to be the better choice at 256 KiB, and to lose at 1 MiB.
-pub const ROUND_BYTES: usize = 64 * 1024;
 
 impl Cost {
     /// The cost of no communication.
-    pub const NOTHING: Self = Self { rounds: 0, path: 0, sent_max: 0 };
+    pub const NOTHING: Self = Self { rounds: 0, path: 0, sent_max: 0, reduced_max: 0 };
+}
 
-    /// Rounds and chunks in a common unit: bytes, where a round counts [`ROUND_BYTES`].
-    pub(crate) fn bytes(self, buffer_bytes: usize, chunks: usize) -> u128 {
-        let moved = self.path as u128 * buffer_bytes as u128 / chunks.max(1) as u128;
-        self.rounds as u128 * ROUND_BYTES as u128 + moved
+/// How long things take, in picoseconds: by whole numbers every machine chooses the same.
+///
+/// ```
+/// use dist_algos::{AllReduce, CostModel, Order};
+///
+/// let (slow, fast) = (CostModel::default(), CostModel { round_ps: 500_000, ..CostModel::default() });
+/// let suggest = |model: &CostModel| AllReduce::suggest(8, 65_536, Order::Canonical, model);
+/// assert_eq!(suggest(&slow), AllReduce::RecursiveDoubling);
+/// assert_eq!(suggest(&fast), AllReduce::HalvingDoubling);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CostModel {
+    /// What every message takes at least: α.
+    pub round_ps: u64,
+    /// What a byte of a message takes: β.
+    pub byte_ps: u64,
+    /// What it takes to reduce a byte into another: γ.
+    pub reduced_byte_ps: u64,
+}
+
+impl CostModel {
+    /// How long an operation takes on a buffer of so many bytes, of which the schedule makes so many chunks.
+    pub fn picoseconds(&self, cost: Cost, buffer_bytes: usize, chunks: usize) -> u128 {
+        let chunks_take = |count: usize, byte_ps: u64| {
+            let bytes = (count as u128).saturating_mul(buffer_bytes as u128) / chunks.max(1) as u128;
+            bytes.saturating_mul(byte_ps.into())
+        };
+        (cost.rounds as u128)
+            .saturating_mul(self.round_ps.into())
+            .saturating_add(chunks_take(cost.path, self.byte_ps))
+            .saturating_add(chunks_take(cost.reduced_max, self.reduced_byte_ps))
+    }
+}
+
+/// A round takes as long as 64 KiB, at 5 GB/s, and what arrives is reduced while more arrives.
+///
+/// So recursive doubling gives way to halving-doubling above 256 KiB on 4 ranks and above 154 KiB on 8. On 4 ranks
+/// over TCP it was measured to be the better choice at 256 KiB, and to lose at 1 MiB.
+impl Default for CostModel {
+    fn default() -> Self {
+        let byte_ps = 200;
+        Self { round_ps: 65_536 * byte_ps, byte_ps, reduced_byte_ps: 0 }
     }
 }
 

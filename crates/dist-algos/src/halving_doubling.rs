@@ -67,7 +67,12 @@ pub(crate) const fn cost(world_size: usize) -> Cost {
     let moved = chunks - 1;
     let (served, message) =
         if world_size == chunks { (0, 0) } else { (1, chunks >> world_size.trailing_zeros()) };
-    Cost { rounds: rounds + levels + served, path: path + moved + message, sent_max: 2 * moved + message }
+    Cost {
+        rounds: rounds + levels + served,
+        path: path + moved + message,
+        sent_max: 2 * moved + message,
+        reduced_max: moved + served,
+    }
 }
 
 /// Chunk `r` of the sum ends on rank `r`, of as many chunks as there are ranks. `None` unless the world size is

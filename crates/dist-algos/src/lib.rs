@@ -25,7 +25,7 @@ pub mod verify;
 
 pub use algorithm::{AllGather, AllReduce, Barrier, Broadcast, Phases, Reduce, ReduceScatter};
 pub use chunks::Chunks;
-pub use cost::{Cost, ROUND_BYTES};
+pub use cost::{Cost, CostModel};
 pub use error::{Error, Result, RunError};
 pub use order::Order;
 pub use partition::Partition;

@@ -27,6 +27,7 @@ fn every_all_reduce_is_proven() {
             let report = verify::all_reduce(algorithm, world_size)
                 .unwrap_or_else(|error| panic!("{algorithm} in a world of {world_size}: {error}"));
             assert_eq!(report.chunks_sent_max(), algorithm.cost(world_size).sent_max);
+            assert_eq!(report.reductions_max(), algorithm.cost(world_size).reduced_max);
             check_bound(Goal::AllReduce, world_size, algorithm.chunks(world_size), &report);
         }
     }
@@ -39,6 +40,7 @@ fn every_reduce_scatter_is_proven() {
             let report = verify::reduce_scatter(algorithm, world_size)
                 .unwrap_or_else(|error| panic!("{algorithm} in a world of {world_size}: {error}"));
             assert_eq!(report.chunks_sent_max(), algorithm.cost(world_size).sent_max);
+            assert_eq!(report.reductions_max(), algorithm.cost(world_size).reduced_max);
             check_bound(Goal::ReduceScatter, world_size, world_size, &report);
         }
     }
@@ -51,6 +53,7 @@ fn every_all_gather_is_proven() {
             let report = verify::all_gather(algorithm, world_size)
                 .unwrap_or_else(|error| panic!("{algorithm} in a world of {world_size}: {error}"));
             assert_eq!(report.chunks_sent_max(), algorithm.cost(world_size).sent_max);
+            assert_eq!(report.reductions_max(), algorithm.cost(world_size).reduced_max);
             assert_eq!(report.order, None);
             check_bound(Goal::AllGather, world_size, world_size, &report);
         }
@@ -65,9 +68,12 @@ fn every_broadcast_is_proven_from_every_root() {
                 let report = verify::broadcast(algorithm, world_size, root)
                     .unwrap_or_else(|error| panic!("{algorithm} from {root} of {world_size}: {error}"));
                 check_bound(Goal::Broadcast { root }, world_size, algorithm.chunks(world_size), &report);
-                report.chunks_sent_max()
+                (report.chunks_sent_max(), report.reductions_max())
             });
-            assert_eq!(reports.max(), Some(algorithm.cost(world_size).sent_max), "{algorithm} {world_size}");
+            let (sent, reduced): (Vec<usize>, Vec<usize>) = reports.unzip();
+            let (cost, what) = (algorithm.cost(world_size), format!("{algorithm} {world_size}"));
+            assert_eq!(sent.into_iter().max(), Some(cost.sent_max), "{what}");
+            assert_eq!(reduced.into_iter().max(), Some(cost.reduced_max), "{what}");
         }
     }
 }
@@ -80,9 +86,12 @@ fn every_reduce_is_proven_to_every_root() {
                 let report = verify::reduce(algorithm, world_size, root)
                     .unwrap_or_else(|error| panic!("{algorithm} to {root} of {world_size}: {error}"));
                 check_bound(Goal::Reduce { root }, world_size, algorithm.chunks(world_size), &report);
-                report.chunks_sent_max()
+                (report.chunks_sent_max(), report.reductions_max())
             });
-            assert_eq!(reports.max(), Some(algorithm.cost(world_size).sent_max), "{algorithm} {world_size}");
+            let (sent, reduced): (Vec<usize>, Vec<usize>) = reports.unzip();
+            let (cost, what) = (algorithm.cost(world_size), format!("{algorithm} {world_size}"));
+            assert_eq!(sent.into_iter().max(), Some(cost.sent_max), "{what}");
+            assert_eq!(reduced.into_iter().max(), Some(cost.reduced_max), "{what}");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dist_algos::{AllGather, AllReduce, Barrier, Broadcast, Order, Reduce, ReduceScatter};
+use dist_algos::{AllGather, AllReduce, Barrier, Broadcast, CostModel, Order, Reduce, ReduceScatter};
 
 use crate::{Algorithm, Error, ReductionOrder, Result};
 
@@ -10,6 +10,8 @@ use crate::{Algorithm, Error, ReductionOrder, Result};
 pub(crate) struct Settings {
     pub(crate) timeout: Duration,
     pub(crate) order: ReductionOrder,
+    /// What the choice of an algorithm goes by; every rank has the same.
+    model: CostModel,
     forced: Forced,
 }
 
@@ -27,7 +29,12 @@ struct Forced {
 impl Default for Settings {
     fn default() -> Self {
         let forced = Forced::default();
-        Self { timeout: Duration::from_secs(60), order: ReductionOrder::Canonical, forced }
+        Self {
+            timeout: Duration::from_secs(60),
+            order: ReductionOrder::Canonical,
+            model: CostModel::default(),
+            forced,
+        }
     }
 }
 
@@ -54,35 +61,35 @@ impl Settings {
 
     pub(crate) fn all_reduce(&self, world_size: usize, bytes: usize) -> Result<AllReduce> {
         let Some(algorithm) = self.forced.all_reduce else {
-            return Ok(AllReduce::suggest(world_size, bytes, self.least_order()));
+            return Ok(AllReduce::suggest(world_size, bytes, self.least_order(), &self.model));
         };
         self.check(algorithm, world_size, algorithm.supports(world_size), algorithm.order(world_size))
     }
 
     pub(crate) fn reduce_scatter(&self, world_size: usize, bytes: usize) -> Result<ReduceScatter> {
         let Some(algorithm) = self.forced.reduce_scatter else {
-            return Ok(ReduceScatter::suggest(world_size, bytes, self.least_order()));
+            return Ok(ReduceScatter::suggest(world_size, bytes, self.least_order(), &self.model));
         };
         self.check(algorithm, world_size, algorithm.supports(world_size), algorithm.order(world_size))
     }
 
     pub(crate) fn reduce(&self, world_size: usize, bytes: usize) -> Result<Reduce> {
         let Some(algorithm) = self.forced.reduce else {
-            return Ok(Reduce::suggest(world_size, bytes, self.least_order()));
+            return Ok(Reduce::suggest(world_size, bytes, self.least_order(), &self.model));
         };
         self.check(algorithm, world_size, algorithm.supports(world_size), algorithm.order(world_size))
     }
 
     pub(crate) fn all_gather(&self, world_size: usize, bytes: usize) -> Result<AllGather> {
         let Some(algorithm) = self.forced.all_gather else {
-            return Ok(AllGather::suggest(world_size, bytes));
+            return Ok(AllGather::suggest(world_size, bytes, &self.model));
         };
         self.check(algorithm, world_size, algorithm.supports(world_size), Order::Canonical)
     }
 
     pub(crate) fn broadcast(&self, world_size: usize, bytes: usize) -> Result<Broadcast> {
         let Some(algorithm) = self.forced.broadcast else {
-            return Ok(Broadcast::suggest(world_size, bytes));
+            return Ok(Broadcast::suggest(world_size, bytes, &self.model));
         };
         self.check(algorithm, world_size, algorithm.supports(world_size), Order::Canonical)
     }

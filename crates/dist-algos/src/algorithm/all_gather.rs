@@ -3,7 +3,7 @@
 use dist_transport::Rank;
 
 use super::{cheapest, named};
-use crate::{Cost, Schedule, recursive_doubling, ring};
+use crate::{Cost, CostModel, Schedule, recursive_doubling, ring};
 
 /// How an all_gather can be done: every rank ends with every chunk, where rank `r` has chunk `r` to begin with,
 /// of as many chunks as there are ranks.
@@ -49,7 +49,7 @@ impl AllGather {
             Self::RecursiveDoubling => world_size.ilog2() as usize,
             Self::Ring => peers,
         };
-        Cost { rounds, path: peers, sent_max: peers }
+        Cost { rounds, path: peers, sent_max: peers, reduced_max: 0 }
     }
 
     /// The schedule of a rank, if the world is supported.
@@ -62,8 +62,9 @@ impl AllGather {
 
     /// The cheapest algorithm; `bytes` is the size of the gathered buffer. All have the same bytes, so the
     /// fewest rounds win whatever the size.
-    pub fn suggest(world_size: usize, bytes: usize) -> Self {
+    pub fn suggest(world_size: usize, bytes: usize, model: &CostModel) -> Self {
         let fit = Self::ALL.iter().copied().filter(|algorithm| algorithm.supports(world_size));
-        cheapest(fit, |algorithm| algorithm.cost(world_size).bytes(bytes, world_size)).unwrap_or(Self::Ring)
+        cheapest(fit, |algorithm| model.picoseconds(algorithm.cost(world_size), bytes, world_size))
+            .unwrap_or(Self::Ring)
     }
 }

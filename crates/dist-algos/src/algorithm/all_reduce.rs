@@ -5,7 +5,9 @@ use dist_transport::Rank;
 use super::{cheapest, named};
 use crate::cost::log2_ceil;
 use crate::fold::Fold;
-use crate::{Chunks, Cost, Order, Schedule, binomial, halving_doubling, pairwise, recursive_doubling, ring};
+use crate::{
+    Chunks, Cost, CostModel, Order, Schedule, binomial, halving_doubling, pairwise, recursive_doubling, ring,
+};
 
 /// How an all_reduce can be done: every rank ends with the sum of all buffers.
 #[doc(alias = "MPI_Allreduce")]
@@ -83,15 +85,16 @@ impl AllReduce {
                 rounds: doublings + 2 * folded,
                 path: doublings + 2 * folded,
                 sent_max: doublings + folded,
+                reduced_max: doublings + folded,
             },
             Self::HalvingDoubling => halving_doubling::cost(world_size),
             Self::Binomial => {
                 let depth = log2_ceil(world_size);
-                Cost { rounds: 2 * depth, path: 2 * depth, sent_max: depth }
+                Cost { rounds: 2 * depth, path: 2 * depth, sent_max: depth, reduced_max: depth }
             }
             Self::Ring | Self::PairwiseRing => {
                 let rounds = 2 * (world_size - 1);
-                Cost { rounds, path: rounds, sent_max: rounds }
+                Cost { rounds, path: rounds, sent_max: rounds, reduced_max: rounds / 2 }
             }
         }
     }
@@ -124,11 +127,12 @@ impl AllReduce {
         }
     }
 
-    /// The cheapest algorithm that reduces in this order or a stricter one, if a round costs as much as
-    /// [`ROUND_BYTES`](crate::ROUND_BYTES).
-    pub fn suggest(world_size: usize, bytes: usize, order: Order) -> Self {
+    /// The cheapest algorithm that reduces in this order or a stricter one.
+    pub fn suggest(world_size: usize, bytes: usize, order: Order, model: &CostModel) -> Self {
         let fit = Self::ALL.iter().copied().filter(|algorithm| algorithm.order(world_size) >= order);
-        let price = |algorithm: Self| algorithm.cost(world_size).bytes(bytes, algorithm.chunks(world_size));
+        let price = |algorithm: Self| {
+            model.picoseconds(algorithm.cost(world_size), bytes, algorithm.chunks(world_size))
+        };
         cheapest(fit, price).expect("two algorithms are canonical for every world")
     }
 }

@@ -35,7 +35,7 @@ impl Barrier {
             (Self::Ring, _) => 2 * world_size - 1,
             (Self::Dissemination, _) => log2_ceil(world_size),
         };
-        Cost { rounds, path: 0, sent_max: 0 }
+        Cost { rounds, path: 0, sent_max: 0, reduced_max: 0 }
     }
 
     /// The schedule of a rank.

@@ -4,7 +4,7 @@ use dist_transport::Rank;
 
 use super::{cheapest, named};
 use crate::cost::log2_ceil;
-use crate::{Cost, Schedule, binomial, direct, ring};
+use crate::{Cost, CostModel, Schedule, binomial, direct, ring};
 
 /// How a broadcast can be done: every rank ends with the root's buffer.
 #[doc(alias = "MPI_Bcast")]
@@ -45,8 +45,10 @@ impl Broadcast {
         }
         let (depth, peers) = (log2_ceil(world_size), world_size - 1);
         match self {
-            Self::Binomial => Cost { rounds: depth, path: depth, sent_max: depth },
-            Self::ScatterRing => Cost { rounds: 2 * peers, path: 2 * peers, sent_max: 2 * peers },
+            Self::Binomial => Cost { rounds: depth, path: depth, sent_max: depth, reduced_max: 0 },
+            Self::ScatterRing => {
+                Cost { rounds: 2 * peers, path: 2 * peers, sent_max: 2 * peers, reduced_max: 0 }
+            }
         }
     }
 
@@ -59,9 +61,11 @@ impl Broadcast {
         first.chain(second)
     }
 
-    /// The cheapest algorithm, if a round costs as much as [`ROUND_BYTES`](crate::ROUND_BYTES).
-    pub fn suggest(world_size: usize, bytes: usize) -> Self {
-        let price = |algorithm: Self| algorithm.cost(world_size).bytes(bytes, algorithm.chunks(world_size));
+    /// The cheapest algorithm.
+    pub fn suggest(world_size: usize, bytes: usize, model: &CostModel) -> Self {
+        let price = |algorithm: Self| {
+            model.picoseconds(algorithm.cost(world_size), bytes, algorithm.chunks(world_size))
+        };
         cheapest(Self::ALL.iter().copied(), price).unwrap_or(Self::Binomial)
     }
 }

@@ -65,7 +65,7 @@ fn cheapest<A: Copy>(algorithms: impl Iterator<Item = A>, price: impl Fn(A) -> u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Error;
+    use crate::{CostModel, Error, Order};
 
     #[test]
     fn every_name_reads_as_its_algorithm() {
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn small_messages_get_few_rounds_and_large_ones_few_bytes() {
-        let (small, large) = (8, 64 << 20);
+        let (small, large, model) = (8, 64 << 20, CostModel::default());
         let table = [
             (2, Order::Canonical, AllReduce::RecursiveDoubling, AllReduce::RecursiveDoubling),
             (3, Order::Canonical, AllReduce::RecursiveDoubling, AllReduce::PairwiseRing),
@@ -108,29 +108,45 @@ mod tests {
             (64, Order::Any, AllReduce::RecursiveDoubling, AllReduce::HalvingDoubling),
         ];
         for (world_size, order, few_rounds, few_bytes) in table {
-            assert_eq!(AllReduce::suggest(world_size, small, order), few_rounds, "{world_size} {order}");
-            assert_eq!(AllReduce::suggest(world_size, large, order), few_bytes, "{world_size} {order}");
+            assert_eq!(
+                AllReduce::suggest(world_size, small, order, &model),
+                few_rounds,
+                "{world_size} {order}"
+            );
+            assert_eq!(
+                AllReduce::suggest(world_size, large, order, &model),
+                few_bytes,
+                "{world_size} {order}"
+            );
         }
-        assert_eq!(AllReduce::suggest(4, 256 << 10, Order::Canonical), AllReduce::RecursiveDoubling);
-        assert_eq!(AllReduce::suggest(4, 257 << 10, Order::Canonical), AllReduce::HalvingDoubling);
+        assert_eq!(AllReduce::suggest(4, 256 << 10, Order::Canonical, &model), AllReduce::RecursiveDoubling);
+        assert_eq!(AllReduce::suggest(4, 257 << 10, Order::Canonical, &model), AllReduce::HalvingDoubling);
+    }
+
+    #[test]
+    fn reducing_less_is_worth_a_round_where_reducing_is_slow() {
+        let fast = CostModel::default();
+        let slow = CostModel { reduced_byte_ps: 100 * fast.byte_ps, ..fast };
+        let suggest = |model| AllReduce::suggest(4, 16 << 10, Order::Canonical, model);
+        assert_eq!(suggest(&fast), AllReduce::RecursiveDoubling);
+        assert_eq!(suggest(&slow), AllReduce::HalvingDoubling);
     }
 
     #[test]
     fn what_is_suggested_is_supported_and_keeps_the_order_asked_for() {
+        let model = CostModel { reduced_byte_ps: 100, ..CostModel::default() };
         for world_size in 1..=64 {
             for bytes in [0, 1 << 10, 1 << 16, 1 << 20, 1 << 27] {
                 for order in [Order::Any, Order::Uniform, Order::Canonical] {
-                    let all_reduce = AllReduce::suggest(world_size, bytes, order);
+                    let all_reduce = AllReduce::suggest(world_size, bytes, order, &model);
                     assert!(all_reduce.supports(world_size) && all_reduce.order(world_size) >= order);
-                    let reduce_scatter = ReduceScatter::suggest(world_size, bytes, order);
+                    let reduce_scatter = ReduceScatter::suggest(world_size, bytes, order, &model);
                     assert!(reduce_scatter.supports(world_size) && reduce_scatter.order(world_size) >= order);
-                    let reduce = Reduce::suggest(world_size, bytes, order);
+                    let reduce = Reduce::suggest(world_size, bytes, order, &model);
                     assert!(reduce.order(world_size) >= order);
-                    assert!(AllGather::suggest(world_size, bytes).supports(world_size));
+                    assert!(AllGather::suggest(world_size, bytes, &model).supports(world_size));
                 }
             }
         }
     }
-
-    use crate::Order;
 }

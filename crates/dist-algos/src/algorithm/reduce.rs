@@ -4,7 +4,7 @@ use dist_transport::Rank;
 
 use super::{cheapest, named};
 use crate::cost::log2_ceil;
-use crate::{Cost, Order, Schedule, Step, binomial, direct, pairwise};
+use crate::{Cost, CostModel, Order, Schedule, Step, binomial, direct, pairwise};
 
 /// How a reduce can be done: the root ends with the sum of all buffers. What other buffers held is lost.
 #[doc(alias = "MPI_Reduce")]
@@ -51,8 +51,10 @@ impl Reduce {
         }
         let (depth, peers) = (log2_ceil(world_size), world_size - 1);
         match self {
-            Self::Binomial => Cost { rounds: depth, path: depth, sent_max: 1 },
-            Self::PairwiseGather => Cost { rounds: 2 * peers, path: 2 * peers, sent_max: peers + 1 },
+            Self::Binomial => Cost { rounds: depth, path: depth, sent_max: 1, reduced_max: depth },
+            Self::PairwiseGather => {
+                Cost { rounds: 2 * peers, path: 2 * peers, sent_max: peers + 1, reduced_max: peers }
+            }
         }
     }
 
@@ -65,11 +67,12 @@ impl Reduce {
         first.chain(second)
     }
 
-    /// The cheapest algorithm that reduces in this order or a stricter one, if a round costs as much as
-    /// [`ROUND_BYTES`](crate::ROUND_BYTES).
-    pub fn suggest(world_size: usize, bytes: usize, order: Order) -> Self {
+    /// The cheapest algorithm that reduces in this order or a stricter one.
+    pub fn suggest(world_size: usize, bytes: usize, order: Order, model: &CostModel) -> Self {
         let fit = Self::ALL.iter().copied().filter(|algorithm| algorithm.order(world_size) >= order);
-        let price = |algorithm: Self| algorithm.cost(world_size).bytes(bytes, algorithm.chunks(world_size));
+        let price = |algorithm: Self| {
+            model.picoseconds(algorithm.cost(world_size), bytes, algorithm.chunks(world_size))
+        };
         cheapest(fit, price).unwrap_or(Self::Binomial)
     }
 }

@@ -3,7 +3,7 @@
 use dist_transport::Rank;
 
 use super::{cheapest, named};
-use crate::{Cost, Order, Schedule, halving_doubling, pairwise, ring};
+use crate::{Cost, CostModel, Order, Schedule, halving_doubling, pairwise, ring};
 
 /// How a reduce_scatter can be done: rank `r` ends with chunk `r` of the sum, of as many chunks as there are
 /// ranks. The other chunks of its buffer are lost.
@@ -59,7 +59,7 @@ impl ReduceScatter {
             Self::HalvingDoubling => world_size.ilog2() as usize,
             Self::Ring | Self::Pairwise => peers,
         };
-        Cost { rounds, path: peers, sent_max: peers }
+        Cost { rounds, path: peers, sent_max: peers, reduced_max: peers }
     }
 
     /// The schedule of a rank, if the world is supported.
@@ -73,9 +73,9 @@ impl ReduceScatter {
 
     /// The cheapest algorithm that reduces in this order or a stricter one; `bytes` is the size of each rank's
     /// input. All have the same bytes, so the fewest rounds win whatever the size.
-    pub fn suggest(world_size: usize, bytes: usize, order: Order) -> Self {
+    pub fn suggest(world_size: usize, bytes: usize, order: Order, model: &CostModel) -> Self {
         let fit = |algorithm: &Self| algorithm.supports(world_size) && algorithm.order(world_size) >= order;
-        let price = |algorithm: Self| algorithm.cost(world_size).bytes(bytes, world_size);
+        let price = |algorithm: Self| model.picoseconds(algorithm.cost(world_size), bytes, world_size);
         cheapest(Self::ALL.iter().copied().filter(fit), price).expect("pairwise is canonical for every world")
     }
 }

@@ -283,14 +283,15 @@ fn supported(
     if supports { Ok(()) } else { Err(Error::Unsupported { operation, algorithm, world_size }) }
 }
 
-/// Compares what an algorithm says about itself with what was found. For some roots the busiest rank sends less
-/// than is said.
+/// Compares what an algorithm says about itself with what was found. For some roots the busiest rank sends or
+/// reduces less than is said.
 fn claims(report: Report, cost: Cost, order: Option<Order>) -> Result<Report> {
-    let sent = report.chunks_sent_max();
+    let (sent, reduced) = (report.chunks_sent_max(), report.reductions_max());
     let table = [
         ("rounds", cost.rounds, report.rounds, cost.rounds == report.rounds),
         ("chunks on the longest path", cost.path, report.path, cost.path == report.path),
         ("chunks sent", cost.sent_max, sent, cost.sent_max >= sent),
+        ("chunks reduced", cost.reduced_max, reduced, cost.reduced_max >= reduced),
     ];
     for (what, claimed, found, holds) in table {
         if !holds {

@@ -56,6 +56,11 @@ impl Report {
         self.ranks[rank].reductions
     }
 
+    /// How often the rank reduces a chunk that does so most often.
+    pub fn reductions_max(&self) -> usize {
+        self.ranks.iter().map(|rank| rank.reductions).max().unwrap_or(0)
+    }
+
     /// What a transport counts on a rank if the buffer is cut like this.
     pub fn traffic(&self, rank: usize, partition: &Partition<'_>) -> Traffic {
         let bytes = |messages: &[Chunks]| -> u64 {

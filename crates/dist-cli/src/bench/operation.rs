@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use dist_algos::Order;
+use dist_algos::{CostModel, Order};
 use dist_collectives::{
     Algorithm, AllGather, AllReduce, Barrier, Broadcast, Reduce, ReduceScatter, ReductionOrder,
 };
@@ -144,13 +144,14 @@ pub(super) fn chosen(
     bytes: usize,
     order: ReductionOrder,
 ) -> &'static str {
+    let model = CostModel::default();
     let least = if order == ReductionOrder::Canonical { Order::Canonical } else { Order::Any };
     match operation {
-        Operation::AllReduce => AllReduce::suggest(world_size, bytes, least).name(),
-        Operation::ReduceScatter => ReduceScatter::suggest(world_size, bytes, least).name(),
-        Operation::Reduce => Reduce::suggest(world_size, bytes, least).name(),
-        Operation::AllGather => AllGather::suggest(world_size, bytes).name(),
-        Operation::Broadcast => Broadcast::suggest(world_size, bytes).name(),
+        Operation::AllReduce => AllReduce::suggest(world_size, bytes, least, &model).name(),
+        Operation::ReduceScatter => ReduceScatter::suggest(world_size, bytes, least, &model).name(),
+        Operation::Reduce => Reduce::suggest(world_size, bytes, least, &model).name(),
+        Operation::AllGather => AllGather::suggest(world_size, bytes, &model).name(),
+        Operation::Broadcast => Broadcast::suggest(world_size, bytes, &model).name(),
         Operation::Barrier => Barrier::suggest(world_size).name(),
         Operation::SendRecv | Operation::PingPong => "message",
     }
