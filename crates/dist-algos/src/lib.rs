@@ -3,12 +3,16 @@
 mod algorithm;
 pub mod barrier;
 pub mod binomial;
+pub mod chain;
 mod chunks;
+pub mod circulant;
 mod cost;
 pub mod direct;
 mod error;
 mod fold;
 pub mod halving_doubling;
+pub mod knomial;
+pub mod neighbour;
 mod order;
 pub mod pairwise;
 mod partition;

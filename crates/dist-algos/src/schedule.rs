@@ -2,7 +2,10 @@
 
 use dist_transport::Rank;
 
-use crate::{Step, barrier, binomial, direct, halving_doubling, pairwise, recursive_doubling, ring};
+use crate::{
+    Step, barrier, binomial, chain, circulant, direct, halving_doubling, knomial, neighbour, pairwise,
+    recursive_doubling, ring,
+};
 
 /// All steps of one rank, made one at a time, in some tens of nanoseconds each.
 ///
@@ -27,9 +30,15 @@ pub(crate) enum Kind {
     HalvingReduceScatter,
     HalvingReduce,
     HalvingGather,
+    CirculantReduceScatter,
+    CirculantAllGather,
+    BruckAllGather,
+    NeighbourAllGather,
     Pairwise(pairwise::Merge),
     BinomialReduce { root: usize },
     BinomialBroadcast { root: usize },
+    KnomialBroadcast { root: usize },
+    ChainBroadcast { root: usize },
     Scatter { root: usize },
     Gather { root: usize },
     RingBarrier,
@@ -60,9 +69,15 @@ impl Schedule {
             Kind::HalvingReduceScatter => Some(halving_doubling::reduce_scatter_step(rank, index)),
             Kind::HalvingReduce => halving_doubling::reduce_step(rank, index),
             Kind::HalvingGather => halving_doubling::gather_step(rank, index),
+            Kind::CirculantReduceScatter => Some(circulant::reduce_scatter_step(rank, index)),
+            Kind::CirculantAllGather => Some(circulant::all_gather_step(rank, index)),
+            Kind::BruckAllGather => Some(circulant::bruck_step(rank, index)),
+            Kind::NeighbourAllGather => Some(neighbour::all_gather_step(rank, index)),
             Kind::Pairwise(merge) => Some(merge.receive(rank, index + 1)),
             Kind::BinomialReduce { root } => binomial::reduce_step(rank, *root, index),
             Kind::BinomialBroadcast { root } => binomial::broadcast_step(rank, *root, index),
+            Kind::KnomialBroadcast { root } => knomial::broadcast_step(rank, *root, index),
+            Kind::ChainBroadcast { root } => chain::broadcast_step(rank, *root, index),
             Kind::Scatter { root } => direct::scatter_step(rank, *root, index),
             Kind::Gather { root } => direct::gather_step(rank, *root, index),
             Kind::RingBarrier => Some(barrier::ring_step(rank, index)),

@@ -114,7 +114,15 @@ fn the_best_algorithms_meet_the_lower_bounds() {
         for algorithm in [AllReduce::Ring, AllReduce::PairwiseRing] {
             assert_eq!(verify::all_reduce(algorithm, world_size).unwrap().path, bound.moved);
         }
+        let circulant = verify::all_reduce(AllReduce::Circulant, world_size).unwrap();
+        assert_eq!((circulant.path, circulant.rounds), (bound.moved, 2 * bound.rounds));
+        let bound = Goal::AllGather.lower_bound(world_size);
+        for algorithm in [AllGather::Bruck, AllGather::Circulant] {
+            let report = verify::all_gather(algorithm, world_size).unwrap();
+            assert_eq!((report.path, report.rounds), (bound.moved, bound.rounds));
+        }
         if world_size.is_power_of_two() {
+            let bound = Goal::AllReduce.lower_bound(world_size);
             let halving = verify::all_reduce(AllReduce::HalvingDoubling, world_size).unwrap();
             assert_eq!((halving.path, halving.rounds), (bound.moved, 2 * bound.rounds));
             let doubling = verify::all_reduce(AllReduce::RecursiveDoubling, world_size).unwrap();
@@ -138,6 +146,8 @@ fn the_best_algorithms_meet_the_lower_bounds() {
 #[case::pairs_across_subtrees(AllReduce::RecursiveDoubling, 5, Order::Uniform)]
 #[case::halving_in_blocks(AllReduce::HalvingDoubling, 11, Order::Canonical)]
 #[case::halving_at_a_power_of_two(AllReduce::HalvingDoubling, 16, Order::Canonical)]
+#[case::a_circle(AllReduce::Circulant, 6, Order::Any)]
+#[case::a_circle_of_a_power_of_two(AllReduce::Circulant, 16, Order::Uniform)]
 #[case::any_world(AllReduce::PairwiseRing, 13, Order::Canonical)]
 fn orders_are_as_documented(#[case] algorithm: AllReduce, #[case] world_size: usize, #[case] order: Order) {
     assert_eq!(verify::all_reduce(algorithm, world_size).unwrap().order, Some(order));
@@ -175,6 +185,7 @@ fn halving_in_blocks_costs_more_the_smaller_the_smallest_block(
 #[test]
 fn a_ring_needs_two_peers_and_doubling_a_logarithm_of_them() {
     assert_eq!(verify::all_reduce(AllReduce::Ring, 64).unwrap().peers_max, 2);
+    assert_eq!(verify::all_gather(AllGather::NeighbourExchange, 64).unwrap().peers_max, 2);
     assert_eq!(verify::all_reduce(AllReduce::RecursiveDoubling, 64).unwrap().peers_max, 6);
     assert_eq!(verify::all_reduce(AllReduce::PairwiseRing, 64).unwrap().peers_max, 63);
 }
@@ -202,6 +213,7 @@ fn worlds_and_roots_that_do_not_exist_are_refused() {
     assert!(unsupported(verify::all_reduce(AllReduce::RecursiveDoubling, 0)));
     assert!(unsupported(verify::reduce_scatter(ReduceScatter::HalvingDoubling, 6)));
     assert!(unsupported(verify::all_gather(AllGather::RecursiveDoubling, 3)));
+    assert!(unsupported(verify::all_gather(AllGather::NeighbourExchange, 5)));
     assert!(unsupported(verify::broadcast(Broadcast::Binomial, 4, 4)));
     assert!(unsupported(verify::reduce(Reduce::PairwiseGather, 4, 9)));
     assert!(verify::check(Goal::AllReduce, 3, &[]).is_ok_and(|report| report.messages() == 0));

@@ -3,7 +3,8 @@
 use dist_transport::Rank;
 
 use super::{cheapest, named};
-use crate::{Cost, CostModel, Schedule, recursive_doubling, ring};
+use crate::cost::log2_ceil;
+use crate::{Cost, CostModel, Schedule, circulant, neighbour, recursive_doubling, ring};
 
 /// How an all_gather can be done: every rank ends with every chunk, where rank `r` has chunk `r` to begin with,
 /// of as many chunks as there are ranks.
@@ -16,12 +17,21 @@ pub enum AllGather {
     /// What has been gathered so far to ranks at distance 1, 2, 4, …, for powers of two; see
     /// [`recursive_doubling`].
     RecursiveDoubling,
+    /// The same over any number of ranks, who then give each other less in the last round; see [`circulant::bruck`].
+    Bruck,
+    /// ⌈log₂ p⌉ rounds over distances …, p/4, p/2; see [`circulant`].
+    Circulant,
+    /// Two chunks to the left and to the right in turn, for even worlds; see [`neighbour`].
+    NeighbourExchange,
     /// Once round the ring; see [`ring`].
     Ring,
 }
 
 named!("all_gather", AllGather {
     RecursiveDoubling => "recursive_doubling",
+    Bruck => "bruck",
+    Circulant => "circulant",
+    NeighbourExchange => "neighbour_exchange",
     Ring => "ring",
 });
 
@@ -30,7 +40,8 @@ impl AllGather {
     pub const fn supports(self, world_size: usize) -> bool {
         match self {
             Self::RecursiveDoubling => world_size.is_power_of_two(),
-            Self::Ring => world_size > 0,
+            Self::NeighbourExchange => world_size > 0 && world_size.is_multiple_of(2),
+            Self::Bruck | Self::Circulant | Self::Ring => world_size > 0,
         }
     }
 
@@ -46,7 +57,8 @@ impl AllGather {
         }
         let peers = world_size - 1;
         let rounds = match self {
-            Self::RecursiveDoubling => world_size.ilog2() as usize,
+            Self::RecursiveDoubling | Self::Bruck | Self::Circulant => log2_ceil(world_size),
+            Self::NeighbourExchange => world_size / 2,
             Self::Ring => peers,
         };
         Cost { rounds, path: peers, sent_max: peers, reduced_max: 0 }
@@ -56,6 +68,9 @@ impl AllGather {
     pub const fn schedule(self, rank: Rank) -> Option<Schedule> {
         match self {
             Self::RecursiveDoubling => recursive_doubling::all_gather(rank),
+            Self::Bruck => Some(circulant::bruck(rank)),
+            Self::Circulant => Some(circulant::all_gather(rank)),
+            Self::NeighbourExchange => neighbour::all_gather(rank),
             Self::Ring => Some(ring::all_gather(rank)),
         }
     }

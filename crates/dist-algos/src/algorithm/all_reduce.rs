@@ -6,7 +6,8 @@ use super::{cheapest, named};
 use crate::cost::log2_ceil;
 use crate::fold::Fold;
 use crate::{
-    Chunks, Cost, CostModel, Order, Schedule, binomial, halving_doubling, pairwise, recursive_doubling, ring,
+    Chunks, Cost, CostModel, Order, Schedule, binomial, circulant, halving_doubling, pairwise,
+    recursive_doubling, ring,
 };
 
 /// How an all_reduce can be done: every rank ends with the sum of all buffers.
@@ -20,6 +21,8 @@ pub enum AllReduce {
     RecursiveDoubling,
     /// Halves, quarters, eighths, … and back, in blocks of powers of two; see [`halving_doubling`].
     HalvingDoubling,
+    /// Twice ⌈log₂ p⌉ rounds over distances p/2, p/4, …; see [`circulant`].
+    Circulant,
     /// A reduction to rank 0 and a broadcast from it; see [`binomial`].
     Binomial,
     /// Round the ring twice; see [`ring`].
@@ -31,6 +34,7 @@ pub enum AllReduce {
 named!("all_reduce", AllReduce {
     RecursiveDoubling => "recursive_doubling",
     HalvingDoubling => "halving_doubling",
+    Circulant => "circulant",
     Binomial => "binomial",
     Ring => "ring",
     PairwiseRing => "pairwise_ring",
@@ -59,7 +63,7 @@ impl AllReduce {
         match self {
             Self::RecursiveDoubling | Self::Binomial => 1,
             Self::HalvingDoubling => halving_doubling::chunks(world_size),
-            Self::Ring | Self::PairwiseRing => world_size,
+            Self::Circulant | Self::Ring | Self::PairwiseRing => world_size,
         }
     }
 
@@ -68,8 +72,9 @@ impl AllReduce {
         match self {
             Self::HalvingDoubling | Self::Binomial | Self::PairwiseRing => Order::Canonical,
             Self::RecursiveDoubling => Fold::new(world_size).order(),
-            Self::Ring if world_size <= 2 => Order::Canonical,
-            Self::Ring => Order::Any,
+            Self::Circulant | Self::Ring if world_size <= 2 => Order::Canonical,
+            Self::Circulant if world_size.is_power_of_two() => Order::Uniform,
+            Self::Circulant | Self::Ring => Order::Any,
         }
     }
 
@@ -91,6 +96,15 @@ impl AllReduce {
             Self::Binomial => {
                 let depth = log2_ceil(world_size);
                 Cost { rounds: 2 * depth, path: 2 * depth, sent_max: depth, reduced_max: depth }
+            }
+            Self::Circulant => {
+                let moved = 2 * (world_size - 1);
+                Cost {
+                    rounds: 2 * log2_ceil(world_size),
+                    path: moved,
+                    sent_max: moved,
+                    reduced_max: moved / 2,
+                }
             }
             Self::Ring | Self::PairwiseRing => {
                 let rounds = 2 * (world_size - 1);
@@ -117,6 +131,11 @@ impl AllReduce {
                 reduce: binomial::reduce(rank, 0),
                 owned: if rank.index() == 0 { Chunks::one(0) } else { Chunks::NONE },
                 gather: binomial::broadcast(rank, 0),
+            },
+            Self::Circulant => Phases {
+                reduce: circulant::reduce_scatter(rank),
+                owned: own,
+                gather: circulant::all_gather(rank),
             },
             Self::Ring => {
                 Phases { reduce: ring::reduce_scatter(rank), owned: own, gather: ring::all_gather(rank) }

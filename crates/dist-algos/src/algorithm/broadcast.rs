@@ -4,7 +4,7 @@ use dist_transport::Rank;
 
 use super::{cheapest, named};
 use crate::cost::log2_ceil;
-use crate::{Cost, CostModel, Schedule, binomial, direct, ring};
+use crate::{Cost, CostModel, Schedule, binomial, chain, direct, knomial, ring};
 
 /// How a broadcast can be done: every rank ends with the root's buffer.
 #[doc(alias = "MPI_Bcast")]
@@ -15,12 +15,18 @@ use crate::{Cost, CostModel, Schedule, binomial, direct, ring};
 pub enum Broadcast {
     /// The whole buffer down a tree; see [`binomial`].
     Binomial,
+    /// The whole buffer down a tree of half the depth; see [`knomial`].
+    Knomial,
+    /// Chunk by chunk from rank to rank; see [`chain`].
+    Chain,
     /// A chunk to every rank, then round the [`ring`].
     ScatterRing,
 }
 
 named!("broadcast", Broadcast {
     Binomial => "binomial",
+    Knomial => "knomial",
+    Chain => "chain",
     ScatterRing => "scatter_ring",
 });
 
@@ -33,7 +39,8 @@ impl Broadcast {
     /// Into how many chunks the buffer is cut.
     pub const fn chunks(self, world_size: usize) -> usize {
         match self {
-            Self::Binomial => 1,
+            Self::Binomial | Self::Knomial => 1,
+            Self::Chain => chain::CHUNKS,
             Self::ScatterRing => world_size,
         }
     }
@@ -46,6 +53,14 @@ impl Broadcast {
         let (depth, peers) = (log2_ceil(world_size), world_size - 1);
         match self {
             Self::Binomial => Cost { rounds: depth, path: depth, sent_max: depth, reduced_max: 0 },
+            Self::Knomial => {
+                let rounds = knomial::rounds(world_size);
+                Cost { rounds, path: rounds, sent_max: rounds, reduced_max: 0 }
+            }
+            Self::Chain => {
+                let rounds = chain::CHUNKS + world_size - 2;
+                Cost { rounds, path: rounds, sent_max: chain::CHUNKS, reduced_max: 0 }
+            }
             Self::ScatterRing => {
                 Cost { rounds: 2 * peers, path: 2 * peers, sent_max: 2 * peers, reduced_max: 0 }
             }
@@ -56,6 +71,8 @@ impl Broadcast {
     pub fn schedule(self, rank: Rank, root: usize) -> impl Iterator<Item = crate::Step> + Clone + use<> {
         let (first, second) = match self {
             Self::Binomial => (binomial::broadcast(rank, root), Schedule::nothing(rank)),
+            Self::Knomial => (knomial::broadcast(rank, root), Schedule::nothing(rank)),
+            Self::Chain => (chain::broadcast(rank, root), Schedule::nothing(rank)),
             Self::ScatterRing => (direct::scatter(rank, root), ring::all_gather(rank)),
         };
         first.chain(second)

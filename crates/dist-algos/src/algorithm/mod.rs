@@ -104,7 +104,8 @@ mod tests {
             (4, Order::Canonical, AllReduce::RecursiveDoubling, AllReduce::HalvingDoubling),
             (5, Order::Canonical, AllReduce::Binomial, AllReduce::PairwiseRing),
             (5, Order::Uniform, AllReduce::RecursiveDoubling, AllReduce::PairwiseRing),
-            (5, Order::Any, AllReduce::RecursiveDoubling, AllReduce::Ring),
+            (5, Order::Any, AllReduce::RecursiveDoubling, AllReduce::Circulant),
+            (12, Order::Canonical, AllReduce::RecursiveDoubling, AllReduce::PairwiseRing),
             (64, Order::Any, AllReduce::RecursiveDoubling, AllReduce::HalvingDoubling),
         ];
         for (world_size, order, few_rounds, few_bytes) in table {

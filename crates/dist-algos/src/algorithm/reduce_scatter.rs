@@ -3,7 +3,8 @@
 use dist_transport::Rank;
 
 use super::{cheapest, named};
-use crate::{Cost, CostModel, Order, Schedule, halving_doubling, pairwise, ring};
+use crate::cost::log2_ceil;
+use crate::{Cost, CostModel, Order, Schedule, circulant, halving_doubling, pairwise, ring};
 
 /// How a reduce_scatter can be done: rank `r` ends with chunk `r` of the sum, of as many chunks as there are
 /// ranks. The other chunks of its buffer are lost.
@@ -14,6 +15,8 @@ use crate::{Cost, CostModel, Order, Schedule, halving_doubling, pairwise, ring};
 pub enum ReduceScatter {
     /// Halves, quarters, eighths, …, for powers of two; see [`halving_doubling`].
     HalvingDoubling,
+    /// ⌈log₂ p⌉ rounds over distances p/2, p/4, …; see [`circulant`].
+    Circulant,
     /// Once round the ring; see [`ring`].
     Ring,
     /// From every rank to every rank; see [`pairwise`].
@@ -22,6 +25,7 @@ pub enum ReduceScatter {
 
 named!("reduce_scatter", ReduceScatter {
     HalvingDoubling => "halving_doubling",
+    Circulant => "circulant",
     Ring => "ring",
     Pairwise => "pairwise",
 });
@@ -31,7 +35,7 @@ impl ReduceScatter {
     pub const fn supports(self, world_size: usize) -> bool {
         match self {
             Self::HalvingDoubling => world_size.is_power_of_two(),
-            Self::Ring | Self::Pairwise => world_size > 0,
+            Self::Circulant | Self::Ring | Self::Pairwise => world_size > 0,
         }
     }
 
@@ -44,8 +48,9 @@ impl ReduceScatter {
     pub const fn order(self, world_size: usize) -> Order {
         match self {
             Self::HalvingDoubling | Self::Pairwise => Order::Canonical,
-            Self::Ring if world_size <= 2 => Order::Canonical,
-            Self::Ring => Order::Any,
+            Self::Circulant | Self::Ring if world_size <= 2 => Order::Canonical,
+            Self::Circulant if world_size.is_power_of_two() => Order::Uniform,
+            Self::Circulant | Self::Ring => Order::Any,
         }
     }
 
@@ -56,7 +61,7 @@ impl ReduceScatter {
         }
         let peers = world_size - 1;
         let rounds = match self {
-            Self::HalvingDoubling => world_size.ilog2() as usize,
+            Self::HalvingDoubling | Self::Circulant => log2_ceil(world_size),
             Self::Ring | Self::Pairwise => peers,
         };
         Cost { rounds, path: peers, sent_max: peers, reduced_max: peers }
@@ -66,6 +71,7 @@ impl ReduceScatter {
     pub fn schedule(self, rank: Rank) -> Option<Schedule> {
         match self {
             Self::HalvingDoubling => halving_doubling::reduce_scatter(rank),
+            Self::Circulant => Some(circulant::reduce_scatter(rank)),
             Self::Ring => Some(ring::reduce_scatter(rank)),
             Self::Pairwise => Some(pairwise::reduce_scatter(rank)),
         }

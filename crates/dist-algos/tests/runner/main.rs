@@ -126,32 +126,37 @@ fn all_reduce_is_the_oracles_to_the_last_bit(
     }
 }
 
+#[track_caller]
+fn check_reduce_scatter<N: Number + bytemuck::Pod + Send + Sync>(
+    network: Network,
+    algorithm: ReduceScatter,
+    world_size: usize,
+) {
+    let report = verify::reduce_scatter(algorithm, world_size).expect("it is proven");
+    for len in lengths(world_size) {
+        let inputs = inputs::<N>(world_size, len);
+        let buffers = check_ranks(network, &inputs, &report, world_size, move |bench| {
+            let schedule = algorithm.schedule(bench.rank()).expect("it is supported");
+            bench.run(schedule, world_size, &mut Scratch::new());
+        });
+        let (expected, partition) =
+            (oracle::all_reduce(&inputs, Reduction::Sum), partition::<u8>(len, world_size));
+        for (rank, buffer) in buffers.iter().enumerate() {
+            let (own, what) = (partition.range(rank), format!("{algorithm}, {len} elements, rank {rank}"));
+            assert_same(&what, &buffer[own.clone()], &expected[own]);
+        }
+    }
+}
+
 #[rstest]
 fn reduce_scatter_is_the_oracles_to_the_last_bit(
     #[values(Network::Mailboxes, Network::Simulated { seed: 5 })] network: Network,
     #[values(1, 2, 3, 4, 5, 7, 8)] world_size: usize,
 ) {
-    for &algorithm in ReduceScatter::ALL {
-        if !algorithm.supports(world_size) || algorithm.order(world_size) < Order::Canonical {
-            continue;
-        }
-        let report = verify::reduce_scatter(algorithm, world_size).unwrap();
-        for len in lengths(world_size) {
-            let inputs = inputs::<f32>(world_size, len);
-            let buffers = check_ranks(network, &inputs, &report, world_size, move |bench| {
-                let schedule = algorithm.schedule(bench.rank()).expect("it is supported");
-                bench.run(schedule, world_size, &mut Scratch::new());
-            });
-            let (expected, partition) =
-                (oracle::all_reduce(&inputs, Reduction::Sum), partition::<u8>(len, world_size));
-            for (rank, buffer) in buffers.iter().enumerate() {
-                let own = partition.range(rank);
-                assert_same(
-                    &format!("{algorithm}, {len} elements, rank {rank}"),
-                    &buffer[own.clone()],
-                    &expected[own],
-                );
-            }
+    for &algorithm in ReduceScatter::ALL.iter().filter(|algorithm| algorithm.supports(world_size)) {
+        check_reduce_scatter::<u64>(network, algorithm, world_size);
+        if algorithm.order(world_size) == Order::Canonical {
+            check_reduce_scatter::<f32>(network, algorithm, world_size);
         }
     }
 }
@@ -159,7 +164,7 @@ fn reduce_scatter_is_the_oracles_to_the_last_bit(
 #[rstest]
 fn all_gather_brings_every_chunk_to_every_rank(
     #[values(Network::Mailboxes, Network::Simulated { seed: 5 })] network: Network,
-    #[values(1, 2, 3, 4, 5, 8)] world_size: usize,
+    #[values(1, 2, 3, 4, 5, 6, 8)] world_size: usize,
 ) {
     for &algorithm in AllGather::ALL {
         if !algorithm.supports(world_size) {
@@ -190,9 +195,10 @@ fn all_gather_brings_every_chunk_to_every_rank(
 fn broadcast_and_reduce_work_with_every_root(
     #[values(Network::Mailboxes, Network::Simulated { seed: 5 })] network: Network,
     #[values(1, 2, 3, 5, 6, 8)] world_size: usize,
+    #[values(0, 1, 13, 331)] len: usize,
 ) {
     for root in 0..world_size {
-        let inputs = inputs::<f32>(world_size, 13);
+        let inputs = inputs::<f32>(world_size, len);
         for &algorithm in Broadcast::ALL {
             let (report, chunks) =
                 (verify::broadcast(algorithm, world_size, root), algorithm.chunks(world_size));

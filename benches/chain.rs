@@ -1,0 +1,12 @@
+//! Benches of chain: chunk by chunk from rank to rank.
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use dist_collectives::Operation;
+
+fn chain(criterion: &mut Criterion) {
+    let operations = [Operation::Broadcast];
+    benches::bench(criterion, &operations, &["chain"]);
+}
+
+criterion_group! { name = all; config = benches::quick(); targets = chain }
+criterion_main!(all);

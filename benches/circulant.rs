@@ -1,0 +1,12 @@
+//! Benches of circulant: distances p/2, p/4, …, or 1, 2, 4, ….
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use dist_collectives::Operation;
+
+fn circulant(criterion: &mut Criterion) {
+    let operations = [Operation::AllReduce, Operation::ReduceScatter, Operation::AllGather];
+    benches::bench(criterion, &operations, &["circulant", "bruck"]);
+}
+
+criterion_group! { name = all; config = benches::quick(); targets = circulant }
+criterion_main!(all);

@@ -1,0 +1,12 @@
+//! Benches of knomial: a tree of half the depth.
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use dist_collectives::Operation;
+
+fn knomial(criterion: &mut Criterion) {
+    let operations = [Operation::Broadcast];
+    benches::bench(criterion, &operations, &["knomial"]);
+}
+
+criterion_group! { name = all; config = benches::quick(); targets = knomial }
+criterion_main!(all);

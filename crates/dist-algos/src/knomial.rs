@@ -1,0 +1,55 @@
+//! A k-nomial tree with k = 4: broadcast with half the depth of a [binomial](crate::binomial) tree.
+//!
+//! A rank has up to three children on every level, so the root sends more messages than in a binomial tree, and the
+//! cost model counts them one after the other. It is the faster tree where a message is long on its way but soon
+//! sent, as small ones are.
+
+use dist_transport::Rank;
+
+use crate::cost::log2_ceil;
+use crate::schedule::Kind;
+use crate::{Chunks, ReceiveHalf, Schedule, Step};
+
+/// The buffer is one chunk.
+const WHOLE: Chunks = Chunks::one(0);
+
+/// Ranks are numbered from the root, and the number's digits are two bits each.
+const BITS: usize = 2;
+
+/// A parent's children on one level.
+const CHILDREN: usize = (1 << BITS) - 1;
+
+/// The buffer of `root`, which is one chunk, ends on every rank.
+/// A root outside the world is taken modulo its size.
+pub const fn broadcast(rank: Rank, root: usize) -> Schedule {
+    let root = root % rank.world_size();
+    Schedule::new(rank, levels(rank.world_size()) * CHILDREN, Kind::KnomialBroadcast { root })
+}
+
+/// Messages of the root, which are as many as follow one another: its children on the highest level, and three on
+/// every other.
+pub(crate) const fn rounds(world_size: usize) -> usize {
+    match levels(world_size) {
+        0 => 0,
+        levels => ((world_size - 1) >> ((levels - 1) * BITS)) + (levels - 1) * CHILDREN,
+    }
+}
+
+/// From the highest level down, the parent of a group sends to the first rank of each other part of the group.
+pub(crate) fn broadcast_step(rank: Rank, root: usize, index: usize) -> Option<Step> {
+    let level = levels(rank.world_size()) - 1 - index / CHILDREN;
+    let distance = (index % CHILDREN + 1) << (level * BITS);
+    let place = rank.index() + if rank.index() < root { rank.world_size() } else { 0 } - root;
+    match place % (1 << ((level + 1) * BITS)) {
+        0 if place + distance < rank.world_size() => Some(Step::send(rank.plus(distance).index(), WHOLE)),
+        low if low == distance => {
+            Some(Step::receive(ReceiveHalf::replace(rank.minus(distance).index(), WHOLE)))
+        }
+        _ => None,
+    }
+}
+
+/// Digits of the last rank's number.
+const fn levels(world_size: usize) -> usize {
+    log2_ceil(world_size).div_ceil(BITS)
+}
