@@ -3,76 +3,138 @@
 use std::fmt;
 
 pub use dist_algos::{AllGather, AllReduce, Barrier, Broadcast, Reduce, ReduceScatter};
+use dist_algos::{CostModel, Order};
 
 use crate::Operation;
 
-/// An algorithm and the operation that it is for.
-///
-/// ```
-/// use dist_collectives::{Algorithm, AllReduce, Operation};
-///
-/// let algorithm = Algorithm::from(AllReduce::Ring);
-/// assert_eq!((algorithm.operation(), algorithm.name()), (Operation::AllReduce, "ring"));
-/// assert_eq!(Algorithm::of(Operation::AllReduce).find(|a| a.name() == "ring"), Some(algorithm));
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Algorithm {
+/// What the algorithms of one operation have in common with those of every other.
+pub(crate) trait Choice: Copy + Into<Algorithm> + 'static {
+    const OPERATION: Operation;
+    /// The algorithm, if it is one of this operation.
+    fn of(algorithm: Algorithm) -> Option<Self>;
+    fn supports(self, world_size: usize) -> bool;
+    /// In which order it reduces; canonical if it does not.
+    fn order(self, world_size: usize) -> Order;
+    /// The cheapest that reduces in this order or a stricter one.
+    fn suggest(world_size: usize, bytes: usize, order: Order, model: &CostModel) -> Self;
+}
+
+macro_rules! algorithms {
+    ($($(#[$doc:meta])* $operation:ident {
+        order: $order:expr,
+        suggest: $suggest:expr,
+    })*) => {
+        /// An algorithm and the operation that it is for.
+        ///
+        /// ```
+        /// use dist_collectives::{Algorithm, AllReduce, Operation};
+        ///
+        /// let algorithm = Algorithm::from(AllReduce::Ring);
+        /// assert_eq!((algorithm.operation(), algorithm.name()), (Operation::AllReduce, "ring"));
+        /// assert_eq!(Algorithm::of(Operation::AllReduce).find(|a| a.name() == "ring"), Some(algorithm));
+        /// ```
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum Algorithm {
+            $($(#[$doc])* $operation($operation),)*
+        }
+
+        impl Algorithm {
+            /// The operation that this is an algorithm of.
+            pub const fn operation(self) -> Operation {
+                match self {
+                    $(Self::$operation(_) => Operation::$operation,)*
+                }
+            }
+
+            /// The name, unique among the algorithms of its operation.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$operation(algorithm) => algorithm.name(),)*
+                }
+            }
+
+            /// The algorithm with this index among those of the operation.
+            pub(crate) fn nth(operation: Operation, index: usize) -> Option<Self> {
+                match operation {
+                    $(Operation::$operation => $operation::ALL.get(index).copied().map(Self::$operation),)*
+                    _ => None,
+                }
+            }
+        }
+
+        $(
+            impl From<$operation> for Algorithm {
+                fn from(algorithm: $operation) -> Self {
+                    Self::$operation(algorithm)
+                }
+            }
+
+            impl Choice for $operation {
+                const OPERATION: Operation = Operation::$operation;
+
+                fn of(algorithm: Algorithm) -> Option<Self> {
+                    match algorithm {
+                        Algorithm::$operation(algorithm) => Some(algorithm),
+                        _ => None,
+                    }
+                }
+
+                fn supports(self, world_size: usize) -> bool {
+                    Self::supports(self, world_size)
+                }
+
+                fn order(self, world_size: usize) -> Order {
+                    let order: fn(Self, usize) -> Order = $order;
+                    order(self, world_size)
+                }
+
+                fn suggest(world_size: usize, bytes: usize, order: Order, model: &CostModel) -> Self {
+                    let suggest: fn(usize, usize, Order, &CostModel) -> Self = $suggest;
+                    suggest(world_size, bytes, order, model)
+                }
+            }
+        )*
+    };
+}
+
+algorithms! {
     /// Of all_reduce.
-    AllReduce(AllReduce),
+    AllReduce {
+        order: Self::order,
+        suggest: Self::suggest,
+    }
     /// Of reduce_scatter.
-    ReduceScatter(ReduceScatter),
+    ReduceScatter {
+        order: Self::order,
+        suggest: Self::suggest,
+    }
     /// Of all_gather.
-    AllGather(AllGather),
+    AllGather {
+        order: |_, _| Order::Canonical,
+        suggest: |world_size, bytes, _, model| Self::suggest(world_size, bytes, model),
+    }
     /// Of broadcast.
-    Broadcast(Broadcast),
+    Broadcast {
+        order: |_, _| Order::Canonical,
+        suggest: |world_size, bytes, _, model| Self::suggest(world_size, bytes, model),
+    }
     /// Of reduce.
-    Reduce(Reduce),
+    Reduce {
+        order: Self::order,
+        suggest: Self::suggest,
+    }
     /// Of barrier.
-    Barrier(Barrier),
+    Barrier {
+        order: |_, _| Order::Canonical,
+        suggest: |world_size, _, _, _| Self::suggest(world_size),
+    }
 }
 
 impl Algorithm {
-    /// Every algorithm of an operation; none for a message between two ranks.
+    /// Every algorithm of an operation; none for those that are done in one way.
     pub fn of(operation: Operation) -> impl Iterator<Item = Self> {
         (0..).map_while(move |index| Self::nth(operation, index))
-    }
-
-    /// The operation that this is an algorithm of.
-    pub const fn operation(self) -> Operation {
-        match self {
-            Self::AllReduce(_) => Operation::AllReduce,
-            Self::ReduceScatter(_) => Operation::ReduceScatter,
-            Self::AllGather(_) => Operation::AllGather,
-            Self::Broadcast(_) => Operation::Broadcast,
-            Self::Reduce(_) => Operation::Reduce,
-            Self::Barrier(_) => Operation::Barrier,
-        }
-    }
-
-    /// The name, unique among the algorithms of its operation.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::AllReduce(algorithm) => algorithm.name(),
-            Self::ReduceScatter(algorithm) => algorithm.name(),
-            Self::AllGather(algorithm) => algorithm.name(),
-            Self::Broadcast(algorithm) => algorithm.name(),
-            Self::Reduce(algorithm) => algorithm.name(),
-            Self::Barrier(algorithm) => algorithm.name(),
-        }
-    }
-
-    /// The algorithm with this index among those of the operation.
-    pub(crate) fn nth(operation: Operation, index: usize) -> Option<Self> {
-        match operation {
-            Operation::AllReduce => AllReduce::ALL.get(index).copied().map(Self::AllReduce),
-            Operation::ReduceScatter => ReduceScatter::ALL.get(index).copied().map(Self::ReduceScatter),
-            Operation::AllGather => AllGather::ALL.get(index).copied().map(Self::AllGather),
-            Operation::Broadcast => Broadcast::ALL.get(index).copied().map(Self::Broadcast),
-            Operation::Reduce => Reduce::ALL.get(index).copied().map(Self::Reduce),
-            Operation::Barrier => Barrier::ALL.get(index).copied().map(Self::Barrier),
-            Operation::Message => None,
-        }
     }
 
     /// The algorithm's index among those of its operation.
@@ -88,15 +150,3 @@ impl fmt::Display for Algorithm {
         f.pad(self.name())
     }
 }
-
-macro_rules! from {
-    ($($algorithm:ident)*) => {$(
-        impl From<$algorithm> for Algorithm {
-            fn from(algorithm: $algorithm) -> Self {
-                Self::$algorithm(algorithm)
-            }
-        }
-    )*};
-}
-
-from! { AllReduce ReduceScatter AllGather Broadcast Reduce Barrier }

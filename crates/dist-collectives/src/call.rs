@@ -4,7 +4,7 @@ use std::fmt;
 
 use dist_transport::Fingerprint;
 
-use crate::{Algorithm, DType, ReduceOp, ReductionOrder};
+use crate::{Algorithm, DType, ReduceKind, ReductionOrder};
 
 /// What the ranks of a group do together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -70,17 +70,21 @@ pub struct Call {
     pub epoch: u32,
     /// The number of the channel that the group communicates on.
     pub channel: u64,
-    /// How many operations came before it on this communicator; messages are counted per sender and receiver.
+    /// How many operations came before it on this communicator; 0 for messages, which are not counted.
     pub sequence: u64,
     /// What is done.
     pub operation: Operation,
     /// The type of the elements, if it moves any.
     pub dtype: Option<DType>,
-    /// How many elements the call is about: of the buffer, of a rank's part for reduce_scatter and all_gather.
+    /// How many elements the call is about: of the buffer; of one part, where every rank has a part of the same size;
+    /// of all parts together, where the sizes differ. Of a message it is known to the ranks that it is between, but
+    /// stands in no fingerprint: the transport compares lengths.
     pub count: u64,
+    /// A digest of the sizes of all ranks' parts, where they may differ; 0 where they are equal.
+    pub sizes: u64,
     /// How elements are reduced, if they are.
-    pub op: Option<ReduceOp>,
-    /// The rank that it starts from or ends at, if there is one: the sender of a message.
+    pub op: Option<ReduceKind>,
+    /// The rank that it starts from or ends at, if there is one: the sender of a message, as far as it is known.
     pub root: Option<u32>,
     /// How it is done, but for messages.
     pub algorithm: Option<Algorithm>,
@@ -93,25 +97,26 @@ impl Call {
     ///
     /// The first eight are the call's number among the collectives of its group, little-endian and counted from 1:
     /// two ranks whose calls have one number and differ in another byte can never agree. They are 0 for messages.
+    /// What a message has for itself, its count and its sender, is left out: all messages of a type look alike.
     pub fn encode(&self) -> Fingerprint {
         let mut bytes = [0; Fingerprint::SIZE];
-        let number = match self.operation {
-            Operation::Message => [0, self.sequence],
-            _ => [self.sequence.wrapping_add(1), 0],
+        let (number, count, root) = match self.operation {
+            Operation::Message => (0, 0, None),
+            _ => (self.sequence.wrapping_add(1), self.count, self.root),
         };
-        bytes[0..8].copy_from_slice(&number[0].to_le_bytes());
+        bytes[0..8].copy_from_slice(&number.to_le_bytes());
         bytes[8] = VERSION;
         bytes[9] = code(&Operation::ALL, Some(self.operation));
         bytes[10] = code(&DType::ALL, self.dtype);
-        bytes[11] = code(&ReduceOp::ALL, self.op);
+        bytes[11] = code(&ReduceKind::ALL, self.op);
         bytes[12] = code(&ReductionOrder::ALL, self.order);
         bytes[13] = self.algorithm.map_or(0, |algorithm| small(algorithm.index() + 1));
-        bytes[14] = u8::from(self.root.is_some());
+        bytes[14] = u8::from(root.is_some());
         bytes[16..24].copy_from_slice(&self.channel.to_le_bytes());
-        bytes[24..32].copy_from_slice(&self.count.to_le_bytes());
+        bytes[24..32].copy_from_slice(&count.to_le_bytes());
         bytes[32..36].copy_from_slice(&self.epoch.to_le_bytes());
-        bytes[36..40].copy_from_slice(&self.root.unwrap_or(0).to_le_bytes());
-        bytes[40..48].copy_from_slice(&number[1].to_le_bytes());
+        bytes[36..40].copy_from_slice(&root.unwrap_or(0).to_le_bytes());
+        bytes[40..48].copy_from_slice(&self.sizes.to_le_bytes());
         Fingerprint(bytes)
     }
 
@@ -131,13 +136,14 @@ impl Call {
             epoch: u32::from_le_bytes(word(bytes, 32)),
             channel: u64::from_le_bytes(word(bytes, 16)),
             sequence: match operation {
-                Operation::Message => u64::from_le_bytes(word(bytes, 40)),
+                Operation::Message => 0,
                 _ => u64::from_le_bytes(word(bytes, 0)).wrapping_sub(1),
             },
             operation,
             dtype: decoded(&DType::ALL, bytes[10])?,
             count: u64::from_le_bytes(word(bytes, 24)),
-            op: decoded(&ReduceOp::ALL, bytes[11])?,
+            sizes: u64::from_le_bytes(word(bytes, 40)),
+            op: decoded(&ReduceKind::ALL, bytes[11])?,
             root: (bytes[14] == 1).then(|| u32::from_le_bytes(word(bytes, 36))),
             algorithm,
             order: decoded(&ReductionOrder::ALL, bytes[12])?,
@@ -150,9 +156,15 @@ impl Call {
 impl fmt::Display for Call {
     /// As in `all_reduce #17 of 1000 f32 (sum, canonical, halving_doubling)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} #{}", self.operation, self.sequence)?;
-        if let Some(dtype) = self.dtype {
-            write!(f, " of {} {dtype}", self.count)?;
+        write!(f, "{}", self.operation)?;
+        let is_message = self.operation == Operation::Message;
+        if !is_message {
+            write!(f, " #{}", self.sequence)?;
+        }
+        match self.dtype {
+            Some(dtype) if is_message && self.count == 0 => write!(f, " of {dtype}")?,
+            Some(dtype) => write!(f, " of {} {dtype}", self.count)?,
+            None => {}
         }
         let mut separator = " (";
         let mut detail = |f: &mut fmt::Formatter<'_>, detail: fmt::Arguments<'_>| {
@@ -162,6 +174,9 @@ impl fmt::Display for Call {
         };
         if let Some(op) = self.op {
             detail(f, format_args!("{op}"))?;
+        }
+        if self.sizes != 0 {
+            detail(f, format_args!("sizes {:016x}", self.sizes))?;
         }
         if let Some(root) = self.root {
             let direction = if self.operation == Operation::Reduce { "to" } else { "from" };
@@ -178,7 +193,7 @@ impl fmt::Display for Call {
 }
 
 /// What marks every fingerprint of this version.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// The value's place in the list, counted from 1; 0 for none.
 fn code<T: Copy + PartialEq>(all: &[T], value: Option<T>) -> u8 {
@@ -217,7 +232,8 @@ mod tests {
         operation: Operation::AllReduce,
         dtype: Some(DType::F32),
         count: 1000,
-        op: Some(ReduceOp::Sum),
+        sizes: 0,
+        op: Some(ReduceKind::Sum),
         root: None,
         algorithm: Some(Algorithm::AllReduce(AllReduce::HalvingDoubling)),
         order: Some(ReductionOrder::Canonical),
@@ -229,7 +245,7 @@ mod tests {
         let none = Call { dtype: None, op: None, algorithm: None, order: None, ..SUM };
         assert_eq!(Call { operation: Operation::Barrier, ..none }.to_string(), "barrier #17");
         let message = Call { operation: Operation::Message, root: Some(3), dtype: Some(DType::U8), ..none };
-        assert_eq!(message.to_string(), "message #17 of 1000 u8 (from rank 3)");
+        assert_eq!(message.to_string(), "message of 1000 u8 (from rank 3)");
         let reduce = Call { operation: Operation::Reduce, root: Some(2), algorithm: None, ..SUM };
         assert_eq!(reduce.to_string(), "reduce #17 of 1000 f32 (sum, to rank 2, canonical)");
     }
@@ -237,19 +253,8 @@ mod tests {
     #[test]
     fn bytes_of_another_version_are_no_call() {
         assert_eq!(Call::decode(&Fingerprint::NONE), None);
-        let spoilt = [
-            (8, 2),
-            (9, 0),
-            (9, 99),
-            (10, 99),
-            (11, 99),
-            (12, 99),
-            (13, 99),
-            (14, 2),
-            (15, 1),
-            (36, 1),
-            (47, 1),
-        ];
+        let spoilt =
+            [(8, 1), (9, 0), (9, 99), (10, 99), (11, 99), (12, 99), (13, 99), (14, 2), (15, 1), (36, 1)];
         for (place, value) in spoilt {
             let mut fingerprint = SUM.encode();
             fingerprint.0[place] = value;
@@ -266,7 +271,8 @@ mod tests {
             Call { operation: Operation::Reduce, algorithm: None, ..SUM },
             Call { dtype: Some(DType::I32), ..SUM },
             Call { count: 1001, ..SUM },
-            Call { op: Some(ReduceOp::Max), ..SUM },
+            Call { sizes: 1, ..SUM },
+            Call { op: Some(ReduceKind::Max), ..SUM },
             Call { root: Some(0), ..SUM },
             Call { algorithm: Some(Algorithm::AllReduce(AllReduce::Ring)), ..SUM },
             Call { order: Some(ReductionOrder::Any), ..SUM },
@@ -284,20 +290,33 @@ mod tests {
         assert_eq!(message.encode().0[..8], [0; 8]);
     }
 
+    #[test]
+    fn all_messages_of_a_type_look_alike() {
+        let message = Call { operation: Operation::Message, algorithm: None, op: None, order: None, ..SUM };
+        let other = Call { count: 3, root: Some(1), sequence: 4, ..message };
+        assert_eq!(other.encode(), message.encode());
+        assert_ne!(Call { dtype: Some(DType::U8), ..other }.encode(), message.encode());
+        assert_eq!(Call::decode(&other.encode()).unwrap().to_string(), "message of f32");
+    }
+
     proptest! {
         #[test]
         fn decoding_undoes_encoding(
-            (epoch, channel, sequence, count) in any::<(u32, u64, u64, u64)>(),
+            (epoch, channel, sequence, count, sizes) in any::<(u32, u64, u64, u64, u64)>(),
             root in any::<Option<u32>>(),
             operation in prop::sample::select(&Operation::ALL),
             dtype in prop::option::of(prop::sample::select(&DType::ALL)),
-            op in prop::option::of(prop::sample::select(&ReduceOp::ALL)),
+            op in prop::option::of(prop::sample::select(&ReduceKind::ALL)),
             order in prop::option::of(prop::sample::select(&ReductionOrder::ALL)),
             algorithm in 0_usize..9,
         ) {
             let algorithm = Algorithm::of(operation).nth(algorithm);
-            let call = Call { epoch, channel, sequence, operation, dtype, count, op, root, algorithm, order };
-            prop_assert_eq!(Call::decode(&call.encode()), Some(call));
+            let call = Call { epoch, channel, sequence, operation, dtype, count, sizes, op, root, algorithm, order };
+            let told = match operation {
+                Operation::Message => Call { sequence: 0, count: 0, root: None, ..call },
+                _ => call,
+            };
+            prop_assert_eq!(Call::decode(&call.encode()), Some(told));
         }
 
         #[test]

@@ -12,7 +12,7 @@ use dist_transport::{ChannelId, Error as TransportError, Runtime, Traffic, Trans
 use crate::engine::Engine;
 use crate::settings::Settings;
 use crate::worker::Worker;
-use crate::{Algorithm, Element, Error, ReduceOp, ReductionOrder, Result};
+use crate::{Algorithm, Error, ReductionOrder, Result};
 
 /// This rank's place in a group, and everything that the group does together.
 ///
@@ -193,102 +193,6 @@ impl Communicator {
         let before = self.settings;
         change(&mut self.settings);
         Scoped { communicator: self, before }
-    }
-
-    /// Reduces the buffers of all ranks, element by element, into every rank's buffer.
-    ///
-    /// # Errors
-    /// If the type has no such reduction, if the ranks disagree about the call, if a rank died or does not come
-    /// in time.
-    #[doc(alias = "MPI_Allreduce")]
-    #[doc(alias = "allreduce")]
-    #[doc(alias = "ncclAllReduce")]
-    pub fn all_reduce<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
-        self.engine.all_reduce(buffer, op, manner)
-    }
-
-    /// Reduces the inputs of all ranks, element by element; rank `r` gets part `r` of the result, of as many
-    /// equal parts as there are ranks. The input stays as it is.
-    ///
-    /// # Errors
-    /// As for [`all_reduce`](Self::all_reduce), and unless the input is `world_size` times as long as the output.
-    #[doc(alias = "MPI_Reduce_scatter_block")]
-    #[doc(alias = "ncclReduceScatter")]
-    pub fn reduce_scatter<T: Element>(&mut self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
-        self.engine.reduce_scatter(input, output, op, manner)
-    }
-
-    /// Gives every rank the inputs of all ranks, one after the other in rank order.
-    ///
-    /// # Errors
-    /// As for [`all_reduce`](Self::all_reduce), and unless the output is `world_size` times as long as the input.
-    #[doc(alias = "MPI_Allgather")]
-    #[doc(alias = "allgather")]
-    #[doc(alias = "ncclAllGather")]
-    pub fn all_gather<T: Element>(&mut self, input: &[T], output: &mut [T]) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
-        self.engine.all_gather(input, output, manner)
-    }
-
-    /// Gives every rank the root's buffer. What the other buffers held is lost.
-    ///
-    /// # Errors
-    /// As for [`all_reduce`](Self::all_reduce), and if there is no such root.
-    #[doc(alias = "MPI_Bcast")]
-    #[doc(alias = "bcast")]
-    #[doc(alias = "ncclBroadcast")]
-    pub fn broadcast<T: Element>(&mut self, buffer: &mut [T], root: usize) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
-        self.engine.broadcast(buffer, root, manner)
-    }
-
-    /// Reduces the buffers of all ranks, element by element, into the root's. What the other buffers hold
-    /// afterwards is unspecified.
-    ///
-    /// # Errors
-    /// As for [`all_reduce`](Self::all_reduce), and if there is no such root.
-    #[doc(alias = "MPI_Reduce")]
-    #[doc(alias = "ncclReduce")]
-    pub fn reduce<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp, root: usize) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
-        self.engine.reduce(buffer, op, root, manner)
-    }
-
-    /// Returns when every rank has called it.
-    ///
-    /// # Errors
-    /// As for [`all_reduce`](Self::all_reduce).
-    #[doc(alias = "MPI_Barrier")]
-    pub fn barrier(&mut self) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
-        self.engine.barrier(manner)
-    }
-
-    /// Sends a message, which `to` takes with [`recv`](Self::recv). It may return before that. A rank may send to
-    /// itself.
-    ///
-    /// # Errors
-    /// If there is no such rank, if it died or does not take the message in time.
-    #[doc(alias = "MPI_Send")]
-    #[doc(alias = "ncclSend")]
-    pub fn send<T: Element>(&mut self, elements: &[T], to: usize) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
-        self.engine.send(elements, to, manner)
-    }
-
-    /// Receives the oldest message that `from` has sent and this rank has not received, which must have the same
-    /// type and as many elements.
-    ///
-    /// # Errors
-    /// If there is no such rank, if it sends something else, if it died or sends nothing in time.
-    #[doc(alias = "MPI_Recv")]
-    #[doc(alias = "ncclRecv")]
-    #[doc(alias = "receive")]
-    pub fn recv<T: Element>(&mut self, elements: &mut [T], from: usize) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
-        self.engine.receive(elements, from, manner)
     }
 
     /// Another communicator of the same ranks, for another thread. Nothing is communicated; every rank of the

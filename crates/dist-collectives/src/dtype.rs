@@ -6,7 +6,7 @@ use bytemuck::Pod;
 use half::{bf16, f16};
 use num_traits::{Bounded, Num, NumCast};
 
-use crate::kernel::{self, Scalar};
+use crate::kernel::{self, Bitwise, Scalar, Scaling};
 
 /// The type of a buffer's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -100,31 +100,36 @@ pub trait Element:
     /// The type as a value.
     const DTYPE: DType;
 
-    /// Divides each value by a count, rounding once; `None` for integers, which have no mean.
+    /// How to scale floating-point numbers; `None` for integers.
     #[doc(hidden)]
-    const DIVIDE: Option<fn(&mut [Self], usize)>;
+    const SCALING: Option<Scaling<Self>>;
+
+    /// How to combine the bits of integers; `None` for floating-point numbers.
+    #[doc(hidden)]
+    const BITWISE: Option<Bitwise<Self>>;
 }
 
 macro_rules! element {
-    ($($element:ty => $dtype:ident, $divide:expr;)*) => {$(
+    ($($element:ty => $dtype:ident, $scaling:expr, $bitwise:expr;)*) => {$(
         impl Element for $element {
             const DTYPE: DType = DType::$dtype;
-            const DIVIDE: Option<fn(&mut [Self], usize)> = $divide;
+            const SCALING: Option<Scaling<Self>> = $scaling;
+            const BITWISE: Option<Bitwise<Self>> = $bitwise;
         }
     )*};
 }
 
 element! {
-    f32 => F32, Some(kernel::divide);
-    f64 => F64, Some(kernel::divide);
-    f16 => F16, Some(kernel::divide);
-    bf16 => Bf16, Some(kernel::divide);
-    i8 => I8, None;
-    i32 => I32, None;
-    i64 => I64, None;
-    u8 => U8, None;
-    u32 => U32, None;
-    u64 => U64, None;
+    f32 => F32, Some(kernel::scaling()), None;
+    f64 => F64, Some(kernel::scaling()), None;
+    f16 => F16, Some(kernel::scaling()), None;
+    bf16 => Bf16, Some(kernel::scaling()), None;
+    i8 => I8, None, Some(kernel::bitwise());
+    i32 => I32, None, Some(kernel::bitwise());
+    i64 => I64, None, Some(kernel::bitwise());
+    u8 => U8, None, Some(kernel::bitwise());
+    u32 => U32, None, Some(kernel::bitwise());
+    u64 => U64, None, Some(kernel::bitwise());
 }
 
 #[cfg(test)]
@@ -140,7 +145,8 @@ mod tests {
         fn agrees<T: Element>() {
             assert_eq!(T::DTYPE.size(), size_of::<T>());
             assert!(std::any::type_name::<T>().ends_with(T::DTYPE.name()));
-            assert_eq!(T::DIVIDE.is_some(), T::DTYPE.is_float());
+            assert_eq!(T::SCALING.is_some(), T::DTYPE.is_float());
+            assert_eq!(T::BITWISE.is_some(), !T::DTYPE.is_float());
         }
         agrees::<f32>();
         agrees::<f64>();

@@ -6,15 +6,15 @@ use std::sync::Arc;
 
 use dist_transport::{Cause, Error as TransportError};
 
-use crate::{Algorithm, Call, DType, Operation, ReductionOrder};
+use crate::{Algorithm, Call, DType, Operation, ReduceKind, ReductionOrder};
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What can go wrong in a collective.
 ///
-/// The variants up to [`Members`](Error::Members) are arguments that make no sense: nothing was sent, and the
-/// communicator can be used on, if all ranks were refused alike. After any other error the job is aborted, and
+/// The variants up to [`Members`](Error::Members) are arguments that make no sense, of this rank or of all ranks
+/// together: the communicator can be used on, if all ranks were refused alike. After any other error the job is aborted, and
 /// the contents of a buffer that was passed for writing are unspecified.
 ///
 /// No message repeats what its source says: print the whole chain of sources to see everything.
@@ -51,10 +51,38 @@ pub enum Error {
         /// The size of the group.
         world_size: usize,
     },
-    /// A mean of integers was asked for.
-    #[error("integers have no mean: {dtype} can be reduced by sum, product, min and max")]
-    NoMean {
-        /// The integers.
+    /// A buffer cannot be divided among the ranks.
+    #[error("{operation}: {elements} elements cannot be divided among {world_size} ranks")]
+    Indivisible {
+        /// What was called.
+        operation: Operation,
+        /// Elements of the buffer.
+        elements: usize,
+        /// The size of the group.
+        world_size: usize,
+    },
+    /// The elements cannot be reduced like this.
+    #[error("{op} is not for {dtype}: it needs {}", if .dtype.is_float() { "integers" } else { "floating-point numbers" })]
+    Unreducible {
+        /// What was asked for.
+        op: ReduceKind,
+        /// The type of the elements.
+        dtype: DType,
+    },
+    /// This rank's weight is no weight.
+    #[error("weighted_mean: the weight {weight:?} is not a finite number of at least zero")]
+    Weight {
+        /// The weight that was given.
+        weight: f64,
+    },
+    /// The weights of all ranks make no mean. Every rank gets this error.
+    #[error(
+        "weighted_mean: the weights of all ranks add up to {total:?}, by which {dtype} cannot be divided"
+    )]
+    TotalWeight {
+        /// Their sum.
+        total: f64,
+        /// The type of the elements.
         dtype: DType,
     },
     /// The algorithm that was asked for has no schedule for this world.
@@ -196,6 +224,12 @@ impl Error {
                     reporter: abort.reporter,
                     reported: Call::decode(&abort.call).map(Box::new),
                 }
+            }
+            // Messages that look alike may differ in length: then they are calls with other counts.
+            &TransportError::Length { peer, expected, got } if call.operation == Operation::Message => {
+                let count = |bytes: u64| bytes / call.dtype.map_or(1, DType::size) as u64;
+                let theirs = Box::new(Call { count: count(got), ..call });
+                Self::Mismatch { peer, ours: Box::new(Call { count: count(expected), ..call }), theirs }
             }
             _ => Self::Transport { call: ours, source: Box::new(source) },
         }

@@ -2,8 +2,12 @@
 
 use std::fmt;
 
+use crate::DType;
+
 /// How elements of different ranks become one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+///
+/// All ranks of a call name the same kind; the number that some kinds take is each rank's own.
+#[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum ReduceOp {
     /// The sum. Integers wrap; half types are added in `f32` and rounded to nearest even at every addition.
@@ -16,11 +20,112 @@ pub enum ReduceOp {
     Min,
     /// The largest element. A NaN anywhere gives NaN, and −0 is less than +0.
     Max,
+    /// The bits that all elements have. Integers only.
+    And,
+    /// The bits that any element has. Integers only.
+    Or,
+    /// The bits that an odd number of elements has. Integers only.
+    Xor,
+    /// The sum, after this rank has multiplied each of its elements by its factor, rounded once (the factor to
+    /// `f32` and the product in it, but for `f64`). Floating-point numbers only.
+    #[doc(alias = "ncclRedOpCreatePreMulSum")]
+    PreMulSum(f64),
+    /// The mean in which this rank's elements count with its weight: Σ wᵣ·xᵣ / Σ wᵣ over the ranks r. Each rank
+    /// multiplies its elements by its weight as in [`PreMulSum`](Self::PreMulSum), the sum is divided once by the sum
+    /// of the weights. Floating-point numbers only.
+    ///
+    /// A weight is finite and not negative. The weights are added in `f64` in canonical order; if they add up to zero
+    /// or to what the type cannot hold, every rank gets the same error.
+    WeightedMean(f64),
 }
 
 impl ReduceOp {
-    /// Every reduce operation.
-    pub const ALL: [Self; 5] = [Self::Sum, Self::Mean, Self::Product, Self::Min, Self::Max];
+    /// Every reduce operation that takes no number.
+    pub const PLAIN: [Self; 8] =
+        [Self::Sum, Self::Mean, Self::Product, Self::Min, Self::Max, Self::And, Self::Or, Self::Xor];
+
+    /// What it does, without this rank's number.
+    pub const fn kind(self) -> ReduceKind {
+        match self {
+            Self::Sum => ReduceKind::Sum,
+            Self::Mean => ReduceKind::Mean,
+            Self::Product => ReduceKind::Product,
+            Self::Min => ReduceKind::Min,
+            Self::Max => ReduceKind::Max,
+            Self::And => ReduceKind::And,
+            Self::Or => ReduceKind::Or,
+            Self::Xor => ReduceKind::Xor,
+            Self::PreMulSum(_) => ReduceKind::PreMulSum,
+            Self::WeightedMean(_) => ReduceKind::WeightedMean,
+        }
+    }
+
+    /// The name of the kind, in lower case.
+    pub const fn name(self) -> &'static str {
+        self.kind().name()
+    }
+
+    /// The operation of this name that takes no number.
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::PLAIN.into_iter().find(|op| op.name() == name)
+    }
+
+    /// Whether elements of this type can be reduced like this.
+    pub const fn supports(self, dtype: DType) -> bool {
+        self.kind().supports(dtype)
+    }
+}
+
+impl fmt::Display for ReduceOp {
+    /// The name, and the number that there may be: `sum`, `pre_mul_sum(0.5)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PreMulSum(number) | Self::WeightedMean(number) => write!(f, "{}({number})", self.name()),
+            _ => f.pad(self.name()),
+        }
+    }
+}
+
+/// What a [`ReduceOp`] does, without this rank's number: what all ranks of a call have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ReduceKind {
+    /// [`ReduceOp::Sum`].
+    Sum,
+    /// [`ReduceOp::Mean`].
+    Mean,
+    /// [`ReduceOp::Product`].
+    Product,
+    /// [`ReduceOp::Min`].
+    Min,
+    /// [`ReduceOp::Max`].
+    Max,
+    /// [`ReduceOp::And`].
+    And,
+    /// [`ReduceOp::Or`].
+    Or,
+    /// [`ReduceOp::Xor`].
+    Xor,
+    /// [`ReduceOp::PreMulSum`].
+    PreMulSum,
+    /// [`ReduceOp::WeightedMean`].
+    WeightedMean,
+}
+
+impl ReduceKind {
+    /// Every kind.
+    pub const ALL: [Self; 10] = [
+        Self::Sum,
+        Self::Mean,
+        Self::Product,
+        Self::Min,
+        Self::Max,
+        Self::And,
+        Self::Or,
+        Self::Xor,
+        Self::PreMulSum,
+        Self::WeightedMean,
+    ];
 
     /// The name, in lower case.
     pub const fn name(self) -> &'static str {
@@ -30,16 +135,25 @@ impl ReduceOp {
             Self::Product => "product",
             Self::Min => "min",
             Self::Max => "max",
+            Self::And => "and",
+            Self::Or => "or",
+            Self::Xor => "xor",
+            Self::PreMulSum => "pre_mul_sum",
+            Self::WeightedMean => "weighted_mean",
         }
     }
 
-    /// The operation of this name.
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|op| op.name() == name)
+    /// Whether elements of this type can be reduced like this.
+    pub const fn supports(self, dtype: DType) -> bool {
+        match self {
+            Self::Sum | Self::Product | Self::Min | Self::Max => true,
+            Self::And | Self::Or | Self::Xor => !dtype.is_float(),
+            Self::Mean | Self::PreMulSum | Self::WeightedMean => dtype.is_float(),
+        }
     }
 }
 
-impl fmt::Display for ReduceOp {
+impl fmt::Display for ReduceKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }

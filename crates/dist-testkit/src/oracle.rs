@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use num_traits::{Float, FromPrimitive, ToPrimitive, WrappingAdd, WrappingMul};
 
 /// How elements of different ranks become one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reduction {
     /// The sum; integers wrap.
     Sum,
@@ -21,10 +21,16 @@ pub enum Reduction {
     Min,
     /// The largest; NaN if there is one, −0 before +0.
     Max,
+    /// The bits that all have.
+    And,
+    /// The bits that any has.
+    Or,
+    /// The bits that an odd number has.
+    Xor,
 }
 
 impl Reduction {
-    /// The reduction of this name: `sum`, `mean`, `product`, `min`, `max`.
+    /// The reduction of this name: `sum`, `mean`, `product`, `min`, `max`, `and`, `or`, `xor`.
     pub fn parse(name: &str) -> Option<Self> {
         Some(match name {
             "sum" => Self::Sum,
@@ -32,24 +38,31 @@ impl Reduction {
             "product" => Self::Product,
             "min" => Self::Min,
             "max" => Self::Max,
+            "and" => Self::And,
+            "or" => Self::Or,
+            "xor" => Self::Xor,
             _ => return None,
         })
     }
 
     /// Two elements become one; for a mean, their sum.
+    ///
+    /// # Panics
+    /// If it is about bits and the elements are floating-point numbers.
     pub fn pair<T: Number>(self, left: T, right: T) -> T {
         match self {
             Self::Sum | Self::Mean => left.sum(right),
             Self::Product => left.product(right),
             Self::Min => left.least(right),
             Self::Max => left.greatest(right),
+            Self::And | Self::Or | Self::Xor => left.bits(right, self).expect("only integers have bits"),
         }
     }
 
     /// The contributions of all ranks become one element, in canonical order.
     ///
     /// # Panics
-    /// If there are none, or if it is a mean of integers.
+    /// If there are none, or if the elements have no such reduction.
     pub fn all<T: Number>(self, contributions: &[T]) -> T {
         let reduced = tree(contributions, &|left, right| self.pair(*left, *right));
         match self {
@@ -85,6 +98,27 @@ pub fn all_reduce<T: Number>(inputs: &[Vec<T>], reduction: Reduction) -> Vec<T> 
         .collect()
 }
 
+/// What every rank must hold after a sum to which every rank's input comes multiplied by its factor.
+///
+/// # Panics
+/// If there are no inputs, their lengths differ, or they are integers.
+pub fn scaled_sum<T: Number>(inputs: &[Vec<T>], factors: &[f64]) -> Vec<T> {
+    let scale = |(input, &factor): (&Vec<T>, _)| -> Vec<T> {
+        input.iter().map(|element| element.times(factor).expect("integers have no factors")).collect()
+    };
+    all_reduce(&inputs.iter().zip(factors).map(scale).collect::<Vec<_>>(), Reduction::Sum)
+}
+
+/// What every rank must hold after a mean in which every rank's input counts with its weight.
+///
+/// # Panics
+/// As [`scaled_sum`].
+pub fn weighted_mean<T: Number>(inputs: &[Vec<T>], weights: &[f64]) -> Vec<T> {
+    let total = tree(weights, &|left, right| left + right);
+    let quotient = |sum: T| sum.over(total).expect("integers have no means");
+    scaled_sum(inputs, weights).into_iter().map(quotient).collect()
+}
+
 /// What this rank must hold after a reduce_scatter.
 ///
 /// # Panics
@@ -115,7 +149,15 @@ pub trait Number: Copy + Debug + PartialEq {
     #[must_use]
     fn greatest(self, other: Self) -> Self;
     /// This sum divided by a count, rounded once; integers have none.
-    fn mean(self, count: usize) -> Option<Self>;
+    fn mean(self, count: usize) -> Option<Self> {
+        self.over(count.to_f64()?)
+    }
+    /// The product with a factor, which is rounded to `f32` first unless this is an `f64`; integers have none.
+    fn times(self, factor: f64) -> Option<Self>;
+    /// The quotient by a divisor, which is rounded as a factor is; integers have none.
+    fn over(self, divisor: f64) -> Option<Self>;
+    /// The bits combined as the reduction says; none for floats, nor for reductions that are not about bits.
+    fn bits(self, other: Self, reduction: Reduction) -> Option<Self>;
     /// Whether all bits agree; two NaNs always do.
     fn same(self, other: Self) -> bool;
     /// A value made from arbitrary bits: small numbers, large ones, zeros of both signs, but nothing that is
@@ -156,11 +198,6 @@ fn lesser<T: Float>(left: T, right: T) -> T {
     }
 }
 
-/// In `f64`, which is wide enough that the second rounding changes nothing.
-fn quotient<T: FromPrimitive + ToPrimitive>(sum: T, count: usize) -> Option<T> {
-    T::from_f64(sum.to_f64()? / count.to_f64()?)
-}
-
 /// A number of either sign over ten powers of two, and now and then a zero.
 fn noisy<T: FromPrimitive>(noise: u64) -> T {
     let sign = if noise & 1 == 0 { 1.0 } else { -1.0 };
@@ -185,8 +222,19 @@ macro_rules! integers {
             fn greatest(self, other: Self) -> Self {
                 self.max(other)
             }
-            fn mean(self, _: usize) -> Option<Self> {
+            fn times(self, _: f64) -> Option<Self> {
                 None
+            }
+            fn over(self, _: f64) -> Option<Self> {
+                None
+            }
+            fn bits(self, other: Self, reduction: Reduction) -> Option<Self> {
+                match reduction {
+                    Reduction::And => Some(self & other),
+                    Reduction::Or => Some(self | other),
+                    Reduction::Xor => Some(self ^ other),
+                    _ => None,
+                }
             }
             fn same(self, other: Self) -> bool {
                 self == other
@@ -202,7 +250,7 @@ macro_rules! integers {
 integers! { i8 i32 i64 u8 u32 u64 }
 
 macro_rules! floats {
-    ($($float:ty)*) => {$(
+    ($($float:ty as $wide:ty;)*) => {$(
         impl Number for $float {
             fn sum(self, other: Self) -> Self {
                 self + other
@@ -216,8 +264,16 @@ macro_rules! floats {
             fn greatest(self, other: Self) -> Self {
                 -lesser(-self, -other)
             }
-            fn mean(self, count: usize) -> Option<Self> {
-                quotient(self, count)
+            #[allow(clippy::cast_possible_truncation, reason = "the factor is to be rounded")]
+            fn times(self, factor: f64) -> Option<Self> {
+                FromPrimitive::from_f64((<$wide>::from(self) * factor as $wide).into())
+            }
+            #[allow(clippy::cast_possible_truncation, reason = "the divisor is to be rounded")]
+            fn over(self, divisor: f64) -> Option<Self> {
+                FromPrimitive::from_f64((<$wide>::from(self) / divisor as $wide).into())
+            }
+            fn bits(self, _: Self, _: Reduction) -> Option<Self> {
+                None
             }
             fn same(self, other: Self) -> bool {
                 self.to_bits() == other.to_bits() || (self.is_nan() && other.is_nan())
@@ -229,7 +285,12 @@ macro_rules! floats {
     )*};
 }
 
-floats! { f32 f64 f16 bf16 }
+floats! {
+    f32 as f32;
+    f64 as f64;
+    f16 as f32;
+    bf16 as f32;
+}
 
 #[cfg(test)]
 mod tests {

@@ -3,6 +3,8 @@
 //! Every element is 1 or 2: sums stay small whole numbers and products powers of two, which every type adds and
 //! multiplies without rounding (integers wrap, here as there).
 
+use std::ops::{BitAnd, BitOr, BitXor};
+
 use dist_collectives::{DType, Element, ReduceOp};
 use half::{bf16, f16};
 
@@ -78,6 +80,9 @@ pub(super) fn reduced<T: Exact>(op: ReduceOp, world_size: usize, index: usize) -
         ReduceOp::Product => T::whole(1 << inputs.filter(|&input| input == 2).count()),
         ReduceOp::Min => T::whole(inputs.min().unwrap_or_default()),
         ReduceOp::Max => T::whole(inputs.max().unwrap_or_default()),
+        ReduceOp::And => T::whole(inputs.fold(3, BitAnd::bitand)),
+        ReduceOp::Or => T::whole(inputs.fold(0, BitOr::bitor)),
+        ReduceOp::Xor => T::whole(inputs.fold(0, BitXor::bitxor)),
         _ => unreachable!("the arguments name no other operation"),
     }
 }
@@ -113,6 +118,9 @@ mod tests {
     #[case(ReduceOp::Product, 1.0..=32.0)]
     #[case(ReduceOp::Min, 1.0..=2.0)]
     #[case(ReduceOp::Max, 1.0..=2.0)]
+    #[case(ReduceOp::And, 0.0..=2.0)]
+    #[case(ReduceOp::Or, 1.0..=3.0)]
+    #[case(ReduceOp::Xor, 1.0..=2.0)]
     fn a_reduction_is_that_of_the_inputs(#[case] op: ReduceOp, #[case] within: RangeInclusive<f64>) {
         let values: Vec<f64> = (0..100).map(|index| reduced(op, 5, index)).collect();
         assert!(values.iter().all(|value| within.contains(value)), "{values:?}");

@@ -118,8 +118,8 @@ struct Plan {
 impl Arguments {
     fn plan(&self, world_size: usize) -> Result<Plan, Error> {
         let (operation, dtype) = (self.operation, self.dtype);
-        if operation.reduces() && self.op == ReduceOp::Mean && !dtype.is_float() {
-            return Err(Error::Usage(format!("{dtype} has no mean")));
+        if operation.reduces() && !self.op.supports(dtype) {
+            return Err(Error::Usage(format!("{} is not for {dtype}", self.op)));
         }
         if operation.between_two() && world_size < 2 {
             return Err(Error::Usage(format!("{operation} needs 2 ranks")));

@@ -9,11 +9,13 @@ mod scalar;
 use multiversion::multiversion;
 
 pub(crate) use scalar::Scalar;
+use scalar::{Bits, Float};
 
 use crate::{Element, ReduceOp};
 
 /// Reduces `from` into `into`, element by element: `into[i] = into[i] op from[i]`, by the rounding rules of
-/// [`ReduceOp`]. The mean is left as a sum: [`divide_by_count`] finishes it.
+/// [`ReduceOp`]. What comes before and after the sums of some operations is left out: the multiplication by this
+/// rank's number, the division of a mean, which [`divide_by_count`] does.
 ///
 /// ```
 /// use dist_collectives::{combine, ReduceOp};
@@ -24,32 +26,40 @@ use crate::{Element, ReduceOp};
 /// ```
 ///
 /// # Panics
-/// If the lengths differ.
+/// If the lengths differ, or if the bits of floating-point numbers are to be combined.
 pub fn combine<T: Element>(op: ReduceOp, into: &mut [T], from: &[T]) {
     assert_eq!(into.len(), from.len(), "combine needs two buffers of one length");
+    let bitwise = || T::BITWISE.unwrap_or_else(|| panic!("{op} does not reduce {}", T::DTYPE));
     match op {
-        ReduceOp::Sum | ReduceOp::Mean => sum(into, from),
+        ReduceOp::Sum | ReduceOp::Mean | ReduceOp::PreMulSum(_) | ReduceOp::WeightedMean(_) => {
+            sum(into, from);
+        }
         ReduceOp::Product => product(into, from),
         ReduceOp::Min => min(into, from),
         ReduceOp::Max => max(into, from),
+        ReduceOp::And => (bitwise().and)(into, from),
+        ReduceOp::Or => (bitwise().or)(into, from),
+        ReduceOp::Xor => (bitwise().xor)(into, from),
     }
 }
 
 /// Divides sums by the number of what was added, rounding once (in `f32` for half types): the last step of a
 /// mean. `false`, and nothing done, for integers, which have no mean.
 #[must_use]
+#[allow(clippy::cast_precision_loss, reason = "a count of ranks or batches is far below 2^24")]
 pub fn divide_by_count<T: Element>(sums: &mut [T], count: usize) -> bool {
-    T::DIVIDE.map(|divide| divide(sums, count)).is_some()
+    T::SCALING.map(|scaling| (scaling.divide)(sums, count as f64)).is_some()
 }
 
+/// A loop over two buffers, compiled once per instruction set.
 macro_rules! loops {
-    ($($operation:ident => $rule:ident;)*) => {$(
+    ($bound:ident: $($operation:ident => $rule:ident;)*) => {$(
         #[multiversion(targets(
             "x86_64+avx512f+avx512bw+avx512dq+avx512vl",
             "x86_64+avx2",
             "aarch64+neon",
         ))]
-        fn $operation<T: Scalar>(into: &mut [T], from: &[T]) {
+        fn $operation<T: $bound>(into: &mut [T], from: &[T]) {
             for (into, from) in into.iter_mut().zip(from) {
                 *into = T::$rule(*into, *from);
             }
@@ -58,24 +68,66 @@ macro_rules! loops {
 }
 
 loops! {
+    Scalar:
     sum => reduce_sum;
     product => reduce_product;
     min => reduce_min;
     max => reduce_max;
 }
 
-/// A type with a mean.
-pub(crate) trait Divide: Copy {
-    /// The quotient, rounded once.
-    fn divided(self, count: usize) -> Self;
+loops! {
+    Bits:
+    and => bitand;
+    or => bitor;
+    xor => bitxor;
 }
 
-/// Divides every value by `count`.
-#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2", "aarch64+neon"))]
-pub(crate) fn divide<T: Divide>(values: &mut [T], count: usize) {
-    for value in values {
-        *value = value.divided(count);
-    }
+/// A loop over one buffer and a number, compiled once per instruction set.
+macro_rules! scalings {
+    ($($operation:ident => $rule:ident;)*) => {$(
+        #[multiversion(targets(
+            "x86_64+avx512f+avx512bw+avx512dq+avx512vl",
+            "x86_64+avx2",
+            "aarch64+neon",
+        ))]
+        fn $operation<T: Float>(values: &mut [T], number: f64) {
+            for value in values {
+                *value = value.$rule(number);
+            }
+        }
+    )*};
+}
+
+scalings! {
+    scale => scaled;
+    divide => divided;
+}
+
+/// What is done to floating-point numbers beside combining them.
+#[derive(Clone, Copy, Debug)]
+#[allow(unnameable_types, reason = "it is no part of what users of `Element` see")]
+pub struct Scaling<T> {
+    /// Multiplies every value by a factor.
+    pub(crate) scale: fn(&mut [T], f64),
+    /// Divides every value by a divisor.
+    pub(crate) divide: fn(&mut [T], f64),
+}
+
+pub(crate) const fn scaling<T: Float>() -> Scaling<T> {
+    Scaling { scale, divide }
+}
+
+/// How the bits of integers are combined.
+#[derive(Clone, Copy, Debug)]
+#[allow(unnameable_types, reason = "it is no part of what users of `Element` see")]
+pub struct Bitwise<T> {
+    and: fn(&mut [T], &[T]),
+    or: fn(&mut [T], &[T]),
+    xor: fn(&mut [T], &[T]),
+}
+
+pub(crate) const fn bitwise<T: Bits>() -> Bitwise<T> {
+    Bitwise { and, or, xor }
 }
 
 #[cfg(test)]

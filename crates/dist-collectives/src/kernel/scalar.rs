@@ -1,8 +1,9 @@
 //! The rule for one pair of elements, per type.
 
+use std::ops::{BitAnd, BitOr, BitXor};
+
 use half::{bf16, f16};
 
-use super::Divide;
 use super::halves::{round_bf16, round_f16, widen_bf16, widen_f16};
 
 /// What a reduction does with one pair of elements. Only this crate can implement it.
@@ -18,8 +19,25 @@ pub trait Scalar: Copy {
     fn reduce_max(self, other: Self) -> Self;
 }
 
+/// An integer, whose bits can be combined.
+pub(crate) trait Bits:
+    Copy + BitAnd<Output = Self> + BitOr<Output = Self> + BitXor<Output = Self>
+{
+}
+
+/// A floating-point number, which can be scaled. The number comes as an `f64` and is rounded to the type that the
+/// arithmetic is done in: `f32`, but for `f64`.
+pub(crate) trait Float: Copy {
+    /// The product, rounded once.
+    fn scaled(self, factor: f64) -> Self;
+    /// The quotient, rounded once.
+    fn divided(self, divisor: f64) -> Self;
+}
+
 macro_rules! integers {
     ($($integer:ty)*) => {$(
+        impl Bits for $integer {}
+
         impl Scalar for $integer {
             #[inline(always)]
             fn reduce_sum(self, other: Self) -> Self {
@@ -46,7 +64,7 @@ integers! { i8 i32 i64 u8 u32 u64 }
 /// Floating-point rules: sums and products through `$widen` and `$round`, order by the bits read as a signed
 /// integer, whose negative values run the other way.
 macro_rules! floats {
-    ($($float:ty, $signed:ty, $wide:ty, $widen:expr, $round:expr;)*) => {$(
+    ($($float:ty, $signed:ty, $narrow:expr, $widen:expr, $round:expr;)*) => {$(
         impl Scalar for $float {
             #[inline(always)]
             fn reduce_sum(self, other: Self) -> Self {
@@ -68,11 +86,14 @@ macro_rules! floats {
             }
         }
 
-        impl Divide for $float {
+        impl Float for $float {
             #[inline(always)]
-            #[allow(clippy::cast_precision_loss, reason = "a count of ranks or batches is far below 2^24")]
-            fn divided(self, count: usize) -> Self {
-                $round($widen(self) / count as $wide)
+            fn scaled(self, factor: f64) -> Self {
+                $round($widen(self) * $narrow(factor))
+            }
+            #[inline(always)]
+            fn divided(self, divisor: f64) -> Self {
+                $round($widen(self) / $narrow(divisor))
             }
         }
 
@@ -92,10 +113,17 @@ macro_rules! floats {
 }
 
 floats! {
-    f32, i32, f32, |value: f32| value, |value: f32| value;
-    f64, i64, f64, |value: f64| value, |value: f64| value;
-    f16, i16, f32, widen_f16, round_f16;
-    bf16, i16, f32, widen_bf16, round_bf16;
+    f32, i32, narrow, |value: f32| value, |value: f32| value;
+    f64, i64, |number: f64| number, |value: f64| value, |value: f64| value;
+    f16, i16, narrow, widen_f16, round_f16;
+    bf16, i16, narrow, widen_bf16, round_bf16;
+}
+
+/// The nearest `f32`.
+#[inline(always)]
+#[allow(clippy::cast_possible_truncation, reason = "rounding is what it is for")]
+pub(super) fn narrow(number: f64) -> f32 {
+    number as f32
 }
 
 /// A total order of the values that are no NaN, −0 below +0.

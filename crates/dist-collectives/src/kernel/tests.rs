@@ -57,13 +57,8 @@ fn ties_and_their_neighbours_round_to_even() {
 
 /// Every loop of `T` on buffers long enough for each of its clones' inner loops and tails.
 fn check_loops<T: Element + Number>(left: &[T], right: &[T]) {
-    for (op, reduction) in [
-        (ReduceOp::Sum, Reduction::Sum),
-        (ReduceOp::Mean, Reduction::Sum),
-        (ReduceOp::Product, Reduction::Product),
-        (ReduceOp::Min, Reduction::Min),
-        (ReduceOp::Max, Reduction::Max),
-    ] {
+    for op in ReduceOp::PLAIN.into_iter().filter(|op| op.supports(T::DTYPE)) {
+        let reduction = Reduction::parse(op.name()).expect("the oracle knows every operation");
         let mut combined = left.to_vec();
         combine(op, &mut combined, right);
         for ((combined, left), right) in combined.iter().zip(left).zip(right) {
@@ -74,17 +69,34 @@ fn check_loops<T: Element + Number>(left: &[T], right: &[T]) {
             );
         }
     }
-    for count in [1, 2, 3, 7, 1000] {
-        let mut divided = left.to_vec();
-        if divide_by_count(&mut divided, count) {
-            for (divided, left) in divided.iter().zip(left) {
-                let expected = left.mean(count).expect("what divides has a mean");
-                assert!(divided.same(expected), "{left:?} / {count}: {divided:?}, not {expected:?}");
-            }
-        } else {
-            assert!(!T::DTYPE.is_float());
+    let Some(scaling) = T::SCALING else { return assert!(!T::DTYPE.is_float()) };
+    for number in [1.0, 2.0, 3.0, 7.0, 1000.0, 0.1, 1e-30, -2.5, 0.0, f64::INFINITY, f64::NAN] {
+        let (mut products, mut quotients) = (left.to_vec(), left.to_vec());
+        (scaling.scale)(&mut products, number);
+        (scaling.divide)(&mut quotients, number);
+        for (index, left) in left.iter().enumerate() {
+            let expected = left.times(number).zip(left.over(number)).expect("a float is scaled");
+            let same = products[index].same(expected.0) && quotients[index].same(expected.1);
+            assert!(
+                same,
+                "{left:?} and {number}: {:?} {:?}, not {expected:?}",
+                products[index], quotients[index]
+            );
         }
     }
+}
+
+#[test]
+fn a_count_divides_floats_and_nothing_else() {
+    let (mut floats, mut integers) = ([3.0_f32, 1.0], [3_i32, 1]);
+    assert!(divide_by_count(&mut floats, 2) && !divide_by_count(&mut integers, 2));
+    assert_eq!((floats, integers), ([1.5, 0.5], [3, 1]));
+}
+
+#[test]
+#[should_panic(expected = "and does not reduce f32")]
+fn the_bits_of_floats_are_not_combined() {
+    combine(ReduceOp::And, &mut [1.0_f32], &[2.0]);
 }
 
 #[test]

@@ -1,8 +1,11 @@
 //! Arguments that make no sense are refused before anything is sent, also in a world of one.
 
 use dist_collectives::{
-    AllGather, AllReduce, Communicator, DType, Error, Operation, ReduceOp, ReduceScatter, ReductionOrder,
+    AllGather, AllReduce, Communicator, DType, Error, Operation, ReduceKind, ReduceOp, ReduceScatter,
+    ReductionOrder,
 };
+
+use half::{bf16, f16};
 
 use crate::worlds::{self, Network};
 
@@ -26,18 +29,60 @@ const REFUSED: &[(usize, Program, &str)] = &[
     (
         1,
         |comm| comm.all_reduce(&mut [1_i32], ReduceOp::Mean),
-        "integers have no mean: i32 can be reduced by sum, product, min and max",
+        "mean is not for i32: it needs floating-point numbers",
     ),
     (
         3,
         |comm| comm.reduce(&mut [1_u8], ReduceOp::Mean, 0),
-        "integers have no mean: u8 can be reduced by sum, product, min and max",
+        "mean is not for u8: it needs floating-point numbers",
     ),
     (
         2,
         |comm| comm.reduce_scatter(&[0_u64; 4], &mut [0; 2], ReduceOp::Mean),
-        "integers have no mean: u64 can be reduced by sum, product, min and max",
+        "mean is not for u64: it needs floating-point numbers",
     ),
+    (3, |comm| comm.all_reduce(&mut [f16::ONE], ReduceOp::Xor), "xor is not for f16: it needs integers"),
+    (
+        2,
+        |comm| comm.reduce_scatter_in_place(&mut [1_u8; 4], ReduceOp::PreMulSum(0.5)).map(drop),
+        "pre_mul_sum is not for u8: it needs floating-point numbers",
+    ),
+    (
+        2,
+        |comm| comm.reduce(&mut [1.0_f32], ReduceOp::WeightedMean(-0.5), 0),
+        "weighted_mean: the weight -0.5 is not a finite number of at least zero",
+    ),
+    (
+        3,
+        |comm| comm.all_reduce(&mut [1.0_f32], ReduceOp::WeightedMean(f64::NAN)),
+        "weighted_mean: the weight NaN is not a finite number of at least zero",
+    ),
+    (
+        3,
+        |comm| comm.all_reduce(&mut [1.0_f32], ReduceOp::WeightedMean(0.0)),
+        "weighted_mean: the weights of all ranks add up to 0.0, by which f32 cannot be divided",
+    ),
+    (
+        2,
+        |comm| comm.all_reduce(&mut [1.0_f64], ReduceOp::WeightedMean(f64::MAX)),
+        "weighted_mean: the weights of all ranks add up to inf, by which f64 cannot be divided",
+    ),
+    (
+        1,
+        |comm| comm.reduce(&mut [bf16::ONE], ReduceOp::WeightedMean(1e-60), 0),
+        "weighted_mean: the weights of all ranks add up to 1e-60, by which bf16 cannot be divided",
+    ),
+    (
+        3,
+        |comm| comm.all_gather_in_place(&mut [1_u8; 4]),
+        "all_gather: 4 elements cannot be divided among 3 ranks",
+    ),
+    (
+        3,
+        |comm| comm.reduce_scatter_in_place(&mut [1_u8; 5], ReduceOp::Sum).map(drop),
+        "reduce_scatter: 5 elements cannot be divided among 3 ranks",
+    ),
+    (2, |comm| comm.send_recv(&[1_u8], 0, &mut [0_u8], 2), "rank 2 is outside a group of 2"),
     (1, |comm| comm.broadcast(&mut [1.0_f32], 1), "broadcast: root 1 is outside a group of 1"),
     (3, |comm| comm.broadcast(&mut [1.0_f32], 3), "broadcast: root 3 is outside a group of 3"),
     (3, |comm| comm.reduce(&mut [1.0_f32], ReduceOp::Sum, 7), "reduce: root 7 is outside a group of 3"),
@@ -90,7 +135,7 @@ const REFUSED: &[(usize, Program, &str)] = &[
     (
         1,
         |comm| comm.start_all_reduce(vec![1_i8], ReduceOp::Mean).wait().map(drop).map_err(Error::from),
-        "integers have no mean: i8 can be reduced by sum, product, min and max",
+        "mean is not for i8: it needs floating-point numbers",
     ),
 ];
 
@@ -105,7 +150,7 @@ fn what_makes_no_sense_is_refused_with_its_numbers() {
 fn refusals_say_what_they_are_in_their_types() {
     worlds::run(Network::Simulated, 1, |mut comm| {
         let error = comm.all_reduce(&mut [1_i32], ReduceOp::Mean).unwrap_err();
-        assert!(matches!(error, Error::NoMean { dtype: DType::I32 }));
+        assert!(matches!(error, Error::Unreducible { op: ReduceKind::Mean, dtype: DType::I32 }));
         let error = comm.broadcast(&mut [1_i32], 4).unwrap_err();
         let root = Error::RootOutOfRange { operation: Operation::Broadcast, root: 4, world_size: 1 };
         assert_eq!(format!("{error:?}"), format!("{root:?}"));

@@ -59,7 +59,7 @@ fn the_error_names_the_peer_and_how_long_it_took() {
         assert_eq!(comm.timeout(), MINUTE);
         chain(&error)
     });
-    let expected = "message #0 of 3 u8 (from rank 1) failed: \
+    let expected = "message of 3 u8 (from rank 1) failed: \
                     receiving: rank 1 did not do its part within 7s (waited 7s)";
     assert_eq!(outcome.results[0], expected);
 }

@@ -93,10 +93,8 @@ fn inputs_of_parts<T: Number>(world_size: usize, len: usize) -> Vec<Vec<T>> {
 }
 
 fn check_all_ops<T: Element + Number>(comm: &mut Communicator, algorithms: &[Option<Algorithm>]) {
-    for op in ReduceOp::ALL {
-        if op != ReduceOp::Mean || T::DTYPE.is_float() {
-            check_reductions::<T>(comm, op, algorithms);
-        }
+    for op in ReduceOp::PLAIN.into_iter().filter(|op| op.supports(T::DTYPE)) {
+        check_reductions::<T>(comm, op, algorithms);
     }
 }
 
@@ -214,6 +212,42 @@ fn gathers_and_broadcasts_move_every_bit(
         check_copies::<bf16>(&mut comm);
         check_copies::<u64>(&mut comm);
         check_copies::<i8>(&mut comm);
+    });
+}
+
+fn check_numbers<T: Element + Number>(comm: &mut Communicator) {
+    let (rank, world_size) = (comm.rank(), comm.world_size());
+    // One rank's contribution may count nothing, one weight may be more than all others.
+    let weights: Vec<f64> = (0..world_size).map(|rank| [0.1, 7.0, 0.0, 1.0 / 3.0][rank % 4]).collect();
+    let own = weights[rank];
+    for len in [0, 1, world_size + 1, 127] {
+        let inputs = inputs_of_parts::<T>(world_size, len);
+        let sums = oracle::scaled_sum(&inputs, &weights);
+        let means = oracle::weighted_mean(&inputs, &weights);
+        for (op, expected) in [(ReduceOp::PreMulSum(own), sums), (ReduceOp::WeightedMean(own), means)] {
+            let context = format!("{op} of {len} {} on {world_size}", T::DTYPE);
+            let mut buffer = inputs[rank].clone();
+            comm.all_reduce(&mut buffer, op).expect("every rank calls it");
+            assert_same(&buffer, &expected, &context);
+            let mut buffer = inputs[rank].clone();
+            comm.reduce(&mut buffer, op, world_size - 1).expect("every rank calls it");
+            if rank == world_size - 1 {
+                assert_same(&buffer, &expected, &context);
+            }
+            let mut buffer = inputs[rank].clone();
+            let part = comm.reduce_scatter_in_place(&mut buffer, op).expect("every rank calls it");
+            assert_same(part, &expected[rank * len..][..len], &context);
+        }
+    }
+}
+
+#[rstest]
+fn every_rank_brings_its_own_factor_or_weight(#[values(1, 2, 3, 4, 5, 8)] world_size: usize) {
+    worlds::run(Network::Simulated, world_size, |mut comm| {
+        check_numbers::<f32>(&mut comm);
+        check_numbers::<f64>(&mut comm);
+        check_numbers::<f16>(&mut comm);
+        check_numbers::<bf16>(&mut comm);
     });
 }
 

@@ -184,7 +184,7 @@ fn a_panic_aborts_the_job_instead_of_waiting(#[case] keep_the_communicator: bool
 fn refused_arguments_come_back_with_the_buffer() {
     worlds::run(Network::Simulated, 2, |mut comm| {
         let failed = comm.start_all_reduce(vec![3_u32; 4], ReduceOp::Mean).wait().unwrap_err();
-        assert!(matches!(*failed.error, Error::NoMean { .. }));
+        assert!(matches!(*failed.error, Error::Unreducible { .. }));
         assert_eq!(failed.buffer.into_vec(), [3; 4]);
         // Nothing was sent, and the next one counts as the first.
         let sum = comm.start_all_reduce(Buffer::from(vec![3_u32; 4]), ReduceOp::Sum).wait().unwrap();

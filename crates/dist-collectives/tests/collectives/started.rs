@@ -407,9 +407,9 @@ fn dropping_a_handle_in_a_panic_aborts_the_job() {
 fn refused_arguments_come_back_with_the_input_and_cost_nothing() {
     type Refused = fn(&mut Communicator) -> Box<dyn Handle>;
     let refused: &'static [(Refused, &str)] = &[
-        (|comm| boxed(comm.start_all_reduce(own(comm), ReduceOp::Mean)), "integers have no mean"),
-        (|comm| boxed(comm.start_reduce_scatter(own(comm), ReduceOp::Mean)), "integers have no mean"),
-        (|comm| boxed(comm.start_reduce(own(comm), ReduceOp::Mean, 0)), "integers have no mean"),
+        (|comm| boxed(comm.start_all_reduce(own(comm), ReduceOp::Mean)), "mean is not for i64"),
+        (|comm| boxed(comm.start_reduce_scatter(own(comm), ReduceOp::Mean)), "mean is not for i64"),
+        (|comm| boxed(comm.start_reduce(own(comm), ReduceOp::Mean, 0)), "mean is not for i64"),
         (|comm| boxed(comm.start_reduce(own(comm), ReduceOp::Sum, 3)), "reduce: root 3 is outside"),
         (|comm| boxed(comm.start_broadcast(own(comm), 3)), "broadcast: root 3 is outside"),
         (|comm| boxed(comm.start_send(own(comm), 3)), "rank 3 is outside a group of 3"),

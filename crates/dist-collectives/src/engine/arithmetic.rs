@@ -1,0 +1,97 @@
+//! What a reduce operation is made of on one rank.
+
+use dist_algos::{AllReduce, CostModel, Order};
+use dist_transport::Deadline;
+
+use super::{Engine, partition};
+use crate::{Call, DType, Element, Error, ReduceOp, Result, combine};
+
+/// What is done to this rank's elements before they are combined, to pairs of them, and to what comes of all.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Arithmetic {
+    op: ReduceOp,
+    factor: Option<f64>,
+    divisor: Option<f64>,
+}
+
+impl Engine {
+    /// Refuses what this rank can know to make no sense.
+    pub(super) fn check_op<T: Element>(op: ReduceOp) -> Result<()> {
+        if !op.supports(T::DTYPE) {
+            return Err(Error::Unreducible { op: op.kind(), dtype: T::DTYPE });
+        }
+        match op {
+            ReduceOp::WeightedMean(weight) if !(weight.is_finite() && weight >= 0.0) => {
+                Err(Error::Weight { weight })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The arithmetic of a call that was begun. A weighted mean adds the weights of all ranks first.
+    pub(super) fn arithmetic<T: Element>(
+        &mut self,
+        call: &Call,
+        op: ReduceOp,
+        deadline: Deadline,
+    ) -> Result<Arithmetic> {
+        let (factor, divisor) = match op {
+            #[allow(clippy::cast_precision_loss, reason = "a world has far fewer than 2^53 ranks")]
+            ReduceOp::Mean => (None, Some(self.world_size() as f64)),
+            ReduceOp::PreMulSum(factor) => (Some(factor), None),
+            ReduceOp::WeightedMean(weight) => {
+                let total = self.total_weight(call, weight, deadline)?;
+                if !divides(total, T::DTYPE) {
+                    return Err(Error::TotalWeight { total, dtype: T::DTYPE });
+                }
+                (Some(weight), Some(total))
+            }
+            _ => (None, None),
+        };
+        Ok(Arithmetic { op, factor, divisor })
+    }
+
+    /// The sum of all ranks' weights, the same bits on every rank.
+    fn total_weight(&mut self, call: &Call, weight: f64, deadline: Deadline) -> Result<f64> {
+        let algorithm =
+            AllReduce::suggest(self.world_size(), size_of::<f64>(), Order::Canonical, &CostModel::default());
+        let phases = algorithm.phases(self.rank());
+        let partition = partition::<f64>(1, algorithm.chunks(self.world_size()));
+        let mut total = [weight];
+        let mut add = combine_bytes::<f64>(ReduceOp::Sum);
+        self.run(call, phases.reduce.chain(phases.gather), &mut total, partition, &mut add, deadline)?;
+        Ok(total[0])
+    }
+}
+
+impl Arithmetic {
+    /// To this rank's elements, before they are combined with others.
+    pub(super) fn prepare<T: Element>(&self, own: &mut [T]) {
+        if let (Some(factor), Some(scaling)) = (self.factor, T::SCALING) {
+            (scaling.scale)(own, factor);
+        }
+    }
+
+    /// To pairs of elements.
+    pub(super) fn combine<T: Element>(&self) -> impl FnMut(&mut [u8], &[u8]) + use<T> {
+        combine_bytes::<T>(self.op)
+    }
+
+    /// To what all ranks' elements came to, by whoever owns it.
+    pub(super) fn finish<T: Element>(&self, sums: &mut [T]) {
+        if let (Some(divisor), Some(scaling)) = (self.divisor, T::SCALING) {
+            (scaling.divide)(sums, divisor);
+        }
+    }
+}
+
+fn combine_bytes<T: Element>(op: ReduceOp) -> impl FnMut(&mut [u8], &[u8]) {
+    move |into, from| combine::<T>(op, bytemuck::cast_slice_mut(into), bytemuck::cast_slice(from))
+}
+
+/// Whether a quotient by this sum of weights means something in the type's arithmetic.
+#[allow(clippy::cast_possible_truncation, reason = "it asks what the rounding gives")]
+fn divides(total: f64, dtype: DType) -> bool {
+    let rounded = if dtype == DType::F64 { total } else { f64::from(total as f32) };
+    rounded > 0.0 && rounded.is_finite()
+}

@@ -1,0 +1,172 @@
+//! One group's collectives, done by whoever holds the engine: the caller's thread, or the worker's.
+//!
+//! A collective is always the same: check the arguments, choose the algorithm, tell the transport which call it
+//! is, run the schedule.
+
+mod arithmetic;
+mod copies;
+mod messages;
+mod reductions;
+
+use dist_algos::{Memory, Partition, RunError, Scratch, Step};
+use dist_transport::{Combine, Deadline, Rank, Transport};
+
+use crate::settings::Settings;
+use crate::{Algorithm, Call, Element, Error, Operation, ReduceOp, Result};
+
+/// How one call is done: with which settings, and until when.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Manner {
+    pub(crate) settings: Settings,
+    pub(crate) deadline: Deadline,
+}
+
+#[derive(Debug)]
+pub(crate) struct Engine {
+    pub(crate) transport: Box<dyn Transport>,
+    /// Collectives so far.
+    sequence: u64,
+    scratch: Scratch,
+    /// A copy of an input that must stay as it is; words, so that every element is aligned.
+    copy: Vec<u64>,
+}
+
+impl Engine {
+    pub(crate) fn new(transport: Box<dyn Transport>) -> Self {
+        Self { transport, sequence: 0, scratch: Scratch::new(), copy: Vec::new() }
+    }
+
+    pub(crate) fn rank(&self) -> Rank {
+        self.transport.rank()
+    }
+
+    fn world_size(&self) -> usize {
+        self.rank().world_size()
+    }
+
+    pub(crate) fn manner(&self, settings: &Settings) -> Manner {
+        Manner { settings: *settings, deadline: self.transport.runtime().deadline(settings.timeout) }
+    }
+
+    /// The next collective, as far as all of them have it in common.
+    fn collective<T: Element>(&self, algorithm: impl Into<Algorithm>, count: usize) -> Call {
+        let algorithm = algorithm.into();
+        Call {
+            epoch: 0,
+            channel: self.transport.channel().get(),
+            sequence: self.sequence,
+            operation: algorithm.operation(),
+            dtype: Some(T::DTYPE),
+            count: count as u64,
+            sizes: 0,
+            op: None,
+            root: None,
+            algorithm: Some(algorithm),
+            order: None,
+        }
+    }
+
+    fn reduction<T: Element>(
+        &self,
+        algorithm: impl Into<Algorithm>,
+        count: usize,
+        op: ReduceOp,
+        manner: Manner,
+    ) -> Call {
+        Call {
+            op: Some(op.kind()),
+            order: Some(manner.settings.order),
+            ..self.collective::<T>(algorithm, count)
+        }
+    }
+
+    /// From here on the call counts, and every message belongs to it.
+    fn begin(&mut self, call: Call) -> Call {
+        self.sequence += 1;
+        self.announce(&call);
+        call
+    }
+
+    fn announce(&mut self, call: &Call) {
+        tracing::trace!(rank = self.rank().index(), channel = call.channel, "{call}");
+        self.transport.begin(call.encode());
+    }
+
+    fn run<T: Element>(
+        &mut self,
+        call: &Call,
+        steps: impl IntoIterator<Item = Step>,
+        buffer: &mut [T],
+        cut: Partition<'_>,
+        combine: &mut Combine<'_>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let memory = Memory::new(bytemuck::cast_slice_mut(buffer), cut);
+        dist_algos::run(&mut *self.transport, steps, memory, combine, &mut self.scratch, deadline).map_err(
+            |error| match error {
+                RunError::Transport { source, .. } => Error::in_call(*call, source),
+                RunError::Schedule(source) => {
+                    Error::Schedule { call: Box::new(*call), source: Box::new(source) }
+                }
+                _ => unreachable!("a run fails by its transport or by its schedule"),
+            },
+        )
+    }
+
+    fn check_rank(&self, rank: usize) -> Result<()> {
+        let world_size = self.world_size();
+        if rank < world_size { Ok(()) } else { Err(Error::RankOutOfRange { rank, world_size }) }
+    }
+
+    /// The root as it stands in the call.
+    fn check_root(&self, operation: Operation, root: usize) -> Result<u32> {
+        let world_size = self.world_size();
+        if root < world_size {
+            Ok(number(root))
+        } else {
+            Err(Error::RootOutOfRange { operation, root, world_size })
+        }
+    }
+
+    fn check_parts(&self, operation: Operation, whole: usize, part: usize) -> Result<()> {
+        let world_size = self.world_size();
+        if part.checked_mul(world_size) == Some(whole) {
+            Ok(())
+        } else {
+            Err(Error::Parts { operation, whole, part, world_size })
+        }
+    }
+
+    /// Elements of each rank's part of a buffer.
+    fn check_divisible(&self, operation: Operation, elements: usize) -> Result<usize> {
+        let world_size = self.world_size();
+        if elements.is_multiple_of(world_size) {
+            Ok(elements / world_size)
+        } else {
+            Err(Error::Indivisible { operation, elements, world_size })
+        }
+    }
+}
+
+/// For schedules whose messages only replace.
+fn nothing_to_combine(_: &mut [u8], _: &[u8]) {}
+
+fn partition<T: Element>(len: usize, parts: usize) -> Partition<'static> {
+    Partition::new(len, size_of::<T>(), parts)
+        .expect("a slice exists, elements divide 64 and a world has a rank")
+}
+
+/// Copies the input to the front of memory that is kept between calls.
+fn copy_of<'a, T: Element>(memory: &'a mut Vec<u64>, input: &[T]) -> &'a mut [T] {
+    let words = size_of_val(input).div_ceil(size_of::<u64>());
+    if memory.len() < words {
+        memory.resize(words, 0);
+    }
+    let copy = &mut bytemuck::cast_slice_mut(&mut memory[..words])[..input.len()];
+    copy.copy_from_slice(input);
+    copy
+}
+
+fn number(rank: usize) -> u32 {
+    u32::try_from(rank).expect("a world has fewer than 2^32 ranks")
+}
