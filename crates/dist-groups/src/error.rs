@@ -1,9 +1,11 @@
-//! What can be wrong with a group.
+//! What can be wrong with a group or a mesh.
+
+use std::fmt::Write;
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What can be wrong with a group. Ranks are numbered as in the parent.
+/// What can be wrong with a group or a mesh. Ranks are numbered as in the parent.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -24,7 +26,56 @@ pub enum Error {
         /// The rank.
         rank: usize,
     },
-    /// The ranks of the parent could not agree on the groups.
+    /// A mesh, or a slice of one, needs at least one axis.
+    #[error("a mesh of no axes")]
+    NoAxes,
+    /// The mesh has no axis of this name.
+    #[error("there is no axis {name:?}; the axes are {}", axes.join(", "))]
+    UnknownAxis {
+        /// The name that was given.
+        name: String,
+        /// The names of the axes that the mesh has.
+        axes: Vec<String>,
+    },
+    /// An axis is named twice.
+    #[error("the axis {name:?} is named twice")]
+    DuplicateAxis {
+        /// The name.
+        name: String,
+    },
+    /// An axis has no ranks.
+    #[error("the axis {name:?} has degree 0")]
+    ZeroDegree {
+        /// The name of the axis.
+        name: String,
+    },
+    /// The degrees do not multiply to the number of ranks.
+    #[error("the degrees {} do not make a world of {world_size}", product(degrees))]
+    Degrees {
+        /// The axes and their degrees.
+        degrees: Vec<(String, usize)>,
+        /// The ranks that there are.
+        world_size: usize,
+    },
+    /// The axis's group was taken out of the mesh before.
+    #[error("the group of the axis {name:?} was taken out of the mesh before")]
+    AxisTaken {
+        /// The name of the axis.
+        name: String,
+    },
+    /// A call of the parent communicator failed.
     #[error("the groups could not be made")]
     Collective(#[from] dist_collectives::Error),
+}
+
+/// `data 2 x shard 3 = 6`.
+fn product(degrees: &[(String, usize)]) -> String {
+    let mut text = String::new();
+    for (name, degree) in degrees {
+        let times = if text.is_empty() { "" } else { " x " };
+        write!(text, "{times}{name} {degree}").expect("a string takes any text");
+    }
+    let product = degrees.iter().try_fold(1_usize, |product, (_, degree)| product.checked_mul(*degree));
+    let product = product.map_or_else(|| "too many".to_owned(), |product| product.to_string());
+    text + " = " + &product
 }

@@ -35,30 +35,36 @@ pub struct Group {
     communicator: Communicator,
     /// The parent's numbers, in the group's order.
     members: Vec<usize>,
+    parent_size: usize,
 }
 
 impl Group {
     /// The group of these ranks of the parent, numbered in the order of the list; `None` on ranks that are not in
-    /// it. Nothing is communicated: every rank of the parent, member or not, makes the same call.
+    /// it. Nothing is communicated: every rank of the parent, member or not, makes the same call. Several groups
+    /// that share no rank can be made by one call: each rank names the members of its own group.
     ///
     /// # Errors
     /// If the list is empty, names a rank twice, or one that the parent does not have; on every rank alike.
+    #[doc(alias = "MPI_Comm_create")]
+    #[doc(alias = "new_group")]
     pub fn new(parent: &mut Communicator, members: &[usize]) -> Result<Option<Self>> {
-        check(members, parent.world_size())?;
+        let parent_size = parent.world_size();
+        check(members, parent_size)?;
         let communicator = parent.subgroup(members)?;
-        Ok(communicator.map(|communicator| Self { communicator, members: members.to_vec() }))
+        let members = members.to_vec();
+        Ok(communicator.map(|communicator| Self { communicator, members, parent_size }))
     }
 
-    /// The group of all ranks of the parent that give the same color, numbered by key, and by their numbers in
-    /// the parent where keys are equal; `None` for a rank that gives no color. Takes one all_gather.
+    /// The group of all ranks of the parent that give the same colour, numbered by key, and by their numbers in
+    /// the parent where keys are equal; `None` for a rank that gives no colour. Takes one all_gather.
     ///
     /// # Errors
     /// If the all_gather fails.
     #[doc(alias = "MPI_Comm_split")]
     #[doc(alias = "ncclCommSplit")]
-    #[doc(alias = "colour")]
-    pub fn split(parent: &mut Communicator, color: Option<u32>, key: i64) -> Result<Option<Self>> {
-        let own = [i64::from(color.is_some()), i64::from(color.unwrap_or(0)), key];
+    #[doc(alias = "color")]
+    pub fn split(parent: &mut Communicator, colour: Option<u32>, key: i64) -> Result<Option<Self>> {
+        let own = [i64::from(colour.is_some()), i64::from(colour.unwrap_or(0)), key];
         let mut all = vec![0; own.len() * parent.world_size()];
         parent.all_gather(&own, &mut all)?;
         let mut groups = BTreeMap::<i64, Vec<(i64, usize)>>::new();
@@ -67,14 +73,27 @@ impl Group {
                 groups.entry(entry[1]).or_default().push((entry[2], rank));
             }
         }
-        // Every rank makes every group, in the order of the colors: that is what keeps the groups apart.
-        let mut joined = None;
-        for mut ordered in groups.into_values() {
-            ordered.sort_unstable();
-            let members: Vec<usize> = ordered.into_iter().map(|(_, rank)| rank).collect();
-            joined = Self::new(parent, &members)?.or(joined);
-        }
-        Ok(joined)
+        // One call makes all groups. A rank of no colour makes it as well, to stay in step: it names a group that
+        // it is not in.
+        let group = match colour {
+            Some(colour) => groups.remove(&i64::from(colour)),
+            None => groups.into_values().next(),
+        };
+        let Some(mut group) = group else { return Ok(None) };
+        group.sort_unstable();
+        let members: Vec<usize> = group.into_iter().map(|(_, rank)| rank).collect();
+        Self::new(parent, &members)
+    }
+
+    /// The same group once more, with messages of its own, for another thread. Nothing is communicated; every
+    /// member makes the same call.
+    ///
+    /// # Errors
+    /// If the transport cannot be forked.
+    #[doc(alias = "MPI_Comm_dup")]
+    pub fn duplicate(&mut self) -> Result<Self> {
+        let communicator = self.communicator.fork()?;
+        Ok(Self { communicator, members: self.members.clone(), parent_size: self.parent_size })
     }
 
     /// The members by their numbers in the parent, in the group's order.
@@ -82,14 +101,30 @@ impl Group {
         &self.members
     }
 
-    /// The number in the parent of the member with this number in the group, if there is one.
+    /// How many ranks the parent has.
+    pub fn parent_size(&self) -> usize {
+        self.parent_size
+    }
+
+    /// The number in the parent of the member with this number in the group; `None` if the group has no such rank.
     pub fn to_parent(&self, rank: usize) -> Option<usize> {
         self.members.get(rank).copied()
     }
 
-    /// The number in the group of the rank with this number in the parent, if it is a member.
+    /// The number in the group of the rank with this number in the parent; `None` if it is no member.
     pub fn to_local(&self, parent_rank: usize) -> Option<usize> {
-        self.members.iter().position(|&member| member == parent_rank)
+        position(&self.members, parent_rank)
+    }
+
+    /// The number in the world of the member with this number in the group, however many groups lie between;
+    /// `None` if the group has no such rank.
+    pub fn to_world(&self, rank: usize) -> Option<usize> {
+        self.members_in_world().get(rank).copied()
+    }
+
+    /// The number in the group of the rank with this number in the world; `None` if it is no member.
+    pub fn from_world(&self, world_rank: usize) -> Option<usize> {
+        position(self.members_in_world(), world_rank)
     }
 
     /// The communicator alone.
@@ -110,6 +145,10 @@ impl DerefMut for Group {
     fn deref_mut(&mut self) -> &mut Communicator {
         &mut self.communicator
     }
+}
+
+fn position(members: &[usize], rank: usize) -> Option<usize> {
+    members.iter().position(|&member| member == rank)
 }
 
 fn check(members: &[usize], world_size: usize) -> Result<()> {

@@ -2,6 +2,9 @@
 
 mod error;
 mod group;
+mod mesh;
+mod shape;
 
 pub use error::{Error, Result};
 pub use group::Group;
+pub use mesh::Mesh;

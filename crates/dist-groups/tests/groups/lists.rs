@@ -1,27 +1,12 @@
-//! Groups from lists and from colors, over the in-process network.
+//! Groups from lists, by colour and key, and once more.
 
 use std::time::Duration;
 
 use dist_collectives::{Communicator, ReduceOp};
 use dist_groups::{Error, Group};
-use dist_transport::sim;
 use rstest::rstest;
 
-/// Runs the program on every rank and gives the results in rank order.
-fn run<T: Send + 'static>(
-    world_size: usize,
-    program: impl Fn(&mut Communicator) -> T + Send + Sync + 'static,
-) -> Vec<T> {
-    sim::run(4, world_size, move |transport| program(&mut Communicator::new(transport))).results
-}
-
-/// The members' numbers in the parent, gathered over the group itself: the group works and is in this order.
-fn gathered(group: &mut Group) -> Vec<u64> {
-    let own = group.to_parent(group.rank()).expect("a member has a number") as u64;
-    let mut all = vec![0; group.world_size()];
-    group.all_gather(&[own], &mut all).expect("every member calls it");
-    all
-}
+use crate::worlds::{gathered, run};
 
 #[rstest]
 #[case(&[0])]
@@ -66,21 +51,68 @@ fn a_split_numbers_by_key_and_then_by_rank() {
     let groups = run(7, |world| {
         let rank = world.rank();
         // Rank 6 is in no group. Odd ranks count backwards, even ones have equal keys.
-        let color = (rank != 6).then_some(u32::try_from(rank % 2).unwrap());
+        let colour = (rank != 6).then_some(u32::try_from(rank % 2).unwrap());
         let key = if rank % 2 == 1 { -i64::try_from(rank).unwrap() } else { i64::MIN };
-        Group::split(world, color, key).unwrap().map(|mut group| gathered(&mut group))
+        Group::split(world, colour, key).unwrap().map(|mut group| gathered(&mut group))
     });
     let (even, odd) = (Some(vec![0, 2, 4]), Some(vec![5, 3, 1]));
     assert_eq!(groups, [even.clone(), odd.clone(), even.clone(), odd.clone(), even, odd, None]);
 }
 
 #[test]
-fn nobody_may_give_a_color() {
+fn nobody_may_give_a_colour() {
     run(3, |world| {
         assert!(Group::split(world, None, 0).unwrap().is_none());
         let mut group = Group::split(world, Some(u32::MAX), 0).unwrap().unwrap();
         assert_eq!(gathered(&mut group), [0, 1, 2]);
     });
+}
+
+#[test]
+fn a_split_is_one_all_gather() {
+    let traffic = run(5, |world| {
+        let rank = world.rank();
+        let mut all = [0; 15];
+        world.all_gather(&[0_i64; 3], &mut all).unwrap();
+        let gather = world.traffic();
+        let _group = Group::split(world, Some(u32::try_from(rank % 3).unwrap()), 0).unwrap();
+        (gather, world.traffic())
+    });
+    for (gather, both) in traffic {
+        assert_eq!((both.messages_sent, both.bytes_sent), (2 * gather.messages_sent, 2 * gather.bytes_sent));
+    }
+}
+
+#[test]
+fn a_duplicate_has_the_same_table_and_messages_of_its_own() {
+    run(4, |world| {
+        let Some(mut group) = Group::new(world, &[3, 0, 2]).unwrap() else { return };
+        let mut twin = group.duplicate().unwrap();
+        assert_ne!(group.channel(), twin.channel());
+        assert_eq!((twin.members(), twin.parent_size()), (group.members(), group.parent_size()));
+        assert_eq!(twin.members_in_world(), group.members_in_world());
+        // Ranks that use them in different orders: what is sent on one is not received on the other.
+        let right = (group.rank() + 1) % 3;
+        group.send(&[1_u8], right).unwrap();
+        twin.send(&[2_u8], right).unwrap();
+        let (mut first, mut second, left) = ([0_u8], [0_u8], (group.rank() + 2) % 3);
+        twin.recv(&mut second, left).unwrap();
+        group.recv(&mut first, left).unwrap();
+        assert_eq!((first, second), ([1], [2]));
+        drop(group);
+        assert_eq!(gathered(&mut twin), [3, 0, 2]);
+    });
+}
+
+#[test]
+fn one_call_makes_groups_that_share_no_rank() {
+    let groups = run(6, |world| {
+        let own: &[usize] = if world.rank().is_multiple_of(3) { &[3, 0] } else { &[1, 5, 4, 2] };
+        let mut group = Group::new(world, own).unwrap().unwrap();
+        gathered(&mut group)
+    });
+    let (pair, four) = (vec![3, 0], vec![1, 5, 4, 2]);
+    assert_eq!(groups, [&pair, &four, &four, &pair, &four, &four].map(Clone::clone));
 }
 
 #[test]

@@ -1,0 +1,175 @@
+//! Ranks arranged along named axes, with a group along each axis.
+
+use dist_collectives::Communicator;
+
+use crate::shape::Shape;
+use crate::{Error, Group, Result};
+
+/// A communicator's ranks arranged along named axes, and for each axis the group of the ranks that differ from this
+/// one along it only.
+///
+/// The last axis varies fastest: ranks next to each other along it have numbers next to each other. A mesh of
+/// `[("data", 2), ("shard", 2), ("pipeline", 2)]` has rank `4·data + 2·shard + pipeline`. A group along an axis is
+/// numbered by the coordinate. Nothing is communicated to make a mesh or a part of one: every rank makes the same
+/// calls, with the same axes, in the same order.
+///
+/// ```
+/// use dist_collectives::{Communicator, ReduceOp};
+/// use dist_groups::Mesh;
+/// use dist_transport::sim;
+///
+/// let outcome = sim::run(1, 6, |transport| {
+///     let mut mesh = Mesh::new(Communicator::new(transport), [("data", 2), ("shard", 3)])?;
+///     let mut values = [mesh.rank() as u64; 2];
+///     mesh.axis("data")?.all_reduce(&mut values[..1], ReduceOp::Sum)?;
+///     mesh.axis("shard")?.all_reduce(&mut values[1..], ReduceOp::Sum)?;
+///     Ok::<_, dist_groups::Error>((mesh.coordinates(), values))
+/// });
+/// // Rank 4 is number 1 along both axes: 1 + 4 along data, 3 + 4 + 5 along shard.
+/// assert_eq!(outcome.results[4].as_ref().unwrap(), &(vec![1, 1], [5, 12]));
+/// ```
+#[derive(Debug)]
+pub struct Mesh {
+    communicator: Communicator,
+    shape: Shape,
+    /// The group along each axis, until it is taken.
+    groups: Vec<Option<Group>>,
+}
+
+impl Mesh {
+    /// Arranges the ranks of a communicator along axes with these names and degrees.
+    ///
+    /// # Errors
+    /// Unless there is an axis, no two have one name, and the degrees multiply to the number of ranks. The
+    /// communicator is lost then: it would be of no use, because every rank has the same error.
+    #[doc(alias = "MPI_Cart_create")]
+    #[doc(alias = "DeviceMesh")]
+    #[doc(alias = "init_device_mesh")]
+    pub fn new<N: Into<String>>(
+        mut communicator: Communicator,
+        axes: impl IntoIterator<Item = (N, usize)>,
+    ) -> Result<Self> {
+        let degrees = axes.into_iter().map(|(name, degree)| (name.into(), degree)).collect();
+        let shape = Shape::new(degrees, communicator.world_size())?;
+        let groups =
+            (0..shape.degrees().len()).map(|axis| along(&mut communicator, &shape, &[axis]).map(Some));
+        let groups = groups.collect::<Result<_>>()?;
+        Ok(Self { communicator, shape, groups })
+    }
+
+    /// This rank's number in the mesh.
+    pub fn rank(&self) -> usize {
+        self.communicator.rank()
+    }
+
+    /// How many ranks the mesh has.
+    pub fn world_size(&self) -> usize {
+        self.communicator.world_size()
+    }
+
+    /// The names and degrees of the axes, in their order.
+    pub fn axes(&self) -> impl ExactSizeIterator<Item = (&str, usize)> {
+        self.shape.degrees()
+    }
+
+    /// How many ranks lie along an axis.
+    ///
+    /// # Errors
+    /// If there is no such axis.
+    pub fn degree(&self, axis: &str) -> Result<usize> {
+        Ok(self.shape.degree(self.shape.find(axis)?))
+    }
+
+    /// Where this rank lies: one coordinate per axis, in their order.
+    pub fn coordinates(&self) -> Vec<usize> {
+        self.coordinates_of(self.rank()).expect("this rank is in its mesh")
+    }
+
+    /// Where a rank lies; `None` if there is no such rank.
+    #[doc(alias = "MPI_Cart_coords")]
+    pub fn coordinates_of(&self, rank: usize) -> Option<Vec<usize>> {
+        self.shape.coordinates(rank)
+    }
+
+    /// Where this rank lies along one axis.
+    ///
+    /// # Errors
+    /// If there is no such axis.
+    pub fn coordinate(&self, axis: &str) -> Result<usize> {
+        Ok(self.coordinates()[self.shape.find(axis)?])
+    }
+
+    /// The rank that lies there; `None` unless there is one coordinate per axis, and each is less than its axis's
+    /// degree.
+    #[doc(alias = "MPI_Cart_rank")]
+    pub fn rank_at(&self, coordinates: &[usize]) -> Option<usize> {
+        self.shape.rank_at(coordinates)
+    }
+
+    /// The group of the ranks that differ from this one along this axis only; its parent is the mesh.
+    ///
+    /// # Errors
+    /// If there is no such axis, or its group was [taken](Self::take).
+    pub fn axis(&mut self, axis: &str) -> Result<&mut Group> {
+        let index = self.shape.find(axis)?;
+        self.groups[index].as_mut().ok_or_else(|| Error::AxisTaken { name: axis.to_owned() })
+    }
+
+    /// Takes an axis's group out of the mesh, to be used by another thread or longer than the mesh.
+    ///
+    /// # Errors
+    /// As for [`axis`](Self::axis).
+    pub fn take(&mut self, axis: &str) -> Result<Group> {
+        let index = self.shape.find(axis)?;
+        self.groups[index].take().ok_or_else(|| Error::AxisTaken { name: axis.to_owned() })
+    }
+
+    /// A new group of the ranks that differ from this one along these axes only, numbered so that the last that is
+    /// named varies fastest; its parent is the mesh. Every rank of the mesh makes the same call.
+    ///
+    /// # Errors
+    /// If no axis is named, one is named twice, or there is none of that name.
+    pub fn slice<N: AsRef<str>>(&mut self, axes: impl IntoIterator<Item = N>) -> Result<Group> {
+        let (group, _) = self.part(axes)?;
+        Ok(group)
+    }
+
+    /// The ranks of a [`slice`](Self::slice) as a mesh of these axes, in the order in which they are named.
+    ///
+    /// # Errors
+    /// As for [`slice`](Self::slice).
+    pub fn sub_mesh<N: AsRef<str>>(&mut self, axes: impl IntoIterator<Item = N>) -> Result<Self> {
+        let (group, degrees) = self.part(axes)?;
+        Self::new(group.into_communicator(), degrees)
+    }
+
+    /// The communicator of all ranks of the mesh.
+    pub fn communicator(&mut self) -> &mut Communicator {
+        &mut self.communicator
+    }
+
+    /// The communicator of all ranks of the mesh, without the mesh.
+    pub fn into_communicator(self) -> Communicator {
+        self.communicator
+    }
+
+    /// The group along some axes, and their names and degrees.
+    fn part<N: AsRef<str>>(
+        &mut self,
+        axes: impl IntoIterator<Item = N>,
+    ) -> Result<(Group, Vec<(String, usize)>)> {
+        let names: Vec<N> = axes.into_iter().collect();
+        let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+        let axes = self.shape.find_all(&names)?;
+        let group = along(&mut self.communicator, &self.shape, &axes)?;
+        let degrees = axes.iter().map(|&axis| self.shape.degree(axis));
+        Ok((group, names.into_iter().map(str::to_owned).zip(degrees).collect()))
+    }
+}
+
+/// This rank's group along some axes. One call makes them all: those of other ranks are the same or share no rank.
+fn along(communicator: &mut Communicator, shape: &Shape, axes: &[usize]) -> Result<Group> {
+    let members = shape.along(axes, communicator.rank());
+    let group = Group::new(communicator, &members)?;
+    Ok(group.expect("a rank lies along its own axes"))
+}

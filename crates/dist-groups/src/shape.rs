@@ -1,0 +1,155 @@
+//! The arithmetic of a mesh: axes, coordinates, and which ranks lie along which axes.
+
+use crate::{Error, Result};
+
+/// Named axes with their degrees. Ranks are numbered so that the last axis varies fastest.
+#[derive(Debug, Clone)]
+pub(crate) struct Shape {
+    axes: Vec<Axis>,
+}
+
+#[derive(Debug, Clone)]
+struct Axis {
+    name: String,
+    /// How many ranks lie along it, at least one.
+    degree: usize,
+    /// How far apart neighbours along it are numbered.
+    stride: usize,
+}
+
+impl Shape {
+    /// The shape of a world, whose ranks the degrees must multiply to.
+    pub(crate) fn new(degrees: Vec<(String, usize)>, world_size: usize) -> Result<Self> {
+        if degrees.is_empty() {
+            return Err(Error::NoAxes);
+        }
+        let names: Vec<&str> = degrees.iter().map(|(name, _)| name.as_str()).collect();
+        if let Some(name) = twice(&names) {
+            return Err(Error::DuplicateAxis { name });
+        }
+        if let Some((name, _)) = degrees.iter().find(|(_, degree)| *degree == 0) {
+            return Err(Error::ZeroDegree { name: name.clone() });
+        }
+        let product = degrees.iter().try_fold(1_usize, |product, (_, degree)| product.checked_mul(*degree));
+        if product != Some(world_size) {
+            return Err(Error::Degrees { degrees, world_size });
+        }
+        let mut stride = world_size;
+        let axes = degrees.into_iter().map(|(name, degree)| {
+            stride /= degree;
+            Axis { name, degree, stride }
+        });
+        Ok(Self { axes: axes.collect() })
+    }
+
+    /// The names and degrees of all axes.
+    pub(crate) fn degrees(&self) -> impl ExactSizeIterator<Item = (&str, usize)> {
+        self.axes.iter().map(|axis| (axis.name.as_str(), axis.degree))
+    }
+
+    pub(crate) fn degree(&self, axis: usize) -> usize {
+        self.axes[axis].degree
+    }
+
+    fn world_size(&self) -> usize {
+        self.axes.iter().map(|axis| axis.degree).product()
+    }
+
+    /// The number of the axis with this name.
+    pub(crate) fn find(&self, name: &str) -> Result<usize> {
+        let found = self.axes.iter().position(|axis| axis.name == name);
+        found.ok_or_else(|| Error::UnknownAxis {
+            name: name.to_owned(),
+            axes: self.axes.iter().map(|axis| axis.name.clone()).collect(),
+        })
+    }
+
+    /// The numbers of the axes with these names, which must be some, and different ones.
+    pub(crate) fn find_all(&self, names: &[&str]) -> Result<Vec<usize>> {
+        if names.is_empty() {
+            return Err(Error::NoAxes);
+        }
+        if let Some(name) = twice(names) {
+            return Err(Error::DuplicateAxis { name });
+        }
+        names.iter().map(|name| self.find(name)).collect()
+    }
+
+    /// Where a rank lies, if there is such a rank: one coordinate per axis.
+    pub(crate) fn coordinates(&self, rank: usize) -> Option<Vec<usize>> {
+        let coordinates = self.axes.iter().map(|axis| rank / axis.stride % axis.degree);
+        (rank < self.world_size()).then(|| coordinates.collect())
+    }
+
+    /// Who lies there, if there is such a place.
+    pub(crate) fn rank_at(&self, coordinates: &[usize]) -> Option<usize> {
+        let inside = coordinates.len() == self.axes.len()
+            && coordinates.iter().zip(&self.axes).all(|(&coordinate, axis)| coordinate < axis.degree);
+        let offsets = coordinates.iter().zip(&self.axes).map(|(&coordinate, axis)| coordinate * axis.stride);
+        inside.then(|| offsets.sum())
+    }
+
+    /// The ranks that differ from this one along these axes only, and itself: the last of the axes varies fastest.
+    pub(crate) fn along(&self, axes: &[usize], rank: usize) -> Vec<usize> {
+        let own = |axis: &Axis| rank / axis.stride % axis.degree * axis.stride;
+        let origin = rank - axes.iter().map(|&axis| own(&self.axes[axis])).sum::<usize>();
+        axes.iter().fold(vec![origin], |ranks, &axis| {
+            let Axis { degree, stride, .. } = self.axes[axis];
+            ranks.iter().flat_map(|rank| (0..degree).map(move |step| rank + step * stride)).collect()
+        })
+    }
+}
+
+/// The first name that comes twice.
+fn twice(names: &[&str]) -> Option<String> {
+    let repeated = names.iter().enumerate().find(|(index, name)| names[..*index].contains(name));
+    repeated.map(|(_, name)| (*name).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn shape(degrees: &[usize]) -> Shape {
+        let named = degrees.iter().enumerate().map(|(axis, &degree)| (axis.to_string(), degree)).collect();
+        Shape::new(named, degrees.iter().product()).unwrap()
+    }
+
+    #[test]
+    fn the_last_axis_varies_fastest() {
+        let shape = shape(&[2, 3]);
+        let all: Vec<_> = (0..6).map(|rank| shape.coordinates(rank).unwrap()).collect();
+        assert_eq!(all, [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]);
+        assert_eq!(shape.along(&[1], 4), [3, 4, 5]);
+        assert_eq!(shape.along(&[0], 4), [1, 4]);
+        assert_eq!(shape.along(&[1, 0], 4), [0, 3, 1, 4, 2, 5]);
+    }
+
+    proptest! {
+        #[test]
+        fn coordinates_and_ranks_translate_into_each_other(degrees in prop::collection::vec(1_usize..6, 1..6)) {
+            let shape = shape(&degrees);
+            let world_size = degrees.iter().product();
+            for rank in 0..world_size {
+                let coordinates = shape.coordinates(rank).unwrap();
+                prop_assert!(coordinates.iter().zip(&degrees).all(|(coordinate, degree)| coordinate < degree));
+                prop_assert_eq!(shape.rank_at(&coordinates), Some(rank));
+            }
+            prop_assert_eq!(shape.coordinates(world_size), None);
+            prop_assert_eq!(shape.coordinates(usize::MAX), None);
+        }
+
+        #[test]
+        fn places_outside_have_no_rank(degrees in prop::collection::vec(1_usize..6, 1..6), axis in 0_usize..6, beyond: usize) {
+            let shape = shape(&degrees);
+            let mut place = vec![0; degrees.len()];
+            let axis = axis % degrees.len();
+            place[axis] = degrees[axis].saturating_add(beyond);
+            prop_assert_eq!(shape.rank_at(&place), None);
+            prop_assert_eq!(shape.rank_at(&place[1..]), None);
+            prop_assert_eq!(shape.rank_at(&vec![0; degrees.len() + 1]), None);
+        }
+    }
+}

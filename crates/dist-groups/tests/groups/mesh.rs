@@ -1,0 +1,186 @@
+//! Meshes against brute force: which ranks belong together, and that they can talk to each other.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::collections::BTreeSet;
+
+use dist_collectives::ReduceOp;
+use dist_groups::{Group, Mesh};
+use rstest::rstest;
+
+use crate::worlds::{gathered, run, still};
+
+/// Every way to write a number as a product of so many factors.
+fn factors(product: usize, count: usize) -> Vec<Vec<usize>> {
+    if count == 1 {
+        return vec![vec![product]];
+    }
+    let divisors = (1..=product).filter(|first| product.is_multiple_of(*first));
+    let with = |first: usize| {
+        factors(product / first, count - 1).into_iter().map(move |rest| [vec![first], rest].concat())
+    };
+    divisors.flat_map(with).collect()
+}
+
+/// A mesh with axes named by their numbers, as every rank sees it.
+fn meshes(degrees: &[usize]) -> Vec<Mesh> {
+    let axes = || degrees.iter().enumerate().map(|(axis, &degree)| (axis.to_string(), degree));
+    still(degrees.iter().product()).into_iter().map(|comm| Mesh::new(comm, axes()).unwrap()).collect()
+}
+
+/// All places of a mesh in the order of their ranks: counting, as an odometer does.
+fn places(degrees: &[usize]) -> Vec<Vec<usize>> {
+    degrees.iter().fold(vec![Vec::new()], |places, &degree| {
+        places.iter().flat_map(|place| (0..degree).map(|last| [place.clone(), vec![last]].concat())).collect()
+    })
+}
+
+/// The ranks that differ from this one along these axes only, ordered by their coordinates along them.
+fn brute_force(degrees: &[usize], axes: &[usize], rank: usize) -> Vec<usize> {
+    let places = places(degrees);
+    let agrees = |other: &Vec<usize>| {
+        (0..degrees.len()).all(|axis| axes.contains(&axis) || other[axis] == places[rank][axis])
+    };
+    let mut members: Vec<usize> = (0..places.len()).filter(|&other| agrees(&places[other])).collect();
+    members.sort_by_key(|&other| axes.iter().map(|&axis| places[other][axis]).collect::<Vec<_>>());
+    members
+}
+
+/// Groups that all ranks have made together: each is known to its members, under one channel that no other has.
+#[track_caller]
+fn check_groups(groups: &[Group]) {
+    let mut channels = BTreeSet::new();
+    for (rank, group) in groups.iter().enumerate() {
+        for &member in group.members() {
+            assert_eq!(groups[member].members(), group.members(), "ranks {rank} and {member}");
+            assert_eq!(groups[member].channel(), group.channel(), "ranks {rank} and {member}");
+        }
+        channels.insert((group.channel().get(), group.members().to_vec()));
+    }
+    let distinct: BTreeSet<u64> = channels.iter().map(|(channel, _)| *channel).collect();
+    assert_eq!(distinct.len(), channels.len(), "two groups share a channel");
+}
+
+#[rstest]
+fn every_axis_of_every_shape_is_what_brute_force_finds(#[values(1, 2, 3, 4)] axes: usize) {
+    for world_size in 1..=24 {
+        for degrees in factors(world_size, axes) {
+            let mut meshes = meshes(&degrees);
+            for (rank, mesh) in meshes.iter().enumerate() {
+                assert_eq!(mesh.coordinates(), places(&degrees)[rank], "{degrees:?}");
+                assert_eq!(mesh.rank_at(&mesh.coordinates()), Some(rank), "{degrees:?}");
+            }
+            for axis in 0..axes {
+                let name = axis.to_string();
+                let groups: Vec<Group> = meshes.iter_mut().map(|mesh| mesh.take(&name).unwrap()).collect();
+                for (rank, group) in groups.iter().enumerate() {
+                    assert_eq!(group.members(), brute_force(&degrees, &[axis], rank), "{degrees:?} {axis}");
+                    assert_eq!(group.rank(), meshes[rank].coordinate(&name).unwrap());
+                    assert_eq!(group.world_size(), meshes[rank].degree(&name).unwrap());
+                }
+                check_groups(&groups);
+            }
+        }
+    }
+}
+
+#[rstest]
+#[case(&[2, 2, 2], &[0, 1])]
+#[case(&[2, 2, 2], &[2, 0])]
+#[case(&[3, 2, 4], &[1, 2])]
+#[case(&[3, 2, 4], &[2, 1])]
+#[case(&[3, 2, 4], &[2, 1, 0])]
+#[case(&[1, 5, 1, 3], &[3, 0])]
+#[case(&[24], &[0])]
+fn a_slice_is_what_brute_force_finds_in_the_order_of_the_names(
+    #[case] degrees: &[usize],
+    #[case] axes: &[usize],
+) {
+    let names: Vec<String> = axes.iter().map(ToString::to_string).collect();
+    let mut meshes = meshes(degrees);
+    let slices: Vec<Group> = meshes.iter_mut().map(|mesh| mesh.slice(&names).unwrap()).collect();
+    for (rank, slice) in slices.iter().enumerate() {
+        assert_eq!(slice.members(), brute_force(degrees, axes, rank));
+    }
+    check_groups(&slices);
+    let parts: Vec<Mesh> = meshes.iter_mut().map(|mesh| mesh.sub_mesh(&names).unwrap()).collect();
+    for (rank, part) in parts.iter().enumerate() {
+        let expected = axes.iter().map(|&axis| (axis.to_string(), degrees[axis]));
+        let found = part.axes().map(|(name, degree)| (name.to_owned(), degree));
+        assert_eq!(found.collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+        let place: Vec<usize> = axes.iter().map(|&axis| places(degrees)[rank][axis]).collect();
+        assert_eq!(part.coordinates(), place);
+        assert_eq!((part.rank(), part.world_size()), (slices[rank].rank(), slices[rank].world_size()));
+    }
+}
+
+#[test]
+fn every_group_of_a_mesh_works() {
+    run(12, |world| {
+        let world = world.fork().unwrap();
+        let rank = world.rank() as u64;
+        let mut mesh = Mesh::new(world, [("data", 3), ("shard", 2), ("pipeline", 2)]).unwrap();
+        let (data, shard, pipeline) = (rank / 4, rank / 2 % 2, rank % 2);
+        assert_eq!(gathered(mesh.axis("data").unwrap()), [0, 4, 8].map(|of| of + rank % 4));
+        assert_eq!(gathered(mesh.axis("shard").unwrap()), [0, 2].map(|of| of + 4 * data + pipeline));
+        let mut last = mesh.take("pipeline").unwrap();
+        let mut slice = mesh.slice(["pipeline", "data"]).unwrap();
+        assert_eq!(gathered(&mut slice), [0, 4, 8, 1, 5, 9].map(|of| of + 2 * shard));
+        let mut part = mesh.sub_mesh(["shard", "data"]).unwrap();
+        assert_eq!(part.coordinates(), [shard, data].map(|c| usize::try_from(c).unwrap()));
+        assert_eq!(gathered(part.axis("data").unwrap()).len(), 3);
+        let mut sum = [1];
+        mesh.communicator().all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+        mesh.into_communicator().all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+        assert_eq!(sum, [144]);
+        // What was taken outlives the mesh.
+        assert_eq!(gathered(&mut last), [0, 1].map(|of| of + rank / 2 * 2));
+    });
+}
+
+#[test]
+fn a_mesh_of_a_group_arranges_the_ranks_of_the_group() {
+    run(7, |world| {
+        let Some(group) = Group::new(world, &[6, 5, 4, 3, 2, 1]).unwrap() else { return };
+        let rank = group.rank();
+        let mut mesh = Mesh::new(group.into_communicator(), [("data", 2), ("tensor", 3)]).unwrap();
+        let tensor = mesh.axis("tensor").unwrap();
+        assert_eq!(tensor.members_in_world(), if rank < 3 { [6, 5, 4] } else { [3, 2, 1] });
+        assert_eq!(gathered(tensor), if rank < 3 { [0, 1, 2] } else { [3, 4, 5] });
+    });
+}
+
+#[rstest]
+#[case(&[], "a mesh of no axes")]
+#[case(&[("data", 6), ("shard", 1), ("data", 1)], "the axis \"data\" is named twice")]
+#[case(&[("data", 0), ("shard", 6)], "the axis \"data\" has degree 0")]
+#[case(&[("data", 2), ("shard", 2)], "the degrees data 2 x shard 2 = 4 do not make a world of 6")]
+#[case(
+    &[("data", usize::MAX), ("shard", 6)],
+    "the degrees data 18446744073709551615 x shard 6 = too many do not make a world of 6"
+)]
+fn axes_that_make_no_mesh_are_refused(#[case] axes: &[(&str, usize)], #[case] message: &str) {
+    for comm in still(6) {
+        assert_eq!(Mesh::new(comm, axes.iter().copied()).unwrap_err().to_string(), message);
+    }
+}
+
+#[test]
+fn a_mesh_names_what_it_does_not_have() {
+    let unknown = "there is no axis \"dat\"; the axes are data, shard";
+    let twice = "the axis \"data\" is named twice";
+    let taken = "the group of the axis \"data\" was taken out of the mesh before";
+    for comm in still(6) {
+        let mut mesh = Mesh::new(comm, [("data", 2), ("shard", 3)]).unwrap();
+        assert_eq!(mesh.axis("dat").unwrap_err().to_string(), unknown);
+        assert_eq!(mesh.take("dat").unwrap_err().to_string(), unknown);
+        assert_eq!(mesh.degree("dat").unwrap_err().to_string(), unknown);
+        assert_eq!(mesh.coordinate("dat").unwrap_err().to_string(), unknown);
+        assert_eq!(mesh.slice(["shard", "dat"]).unwrap_err().to_string(), unknown);
+        assert_eq!(mesh.sub_mesh(["data", "data"]).unwrap_err().to_string(), twice);
+        assert_eq!(mesh.slice([""; 0]).unwrap_err().to_string(), "a mesh of no axes");
+        mesh.take("data").unwrap();
+        assert_eq!(mesh.axis("data").unwrap_err().to_string(), taken);
+        assert_eq!(mesh.take("data").unwrap_err().to_string(), taken);
+        assert_eq!((mesh.coordinates_of(6), mesh.rank_at(&[2, 0]), mesh.rank_at(&[0])), (None, None, None));
+    }
+}
