@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 
 use dist_collectives::Communicator;
 
-use crate::{Error, Result};
+use crate::{Error, Result, Topology};
 
 /// Some ranks of a parent communicator, numbered anew, with a communicator of their own: it dereferences to it.
 ///
@@ -83,6 +83,46 @@ impl Group {
         group.sort_unstable();
         let members: Vec<usize> = group.into_iter().map(|(_, rank)| rank).collect();
         Self::new(parent, &members)
+    }
+
+    /// The ranks of the parent that run on this rank's host. Nothing is communicated; every rank of the parent makes
+    /// the same call.
+    ///
+    /// # Errors
+    /// If the transport cannot be forked.
+    #[doc(alias = "MPI_Comm_split_type")]
+    pub fn on_host(parent: &mut Communicator) -> Result<Self> {
+        let topology = Topology::of(parent);
+        let host = topology.host_of(parent.rank()).expect("a rank runs somewhere");
+        Self::of_own(parent, &topology.hosts()[host])
+    }
+
+    /// The ranks of the parent that have this rank's number on their hosts, numbered by host: as many as there are
+    /// hosts if the [topology](Topology) is regular, else those that there are. Nothing is communicated; every rank of
+    /// the parent makes the same call.
+    ///
+    /// # Errors
+    /// If the transport cannot be forked.
+    pub fn across_hosts(parent: &mut Communicator) -> Result<Self> {
+        let topology = Topology::of(parent);
+        let local = topology.local_rank_of(parent.rank()).expect("a rank runs somewhere");
+        Self::of_own(parent, &topology.across(local))
+    }
+
+    /// The first rank of each host, numbered by host; `None` on the others. Nothing is communicated; every rank of
+    /// the parent makes the same call.
+    ///
+    /// # Errors
+    /// If the transport cannot be forked.
+    pub fn of_leaders(parent: &mut Communicator) -> Result<Option<Self>> {
+        let leaders = Topology::of(parent).leaders();
+        Self::new(parent, &leaders)
+    }
+
+    /// The group that this rank names, and is in.
+    pub(crate) fn of_own(parent: &mut Communicator, members: &[usize]) -> Result<Self> {
+        let group = Self::new(parent, members)?;
+        Ok(group.expect("this rank is among the members"))
     }
 
     /// The same group once more, with messages of its own, for another thread. Nothing is communicated; every

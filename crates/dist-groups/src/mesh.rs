@@ -170,6 +170,5 @@ impl Mesh {
 /// This rank's group along some axes. One call makes them all: those of other ranks are the same or share no rank.
 fn along(communicator: &mut Communicator, shape: &Shape, axes: &[usize]) -> Result<Group> {
     let members = shape.along(axes, communicator.rank());
-    let group = Group::new(communicator, &members)?;
-    Ok(group.expect("a rank lies along its own axes"))
+    Group::of_own(communicator, &members)
 }

@@ -4,5 +4,6 @@ mod concurrent;
 mod lists;
 mod many;
 mod mesh;
+mod topology;
 mod translation;
 mod worlds;

@@ -33,7 +33,7 @@ pub(crate) fn in_processes(world_size: usize, test_name: &str, program: impl FnO
 }
 
 /// So long may the processes of a test live.
-const PROCESS_LIMIT: Duration = Duration::from_secs(120);
+pub(crate) const PROCESS_LIMIT: Duration = Duration::from_secs(120);
 
 /// The communicators of all ranks of a world, held by one thread: enough where nothing is communicated.
 pub(crate) fn still(world_size: usize) -> Vec<Communicator> {

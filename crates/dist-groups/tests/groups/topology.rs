@@ -1,0 +1,65 @@
+//! Groups by host, where ranks say which host they run on.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use dist_collectives::{Communicator, Config};
+use dist_groups::{Group, Topology};
+use dist_testkit::process;
+use dist_transport::sim;
+use rstest::rstest;
+
+use crate::worlds::{PROCESS_LIMIT, gathered};
+
+/// The groups of this rank: on its host, across hosts, of leaders.
+fn groups(world: &mut Communicator) -> [Option<Vec<u64>>; 3] {
+    let on_host = Group::on_host(world).unwrap();
+    let across = Group::across_hosts(world).unwrap();
+    [Some(on_host), Some(across), Group::of_leaders(world).unwrap()].map(|group| Some(gathered(&mut group?)))
+}
+
+#[rstest]
+#[case(&[3, 3, 3])]
+#[case(&[3, 4, 5])]
+#[case(&[5, 5, 5, 3, 3, 3])]
+#[case(&[5, 3, 5, 3, 4, 3, 3])]
+fn groups_by_host_have_the_ranks_of_the_topology(#[case] ids: &'static [u64]) {
+    let outcome = sim::run(1, ids.len(), move |transport| {
+        let mut world = Communicator::new(transport.with_hosts(ids));
+        let topology = Topology::of(&world);
+        assert_eq!(topology, Topology::new(ids));
+        let (rank, numbers) =
+            (world.rank(), |ranks: &[usize]| ranks.iter().map(|&rank| rank as u64).collect());
+        let on_host = numbers(&topology.hosts()[topology.host_of(rank).unwrap()]);
+        let across = numbers(&topology.across(topology.local_rank_of(rank).unwrap()));
+        let leaders = topology.leaders();
+        let leaders = leaders.contains(&rank).then(|| numbers(&leaders));
+        assert_eq!(groups(&mut world), [Some(on_host), Some(across), leaders]);
+    });
+    assert_eq!(outcome.results.len(), ids.len());
+}
+
+#[test]
+fn a_group_has_a_topology_of_its_own() {
+    let outcome = sim::run(1, 5, |transport| {
+        let mut world = Communicator::new(transport.with_hosts(&[1, 2, 2, 1, 2]));
+        let group = Group::new(&mut world, &[4, 3, 1]).unwrap();
+        group.map(|group| Topology::of(&group).hosts().to_vec())
+    });
+    assert_eq!(outcome.results[4], Some(vec![vec![0, 2], vec![1]]));
+}
+
+#[test]
+fn processes_that_say_where_they_run_are_grouped_by_it() {
+    let Some(rank) = process::rank() else {
+        let name = "topology::processes_that_say_where_they_run_are_grouped_by_it";
+        return process::ranks(4, name, PROCESS_LIMIT).assert_success();
+    };
+    let config = Config::from_env().unwrap().with_host_id(["a", "b", "b", "a"][rank]);
+    let found = groups(&mut Communicator::join(&config).unwrap());
+    let expected = match rank {
+        0 => [Some(vec![0, 3]), Some(vec![0, 1]), Some(vec![0, 1])],
+        1 => [Some(vec![1, 2]), Some(vec![0, 1]), Some(vec![0, 1])],
+        2 => [Some(vec![1, 2]), Some(vec![3, 2]), None],
+        _ => [Some(vec![0, 3]), Some(vec![3, 2]), None],
+    };
+    assert_eq!(found, expected);
+}
