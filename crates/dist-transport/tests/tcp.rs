@@ -114,6 +114,23 @@ fn rank_zero_hosts_the_coordinator_where_no_launcher_does() {
 }
 
 #[test]
+fn ranks_try_again_until_the_coordinator_is_there() {
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = other.local_addr().unwrap();
+    let join = |rank| {
+        let config = Config::new(rank, 2, &address.to_string()).unwrap().with_job("test").with_timeout(LONG);
+        let config = config.with_external_coordinator();
+        Runtime::system().spawn("rank", move || TcpTransport::join(&config).map(drop)).unwrap()
+    };
+    let ranks = [0, 1].map(join);
+    // A rank has come before there is a coordinator, and finds somebody else, who hangs up.
+    drop(other.accept().unwrap());
+    drop(other);
+    let _coordinator = Coordinator::start(&address.to_string(), 2, "test", None).unwrap();
+    ranks.into_iter().for_each(|rank| rank.join().unwrap().unwrap());
+}
+
+#[test]
 fn strangers_do_not_disturb_a_job() {
     let job = Job::new(3);
     let address = job.coordinator.address();
@@ -252,6 +269,31 @@ fn a_wait_ends_at_its_deadline_and_names_the_peer() {
     };
     assert!(elapsed >= limit && named == limit);
     assert!(matches!(errors[1], Error::Aborted(abort) if abort.rank == 1 && abort.cause == Cause::TimedOut));
+}
+
+/// Rank 1 sends no faster than it combines, which takes it far longer than rank 0 may wait; but some bytes always come.
+#[test]
+fn a_peer_that_trickles_does_not_outlive_the_deadline() {
+    let limit = Duration::from_millis(100);
+    let errors = Job::new(2).run(move |mut transport| {
+        let slow = transport.rank().index() == 1;
+        let runtime = transport.runtime().clone();
+        let mut combine = |_: &mut [u8], _: &[u8]| {
+            let until = runtime.deadline(limit / 10);
+            while slow && !runtime.expired(until) {
+                runtime.park(Some(until));
+            }
+        };
+        let deadline = runtime.deadline(if slow { LONG } else { limit });
+        let peer = 1 - transport.rank().index();
+        transport.exchange_in_place(peer, &mut vec![0; 32 << 20], &mut combine, deadline).unwrap_err()
+    });
+    assert!(matches!(&errors[0], Error::Timeout { peer: 1, .. }), "{}", errors[0]);
+    assert!(
+        matches!(&errors[1], Error::Aborted(abort) if abort.cause == Cause::TimedOut && abort.rank == 1),
+        "{}",
+        errors[1]
+    );
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Nothing waits for ever, nothing false is delivered, and every rank learns the same reason.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 use dist_transport::{Abort, Activity, Cause, Error, Fingerprint, Incoming, Outgoing, Sink, Transport};
 use rstest::rstest;
@@ -140,13 +141,15 @@ fn an_exchange_in_place_with_a_peer_that_disagrees_combines_nothing(
 fn a_wait_ends_at_its_deadline_and_names_the_peer(
     #[values(Backend::Sim, Backend::Local, Backend::Tcp)] backend: Backend,
     #[values(2, 3, 5, 8)] world_size: usize,
+    #[values(false, true)] at_once: bool,
 ) {
+    let expected = if at_once { Duration::ZERO } else { backend.short() };
     let program = move |mut transport: Box<dyn Transport>| {
         let transport = &mut *transport;
         let error = match transport.rank().index() {
             0 => {
                 meet_all(transport).unwrap();
-                receive_within(transport, 1, 1, backend.short()).unwrap_err()
+                receive_within(transport, 1, 1, expected).unwrap_err()
             }
             _ => stand_by(transport, 0),
         };
@@ -158,8 +161,8 @@ fn a_wait_ends_at_its_deadline_and_names_the_peer(
             assert_eq!(*abort, record, "rank {rank}");
             match error {
                 Error::Timeout { activity: Activity::Receive, peer: 1, elapsed, limit } if rank == 0 => {
-                    assert_eq!(*limit, backend.short());
-                    assert!((backend.short()..LONG).contains(elapsed), "{elapsed:?}");
+                    assert_eq!(*limit, expected);
+                    assert!((expected..LONG).contains(elapsed), "{elapsed:?}");
                 }
                 Error::Aborted(abort) if rank > 0 => assert_eq!(*abort, record),
                 other => panic!("rank {rank}: {other}"),

@@ -4,7 +4,9 @@ use dist_transport::{Abort, Cause, Error, Fingerprint, Rank, Transport};
 use rstest::rstest;
 
 use crate::backend::Backend;
-use crate::calls::{await_abort, meet_all, pass_round, payload, receive_within, stand_by, wait_in_vain};
+use crate::calls::{
+    await_abort, meet_all, pass_round, payload, receive, receive_within, send, stand_by, wait_in_vain,
+};
 
 /// Sends bytes round that depend on the channel, and finds those of the same channel.
 fn pass_own(transport: &mut dyn Transport, salt: usize) {
@@ -44,6 +46,32 @@ fn messages_of_different_channels_never_meet(
         distinct.dedup();
         assert_eq!(distinct.len(), 4);
     });
+}
+
+/// Rank 0's message leaves while another of its threads waits for the answer to it.
+#[rstest]
+fn a_channel_that_waits_does_not_hold_up_another(
+    #[values(Backend::Sim, Backend::Local, Backend::Tcp)] backend: Backend,
+    #[values(2, 3, 5, 8)] world_size: usize,
+) {
+    let program = move |mut transport: Box<dyn Transport>| {
+        let everybody: Vec<usize> = (0..world_size).collect();
+        let mut fork = transport.fork(&everybody).unwrap().unwrap();
+        match transport.rank().index() {
+            0 => {
+                let runtime = transport.runtime().clone();
+                let answer = runtime.spawn("waiting", move || receive(&mut *fork, 1, 3).unwrap()).unwrap();
+                send(&mut *transport, 1, &[1, 2, 3]).unwrap();
+                assert_eq!(answer.join().unwrap(), [1, 2, 3]);
+            }
+            1 => {
+                let question = receive(&mut *transport, 0, 3).unwrap();
+                send(&mut *fork, 0, &question).unwrap();
+            }
+            _ => {}
+        }
+    };
+    backend.check(world_size, program, drop);
 }
 
 #[rstest]
