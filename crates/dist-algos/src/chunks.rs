@@ -74,6 +74,30 @@ impl Chunks {
         if head >= start { Self::all(within) } else { Self::runs(0, count, (head, before_end), start) }
     }
 
+    /// Each chunk becomes so many neighbours, the first of them `first` for chunk 0.
+    pub(crate) const fn magnified(self, first: usize, each: usize) -> Self {
+        let runs = (self.head * each, self.block * each);
+        Self::runs(first + self.start * each, self.count * each, runs, self.stride * each)
+    }
+
+    /// Chunk x becomes chunk `first + x · step`. The set has no runs of different lengths.
+    pub(crate) const fn apart(self, first: usize, step: usize) -> Self {
+        let stride = if self.is_contiguous() { 1 } else { self.stride };
+        Self::strided(first + self.start * step, stride * step, self.count)
+    }
+
+    /// Chunk x becomes chunks x, x + period, x + 2 · period, …: so many. The set is within one period, and is one run
+    /// or goes on through all periods as through the first.
+    pub(crate) const fn repeated(self, period: usize, times: usize) -> Self {
+        if !self.is_contiguous() {
+            return Self::strided(self.start, self.stride, self.count * times);
+        }
+        if self.count == period {
+            return Self::all(period * times);
+        }
+        Self::runs(self.start, self.count * times, (self.count, self.count), period)
+    }
+
     /// A first run of so many, and others of so many, each `stride` after the one before. Every set is made in
     /// one way only.
     const fn runs(start: usize, count: usize, (head, block): (usize, usize), stride: usize) -> Self {
@@ -218,6 +242,31 @@ mod tests {
             let runs: Vec<usize> = set.contiguous().flat_map(Chunks::indices).collect();
             assert_eq!(runs, held);
             assert_eq!(set.is_contiguous(), held.windows(2).all(|pair| pair[0] + 1 == pair[1]));
+        }
+    }
+
+    #[test]
+    fn sets_grow_chunk_by_chunk() {
+        let each = |set: Chunks, grow: &dyn Fn(usize) -> Vec<usize>| {
+            let mut grown: Vec<usize> = set.indices().flat_map(grow).collect();
+            grown.sort_unstable();
+            grown
+        };
+        for set in sets() {
+            let neighbours = each(set, &|index| (0..3).map(|next| 2 + index * 3 + next).collect());
+            assert_eq!(indices(set.magnified(2, 3)), neighbours, "{set:?}");
+            assert!(set.magnified(2, 0) == Chunks::NONE && set.magnified(0, 1) == set);
+        }
+        for set in [Chunks::NONE, Chunks::range(2, 3), Chunks::strided(1, 4, 3), Chunks::one(4)] {
+            assert_eq!(indices(set.apart(5, 7)), each(set, &|index| vec![5 + index * 7]), "{set:?}");
+            assert_eq!(set.apart(0, 1), set);
+        }
+        for set in
+            [Chunks::NONE, Chunks::range(2, 3), Chunks::strided(1, 4, 3), Chunks::one(4), Chunks::all(12)]
+        {
+            let periods = each(set, &|index| (0..4).map(|period| index + period * 12).collect());
+            assert_eq!(indices(set.repeated(12, 4)), periods, "{set:?}");
+            assert_eq!(set.repeated(12, 1), set);
         }
     }
 

@@ -17,6 +17,22 @@ pub struct Cost {
 impl Cost {
     /// The cost of no communication.
     pub const NOTHING: Self = Self { rounds: 0, path: 0, sent_max: 0, reduced_max: 0 };
+
+    /// The cost where each chunk is so many chunks.
+    pub(crate) const fn magnified(self, each: usize) -> Self {
+        let Self { rounds, path, sent_max, reduced_max } = self;
+        Self { rounds, path: path * each, sent_max: sent_max * each, reduced_max: reduced_max * each }
+    }
+
+    /// The cost of both, one after the other.
+    pub(crate) const fn then(self, other: Self) -> Self {
+        Self {
+            rounds: self.rounds + other.rounds,
+            path: self.path + other.path,
+            sent_max: self.sent_max + other.sent_max,
+            reduced_max: self.reduced_max + other.reduced_max,
+        }
+    }
 }
 
 /// How long things take, in picoseconds: by whole numbers every machine chooses the same.

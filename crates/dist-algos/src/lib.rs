@@ -11,6 +11,8 @@ pub mod direct;
 mod error;
 mod fold;
 pub mod halving_doubling;
+pub mod hierarchical;
+mod hosts;
 pub mod knomial;
 pub mod neighbour;
 mod order;
@@ -31,6 +33,7 @@ pub use algorithm::{AllGather, AllReduce, Barrier, Broadcast, Phases, Reduce, Re
 pub use chunks::Chunks;
 pub use cost::{Cost, CostModel};
 pub use error::{Error, Result, RunError};
+pub use hosts::Hosts;
 pub use order::Order;
 pub use partition::Partition;
 pub use ring_transport::RingTransport;

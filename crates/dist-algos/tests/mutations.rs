@@ -1,8 +1,9 @@
 //! The verifier notices when a schedule is changed: a wrong peer, a wrong chunk, a missing step …
 
+use dist_algos::hierarchical::Plan;
 use dist_algos::verify::{self, Goal, Program, Report};
 use dist_algos::{
-    AllGather, AllReduce, Barrier, Broadcast, Chunks, Place, Reduce, ReduceScatter, Step, Then,
+    AllGather, AllReduce, Barrier, Broadcast, Chunks, Hosts, Place, Reduce, ReduceScatter, Step, Then,
 };
 use dist_transport::Rank;
 
@@ -156,6 +157,14 @@ fn mutants_are_rejected() {
         for &algorithm in Barrier::ALL {
             let programs = programs(world_size, |rank| algorithm.schedule(rank));
             score.try_all(&format!("barrier {algorithm} {world_size}"), Goal::Barrier, 0, &programs);
+        }
+    }
+    for names in [&[0, 0, 1, 1][..], &[0, 1, 0, 1, 0], &[0, 0, 1, 1, 2, 2]] {
+        let hosts = Hosts::new(names);
+        for plan in Plan::all(&hosts) {
+            let programs = verify::hierarchical::all_reduce_programs(plan, &hosts);
+            let name = format!("all_reduce {plan:?} {names:?}");
+            score.try_all(&name, Goal::AllReduce, plan.chunks(&hosts), &programs);
         }
     }
     let Score { mutants, survivors } = score;

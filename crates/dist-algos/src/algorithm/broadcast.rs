@@ -69,13 +69,18 @@ impl Broadcast {
 
     /// The schedule of a rank: two parts, one after the other. A root outside the world is taken modulo its size.
     pub fn schedule(self, rank: Rank, root: usize) -> impl Iterator<Item = crate::Step> + Clone + use<> {
-        let (first, second) = match self {
-            Self::Binomial => (binomial::broadcast(rank, root), Schedule::nothing(rank)),
-            Self::Knomial => (knomial::broadcast(rank, root), Schedule::nothing(rank)),
-            Self::Chain => (chain::broadcast(rank, root), Schedule::nothing(rank)),
-            Self::ScatterRing => (direct::scatter(rank, root), ring::all_gather(rank)),
-        };
+        let [first, second] = self.parts(rank, root);
         first.chain(second)
+    }
+
+    /// The two parts of a rank's schedule.
+    pub(crate) fn parts(self, rank: Rank, root: usize) -> [Schedule; 2] {
+        match self {
+            Self::Binomial => [binomial::broadcast(rank, root), Schedule::nothing(rank)],
+            Self::Knomial => [knomial::broadcast(rank, root), Schedule::nothing(rank)],
+            Self::Chain => [chain::broadcast(rank, root), Schedule::nothing(rank)],
+            Self::ScatterRing => [direct::scatter(rank, root), ring::all_gather(rank)],
+        }
     }
 
     /// The cheapest algorithm.

@@ -60,11 +60,16 @@ impl Reduce {
 
     /// The schedule of a rank: two parts, one after the other. A root outside the world is taken modulo its size.
     pub fn schedule(self, rank: Rank, root: usize) -> impl Iterator<Item = Step> + Clone + use<> {
-        let (first, second) = match self {
-            Self::Binomial => (binomial::reduce(rank, root), Schedule::nothing(rank)),
-            Self::PairwiseGather => (pairwise::reduce_scatter(rank), direct::gather(rank, root)),
-        };
+        let [first, second] = self.parts(rank, root);
         first.chain(second)
+    }
+
+    /// The two parts of a rank's schedule.
+    pub(crate) fn parts(self, rank: Rank, root: usize) -> [Schedule; 2] {
+        match self {
+            Self::Binomial => [binomial::reduce(rank, root), Schedule::nothing(rank)],
+            Self::PairwiseGather => [pairwise::reduce_scatter(rank), direct::gather(rank, root)],
+        }
     }
 
     /// The cheapest algorithm that reduces in this order or a stricter one.

@@ -18,6 +18,7 @@
 //! ```
 
 mod forest;
+pub mod hierarchical;
 mod machine;
 mod report;
 

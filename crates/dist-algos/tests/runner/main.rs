@@ -1,5 +1,6 @@
 //! The runner does what the schedules say: results are the oracle's, bytes on the wire are the verifier's.
 
+mod hierarchical;
 mod link;
 mod network;
 

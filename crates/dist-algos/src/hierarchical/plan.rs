@@ -1,0 +1,131 @@
+//! How a two-level all_reduce is done.
+
+use dist_transport::Rank;
+
+use super::level::{Spread, Steps};
+use super::{LevelCosts, Seat};
+use crate::{AllGather, AllReduce, Chunks, CostModel, Hosts, Order, ReduceScatter, binomial};
+
+/// A two-level all_reduce: what ranks do on their hosts, and what they do across.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Plan {
+    /// Who goes across.
+    pub form: Form,
+    /// How the sums of hosts become one.
+    pub across: AllReduce,
+}
+
+/// Which ranks of a host talk to other hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Form {
+    /// One of them: the whole buffer is reduced to the first rank of each host. Few messages, for small buffers.
+    Leaders,
+    /// All of them, each for its part of the buffer: a reduce_scatter on the host comes before and an all_gather
+    /// after. The fewest bytes, where all hosts have the same number of ranks.
+    Parts,
+}
+
+/// The two halves of a two-level all_reduce, as those of [`AllReduce`](crate::Phases).
+#[derive(Clone, Debug)]
+pub struct Phases<'a> {
+    /// Brings the sum of every chunk to its owners.
+    pub reduce: Steps<'a>,
+    /// The chunks that this rank then owns.
+    pub owned: Chunks,
+    /// Brings every chunk from its owners to the others.
+    pub gather: Steps<'a>,
+}
+
+impl Plan {
+    /// Every plan that serves these hosts; none for a world of no ranks.
+    pub fn all(hosts: &Hosts) -> impl Iterator<Item = Self> + '_ {
+        let forms = [Form::Leaders, Form::Parts].into_iter();
+        forms
+            .flat_map(|form| AllReduce::ALL.iter().map(move |&across| Self { form, across }))
+            .filter(|plan| plan.supports(hosts))
+    }
+
+    /// Whether there are schedules for these hosts.
+    pub fn supports(self, hosts: &Hosts) -> bool {
+        self.across.supports(hosts.count()) && (self.form == Form::Leaders || hosts.regular().is_some())
+    }
+
+    /// Into how many chunks the buffer is cut.
+    pub fn chunks(self, hosts: &Hosts) -> usize {
+        match self.form {
+            Form::Leaders => self.across.chunks(hosts.count()),
+            Form::Parts => hosts.largest() * self.across.chunks(hosts.count()),
+        }
+    }
+
+    /// In which order it reduces, or a stricter one: canonical only where [`Hosts::order`] is.
+    pub fn order(self, hosts: &Hosts) -> Order {
+        let inside = match self.form {
+            Form::Leaders => Order::Canonical,
+            Form::Parts => scattering(hosts.largest()).order(hosts.largest()),
+        };
+        hosts.order().min(inside).min(self.across.order(hosts.count()))
+    }
+
+    /// What it costs in hosts that it supports.
+    pub fn cost(self, hosts: &Hosts) -> LevelCosts {
+        let (count, size) = (hosts.count(), hosts.largest());
+        let inside = match self.form {
+            Form::Leaders => AllReduce::Binomial.cost(size),
+            Form::Parts => scattering(size).cost(size).then(gathering(size).cost(size)),
+        };
+        LevelCosts { inside: inside.magnified(self.across.chunks(count)), across: self.across.cost(count) }
+    }
+
+    /// The schedules of a rank; `None` in hosts that the plan does not support or whose world is another.
+    pub fn phases(self, rank: Rank, hosts: &Hosts) -> Option<Phases<'_>> {
+        let seat = Seat::of(rank, hosts, 0).filter(|_| self.supports(hosts))?;
+        let (phases, chunks) = (self.across.phases(seat.across), self.across.chunks(hosts.count()));
+        let each = Spread::Neighbours { first: 0, each: chunks };
+        let (inside, across, owned) = match self.form {
+            Form::Leaders => (
+                [binomial::reduce(seat.inside, 0), binomial::broadcast(seat.inside, 0)],
+                [seat.among_leaders(phases.reduce), seat.among_leaders(phases.gather)],
+                if seat.inside.index() == 0 { phases.owned } else { Chunks::NONE },
+            ),
+            Form::Parts => {
+                let size = seat.inside.world_size();
+                let own = Spread::Neighbours { first: seat.inside.index() * chunks, each: 1 };
+                let inside =
+                    [scattering(size).schedule(seat.inside)?, gathering(size).schedule(seat.inside)?];
+                let across = [phases.reduce, phases.gather].map(|half| seat.among_places(half, own));
+                (inside, across, own.of(phases.owned))
+            }
+        };
+        let ([before, after], [reduce, gather]) = (inside.map(|half| seat.among_members(half, each)), across);
+        Some(Phases {
+            reduce: Steps::new([before, reduce, seat.nothing()]),
+            owned,
+            gather: Steps::new([gather, after, seat.nothing()]),
+        })
+    }
+
+    /// The cheapest plan that reduces in this order or a stricter one, given how long messages take inside of hosts
+    /// and across. `None` if there is none, as for canonical order in hosts that do not keep it.
+    pub fn suggest(
+        hosts: &Hosts,
+        bytes: usize,
+        order: Order,
+        inside: &CostModel,
+        across: &CostModel,
+    ) -> Option<Self> {
+        Self::all(hosts)
+            .filter(|plan| plan.order(hosts) >= order)
+            .min_by_key(|plan| plan.cost(hosts).picoseconds(inside, across, bytes, plan.chunks(hosts)))
+    }
+}
+
+/// How the ranks of a host make each its part of their sum.
+const fn scattering(ranks: usize) -> ReduceScatter {
+    if ranks.is_power_of_two() { ReduceScatter::HalvingDoubling } else { ReduceScatter::Circulant }
+}
+
+/// How the ranks of a host give each other their parts of the result.
+const fn gathering(ranks: usize) -> AllGather {
+    if ranks.is_power_of_two() { AllGather::RecursiveDoubling } else { AllGather::Circulant }
+}

@@ -1,0 +1,173 @@
+//! Which ranks share a host.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use crate::Order;
+
+/// The ranks of a world, host by host. Hosts are numbered by their first ranks, and the first rank of a host leads it.
+///
+/// ```
+/// use dist_algos::Hosts;
+///
+/// let hosts = Hosts::new(&[70, 70, 8, 70, 8]);
+/// assert_eq!(hosts.members(0), [0, 1, 3]);
+/// assert_eq!(hosts.members(1), [2, 4]);
+/// assert_eq!(hosts.leaders().collect::<Vec<_>>(), [0, 2]);
+/// assert_eq!((hosts.of(3), hosts.place(3)), (0, 2));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hosts {
+    /// Each rank's host, and its place among the ranks of that host.
+    places: Vec<(usize, usize)>,
+    /// All ranks, those of one host after those of another.
+    members: Vec<usize>,
+    /// Where each host's ranks begin among the members, and where the last one's end.
+    starts: Vec<usize>,
+}
+
+impl Hosts {
+    /// From a name for each rank's host, whatever the names are.
+    pub fn new(host_of_rank: &[u64]) -> Self {
+        let mut numbers = HashMap::new();
+        let mut sizes: Vec<usize> = Vec::new();
+        let mut places = Vec::new();
+        for name in host_of_rank {
+            let host = *numbers.entry(name).or_insert(sizes.len());
+            if host == sizes.len() {
+                sizes.push(0);
+            }
+            places.push((host, sizes[host]));
+            sizes[host] += 1;
+        }
+        let mut starts = vec![0];
+        for size in sizes {
+            starts.push(starts[starts.len() - 1] + size);
+        }
+        let mut members = vec![0; places.len()];
+        for (rank, &(host, place)) in places.iter().enumerate() {
+            members[starts[host] + place] = rank;
+        }
+        Self { places, members, starts }
+    }
+
+    /// How many ranks there are.
+    pub fn world_size(&self) -> usize {
+        self.places.len()
+    }
+
+    /// How many hosts there are.
+    pub fn count(&self) -> usize {
+        self.starts.len() - 1
+    }
+
+    /// The host of a rank.
+    ///
+    /// # Panics
+    /// If the world has no such rank.
+    pub fn of(&self, rank: usize) -> usize {
+        self.places[rank].0
+    }
+
+    /// The place of a rank among the ranks of its host.
+    ///
+    /// # Panics
+    /// If the world has no such rank.
+    pub fn place(&self, rank: usize) -> usize {
+        self.places[rank].1
+    }
+
+    /// The ranks of a host, in ascending order.
+    ///
+    /// # Panics
+    /// If there is no such host.
+    pub fn members(&self, host: usize) -> &[usize] {
+        &self.members[self.starts[host]..self.starts[host + 1]]
+    }
+
+    /// The first rank of each host.
+    pub fn leaders(&self) -> impl ExactSizeIterator<Item = usize> + '_ {
+        (0..self.count()).map(|host| self.members(host)[0])
+    }
+
+    /// Ranks of the largest host.
+    pub fn largest(&self) -> usize {
+        (0..self.count()).map(|host| self.members(host).len()).max().unwrap_or(0)
+    }
+
+    /// How many ranks each host has, if all have the same number.
+    pub fn regular(&self) -> Option<usize> {
+        let largest = self.largest();
+        (largest * self.count() == self.world_size()).then_some(largest)
+    }
+
+    /// How many ranks each host has, if all have the same number and their ranks follow one another.
+    pub fn contiguous(&self) -> Option<usize> {
+        self.regular().filter(|_| self.members.is_sorted())
+    }
+
+    /// The order in which a reduction adds that is canonical on every host and canonical across hosts: canonical if
+    /// the hosts are subtrees of T(p). They are if they have 2^k neighbouring ranks each, the last one maybe fewer.
+    pub fn order(&self) -> Order {
+        let subtrees = self.members.is_sorted() && self.are_subtrees(0..self.count());
+        if subtrees { Order::Canonical } else { Order::Uniform }
+    }
+
+    /// Whether T over hosts splits these hosts, whose ranks follow one another, where T over their ranks does.
+    fn are_subtrees(&self, hosts: Range<usize>) -> bool {
+        if hosts.len() < 2 {
+            return true;
+        }
+        let middle = hosts.start + hosts.len().next_power_of_two() / 2;
+        let ranks = |hosts: Range<usize>| self.starts[hosts.end] - self.starts[hosts.start];
+        let split = ranks(hosts.clone()).next_power_of_two() / 2;
+        ranks(hosts.start..middle) == split
+            && self.are_subtrees(hosts.start..middle)
+            && self.are_subtrees(middle..hosts.end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Hosts of neighbouring ranks, so many on each.
+    fn of_sizes(sizes: &[usize]) -> Hosts {
+        let names: Vec<u64> = (0..).zip(sizes).flat_map(|(host, &size)| vec![host; size]).collect();
+        Hosts::new(&names)
+    }
+
+    #[test]
+    fn hosts_are_numbered_by_their_first_ranks() {
+        let hosts = Hosts::new(&[9, 3, 9, 1, 3, 9]);
+        assert_eq!((hosts.count(), hosts.world_size(), hosts.largest()), (3, 6, 3));
+        assert_eq!([0, 1, 2].map(|host| hosts.members(host).to_vec()), [vec![0, 2, 5], vec![1, 4], vec![3]]);
+        assert!((0..6).all(|rank| hosts.members(hosts.of(rank))[hosts.place(rank)] == rank));
+        assert_eq!((hosts.regular(), hosts.contiguous()), (None, None));
+    }
+
+    #[test]
+    fn hosts_of_one_size_are_regular_and_contiguous_if_their_ranks_are_neighbours() {
+        let (neighbours, cards) = (of_sizes(&[3, 3]), Hosts::new(&[0, 1, 0, 1]));
+        assert_eq!((neighbours.regular(), neighbours.contiguous()), (Some(3), Some(3)));
+        assert_eq!((cards.regular(), cards.contiguous()), (Some(2), None));
+    }
+
+    #[test]
+    fn a_world_of_nobody_has_no_hosts() {
+        let nobody = Hosts::new(&[]);
+        assert_eq!((nobody.count(), nobody.world_size(), nobody.largest()), (0, 0, 0));
+        assert_eq!(nobody.leaders().len(), 0);
+    }
+
+    #[test]
+    fn neighbours_by_a_power_of_two_keep_the_canonical_order() {
+        for sizes in [&[4, 4, 4][..], &[4, 4, 3], &[7], &[1, 1, 1, 1, 1], &[8, 5], &[2, 2, 4]] {
+            assert_eq!(of_sizes(sizes).order(), Order::Canonical, "{sizes:?}");
+        }
+        for sizes in [&[3, 3][..], &[3, 4], &[4, 2, 2], &[4, 5], &[1, 2]] {
+            assert_eq!(of_sizes(sizes).order(), Order::Uniform, "{sizes:?}");
+        }
+        assert_eq!(Hosts::new(&[0, 1, 0, 1]).order(), Order::Uniform);
+    }
+}
