@@ -28,6 +28,10 @@ pub(crate) enum Action {
     StartAllReduce,
     /// An all_reduce among every second rank.
     SubgroupAllReduce,
+    /// An all_reduce among the ranks of one colour, numbered backwards.
+    SplitAllReduce,
+    /// An all_reduce along one axis of a mesh.
+    MeshAllReduce,
     ReduceScatter,
     Reduce,
     AllGather,
@@ -43,6 +47,8 @@ impl Action {
             Self::AllReduce => "all_reduce",
             Self::StartAllReduce => "start_all_reduce",
             Self::SubgroupAllReduce => "subgroup_all_reduce",
+            Self::SplitAllReduce => "split_all_reduce",
+            Self::MeshAllReduce => "mesh_all_reduce",
             Self::ReduceScatter => "reduce_scatter",
             Self::Reduce => "reduce",
             Self::AllGather => "all_gather",
@@ -70,6 +76,8 @@ impl Case {
             (Action::AllReduce, ways!(AllReduce, n, |a: AllReduce| a.order(n))),
             (Action::StartAllReduce, CHOSEN.to_vec()),
             (Action::SubgroupAllReduce, CHOSEN.to_vec()),
+            (Action::SplitAllReduce, CHOSEN[..1].to_vec()),
+            (Action::MeshAllReduce, CHOSEN[..1].to_vec()),
             (Action::ReduceScatter, ways!(ReduceScatter, n, |a: ReduceScatter| a.order(n))),
             (Action::Reduce, ways!(Reduce, n, |a: Reduce| a.order(n))),
         ];

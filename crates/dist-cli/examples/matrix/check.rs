@@ -4,6 +4,7 @@ use std::any::Any;
 use std::collections::HashMap;
 
 use dist_collectives::{Communicator, DType, Element, ReduceKind, ReduceOp, ReductionOrder};
+use dist_groups::{Group, Mesh};
 use dist_testkit::oracle::{self, Number, Reduction};
 use half::{bf16, f16};
 use num_traits::FromPrimitive;
@@ -27,8 +28,8 @@ pub(crate) struct Checker {
     known: HashMap<Question, Box<dyn Any>>,
 }
 
-/// What the oracle is asked: type, operation, kind of input, number of contributions, length.
-type Question = (DType, ReduceKind, Inputs, usize, usize);
+/// What the oracle is asked: type, operation, kind of input, whose contributions, length.
+type Question = (DType, ReduceKind, Inputs, Vec<usize>, usize);
 
 /// What a rank got, and what it must have got.
 type Answer<T> = (Vec<T>, Vec<T>);
@@ -160,6 +161,28 @@ impl Checker {
                 group.all_reduce(&mut own, case.op)?;
                 (own, self.reduced(case, &members, len))
             }
+            Action::SplitAllReduce => {
+                // The last of three or more is in no group.
+                let colour = |rank: usize| (n < 3 || rank + 1 < n).then_some(u32::from(rank % 2 == 1));
+                let key = -i64::try_from(rank)?;
+                let Some(mut group) = Group::split(comm, colour(rank), key)? else { return Ok(None) };
+                group.all_reduce(&mut own, case.op)?;
+                let alike = everyone.into_iter().rev().filter(|&other| colour(other) == colour(rank));
+                (own, self.reduced(case, &alike.collect::<Vec<_>>(), len))
+            }
+            Action::MeshAllReduce => {
+                let rows = (2..n).find(|rows| n.is_multiple_of(*rows)).unwrap_or(1);
+                let mut mesh = Mesh::new(comm.fork()?, [("row", rows), ("column", n / rows)])?;
+                // Ranks of one row follow each other, those of one column are as far apart as a row is long.
+                let width = n / rows;
+                let (axis, members): (_, Vec<_>) = if root.is_multiple_of(2) {
+                    ("column", (rank / width * width..).take(width).collect())
+                } else {
+                    ("row", (rank % width..n).step_by(width).collect())
+                };
+                mesh.axis(axis)?.all_reduce(&mut own, case.op)?;
+                (own, self.reduced(case, &members, len))
+            }
             Action::Reduce => {
                 comm.reduce(&mut own, case.op, root)?;
                 if rank != root {
@@ -199,7 +222,7 @@ impl Checker {
     fn reduced<T: Probe>(&mut self, case: Case, members: &[usize], len: usize) -> Vec<T> {
         let (inputs, period) = (Inputs::of(case), len.min(PERIOD));
         let reduction = Reduction::parse(case.op.name()).expect("the oracle knows every operation");
-        let key = (T::DTYPE, case.op.kind(), inputs, members.len(), period);
+        let key = (T::DTYPE, case.op.kind(), inputs, members.to_vec(), period);
         let pattern = self.known.entry(key).or_insert_with(|| {
             let contributions: Vec<_> =
                 members.iter().map(|&rank| inputs.sample::<T>(rank, period)).collect();
