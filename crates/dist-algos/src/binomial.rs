@@ -1,14 +1,15 @@
-//! Binomial trees: whole buffers to or from one rank in ⌈log₂ p⌉ rounds.
+//! Binomial trees: buffers to or from one rank in ⌈log₂ p⌉ rounds.
 //!
 //! The tree is T(p) for every root: a subtree's sum is kept by the root if the root is in it, else by the
 //! subtree's first rank. So `reduce` is canonical at any root, with no more messages (p − 1) or rounds than a
-//! tree that is turned to begin at the root, which would not be. `broadcast` is its mirror.
+//! tree that is turned to begin at the root, which would not be. `broadcast` is its mirror. In `gather` and `scatter`
+//! every subtree's ranks are neighbours, so that its chunks are one piece of memory.
 
 use dist_transport::Rank;
 
 use crate::cost::log2_ceil;
 use crate::schedule::Kind;
-use crate::{Chunks, ReceiveHalf, Schedule, Step};
+use crate::{Chunks, ReceiveHalf, Schedule, SendHalf, Step};
 
 /// The buffer is one chunk.
 const WHOLE: Chunks = Chunks::one(0);
@@ -27,25 +28,74 @@ pub const fn broadcast(rank: Rank, root: usize) -> Schedule {
     Schedule::new(rank, log2_ceil(rank.world_size()), Kind::BinomialBroadcast { root })
 }
 
+/// The root's buffer gets chunk `r` of every other rank `r`. A rank that [`gather_held`] says has no buffer sends of
+/// its input; the others have their own chunk in the buffer. A root outside the world is taken modulo its size.
+pub const fn gather(rank: Rank, root: usize) -> Schedule {
+    let root = root % rank.world_size();
+    Schedule::new(rank, log2_ceil(rank.world_size()), Kind::BinomialGather { root })
+}
+
+/// Every other rank `r` gets chunk `r` of the root's input. A root outside the world is taken modulo its size.
+pub const fn scatter(rank: Rank, root: usize) -> Schedule {
+    let root = root % rank.world_size();
+    Schedule::new(rank, log2_ceil(rank.world_size()), Kind::BinomialScatter { root })
+}
+
+/// The chunks that pass through the buffer of a rank in [`gather`]: those of all ranks that it gathers from, and its
+/// own if there are others.
+pub fn gather_held(rank: Rank, root: usize) -> Chunks {
+    if rank.index() == root {
+        return Chunks::all(rank.world_size());
+    }
+    let subtree = subtree(rank, root);
+    if subtree.len() > 1 { subtree } else { Chunks::NONE }
+}
+
+/// The chunks that pass through the buffer of a rank in [`scatter`]: none on the root, which sends of its input.
+pub fn scatter_held(rank: Rank, root: usize) -> Chunks {
+    if rank.index() == root { Chunks::NONE } else { subtree(rank, root) }
+}
+
 pub(crate) fn reduce_step(rank: Rank, root: usize, level: usize) -> Option<Step> {
     match edge(rank, root, level)? {
-        Edge::Up(parent) => Some(Step::send(parent, WHOLE)),
-        Edge::Down(child) => Some(Step::receive(ReceiveHalf::reduce(child, WHOLE))),
+        Edge::Up(parent, _) => Some(Step::send(parent, WHOLE)),
+        Edge::Down(child, _) => Some(Step::receive(ReceiveHalf::reduce(child, WHOLE))),
     }
 }
 
 pub(crate) fn broadcast_step(rank: Rank, root: usize, index: usize) -> Option<Step> {
     let level = log2_ceil(rank.world_size()) - 1 - index;
     match edge(rank, root, level)? {
-        Edge::Up(parent) => Some(Step::receive(ReceiveHalf::replace(parent, WHOLE))),
-        Edge::Down(child) => Some(Step::send(child, WHOLE)),
+        Edge::Up(parent, _) => Some(Step::receive(ReceiveHalf::replace(parent, WHOLE))),
+        Edge::Down(child, _) => Some(Step::send(child, WHOLE)),
     }
 }
 
-/// The one edge of the tree that a rank can have at a level, seen from the rank.
+pub(crate) fn gather_step(rank: Rank, root: usize, level: usize) -> Option<Step> {
+    match edge(rank, root, level)? {
+        Edge::Up(parent, chunks) if chunks.len() == 1 => {
+            Some(Step::send_half(SendHalf::input(parent, chunks)))
+        }
+        Edge::Up(parent, chunks) => Some(Step::send(parent, chunks)),
+        Edge::Down(child, chunks) => Some(Step::receive(ReceiveHalf::replace(child, chunks))),
+    }
+}
+
+pub(crate) fn scatter_step(rank: Rank, root: usize, index: usize) -> Option<Step> {
+    let level = log2_ceil(rank.world_size()) - 1 - index;
+    match edge(rank, root, level)? {
+        Edge::Up(parent, chunks) => Some(Step::receive(ReceiveHalf::replace(parent, chunks))),
+        Edge::Down(child, chunks) if rank.index() == root => {
+            Some(Step::send_half(SendHalf::input(child, chunks)))
+        }
+        Edge::Down(child, chunks) => Some(Step::send(child, chunks)),
+    }
+}
+
+/// The one edge of the tree that a rank can have at a level, seen from the rank, and the ranks below the edge.
 enum Edge {
-    Up(usize),
-    Down(usize),
+    Up(usize, Chunks),
+    Down(usize, Chunks),
 }
 
 /// At a level, a block of ranks is made of two halves, and the keeper of one half's sum is the block's keeper.
@@ -56,12 +106,23 @@ fn edge(rank: Rank, root: usize, level: usize) -> Option<Edge> {
     if middle >= rank.world_size() {
         return None;
     }
-    let left = if (start..middle).contains(&root) { root } else { start };
-    let right = if (middle..middle + half).contains(&root) { root } else { middle };
-    let (parent, child) = if right == root { (right, left) } else { (left, right) };
+    let (low, high) =
+        (Chunks::range(start, half), Chunks::range(middle, half.min(rank.world_size() - middle)));
+    let left = if low.contains(root) { root } else { start };
+    let right = if high.contains(root) { root } else { middle };
+    let (parent, child, below) = if right == root { (right, left, low) } else { (left, right, high) };
     match rank.index() {
-        index if index == parent => Some(Edge::Down(child)),
-        index if index == child => Some(Edge::Up(parent)),
+        index if index == parent => Some(Edge::Down(child, below)),
+        index if index == child => Some(Edge::Up(parent, below)),
         _ => None,
     }
+}
+
+/// The ranks that a rank other than the root stands for: those below its one edge upwards.
+fn subtree(rank: Rank, root: usize) -> Chunks {
+    let up = (0..log2_ceil(rank.world_size())).find_map(|level| match edge(rank, root, level) {
+        Some(Edge::Up(_, below)) => Some(below),
+        _ => None,
+    });
+    up.unwrap_or(Chunks::NONE)
 }

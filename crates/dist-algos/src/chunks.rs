@@ -58,7 +58,7 @@ impl Chunks {
     }
 
     /// Those of the first `count` chunks whose index has this bit.
-    pub const fn with_bit(bit: u32, count: usize) -> Self {
+    pub const fn with_bit(bit: usize, count: usize) -> Self {
         let run = 1 << bit;
         let (whole, rest) = (count / (2 * run), count % (2 * run));
         Self::runs(run, whole * run + rest.saturating_sub(run), (run, run), 2 * run)
@@ -157,6 +157,11 @@ impl Chunks {
 
     const fn is_two_runs(self) -> bool {
         self.count - self.head <= self.block
+    }
+
+    /// Whether every chunk of another set is in this one.
+    pub fn includes(self, other: Self) -> bool {
+        other.indices().all(|index| self.contains(index))
     }
 
     /// Whether a chunk is in both sets.

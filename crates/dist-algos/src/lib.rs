@@ -1,19 +1,20 @@
 #![doc = include_str!("../README.md")]
 
 mod algorithm;
+pub mod all_to_all;
 pub mod barrier;
 pub mod binomial;
 pub mod chain;
 mod chunks;
 pub mod circulant;
 mod cost;
-pub mod direct;
 mod error;
 mod fold;
 pub mod halving_doubling;
 pub mod hierarchical;
 mod hosts;
 pub mod knomial;
+pub mod linear;
 pub mod neighbour;
 mod order;
 pub mod pairwise;
@@ -23,13 +24,16 @@ pub mod recursive_doubling;
 pub mod ring;
 mod ring_transport;
 mod run;
+pub mod scan;
 mod schedule;
 mod scratch;
 mod step;
 mod validate;
 pub mod verify;
 
-pub use algorithm::{AllGather, AllReduce, Barrier, Broadcast, Phases, Reduce, ReduceScatter};
+pub use algorithm::{
+    AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Phases, Reduce, ReduceScatter, Scan, Scatter,
+};
 pub use chunks::Chunks;
 pub use cost::{Cost, CostModel};
 pub use error::{Error, Result, RunError};

@@ -25,6 +25,9 @@ pub struct Partition<'a> {
     elements: usize,
     element_size: usize,
     cut: Cut<'a>,
+    /// Chunks in all, and the first of those that have elements; see [`among`](Partition::among).
+    parts: usize,
+    first: usize,
 }
 
 /// Where the borders are.
@@ -42,7 +45,7 @@ impl<'a> Partition<'a> {
         if parts == 0 || !fits(elements, element_size) {
             return None;
         }
-        Some(Self { elements, element_size, cut: Cut::Even { parts } })
+        Some(Self { elements, element_size, cut: Cut::Even { parts }, parts, first: 0 })
     }
 
     /// Chunk `i` is elements `borders[i] .. borders[i + 1]`: borders begin with 0 and ascend, and there is one more
@@ -61,15 +64,27 @@ impl<'a> Partition<'a> {
             return None;
         }
         let largest = borders.windows(2).map(|pair| pair[1] - pair[0]).max()?;
-        Some(Self { elements, element_size, cut: Cut::At { borders, largest } })
+        let parts = borders.len() - 1;
+        Some(Self { elements, element_size, cut: Cut::At { borders, largest }, parts, first: 0 })
+    }
+
+    /// The same chunks as chunks `first`, `first + 1`, … of so many, of which all others are empty: memory of a rank
+    /// that holds but some of the chunks that a schedule deals in. `None` if there are fewer than that.
+    ///
+    /// ```
+    /// use dist_algos::Partition;
+    ///
+    /// let partition = Partition::new(6, 4, 2).and_then(|held| held.among(1, 4)).unwrap();
+    /// assert_eq!([0, 1, 2, 3].map(|chunk| partition.range(chunk).len()), [0, 12, 12, 0]);
+    /// ```
+    pub fn among(self, first: usize, parts: usize) -> Option<Self> {
+        let room = parts.checked_sub(first)?;
+        (self.parts <= room).then(|| Self { parts, first: self.first + first, ..self })
     }
 
     /// Into how many chunks the buffer is cut.
     pub const fn parts(&self) -> usize {
-        match self.cut {
-            Cut::Even { parts } => parts,
-            Cut::At { borders, .. } => borders.len() - 1,
-        }
+        self.parts
     }
 
     /// Bytes of an element.
@@ -108,6 +123,7 @@ impl<'a> Partition<'a> {
 
     /// The first byte of a chunk; the end of the buffer for an index of `parts` or more.
     fn border(&self, chunk: usize) -> usize {
+        let chunk = chunk.saturating_sub(self.first);
         let elements = match self.cut {
             Cut::Even { parts } => even_border(self.elements, parts, chunk.min(parts)),
             Cut::At { borders, .. } => borders[chunk.min(borders.len() - 1)],
@@ -173,6 +189,21 @@ mod tests {
         assert_eq!(partition.range(4), 64..64);
         assert_eq!(partition.span(Chunks::range(1, 3)), 16..64);
         assert_eq!(partition.bytes_of(Chunks::strided(0, 2, 2)), 56);
+    }
+
+    #[test]
+    fn chunks_among_others_keep_their_sizes() {
+        let borders = [0, 1, 4];
+        for held in [Partition::new(4, 2, 2).unwrap(), Partition::at(&borders, 2).unwrap()] {
+            let among = held.among(3, 6).unwrap();
+            assert_eq!((among.parts(), among.bytes()), (6, 8));
+            assert_eq!(among.range(3), held.range(0));
+            assert_eq!(among.range(4), held.range(1));
+            assert_eq!(among.span(Chunks::all(6)), 0..8);
+            assert!(among.range(0).is_empty() && among.range(5).is_empty());
+            assert_eq!((held.among(5, 6), held.among(7, 6)), (None, None));
+            assert_eq!(held.among(usize::MAX, 6), None);
+        }
     }
 
     fn lengths() -> impl Strategy<Value = usize> {

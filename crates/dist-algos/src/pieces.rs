@@ -51,8 +51,22 @@ pub(crate) fn read<'a>(buffer: &'a [u8], partition: &Partition<'_>, chunks: Chun
     ranges(partition, chunks).map(|range| &buffer[range]).collect()
 }
 
+/// The pieces of memory in these ranges, which ascend and share no byte.
+pub(crate) fn cut_out(
+    memory: &mut [u8],
+    ranges: impl Iterator<Item = Range<usize>>,
+) -> impl Iterator<Item = &mut [u8]> {
+    let (mut rest, mut cut) = (memory, 0);
+    ranges.map(move |range| {
+        let (_, after) = std::mem::take(&mut rest).split_at_mut(range.start - cut);
+        let (piece, after) = after.split_at_mut(range.len());
+        (rest, cut) = (after, range.end);
+        piece
+    })
+}
+
 /// The byte ranges of a set of chunks, without the empty ones: one range if the chunks are contiguous.
-fn ranges(partition: &Partition<'_>, chunks: Chunks) -> impl Iterator<Item = Range<usize>> {
+pub(crate) fn ranges(partition: &Partition<'_>, chunks: Chunks) -> impl Iterator<Item = Range<usize>> {
     chunks.contiguous().map(|run| partition.span(run)).filter(|range| !range.is_empty())
 }
 

@@ -59,6 +59,35 @@ pub trait RingTransport {
         combine(buffer, theirs);
         Ok(())
     }
+
+    /// Sends and receives all of these messages at once, whatever order the peers do it in. Messages to one peer
+    /// leave in the order of the list, and those of one peer are received in the order of theirs.
+    ///
+    /// This provided form goes through the peers one after the other, in an order in which no two ranks wait for
+    /// each other: in round `c` ranks `i` and `j` meet where `i + j = c` modulo the world size.
+    ///
+    /// # Errors
+    /// As for [`exchange`](RingTransport::exchange).
+    fn exchange_all(
+        &mut self,
+        sends: &[Outgoing<'_>],
+        receives: &mut [Incoming<'_>],
+        deadline: Deadline,
+    ) -> Result<(), Self::Error> {
+        let rank = self.rank();
+        for round in 0..rank.world_size() {
+            let peer = (round + rank.world_size() - rank.index()) % rank.world_size();
+            let mut sends = sends.iter().filter(|send| send.to == peer).copied();
+            let mut receives = receives.iter_mut().filter(|receive| receive.from == peer);
+            loop {
+                match (sends.next(), receives.next()) {
+                    (None, None) => break,
+                    (send, receive) => self.exchange(send, receive.map(Incoming::reborrow), deadline)?,
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 impl<T: Transport + ?Sized> RingTransport for T {
@@ -85,5 +114,14 @@ impl<T: Transport + ?Sized> RingTransport for T {
         deadline: Deadline,
     ) -> Result<(), Self::Error> {
         Transport::exchange_in_place(self, peer, buffer, combine, deadline)
+    }
+
+    fn exchange_all(
+        &mut self,
+        sends: &[Outgoing<'_>],
+        receives: &mut [Incoming<'_>],
+        deadline: Deadline,
+    ) -> Result<(), Self::Error> {
+        Transport::exchange_all(self, sends, receives, deadline)
     }
 }

@@ -92,6 +92,9 @@ impl<T: RingTransport + ?Sized> Runner<'_, '_, T> {
                 .map_err(|source| RunError::Transport { step: index, source });
         }
         match step {
+            Step::Exchange { send: Some(send), receive: Some(receive) } if step.swaps() => {
+                self.swap(index, send, receive)
+            }
             Step::Exchange { send, receive: None } => self.send(index, send),
             Step::Exchange { send, receive: Some(receive) } => match receive.place {
                 Place::Buffer => self.exchange(index, send, receive),
@@ -101,6 +104,11 @@ impl<T: RingTransport + ?Sized> Runner<'_, '_, T> {
                 self.combine(chunk, from, into);
                 Ok(())
             }
+            Step::Copy { chunk, from, into } => {
+                self.copy(chunk, from, into);
+                Ok(())
+            }
+            Step::Window { .. } => self.window(index, step),
         }
     }
 
@@ -134,6 +142,50 @@ impl<T: RingTransport + ?Sized> Runner<'_, '_, T> {
         exchange.receive(receive.then, places, self.reduce)
     }
 
+    /// Receives beside the buffer what takes the place of what is sent.
+    fn swap(&mut self, index: usize, send: SendHalf, receive: ReceiveHalf) -> Result<(), RunError<T::Error>> {
+        let Memory { buffer, cut, .. } = &mut self.memory;
+        let arrived = self.scratch.staged(cut.bytes_of(receive.chunks));
+        let pieces = pieces::read(buffer, cut, send.chunks);
+        let send = Outgoing { to: send.to, parts: &pieces };
+        let incoming = Incoming { from: receive.from, len: arrived.len(), sink: Sink::Into(arrived) };
+        self.transport
+            .exchange(Some(send), Some(incoming), self.deadline)
+            .map_err(|source| RunError::Transport { step: index, source })?;
+        drop(pieces);
+        let mut arrived = &*arrived;
+        for range in pieces::ranges(cut, receive.chunks) {
+            let (piece, rest) = arrived.split_at(range.len());
+            buffer[range].copy_from_slice(piece);
+            arrived = rest;
+        }
+        Ok(())
+    }
+
+    /// Sends from the input and receives into the buffer, with several peers at once.
+    fn window(&mut self, index: usize, step: Step) -> Result<(), RunError<T::Error>> {
+        let Memory { buffer, cut, input } = &mut self.memory;
+        let (sends, mut receives) = step.halves(self.transport.rank());
+        let pieces: Vec<Pieces<'_>> = sends.iter().map(|send| outgoing(&[], *cut, *input, *send)).collect();
+        let sends: Vec<Outgoing<'_>> =
+            sends.iter().zip(&pieces).map(|(send, parts)| Outgoing { to: send.to, parts }).collect();
+        receives.sort_unstable_by_key(|receive| receive.chunks.first());
+        let ranges = receives.iter().map(|receive| cut.span(receive.chunks));
+        let places = pieces::cut_out(buffer, ranges);
+        let mut receives: Vec<Incoming<'_>> = receives
+            .iter()
+            .zip(places)
+            .map(|(receive, place)| Incoming {
+                from: receive.from,
+                len: place.len(),
+                sink: Sink::Into(place),
+            })
+            .collect();
+        self.transport
+            .exchange_all(&sends, &mut receives, self.deadline)
+            .map_err(|source| RunError::Transport { step: index, source })
+    }
+
     fn exchange_into_slot(
         &mut self,
         index: usize,
@@ -147,6 +199,26 @@ impl<T: RingTransport + ?Sized> Runner<'_, '_, T> {
         let (from, deadline, transport) = (receive.from, self.deadline, &mut *self.transport);
         let mut exchange = Exchange { transport, send, from, deadline, step: index };
         exchange.receive(receive.then, smallvec![place], self.reduce)
+    }
+
+    fn copy(&mut self, chunk: usize, from: Place, into: Place) {
+        let range = self.memory.cut.range(chunk);
+        let (slot_bytes, len) = (self.memory.cut.chunk_bytes_max(), range.len());
+        let buffer = &mut self.memory.buffer[range];
+        match (from, into) {
+            _ if len == 0 => {}
+            (Place::Buffer, Place::Buffer) => {}
+            (Place::Buffer, Place::Slot(slot)) => {
+                self.scratch.slot(slot, slot_bytes, len).copy_from_slice(buffer)
+            }
+            (Place::Slot(slot), Place::Buffer) => {
+                buffer.copy_from_slice(self.scratch.slot(slot, slot_bytes, len))
+            }
+            (Place::Slot(from), Place::Slot(into)) => {
+                let (from, into) = self.scratch.two_slots((from, into), slot_bytes, len);
+                into.copy_from_slice(from);
+            }
+        }
     }
 
     fn combine(&mut self, chunk: usize, from: usize, into: Place) {

@@ -3,8 +3,8 @@
 use dist_transport::Rank;
 
 use crate::{
-    Step, barrier, binomial, chain, circulant, direct, halving_doubling, knomial, neighbour, pairwise,
-    recursive_doubling, ring,
+    Source, Step, all_to_all, barrier, binomial, chain, circulant, halving_doubling, knomial, linear,
+    neighbour, pairwise, recursive_doubling, ring, scan,
 };
 
 /// All steps of one rank, made one at a time, in some tens of nanoseconds each.
@@ -39,8 +39,14 @@ pub(crate) enum Kind {
     BinomialBroadcast { root: usize },
     KnomialBroadcast { root: usize },
     ChainBroadcast { root: usize },
-    Scatter { root: usize },
-    Gather { root: usize },
+    BinomialGather { root: usize },
+    BinomialScatter { root: usize },
+    LinearGather { root: usize, of: Source },
+    LinearScatter { root: usize, of: Source },
+    PairwiseAllToAll,
+    WindowedAllToAll,
+    BruckAllToAll,
+    DoublingScan { extent: scan::Extent, rounds: usize },
     RingBarrier,
     DisseminationBarrier,
 }
@@ -78,8 +84,14 @@ impl Schedule {
             Kind::BinomialBroadcast { root } => binomial::broadcast_step(rank, *root, index),
             Kind::KnomialBroadcast { root } => knomial::broadcast_step(rank, *root, index),
             Kind::ChainBroadcast { root } => chain::broadcast_step(rank, *root, index),
-            Kind::Scatter { root } => direct::scatter_step(rank, *root, index),
-            Kind::Gather { root } => direct::gather_step(rank, *root, index),
+            Kind::BinomialGather { root } => binomial::gather_step(rank, *root, index),
+            Kind::BinomialScatter { root } => binomial::scatter_step(rank, *root, index),
+            Kind::LinearGather { root, of } => linear::gather_step(rank, *root, *of, index),
+            Kind::LinearScatter { root, of } => linear::scatter_step(rank, *root, *of, index),
+            Kind::PairwiseAllToAll => Some(all_to_all::pairwise_step(rank, index)),
+            Kind::WindowedAllToAll => Some(all_to_all::windowed_step(rank, index)),
+            Kind::BruckAllToAll => Some(all_to_all::bruck_step(rank, index)),
+            Kind::DoublingScan { extent, rounds } => scan::step(rank, *extent, *rounds, index),
             Kind::RingBarrier => Some(barrier::ring_step(rank, index)),
             Kind::DisseminationBarrier => Some(barrier::dissemination_step(rank, index)),
         }

@@ -5,21 +5,23 @@ use dist_transport::Grain;
 /// Memory aligned to 64 bytes, which grows to what was needed so far and is kept for the next time.
 ///
 /// For [`run`](crate::run) it holds the slots of a schedule: none for most, 2⌈log₂ p⌉ chunks at most for a
-/// pairwise reduce-scatter. A [`RingTransport`](crate::RingTransport) can keep what it receives in another one.
+/// pairwise reduce-scatter; and what arrives where a step sends and receives the same chunks. A [`RingTransport`](crate::RingTransport) can keep what it receives in another one.
 #[derive(Clone, Debug, Default)]
 pub struct Scratch {
     grains: Vec<Grain>,
+    /// What has arrived in exchange for what it is to replace.
+    staged: Vec<Grain>,
 }
 
 impl Scratch {
     /// No memory yet.
     pub const fn new() -> Self {
-        Self { grains: Vec::new() }
+        Self { grains: Vec::new(), staged: Vec::new() }
     }
 
     /// Bytes that are held.
     pub fn capacity_bytes(&self) -> usize {
-        self.grains.len() * Grain::BYTES
+        (self.grains.len() + self.staged.len()) * Grain::BYTES
     }
 
     /// The first `len` bytes, aligned to 64; what they hold is left from before.
@@ -27,6 +29,15 @@ impl Scratch {
         let grains = len.div_ceil(Grain::BYTES);
         self.grow(grains);
         &mut bytemuck::cast_slice_mut(&mut self.grains)[..len]
+    }
+
+    /// So many bytes beside all slots.
+    pub(crate) fn staged(&mut self, len: usize) -> &mut [u8] {
+        let grains = len.div_ceil(Grain::BYTES);
+        if self.staged.len() < grains {
+            self.staged.resize(grains, Grain::ZERO);
+        }
+        &mut bytemuck::cast_slice_mut(&mut self.staged)[..len]
     }
 
     /// The first `len` bytes of a slot, of slots that hold `slot_bytes` each.

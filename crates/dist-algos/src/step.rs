@@ -3,6 +3,9 @@
 //! A step says who sends which chunks to whom and what becomes of the chunks that arrive. It knows no bytes, no
 //! element type and no operation.
 
+use dist_transport::Rank;
+use smallvec::SmallVec;
+
 use crate::Chunks;
 
 /// What a rank does next.
@@ -12,7 +15,8 @@ pub enum Step {
     /// Sends to one peer while receiving from another, or the same.
     ///
     /// What is sent is what the chunks hold when the step begins. The two halves share no chunk of the buffer,
-    /// except in the form that [`in_place`](Step::in_place) recognises.
+    /// except in the form that [`in_place`](Step::in_place) recognises, and where what arrives takes the place of
+    /// just what is sent.
     Exchange {
         /// What leaves.
         send: Option<SendHalf>,
@@ -27,6 +31,24 @@ pub enum Step {
         from: usize,
         /// The place, which holds another contribution to the same chunk.
         into: Place,
+    },
+    /// Copies a chunk from one place to another, without any communication. What was there is lost.
+    Copy {
+        /// The chunk.
+        chunk: usize,
+        /// Where it is.
+        from: Place,
+        /// Where it is in the end as well.
+        into: Place,
+    },
+    /// Rank `r` sends chunk `r + d` of its input to rank `r + d` and receives chunk `r − d` of its buffer from rank
+    /// `r − d`, modulo the world size, for every distance `d` from the first to the last: all of these messages are
+    /// under way together.
+    Window {
+        /// The shortest distance, at least 1.
+        first: usize,
+        /// The longest distance, less than the world size.
+        last: usize,
     },
 }
 
@@ -84,10 +106,18 @@ pub enum Then {
 /// Slots that a schedule can have; twice the logarithm of any world size is enough for those of this crate.
 pub const SLOTS_MAX: usize = 128;
 
+/// All that a step sends, and all that it receives.
+pub(crate) type Halves = (SmallVec<[SendHalf; 1]>, SmallVec<[ReceiveHalf; 1]>);
+
 impl Step {
     /// Sends only, from the buffer.
     pub const fn send(to: usize, chunks: Chunks) -> Self {
         Self::Exchange { send: Some(SendHalf::buffer(to, chunks)), receive: None }
+    }
+
+    /// Sends only, from either memory.
+    pub const fn send_half(send: SendHalf) -> Self {
+        Self::Exchange { send: Some(send), receive: None }
     }
 
     /// Receives only.
@@ -114,6 +144,28 @@ impl Step {
         };
         let same = send == SendHalf::buffer(from, chunks) && chunks.is_contiguous();
         (same && !chunks.is_empty()).then_some((from, chunks))
+    }
+
+    /// Whether this step is an exchange in which what arrives takes the place of just what is sent.
+    pub(crate) fn swaps(self) -> bool {
+        let Self::Exchange { send: Some(send), receive: Some(receive) } = self else { return false };
+        let in_buffer = (send.of, receive.place) == (Source::Buffer, Place::Buffer);
+        in_buffer && receive.then == Then::Replace && send.chunks == receive.chunks
+    }
+
+    /// What the step sends and receives, all at once.
+    pub(crate) fn halves(self, rank: Rank) -> Halves {
+        match self {
+            Self::Exchange { send, receive } => (send.into_iter().collect(), receive.into_iter().collect()),
+            Self::Window { first, last } => (first..=last)
+                .map(|distance| {
+                    let (to, from) = (rank.plus(distance).index(), rank.minus(distance).index());
+                    let send = SendHalf::input(to, Chunks::one(to));
+                    (send, ReceiveHalf::replace(from, Chunks::one(from)))
+                })
+                .unzip(),
+            Self::Combine { .. } | Self::Copy { .. } => Halves::default(),
+        }
     }
 }
 

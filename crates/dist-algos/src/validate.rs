@@ -21,26 +21,33 @@ impl Step {
             Self::Exchange { send, receive } => {
                 send.map_or(Ok(()), |send| check.send(send))?;
                 receive.map_or(Ok(()), |receive| check.receive(receive))?;
-                let overlap = match (send, receive) {
-                    (Some(send), Some(receive))
-                        if (send.of, receive.place) == (Source::Buffer, Place::Buffer) =>
-                    {
-                        self.in_place().is_none() && send.chunks.overlap(receive.chunks)
-                    }
-                    _ => false,
-                };
+                let overlap = self.in_place().is_none() && !self.swaps() && halves_overlap(send, receive);
                 if overlap { Err(Error::Overlap { rank: rank.index(), step }) } else { Ok(()) }
             }
             Self::Combine { chunk, from, into } => {
                 check.chunks(Chunks::one(chunk), parts.buffer)?;
-                check.slot(from, true)?;
-                match into {
-                    Place::Buffer => Ok(()),
-                    Place::Slot(slot) => check.slot(slot, slot != from),
+                check.local(Place::Slot(from), into)
+            }
+            Self::Copy { chunk, from, into } => {
+                check.chunks(Chunks::one(chunk), parts.buffer)?;
+                check.local(from, into)
+            }
+            Self::Window { first, last } => {
+                let world_size = rank.world_size();
+                if first == 0 || first > last || last >= world_size {
+                    return Err(Error::NoPeer { rank: rank.index(), step, peer: rank.plus(first).index() });
                 }
+                check.chunks(Chunks::all(world_size), parts.input)?;
+                check.chunks(Chunks::all(world_size), parts.buffer)
             }
         }
     }
+}
+
+fn halves_overlap(send: Option<SendHalf>, receive: Option<ReceiveHalf>) -> bool {
+    let (Some(send), Some(receive)) = (send, receive) else { return false };
+    let in_buffer = (send.of, receive.place) == (Source::Buffer, Place::Buffer);
+    in_buffer && send.chunks.overlap(receive.chunks)
 }
 
 /// Whose step is looked at, and how many chunks there are.
@@ -67,6 +74,17 @@ impl Check {
             Place::Buffer => Ok(()),
             Place::Slot(slot) => self.slot(slot, receive.chunks.len() == 1),
         }
+    }
+
+    /// Two different places.
+    fn local(&self, from: Place, into: Place) -> Result<()> {
+        for (place, other) in [(from, into), (into, from)] {
+            if let Place::Slot(slot) = place {
+                self.slot(slot, place != other)?;
+            }
+        }
+        let (rank, step) = (self.rank.index(), self.step);
+        if from == into { Err(Error::Overlap { rank, step }) } else { Ok(()) }
     }
 
     fn peer(&self, peer: usize) -> Result<()> {

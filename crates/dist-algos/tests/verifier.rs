@@ -2,107 +2,36 @@
 
 use std::ops::RangeInclusive;
 
-use dist_algos::verify::{self, Finish, Goal, Program, Report};
+use dist_algos::all_to_all::WINDOW;
+use dist_algos::scan::Extent;
+use dist_algos::verify::{self, Finish, Goal, Program, Report, Subject};
 use dist_algos::{
-    AllGather, AllReduce, Barrier, Broadcast, Chunks, Error, Order, Partition, Place, ReceiveHalf, Reduce,
-    ReduceScatter, SendHalf, Step, Then,
+    AllGather, AllReduce, AllToAll, Barrier, Broadcast, Chunks, Error, Gather, Order, Partition, Place,
+    ReceiveHalf, Reduce, ReduceScatter, Scan, Scatter, SendHalf, Step, Then,
 };
+use dist_transport::Rank;
 use rstest::rstest;
 
-/// Every world size that the algorithms are proven for here.
-const WORLDS: RangeInclusive<usize> = 1..=64;
-
-/// Compares a report with what no schedule can do better.
-#[track_caller]
-fn check_bound(goal: Goal, world_size: usize, chunks: usize, report: &Report) {
-    let bound = goal.lower_bound(world_size);
-    assert!(report.rounds >= bound.rounds, "{goal:?} in a world of {world_size}");
-    assert!(report.path * world_size >= bound.moved * chunks, "{goal:?} in a world of {world_size}");
-}
+/// Every world size that the algorithms are proven for here; `distctl verify` goes further.
+const WORLDS: RangeInclusive<usize> = 1..=40;
 
 #[test]
-fn every_all_reduce_is_proven() {
-    for &algorithm in AllReduce::ALL {
-        for world_size in WORLDS {
-            let report = verify::all_reduce(algorithm, world_size)
-                .unwrap_or_else(|error| panic!("{algorithm} in a world of {world_size}: {error}"));
-            assert_eq!(report.chunks_sent_max(), algorithm.cost(world_size).sent_max);
-            assert_eq!(report.reductions_max(), algorithm.cost(world_size).reduced_max);
-            check_bound(Goal::AllReduce, world_size, algorithm.chunks(world_size), &report);
-        }
-    }
-}
-
-#[test]
-fn every_reduce_scatter_is_proven() {
-    for &algorithm in ReduceScatter::ALL {
-        for world_size in WORLDS.filter(|&world_size| algorithm.supports(world_size)) {
-            let report = verify::reduce_scatter(algorithm, world_size)
-                .unwrap_or_else(|error| panic!("{algorithm} in a world of {world_size}: {error}"));
-            assert_eq!(report.chunks_sent_max(), algorithm.cost(world_size).sent_max);
-            assert_eq!(report.reductions_max(), algorithm.cost(world_size).reduced_max);
-            check_bound(Goal::ReduceScatter, world_size, world_size, &report);
-        }
-    }
-}
-
-#[test]
-fn every_all_gather_is_proven() {
-    for &algorithm in AllGather::ALL {
-        for world_size in WORLDS.filter(|&world_size| algorithm.supports(world_size)) {
-            let report = verify::all_gather(algorithm, world_size)
-                .unwrap_or_else(|error| panic!("{algorithm} in a world of {world_size}: {error}"));
-            assert_eq!(report.chunks_sent_max(), algorithm.cost(world_size).sent_max);
-            assert_eq!(report.reductions_max(), algorithm.cost(world_size).reduced_max);
-            assert_eq!(report.order, None);
-            check_bound(Goal::AllGather, world_size, world_size, &report);
-        }
-    }
-}
-
-#[test]
-fn every_broadcast_is_proven_from_every_root() {
-    for &algorithm in Broadcast::ALL {
-        for world_size in WORLDS {
-            let reports = (0..world_size).map(|root| {
-                let report = verify::broadcast(algorithm, world_size, root)
-                    .unwrap_or_else(|error| panic!("{algorithm} from {root} of {world_size}: {error}"));
-                check_bound(Goal::Broadcast { root }, world_size, algorithm.chunks(world_size), &report);
-                (report.chunks_sent_max(), report.reductions_max())
-            });
-            let (sent, reduced): (Vec<usize>, Vec<usize>) = reports.unzip();
-            let (cost, what) = (algorithm.cost(world_size), format!("{algorithm} {world_size}"));
-            assert_eq!(sent.into_iter().max(), Some(cost.sent_max), "{what}");
-            assert_eq!(reduced.into_iter().max(), Some(cost.reduced_max), "{what}");
-        }
-    }
-}
-
-#[test]
-fn every_reduce_is_proven_to_every_root() {
-    for &algorithm in Reduce::ALL {
-        for world_size in WORLDS {
-            let reports = (0..world_size).map(|root| {
-                let report = verify::reduce(algorithm, world_size, root)
-                    .unwrap_or_else(|error| panic!("{algorithm} to {root} of {world_size}: {error}"));
-                check_bound(Goal::Reduce { root }, world_size, algorithm.chunks(world_size), &report);
-                (report.chunks_sent_max(), report.reductions_max())
-            });
-            let (sent, reduced): (Vec<usize>, Vec<usize>) = reports.unzip();
-            let (cost, what) = (algorithm.cost(world_size), format!("{algorithm} {world_size}"));
-            assert_eq!(sent.into_iter().max(), Some(cost.sent_max), "{what}");
-            assert_eq!(reduced.into_iter().max(), Some(cost.reduced_max), "{what}");
-        }
-    }
-}
-
-#[test]
-fn every_barrier_is_proven() {
-    for &algorithm in Barrier::ALL {
-        for world_size in WORLDS {
-            let report = verify::barrier(algorithm, world_size)
-                .unwrap_or_else(|error| panic!("{algorithm} in a world of {world_size}: {error}"));
-            check_bound(Goal::Barrier, world_size, 0, &report);
+fn every_schedule_is_proven_for_every_world_and_root() {
+    for subject in Subject::all() {
+        let what = format!("{} by {}", subject.operation(), subject.algorithm());
+        for world_size in WORLDS.filter(|&world_size| subject.supports(world_size)) {
+            let proof = subject
+                .prove_world(world_size)
+                .unwrap_or_else(|error| panic!("{what} in a world of {world_size}: {error}"));
+            let (bound, chunks) = (subject.goal(0).lower_bound(world_size), subject.chunks(world_size));
+            // The bound is that of ranks that deal with one message at a time.
+            let at_once = if subject == Subject::AllToAll(AllToAll::Windowed) { WINDOW } else { 1 };
+            assert!(proof.cost.rounds * at_once >= bound.rounds, "{what} in a world of {world_size}");
+            assert!(
+                proof.cost.path * world_size >= bound.moved * chunks,
+                "{what} in a world of {world_size}"
+            );
+            assert_eq!(proof.order, subject.order(world_size));
         }
     }
 }
@@ -196,7 +125,7 @@ fn bytes_are_counted_for_every_length() {
         for elements in [0, 1, world_size - 1, world_size, 1009] {
             let partition = Partition::new(elements, 4, world_size).unwrap();
             let report = verify::all_reduce(AllReduce::Ring, world_size).unwrap();
-            let ranks: Vec<_> = (0..world_size).map(|rank| report.traffic(rank, &partition)).collect();
+            let ranks: Vec<_> = (0..world_size).map(|rank| report.traffic(rank, &partition, None)).collect();
             let sent: u64 = ranks.iter().map(|traffic| traffic.bytes_sent).sum();
             let received: u64 = ranks.iter().map(|traffic| traffic.bytes_received).sum();
             assert_eq!(sent, 2 * (world_size as u64 - 1) * 4 * elements as u64);
@@ -222,6 +151,79 @@ fn worlds_and_roots_that_do_not_exist_are_refused() {
         assert!(algorithm.order(0) >= Order::Uniform);
         assert!(!algorithm.supports(0));
     }
+}
+
+#[test]
+fn scans_are_canonical_on_every_rank() {
+    for extent in [Extent::Inclusive, Extent::Exclusive] {
+        for world_size in 2..=200 {
+            let report = verify::scan(Scan::RecursiveDoubling, extent, world_size).unwrap();
+            assert_eq!(report.order, Some(Order::Canonical));
+            assert!(report.slots_max <= 3);
+        }
+    }
+}
+
+#[rstest]
+#[case::a_power_of_two(8, 3, 12)]
+#[case::not_quite(7, 3, 9)]
+#[case::one_more(9, 4, 13)]
+fn bruck_takes_few_rounds_of_about_half_the_buffer(
+    #[case] world_size: usize,
+    #[case] rounds: usize,
+    #[case] sent: usize,
+) {
+    let report = verify::all_to_all(AllToAll::Bruck, world_size).unwrap();
+    assert_eq!((report.rounds, report.chunks_sent_max()), (rounds, sent));
+}
+
+#[test]
+fn trees_hold_the_chunks_of_their_subtrees() {
+    let rank = |index| Rank::new(index, 6).unwrap();
+    let gather = [4, 0, 1, 2, 3, 5].map(|index| Gather::Binomial.held(rank(index), 4));
+    let [all, none] = [Chunks::all(6), Chunks::NONE];
+    assert_eq!(gather, [all, Chunks::range(0, 4), none, Chunks::range(2, 2), none, none]);
+    assert_eq!(Scatter::Binomial.held(rank(4), 4), none);
+    assert_eq!(Scatter::Binomial.held(rank(2), 4), Chunks::range(2, 2));
+    assert_eq!(Scatter::Binomial.held(rank(5), 4), Chunks::one(5));
+}
+
+/// Two ranks that send each other a chunk of their inputs.
+#[track_caller]
+fn check_swap(chunks: [usize; 2], places: [usize; 2], expected: Result<(), Error>) {
+    let program = |rank: usize| {
+        let send = SendHalf::input(1 - rank, Chunks::one(chunks[rank]));
+        let receive = ReceiveHalf::replace(1 - rank, Chunks::one(places[rank]));
+        Program { steps: vec![Step::exchange(send, receive)], finish: None }
+    };
+    assert_eq!(verify::check(Goal::AllToAll, 2, &[0, 1].map(program)).map(drop), expected);
+}
+
+#[test]
+fn chunks_that_go_to_the_wrong_rank_or_place_are_found() {
+    check_swap([1, 0], [1, 0], Ok(()));
+    let mismatch = |sent, expected| Error::Mismatch {
+        rank: 0,
+        step: 0,
+        sent: Chunks::one(sent),
+        peer: 1,
+        peer_step: 0,
+        expected: Chunks::one(expected),
+    };
+    check_swap([0, 0], [1, 0], Err(mismatch(0, 0)));
+    check_swap([1, 0], [1, 1], Err(mismatch(1, 1)));
+}
+
+#[test]
+fn windows_that_make_no_sense_are_found() {
+    for (first, last) in [(0, 1), (1, 2), (2, 1)] {
+        let program = Program { steps: vec![Step::Window { first, last }], finish: None };
+        let found = verify::check(Goal::AllToAll, 2, &[program.clone(), program]);
+        assert!(matches!(found, Err(Error::NoPeer { rank: 0, step: 0, .. })), "{first} to {last}: {found:?}");
+    }
+    let program = Program { steps: vec![Step::Window { first: 1, last: 1 }], finish: None };
+    let found = verify::check(Goal::AllGather, 2, &[program.clone(), program]);
+    assert!(matches!(found, Err(Error::NoChunk { parts: 0, .. })), "no input: {found:?}");
 }
 
 /// One wrong program for each of two ranks that mean to reduce one chunk to rank 0.
@@ -323,6 +325,15 @@ fn misuse_of_slots_is_found() {
     check_fault([vec![HOLD, other_chunk], vec![give]], Error::Unwritten { rank: 0, step: 1, chunk: 1 });
     let itself = combine(0, 0, Place::Slot(0));
     check_fault([vec![HOLD, itself], vec![give]], Error::BadSlot { rank: 0, step: 1, slot: 0 });
+    let copy = |from, into| Step::Copy { chunk: 0, from, into };
+    let used = [HOLD, copy(Place::Slot(0), Place::Slot(1)), combine(0, 1, Place::Buffer)];
+    check_fault([used.to_vec(), vec![give]], Error::WrongResult { rank: 0, steps: 3, chunk: 1 });
+    let unused = [HOLD, copy(Place::Slot(0), Place::Slot(1))];
+    check_fault([unused.to_vec(), vec![give]], Error::Leftover { rank: 0, slot: 1 });
+    let nothing = copy(Place::Slot(0), Place::Buffer);
+    check_fault([vec![nothing], vec![]], Error::Unwritten { rank: 0, step: 0, chunk: 0 });
+    let itself = copy(Place::Buffer, Place::Buffer);
+    check_fault([vec![itself], vec![]], Error::Overlap { rank: 0, step: 0 });
     let far = combine(0, 5000, Place::Buffer);
     check_fault([vec![far], vec![]], Error::BadSlot { rank: 0, step: 0, slot: 5000 });
 }

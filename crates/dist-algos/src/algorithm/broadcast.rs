@@ -4,7 +4,7 @@ use dist_transport::Rank;
 
 use super::{cheapest, named};
 use crate::cost::log2_ceil;
-use crate::{Cost, CostModel, Schedule, binomial, chain, direct, knomial, ring};
+use crate::{Cost, CostModel, Schedule, Source, binomial, chain, knomial, linear, ring};
 
 /// How a broadcast can be done: every rank ends with the root's buffer.
 #[doc(alias = "MPI_Bcast")]
@@ -79,7 +79,7 @@ impl Broadcast {
             Self::Binomial => [binomial::broadcast(rank, root), Schedule::nothing(rank)],
             Self::Knomial => [knomial::broadcast(rank, root), Schedule::nothing(rank)],
             Self::Chain => [chain::broadcast(rank, root), Schedule::nothing(rank)],
-            Self::ScatterRing => [direct::scatter(rank, root), ring::all_gather(rank)],
+            Self::ScatterRing => [linear::scatter(rank, root, Source::Buffer), ring::all_gather(rank)],
         }
     }
 

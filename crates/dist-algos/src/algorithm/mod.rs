@@ -4,17 +4,25 @@
 
 mod all_gather;
 mod all_reduce;
+mod all_to_all;
 mod barrier;
 mod broadcast;
+mod gather;
 mod reduce;
 mod reduce_scatter;
+mod scan;
+mod scatter;
 
 pub use all_gather::AllGather;
 pub use all_reduce::{AllReduce, Phases};
+pub use all_to_all::AllToAll;
 pub use barrier::Barrier;
 pub use broadcast::Broadcast;
+pub use gather::Gather;
 pub use reduce::Reduce;
 pub use reduce_scatter::ReduceScatter;
+pub use scan::Scan;
+pub use scatter::Scatter;
 
 /// Names for the algorithms of an operation, and the way back.
 macro_rules! named {

@@ -4,7 +4,7 @@ use dist_transport::Rank;
 
 use super::{cheapest, named};
 use crate::cost::log2_ceil;
-use crate::{Cost, CostModel, Order, Schedule, Step, binomial, direct, pairwise};
+use crate::{Cost, CostModel, Order, Schedule, Source, Step, binomial, linear, pairwise};
 
 /// How a reduce can be done: the root ends with the sum of all buffers. What other buffers held is lost.
 #[doc(alias = "MPI_Reduce")]
@@ -68,7 +68,9 @@ impl Reduce {
     pub(crate) fn parts(self, rank: Rank, root: usize) -> [Schedule; 2] {
         match self {
             Self::Binomial => [binomial::reduce(rank, root), Schedule::nothing(rank)],
-            Self::PairwiseGather => [pairwise::reduce_scatter(rank), direct::gather(rank, root)],
+            Self::PairwiseGather => {
+                [pairwise::reduce_scatter(rank), linear::gather(rank, root, Source::Buffer)]
+            }
         }
     }
 

@@ -56,6 +56,7 @@ impl Iterator for Level<'_> {
     type Item = Step;
 
     fn next(&mut self) -> Option<Step> {
+        let chunk_of = |spread: Spread, chunk| spread.of(Chunks::one(chunk)).first();
         Some(match self.schedule.next()? {
             Step::Exchange { send, receive } => Step::Exchange {
                 send: send.map(|half| SendHalf {
@@ -70,8 +71,12 @@ impl Iterator for Level<'_> {
                 }),
             },
             Step::Combine { chunk, from, into } => {
-                Step::Combine { chunk: self.spread.of(Chunks::one(chunk)).first(), from, into }
+                Step::Combine { chunk: chunk_of(self.spread, chunk), from, into }
             }
+            Step::Copy { chunk, from, into } => {
+                Step::Copy { chunk: chunk_of(self.spread, chunk), from, into }
+            }
+            Step::Window { .. } => unreachable!("only an all_to_all has windows, and it has no levels"),
         })
     }
 }

@@ -1,6 +1,11 @@
 //! Sums as trees, each tree kept once: two sums are the same if their numbers are.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use smallvec::{SmallVec, smallvec};
+
+use super::goal::Piece;
 
 /// The number of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -9,7 +14,7 @@ pub(super) struct Tree(usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Node {
     /// What one rank brought.
-    Leaf(usize),
+    Leaf(Piece),
     /// Two sums added, the one with the lower number first: operands may swap sides.
     Sum(Tree, Tree),
     /// A sum after its owner has finished it; it must not be added to any more.
@@ -19,19 +24,19 @@ enum Node {
 /// All trees that have come up, and who contributed to each.
 pub(super) struct Forest {
     nodes: Vec<Node>,
-    numbers: HashMap<Node, Tree>,
+    numbers: HashMap<Node, Tree, BuildHasherDefault<Mix>>,
     contributors: Vec<Ranks>,
     world_size: usize,
 }
 
 impl Forest {
     pub(super) fn new(world_size: usize) -> Self {
-        Self { nodes: Vec::new(), numbers: HashMap::new(), contributors: Vec::new(), world_size }
+        Self { nodes: Vec::new(), numbers: HashMap::default(), contributors: Vec::new(), world_size }
     }
 
-    pub(super) fn leaf(&mut self, rank: usize) -> Tree {
+    pub(super) fn leaf(&mut self, piece: Piece) -> Tree {
         let world_size = self.world_size;
-        self.number(Node::Leaf(rank), |_| Ranks::one(rank, world_size))
+        self.number(Node::Leaf(piece), |_| Ranks::one(piece.rank, world_size))
     }
 
     /// The sum of two trees, or else a rank that contributed to both.
@@ -55,20 +60,25 @@ impl Forest {
         }
     }
 
-    /// Whether the tree is what this rank brought.
-    pub(super) fn is_leaf(&self, tree: Tree, rank: usize) -> bool {
-        self.nodes[tree.0] == Node::Leaf(rank)
+    /// Whether the tree is what a rank brought.
+    pub(super) fn is_leaf(&self, tree: Tree, piece: Piece) -> bool {
+        self.nodes[tree.0] == Node::Leaf(piece)
     }
 
     /// Whether every rank has contributed.
     pub(super) fn is_total(&self, tree: Tree) -> bool {
-        self.contributors[tree.0].missing(self.world_size).is_none()
+        self.is_sum_of(tree, self.world_size)
+    }
+
+    /// Whether just the first ranks have contributed, so many of them.
+    pub(super) fn is_sum_of(&self, tree: Tree, count: usize) -> bool {
+        self.contributors[tree.0].are_first(count)
     }
 
     /// T(p) over the ranks from `start`, `count` of them and at least one.
     pub(super) fn canonical(&mut self, start: usize, count: usize) -> Tree {
         if count == 1 {
-            return self.leaf(start);
+            return self.leaf(Piece { rank: start, chunk: 0 });
         }
         let left_count = count.next_power_of_two() / 2;
         let left = self.canonical(start, left_count);
@@ -91,11 +101,11 @@ impl Forest {
 
 /// A set of ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Ranks(Vec<u64>);
+pub(super) struct Ranks(SmallVec<[u64; 2]>);
 
 impl Ranks {
     pub(super) fn one(rank: usize, world_size: usize) -> Self {
-        let mut words = vec![0; world_size.div_ceil(64)];
+        let mut words = smallvec![0; world_size.div_ceil(64)];
         words[rank / 64] |= 1 << (rank % 64);
         Self(words)
     }
@@ -106,7 +116,16 @@ impl Ranks {
 
     /// The lowest rank of those below `world_size` that is not in the set.
     pub(super) fn missing(&self, world_size: usize) -> Option<usize> {
-        (0..world_size).find(|rank| self.0[rank / 64] >> (rank % 64) & 1 == 0)
+        let (word, bits) = self.0.iter().enumerate().find(|(_, bits)| **bits != u64::MAX)?;
+        Some(word * 64 + bits.trailing_ones() as usize).filter(|&rank| rank < world_size)
+    }
+
+    /// Whether the set is the first ranks, so many of them.
+    fn are_first(&self, count: usize) -> bool {
+        self.0.iter().enumerate().all(|(word, &bits)| match count.saturating_sub(word * 64) {
+            ranks if ranks >= 64 => bits == u64::MAX,
+            ranks => bits == (1 << ranks) - 1,
+        })
     }
 
     /// The lowest rank in both sets.
@@ -117,6 +136,31 @@ impl Ranks {
     }
 }
 
+/// A hash of small numbers: each is mixed in by a multiplication.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mix(u64);
+
+impl Hasher for Mix {
+    fn finish(&self) -> u64 {
+        self.0 ^ self.0 >> 32
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(byte.into());
+        }
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        // 2^64 divided by the golden ratio.
+        self.0 = (self.0.rotate_left(5) ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn write_usize(&mut self, number: usize) {
+        self.write_u64(number as u64);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -124,7 +168,7 @@ mod tests {
     #[test]
     fn sums_are_the_same_whichever_side_comes_first_but_not_however_they_are_grouped() {
         let mut forest = Forest::new(3);
-        let [a, b, c] = [0, 1, 2].map(|rank| forest.leaf(rank));
+        let [a, b, c] = [0, 1, 2].map(|rank| forest.leaf(Piece { rank, chunk: 0 }));
         let (ab, ba) = (forest.sum(a, b).unwrap(), forest.sum(b, a).unwrap());
         let bc = forest.sum(b, c).unwrap();
         assert_eq!(ab, ba);
@@ -137,12 +181,26 @@ mod tests {
     #[test]
     fn nothing_is_added_twice_nor_to_what_is_finished() {
         let mut forest = Forest::new(100);
-        let (a, b) = (forest.leaf(3), forest.leaf(80));
+        let [a, b] = [3, 80].map(|rank| forest.leaf(Piece { rank, chunk: 0 }));
         let ab = forest.sum(a, b).unwrap();
         assert_eq!(forest.sum(ab, b), Err(80));
         let done = forest.finished(ab);
         assert_eq!(forest.sum(done, a), Err(3));
         assert_eq!((forest.unfinished(done), forest.unfinished(ab)), (Some(ab), None));
+    }
+
+    #[test]
+    fn sets_know_the_first_ranks() {
+        let first =
+            |count: usize| (1..count).fold(Ranks::one(0, 130), |set, rank| set.union(&Ranks::one(rank, 130)));
+        for count in [1, 2, 63, 64, 65, 128, 129, 130] {
+            let set = first(count);
+            assert!((0..=130).all(|other| set.are_first(other) == (other == count)), "{count}");
+            assert_eq!(set.missing(130), (count < 130).then_some(count));
+            assert_eq!(set.missing(count), None);
+        }
+        assert_eq!(Ranks::one(1, 130).missing(130), Some(0));
+        assert!(!Ranks::one(1, 130).are_first(1));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Proofs of [two-level](crate::hierarchical) schedules, for given hosts.
 
-use super::{Finish, Goal, Program, Report, check, programs, supported};
+use super::{Finish, Goal, Program, Report, check};
 use crate::hierarchical::{self, LevelCosts, Plan};
 use crate::{
     AllGather, AllReduce, Barrier, Broadcast, Error, Hosts, Order, Reduce, ReduceScatter, Result, Step,
@@ -89,7 +89,13 @@ pub fn barrier(across: Barrier, hosts: &Hosts) -> Result<Report> {
 }
 
 fn exists(supports: bool, operation: &'static str, hosts: &Hosts) -> Result<()> {
-    supported(supports, operation, "two levels", hosts.world_size())
+    let (algorithm, world_size) = ("two levels", hosts.world_size());
+    if supports { Ok(()) } else { Err(Error::Unsupported { operation, algorithm, world_size }) }
+}
+
+/// One program for each rank, without a finish.
+fn programs<S: Iterator<Item = Step>>(world_size: usize, schedule: impl Fn(Rank) -> S) -> Vec<Program> {
+    Rank::all(world_size).map(|rank| Program { steps: schedule(rank).collect(), finish: None }).collect()
 }
 
 /// Compares what is said about the schedules with what was found, which may be better.

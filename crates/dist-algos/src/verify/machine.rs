@@ -5,16 +5,18 @@
 //! transports with any amount of buffering (Siegel and Avrunin, "Modeling wildcard-free MPI programs", 2005).
 
 use dist_transport::Rank;
+use smallvec::SmallVec;
 
 use super::forest::{Forest, Ranks, Tree};
 use super::report::RankReport;
 use super::{Goal, Program};
 use crate::validate::Parts;
-use crate::{Chunks, Error, Place, ReceiveHalf, Result, Source, Step, Then};
+use crate::{Chunks, Error, Place, ReceiveHalf, Result, SendHalf, Source, Step, Then};
 
 pub(super) struct Machine<'a> {
     pub(super) forest: Forest,
     pub(super) ranks: Vec<State>,
+    goal: Goal,
     programs: &'a [Program],
     parts: Parts,
 }
@@ -24,8 +26,10 @@ pub(super) struct State {
     rank: Rank,
     /// What each chunk of the buffer holds.
     pub(super) buffer: Vec<Option<Tree>>,
-    /// The chunk and the sum that each slot holds.
-    pub(super) slots: Vec<Option<(usize, Tree)>>,
+    /// What each chunk of the input holds.
+    input: Vec<Option<Tree>>,
+    /// What each slot holds.
+    pub(super) slots: Vec<Option<Held>>,
     /// Who is known to have begun.
     pub(super) heard: Ranks,
     /// When the steps so far were done.
@@ -33,6 +37,15 @@ pub(super) struct State {
     pub(super) report: RankReport,
     next: usize,
     exchange: Option<Exchange>,
+}
+
+/// What a slot holds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Held {
+    chunk: usize,
+    sum: Tree,
+    /// Something came of it.
+    pub(super) is_used: bool,
 }
 
 /// Two measures of time: messages, and chunks.
@@ -45,17 +58,20 @@ pub(super) struct Clock {
 /// An exchange of which at least one half is still to be done.
 struct Exchange {
     step: usize,
-    send: Option<Message>,
-    receive: Option<ReceiveHalf>,
+    sends: SmallVec<[Message; 1]>,
+    receives: SmallVec<[ReceiveHalf; 1]>,
     in_place: bool,
+    /// Chunks that leave in this step, which share the way out.
+    leaving: usize,
     ends: Clock,
 }
 
 /// What is on its way: the content as it was when the step began.
 struct Message {
     to: usize,
+    of: Source,
     chunks: Chunks,
-    sums: Vec<Tree>,
+    sums: SmallVec<[Tree; 4]>,
     heard: Ranks,
 }
 
@@ -64,23 +80,29 @@ impl Clock {
         Self { rounds: self.rounds.max(other.rounds), path: self.path.max(other.path) }
     }
 
-    fn after(self, chunks: Chunks) -> Self {
-        Self { rounds: self.rounds + 1, path: self.path + chunks.len() }
+    fn after(self, chunks: usize) -> Self {
+        Self { rounds: self.rounds + 1, path: self.path + chunks }
     }
 }
 
 impl<'a> Machine<'a> {
     pub(super) fn new(goal: Goal, parts: usize, programs: &'a [Program]) -> Self {
-        let mut forest = Forest::new(programs.len());
-        let ranks = Rank::all(programs.len())
+        let world_size = programs.len();
+        let parts = Parts { buffer: parts, input: if goal.has_input() { parts } else { 0 } };
+        let mut forest = Forest::new(world_size);
+        let ranks = Rank::all(world_size)
             .map(|rank| {
-                let leaf = forest.leaf(rank.index());
-                let has = |chunk| goal.begins_with(rank.index(), chunk).then_some(leaf);
+                let index = rank.index();
+                let buffer = (0..parts.buffer).map(|chunk| goal.begins(world_size, index, chunk));
+                let buffer = buffer.map(|piece| piece.map(|piece| forest.leaf(piece))).collect();
+                let input = (0..parts.input).map(|chunk| goal.input(index, chunk));
+                let input = input.map(|piece| piece.map(|piece| forest.leaf(piece))).collect();
                 State {
                     rank,
-                    buffer: (0..parts).map(has).collect(),
+                    buffer,
+                    input,
                     slots: Vec::new(),
-                    heard: Ranks::one(rank.index(), programs.len()),
+                    heard: Ranks::one(index, world_size),
                     clock: Clock::default(),
                     report: RankReport::default(),
                     next: 0,
@@ -88,7 +110,7 @@ impl<'a> Machine<'a> {
                 }
             })
             .collect();
-        Self { forest, ranks, programs, parts: Parts { buffer: parts, input: 0 } }
+        Self { forest, ranks, goal, programs, parts }
     }
 
     /// Does all steps of all ranks.
@@ -99,13 +121,12 @@ impl<'a> Machine<'a> {
         }
         while let Some(rank) = ready.pop() {
             let Some(exchange) = &self.ranks[rank].exchange else { continue };
-            let to = exchange.send.as_ref().map(|send| send.to);
-            let from = exchange.receive.map(|receive| receive.from);
-            for (sender, receiver) in
-                [to.map(|to| (rank, to)), from.map(|from| (from, rank))].into_iter().flatten()
-            {
-                if self.meet(sender, receiver) {
-                    self.pass(sender, receiver)?;
+            let sends = exchange.sends.iter().map(|send| (rank, send.to));
+            let receives = exchange.receives.iter().map(|receive| (receive.from, rank));
+            let pairs: SmallVec<[(usize, usize); 2]> = sends.chain(receives).collect();
+            for (sender, receiver) in pairs {
+                if let Some(halves) = self.meet(sender, receiver) {
+                    self.pass(sender, receiver, halves)?;
                     for rank in [sender, receiver] {
                         if self.complete(rank)? {
                             ready.push(rank);
@@ -117,56 +138,55 @@ impl<'a> Machine<'a> {
         self.deadlock()
     }
 
-    /// Whether a message from the one to the other can pass now. An exchange in place goes on in lockstep, so
-    /// its peer has to be in one too.
-    fn meet(&self, sender: usize, receiver: usize) -> bool {
-        let (Some(ours), Some(theirs)) = (&self.ranks[sender].exchange, &self.ranks[receiver].exchange)
-        else {
-            return false;
-        };
-        let sends = ours.send.as_ref().is_some_and(|send| send.to == receiver);
-        let receives = theirs.receive.is_some_and(|receive| receive.from == sender);
-        sends && receives && ours.in_place == theirs.in_place
+    /// The halves, of the one's exchange and of the other's, between which a message can pass now. An exchange in
+    /// place goes on in lockstep, so its peer has to be in one too.
+    fn meet(&self, sender: usize, receiver: usize) -> Option<(usize, usize)> {
+        let (ours, theirs) = (self.ranks[sender].exchange.as_ref()?, self.ranks[receiver].exchange.as_ref()?);
+        let send = ours.sends.iter().position(|send| send.to == receiver)?;
+        let receive = theirs.receives.iter().position(|receive| receive.from == sender)?;
+        (ours.in_place == theirs.in_place).then_some((send, receive))
     }
 
     /// Brings a message from the one to the other.
-    fn pass(&mut self, sender: usize, receiver: usize) -> Result<()> {
+    fn pass(&mut self, sender: usize, receiver: usize, halves: (usize, usize)) -> Result<()> {
         const MET: &str = "the two have met in an exchange";
         let starts = self.ranks[sender].clock.later(self.ranks[receiver].clock);
         let ours = self.ranks[sender].exchange.as_mut().expect(MET);
         let step = ours.step;
-        let message = ours.send.take().expect(MET);
-        let ends = starts.after(message.chunks);
+        let message = ours.sends.remove(halves.0);
+        let ends = starts.after(ours.leaving);
         ours.ends = ours.ends.later(ends);
         let theirs = self.ranks[receiver].exchange.as_mut().expect(MET);
-        let receive = theirs.receive.take().expect(MET);
+        let receive = theirs.receives.remove(halves.1);
         theirs.ends = theirs.ends.later(ends);
-        if message.chunks != receive.chunks {
+        let their_step = theirs.step;
+        if !self.goal.agree(sender, receiver, (message.of, message.chunks), receive.chunks) {
             return Err(Error::Mismatch {
                 rank: sender,
                 step,
                 sent: message.chunks,
                 peer: receiver,
-                peer_step: theirs.step,
+                peer_step: their_step,
                 expected: receive.chunks,
             });
         }
-        let their_step = theirs.step;
-        self.ranks[sender].report.sends(receiver, message.chunks);
+        self.ranks[sender].report.sends(receiver, message.of, message.chunks);
         let state = &mut self.ranks[receiver];
         state.report.receives(sender, receive.chunks);
         state.heard = state.heard.union(&message.heard);
-        for (chunk, sum) in message.chunks.indices().zip(message.sums) {
+        for (chunk, sum) in receive.chunks.indices().zip(message.sums) {
             state.write(&mut self.forest, their_step, chunk, receive.place, receive.then, sum)?;
         }
         Ok(())
     }
 
-    /// If both halves of the rank's exchange are done, goes on with its next steps.
+    /// If all of the rank's exchange is done, goes on with its next steps.
     fn complete(&mut self, rank: usize) -> Result<bool> {
         let state = &mut self.ranks[rank];
         match &state.exchange {
-            Some(Exchange { send: None, receive: None, ends, .. }) => state.clock = *ends,
+            Some(exchange) if exchange.sends.is_empty() && exchange.receives.is_empty() => {
+                state.clock = exchange.ends;
+            }
             _ => return Ok(false),
         }
         state.exchange = None;
@@ -186,8 +206,9 @@ impl<'a> Machine<'a> {
             step.validate(state.rank, state.next, self.parts)?;
             match step {
                 Step::Combine { chunk, from, into } => state.combine(&mut self.forest, chunk, from, into)?,
+                Step::Copy { chunk, from, into } => state.copy(&mut self.forest, chunk, from, into)?,
                 Step::Exchange { send: None, receive: None } => {}
-                Step::Exchange { .. } => state.begin(step)?,
+                Step::Exchange { .. } | Step::Window { .. } => state.begin(step)?,
             }
             state.next += 1;
             state.report.steps += 1;
@@ -199,8 +220,9 @@ impl<'a> Machine<'a> {
     fn deadlock(&self) -> Result<()> {
         let mut waiting = self.ranks.iter().filter_map(|state| Some((state, state.exchange.as_ref()?)));
         let Some((state, exchange)) = waiting.next() else { return Ok(()) };
-        let to = exchange.send.as_ref().map(|send| send.to);
-        let peer = to.or(exchange.receive.map(|receive| receive.from)).expect("one half is still to be done");
+        let to = exchange.sends.first().map(|send| send.to);
+        let from = exchange.receives.first().map(|receive| receive.from);
+        let peer = to.or(from).expect("one half is still to be done");
         Err(Error::Deadlock {
             rank: state.rank.index(),
             step: exchange.step,
@@ -214,24 +236,26 @@ impl<'a> Machine<'a> {
 impl State {
     /// Takes up an exchange.
     fn begin(&mut self, step: Step) -> Result<()> {
-        let Step::Exchange { send, receive } = step else { return Ok(()) };
-        let send = match send {
-            None => None,
-            Some(send) => {
-                let read = |chunk| self.read(send.of, chunk);
-                let sums = send.chunks.indices().map(read).collect::<Result<_>>()?;
-                Some(Message { to: send.to, chunks: send.chunks, sums, heard: self.heard.clone() })
-            }
+        let (sends, receives) = step.halves(self.rank);
+        let message = |send: &SendHalf| {
+            let sums = send.chunks.indices().map(|chunk| self.read(send.of, chunk)).collect::<Result<_>>()?;
+            Ok(Message { to: send.to, of: send.of, chunks: send.chunks, sums, heard: self.heard.clone() })
         };
-        let in_place = step.in_place().is_some();
-        self.exchange = Some(Exchange { step: self.next, send, receive, in_place, ends: self.clock });
+        self.exchange = Some(Exchange {
+            step: self.next,
+            leaving: sends.iter().map(|send| send.chunks.len()).sum(),
+            sends: sends.iter().map(message).collect::<Result<_>>()?,
+            receives,
+            in_place: step.in_place().is_some(),
+            ends: self.clock,
+        });
         Ok(())
     }
 
     fn read(&self, source: Source, chunk: usize) -> Result<Tree> {
         let held = match source {
             Source::Buffer => self.buffer[chunk],
-            Source::Input => None,
+            Source::Input => self.input[chunk],
         };
         held.ok_or(Error::Unwritten { rank: self.rank.index(), step: self.next, chunk })
     }
@@ -248,10 +272,9 @@ impl State {
     ) -> Result<()> {
         let rank = self.rank.index();
         if let (Place::Slot(slot), Then::Replace) = (place, then) {
-            let held = self.slots.get(slot).copied().flatten();
-            return match held {
-                Some(_) => Err(Error::Lost { rank, step, slot }),
-                None => {
+            return match self.slots.get(slot).copied().flatten() {
+                Some(held) if !held.is_used => Err(Error::Lost { rank, step, slot }),
+                _ => {
                     self.hold(slot, chunk, sum);
                     Ok(())
                 }
@@ -272,7 +295,7 @@ impl State {
         };
         match place {
             Place::Buffer => self.buffer[chunk] = Some(sum),
-            Place::Slot(slot) => self.slots[slot] = Some((chunk, sum)),
+            Place::Slot(slot) => self.slots[slot] = Some(Held { chunk, sum, is_used: false }),
         }
         Ok(())
     }
@@ -281,7 +304,7 @@ impl State {
         if self.slots.len() <= slot {
             self.slots.resize(slot + 1, None);
         }
-        self.slots[slot] = Some((chunk, sum));
+        self.slots[slot] = Some(Held { chunk, sum, is_used: false });
         self.report.slots = self.report.slots.max(slot + 1);
     }
 
@@ -290,8 +313,8 @@ impl State {
         match place {
             Place::Buffer => self.buffer[chunk],
             Place::Slot(slot) => {
-                let (held, sum) = self.slots.get(slot).copied().flatten()?;
-                (held == chunk).then_some(sum)
+                let held = self.slots.get(slot).copied().flatten()?;
+                (held.chunk == chunk).then_some(held.sum)
             }
         }
     }
@@ -301,6 +324,15 @@ impl State {
         let sum = self.content(Place::Slot(from), chunk).ok_or(unwritten)?;
         self.slots[from] = None;
         self.write(forest, self.next, chunk, into, Then::Reduce, sum)
+    }
+
+    fn copy(&mut self, forest: &mut Forest, chunk: usize, from: Place, into: Place) -> Result<()> {
+        let unwritten = Error::Unwritten { rank: self.rank.index(), step: self.next, chunk };
+        let sum = self.content(from, chunk).ok_or(unwritten)?;
+        if let Place::Slot(slot) = from {
+            self.slots[slot] = Some(Held { chunk, sum, is_used: true });
+        }
+        self.write(forest, self.next, chunk, into, Then::Replace, sum)
     }
 
     /// Finishes the sums that the rank owns.
@@ -320,8 +352,8 @@ impl State {
 }
 
 impl RankReport {
-    fn sends(&mut self, peer: usize, chunks: Chunks) {
-        self.sent.push(chunks);
+    fn sends(&mut self, peer: usize, of: Source, chunks: Chunks) {
+        self.sent.push((of, chunks));
         self.talks_to(peer);
     }
 

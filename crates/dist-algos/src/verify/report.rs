@@ -2,7 +2,7 @@
 
 use dist_transport::Traffic;
 
-use crate::{Chunks, Order, Partition};
+use crate::{Chunks, Order, Partition, Source};
 
 /// What correct schedules do, counted exactly.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub struct Report {
 /// What one rank did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct RankReport {
-    pub(super) sent: Vec<Chunks>,
+    pub(super) sent: Vec<(Source, Chunks)>,
     pub(super) received: Vec<Chunks>,
     pub(super) peers: Vec<usize>,
     pub(super) steps: usize,
@@ -38,7 +38,7 @@ pub(super) struct RankReport {
 impl Report {
     /// How many chunks a rank sends.
     pub fn chunks_sent(&self, rank: usize) -> usize {
-        self.ranks[rank].sent.iter().map(|chunks| chunks.len()).sum()
+        self.ranks[rank].sent.iter().map(|(_, chunks)| chunks.len()).sum()
     }
 
     /// How many chunks the rank sends that sends most.
@@ -61,17 +61,19 @@ impl Report {
         self.ranks.iter().map(|rank| rank.reductions).max().unwrap_or(0)
     }
 
-    /// What a transport counts on a rank if the buffer is cut like this.
-    pub fn traffic(&self, rank: usize, partition: &Partition<'_>) -> Traffic {
-        let bytes = |messages: &[Chunks]| -> u64 {
-            messages.iter().map(|&chunks| partition.bytes_of(chunks) as u64).sum()
-        };
+    /// What a transport counts on a rank if its buffer is cut like this, and its input like that.
+    pub fn traffic(&self, rank: usize, cut: &Partition<'_>, input: Option<&Partition<'_>>) -> Traffic {
         let RankReport { sent, received, .. } = &self.ranks[rank];
+        let bytes = |cut: Option<&Partition<'_>>, chunks| cut.map_or(0, |cut| cut.bytes_of(chunks) as u64);
+        let sends = sent.iter().map(|&(of, chunks)| match of {
+            Source::Buffer => bytes(Some(cut), chunks),
+            Source::Input => bytes(input, chunks),
+        });
         Traffic {
             messages_sent: sent.len() as u64,
-            bytes_sent: bytes(sent),
+            bytes_sent: sends.sum(),
             messages_received: received.len() as u64,
-            bytes_received: bytes(received),
+            bytes_received: received.iter().map(|&chunks| bytes(Some(cut), chunks)).sum(),
         }
     }
 }

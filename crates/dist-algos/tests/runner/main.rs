@@ -1,5 +1,6 @@
 //! The runner does what the schedules say: results are the oracle's, bytes on the wire are the verifier's.
 
+mod apart;
 mod hierarchical;
 mod link;
 mod network;
@@ -69,7 +70,7 @@ fn check_ranks<N: Number + bytemuck::Pod + Send + Sync>(
     let ranks = network.run(inputs.len(), program).into_iter().enumerate();
     ranks
         .map(|(rank, (buffer, traffic))| {
-            assert_eq!(traffic, report.traffic(rank, &partition), "traffic of rank {rank}");
+            assert_eq!(traffic, report.traffic(rank, &partition, None), "traffic of rank {rank}");
             buffer
         })
         .collect()
@@ -317,6 +318,24 @@ fn a_buffer_that_is_not_the_partitions_is_refused() {
     );
     let expected = Error::BufferLength { expected: 32, got: 31 };
     assert!(matches!(result, Err(RunError::Schedule(error)) if error == expected));
+}
+
+#[test]
+fn an_input_that_is_not_its_partitions_or_does_not_exist_is_refused() {
+    let runtime = Runtime::system();
+    let mut link = link::network(&runtime, 2).swap_remove(0);
+    let deadline = runtime.deadline(Duration::from_secs(1));
+    let cut = partition::<u64>(2, 2);
+    let mut run_with = |input: Option<&[u8]>| {
+        let mut buffer = [0; 16];
+        let memory = Memory { buffer: &mut buffer, cut, input: input.map(|input| (input, cut)) };
+        let step = Step::Window { first: 1, last: 1 };
+        run(&mut link, [step], memory, &mut sum::<u64>, &mut Scratch::new(), deadline)
+    };
+    let expected = Error::InputLength { expected: 16, got: 15 };
+    assert!(matches!(run_with(Some(&[0; 15])), Err(RunError::Schedule(error)) if error == expected));
+    let expected = Error::NoChunk { rank: 0, step: 0, chunks: Chunks::all(2), parts: 0 };
+    assert!(matches!(run_with(None), Err(RunError::Schedule(error)) if error == expected));
 }
 
 #[test]

@@ -109,4 +109,18 @@ impl RingTransport for End {
             }
         }
     }
+
+    fn exchange_all(
+        &mut self,
+        sends: &[Outgoing<'_>],
+        receives: &mut [Incoming<'_>],
+        deadline: Deadline,
+    ) -> Result<(), EndError> {
+        match self {
+            Self::Link(link) => Ok(link.exchange_all(sends, receives, deadline)?),
+            Self::Simulated(transport) => {
+                Ok(RingTransport::exchange_all(transport, sends, receives, deadline)?)
+            }
+        }
+    }
 }

@@ -1,0 +1,114 @@
+//! Algorithms of all_to_all.
+
+use dist_transport::Rank;
+
+use super::{cheapest, named};
+use crate::cost::log2_ceil;
+use crate::{Cost, CostModel, Schedule, Source, all_to_all};
+
+/// How an all_to_all can be done: rank `d` ends with one chunk of every rank `s`, where `s` has a chunk for every
+/// `d`, of as many chunks as there are ranks.
+///
+/// [`Windowed`](Self::Windowed) and [`Pairwise`](Self::Pairwise) send chunk `d` of the input to rank `d` and receive
+/// chunk `s` of the buffer from rank `s`; a rank's own chunk is in its place to begin with. Chunks can have any sizes.
+///
+/// [`Bruck`](Self::Bruck) has no input. Chunk `j` of its buffer is at first the one for rank
+/// [`before`](Self::before)`(rank, j)`, and in the end the one from rank [`after`](Self::after)`(rank, j)`. All chunks
+/// have the same size.
+#[doc(alias = "MPI_Alltoall")]
+#[doc(alias = "alltoall")]
+#[doc(alias = "ncclAlltoAll")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum AllToAll {
+    /// Every chunk to its rank, with some under way at once; see [`all_to_all::windowed`].
+    Windowed,
+    /// Every chunk to its rank, one after the other; see [`all_to_all::pairwise`].
+    Pairwise,
+    /// Half of all chunks in every one of few rounds; see [`all_to_all::bruck`].
+    Bruck,
+}
+
+named!("all_to_all", AllToAll {
+    Windowed => "windowed",
+    Pairwise => "pairwise",
+    Bruck => "bruck",
+});
+
+impl AllToAll {
+    /// Whether there is a schedule for a world of this size.
+    pub const fn supports(self, world_size: usize) -> bool {
+        world_size > 0
+    }
+
+    /// Into how many chunks the memory is cut.
+    pub const fn chunks(self, world_size: usize) -> usize {
+        world_size
+    }
+
+    /// Where the schedules send from.
+    pub const fn source(self) -> Source {
+        match self {
+            Self::Windowed | Self::Pairwise => Source::Input,
+            Self::Bruck => Source::Buffer,
+        }
+    }
+
+    /// The rank that a chunk is for, of what a rank has to begin with.
+    pub const fn before(self, rank: Rank, chunk: usize) -> usize {
+        match self {
+            Self::Windowed | Self::Pairwise => chunk,
+            Self::Bruck => rank.plus(chunk).index(),
+        }
+    }
+
+    /// The rank that a chunk is from, of what a rank has in the end.
+    pub const fn after(self, rank: Rank, chunk: usize) -> usize {
+        match self {
+            Self::Windowed | Self::Pairwise => chunk,
+            Self::Bruck => rank.minus(chunk).index(),
+        }
+    }
+
+    /// What it costs.
+    pub const fn cost(self, world_size: usize) -> Cost {
+        if world_size <= 1 {
+            return Cost::NOTHING;
+        }
+        let peers = world_size - 1;
+        let (rounds, path) = match self {
+            Self::Windowed => (peers.div_ceil(all_to_all::WINDOW), peers),
+            Self::Pairwise => (peers, peers),
+            Self::Bruck => {
+                let rounds = log2_ceil(world_size);
+                let (mut round, mut path) = (0, 0);
+                while round < rounds {
+                    path += all_to_all::moved(world_size, round).len();
+                    round += 1;
+                }
+                (rounds, path)
+            }
+        };
+        Cost { rounds, path, sent_max: path, reduced_max: 0 }
+    }
+
+    /// The schedule of a rank.
+    pub const fn schedule(self, rank: Rank) -> Schedule {
+        match self {
+            Self::Windowed => all_to_all::windowed(rank),
+            Self::Pairwise => all_to_all::pairwise(rank),
+            Self::Bruck => all_to_all::bruck(rank),
+        }
+    }
+
+    /// The cheapest algorithm for chunks that are equally long; `bytes` is the size of each rank's input.
+    pub fn suggest(world_size: usize, bytes: usize, model: &CostModel) -> Self {
+        let price = |algorithm: Self| model.picoseconds(algorithm.cost(world_size), bytes, world_size);
+        cheapest(Self::ALL.iter().copied(), price).unwrap_or(Self::Windowed)
+    }
+
+    /// The cheapest algorithm for chunks of any sizes.
+    pub const fn suggest_uneven(_world_size: usize) -> Self {
+        Self::Windowed
+    }
+}

@@ -1,0 +1,69 @@
+//! Algorithms of scan.
+
+use dist_transport::Rank;
+
+use super::named;
+use crate::cost::log2_ceil;
+use crate::scan::{self, Extent};
+use crate::{Cost, Order, Schedule};
+
+/// How a scan can be done: rank `r` ends with the sum of the buffers of the ranks up to it, with its own or without;
+/// see [`Extent`].
+#[doc(alias = "MPI_Scan")]
+#[doc(alias = "MPI_Exscan")]
+#[doc(alias = "prefix_sum")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Scan {
+    /// The sums of blocks to ranks at distance 1, 2, 4, …; see [`scan::recursive_doubling`].
+    RecursiveDoubling,
+}
+
+named!("scan", Scan {
+    RecursiveDoubling => "recursive_doubling",
+});
+
+impl Scan {
+    /// Whether there is a schedule for a world of this size.
+    pub const fn supports(self, world_size: usize) -> bool {
+        world_size > 0
+    }
+
+    /// Into how many chunks the buffer is cut.
+    pub const fn chunks(self, _world_size: usize) -> usize {
+        1
+    }
+
+    /// In which order it reduces: canonical means T(r + 1) on rank `r`, or T(r) without its own part.
+    pub const fn order(self, _world_size: usize) -> Order {
+        match self {
+            Self::RecursiveDoubling => Order::Canonical,
+        }
+    }
+
+    /// What it costs.
+    pub const fn cost(self, world_size: usize, extent: Extent) -> Cost {
+        let rounds = log2_ceil(world_size);
+        let Some(updates) = rounds.checked_sub(1) else { return Cost::NOTHING };
+        // The last rank of the first half adds most: every round before the last to its result and to its block's
+        // sum. Two ranks have no such round.
+        let reduced = if updates > 0 { 2 * updates } else { 1 };
+        let reduced_max = match extent {
+            Extent::Inclusive => reduced,
+            Extent::Exclusive => reduced - 1,
+        };
+        Cost { rounds, path: rounds, sent_max: rounds, reduced_max }
+    }
+
+    /// The schedule of a rank.
+    pub const fn schedule(self, rank: Rank, extent: Extent) -> Schedule {
+        match self {
+            Self::RecursiveDoubling => scan::recursive_doubling(rank, extent),
+        }
+    }
+
+    /// The only algorithm so far.
+    pub const fn suggest(_world_size: usize) -> Self {
+        Self::RecursiveDoubling
+    }
+}

@@ -1,0 +1,78 @@
+//! Algorithms of scatter.
+
+use dist_transport::Rank;
+
+use super::{cheapest, named};
+use crate::cost::log2_ceil;
+use crate::{Chunks, Cost, CostModel, Schedule, Source, binomial, linear};
+
+/// How a scatter can be done: every other rank `r` ends with chunk `r` of the root's input, of as many chunks as there
+/// are ranks. Chunks can have any sizes.
+///
+/// A rank needs a buffer for the chunks that [`held`](Self::held) says and no others (see
+/// [`Partition::among`](crate::Partition::among)); the root has no buffer, but an input.
+#[doc(alias = "MPI_Scatter")]
+#[doc(alias = "ncclScatter")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Scatter {
+    /// The root to every rank; see [`linear`].
+    Linear,
+    /// Down a tree; see [`binomial`].
+    Binomial,
+}
+
+named!("scatter", Scatter {
+    Linear => "linear",
+    Binomial => "binomial",
+});
+
+impl Scatter {
+    /// Whether there is a schedule for a world of this size.
+    pub const fn supports(self, world_size: usize) -> bool {
+        world_size > 0
+    }
+
+    /// Into how many chunks the memory is cut.
+    pub const fn chunks(self, world_size: usize) -> usize {
+        world_size
+    }
+
+    /// The chunks that pass through the buffer of a rank: neighbours. A root outside the world is taken modulo its
+    /// size.
+    pub fn held(self, rank: Rank, root: usize) -> Chunks {
+        let root = root % rank.world_size();
+        match self {
+            Self::Linear if rank.index() == root => Chunks::NONE,
+            Self::Linear => Chunks::one(rank.index()),
+            Self::Binomial => binomial::scatter_held(rank, root),
+        }
+    }
+
+    /// What it costs, for the root that makes most of it.
+    pub const fn cost(self, world_size: usize) -> Cost {
+        if world_size <= 1 {
+            return Cost::NOTHING;
+        }
+        let peers = world_size - 1;
+        let (rounds, path) = match self {
+            Self::Linear => (peers, peers),
+            Self::Binomial => (log2_ceil(world_size), world_size.next_power_of_two() - 1),
+        };
+        Cost { rounds, path, sent_max: peers, reduced_max: 0 }
+    }
+
+    /// The schedule of a rank. A root outside the world is taken modulo its size.
+    pub const fn schedule(self, rank: Rank, root: usize) -> Schedule {
+        match self {
+            Self::Linear => linear::scatter(rank, root, Source::Input),
+            Self::Binomial => binomial::scatter(rank, root),
+        }
+    }
+
+    /// The cheapest algorithm; `bytes` is the size of the root's input.
+    pub fn suggest(world_size: usize, bytes: usize, model: &CostModel) -> Self {
+        let price = |algorithm: Self| model.picoseconds(algorithm.cost(world_size), bytes, world_size);
+        cheapest(Self::ALL.iter().copied(), price).unwrap_or(Self::Linear)
+    }
+}

@@ -1,0 +1,40 @@
+//! Linear schedules: the root talks to every other rank, one after the other.
+//!
+//! The root moves the fewest bytes, in p − 1 rounds. They are also one half of large broadcasts and reductions.
+
+use dist_transport::Rank;
+
+use crate::schedule::Kind;
+use crate::{Chunks, ReceiveHalf, Schedule, SendHalf, Source, Step};
+
+/// Every other rank `r` gets chunk `r` of the root's memory into its buffer. A root outside the world is taken modulo
+/// its size.
+pub const fn scatter(rank: Rank, root: usize, of: Source) -> Schedule {
+    let root = root % rank.world_size();
+    Schedule::new(rank, rank.world_size() - 1, Kind::LinearScatter { root, of })
+}
+
+/// The root's buffer gets chunk `r` of the memory of every other rank `r`. A root outside the world is taken modulo
+/// its size.
+pub const fn gather(rank: Rank, root: usize, of: Source) -> Schedule {
+    let root = root % rank.world_size();
+    Schedule::new(rank, rank.world_size() - 1, Kind::LinearGather { root, of })
+}
+
+pub(crate) fn scatter_step(rank: Rank, root: usize, of: Source, index: usize) -> Option<Step> {
+    let peer = (root + 1 + index) % rank.world_size();
+    let chunks = Chunks::one(peer);
+    if rank.index() == root {
+        return Some(Step::send_half(SendHalf { to: peer, chunks, of }));
+    }
+    (rank.index() == peer).then(|| Step::receive(ReceiveHalf::replace(root, chunks)))
+}
+
+pub(crate) fn gather_step(rank: Rank, root: usize, of: Source, index: usize) -> Option<Step> {
+    let peer = (root + 1 + index) % rank.world_size();
+    let chunks = Chunks::one(peer);
+    if rank.index() == root {
+        return Some(Step::receive(ReceiveHalf::replace(peer, chunks)));
+    }
+    (rank.index() == peer).then(|| Step::send_half(SendHalf { to: root, chunks, of }))
+}

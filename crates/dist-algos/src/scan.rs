@@ -1,0 +1,121 @@
+//! Scans: every rank gets the sum of the ranks up to it.
+//!
+//! Recursive doubling: ranks at distance 1, 2, 4, … tell each other the sums of their blocks. What comes from a block on
+//! the left is added to the rank's own result; so rank r adds the blocks that the digits of r name, the largest
+//! outermost, which is T(r + 1): the scan is canonical for every world size, and so is the exclusive one with T(r).
+//!
+//! Where a block has no block to its right, nobody needs its sum, and nothing goes back to the left.
+
+use dist_transport::Rank;
+
+use crate::cost::log2_ceil;
+use crate::schedule::Kind;
+use crate::{Chunks, Place, ReceiveHalf, Schedule, SendHalf, Step, Then};
+
+/// Whether a rank's own part is in its result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Extent {
+    /// Rank `r` gets the sum of ranks 0 to `r`.
+    Inclusive,
+    /// Rank `r` gets the sum of ranks 0 to `r − 1`; what the buffer of rank 0 holds in the end means nothing.
+    Exclusive,
+}
+
+/// The buffer is one chunk.
+const WHOLE: Chunks = Chunks::one(0);
+
+/// The result, where the buffer has to hold the sum of the rank's block.
+const RESULT: Place = Place::Slot(0);
+
+/// Slots for what has arrived, while it is still to be added to both.
+const ARRIVED: usize = 1;
+const COPY: usize = 2;
+
+/// Steps that a round has at most.
+const PARTS: usize = 4;
+
+/// The buffer, which is one chunk, becomes the sum of the ranks up to this one.
+pub const fn recursive_doubling(rank: Rank, extent: Extent) -> Schedule {
+    let rounds = log2_ceil(rank.world_size());
+    Schedule::new(rank, rounds * PARTS + 2, Kind::DoublingScan { extent, rounds })
+}
+
+/// First the result is taken out of the buffer, then there are rounds, then it is put back.
+pub(crate) fn step(rank: Rank, extent: Extent, rounds: usize, index: usize) -> Option<Step> {
+    let apart = result(rank) == RESULT;
+    let copy = |from, into| Some(Step::Copy { chunk: 0, from, into });
+    let Some(after) = index.checked_sub(1) else {
+        return if apart && extent == Extent::Inclusive { copy(Place::Buffer, RESULT) } else { None };
+    };
+    if after / PARTS < rounds {
+        return Round::of(rank, extent, after / PARTS)?.part(after % PARTS);
+    }
+    let empty = extent == Extent::Exclusive && rank.index() == 0;
+    if apart && !empty { copy(RESULT, Place::Buffer) } else { None }
+}
+
+/// Where the result is kept: in the buffer, if the sum of no block is needed there.
+fn result(rank: Rank) -> Place {
+    if Round::is_onward(rank, 0) { RESULT } else { Place::Buffer }
+}
+
+/// What a rank and a peer across one binary digit of their numbers tell each other.
+struct Round {
+    peer: usize,
+    /// The peer's block is to the left.
+    is_right: bool,
+    /// The sum of both blocks is needed further to the right.
+    is_onward: bool,
+    /// The result has nothing in it so far.
+    is_first: bool,
+    result: Place,
+}
+
+impl Round {
+    fn of(rank: Rank, extent: Extent, level: usize) -> Option<Self> {
+        let (index, size) = (rank.index(), 1 << level);
+        let peer = index ^ size;
+        (peer < rank.world_size()).then(|| Self {
+            peer,
+            is_right: peer < index,
+            is_onward: Self::is_onward(rank, level),
+            is_first: extent == Extent::Exclusive && index % size == 0,
+            result: result(rank),
+        })
+    }
+
+    fn is_onward(rank: Rank, level: usize) -> bool {
+        ((rank.index() >> (level + 1)) + 1) << (level + 1) < rank.world_size()
+    }
+
+    fn part(&self, part: usize) -> Option<Step> {
+        let doubled = self.is_right && self.is_onward;
+        match part {
+            0 => Some(self.exchange()),
+            1 if doubled => {
+                let into = if self.is_first { self.result } else { Place::Slot(COPY) };
+                Some(Step::Copy { chunk: 0, from: Place::Slot(ARRIVED), into })
+            }
+            2 if doubled && !self.is_first => Some(Step::Combine { chunk: 0, from: COPY, into: self.result }),
+            3 if self.is_onward => Some(Step::Combine { chunk: 0, from: ARRIVED, into: Place::Buffer }),
+            _ => None,
+        }
+    }
+
+    fn exchange(&self) -> Step {
+        let (place, then) = match (self.is_onward, self.is_first) {
+            (true, _) => (Place::Slot(ARRIVED), Then::Replace),
+            (false, true) => (self.result, Then::Replace),
+            (false, false) => (self.result, Then::Reduce),
+        };
+        Step::Exchange {
+            send: (!self.is_right || self.is_onward).then(|| SendHalf::buffer(self.peer, WHOLE)),
+            receive: (self.is_right || self.is_onward).then_some(ReceiveHalf {
+                from: self.peer,
+                chunks: WHOLE,
+                place,
+                then,
+            }),
+        }
+    }
+}

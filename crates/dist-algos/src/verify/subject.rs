@@ -1,0 +1,309 @@
+//! Algorithms of all operations, as the verifier sees them.
+
+use dist_transport::Rank;
+
+use super::{Finish, Goal, Program, Report, check};
+use crate::scan::Extent;
+use crate::{
+    AllGather, AllReduce, AllToAll, Barrier, Broadcast, Chunks, Cost, Error, Gather, Order, Reduce,
+    ReduceScatter, Result, Scan, Scatter, Source, Step,
+};
+
+/// One algorithm of one operation.
+///
+/// ```
+/// use dist_algos::verify::Subject;
+///
+/// for subject in Subject::all().filter(|subject| subject.supports(6)) {
+///     for root in subject.roots(6) {
+///         subject.prove(6, root)?;
+///     }
+/// }
+/// # Ok::<(), dist_algos::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Subject {
+    /// Of all_reduce.
+    AllReduce(AllReduce),
+    /// Of reduce_scatter.
+    ReduceScatter(ReduceScatter),
+    /// Of all_gather.
+    AllGather(AllGather),
+    /// Of broadcast.
+    Broadcast(Broadcast),
+    /// Of reduce.
+    Reduce(Reduce),
+    /// Of gather.
+    Gather(Gather),
+    /// Of scatter.
+    Scatter(Scatter),
+    /// Of all_to_all.
+    AllToAll(AllToAll),
+    /// Of scan, inclusive or exclusive.
+    Scan(Scan, Extent),
+    /// Of barrier.
+    Barrier(Barrier),
+}
+
+/// What was found of an algorithm in a world, with the root that makes most of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Proof {
+    /// What it costs.
+    pub cost: Cost,
+    /// In which order it reduces, if it does.
+    pub order: Option<Order>,
+}
+
+/// The same expression for the algorithm of any operation.
+macro_rules! each {
+    ($subject:expr, $algorithm:ident => $value:expr) => {
+        match $subject {
+            Subject::AllReduce($algorithm) => $value,
+            Subject::ReduceScatter($algorithm) => $value,
+            Subject::AllGather($algorithm) => $value,
+            Subject::Broadcast($algorithm) => $value,
+            Subject::Reduce($algorithm) => $value,
+            Subject::Gather($algorithm) => $value,
+            Subject::Scatter($algorithm) => $value,
+            Subject::AllToAll($algorithm) => $value,
+            Subject::Scan($algorithm, _) => $value,
+            Subject::Barrier($algorithm) => $value,
+        }
+    };
+}
+
+impl Subject {
+    /// Every algorithm of every operation.
+    pub fn all() -> impl Iterator<Item = Self> + Clone {
+        fn of<A: Copy>(
+            all: &'static [A],
+            subject: fn(A) -> Subject,
+        ) -> impl Iterator<Item = Subject> + Clone {
+            all.iter().copied().map(subject)
+        }
+        of(AllReduce::ALL, Self::AllReduce)
+            .chain(of(ReduceScatter::ALL, Self::ReduceScatter))
+            .chain(of(AllGather::ALL, Self::AllGather))
+            .chain(of(Broadcast::ALL, Self::Broadcast))
+            .chain(of(Reduce::ALL, Self::Reduce))
+            .chain(of(Gather::ALL, Self::Gather))
+            .chain(of(Scatter::ALL, Self::Scatter))
+            .chain(of(AllToAll::ALL, Self::AllToAll))
+            .chain(of(Scan::ALL, |scan| Self::Scan(scan, Extent::Inclusive)))
+            .chain(of(Scan::ALL, |scan| Self::Scan(scan, Extent::Exclusive)))
+            .chain(of(Barrier::ALL, Self::Barrier))
+    }
+
+    /// The name of the operation.
+    pub const fn operation(self) -> &'static str {
+        match self {
+            Self::AllReduce(_) => AllReduce::OPERATION,
+            Self::ReduceScatter(_) => ReduceScatter::OPERATION,
+            Self::AllGather(_) => AllGather::OPERATION,
+            Self::Broadcast(_) => Broadcast::OPERATION,
+            Self::Reduce(_) => Reduce::OPERATION,
+            Self::Gather(_) => Gather::OPERATION,
+            Self::Scatter(_) => Scatter::OPERATION,
+            Self::AllToAll(_) => AllToAll::OPERATION,
+            Self::Scan(_, Extent::Inclusive) => Scan::OPERATION,
+            Self::Scan(_, Extent::Exclusive) => "exclusive_scan",
+            Self::Barrier(_) => Barrier::OPERATION,
+        }
+    }
+
+    /// The name of the algorithm.
+    pub const fn algorithm(self) -> &'static str {
+        each!(self, algorithm => algorithm.name())
+    }
+
+    /// Whether there is a schedule for a world of this size.
+    pub const fn supports(self, world_size: usize) -> bool {
+        each!(self, algorithm => algorithm.supports(world_size))
+    }
+
+    /// The roots to choose from: every rank, or just one number if the operation has no root.
+    pub const fn roots(self, world_size: usize) -> std::ops::Range<usize> {
+        match self {
+            Self::Broadcast(_) | Self::Reduce(_) | Self::Gather(_) | Self::Scatter(_) => 0..world_size,
+            _ => 0..1,
+        }
+    }
+
+    /// Into how many chunks the memory is cut; none for a barrier.
+    pub const fn chunks(self, world_size: usize) -> usize {
+        match self {
+            Self::AllReduce(algorithm) => algorithm.chunks(world_size),
+            Self::ReduceScatter(algorithm) => algorithm.chunks(world_size),
+            Self::AllGather(algorithm) => algorithm.chunks(world_size),
+            Self::Broadcast(algorithm) => algorithm.chunks(world_size),
+            Self::Reduce(algorithm) => algorithm.chunks(world_size),
+            Self::Gather(algorithm) => algorithm.chunks(world_size),
+            Self::Scatter(algorithm) => algorithm.chunks(world_size),
+            Self::AllToAll(algorithm) => algorithm.chunks(world_size),
+            Self::Scan(algorithm, _) => algorithm.chunks(world_size),
+            Self::Barrier(_) => 0,
+        }
+    }
+
+    /// In which order it reduces, if it does.
+    pub const fn order(self, world_size: usize) -> Option<Order> {
+        match self {
+            Self::AllReduce(algorithm) => Some(algorithm.order(world_size)),
+            Self::ReduceScatter(algorithm) => Some(algorithm.order(world_size)),
+            Self::Reduce(algorithm) => Some(algorithm.order(world_size)),
+            Self::Scan(algorithm, _) => Some(algorithm.order(world_size)),
+            _ => None,
+        }
+    }
+
+    /// What it costs in a world that it supports.
+    pub const fn cost(self, world_size: usize) -> Cost {
+        match self {
+            Self::AllReduce(algorithm) => algorithm.cost(world_size),
+            Self::ReduceScatter(algorithm) => algorithm.cost(world_size),
+            Self::AllGather(algorithm) => algorithm.cost(world_size),
+            Self::Broadcast(algorithm) => algorithm.cost(world_size),
+            Self::Reduce(algorithm) => algorithm.cost(world_size),
+            Self::Gather(algorithm) => algorithm.cost(world_size),
+            Self::Scatter(algorithm) => algorithm.cost(world_size),
+            Self::AllToAll(algorithm) => algorithm.cost(world_size),
+            Self::Scan(algorithm, extent) => algorithm.cost(world_size, extent),
+            Self::Barrier(algorithm) => algorithm.cost(world_size),
+        }
+    }
+
+    /// What it is to achieve.
+    pub const fn goal(self, root: usize) -> Goal {
+        match self {
+            Self::AllReduce(_) => Goal::AllReduce,
+            Self::ReduceScatter(_) => Goal::ReduceScatter,
+            Self::AllGather(_) => Goal::AllGather,
+            Self::Broadcast(_) => Goal::Broadcast { root },
+            Self::Reduce(_) => Goal::Reduce { root },
+            Self::Gather(_) => Goal::Gather { root },
+            Self::Scatter(_) => Goal::Scatter { root },
+            Self::AllToAll(algorithm) => match algorithm.source() {
+                Source::Input => Goal::AllToAll,
+                Source::Buffer => Goal::AllToAllTurned,
+            },
+            Self::Scan(_, extent) => Goal::Scan(extent),
+            Self::Barrier(_) => Goal::Barrier,
+        }
+    }
+
+    /// What a rank does; nothing in a world that is not supported.
+    pub fn program(self, rank: Rank, root: usize) -> Program {
+        let steps = match self {
+            Self::AllReduce(algorithm) => {
+                let phases = algorithm.phases(rank);
+                let mut steps: Vec<Step> = phases.reduce.collect();
+                let finish = Some(Finish { after: steps.len(), owned: phases.owned });
+                steps.extend(phases.gather);
+                return Program { steps, finish };
+            }
+            Self::ReduceScatter(algorithm) => algorithm.schedule(rank).into_iter().flatten().collect(),
+            Self::AllGather(algorithm) => algorithm.schedule(rank).into_iter().flatten().collect(),
+            Self::Broadcast(algorithm) => algorithm.schedule(rank, root).collect(),
+            Self::Reduce(algorithm) => algorithm.schedule(rank, root).collect(),
+            Self::Gather(algorithm) => algorithm.schedule(rank, root).collect(),
+            Self::Scatter(algorithm) => algorithm.schedule(rank, root).collect(),
+            Self::AllToAll(algorithm) => algorithm.schedule(rank).collect(),
+            Self::Scan(algorithm, extent) => algorithm.schedule(rank, extent).collect(),
+            Self::Barrier(algorithm) => algorithm.schedule(rank).collect(),
+        };
+        Program { steps, finish: None }
+    }
+
+    /// What every rank does.
+    pub fn programs(self, world_size: usize, root: usize) -> Vec<Program> {
+        Rank::all(world_size).map(|rank| self.program(rank, root)).collect()
+    }
+
+    /// Proves the schedules for a world of this size and one root, which says nothing if the operation has none.
+    ///
+    /// # Errors
+    /// As for [`check`], or if the algorithm is not what it says about itself.
+    pub fn prove(self, world_size: usize, root: usize) -> Result<Report> {
+        if !self.supports(world_size) || !self.roots(world_size).contains(&root) {
+            let (operation, algorithm) = (self.operation(), self.algorithm());
+            return Err(Error::Unsupported { operation, algorithm, world_size });
+        }
+        let programs = self.programs(world_size, root);
+        let report = check(self.goal(root), self.chunks(world_size), &programs)?;
+        self.check_held(&programs, root)?;
+        self.check_claims(world_size, &report)?;
+        Ok(report)
+    }
+
+    /// Proves the schedules for a world of this size and every root.
+    ///
+    /// # Errors
+    /// As for [`prove`](Subject::prove), or if no root costs what the algorithm says.
+    pub fn prove_world(self, world_size: usize) -> Result<Proof> {
+        let mut proof = Proof { cost: Cost::NOTHING, order: None };
+        for root in self.roots(world_size) {
+            let report = self.prove(world_size, root)?;
+            let cost = &mut proof.cost;
+            cost.rounds = cost.rounds.max(report.rounds);
+            cost.path = cost.path.max(report.path);
+            cost.sent_max = cost.sent_max.max(report.chunks_sent_max());
+            cost.reduced_max = cost.reduced_max.max(report.reductions_max());
+            proof.order = report.order;
+        }
+        self.check_cost(world_size, proof.cost, |found, claimed| found == claimed)?;
+        Ok(proof)
+    }
+
+    /// Whether no rank touches chunks that it needs no memory for.
+    fn check_held(self, programs: &[Program], root: usize) -> Result<()> {
+        let held: &dyn Fn(Rank) -> Chunks = match self {
+            Self::Gather(algorithm) => &move |rank| algorithm.held(rank, root),
+            Self::Scatter(algorithm) => &move |rank| algorithm.held(rank, root),
+            _ => return Ok(()),
+        };
+        for (rank, program) in Rank::all(programs.len()).zip(programs) {
+            let held = held(rank);
+            for (step, (sends, receives)) in program.steps.iter().map(|step| step.halves(rank)).enumerate() {
+                let sends = sends.iter().filter(|send| send.of == Source::Buffer).map(|send| send.chunks);
+                let touched = sends.chain(receives.iter().map(|receive| receive.chunks));
+                if let Some(chunks) = touched.into_iter().find(|chunks| !held.includes(*chunks)) {
+                    return Err(Error::NoChunk { rank: rank.index(), step, chunks, parts: held.len() });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares what an algorithm says about itself with what was found. For some roots it is less than is said.
+    fn check_claims(self, world_size: usize, report: &Report) -> Result<()> {
+        let has_root = self.roots(2).len() > 1;
+        let found = Cost {
+            rounds: report.rounds,
+            path: report.path,
+            sent_max: report.chunks_sent_max(),
+            reduced_max: report.reductions_max(),
+        };
+        self.check_cost(world_size, found, |found, claimed| found == claimed || has_root && found < claimed)?;
+        match (self.order(world_size), report.order) {
+            (Some(claimed), Some(found)) if claimed != found => Err(Error::OrderClaim { claimed, found }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Compares what an algorithm says that it costs with what was found.
+    fn check_cost(self, world_size: usize, found: Cost, holds: impl Fn(usize, usize) -> bool) -> Result<()> {
+        let claimed = self.cost(world_size);
+        let table = [
+            ("rounds", claimed.rounds, found.rounds),
+            ("chunks on the longest path", claimed.path, found.path),
+            ("chunks sent", claimed.sent_max, found.sent_max),
+            ("chunks reduced", claimed.reduced_max, found.reduced_max),
+        ];
+        match table.into_iter().find(|&(_, claimed, found)| !holds(found, claimed)) {
+            Some((what, claimed, found)) => Err(Error::Claim { what, claimed, found }),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Operations whose input and output are apart, with chunks of any sizes; and scans.
+
+use dist_algos::scan::Extent;
+use dist_algos::verify;
+use dist_algos::{
+    AllToAll, Chunks, Gather, Memory, Partition, RingTransport, Scan, Scatter, Scratch, Step, run,
+};
+use dist_testkit::oracle::{self, Reduction};
+use dist_transport::{Deadline, Rank, Traffic};
+use rstest::rstest;
+
+use crate::network::{End, Network};
+use crate::sum;
+
+/// Elements, and where they are cut.
+#[derive(Clone, Debug, PartialEq)]
+struct Cut {
+    elements: Vec<u64>,
+    borders: Vec<usize>,
+}
+
+impl Cut {
+    fn new(chunks: impl IntoIterator<Item = Vec<u64>>) -> Self {
+        let mut cut = Self { elements: Vec::new(), borders: vec![0] };
+        for chunk in chunks {
+            cut.elements.extend(chunk);
+            cut.borders.push(cut.elements.len());
+        }
+        cut
+    }
+
+    fn partition(&self) -> Partition<'_> {
+        Partition::at(&self.borders, 8).expect("borders ascend")
+    }
+
+    fn chunk(&self, chunk: usize) -> &[u64] {
+        &self.elements[self.borders[chunk]..self.borders[chunk + 1]]
+    }
+}
+
+/// How many elements a message has.
+#[derive(Clone, Copy, Debug)]
+enum Sizes {
+    Even(usize),
+    /// A different number for each pair of ranks, and none for some.
+    Uneven,
+}
+
+impl Sizes {
+    /// What one rank has for another.
+    fn message(self, from: usize, to: usize) -> Vec<u64> {
+        let len = match self {
+            Self::Even(len) => len,
+            Self::Uneven => (from * 5 + to * 3) % 7 * 40,
+        };
+        (0..len).map(|index| (from * 1_000_000 + to * 10_000 + index) as u64).collect()
+    }
+}
+
+fn run_on(
+    end: &mut End,
+    steps: impl IntoIterator<Item = Step>,
+    buffer: &mut [u64],
+    cut: Partition<'_>,
+    input: Option<(&[u64], Partition<'_>)>,
+    deadline: Deadline,
+) -> Traffic {
+    let input = input.map(|(elements, cut)| (bytemuck::cast_slice(elements), cut));
+    let memory = Memory { buffer: bytemuck::cast_slice_mut(buffer), cut, input };
+    run(end, steps, memory, &mut sum::<u64>, &mut Scratch::new(), deadline).expect("it runs");
+    end.traffic()
+}
+
+#[rstest]
+fn all_to_all_of_any_sizes_brings_every_message_to_its_rank(
+    #[values(Network::Mailboxes, Network::Simulated { seed: 5 })] network: Network,
+    #[values(1, 2, 3, 4, 5, 7, 8, 11)] world_size: usize,
+    #[values(Sizes::Even(0), Sizes::Even(33), Sizes::Uneven)] sizes: Sizes,
+) {
+    for algorithm in [AllToAll::Windowed, AllToAll::Pairwise] {
+        let report = verify::all_to_all(algorithm, world_size).unwrap();
+        network.run(world_size, move |end, deadline| {
+            let rank = RingTransport::rank(end);
+            let own = rank.index();
+            let input = Cut::new((0..world_size).map(|to| sizes.message(own, to)));
+            let expected = Cut::new((0..world_size).map(|from| sizes.message(from, own)));
+            let mut buffer = vec![0; expected.elements.len()];
+            buffer[expected.borders[own]..expected.borders[own + 1]].copy_from_slice(input.chunk(own));
+            let (cut, from) = (expected.partition(), Some((&input.elements[..], input.partition())));
+            let traffic = run_on(end, algorithm.schedule(rank), &mut buffer, cut, from, deadline);
+            assert_eq!(buffer, expected.elements, "{algorithm}, {rank}");
+            assert_eq!(traffic, report.traffic(own, &cut, Some(&input.partition())));
+        });
+    }
+}
+
+#[rstest]
+fn bruck_turns_what_is_for_others_into_what_is_from_others(
+    #[values(Network::Mailboxes, Network::Simulated { seed: 5 })] network: Network,
+    #[values(1, 2, 3, 4, 5, 7, 8, 11)] world_size: usize,
+    #[values(0, 1, 33)] len: usize,
+) {
+    let (algorithm, sizes) = (AllToAll::Bruck, Sizes::Even(len));
+    let report = verify::all_to_all(algorithm, world_size).unwrap();
+    network.run(world_size, move |end, deadline| {
+        let rank = RingTransport::rank(end);
+        let before = |chunk| sizes.message(rank.index(), algorithm.before(rank, chunk));
+        let after = |chunk| sizes.message(algorithm.after(rank, chunk), rank.index());
+        let mut work = Cut::new((0..world_size).map(before));
+        let cut = Partition::new(world_size * len, 8, world_size).unwrap();
+        let traffic = run_on(end, algorithm.schedule(rank), &mut work.elements, cut, None, deadline);
+        assert_eq!(work, Cut::new((0..world_size).map(after)));
+        assert_eq!(traffic, report.traffic(rank.index(), &cut, None));
+    });
+}
+
+/// The part of a buffer that a rank holds, as one of so many chunks.
+fn among<'a>(cut: &'a Cut, held: Chunks, world_size: usize) -> Partition<'a> {
+    match held.is_empty() {
+        true => Partition::new(0, 8, world_size).expect("a world has a rank"),
+        false => cut.partition().among(held.first(), world_size).expect("it holds some"),
+    }
+}
+
+#[rstest]
+fn gather_and_scatter_work_with_every_root_and_any_sizes(
+    #[values(Network::Mailboxes, Network::Simulated { seed: 5 })] network: Network,
+    #[values(1, 2, 3, 5, 6, 8)] world_size: usize,
+    #[values(Sizes::Even(0), Sizes::Even(33), Sizes::Uneven)] sizes: Sizes,
+) {
+    for root in 0..world_size {
+        for &algorithm in Gather::ALL {
+            let report = verify::gather(algorithm, world_size, root).unwrap();
+            network.run(world_size, move |end, deadline| {
+                let rank = RingTransport::rank(end);
+                let held = algorithm.held(rank, root);
+                let is_own = |from| from == rank.index();
+                let expected = Cut::new(held.indices().map(|from| sizes.message(from, root)));
+                let mut buffer = Cut::new(held.indices().map(|from| match sizes.message(from, root) {
+                    message if is_own(from) => message,
+                    message => vec![0; message.len()],
+                }));
+                let input = Cut::new([sizes.message(rank.index(), root)]);
+                let (cut, from) = (among(&expected, held, world_size), among_one(&input, rank));
+                let schedule = algorithm.schedule(rank, root);
+                let own = Some((&input.elements[..], from));
+                let traffic = run_on(end, schedule, &mut buffer.elements, cut, own, deadline);
+                if rank.index() == root {
+                    assert_eq!(buffer, expected, "{algorithm} to {root}");
+                }
+                assert_eq!(traffic, report.traffic(rank.index(), &cut, Some(&from)));
+            });
+        }
+        for &algorithm in Scatter::ALL {
+            let report = verify::scatter(algorithm, world_size, root).unwrap();
+            network.run(world_size, move |end, deadline| {
+                let rank = RingTransport::rank(end);
+                let held = algorithm.held(rank, root);
+                let expected = Cut::new(held.indices().map(|to| sizes.message(root, to)));
+                let whole = Cut::new((0..world_size).map(|to| sizes.message(root, to)));
+                let mut buffer = vec![0; expected.elements.len()];
+                let cut = among(&expected, held, world_size);
+                let input = (rank.index() == root).then(|| (&whole.elements[..], whole.partition()));
+                let schedule = algorithm.schedule(rank, root);
+                let traffic = run_on(end, schedule, &mut buffer, cut, input, deadline);
+                assert_eq!(buffer, expected.elements, "{algorithm} from {root}, {rank}");
+                assert_eq!(traffic, report.traffic(rank.index(), &cut, input.map(|(_, cut)| cut).as_ref()));
+            });
+        }
+    }
+}
+
+/// The one chunk of an input as that of a rank.
+fn among_one<'a>(input: &'a Cut, rank: Rank) -> Partition<'a> {
+    among(input, Chunks::one(rank.index()), rank.world_size())
+}
+
+#[rstest]
+fn scans_are_the_oracles_sums_of_the_first_ranks(
+    #[values(Network::Mailboxes, Network::Simulated { seed: 5 })] network: Network,
+    #[values(1, 2, 3, 4, 5, 6, 7, 8, 9, 13)] world_size: usize,
+    #[values(0, 1, 100)] len: usize,
+    #[values(Extent::Inclusive, Extent::Exclusive)] extent: Extent,
+) {
+    let report = verify::scan(Scan::RecursiveDoubling, extent, world_size).unwrap();
+    let inputs: Vec<Vec<f32>> = (0..world_size).map(|rank| oracle::sample(11, rank, len)).collect();
+    let begin = inputs.clone();
+    let ranks = network.run(world_size, move |end, deadline| {
+        let rank = RingTransport::rank(end);
+        let mut buffer = begin[rank.index()].clone();
+        let cut = Partition::new(len, 4, 1).unwrap();
+        let memory = Memory::new(bytemuck::cast_slice_mut(&mut buffer), cut);
+        let schedule = Scan::RecursiveDoubling.schedule(rank, extent);
+        run(end, schedule, memory, &mut sum::<f32>, &mut Scratch::new(), deadline).expect("it runs");
+        assert_eq!(end.traffic(), report.traffic(rank.index(), &cut, None));
+        buffer
+    });
+    for (rank, buffer) in ranks.iter().enumerate() {
+        let count = if extent == Extent::Inclusive { rank + 1 } else { rank };
+        if count > 0 {
+            crate::assert_same(
+                &format!("{extent:?}, {rank} of {world_size}"),
+                buffer,
+                &oracle::all_reduce(&inputs[..count], Reduction::Sum),
+            );
+        }
+    }
+}
