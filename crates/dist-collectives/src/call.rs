@@ -80,7 +80,8 @@ pub struct Call {
     /// of all parts together, where the sizes differ. Of a message it is known to the ranks that it is between, but
     /// stands in no fingerprint: the transport compares lengths.
     pub count: u64,
-    /// A digest of the sizes of all ranks' parts, where they may differ; 0 where they are equal.
+    /// A digest of the sizes that the count does not tell: those of all ranks' parts where they may differ, of many
+    /// buffers, of an array's axes; 0 where there are none.
     pub sizes: u64,
     /// How elements are reduced, if they are.
     pub op: Option<ReduceKind>,

@@ -4,8 +4,10 @@
 mod algorithm;
 mod buffer;
 mod call;
+mod coalesced;
 mod collectives;
 mod communicator;
+mod digest;
 mod dtype;
 mod engine;
 mod error;

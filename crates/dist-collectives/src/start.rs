@@ -49,12 +49,32 @@ impl Communicator {
         })
     }
 
+    /// Begins a [`reduce_scatter_in_place`](Self::reduce_scatter_in_place); the whole buffer comes back, with the result
+    /// as part `rank` of it.
+    pub fn start_reduce_scatter_in_place<T: Element>(
+        &mut self,
+        buffer: impl Into<Buffer<T>>,
+        op: ReduceOp,
+    ) -> Pending<Buffer<T>> {
+        self.start(buffer.into(), move |engine, buffer, manner| {
+            engine.reduce_scatter_in_place(buffer, op, manner).map(drop)
+        })
+    }
+
     /// Begins an [`all_gather`](Self::all_gather).
     #[doc(alias = "MPI_Iallgather")]
     pub fn start_all_gather<T: Element>(&mut self, input: impl Into<Buffer<T>>) -> Pending<Buffer<T>> {
         let input = input.into();
         let len = input.len().saturating_mul(self.world_size());
         self.start_into(input, len, Engine::all_gather)
+    }
+
+    /// Begins an [`all_gather_in_place`](Self::all_gather_in_place).
+    pub fn start_all_gather_in_place<T: Element>(
+        &mut self,
+        buffer: impl Into<Buffer<T>>,
+    ) -> Pending<Buffer<T>> {
+        self.start(buffer.into(), |engine, buffer, manner| engine.all_gather_in_place(buffer, manner))
     }
 
     /// Begins a [`broadcast`](Self::broadcast).
@@ -105,8 +125,22 @@ impl Communicator {
         self.start(elements.into(), move |engine, elements, manner| engine.receive(elements, from, manner))
     }
 
+    /// Begins a [`send_recv`](Self::send_recv); both memories come back.
+    #[doc(alias = "MPI_Isendrecv")]
+    pub fn start_send_recv<T: Element>(
+        &mut self,
+        sent: impl Into<Buffer<T>>,
+        to: usize,
+        received: impl Into<Buffer<T>>,
+        from: usize,
+    ) -> Pending<(Buffer<T>, Buffer<T>)> {
+        self.start((sent.into(), received.into()), move |engine, (sent, received), manner| {
+            engine.send_receive(sent, to, received, from, manner)
+        })
+    }
+
     /// Gives an operation to the worker, with the memory that it works on and the manner of a call that begins now.
-    fn start<B: Send + 'static>(
+    pub(crate) fn start<B: Send + 'static>(
         &mut self,
         buffer: B,
         operation: impl FnOnce(&mut Engine, &mut B, Manner) -> Result<()> + Send + 'static,

@@ -29,22 +29,8 @@ use crate::{Error, Result};
 /// If the lists differ, or communication fails. The slices' contents are then unspecified.
 pub fn reduce<T: Element>(comm: &mut Communicator, slices: &mut [&mut [T]], op: ReduceOp) -> Result<()> {
     let lens: Vec<usize> = slices.iter().map(|slice| slice.len()).collect();
-    let mut together = Vec::new();
     for group in groups(&lens, BUCKET_BYTES_MAX / size_of::<T>()) {
-        let slices = &mut slices[group];
-        if let [alone] = slices {
-            comm.all_reduce(alone, op).map_err(Error::communication)?;
-            continue;
-        }
-        together.clear();
-        slices.iter().for_each(|slice| together.extend_from_slice(slice));
-        comm.all_reduce(&mut together, op).map_err(Error::communication)?;
-        let mut rest = &*together;
-        for slice in slices {
-            let (reduced, after) = rest.split_at(slice.len());
-            slice.copy_from_slice(reduced);
-            rest = after;
-        }
+        comm.all_reduce_coalesced(&mut slices[group], op).map_err(Error::communication)?;
     }
     Ok(())
 }

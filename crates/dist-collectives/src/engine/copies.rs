@@ -20,7 +20,7 @@ impl Engine {
         let rank = self.rank();
         let algorithm: AllGather = manner.settings.choose(rank.world_size(), size_of_val(buffer))?;
         let schedule = algorithm.schedule(rank).expect("settings choose what the world supports");
-        let call = self.begin(self.collective::<T>(algorithm, part));
+        let call = self.begin(Call { sizes: manner.sizes, ..self.collective::<T>(algorithm, part) });
         let partition = partition::<T>(buffer.len(), rank.world_size());
         self.run(&call, schedule, buffer, partition, &mut nothing_to_combine, manner.deadline)
     }
@@ -34,8 +34,8 @@ impl Engine {
         let root_code = self.check_root(Operation::Broadcast, root)?;
         let world_size = self.world_size();
         let algorithm: Broadcast = manner.settings.choose(world_size, size_of_val(buffer))?;
-        let call = Call { root: Some(root_code), ..self.collective::<T>(algorithm, buffer.len()) };
-        let call = self.begin(call);
+        let call = self.collective::<T>(algorithm, buffer.len());
+        let call = self.begin(Call { root: Some(root_code), sizes: manner.sizes, ..call });
         let partition = partition::<T>(buffer.len(), algorithm.chunks(world_size));
         let schedule = algorithm.schedule(self.rank(), root);
         self.run(&call, schedule, buffer, partition, &mut nothing_to_combine, manner.deadline)

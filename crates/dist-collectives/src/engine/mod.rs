@@ -4,6 +4,7 @@
 //! is, run the schedule.
 
 mod arithmetic;
+mod coalesced;
 mod copies;
 mod messages;
 mod reductions;
@@ -19,6 +20,8 @@ use crate::{Algorithm, Call, Element, Error, Operation, ReduceOp, Result};
 pub(crate) struct Manner {
     pub(crate) settings: Settings,
     pub(crate) deadline: Deadline,
+    /// A digest of what the ranks must agree on besides: the lengths of many buffers, or the shape of an array; else 0.
+    pub(crate) sizes: u64,
 }
 
 #[derive(Debug)]
@@ -45,7 +48,8 @@ impl Engine {
     }
 
     pub(crate) fn manner(&self, settings: &Settings) -> Manner {
-        Manner { settings: *settings, deadline: self.transport.runtime().deadline(settings.timeout) }
+        let deadline = self.transport.runtime().deadline(settings.timeout);
+        Manner { settings: *settings, deadline, sizes: 0 }
     }
 
     /// The next collective, as far as all of them have it in common.
@@ -76,6 +80,7 @@ impl Engine {
         Call {
             op: Some(op.kind()),
             order: Some(manner.settings.order),
+            sizes: manner.sizes,
             ..self.collective::<T>(algorithm, count)
         }
     }
@@ -158,13 +163,18 @@ fn partition<T: Element>(len: usize, parts: usize) -> Partition<'static> {
 
 /// Copies the input to the front of memory that is kept between calls.
 fn copy_of<'a, T: Element>(memory: &'a mut Vec<u64>, input: &[T]) -> &'a mut [T] {
-    let words = size_of_val(input).div_ceil(size_of::<u64>());
+    let copy = room(memory, input.len());
+    copy.copy_from_slice(input);
+    copy
+}
+
+/// The front of memory that is kept between calls, for so many elements.
+fn room<T: Element>(memory: &mut Vec<u64>, len: usize) -> &mut [T] {
+    let words = (len * size_of::<T>()).div_ceil(size_of::<u64>());
     if memory.len() < words {
         memory.resize(words, 0);
     }
-    let copy = &mut bytemuck::cast_slice_mut(&mut memory[..words])[..input.len()];
-    copy.copy_from_slice(input);
-    copy
+    &mut bytemuck::cast_slice_mut(&mut memory[..words])[..len]
 }
 
 fn number(rank: usize) -> u32 {

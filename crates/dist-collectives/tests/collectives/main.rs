@@ -1,6 +1,8 @@
 //! The typed collectives over the in-process network: in virtual time, on the system's threads, over TCP.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod arguments;
+mod coalesced;
 mod deadlines;
 mod disagreement;
 mod forks;

@@ -1,0 +1,66 @@
+//! Operations on many small buffers at once.
+
+use crate::pending::Pending;
+use crate::{Buffer, Communicator, Element, ReduceOp, Result};
+
+/// # Many buffers as one operation
+///
+/// Small buffers cost what their messages cost, not what they hold. These travel together, as one operation of one
+/// call, by way of memory that the communicator keeps. Every rank passes as many buffers of the same lengths, which the
+/// ranks compare as they compare everything else. A list may be empty, and so may a buffer.
+impl Communicator {
+    /// As [`all_reduce`](Self::all_reduce) of each buffer, in one operation. In canonical order it gives the same bits.
+    ///
+    /// ```
+    /// use dist_collectives::{Communicator, ReduceOp};
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 2, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     let (mut weights, mut bias) = ([1.0_f32, 2.0], [comm.rank() as f32]);
+    ///     comm.all_reduce_coalesced(&mut [&mut weights, &mut bias], ReduceOp::Mean).unwrap();
+    ///     (weights, bias)
+    /// });
+    /// assert_eq!(outcome.results, [([1.0, 2.0], [0.5]); 2]);
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce). The lengths of the buffers are part of the call.
+    #[doc(alias = "allreduce_coalesced")]
+    pub fn all_reduce_coalesced<T: Element>(&mut self, buffers: &mut [&mut [T]], op: ReduceOp) -> Result<()> {
+        let manner = self.engine.manner(&self.settings);
+        self.engine.coalesced(buffers, manner, |engine, packed, manner| engine.all_reduce(packed, op, manner))
+    }
+
+    /// As [`broadcast`](Self::broadcast) of each buffer, in one operation.
+    ///
+    /// # Errors
+    /// As for [`broadcast`](Self::broadcast). The lengths of the buffers are part of the call.
+    pub fn broadcast_coalesced<T: Element>(&mut self, buffers: &mut [&mut [T]], root: usize) -> Result<()> {
+        let manner = self.engine.manner(&self.settings);
+        self.engine
+            .coalesced(buffers, manner, |engine, packed, manner| engine.broadcast(packed, root, manner))
+    }
+
+    /// Begins an [`all_reduce_coalesced`](Self::all_reduce_coalesced).
+    pub fn start_all_reduce_coalesced<T: Element>(
+        &mut self,
+        buffers: Vec<Buffer<T>>,
+        op: ReduceOp,
+    ) -> Pending<Vec<Buffer<T>>> {
+        self.start(buffers, move |engine, buffers, manner| {
+            engine.coalesced(buffers, manner, |engine, packed, manner| engine.all_reduce(packed, op, manner))
+        })
+    }
+
+    /// Begins a [`broadcast_coalesced`](Self::broadcast_coalesced).
+    pub fn start_broadcast_coalesced<T: Element>(
+        &mut self,
+        buffers: Vec<Buffer<T>>,
+        root: usize,
+    ) -> Pending<Vec<Buffer<T>>> {
+        self.start(buffers, move |engine, buffers, manner| {
+            engine.coalesced(buffers, manner, |engine, packed, manner| engine.broadcast(packed, root, manner))
+        })
+    }
+}

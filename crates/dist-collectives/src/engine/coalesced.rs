@@ -1,0 +1,45 @@
+//! Many buffers as one operation.
+
+use std::ops::DerefMut;
+
+use super::{Engine, Manner, room};
+use crate::digest::digest;
+use crate::{Element, Result};
+
+impl Engine {
+    /// Does on all buffers together what `operation` does on one. They lie one after the other in memory that is
+    /// kept between calls; a buffer alone stays where it is.
+    pub(crate) fn coalesced<T: Element, B: DerefMut<Target = [T]>>(
+        &mut self,
+        buffers: &mut [B],
+        manner: Manner,
+        operation: impl FnOnce(&mut Self, &mut [T], Manner) -> Result<()>,
+    ) -> Result<()> {
+        let manner = Manner { sizes: digest(buffers.iter().map(|buffer| buffer.len())), ..manner };
+        if let [alone] = buffers {
+            return operation(self, alone, manner);
+        }
+        let mut memory = std::mem::take(&mut self.copy);
+        let packed = room(&mut memory, buffers.iter().map(|buffer| buffer.len()).sum());
+        each(buffers, packed, |buffer, place| place.copy_from_slice(buffer));
+        let done = operation(self, packed, manner);
+        if done.is_ok() {
+            each(buffers, packed, |buffer, place| buffer.copy_from_slice(place));
+        }
+        self.copy = memory;
+        done
+    }
+}
+
+/// Calls the function with every buffer and its place.
+fn each<T, B: DerefMut<Target = [T]>>(
+    buffers: &mut [B],
+    mut packed: &mut [T],
+    mut function: impl FnMut(&mut [T], &mut [T]),
+) {
+    for buffer in buffers {
+        let (place, rest) = packed.split_at_mut(buffer.len());
+        function(buffer, place);
+        packed = rest;
+    }
+}

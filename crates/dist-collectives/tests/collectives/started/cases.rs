@@ -1,0 +1,247 @@
+//! The table of all operations that do not block, and of what a test must know of each.
+
+use std::time::Duration;
+
+use dist_collectives::{Buffer, Communicator, Error, Failed, Pending, ReduceOp};
+
+/// A handle of any operation.
+pub(super) trait Handle {
+    fn wait(self: Box<Self>) -> Result<Vec<i64>, (Vec<i64>, Error)>;
+    fn is_done(&mut self) -> bool;
+    fn wait_timeout(self: Box<Self>, limit: Duration) -> Result<Vec<i64>, Box<dyn Handle>>;
+}
+
+impl<B: Memory + 'static> Handle for Pending<B> {
+    fn wait(self: Box<Self>) -> Result<Vec<i64>, (Vec<i64>, Error)> {
+        (*self).wait().map(Memory::elements).map_err(|Failed { buffer, error }| (buffer.elements(), *error))
+    }
+
+    fn is_done(&mut self) -> bool {
+        Self::is_done(self)
+    }
+
+    fn wait_timeout(self: Box<Self>, limit: Duration) -> Result<Vec<i64>, Box<dyn Handle>> {
+        match (*self).wait_timeout(limit) {
+            Ok(done) => {
+                Ok(done.map(Memory::elements).map_err(|failed| failed.error).expect("all ranks come"))
+            }
+            Err(pending) => Err(Box::new(pending)),
+        }
+    }
+}
+
+/// What an operation owns, as a list.
+pub(super) trait Memory {
+    fn elements(self) -> Vec<i64>;
+}
+
+impl Memory for () {
+    fn elements(self) -> Vec<i64> {
+        Vec::new()
+    }
+}
+
+impl Memory for Buffer<i64> {
+    fn elements(self) -> Vec<i64> {
+        self.into_vec()
+    }
+}
+
+impl Memory for (Buffer<i64>, Buffer<i64>) {
+    fn elements(self) -> Vec<i64> {
+        // What was sent is as it was.
+        self.1.into_vec()
+    }
+}
+
+impl Memory for Vec<Buffer<i64>> {
+    fn elements(self) -> Vec<i64> {
+        self.into_iter().flat_map(Buffer::into_vec).collect()
+    }
+}
+
+pub(super) fn boxed<B: Memory + 'static>(pending: Pending<B>) -> Box<dyn Handle> {
+    Box::new(pending)
+}
+
+/// An operation in both forms, on the same input.
+pub(super) struct Case {
+    pub(super) name: &'static str,
+    pub(super) start: fn(&mut Communicator) -> Box<dyn Handle>,
+    pub(super) block: fn(&mut Communicator) -> Vec<i64>,
+    /// What becomes of the input if the operation fails.
+    pub(super) failed: Given,
+}
+
+/// What an operation does to what it is given.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Given {
+    /// It works in it.
+    Written,
+    /// It reads it.
+    Read,
+    /// It sends it off, and does not wait for anyone.
+    Sent,
+}
+
+/// A message to the right, which the left takes: no rank waits in it.
+pub(super) const SEND: Case = Case {
+    name: "send",
+    start: |comm| {
+        let right = (comm.rank() + 1) % comm.world_size();
+        boxed(comm.start_send(own(comm), right))
+    },
+    block: |comm| {
+        let right = (comm.rank() + 1) % comm.world_size();
+        in_place(comm, |comm, buffer| comm.send(buffer, right))
+    },
+    failed: Given::Sent,
+};
+
+pub(super) const CASES: &[Case] = &[
+    Case {
+        name: "all_reduce",
+        start: |comm| boxed(comm.start_all_reduce(own(comm), ReduceOp::Sum)),
+        block: |comm| in_place(comm, |comm, buffer| comm.all_reduce(buffer, ReduceOp::Sum)),
+        failed: Given::Written,
+    },
+    Case {
+        name: "reduce_scatter",
+        start: |comm| boxed(comm.start_reduce_scatter(own(comm), ReduceOp::Max)),
+        block: |comm| into(comm, 2, |comm, input, output| comm.reduce_scatter(input, output, ReduceOp::Max)),
+        failed: Given::Read,
+    },
+    Case {
+        name: "reduce_scatter_in_place",
+        start: |comm| boxed(comm.start_reduce_scatter_in_place(own(comm), ReduceOp::Sum)),
+        block: |comm| {
+            in_place(comm, |comm, buffer| comm.reduce_scatter_in_place(buffer, ReduceOp::Sum).map(drop))
+        },
+        failed: Given::Written,
+    },
+    Case {
+        name: "all_gather",
+        start: |comm| boxed(comm.start_all_gather(own(comm))),
+        block: |comm| {
+            let world_size = comm.world_size();
+            into(comm, 2 * world_size * world_size, Communicator::all_gather)
+        },
+        failed: Given::Read,
+    },
+    Case {
+        name: "all_gather_in_place",
+        start: |comm| boxed(comm.start_all_gather_in_place(own(comm))),
+        block: |comm| in_place(comm, Communicator::all_gather_in_place),
+        failed: Given::Written,
+    },
+    Case {
+        name: "all_reduce_coalesced",
+        start: |comm| boxed(comm.start_all_reduce_coalesced(in_three(own(comm)), ReduceOp::Sum)),
+        block: |comm| in_place(comm, |comm, buffer| comm.all_reduce(buffer, ReduceOp::Sum)),
+        failed: Given::Written,
+    },
+    Case {
+        name: "broadcast_coalesced",
+        start: |comm| boxed(comm.start_broadcast_coalesced(in_three(own(comm)), 0)),
+        block: |comm| in_place(comm, |comm, buffer| comm.broadcast(buffer, 0)),
+        failed: Given::Written,
+    },
+    Case {
+        name: "broadcast",
+        start: |comm| boxed(comm.start_broadcast(own(comm), 0)),
+        block: |comm| in_place(comm, |comm, buffer| comm.broadcast(buffer, 0)),
+        failed: Given::Written,
+    },
+    Case {
+        name: "reduce",
+        start: |comm| {
+            let root = last(comm);
+            boxed(comm.start_reduce(own(comm), ReduceOp::Sum, root))
+        },
+        block: |comm| {
+            let root = last(comm);
+            in_place(comm, |comm, buffer| comm.reduce(buffer, ReduceOp::Sum, root))
+        },
+        failed: Given::Written,
+    },
+    Case {
+        name: "barrier",
+        start: |comm| boxed(comm.start_barrier()),
+        block: |comm| comm.barrier().map(|()| Vec::new()).expect("all ranks come"),
+        failed: Given::Read,
+    },
+    Case {
+        name: "send_recv",
+        start: |comm| {
+            let right = (comm.rank() + 1) % comm.world_size();
+            boxed(comm.start_send_recv(own(comm), right, own(comm), left(comm)))
+        },
+        block: |comm| {
+            let (left, right) = (left(comm), (comm.rank() + 1) % comm.world_size());
+            into(comm, own(comm).len(), |comm, sent, received| comm.send_recv(sent, right, received, left))
+        },
+        failed: Given::Written,
+    },
+    SEND,
+    Case {
+        name: "recv",
+        start: |comm| boxed(comm.start_recv(own(comm), left(comm))),
+        block: |comm| {
+            let left = left(comm);
+            in_place(comm, |comm, buffer| comm.recv(buffer, left))
+        },
+        failed: Given::Written,
+    },
+];
+
+/// Those in which every rank waits for others.
+pub(super) fn waiting_cases() -> impl Iterator<Item = &'static Case> {
+    CASES.iter().filter(|case| case.failed != Given::Sent)
+}
+
+/// This rank's input: two elements for every rank.
+pub(super) fn own(comm: &Communicator) -> Vec<i64> {
+    (0..2 * comm.world_size() as i64).map(|index| 100 * (comm.rank() as i64 + 1) + index).collect()
+}
+
+pub(super) fn last(comm: &Communicator) -> usize {
+    comm.world_size() - 1
+}
+
+pub(super) fn left(comm: &Communicator) -> usize {
+    (comm.rank() + last(comm)) % comm.world_size()
+}
+
+pub(super) fn in_place(
+    comm: &mut Communicator,
+    operation: impl FnOnce(&mut Communicator, &mut [i64]) -> Result<(), Error>,
+) -> Vec<i64> {
+    let mut buffer = own(comm);
+    operation(comm, &mut buffer).expect("all ranks come");
+    buffer
+}
+
+pub(super) fn into(
+    comm: &mut Communicator,
+    len: usize,
+    operation: impl FnOnce(&mut Communicator, &[i64], &mut [i64]) -> Result<(), Error>,
+) -> Vec<i64> {
+    let (input, mut output) = (own(comm), vec![0; len]);
+    operation(comm, &input, &mut output).expect("all ranks come");
+    output
+}
+
+/// What an operation has promised about its output.
+pub(super) fn promised<'a>(case: &Case, comm: &Communicator, output: &'a [i64]) -> &'a [i64] {
+    match case.name {
+        "reduce" if comm.rank() != last(comm) => &[],
+        "reduce_scatter_in_place" => &output[2 * comm.rank()..][..2],
+        _ => output,
+    }
+}
+
+/// The same elements in three buffers, of which one is empty.
+fn in_three(elements: Vec<i64>) -> Vec<Buffer<i64>> {
+    let (one, others) = elements.split_at(1);
+    [one, &[], others].map(|part| part.to_vec().into()).into()
+}
