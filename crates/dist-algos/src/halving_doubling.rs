@@ -11,6 +11,7 @@
 
 use dist_transport::Rank;
 
+use crate::binary_blocks::{Block, Deal, cards, levels};
 use crate::schedule::Kind;
 use crate::{Chunks, Cost, ReceiveHalf, Schedule, SendHalf, Step};
 
@@ -22,18 +23,13 @@ pub const fn chunks(world_size: usize) -> usize {
 /// Every chunk of the sum ends on the rank of the largest block that [`owned`] says. The sets of chunks are
 /// contiguous, because chunks are dealt in bit-reversed order.
 pub const fn reduce(rank: Rank) -> Schedule {
-    let block = Block::of(rank);
-    let fed = match block.larger(rank) {
-        Some(larger) => 1 << (larger.bits - block.bits),
-        None => 0,
-    };
-    Schedule::new(rank, block.bits + 1 + fed, Kind::HalvingReduce)
+    Schedule::new(rank, reduce_steps(rank), Kind::HalvingReduce)
 }
 
 /// What a rank has after [`reduce`]: one chunk, or nothing outside of the largest block.
 pub const fn owned(rank: Rank) -> Chunks {
     if rank.index() < chunks(rank.world_size()) {
-        held(rank, levels(rank.world_size()))
+        Deal::Runs.held(rank, levels(rank.world_size()))
     } else {
         Chunks::NONE
     }
@@ -75,44 +71,94 @@ pub(crate) const fn cost(world_size: usize) -> Cost {
     }
 }
 
-/// Chunk `r` of the sum ends on rank `r`, of as many chunks as there are ranks. `None` unless the world size is
-/// a power of two.
-pub const fn reduce_scatter(rank: Rank) -> Option<Schedule> {
-    if !rank.world_size().is_power_of_two() {
-        return None;
+/// Chunk `r` of the sum ends on rank `r`, of as many chunks as there are ranks. A rank of the largest block has two
+/// sums in the end, if it has a counterpart in the smaller ones, and hands one over to it.
+pub const fn reduce_scatter(rank: Rank) -> Schedule {
+    Schedule::new(rank, reduce_steps(rank) + 1, Kind::HalvingReduceScatter)
+}
+
+/// What [`reduce_scatter`] costs.
+pub(crate) const fn reduce_scatter_cost(world_size: usize) -> Cost {
+    let levels = levels(world_size);
+    let (mut rounds, mut path) = (0, 0);
+    let mut smaller: Option<usize> = None;
+    let mut bits = 0;
+    while bits <= levels {
+        if world_size >> bits & 1 == 1 {
+            rounds = if rounds > bits { rounds } else { bits };
+            match smaller {
+                None => path = halved(world_size, 0, bits),
+                Some(smaller) => {
+                    // The last place of the block is fed first.
+                    let ready = halved(world_size, (1 << bits) - (1 << smaller), bits);
+                    path = if path > ready { path } else { ready };
+                    path += cards(world_size, 0, smaller);
+                    rounds += 1 << (bits - smaller);
+                }
+            }
+            smaller = Some(bits);
+        }
+        bits += 1;
     }
-    Some(Schedule::new(rank, rank.world_size().ilog2() as usize, Kind::HalvingReduceScatter))
+    let reduced = halved(world_size, 0, levels);
+    if world_size.is_power_of_two() {
+        return Cost { rounds, path, sent_max: world_size - 1, reduced_max: reduced };
+    }
+    let reduced_max = reduced + cards(world_size, 0, levels);
+    Cost { rounds: rounds + 1, path: path + 1, sent_max: world_size, reduced_max }
 }
 
-/// Before round k a rank has sums of the chunks that agree with it in the lowest k bits; the peer across bit k
-/// gets those that agree with the peer.
-pub(crate) const fn reduce_scatter_step(rank: Rank, round: usize) -> Step {
-    let (index, stride) = (rank.index(), 2 << round);
-    let peer = index ^ (1 << round);
-    let count = rank.world_size() / stride;
-    let sent = Chunks::strided(peer % stride, stride, count);
-    let received = Chunks::strided(index % stride, stride, count);
-    Step::exchange(SendHalf::buffer(peer, sent), ReceiveHalf::reduce(peer, received))
+/// Chunks on the longest path to a place of a block that halves so many times.
+const fn halved(world_size: usize, place: usize, rounds: usize) -> usize {
+    let (mut path, mut round) = (0, 0);
+    while round < rounds {
+        path += cards(world_size, place % (1 << round), round + 1);
+        round += 1;
+    }
+    path
 }
 
-/// A block's rounds of halving, what comes from the next smaller block, and what goes to the next larger one.
-pub(crate) fn reduce_step(rank: Rank, index: usize) -> Option<Step> {
+/// Steps until the largest block has the sums.
+const fn reduce_steps(rank: Rank) -> usize {
+    let block = Block::of(rank);
+    block.bits + 1 + block.feeds(rank)
+}
+
+pub(crate) fn reduce_scatter_step(rank: Rank, index: usize) -> Option<Step> {
+    let steps = reduce_steps(rank);
+    if index < steps {
+        return reduce_step(rank, Deal::Cards, index);
+    }
+    let largest = chunks(rank.world_size());
+    match rank.index().checked_sub(largest) {
+        Some(from) => Some(Step::receive(ReceiveHalf::replace(from, Chunks::one(rank.index())))),
+        None => {
+            let to = Some(rank.index() + largest).filter(|&to| to < rank.world_size())?;
+            Some(Step::send(to, Chunks::one(to)))
+        }
+    }
+}
+
+/// A block's rounds of halving, what comes from the next smaller block, and what goes to the next larger one, whose
+/// last place is fed first.
+pub(crate) fn reduce_step(rank: Rank, deal: Deal, index: usize) -> Option<Step> {
     let block = Block::of(rank);
     if index < block.bits {
-        let peer = rank.index() ^ 1 << index;
-        let (kept, given) = halves(rank, index);
-        return Some(Step::exchange(SendHalf::buffer(peer, given), ReceiveHalf::reduce(peer, kept)));
+        let peer = across(rank, index);
+        let (kept, given) = (deal.held(rank, index + 1), deal.held(peer, index + 1));
+        let send = SendHalf::buffer(peer.index(), given);
+        return Some(Step::exchange(send, ReceiveHalf::reduce(peer.index(), kept)));
     }
     let place = rank.index() - block.start;
     let Some(part) = index.checked_sub(block.bits + 1) else {
         let smaller = block.smaller(rank)?;
         let from = smaller.start + place % smaller.size();
-        return Some(Step::receive(ReceiveHalf::reduce(from, held(rank, block.bits))));
+        return Some(Step::receive(ReceiveHalf::reduce(from, deal.held(rank, block.bits))));
     };
     let larger = block.larger(rank)?;
-    let to = larger.start + place + part * block.size();
-    let to_rank = Rank::new(to, rank.world_size())?;
-    Some(Step::send(to, held(to_rank, larger.bits)))
+    let to = larger.start + place + (block.feeds(rank) - 1 - part) * block.size();
+    let chunks = deal.held(rank.plus(rank.world_size() + to - rank.index()), larger.bits);
+    Some(Step::send(to, chunks))
 }
 
 /// From single chunks back to all: at every level one message between the largest block and a smaller one that
@@ -126,15 +172,15 @@ pub(crate) fn gather_step(rank: Rank, index: usize) -> Option<Step> {
     if index.is_multiple_of(2) {
         return serve(rank, block, level);
     }
-    let level = level - 1;
-    let peer = rank.index() ^ 1 << level;
-    let (kept, given) = halves(rank, level);
-    Some(Step::exchange(SendHalf::buffer(peer, kept), ReceiveHalf::replace(peer, given)))
+    let peer = across(rank, level - 1);
+    let (ours, theirs) = (Deal::Runs.held(rank, level), Deal::Runs.held(peer, level));
+    let send = SendHalf::buffer(peer.index(), ours);
+    Some(Step::exchange(send, ReceiveHalf::replace(peer.index(), theirs)))
 }
 
 /// The ranks of the largest block from 2^level up to the next power of two serve the block of that level.
 fn serve(rank: Rank, block: Block, level: usize) -> Option<Step> {
-    let (size, chunks) = (1 << level, held(rank, level));
+    let (size, chunks) = (1 << level, Deal::Runs.held(rank, level));
     if block.start > 0 {
         let from = rank.index() - block.start + size;
         return (level == block.bits).then(|| Step::receive(ReceiveHalf::replace(from, chunks)));
@@ -144,64 +190,8 @@ fn serve(rank: Rank, block: Block, level: usize) -> Option<Step> {
     Some(Step::send(served.start + place, chunks))
 }
 
-/// The ranks from `start`, 2^bits of them: one binary digit of the world size.
-#[derive(Clone, Copy, Debug)]
-struct Block {
-    start: usize,
-    bits: usize,
-}
-
-impl Block {
-    /// The block of a rank: the highest digit in which the world size and the rank differ.
-    const fn of(rank: Rank) -> Self {
-        let bits = (rank.index() ^ rank.world_size()).ilog2() as usize;
-        Self { start: rank.index() >> bits << bits, bits }
-    }
-
-    /// The block of 2^bits ranks, if the world is not smaller and has one.
-    const fn at(rank: Rank, bits: usize) -> Option<Self> {
-        let digits = rank.world_size() >> bits;
-        if digits % 2 == 1 { Some(Self { start: (digits - 1) << bits, bits }) } else { None }
-    }
-
-    const fn size(self) -> usize {
-        1 << self.bits
-    }
-
-    const fn larger(self, rank: Rank) -> Option<Self> {
-        if self.start == 0 { None } else { Self::at(rank, self.start.trailing_zeros() as usize) }
-    }
-
-    const fn smaller(self, rank: Rank) -> Option<Self> {
-        match (rank.world_size() % self.size()).checked_ilog2() {
-            Some(bits) => Self::at(rank, bits as usize),
-            None => None,
-        }
-    }
-}
-
-/// Rounds of halving in the largest block. A world of no ranks is one of a single rank.
-const fn levels(world_size: usize) -> usize {
-    match world_size.checked_ilog2() {
-        Some(levels) => levels as usize,
-        None => 0,
-    }
-}
-
-/// The chunks that a rank has after as many rounds of halving: those that begin like the digits of its place in
-/// its block, the lowest first.
-const fn held(rank: Rank, rounds: usize) -> Chunks {
-    let levels = levels(rank.world_size());
-    let size = 1 << (levels - rounds);
-    let start = match levels {
-        0 => 0,
-        _ => rank.index().reverse_bits() >> (usize::BITS as usize - levels) & !(size - 1),
-    };
-    Chunks::range(start, size)
-}
-
-/// The half of its chunks that a rank keeps in a round, and the half that it gives.
-const fn halves(rank: Rank, round: usize) -> (Chunks, Chunks) {
-    let kept = held(rank, round + 1);
-    (kept, Chunks::range(kept.first() ^ kept.len(), kept.len()))
+/// The rank of the same block that differs in one digit.
+const fn across(rank: Rank, digit: usize) -> Rank {
+    let distance = 1 << digit;
+    if rank.index() & distance == 0 { rank.plus(distance) } else { rank.minus(distance) }
 }

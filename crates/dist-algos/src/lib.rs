@@ -3,6 +3,7 @@
 mod algorithm;
 pub mod all_to_all;
 pub mod barrier;
+mod binary_blocks;
 pub mod binomial;
 pub mod chain;
 mod chunks;

@@ -2,6 +2,7 @@
 
 use dist_transport::Rank;
 
+use crate::binary_blocks::Deal;
 use crate::{
     Source, Step, all_to_all, barrier, binomial, chain, circulant, halving_doubling, knomial, linear,
     neighbour, pairwise, recursive_doubling, ring, scan,
@@ -72,8 +73,8 @@ impl Schedule {
             Kind::DoublingReduce => recursive_doubling::reduce_step(rank, index),
             Kind::DoublingRelease => recursive_doubling::release_step(rank),
             Kind::DoublingAllGather => Some(recursive_doubling::all_gather_step(rank, index)),
-            Kind::HalvingReduceScatter => Some(halving_doubling::reduce_scatter_step(rank, index)),
-            Kind::HalvingReduce => halving_doubling::reduce_step(rank, index),
+            Kind::HalvingReduceScatter => halving_doubling::reduce_scatter_step(rank, index),
+            Kind::HalvingReduce => halving_doubling::reduce_step(rank, Deal::Runs, index),
             Kind::HalvingGather => halving_doubling::gather_step(rank, index),
             Kind::CirculantReduceScatter => Some(circulant::reduce_scatter_step(rank, index)),
             Kind::CirculantAllGather => Some(circulant::all_gather_step(rank, index)),

@@ -111,6 +111,22 @@ fn halving_in_blocks_costs_more_the_smaller_the_smallest_block(
     assert_eq!((report.rounds, report.path, report.chunks_sent_max()), (rounds, path, sent));
 }
 
+#[rstest]
+#[case::one_block(8, 3, 7, 7)]
+#[case::a_half_beside_it(12, 6, 15, 12)]
+#[case::a_block_of_one(9, 12, 18, 9)]
+#[case::three_blocks(7, 6, 16, 7)]
+fn scattering_in_blocks_has_fewer_rounds_than_pairwise_if_they_are_of_like_sizes(
+    #[case] world_size: usize,
+    #[case] rounds: usize,
+    #[case] path: usize,
+    #[case] sent: usize,
+) {
+    let report = verify::reduce_scatter(ReduceScatter::HalvingDoubling, world_size).unwrap();
+    assert_eq!((report.rounds, report.path, report.chunks_sent_max()), (rounds, path, sent));
+    assert_eq!(report.order, Some(Order::Canonical));
+}
+
 #[test]
 fn a_ring_needs_two_peers_and_doubling_a_logarithm_of_them() {
     assert_eq!(verify::all_reduce(AllReduce::Ring, 64).unwrap().peers_max, 2);
@@ -140,7 +156,7 @@ fn bytes_are_counted_for_every_length() {
 fn worlds_and_roots_that_do_not_exist_are_refused() {
     let unsupported = |result: Result<Report, Error>| matches!(result, Err(Error::Unsupported { .. }));
     assert!(unsupported(verify::all_reduce(AllReduce::RecursiveDoubling, 0)));
-    assert!(unsupported(verify::reduce_scatter(ReduceScatter::HalvingDoubling, 6)));
+    assert!(unsupported(verify::reduce_scatter(ReduceScatter::HalvingDoubling, 0)));
     assert!(unsupported(verify::all_gather(AllGather::RecursiveDoubling, 3)));
     assert!(unsupported(verify::all_gather(AllGather::NeighbourExchange, 5)));
     assert!(unsupported(verify::broadcast(Broadcast::Binomial, 4, 4)));

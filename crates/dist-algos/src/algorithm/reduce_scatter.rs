@@ -13,7 +13,7 @@ use crate::{Cost, CostModel, Order, Schedule, circulant, halving_doubling, pairw
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ReduceScatter {
-    /// Halves, quarters, eighths, …, for powers of two; see [`halving_doubling`].
+    /// Halves, quarters, eighths, …, in blocks of powers of two; see [`halving_doubling`].
     HalvingDoubling,
     /// ⌈log₂ p⌉ rounds over distances p/2, p/4, …; see [`circulant`].
     Circulant,
@@ -33,10 +33,7 @@ named!("reduce_scatter", ReduceScatter {
 impl ReduceScatter {
     /// Whether there is a schedule for a world of this size.
     pub const fn supports(self, world_size: usize) -> bool {
-        match self {
-            Self::HalvingDoubling => world_size.is_power_of_two(),
-            Self::Circulant | Self::Ring | Self::Pairwise => world_size > 0,
-        }
+        world_size > 0
     }
 
     /// Into how many chunks the buffer is cut.
@@ -61,7 +58,8 @@ impl ReduceScatter {
         }
         let peers = world_size - 1;
         let rounds = match self {
-            Self::HalvingDoubling | Self::Circulant => log2_ceil(world_size),
+            Self::HalvingDoubling => return halving_doubling::reduce_scatter_cost(world_size),
+            Self::Circulant => log2_ceil(world_size),
             Self::Ring | Self::Pairwise => peers,
         };
         Cost { rounds, path: peers, sent_max: peers, reduced_max: peers }
@@ -70,7 +68,7 @@ impl ReduceScatter {
     /// The schedule of a rank, if the world is supported.
     pub fn schedule(self, rank: Rank) -> Option<Schedule> {
         match self {
-            Self::HalvingDoubling => halving_doubling::reduce_scatter(rank),
+            Self::HalvingDoubling => Some(halving_doubling::reduce_scatter(rank)),
             Self::Circulant => Some(circulant::reduce_scatter(rank)),
             Self::Ring => Some(ring::reduce_scatter(rank)),
             Self::Pairwise => Some(pairwise::reduce_scatter(rank)),

@@ -1,8 +1,7 @@
 //! Arguments that make no sense are refused before anything is sent, also in a world of one.
 
 use dist_collectives::{
-    AllGather, AllReduce, Communicator, DType, Error, Operation, ReduceKind, ReduceOp, ReduceScatter,
-    ReductionOrder,
+    AllGather, AllReduce, Communicator, DType, Error, Operation, ReduceKind, ReduceOp, ReductionOrder,
 };
 
 use half::{bf16, f16};
@@ -112,17 +111,6 @@ const REFUSED: &[(usize, Program, &str)] = &[
         3,
         |comm| comm.with_algorithm(AllReduce::Ring).all_reduce(&mut [1.0_f32], ReduceOp::Sum),
         "all_reduce by ring does not reduce in canonical order in a group of 3",
-    ),
-    (
-        3,
-        |comm| {
-            comm.with_algorithm(ReduceScatter::HalvingDoubling).reduce_scatter(
-                &[0_u8; 3],
-                &mut [0],
-                ReduceOp::Sum,
-            )
-        },
-        "reduce_scatter by halving_doubling does not work for a group of 3",
     ),
     (
         3,

@@ -1,0 +1,93 @@
+//! A world of any size as blocks of powers of two: the digits of its size, the largest block first, as T(p) is split.
+
+use dist_transport::Rank;
+
+use crate::Chunks;
+
+/// The ranks from `start`, 2^bits of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Block {
+    pub(crate) start: usize,
+    pub(crate) bits: usize,
+}
+
+impl Block {
+    /// The block of a rank: of the highest digit in which the world size and the rank differ.
+    pub(crate) const fn of(rank: Rank) -> Self {
+        let bits = (rank.index() ^ rank.world_size()).ilog2() as usize;
+        Self { start: rank.index() >> bits << bits, bits }
+    }
+
+    /// The block of 2^bits ranks, if the world has one.
+    pub(crate) const fn at(rank: Rank, bits: usize) -> Option<Self> {
+        let digits = rank.world_size() >> bits;
+        if digits % 2 == 1 { Some(Self { start: (digits - 1) << bits, bits }) } else { None }
+    }
+
+    pub(crate) const fn size(self) -> usize {
+        1 << self.bits
+    }
+
+    /// The next larger block.
+    pub(crate) const fn larger(self, rank: Rank) -> Option<Self> {
+        if self.start == 0 { None } else { Self::at(rank, self.start.trailing_zeros() as usize) }
+    }
+
+    /// The next smaller block.
+    pub(crate) const fn smaller(self, rank: Rank) -> Option<Self> {
+        match (rank.world_size() % self.size()).checked_ilog2() {
+            Some(bits) => Self::at(rank, bits as usize),
+            None => None,
+        }
+    }
+
+    /// Messages by which a rank of this block feeds the next larger one.
+    pub(crate) const fn feeds(self, rank: Rank) -> usize {
+        match self.larger(rank) {
+            Some(larger) => 1 << (larger.bits - self.bits),
+            None => 0,
+        }
+    }
+}
+
+/// log₂ of the largest block. A world of no ranks is one of a single rank.
+pub(crate) const fn levels(world_size: usize) -> usize {
+    match world_size.checked_ilog2() {
+        Some(levels) => levels as usize,
+        None => 0,
+    }
+}
+
+/// Which chunks a rank still has after some rounds of halving: a half, a quarter, … that it shares with nobody of its
+/// block but those who agree with it in the lower digits not halved yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Deal {
+    /// Of as many chunks as the largest block has ranks, those whose first digits are the rank's last, backwards: they
+    /// are neighbours.
+    Runs,
+    /// Of as many chunks as there are ranks, those whose last digits are the rank's: its own chunk is one of them.
+    Cards,
+}
+
+impl Deal {
+    pub(crate) const fn held(self, rank: Rank, rounds: usize) -> Chunks {
+        let levels = levels(rank.world_size());
+        match self {
+            Self::Runs if levels == 0 => Chunks::one(0),
+            Self::Runs => {
+                let count = 1 << (levels - rounds);
+                let start = rank.index().reverse_bits() >> (usize::BITS as usize - levels);
+                Chunks::range(start & !(count - 1), count)
+            }
+            Self::Cards => {
+                let (start, stride) = (rank.index() % (1 << rounds), 1 << rounds);
+                Chunks::strided(start, stride, cards(rank.world_size(), start, rounds))
+            }
+        }
+    }
+}
+
+/// How many of the numbers below `world_size` end like `start`, in so many digits.
+pub(crate) const fn cards(world_size: usize, start: usize, digits: usize) -> usize {
+    (world_size - start).div_ceil(1 << digits)
+}
