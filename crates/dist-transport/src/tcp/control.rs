@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream};
 
+use crate::tcp::channels::{DEPTH_MAX, Fork, Origin};
 use crate::{Abort, Cause, ChannelId, Fingerprint};
 
 const FRAME_BYTES: usize = 128;
@@ -31,6 +32,10 @@ pub(super) enum Frame {
     Goodbye,
     /// A rank has left in order.
     Left { rank: u32 },
+    /// Whether this rank has left the channel: it answers if so. The coordinator passes it on, with the asking rank.
+    Ask { rank: u32, origin: Origin },
+    /// To this rank: the channel was left. The coordinator passes it on, with the rank that has left.
+    LeftChannel { rank: u32, channel: ChannelId },
     /// The rank has been waiting for a while on this channel, in the second of these calls, its last two.
     Waiting { channel: ChannelId, calls: [Fingerprint; 2] },
 }
@@ -81,6 +86,12 @@ impl Frame {
             Self::Left { rank } => {
                 frame.number(10_u32).number(rank);
             }
+            Self::Ask { rank, origin } => {
+                frame.number(11_u32).number(rank).origin(&origin);
+            }
+            Self::LeftChannel { rank, channel } => {
+                frame.number(12_u32).number(rank).bytes(&channel.get().to_le_bytes());
+            }
             Self::Waiting { channel, calls: [before, now] } => {
                 frame.number(9_u32).bytes(&channel.get().to_le_bytes()).bytes(&before.0).bytes(&now.0);
             }
@@ -109,10 +120,12 @@ impl Frame {
             }
             8 => Self::Goodbye,
             9 => {
-                let channel = ChannelId::from_number(u64::from_le_bytes(frame.bytes()));
+                let channel = frame.channel();
                 Self::Waiting { channel, calls: [Fingerprint(frame.bytes()), Fingerprint(frame.bytes())] }
             }
             10 => Self::Left { rank: frame.number() },
+            11 => Self::Ask { rank: frame.number(), origin: frame.origin()? },
+            12 => Self::LeftChannel { rank: frame.number(), channel: frame.channel() },
             _ => return None,
         })
     }
@@ -162,6 +175,14 @@ impl Encoder {
         self.bytes(&number.to_le_bytes())
     }
 
+    fn origin(&mut self, origin: &Origin) -> &mut Self {
+        self.number(u32::try_from(origin.forks().len()).expect("an origin is short"));
+        for fork in origin.forks() {
+            self.number(fork.number).bytes(&fork.channel.get().to_le_bytes());
+        }
+        self
+    }
+
     fn home(&mut self, home: Home) -> &mut Self {
         self.address(home.address).bytes(&home.host.to_le_bytes())
     }
@@ -190,6 +211,20 @@ impl Decoder<'_> {
 
     fn number(&mut self) -> u32 {
         u32::from_le_bytes(self.bytes())
+    }
+
+    fn channel(&mut self) -> ChannelId {
+        ChannelId::from_number(u64::from_le_bytes(self.bytes()))
+    }
+
+    /// `None` if it is too long.
+    fn origin(&mut self) -> Option<Origin> {
+        let depth = (self.number() as usize).min(DEPTH_MAX + 1);
+        let mut forks = Vec::new();
+        for _ in 0..depth {
+            forks.push(Fork { number: self.number(), channel: self.channel() });
+        }
+        Origin::new(&forks)
     }
 
     fn home(&mut self) -> Home {
@@ -289,6 +324,8 @@ mod tests {
         let v4 = SocketAddr::from(([127, 0, 0, 1], 29500));
         let v6 =
             "[fe80::1%3]:80".parse().unwrap_or_else(|_| SocketAddr::from(([1, 2, 3, 4, 5, 6, 7, 8], 80)));
+        let fork = |number: u32| Fork { number, channel: ChannelId::WORLD.child(number.into(), &[1]) };
+        let forks: [Fork; DEPTH_MAX] = std::array::from_fn(|number| fork(u32::try_from(number).unwrap()));
         let frames = [
             Frame::Join { world_size: 4, patience_ms: 60_000, home: Home { address: v4, host: u64::MAX } },
             Frame::Peer { rank: 2, home: Home { address: v6, host: 7 } },
@@ -301,6 +338,9 @@ mod tests {
             Frame::Abort(Abort { cause: Cause::Silent, ..abort }),
             Frame::Goodbye,
             Frame::Left { rank: 5 },
+            Frame::Ask { rank: 6, origin: Origin::new(&forks).unwrap() },
+            Frame::Ask { rank: 6, origin: Origin::default() },
+            Frame::LeftChannel { rank: 7, channel: forks[0].channel },
             Frame::Waiting {
                 channel: ChannelId::WORLD.child(3, &[0]),
                 calls: [abort.call, Fingerprint::NONE],
@@ -313,7 +353,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_frame_or_refused(bytes in prop::collection::vec(any::<u8>(), FRAME_BYTES), kind in 0_u8..12) {
+        fn any_bytes_are_a_frame_or_refused(bytes in prop::collection::vec(any::<u8>(), FRAME_BYTES), kind in 0_u8..14) {
             let mut bytes: [u8; FRAME_BYTES] = bytes.try_into().unwrap();
             bytes[..4].copy_from_slice(&[kind, 0, 0, 0]);
             if let Some(frame) = Frame::decode(&bytes) {

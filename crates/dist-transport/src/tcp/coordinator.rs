@@ -271,11 +271,26 @@ impl Meeting {
                     member.waiting = Some((channel, calls));
                     self.compare(rank, channel, &calls);
                 }
+                Ok(Some(Frame::Ask { rank: peer, origin })) => {
+                    self.pass_on(peer, |rank| Frame::Ask { rank, origin }, rank);
+                }
+                Ok(Some(Frame::LeftChannel { rank: peer, channel })) => {
+                    self.pass_on(peer, |rank| Frame::LeftChannel { rank, channel }, rank);
+                }
                 Ok(Some(Frame::Goodbye)) => self.say_left(rank),
                 Ok(Some(_)) => self.lose(rank, Cause::Protocol),
                 Err(e) if e.kind() == io::ErrorKind::InvalidData => self.lose(rank, Cause::Protocol),
                 Err(_) => self.lose(rank, Cause::Died),
             }
+        }
+    }
+
+    /// Tells one rank what another says to it; one that has left needs no telling.
+    fn pass_on(&mut self, to: u32, frame: impl FnOnce(u32) -> Frame, from: usize) {
+        let from = u32::try_from(from).expect("checked when the coordinator was started");
+        if let Some(Place::Taken(member)) = self.places.get_mut(to as usize) {
+            // A broken line is noticed when it is listened to.
+            let _ = member.line.push(frame(from));
         }
     }
 

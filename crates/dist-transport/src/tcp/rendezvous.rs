@@ -10,6 +10,7 @@ use crossbeam::queue::SegQueue;
 use rustix::event::PollFlags;
 
 use crate::auth::{CHALLENGE_BYTES, Identity, Initiator, Key, Purpose};
+use crate::tcp::channels::Channels;
 use crate::tcp::config::{Config, Host};
 use crate::tcp::control::{Frame, Home, Line};
 use crate::tcp::coordinator::{COORDINATOR, Coordinator};
@@ -38,6 +39,7 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
             homes,
             verdict: Verdict::new()?,
             arrivals: Arrivals::default(),
+            channels: Channels::new(),
             left: Mutex::default(),
             outgoing: SegQueue::new(),
             closing: AtomicBool::new(false),

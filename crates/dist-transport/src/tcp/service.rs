@@ -132,6 +132,10 @@ impl Service {
                     match frame {
                         Frame::Abort(abort) => self.session.verdict.decide(abort),
                         Frame::Left { rank } => self.session.note_left(rank as usize),
+                        Frame::Ask { rank, origin } => self.session.answer(rank, &origin),
+                        Frame::LeftChannel { rank, channel } => {
+                            self.session.note_left_channel(channel, rank as usize);
+                        }
                         _ => {}
                     }
                 }

@@ -13,10 +13,11 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::auth::Key;
 use crate::runtime::{Task, Unparker};
+use crate::tcp::channels::{Channels, Origin};
 use crate::tcp::control::{Frame, Home};
 use crate::tcp::coordinator::Coordinator;
-use crate::tcp::link::Fault;
-use crate::tcp::socket;
+use crate::tcp::link::{Fault, say_goodbye};
+use crate::tcp::{BEAT, socket};
 use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Fingerprint, Rank, Result, Runtime};
 
 /// How long a leaving process waits for its goodbye to be sent.
@@ -39,6 +40,7 @@ pub(super) struct Session {
     pub(super) homes: Vec<Home>,
     pub(super) verdict: Verdict,
     pub(super) arrivals: Arrivals,
+    pub(super) channels: Channels,
     /// Ranks that have left in order, and when that is old enough to be sure that nothing of theirs is under way.
     pub(super) left: Mutex<HashMap<usize, Deadline>>,
     /// What the service thread is to say to the coordinator.
@@ -77,9 +79,32 @@ impl Session {
         self.verdict.look_again();
     }
 
-    /// Whether a rank has left in order: when it will be sure, or was.
-    pub(super) fn left(&self, rank: usize) -> Option<Deadline> {
-        lock(&self.left).get(&rank).copied()
+    /// Notes that a rank has left a channel, and lets those look again who might wait for it there.
+    pub(super) fn note_left_channel(&self, channel: ChannelId, rank: usize) {
+        self.channels.note_left(channel, rank, self.runtime.deadline(UNDER_WAY_LIMIT));
+        self.verdict.look_again();
+    }
+
+    /// Whether a rank has left the job or this channel in order: when it will be sure, or was.
+    pub(super) fn left(&self, channel: ChannelId, rank: usize) -> Option<Deadline> {
+        lock(&self.left).get(&rank).copied().or_else(|| self.channels.left(channel, rank))
+    }
+
+    /// Asks a rank whether it has left a channel.
+    pub(super) fn ask(&self, rank: usize, origin: Option<Origin>) {
+        if let (Some(origin), Ok(rank)) = (origin, u32::try_from(rank)) {
+            self.outgoing.push(Frame::Ask { rank, origin });
+            self.service_bell.ring();
+        }
+    }
+
+    /// Answers a rank that asks whether this one has left a channel, if it has.
+    pub(super) fn answer(&self, rank: u32, origin: &Origin) {
+        if self.channels.has_left(origin) {
+            self.arrivals.dismiss(origin.channel(), rank as usize);
+            self.outgoing.push(Frame::LeftChannel { rank, channel: origin.channel() });
+            self.service_bell.ring();
+        }
     }
 
     /// Ends the job because of this process.
@@ -236,22 +261,28 @@ impl Arrivals {
         verdict.look_again();
     }
 
-    /// Closes the connections of a channel that this process has left.
-    pub(super) fn forget(&self, channel: ChannelId) {
-        lock(&self.0).retain(|(of, _), _| *of != channel);
+    /// The connections of a channel that this process has left.
+    pub(super) fn forget(&self, channel: ChannelId) -> Vec<TcpStream> {
+        lock(&self.0).extract_if(|(of, _), _| *of == channel).map(|(_, stream)| stream).collect()
     }
 
-    /// Waits for a peer's connection, in the second of these calls.
+    /// Says goodbye on a connection that nobody will ask for.
+    fn dismiss(&self, channel: ChannelId, peer: usize) {
+        let stream = lock(&self.0).remove(&(channel, peer));
+        stream.iter().for_each(say_goodbye);
+    }
+
+    /// Waits for a peer's connection.
     pub(super) fn take(
         &self,
         channel: ChannelId,
         peer: usize,
         session: &Session,
-        calls: [Fingerprint; 2],
         deadline: Deadline,
+        mut ask: impl FnMut(),
     ) -> Result<TcpStream, Fault> {
         let runtime = &session.runtime;
-        let mut patience = Some(runtime.deadline(WAITING_LIMIT));
+        let mut patience = runtime.deadline(WAITING_LIMIT);
         loop {
             // Registered before the look: whoever comes after the look wakes us.
             lock(&session.verdict.waiting).push(runtime.unparker());
@@ -261,17 +292,18 @@ impl Arrivals {
             if let Some(abort) = session.verdict.get() {
                 return Err(Fault::Aborted(abort));
             }
-            let left = session.left(peer);
+            let left = session.left(channel, peer);
             if left.is_some_and(|sure| runtime.expired(sure)) {
                 return Err(Fault::Goodbye);
             }
             if runtime.expired(deadline) {
                 return Err(Fault::TimedOut);
             }
-            if patience.take_if(|patience| runtime.expired(*patience)).is_some() {
-                session.tell_waiting(channel, calls);
+            if runtime.expired(patience) {
+                ask();
+                patience = runtime.deadline(BEAT);
             }
-            let until = patience.into_iter().chain(left).fold(deadline, Deadline::earlier);
+            let until = left.into_iter().fold(deadline.earlier(patience), Deadline::earlier);
             runtime.park(Some(until));
         }
     }

@@ -1,9 +1,11 @@
 //! Channels of their own: forks and subgroups.
 
+use std::time::Duration;
+
 use dist_transport::{Abort, Cause, Error, Fingerprint, Rank, Transport};
 use rstest::rstest;
 
-use crate::backend::Backend;
+use crate::backend::{Backend, LONG};
 use crate::calls::{
     await_abort, meet_all, pass_round, payload, receive, receive_within, send, stand_by, wait_in_vain,
 };
@@ -228,3 +230,59 @@ fn a_rank_that_nobody_waits_for_may_leave(
     };
     backend.check(world_size, program, drop);
 }
+
+#[rstest]
+fn a_rank_that_leaves_a_group_is_noticed_there_although_it_stays_in_the_job(
+    #[values(Backend::Sim, Backend::Local, Backend::Tcp)] backend: Backend,
+    #[values(0, 2)] leaving: usize,
+    #[values(false, true)] with_its_parent: bool,
+) {
+    let program = move |mut transport: Box<dyn Transport>| {
+        let mut parent = transport.fork(&[2, 1, 0]).unwrap().unwrap();
+        let mut group = parent.fork(&[2, 1, 0]).unwrap().unwrap();
+        let error = if transport.rank().index() == leaving {
+            drop(group);
+            if with_its_parent {
+                drop(parent);
+            }
+            wait_in_vain(&mut *transport, 1)
+        } else {
+            receive_within(&mut *group, leaving, 1, LONG).unwrap_err()
+        };
+        (error, await_abort(&*transport))
+    };
+    backend.check(3, program, move |ends| {
+        for (rank, (error, abort)) in ends.iter().enumerate() {
+            assert_eq!((abort.rank, abort.cause), (leaving, Cause::Left), "rank {rank}");
+            let noticed = matches!(error, Error::Closed { peer, .. } if *peer == leaving && rank != leaving);
+            assert!(noticed || matches!(error, Error::Aborted(_)), "rank {rank}: {error}");
+        }
+    });
+}
+
+#[rstest]
+fn a_rank_that_comes_late_to_a_group_is_waited_for(
+    #[values(Backend::Sim, Backend::Local, Backend::Tcp)] backend: Backend,
+    #[values(0, 1)] late: usize,
+) {
+    let program = move |mut transport: Box<dyn Transport>| {
+        let everybody = [1, 0];
+        let mut other = transport.fork(&everybody).unwrap().unwrap();
+        drop(transport.fork(&everybody).unwrap());
+        let runtime = transport.runtime().clone();
+        if transport.rank().index() == late {
+            // Until the other has waited long enough to ask.
+            let until = runtime.deadline(ASKED);
+            while !runtime.expired(until) {
+                runtime.park(Some(until));
+            }
+        }
+        let mut group = transport.fork(&everybody).unwrap().unwrap();
+        assert_eq!(pass_round(&mut *group, &[3]).unwrap(), [3]);
+        assert_eq!(pass_round(&mut *other, &[4]).unwrap(), [4]);
+    };
+    backend.check(2, program, drop);
+}
+
+/// By now whoever waits has asked for the reason.
+const ASKED: Duration = Duration::from_millis(700);

@@ -12,6 +12,7 @@ use self::moving::receiving;
 use crate::auth::{Identity, Purpose};
 use crate::bookkeeping;
 use crate::check::{check_all, check_exchange, check_peer};
+use crate::tcp::channels::Origin;
 use crate::tcp::config::Config;
 use crate::tcp::link::{Fault, Scratch, say_goodbye};
 use crate::tcp::patience::Patience;
@@ -30,6 +31,8 @@ const REASON_LIMIT: Duration = Duration::from_millis(250);
 pub struct TcpTransport {
     membership: Arc<Membership>,
     channel: ChannelId,
+    /// None if it lies too deep.
+    origin: Option<Origin>,
     rank: Rank,
     /// The ranks of the group, as numbered in the world.
     members: Vec<usize>,
@@ -62,15 +65,23 @@ impl TcpTransport {
     pub fn join(config: &Config) -> Result<Self> {
         let membership = Arc::new(rendezvous::join(config, &Runtime::system())?);
         let members = (0..config.rank.world_size()).collect();
-        Ok(Self::open(membership, ChannelId::WORLD, config.rank, members))
+        Ok(Self::open(membership, ChannelId::WORLD, Some(Origin::default()), config.rank, members))
     }
 
-    fn open(membership: Arc<Membership>, channel: ChannelId, rank: Rank, members: Vec<usize>) -> Self {
+    fn open(
+        membership: Arc<Membership>,
+        channel: ChannelId,
+        origin: Option<Origin>,
+        rank: Rank,
+        members: Vec<usize>,
+    ) -> Self {
+        membership.session.channels.enter(channel);
         let homes = &membership.session.homes;
         let here = homes[membership.session.rank.index()].host;
         let local_ranks = homes.iter().filter(|home| home.host == here).count();
         Self {
             channel,
+            origin,
             rank,
             links: members.iter().map(|_| None).collect(),
             members,
@@ -129,7 +140,13 @@ impl TcpTransport {
 
     fn await_dial(&self, peer: usize, deadline: Deadline) -> Result<TcpStream, Fault> {
         let session = self.session();
-        session.arrivals.take(self.channel, self.members[peer], session, self.calls, deadline)
+        let (peer, mut told) = (self.members[peer], false);
+        session.arrivals.take(self.channel, peer, session, deadline, || {
+            if !std::mem::replace(&mut told, true) {
+                session.tell_waiting(self.channel, self.calls);
+            }
+            session.ask(peer, self.origin);
+        })
     }
 
     /// Ends a message that failed: finds the reason, tells the others, and makes the error.
@@ -145,7 +162,7 @@ impl TcpTransport {
         if let Some(abort) = reason {
             return Error::Aborted(abort);
         }
-        let left = self.session().left(self.members[peer]).is_some();
+        let left = self.session().left(self.channel, self.members[peer]).is_some();
         let (cause, error) = match fault {
             Fault::Aborted(abort) => return Error::Aborted(abort),
             Fault::TimedOut => (Cause::TimedOut, timeout(self.runtime(), activity, peer, deadline)),
@@ -327,12 +344,15 @@ impl Transport for TcpTransport {
     }
 
     fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {
-        let Some((channel, rank)) = bookkeeping::fork(self.rank, self.channel, &mut self.children, members)?
-        else {
-            return Ok(None);
-        };
-        let members = members.iter().map(|&member| self.members[member]).collect();
-        Ok(Some(Box::new(Self::open(self.membership.clone(), channel, rank, members))))
+        let number = self.children;
+        let place = bookkeeping::fork(self.rank, self.channel, &mut self.children, members)?;
+        let child = place.map(|(channel, rank)| -> Box<dyn Transport> {
+            let members = members.iter().map(|&member| self.members[member]).collect();
+            let origin = self.origin.and_then(|origin| origin.child(number, channel));
+            Box::new(Self::open(self.membership.clone(), channel, origin, rank, members))
+        });
+        self.session().channels.count_forks(self.channel, self.children);
+        Ok(child)
     }
 
     fn abort(&mut self) {
@@ -353,9 +373,10 @@ impl Drop for TcpTransport {
         if std::thread::panicking() {
             self.session().give_up(self.call());
         }
+        self.session().channels.leave(self.channel);
+        let unasked = self.session().arrivals.forget(self.channel);
         if self.aborted().is_none() {
-            self.links.iter().flatten().for_each(say_goodbye);
+            self.links.iter().flatten().chain(&unasked).for_each(say_goodbye);
         }
-        self.session().arrivals.forget(self.channel);
     }
 }

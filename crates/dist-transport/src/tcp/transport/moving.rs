@@ -11,7 +11,7 @@ use super::{TcpTransport, Trouble};
 use crate::tcp::link::{Fault, Inbound, Outbound, Scratch};
 use crate::tcp::patience::Wait;
 use crate::tcp::session::{Session, WAITING_LIMIT, Watch};
-use crate::tcp::socket;
+use crate::tcp::{BEAT, socket};
 use crate::{Activity, Combine, Deadline, Incoming, Outgoing, Sink};
 
 /// How messages stand after they went as far as they go without waiting.
@@ -158,11 +158,17 @@ impl TcpTransport {
                 continue;
             }
             let limit = session.runtime.remaining(deadline);
-            let limit = if told { limit } else { limit.min(WAITING_LIMIT) };
-            let ready = sleep(session, &self.links, &waits, limit).map_err(|e| trouble(Fault::Io(e)))?;
-            if !ready && !told {
+            let limit = limit.min(if told { BEAT } else { WAITING_LIMIT });
+            if sleep(session, &self.links, &waits, limit).map_err(|e| trouble(Fault::Io(e)))? {
+                continue;
+            }
+            if !told {
                 session.tell_waiting(self.channel, self.calls);
                 told = true;
+            }
+            // Whoever was dialled may have left before, and then nobody takes the connection.
+            for &(_, peer) in waits.iter().filter(|(_, peer)| *peer < self.rank.index()) {
+                session.ask(self.members[peer], self.origin);
             }
         }
     }

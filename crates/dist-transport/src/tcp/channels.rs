@@ -1,0 +1,171 @@
+//! Which channels this process has, and whether it has left one for ever.
+//!
+//! A rank may leave a group and stay in the job. Peers that are connected to it there hear its goodbye; others ask,
+//! when they have waited for a while. What was left is not remembered: a channel's [`Origin`] tells whether it was
+//! made, because a process makes the forks of each channel in order.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+use crate::tcp::session::lock;
+use crate::{ChannelId, Deadline};
+
+/// Forks between the world's channel and the deepest that can be asked about.
+pub(super) const DEPTH_MAX: usize = 8;
+
+/// How a channel came of the world's: by one fork after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Origin {
+    forks: [Fork; DEPTH_MAX],
+    depth: usize,
+}
+
+/// The fork of a channel with this number, and the channel that came of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Fork {
+    pub(super) number: u32,
+    pub(super) channel: ChannelId,
+}
+
+impl Default for Fork {
+    fn default() -> Self {
+        Self { number: 0, channel: ChannelId::WORLD }
+    }
+}
+
+impl Origin {
+    /// One that these forks led to; `None` if they are too many.
+    pub(super) fn new(forks: &[Fork]) -> Option<Self> {
+        let mut origin = Self { depth: forks.len(), ..Self::default() };
+        origin.forks.get_mut(..forks.len())?.copy_from_slice(forks);
+        Some(origin)
+    }
+
+    /// The origin of a channel that came of this one; `None` if it cannot be told.
+    pub(super) fn child(&self, number: u64, channel: ChannelId) -> Option<Self> {
+        let fork = Fork { number: u32::try_from(number).ok()?, channel };
+        Self::new(&[self.forks(), &[fork]].concat())
+    }
+
+    pub(super) fn forks(&self) -> &[Fork] {
+        &self.forks[..self.depth]
+    }
+
+    pub(super) fn channel(&self) -> ChannelId {
+        self.forks().last().map_or(ChannelId::WORLD, |fork| fork.channel)
+    }
+}
+
+/// The channels that this process has.
+#[derive(Debug)]
+pub(super) struct Channels(Mutex<HashMap<ChannelId, Channel>>);
+
+#[derive(Debug, Default)]
+struct Channel {
+    /// How often it was forked.
+    forks: u64,
+    /// Ranks of the world that have left it, and when that is old enough to be sure that nothing of theirs is under
+    /// way.
+    left: HashMap<usize, Deadline>,
+}
+
+impl Channels {
+    /// Every process begins with the channel of the world.
+    pub(super) fn new() -> Self {
+        Self(Mutex::new(HashMap::from([(ChannelId::WORLD, Channel::default())])))
+    }
+
+    pub(super) fn enter(&self, channel: ChannelId) {
+        lock(&self.0).entry(channel).or_default();
+    }
+
+    /// Notes how often a channel was forked, after what came of the last fork was entered.
+    pub(super) fn count_forks(&self, channel: ChannelId, forks: u64) {
+        if let Some(channel) = lock(&self.0).get_mut(&channel) {
+            channel.forks = forks;
+        }
+    }
+
+    pub(super) fn leave(&self, channel: ChannelId) {
+        lock(&self.0).remove(&channel);
+    }
+
+    /// Whether this process has had a channel that it is a member of, and has it no more.
+    pub(super) fn has_left(&self, origin: &Origin) -> bool {
+        let here = lock(&self.0);
+        if here.contains_key(&origin.channel()) {
+            return false;
+        }
+        // The nearest channel above that is here tells whether the fork was made. What came of channels that are
+        // not here any more is not here either, and never will be.
+        let parents = std::iter::once(ChannelId::WORLD).chain(origin.forks().iter().map(|fork| fork.channel));
+        let steps: Vec<_> = parents.zip(origin.forks()).collect();
+        let nearest = steps.into_iter().rev().find_map(|(parent, fork)| Some((here.get(&parent)?, fork)));
+        nearest.is_none_or(|(parent, fork)| parent.forks > u64::from(fork.number))
+    }
+
+    /// Notes that a peer has left a channel, if this process is still there.
+    pub(super) fn note_left(&self, channel: ChannelId, rank: usize, sure: Deadline) {
+        if let Some(channel) = lock(&self.0).get_mut(&channel) {
+            channel.left.entry(rank).or_insert(sure);
+        }
+    }
+
+    /// Whether a peer is known to have left a channel: when it will be sure, or was.
+    pub(super) fn left(&self, channel: ChannelId, rank: usize) -> Option<Deadline> {
+        lock(&self.0).get(&channel)?.left.get(&rank).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The origins of a channel, of a fork of it, and of a fork of that.
+    fn line() -> [Origin; 3] {
+        let child = |of: &Origin, number| {
+            let channel = of.channel().child(number, &[0, 1]);
+            of.child(number, channel).unwrap()
+        };
+        let first = child(&Origin::default(), 2);
+        let second = child(&first, 0);
+        [first, second, child(&second, 1)]
+    }
+
+    #[test]
+    fn a_channel_was_left_once_its_fork_was_made_and_it_is_not_here() {
+        let (channels, [first, second, third]) = (Channels::new(), line());
+        let left = || [first, second, third].map(|origin| channels.has_left(&origin));
+        assert_eq!(left(), [false; 3], "none was made yet");
+        channels.count_forks(ChannelId::WORLD, 2);
+        assert_eq!(left(), [false; 3], "others were made");
+        channels.enter(first.channel());
+        channels.count_forks(ChannelId::WORLD, 3);
+        channels.enter(second.channel());
+        channels.count_forks(first.channel(), 1);
+        assert_eq!(left(), [false; 3], "two are here, and the third can still be made");
+        channels.leave(first.channel());
+        assert_eq!(left(), [true, false, false], "the second can still be forked");
+        channels.leave(second.channel());
+        assert_eq!(left(), [true; 3], "nothing is left to fork");
+        channels.leave(ChannelId::WORLD);
+        assert_eq!(left(), [true; 3]);
+    }
+
+    #[test]
+    fn a_channel_whose_parents_were_all_left_is_still_here() {
+        let (channels, [first, second, third]) = (Channels::new(), line());
+        channels.enter(third.channel());
+        channels.leave(ChannelId::WORLD);
+        assert_eq!([first, second, third].map(|origin| channels.has_left(&origin)), [true, true, false]);
+    }
+
+    #[test]
+    fn what_came_of_too_many_forks_has_no_origin() {
+        let deepest = (0..DEPTH_MAX as u64).fold(Origin::default(), |origin, number| {
+            origin.child(number, ChannelId::from_number(7)).unwrap()
+        });
+        assert_eq!(deepest.child(0, ChannelId::from_number(8)), None);
+        assert_eq!(Origin::default().child(1 << 32, ChannelId::from_number(8)), None);
+    }
+}
