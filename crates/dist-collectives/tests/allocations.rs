@@ -1,0 +1,205 @@
+//! Blocking operations allocate nothing after the first call of a kind. In a binary of its own, because the allocator
+//! that counts is everybody's.
+#![cfg(all(feature = "sim", feature = "tcp"))]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::fmt;
+
+use dist_collectives::{Communicator, Config, Error, ReduceOp, ReductionOrder};
+use dist_transport::runtime::Runtime;
+use dist_transport::tcp::Coordinator;
+use dist_transport::{
+    Abort, ChannelId, Combine, Deadline, Error as TransportError, Fingerprint, Incoming, Outgoing, Rank,
+    Traffic, Transport, sim,
+};
+use rstest::rstest;
+
+/// What a call works on: input and output of every operation, made before anything is counted.
+struct Memory {
+    long: Vec<f32>,
+    short: Vec<f32>,
+    many: [Vec<f32>; 3],
+}
+
+type Program = fn(&mut Communicator, &mut Memory) -> Result<(), Error>;
+
+const PROGRAMS: &[(&str, Program)] = &[
+    ("all_reduce", |comm, memory| comm.all_reduce(&mut memory.long, ReduceOp::Sum)),
+    ("all_reduce mean", |comm, memory| comm.all_reduce(&mut memory.long, ReduceOp::WeightedMean(0.5))),
+    ("reduce_scatter", |comm, Memory { long, short, .. }| comm.reduce_scatter(long, short, ReduceOp::Mean)),
+    ("reduce_scatter_in_place", |comm, Memory { long, .. }| {
+        comm.reduce_scatter_in_place(long, ReduceOp::Sum).map(drop)
+    }),
+    ("all_gather", |comm, Memory { long, short, .. }| comm.all_gather(short, long)),
+    ("all_gather_in_place", |comm, memory| comm.all_gather_in_place(&mut memory.long)),
+    ("broadcast", |comm, memory| comm.broadcast(&mut memory.long, 0)),
+    ("reduce", |comm, memory| comm.reduce(&mut memory.long, ReduceOp::Sum, 0)),
+    ("barrier", |comm, _| comm.barrier()),
+    ("all_reduce_coalesced", |comm, memory| {
+        let [one, two, three] = &mut memory.many;
+        comm.all_reduce_coalesced(&mut [one, two, three], ReduceOp::Sum)
+    }),
+    ("broadcast_coalesced", |comm, memory| {
+        let [one, two, three] = &mut memory.many;
+        comm.broadcast_coalesced(&mut [one, two, three], 0)
+    }),
+    ("send_recv", |comm, Memory { long, short, .. }| {
+        let (rank, world_size) = (comm.rank(), comm.world_size());
+        if world_size == 1 {
+            // What a rank sends to itself is kept until it is received.
+            return Ok(());
+        }
+        let received = &mut long[..short.len()];
+        comm.send_recv(short, (rank + 1) % world_size, received, (rank + world_size - 1) % world_size)
+    }),
+];
+
+/// Calls everything until all memory is there, and then counts.
+fn check(comm: &mut Communicator, order: ReductionOrder) {
+    comm.set_order(order);
+    for part in [0, 1, 100, 100_000] {
+        let numbers = |len: usize| vec![1.0; len];
+        let many = [part, 0, 2 * part].map(numbers);
+        let mut memory = Memory { long: numbers(part * comm.world_size()), short: numbers(part), many };
+        for _ in 0..WARM_UP {
+            for (_, program) in PROGRAMS {
+                program(comm, &mut memory).unwrap();
+            }
+        }
+        for (name, program) in PROGRAMS {
+            let mut done = Ok(());
+            let counted = allocation_counter::measure(|| done = program(comm, &mut memory));
+            done.unwrap();
+            assert_eq!(counted.count_total, 0, "{name} of {part} elements: {} bytes", counted.bytes_total);
+        }
+    }
+}
+
+/// The ranks of a world reach their peers in different calls at first.
+const WARM_UP: usize = 2;
+
+#[rstest]
+fn calls_over_tcp_allocate_nothing(
+    #[values(1, 2, 3, 4, 5)] world_size: usize,
+    #[values(ReductionOrder::Canonical, ReductionOrder::Any)] order: ReductionOrder,
+) {
+    let coordinator = Coordinator::start("127.0.0.1:0", world_size, "allocations", None).unwrap();
+    let address = coordinator.address().to_string();
+    on_threads((0..world_size).map(|rank| {
+        let config = Config::new(rank, world_size, &address).unwrap().with_job("allocations");
+        let config = config.with_external_coordinator();
+        move || check(&mut Communicator::join(&config).unwrap(), order)
+    }));
+}
+
+/// The in-process network keeps a copy of every message until it is received. Nothing else is allocated.
+#[rstest]
+fn calls_in_one_process_allocate_what_its_network_allocates(
+    #[values(1, 2, 3, 4, 5)] world_size: usize,
+    #[values(ReductionOrder::Canonical, ReductionOrder::Any)] order: ReductionOrder,
+) {
+    let ranks = sim::network(&Runtime::system(), world_size).into_iter();
+    on_threads(ranks.map(|transport| {
+        let uncounted = Uncounted(Box::new(transport));
+        move || check(&mut Communicator::new(uncounted), order)
+    }));
+}
+
+fn on_threads(ranks: impl Iterator<Item = impl FnOnce() + Send + 'static>) {
+    let runtime = Runtime::system();
+    let tasks: Vec<_> = ranks.map(|rank| runtime.spawn("rank", rank).unwrap()).collect();
+    for task in tasks {
+        task.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    }
+}
+
+/// A transport whose own allocations do not count.
+struct Uncounted(Box<dyn Transport>);
+
+impl Uncounted {
+    fn uncounted<T>(&mut self, call: impl FnOnce(&mut dyn Transport) -> T) -> T {
+        let mut result = None;
+        allocation_counter::opt_out(|| result = Some(call(&mut *self.0)));
+        result.expect("the call was made")
+    }
+}
+
+impl fmt::Debug for Uncounted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Uncounted")
+    }
+}
+
+impl Transport for Uncounted {
+    fn rank(&self) -> Rank {
+        self.0.rank()
+    }
+
+    fn members(&self) -> &[usize] {
+        self.0.members()
+    }
+
+    fn channel(&self) -> ChannelId {
+        self.0.channel()
+    }
+
+    fn runtime(&self) -> &Runtime {
+        self.0.runtime()
+    }
+
+    fn begin(&mut self, call: Fingerprint) {
+        self.0.begin(call);
+    }
+
+    fn exchange(
+        &mut self,
+        send: Option<Outgoing<'_>>,
+        receive: Option<Incoming<'_>>,
+        deadline: Deadline,
+    ) -> Result<(), TransportError> {
+        self.uncounted(|transport| transport.exchange(send, receive, deadline))
+    }
+
+    fn exchange_in_place(
+        &mut self,
+        peer: usize,
+        buffer: &mut [u8],
+        combine: &mut Combine<'_>,
+        deadline: Deadline,
+    ) -> Result<(), TransportError> {
+        self.uncounted(|transport| transport.exchange_in_place(peer, buffer, combine, deadline))
+    }
+
+    fn exchange_all(
+        &mut self,
+        sends: &[Outgoing<'_>],
+        receives: &mut [Incoming<'_>],
+        deadline: Deadline,
+    ) -> Result<(), TransportError> {
+        self.uncounted(|transport| transport.exchange_all(sends, receives, deadline))
+    }
+
+    fn silent(&mut self, peers: &[usize], deadline: Deadline) -> Result<Vec<usize>, TransportError> {
+        self.0.silent(peers, deadline)
+    }
+
+    fn hosts(&self) -> Vec<u64> {
+        self.0.hosts()
+    }
+
+    fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>, TransportError> {
+        Ok(self.0.fork(members)?.map(|fork| -> Box<dyn Transport> { Box::new(Self(fork)) }))
+    }
+
+    fn abort(&mut self) {
+        self.0.abort();
+    }
+
+    fn aborted(&self) -> Option<Abort> {
+        self.0.aborted()
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.0.traffic()
+    }
+}
