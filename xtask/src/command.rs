@@ -51,6 +51,8 @@ pub(crate) fn workspace_root() -> PathBuf {
 pub(crate) fn cargo(arguments: &str) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments.split_whitespace());
+    // What is measured beside tests is not to be kept.
+    command.env("DIST_COSTS", "off");
     command
 }
 

@@ -33,6 +33,7 @@ fn folder() -> TempDir {
 /// A small model on the text in `folder`, in JSON, without what a surrounding job may have said.
 fn demo(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(program());
+    command.env("DIST_COSTS", "off");
     command.args(["--json", "--samples", "2", "--context", "16", "--width", "16", "--layers", "1"]);
     command.arg("--text").arg(folder.join("text")).arg("--out").arg(folder.join("out")).args(arguments);
     for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RAYON_NUM_THREADS"] {

@@ -5,6 +5,7 @@ mod bench;
 mod error;
 mod parse;
 mod run;
+mod tune;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -28,6 +29,8 @@ enum Command {
     Run(run::Arguments),
     /// Measure a collective in this job, or in a job of its own
     Bench(bench::Arguments),
+    /// Measure anew what messages take here, which the choice of algorithms goes by
+    Tune(tune::Arguments),
     /// Become a rank's program; `run` starts every rank this way
     #[command(name = run::EXEC, hide = true)]
     ExecRank {
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Run(arguments) => run::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Tune(arguments) => tune::run(&arguments),
         Command::ExecRank { command } => Err(run::become_program(&command)),
     };
     match outcome {

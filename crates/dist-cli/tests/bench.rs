@@ -8,6 +8,7 @@ use serde_json::Value;
 
 fn distctl(arguments: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_distctl"));
+    command.env("DIST_COSTS", "off");
     command.args(arguments.split_whitespace()).output().unwrap()
 }
 
@@ -48,6 +49,26 @@ fn each_point_gives_a_line_that_was_checked(#[case] what: &str, #[case] bytes: &
         assert!(time("min_us") > 0.0, "{line}");
         assert!(time("min_us") <= time("median_us") && time("median_us") <= time("max_us"), "{line}");
     }
+}
+
+#[test]
+fn what_tune_measures_is_kept_for_the_next_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("costs");
+    let distctl = |arguments: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_distctl"));
+        let output = command.args(arguments.split_whitespace()).env("DIST_COSTS", &file).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        output.stdout
+    };
+    let measured: Value = serde_json::from_slice(&distctl("tune --ranks 3 --json")).unwrap();
+    assert_eq!((&measured["ranks"], measured["file"].as_str()), (&3.into(), file.to_str()));
+    let kept = std::fs::read_to_string(&file).unwrap();
+    let costs = ["round_ps", "byte_ps", "reduced_byte_ps"].map(|field| measured[field].to_string()).join(" ");
+    assert_eq!(kept.lines().last(), Some(format!("tcp 3 1 {costs}").as_str()));
+    distctl("bench barrier --ranks 3");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), kept, "measured once is enough");
+    assert!(String::from_utf8(distctl("tune")).unwrap().starts_with("2 ranks over tcp: a round takes "));
 }
 
 #[test]

@@ -5,7 +5,8 @@ use std::fmt;
 pub use dist_algos::{AllGather, AllReduce, Barrier, Broadcast, Reduce, ReduceScatter};
 use dist_algos::{CostModel, Order};
 
-use crate::Operation;
+use crate::settings::Settings;
+use crate::{Operation, Result};
 
 /// What the algorithms of one operation have in common with those of every other.
 pub(crate) trait Choice: Copy + Into<Algorithm> + 'static {
@@ -60,6 +61,21 @@ macro_rules! algorithms {
                     $(Operation::$operation => $operation::ALL.get(index).copied().map(Self::$operation),)*
                     _ => None,
                 }
+            }
+
+            /// The algorithm that an operation is done with; `None` if it is done in one way.
+            pub(crate) fn chosen(
+                operation: Operation,
+                settings: &Settings,
+                world_size: usize,
+                bytes: usize,
+            ) -> Result<Option<Self>> {
+                Ok(match operation {
+                    $(Operation::$operation => {
+                        Some(settings.choose::<$operation>(world_size, bytes)?.into())
+                    })*
+                    _ => None,
+                })
             }
         }
 

@@ -9,6 +9,8 @@ use std::time::Duration;
 use dist_transport::tcp::{Config, TcpTransport};
 use dist_transport::{ChannelId, Error as TransportError, Runtime, Traffic, Transport};
 
+#[cfg(feature = "tcp")]
+use crate::KeptCosts;
 use crate::engine::Engine;
 use crate::settings::Settings;
 use crate::worker::Worker;
@@ -76,12 +78,23 @@ impl Communicator {
     /// Joins the world that the environment describes: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and more, as
     /// set by `distctl run` or torchrun. Nothing set is a world of one.
     ///
+    /// The choice of algorithms goes by what was [measured](Self::tune) in the first such world on rank 0's host, and
+    /// is kept in [a file](crate::KeptCosts::of_user) since; the first measurement takes some hundredths of a second. On all
+    /// ranks alike, `DIST_COSTS=off` lets the choice go by fixed costs instead, and `DIST_COSTS=FILE` by those of
+    /// another file.
+    ///
     /// # Errors
     /// If the environment makes no sense, or the ranks do not meet in time.
     #[cfg(feature = "tcp")]
     pub fn from_env() -> Result<Self> {
         let config = Config::from_env().map_err(|source| Error::Join(Box::new(source)))?;
-        Self::join(&config)
+        let mut comm = Self::join(&config)?;
+        if comm.world_size() > 1
+            && let Some(kept) = KeptCosts::of_user()
+        {
+            comm.tune(&kept, "tcp")?;
+        }
+        Ok(comm)
     }
 
     /// Joins the world that this configuration describes. To change what the environment says, begin with

@@ -7,10 +7,12 @@ mod call;
 mod coalesced;
 mod collectives;
 mod communicator;
+mod costs;
 mod digest;
 mod dtype;
 mod engine;
 mod error;
+mod kept;
 mod kernel;
 mod messages;
 mod pending;
@@ -23,6 +25,9 @@ pub use algorithm::{Algorithm, AllGather, AllReduce, Barrier, Broadcast, Reduce,
 pub use buffer::Buffer;
 pub use call::{Call, Operation};
 pub use communicator::{Communicator, Scoped};
+/// What the choice of algorithms goes by.
+#[doc(no_inline)]
+pub use dist_algos::CostModel;
 /// What the runner of algorithms says, in [`Error::Schedule`].
 #[doc(no_inline)]
 pub use dist_algos::Error as AlgorithmError;
@@ -38,6 +43,7 @@ pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 #[doc(no_inline)]
 pub use half::{bf16, f16};
+pub use kept::{KeptCosts, World};
 pub use kernel::{combine, divide_by_count};
 pub use pending::{Failed, Pending};
 pub use reduce_op::{ReduceKind, ReduceOp, ReductionOrder};

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 
 use super::exact::{self, Exact};
 use super::line::Line;
-use super::operation::{self, Operation};
+use super::operation::Operation;
 use super::{Plan, Report, sample};
 use crate::Error;
 use crate::run::Outcome;
@@ -74,13 +74,13 @@ impl Bench<'_> {
                 continue;
             }
             let times = self.times(&mut buffers)?;
-            report.line(&self.line::<T>(len, times))?;
+            report.line(&self.line::<T>(len, times)?)?;
         }
         Ok(outcome)
     }
 
-    fn line<T: Element>(&self, len: usize, times: Vec<f64>) -> Line {
-        let Plan { operation, algorithm, order, check, .. } = *self.plan;
+    fn line<T: Element>(&self, len: usize, times: Vec<f64>) -> Result<Line, Error> {
+        let Plan { operation, order, check, .. } = *self.plan;
         let (world_size, bytes) = (self.comm.world_size(), len * size_of::<T>());
         let variant = match order {
             dist_collectives::ReductionOrder::Any if operation.reduces() => "tcp-any",
@@ -99,16 +99,13 @@ impl Bench<'_> {
             samples: 0,
             busbw: 0.0,
             dtype: T::DTYPE.name(),
-            algorithm: algorithm.map_or_else(
-                || operation::chosen(operation, world_size, bytes, order),
-                |chosen| chosen.name(),
-            ),
+            algorithm: operation.algorithm(self.comm, bytes)?,
             order: order.name(),
             buffers: "private",
             touch: self.touches(bytes),
             checked: check,
         };
-        line.with_times(times, operation.bus_factor(world_size))
+        Ok(line.with_times(times, operation.bus_factor(world_size)))
     }
 
     fn touches(&self, bytes: usize) -> bool {

@@ -9,7 +9,7 @@ mod sample;
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use dist_collectives::{Algorithm, Communicator, DType, ReduceOp, ReductionOrder};
+use dist_collectives::{Algorithm, Communicator, DType, KeptCosts, ReduceOp, ReductionOrder};
 use dist_transport::Transport;
 use dist_transport::tcp::{Config, TcpTransport};
 
@@ -96,6 +96,9 @@ fn measure_job(arguments: &Arguments) -> Result<Outcome, Error> {
     let everyone: Vec<_> = (0..world_size).collect();
     let link = transport.fork(&everyone)?.expect("this rank is among all ranks");
     let mut comm = Communicator::new(transport);
+    if let Some(kept) = KeptCosts::of_user() {
+        comm.tune(&kept, "tcp")?;
+    }
     comm.set_order(arguments.order);
     let mut report = Report { rank: comm.rank(), json: arguments.switches.json, table: Table::default() };
     measure::points(&plan, comm, link, &mut report)

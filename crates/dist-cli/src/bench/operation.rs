@@ -2,10 +2,8 @@
 
 use std::fmt;
 
-use dist_algos::{CostModel, Order};
-use dist_collectives::{
-    Algorithm, AllGather, AllReduce, Barrier, Broadcast, Reduce, ReduceScatter, ReductionOrder,
-};
+use dist_algos::Order;
+use dist_collectives::{Algorithm, Communicator, Operation as Collective, ReductionOrder};
 
 use crate::Error;
 
@@ -91,17 +89,29 @@ impl Operation {
         }
     }
 
+    /// The collective that this measures, if it is one.
+    pub(super) fn collective(self) -> Option<Collective> {
+        match self {
+            Self::AllReduce => Some(Collective::AllReduce),
+            Self::ReduceScatter => Some(Collective::ReduceScatter),
+            Self::AllGather => Some(Collective::AllGather),
+            Self::Broadcast => Some(Collective::Broadcast),
+            Self::Reduce => Some(Collective::Reduce),
+            Self::Barrier => Some(Collective::Barrier),
+            Self::SendRecv | Self::PingPong => None,
+        }
+    }
+
     /// The algorithms that can be asked for.
     pub(super) fn algorithms(self) -> Vec<Algorithm> {
-        match self {
-            Self::AllReduce => AllReduce::ALL.iter().map(|&algorithm| algorithm.into()).collect(),
-            Self::ReduceScatter => ReduceScatter::ALL.iter().map(|&algorithm| algorithm.into()).collect(),
-            Self::AllGather => AllGather::ALL.iter().map(|&algorithm| algorithm.into()).collect(),
-            Self::Broadcast => Broadcast::ALL.iter().map(|&algorithm| algorithm.into()).collect(),
-            Self::Reduce => Reduce::ALL.iter().map(|&algorithm| algorithm.into()).collect(),
-            Self::Barrier => Barrier::ALL.iter().map(|&algorithm| algorithm.into()).collect(),
-            Self::SendRecv | Self::PingPong => Vec::new(),
-        }
+        self.collective().into_iter().flat_map(Algorithm::of).collect()
+    }
+
+    /// The name of the algorithm that serves inputs of so many bytes.
+    pub(super) fn algorithm(self, comm: &Communicator, bytes: usize) -> Result<&'static str, Error> {
+        let Some(collective) = self.collective() else { return Ok("message") };
+        let whole = if self == Self::AllGather { bytes * comm.world_size() } else { bytes };
+        Ok(comm.algorithm(collective, whole)?.map_or("only", |algorithm| algorithm.name()))
     }
 }
 
@@ -135,24 +145,4 @@ pub(super) fn check_algorithm(
         )));
     }
     Ok(())
-}
-
-/// The name of the algorithm that is chosen when none is asked for.
-pub(super) fn chosen(
-    operation: Operation,
-    world_size: usize,
-    bytes: usize,
-    order: ReductionOrder,
-) -> &'static str {
-    let model = CostModel::default();
-    let least = if order == ReductionOrder::Canonical { Order::Canonical } else { Order::Any };
-    match operation {
-        Operation::AllReduce => AllReduce::suggest(world_size, bytes, least, &model).name(),
-        Operation::ReduceScatter => ReduceScatter::suggest(world_size, bytes, least, &model).name(),
-        Operation::Reduce => Reduce::suggest(world_size, bytes, least, &model).name(),
-        Operation::AllGather => AllGather::suggest(world_size, bytes, &model).name(),
-        Operation::Broadcast => Broadcast::suggest(world_size, bytes, &model).name(),
-        Operation::Barrier => Barrier::suggest(world_size).name(),
-        Operation::SendRecv | Operation::PingPong => "message",
-    }
 }

@@ -3,6 +3,7 @@
 
 mod arguments;
 mod coalesced;
+mod costs;
 mod deadlines;
 mod disagreement;
 mod forks;

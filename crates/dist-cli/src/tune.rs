@@ -1,0 +1,71 @@
+//! `distctl tune`: what messages take here, measured anew and kept.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use dist_collectives::{Communicator, Config, CostModel, KeptCosts};
+
+use crate::Error;
+use crate::run::{Forward, Job, Outcome};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// How many processes; inside a job this is the job's size, else 2 unless said otherwise
+    #[arg(long, value_name = "N", value_parser = crate::parse::ranks)]
+    ranks: Option<usize>,
+    /// One JSON object instead of a sentence
+    #[arg(long)]
+    json: bool,
+}
+
+const RANKS_DEFAULT: usize = 2;
+
+/// Measures the job that this process is a rank of; alone, starts one.
+pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
+    if std::env::var_os("RANK").is_some() {
+        return measure(arguments);
+    }
+    let own = std::env::current_exe().map_err(Error::OwnProgram)?;
+    let ranks = arguments.ranks.unwrap_or(RANKS_DEFAULT);
+    Job::of(ranks, own.into_os_string(), std::env::args_os().skip(1).collect())
+        .run(Arc::new(Forward::untagged()))
+}
+
+fn measure(arguments: &Arguments) -> Result<Outcome, Error> {
+    let Some(kept) = KeptCosts::of_user() else {
+        return Err(Error::Usage("DIST_COSTS=off keeps no costs".to_owned()));
+    };
+    let mut comm = Communicator::join(&Config::from_env()?)?;
+    let costs = comm.tune_again(&kept, "tcp")?;
+    if comm.rank() != 0 {
+        return Ok(Outcome::Success);
+    }
+    let text = if arguments.json { json(&comm, costs, &kept) } else { sentences(&comm, costs, &kept) };
+    io::stdout().lock().write_all(text.as_bytes()).map_err(Error::Output)?;
+    Ok(Outcome::Success)
+}
+
+fn json(comm: &Communicator, costs: CostModel, kept: &KeptCosts) -> String {
+    let line = serde_json::json!({
+        "transport": "tcp",
+        "ranks": comm.world_size(),
+        "round_ps": costs.round_ps,
+        "byte_ps": costs.byte_ps,
+        "reduced_byte_ps": costs.reduced_byte_ps,
+        "file": kept.path(),
+    });
+    format!("{line}\n")
+}
+
+fn sentences(comm: &Communicator, costs: CostModel, kept: &KeptCosts) -> String {
+    let CostModel { round_ps, byte_ps, reduced_byte_ps } = costs;
+    let gigabytes = |byte_ps: u64| 1000.0 / byte_ps as f64;
+    let file = kept.path().map_or("nowhere".to_owned(), |path| format!("in {}", path.display()));
+    format!(
+        "{} ranks over tcp: a round takes {:.1} µs, a link moves {:.2} GB/s, a core reduces {:.1} GB/s; kept {file}\n",
+        comm.world_size(),
+        round_ps as f64 / 1e6,
+        gigabytes(byte_ps),
+        gigabytes(reduced_byte_ps),
+    )
+}

@@ -1,0 +1,130 @@
+//! What messages take: measured, agreed on by all ranks, and kept between runs.
+
+use std::time::Duration;
+
+use dist_algos::CostModel;
+
+use crate::kept::{KeptCosts, World};
+use crate::{Algorithm, Communicator, Operation, ReduceOp, Result, combine};
+
+/// # What messages take
+impl Communicator {
+    /// What the choice of algorithms goes by.
+    pub fn cost_model(&self) -> CostModel {
+        self.settings.model
+    }
+
+    /// Lets the choice of algorithms go by this. Every rank must set the same: otherwise the next collectives may
+    /// differ in their algorithms, which is an [`Error::Mismatch`](crate::Error::Mismatch). Forks and subgroups made
+    /// later have it too.
+    pub fn set_cost_model(&mut self, model: CostModel) {
+        self.settings.model = model;
+    }
+
+    /// The algorithm that an operation on a buffer of so many bytes is done with, as things are set now; `None` for
+    /// operations that are done in one way. For reduce_scatter, all_gather and their like the buffer is the one that
+    /// holds every rank's part.
+    ///
+    /// # Errors
+    /// As the operation's, if the algorithm that was asked for does not serve.
+    pub fn algorithm(&self, operation: Operation, bytes: usize) -> Result<Option<Algorithm>> {
+        Algorithm::chosen(operation, &self.settings, self.world_size(), bytes)
+    }
+
+    /// Measures what messages and reductions take in this group, all ranks at once, in some hundredths of a second;
+    /// every rank gets the same. Nothing is changed.
+    ///
+    /// A round is a message of one element to the right while one comes from the left, a byte the difference that
+    /// [`LARGE`] bytes make to it, each the quickest of several tries on the slowest rank.
+    ///
+    /// # Errors
+    /// Those of a collective.
+    pub fn measure_costs(&mut self) -> Result<CostModel> {
+        let small = self.time_per_round(1, SMALL_ROUNDS)?;
+        let large = self.time_per_round(LARGE, LARGE_ROUNDS)?;
+        let reduction = self.time_per_reduction();
+        let bytes = u64::try_from(LARGE).expect("a small constant");
+        let mut costs = [
+            picoseconds(small),
+            picoseconds(large.saturating_sub(small)) / bytes,
+            picoseconds(reduction) / bytes,
+        ];
+        self.all_reduce(&mut costs, ReduceOp::Max)?;
+        // Where time stands still, as on a simulated network, there still is an order.
+        let [round_ps, byte_ps, reduced_byte_ps] = costs.map(|cost| cost.max(1));
+        Ok(CostModel { round_ps, byte_ps, reduced_byte_ps })
+    }
+
+    /// Lets the choice of algorithms go by what was measured in an earlier run on a world like this, or else by what
+    /// is measured now, which is then kept. Rank 0's file counts, and every rank has the same afterwards. `transport`
+    /// is what moves the bytes, as in `tcp`: what one takes says nothing of another.
+    ///
+    /// That a file cannot be read or written is logged, and harms nothing else.
+    ///
+    /// # Errors
+    /// Those of a collective.
+    pub fn tune(&mut self, kept: &KeptCosts, transport: &str) -> Result<CostModel> {
+        let world = World::new(transport, &self.hosts());
+        let found = if self.rank() == 0 { kept.find(&world) } else { None };
+        let mut words = [0; 4];
+        if let Some(CostModel { round_ps, byte_ps, reduced_byte_ps }) = found {
+            words = [1, round_ps, byte_ps, reduced_byte_ps];
+        }
+        self.broadcast(&mut words, 0)?;
+        let [1, round_ps, byte_ps, reduced_byte_ps] = words else {
+            return self.tune_again(kept, transport);
+        };
+        self.settings.model = CostModel { round_ps, byte_ps, reduced_byte_ps };
+        Ok(self.settings.model)
+    }
+
+    /// As [`tune`](Self::tune), but measures in any case.
+    ///
+    /// # Errors
+    /// Those of a collective.
+    pub fn tune_again(&mut self, kept: &KeptCosts, transport: &str) -> Result<CostModel> {
+        self.settings.model = self.measure_costs()?;
+        if self.rank() == 0 {
+            kept.keep(&World::new(transport, &self.hosts()), self.settings.model);
+        }
+        Ok(self.settings.model)
+    }
+
+    fn time_per_round(&mut self, len: usize, rounds: u32) -> Result<Duration> {
+        let (rank, world_size) = (self.rank(), self.world_size());
+        let (right, left) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
+        let (sent, mut received) = (vec![0_u8; len], vec![0_u8; len]);
+        let mut best = Duration::MAX;
+        for _ in 0..TRIES {
+            self.barrier()?;
+            let start = self.runtime().now();
+            for _ in 0..rounds {
+                self.send_recv(&sent, right, &mut received, left)?;
+            }
+            best = best.min((self.runtime().now() - start) / rounds);
+        }
+        Ok(best)
+    }
+
+    /// How long it takes to reduce [`LARGE`] bytes.
+    fn time_per_reduction(&self) -> Duration {
+        let (mut into, from) = (vec![0.0_f32; LARGE / 4], vec![1.0_f32; LARGE / 4]);
+        let times = (0..TRIES).map(|_| {
+            let start = self.runtime().now();
+            combine(ReduceOp::Sum, &mut into, &from);
+            self.runtime().now() - start
+        });
+        times.min().unwrap_or_default()
+    }
+}
+
+fn picoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos().saturating_mul(1000)).unwrap_or(u64::MAX)
+}
+
+/// How often everything is measured.
+const TRIES: u32 = 15;
+const SMALL_ROUNDS: u32 = 32;
+/// Bytes that show what a byte takes.
+const LARGE: usize = 1 << 20;
+const LARGE_ROUNDS: u32 = 2;

@@ -1,0 +1,180 @@
+//! Where measured costs are kept between runs.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use dist_algos::CostModel;
+
+/// A file of measured costs, one line for each kind of world.
+///
+/// A line is what moves the bytes, how many ranks there are on how many hosts, and the picoseconds that a round, a
+/// byte and a reduced byte take: `tcp 4 1 31000000 190 55`. Empty lines and those that begin with `#` mean nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeptCosts {
+    /// None if there is no place to keep anything.
+    path: Option<PathBuf>,
+}
+
+impl KeptCosts {
+    /// The costs in this file, which need not exist.
+    pub fn at(path: impl Into<PathBuf>) -> Self {
+        Self { path: Some(path.into()) }
+    }
+
+    /// The file of this user and host: what `DIST_COSTS` names, else `dist/costs-HOST` in the user's cache directory.
+    /// Without such a directory nothing is kept. `None` if `DIST_COSTS` is `off`.
+    pub fn of_user() -> Option<Self> {
+        let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+        match variable("DIST_COSTS") {
+            Some(off) if off == "off" => None,
+            Some(path) => Some(Self::at(path)),
+            None => {
+                let cache = variable("XDG_CACHE_HOME").map(PathBuf::from);
+                let cache = cache.or_else(|| Some(Path::new(&variable("HOME")?).join(".cache")));
+                let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+                let path = cache.map(|cache| cache.join("dist").join(format!("costs-{}", host.trim())));
+                Some(Self { path })
+            }
+        }
+    }
+
+    /// Where the file is; `None` if nothing is kept.
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// Everything that the file holds, by the names of the worlds.
+    ///
+    /// # Errors
+    /// If the file exists and cannot be read, or a line is none.
+    pub fn read(&self) -> io::Result<BTreeMap<World, CostModel>> {
+        let Some(path) = &self.path else { return Ok(BTreeMap::new()) };
+        match fs::read_to_string(path) {
+            Ok(text) => parse(&text),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
+            Err(e) => Err(e),
+        }
+    }
+
+    pub(crate) fn find(&self, world: &World) -> Option<CostModel> {
+        let kept = self.read().inspect_err(|e| self.complain("read", e)).ok()?;
+        kept.get(world).copied()
+    }
+
+    /// Keeps these costs in place of earlier ones. Two processes that do it at once may lose what one of them kept.
+    pub(crate) fn keep(&self, world: &World, costs: CostModel) {
+        if let Err(e) = self.try_keep(world, costs) {
+            self.complain("write", &e);
+        }
+    }
+
+    fn try_keep(&self, world: &World, costs: CostModel) -> io::Result<()> {
+        let Some(path) = &self.path else { return Ok(()) };
+        let mut kept = self.read().unwrap_or_default();
+        kept.insert(world.clone(), costs);
+        let mut text = HEADER.to_owned();
+        for (world, CostModel { round_ps, byte_ps, reduced_byte_ps }) in kept {
+            text.push_str(&format!("{world} {round_ps} {byte_ps} {reduced_byte_ps}\n"));
+        }
+        if let Some(directory) = path.parent() {
+            fs::create_dir_all(directory)?;
+        }
+        // Whoever reads meanwhile finds the old file or the new one.
+        let new = path.with_extension(format!("{}.new", std::process::id()));
+        fs::write(&new, text)?;
+        fs::rename(&new, path)
+    }
+
+    fn complain(&self, what: &str, error: &io::Error) {
+        tracing::warn!(path = ?self.path, %error, "cannot {what} the kept costs");
+    }
+}
+
+/// A kind of world: worlds of one kind have the same costs.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct World {
+    transport: String,
+    ranks: usize,
+    hosts: usize,
+}
+
+impl World {
+    /// The kind of world that has these hosts, one for each rank.
+    pub(crate) fn new(transport: &str, hosts: &[u64]) -> Self {
+        let mut distinct = hosts.to_vec();
+        distinct.sort_unstable();
+        distinct.dedup();
+        Self { transport: transport.to_owned(), ranks: hosts.len(), hosts: distinct.len() }
+    }
+}
+
+impl fmt::Display for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {}", self.transport, self.ranks, self.hosts)
+    }
+}
+
+fn parse(text: &str) -> io::Result<BTreeMap<World, CostModel>> {
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+    let wrong = |number: usize| {
+        let message = format!("line {} is not: transport, ranks, hosts, and three times", number + 1);
+        io::Error::new(io::ErrorKind::InvalidData, message)
+    };
+    lines.map(|(number, line)| parse_line(line).ok_or_else(|| wrong(number))).collect()
+}
+
+fn parse_line(line: &str) -> Option<(World, CostModel)> {
+    let mut words = line.split_ascii_whitespace();
+    let transport = words.next()?.to_owned();
+    let mut number = || words.next()?.parse::<u64>().ok();
+    let (ranks, hosts) = (usize::try_from(number()?).ok()?, usize::try_from(number()?).ok()?);
+    let costs = CostModel { round_ps: number()?, byte_ps: number()?, reduced_byte_ps: number()? };
+    words.next().is_none().then_some((World { transport, ranks, hosts }, costs))
+}
+
+const HEADER: &str =
+    "# What messages take, as dist measured it: what moves the bytes, ranks, hosts, then the picoseconds
+# that a round, a byte and a reduced byte take.
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FAST: CostModel = CostModel { round_ps: 1, byte_ps: 2, reduced_byte_ps: 3 };
+    const SLOW: CostModel = CostModel { round_ps: 1_000_000, byte_ps: 200, reduced_byte_ps: u64::MAX };
+
+    #[test]
+    fn what_is_kept_is_found_by_the_kind_of_world() {
+        let directory = tempfile::tempdir().unwrap();
+        let kept = KeptCosts::at(directory.path().join("not/there/yet"));
+        let (two, four) = (World::new("tcp", &[7, 7]), World::new("tcp", &[7, 8, 8, 7]));
+        assert_eq!(kept.find(&two), None);
+        kept.keep(&two, SLOW);
+        kept.keep(&four, SLOW);
+        kept.keep(&two, FAST);
+        assert_eq!((kept.find(&two), kept.find(&four)), (Some(FAST), Some(SLOW)));
+        assert_eq!(kept.find(&World::new("shm", &[7, 7])), None);
+        assert_eq!(four.to_string(), "tcp 4 2");
+        let left = fs::read_dir(kept.path().unwrap().parent().unwrap()).unwrap().count();
+        assert_eq!(left, 1, "nothing but the file itself stays");
+    }
+
+    #[test]
+    fn a_line_that_is_none_is_named_and_replaced_by_the_next_measurement() {
+        let directory = tempfile::tempdir().unwrap();
+        let kept = KeptCosts::at(directory.path().join("costs"));
+        let world = World::new("tcp", &[0]);
+        for line in ["tcp 1 1 2 3", "tcp 1 1 2 3 4 5", "tcp one 1 2 3 4", "tcp 1 1 2 3 -4"] {
+            fs::write(kept.path().unwrap(), format!("# fine\n\n{line}\n")).unwrap();
+            let error = kept.read().unwrap_err().to_string();
+            assert!(error.starts_with("line 3 is not"), "{error}");
+            assert_eq!(kept.find(&world), None);
+        }
+        kept.keep(&world, FAST);
+        assert_eq!(kept.read().unwrap().into_iter().collect::<Vec<_>>(), [(world, FAST)]);
+    }
+}

@@ -1,0 +1,86 @@
+//! Costs are measured together, agreed on, kept, and decide which algorithm is chosen.
+
+use std::fs;
+
+use dist_collectives::{AllReduce, Communicator, CostModel, KeptCosts, Operation, ReduceOp};
+use dist_transport::sim;
+
+use crate::worlds::{Network, run};
+
+#[test]
+fn every_rank_measures_the_same() {
+    for world_size in [1, 2, 3] {
+        let measured = run(Network::Threads, world_size, |mut comm| {
+            let before = comm.cost_model();
+            let measured = comm.measure_costs().unwrap();
+            assert_eq!(comm.cost_model(), before, "measuring changes nothing");
+            measured
+        });
+        assert!(measured.iter().all(|costs| *costs == measured[0]), "{measured:?}");
+        let CostModel { round_ps, byte_ps, reduced_byte_ps } = measured[0];
+        assert!(round_ps > 1 && byte_ps > 0 && reduced_byte_ps > 1, "{measured:?}");
+    }
+}
+
+#[test]
+fn what_was_measured_once_is_used_by_the_next_run_and_rank_0_decides() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_owned();
+    // Every rank has a file of its own, as on hosts of their own.
+    let tune = move |mut comm: Communicator| {
+        let kept = KeptCosts::at(path.join(format!("costs-{}", comm.rank())));
+        (comm.tune(&kept, "sim").unwrap(), comm.cost_model())
+    };
+    let first = run(Network::Threads, 3, tune.clone());
+    assert!(first.iter().all(|costs| *costs == first[0] && costs.0 == costs.1), "{first:?}");
+    assert_eq!(run(Network::Threads, 3, tune), first);
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_file_that_cannot_be_used_harms_nothing() {
+    let costs =
+        run(Network::Threads, 2, |mut comm| comm.tune(&KeptCosts::at("/dev/null/costs"), "sim").unwrap());
+    assert_eq!(costs[0], costs[1]);
+}
+
+#[test]
+fn the_choice_goes_by_the_costs_that_were_set() {
+    let outcome = sim::run(3, 4, |transport| {
+        let mut comm = Communicator::new(transport);
+        let quick_rounds = CostModel { round_ps: 1, ..CostModel::default() };
+        let chosen = |comm: &Communicator| comm.algorithm(Operation::AllReduce, 4096).unwrap();
+        let by_default = chosen(&comm);
+        comm.set_cost_model(quick_rounds);
+        comm.all_reduce(&mut [1.0_f32; 1024], ReduceOp::Sum).unwrap();
+        let (child, sent) = (comm.fork().unwrap(), comm.traffic().bytes_sent);
+        (by_default, chosen(&comm), chosen(&child), sent)
+    });
+    let (few_rounds, few_bytes) = (AllReduce::RecursiveDoubling.into(), AllReduce::HalvingDoubling.into());
+    // Halving-doubling sends 2·3/4 of the buffer, recursive doubling twice the buffer.
+    assert!(
+        outcome
+            .results
+            .iter()
+            .all(|chosen| { *chosen == (Some(few_rounds), Some(few_bytes), Some(few_bytes), 6144) })
+    );
+}
+
+#[test]
+fn ranks_with_different_costs_find_out_before_they_get_wrong_sums() {
+    let outcome = sim::run(3, 4, |transport| {
+        let mut comm = Communicator::new(transport);
+        if comm.rank() == 2 {
+            comm.set_cost_model(CostModel { round_ps: 1, ..CostModel::default() });
+        }
+        comm.all_reduce(&mut [1.0_f32; 1024], ReduceOp::Sum).is_err()
+    });
+    assert_eq!(outcome.results, [true; 4]);
+}
+
+#[test]
+fn operations_that_are_done_in_one_way_have_no_algorithm() {
+    let outcome =
+        sim::run(0, 1, |transport| Communicator::new(transport).algorithm(Operation::Message, 8).unwrap());
+    assert_eq!(outcome.results, [None]);
+}
