@@ -155,32 +155,9 @@ impl Checker {
                 let pending = comm.start_all_reduce(own, case.op);
                 (pending.wait()?.into_vec(), self.reduced(case, &everyone, len))
             }
-            Action::SubgroupAllReduce => {
-                let members: Vec<_> = everyone.iter().copied().step_by(2).collect();
-                let Some(mut group) = comm.subgroup(&members)? else { return Ok(None) };
+            Action::SubgroupAllReduce | Action::SplitAllReduce | Action::MeshAllReduce => {
+                let Some((mut group, members)) = group(comm, case.action, root)? else { return Ok(None) };
                 group.all_reduce(&mut own, case.op)?;
-                (own, self.reduced(case, &members, len))
-            }
-            Action::SplitAllReduce => {
-                // The last of three or more is in no group.
-                let colour = |rank: usize| (n < 3 || rank + 1 < n).then_some(u32::from(rank % 2 == 1));
-                let key = -i64::try_from(rank)?;
-                let Some(mut group) = Group::split(comm, colour(rank), key)? else { return Ok(None) };
-                group.all_reduce(&mut own, case.op)?;
-                let alike = everyone.into_iter().rev().filter(|&other| colour(other) == colour(rank));
-                (own, self.reduced(case, &alike.collect::<Vec<_>>(), len))
-            }
-            Action::MeshAllReduce => {
-                let rows = (2..n).find(|rows| n.is_multiple_of(*rows)).unwrap_or(1);
-                let mut mesh = Mesh::new(comm.fork()?, [("row", rows), ("column", n / rows)])?;
-                // Ranks of one row follow each other, those of one column are as far apart as a row is long.
-                let width = n / rows;
-                let (axis, members): (_, Vec<_>) = if root.is_multiple_of(2) {
-                    ("column", (rank / width * width..).take(width).collect())
-                } else {
-                    ("row", (rank % width..n).step_by(width).collect())
-                };
-                mesh.axis(axis)?.all_reduce(&mut own, case.op)?;
                 (own, self.reduced(case, &members, len))
             }
             Action::Reduce => {
@@ -230,6 +207,40 @@ impl Checker {
         });
         repeated(pattern.downcast_ref::<Vec<T>>().expect("the key has the type"), len)
     }
+}
+
+/// The group of this rank in which an action is done, if it is in one, and its members.
+fn group(
+    comm: &mut Communicator,
+    action: Action,
+    turn: usize,
+) -> Result<Option<(Communicator, Vec<usize>)>, BoxError> {
+    let (rank, n) = (comm.rank(), comm.world_size());
+    Ok(match action {
+        Action::SplitAllReduce => {
+            // The last of three or more is in no group.
+            let colour = |rank: usize| (n < 3 || rank + 1 < n).then_some(u32::from(rank % 2 == 1));
+            let group = Group::split(comm, colour(rank), -i64::try_from(rank)?)?;
+            let alike = (0..n).rev().filter(|&other| colour(other) == colour(rank));
+            group.map(|group| (group.into_communicator(), alike.collect()))
+        }
+        Action::MeshAllReduce => {
+            let rows = (2..n).find(|rows| n.is_multiple_of(*rows)).unwrap_or(1);
+            let width = n / rows;
+            let mut mesh = Mesh::new(comm.fork()?, [("row", rows), ("column", width)])?;
+            // Ranks of one row follow each other, those of one column are as far apart as a row is long.
+            let (axis, members): (_, Vec<_>) = if turn.is_multiple_of(2) {
+                ("column", (rank / width * width..).take(width).collect())
+            } else {
+                ("row", (rank % width..n).step_by(width).collect())
+            };
+            Some((mesh.take(axis)?.into_communicator(), members))
+        }
+        _ => {
+            let members: Vec<_> = (0..n).step_by(2).collect();
+            comm.subgroup(&members)?.map(|group| (group, members))
+        }
+    })
 }
 
 /// Every rank sends to its right neighbour; rank 0 begins, so that nobody waits in a circle.
