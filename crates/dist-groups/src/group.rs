@@ -93,8 +93,8 @@ impl Group {
     #[doc(alias = "MPI_Comm_split_type")]
     pub fn on_host(parent: &mut Communicator) -> Result<Self> {
         let topology = Topology::of(parent);
-        let host = topology.host_of(parent.rank()).expect("a rank runs somewhere");
-        Self::of_own(parent, &topology.hosts()[host])
+        let ranks = topology.host_of(parent.rank()).and_then(|host| topology.ranks_on(host));
+        Self::of_own(parent, ranks.expect("a rank runs on a host"))
     }
 
     /// The ranks of the parent that have this rank's number on their hosts, numbered by host: as many as there are
@@ -105,7 +105,7 @@ impl Group {
     /// If the transport cannot be forked.
     pub fn across_hosts(parent: &mut Communicator) -> Result<Self> {
         let topology = Topology::of(parent);
-        let local = topology.local_rank_of(parent.rank()).expect("a rank runs somewhere");
+        let local = topology.local_rank_of(parent.rank()).expect("a rank runs on a host");
         Self::of_own(parent, &topology.across(local))
     }
 

@@ -148,3 +148,23 @@ fn a_split_that_fails_says_why() {
         assert_eq!(error.peer(), Some(1));
     });
 }
+
+#[test]
+fn a_rank_that_leaves_a_group_is_named_to_those_who_wait_there() {
+    let errors = run(3, |world| {
+        let mut group = Group::new(world, &[2, 1, 0]).unwrap().unwrap();
+        if world.rank() == 0 {
+            drop(group);
+            return world.barrier().unwrap_err();
+        }
+        group.barrier().unwrap_err()
+    });
+    // It is number 2 in the group that it has left, and 0 in the world that the abort speaks of.
+    for error in &errors {
+        let left = match error {
+            dist_collectives::Error::Aborted { rank, .. } => *rank == 0,
+            error => error.peer() == Some(2),
+        };
+        assert!(left, "{error:?}");
+    }
+}
