@@ -168,3 +168,22 @@ fn a_rank_that_leaves_a_group_is_named_to_those_who_wait_there() {
         assert!(left, "{error:?}");
     }
 }
+
+#[test]
+fn a_group_of_one_waits_for_nobody() {
+    let outcome = run(3, |world| {
+        let started = world.runtime().now();
+        if let Some(mut alone) = Group::new(world, &[1]).unwrap() {
+            alone.barrier().unwrap();
+            let mut values = [5.0_f64];
+            alone.all_reduce(&mut values, ReduceOp::Mean).unwrap();
+            alone.broadcast(&mut values, 0).unwrap();
+            assert_eq!(values, [5.0]);
+            assert_eq!(alone.traffic().messages_sent, 0);
+        }
+        let waited = world.runtime().now() - started;
+        world.barrier().unwrap();
+        waited
+    });
+    assert_eq!(outcome, [Duration::ZERO; 3]);
+}

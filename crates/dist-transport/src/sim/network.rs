@@ -165,6 +165,12 @@ impl Network {
         Ok(())
     }
 
+    /// How many channels somebody is in, or may still come to.
+    #[cfg(test)]
+    pub(super) fn channels(&self) -> usize {
+        self.lock().channels.len()
+    }
+
     pub(super) fn aborted(&self) -> Option<Abort> {
         self.lock().abort
     }

@@ -348,3 +348,16 @@ fn ranks_run_where_the_program_says() {
     assert_eq!(outcome.results[1], (vec![5, 6, 5], Some(vec![5, 6])));
     assert_eq!(outcome.results[0].1, None);
 }
+
+#[test]
+fn nothing_is_kept_of_channels_that_everyone_has_left() {
+    let outcome = run(5, 3, |mut transport| {
+        for number in 0..1000 {
+            let members = if number % 2 == 0 { [2, 0] } else { [0, 1] };
+            drop(transport.fork(&members).unwrap());
+        }
+        (transport.channels(), transport)
+    });
+    // Whoever was last saw the world's alone.
+    assert_eq!(outcome.results.iter().map(|(channels, _)| *channels).min(), Some(1));
+}

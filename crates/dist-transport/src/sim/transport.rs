@@ -75,6 +75,12 @@ impl SimTransport {
         self
     }
 
+    /// How many channels the network knows.
+    #[cfg(test)]
+    pub(super) fn channels(&self) -> usize {
+        self.network.channels()
+    }
+
     fn place(&self, rank: usize) -> Place {
         Place { channel: self.channel, rank, world_rank: self.members[rank] }
     }
