@@ -29,6 +29,12 @@ pub enum Error {
         /// The size of the world.
         world_size: usize,
     },
+    /// More steps than can be followed one by one.
+    #[error("the schedules of all ranks have more than {limit} steps together")]
+    TooManySteps {
+        /// How many can be followed.
+        limit: u64,
+    },
     /// The buffer is not the one that was cut into chunks.
     #[error("the buffer has {got} bytes, its partition {expected}")]
     BufferLength {

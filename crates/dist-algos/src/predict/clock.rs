@@ -1,0 +1,98 @@
+//! The clock of one rank, and what steps do to it.
+
+use super::{Link, Work};
+
+/// What a rank has come to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clock {
+    /// When it takes up its next step.
+    pub(super) now: f64,
+    /// How many times as long its work takes.
+    pace: f64,
+    /// Until when its side of the link is taken by what leaves.
+    up: f64,
+    /// Until when it is taken by what arrives.
+    down: f64,
+    /// Bytes that it has sent.
+    pub(super) sent: u64,
+}
+
+/// A message on its way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Message {
+    /// When its first byte arrives.
+    pub(super) first: f64,
+    /// When its last byte arrives, if nothing else is in the way.
+    pub(super) last: f64,
+    pub(super) bytes: u64,
+}
+
+/// A step of which not everything has come yet.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pending {
+    started: f64,
+    /// When the last byte has been sent.
+    left: f64,
+    /// When the last byte so far has been read.
+    read: f64,
+    /// What the step has cost the rank so far.
+    busy: f64,
+}
+
+impl Pending {
+    /// When the step is over, if nothing more comes.
+    pub(super) fn over(&self) -> f64 {
+        self.left.max(self.read).max(self.started + self.busy)
+    }
+}
+
+impl Clock {
+    pub(super) const fn new((late, pace): (f64, f64)) -> Self {
+        Self { now: late, pace, up: late, down: 0.0, sent: 0 }
+    }
+
+    /// A step that may send and receive begins.
+    pub(super) const fn begin(&self) -> Pending {
+        Pending { started: self.now, left: self.now, read: self.now, busy: 0.0 }
+    }
+
+    /// A message leaves.
+    pub(super) fn send(&mut self, pending: &mut Pending, bytes: u64, link: Link, work: Work) -> Message {
+        let (size, opens) = (bytes as f64, work.message * self.pace);
+        let begins = (pending.started + pending.busy + opens).max(self.up);
+        let left = begins + size * link.byte.max(work.byte * self.pace);
+        pending.busy += opens + work.byte * self.pace * size;
+        pending.left = left;
+        self.up = left;
+        self.sent += bytes;
+        Message { first: begins + link.latency, last: left + link.latency, bytes }
+    }
+
+    /// A message is here, to be reduced or to be kept.
+    pub(super) fn receive(
+        &mut self,
+        pending: &mut Pending,
+        message: Message,
+        reduces: bool,
+        link: Link,
+        work: Work,
+    ) {
+        let size = message.bytes as f64;
+        let each = work.byte + if reduces { work.reduce } else { 0.0 };
+        let (opens, reads) = (work.message * self.pace, each * self.pace * size);
+        self.down = message.last.max(message.first.max(self.down) + size * link.byte);
+        let read = self.down.max(message.first.max(pending.started) + reads) + opens;
+        pending.read = pending.read.max(read);
+        pending.busy += opens + reads;
+    }
+
+    /// Reduces what the rank has already.
+    pub(super) fn combine(&mut self, bytes: u64, work: Work) {
+        self.now += work.reduce * self.pace * bytes as f64;
+    }
+
+    /// Copies what the rank has already.
+    pub(super) fn copy(&mut self, bytes: u64, work: Work) {
+        self.now += work.byte * self.pace * bytes as f64;
+    }
+}

@@ -1,0 +1,172 @@
+//! One rank that stands for all.
+
+use dist_transport::Rank;
+use smallvec::SmallVec;
+
+use super::clock::Clock;
+use super::{Engine, Link, Network, Plan, Prediction, Work};
+use crate::{Chunks, Partition, ReceiveHalf, SendHalf, Step, Then};
+
+/// Predicts by following one rank, where every rank does the same: in each step all send as many chunks over the
+/// same distance, to the ranks that are so many places further round or to those that differ in the same bits. Then
+/// all clocks agree, and what a rank receives is what it sends. `None` if links or ranks differ, or schedules do.
+///
+/// Schedules are compared on some ranks only. So many chunks are taken to hold their share of the buffer, rounded up
+/// to a whole element; where the buffer cannot be cut evenly, that is off by at most an element per chunk.
+pub fn symmetric<F, I>(plan: &Plan<'_, F>, network: &Network) -> Option<Prediction>
+where
+    F: Fn(Rank) -> I,
+    I: Iterator<Item = Step>,
+{
+    let link = network.uniform()?;
+    let mut lanes: Vec<_> =
+        samples(network.world_size()).map(|rank| Lane::new(plan, network, rank)).collect();
+    loop {
+        let mut exchanges = lanes.iter_mut().map(|lane| lane.next_exchange(link));
+        let Some(first) = exchanges.next()? else {
+            let all_end = exchanges.all(|other| other.is_none());
+            let alike = all_end && lanes.iter().all(|lane| lane.alone == lanes[0].alone);
+            return alike.then(|| result(&lanes, network));
+        };
+        exchanges.try_fold(first?, |shape, other| shape.and(other??))?;
+    }
+}
+
+fn result<F, I>(lanes: &[Lane<'_, F, I>], network: &Network) -> Prediction {
+    let sent_max = lanes.iter().map(|lane| lane.clock.sent).max().unwrap_or(0);
+    let leaves = network.hosts() == network.world_size() && network.hosts() > 1;
+    Prediction {
+        seconds: lanes.iter().map(|lane| lane.clock.now).fold(0.0, f64::max),
+        engine: Engine::Symmetric,
+        sent_max,
+        sent_total: sent_max.saturating_mul(network.world_size() as u64),
+        host_sent_max: if leaves { sent_max } else { 0 },
+    }
+}
+
+/// Ranks at both ends, beside powers of two, and in between.
+fn samples(world_size: usize) -> impl Iterator<Item = Rank> {
+    // All of a small world; in a large one the time goes into each that is looked at.
+    let first = if world_size <= 8 { world_size } else { 3 };
+    let mut places: Vec<_> = (0..first).chain([world_size / 3, world_size.saturating_sub(1)]).collect();
+    places.sort_unstable();
+    places.dedup();
+    places.into_iter().filter_map(move |place| Rank::new(place, world_size))
+}
+
+struct Lane<'a, F, I> {
+    plan: &'a Plan<'a, F>,
+    network: &'a Network,
+    rank: Rank,
+    steps: I,
+    clock: Clock,
+    /// Steps without a message since its last exchange.
+    alone: usize,
+}
+
+impl<'a, F, I> Lane<'a, F, I>
+where
+    F: Fn(Rank) -> I,
+    I: Iterator<Item = Step>,
+{
+    fn new(plan: &'a Plan<'a, F>, network: &'a Network, rank: Rank) -> Self {
+        Self { plan, network, rank, steps: (plan.steps)(rank), clock: Clock::new((0.0, 1.0)), alone: 0 }
+    }
+
+    /// Does the next exchange as if the message that arrives were the own one. `None` at the end of the schedule,
+    /// `Some(None)` if not every rank can do the same.
+    fn next_exchange(&mut self, link: Link) -> Option<Option<Shape>> {
+        let work = self.network.work();
+        self.alone = 0;
+        loop {
+            match self.steps.next()? {
+                Step::Combine { .. } => {
+                    self.alone += 1;
+                    self.clock.combine(share(&self.plan.buffer, Chunks::one(0)), work);
+                }
+                Step::Copy { .. } => {
+                    self.alone += 1;
+                    self.clock.copy(share(&self.plan.buffer, Chunks::one(0)), work);
+                }
+                Step::Exchange { send: Some(send), receive: Some(receive) } => {
+                    let shape = Shape::of(self.rank, &send, &receive);
+                    let shape = shape.map(|shape| Shape { alone: self.alone, ..shape });
+                    let bytes = self.bytes_sent(&send);
+                    if share(&self.plan.buffer, receive.chunks) != bytes {
+                        return Some(None);
+                    }
+                    self.exchange(1, bytes, receive.then == Then::Reduce, link, work);
+                    return Some(shape);
+                }
+                Step::Exchange { .. } => return Some(None),
+                Step::Window { first, last } => {
+                    let count = (last + 1).saturating_sub(first);
+                    let send = SendHalf::input(self.rank.plus(first).index(), Chunks::one(0));
+                    self.exchange(count, self.bytes_sent(&send), false, link, work);
+                    return Some(Some(Shape::window(first, count, self.alone)));
+                }
+            }
+        }
+    }
+
+    /// Sends as many messages as it receives.
+    fn exchange(&mut self, messages: usize, bytes: u64, reduces: bool, link: Link, work: Work) {
+        let mut pending = self.clock.begin();
+        let sent: SmallVec<[_; 1]> =
+            (0..messages).map(|_| self.clock.send(&mut pending, bytes, link, work)).collect();
+        for message in sent {
+            self.clock.receive(&mut pending, message, reduces, link, work);
+        }
+        self.clock.now = pending.over();
+    }
+
+    fn bytes_sent(&self, send: &SendHalf) -> u64 {
+        share(self.plan.cut_of(send), send.chunks)
+    }
+}
+
+/// The share of the buffer that so many chunks hold; where they are neighbours, the most that they can hold.
+fn share(cut: &Partition<'_>, chunks: Chunks) -> u64 {
+    let elements = (cut.bytes() / cut.element_size()) as u128;
+    let share = (elements * chunks.len() as u128).div_ceil(cut.parts() as u128).min(elements);
+    u64::try_from(share * cut.element_size() as u128).unwrap_or(u64::MAX)
+}
+
+/// How an exchange looks from any rank that does the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shape {
+    /// How many places round to the receiver, which is as many as from the sender.
+    places: Option<usize>,
+    /// The bits in which both peers differ from the rank.
+    bits: Option<usize>,
+    sent: usize,
+    received: usize,
+    /// Whether what arrives is reduced.
+    reduces: bool,
+    /// Steps without a message before.
+    alone: usize,
+}
+
+impl Shape {
+    fn of(rank: Rank, send: &SendHalf, receive: &ReceiveHalf) -> Option<Self> {
+        let (to, from) =
+            (Rank::new(send.to, rank.world_size())?, Rank::new(receive.from, rank.world_size())?);
+        let places = to.minus(rank.index()).index();
+        let places = (rank.minus(from.index()).index() == places).then_some(places);
+        let bits = (to == from).then_some(to.index() ^ rank.index());
+        let (sent, received) = (send.chunks.len(), receive.chunks.len());
+        Some(Self { places, bits, sent, received, reduces: receive.then == Then::Reduce, alone: 0 })
+    }
+
+    fn window(first: usize, messages: usize, alone: usize) -> Self {
+        Self { places: Some(first), bits: None, sent: messages, received: messages, reduces: false, alone }
+    }
+
+    /// What is true of both.
+    fn and(self, other: Self) -> Option<Self> {
+        let both = |ours: Option<usize>, theirs: Option<usize>| ours.filter(|_| ours == theirs);
+        let (places, bits) = (both(self.places, other.places), both(self.bits, other.bits));
+        let shape = Self { places, bits, ..self };
+        (shape == Self { places, bits, ..other } && (places.is_some() || bits.is_some())).then_some(shape)
+    }
+}

@@ -1,0 +1,302 @@
+//! Predictions: what can be computed by hand, and that the engines agree where more than one applies.
+#![allow(clippy::unwrap_used, reason = "what a test prepares must work")]
+
+use dist_algos::predict::{
+    self, Engine, Link, Network, Plan, Prediction, Straggler, Work, queues, symmetric, wavefront,
+};
+use dist_algos::scan::Extent;
+use dist_algos::{
+    AllGather, AllReduce, AllToAll, Barrier, Broadcast, Chunks, Error, Gather, Partition, ReceiveHalf,
+    Reduce, ReduceScatter, Scan, Scatter, Source, Step, linear, verify,
+};
+use dist_transport::Rank;
+use rstest::rstest;
+
+/// Links and ranks that only have what is easily added up: 8 s of latency, 2 s per byte.
+const LINK: Link = Link { latency: 8.0, byte: 2.0 };
+const NO_WORK: Work = Work { message: 0.0, byte: 0.0, reduce: 0.0 };
+const WORK: Work = Work { message: 0.5, byte: 0.25, reduce: 1.5 };
+
+type Steps = Box<dyn Iterator<Item = Step>>;
+type Schedules = Box<dyn Fn(Rank) -> Steps>;
+
+fn plan(schedules: &Schedules, parts: usize, bytes: usize) -> Plan<'_, &Schedules> {
+    Plan { steps: schedules, buffer: Partition::new(bytes, 1, parts).unwrap(), input: None }
+}
+
+fn all_reduce(algorithm: AllReduce) -> Schedules {
+    Box::new(move |rank| {
+        let phases = algorithm.phases(rank);
+        Box::new(phases.reduce.chain(phases.gather))
+    })
+}
+
+/// Every algorithm there is for a world of this size, with the number of chunks.
+fn all_schedules(world_size: usize) -> Vec<(String, usize, Schedules)> {
+    let mut all: Vec<(String, usize, Schedules)> = Vec::new();
+    for &algorithm in AllReduce::ALL.iter().filter(|algorithm| algorithm.supports(world_size)) {
+        all.push((format!("all_reduce {algorithm}"), algorithm.chunks(world_size), all_reduce(algorithm)));
+    }
+    for &algorithm in ReduceScatter::ALL.iter().filter(|algorithm| algorithm.supports(world_size)) {
+        let steps = move |rank| Box::new(algorithm.schedule(rank).unwrap()) as Steps;
+        all.push((format!("reduce_scatter {algorithm}"), world_size, Box::new(steps)));
+    }
+    for &algorithm in AllGather::ALL.iter().filter(|algorithm| algorithm.supports(world_size)) {
+        let steps = move |rank| Box::new(algorithm.schedule(rank).unwrap()) as Steps;
+        all.push((format!("all_gather {algorithm}"), world_size, Box::new(steps)));
+    }
+    let root = world_size / 2;
+    for &algorithm in Broadcast::ALL {
+        let steps = move |rank| Box::new(algorithm.schedule(rank, root)) as Steps;
+        all.push((format!("broadcast {algorithm}"), algorithm.chunks(world_size), Box::new(steps)));
+    }
+    for &algorithm in Reduce::ALL {
+        let steps = move |rank| Box::new(algorithm.schedule(rank, root)) as Steps;
+        all.push((format!("reduce {algorithm}"), algorithm.chunks(world_size), Box::new(steps)));
+    }
+    for &algorithm in Barrier::ALL {
+        let steps = move |rank| Box::new(algorithm.schedule(rank)) as Steps;
+        all.push((format!("barrier {algorithm}"), 1, Box::new(steps)));
+    }
+    for &algorithm in Gather::ALL {
+        let steps = move |rank| Box::new(algorithm.schedule(rank, root)) as Steps;
+        all.push((format!("gather {algorithm}"), world_size, Box::new(steps)));
+    }
+    for &algorithm in Scatter::ALL {
+        let steps = move |rank| Box::new(algorithm.schedule(rank, root)) as Steps;
+        all.push((format!("scatter {algorithm}"), world_size, Box::new(steps)));
+    }
+    for &algorithm in AllToAll::ALL {
+        let steps = move |rank| Box::new(algorithm.schedule(rank)) as Steps;
+        all.push((format!("all_to_all {algorithm}"), world_size, Box::new(steps)));
+    }
+    for &algorithm in Scan::ALL {
+        let steps = move |rank| Box::new(algorithm.schedule(rank, Extent::Inclusive)) as Steps;
+        all.push((format!("scan {algorithm}"), 1, Box::new(steps)));
+    }
+    all
+}
+
+#[track_caller]
+fn assert_close(left: f64, right: f64, what: &str) {
+    assert!((left - right).abs() <= 1e-9 * left.abs().max(right.abs()), "{what}: {left} and {right}");
+}
+
+/// 64 bytes each, latency 8, 2 per byte: a round of k bytes takes 8 + 2k, or 2k if what is received came before.
+#[rstest]
+#[case(AllReduce::RecursiveDoubling, 8, 3.0 * (8.0 + 128.0))]
+#[case(AllReduce::RecursiveDoubling, 5, 4.0 * 128.0 + 2.0 * 8.0)]
+#[case(AllReduce::HalvingDoubling, 8, 2.0 * (3.0 * 8.0 + 2.0 * 56.0))]
+#[case(AllReduce::Ring, 8, 14.0 * (8.0 + 16.0))]
+#[case(AllReduce::Binomial, 4, 2.0 * 2.0 * (8.0 + 128.0))]
+#[case(AllReduce::Ring, 1, 0.0)]
+fn links_alone_cost_what_is_computed_by_hand(
+    #[case] algorithm: AllReduce,
+    #[case] world_size: usize,
+    #[case] seconds: f64,
+) {
+    let schedules = all_reduce(algorithm);
+    let plan = plan(&schedules, algorithm.chunks(world_size), 64);
+    let network = Network::new(world_size, LINK, NO_WORK);
+    assert_close(predict::predict(&plan, &network).unwrap().seconds, seconds, algorithm.name());
+}
+
+/// One exchange of 64 bytes between two ranks: what costs a rank's time is added up, what arrives meanwhile is not.
+#[rstest]
+#[case(Work { message: 3.0, ..NO_WORK }, 3.0 + 8.0 + 128.0 + 3.0)]
+#[case(Work { byte: 0.5, ..NO_WORK }, 8.0 + 128.0)]
+#[case(Work { byte: 4.0, ..NO_WORK }, 2.0 * 256.0)]
+#[case(Work { reduce: 1.0, ..NO_WORK }, 8.0 + 128.0)]
+#[case(Work { reduce: 5.0, ..NO_WORK }, 8.0 + 320.0)]
+#[case(Work { byte: 4.0, reduce: 5.0, message: 1.0 }, 1.0 + 256.0 + 1.0 + 256.0 + 320.0)]
+fn a_rank_works_while_bytes_are_on_their_way(#[case] work: Work, #[case] seconds: f64) {
+    let schedules = all_reduce(AllReduce::RecursiveDoubling);
+    let plan = plan(&schedules, 1, 64);
+    let network = Network::new(2, LINK, work);
+    assert_close(wavefront(&plan, &network).unwrap().seconds, seconds, "wavefront");
+    assert_close(queues(&plan, &network).unwrap().seconds, seconds, "queues");
+}
+
+#[test]
+fn latencies_of_messages_that_follow_one_another_are_not_added_up() {
+    let schedules: Schedules = Box::new(|rank| Box::new(linear::scatter(rank, 0, Source::Buffer)));
+    let network = Network::new(9, LINK, NO_WORK);
+    // Eight chunks of one byte leave one after the other; the last is on its way for 8 s more.
+    assert_close(wavefront(&plan(&schedules, 9, 9), &network).unwrap().seconds, 8.0 * 2.0 + 8.0, "scatter");
+    let schedules: Schedules = Box::new(|rank| Box::new(linear::gather(rank, 0, Source::Buffer)));
+    // All come at once, and the root's link lets one after the other in.
+    assert_close(wavefront(&plan(&schedules, 9, 9), &network).unwrap().seconds, 8.0 * 2.0 + 8.0, "gather");
+}
+
+#[test]
+fn messages_that_are_under_way_together_wait_for_each_other_only_on_the_link() {
+    let schedule =
+        |algorithm: AllToAll| -> Schedules { Box::new(move |rank| Box::new(algorithm.schedule(rank))) };
+    let network = Network::new(5, LINK, NO_WORK);
+    let seconds = |algorithm| wavefront(&plan(&schedule(algorithm), 5, 50), &network).unwrap().seconds;
+    assert_close(seconds(AllToAll::Pairwise), 4.0 * (20.0 + 8.0), "one by one");
+    assert_close(seconds(AllToAll::Windowed), 4.0 * 20.0 + 8.0, "together");
+}
+
+#[test]
+fn one_rank_stands_for_all_only_where_that_is_what_following_all_gives() {
+    let mut found = Vec::new();
+    for world_size in (2..=40).chain([64, 100, 127, 128]) {
+        for (name, parts, schedules) in all_schedules(world_size) {
+            let plan = plan(&schedules, parts, 64 * parts);
+            let network = Network::new(world_size, LINK, WORK);
+            let all = wavefront(&plan, &network).unwrap();
+            if let Some(one) = symmetric(&plan, &network) {
+                assert_close(one.seconds, all.seconds, &format!("{name} of {world_size}"));
+                assert_eq!(
+                    one,
+                    Prediction { engine: Engine::Symmetric, seconds: one.seconds, ..all },
+                    "{name}"
+                );
+                found.push(name);
+            }
+        }
+    }
+    for name in [
+        "all_to_all windowed",
+        "all_reduce ring",
+        "all_reduce halving_doubling",
+        "all_gather ring",
+        "barrier dissemination",
+    ] {
+        assert!(found.iter().any(|found| found == name), "{name}");
+    }
+}
+
+#[test]
+fn what_cannot_be_cut_evenly_is_predicted_to_within_an_element_per_chunk() {
+    for world_size in [5, 16, 37] {
+        for (name, parts, schedules) in all_schedules(world_size) {
+            let plan = plan(&schedules, parts, 1000);
+            let network = Network::new(world_size, LINK, NO_WORK);
+            let all = wavefront(&plan, &network).unwrap().seconds;
+            if let Some(one) = symmetric(&plan, &network) {
+                let off = (one.seconds - all).abs();
+                assert!(off <= 2.0 * parts as f64 * LINK.byte, "{name} of {world_size}: {one:?} {all}");
+            }
+        }
+    }
+}
+
+#[test]
+fn queues_that_nobody_else_waits_in_change_nothing() {
+    for world_size in [1, 2, 3, 7, 12, 16, 33] {
+        let within = Link { latency: 1.0, byte: 0.5 };
+        let straggler = Straggler { rank: world_size - 1, late: 3.0, pace: 2.0 };
+        let network = Network::new(world_size, LINK, WORK).on_hosts_of(3, within).with_straggler(straggler);
+        for (name, parts, schedules) in all_schedules(world_size) {
+            let plan = plan(&schedules, parts, 1000);
+            let one_by_one = queues(&plan, &network).unwrap();
+            let all = wavefront(&plan, &network).unwrap();
+            assert_close(one_by_one.seconds, all.seconds, &format!("{name} of {world_size}"));
+            assert_eq!(one_by_one, Prediction { engine: Engine::Queues, seconds: one_by_one.seconds, ..all });
+            let network = network.clone().with_cores(world_size);
+            assert_close(queues(&plan, &network).unwrap().seconds, all.seconds, &name);
+        }
+    }
+}
+
+#[test]
+fn ranks_that_share_a_link_wait_for_one_another() {
+    // Eight ranks on two hosts; in the last round every rank exchanges 64 bytes with one of the other host.
+    let schedules = all_reduce(AllReduce::RecursiveDoubling);
+    let plan = plan(&schedules, 1, 64);
+    let within = Link { latency: 0.0, byte: 0.0 };
+    let network = Network::new(8, LINK, NO_WORK).on_hosts_of(4, within);
+    assert_close(predict::predict(&plan, &network).unwrap().seconds, 8.0 + 128.0, "own links");
+    let shared = predict::predict(&plan, &network.with_shared_uplinks()).unwrap();
+    assert_eq!(shared.engine, Engine::Queues);
+    assert_close(shared.seconds, 8.0 + 4.0 * 128.0, "shared links");
+    assert_eq!((shared.sent_max, shared.sent_total, shared.host_sent_max), (3 * 64, 8 * 3 * 64, 4 * 64));
+}
+
+#[test]
+fn ranks_that_share_a_core_take_turns() {
+    let schedules = all_reduce(AllReduce::RecursiveDoubling);
+    let plan = plan(&schedules, 1, 64);
+    let free = Link { latency: 0.0, byte: 0.0 };
+    let network = Network::new(2, free, Work { byte: 1.0, ..NO_WORK }).on_hosts_of(2, free);
+    assert_close(wavefront(&plan, &network).unwrap().seconds, 128.0, "a core each");
+    assert_close(predict::predict(&plan, &network.with_cores(1)).unwrap().seconds, 256.0, "one core");
+}
+
+#[test]
+fn a_late_rank_delays_those_who_need_it_and_a_slow_one_does_more_work() {
+    let schedules = all_reduce(AllReduce::Ring);
+    let plan = plan(&schedules, 16, 1600);
+    let network = Network::new(16, LINK, WORK);
+    let on_time = wavefront(&plan, &network).unwrap().seconds;
+    let straggler = |late, pace| network.clone().with_straggler(Straggler { rank: 5, late, pace });
+    assert_close(wavefront(&plan, &straggler(1e6, 1.0)).unwrap().seconds, 1e6 + on_time, "late");
+    let slow = wavefront(&plan, &straggler(0.0, 100.0)).unwrap().seconds;
+    let work = 100.0 * 2.0 * 15.0 * (2.0 * 0.5 + 2.0 * 25.0) + 100.0 * 15.0 * 150.0;
+    assert!(slow >= work && slow <= work + on_time, "{slow} for {work}");
+}
+
+#[test]
+fn a_pair_of_hosts_may_have_its_own_link() {
+    let schedules = all_reduce(AllReduce::RecursiveDoubling);
+    let plan = plan(&schedules, 1, 64);
+    let network = Network::new(4, LINK, NO_WORK).with_pair(1, 0, Link { latency: 100.0, byte: 2.0 });
+    // Ranks 0 and 1 exchange first, and only the one way is long.
+    assert_close(wavefront(&plan, &network).unwrap().seconds, 100.0 + 128.0 + 8.0 + 128.0, "one way");
+}
+
+#[test]
+fn as_many_bytes_are_predicted_as_the_verifier_counts() {
+    for world_size in [2, 5, 8, 21] {
+        for &algorithm in AllReduce::ALL {
+            let schedules = all_reduce(algorithm);
+            let parts = algorithm.chunks(world_size);
+            let predicted =
+                wavefront(&plan(&schedules, parts, 1000), &Network::new(world_size, LINK, WORK)).unwrap();
+            let report = verify::all_reduce(algorithm, world_size).unwrap();
+            let partition = Partition::new(1000, 1, parts).unwrap();
+            let sent = (0..world_size).map(|rank| report.traffic(rank, &partition, None).bytes_sent as u64);
+            assert_eq!(predicted.sent_total, sent.clone().sum::<u64>(), "{algorithm} {world_size}");
+            assert_eq!(predicted.sent_max, sent.max().unwrap(), "{algorithm} {world_size}");
+        }
+    }
+}
+
+#[test]
+fn schedules_that_do_not_fit_together_are_refused() {
+    let network = Network::new(3, LINK, WORK);
+    let waits: Schedules = Box::new(|rank| {
+        let receive = ReceiveHalf::replace(rank.left().index(), Chunks::one(0));
+        Box::new(std::iter::once(Step::receive(receive)))
+    });
+    let deadlock = Error::Deadlock { rank: 0, step: 0, peer: 2, peer_step: Some(0), blocked: 3 };
+    assert_eq!(wavefront(&plan(&waits, 1, 8), &network), Err(deadlock.clone()));
+    assert_eq!(queues(&plan(&waits, 1, 8), &network), Err(deadlock));
+    let stranger: Schedules = Box::new(|_| Box::new(std::iter::once(Step::send(7, Chunks::one(0)))));
+    let no_peer = Error::NoPeer { rank: 0, step: 0, peer: 7 };
+    assert_eq!(wavefront(&plan(&stranger, 1, 8), &network), Err(no_peer.clone()));
+    assert_eq!(queues(&plan(&stranger, 1, 8), &network), Err(no_peer));
+}
+
+#[test]
+fn a_ring_of_a_hundred_thousand_ranks_is_followed_on_one() {
+    let world_size = 100_000;
+    let schedules = all_reduce(AllReduce::Ring);
+    let plan = plan(&schedules, world_size, 10 * world_size);
+    let prediction = predict::predict(&plan, &Network::new(world_size, LINK, NO_WORK)).unwrap();
+    assert_eq!(prediction.engine, Engine::Symmetric);
+    assert_close(prediction.seconds, 2.0 * 99_999.0 * 28.0, "ring");
+}
+
+#[test]
+fn a_tree_of_thirty_thousand_ranks_is_followed_on_all() {
+    let world_size = 30_000;
+    let schedules: Schedules = Box::new(|rank| Box::new(Broadcast::Binomial.schedule(rank, 0)));
+    let prediction =
+        predict::predict(&plan(&schedules, 1, 10), &Network::new(world_size, LINK, NO_WORK)).unwrap();
+    assert_eq!(prediction.engine, Engine::Wavefront);
+    // The deepest rank gets it by 14 messages, and one had to wait for another to leave.
+    assert_close(prediction.seconds, 14.0 * 28.0 + 20.0, "binomial");
+}
