@@ -88,7 +88,7 @@ fn without_json_there_is_a_table() {
 }
 
 #[rstest]
-#[case("bench all_reduce --dtype i32 --op mean", "i32 has no mean")]
+#[case("bench all_reduce --dtype i32 --op mean", "mean is not for i32")]
 #[case("bench all_reduce --bytes 6", "6 bytes are no whole number of f32")]
 #[case("bench all_reduce --bytes x", "a size is a number")]
 #[case("bench all_reduce --dtype f8", "one of f32, f64")]

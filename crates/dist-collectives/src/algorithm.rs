@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-pub use dist_algos::{AllGather, AllReduce, Barrier, Broadcast, Reduce, ReduceScatter};
+pub use dist_algos::{
+    AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scan, Scatter,
+};
 use dist_algos::{CostModel, Order};
 
 use crate::settings::Settings;
@@ -58,6 +60,7 @@ macro_rules! algorithms {
             /// The algorithm with this index among those of the operation.
             pub(crate) fn nth(operation: Operation, index: usize) -> Option<Self> {
                 match operation {
+                    Operation::ExclusiveScan => Self::nth(Operation::Scan, index),
                     $(Operation::$operation => $operation::ALL.get(index).copied().map(Self::$operation),)*
                     _ => None,
                 }
@@ -71,6 +74,9 @@ macro_rules! algorithms {
                 bytes: usize,
             ) -> Result<Option<Self>> {
                 Ok(match operation {
+                    Operation::ExclusiveScan => {
+                        return Self::chosen(Operation::Scan, settings, world_size, bytes);
+                    }
                     $(Operation::$operation => {
                         Some(settings.choose::<$operation>(world_size, bytes)?.into())
                     })*
@@ -139,6 +145,26 @@ algorithms! {
     Reduce {
         order: Self::order,
         suggest: Self::suggest,
+    }
+    /// Of gather.
+    Gather {
+        order: |_, _| Order::Canonical,
+        suggest: |world_size, bytes, _, model| Self::suggest(world_size, bytes, model),
+    }
+    /// Of scatter.
+    Scatter {
+        order: |_, _| Order::Canonical,
+        suggest: |world_size, bytes, _, model| Self::suggest(world_size, bytes, model),
+    }
+    /// Of all_to_all.
+    AllToAll {
+        order: |_, _| Order::Canonical,
+        suggest: |world_size, bytes, _, model| Self::suggest(world_size, bytes, model),
+    }
+    /// Of scan, and of exclusive_scan.
+    Scan {
+        order: Self::order,
+        suggest: |world_size, _, _, _| Self::suggest(world_size),
     }
     /// Of barrier.
     Barrier {

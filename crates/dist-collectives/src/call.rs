@@ -20,21 +20,39 @@ pub enum Operation {
     Broadcast,
     /// The root gets the reduction of all buffers.
     Reduce,
+    /// The root gets all buffers.
+    Gather,
+    /// Every rank gets its part of the root's buffer.
+    Scatter,
+    /// Every rank gets a part of every rank's buffer.
+    AllToAll,
+    /// Every rank gets the reduction of the buffers up to its own.
+    Scan,
+    /// Every rank gets the reduction of the buffers before its own.
+    ExclusiveScan,
     /// Nobody leaves before all have come.
     Barrier,
+    /// Nobody leaves before all have come, or before it is known who has not.
+    MonitoredBarrier,
     /// One rank sends to another.
     Message,
 }
 
 impl Operation {
     /// Every operation.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 13] = [
         Self::AllReduce,
         Self::ReduceScatter,
         Self::AllGather,
         Self::Broadcast,
         Self::Reduce,
+        Self::Gather,
+        Self::Scatter,
+        Self::AllToAll,
+        Self::Scan,
+        Self::ExclusiveScan,
         Self::Barrier,
+        Self::MonitoredBarrier,
         Self::Message,
     ];
 
@@ -46,7 +64,13 @@ impl Operation {
             Self::AllGather => "all_gather",
             Self::Broadcast => "broadcast",
             Self::Reduce => "reduce",
+            Self::Gather => "gather",
+            Self::Scatter => "scatter",
+            Self::AllToAll => "all_to_all",
+            Self::Scan => "scan",
+            Self::ExclusiveScan => "exclusive_scan",
             Self::Barrier => "barrier",
+            Self::MonitoredBarrier => "monitored_barrier",
             Self::Message => "message",
         }
     }
@@ -180,7 +204,8 @@ impl fmt::Display for Call {
             detail(f, format_args!("sizes {:016x}", self.sizes))?;
         }
         if let Some(root) = self.root {
-            let direction = if self.operation == Operation::Reduce { "to" } else { "from" };
+            let ends_there = matches!(self.operation, Operation::Reduce | Operation::Gather);
+            let direction = if ends_there { "to" } else { "from" };
             detail(f, format_args!("{direction} rank {root}"))?;
         }
         if let Some(order) = self.order {

@@ -1,5 +1,7 @@
 //! The operations that all ranks of a group do together and wait for.
 
+use dist_algos::scan::Extent;
+
 use crate::{Communicator, Element, ReduceOp, Result};
 
 /// # Operations of all ranks
@@ -55,6 +57,24 @@ impl Communicator {
         self.engine.reduce_scatter_in_place(buffer, op, manner)
     }
 
+    /// As [`reduce_scatter`](Self::reduce_scatter), where rank `r` gets `counts[r]` elements of the result, in rank
+    /// order. Every rank passes the counts of all ranks.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce), and unless there is a count for each rank, the input is as long as all of
+    /// them together and the output as long as the own one.
+    #[doc(alias = "MPI_Reduce_scatter")]
+    pub fn reduce_scatter_v<T: Element>(
+        &mut self,
+        input: &[T],
+        counts: &[usize],
+        output: &mut [T],
+        op: ReduceOp,
+    ) -> Result<()> {
+        let manner = self.engine.manner(&self.settings);
+        self.engine.reduce_scatter_v(input, counts, output, op, manner)
+    }
+
     /// Gives every rank the inputs of all ranks, one after the other in rank order.
     ///
     /// # Errors
@@ -90,6 +110,38 @@ impl Communicator {
         self.engine.all_gather_in_place(buffer, manner)
     }
 
+    /// As [`all_gather`](Self::all_gather), where the input of rank `r` has `counts[r]` elements. Every rank passes the
+    /// counts of all ranks.
+    ///
+    /// ```
+    /// use dist_collectives::Communicator;
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 3, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     let counts = [2, 0, 1];
+    ///     let input = vec![comm.rank() as u32; counts[comm.rank()]];
+    ///     let mut output = [9; 3];
+    ///     comm.all_gather_v(&input, &counts, &mut output).unwrap();
+    ///     output
+    /// });
+    /// assert_eq!(outcome.results, [[0, 0, 2]; 3]);
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce), and unless there is a count for each rank, the input is as long as the own
+    /// one and the output as long as all of them together.
+    #[doc(alias = "MPI_Allgatherv")]
+    pub fn all_gather_v<T: Element>(
+        &mut self,
+        input: &[T],
+        counts: &[usize],
+        output: &mut [T],
+    ) -> Result<()> {
+        let manner = self.engine.manner(&self.settings);
+        self.engine.all_gather_v(input, counts, output, manner)
+    }
+
     /// Gives every rank the root's buffer. What the other buffers held is lost.
     ///
     /// # Errors
@@ -114,6 +166,165 @@ impl Communicator {
         self.engine.reduce(buffer, op, root, manner)
     }
 
+    /// Gives the root the inputs of all ranks, one after the other in rank order. Only the root's output is looked at;
+    /// the other ranks pass `&mut []`.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce), if there is no such root, and unless the root's output is `world_size`
+    /// times as long as the input.
+    #[doc(alias = "MPI_Gather")]
+    #[doc(alias = "ncclGather")]
+    pub fn gather<T: Element>(&mut self, input: &[T], output: &mut [T], root: usize) -> Result<()> {
+        let manner = self.engine.manner(&self.settings);
+        self.engine.gather(input, output, root, manner)
+    }
+
+    /// As [`gather`](Self::gather), where the input of rank `r` has `counts[r]` elements. Every rank passes the counts of
+    /// all ranks.
+    ///
+    /// # Errors
+    /// As for [`gather`](Self::gather), and unless there is a count for each rank.
+    #[doc(alias = "MPI_Gatherv")]
+    pub fn gather_v<T: Element>(
+        &mut self,
+        input: &[T],
+        counts: &[usize],
+        output: &mut [T],
+        root: usize,
+    ) -> Result<()> {
+        let manner = self.engine.manner(&self.settings);
+        self.engine.gather_v(input, counts, output, root, manner)
+    }
+
+    /// Gives rank `r` part `r` of the root's input, of as many equal parts as there are ranks. Only the root's input is
+    /// looked at; the other ranks pass `&[]`.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce), if there is no such root, and unless the root's input is `world_size`
+    /// times as long as the output.
+    #[doc(alias = "MPI_Scatter")]
+    #[doc(alias = "ncclScatter")]
+    pub fn scatter<T: Element>(&mut self, input: &[T], output: &mut [T], root: usize) -> Result<()> {
+        let manner = self.engine.manner(&self.settings);
+        self.engine.scatter(input, output, root, manner)
+    }
+
+    /// As [`scatter`](Self::scatter), where rank `r` gets `counts[r]` elements. Every rank passes the counts of all
+    /// ranks.
+    ///
+    /// # Errors
+    /// As for [`scatter`](Self::scatter), and unless there is a count for each rank.
+    #[doc(alias = "MPI_Scatterv")]
+    pub fn scatter_v<T: Element>(
+        &mut self,
+        input: &[T],
+        counts: &[usize],
+        output: &mut [T],
+        root: usize,
+    ) -> Result<()> {
+        let manner = self.engine.manner(&self.settings);
+        self.engine.scatter_v(input, counts, output, root, manner)
+    }
+
+    /// Gives rank `d` part `d` of every rank's input, in rank order, of as many equal parts as there are ranks: the
+    /// output's part `s` is from rank `s`.
+    ///
+    /// ```
+    /// use dist_collectives::Communicator;
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 2, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     let input = [[1, 2], [3, 4]][comm.rank()];
+    ///     let mut output = [0; 2];
+    ///     comm.all_to_all(&input, &mut output).unwrap();
+    ///     output
+    /// });
+    /// assert_eq!(outcome.results, [[1, 3], [2, 4]]);
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce), and unless both buffers have the same length, which the ranks divide.
+    #[doc(alias = "MPI_Alltoall")]
+    #[doc(alias = "alltoall")]
+    #[doc(alias = "ncclAlltoAll")]
+    pub fn all_to_all<T: Element>(&mut self, input: &[T], output: &mut [T]) -> Result<()> {
+        let manner = self.engine.manner(&self.settings);
+        self.engine.all_to_all(input, output, manner)
+    }
+
+    /// As [`all_to_all`](Self::all_to_all), where this rank sends `send_counts[d]` elements to rank `d` and expects
+    /// `receive_counts[s]` from rank `s`. The ranks first tell each other how much they send.
+    ///
+    /// ```
+    /// use dist_collectives::{Communicator, Error};
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 2, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     let receive_counts = if comm.rank() == 0 { [1, 2] } else { [1, 5] };
+    ///     let mut output = vec![0_u8; receive_counts.iter().sum()];
+    ///     let send_counts = if comm.rank() == 0 { [1, 1] } else { [2, 4] };
+    ///     comm.all_to_all_v(&vec![0; send_counts.iter().sum()], &send_counts, &mut output, &receive_counts)
+    ///         .unwrap_err()
+    ///         .to_string()
+    /// });
+    /// assert_eq!(outcome.results, ["all_to_all: rank 1 sends 4 elements to rank 1, which expects 5"; 2]);
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Disagreement`](crate::Error::Disagreement) on every rank if a rank is sent what it does not expect. As for
+    /// [`all_reduce`](Self::all_reduce), and unless there are counts for each rank that add up to the buffers' lengths.
+    #[doc(alias = "MPI_Alltoallv")]
+    pub fn all_to_all_v<T: Element>(
+        &mut self,
+        input: &[T],
+        send_counts: &[usize],
+        output: &mut [T],
+        receive_counts: &[usize],
+    ) -> Result<()> {
+        let manner = self.engine.manner(&self.settings);
+        self.engine.all_to_all_v(input, send_counts, output, receive_counts, manner)
+    }
+
+    /// Gives rank `r` the reduction of the buffers of ranks 0 to `r`, element by element, in its buffer: the sums of a
+    /// rank's own and all earlier contributions.
+    ///
+    /// ```
+    /// use dist_collectives::{Communicator, ReduceOp};
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 3, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     let (mut with_own, mut without) = ([10], [10]);
+    ///     comm.scan(&mut with_own, ReduceOp::Sum).unwrap();
+    ///     comm.exclusive_scan(&mut without, ReduceOp::Sum).unwrap();
+    ///     (with_own, without)
+    /// });
+    /// assert_eq!(outcome.results, [([10], [0]), ([20], [10]), ([30], [20])]);
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce), and for means, which no rank but the last could finish.
+    #[doc(alias = "MPI_Scan")]
+    #[doc(alias = "prefix_sum")]
+    pub fn scan<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
+        let manner = self.engine.manner(&self.settings);
+        self.engine.scan(buffer, op, Extent::Inclusive, manner)
+    }
+
+    /// As [`scan`](Self::scan), without the own contribution: rank `r` gets the reduction of ranks 0 to `r − 1`, and rank
+    /// 0 what changes nothing: zeros for sums, ones for products, the greatest value for minima (infinity, if there is
+    /// one), the least for maxima, all bits for and, none for or and xor.
+    ///
+    /// # Errors
+    /// As for [`scan`](Self::scan).
+    #[doc(alias = "MPI_Exscan")]
+    pub fn exclusive_scan<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
+        let manner = self.engine.manner(&self.settings);
+        self.engine.scan(buffer, op, Extent::Exclusive, manner)
+    }
+
     /// Returns when every rank has called it.
     ///
     /// # Errors
@@ -122,5 +333,34 @@ impl Communicator {
     pub fn barrier(&mut self) -> Result<()> {
         let manner = self.engine.manner(&self.settings);
         self.engine.barrier(manner)
+    }
+
+    /// As [`barrier`](Self::barrier), and if not all ranks come, those that do are told which do not, after three
+    /// quarters of the timeout. It ends the job then. Rank 0 hears of every rank, so that it takes longer than a
+    /// barrier: it is for finding out what is wrong.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use dist_collectives::{Communicator, Error};
+    /// use dist_transport::sim;
+    ///
+    /// sim::run(1, 4, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     if comm.rank() == 2 {
+    ///         return comm.recv(&mut [0_u8], 3).unwrap_err(); // lost in another call
+    ///     }
+    ///     let error = comm.with_timeout(Duration::from_secs(5)).monitored_barrier().unwrap_err();
+    ///     assert!(matches!(&error, Error::Absent { ranks } if *ranks == [2]));
+    ///     error
+    /// });
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Absent`] on every rank that came. As for [`all_reduce`](Self::all_reduce).
+    #[doc(alias = "monitoredBarrier")]
+    pub fn monitored_barrier(&mut self) -> Result<()> {
+        let manner = self.engine.manner(&self.settings);
+        self.engine.monitored_barrier(manner)
     }
 }

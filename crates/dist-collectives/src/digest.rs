@@ -2,10 +2,10 @@
 
 /// The hash of a list, FNV-1a over whole numbers, mixed in the end; never 0. Ranks whose lists differ have other
 /// digests, but for one pair of lists in 2⁶⁴.
-pub(crate) fn digest(numbers: impl IntoIterator<Item = usize>) -> u64 {
+pub(crate) fn digest(numbers: impl IntoIterator<Item = u64>) -> u64 {
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
     for number in numbers {
-        hash = (hash ^ number as u64).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(29);
+        hash = (hash ^ number).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(29);
     }
     (hash ^ (hash >> 32)).max(1)
 }
@@ -16,12 +16,12 @@ mod tests {
 
     #[test]
     fn short_lists_have_digests_of_their_own() {
-        let mut lists: Vec<Vec<usize>> = vec![vec![]];
+        let mut lists: Vec<Vec<u64>> = vec![vec![]];
         let mut start = 0;
         for _ in 0..3 {
             let end = lists.len();
             for index in start..end {
-                for number in [0, 1, 2, 3, 64, 1000, usize::MAX] {
+                for number in [0, 1, 2, 3, 64, 1000, u64::MAX] {
                     lists.push([&*lists[index], &[number]].concat());
                 }
             }

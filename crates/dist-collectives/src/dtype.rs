@@ -100,6 +100,10 @@ pub trait Element:
     /// The type as a value.
     const DTYPE: DType;
 
+    /// What is less than every other value, and what is greater.
+    #[doc(hidden)]
+    const BOUNDS: (Self, Self);
+
     /// How to scale floating-point numbers; `None` for integers.
     #[doc(hidden)]
     const SCALING: Option<Scaling<Self>>;
@@ -109,27 +113,42 @@ pub trait Element:
     const BITWISE: Option<Bitwise<Self>>;
 }
 
-macro_rules! element {
-    ($($element:ty => $dtype:ident, $scaling:expr, $bitwise:expr;)*) => {$(
-        impl Element for $element {
+macro_rules! floats {
+    ($($float:ty => $dtype:ident;)*) => {$(
+        impl Element for $float {
             const DTYPE: DType = DType::$dtype;
-            const SCALING: Option<Scaling<Self>> = $scaling;
-            const BITWISE: Option<Bitwise<Self>> = $bitwise;
+            const BOUNDS: (Self, Self) = (<$float>::NEG_INFINITY, <$float>::INFINITY);
+            const SCALING: Option<Scaling<Self>> = Some(kernel::scaling());
+            const BITWISE: Option<Bitwise<Self>> = None;
         }
     )*};
 }
 
-element! {
-    f32 => F32, Some(kernel::scaling()), None;
-    f64 => F64, Some(kernel::scaling()), None;
-    f16 => F16, Some(kernel::scaling()), None;
-    bf16 => Bf16, Some(kernel::scaling()), None;
-    i8 => I8, None, Some(kernel::bitwise());
-    i32 => I32, None, Some(kernel::bitwise());
-    i64 => I64, None, Some(kernel::bitwise());
-    u8 => U8, None, Some(kernel::bitwise());
-    u32 => U32, None, Some(kernel::bitwise());
-    u64 => U64, None, Some(kernel::bitwise());
+floats! {
+    f32 => F32;
+    f64 => F64;
+    f16 => F16;
+    bf16 => Bf16;
+}
+
+macro_rules! integers {
+    ($($integer:ty => $dtype:ident;)*) => {$(
+        impl Element for $integer {
+            const DTYPE: DType = DType::$dtype;
+            const BOUNDS: (Self, Self) = (<$integer>::MIN, <$integer>::MAX);
+            const SCALING: Option<Scaling<Self>> = None;
+            const BITWISE: Option<Bitwise<Self>> = Some(kernel::bitwise(!0));
+        }
+    )*};
+}
+
+integers! {
+    i8 => I8;
+    i32 => I32;
+    i64 => I64;
+    u8 => U8;
+    u32 => U32;
+    u64 => U64;
 }
 
 #[cfg(test)]

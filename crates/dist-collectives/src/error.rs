@@ -85,6 +85,51 @@ pub enum Error {
         /// The type of the elements.
         dtype: DType,
     },
+    /// A list of counts does not have one count for each rank.
+    #[error("{operation}: {counts} counts for {world_size} ranks")]
+    Counts {
+        /// What was called.
+        operation: Operation,
+        /// How many counts were given.
+        counts: usize,
+        /// The size of the group.
+        world_size: usize,
+    },
+    /// A buffer is not as long as other arguments say.
+    #[error("{operation}: the {buffer} has {got} elements, not {expected}")]
+    Length {
+        /// What was called.
+        operation: Operation,
+        /// Which buffer.
+        buffer: &'static str,
+        /// Elements that it should have.
+        expected: usize,
+        /// Elements that it has.
+        got: usize,
+    },
+    /// Two ranks disagree about what one sends the other. Every rank gets this error, before data moves.
+    #[error("all_to_all: rank {from} sends {sent} elements to rank {to}, which expects {expected}")]
+    Disagreement {
+        /// The sending rank.
+        from: u64,
+        /// The receiving rank.
+        to: u64,
+        /// Elements that are sent.
+        sent: u64,
+        /// Elements that are expected.
+        expected: u64,
+    },
+    /// A value does not come across.
+    #[cfg(feature = "serde")]
+    #[error("the value of rank {rank} {}", problem.as_predicate())]
+    Value {
+        /// The rank whose value it is.
+        rank: usize,
+        /// Why not.
+        problem: crate::ValueProblem,
+        /// What serde says, if this rank has asked it.
+        source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    },
     /// The algorithm that was asked for has no schedule for this world.
     #[error("{} by {algorithm} does not work for a group of {world_size}", .algorithm.operation())]
     Unsupported {
@@ -92,6 +137,18 @@ pub enum Error {
         algorithm: Algorithm,
         /// The size of the group.
         world_size: usize,
+    },
+    /// The algorithm that was asked for does not work with parts of different sizes.
+    #[error("{} by {algorithm} needs parts of one size", .algorithm.operation())]
+    NeedsEvenParts {
+        /// What was asked for.
+        algorithm: Algorithm,
+    },
+    /// There is no scan with this operation, whose result is no sum.
+    #[error("there is no scan with {op}")]
+    NoScan {
+        /// What was asked for.
+        op: ReduceKind,
     },
     /// The algorithm that was asked for reduces in another order than was asked for.
     #[error("{} by {algorithm} does not reduce in {order} order in a group of {world_size}", .algorithm.operation())]
@@ -114,6 +171,12 @@ pub enum Error {
     /// A list of ranks makes no group.
     #[error("a group cannot be made of these ranks")]
     Members(#[source] Box<TransportError>),
+    /// Ranks that a monitored barrier waited for in vain. Every rank that came gets this error.
+    #[error("monitored_barrier: ranks {ranks:?} did not come")]
+    Absent {
+        /// Those that did not come.
+        ranks: Vec<usize>,
+    },
     /// A peer is in another call. Nothing that it sent was used.
     #[error("rank {peer} is in {theirs}, this rank in {ours}")]
     Mismatch {
@@ -177,6 +240,7 @@ impl Error {
         match self {
             Self::Transport { source, .. } | Self::Join(source) => source.is_timeout(),
             Self::Aborted { cause, .. } => matches!(cause, Cause::TimedOut),
+            Self::Absent { .. } => true,
             _ => false,
         }
     }
@@ -187,6 +251,7 @@ impl Error {
         match self {
             Self::Mismatch { peer, .. } => Some(*peer),
             Self::Aborted { rank, .. } => Some(*rank),
+            Self::Absent { ranks } => <[usize; 1]>::try_from(ranks.as_slice()).ok().map(|[rank]| rank),
             Self::Transport { source, .. } | Self::Join(source) => source.peer(),
             _ => None,
         }

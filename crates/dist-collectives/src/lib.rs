@@ -19,9 +19,14 @@ mod pending;
 mod reduce_op;
 mod settings;
 mod start;
+#[cfg(feature = "serde")]
+mod values;
 mod worker;
 
-pub use algorithm::{Algorithm, AllGather, AllReduce, Barrier, Broadcast, Reduce, ReduceScatter};
+pub use algorithm::{
+    Algorithm, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scan,
+    Scatter,
+};
 pub use buffer::Buffer;
 pub use call::{Call, Operation};
 pub use communicator::{Communicator, Scoped};
@@ -45,5 +50,8 @@ pub use error::{Error, Result};
 pub use half::{bf16, f16};
 pub use kept::{KeptCosts, World};
 pub use kernel::{combine, divide_by_count};
+pub use messages::Message;
 pub use pending::{Failed, Pending};
 pub use reduce_op::{ReduceKind, ReduceOp, ReductionOrder};
+#[cfg(feature = "serde")]
+pub use values::{VALUE_BYTES_MAX, ValueProblem};

@@ -2,6 +2,25 @@
 
 use crate::{Communicator, Element, Result};
 
+/// One message of a [`batch`](Communicator::batch).
+#[derive(Debug)]
+pub enum Message<'a, T> {
+    /// One that leaves.
+    Send {
+        /// The receiving rank.
+        to: usize,
+        /// What is sent.
+        elements: &'a [T],
+    },
+    /// One that arrives.
+    Receive {
+        /// The sending rank.
+        from: usize,
+        /// Where it goes, which is as long as the message.
+        elements: &'a mut [T],
+    },
+}
+
 /// # Messages between two ranks
 impl Communicator {
     /// Sends a message, which `to` takes with [`recv`](Self::recv). It may return before that. A rank may send to
@@ -58,5 +77,39 @@ impl Communicator {
     ) -> Result<()> {
         let manner = self.engine.manner(&self.settings);
         self.engine.send_receive(sent, to, received, from, manner)
+    }
+
+    /// Sends and receives all of these messages at once, in whatever order the peers do it. Messages between two ranks
+    /// keep the order of the lists; at the other end they may be of another batch, or by [`send`](Self::send),
+    /// [`recv`](Self::recv), [`send_recv`](Self::send_recv).
+    ///
+    /// ```
+    /// use dist_collectives::{Communicator, Message};
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 3, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     let (left, right) = ((comm.rank() + 2) % 3, (comm.rank() + 1) % 3);
+    ///     let (own, mut halo) = ([comm.rank() as i32], [[-1]; 2]);
+    ///     let [before, after] = &mut halo;
+    ///     comm.batch(&mut [
+    ///         Message::Receive { from: left, elements: before },
+    ///         Message::Receive { from: right, elements: after },
+    ///         Message::Send { to: left, elements: &own },
+    ///         Message::Send { to: right, elements: &own },
+    ///     ])
+    ///     .unwrap();
+    ///     halo
+    /// });
+    /// assert_eq!(outcome.results[0], [[2], [1]]);
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`send`](Self::send) and [`recv`](Self::recv).
+    #[doc(alias = "batch_isend_irecv")]
+    #[doc(alias = "ncclGroupStart")]
+    pub fn batch<T: Element>(&mut self, messages: &mut [Message<'_, T>]) -> Result<()> {
+        let manner = self.engine.manner(&self.settings);
+        self.engine.batch(messages, manner)
     }
 }

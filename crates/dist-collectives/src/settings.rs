@@ -38,6 +38,11 @@ impl Settings {
         self.forced[algorithm.operation() as usize] = Some(algorithm);
     }
 
+    /// The algorithm that was asked for.
+    pub(crate) fn forced<A: Choice>(&self) -> Option<A> {
+        self.forced[A::OPERATION as usize].and_then(A::of)
+    }
+
     /// How an operation is done. Every rank chooses for itself, from what all ranks have in common: the choice is in
     /// the call that they compare.
     pub(crate) fn choose<A: Choice>(&self, world_size: usize, bytes: usize) -> Result<A> {
@@ -45,7 +50,7 @@ impl Settings {
             ReductionOrder::Canonical => Order::Canonical,
             ReductionOrder::Any => Order::Any,
         };
-        let Some(algorithm) = self.forced[A::OPERATION as usize].and_then(A::of) else {
+        let Some(algorithm) = self.forced::<A>() else {
             return Ok(A::suggest(world_size, bytes, least, &self.model));
         };
         if !algorithm.supports(world_size) {

@@ -1,9 +1,9 @@
 //! What a reduce operation is made of on one rank.
 
-use dist_algos::{AllReduce, CostModel, Order};
-use dist_transport::Deadline;
+use dist_algos::{AllReduce, CostModel, Memory, Order, Partition};
+use dist_transport::{Combine, Deadline};
 
-use super::{Engine, partition};
+use super::Engine;
 use crate::{Call, DType, Element, Error, ReduceOp, Result, combine};
 
 /// What is done to this rank's elements before they are combined, to pairs of them, and to what comes of all.
@@ -53,14 +53,29 @@ impl Engine {
 
     /// The sum of all ranks' weights, the same bits on every rank.
     fn total_weight(&mut self, call: &Call, weight: f64, deadline: Deadline) -> Result<f64> {
-        let algorithm =
-            AllReduce::suggest(self.world_size(), size_of::<f64>(), Order::Canonical, &CostModel::default());
-        let phases = algorithm.phases(self.rank());
-        let partition = partition::<f64>(1, algorithm.chunks(self.world_size()));
         let mut total = [weight];
-        let mut add = combine_bytes::<f64>(ReduceOp::Sum);
-        self.run(call, phases.reduce.chain(phases.gather), &mut total, partition, &mut add, deadline)?;
+        let bytes = bytemuck::bytes_of_mut(&mut total);
+        self.agree(call, bytes, &mut combine_bytes::<f64>(ReduceOp::Sum), deadline)?;
         Ok(total[0])
+    }
+}
+
+impl Engine {
+    /// Makes one of all ranks' small values, in canonical order: part of a call that was begun.
+    pub(super) fn agree(
+        &mut self,
+        call: &Call,
+        value: &mut [u8],
+        combine: &mut Combine<'_>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let world_size = self.world_size();
+        let algorithm = AllReduce::suggest(world_size, value.len(), Order::Canonical, &CostModel::default());
+        let cut = Partition::new(1, value.len(), algorithm.chunks(world_size))
+            .expect("the sizes of values divide 64");
+        let phases = algorithm.phases(self.rank());
+        let memory = Memory::new(value, cut);
+        self.run_in(call, phases.reduce.chain(phases.gather), memory, combine, deadline)
     }
 }
 
@@ -87,6 +102,17 @@ impl Arithmetic {
 
 fn combine_bytes<T: Element>(op: ReduceOp) -> impl FnMut(&mut [u8], &[u8]) {
     move |into, from| combine::<T>(op, bytemuck::cast_slice_mut(into), bytemuck::cast_slice(from))
+}
+
+/// What a reduction of no elements gives: what combined with an element gives that element.
+pub(super) fn identity<T: Element>(op: ReduceOp) -> T {
+    match op {
+        ReduceOp::Product => T::one(),
+        ReduceOp::Min => T::BOUNDS.1,
+        ReduceOp::Max => T::BOUNDS.0,
+        ReduceOp::And => T::BITWISE.map_or_else(T::zero, |bitwise| bitwise.ones),
+        _ => T::zero(),
+    }
 }
 
 /// Whether a quotient by this sum of weights means something in the type's arithmetic.

@@ -1,30 +1,10 @@
-//! Operations that move elements and combine none.
+//! Operations that give all ranks, or one of them, what others have.
 
-use super::{Engine, Manner, nothing_to_combine, partition};
-use crate::{AllGather, Barrier, Broadcast, Call, Element, Operation, Result};
+use super::shares::Shares;
+use super::{Engine, Manner, nothing_to_combine, partition, room};
+use crate::{AllGather, Broadcast, Call, Element, Gather, Operation, Result, Scatter};
 
 impl Engine {
-    pub(crate) fn all_gather<T: Element>(
-        &mut self,
-        input: &[T],
-        output: &mut [T],
-        manner: Manner,
-    ) -> Result<()> {
-        self.check_parts(Operation::AllGather, output.len(), input.len())?;
-        output[self.rank().index() * input.len()..][..input.len()].copy_from_slice(input);
-        self.all_gather_in_place(output, manner)
-    }
-
-    pub(crate) fn all_gather_in_place<T: Element>(&mut self, buffer: &mut [T], manner: Manner) -> Result<()> {
-        let part = self.check_divisible(Operation::AllGather, buffer.len())?;
-        let rank = self.rank();
-        let algorithm: AllGather = manner.settings.choose(rank.world_size(), size_of_val(buffer))?;
-        let schedule = algorithm.schedule(rank).expect("settings choose what the world supports");
-        let call = self.begin(Call { sizes: manner.sizes, ..self.collective::<T>(algorithm, part) });
-        let partition = partition::<T>(buffer.len(), rank.world_size());
-        self.run(&call, schedule, buffer, partition, &mut nothing_to_combine, manner.deadline)
-    }
-
     pub(crate) fn broadcast<T: Element>(
         &mut self,
         buffer: &mut [T],
@@ -34,17 +14,190 @@ impl Engine {
         let root_code = self.check_root(Operation::Broadcast, root)?;
         let world_size = self.world_size();
         let algorithm: Broadcast = manner.settings.choose(world_size, size_of_val(buffer))?;
-        let call = self.collective::<T>(algorithm, buffer.len());
-        let call = self.begin(Call { root: Some(root_code), sizes: manner.sizes, ..call });
+        let call = Call { root: Some(root_code), ..self.collective::<T>(algorithm, buffer.len(), manner) };
+        let call = self.begin(call);
         let partition = partition::<T>(buffer.len(), algorithm.chunks(world_size));
         let schedule = algorithm.schedule(self.rank(), root);
         self.run(&call, schedule, buffer, partition, &mut nothing_to_combine, manner.deadline)
     }
 
-    pub(crate) fn barrier(&mut self, manner: Manner) -> Result<()> {
-        let algorithm: Barrier = manner.settings.choose(self.world_size(), 0)?;
-        let call = self.begin(Call { dtype: None, ..self.collective::<u8>(algorithm, 0) });
-        let (schedule, nothing) = (algorithm.schedule(self.rank()), partition::<u8>(0, 1));
-        self.run::<u8>(&call, schedule, &mut [], nothing, &mut nothing_to_combine, manner.deadline)
+    pub(crate) fn all_gather<T: Element>(
+        &mut self,
+        input: &[T],
+        output: &mut [T],
+        manner: Manner,
+    ) -> Result<()> {
+        self.check_parts(Operation::AllGather, output.len(), input.len())?;
+        let shares = Shares::even(input.len(), self.world_size());
+        self.all_gather_shares(input, &shares, output, manner)
+    }
+
+    pub(crate) fn all_gather_v<T: Element>(
+        &mut self,
+        input: &[T],
+        counts: &[usize],
+        output: &mut [T],
+        manner: Manner,
+    ) -> Result<()> {
+        let operation = Operation::AllGather;
+        let shares = Shares::counted(operation, counts, self.world_size())?;
+        Self::check_length(operation, "input", counts[self.rank().index()], input.len())?;
+        Self::check_length(operation, "output", shares.total(), output.len())?;
+        self.all_gather_shares(input, &shares, output, manner)
+    }
+
+    pub(crate) fn all_gather_in_place<T: Element>(&mut self, buffer: &mut [T], manner: Manner) -> Result<()> {
+        let part = self.check_divisible(Operation::AllGather, buffer.len())?;
+        self.all_gather_in(&Shares::even(part, self.world_size()), buffer, manner)
+    }
+
+    fn all_gather_shares<T: Element>(
+        &mut self,
+        input: &[T],
+        shares: &Shares,
+        output: &mut [T],
+        manner: Manner,
+    ) -> Result<()> {
+        output[shares.range(self.rank().index())].copy_from_slice(input);
+        self.all_gather_in(shares, output, manner)
+    }
+
+    fn all_gather_in<T: Element>(&mut self, shares: &Shares, buffer: &mut [T], manner: Manner) -> Result<()> {
+        let rank = self.rank();
+        let algorithm: AllGather = manner.settings.choose(rank.world_size(), size_of_val(buffer))?;
+        let schedule = algorithm.schedule(rank).expect("settings choose what the world supports");
+        let call = self.begin(self.shared::<T>(algorithm, shares, manner));
+        self.run(&call, schedule, buffer, shares.partition::<T>(), &mut nothing_to_combine, manner.deadline)
+    }
+
+    pub(crate) fn gather<T: Element>(
+        &mut self,
+        input: &[T],
+        output: &mut [T],
+        root: usize,
+        manner: Manner,
+    ) -> Result<()> {
+        if self.rank().index() == root {
+            self.check_parts(Operation::Gather, output.len(), input.len())?;
+        }
+        let shares = Shares::even(input.len(), self.world_size());
+        self.gather_shares(input, &shares, output, root, manner)
+    }
+
+    pub(crate) fn gather_v<T: Element>(
+        &mut self,
+        input: &[T],
+        counts: &[usize],
+        output: &mut [T],
+        root: usize,
+        manner: Manner,
+    ) -> Result<()> {
+        let operation = Operation::Gather;
+        let shares = Shares::counted(operation, counts, self.world_size())?;
+        Self::check_length(operation, "input", counts[self.rank().index()], input.len())?;
+        if self.rank().index() == root {
+            Self::check_length(operation, "output", shares.total(), output.len())?;
+        }
+        self.gather_shares(input, &shares, output, root, manner)
+    }
+
+    fn gather_shares<T: Element>(
+        &mut self,
+        input: &[T],
+        shares: &Shares,
+        output: &mut [T],
+        root: usize,
+        manner: Manner,
+    ) -> Result<()> {
+        let root_code = self.check_root(Operation::Gather, root)?;
+        let rank = self.rank();
+        let algorithm: Gather =
+            manner.settings.choose(rank.world_size(), shares.total().saturating_mul(size_of::<T>()))?;
+        let call = self.begin(Call { root: Some(root_code), ..self.shared::<T>(algorithm, shares, manner) });
+        let own = shares.of(rank.index()..rank.index() + 1);
+        let held = algorithm.held(rank, root);
+        let passing = shares.of(held.first()..held.end());
+        let mut memory = std::mem::take(&mut self.copy);
+        let buffer = if rank.index() == root { output } else { room(&mut memory, passing.total()) };
+        if !held.is_empty() {
+            buffer[passing.range(rank.index())].copy_from_slice(input);
+        }
+        let steps = algorithm.schedule(rank, root);
+        let done = self.run_from(
+            &call,
+            steps,
+            (input, own.partition::<T>()),
+            (buffer, passing.partition::<T>()),
+            manner.deadline,
+        );
+        self.copy = memory;
+        done
+    }
+
+    pub(crate) fn scatter<T: Element>(
+        &mut self,
+        input: &[T],
+        output: &mut [T],
+        root: usize,
+        manner: Manner,
+    ) -> Result<()> {
+        if self.rank().index() == root {
+            self.check_parts(Operation::Scatter, input.len(), output.len())?;
+        }
+        let shares = Shares::even(output.len(), self.world_size());
+        self.scatter_shares(input, &shares, output, root, manner)
+    }
+
+    pub(crate) fn scatter_v<T: Element>(
+        &mut self,
+        input: &[T],
+        counts: &[usize],
+        output: &mut [T],
+        root: usize,
+        manner: Manner,
+    ) -> Result<()> {
+        let operation = Operation::Scatter;
+        let shares = Shares::counted(operation, counts, self.world_size())?;
+        Self::check_length(operation, "output", counts[self.rank().index()], output.len())?;
+        if self.rank().index() == root {
+            Self::check_length(operation, "input", shares.total(), input.len())?;
+        }
+        self.scatter_shares(input, &shares, output, root, manner)
+    }
+
+    fn scatter_shares<T: Element>(
+        &mut self,
+        input: &[T],
+        shares: &Shares,
+        output: &mut [T],
+        root: usize,
+        manner: Manner,
+    ) -> Result<()> {
+        let root_code = self.check_root(Operation::Scatter, root)?;
+        let rank = self.rank();
+        let algorithm: Scatter =
+            manner.settings.choose(rank.world_size(), shares.total().saturating_mul(size_of::<T>()))?;
+        let call = self.begin(Call { root: Some(root_code), ..self.shared::<T>(algorithm, shares, manner) });
+        let held = algorithm.held(rank, root);
+        let passing = shares.of(held.first()..held.end());
+        let source = shares.of(if rank.index() == root { 0..rank.world_size() } else { 0..0 });
+        let source = (if rank.index() == root { input } else { &[] }, source.partition::<T>());
+        let (steps, cut) = (algorithm.schedule(rank, root), passing.partition::<T>());
+        if passing.total() == output.len() && held.first() == rank.index() {
+            // Nothing but its own part comes to this rank.
+            return self.run_from(&call, steps, source, (output, cut), manner.deadline);
+        }
+        let mut memory = std::mem::take(&mut self.copy);
+        let buffer = room(&mut memory, passing.total());
+        let done = self.run_from(&call, steps, source, (buffer, cut), manner.deadline);
+        if done.is_ok() {
+            output.copy_from_slice(if held.is_empty() {
+                &input[shares.range(rank.index())]
+            } else {
+                &buffer[passing.range(rank.index())]
+            });
+        }
+        self.copy = memory;
+        done
     }
 }

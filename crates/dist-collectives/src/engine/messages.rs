@@ -3,12 +3,12 @@
 use dist_transport::{Incoming, Outgoing, Sink};
 
 use super::{Engine, Manner, number};
-use crate::{Call, Element, Error, Operation, Result};
+use crate::{Call, Element, Error, Message, Operation, Result};
 
 impl Engine {
     pub(crate) fn send<T: Element>(&mut self, elements: &[T], to: usize, manner: Manner) -> Result<()> {
         self.check_rank(to)?;
-        let call = self.begin_messages::<T>(elements.len(), self.rank().index());
+        let call = self.begin_messages::<T>(elements.len(), Some(self.rank().index()));
         let parts = [bytemuck::cast_slice(elements)];
         let sent = self.transport.exchange(Some(Outgoing { to, parts: &parts }), None, manner.deadline);
         sent.map_err(|source| Error::in_call(call, source))
@@ -21,7 +21,7 @@ impl Engine {
         manner: Manner,
     ) -> Result<()> {
         self.check_rank(from)?;
-        let call = self.begin_messages::<T>(elements.len(), from);
+        let call = self.begin_messages::<T>(elements.len(), Some(from));
         let received = self.transport.exchange(None, Some(incoming(elements, from)), manner.deadline);
         received.map_err(|source| Error::in_call(call, source))
     }
@@ -36,15 +36,36 @@ impl Engine {
     ) -> Result<()> {
         self.check_rank(to)?;
         self.check_rank(from)?;
-        let call = self.begin_messages::<T>(received.len(), from);
+        let call = self.begin_messages::<T>(0, None);
         let parts = [bytemuck::cast_slice(sent)];
         let (send, receive) = (Outgoing { to, parts: &parts }, incoming(received, from));
         let done = self.transport.exchange(Some(send), Some(receive), manner.deadline);
         done.map_err(|source| Error::in_call(call, source))
     }
 
-    /// Messages are not counted: those between two ranks keep their order, and the transport compares lengths.
-    fn begin_messages<T: Element>(&mut self, count: usize, sender: usize) -> Call {
+    pub(crate) fn batch<T: Element>(
+        &mut self,
+        messages: &mut [Message<'_, T>],
+        manner: Manner,
+    ) -> Result<()> {
+        let (mut sent, mut receives) = (Vec::new(), Vec::new());
+        for message in messages {
+            match message {
+                Message::Send { to, elements } => sent.push((*to, [bytemuck::cast_slice(elements)])),
+                Message::Receive { from, elements } => receives.push(incoming(elements, *from)),
+            }
+        }
+        let sends: Vec<_> = sent.iter().map(|(to, parts)| Outgoing { to: *to, parts }).collect();
+        let peers = sends.iter().map(|send| send.to).chain(receives.iter().map(|receive| receive.from));
+        peers.into_iter().try_for_each(|peer| self.check_rank(peer))?;
+        let call = self.begin_messages::<T>(0, None);
+        let done = self.transport.exchange_all(&sends, &mut receives, manner.deadline);
+        done.map_err(|source| Error::in_call(call, source))
+    }
+
+    /// Messages are not counted: those between two ranks keep their order, and the transport compares lengths. What
+    /// is known of a single one is for the errors of this rank.
+    fn begin_messages<T: Element>(&mut self, count: usize, sender: Option<usize>) -> Call {
         let call = Call {
             epoch: 0,
             channel: self.transport.channel().get(),
@@ -54,7 +75,7 @@ impl Engine {
             count: count as u64,
             sizes: 0,
             op: None,
-            root: Some(number(sender)),
+            root: sender.map(number),
             algorithm: None,
             order: None,
         };

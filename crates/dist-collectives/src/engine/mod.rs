@@ -3,17 +3,21 @@
 //! A collective is always the same: check the arguments, choose the algorithm, tell the transport which call it
 //! is, run the schedule.
 
+mod all_to_all;
 mod arithmetic;
+mod barriers;
 mod coalesced;
 mod copies;
 mod messages;
 mod reductions;
+mod shares;
 
 use dist_algos::{Memory, Partition, RunError, Scratch, Step};
 use dist_transport::{Combine, Deadline, Rank, Transport};
 
 use crate::settings::Settings;
 use crate::{Algorithm, Call, Element, Error, Operation, ReduceOp, Result};
+use shares::Shares;
 
 /// How one call is done: with which settings, and until when.
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +34,8 @@ pub(crate) struct Engine {
     /// Collectives so far.
     sequence: u64,
     scratch: Scratch,
-    /// A copy of an input that must stay as it is; words, so that every element is aligned.
+    /// Memory beside that of the caller: for a copy of an input that must stay as it is, for what only passes through.
+    /// Words, so that every element is aligned.
     copy: Vec<u64>,
 }
 
@@ -53,7 +58,7 @@ impl Engine {
     }
 
     /// The next collective, as far as all of them have it in common.
-    fn collective<T: Element>(&self, algorithm: impl Into<Algorithm>, count: usize) -> Call {
+    fn collective<T: Element>(&self, algorithm: impl Into<Algorithm>, count: usize, manner: Manner) -> Call {
         let algorithm = algorithm.into();
         Call {
             epoch: 0,
@@ -62,12 +67,18 @@ impl Engine {
             operation: algorithm.operation(),
             dtype: Some(T::DTYPE),
             count: count as u64,
-            sizes: 0,
+            sizes: manner.sizes,
             op: None,
             root: None,
             algorithm: Some(algorithm),
             order: None,
         }
+    }
+
+    /// A collective whose memory is cut into shares.
+    fn shared<T: Element>(&self, algorithm: impl Into<Algorithm>, shares: &Shares, manner: Manner) -> Call {
+        let call = self.collective::<T>(algorithm, shares.count(), manner);
+        Call { sizes: shares.digest(call.sizes), ..call }
     }
 
     fn reduction<T: Element>(
@@ -77,12 +88,11 @@ impl Engine {
         op: ReduceOp,
         manner: Manner,
     ) -> Call {
-        Call {
-            op: Some(op.kind()),
-            order: Some(manner.settings.order),
-            sizes: manner.sizes,
-            ..self.collective::<T>(algorithm, count)
-        }
+        Self::reducing(self.collective::<T>(algorithm, count, manner), op, manner)
+    }
+
+    fn reducing(call: Call, op: ReduceOp, manner: Manner) -> Call {
+        Call { op: Some(op.kind()), order: Some(manner.settings.order), ..call }
     }
 
     /// From here on the call counts, and every message belongs to it.
@@ -107,6 +117,31 @@ impl Engine {
         deadline: Deadline,
     ) -> Result<()> {
         let memory = Memory::new(bytemuck::cast_slice_mut(buffer), cut);
+        self.run_in(call, steps, memory, combine, deadline)
+    }
+
+    /// Runs a schedule that sends from an input as well, and combines nothing.
+    fn run_from<T: Element>(
+        &mut self,
+        call: &Call,
+        steps: impl IntoIterator<Item = Step>,
+        (input, input_cut): (&[T], Partition<'_>),
+        (buffer, cut): (&mut [T], Partition<'_>),
+        deadline: Deadline,
+    ) -> Result<()> {
+        let input = Some((bytemuck::cast_slice(input), input_cut));
+        let memory = Memory { buffer: bytemuck::cast_slice_mut(buffer), cut, input };
+        self.run_in(call, steps, memory, &mut nothing_to_combine, deadline)
+    }
+
+    fn run_in(
+        &mut self,
+        call: &Call,
+        steps: impl IntoIterator<Item = Step>,
+        memory: Memory<'_>,
+        combine: &mut Combine<'_>,
+        deadline: Deadline,
+    ) -> Result<()> {
         dist_algos::run(&mut *self.transport, steps, memory, combine, &mut self.scratch, deadline).map_err(
             |error| match error {
                 RunError::Transport { source, .. } => Error::in_call(*call, source),
@@ -124,7 +159,7 @@ impl Engine {
     }
 
     /// The root as it stands in the call.
-    fn check_root(&self, operation: Operation, root: usize) -> Result<u32> {
+    pub(crate) fn check_root(&self, operation: Operation, root: usize) -> Result<u32> {
         let world_size = self.world_size();
         if root < world_size {
             Ok(number(root))
@@ -140,6 +175,10 @@ impl Engine {
         } else {
             Err(Error::Parts { operation, whole, part, world_size })
         }
+    }
+
+    fn check_length(operation: Operation, buffer: &'static str, expected: usize, got: usize) -> Result<()> {
+        if expected == got { Ok(()) } else { Err(Error::Length { operation, buffer, expected, got }) }
     }
 
     /// Elements of each rank's part of a buffer.
@@ -159,13 +198,6 @@ fn nothing_to_combine(_: &mut [u8], _: &[u8]) {}
 fn partition<T: Element>(len: usize, parts: usize) -> Partition<'static> {
     Partition::new(len, size_of::<T>(), parts)
         .expect("a slice exists, elements divide 64 and a world has a rank")
-}
-
-/// Copies the input to the front of memory that is kept between calls.
-fn copy_of<'a, T: Element>(memory: &'a mut Vec<u64>, input: &[T]) -> &'a mut [T] {
-    let copy = room(memory, input.len());
-    copy.copy_from_slice(input);
-    copy
 }
 
 /// The front of memory that is kept between calls, for so many elements.

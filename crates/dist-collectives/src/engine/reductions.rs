@@ -1,7 +1,11 @@
 //! Operations that combine elements of different ranks.
 
-use super::{Engine, Manner, copy_of, partition};
-use crate::{AllReduce, Call, Element, Operation, Reduce, ReduceOp, ReduceScatter, Result};
+use dist_algos::scan::Extent;
+
+use super::arithmetic::identity;
+use super::shares::Shares;
+use super::{Engine, Manner, partition, room};
+use crate::{AllReduce, Call, Element, Error, Operation, Reduce, ReduceOp, ReduceScatter, Result, Scan};
 
 impl Engine {
     pub(crate) fn all_reduce<T: Element>(
@@ -59,11 +63,22 @@ impl Engine {
         manner: Manner,
     ) -> Result<()> {
         self.check_parts(Operation::ReduceScatter, input.len(), output.len())?;
-        let mut memory = std::mem::take(&mut self.copy);
-        let copy = copy_of(&mut memory, input);
-        let done = self.reduce_scatter_in_place(copy, op, manner).map(|part| output.copy_from_slice(part));
-        self.copy = memory;
-        done
+        self.reduce_scatter_shares(input, &Shares::even(output.len(), self.world_size()), output, op, manner)
+    }
+
+    pub(crate) fn reduce_scatter_v<T: Element>(
+        &mut self,
+        input: &[T],
+        counts: &[usize],
+        output: &mut [T],
+        op: ReduceOp,
+        manner: Manner,
+    ) -> Result<()> {
+        let operation = Operation::ReduceScatter;
+        let shares = Shares::counted(operation, counts, self.world_size())?;
+        Self::check_length(operation, "input", shares.total(), input.len())?;
+        Self::check_length(operation, "output", counts[self.rank().index()], output.len())?;
+        self.reduce_scatter_shares(input, &shares, output, op, manner)
     }
 
     /// The own part of the buffer, which has the result.
@@ -74,17 +89,74 @@ impl Engine {
         manner: Manner,
     ) -> Result<&'a mut [T]> {
         let part = self.check_divisible(Operation::ReduceScatter, buffer.len())?;
+        self.reduce_scatter_in(&Shares::even(part, self.world_size()), buffer, op, manner)
+    }
+
+    fn reduce_scatter_shares<T: Element>(
+        &mut self,
+        input: &[T],
+        shares: &Shares,
+        output: &mut [T],
+        op: ReduceOp,
+        manner: Manner,
+    ) -> Result<()> {
+        let mut memory = std::mem::take(&mut self.copy);
+        let copy = room(&mut memory, input.len());
+        copy.copy_from_slice(input);
+        let done = self.reduce_scatter_in(shares, copy, op, manner).map(|part| output.copy_from_slice(part));
+        self.copy = memory;
+        done
+    }
+
+    fn reduce_scatter_in<'a, T: Element>(
+        &mut self,
+        shares: &Shares,
+        buffer: &'a mut [T],
+        op: ReduceOp,
+        manner: Manner,
+    ) -> Result<&'a mut [T]> {
         Self::check_op::<T>(op)?;
         let (rank, deadline) = (self.rank(), manner.deadline);
         let algorithm: ReduceScatter = manner.settings.choose(rank.world_size(), size_of_val(buffer))?;
         let schedule = algorithm.schedule(rank).expect("settings choose what the world supports");
-        let call = self.begin(self.reduction::<T>(algorithm, part, op, manner));
+        let call = Self::reducing(self.shared::<T>(algorithm, shares, manner), op, manner);
+        let call = self.begin(call);
         let arithmetic = self.arithmetic::<T>(&call, op, deadline)?;
         arithmetic.prepare(buffer);
-        let partition = partition::<T>(buffer.len(), rank.world_size());
-        self.run(&call, schedule, buffer, partition, &mut arithmetic.combine::<T>(), deadline)?;
-        let own = &mut buffer[rank.index() * part..][..part];
+        let combine = &mut arithmetic.combine::<T>();
+        self.run(&call, schedule, buffer, shares.partition::<T>(), combine, deadline)?;
+        let own = &mut buffer[shares.range(rank.index())];
         arithmetic.finish(own);
         Ok(own)
+    }
+
+    pub(crate) fn scan<T: Element>(
+        &mut self,
+        buffer: &mut [T],
+        op: ReduceOp,
+        extent: Extent,
+        manner: Manner,
+    ) -> Result<()> {
+        if matches!(op, ReduceOp::Mean | ReduceOp::WeightedMean(_)) {
+            return Err(Error::NoScan { op: op.kind() });
+        }
+        Self::check_op::<T>(op)?;
+        let rank = self.rank();
+        let algorithm: Scan = manner.settings.choose(rank.world_size(), size_of_val(buffer))?;
+        let operation = match extent {
+            Extent::Inclusive => Operation::Scan,
+            Extent::Exclusive => Operation::ExclusiveScan,
+        };
+        let call = self.reduction::<T>(algorithm, buffer.len(), op, manner);
+        let call = self.begin(Call { operation, ..call });
+        let arithmetic = self.arithmetic::<T>(&call, op, manner.deadline)?;
+        arithmetic.prepare(buffer);
+        let partition = partition::<T>(buffer.len(), algorithm.chunks(rank.world_size()));
+        let combine = &mut arithmetic.combine::<T>();
+        self.run(&call, algorithm.schedule(rank, extent), buffer, partition, combine, manner.deadline)?;
+        if extent == Extent::Exclusive && rank.index() == 0 {
+            buffer.fill(identity(op));
+        }
+        Ok(())
     }
 }

@@ -121,13 +121,15 @@ pub(crate) const fn scaling<T: Float>() -> Scaling<T> {
 #[derive(Clone, Copy, Debug)]
 #[allow(unnameable_types, reason = "it is no part of what users of `Element` see")]
 pub struct Bitwise<T> {
+    /// The value in which every bit is set.
+    pub(crate) ones: T,
     and: fn(&mut [T], &[T]),
     or: fn(&mut [T], &[T]),
     xor: fn(&mut [T], &[T]),
 }
 
-pub(crate) const fn bitwise<T: Bits>() -> Bitwise<T> {
-    Bitwise { and, or, xor }
+pub(crate) const fn bitwise<T: Bits>(ones: T) -> Bitwise<T> {
+    Bitwise { ones, and, or, xor }
 }
 
 #[cfg(test)]

@@ -1,0 +1,136 @@
+//! Every rank has a part for every rank.
+
+use dist_algos::Source;
+use dist_transport::Deadline;
+
+use super::shares::Shares;
+use super::{Engine, Manner, nothing_to_combine, room};
+use crate::digest::digest;
+use crate::{AllToAll, Call, Element, Error, Operation, Result};
+
+impl Engine {
+    pub(crate) fn all_to_all<T: Element>(
+        &mut self,
+        input: &[T],
+        output: &mut [T],
+        manner: Manner,
+    ) -> Result<()> {
+        let part = self.check_divisible(Operation::AllToAll, input.len())?;
+        Self::check_length(Operation::AllToAll, "output", input.len(), output.len())?;
+        let world_size = self.world_size();
+        let algorithm: AllToAll = manner.settings.choose(world_size, size_of_val(input))?;
+        let shares = Shares::even(part, world_size);
+        let call = self.begin(self.shared::<T>(algorithm, &shares, manner));
+        self.deal(&call, algorithm, (input, &shares), (output, &shares), manner.deadline)
+    }
+
+    pub(crate) fn all_to_all_v<T: Element>(
+        &mut self,
+        input: &[T],
+        send_counts: &[usize],
+        output: &mut [T],
+        receive_counts: &[usize],
+        manner: Manner,
+    ) -> Result<()> {
+        let (operation, world_size) = (Operation::AllToAll, self.world_size());
+        let sent = Shares::counted(operation, send_counts, world_size)?;
+        let received = Shares::counted(operation, receive_counts, world_size)?;
+        Self::check_length(operation, "input", sent.total(), input.len())?;
+        Self::check_length(operation, "output", received.total(), output.len())?;
+        let algorithm = match manner.settings.forced::<AllToAll>() {
+            None => AllToAll::suggest_uneven(world_size),
+            Some(algorithm) if passes_on(algorithm) => {
+                return Err(Error::NeedsEvenParts { algorithm: algorithm.into() });
+            }
+            Some(algorithm) => algorithm,
+        };
+        // All that the ranks have in common is that their parts are uneven.
+        let sizes = digest((manner.sizes != 0).then_some(manner.sizes));
+        let call = self.begin(Call { sizes, ..self.collective::<T>(algorithm, 0, manner) });
+        self.compare_counts(&call, send_counts, receive_counts, manner)?;
+        self.deal(&call, algorithm, (input, &sent), (output, &received), manner.deadline)
+    }
+
+    fn deal<T: Element>(
+        &mut self,
+        call: &Call,
+        algorithm: AllToAll,
+        (input, sent): (&[T], &Shares),
+        (output, received): (&mut [T], &Shares),
+        deadline: Deadline,
+    ) -> Result<()> {
+        if passes_on(algorithm) {
+            return self.pass_on(call, algorithm, (input, sent), output, deadline);
+        }
+        let own = self.rank().index();
+        output[received.range(own)].copy_from_slice(&input[sent.range(own)]);
+        let (input, output) = ((input, sent.partition::<T>()), (output, received.partition::<T>()));
+        self.run_from(call, algorithm.schedule(self.rank()), input, output, deadline)
+    }
+
+    /// Where parts that go the same way travel together, they travel in an order of their own.
+    fn pass_on<T: Element>(
+        &mut self,
+        call: &Call,
+        algorithm: AllToAll,
+        (input, shares): (&[T], &Shares),
+        output: &mut [T],
+        deadline: Deadline,
+    ) -> Result<()> {
+        let rank = self.rank();
+        let mut memory = std::mem::take(&mut self.copy);
+        let parts = room(&mut memory, input.len());
+        for place in 0..rank.world_size() {
+            parts[shares.range(place)].copy_from_slice(&input[shares.range(algorithm.before(rank, place))]);
+        }
+        let steps = algorithm.schedule(rank);
+        let done = self.run(call, steps, parts, shares.partition::<T>(), &mut nothing_to_combine, deadline);
+        for place in 0..rank.world_size() {
+            output[shares.range(algorithm.after(rank, place))].copy_from_slice(&parts[shares.range(place)]);
+        }
+        self.copy = memory;
+        done
+    }
+
+    /// Tells every rank how much it is sent, and all ranks if it is not what one expects.
+    fn compare_counts(
+        &mut self,
+        call: &Call,
+        send_counts: &[usize],
+        receive_counts: &[usize],
+        manner: Manner,
+    ) -> Result<()> {
+        let (rank, world_size) = (self.rank().index(), self.world_size());
+        let sent: Vec<u64> = send_counts.iter().map(|&count| count as u64).collect();
+        let mut announced = vec![0; world_size];
+        let shares = Shares::even(1, world_size);
+        let algorithm = AllToAll::suggest(world_size, size_of_val(&*sent), &manner.settings.model);
+        self.deal(call, algorithm, (&sent, &shares), (&mut announced, &shares), manner.deadline)?;
+        let differs = |(from, (&sent, &expected)): (usize, (&u64, &usize))| {
+            (sent != expected as u64).then_some([from as u64, rank as u64, sent, expected as u64])
+        };
+        let own = announced.iter().zip(receive_counts).enumerate().find_map(differs);
+        let mut first = own.unwrap_or(NO_DISAGREEMENT);
+        self.agree(call, bytemuck::bytes_of_mut(&mut first), &mut keep_lesser, manner.deadline)?;
+        if first == NO_DISAGREEMENT {
+            return Ok(());
+        }
+        let [from, to, sent, expected] = first;
+        Err(Error::Disagreement { from, to, sent, expected })
+    }
+}
+
+/// Whether parts go through other ranks, so that they have to be equally long.
+fn passes_on(algorithm: AllToAll) -> bool {
+    algorithm.source() == Source::Buffer
+}
+
+/// A disagreement is who sends to whom how much where how much is expected; this one is greater than any.
+const NO_DISAGREEMENT: [u64; 4] = [u64::MAX; 4];
+
+fn keep_lesser(into: &mut [u8], from: &[u8]) {
+    let read = |bytes: &[u8]| bytemuck::pod_read_unaligned::<[u64; 4]>(bytes);
+    if read(from) < read(into) {
+        into.copy_from_slice(from);
+    }
+}

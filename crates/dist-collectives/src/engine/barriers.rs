@@ -1,0 +1,97 @@
+//! Operations in which ranks wait for each other and move nothing.
+
+use std::time::Duration;
+
+use dist_transport::{Deadline, Incoming, Outgoing, Sink};
+
+use super::{Engine, Manner, nothing_to_combine, partition};
+use crate::{Barrier, Call, Error, Operation, Result};
+
+impl Engine {
+    pub(crate) fn barrier(&mut self, manner: Manner) -> Result<()> {
+        let algorithm: Barrier = manner.settings.choose(self.world_size(), 0)?;
+        let call = self.begin(Call { dtype: None, ..self.collective::<u8>(algorithm, 0, manner) });
+        let (schedule, nothing) = (algorithm.schedule(self.rank()), partition::<u8>(0, 1));
+        self.run::<u8>(&call, schedule, &mut [], nothing, &mut nothing_to_combine, manner.deadline)
+    }
+
+    /// Every rank reports to rank 0 and waits for its word: which ranks are absent, one bit for each.
+    pub(crate) fn monitored_barrier(&mut self, manner: Manner) -> Result<()> {
+        let call = self.begin(Call {
+            operation: Operation::MonitoredBarrier,
+            dtype: None,
+            algorithm: None,
+            ..self.collective::<u8>(Barrier::Dissemination, 0, manner)
+        });
+        let mut word = vec![0; self.world_size().div_ceil(8)];
+        if self.rank().index() == COUNTING {
+            self.count_ranks(&call, &mut word, manner.deadline)?;
+        } else {
+            self.report(&call, &mut word, manner.deadline).map_err(|error| self.who_is_absent(error))?;
+        }
+        let is_absent = |rank: &usize| word[rank / 8] & (1 << (rank % 8)) != 0;
+        let absent: Vec<usize> = (0..self.world_size()).filter(is_absent).collect();
+        if absent.is_empty() { Ok(()) } else { Err(Error::Absent { ranks: absent }) }
+    }
+
+    /// Waits for the others, but leaves time to tell those that came.
+    fn count_ranks(&mut self, call: &Call, word: &mut [u8], deadline: Deadline) -> Result<()> {
+        let runtime = self.transport.runtime();
+        let patience = runtime.deadline(share_of_waiting(runtime.remaining(deadline)));
+        let mut came: Vec<usize> = (0..self.world_size()).filter(|&rank| rank != COUNTING).collect();
+        let absent =
+            self.transport.silent(&came, patience).map_err(|source| Error::in_call(*call, source))?;
+        for &rank in &absent {
+            word[rank / 8] |= 1 << (rank % 8);
+        }
+        came.retain(|rank| !absent.contains(rank));
+        for &rank in &came {
+            self.take(call, rank, &mut [], deadline)?;
+        }
+        for &rank in &came {
+            self.tell(call, rank, word, deadline)?;
+        }
+        if !absent.is_empty() {
+            // Whoever has heard says so, because nobody hears anything of an aborted job.
+            let _heard = came.iter().try_for_each(|&rank| self.take(call, rank, &mut [], deadline));
+            self.transport.abort();
+        }
+        Ok(())
+    }
+
+    fn report(&mut self, call: &Call, word: &mut [u8], deadline: Deadline) -> Result<()> {
+        self.tell(call, COUNTING, &[], deadline)?;
+        self.take(call, COUNTING, word, deadline)?;
+        if word.iter().any(|&bits| bits != 0) { self.tell(call, COUNTING, &[], deadline) } else { Ok(()) }
+    }
+
+    /// If the rank that counts has not come, it is the one that is absent.
+    fn who_is_absent(&self, error: Error) -> Error {
+        let numbered_in_world = matches!(error, Error::Aborted { .. });
+        let counting = if numbered_in_world { self.transport.members()[COUNTING] } else { COUNTING };
+        if error.is_timeout() && error.peer() == Some(counting) {
+            Error::Absent { ranks: vec![COUNTING] }
+        } else {
+            error
+        }
+    }
+
+    fn tell(&mut self, call: &Call, to: usize, bytes: &[u8], deadline: Deadline) -> Result<()> {
+        let sent = self.transport.exchange(Some(Outgoing { to, parts: &[bytes] }), None, deadline);
+        sent.map_err(|source| Error::in_call(*call, source))
+    }
+
+    fn take(&mut self, call: &Call, from: usize, bytes: &mut [u8], deadline: Deadline) -> Result<()> {
+        let incoming = Incoming { from, len: bytes.len(), sink: Sink::Into(bytes) };
+        let received = self.transport.exchange(None, Some(incoming), deadline);
+        received.map_err(|source| Error::in_call(*call, source))
+    }
+}
+
+/// The rank that the others report to.
+const COUNTING: usize = 0;
+
+/// How much of its time the counting rank waits.
+fn share_of_waiting(limit: Duration) -> Duration {
+    limit / 4 * 3
+}

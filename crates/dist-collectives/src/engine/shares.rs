@@ -1,0 +1,105 @@
+//! How memory is cut among the ranks.
+
+use std::ops::Range;
+
+use dist_algos::Partition;
+
+use crate::digest::digest;
+use crate::{Error, Operation, Result};
+
+/// What each rank has of memory in which the parts of all ranks lie one after the other, or those of some neighbours.
+#[derive(Clone, Debug)]
+pub(super) struct Shares {
+    cut: Cut,
+    /// The ranks whose parts are there.
+    held: Range<usize>,
+    world_size: usize,
+}
+
+#[derive(Clone, Debug)]
+enum Cut {
+    /// Parts of so many elements.
+    Even(usize),
+    /// Parts of any sizes, by the elements at which they begin and the last one ends.
+    Uneven(Vec<usize>),
+}
+
+impl Shares {
+    /// Parts of so many elements, each.
+    pub(super) fn even(part: usize, world_size: usize) -> Self {
+        Self { cut: Cut::Even(part), held: 0..world_size, world_size }
+    }
+
+    /// Parts of so many elements, one for each rank.
+    pub(super) fn counted(operation: Operation, counts: &[usize], world_size: usize) -> Result<Self> {
+        if counts.len() != world_size {
+            return Err(Error::Counts { operation, counts: counts.len(), world_size });
+        }
+        let mut borders = vec![0_usize];
+        for (rank, &count) in counts.iter().enumerate() {
+            // More than memory holds: no buffer has that length.
+            borders.push(borders[rank].saturating_add(count));
+        }
+        Ok(Self { cut: Cut::Uneven(borders), held: 0..world_size, world_size })
+    }
+
+    /// The same parts, where only those of these ranks are there.
+    pub(super) fn of(&self, held: Range<usize>) -> Self {
+        let cut = match &self.cut {
+            Cut::Even(part) => Cut::Even(*part),
+            Cut::Uneven(borders) => {
+                let borders = &borders[held.start..=held.end];
+                Cut::Uneven(borders.iter().map(|border| border - borders[0]).collect())
+            }
+        };
+        Self { cut, held, world_size: self.world_size }
+    }
+
+    /// The elements of one rank's part.
+    pub(super) fn range(&self, rank: usize) -> Range<usize> {
+        let place = rank - self.held.start;
+        match &self.cut {
+            Cut::Even(part) => place * part..(place + 1) * part,
+            Cut::Uneven(borders) => borders[place]..borders[place + 1],
+        }
+    }
+
+    /// Elements of all parts that are there.
+    pub(super) fn total(&self) -> usize {
+        match &self.cut {
+            Cut::Even(part) => part * self.held.len(),
+            Cut::Uneven(borders) => borders[self.held.len()],
+        }
+    }
+
+    /// The parts as the chunks of a schedule, one for each rank.
+    pub(super) fn partition<T>(&self) -> Partition<'_> {
+        let partition = match &self.cut {
+            Cut::Uneven(borders) if !self.held.is_empty() => Partition::at(borders, size_of::<T>()),
+            _ => Partition::new(self.total(), size_of::<T>(), self.held.len().max(1)),
+        };
+        let first = self.held.start.min(self.world_size - 1);
+        partition
+            .and_then(|partition| partition.among(first, self.world_size))
+            .expect("a slice is as long as these parts, and elements divide 64")
+    }
+
+    /// What stands in the call: elements of a part, or of all parts where they differ.
+    pub(super) fn count(&self) -> usize {
+        match self.cut {
+            Cut::Even(part) => part,
+            Cut::Uneven(_) => self.total(),
+        }
+    }
+
+    /// What stands in the call, so that ranks which disagree about the sizes find out; with what else stands there.
+    pub(super) fn digest(&self, sizes: u64) -> u64 {
+        match &self.cut {
+            Cut::Even(_) => sizes,
+            Cut::Uneven(borders) => {
+                let numbers = borders.iter().map(|&border| border as u64);
+                digest(numbers.chain((sizes != 0).then_some(sizes)))
+            }
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Values of any type that serde knows, between ranks.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::engine::Manner;
+use crate::{Communicator, Error, Operation, Result};
+
+/// The longest encoding of one rank's value, in bytes.
+pub const VALUE_BYTES_MAX: usize = 1 << 30;
+
+/// Why a value does not come across, in [`Error::Value`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ValueProblem {
+    /// The root gave none.
+    Missing,
+    /// Serde could not encode it.
+    NotEncodable,
+    /// Its encoding is longer than [`VALUE_BYTES_MAX`].
+    TooLong,
+    /// What its rank sent is no encoding of a value of the type that this rank expects.
+    NotDecodable,
+}
+
+impl ValueProblem {
+    /// The end of a sentence about a value.
+    pub(crate) const fn as_predicate(self) -> &'static str {
+        match self {
+            Self::Missing => "is missing",
+            Self::NotEncodable => "cannot be encoded",
+            Self::TooLong => "is too long",
+            Self::NotDecodable => "is not of the type that is expected",
+        }
+    }
+}
+
+/// # Values of any type
+///
+/// Feature `serde`. A value travels as postcard encodes it, behind its length. A value that does not come across is the
+/// same error on every rank that was to have it, and the communicator can be used on.
+impl Communicator {
+    /// Gives every rank the root's value. The root gives `Some`; what the other ranks give is dropped.
+    ///
+    /// ```
+    /// use dist_collectives::Communicator;
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 3, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     let words = (comm.rank() == 1).then(|| vec!["any".to_owned(), "value".to_owned()]);
+    ///     comm.broadcast_value(words, 1).unwrap().join(" ")
+    /// });
+    /// assert_eq!(outcome.results, ["any value"; 3]);
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Value`] if the root gives none, or if it cannot be encoded, or decoded as a `V`. As for
+    /// [`broadcast`](Self::broadcast).
+    #[doc(alias = "broadcast_object")]
+    pub fn broadcast_value<V: Serialize + DeserializeOwned>(
+        &mut self,
+        value: Option<V>,
+        root: usize,
+    ) -> Result<V> {
+        let manner = self.engine.manner(&self.settings);
+        let value = value.filter(|_| self.rank() == root);
+        let encoded = value.as_ref().map_or(Err((ValueProblem::Missing, None)), encode);
+        let mut announced = [announcement(&encoded)];
+        self.engine.broadcast(&mut announced, root, manner)?;
+        let mut bytes = match (length_of(announced[0]), encoded) {
+            (Ok(length), encoded) => {
+                let mut bytes = encoded.unwrap_or_default();
+                bytes.resize(length, 0);
+                bytes
+            }
+            (Err(problem), Err((_, source))) => return Err(error(root, problem, source)),
+            (Err(problem), Ok(_)) => return Err(error(root, problem, None)),
+        };
+        self.engine.broadcast(&mut bytes, root, manner)?;
+        value.map_or_else(|| decode(root, &bytes), Ok)
+    }
+
+    /// Gives the root the values of all ranks, in rank order; `None` on the other ranks.
+    ///
+    /// ```
+    /// use dist_collectives::Communicator;
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 2, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     comm.gather_values(&format!("I am {}", comm.rank()), 0).unwrap()
+    /// });
+    /// assert_eq!(outcome.results, [Some(vec!["I am 0".to_owned(), "I am 1".to_owned()]), None]);
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Value`] if a rank's value cannot be encoded, or decoded on the root. As for [`gather`](Self::gather).
+    #[doc(alias = "gather_object")]
+    pub fn gather_values<V: Serialize + DeserializeOwned>(
+        &mut self,
+        value: &V,
+        root: usize,
+    ) -> Result<Option<Vec<V>>> {
+        let manner = self.engine.manner(&self.settings);
+        self.engine.check_root(Operation::Gather, root)?;
+        let (bytes, counts) = self.encoded_with_counts(value, manner)?;
+        let is_root = self.rank() == root;
+        let mut gathered = vec![0; if is_root { counts.iter().sum() } else { 0 }];
+        self.engine.gather_v(&bytes, &counts, &mut gathered, root, manner)?;
+        is_root.then(|| decode_all(&gathered, &counts)).transpose()
+    }
+
+    /// Gives every rank the values of all ranks, in rank order.
+    ///
+    /// # Errors
+    /// [`Error::Value`] if a rank's value cannot be encoded, or decoded. As for [`all_gather`](Self::all_gather).
+    #[doc(alias = "all_gather_object")]
+    pub fn all_gather_values<V: Serialize + DeserializeOwned>(&mut self, value: &V) -> Result<Vec<V>> {
+        let manner = self.engine.manner(&self.settings);
+        let (bytes, counts) = self.encoded_with_counts(value, manner)?;
+        let mut gathered = vec![0; counts.iter().sum()];
+        self.engine.all_gather_v(&bytes, &counts, &mut gathered, manner)?;
+        decode_all(&gathered, &counts)
+    }
+
+    /// This rank's value as bytes, and how many bytes each rank's value has.
+    fn encoded_with_counts<V: Serialize>(
+        &mut self,
+        value: &V,
+        manner: Manner,
+    ) -> Result<(Vec<u8>, Vec<usize>)> {
+        let (rank, encoded) = (self.rank(), encode(value));
+        let mut announced = vec![0; self.world_size()];
+        self.engine.all_gather(&[announcement(&encoded)], &mut announced, manner)?;
+        let mut counts = Vec::with_capacity(announced.len());
+        for (other, announced) in announced.into_iter().enumerate() {
+            let source =
+                || encoded.as_ref().err().filter(|_| other == rank).and_then(|(_, source)| source.clone());
+            counts.push(length_of(announced).map_err(|problem| error(other, problem, source()))?);
+        }
+        Ok((encoded.unwrap_or_default(), counts))
+    }
+}
+
+/// A value as bytes, or why not.
+type Encoded = Result<Vec<u8>, (ValueProblem, Option<postcard::Error>)>;
+
+fn encode<V: Serialize>(value: &V) -> Encoded {
+    match postcard::to_allocvec(value) {
+        Ok(bytes) if bytes.len() <= VALUE_BYTES_MAX => Ok(bytes),
+        Ok(_) => Err((ValueProblem::TooLong, None)),
+        Err(source) => Err((ValueProblem::NotEncodable, Some(source))),
+    }
+}
+
+fn error(rank: usize, problem: ValueProblem, source: Option<postcard::Error>) -> Error {
+    Error::Value { rank, problem, source: source.map(|source| Box::new(source) as _) }
+}
+
+fn decode<V: DeserializeOwned>(rank: usize, bytes: &[u8]) -> Result<V> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((value, [])) => Ok(value),
+        Ok(_) => Err(error(rank, ValueProblem::NotDecodable, None)),
+        Err(source) => Err(error(rank, ValueProblem::NotDecodable, Some(source))),
+    }
+}
+
+fn decode_all<V: DeserializeOwned>(mut bytes: &[u8], counts: &[usize]) -> Result<Vec<V>> {
+    let mut decode_next = |(rank, &count)| {
+        let (own, rest) = bytes.split_at(count);
+        bytes = rest;
+        decode(rank, own)
+    };
+    counts.iter().enumerate().map(&mut decode_next).collect()
+}
+
+/// What a rank tells the others before its bytes: how many there are; or, by a number that is no length, why there are
+/// none.
+fn announcement(encoded: &Encoded) -> u64 {
+    encoded.as_ref().map_or_else(|&(problem, _)| code(problem), |bytes| bytes.len() as u64)
+}
+
+fn code(problem: ValueProblem) -> u64 {
+    u64::MAX - problem as u64
+}
+
+/// The length that was announced, or the problem.
+fn length_of(announced: u64) -> Result<usize, ValueProblem> {
+    let problems = [ValueProblem::Missing, ValueProblem::NotEncodable];
+    if let Some(problem) = problems.into_iter().find(|&problem| code(problem) == announced) {
+        return Err(problem);
+    }
+    usize::try_from(announced).ok().filter(|&length| length <= VALUE_BYTES_MAX).ok_or(ValueProblem::TooLong)
+}
