@@ -4,8 +4,9 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use dist_collectives::Operation;
 
 fn circulant(criterion: &mut Criterion) {
-    let operations = [Operation::AllReduce, Operation::ReduceScatter, Operation::AllGather];
-    benches::bench(criterion, &operations, &["circulant", "bruck"]);
+    let operations =
+        [Operation::AllReduce, Operation::ReduceScatter, Operation::AllGather, Operation::Broadcast];
+    benches::bench(criterion, &operations, &["circulant", "bruck", "scatter_circulant"]);
 }
 
 criterion_group! { name = all; config = benches::quick(); targets = circulant }

@@ -5,7 +5,7 @@ use dist_collectives::Operation;
 
 fn pairwise(criterion: &mut Criterion) {
     let operations = [Operation::AllReduce, Operation::ReduceScatter, Operation::Reduce];
-    benches::bench(criterion, &operations, &["pairwise", "pairwise_ring", "pairwise_gather"]);
+    benches::bench(criterion, &operations, &["pairwise", "pairwise_circulant", "pairwise_gather"]);
 }
 
 criterion_group! { name = all; config = benches::quick(); targets = pairwise }

@@ -4,9 +4,8 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use dist_collectives::Operation;
 
 fn ring(criterion: &mut Criterion) {
-    let operations =
-        [Operation::AllReduce, Operation::ReduceScatter, Operation::AllGather, Operation::Broadcast];
-    benches::bench(criterion, &operations, &["ring", "scatter_ring"]);
+    let operations = [Operation::AllReduce, Operation::ReduceScatter, Operation::AllGather];
+    benches::bench(criterion, &operations, &["ring"]);
 }
 
 criterion_group! { name = all; config = benches::quick(); targets = ring }

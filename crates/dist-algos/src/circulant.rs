@@ -28,6 +28,20 @@ pub const fn bruck(rank: Rank) -> Schedule {
     Schedule::new(rank, log2_ceil(rank.world_size()), Kind::BruckAllGather)
 }
 
+/// Every rank `r` gets chunk `r` of the root's buffer, in ⌈log₂ p⌉ rounds: whoever has a run of chunks gives the
+/// farther half of it to the rank that this begins with. A root outside the world is taken modulo its size.
+pub const fn scatter(rank: Rank, root: usize) -> Schedule {
+    let root = root % rank.world_size();
+    Schedule::new(rank, log2_ceil(rank.world_size()), Kind::CirculantScatter { root })
+}
+
+/// The root gets chunk `r` of every rank `r`: the way of [`scatter`] back. Other chunks of other ranks are lost.
+/// A root outside the world is taken modulo its size.
+pub const fn gather(rank: Rank, root: usize) -> Schedule {
+    let root = root % rank.world_size();
+    Schedule::new(rank, log2_ceil(rank.world_size()), Kind::CirculantGather { root })
+}
+
 /// Before a round a rank has sums of its own chunk and those after it, as many as the distance. It gives away those
 /// beyond the next distance.
 pub(crate) const fn reduce_scatter_step(rank: Rank, round: usize) -> Step {
@@ -39,21 +53,60 @@ pub(crate) const fn reduce_scatter_step(rank: Rank, round: usize) -> Step {
 
 pub(crate) const fn all_gather_step(rank: Rank, index: usize) -> Step {
     let (near, far) = distances(rank, log2_ceil(rank.world_size()) - 1 - index);
-    gather_step(rank, near, far)
+    grow(rank, near, far)
 }
 
 pub(crate) const fn bruck_step(rank: Rank, round: usize) -> Step {
     let (near, twice) = (1 << round, 2 << round);
     let far = if twice < rank.world_size() { twice } else { rank.world_size() };
-    gather_step(rank, near, far)
+    grow(rank, near, far)
 }
 
 /// A rank that has its own chunk and those after it, `near` of them, gets those up to `far` from the rank that
 /// begins with them.
-const fn gather_step(rank: Rank, near: usize, far: usize) -> Step {
+const fn grow(rank: Rank, near: usize, far: usize) -> Step {
     let (to, from) = (rank.minus(near).index(), rank.plus(near).index());
     let (sent, received) = (run(rank, 0, far - near), run(rank, near, far - near));
     Step::exchange(SendHalf::buffer(to, sent), ReceiveHalf::replace(from, received))
+}
+
+pub(crate) fn scatter_step(rank: Rank, root: usize, round: usize) -> Option<Step> {
+    Some(match share(rank, root, round)? {
+        Share::Given { to, chunks } => Step::send(to, chunks),
+        Share::Taken { from, chunks } => Step::receive(ReceiveHalf::replace(from, chunks)),
+    })
+}
+
+pub(crate) fn gather_step(rank: Rank, root: usize, index: usize) -> Option<Step> {
+    Some(match share(rank, root, log2_ceil(rank.world_size()) - 1 - index)? {
+        Share::Given { to, chunks } => Step::receive(ReceiveHalf::replace(to, chunks)),
+        Share::Taken { from, chunks } => Step::send(from, chunks),
+    })
+}
+
+/// What a rank has to do with a round of [`scatter`].
+enum Share {
+    Given { to: usize, chunks: Chunks },
+    Taken { from: usize, chunks: Chunks },
+}
+
+fn share(rank: Rank, root: usize, round: usize) -> Option<Share> {
+    // The place of the rank in the run that it is in before the round, and the length of that run.
+    let (mut place, mut len) = (rank.minus(root).index(), rank.world_size());
+    for _ in 0..round {
+        let near = len.div_ceil(2);
+        (place, len) = if place < near { (place, near) } else { (place - near, len - near) };
+    }
+    let near = len.div_ceil(2);
+    match place {
+        0 if near < len => {
+            Some(Share::Given { to: rank.plus(near).index(), chunks: run(rank, near, len - near) })
+        }
+        _ if place == near => {
+            Some(Share::Taken { from: rank.minus(near).index(), chunks: run(rank, 0, len - near) })
+        }
+        _ => None,
+    }
 }
 
 /// ⌈p / 2^(k+1)⌉ and ⌈p / 2^k⌉.

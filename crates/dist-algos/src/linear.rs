@@ -1,6 +1,6 @@
 //! Linear schedules: the root talks to every other rank, one after the other.
 //!
-//! The root moves the fewest bytes, in p − 1 rounds. They are also one half of large broadcasts and reductions.
+//! The root moves the fewest bytes, in p − 1 rounds, and nobody else needs memory for them.
 
 use dist_transport::Rank;
 

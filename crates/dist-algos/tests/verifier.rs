@@ -40,7 +40,7 @@ fn every_schedule_is_proven_for_every_world_and_root() {
 fn the_best_algorithms_meet_the_lower_bounds() {
     for world_size in WORLDS {
         let bound = Goal::AllReduce.lower_bound(world_size);
-        for algorithm in [AllReduce::Ring, AllReduce::PairwiseRing] {
+        for algorithm in [AllReduce::Ring, AllReduce::PairwiseCirculant] {
             assert_eq!(verify::all_reduce(algorithm, world_size).unwrap().path, bound.moved);
         }
         let circulant = verify::all_reduce(AllReduce::Circulant, world_size).unwrap();
@@ -77,7 +77,7 @@ fn the_best_algorithms_meet_the_lower_bounds() {
 #[case::halving_at_a_power_of_two(AllReduce::HalvingDoubling, 16, Order::Canonical)]
 #[case::a_circle(AllReduce::Circulant, 6, Order::Any)]
 #[case::a_circle_of_a_power_of_two(AllReduce::Circulant, 16, Order::Uniform)]
-#[case::any_world(AllReduce::PairwiseRing, 13, Order::Canonical)]
+#[case::any_world(AllReduce::PairwiseCirculant, 13, Order::Canonical)]
 fn orders_are_as_documented(#[case] algorithm: AllReduce, #[case] world_size: usize, #[case] order: Order) {
     assert_eq!(verify::all_reduce(algorithm, world_size).unwrap().order, Some(order));
 }
@@ -132,7 +132,7 @@ fn a_ring_needs_two_peers_and_doubling_a_logarithm_of_them() {
     assert_eq!(verify::all_reduce(AllReduce::Ring, 64).unwrap().peers_max, 2);
     assert_eq!(verify::all_gather(AllGather::NeighbourExchange, 64).unwrap().peers_max, 2);
     assert_eq!(verify::all_reduce(AllReduce::RecursiveDoubling, 64).unwrap().peers_max, 6);
-    assert_eq!(verify::all_reduce(AllReduce::PairwiseRing, 64).unwrap().peers_max, 63);
+    assert_eq!(verify::all_reduce(AllReduce::PairwiseCirculant, 64).unwrap().peers_max, 63);
 }
 
 #[test]

@@ -27,8 +27,8 @@ pub enum AllReduce {
     Binomial,
     /// Round the ring twice; see [`ring`].
     Ring,
-    /// A [`pairwise`] reduce_scatter, then round the [`ring`].
-    PairwiseRing,
+    /// A [`pairwise`] reduce_scatter, then a [`circulant`] all_gather.
+    PairwiseCirculant,
 }
 
 named!("all_reduce", AllReduce {
@@ -37,7 +37,7 @@ named!("all_reduce", AllReduce {
     Circulant => "circulant",
     Binomial => "binomial",
     Ring => "ring",
-    PairwiseRing => "pairwise_ring",
+    PairwiseCirculant => "pairwise_circulant",
 });
 
 /// The two halves of an all_reduce. What comes between is done once for every chunk, by its owner, or by every
@@ -63,14 +63,14 @@ impl AllReduce {
         match self {
             Self::RecursiveDoubling | Self::Binomial => 1,
             Self::HalvingDoubling => halving_doubling::chunks(world_size),
-            Self::Circulant | Self::Ring | Self::PairwiseRing => world_size,
+            Self::Circulant | Self::Ring | Self::PairwiseCirculant => world_size,
         }
     }
 
     /// In which order it reduces.
     pub const fn order(self, world_size: usize) -> Order {
         match self {
-            Self::HalvingDoubling | Self::Binomial | Self::PairwiseRing => Order::Canonical,
+            Self::HalvingDoubling | Self::Binomial | Self::PairwiseCirculant => Order::Canonical,
             Self::RecursiveDoubling => Fold::new(world_size).order(),
             Self::Circulant | Self::Ring if world_size <= 2 => Order::Canonical,
             Self::Circulant if world_size.is_power_of_two() => Order::Uniform,
@@ -85,6 +85,7 @@ impl AllReduce {
         }
         let fold = Fold::new(world_size);
         let (doublings, folded) = (fold.rounds(), if fold.spare > 0 { 1 } else { 0 });
+        let depth = log2_ceil(world_size);
         match self {
             Self::RecursiveDoubling => Cost {
                 rounds: doublings + 2 * folded,
@@ -94,23 +95,18 @@ impl AllReduce {
             },
             Self::HalvingDoubling => halving_doubling::cost(world_size),
             Self::Binomial => {
-                let depth = log2_ceil(world_size);
                 Cost { rounds: 2 * depth, path: 2 * depth, sent_max: depth, reduced_max: depth }
             }
-            Self::Circulant => {
-                let moved = 2 * (world_size - 1);
-                Cost {
-                    rounds: 2 * log2_ceil(world_size),
-                    path: moved,
-                    sent_max: moved,
-                    reduced_max: moved / 2,
-                }
-            }
-            Self::Ring | Self::PairwiseRing => {
-                let rounds = 2 * (world_size - 1);
-                Cost { rounds, path: rounds, sent_max: rounds, reduced_max: rounds / 2 }
-            }
+            Self::Circulant => Self::lean(world_size, 2 * depth),
+            Self::Ring => Self::lean(world_size, 2 * (world_size - 1)),
+            Self::PairwiseCirculant => Self::lean(world_size, world_size - 1 + depth),
         }
+    }
+
+    /// The cost of a schedule in which every rank sends and reduces as little as possible.
+    const fn lean(world_size: usize, rounds: usize) -> Cost {
+        let peers = world_size - 1;
+        Cost { rounds, path: 2 * peers, sent_max: 2 * peers, reduced_max: peers }
     }
 
     /// The schedules of a rank.
@@ -140,9 +136,11 @@ impl AllReduce {
             Self::Ring => {
                 Phases { reduce: ring::reduce_scatter(rank), owned: own, gather: ring::all_gather(rank) }
             }
-            Self::PairwiseRing => {
-                Phases { reduce: pairwise::reduce_scatter(rank), owned: own, gather: ring::all_gather(rank) }
-            }
+            Self::PairwiseCirculant => Phases {
+                reduce: pairwise::reduce_scatter(rank),
+                owned: own,
+                gather: circulant::all_gather(rank),
+            },
         }
     }
 

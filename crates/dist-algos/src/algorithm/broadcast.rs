@@ -4,7 +4,7 @@ use dist_transport::Rank;
 
 use super::{cheapest, named};
 use crate::cost::log2_ceil;
-use crate::{Cost, CostModel, Schedule, Source, binomial, chain, knomial, linear, ring};
+use crate::{Cost, CostModel, Schedule, binomial, chain, circulant, knomial};
 
 /// How a broadcast can be done: every rank ends with the root's buffer.
 #[doc(alias = "MPI_Bcast")]
@@ -19,15 +19,15 @@ pub enum Broadcast {
     Knomial,
     /// Chunk by chunk from rank to rank; see [`chain`].
     Chain,
-    /// A chunk to every rank, then round the [`ring`].
-    ScatterRing,
+    /// A [`circulant`] scatter, then a circulant all_gather.
+    ScatterCirculant,
 }
 
 named!("broadcast", Broadcast {
     Binomial => "binomial",
     Knomial => "knomial",
     Chain => "chain",
-    ScatterRing => "scatter_ring",
+    ScatterCirculant => "scatter_circulant",
 });
 
 impl Broadcast {
@@ -41,7 +41,7 @@ impl Broadcast {
         match self {
             Self::Binomial | Self::Knomial => 1,
             Self::Chain => chain::CHUNKS,
-            Self::ScatterRing => world_size,
+            Self::ScatterCirculant => world_size,
         }
     }
 
@@ -61,8 +61,8 @@ impl Broadcast {
                 let rounds = chain::CHUNKS + world_size - 2;
                 Cost { rounds, path: rounds, sent_max: chain::CHUNKS, reduced_max: 0 }
             }
-            Self::ScatterRing => {
-                Cost { rounds: 2 * peers, path: 2 * peers, sent_max: 2 * peers, reduced_max: 0 }
+            Self::ScatterCirculant => {
+                Cost { rounds: 2 * depth, path: 2 * peers, sent_max: 2 * peers, reduced_max: 0 }
             }
         }
     }
@@ -79,7 +79,7 @@ impl Broadcast {
             Self::Binomial => [binomial::broadcast(rank, root), Schedule::nothing(rank)],
             Self::Knomial => [knomial::broadcast(rank, root), Schedule::nothing(rank)],
             Self::Chain => [chain::broadcast(rank, root), Schedule::nothing(rank)],
-            Self::ScatterRing => [linear::scatter(rank, root, Source::Buffer), ring::all_gather(rank)],
+            Self::ScatterCirculant => [circulant::scatter(rank, root), circulant::all_gather(rank)],
         }
     }
 

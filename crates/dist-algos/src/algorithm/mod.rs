@@ -108,12 +108,12 @@ mod tests {
         let (small, large, model) = (8, 64 << 20, CostModel::default());
         let table = [
             (2, Order::Canonical, AllReduce::RecursiveDoubling, AllReduce::RecursiveDoubling),
-            (3, Order::Canonical, AllReduce::RecursiveDoubling, AllReduce::PairwiseRing),
+            (3, Order::Canonical, AllReduce::RecursiveDoubling, AllReduce::PairwiseCirculant),
             (4, Order::Canonical, AllReduce::RecursiveDoubling, AllReduce::HalvingDoubling),
-            (5, Order::Canonical, AllReduce::Binomial, AllReduce::PairwiseRing),
-            (5, Order::Uniform, AllReduce::RecursiveDoubling, AllReduce::PairwiseRing),
+            (5, Order::Canonical, AllReduce::Binomial, AllReduce::PairwiseCirculant),
+            (5, Order::Uniform, AllReduce::RecursiveDoubling, AllReduce::PairwiseCirculant),
             (5, Order::Any, AllReduce::RecursiveDoubling, AllReduce::Circulant),
-            (12, Order::Canonical, AllReduce::RecursiveDoubling, AllReduce::PairwiseRing),
+            (12, Order::Canonical, AllReduce::RecursiveDoubling, AllReduce::PairwiseCirculant),
             (64, Order::Any, AllReduce::RecursiveDoubling, AllReduce::HalvingDoubling),
         ];
         for (world_size, order, few_rounds, few_bytes) in table {

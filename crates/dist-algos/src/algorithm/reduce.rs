@@ -4,7 +4,7 @@ use dist_transport::Rank;
 
 use super::{cheapest, named};
 use crate::cost::log2_ceil;
-use crate::{Cost, CostModel, Order, Schedule, Source, Step, binomial, linear, pairwise};
+use crate::{Cost, CostModel, Order, Schedule, Step, binomial, circulant, pairwise};
 
 /// How a reduce can be done: the root ends with the sum of all buffers. What other buffers held is lost.
 #[doc(alias = "MPI_Reduce")]
@@ -14,7 +14,7 @@ use crate::{Cost, CostModel, Order, Schedule, Source, Step, binomial, linear, pa
 pub enum Reduce {
     /// The whole buffer up a tree; see [`binomial`].
     Binomial,
-    /// A [`pairwise`] reduce_scatter, then every chunk to the root.
+    /// A [`pairwise`] reduce_scatter, then a [`circulant`] gather.
     PairwiseGather,
 }
 
@@ -52,9 +52,12 @@ impl Reduce {
         let (depth, peers) = (log2_ceil(world_size), world_size - 1);
         match self {
             Self::Binomial => Cost { rounds: depth, path: depth, sent_max: 1, reduced_max: depth },
-            Self::PairwiseGather => {
-                Cost { rounds: 2 * peers, path: 2 * peers, sent_max: peers + 1, reduced_max: peers }
-            }
+            Self::PairwiseGather => Cost {
+                rounds: peers + depth,
+                path: 2 * peers,
+                sent_max: peers + world_size / 2,
+                reduced_max: peers,
+            },
         }
     }
 
@@ -68,9 +71,7 @@ impl Reduce {
     pub(crate) fn parts(self, rank: Rank, root: usize) -> [Schedule; 2] {
         match self {
             Self::Binomial => [binomial::reduce(rank, root), Schedule::nothing(rank)],
-            Self::PairwiseGather => {
-                [pairwise::reduce_scatter(rank), linear::gather(rank, root, Source::Buffer)]
-            }
+            Self::PairwiseGather => [pairwise::reduce_scatter(rank), circulant::gather(rank, root)],
         }
     }
 

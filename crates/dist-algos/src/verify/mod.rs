@@ -9,9 +9,9 @@
 //! ```
 //! use dist_algos::{AllReduce, Order, Partition, verify};
 //!
-//! let report = verify::all_reduce(AllReduce::PairwiseRing, 5)?;
+//! let report = verify::all_reduce(AllReduce::PairwiseCirculant, 5)?;
 //! assert_eq!(report.order, Some(Order::Canonical));
-//! assert_eq!(report.rounds, 8);
+//! assert_eq!(report.rounds, 7);
 //! let partition = Partition::new(1000, 4, 5).unwrap();
 //! assert_eq!(report.traffic(0, &partition, None).bytes_sent, 2 * 4 * 800);
 //! # Ok::<(), dist_algos::Error>(())

@@ -102,9 +102,9 @@ const DEVIATIONS: &[(Program, Program, Field, (&str, &str))] = &[
     ),
     (
         |comm| sum_by(comm, AllReduce::Ring),
-        |comm| sum_by(comm, AllReduce::PairwiseRing),
+        |comm| sum_by(comm, AllReduce::PairwiseCirculant),
         |call| call.algorithm.map_or("none", Algorithm::name).to_owned(),
-        ("ring", "pairwise_ring"),
+        ("ring", "pairwise_circulant"),
     ),
     (
         |comm| comm.barrier().and_then(|()| comm.barrier()),
