@@ -12,7 +12,7 @@ use crate::tcp::control::{Frame, Line};
 use crate::tcp::gate::Gate;
 use crate::tcp::session::{GOODBYE_LIMIT, Session};
 use crate::tcp::{BEAT, LIVENESS, socket};
-use crate::{Abort, Cause, Deadline, Fingerprint};
+use crate::{Abort, Cause, ChannelId, Deadline, Fingerprint};
 
 /// Everything that the service thread knows.
 pub(super) struct Service {
@@ -27,6 +27,12 @@ pub(super) struct Service {
     connected: bool,
     /// How long to wait for the coordinator to hang up, once the session is closing.
     farewell: Option<Deadline>,
+}
+
+/// A rank has left a channel, or the job.
+struct Leaving {
+    rank: u32,
+    channel: Option<ChannelId>,
 }
 
 impl Service {
@@ -52,12 +58,14 @@ impl Service {
                 return self.lose_coordinator();
             }
             self.session.service_bell.rung();
+            let closing = self.session.closing.load(Ordering::Acquire);
+            self.speak();
+            let leavings = self.hear();
             for (stream, identity) in self.gate.advance() {
                 self.admit(stream, identity);
             }
-            let closing = self.session.closing.load(Ordering::Acquire);
-            self.speak();
-            self.hear();
+            // Last, so that a connection which was opened before its peer left is found.
+            leavings.into_iter().for_each(|leaving| self.note(leaving));
             if closing && self.farewell_is_over() {
                 return;
             }
@@ -121,8 +129,9 @@ impl Service {
         }
     }
 
-    /// Hears what the coordinator has to say, and notices when it says nothing any more.
-    fn hear(&mut self) {
+    /// Hears what the coordinator has to say, and notices when it says nothing any more. Returns who has left what.
+    fn hear(&mut self) -> Vec<Leaving> {
+        let mut leavings = Vec::new();
         let runtime = self.session.runtime.clone();
         while self.connected {
             match self.line.pull() {
@@ -131,10 +140,10 @@ impl Service {
                     self.silent_by = runtime.deadline(LIVENESS);
                     match frame {
                         Frame::Abort(abort) => self.session.verdict.decide(abort),
-                        Frame::Left { rank } => self.session.note_left(rank as usize),
+                        Frame::Left { rank } => leavings.push(Leaving { rank, channel: None }),
                         Frame::Ask { rank, origin } => self.session.answer(rank, &origin),
                         Frame::LeftChannel { rank, channel } => {
-                            self.session.note_left_channel(channel, rank as usize);
+                            leavings.push(Leaving { rank, channel: Some(channel) });
                         }
                         _ => {}
                     }
@@ -149,6 +158,14 @@ impl Service {
         self.last_look = runtime.deadline(BEAT);
         if self.connected && runtime.expired(self.silent_by) {
             self.lose_coordinator();
+        }
+        leavings
+    }
+
+    fn note(&self, Leaving { rank, channel }: Leaving) {
+        match channel {
+            None => self.session.note_left(rank as usize),
+            Some(channel) => self.session.note_left_channel(channel, rank as usize),
         }
     }
 
