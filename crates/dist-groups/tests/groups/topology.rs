@@ -22,8 +22,8 @@ fn groups(world: &mut Communicator) -> [Option<Vec<u64>>; 3] {
 #[case(&[5, 5, 5, 3, 3, 3])]
 #[case(&[5, 3, 5, 3, 4, 3, 3])]
 fn groups_by_host_have_the_ranks_of_the_topology(#[case] ids: &'static [u64]) {
-    let outcome = sim::run(1, ids.len(), move |transport| {
-        let mut world = Communicator::new(transport.with_hosts(ids));
+    let outcome = sim::Network::new(ids.len()).with_hosts(ids).run(move |transport| {
+        let mut world = Communicator::new(transport);
         let topology = Topology::of(&world);
         assert_eq!(topology, Topology::new(ids));
         let (rank, numbers) =
@@ -39,8 +39,8 @@ fn groups_by_host_have_the_ranks_of_the_topology(#[case] ids: &'static [u64]) {
 
 #[test]
 fn a_group_has_a_topology_of_its_own() {
-    let outcome = sim::run(1, 5, |transport| {
-        let mut world = Communicator::new(transport.with_hosts(&[1, 2, 2, 1, 2]));
+    let outcome = sim::Network::new(5).with_hosts(&[1, 2, 2, 1, 2]).run(|transport| {
+        let mut world = Communicator::new(transport);
         let group = Group::new(&mut world, &[4, 3, 1]).unwrap();
         group.map(|group| Topology::of(&group))
     });

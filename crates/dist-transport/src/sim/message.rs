@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::fault::HEADER_BYTES;
 use crate::{Fingerprint, Grain, Outgoing};
 
 /// A message on its way.
@@ -11,6 +12,17 @@ pub(super) struct Message {
     pub(super) call: Fingerprint,
     grains: Vec<Grain>,
     len: usize,
+    /// What its header says, if that is something else.
+    pub(super) spoilt: Option<Spoilt>,
+}
+
+/// What a changed byte has made of a message's header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Spoilt {
+    /// It is no header.
+    Garbage,
+    /// It names another length.
+    Length(u64),
 }
 
 const PIECE_MAX: usize = 64 * 1024;
@@ -26,7 +38,19 @@ impl Message {
             head.copy_from_slice(part);
             rest = tail;
         }
-        Self { call, grains, len }
+        Self { call, grains, len, spoilt: None }
+    }
+
+    /// Changes one bit of one byte, counted as TCP sends them and modulo how many there are: eight that begin every
+    /// message, eight of its length, those of the call, and the payload.
+    pub(super) fn change_byte(&mut self, byte: usize) {
+        let payload: &mut [u8] = &mut bytemuck::cast_slice_mut(&mut self.grains)[..self.len];
+        match byte % (HEADER_BYTES + payload.len()) {
+            0..8 => self.spoilt = Some(Spoilt::Garbage),
+            byte @ 8..16 => self.spoilt = Some(Spoilt::Length(self.len as u64 ^ 1 << (8 * (byte - 8)))),
+            byte @ 16..HEADER_BYTES => self.call.0[byte - 16] ^= 1,
+            byte => payload[byte - HEADER_BYTES] ^= 1,
+        }
     }
 
     pub(super) fn len(&self) -> usize {

@@ -1,7 +1,7 @@
 //! A network of threads in one process, and a scheduler that runs them in virtual time.
 //!
 //! [`network`] connects the threads of any [`Runtime`]. [`run`] runs a program once per rank
-//! under a simulated one: every rank and every task that it spawns is a thread, exactly one runs at a time, and
+//! under a simulated one, and [`Network`] does so with links that take their time. Every rank and every task that it spawns is a thread, exactly one runs at a time, and
 //! the next is chosen by a generator that the seed begins: the seed is the whole reproduction. When all
 //! wait, the clock jumps to the earliest deadline, so a timeout of a minute takes microseconds; computing takes
 //! no virtual time.
@@ -25,20 +25,28 @@
 //! assert_eq!(outcome.elapsed, Duration::from_secs(60));
 //! ```
 
+mod builder;
+mod clock;
+mod control;
+mod fabric;
+mod fault;
+mod link;
 mod message;
-mod network;
 mod random;
 mod scheduler;
 mod state;
+mod storm;
 mod transport;
+mod weather;
 
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-pub use transport::{SimTransport, network};
+pub use builder::{Failed, Network};
+pub use fault::{Fault, Ways, When};
+pub use link::Link;
+pub use transport::SimTransport;
 
 use crate::Runtime;
-use scheduler::{Failure, Scheduler, Statistics};
 
 /// What a simulated run ended with.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,6 +60,10 @@ pub struct Outcome<T> {
     pub trace_hash: u64,
     /// How often another thread was given the turn.
     pub switches: u64,
+    /// How many operations, which are exchanges, each rank has begun on its transports.
+    pub operations: Vec<u64>,
+    /// The faults that happened, and when.
+    pub faults: Vec<String>,
 }
 
 /// Runs `program` once per rank, over an in-process network in virtual time, in an order that `seed` decides.
@@ -68,37 +80,18 @@ pub fn run<T: Send + 'static>(
     world_size: usize,
     program: impl Fn(SimTransport) -> T + Send + Sync + 'static,
 ) -> Outcome<T> {
-    match try_run(seed, world_size, TURN_MAX, program) {
-        Ok(outcome) => outcome,
-        Err(failure) => panic!("seed {seed}: {failure}"),
-    }
+    Network::new(world_size).with_seed(seed).run(program)
 }
 
-/// So long, by the system's clock, may a thread keep the turn.
-const TURN_MAX: Duration = Duration::from_secs(120);
-
-fn try_run<T: Send + 'static>(
-    seed: u64,
-    world_size: usize,
-    turn_max: Duration,
-    program: impl Fn(SimTransport) -> T + Send + Sync + 'static,
-) -> Result<Outcome<T>, Failure> {
-    let scheduler = Scheduler::new(seed);
-    let runtime = Runtime::new(Arc::new(scheduler.clone()));
-    let program = Arc::new(program);
-    let results = Arc::new(Mutex::new(Vec::from_iter((0..world_size).map(|_| None))));
-    for (index, transport) in network(&runtime, world_size).into_iter().enumerate() {
-        let (program, results) = (program.clone(), results.clone());
-        scheduler.add_rank(index, move || {
-            let result = program(transport);
-            results.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(result);
-        });
-    }
-    let Statistics { elapsed, trace_hash, switches } = scheduler.run_to_end(turn_max)?;
-    let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
-    let results = results.drain(..).map(|result| result.expect("a rank that does not panic leaves a result"));
-    Ok(Outcome { results: results.collect(), elapsed, trace_hash, switches })
+/// The in-process network without any cost: one [`Transport`](crate::Transport) per rank, in rank order, over the
+/// system's or a simulated runtime.
+pub fn network(runtime: &Runtime, world_size: usize) -> Vec<SimTransport> {
+    Network::new(world_size).connect(runtime)
 }
 
+#[cfg(test)]
+mod fault_tests;
+#[cfg(test)]
+mod network_tests;
 #[cfg(test)]
 mod tests;

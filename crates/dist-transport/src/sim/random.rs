@@ -1,8 +1,10 @@
 //! The generator that a seed expands into.
 
+use std::time::Duration;
+
 /// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014): one addition and
 /// one mix per number, and every seed is as good as any other.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct SplitMix64(u64);
 
 impl SplitMix64 {
@@ -18,6 +20,15 @@ impl SplitMix64 {
     /// A number in `0..limit`; `limit` must not be 0.
     pub(super) fn below(&mut self, limit: usize) -> usize {
         usize::try_from(self.next() % limit as u64).expect("a remainder is smaller than its divisor, a usize")
+    }
+
+    /// A time of up to `limit`, in whole nanoseconds; nothing is drawn for none.
+    pub(super) fn up_to(&mut self, limit: Duration) -> Duration {
+        match u64::try_from(limit.as_nanos()) {
+            Ok(0) => Duration::ZERO,
+            Ok(nanos) if nanos < u64::MAX => Duration::from_nanos(self.next() % (nanos + 1)),
+            _ => Duration::from_nanos(self.next()),
+        }
     }
 }
 

@@ -10,13 +10,14 @@
 )]
 
 use std::cell::Cell;
+use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use super::state::{Event, Phase, State, Turn};
+use super::state::{Event, Phase, Role, State, Turn};
 use crate::runtime::{Executor, Wake};
 
 /// A handle on one simulated run; clones are of the same run.
@@ -81,9 +82,33 @@ impl Scheduler {
 
     /// Makes the thread of a rank, which waits for the run to begin.
     pub(super) fn add_rank(&self, index: usize, work: impl FnOnce() + Send + 'static) {
-        if let Err(error) = self.add(format!("rank {index}"), true, Box::new(work)) {
+        self.add_or_fail(format!("rank {index}"), Role::Rank(index), Box::new(work));
+    }
+
+    /// Makes a thread of the network's own, which waits for the run to begin.
+    pub(super) fn add_daemon(&self, name: &str, work: impl FnOnce() + Send + 'static) {
+        self.add_or_fail(name.to_owned(), Role::Daemon, Box::new(work));
+    }
+
+    fn add_or_fail(&self, name: String, role: Role, work: Box<dyn FnOnce() + Send>) {
+        if let Err(error) = self.add(name, role, work) {
             self.lock().fail(Failure::NoThread(error));
         }
+    }
+
+    /// Ends the threads of a rank, each at its next scheduling point.
+    pub(super) fn kill(&self, rank: usize) {
+        self.lock().kill(rank);
+    }
+
+    /// Lets the threads of a rank stand still, for a while or for ever.
+    pub(super) fn stall(&self, rank: usize, for_ever: bool) {
+        self.lock().stall(rank, for_ever);
+    }
+
+    /// Lets the threads of a rank go on.
+    pub(super) fn resume(&self, rank: usize) {
+        self.lock().resume(rank);
     }
 
     /// Runs the threads until all have ended, or one has kept the turn for `turn_max` by the system's clock.
@@ -139,7 +164,7 @@ impl Scheduler {
     }
 
     /// Makes a thread, which waits for its first turn.
-    fn add(&self, name: String, is_rank: bool, work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
+    fn add(&self, name: String, role: Role, work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
         // Its number is the next: only the thread whose turn it is, or the controller before all, makes threads.
         let me = self.lock().task_count();
         let run = self.clone();
@@ -152,7 +177,7 @@ impl Scheduler {
             run.hand_over(turn);
         };
         let handle = thread::Builder::new().name(name.clone()).spawn(body)?;
-        self.lock().add(name, is_rank, handle.thread().clone());
+        self.lock().add(name, role, handle.thread().clone());
         self.0.threads.lock().unwrap_or_else(PoisonError::into_inner).push(handle);
         Ok(())
     }
@@ -190,9 +215,15 @@ impl Scheduler {
     /// A scheduling point at which the calling thread unwinds when the run is to end.
     fn switch_or_unwind(&self, me: usize, event: Event, phase: Phase) {
         self.switch(me, event, phase);
-        if !thread::panicking() && self.lock().is_ending() {
+        if !thread::panicking() && self.lock().unwinds(me) {
             resume_unwind(Box::new(Unwound));
         }
+    }
+}
+
+impl fmt::Debug for Scheduler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Scheduler")
     }
 }
 
@@ -207,8 +238,15 @@ impl Executor for Scheduler {
 
     fn spawn(&self, name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
         let me = self.me().ok_or_else(|| io::Error::other("not a thread of the simulated run"))?;
-        let name = format!("{}/{name}", self.lock().name(me));
-        self.add(name, false, work)?;
+        let (name, role) = {
+            let state = self.lock();
+            (format!("{}/{name}", state.name(me)), state.role(me))
+        };
+        let role = match role {
+            Role::Rank(rank) => Role::Task(rank),
+            role => role,
+        };
+        self.add(name, role, work)?;
         self.switch_or_unwind(me, Event::Spawn, Phase::Ready);
         Ok(())
     }

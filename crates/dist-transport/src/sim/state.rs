@@ -1,5 +1,6 @@
 //! Whose turn it is: the scheduler's decisions, without its threads.
 
+use std::collections::BTreeSet;
 use std::thread::Thread;
 use std::time::Duration;
 
@@ -12,7 +13,11 @@ pub(super) struct State {
     tasks: Vec<Task>,
     /// The tasks that have not ended, oldest first.
     live: Vec<usize>,
-    /// How many of them are ranks.
+    /// Those that could go on, in no order that means anything.
+    ready: Vec<usize>,
+    /// When those that wait for the clock do so until.
+    timers: BTreeSet<(Duration, usize)>,
+    /// How many ranks may still return.
     live_ranks: usize,
     turn: Option<usize>,
     /// Whether threads are to unwind.
@@ -29,12 +34,57 @@ pub(super) struct State {
 struct Task {
     name: String,
     thread: Thread,
-    is_rank: bool,
+    role: Role,
     phase: Phase,
+    /// Its place among those that could go on.
+    ready_at: Option<usize>,
+    fate: Fate,
     /// Whether it was woken when it did not wait: its next wait ends at once.
     woken: bool,
     /// Whether it came to the scheduler in the middle of a panic that was not the end of the run's doing.
     panicking: bool,
+}
+
+/// What a thread is in the run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    /// It runs the program of this rank, whose return the run waits for.
+    Rank(usize),
+    /// It was spawned by a thread of this rank.
+    Task(usize),
+    /// It belongs to the network: it may wait when all the others have ended.
+    Daemon,
+}
+
+impl Role {
+    fn rank(self) -> Option<usize> {
+        match self {
+            Self::Rank(rank) | Self::Task(rank) => Some(rank),
+            Self::Daemon => None,
+        }
+    }
+}
+
+/// What has happened to a task's process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Running,
+    /// Its threads are not chosen for a while.
+    Stalled,
+    /// Nor ever again.
+    Frozen,
+    /// Its threads unwind.
+    Killed,
+}
+
+impl Fate {
+    fn runs(self) -> bool {
+        matches!(self, Self::Running | Self::Killed)
+    }
+
+    fn may_return(self) -> bool {
+        matches!(self, Self::Running | Self::Stalled)
+    }
 }
 
 /// What a task is about to do.
@@ -44,6 +94,8 @@ pub(super) enum Phase {
     Ready,
     /// It waits to be woken, or for the clock.
     Waiting { until: Option<Duration> },
+    /// It has ended.
+    Ended,
 }
 
 /// Where the turn went.
@@ -75,6 +127,8 @@ impl State {
             now: Duration::ZERO,
             tasks: Vec::new(),
             live: Vec::new(),
+            ready: Vec::new(),
+            timers: BTreeSet::new(),
             live_ranks: 0,
             turn: None,
             ending: false,
@@ -87,18 +141,51 @@ impl State {
         }
     }
 
-    pub(super) fn add(&mut self, name: String, is_rank: bool, thread: Thread) {
-        self.live.push(self.tasks.len());
-        self.live_ranks += usize::from(is_rank);
-        self.tasks.push(Task { name, thread, is_rank, phase: Phase::Ready, woken: false, panicking: false });
+    pub(super) fn add(&mut self, name: String, role: Role, thread: Thread) {
+        let (me, phase) = (self.tasks.len(), Phase::Waiting { until: None });
+        self.live.push(me);
+        self.live_ranks += usize::from(matches!(role, Role::Rank(_)));
+        let of_rank = |task: &&Task| role.rank().is_some_and(|rank| task.role == Role::Rank(rank));
+        let fate = self.tasks.iter().find(of_rank).map_or(Fate::Running, |task| task.fate);
+        let (ready_at, woken, panicking) = (None, false, false);
+        self.tasks.push(Task { name, thread, role, phase, ready_at, fate, woken, panicking });
+        self.set_phase(me, Phase::Ready);
+    }
+
+    /// The one place where phases change: keeps the lists of who could go on, and of who waits for the clock.
+    fn set_phase(&mut self, me: usize, phase: Phase) {
+        let task = &mut self.tasks[me];
+        if let Phase::Waiting { until: Some(until) } = task.phase {
+            self.timers.remove(&(until, me));
+        }
+        task.phase = phase;
+        let runs = task.fate.runs();
+        if let (true, Phase::Waiting { until: Some(until) }) = (runs, phase) {
+            self.timers.insert((until, me));
+        }
+        let was_ready = task.ready_at;
+        match (was_ready, runs && phase == Phase::Ready) {
+            (None, true) => {
+                task.ready_at = Some(self.ready.len());
+                self.ready.push(me);
+            }
+            (Some(place), false) => {
+                task.ready_at = None;
+                self.ready.swap_remove(place);
+                if let Some(&moved) = self.ready.get(place) {
+                    self.tasks[moved].ready_at = Some(place);
+                }
+            }
+            _ => {}
+        }
     }
 
     /// A scheduling point of task `me`.
     pub(super) fn switch(&mut self, me: usize, event: Event, phase: Phase) -> Turn {
         self.note(me, event);
-        let task = &mut self.tasks[me];
         let waits = matches!(phase, Phase::Waiting { .. });
-        task.phase = if waits && std::mem::take(&mut task.woken) { Phase::Ready } else { phase };
+        let woken = waits && std::mem::take(&mut self.tasks[me].woken);
+        self.set_phase(me, if woken { Phase::Ready } else { phase });
         if self.yields_in_a_row > YIELDS_MAX {
             let tasks = self.names(|task| task.phase == Phase::Ready);
             self.fail(Failure::Livelock { tasks });
@@ -116,9 +203,10 @@ impl State {
     pub(super) fn end(&mut self, me: usize, panic: Option<String>) -> Turn {
         self.note(me, Event::End);
         self.live.retain(|&task| task != me);
-        self.live_ranks -= usize::from(self.tasks[me].is_rank);
-        if let Some(message) = panic {
-            let task = &self.tasks[me];
+        self.set_phase(me, Phase::Ended);
+        let task = &self.tasks[me];
+        self.live_ranks -= usize::from(matches!(task.role, Role::Rank(_)) && task.fate.may_return());
+        if let Some(message) = panic.filter(|_| task.fate != Fate::Killed) {
             if task.panicking && !matches!(self.failure, Some(Failure::Panicked { .. })) {
                 // It waited for others in its destructors: its panic is the reason why they all stood still.
                 self.failure = None;
@@ -128,21 +216,57 @@ impl State {
         self.choose()
     }
 
-    pub(super) fn wake(&mut self, task: usize) {
-        let task = &mut self.tasks[task];
+    pub(super) fn wake(&mut self, me: usize) {
+        let task = &mut self.tasks[me];
         match task.phase {
             Phase::Ready => task.woken = true,
-            Phase::Waiting { .. } => task.phase = Phase::Ready,
+            Phase::Waiting { .. } => self.set_phase(me, Phase::Ready),
+            Phase::Ended => {}
+        }
+    }
+
+    /// Makes the threads of a rank unwind, each at its next scheduling point.
+    pub(super) fn kill(&mut self, rank: usize) {
+        self.change_fate(rank, Fate::Killed);
+    }
+
+    /// Lets no thread of a rank have the turn, for a while or for ever.
+    pub(super) fn stall(&mut self, rank: usize, for_ever: bool) {
+        self.change_fate(rank, if for_ever { Fate::Frozen } else { Fate::Stalled });
+    }
+
+    /// Lets the threads of a rank go on.
+    pub(super) fn resume(&mut self, rank: usize) {
+        self.change_fate(rank, Fate::Running);
+    }
+
+    fn change_fate(&mut self, rank: usize, fate: Fate) {
+        let is_of_rank = |task: &usize| self.tasks[*task].role.rank() == Some(rank);
+        for me in self.live.iter().copied().filter(is_of_rank).collect::<Vec<_>>() {
+            let task = &mut self.tasks[me];
+            let before = std::mem::replace(&mut task.fate, fate);
+            if before == Fate::Killed {
+                task.fate = before;
+                continue;
+            }
+            if let Role::Rank(_) = task.role {
+                self.live_ranks -= usize::from(before.may_return());
+                self.live_ranks += usize::from(fate.may_return());
+            }
+            let phase = match task.phase {
+                _ if fate == Fate::Killed => Phase::Ready,
+                Phase::Waiting { until: Some(until) } if until <= self.now => Phase::Ready,
+                phase => phase,
+            };
+            self.set_phase(me, phase);
         }
     }
 
     /// Gives the turn to one of the tasks that could go on, moving the clock if none could now.
     pub(super) fn choose(&mut self) -> Turn {
         loop {
-            let ready = self.live.iter().filter(|&&task| self.tasks[task].phase == Phase::Ready);
-            let ready: Vec<usize> = ready.copied().collect();
-            if !ready.is_empty() {
-                let chosen = ready[self.random.below(ready.len())];
+            if !self.ready.is_empty() {
+                let chosen = self.ready[self.random.below(self.ready.len())];
                 return self.give_turn(chosen);
             }
             if !self.resolve_standstill() {
@@ -167,7 +291,7 @@ impl State {
             return false;
         }
         let over = self.live_ranks == 0 && !self.ending;
-        if !over && let Some(earliest) = self.deadlines().min() {
+        if !over && let Some(&(earliest, _)) = self.timers.first() {
             self.advance(earliest);
             return true;
         }
@@ -176,7 +300,8 @@ impl State {
             self.abandoned.clone_from(&self.live);
             return false;
         }
-        let tasks = self.names(|task| task.phase == Phase::Waiting { until: None });
+        let waits = |task: &Task| task.phase == Phase::Waiting { until: None } && task.fate == Fate::Running;
+        let tasks = self.names(|task| waits(task) && task.role != Role::Daemon);
         match over {
             true if tasks.is_empty() => self.begin_end(),
             true => self.fail(Failure::LeftBehind { tasks }),
@@ -185,21 +310,11 @@ impl State {
         true
     }
 
-    fn deadlines(&self) -> impl Iterator<Item = Duration> {
-        self.live.iter().filter_map(|&task| match self.tasks[task].phase {
-            Phase::Waiting { until } => until,
-            Phase::Ready => None,
-        })
-    }
-
     /// Moves the clock, and ends the waits that were for no later.
     fn advance(&mut self, to: Duration) {
         self.now = self.now.max(to);
-        for &task in &self.live {
-            let task = &mut self.tasks[task];
-            if matches!(task.phase, Phase::Waiting { until: Some(until) } if until <= self.now) {
-                task.phase = Phase::Ready;
-            }
+        while let Some(&(_, task)) = self.timers.first().filter(|(until, _)| *until <= self.now) {
+            self.set_phase(task, Phase::Ready);
         }
     }
 
@@ -212,8 +327,14 @@ impl State {
     /// Wakes every task, so that it unwinds.
     fn begin_end(&mut self) {
         if !std::mem::replace(&mut self.ending, true) {
-            for &task in &self.live {
-                self.tasks[task].phase = Phase::Ready;
+            for me in self.live.clone() {
+                let task = &mut self.tasks[me];
+                if !task.fate.runs() {
+                    let returns = usize::from(matches!(task.role, Role::Rank(_)));
+                    self.live_ranks += returns - returns * usize::from(task.fate.may_return());
+                    task.fate = Fate::Running;
+                }
+                self.set_phase(me, Phase::Ready);
             }
         }
     }
@@ -240,8 +361,13 @@ impl State {
         self.turn == Some(me)
     }
 
-    pub(super) fn is_ending(&self) -> bool {
-        self.ending
+    /// Whether task `me` is to unwind.
+    pub(super) fn unwinds(&self, me: usize) -> bool {
+        self.ending || self.tasks[me].fate == Fate::Killed
+    }
+
+    pub(super) fn role(&self, task: usize) -> Role {
+        self.tasks[task].role
     }
 
     /// Whether no task will ever have a turn again.

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use rstest::rstest;
 
+use super::scheduler::Failure;
 use super::*;
 use crate::{Activity, Cause, Deadline, Error, Incoming, Outgoing, Result, Sink, Transport};
 
@@ -304,9 +305,10 @@ fn a_wait_outside_the_runtime_is_reported_and_does_not_hang() {
         }
     };
     let limit = Duration::from_millis(20);
-    let failure = try_run(3, 2, limit, program).unwrap_err();
+    let failed = Network::new(2).with_seed(3).run_turns(limit, program).unwrap_err();
+    let failure = failed.failure();
     drop(held);
-    assert!(matches!(&failure, Failure::Stalled { task, .. } if task == "rank 1"), "{failure}");
+    assert!(matches!(failure, Failure::Stalled { task, .. } if task == "rank 1"), "{failure}");
 }
 
 #[test]
@@ -339,9 +341,8 @@ fn no_thread_of_a_run_is_left_when_it_has_returned() {
 }
 
 #[test]
-fn ranks_run_where_the_program_says() {
-    let outcome = run(0, 3, |transport| {
-        let mut transport = transport.with_hosts(&[5, 6, 5]);
+fn ranks_run_where_the_network_says() {
+    let outcome = Network::new(3).with_hosts(&[5, 6, 5]).run(|mut transport| {
         let fork = transport.fork(&[2, 1]).unwrap();
         (transport.hosts(), fork.map(|fork| fork.hosts()))
     });

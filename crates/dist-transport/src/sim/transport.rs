@@ -3,82 +3,112 @@
 use std::fmt;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
-use super::message::Message;
-use super::network::{Found, Network, Place, Sent};
+use super::clock::Skew;
+use super::fabric::{Fabric, Found, Place, Room, Sent, wake};
+use super::message::{Message, Spoilt};
+use super::scheduler::Scheduler;
+use super::storm::{Effects, Turn};
 use crate::bookkeeping;
 use crate::check::{check_exchange, check_peer};
+use crate::runtime::Unparker;
 use crate::{
     Abort, Activity, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Incoming, Outgoing, Rank,
     Result, Runtime, Sink, Traffic, Transport,
 };
 
-/// Bytes between threads of one process. Sends never wait; receives wait by the runtime that
-/// [`network`] was given.
+/// Bytes between threads of one process. What a send and a receive wait for is as [`Network`](super::Network) was
+/// told; they wait by the runtime that it was given.
 ///
 /// Dropping it is an orderly goodbye: what it sent is still delivered, but who waits for more gets
 /// [`Error::Closed`], and the job is aborted with [`Cause::Left`]. Dropping it in a panic aborts the job with
 /// [`Cause::GaveUp`].
 pub struct SimTransport {
-    network: Arc<Network>,
+    world: Arc<World>,
     runtime: Runtime,
+    skew: Skew,
     rank: Rank,
     channel: ChannelId,
     /// The group's ranks by their numbers in the world.
     members: Arc<[usize]>,
-    /// Where the ranks of the world are said to run.
-    hosts: Arc<[u64]>,
     children: u64,
     /// The call before this one, and this one.
     calls: [Fingerprint; 2],
     traffic: Traffic,
 }
 
-/// The in-process network: one [`Transport`] per rank, in rank order, over the system's or a simulated runtime.
-pub fn network(runtime: &Runtime, world_size: usize) -> Vec<SimTransport> {
-    let network = Arc::new(Network::new(world_size));
-    let members: Arc<[usize]> = (0..world_size).collect();
-    let hosts: Arc<[u64]> = vec![0; world_size].into();
-    let ranks = Rank::all(world_size);
-    ranks
-        .map(|rank| {
-            let (members, hosts) = (members.clone(), hosts.clone());
-            SimTransport::enter(network.clone(), runtime.clone(), rank, ChannelId::WORLD, members, hosts)
-        })
-        .collect()
+/// What all transports of a network share.
+#[derive(Debug)]
+pub(super) struct World {
+    pub(super) fabric: Fabric,
+    /// The clock that messages take their time by.
+    pub(super) clock: Runtime,
+    /// What can end and hold up ranks, where something can.
+    pub(super) scheduler: Option<Scheduler>,
+    /// Where each rank runs.
+    pub(super) hosts: Vec<u64>,
+    /// So many bytes to one peer may be under way or unreceived when a send returns.
+    pub(super) window: Option<usize>,
+}
+
+impl World {
+    /// The transport of this rank, on the channel of all.
+    pub(super) fn enter(self: &Arc<Self>, runtime: Runtime, skew: Skew, rank: Rank) -> SimTransport {
+        let members = (0..rank.world_size()).collect();
+        SimTransport::enter(self.clone(), (runtime, skew), rank, ChannelId::WORLD, members)
+    }
+
+    /// Does what is due at its time, for ever.
+    pub(super) fn keep_time(&self) {
+        loop {
+            let (effects, next) = self.fabric.turn(self.clock.now(), self.clock.unparker());
+            self.carry_out(effects);
+            let until = |next: Duration| self.clock.deadline(next.saturating_sub(self.clock.now()));
+            self.clock.park(next.map(until));
+        }
+    }
+
+    /// Whether threads were ended or held up.
+    fn carry_out(&self, effects: Effects) -> bool {
+        let changes_turns = !effects.fates.is_empty();
+        if let Some(scheduler) = &self.scheduler {
+            for (rank, turn) in effects.fates {
+                match turn {
+                    Turn::Unwind => scheduler.kill(rank),
+                    Turn::StandStill { for_ever } => scheduler.stall(rank, for_ever),
+                    Turn::GoOn => scheduler.resume(rank),
+                }
+            }
+        }
+        wake(effects.woken);
+        effects.station.iter().for_each(Unparker::unpark);
+        changes_turns
+    }
 }
 
 impl SimTransport {
     fn enter(
-        network: Arc<Network>,
-        runtime: Runtime,
+        world: Arc<World>,
+        (runtime, skew): (Runtime, Skew),
         rank: Rank,
         channel: ChannelId,
         members: Arc<[usize]>,
-        hosts: Arc<[u64]>,
     ) -> Self {
         let (calls, traffic) = ([Fingerprint::NONE; 2], Traffic::default());
-        let transport = Self { network, runtime, rank, channel, members, hosts, children: 0, calls, traffic };
-        transport.network.enter(transport.place(rank.index()), rank.world_size());
+        let transport = Self { world, runtime, skew, rank, channel, members, children: 0, calls, traffic };
+        transport.fabric().enter(transport.own_place(), &transport.members);
         transport
     }
 
-    /// Lets the ranks of the world run where this list says, one host for each; without it they share one. Every
-    /// rank is to say the same.
-    ///
-    /// # Panics
-    /// If the list has not as many entries as the world has ranks.
-    #[must_use]
-    pub fn with_hosts(mut self, hosts: &[u64]) -> Self {
-        assert_eq!(hosts.len(), self.hosts.len(), "every rank of the world runs on one host");
-        self.hosts = hosts.into();
-        self
+    fn fabric(&self) -> &Fabric {
+        &self.world.fabric
     }
 
     /// How many channels the network knows.
     #[cfg(test)]
     pub(super) fn channels(&self) -> usize {
-        self.network.channels()
+        self.fabric().channels()
     }
 
     fn place(&self, rank: usize) -> Place {
@@ -93,18 +123,38 @@ impl SimTransport {
         self.calls[1]
     }
 
-    fn check_alive(&self) -> Result<()> {
-        self.network.aborted().map_or(Ok(()), |abort| Err(Error::Aborted(abort)))
+    fn world_rank(&self) -> usize {
+        self.members[self.rank.index()]
+    }
+
+    /// Begins an operation, unless the job has ended.
+    fn begin_operation(&self) -> Result<()> {
+        let effects = self.fabric().count_operation(self.world_rank(), self.world.clock.now());
+        if self.world.carry_out(effects) {
+            // It may have been the end of this rank.
+            self.runtime.interleave();
+        }
+        self.aborted().map_or(Ok(()), |abort| Err(Error::Aborted(abort)))
     }
 
     fn send(&self, outgoing: Outgoing<'_>) -> Result<()> {
         let peer = outgoing.to;
         let message = Message::new(self.call(), outgoing);
         self.runtime.interleave();
-        match self.network.send(self.own_place(), self.place(peer), message) {
+        self.pause();
+        match self.fabric().send(self.own_place(), self.place(peer), message, self.world.clock.now()) {
             Sent::Queued => Ok(()),
             Sent::Left => Err(self.fail(peer, Cause::Left, Error::Closed { activity: Activity::Send, peer })),
             Sent::Aborted(abort) => Err(Error::Aborted(abort)),
+        }
+    }
+
+    /// Waits as long as a slow rank does.
+    fn pause(&self) {
+        let pause = self.fabric().pause(self.world_rank());
+        let deadline = self.runtime.deadline(pause);
+        while !self.runtime.expired(deadline) {
+            self.runtime.park(Some(deadline));
         }
     }
 
@@ -112,65 +162,102 @@ impl SimTransport {
         self.runtime.interleave();
         let message = self.wait_for_message(peer, deadline)?;
         let (ours, theirs) = (self.call(), message.call);
+        if message.spoilt == Some(Spoilt::Garbage) {
+            return Err(self.fail(peer, Cause::Protocol, Error::Garbage { peer }));
+        }
         if ours != theirs {
             return Err(self.fail(peer, Cause::Mismatch { theirs }, Error::Mismatch { peer, ours, theirs }));
         }
-        if message.len() != len {
-            let (expected, got) = (len as u64, message.len() as u64);
-            return Err(self.fail(peer, Cause::Protocol, Error::Length { peer, expected, got }));
+        let got = match message.spoilt {
+            Some(Spoilt::Length(got)) => got,
+            _ => message.len() as u64,
+        };
+        let expected = len as u64;
+        if got != expected {
+            return Err(self.fail(peer, Cause::Mismatch { theirs }, Error::Length { peer, expected, got }));
         }
         Ok(message)
     }
 
     fn wait_for_message(&self, peer: usize, deadline: Deadline) -> Result<Message> {
         if self.message_comes(peer, deadline)? {
-            let message = self.network.take(self.own_place(), peer);
+            let message = self.fabric().take(self.own_place(), peer);
             return Ok(message.expect("only this transport takes what is sent to it"));
         }
-        let (elapsed, limit) = (self.runtime.elapsed(deadline), deadline.limit());
-        let error = Error::Timeout { activity: Activity::Receive, peer, elapsed, limit };
-        Err(self.fail(peer, Cause::TimedOut, error))
+        Err(self.timeout(Activity::Receive, peer, deadline))
     }
 
     /// Whether a message of this peer is here, at the deadline at the latest.
     fn message_comes(&self, peer: usize, deadline: Deadline) -> Result<bool> {
         let activity = Activity::Receive;
         loop {
-            match self.network.look(self.own_place(), self.place(peer), &self.calls, self.runtime.unparker())
-            {
+            let (now, unparker) = (self.world.clock.now(), self.runtime.unparker());
+            let (own, peers) = (self.own_place(), self.place(peer));
+            let wake_by = match self.fabric().look(own, peers, &self.calls, now, unparker) {
                 Found::Message => return Ok(true),
                 Found::Aborted(abort) => return Err(Error::Aborted(abort)),
                 Found::Left => return Err(self.fail(peer, Cause::Left, Error::Closed { activity, peer })),
                 Found::Elsewhere { rank: peer, ours, theirs } => {
                     let abort = Abort { call: ours, ..self.record(peer, Cause::Mismatch { theirs }) };
-                    let first = self.network.abort(abort);
+                    let first = self.fabric().abort(abort, self.world.clock.now());
                     return Err(first.map_or_else(Error::Aborted, |()| Error::Mismatch {
                         peer,
                         ours,
                         theirs,
                     }));
                 }
-                Found::Nothing => {}
-            }
+                Found::Nothing { arrives } => arrives,
+            };
             if self.runtime.expired(deadline) {
                 return Ok(false);
+            }
+            self.park(deadline, wake_by);
+        }
+    }
+
+    /// Waits to be woken, for the deadline, or for this time.
+    fn park(&self, deadline: Deadline, wake_by: Option<Duration>) {
+        // The clock that this rank sees may round down: it shows the time at the next tick at the latest.
+        let shown = |time| {
+            self.skew.show(time).saturating_add(Duration::from_nanos(u64::from(self.skew != Skew::default())))
+        };
+        let wake_by =
+            wake_by.map(|time| self.runtime.deadline(shown(time).saturating_sub(self.runtime.now())));
+        self.runtime.park(Some(wake_by.map_or(deadline, |wake_by| wake_by.earlier(deadline))));
+    }
+
+    /// Waits until no more than the window of what was sent to this peer is unreceived.
+    fn wait_for_room(&self, peer: usize, deadline: Deadline) -> Result<()> {
+        let Some(window) = self.world.window else { return Ok(()) };
+        let activity = Activity::Send;
+        loop {
+            let unparker = self.runtime.unparker();
+            match self.fabric().look_for_room(self.own_place(), self.place(peer), window, unparker) {
+                Room::Enough => return Ok(()),
+                Room::Aborted(abort) => return Err(Error::Aborted(abort)),
+                Room::Left => return Err(self.fail(peer, Cause::Left, Error::Closed { activity, peer })),
+                Room::Waiting => {}
+            }
+            if self.runtime.expired(deadline) {
+                return Err(self.timeout(activity, peer, deadline));
             }
             self.runtime.park(Some(deadline));
         }
     }
 
+    fn timeout(&self, activity: Activity, peer: usize, deadline: Deadline) -> Error {
+        let (elapsed, limit) = (self.runtime.elapsed(deadline), deadline.limit());
+        self.fail(peer, Cause::TimedOut, Error::Timeout { activity, peer, elapsed, limit })
+    }
+
     /// Aborts the job because of `peer`. The first to find something gets `error`, the others the abort.
     fn fail(&self, peer: usize, cause: Cause, error: Error) -> Error {
-        self.network.abort(self.record(peer, cause)).map_or_else(Error::Aborted, |()| error)
+        let aborted = self.fabric().abort(self.record(peer, cause), self.world.clock.now());
+        aborted.map_or_else(Error::Aborted, |()| error)
     }
 
     fn record(&self, rank: usize, cause: Cause) -> Abort {
-        Abort {
-            cause,
-            rank: self.members[rank],
-            reporter: self.members[self.rank.index()],
-            call: self.call(),
-        }
+        Abort { cause, rank: self.members[rank], reporter: self.world_rank(), call: self.call() }
     }
 }
 
@@ -202,9 +289,10 @@ impl Transport for SimTransport {
         deadline: Deadline,
     ) -> Result<()> {
         check_exchange(self.rank, send.as_ref(), receive.as_ref())?;
-        self.check_alive()?;
+        self.begin_operation()?;
         let sent = send.as_ref().map(Outgoing::len);
         let received = receive.as_ref().map(|receive| receive.len);
+        let receiver = send.map(|send| send.to);
         if let Some(outgoing) = send {
             self.send(outgoing)?;
         }
@@ -216,6 +304,9 @@ impl Transport for SimTransport {
                     message.pieces().for_each(|piece| take(piece.start, &message.bytes()[piece]));
                 }
             }
+        }
+        if let Some(peer) = receiver {
+            self.wait_for_room(peer, deadline)?;
         }
         self.traffic.count(sent, received);
         Ok(())
@@ -229,20 +320,21 @@ impl Transport for SimTransport {
         deadline: Deadline,
     ) -> Result<()> {
         check_peer(self.rank, peer)?;
-        self.check_alive()?;
+        self.begin_operation()?;
         // A send copies: all of our bytes have left before the first of the peer's is delivered.
         self.send(Outgoing { to: peer, parts: &[buffer] })?;
         let message = self.receive(peer, buffer.len(), deadline)?;
         for piece in message.pieces() {
             combine(&mut buffer[piece.clone()], &message.bytes()[piece]);
         }
+        self.wait_for_room(peer, deadline)?;
         self.traffic.count(Some(buffer.len()), Some(buffer.len()));
         Ok(())
     }
 
     fn silent(&mut self, peers: &[usize], deadline: Deadline) -> Result<Vec<usize>> {
         peers.iter().try_for_each(|&peer| check_peer(self.rank, peer))?;
-        self.check_alive()?;
+        self.begin_operation()?;
         let mut silent = Vec::new();
         for &peer in peers {
             if !self.message_comes(peer, deadline)? {
@@ -253,7 +345,7 @@ impl Transport for SimTransport {
     }
 
     fn hosts(&self) -> Vec<u64> {
-        self.members.iter().map(|&member| self.hosts[member]).collect()
+        self.members.iter().map(|&member| self.world.hosts[member]).collect()
     }
 
     fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {
@@ -262,18 +354,19 @@ impl Transport for SimTransport {
             return Ok(None);
         };
         let members = members.iter().map(|&member| self.members[member]).collect();
-        let (network, runtime, hosts) = (self.network.clone(), self.runtime.clone(), self.hosts.clone());
-        let child = Self::enter(network, runtime, rank, channel, members, hosts);
+        let child =
+            Self::enter(self.world.clone(), (self.runtime.clone(), self.skew), rank, channel, members);
         Ok(Some(Box::new(child)))
     }
 
     fn abort(&mut self) {
         // An earlier abort stands.
-        let _ = self.network.abort(self.record(self.rank.index(), Cause::GaveUp));
+        let record = self.record(self.rank.index(), Cause::GaveUp);
+        let _ = self.fabric().abort(record, self.world.clock.now());
     }
 
     fn aborted(&self) -> Option<Abort> {
-        self.network.aborted()
+        self.fabric().aborted(self.world_rank())
     }
 
     fn traffic(&self) -> Traffic {
@@ -286,7 +379,7 @@ impl Drop for SimTransport {
         if thread::panicking() {
             self.abort();
         }
-        self.network.leave(self.own_place());
+        self.fabric().leave(self.own_place(), self.world.clock.now());
     }
 }
 

@@ -1,0 +1,287 @@
+//! A network to be made: who runs where, and what messages cost.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use super::clock::{Skew, Skewed};
+use super::fabric::Fabric;
+use super::fault::{Fault, When};
+use super::link::{Link, Links};
+use super::random::{SplitMix64, mix};
+use super::scheduler::{Failure, Scheduler, Statistics};
+use super::transport::World;
+use super::{Outcome, SimTransport};
+use crate::runtime::Executor;
+use crate::{Rank, Runtime};
+
+/// A network in one process: its ranks, where they run, its links, and the seed that decides everything else.
+///
+/// Without more all ranks share a host and nothing costs any time, as in [`run`](super::run).
+///
+/// ```
+/// use std::time::Duration;
+/// use dist_transport::{Incoming, Outgoing, Sink, Transport, sim};
+///
+/// // Two hosts of two ranks, connected by 1 Gbit/s to a switch 50 µs away.
+/// let uplink = sim::Link::new(Duration::from_micros(50), 125_000_000);
+/// let network = sim::Network::new(4).with_seed(7).with_hosts(&[0, 0, 1, 1]).with_host_link(uplink);
+/// let outcome = network.run(|mut transport| {
+///     let deadline = transport.runtime().deadline(Duration::from_secs(60));
+///     let peer = transport.rank().plus(2).index();
+///     let mut memory = [0; 1000];
+///     let send = Outgoing { to: peer, parts: &[&[7; 1000]] };
+///     let receive = Incoming { from: peer, len: 1000, sink: Sink::Into(&mut memory) };
+///     transport.exchange(Some(send), Some(receive), deadline).map(|()| transport.runtime().now())
+/// });
+/// // 8 µs for the bytes, 100 µs for the way; the second rank of a host waits for the first one's bytes.
+/// let times = outcome.results.into_iter().collect::<Result<Vec<_>, _>>()?;
+/// assert_eq!(times.iter().min(), Some(&Duration::from_micros(108)));
+/// assert_eq!(outcome.elapsed, Duration::from_micros(116));
+/// # Ok::<(), dist_transport::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+#[must_use]
+pub struct Network {
+    seed: u64,
+    links: Links,
+    window: Option<usize>,
+    coordinator: Option<usize>,
+    clocks: HashMap<usize, Skew>,
+    faults: Vec<(When, Fault)>,
+    random_faults: usize,
+}
+
+impl Network {
+    /// A network of `world_size` ranks on one host, without any cost, with seed 0.
+    pub fn new(world_size: usize) -> Self {
+        Self {
+            seed: 0,
+            links: Links::new(world_size),
+            window: None,
+            coordinator: Some(0),
+            clocks: HashMap::new(),
+            faults: Vec::new(),
+            random_faults: 0,
+        }
+    }
+
+    /// The seed decides in which order threads run and how late messages come.
+    pub fn with_seed(self, seed: u64) -> Self {
+        Self { seed, ..self }
+    }
+
+    /// Where each rank runs: ranks with equal numbers share a host. [`Transport::hosts`](crate::Transport::hosts)
+    /// tells them.
+    ///
+    /// # Panics
+    /// If the list has not one entry for each rank.
+    pub fn with_hosts(mut self, hosts: &[u64]) -> Self {
+        assert_eq!(hosts.len(), self.links.hosts.len(), "every rank runs on one host");
+        self.links.hosts = hosts.to_vec();
+        self
+    }
+
+    /// In which rack each rank runs.
+    ///
+    /// # Panics
+    /// If the list has not one entry for each rank.
+    pub fn with_racks(mut self, racks: &[u64]) -> Self {
+        assert_eq!(racks.len(), self.links.racks.len(), "every rank runs in one rack");
+        self.links.racks = racks.to_vec();
+        self
+    }
+
+    /// What a message between two ranks of one host costs: each rank has such a link to the others, as memory is.
+    pub fn with_memory_link(mut self, link: Link) -> Self {
+        self.links.memory = link;
+        self
+    }
+
+    /// What a message costs on the way from its host to the switch, and again on the way to the other host. The ranks of
+    /// a host share this link.
+    pub fn with_host_link(mut self, link: Link) -> Self {
+        self.links.host = link;
+        self
+    }
+
+    /// What a message between two racks costs besides, on the way out of the one and into the other. The hosts of a
+    /// rack share this link.
+    pub fn with_rack_link(mut self, link: Link) -> Self {
+        self.links.rack = link;
+        self
+    }
+
+    /// These two hosts are connected by this link, and by no other.
+    pub fn with_link_between(mut self, one: u64, other: u64, link: Link) -> Self {
+        self.links.between.insert((one.min(other), one.max(other)), link);
+        self
+    }
+
+    /// A send returns when no more than `bytes` of what was sent to this peer on this channel are unreceived, as
+    /// with sockets, whose buffers are finite. Without this no send ever waits.
+    pub fn with_window(self, bytes: usize) -> Self {
+        Self { window: Some(bytes), ..self }
+    }
+
+    /// The coordinator runs where every rank reaches it. Without this it shares the fate of rank 0.
+    pub fn with_external_coordinator(self) -> Self {
+        Self { coordinator: None, ..self }
+    }
+
+    /// The clock that this rank sees began earlier by `ahead`, and gains so many millionths of a second in a second,
+    /// or loses them.
+    pub fn with_clock(mut self, rank: usize, ahead: Duration, drift_ppm: i32) -> Self {
+        self.clocks.insert(rank, Skew { ahead, drift_ppm });
+        self
+    }
+
+    /// This goes wrong then, in a run.
+    ///
+    /// # Panics
+    /// If the fault names a rank that there is not.
+    pub fn with_fault(mut self, when: When, fault: Fault) -> Self {
+        let known = fault.ranks().iter().all(|&rank| rank < self.world_size());
+        assert!(known, "a world of {} has no such rank: {fault}", self.world_size());
+        self.faults.push((when, fault));
+        self
+    }
+
+    /// So many things go wrong in a run: the seed decides what, to whom and when.
+    pub fn with_random_faults(self, count: usize) -> Self {
+        Self { random_faults: count, ..self }
+    }
+
+    /// Connects threads of the caller's own, which may be real ones: one transport per rank, in rank order. Faults
+    /// and clocks are for [`run`](Self::run) only.
+    pub fn connect(&self, runtime: &Runtime) -> Vec<SimTransport> {
+        let calm = Self { faults: Vec::new(), random_faults: 0, ..self.clone() };
+        let world = calm.world(runtime.clone(), None);
+        let ranks = Rank::all(self.world_size());
+        ranks.map(|rank| world.enter(runtime.clone(), Skew::default(), rank)).collect()
+    }
+
+    /// Runs `program` once per rank in virtual time, as [`run`](super::run) does.
+    ///
+    /// # Panics
+    /// As [`run`](super::run) does, and if a rank left no result because it was killed.
+    pub fn run<T: Send + 'static>(
+        &self,
+        program: impl Fn(SimTransport) -> T + Send + Sync + 'static,
+    ) -> Outcome<T> {
+        let Outcome { results, elapsed, trace_hash, switches, operations, faults } =
+            self.try_run(program).unwrap_or_else(|failure| panic!("{failure}"));
+        let expect = |(rank, result): (usize, Option<T>)| {
+            result.unwrap_or_else(|| panic!("seed {}: rank {rank} left no result: {faults:?}", self.seed))
+        };
+        let results = results.into_iter().enumerate().map(expect).collect();
+        Outcome { results, elapsed, trace_hash, switches, operations, faults }
+    }
+
+    /// Runs `program` once per rank in virtual time. A rank that was killed, or stalled until the end, leaves no
+    /// result.
+    ///
+    /// # Errors
+    /// Where [`run`](super::run) panics.
+    pub fn try_run<T: Send + 'static>(
+        &self,
+        program: impl Fn(SimTransport) -> T + Send + Sync + 'static,
+    ) -> Result<Outcome<Option<T>>, Failed> {
+        self.run_turns(TURN_MAX, program)
+    }
+
+    pub(super) fn run_turns<T: Send + 'static>(
+        &self,
+        turn_max: Duration,
+        program: impl Fn(SimTransport) -> T + Send + Sync + 'static,
+    ) -> Result<Outcome<Option<T>>, Failed> {
+        let scheduler = Scheduler::new(self.seed);
+        let runtime = Runtime::new(Arc::new(scheduler.clone()));
+        let world = self.world(runtime.clone(), Some(scheduler.clone()));
+        let program = Arc::new(program);
+        let results = Arc::new(Mutex::new(Vec::from_iter((0..self.world_size()).map(|_| None))));
+        for rank in Rank::all(self.world_size()) {
+            let transport = self.enter(&world, rank, &scheduler);
+            let (program, results) = (program.clone(), results.clone());
+            scheduler.add_rank(rank.index(), move || {
+                let result = program(transport);
+                results.lock().unwrap_or_else(PoisonError::into_inner)[rank.index()] = Some(result);
+            });
+        }
+        if !self.faults.is_empty() || self.random_faults > 0 {
+            let world = world.clone();
+            scheduler.add_daemon("network", move || world.keep_time());
+        }
+        let end = scheduler.run_to_end(turn_max);
+        let (operations, faults) = world.fabric.history();
+        match end {
+            Ok(Statistics { elapsed, trace_hash, switches }) => {
+                let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
+                let results = std::mem::take(&mut *results);
+                Ok(Outcome { results, elapsed, trace_hash, switches, operations, faults })
+            }
+            Err(failure) => Err(Failed { seed: self.seed, faults, failure }),
+        }
+    }
+
+    fn enter(&self, world: &Arc<World>, rank: Rank, scheduler: &Scheduler) -> SimTransport {
+        let executor: Arc<dyn Executor> = Arc::new(scheduler.clone());
+        match self.clocks.get(&rank.index()) {
+            Some(&skew) => world.enter(Runtime::new(Arc::new(Skewed { executor, skew })), skew, rank),
+            None => world.enter(Runtime::new(executor), Skew::default(), rank),
+        }
+    }
+
+    fn world_size(&self) -> usize {
+        self.links.hosts.len()
+    }
+
+    fn world(&self, clock: Runtime, scheduler: Option<Scheduler>) -> Arc<World> {
+        // Generators of their own: what messages cost does not change who has the turn, nor what goes wrong.
+        let mut fault_random = SplitMix64::new(mix(self.seed ^ FAULTS));
+        let random_faults = if self.world_size() == 0 { 0 } else { self.random_faults };
+        let random = |_| Fault::random(&mut fault_random, self.world_size());
+        let faults = self.faults.iter().cloned().chain((0..random_faults).map(random)).collect();
+        let random = SplitMix64::new(mix(self.seed ^ LINKS));
+        let fabric = Fabric::new(self.links.clone(), self.coordinator, faults, random);
+        let hosts = self.links.hosts.clone();
+        Arc::new(World { fabric, clock, scheduler, hosts, window: self.window })
+    }
+}
+
+/// Why a run could not be completed.
+#[derive(Debug, thiserror::Error)]
+#[error("seed {seed}: {failure}{}", list(faults))]
+pub struct Failed {
+    seed: u64,
+    faults: Vec<String>,
+    failure: Failure,
+}
+
+impl Failed {
+    /// What begins the run again.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// The faults that had happened.
+    pub fn faults(&self) -> &[String] {
+        &self.faults
+    }
+
+    #[cfg(test)]
+    pub(super) fn failure(&self) -> &Failure {
+        &self.failure
+    }
+}
+
+fn list(faults: &[String]) -> String {
+    faults.iter().map(|fault| format!("\n  {fault}")).collect()
+}
+
+/// What sets the generators of one seed apart.
+const FAULTS: u64 = 0x6661_756c;
+const LINKS: u64 = 0x6c69_6e6b;
+
+/// So long, by the system's clock, may a thread keep the turn.
+const TURN_MAX: Duration = Duration::from_secs(120);

@@ -1,0 +1,110 @@
+//! Clocks that are wrong: each rank may see a time of its own.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::runtime::{Executor, Wake};
+
+/// How a rank's clock differs from the network's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Skew {
+    pub(super) ahead: Duration,
+    /// Millionths of a second that it gains in a second.
+    pub(super) drift_ppm: i32,
+}
+
+const MILLION: i128 = 1_000_000;
+/// The slowest clock still moves.
+const DRIFT_MIN: i32 = -999_999;
+
+impl Skew {
+    /// What the clock shows at this time.
+    pub(super) fn show(self, time: Duration) -> Duration {
+        nanos(nanos_of(time) * self.rate() / MILLION).saturating_add(self.ahead)
+    }
+
+    /// The earliest time at which the clock shows this.
+    fn time(self, shown: Duration) -> Duration {
+        let rate = self.rate();
+        let shown = nanos_of(shown.saturating_sub(self.ahead));
+        // The product of the two is rounded down by `show`.
+        nanos((shown * MILLION + rate - 1) / rate)
+    }
+
+    fn rate(self) -> i128 {
+        MILLION + i128::from(self.drift_ppm.max(DRIFT_MIN))
+    }
+}
+
+fn nanos_of(time: Duration) -> i128 {
+    i128::try_from(time.as_nanos()).expect("a duration has fewer than 94 bits of nanoseconds")
+}
+
+/// The longest time beyond some 584 years.
+fn nanos(nanos: i128) -> Duration {
+    u64::try_from(nanos).map_or(Duration::MAX, Duration::from_nanos)
+}
+
+/// A runtime with a clock that is wrong.
+pub(super) struct Skewed {
+    pub(super) executor: Arc<dyn Executor>,
+    pub(super) skew: Skew,
+}
+
+impl Executor for Skewed {
+    fn name(&self) -> &'static str {
+        self.executor.name()
+    }
+
+    fn now(&self) -> Duration {
+        self.skew.show(self.executor.now())
+    }
+
+    fn spawn(&self, name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
+        self.executor.spawn(name, work)
+    }
+
+    fn park(&self, until: Option<Duration>) {
+        self.executor.park(until.map(|until| self.skew.time(until)));
+    }
+
+    fn current(&self) -> Arc<dyn Wake> {
+        self.executor.current()
+    }
+
+    fn yield_now(&self) {
+        self.executor.yield_now();
+    }
+
+    fn interleave(&self) {
+        self.executor.interleave();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    fn a_wait_for_a_shown_time_ends_when_it_is_shown_and_no_sooner(
+        #[values(-999_999, -300_000, -1, 0, 1, 7, 500_000, i32::MAX)] drift_ppm: i32,
+        #[values(0, 1, 999, 1_000_000_007)] nanos: u64,
+    ) {
+        let skew = Skew { ahead: Duration::from_secs(3), drift_ppm };
+        let shown = Duration::from_secs(3) + Duration::from_nanos(nanos);
+        let time = skew.time(shown);
+        assert!(skew.show(time) >= shown, "not early");
+        assert!(time.is_zero() || skew.show(time - Duration::from_nanos(1)) < shown, "not late");
+        assert_eq!(skew.time(Duration::from_secs(2)), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_time_that_never_comes_stays_one() {
+        let skew = Skew { ahead: Duration::ZERO, drift_ppm: 100 };
+        assert_eq!(skew.time(Duration::MAX), Duration::MAX);
+        assert_eq!(skew.show(Duration::MAX), Duration::MAX);
+    }
+}

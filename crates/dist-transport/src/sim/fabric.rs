@@ -1,0 +1,400 @@
+//! What the transports of one in-process job share: queues, who is there, and the abort record.
+//!
+//! One lock guards it all, and it is never held over a call that may run another thread.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::control::Control;
+use super::fault::{Fault, When};
+use super::link::Links;
+use super::message::Message;
+use super::random::SplitMix64;
+use super::storm::{Effects, Plan};
+use super::weather::Weather;
+use crate::runtime::Unparker;
+use crate::{Abort, ChannelId, Fingerprint};
+
+#[derive(Debug)]
+pub(super) struct Fabric(Mutex<State>);
+
+/// One rank's end of one channel.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    pub(super) channel: ChannelId,
+    /// Its number in the group that the channel serves.
+    pub(super) rank: usize,
+    /// Its number in the world.
+    pub(super) world_rank: usize,
+}
+
+/// What a look for a message found.
+pub(super) enum Found {
+    /// There is one.
+    Message,
+    /// Nothing yet: the unparker is used when there is reason to look again; one that is on its way arrives then.
+    Nothing {
+        arrives: Option<Duration>,
+    },
+    /// The sender has left, and left nothing behind.
+    Left,
+    /// This rank of the group waits, or has waited, after a call that can never have met the caller's.
+    Elsewhere {
+        rank: usize,
+        ours: Fingerprint,
+        theirs: Fingerprint,
+    },
+    Aborted(Abort),
+}
+
+/// What became of a message to be sent.
+pub(super) enum Sent {
+    Queued,
+    /// The receiver has left.
+    Left,
+    Aborted(Abort),
+}
+
+/// Whether messages to a peer have left.
+pub(super) enum Room {
+    /// Enough of them.
+    Enough,
+    /// Not yet: the unparker is used when there is reason to look again.
+    Waiting,
+    /// The receiver has left.
+    Left,
+    Aborted(Abort),
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    channels: HashMap<ChannelId, Vec<Member>>,
+    /// How many transports each rank of the world still has.
+    transports: Vec<usize>,
+    pub(super) control: Control,
+    links: Links,
+    pub(super) weather: Weather,
+    pub(super) plan: Plan,
+    /// How many ranks knew of the job's end when the waiting were last woken because of it.
+    told: usize,
+    /// Decides what links and weather leave open.
+    random: SplitMix64,
+}
+
+#[derive(Debug, Default)]
+struct Member {
+    presence: Presence,
+    world_rank: usize,
+    inbox: BTreeMap<usize, Queue>,
+    waiting: Option<Waiting>,
+    /// The call in which it waited last, and the one before.
+    waited_in: Vec<Fingerprint>,
+}
+
+#[derive(Debug, Default, PartialEq)]
+enum Presence {
+    #[default]
+    Expected,
+    Here,
+    Gone,
+}
+
+/// The messages of one peer.
+#[derive(Debug, Default)]
+struct Queue {
+    messages: VecDeque<(Duration, Message)>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct Waiting {
+    on: On,
+    unparker: Unparker,
+}
+
+/// What a rank waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum On {
+    /// A message of this rank.
+    Message(usize),
+    /// That this rank receives what was sent to it.
+    Room(usize),
+}
+
+impl Fabric {
+    pub(super) fn new(
+        links: Links,
+        coordinator: Option<usize>,
+        faults: Vec<(When, Fault)>,
+        random: SplitMix64,
+    ) -> Self {
+        let world_size = links.hosts.len();
+        let (channels, transports, weather) = (HashMap::new(), vec![0; world_size], Weather::default());
+        let control = Control::new(world_size, coordinator);
+        let plan = Plan { faults, operations: vec![0; world_size], ..Plan::default() };
+        Self(Mutex::new(State { channels, transports, control, links, weather, plan, told: 0, random }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a new transport, of a group of these ranks of the world.
+    pub(super) fn enter(&self, place: Place, world_ranks: &[usize]) {
+        let mut state = self.lock();
+        state.transports[place.world_rank] += 1;
+        let expected = |&world_rank| Member { world_rank, ..Member::default() };
+        let members = state.channels.entry(place.channel);
+        let members = members.or_insert_with(|| world_ranks.iter().map(expected).collect());
+        members[place.rank].presence = Presence::Here;
+    }
+
+    /// Notes that a transport was dropped, and wakes those who wait for it.
+    pub(super) fn leave(&self, place: Place, now: Duration) {
+        let woken = self.lock().leave(place, now);
+        wake(woken);
+    }
+
+    /// Counts an operation of this rank; there may be a fault planned for it.
+    pub(super) fn count_operation(&self, world_rank: usize, now: Duration) -> Effects {
+        self.lock().count_operation(world_rank, now)
+    }
+
+    /// Does what is due by now. Gives when something is due next as well; the unparker is used when that changes.
+    pub(super) fn turn(&self, now: Duration, station: Unparker) -> (Effects, Option<Duration>) {
+        self.lock().turn(now, station)
+    }
+
+    /// How many operations each rank has done, and which faults have happened.
+    pub(super) fn history(&self) -> (Vec<u64>, Vec<String>) {
+        let state = self.lock();
+        (state.plan.operations.clone(), state.plan.happened.clone())
+    }
+
+    /// How long this rank pauses before it sends.
+    pub(super) fn pause(&self, world_rank: usize) -> Duration {
+        self.lock().weather.pause(world_rank)
+    }
+
+    /// Puts a message into the receiver's queue, where it arrives when the links have carried it.
+    pub(super) fn send(&self, place: Place, to: Place, mut message: Message, now: Duration) -> Sent {
+        let woken = {
+            let mut state = self.lock();
+            if let Some(abort) = state.control.known(place.world_rank) {
+                return Sent::Aborted(abort);
+            }
+            if state.has_left(to) {
+                return Sent::Left;
+            }
+            let arrives = state.carry(place, to, message.len(), now);
+            if let Some(byte) = state.weather.corruption(place.world_rank, to.world_rank) {
+                message.change_byte(byte);
+            }
+            let member = state.member(to);
+            let queue = member.inbox.entry(place.rank).or_default();
+            queue.bytes += message.len();
+            queue.messages.push_back((arrives, message));
+            member.waiting.take_if(|waiting| waiting.on == On::Message(place.rank))
+        };
+        wake(woken);
+        Sent::Queued
+    }
+
+    /// Looks for a message of `from`, or remembers whom to wake when one is sent; these are the last
+    /// calls of the one who looks.
+    pub(super) fn look(
+        &self,
+        place: Place,
+        from: Place,
+        calls: &[Fingerprint],
+        now: Duration,
+        unparker: Unparker,
+    ) -> Found {
+        let mut state = self.lock();
+        if let Some(abort) = state.control.known(place.world_rank) {
+            return Found::Aborted(abort);
+        }
+        let sender_left = state.has_left(from);
+        let member = state.member(place);
+        member.waiting = None;
+        let arrives = member.inbox.get(&from.rank).and_then(|queue| queue.messages.front());
+        let arrives = arrives.map(|(arrives, _)| *arrives);
+        if arrives.is_some_and(|arrives| arrives <= now) {
+            return Found::Message;
+        }
+        if sender_left && arrives.is_none() {
+            return Found::Left;
+        }
+        member.waiting = Some(Waiting { on: On::Message(from.rank), unparker });
+        match state.contradiction(place, calls) {
+            Some((rank, ours, theirs)) => Found::Elsewhere { rank, ours, theirs },
+            None => Found::Nothing { arrives },
+        }
+    }
+
+    /// Takes the oldest message of this rank of the group, which has arrived.
+    pub(super) fn take(&self, place: Place, from: usize) -> Option<Message> {
+        let (message, woken) = {
+            let mut state = self.lock();
+            let queue = state.member(place).inbox.get_mut(&from)?;
+            let (_, message) = queue.messages.pop_front()?;
+            queue.bytes -= message.len();
+            let sender = &mut state.members(place.channel)[from];
+            (message, sender.waiting.take_if(|waiting| waiting.on == On::Room(place.rank)))
+        };
+        wake(woken);
+        Some(message)
+    }
+
+    /// Looks whether at most `window` bytes of what was sent to `to` were not received yet, or remembers whom to
+    /// wake when some are.
+    pub(super) fn look_for_room(&self, place: Place, to: Place, window: usize, unparker: Unparker) -> Room {
+        let mut state = self.lock();
+        state.member(place).waiting = None;
+        let unreceived = state.member(to).inbox.get(&place.rank).map_or(0, |queue| queue.bytes);
+        if unreceived <= window {
+            return Room::Enough;
+        }
+        if let Some(abort) = state.control.known(place.world_rank) {
+            return Room::Aborted(abort);
+        }
+        if state.has_left(to) {
+            return Room::Left;
+        }
+        state.member(place).waiting = Some(Waiting { on: On::Room(to.rank), unparker });
+        Room::Waiting
+    }
+
+    /// Ends the job, as far as the reporter's word reaches; if it knows of an end already, gives that.
+    pub(super) fn abort(&self, abort: Abort, now: Duration) -> Result<(), Abort> {
+        let woken = {
+            let state = &mut *self.lock();
+            state.control.propose(abort, now, &state.weather)?;
+            state.wake_if_told()
+        };
+        wake(woken);
+        Ok(())
+    }
+
+    /// How many channels somebody is in, or may still come to.
+    #[cfg(test)]
+    pub(super) fn channels(&self) -> usize {
+        self.lock().channels.len()
+    }
+
+    /// What this rank knows of the job's end.
+    pub(super) fn aborted(&self, world_rank: usize) -> Option<Abort> {
+        self.lock().control.known(world_rank)
+    }
+}
+
+impl On {
+    fn peer(self) -> usize {
+        match self {
+            Self::Message(peer) | Self::Room(peer) => peer,
+        }
+    }
+}
+
+impl State {
+    fn members(&mut self, channel: ChannelId) -> &mut Vec<Member> {
+        self.channels.get_mut(&channel).expect("a channel lives as long as one of its transports")
+    }
+
+    fn member(&mut self, place: Place) -> &mut Member {
+        &mut self.members(place.channel)[place.rank]
+    }
+
+    /// When a message that is sent now arrives.
+    fn carry(&mut self, from: Place, to: Place, bytes: usize, now: Duration) -> Duration {
+        let pair = (from.world_rank, to.world_rank);
+        let arrives = self.links.carry(pair, bytes, now, &mut self.random);
+        self.weather.arrival(pair, bytes, (now, arrives), &mut self.random)
+    }
+
+    /// Keeps messages that are under way from crossing a cut.
+    pub(super) fn hold_back(&mut self, now: Duration) {
+        for members in self.channels.values_mut() {
+            let world_ranks: Vec<_> = members.iter().map(|member| member.world_rank).collect();
+            for member in members {
+                for (from, queue) in &mut member.inbox {
+                    let pair = (world_ranks[*from], member.world_rank);
+                    let under_way = queue.messages.iter_mut().filter(|(arrives, _)| *arrives > now);
+                    under_way.for_each(|(arrives, _)| {
+                        *arrives = self.weather.after_cuts(pair, (now, *arrives));
+                    });
+                }
+            }
+        }
+    }
+
+    /// Those who wait, if somebody knows of the job's end who did not when this was last asked.
+    pub(super) fn wake_if_told(&mut self) -> Vec<Waiting> {
+        let told = (0..self.transports.len()).filter(|&rank| self.control.known(rank).is_some()).count();
+        if std::mem::replace(&mut self.told, told) == told { Vec::new() } else { self.all_waiting() }
+    }
+
+    /// Notes the calls of one who waits, and finds another who waits, or has waited, in one that can never meet them.
+    fn contradiction(
+        &mut self,
+        place: Place,
+        calls: &[Fingerprint],
+    ) -> Option<(usize, Fingerprint, Fingerprint)> {
+        let member = self.member(place);
+        if member.waited_in == calls {
+            // The others have compared theirs with these.
+            return None;
+        }
+        member.waited_in = calls.to_vec();
+        let mut members = self.channels[&place.channel].iter().enumerate();
+        members.find_map(|(rank, member)| {
+            let contradiction = Fingerprint::contradiction(calls, &member.waited_in);
+            contradiction.map(|(ours, theirs)| (rank, ours, theirs))
+        })
+    }
+
+    /// Whether this rank can never send or receive here again.
+    fn has_left(&mut self, place: Place) -> bool {
+        // Who died has said no goodbye.
+        let gone = self.transports[place.world_rank] == 0 || self.member(place).presence == Presence::Gone;
+        gone && !self.control.is_dead(place.world_rank)
+    }
+
+    fn leave(&mut self, place: Place, now: Duration) -> Vec<Waiting> {
+        let world_rank = place.world_rank;
+        *self.member(place) = Member { presence: Presence::Gone, world_rank, ..Member::default() };
+        self.transports[world_rank] -= 1;
+        let woken = if self.transports[world_rank] == 0 {
+            self.control.leave(world_rank, now, &self.weather);
+            self.all_waiting()
+        } else {
+            let members = self.members(place.channel).iter_mut();
+            let its = |waiting: &mut Waiting| waiting.on.peer() == place.rank;
+            members.filter_map(|member| member.waiting.take_if(its)).collect()
+        };
+        self.forget(place.channel);
+        woken
+    }
+
+    /// Drops a channel that nobody can use any more.
+    fn forget(&mut self, channel: ChannelId) {
+        if self.channels[&channel].iter().all(|member| member.presence == Presence::Gone) {
+            self.channels.remove(&channel);
+        }
+    }
+
+    fn all_waiting(&mut self) -> Vec<Waiting> {
+        // In the order of the channels' ids: the order of wake-ups must not depend on the hash map's seed.
+        let mut channels: Vec<_> = self.channels.iter_mut().collect();
+        channels.sort_unstable_by_key(|(id, _)| **id);
+        let members = channels.into_iter().flat_map(|(_, members)| members);
+        members.filter_map(|member| member.waiting.take()).collect()
+    }
+}
+
+pub(super) fn wake(woken: impl IntoIterator<Item = Waiting>) {
+    for waiting in woken {
+        waiting.unparker.unpark();
+    }
+}

@@ -1,0 +1,198 @@
+//! What can go wrong in a simulated network, and when it does.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::random::SplitMix64;
+
+/// Something that goes wrong. Ranks are numbered as in the world.
+///
+/// What the ranks are told is what processes connected by TCP are told: they give a sign of life every half second,
+/// and whoever gave none for two seconds counts as silent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fault {
+    /// The rank's process ends without a goodbye: its threads unwind, and the others hear that it died, or, if it
+    /// hosted the coordinator, that the coordinator is lost.
+    Kill {
+        /// The rank.
+        rank: usize,
+    },
+    /// The rank's process stops, as by SIGSTOP: its threads stand still, and it counts as silent if that lasts.
+    Stall {
+        /// The rank.
+        rank: usize,
+        /// Until it goes on; `None`: it never does.
+        lasts: Option<Duration>,
+    },
+    /// The rank is slow: it pauses before each message that it sends.
+    Slow {
+        /// The rank.
+        rank: usize,
+        /// For so long.
+        pause: Duration,
+    },
+    /// Messages sent from one rank to another arrive later.
+    Delay {
+        /// The sender.
+        from: usize,
+        /// The receiver.
+        to: usize,
+        /// Later by so much.
+        by: Duration,
+        /// Those sent within this time.
+        lasts: Duration,
+    },
+    /// Packets from one rank to another are lost and sent again, so that messages arrive later and none is missing.
+    Loss {
+        /// The sender.
+        from: usize,
+        /// The receiver.
+        to: usize,
+        /// One packet in so many is lost.
+        one_in: usize,
+        /// Of messages sent within this time.
+        lasts: Duration,
+    },
+    /// Nothing gets through between two sides. What is sent arrives when the partition ends; a rank that the
+    /// coordinator cannot hear counts as silent, and one that cannot hear the coordinator believes it lost.
+    Partition {
+        /// The ranks of one side.
+        from: Vec<usize>,
+        /// The ranks of the other.
+        to: Vec<usize>,
+        /// Whether the other direction is cut as well.
+        ways: Ways,
+        /// Until it ends; `None`: it never does.
+        lasts: Option<Duration>,
+    },
+    /// One byte of the next message between two ranks arrives changed, in a way that no checksum of the network has
+    /// noticed: its header, of 64 bytes, counts first. A changed header is refused. The transport has no checksum of its
+    /// own: a changed payload is delivered.
+    Corrupt {
+        /// The sender.
+        from: usize,
+        /// The receiver.
+        to: usize,
+        /// Which byte, modulo those of the message.
+        byte: usize,
+    },
+    /// The coordinator ends, and no rank with it.
+    CoordinatorDeath,
+}
+
+/// The directions of a partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ways {
+    /// Only what the first side sends is lost.
+    One,
+    /// Neither side hears the other.
+    Both,
+}
+
+/// When a fault happens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    /// At this time. Without links that cost something, time stands still while anybody can go on.
+    At(Duration),
+    /// When this rank begins its operation of this number, counted from 1: an exchange on any of its transports.
+    Operation {
+        /// The rank.
+        rank: usize,
+        /// The number.
+        number: u64,
+    },
+}
+
+/// So many operations may pass before a random fault.
+const OPERATIONS_MAX: usize = 60;
+
+impl Fault {
+    /// Some fault in a world of at least one rank, and when.
+    pub(super) fn random(random: &mut SplitMix64, world_size: usize) -> (When, Self) {
+        let rank = random.below(world_size);
+        let number = 1 + random.below(OPERATIONS_MAX) as u64;
+        let when = When::Operation { rank: random.below(world_size), number };
+        let (from, to) = (random.below(world_size), random.below(world_size));
+        let short = random.up_to(Duration::from_secs(1));
+        let long = random.up_to(Duration::from_secs(5));
+        let lasts = if random.below(3) == 0 { None } else { Some(long) };
+        let fault = match random.below(9) {
+            0 => Self::Kill { rank },
+            1 => Self::Stall { rank, lasts },
+            2 => Self::Slow { rank, pause: short },
+            3 => Self::Delay { from, to, by: short, lasts: long },
+            4 => Self::Loss { from, to, one_in: 1 + random.below(20), lasts: long },
+            5 => Self::partition(random, world_size, Ways::One, lasts),
+            6 => Self::partition(random, world_size, Ways::Both, lasts),
+            // A changed payload would only show that nothing checks it.
+            7 => Self::Corrupt { from, to, byte: random.below(HEADER_BYTES) },
+            _ => Self::CoordinatorDeath,
+        };
+        (when, fault)
+    }
+
+    fn partition(random: &mut SplitMix64, world_size: usize, ways: Ways, lasts: Option<Duration>) -> Self {
+        let (from, to) = (0..world_size).partition(|_| random.below(2) == 0);
+        Self::Partition { from, to, ways, lasts }
+    }
+
+    /// The ranks that it names.
+    pub(super) fn ranks(&self) -> Vec<usize> {
+        match self {
+            Self::Kill { rank } | Self::Stall { rank, .. } | Self::Slow { rank, .. } => vec![*rank],
+            Self::Delay { from, to, .. } | Self::Loss { from, to, .. } | Self::Corrupt { from, to, .. } => {
+                vec![*from, *to]
+            }
+            Self::Partition { from, to, .. } => [&from[..], to].concat(),
+            Self::CoordinatorDeath => Vec::new(),
+        }
+    }
+}
+
+/// Bytes in front of a message's payload, as TCP sends them.
+pub(super) const HEADER_BYTES: usize = 64;
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kill { rank } => write!(f, "rank {rank} is killed"),
+            Self::Stall { rank, lasts } => write!(f, "rank {rank} stands still{}", For(*lasts)),
+            Self::Slow { rank, pause } => write!(f, "rank {rank} pauses {pause:?} before each send"),
+            Self::Delay { from, to, by, lasts } => {
+                write!(f, "messages from rank {from} to rank {to} are {by:?} late for {lasts:?}")
+            }
+            Self::Loss { from, to, one_in, lasts } => {
+                write!(f, "one packet in {one_in} from rank {from} to rank {to} is lost for {lasts:?}")
+            }
+            Self::Partition { from, to, ways, lasts } => {
+                let arrow = if *ways == Ways::One { "to" } else { "or back to" };
+                write!(f, "nothing gets from ranks {from:?} {arrow} {to:?}{}", For(*lasts))
+            }
+            Self::Corrupt { from, to, byte } => {
+                write!(f, "byte {byte} of the next message from rank {from} to rank {to} is changed")
+            }
+            Self::CoordinatorDeath => f.write_str("the coordinator dies"),
+        }
+    }
+}
+
+struct For(Option<Duration>);
+
+impl fmt::Display for For {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            None => f.write_str(" for ever"),
+            Some(lasts) => write!(f, " for {lasts:?}"),
+        }
+    }
+}
+
+impl fmt::Display for When {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::At(time) => write!(f, "at {time:?}"),
+            Self::Operation { rank, number } => write!(f, "at operation {number} of rank {rank}"),
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! What faults do to messages: cuts, delays, losses, changed bytes and slow senders.
+
+use std::time::Duration;
+
+use super::link::NEVER;
+use super::random::SplitMix64;
+
+/// The faults of the network that are in force.
+#[derive(Debug, Default)]
+pub(super) struct Weather {
+    pub(super) cuts: Vec<Cut>,
+    pub(super) delays: Vec<Delay>,
+    pub(super) losses: Vec<Loss>,
+    /// Sender, receiver, and which byte of the next message between them is changed.
+    pub(super) corruptions: Vec<(usize, usize, usize)>,
+    /// Rank, and how long it pauses before it sends.
+    pub(super) pauses: Vec<(usize, Duration)>,
+}
+
+/// Nothing gets from one side to the other.
+#[derive(Debug)]
+pub(super) struct Cut {
+    pub(super) from: Vec<usize>,
+    pub(super) to: Vec<usize>,
+    pub(super) until: Duration,
+}
+
+#[derive(Debug)]
+pub(super) struct Delay {
+    pub(super) pair: (usize, usize),
+    pub(super) by: Duration,
+    pub(super) until: Duration,
+}
+
+#[derive(Debug)]
+pub(super) struct Loss {
+    pub(super) pair: (usize, usize),
+    pub(super) one_in: usize,
+    pub(super) until: Duration,
+}
+
+/// After how long a lost packet is sent again; twice as long if it is lost again.
+const RETRANSMISSION: Duration = Duration::from_millis(200);
+/// So often is it doubled.
+const DOUBLINGS_MAX: u32 = 9;
+/// Payload of a packet.
+const PACKET_BYTES: usize = 1448;
+
+impl Cut {
+    fn separates(&self, from: usize, to: usize) -> bool {
+        from != to && self.from.contains(&from) && self.to.contains(&to)
+    }
+}
+
+impl Weather {
+    /// Whether what this rank sends now gets to that one.
+    pub(super) fn reaches(&self, from: usize, to: usize, now: Duration) -> bool {
+        !self.cuts.iter().any(|cut| now < cut.until && cut.separates(from, to))
+    }
+
+    /// When a message arrives that is sent now and would arrive then in good weather.
+    pub(super) fn arrival(
+        &self,
+        (from, to): (usize, usize),
+        bytes: usize,
+        (now, arrives): (Duration, Duration),
+        random: &mut SplitMix64,
+    ) -> Duration {
+        let mut late = Duration::ZERO;
+        for delay in self.delays.iter().filter(|delay| delay.pair == (from, to) && now < delay.until) {
+            late = late.saturating_add(delay.by);
+        }
+        for loss in self.losses.iter().filter(|loss| loss.pair == (from, to) && now < loss.until) {
+            late = late.saturating_add(loss.delay(bytes, random));
+        }
+        self.after_cuts((from, to), (now, arrives.saturating_add(late)))
+    }
+
+    /// When a message arrives that is under way.
+    pub(super) fn after_cuts(
+        &self,
+        (from, to): (usize, usize),
+        (now, arrives): (Duration, Duration),
+    ) -> Duration {
+        let cuts = self.cuts.iter().filter(|cut| now < cut.until && cut.separates(from, to));
+        cuts.fold(arrives, |arrives, cut| match cut.until {
+            NEVER => NEVER,
+            until => arrives.max(until.saturating_add(arrives.saturating_sub(now))),
+        })
+    }
+
+    /// Which byte of this rank's next message to that one is changed, if one is.
+    pub(super) fn corruption(&mut self, from: usize, to: usize) -> Option<usize> {
+        let place = self.corruptions.iter().position(|&(a, b, _)| (a, b) == (from, to))?;
+        Some(self.corruptions.swap_remove(place).2)
+    }
+
+    /// How long this rank pauses before it sends.
+    pub(super) fn pause(&self, rank: usize) -> Duration {
+        self.pauses.iter().filter(|(slow, _)| *slow == rank).map(|(_, pause)| *pause).sum()
+    }
+}
+
+impl Loss {
+    /// How much later a message arrives because of its lost packets, which are all sent again together.
+    fn delay(&self, bytes: usize, random: &mut SplitMix64) -> Duration {
+        let mut waiting = bytes / PACKET_BYTES + 1;
+        let mut late = Duration::ZERO;
+        for doubling in 0..DOUBLINGS_MAX {
+            waiting = (0..waiting).filter(|_| random.below(self.one_in.max(1)) == 0).count();
+            if waiting == 0 {
+                break;
+            }
+            late += RETRANSMISSION * (1 << doubling);
+        }
+        late
+    }
+}
