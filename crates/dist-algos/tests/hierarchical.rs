@@ -110,14 +110,16 @@ fn parts_send_across_what_a_host_has_to() {
 }
 
 #[test]
-fn small_buffers_go_through_leaders_and_large_ones_in_parts() {
+fn parts_are_suggested_where_hosts_are_regular_and_leaders_elsewhere() {
     let hosts = of_sizes(&[4, 4, 4, 4]);
     let across = CostModel { round_ps: 50_000_000, ..CostModel::default() };
     let inside = CostModel { round_ps: 500_000, byte_ps: 100, ..CostModel::default() };
     let suggest = |bytes| Plan::suggest(&hosts, bytes, Order::Canonical, &inside, &across);
     let small = suggest(8).unwrap();
-    assert_eq!(small.across, AllReduce::RecursiveDoubling);
+    assert_eq!(small.to_string(), "parts/recursive_doubling");
     assert_eq!(suggest(64 << 20), Some(Plan { form: Form::Parts, across: AllReduce::HalvingDoubling }));
+    let uneven = Plan::suggest(&of_sizes(&[4, 4, 4, 2]), 64 << 20, Order::Canonical, &inside, &across);
+    assert_eq!(uneven, Some(Plan { form: Form::Leaders, across: AllReduce::HalvingDoubling }));
     assert_eq!(Plan::suggest(&of_sizes(&[3, 3]), 8, Order::Canonical, &inside, &across), None);
 }
 

@@ -133,6 +133,45 @@ mod tests {
     }
 
     #[test]
+    fn halving_in_blocks_is_chosen_where_blocks_are_of_like_sizes() {
+        let suggest = |world_size| {
+            let order = Order::Canonical;
+            (
+                AllReduce::suggest(world_size, 512 << 10, order, &CostModel::default()),
+                ReduceScatter::suggest(world_size, 512 << 10, order, &CostModel::default()),
+            )
+        };
+        let (halving, scattering) = (AllReduce::HalvingDoubling, ReduceScatter::HalvingDoubling);
+        assert_eq!(suggest(12), (halving, scattering));
+        assert_eq!(suggest(24), (halving, scattering));
+        assert_eq!(suggest(9), (AllReduce::PairwiseCirculant, ReduceScatter::Pairwise));
+    }
+
+    #[test]
+    fn large_buffers_are_broadcast_in_chunks_and_the_largest_down_a_chain() {
+        let suggest = |world_size, bytes| Broadcast::suggest(world_size, bytes, &CostModel::default());
+        assert_eq!(suggest(8, 1 << 10), Broadcast::Binomial);
+        assert_eq!(suggest(8, 1 << 20), Broadcast::ScatterCirculant);
+        assert_eq!(suggest(8, 64 << 20), Broadcast::Chain);
+        assert_eq!(suggest(64, 64 << 20), Broadcast::ScatterCirculant);
+        assert_eq!(suggest(2, 64 << 20), Broadcast::Binomial);
+    }
+
+    #[test]
+    fn any_order_and_gathering_take_a_logarithm_of_rounds_in_every_world() {
+        let model = CostModel::default();
+        for (world_size, bytes) in [(6, 8), (6, 1 << 20), (13, 1 << 20), (63, 64 << 20)] {
+            assert_eq!(AllGather::suggest(world_size, bytes, &model), AllGather::Bruck);
+            let scatter = ReduceScatter::suggest(world_size, bytes, Order::Any, &model);
+            assert_eq!(scatter, ReduceScatter::Circulant, "{world_size}");
+        }
+        assert_eq!(AllGather::suggest(16, 1 << 20, &model), AllGather::RecursiveDoubling);
+        assert_eq!(ReduceScatter::suggest(16, 8, Order::Any, &model), ReduceScatter::HalvingDoubling);
+        assert_eq!(Reduce::suggest(8, 8, Order::Canonical, &model), Reduce::Binomial);
+        assert_eq!(Reduce::suggest(8, 64 << 20, Order::Canonical, &model), Reduce::PairwiseGather);
+    }
+
+    #[test]
     fn reducing_less_is_worth_a_round_where_reducing_is_slow() {
         let fast = CostModel::default();
         let slow = CostModel { reduced_byte_ps: 100 * fast.byte_ps, ..fast };

@@ -1,5 +1,7 @@
 //! How a two-level all_reduce is done.
 
+use std::fmt;
+
 use dist_transport::Rank;
 
 use super::level::{Spread, Steps};
@@ -18,11 +20,29 @@ pub struct Plan {
 /// Which ranks of a host talk to other hosts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Form {
-    /// One of them: the whole buffer is reduced to the first rank of each host. Few messages, for small buffers.
+    /// One of them: the whole buffer is reduced to the first rank of each host. For any hosts, with
+    /// one connection between two of them.
     Leaders,
     /// All of them, each for its part of the buffer: a reduce_scatter on the host comes before and an all_gather
     /// after. The fewest bytes, where all hosts have the same number of ranks.
     Parts,
+}
+
+impl Form {
+    /// The name, in lower case.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Leaders => "leaders",
+            Self::Parts => "parts",
+        }
+    }
+}
+
+/// As in `parts/halving_doubling`.
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.form.name(), self.across)
+    }
 }
 
 /// The two halves of a two-level all_reduce, as those of [`AllReduce`](crate::Phases).
