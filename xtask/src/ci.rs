@@ -43,7 +43,7 @@ pub(crate) fn run() -> Result<(), Failure> {
 const COMBINATIONS: &[(&str, &[&str])] = &[
     ("dist-transport", &["", "auth", "tcp", "sim", "tcp,sim"]),
     ("dist-algos", &[""]),
-    ("dist-collectives", &["", "tcp", "sim", "tcp,sim"]),
+    ("dist-collectives", &["", "tcp", "sim", "tcp,sim", "serde", "ndarray", "serde,ndarray"]),
     ("dist-groups", &[""]),
     ("dist-parallel", &["", "tcp", "sim", "tcp,sim"]),
     ("dist-candle", &[""]),

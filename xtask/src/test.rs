@@ -19,7 +19,7 @@ pub(crate) fn run() -> Result<(), Failure> {
 
 /// The steps of this command, for `ci` to have them too.
 pub(crate) fn add_steps(steps: &mut Steps) -> Result<(), Failure> {
-    steps.step("tests", || show(&mut cargo("test --workspace")))?;
+    steps.step("tests", || show(&mut cargo("test --workspace --all-features")))?;
     steps.step("each bench once", || show(&mut cargo("test --package benches --benches")))?;
     steps.step("matrix", || matrix::run(""))
 }

@@ -61,6 +61,44 @@ pub enum Error {
         /// The size of the group.
         world_size: usize,
     },
+    /// The rows of an array, its dim 0, cannot be divided among the ranks.
+    #[cfg(feature = "ndarray")]
+    #[error("{operation}: {rows} rows cannot be divided among {world_size} ranks")]
+    IndivisibleRows {
+        /// What was called.
+        operation: Operation,
+        /// The length of dim 0.
+        rows: usize,
+        /// The size of the group.
+        world_size: usize,
+    },
+    /// An array has not as many rows as the list of all ranks' rows says.
+    #[cfg(feature = "ndarray")]
+    #[error("{operation}: the array has {got} rows, not {expected}")]
+    Rows {
+        /// What was called.
+        operation: Operation,
+        /// The rows that it should have.
+        expected: usize,
+        /// The length of dim 0.
+        got: usize,
+    },
+    /// An array has no dims where rows are divided or put together.
+    #[cfg(feature = "ndarray")]
+    #[error("{operation}: an array of no dims has no rows")]
+    NoRows {
+        /// What was called.
+        operation: Operation,
+    },
+    /// There is no array of the output's shape.
+    #[cfg(feature = "ndarray")]
+    #[error("{operation}: there is no array of the output's shape")]
+    Shape {
+        /// What was called.
+        operation: Operation,
+        /// What is wrong with the shape.
+        source: ndarray::ShapeError,
+    },
     /// The elements cannot be reduced like this.
     #[error("{op} is not for {dtype}: it needs {}", if .dtype.is_float() { "integers" } else { "floating-point numbers" })]
     Unreducible {

@@ -18,6 +18,8 @@ mod messages;
 mod pending;
 mod reduce_op;
 mod settings;
+#[cfg(feature = "ndarray")]
+mod shaped;
 mod start;
 #[cfg(feature = "serde")]
 mod values;
@@ -51,6 +53,9 @@ pub use half::{bf16, f16};
 pub use kept::{KeptCosts, World};
 pub use kernel::{combine, divide_by_count};
 pub use messages::Message;
+#[cfg(feature = "ndarray")]
+#[doc(no_inline)]
+pub use ndarray;
 pub use pending::{Failed, Pending};
 pub use reduce_op::{ReduceKind, ReduceOp, ReductionOrder};
 #[cfg(feature = "serde")]

@@ -1,5 +1,7 @@
 //! The operations that do not block: each begins here and ends in the worker.
 
+use dist_algos::scan::Extent;
+
 use crate::engine::{Engine, Manner};
 use crate::pending::Pending;
 use crate::{Buffer, Communicator, Element, ReduceOp, Result};
@@ -61,6 +63,20 @@ impl Communicator {
         })
     }
 
+    /// Begins a [`reduce_scatter_v`](Self::reduce_scatter_v); the output is this rank's part.
+    #[doc(alias = "MPI_Ireduce_scatter")]
+    pub fn start_reduce_scatter_v<T: Element>(
+        &mut self,
+        input: impl Into<Buffer<T>>,
+        counts: Vec<usize>,
+        op: ReduceOp,
+    ) -> Pending<Buffer<T>> {
+        let len = self.own(&counts);
+        self.start_into(input.into(), len, move |engine, input, output, manner| {
+            engine.reduce_scatter_v(input, &counts, output, op, manner)
+        })
+    }
+
     /// Begins an [`all_gather`](Self::all_gather).
     #[doc(alias = "MPI_Iallgather")]
     pub fn start_all_gather<T: Element>(&mut self, input: impl Into<Buffer<T>>) -> Pending<Buffer<T>> {
@@ -75,6 +91,118 @@ impl Communicator {
         buffer: impl Into<Buffer<T>>,
     ) -> Pending<Buffer<T>> {
         self.start(buffer.into(), |engine, buffer, manner| engine.all_gather_in_place(buffer, manner))
+    }
+
+    /// Begins an [`all_gather_v`](Self::all_gather_v).
+    #[doc(alias = "MPI_Iallgatherv")]
+    pub fn start_all_gather_v<T: Element>(
+        &mut self,
+        input: impl Into<Buffer<T>>,
+        counts: Vec<usize>,
+    ) -> Pending<Buffer<T>> {
+        self.start_into(input.into(), total(&counts), move |engine, input, output, manner| {
+            engine.all_gather_v(input, &counts, output, manner)
+        })
+    }
+
+    /// Begins a [`gather`](Self::gather); the output is empty except on the root.
+    #[doc(alias = "MPI_Igather")]
+    pub fn start_gather<T: Element>(
+        &mut self,
+        input: impl Into<Buffer<T>>,
+        root: usize,
+    ) -> Pending<Buffer<T>> {
+        let input = input.into();
+        let len = if self.rank() == root { input.len().saturating_mul(self.world_size()) } else { 0 };
+        self.start_into(input, len, move |engine, input, output, manner| {
+            engine.gather(input, output, root, manner)
+        })
+    }
+
+    /// Begins a [`gather_v`](Self::gather_v); the output is empty except on the root.
+    #[doc(alias = "MPI_Igatherv")]
+    pub fn start_gather_v<T: Element>(
+        &mut self,
+        input: impl Into<Buffer<T>>,
+        counts: Vec<usize>,
+        root: usize,
+    ) -> Pending<Buffer<T>> {
+        let len = if self.rank() == root { total(&counts) } else { 0 };
+        self.start_into(input.into(), len, move |engine, input, output, manner| {
+            engine.gather_v(input, &counts, output, root, manner)
+        })
+    }
+
+    /// Begins a [`scatter`](Self::scatter) of parts of this length. The input is empty except on the root.
+    #[doc(alias = "MPI_Iscatter")]
+    pub fn start_scatter<T: Element>(
+        &mut self,
+        input: impl Into<Buffer<T>>,
+        part: usize,
+        root: usize,
+    ) -> Pending<Buffer<T>> {
+        self.start_into(input.into(), part, move |engine, input, output, manner| {
+            engine.scatter(input, output, root, manner)
+        })
+    }
+
+    /// Begins a [`scatter_v`](Self::scatter_v). The input is empty except on the root.
+    #[doc(alias = "MPI_Iscatterv")]
+    pub fn start_scatter_v<T: Element>(
+        &mut self,
+        input: impl Into<Buffer<T>>,
+        counts: Vec<usize>,
+        root: usize,
+    ) -> Pending<Buffer<T>> {
+        let len = self.own(&counts);
+        self.start_into(input.into(), len, move |engine, input, output, manner| {
+            engine.scatter_v(input, &counts, output, root, manner)
+        })
+    }
+
+    /// Begins an [`all_to_all`](Self::all_to_all).
+    #[doc(alias = "MPI_Ialltoall")]
+    pub fn start_all_to_all<T: Element>(&mut self, input: impl Into<Buffer<T>>) -> Pending<Buffer<T>> {
+        let input = input.into();
+        let len = input.len();
+        self.start_into(input, len, Engine::all_to_all)
+    }
+
+    /// Begins an [`all_to_all_v`](Self::all_to_all_v).
+    #[doc(alias = "MPI_Ialltoallv")]
+    pub fn start_all_to_all_v<T: Element>(
+        &mut self,
+        input: impl Into<Buffer<T>>,
+        send_counts: Vec<usize>,
+        receive_counts: Vec<usize>,
+    ) -> Pending<Buffer<T>> {
+        self.start_into(input.into(), total(&receive_counts), move |engine, input, output, manner| {
+            engine.all_to_all_v(input, &send_counts, output, &receive_counts, manner)
+        })
+    }
+
+    /// Begins a [`scan`](Self::scan).
+    #[doc(alias = "MPI_Iscan")]
+    pub fn start_scan<T: Element>(
+        &mut self,
+        buffer: impl Into<Buffer<T>>,
+        op: ReduceOp,
+    ) -> Pending<Buffer<T>> {
+        self.start(buffer.into(), move |engine, buffer, manner| {
+            engine.scan(buffer, op, Extent::Inclusive, manner)
+        })
+    }
+
+    /// Begins an [`exclusive_scan`](Self::exclusive_scan).
+    #[doc(alias = "MPI_Iexscan")]
+    pub fn start_exclusive_scan<T: Element>(
+        &mut self,
+        buffer: impl Into<Buffer<T>>,
+        op: ReduceOp,
+    ) -> Pending<Buffer<T>> {
+        self.start(buffer.into(), move |engine, buffer, manner| {
+            engine.scan(buffer, op, Extent::Exclusive, manner)
+        })
     }
 
     /// Begins a [`broadcast`](Self::broadcast).
@@ -102,6 +230,11 @@ impl Communicator {
     #[doc(alias = "MPI_Ibarrier")]
     pub fn start_barrier(&mut self) -> Pending<()> {
         self.start((), |engine, (), manner| engine.barrier(manner))
+    }
+
+    /// Begins a [`monitored_barrier`](Self::monitored_barrier).
+    pub fn start_monitored_barrier(&mut self) -> Pending<()> {
+        self.start((), |engine, (), manner| engine.monitored_barrier(manner))
     }
 
     /// Begins to [`send`](Self::send) a message, for `to` to take with [`start_recv`](Self::start_recv).
@@ -152,6 +285,11 @@ impl Communicator {
         }
     }
 
+    /// This rank's count. A list that has none is refused when the operation comes to it.
+    fn own(&self, counts: &[usize]) -> usize {
+        counts.get(self.rank()).copied().unwrap_or(0)
+    }
+
     /// Starts an operation that reads one memory and writes another, of this length.
     fn start_into<T: Element>(
         &mut self,
@@ -166,4 +304,9 @@ impl Communicator {
             Ok(())
         })
     }
+}
+
+/// All of them together, or more than there is memory for.
+pub(crate) fn total(counts: &[usize]) -> usize {
+    counts.iter().fold(0, |total, &count| total.saturating_add(count))
 }

@@ -1,11 +1,12 @@
-//! Blocking operations allocate nothing after the first call of a kind. In a binary of its own, because the allocator
+//! Blocking operations allocate nothing after the first call of a kind and size, or lists that do not grow with the
+//! buffers. In a binary of its own, because the allocator
 //! that counts is everybody's.
 #![cfg(all(feature = "sim", feature = "tcp"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fmt;
 
-use dist_collectives::{Communicator, Config, Error, ReduceOp, ReductionOrder};
+use dist_collectives::{Communicator, Config, Error, Message, ReduceOp, ReductionOrder};
 use dist_transport::runtime::Runtime;
 use dist_transport::tcp::Coordinator;
 use dist_transport::{
@@ -17,6 +18,8 @@ use rstest::rstest;
 /// What a call works on: input and output of every operation, made before anything is counted.
 struct Memory {
     long: Vec<f32>,
+    other: Vec<f32>,
+    counts: Vec<usize>,
     short: Vec<f32>,
     many: [Vec<f32>; 3],
 }
@@ -34,6 +37,13 @@ const PROGRAMS: &[(&str, Program)] = &[
     ("all_gather_in_place", |comm, memory| comm.all_gather_in_place(&mut memory.long)),
     ("broadcast", |comm, memory| comm.broadcast(&mut memory.long, 0)),
     ("reduce", |comm, memory| comm.reduce(&mut memory.long, ReduceOp::Sum, 0)),
+    ("gather", |comm, Memory { long, short, .. }| {
+        let output = if comm.rank() == 0 { long } else { &mut long[..0] };
+        comm.gather(short, output, 0)
+    }),
+    ("scatter", |comm, Memory { long, short, .. }| comm.scatter(long, short, 0)),
+    ("scan", |comm, memory| comm.scan(&mut memory.long, ReduceOp::Sum)),
+    ("exclusive_scan", |comm, memory| comm.exclusive_scan(&mut memory.long, ReduceOp::Sum)),
     ("barrier", |comm, _| comm.barrier()),
     ("all_reduce_coalesced", |comm, memory| {
         let [one, two, three] = &mut memory.many;
@@ -44,15 +54,44 @@ const PROGRAMS: &[(&str, Program)] = &[
         comm.broadcast_coalesced(&mut [one, two, three], 0)
     }),
     ("send_recv", |comm, Memory { long, short, .. }| {
-        let (rank, world_size) = (comm.rank(), comm.world_size());
-        if world_size == 1 {
-            // What a rank sends to itself is kept until it is received.
-            return Ok(());
-        }
-        let received = &mut long[..short.len()];
-        comm.send_recv(short, (rank + 1) % world_size, received, (rank + world_size - 1) % world_size)
+        let Some((left, right)) = neighbours(comm) else { return Ok(()) };
+        comm.send_recv(short, right, &mut long[..short.len()], left)
     }),
 ];
+
+/// What keeps lists, of messages in flight or of sizes, as long as there are ranks.
+const WITH_LISTS: &[(&str, Program)] = &[
+    ("all_to_all", |comm, Memory { long, other, .. }| comm.all_to_all(long, other)),
+    ("batch", |comm, Memory { short, other, .. }| {
+        let Some((left, right)) = neighbours(comm) else { return Ok(()) };
+        let elements = &mut other[..short.len()];
+        comm.batch(&mut [
+            Message::Send { to: right, elements: short },
+            Message::Receive { from: left, elements },
+        ])
+    }),
+    ("all_gather_v", |comm, Memory { long, short, counts, .. }| comm.all_gather_v(short, counts, long)),
+    ("reduce_scatter_v", |comm, Memory { long, short, counts, .. }| {
+        comm.reduce_scatter_v(long, counts, short, ReduceOp::Sum)
+    }),
+    ("gather_v", |comm, Memory { long, short, counts, .. }| {
+        let output = if comm.rank() == 0 { long } else { &mut long[..0] };
+        comm.gather_v(short, counts, output, 0)
+    }),
+    ("scatter_v", |comm, Memory { long, short, counts, .. }| comm.scatter_v(long, counts, short, 0)),
+    ("all_to_all_v", |comm, Memory { long, other, counts, .. }| {
+        comm.all_to_all_v(long, counts, other, counts)
+    }),
+];
+
+/// A rank that has none has itself: what it sends to itself is kept until it is received, and no matter here.
+fn neighbours(comm: &Communicator) -> Option<(usize, usize)> {
+    let (rank, world_size) = (comm.rank(), comm.world_size());
+    (world_size > 1).then(|| ((rank + world_size - 1) % world_size, (rank + 1) % world_size))
+}
+
+/// More than the lists of one call need for each rank, and less than any part of the larger buffers.
+const LIST_BYTES_MAX: u64 = 2048;
 
 /// Calls everything until all memory is there, and then counts.
 fn check(comm: &mut Communicator, order: ReductionOrder) {
@@ -60,19 +99,35 @@ fn check(comm: &mut Communicator, order: ReductionOrder) {
     for part in [0, 1, 100, 100_000] {
         let numbers = |len: usize| vec![1.0; len];
         let many = [part, 0, 2 * part].map(numbers);
-        let mut memory = Memory { long: numbers(part * comm.world_size()), short: numbers(part), many };
+        let whole = || numbers(part * comm.world_size());
+        let counts = vec![part; comm.world_size()];
+        let mut memory = Memory { long: whole(), other: whole(), counts, short: numbers(part), many };
         for _ in 0..WARM_UP {
-            for (_, program) in PROGRAMS {
+            for (_, program) in PROGRAMS.iter().chain(WITH_LISTS) {
                 program(comm, &mut memory).unwrap();
             }
         }
         for (name, program) in PROGRAMS {
-            let mut done = Ok(());
-            let counted = allocation_counter::measure(|| done = program(comm, &mut memory));
-            done.unwrap();
+            let counted = counted(comm, &mut memory, *program);
             assert_eq!(counted.count_total, 0, "{name} of {part} elements: {} bytes", counted.bytes_total);
         }
+        for (name, program) in WITH_LISTS {
+            let bytes = counted(comm, &mut memory, *program).bytes_total;
+            let bytes_max = LIST_BYTES_MAX * comm.world_size() as u64;
+            assert!(bytes <= bytes_max, "{name} of {part} elements: {bytes} bytes");
+        }
     }
+}
+
+fn counted(
+    comm: &mut Communicator,
+    memory: &mut Memory,
+    program: Program,
+) -> allocation_counter::AllocationInfo {
+    let mut done = Ok(());
+    let counted = allocation_counter::measure(|| done = program(comm, memory));
+    done.unwrap();
+    counted
 }
 
 /// The ranks of a world reach their peers in different calls at first.

@@ -15,7 +15,7 @@ impl Engine {
         manner: Manner,
         operation: impl FnOnce(&mut Self, &mut [T], Manner) -> Result<()>,
     ) -> Result<()> {
-        let manner = Manner { sizes: digest(buffers.iter().map(|buffer| buffer.len() as u64)), ..manner };
+        let manner = manner.with_sizes(digest(buffers.iter().map(|buffer| buffer.len() as u64)));
         if let [alone] = buffers {
             return operation(self, alone, manner);
         }

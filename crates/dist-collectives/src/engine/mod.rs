@@ -28,6 +28,13 @@ pub(crate) struct Manner {
     pub(crate) sizes: u64,
 }
 
+impl Manner {
+    /// The same for a call whose ranks must agree on this digest too.
+    pub(crate) const fn with_sizes(self, sizes: u64) -> Self {
+        Self { sizes, ..self }
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) transport: Box<dyn Transport>,

@@ -10,5 +10,7 @@ mod forks;
 mod oracle;
 mod pending;
 mod refusals;
+#[cfg(feature = "ndarray")]
+mod shaped;
 mod started;
 mod worlds;

@@ -165,6 +165,100 @@ pub(super) const CASES: &[Case] = &[
         failed: Given::Written,
     },
     Case {
+        name: "reduce_scatter_v",
+        start: |comm| boxed(comm.start_reduce_scatter_v(own(comm), uneven(comm), ReduceOp::Sum)),
+        block: |comm| {
+            let counts = uneven(comm);
+            into(comm, counts[comm.rank()], |comm, input, output| {
+                comm.reduce_scatter_v(input, &counts, output, ReduceOp::Sum)
+            })
+        },
+        failed: Given::Read,
+    },
+    Case {
+        name: "all_gather_v",
+        start: |comm| boxed(comm.start_all_gather_v(own(comm), lens(comm))),
+        block: |comm| {
+            let counts = lens(comm);
+            into(comm, counts.iter().sum(), |comm, input, output| comm.all_gather_v(input, &counts, output))
+        },
+        failed: Given::Read,
+    },
+    Case {
+        name: "gather",
+        start: |comm| {
+            let root = last(comm);
+            boxed(comm.start_gather(own(comm), root))
+        },
+        block: |comm| {
+            let (root, world_size) = (last(comm), comm.world_size());
+            let len = if comm.rank() == root { 2 * world_size * world_size } else { 0 };
+            into(comm, len, |comm, input, output| comm.gather(input, output, root))
+        },
+        failed: Given::Read,
+    },
+    Case {
+        name: "gather_v",
+        start: |comm| {
+            let root = last(comm);
+            boxed(comm.start_gather_v(own(comm), lens(comm), root))
+        },
+        block: |comm| {
+            let (root, counts) = (last(comm), lens(comm));
+            let len = if comm.rank() == root { counts.iter().sum() } else { 0 };
+            into(comm, len, |comm, input, output| comm.gather_v(input, &counts, output, root))
+        },
+        failed: Given::Read,
+    },
+    Case {
+        name: "scatter",
+        start: |comm| boxed(comm.start_scatter(own(comm), 2, 0)),
+        block: |comm| into(comm, 2, |comm, input, output| comm.scatter(input, output, 0)),
+        failed: Given::Read,
+    },
+    Case {
+        name: "scatter_v",
+        start: |comm| boxed(comm.start_scatter_v(own(comm), uneven(comm), 0)),
+        block: |comm| {
+            let counts = uneven(comm);
+            let len = counts[comm.rank()];
+            into(comm, len, |comm, input, output| comm.scatter_v(input, &counts, output, 0))
+        },
+        failed: Given::Read,
+    },
+    Case {
+        name: "all_to_all",
+        start: |comm| boxed(comm.start_all_to_all(own(comm))),
+        block: |comm| into(comm, own(comm).len(), Communicator::all_to_all),
+        failed: Given::Read,
+    },
+    Case {
+        name: "all_to_all_v",
+        start: |comm| {
+            let (send, receive) = dealt(comm);
+            boxed(comm.start_all_to_all_v(own(comm), send, receive))
+        },
+        block: |comm| {
+            let (send, receive) = dealt(comm);
+            into(comm, receive.iter().sum(), |comm, input, output| {
+                comm.all_to_all_v(input, &send, output, &receive)
+            })
+        },
+        failed: Given::Read,
+    },
+    Case {
+        name: "scan",
+        start: |comm| boxed(comm.start_scan(own(comm), ReduceOp::Sum)),
+        block: |comm| in_place(comm, |comm, buffer| comm.scan(buffer, ReduceOp::Sum)),
+        failed: Given::Written,
+    },
+    Case {
+        name: "exclusive_scan",
+        start: |comm| boxed(comm.start_exclusive_scan(own(comm), ReduceOp::Max)),
+        block: |comm| in_place(comm, |comm, buffer| comm.exclusive_scan(buffer, ReduceOp::Max)),
+        failed: Given::Written,
+    },
+    Case {
         name: "barrier",
         start: |comm| boxed(comm.start_barrier()),
         block: |comm| comm.barrier().map(|()| Vec::new()).expect("all ranks come"),
@@ -238,6 +332,31 @@ pub(super) fn promised<'a>(case: &Case, comm: &Communicator, output: &'a [i64]) 
         "reduce_scatter_in_place" => &output[2 * comm.rank()..][..2],
         _ => output,
     }
+}
+
+/// Parts of an input that are not all equally long, one for each rank.
+fn uneven(comm: &Communicator) -> Vec<usize> {
+    let mut counts = vec![2; comm.world_size()];
+    counts[0] -= 1;
+    counts[last(comm)] += 1;
+    counts
+}
+
+/// How long the inputs of all ranks are.
+fn lens(comm: &Communicator) -> Vec<usize> {
+    vec![own(comm).len(); comm.world_size()]
+}
+
+/// How much this rank sends to each rank, and how much each rank sends to it: everything to the next, or a part to
+/// each.
+fn dealt(comm: &Communicator) -> (Vec<usize>, Vec<usize>) {
+    let world_size = comm.world_size();
+    let sent = |from: usize, to: usize| match (from % 2, (to + world_size - from) % world_size) {
+        (0, 0) | (1, 1) => 2 * world_size,
+        _ => 0,
+    };
+    let all = || 0..world_size;
+    (all().map(|to| sent(comm.rank(), to)).collect(), all().map(|from| sent(from, comm.rank())).collect())
 }
 
 /// The same elements in three buffers, of which one is empty.

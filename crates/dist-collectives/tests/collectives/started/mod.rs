@@ -249,3 +249,46 @@ fn refused_arguments_come_back_with_the_input_and_cost_nothing() {
         assert!(first.unwrap_err().to_string().starts_with("all_reduce #0 of 1 i64"));
     });
 }
+
+#[test]
+fn counts_that_fit_nothing_are_refused_by_the_operation() {
+    type Refused = fn(&mut Communicator) -> Box<dyn Handle>;
+    let refused: &'static [(Refused, &str)] = &[
+        (|comm| boxed(comm.start_all_gather_v(own(comm), vec![4])), "all_gather: 1 counts for 2 ranks"),
+        (|comm| boxed(comm.start_scatter_v(own(comm), vec![], 0)), "scatter: 0 counts for 2 ranks"),
+        (
+            |comm| boxed(comm.start_reduce_scatter_v(own(comm), vec![1, 2], ReduceOp::Sum)),
+            "reduce_scatter: the input has 4 elements, not 3",
+        ),
+        (
+            |comm| boxed(comm.start_all_to_all_v(own(comm), vec![1, 2], vec![0, 0])),
+            "all_to_all: the input has 4 elements, not 3",
+        ),
+        (
+            |comm| boxed(comm.start_all_gather_v(own(comm), vec![4, usize::MAX])),
+            "no memory for an output of 18446744073709551615 elements",
+        ),
+    ];
+    worlds::run(Network::Simulated, 2, move |mut comm| {
+        for (start, message) in refused {
+            let (given, error) = start(&mut comm).wait().unwrap_err();
+            assert_eq!(given, own(&comm), "{message}");
+            assert_eq!(error.to_string(), *message);
+        }
+        comm.start_barrier().wait().unwrap();
+    });
+}
+
+#[test]
+fn a_started_monitored_barrier_names_the_absent() {
+    let outcome = sim::run(1, 3, |transport| {
+        let mut comm = Communicator::new(transport);
+        comm.start_monitored_barrier().wait().unwrap();
+        if comm.rank() == 1 {
+            return idle(&comm, 120 * SECOND);
+        }
+        let error = *comm.start_monitored_barrier().wait().unwrap_err().error;
+        assert!(matches!(&error, Error::Absent { ranks } if *ranks == [1]), "{error:?}");
+    });
+    assert_eq!(outcome.elapsed, 120 * SECOND);
+}

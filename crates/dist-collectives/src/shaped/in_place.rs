@@ -1,0 +1,104 @@
+//! Arrays that an operation works in.
+
+use dist_algos::scan::Extent;
+use ndarray::{ArrayRef, Dimension};
+
+use super::shape;
+use crate::engine::{Engine, Manner};
+use crate::{Communicator, Element, ReduceOp, Result};
+
+/// # Arrays, in place
+///
+/// Feature `ndarray`. As the operations on slices, element by element. The shape is part of the call: ranks whose arrays
+/// differ in it are told so. Any view will do; one whose elements do not lie in the order of their indices is copied.
+impl Communicator {
+    /// [`all_reduce`](Self::all_reduce) of an array.
+    ///
+    /// ```
+    /// use dist_collectives::ndarray::array;
+    /// use dist_collectives::{Communicator, ReduceOp};
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 2, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     let mut values = array![[1.0_f32, 2.0], [3.0, 4.0]];
+    ///     comm.all_reduce_array(&mut values.column_mut(0), ReduceOp::Sum).unwrap();
+    ///     values
+    /// });
+    /// assert_eq!(outcome.results[1], array![[2.0, 2.0], [6.0, 4.0]]);
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`all_reduce`](Self::all_reduce).
+    pub fn all_reduce_array<T: Element, D: Dimension>(
+        &mut self,
+        array: &mut ArrayRef<T, D>,
+        op: ReduceOp,
+    ) -> Result<()> {
+        self.in_array(array, |engine, elements, manner| engine.all_reduce(elements, op, manner))
+    }
+
+    /// [`broadcast`](Self::broadcast) of an array.
+    ///
+    /// # Errors
+    /// Those of [`broadcast`](Self::broadcast).
+    pub fn broadcast_array<T: Element, D: Dimension>(
+        &mut self,
+        array: &mut ArrayRef<T, D>,
+        root: usize,
+    ) -> Result<()> {
+        self.in_array(array, |engine, elements, manner| engine.broadcast(elements, root, manner))
+    }
+
+    /// [`reduce`](Self::reduce) of an array.
+    ///
+    /// # Errors
+    /// Those of [`reduce`](Self::reduce).
+    pub fn reduce_array<T: Element, D: Dimension>(
+        &mut self,
+        array: &mut ArrayRef<T, D>,
+        op: ReduceOp,
+        root: usize,
+    ) -> Result<()> {
+        self.in_array(array, |engine, elements, manner| engine.reduce(elements, op, root, manner))
+    }
+
+    /// [`scan`](Self::scan) of an array.
+    ///
+    /// # Errors
+    /// Those of [`scan`](Self::scan).
+    pub fn scan_array<T: Element, D: Dimension>(
+        &mut self,
+        array: &mut ArrayRef<T, D>,
+        op: ReduceOp,
+    ) -> Result<()> {
+        self.in_array(array, |engine, elements, manner| engine.scan(elements, op, Extent::Inclusive, manner))
+    }
+
+    /// [`exclusive_scan`](Self::exclusive_scan) of an array.
+    ///
+    /// # Errors
+    /// Those of [`exclusive_scan`](Self::exclusive_scan).
+    pub fn exclusive_scan_array<T: Element, D: Dimension>(
+        &mut self,
+        array: &mut ArrayRef<T, D>,
+        op: ReduceOp,
+    ) -> Result<()> {
+        self.in_array(array, |engine, elements, manner| engine.scan(elements, op, Extent::Exclusive, manner))
+    }
+
+    fn in_array<T: Element, D: Dimension>(
+        &mut self,
+        array: &mut ArrayRef<T, D>,
+        operation: impl FnOnce(&mut Engine, &mut [T], Manner) -> Result<()>,
+    ) -> Result<()> {
+        let manner = self.engine.manner(&self.settings).with_sizes(shape::digest_of(array.shape()));
+        if let Some(elements) = array.as_slice_mut() {
+            return operation(&mut self.engine, elements, manner);
+        }
+        let mut copy: Vec<T> = array.iter().copied().collect();
+        operation(&mut self.engine, &mut copy, manner)?;
+        array.iter_mut().zip(copy).for_each(|(place, element)| *place = element);
+        Ok(())
+    }
+}

@@ -1,0 +1,158 @@
+//! Arrays that are put together from all ranks', or divided among them.
+
+use ndarray::{Array, Array1, ArrayD, ArrayRef, Dimension, Ix1, IxDyn};
+
+use super::shape;
+use crate::start::total;
+use crate::{Communicator, Element, Error, Operation, ReduceOp, Result};
+
+/// # Arrays, put together and divided
+///
+/// Feature `ndarray`. Dim 0 is what is put together or divided: a rank's part is so many rows. Arrays come out in
+/// standard layout. The shape is part of the call: ranks whose arrays differ in it are told so.
+impl Communicator {
+    /// The arrays of all ranks, put together along dim 0: shape `[4, 8]` on 3 ranks gives `[12, 8]`. Arrays of no dims
+    /// give one of `[world_size]`.
+    ///
+    /// ```
+    /// use dist_collectives::ndarray::array;
+    /// use dist_collectives::{Communicator, ReduceOp};
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 3, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     let rank = comm.rank() as i32;
+    ///     let all = comm.all_gather_array(&array![[rank, 10 * rank]])?;
+    ///     let own = comm.reduce_scatter_array(&all, ReduceOp::Sum)?;
+    ///     Ok::<_, dist_collectives::Error>((all, own))
+    /// });
+    /// let (all, own) = outcome.results[1].as_ref().unwrap();
+    /// assert_eq!(*all, array![[0, 0], [1, 10], [2, 20]].into_dyn());
+    /// assert_eq!(*own, array![[3, 30]].into_dyn());
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`all_gather`](Self::all_gather).
+    pub fn all_gather_array<T: Element, D: Dimension>(
+        &mut self,
+        input: &ArrayRef<T, D>,
+    ) -> Result<ArrayD<T>> {
+        let mut dims = input.shape().to_vec();
+        match dims.first_mut() {
+            Some(rows) => *rows = rows.saturating_mul(self.world_size()),
+            None => dims.push(self.world_size()),
+        }
+        let mut output = shape::zeroed(Operation::AllGather, IxDyn(&dims))?;
+        let manner = self.engine.manner(&self.settings).with_sizes(shape::digest_of(input.shape()));
+        self.engine.all_gather(&shape::elements(input), slice(&mut output), manner)?;
+        Ok(output)
+    }
+
+    /// As [`all_gather_array`](Self::all_gather_array) of arrays that differ in dim 0: `rows` has the length of every
+    /// rank's.
+    ///
+    /// # Errors
+    /// Those of [`all_gather_v`](Self::all_gather_v), and if the array has no dims, or not as many rows as the list
+    /// says.
+    pub fn all_gather_v_array<T: Element, D: Dimension>(
+        &mut self,
+        input: &ArrayRef<T, D>,
+        rows: &[usize],
+    ) -> Result<Array<T, D>> {
+        let operation = Operation::AllGather;
+        let (own, row) = shape::rows(operation, input)?;
+        let rank = self.rank();
+        shape::check_rows(operation, rows, self.world_size(), (|rows| rows[rank], own))?;
+        let mut output = shape::zeroed(operation, shape::with_rows(input, total(rows)))?;
+        let manner = self.engine.manner(&self.settings).with_sizes(shape::digest_of_rows(rows, row));
+        let counts = shape::counts(rows, row);
+        self.engine.all_gather_v(&shape::elements(input), &counts, slice(&mut output), manner)?;
+        Ok(output)
+    }
+
+    /// This rank's part of the reduction of all ranks' arrays, of as many equal parts along dim 0 as there are ranks.
+    ///
+    /// # Errors
+    /// Those of [`reduce_scatter`](Self::reduce_scatter), and if the array has no dims, or the ranks do not divide dim
+    /// 0.
+    pub fn reduce_scatter_array<T: Element, D: Dimension>(
+        &mut self,
+        input: &ArrayRef<T, D>,
+        op: ReduceOp,
+    ) -> Result<Array<T, D>> {
+        let (operation, world_size) = (Operation::ReduceScatter, self.world_size());
+        let (rows, _) = shape::rows(operation, input)?;
+        if !rows.is_multiple_of(world_size) {
+            return Err(Error::IndivisibleRows { operation, rows, world_size });
+        }
+        let mut output = shape::zeroed(operation, shape::with_rows(input, rows / world_size))?;
+        let manner = self.engine.manner(&self.settings).with_sizes(shape::digest_of(input.shape()));
+        self.engine.reduce_scatter(&shape::elements(input), slice(&mut output), op, manner)?;
+        Ok(output)
+    }
+
+    /// As [`reduce_scatter_array`](Self::reduce_scatter_array) in parts of any sizes: rank `r` gets `rows[r]` rows, after
+    /// those of the ranks before it.
+    ///
+    /// # Errors
+    /// Those of [`reduce_scatter_v`](Self::reduce_scatter_v), and if the array has no dims, or not as many rows as the
+    /// list says.
+    pub fn reduce_scatter_v_array<T: Element, D: Dimension>(
+        &mut self,
+        input: &ArrayRef<T, D>,
+        rows: &[usize],
+        op: ReduceOp,
+    ) -> Result<Array<T, D>> {
+        let operation = Operation::ReduceScatter;
+        let (all, row) = shape::rows(operation, input)?;
+        shape::check_rows(operation, rows, self.world_size(), (total, all))?;
+        let mut output = shape::zeroed(operation, shape::with_rows(input, rows[self.rank()]))?;
+        let manner = self.engine.manner(&self.settings).with_sizes(shape::digest_of_rows(rows, row));
+        let counts = shape::counts(rows, row);
+        self.engine.reduce_scatter_v(&shape::elements(input), &counts, slice(&mut output), op, manner)?;
+        Ok(output)
+    }
+
+    /// Deals the elements in as many equal parts as there are ranks, and gives the parts that all ranks have for this
+    /// one, in rank order and in the same shape. Only the number of elements has to be divided: `[3, 2]` on 2 ranks
+    /// works.
+    ///
+    /// # Errors
+    /// Those of [`all_to_all`](Self::all_to_all).
+    pub fn all_to_all_array<T: Element, D: Dimension>(
+        &mut self,
+        input: &ArrayRef<T, D>,
+    ) -> Result<Array<T, D>> {
+        let mut output = shape::zeroed(Operation::AllToAll, input.raw_dim())?;
+        let manner = self.engine.manner(&self.settings).with_sizes(shape::digest_of(input.shape()));
+        self.engine.all_to_all(&shape::elements(input), slice(&mut output), manner)?;
+        Ok(output)
+    }
+
+    /// As [`all_to_all_v`](Self::all_to_all_v): the elements are dealt as one list, whatever the shape, and what arrives
+    /// is one list too, in rank order.
+    ///
+    /// # Errors
+    /// Those of [`all_to_all_v`](Self::all_to_all_v).
+    pub fn all_to_all_v_array<T: Element, D: Dimension>(
+        &mut self,
+        input: &ArrayRef<T, D>,
+        send_counts: &[usize],
+        receive_counts: &[usize],
+    ) -> Result<Array1<T>> {
+        let mut output = shape::zeroed(Operation::AllToAll, Ix1(total(receive_counts)))?;
+        let manner = self.engine.manner(&self.settings);
+        self.engine.all_to_all_v(
+            &shape::elements(input),
+            send_counts,
+            slice(&mut output),
+            receive_counts,
+            manner,
+        )?;
+        Ok(output)
+    }
+}
+
+fn slice<T, D: Dimension>(output: &mut Array<T, D>) -> &mut [T] {
+    output.as_slice_mut().expect("a new array lies in the order of its indices")
+}
