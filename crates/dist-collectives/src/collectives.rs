@@ -357,7 +357,7 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Absent`] on every rank that came. As for [`all_reduce`](Self::all_reduce).
+    /// [`Error::Absent`](crate::Error::Absent) on every rank that came. As for [`all_reduce`](Self::all_reduce).
     #[doc(alias = "monitoredBarrier")]
     pub fn monitored_barrier(&mut self) -> Result<()> {
         let manner = self.engine.manner(&self.settings);

@@ -35,7 +35,7 @@ impl Communicator {
     /// every rank gets the same. Nothing is changed.
     ///
     /// A round is a message of one element to the right while one comes from the left, a byte the difference that
-    /// [`LARGE`] bytes make to it, each the quickest of several tries on the slowest rank.
+    /// a mebibyte makes to it, each the quickest of several tries on the slowest rank.
     ///
     /// # Errors
     /// Those of a collective.
