@@ -34,8 +34,8 @@ impl Communicator {
     /// Measures what messages and reductions take in this group, all ranks at once, in some hundredths of a second;
     /// every rank gets the same. Nothing is changed.
     ///
-    /// A round is a message of one element to the right while one comes from the left, a byte the difference that
-    /// a mebibyte makes to it, each the quickest of several tries on the slowest rank.
+    /// A round is a message of one element to the right while one comes from the left; a byte is what a message of a
+    /// mebibyte takes longer, for each of its bytes. The quickest of several tries counts, on the slowest rank.
     ///
     /// # Errors
     /// Those of a collective.
