@@ -2,7 +2,7 @@
 
 use std::error::Error as StdError;
 
-use dist_transport::{Combine, Deadline, Incoming, Outgoing, Rank, Sink, Transport};
+use dist_transport::{Combine, Deadline, Incoming, Outgoing, Progress, Rank, Sink, Transport};
 
 use crate::Scratch;
 
@@ -88,6 +88,8 @@ pub trait RingTransport {
         }
         Ok(())
     }
+    /// Says which step this rank comes to, for reports of what ranks wait for.
+    fn note(&mut self, _progress: Progress) {}
 }
 
 impl<T: Transport + ?Sized> RingTransport for T {
@@ -123,5 +125,9 @@ impl<T: Transport + ?Sized> RingTransport for T {
         deadline: Deadline,
     ) -> Result<(), Self::Error> {
         Transport::exchange_all(self, sends, receives, deadline)
+    }
+
+    fn note(&mut self, progress: Progress) {
+        Transport::note(self, progress);
     }
 }

@@ -1,6 +1,6 @@
 //! The runner: the one place where steps become messages.
 
-use dist_transport::{Combine, Deadline, Incoming, Outgoing, Sink};
+use dist_transport::{Combine, Deadline, Incoming, Outgoing, Progress, Sink};
 use smallvec::smallvec;
 
 use crate::pieces::{self, Pieces, PiecesMut, Scatter};
@@ -84,6 +84,7 @@ struct Runner<'a, 'reduce, T: ?Sized> {
 impl<T: RingTransport + ?Sized> Runner<'_, '_, T> {
     fn step(&mut self, index: usize, step: Step) -> Result<(), RunError<T::Error>> {
         step.validate(self.transport.rank(), index, self.parts)?;
+        self.transport.note(Progress { step: index, receives: step.receives() });
         if let Some((peer, chunks)) = step.in_place() {
             let shared = &mut self.memory.buffer[self.memory.cut.span(chunks)];
             return self

@@ -146,6 +146,12 @@ impl Step {
         (same && !chunks.is_empty()).then_some((from, chunks))
     }
 
+    /// The first chunk that this step receives, and how many they are, if it is an exchange that receives.
+    pub(crate) fn receives(self) -> Option<(usize, usize)> {
+        let Self::Exchange { receive: Some(receive), .. } = self else { return None };
+        Some((receive.chunks.first(), receive.chunks.len()))
+    }
+
     /// Whether this step is an exchange in which what arrives takes the place of just what is sent.
     pub(crate) fn swaps(self) -> bool {
         let Self::Exchange { send: Some(send), receive: Some(receive) } = self else { return false };

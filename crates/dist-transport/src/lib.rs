@@ -29,4 +29,4 @@ pub use fingerprint::Fingerprint;
 pub use grain::Grain;
 pub use rank::Rank;
 pub use runtime::{Deadline, Runtime};
-pub use transport::{Combine, Incoming, Outgoing, Sink, Traffic, Transport};
+pub use transport::{Combine, Incoming, Outgoing, Progress, Sink, Traffic, Transport};

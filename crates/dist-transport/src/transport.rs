@@ -115,6 +115,22 @@ pub trait Transport: Send + fmt::Debug {
 
     /// What this transport has moved so far.
     fn traffic(&self) -> Traffic;
+
+    /// Says which step of its call this rank comes to. Transports that report what ranks wait for keep it; for the
+    /// others there is nothing to do.
+    fn note(&mut self, _progress: Progress) {}
+
+    /// Says how calls read in reports; `None` for what is no call.
+    fn describe_calls(&mut self, _describe: fn(&Fingerprint) -> Option<String>) {}
+}
+
+/// How far a rank is in its call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// The step, counted from 0.
+    pub step: usize,
+    /// The first of the chunks that it receives there, and how many they are.
+    pub receives: Option<(usize, usize)>,
 }
 
 /// Adds a range of the peer's bytes into the same range of ours. Ranges begin at multiples of 64 bytes from

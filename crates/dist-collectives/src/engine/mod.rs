@@ -47,7 +47,8 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    pub(crate) fn new(transport: Box<dyn Transport>) -> Self {
+    pub(crate) fn new(mut transport: Box<dyn Transport>) -> Self {
+        transport.describe_calls(|fingerprint| Call::decode(fingerprint).map(|call| call.to_string()));
         Self { transport, sequence: 0, scratch: Scratch::new(), copy: Vec::new() }
     }
 

@@ -3,7 +3,7 @@
 use std::error::Error as _;
 use std::time::Duration;
 
-use dist_collectives::{Communicator, Error, Operation, ReduceOp};
+use dist_collectives::{AllReduce, Communicator, Error, Operation, ReduceOp, ReductionOrder};
 use dist_transport::sim;
 use rstest::rstest;
 
@@ -123,4 +123,29 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
         .map(ToString::to_string)
         .collect::<Vec<_>>()
         .join(": ")
+}
+
+#[test]
+fn a_simulated_run_tells_what_every_rank_waited_for() {
+    let outcome = sim::run(0, 3, |transport| {
+        let mut comm = Communicator::new(transport);
+        comm.barrier().unwrap();
+        let timeout = match comm.rank() {
+            0 => return wait(&comm, 2 * MINUTE),
+            1 => MINUTE / 2,
+            _ => MINUTE,
+        };
+        comm.set_timeout(timeout);
+        let mut scoped = comm.with_algorithm(AllReduce::Ring);
+        scoped.with_order(ReductionOrder::Any).all_reduce(&mut [1_i32; 6], ReduceOp::Sum).unwrap_err();
+    });
+    let call = "all_reduce #1 of 6 i32 (sum, any, ring)";
+    let expected = [
+        "rank 0 waits for no message; it is in step 1 of barrier #0 (dissemination)".to_owned(),
+        format!(
+            "rank 1 waits in step 0 of {call} for chunk 2 from rank 0, which is in step 1 of barrier #0 (dissemination)"
+        ),
+        format!("rank 2 waits in step 1 of {call} for chunk 2 from rank 1, which is in step 0"),
+    ];
+    assert_eq!(outcome.waits, expected);
 }

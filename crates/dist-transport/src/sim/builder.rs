@@ -169,13 +169,13 @@ impl Network {
         &self,
         program: impl Fn(SimTransport) -> T + Send + Sync + 'static,
     ) -> Outcome<T> {
-        let Outcome { results, elapsed, trace_hash, switches, operations, faults } =
+        let Outcome { results, elapsed, trace_hash, switches, operations, faults, waits } =
             self.try_run(program).unwrap_or_else(|failure| panic!("{failure}"));
         let expect = |(rank, result): (usize, Option<T>)| {
             result.unwrap_or_else(|| panic!("seed {}: rank {rank} left no result: {faults:?}", self.seed))
         };
         let results = results.into_iter().enumerate().map(expect).collect();
-        Outcome { results, elapsed, trace_hash, switches, operations, faults }
+        Outcome { results, elapsed, trace_hash, switches, operations, faults, waits }
     }
 
     /// Runs `program` once per rank in virtual time. A rank that was killed, or stalled until the end, leaves no
@@ -212,15 +212,17 @@ impl Network {
             let world = world.clone();
             scheduler.add_daemon("network", move || world.keep_time());
         }
+        let witnessed = Arc::downgrade(&world);
+        scheduler.set_witness(move || witnessed.upgrade().iter().for_each(|world| world.fabric.keep_waits()));
         let end = scheduler.run_to_end(turn_max);
-        let (operations, faults) = world.fabric.history();
+        let (operations, faults, waits) = world.fabric.history();
         match end {
             Ok(Statistics { elapsed, trace_hash, switches }) => {
                 let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
                 let results = std::mem::take(&mut *results);
-                Ok(Outcome { results, elapsed, trace_hash, switches, operations, faults })
+                Ok(Outcome { results, elapsed, trace_hash, switches, operations, faults, waits })
             }
-            Err(failure) => Err(Failed { seed: self.seed, faults, failure }),
+            Err(failure) => Err(Failed { seed: self.seed, faults, waits, failure }),
         }
     }
 
@@ -251,10 +253,11 @@ impl Network {
 
 /// Why a run could not be completed.
 #[derive(Debug, thiserror::Error)]
-#[error("seed {seed}: {failure}{}", list(faults))]
+#[error("seed {seed}: {failure}{}{}", list(faults), list(waits))]
 pub struct Failed {
     seed: u64,
     faults: Vec<String>,
+    waits: Vec<String>,
     failure: Failure,
 }
 
@@ -267,6 +270,11 @@ impl Failed {
     /// The faults that had happened.
     pub fn faults(&self) -> &[String] {
         &self.faults
+    }
+
+    /// What every rank waited for when the job ended, or when it was found that the run cannot go on.
+    pub fn waits(&self) -> &[String] {
+        &self.waits
     }
 
     #[cfg(test)]

@@ -11,6 +11,7 @@ use super::fault::{Fault, When};
 use super::link::Links;
 use super::message::Message;
 use super::random::SplitMix64;
+use super::report::{self, Describe, Position};
 use super::storm::{Effects, Plan};
 use super::weather::Weather;
 use crate::runtime::Unparker;
@@ -78,22 +79,26 @@ pub(super) struct State {
     pub(super) plan: Plan,
     /// How many ranks knew of the job's end when the waiting were last woken because of it.
     told: usize,
+    describe: Option<Describe>,
+    /// What every rank waited for when the first knew of the job's end.
+    waits: Option<Vec<String>>,
     /// Decides what links and weather leave open.
     random: SplitMix64,
 }
 
 #[derive(Debug, Default)]
-struct Member {
-    presence: Presence,
-    world_rank: usize,
+pub(super) struct Member {
+    pub(super) presence: Presence,
+    pub(super) world_rank: usize,
+    pub(super) position: Position,
     inbox: BTreeMap<usize, Queue>,
     waiting: Option<Waiting>,
     /// The call in which it waited last, and the one before.
     waited_in: Vec<Fingerprint>,
 }
 
-#[derive(Debug, Default, PartialEq)]
-enum Presence {
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) enum Presence {
     #[default]
     Expected,
     Here,
@@ -115,7 +120,7 @@ pub(super) struct Waiting {
 
 /// What a rank waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum On {
+pub(super) enum On {
     /// A message of this rank.
     Message(usize),
     /// That this rank receives what was sent to it.
@@ -133,7 +138,10 @@ impl Fabric {
         let (channels, transports, weather) = (HashMap::new(), vec![0; world_size], Weather::default());
         let control = Control::new(world_size, coordinator);
         let plan = Plan { faults, operations: vec![0; world_size], ..Plan::default() };
-        Self(Mutex::new(State { channels, transports, control, links, weather, plan, told: 0, random }))
+        let (told, describe, waits) = (0, None, None);
+        let state =
+            State { channels, transports, control, links, weather, plan, told, describe, waits, random };
+        Self(Mutex::new(state))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -166,10 +174,25 @@ impl Fabric {
         self.lock().turn(now, station)
     }
 
-    /// How many operations each rank has done, and which faults have happened.
-    pub(super) fn history(&self) -> (Vec<u64>, Vec<String>) {
+    /// What is to be told of a run: how many operations each rank has done, which faults have happened, and what
+    /// every rank waited for at the end of the job.
+    pub(super) fn history(&self) -> (Vec<u64>, Vec<String>, Vec<String>) {
         let state = self.lock();
-        (state.plan.operations.clone(), state.plan.happened.clone())
+        (state.plan.operations.clone(), state.plan.happened.clone(), state.waits.clone().unwrap_or_default())
+    }
+
+    /// Notes where a rank is.
+    pub(super) fn note(&self, place: Place, position: Position) {
+        self.lock().member(place).position = position;
+    }
+
+    pub(super) fn describe_calls(&self, describe: Describe) {
+        self.lock().describe.get_or_insert(describe);
+    }
+
+    /// Keeps what every rank waits for now, unless that of an earlier end is kept.
+    pub(super) fn keep_waits(&self) {
+        self.lock().keep_waits();
     }
 
     /// How long this rank pauses before it sends.
@@ -289,8 +312,14 @@ impl Fabric {
     }
 }
 
+impl Member {
+    pub(super) fn waits_on(&self) -> Option<On> {
+        self.waiting.as_ref().map(|waiting| waiting.on)
+    }
+}
+
 impl On {
-    fn peer(self) -> usize {
+    pub(super) fn peer(self) -> usize {
         match self {
             Self::Message(peer) | Self::Room(peer) => peer,
         }
@@ -332,7 +361,20 @@ impl State {
     /// Those who wait, if somebody knows of the job's end who did not when this was last asked.
     pub(super) fn wake_if_told(&mut self) -> Vec<Waiting> {
         let told = (0..self.transports.len()).filter(|&rank| self.control.known(rank).is_some()).count();
-        if std::mem::replace(&mut self.told, told) == told { Vec::new() } else { self.all_waiting() }
+        if std::mem::replace(&mut self.told, told) == told {
+            return Vec::new();
+        }
+        self.keep_waits();
+        self.all_waiting()
+    }
+
+    fn keep_waits(&mut self) {
+        if self.waits.is_none() {
+            let mut channels: Vec<_> =
+                self.channels.iter().map(|(id, members)| (*id, &members[..])).collect();
+            channels.sort_unstable_by_key(|(id, _)| *id);
+            self.waits = Some(report::lines(&channels, self.describe));
+        }
     }
 
     /// Notes the calls of one who waits, and finds another who waits, or has waited, in one that can never meet them.

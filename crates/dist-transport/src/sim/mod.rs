@@ -33,6 +33,7 @@ mod fault;
 mod link;
 mod message;
 mod random;
+mod report;
 mod scheduler;
 mod state;
 mod storm;
@@ -64,6 +65,8 @@ pub struct Outcome<T> {
     pub operations: Vec<u64>,
     /// The faults that happened, and when.
     pub faults: Vec<String>,
+    /// What every rank waited for when the job was aborted, a line each; empty if it was not.
+    pub waits: Vec<String>,
 }
 
 /// Runs `program` once per rank, over an in-process network in virtual time, in an order that `seed` decides.

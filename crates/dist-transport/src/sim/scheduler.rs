@@ -96,6 +96,11 @@ impl Scheduler {
         }
     }
 
+    /// Calls this if the run fails, while everybody is where they are.
+    pub(super) fn set_witness(&self, witness: impl FnOnce() + Send + 'static) {
+        self.lock().set_witness(Box::new(witness));
+    }
+
     /// Ends the threads of a rank, each at its next scheduling point.
     pub(super) fn kill(&self, rank: usize) {
         self.lock().kill(rank);

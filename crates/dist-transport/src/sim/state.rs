@@ -23,6 +23,8 @@ pub(super) struct State {
     /// Whether threads are to unwind.
     ending: bool,
     failure: Option<Failure>,
+    /// Looks at the run when it fails, before anybody unwinds.
+    witness: Option<Witness>,
     /// The tasks whose threads will never end.
     abandoned: Vec<usize>,
     trace_hash: u64,
@@ -44,6 +46,9 @@ struct Task {
     /// Whether it came to the scheduler in the middle of a panic that was not the end of the run's doing.
     panicking: bool,
 }
+
+/// What is to be called when a run fails; it may not come back to the scheduler.
+pub(super) type Witness = Box<dyn FnOnce() + Send>;
 
 /// What a thread is in the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -133,12 +138,17 @@ impl State {
             turn: None,
             ending: false,
             failure: None,
+            witness: None,
             abandoned: Vec::new(),
             trace_hash: 0,
             switches: 0,
             steps: 0,
             yields_in_a_row: 0,
         }
+    }
+
+    pub(super) fn set_witness(&mut self, witness: Witness) {
+        self.witness = Some(witness);
     }
 
     pub(super) fn add(&mut self, name: String, role: Role, thread: Thread) {
@@ -321,6 +331,9 @@ impl State {
     /// Ends the run, with this reason if it is the first.
     pub(super) fn fail(&mut self, failure: Failure) {
         self.failure.get_or_insert(failure);
+        if let Some(witness) = self.witness.take() {
+            witness();
+        }
         self.begin_end();
     }
 

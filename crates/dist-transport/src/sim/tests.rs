@@ -179,8 +179,12 @@ fn a_deadlock_is_reported_with_the_seed_and_those_who_wait() {
         }
     });
     assert_eq!(
-        report,
-        "seed 11: deadlock: nobody can wake those who wait without a deadline: rank 0, rank 1, rank 1/worker"
+        report.lines().collect::<Vec<_>>(),
+        [
+            "seed 11: deadlock: nobody can wake those who wait without a deadline: rank 0, rank 1, rank 1/worker",
+            "  rank 0 waits for no message",
+            "  rank 1 waits for no message",
+        ]
     );
 }
 
@@ -257,7 +261,8 @@ fn yielding_without_end_is_reported() {
             transport.runtime().yield_now();
         }
     });
-    assert_eq!(report, "seed 4: livelock: 100000 yields in a row, and nothing else, by rank 0");
+    let first = report.lines().next();
+    assert_eq!(first, Some("seed 4: livelock: 100000 yields in a row, and nothing else, by rank 0"));
 }
 
 #[test]
@@ -361,4 +366,51 @@ fn nothing_is_kept_of_channels_that_everyone_has_left() {
     });
     // Whoever was last saw the world's alone.
     assert_eq!(outcome.results.iter().map(|(channels, _)| *channels).min(), Some(1));
+}
+
+#[test]
+fn a_report_says_what_every_rank_waited_for_and_where_it_was() {
+    fn call(number: u8) -> crate::Fingerprint {
+        crate::Fingerprint([number; crate::Fingerprint::SIZE])
+    }
+    let program = |mut transport: SimTransport| {
+        let deadline = transport.runtime().deadline(MINUTE);
+        transport.describe_calls(|call| (call.0[0] == 7).then(|| "broadcast #7".to_owned()));
+        let mut fork = transport.fork(&[3, 0]).unwrap();
+        match transport.rank().index() {
+            0 => {
+                transport.begin(call(7));
+                transport.note(crate::Progress { step: 3, receives: Some((2, 1)) });
+                let _ = receive::<1>(&mut transport, 1, deadline);
+            }
+            1 => {
+                transport.begin(call(7));
+                transport.note(crate::Progress { step: 1, receives: Some((4, 5)) });
+                let _ = receive::<1>(&mut transport, 2, deadline);
+            }
+            2 => {
+                transport.begin(call(8));
+                let _ = send(&mut transport, 3, &[0; 9], deadline);
+            }
+            _ => {
+                let _ = receive::<1>(&mut **fork.as_mut().unwrap(), 1, deadline);
+            }
+        }
+        fork
+    };
+    let outcome = Network::new(4).with_window(8).run(program);
+    let channel = crate::ChannelId::WORLD.child(0, &[3, 0]).get();
+    assert_eq!(
+        outcome.waits,
+        [
+            "rank 0 waits in step 3 of broadcast #7 for chunk 2 from rank 1, which is in step 1".to_owned(),
+            "rank 1 waits in step 1 of broadcast #7 for 5 chunks, the first 4, from rank 2, which is in call "
+                .to_owned() + &"08".repeat(crate::Fingerprint::SIZE),
+            format!(
+                "rank 2 waits in call {} to be rid of what it sent to rank 3, which is in no call",
+                "08".repeat(48)
+            ),
+            format!("rank 3 waits for a message from rank 0 on channel {channel:016x}"),
+        ]
+    );
 }

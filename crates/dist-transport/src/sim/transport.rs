@@ -8,14 +8,15 @@ use std::time::Duration;
 use super::clock::Skew;
 use super::fabric::{Fabric, Found, Place, Room, Sent, wake};
 use super::message::{Message, Spoilt};
+use super::report::Position;
 use super::scheduler::Scheduler;
 use super::storm::{Effects, Turn};
 use crate::bookkeeping;
 use crate::check::{check_exchange, check_peer};
 use crate::runtime::Unparker;
 use crate::{
-    Abort, Activity, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Incoming, Outgoing, Rank,
-    Result, Runtime, Sink, Traffic, Transport,
+    Abort, Activity, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Incoming, Outgoing, Progress,
+    Rank, Result, Runtime, Sink, Traffic, Transport,
 };
 
 /// Bytes between threads of one process. What a send and a receive wait for is as [`Network`](super::Network) was
@@ -280,6 +281,7 @@ impl Transport for SimTransport {
 
     fn begin(&mut self, call: Fingerprint) {
         self.calls = [self.call(), call];
+        self.fabric().note(self.own_place(), Position { call, progress: None });
     }
 
     fn exchange(
@@ -371,6 +373,15 @@ impl Transport for SimTransport {
 
     fn traffic(&self) -> Traffic {
         self.traffic
+    }
+
+    fn note(&mut self, progress: Progress) {
+        let position = Position { call: self.call(), progress: Some(progress) };
+        self.fabric().note(self.own_place(), position);
+    }
+
+    fn describe_calls(&mut self, describe: fn(&Fingerprint) -> Option<String>) {
+        self.fabric().describe_calls(describe);
     }
 }
 

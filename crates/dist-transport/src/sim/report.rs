@@ -1,0 +1,109 @@
+//! What every rank waits for, in words.
+
+use std::collections::BTreeSet;
+
+use super::fabric::{Member, On, Presence};
+use crate::{ChannelId, Fingerprint, Progress};
+
+/// How calls read, if somebody has said.
+pub(super) type Describe = fn(&Fingerprint) -> Option<String>;
+
+/// Where a rank is on one channel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Position {
+    pub(super) call: Fingerprint,
+    pub(super) progress: Option<Progress>,
+}
+
+impl Default for Position {
+    fn default() -> Self {
+        Self { call: Fingerprint::NONE, progress: None }
+    }
+}
+
+/// One line for every wait, and for every rank that does not wait, in the order of the ranks.
+pub(super) fn lines(channels: &[(ChannelId, &[Member])], describe: Option<Describe>) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut waiting = BTreeSet::new();
+    for &(channel, members) in channels {
+        for member in members {
+            if let Some(on) = member.waits_on() {
+                waiting.insert(member.world_rank);
+                lines.push((member.world_rank, wait(channel, members, member, on, describe)));
+            }
+        }
+    }
+    for member in channels.iter().flat_map(|(_, members)| *members) {
+        let idle = member.presence == Presence::Here && waiting.insert(member.world_rank);
+        if idle {
+            let place = place(member.position, describe).map(|place| format!("; it is in {place}"));
+            let line =
+                format!("rank {} waits for no message{}", member.world_rank, place.unwrap_or_default());
+            lines.push((member.world_rank, line));
+        }
+    }
+    lines.sort_by_key(|(rank, _)| *rank);
+    lines.into_iter().map(|(_, line)| line).collect()
+}
+
+fn wait(
+    channel: ChannelId,
+    members: &[Member],
+    member: &Member,
+    on: On,
+    describe: Option<Describe>,
+) -> String {
+    let Member { world_rank, position, .. } = member;
+    let mut line = format!("rank {world_rank} waits");
+    if let Some(place) = place(*position, describe) {
+        line += &format!(" in {place}");
+    }
+    let peer = &members[on.peer()];
+    let receives = position.progress.and_then(|progress| progress.receives);
+    line += &match (on, receives) {
+        (On::Room(_), _) => format!(" to be rid of what it sent to rank {}", peer.world_rank),
+        (On::Message(_), Some((chunk, 1))) => format!(" for chunk {chunk} from rank {}", peer.world_rank),
+        (On::Message(_), Some((first, count))) if count > 1 => {
+            format!(" for {count} chunks, the first {first}, from rank {}", peer.world_rank)
+        }
+        (On::Message(_), _) => format!(" for a message from rank {}", peer.world_rank),
+    };
+    if channel != ChannelId::WORLD {
+        line += &format!(" on channel {:016x}", channel.get());
+    }
+    line + &whereabouts(peer, position.call, describe)
+}
+
+/// Where the peer is, told from somebody in this call.
+fn whereabouts(peer: &Member, call: Fingerprint, describe: Option<Describe>) -> String {
+    match peer.presence {
+        Presence::Gone => return ", which has left".to_owned(),
+        Presence::Expected => return ", which has not come there".to_owned(),
+        Presence::Here => {}
+    }
+    let same_call = peer.position.call == call;
+    match (same_call, peer.position.progress) {
+        (true, Some(progress)) => format!(", which is in step {}", progress.step),
+        (true, None) => String::new(),
+        (false, _) => match place(peer.position, describe) {
+            Some(place) => format!(", which is in {place}"),
+            None => ", which is in no call".to_owned(),
+        },
+    }
+}
+
+/// The call, and the step if it is known; `None` outside any call.
+fn place(position: Position, describe: Option<Describe>) -> Option<String> {
+    if position.call == Fingerprint::NONE {
+        return None;
+    }
+    let call = describe.and_then(|describe| describe(&position.call));
+    let call = call.unwrap_or_else(|| {
+        let bytes = position.call.0.iter().map(|byte| format!("{byte:02x}"));
+        format!("call {}", bytes.collect::<String>().trim_end_matches("00"))
+    });
+    Some(match position.progress {
+        Some(progress) => format!("step {} of {call}", progress.step),
+        None => call,
+    })
+}
