@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod arguments;
+mod barriers;
+mod batches;
 mod coalesced;
 mod costs;
 mod deadlines;
@@ -12,5 +14,9 @@ mod pending;
 mod refusals;
 #[cfg(feature = "ndarray")]
 mod shaped;
+mod sizes;
 mod started;
+mod traffic;
+#[cfg(feature = "serde")]
+mod values;
 mod worlds;

@@ -1,0 +1,177 @@
+//! The barrier that names who has not come.
+
+use std::time::Duration;
+
+use dist_collectives::{Communicator, Error, TransportError};
+use dist_transport::sim;
+use rstest::rstest;
+
+use crate::worlds::{self, Network};
+
+const LIMIT: Duration = Duration::from_secs(8);
+
+/// Where the absent are.
+type Elsewhere = fn(&mut Communicator) -> Result<(), Error>;
+
+const ELSEWHERE: [Elsewhere; 3] = [
+    // Waiting for each other or for itself, in a message that never comes.
+    |comm| comm.recv(&mut [0_u8], comm.rank()),
+    // Doing something that never ends by itself.
+    |comm| {
+        let late = comm.runtime().deadline(4 * LIMIT);
+        while !comm.runtime().expired(late) {
+            comm.runtime().park(Some(late));
+        }
+        comm.monitored_barrier()
+    },
+    // In a call that moves nothing to rank 0.
+    |comm| {
+        let mut alone = comm.subgroup(&[comm.rank()])?.expect("it is a member");
+        alone.recv(&mut [0_u8], 0)
+    },
+];
+
+#[rstest]
+#[case(2, &[1])]
+#[case(4, &[2])]
+#[case(5, &[1, 4])]
+#[case(9, &[8])]
+#[case(12, &[1, 2, 3, 8, 9, 11])]
+#[case(6, &[1, 2, 3, 4, 5])]
+fn every_rank_that_comes_is_told_who_does_not(
+    #[case] world_size: usize,
+    #[case] absent: &'static [usize],
+    #[values(0, 1, 2)] elsewhere: usize,
+) {
+    let outcome = sim::run(3, world_size, move |transport| {
+        let mut comm = Communicator::new(transport);
+        if absent.contains(&comm.rank()) {
+            comm.set_timeout(10 * LIMIT);
+            let error = ELSEWHERE[elsewhere](&mut comm).unwrap_err();
+            assert!(matches!(error, Error::Aborted { rank: 0, .. }), "{error:?}");
+            return Duration::ZERO;
+        }
+        let error = comm.with_timeout(LIMIT).monitored_barrier().unwrap_err();
+        let Error::Absent { ranks } = &error else { panic!("{error:?}") };
+        assert_eq!(ranks, absent);
+        assert!(error.is_timeout());
+        assert_eq!(error.peer(), if let [alone] = absent { Some(*alone) } else { None });
+        assert_eq!(error.to_string(), format!("monitored_barrier: ranks {absent:?} did not come"));
+        // The job is over.
+        assert!(matches!(comm.barrier(), Err(Error::Aborted { .. })));
+        comm.runtime().now()
+    });
+    assert!(outcome.results.iter().all(|&time| time < LIMIT), "{:?}", outcome.results);
+}
+
+#[rstest]
+fn rank_0_may_be_the_one_that_does_not_come(#[values(2, 3, 7)] world_size: usize) {
+    let outcome = sim::run(3, world_size, |transport| {
+        let mut comm = Communicator::new(transport);
+        if comm.rank() == 0 {
+            comm.set_timeout(10 * LIMIT);
+            comm.recv(&mut [0_u8], 0).unwrap_err();
+            return None;
+        }
+        match comm.with_timeout(LIMIT).monitored_barrier().unwrap_err() {
+            Error::Absent { ranks } => Some(ranks),
+            error => panic!("{error:?}"),
+        }
+    });
+    assert!(outcome.results[1..].iter().all(|ranks| *ranks == Some(vec![0])), "{:?}", outcome.results);
+}
+
+#[rstest]
+fn it_is_a_barrier_when_all_come(
+    #[values(Network::Simulated, Network::Threads)] network: Network,
+    #[values(1, 2, 5, 9)] world_size: usize,
+) {
+    worlds::run(network, world_size, |mut comm| {
+        for _ in 0..20 {
+            comm.monitored_barrier().unwrap();
+        }
+        let mut sum = [1_u32];
+        comm.all_reduce(&mut sum, dist_collectives::ReduceOp::Sum).unwrap();
+    });
+}
+
+/// Nobody is let go before the last rank has come, at half the time that it may take.
+#[test]
+fn nobody_leaves_before_the_last_has_come() {
+    let outcome = sim::run(1, 5, |transport| {
+        let mut comm = Communicator::new(transport);
+        comm.set_timeout(LIMIT);
+        if comm.rank() == 3 {
+            let late = comm.runtime().deadline(LIMIT / 2);
+            while !comm.runtime().expired(late) {
+                comm.runtime().park(Some(late));
+            }
+        }
+        comm.monitored_barrier().unwrap();
+        comm.runtime().now()
+    });
+    assert!(outcome.results.iter().all(|&time| time >= LIMIT / 2), "{:?}", outcome.results);
+}
+
+#[test]
+fn a_rank_in_another_call_is_a_mismatch() {
+    worlds::run(Network::Simulated, 3, |mut comm| {
+        let done = if comm.rank() == 1 { comm.barrier() } else { comm.monitored_barrier() };
+        let error = done.and_then(|()| comm.barrier()).unwrap_err();
+        let text = match &error {
+            Error::Mismatch { .. } | Error::Aborted { .. } => error.to_string(),
+            _ => panic!("{error:?}"),
+        };
+        assert!(text.contains(" barrier #0") && text.contains("monitored_barrier #0"), "{text}");
+    });
+}
+
+#[cfg(feature = "tcp")]
+#[test]
+fn over_sockets_the_absent_are_named_too() {
+    worlds::run(Network::Tcp, 4, |mut comm| {
+        if comm.rank() == 2 {
+            let error = comm.recv(&mut [0_u8], 3).unwrap_err();
+            assert!(matches!(error, Error::Aborted { .. }), "{error:?}");
+            return;
+        }
+        let limit = Duration::from_millis(400);
+        let error = comm.with_timeout(limit).monitored_barrier().unwrap_err();
+        assert!(matches!(&error, Error::Absent { ranks } if *ranks == [2]), "{error:?}");
+    });
+}
+
+#[test]
+fn a_group_names_its_own_numbers() {
+    worlds::run(Network::Simulated, 4, |mut comm| {
+        let group = comm.subgroup(&[3, 1, 2]).unwrap();
+        let Some(mut group) = group else {
+            drop(comm.recv(&mut [0_u8], 0));
+            return;
+        };
+        if group.rank() == 0 {
+            // Rank 3 of the world hears of it when the others have given it up.
+            let error = comm.recv(&mut [0_u8], 3).unwrap_err();
+            assert!(matches!(error, Error::Aborted { .. }), "{error:?}");
+            return;
+        }
+        let error = group.with_timeout(LIMIT).monitored_barrier().unwrap_err();
+        assert!(matches!(&error, Error::Absent { ranks } if *ranks == [0]), "{error:?}");
+    });
+}
+
+#[test]
+fn a_rank_that_dies_ends_it() {
+    let errors = sim::run(1, 3, |transport| {
+        let mut comm = Communicator::new(transport);
+        if comm.rank() == 1 {
+            return None;
+        }
+        Some(comm.monitored_barrier().unwrap_err())
+    });
+    for error in errors.results.into_iter().flatten() {
+        let told = matches!(error, Error::Aborted { rank: 1, .. })
+            || matches!(&error, Error::Transport { source, .. } if matches!(**source, TransportError::Closed { peer: 1, .. }));
+        assert!(told, "{error:?}");
+    }
+}

@@ -1,0 +1,180 @@
+//! Parts of different sizes: what makes no sense alone, and what ranks disagree about.
+
+use dist_collectives::{Communicator, Error, ReduceOp};
+use dist_transport::Cause;
+use rstest::rstest;
+
+use crate::worlds::{self, Network};
+
+type Program = fn(&mut Communicator, &[usize]) -> Result<(), Error>;
+
+fn part(comm: &Communicator, counts: &[usize]) -> Vec<u8> {
+    vec![0; counts.get(comm.rank()).copied().unwrap_or(0)]
+}
+
+fn whole(counts: &[usize]) -> Vec<u8> {
+    vec![0; counts.iter().sum()]
+}
+
+/// Every operation with one list of counts, and buffers as long as that says.
+const PROGRAMS: [Program; 4] = [
+    |comm, counts| comm.all_gather_v(&part(comm, counts), counts, &mut whole(counts)),
+    |comm, counts| comm.reduce_scatter_v(&whole(counts), counts, &mut part(comm, counts), ReduceOp::Sum),
+    |comm, counts| comm.gather_v(&part(comm, counts), counts, &mut whole(counts), 0),
+    |comm, counts| comm.scatter_v(&whole(counts), counts, &mut part(comm, counts), 0),
+];
+
+#[test]
+fn ranks_whose_counts_differ_find_out_before_a_byte_is_used() {
+    for (index, program) in PROGRAMS.into_iter().enumerate() {
+        // The sum is the same, and so are the numbers: only the order is not.
+        for odd in [&[3, 1, 2][..], &[2, 2, 2], &[1, 2, 4]] {
+            let errors = worlds::run(Network::Simulated, 3, move |mut comm| {
+                let counts = if comm.rank() == 1 { odd } else { &[1, 2, 3] };
+                program(&mut comm, counts).and_then(|()| comm.barrier()).unwrap_err()
+            });
+            for error in errors {
+                let mismatch = matches!(
+                    error,
+                    Error::Mismatch { .. } | Error::Aborted { cause: Cause::Mismatch { .. }, .. }
+                );
+                assert!(mismatch, "program {index}: {error:?}");
+                assert!(error.to_string().contains("sizes "), "{error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_even_call_is_not_an_uneven_one_of_equal_counts() {
+    worlds::run(Network::Simulated, 2, |mut comm| {
+        let done = match comm.rank() {
+            0 => comm.all_gather(&[1_u8], &mut [0; 2]),
+            _ => comm.all_gather_v(&[1_u8], &[1, 1], &mut [0; 2]),
+        };
+        assert!(done.and_then(|()| comm.barrier()).is_err());
+    });
+}
+
+type Call = fn(&mut Communicator) -> Result<(), Error>;
+
+/// Calls of two ranks that make no sense, and the beginning of what both are told.
+const REFUSED: &[(Call, &str)] = &[
+    (|comm| comm.all_gather_v(&[1_u8], &[1], &mut [0; 2]), "all_gather: 1 counts for 2 ranks"),
+    (|comm| comm.all_gather_v(&[1_u8], &[2, 2], &mut [0; 4]), "all_gather: the input has 1 elements, not 2"),
+    (|comm| comm.all_gather_v(&[1_u8], &[1, 1], &mut [0; 3]), "all_gather: the output has 3 elements, not 2"),
+    (
+        |comm| comm.all_gather_v(&[1_u8; 2], &[2; 2], &mut [0; 0]),
+        "all_gather: the output has 0 elements, not 4",
+    ),
+    (
+        |comm| comm.reduce_scatter_v(&[1_u8], &[usize::MAX, 1], &mut [0], ReduceOp::Sum),
+        "reduce_scatter: the input has 1 elements, not 18446744073709551615",
+    ),
+    (
+        |comm| comm.reduce_scatter_v(&[1_u8; 3], &[1, 1], &mut [0], ReduceOp::Sum),
+        "reduce_scatter: the input has 3 elements, not 2",
+    ),
+    (
+        |comm| comm.reduce_scatter_v(&[1_u8; 2], &[1, 1], &mut [], ReduceOp::Sum),
+        "reduce_scatter: the output has 0 elements, not 1",
+    ),
+    (
+        |comm| comm.reduce_scatter_v(&[1.0_f32; 2], &[1, 1], &mut [0.0], ReduceOp::And),
+        "and is not for f32: it needs integers",
+    ),
+    (|comm| comm.gather(&[1_u8], &mut [0; 2], 2), "gather: root 2 is outside a group of 2"),
+    (|comm| comm.gather_v(&[1_u8], &[1, 1, 1], &mut [0; 3], 0), "gather: 3 counts for 2 ranks"),
+    (|comm| comm.gather_v(&[1_u8; 3], &[1, 1], &mut [0; 2], 0), "gather: the input has 3 elements, not 1"),
+    (|comm| comm.scatter(&[1_u8; 2], &mut [0], 5), "scatter: root 5 is outside a group of 2"),
+    (|comm| comm.scatter_v(&[1_u8; 2], &[1, 1], &mut [0; 2], 0), "scatter: the output has 2 elements, not 1"),
+    (
+        |comm| comm.all_to_all(&[1_u8; 3], &mut [0; 3]),
+        "all_to_all: 3 elements cannot be divided among 2 ranks",
+    ),
+    (|comm| comm.all_to_all(&[1_u8; 4], &mut [0; 2]), "all_to_all: the output has 2 elements, not 4"),
+    (|comm| comm.all_to_all_v(&[1_u8], &[1], &mut [0; 2], &[1, 1]), "all_to_all: 1 counts for 2 ranks"),
+    (|comm| comm.all_to_all_v(&[1_u8; 2], &[1, 1], &mut [0], &[1]), "all_to_all: 1 counts for 2 ranks"),
+    (
+        |comm| comm.all_to_all_v(&[1_u8; 3], &[1, 1], &mut [0; 2], &[1, 1]),
+        "all_to_all: the input has 3 elements, not 2",
+    ),
+    (
+        |comm| comm.all_to_all_v(&[1_u8; 2], &[1, 1], &mut [0; 3], &[1, 1]),
+        "all_to_all: the output has 3 elements, not 2",
+    ),
+    (
+        |comm| {
+            let mut comm = comm.with_algorithm(dist_collectives::AllToAll::Bruck);
+            comm.all_to_all_v(&[1_u8; 2], &[1, 1], &mut [0; 2], &[1, 1])
+        },
+        "all_to_all by bruck needs parts of one size",
+    ),
+    (|comm| comm.scan(&mut [1.0_f32], ReduceOp::Mean), "there is no scan with mean"),
+    (
+        |comm| comm.exclusive_scan(&mut [1.0_f32], ReduceOp::WeightedMean(1.0)),
+        "there is no scan with weighted_mean",
+    ),
+    (|comm| comm.scan(&mut [1_u8], ReduceOp::PreMulSum(1.0)), "pre_mul_sum is not for u8: it needs floating"),
+];
+
+#[test]
+fn what_makes_no_sense_is_refused_on_every_rank() {
+    for &(call, message) in REFUSED {
+        worlds::run(Network::Simulated, 2, move |mut comm| {
+            let error = call(&mut comm).unwrap_err();
+            assert!(error.to_string().starts_with(message), "{error}");
+            assert_eq!(comm.traffic().messages_sent, 0);
+            comm.barrier().unwrap();
+        });
+    }
+}
+
+#[test]
+fn only_the_root_needs_memory_for_all_parts() {
+    worlds::run(Network::Simulated, 2, |mut comm| {
+        let short = comm.gather(&[1_u8; 2], &mut [0; 3][..3 * (1 - comm.rank())], 0);
+        match comm.rank() {
+            0 => assert_eq!(
+                short.unwrap_err().to_string(),
+                "gather: 3 elements are not 2 ranks times 2 elements"
+            ),
+            // Its part has left; the root is gone when it looks for it again.
+            _ => drop(short),
+        }
+    });
+}
+
+/// Rank `from` sends `to` another number than it expects: the same error everywhere, and life goes on.
+#[rstest]
+fn every_rank_is_told_who_sends_what_is_not_expected(
+    #[values(Network::Simulated, Network::Threads)] network: Network,
+    #[values((1, 0, 0), (2, 0, 1), (3, 2, 0), (5, 1, 1), (8, 6, 3))] place: (usize, usize, usize),
+) {
+    let (world_size, from, to) = place;
+    worlds::run(network, world_size, move |mut comm| {
+        let counts = vec![2; world_size];
+        let (mut sent, received) = (counts.clone(), counts.clone());
+        if comm.rank() == from {
+            sent[to] = 3;
+        }
+        let mut output = whole(&received);
+        let error = comm.all_to_all_v(&whole(&sent), &sent, &mut output, &received).unwrap_err();
+        let Error::Disagreement { from: sender, to: receiver, sent: 3, expected: 2 } = error else {
+            panic!("{error:?}")
+        };
+        assert_eq!((sender, receiver), (from as u64, to as u64));
+        comm.all_to_all_v(&whole(&counts), &counts, &mut output, &received).unwrap();
+    });
+}
+
+/// The first of several disagreements, by sender and receiver, is everyone's.
+#[test]
+fn of_many_disagreements_all_ranks_report_one() {
+    let errors = worlds::run(Network::Simulated, 4, |mut comm| {
+        let (sent, received) = (vec![1; 4], vec![comm.rank(); 4]);
+        let done = comm.all_to_all_v(&whole(&sent), &sent, &mut whole(&received), &received);
+        done.unwrap_err().to_string()
+    });
+    assert_eq!(errors, ["all_to_all: rank 0 sends 1 elements to rank 0, which expects 0"; 4]);
+}

@@ -1,0 +1,222 @@
+//! What goes over the wire is what the verifier counts in the schedule that was asked for, to the byte.
+
+use dist_algos::scan::Extent;
+use dist_algos::verify::{self, Report};
+use dist_algos::{CostModel, Order, Partition};
+use dist_collectives::{
+    Algorithm, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Communicator, Error, Gather, Reduce,
+    ReduceOp, ReduceScatter, ReductionOrder, Scan, Scatter, Traffic,
+};
+use rstest::rstest;
+
+use crate::worlds::{self, Network};
+
+type Call = fn(&mut Communicator) -> Result<(), Error>;
+
+/// Elements of the longest buffer, of 4 bytes each: no world divides it, so that chunks differ.
+const LEN: usize = 1009;
+
+fn plus(one: Traffic, other: Traffic) -> Traffic {
+    Traffic {
+        messages_sent: one.messages_sent + other.messages_sent,
+        bytes_sent: one.bytes_sent + other.bytes_sent,
+        messages_received: one.messages_received + other.messages_received,
+        bytes_received: one.bytes_received + other.bytes_received,
+    }
+}
+
+/// Makes a call by this algorithm, and compares what it moves with what was counted for each rank.
+#[track_caller]
+fn check(
+    world_size: usize,
+    algorithm: impl Into<Algorithm>,
+    call: impl Fn(&mut Communicator) -> Result<(), Error> + Send + Sync + 'static,
+    counted: impl Fn(usize) -> Traffic,
+) {
+    let algorithm = algorithm.into();
+    let moved = worlds::run(Network::Simulated, world_size, move |mut comm| {
+        let mut comm = comm.with_order(ReductionOrder::Any);
+        call(&mut comm.with_algorithm(algorithm)).unwrap();
+        comm.traffic()
+    });
+    for (rank, moved) in moved.into_iter().enumerate() {
+        let operation = algorithm.operation();
+        assert_eq!(moved, counted(rank), "rank {rank} of {world_size} in {operation} by {algorithm}");
+    }
+}
+
+/// The algorithms that serve a world, with what the verifier says of each.
+fn proven<A: Copy>(all: &[A], prove: impl Fn(A) -> dist_algos::Result<Report>) -> Vec<(A, Report)> {
+    all.iter().filter_map(|&algorithm| Some((algorithm, prove(algorithm).ok()?))).collect()
+}
+
+fn cut(len: usize, parts: usize) -> Partition<'static> {
+    Partition::new(len, 4, parts).expect("it fits")
+}
+
+/// Uneven parts: of each rank as many elements as its number squared.
+fn counts(world_size: usize) -> Vec<usize> {
+    (0..world_size).map(|rank| rank * rank).collect()
+}
+
+fn borders(counts: &[usize]) -> Vec<usize> {
+    let ends = counts.iter().scan(0, |end, &count| {
+        *end += count;
+        Some(*end)
+    });
+    std::iter::once(0).chain(ends).collect()
+}
+
+#[rstest]
+fn reductions(#[values(1, 2, 3, 4, 5, 7, 8, 13, 16, 17)] n: usize) {
+    for (algorithm, report) in proven(AllReduce::ALL, |algorithm| verify::all_reduce(algorithm, n)) {
+        let call = |comm: &mut Communicator| comm.all_reduce(&mut [1.0_f32; LEN], ReduceOp::Sum);
+        check(n, algorithm, call, |rank| report.traffic(rank, &cut(LEN, algorithm.chunks(n)), None));
+    }
+    let root = n / 2;
+    for (algorithm, report) in proven(Reduce::ALL, |algorithm| verify::reduce(algorithm, n, root)) {
+        let call = move |comm: &mut Communicator| comm.reduce(&mut [1.0_f32; LEN], ReduceOp::Max, root);
+        check(n, algorithm, call, |rank| report.traffic(rank, &cut(LEN, algorithm.chunks(n)), None));
+    }
+    let extents: [(Extent, Call); 2] = [
+        (Extent::Inclusive, |comm| comm.scan(&mut [1.0_f32; LEN], ReduceOp::Sum)),
+        (Extent::Exclusive, |comm| comm.exclusive_scan(&mut [1.0_f32; LEN], ReduceOp::Sum)),
+    ];
+    for (extent, call) in extents {
+        for (algorithm, report) in proven(Scan::ALL, |algorithm| verify::scan(algorithm, extent, n)) {
+            check(n, algorithm, call, |rank| report.traffic(rank, &cut(LEN, algorithm.chunks(n)), None));
+        }
+    }
+    for (algorithm, report) in proven(ReduceScatter::ALL, |algorithm| verify::reduce_scatter(algorithm, n)) {
+        let call = |comm: &mut Communicator| {
+            let part = [1_i32; 10];
+            comm.reduce_scatter(&part.repeat(comm.world_size()), &mut [0; 10], ReduceOp::Sum)
+        };
+        check(n, algorithm, call, |rank| report.traffic(rank, &cut(10 * n, n), None));
+        let call = |comm: &mut Communicator| {
+            let counts = counts(comm.world_size());
+            let (input, mut output) = (vec![1_i32; counts.iter().sum()], vec![0; counts[comm.rank()]]);
+            comm.reduce_scatter_v(&input, &counts, &mut output, ReduceOp::Sum)
+        };
+        let borders = borders(&counts(n));
+        let uneven = Partition::at(&borders, 4).unwrap();
+        check(n, algorithm, call, |rank| report.traffic(rank, &uneven, None));
+    }
+}
+
+#[rstest]
+fn copies(#[values(1, 2, 3, 4, 5, 7, 8, 13, 16, 17)] n: usize) {
+    let (root, borders) = (n / 2, borders(&counts(n)));
+    let (even, uneven) = (cut(10 * n, n), Partition::at(&borders, 4).unwrap());
+    for (algorithm, report) in proven(Broadcast::ALL, |algorithm| verify::broadcast(algorithm, n, root)) {
+        let call = move |comm: &mut Communicator| comm.broadcast(&mut [1.0_f32; LEN], root);
+        check(n, algorithm, call, |rank| report.traffic(rank, &cut(LEN, algorithm.chunks(n)), None));
+    }
+    for (algorithm, report) in proven(AllGather::ALL, |algorithm| verify::all_gather(algorithm, n)) {
+        let call =
+            |comm: &mut Communicator| comm.all_gather(&[1_u32; 10], &mut vec![0; 10 * comm.world_size()]);
+        check(n, algorithm, call, |rank| report.traffic(rank, &even, None));
+        let call = |comm: &mut Communicator| {
+            let counts = counts(comm.world_size());
+            let (input, mut output) = (vec![1_u32; counts[comm.rank()]], vec![0; counts.iter().sum()]);
+            comm.all_gather_v(&input, &counts, &mut output)
+        };
+        check(n, algorithm, call, |rank| report.traffic(rank, &uneven, None));
+    }
+    for (algorithm, report) in proven(Gather::ALL, |algorithm| verify::gather(algorithm, n, root)) {
+        let call = move |comm: &mut Communicator| {
+            comm.gather(&[1_u32; 10], &mut vec![0; 10 * comm.world_size()], root)
+        };
+        check(n, algorithm, call, |rank| report.traffic(rank, &even, Some(&even)));
+        let call = move |comm: &mut Communicator| {
+            let counts = counts(comm.world_size());
+            let (input, mut output) = (vec![1_u32; counts[comm.rank()]], vec![0; counts.iter().sum()]);
+            comm.gather_v(&input, &counts, &mut output, root)
+        };
+        check(n, algorithm, call, |rank| report.traffic(rank, &uneven, Some(&uneven)));
+    }
+    for (algorithm, report) in proven(Scatter::ALL, |algorithm| verify::scatter(algorithm, n, root)) {
+        let call = move |comm: &mut Communicator| {
+            comm.scatter(&vec![1_u32; 10 * comm.world_size()], &mut [0; 10], root)
+        };
+        check(n, algorithm, call, |rank| report.traffic(rank, &even, Some(&even)));
+        let call = move |comm: &mut Communicator| {
+            let counts = counts(comm.world_size());
+            let (input, mut output) = (vec![1_u32; counts.iter().sum()], vec![0; counts[comm.rank()]]);
+            comm.scatter_v(&input, &counts, &mut output, root)
+        };
+        check(n, algorithm, call, |rank| report.traffic(rank, &uneven, Some(&uneven)));
+    }
+    for (algorithm, report) in proven(Barrier::ALL, |algorithm| verify::barrier(algorithm, n)) {
+        check(n, algorithm, |comm| comm.barrier(), |rank| report.traffic(rank, &cut(0, 1), None));
+    }
+}
+
+/// A value that all ranks agree on, in one small all_reduce.
+fn agreement(rank: usize, n: usize, bytes: usize) -> Traffic {
+    let algorithm = AllReduce::suggest(n, bytes, Order::Canonical, &CostModel::default());
+    let cut = Partition::new(1, bytes, algorithm.chunks(n)).unwrap();
+    verify::all_reduce(algorithm, n).unwrap().traffic(rank, &cut, None)
+}
+
+#[rstest]
+fn all_to_all(#[values(1, 2, 3, 4, 5, 7, 8, 13, 16, 17)] n: usize) {
+    let even = cut(10 * n, n);
+    for (algorithm, report) in proven(AllToAll::ALL, |algorithm| verify::all_to_all(algorithm, n)) {
+        let call = |comm: &mut Communicator| {
+            let (input, mut output) = (vec![1_u32; 10 * comm.world_size()], vec![0; 10 * comm.world_size()]);
+            comm.all_to_all(&input, &mut output)
+        };
+        check(n, algorithm, call, |rank| report.traffic(rank, &even, Some(&even)));
+        if algorithm == AllToAll::Bruck {
+            continue;
+        }
+        // Every rank sends the others what `counts` says, so that it receives as much from each as its own count.
+        let call = |comm: &mut Communicator| {
+            let (sent, world_size) = (counts(comm.world_size()), comm.world_size());
+            let received = vec![sent[comm.rank()]; world_size];
+            let mut output = vec![0; received.iter().sum()];
+            comm.all_to_all_v(&vec![1_u32; sent.iter().sum()], &sent, &mut output, &received)
+        };
+        check(n, algorithm, call, |rank| {
+            let (sent, received) = (borders(&counts(n)), borders(&vec![counts(n)[rank]; n]));
+            let (sent, received) = (Partition::at(&sent, 4).unwrap(), Partition::at(&received, 4).unwrap());
+            let data = report.traffic(rank, &received, Some(&sent));
+            let announcing = AllToAll::suggest(n, 8 * n, &CostModel::default());
+            let numbers = Partition::new(n, 8, n).unwrap();
+            let announced =
+                verify::all_to_all(announcing, n).unwrap().traffic(rank, &numbers, Some(&numbers));
+            plus(data, plus(announced, agreement(rank, n, 32)))
+        });
+    }
+}
+
+#[rstest]
+fn a_weighted_mean_moves_one_number_more(#[values(1, 2, 5, 8)] n: usize) {
+    for (algorithm, report) in proven(AllReduce::ALL, |algorithm| verify::all_reduce(algorithm, n)) {
+        let call =
+            |comm: &mut Communicator| comm.all_reduce(&mut [1.0_f32; LEN], ReduceOp::WeightedMean(0.5));
+        let mean = |rank| report.traffic(rank, &cut(LEN, algorithm.chunks(n)), None);
+        check(n, algorithm, call, |rank| plus(mean(rank), agreement(rank, n, 8)));
+    }
+}
+
+/// Each rank says that it has come, and hears one bit for every rank.
+#[rstest]
+fn a_monitored_barrier_moves_one_bit_for_each_rank_to_each(#[values(1, 2, 9, 17)] n: usize) {
+    let word = n.div_ceil(8) as u64;
+    let peers = n as u64 - 1;
+    let moved = worlds::run(Network::Simulated, n, |mut comm| {
+        comm.monitored_barrier().unwrap();
+        comm.traffic()
+    });
+    let told = Traffic { messages_sent: 1, bytes_sent: 0, messages_received: 1, bytes_received: word };
+    assert!(moved[1..].iter().all(|&moved| moved == told));
+    let counting = Traffic {
+        messages_sent: peers,
+        bytes_sent: peers * word,
+        messages_received: peers,
+        bytes_received: 0,
+    };
+    assert_eq!(moved[0], counting);
+}

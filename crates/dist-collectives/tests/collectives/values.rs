@@ -1,0 +1,130 @@
+//! Values of any serde type.
+
+use std::collections::BTreeMap;
+
+use dist_collectives::{Communicator, Error, VALUE_BYTES_MAX, ValueProblem};
+use rstest::rstest;
+use serde::{Deserialize, Serialize, Serializer};
+
+use crate::worlds::{self, Network};
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+enum Shape {
+    Point,
+    Named { name: String, sides: Vec<f64> },
+    Nested(BTreeMap<u8, Option<Self>>),
+}
+
+fn shape(rank: usize) -> Shape {
+    match rank % 3 {
+        0 => Shape::Point,
+        1 => Shape::Named { name: "n".repeat(rank * 100), sides: vec![0.5; rank] },
+        _ => Shape::Nested(BTreeMap::from([(1, None), (2, Some(shape(rank - 1)))])),
+    }
+}
+
+#[rstest]
+fn values_of_any_size_arrive_as_they_are(
+    #[values(Network::Simulated, Network::Threads)] network: Network,
+    #[values(1, 2, 3, 5, 8)] world_size: usize,
+) {
+    worlds::run(network, world_size, |mut comm| {
+        let (rank, world_size) = (comm.rank(), comm.world_size());
+        for root in 0..world_size {
+            let value = (rank == root).then(|| shape(root));
+            assert_eq!(comm.broadcast_value(value, root).unwrap(), shape(root));
+            let gathered = comm.gather_values(&shape(rank), root).unwrap();
+            let all: Vec<Shape> = (0..world_size).map(shape).collect();
+            assert_eq!(gathered, (rank == root).then(|| all.clone()));
+            assert_eq!(comm.all_gather_values(&shape(rank)).unwrap(), all);
+        }
+        comm.broadcast_value(Some(()), 0).unwrap();
+    });
+}
+
+/// Every rank fails alike, and the communicator lives on.
+#[track_caller]
+fn check(problem: ValueProblem, of: usize, program: fn(&mut Communicator) -> Result<(), Error>) {
+    worlds::run(Network::Simulated, 3, move |mut comm| {
+        let error = program(&mut comm).unwrap_err();
+        let Error::Value { rank, problem: found, .. } = error else { panic!("{error:?}") };
+        assert_eq!((rank, found), (of, problem));
+        comm.barrier().unwrap();
+    });
+}
+
+#[test]
+fn a_root_without_a_value_is_everyones_error() {
+    check(ValueProblem::Missing, 1, |comm| comm.broadcast_value::<u32>(None, 1).map(drop));
+    check(ValueProblem::Missing, 1, |comm| {
+        let value = (comm.rank() != 1).then_some(7);
+        comm.broadcast_value::<u32>(value, 1).map(drop)
+    });
+}
+
+/// What serde cannot encode on some ranks.
+#[derive(Deserialize)]
+struct Stubborn(bool);
+
+impl Serialize for Stubborn {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if self.0 { Err(serde::ser::Error::custom("no")) } else { self.0.serialize(serializer) }
+    }
+}
+
+#[test]
+fn a_value_that_cannot_be_encoded_is_everyones_error() {
+    check(ValueProblem::NotEncodable, 2, |comm| {
+        comm.broadcast_value((comm.rank() == 2).then_some(Stubborn(true)), 2).map(drop)
+    });
+    check(ValueProblem::NotEncodable, 1, |comm| comm.gather_values(&Stubborn(comm.rank() >= 1), 0).map(drop));
+    check(ValueProblem::NotEncodable, 0, |comm| {
+        comm.all_gather_values(&Stubborn(comm.rank() != 1)).map(drop)
+    });
+}
+
+#[test]
+fn the_rank_that_could_not_encode_knows_why() {
+    worlds::run(Network::Simulated, 2, |mut comm| {
+        let value = Stubborn(comm.rank() == 1);
+        let error = comm.all_gather_values(&value).map(drop).unwrap_err();
+        assert_eq!(error.to_string(), "the value of rank 1 cannot be encoded");
+        assert_eq!(std::error::Error::source(&error).is_some(), comm.rank() == 1);
+    });
+}
+
+#[test]
+fn bytes_of_another_type_are_told_from_a_value() {
+    worlds::run(Network::Simulated, 2, |mut comm| {
+        // What is encoded here is longer than a number, or none.
+        let error = match comm.rank() {
+            0 => return drop(comm.broadcast_value(Some("seven".to_owned()), 0).unwrap()),
+            _ => comm.broadcast_value::<u8>(None, 0).unwrap_err(),
+        };
+        let told = matches!(error, Error::Value { rank: 0, problem: ValueProblem::NotDecodable, .. });
+        assert!(told, "{error:?}");
+        assert_eq!(error.to_string(), "the value of rank 0 is not of the type that is expected");
+    });
+}
+
+#[test]
+fn a_length_beyond_the_limit_is_refused_before_memory_is_taken() {
+    worlds::run(Network::Simulated, 2, |mut comm| {
+        // A peer that speaks of more than there can be.
+        let announced = VALUE_BYTES_MAX as u64 + 1;
+        if comm.rank() == 0 {
+            return comm.broadcast(&mut [announced], 0).unwrap();
+        }
+        let error = comm.broadcast_value::<u8>(None, 0).unwrap_err();
+        assert!(matches!(error, Error::Value { rank: 0, problem: ValueProblem::TooLong, .. }), "{error:?}");
+    });
+}
+
+#[test]
+fn a_root_that_does_not_exist_is_refused() {
+    worlds::run(Network::Simulated, 2, |mut comm| {
+        assert!(matches!(comm.broadcast_value(Some(1), 2), Err(Error::RootOutOfRange { .. })));
+        assert!(matches!(comm.gather_values(&1, 2), Err(Error::RootOutOfRange { .. })));
+        assert_eq!(comm.traffic().messages_sent, 0);
+    });
+}
