@@ -134,6 +134,19 @@ impl Chunks {
         self.checked_index(last).map_or(usize::MAX, |last| last.saturating_add(1))
     }
 
+    /// The chunks that come so many after these, of `within` in a circle; none if they are neither neighbours in the
+    /// circle nor all before its end.
+    pub(crate) fn turned(self, by: usize, within: usize) -> Option<Self> {
+        if self.is_contiguous() {
+            return Some(Self::wrapping((self.start + by) % within, self.count, within));
+        }
+        let is_arc = self.is_two_runs() && self.start == 0 && self.end() == within;
+        if is_arc {
+            return Some(Self::wrapping((self.stride + by) % within, self.count, within));
+        }
+        (self.end() + by <= within).then_some(Self { start: self.start + by, ..self })
+    }
+
     /// Whether every index is below `chunks`, and none is named twice.
     pub fn fit(self, chunks: usize) -> bool {
         let Some(last) = self.count.checked_sub(1) else { return true };
@@ -284,6 +297,21 @@ mod tests {
                 assert_eq!(left.overlap(right), shared, "{left:?} {right:?}");
             }
         }
+    }
+
+    #[test]
+    fn turned_sets_hold_what_comes_after() {
+        let arcs = (0..6).flat_map(|start| (0..=6).map(move |count| Chunks::wrapping(start, count, 6)));
+        for arc in arcs {
+            for by in 0..6 {
+                let mut expected: Vec<usize> = arc.indices().map(|index| (index + by) % 6).collect();
+                expected.sort_unstable();
+                assert_eq!(arc.turned(by, 6).map(indices), Some(expected), "{arc:?} by {by}");
+            }
+        }
+        let strided = Chunks::strided(0, 2, 3);
+        assert_eq!(strided.turned(1, 6), Some(Chunks::strided(1, 2, 3)));
+        assert_eq!(strided.turned(2, 6), None);
     }
 
     #[test]

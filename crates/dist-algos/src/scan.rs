@@ -4,7 +4,8 @@
 //! the left is added to the rank's own result; so rank r adds the blocks that the digits of r name, the largest
 //! outermost, which is T(r + 1): the scan is canonical for every world size, and so is the exclusive one with T(r).
 //!
-//! Where a block has no block to its right, nobody needs its sum, and nothing goes back to the left.
+//! A rank asks for the sum of a block only if there is a rank at its own place in the next block: nobody else waits
+//! for that sum.
 
 use dist_transport::Rank;
 
@@ -54,18 +55,36 @@ pub(crate) fn step(rank: Rank, extent: Extent, rounds: usize, index: usize) -> O
     if apart && !empty { copy(RESULT, Place::Buffer) } else { None }
 }
 
-/// Where the result is kept: in the buffer, if the sum of no block is needed there.
-fn result(rank: Rank) -> Place {
-    if Round::is_onward(rank, 0) { RESULT } else { Place::Buffer }
+/// Where the result is kept: in the buffer, unless that is sent or added to after something has arrived.
+const fn result(rank: Rank) -> Place {
+    let pair_end = (rank.index() | 1) + 1;
+    if pair_end < rank.world_size() { RESULT } else { Place::Buffer }
+}
+
+/// How many times the rank reduces that does so most often.
+pub(crate) const fn reduced_max(world_size: usize, extent: Extent) -> usize {
+    let (mut index, mut most) = (0, 0);
+    while index < world_size {
+        let results = index.count_ones() as usize;
+        let results = if matches!(extent, Extent::Exclusive) { results.saturating_sub(1) } else { results };
+        let (mut level, mut sums) = (0, 0);
+        while index + (2 << level) < world_size {
+            (level, sums) = (level + 1, sums + 1);
+        }
+        most = if results + sums > most { results + sums } else { most };
+        index += 1;
+    }
+    most
 }
 
 /// What a rank and a peer across one binary digit of their numbers tell each other.
 struct Round {
+    rank: usize,
     peer: usize,
-    /// The peer's block is to the left.
-    is_right: bool,
-    /// The sum of both blocks is needed further to the right.
+    /// The rank needs the sum of both blocks.
     is_onward: bool,
+    /// The peer needs the sum of both blocks.
+    is_peer_onward: bool,
     /// The result has nothing in it so far.
     is_first: bool,
     result: Place,
@@ -75,21 +94,24 @@ impl Round {
     fn of(rank: Rank, extent: Extent, level: usize) -> Option<Self> {
         let (index, size) = (rank.index(), 1 << level);
         let peer = index ^ size;
+        let is_onward = |place: usize| place + 2 * size < rank.world_size();
         (peer < rank.world_size()).then(|| Self {
+            rank: index,
             peer,
-            is_right: peer < index,
-            is_onward: Self::is_onward(rank, level),
+            is_onward: is_onward(index),
+            is_peer_onward: is_onward(peer),
             is_first: extent == Extent::Exclusive && index % size == 0,
             result: result(rank),
         })
     }
 
-    fn is_onward(rank: Rank, level: usize) -> bool {
-        ((rank.index() >> (level + 1)) + 1) << (level + 1) < rank.world_size()
+    /// Whether the peer's block is to the left.
+    const fn is_right(&self) -> bool {
+        self.peer < self.rank
     }
 
     fn part(&self, part: usize) -> Option<Step> {
-        let doubled = self.is_right && self.is_onward;
+        let doubled = self.is_right() && self.is_onward;
         match part {
             0 => Some(self.exchange()),
             1 if doubled => {
@@ -109,8 +131,8 @@ impl Round {
             (false, false) => (self.result, Then::Reduce),
         };
         Step::Exchange {
-            send: (!self.is_right || self.is_onward).then(|| SendHalf::buffer(self.peer, WHOLE)),
-            receive: (self.is_right || self.is_onward).then_some(ReceiveHalf {
+            send: (!self.is_right() || self.is_peer_onward).then(|| SendHalf::buffer(self.peer, WHOLE)),
+            receive: (self.is_right() || self.is_onward).then_some(ReceiveHalf {
                 from: self.peer,
                 chunks: WHOLE,
                 place,

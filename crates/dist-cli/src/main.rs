@@ -6,6 +6,7 @@ mod error;
 mod parse;
 mod run;
 mod tune;
+mod verify;
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -31,6 +32,8 @@ enum Command {
     Bench(bench::Arguments),
     /// Measure anew what messages take here, which the choice of algorithms goes by
     Tune(tune::Arguments),
+    /// Prove every schedule for every world size and root up to a bound, and reject changed ones
+    Verify(verify::Arguments),
     /// Become a rank's program; `run` starts every rank this way
     #[command(name = run::EXEC, hide = true)]
     ExecRank {
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
         Command::Run(arguments) => run::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Tune(arguments) => tune::run(&arguments),
+        Command::Verify(arguments) => verify::run(&arguments),
         Command::ExecRank { command } => Err(run::become_program(&command)),
     };
     match outcome {

@@ -44,14 +44,7 @@ impl Scan {
     /// What it costs.
     pub const fn cost(self, world_size: usize, extent: Extent) -> Cost {
         let rounds = log2_ceil(world_size);
-        let Some(updates) = rounds.checked_sub(1) else { return Cost::NOTHING };
-        // The last rank of the first half adds most: every round before the last to its result and to its block's
-        // sum. Two ranks have no such round.
-        let reduced = if updates > 0 { 2 * updates } else { 1 };
-        let reduced_max = match extent {
-            Extent::Inclusive => reduced,
-            Extent::Exclusive => reduced - 1,
-        };
+        let reduced_max = scan::reduced_max(world_size, extent);
         Cost { rounds, path: rounds, sent_max: rounds, reduced_max }
     }
 

@@ -26,12 +26,20 @@ pub(super) struct Forest {
     nodes: Vec<Node>,
     numbers: HashMap<Node, Tree, BuildHasherDefault<Mix>>,
     contributors: Vec<Ranks>,
+    /// Those T(n) that were asked for, by their first rank and how many there are.
+    canonical: HashMap<(usize, usize), Tree, BuildHasherDefault<Mix>>,
     world_size: usize,
 }
 
 impl Forest {
     pub(super) fn new(world_size: usize) -> Self {
-        Self { nodes: Vec::new(), numbers: HashMap::default(), contributors: Vec::new(), world_size }
+        Self {
+            nodes: Vec::new(),
+            numbers: HashMap::default(),
+            contributors: Vec::new(),
+            canonical: HashMap::default(),
+            world_size,
+        }
     }
 
     pub(super) fn leaf(&mut self, piece: Piece) -> Tree {
@@ -80,10 +88,15 @@ impl Forest {
         if count == 1 {
             return self.leaf(Piece { rank: start, chunk: 0 });
         }
+        if let Some(&tree) = self.canonical.get(&(start, count)) {
+            return tree;
+        }
         let left_count = count.next_power_of_two() / 2;
         let left = self.canonical(start, left_count);
         let right = self.canonical(start + left_count, count - left_count);
-        self.sum(left, right).expect("ranges that do not overlap")
+        let tree = self.sum(left, right).expect("ranges that do not overlap");
+        self.canonical.insert((start, count), tree);
+        tree
     }
 
     fn number(&mut self, node: Node, contributors: impl FnOnce(&[Ranks]) -> Ranks) -> Tree {

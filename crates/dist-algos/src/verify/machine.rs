@@ -13,15 +13,15 @@ use super::{Goal, Program};
 use crate::validate::Parts;
 use crate::{Chunks, Error, Place, ReceiveHalf, Result, SendHalf, Source, Step, Then};
 
-pub(super) struct Machine<'a> {
+pub(super) struct Machine {
     pub(super) forest: Forest,
     pub(super) ranks: Vec<State>,
-    goal: Goal,
-    programs: &'a [Program],
+    pub(super) goal: Goal,
     parts: Parts,
 }
 
 /// One rank.
+#[derive(Clone)]
 pub(super) struct State {
     rank: Rank,
     /// What each chunk of the buffer holds.
@@ -56,6 +56,7 @@ pub(super) struct Clock {
 }
 
 /// An exchange of which at least one half is still to be done.
+#[derive(Clone)]
 struct Exchange {
     step: usize,
     sends: SmallVec<[Message; 1]>,
@@ -67,6 +68,7 @@ struct Exchange {
 }
 
 /// What is on its way: the content as it was when the step began.
+#[derive(Clone)]
 struct Message {
     to: usize,
     of: Source,
@@ -85,9 +87,8 @@ impl Clock {
     }
 }
 
-impl<'a> Machine<'a> {
-    pub(super) fn new(goal: Goal, parts: usize, programs: &'a [Program]) -> Self {
-        let world_size = programs.len();
+impl Machine {
+    pub(super) fn new(goal: Goal, parts: usize, world_size: usize) -> Self {
         let parts = Parts { buffer: parts, input: if goal.has_input() { parts } else { 0 } };
         let mut forest = Forest::new(world_size);
         let ranks = Rank::all(world_size)
@@ -110,14 +111,14 @@ impl<'a> Machine<'a> {
                 }
             })
             .collect();
-        Self { forest, ranks, goal, programs, parts }
+        Self { forest, ranks, goal, parts }
     }
 
-    /// Does all steps of all ranks.
-    pub(super) fn run(&mut self) -> Result<()> {
+    /// Does the steps of these programs from where the ranks are, as far as they can go on.
+    pub(super) fn run(&mut self, programs: &[Program]) -> Result<()> {
         let mut ready: Vec<usize> = (0..self.ranks.len()).rev().collect();
-        for rank in 0..self.ranks.len() {
-            self.advance(rank)?;
+        for (rank, program) in programs.iter().enumerate() {
+            self.advance(rank, program)?;
         }
         while let Some(rank) = ready.pop() {
             let Some(exchange) = &self.ranks[rank].exchange else { continue };
@@ -128,14 +129,14 @@ impl<'a> Machine<'a> {
                 if let Some(halves) = self.meet(sender, receiver) {
                     self.pass(sender, receiver, halves)?;
                     for rank in [sender, receiver] {
-                        if self.complete(rank)? {
+                        if self.complete(rank, &programs[rank])? {
                             ready.push(rank);
                         }
                     }
                 }
             }
         }
-        self.deadlock()
+        Ok(())
     }
 
     /// The halves, of the one's exchange and of the other's, between which a message can pass now. An exchange in
@@ -181,7 +182,7 @@ impl<'a> Machine<'a> {
     }
 
     /// If all of the rank's exchange is done, goes on with its next steps.
-    fn complete(&mut self, rank: usize) -> Result<bool> {
+    fn complete(&mut self, rank: usize, program: &Program) -> Result<bool> {
         let state = &mut self.ranks[rank];
         match &state.exchange {
             Some(exchange) if exchange.sends.is_empty() && exchange.receives.is_empty() => {
@@ -190,13 +191,12 @@ impl<'a> Machine<'a> {
             _ => return Ok(false),
         }
         state.exchange = None;
-        self.advance(rank)?;
+        self.advance(rank, program)?;
         Ok(true)
     }
 
     /// Does the rank's next steps up to one that has to wait for a peer.
-    fn advance(&mut self, rank: usize) -> Result<()> {
-        let program = &self.programs[rank];
+    fn advance(&mut self, rank: usize, program: &Program) -> Result<()> {
         let state = &mut self.ranks[rank];
         while state.exchange.is_none() {
             if let Some(finish) = program.finish.filter(|finish| finish.after == state.next) {
@@ -217,7 +217,7 @@ impl<'a> Machine<'a> {
     }
 
     /// Whether all ranks have come to their ends.
-    fn deadlock(&self) -> Result<()> {
+    pub(super) fn deadlock(&self) -> Result<()> {
         let mut waiting = self.ranks.iter().filter_map(|state| Some((state, state.exchange.as_ref()?)));
         let Some((state, exchange)) = waiting.next() else { return Ok(()) };
         let to = exchange.sends.first().map(|send| send.to);

@@ -21,8 +21,12 @@ mod forest;
 mod goal;
 pub mod hierarchical;
 mod machine;
+pub mod mutate;
 mod report;
 mod subject;
+pub mod symmetry;
+
+use std::ops::Range;
 
 use crate::scan::Extent;
 use crate::{
@@ -61,19 +65,65 @@ pub struct Finish {
 /// # Errors
 /// The first thing found to be wrong, with the rank and the step.
 pub fn check(goal: Goal, chunks: usize, programs: &[Program]) -> Result<Report> {
-    let mut machine = Machine::new(goal, chunks, programs);
-    machine.run()?;
+    let mut machine = Machine::new(goal, chunks, programs.len());
+    machine.run(programs)?;
+    conclude(&mut machine, chunks)
+}
+
+/// Proves programs for several roots, each made for one root. What all ranks do before the root matters is done once.
+///
+/// # Errors
+/// As for [`check`].
+fn check_roots(
+    goal: impl Fn(usize) -> Goal,
+    chunks: usize,
+    roots: Range<usize>,
+    programs: impl Fn(usize) -> Vec<Program>,
+    mut found: impl FnMut(&Report) -> Result<()>,
+) -> Result<()> {
+    let (first, last) = (programs(roots.start), programs(roots.end - 1));
+    let common: Vec<Program> = first.iter().zip(&last).map(|(first, last)| first.common(last)).collect();
+    let mut machine = Machine::new(goal(roots.start), chunks, common.len());
+    machine.run(&common)?;
+    let begun = machine.ranks.clone();
+    for root in roots {
+        let programs = programs(root);
+        if !programs.iter().zip(&common).all(|(program, common)| program.steps.starts_with(&common.steps)) {
+            found(&check(goal(root), chunks, &programs)?)?;
+            continue;
+        }
+        machine.goal = goal(root);
+        machine.ranks.clone_from(&begun);
+        machine.run(&programs)?;
+        found(&conclude(&mut machine, chunks)?)?;
+    }
+    Ok(())
+}
+
+impl Program {
+    /// The steps that both begin with; nothing if sums are finished.
+    fn common(&self, other: &Self) -> Self {
+        let same = self.steps.iter().zip(&other.steps).take_while(|(step, other)| step == other).count();
+        let same = if self.finish.or(other.finish).is_some() { 0 } else { same };
+        Self { steps: self.steps[..same].to_vec(), finish: None }
+    }
+}
+
+/// Whether all ranks have come to their ends, and to the goal.
+fn conclude(machine: &mut Machine, chunks: usize) -> Result<Report> {
+    machine.deadlock()?;
+    let (goal, world_size) = (machine.goal, machine.ranks.len());
     for (rank, state) in machine.ranks.iter().enumerate() {
         if let Some(slot) = state.slots.iter().position(|held| held.is_some_and(|held| !held.is_used)) {
             return Err(Error::Leftover { rank, slot });
         }
         if goal == Goal::Barrier
-            && let Some(absent) = state.heard.missing(programs.len())
+            && let Some(absent) = state.heard.missing(world_size)
         {
             return Err(Error::LeavesEarly { rank, absent });
         }
     }
-    let order = results(goal, chunks, &mut machine)?;
+    let order = results(goal, chunks, machine)?;
     let clocks = || machine.ranks.iter().map(|state| state.clock);
     Ok(Report {
         rounds: clocks().map(|clock| clock.rounds).max().unwrap_or(0),
@@ -82,12 +132,12 @@ pub fn check(goal: Goal, chunks: usize, programs: &[Program]) -> Result<Report> 
         slots_max: machine.ranks.iter().map(|state| state.report.slots).max().unwrap_or(0),
         peers_max: machine.ranks.iter().map(|state| state.report.peers.len()).max().unwrap_or(0),
         order,
-        ranks: machine.ranks.into_iter().map(|state| state.report).collect(),
+        ranks: machine.ranks.iter_mut().map(|state| std::mem::take(&mut state.report)).collect(),
     })
 }
 
 /// Checks what every chunk ends as, and finds the class of the order in which they were reduced.
-fn results(goal: Goal, chunks: usize, machine: &mut Machine<'_>) -> Result<Option<Order>> {
+fn results(goal: Goal, chunks: usize, machine: &mut Machine) -> Result<Option<Order>> {
     let Machine { forest, ranks, .. } = machine;
     let mut sums = Sums::new(ranks.len(), chunks);
     for (rank, state) in ranks.iter().enumerate() {

@@ -2,7 +2,8 @@
 
 use dist_transport::Rank;
 
-use super::{Finish, Goal, Program, Report, check};
+use super::symmetry::are_turned;
+use super::{Finish, Goal, Program, Report, check, check_roots};
 use crate::scan::Extent;
 use crate::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, Chunks, Cost, Error, Gather, Order, Reduce,
@@ -54,6 +55,18 @@ pub struct Proof {
     pub cost: Cost,
     /// In which order it reduces, if it does.
     pub order: Option<Order>,
+}
+
+impl Proof {
+    /// One more root.
+    fn add(&mut self, report: &Report) {
+        let cost = &mut self.cost;
+        cost.rounds = cost.rounds.max(report.rounds);
+        cost.path = cost.path.max(report.path);
+        cost.sent_max = cost.sent_max.max(report.chunks_sent_max());
+        cost.reduced_max = cost.reduced_max.max(report.reductions_max());
+        self.order = report.order;
+    }
 }
 
 /// The same expression for the algorithm of any operation.
@@ -226,13 +239,18 @@ impl Subject {
     /// # Errors
     /// As for [`check`], or if the algorithm is not what it says about itself.
     pub fn prove(self, world_size: usize, root: usize) -> Result<Report> {
-        if !self.supports(world_size) || !self.roots(world_size).contains(&root) {
-            let (operation, algorithm) = (self.operation(), self.algorithm());
-            return Err(Error::Unsupported { operation, algorithm, world_size });
-        }
-        let programs = self.programs(world_size, root);
-        let report = check(self.goal(root), self.chunks(world_size), &programs)?;
-        self.check_held(&programs, root)?;
+        self.check_exists(world_size, root)?;
+        self.prove_programs(&self.programs(world_size, root), root)
+    }
+
+    /// Proves programs, one for each rank, in place of the algorithm's own.
+    ///
+    /// # Errors
+    /// As for [`prove`](Subject::prove).
+    pub fn prove_programs(self, programs: &[Program], root: usize) -> Result<Report> {
+        let world_size = programs.len();
+        let report = check(self.goal(root), self.chunks(world_size), programs)?;
+        self.check_held(programs, root)?;
         self.check_claims(world_size, &report)?;
         Ok(report)
     }
@@ -242,18 +260,37 @@ impl Subject {
     /// # Errors
     /// As for [`prove`](Subject::prove), or if no root costs what the algorithm says.
     pub fn prove_world(self, world_size: usize) -> Result<Proof> {
+        self.check_exists(world_size, 0)?;
         let mut proof = Proof { cost: Cost::NOTHING, order: None };
-        for root in self.roots(world_size) {
-            let report = self.prove(world_size, root)?;
-            let cost = &mut proof.cost;
-            cost.rounds = cost.rounds.max(report.rounds);
-            cost.path = cost.path.max(report.path);
-            cost.sent_max = cost.sent_max.max(report.chunks_sent_max());
-            cost.reduced_max = cost.reduced_max.max(report.reductions_max());
-            proof.order = report.order;
+        if self.goal(0).reduces() {
+            let programs = |root| self.programs(world_size, root);
+            let (goal, chunks) = (|root| self.goal(root), self.chunks(world_size));
+            check_roots(goal, chunks, self.roots(world_size), programs, |report| {
+                self.check_claims(world_size, report)?;
+                proof.add(report);
+                Ok(())
+            })?;
+        } else {
+            // In which order sums are added depends on the root; all else only turns with it.
+            let first = self.programs(world_size, 0);
+            proof.add(&self.prove_programs(&first, 0)?);
+            for root in self.roots(world_size).skip(1) {
+                let programs = self.programs(world_size, root);
+                if !are_turned(self, &first, &programs, root) {
+                    proof.add(&self.prove_programs(&programs, root)?);
+                }
+            }
         }
         self.check_cost(world_size, proof.cost, |found, claimed| found == claimed)?;
         Ok(proof)
+    }
+
+    fn check_exists(self, world_size: usize, root: usize) -> Result<()> {
+        if self.supports(world_size) && self.roots(world_size).contains(&root) {
+            return Ok(());
+        }
+        let (operation, algorithm) = (self.operation(), self.algorithm());
+        Err(Error::Unsupported { operation, algorithm, world_size })
     }
 
     /// Whether no rank touches chunks that it needs no memory for.
@@ -293,7 +330,12 @@ impl Subject {
     }
 
     /// Compares what an algorithm says that it costs with what was found.
-    fn check_cost(self, world_size: usize, found: Cost, holds: impl Fn(usize, usize) -> bool) -> Result<()> {
+    pub(super) fn check_cost(
+        self,
+        world_size: usize,
+        found: Cost,
+        holds: impl Fn(usize, usize) -> bool,
+    ) -> Result<()> {
         let claimed = self.cost(world_size);
         let table = [
             ("rounds", claimed.rounds, found.rounds),

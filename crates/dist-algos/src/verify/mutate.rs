@@ -1,0 +1,198 @@
+//! Wrong schedules, made of right ones by one change each: what the verifier has to reject.
+
+use std::fmt;
+
+use dist_transport::Rank;
+
+use super::{Program, Report, Subject};
+use crate::{Chunks, Place, Result, Source, Step, Then};
+
+/// How a step is changed, or its place among the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Mutation {
+    /// The message goes to the next rank.
+    SendToAnother,
+    /// The message is expected from the next rank.
+    ReceiveFromAnother,
+    /// The message is made of other chunks.
+    SendAnotherChunk,
+    /// Other chunks are expected, copied or combined.
+    ReceiveAnotherChunk,
+    /// The message is made of the input instead of the buffer, or the other way round.
+    SendAnotherMemory,
+    /// What arrives replaces what it should be reduced into, or the other way round.
+    ReplaceForReduce,
+    /// A slot is taken for the one before.
+    AnotherSlot,
+    /// The step is left out.
+    Missing,
+    /// The step and the next are in the wrong order.
+    SwappedWithNext,
+    /// The step is done twice.
+    Doubled,
+}
+
+impl Mutation {
+    /// Every mutation.
+    pub const ALL: [Self; 10] = [
+        Self::SendToAnother,
+        Self::ReceiveFromAnother,
+        Self::SendAnotherChunk,
+        Self::ReceiveAnotherChunk,
+        Self::SendAnotherMemory,
+        Self::ReplaceForReduce,
+        Self::AnotherSlot,
+        Self::Missing,
+        Self::SwappedWithNext,
+        Self::Doubled,
+    ];
+}
+
+/// A change of one step of one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Mutant {
+    /// What is changed.
+    pub mutation: Mutation,
+    /// The rank.
+    pub rank: usize,
+    /// Its step.
+    pub step: usize,
+}
+
+impl fmt::Display for Mutant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} of rank {}, step {}", self.mutation, self.rank, self.step)
+    }
+}
+
+/// How many mutants there were, and those that were taken for the original.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Score {
+    /// How many there were.
+    pub mutants: usize,
+    /// Those that passed.
+    pub survivors: Vec<Mutant>,
+}
+
+impl Score {
+    /// How many were rejected.
+    pub fn rejected(&self) -> usize {
+        self.mutants - self.survivors.len()
+    }
+
+    /// Tries every mutant of an algorithm's schedules.
+    ///
+    /// # Errors
+    /// If they are not proven.
+    pub fn of_subject(subject: Subject, world_size: usize, root: usize) -> Result<Self> {
+        let programs = subject.programs(world_size, root);
+        Self::of(subject.chunks(world_size), &programs, |programs| subject.prove_programs(programs, root))
+    }
+
+    /// Tries every mutant of right programs on memory cut into `chunks`. One passes if it is `proven` and costs what
+    /// the original costs.
+    ///
+    /// # Errors
+    /// If the original is not proven.
+    pub fn of(
+        chunks: usize,
+        programs: &[Program],
+        proven: impl Fn(&[Program]) -> Result<Report>,
+    ) -> Result<Self> {
+        let (original, mut score) = (proven(programs)?, Self::default());
+        let mut programs = programs.to_vec();
+        for rank in Rank::all(programs.len()) {
+            let right = programs[rank.index()].clone();
+            for step in 0..right.steps.len() {
+                for mutation in Mutation::ALL {
+                    let Some(wrong) = changed(&right, step, mutation, rank, chunks) else { continue };
+                    programs[rank.index()] = wrong;
+                    score.mutants += 1;
+                    if proven(&programs).is_ok_and(|found| found.costs_as(&original)) {
+                        score.survivors.push(Mutant { mutation, rank: rank.index(), step });
+                    }
+                }
+            }
+            programs[rank.index()] = right;
+        }
+        Ok(score)
+    }
+}
+
+impl Report {
+    fn costs_as(&self, other: &Self) -> bool {
+        let cost = |report: &Self| (report.rounds, report.path, report.chunks_sent_max(), report.order);
+        cost(self) == cost(other)
+    }
+}
+
+/// The program with one step changed, if the mutation says anything about that step. A copy that is done twice is no
+/// change.
+fn changed(
+    program: &Program,
+    index: usize,
+    mutation: Mutation,
+    rank: Rank,
+    chunks: usize,
+) -> Option<Program> {
+    let mut program = program.clone();
+    let steps = &mut program.steps;
+    let before = steps.clone();
+    match mutation {
+        Mutation::Missing => drop(steps.remove(index)),
+        Mutation::Doubled if matches!(steps[index], Step::Copy { .. }) => return None,
+        Mutation::Doubled => steps.insert(index, steps[index]),
+        Mutation::SwappedWithNext if index + 1 < steps.len() => steps.swap(index, index + 1),
+        Mutation::SwappedWithNext => return None,
+        _ => change(&mut steps[index], mutation, rank, chunks),
+    }
+    (program.steps != before).then_some(program)
+}
+
+fn change(step: &mut Step, mutation: Mutation, rank: Rank, chunks: usize) {
+    match step {
+        Step::Exchange { .. } => change_exchange(step, mutation, rank, chunks),
+        Step::Combine { chunk, .. } | Step::Copy { chunk, .. }
+            if mutation == Mutation::ReceiveAnotherChunk =>
+        {
+            *chunk = (*chunk + 1) % chunks;
+        }
+        Step::Combine { from, .. } if mutation == Mutation::AnotherSlot => *from += 1,
+        Step::Copy { from: Place::Slot(slot), .. } | Step::Copy { into: Place::Slot(slot), .. }
+            if mutation == Mutation::AnotherSlot =>
+        {
+            *slot += 1;
+        }
+        Step::Window { first, .. } if mutation == Mutation::SendToAnother => *first += 1,
+        Step::Window { last, .. } if mutation == Mutation::ReceiveFromAnother => *last -= 1,
+        Step::Combine { .. } | Step::Copy { .. } | Step::Window { .. } => {}
+    }
+}
+
+fn change_exchange(step: &mut Step, mutation: Mutation, rank: Rank, chunks: usize) {
+    let another_peer = |peer: usize| {
+        let other = (peer + 1) % rank.world_size();
+        if other == rank.index() { rank.right().index() } else { other }
+    };
+    let another_chunk = |set: Chunks| Chunks::range((set.first() + 1) % chunks.max(1), set.len());
+    let Step::Exchange { send, receive } = step else { return };
+    match (send, receive, mutation) {
+        (Some(send), _, Mutation::SendToAnother) => send.to = another_peer(send.to),
+        (Some(send), _, Mutation::SendAnotherChunk) => send.chunks = another_chunk(send.chunks),
+        (Some(send), _, Mutation::SendAnotherMemory) if !send.chunks.is_empty() => {
+            send.of = if send.of == Source::Buffer { Source::Input } else { Source::Buffer };
+        }
+        (_, Some(receive), Mutation::ReceiveFromAnother) => receive.from = another_peer(receive.from),
+        (_, Some(receive), Mutation::ReceiveAnotherChunk) => receive.chunks = another_chunk(receive.chunks),
+        (_, Some(receive), Mutation::ReplaceForReduce) if !receive.chunks.is_empty() => {
+            receive.then = if receive.then == Then::Reduce { Then::Replace } else { Then::Reduce };
+        }
+        (_, Some(receive), Mutation::AnotherSlot) => {
+            if let Place::Slot(slot) = &mut receive.place {
+                *slot += 1;
+            }
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,439 @@
+//! Proofs of large worlds by symmetry: where every rank does what rank 0 does, with all numbers turned round the
+//! circle of ranks, one rank is enough.
+//!
+//! What rank `r` sends in a step is then what rank 0 sends in it, turned by `r`; so what rank 0 receives can be worked
+//! out from what rank 0 holds. In every step all ranks exchange over the same distances, so every message meets its
+//! receiver, and nobody waits. In which order sums are added is not looked at.
+
+use std::ops::Range;
+
+use dist_transport::Rank;
+use smallvec::{SmallVec, smallvec};
+
+use super::goal::{End, Piece};
+use super::{Goal, Program, Subject};
+use crate::{Chunks, Cost, Error, Place, ReceiveHalf, Result, SendHalf, Source, Step, Then};
+
+/// Whether the numbers of chunks turn with those of ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Circle {
+    /// Chunk `c` of one rank is to it what chunk `c + 1` is to the next.
+    Turns(usize),
+    /// Chunks have the same number on all ranks.
+    Stands,
+}
+
+/// Every step of every rank, as long as they are the turned ones of another's.
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    by: usize,
+    world_size: usize,
+    circle: Circle,
+}
+
+impl Turn {
+    fn rank(self, rank: usize) -> usize {
+        (rank + self.by) % self.world_size
+    }
+
+    fn chunk(self, chunk: usize) -> usize {
+        match self.circle {
+            Circle::Turns(chunks) => (chunk + self.by) % chunks,
+            Circle::Stands => chunk,
+        }
+    }
+
+    fn chunks(self, chunks: Chunks) -> Option<Chunks> {
+        match self.circle {
+            Circle::Turns(within) => chunks.turned(self.by, within),
+            Circle::Stands => Some(chunks),
+        }
+    }
+
+    fn step(self, step: Step) -> Option<Step> {
+        Some(match step {
+            Step::Exchange { send, receive } => {
+                let send = match send {
+                    Some(half) => {
+                        Some(SendHalf { to: self.rank(half.to), chunks: self.chunks(half.chunks)?, ..half })
+                    }
+                    None => None,
+                };
+                let receive = match receive {
+                    Some(half) => {
+                        let (from, chunks) = (self.rank(half.from), self.chunks(half.chunks)?);
+                        Some(ReceiveHalf { from, chunks, ..half })
+                    }
+                    None => None,
+                };
+                Step::Exchange { send, receive }
+            }
+            Step::Combine { chunk, from, into } => Step::Combine { chunk: self.chunk(chunk), from, into },
+            Step::Copy { chunk, from, into } => Step::Copy { chunk: self.chunk(chunk), from, into },
+            Step::Window { .. } => step,
+        })
+    }
+
+    /// Whether one program is another, turned.
+    fn is_of(self, turned: &Program, program: &Program) -> bool {
+        let finish = match (turned.finish, program.finish) {
+            (Some(turned), Some(finish)) => {
+                turned.after == finish.after && Some(turned.owned) == self.chunks(finish.owned)
+            }
+            (turned, finish) => turned == finish,
+        };
+        finish
+            && turned.steps.len() == program.steps.len()
+            && turned.steps.iter().zip(&program.steps).all(|(turned, step)| Some(*turned) == self.step(*step))
+    }
+}
+
+/// Whether these programs for a root are those for root 0, turned by the root: then they are right if those are, as
+/// far as it does not matter in which order sums are added.
+pub(super) fn are_turned(subject: Subject, first: &[Program], programs: &[Program], root: usize) -> bool {
+    let world_size = programs.len();
+    let circles = [Circle::Stands, Circle::Turns(subject.chunks(world_size))];
+    circles.into_iter().any(|circle| {
+        let turn = Turn { by: root, world_size, circle };
+        (0..world_size).all(|rank| turn.is_of(&programs[turn.rank(rank)], &first[rank]))
+    })
+}
+
+/// Proves the schedules for a large world, if every rank does what rank 0 does; says what they cost. `None` if ranks
+/// do different things.
+///
+/// # Errors
+/// What is wrong with what rank 0 does, or that it is not what the algorithm says about itself.
+pub fn prove(subject: Subject, world_size: usize) -> Result<Option<Cost>> {
+    let Some(rank) = Rank::new(0, world_size).filter(|_| subject.supports(world_size)) else {
+        return Ok(None);
+    };
+    let chunks = subject.chunks(world_size);
+    let goal = subject.goal(0);
+    let circle = match goal {
+        Goal::AllReduce | Goal::ReduceScatter | Goal::AllGather | Goal::AllToAll if chunks == world_size => {
+            Circle::Turns(chunks)
+        }
+        Goal::AllToAllTurned | Goal::Barrier => Circle::Stands,
+        _ => return Ok(None),
+    };
+    let program = subject.program(rank, 0);
+    let turned = |other: Rank| {
+        Turn { by: other.index(), world_size, circle }.is_of(&subject.program(other, 0), &program)
+    };
+    if !Rank::all(world_size).skip(1).all(turned) {
+        return Ok(None);
+    }
+    let mut one = One::new(goal, chunks, world_size, circle);
+    for (index, step) in program.steps.iter().enumerate() {
+        one.finish(&program, index)?;
+        if !one.step(rank, index, *step)? {
+            return Ok(None);
+        }
+    }
+    one.finish(&program, program.steps.len())?;
+    one.check_result(program.steps.len())?;
+    subject.check_cost(world_size, one.cost, |found, claimed| found == claimed)?;
+    Ok(Some(one.cost))
+}
+
+/// What a chunk of rank 0 holds.
+#[derive(Clone, Debug, PartialEq)]
+enum Content {
+    Nothing,
+    Piece(Piece),
+    /// The sum of these ranks, and whether its owner has finished it.
+    Sum(Circular, bool),
+}
+
+/// Rank 0 of a world in which all ranks do the same.
+struct One {
+    goal: Goal,
+    world_size: usize,
+    circle: Circle,
+    buffer: Vec<Content>,
+    heard: Circular,
+    cost: Cost,
+}
+
+impl One {
+    fn new(goal: Goal, chunks: usize, world_size: usize, circle: Circle) -> Self {
+        let own = || Circular::one(0, world_size);
+        let begins = |chunk| match goal.begins(world_size, 0, chunk) {
+            Some(_) if goal.reduces() => Content::Sum(own(), false),
+            Some(piece) => Content::Piece(piece),
+            None => Content::Nothing,
+        };
+        let buffer = (0..chunks).map(begins).collect();
+        Self { goal, world_size, circle, buffer, heard: own(), cost: Cost::NOTHING }
+    }
+
+    /// Does a step; `false` if it is not one in which every message meets its receiver.
+    fn step(&mut self, rank: Rank, index: usize, step: Step) -> Result<bool> {
+        let (sends, receives) = step.halves(rank);
+        if sends.is_empty() || sends.len() != receives.len() {
+            return Ok(false);
+        }
+        let mut arriving: SmallVec<[(ReceiveHalf, Vec<Content>, Circular); 1]> = SmallVec::new();
+        for (send, receive) in sends.iter().zip(receives) {
+            let distance = (self.world_size - receive.from) % self.world_size;
+            if send.to != distance || receive.place != Place::Buffer {
+                return Ok(false);
+            }
+            let back = Turn { by: receive.from, world_size: self.world_size, circle: self.circle };
+            let sent = back.chunks(send.chunks);
+            if !sent.is_some_and(|sent| self.goal.agree(receive.from, 0, (send.of, sent), receive.chunks)) {
+                let (sent, expected) = (send.chunks, receive.chunks);
+                let peer = receive.from;
+                return Err(Error::Mismatch { rank: 0, step: index, sent, peer, peer_step: index, expected });
+            }
+            // Chunk c of the sender is to it what the chunk c - from is to rank 0.
+            let contents = match send.of {
+                Source::Input => send.chunks.indices().map(|chunk| self.input(chunk, back)).collect(),
+                Source::Buffer => {
+                    let forth = Turn { by: distance, ..back };
+                    receive
+                        .chunks
+                        .indices()
+                        .map(|chunk| self.buffer[forth.chunk(chunk)].turned(back))
+                        .collect()
+                }
+            };
+            arriving.push((receive, contents, self.heard.turned(back.by)));
+            self.cost.sent_max += send.chunks.len();
+            self.cost.path += send.chunks.len();
+        }
+        self.cost.rounds += 1;
+        for (receive, contents, heard) in arriving {
+            self.heard.add(&heard);
+            for (chunk, content) in receive.chunks.indices().zip(contents) {
+                self.receive(index, chunk, content, receive.then)?;
+            }
+        }
+        Ok(true)
+    }
+
+    fn input(&self, chunk: usize, back: Turn) -> Content {
+        self.goal.input(0, chunk).map_or(Content::Nothing, |piece| Content::Piece(piece).turned(back))
+    }
+
+    fn receive(&mut self, step: usize, chunk: usize, content: Content, then: Then) -> Result<()> {
+        if content == Content::Nothing {
+            return Err(Error::Unwritten { rank: 0, step, chunk });
+        }
+        match then {
+            Then::Replace => self.buffer[chunk] = content,
+            Then::Reduce => {
+                let (Content::Sum(sum, false), Content::Sum(other, false)) =
+                    (&mut self.buffer[chunk], content)
+                else {
+                    return Err(Error::Unwritten { rank: 0, step, chunk });
+                };
+                if let Some(contributor) = sum.shared(&other) {
+                    return Err(Error::AddedTwice { rank: 0, step, chunk, contributor });
+                }
+                sum.add(&other);
+                self.cost.reduced_max += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, program: &Program, steps: usize) -> Result<()> {
+        let Some(finish) = program.finish.filter(|finish| finish.after == steps) else { return Ok(()) };
+        for chunk in finish.owned.indices() {
+            match &mut self.buffer[chunk] {
+                Content::Sum(sum, finished) if sum.is_full() => *finished = true,
+                _ => return Err(Error::WrongResult { rank: 0, steps, chunk }),
+            }
+        }
+        Ok(())
+    }
+
+    fn check_result(&self, steps: usize) -> Result<()> {
+        for (chunk, content) in self.buffer.iter().enumerate() {
+            let holds = match (self.goal.ends(self.world_size, 0, chunk), content) {
+                (End::Anything, _) => true,
+                (End::Piece(piece), content) => *content == Content::Piece(piece),
+                (End::Sum(_), Content::Sum(sum, _)) => sum.is_full(),
+                (End::Finished, Content::Sum(_, finished)) => *finished,
+                _ => false,
+            };
+            if !holds {
+                return Err(Error::WrongResult { rank: 0, steps, chunk });
+            }
+        }
+        match self.heard.missing() {
+            Some(absent) if self.goal == Goal::Barrier => Err(Error::LeavesEarly { rank: 0, absent }),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Content {
+    fn turned(&self, turn: Turn) -> Self {
+        match self {
+            Self::Nothing => Self::Nothing,
+            Self::Piece(piece) => {
+                Self::Piece(Piece { rank: turn.rank(piece.rank), chunk: turn.rank(piece.chunk) })
+            }
+            Self::Sum(ranks, finished) => Self::Sum(ranks.turned(turn.by), *finished),
+        }
+    }
+}
+
+/// A set of ranks in a circle, as runs of neighbours, of which there are few in sums of schedules.
+#[derive(Clone, Debug, PartialEq)]
+struct Circular {
+    /// From where to where, in ascending order; no two touch.
+    runs: SmallVec<[Range<usize>; 1]>,
+    world_size: usize,
+}
+
+impl Circular {
+    fn one(rank: usize, world_size: usize) -> Self {
+        Self { runs: smallvec![rank..rank + 1], world_size }
+    }
+
+    fn turned(&self, by: usize) -> Self {
+        let mut turned = Self { runs: SmallVec::new(), world_size: self.world_size };
+        for run in &self.runs {
+            let (start, end) = (run.start + by, run.end + by);
+            let within = |rank: usize| rank.min(self.world_size);
+            let beyond = |rank: usize| rank.saturating_sub(self.world_size);
+            turned.runs.extend([within(start)..within(end), beyond(start)..beyond(end)]);
+        }
+        turned.normalize();
+        turned
+    }
+
+    fn add(&mut self, other: &Self) {
+        self.runs.extend(other.runs.iter().cloned());
+        self.normalize();
+    }
+
+    fn normalize(&mut self) {
+        self.runs.sort_unstable_by_key(|run| run.start);
+        let mut normal: SmallVec<[Range<usize>; 1]> = SmallVec::new();
+        for run in self.runs.drain(..).filter(|run| !run.is_empty()) {
+            match normal.last_mut() {
+                Some(last) if run.start <= last.end => last.end = last.end.max(run.end),
+                _ => normal.push(run),
+            }
+        }
+        self.runs = normal;
+    }
+
+    /// A rank in both sets.
+    fn shared(&self, other: &Self) -> Option<usize> {
+        let (mut ours, mut theirs) = (self.runs.iter().peekable(), other.runs.iter().peekable());
+        while let (Some(our), Some(their)) = (ours.peek(), theirs.peek()) {
+            let start = our.start.max(their.start);
+            if start < our.end.min(their.end) {
+                return Some(start);
+            }
+            if our.end <= their.end {
+                ours.next();
+            } else {
+                theirs.next();
+            }
+        }
+        None
+    }
+
+    /// The lowest rank that is not in the set.
+    fn missing(&self) -> Option<usize> {
+        let end = self.runs.first().filter(|run| run.start == 0).map_or(0, |run| run.end);
+        (end < self.world_size).then_some(end)
+    }
+
+    fn is_full(&self) -> bool {
+        self.missing().is_none()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{AllReduce, AllToAll, Barrier};
+
+    fn set(ranks: &[usize]) -> Circular {
+        let mut set = Circular { runs: SmallVec::new(), world_size: 7 };
+        ranks.iter().for_each(|&rank| set.add(&Circular::one(rank, 7)));
+        set
+    }
+
+    #[test]
+    fn sets_in_a_circle_turn_and_meet() {
+        let runs = set(&[5, 6, 0, 2]);
+        assert_eq!(runs.runs.as_slice(), [0..1, 2..3, 5..7]);
+        assert_eq!(runs.turned(1), set(&[6, 0, 1, 3]));
+        assert_eq!(runs.turned(0), runs);
+        assert_eq!(runs.shared(&set(&[1, 3, 6])), Some(6));
+        assert_eq!(runs.shared(&set(&[1, 3, 4])), None);
+        assert_eq!((runs.missing(), set(&[1]).missing()), (Some(1), Some(0)));
+        let mut all = runs;
+        all.add(&set(&[1, 3, 4]));
+        assert!(all.is_full() && all == all.turned(3));
+    }
+
+    #[test]
+    fn symmetry_finds_what_the_machine_finds() {
+        for subject in Subject::all() {
+            for world_size in (2..20).filter(|&world_size| subject.supports(world_size)) {
+                if let Some(cost) = prove(subject, world_size).expect("no schedule is wrong") {
+                    assert_eq!(
+                        cost,
+                        subject.prove_world(world_size).expect("it is proven").cost,
+                        "{subject:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rings_and_circles_are_symmetric_and_trees_are_not() {
+        let is_symmetric = |subject| prove(subject, 6).expect("it is right").is_some();
+        for algorithm in [AllReduce::Ring, AllReduce::Circulant] {
+            assert!(is_symmetric(Subject::AllReduce(algorithm)), "{algorithm}");
+        }
+        for &algorithm in AllToAll::ALL {
+            assert!(is_symmetric(Subject::AllToAll(algorithm)), "{algorithm}");
+        }
+        assert!(is_symmetric(Subject::Barrier(Barrier::Dissemination)));
+        assert!(!is_symmetric(Subject::Barrier(Barrier::Ring)));
+        assert!(!is_symmetric(Subject::AllReduce(AllReduce::Binomial)));
+    }
+
+    /// What is found wrong of rank 0, if all ranks do these steps, turned.
+    fn fault(goal: Goal, chunks: usize, world_size: usize, steps: &[Step]) -> Option<Error> {
+        let rank = Rank::new(0, world_size)?;
+        let mut one = One::new(goal, chunks, world_size, Circle::Turns(chunks));
+        let done =
+            steps.iter().enumerate().try_for_each(|(index, step)| one.step(rank, index, *step).map(drop));
+        done.and_then(|()| one.check_result(steps.len())).err()
+    }
+
+    #[test]
+    fn symmetric_mistakes_are_found() {
+        let ring = |send: usize, receive: usize| {
+            let half = SendHalf::buffer(1, Chunks::one(send));
+            Step::exchange(half, ReceiveHalf::reduce(2, Chunks::one(receive)))
+        };
+        let (first, second) = (ring(2, 1), ring(1, 0));
+        let reduce_scatter = |steps: &[Step]| fault(Goal::ReduceScatter, 3, 3, steps);
+        assert_eq!(reduce_scatter(&[first, second]), None);
+        let unfinished = Error::WrongResult { rank: 0, steps: 1, chunk: 0 };
+        assert_eq!(reduce_scatter(&[first]), Some(unfinished));
+        let twice = Error::AddedTwice { rank: 0, step: 1, chunk: 1, contributor: 2 };
+        assert_eq!(reduce_scatter(&[first, first]), Some(twice));
+        assert!(matches!(reduce_scatter(&[ring(2, 2)]), Some(Error::Mismatch { step: 0, .. })));
+        let pass_on = |send: usize, receive: usize| {
+            let half = SendHalf::buffer(1, Chunks::one(send));
+            Step::exchange(half, ReceiveHalf::replace(2, Chunks::one(receive)))
+        };
+        let unwritten = Error::Unwritten { rank: 0, step: 0, chunk: 0 };
+        assert_eq!(fault(Goal::AllGather, 3, 3, &[pass_on(1, 0)]), Some(unwritten));
+    }
+}

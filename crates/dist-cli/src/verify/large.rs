@@ -1,0 +1,65 @@
+//! Worlds beyond the bound.
+
+use dist_algos::verify::{Subject, symmetry};
+use dist_algos::{Error, Result};
+
+/// The largest world that is tried.
+const RANKS_MAX: usize = 4096;
+
+/// Steps of all ranks, or chunks that all ranks move, beyond which a world is left out.
+const WORK_MAX: usize = 1 << 20;
+
+/// The largest power of two and some other sizes between the bound and the largest world.
+pub(super) fn worlds(bound: usize, seed: u64) -> Vec<usize> {
+    let Some(room) = RANKS_MAX.checked_sub(bound).filter(|&room| room > 0) else { return Vec::new() };
+    let mut state = seed;
+    let mut sizes: Vec<usize> = (0..4).map(|_| bound + 1 + below(&mut state, room)).collect();
+    sizes.push(RANKS_MAX);
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes
+}
+
+/// Proves a larger world: by symmetry if all ranks do the same, else for one root. `false` if it was left out.
+pub(super) fn prove(subject: Subject, world_size: usize) -> Result<bool, Error> {
+    if !subject.supports(world_size) {
+        return Ok(false);
+    }
+    let cost = subject.cost(world_size);
+    let steps = cost.rounds.saturating_mul(world_size);
+    if steps <= WORK_MAX && symmetry::prove(subject, world_size)?.is_some() {
+        return Ok(true);
+    }
+    let moved = cost.path.max(subject.chunks(world_size)).saturating_mul(world_size);
+    if steps > WORK_MAX || moved > WORK_MAX {
+        return Ok(false);
+    }
+    let root = subject.roots(world_size).end / 3;
+    subject.prove(world_size, root).map(|_| true)
+}
+
+/// The next number below a bound, of a sequence that the seed decides: splitmix64.
+fn below(state: &mut u64, bound: usize) -> usize {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut bits = *state;
+    bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^= bits >> 31;
+    usize::try_from(bits % bound as u64).expect("it is below a usize")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn larger_worlds_are_beyond_the_bound_and_the_seeds_own() {
+        for bound in [1, 128, 4000, 4095] {
+            let sizes = worlds(bound, 7);
+            assert!(sizes.is_sorted() && sizes[0] > bound && sizes.last() == Some(&4096), "{sizes:?}");
+            assert_eq!(sizes, worlds(bound, 7));
+        }
+        assert_ne!(worlds(128, 7), worlds(128, 8));
+        assert!(worlds(4096, 7).is_empty());
+    }
+}

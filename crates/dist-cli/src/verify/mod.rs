@@ -1,0 +1,54 @@
+//! `distctl verify`: proofs of all schedules, and what is found when they are changed.
+
+mod large;
+mod line;
+mod survey;
+mod two_levels;
+
+use std::io::{self, Write};
+
+use dist_algos::verify::Subject;
+
+use crate::Error;
+use crate::run::Outcome;
+use line::Line;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Prove every world of up to so many ranks
+    #[arg(long, value_name = "N", default_value = "64", value_parser = crate::parse::ranks)]
+    max_ranks: usize,
+    /// Which larger worlds are taken as well
+    #[arg(long, value_name = "SEED", default_value = "0")]
+    seed: u64,
+    /// One JSON object per line instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// Proves everything; fails if a schedule is wrong or too many changed ones pass.
+pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
+    let larger = large::worlds(arguments.max_ranks, arguments.seed);
+    let mut all_right = true;
+    if !arguments.json {
+        print(Line::HEADER)?;
+    }
+    for subject in Subject::all() {
+        let line = survey::line(subject, arguments.max_ranks, &larger);
+        all_right &= line.wrong.is_none();
+        print(&if arguments.json { line.json() } else { line.row() })?;
+    }
+    for line in two_levels::lines(arguments.max_ranks) {
+        all_right &= line.wrong.is_none();
+        print(&if arguments.json { line.json() } else { line.row() })?;
+    }
+    let mutants = survey::mutants(arguments.max_ranks);
+    all_right &= mutants.is_enough();
+    print(&if arguments.json { mutants.json() } else { mutants.text() })?;
+    Ok(if all_right { Outcome::Success } else { Outcome::Code(1) })
+}
+
+fn print(text: &str) -> Result<(), Error> {
+    let mut output = io::stdout().lock();
+    output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(Error::Output)
+}

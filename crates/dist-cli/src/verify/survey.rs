@@ -1,0 +1,71 @@
+//! What is proven of one algorithm, and how the verifier fares against changed schedules.
+
+use dist_algos::verify::Subject;
+use dist_algos::verify::mutate::Score;
+
+use super::large;
+use super::line::{Bound, Line, Mutants};
+
+/// Proves an algorithm for every world up to the bound, and for the larger ones that are not too much.
+pub(super) fn line(subject: Subject, max_ranks: usize, larger: &[usize]) -> Line {
+    let mut line = Line::new(subject.operation(), subject.algorithm());
+    for world_size in (1..=max_ranks).filter(|&world_size| subject.supports(world_size)) {
+        match subject.prove_world(world_size) {
+            Ok(proof) => {
+                line.worlds += 1;
+                line.proofs += subject.roots(world_size).len();
+                line.orders.add(proof.order);
+                line.largest = Some(bound(subject, world_size));
+            }
+            Err(error) => return Line { wrong: Some(format!("{world_size} ranks: {error}")), ..line },
+        }
+    }
+    for &world_size in larger {
+        match large::prove(subject, world_size) {
+            Ok(true) => line.larger.push(world_size),
+            Ok(false) => {}
+            Err(error) => return Line { wrong: Some(format!("{world_size} ranks: {error}")), ..line },
+        }
+    }
+    line
+}
+
+/// What was proven to be the cost, beside what no schedule can do better.
+fn bound(subject: Subject, world_size: usize) -> Bound {
+    let (cost, least) = (subject.cost(world_size), subject.goal(0).lower_bound(world_size));
+    let part = |count: usize, of: usize| count as f64 / of.max(1) as f64;
+    Bound {
+        ranks: world_size,
+        rounds: cost.rounds,
+        rounds_min: least.rounds,
+        buffers: part(cost.path, subject.chunks(world_size)),
+        buffers_min: part(least.moved, world_size),
+        sent: part(cost.sent_max, subject.chunks(world_size)),
+    }
+}
+
+/// Worlds whose schedules are changed.
+const MUTATED: [usize; 7] = [2, 3, 4, 5, 6, 7, 8];
+
+/// Changes every step of every rank in small worlds, with the first and the last root.
+pub(super) fn mutants(max_ranks: usize) -> Mutants {
+    let mut mutants = Mutants { mutants: 0, rejected: 0, survivors: Vec::new() };
+    for world_size in MUTATED.into_iter().filter(|&world_size| world_size <= max_ranks) {
+        for subject in Subject::all().filter(|subject| subject.supports(world_size)) {
+            let mut roots = vec![0, subject.roots(world_size).end - 1];
+            roots.dedup();
+            for root in roots {
+                // A schedule that is wrong itself has its own line.
+                let score = Score::of_subject(subject, world_size, root).unwrap_or_default();
+                mutants.mutants += score.mutants;
+                mutants.rejected += score.rejected();
+                let name = |mutant| {
+                    let (operation, algorithm) = (subject.operation(), subject.algorithm());
+                    format!("{operation} by {algorithm} of {world_size} ranks: {mutant}")
+                };
+                mutants.survivors.extend(score.survivors.iter().map(name));
+            }
+        }
+    }
+    mutants
+}

@@ -1,0 +1,43 @@
+//! `distctl verify` as a person uses it.
+#![allow(clippy::unwrap_used, reason = "what a test prepares must work")]
+
+use std::process::{Command, Output};
+
+use dist_algos::verify::Subject;
+use serde_json::Value;
+
+fn verify(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_distctl")).arg("verify").args(arguments).output().unwrap()
+}
+
+#[test]
+fn every_algorithm_has_a_line_and_mutants_come_last() {
+    let output = verify(&["--max-ranks", "6", "--json"]);
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for subject in Subject::all() {
+        let is_its = |line: &&Value| {
+            line["operation"] == subject.operation() && line["algorithm"] == subject.algorithm()
+        };
+        let line = lines.iter().find(is_its).unwrap();
+        let supported = (1..=6).filter(|&world_size| subject.supports(world_size)).count();
+        assert_eq!((&line["worlds"], &line["wrong"]), (&supported.into(), &Value::Null));
+        let largest = &line["largest"];
+        assert!(largest["buffers"].as_f64() >= largest["buffers_min"].as_f64(), "{line}");
+    }
+    let two_levels: Vec<&Value> = lines.iter().filter(|line| line["algorithm"] == "two_levels").collect();
+    assert_eq!(two_levels.len(), 6);
+    // 2 and 3 hosts of 2 ranks, 2 hosts of 3.
+    assert!(two_levels.iter().all(|line| line["worlds"] == 3), "{two_levels:?}");
+    let mutants = lines.last().unwrap();
+    let count = |field: &str| mutants[field].as_u64().unwrap();
+    assert!(count("rejected") * 100 >= count("mutants") * 99 && count("mutants") > 10_000, "{text}");
+}
+
+#[test]
+fn a_bound_that_leaves_nothing_to_change_is_no_proof_of_the_verifier() {
+    let output = verify(&["--max-ranks", "1"]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(String::from_utf8(output.stdout).unwrap().contains("0 of 0 changed schedules"));
+}
