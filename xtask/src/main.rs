@@ -5,6 +5,7 @@ mod bench;
 mod ci;
 mod command;
 mod matrix;
+mod sim;
 mod test;
 mod tidy;
 
@@ -18,6 +19,7 @@ cargo xtask COMMAND [OPTIONS]      cargo xtask COMMAND --help
   ci       what must pass before a change lands: fmt, clippy, tidy, docs, each crate alone, cargo-deny, test
   test     every test there is: units, documents, properties, simulation, processes, then the matrix
   matrix   transport x ranks x algorithm x dtype x operation in real processes   [--filter TEXT]
+  sim      programs under many seeds and random faults, simulated                [--seeds N]
   bench    criterion benches, one file per algorithm                             [--filter TEXT]
   tidy     layer order, module headers, unsafe, file names, lengths
 
@@ -48,6 +50,7 @@ fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
         "test" => with_help(arguments, test::HELP, test::run),
         "tidy" => with_help(arguments, tidy::HELP, tidy::run),
         "matrix" => with_filter(arguments, matrix::HELP, matrix::run),
+        "sim" => sim::run(arguments),
         "bench" => with_filter(arguments, bench::HELP, bench::run),
         _ => Err(Failure::Usage(format!("there is no command {command:?}\n\n{HELP}"))),
     }
@@ -99,7 +102,7 @@ mod tests {
 
     #[test]
     fn every_help_fits_on_one_screen() {
-        for help in [HELP, ci::HELP, test::HELP, tidy::HELP, matrix::HELP, bench::HELP] {
+        for help in [HELP, ci::HELP, test::HELP, tidy::HELP, matrix::HELP, bench::HELP, sim::HELP] {
             assert!(help.lines().count() <= 24, "{help}");
             assert!(help.lines().all(|line| line.chars().count() <= 110), "{help}");
         }

@@ -1,13 +1,14 @@
 //! `cargo xtask test`: every test there is.
 
 use crate::command::{Failure, Steps, cargo, show};
-use crate::matrix;
+use crate::{matrix, sim};
 
 pub(crate) const HELP: &str = "\
 cargo xtask test
 
 Runs every test there is: unit, document, property, symbolic and simulation tests of all crates, tests
-that start processes, each bench once, and then the whole matrix (cargo xtask matrix).
+that start processes, each bench once, 100 seeds of cargo xtask sim, and then the whole matrix
+(cargo xtask matrix).
 One crate alone: cargo test -p dist-algos. One test: cargo test -p dist-algos NAME.";
 
 pub(crate) fn run() -> Result<(), Failure> {
@@ -21,5 +22,6 @@ pub(crate) fn run() -> Result<(), Failure> {
 pub(crate) fn add_steps(steps: &mut Steps) -> Result<(), Failure> {
     steps.step("tests", || show(&mut cargo("test --workspace --all-features")))?;
     steps.step("each bench once", || show(&mut cargo("test --package benches --benches")))?;
+    steps.step("simulations", sim::run_some)?;
     steps.step("matrix", || matrix::run(""))
 }

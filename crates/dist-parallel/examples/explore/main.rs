@@ -1,0 +1,94 @@
+//! Programs under many seeds, with and without faults: what `cargo xtask sim` runs.
+//!
+//! `explore SEEDS [FIRST]` runs each program under so many seeds, from the first on; a failure is printed with its
+//! seed and a report, and `explore 1 SEED` does it again. `explore size` shows how long large worlds take, and how much memory.
+#![allow(clippy::print_stdout, reason = "a program prints")]
+
+mod programs;
+mod size;
+
+use std::process::ExitCode;
+
+use dist_transport::sim::{Network, Outcome};
+use programs::{Ended, PROGRAMS, Program};
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let numbers: Vec<u64> = arguments.iter().filter_map(|argument| argument.parse().ok()).collect();
+    // What ranks panic with is in the report of the run.
+    std::panic::set_hook(Box::new(|_| {}));
+    let held = match (&arguments[..], &numbers[..]) {
+        ([only], []) if only == "size" => size::measure(),
+        ([_], &[seeds]) => explore(0, seeds),
+        ([_, _], &[seeds, first]) => explore(first, seeds),
+        _ => {
+            eprintln!("explore SEEDS [FIRST] | explore size");
+            false
+        }
+    };
+    if held { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// How many faults a run has, by its seed: a third has none.
+const FAULTS: u64 = 3;
+
+/// Every how manieth run is done twice.
+const TWICE: u64 = 16;
+
+fn explore(first: u64, seeds: u64) -> bool {
+    let mut held = true;
+    for program in PROGRAMS {
+        let mut disturbed = 0;
+        let mut seeds_left = first..first.saturating_add(seeds);
+        let broken = seeds_left.try_for_each(|seed| {
+            disturbed += u64::from(check(program, seed)?);
+            Ok::<(), String>(())
+        });
+        match broken {
+            Ok(()) => {
+                println!("{:12} {seeds} seeds from {first} on held, {disturbed} ended early", program.name);
+            }
+            Err(report) => {
+                held = false;
+                println!("{:12} BROKEN: {report}", program.name);
+            }
+        }
+    }
+    held
+}
+
+/// Runs a program under this seed: whether some rank was told of the job's end, or else what the program did wrong.
+fn check(program: &Program, seed: u64) -> Result<bool, String> {
+    let faults = usize::try_from(seed % FAULTS).expect("a small number");
+    let network = Network::new(program.world_size).with_seed(seed).with_random_faults(faults);
+    let run = || network.try_run(program.run).map_err(|failed| failed.to_string());
+    let outcome = run()?;
+    let wrong = match wrong(program, &outcome) {
+        None if seed.is_multiple_of(TWICE) && run()? != outcome => {
+            Some("the same seed gave another run".to_owned())
+        }
+        wrong => wrong,
+    };
+    match wrong {
+        None => Ok(outcome.results.iter().flatten().any(Result::is_err)),
+        Some(wrong) => {
+            let lines = outcome.faults.iter().chain(&outcome.waits);
+            Err(lines.fold(format!("seed {seed}: {wrong}"), |told, line| told + "\n  " + line))
+        }
+    }
+}
+
+/// What is wrong with the results of a run, if something is.
+fn wrong(program: &Program, outcome: &Outcome<Option<Ended>>) -> Option<String> {
+    if outcome.elapsed > program.time_max {
+        return Some(format!("it took {:?} of virtual time", outcome.elapsed));
+    }
+    let ended = outcome.results.iter().enumerate();
+    let mut ended = ended.filter_map(|(rank, result)| result.as_ref().map(|result| (rank, result)));
+    let digest = outcome.results.iter().flatten().find_map(|ended| ended.as_ref().ok());
+    ended.find_map(|(rank, ended)| match ended {
+        // Whoever was not disturbed has the result of all who were not.
+        Ok(own) => (Some(own) != digest).then(|| format!("rank {rank} has another result than the others")),
+        Err(error) => outcome.faults.is_empty().then(|| format!("rank {rank}: {error}")),
+    })
+}
