@@ -4,6 +4,7 @@
 mod bench;
 mod ci;
 mod command;
+mod docs;
 mod matrix;
 mod sim;
 mod test;
@@ -21,6 +22,7 @@ cargo xtask COMMAND [OPTIONS]      cargo xtask COMMAND --help
   matrix   transport x ranks x algorithm x dtype x operation in real processes   [--filter TEXT]
   sim      programs under many seeds and random faults, simulated                [--seeds N]
   bench    criterion benches, one file per algorithm                             [--filter TEXT]
+  docs     write docs/algorithms.md anew from the schedules
   tidy     layer order, module headers, unsafe, file names, lengths
 
 Alone: cargo demo trains a small model on 2 processes; distctl (crates/dist-cli) starts and measures jobs.";
@@ -48,6 +50,7 @@ fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
     match command.as_str() {
         "ci" => with_help(arguments, ci::HELP, ci::run),
         "test" => with_help(arguments, test::HELP, test::run),
+        "docs" => with_help(arguments, docs::HELP, docs::run),
         "tidy" => with_help(arguments, tidy::HELP, tidy::run),
         "matrix" => with_filter(arguments, matrix::HELP, matrix::run),
         "sim" => sim::run(arguments),

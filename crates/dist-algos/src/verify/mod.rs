@@ -17,6 +17,7 @@
 //! # Ok::<(), dist_algos::Error>(())
 //! ```
 
+mod draw;
 mod forest;
 mod goal;
 pub mod hierarchical;
@@ -37,6 +38,7 @@ use forest::{Forest, Tree};
 use goal::End;
 use machine::Machine;
 
+pub use draw::draw;
 pub use goal::{Goal, LowerBound};
 pub use report::Report;
 pub use subject::{Proof, Subject};

@@ -1,0 +1,179 @@
+//! Drawings of schedules: what every rank does, round by round.
+
+use std::fmt::Write;
+
+use dist_transport::Rank;
+
+use super::{Program, Subject};
+use crate::{Chunks, Place, ReceiveHalf, SendHalf, Source, Step, Then};
+
+/// Rounds that a drawing has at most; of more, the middle is left out.
+const ROUNDS_MAX: usize = 12;
+
+/// A table with a column for each rank and a line for each round of messages.
+///
+/// `→2 0-3` sends chunks 0 to 3 to rank 2, `→2 i1` chunk 1 of the input. `←2 =1` receives chunk 1 from rank 2 in the
+/// place of what was there, `←2 +1` reduces it into what is there, and `←2 s0=1` and `←2 s0+1` do so in slot 0.
+/// `s1+s0` reduces slot 0 into slot 1, `b+s0` into the buffer, and `b=s0` copies it there.
+///
+/// ```
+/// use dist_algos::verify::{Subject, draw};
+/// use dist_algos::AllGather;
+///
+/// let drawing = draw(Subject::AllGather(AllGather::Ring), 3, 0);
+/// let expected = "\
+/// round  rank 0       rank 1       rank 2
+///     1  →1 0  ←2 =2  →2 1  ←0 =0  →0 2  ←1 =1
+///     2  →1 2  ←2 =1  →2 0  ←0 =2  →0 1  ←1 =0
+/// ";
+/// assert_eq!(drawing, expected);
+/// ```
+pub fn draw(subject: Subject, world_size: usize, root: usize) -> String {
+    let rounds = rounds(&subject.programs(world_size, root));
+    let titles = (0..world_size).map(|rank| format!("rank {rank}"));
+    let mut lines = vec![("round".to_owned(), titles.collect::<Vec<String>>())];
+    let hidden = rounds.len().saturating_sub(ROUNDS_MAX);
+    let (before, after) = if hidden > 0 { (ROUNDS_MAX / 2, ROUNDS_MAX / 2 + hidden) } else { (0, 0) };
+    for (index, cells) in rounds.into_iter().enumerate() {
+        if index == before && hidden > 0 {
+            lines.push(("…".to_owned(), vec![String::new(); world_size]));
+        }
+        if index < before || index >= after {
+            lines.push(((index + 1).to_string(), cells));
+        }
+    }
+    table(&lines)
+}
+
+/// Columns as wide as what is in them.
+fn table(lines: &[(String, Vec<String>)]) -> String {
+    let columns = lines.first().map_or(0, |(_, cells)| cells.len());
+    let width =
+        |column: usize| lines.iter().map(|(_, cells)| cells[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let mut table = String::new();
+    for (title, cells) in lines {
+        let mut line = format!("{title:>5}");
+        for (cell, width) in cells.iter().zip(&widths) {
+            // Writing to a string cannot fail.
+            let _ = write!(line, "  {cell:<width$}");
+        }
+        table += line.trim_end();
+        table.push('\n');
+    }
+    table
+}
+
+/// What happens in each round: every message passes as soon as its sender and its receiver are both at it.
+fn rounds(programs: &[Program]) -> Vec<Vec<String>> {
+    let mut ranks: Vec<Doing<'_>> =
+        Rank::all(programs.len()).zip(programs).map(|(rank, program)| Doing::new(rank, program)).collect();
+    let mut rounds = Vec::new();
+    loop {
+        let mut cells = vec![String::new(); ranks.len()];
+        let sends = ranks
+            .iter()
+            .enumerate()
+            .flat_map(|(rank, doing)| doing.sends.iter().map(move |send| (rank, *send)));
+        let passing: Vec<(usize, SendHalf, ReceiveHalf)> = sends
+            .filter_map(|(rank, send)| {
+                let receive = ranks[send.to].receives.iter().find(|receive| receive.from == rank)?;
+                Some((rank, send, *receive))
+            })
+            .collect();
+        if passing.is_empty() {
+            return rounds;
+        }
+        for &(from, send, receive) in &passing {
+            ranks[from].sends.retain(|other| other != &send);
+            ranks[send.to].receives.retain(|other| other != &receive);
+            add(&mut cells[from], &sent(send));
+        }
+        for &(_, send, receive) in &passing {
+            add(&mut cells[send.to], &received(receive));
+        }
+        for (doing, cell) in ranks.iter_mut().zip(&mut cells) {
+            doing.go_on(cell);
+        }
+        rounds.push(cells);
+    }
+}
+
+/// One rank, and what it still has to do.
+struct Doing<'a> {
+    rank: Rank,
+    steps: std::slice::Iter<'a, Step>,
+    sends: Vec<SendHalf>,
+    receives: Vec<ReceiveHalf>,
+    /// What it did by itself before its first message.
+    begun: String,
+}
+
+impl<'a> Doing<'a> {
+    fn new(rank: Rank, program: &'a Program) -> Self {
+        let (sends, receives) = (Vec::new(), Vec::new());
+        let mut doing = Self { rank, steps: program.steps.iter(), sends, receives, begun: String::new() };
+        let mut begun = String::new();
+        doing.go_on(&mut begun);
+        doing.begun = begun;
+        doing
+    }
+
+    /// Does what needs no message, up to the next step that does.
+    fn go_on(&mut self, cell: &mut String) {
+        if !self.begun.is_empty() {
+            *cell = format!("{}  {cell}", std::mem::take(&mut self.begun));
+        }
+        while self.sends.is_empty() && self.receives.is_empty() {
+            let Some(step) = self.steps.next() else { return };
+            match *step {
+                Step::Combine { from, into, .. } => add(cell, &format!("{}+s{from}", place(into))),
+                Step::Copy { from, into, .. } => add(cell, &format!("{}={}", place(into), place(from))),
+                Step::Exchange { .. } | Step::Window { .. } => {
+                    let (sends, receives) = step.halves(self.rank);
+                    (self.sends, self.receives) = (sends.into_vec(), receives.into_vec());
+                }
+            }
+        }
+    }
+}
+
+fn add(cell: &mut String, what: &str) {
+    if !cell.is_empty() {
+        cell.push_str("  ");
+    }
+    cell.push_str(what);
+}
+
+fn sent(SendHalf { to, chunks, of }: SendHalf) -> String {
+    let input = if of == Source::Input { "i" } else { "" };
+    format!("→{to} {input}{}", numbers(chunks)).trim_end().to_owned()
+}
+
+fn received(ReceiveHalf { from, chunks, place, then }: ReceiveHalf) -> String {
+    if chunks.is_empty() {
+        return format!("←{from}");
+    }
+    let slot = match place {
+        Place::Buffer => String::new(),
+        Place::Slot(slot) => format!("s{slot}"),
+    };
+    let then = if then == Then::Reduce { '+' } else { '=' };
+    format!("←{from} {slot}{then}{}", numbers(chunks))
+}
+
+fn place(place: Place) -> String {
+    match place {
+        Place::Buffer => "b".to_owned(),
+        Place::Slot(slot) => format!("s{slot}"),
+    }
+}
+
+/// Such as `0-2,4`.
+fn numbers(chunks: Chunks) -> String {
+    let run = |run: Chunks| match run.len() {
+        1 => run.first().to_string(),
+        _ => format!("{}-{}", run.first(), run.end() - 1),
+    };
+    chunks.contiguous().filter(|run| !run.is_empty()).map(run).collect::<Vec<_>>().join(",")
+}

@@ -1,0 +1,12 @@
+//! docs/algorithms.md is what the schedules say.
+
+#[path = "../examples/algorithms/document.rs"]
+mod document;
+
+#[test]
+fn the_page_on_algorithms_is_what_the_schedules_say() {
+    let committed = include_str!("../../../docs/algorithms.md");
+    let made = document::algorithms();
+    let differs = made.lines().zip(committed.lines()).find(|(made, committed)| made != committed);
+    assert!(made == committed, "run cargo xtask docs; the first line that differs: {differs:?}");
+}
