@@ -41,6 +41,18 @@ pub(crate) enum Error {
     /// Arguments that make no sense together.
     #[error("{0}")]
     Usage(String),
+    /// A file that was named cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    /// A file that was named cannot be written.
+    #[error("cannot write {}", path.display())]
+    Write { path: PathBuf, source: io::Error },
+    /// A line of a file with links is none.
+    #[error("{}, line {line}: {reason}", path.display())]
+    Line { path: PathBuf, line: usize, reason: String },
+    /// A file with what was measured has something else in it.
+    #[error("{} is no model of a network: {reason}", path.display())]
+    Model { path: PathBuf, reason: String },
     /// Where this program is cannot be found out.
     #[error("cannot find the file of this program")]
     OwnProgram(#[source] io::Error),
@@ -50,6 +62,9 @@ pub(crate) enum Error {
     /// A collective.
     #[error(transparent)]
     Collective(#[from] dist_collectives::Error),
+    /// Schedules that cannot be predicted.
+    #[error(transparent)]
+    Schedule(#[from] dist_algos::Error),
     /// Coordinator, secret or connections.
     #[error(transparent)]
     Transport(#[from] dist_transport::Error),

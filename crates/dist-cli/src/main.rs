@@ -5,6 +5,7 @@ mod bench;
 mod error;
 mod parse;
 mod run;
+mod sim;
 mod tune;
 mod verify;
 
@@ -34,6 +35,8 @@ enum Command {
     Tune(tune::Arguments),
     /// Prove every schedule for every world size and root up to a bound, and reject changed ones
     Verify(verify::Arguments),
+    /// Predict how long collectives take on a network that need not exist
+    Sim(Box<sim::Arguments>),
     /// Become a rank's program; `run` starts every rank this way
     #[command(name = run::EXEC, hide = true)]
     ExecRank {
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Tune(arguments) => tune::run(&arguments),
         Command::Verify(arguments) => verify::run(&arguments),
+        Command::Sim(arguments) => sim::run(&arguments),
         Command::ExecRank { command } => Err(run::become_program(&command)),
     };
     match outcome {

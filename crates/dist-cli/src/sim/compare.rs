@@ -1,0 +1,284 @@
+//! `distctl sim compare`: what was measured, and what is predicted for it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use dist_algos::Order;
+use serde::{Deserialize, Serialize};
+
+use super::candidates::{Case, Operation};
+use super::fit;
+use super::line::rounded;
+use super::model::Model;
+use super::quantity::{show_bytes, show_time};
+use super::world::World;
+use crate::Error;
+use crate::run::Outcome;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    /// Files with lines of distctl bench --json; ranks that share this host measured them
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// What the predictions are made from; without it, what comes closest to the measurements
+    #[arg(long, value_name = "FILE")]
+    model: Option<PathBuf>,
+    /// Write the model that comes closest into this file
+    #[arg(long, value_name = "FILE", conflicts_with = "model")]
+    fit_to: Option<PathBuf>,
+    /// How many cores the ranks shared; those of this machine unless said otherwise
+    #[arg(long, value_name = "C", value_parser = super::ranks)]
+    cores: Option<usize>,
+    /// Every rank was on a host of its own
+    #[arg(long)]
+    apart: bool,
+    /// One JSON object per line instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// What is read of a line of `distctl bench --json`.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+struct Measured {
+    op: String,
+    ranks: usize,
+    bytes: usize,
+    algorithm: String,
+    median_us: f64,
+}
+
+/// The fields and their order are a contract with whoever reads them.
+#[derive(Debug, Clone, Serialize)]
+struct Line {
+    op: String,
+    ranks: usize,
+    bytes: usize,
+    algorithm: String,
+    measured_us: f64,
+    predicted_us: f64,
+    error: f64,
+}
+
+/// Predicts every point that was measured.
+pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
+    let measured = read(&arguments.files)?;
+    let own = std::thread::available_parallelism().map_or(1, usize::from);
+    let cores = (!arguments.apart).then(|| arguments.cores.unwrap_or(own));
+    let setting = Setting { apart: arguments.apart };
+    let points = setting.points(&measured)?;
+    if points.is_empty() {
+        return Err(Error::Usage("none of these lines is of a collective that can be predicted".to_owned()));
+    }
+    let model = match &arguments.model {
+        Some(path) => {
+            let model = Model::read(path, points[0].ranks)?;
+            Model { cores: arguments.cores.or(model.cores).or(cores), ..model }
+        }
+        None => fit::fit(cores, |model| squares(&setting, &points, model)),
+    };
+    if let Some(path) = &arguments.fit_to {
+        fs::write(path, model.json()).map_err(|source| Error::Write { path: path.clone(), source })?;
+    }
+    let lines = points.iter().map(|point| setting.line(point, &model)).collect::<Result<Vec<_>, _>>()?;
+    let text = if arguments.json {
+        lines.iter().map(|line| serde_json::to_string(line).expect("numbers and text") + "\n").collect()
+    } else {
+        table(&lines, &model)
+    };
+    let mut output = io::stdout().lock();
+    output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(Error::Output)?;
+    Ok(Outcome::Success)
+}
+
+fn read(files: &[PathBuf]) -> Result<Vec<Measured>, Error> {
+    let mut all = Vec::new();
+    for path in files {
+        let text = fs::read_to_string(path).map_err(|source| Error::Read { path: path.clone(), source })?;
+        for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
+            let measured = serde_json::from_str(line).map_err(|e| Error::Line {
+                path: path.clone(),
+                line: index + 1,
+                reason: format!("no line of distctl bench --json: {e}"),
+            })?;
+            all.push(measured);
+        }
+    }
+    Ok(all)
+}
+
+/// The sum of the squares of relative errors; what cannot be predicted counts as far off.
+fn squares(setting: &Setting, points: &[&Measured], model: &Model) -> f64 {
+    let square = |point: &&Measured| {
+        let seconds = setting.seconds(point, model).unwrap_or(f64::INFINITY);
+        (seconds * 1e6 / point.median_us).ln().powi(2).min(FAR_OFF)
+    };
+    points.iter().map(square).sum()
+}
+
+const FAR_OFF: f64 = 1e4;
+
+/// Where the measurements were made.
+#[derive(Debug, Clone, Copy)]
+struct Setting {
+    apart: bool,
+}
+
+impl Setting {
+    /// Those lines that a prediction can be made for.
+    fn points<'a>(&self, measured: &'a [Measured]) -> Result<Vec<&'a Measured>, Error> {
+        let mut points = Vec::new();
+        for line in measured.iter().filter(|line| line.ranks > 1 && line.median_us > 0.0) {
+            let Some(operation) = Operation::named(&line.op) else { continue };
+            let world = World::like(line.ranks, &Model::default(), self.apart);
+            let case = Case { operation, bytes: line.bytes, order: Order::Any, world: &world };
+            if case.candidates()?.iter().any(|candidate| candidate.name == line.algorithm) {
+                points.push(line);
+            }
+        }
+        Ok(points)
+    }
+
+    /// The time of one call among others, as it is measured: back to back, with a root that moves on.
+    fn seconds(&self, point: &Measured, model: &Model) -> Result<f64, Error> {
+        let world = World::like(point.ranks, model, self.apart);
+        let unknown = || Error::Usage(format!("{} cannot be predicted", point.op));
+        let operation = Operation::named(&point.op).ok_or_else(unknown)?;
+        let case = Case { operation, bytes: point.bytes, order: Order::Any, world: &world };
+        let candidates = case.candidates()?;
+        let candidate = candidates.iter().find(|candidate| candidate.name == point.algorithm);
+        let prediction = candidate.ok_or_else(unknown)?.predict_calls(&world, CALLS)?;
+        Ok(prediction.seconds / CALLS as f64)
+    }
+
+    fn line(&self, point: &Measured, model: &Model) -> Result<Line, Error> {
+        let predicted_us = self.seconds(point, model)? * 1e6;
+        Ok(Line {
+            op: point.op.clone(),
+            ranks: point.ranks,
+            bytes: point.bytes,
+            algorithm: point.algorithm.clone(),
+            measured_us: point.median_us,
+            predicted_us: rounded(predicted_us, 3),
+            error: rounded(predicted_us / point.median_us - 1.0, 4),
+        })
+    }
+}
+
+/// Enough calls for what they overlap to settle.
+const CALLS: usize = 8;
+
+/// The same for people, with what it comes to.
+fn table(lines: &[Line], model: &Model) -> String {
+    let mut text = format!(
+        "{:<16} {:>6} {:>10} {:<22} {:>12} {:>12} {:>8}\n",
+        "operation", "ranks", "bytes", "algorithm", "measured", "predicted", "error"
+    );
+    for line in lines {
+        text.push_str(&format!(
+            "{:<16} {:>6} {:>10} {:<22} {:>12} {:>12} {:>+7.0} %\n",
+            line.op,
+            line.ranks,
+            show_bytes(line.bytes as u64),
+            line.algorithm,
+            show_time(line.measured_us / 1e6),
+            show_time(line.predicted_us / 1e6),
+            100.0 * line.error,
+        ));
+    }
+    text.push_str(&format!("\nmodel: {}", model.json()));
+    let mut worlds: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
+    for line in lines {
+        worlds.entry(line.ranks).or_default().push(line.error.abs());
+    }
+    for (ranks, mut errors) in worlds {
+        errors.sort_by(f64::total_cmp);
+        text.push_str(&format!(
+            "{ranks} ranks: {} points, median error {:.0} %, worst {:.0} %{}\n",
+            errors.len(),
+            100.0 * errors[errors.len() / 2],
+            100.0 * errors[errors.len() - 1],
+            choices(lines.iter().filter(|line| line.ranks == ranks)),
+        ));
+    }
+    text
+}
+
+/// How much slower than the fastest the algorithm was that was predicted to be the fastest, at worst.
+fn choices<'a>(lines: impl Iterator<Item = &'a Line>) -> String {
+    let mut points: BTreeMap<(&str, usize), Vec<&Line>> = BTreeMap::new();
+    for line in lines {
+        points.entry((&line.op, line.bytes)).or_default().push(line);
+    }
+    let several = points.values().filter(|lines| lines.len() > 1);
+    let worst = several
+        .filter_map(|lines| {
+            let predicted = lines.iter().min_by(|a, b| a.predicted_us.total_cmp(&b.predicted_us))?;
+            let fastest = lines.iter().map(|line| line.measured_us).fold(f64::INFINITY, f64::min);
+            Some(predicted.measured_us / fastest - 1.0)
+        })
+        .fold(None, |worst: Option<f64>, loss| Some(worst.map_or(loss, |worst| worst.max(loss))));
+    worst.map_or(String::new(), |worst| {
+        format!("; what is predicted to be the fastest is within {:.0} % of it", 100.0 * worst)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn measured(op: &str, algorithm: &str, ranks: usize, bytes: usize, median_us: f64) -> Measured {
+        let (op, algorithm) = (op.to_owned(), algorithm.to_owned());
+        Measured { op, ranks, bytes, algorithm, median_us }
+    }
+
+    #[test]
+    fn times_of_a_known_network_are_predicted_from_a_fit() {
+        let truth = Model { cores: Some(2), ..Model::default() };
+        let setting = Setting { apart: false };
+        let mut points = Vec::new();
+        for (op, algorithm) in [("all_reduce", "ring"), ("broadcast", "binomial"), ("all_gather", "ring")] {
+            for ranks in [2, 4] {
+                for bytes in [8, 65_536, 1 << 22] {
+                    let mut point = measured(op, algorithm, ranks, bytes, 1.0);
+                    point.median_us = 1e6 * setting.seconds(&point, &truth).unwrap();
+                    points.push(point);
+                }
+            }
+        }
+        let points: Vec<_> = points.iter().collect();
+        let found = fit::fit(truth.cores, |model| squares(&setting, &points, model));
+        for point in points {
+            let line = setting.line(point, &found).unwrap();
+            assert!(line.error.abs() < 0.1, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn lines_that_are_no_collective_are_left_out() {
+        let lines = [
+            measured("all_reduce", "ring", 2, 8, 1.0),
+            measured("pingpong", "message", 2, 8, 1.0),
+            measured("all_reduce", "ring", 1, 8, 1.0),
+            measured("all_reduce", "star", 2, 8, 1.0),
+        ];
+        assert_eq!(Setting { apart: false }.points(&lines).unwrap(), [&lines[0]]);
+    }
+
+    #[test]
+    fn the_choice_is_as_good_as_what_was_measured_for_it() {
+        let line = |algorithm: &str, measured_us: f64, predicted_us: f64| Line {
+            op: "all_reduce".to_owned(),
+            ranks: 2,
+            bytes: 8,
+            algorithm: algorithm.to_owned(),
+            measured_us,
+            predicted_us,
+            error: 0.0,
+        };
+        let lines = [line("a", 12.0, 9.0), line("b", 10.0, 10.0)];
+        assert!(choices(lines.iter()).ends_with("within 20 % of it"));
+        assert_eq!(choices(lines[..1].iter()), "");
+    }
+}

@@ -1,0 +1,125 @@
+//! The network under which predictions come closest to what was measured.
+
+use dist_algos::predict::{Link, Work};
+
+use super::model::Model;
+
+/// What is looked for: latency and byte of the link; message, byte and reduce of the work, in seconds.
+const START: [f64; UNKNOWNS] = [5e-6, 0.1e-9, 2e-6, 0.2e-9, 0.1e-9];
+const UNKNOWNS: usize = 5;
+
+/// How much it costs to leave the start, beside the squared errors: what no measurement depends on stays where it is.
+const INERTIA: f64 = 1e-4;
+
+/// The model whose predictions have the least squares of relative errors: `error` gives the sum for a model.
+pub(super) fn fit(cores: Option<usize>, error: impl Fn(&Model) -> f64) -> Model {
+    let start = START.map(f64::ln);
+    let cost = |point: &Point| {
+        let moved: f64 = point.iter().zip(start).map(|(a, b)| (a - b).powi(2)).sum();
+        error(&model(point, cores)) + INERTIA * moved
+    };
+    let mut best = start;
+    // Once more from where it came to rest: a simplex may rest too early.
+    for _ in 0..RESTARTS {
+        best = descend(best, &cost);
+    }
+    model(&best, cores)
+}
+
+const RESTARTS: usize = 3;
+const MOVES: usize = 250;
+
+type Point = [f64; UNKNOWNS];
+
+fn model(point: &Point, cores: Option<usize>) -> Model {
+    let [latency, byte, message, copy, reduce] = point.map(f64::exp);
+    Model { link: Link { latency, byte }, work: Work { message, byte: copy, reduce }, cores }
+}
+
+/// Nelder and Mead, "A simplex method for function minimization", 1965.
+fn descend(start: Point, cost: &impl Fn(&Point) -> f64) -> Point {
+    let mut simplex: Vec<(f64, Point)> = vec![(cost(&start), start)];
+    for axis in 0..UNKNOWNS {
+        let mut point = start;
+        point[axis] += 0.7;
+        simplex.push((cost(&point), point));
+    }
+    for _ in 0..MOVES {
+        simplex.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let (worst_cost, worst) = simplex[UNKNOWNS];
+        let mut centre = [0.0; UNKNOWNS];
+        for (_, point) in &simplex[..UNKNOWNS] {
+            for axis in 0..UNKNOWNS {
+                centre[axis] += point[axis] / UNKNOWNS as f64;
+            }
+        }
+        let along = |factor: f64| {
+            let mut point = centre;
+            for axis in 0..UNKNOWNS {
+                point[axis] += factor * (worst[axis] - centre[axis]);
+            }
+            (cost(&point), point)
+        };
+        let reflected = along(-1.0);
+        let next = if reflected.0 < simplex[0].0 {
+            let expanded = along(-2.0);
+            if expanded.0 < reflected.0 { expanded } else { reflected }
+        } else if reflected.0 < simplex[UNKNOWNS - 1].0 {
+            reflected
+        } else {
+            along(if reflected.0 < worst_cost { -0.5 } else { 0.5 })
+        };
+        if next.0 < worst_cost {
+            simplex[UNKNOWNS] = next;
+            continue;
+        }
+        // Nothing on this line is better: everything moves half way to the best.
+        let best = simplex[0].1;
+        for entry in &mut simplex[1..] {
+            for (place, best) in entry.1.iter_mut().zip(best) {
+                *place = f64::midpoint(*place, best);
+            }
+            entry.0 = cost(&entry.1);
+        }
+    }
+    simplex.sort_by(|a, b| a.0.total_cmp(&b.0));
+    simplex[0].1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_made_the_times_is_found_again() {
+        let truth = [40e-6, 0.8e-9, 3e-6, 0.3e-9, 0.05e-9];
+        let times = |model: &Model| {
+            let Model { link, work, .. } = model;
+            let of = |bytes: f64| {
+                [
+                    link.latency + 2.0 * work.message + bytes * link.byte,
+                    2.0 * work.message + bytes * work.byte,
+                    work.message,
+                    bytes * work.reduce + work.message,
+                ]
+            };
+            [of(8.0), of(1e3), of(1e6)].concat()
+        };
+        let measured = times(&model(&truth.map(f64::ln), None));
+        let found =
+            fit(Some(2), |model| times(model).iter().zip(&measured).map(|(a, b)| (a / b).ln().powi(2)).sum());
+        let Model { link, work, cores } = found;
+        let got = [link.latency, link.byte, work.message, work.byte, work.reduce];
+        for (got, truth) in got.iter().zip(truth) {
+            assert!((got / truth - 1.0).abs() < 0.05, "{got} for {truth}");
+        }
+        assert_eq!(cores, Some(2));
+    }
+
+    #[test]
+    fn what_nothing_depends_on_stays_where_it_was() {
+        let found = fit(None, |model| (model.link.latency / 1e-3).ln().powi(2));
+        assert!((found.link.latency / 1e-3 - 1.0).abs() < 0.01, "{found:?}");
+        assert!((found.work.reduce / START[4] - 1.0).abs() < 0.2, "{found:?}");
+    }
+}

@@ -1,0 +1,142 @@
+//! One prediction, as a line of JSON and as a row of a table. docs/cli.md describes the fields.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::candidates::{Candidate, Case};
+use super::quantity::{show_bytes, show_time};
+use super::world::World;
+use crate::Error;
+
+/// The fields and their order are a contract with whoever reads them.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Line {
+    op: &'static str,
+    ranks: usize,
+    hosts: usize,
+    bytes: usize,
+    pub(super) algorithm: String,
+    order: Option<String>,
+    chosen: bool,
+    fastest: bool,
+    engine: Option<&'static str>,
+    pub(super) predicted_us: Option<f64>,
+    #[serde(rename = "algbw_GBps")]
+    algbw: Option<f64>,
+    #[serde(rename = "busbw_GBps")]
+    busbw: Option<f64>,
+    rounds: Option<usize>,
+    sent_max_bytes: Option<u64>,
+    sent_total_bytes: Option<u64>,
+    host_sent_max_bytes: Option<u64>,
+    skipped: Option<String>,
+}
+
+impl Line {
+    pub(super) fn of(case: &Case<'_>, candidate: &Candidate<'_>) -> Result<Self, Error> {
+        let found = match candidate.predict(case.world) {
+            Ok(prediction) => Ok(prediction),
+            Err(e @ dist_algos::Error::TooManySteps { .. }) => Err(e.to_string()),
+            Err(e) => return Err(e.into()),
+        };
+        let done = found.as_ref().ok();
+        let algbw = done.filter(|done| done.seconds > 0.0).map(|done| case.bytes as f64 / done.seconds / 1e9);
+        let bus_factor = case.operation.bus_factor(case.world.ranks());
+        Ok(Self {
+            op: case.operation.name(),
+            ranks: case.world.ranks(),
+            hosts: case.world.hosts(),
+            bytes: case.bytes,
+            algorithm: candidate.name.clone(),
+            order: candidate.order.map(|order| order.to_string()),
+            chosen: candidate.chosen,
+            fastest: false,
+            engine: done.map(|done| done.engine.name()),
+            predicted_us: done.map(|done| rounded(done.seconds * 1e6, 3)),
+            algbw: algbw.map(|algbw| rounded(algbw, 4)),
+            busbw: algbw.map(|algbw| rounded(algbw * bus_factor, 4)),
+            rounds: candidate.rounds,
+            sent_max_bytes: done.map(|done| done.sent_max),
+            sent_total_bytes: done.map(|done| done.sent_total),
+            host_sent_max_bytes: done.map(|done| done.host_sent_max),
+            skipped: found.as_ref().err().cloned(),
+        })
+    }
+
+    /// The line, its end included.
+    pub(super) fn json(&self) -> String {
+        serde_json::to_string(self).expect("a line has only numbers and text") + "\n"
+    }
+}
+
+/// Notes which of these is the fastest; the first, if several are.
+pub(super) fn mark_fastest(lines: &mut [Line]) {
+    let timed = lines.iter_mut().filter(|line| line.predicted_us.is_some());
+    let key = |line: &&mut Line| line.predicted_us.unwrap_or(f64::INFINITY);
+    if let Some(line) = timed.min_by(|a, b| key(a).total_cmp(&key(b))) {
+        line.fastest = true;
+    }
+}
+
+pub(super) fn rounded(value: f64, digits: i32) -> f64 {
+    let scale = 10_f64.powi(digits);
+    (value * scale).round() / scale
+}
+
+/// The same for people.
+#[derive(Debug)]
+pub(super) struct Table<'a> {
+    pub(super) world: &'a World,
+    pub(super) lines: &'a [Line],
+}
+
+impl fmt::Display for Table<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(first) = self.lines.first() else { return Ok(()) };
+        let hosts = if self.world.hosts() == 1 {
+            "1 host".to_owned()
+        } else {
+            format!("{} hosts", self.world.hosts())
+        };
+        let size = show_bytes(first.bytes as u64);
+        writeln!(f, "{} of {size}, {} ranks on {hosts}", first.op, self.world.ranks())?;
+        writeln!(
+            f,
+            "{:<28} {:>10} {:>12} {:>9} {:>12} {:>12}  {:<9} engine",
+            "algorithm", "time", "busbw GB/s", "rounds", "rank sends", "host sends", "order"
+        )?;
+        for line in self.lines {
+            self.row(f, line)?;
+        }
+        writeln!(f)
+    }
+}
+
+impl Table<'_> {
+    fn row(&self, f: &mut fmt::Formatter<'_>, line: &Line) -> fmt::Result {
+        let mut name = line.algorithm.clone();
+        if line.fastest {
+            name.push_str(" *");
+        }
+        if line.chosen {
+            name.push_str(" (auto)");
+        }
+        let Some(us) = line.predicted_us else {
+            return writeln!(f, "{name:<28} {:>10}", line.skipped.as_deref().unwrap_or("-"));
+        };
+        let number = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.3}"));
+        let bytes = |value: Option<u64>| value.map_or("-".to_owned(), show_bytes);
+        writeln!(
+            f,
+            "{name:<28} {:>10} {:>12} {:>9} {:>12} {:>12}  {:<9} {}",
+            show_time(us / 1e6),
+            number(line.busbw),
+            line.rounds.map_or("-".to_owned(), |rounds| rounds.to_string()),
+            bytes(line.sent_max_bytes),
+            bytes(line.host_sent_max_bytes),
+            line.order.as_deref().unwrap_or("-"),
+            line.engine.unwrap_or("-"),
+        )
+    }
+}

@@ -1,0 +1,151 @@
+//! `distctl sim`: how long collectives would take on a network that need not exist.
+
+mod candidates;
+mod chart;
+mod compare;
+mod fit;
+mod kind;
+mod line;
+mod links;
+mod model;
+mod quantity;
+mod train;
+mod world;
+
+use std::io::{self, Write};
+
+use dist_algos::Order;
+use dist_collectives::ReductionOrder;
+
+use crate::Error;
+use crate::run::Outcome;
+use candidates::{Candidate, Case, Operation};
+use line::{Line, Table};
+use world::{World, WorldArguments};
+
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    other: Option<Other>,
+    #[command(flatten)]
+    collective: CollectiveArguments,
+}
+
+/// What else can be predicted.
+#[derive(Debug, clap::Subcommand)]
+enum Other {
+    /// Predict steps of training on more and more ranks
+    Train(train::Arguments),
+    /// Put what was measured beside what is predicted, from a model or from what comes closest to it
+    Compare(compare::Arguments),
+}
+
+#[derive(Debug, clap::Args)]
+struct CollectiveArguments {
+    /// What to predict
+    #[arg(value_enum, value_name = "OP", required = true)]
+    operation: Option<Operation>,
+    /// How many ranks, as in 8 or 2,64,1000000
+    #[arg(long, value_name = "N", required = true, value_delimiter = ',', value_parser = ranks)]
+    ranks: Vec<usize>,
+    /// Sizes of each rank's input, as in 8,1K,1M
+    #[arg(long, value_delimiter = ',', default_value = "1M", value_parser = crate::parse::bytes)]
+    bytes: Vec<usize>,
+    /// The algorithm, by its name; all of them, or auto for the one that would be chosen
+    #[arg(long, default_value = "all", value_name = "NAME")]
+    algorithm: String,
+    /// In which order elements may be reduced: the choice is among algorithms that keep it
+    #[arg(long, default_value = "canonical", value_parser = crate::parse::order)]
+    order: ReductionOrder,
+    #[command(flatten)]
+    world: WorldArguments,
+    /// One JSON object per line instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// More ranks than anyone will have; their clocks fit into memory.
+const RANKS_MAX: usize = 10_000_000;
+
+fn ranks(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("a world has at least 1 rank".to_owned()),
+        Ok(ranks) if ranks <= RANKS_MAX => Ok(ranks),
+        Ok(_) => Err(format!("more than {RANKS_MAX} ranks are not predicted")),
+        Err(_) => Err("this is not a number of ranks".to_owned()),
+    }
+}
+
+/// Predicts what was asked for.
+pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
+    let collective = &arguments.collective;
+    match (&arguments.other, collective.operation) {
+        (Some(Other::Train(arguments)), _) => train::run(arguments),
+        (Some(Other::Compare(arguments)), _) => compare::run(arguments),
+        (None, Some(operation)) => collectives(operation, collective),
+        (None, None) => Err(Error::Usage("distctl sim --help says what can be predicted".to_owned())),
+    }
+}
+
+/// Predicts every point and prints it.
+fn collectives(operation: Operation, arguments: &CollectiveArguments) -> Result<Outcome, Error> {
+    let mut output = io::stdout().lock();
+    for &ranks in &arguments.ranks {
+        let world = arguments.world.of(ranks)?;
+        let sizes: &[usize] = if operation == Operation::Barrier { &[0] } else { &arguments.bytes };
+        for &bytes in sizes {
+            let lines = point(operation, arguments, &world, bytes)?;
+            let text = if arguments.json {
+                lines.iter().map(Line::json).collect()
+            } else {
+                Table { world: &world, lines: &lines }.to_string()
+            };
+            output.write_all(text.as_bytes()).map_err(Error::Output)?;
+        }
+    }
+    output.flush().map_err(Error::Output)?;
+    Ok(Outcome::Success)
+}
+
+/// All algorithms that were asked for, for one number of ranks and one size.
+fn point(
+    operation: Operation,
+    arguments: &CollectiveArguments,
+    world: &World,
+    bytes: usize,
+) -> Result<Vec<Line>, Error> {
+    let case = Case { operation, bytes, order: least(arguments.order), world };
+    let all = case.candidates()?;
+    let wanted = |candidate: &&Candidate<'_>| match arguments.algorithm.as_str() {
+        "all" => true,
+        "auto" => candidate.chosen,
+        name => candidate.name == name,
+    };
+    let found: Vec<_> = all.iter().filter(wanted).collect();
+    if found.is_empty() {
+        let names: Vec<_> = all.iter().map(|candidate| candidate.name.as_str()).collect();
+        let text = format!(
+            "{} on {} ranks is done by all, auto, {}, not by {:?}",
+            case.operation,
+            world.ranks(),
+            names.join(", "),
+            arguments.algorithm
+        );
+        return Err(Error::Usage(text));
+    }
+    let mut lines = Vec::new();
+    for candidate in found {
+        lines.push(Line::of(&case, candidate)?);
+    }
+    line::mark_fastest(&mut lines);
+    Ok(lines)
+}
+
+/// The least that algorithms have to promise.
+const fn least(order: ReductionOrder) -> Order {
+    match order {
+        ReductionOrder::Any => Order::Any,
+        _ => Order::Canonical,
+    }
+}

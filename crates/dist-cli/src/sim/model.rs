@@ -1,0 +1,150 @@
+//! Files with what a network was measured to be.
+
+use std::fs;
+use std::path::Path;
+
+use dist_algos::predict::{Link, Work};
+use dist_collectives::KeptCosts;
+use serde::{Deserialize, Serialize};
+
+use super::line::rounded;
+use crate::Error;
+
+/// A network whose links and ranks are alike.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Model {
+    pub(super) link: Link,
+    pub(super) work: Work,
+    /// How many cores the ranks share, if they are on one host.
+    pub(super) cores: Option<usize>,
+}
+
+/// The same in a file: one JSON object.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fields {
+    latency_us: f64,
+    byte_ns: f64,
+    message_us: f64,
+    copy_byte_ns: f64,
+    reduce_byte_ns: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cores: Option<usize>,
+}
+
+impl Model {
+    /// What a file says: one that was fitted, or the costs that `distctl tune` keeps, where this number of ranks is
+    /// looked for.
+    pub(super) fn read(path: &Path, ranks: usize) -> Result<Self, Error> {
+        let text =
+            fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+        let wrong = |reason: String| Error::Model { path: path.to_owned(), reason };
+        if text.trim_start().starts_with('{') {
+            let fields = serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?;
+            return Self::from_fields(fields).map_err(wrong);
+        }
+        let kept = KeptCosts::at(path).read().map_err(|e| wrong(e.to_string()))?;
+        let middle = format!(" {ranks} ");
+        let Some((_, costs)) = kept.iter().find(|(world, _)| world.to_string().contains(&middle)) else {
+            let known: Vec<_> = kept.keys().map(|world| format!("\"{world}\"")).collect();
+            return Err(wrong(format!("nothing is kept for {ranks} ranks, only for {}", known.join(", "))));
+        };
+        let seconds = |picoseconds: u64| picoseconds as f64 * 1e-12;
+        Ok(Self {
+            link: Link { latency: seconds(costs.round_ps), byte: seconds(costs.byte_ps) },
+            work: Work { message: 0.0, byte: 0.0, reduce: seconds(costs.reduced_byte_ps) },
+            cores: None,
+        })
+    }
+
+    /// What a file of it holds.
+    pub(super) fn json(&self) -> String {
+        let Self { link, work, cores } = *self;
+        let fields = Fields {
+            latency_us: rounded(link.latency * 1e6, 4),
+            byte_ns: rounded(link.byte * 1e9, 6),
+            message_us: rounded(work.message * 1e6, 4),
+            copy_byte_ns: rounded(work.byte * 1e9, 6),
+            reduce_byte_ns: rounded(work.reduce * 1e9, 6),
+            cores,
+        };
+        serde_json::to_string(&fields).expect("a model has only numbers") + "\n"
+    }
+
+    fn from_fields(fields: Fields) -> Result<Self, String> {
+        let Fields { latency_us, byte_ns, message_us, copy_byte_ns, reduce_byte_ns, cores } = fields;
+        for (name, value) in [
+            ("latency_us", latency_us),
+            ("byte_ns", byte_ns),
+            ("message_us", message_us),
+            ("copy_byte_ns", copy_byte_ns),
+            ("reduce_byte_ns", reduce_byte_ns),
+        ] {
+            if !(value.is_finite() && value >= 0.0) {
+                return Err(format!("{name} is {value}, which takes no time"));
+            }
+        }
+        if cores == Some(0) {
+            return Err("cores is 0".to_owned());
+        }
+        Ok(Self {
+            link: Link { latency: latency_us * 1e-6, byte: byte_ns * 1e-9 },
+            work: Work {
+                message: message_us * 1e-6,
+                byte: copy_byte_ns * 1e-9,
+                reduce: reduce_byte_ns * 1e-9,
+            },
+            cores,
+        })
+    }
+}
+
+/// Ranks of one host over TCP, about.
+impl Default for Model {
+    fn default() -> Self {
+        Self {
+            link: Link { latency: 5e-6, byte: 0.1e-9 },
+            work: Work { message: 2e-6, byte: 0.2e-9, reduce: 0.1e-9 },
+            cores: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_were_fitted_and_files_that_were_kept_are_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("model");
+        fs::write(
+            &path,
+            r#"{"latency_us":5,"byte_ns":0.1,"message_us":2,"copy_byte_ns":0.2,"reduce_byte_ns":0.05,"cores":2}"#,
+        )
+        .unwrap();
+        let model = Model::read(&path, 4).unwrap();
+        assert_eq!((model.link.latency, model.work.message, model.cores), (5.0 * 1e-6, 2.0 * 1e-6, Some(2)));
+        fs::write(&path, model.json()).unwrap();
+        assert_eq!(Model::read(&path, 4).unwrap(), model);
+        fs::write(&path, "tcp 2 1 9000000 100 50\ntcp 4 1 31000000 190 55\n").unwrap();
+        assert_eq!(Model::read(&path, 4).unwrap().link.latency, 31e6 * 1e-12);
+        let error = Model::read(&path, 8).unwrap_err().to_string();
+        assert!(error.ends_with("nothing is kept for 8 ranks, only for \"tcp 2 1\", \"tcp 4 1\""), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_is_no_model_is_named_with_what_is_wrong() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("model");
+        let negative =
+            r#"{"latency_us":-5,"byte_ns":0.1,"message_us":2,"copy_byte_ns":0.2,"reduce_byte_ns":0.05}"#;
+        for (text, reason) in [(negative, "latency_us is -5"), ("{}", "missing field"), ("10 GbE", "line 1")]
+        {
+            fs::write(&path, text).unwrap();
+            let error = Model::read(&path, 4).unwrap_err().to_string();
+            assert!(error.contains(reason) && error.contains("model"), "{error}");
+        }
+        assert!(matches!(Model::read(&directory.path().join("none"), 4), Err(Error::Read { .. })));
+    }
+}

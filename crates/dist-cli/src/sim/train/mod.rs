@@ -1,0 +1,301 @@
+//! `distctl sim train`: what a step of training takes on more and more ranks.
+//!
+//! Every rank computes for the same time, whatever their number, on data of its own. Two things go on at once: the
+//! computing, and one collective after the other. A collective begins when what it sends is there and the one before
+//! has ended; the computing waits for what it needs. What collectives cost the cores is not taken from the computing.
+
+mod memory;
+mod timeline;
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use dist_collectives::ReductionOrder;
+use serde::Serialize;
+
+use super::candidates::{Case, Operation};
+use super::chart::{Chart, Curve};
+use super::line::rounded;
+use super::quantity::{self, show_bytes, show_time};
+use super::world::{World, WorldArguments};
+use crate::Error;
+use crate::run::Outcome;
+use memory::Model;
+use timeline::{Collectives, Step};
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    /// How many parameters the model has, as in 100M or 7B
+    #[arg(long, value_name = "P", value_parser = count)]
+    params: u64,
+    /// How training is spread; several to compare them
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "ddp")]
+    strategy: Vec<Strategy>,
+    /// How many ranks, as in 1,2,4 or 1..64, which doubles
+    #[arg(long, value_name = "N", default_value = "1..1024", value_parser = ranks)]
+    ranks: Ranks,
+    /// What one rank computes for in a step: a third of it forward, the rest backward
+    #[arg(long, value_name = "TIME", value_parser = quantity::time)]
+    compute: f64,
+    /// How large buckets of gradients are
+    #[arg(long, value_name = "BYTES", default_value = "25M", value_parser = crate::parse::bytes)]
+    bucket_bytes: usize,
+    /// Into how many units the model is cut where parameters are sharded
+    #[arg(long, value_name = "U", default_value = "24", value_parser = super::ranks)]
+    units: usize,
+    /// Bytes of a parameter, and of a gradient; the optimizer keeps two numbers of the same size
+    #[arg(long, value_name = "BYTES", default_value = "4", value_parser = clap::value_parser!(u64).range(1..=8))]
+    element_bytes: u64,
+    /// In which order elements may be reduced
+    #[arg(long, default_value = "canonical", value_parser = crate::parse::order)]
+    order: ReductionOrder,
+    #[command(flatten)]
+    world: WorldArguments,
+    /// Draw efficiency over ranks into this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// One JSON object per line instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// How parameters, gradients and the optimizer's state are spread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Strategy {
+    /// Every rank has everything; gradients are reduced by bucket
+    Ddp,
+    /// The optimizer's state is sharded
+    Zero1,
+    /// Gradients too
+    Zero2,
+    /// Parameters too, gathered unit by unit
+    Fsdp,
+    /// Everything is sharded among the ranks of each host, and gradients are reduced across
+    Hybrid,
+}
+
+impl Strategy {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Ddp => "ddp",
+            Self::Zero1 => "zero1",
+            Self::Zero2 => "zero2",
+            Self::Fsdp => "fsdp",
+            Self::Hybrid => "hybrid",
+        }
+    }
+}
+
+/// Numbers of ranks in the order in which they were named.
+#[derive(Debug, Clone)]
+struct Ranks(Vec<usize>);
+
+/// `1,2,4` as it is; `1..100` is 1, 2, 4, … 64, 100.
+fn ranks(text: &str) -> Result<Ranks, String> {
+    let mut all = Vec::new();
+    for part in text.split(',') {
+        let Some((first, last)) = part.split_once("..") else {
+            all.push(super::ranks(part)?);
+            continue;
+        };
+        let (mut next, last) = (super::ranks(first)?, super::ranks(last)?);
+        if next > last {
+            return Err(format!("{next} is more than {last}"));
+        }
+        while next < last {
+            all.push(next);
+            next *= 2;
+        }
+        all.push(last);
+    }
+    Ok(Ranks(all))
+}
+
+/// A number of parameters, in units of 10^3, 10^6 or 10^9 if K, M or B follows.
+fn count(text: &str) -> Result<u64, String> {
+    let (digits, scale) = match text.as_bytes().last() {
+        Some(b'K') => (&text[..text.len() - 1], 1e3),
+        Some(b'M') => (&text[..text.len() - 1], 1e6),
+        Some(b'B') => (&text[..text.len() - 1], 1e9),
+        _ => (text, 1.0),
+    };
+    let number = digits.parse::<f64>().ok().map(|number| (number * scale).round());
+    match number.filter(|number| (1.0..=PARAMETERS_MAX).contains(number)) {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is in the range")]
+        Some(number) => Ok(number as u64),
+        None => Err("a model has between 1 and 10^13 parameters, as in 100M or 7B".to_owned()),
+    }
+}
+
+const PARAMETERS_MAX: f64 = 1e13;
+
+/// The fields and their order are a contract with whoever reads them.
+#[derive(Debug, Clone, Serialize)]
+struct Line {
+    strategy: &'static str,
+    ranks: usize,
+    hosts: usize,
+    params: u64,
+    collectives: usize,
+    compute_ms: f64,
+    step_ms: Option<f64>,
+    exposed_ms: Option<f64>,
+    communication_ms: Option<f64>,
+    efficiency: Option<f64>,
+    memory_bytes: u64,
+    sent_max_bytes: Option<u64>,
+    skipped: Option<String>,
+}
+
+/// Predicts a step for every strategy and number of ranks.
+pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
+    let mut curves = Vec::new();
+    let mut output = io::stdout().lock();
+    if !arguments.json {
+        output.write_all(head(arguments).as_bytes()).map_err(Error::Output)?;
+    }
+    for &strategy in &arguments.strategy {
+        let mut points = Vec::new();
+        for &ranks in &arguments.ranks.0 {
+            let line = arguments.line(strategy, ranks)?;
+            points.extend(line.efficiency.map(|efficiency| (ranks as f64, 100.0 * efficiency)));
+            let text = if arguments.json {
+                serde_json::to_string(&line).expect("a line has only numbers and text") + "\n"
+            } else {
+                row(&line)
+            };
+            output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(Error::Output)?;
+        }
+        curves.push(Curve { label: strategy.name(), points });
+    }
+    if let Some(path) = &arguments.svg {
+        let title = format!(
+            "{} parameters, {} of computing per step",
+            arguments.params,
+            show_time(arguments.compute)
+        );
+        let chart = Chart { title: &title, x_label: "ranks", y_label: "efficiency in %", curves };
+        fs::write(path, chart.to_string()).map_err(|source| Error::Write { path: path.clone(), source })?;
+    }
+    Ok(Outcome::Success)
+}
+
+impl Arguments {
+    fn line(&self, strategy: Strategy, ranks: usize) -> Result<Line, Error> {
+        let world = self.world.of(ranks)?;
+        let each = ranks / world.hosts();
+        let sharded_by = if strategy == Strategy::Hybrid { each } else { ranks };
+        let model =
+            Model { params: self.params, element_bytes: self.element_bytes, units: self.units as u64 };
+        let step = self.step(strategy, ranks, &world, &model);
+        let line = Line {
+            strategy: strategy.name(),
+            ranks,
+            hosts: world.hosts(),
+            params: self.params,
+            collectives: 0,
+            compute_ms: rounded(self.compute * 1e3, 6),
+            step_ms: None,
+            exposed_ms: None,
+            communication_ms: None,
+            efficiency: None,
+            memory_bytes: model.peak(strategy, sharded_by as u64),
+            sent_max_bytes: None,
+            skipped: None,
+        };
+        match step {
+            Ok(step) => Ok(Line {
+                collectives: step.collectives,
+                step_ms: Some(rounded(step.seconds * 1e3, 6)),
+                exposed_ms: Some(rounded((step.seconds - self.compute).max(0.0) * 1e3, 6)),
+                communication_ms: Some(rounded(step.communication * 1e3, 6)),
+                efficiency: Some(if step.seconds > 0.0 {
+                    rounded(self.compute / step.seconds, 4)
+                } else {
+                    1.0
+                }),
+                sent_max_bytes: Some(step.sent_max),
+                ..line
+            }),
+            Err(Error::Schedule(e @ dist_algos::Error::TooManySteps { .. })) => {
+                Ok(Line { skipped: Some(e.to_string()), ..line })
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    fn step(&self, strategy: Strategy, ranks: usize, world: &World, model: &Model) -> Result<Step, Error> {
+        let (inside, across);
+        let levels = match strategy {
+            Strategy::Hybrid => {
+                (inside, across) = self.world.levels(ranks)?;
+                (&inside, Some(&across))
+            }
+            _ => (world, None),
+        };
+        let order = super::least(self.order);
+        let seconds = |world: &World, operation: Operation, bytes: usize| {
+            let candidates = Case { operation, bytes, order, world }.candidates()?;
+            let chosen = candidates.iter().find(|candidate| candidate.chosen);
+            let chosen = chosen.expect("one of the algorithms is chosen");
+            Ok(chosen.predict(world)?)
+        };
+        let collectives = Collectives::new(&seconds, levels);
+        timeline::step(strategy, model, self.bucket_bytes as u64, self.compute, collectives)
+    }
+}
+
+fn head(arguments: &Arguments) -> String {
+    format!(
+        "{} parameters of {} bytes, {} of computing per step and rank\n{:<8} {:>8} {:>7} {:>11} {:>11} {:>11} {:>10} {:>12} {:>12}\n",
+        arguments.params,
+        arguments.element_bytes,
+        show_time(arguments.compute),
+        "strategy",
+        "ranks",
+        "hosts",
+        "step",
+        "exposed",
+        "sending",
+        "efficiency",
+        "memory",
+        "rank sends",
+    )
+}
+
+fn row(line: &Line) -> String {
+    let Line { strategy, ranks, hosts, .. } = line;
+    let start = format!("{strategy:<8} {ranks:>8} {hosts:>7}");
+    let time = |ms: Option<f64>| ms.map_or("-".to_owned(), |ms| show_time(ms / 1e3));
+    let (Some(efficiency), Some(sent)) = (line.efficiency, line.sent_max_bytes) else {
+        return format!("{start} {}\n", line.skipped.as_deref().unwrap_or("-"));
+    };
+    format!(
+        "{start} {:>11} {:>11} {:>11} {:>8.1} % {:>12} {:>12}\n",
+        time(line.step_ms),
+        time(line.exposed_ms),
+        time(line.communication_ms),
+        100.0 * efficiency,
+        show_bytes(line.memory_bytes),
+        show_bytes(sent),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_ranks_are_listed_or_double() {
+        assert_eq!(ranks("3,1..8").unwrap().0, [3, 1, 2, 4, 8]);
+        assert_eq!(ranks("1..100").unwrap().0, [1, 2, 4, 8, 16, 32, 64, 100]);
+        assert!(ranks("8..4").is_err() && ranks("0..4").is_err() && ranks("").is_err());
+    }
+
+    #[test]
+    fn parameters_are_counted_in_tens() {
+        assert_eq!((count("100M"), count("1.5B"), count("12")), (Ok(100_000_000), Ok(1_500_000_000), Ok(12)));
+        assert!(count("0").is_err() && count("-1M").is_err() && count("many").is_err());
+    }
+}

@@ -1,0 +1,238 @@
+//! The network that is spoken of: from arguments, and from files with links and with what was measured.
+
+use std::path::PathBuf;
+
+use dist_algos::predict::{Link, Network, QUEUE_STEPS_MAX, Straggler, Work};
+use dist_algos::{CostModel, Hosts};
+
+use super::model::Model;
+use super::{links, quantity};
+use crate::Error;
+
+/// Where no file says otherwise: 10 GbE and TCP.
+#[derive(Debug, clap::Args)]
+pub(super) struct WorldArguments {
+    /// How long a byte is on its way between hosts
+    #[arg(long, value_name = "TIME", default_value = "25us", value_parser = quantity::time)]
+    latency: f64,
+    /// How fast the link between hosts is
+    #[arg(long, value_name = "SPEED", default_value = "10Gbps", value_parser = quantity::speed)]
+    bandwidth: f64,
+    /// What each end of a message costs its rank
+    #[arg(long, value_name = "TIME", default_value = "2us", value_parser = quantity::time)]
+    overhead: f64,
+    /// How fast a core sends or receives
+    #[arg(long, value_name = "SPEED", default_value = "5GB/s", value_parser = quantity::speed)]
+    copy: f64,
+    /// How fast a core reduces
+    #[arg(long, value_name = "SPEED", default_value = "10GB/s", value_parser = quantity::speed)]
+    reduce: f64,
+    /// On how many hosts the ranks are, equally many on each; one host per rank unless said otherwise
+    #[arg(long, value_name = "H", value_parser = super::ranks)]
+    hosts: Option<usize>,
+    /// The same, by how many ranks are on each host; fewer ranks than that are on one
+    #[arg(long, value_name = "R", conflicts_with = "hosts", value_parser = super::ranks)]
+    ranks_per_host: Option<usize>,
+    /// How long a byte is on its way between ranks of a host
+    #[arg(long, value_name = "TIME", default_value = "5us", value_parser = quantity::time)]
+    local_latency: f64,
+    /// How fast the link between ranks of a host is
+    #[arg(long, value_name = "SPEED", default_value = "40Gbps", value_parser = quantity::speed)]
+    local_bandwidth: f64,
+    /// How many cores the ranks of a host share; one each unless said otherwise
+    #[arg(long, value_name = "C", value_parser = super::ranks)]
+    cores: Option<usize>,
+    /// A rank that begins late, as in 5:+3ms, or works slowly, as in 5:x2
+    #[arg(long, value_name = "RANK:HOW", value_parser = straggler)]
+    straggler: Vec<Straggler>,
+    /// A file with the links of single pairs of hosts
+    #[arg(long, value_name = "FILE")]
+    links: Option<PathBuf>,
+    /// A file with what was measured, instead of latency, bandwidth, overhead, copy and reduce
+    #[arg(long, value_name = "FILE")]
+    model: Option<PathBuf>,
+}
+
+/// A number of ranks on a network.
+#[derive(Debug)]
+pub(super) struct World {
+    /// As it is, which takes time to follow if there is something that ranks share.
+    exact: Network,
+    /// With an equal part of the link of its host for each rank, where ranks share it.
+    parted: Option<Network>,
+    /// Who shares a host, if there are hosts with several ranks and others.
+    hosts: Option<Hosts>,
+    costs: CostModel,
+}
+
+/// Up to this number of ranks, those of a host wait for one another for the link.
+const SHARED_RANKS_MAX: usize = 10_000;
+
+impl WorldArguments {
+    /// The network of so many ranks.
+    pub(super) fn of(&self, ranks: usize) -> Result<World, Error> {
+        let hosts = match self.ranks_per_host {
+            Some(each) => ranks.div_ceil(each),
+            None => self.hosts.unwrap_or(ranks),
+        };
+        let uneven = |each: usize| hosts > 1 && !ranks.is_multiple_of(each);
+        if !ranks.is_multiple_of(hosts) || self.ranks_per_host.is_some_and(uneven) {
+            return Err(Error::Usage(format!("{ranks} ranks are not equally many on {hosts} hosts")));
+        }
+        let model = self.model(ranks)?;
+        let each = ranks / hosts;
+        let pairs = match &self.links {
+            None => Vec::new(),
+            Some(path) => links::read(path, hosts)?,
+        };
+        if let Some(stranger) = self.straggler.iter().find(|straggler| straggler.rank >= ranks) {
+            return Err(Error::Usage(format!("there is no rank {} among {ranks}", stranger.rank)));
+        }
+        let cores = self.cores.or(model.cores);
+        // What was measured was measured on one host, if there is only one here.
+        let within = if self.model.is_some() && hosts == 1 { model.link } else { self.within() };
+        let network = |part: f64| {
+            let part = |link: Link| Link { byte: link.byte * part, ..link };
+            let mut network = Network::new(ranks, part(model.link), model.work).on_hosts_of(each, within);
+            for pair in &pairs {
+                network = network.with_pair(pair.from, pair.to, part(pair.link));
+            }
+            for &straggler in &self.straggler {
+                network = network.with_straggler(straggler);
+            }
+            network
+        };
+        let several = each > 1 && hosts > 1;
+        let shares = several && ranks <= SHARED_RANKS_MAX;
+        let exact = network(if shares { 1.0 } else { each as f64 });
+        let exact = if shares { exact.with_shared_uplinks() } else { exact };
+        let exact = cores.filter(|&cores| cores < each).into_iter().fold(exact, Network::with_cores);
+        let name = |rank: usize| (rank / each) as u64;
+        let hosts = several.then(|| Hosts::new(&(0..ranks).map(name).collect::<Vec<_>>()));
+        let parted = (shares && cores.is_none()).then(|| network(each as f64));
+        Ok(World { exact, parted, hosts, costs: costs(&model) })
+    }
+}
+
+impl WorldArguments {
+    /// Of each link between hosts, and of every rank.
+    fn model(&self, ranks: usize) -> Result<Model, Error> {
+        match &self.model {
+            Some(path) => Model::read(path, ranks),
+            None => Ok(Model {
+                link: Link { latency: self.latency, byte: self.bandwidth },
+                work: Work { message: self.overhead, byte: self.copy, reduce: self.reduce },
+                cores: None,
+            }),
+        }
+    }
+
+    const fn within(&self) -> Link {
+        Link { latency: self.local_latency, byte: self.local_bandwidth }
+    }
+
+    /// The ranks of one host by themselves, and one rank of every host, to which a part of the link belongs.
+    pub(super) fn levels(&self, ranks: usize) -> Result<(World, World), Error> {
+        let world = self.of(ranks)?;
+        let model = self.model(ranks)?;
+        let each = ranks / world.hosts();
+        let single = |ranks: usize, link: Link| {
+            let model = Model { link, ..model };
+            World {
+                exact: Network::new(ranks, link, model.work),
+                parted: None,
+                hosts: None,
+                costs: costs(&model),
+            }
+        };
+        let part = Link { byte: model.link.byte * each as f64, ..model.link };
+        Ok((single(each, self.within()), single(world.hosts(), part)))
+    }
+}
+
+impl World {
+    /// So many ranks on one host, or each on its own, as a model has it.
+    pub(super) fn like(ranks: usize, model: &Model, apart: bool) -> Self {
+        let network = Network::new(ranks, model.link, model.work);
+        let network = if apart { network } else { network.on_hosts_of(ranks, model.link) };
+        let cores = model.cores.filter(|&cores| !apart && cores < ranks);
+        let exact = cores.into_iter().fold(network, Network::with_cores);
+        Self { exact, parted: None, hosts: None, costs: costs(model) }
+    }
+
+    pub(super) fn ranks(&self) -> usize {
+        self.exact.world_size()
+    }
+
+    pub(super) fn hosts(&self) -> usize {
+        self.exact.hosts()
+    }
+
+    /// Who shares a host, if that makes a difference.
+    pub(super) const fn shared_hosts(&self) -> Option<&Hosts> {
+        self.hosts.as_ref()
+    }
+
+    /// What the choice of algorithms goes by.
+    pub(super) const fn costs(&self) -> &CostModel {
+        &self.costs
+    }
+
+    /// The network that about so many steps can be followed on.
+    pub(super) fn network(&self, steps: u64) -> &Network {
+        match &self.parted {
+            Some(parted) if steps > QUEUE_STEPS_MAX / 10 => parted,
+            _ => &self.exact,
+        }
+    }
+}
+
+/// What the choice of algorithms would go by on this network.
+fn costs(model: &Model) -> CostModel {
+    let Model { link, work, .. } = model;
+    CostModel {
+        round_ps: picoseconds(link.latency + 2.0 * work.message),
+        byte_ps: picoseconds(link.byte.max(2.0 * work.byte)),
+        reduced_byte_ps: picoseconds(work.reduce),
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "times are neither negative nor long, and what does not fit becomes the largest number"
+)]
+fn picoseconds(seconds: f64) -> u64 {
+    (seconds * 1e12).round() as u64
+}
+
+/// `5:+3ms`: rank 5 begins 3 ms late. `5:x2`: its work takes twice as long.
+fn straggler(text: &str) -> Result<Straggler, String> {
+    let wrong = || "a straggler is a rank and how late or slow it is, as in 5:+3ms or 5:x2".to_owned();
+    let (rank, how) = text.split_once(':').ok_or_else(wrong)?;
+    let rank = rank.parse().map_err(|_| wrong())?;
+    if let Some(late) = how.strip_prefix('+') {
+        return Ok(Straggler { rank, late: quantity::time(late)?, pace: 1.0 });
+    }
+    let pace: f64 = how.strip_prefix('x').ok_or_else(wrong)?.parse().map_err(|_| wrong())?;
+    if !(pace.is_finite() && pace > 0.0 && pace <= PACE_MAX) {
+        return Err(format!("work takes more than 0 and at most {PACE_MAX} times as long"));
+    }
+    Ok(Straggler { rank, late: 0.0, pace })
+}
+
+const PACE_MAX: f64 = 1e6;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stragglers_are_late_or_slow() {
+        assert_eq!(straggler("5:+3ms"), Ok(Straggler { rank: 5, late: 3e-3, pace: 1.0 }));
+        assert_eq!(straggler("0:x1.5"), Ok(Straggler { rank: 0, late: 0.0, pace: 1.5 }));
+        for wrong in ["5", "5:3ms", "a:x2", "5:x0", "5:x-1", "5:xnan", "5:+3"] {
+            assert!(straggler(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! `distctl sim` as a person uses it.
+#![allow(clippy::unwrap_used, reason = "what a test prepares must work")]
+
+use std::process::{Command, Output};
+
+use rstest::rstest;
+use serde_json::Value;
+
+fn distctl(arguments: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_distctl"));
+    command.args(arguments.split_whitespace()).output().unwrap()
+}
+
+#[track_caller]
+fn text(arguments: &str) -> String {
+    let output = distctl(arguments);
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[track_caller]
+fn lines(arguments: &str) -> Vec<Value> {
+    text(arguments).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+/// A ring of 16 ranks, 64 MiB: 30 rounds of 4 MiB at 1.25 GB/s, 25 us and twice 2 us.
+#[test]
+fn a_prediction_is_what_can_be_computed_by_hand() {
+    let lines = lines("sim all_reduce --ranks 16 --bytes 64M --algorithm ring --json");
+    let [line] = &lines[..] else { panic!("{lines:?}") };
+    let expected = 30.0 * (25.0 + 2.0 * 2.0 + 4_194_304.0 / 1250.0);
+    let got = line["predicted_us"].as_f64().unwrap();
+    assert!((got / expected - 1.0).abs() < 1e-6, "{got} {expected}");
+    assert_eq!((&line["rounds"], &line["engine"]), (&30.into(), &"wavefront".into()));
+    assert_eq!(line["sent_max_bytes"], 30 * 4_194_304);
+}
+
+#[rstest]
+#[case("all_reduce")]
+#[case("reduce_scatter")]
+#[case("all_gather")]
+#[case("broadcast")]
+#[case("reduce")]
+#[case("all_to_all")]
+#[case("gather")]
+#[case("scatter")]
+#[case("scan")]
+#[case("barrier")]
+fn every_operation_has_its_algorithms_side_by_side(#[case] operation: &str) {
+    for ranks in [1, 2, 6, 16] {
+        let lines = lines(&format!("sim {operation} --ranks {ranks} --bytes 4K --json"));
+        let count = |field: &str| lines.iter().filter(|line| line[field] == true).count();
+        assert_eq!((count("chosen"), count("fastest")), (1, 1), "{lines:?}");
+        for line in &lines {
+            assert_eq!(line["op"], operation);
+            assert_eq!(line["predicted_us"].as_f64().unwrap() > 0.0, ranks > 1, "{line}");
+        }
+    }
+}
+
+#[test]
+fn the_lines_and_the_table_are_those_that_are_documented() {
+    let arguments = "sim all_reduce --ranks 8 --hosts 2 --bytes 1M --straggler 3:+1ms --algorithm parts+ring";
+    insta::assert_snapshot!(text(&format!("{arguments} --json")), @r#"{"op":"all_reduce","ranks":8,"hosts":2,"bytes":1048576,"algorithm":"parts+ring","order":"canonical","chosen":false,"fastest":true,"engine":"queues","predicted_us":2444.363,"algbw_GBps":0.429,"busbw_GBps":0.7507,"rounds":null,"sent_max_bytes":1835008,"sent_total_bytes":14680064,"host_sent_max_bytes":1048576,"skipped":null}"#);
+    insta::assert_snapshot!(text(arguments), @r"
+    all_reduce of 1 MiB, 8 ranks on 2 hosts
+    algorithm                          time   busbw GB/s    rounds   rank sends   host sends  order     engine
+    parts+ring *                    2.44 ms        0.751         -      1.8 MiB        1 MiB  canonical queues
+    ");
+    check_documented(&lines(&format!("{arguments} --json"))[0]);
+}
+
+#[track_caller]
+fn check_documented(line: &Value) {
+    let documented = include_str!("../../../docs/cli.md");
+    for field in line.as_object().unwrap().keys() {
+        let names = |row: &str| row.starts_with('|') && row.contains(&format!("`{field}`"));
+        assert!(documented.lines().any(names), "docs/cli.md does not have {field}");
+    }
+}
+
+#[test]
+fn steps_of_training_are_those_that_are_documented() {
+    let arguments = "sim train --params 1M --compute 10ms --ranks 4 --strategy fsdp --units 4";
+    insta::assert_snapshot!(text(&format!("{arguments} --json")), @r#"{"strategy":"fsdp","ranks":4,"hosts":4,"params":1000000,"collectives":11,"compute_ms":10.0,"step_ms":11.316,"exposed_ms":1.316,"communication_ms":7.238,"efficiency":0.8837,"memory_bytes":7000000,"sent_max_bytes":8250000,"skipped":null}"#);
+    insta::assert_snapshot!(text(arguments), @r"
+    1000000 parameters of 4 bytes, 10.0 ms of computing per step and rank
+    strategy    ranks   hosts        step     exposed     sending efficiency       memory   rank sends
+    fsdp            4       4     11.3 ms     1.32 ms     7.24 ms     88.4 %      6.7 MiB      7.9 MiB
+    ");
+    check_documented(&lines(&format!("{arguments} --json"))[0]);
+}
+
+/// A hundred million parameters in buckets of 25 MiB: the last bucket is ready when nothing is left to compute.
+#[test]
+fn what_of_a_step_is_exposed_can_be_computed_by_hand() {
+    let step = |arguments: &str| lines(&format!("sim train --params 100M --json {arguments}")).remove(0);
+    let number = |line: &Value, field: &str| line[field].as_f64().unwrap();
+    let alone = step("--compute 120ms --ranks 1");
+    assert_eq!((number(&alone, "step_ms"), number(&alone, "efficiency")), (120.0, 1.0));
+    assert_eq!((&alone["memory_bytes"], &alone["collectives"]), (&1_600_000_000_u64.into(), &0.into()));
+    // Very long computing hides all buckets but the last, which holds 400,000,000 mod 26,214,400 bytes.
+    let long = step("--compute 1000s --ranks 2 --latency 0s --overhead 0s");
+    assert_eq!(long["collectives"], 16);
+    assert!((number(&long, "exposed_ms") / (6_784_000.0 * 0.8e-6) - 1.0).abs() < 1e-3, "{long}");
+    // Very short computing hides nothing.
+    let short = step("--compute 1ns --ranks 2");
+    assert!(number(&short, "exposed_ms") / number(&short, "communication_ms") > 0.999, "{short}");
+    // Sharding moves half as much again.
+    let sharded = step("--compute 1ns --ranks 16 --strategy fsdp --latency 0s --overhead 0s --order any");
+    let reduced = step("--compute 1ns --ranks 16 --strategy ddp --latency 0s --overhead 0s --order any");
+    let ratio = number(&sharded, "sent_max_bytes") / number(&reduced, "sent_max_bytes");
+    assert!((ratio - 1.5).abs() < 0.05, "{ratio}");
+}
+
+#[test]
+fn efficiency_over_ranks_is_drawn() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("efficiency.svg");
+    let picture = format!("--svg {}", file.display());
+    text(&format!("sim train --params 1M --compute 10ms --ranks 1..16 --strategy ddp,fsdp {picture}"));
+    let svg = std::fs::read_to_string(file).unwrap();
+    assert!(svg.starts_with("<svg") && svg.matches("<polyline").count() == 2, "{svg}");
+}
+
+#[test]
+fn measurements_stand_beside_predictions() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let measured: String = [(8, 20.0), (1 << 20, 400.0)]
+        .map(|(bytes, us)| {
+            format!(
+                r#"{{"op":"all_reduce","ranks":2,"bytes":{bytes},"algorithm":"ring","median_us":{us},"peer":"dist"}}"#
+            ) + "\n"
+        })
+        .concat();
+    std::fs::write(path("measured"), measured).unwrap();
+    let compare = format!("sim compare {} --cores 2", path("measured"));
+    let lines = lines(&format!("{compare} --fit-to {} --json", path("model")));
+    assert_eq!(lines.len(), 2);
+    check_documented(&lines[0]);
+    for line in &lines {
+        assert!(line["error"].as_f64().unwrap().abs() < 0.1, "{line}");
+    }
+    let again = text(&format!("{compare} --model {}", path("model")));
+    assert!(again.contains("2 ranks: 2 points, median error "), "{again}");
+}
+
+#[test]
+fn the_engine_is_the_one_that_the_network_needs() {
+    let engine = |arguments: &str| {
+        let lines = lines(&format!("sim all_reduce {arguments} --json"));
+        lines[0]["engine"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(engine("--ranks 100000 --algorithm ring"), "symmetric");
+    assert_eq!(engine("--ranks 1000 --algorithm binomial"), "wavefront");
+    assert_eq!(engine("--ranks 1000 --algorithm recursive_doubling --straggler 5:x3"), "wavefront");
+    assert_eq!(engine("--ranks 1000 --hosts 250 --algorithm recursive_doubling"), "queues");
+    assert_eq!(engine("--ranks 16 --hosts 1 --cores 2 --algorithm ring"), "queues");
+}
+
+#[test]
+fn what_cannot_be_followed_is_skipped_and_says_so() {
+    let lines = lines("sim all_reduce --ranks 100000 --straggler 5:x3 --algorithm ring --json");
+    let skipped = lines[0]["skipped"].as_str().unwrap();
+    assert!(skipped.contains("more than 500000000 steps"), "{skipped}");
+    assert_eq!(lines[0]["predicted_us"], Value::Null);
+    assert!(text("sim all_reduce --ranks 100000 --straggler 5:x3 --algorithm ring").contains(skipped));
+}
+
+#[test]
+fn files_give_links_and_what_was_measured() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    std::fs::write(path("links"), "# to the other building\n0-1 50ms 100Mbps\n").unwrap();
+    std::fs::write(path("costs"), "tcp 4 1 31000000 190 0\n").unwrap();
+    let seconds = |arguments: &str| {
+        let lines = lines(&format!("sim broadcast --algorithm binomial --bytes 0 --json {arguments}"));
+        lines[0]["predicted_us"].as_f64().unwrap() / 1e6
+    };
+    let far = seconds(&format!("--ranks 2 --links {}", path("links")));
+    assert!((far - 0.050_004).abs() < 1e-9, "{far}");
+    let kept = seconds(&format!("--ranks 4 --model {}", path("costs")));
+    assert!((kept - 62e-6).abs() < 1e-9, "{kept}");
+}
+
+#[rstest]
+#[case("sim all_reduce", "required arguments were not provided")]
+#[case("sim", "required arguments were not provided")]
+#[case("sim train --params 100M --compute 1ms --ranks 8..2", "8 is more than 2")]
+#[case("sim train --params none --compute 1ms", "a model has between 1 and 10^13 parameters")]
+#[case("sim all_reduce --ranks 0", "a world has at least 1 rank")]
+#[case("sim all_reduce --ranks 99999999", "more than 10000000 ranks")]
+#[case("sim all_reduce --ranks 8 --hosts 3", "8 ranks are not equally many on 3 hosts")]
+#[case("sim all_reduce --ranks 8 --latency 5", "a time is a number and a unit")]
+#[case("sim all_reduce --ranks 8 --bandwidth 10G", "a speed is a number and a unit")]
+#[case("sim all_reduce --ranks 8 --algorithm star", "is done by all, auto, recursive_doubling, ")]
+#[case("sim all_reduce --ranks 8 --straggler 8:x2", "there is no rank 8 among 8")]
+#[case("sim all_reduce --ranks 8 --straggler 7", "a straggler is a rank and how late or slow it is")]
+#[case("sim all_gather --ranks 10000000 --bytes 1G", "bytes from each of 10000000 ranks are too many")]
+fn what_makes_no_sense_is_said_once(#[case] arguments: &str, #[case] words: &str) {
+    let output = distctl(arguments);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert_eq!(text.matches(words).count(), 1, "{text}");
+}
+
+#[rstest]
+#[case("--links", "0-9 1ms 1Gbps", "line 1: there is no host 9 among 8")]
+#[case("--model", "{}", "is no model of a network: missing field")]
+fn a_file_that_makes_no_sense_is_named(#[case] option: &str, #[case] content: &str, #[case] words: &str) {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file");
+    std::fs::write(&file, content).unwrap();
+    let output = distctl(&format!("sim all_reduce --ranks 8 {option} {}", file.display()));
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains(words) && text.contains(&file.display().to_string()), "{text}");
+}
