@@ -60,3 +60,8 @@ pub use pending::{Failed, Pending};
 pub use reduce_op::{ReduceKind, ReduceOp, ReductionOrder};
 #[cfg(feature = "serde")]
 pub use values::{VALUE_BYTES_MAX, ValueProblem};
+
+/// The examples of this page are tests.
+#[cfg(all(doctest, feature = "sim"))]
+#[doc = include_str!("../../../docs/testing.md")]
+struct TestingPage;

@@ -1,12 +1,14 @@
 //! What says that two ranks are in the same call.
 
+use std::fmt;
+
 /// Names the operation that a message belongs to, as bytes that the layer above encodes.
 ///
 /// A transport sends the fingerprint in front of every message and compares it with its own before it delivers
 /// a byte. What the bytes mean is not its business, but for one thing: the first eight are the number of the call
 /// among those that all ranks of a channel make in the same order, counted from 1, or 0 if it is not one of those.
 /// Two ranks whose calls have the same number and differ otherwise can never meet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint(pub [u8; Self::SIZE]);
 
 impl Fingerprint {
@@ -27,5 +29,17 @@ impl Fingerprint {
     pub(crate) fn contradiction(ours: &[Self], theirs: &[Self]) -> Option<(Self, Self)> {
         let pairs = ours.iter().flat_map(|ours| theirs.iter().map(move |theirs| (*ours, *theirs)));
         pairs.into_iter().find(|(ours, theirs)| ours.contradicts(theirs))
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    /// In hexadecimal digits, as reports show it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::NONE {
+            return f.write_str("Fingerprint::NONE");
+        }
+        f.write_str("Fingerprint(")?;
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
+        f.write_str(")")
     }
 }

@@ -190,6 +190,39 @@ impl Network {
         self.run_turns(TURN_MAX, program)
     }
 
+    /// The first of these seeds under which `program` fails: a rank panics, or threads wait for what never comes.
+    /// Every other thing that must hold is the program's to assert.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use dist_transport::{Incoming, Outgoing, Sink, Transport, sim};
+    ///
+    /// let found = sim::Network::new(2).find(0..100, |mut transport| {
+    ///     let deadline = transport.runtime().deadline(Duration::from_secs(60));
+    ///     if transport.rank().index() == 0 {
+    ///         transport.exchange(Some(Outgoing { to: 1, parts: &[&[7]] }), None, deadline).unwrap();
+    ///     } else if transport.silent(&[0], transport.runtime().deadline(Duration::ZERO)).unwrap().is_empty() {
+    ///         let mut byte = [0];
+    ///         let receive = Incoming { from: 0, len: 1, sink: Sink::Into(&mut byte) };
+    ///         transport.exchange(None, Some(receive), deadline).unwrap();
+    ///     } else {
+    ///         panic!("too early");
+    ///     }
+    /// });
+    /// assert!(found.unwrap().to_string().contains("rank 1 panicked: too early"));
+    /// ```
+    pub fn find<T: Send + 'static>(
+        &self,
+        seeds: impl IntoIterator<Item = u64>,
+        program: impl Fn(SimTransport) -> T + Send + Sync + 'static,
+    ) -> Option<Failed> {
+        let program = Arc::new(program);
+        seeds.into_iter().find_map(|seed| {
+            let program = program.clone();
+            self.clone().with_seed(seed).try_run(move |transport| program(transport)).err()
+        })
+    }
+
     pub(super) fn run_turns<T: Send + 'static>(
         &self,
         turn_max: Duration,
