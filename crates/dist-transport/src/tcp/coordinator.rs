@@ -22,7 +22,7 @@ pub(super) const COORDINATOR: u32 = u32::MAX;
 const FAREWELL_LIMIT: Duration = Duration::from_secs(1);
 
 /// How long one that has proven to belong to the job may take to join it.
-const JOIN_LIMIT: Duration = Duration::from_secs(2);
+const JOIN_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long before a rank's patience ends it is told who is missing, at the most.
 const ANSWER_MARGIN_MAX: Duration = Duration::from_millis(100);

@@ -16,7 +16,9 @@ use crate::{Deadline, Runtime};
 
 const HALF_OPEN_MAX: usize = 64;
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(2);
-/// How long a handshake has its place for certain: any of ours is over by then.
+/// What is said to those who have proven themselves, so that they know: others are hung up on.
+pub(super) const ADMITTED: u8 = 1;
+/// How long a handshake has its place for certain: any of ours is over by then, or tries again.
 const PLACE_LIMIT: Duration = Duration::from_millis(200);
 /// How long to wait when the system has no more descriptors.
 const EXHAUSTED_LIMIT: Duration = Duration::from_millis(100);
@@ -164,8 +166,8 @@ impl Gate {
             }
             knock.filled = 0;
             if let Some(responder) = &knock.responder {
-                let accepted = responder.accepts(&knock.proof);
-                return if accepted { Progress::Done(responder.claim()) } else { Progress::Refused };
+                let admitted = responder.accepts(&knock.proof) && knock.stream.write_all(&[ADMITTED]).is_ok();
+                return if admitted { Progress::Done(responder.claim()) } else { Progress::Refused };
             }
             match Responder::new(self.key.clone(), &knock.hello) {
                 Ok(Some(responder)) if responder.claim().epoch == self.epoch => {

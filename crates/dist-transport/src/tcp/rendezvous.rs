@@ -14,6 +14,7 @@ use crate::tcp::channels::Channels;
 use crate::tcp::config::{Config, Host};
 use crate::tcp::control::{Frame, Home, Line};
 use crate::tcp::coordinator::{COORDINATOR, Coordinator};
+use crate::tcp::gate::ADMITTED;
 use crate::tcp::service::{Service, listener_address};
 use crate::tcp::session::{Arrivals, Bell, Membership, Session, Verdict, Watch, timeout};
 use crate::tcp::{host, socket};
@@ -24,7 +25,7 @@ const RETRY: Duration = Duration::from_millis(20);
 
 /// How often the other side may hang up before it counts as a refusal: it does so to strangers, but also when too
 /// many knock at once.
-const HANG_UPS_MAX: u32 = 5;
+const HANG_UPS_MAX: u32 = 20;
 
 /// Meets the other ranks of the job. A world of one has nobody to meet and opens no socket.
 pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
@@ -119,13 +120,20 @@ fn greet(stream: TcpStream, key: &Key, identity: Identity, watch: Watch<'_>) -> 
     let heard = write_all(&stream, initiator.hello())
         .and_then(|()| read_exact(&stream, &mut challenge, watch))
         .map(|()| initiator.answer(&challenge));
-    match heard {
-        Ok(None) => Err(Error::Refused { activity, address }),
-        Ok(Some(proof)) => Ok(write_all(&stream, &proof).is_ok().then_some(stream)),
+    let admitted = match heard {
+        Ok(None) => return Err(Error::Refused { activity, address }),
+        Ok(Some(proof)) => {
+            let mut word = [0];
+            write_all(&stream, &proof).and_then(|()| read_exact(&stream, &mut word, watch)).map(|()| word)
+        }
+        Err(source) => Err(source),
+    };
+    match admitted {
+        Ok([ADMITTED]) => Ok(Some(stream)),
         Err(source) if matches!(source.kind(), io::ErrorKind::TimedOut | io::ErrorKind::Interrupted) => {
             Err(Error::Address { activity, action: "shake hands with", address, source })
         }
-        Err(_) => Ok(None),
+        _ => Ok(None),
     }
 }
 
