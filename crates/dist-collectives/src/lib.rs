@@ -52,7 +52,7 @@ pub use error::{Error, Result};
 pub use half::{bf16, f16};
 pub use kept::{KeptCosts, World};
 pub use kernel::{combine, divide_by_count};
-pub use messages::Message;
+pub use messages::{Message, OwnedMessage};
 #[cfg(feature = "ndarray")]
 #[doc(no_inline)]
 pub use ndarray;

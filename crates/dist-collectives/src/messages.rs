@@ -1,6 +1,6 @@
 //! Messages between two ranks.
 
-use crate::{Communicator, Element, Result};
+use crate::{Buffer, Communicator, Element, Pending, Result};
 
 /// One message of a [`batch`](Communicator::batch).
 #[derive(Debug)]
@@ -19,6 +19,40 @@ pub enum Message<'a, T> {
         /// Where it goes, which is as long as the message.
         elements: &'a mut [T],
     },
+}
+
+/// One message of a [`start_batch`](Communicator::start_batch), with its memory.
+#[derive(Debug)]
+pub enum OwnedMessage<T> {
+    /// One that leaves.
+    Send {
+        /// The receiving rank.
+        to: usize,
+        /// What is sent.
+        elements: Buffer<T>,
+    },
+    /// One that arrives.
+    Receive {
+        /// The sending rank.
+        from: usize,
+        /// Where it goes, which is as long as the message.
+        elements: Buffer<T>,
+    },
+}
+
+impl<T> OwnedMessage<T> {
+    /// Its memory.
+    pub fn into_elements(self) -> Buffer<T> {
+        let (Self::Send { elements, .. } | Self::Receive { elements, .. }) = self;
+        elements
+    }
+
+    fn borrow(&mut self) -> Message<'_, T> {
+        match self {
+            Self::Send { to, elements } => Message::Send { to: *to, elements },
+            Self::Receive { from, elements } => Message::Receive { from: *from, elements },
+        }
+    }
 }
 
 /// # Messages between two ranks
@@ -111,5 +145,18 @@ impl Communicator {
     pub fn batch<T: Element>(&mut self, messages: &mut [Message<'_, T>]) -> Result<()> {
         let manner = self.engine.manner(&self.settings);
         self.engine.batch(messages, manner)
+    }
+
+    /// Begins a [`batch`](Self::batch) of messages whose memory it owns; they come back, with what arrived. The other
+    /// ends are to be started as well.
+    #[doc(alias = "batch_isend_irecv")]
+    pub fn start_batch<T: Element>(
+        &mut self,
+        messages: Vec<OwnedMessage<T>>,
+    ) -> Pending<Vec<OwnedMessage<T>>> {
+        self.start(messages, |engine, messages, manner| {
+            let mut borrowed: Vec<_> = messages.iter_mut().map(OwnedMessage::borrow).collect();
+            engine.batch(&mut borrowed, manner)
+        })
     }
 }

@@ -3,8 +3,8 @@
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::engine::Manner;
-use crate::{Communicator, Error, Operation, Result};
+use crate::engine::{Engine, Manner};
+use crate::{Communicator, Error, Operation, Pending, Result};
 
 /// The longest encoding of one rank's value, in bytes.
 pub const VALUE_BYTES_MAX: usize = 1 << 30;
@@ -64,21 +64,7 @@ impl Communicator {
         root: usize,
     ) -> Result<V> {
         let manner = self.engine.manner(&self.settings);
-        let value = value.filter(|_| self.rank() == root);
-        let encoded = value.as_ref().map_or(Err((ValueProblem::Missing, None)), encode);
-        let mut announced = [announcement(&encoded)];
-        self.engine.broadcast(&mut announced, root, manner)?;
-        let mut bytes = match (length_of(announced[0]), encoded) {
-            (Ok(length), encoded) => {
-                let mut bytes = encoded.unwrap_or_default();
-                bytes.resize(length, 0);
-                bytes
-            }
-            (Err(problem), Err((_, source))) => return Err(error(root, problem, source)),
-            (Err(problem), Ok(_)) => return Err(error(root, problem, None)),
-        };
-        self.engine.broadcast(&mut bytes, root, manner)?;
-        value.map_or_else(|| decode(root, &bytes), Ok)
+        self.engine.broadcast_value(value, root, manner)
     }
 
     /// Gives the root the values of all ranks, in rank order; `None` on the other ranks.
@@ -103,12 +89,7 @@ impl Communicator {
         root: usize,
     ) -> Result<Option<Vec<V>>> {
         let manner = self.engine.manner(&self.settings);
-        self.engine.check_root(Operation::Gather, root)?;
-        let (bytes, counts) = self.encoded_with_counts(value, manner)?;
-        let is_root = self.rank() == root;
-        let mut gathered = vec![0; if is_root { counts.iter().sum() } else { 0 }];
-        self.engine.gather_v(&bytes, &counts, &mut gathered, root, manner)?;
-        is_root.then(|| decode_all(&gathered, &counts)).transpose()
+        self.engine.gather_values(value, root, manner)
     }
 
     /// Gives every rank the values of all ranks, in rank order.
@@ -118,9 +99,92 @@ impl Communicator {
     #[doc(alias = "all_gather_object")]
     pub fn all_gather_values<V: Serialize + DeserializeOwned>(&mut self, value: &V) -> Result<Vec<V>> {
         let manner = self.engine.manner(&self.settings);
+        self.engine.all_gather_values(value, manner)
+    }
+
+    /// Begins a [`broadcast_value`](Self::broadcast_value), which gives `Some`.
+    pub fn start_broadcast_value<V: Serialize + DeserializeOwned + Send + 'static>(
+        &mut self,
+        value: Option<V>,
+        root: usize,
+    ) -> Pending<Option<V>> {
+        self.start(value, move |engine, value, manner| {
+            *value = Some(engine.broadcast_value(value.take(), root, manner)?);
+            Ok(())
+        })
+    }
+
+    /// Begins a [`gather_values`](Self::gather_values), which gives the values of all ranks on the root, and none on the
+    /// others. If it fails, this rank's value comes back.
+    pub fn start_gather_values<V: Serialize + DeserializeOwned + Send + 'static>(
+        &mut self,
+        value: V,
+        root: usize,
+    ) -> Pending<Vec<V>> {
+        self.start(vec![value], move |engine, values, manner| {
+            *values = engine.gather_values(&values[0], root, manner)?.unwrap_or_default();
+            Ok(())
+        })
+    }
+
+    /// Begins an [`all_gather_values`](Self::all_gather_values). If it fails, this rank's value comes back.
+    pub fn start_all_gather_values<V: Serialize + DeserializeOwned + Send + 'static>(
+        &mut self,
+        value: V,
+    ) -> Pending<Vec<V>> {
+        self.start(vec![value], |engine, values, manner| {
+            *values = engine.all_gather_values(&values[0], manner)?;
+            Ok(())
+        })
+    }
+}
+
+impl Engine {
+    fn broadcast_value<V: Serialize + DeserializeOwned>(
+        &mut self,
+        value: Option<V>,
+        root: usize,
+        manner: Manner,
+    ) -> Result<V> {
+        let value = value.filter(|_| self.rank().index() == root);
+        let encoded = value.as_ref().map_or(Err((ValueProblem::Missing, None)), encode);
+        let mut announced = [announcement(&encoded)];
+        self.broadcast(&mut announced, root, manner)?;
+        let mut bytes = match (length_of(announced[0]), encoded) {
+            (Ok(length), encoded) => {
+                let mut bytes = encoded.unwrap_or_default();
+                bytes.resize(length, 0);
+                bytes
+            }
+            (Err(problem), Err((_, source))) => return Err(error(root, problem, source)),
+            (Err(problem), Ok(_)) => return Err(error(root, problem, None)),
+        };
+        self.broadcast(&mut bytes, root, manner)?;
+        value.map_or_else(|| decode(root, &bytes), Ok)
+    }
+
+    fn gather_values<V: Serialize + DeserializeOwned>(
+        &mut self,
+        value: &V,
+        root: usize,
+        manner: Manner,
+    ) -> Result<Option<Vec<V>>> {
+        self.check_root(Operation::Gather, root)?;
+        let (bytes, counts) = self.encoded_with_counts(value, manner)?;
+        let is_root = self.rank().index() == root;
+        let mut gathered = vec![0; if is_root { counts.iter().sum() } else { 0 }];
+        self.gather_v(&bytes, &counts, &mut gathered, root, manner)?;
+        is_root.then(|| decode_all(&gathered, &counts)).transpose()
+    }
+
+    fn all_gather_values<V: Serialize + DeserializeOwned>(
+        &mut self,
+        value: &V,
+        manner: Manner,
+    ) -> Result<Vec<V>> {
         let (bytes, counts) = self.encoded_with_counts(value, manner)?;
         let mut gathered = vec![0; counts.iter().sum()];
-        self.engine.all_gather_v(&bytes, &counts, &mut gathered, manner)?;
+        self.all_gather_v(&bytes, &counts, &mut gathered, manner)?;
         decode_all(&gathered, &counts)
     }
 
@@ -130,9 +194,9 @@ impl Communicator {
         value: &V,
         manner: Manner,
     ) -> Result<(Vec<u8>, Vec<usize>)> {
-        let (rank, encoded) = (self.rank(), encode(value));
-        let mut announced = vec![0; self.world_size()];
-        self.engine.all_gather(&[announcement(&encoded)], &mut announced, manner)?;
+        let (rank, encoded) = (self.rank().index(), encode(value));
+        let mut announced = vec![0; self.rank().world_size()];
+        self.all_gather(&[announcement(&encoded)], &mut announced, manner)?;
         let mut counts = Vec::with_capacity(announced.len());
         for (other, announced) in announced.into_iter().enumerate() {
             let source =

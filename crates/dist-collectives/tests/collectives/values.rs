@@ -42,6 +42,22 @@ fn values_of_any_size_arrive_as_they_are(
     });
 }
 
+#[rstest]
+fn values_are_started_on_without_waiting(#[values(1, 2, 3, 5)] world_size: usize) {
+    worlds::run(Network::Simulated, world_size, |mut comm| {
+        let (rank, world_size) = (comm.rank(), comm.world_size());
+        let (root, all) = (world_size - 1, (0..world_size).map(shape).collect::<Vec<_>>());
+        let broadcast = comm.start_broadcast_value((rank == root).then(|| shape(root)), root);
+        let gathered = comm.start_gather_values(shape(rank), root);
+        let all_gathered = comm.start_all_gather_values(shape(rank));
+        assert_eq!(all_gathered.wait().unwrap(), all);
+        assert_eq!(gathered.wait().unwrap(), if rank == root { all } else { Vec::new() });
+        assert_eq!(broadcast.wait().unwrap(), Some(shape(root)));
+        let missing = comm.start_broadcast_value::<Shape>(None, 0).wait().unwrap_err();
+        assert!(matches!(*missing.error, Error::Value { problem: ValueProblem::Missing, .. }), "{missing:?}");
+    });
+}
+
 /// Every rank fails alike, and the communicator lives on.
 #[track_caller]
 fn check(problem: ValueProblem, of: usize, program: fn(&mut Communicator) -> Result<(), Error>) {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dist_collectives::{Buffer, Communicator, Error, Failed, Pending, ReduceOp};
+use dist_collectives::{Buffer, Communicator, Error, Failed, Message, OwnedMessage, Pending, ReduceOp};
 
 /// A handle of any operation.
 pub(super) trait Handle {
@@ -57,6 +57,14 @@ impl Memory for (Buffer<i64>, Buffer<i64>) {
 impl Memory for Vec<Buffer<i64>> {
     fn elements(self) -> Vec<i64> {
         self.into_iter().flat_map(Buffer::into_vec).collect()
+    }
+}
+
+impl Memory for Vec<OwnedMessage<i64>> {
+    fn elements(self) -> Vec<i64> {
+        // What was sent is as it was.
+        let received = self.into_iter().filter(|message| matches!(message, OwnedMessage::Receive { .. }));
+        received.flat_map(|message| message.into_elements().into_vec()).collect()
     }
 }
 
@@ -273,6 +281,27 @@ pub(super) const CASES: &[Case] = &[
         block: |comm| {
             let (left, right) = (left(comm), (comm.rank() + 1) % comm.world_size());
             into(comm, own(comm).len(), |comm, sent, received| comm.send_recv(sent, right, received, left))
+        },
+        failed: Given::Written,
+    },
+    Case {
+        name: "batch",
+        start: |comm| {
+            let (left, right) = (left(comm), (comm.rank() + 1) % comm.world_size());
+            boxed(comm.start_batch(vec![
+                OwnedMessage::Receive { from: left, elements: own(comm).into() },
+                OwnedMessage::Send { to: right, elements: own(comm).into() },
+            ]))
+        },
+        block: |comm| {
+            let (left, right) = (left(comm), (comm.rank() + 1) % comm.world_size());
+            let (sent, mut received) = (own(comm), own(comm));
+            let messages = &mut [
+                Message::Receive { from: left, elements: &mut received },
+                Message::Send { to: right, elements: &sent },
+            ];
+            comm.batch(messages).expect("all ranks come");
+            received
         },
         failed: Given::Written,
     },
