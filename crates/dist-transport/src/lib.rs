@@ -11,6 +11,8 @@ pub mod auth;
 mod bookkeeping;
 mod channel;
 mod check;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod error;
 mod fingerprint;
 mod grain;

@@ -1,14 +1,111 @@
-//! What every transport promises: one suite for all of them.
-//!
-//! Every test says what each rank does, through [`Transport`](dist_transport::Transport) alone, and what must come
-//! of it; [`Backend`](backend::Backend) is the only place that knows the transports there are. A test may not
-//! rely on more than the trait says: a send may wait for its receiver.
+//! What every transport promises, checked of those of this crate.
 #![cfg(all(feature = "sim", feature = "tcp"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-mod backend;
-mod calls;
-mod errors;
-mod forks;
-mod messages;
-mod together;
+use std::time::Duration;
+
+use dist_transport::conformance::{Fabric, Program};
+use dist_transport::sim;
+use dist_transport::tcp::{Config, Coordinator, TcpTransport};
+use dist_transport::{Runtime, Transport};
+
+/// The in-process network under a simulated runtime, in several interleavings.
+struct Simulated;
+
+impl Fabric for Simulated {
+    fn run(&self, run: u64, world_size: usize, program: Program) {
+        let outcome = sim::run(run, world_size, move |transport| program(Box::new(transport)));
+        assert_eq!(outcome.results.len(), world_size);
+    }
+
+    fn runs(&self) -> u64 {
+        8
+    }
+
+    fn short(&self) -> Duration {
+        Duration::from_secs(59)
+    }
+}
+
+/// The same with links that take their time, and buffers that are finite.
+struct SimulatedLinks;
+
+impl Fabric for SimulatedLinks {
+    fn run(&self, run: u64, world_size: usize, program: Program) {
+        let jitter = Duration::from_micros(50);
+        let link = sim::Link::new(Duration::from_micros(20), 1_000_000_000).with_jitter(jitter);
+        let network = sim::Network::new(world_size).with_seed(run).with_memory_link(link).with_window(4096);
+        let outcome = network.run(move |transport| program(Box::new(transport)));
+        assert_eq!(outcome.results.len(), world_size);
+    }
+
+    fn runs(&self) -> u64 {
+        4
+    }
+
+    fn short(&self) -> Duration {
+        Duration::from_secs(59)
+    }
+}
+
+/// The in-process network between threads of the system.
+struct Threads;
+
+impl Fabric for Threads {
+    fn run(&self, _: u64, world_size: usize, program: Program) {
+        let network = sim::network(&Runtime::system(), world_size);
+        run_threads(
+            network.into_iter().map(|rank| move || -> Box<dyn Transport> { Box::new(rank) }),
+            &program,
+        );
+    }
+}
+
+/// TCP between threads of the system.
+struct Tcp;
+
+impl Fabric for Tcp {
+    fn run(&self, _: u64, world_size: usize, program: Program) {
+        let coordinator = Coordinator::start("127.0.0.1:0", world_size, "suite", None).unwrap();
+        let address = coordinator.address().to_string();
+        let joins = (0..world_size).map(|rank| {
+            let config = Config::new(rank, world_size, &address).unwrap();
+            let config = config.with_job("suite").with_external_coordinator();
+            let config = config.with_timeout(Duration::from_secs(60));
+            move || -> Box<dyn Transport> { Box::new(TcpTransport::join(&config).unwrap()) }
+        });
+        run_threads(joins, &program);
+    }
+}
+
+/// Runs each rank on a thread of its own, where it joins first.
+fn run_threads<J: FnOnce() -> Box<dyn Transport> + Send + 'static>(
+    joins: impl Iterator<Item = J>,
+    program: &Program,
+) {
+    let runtime = Runtime::system();
+    let start = |join: J| {
+        let program = program.clone();
+        runtime.spawn("rank", move || program(join())).unwrap()
+    };
+    let tasks: Vec<_> = joins.map(start).collect();
+    for result in tasks.into_iter().map(|task| task.join()).collect::<Vec<_>>() {
+        result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    }
+}
+
+mod simulated {
+    dist_transport::conformance!(super::Simulated);
+}
+
+mod simulated_links {
+    dist_transport::conformance!(super::SimulatedLinks);
+}
+
+mod threads {
+    dist_transport::conformance!(super::Threads);
+}
+
+mod tcp {
+    dist_transport::conformance!(super::Tcp);
+}

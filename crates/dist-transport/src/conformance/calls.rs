@@ -2,31 +2,31 @@
 
 use std::time::Duration;
 
-use dist_transport::{Abort, Deadline, Error, Incoming, Outgoing, Rank, Result, Sink, Transport};
+use crate::{Abort, Deadline, Error, Incoming, Outgoing, Rank, Result, Sink, Transport};
 
-use crate::backend::LONG;
+use super::backend::LONG;
 
 /// A deadline that is not to run out.
-pub(crate) fn soon(transport: &dyn Transport) -> Deadline {
+pub(super) fn soon(transport: &dyn Transport) -> Deadline {
     transport.runtime().deadline(LONG)
 }
 
 /// The bytes that `from` sends as its message number `round`: no two ranks and rounds send the same.
-pub(crate) fn payload(from: Rank, round: usize, len: usize) -> Vec<u8> {
+pub(super) fn payload(from: Rank, round: usize, len: usize) -> Vec<u8> {
     let seed = from.index() * 31 + round * 17;
     (0..len).map(|index| ((seed + index * 7 + index / 256) % 256).try_into().expect("below 256")).collect()
 }
 
-pub(crate) fn send(transport: &mut dyn Transport, to: usize, bytes: &[u8]) -> Result<()> {
+pub(super) fn send(transport: &mut dyn Transport, to: usize, bytes: &[u8]) -> Result<()> {
     let deadline = soon(transport);
     transport.exchange(Some(Outgoing { to, parts: &[bytes] }), None, deadline)
 }
 
-pub(crate) fn receive(transport: &mut dyn Transport, from: usize, len: usize) -> Result<Vec<u8>> {
+pub(super) fn receive(transport: &mut dyn Transport, from: usize, len: usize) -> Result<Vec<u8>> {
     receive_within(transport, from, len, LONG)
 }
 
-pub(crate) fn receive_within(
+pub(super) fn receive_within(
     transport: &mut dyn Transport,
     from: usize,
     len: usize,
@@ -39,7 +39,7 @@ pub(crate) fn receive_within(
 }
 
 /// Sends to the right while receiving as much from the left.
-pub(crate) fn pass_round(transport: &mut dyn Transport, bytes: &[u8]) -> Result<Vec<u8>> {
+pub(super) fn pass_round(transport: &mut dyn Transport, bytes: &[u8]) -> Result<Vec<u8>> {
     let (rank, deadline) = (transport.rank(), soon(transport));
     let mut received = vec![0; bytes.len()];
     let outgoing = Outgoing { to: rank.right().index(), parts: &[bytes] };
@@ -50,7 +50,7 @@ pub(crate) fn pass_round(transport: &mut dyn Transport, bytes: &[u8]) -> Result<
 
 /// Every pair exchanges a byte: afterwards all connections of this rank are open. Others may still be at it, and
 /// meet the end of the job there.
-pub(crate) fn meet_all(transport: &mut dyn Transport) -> Result<()> {
+pub(super) fn meet_all(transport: &mut dyn Transport) -> Result<()> {
     let (rank, deadline) = (transport.rank(), soon(transport));
     for distance in 1..rank.world_size() {
         let outgoing = Outgoing { to: rank.plus(distance).index(), parts: &[&[0]] };
@@ -62,7 +62,7 @@ pub(crate) fn meet_all(transport: &mut dyn Transport) -> Result<()> {
 }
 
 /// Waits for something to go wrong with `peer`, which sends nothing: the wait must be woken when it does.
-pub(crate) fn wait_in_vain(transport: &mut dyn Transport, peer: usize) -> Error {
+pub(super) fn wait_in_vain(transport: &mut dyn Transport, peer: usize) -> Error {
     let deadline = soon(transport);
     let error = receive(transport, peer, 1).expect_err("nobody sends this byte");
     assert!(!transport.runtime().expired(deadline), "not woken: {error}");
@@ -70,12 +70,12 @@ pub(crate) fn wait_in_vain(transport: &mut dyn Transport, peer: usize) -> Error 
 }
 
 /// Meets all and then waits for the end of the job, which may come while others are still meeting.
-pub(crate) fn stand_by(transport: &mut dyn Transport, peer: usize) -> Error {
+pub(super) fn stand_by(transport: &mut dyn Transport, peer: usize) -> Error {
     meet_all(transport).err().unwrap_or_else(|| wait_in_vain(transport, peer))
 }
 
 /// The record of an abort whose error this rank has already seen, or soon will.
-pub(crate) fn await_abort(transport: &dyn Transport) -> Abort {
+pub(super) fn await_abort(transport: &dyn Transport) -> Abort {
     let runtime = transport.runtime();
     let deadline = soon(transport);
     loop {

@@ -1,10 +1,9 @@
 //! Many messages at once, and looking for messages without receiving them.
 
-use dist_transport::{Incoming, Outgoing, Rank, Sink, Transport};
-use rstest::rstest;
+use crate::{Incoming, Outgoing, Rank, Sink, Transport};
 
-use crate::backend::{Backend, LONG};
-use crate::calls::{pass_round, payload, receive, send, soon};
+use super::backend::{Backend, Fabric, LONG};
+use super::calls::{pass_round, payload, receive, send, soon};
 
 /// Messages that every rank sends to every rank.
 const MESSAGES: usize = 3;
@@ -67,20 +66,23 @@ fn exchange_with_all(transport: &mut dyn Transport, in_pieces: bool) {
     assert_eq!((traffic.bytes_sent, traffic.bytes_received), (bytes_sent as u64, bytes_received as u64));
 }
 
-#[rstest]
-fn every_rank_sends_several_messages_to_every_rank_at_once(
-    #[values(Backend::Sim, Backend::Local, Backend::Tcp)] backend: Backend,
-    #[values(1, 2, 5)] world_size: usize,
-    #[values(false, true)] in_pieces: bool,
-) {
-    let program = move |mut transport: Box<dyn Transport>| exchange_with_all(&mut *transport, in_pieces);
-    backend.check(world_size, program, drop);
+/// Every rank sends several messages to every rank at once.
+pub fn every_rank_sends_several_messages_to_every_rank_at_once(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn check(backend: Backend, world_size: usize, in_pieces: bool) {
+        let program = move |mut transport: Box<dyn Transport>| exchange_with_all(&mut *transport, in_pieces);
+        backend.check(world_size, program, drop);
+    }
+    for world_size in [1, 2, 5] {
+        for in_pieces in [false, true] {
+            check(backend, world_size, in_pieces);
+        }
+    }
 }
 
-#[rstest]
-fn messages_at_once_are_refused_as_single_ones_are(
-    #[values(Backend::Sim, Backend::Local, Backend::Tcp)] backend: Backend,
-) {
+/// Messages at once are refused as single ones are.
+pub fn messages_at_once_are_refused_as_single_ones_are(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
     let program = |mut transport: Box<dyn Transport>| {
         let deadline = soon(&*transport);
         let mut byte = [0];
@@ -99,10 +101,9 @@ fn messages_at_once_are_refused_as_single_ones_are(
     backend.check(2, program, drop);
 }
 
-#[rstest]
-fn the_silent_are_named_and_harm_nothing(
-    #[values(Backend::Sim, Backend::Local, Backend::Tcp)] backend: Backend,
-) {
+/// The silent are named and harm nothing.
+pub fn the_silent_are_named_and_harm_nothing(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
     let program = move |mut transport: Box<dyn Transport>| match transport.rank().index() {
         0 => {
             let all_come = transport.runtime().deadline(LONG);
@@ -134,10 +135,9 @@ fn the_silent_are_named_and_harm_nothing(
     backend.check(5, program, drop);
 }
 
-#[rstest]
-fn a_rank_hears_itself_and_refuses_strangers(
-    #[values(Backend::Sim, Backend::Local, Backend::Tcp)] backend: Backend,
-) {
+/// A rank hears itself and refuses strangers.
+pub fn a_rank_hears_itself_and_refuses_strangers(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
     let program = move |mut transport: Box<dyn Transport>| {
         let deadline = transport.runtime().deadline(backend.short());
         assert_eq!(transport.silent(&[0], deadline).unwrap(), [0]);
@@ -150,10 +150,9 @@ fn a_rank_hears_itself_and_refuses_strangers(
     backend.check(1, program, drop);
 }
 
-#[rstest]
-fn waiting_for_the_silent_ends_with_the_job(
-    #[values(Backend::Sim, Backend::Local, Backend::Tcp)] backend: Backend,
-) {
+/// Waiting for the silent ends with the job.
+pub fn waiting_for_the_silent_ends_with_the_job(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
     let program = move |mut transport: Box<dyn Transport>| {
         // Those who wait are connected with rank 2 already, or not yet.
         match transport.rank().index() {
@@ -173,10 +172,9 @@ fn waiting_for_the_silent_ends_with_the_job(
     backend.check(3, program, drop);
 }
 
-#[rstest]
-fn ranks_that_share_a_machine_have_one_host(
-    #[values(Backend::Sim, Backend::Local, Backend::Tcp)] backend: Backend,
-) {
+/// Ranks that share a machine have one host.
+pub fn ranks_that_share_a_machine_have_one_host(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
     let program = |mut transport: Box<dyn Transport>| {
         let fork = transport.fork(&[2, 0]).unwrap();
         (transport.hosts(), fork.map(|fork| fork.hosts()))

@@ -1,0 +1,409 @@
+//! Nothing waits for ever, nothing false is delivered, and every rank learns the same reason.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use crate::{Abort, Activity, Cause, Error, Fingerprint, Incoming, Outgoing, Sink, Transport};
+
+use super::backend::{Backend, Fabric, LONG};
+use super::calls::{
+    await_abort, meet_all, pass_round, receive, receive_within, send, soon, stand_by, wait_in_vain,
+};
+
+const OURS: Fingerprint = Fingerprint([1; Fingerprint::SIZE]);
+const THEIRS: Fingerprint = Fingerprint([2; Fingerprint::SIZE]);
+
+/// Receives what is to be refused. The memory of a failed receive may hold anything; a function may not be called.
+fn receive_refused(transport: &mut dyn Transport, from: usize, len: usize, in_memory: bool) -> Error {
+    if in_memory {
+        return receive(transport, from, len).unwrap_err();
+    }
+    let mut refuse = |_, _: &[u8]| panic!("bytes of a refused message were delivered");
+    let incoming = Incoming { from, len, sink: Sink::Each(&mut refuse) };
+    let deadline = soon(transport);
+    transport.exchange(None, Some(incoming), deadline).unwrap_err()
+}
+
+/// Combines what is to be refused.
+fn combine_refused(transport: &mut dyn Transport, peer: usize, len: usize) -> Error {
+    let mut refuse = |_: &mut [u8], _: &[u8]| panic!("bytes of a refused message were combined");
+    let deadline = soon(transport);
+    transport.exchange_in_place(peer, &mut vec![7; len], &mut refuse, deadline).unwrap_err()
+}
+
+/// A message of another call is refused on every rank before a byte is delivered.
+pub fn a_message_of_another_call_is_refused_on_every_rank_before_a_byte_is_delivered(
+    fabric: &'static dyn Fabric,
+) {
+    let backend = Backend(fabric);
+    fn check(backend: Backend, world_size: usize, in_memory: bool) {
+        let program = move |mut transport: Box<dyn Transport>| {
+            let transport = &mut *transport;
+            let error = match transport.rank().index() {
+                // The length differs too: the call is what is reported.
+                0 => {
+                    meet_all(transport).unwrap();
+                    transport.begin(OURS);
+                    receive_refused(transport, 1, 100, in_memory)
+                }
+                1 => {
+                    meet_all(transport).unwrap();
+                    transport.begin(THEIRS);
+                    send(transport, 0, &[7; 99]).unwrap();
+                    wait_in_vain(transport, 0)
+                }
+                _ => stand_by(transport, 0),
+            };
+            (error, await_abort(transport))
+        };
+        let record = Abort { cause: Cause::Mismatch { theirs: THEIRS }, rank: 1, reporter: 0, call: OURS };
+        backend.check(world_size, program, move |ends| {
+            for (rank, (error, abort)) in ends.iter().enumerate() {
+                assert_eq!(*abort, record, "rank {rank}");
+                match error {
+                    Error::Mismatch { peer: 1, ours: OURS, theirs: THEIRS } if rank == 0 => {}
+                    Error::Aborted(abort) if rank > 0 => assert_eq!(*abort, record),
+                    other => panic!("rank {rank}: {other}"),
+                }
+            }
+        });
+    }
+    for world_size in [2, 3, 5, 8] {
+        for in_memory in [true, false] {
+            check(backend, world_size, in_memory);
+        }
+    }
+}
+
+/// A message of another length is refused on every rank before a byte is delivered.
+pub fn a_message_of_another_length_is_refused_on_every_rank_before_a_byte_is_delivered(
+    fabric: &'static dyn Fabric,
+) {
+    let backend = Backend(fabric);
+    fn check(backend: Backend, sent: usize, in_memory: bool) {
+        let program = move |mut transport: Box<dyn Transport>| {
+            let transport = &mut *transport;
+            let error = match transport.rank().index() {
+                0 => {
+                    meet_all(transport).unwrap();
+                    transport.begin(OURS);
+                    receive_refused(transport, 1, 100, in_memory)
+                }
+                1 => {
+                    meet_all(transport).unwrap();
+                    transport.begin(OURS);
+                    send(transport, 0, &vec![7; sent]).unwrap();
+                    wait_in_vain(transport, 0)
+                }
+                _ => stand_by(transport, 0),
+            };
+            (error, await_abort(transport))
+        };
+        backend.check(3, program, move |ends| {
+            for (rank, (error, abort)) in ends.iter().enumerate() {
+                assert_eq!((abort.rank, abort.reporter, abort.call), (1, 0, OURS));
+                match error {
+                    Error::Length { peer: 1, expected: 100, got } if rank == 0 => {
+                        assert_eq!(*got, sent as u64)
+                    }
+                    Error::Aborted(seen) if rank > 0 => assert_eq!(seen, abort),
+                    other => panic!("rank {rank}: {other}"),
+                }
+            }
+        });
+    }
+    for sent in [0, 99, 101, 70_000] {
+        for in_memory in [true, false] {
+            check(backend, sent, in_memory);
+        }
+    }
+}
+
+/// An exchange in place with a peer that disagrees combines nothing.
+pub fn an_exchange_in_place_with_a_peer_that_disagrees_combines_nothing(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn check(backend: Backend, call: Fingerprint, len: usize) {
+        let program = move |mut transport: Box<dyn Transport>| {
+            let transport = &mut *transport;
+            meet_all(transport).unwrap();
+            let odd = transport.rank().index() == 1;
+            transport.begin(if odd { call } else { OURS });
+            let peer = transport.rank().right().index();
+            let error = combine_refused(transport, peer, if odd { len } else { 70_000 });
+            (error, await_abort(transport))
+        };
+        backend.check(2, program, move |ends| {
+            // Both find out by themselves, at the same time: each may believe that it was first.
+            for (rank, (error, abort)) in ends.iter().enumerate() {
+                assert_eq!(abort.rank, 1 - abort.reporter);
+                match error {
+                    Error::Mismatch { peer, .. } if call == THEIRS => assert_eq!(*peer, 1 - rank),
+                    Error::Length { peer, .. } if call == OURS => assert_eq!(*peer, 1 - rank),
+                    Error::Aborted(first) => assert_eq!(first.reporter, 1 - rank),
+                    other => panic!("rank {rank}: {other}"),
+                }
+            }
+        });
+    }
+    let cases: &[(Fingerprint, usize)] = &[(THEIRS, 70_000), (OURS, 69_999)];
+    for &(call, len) in cases {
+        check(backend, call, len);
+    }
+}
+
+/// A wait ends at its deadline and names the peer.
+pub fn a_wait_ends_at_its_deadline_and_names_the_peer(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn check(backend: Backend, world_size: usize, at_once: bool) {
+        let expected = if at_once { Duration::ZERO } else { backend.short() };
+        let program = move |mut transport: Box<dyn Transport>| {
+            let transport = &mut *transport;
+            let error = match transport.rank().index() {
+                0 => {
+                    meet_all(transport).unwrap();
+                    receive_within(transport, 1, 1, expected).unwrap_err()
+                }
+                _ => stand_by(transport, 0),
+            };
+            (error, await_abort(transport))
+        };
+        let record = Abort { cause: Cause::TimedOut, rank: 1, reporter: 0, call: Fingerprint::NONE };
+        backend.check(world_size, program, move |ends| {
+            for (rank, (error, abort)) in ends.iter().enumerate() {
+                assert_eq!(*abort, record, "rank {rank}");
+                match error {
+                    Error::Timeout { activity: Activity::Receive, peer: 1, elapsed, limit } if rank == 0 => {
+                        assert_eq!(*limit, expected);
+                        assert!((expected..LONG).contains(elapsed), "{elapsed:?}");
+                    }
+                    Error::Aborted(abort) if rank > 0 => assert_eq!(*abort, record),
+                    other => panic!("rank {rank}: {other}"),
+                }
+            }
+        });
+    }
+    for world_size in [2, 3, 5, 8] {
+        for at_once in [false, true] {
+            check(backend, world_size, at_once);
+        }
+    }
+}
+
+/// A rank that leaves is named after its last message has arrived.
+pub fn a_rank_that_leaves_is_named_after_its_last_message_has_arrived(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn check(backend: Backend, world_size: usize) {
+        let program = |mut transport: Box<dyn Transport>| {
+            meet_all(&mut *transport).unwrap();
+            let rank = transport.rank();
+            if rank.index() == 0 {
+                for peer in 1..rank.world_size() {
+                    send(&mut *transport, peer, &[9; 5]).unwrap();
+                }
+                return None;
+            }
+            // One rank waits in vain; the others have all they want, and leave when they have heard of the end.
+            assert_eq!(receive(&mut *transport, 0, 5).unwrap(), [9; 5]);
+            if rank.index() == 1 {
+                for peer in 2..rank.world_size() {
+                    assert_eq!(receive(&mut *transport, peer, 1).unwrap(), [3]);
+                }
+                return Some((wait_in_vain(&mut *transport, 0), await_abort(&*transport)));
+            }
+            send(&mut *transport, 1, &[3]).unwrap();
+            Some((wait_in_vain(&mut *transport, 1), await_abort(&*transport)))
+        };
+        let record = Abort { cause: Cause::Left, rank: 0, reporter: 1, call: Fingerprint::NONE };
+        backend.check(world_size, program, move |ends| {
+            for (rank, end) in ends.iter().enumerate().skip(1) {
+                let (error, abort) = end.as_ref().unwrap();
+                assert_eq!(*abort, record, "rank {rank}");
+                match error {
+                    Error::Closed { activity: Activity::Receive, peer: 0 } if rank == 1 => {}
+                    Error::Aborted(abort) if rank > 1 => assert_eq!(*abort, record),
+                    other => panic!("rank {rank}: {other}"),
+                }
+            }
+        });
+    }
+    for world_size in [2, 3, 5, 8] {
+        check(backend, world_size);
+    }
+}
+
+/// An abort wakes every wait and stands for ever.
+pub fn an_abort_wakes_every_wait_and_stands_for_ever(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn check(backend: Backend, world_size: usize) {
+        let program = |mut transport: Box<dyn Transport>| {
+            let transport = &mut *transport;
+            meet_all(transport).unwrap();
+            let rank = transport.rank();
+            transport.begin(OURS);
+            if rank.index() == 0 {
+                for peer in 1..rank.world_size() {
+                    receive(transport, peer, 1).unwrap();
+                }
+                transport.abort();
+            } else {
+                send(transport, 0, &[1]).unwrap();
+                let error = wait_in_vain(transport, rank.right().index());
+                assert!(matches!(error, Error::Aborted(_)), "{error}");
+            }
+            let abort = await_abort(transport);
+            // What comes later changes nothing.
+            transport.abort();
+            transport.begin(THEIRS);
+            let deadline = soon(transport);
+            let in_place = transport.exchange_in_place(0, &mut [0; 8], &mut |_, _| {}, deadline).unwrap_err();
+            for error in [pass_round(transport, &[1]).unwrap_err(), wait_in_vain(transport, 0), in_place] {
+                assert!(matches!(error, Error::Aborted(again) if again == abort), "{error}");
+            }
+            assert_eq!(transport.aborted(), Some(abort));
+            abort
+        };
+        let record = Abort { cause: Cause::GaveUp, rank: 0, reporter: 0, call: OURS };
+        backend
+            .check(world_size, program, move |aborts| assert!(aborts.iter().all(|&abort| abort == record)));
+    }
+    for world_size in [1, 2, 3, 5, 8] {
+        check(backend, world_size);
+    }
+}
+
+/// A panic with the transport in hand is the cause everywhere.
+pub fn a_panic_with_the_transport_in_hand_is_the_cause_everywhere(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn check(backend: Backend, world_size: usize) {
+        let program = |mut transport: Box<dyn Transport>| {
+            let last = transport.rank().world_size() - 1;
+            if transport.rank().index() == last {
+                meet_all(&mut *transport).unwrap();
+                let gives_up = AssertUnwindSafe(move || {
+                    let _transport = transport;
+                    std::panic::resume_unwind(Box::new("planted"));
+                });
+                catch_unwind(gives_up).unwrap_err();
+                return None;
+            }
+            let error = stand_by(&mut *transport, last);
+            Some((error.peer(), await_abort(&*transport)))
+        };
+        let last = world_size - 1;
+        let record = Abort { cause: Cause::GaveUp, rank: last, reporter: last, call: Fingerprint::NONE };
+        backend.check(world_size, program, move |ends| {
+            for end in ends.into_iter().take(last) {
+                assert_eq!(end, Some((Some(last), record)));
+            }
+        });
+    }
+    for world_size in [2, 3, 5, 8] {
+        check(backend, world_size);
+    }
+}
+
+/// A peer outside the group is refused without harm.
+pub fn a_peer_outside_the_group_is_refused_without_harm(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn check(backend: Backend, world_size: usize) {
+        let program = move |mut transport: Box<dyn Transport>| {
+            let transport = &mut *transport;
+            let deadline = soon(transport);
+            for bad in [world_size, usize::MAX] {
+                let in_place = transport.exchange_in_place(bad, &mut [0], &mut |_, _| {}, deadline);
+                let received = receive(transport, bad, 1).map(drop);
+                for refused in [send(transport, bad, &[1]), received, in_place] {
+                    let Err(Error::RankOutOfRange { rank, world_size: size }) = refused else {
+                        panic!("{refused:?}")
+                    };
+                    assert_eq!((rank, size), (bad, world_size));
+                }
+            }
+            assert_eq!(pass_round(transport, &[5]).unwrap(), [5]);
+            assert_eq!(transport.aborted(), None);
+        };
+        backend.check(world_size, program, drop);
+    }
+    for world_size in [1, 2, 3, 5] {
+        check(backend, world_size);
+    }
+}
+
+/// Receiving into memory of another length is refused without harm.
+pub fn receiving_into_memory_of_another_length_is_refused_without_harm(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn check(backend: Backend, world_size: usize) {
+        let program = |mut transport: Box<dyn Transport>| {
+            let (rank, deadline) = (transport.rank(), soon(&*transport));
+            let outgoing = Outgoing { to: rank.right().index(), parts: &[&[5; 10]] };
+            let mut memory = [0; 9];
+            let incoming = Incoming { from: rank.left().index(), len: 10, sink: Sink::Into(&mut memory) };
+            let error = transport.exchange(Some(outgoing), Some(incoming), deadline).unwrap_err();
+            assert!(matches!(error, Error::Length { expected: 9, got: 10, .. }), "{error}");
+            assert_eq!(pass_round(&mut *transport, &[6]).unwrap(), [6], "nothing was sent before");
+            assert_eq!(transport.aborted(), None);
+        };
+        backend.check(world_size, program, drop);
+    }
+    for world_size in [1, 2, 3] {
+        check(backend, world_size);
+    }
+}
+
+/// Calls that can never meet are reported long before the deadline.
+pub fn calls_that_can_never_meet_are_reported_long_before_the_deadline(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn check(backend: Backend, world_size: usize) {
+        /// The first call of all ranks, in one of two forms.
+        fn first_call(form: u8) -> Fingerprint {
+            let mut call = [0; Fingerprint::SIZE];
+            (call[0], call[Fingerprint::SIZE - 1]) = (1, form);
+            Fingerprint(call)
+        }
+        let program = move |mut transport: Box<dyn Transport>| {
+            let transport = &mut *transport;
+            transport.begin(first_call(u8::from(transport.rank().index() == 1)));
+            // Everybody receives and nobody sends: no message shows that the calls differ.
+            let from = transport.rank().left().index();
+            let error = receive_within(transport, from, 0, LONG).unwrap_err();
+            (error, await_abort(transport))
+        };
+        backend.check(world_size, program, |ends| {
+            for (error, abort) in ends {
+                let Cause::Mismatch { theirs } = abort.cause else { panic!("{abort}") };
+                assert!([abort.rank, abort.reporter].contains(&1), "{abort}");
+                assert!(theirs.contradicts(&abort.call));
+                assert!(matches!(error, Error::Aborted(_) | Error::Mismatch { .. }), "{error}");
+            }
+        });
+    }
+    for world_size in [2, 3, 5] {
+        check(backend, world_size);
+    }
+}
+
+/// A rank that leaves before anybody has heard of it is named.
+pub fn a_rank_that_leaves_before_anybody_has_heard_of_it_is_named(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn check(backend: Backend, leaver: usize) {
+        let program = move |mut transport: Box<dyn Transport>| {
+            if transport.rank().index() == leaver {
+                return None;
+            }
+            Some((wait_in_vain(&mut *transport, leaver), await_abort(&*transport)))
+        };
+        backend.check(3, program, move |ends| {
+            for (error, abort) in ends.into_iter().flatten() {
+                assert_eq!((abort.cause, abort.rank), (Cause::Left, leaver));
+                match error {
+                    Error::Closed { peer, .. } => assert_eq!(peer, leaver),
+                    Error::Aborted(seen) => assert_eq!((seen.cause, seen.rank), (Cause::Left, leaver)),
+                    other => panic!("{other}"),
+                }
+            }
+        });
+    }
+    for leaver in [0, 2] {
+        check(backend, leaver);
+    }
+}

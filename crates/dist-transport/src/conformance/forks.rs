@@ -1,0 +1,306 @@
+//! Channels of their own: forks and subgroups.
+
+use std::time::Duration;
+
+use crate::{Abort, Cause, Error, Fingerprint, Rank, Transport};
+
+use super::backend::{Backend, Fabric, LONG};
+use super::calls::{
+    await_abort, meet_all, pass_round, payload, receive, receive_within, send, stand_by, wait_in_vain,
+};
+
+/// Sends bytes round that depend on the channel, and finds those of the same channel.
+fn pass_own(transport: &mut dyn Transport, salt: usize) {
+    let rank = transport.rank();
+    for round in 0..20 {
+        let received = pass_round(transport, &payload(rank, round + salt, 100)).unwrap();
+        assert_eq!(received, payload(rank.left(), round + salt, 100), "channel {salt}, round {round}");
+    }
+}
+
+/// Messages of different channels never meet.
+pub fn messages_of_different_channels_never_meet(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn check(backend: Backend, world_size: usize) {
+        let program = |mut transport: Box<dyn Transport>| {
+            let everybody: Vec<usize> = (0..transport.rank().world_size()).collect();
+            let forks: Vec<_> = (0..3).map(|_| transport.fork(&everybody).unwrap().unwrap()).collect();
+            let channels: Vec<_> = forks.iter().map(|fork| fork.channel()).collect();
+            let runtime = transport.runtime().clone();
+            let forks = forks.into_iter().enumerate();
+            let tasks: Vec<_> = forks
+                .map(|(index, mut fork)| {
+                    let work = move || pass_own(&mut *fork, 100 * (index + 1));
+                    runtime.spawn("fork", work).unwrap()
+                })
+                .collect();
+            pass_own(&mut *transport, 0);
+            tasks.into_iter().for_each(|task| task.join().unwrap());
+            assert_eq!(transport.traffic().messages_sent, 20);
+            [vec![transport.channel()], channels].concat()
+        };
+        backend.check(world_size, program, |channels| {
+            assert!(channels.iter().all(|of_rank| *of_rank == channels[0]), "the ranks agree");
+            let mut distinct = channels[0].clone();
+            distinct.sort();
+            distinct.dedup();
+            assert_eq!(distinct.len(), 4);
+        });
+    }
+    for world_size in [1, 2, 3, 5, 8] {
+        check(backend, world_size);
+    }
+}
+
+/// Rank 0's message leaves while another of its threads waits for the answer to it.
+/// A channel that waits does not hold up another.
+pub fn a_channel_that_waits_does_not_hold_up_another(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn check(backend: Backend, world_size: usize) {
+        let program = move |mut transport: Box<dyn Transport>| {
+            let everybody: Vec<usize> = (0..world_size).collect();
+            let mut fork = transport.fork(&everybody).unwrap().unwrap();
+            match transport.rank().index() {
+                0 => {
+                    let runtime = transport.runtime().clone();
+                    let answer =
+                        runtime.spawn("waiting", move || receive(&mut *fork, 1, 3).unwrap()).unwrap();
+                    send(&mut *transport, 1, &[1, 2, 3]).unwrap();
+                    assert_eq!(answer.join().unwrap(), [1, 2, 3]);
+                }
+                1 => {
+                    let question = receive(&mut *transport, 0, 3).unwrap();
+                    send(&mut *fork, 0, &question).unwrap();
+                }
+                _ => {}
+            }
+        };
+        backend.check(world_size, program, drop);
+    }
+    for world_size in [2, 3, 5, 8] {
+        check(backend, world_size);
+    }
+}
+
+/// A group is numbered in the order of its list and others get none.
+pub fn a_group_is_numbered_in_the_order_of_its_list_and_others_get_none(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn check(backend: Backend, world_size: usize, members: &'static [usize]) {
+        let program = move |mut transport: Box<dyn Transport>| {
+            let rank = transport.rank();
+            let group = transport.fork(members).unwrap();
+            if let Some(mut group) = group {
+                let left = members[group.rank().left().index()];
+                let received = pass_round(&mut *group, &payload(rank, 0, 50)).unwrap();
+                assert_eq!(received, payload(Rank::new(left, world_size).unwrap(), 0, 50));
+                return Some((group.rank(), group.channel()));
+            }
+            None
+        };
+        backend.check(world_size, program, |places| {
+            let channel = places[members[0]].unwrap().1;
+            for (rank, place) in places.into_iter().enumerate() {
+                let index = members.iter().position(|&member| member == rank);
+                let expected = index.map(|index| (Rank::new(index, members.len()).unwrap(), channel));
+                assert_eq!(place, expected, "rank {rank}");
+            }
+        });
+    }
+    let cases: &[(usize, &'static [usize])] =
+        &[(3, &[2, 0]), (3, &[1]), (5, &[4, 1, 3]), (8, &[0, 2, 4, 6]), (8, &[7, 6, 5, 4, 3, 2, 1, 0])];
+    for &(world_size, members) in cases {
+        check(backend, world_size, members);
+    }
+}
+
+/// A group of a group is translated twice.
+pub fn a_group_of_a_group_is_translated_twice(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    let program = |mut transport: Box<dyn Transport>| {
+        let rank = transport.rank();
+        let mut odd = transport.fork(&[7, 5, 3, 1]).unwrap()?;
+        let mut ends = odd.fork(&[3, 0]).unwrap()?;
+        assert_eq!((odd.members(), ends.members()), (&[7, 5, 3, 1][..], &[1, 7][..]));
+        let received = pass_round(&mut *ends, &payload(rank, 0, 50)).unwrap();
+        Some((ends.rank().index(), received))
+    };
+    backend.check(8, program, |places| {
+        let bytes = |rank| payload(Rank::new(rank, 8).unwrap(), 0, 50);
+        let members = [(1, (0, bytes(7))), (7, (1, bytes(1)))];
+        for (rank, place) in places.into_iter().enumerate() {
+            let expected = members.iter().find(|(member, _)| *member == rank).map(|(_, place)| place.clone());
+            assert_eq!(place, expected, "rank {rank}");
+        }
+    });
+}
+
+/// One call makes several groups that share no rank.
+pub fn one_call_makes_several_groups_that_share_no_rank(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    let program = |mut transport: Box<dyn Transport>| {
+        let rank = transport.rank().index();
+        let lists: [&[usize]; 3] = [&[6, 0, 3], &[4, 1], &[5, 2]];
+        let own = lists.into_iter().find(|members| members.contains(&rank)).unwrap();
+        let mut group = transport.fork(own).unwrap().unwrap();
+        let left = own[group.rank().left().index()];
+        let received = pass_round(&mut *group, &[u8::try_from(rank).unwrap()]).unwrap();
+        assert_eq!(usize::from(received[0]), left);
+        // The numbering of what follows is the same everywhere.
+        let everybody: Vec<usize> = (0..7).collect();
+        let mut all = transport.fork(&everybody).unwrap().unwrap();
+        assert_eq!(pass_round(&mut *all, &[5]).unwrap(), [5]);
+        group.channel()
+    };
+    backend.check(7, program, |channels| {
+        for (rank, first) in [(6, 0), (3, 0), (4, 1), (5, 2)] {
+            assert_eq!(channels[rank], channels[first]);
+        }
+        assert!(channels[0] != channels[1] && channels[1] != channels[2] && channels[0] != channels[2]);
+    });
+}
+
+/// A list of members that makes no group is refused without harm.
+pub fn a_list_of_members_that_makes_no_group_is_refused_without_harm(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn check(backend: Backend, world_size: usize) {
+        let program = move |mut transport: Box<dyn Transport>| {
+            for bad in [vec![], vec![0, 0], vec![world_size - 1, 0, world_size - 1, 0]] {
+                let error = transport.fork(&bad).unwrap_err();
+                assert!(matches!(&error, Error::Members { members } if *members == bad), "{error}");
+            }
+            let error = transport.fork(&[0, world_size]).unwrap_err();
+            let named = Error::RankOutOfRange { rank: world_size, world_size };
+            assert_eq!(error.to_string(), named.to_string());
+            let everybody: Vec<usize> = (0..world_size).collect();
+            let mut fork = transport.fork(&everybody).unwrap().unwrap();
+            assert_eq!(pass_round(&mut *fork, &[5]).unwrap(), [5]);
+            assert_eq!(transport.aborted(), None);
+        };
+        backend.check(world_size, program, drop);
+    }
+    for world_size in [1, 2, 5] {
+        check(backend, world_size);
+    }
+}
+
+/// What ends a group ends the job and the record has the numbers of the world.
+pub fn what_ends_a_group_ends_the_job_and_the_record_has_the_numbers_of_the_world(
+    fabric: &'static dyn Fabric,
+) {
+    let backend = Backend(fabric);
+    let call = Fingerprint([8; Fingerprint::SIZE]);
+    let program = move |mut transport: Box<dyn Transport>| {
+        let group = transport.fork(&[4, 2]).unwrap();
+        let error = match group {
+            Some(mut group) if group.rank().index() == 1 => {
+                meet_all(&mut *group).unwrap();
+                group.begin(call);
+                receive_within(&mut *group, 0, 1, backend.short()).unwrap_err()
+            }
+            Some(mut group) => {
+                meet_all(&mut *group).unwrap();
+                wait_in_vain(&mut *group, 1)
+            }
+            None => stand_by(&mut *transport, 2),
+        };
+        (error, await_abort(&*transport))
+    };
+    let record = Abort { cause: Cause::TimedOut, rank: 4, reporter: 2, call };
+    backend.check(5, program, move |ends| {
+        for (rank, (error, abort)) in ends.iter().enumerate() {
+            assert_eq!(*abort, record, "rank {rank}");
+            match error {
+                Error::Timeout { peer: 0, .. } if rank == 2 => {}
+                Error::Aborted(abort) if rank != 2 => assert_eq!(*abort, record),
+                other => panic!("rank {rank}: {other}"),
+            }
+        }
+    });
+}
+
+/// A rank that nobody waits for may leave.
+pub fn a_rank_that_nobody_waits_for_may_leave(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn check(backend: Backend, world_size: usize) {
+        let program = move |mut transport: Box<dyn Transport>| {
+            meet_all(&mut *transport).unwrap();
+            let others: Vec<usize> = (1..world_size).collect();
+            let group = transport.fork(&others).unwrap();
+            drop(transport);
+            if let Some(mut group) = group {
+                for _ in 0..10 {
+                    pass_round(&mut *group, &[1]).unwrap();
+                }
+                assert_eq!(group.aborted(), None);
+            }
+        };
+        backend.check(world_size, program, drop);
+    }
+    for world_size in [2, 3, 5, 8] {
+        check(backend, world_size);
+    }
+}
+
+/// A rank that leaves a group is noticed there although it stays in the job.
+pub fn a_rank_that_leaves_a_group_is_noticed_there_although_it_stays_in_the_job(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn check(backend: Backend, leaving: usize, with_its_parent: bool) {
+        let program = move |mut transport: Box<dyn Transport>| {
+            let mut parent = transport.fork(&[2, 1, 0]).unwrap().unwrap();
+            let mut group = parent.fork(&[2, 1, 0]).unwrap().unwrap();
+            let error = if transport.rank().index() == leaving {
+                drop(group);
+                if with_its_parent {
+                    drop(parent);
+                }
+                wait_in_vain(&mut *transport, 1)
+            } else {
+                receive_within(&mut *group, leaving, 1, LONG).unwrap_err()
+            };
+            (error, await_abort(&*transport))
+        };
+        backend.check(3, program, move |ends| {
+            for (rank, (error, abort)) in ends.iter().enumerate() {
+                assert_eq!((abort.rank, abort.cause), (leaving, Cause::Left), "rank {rank}");
+                let noticed =
+                    matches!(error, Error::Closed { peer, .. } if *peer == leaving && rank != leaving);
+                assert!(noticed || matches!(error, Error::Aborted(_)), "rank {rank}: {error}");
+            }
+        });
+    }
+    for leaving in [0, 2] {
+        for with_its_parent in [false, true] {
+            check(backend, leaving, with_its_parent);
+        }
+    }
+}
+
+/// A rank that comes late to a group is waited for.
+pub fn a_rank_that_comes_late_to_a_group_is_waited_for(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn check(backend: Backend, late: usize) {
+        let program = move |mut transport: Box<dyn Transport>| {
+            let everybody = [1, 0];
+            let mut other = transport.fork(&everybody).unwrap().unwrap();
+            drop(transport.fork(&everybody).unwrap());
+            let runtime = transport.runtime().clone();
+            if transport.rank().index() == late {
+                // Until the other has waited long enough to ask.
+                let until = runtime.deadline(ASKED);
+                while !runtime.expired(until) {
+                    runtime.park(Some(until));
+                }
+            }
+            let mut group = transport.fork(&everybody).unwrap().unwrap();
+            assert_eq!(pass_round(&mut *group, &[3]).unwrap(), [3]);
+            assert_eq!(pass_round(&mut *other, &[4]).unwrap(), [4]);
+        };
+        backend.check(2, program, drop);
+    }
+    for late in [0, 1] {
+        check(backend, late);
+    }
+}
+
+/// By now whoever waits has asked for the reason.
+const ASKED: Duration = Duration::from_millis(700);

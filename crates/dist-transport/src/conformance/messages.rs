@@ -1,0 +1,215 @@
+//! Bytes arrive: whole, in order, where they belong, in pieces as promised, and counted.
+
+use crate::{Incoming, Outgoing, Sink, Traffic, Transport};
+
+use super::backend::{Backend, Fabric};
+use super::calls::{pass_round, payload, receive, send, soon};
+
+/// Messages go round a ring.
+pub fn messages_go_round_a_ring(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn check(backend: Backend, world_size: usize, len: usize) {
+        let program = move |mut transport: Box<dyn Transport>| {
+            let (rank, deadline) = (transport.rank(), soon(&*transport));
+            let bytes = payload(rank, 0, len);
+            let (head, tail) = bytes.split_at(len / 3);
+            let outgoing = Outgoing { to: rank.right().index(), parts: &[head, &[], tail] };
+            let mut received = vec![0; len];
+            let incoming = Incoming { from: rank.left().index(), len, sink: Sink::Into(&mut received) };
+            transport.exchange(Some(outgoing), Some(incoming), deadline).unwrap();
+            assert_eq!(received, payload(rank.left(), 0, len));
+        };
+        backend.check(world_size, program, drop);
+    }
+    for world_size in [1, 2, 3, 5, 8] {
+        for len in [0, 1, 64, 1000, 300_001] {
+            check(backend, world_size, len);
+        }
+    }
+}
+
+/// A rank exchanges with itself.
+pub fn a_rank_exchanges_with_itself(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn check(backend: Backend, world_size: usize, len: usize) {
+        let program = move |mut transport: Box<dyn Transport>| {
+            let (rank, deadline) = (transport.rank(), soon(&*transport));
+            let sent = payload(rank, 0, len);
+            let mut received = Vec::new();
+            let mut append = |offset, bytes: &[u8]| {
+                assert_eq!(offset, received.len());
+                received.extend_from_slice(bytes);
+            };
+            let outgoing = Outgoing { to: rank.index(), parts: &[&sent] };
+            let incoming = Incoming { from: rank.index(), len, sink: Sink::Each(&mut append) };
+            transport.exchange(Some(outgoing), Some(incoming), deadline).unwrap();
+            assert_eq!(received, sent);
+        };
+        backend.check(world_size, program, drop);
+    }
+    for world_size in [1, 3] {
+        for len in [0, 1, 100_000] {
+            check(backend, world_size, len);
+        }
+    }
+}
+
+/// Messages of a pair arrive in order whatever their length.
+pub fn messages_of_a_pair_arrive_in_order_whatever_their_length(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn check(backend: Backend, world_size: usize) {
+        const ROUNDS: usize = 40;
+        let len = |round: usize| round * 37 % 11;
+        let program = move |mut transport: Box<dyn Transport>| {
+            let rank = transport.rank();
+            match rank.index() {
+                0 => {
+                    for round in 0..ROUNDS {
+                        send(&mut *transport, rank.right().index(), &payload(rank, round, len(round)))
+                            .unwrap();
+                    }
+                }
+                1 => {
+                    for round in 0..ROUNDS {
+                        let received = receive(&mut *transport, 0, len(round)).unwrap();
+                        assert_eq!(received, payload(rank.left(), round, len(round)));
+                    }
+                }
+                _ => {}
+            }
+        };
+        backend.check(world_size, program, drop);
+    }
+    for world_size in [2, 3, 5] {
+        check(backend, world_size);
+    }
+}
+
+/// Both halves may differ in peer and length.
+pub fn both_halves_may_differ_in_peer_and_length(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn check(backend: Backend, world_size: usize) {
+        let program = |mut transport: Box<dyn Transport>| {
+            let (rank, deadline) = (transport.rank(), soon(&*transport));
+            let (to, from) = (rank.right(), rank.left());
+            let mut received = vec![0; from.index() * 1000];
+            let incoming =
+                Incoming { from: from.index(), len: received.len(), sink: Sink::Into(&mut received) };
+            let sent = payload(rank, 0, rank.index() * 1000);
+            let outgoing = Outgoing { to: to.index(), parts: &[&sent] };
+            transport.exchange(Some(outgoing), Some(incoming), deadline).unwrap();
+            assert_eq!(received, payload(from, 0, from.index() * 1000));
+            transport.exchange(None, None, deadline).unwrap();
+        };
+        backend.check(world_size, program, drop);
+    }
+    for world_size in [2, 3, 5, 8] {
+        check(backend, world_size);
+    }
+}
+
+/// Pieces tile the message and are aligned.
+pub fn pieces_tile_the_message_and_are_aligned(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn check(backend: Backend, len: usize) {
+        let program = move |mut transport: Box<dyn Transport>| {
+            let (rank, deadline) = (transport.rank(), soon(&*transport));
+            let mut received = Vec::new();
+            let mut take = |offset: usize, bytes: &[u8]| {
+                assert_eq!(offset, received.len(), "pieces come in order");
+                assert!(offset.is_multiple_of(64), "a piece begins at {offset}");
+                assert!(bytes.as_ptr().addr().is_multiple_of(64), "a piece is not aligned");
+                received.extend_from_slice(bytes);
+            };
+            let sent = payload(rank, 0, len);
+            let outgoing = Outgoing { to: rank.right().index(), parts: &[&sent] };
+            let incoming = Incoming { from: rank.left().index(), len, sink: Sink::Each(&mut take) };
+            transport.exchange(Some(outgoing), Some(incoming), deadline).unwrap();
+            assert_eq!(received, payload(rank.left(), 0, len));
+        };
+        backend.check(3, program, drop);
+    }
+    for len in [0, 1, 63, 64, 65, 4096, 1_000_003] {
+        check(backend, len);
+    }
+}
+
+/// An exchange in place combines every byte once with the original of the peer.
+pub fn an_exchange_in_place_combines_every_byte_once_with_the_original_of_the_peer(
+    fabric: &'static dyn Fabric,
+) {
+    let backend = Backend(fabric);
+    fn check(backend: Backend, world_size: usize, len: usize) {
+        let program = move |mut transport: Box<dyn Transport>| {
+            let (rank, deadline) = (transport.rank(), soon(&*transport));
+            // Neighbours in pairs; the last of an odd world is its own peer.
+            let peer = Some(rank.index() ^ 1).filter(|&peer| peer < world_size).unwrap_or(rank.index());
+            let peer = crate::Rank::new(peer, world_size).unwrap();
+            let (mine, theirs) = (payload(rank, 0, len), payload(peer, 0, len));
+            let mut buffer = mine.clone();
+            let start = buffer.as_ptr().addr();
+            let mut combine = |ours: &mut [u8], theirs: &[u8]| {
+                assert_eq!(ours.len(), theirs.len());
+                assert!((ours.as_ptr().addr() - start).is_multiple_of(64), "a range begins between lines");
+                assert!(theirs.as_ptr().addr().is_multiple_of(64), "the peer's bytes are not aligned");
+                // Not symmetric and not idempotent: shows whose bytes these are, and how often they came.
+                ours.iter_mut().zip(theirs).for_each(|(ours, theirs)| {
+                    *ours = ours.wrapping_mul(3).wrapping_add(theirs.wrapping_mul(5)).wrapping_add(1);
+                });
+            };
+            transport.exchange_in_place(peer.index(), &mut buffer, &mut combine, deadline).unwrap();
+            let expected = mine.iter().zip(&theirs);
+            let expected = expected.map(|(mine, theirs)| {
+                mine.wrapping_mul(3).wrapping_add(theirs.wrapping_mul(5)).wrapping_add(1)
+            });
+            assert!(buffer.iter().copied().eq(expected));
+        };
+        backend.check(world_size, program, drop);
+    }
+    for world_size in [1, 2, 3, 5, 8] {
+        for len in [0, 1, 65, 500_001] {
+            check(backend, world_size, len);
+        }
+    }
+}
+
+/// Messages and bytes are counted.
+pub fn messages_and_bytes_are_counted(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn check(backend: Backend, world_size: usize) {
+        let program = |mut transport: Box<dyn Transport>| {
+            assert_eq!(transport.traffic(), Traffic::default());
+            for len in [0, 1, 100] {
+                pass_round(&mut *transport, &vec![7; len]).unwrap();
+            }
+            let (rank, deadline) = (transport.rank(), soon(&*transport));
+            match rank.index() {
+                0 => send(&mut *transport, rank.right().index(), &[1; 10]).unwrap(),
+                1 => drop(receive(&mut *transport, 0, 10).unwrap()),
+                _ => {}
+            }
+            if rank.world_size() == 1 {
+                receive(&mut *transport, 0, 10).unwrap();
+            }
+            let me = rank.index();
+            transport.exchange_in_place(me, &mut [0; 3], &mut |_, _| {}, deadline).unwrap();
+            transport.traffic()
+        };
+        backend.check(world_size, program, |traffic| {
+            for (rank, traffic) in traffic.into_iter().enumerate() {
+                let sends = u64::from(rank == 0);
+                let receives = u64::from(rank == 1 % world_size);
+                let expected = Traffic {
+                    messages_sent: 4 + sends,
+                    bytes_sent: 104 + 10 * sends,
+                    messages_received: 4 + receives,
+                    bytes_received: 104 + 10 * receives,
+                };
+                assert_eq!(traffic, expected, "rank {rank}");
+            }
+        });
+    }
+    for world_size in [1, 2, 5] {
+        check(backend, world_size);
+    }
+}

@@ -1,0 +1,144 @@
+//! What every transport promises, as tests that anybody can run on their own.
+//!
+//! Every function here checks one promise of [`Transport`](crate::Transport), which its name says, and panics where it is
+//! broken; [`conformance!`](crate::conformance!) makes a test of each. This project's own transports are checked by it.
+//! A promise says what each rank does, through the trait alone, and relies on no more than the trait says: a send may
+//! wait for its receiver.
+//!
+//! ```
+//! use dist_transport::conformance::{self, Fabric, Program};
+//! use dist_transport::sim;
+//!
+//! struct Simulated;
+//!
+//! impl Fabric for Simulated {
+//!     fn run(&self, run: u64, world_size: usize, program: Program) {
+//!         let _ = sim::run(run, world_size, move |transport| program(Box::new(transport)));
+//!     }
+//!     fn runs(&self) -> u64 {
+//!         8
+//!     }
+//! }
+//!
+//! // In a test file: a test of each promise.
+//! dist_transport::conformance!(Simulated);
+//!
+//! // Or one of them.
+//! conformance::messages_go_round_a_ring(&Simulated);
+//! ```
+#![allow(clippy::unwrap_used, reason = "a promise that is broken ends in a panic")]
+
+mod backend;
+mod calls;
+mod errors;
+mod forks;
+mod messages;
+mod together;
+
+pub use backend::{Fabric, Program};
+pub use errors::{
+    a_message_of_another_call_is_refused_on_every_rank_before_a_byte_is_delivered,
+    a_message_of_another_length_is_refused_on_every_rank_before_a_byte_is_delivered,
+    a_panic_with_the_transport_in_hand_is_the_cause_everywhere,
+    a_peer_outside_the_group_is_refused_without_harm,
+    a_rank_that_leaves_before_anybody_has_heard_of_it_is_named,
+    a_rank_that_leaves_is_named_after_its_last_message_has_arrived,
+    a_wait_ends_at_its_deadline_and_names_the_peer, an_abort_wakes_every_wait_and_stands_for_ever,
+    an_exchange_in_place_with_a_peer_that_disagrees_combines_nothing,
+    calls_that_can_never_meet_are_reported_long_before_the_deadline,
+    receiving_into_memory_of_another_length_is_refused_without_harm,
+};
+pub use forks::{
+    a_channel_that_waits_does_not_hold_up_another,
+    a_group_is_numbered_in_the_order_of_its_list_and_others_get_none, a_group_of_a_group_is_translated_twice,
+    a_list_of_members_that_makes_no_group_is_refused_without_harm,
+    a_rank_that_comes_late_to_a_group_is_waited_for,
+    a_rank_that_leaves_a_group_is_noticed_there_although_it_stays_in_the_job,
+    a_rank_that_nobody_waits_for_may_leave, messages_of_different_channels_never_meet,
+    one_call_makes_several_groups_that_share_no_rank,
+    what_ends_a_group_ends_the_job_and_the_record_has_the_numbers_of_the_world,
+};
+pub use messages::{
+    a_rank_exchanges_with_itself,
+    an_exchange_in_place_combines_every_byte_once_with_the_original_of_the_peer,
+    both_halves_may_differ_in_peer_and_length, messages_and_bytes_are_counted, messages_go_round_a_ring,
+    messages_of_a_pair_arrive_in_order_whatever_their_length, pieces_tile_the_message_and_are_aligned,
+};
+pub use together::{
+    a_rank_hears_itself_and_refuses_strangers, every_rank_sends_several_messages_to_every_rank_at_once,
+    messages_at_once_are_refused_as_single_ones_are, ranks_that_share_a_machine_have_one_host,
+    the_silent_are_named_and_harm_nothing, waiting_for_the_silent_ends_with_the_job,
+};
+
+/// Makes a test of each promise of [`conformance`](mod@crate::conformance), for the [`Fabric`] that is a constant
+/// expression.
+#[macro_export]
+macro_rules! conformance {
+    ($fabric:expr) => {
+        $crate::conformance! { $fabric =>
+            a_message_of_another_call_is_refused_on_every_rank_before_a_byte_is_delivered
+            a_message_of_another_length_is_refused_on_every_rank_before_a_byte_is_delivered
+            an_exchange_in_place_with_a_peer_that_disagrees_combines_nothing
+            a_wait_ends_at_its_deadline_and_names_the_peer
+            a_rank_that_leaves_is_named_after_its_last_message_has_arrived
+            an_abort_wakes_every_wait_and_stands_for_ever
+            a_panic_with_the_transport_in_hand_is_the_cause_everywhere
+            a_peer_outside_the_group_is_refused_without_harm
+            receiving_into_memory_of_another_length_is_refused_without_harm
+            calls_that_can_never_meet_are_reported_long_before_the_deadline
+            a_rank_that_leaves_before_anybody_has_heard_of_it_is_named
+            messages_of_different_channels_never_meet
+            a_channel_that_waits_does_not_hold_up_another
+            a_group_is_numbered_in_the_order_of_its_list_and_others_get_none
+            a_group_of_a_group_is_translated_twice
+            one_call_makes_several_groups_that_share_no_rank
+            a_list_of_members_that_makes_no_group_is_refused_without_harm
+            what_ends_a_group_ends_the_job_and_the_record_has_the_numbers_of_the_world
+            a_rank_that_nobody_waits_for_may_leave
+            a_rank_that_leaves_a_group_is_noticed_there_although_it_stays_in_the_job
+            a_rank_that_comes_late_to_a_group_is_waited_for
+            messages_go_round_a_ring
+            a_rank_exchanges_with_itself
+            messages_of_a_pair_arrive_in_order_whatever_their_length
+            both_halves_may_differ_in_peer_and_length
+            pieces_tile_the_message_and_are_aligned
+            an_exchange_in_place_combines_every_byte_once_with_the_original_of_the_peer
+            messages_and_bytes_are_counted
+            every_rank_sends_several_messages_to_every_rank_at_once
+            messages_at_once_are_refused_as_single_ones_are
+            the_silent_are_named_and_harm_nothing
+            a_rank_hears_itself_and_refuses_strangers
+            waiting_for_the_silent_ends_with_the_job
+            ranks_that_share_a_machine_have_one_host
+        }
+    };
+    ($fabric:expr => $($promise:ident)*) => {
+        $(
+            #[test]
+            fn $promise() {
+                $crate::conformance::$promise(&$fabric);
+            }
+        )*
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn every_promise_becomes_a_test() {
+        let sources = [
+            include_str!("errors.rs"),
+            include_str!("forks.rs"),
+            include_str!("messages.rs"),
+            include_str!("together.rs"),
+        ];
+        let text = include_str!("mod.rs");
+        let (_, listed) = text.split_once("$fabric =>\n").expect("the macro lists the promises");
+        let listed: Vec<_> = listed.lines().map(str::trim).take_while(|line| *line != "}").collect();
+        let promises = sources.iter().flat_map(|source| source.lines()).filter_map(|line| {
+            let (name, _) = line.strip_prefix("pub fn ")?.split_once('(')?;
+            Some(name)
+        });
+        assert_eq!(listed, promises.collect::<Vec<_>>());
+    }
+}
