@@ -8,6 +8,7 @@ mod coalesced;
 mod costs;
 mod deadlines;
 mod disagreement;
+mod faults;
 mod forks;
 mod oracle;
 mod pending;
