@@ -5,6 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
+use dist_algos::{CostModel, Hosts};
 #[cfg(feature = "tcp")]
 use dist_transport::tcp::{Config, TcpTransport};
 use dist_transport::{ChannelId, Error as TransportError, Runtime, Traffic, Transport};
@@ -13,6 +14,7 @@ use dist_transport::{ChannelId, Error as TransportError, Runtime, Traffic, Trans
 use crate::KeptCosts;
 use crate::engine::Engine;
 use crate::settings::Settings;
+use crate::two_level::Levels;
 use crate::worker::Worker;
 use crate::{Algorithm, Error, ReductionOrder, Result};
 
@@ -155,6 +157,34 @@ impl Communicator {
         self.engine.transport.hosts()
     }
 
+    /// Says which ranks share a host, and what messages between these take: what [`cost_model`](Self::cost_model) says
+    /// then holds for messages from host to host. The following operations go by it where that is faster: among the
+    /// ranks of each host, and across. Every rank must set the same. Forks made later have it too, subgroups do not.
+    ///
+    /// ```
+    /// use dist_collectives::{Communicator, CostModel, Hosts, Operation};
+    /// use dist_transport::sim;
+    ///
+    /// sim::run(1, 8, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     let inside = CostModel { round_ps: 1_000_000, byte_ps: 100, reduced_byte_ps: 0 };
+    ///     comm.set_hosts(Hosts::new(&[1, 1, 1, 1, 2, 2, 2, 2]), inside).unwrap();
+    ///     let algorithm = comm.algorithm(Operation::AllReduce, 4096).unwrap().unwrap();
+    ///     assert!(algorithm.name().starts_with("two_level/"));
+    /// });
+    /// ```
+    ///
+    /// # Errors
+    /// If they are the hosts of another number of ranks.
+    pub fn set_hosts(&mut self, hosts: Hosts, inside: CostModel) -> Result<()> {
+        let (ranks, world_size) = (hosts.world_size(), self.world_size());
+        if ranks != world_size {
+            return Err(Error::Hosts { ranks, world_size });
+        }
+        self.engine.levels = Some(Arc::new(Levels::new(hosts, inside)));
+        Ok(())
+    }
+
     /// The clock and the threads that this communicator lives by.
     pub fn runtime(&self) -> &Runtime {
         self.engine.transport.runtime()
@@ -217,7 +247,9 @@ impl Communicator {
     pub fn fork(&mut self) -> Result<Self> {
         let transport =
             fork(&mut *self.engine.transport).map_err(|source| Error::Members(Box::new(source)))?;
-        Ok(Self::with_settings(transport, self.settings.of_child()))
+        let mut forked = Self::with_settings(transport, self.settings.of_child());
+        forked.engine.levels = self.engine.levels.clone();
+        Ok(forked)
     }
 
     /// A communicator of these ranks, numbered in the order of the list, with the timeout and the order of this

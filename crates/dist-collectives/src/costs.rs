@@ -28,7 +28,7 @@ impl Communicator {
     /// # Errors
     /// As the operation's, if the algorithm that was asked for does not serve.
     pub fn algorithm(&self, operation: Operation, bytes: usize) -> Result<Option<Algorithm>> {
-        Algorithm::chosen(operation, &self.settings, self.world_size(), bytes)
+        Algorithm::chosen(operation, &self.settings, self.world_size(), bytes, self.engine.levels())
     }
 
     /// Measures what messages and reductions take in this group, all ranks at once, in some hundredths of a second;

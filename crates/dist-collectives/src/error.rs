@@ -176,6 +176,20 @@ pub enum Error {
         /// The size of the group.
         world_size: usize,
     },
+    /// The algorithm that was asked for needs to know which ranks share a host.
+    #[error("{} by {algorithm} needs to know which ranks share a host", .algorithm.operation())]
+    NoHosts {
+        /// What was asked for.
+        algorithm: Algorithm,
+    },
+    /// The hosts are those of another group.
+    #[error("these are the hosts of {ranks} ranks, not of {world_size}")]
+    Hosts {
+        /// Ranks of the hosts.
+        ranks: usize,
+        /// The size of the group.
+        world_size: usize,
+    },
     /// The algorithm that was asked for does not work with parts of different sizes.
     #[error("{} by {algorithm} needs parts of one size", .algorithm.operation())]
     NeedsEvenParts {

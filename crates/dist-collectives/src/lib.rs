@@ -21,6 +21,7 @@ mod settings;
 #[cfg(feature = "ndarray")]
 mod shaped;
 mod start;
+mod two_level;
 #[cfg(feature = "serde")]
 mod values;
 mod worker;
@@ -32,12 +33,15 @@ pub use algorithm::{
 pub use buffer::Buffer;
 pub use call::{Call, Operation};
 pub use communicator::{Communicator, Scoped};
-/// What the choice of algorithms goes by.
-#[doc(no_inline)]
-pub use dist_algos::CostModel;
 /// What the runner of algorithms says, in [`Error::Schedule`].
 #[doc(no_inline)]
 pub use dist_algos::Error as AlgorithmError;
+/// What the choice of algorithms goes by.
+#[doc(no_inline)]
+pub use dist_algos::hierarchical::{Form, Plan};
+/// What algorithms are chosen by.
+#[doc(no_inline)]
+pub use dist_algos::{CostModel, Hosts};
 /// What a transport says, in the errors of this crate.
 #[doc(no_inline)]
 pub use dist_transport::Error as TransportError;
@@ -58,6 +62,7 @@ pub use messages::{Message, OwnedMessage};
 pub use ndarray;
 pub use pending::{Failed, Pending};
 pub use reduce_op::{ReduceKind, ReduceOp, ReductionOrder};
+pub use two_level::TwoLevel;
 #[cfg(feature = "serde")]
 pub use values::{VALUE_BYTES_MAX, ValueProblem};
 

@@ -1,10 +1,12 @@
 //! What a communicator's calls are done with: the timeout, the order, the algorithms.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use dist_algos::{CostModel, Order};
 
 use crate::algorithm::Choice;
+use crate::two_level::{Chosen, Levels};
 use crate::{Algorithm, Error, Operation, ReductionOrder, Result};
 
 #[derive(Clone, Copy, Debug)]
@@ -45,20 +47,40 @@ impl Settings {
 
     /// How an operation is done. Every rank chooses for itself, from what all ranks have in common: the choice is in
     /// the call that they compare.
-    pub(crate) fn choose<A: Choice>(&self, world_size: usize, bytes: usize) -> Result<A> {
+    pub(crate) fn choose<A: Choice>(
+        &self,
+        world_size: usize,
+        bytes: usize,
+        levels: Option<&Arc<Levels>>,
+    ) -> Result<Chosen<A>> {
         let least = match self.order {
             ReductionOrder::Canonical => Order::Canonical,
             ReductionOrder::Any => Order::Any,
         };
-        let Some(algorithm) = self.forced::<A>() else {
-            return Ok(A::suggest(world_size, bytes, least, &self.model));
+        let Some(algorithm) = self.forced[A::OPERATION as usize] else {
+            let flat = A::suggest(world_size, bytes, least, &self.model);
+            let two_level = levels.and_then(|levels| {
+                let (two, time) = levels.suggest(A::OPERATION, bytes, least, &self.model)?;
+                let faster = time < flat.picoseconds(world_size, bytes, &self.model);
+                faster.then(|| Chosen::TwoLevel(two, Arc::clone(levels)))
+            });
+            return Ok(two_level.unwrap_or(Chosen::Flat(flat)));
         };
-        if !algorithm.supports(world_size) {
-            return Err(Error::Unsupported { algorithm: algorithm.into(), world_size });
+        let (supported, order, chosen) = match (A::of(algorithm), algorithm) {
+            (Some(flat), _) => (flat.supports(world_size), flat.order(world_size), Chosen::Flat(flat)),
+            (None, Algorithm::TwoLevel(two)) => {
+                let levels = levels.ok_or(Error::NoHosts { algorithm })?;
+                let chosen = Chosen::TwoLevel(two, Arc::clone(levels));
+                (two.supports(&levels.hosts), two.order(&levels.hosts), chosen)
+            }
+            (None, _) => unreachable!("every algorithm is forced for its operation"),
+        };
+        if !supported {
+            return Err(Error::Unsupported { algorithm, world_size });
         }
-        if algorithm.order(world_size) < least {
-            return Err(Error::Order { algorithm: algorithm.into(), order: self.order, world_size });
+        if order < least {
+            return Err(Error::Order { algorithm, order: self.order, world_size });
         }
-        Ok(algorithm)
+        Ok(chosen)
     }
 }

@@ -278,9 +278,12 @@ impl Communicator {
         buffer: B,
         operation: impl FnOnce(&mut Engine, &mut B, Manner) -> Result<()> + Send + 'static,
     ) -> Pending<B> {
-        let manner = self.engine.manner(&self.settings);
+        let (manner, levels) = (self.engine.manner(&self.settings), self.engine.levels.clone());
         match self.worker() {
-            Ok(worker) => worker.start(buffer, move |engine, buffer| operation(engine, buffer, manner)),
+            Ok(worker) => worker.start(buffer, move |engine, buffer| {
+                engine.levels = levels;
+                operation(engine, buffer, manner)
+            }),
             Err(error) => Pending::failed(buffer, error),
         }
     }

@@ -18,10 +18,10 @@ impl Engine {
         let part = self.check_divisible(Operation::AllToAll, input.len())?;
         Self::check_length(Operation::AllToAll, "output", input.len(), output.len())?;
         let world_size = self.world_size();
-        let algorithm: AllToAll = manner.settings.choose(world_size, size_of_val(input))?;
+        let algorithm = self.choose::<AllToAll>(size_of_val(input), manner)?;
         let shares = Shares::even(part, world_size);
-        let call = self.begin(self.shared::<T>(algorithm, &shares, manner));
-        self.deal(&call, algorithm, (input, &shares), (output, &shares), manner.deadline)
+        let call = self.begin(self.shared::<T, _>(&algorithm, &shares, manner));
+        self.deal(&call, algorithm.flat(), (input, &shares), (output, &shares), manner.deadline)
     }
 
     pub(crate) fn all_to_all_v<T: Element>(

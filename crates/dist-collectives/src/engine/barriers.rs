@@ -9,9 +9,11 @@ use crate::{Barrier, Call, Error, Operation, Result};
 
 impl Engine {
     pub(crate) fn barrier(&mut self, manner: Manner) -> Result<()> {
-        let algorithm: Barrier = manner.settings.choose(self.world_size(), 0)?;
-        let call = self.begin(Call { dtype: None, ..self.collective::<u8>(algorithm, 0, manner) });
-        let (schedule, nothing) = (algorithm.schedule(self.rank()), partition::<u8>(0, 1));
+        let algorithm = self.choose::<Barrier>(0, manner)?;
+        let call = self.begin(Call { dtype: None, ..self.chosen::<u8, _>(&algorithm, 0, manner) });
+        let rank = self.rank();
+        let schedule = algorithm.steps(rank, 0, |flat| flat.schedule(rank));
+        let nothing = partition::<u8>(0, 1);
         self.run::<u8>(&call, schedule, &mut [], nothing, &mut nothing_to_combine, manner.deadline)
     }
 

@@ -13,11 +13,12 @@ impl Engine {
     ) -> Result<()> {
         let root_code = self.check_root(Operation::Broadcast, root)?;
         let world_size = self.world_size();
-        let algorithm: Broadcast = manner.settings.choose(world_size, size_of_val(buffer))?;
-        let call = Call { root: Some(root_code), ..self.collective::<T>(algorithm, buffer.len(), manner) };
+        let algorithm = self.choose::<Broadcast>(size_of_val(buffer), manner)?;
+        let call = Call { root: Some(root_code), ..self.chosen::<T, _>(&algorithm, buffer.len(), manner) };
         let call = self.begin(call);
-        let partition = partition::<T>(buffer.len(), algorithm.chunks(world_size));
-        let schedule = algorithm.schedule(self.rank(), root);
+        let partition = partition::<T>(buffer.len(), algorithm.chunks(world_size, Broadcast::chunks));
+        let rank = self.rank();
+        let schedule = algorithm.steps(rank, root, |flat| flat.schedule(rank, root));
         self.run(&call, schedule, buffer, partition, &mut nothing_to_combine, manner.deadline)
     }
 
@@ -64,9 +65,11 @@ impl Engine {
 
     fn all_gather_in<T: Element>(&mut self, shares: &Shares, buffer: &mut [T], manner: Manner) -> Result<()> {
         let rank = self.rank();
-        let algorithm: AllGather = manner.settings.choose(rank.world_size(), size_of_val(buffer))?;
-        let schedule = algorithm.schedule(rank).expect("settings choose what the world supports");
-        let call = self.begin(self.shared::<T>(algorithm, shares, manner));
+        let algorithm = self.choose::<AllGather>(size_of_val(buffer), manner)?;
+        let schedule =
+            |flat: AllGather| flat.schedule(rank).expect("settings choose what the world supports");
+        let schedule = algorithm.steps(rank, rank.index(), schedule);
+        let call = self.begin(self.shared::<T, _>(&algorithm, shares, manner));
         self.run(&call, schedule, buffer, shares.partition::<T>(), &mut nothing_to_combine, manner.deadline)
     }
 
@@ -111,10 +114,11 @@ impl Engine {
     ) -> Result<()> {
         let root_code = self.check_root(Operation::Gather, root)?;
         let rank = self.rank();
-        let algorithm: Gather =
-            manner.settings.choose(rank.world_size(), shares.total().saturating_mul(size_of::<T>()))?;
-        let call = self.begin(Call { root: Some(root_code), ..self.shared::<T>(algorithm, shares, manner) });
+        let algorithm = self.choose::<Gather>(shares.total().saturating_mul(size_of::<T>()), manner)?;
+        let call =
+            self.begin(Call { root: Some(root_code), ..self.shared::<T, _>(&algorithm, shares, manner) });
         let own = shares.of(rank.index()..rank.index() + 1);
+        let algorithm = algorithm.flat();
         let held = algorithm.held(rank, root);
         let passing = shares.of(held.first()..held.end());
         let mut memory = std::mem::take(&mut self.copy);
@@ -175,9 +179,10 @@ impl Engine {
     ) -> Result<()> {
         let root_code = self.check_root(Operation::Scatter, root)?;
         let rank = self.rank();
-        let algorithm: Scatter =
-            manner.settings.choose(rank.world_size(), shares.total().saturating_mul(size_of::<T>()))?;
-        let call = self.begin(Call { root: Some(root_code), ..self.shared::<T>(algorithm, shares, manner) });
+        let algorithm = self.choose::<Scatter>(shares.total().saturating_mul(size_of::<T>()), manner)?;
+        let call =
+            self.begin(Call { root: Some(root_code), ..self.shared::<T, _>(&algorithm, shares, manner) });
+        let algorithm = algorithm.flat();
         let held = algorithm.held(rank, root);
         let passing = shares.of(held.first()..held.end());
         let source = shares.of(if rank.index() == root { 0..rank.world_size() } else { 0..0 });

@@ -12,10 +12,15 @@ mod messages;
 mod reductions;
 mod shares;
 
+use std::sync::Arc;
+
 use dist_algos::{Memory, Partition, RunError, Scratch, Step};
 use dist_transport::{Combine, Deadline, Rank, Transport};
 
+use crate::algorithm::Choice;
+use crate::digest::digest;
 use crate::settings::Settings;
+use crate::two_level::{Chosen, Levels};
 use crate::{Algorithm, Call, Element, Error, Operation, ReduceOp, Result};
 use shares::Shares;
 
@@ -41,6 +46,8 @@ pub(crate) struct Engine {
     /// Collectives so far.
     sequence: u64,
     scratch: Scratch,
+    /// What is known of hosts, if anything is.
+    pub(crate) levels: Option<Arc<Levels>>,
     /// Memory beside that of the caller: for a copy of an input that must stay as it is, for what only passes through.
     /// Words, so that every element is aligned.
     copy: Vec<u64>,
@@ -49,7 +56,7 @@ pub(crate) struct Engine {
 impl Engine {
     pub(crate) fn new(mut transport: Box<dyn Transport>) -> Self {
         transport.describe_calls(|fingerprint| Call::decode(fingerprint).map(|call| call.to_string()));
-        Self { transport, sequence: 0, scratch: Scratch::new(), copy: Vec::new() }
+        Self { transport, sequence: 0, scratch: Scratch::new(), levels: None, copy: Vec::new() }
     }
 
     pub(crate) fn rank(&self) -> Rank {
@@ -63,6 +70,23 @@ impl Engine {
     pub(crate) fn manner(&self, settings: &Settings) -> Manner {
         let deadline = self.transport.runtime().deadline(settings.timeout);
         Manner { settings: *settings, deadline, sizes: 0 }
+    }
+
+    pub(crate) fn levels(&self) -> Option<&Arc<Levels>> {
+        self.levels.as_ref()
+    }
+
+    fn choose<A: Choice>(&self, bytes: usize, manner: Manner) -> Result<Chosen<A>> {
+        manner.settings.choose(self.world_size(), bytes, self.levels())
+    }
+
+    /// The next collective by an algorithm that was chosen.
+    fn chosen<T: Element, A: Choice>(&self, chosen: &Chosen<A>, count: usize, manner: Manner) -> Call {
+        let call = self.collective::<T>(chosen.algorithm(), count, manner);
+        match chosen.digest() {
+            None => call,
+            Some(hosts) => Call { sizes: digest([hosts, call.sizes]), ..call },
+        }
     }
 
     /// The next collective, as far as all of them have it in common.
@@ -84,19 +108,9 @@ impl Engine {
     }
 
     /// A collective whose memory is cut into shares.
-    fn shared<T: Element>(&self, algorithm: impl Into<Algorithm>, shares: &Shares, manner: Manner) -> Call {
-        let call = self.collective::<T>(algorithm, shares.count(), manner);
+    fn shared<T: Element, A: Choice>(&self, chosen: &Chosen<A>, shares: &Shares, manner: Manner) -> Call {
+        let call = self.chosen::<T, A>(chosen, shares.count(), manner);
         Call { sizes: shares.digest(call.sizes), ..call }
-    }
-
-    fn reduction<T: Element>(
-        &self,
-        algorithm: impl Into<Algorithm>,
-        count: usize,
-        op: ReduceOp,
-        manner: Manner,
-    ) -> Call {
-        Self::reducing(self.collective::<T>(algorithm, count, manner), op, manner)
     }
 
     fn reducing(call: Call, op: ReduceOp, manner: Manner) -> Call {

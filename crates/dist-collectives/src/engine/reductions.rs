@@ -16,19 +16,20 @@ impl Engine {
     ) -> Result<()> {
         Self::check_op::<T>(op)?;
         let (world_size, deadline) = (self.world_size(), manner.deadline);
-        let algorithm: AllReduce = manner.settings.choose(world_size, size_of_val(buffer))?;
-        let call = self.begin(self.reduction::<T>(algorithm, buffer.len(), op, manner));
+        let algorithm = self.choose::<AllReduce>(size_of_val(buffer), manner)?;
+        let call = self.chosen::<T, _>(&algorithm, buffer.len(), manner);
+        let call = self.begin(Self::reducing(call, op, manner));
         let arithmetic = self.arithmetic::<T>(&call, op, deadline)?;
         arithmetic.prepare(buffer);
-        let partition = partition::<T>(buffer.len(), algorithm.chunks(world_size));
-        let phases = algorithm.phases(self.rank());
+        let partition = partition::<T>(buffer.len(), algorithm.chunks(world_size, AllReduce::chunks));
+        let (reduce, owned, gather) = algorithm.phases(self.rank());
         let combine = &mut arithmetic.combine::<T>();
-        self.run(&call, phases.reduce, buffer, partition, combine, deadline)?;
-        for chunk in phases.owned.indices() {
+        self.run(&call, reduce, buffer, partition, combine, deadline)?;
+        for chunk in owned.indices() {
             let bytes = partition.range(chunk);
             arithmetic.finish(&mut buffer[bytes.start / size_of::<T>()..bytes.end / size_of::<T>()]);
         }
-        self.run(&call, phases.gather, buffer, partition, combine, deadline)
+        self.run(&call, gather, buffer, partition, combine, deadline)
     }
 
     pub(crate) fn reduce<T: Element>(
@@ -41,13 +42,14 @@ impl Engine {
         let root_code = self.check_root(Operation::Reduce, root)?;
         Self::check_op::<T>(op)?;
         let (world_size, deadline) = (self.world_size(), manner.deadline);
-        let algorithm: Reduce = manner.settings.choose(world_size, size_of_val(buffer))?;
-        let call = Call { root: Some(root_code), ..self.reduction::<T>(algorithm, buffer.len(), op, manner) };
-        let call = self.begin(call);
+        let algorithm = self.choose::<Reduce>(size_of_val(buffer), manner)?;
+        let call = self.chosen::<T, _>(&algorithm, buffer.len(), manner);
+        let call = self.begin(Call { root: Some(root_code), ..Self::reducing(call, op, manner) });
         let arithmetic = self.arithmetic::<T>(&call, op, deadline)?;
         arithmetic.prepare(buffer);
-        let partition = partition::<T>(buffer.len(), algorithm.chunks(world_size));
-        let schedule = algorithm.schedule(self.rank(), root);
+        let partition = partition::<T>(buffer.len(), algorithm.chunks(world_size, Reduce::chunks));
+        let rank = self.rank();
+        let schedule = algorithm.steps(rank, root, |flat| flat.schedule(rank, root));
         self.run(&call, schedule, buffer, partition, &mut arithmetic.combine::<T>(), deadline)?;
         if self.rank().index() == root {
             arithmetic.finish(buffer);
@@ -117,9 +119,11 @@ impl Engine {
     ) -> Result<&'a mut [T]> {
         Self::check_op::<T>(op)?;
         let (rank, deadline) = (self.rank(), manner.deadline);
-        let algorithm: ReduceScatter = manner.settings.choose(rank.world_size(), size_of_val(buffer))?;
-        let schedule = algorithm.schedule(rank).expect("settings choose what the world supports");
-        let call = Self::reducing(self.shared::<T>(algorithm, shares, manner), op, manner);
+        let algorithm = self.choose::<ReduceScatter>(size_of_val(buffer), manner)?;
+        let schedule =
+            |flat: ReduceScatter| flat.schedule(rank).expect("settings choose what the world supports");
+        let schedule = algorithm.steps(rank, rank.index(), schedule);
+        let call = Self::reducing(self.shared::<T, _>(&algorithm, shares, manner), op, manner);
         let call = self.begin(call);
         let arithmetic = self.arithmetic::<T>(&call, op, deadline)?;
         arithmetic.prepare(buffer);
@@ -142,13 +146,14 @@ impl Engine {
         }
         Self::check_op::<T>(op)?;
         let rank = self.rank();
-        let algorithm: Scan = manner.settings.choose(rank.world_size(), size_of_val(buffer))?;
+        let algorithm = self.choose::<Scan>(size_of_val(buffer), manner)?;
         let operation = match extent {
             Extent::Inclusive => Operation::Scan,
             Extent::Exclusive => Operation::ExclusiveScan,
         };
-        let call = self.reduction::<T>(algorithm, buffer.len(), op, manner);
-        let call = self.begin(Call { operation, ..call });
+        let call = self.chosen::<T, _>(&algorithm, buffer.len(), manner);
+        let call = self.begin(Call { operation, ..Self::reducing(call, op, manner) });
+        let algorithm = algorithm.flat();
         let arithmetic = self.arithmetic::<T>(&call, op, manner.deadline)?;
         arithmetic.prepare(buffer);
         let partition = partition::<T>(buffer.len(), algorithm.chunks(rank.world_size()));

@@ -10,6 +10,7 @@ mod deadlines;
 mod disagreement;
 mod faults;
 mod forks;
+mod hosts;
 mod oracle;
 mod pending;
 mod refusals;

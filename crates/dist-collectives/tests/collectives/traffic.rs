@@ -1,11 +1,11 @@
 //! What goes over the wire is what the verifier counts in the schedule that was asked for, to the byte.
 
 use dist_algos::scan::Extent;
-use dist_algos::verify::{self, Report};
+use dist_algos::verify::{self, Report, hierarchical};
 use dist_algos::{CostModel, Order, Partition};
 use dist_collectives::{
-    Algorithm, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Communicator, Error, Gather, Reduce,
-    ReduceOp, ReduceScatter, ReductionOrder, Scan, Scatter, Traffic,
+    Algorithm, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Communicator, Error, Gather, Hosts, Plan,
+    Reduce, ReduceOp, ReduceScatter, ReductionOrder, Scan, Scatter, Traffic, TwoLevel,
 };
 use rstest::rstest;
 
@@ -23,6 +23,24 @@ fn plus(one: Traffic, other: Traffic) -> Traffic {
         messages_received: one.messages_received + other.messages_received,
         bytes_received: one.bytes_received + other.bytes_received,
     }
+}
+
+/// Makes a call by this algorithm among hosts that are known, and compares what it moves with what was counted.
+#[track_caller]
+fn check_two_level(
+    hosts: &'static [u64],
+    two: TwoLevel,
+    call: Call,
+    counted: dist_algos::Result<Report>,
+    cut: &Partition<'_>,
+) {
+    let Ok(report) = counted else { return };
+    let call = move |comm: &mut Communicator| {
+        let model = CostModel::default();
+        comm.set_hosts(Hosts::new(hosts), model).and_then(|()| call(&mut comm.with_algorithm(two)))
+    };
+    // The order stays as it is; the algorithm is asked for when the hosts are known.
+    check(hosts.len(), Barrier::Ring, call, |rank| report.traffic(rank, cut, None));
 }
 
 /// Makes a call by this algorithm, and compares what it moves with what was counted for each rank.
@@ -198,6 +216,40 @@ fn a_weighted_mean_moves_one_number_more(#[values(1, 2, 5, 8)] n: usize) {
             |comm: &mut Communicator| comm.all_reduce(&mut [1.0_f32; LEN], ReduceOp::WeightedMean(0.5));
         let mean = |rank| report.traffic(rank, &cut(LEN, algorithm.chunks(n)), None);
         check(n, algorithm, call, |rank| plus(mean(rank), agreement(rank, n, 8)));
+    }
+}
+
+#[rstest]
+fn two_levels(
+    #[values(&[0, 0, 1, 1, 2, 2], &[0, 1, 0, 1], &[0, 0, 0, 1, 1], &[0, 0], &[4, 3])] hosts: &'static [u64],
+) {
+    let (known, n) = (Hosts::new(hosts), hosts.len());
+    let (root, even) = (n - 1, cut(10 * n, n));
+    for plan in Plan::all(&known) {
+        let call: Call = |comm| comm.all_reduce(&mut [1.0_f32; LEN], ReduceOp::Sum);
+        let counted = hierarchical::all_reduce(plan, &known);
+        check_two_level(hosts, TwoLevel::AllReduce(plan), call, counted, &cut(LEN, plan.chunks(&known)));
+    }
+    for &across in Broadcast::ALL {
+        let call: Call = |comm| comm.broadcast(&mut [1.0_f32; LEN], comm.world_size() - 1);
+        let counted = hierarchical::broadcast(across, &known, root);
+        let cut = cut(LEN, across.chunks(known.count()));
+        check_two_level(hosts, TwoLevel::Broadcast(across), call, counted, &cut);
+    }
+    for &across in Reduce::ALL {
+        let call: Call = |comm| comm.reduce(&mut [1.0_f32; LEN], ReduceOp::Sum, comm.world_size() - 1);
+        let counted = hierarchical::reduce(across, &known, root);
+        let cut = cut(LEN, across.chunks(known.count()));
+        check_two_level(hosts, TwoLevel::Reduce(across), call, counted, &cut);
+    }
+    let call: Call = |comm| comm.all_gather(&[1_u32; 10], &mut vec![0; 10 * comm.world_size()]);
+    check_two_level(hosts, TwoLevel::AllGather, call, hierarchical::all_gather(&known), &even);
+    let call: Call =
+        |comm| comm.reduce_scatter(&vec![1_i32; 10 * comm.world_size()], &mut [0; 10], ReduceOp::Sum);
+    check_two_level(hosts, TwoLevel::ReduceScatter, call, hierarchical::reduce_scatter(&known), &even);
+    for &across in Barrier::ALL {
+        let counted = hierarchical::barrier(across, &known);
+        check_two_level(hosts, TwoLevel::Barrier(across), |comm| comm.barrier(), counted, &cut(0, 1));
     }
 }
 

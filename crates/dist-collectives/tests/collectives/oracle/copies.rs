@@ -5,7 +5,7 @@ use dist_testkit::oracle;
 use half::bf16;
 use rstest::rstest;
 
-use super::{Probe, assert_same, by, done, inputs, lengths, part_of, parts, ways};
+use super::{HOSTS, Probe, assert_same, by, done, inputs, lengths, part_of, parts, tell_of_hosts, ways};
 use crate::worlds::{self, Network};
 
 /// Elements that no operation is to leave where they are.
@@ -120,7 +120,7 @@ fn all_to_all<T: Probe>(comm: &mut Communicator, len: usize) {
 
 fn barriers(comm: &mut Communicator) {
     for way in ways(Operation::Barrier) {
-        by(comm, way).barrier().expect("every rank calls it");
+        done(way, by(comm, way).barrier());
     }
     comm.monitored_barrier().expect("every rank calls it");
 }
@@ -163,6 +163,16 @@ fn every_algorithm_moves_every_bit_between_threads(#[values(2, 3, 5, 8)] world_s
         let world_size = comm.world_size();
         check::<u64>(&mut comm, &lengths(world_size), |len| vec![len % world_size]);
         check::<i8>(&mut comm, &[127], |_| (0..world_size).collect());
+    });
+}
+
+#[rstest]
+fn two_levels_move_every_bit(#[values(0, 1, 2, 3, 4, 5, 6)] hosts: usize) {
+    let hosts = HOSTS[hosts];
+    worlds::run(Network::Simulated, hosts.len(), move |mut comm| {
+        tell_of_hosts(&mut comm, hosts);
+        check::<f32>(&mut comm, &lengths(hosts.len()), |len| vec![len % hosts.len()]);
+        check::<u8>(&mut comm, &[20], |_| (0..hosts.len()).collect());
     });
 }
 

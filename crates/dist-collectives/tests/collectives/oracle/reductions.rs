@@ -5,7 +5,7 @@ use dist_testkit::oracle::{self, Reduction};
 use half::{bf16, f16};
 use rstest::rstest;
 
-use super::{Probe, assert_same, by, done, inputs, lengths, part_of, parts, ways};
+use super::{HOSTS, Probe, assert_same, by, done, inputs, lengths, part_of, parts, tell_of_hosts, ways};
 use crate::worlds::{self, Network};
 
 fn reduction(op: ReduceOp) -> Reduction {
@@ -192,6 +192,23 @@ fn every_algorithm_gives_the_canonical_tree_between_threads(#[values(2, 3, 5, 8)
     });
 }
 
+#[rstest]
+fn two_levels_give_the_canonical_tree_where_hosts_allow_it(#[values(0, 1, 2, 3, 4, 5, 6)] hosts: usize) {
+    let hosts = HOSTS[hosts];
+    worlds::run(Network::Simulated, hosts.len(), move |mut comm| {
+        tell_of_hosts(&mut comm, hosts);
+        check_lengths::<f32>(&mut comm, ReduceOp::Sum);
+        check_lengths::<bf16>(&mut comm, ReduceOp::Mean);
+        let case = Case::<f64>::new(ReduceOp::Max, hosts.len(), 20, &every);
+        (0..hosts.len()).for_each(|root| case.reduce(&mut comm, root));
+        comm.set_order(ReductionOrder::Any);
+        let (inputs, op) = (small_inputs(hosts.len(), 127), ReduceOp::Sum);
+        let expected = oracle::all_reduce(&inputs, reduction(op));
+        let case = Case { op, inputs, expected, ways: &every_in_any_order };
+        case.check(&mut comm, 0..hosts.len());
+    });
+}
+
 #[cfg(feature = "tcp")]
 #[rstest]
 fn every_algorithm_gives_the_canonical_tree_over_sockets(#[values(1, 2, 3, 4, 5)] world_size: usize) {
@@ -242,7 +259,7 @@ fn any_order_gives_exact_sums_and_the_same_bits_on_every_rank(
 
 /// Forced, because the library's choice is made for canonical order here.
 fn every_in_any_order(operation: Operation) -> Vec<Option<Algorithm>> {
-    Algorithm::of(operation).map(Some).collect()
+    ways(operation).filter(Option::is_some).collect()
 }
 
 fn check_numbers<T: Probe>(comm: &mut Communicator) {

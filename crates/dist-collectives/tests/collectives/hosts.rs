@@ -1,0 +1,93 @@
+//! What a communicator makes of knowing which ranks share a host.
+
+use dist_collectives::{
+    Algorithm, AllReduce, Broadcast, Communicator, CostModel, Error, Form, Hosts, Operation, Plan, ReduceOp,
+    ReductionOrder, TwoLevel,
+};
+
+use crate::worlds::{self, Network};
+
+const NEAR: CostModel = CostModel { round_ps: 1_000_000, byte_ps: 20, reduced_byte_ps: 0 };
+const FAR: CostModel = CostModel { round_ps: 50_000_000, byte_ps: 1000, reduced_byte_ps: 0 };
+
+fn on_two_hosts(comm: &mut Communicator) {
+    comm.set_cost_model(FAR);
+    comm.set_hosts(Hosts::new(&[5, 5, 5, 5, 3, 3, 3, 3]), NEAR).unwrap();
+}
+
+#[test]
+fn two_levels_are_chosen_where_they_are_faster_and_keep_the_order() {
+    worlds::run(Network::Simulated, 8, |mut comm| {
+        on_two_hosts(&mut comm);
+        for operation in [Operation::AllReduce, Operation::Broadcast, Operation::Reduce, Operation::Barrier] {
+            let chosen = comm.algorithm(operation, 1 << 20).unwrap().unwrap();
+            assert!(matches!(chosen, Algorithm::TwoLevel(_)), "{operation}: {chosen}");
+        }
+        // What is near is not nearer, and two levels take more rounds.
+        comm.set_hosts(Hosts::new(&[5, 5, 5, 5, 3, 3, 3, 3]), FAR).unwrap();
+        let chosen = comm.algorithm(Operation::AllReduce, 8).unwrap();
+        assert!(!matches!(chosen, Some(Algorithm::TwoLevel(_))), "{chosen:?}");
+        // By turns hosts cannot keep the canonical order.
+        comm.set_hosts(Hosts::new(&[0, 1, 0, 1, 0, 1, 0, 1]), NEAR).unwrap();
+        let chosen = comm.algorithm(Operation::AllReduce, 1 << 20).unwrap();
+        assert!(!matches!(chosen, Some(Algorithm::TwoLevel(_))), "{chosen:?}");
+        comm.set_order(ReductionOrder::Any);
+        let chosen = comm.algorithm(Operation::AllReduce, 1 << 20).unwrap();
+        assert!(matches!(chosen, Some(Algorithm::TwoLevel(_))), "{chosen:?}");
+    });
+}
+
+#[test]
+fn what_is_chosen_is_what_is_done() {
+    worlds::run(Network::Simulated, 8, |mut comm| {
+        on_two_hosts(&mut comm);
+        let plain = comm.traffic();
+        comm.with_algorithm(AllReduce::Ring).with_order(ReductionOrder::Any).barrier().unwrap();
+        let barrier = comm.traffic().messages_sent - plain.messages_sent;
+        // A barrier of two levels: only the leaders talk to the other host.
+        assert!(barrier <= if comm.rank().is_multiple_of(4) { 3 } else { 1 + 1 }, "{barrier}");
+        let mut started = comm.fork().unwrap();
+        let chosen = comm.algorithm(Operation::AllReduce, 4).unwrap();
+        assert_eq!(started.algorithm(Operation::AllReduce, 4).unwrap(), chosen);
+        let sum = started.start_all_reduce(vec![1.0_f32], ReduceOp::Sum).wait().unwrap();
+        assert_eq!(*sum, [8.0]);
+        let mut half = comm.subgroup(&[0, 1, 2, 3]).unwrap();
+        if let Some(half) = &mut half {
+            half.barrier().unwrap();
+        }
+    });
+}
+
+#[test]
+fn hosts_of_another_world_and_algorithms_without_hosts_are_refused() {
+    worlds::run(Network::Simulated, 2, |mut comm| {
+        let error = comm.set_hosts(Hosts::new(&[0, 0, 1]), NEAR).unwrap_err();
+        assert_eq!(error.to_string(), "these are the hosts of 3 ranks, not of 2");
+        let two = TwoLevel::Broadcast(Broadcast::Binomial);
+        let error = comm.with_algorithm(two).broadcast(&mut [1_u8], 0).unwrap_err();
+        assert!(matches!(error, Error::NoHosts { .. }), "{error:?}");
+        assert_eq!(
+            error.to_string(),
+            "broadcast by two_level/binomial needs to know which ranks share a host"
+        );
+        comm.set_hosts(Hosts::new(&[0, 1]), NEAR).unwrap();
+        comm.with_algorithm(two).broadcast(&mut [1_u8], 0).unwrap();
+        let ring = TwoLevel::AllReduce(Plan { form: Form::Leaders, across: AllReduce::Ring });
+        comm.with_algorithm(ring).all_reduce(&mut [1_u8], ReduceOp::Sum).unwrap();
+    });
+}
+
+#[test]
+fn ranks_that_see_other_hosts_are_told() {
+    let errors = worlds::run(Network::Simulated, 4, |mut comm| {
+        let hosts: &[u64] = if comm.rank() == 2 { &[0, 0, 0, 1] } else { &[0, 0, 1, 1] };
+        comm.set_hosts(Hosts::new(hosts), NEAR).unwrap();
+        comm.set_order(ReductionOrder::Any);
+        let two = TwoLevel::AllReduce(Plan { form: Form::Leaders, across: AllReduce::RecursiveDoubling });
+        let done = comm.with_algorithm(two).all_reduce(&mut [1_u8], ReduceOp::Sum);
+        done.and_then(|()| comm.barrier()).unwrap_err()
+    });
+    for error in errors {
+        assert!(!error.is_timeout() && error.to_string().contains("sizes"), "{error}");
+    }
+}
