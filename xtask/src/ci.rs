@@ -42,7 +42,7 @@ pub(crate) fn run() -> Result<(), Failure> {
 /// Each crate with the combinations of features that it is checked with.
 const COMBINATIONS: &[(&str, &[&str])] = &[
     ("dist-transport", &["", "auth", "tcp", "sim", "tcp,sim", "conformance"]),
-    ("dist-algos", &[""]),
+    ("dist-algos", &["", "conformance"]),
     ("dist-collectives", &["", "tcp", "sim", "tcp,sim", "serde", "ndarray", "serde,ndarray"]),
     ("dist-groups", &[""]),
     ("dist-parallel", &["", "tcp", "sim", "tcp,sim"]),

@@ -8,6 +8,8 @@ pub mod binomial;
 pub mod chain;
 mod chunks;
 pub mod circulant;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod cost;
 mod error;
 mod fold;
