@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::Transport;
 
-/// A kind of transport: what [`conformance`](crate::conformance) is to check.
+/// A kind of transport: what [`conformance`](mod@crate::conformance) is to check.
 pub trait Fabric: Sync {
     /// Connects a world of this size by new transports and runs `program` once on each, every one on a thread of its
     /// own, until all have returned. `run` is the number of this run of the program.
