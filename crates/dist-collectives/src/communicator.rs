@@ -14,7 +14,7 @@ use dist_transport::{ChannelId, Error as TransportError, Runtime, Traffic, Trans
 use crate::KeptCosts;
 use crate::engine::Engine;
 use crate::settings::Settings;
-use crate::two_level::Levels;
+use crate::two_level::{Among, Levels};
 use crate::worker::Worker;
 use crate::{Algorithm, Error, ReductionOrder, Result};
 
@@ -159,7 +159,7 @@ impl Communicator {
 
     /// Says which ranks share a host, and what messages between these take: what [`cost_model`](Self::cost_model) says
     /// then holds for messages from host to host. The following operations go by it where that is faster: among the
-    /// ranks of each host, and across. Every rank must set the same. Forks made later have it too, subgroups do not.
+    /// ranks of each host, and across. Every rank must set the same. Forks and subgroups made later go by it too.
     ///
     /// ```
     /// use dist_collectives::{Communicator, CostModel, Hosts, Operation};
@@ -268,7 +268,14 @@ impl Communicator {
     pub fn subgroup(&mut self, members: &[usize]) -> Result<Option<Self>> {
         let transport =
             self.engine.transport.fork(members).map_err(|source| Error::Members(Box::new(source)))?;
-        Ok(transport.map(|transport| Self::with_settings(transport, self.settings.of_child())))
+        let Some(transport) = transport else { return Ok(None) };
+        let mut group = Self::with_settings(transport, self.settings.of_child());
+        match self.engine.levels().map(|levels| levels.of(members)) {
+            Some(Among::Hosts(levels)) => group.engine.levels = Some(Arc::new(levels)),
+            Some(Among::OneHost { inside }) => group.settings.model = inside,
+            None => {}
+        }
+        Ok(Some(group))
     }
 
     /// The worker, started if there is none. Without one the job is aborted, because peers would wait for this rank.

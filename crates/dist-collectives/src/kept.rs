@@ -24,6 +24,11 @@ impl KeptCosts {
         Self { path: Some(path.into()) }
     }
 
+    /// No file: nothing is kept.
+    pub const fn nowhere() -> Self {
+        Self { path: None }
+    }
+
     /// The file of this user and host: what `DIST_COSTS` names, else `dist/costs-HOST` in the user's cache directory.
     /// Without such a directory nothing is kept. `None` if `DIST_COSTS` is `off`.
     pub fn of_user() -> Option<Self> {

@@ -154,6 +154,16 @@ impl Levels {
         Self { hosts, inside, digest }
     }
 
+    /// What a group of these ranks knows.
+    pub(crate) fn of(&self, members: &[usize]) -> Among {
+        let ids: Vec<u64> = members.iter().map(|&member| self.hosts.of(member) as u64).collect();
+        let hosts = Hosts::new(&ids);
+        match hosts.count() {
+            1 => Among::OneHost { inside: self.inside },
+            _ => Among::Hosts(Self::new(hosts, self.inside)),
+        }
+    }
+
     /// The cheapest algorithm of two levels that reduces in this order or a stricter one, and how long it takes.
     pub(crate) fn suggest(
         &self,
@@ -168,6 +178,15 @@ impl Levels {
         };
         TwoLevel::of(operation).filter(fits).map(|two| (two, time(two))).min_by_key(|&(_, time)| time)
     }
+}
+
+/// Where the ranks of a subgroup run.
+#[derive(Debug)]
+pub(crate) enum Among {
+    /// On one host: all messages are inside of it.
+    OneHost { inside: CostModel },
+    /// On several.
+    Hosts(Levels),
 }
 
 /// An algorithm that serves a call: one that takes all ranks for alike, or one of two levels.

@@ -1,5 +1,6 @@
 //! Groups and meshes: over the in-process network, and in processes that are connected by TCP.
 
+mod by_host;
 mod concurrent;
 mod lists;
 mod many;

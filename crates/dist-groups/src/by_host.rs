@@ -1,0 +1,58 @@
+//! The choice to go by host.
+
+use dist_collectives::{Communicator, CostModel, KeptCosts, ReduceOp};
+
+use crate::{Group, Result, Topology};
+
+/// Lets the operations of a communicator, and of the forks, groups and meshes that are made of it later, go by host
+/// where that should be faster: among the ranks of each host, and from host to host, so that fewer messages and bytes
+/// take the slow way. `false` where that cannot be, as all ranks share a host or none do; nothing is changed then.
+///
+/// What messages take is [measured](Communicator::tune) inside of hosts and among their leaders, or was kept of an earlier
+/// run. All ranks of the communicator make this call.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use dist_collectives::{Communicator, KeptCosts, Operation};
+/// use dist_groups::{Mesh, go_by_host};
+/// use dist_transport::sim;
+///
+/// let memory = sim::Link::new(Duration::from_micros(1), 5_000_000_000);
+/// let cable = sim::Link::new(Duration::from_micros(50), 100_000_000);
+/// let hosts = [0, 0, 0, 0, 1, 1, 1, 1];
+/// let network = sim::Network::new(8).with_hosts(&hosts).with_memory_link(memory).with_host_link(cable);
+/// let outcome = network.run(|transport| {
+///     let mut world = Communicator::new(transport);
+///     go_by_host(&mut world, &KeptCosts::nowhere(), "sim").unwrap();
+///     world.algorithm(Operation::AllReduce, 1 << 20).unwrap().unwrap().name()
+/// });
+/// assert!(outcome.results[0].starts_with("two_level/"));
+/// ```
+///
+/// # Errors
+/// Those of a collective.
+pub fn go_by_host(communicator: &mut Communicator, kept: &KeptCosts, transport: &str) -> Result<bool> {
+    let topology = Topology::of(communicator);
+    if !topology.has_levels() {
+        return Ok(false);
+    }
+    let mut on_host = Group::on_host(communicator)?;
+    let inside = if on_host.world_size() > 1 { words(on_host.tune(kept, transport)?) } else { [0; 3] };
+    let leaders = Group::of_leaders(communicator)?;
+    let across = leaders.map(|mut leaders| leaders.tune(kept, transport)).transpose()?;
+    // Every host has measured for itself: the slowest counts.
+    let mut costs = [inside, across.map_or([0; 3], words)].concat();
+    communicator.all_reduce(&mut costs, ReduceOp::Max)?;
+    communicator.set_cost_model(model(&costs[3..]));
+    communicator.set_hosts(topology.hosts().clone(), model(&costs[..3]))?;
+    Ok(true)
+}
+
+fn words(CostModel { round_ps, byte_ps, reduced_byte_ps }: CostModel) -> [u64; 3] {
+    [round_ps, byte_ps, reduced_byte_ps]
+}
+
+fn model(words: &[u64]) -> CostModel {
+    CostModel { round_ps: words[0], byte_ps: words[1], reduced_byte_ps: words[2] }
+}
