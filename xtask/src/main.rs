@@ -6,6 +6,7 @@ mod ci;
 mod command;
 mod docs;
 mod matrix;
+mod predict;
 mod sim;
 mod test;
 mod tidy;
@@ -21,6 +22,7 @@ cargo xtask COMMAND [OPTIONS]      cargo xtask COMMAND --help
   test     every test there is: units, documents, properties, simulation, processes, then the matrix
   matrix   transport x ranks x algorithm x dtype x operation in real processes   [--filter TEXT]
   sim      programs under many seeds and random faults, simulated                [--seeds N]
+  predict  predicted beside measured times, here and on links made slow or long  [--filter NAME]
   bench    criterion benches, one file per algorithm                             [--filter TEXT]
   docs     write docs/algorithms.md anew from the schedules
   tidy     layer order, module headers, unsafe, file names, lengths
@@ -54,6 +56,8 @@ fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
         "tidy" => with_help(arguments, tidy::HELP, tidy::run),
         "matrix" => with_filter(arguments, matrix::HELP, matrix::run),
         "sim" => sim::run(arguments),
+        predict::FORWARD => predict::forward(arguments),
+        "predict" => with_filter(arguments, predict::HELP, predict::run),
         "bench" => with_filter(arguments, bench::HELP, bench::run),
         _ => Err(Failure::Usage(format!("there is no command {command:?}\n\n{HELP}"))),
     }
@@ -105,7 +109,9 @@ mod tests {
 
     #[test]
     fn every_help_fits_on_one_screen() {
-        for help in [HELP, ci::HELP, test::HELP, tidy::HELP, matrix::HELP, bench::HELP, sim::HELP] {
+        for help in
+            [HELP, ci::HELP, test::HELP, tidy::HELP, matrix::HELP, bench::HELP, sim::HELP, predict::HELP]
+        {
             assert!(help.lines().count() <= 24, "{help}");
             assert!(help.lines().all(|line| line.chars().count() <= 110), "{help}");
         }

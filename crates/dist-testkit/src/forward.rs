@@ -1,0 +1,206 @@
+//! A switch whose links are long: Ethernet frames that come in UDP packets go on after a while.
+//!
+//! Some kernels cannot delay packets (netem is a module of its own), but most have VXLAN. Hosts whose VXLAN devices
+//! have this switch as their only remote see each other as far away as it keeps their frames. It learns who is where
+//! from the frames, as switches do.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// A switch, and the frames that it keeps.
+#[derive(Debug)]
+pub struct Forwarder {
+    socket: UdpSocket,
+    delay: Duration,
+    ports: Vec<SocketAddr>,
+    /// Where each Ethernet address was last seen.
+    homes: HashMap<[u8; 6], SocketAddr>,
+    kept: VecDeque<Kept>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    due: Instant,
+    packet: Vec<u8>,
+    from: SocketAddr,
+}
+
+/// Before a frame, VXLAN has eight bytes of its own; a frame begins with the addresses of receiver and sender.
+const RECEIVER: std::ops::Range<usize> = 8..14;
+const SENDER: std::ops::Range<usize> = 14..20;
+
+/// The longest packet that UDP can carry.
+const PACKET_MAX: usize = 65_536;
+
+/// Packets that are kept at most; what comes beyond is lost, as in any switch.
+const KEPT_MAX: usize = 65_536;
+
+impl Forwarder {
+    /// A switch between hosts at these addresses, which packets come from whatever their ports.
+    pub fn new(socket: UdpSocket, delay: Duration, ports: Vec<SocketAddr>) -> Self {
+        Self { socket, delay, ports, homes: HashMap::new(), kept: VecDeque::new() }
+    }
+
+    /// Forwards until the socket fails.
+    ///
+    /// # Errors
+    /// The socket's.
+    pub fn run(mut self) -> io::Result<()> {
+        self.socket.set_nonblocking(true)?;
+        let mut packet = vec![0; PACKET_MAX];
+        loop {
+            self.wait()?;
+            while let Some((len, from)) = unless_blocked(self.socket.recv_from(&mut packet))? {
+                if self.kept.len() < KEPT_MAX {
+                    let due = now() + self.delay;
+                    let mut packet = packet[..len].to_vec();
+                    fill_in_checksum(&mut packet);
+                    self.kept.push_back(Kept { due, packet, from });
+                }
+            }
+            while self.kept.front().is_some_and(|kept| kept.due <= now()) {
+                self.kept.pop_front().map_or(Ok(()), |kept| self.forward(&kept))?;
+            }
+        }
+    }
+
+    /// Until a packet comes or one has been kept for long enough.
+    fn wait(&self) -> io::Result<()> {
+        let left = self.kept.front().map(|kept| kept.due.saturating_duration_since(now()));
+        let left = left.map(|left| Timespec {
+            tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: left.subsec_nanos().into(),
+        });
+        poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], left.as_ref())?;
+        Ok(())
+    }
+
+    fn forward(&mut self, kept: &Kept) -> io::Result<()> {
+        let Some(from) = self.ports.iter().copied().find(|port| port.ip() == kept.from.ip()) else {
+            return Ok(());
+        };
+        let address = |range| kept.packet.get(range).and_then(|bytes| <[u8; 6]>::try_from(bytes).ok());
+        let (Some(receiver), Some(sender)) = (address(RECEIVER), address(SENDER)) else { return Ok(()) };
+        self.homes.insert(sender, from);
+        let home = self.homes.get(&receiver).copied();
+        for &port in self.ports.iter().filter(|&&port| port != from && home.is_none_or(|home| home == port)) {
+            // A full queue loses packets, as on any network.
+            unless_blocked(self.socket.send_to(&kept.packet, port))?;
+        }
+        Ok(())
+    }
+}
+
+/// Fills in the checksum of a TCP segment in an IPv4 packet: it is left to the network device, and between
+/// namespaces there is none that does it.
+fn fill_in_checksum(packet: &mut [u8]) {
+    const IPV4: [u8; 2] = [0x08, 0x00];
+    const TCP: u8 = 6;
+    /// Where the checksum is in a segment.
+    const PLACE: usize = 16;
+    let Some((frame, ip)) = packet.split_at_mut_checked(RECEIVER.start + 14) else { return };
+    if !frame.ends_with(&IPV4) || ip.len() < 20 || ip[9] != TCP {
+        return;
+    }
+    let (header, total) = (usize::from(ip[0] & 0xf) * 4, usize::from(u16::from_be_bytes([ip[2], ip[3]])));
+    let addresses = sum(&ip[12..20]);
+    let Some(segment) = ip.get_mut(header..total).filter(|segment| segment.len() >= PLACE + 2) else {
+        return;
+    };
+    segment[PLACE..PLACE + 2].fill(0);
+    let mut total = addresses + u64::from(TCP) + segment.len() as u64 + sum(segment);
+    while total > 0xffff {
+        total = (total & 0xffff) + (total >> 16);
+    }
+    let checksum = !u16::try_from(total).expect("what was above 16 bits has been folded in");
+    segment[PLACE..PLACE + 2].copy_from_slice(&checksum.to_be_bytes());
+}
+
+/// The sum of 16-bit words; a last odd byte is followed by a zero.
+fn sum(bytes: &[u8]) -> u64 {
+    let word = |pair: &[u8]| u64::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
+    bytes.chunks(2).map(word).sum()
+}
+
+#[expect(clippy::disallowed_methods, reason = "this process is a network, and runs in real time only")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+/// `None` where there is nothing to receive, or no place to send to.
+fn unless_blocked<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(value) => Ok(Some(value)),
+        // A host whose device is not there yet refuses; it will be.
+        Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ConnectionRefused) => {
+            Ok(None)
+        }
+        Err(e) => Err(e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMEOUT: Option<Duration> = Some(Duration::from_secs(20));
+
+    /// A frame in a packet, with a byte of content.
+    fn packet(receiver: u8, sender: u8, content: u8) -> Vec<u8> {
+        [[0; 8].as_slice(), &[receiver; 6], &[sender; 6], &[content]].concat()
+    }
+
+    #[test]
+    fn the_checksum_of_a_segment_is_that_of_rfc_1071() {
+        // From 192.0.2.1 to 192.0.2.2: a header of 20 bytes with its flags and window, and three bytes of data.
+        let ip = [0x45, 0, 0, 43, 0, 0, 0, 0, 64, 6, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2];
+        let tcp =
+            [0x12, 0x34, 0x00, 0x50, 0, 0, 0, 1, 0, 0, 0, 2, 0x50, 0x18, 1, 0, 0xde, 0xad, 0, 0, 1, 2, 3];
+        let mut packet = [packet(1, 2, 8), vec![0], ip.to_vec(), tcp.to_vec()].concat();
+        fill_in_checksum(&mut packet);
+        let segment = &packet[42..];
+        let whole = sum(&ip[12..20]) + 6 + segment.len() as u64 + sum(segment);
+        assert_eq!(
+            (whole & 0xffff) + (whole >> 16),
+            0xffff,
+            "with a right checksum, the words add up to ones"
+        );
+        assert_ne!(segment[16..18], [0xde, 0xad]);
+        let mut short = packet[..30].to_vec();
+        fill_in_checksum(&mut short);
+        assert_eq!(short, packet[..30]);
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "the switch runs until the test ends")]
+    fn frames_go_to_where_their_receiver_was_seen_and_else_everywhere() {
+        // Hosts are told apart by their addresses, of which a loopback has many.
+        let bind = |host: u8| UdpSocket::bind(SocketAddr::from(([127, 0, 0, host], 0))).unwrap();
+        let [a, b, c] = [2, 3, 4].map(bind);
+        let ports = [&a, &b, &c].map(|host| host.local_addr().unwrap());
+        let socket = bind(1);
+        let switch = socket.local_addr().unwrap();
+        let delay = Duration::from_millis(5);
+        std::thread::spawn(move || Forwarder::new(socket, delay, ports.to_vec()).run());
+        let content = |host: &UdpSocket| {
+            host.set_read_timeout(TIMEOUT).unwrap();
+            let mut bytes = [0; 64];
+            let len = host.recv(&mut bytes).unwrap();
+            bytes[len - 1]
+        };
+        let start = now();
+        a.send_to(&packet(0xff, 0xa, 1), switch).unwrap();
+        assert_eq!([content(&b), content(&c)], [1, 1]);
+        assert!(start.elapsed() >= delay);
+        b.send_to(&packet(0xa, 0xb, 2), switch).unwrap();
+        assert_eq!(content(&a), 2);
+        c.send_to(&packet(0xb, 0xc, 3), switch).unwrap();
+        a.send_to(&packet(0xc, 0xa, 4), switch).unwrap();
+        // Neither the second nor the fourth went to b, nor the second to c.
+        assert_eq!([content(&b), content(&c)], [3, 4]);
+    }
+}

@@ -1,0 +1,200 @@
+//! Hosts made of network namespaces: one switch, and a link to it from each, which is slow or long.
+//!
+//! Slow links are held to a rate by tbf. Long ones have VXLAN devices on top, whose packets a process on the switch
+//! keeps for a while.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use dist_testkit::forward::Forwarder;
+
+use super::private;
+use crate::command::{Failure, line, output};
+
+/// Some hosts on one switch. They are gone when this is dropped.
+pub(super) struct Hosts {
+    count: usize,
+    shape: Shape,
+    /// What keeps packets, if links are long.
+    forwarder: Option<Child>,
+}
+
+/// What links are like.
+#[derive(Clone, Copy)]
+pub(super) enum Shape {
+    /// Held to a rate, with no more than so much at once, as `tc` has them.
+    Rate(&'static str, &'static str),
+    /// So many milliseconds long.
+    Latency(u64),
+}
+
+/// What all names begin with.
+const PREFIX: &str = "dist-predict";
+/// The first three numbers of the addresses of links, and of what lies on top of them where they are long.
+const LINKS: &str = "10.213.77";
+const ABOVE: &str = "10.213.78";
+/// The last number of the switch's address.
+const SWITCH: u8 = 254;
+const VXLAN_PORT: u16 = 4789;
+const PORT: u16 = 29_777;
+
+impl Hosts {
+    /// Why this machine cannot have such hosts, if it cannot.
+    pub(super) fn missing() -> Option<&'static str> {
+        let works = |program: &str, arguments: &[&str]| {
+            let mut command = Command::new(program);
+            command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            command.status().is_ok_and(|status| status.success())
+        };
+        let probe = format!("{PREFIX}-probe");
+        if !works("tc", &["-Version"]) {
+            return Some("there is no tc");
+        }
+        if !works("ip", &["netns", "add", &probe]) {
+            return Some("ip cannot make network namespaces here: that needs root");
+        }
+        works("ip", &["netns", "delete", &probe]);
+        None
+    }
+
+    /// So many, with links of this shape in both directions.
+    pub(super) fn new(count: usize, shape: Shape) -> Result<Self, Failure> {
+        let mut hosts = Self { count, shape, forwarder: None };
+        hosts.remove();
+        let switch = hosts.switch();
+        ip(&format!("netns add {switch}"))?;
+        ip(&format!("-n {switch} link add name switch type bridge"))?;
+        ip(&format!("-n {switch} address add {LINKS}.{SWITCH}/24 dev switch"))?;
+        ip(&format!("-n {switch} link set switch up"))?;
+        for host in 0..count {
+            hosts.connect(host)?;
+        }
+        if let Shape::Latency(milliseconds) = shape {
+            let mut command = Command::new("ip");
+            command.args(["netns", "exec", &switch]).arg(std::env::current_exe()?);
+            command.args([FORWARD, &milliseconds.to_string(), &count.to_string()]);
+            hosts.forwarder = Some(command.stdin(Stdio::null()).spawn()?);
+        }
+        Ok(hosts)
+    }
+
+    /// Makes a host and its link.
+    fn connect(&self, host: usize) -> Result<(), Failure> {
+        let (name, switch, number) = (self.name(host), self.switch(), host + 1);
+        ip(&format!("netns add {name}"))?;
+        ip(&format!("-n {name} link add name out type veth peer name in{host} netns {switch}"))?;
+        ip(&format!("-n {name} address add {LINKS}.{number}/24 dev out"))?;
+        ip(&format!("-n {name} link set lo up"))?;
+        ip(&format!("-n {name} link set out up"))?;
+        ip(&format!("-n {switch} link set in{host} master switch up"))?;
+        match self.shape {
+            Shape::Rate(rate, burst) => {
+                for (space, device) in [(&name, "out".to_owned()), (&switch, format!("in{host}"))] {
+                    let shape =
+                        format!("qdisc add dev {device} root tbf rate {rate} burst {burst} latency 100ms");
+                    run("tc", &format!("-n {space} {shape}"))?;
+                }
+            }
+            Shape::Latency(_) => {
+                let ends = format!("local {LINKS}.{number} remote {LINKS}.{SWITCH} dstport {VXLAN_PORT}");
+                ip(&format!("-n {name} link add name far mtu 1400 type vxlan id 7 dev out {ends}"))?;
+                ip(&format!("-n {name} address add {ABOVE}.{number}/24 dev far"))?;
+                ip(&format!("-n {name} link set far up"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The address of a host that ranks use.
+    fn address(&self, host: usize) -> String {
+        let network = match self.shape {
+            Shape::Rate(..) => LINKS,
+            Shape::Latency(_) => ABOVE,
+        };
+        format!("{network}.{}", host + 1)
+    }
+
+    /// Runs one rank of `distctl bench` on each host; what rank 0 prints.
+    pub(super) fn run(&self, program: &Path, folder: &Path, arguments: &[&str]) -> Result<String, Failure> {
+        let secret = folder.join("secret");
+        private(&secret, &format!("{:032x}{:032x}", std::process::id(), PORT))?;
+        let command = |rank: usize| {
+            let mut command = Command::new("ip");
+            command.args(["netns", "exec", &self.name(rank)]).arg(program).arg("bench").args(arguments);
+            command.env("RANK", rank.to_string()).env("WORLD_SIZE", self.count.to_string());
+            command.env("MASTER_ADDR", self.address(0)).env("MASTER_PORT", PORT.to_string());
+            command.env("DIST_SECRET_FILE", &secret).env("DIST_HOST_ID", self.name(rank));
+            command.env("DIST_COSTS", "off");
+            command
+        };
+        let others =
+            (1..self.count).map(|rank| command(rank).stdin(Stdio::null()).stdout(Stdio::null()).spawn());
+        let others = others.collect::<Result<Vec<Child>, _>>()?;
+        let lines = output(&mut command(0));
+        for mut other in others {
+            let status = other.wait()?;
+            if !status.success() && lines.is_ok() {
+                return Err(Failure::Program(line(&command(1))));
+            }
+        }
+        lines
+    }
+
+    fn switch(&self) -> String {
+        format!("{PREFIX}-switch")
+    }
+
+    fn name(&self, host: usize) -> String {
+        format!("{PREFIX}-{host}")
+    }
+
+    /// Their links go with them.
+    fn remove(&self) {
+        for name in (0..self.count).map(|host| self.name(host)).chain([self.switch()]) {
+            // What is not there need not be removed.
+            let mut command = Command::new("ip");
+            command.args(["netns", "delete", &name]).stderr(Stdio::null());
+            let _ = command.status();
+        }
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        if let Some(forwarder) = &mut self.forwarder {
+            // It may have ended by itself.
+            let _ = forwarder.kill();
+            let _ = forwarder.wait();
+        }
+        self.remove();
+    }
+}
+
+/// The command by which this program becomes what keeps packets.
+pub(crate) const FORWARD: &str = "forward-packets";
+
+/// Keeps packets between so many hosts for so many milliseconds each; called on the switch.
+pub(crate) fn forward(mut arguments: lexopt::Parser) -> Result<(), Failure> {
+    let mut number = || -> Result<u64, Failure> {
+        let value = arguments.value()?.to_string_lossy().into_owned();
+        value.parse().map_err(|_| Failure::Usage(format!("{value:?} is no number")))
+    };
+    let (delay, count) = (Duration::from_millis(number()?), number()?);
+    let at = |last: u64| -> Result<SocketAddr, Failure> {
+        let address = format!("{LINKS}.{last}:{VXLAN_PORT}");
+        address.parse().map_err(|_| Failure::Usage(format!("{address:?} is no address")))
+    };
+    let socket = UdpSocket::bind(at(SWITCH.into())?)?;
+    let ports = (1..=count).map(at).collect::<Result<_, _>>()?;
+    Ok(Forwarder::new(socket, delay, ports).run()?)
+}
+
+fn ip(arguments: &str) -> Result<(), Failure> {
+    run("ip", arguments)
+}
+
+fn run(program: &str, arguments: &str) -> Result<(), Failure> {
+    output(Command::new(program).args(arguments.split_whitespace())).map(drop)
+}
