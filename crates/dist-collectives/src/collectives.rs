@@ -339,6 +339,9 @@ impl Communicator {
     /// quarters of the timeout. It ends the job then. Rank 0 hears of every rank, so that it takes longer than a
     /// barrier: it is for finding out what is wrong.
     ///
+    /// If rank 0 itself does not come, the others are told so at the end of the timeout, and only that: rank 0 alone
+    /// would know who else is absent.
+    ///
     /// ```
     /// use std::time::Duration;
     ///
@@ -357,7 +360,8 @@ impl Communicator {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Absent`](crate::Error::Absent) on every rank that came. As for [`all_reduce`](Self::all_reduce).
+    /// [`Error::Absent`](crate::Error::Absent) on every rank that came, [`Error::Late`](crate::Error::Late) on one that
+    /// comes after that. As for [`all_reduce`](Self::all_reduce).
     #[doc(alias = "monitoredBarrier")]
     pub fn monitored_barrier(&mut self) -> Result<()> {
         let manner = self.engine.manner(&self.settings);

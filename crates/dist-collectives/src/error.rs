@@ -223,12 +223,16 @@ pub enum Error {
     /// A list of ranks makes no group.
     #[error("a group cannot be made of these ranks")]
     Members(#[source] Box<TransportError>),
-    /// Ranks that a monitored barrier waited for in vain. Every rank that came gets this error.
+    /// Ranks that a monitored barrier waited for in vain. Every rank that came gets this error. If it is rank 0 of the
+    /// group that is absent, it alone is named, because nobody else knows of the others.
     #[error("monitored_barrier: ranks {ranks:?} did not come")]
     Absent {
         /// Those that did not come.
         ranks: Vec<usize>,
     },
+    /// This rank came to a monitored barrier after the others had given it up.
+    #[error("monitored_barrier: this rank came too late, the others had given it up")]
+    Late,
     /// A peer is in another call. Nothing that it sent was used.
     #[error("rank {peer} is in {theirs}, this rank in {ours}")]
     Mismatch {
@@ -292,7 +296,7 @@ impl Error {
         match self {
             Self::Transport { source, .. } | Self::Join(source) => source.is_timeout(),
             Self::Aborted { cause, .. } => matches!(cause, Cause::TimedOut),
-            Self::Absent { .. } => true,
+            Self::Absent { .. } | Self::Late => true,
             _ => false,
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dist_transport::{Deadline, Incoming, Outgoing, Sink};
+use dist_transport::{Cause, Deadline, Incoming, Outgoing, Sink};
 
 use super::{Engine, Manner, nothing_to_combine, partition};
 use crate::{Barrier, Call, Error, Operation, Result};
@@ -25,6 +25,9 @@ impl Engine {
             algorithm: None,
             ..self.collective::<u8>(Barrier::Dissemination, 0, manner)
         });
+        if self.is_given_up(&call) {
+            return Err(Error::Late);
+        }
         let mut word = vec![0; self.world_size().div_ceil(8)];
         if self.rank().index() == COUNTING {
             self.count_ranks(&call, &mut word, manner.deadline)?;
@@ -65,6 +68,16 @@ impl Engine {
         self.tell(call, COUNTING, &[], deadline)?;
         self.take(call, COUNTING, word, deadline)?;
         if word.iter().any(|&bits| bits != 0) { self.tell(call, COUNTING, &[], deadline) } else { Ok(()) }
+    }
+
+    /// Whether the rank that counts ended this very call before this rank came: it waited for it in vain then, because
+    /// no barrier is over before all have come.
+    fn is_given_up(&self, call: &Call) -> bool {
+        self.transport.aborted().is_some_and(|abort| {
+            matches!(abort.cause, Cause::GaveUp)
+                && abort.rank == self.transport.members()[COUNTING]
+                && abort.call == call.encode()
+        })
     }
 
     /// If the rank that counts has not come, it is the one that is absent.

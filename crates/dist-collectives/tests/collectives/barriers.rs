@@ -31,6 +31,9 @@ const ELSEWHERE: [Elsewhere; 3] = [
     },
 ];
 
+/// The place where a rank comes from too late.
+const LATE: usize = 1;
+
 #[rstest]
 #[case(2, &[1])]
 #[case(4, &[2])]
@@ -48,7 +51,10 @@ fn every_rank_that_comes_is_told_who_does_not(
         if absent.contains(&comm.rank()) {
             comm.set_timeout(10 * LIMIT);
             let error = ELSEWHERE[elsewhere](&mut comm).unwrap_err();
-            assert!(matches!(error, Error::Aborted { rank: 0, .. }), "{error:?}");
+            // A rank that comes at last, after the others have gone, is told that it is late.
+            let is_late = matches!(error, Error::Late);
+            assert!(is_late || matches!(error, Error::Aborted { rank: 0, .. }), "{error:?}");
+            assert_eq!(is_late, elsewhere == LATE, "{error:?}");
             return Duration::ZERO;
         }
         let error = comm.with_timeout(LIMIT).monitored_barrier().unwrap_err();
@@ -79,6 +85,46 @@ fn rank_0_may_be_the_one_that_does_not_come(#[values(2, 3, 7)] world_size: usize
         }
     });
     assert!(outcome.results[1..].iter().all(|ranks| *ranks == Some(vec![0])), "{:?}", outcome.results);
+}
+
+/// Nobody but rank 0 hears of every rank.
+#[test]
+fn rank_0_hides_the_others_that_do_not_come() {
+    let outcome = sim::run(3, 4, |transport| {
+        let mut comm = Communicator::new(transport);
+        if comm.rank().is_multiple_of(2) {
+            comm.set_timeout(10 * LIMIT);
+            comm.recv(&mut [0_u8], comm.rank()).unwrap_err();
+            return None;
+        }
+        Some(comm.with_timeout(LIMIT).monitored_barrier().unwrap_err())
+    });
+    for error in outcome.results.into_iter().flatten() {
+        assert!(matches!(&error, Error::Absent { ranks } if *ranks == [0]), "{error:?}");
+    }
+}
+
+/// The others have left when it comes, well before its own deadline and theirs.
+#[rstest]
+fn a_rank_that_comes_after_the_counting_is_told_that_it_is_late(#[values(2, 4)] world_size: usize) {
+    let outcome = sim::run(3, world_size, |transport| {
+        let mut comm = Communicator::new(transport);
+        comm.set_timeout(LIMIT);
+        if comm.rank() == 1 {
+            let late = comm.runtime().deadline(LIMIT / 8 * 7);
+            while !comm.runtime().expired(late) {
+                comm.runtime().park(Some(late));
+            }
+        }
+        comm.monitored_barrier().unwrap_err()
+    });
+    for (rank, error) in outcome.results.into_iter().enumerate() {
+        let told = match rank {
+            1 => matches!(error, Error::Late),
+            _ => matches!(&error, Error::Absent { ranks } if *ranks == [1]),
+        };
+        assert!(told && error.is_timeout(), "rank {rank}: {error:?}");
+    }
 }
 
 #[rstest]
