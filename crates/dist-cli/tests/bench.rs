@@ -32,6 +32,10 @@ fn lines(arguments: &str) -> Vec<Value> {
 #[case("all_gather --dtype u32", &[8, 1024])]
 #[case("broadcast --dtype f16", &[8, 1024])]
 #[case("reduce --dtype i64 --op min", &[8, 1024])]
+#[case("gather --dtype u8", &[8, 1024])]
+#[case("scatter --dtype f32", &[0, 1020])]
+#[case("all_to_all --dtype i32 --algorithm bruck", &[0, 1020])]
+#[case("scan --dtype f64 --op max", &[8, 1024])]
 #[case("barrier", &[0])]
 #[case("pingpong", &[8, 1024])]
 #[case("sendrecv", &[8, 1024])]
@@ -89,6 +93,7 @@ fn without_json_there_is_a_table() {
 
 #[rstest]
 #[case("bench all_reduce --dtype i32 --op mean", "mean is not for i32")]
+#[case("bench scan --op mean", "there is no scan with mean")]
 #[case("bench all_reduce --bytes 6", "6 bytes are no whole number of f32")]
 #[case("bench all_reduce --bytes x", "a size is a number")]
 #[case("bench all_reduce --dtype f8", "one of f32, f64")]

@@ -4,8 +4,8 @@ use std::fmt;
 
 use dist_algos::Order;
 use dist_collectives::{
-    Algorithm, AllGather, AllReduce, Barrier, Broadcast, DType, Reduce, ReduceOp, ReduceScatter,
-    ReductionOrder,
+    Algorithm, AllGather, AllReduce, AllToAll, Barrier, Broadcast, DType, Gather, Reduce, ReduceOp,
+    ReduceScatter, ReductionOrder, Scan, Scatter,
 };
 
 /// One case: a row of calls that differ only in their length.
@@ -33,12 +33,22 @@ pub(crate) enum Action {
     /// An all_reduce along one axis of a mesh.
     MeshAllReduce,
     ReduceScatter,
+    /// In parts of different sizes, as all that end so.
+    ReduceScatterV,
     Reduce,
+    Scan,
+    ExclusiveScan,
     AllGather,
+    AllGatherV,
     Broadcast,
+    Gather,
+    Scatter,
+    AllToAll,
+    AllToAllV,
     /// A message from each rank to its right neighbour.
     Message,
     Barrier,
+    MonitoredBarrier,
 }
 
 impl Action {
@@ -50,16 +60,35 @@ impl Action {
             Self::SplitAllReduce => "split_all_reduce",
             Self::MeshAllReduce => "mesh_all_reduce",
             Self::ReduceScatter => "reduce_scatter",
+            Self::ReduceScatterV => "reduce_scatter_v",
             Self::Reduce => "reduce",
+            Self::Scan => "scan",
+            Self::ExclusiveScan => "exclusive_scan",
             Self::AllGather => "all_gather",
+            Self::AllGatherV => "all_gather_v",
             Self::Broadcast => "broadcast",
+            Self::Gather => "gather",
+            Self::Scatter => "scatter",
+            Self::AllToAll => "all_to_all",
+            Self::AllToAllV => "all_to_all_v",
             Self::Message => "message",
             Self::Barrier => "barrier",
+            Self::MonitoredBarrier => "monitored_barrier",
         }
     }
 
     pub(crate) fn reduces(self) -> bool {
-        !matches!(self, Self::AllGather | Self::Broadcast | Self::Message | Self::Barrier)
+        let gathers = matches!(self, Self::AllGather | Self::AllGatherV | Self::Gather);
+        let deals = matches!(self, Self::Broadcast | Self::Scatter | Self::AllToAll | Self::AllToAllV);
+        !gathers && !deals && !self.is_barrier() && self != Self::Message
+    }
+
+    pub(crate) fn is_barrier(self) -> bool {
+        matches!(self, Self::Barrier | Self::MonitoredBarrier)
+    }
+
+    fn has(self, op: ReduceOp) -> bool {
+        op != ReduceOp::Mean || !matches!(self, Self::Scan | Self::ExclusiveScan)
     }
 }
 
@@ -79,19 +108,30 @@ impl Case {
             (Action::SplitAllReduce, CHOSEN[..1].to_vec()),
             (Action::MeshAllReduce, CHOSEN[..1].to_vec()),
             (Action::ReduceScatter, ways!(ReduceScatter, n, |a: ReduceScatter| a.order(n))),
+            (Action::ReduceScatterV, ways!(ReduceScatter, n, |a: ReduceScatter| a.order(n))),
             (Action::Reduce, ways!(Reduce, n, |a: Reduce| a.order(n))),
+            (Action::Scan, ways!(Scan, n, |a: Scan| a.order(n))),
+            (Action::ExclusiveScan, ways!(Scan, n, |a: Scan| a.order(n))),
         ];
         let moving = [
             (Action::AllGather, ways!(AllGather, n, |_| Order::Canonical)),
+            (Action::AllGatherV, ways!(AllGather, n, |_| Order::Canonical)),
             (Action::Broadcast, ways!(Broadcast, n, |_| Order::Canonical)),
+            (Action::Gather, ways!(Gather, n, |_| Order::Canonical)),
+            (Action::Scatter, ways!(Scatter, n, |_| Order::Canonical)),
+            (Action::AllToAll, ways!(AllToAll, n, |_| Order::Canonical)),
+            (Action::AllToAllV, CHOSEN[..1].to_vec()),
             (Action::Message, CHOSEN[..1].to_vec()),
         ];
         let mut cases = Vec::new();
         for (action, ways) in reducing {
             for dtype in DType::ALL {
-                let ops = ReduceOp::PLAIN.into_iter().filter(|op| op.supports(dtype));
+                let ops = ReduceOp::PLAIN.into_iter().filter(|&op| op.supports(dtype) && action.has(op));
                 for op in ops {
-                    cases.extend(ways.iter().map(|&way| Self::new(action, way, dtype, op)));
+                    // What is done to pairs of elements is not the algorithms' matter: two are enough for each.
+                    let both = matches!(op, ReduceOp::Sum | ReduceOp::Max);
+                    let ways = ways.iter().filter(|(algorithm, _)| both || algorithm.is_none());
+                    cases.extend(ways.map(|&way| Self::new(action, way, dtype, op)));
                 }
             }
         }
@@ -101,9 +141,9 @@ impl Case {
             }
         }
         let barriers = ways!(Barrier, n, |_| Order::Canonical);
-        cases.extend(
-            barriers.into_iter().map(|way| Self::new(Action::Barrier, way, DType::U8, ReduceOp::Sum)),
-        );
+        let barriers = barriers.into_iter().map(|way| (Action::Barrier, way));
+        let barriers = barriers.chain([(Action::MonitoredBarrier, CHOSEN[0])]);
+        cases.extend(barriers.map(|(action, way)| Self::new(action, way, DType::U8, ReduceOp::Sum)));
         cases
     }
 

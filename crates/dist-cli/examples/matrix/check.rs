@@ -80,14 +80,14 @@ impl Checker {
     pub(crate) fn lengths(&self, case: Case) -> Vec<usize> {
         let n = self.world_size;
         let parts = match case.action {
-            Action::ReduceScatter | Action::AllGather => n,
-            _ => 1,
+            Action::AllReduce | Action::Reduce | Action::Broadcast | Action::Message => 1,
+            _ => n,
         };
         let large = LARGE_BYTES / case.dtype.size() / parts;
         let mut lengths = vec![0, 1, n - 1, n, n + 1, PRIME, large];
         lengths.sort_unstable();
         lengths.dedup();
-        if case.action == Action::Barrier { vec![0] } else { lengths }
+        if case.action.is_barrier() { vec![0] } else { lengths }
     }
 
     /// Whether every call of the case held, on every rank.
@@ -173,26 +173,92 @@ impl Checker {
                 let all = self.reduced(case, &everyone, len * n);
                 (output, all[rank * len..(rank + 1) * len].to_vec())
             }
+            Action::ReduceScatterV => {
+                let counts = uneven(len, n);
+                let mut output = inputs.long::<T>(n, counts[rank]);
+                let input = inputs.long::<T>(rank, counts.iter().sum());
+                comm.reduce_scatter_v(&input, &counts, &mut output, case.op)?;
+                (output, part(&self.reduced(case, &everyone, input.len()), &counts, rank))
+            }
+            Action::Scan => {
+                comm.scan(&mut own, case.op)?;
+                (own, self.reduced(case, &everyone[..=rank], len))
+            }
+            Action::ExclusiveScan => {
+                comm.exclusive_scan(&mut own, case.op)?;
+                if rank == 0 {
+                    return Ok(None);
+                }
+                (own, self.reduced(case, &everyone[..rank], len))
+            }
+            action => return self.moved(comm, action, len, root).map(Some),
+        }))
+    }
+
+    /// One call of an action that reduces nothing.
+    fn moved<T: Probe>(
+        &self,
+        comm: &mut Communicator,
+        action: Action,
+        len: usize,
+        root: usize,
+    ) -> Result<Answer<T>, BoxError> {
+        let (rank, n) = (comm.rank(), self.world_size);
+        let inputs = |rank, len| Inputs::Rough.long::<T>(rank, len);
+        let all = |len| (0..n).flat_map(|rank| inputs(rank, len)).collect::<Vec<_>>();
+        let at_root = |elements: Vec<T>| if rank == root { elements } else { Vec::new() };
+        let (counts, mut own) = (uneven(len, n), inputs(rank, len));
+        Ok(match action {
             Action::AllGather => {
-                let mut output = inputs.long::<T>(n, len * n);
+                let mut output = inputs(n, len * n);
                 comm.all_gather(&own, &mut output)?;
-                (output, everyone.iter().flat_map(|&rank| inputs.long::<T>(rank, len)).collect())
+                (output, all(len))
+            }
+            Action::AllGatherV => {
+                let mut output = inputs(n, counts.iter().sum());
+                comm.all_gather_v(&inputs(rank, counts[rank]), &counts, &mut output)?;
+                (output, (0..n).flat_map(|rank| inputs(rank, counts[rank])).collect())
             }
             Action::Broadcast => {
                 comm.broadcast(&mut own, root)?;
-                (own, inputs.long(root, len))
+                (own, inputs(root, len))
+            }
+            Action::Gather => {
+                let mut output = at_root(inputs(n, len * n));
+                comm.gather(&own, &mut output, root)?;
+                (output, at_root(all(len)))
+            }
+            Action::Scatter => {
+                comm.scatter(&at_root(all(len)), &mut own, root)?;
+                (own, inputs(rank, len))
+            }
+            Action::AllToAll => {
+                let mut output = inputs(n, len * n);
+                comm.all_to_all(&inputs(rank, len * n), &mut output)?;
+                let parts = (0..n).flat_map(|sender| inputs(sender, len * n)[rank * len..][..len].to_vec());
+                (output, parts.collect())
+            }
+            Action::AllToAllV => {
+                let total = counts.iter().sum();
+                let mut output = inputs(n, counts[rank] * n);
+                comm.all_to_all_v(&inputs(rank, total), &counts, &mut output, &vec![counts[rank]; n])?;
+                (output, (0..n).flat_map(|sender| part(&inputs(sender, total), &counts, rank)).collect())
             }
             Action::Message => {
                 let (left, right) = ((rank + n - 1) % n, (rank + 1) % n);
-                let mut received = inputs.long::<T>(n, len);
-                around_the_ring(comm, &own, &mut received, left, right)?;
-                (received, inputs.long(left, len))
+                let mut received = inputs(n, len);
+                comm.send_recv(&own, right, &mut received, left)?;
+                (received, inputs(left, len))
             }
-            Action::Barrier => {
+            Action::MonitoredBarrier => {
+                comm.monitored_barrier()?;
+                (Vec::new(), Vec::new())
+            }
+            _ => {
                 comm.barrier()?;
                 (Vec::new(), Vec::new())
             }
-        }))
+        })
     }
 
     /// What the oracle says of a reduction over these ranks.
@@ -243,22 +309,13 @@ fn group(
     })
 }
 
-/// Every rank sends to its right neighbour; rank 0 begins, so that nobody waits in a circle.
-fn around_the_ring<T: Element>(
-    comm: &mut Communicator,
-    own: &[T],
-    received: &mut [T],
-    left: usize,
-    right: usize,
-) -> Result<(), BoxError> {
-    if comm.world_size() == 1 {
-        received.copy_from_slice(own);
-    } else if comm.rank() == 0 {
-        comm.send(own, right)?;
-        comm.recv(received, left)?;
-    } else {
-        comm.recv(received, left)?;
-        comm.send(own, right)?;
-    }
-    Ok(())
+/// Parts of different sizes, of which some are empty.
+fn uneven(len: usize, world_size: usize) -> Vec<usize> {
+    (0..world_size).map(|rank| len * ((rank + 1) % 3)).collect()
+}
+
+/// The part of one rank.
+fn part<T: Copy>(elements: &[T], counts: &[usize], rank: usize) -> Vec<T> {
+    let start: usize = counts[..rank].iter().sum();
+    elements[start..start + counts[rank]].to_vec()
 }

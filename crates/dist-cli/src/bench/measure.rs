@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dist_collectives::{Communicator, Element, ReduceOp};
-use dist_transport::{Fingerprint, Incoming, Outgoing, Runtime, Sink, Transport};
+use dist_transport::Runtime;
 use half::{bf16, f16};
 
 use super::exact::{self, Exact};
@@ -14,12 +14,7 @@ use crate::Error;
 use crate::run::Outcome;
 
 /// Measures all points of a plan with elements of its type.
-pub(super) fn points(
-    plan: &Plan,
-    mut comm: Communicator,
-    link: Box<dyn Transport>,
-    report: &mut Report,
-) -> Result<Outcome, Error> {
+pub(super) fn points(plan: &Plan, mut comm: Communicator, report: &mut Report) -> Result<Outcome, Error> {
     use dist_collectives::DType;
     let mut scoped;
     let comm: &mut Communicator = match plan.algorithm {
@@ -29,7 +24,7 @@ pub(super) fn points(
         }
         None => &mut comm,
     };
-    let mut bench = Bench { plan, comm, link };
+    let mut bench = Bench { plan, comm };
     match plan.dtype {
         DType::F32 => bench.points::<f32>(report),
         DType::F64 => bench.points::<f64>(report),
@@ -48,8 +43,6 @@ pub(super) fn points(
 struct Bench<'a> {
     plan: &'a Plan,
     comm: &'a mut Communicator,
-    /// The same ranks on a channel below the communicator, for what only a transport can do.
-    link: Box<dyn Transport>,
 }
 
 /// The memory of one point, and how often it has been used.
@@ -173,8 +166,17 @@ impl Bench<'_> {
             Operation::AllGather => comm.all_gather(input, output)?,
             Operation::Broadcast => comm.broadcast(input, root)?,
             Operation::Reduce => comm.reduce(input, op, root)?,
+            Operation::Gather => comm.gather(input, output, root)?,
+            Operation::Scatter => comm.scatter(input, output, root)?,
+            Operation::AllToAll => comm.all_to_all(input, output)?,
+            Operation::Scan => comm.scan(input, op)?,
             Operation::Barrier => comm.barrier()?,
-            Operation::SendRecv => return self.exchange(input, output),
+            Operation::SendRecv => {
+                let peer = 1 - comm.rank().min(1);
+                if comm.rank() < 2 {
+                    comm.send_recv(input, peer, output, peer)?;
+                }
+            }
             Operation::PingPong => match comm.rank() {
                 0 => {
                     comm.send(input, 1)?;
@@ -188,22 +190,6 @@ impl Bench<'_> {
             },
         }
         Ok(())
-    }
-
-    /// Ranks 0 and 1 send and receive at once.
-    fn exchange<T: Element>(&mut self, input: &[T], output: &mut [T]) -> Result<(), Error> {
-        let peer = match self.comm.rank() {
-            0 => 1,
-            1 => 0,
-            _ => return Ok(()),
-        };
-        let bytes = bytemuck::cast_slice(input);
-        let sink = Sink::Into(bytemuck::cast_slice_mut(output));
-        let deadline = self.link.runtime().deadline(self.comm.timeout());
-        self.link.begin(Fingerprint::NONE);
-        let send = Outgoing { to: peer, parts: &[bytes] };
-        let receive = Incoming { from: peer, len: bytes.len(), sink };
-        Ok(self.link.exchange(Some(send), Some(receive), deadline)?)
     }
 
     /// Whether the operation gives what it must, with every root that it can have, on every rank.
@@ -240,13 +226,26 @@ impl Bench<'_> {
             Operation::AllReduce => exact::compare(input, reduced),
             Operation::Reduce if rank == root => exact::compare(input, reduced),
             Operation::ReduceScatter => exact::compare(output, |index| reduced(rank * output.len() + index)),
+            Operation::Scan => exact::compare(input, |index| exact::reduced(self.plan.op, rank + 1, index)),
             Operation::AllGather => {
                 exact::compare(output, |index| of(index / input.len())(index % input.len()))
+            }
+            Operation::Gather if rank == root => {
+                exact::compare(output, |index| of(index / input.len())(index % input.len()))
+            }
+            Operation::Scatter => exact::compare(output, |index| of(root)(rank * output.len() + index)),
+            Operation::AllToAll => {
+                let part = output.len() / world_size;
+                exact::compare(output, |index| of(index / part)(rank * part + index % part))
             }
             Operation::Broadcast => exact::compare(input, of(root)),
             Operation::SendRecv if rank < 2 => exact::compare(output, of(1 - rank)),
             Operation::PingPong if rank < 2 => exact::compare(input, of(0)),
-            Operation::Reduce | Operation::Barrier | Operation::SendRecv | Operation::PingPong => None,
+            Operation::Reduce
+            | Operation::Gather
+            | Operation::Barrier
+            | Operation::SendRecv
+            | Operation::PingPong => None,
         }
     }
 }

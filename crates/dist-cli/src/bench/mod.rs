@@ -10,7 +10,6 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use dist_collectives::{Algorithm, Communicator, DType, KeptCosts, ReduceOp, ReductionOrder};
-use dist_transport::Transport;
 use dist_transport::tcp::{Config, TcpTransport};
 
 use crate::Error;
@@ -92,16 +91,13 @@ fn measure_job(arguments: &Arguments) -> Result<Outcome, Error> {
     }
     let plan = arguments.plan(world_size)?;
     let TransportName::Tcp = arguments.transport;
-    let mut transport = TcpTransport::join(&config)?;
-    let everyone: Vec<_> = (0..world_size).collect();
-    let link = transport.fork(&everyone)?.expect("this rank is among all ranks");
-    let mut comm = Communicator::new(transport);
+    let mut comm = Communicator::new(TcpTransport::join(&config)?);
     if let Some(kept) = KeptCosts::of_user() {
         comm.tune(&kept, "tcp")?;
     }
     comm.set_order(arguments.order);
     let mut report = Report { rank: comm.rank(), json: arguments.switches.json, table: Table::default() };
-    measure::points(&plan, comm, link, &mut report)
+    measure::points(&plan, comm, &mut report)
 }
 
 /// What is measured, checked for sense.
@@ -123,6 +119,9 @@ impl Arguments {
         let (operation, dtype) = (self.operation, self.dtype);
         if operation.reduces() && !self.op.supports(dtype) {
             return Err(Error::Usage(format!("{} is not for {dtype}", self.op)));
+        }
+        if operation == Operation::Scan && self.op == ReduceOp::Mean {
+            return Err(Error::Usage("there is no scan with mean".to_owned()));
         }
         if operation.between_two() && world_size < 2 {
             return Err(Error::Usage(format!("{operation} needs 2 ranks")));

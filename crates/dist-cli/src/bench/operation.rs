@@ -15,6 +15,10 @@ pub(super) enum Operation {
     AllGather,
     Broadcast,
     Reduce,
+    Gather,
+    Scatter,
+    AllToAll,
+    Scan,
     Barrier,
     /// Ranks 0 and 1 send to each other at the same time
     #[value(name = "sendrecv")]
@@ -33,6 +37,10 @@ impl Operation {
             Self::AllGather => "all_gather",
             Self::Broadcast => "broadcast",
             Self::Reduce => "reduce",
+            Self::Gather => "gather",
+            Self::Scatter => "scatter",
+            Self::AllToAll => "all_to_all",
+            Self::Scan => "scan",
             Self::Barrier => "barrier",
             Self::SendRecv => "sendrecv",
             Self::PingPong => "pingpong",
@@ -41,7 +49,7 @@ impl Operation {
 
     /// Whether elements of different ranks become one.
     pub(super) fn reduces(self) -> bool {
-        matches!(self, Self::AllReduce | Self::ReduceScatter | Self::Reduce)
+        matches!(self, Self::AllReduce | Self::ReduceScatter | Self::Reduce | Self::Scan)
     }
 
     /// Whether only ranks 0 and 1 take part.
@@ -51,7 +59,7 @@ impl Operation {
 
     /// Whether there is a root, which moves on by one with each call.
     pub(super) fn is_rooted(self) -> bool {
-        matches!(self, Self::Broadcast | Self::Reduce)
+        matches!(self, Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter)
     }
 
     /// Messages that follow one another in one call.
@@ -62,7 +70,7 @@ impl Operation {
     /// Elements of each rank's input, for a wish.
     pub(super) fn input_len(self, wish: usize, world_size: usize) -> usize {
         match self {
-            Self::ReduceScatter => wish / world_size * world_size,
+            Self::ReduceScatter | Self::Scatter | Self::AllToAll => wish / world_size * world_size,
             Self::Barrier => 0,
             _ => wish,
         }
@@ -71,10 +79,15 @@ impl Operation {
     /// Elements of each rank's output; none where the input is worked on in place.
     pub(super) fn output_len(self, input: usize, world_size: usize) -> usize {
         match self {
-            Self::ReduceScatter => input / world_size,
-            Self::AllGather => input * world_size,
-            Self::SendRecv => input,
-            Self::AllReduce | Self::Broadcast | Self::Reduce | Self::Barrier | Self::PingPong => 0,
+            Self::ReduceScatter | Self::Scatter => input / world_size,
+            Self::AllGather | Self::Gather => input * world_size,
+            Self::AllToAll | Self::SendRecv => input,
+            Self::AllReduce
+            | Self::Broadcast
+            | Self::Reduce
+            | Self::Scan
+            | Self::Barrier
+            | Self::PingPong => 0,
         }
     }
 
@@ -83,9 +96,11 @@ impl Operation {
         let n = world_size as f64;
         match self {
             Self::AllReduce => 2.0 * (n - 1.0) / n,
-            Self::ReduceScatter => (n - 1.0) / n,
-            Self::AllGather => n - 1.0,
-            Self::Broadcast | Self::Reduce | Self::SendRecv | Self::PingPong | Self::Barrier => 1.0,
+            Self::ReduceScatter | Self::Scatter | Self::AllToAll => (n - 1.0) / n,
+            Self::AllGather | Self::Gather => n - 1.0,
+            Self::Broadcast | Self::Reduce | Self::Scan | Self::SendRecv | Self::PingPong | Self::Barrier => {
+                1.0
+            }
         }
     }
 
@@ -97,6 +112,10 @@ impl Operation {
             Self::AllGather => Some(Collective::AllGather),
             Self::Broadcast => Some(Collective::Broadcast),
             Self::Reduce => Some(Collective::Reduce),
+            Self::Gather => Some(Collective::Gather),
+            Self::Scatter => Some(Collective::Scatter),
+            Self::AllToAll => Some(Collective::AllToAll),
+            Self::Scan => Some(Collective::Scan),
             Self::Barrier => Some(Collective::Barrier),
             Self::SendRecv | Self::PingPong => None,
         }
@@ -110,7 +129,8 @@ impl Operation {
     /// The name of the algorithm that serves inputs of so many bytes.
     pub(super) fn algorithm(self, comm: &Communicator, bytes: usize) -> Result<&'static str, Error> {
         let Some(collective) = self.collective() else { return Ok("message") };
-        let whole = if self == Self::AllGather { bytes * comm.world_size() } else { bytes };
+        let gathers = matches!(self, Self::AllGather | Self::Gather);
+        let whole = if gathers { bytes * comm.world_size() } else { bytes };
         Ok(comm.algorithm(collective, whole)?.map_or("only", |algorithm| algorithm.name()))
     }
 }
