@@ -1,5 +1,8 @@
 //! The text of docs/algorithms.md, made of what the algorithms say about themselves.
 
+#[path = "two_level.rs"]
+mod two_level;
+
 use dist_algos::verify::{Subject, draw};
 use dist_algos::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, CostModel, Gather, Order, Reduce, ReduceScatter,
@@ -47,7 +50,7 @@ pub(crate) fn algorithms() -> String {
             page += &format!("{}\n\n```text\n{}```\n", wrapped(about(subject)), draw(subject, size, 0));
         }
     }
-    page
+    page + &two_level::section()
 }
 
 /// Rounds, bytes and orders of an operation's algorithms.

@@ -29,7 +29,12 @@ const ROUNDS_MAX: usize = 12;
 /// assert_eq!(drawing, expected);
 /// ```
 pub fn draw(subject: Subject, world_size: usize, root: usize) -> String {
-    let rounds = rounds(&subject.programs(world_size, root));
+    draw_programs(&subject.programs(world_size, root))
+}
+
+/// As [`draw`], of any programs, one for each rank.
+pub fn draw_programs(programs: &[Program]) -> String {
+    let (rounds, world_size) = (rounds(programs), programs.len());
     let titles = (0..world_size).map(|rank| format!("rank {rank}"));
     let mut lines = vec![("round".to_owned(), titles.collect::<Vec<String>>())];
     let hidden = rounds.len().saturating_sub(ROUNDS_MAX);

@@ -38,7 +38,7 @@ use forest::{Forest, Tree};
 use goal::End;
 use machine::Machine;
 
-pub use draw::draw;
+pub use draw::{draw, draw_programs};
 pub use goal::{Goal, LowerBound};
 pub use report::Report;
 pub use subject::{Proof, Subject};
