@@ -1,5 +1,7 @@
 //! Values of any type that serde knows, between ranks.
 
+use std::io::Cursor;
+
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -19,7 +21,7 @@ pub enum ValueProblem {
     NotEncodable,
     /// Its encoding is longer than [`VALUE_BYTES_MAX`].
     TooLong,
-    /// What its rank sent is no encoding of a value of the type that this rank expects.
+    /// What its rank sent cannot be decoded as a value of the type that this rank expects.
     NotDecodable,
 }
 
@@ -30,14 +32,16 @@ impl ValueProblem {
             Self::Missing => "is missing",
             Self::NotEncodable => "cannot be encoded",
             Self::TooLong => "is too long",
-            Self::NotDecodable => "is not of the type that is expected",
+            Self::NotDecodable => "cannot be decoded as the type that is expected",
         }
     }
 }
 
 /// # Values of any type
 ///
-/// Feature `serde`. A value travels as postcard encodes it, behind its length. A value that does not come across is the
+/// Feature `serde`. A value travels as MessagePack, with the names of its fields, behind its length: what serde's
+/// attributes leave out, flatten or do not tag comes across as through JSON, and NaN does too. As there, an absent value
+/// inside of an optional one (`Some(None)`) comes out as `None`. A value that does not come across is the
 /// same error on every rank that was to have it, and the communicator can be used on.
 impl Communicator {
     /// Gives every rank the root's value. The root gives `Some`; what the other ranks give is dropped.
@@ -160,7 +164,8 @@ impl Engine {
             (Err(problem), Ok(_)) => return Err(error(root, problem, None)),
         };
         self.broadcast(&mut bytes, root, manner)?;
-        value.map_or_else(|| decode(root, &bytes), Ok)
+        // The root too: every rank has the same value, or the same error.
+        decode(root, &bytes)
     }
 
     fn gather_values<V: Serialize + DeserializeOwned>(
@@ -194,39 +199,42 @@ impl Engine {
         value: &V,
         manner: Manner,
     ) -> Result<(Vec<u8>, Vec<usize>)> {
-        let (rank, encoded) = (self.rank().index(), encode(value));
+        let (rank, mut encoded) = (self.rank().index(), encode(value));
         let mut announced = vec![0; self.rank().world_size()];
         self.all_gather(&[announcement(&encoded)], &mut announced, manner)?;
         let mut counts = Vec::with_capacity(announced.len());
         for (other, announced) in announced.into_iter().enumerate() {
             let source =
-                || encoded.as_ref().err().filter(|_| other == rank).and_then(|(_, source)| source.clone());
-            counts.push(length_of(announced).map_err(|problem| error(other, problem, source()))?);
+                encoded.as_mut().err().filter(|_| other == rank).and_then(|(_, source)| source.take());
+            counts.push(length_of(announced).map_err(|problem| error(other, problem, source))?);
         }
         Ok((encoded.unwrap_or_default(), counts))
     }
 }
 
 /// A value as bytes, or why not.
-type Encoded = Result<Vec<u8>, (ValueProblem, Option<postcard::Error>)>;
+type Encoded = Result<Vec<u8>, (ValueProblem, Option<Source>)>;
+
+type Source = Box<dyn std::error::Error + Send + Sync>;
 
 fn encode<V: Serialize>(value: &V) -> Encoded {
-    match postcard::to_allocvec(value) {
+    match rmp_serde::to_vec_named(value) {
         Ok(bytes) if bytes.len() <= VALUE_BYTES_MAX => Ok(bytes),
         Ok(_) => Err((ValueProblem::TooLong, None)),
-        Err(source) => Err((ValueProblem::NotEncodable, Some(source))),
+        Err(source) => Err((ValueProblem::NotEncodable, Some(source.into()))),
     }
 }
 
-fn error(rank: usize, problem: ValueProblem, source: Option<postcard::Error>) -> Error {
-    Error::Value { rank, problem, source: source.map(|source| Box::new(source) as _) }
+fn error(rank: usize, problem: ValueProblem, source: Option<Source>) -> Error {
+    Error::Value { rank, problem, source }
 }
 
 fn decode<V: DeserializeOwned>(rank: usize, bytes: &[u8]) -> Result<V> {
-    match postcard::take_from_bytes(bytes) {
-        Ok((value, [])) => Ok(value),
+    let mut decoder = rmp_serde::Deserializer::new(Cursor::new(bytes));
+    match V::deserialize(&mut decoder) {
+        Ok(value) if decoder.position() == bytes.len() as u64 => Ok(value),
         Ok(_) => Err(error(rank, ValueProblem::NotDecodable, None)),
-        Err(source) => Err(error(rank, ValueProblem::NotDecodable, Some(source))),
+        Err(source) => Err(error(rank, ValueProblem::NotDecodable, Some(source.into()))),
     }
 }
 

@@ -58,6 +58,49 @@ fn values_are_started_on_without_waiting(#[values(1, 2, 3, 5)] world_size: usize
     });
 }
 
+fn is_zero(level: &u8) -> bool {
+    *level == 0
+}
+
+/// What only a format that describes itself brings across.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Attributed {
+    #[serde(default, skip_serializing_if = "is_zero")]
+    level: u8,
+    tags: Vec<u8>,
+    #[serde(flatten)]
+    rest: BTreeMap<String, Untagged>,
+    not_a_number: f64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Untagged {
+    Number(i64),
+    Text(String),
+    List(Vec<Self>),
+}
+
+#[rstest]
+#[case::left_out(0)]
+#[case::written(3)]
+fn what_attributes_of_serde_ask_for_is_done(#[case] level: u8) {
+    worlds::run(Network::Simulated, 3, move |mut comm| {
+        let list = Untagged::List(vec![Untagged::Number(-1), Untagged::Text("two".to_owned())]);
+        let rest = BTreeMap::from([("a".to_owned(), list), ("b".to_owned(), Untagged::Number(1 << 40))]);
+        let value = Attributed { level, tags: vec![1, 7], rest, not_a_number: f64::NAN };
+        let all = comm.all_gather_values(&value).unwrap();
+        let broadcast = comm.broadcast_value(Some(value.clone()), 2).unwrap();
+        for mut came in all.into_iter().chain([broadcast]) {
+            assert!(came.not_a_number.is_nan());
+            came.not_a_number = 0.0;
+            assert_eq!(came, Attributed { not_a_number: 0.0, ..value.clone() });
+        }
+        let json = serde_json::json!({ "any": [1, null, 2.5, { "thing": true }] });
+        assert_eq!(comm.gather_values(&json, 1).unwrap(), (comm.rank() == 1).then(|| vec![json; 3]));
+    });
+}
+
 /// Every rank fails alike, and the communicator lives on.
 #[track_caller]
 fn check(problem: ValueProblem, of: usize, program: fn(&mut Communicator) -> Result<(), Error>) {
@@ -119,7 +162,7 @@ fn bytes_of_another_type_are_told_from_a_value() {
         };
         let told = matches!(error, Error::Value { rank: 0, problem: ValueProblem::NotDecodable, .. });
         assert!(told, "{error:?}");
-        assert_eq!(error.to_string(), "the value of rank 0 is not of the type that is expected");
+        assert_eq!(error.to_string(), "the value of rank 0 cannot be decoded as the type that is expected");
     });
 }
 
