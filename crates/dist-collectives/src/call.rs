@@ -89,6 +89,7 @@ impl fmt::Display for Operation {
 
 /// A call of a collective, as all of its ranks must agree on it: what a transport's [`Fingerprint`] encodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Call {
     /// Which incarnation of the group this is; 0 for the first.
     pub epoch: u32,

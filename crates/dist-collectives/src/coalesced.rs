@@ -27,6 +27,7 @@ impl Communicator {
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce). The lengths of the buffers are part of the call.
     #[doc(alias = "allreduce_coalesced")]
+    #[doc(alias = "ncclGroupStart")]
     pub fn all_reduce_coalesced<T: Element>(&mut self, buffers: &mut [&mut [T]], op: ReduceOp) -> Result<()> {
         let manner = self.engine.manner(&self.settings);
         self.engine.coalesced(buffers, manner, |engine, packed, manner| engine.all_reduce(packed, op, manner))
@@ -36,6 +37,7 @@ impl Communicator {
     ///
     /// # Errors
     /// As for [`broadcast`](Self::broadcast). The lengths of the buffers are part of the call.
+    #[doc(alias = "_broadcast_coalesced")]
     pub fn broadcast_coalesced<T: Element>(&mut self, buffers: &mut [&mut [T]], root: usize) -> Result<()> {
         let manner = self.engine.manner(&self.settings);
         self.engine

@@ -26,6 +26,7 @@ impl Communicator {
     /// As for [`all_reduce`](Self::all_reduce), and unless the input is `world_size` times as long as the output.
     #[doc(alias = "MPI_Reduce_scatter_block")]
     #[doc(alias = "ncclReduceScatter")]
+    #[doc(alias = "reduce_scatter_tensor")]
     pub fn reduce_scatter<T: Element>(&mut self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
         let manner = self.engine.manner(&self.settings);
         self.engine.reduce_scatter(input, output, op, manner)
@@ -82,6 +83,7 @@ impl Communicator {
     #[doc(alias = "MPI_Allgather")]
     #[doc(alias = "allgather")]
     #[doc(alias = "ncclAllGather")]
+    #[doc(alias = "all_gather_into_tensor")]
     pub fn all_gather<T: Element>(&mut self, input: &[T], output: &mut [T]) -> Result<()> {
         let manner = self.engine.manner(&self.settings);
         self.engine.all_gather(input, output, manner)
@@ -248,6 +250,7 @@ impl Communicator {
     #[doc(alias = "MPI_Alltoall")]
     #[doc(alias = "alltoall")]
     #[doc(alias = "ncclAlltoAll")]
+    #[doc(alias = "all_to_all_single")]
     pub fn all_to_all<T: Element>(&mut self, input: &[T], output: &mut [T]) -> Result<()> {
         let manner = self.engine.manner(&self.settings);
         self.engine.all_to_all(input, output, manner)

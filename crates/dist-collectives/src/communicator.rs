@@ -227,7 +227,7 @@ impl Communicator {
     }
 
     /// The communicator with this algorithm for its operation, as long as the guard lives. A call that the
-    /// algorithm cannot do, or not in the order asked for, is refused.
+    /// algorithm cannot do, or not in the order asked for, is refused. Other operations ignore it.
     pub fn with_algorithm(&mut self, algorithm: impl Into<Algorithm>) -> Scoped<'_> {
         self.scoped(|settings| settings.force(algorithm.into()))
     }

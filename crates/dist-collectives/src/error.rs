@@ -149,9 +149,9 @@ pub enum Error {
     #[error("all_to_all: rank {from} sends {sent} elements to rank {to}, which expects {expected}")]
     Disagreement {
         /// The sending rank.
-        from: u64,
+        from: usize,
         /// The receiving rank.
-        to: u64,
+        to: usize,
         /// Elements that are sent.
         sent: u64,
         /// Elements that are expected.
@@ -234,7 +234,7 @@ pub enum Error {
     #[error("monitored_barrier: this rank came too late, the others had given it up")]
     Late,
     /// A peer is in another call. Nothing that it sent was used.
-    #[error("rank {peer} is in {theirs}, this rank in {ours}")]
+    #[error("rank {peer} is in {theirs}, this rank in {ours}{}", hint(.ours, .theirs))]
     Mismatch {
         /// The peer that disagrees.
         peer: usize,
@@ -365,12 +365,26 @@ fn because(
     reporter: usize,
     reported: Option<&Call>,
 ) -> String {
-    let culprit = match theirs {
-        Some(theirs) => format!(": rank {rank} was in {theirs}"),
-        None => format!(": rank {rank} {cause}"),
-    };
-    match reported {
-        Some(reported) => format!("{culprit} (reported by rank {reporter} from {reported})"),
-        None => format!("{culprit} (reported by rank {reporter})"),
+    match (theirs, reported) {
+        // Which of the two is wrong, nobody knows.
+        (Some(theirs), Some(reported)) => {
+            let hint = hint(theirs, reported);
+            format!(": rank {rank} in {theirs} and rank {reporter} in {reported} do not agree{hint}")
+        }
+        (Some(theirs), None) => format!(": rank {rank} was in {theirs} (reported by rank {reporter})"),
+        (None, Some(reported)) => {
+            format!(": rank {rank} {cause} (reported by rank {reporter} from {reported})")
+        }
+        (None, None) => format!(": rank {rank} {cause} (reported by rank {reporter})"),
+    }
+}
+
+/// What digests that differ mean, where two calls differ in nothing else.
+fn hint(ours: &Call, theirs: &Call) -> &'static str {
+    let same_sizes = Call { sizes: theirs.sizes, ..*ours };
+    if ours != theirs && same_sizes == *theirs {
+        ": the sizes of parts, buffers, shapes or hosts differ"
+    } else {
+        ""
     }
 }

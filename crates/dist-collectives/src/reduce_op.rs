@@ -28,11 +28,19 @@ pub enum ReduceOp {
     Xor,
     /// The sum, after this rank has multiplied each of its elements by its factor, rounded once (the factor to
     /// `f32` and the product in it, but for `f64`). Floating-point numbers only.
+    ///
+    /// The products are elements of the type again before they are added: one that the type cannot hold is infinite,
+    /// which in half types a large factor soon makes it. A factor of 0 makes a NaN or an infinity NaN, and does not hide
+    /// it.
     #[doc(alias = "ncclRedOpCreatePreMulSum")]
     PreMulSum(f64),
     /// The mean in which this rank's elements count with its weight: Σ wᵣ·xᵣ / Σ wᵣ over the ranks r. Each rank
     /// multiplies its elements by its weight as in [`PreMulSum`](Self::PreMulSum), the sum is divided once by the sum
     /// of the weights. Floating-point numbers only.
+    ///
+    /// Only the ratios of the weights count: choose them near 1. Numbers of samples as weights overflow half types;
+    /// divide them by their mean first. A weight of 0 hides no NaN and no infinity. With 1 on every rank it gives the
+    /// bits of [`Mean`](Self::Mean).
     ///
     /// A weight is finite and not negative. The weights are added in `f64` in canonical order; if they add up to zero
     /// or to what the type cannot hold, every rank gets the same error.

@@ -116,6 +116,8 @@ impl Engine {
             return Ok(());
         }
         let [from, to, sent, expected] = first;
+        let rank = |number| usize::try_from(number).expect("ranks are numbered by usize");
+        let (from, to) = (rank(from), rank(to));
         Err(Error::Disagreement { from, to, sent, expected })
     }
 }

@@ -18,10 +18,7 @@ const ELSEWHERE: [Elsewhere; 3] = [
     |comm| comm.recv(&mut [0_u8], comm.rank()),
     // Doing something that never ends by itself.
     |comm| {
-        let late = comm.runtime().deadline(4 * LIMIT);
-        while !comm.runtime().expired(late) {
-            comm.runtime().park(Some(late));
-        }
+        comm.runtime().sleep(4 * LIMIT);
         comm.monitored_barrier()
     },
     // In a call that moves nothing to rank 0.
@@ -111,10 +108,7 @@ fn a_rank_that_comes_after_the_counting_is_told_that_it_is_late(#[values(2, 4)] 
         let mut comm = Communicator::new(transport);
         comm.set_timeout(LIMIT);
         if comm.rank() == 1 {
-            let late = comm.runtime().deadline(LIMIT / 8 * 7);
-            while !comm.runtime().expired(late) {
-                comm.runtime().park(Some(late));
-            }
+            comm.runtime().sleep(LIMIT / 8 * 7);
         }
         comm.monitored_barrier().unwrap_err()
     });
@@ -148,10 +142,7 @@ fn nobody_leaves_before_the_last_has_come() {
         let mut comm = Communicator::new(transport);
         comm.set_timeout(LIMIT);
         if comm.rank() == 3 {
-            let late = comm.runtime().deadline(LIMIT / 2);
-            while !comm.runtime().expired(late) {
-                comm.runtime().park(Some(late));
-            }
+            comm.runtime().sleep(LIMIT / 2);
         }
         comm.monitored_barrier().unwrap();
         comm.runtime().now()

@@ -8,10 +8,7 @@ use dist_transport::sim;
 use rstest::rstest;
 
 fn wait(comm: &Communicator, time: Duration) {
-    let deadline = comm.runtime().deadline(time);
-    while !comm.runtime().expired(deadline) {
-        comm.runtime().park(Some(deadline));
-    }
+    comm.runtime().sleep(time);
 }
 
 const MINUTE: Duration = Duration::from_secs(60);

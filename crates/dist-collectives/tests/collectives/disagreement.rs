@@ -234,6 +234,9 @@ fn third_ranks_learn_of_both_calls() {
         let error = done.and_then(|()| comm.barrier()).unwrap_err();
         if matches!(error, Error::Aborted { .. }) {
             assert!(error.source().is_none(), "everything is said already: {error}");
+            let text = error.to_string();
+            assert!(text.contains("rank 1 in all_reduce #0 of 1 i32 (sum, "), "{text}");
+            assert!(text.ends_with(") do not agree"), "neither is blamed, and not for its sizes: {text}");
         }
         error.to_string()
     });

@@ -163,7 +163,7 @@ fn every_rank_is_told_who_sends_what_is_not_expected(
         let Error::Disagreement { from: sender, to: receiver, sent: 3, expected: 2 } = error else {
             panic!("{error:?}")
         };
-        assert_eq!((sender, receiver), (from as u64, to as u64));
+        assert_eq!((sender, receiver), (from, to));
         comm.all_to_all_v(&whole(&counts), &counts, &mut output, &received).unwrap();
     });
 }

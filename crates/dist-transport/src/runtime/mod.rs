@@ -94,6 +94,14 @@ impl Runtime {
         self.0.park(deadline.map(|deadline| deadline.expires));
     }
 
+    /// Waits for so long, whoever wakes the thread in between.
+    pub fn sleep(&self, time: Duration) {
+        let deadline = self.deadline(time);
+        while !self.expired(deadline) {
+            self.park(Some(deadline));
+        }
+    }
+
     /// What wakes the calling thread.
     pub fn unparker(&self) -> Unparker {
         Unparker(self.0.current())

@@ -241,6 +241,17 @@ fn tasks_that_wait_for_the_clock_unwind_when_every_rank_has_returned() {
 }
 
 #[test]
+fn a_sleeper_that_is_woken_sleeps_on() {
+    let outcome = run(9, 1, |transport| {
+        let runtime = transport.runtime().clone();
+        runtime.unparker().unpark();
+        runtime.sleep(Duration::from_secs(5));
+        runtime.now()
+    });
+    assert_eq!(outcome.results, [Duration::from_secs(5)]);
+}
+
+#[test]
 fn a_task_that_nobody_can_wake_is_reported_when_every_rank_has_returned() {
     let report = report(2, 2, |transport| {
         let runtime = transport.runtime().clone();

@@ -292,6 +292,41 @@ fn check_numbers<T: Probe>(comm: &mut Communicator) {
     }
 }
 
+fn check_equal_weights<T: Probe>(comm: &mut Communicator) {
+    let (rank, world_size) = (comm.rank(), comm.world_size());
+    for len in [0, 1, 127, 1000] {
+        let own = inputs::<T>(world_size, len).swap_remove(rank);
+        let (mut weighted, mut mean) = (own.clone(), own);
+        comm.all_reduce(&mut weighted, ReduceOp::WeightedMean(1.0)).expect("every rank calls it");
+        comm.all_reduce(&mut mean, ReduceOp::Mean).expect("every rank calls it");
+        assert_same(&weighted, &mean, &format!("{len} {} on {world_size}", T::DTYPE));
+    }
+}
+
+#[rstest]
+fn weights_of_one_give_the_bits_of_the_mean(#[values(1, 2, 3, 5, 8)] world_size: usize) {
+    worlds::run(Network::Simulated, world_size, |mut comm| {
+        check_equal_weights::<f32>(&mut comm);
+        check_equal_weights::<f64>(&mut comm);
+        check_equal_weights::<f16>(&mut comm);
+        check_equal_weights::<bf16>(&mut comm);
+    });
+}
+
+#[test]
+fn a_weight_of_nothing_hides_no_nan_and_a_large_one_overflows() {
+    worlds::run(Network::Simulated, 2, |mut comm| {
+        let (weight, own) = [(0.0, f32::NAN), (1.0, 1.0)][comm.rank()];
+        let mut mean = [own];
+        comm.all_reduce(&mut mean, ReduceOp::WeightedMean(weight)).expect("every rank calls it");
+        assert!(mean[0].is_nan());
+        let mut mean = [f16::from_f32(100.0)];
+        comm.all_reduce(&mut mean, ReduceOp::WeightedMean(1000.0)).expect("every rank calls it");
+        assert_eq!(mean[0], f16::INFINITY);
+        comm.all_reduce(&mut mean, ReduceOp::WeightedMean(0.0)).expect_err("the weights add up to nothing");
+    });
+}
+
 #[rstest]
 fn every_rank_brings_its_own_factor_or_weight(#[values(1, 2, 3, 4, 5, 8)] world_size: usize) {
     worlds::run(Network::Simulated, world_size, |mut comm| {

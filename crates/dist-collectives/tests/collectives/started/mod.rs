@@ -17,10 +17,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// Waits in virtual time.
 fn idle(comm: &Communicator, time: Duration) {
-    let until = comm.runtime().deadline(time);
-    while !comm.runtime().expired(until) {
-        comm.runtime().park(Some(until));
-    }
+    comm.runtime().sleep(time);
 }
 
 #[derive(Clone, Copy)]
