@@ -12,6 +12,7 @@ mod faults;
 mod forks;
 mod hosts;
 mod oracle;
+mod parity;
 mod pending;
 mod refusals;
 #[cfg(feature = "ndarray")]
