@@ -33,6 +33,10 @@ fn ranks_whose_counts_differ_find_out_before_a_byte_is_used() {
                 let counts = if comm.rank() == 1 { odd } else { &[1, 2, 3] };
                 program(&mut comm, counts).and_then(|()| comm.barrier()).unwrap_err()
             });
+            let only_sizes_differ = ": the sizes of parts, buffers, shapes or hosts differ";
+            let told = errors.iter().any(|error| error.to_string().ends_with(only_sizes_differ));
+            // Counts that add up to something else can be seen in the calls themselves.
+            assert_eq!(told, odd.iter().sum::<usize>() == 6, "program {index}: {errors:?}");
             for error in errors {
                 let mismatch = matches!(
                     error,

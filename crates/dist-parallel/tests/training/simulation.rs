@@ -26,13 +26,6 @@ fn the_seed_decides_everything_but_the_result() {
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-fn sleep(runtime: &Runtime, duration: Duration) {
-    let deadline = runtime.deadline(duration);
-    while !runtime.expired(deadline) {
-        runtime.park(Some(deadline));
-    }
-}
-
 fn infos() -> Vec<ParamInfo> {
     ["early", "late"].map(|name| ParamInfo::new(name, [2], FloatType::F32)).into()
 }
@@ -60,7 +53,7 @@ fn a_peer_that_computes_for_too_long_is_named_at_the_deadline() {
     let outcome = sim::run(3, 2, |transport| {
         let (report, _) = step(Communicator::new(transport), |rank, runtime, ready| {
             if rank == 1 {
-                sleep(runtime, 2 * MINUTE);
+                runtime.sleep(2 * MINUTE);
             }
             ready(1, Values::F32(&[1.0; 2]))
         });
@@ -78,7 +71,7 @@ fn waiting_for_a_slow_peer_is_exposed_communication() {
     let outcome = sim::run(3, 3, |transport| {
         let (report, _) = step(Communicator::new(transport), |rank, runtime, ready| {
             if rank == 2 {
-                sleep(runtime, MINUTE / 2);
+                runtime.sleep(MINUTE / 2);
             }
             ready(0, Values::F32(&[1.0; 2]))
         });
@@ -98,9 +91,9 @@ fn report_early(early: bool) -> Vec<Result<StepReport, Error>> {
             let mut report = || ready(1, Values::F32(&[1.0; 2]));
             if early && rank == 0 {
                 report()?;
-                sleep(runtime, Duration::from_secs(80));
+                runtime.sleep(Duration::from_secs(80));
             } else {
-                sleep(runtime, Duration::from_secs(80));
+                runtime.sleep(Duration::from_secs(80));
                 report()?;
             }
             Ok(())
