@@ -1,11 +1,11 @@
 //! Operations that move elements: every bit arrives where it belongs.
 
-use dist_collectives::{Communicator, Operation};
+use dist_collectives::{Algorithm, AllToAll, Error, Operation};
 use dist_testkit::oracle;
 use half::bf16;
 use rstest::rstest;
 
-use super::{HOSTS, Probe, assert_same, by, done, inputs, lengths, part_of, parts, tell_of_hosts, ways};
+use super::{HOSTS, Probe, World, assert_same, inputs, lengths, part_of, parts, ways};
 use crate::worlds::{self, Network};
 
 /// Elements that no operation is to leave where they are.
@@ -13,18 +13,18 @@ fn blank<T: Probe>(len: usize) -> Vec<T> {
     vec![T::one(); len]
 }
 
-fn broadcast<T: Probe>(comm: &mut Communicator, len: usize, root: usize) {
+fn broadcast<T: Probe>(comm: &mut World, len: usize, root: usize) {
     let inputs = inputs::<T>(comm.world_size(), len);
     for way in ways(Operation::Broadcast) {
         let mut buffer = inputs[comm.rank()].clone();
-        if done(way, by(comm, way).broadcast(&mut buffer, root)) {
+        if comm.does(way, |comm| comm.broadcast(&mut buffer, root)) {
             assert_same(&buffer, &inputs[root], &format!("broadcast of {len} from {root} by {way:?}"));
         }
     }
 }
 
 /// In equal parts of this length, in place, and in uneven parts of that many elements together.
-fn all_gather<T: Probe>(comm: &mut Communicator, len: usize) {
+fn all_gather<T: Probe>(comm: &mut World, len: usize) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let part = len / world_size;
     let inputs = inputs::<T>(world_size, part);
@@ -33,23 +33,23 @@ fn all_gather<T: Probe>(comm: &mut Communicator, len: usize) {
     for way in ways(Operation::AllGather) {
         let context = format!("all_gather of {len} by {way:?} on {world_size}");
         let mut output = blank(expected.len());
-        if done(way, by(comm, way).all_gather(&inputs[rank], &mut output)) {
+        if comm.does(way, |comm| comm.all_gather(&inputs[rank], &mut output)) {
             assert_same(&output, &expected, &context);
         }
         let mut buffer = blank(expected.len());
         buffer[rank * part..][..part].copy_from_slice(&inputs[rank]);
-        if done(way, by(comm, way).all_gather_in_place(&mut buffer)) {
+        if comm.does(way, |comm| comm.all_gather_in_place(&mut buffer)) {
             assert_same(&buffer, &expected, &context);
         }
         let mut output = blank(len);
         let own = part_of(&uneven, &counts, rank);
-        if done(way, by(comm, way).all_gather_v(own, &counts, &mut output)) {
+        if comm.does(way, |comm| comm.all_gather_v(own, &counts, &mut output)) {
             assert_same(&output, &uneven, &context);
         }
     }
 }
 
-fn gather<T: Probe>(comm: &mut Communicator, len: usize, root: usize) {
+fn gather<T: Probe>(comm: &mut World, len: usize, root: usize) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let inputs = inputs::<T>(world_size, len / world_size);
     let (expected, counts) = (oracle::all_gather(&inputs), parts(world_size, len));
@@ -58,18 +58,18 @@ fn gather<T: Probe>(comm: &mut Communicator, len: usize, root: usize) {
     for way in ways(Operation::Gather) {
         let context = format!("gather of {len} to {root} by {way:?} on {world_size}");
         let mut output = at_root(expected.len());
-        if done(way, by(comm, way).gather(&inputs[rank], &mut output, root)) && rank == root {
+        if comm.does(way, |comm| comm.gather(&inputs[rank], &mut output, root)) && rank == root {
             assert_same(&output, &expected, &context);
         }
         let mut output = at_root(len);
         let own = part_of(&uneven, &counts, rank);
-        if done(way, by(comm, way).gather_v(own, &counts, &mut output, root)) && rank == root {
+        if comm.does(way, |comm| comm.gather_v(own, &counts, &mut output, root)) && rank == root {
             assert_same(&output, &uneven, &context);
         }
     }
 }
 
-fn scatter<T: Probe>(comm: &mut Communicator, len: usize, root: usize) {
+fn scatter<T: Probe>(comm: &mut World, len: usize, root: usize) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let (part, counts) = (len / world_size, parts(world_size, len));
     let all = oracle::sample::<T>(9, 0, len);
@@ -77,17 +77,17 @@ fn scatter<T: Probe>(comm: &mut Communicator, len: usize, root: usize) {
     for way in ways(Operation::Scatter) {
         let context = format!("scatter of {len} from {root} by {way:?} on {world_size}");
         let mut output = blank(part);
-        if done(way, by(comm, way).scatter(at_root(part * world_size), &mut output, root)) {
+        if comm.does(way, |comm| comm.scatter(at_root(part * world_size), &mut output, root)) {
             assert_same(&output, &all[rank * part..][..part], &context);
         }
         let mut output = blank(counts[rank]);
-        if done(way, by(comm, way).scatter_v(at_root(len), &counts, &mut output, root)) {
+        if comm.does(way, |comm| comm.scatter_v(at_root(len), &counts, &mut output, root)) {
             assert_same(&output, part_of(&all, &counts, rank), &context);
         }
     }
 }
 
-fn all_to_all<T: Probe>(comm: &mut Communicator, len: usize) {
+fn all_to_all<T: Probe>(comm: &mut World, len: usize) {
     let (rank, world_size) = (comm.rank(), comm.world_size());
     let part = len / world_size;
     let whole = part * world_size;
@@ -107,25 +107,30 @@ fn all_to_all<T: Probe>(comm: &mut Communicator, len: usize) {
     for way in ways(Operation::AllToAll) {
         let context = format!("all_to_all of {len} by {way:?} on {world_size}");
         let mut output = blank(whole);
-        if done(way, by(comm, way).all_to_all(&inputs[rank][..whole], &mut output)) {
+        if comm.does(way, |comm| comm.all_to_all(&inputs[rank][..whole], &mut output)) {
             assert_same(&output, &expected, &context);
         }
         let mut output = blank(uneven.len());
-        let mut comm = by(comm, way);
-        if done(way, comm.all_to_all_v(&inputs[rank], &counts[rank], &mut output, &received)) {
+        if let Some(bruck @ Algorithm::AllToAll(AllToAll::Bruck)) = way {
+            let mut comm = comm.with_algorithm(bruck);
+            let refused = comm.all_to_all_v(&inputs[rank], &counts[rank], &mut output, &received);
+            assert!(matches!(refused, Err(Error::NeedsEvenParts { .. })), "{context}: {refused:?}");
+            continue;
+        }
+        if comm.does(way, |comm| comm.all_to_all_v(&inputs[rank], &counts[rank], &mut output, &received)) {
             assert_same(&output, &uneven, &context);
         }
     }
 }
 
-fn barriers(comm: &mut Communicator) {
+fn barriers(comm: &mut World) {
     for way in ways(Operation::Barrier) {
-        done(way, by(comm, way).barrier());
+        comm.does(way, |comm| comm.barrier());
     }
     comm.monitored_barrier().expect("every rank calls it");
 }
 
-fn check<T: Probe>(comm: &mut Communicator, lengths: &[usize], roots: impl Fn(usize) -> Vec<usize>) {
+fn check<T: Probe>(comm: &mut World, lengths: &[usize], roots: impl Fn(usize) -> Vec<usize>) {
     for &len in lengths {
         all_gather::<T>(comm, len);
         all_to_all::<T>(comm, len);
@@ -142,7 +147,8 @@ fn check<T: Probe>(comm: &mut Communicator, lengths: &[usize], roots: impl Fn(us
 fn every_algorithm_moves_every_bit_of_every_length(
     #[values(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17)] world_size: usize,
 ) {
-    worlds::run(Network::Simulated, world_size, |mut comm| {
+    worlds::run(Network::Simulated, world_size, |comm| {
+        let mut comm = World::new(comm);
         let world_size = comm.world_size();
         check::<f32>(&mut comm, &lengths(world_size), |len| vec![len % world_size]);
         check::<u8>(&mut comm, &[127], |len| vec![(len + 1) % world_size]);
@@ -151,7 +157,8 @@ fn every_algorithm_moves_every_bit_of_every_length(
 
 #[rstest]
 fn every_algorithm_moves_every_bit_from_and_to_every_root(#[values(1, 2, 3, 5, 6, 8, 11)] world_size: usize) {
-    worlds::run(Network::Simulated, world_size, |mut comm| {
+    worlds::run(Network::Simulated, world_size, |comm| {
+        let mut comm = World::new(comm);
         let world_size = comm.world_size();
         check::<bf16>(&mut comm, &[world_size + 1], |_| (0..world_size).collect());
     });
@@ -159,7 +166,8 @@ fn every_algorithm_moves_every_bit_from_and_to_every_root(#[values(1, 2, 3, 5, 6
 
 #[rstest]
 fn every_algorithm_moves_every_bit_between_threads(#[values(2, 3, 5, 8)] world_size: usize) {
-    worlds::run(Network::Threads, world_size, |mut comm| {
+    worlds::run(Network::Threads, world_size, |comm| {
+        let mut comm = World::new(comm);
         let world_size = comm.world_size();
         check::<u64>(&mut comm, &lengths(world_size), |len| vec![len % world_size]);
         check::<i8>(&mut comm, &[127], |_| (0..world_size).collect());
@@ -169,8 +177,8 @@ fn every_algorithm_moves_every_bit_between_threads(#[values(2, 3, 5, 8)] world_s
 #[rstest]
 fn two_levels_move_every_bit(#[values(0, 1, 2, 3, 4, 5, 6)] hosts: usize) {
     let hosts = HOSTS[hosts];
-    worlds::run(Network::Simulated, hosts.len(), move |mut comm| {
-        tell_of_hosts(&mut comm, hosts);
+    worlds::run(Network::Simulated, hosts.len(), move |comm| {
+        let mut comm = World::among(comm, hosts);
         check::<f32>(&mut comm, &lengths(hosts.len()), |len| vec![len % hosts.len()]);
         check::<u8>(&mut comm, &[20], |_| (0..hosts.len()).collect());
     });
@@ -179,7 +187,8 @@ fn two_levels_move_every_bit(#[values(0, 1, 2, 3, 4, 5, 6)] hosts: usize) {
 #[cfg(feature = "tcp")]
 #[rstest]
 fn every_algorithm_moves_every_bit_over_sockets(#[values(1, 2, 3, 4, 5)] world_size: usize) {
-    worlds::run(Network::Tcp, world_size, |mut comm| {
+    worlds::run(Network::Tcp, world_size, |comm| {
+        let mut comm = World::new(comm);
         let world_size = comm.world_size();
         check::<f64>(&mut comm, &lengths(world_size), |len| vec![len % world_size]);
     });

@@ -3,8 +3,11 @@
 mod copies;
 mod reductions;
 
+use std::ops::{Deref, DerefMut};
+
+use dist_algos::Order;
 use dist_collectives::{
-    Algorithm, Communicator, CostModel, Element, Error, Hosts, Operation, ReductionOrder, Scoped, TwoLevel,
+    Algorithm, Communicator, CostModel, Element, Error, Hosts, Operation, ReductionOrder, TwoLevel,
 };
 use dist_testkit::oracle::{self, Number};
 
@@ -62,32 +65,92 @@ const HOSTS: [&[u64]; 7] = [
     &[0, 0, 0, 1, 1, 2, 0],
 ];
 
-/// Makes two levels as cheap as they can be, so that they are what the library chooses.
-fn tell_of_hosts(comm: &mut Communicator, hosts: &[u64]) {
-    let inside = CostModel { round_ps: 1, byte_ps: 1, reduced_byte_ps: 0 };
-    comm.set_hosts(Hosts::new(hosts), inside).expect("they are the hosts of this world");
+/// A communicator, and the hosts that it was told of.
+pub(crate) struct World {
+    comm: Communicator,
+    hosts: Option<Hosts>,
 }
 
-/// The communicator with this algorithm, if there is to be one.
-fn by(comm: &mut Communicator, algorithm: Option<Algorithm>) -> Scoped<'_> {
-    match algorithm {
-        Some(algorithm) => comm.with_algorithm(algorithm),
-        None => comm.with_order(ReductionOrder::Canonical),
+/// Why an algorithm that was asked for is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refusal {
+    NoHosts,
+    Unsupported,
+    Order,
+}
+
+impl World {
+    pub(crate) const fn new(comm: Communicator) -> Self {
+        Self { comm, hosts: None }
+    }
+
+    /// Makes two levels as cheap as they can be, so that they are what the library chooses.
+    fn among(mut comm: Communicator, hosts: &[u64]) -> Self {
+        let (hosts, inside) = (Hosts::new(hosts), CostModel { round_ps: 1, byte_ps: 1, reduced_byte_ps: 0 });
+        comm.set_hosts(hosts.clone(), inside).expect("they are the hosts of this world");
+        Self { comm, hosts: Some(hosts) }
+    }
+
+    /// Makes a call by this algorithm, or by the library's choice. Whether it was done: the algorithm is refused where
+    /// it does not serve these ranks or this order, and nowhere else.
+    #[track_caller]
+    pub(crate) fn does(
+        &mut self,
+        algorithm: Option<Algorithm>,
+        call: impl FnOnce(&mut Communicator) -> Result<(), Error>,
+    ) -> bool {
+        let expected = algorithm.and_then(|algorithm| self.refusal(algorithm));
+        let outcome = match algorithm {
+            Some(algorithm) => call(&mut self.comm.with_algorithm(algorithm)),
+            None => call(&mut self.comm.with_order(ReductionOrder::Canonical)),
+        };
+        let refused = match outcome {
+            Ok(()) => None,
+            Err(Error::NoHosts { .. }) => Some(Refusal::NoHosts),
+            Err(Error::Unsupported { .. }) => Some(Refusal::Unsupported),
+            Err(Error::Order { .. }) => Some(Refusal::Order),
+            Err(error) => panic!("{algorithm:?}: {error}"),
+        };
+        assert_eq!(refused, expected, "{algorithm:?} on {}", self.comm.world_size());
+        refused.is_none()
+    }
+
+    /// What an algorithm is to be refused for.
+    fn refusal(&self, algorithm: Algorithm) -> Option<Refusal> {
+        let n = self.comm.world_size();
+        let (supported, order) = match (algorithm, &self.hosts) {
+            (Algorithm::TwoLevel(_), None) => return Some(Refusal::NoHosts),
+            (Algorithm::TwoLevel(two), Some(hosts)) => (two.supports(hosts), two.order(hosts)),
+            (Algorithm::AllReduce(flat), _) => (flat.supports(n), flat.order(n)),
+            (Algorithm::ReduceScatter(flat), _) => (flat.supports(n), flat.order(n)),
+            (Algorithm::Reduce(flat), _) => (flat.supports(n), flat.order(n)),
+            (Algorithm::Scan(flat), _) => (flat.supports(n), flat.order(n)),
+            (Algorithm::AllGather(flat), _) => (flat.supports(n), Order::Canonical),
+            (Algorithm::Broadcast(flat), _) => (flat.supports(n), Order::Canonical),
+            (Algorithm::Gather(flat), _) => (flat.supports(n), Order::Canonical),
+            (Algorithm::Scatter(flat), _) => (flat.supports(n), Order::Canonical),
+            (Algorithm::AllToAll(flat), _) => (flat.supports(n), Order::Canonical),
+            (Algorithm::Barrier(flat), _) => (flat.supports(n), Order::Canonical),
+            (other, _) => panic!("say here where {other:?} is to be refused"),
+        };
+        let canonical = self.comm.order() == ReductionOrder::Canonical;
+        match supported {
+            false => Some(Refusal::Unsupported),
+            true => (canonical && order < Order::Canonical).then_some(Refusal::Order),
+        }
     }
 }
 
-/// Whether the call was done. The algorithm that was asked for may be refused for this world or this order; any other
-/// error is a failure.
-#[track_caller]
-fn done(algorithm: Option<Algorithm>, outcome: Result<(), Error>) -> bool {
-    match outcome {
-        Ok(()) => true,
-        Err(
-            Error::Unsupported { .. }
-            | Error::Order { .. }
-            | Error::NeedsEvenParts { .. }
-            | Error::NoHosts { .. },
-        ) if algorithm.is_some() => false,
-        Err(error) => panic!("{algorithm:?}: {error}"),
+impl Deref for World {
+    type Target = Communicator;
+
+    fn deref(&self) -> &Communicator {
+        &self.comm
+    }
+}
+
+impl DerefMut for World {
+    fn deref_mut(&mut self) -> &mut Communicator {
+        &mut self.comm
     }
 }

@@ -5,7 +5,7 @@ use dist_testkit::oracle::{self, Reduction};
 use half::{bf16, f16};
 use rstest::rstest;
 
-use super::{HOSTS, Probe, assert_same, by, done, inputs, lengths, part_of, parts, tell_of_hosts, ways};
+use super::{HOSTS, Probe, World, assert_same, inputs, lengths, part_of, parts, ways};
 use crate::worlds::{self, Network};
 
 fn reduction(op: ReduceOp) -> Reduction {
@@ -32,7 +32,7 @@ impl<'a, T: Probe> Case<'a, T> {
         Self { op, inputs, expected, ways }
     }
 
-    fn check(&self, comm: &mut Communicator, roots: impl Iterator<Item = usize>) {
+    fn check(&self, comm: &mut World, roots: impl Iterator<Item = usize>) {
         self.all_reduce(comm);
         roots.for_each(|root| self.reduce(comm, root));
         self.reduce_scatter(comm);
@@ -41,31 +41,31 @@ impl<'a, T: Probe> Case<'a, T> {
         }
     }
 
-    fn context(&self, operation: Operation, algorithm: Option<Algorithm>, comm: &Communicator) -> String {
+    fn context(&self, operation: Operation, algorithm: Option<Algorithm>, comm: &World) -> String {
         let (len, world_size) = (self.expected.len(), comm.world_size());
         format!("{operation} {} of {len} {} by {algorithm:?} on {world_size}", self.op, T::DTYPE)
     }
 
-    fn all_reduce(&self, comm: &mut Communicator) {
+    fn all_reduce(&self, comm: &mut World) {
         for way in (self.ways)(Operation::AllReduce) {
             let mut buffer = self.inputs[comm.rank()].clone();
-            if done(way, by(comm, way).all_reduce(&mut buffer, self.op)) {
+            if comm.does(way, |comm| comm.all_reduce(&mut buffer, self.op)) {
                 assert_same(&buffer, &self.expected, &self.context(Operation::AllReduce, way, comm));
             }
         }
     }
 
-    fn reduce(&self, comm: &mut Communicator, root: usize) {
+    fn reduce(&self, comm: &mut World, root: usize) {
         for way in (self.ways)(Operation::Reduce) {
             let mut buffer = self.inputs[comm.rank()].clone();
-            if done(way, by(comm, way).reduce(&mut buffer, self.op, root)) && comm.rank() == root {
+            if comm.does(way, |comm| comm.reduce(&mut buffer, self.op, root)) && comm.rank() == root {
                 assert_same(&buffer, &self.expected, &self.context(Operation::Reduce, way, comm));
             }
         }
     }
 
     /// In equal parts, of what of the input can be divided; in place; in uneven parts.
-    fn reduce_scatter(&self, comm: &mut Communicator) {
+    fn reduce_scatter(&self, comm: &mut World) {
         let (rank, world_size) = (comm.rank(), comm.world_size());
         let input = &self.inputs[rank];
         let part = input.len() / world_size;
@@ -75,24 +75,26 @@ impl<'a, T: Probe> Case<'a, T> {
         for way in (self.ways)(Operation::ReduceScatter) {
             let context = self.context(Operation::ReduceScatter, way, comm);
             let mut output = vec![T::zeroed(); part];
-            if done(way, by(comm, way).reduce_scatter(&input[..whole], &mut output, self.op)) {
+            if comm.does(way, |comm| comm.reduce_scatter(&input[..whole], &mut output, self.op)) {
                 assert_same(&output, even, &context);
             }
             let mut buffer = input[..whole].to_vec();
             let mut own = Vec::new();
-            let mut comm = by(comm, way);
-            let kept = comm.reduce_scatter_in_place(&mut buffer, self.op).map(|part| own = part.to_vec());
-            if done(way, kept) {
+            let in_place = comm.does(way, |comm| {
+                own = comm.reduce_scatter_in_place(&mut buffer, self.op)?.to_vec();
+                Ok(())
+            });
+            if in_place {
                 assert_same(&own, even, &context);
             }
             let mut output = vec![T::zeroed(); counts[rank]];
-            if done(way, comm.reduce_scatter_v(input, &counts, &mut output, self.op)) {
+            if comm.does(way, |comm| comm.reduce_scatter_v(input, &counts, &mut output, self.op)) {
                 assert_same(&output, part_of(&self.expected, &counts, rank), &context);
             }
         }
     }
 
-    fn scan(&self, comm: &mut Communicator) {
+    fn scan(&self, comm: &mut World) {
         let rank = comm.rank();
         let up_to_own = oracle::all_reduce(&self.inputs[..=rank], reduction(self.op));
         let before_own = match rank {
@@ -102,11 +104,11 @@ impl<'a, T: Probe> Case<'a, T> {
         for way in (self.ways)(Operation::Scan) {
             let context = self.context(Operation::Scan, way, comm);
             let mut buffer = self.inputs[rank].clone();
-            if done(way, by(comm, way).scan(&mut buffer, self.op)) {
+            if comm.does(way, |comm| comm.scan(&mut buffer, self.op)) {
                 assert_same(&buffer, &up_to_own, &context);
             }
             let mut buffer = self.inputs[rank].clone();
-            if done(way, by(comm, way).exclusive_scan(&mut buffer, self.op)) {
+            if comm.does(way, |comm| comm.exclusive_scan(&mut buffer, self.op)) {
                 assert_same(&buffer, &before_own, &context);
             }
         }
@@ -137,7 +139,7 @@ fn chosen(_: Operation) -> Vec<Option<Algorithm>> {
 }
 
 /// Every reduction of a type, by the library's choice.
-fn check_type<T: Probe>(comm: &mut Communicator) {
+fn check_type<T: Probe>(comm: &mut World) {
     let world_size = comm.world_size();
     for op in ReduceOp::PLAIN.into_iter().filter(|op| op.supports(T::DTYPE)) {
         for len in [world_size + 1, 127] {
@@ -147,7 +149,7 @@ fn check_type<T: Probe>(comm: &mut Communicator) {
 }
 
 /// Every length by every algorithm.
-fn check_lengths<T: Probe>(comm: &mut Communicator, op: ReduceOp) {
+fn check_lengths<T: Probe>(comm: &mut World, op: ReduceOp) {
     let world_size = comm.world_size();
     for len in lengths(world_size) {
         Case::<T>::new(op, world_size, len, &every).check(comm, std::iter::once(len % world_size));
@@ -159,7 +161,8 @@ fn every_type_has_its_reductions_bit_for_bit(
     #[values(Network::Simulated, Network::Threads)] network: Network,
     #[values(1, 2, 3, 4, 7, 8)] world_size: usize,
 ) {
-    worlds::run(network, world_size, |mut comm| {
+    worlds::run(network, world_size, |comm| {
+        let mut comm = World::new(comm);
         check_type::<f32>(&mut comm);
         check_type::<f64>(&mut comm);
         check_type::<f16>(&mut comm);
@@ -177,7 +180,8 @@ fn every_type_has_its_reductions_bit_for_bit(
 fn every_algorithm_gives_the_canonical_tree_for_every_length(
     #[values(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17)] world_size: usize,
 ) {
-    worlds::run(Network::Simulated, world_size, |mut comm| {
+    worlds::run(Network::Simulated, world_size, |comm| {
+        let mut comm = World::new(comm);
         check_lengths::<f32>(&mut comm, ReduceOp::Sum);
         check_lengths::<bf16>(&mut comm, ReduceOp::Mean);
     });
@@ -185,7 +189,8 @@ fn every_algorithm_gives_the_canonical_tree_for_every_length(
 
 #[rstest]
 fn every_algorithm_gives_the_canonical_tree_between_threads(#[values(2, 3, 5, 8)] world_size: usize) {
-    worlds::run(Network::Threads, world_size, |mut comm| {
+    worlds::run(Network::Threads, world_size, |comm| {
+        let mut comm = World::new(comm);
         check_lengths::<f32>(&mut comm, ReduceOp::Sum);
         check_lengths::<f16>(&mut comm, ReduceOp::Product);
         check_lengths::<i32>(&mut comm, ReduceOp::Min);
@@ -195,8 +200,8 @@ fn every_algorithm_gives_the_canonical_tree_between_threads(#[values(2, 3, 5, 8)
 #[rstest]
 fn two_levels_give_the_canonical_tree_where_hosts_allow_it(#[values(0, 1, 2, 3, 4, 5, 6)] hosts: usize) {
     let hosts = HOSTS[hosts];
-    worlds::run(Network::Simulated, hosts.len(), move |mut comm| {
-        tell_of_hosts(&mut comm, hosts);
+    worlds::run(Network::Simulated, hosts.len(), move |comm| {
+        let mut comm = World::among(comm, hosts);
         check_lengths::<f32>(&mut comm, ReduceOp::Sum);
         check_lengths::<bf16>(&mut comm, ReduceOp::Mean);
         let case = Case::<f64>::new(ReduceOp::Max, hosts.len(), 20, &every);
@@ -212,7 +217,8 @@ fn two_levels_give_the_canonical_tree_where_hosts_allow_it(#[values(0, 1, 2, 3, 
 #[cfg(feature = "tcp")]
 #[rstest]
 fn every_algorithm_gives_the_canonical_tree_over_sockets(#[values(1, 2, 3, 4, 5)] world_size: usize) {
-    worlds::run(Network::Tcp, world_size, |mut comm| {
+    worlds::run(Network::Tcp, world_size, |comm| {
+        let mut comm = World::new(comm);
         check_lengths::<f32>(&mut comm, ReduceOp::Sum);
         check_type::<bf16>(&mut comm);
     });
@@ -220,7 +226,8 @@ fn every_algorithm_gives_the_canonical_tree_over_sockets(#[values(1, 2, 3, 4, 5)
 
 #[rstest]
 fn every_root_gets_the_same_reduction(#[values(2, 3, 5, 8, 17)] world_size: usize) {
-    worlds::run(Network::Simulated, world_size, move |mut comm| {
+    worlds::run(Network::Simulated, world_size, move |comm| {
+        let mut comm = World::new(comm);
         let case = Case::<f32>::new(ReduceOp::Mean, world_size, 100, &every);
         (0..world_size).for_each(|root| case.reduce(&mut comm, root));
     });
@@ -236,7 +243,8 @@ fn small_inputs(world_size: usize, len: usize) -> Vec<Vec<f32>> {
 fn any_order_gives_exact_sums_and_the_same_bits_on_every_rank(
     #[values(1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17)] world_size: usize,
 ) {
-    let results = worlds::run(Network::Simulated, world_size, move |mut comm| {
+    let results = worlds::run(Network::Simulated, world_size, move |comm| {
+        let mut comm = World::new(comm);
         comm.set_order(ReductionOrder::Any);
         let mut noisy_sums = Vec::new();
         for len in lengths(world_size) {
