@@ -124,10 +124,16 @@ impl TcpTransport {
         }
         let session = self.session();
         let watch = Watch { runtime: &session.runtime, verdict: Some(&session.verdict), deadline };
-        match watch.ready(connected(&self.links, peer), PollFlags::IN) {
-            Ok(()) => Ok(true),
-            Err(e) if e.kind() == io::ErrorKind::TimedOut => Ok(false),
-            Err(e) => Err(receiving(peer)(session.verdict.get().map_or(Fault::Io(e), Fault::Aborted))),
+        let link = connected(&self.links, peer);
+        loop {
+            let broken = match watch.ready(link, PollFlags::IN).and_then(|()| link.peek(&mut [0])) {
+                Ok(1..) => return Ok(true),
+                Ok(0) => Fault::Closed,
+                Err(e) if e.kind() == io::ErrorKind::TimedOut => return Ok(false),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => continue,
+                Err(e) => session.verdict.get().map_or_else(|| e.into(), Fault::Aborted),
+            };
+            return Err(receiving(peer)(broken));
         }
     }
 
