@@ -73,6 +73,14 @@ pub(crate) fn output(command: &mut Command) -> Result<String, Failure> {
     }
 }
 
+/// The folder in which cargo puts what it builds.
+pub(crate) fn target_folder() -> Result<PathBuf, Failure> {
+    let metadata = output(&mut cargo("metadata --no-deps --format-version 1"))?;
+    let metadata: serde_json::Value = serde_json::from_str(&metadata).map_err(std::io::Error::from)?;
+    let folder = metadata["target_directory"].as_str();
+    folder.map(Into::into).ok_or_else(|| Failure::Check("cargo metadata names no target folder".to_owned()))
+}
+
 /// The command as a person would type it.
 pub(crate) fn line(command: &Command) -> String {
     let program = PathBuf::from(command.get_program());

