@@ -260,7 +260,9 @@ impl<M: Params> Ddp<M> {
     fn try_update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         for parameter in self.gradients.parameters() {
             let Some(gradient) = self.gradients.mean(parameter) else { continue };
-            write(&mut self.model, parameter, |values| optimizer.update(parameter, values, gradient))?;
+            params::write(&mut self.model, parameter, |values| {
+                optimizer.update(parameter, values, gradient)
+            })?;
         }
         Ok(())
     }
@@ -272,10 +274,15 @@ impl<M: Params> Ddp<M> {
                 tracing::warn!(%error, "training ends the job");
                 self.comm.abort();
             }
-            self.gradients.forget();
-            self.micro_batches = 0;
+            self.forget();
         }
         result
+    }
+
+    /// Forgets all gradients.
+    pub(crate) fn forget(&mut self) {
+        self.gradients.forget();
+        self.micro_batches = 0;
     }
 }
 
@@ -389,7 +396,7 @@ impl Flight {
 fn broadcast(comm: &mut Communicator, model: &mut impl Params) -> Result<()> {
     for parameter in 0..model.infos().len() {
         if model.infos()[parameter].same_as.is_none() {
-            write(model, parameter, |values| {
+            params::write(model, parameter, |values| {
                 match values {
                     ValuesMut::F32(values) => comm.broadcast(values, 0),
                     ValuesMut::F64(values) => comm.broadcast(values, 0),
@@ -401,33 +408,6 @@ fn broadcast(comm: &mut Communicator, model: &mut impl Params) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Changes a parameter in place, after a look whether it is what it is said to be.
-fn write(
-    model: &mut impl Params,
-    parameter: usize,
-    mut change: impl FnMut(ValuesMut<'_>) -> Result<()>,
-) -> Result<()> {
-    let info = &model.infos()[parameter];
-    let (expected, expected_len) = (info.dtype, info.len());
-    let mut outcome = None;
-    let written = model.write(parameter, &mut |values| {
-        let (got, got_len) = (values.dtype(), values.len());
-        outcome = Some(if (got, got_len) == (expected, expected_len) {
-            Ok(change(values))
-        } else {
-            Err(Error::ValuesDiffer { expected_len, expected, got_len, got })
-        });
-    });
-    let source: BoxError = match (outcome, written) {
-        (Some(Ok(Err(error))), _) => return Err(error),
-        (Some(Err(differs)), _) => differs.into(),
-        (_, Err(source)) => source,
-        (None, Ok(())) => "the model did not call back".into(),
-        (Some(Ok(Ok(()))), Ok(())) => return Ok(()),
-    };
-    Err(Error::Model { parameter: model.infos()[parameter].name.clone(), source })
 }
 
 impl<M> fmt::Debug for Ddp<M> {

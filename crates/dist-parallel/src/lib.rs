@@ -3,6 +3,7 @@
 
 mod agreement;
 mod block;
+mod checkpoint;
 mod ddp;
 mod error;
 mod flat;
@@ -17,6 +18,7 @@ mod tree;
 mod values;
 
 pub use block::{Block, Ready, Saved};
+pub use checkpoint::{Holding, Piece, Shards, Slice};
 pub use ddp::{Ddp, DdpOptions, StepReport};
 /// What a communicator says, in [`Error::Communication`].
 #[doc(no_inline)]
@@ -26,7 +28,9 @@ pub use dist_collectives::{Communicator, Element, ReduceOp};
 pub use error::{BoxError, Error, Result};
 #[doc(no_inline)]
 pub use half::{bf16, f16};
-pub use optimizer::{AdamW, AdamWOptions, Momentum, Optimizer, Sgd, SgdOptions};
+pub use optimizer::{
+    AdamW, AdamWOptions, Momentum, Optimizer, Sgd, SgdOptions, SliceState, SliceStateMut, StateLayout,
+};
 pub use params::{FloatType, ParamInfo, Params};
 pub use plan::{Bucket, BucketBytes, BucketPlan, Place};
 pub use reduce::reduce;

@@ -127,6 +127,56 @@ pub(crate) fn validate(infos: &[ParamInfo]) -> Result<()> {
     Ok(())
 }
 
+/// Reads a parameter, after a look whether it is what it is said to be.
+pub(crate) fn read(model: &impl Params, parameter: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
+    let info = &model.infos()[parameter];
+    let mut outcome = None;
+    let called = model.read(parameter, &mut |values| {
+        outcome = Some(looks_as_said(info, values).map(|()| f(values)));
+    });
+    handed_out(info, called, outcome.map(|looks| looks.map(Ok)))
+}
+
+/// Changes a parameter in place, after a look whether it is what it is said to be.
+pub(crate) fn write(
+    model: &mut impl Params,
+    parameter: usize,
+    mut change: impl FnMut(ValuesMut<'_>) -> Result<()>,
+) -> Result<()> {
+    let info = model.infos()[parameter].clone();
+    let mut outcome = None;
+    let called = model.write(parameter, &mut |values| {
+        outcome = Some(looks_as_said(&info, values.as_values()).map(|()| change(values)));
+    });
+    handed_out(&info, called, outcome)
+}
+
+/// What came of handing out a parameter: whether the model has called back, with values that look as they should, and
+/// what was done with them.
+fn handed_out(
+    info: &ParamInfo,
+    called: Result<(), BoxError>,
+    outcome: Option<Result<Result<()>>>,
+) -> Result<()> {
+    let source: BoxError = match (outcome, called) {
+        (Some(Ok(Err(error))), _) => return Err(error),
+        (Some(Err(differs)), _) => differs.into(),
+        (_, Err(source)) => source,
+        (None, Ok(())) => "the model did not call back".into(),
+        (Some(Ok(Ok(()))), Ok(())) => return Ok(()),
+    };
+    Err(Error::Model { parameter: info.name.clone(), source })
+}
+
+fn looks_as_said(info: &ParamInfo, values: Values<'_>) -> Result<()> {
+    let (got, got_len) = (values.dtype(), values.len());
+    let (expected, expected_len) = (info.dtype, info.len());
+    if (got, got_len) == (expected, expected_len) {
+        return Ok(());
+    }
+    Err(Error::ValuesDiffer { expected_len, expected, got_len, got })
+}
+
 impl<P: Params + ?Sized> Params for Box<P> {
     fn infos(&self) -> &[ParamInfo] {
         (**self).infos()

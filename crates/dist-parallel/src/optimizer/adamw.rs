@@ -2,10 +2,12 @@
 
 use num_traits::Float as _;
 
-use super::{Calculated, Kept, Optimizer, check, entry, kept};
+use super::{
+    Calculated, Kept, Optimizer, SliceState, SliceStateMut, StateLayout, calculated, check, entry, kept,
+};
 use crate::number::Number;
 use crate::values::with_both;
-use crate::{Result, Values, ValuesMut};
+use crate::{FloatType, Result, Values, ValuesMut};
 
 /// Adam with decoupled weight decay ([Loshchilov and Hutter](https://arxiv.org/abs/1711.05101)), with the
 /// semantics of PyTorch's `AdamW`.
@@ -109,5 +111,36 @@ impl Optimizer for AdamW {
         check("the learning rate", learning_rate, learning_rate >= 0.0)?;
         self.options.learning_rate = learning_rate;
         Ok(())
+    }
+
+    fn name(&self) -> &'static str {
+        "adamw"
+    }
+
+    fn layout(&self, parameters: FloatType) -> StateLayout {
+        let dtype = calculated(parameters);
+        StateLayout {
+            arrays: vec![("mean", dtype), ("square", dtype)],
+            scalars: vec!["beta1_power", "beta2_power"],
+        }
+    }
+
+    fn state(&self, slice: usize) -> Option<SliceState<'_>> {
+        let Moments { mean, square, powers } = self.moments.get(slice)?.as_ref()?;
+        Some(SliceState { arrays: vec![mean.values(), square.values()], scalars: vec![powers.0, powers.1] })
+    }
+
+    fn make_state(&mut self, slice: usize, parameters: FloatType, len: usize) -> SliceStateMut<'_> {
+        let zeros = || Kept::zeros(parameters, len);
+        let moments = Moments { mean: zeros(), square: zeros(), powers: (0.0, 0.0) };
+        let Moments { mean, square, powers } = entry(&mut self.moments, slice).insert(moments);
+        SliceStateMut {
+            arrays: vec![mean.values_mut(), square.values_mut()],
+            scalars: vec![&mut powers.0, &mut powers.1],
+        }
+    }
+
+    fn clear_state(&mut self) {
+        self.moments.clear();
     }
 }

@@ -4,13 +4,15 @@
 
 mod adamw;
 mod sgd;
+mod state;
 #[cfg(test)]
 mod tests;
 
 pub use adamw::{AdamW, AdamWOptions};
 pub use sgd::{Momentum, Sgd, SgdOptions};
+pub use state::{SliceState, SliceStateMut, StateLayout};
 
-use crate::{Error, Result, Values, ValuesMut};
+use crate::{Error, FloatType, Result, Values, ValuesMut};
 
 /// Changes parameters by their gradients.
 pub trait Optimizer {
@@ -31,6 +33,22 @@ pub trait Optimizer {
     /// # Errors
     /// If it is negative or not finite.
     fn set_learning_rate(&mut self, learning_rate: f64) -> Result<()>;
+
+    /// What a checkpoint calls this kind of optimizer.
+    fn name(&self) -> &'static str;
+
+    /// What is kept of a slice of parameters of this type.
+    fn layout(&self, parameters: FloatType) -> StateLayout;
+
+    /// What has been kept of a slice; `None` if it has made no step, or nothing is kept of any.
+    fn state(&self, slice: usize) -> Option<SliceState<'_>>;
+
+    /// Makes room for what is kept of a slice of `len` parameters of this type, all zeros, in place of what was kept
+    /// of it. It then counts as having made a step.
+    fn make_state(&mut self, slice: usize, parameters: FloatType, len: usize) -> SliceStateMut<'_>;
+
+    /// Forgets what has been kept of all slices.
+    fn clear_state(&mut self);
 }
 
 /// What is kept of one slice: as many values as the slice has, in the type that is calculated in.
@@ -38,6 +56,37 @@ pub trait Optimizer {
 enum Kept {
     F32(Vec<f32>),
     F64(Vec<f64>),
+}
+
+impl Kept {
+    fn zeros(parameters: FloatType, len: usize) -> Self {
+        match calculated(parameters) {
+            FloatType::F64 => Self::F64(vec![0.0; len]),
+            _ => Self::F32(vec![0.0; len]),
+        }
+    }
+
+    fn values(&self) -> Values<'_> {
+        match self {
+            Self::F32(values) => Values::F32(values),
+            Self::F64(values) => Values::F64(values),
+        }
+    }
+
+    fn values_mut(&mut self) -> ValuesMut<'_> {
+        match self {
+            Self::F32(values) => ValuesMut::F32(values),
+            Self::F64(values) => ValuesMut::F64(values),
+        }
+    }
+}
+
+/// The type that is calculated in for parameters of a type.
+const fn calculated(parameters: FloatType) -> FloatType {
+    match parameters {
+        FloatType::F64 => FloatType::F64,
+        FloatType::F32 | FloatType::F16 | FloatType::Bf16 => FloatType::F32,
+    }
 }
 
 /// A type that optimizers calculate in.

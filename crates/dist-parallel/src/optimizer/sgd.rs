@@ -1,9 +1,11 @@
 //! Stochastic gradient descent.
 
-use super::{Calculated, Kept, Optimizer, check, entry, kept};
+use super::{
+    Calculated, Kept, Optimizer, SliceState, SliceStateMut, StateLayout, calculated, check, entry, kept,
+};
 use crate::number::Number;
 use crate::values::with_both;
-use crate::{Result, Values, ValuesMut};
+use crate::{FloatType, Result, Values, ValuesMut};
 
 /// Stochastic gradient descent, with the semantics of PyTorch's `SGD`.
 ///
@@ -105,5 +107,35 @@ impl Optimizer for Sgd {
         check("the learning rate", learning_rate, learning_rate >= 0.0)?;
         self.options.learning_rate = learning_rate;
         Ok(())
+    }
+
+    fn name(&self) -> &'static str {
+        "sgd"
+    }
+
+    fn layout(&self, parameters: FloatType) -> StateLayout {
+        match self.options.momentum {
+            Momentum::None => StateLayout::default(),
+            Momentum::Plain(_) | Momentum::Nesterov(_) => {
+                StateLayout { arrays: vec![("velocity", calculated(parameters))], scalars: Vec::new() }
+            }
+        }
+    }
+
+    fn state(&self, slice: usize) -> Option<SliceState<'_>> {
+        let velocity = self.velocities.get(slice)?.as_ref()?;
+        Some(SliceState { arrays: vec![velocity.values()], scalars: Vec::new() })
+    }
+
+    fn make_state(&mut self, slice: usize, parameters: FloatType, len: usize) -> SliceStateMut<'_> {
+        if self.options.momentum == Momentum::None {
+            return SliceStateMut { arrays: Vec::new(), scalars: Vec::new() };
+        }
+        let velocity = entry(&mut self.velocities, slice).insert(Kept::zeros(parameters, len));
+        SliceStateMut { arrays: vec![velocity.values_mut()], scalars: Vec::new() }
+    }
+
+    fn clear_state(&mut self) {
+        self.velocities.clear();
     }
 }

@@ -4,6 +4,7 @@ use half::{bf16, f16};
 use rstest::rstest;
 
 use super::*;
+use crate::flat::Flat;
 
 /// One value's history under the textbook formulas of AdamW.
 #[derive(Default)]
@@ -208,4 +209,72 @@ fn settings_that_make_no_sense_are_refused() {
     for (expected, result) in refused {
         assert!(matches!(result, Err(Error::Setting { name, .. }) if name == expected), "{result:?}");
     }
+}
+
+fn rounded(dtype: FloatType, values: &[f32]) -> Flat {
+    let mut flat = Flat::zeros(dtype, values.len());
+    match flat.slice_mut(0, values.len()) {
+        ValuesMut::F32(into) => into.copy_from_slice(values),
+        ValuesMut::F64(into) => into.iter_mut().zip(values).for_each(|(into, &value)| *into = value.into()),
+        ValuesMut::F16(into) => {
+            into.iter_mut().zip(values).for_each(|(into, &value)| *into = f16::from_f32(value));
+        }
+        ValuesMut::Bf16(into) => {
+            into.iter_mut().zip(values).for_each(|(into, &value)| *into = bf16::from_f32(value));
+        }
+    }
+    flat
+}
+
+/// Copies what `from` has kept of slice 0 to slice `slice` of `to`, by way of the names.
+fn hand_over(from: &dyn Optimizer, to: &mut dyn Optimizer, slice: usize, dtype: FloatType) {
+    assert_eq!((from.name(), from.layout(dtype)), (to.name(), to.layout(dtype)));
+    let layout = from.layout(dtype);
+    let state = from.state(0).unwrap();
+    assert_eq!((state.arrays.len(), state.scalars.len()), (layout.arrays.len(), layout.scalars.len()));
+    let into = to.make_state(slice, dtype, LEN);
+    for ((array, values), (_, array_dtype)) in into.arrays.into_iter().zip(state.arrays).zip(layout.arrays) {
+        assert_eq!(values.dtype(), array_dtype);
+        let mut array = array;
+        array.copy_from(values).unwrap();
+    }
+    for (scalar, value) in into.scalars.into_iter().zip(state.scalars) {
+        *scalar = value;
+    }
+}
+
+#[rstest]
+fn an_optimizer_with_the_state_of_another_goes_on_like_it(
+    #[values(0, 1)] which: usize,
+    #[values(FloatType::F32, FloatType::F64, FloatType::F16, FloatType::Bf16)] dtype: FloatType,
+) {
+    let [mut first, mut second] = [optimizers(), optimizers()].map(|all| all.into_iter().nth(which).unwrap());
+    let mut parameters = Flat::zeros(dtype, LEN);
+    let step = |optimizer: &mut dyn Optimizer, slice, parameters: &mut Flat, step| {
+        let exact = rounded(dtype, &gradients(step));
+        optimizer.update(slice, parameters.slice_mut(0, LEN), exact.slice(0, LEN)).unwrap();
+    };
+    assert_eq!(first.state(0), None);
+    for number in 0..STEPS {
+        step(&mut *first, 0, &mut parameters, number);
+    }
+    hand_over(&*first, &mut *second, 3, dtype);
+    let mut copy = Flat::zeros(dtype, LEN);
+    copy.slice_mut(0, LEN).copy_from(parameters.slice(0, LEN)).unwrap();
+    for number in STEPS..2 * STEPS {
+        step(&mut *first, 0, &mut parameters, number);
+        step(&mut *second, 3, &mut copy, number);
+    }
+    assert_eq!(copy.slice(0, LEN), parameters.slice(0, LEN));
+    second.clear_state();
+    assert_eq!(second.state(3), None);
+}
+
+#[test]
+fn without_momentum_nothing_is_kept() {
+    let mut sgd = Sgd::new(SgdOptions::default()).unwrap();
+    sgd.update(0, (&mut [1.0_f32][..]).into(), (&[1.0_f32][..]).into()).unwrap();
+    assert!(sgd.layout(FloatType::F32).is_empty());
+    assert_eq!(sgd.state(0), None);
+    assert!(sgd.make_state(0, FloatType::F32, 1).arrays.is_empty());
 }

@@ -1,0 +1,77 @@
+//! What a trainer hands out to be saved, and takes back.
+//!
+//! A checkpoint knows nothing of strategies: a rank holds pieces of parameters, and its optimizer holds the state of
+//! pieces of parameters.
+
+use crate::{Communicator, ParamInfo, Result, Values, ValuesMut};
+
+/// What one rank holds of a model and its training.
+///
+/// All ranks together hold every value of every parameter that is not another name of an earlier one.
+pub trait Shards {
+    /// All parameters of the model, the same list on every rank.
+    fn infos(&self) -> &[ParamInfo];
+
+    /// What this rank holds of the parameters. The list never changes.
+    fn parameters(&self) -> Holding<Piece>;
+
+    /// What this rank's optimizer is given to step, each piece as a slice of its own. The list never changes.
+    fn slices(&self) -> Holding<Slice>;
+
+    /// Calls `f` once with the values of a piece, by its number in [`parameters`](Self::parameters).
+    ///
+    /// # Errors
+    /// If the values cannot be reached.
+    fn read(&self, piece: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<()>;
+
+    /// Calls `f` once with the memory of a piece, which `f` may overwrite.
+    ///
+    /// # Errors
+    /// If the memory cannot be reached.
+    fn write(&mut self, piece: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()>;
+
+    /// Called once all pieces have been overwritten: gradients and copies that were made of the old values are of no
+    /// use any more.
+    fn loaded(&mut self);
+
+    /// The group whose ranks hold the model.
+    fn communicator_mut(&mut self) -> &mut Communicator;
+}
+
+/// Neighbouring values of one parameter, which is read in row-major order. A piece can begin and end anywhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// The parameter's index.
+    pub parameter: usize,
+    /// The index of the first value in the parameter.
+    pub offset: usize,
+    /// The number of values.
+    pub len: usize,
+}
+
+/// A piece of a parameter that is a slice of the optimizer, with nothing before it and nothing after it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slice {
+    /// The number by which the optimizer knows it.
+    pub number: usize,
+    /// What it is a piece of.
+    pub piece: Piece,
+}
+
+/// What a rank holds, and who else holds exactly the same.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holding<T> {
+    /// The pieces. They do not overlap; a rank may hold none.
+    pub pieces: Vec<T>,
+    /// Which of the ranks that hold exactly these pieces, in this order, this one is.
+    pub copy: usize,
+    /// How many such ranks there are.
+    pub copies: usize,
+}
+
+impl<T> Holding<T> {
+    /// Pieces that no other rank holds.
+    pub const fn alone(pieces: Vec<T>) -> Self {
+        Self { pieces, copy: 0, copies: 1 }
+    }
+}
