@@ -13,9 +13,11 @@ mod channel;
 mod check;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod direct;
 mod error;
 mod fingerprint;
 mod grain;
+mod owned;
 mod rank;
 pub mod runtime;
 #[cfg(feature = "sim")]
@@ -26,9 +28,11 @@ mod transport;
 
 pub use abort::{Abort, Cause};
 pub use channel::ChannelId;
+pub use direct::{Direct, Exposed, Place, Reach, Shared};
 pub use error::{Activity, Error, Result};
 pub use fingerprint::Fingerprint;
 pub use grain::Grain;
+pub use owned::{Allocation, Lent, Owned};
 pub use rank::Rank;
 pub use runtime::{Deadline, Runtime};
 pub use transport::{Combine, Incoming, Outgoing, Progress, Sink, Traffic, Transport};

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::check::check_all;
-use crate::{Abort, ChannelId, Deadline, Fingerprint, Rank, Result, Runtime};
+use crate::{Abort, Allocation, ChannelId, Deadline, Direct, Fingerprint, Rank, Result, Runtime};
 
 /// Bytes between the ranks of one group, on one channel.
 ///
@@ -115,6 +115,23 @@ pub trait Transport: Send + fmt::Debug {
 
     /// What this transport has moved so far.
     fn traffic(&self) -> Traffic;
+
+    /// Memory that all ranks of the group share, if they share any.
+    ///
+    /// The first call is made by every rank of the group at the same place among its calls, and they agree: if one of
+    /// them cannot, none does. Later calls only look.
+    ///
+    /// # Errors
+    /// If the ranks cannot come to an agreement by the deadline.
+    fn direct(&mut self, _deadline: Deadline) -> Result<Option<&mut dyn Direct>> {
+        Ok(None)
+    }
+
+    /// This many bytes, zero at first, that the ranks of this host which share memory with this one reach as their own, from
+    /// every channel of the job. `None` if there is no such memory, or none left.
+    fn allocate(&mut self, _bytes: usize) -> Option<Box<dyn Allocation>> {
+        None
+    }
 
     /// Says which step of its call this rank comes to. Transports that report what ranks wait for keep it; for the
     /// others there is nothing to do.

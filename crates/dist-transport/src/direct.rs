@@ -1,0 +1,127 @@
+//! What ranks that share memory can do beside exchanging messages: all at once, each in the others' memory.
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::{Deadline, Lent, Result};
+
+/// Memory that all ranks of a group share: a place for a few bytes, slots, and the memory that a rank lays open.
+///
+/// Ranks enter the same calls in the same order and post equally often in each. A post says to whoever waits for it
+/// that everything which this rank wrote before is there, and that it is done with what it read before. Who reads or
+/// writes what others write or read without such a wait between gets bytes of before or after; schedules are proven
+/// not to.
+///
+/// Calls that follow each other have slots and lines of their own: entering a call waits until every rank has posted in the
+/// previous one, so that none is still in the one before, whose slots are used again.
+///
+/// After an error the whole job is aborted, as after one of a [`Transport`](crate::Transport)'s.
+pub trait Direct: fmt::Debug {
+    /// What there is; the same on all ranks.
+    fn shared(&self) -> Shared;
+
+    /// Begins the next call, the one that [`begin`](crate::Transport::begin) has named. Every rank posts `posts` times in it, which is at least once,
+    /// and lays `memory` open for it: until every rank has posted for the last time, see [`finished`](Direct::finished).
+    ///
+    /// # Errors
+    /// If a rank does not come out of the call before the previous one, or was in another previous call.
+    fn enter(&mut self, posts: u32, memory: Exposed<'_>, deadline: Deadline) -> Result<()>;
+
+    /// Copies bytes into this rank's line or one of its slots. Others see them after the next [`post`](Direct::post).
+    ///
+    /// # Panics
+    /// If the bytes do not fit, or `place` is [`Place::Memory`].
+    fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]);
+
+    /// Lets `write` fill a range of this rank's line or of one of its slots, in which it finds what was there before.
+    ///
+    /// # Panics
+    /// If there is no such range, or `place` is [`Place::Memory`].
+    fn fill(&mut self, place: Place, range: Range<usize>, write: &mut dyn FnMut(&mut [u8]));
+
+    /// Says to the others that this rank has come as far as this.
+    fn post(&mut self);
+
+    /// Waits until `rank` has posted this often in this call. The first wait for a rank in a call finds out whether it
+    /// is in the same one.
+    ///
+    /// # Errors
+    /// If it does not by the deadline, is in another call, or the job is aborted.
+    fn wait(&mut self, rank: usize, posts: u32, deadline: Deadline) -> Result<()>;
+
+    /// Lets `read` see a range of what `rank` has published or laid open, in pieces, each with its offset from the
+    /// start of the range. Offsets are multiples of 64, and so is the length of each piece but the last. Pieces of slots
+    /// are as long as the range.
+    ///
+    /// # Errors
+    /// If `rank` has laid no such range open, or the system fails to read it.
+    fn view(
+        &mut self,
+        rank: usize,
+        place: Place,
+        range: Range<usize>,
+        read: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<()>;
+
+    /// Copies from what `rank` has published or laid open, beginning at `offset`.
+    ///
+    /// # Errors
+    /// As for [`view`](Direct::view).
+    fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()>;
+
+    /// Copies into the memory that `rank` has laid open for writing, beginning at `offset`.
+    ///
+    /// # Errors
+    /// If `rank` has laid no such memory open, or the system fails to write it.
+    fn write(&mut self, rank: usize, offset: usize, bytes: &[u8]) -> Result<()>;
+
+    /// Whether every rank is known to have posted for the last time in the last call, so that none reaches into this
+    /// rank's memory any more.
+    fn finished(&self) -> bool;
+}
+
+/// What the ranks of a group share; the same on all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shared {
+    /// Slots of each rank.
+    pub slots: usize,
+    /// Bytes of a slot.
+    pub slot_bytes: usize,
+    /// Bytes of a line: what travels with a post for nothing.
+    pub line_bytes: usize,
+    /// What can be done with memory that a rank lays open and that is not [allocated](crate::Transport::allocate).
+    pub reach: Reach,
+}
+
+/// How far ranks reach into each other's ordinary memory. Memory that the transport allocated is reached by all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Reach {
+    /// Not at all: they share slots only.
+    Slots,
+    /// They may read it.
+    Read,
+    /// They may read and write it.
+    Write,
+}
+
+/// Where a rank's bytes lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// In the line that says how often it has posted. It can be written before the call's first post only.
+    Line,
+    /// In the slot with this number.
+    Slot(usize),
+    /// In the memory that it has laid open.
+    Memory,
+}
+
+/// The memory that a rank lays open to the others in a call.
+#[derive(Debug)]
+pub enum Exposed<'a> {
+    /// None.
+    Nothing,
+    /// They may read this. What they read after the call failed is of no matter to anybody.
+    Read(&'a [u8]),
+    /// They may read and write this, also long after the call has failed.
+    Write(Lent<'a>),
+}
