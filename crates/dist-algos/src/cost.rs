@@ -38,7 +38,7 @@ impl Cost {
 /// How long things take, in picoseconds: by whole numbers every machine chooses the same.
 ///
 /// ```
-/// use dist_algos::{AllReduce, CostModel, Order};
+/// use dist_algos::{AllReduce, Choice, CostModel, Order};
 ///
 /// let (slow, fast) = (CostModel::default(), CostModel { round_ps: 500_000, ..CostModel::default() });
 /// let suggest = |model: &CostModel| AllReduce::suggest(8, 65_536, Order::Canonical, model);

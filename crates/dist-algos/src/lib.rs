@@ -36,7 +36,8 @@ mod validate;
 pub mod verify;
 
 pub use algorithm::{
-    AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Phases, Reduce, ReduceScatter, Scan, Scatter,
+    AllGather, AllReduce, AllToAll, Barrier, Broadcast, Choice, Gather, Phases, Reduce, ReduceScatter, Scan,
+    Scatter,
 };
 pub use chunks::Chunks;
 pub use cost::{Cost, CostModel};

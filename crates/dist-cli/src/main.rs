@@ -3,6 +3,7 @@
 
 mod bench;
 mod error;
+mod operation;
 mod parse;
 mod run;
 mod sim;

@@ -3,36 +3,24 @@
 use std::fmt;
 use std::sync::Arc;
 
-use dist_algos::scan::Extent;
+use dist_algos::Choice;
 pub use dist_algos::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scan, Scatter,
 };
-use dist_algos::{Cost, CostModel, Order};
 
 use crate::settings::Settings;
 use crate::two_level::{Levels, TwoLevel};
-use crate::{Operation, Result};
+use crate::{Operation, ReductionOrder, Result};
 
-/// What the algorithms of one operation have in common with those of every other.
-pub(crate) trait Choice: Copy + Into<Algorithm> + 'static {
-    const OPERATION: Operation;
+/// An algorithm of one operation, beside those of all.
+pub(crate) trait OneOf: Choice + Into<Algorithm> {
+    const SERVES: Operation;
     /// The algorithm, if it is one of this operation.
     fn of(algorithm: Algorithm) -> Option<Self>;
-    fn supports(self, world_size: usize) -> bool;
-    /// In which order it reduces; canonical if it does not.
-    fn order(self, world_size: usize) -> Order;
-    /// The cheapest that reduces in this order or a stricter one.
-    fn suggest(world_size: usize, bytes: usize, order: Order, model: &CostModel) -> Self;
-    /// How long it takes on a buffer of so many bytes.
-    fn picoseconds(self, world_size: usize, bytes: usize, model: &CostModel) -> u128;
 }
 
 macro_rules! algorithms {
-    ($($(#[$doc:meta])* $operation:ident {
-        order: $order:expr,
-        suggest: $suggest:expr,
-        cost: $cost:expr,
-    })*) => {
+    ($($(#[$doc:meta])* $operation:ident)*) => {
         /// An algorithm and the operation that it is for.
         ///
         /// ```
@@ -64,6 +52,22 @@ macro_rules! algorithms {
                 match self {
                     $(Self::$operation(algorithm) => algorithm.name(),)*
                     Self::TwoLevel(two) => two.name(),
+                }
+            }
+
+            /// Whether it serves a world of this size, whose ranks are all alike.
+            pub fn supports(self, world_size: usize) -> bool {
+                match self {
+                    $(Self::$operation(algorithm) => algorithm.supports(world_size),)*
+                    Self::TwoLevel(_) => false,
+                }
+            }
+
+            /// Whether it reduces in this order or a stricter one in a world whose ranks are all alike, if it reduces.
+            pub fn keeps(self, order: ReductionOrder, world_size: usize) -> bool {
+                match self {
+                    $(Self::$operation(algorithm) => algorithm.keeps(order.least(), world_size),)*
+                    Self::TwoLevel(_) => false,
                 }
             }
 
@@ -103,34 +107,14 @@ macro_rules! algorithms {
                 }
             }
 
-            impl Choice for $operation {
-                const OPERATION: Operation = Operation::$operation;
+            impl OneOf for $operation {
+                const SERVES: Operation = Operation::$operation;
 
                 fn of(algorithm: Algorithm) -> Option<Self> {
                     match algorithm {
                         Algorithm::$operation(algorithm) => Some(algorithm),
                         _ => None,
                     }
-                }
-
-                fn supports(self, world_size: usize) -> bool {
-                    Self::supports(self, world_size)
-                }
-
-                fn order(self, world_size: usize) -> Order {
-                    let order: fn(Self, usize) -> Order = $order;
-                    order(self, world_size)
-                }
-
-                fn suggest(world_size: usize, bytes: usize, order: Order, model: &CostModel) -> Self {
-                    let suggest: fn(usize, usize, Order, &CostModel) -> Self = $suggest;
-                    suggest(world_size, bytes, order, model)
-                }
-
-                fn picoseconds(self, world_size: usize, bytes: usize, model: &CostModel) -> u128 {
-                    let cost: fn(Self, usize) -> (Cost, usize) = $cost;
-                    let (cost, chunks) = cost(self, world_size);
-                    model.picoseconds(cost, bytes, chunks)
                 }
             }
         )*
@@ -139,65 +123,25 @@ macro_rules! algorithms {
 
 algorithms! {
     /// Of all_reduce.
-    AllReduce {
-        order: Self::order,
-        suggest: Self::suggest,
-        cost: |algorithm, n| (algorithm.cost(n), algorithm.chunks(n)),
-    }
+    AllReduce
     /// Of reduce_scatter.
-    ReduceScatter {
-        order: Self::order,
-        suggest: Self::suggest,
-        cost: |algorithm, n| (algorithm.cost(n), algorithm.chunks(n)),
-    }
+    ReduceScatter
     /// Of all_gather.
-    AllGather {
-        order: |_, _| Order::Canonical,
-        suggest: |world_size, bytes, _, model| Self::suggest(world_size, bytes, model),
-        cost: |algorithm, n| (algorithm.cost(n), algorithm.chunks(n)),
-    }
+    AllGather
     /// Of broadcast.
-    Broadcast {
-        order: |_, _| Order::Canonical,
-        suggest: |world_size, bytes, _, model| Self::suggest(world_size, bytes, model),
-        cost: |algorithm, n| (algorithm.cost(n), algorithm.chunks(n)),
-    }
+    Broadcast
     /// Of reduce.
-    Reduce {
-        order: Self::order,
-        suggest: Self::suggest,
-        cost: |algorithm, n| (algorithm.cost(n), algorithm.chunks(n)),
-    }
+    Reduce
     /// Of gather.
-    Gather {
-        order: |_, _| Order::Canonical,
-        suggest: |world_size, bytes, _, model| Self::suggest(world_size, bytes, model),
-        cost: |algorithm, n| (algorithm.cost(n), algorithm.chunks(n)),
-    }
+    Gather
     /// Of scatter.
-    Scatter {
-        order: |_, _| Order::Canonical,
-        suggest: |world_size, bytes, _, model| Self::suggest(world_size, bytes, model),
-        cost: |algorithm, n| (algorithm.cost(n), algorithm.chunks(n)),
-    }
+    Scatter
     /// Of all_to_all.
-    AllToAll {
-        order: |_, _| Order::Canonical,
-        suggest: |world_size, bytes, _, model| Self::suggest(world_size, bytes, model),
-        cost: |algorithm, n| (algorithm.cost(n), algorithm.chunks(n)),
-    }
+    AllToAll
     /// Of scan, and of exclusive_scan.
-    Scan {
-        order: Self::order,
-        suggest: |world_size, _, _, _| Self::suggest(world_size),
-        cost: |algorithm, n| (algorithm.cost(n, Extent::Inclusive), 1),
-    }
+    Scan
     /// Of barrier.
-    Barrier {
-        order: |_, _| Order::Canonical,
-        suggest: |world_size, _, _, _| Self::suggest(world_size),
-        cost: |algorithm, n| (algorithm.cost(n), 1),
-    }
+    Barrier
 }
 
 impl Algorithm {

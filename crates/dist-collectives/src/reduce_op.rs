@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use dist_algos::Order;
+
 use crate::DType;
 
 /// How elements of different ranks become one.
@@ -194,6 +196,14 @@ impl ReductionOrder {
     /// The order of this name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|order| order.name() == name)
+    }
+
+    /// The least that algorithms have to promise.
+    pub const fn least(self) -> Order {
+        match self {
+            Self::Canonical => Order::Canonical,
+            Self::Any => Order::Any,
+        }
     }
 }
 

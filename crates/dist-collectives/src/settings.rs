@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dist_algos::{CostModel, Order};
+use dist_algos::CostModel;
 
-use crate::algorithm::Choice;
+use crate::algorithm::OneOf;
 use crate::two_level::{Chosen, Levels};
 use crate::{Algorithm, Error, Operation, ReductionOrder, Result};
 
@@ -41,44 +41,41 @@ impl Settings {
     }
 
     /// The algorithm that was asked for.
-    pub(crate) fn forced<A: Choice>(&self) -> Option<A> {
-        self.forced[A::OPERATION as usize].and_then(A::of)
+    pub(crate) fn forced<A: OneOf>(&self) -> Option<A> {
+        self.forced[A::SERVES as usize].and_then(A::of)
     }
 
     /// How an operation is done. Every rank chooses for itself, from what all ranks have in common: the choice is in
     /// the call that they compare.
-    pub(crate) fn choose<A: Choice>(
+    pub(crate) fn choose<A: OneOf>(
         &self,
         world_size: usize,
         bytes: usize,
         levels: Option<&Arc<Levels>>,
     ) -> Result<Chosen<A>> {
-        let least = match self.order {
-            ReductionOrder::Canonical => Order::Canonical,
-            ReductionOrder::Any => Order::Any,
-        };
-        let Some(algorithm) = self.forced[A::OPERATION as usize] else {
+        let least = self.order.least();
+        let Some(algorithm) = self.forced[A::SERVES as usize] else {
             let flat = A::suggest(world_size, bytes, least, &self.model);
             let two_level = levels.and_then(|levels| {
-                let (two, time) = levels.suggest(A::OPERATION, bytes, least, &self.model)?;
+                let (two, time) = levels.suggest(A::SERVES, bytes, least, &self.model)?;
                 let faster = time < flat.picoseconds(world_size, bytes, &self.model);
                 faster.then(|| Chosen::TwoLevel(two, Arc::clone(levels)))
             });
             return Ok(two_level.unwrap_or(Chosen::Flat(flat)));
         };
-        let (supported, order, chosen) = match (A::of(algorithm), algorithm) {
-            (Some(flat), _) => (flat.supports(world_size), flat.order(world_size), Chosen::Flat(flat)),
+        let (supported, keeps, chosen) = match (A::of(algorithm), algorithm) {
+            (Some(flat), _) => (flat.supports(world_size), flat.keeps(least, world_size), Chosen::Flat(flat)),
             (None, Algorithm::TwoLevel(two)) => {
                 let levels = levels.ok_or(Error::NoHosts { algorithm })?;
                 let chosen = Chosen::TwoLevel(two, Arc::clone(levels));
-                (two.supports(&levels.hosts), two.order(&levels.hosts), chosen)
+                (two.supports(&levels.hosts), two.order(&levels.hosts) >= least, chosen)
             }
             (None, _) => unreachable!("every algorithm is forced for its operation"),
         };
         if !supported {
             return Err(Error::Unsupported { algorithm, world_size });
         }
-        if order < least {
+        if !keeps {
             return Err(Error::Order { algorithm, order: self.order, world_size });
         }
         Ok(chosen)

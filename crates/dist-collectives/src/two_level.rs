@@ -7,7 +7,7 @@ use dist_algos::hierarchical::{self, LevelCosts, Phases, Plan, Steps};
 use dist_algos::{Chunks, CostModel, Hosts, Order, Schedule, Step};
 use dist_transport::Rank;
 
-use crate::algorithm::Choice;
+use crate::algorithm::OneOf;
 use crate::digest::digest;
 use crate::{Algorithm, AllReduce, Barrier, Broadcast, Operation, Reduce};
 
@@ -196,7 +196,7 @@ pub(crate) enum Chosen<A> {
     TwoLevel(TwoLevel, Arc<Levels>),
 }
 
-impl<A: Choice> Chosen<A> {
+impl<A: OneOf> Chosen<A> {
     pub(crate) fn algorithm(&self) -> Algorithm {
         match self {
             Self::Flat(algorithm) => (*algorithm).into(),
@@ -213,22 +213,17 @@ impl<A: Choice> Chosen<A> {
     }
 
     /// Into how many chunks the buffer is cut.
-    pub(crate) fn chunks(&self, world_size: usize, flat: impl FnOnce(A, usize) -> usize) -> usize {
+    pub(crate) fn chunks(&self, world_size: usize) -> usize {
         match self {
-            Self::Flat(algorithm) => flat(*algorithm, world_size),
+            Self::Flat(algorithm) => algorithm.chunks(world_size),
             Self::TwoLevel(two, levels) => two.chunks(&levels.hosts),
         }
     }
 
     /// What a rank does.
-    pub(crate) fn steps<S: Iterator<Item = Step>>(
-        &self,
-        rank: Rank,
-        root: usize,
-        flat: impl FnOnce(A) -> S,
-    ) -> Either<S, Steps<'_>> {
+    pub(crate) fn steps(&self, rank: Rank, root: usize) -> impl Iterator<Item = Step> {
         match self {
-            Self::Flat(algorithm) => Either::Flat(flat(*algorithm)),
+            Self::Flat(algorithm) => Either::Flat(algorithm.steps(rank, root)),
             Self::TwoLevel(two, levels) => {
                 Either::TwoLevel(two.steps(rank, &levels.hosts, root).expect(SUPPORTED))
             }

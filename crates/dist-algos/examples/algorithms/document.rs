@@ -4,10 +4,7 @@
 mod two_level;
 
 use dist_algos::verify::{Subject, draw};
-use dist_algos::{
-    AllGather, AllReduce, AllToAll, Barrier, Broadcast, CostModel, Gather, Order, Reduce, ReduceScatter,
-    Scan, Scatter,
-};
+use dist_algos::{CostModel, Order};
 
 const INTRODUCTION: &str = "\
 # Algorithms
@@ -119,7 +116,7 @@ fn choice(subject: Subject, ranks: usize, order: Order) -> String {
     let mut text = String::new();
     let mut last = "";
     for power in 3..=30 {
-        let name = suggested(subject, ranks, 1 << power, order);
+        let name = subject.suggested(ranks, 1 << power, order, &CostModel::default());
         if name != last {
             let from = if last.is_empty() { String::new() } else { format!(", from {} ", size(power)) };
             text += &format!("{from}{name}");
@@ -134,23 +131,6 @@ fn size(power: u32) -> String {
         0..10 => format!("{} B", 1_usize << power),
         10..20 => format!("{} KiB", 1_usize << (power - 10)),
         _ => format!("{} MiB", 1_usize << (power - 20)),
-    }
-}
-
-fn suggested(subject: Subject, ranks: usize, bytes: usize, order: Order) -> &'static str {
-    let model = &CostModel::default();
-    match subject {
-        Subject::AllReduce(_) => AllReduce::suggest(ranks, bytes, order, model).name(),
-        Subject::ReduceScatter(_) => ReduceScatter::suggest(ranks, bytes, order, model).name(),
-        Subject::AllGather(_) => AllGather::suggest(ranks, bytes, model).name(),
-        Subject::Broadcast(_) => Broadcast::suggest(ranks, bytes, model).name(),
-        Subject::Reduce(_) => Reduce::suggest(ranks, bytes, order, model).name(),
-        Subject::Gather(_) => Gather::suggest(ranks, bytes, model).name(),
-        Subject::Scatter(_) => Scatter::suggest(ranks, bytes, model).name(),
-        Subject::AllToAll(_) => AllToAll::suggest(ranks, bytes, model).name(),
-        Subject::Scan(..) => Scan::suggest(ranks).name(),
-        Subject::Barrier(_) => Barrier::suggest(ranks).name(),
-        _ => unreachable!("an operation of which this page knows nothing"),
     }
 }
 

@@ -2,9 +2,9 @@
 
 use dist_transport::Rank;
 
-use super::{cheapest, named};
+use super::named;
 use crate::cost::log2_ceil;
-use crate::{Cost, CostModel, Schedule, circulant, neighbour, recursive_doubling, ring};
+use crate::{Cost, Schedule, circulant, neighbour, recursive_doubling, ring};
 
 /// How an all_gather can be done: every rank ends with every chunk, where rank `r` has chunk `r` to begin with,
 /// of as many chunks as there are ranks.
@@ -73,13 +73,5 @@ impl AllGather {
             Self::NeighbourExchange => neighbour::all_gather(rank),
             Self::Ring => Some(ring::all_gather(rank)),
         }
-    }
-
-    /// The cheapest algorithm; `bytes` is the size of the gathered buffer. All have the same bytes, so the
-    /// fewest rounds win whatever the size.
-    pub fn suggest(world_size: usize, bytes: usize, model: &CostModel) -> Self {
-        let fit = Self::ALL.iter().copied().filter(|algorithm| algorithm.supports(world_size));
-        cheapest(fit, |algorithm| model.picoseconds(algorithm.cost(world_size), bytes, world_size))
-            .unwrap_or(Self::Ring)
     }
 }

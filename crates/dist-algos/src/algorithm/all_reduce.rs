@@ -2,12 +2,11 @@
 
 use dist_transport::Rank;
 
-use super::{cheapest, named};
+use super::named;
 use crate::cost::log2_ceil;
 use crate::fold::Fold;
 use crate::{
-    Chunks, Cost, CostModel, Order, Schedule, binomial, circulant, halving_doubling, pairwise,
-    recursive_doubling, ring,
+    Chunks, Cost, Order, Schedule, binomial, circulant, halving_doubling, pairwise, recursive_doubling, ring,
 };
 
 /// How an all_reduce can be done: every rank ends with the sum of all buffers.
@@ -142,14 +141,5 @@ impl AllReduce {
                 gather: circulant::all_gather(rank),
             },
         }
-    }
-
-    /// The cheapest algorithm that reduces in this order or a stricter one.
-    pub fn suggest(world_size: usize, bytes: usize, order: Order, model: &CostModel) -> Self {
-        let fit = Self::ALL.iter().copied().filter(|algorithm| algorithm.order(world_size) >= order);
-        let price = |algorithm: Self| {
-            model.picoseconds(algorithm.cost(world_size), bytes, algorithm.chunks(world_size))
-        };
-        cheapest(fit, price).expect("two algorithms are canonical for every world")
     }
 }

@@ -2,9 +2,9 @@
 
 use dist_transport::Rank;
 
-use super::{cheapest, named};
+use super::named;
 use crate::cost::log2_ceil;
-use crate::{Cost, CostModel, Schedule, Source, all_to_all};
+use crate::{Cost, Schedule, Source, all_to_all};
 
 /// How an all_to_all can be done: rank `d` ends with one chunk of every rank `s`, where `s` has a chunk for every
 /// `d`, of as many chunks as there are ranks.
@@ -99,12 +99,6 @@ impl AllToAll {
             Self::Pairwise => all_to_all::pairwise(rank),
             Self::Bruck => all_to_all::bruck(rank),
         }
-    }
-
-    /// The cheapest algorithm for chunks that are equally long; `bytes` is the size of each rank's input.
-    pub fn suggest(world_size: usize, bytes: usize, model: &CostModel) -> Self {
-        let price = |algorithm: Self| model.picoseconds(algorithm.cost(world_size), bytes, world_size);
-        cheapest(Self::ALL.iter().copied(), price).unwrap_or(Self::Windowed)
     }
 
     /// The cheapest algorithm for chunks of any sizes.

@@ -28,6 +28,11 @@ impl Barrier {
         world_size > 0
     }
 
+    /// Into how many chunks the memory is cut: one, which has no bytes.
+    pub const fn chunks(self, _world_size: usize) -> usize {
+        1
+    }
+
     /// What it costs.
     pub const fn cost(self, world_size: usize) -> Cost {
         let rounds = match (self, world_size) {
@@ -44,10 +49,5 @@ impl Barrier {
             Self::Ring => barrier::ring(rank),
             Self::Dissemination => barrier::dissemination(rank),
         }
-    }
-
-    /// The algorithm with the fewest rounds.
-    pub const fn suggest(_world_size: usize) -> Self {
-        Self::Dissemination
     }
 }

@@ -2,9 +2,9 @@
 
 use dist_transport::Rank;
 
-use super::{cheapest, named};
+use super::named;
 use crate::cost::log2_ceil;
-use crate::{Cost, CostModel, Schedule, binomial, chain, circulant, knomial};
+use crate::{Cost, Schedule, binomial, chain, circulant, knomial};
 
 /// How a broadcast can be done: every rank ends with the root's buffer.
 #[doc(alias = "MPI_Bcast")]
@@ -81,13 +81,5 @@ impl Broadcast {
             Self::Chain => [chain::broadcast(rank, root), Schedule::nothing(rank)],
             Self::ScatterCirculant => [circulant::scatter(rank, root), circulant::all_gather(rank)],
         }
-    }
-
-    /// The cheapest algorithm.
-    pub fn suggest(world_size: usize, bytes: usize, model: &CostModel) -> Self {
-        let price = |algorithm: Self| {
-            model.picoseconds(algorithm.cost(world_size), bytes, algorithm.chunks(world_size))
-        };
-        cheapest(Self::ALL.iter().copied(), price).unwrap_or(Self::Binomial)
     }
 }

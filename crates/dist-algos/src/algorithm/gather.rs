@@ -2,9 +2,9 @@
 
 use dist_transport::Rank;
 
-use super::{cheapest, named};
+use super::named;
 use crate::cost::log2_ceil;
-use crate::{Chunks, Cost, CostModel, Schedule, Source, binomial, linear};
+use crate::{Chunks, Cost, Schedule, Source, binomial, linear};
 
 /// How a gather can be done: the root ends with chunk `r` of every rank `r`, of as many chunks as there are ranks.
 /// Chunks can have any sizes.
@@ -73,11 +73,5 @@ impl Gather {
             Self::Linear => linear::gather(rank, root, Source::Input),
             Self::Binomial => binomial::gather(rank, root),
         }
-    }
-
-    /// The cheapest algorithm; `bytes` is the size of the gathered buffer.
-    pub fn suggest(world_size: usize, bytes: usize, model: &CostModel) -> Self {
-        let price = |algorithm: Self| model.picoseconds(algorithm.cost(world_size), bytes, world_size);
-        cheapest(Self::ALL.iter().copied(), price).unwrap_or(Self::Linear)
     }
 }

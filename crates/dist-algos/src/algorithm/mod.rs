@@ -7,6 +7,7 @@ mod all_reduce;
 mod all_to_all;
 mod barrier;
 mod broadcast;
+mod choice;
 mod gather;
 mod reduce;
 mod reduce_scatter;
@@ -18,6 +19,7 @@ pub use all_reduce::{AllReduce, Phases};
 pub use all_to_all::AllToAll;
 pub use barrier::Barrier;
 pub use broadcast::Broadcast;
+pub use choice::Choice;
 pub use gather::Gather;
 pub use reduce::Reduce;
 pub use reduce_scatter::ReduceScatter;
@@ -64,11 +66,6 @@ macro_rules! named {
     };
 }
 use named;
-
-/// The cheapest of these algorithms, given their prices; the first of those that cost the same.
-fn cheapest<A: Copy>(algorithms: impl Iterator<Item = A>, price: impl Fn(A) -> u128) -> Option<A> {
-    algorithms.min_by_key(|&algorithm| price(algorithm))
-}
 
 #[cfg(test)]
 mod tests {
@@ -149,7 +146,8 @@ mod tests {
 
     #[test]
     fn large_buffers_are_broadcast_in_chunks_and_the_largest_down_a_chain() {
-        let suggest = |world_size, bytes| Broadcast::suggest(world_size, bytes, &CostModel::default());
+        let suggest =
+            |world_size, bytes| Broadcast::suggest(world_size, bytes, Order::Any, &CostModel::default());
         assert_eq!(suggest(8, 1 << 10), Broadcast::Binomial);
         assert_eq!(suggest(8, 1 << 20), Broadcast::ScatterCirculant);
         assert_eq!(suggest(8, 64 << 20), Broadcast::Chain);
@@ -161,11 +159,11 @@ mod tests {
     fn any_order_and_gathering_take_a_logarithm_of_rounds_in_every_world() {
         let model = CostModel::default();
         for (world_size, bytes) in [(6, 8), (6, 1 << 20), (13, 1 << 20), (63, 64 << 20)] {
-            assert_eq!(AllGather::suggest(world_size, bytes, &model), AllGather::Bruck);
+            assert_eq!(AllGather::suggest(world_size, bytes, Order::Any, &model), AllGather::Bruck);
             let scatter = ReduceScatter::suggest(world_size, bytes, Order::Any, &model);
             assert_eq!(scatter, ReduceScatter::Circulant, "{world_size}");
         }
-        assert_eq!(AllGather::suggest(16, 1 << 20, &model), AllGather::RecursiveDoubling);
+        assert_eq!(AllGather::suggest(16, 1 << 20, Order::Any, &model), AllGather::RecursiveDoubling);
         assert_eq!(ReduceScatter::suggest(16, 8, Order::Any, &model), ReduceScatter::HalvingDoubling);
         assert_eq!(Reduce::suggest(8, 8, Order::Canonical, &model), Reduce::Binomial);
         assert_eq!(Reduce::suggest(8, 64 << 20, Order::Canonical, &model), Reduce::PairwiseGather);
@@ -192,7 +190,7 @@ mod tests {
                     assert!(reduce_scatter.supports(world_size) && reduce_scatter.order(world_size) >= order);
                     let reduce = Reduce::suggest(world_size, bytes, order, &model);
                     assert!(reduce.order(world_size) >= order);
-                    assert!(AllGather::suggest(world_size, bytes, &model).supports(world_size));
+                    assert!(AllGather::suggest(world_size, bytes, Order::Any, &model).supports(world_size));
                 }
             }
         }

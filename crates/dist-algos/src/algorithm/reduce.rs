@@ -2,9 +2,9 @@
 
 use dist_transport::Rank;
 
-use super::{cheapest, named};
+use super::named;
 use crate::cost::log2_ceil;
-use crate::{Cost, CostModel, Order, Schedule, Step, binomial, circulant, pairwise};
+use crate::{Cost, Order, Schedule, Step, binomial, circulant, pairwise};
 
 /// How a reduce can be done: the root ends with the sum of all buffers. What other buffers held is lost.
 #[doc(alias = "MPI_Reduce")]
@@ -73,14 +73,5 @@ impl Reduce {
             Self::Binomial => [binomial::reduce(rank, root), Schedule::nothing(rank)],
             Self::PairwiseGather => [pairwise::reduce_scatter(rank), circulant::gather(rank, root)],
         }
-    }
-
-    /// The cheapest algorithm that reduces in this order or a stricter one.
-    pub fn suggest(world_size: usize, bytes: usize, order: Order, model: &CostModel) -> Self {
-        let fit = Self::ALL.iter().copied().filter(|algorithm| algorithm.order(world_size) >= order);
-        let price = |algorithm: Self| {
-            model.picoseconds(algorithm.cost(world_size), bytes, algorithm.chunks(world_size))
-        };
-        cheapest(fit, price).unwrap_or(Self::Binomial)
     }
 }

@@ -2,9 +2,9 @@
 
 use dist_transport::Rank;
 
-use super::{cheapest, named};
+use super::named;
 use crate::cost::log2_ceil;
-use crate::{Cost, CostModel, Order, Schedule, circulant, halving_doubling, pairwise, ring};
+use crate::{Cost, Order, Schedule, circulant, halving_doubling, pairwise, ring};
 
 /// How a reduce_scatter can be done: rank `r` ends with chunk `r` of the sum, of as many chunks as there are
 /// ranks. The other chunks of its buffer are lost.
@@ -73,13 +73,5 @@ impl ReduceScatter {
             Self::Ring => Some(ring::reduce_scatter(rank)),
             Self::Pairwise => Some(pairwise::reduce_scatter(rank)),
         }
-    }
-
-    /// The cheapest algorithm that reduces in this order or a stricter one; `bytes` is the size of each rank's
-    /// input. All have the same bytes, so the fewest rounds win whatever the size.
-    pub fn suggest(world_size: usize, bytes: usize, order: Order, model: &CostModel) -> Self {
-        let fit = |algorithm: &Self| algorithm.supports(world_size) && algorithm.order(world_size) >= order;
-        let price = |algorithm: Self| model.picoseconds(algorithm.cost(world_size), bytes, world_size);
-        cheapest(Self::ALL.iter().copied().filter(fit), price).expect("pairwise is canonical for every world")
     }
 }

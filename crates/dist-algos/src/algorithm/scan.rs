@@ -54,9 +54,4 @@ impl Scan {
             Self::RecursiveDoubling => scan::recursive_doubling(rank, extent),
         }
     }
-
-    /// The only algorithm so far.
-    pub const fn suggest(_world_size: usize) -> Self {
-        Self::RecursiveDoubling
-    }
 }

@@ -2,9 +2,9 @@
 
 use dist_transport::Rank;
 
-use super::{cheapest, named};
+use super::named;
 use crate::cost::log2_ceil;
-use crate::{Chunks, Cost, CostModel, Schedule, Source, binomial, linear};
+use crate::{Chunks, Cost, Schedule, Source, binomial, linear};
 
 /// How a scatter can be done: every other rank `r` ends with chunk `r` of the root's input, of as many chunks as there
 /// are ranks. Chunks can have any sizes.
@@ -68,11 +68,5 @@ impl Scatter {
             Self::Linear => linear::scatter(rank, root, Source::Input),
             Self::Binomial => binomial::scatter(rank, root),
         }
-    }
-
-    /// The cheapest algorithm; `bytes` is the size of the root's input.
-    pub fn suggest(world_size: usize, bytes: usize, model: &CostModel) -> Self {
-        let price = |algorithm: Self| model.picoseconds(algorithm.cost(world_size), bytes, world_size);
-        cheapest(Self::ALL.iter().copied(), price).unwrap_or(Self::Linear)
     }
 }

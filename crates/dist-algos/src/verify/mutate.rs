@@ -90,6 +90,23 @@ impl Score {
         Self::of(subject.chunks(world_size), &programs, |programs| subject.prove_programs(programs, root))
     }
 
+    /// Tries every mutant of every algorithm in worlds of these sizes, with the first and the last root. An original
+    /// that is not proven counts nothing: what is wrong with it is to be found by other means.
+    pub fn of_all(
+        world_sizes: impl IntoIterator<Item = usize>,
+    ) -> impl Iterator<Item = (Subject, usize, Self)> {
+        let of_world = |world_size: usize| {
+            let supported = move |subject: &Subject| subject.supports(world_size);
+            Subject::all().filter(supported).flat_map(move |subject| {
+                let mut roots = vec![0, subject.roots(world_size).end - 1];
+                roots.dedup();
+                let score = move |root| Self::of_subject(subject, world_size, root).unwrap_or_default();
+                roots.into_iter().map(move |root| (subject, world_size, score(root)))
+            })
+        };
+        world_sizes.into_iter().flat_map(of_world)
+    }
+
     /// Tries every mutant of right programs on memory cut into `chunks`. One passes if it is `proven` and costs what
     /// the original costs.
     ///

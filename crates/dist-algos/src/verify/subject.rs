@@ -6,8 +6,8 @@ use super::symmetry::are_turned;
 use super::{Finish, Goal, Program, Report, check, check_roots};
 use crate::scan::Extent;
 use crate::{
-    AllGather, AllReduce, AllToAll, Barrier, Broadcast, Chunks, Cost, Error, Gather, Order, Reduce,
-    ReduceScatter, Result, Scan, Scatter, Source, Step,
+    AllGather, AllReduce, AllToAll, Barrier, Broadcast, Choice, Chunks, Cost, CostModel, Error, Gather,
+    Order, Reduce, ReduceScatter, Result, Scan, Scatter, Source, Step,
 };
 
 /// One algorithm of one operation.
@@ -87,42 +87,38 @@ macro_rules! each {
     };
 }
 
+const fn operation_of<A: Choice>(_: A) -> &'static str {
+    A::OPERATION
+}
+
+const fn is_rooted<A: Choice>(_: A) -> bool {
+    A::ROOTED
+}
+
 impl Subject {
     /// Every algorithm of every operation.
     pub fn all() -> impl Iterator<Item = Self> + Clone {
-        fn of<A: Copy>(
-            all: &'static [A],
-            subject: fn(A) -> Subject,
-        ) -> impl Iterator<Item = Subject> + Clone {
-            all.iter().copied().map(subject)
+        fn of<A: Choice>(subject: fn(A) -> Subject) -> impl Iterator<Item = Subject> + Clone {
+            A::ALL.iter().copied().map(subject)
         }
-        of(AllReduce::ALL, Self::AllReduce)
-            .chain(of(ReduceScatter::ALL, Self::ReduceScatter))
-            .chain(of(AllGather::ALL, Self::AllGather))
-            .chain(of(Broadcast::ALL, Self::Broadcast))
-            .chain(of(Reduce::ALL, Self::Reduce))
-            .chain(of(Gather::ALL, Self::Gather))
-            .chain(of(Scatter::ALL, Self::Scatter))
-            .chain(of(AllToAll::ALL, Self::AllToAll))
-            .chain(of(Scan::ALL, |scan| Self::Scan(scan, Extent::Inclusive)))
-            .chain(of(Scan::ALL, |scan| Self::Scan(scan, Extent::Exclusive)))
-            .chain(of(Barrier::ALL, Self::Barrier))
+        of(Self::AllReduce)
+            .chain(of(Self::ReduceScatter))
+            .chain(of(Self::AllGather))
+            .chain(of(Self::Broadcast))
+            .chain(of(Self::Reduce))
+            .chain(of(Self::Gather))
+            .chain(of(Self::Scatter))
+            .chain(of(Self::AllToAll))
+            .chain(of(|scan| Self::Scan(scan, Extent::Inclusive)))
+            .chain(of(|scan| Self::Scan(scan, Extent::Exclusive)))
+            .chain(of(Self::Barrier))
     }
 
     /// The name of the operation.
-    pub const fn operation(self) -> &'static str {
+    pub fn operation(self) -> &'static str {
         match self {
-            Self::AllReduce(_) => AllReduce::OPERATION,
-            Self::ReduceScatter(_) => ReduceScatter::OPERATION,
-            Self::AllGather(_) => AllGather::OPERATION,
-            Self::Broadcast(_) => Broadcast::OPERATION,
-            Self::Reduce(_) => Reduce::OPERATION,
-            Self::Gather(_) => Gather::OPERATION,
-            Self::Scatter(_) => Scatter::OPERATION,
-            Self::AllToAll(_) => AllToAll::OPERATION,
-            Self::Scan(_, Extent::Inclusive) => Scan::OPERATION,
             Self::Scan(_, Extent::Exclusive) => "exclusive_scan",
-            Self::Barrier(_) => Barrier::OPERATION,
+            _ => each!(self, algorithm => operation_of(algorithm)),
         }
     }
 
@@ -137,54 +133,34 @@ impl Subject {
     }
 
     /// The roots to choose from: every rank, or just one number if the operation has no root.
-    pub const fn roots(self, world_size: usize) -> std::ops::Range<usize> {
-        match self {
-            Self::Broadcast(_) | Self::Reduce(_) | Self::Gather(_) | Self::Scatter(_) => 0..world_size,
-            _ => 0..1,
-        }
+    pub fn roots(self, world_size: usize) -> std::ops::Range<usize> {
+        if each!(self, algorithm => is_rooted(algorithm)) { 0..world_size } else { 0..1 }
     }
 
-    /// Into how many chunks the memory is cut; none for a barrier.
+    /// Into how many chunks the memory is cut; one that is empty for a barrier.
     pub const fn chunks(self, world_size: usize) -> usize {
-        match self {
-            Self::AllReduce(algorithm) => algorithm.chunks(world_size),
-            Self::ReduceScatter(algorithm) => algorithm.chunks(world_size),
-            Self::AllGather(algorithm) => algorithm.chunks(world_size),
-            Self::Broadcast(algorithm) => algorithm.chunks(world_size),
-            Self::Reduce(algorithm) => algorithm.chunks(world_size),
-            Self::Gather(algorithm) => algorithm.chunks(world_size),
-            Self::Scatter(algorithm) => algorithm.chunks(world_size),
-            Self::AllToAll(algorithm) => algorithm.chunks(world_size),
-            Self::Scan(algorithm, _) => algorithm.chunks(world_size),
-            Self::Barrier(_) => 0,
-        }
+        each!(self, algorithm => algorithm.chunks(world_size))
     }
 
     /// In which order it reduces, if it does.
-    pub const fn order(self, world_size: usize) -> Option<Order> {
-        match self {
-            Self::AllReduce(algorithm) => Some(algorithm.order(world_size)),
-            Self::ReduceScatter(algorithm) => Some(algorithm.order(world_size)),
-            Self::Reduce(algorithm) => Some(algorithm.order(world_size)),
-            Self::Scan(algorithm, _) => Some(algorithm.order(world_size)),
-            _ => None,
-        }
+    pub fn order(self, world_size: usize) -> Option<Order> {
+        each!(self, algorithm => Choice::order(algorithm, world_size))
     }
 
     /// What it costs in a world that it supports.
-    pub const fn cost(self, world_size: usize) -> Cost {
+    pub fn cost(self, world_size: usize) -> Cost {
         match self {
-            Self::AllReduce(algorithm) => algorithm.cost(world_size),
-            Self::ReduceScatter(algorithm) => algorithm.cost(world_size),
-            Self::AllGather(algorithm) => algorithm.cost(world_size),
-            Self::Broadcast(algorithm) => algorithm.cost(world_size),
-            Self::Reduce(algorithm) => algorithm.cost(world_size),
-            Self::Gather(algorithm) => algorithm.cost(world_size),
-            Self::Scatter(algorithm) => algorithm.cost(world_size),
-            Self::AllToAll(algorithm) => algorithm.cost(world_size),
             Self::Scan(algorithm, extent) => algorithm.cost(world_size, extent),
-            Self::Barrier(algorithm) => algorithm.cost(world_size),
+            _ => each!(self, algorithm => Choice::cost(algorithm, world_size)),
         }
+    }
+
+    /// The name of the algorithm of its operation that [`Choice::suggest`] gives.
+    pub fn suggested(self, world_size: usize, bytes: usize, order: Order, model: &CostModel) -> &'static str {
+        fn of<A: Choice>(_: A, (world_size, bytes): (usize, usize), order: Order, model: &CostModel) -> A {
+            A::suggest(world_size, bytes, order, model)
+        }
+        each!(self, algorithm => of(algorithm, (world_size, bytes), order, model).name())
     }
 
     /// What it is to achieve.
@@ -208,25 +184,18 @@ impl Subject {
 
     /// What a rank does; nothing in a world that is not supported.
     pub fn program(self, rank: Rank, root: usize) -> Program {
-        let steps = match self {
+        let steps: Vec<Step> = match self {
+            Self::Scan(algorithm, extent) => algorithm.schedule(rank, extent).collect(),
+            _ => each!(self, algorithm => algorithm.steps(rank, root).collect()),
+        };
+        let finish = match self {
             Self::AllReduce(algorithm) => {
                 let phases = algorithm.phases(rank);
-                let mut steps: Vec<Step> = phases.reduce.collect();
-                let finish = Some(Finish { after: steps.len(), owned: phases.owned });
-                steps.extend(phases.gather);
-                return Program { steps, finish };
+                Some(Finish { after: phases.reduce.count(), owned: phases.owned })
             }
-            Self::ReduceScatter(algorithm) => algorithm.schedule(rank).into_iter().flatten().collect(),
-            Self::AllGather(algorithm) => algorithm.schedule(rank).into_iter().flatten().collect(),
-            Self::Broadcast(algorithm) => algorithm.schedule(rank, root).collect(),
-            Self::Reduce(algorithm) => algorithm.schedule(rank, root).collect(),
-            Self::Gather(algorithm) => algorithm.schedule(rank, root).collect(),
-            Self::Scatter(algorithm) => algorithm.schedule(rank, root).collect(),
-            Self::AllToAll(algorithm) => algorithm.schedule(rank).collect(),
-            Self::Scan(algorithm, extent) => algorithm.schedule(rank, extent).collect(),
-            Self::Barrier(algorithm) => algorithm.schedule(rank).collect(),
+            _ => None,
         };
-        Program { steps, finish: None }
+        Program { steps, finish }
     }
 
     /// What every rank does.

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use dist_algos::Order;
 use dist_collectives::{Algorithm, Communicator, Operation as Collective, ReductionOrder};
 
 use crate::Error;
+use crate::operation::bus_factor;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "snake_case")]
@@ -31,19 +31,10 @@ pub(super) enum Operation {
 impl Operation {
     /// The name in lines and arguments.
     pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::AllReduce => "all_reduce",
-            Self::ReduceScatter => "reduce_scatter",
-            Self::AllGather => "all_gather",
-            Self::Broadcast => "broadcast",
-            Self::Reduce => "reduce",
-            Self::Gather => "gather",
-            Self::Scatter => "scatter",
-            Self::AllToAll => "all_to_all",
-            Self::Scan => "scan",
-            Self::Barrier => "barrier",
-            Self::SendRecv => "sendrecv",
-            Self::PingPong => "pingpong",
+        match (self, self.collective()) {
+            (_, Some(collective)) => collective.name(),
+            (Self::SendRecv, None) => "sendrecv",
+            (_, None) => "pingpong",
         }
     }
 
@@ -93,15 +84,7 @@ impl Operation {
 
     /// By what the bytes per second of a rank's input are multiplied to give those on its link.
     pub(super) fn bus_factor(self, world_size: usize) -> f64 {
-        let n = world_size as f64;
-        match self {
-            Self::AllReduce => 2.0 * (n - 1.0) / n,
-            Self::ReduceScatter | Self::Scatter | Self::AllToAll => (n - 1.0) / n,
-            Self::AllGather | Self::Gather => n - 1.0,
-            Self::Broadcast | Self::Reduce | Self::Scan | Self::SendRecv | Self::PingPong | Self::Barrier => {
-                1.0
-            }
-        }
+        self.collective().map_or(1.0, |collective| bus_factor(collective, world_size))
     }
 
     /// The collective that this measures, if it is one.
@@ -147,19 +130,10 @@ pub(super) fn check_algorithm(
     world_size: usize,
     order: ReductionOrder,
 ) -> Result<(), Error> {
-    let (supported, least) = match algorithm {
-        Algorithm::AllReduce(algorithm) => (algorithm.supports(world_size), algorithm.order(world_size)),
-        Algorithm::ReduceScatter(algorithm) => (algorithm.supports(world_size), algorithm.order(world_size)),
-        Algorithm::Reduce(algorithm) => (algorithm.supports(world_size), algorithm.order(world_size)),
-        Algorithm::AllGather(algorithm) => (algorithm.supports(world_size), Order::Canonical),
-        Algorithm::Broadcast(algorithm) => (algorithm.supports(world_size), Order::Canonical),
-        Algorithm::Barrier(algorithm) => (algorithm.supports(world_size), Order::Canonical),
-        _ => (true, Order::Canonical),
-    };
-    if !supported {
+    if !algorithm.supports(world_size) {
         return Err(Error::Usage(format!("{algorithm} cannot serve {world_size} ranks")));
     }
-    if order == ReductionOrder::Canonical && least < Order::Canonical {
+    if !algorithm.keeps(order, world_size) {
         return Err(Error::Usage(format!(
             "{algorithm} does not reduce in canonical order on {world_size} ranks: add --order any"
         )));

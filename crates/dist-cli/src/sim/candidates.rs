@@ -1,73 +1,15 @@
 //! The algorithms of each operation, ready to be predicted.
 
-use std::fmt;
-
 use dist_algos::predict::{self, Network, Plan, Prediction, STEPS_MAX};
 use dist_algos::{
-    AllGather, AllReduce, AllToAll, Barrier, Broadcast, Cost, Gather, Order, Partition, Reduce,
+    AllGather, AllReduce, AllToAll, Barrier, Broadcast, Choice, Cost, Gather, Order, Partition, Reduce,
     ReduceScatter, Scan, Scatter, Step, hierarchical,
 };
+use dist_collectives::Operation;
 use dist_transport::Rank;
 
-use super::kind::{Kind, Wish};
 use super::world::World;
 use crate::Error;
-
-/// What can be predicted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-#[value(rename_all = "snake_case")]
-pub(super) enum Operation {
-    AllReduce,
-    ReduceScatter,
-    AllGather,
-    Broadcast,
-    Reduce,
-    AllToAll,
-    Gather,
-    Scatter,
-    Scan,
-    Barrier,
-}
-
-impl Operation {
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::AllReduce => AllReduce::OPERATION,
-            Self::ReduceScatter => ReduceScatter::OPERATION,
-            Self::AllGather => AllGather::OPERATION,
-            Self::Broadcast => Broadcast::OPERATION,
-            Self::Reduce => Reduce::OPERATION,
-            Self::AllToAll => AllToAll::OPERATION,
-            Self::Gather => Gather::OPERATION,
-            Self::Scatter => Scatter::OPERATION,
-            Self::Scan => Scan::OPERATION,
-            Self::Barrier => Barrier::OPERATION,
-        }
-    }
-
-    /// The operation of this name.
-    pub(super) fn named(name: &str) -> Option<Self> {
-        let all = <Self as clap::ValueEnum>::value_variants();
-        all.iter().copied().find(|operation| operation.name() == name)
-    }
-
-    /// By what the bytes per second of a rank's input are multiplied to give those on its link.
-    pub(super) fn bus_factor(self, world_size: usize) -> f64 {
-        let n = world_size as f64;
-        match self {
-            Self::AllReduce => 2.0 * (n - 1.0) / n,
-            Self::ReduceScatter | Self::AllToAll | Self::Scatter => (n - 1.0) / n,
-            Self::AllGather | Self::Gather => n - 1.0,
-            Self::Broadcast | Self::Reduce | Self::Scan | Self::Barrier => 1.0,
-        }
-    }
-}
-
-impl fmt::Display for Operation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
 
 /// One operation on one network.
 #[derive(Debug, Clone, Copy)]
@@ -140,13 +82,14 @@ impl<'a> Case<'a> {
             Operation::Scatter => self.all::<Scatter>(),
             Operation::Scan => self.all::<Scan>(),
             Operation::Barrier => self.all::<Barrier>(),
+            other => Err(Error::Usage(format!("{other} has no algorithms to choose from"))),
         }
     }
 
-    fn all<K: Kind>(&self) -> Result<Vec<Candidate<'a>>, Error> {
+    fn all<A: Choice>(&self) -> Result<Vec<Candidate<'a>>, Error> {
         let (ranks, bytes) = (self.world.ranks(), self.whole()?);
-        let chosen = K::suggest(Wish { ranks, bytes, order: self.order, costs: self.world.costs() });
-        let candidate = |algorithm: K| {
+        let chosen = A::suggest(ranks, bytes, self.order, self.world.costs());
+        let candidate = |algorithm: A| {
             let traits = Traits {
                 name: algorithm.name(),
                 order: algorithm.order(ranks),
@@ -154,9 +97,9 @@ impl<'a> Case<'a> {
                 chunks: algorithm.chunks(ranks),
                 chosen: algorithm == chosen,
             };
-            self.candidate(traits, bytes, move |rank, root| algorithm.schedule(rank, root))
+            self.candidate(traits, bytes, move |rank, root| algorithm.steps(rank, root))
         };
-        K::ALL.iter().copied().filter(|algorithm| algorithm.supports(ranks)).map(candidate).collect()
+        A::ALL.iter().copied().filter(|algorithm| algorithm.supports(ranks)).map(candidate).collect()
     }
 
     /// Two-level all_reduces, where there are two levels.

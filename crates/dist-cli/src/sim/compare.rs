@@ -8,14 +8,14 @@ use std::path::PathBuf;
 use dist_algos::Order;
 use serde::{Deserialize, Serialize};
 
-use super::candidates::{Case, Operation};
+use super::candidates::Case;
 use super::fit;
 use super::line::rounded;
 use super::model::Model;
 use super::quantity::{show_bytes, show_time};
 use super::world::World;
-use crate::Error;
 use crate::run::Outcome;
+use crate::{Error, operation};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
@@ -130,7 +130,7 @@ impl Setting {
     fn points<'a>(&self, measured: &'a [Measured]) -> Result<Vec<&'a Measured>, Error> {
         let mut points = Vec::new();
         for line in measured.iter().filter(|line| line.ranks > 1 && line.median_us > 0.0) {
-            let Some(operation) = Operation::named(&line.op) else { continue };
+            let Some(operation) = operation::parse(&line.op) else { continue };
             let world = World::like(line.ranks, &Model::default(), self.apart);
             let case = Case { operation, bytes: line.bytes, order: Order::Any, world: &world };
             if case.candidates()?.iter().any(|candidate| candidate.name == line.algorithm) {
@@ -144,7 +144,7 @@ impl Setting {
     fn seconds(&self, point: &Measured, model: &Model) -> Result<f64, Error> {
         let world = World::like(point.ranks, model, self.apart);
         let unknown = || Error::Usage(format!("{} cannot be predicted", point.op));
-        let operation = Operation::named(&point.op).ok_or_else(unknown)?;
+        let operation = operation::parse(&point.op).ok_or_else(unknown)?;
         let case = Case { operation, bytes: point.bytes, order: Order::Any, world: &world };
         let candidates = case.candidates()?;
         let candidate = candidates.iter().find(|candidate| candidate.name == point.algorithm);

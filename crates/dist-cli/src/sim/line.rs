@@ -8,6 +8,7 @@ use super::candidates::{Candidate, Case};
 use super::quantity::{show_bytes, show_time};
 use super::world::World;
 use crate::Error;
+use crate::operation::bus_factor;
 
 /// The fields and their order are a contract with whoever reads them.
 #[derive(Debug, Clone, Serialize)]
@@ -42,7 +43,7 @@ impl Line {
         };
         let done = found.as_ref().ok();
         let algbw = done.filter(|done| done.seconds > 0.0).map(|done| case.bytes as f64 / done.seconds / 1e9);
-        let bus_factor = case.operation.bus_factor(case.world.ranks());
+        let bus_factor = bus_factor(case.operation, case.world.ranks());
         Ok(Self {
             op: case.operation.name(),
             ranks: case.world.ranks(),

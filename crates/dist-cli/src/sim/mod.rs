@@ -4,7 +4,6 @@ mod candidates;
 mod chart;
 mod compare;
 mod fit;
-mod kind;
 mod line;
 mod links;
 mod model;
@@ -14,12 +13,11 @@ mod world;
 
 use std::io::{self, Write};
 
-use dist_algos::Order;
-use dist_collectives::ReductionOrder;
+use dist_collectives::{Operation, ReductionOrder};
 
 use crate::Error;
 use crate::run::Outcome;
-use candidates::{Candidate, Case, Operation};
+use candidates::{Candidate, Case};
 use line::{Line, Table};
 use world::{World, WorldArguments};
 
@@ -44,7 +42,7 @@ enum Other {
 #[derive(Debug, clap::Args)]
 struct CollectiveArguments {
     /// What to predict
-    #[arg(value_enum, value_name = "OP", required = true)]
+    #[arg(value_name = "OP", required = true, value_parser = crate::operation::collective())]
     operation: Option<Operation>,
     /// How many ranks, as in 8 or 2,64,1000000
     #[arg(long, value_name = "N", required = true, value_delimiter = ',', value_parser = ranks)]
@@ -115,7 +113,7 @@ fn point(
     world: &World,
     bytes: usize,
 ) -> Result<Vec<Line>, Error> {
-    let case = Case { operation, bytes, order: least(arguments.order), world };
+    let case = Case { operation, bytes, order: arguments.order.least(), world };
     let all = case.candidates()?;
     let wanted = |candidate: &&Candidate<'_>| match arguments.algorithm.as_str() {
         "all" => true,
@@ -140,12 +138,4 @@ fn point(
     }
     line::mark_fastest(&mut lines);
     Ok(lines)
-}
-
-/// The least that algorithms have to promise.
-const fn least(order: ReductionOrder) -> Order {
-    match order {
-        ReductionOrder::Any => Order::Any,
-        _ => Order::Canonical,
-    }
 }

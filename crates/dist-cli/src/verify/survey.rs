@@ -50,22 +50,14 @@ const MUTATED: [usize; 7] = [2, 3, 4, 5, 6, 7, 8];
 /// Changes every step of every rank in small worlds, with the first and the last root.
 pub(super) fn mutants(max_ranks: usize) -> Mutants {
     let mut mutants = Mutants { mutants: 0, rejected: 0, survivors: Vec::new() };
-    for world_size in MUTATED.into_iter().filter(|&world_size| world_size <= max_ranks) {
-        for subject in Subject::all().filter(|subject| subject.supports(world_size)) {
-            let mut roots = vec![0, subject.roots(world_size).end - 1];
-            roots.dedup();
-            for root in roots {
-                // A schedule that is wrong itself has its own line.
-                let score = Score::of_subject(subject, world_size, root).unwrap_or_default();
-                mutants.mutants += score.mutants;
-                mutants.rejected += score.rejected();
-                let name = |mutant| {
-                    let (operation, algorithm) = (subject.operation(), subject.algorithm());
-                    format!("{operation} by {algorithm} of {world_size} ranks: {mutant}")
-                };
-                mutants.survivors.extend(score.survivors.iter().map(name));
-            }
-        }
+    // A schedule that is wrong itself has its own line.
+    let sizes = MUTATED.into_iter().filter(|&world_size| world_size <= max_ranks);
+    for (subject, world_size, score) in Score::of_all(sizes) {
+        mutants.mutants += score.mutants;
+        mutants.rejected += score.rejected();
+        let (operation, algorithm) = (subject.operation(), subject.algorithm());
+        let name = |mutant| format!("{operation} by {algorithm} of {world_size} ranks: {mutant}");
+        mutants.survivors.extend(score.survivors.iter().map(name));
     }
     mutants
 }

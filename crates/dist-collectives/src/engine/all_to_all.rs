@@ -1,6 +1,6 @@
 //! Every rank has a part for every rank.
 
-use dist_algos::Source;
+use dist_algos::{Choice, Order, Source};
 use dist_transport::Deadline;
 
 use super::shares::Shares;
@@ -104,7 +104,8 @@ impl Engine {
         let sent: Vec<u64> = send_counts.iter().map(|&count| count as u64).collect();
         let mut announced = vec![0; world_size];
         let shares = Shares::even(1, world_size);
-        let algorithm = AllToAll::suggest(world_size, size_of_val(&*sent), &manner.settings.model);
+        let algorithm =
+            AllToAll::suggest(world_size, size_of_val(&*sent), Order::Canonical, &manner.settings.model);
         self.deal(call, algorithm, (&sent, &shares), (&mut announced, &shares), manner.deadline)?;
         let differs = |(from, (&sent, &expected)): (usize, (&u64, &usize))| {
             (sent != expected as u64).then_some([from as u64, rank as u64, sent, expected as u64])

@@ -1,6 +1,6 @@
 //! What a reduce operation is made of on one rank.
 
-use dist_algos::{AllReduce, CostModel, Memory, Order, Partition};
+use dist_algos::{AllReduce, Choice, CostModel, Memory, Order, Partition};
 use dist_transport::{Combine, Deadline};
 
 use super::Engine;

@@ -12,7 +12,7 @@ impl Engine {
         let algorithm = self.choose::<Barrier>(0, manner)?;
         let call = self.begin(Call { dtype: None, ..self.chosen::<u8, _>(&algorithm, 0, manner) });
         let rank = self.rank();
-        let schedule = algorithm.steps(rank, 0, |flat| flat.schedule(rank));
+        let schedule = algorithm.steps(rank, 0);
         let nothing = partition::<u8>(0, 1);
         self.run::<u8>(&call, schedule, &mut [], nothing, &mut nothing_to_combine, manner.deadline)
     }

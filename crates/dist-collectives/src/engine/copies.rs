@@ -16,9 +16,9 @@ impl Engine {
         let algorithm = self.choose::<Broadcast>(size_of_val(buffer), manner)?;
         let call = Call { root: Some(root_code), ..self.chosen::<T, _>(&algorithm, buffer.len(), manner) };
         let call = self.begin(call);
-        let partition = partition::<T>(buffer.len(), algorithm.chunks(world_size, Broadcast::chunks));
+        let partition = partition::<T>(buffer.len(), algorithm.chunks(world_size));
         let rank = self.rank();
-        let schedule = algorithm.steps(rank, root, |flat| flat.schedule(rank, root));
+        let schedule = algorithm.steps(rank, root);
         self.run(&call, schedule, buffer, partition, &mut nothing_to_combine, manner.deadline)
     }
 
@@ -66,9 +66,7 @@ impl Engine {
     fn all_gather_in<T: Element>(&mut self, shares: &Shares, buffer: &mut [T], manner: Manner) -> Result<()> {
         let rank = self.rank();
         let algorithm = self.choose::<AllGather>(size_of_val(buffer), manner)?;
-        let schedule =
-            |flat: AllGather| flat.schedule(rank).expect("settings choose what the world supports");
-        let schedule = algorithm.steps(rank, rank.index(), schedule);
+        let schedule = algorithm.steps(rank, rank.index());
         let call = self.begin(self.shared::<T, _>(&algorithm, shares, manner));
         self.run(&call, schedule, buffer, shares.partition::<T>(), &mut nothing_to_combine, manner.deadline)
     }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use dist_algos::{Memory, Partition, RunError, Scratch, Step};
 use dist_transport::{Combine, Deadline, Rank, Transport};
 
-use crate::algorithm::Choice;
+use crate::algorithm::OneOf;
 use crate::digest::digest;
 use crate::settings::Settings;
 use crate::two_level::{Chosen, Levels};
@@ -76,12 +76,12 @@ impl Engine {
         self.levels.as_ref()
     }
 
-    fn choose<A: Choice>(&self, bytes: usize, manner: Manner) -> Result<Chosen<A>> {
+    fn choose<A: OneOf>(&self, bytes: usize, manner: Manner) -> Result<Chosen<A>> {
         manner.settings.choose(self.world_size(), bytes, self.levels())
     }
 
     /// The next collective by an algorithm that was chosen.
-    fn chosen<T: Element, A: Choice>(&self, chosen: &Chosen<A>, count: usize, manner: Manner) -> Call {
+    fn chosen<T: Element, A: OneOf>(&self, chosen: &Chosen<A>, count: usize, manner: Manner) -> Call {
         let call = self.collective::<T>(chosen.algorithm(), count, manner);
         match chosen.digest() {
             None => call,
@@ -108,7 +108,7 @@ impl Engine {
     }
 
     /// A collective whose memory is cut into shares.
-    fn shared<T: Element, A: Choice>(&self, chosen: &Chosen<A>, shares: &Shares, manner: Manner) -> Call {
+    fn shared<T: Element, A: OneOf>(&self, chosen: &Chosen<A>, shares: &Shares, manner: Manner) -> Call {
         let call = self.chosen::<T, A>(chosen, shares.count(), manner);
         Call { sizes: shares.digest(call.sizes), ..call }
     }

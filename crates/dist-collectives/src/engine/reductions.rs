@@ -21,7 +21,7 @@ impl Engine {
         let call = self.begin(Self::reducing(call, op, manner));
         let arithmetic = self.arithmetic::<T>(&call, op, deadline)?;
         arithmetic.prepare(buffer);
-        let partition = partition::<T>(buffer.len(), algorithm.chunks(world_size, AllReduce::chunks));
+        let partition = partition::<T>(buffer.len(), algorithm.chunks(world_size));
         let (reduce, owned, gather) = algorithm.phases(self.rank());
         let combine = &mut arithmetic.combine::<T>();
         self.run(&call, reduce, buffer, partition, combine, deadline)?;
@@ -47,9 +47,9 @@ impl Engine {
         let call = self.begin(Call { root: Some(root_code), ..Self::reducing(call, op, manner) });
         let arithmetic = self.arithmetic::<T>(&call, op, deadline)?;
         arithmetic.prepare(buffer);
-        let partition = partition::<T>(buffer.len(), algorithm.chunks(world_size, Reduce::chunks));
+        let partition = partition::<T>(buffer.len(), algorithm.chunks(world_size));
         let rank = self.rank();
-        let schedule = algorithm.steps(rank, root, |flat| flat.schedule(rank, root));
+        let schedule = algorithm.steps(rank, root);
         self.run(&call, schedule, buffer, partition, &mut arithmetic.combine::<T>(), deadline)?;
         if self.rank().index() == root {
             arithmetic.finish(buffer);
@@ -120,9 +120,7 @@ impl Engine {
         Self::check_op::<T>(op)?;
         let (rank, deadline) = (self.rank(), manner.deadline);
         let algorithm = self.choose::<ReduceScatter>(size_of_val(buffer), manner)?;
-        let schedule =
-            |flat: ReduceScatter| flat.schedule(rank).expect("settings choose what the world supports");
-        let schedule = algorithm.steps(rank, rank.index(), schedule);
+        let schedule = algorithm.steps(rank, rank.index());
         let call = Self::reducing(self.shared::<T, _>(&algorithm, shares, manner), op, manner);
         let call = self.begin(call);
         let arithmetic = self.arithmetic::<T>(&call, op, deadline)?;

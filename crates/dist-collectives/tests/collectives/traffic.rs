@@ -2,7 +2,7 @@
 
 use dist_algos::scan::Extent;
 use dist_algos::verify::{self, Report, hierarchical};
-use dist_algos::{CostModel, Order, Partition};
+use dist_algos::{Choice, CostModel, Order, Partition};
 use dist_collectives::{
     Algorithm, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Communicator, Error, Gather, Hosts, Plan,
     Reduce, ReduceOp, ReduceScatter, ReductionOrder, Scan, Scatter, Traffic, TwoLevel,
@@ -234,7 +234,7 @@ fn all_to_all(#[values(1, 2, 3, 4, 5, 7, 8, 13, 16, 17)] n: usize) {
             let (sent, received) = (borders(&counts(n)), borders(&vec![counts(n)[rank]; n]));
             let (sent, received) = (Partition::at(&sent, 4).unwrap(), Partition::at(&received, 4).unwrap());
             let data = report.traffic(rank, &received, Some(&sent));
-            let announcing = AllToAll::suggest(n, 8 * n, &CostModel::default());
+            let announcing = AllToAll::suggest(n, 8 * n, Order::Canonical, &CostModel::default());
             let numbers = Partition::new(n, 8, n).unwrap();
             let announced =
                 verify::all_to_all(announcing, n).unwrap().traffic(rank, &numbers, Some(&numbers));

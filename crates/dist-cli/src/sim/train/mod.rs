@@ -11,10 +11,10 @@ use std::fs;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use dist_collectives::ReductionOrder;
+use dist_collectives::{Operation, ReductionOrder};
 use serde::Serialize;
 
-use super::candidates::{Case, Operation};
+use super::candidates::Case;
 use super::chart::{Chart, Curve};
 use super::line::rounded;
 use super::quantity::{self, show_bytes, show_time};
@@ -234,7 +234,7 @@ impl Arguments {
             }
             _ => (world, None),
         };
-        let order = super::least(self.order);
+        let order = self.order.least();
         let seconds = |world: &World, operation: Operation, bytes: usize| {
             let candidates = Case { operation, bytes, order, world }.candidates()?;
             let chosen = candidates.iter().find(|candidate| candidate.chosen);

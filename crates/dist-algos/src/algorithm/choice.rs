@@ -1,0 +1,172 @@
+//! What the algorithms of one operation have in common with those of every other.
+
+use std::fmt;
+
+use dist_transport::Rank;
+
+use super::{
+    AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scan, Scatter,
+};
+use crate::scan::Extent;
+use crate::{Cost, CostModel, Order, Step};
+
+/// An algorithm of some operation.
+///
+/// ```
+/// use dist_algos::{AllGather, AllReduce, Choice};
+///
+/// fn rounds<A: Choice>(world_size: usize) -> Vec<(&'static str, usize)> {
+///     let all = A::ALL.iter().filter(|algorithm| algorithm.supports(world_size));
+///     all.map(|algorithm| (algorithm.name(), algorithm.cost(world_size).rounds)).collect()
+/// }
+/// assert!(rounds::<AllReduce>(8).contains(&("ring", 14)));
+/// assert!(rounds::<AllGather>(8).contains(&("ring", 7)));
+/// ```
+pub trait Choice: Copy + Eq + fmt::Debug + fmt::Display + 'static {
+    /// The operation that these are algorithms of.
+    const OPERATION: &'static str;
+    /// Every algorithm of the operation.
+    const ALL: &'static [Self];
+    /// Whether the operation has a root.
+    const ROOTED: bool;
+
+    /// The name, unique among the algorithms of the operation.
+    fn name(self) -> &'static str;
+    /// Whether there is a schedule for a world of this size.
+    fn supports(self, world_size: usize) -> bool;
+    /// Into how many chunks the memory is cut; one that is empty for a barrier.
+    fn chunks(self, world_size: usize) -> usize;
+    /// In which order it reduces, if it does.
+    fn order(self, world_size: usize) -> Option<Order>;
+    /// What it costs in a world that it supports, for the root that makes most of it; a scan is inclusive.
+    fn cost(self, world_size: usize) -> Cost;
+    /// What a rank does; nothing in a world that is not supported. A root says nothing if the operation has none.
+    fn steps(self, rank: Rank, root: usize) -> impl Iterator<Item = Step> + Clone;
+
+    /// Whether it reduces in this order or a stricter one, if it reduces.
+    fn keeps(self, order: Order, world_size: usize) -> bool {
+        self.order(world_size).is_none_or(|own| own >= order)
+    }
+
+    /// How long it takes on memory of so many bytes.
+    fn picoseconds(self, world_size: usize, bytes: usize, model: &CostModel) -> u128 {
+        model.picoseconds(self.cost(world_size), bytes, self.chunks(world_size))
+    }
+
+    /// The cheapest that keeps an order, given the bytes of the memory that the schedules work on; the first of those
+    /// that cost the same.
+    fn suggest(world_size: usize, bytes: usize, order: Order, model: &CostModel) -> Self {
+        let fits = |algorithm: &Self| algorithm.supports(world_size) && algorithm.keeps(order, world_size);
+        let price = |algorithm: &Self| algorithm.picoseconds(world_size, bytes, model);
+        // Every operation has a canonical algorithm for every world that has ranks.
+        Self::ALL.iter().copied().filter(fits).min_by_key(price).unwrap_or(Self::ALL[0])
+    }
+}
+
+macro_rules! choices {
+    ($($choice:ident {
+        rooted: $rooted:literal,
+        order: $order:expr,
+        cost: $cost:expr,
+        steps: |$algorithm:ident, $rank:ident, $root:pat_param| $steps:expr,
+    })*) => {$(
+        impl Choice for $choice {
+            const OPERATION: &'static str = Self::OPERATION;
+            const ALL: &'static [Self] = Self::ALL;
+            const ROOTED: bool = $rooted;
+
+            fn name(self) -> &'static str {
+                self.name()
+            }
+
+            fn supports(self, world_size: usize) -> bool {
+                self.supports(world_size)
+            }
+
+            fn chunks(self, world_size: usize) -> usize {
+                self.chunks(world_size)
+            }
+
+            fn order(self, world_size: usize) -> Option<Order> {
+                let order: fn(Self, usize) -> Option<Order> = $order;
+                order(self, world_size)
+            }
+
+            fn cost(self, world_size: usize) -> Cost {
+                let cost: fn(Self, usize) -> Cost = $cost;
+                cost(self, world_size)
+            }
+
+            fn steps(self, $rank: Rank, $root: usize) -> impl Iterator<Item = Step> + Clone {
+                let $algorithm = self;
+                $steps
+            }
+        }
+    )*};
+}
+
+choices! {
+    AllReduce {
+        rooted: false,
+        order: |a, n| Some(a.order(n)),
+        cost: Self::cost,
+        steps: |a, rank, _| {
+            let phases = a.phases(rank);
+            phases.reduce.chain(phases.gather)
+        },
+    }
+    ReduceScatter {
+        rooted: false,
+        order: |a, n| Some(a.order(n)),
+        cost: Self::cost,
+        steps: |a, rank, _| a.schedule(rank).into_iter().flatten(),
+    }
+    AllGather {
+        rooted: false,
+        order: |_, _| None,
+        cost: Self::cost,
+        steps: |a, rank, _| a.schedule(rank).into_iter().flatten(),
+    }
+    Broadcast {
+        rooted: true,
+        order: |_, _| None,
+        cost: Self::cost,
+        steps: |a, rank, root| a.schedule(rank, root),
+    }
+    Reduce {
+        rooted: true,
+        order: |a, n| Some(a.order(n)),
+        cost: Self::cost,
+        steps: |a, rank, root| a.schedule(rank, root),
+    }
+    Gather {
+        rooted: true,
+        order: |_, _| None,
+        cost: Self::cost,
+        steps: |a, rank, root| a.schedule(rank, root),
+    }
+    Scatter {
+        rooted: true,
+        order: |_, _| None,
+        cost: Self::cost,
+        steps: |a, rank, root| a.schedule(rank, root),
+    }
+    AllToAll {
+        rooted: false,
+        order: |_, _| None,
+        cost: Self::cost,
+        steps: |a, rank, _| a.schedule(rank),
+    }
+    Scan {
+        rooted: false,
+        order: |a, n| Some(a.order(n)),
+        cost: |a, n| a.cost(n, Extent::Inclusive),
+        steps: |a, rank, _| a.schedule(rank, Extent::Inclusive),
+    }
+    Barrier {
+        rooted: false,
+        order: |_, _| None,
+        cost: Self::cost,
+        steps: |a, rank, _| a.schedule(rank),
+    }
+}
