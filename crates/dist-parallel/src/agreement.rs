@@ -64,16 +64,24 @@ where
 
 /// For each number of parameters, the hash of that many.
 fn prefixes(infos: &[ParamInfo]) -> Vec<u64> {
-    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    let mut hashes = vec![hash];
+    let mut last = hash([]);
+    let mut hashes = vec![last];
     for info in infos {
-        // FNV-1a. The byte 255 is in no text: what follows it cannot be taken for a longer name.
-        for byte in info.to_string().bytes().chain([255]) {
-            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        }
-        hashes.push(hash);
+        // The byte 255 is in no text: what follows it cannot be taken for a longer name.
+        last = hash_more(last, info.to_string().bytes().chain([255]));
+        hashes.push(last);
     }
     hashes
+}
+
+/// A hash that is the same on every rank.
+pub(crate) fn hash(bytes: impl IntoIterator<Item = u8>) -> u64 {
+    hash_more(0xcbf2_9ce4_8422_2325, bytes)
+}
+
+/// The hash of what was hashed before and these bytes (FNV-1a).
+fn hash_more(hash: u64, bytes: impl IntoIterator<Item = u8>) -> u64 {
+    bytes.into_iter().fold(hash, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
 /// What a rank says of its parameter, in a size that needs no agreement: the name, a zero, how it looks, zeros.

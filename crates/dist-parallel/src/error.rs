@@ -129,6 +129,44 @@ pub enum Error {
     /// The caller's computation failed; the job is aborted, so that no rank waits for this one.
     #[error("computing the gradients failed")]
     Compute(#[source] BoxError),
+    /// The caller could not apply the gradients; the job is aborted, so that no rank waits for this one.
+    #[error("applying the gradients failed")]
+    Apply(#[source] BoxError),
+    /// Not every rank brought as many gradients of the same types and lengths; every rank gets this same error.
+    #[error("rank {rank} has gradients of other types or lengths than rank 0")]
+    GradientsDiffer {
+        /// The first rank that disagrees with rank 0.
+        rank: usize,
+    },
+    /// There is no such rank to be the parameter server.
+    #[error("rank {server} cannot be the parameter server of {world_size} ranks")]
+    NoSuchServer {
+        /// The rank that was to be the server.
+        server: usize,
+        /// How many ranks there are.
+        world_size: usize,
+    },
+    /// A tensor cannot be cut into no parts, or made from none.
+    #[error("a tensor has at least one part")]
+    NoParts,
+    /// A shape is not that of the values that come with it.
+    #[error("{len} values do not make the shape {shape:?}")]
+    ShapeDiffers {
+        /// The shape.
+        shape: Vec<usize>,
+        /// How many values there are.
+        len: usize,
+    },
+    /// The parts of a tensor do not fit together.
+    #[error("part {part} has the shape {got:?}, which does not go with {expected:?} along dim 0")]
+    PartsDiffer {
+        /// The part that does not fit.
+        part: usize,
+        /// The shape of the first part.
+        expected: Vec<usize>,
+        /// The shape of this one.
+        got: Vec<usize>,
+    },
     /// Communication failed.
     #[error("communication between the ranks failed")]
     Communication(#[source] Box<dist_collectives::Error>),

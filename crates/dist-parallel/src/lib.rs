@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod aggregate;
 mod agreement;
 mod block;
 mod checkpoint;
@@ -14,9 +15,14 @@ mod params;
 mod plan;
 mod reduce;
 mod sequence;
+mod shard_tensor;
 mod tree;
 mod values;
 
+pub use aggregate::{
+    Aggregation, AllReduceAggregator, GradientAggregator, GradientSlices, LocalAggregator, ParameterServer,
+    train_step,
+};
 pub use block::{Block, Ready, Saved};
 pub use checkpoint::{Holding, Piece, Shards, Slice};
 pub use ddp::{Ddp, DdpOptions, StepReport};
@@ -35,4 +41,5 @@ pub use params::{FloatType, ParamInfo, Params};
 pub use plan::{Bucket, BucketBytes, BucketPlan, Place};
 pub use reduce::reduce;
 pub use sequence::Sequence;
+pub use shard_tensor::{TensorShard, gather_shards, shard_tensor};
 pub use values::{Values, ValuesMut};

@@ -36,7 +36,7 @@ pub fn reduce<T: Element>(comm: &mut Communicator, slices: &mut [&mut [T]], op: 
 }
 
 /// Cuts a list of lengths into runs of at most `max` together, or of one.
-fn groups(lens: &[usize], max: usize) -> Vec<Range<usize>> {
+pub(crate) fn groups(lens: &[usize], max: usize) -> Vec<Range<usize>> {
     let mut groups: Vec<Range<usize>> = Vec::new();
     let mut total = 0;
     for (index, &len) in lens.iter().enumerate() {
@@ -52,7 +52,8 @@ fn groups(lens: &[usize], max: usize) -> Vec<Range<usize>> {
     groups
 }
 
-const BUCKET_BYTES_MAX: usize = 25 << 20;
+/// How much travels together at most, unless it is one slice.
+pub(crate) const BUCKET_BYTES_MAX: usize = 25 << 20;
 
 #[cfg(test)]
 mod tests {

@@ -14,7 +14,7 @@ use crate::ddp::options;
 use crate::plain::{Bag, model};
 
 /// Runs without the clock of the simulation coming near a deadline.
-fn run_at_once<T: Send + 'static>(
+pub(crate) fn run_at_once<T: Send + 'static>(
     ranks: usize,
     program: impl Fn(Communicator) -> T + Send + Sync + 'static,
 ) -> Vec<T> {

@@ -1,6 +1,7 @@
 //! Training on several ranks, from the level of its users.
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
+mod aggregate;
 mod ddp;
 mod dtypes;
 mod errors;

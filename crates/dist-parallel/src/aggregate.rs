@@ -1,0 +1,351 @@
+//! Making the gradients of one rank the mean over all ranks, for people with their own loop.
+
+use dist_collectives::{Communicator, Element, ReduceOp};
+use half::{bf16, f16};
+
+use crate::reduce::{BUCKET_BYTES_MAX, groups, reduce};
+use crate::{BoxError, Error, FloatType, Result, ValuesMut, agreement};
+
+/// A way to make every rank's gradients the mean over the ranks.
+///
+/// Sums are in the canonical order of [`Communicator::all_reduce`], and divided once: every way gives the same bits.
+pub trait GradientAggregator {
+    /// Replaces each of these slices by its mean over the slices at its place in the other ranks' lists.
+    ///
+    /// # Errors
+    /// If the lists differ, which every rank is told; if communication fails. The contents are then unspecified.
+    fn aggregate(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<()>;
+
+    /// As [`aggregate`](Self::aggregate), but over the ranks that are present only, whose number is returned. What an
+    /// absent rank brings is ignored; it gets the mean too. With nobody present, everything becomes +0.
+    ///
+    /// So a rank that has run out of data neither keeps the others waiting nor counts.
+    ///
+    /// # Errors
+    /// As for [`aggregate`](Self::aggregate).
+    fn aggregate_present(&mut self, gradients: &mut [ValuesMut<'_>], present: bool) -> Result<usize>;
+
+    /// Gives every rank the parameters of one of them: the server's, rank 0's where there is none.
+    ///
+    /// # Errors
+    /// As for [`aggregate`](Self::aggregate).
+    fn broadcast(&mut self, parameters: &mut [ValuesMut<'_>]) -> Result<()>;
+
+    /// Ends the job, so that no other rank waits for this one.
+    fn abort(&mut self);
+}
+
+/// One rank that trains alone: nothing is communicated.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LocalAggregator;
+
+/// Every rank adds its part: an all_reduce.
+#[derive(Debug)]
+pub struct AllReduceAggregator(Lists);
+
+/// One rank, the server, collects the gradients, averages them, and returns the mean.
+#[derive(Debug)]
+pub struct ParameterServer {
+    lists: Lists,
+    server: usize,
+}
+
+impl AllReduceAggregator {
+    /// Over the ranks of this group.
+    pub const fn new(comm: Communicator) -> Self {
+        Self(Lists { comm, agreed: None })
+    }
+
+    /// Gives the group back.
+    pub fn into_communicator(self) -> Communicator {
+        self.0.comm
+    }
+}
+
+impl ParameterServer {
+    /// Over the ranks of this group, with rank `server` as the server.
+    ///
+    /// # Errors
+    /// If there is no such rank.
+    pub fn new(comm: Communicator, server: usize) -> Result<Self> {
+        let world_size = comm.world_size();
+        if server >= world_size {
+            return Err(Error::NoSuchServer { server, world_size });
+        }
+        Ok(Self { lists: Lists { comm, agreed: None }, server })
+    }
+
+    /// Gives the group back.
+    pub fn into_communicator(self) -> Communicator {
+        self.lists.comm
+    }
+}
+
+impl GradientAggregator for LocalAggregator {
+    fn aggregate(&mut self, _: &mut [ValuesMut<'_>]) -> Result<()> {
+        Ok(())
+    }
+
+    fn aggregate_present(&mut self, gradients: &mut [ValuesMut<'_>], present: bool) -> Result<usize> {
+        if !present {
+            gradients.iter_mut().for_each(ValuesMut::clear);
+        }
+        Ok(present.into())
+    }
+
+    fn broadcast(&mut self, _: &mut [ValuesMut<'_>]) -> Result<()> {
+        Ok(())
+    }
+
+    fn abort(&mut self) {}
+}
+
+impl GradientAggregator for AllReduceAggregator {
+    fn aggregate(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<()> {
+        self.0.apply(Collective::AllReduce(ReduceOp::Mean), gradients)
+    }
+
+    fn aggregate_present(&mut self, gradients: &mut [ValuesMut<'_>], present: bool) -> Result<usize> {
+        self.0.mean_of_present(Collective::AllReduce(ReduceOp::Sum), gradients, present)
+    }
+
+    fn broadcast(&mut self, parameters: &mut [ValuesMut<'_>]) -> Result<()> {
+        self.0.apply(Collective::Broadcast(0), parameters)
+    }
+
+    fn abort(&mut self) {
+        self.0.comm.abort();
+    }
+}
+
+impl GradientAggregator for ParameterServer {
+    fn aggregate(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<()> {
+        self.lists.apply(Collective::ByServer(ReduceOp::Mean, self.server), gradients)
+    }
+
+    fn aggregate_present(&mut self, gradients: &mut [ValuesMut<'_>], present: bool) -> Result<usize> {
+        let sum = Collective::ByServer(ReduceOp::Sum, self.server);
+        self.lists.mean_of_present(sum, gradients, present)
+    }
+
+    fn broadcast(&mut self, parameters: &mut [ValuesMut<'_>]) -> Result<()> {
+        self.lists.apply(Collective::Broadcast(self.server), parameters)
+    }
+
+    fn abort(&mut self) {
+        self.lists.comm.abort();
+    }
+}
+
+/// A choice of a [`GradientAggregator`]; with feature `serde`, one that can be written down.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Aggregation {
+    /// [`LocalAggregator`].
+    Local,
+    /// [`AllReduceAggregator`].
+    #[default]
+    AllReduce,
+    /// [`ParameterServer`].
+    ParameterServer {
+        /// The rank that is the server.
+        server: usize,
+    },
+}
+
+impl Aggregation {
+    /// The aggregator of this choice over the ranks of a group.
+    ///
+    /// # Errors
+    /// If the server is no rank of the group.
+    pub fn over(self, comm: Communicator) -> Result<Box<dyn GradientAggregator>> {
+        Ok(match self {
+            Self::Local => Box::new(LocalAggregator),
+            Self::AllReduce => Box::new(AllReduceAggregator::new(comm)),
+            Self::ParameterServer { server } => Box::new(ParameterServer::new(comm, server)?),
+        })
+    }
+}
+
+/// Gradients as [`train_step`] takes them: a list of slices, in the same order on every rank.
+pub trait GradientSlices {
+    /// The slices.
+    fn slices(&mut self) -> Vec<ValuesMut<'_>>;
+}
+
+macro_rules! gradient_slices {
+    ($($float:ty)*) => {$(
+        impl GradientSlices for Vec<$float> {
+            fn slices(&mut self) -> Vec<ValuesMut<'_>> {
+                vec![self.as_mut_slice().into()]
+            }
+        }
+        impl GradientSlices for Vec<Vec<$float>> {
+            fn slices(&mut self) -> Vec<ValuesMut<'_>> {
+                self.iter_mut().map(|slice| slice.as_mut_slice().into()).collect()
+            }
+        }
+    )*};
+}
+
+gradient_slices! { f32 f64 f16 bf16 }
+
+/// One step of a loop of one's own: `compute` gives this rank's loss and gradients, `aggregator` makes the gradients
+/// the mean over all ranks, `apply` changes the parameters by them. Gives this rank's loss.
+///
+/// ```
+/// use dist_collectives::Communicator;
+/// use dist_parallel::{AllReduceAggregator, train_step};
+/// use dist_transport::sim;
+///
+/// let outcome = sim::run(1, 2, |transport| {
+///     let comm = Communicator::new(transport);
+///     let (target, mut weight) = (comm.rank() as f32, 0.0_f32);
+///     let mut aggregator = AllReduceAggregator::new(comm);
+///     for _ in 0..100 {
+///         let error = weight - target;
+///         train_step(
+///             || Ok((error * error, vec![2.0 * error])),
+///             |gradient| Ok(weight -= 0.1 * gradient[0]),
+///             &mut aggregator,
+///         )
+///         .unwrap();
+///     }
+///     weight
+/// });
+/// assert!(outcome.results.iter().all(|weight| (weight - 0.5).abs() < 1e-3));
+/// ```
+///
+/// # Errors
+/// If one of the three fails. Then the next is not begun, and the job is aborted, so that no other rank waits.
+pub fn train_step<G: GradientSlices>(
+    compute: impl FnOnce() -> Result<(f32, G), BoxError>,
+    apply: impl FnOnce(G) -> Result<(), BoxError>,
+    aggregator: &mut (impl GradientAggregator + ?Sized),
+) -> Result<f32> {
+    let step = || {
+        let (loss, mut gradients) = compute().map_err(Error::compute)?;
+        aggregator.aggregate(&mut gradients.slices())?;
+        apply(gradients).map_err(Error::Apply)?;
+        Ok(loss)
+    };
+    let result = step();
+    if result.is_err() {
+        aggregator.abort();
+    }
+    result
+}
+
+/// A group whose ranks bring lists of slices.
+#[derive(Debug)]
+struct Lists {
+    comm: Communicator,
+    /// The types and lengths of the list that all ranks had last.
+    agreed: Option<Vec<(FloatType, usize)>>,
+}
+
+/// What is done to slices of all ranks.
+#[derive(Debug, Clone, Copy)]
+enum Collective {
+    AllReduce(ReduceOp),
+    /// To the server, which reduces, and back from it.
+    ByServer(ReduceOp, usize),
+    Broadcast(usize),
+}
+
+impl Lists {
+    /// Does this to all slices, those of one type together.
+    fn apply(&mut self, collective: Collective, values: &mut [ValuesMut<'_>]) -> Result<()> {
+        self.agree(values)?;
+        let (mut f32s, mut f64s, mut f16s, mut bf16s) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for slice in values {
+            match slice {
+                ValuesMut::F32(slice) => f32s.push(&mut **slice),
+                ValuesMut::F64(slice) => f64s.push(&mut **slice),
+                ValuesMut::F16(slice) => f16s.push(&mut **slice),
+                ValuesMut::Bf16(slice) => bf16s.push(&mut **slice),
+            }
+        }
+        collective.apply(&mut self.comm, &mut f32s)?;
+        collective.apply(&mut self.comm, &mut f64s)?;
+        collective.apply(&mut self.comm, &mut f16s)?;
+        collective.apply(&mut self.comm, &mut bf16s)
+    }
+
+    /// The mean over those who are present, and how many they are.
+    fn mean_of_present(
+        &mut self,
+        sum: Collective,
+        gradients: &mut [ValuesMut<'_>],
+        present: bool,
+    ) -> Result<usize> {
+        if !present {
+            gradients.iter_mut().for_each(ValuesMut::clear);
+        }
+        let mut count = [u64::from(present)];
+        self.comm.all_reduce(&mut count, ReduceOp::Sum).map_err(Error::communication)?;
+        self.apply(sum, gradients)?;
+        let count = usize::try_from(count[0]).expect("no more than there are ranks");
+        if count > 0 {
+            gradients.iter_mut().for_each(|gradient| gradient.divide(count));
+        }
+        Ok(count)
+    }
+
+    /// Makes sure that all ranks bring slices of the same types and lengths. A list that has not changed is not
+    /// compared again: where only one rank's has, the ranks are in different calls, which is an error on each.
+    fn agree(&mut self, values: &[ValuesMut<'_>]) -> Result<()> {
+        let list = values.iter().map(|slice| (slice.dtype(), slice.len()));
+        if self.agreed.as_ref().is_some_and(|agreed| list.clone().eq(agreed.iter().copied())) {
+            return Ok(());
+        }
+        let list: Vec<_> = list.collect();
+        let text = format!("{list:?}");
+        let mut all = vec![0; self.comm.world_size()];
+        self.comm.all_gather(&[agreement::hash(text.bytes())], &mut all).map_err(Error::communication)?;
+        if let Some(rank) = all.iter().position(|theirs| *theirs != all[0]) {
+            return Err(Error::GradientsDiffer { rank });
+        }
+        self.agreed = Some(list);
+        Ok(())
+    }
+}
+
+impl Collective {
+    fn apply<T: Element>(self, comm: &mut Communicator, slices: &mut [&mut [T]]) -> Result<()> {
+        if slices.is_empty() {
+            return Ok(());
+        }
+        match self {
+            Self::AllReduce(op) => reduce(comm, slices, op),
+            Self::ByServer(op, server) => packed(slices, |packed| {
+                comm.reduce(packed, op, server)?;
+                comm.broadcast(packed, server)
+            }),
+            Self::Broadcast(root) => packed(slices, |packed| comm.broadcast(packed, root)),
+        }
+    }
+}
+
+/// Does to neighbours together what is to be done to each.
+fn packed<T: Element>(
+    slices: &mut [&mut [T]],
+    mut operation: impl FnMut(&mut [T]) -> dist_collectives::Result<()>,
+) -> Result<()> {
+    let lens: Vec<usize> = slices.iter().map(|slice| slice.len()).collect();
+    for group in groups(&lens, BUCKET_BYTES_MAX / size_of::<T>()) {
+        let group = &mut slices[group];
+        if let [alone] = group {
+            operation(alone).map_err(Error::communication)?;
+            continue;
+        }
+        let mut packed: Vec<T> = group.iter().flat_map(|slice| slice.iter().copied()).collect();
+        operation(&mut packed).map_err(Error::communication)?;
+        let mut rest = &packed[..];
+        for slice in group {
+            let (own, after) = rest.split_at(slice.len());
+            slice.copy_from_slice(own);
+            rest = after;
+        }
+    }
+    Ok(())
+}

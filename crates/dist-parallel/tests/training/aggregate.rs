@@ -1,0 +1,281 @@
+//! Loops of one's own: every way to aggregate gives the bits of the canonical order.
+
+use std::cell::Cell;
+
+use dist_collectives::Communicator;
+use dist_parallel::{
+    Aggregation, Error, GradientAggregator, GradientSlices, ParameterServer, ValuesMut, train_step,
+};
+use dist_transport::sim;
+use half::bf16;
+use rstest::rstest;
+
+use crate::errors::run_at_once;
+use crate::plain::Numbers;
+
+const LENS: [usize; 4] = [3, 0, 1, 50];
+
+/// One rank's gradients: some in f32, one in a half type.
+#[derive(Debug, Clone, PartialEq)]
+struct Mixed {
+    singles: Vec<Vec<f32>>,
+    halves: Vec<bf16>,
+}
+
+impl Mixed {
+    fn of(rank: usize) -> Self {
+        let mut numbers = Numbers(rank as u64);
+        let singles = LENS.map(|len| numbers.take(len)).into();
+        Self { singles, halves: numbers.take(9).into_iter().map(bf16::from_f32).collect() }
+    }
+
+    fn bits(&self) -> Vec<u32> {
+        let halves = self.halves.iter().map(|half| half.to_bits().into());
+        self.singles.iter().flatten().map(|single| single.to_bits()).chain(halves).collect()
+    }
+
+    /// The mean over these ranks, by the definition of the canonical order.
+    fn mean(ranks: &[usize]) -> Self {
+        let count = f32::from(u8::try_from(ranks.len()).unwrap());
+        let mut mean = Self::sum(ranks);
+        mean.singles.iter_mut().flatten().for_each(|value| *value /= count);
+        mean.halves.iter_mut().for_each(|value| *value = bf16::from_f32(value.to_f32() / count));
+        mean
+    }
+
+    fn sum(ranks: &[usize]) -> Self {
+        if let [rank] = ranks {
+            return Self::of(*rank);
+        }
+        let (left, right) = ranks.split_at(ranks.len().next_power_of_two() / 2);
+        let (mut sum, right) = (Self::sum(left), Self::sum(right));
+        for (left, right) in sum.singles.iter_mut().flatten().zip(right.singles.iter().flatten()) {
+            *left += right;
+        }
+        for (left, right) in sum.halves.iter_mut().zip(&right.halves) {
+            *left = bf16::from_f32(left.to_f32() + right.to_f32());
+        }
+        sum
+    }
+}
+
+impl GradientSlices for Mixed {
+    fn slices(&mut self) -> Vec<ValuesMut<'_>> {
+        let mut slices = self.singles.slices();
+        slices.insert(2, self.halves.as_mut_slice().into());
+        slices
+    }
+}
+
+fn over(transport: sim::SimTransport, aggregation: Aggregation) -> Box<dyn GradientAggregator> {
+    aggregation.over(Communicator::new(transport)).unwrap()
+}
+
+#[rstest]
+fn every_aggregator_gives_the_canonical_mean(
+    #[values(1, 2, 3, 5, 8)] ranks: usize,
+    #[values(
+        Aggregation::AllReduce,
+        Aggregation::ParameterServer { server: 0 },
+        Aggregation::ParameterServer { server: usize::MAX }
+    )]
+    aggregation: Aggregation,
+) {
+    let expected = Mixed::mean(&Vec::from_iter(0..ranks)).bits();
+    let outcome = sim::run(1, ranks, move |transport| {
+        let comm = Communicator::new(transport);
+        let rank = comm.rank();
+        let aggregation = match aggregation {
+            Aggregation::ParameterServer { server: usize::MAX } => {
+                Aggregation::ParameterServer { server: ranks - 1 }
+            }
+            other => other,
+        };
+        let mut aggregator = aggregation.over(comm).unwrap();
+        let mut gradients = Mixed::of(rank);
+        aggregator.aggregate(&mut gradients.slices()).unwrap();
+        let mut again = Mixed::of(rank);
+        aggregator.aggregate(&mut again.slices()).unwrap();
+        assert_eq!(again, gradients);
+        gradients.bits()
+    });
+    assert_eq!(outcome.results, vec![expected; ranks]);
+}
+
+#[test]
+fn alone_gradients_stay_as_they_are() {
+    let mut aggregator = dist_parallel::LocalAggregator;
+    let mut gradients = Mixed::of(3);
+    aggregator.aggregate(&mut gradients.slices()).unwrap();
+    aggregator.broadcast(&mut gradients.slices()).unwrap();
+    assert_eq!(aggregator.aggregate_present(&mut gradients.slices(), true).unwrap(), 1);
+    assert_eq!(gradients, Mixed::of(3));
+    assert_eq!(aggregator.aggregate_present(&mut gradients.slices(), false).unwrap(), 0);
+    assert!(gradients.bits().iter().all(|&bits| bits == 0));
+}
+
+#[rstest]
+fn absent_ranks_do_not_count(
+    #[values(Aggregation::AllReduce, Aggregation::ParameterServer { server: 1 })] aggregation: Aggregation,
+) {
+    let outcome = sim::run(4, 4, move |transport| {
+        let comm = Communicator::new(transport);
+        let rank = comm.rank();
+        let mut aggregator = aggregation.over(comm).unwrap();
+        // Rank r has r + 1 steps.
+        let steps = (0..6).map(|step| {
+            let present = step <= rank;
+            let mut gradients = Mixed::of(if present { rank } else { 99 });
+            let count = aggregator.aggregate_present(&mut gradients.slices(), present).unwrap();
+            (count, gradients.bits())
+        });
+        steps.collect::<Vec<_>>()
+    });
+    let expected = [&[0, 1, 2, 3][..], &[1, 2, 3], &[2, 3], &[3], &[], &[]].map(|present| {
+        // The absent add +0 at their places in the tree.
+        let places = |rank: &usize| if present.contains(rank) { Mixed::of(*rank) } else { zeros() };
+        let [a, b, c, d] = [0, 1, 2, 3].map(|rank| places(&rank));
+        (present.len(), divided(add(add(a, &b), &add(c, &d)), present.len()).bits())
+    });
+    assert_eq!(outcome.results, vec![Vec::from(expected); 4]);
+}
+
+fn zeros() -> Mixed {
+    let mut zeros = Mixed::of(0);
+    zeros.slices().iter_mut().for_each(ValuesMut::clear);
+    zeros
+}
+
+fn add(mut left: Mixed, right: &Mixed) -> Mixed {
+    let mut right = right.clone();
+    for (left, right) in left.slices().iter_mut().zip(right.slices()) {
+        left.add(right.as_values()).unwrap();
+    }
+    left
+}
+
+fn divided(mut sum: Mixed, count: usize) -> Mixed {
+    if count > 0 {
+        sum.slices().iter_mut().for_each(|slice| slice.divide(count));
+    }
+    sum
+}
+
+#[rstest]
+#[case(Aggregation::AllReduce, 0)]
+#[case(Aggregation::ParameterServer { server: 2 }, 2)]
+fn parameters_are_broadcast_from_rank_0_or_the_server(#[case] aggregation: Aggregation, #[case] root: usize) {
+    let outcome = sim::run(1, 3, move |transport| {
+        let rank = dist_transport::Transport::rank(&transport).index();
+        let mut parameters = Mixed::of(rank);
+        over(transport, aggregation).broadcast(&mut parameters.slices()).unwrap();
+        parameters
+    });
+    assert_eq!(outcome.results, vec![Mixed::of(root); 3]);
+}
+
+#[rstest]
+#[case::fewer(|gradients: &mut Vec<Vec<f32>>| { gradients.pop(); })]
+#[case::none(Vec::clear)]
+#[case::the_same_number_of_values(|gradients: &mut Vec<Vec<f32>>| gradients.swap(0, 1))]
+fn gradients_that_differ_are_an_error_on_every_rank(
+    #[case] change: fn(&mut Vec<Vec<f32>>),
+    #[values(Aggregation::AllReduce, Aggregation::ParameterServer { server: 0 })] aggregation: Aggregation,
+) {
+    let results = run_at_once(3, move |comm| {
+        let mut gradients = vec![vec![1.0_f32; 2], vec![2.0; 3]];
+        if comm.rank() == 1 {
+            change(&mut gradients);
+        }
+        aggregation.over(comm).unwrap().aggregate(&mut gradients.slices())
+    });
+    let named = |result: &Result<(), Error>| matches!(result, Err(Error::GradientsDiffer { rank: 1 }));
+    assert!(results.iter().all(named), "{results:?}");
+}
+
+#[test]
+fn a_list_that_changes_on_one_rank_only_is_an_error_on_every_rank() {
+    let results = run_at_once(2, |comm| {
+        let rank = comm.rank();
+        let mut aggregator = Aggregation::AllReduce.over(comm).unwrap();
+        aggregator.aggregate(&mut vec![1.0_f32; 4].slices()).unwrap();
+        aggregator.aggregate(&mut vec![1.0_f32; 4 + rank].slices())
+    });
+    assert!(results.iter().all(|result| matches!(result, Err(Error::Communication(_)))), "{results:?}");
+}
+
+#[test]
+fn there_is_no_server_beyond_the_last_rank() {
+    let outcome = sim::run(1, 2, |transport| ParameterServer::new(Communicator::new(transport), 2).map(drop));
+    let refused =
+        |result: &Result<(), Error>| matches!(result, Err(Error::NoSuchServer { server: 2, world_size: 2 }));
+    assert!(outcome.results.iter().all(refused), "{:?}", outcome.results);
+}
+
+/// Learns one weight per rank's target; gives the weight and the losses, as bits.
+fn learned(ranks: usize, aggregation: Aggregation) -> Vec<(u32, Vec<u32>)> {
+    let program = move |transport| {
+        let comm = Communicator::new(transport);
+        let target = comm.rank() as f32 + 0.1;
+        let mut aggregator = aggregation.over(comm).unwrap();
+        let weight = Cell::new(0.0_f32);
+        let step = |_| {
+            let error = weight.get() - target;
+            let compute = || Ok((error * error, vec![2.0 * error]));
+            let apply = |gradient: Vec<f32>| {
+                weight.set(weight.get() - 0.1 * gradient[0]);
+                Ok(())
+            };
+            train_step(compute, apply, &mut *aggregator).unwrap().to_bits()
+        };
+        let losses = (0..20).map(step).collect();
+        (weight.get().to_bits(), losses)
+    };
+    sim::run(1, ranks, program).results
+}
+
+#[test]
+fn a_loop_of_ones_own_trains_the_same_with_every_aggregator() {
+    let expected = learned(3, Aggregation::AllReduce);
+    assert!(expected.iter().all(|(weight, _)| *weight == expected[0].0));
+    assert!(expected[0].1 != expected[1].1, "every rank has its own loss");
+    assert!((f32::from_bits(expected[0].0) - 1.1).abs() < 0.05);
+    assert_eq!(learned(3, Aggregation::ParameterServer { server: 1 }), expected);
+    assert_eq!(learned(1, Aggregation::Local), learned(1, Aggregation::AllReduce));
+}
+
+#[rstest]
+fn a_piece_of_a_step_that_fails_ends_it_for_everybody(#[values(false, true)] in_apply: bool) {
+    let results = run_at_once(3, move |comm| {
+        let rank = comm.rank();
+        let mut aggregator = Aggregation::AllReduce.over(comm).unwrap();
+        let (computed, applied) = (Cell::new(0), Cell::new(0));
+        let mut step = || {
+            let compute = || {
+                computed.set(computed.get() + 1);
+                if rank == 1 && !in_apply { Err("no more data".into()) } else { Ok((1.0, vec![0.5_f32])) }
+            };
+            let apply = |_: Vec<f32>| {
+                applied.set(applied.get() + 1);
+                if rank == 1 && in_apply { Err("no such parameter".into()) } else { Ok(()) }
+            };
+            train_step(compute, apply, &mut *aggregator)
+        };
+        let error = step().and_then(|_| step()).unwrap_err();
+        (error, computed.get(), applied.get())
+    });
+    for (rank, (error, computed, applied)) in results.iter().enumerate() {
+        match (rank, in_apply) {
+            (1, false) => {
+                assert!(matches!(error, Error::Compute(source) if source.to_string() == "no more data"));
+                assert_eq!((*computed, *applied), (1, 0), "nothing comes after what failed");
+            }
+            (1, true) => assert!(matches!(error, Error::Apply(_)), "{error:?}"),
+            _ => {
+                let Error::Communication(source) = error else { panic!("rank {rank}: {error:?}") };
+                assert_eq!(source.peer(), Some(1));
+                assert_eq!(*computed, *applied + 1);
+            }
+        }
+    }
+}
