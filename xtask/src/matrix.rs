@@ -20,7 +20,7 @@ parts of that name, separated by blanks, and tcp or sim.
 A wrong element, and whatever else went wrong, is named on stderr by the rank that saw it.";
 
 const WORLDS: std::ops::RangeInclusive<usize> = 1..=9;
-const TRANSPORTS: [&str; 2] = ["tcp", "sim"];
+const TRANSPORTS: [&str; 3] = ["tcp", "shm", "sim"];
 
 pub(crate) fn run(filter: &str) -> Result<(), Failure> {
     show(&mut cargo("build --quiet --package dist-cli --bins --example matrix"))?;
@@ -60,7 +60,7 @@ fn job(folder: &Path, transport: &str, world: usize) -> Command {
         return command;
     }
     let mut command = Command::new(folder.join("distctl"));
-    command.args(["run", "-n", &world.to_string(), "--"]).arg(program);
+    command.args(["run", "-n", &world.to_string(), "--"]).arg(program).env("DIST_TRANSPORT", transport);
     command
 }
 

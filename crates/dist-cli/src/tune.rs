@@ -35,19 +35,25 @@ fn measure(arguments: &Arguments) -> Result<Outcome, Error> {
     let Some(kept) = KeptCosts::of_user() else {
         return Err(Error::Usage("DIST_COSTS=off keeps no costs".to_owned()));
     };
-    let mut comm = Communicator::join(&Config::from_env()?)?;
-    let costs = comm.tune_again(&kept, "tcp")?;
+    let config = Config::from_env()?;
+    let medium = config.medium().name();
+    let mut comm = Communicator::join(&config)?;
+    let costs = comm.tune_again(&kept, medium)?;
     if comm.rank() != 0 {
         return Ok(Outcome::Success);
     }
-    let text = if arguments.json { json(&comm, costs, &kept) } else { sentences(&comm, costs, &kept) };
+    let text = if arguments.json {
+        json(&comm, medium, costs, &kept)
+    } else {
+        sentences(&comm, medium, costs, &kept)
+    };
     io::stdout().lock().write_all(text.as_bytes()).map_err(Error::Output)?;
     Ok(Outcome::Success)
 }
 
-fn json(comm: &Communicator, costs: CostModel, kept: &KeptCosts) -> String {
+fn json(comm: &Communicator, medium: &str, costs: CostModel, kept: &KeptCosts) -> String {
     let line = serde_json::json!({
-        "transport": "tcp",
+        "transport": medium,
         "ranks": comm.world_size(),
         "round_ps": costs.round_ps,
         "byte_ps": costs.byte_ps,
@@ -57,12 +63,12 @@ fn json(comm: &Communicator, costs: CostModel, kept: &KeptCosts) -> String {
     format!("{line}\n")
 }
 
-fn sentences(comm: &Communicator, costs: CostModel, kept: &KeptCosts) -> String {
+fn sentences(comm: &Communicator, medium: &str, costs: CostModel, kept: &KeptCosts) -> String {
     let CostModel { round_ps, byte_ps, reduced_byte_ps } = costs;
     let gigabytes = |byte_ps: u64| 1000.0 / byte_ps as f64;
     let file = kept.path().map_or("nowhere".to_owned(), |path| format!("in {}", path.display()));
     format!(
-        "{} ranks over tcp: a round takes {:.1} µs, a link moves {:.2} GB/s, a core reduces {:.1} GB/s; kept {file}\n",
+        "{} ranks, transport {medium}: a round takes {:.1} µs, a link moves {:.2} GB/s, a core reduces {:.1} GB/s; kept {file}\n",
         comm.world_size(),
         round_ps as f64 / 1e6,
         gigabytes(byte_ps),

@@ -69,10 +69,12 @@ fn what_tune_measures_is_kept_for_the_next_run() {
     assert_eq!((&measured["ranks"], measured["file"].as_str()), (&3.into(), file.to_str()));
     let kept = std::fs::read_to_string(&file).unwrap();
     let costs = ["round_ps", "byte_ps", "reduced_byte_ps"].map(|field| measured[field].to_string()).join(" ");
-    assert_eq!(kept.lines().last(), Some(format!("tcp 3 1 {costs}").as_str()));
+    assert_eq!(kept.lines().last(), Some(format!("auto 3 1 {costs}").as_str()));
     distctl("bench barrier --ranks 3");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), kept, "measured once is enough");
-    assert!(String::from_utf8(distctl("tune")).unwrap().starts_with("2 ranks over tcp: a round takes "));
+    assert!(
+        String::from_utf8(distctl("tune")).unwrap().starts_with("2 ranks, transport auto: a round takes ")
+    );
 }
 
 #[test]
@@ -88,7 +90,7 @@ fn without_json_there_is_a_table() {
     let output = distctl("bench all_reduce --ranks 1 --bytes 8,1K");
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(text.lines().count(), 4, "{text}");
-    assert!(text.starts_with("all_reduce, 1 ranks, tcp, f32, canonical order\n"), "{text}");
+    assert!(text.starts_with("all_reduce, 1 ranks, auto, f32, canonical order\n"), "{text}");
 }
 
 #[rstest]
@@ -101,7 +103,7 @@ fn without_json_there_is_a_table() {
 #[case("bench all_reduce --ranks 3 --algorithm ring", "ring does not reduce in canonical order on 3 ranks")]
 #[case("bench pingpong --ranks 1", "pingpong needs 2 ranks")]
 #[case("bench all_reduce --ranks 200 --dtype bf16 --check", "the sum of 200 ranks is not exact in bf16")]
-#[case("bench all_reduce --transport carrier_pigeon", "possible values: tcp")]
+#[case("bench all_reduce --transport carrier_pigeon", "possible values: auto, tcp, shm")]
 fn what_makes_no_sense_is_said_once_and_before_anything_starts(#[case] arguments: &str, #[case] words: &str) {
     let output = distctl(arguments);
     let text = String::from_utf8(output.stderr).unwrap();

@@ -94,7 +94,7 @@ impl Communicator {
         if comm.world_size() > 1
             && let Some(kept) = KeptCosts::of_user()
         {
-            comm.tune(&kept, "tcp")?;
+            comm.tune(&kept, config.medium().name())?;
         }
         Ok(comm)
     }

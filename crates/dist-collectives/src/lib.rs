@@ -47,7 +47,7 @@ pub use dist_algos::{CostModel, Hosts};
 pub use dist_transport::Error as TransportError;
 #[cfg(feature = "tcp")]
 #[doc(no_inline)]
-pub use dist_transport::tcp::{Config, Secret};
+pub use dist_transport::tcp::{Config, Medium, Secret};
 #[doc(no_inline)]
 pub use dist_transport::{Abort, Cause, ChannelId, Fingerprint, Runtime, Traffic, Transport};
 pub use dtype::{DType, Element};

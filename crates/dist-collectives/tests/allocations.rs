@@ -1,12 +1,12 @@
 //! Blocking operations allocate nothing after the first call of a kind and size, or lists that do not grow with the
 //! buffers. In a binary of its own, because the allocator
 //! that counts is everybody's.
-#![cfg(all(feature = "sim", feature = "tcp"))]
+#![cfg(all(feature = "sim", feature = "shm", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fmt;
 
-use dist_collectives::{Communicator, Config, Error, Message, ReduceOp, ReductionOrder};
+use dist_collectives::{Communicator, Config, Error, Medium, Message, ReduceOp, ReductionOrder};
 use dist_transport::runtime::Runtime;
 use dist_transport::tcp::Coordinator;
 use dist_transport::{
@@ -134,7 +134,8 @@ fn counted(
 const WARM_UP: usize = 2;
 
 #[rstest]
-fn calls_over_tcp_allocate_nothing(
+fn calls_between_processes_allocate_nothing(
+    #[values(Medium::Tcp, Medium::Shm)] medium: Medium,
     #[values(1, 2, 3, 4, 5)] world_size: usize,
     #[values(ReductionOrder::Canonical, ReductionOrder::Any)] order: ReductionOrder,
 ) {
@@ -142,7 +143,7 @@ fn calls_over_tcp_allocate_nothing(
     let address = coordinator.address().to_string();
     on_threads((0..world_size).map(|rank| {
         let config = Config::new(rank, world_size, &address).unwrap().with_job("allocations");
-        let config = config.with_external_coordinator();
+        let config = config.with_external_coordinator().with_medium(medium);
         move || check(&mut Communicator::join(&config).unwrap(), order)
     }));
 }

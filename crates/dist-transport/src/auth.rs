@@ -122,6 +122,8 @@ pub enum Purpose {
     Control,
     /// Messages of one channel.
     Data(ChannelId),
+    /// Messages of one channel, through memory that both ranks share.
+    Memory(ChannelId),
 }
 
 /// Who opens a connection to whom, and for what. Ranks are numbered as in the world.
@@ -142,6 +144,7 @@ impl Identity {
         let (kind, channel) = match self.purpose {
             Purpose::Control => (0_u32, 0),
             Purpose::Data(channel) => (1, channel.get()),
+            Purpose::Memory(channel) => (2, channel.get()),
         };
         let mut hello = [0; HELLO_BYTES];
         hello[..8].copy_from_slice(&MAGIC);
@@ -160,6 +163,7 @@ impl Identity {
         let purpose = match word(8) {
             0 => Purpose::Control,
             1 => Purpose::Data(ChannelId::from_number(channel)),
+            2 => Purpose::Memory(ChannelId::from_number(channel)),
             _ => return None,
         };
         let identity = Self { epoch: word(12), from: word(16), to: word(20), purpose };
@@ -238,7 +242,7 @@ impl Responder {
 }
 
 /// Bytes that nobody can guess.
-fn random_bytes() -> Result<[u8; 32]> {
+pub(crate) fn random_bytes() -> Result<[u8; 32]> {
     let mut bytes = [0; 32];
     let mut filled = 0;
     while filled < bytes.len() {

@@ -52,6 +52,12 @@ pub enum Error {
         /// The list that was given.
         members: Vec<usize>,
     },
+    /// Only memory may be used, and it cannot be shared with this peer.
+    #[error("rank {peer} shares no memory with this rank, and nothing else is allowed")]
+    NotShared {
+        /// The peer.
+        peer: usize,
+    },
     /// A peer did not do its part before the deadline.
     #[error("{activity}: rank {peer} did not do its part within {limit:?} (waited {elapsed:?})")]
     Timeout {

@@ -20,6 +20,9 @@ mod grain;
 mod owned;
 mod rank;
 pub mod runtime;
+#[cfg(feature = "tcp")]
+#[cfg_attr(not(all(feature = "shm", target_os = "linux")), path = "shm/absent.rs")]
+mod shm;
 #[cfg(feature = "sim")]
 pub mod sim;
 #[cfg(feature = "tcp")]

@@ -1,5 +1,5 @@
 //! Deaths of real processes: every survivor learns of them at once, and of the same one.
-#![cfg(feature = "tcp")]
+#![cfg(all(feature = "shm", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::time::Duration;
@@ -14,6 +14,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Which rank ends, and how.
 const VICTIM: &str = "DIST_TEST_VICTIM";
 const ENDING: &str = "DIST_TEST_ENDING";
+/// What the ranks are connected by.
+const MEDIUM: &str = "DIST_TRANSPORT";
 
 /// One rank: sends words round a ring until something goes wrong; the victim goes wrong at the hundredth.
 fn rank(victim: usize) {
@@ -58,12 +60,13 @@ fn end(how: &str) {
 fn every_survivor_names_the_rank_that_died(
     #[values("kill", "exit", "abort")] ending: &str,
     #[values("0", "2")] victim: &str,
+    #[values("tcp", "shm")] medium: &str,
 ) {
     if process::rank().is_some() {
         return rank(std::env::var(VICTIM).unwrap().parse().unwrap());
     }
     let name = std::thread::current().name().unwrap().to_owned();
-    let job = process::ranks_with(4, &name, LIMIT, &[(VICTIM, victim), (ENDING, ending)]);
+    let job = process::ranks_with(4, &name, LIMIT, &[(VICTIM, victim), (ENDING, ending), (MEDIUM, medium)]);
     for ended in &job.ranks {
         let succeeded = ended.status.is_some_and(|status| status.success());
         assert_eq!(succeeded, ended.rank.to_string() != victim, "rank {}: {}", ended.rank, ended.output);
@@ -92,15 +95,49 @@ fn rank_beside_a_stopped_one() {
     );
 }
 
-#[test]
-fn a_stopped_rank_is_named_long_before_the_deadline() {
+#[rstest]
+fn a_stopped_rank_is_named_long_before_the_deadline(#[values("tcp", "shm")] medium: &str) {
     if process::rank().is_some() {
         return rank_beside_a_stopped_one();
     }
-    let name = "a_stopped_rank_is_named_long_before_the_deadline";
-    let job = process::ranks(3, name, Duration::from_secs(6));
+    let name = std::thread::current().name().unwrap().to_owned();
+    let job = process::ranks_with(3, &name, Duration::from_secs(6), &[(MEDIUM, medium)]);
     for ended in &job.ranks {
         let succeeded = ended.status.is_some_and(|status| status.success());
         assert_eq!(succeeded, ended.rank != 1, "rank {}: {}", ended.rank, ended.output);
+    }
+}
+
+/// One rank of two, of which the second dies in the middle of a message larger than what is ever under way.
+fn rank_that_meets_half_a_message() {
+    let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    let deadline = transport.runtime().deadline(LIMIT);
+    let victim = transport.rank().index() == 1;
+    let mut pieces = 0;
+    let mut combine = |_: &mut [u8], _: &[u8]| {
+        pieces += 1;
+        if victim && pieces == 20 {
+            end("kill");
+        }
+    };
+    let error = transport
+        .exchange_in_place(usize::from(!victim), &mut vec![1; 64 << 20], &mut combine, deadline)
+        .unwrap_err();
+    assert!(
+        matches!(error, Error::Aborted(abort) if abort.rank == 1 && abort.cause == Cause::Died),
+        "{error:?}"
+    );
+}
+
+#[rstest]
+fn a_rank_that_dies_in_the_middle_of_a_message_is_named(#[values("tcp", "shm")] medium: &str) {
+    if process::rank().is_some() {
+        return rank_that_meets_half_a_message();
+    }
+    let name = std::thread::current().name().unwrap().to_owned();
+    let job = process::ranks_with(2, &name, LIMIT, &[(MEDIUM, medium)]);
+    for ended in &job.ranks {
+        let succeeded = ended.status.is_some_and(|status| status.success());
+        assert_eq!(succeeded, ended.rank == 0, "rank {}: {}", ended.rank, ended.output);
     }
 }

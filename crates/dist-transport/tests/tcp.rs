@@ -7,7 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dist_transport::tcp::{Config, Coordinator, Secret, TcpTransport};
+use dist_transport::tcp::{Config, Coordinator, Medium, Secret, TcpTransport};
 use dist_transport::{Activity, Cause, Error, Fingerprint, Incoming, Outgoing, Runtime, Sink, Transport};
 
 /// A job whose ranks are threads: the test's own coordinator stands in for the launcher's.
@@ -22,7 +22,9 @@ impl Job {
         let address = coordinator.address().to_string();
         let config = |rank| {
             let config = Config::new(rank, world_size, &address).unwrap();
-            config.with_job("test").with_external_coordinator().with_timeout(Duration::from_secs(20))
+            let config =
+                config.with_job("test").with_external_coordinator().with_timeout(Duration::from_secs(20));
+            config.with_medium(Medium::Tcp)
         };
         Self { configs: (0..world_size).map(config).collect(), coordinator }
     }

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use cases::Case;
 use check::Checker;
-use dist_collectives::Communicator;
+use dist_collectives::{Communicator, Config};
 use dist_transport::{Runtime, sim};
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -25,9 +25,9 @@ fn main() -> ExitCode {
             arguments.remove(0);
             in_threads(&world_size, arguments)
         }
-        None => Communicator::from_env()
+        None => Config::from_env()
             .map_err(BoxError::from)
-            .and_then(|mut comm| all_cases(&mut comm, "tcp", &arguments)),
+            .and_then(|config| all_cases(&mut Communicator::from_env()?, config.medium().name(), &arguments)),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

@@ -75,13 +75,14 @@ impl Bench<'_> {
     fn line<T: Element>(&self, len: usize, times: Vec<f64>) -> Result<Line, Error> {
         let Plan { operation, order, check, .. } = *self.plan;
         let (world_size, bytes) = (self.comm.world_size(), len * size_of::<T>());
-        let variant = match order {
-            dist_collectives::ReductionOrder::Any if operation.reduces() => "tcp-any",
-            _ => "tcp",
+        let medium = self.plan.medium.name();
+        let transport = match order {
+            dist_collectives::ReductionOrder::Any if operation.reduces() => format!("{medium}-any"),
+            _ => medium.to_owned(),
         };
         let line = Line {
             peer: "dist",
-            transport: variant.to_owned(),
+            transport,
             op: operation.name(),
             ranks: world_size,
             bytes,

@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use dist_collectives::{Algorithm, Communicator, DType, KeptCosts, ReduceOp, ReductionOrder};
-use dist_transport::tcp::{Config, TcpTransport};
+use dist_transport::tcp::{Config, Medium, TcpTransport};
 
 use crate::Error;
 use crate::run::{Forward, Job, Outcome};
@@ -29,8 +29,9 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", value_parser = crate::parse::ranks)]
     ranks: Option<usize>,
     /// What moves the bytes
-    #[arg(long, value_enum, default_value = "tcp")]
-    transport: TransportName,
+    /// unless said otherwise, what DIST_TRANSPORT says, else auto
+    #[arg(long, value_enum)]
+    transport: Option<TransportName>,
     /// Sizes of each rank's input, as in 8,1K,1M
     #[arg(long, value_delimiter = ',', default_value = BYTES_DEFAULT, value_parser = crate::parse::bytes)]
     bytes: Vec<usize>,
@@ -65,7 +66,19 @@ struct Switches {
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum TransportName {
+    Auto,
     Tcp,
+    Shm,
+}
+
+impl TransportName {
+    fn medium(self) -> Medium {
+        match self {
+            Self::Auto => Medium::Auto,
+            Self::Tcp => Medium::Tcp,
+            Self::Shm => Medium::Shm,
+        }
+    }
 }
 
 /// How many processes are started when nothing is said.
@@ -85,15 +98,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
 
 fn measure_job(arguments: &Arguments) -> Result<Outcome, Error> {
     let config = Config::from_env()?;
+    let medium = arguments.transport.map_or(config.medium(), TransportName::medium);
+    let config = config.with_medium(medium);
     let world_size = config.rank().world_size();
     if let Some(ranks) = arguments.ranks.filter(|&ranks| ranks != world_size) {
         return Err(Error::Usage(format!("--ranks {ranks} inside a job of {world_size}")));
     }
-    let plan = arguments.plan(world_size)?;
-    let TransportName::Tcp = arguments.transport;
+    let plan = Plan { medium, ..arguments.plan(world_size)? };
     let mut comm = Communicator::new(TcpTransport::join(&config)?);
     if let Some(kept) = KeptCosts::of_user() {
-        comm.tune(&kept, "tcp")?;
+        comm.tune(&kept, medium.name())?;
     }
     comm.set_order(arguments.order);
     let mut report = Report { rank: comm.rank(), json: arguments.switches.json, table: Table::default() };
@@ -110,6 +124,7 @@ struct Plan {
     op: ReduceOp,
     algorithm: Option<Algorithm>,
     order: ReductionOrder,
+    medium: Medium,
     touch: bool,
     check: bool,
 }
@@ -143,7 +158,8 @@ impl Arguments {
                 format!("the {} of {world_size} ranks is not exact in {dtype}, as --check needs it", self.op);
             return Err(Error::Usage(text));
         }
-        Ok(Plan { operation, lengths, dtype, op: self.op, algorithm, order: self.order, touch, check })
+        let (op, order, medium) = (self.op, self.order, Medium::default());
+        Ok(Plan { operation, lengths, dtype, op, algorithm, order, medium, touch, check })
     }
 
     fn algorithm(&self, world_size: usize) -> Result<Option<Algorithm>, Error> {

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use dist_collectives::Communicator;
+#[cfg(feature = "tcp")]
+use dist_collectives::Medium;
 use dist_transport::runtime::Runtime;
 use dist_transport::sim;
 
@@ -16,6 +18,9 @@ pub(crate) enum Network {
     /// Sockets between the system's threads.
     #[cfg(feature = "tcp")]
     Tcp,
+    /// Memory between the system's threads.
+    #[cfg(all(feature = "shm", target_os = "linux"))]
+    Shm,
 }
 
 /// Runs the program on every rank of a world and gives the results in rank order.
@@ -35,7 +40,9 @@ pub(crate) fn run<T: Send + 'static>(
             on_threads(starts.collect(), program)
         }
         #[cfg(feature = "tcp")]
-        Network::Tcp => tcp(world_size, program),
+        Network::Tcp => processes(Medium::Tcp, world_size, program),
+        #[cfg(all(feature = "shm", target_os = "linux"))]
+        Network::Shm => processes(Medium::Shm, world_size, program),
     }
 }
 
@@ -59,7 +66,8 @@ fn call<T>(start: impl FnOnce() -> T) -> T {
 }
 
 #[cfg(feature = "tcp")]
-fn tcp<T: Send + 'static>(
+fn processes<T: Send + 'static>(
+    medium: Medium,
     world_size: usize,
     program: impl Fn(Communicator) -> T + Send + Sync + 'static,
 ) -> Vec<T> {
@@ -70,7 +78,7 @@ fn tcp<T: Send + 'static>(
     let address = coordinator.address().to_string();
     let start = |rank| {
         let config = Config::new(rank, world_size, &address).expect("the arguments make sense");
-        let config = config.with_job("collectives").with_external_coordinator();
+        let config = config.with_job("collectives").with_external_coordinator().with_medium(medium);
         move || Communicator::join(&config).expect("every rank comes")
     };
     on_threads((0..world_size).map(start).collect(), program)

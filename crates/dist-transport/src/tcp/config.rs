@@ -22,6 +22,34 @@ pub struct Config {
     pub(super) timeout: Duration,
     /// What this machine is called, if not by its own number.
     pub(super) host_id: Option<String>,
+    pub(super) medium: Medium,
+}
+
+/// What messages between the processes of a job go through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Medium {
+    /// Memory between ranks that can share it, which each pair finds out; TCP between others.
+    #[default]
+    Auto,
+    /// TCP only.
+    Tcp,
+    /// Memory only: a pair of ranks that cannot share it fails.
+    Shm,
+}
+
+impl Medium {
+    /// `auto`, `tcp` or `shm`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Tcp => "tcp",
+            Self::Shm => "shm",
+        }
+    }
+
+    fn parse(name: &str) -> Option<Self> {
+        [Self::Auto, Self::Tcp, Self::Shm].into_iter().find(|medium| medium.name() == name)
+    }
 }
 
 /// Who hosts the coordinator.
@@ -48,6 +76,7 @@ impl Config {
             epoch: 0,
             timeout: TIMEOUT_DEFAULT,
             host_id: None,
+            medium: Medium::Auto,
         })
     }
 
@@ -55,7 +84,8 @@ impl Config {
     /// and `MASTER_PORT`; besides, if set, `DIST_SECRET_FILE` (a private file, or `fd:N`), `DIST_JOB_ID` (else
     /// `TORCHELASTIC_RUN_ID`), `DIST_PORT` (the coordinator's port instead of `MASTER_PORT`),
     /// `DIST_COORDINATOR=external` (the launcher hosts the coordinator), `DIST_HOST_ID` (see
-    /// [`with_host_id`](Self::with_host_id)) and `TORCHELASTIC_RESTART_COUNT`.
+    /// [`with_host_id`](Self::with_host_id)), `DIST_TRANSPORT` (`auto`, `tcp` or `shm`, see
+    /// [`with_medium`](Self::with_medium)) and `TORCHELASTIC_RESTART_COUNT`.
     /// A world of one if neither `RANK` nor `WORLD_SIZE` is set.
     ///
     /// Under torchrun, whose agent holds `MASTER_PORT`, the coordinator uses the next port.
@@ -95,6 +125,11 @@ impl Config {
             };
         }
         config.host_id = variables.get("DIST_HOST_ID");
+        if let Some(value) = variables.get("DIST_TRANSPORT") {
+            let expected = "auto, tcp or shm";
+            let invalid = |value| Error::InvalidVariable { name: "DIST_TRANSPORT", value, expected };
+            config.medium = Medium::parse(&value).ok_or_else(|| invalid(value))?;
+        }
         if variables.get("TORCHELASTIC_RESTART_COUNT").is_some() {
             config.epoch = variables.number("TORCHELASTIC_RESTART_COUNT")?;
         }
@@ -130,6 +165,17 @@ impl Config {
     #[must_use]
     pub fn with_host_id(self, id: &str) -> Self {
         Self { host_id: Some(id.to_owned()), ..self }
+    }
+
+    /// What messages go through; [`Medium::Auto`] unless said otherwise.
+    #[must_use]
+    pub fn with_medium(self, medium: Medium) -> Self {
+        Self { medium, ..self }
+    }
+
+    /// What messages go through.
+    pub fn medium(&self) -> Medium {
+        self.medium
     }
 
     /// This process's rank and the size of the world.
@@ -222,6 +268,7 @@ mod tests {
     #[case(&[("RANK", "0"), ("WORLD_SIZE", "0"), JOB[2], JOB[3]], "rank 0 is outside a group of 0")]
     #[case(&[JOB[0], JOB[1], JOB[2], ("MASTER_PORT", "70000")], "MASTER_PORT=\"70000\" is not a number")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_COORDINATOR", "x")], "DIST_COORDINATOR=\"x\" is not external")]
+    #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_TRANSPORT", "rdma")], "DIST_TRANSPORT=\"rdma\" is not auto,")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_SECRET_FILE", "/nowhere")], "the secret in /nowhere")]
     fn what_makes_no_sense_is_named(#[case] variables: &[(&str, &str)], #[case] expected: &str) {
         let message = parse(variables).unwrap_err().to_string();

@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use socket2::Socket;
 
 use crate::tcp::channels::{DEPTH_MAX, Fork, Origin};
 use crate::{Abort, Cause, ChannelId, Fingerprint};
@@ -246,7 +248,7 @@ impl Decoder<'_> {
 /// One end of a line between a rank and the coordinator; never waits.
 #[derive(Debug)]
 pub(super) struct Line {
-    pub(super) stream: TcpStream,
+    pub(super) stream: Socket,
     inbox: [u8; FRAME_BYTES],
     filled: usize,
     outbox: VecDeque<u8>,
@@ -254,7 +256,7 @@ pub(super) struct Line {
 
 impl Line {
     /// A line over a non-blocking, authenticated connection.
-    pub(super) fn new(stream: TcpStream) -> Self {
+    pub(super) fn new(stream: Socket) -> Self {
         Self { stream, inbox: [0; FRAME_BYTES], filled: 0, outbox: VecDeque::new() }
     }
 

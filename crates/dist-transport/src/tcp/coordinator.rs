@@ -1,16 +1,16 @@
 //! The coordinator: where the ranks of a job meet, and who tells them all when one of them is gone.
 
 use std::io;
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::event::PollFlags;
 
-use crate::auth::{Identity, Key, Purpose, Secret};
+use crate::auth::{Key, Purpose, Secret};
 use crate::runtime::Task;
 use crate::tcp::control::{Frame, Home, Line};
-use crate::tcp::gate::Gate;
+use crate::tcp::gate::{Admitted, Door, Gate};
 use crate::tcp::session::{Bell, lock};
 use crate::tcp::{BEAT, LIVENESS, socket};
 use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Fingerprint, Result, Runtime};
@@ -66,7 +66,7 @@ impl Coordinator {
         })?;
         let (stop, verdict) = (Arc::new(Bell::new()?), Arc::default());
         let mut meeting = Meeting {
-            gate: Gate::new(listener, key.clone(), epoch, runtime.clone()),
+            gate: Gate::new(Door::Network, listener.into(), key.clone(), epoch, runtime.clone()),
             arriving: Vec::new(),
             places: (0..world_size).map(|_| Place::Empty).collect(),
             started: false,
@@ -152,8 +152,8 @@ impl Meeting {
             tracing::error!(error = %e, "the coordinator cannot wait for its ranks and ends");
             return true;
         }
-        for (stream, identity) in self.gate.advance() {
-            self.admit(stream, identity);
+        for admitted in self.gate.advance() {
+            self.admit(admitted);
         }
         self.welcome();
         for rank in 0..self.places.len() {
@@ -199,7 +199,7 @@ impl Meeting {
             .filter_map(|place| if let Place::Taken(member) = place { Some(&mut **member) } else { None })
     }
 
-    fn admit(&mut self, stream: TcpStream, identity: Identity) {
+    fn admit(&mut self, Admitted { stream, identity, .. }: Admitted) {
         if identity.purpose == Purpose::Control && identity.to == COORDINATOR {
             self.arriving.push((identity.from, Line::new(stream), self.runtime.deadline(JOIN_LIMIT)));
         }

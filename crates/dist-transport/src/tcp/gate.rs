@@ -4,15 +4,15 @@
 //! When all places are taken, those who knock next wait in the listener's queue until a place is free or the oldest
 //! has had its for longer than any handshake of ours takes.
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::{self, ErrorKind, Read, Write};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
+use socket2::Socket;
 
-use crate::auth::{HELLO_BYTES, Identity, Key, PROOF_BYTES, Responder};
+use crate::auth::{HELLO_BYTES, Identity, Key, PROOF_BYTES, Purpose, Responder};
 use crate::tcp::socket;
-use crate::{Deadline, Runtime};
+use crate::{Deadline, Runtime, shm};
 
 const HALF_OPEN_MAX: usize = 64;
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(2);
@@ -27,7 +27,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 pub(super) struct Gate {
-    listener: TcpListener,
+    door: Door,
+    listener: Socket,
     key: Key,
     epoch: u32,
     runtime: Runtime,
@@ -37,29 +38,63 @@ pub(super) struct Gate {
     refused: u64,
 }
 
+/// Where those who knock come from, and so what they may want.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Door {
+    /// The network: they speak to this process through the connection.
+    Network,
+    /// This host: they share memory with this process.
+    Host,
+}
+
+impl Door {
+    fn prepare(self, stream: &Socket) -> io::Result<()> {
+        match self {
+            Self::Network => socket::prepare(stream),
+            Self::Host if shm::is_ours(stream)? => stream.set_nonblocking(true),
+            Self::Host => Err(ErrorKind::PermissionDenied.into()),
+        }
+    }
+
+    fn is_for(self, purpose: Purpose) -> bool {
+        (self == Self::Host) == matches!(purpose, Purpose::Memory(_))
+    }
+}
+
+/// Somebody who has proven to belong to the job.
+#[derive(Debug)]
+pub(super) struct Admitted {
+    pub(super) stream: Socket,
+    pub(super) identity: Identity,
+    /// Through the door of the host: the memory that was taken.
+    pub(super) share: Option<shm::Share>,
+}
+
 /// A connection in the middle of its handshake.
 #[derive(Debug)]
 struct HalfOpen {
-    stream: TcpStream,
+    stream: Socket,
     deadline: Deadline,
     hello: [u8; HELLO_BYTES],
     proof: [u8; PROOF_BYTES],
     filled: usize,
     /// Set when the hello is complete and the challenge sent.
     responder: Option<Responder>,
+    /// Set when the proof is accepted and only the memory is missing.
+    proven: Option<Identity>,
 }
 
 /// How far a handshake has come.
 enum Progress {
     Waiting,
-    Done(Identity),
+    Done(Identity, Option<shm::Share>),
     Refused,
 }
 
 impl Gate {
     /// A gate behind a non-blocking listener.
-    pub(super) fn new(listener: TcpListener, key: Key, epoch: u32, runtime: Runtime) -> Self {
-        Self { listener, key, epoch, runtime, half_open: Vec::new(), exhausted: None, refused: 0 }
+    pub(super) fn new(door: Door, listener: Socket, key: Key, epoch: u32, runtime: Runtime) -> Self {
+        Self { door, listener, key, epoch, runtime, half_open: Vec::new(), exhausted: None, refused: 0 }
     }
 
     /// How many connections have been refused so far.
@@ -80,17 +115,20 @@ impl Gate {
     }
 
     /// Takes every handshake as far as it goes without waiting, and returns those who have proven themselves.
-    pub(super) fn advance(&mut self) -> Vec<(TcpStream, Identity)> {
+    pub(super) fn advance(&mut self) -> Vec<Admitted> {
         let mut admitted = Vec::new();
         loop {
             let accepted = self.accept();
             for mut knock in std::mem::take(&mut self.half_open) {
                 match self.progress(&mut knock) {
                     Progress::Waiting => self.half_open.push(knock),
-                    Progress::Done(identity) => admitted.push((knock.stream, identity)),
+                    Progress::Done(identity, share) => {
+                        admitted.push(Admitted { stream: knock.stream, identity, share });
+                    }
                     Progress::Refused => {
                         self.refused += 1;
-                        tracing::debug!(peer = ?knock.stream.peer_addr().ok(), "refused a connection");
+                        let peer = knock.stream.peer_addr().ok().and_then(|peer| peer.as_socket());
+                        tracing::debug!(?peer, "refused a connection");
                     }
                 }
             }
@@ -118,7 +156,8 @@ impl Gate {
             match self.listener.accept() {
                 Ok((stream, _)) => {
                     accepted = true;
-                    if socket::prepare(&stream).is_err() {
+                    if self.door.prepare(&stream).is_err() {
+                        self.refused += 1;
                         continue;
                     }
                     if self.half_open.len() == HALF_OPEN_MAX {
@@ -132,6 +171,7 @@ impl Gate {
                         proof: [0; PROOF_BYTES],
                         filled: 0,
                         responder: None,
+                        proven: None,
                     });
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
@@ -148,6 +188,9 @@ impl Gate {
 
     fn progress(&self, knock: &mut HalfOpen) -> Progress {
         loop {
+            if let Some(identity) = knock.proven {
+                return self.take_memory(knock, identity);
+            }
             let wanted = match knock.responder {
                 None => &mut knock.hello[..],
                 Some(_) => &mut knock.proof[..],
@@ -157,20 +200,25 @@ impl Gate {
                     Ok(0) => return Progress::Refused,
                     Ok(count) => knock.filled += count,
                     Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                    Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                        let late = self.runtime.expired(knock.deadline);
-                        return if late { Progress::Refused } else { Progress::Waiting };
-                    }
+                    Err(e) if e.kind() == ErrorKind::WouldBlock => return self.wait_for(knock),
                     Err(_) => return Progress::Refused,
                 }
             }
             knock.filled = 0;
             if let Some(responder) = &knock.responder {
                 let admitted = responder.accepts(&knock.proof) && knock.stream.write_all(&[ADMITTED]).is_ok();
-                return if admitted { Progress::Done(responder.claim()) } else { Progress::Refused };
+                match self.door {
+                    _ if !admitted => return Progress::Refused,
+                    Door::Network => return Progress::Done(responder.claim(), None),
+                    Door::Host => knock.proven = Some(responder.claim()),
+                }
+                continue;
             }
             match Responder::new(self.key.clone(), &knock.hello) {
-                Ok(Some(responder)) if responder.claim().epoch == self.epoch => {
+                Ok(Some(responder))
+                    if responder.claim().epoch == self.epoch
+                        && self.door.is_for(responder.claim().purpose) =>
+                {
                     // A new connection's buffer takes the whole challenge or the connection is of no use.
                     if knock.stream.write_all(&responder.challenge()).is_err() {
                         return Progress::Refused;
@@ -180,5 +228,17 @@ impl Gate {
                 _ => return Progress::Refused,
             }
         }
+    }
+
+    fn take_memory(&self, knock: &HalfOpen, identity: Identity) -> Progress {
+        match shm::take(&knock.stream) {
+            Ok(Some(share)) => Progress::Done(identity, Some(share)),
+            Err(e) if e.kind() == ErrorKind::WouldBlock => self.wait_for(knock),
+            Ok(None) | Err(_) => Progress::Refused,
+        }
+    }
+
+    fn wait_for(&self, knock: &HalfOpen) -> Progress {
+        if self.runtime.expired(knock.deadline) { Progress::Refused } else { Progress::Waiting }
     }
 }

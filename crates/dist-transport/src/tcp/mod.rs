@@ -12,6 +12,7 @@ mod coordinator;
 mod gate;
 mod host;
 mod link;
+mod message;
 mod patience;
 mod rendezvous;
 mod service;
@@ -21,7 +22,7 @@ mod transport;
 
 use std::time::Duration;
 
-pub use config::Config;
+pub use config::{Config, Medium};
 pub use coordinator::Coordinator;
 pub use transport::TcpTransport;
 

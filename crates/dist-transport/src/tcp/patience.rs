@@ -9,6 +9,8 @@ use std::time::Duration;
 use crate::Runtime;
 
 const SPIN: Duration = Duration::from_micros(50);
+/// How often to look for a peer between two looks at the clock.
+const LOOKS_PER_CLOCK: u32 = 16;
 const YIELDS_MAX: u32 = 200;
 /// A yield that lasts longer has handed the core to a stranger.
 const YIELD_TOO_LONG: Duration = Duration::from_micros(100);
@@ -25,6 +27,7 @@ pub(super) struct Patience {
 /// One wait.
 #[derive(Debug, Default)]
 pub(super) struct Wait {
+    looks: u32,
     since: Option<Duration>,
     yields: u32,
 }
@@ -36,13 +39,19 @@ impl Patience {
         Self { core_per_rank: local_ranks <= cores, waits_without_yield: 0 }
     }
 
+    /// Whether to look again without a look at the clock, which takes longer than one at memory.
+    pub(super) fn look_at_once(&self, wait: &mut Wait) -> bool {
+        wait.looks = wait.looks.wrapping_add(1);
+        std::hint::spin_loop();
+        self.core_per_rank && !wait.looks.is_multiple_of(LOOKS_PER_CLOCK)
+    }
+
     /// Whether to look again, after a pause, before sleeping.
     pub(super) fn look_again(&mut self, wait: &mut Wait, runtime: &Runtime) -> bool {
         let now = runtime.now();
         let first = wait.since.is_none();
         let since = *wait.since.get_or_insert(now);
         if self.core_per_rank {
-            std::hint::spin_loop();
             return now - since < SPIN;
         }
         if first {

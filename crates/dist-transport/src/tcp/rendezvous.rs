@@ -1,24 +1,27 @@
 //! How a process joins its job.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crossbeam::queue::SegQueue;
 use rustix::event::PollFlags;
+use socket2::Socket;
 
-use crate::auth::{CHALLENGE_BYTES, Identity, Initiator, Key, Purpose};
+use crate::auth::{self, CHALLENGE_BYTES, Identity, Initiator, Key, Purpose};
+use crate::shm::{self, Memory};
 use crate::tcp::channels::Channels;
-use crate::tcp::config::{Config, Host};
+use crate::tcp::config::{Config, Host, Medium};
 use crate::tcp::control::{Frame, Home, Line};
 use crate::tcp::coordinator::{COORDINATOR, Coordinator};
 use crate::tcp::gate::ADMITTED;
+use crate::tcp::link::Link;
 use crate::tcp::service::{Service, listener_address};
 use crate::tcp::session::{Arrivals, Bell, Membership, Session, Verdict, Watch, timeout};
 use crate::tcp::{host, socket};
-use crate::{Activity, Deadline, Error, Result, Runtime};
+use crate::{Activity, ChannelId, Deadline, Error, Result, Runtime};
 
 /// How long to wait before another try when the coordinator is not there yet, or the other side hangs up.
 const RETRY: Duration = Duration::from_millis(20);
@@ -38,6 +41,8 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
             key: key.clone(),
             epoch: config.epoch,
             homes,
+            medium: config.medium,
+            apart: Mutex::default(),
             verdict: Verdict::new()?,
             arrivals: Arrivals::default(),
             channels: Channels::new(),
@@ -69,8 +74,9 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
     let listener = socket::listen(listener_address(&stream).map_err(at)?, config.secret.as_ref())?;
     let mut line = Line::new(stream);
     let home = Home { address: listener.local_addr().map_err(at)?, host };
+    let host_door = open_host_door(config.medium, home.address)?;
     let session = session(introduce(&mut line, home, config, runtime, deadline)?)?;
-    let service = Service::new(session.clone(), listener, line);
+    let service = Service::new(session.clone(), listener, host_door, line);
     let service = runtime
         .spawn("dist-service", move || service.run())
         .map_err(|source| Error::Resources { what: "thread", source })?;
@@ -79,7 +85,7 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
 }
 
 /// Connects to the coordinator, again and again until it is there.
-fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: Deadline) -> Result<TcpStream> {
+fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: Deadline) -> Result<Socket> {
     let from = number(config.rank.index())?;
     let identity = Identity { epoch: config.epoch, from, to: COORDINATOR, purpose: Purpose::Control };
     let watch = Watch { runtime, verdict: None, deadline };
@@ -88,7 +94,7 @@ fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: De
         let mut failure = None;
         for address in socket::resolve(&config.coordinator)? {
             match connect(address, watch) {
-                Ok(stream) => match greet(stream, key, identity, watch)? {
+                Ok(stream) => match greet(stream, address, key, identity, watch)? {
                     Some(stream) => return Ok(stream),
                     None => count_hang_up(&mut hang_ups, identity, address)?,
                 },
@@ -104,7 +110,7 @@ fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: De
 }
 
 /// Opens a connection.
-fn connect(address: SocketAddr, watch: Watch<'_>) -> io::Result<TcpStream> {
+fn connect(address: SocketAddr, watch: Watch<'_>) -> io::Result<Socket> {
     let stream = socket::begin_connect(address)?;
     watch.ready(&stream, PollFlags::OUT)?;
     stream.take_error()?.map_or(Ok(stream), Err)
@@ -112,9 +118,15 @@ fn connect(address: SocketAddr, watch: Watch<'_>) -> io::Result<TcpStream> {
 
 /// Proves to the other side of a new connection that this process belongs to the job, and checks its proof. `None`
 /// if the other side hangs up.
-fn greet(stream: TcpStream, key: &Key, identity: Identity, watch: Watch<'_>) -> Result<Option<TcpStream>> {
+fn greet(
+    stream: Socket,
+    address: SocketAddr,
+    key: &Key,
+    identity: Identity,
+    watch: Watch<'_>,
+) -> Result<Option<Socket>> {
     let activity = activity_of(identity);
-    let address = stream.peer_addr().map_or_else(|e| e.to_string(), |address| address.to_string());
+    let address = address.to_string();
     let initiator = Initiator::new(key.clone(), identity)?;
     let mut challenge = [0; CHALLENGE_BYTES];
     let heard = write_all(&stream, initiator.hello())
@@ -140,7 +152,7 @@ fn greet(stream: TcpStream, key: &Key, identity: Identity, watch: Watch<'_>) -> 
 const fn activity_of(identity: Identity) -> Activity {
     match identity.purpose {
         Purpose::Control => Activity::Rendezvous,
-        Purpose::Data(_) => Activity::Connect,
+        Purpose::Data(_) | Purpose::Memory(_) => Activity::Connect,
     }
 }
 
@@ -153,24 +165,88 @@ fn count_hang_up(hang_ups: &mut u32, identity: Identity, address: SocketAddr) ->
     Err(Error::Refused { activity: activity_of(identity), address: address.to_string() })
 }
 
-/// Opens a proven connection to a peer.
-pub(super) fn dial(session: &Session, identity: Identity, deadline: Deadline) -> Result<TcpStream> {
+/// Listens where the ranks of this host find this one, if it may share memory with them.
+fn open_host_door(medium: Medium, beside: SocketAddr) -> Result<Option<Socket>> {
+    match (medium, shm::listen(beside)) {
+        (Medium::Tcp, _) => Ok(None),
+        (_, Ok(door)) => Ok(Some(door)),
+        (Medium::Shm, Err(source)) => {
+            Err(Error::Resources { what: "door for the ranks of this host", source })
+        }
+        (Medium::Auto, Err(error)) => {
+            tracing::info!(%error, "no shared memory: messages go over TCP");
+            Ok(None)
+        }
+    }
+}
+
+/// Opens a proven connection to a rank, for one channel: through memory if that can be.
+pub(super) fn dial(session: &Session, peer: usize, channel: ChannelId, deadline: Deadline) -> Result<Link> {
+    let (from, to) = (number(session.rank.index())?, number(peer)?);
+    let identity = |purpose| Identity { epoch: session.epoch, from, to, purpose };
+    if session.may_share(peer) {
+        match share(session, identity(Purpose::Memory(channel)), deadline) {
+            Ok(memory) => return Ok(Link::Memory(memory)),
+            Err(error) if is_over(&error) => return Err(error),
+            Err(reason) => session.note_apart(peer, &reason),
+        }
+        if session.medium == Medium::Shm {
+            return Err(Error::NotShared { peer });
+        }
+    }
+    dial_over_network(session, identity(Purpose::Data(channel)), deadline).map(Link::Socket)
+}
+
+/// Whether the time was over or the job was aborted meanwhile.
+fn is_over(error: &Error) -> bool {
+    use io::ErrorKind::{Interrupted, TimedOut};
+    matches!(error, Error::Address { source, .. } if matches!(source.kind(), TimedOut | Interrupted))
+}
+
+fn dial_over_network(session: &Session, identity: Identity, deadline: Deadline) -> Result<Socket> {
     let address = session.homes[identity.to as usize].address;
     let watch = Watch { runtime: &session.runtime, verdict: Some(&session.verdict), deadline };
     let mut hang_ups = 0;
     loop {
-        let stream = connect(address, watch).map_err(|source| Error::Address {
-            activity: Activity::Connect,
-            action: "connect to",
-            address: address.to_string(),
-            source,
-        })?;
-        if let Some(stream) = greet(stream, &session.key, identity, watch)? {
+        let stream =
+            connect(address, watch).map_err(|source| connect_error("connect to", address, source))?;
+        if let Some(stream) = greet(stream, address, &session.key, identity, watch)? {
             return Ok(stream);
         }
         count_hang_up(&mut hang_ups, identity, address)?;
         session.runtime.park(Some(session.runtime.deadline(RETRY)));
     }
+}
+
+/// Makes memory and shares it with a rank that listens on this host.
+fn share(session: &Session, identity: Identity, deadline: Deadline) -> Result<Memory> {
+    let address = session.homes[identity.to as usize].address;
+    let watch = Watch { runtime: &session.runtime, verdict: Some(&session.verdict), deadline };
+    let failed = |source| connect_error("share memory with", address, source);
+    let mut hang_ups = 0;
+    loop {
+        match shm::connect(address) {
+            Ok(stream) => match greet(stream, address, &session.key, identity, watch)? {
+                Some(stream) => {
+                    let share = shm::offer(&stream, &auth::random_bytes()?).map_err(failed)?;
+                    let mut answer = [0];
+                    read_exact(&stream, &mut answer, watch).map_err(failed)?;
+                    if answer != [shm::ACCEPTED] {
+                        return Err(failed(io::Error::new(io::ErrorKind::Unsupported, "it was refused")));
+                    }
+                    return Ok(Memory::new(stream, share));
+                }
+                None => count_hang_up(&mut hang_ups, identity, address)?,
+            },
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => watch.check().map_err(failed)?,
+            Err(e) => return Err(failed(e)),
+        }
+        session.runtime.park(Some(session.runtime.deadline(RETRY)));
+    }
+}
+
+fn connect_error(action: &'static str, address: SocketAddr, source: io::Error) -> Error {
+    Error::Address { activity: Activity::Connect, action, address: address.to_string(), source }
 }
 
 /// Says where this rank runs, and hears where the others do.
@@ -216,11 +292,11 @@ fn introduce(
 }
 
 /// A new connection takes these few bytes at once, or is of no use.
-fn write_all(mut stream: &TcpStream, bytes: &[u8]) -> io::Result<()> {
+fn write_all(mut stream: &Socket, bytes: &[u8]) -> io::Result<()> {
     io::Write::write_all(&mut stream, bytes)
 }
 
-fn read_exact(mut stream: &TcpStream, bytes: &mut [u8], watch: Watch<'_>) -> io::Result<()> {
+fn read_exact(mut stream: &Socket, bytes: &mut [u8], watch: Watch<'_>) -> io::Result<()> {
     let mut filled = 0;
     while filled < bytes.len() {
         match io::Read::read(&mut stream, &mut bytes[filled..]) {

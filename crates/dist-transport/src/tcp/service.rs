@@ -1,22 +1,27 @@
 //! The service thread of a process: handshakes of those who connect, signs of life, and the abort.
 
 use std::io;
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use rustix::event::PollFlags;
+use socket2::Socket;
 
-use crate::auth::{Identity, Purpose};
+use crate::auth::Purpose;
+use crate::shm::Memory;
 use crate::tcp::control::{Frame, Line};
-use crate::tcp::gate::Gate;
+use crate::tcp::gate::{Admitted, Door, Gate};
+use crate::tcp::link::Link;
 use crate::tcp::session::{GOODBYE_LIMIT, Session};
 use crate::tcp::{BEAT, LIVENESS, socket};
 use crate::{Abort, Cause, ChannelId, Deadline, Fingerprint};
 
 /// Everything that the service thread knows.
 pub(super) struct Service {
-    gate: Gate,
+    /// The door of the network, and that of the host if there is one.
+    gates: Vec<Gate>,
     line: Line,
     session: Arc<Session>,
     next_beat: Deadline,
@@ -36,10 +41,20 @@ struct Leaving {
 }
 
 impl Service {
-    pub(super) fn new(session: Arc<Session>, listener: TcpListener, line: Line) -> Self {
+    /// A service behind the listener, and behind the door of the host if there is one.
+    pub(super) fn new(
+        session: Arc<Session>,
+        listener: TcpListener,
+        host_door: Option<Socket>,
+        line: Line,
+    ) -> Self {
         let runtime = &session.runtime;
+        let listeners = [(Door::Network, Some(listener.into())), (Door::Host, host_door)];
+        let gate = |(door, listener)| {
+            Some(Gate::new(door, listener?, session.key.clone(), session.epoch, runtime.clone()))
+        };
         Self {
-            gate: Gate::new(listener, session.key.clone(), session.epoch, runtime.clone()),
+            gates: listeners.into_iter().filter_map(gate).collect(),
             line,
             next_beat: runtime.deadline(BEAT),
             last_look: runtime.deadline(BEAT),
@@ -61,9 +76,8 @@ impl Service {
             let closing = self.session.closing.load(Ordering::Acquire);
             self.speak();
             let leavings = self.hear();
-            for (stream, identity) in self.gate.advance() {
-                self.admit(stream, identity);
-            }
+            let admitted: Vec<_> = self.gates.iter_mut().flat_map(Gate::advance).collect();
+            admitted.into_iter().for_each(|admitted| self.admit(admitted));
             // Last, so that a connection which was opened before its peer left is found.
             leavings.into_iter().for_each(|leaving| self.note(leaving));
             if closing && self.farewell_is_over() {
@@ -90,23 +104,29 @@ impl Service {
 
     fn wait(&self) -> io::Result<()> {
         let mut watched = vec![self.session.service_bell.watch()];
-        watched.extend(self.gate.watch());
+        watched.extend(self.gates.iter().flat_map(Gate::watch));
         if self.connected {
             let unsent = if self.line.unsent() { PollFlags::OUT } else { PollFlags::empty() };
             watched.push(socket::watch(&self.line.stream, PollFlags::IN | unsent));
         }
         let next = self.session.runtime.remaining(self.next_beat);
-        let next = self.gate.look_again_in().map_or(next, |look| look.min(next));
+        let next = self.gates.iter().filter_map(Gate::look_again_in).fold(next, Duration::min);
         socket::poll(&mut watched, next).map(drop)
     }
 
     /// Hands a proven connection to whoever will ask for it.
-    fn admit(&self, stream: TcpStream, identity: Identity) {
+    fn admit(&self, Admitted { stream, identity, share }: Admitted) {
         let session = &self.session;
         let (from, to) = (identity.from as usize, identity.to as usize);
         match identity.purpose {
-            Purpose::Data(channel) if to == session.rank.index() && from < session.rank.world_size() => {
-                session.arrivals.put(channel, from, stream, &session.verdict);
+            Purpose::Data(channel) | Purpose::Memory(channel)
+                if to == session.rank.index() && from < session.rank.world_size() =>
+            {
+                let link = match share {
+                    Some(share) => Link::Memory(Memory::new(stream, share)),
+                    None => Link::Socket(stream),
+                };
+                session.arrivals.put(channel, from, link, &session.verdict);
             }
             _ => tracing::warn!(?identity, "a process of this job connected to the wrong place"),
         }
@@ -180,9 +200,9 @@ impl Service {
 }
 
 /// Where this process's listener is to be: on the interface that reached the coordinator.
-pub(super) fn listener_address(line: &TcpStream) -> io::Result<SocketAddr> {
-    line.local_addr().map(|mut address| {
-        address.set_port(0);
-        address
-    })
+pub(super) fn listener_address(line: &Socket) -> io::Result<SocketAddr> {
+    let address = line.local_addr()?.as_socket();
+    let mut address = address.ok_or(io::ErrorKind::AddrNotAvailable)?;
+    address.set_port(0);
+    Ok(address)
 }

@@ -1,8 +1,8 @@
 //! One process's part in a job: what all its transports share.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,9 +14,11 @@ use rustix::event::{PollFd, PollFlags};
 use crate::auth::Key;
 use crate::runtime::{Task, Unparker};
 use crate::tcp::channels::{Channels, Origin};
+use crate::tcp::config::Medium;
 use crate::tcp::control::{Frame, Home};
 use crate::tcp::coordinator::Coordinator;
-use crate::tcp::link::{Fault, say_goodbye};
+use crate::tcp::link::Link;
+use crate::tcp::message::Fault;
 use crate::tcp::{BEAT, socket};
 use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Fingerprint, Rank, Result, Runtime};
 
@@ -38,6 +40,10 @@ pub(super) struct Session {
     pub(super) epoch: u32,
     /// Where each rank runs.
     pub(super) homes: Vec<Home>,
+    /// What messages may go through.
+    pub(super) medium: Medium,
+    /// Ranks of this host that memory turned out not to be shared with.
+    pub(super) apart: Mutex<HashSet<usize>>,
     pub(super) verdict: Verdict,
     pub(super) arrivals: Arrivals,
     pub(super) channels: Channels,
@@ -107,6 +113,23 @@ impl Session {
         }
     }
 
+    /// Whether memory may be shared with a rank, as far as is known.
+    pub(super) fn may_share(&self, peer: usize) -> bool {
+        let hosts = [self.rank.index(), peer].map(|rank| self.homes[rank].host);
+        match self.medium {
+            Medium::Tcp => false,
+            Medium::Shm => true,
+            Medium::Auto => hosts[0] == hosts[1] && !lock(&self.apart).contains(&peer),
+        }
+    }
+
+    /// Notes that memory cannot be shared with a rank, so that it is not tried again.
+    pub(super) fn note_apart(&self, peer: usize, reason: &Error) {
+        if lock(&self.apart).insert(peer) {
+            tracing::info!(peer, %reason, "no memory can be shared with this rank");
+        }
+    }
+
     /// Ends the job because of this process.
     pub(super) fn give_up(&self, call: Fingerprint) {
         let rank = self.rank.index();
@@ -145,7 +168,7 @@ impl Watch<'_> {
     ///
     /// # Errors
     /// `TimedOut` at the deadline, `Interrupted` when the job is aborted.
-    pub(super) fn ready(&self, stream: &TcpStream, events: PollFlags) -> io::Result<()> {
+    pub(super) fn ready(&self, stream: &impl AsFd, events: PollFlags) -> io::Result<()> {
         loop {
             let mut watched = vec![socket::watch(stream, events)];
             watched.extend(self.verdict.map(Verdict::watch));
@@ -153,13 +176,22 @@ impl Watch<'_> {
             if !watched[0].revents().is_empty() {
                 return Ok(());
             }
-            if self.verdict.is_some_and(|verdict| verdict.get().is_some()) {
-                return Err(io::ErrorKind::Interrupted.into());
-            }
-            if self.runtime.expired(self.deadline) {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
+            self.check()?;
         }
+    }
+
+    /// Whether the wait may go on.
+    ///
+    /// # Errors
+    /// As for [`ready`](Self::ready).
+    pub(super) fn check(&self) -> io::Result<()> {
+        if self.verdict.is_some_and(|verdict| verdict.get().is_some()) {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        if self.runtime.expired(self.deadline) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(())
     }
 }
 
@@ -252,24 +284,24 @@ impl Verdict {
 
 /// Connections that peers have opened and nobody has asked for yet.
 #[derive(Debug, Default)]
-pub(super) struct Arrivals(Mutex<HashMap<(ChannelId, usize), TcpStream>>);
+pub(super) struct Arrivals(Mutex<HashMap<(ChannelId, usize), Link>>);
 
 impl Arrivals {
     /// Keeps a connection until it is asked for. A second one of the same peer and channel is dropped.
-    pub(super) fn put(&self, channel: ChannelId, peer: usize, stream: TcpStream, verdict: &Verdict) {
-        lock(&self.0).entry((channel, peer)).or_insert(stream);
+    pub(super) fn put(&self, channel: ChannelId, peer: usize, link: Link, verdict: &Verdict) {
+        lock(&self.0).entry((channel, peer)).or_insert(link);
         verdict.look_again();
     }
 
     /// The connections of a channel that this process has left.
-    pub(super) fn forget(&self, channel: ChannelId) -> Vec<TcpStream> {
-        lock(&self.0).extract_if(|(of, _), _| *of == channel).map(|(_, stream)| stream).collect()
+    pub(super) fn forget(&self, channel: ChannelId) -> Vec<Link> {
+        lock(&self.0).extract_if(|(of, _), _| *of == channel).map(|(_, link)| link).collect()
     }
 
     /// Says goodbye on a connection that nobody will ask for.
     fn dismiss(&self, channel: ChannelId, peer: usize) {
-        let stream = lock(&self.0).remove(&(channel, peer));
-        stream.iter().for_each(say_goodbye);
+        let link = lock(&self.0).remove(&(channel, peer));
+        link.iter().for_each(Link::say_goodbye);
     }
 
     /// Waits for a peer's connection.
@@ -280,14 +312,14 @@ impl Arrivals {
         session: &Session,
         deadline: Deadline,
         mut ask: impl FnMut(),
-    ) -> Result<TcpStream, Fault> {
+    ) -> Result<Link, Fault> {
         let runtime = &session.runtime;
         let mut patience = runtime.deadline(WAITING_LIMIT);
         loop {
             // Registered before the look: whoever comes after the look wakes us.
             lock(&session.verdict.waiting).push(runtime.unparker());
-            if let Some(stream) = lock(&self.0).remove(&(channel, peer)) {
-                return Ok(stream);
+            if let Some(link) = lock(&self.0).remove(&(channel, peer)) {
+                return Ok(link);
             }
             if let Some(abort) = session.verdict.get() {
                 return Err(Fault::Aborted(abort));

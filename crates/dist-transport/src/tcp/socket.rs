@@ -1,7 +1,7 @@
 //! Options of sockets, listening, and connecting by a deadline.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ pub(super) fn listen(address: SocketAddr, secret: Option<&Secret>) -> Result<Tcp
 }
 
 /// Begins to connect; the connection is made when the socket becomes writable.
-pub(super) fn begin_connect(address: SocketAddr) -> io::Result<TcpStream> {
+pub(super) fn begin_connect(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
     choose_congestion_control(&socket, address.ip());
@@ -60,15 +60,14 @@ pub(super) fn begin_connect(address: SocketAddr) -> io::Result<TcpStream> {
         Err(e) if e.raw_os_error() == Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => {}
         Err(e) => return Err(e),
     }
-    let stream = socket.into();
-    prepare(&stream)?;
-    Ok(stream)
+    prepare(&socket)?;
+    Ok(socket)
 }
 
 /// What every connection of ours is: non-blocking, and without delay for small messages.
-pub(super) fn prepare(stream: &TcpStream) -> io::Result<()> {
+pub(super) fn prepare(stream: &Socket) -> io::Result<()> {
     stream.set_nonblocking(true)?;
-    stream.set_nodelay(true)
+    stream.set_tcp_nodelay(true)
 }
 
 /// On loopback a congestion control that paces, as the system's default may do, halves the speed of large
@@ -83,7 +82,7 @@ fn choose_congestion_control(socket: &Socket, ip: IpAddr) {
 }
 
 /// Sends what the connection takes without waiting; `None` if it takes nothing now.
-pub(super) fn send(stream: &TcpStream, pieces: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
+pub(super) fn send(stream: &Socket, pieces: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
     #[cfg(not(target_vendor = "apple"))]
     let flags = rustix::net::SendFlags::NOSIGNAL;
     #[cfg(target_vendor = "apple")]
@@ -92,8 +91,14 @@ pub(super) fn send(stream: &TcpStream, pieces: &[IoSlice<'_>]) -> io::Result<Opt
 }
 
 /// Receives what has come without waiting; `None` if nothing has, 0 if nothing will.
-pub(super) fn receive(stream: &TcpStream, rooms: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
+pub(super) fn receive(stream: &Socket, rooms: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
     would_block(rustix::io::readv(stream, rooms))
+}
+
+/// How much of the next byte has come; `None` if nothing has, 0 if nothing will.
+pub(super) fn peek(stream: &Socket) -> io::Result<Option<usize>> {
+    let peeked = rustix::net::recv(stream, &mut [0; 1][..], rustix::net::RecvFlags::PEEK);
+    would_block(peeked.map(|(count, _)| count))
 }
 
 fn would_block(moved: rustix::io::Result<usize>) -> io::Result<Option<usize>> {

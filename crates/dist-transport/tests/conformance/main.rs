@@ -1,12 +1,12 @@
 //! What every transport promises, checked of those of this crate.
-#![cfg(all(feature = "sim", feature = "tcp"))]
+#![cfg(all(feature = "sim", feature = "shm", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::time::Duration;
 
 use dist_transport::conformance::{Fabric, Program};
 use dist_transport::sim;
-use dist_transport::tcp::{Config, Coordinator, TcpTransport};
+use dist_transport::tcp::{Config, Coordinator, Medium, TcpTransport};
 use dist_transport::{Runtime, Transport};
 
 /// The in-process network under a simulated runtime, in several interleavings.
@@ -61,17 +61,17 @@ impl Fabric for Threads {
     }
 }
 
-/// TCP between threads of the system.
-struct Tcp;
+/// Threads of the system that are connected as processes are.
+struct Processes(Medium);
 
-impl Fabric for Tcp {
+impl Fabric for Processes {
     fn run(&self, _: u64, world_size: usize, program: Program) {
         let coordinator = Coordinator::start("127.0.0.1:0", world_size, "suite", None).unwrap();
         let address = coordinator.address().to_string();
         let joins = (0..world_size).map(|rank| {
             let config = Config::new(rank, world_size, &address).unwrap();
             let config = config.with_job("suite").with_external_coordinator();
-            let config = config.with_timeout(Duration::from_secs(60));
+            let config = config.with_timeout(Duration::from_secs(60)).with_medium(self.0);
             move || -> Box<dyn Transport> { Box::new(TcpTransport::join(&config).unwrap()) }
         });
         run_threads(joins, &program);
@@ -107,5 +107,9 @@ mod threads {
 }
 
 mod tcp {
-    dist_transport::conformance!(super::Tcp);
+    dist_transport::conformance!(super::Processes(super::Medium::Tcp));
+}
+
+mod shm {
+    dist_transport::conformance!(super::Processes(super::Medium::Shm));
 }

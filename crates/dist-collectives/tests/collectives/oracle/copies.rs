@@ -184,10 +184,13 @@ fn two_levels_move_every_bit(#[values(0, 1, 2, 3, 4, 5, 6)] hosts: usize) {
     });
 }
 
-#[cfg(feature = "tcp")]
+#[cfg(all(feature = "shm", target_os = "linux"))]
 #[rstest]
-fn every_algorithm_moves_every_bit_over_sockets(#[values(1, 2, 3, 4, 5)] world_size: usize) {
-    worlds::run(Network::Tcp, world_size, |comm| {
+fn every_algorithm_moves_every_bit_between_processes(
+    #[values(Network::Tcp, Network::Shm)] network: Network,
+    #[values(1, 2, 3, 4, 5)] world_size: usize,
+) {
+    worlds::run(network, world_size, |comm| {
         let mut comm = World::new(comm);
         let world_size = comm.world_size();
         check::<f64>(&mut comm, &lengths(world_size), |len| vec![len % world_size]);

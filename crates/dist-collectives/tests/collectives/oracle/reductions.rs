@@ -214,10 +214,13 @@ fn two_levels_give_the_canonical_tree_where_hosts_allow_it(#[values(0, 1, 2, 3, 
     });
 }
 
-#[cfg(feature = "tcp")]
+#[cfg(all(feature = "shm", target_os = "linux"))]
 #[rstest]
-fn every_algorithm_gives_the_canonical_tree_over_sockets(#[values(1, 2, 3, 4, 5)] world_size: usize) {
-    worlds::run(Network::Tcp, world_size, |comm| {
+fn every_algorithm_gives_the_canonical_tree_between_processes(
+    #[values(Network::Tcp, Network::Shm)] network: Network,
+    #[values(1, 2, 3, 4, 5)] world_size: usize,
+) {
+    worlds::run(network, world_size, |comm| {
         let mut comm = World::new(comm);
         check_lengths::<f32>(&mut comm, ReduceOp::Sum);
         check_type::<bf16>(&mut comm);

@@ -1,20 +1,20 @@
-//! The transport over TCP: connections on first use, and messages without a thread or a buffer of their size.
+//! The transport between processes: connections on first use, through memory or TCP, and messages without a thread or
+//! a buffer of their size.
 
 mod moving;
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
 use self::moving::receiving;
-use crate::auth::{Identity, Purpose};
 use crate::bookkeeping;
 use crate::check::{check_all, check_exchange, check_peer};
 use crate::tcp::channels::Origin;
-use crate::tcp::config::Config;
-use crate::tcp::link::{Fault, Scratch, say_goodbye};
+use crate::tcp::config::{Config, Medium};
+use crate::tcp::link::Link;
+use crate::tcp::message::{Fault, Scratch};
 use crate::tcp::patience::Patience;
 use crate::tcp::session::{Membership, Session, timeout};
 use crate::tcp::{rendezvous, socket};
@@ -37,7 +37,7 @@ pub struct TcpTransport {
     /// The ranks of the group, as numbered in the world.
     members: Vec<usize>,
     children: u64,
-    links: Vec<Option<TcpStream>>,
+    links: Vec<Option<Link>>,
     /// Messages of this rank to itself.
     own: VecDeque<(Fingerprint, Vec<u8>)>,
     scratch: Scratch,
@@ -117,28 +117,27 @@ impl TcpTransport {
                     let link =
                         if dials { self.dial(peer, deadline) } else { self.await_dial(peer, deadline) };
                     let trouble = |fault| Trouble { activity: Activity::Connect, peer, fault };
-                    self.links[peer] = Some(link.map_err(trouble)?);
+                    let link = link.map_err(trouble)?;
+                    if self.session().medium == Medium::Shm && !matches!(link, Link::Memory(_)) {
+                        return Err(trouble(Fault::Unconnected(Error::NotShared { peer })));
+                    }
+                    tracing::debug!(peer, memory = matches!(link, Link::Memory(_)), "connected");
+                    self.links[peer] = Some(link);
                 }
             }
         }
         Ok(())
     }
 
-    fn dial(&self, peer: usize, deadline: Deadline) -> Result<TcpStream, Fault> {
-        let session = self.session();
-        let dial = || {
-            let from = rendezvous::number(session.rank.index())?;
-            let to = rendezvous::number(self.members[peer])?;
-            let identity = Identity { epoch: session.epoch, from, to, purpose: Purpose::Data(self.channel) };
-            rendezvous::dial(session, identity, deadline)
-        };
-        dial().map_err(|error| match error {
+    fn dial(&self, peer: usize, deadline: Deadline) -> Result<Link, Fault> {
+        let dialled = rendezvous::dial(self.session(), self.members[peer], self.channel, deadline);
+        dialled.map_err(|error| match error {
             Error::Address { source, .. } if source.kind() == io::ErrorKind::TimedOut => Fault::TimedOut,
             error => Fault::Unconnected(error),
         })
     }
 
-    fn await_dial(&self, peer: usize, deadline: Deadline) -> Result<TcpStream, Fault> {
+    fn await_dial(&self, peer: usize, deadline: Deadline) -> Result<Link, Fault> {
         let session = self.session();
         let (peer, mut told) = (self.members[peer], false);
         session.arrivals.take(self.channel, peer, session, deadline, || {
@@ -225,7 +224,7 @@ fn is_own_failure(error: &Error) -> bool {
             source.kind(),
             ConnectionRefused | ConnectionReset | HostUnreachable | NetworkUnreachable | TimedOut
         ),
-        Error::Resources { .. } => true,
+        Error::Resources { .. } | Error::NotShared { .. } => true,
         _ => false,
     }
 }
@@ -376,7 +375,7 @@ impl Drop for TcpTransport {
         self.session().channels.leave(self.channel);
         let unasked = self.session().arrivals.forget(self.channel);
         if self.aborted().is_none() {
-            self.links.iter().flatten().chain(&unasked).for_each(say_goodbye);
+            self.links.iter().flatten().chain(&unasked).for_each(Link::say_goodbye);
         }
     }
 }

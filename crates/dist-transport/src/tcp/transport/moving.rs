@@ -1,18 +1,18 @@
 //! How messages move: as far as they go without waiting, again and again, with a wait in between.
 
 use std::io;
-use std::net::TcpStream;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::PollFd;
 use smallvec::{SmallVec, smallvec};
 
 use super::{TcpTransport, Trouble};
-use crate::tcp::link::{Fault, Inbound, Outbound, Scratch};
+use crate::tcp::link::Link;
+use crate::tcp::message::{Fault, Inbound, Outbound, Scratch};
 use crate::tcp::patience::Wait;
-use crate::tcp::session::{Session, WAITING_LIMIT, Watch};
+use crate::tcp::session::{Session, WAITING_LIMIT};
 use crate::tcp::{BEAT, socket};
-use crate::{Activity, Combine, Deadline, Incoming, Outgoing, Sink};
+use crate::{Activity, Combine, Deadline, Incoming, Outgoing};
 
 /// How messages stand after they went as far as they go without waiting.
 struct Progress {
@@ -109,7 +109,7 @@ impl TcpTransport {
                 waits.push((Activity::Send, peer));
             }
             // With the scratch full, what comes next has to wait until more of ours has left.
-            if inbound.wants_more(scratch) {
+            if inbound.wants_more(link, scratch, &outbound) {
                 waits.push((Activity::Receive, peer));
             }
             Ok(Progress { moved, waits })
@@ -122,18 +122,21 @@ impl TcpTransport {
             Err(Trouble { fault: Fault::TimedOut, .. }) => return Ok(false),
             outcome => outcome?,
         }
-        let session = self.session();
-        let watch = Watch { runtime: &session.runtime, verdict: Some(&session.verdict), deadline };
-        let link = connected(&self.links, peer);
+        let session = &*self.membership.session;
+        let trouble = receiving(peer);
         loop {
-            let broken = match watch.ready(link, PollFlags::IN).and_then(|()| link.peek(&mut [0])) {
-                Ok(1..) => return Ok(true),
-                Ok(0) => Fault::Closed,
-                Err(e) if e.kind() == io::ErrorKind::TimedOut => return Ok(false),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => continue,
-                Err(e) => session.verdict.get().map_or_else(|| e.into(), Fault::Aborted),
-            };
-            return Err(receiving(peer)(broken));
+            if connected(&mut self.links, peer).has_come().map_err(&trouble)? {
+                return Ok(true);
+            }
+            if let Some(abort) = session.verdict.get() {
+                return Err(trouble(Fault::Aborted(abort)));
+            }
+            if session.runtime.expired(deadline) {
+                return Ok(false);
+            }
+            let limit = session.runtime.remaining(deadline);
+            let waits = smallvec![(Activity::Receive, peer)];
+            sleep(session, &mut self.links, &waits, limit).map_err(|e| trouble(Fault::Io(e)))?;
         }
     }
 
@@ -141,17 +144,20 @@ impl TcpTransport {
     fn drive(
         &mut self,
         deadline: Deadline,
-        mut step: impl FnMut(&[Option<TcpStream>], &mut Scratch) -> Result<Progress, Trouble>,
+        mut step: impl FnMut(&mut [Option<Link>], &mut Scratch) -> Result<Progress, Trouble>,
     ) -> Result<(), Trouble> {
         let session = &*self.membership.session;
         let mut wait = Wait::default();
         let mut told = false;
         loop {
-            let Progress { moved, waits } = step(&self.links, &mut self.scratch)?;
+            let Progress { moved, waits } = step(&mut self.links, &mut self.scratch)?;
             let Some(&(activity, peer)) = waits.last() else { return Ok(()) };
             let trouble = |fault| Trouble { activity, peer, fault };
             if let Some(abort) = session.verdict.get() {
                 return Err(trouble(Fault::Aborted(abort)));
+            }
+            if !moved && self.patience.look_at_once(&mut wait) {
+                continue;
             }
             if session.runtime.expired(deadline) {
                 return Err(trouble(Fault::TimedOut));
@@ -165,7 +171,7 @@ impl TcpTransport {
             }
             let limit = session.runtime.remaining(deadline);
             let limit = limit.min(if told { BEAT } else { WAITING_LIMIT });
-            if sleep(session, &self.links, &waits, limit).map_err(|e| trouble(Fault::Io(e)))? {
+            if sleep(session, &mut self.links, &waits, limit).map_err(|e| trouble(Fault::Io(e)))? {
                 continue;
             }
             if !told {
@@ -182,7 +188,7 @@ impl TcpTransport {
 
 /// Sends what the connection takes of a message.
 fn push(
-    links: &[Option<TcpStream>],
+    links: &mut [Option<Link>],
     send: &Outgoing<'_>,
     outbound: &mut Outbound,
     progress: &mut Progress,
@@ -198,18 +204,14 @@ fn push(
 
 /// Receives what has come of a message.
 fn pull(
-    links: &[Option<TcpStream>],
+    links: &mut [Option<Link>],
     receive: &mut Incoming<'_>,
     inbound: &mut Inbound,
     scratch: &mut Scratch,
     progress: &mut Progress,
 ) -> Result<(), Trouble> {
     if !inbound.done() {
-        let link = connected(links, receive.from);
-        let came = match &mut receive.sink {
-            Sink::Into(memory) => inbound.pull_into(link, memory),
-            Sink::Each(sink) => inbound.pull_each(link, scratch, sink),
-        };
+        let came = inbound.pull(connected(links, receive.from), scratch, &mut receive.sink);
         progress.moved |= came.map_err(receiving(receive.from))?;
     }
     if !inbound.done() {
@@ -218,8 +220,8 @@ fn pull(
     Ok(())
 }
 
-fn connected(links: &[Option<TcpStream>], peer: usize) -> &TcpStream {
-    links[peer].as_ref().expect("whoever moves messages has connected first")
+fn connected(links: &mut [Option<Link>], peer: usize) -> &mut Link {
+    links[peer].as_mut().expect("whoever moves messages has connected first")
 }
 
 fn sending(peer: usize) -> impl Fn(Fault) -> Trouble {
@@ -232,11 +234,18 @@ pub(super) fn receiving(peer: usize) -> impl Fn(Fault) -> Trouble {
 
 /// Waits until one of these connections takes more, or more comes on one, or the job is aborted; `false` when the time
 /// is over.
-fn sleep(session: &Session, links: &[Option<TcpStream>], waits: &Waits, limit: Duration) -> io::Result<bool> {
+fn sleep(session: &Session, links: &mut [Option<Link>], waits: &Waits, limit: Duration) -> io::Result<bool> {
+    let lie_down = |&(activity, peer): &(Activity, usize)| connected(links, peer).lie_down(activity);
+    let woken = if waits.iter().all(lie_down) { watch(session, links, waits, limit) } else { Ok(true) };
+    waits.iter().for_each(|&(_, peer)| connected(links, peer).get_up());
+    woken
+}
+
+fn watch(session: &Session, links: &[Option<Link>], waits: &Waits, limit: Duration) -> io::Result<bool> {
     let mut watched: SmallVec<[PollFd<'_>; 3]> = smallvec![session.verdict.watch()];
-    watched.extend(waits.iter().map(|&(activity, peer)| {
-        let events = if activity == Activity::Send { PollFlags::OUT } else { PollFlags::IN };
-        socket::watch(connected(links, peer), events)
+    watched.extend(waits.iter().filter_map(|&(activity, peer)| {
+        let link = links[peer].as_ref()?;
+        Some(socket::watch(link, link.events(activity)))
     }));
     socket::poll(&mut watched, limit)
 }

@@ -1,0 +1,149 @@
+//! Segments between two threads that have mapped the same file.
+
+use std::collections::VecDeque;
+
+use proptest::prelude::*;
+use rustix::fs::MemfdFlags;
+
+use super::*;
+
+fn pair() -> (Ends, Ends) {
+    let nonce = [7; 32];
+    let (file, maker) = create(&nonce).unwrap();
+    let taker = open(&file, &nonce).unwrap().expect("it is the segment with this nonce");
+    (maker, taker)
+}
+
+/// Moves what fits of `bytes`, from `sent` on, and gives how much that was.
+fn send(ends: &mut Ends, bytes: &[u8]) -> usize {
+    let room = ends.outgoing.room(bytes.len()).unwrap();
+    let count = bytes.len().min(room);
+    ends.outgoing.write(0, &bytes[..count / 2]);
+    ends.outgoing.write(count / 2, &bytes[count / 2..count]);
+    ends.outgoing.publish(count);
+    count
+}
+
+#[test]
+fn another_nonce_is_another_segment() {
+    let (file, _) = create(&[1; 32]).unwrap();
+    assert!(open(&file, &[2; 32]).unwrap().is_none());
+}
+
+#[test]
+fn a_file_that_could_shrink_is_not_mapped() {
+    let file = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&file, SEGMENT_BYTES as u64).unwrap();
+    assert!(open(&file, &[0; 32]).unwrap().is_none());
+}
+
+#[test]
+fn a_file_of_another_size_is_not_mapped() {
+    let file = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&file, PAGE_BYTES as u64).unwrap();
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+    assert!(open(&file, &[0; 32]).unwrap().is_none());
+}
+
+#[test]
+fn a_counter_that_makes_no_sense_is_noticed() {
+    let (mut maker, mut taker) = pair();
+    let mapping = taker.outgoing.mapping.clone();
+    taker.outgoing.ring.produced(&mapping).store(RING_BYTES as u64 + 64, Ordering::Release);
+    assert!(maker.incoming.peek(1).is_err());
+    maker.outgoing.ring.consumed(&mapping).store(64, Ordering::Release);
+    assert_eq!(maker.outgoing.room(RING_BYTES).unwrap(), RING_BYTES, "nothing has to be looked at yet");
+    assert!(maker.outgoing.room(RING_BYTES + 1).is_err());
+    assert!(taker.incoming.peek(1).unwrap().is_empty());
+}
+
+#[test]
+fn whoever_moves_something_wakes_the_other_once() {
+    let (maker, taker) = pair();
+    assert!(!maker.sleep.is_to_be_woken());
+    taker.sleep.begin();
+    assert!(maker.sleep.is_to_be_woken());
+    assert!(!maker.sleep.is_to_be_woken());
+    taker.sleep.begin();
+    taker.sleep.end();
+    assert!(!maker.sleep.is_to_be_woken());
+}
+
+/// One side writes and sleeps when the ring is full, the other reads and sleeps when it is empty; each is woken through
+/// a mailbox. A wake-up that is lost ends the test at its deadline.
+#[test]
+fn no_wake_up_is_lost() {
+    use std::time::Duration;
+
+    use crate::Runtime;
+
+    const ROUNDS: u64 = 200_000;
+    let runtime = Runtime::system();
+    let (mut maker, mut taker) = pair();
+    let ((to_maker, mut maker_bell), (to_taker, mut taker_bell)) = (runtime.mailbox(), runtime.mailbox());
+    let deadline = Some(runtime.deadline(Duration::from_secs(60)));
+    let writer = runtime.spawn("writer", move || {
+        for round in 0..ROUNDS {
+            while maker.outgoing.room(64).unwrap() == 0 {
+                maker.sleep.begin();
+                if maker.outgoing.room(64).unwrap() == 0 {
+                    maker_bell.receive(deadline).expect("the reader wakes us");
+                }
+                maker.sleep.end();
+            }
+            maker.outgoing.write(0, &round.to_le_bytes());
+            maker.outgoing.publish(8);
+            if maker.sleep.is_to_be_woken() {
+                to_taker.send(());
+            }
+        }
+        // Whoever reads the last of it may still want to wake us.
+        maker_bell
+    });
+    for round in 0..ROUNDS {
+        while taker.incoming.peek(8).unwrap().is_empty() {
+            taker.sleep.begin();
+            if taker.incoming.peek(8).unwrap().is_empty() {
+                taker_bell.receive(deadline).expect("the writer wakes us");
+            }
+            taker.sleep.end();
+        }
+        assert_eq!(taker.incoming.peek(8).unwrap(), round.to_le_bytes());
+        if taker.incoming.advance(8) && taker.sleep.is_to_be_woken() {
+            to_maker.send(());
+        }
+    }
+    writer.unwrap().join().unwrap();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// A ring is a queue of grains: whatever is written comes out once, in order, in aligned pieces.
+    #[test]
+    fn a_ring_is_a_queue(moves in prop::collection::vec((any::<bool>(), 1..RING_BYTES), 1..60)) {
+        let (mut maker, mut taker) = pair();
+        // What fills up a grain may be anything.
+        let (mut written, mut queue) = (0_u8, VecDeque::<Option<u8>>::new());
+        for (write, bytes) in moves {
+            if write {
+                let message = Vec::from_iter((0..bytes).map(|_| {
+                    written = written.wrapping_add(1);
+                    written
+                }));
+                let count = send(&mut maker, &message);
+                prop_assert!(count == bytes || queue.len() + bytes > RING_BYTES / 4 * 3);
+                queue.extend(message[..count].iter().copied().map(Some));
+                queue.resize(queue.len().next_multiple_of(64), None);
+            } else {
+                let piece = taker.incoming.peek(bytes.next_multiple_of(64)).unwrap();
+                prop_assert_eq!(piece.is_empty(), queue.is_empty());
+                prop_assert!(piece.as_ptr().addr() % 64 == 0 && piece.len() % 64 == 0);
+                let count = piece.len();
+                let expected = queue.drain(..count);
+                prop_assert!(expected.zip(piece).all(|(expected, got)| expected.is_none_or(|byte| byte == *got)));
+                taker.incoming.advance(count);
+            }
+        }
+    }
+}

@@ -1,0 +1,404 @@
+//! Messages on one connection: a header of 64 bytes, then the payload, neither ever waiting.
+//!
+//! A connection takes and gives bytes as a socket does, or in memory that the peer sees: then whole grains move, and
+//! what has come is delivered from where it lies.
+
+use std::io::{self, IoSlice, IoSliceMut};
+
+use socket2::Socket;
+
+use crate::shm::{End, Memory};
+use crate::tcp::link::Link;
+use crate::tcp::socket;
+use crate::{Abort, Combine, Error, Fingerprint, Grain, Sink};
+
+/// Bytes in front of every message.
+pub(super) const HEADER_BYTES: usize = 64;
+/// What is sent or received by one system call at the most.
+const SEND_BYTES_MAX: usize = 1 << 20;
+const SCRATCH_BYTES: usize = 256 << 10;
+/// What is handed over in memory at once at the most: a header and 64 KiB.
+const PUBLISH_BYTES_MAX: usize = HEADER_BYTES + (64 << 10);
+/// Pieces of a message that one system call takes.
+const PARTS_MAX: usize = 16;
+
+const MAGIC: [u8; 8] = *b"dist msg";
+/// The length that stands for "nothing more will come".
+const GOODBYE: u64 = u64::MAX;
+
+/// Why a message failed.
+#[derive(Debug)]
+pub(super) enum Fault {
+    /// The peer has left in order.
+    Goodbye,
+    /// The connection has ended.
+    Closed,
+    /// The peer is in another call.
+    Mismatch { theirs: Fingerprint },
+    /// The peer sends another number of bytes.
+    Length { got: u64, expected: u64 },
+    /// The peer does not speak our language.
+    Garbage,
+    /// The system failed.
+    Io(io::Error),
+    /// There is no connection, for this reason.
+    Unconnected(Error),
+    /// The deadline passed.
+    TimedOut,
+    /// The job was aborted meanwhile.
+    Aborted(Abort),
+}
+
+impl From<io::Error> for Fault {
+    fn from(e: io::Error) -> Self {
+        use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof};
+        match e.kind() {
+            BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected | UnexpectedEof => Self::Closed,
+            _ => Self::Io(e),
+        }
+    }
+}
+
+impl From<End> for Fault {
+    fn from(end: End) -> Self {
+        match end {
+            End::Goodbye => Self::Goodbye,
+            End::Closed => Self::Closed,
+            End::Broken => Self::Garbage,
+        }
+    }
+}
+
+fn encode(length: u64, call: &Fingerprint) -> [u8; HEADER_BYTES] {
+    let mut header = [0; HEADER_BYTES];
+    header[..8].copy_from_slice(&MAGIC);
+    header[8..16].copy_from_slice(&length.to_le_bytes());
+    header[16..].copy_from_slice(&call.0);
+    header
+}
+
+/// The message that says that nothing more will come.
+pub(super) fn goodbye() -> [u8; HEADER_BYTES] {
+    encode(GOODBYE, &Fingerprint::NONE)
+}
+
+/// A message on its way out.
+#[derive(Debug)]
+pub(super) struct Outbound {
+    header: [u8; HEADER_BYTES],
+    sent: usize,
+    total: usize,
+}
+
+impl Outbound {
+    pub(super) fn new(length: usize, call: &Fingerprint) -> Self {
+        Self { header: encode(length as u64, call), sent: 0, total: HEADER_BYTES + length }
+    }
+
+    pub(super) fn done(&self) -> bool {
+        self.sent == self.total
+    }
+
+    /// Bytes of the payload that have left.
+    fn payload_sent(&self) -> usize {
+        self.sent.saturating_sub(HEADER_BYTES)
+    }
+
+    /// Sends what the connection takes; `true` if it took something.
+    pub(super) fn push(&mut self, link: &mut Link, parts: &[&[u8]]) -> Result<bool, Fault> {
+        match link {
+            Link::Socket(stream) => self.push_to_socket(stream, parts),
+            Link::Memory(memory) => self.push_to_memory(memory, parts),
+        }
+    }
+
+    fn push_to_memory(&mut self, memory: &mut Memory, parts: &[&[u8]]) -> Result<bool, Fault> {
+        let mut moved = false;
+        while !self.done() && self.push_piece(memory, parts)? {
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// Copies and publishes what there is room for, but no more than the peer should wait for.
+    fn push_piece(&mut self, memory: &mut Memory, parts: &[&[u8]]) -> Result<bool, Fault> {
+        let wanted = (self.total - self.sent).min(PUBLISH_BYTES_MAX);
+        let count = memory.room(wanted)?.min(wanted);
+        let (mut written, mut skip) = (0, self.sent);
+        for part in std::iter::once(&self.header[..]).chain(parts.iter().copied()) {
+            if written == count {
+                break;
+            }
+            let rest = &part[skip.min(part.len())..];
+            skip -= part.len() - rest.len();
+            let piece = &rest[..rest.len().min(count - written)];
+            memory.write(written, piece);
+            written += piece.len();
+        }
+        if count > 0 {
+            memory.publish(count);
+        }
+        self.sent += count;
+        Ok(count > 0)
+    }
+
+    fn push_to_socket(&mut self, stream: &Socket, parts: &[&[u8]]) -> Result<bool, Fault> {
+        let mut pieces = [IoSlice::new(&[]); PARTS_MAX];
+        let mut count = 0;
+        let mut room = SEND_BYTES_MAX;
+        let mut skip = self.sent;
+        for part in std::iter::once(&self.header[..]).chain(parts.iter().copied()) {
+            let rest = &part[skip.min(part.len())..];
+            skip -= part.len() - rest.len();
+            if !rest.is_empty() {
+                pieces[count] = IoSlice::new(&rest[..rest.len().min(room)]);
+                room -= pieces[count].len();
+                count += 1;
+            }
+            if count == PARTS_MAX || room == 0 {
+                break;
+            }
+        }
+        let sent = socket::send(stream, &pieces[..count])?;
+        self.sent += sent.unwrap_or(0);
+        Ok(sent.is_some())
+    }
+}
+
+/// A message on its way in.
+#[derive(Debug)]
+pub(super) struct Inbound {
+    header: [u8; HEADER_BYTES],
+    filled: usize,
+    expected: Fingerprint,
+    length: usize,
+    received: usize,
+    delivered: usize,
+}
+
+impl Inbound {
+    pub(super) fn new(length: usize, expected: &Fingerprint) -> Self {
+        let header = [0; HEADER_BYTES];
+        Self { header, filled: 0, expected: *expected, length, received: 0, delivered: 0 }
+    }
+
+    pub(super) fn done(&self) -> bool {
+        self.filled == HEADER_BYTES && self.delivered == self.length
+    }
+
+    /// Whether more can be received now, if no more of `outbound` leaves: not while all of the scratch holds what may
+    /// not be delivered yet, nor from memory what would have to lie there.
+    pub(super) fn wants_more(&self, link: &Link, scratch: &Scratch, outbound: &Outbound) -> bool {
+        let missing = self.filled < HEADER_BYTES || self.received < self.length;
+        missing
+            && match link {
+                Link::Socket(_) => scratch.end - scratch.start < SCRATCH_BYTES,
+                Link::Memory(_) => self.filled < HEADER_BYTES || self.delivered < self.lockstep(outbound),
+            }
+    }
+
+    /// Up to where may be delivered what is combined with the bytes that `outbound` sends.
+    fn lockstep(&self, outbound: &Outbound) -> usize {
+        if outbound.done() { self.length } else { outbound.payload_sent() / Grain::BYTES * Grain::BYTES }
+    }
+
+    /// Receives and delivers what has come, through `scratch` if it comes in unequal pieces; `true` if something came.
+    pub(super) fn pull(
+        &mut self,
+        link: &mut Link,
+        scratch: &mut Scratch,
+        sink: &mut Sink<'_>,
+    ) -> Result<bool, Fault> {
+        match (link, sink) {
+            (Link::Socket(stream), Sink::Into(memory)) => {
+                let received = self.received;
+                let came = self.read(stream, &mut memory[received..])?;
+                self.delivered = self.received;
+                Ok(came)
+            }
+            (Link::Socket(stream), Sink::Each(sink)) => {
+                let came = self.refill(stream, scratch)?;
+                self.deliver(scratch, self.length, sink);
+                Ok(came)
+            }
+            (Link::Memory(memory), Sink::Into(into)) => {
+                self.pull_from_memory(memory, self.length, &mut |offset, bytes| {
+                    into[offset..][..bytes.len()].copy_from_slice(bytes);
+                })
+            }
+            (Link::Memory(memory), Sink::Each(sink)) => self.pull_from_memory(memory, self.length, sink),
+        }
+    }
+
+    /// Like [`pull`](Self::pull), combining into the memory whose own bytes `outbound` sends, and never ahead of them.
+    pub(super) fn pull_in_place(
+        &mut self,
+        link: &mut Link,
+        scratch: &mut Scratch,
+        outbound: &Outbound,
+        memory: &mut [u8],
+        combine: &mut Combine<'_>,
+    ) -> Result<bool, Fault> {
+        let limit = self.lockstep(outbound);
+        let mut sink = |offset: usize, bytes: &[u8]| combine(&mut memory[offset..][..bytes.len()], bytes);
+        match link {
+            Link::Socket(stream) => {
+                let came = self.refill(stream, scratch)?;
+                Ok(self.deliver(scratch, limit, &mut sink) || came)
+            }
+            Link::Memory(memory) => self.pull_from_memory(memory, limit, &mut sink),
+        }
+    }
+
+    /// Delivers the next piece of what has come, up to `limit` from the start of the message, from where it lies.
+    fn pull_from_memory(
+        &mut self,
+        memory: &mut Memory,
+        limit: usize,
+        sink: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<bool, Fault> {
+        let mut came = false;
+        if self.filled < HEADER_BYTES {
+            let header = memory.peek(HEADER_BYTES)?;
+            if header.is_empty() {
+                return Ok(false);
+            }
+            self.header.copy_from_slice(header);
+            self.filled = HEADER_BYTES;
+            memory.advance(HEADER_BYTES);
+            self.check()?;
+            came = true;
+        }
+        if self.delivered < limit {
+            let piece = memory.peek((limit - self.delivered).min(PUBLISH_BYTES_MAX))?;
+            let count = piece.len();
+            if count > 0 {
+                sink(self.delivered, piece);
+                memory.advance(count);
+                self.delivered += count;
+                self.received = self.delivered;
+                came = true;
+            }
+        }
+        Ok(came)
+    }
+
+    fn refill(&mut self, stream: &Socket, scratch: &mut Scratch) -> Result<bool, Fault> {
+        let room = scratch.room();
+        if self.filled == HEADER_BYTES && (room.is_empty() || self.received == self.length) {
+            return Ok(false);
+        }
+        let before = self.received;
+        let came = self.read(stream, room)?;
+        scratch.end += self.received - before;
+        Ok(came)
+    }
+
+    /// Delivers what is staged, up to `limit` from the start of the message; `true` if that was anything.
+    fn deliver(&mut self, scratch: &mut Scratch, limit: usize, sink: &mut dyn FnMut(usize, &[u8])) -> bool {
+        if self.filled < HEADER_BYTES {
+            return false;
+        }
+        let staged = scratch.end - scratch.start;
+        let whole = if self.received == self.length { staged } else { staged / Grain::BYTES * Grain::BYTES };
+        let ready = whole.min(limit.saturating_sub(self.delivered));
+        if ready > 0 {
+            sink(self.delivered, scratch.take(ready));
+            self.delivered += ready;
+        }
+        ready > 0
+    }
+
+    /// Reads the rest of the header and into `room` what follows it; never past the end of the message.
+    fn read(&mut self, stream: &Socket, room: &mut [u8]) -> Result<bool, Fault> {
+        let wanted = room.len().min(self.length - self.received);
+        let room = &mut room[..wanted];
+        let missing = HEADER_BYTES - self.filled;
+        let count = if missing > 0 {
+            let head = IoSliceMut::new(&mut self.header[self.filled..]);
+            socket::receive(stream, &mut [head, IoSliceMut::new(room)])?
+        } else {
+            socket::receive(stream, &mut [IoSliceMut::new(room)])?
+        };
+        let Some(count) = count else { return Ok(false) };
+        if count == 0 {
+            return Err(Fault::Closed);
+        }
+        self.filled += count.min(missing);
+        self.received += count.saturating_sub(missing);
+        if missing > 0 && self.filled == HEADER_BYTES {
+            self.check()?;
+        }
+        Ok(true)
+    }
+
+    /// Compares the header with what this rank expects.
+    fn check(&self) -> Result<(), Fault> {
+        let (magic, rest) = self.header.split_at(8);
+        let (length, call) = rest.split_at(8);
+        let length = u64::from_le_bytes(length.try_into().expect("split at 8"));
+        let theirs = Fingerprint(call.try_into().expect("what follows the length is a fingerprint"));
+        if magic != MAGIC {
+            Err(Fault::Garbage)
+        } else if length == GOODBYE {
+            Err(Fault::Goodbye)
+        } else if theirs != self.expected {
+            Err(Fault::Mismatch { theirs })
+        } else if length != self.length as u64 {
+            Err(Fault::Length { got: length, expected: self.length as u64 })
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// Where bytes stay between their arrival and their delivery: small enough for the cache, aligned for any
+/// element, and made when it is first needed.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    grains: Vec<Grain>,
+    start: usize,
+    end: usize,
+}
+
+impl Scratch {
+    /// Forgets what is staged.
+    pub(super) fn clear(&mut self) {
+        (self.start, self.end) = (0, 0);
+    }
+
+    /// Delivers a message that is here already, by the rules of a [`Sink`](crate::Sink).
+    pub(super) fn pass(&mut self, message: &[u8], sink: &mut dyn FnMut(usize, &[u8])) {
+        let mut offset = 0;
+        while offset < message.len() {
+            let room = self.room();
+            let count = room.len().min(message.len() - offset);
+            room[..count].copy_from_slice(&message[offset..][..count]);
+            self.end += count;
+            sink(offset, self.take(count));
+            offset += count;
+        }
+    }
+
+    /// The memory behind what is staged.
+    fn room(&mut self) -> &mut [u8] {
+        if self.grains.is_empty() {
+            self.grains = vec![Grain::ZERO; SCRATCH_BYTES / Grain::BYTES];
+        }
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.grains);
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.end == bytes.len() && self.start > 0 {
+            bytes.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        &mut bytes[self.end..]
+    }
+
+    /// The first `count` staged bytes, which are then no longer staged.
+    fn take(&mut self, count: usize) -> &[u8] {
+        let taken = self.start..self.start + count;
+        self.start = taken.end;
+        &bytemuck::cast_slice(&self.grains)[taken]
+    }
+}

@@ -1,0 +1,62 @@
+//! What forks leave behind: nothing. In a binary of its own, because what is counted belongs to the process.
+#![cfg(all(feature = "shm", target_os = "linux"))]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::time::Duration;
+
+use dist_transport::tcp::{Config, Coordinator, Medium, TcpTransport};
+use dist_transport::{Incoming, Outgoing, Runtime, Sink, Transport};
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// Both ranks send each other a byte.
+fn meet(transport: &mut dyn Transport) {
+    let (peer, deadline) = (transport.rank().right().index(), transport.runtime().deadline(LONG));
+    let mut byte = [0];
+    let incoming = Incoming { from: peer, len: 1, sink: Sink::Into(&mut byte) };
+    transport.exchange(Some(Outgoing { to: peer, parts: &[&[1]] }), Some(incoming), deadline).unwrap();
+}
+
+/// Shared memory that this process has mapped, and its open files, while nobody opens or closes anything.
+fn held(transport: &mut dyn Transport) -> (usize, usize) {
+    meet(transport);
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let mapped = maps.lines().filter(|line| line.contains("memfd:dist")).count();
+    let files = std::fs::read_dir("/proc/self/fd").unwrap();
+    let open = files.filter(|file| !file.as_ref().is_ok_and(is_of_proc)).count();
+    meet(transport);
+    (mapped, open)
+}
+
+/// The other rank may be counting at the same time.
+fn is_of_proc(file: &std::fs::DirEntry) -> bool {
+    std::fs::read_link(file.path()).map_or(true, |path| path.starts_with("/proc"))
+}
+
+#[test]
+fn ten_thousand_forks_leave_nothing_behind() {
+    let coordinator = Coordinator::start("127.0.0.1:0", 2, "test", None).unwrap();
+    let address = coordinator.address().to_string();
+    let rank = |rank| {
+        let config = Config::new(rank, 2, &address).unwrap().with_job("test").with_medium(Medium::Shm);
+        let config = config.with_external_coordinator().with_timeout(LONG);
+        let work = move || {
+            let mut transport = TcpTransport::join(&config).unwrap();
+            let before = held(&mut transport);
+            for number in 0..10_000 {
+                let mut fork = transport.fork(&[0, 1]).unwrap().unwrap();
+                // Those that are never used cost nothing to begin with.
+                if number % 5 == 0 {
+                    meet(&mut *fork);
+                }
+            }
+            (before, held(&mut transport))
+        };
+        Runtime::system().spawn("rank", work).unwrap()
+    };
+    for rank in [0, 1].map(rank) {
+        let (before, after) = rank.join().unwrap();
+        assert_eq!(before.0, 2, "each rank has mapped what both share");
+        assert_eq!(after, before);
+    }
+}

@@ -1,0 +1,119 @@
+//! What only shared memory does: being chosen by itself, beside TCP, and leaving nothing behind.
+#![cfg(all(feature = "shm", target_os = "linux"))]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::io::{Read, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use dist_transport::tcp::{Config, Coordinator, Medium, TcpTransport};
+use dist_transport::{Cause, Error, Incoming, Outgoing, Runtime, Sink, Transport};
+use rstest::rstest;
+
+const LONG: Duration = Duration::from_secs(30);
+
+/// Runs `program` on one rank for each of these configurations, and gives the results in rank order.
+fn run<T: Send + 'static>(
+    world_size: usize,
+    configure: impl Fn(usize, Config) -> Config,
+    program: impl Fn(TcpTransport) -> T + Send + Sync + 'static,
+) -> Vec<T> {
+    let coordinator = Coordinator::start("127.0.0.1:0", world_size, "test", None).unwrap();
+    let address = coordinator.address().to_string();
+    let (runtime, program) = (Runtime::system(), Arc::new(program));
+    let start = |rank| {
+        let config = Config::new(rank, world_size, &address).unwrap();
+        let config = config.with_job("test").with_external_coordinator().with_timeout(LONG);
+        let (config, program) = (configure(rank, config), program.clone());
+        runtime.spawn("rank", move || program(TcpTransport::join(&config).unwrap())).unwrap()
+    };
+    let tasks: Vec<_> = (0..world_size).map(start).collect();
+    tasks.into_iter().map(|task| task.join().unwrap()).collect()
+}
+
+/// Sends bytes to the right while receiving as many from the left.
+fn pass_round(transport: &mut dyn Transport, bytes: &[u8]) -> Result<Vec<u8>, Error> {
+    let (rank, deadline) = (transport.rank(), transport.runtime().deadline(LONG));
+    let mut received = vec![0; bytes.len()];
+    let outgoing = Outgoing { to: rank.right().index(), parts: &[bytes] };
+    let incoming = Incoming { from: rank.left().index(), len: bytes.len(), sink: Sink::Into(&mut received) };
+    transport.exchange(Some(outgoing), Some(incoming), deadline)?;
+    Ok(received)
+}
+
+/// How much shared memory of ours this process has mapped.
+fn mapped() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().filter(|line| line.contains("memfd:dist")).count()
+}
+
+#[rstest]
+#[case::one_that_uses_tcp_only(&["a"; 5], Some(2))]
+#[case::two_hosts(&["a", "b", "b", "a", "a"], None)]
+fn ranks_that_share_memory_and_ranks_that_do_not_exchange_with_each_other(
+    #[case] hosts: &'static [&'static str],
+    #[case] without: Option<usize>,
+    #[values(0, 1, 64, 300_000, 3_000_001)] len: usize,
+) {
+    let configure = |rank, config: Config| {
+        let medium = if without == Some(rank) { Medium::Tcp } else { Medium::Auto };
+        config.with_host_id(hosts[rank]).with_medium(medium)
+    };
+    let mapped = run(hosts.len(), configure, move |mut transport| {
+        let mut bytes = vec![u8::try_from(transport.rank().index()).unwrap(); len];
+        for distance in 0..3 * transport.rank().world_size() {
+            let owner = transport.rank().minus(distance).index();
+            assert!(bytes.iter().all(|&byte| usize::from(byte) == owner), "after {distance} steps");
+            bytes = pass_round(&mut transport, &bytes).unwrap();
+        }
+        // As long as everybody is here.
+        let here = mapped();
+        pass_round(&mut transport, &[]).unwrap();
+        here
+    });
+    assert!(mapped.iter().any(|&mapped| mapped > 0), "nothing was shared");
+}
+
+#[test]
+fn a_pair_that_must_share_memory_and_cannot_says_so() {
+    let hosts = |rank, config: Config| {
+        // The one who is dialled listens only to the network.
+        config.with_medium(if rank == 0 { Medium::Tcp } else { Medium::Shm })
+    };
+    let errors = run(2, hosts, |mut transport| pass_round(&mut transport, &[1]).unwrap_err());
+    assert!(matches!(errors[0], Error::Aborted(abort) if abort.rank == 1 && abort.cause == Cause::GaveUp));
+    assert!(matches!(errors[1], Error::NotShared { peer: 0 }), "{}", errors[1]);
+}
+
+/// Whoever knocks at the doors of the host gets nowhere and does no harm.
+#[test]
+fn strangers_at_the_door_of_the_host_get_nothing() {
+    let words = run(
+        2,
+        |_, config| config,
+        |mut transport| {
+            // The names of all doors are public.
+            let names = std::fs::read_to_string("/proc/net/unix").unwrap();
+            let doors: Vec<_> = names
+                .lines()
+                .filter_map(|line| line.split_once("@dist-transport/").map(|(_, address)| address.to_owned()))
+                .collect();
+            assert!(!doors.is_empty());
+            for door in &doors {
+                let name = format!("dist-transport/{door}");
+                let address = SocketAddr::from_abstract_name(&name).unwrap();
+                // Other tests' doors may be gone by now.
+                if let Ok(mut stranger) = UnixStream::connect_addr(&address) {
+                    let _ = stranger.write_all(&[b'x'; 80]);
+                    let mut answer = Vec::new();
+                    let _ = stranger.read_to_end(&mut answer);
+                    assert!(answer.is_empty(), "{answer:?}");
+                }
+            }
+            pass_round(&mut transport, &[7; 1000]).unwrap()
+        },
+    );
+    assert_eq!(words, [[7; 1000]; 2]);
+}
