@@ -7,12 +7,11 @@
 use bytemuck::Pod;
 use dist_collectives::{Communicator, Element};
 
-use crate::{BucketBytes, Error, ParamInfo, Result};
+use crate::{Error, ParamInfo, Result};
 
-/// Checks that every rank has these parameters and settings.
-pub(crate) fn check(comm: &mut Communicator, infos: &[ParamInfo], bytes: BucketBytes) -> Result<()> {
+/// Checks that every rank has these parameters and settings; the latter as numbers of any meaning.
+pub(crate) fn check(comm: &mut Communicator, infos: &[ParamInfo], settings: [u64; 2]) -> Result<()> {
     let prefixes = prefixes(infos);
-    let settings = [bytes.first_max as u64, bytes.other_max as u64];
     let mine = [settings[0], settings[1], infos.len() as u64, prefixes[infos.len()]];
     let all = gather(comm, mine)?;
     if let Some(rank) = all.iter().position(|theirs| theirs[..2] != all[0][..2]) {

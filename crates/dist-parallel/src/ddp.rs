@@ -7,10 +7,12 @@ use std::time::Duration;
 use dist_collectives::{Buffer, Communicator, Pending, ReduceOp};
 
 use crate::flat::{self, PendingFlat};
+use crate::fsdp::share;
 use crate::gradients::{Gradients, Tally};
+use crate::norm::{SquareRange, SumOfSquares};
 use crate::{
     Block, BoxError, BucketBytes, BucketPlan, Error, Optimizer, Params, Ready, Result, Values, ValuesMut,
-    agreement, params,
+    agreement, norm, params,
 };
 
 /// Distributed data parallel training: every rank has the whole model and computes some of a step's micro-batches;
@@ -92,7 +94,8 @@ impl<M: Params> Ddp<M> {
     /// communication fails.
     pub fn new(mut comm: Communicator, mut model: M, options: DdpOptions) -> Result<Self> {
         params::validate(model.infos())?;
-        agreement::check(&mut comm, model.infos(), options.bucket_bytes)?;
+        let BucketBytes { first_max, other_max } = options.bucket_bytes;
+        agreement::check(&mut comm, model.infos(), [first_max as u64, other_max as u64])?;
         let gradients = Gradients::new(model.infos(), BucketPlan::new(model.infos(), options.bucket_bytes));
         let told = broadcast(&mut comm, &mut model);
         if told.is_err() {
@@ -110,10 +113,7 @@ impl<M: Params> Ddp<M> {
     /// The micro-batches, out of a number of them, that this rank computes: contiguous, and as equal shares as
     /// possible.
     pub fn share(&self, micro_batches: usize) -> Range<usize> {
-        let (rank, world_size) = (self.comm.rank(), self.comm.world_size());
-        let (each, left) = (micro_batches / world_size, micro_batches % world_size);
-        let start = |rank: usize| rank * each + rank * left / world_size;
-        start(rank)..start(rank + 1)
+        share(micro_batches, self.comm.world_size(), self.comm.rank())
     }
 
     /// Computes the mean gradients of `micro_batches` micro-batches, and of those that were accumulated before, on
@@ -180,6 +180,27 @@ impl<M: Params> Ddp<M> {
     pub fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         let result = self.try_update(optimizer);
         self.or_abort(result)
+    }
+
+    /// The norm of all gradients together, as if they were one vector: exact but for one rounding, and so the same
+    /// bits however training is divided. Infinite or NaN if a gradient is.
+    pub fn gradient_norm(&self) -> f64 {
+        let range = SquareRange::of(self.model.infos().iter().map(|info| info.dtype));
+        let mut sum = SumOfSquares::new(range);
+        let means = self.gradients.parameters().filter_map(|parameter| self.gradients.mean(parameter));
+        means.for_each(|mean| sum.add(mean));
+        SumOfSquares::root(range, &sum.encode())
+    }
+
+    /// Multiplies all gradients by the same factor where their norm is above `max`, so that it becomes `max`; gives
+    /// the norm before. A norm that is infinite or NaN changes nothing: look at it before the update.
+    #[doc(alias = "clip_grad_norm_")]
+    pub fn clip_gradients(&mut self, max: f64) -> f64 {
+        let norm = self.gradient_norm();
+        if let Some(factor) = norm::factor(norm, max) {
+            self.gradients.scale(factor);
+        }
+        norm
     }
 
     /// The model.

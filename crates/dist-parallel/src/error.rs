@@ -49,6 +49,9 @@ pub enum Error {
         /// Their type.
         got: FloatType,
     },
+    /// A parameter is in no memory at the moment: only its sharded training knows its values.
+    #[error("the parameter's memory is freed between its uses")]
+    Freed,
     /// A setting of an optimizer makes no sense.
     #[error("{name} cannot be {value}")]
     Setting {
@@ -106,6 +109,28 @@ pub enum Error {
     OptionsDiffer {
         /// The first rank that disagrees with rank 0.
         rank: usize,
+    },
+    /// A model cannot be shared by so many ranks.
+    #[error("{ranks} ranks cannot be divided into groups of {shard_degree}")]
+    ShardDegree {
+        /// How many ranks were to form a group.
+        shard_degree: usize,
+        /// How many ranks there are.
+        ranks: usize,
+    },
+    /// Units are not made of all blocks of the model, at least one each.
+    #[error("units of {sizes:?} blocks cannot be made of a model with {blocks}")]
+    Units {
+        /// How many blocks each unit was to have.
+        sizes: Vec<usize>,
+        /// How many blocks there are.
+        blocks: usize,
+    },
+    /// Parameters cannot be gathered ahead.
+    #[error("parameters cannot be gathered ahead: {reason}")]
+    Prefetch {
+        /// Why not.
+        reason: &'static str,
     },
     /// A step without micro-batches was asked for, on every rank.
     #[error("there is no micro-batch to take the mean of")]

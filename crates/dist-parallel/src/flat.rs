@@ -1,11 +1,23 @@
-//! Buffers of any type of parameter, and their journey through an all_reduce.
+//! Buffers of any type of parameter, and their journeys between ranks.
 
 use dist_collectives::{Buffer, Communicator, Pending, ReduceOp};
 use half::{bf16, f16};
 
 use crate::{Error, FloatType, Result, Values, ValuesMut};
 
-/// A buffer that can be reduced.
+/// The operation that `$body` starts with the buffer, whatever its type.
+macro_rules! started {
+    ($flat:expr, |$buffer:ident| $body:expr) => {
+        match $flat {
+            Flat::F32($buffer) => PendingFlat::F32($body),
+            Flat::F64($buffer) => PendingFlat::F64($body),
+            Flat::F16($buffer) => PendingFlat::F16($body),
+            Flat::Bf16($buffer) => PendingFlat::Bf16($body),
+        }
+    };
+}
+
+/// A buffer that can travel.
 #[derive(Debug)]
 pub(crate) enum Flat {
     F32(Buffer<f32>),
@@ -22,6 +34,10 @@ impl Flat {
             FloatType::F16 => Self::F16(vec![f16::ZERO; len].into()),
             FloatType::Bf16 => Self::Bf16(vec![bf16::ZERO; len].into()),
         }
+    }
+
+    pub(crate) fn dtype(&self) -> FloatType {
+        self.slice(0, 0).dtype()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -59,18 +75,41 @@ impl Flat {
         self.slice_mut(0, len).add(other.slice(0, len)).expect("buffers of one bucket look the same");
     }
 
+    /// The values of one part, in memory of their own and in any type.
+    pub(crate) fn part(&self, dtype: FloatType, offset: usize, len: usize) -> Self {
+        let mut part = Self::zeros(dtype, len);
+        part.slice_mut(0, len).convert_from(self.slice(offset, len));
+        part
+    }
+
     /// Begins to add up the buffers of all ranks.
     pub(crate) fn start_sum(self, comm: &mut Communicator) -> PendingFlat {
+        started!(self, |buffer| comm.start_all_reduce(buffer, ReduceOp::Sum))
+    }
+
+    /// Begins to add up the buffers of all ranks, of which each gets the sum of its own part.
+    pub(crate) fn start_scattered_sum(self, comm: &mut Communicator) -> PendingFlat {
+        started!(self, |buffer| comm.start_reduce_scatter_in_place(buffer, ReduceOp::Sum))
+    }
+
+    /// Begins to fill in the parts of the other ranks.
+    pub(crate) fn start_gather(self, comm: &mut Communicator) -> PendingFlat {
+        started!(self, |buffer| comm.start_all_gather_in_place(buffer))
+    }
+
+    /// Gives every rank rank 0's values.
+    pub(crate) fn broadcast(&mut self, comm: &mut Communicator) -> Result<()> {
         match self {
-            Self::F32(buffer) => PendingFlat::F32(comm.start_all_reduce(buffer, ReduceOp::Sum)),
-            Self::F64(buffer) => PendingFlat::F64(comm.start_all_reduce(buffer, ReduceOp::Sum)),
-            Self::F16(buffer) => PendingFlat::F16(comm.start_all_reduce(buffer, ReduceOp::Sum)),
-            Self::Bf16(buffer) => PendingFlat::Bf16(comm.start_all_reduce(buffer, ReduceOp::Sum)),
+            Self::F32(buffer) => comm.broadcast(buffer, 0),
+            Self::F64(buffer) => comm.broadcast(buffer, 0),
+            Self::F16(buffer) => comm.broadcast(buffer, 0),
+            Self::Bf16(buffer) => comm.broadcast(buffer, 0),
         }
+        .map_err(Error::communication)
     }
 }
 
-/// A buffer that is being reduced.
+/// A buffer that is under way.
 #[derive(Debug)]
 pub(crate) enum PendingFlat {
     F32(Pending<Buffer<f32>>),

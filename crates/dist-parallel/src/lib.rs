@@ -8,7 +8,10 @@ mod checkpoint;
 mod ddp;
 mod error;
 mod flat;
+mod fsdp;
 mod gradients;
+mod lent;
+mod norm;
 mod number;
 mod optimizer;
 mod params;
@@ -32,8 +35,10 @@ pub use dist_collectives::Error as CollectiveError;
 #[doc(no_inline)]
 pub use dist_collectives::{Communicator, Element, ReduceOp};
 pub use error::{BoxError, Error, Result};
+pub use fsdp::{Fsdp, FsdpOptions, Plan, Precision, Reshard, ShardingStrategy, Units};
 #[doc(no_inline)]
 pub use half::{bf16, f16};
+pub use lent::{Lent, Loaded, Slot, Unloaded};
 pub use optimizer::{
     AdamW, AdamWOptions, Momentum, Optimizer, Sgd, SgdOptions, SliceState, SliceStateMut, StateLayout,
 };

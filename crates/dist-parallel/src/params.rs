@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fmt;
 
-use crate::{BoxError, Error, Result, Values, ValuesMut};
+use crate::{BoxError, Error, Lent, Loaded, Result, Unloaded, Values, ValuesMut};
 
 /// Named parameters in an order that is the same on every rank.
 ///
@@ -23,6 +23,31 @@ pub trait Params: Send {
     /// # Errors
     /// If the memory cannot be reached.
     fn write(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError>;
+
+    /// Gives parameter `index` these values, which are lent until [`unload`](Params::unload): a sharded model is
+    /// about to use it.
+    ///
+    /// This provided form copies them into the parameter's own memory.
+    ///
+    /// # Errors
+    /// If they do not look like the parameter, or its memory cannot be reached.
+    fn load(&mut self, index: usize, values: Lent) -> Result<Loaded, BoxError> {
+        let mut copied = Err(Error::Freed);
+        self.write(index, &mut |mut own| copied = own.copy_from(values.values()))?;
+        copied?;
+        Ok(Loaded::Copied)
+    }
+
+    /// Says that parameter `index` is not needed until it is loaded again: its memory may be freed.
+    ///
+    /// This provided form keeps it, and sharding the model then saves no memory for its parameters.
+    ///
+    /// # Errors
+    /// If there is no such parameter.
+    fn unload(&mut self, index: usize) -> Result<Unloaded, BoxError> {
+        let _ = index;
+        Ok(Unloaded::Kept)
+    }
 }
 
 /// What one parameter is.
@@ -188,5 +213,13 @@ impl<P: Params + ?Sized> Params for Box<P> {
 
     fn write(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
         (**self).write(index, f)
+    }
+
+    fn load(&mut self, index: usize, values: Lent) -> Result<Loaded, BoxError> {
+        (**self).load(index, values)
+    }
+
+    fn unload(&mut self, index: usize) -> Result<Unloaded, BoxError> {
+        (**self).unload(index)
     }
 }

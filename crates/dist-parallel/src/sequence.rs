@@ -1,8 +1,12 @@
 //! Blocks one after another, as one block.
 
 use std::fmt;
+use std::ops::Range;
 
-use crate::{Block, BoxError, Error, ParamInfo, Params, Ready, Result, Saved, Values, ValuesMut, params};
+use crate::{
+    Block, BoxError, Error, Lent, Loaded, ParamInfo, Params, Ready, Result, Saved, Unloaded, Values,
+    ValuesMut, params,
+};
 
 /// Blocks one after another. The parameters are those of the first block, then those of the second, and so on.
 pub struct Sequence<A> {
@@ -50,6 +54,46 @@ impl<A> Sequence<A> {
         &self.blocks
     }
 
+    /// For each block, the index of its first parameter; and the number of parameters at the end.
+    pub(crate) fn starts(&self) -> &[usize] {
+        &self.starts
+    }
+
+    /// Goes forward through some of the blocks; what each keeps is in their order.
+    pub(crate) fn forward_through(
+        &mut self,
+        blocks: Range<usize>,
+        input: A,
+    ) -> Result<(A, Vec<Saved>), BoxError> {
+        let mut saved = Vec::with_capacity(blocks.len());
+        let mut activation = input;
+        for block in &mut self.blocks[blocks] {
+            let (output, kept) = block.forward(activation)?;
+            saved.push(kept);
+            activation = output;
+        }
+        Ok((activation, saved))
+    }
+
+    /// Goes backward through some of the blocks.
+    pub(crate) fn backward_through(
+        &mut self,
+        blocks: Range<usize>,
+        saved: Vec<Saved>,
+        output_gradient: A,
+        ready: &mut Ready<'_>,
+    ) -> Result<Option<A>, BoxError> {
+        let mut gradient = Some(output_gradient);
+        let blocks = self.blocks[blocks.clone()].iter_mut().zip(&self.starts[blocks]).zip(saved);
+        for ((block, &start), kept) in blocks.rev() {
+            // Where nobody wants a gradient, everything before it has none either.
+            let Some(output_gradient) = gradient else { break };
+            let mut of_model = |index: usize, values: Values<'_>| ready(start + index, values);
+            gradient = block.backward(kept, output_gradient, &mut of_model)?;
+        }
+        Ok(gradient)
+    }
+
     fn index(&self, name: &str) -> Result<usize> {
         let found = self.infos.iter().position(|info| info.name == name);
         found.ok_or_else(|| Error::UnknownName { name: name.to_owned() })
@@ -79,18 +123,22 @@ impl<A> Params for Sequence<A> {
         let (block, index) = self.locate(index)?;
         self.blocks[block].write(index, f)
     }
+
+    fn load(&mut self, index: usize, values: Lent) -> Result<Loaded, BoxError> {
+        let (block, index) = self.locate(index)?;
+        self.blocks[block].load(index, values)
+    }
+
+    fn unload(&mut self, index: usize) -> Result<Unloaded, BoxError> {
+        let (block, index) = self.locate(index)?;
+        self.blocks[block].unload(index)
+    }
 }
 
 impl<A> Block<A> for Sequence<A> {
     fn forward(&mut self, input: A) -> Result<(A, Saved), BoxError> {
-        let mut saved = Vec::with_capacity(self.blocks.len());
-        let mut activation = input;
-        for block in &mut self.blocks {
-            let (output, kept) = block.forward(activation)?;
-            saved.push(kept);
-            activation = output;
-        }
-        Ok((activation, Saved::new(saved)))
+        let (output, saved) = self.forward_through(0..self.blocks.len(), input)?;
+        Ok((output, Saved::new(saved)))
     }
 
     fn backward(
@@ -103,15 +151,7 @@ impl<A> Block<A> for Sequence<A> {
         if saved.len() != self.blocks.len() {
             return Err(Error::ForeignSaved.into());
         }
-        let mut gradient = Some(output_gradient);
-        let blocks = self.blocks.iter_mut().zip(&self.starts).zip(saved);
-        for ((block, &start), kept) in blocks.rev() {
-            // Where nobody wants a gradient, everything before it has none either.
-            let Some(output_gradient) = gradient else { break };
-            let mut of_model = |index: usize, values: Values<'_>| ready(start + index, values);
-            gradient = block.backward(kept, output_gradient, &mut of_model)?;
-        }
-        Ok(gradient)
+        self.backward_through(0..self.blocks.len(), saved, output_gradient, ready)
     }
 }
 

@@ -1,8 +1,11 @@
 //! Slices of parameters and gradients, whatever their type.
 
+use std::ops::Range;
+
 use dist_collectives::{ReduceOp, combine, divide_by_count};
 use half::{bf16, f16};
 
+use crate::number::Number;
 use crate::{Error, FloatType, Result};
 
 /// The value of `$body` with both slices, whatever their type; returns from the function if they look different.
@@ -21,6 +24,20 @@ macro_rules! with_both {
 }
 
 pub(crate) use with_both;
+
+/// The value of `$body` with the slice, whatever its type; of `Values` or `ValuesMut`.
+macro_rules! with_values {
+    ($kind:ident, $values:expr, |$slice:ident| $body:expr) => {
+        match $values {
+            $crate::$kind::F32($slice) => $body,
+            $crate::$kind::F64($slice) => $body,
+            $crate::$kind::F16($slice) => $body,
+            $crate::$kind::Bf16($slice) => $body,
+        }
+    };
+}
+
+pub(crate) use with_values;
 
 /// Values to read.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -72,6 +89,16 @@ impl Values<'_> {
     /// Whether there are none.
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Some of them.
+    pub(crate) fn part(self, range: Range<usize>) -> Self {
+        match self {
+            Self::F32(values) => Self::F32(&values[range]),
+            Self::F64(values) => Self::F64(&values[range]),
+            Self::F16(values) => Self::F16(&values[range]),
+            Self::Bf16(values) => Self::Bf16(&values[range]),
+        }
     }
 }
 
@@ -138,6 +165,42 @@ impl ValuesMut<'_> {
             Self::Bf16(values) => divide_by_count(values, count),
         };
         debug_assert!(divided, "floats have a mean");
+    }
+
+    /// Some of them.
+    pub(crate) fn part(self, range: Range<usize>) -> Self {
+        match self {
+            Self::F32(values) => Self::F32(&mut values[range]),
+            Self::F64(values) => Self::F64(&mut values[range]),
+            Self::F16(values) => Self::F16(&mut values[range]),
+            Self::Bf16(values) => Self::Bf16(&mut values[range]),
+        }
+    }
+
+    /// Copies as many values of any type over these, rounded once to nearest even.
+    pub(crate) fn convert_from(&mut self, source: Values<'_>) {
+        debug_assert_eq!(self.len(), source.len(), "values are converted one by one");
+        if self.dtype() == source.dtype() {
+            self.copy_from(source).expect("type and length were compared");
+            return;
+        }
+        with_values!(ValuesMut, self, |values| with_values!(Values, source, |source| {
+            values.iter_mut().zip(source).for_each(|(value, &source)| *value = Number::of(source.to_f64()));
+        }));
+    }
+
+    /// Multiplies these values by a factor, which is rounded to the type that is calculated in.
+    pub(crate) fn scale(&mut self, factor: f64) {
+        with_values!(ValuesMut, self, |values| {
+            values.iter_mut().for_each(|value| *value = value.times(factor));
+        });
+    }
+
+    /// Makes every value −0, which changes nothing that it is added to, not even another −0.
+    pub(crate) fn fill_neutral(&mut self) {
+        with_values!(ValuesMut, self, |values| {
+            values.iter_mut().for_each(|value| *value = Number::of(-0.0));
+        });
     }
 
     /// That the others look like these.

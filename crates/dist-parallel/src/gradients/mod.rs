@@ -61,7 +61,7 @@ pub(crate) struct Tally<'a> {
 }
 
 impl<'a> Tally<'a> {
-    fn encode(computed: usize, expected: usize, used: &[bool]) -> Vec<i64> {
+    pub(crate) fn encode(computed: usize, expected: usize, used: &[bool]) -> Vec<i64> {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         let counts = [number(computed), number(expected), number(expected.saturating_mul(expected))];
         counts.into_iter().chain(used.iter().map(|&used| i64::from(used))).collect()
@@ -221,6 +221,13 @@ impl Gradients {
         let Place { parameter, offset, len } = self.plan.buckets()[bucket].places[place];
         let mean = self.buckets[bucket].mean.as_ref().filter(|_| self.used[parameter])?;
         Some(mean.slice(offset, len))
+    }
+
+    /// Multiplies all mean gradients by a factor.
+    pub(crate) fn scale(&mut self, factor: f64) {
+        for mean in self.buckets.iter_mut().filter_map(|bucket| bucket.mean.as_mut()) {
+            mean.slice_mut(0, mean.len()).scale(factor);
+        }
     }
 
     /// Forgets everything that was summed.

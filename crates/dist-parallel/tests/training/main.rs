@@ -5,6 +5,7 @@ mod aggregate;
 mod ddp;
 mod dtypes;
 mod errors;
+mod fsdp;
 mod plain;
 #[cfg(feature = "tcp")]
 mod processes;

@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use dist_parallel::{
-    Block, BoxError, FloatType, ParamInfo, Params, Ready, Saved, Sequence, Values, ValuesMut,
+    Block, BoxError, FloatType, Lent, Loaded, ParamInfo, Params, Ready, Saved, Sequence, Slot, Unloaded,
+    Values, ValuesMut,
 };
 use half::{bf16, f16};
 
@@ -11,7 +12,7 @@ use half::{bf16, f16};
 pub(crate) type Rows = Vec<f32>;
 
 /// Memory that two parameters can share.
-type Memory = Arc<Mutex<Vec<f32>>>;
+type Memory = Arc<Mutex<Slot>>;
 
 /// rows · weightᵀ + bias.
 pub(crate) struct Linear {
@@ -28,7 +29,7 @@ impl Linear {
             |what: &str, shape: &[usize]| ParamInfo::new(format!("{name}.{what}"), shape, FloatType::F32);
         let infos = vec![info("weight", &[to, from]), info("bias", &[to])];
         let mut numbers = Numbers(seed);
-        let memory = |len| Arc::new(Mutex::new(numbers.take(len)));
+        let memory = |len| Arc::new(Mutex::new(Slot::from(numbers.take(len))));
         let memory = [from * to, to].map(memory).into();
         Self { infos, memory, from, to }
     }
@@ -46,7 +47,10 @@ impl Linear {
     }
 
     fn values(&self, index: usize) -> Vec<f32> {
-        self.memory[index].lock().unwrap().clone()
+        match self.memory[index].lock().unwrap().values().unwrap() {
+            Values::F32(values) => values.to_vec(),
+            other => panic!("the model is not {}", other.dtype()),
+        }
     }
 }
 
@@ -56,13 +60,20 @@ impl Params for Linear {
     }
 
     fn read(&self, index: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
-        f(Values::F32(&self.memory[index].lock().unwrap()));
+        f(self.memory[index].lock().unwrap().values()?);
         Ok(())
     }
 
     fn write(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
-        f(ValuesMut::F32(&mut self.memory[index].lock().unwrap()));
-        Ok(())
+        self.memory[index].lock().unwrap().write(f)
+    }
+
+    fn load(&mut self, index: usize, values: Lent) -> Result<Loaded, BoxError> {
+        self.memory[index].lock().unwrap().load(values)
+    }
+
+    fn unload(&mut self, index: usize) -> Result<Unloaded, BoxError> {
+        Ok(self.memory[index].lock().unwrap().unload())
     }
 }
 

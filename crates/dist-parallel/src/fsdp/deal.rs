@@ -1,0 +1,71 @@
+//! Who computes which micro-batches.
+//!
+//! Copies of the model get contiguous blocks; inside a copy micro-batches are dealt in rounds, one to each rank.
+
+use std::ops::Range;
+
+/// One rank's place in the dealing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Deal {
+    pub(crate) replicas: usize,
+    pub(crate) replica: usize,
+    pub(crate) shards: usize,
+    pub(crate) shard: usize,
+}
+
+impl Deal {
+    /// How many rounds this rank's copy of the model makes of so many micro-batches.
+    pub(crate) fn rounds(self, micro_batches: usize) -> usize {
+        share(micro_batches, self.replicas, self.replica).len().div_ceil(self.shards)
+    }
+
+    /// What this rank computes in a round; the last round may not have something for everybody.
+    pub(crate) fn micro_batch(self, micro_batches: usize, round: usize) -> Option<usize> {
+        let block = share(micro_batches, self.replicas, self.replica);
+        Some(block.start + round * self.shards + self.shard).filter(|index| block.contains(index))
+    }
+}
+
+/// Part `part` of a number of things that are divided into contiguous parts, as equal as possible.
+pub(crate) fn share(things: usize, parts: usize, part: usize) -> Range<usize> {
+    let (each, left) = (things / parts, things % parts);
+    let start = |part: usize| part * each + part * left / parts;
+    start(part)..start(part + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case::fully_sharded(1, 4)]
+    #[case::copies(3, 1)]
+    #[case::both(2, 3)]
+    fn every_micro_batch_is_computed_once(
+        #[case] replicas: usize,
+        #[case] shards: usize,
+        #[values(0, 1, 5, 12, 13)] micro_batches: usize,
+    ) {
+        let mut dealt = Vec::new();
+        for (replica, shard) in
+            (0..replicas).flat_map(|replica| (0..shards).map(move |shard| (replica, shard)))
+        {
+            let deal = Deal { replicas, replica, shards, shard };
+            let rounds = deal.rounds(micro_batches);
+            dealt.extend((0..rounds).filter_map(|round| deal.micro_batch(micro_batches, round)));
+            assert_eq!(deal.micro_batch(micro_batches, rounds), None);
+        }
+        dealt.sort_unstable();
+        assert_eq!(dealt, Vec::from_iter(0..micro_batches));
+    }
+
+    #[test]
+    fn rounds_go_around_the_ranks_of_a_copy() {
+        let second = Deal { replicas: 2, replica: 1, shards: 2, shard: 1 };
+        assert_eq!(second.rounds(8), 2);
+        assert_eq!([0, 1, 2].map(|round| second.micro_batch(8, round)), [Some(5), Some(7), None]);
+        assert_eq!(second.micro_batch(7, 1), Some(6));
+    }
+}

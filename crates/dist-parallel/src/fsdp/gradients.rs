@@ -1,0 +1,334 @@
+//! A rank's gradients, from the first micro-batch of a step to its part of the mean over all ranks.
+//!
+//! A micro-batch's gradients of a unit lie in one buffer per strip, the leaf. When they are final, ranks add their
+//! leaves up and each keeps its part; the parts of successive rounds are summed as a tree. Where gradients leave once a
+//! step, it is the leaves themselves that are summed. At most one unit's leaves are on their way while the next
+//! unit's are filled, and the wait for them comes with the next unit's first gradient.
+
+use super::groups::Groups;
+use super::layout::{Layout, Piece, Strip};
+use super::options::Precision;
+use crate::flat::{Flat, PendingFlat};
+use crate::tree::TreeSum;
+use crate::{Error, FloatType, Result, Values};
+
+#[derive(Debug)]
+pub(crate) struct Gradients {
+    units: Vec<UnitSum>,
+    /// The order in which units become final.
+    order: Vec<usize>,
+    names: Vec<String>,
+    /// For each parameter: whether its gradient was reported in the present micro-batch.
+    reported: Vec<bool>,
+    /// For each parameter with a home of its own: whether it has had a gradient since the last step, on this rank; on
+    /// any rank once a step is made.
+    used: Vec<bool>,
+    precision: Precision,
+    /// Whether ranks add up after each round.
+    each_round: bool,
+    /// The unit whose leaves are on their way.
+    in_flight: Option<usize>,
+    /// Rounds since the last step.
+    rounds: usize,
+    /// Of the present round: whether this rank has a micro-batch, and whether a step follows.
+    present: bool,
+    last: bool,
+}
+
+#[derive(Debug)]
+struct UnitSum {
+    strips: Vec<StripSum>,
+    /// How many parameters have not yet reported in the present micro-batch.
+    outstanding: usize,
+    /// Whether the leaves of the present round have left.
+    closed: bool,
+    /// Whether everything has left that leaves in this step.
+    concluded: bool,
+}
+
+#[derive(Debug)]
+struct StripSum {
+    /// The gradients of the present micro-batch.
+    leaf: Option<Flat>,
+    /// For each place: whether the leaf has a gradient there.
+    written: Vec<bool>,
+    sum: TreeSum<Flat>,
+    /// What is being added up.
+    adding: Option<PendingFlat>,
+    /// The own part of the mean over all ranks, from a step to the next micro-batch.
+    mean: Option<Flat>,
+}
+
+impl Strip {
+    /// The type that gradients are added in.
+    pub(crate) fn reduce_dtype(&self, precision: Precision) -> FloatType {
+        precision.reduce.unwrap_or(self.dtype)
+    }
+}
+
+impl Gradients {
+    pub(crate) fn new(layout: &Layout, names: Vec<String>, precision: Precision, each_round: bool) -> Self {
+        let strip = |strip: &Strip| StripSum {
+            leaf: None,
+            written: vec![false; strip.places.len()],
+            sum: TreeSum::new(),
+            adding: None,
+            mean: None,
+        };
+        let unit = |strips: &[Strip]| UnitSum {
+            strips: strips.iter().map(strip).collect(),
+            outstanding: 0,
+            closed: false,
+            concluded: false,
+        };
+        let held = layout.held();
+        let with_blocks = (0..layout.units.len()).rev().filter(|unit| Some(*unit) != held);
+        Self {
+            units: layout.units.iter().map(|of| unit(&of.strips)).collect(),
+            order: with_blocks.chain(held).collect(),
+            reported: vec![false; names.len()],
+            used: vec![false; names.len()],
+            names,
+            precision,
+            each_round,
+            in_flight: None,
+            rounds: 0,
+            present: false,
+            last: false,
+        }
+    }
+
+    /// Forgets what the last step gave, if anything is left of it.
+    pub(crate) fn begin_step(&mut self) {
+        if self.rounds == 0 {
+            self.used.fill(false);
+        }
+        for unit in &mut self.units {
+            unit.concluded = false;
+            unit.strips.iter_mut().for_each(|strip| strip.mean = None);
+        }
+    }
+
+    /// Begins a round, in which this rank has a micro-batch or not; the last one of a step if a step follows.
+    pub(crate) fn begin_round(&mut self, layout: &Layout, present: bool, last: bool) {
+        (self.present, self.last) = (present, last);
+        self.reported.fill(false);
+        for (unit, of) in self.units.iter_mut().zip(&layout.units) {
+            (unit.outstanding, unit.closed) = (of.reporters, false);
+            unit.strips.iter_mut().for_each(|strip| strip.written.fill(false));
+        }
+    }
+
+    /// Takes the gradient of one parameter for the present micro-batch.
+    pub(crate) fn report(
+        &mut self,
+        layout: &Layout,
+        groups: &mut Groups,
+        parameter: usize,
+        values: Values<'_>,
+    ) -> Result<()> {
+        let count = layout.homes.len();
+        let home = *layout.homes.get(parameter).ok_or(Error::NoSuchParameter { index: parameter, count })?;
+        if std::mem::replace(&mut self.reported[parameter], true) {
+            return Err(Error::ReportedTwice { parameter: self.names[parameter].clone() });
+        }
+        let strip = &layout.units[home.unit].strips[home.strip];
+        if !strip.trainable {
+            return Ok(());
+        }
+        let place = layout.place_of(home);
+        if (values.dtype(), values.len()) != (strip.dtype, place.len) {
+            return Err(self.wrong_gradient(parameter, (place.len, strip.dtype), values));
+        }
+        self.open(layout, groups, home.unit)?;
+        let unit = &mut self.units[home.unit];
+        let StripSum { leaf, written, .. } = &mut unit.strips[home.strip];
+        let leaf = leaf.as_mut().expect("a unit is closed once every parameter has reported");
+        let dtype = strip.reduce_dtype(self.precision);
+        if std::mem::replace(&mut written[home.place], true) {
+            let mut addend = Flat::zeros(dtype, place.len);
+            addend.slice_mut(0, place.len).convert_from(values);
+            leaf.slice_mut(place.offset, place.len).add(addend.slice(0, place.len))?;
+        } else {
+            leaf.slice_mut(place.offset, place.len).convert_from(values);
+        }
+        unit.outstanding -= 1;
+        self.used[place.parameter] = true;
+        // What is held has its turn after all others, on every rank alike.
+        if self.units[home.unit].outstanding == 0 && !layout.units[home.unit].is_held() {
+            self.close(layout, groups, home.unit)?;
+        }
+        Ok(())
+    }
+
+    /// Sends a unit's leaves on their way, if they have not left: no more gradients come.
+    pub(crate) fn close(&mut self, layout: &Layout, groups: &mut Groups, unit: usize) -> Result<()> {
+        if std::mem::replace(&mut self.units[unit].closed, true) {
+            return Ok(());
+        }
+        self.land(layout, groups)?;
+        self.open(layout, groups, unit)?;
+        let leaves_now = self.each_round && groups.shards.world_size() > 1;
+        for (of, strip) in self.units[unit].strips.iter_mut().zip(&layout.units[unit].strips) {
+            let Some(mut leaf) = of.leaf.take() else { continue };
+            if !self.present {
+                leaf.slice_mut(0, strip.len()).fill_neutral();
+            }
+            if leaves_now {
+                of.adding = Some(leaf.start_scattered_sum(&mut groups.shards));
+            } else {
+                of.sum.add(self.rounds, leaf, merge);
+            }
+        }
+        if leaves_now {
+            self.in_flight = Some(unit);
+        } else if self.last {
+            self.conclude(layout, groups, unit);
+        }
+        Ok(())
+    }
+
+    /// Ends a round.
+    pub(crate) fn end_round(&mut self, layout: &Layout, groups: &mut Groups) -> Result<()> {
+        self.land(layout, groups)?;
+        self.rounds += 1;
+        Ok(())
+    }
+
+    /// Waits for everything, and divides this rank's part by the number of micro-batches.
+    pub(crate) fn end_step(
+        &mut self,
+        layout: &Layout,
+        groups: &mut Groups,
+        micro_batches: usize,
+    ) -> Result<()> {
+        for unit in self.order.clone() {
+            self.conclude(layout, groups, unit);
+        }
+        for unit in self.order.clone() {
+            for (of, strip) in self.units[unit].strips.iter_mut().zip(&layout.units[unit].strips) {
+                if let Some(adding) = of.adding.take() {
+                    let sum = groups.wait(adding)?;
+                    of.mean = Some(if sum.len() == strip.part { sum } else { own_part(&sum, strip, groups) });
+                }
+                if let Some(mean) = &mut of.mean {
+                    mean.slice_mut(0, strip.part).divide(micro_batches);
+                }
+            }
+        }
+        self.rounds = 0;
+        Ok(())
+    }
+
+    /// This rank's part of the mean gradient of a strip's parameters, those that have none left out.
+    pub(crate) fn means<'a>(
+        &'a self,
+        strip: &'a Strip,
+        (unit, index): (usize, usize),
+        rank: usize,
+    ) -> impl Iterator<Item = (Piece, Values<'a>)> {
+        let mean = self.units[unit].strips[index].mean.as_ref();
+        let pieces =
+            mean.map(|mean| strip.pieces(rank).map(|piece| (piece, mean.slice(piece.at, piece.len))));
+        pieces.into_iter().flatten().filter(|(piece, _)| self.used[piece.parameter])
+    }
+
+    /// Multiplies all mean gradients by a factor.
+    pub(crate) fn scale(&mut self, factor: f64) {
+        for mean in self.units.iter_mut().flat_map(|unit| &mut unit.strips).filter_map(|of| of.mean.as_mut())
+        {
+            mean.slice_mut(0, mean.len()).scale(factor);
+        }
+    }
+
+    /// For each parameter, whether this rank has had a gradient for it, or any rank once that is known.
+    pub(crate) fn used_mut(&mut self) -> &mut [bool] {
+        &mut self.used
+    }
+
+    /// Forgets everything that was summed.
+    pub(crate) fn forget(&mut self) {
+        for unit in &mut self.units {
+            unit.concluded = false;
+            for of in &mut unit.strips {
+                (of.leaf, of.adding, of.mean, of.sum) = (None, None, None, TreeSum::new());
+            }
+        }
+        (self.in_flight, self.rounds) = (None, 0);
+        self.used.fill(false);
+    }
+
+    /// Makes room for a unit's gradients, if there is none, after the last unit's have left it.
+    fn open(&mut self, layout: &Layout, groups: &mut Groups, unit: usize) -> Result<()> {
+        if !layout.units[unit].is_held() {
+            self.land(layout, groups)?;
+        }
+        for (of, strip) in self.units[unit].strips.iter_mut().zip(&layout.units[unit].strips) {
+            if strip.trainable && of.leaf.is_none() {
+                let dtype = strip.reduce_dtype(self.precision);
+                of.leaf = Some(Flat::zeros(dtype, strip.padded(layout.shards)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the leaves that are on their way, and adds this rank's part of them to those of earlier rounds.
+    fn land(&mut self, layout: &Layout, groups: &mut Groups) -> Result<()> {
+        let Some(unit) = self.in_flight.take() else { return Ok(()) };
+        for (of, strip) in self.units[unit].strips.iter_mut().zip(&layout.units[unit].strips) {
+            let Some(adding) = of.adding.take() else { continue };
+            let part = own_part(&groups.wait(adding)?, strip, groups);
+            of.sum.add(self.rounds, part, merge);
+        }
+        if self.last {
+            self.conclude(layout, groups, unit);
+        }
+        Ok(())
+    }
+
+    /// Sends a unit's sums on their last way, or takes them for the result if they have none before them.
+    fn conclude(&mut self, layout: &Layout, groups: &mut Groups, unit: usize) {
+        if std::mem::replace(&mut self.units[unit].concluded, true) {
+            return;
+        }
+        let dtype = |strip: &Strip| strip.reduce_dtype(self.precision);
+        for (of, strip) in self.units[unit].strips.iter_mut().zip(&layout.units[unit].strips) {
+            if !strip.trainable {
+                continue;
+            }
+            let len = if self.each_round { strip.part } else { strip.padded(layout.shards) };
+            let sum = of.sum.finish(merge).unwrap_or_else(|| {
+                let mut nothing = Flat::zeros(dtype(strip), len);
+                nothing.slice_mut(0, len.min(strip.len())).fill_neutral();
+                nothing
+            });
+            if !self.each_round {
+                of.adding = Some(sum.start_scattered_sum(&mut groups.shards));
+            } else if groups.replicas.world_size() > 1 {
+                of.adding = Some(sum.start_sum(&mut groups.replicas));
+            } else {
+                of.mean = Some(sum);
+            }
+        }
+    }
+
+    fn wrong_gradient(
+        &self,
+        parameter: usize,
+        (expected_len, expected): (usize, FloatType),
+        values: Values<'_>,
+    ) -> Error {
+        let (got_len, got) = (values.len(), values.dtype());
+        let source = Box::new(Error::ValuesDiffer { expected_len, expected, got_len, got });
+        Error::WrongGradient { parameter: self.names[parameter].clone(), source }
+    }
+}
+
+fn merge(left: &mut Flat, right: Flat) {
+    left.add(&right);
+}
+
+/// This rank's part of a strip that was added up, in memory of its own.
+fn own_part(sum: &Flat, strip: &Strip, groups: &Groups) -> Flat {
+    sum.part(sum.dtype(), groups.shards.rank() * strip.part, strip.part)
+}

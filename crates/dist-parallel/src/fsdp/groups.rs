@@ -1,0 +1,57 @@
+//! With whom a rank shares what, and how long it has waited for them.
+
+use std::time::Duration;
+
+use dist_collectives::Communicator;
+
+use super::options::Degrees;
+use crate::flat::{Flat, PendingFlat};
+use crate::{Error, Result};
+
+#[derive(Debug)]
+pub(crate) struct Groups {
+    /// The ranks that share a copy of the model.
+    pub(crate) shards: Communicator,
+    /// The ranks that have the same part of each copy.
+    pub(crate) replicas: Communicator,
+    /// The ranks that keep a part each between forward and backward.
+    pub(crate) keepers: Option<Communicator>,
+    /// How long this rank has waited since it was last asked.
+    waited: Duration,
+}
+
+impl Groups {
+    /// Makes the groups; communicates nothing.
+    pub(crate) fn new(world: &mut Communicator, degrees: Degrees, keepers: Option<usize>) -> Result<Self> {
+        let (rank, shards) = (world.rank(), degrees.shards);
+        let neighbours = |rank: usize, count: usize| {
+            let first = rank - rank % count;
+            Vec::from_iter(first..first + count)
+        };
+        let copies: Vec<usize> =
+            (0..degrees.replicas).map(|replica| replica * shards + rank % shards).collect();
+        Ok(Self {
+            shards: group(world, &neighbours(rank, shards))?,
+            replicas: group(world, &copies)?,
+            keepers: keepers.map(|count| group(world, &neighbours(rank, count))).transpose()?,
+            waited: Duration::ZERO,
+        })
+    }
+
+    pub(crate) fn wait(&mut self, pending: PendingFlat) -> Result<Flat> {
+        let began = self.shards.runtime().now();
+        let flat = pending.wait();
+        self.waited += self.shards.runtime().now().saturating_sub(began);
+        flat
+    }
+
+    /// How long this rank has waited since the last call.
+    pub(crate) fn take_waited(&mut self) -> Duration {
+        std::mem::take(&mut self.waited)
+    }
+}
+
+fn group(world: &mut Communicator, members: &[usize]) -> Result<Communicator> {
+    let group = world.subgroup(members).map_err(Error::communication)?;
+    Ok(group.expect("every rank names a group that it is in"))
+}

@@ -1,0 +1,256 @@
+//! Where each value of a sharded model lies: pure data, the same on every rank.
+//!
+//! A unit's parameters of one type lie one after the other in a strip, which is cut into as many equal parts as
+//! ranks share it; the last part may be padded, or be nothing but padding. A parameter that blocks of different
+//! units use belongs to a unit of its own, without blocks, which is held from the first forward to the last backward.
+
+use std::ops::Range;
+
+use super::options::Units;
+use crate::{Error, FloatType, ParamInfo, Place, Result};
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// In the order of their blocks; the one without blocks, if there is one, at the end.
+    pub(crate) units: Vec<Unit>,
+    /// For each parameter of the model: where it lies. Parameters that are the same have one home.
+    pub(crate) homes: Vec<Home>,
+    /// Ranks that share each strip.
+    pub(crate) shards: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Unit {
+    pub(crate) blocks: Range<usize>,
+    pub(crate) strips: Vec<Strip>,
+    /// How many parameters, those with several names counted by each, could report a gradient that goes here.
+    pub(crate) reporters: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Strip {
+    pub(crate) dtype: FloatType,
+    pub(crate) trainable: bool,
+    pub(crate) places: Vec<Place>,
+    /// Values of each rank's part, padding included.
+    pub(crate) part: usize,
+}
+
+/// Where a parameter lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Home {
+    pub(crate) unit: usize,
+    pub(crate) strip: usize,
+    pub(crate) place: usize,
+}
+
+/// What one rank's part of a strip has of one parameter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) parameter: usize,
+    /// The piece's first value in the parameter.
+    pub(crate) offset: usize,
+    pub(crate) len: usize,
+    /// The piece's first value in the part.
+    pub(crate) at: usize,
+}
+
+impl Layout {
+    /// The layout of a model whose block `i` has the parameters from `starts[i]` up to `starts[i + 1]`.
+    pub(crate) fn new(infos: &[ParamInfo], starts: &[usize], units: &Units, shards: usize) -> Result<Self> {
+        let blocks = starts.len() - 1;
+        let mut layout = Self { units: Vec::new(), homes: Vec::with_capacity(infos.len()), shards };
+        let mut units_of = Vec::with_capacity(infos.len());
+        for range in ranges(units, blocks)? {
+            units_of.resize(starts[range.end], layout.units.len());
+            layout.units.push(Unit { blocks: range, strips: Vec::new(), reporters: 0 });
+        }
+        let held = layout.units.len();
+        for (parameter, info) in infos.iter().enumerate() {
+            if let Some(earlier) = info.same_as.filter(|&earlier| units_of[earlier] != units_of[parameter]) {
+                units_of[earlier] = held;
+            }
+        }
+        if units_of.contains(&held) {
+            layout.units.push(Unit { blocks: blocks..blocks, strips: Vec::new(), reporters: 0 });
+        }
+        for (parameter, info) in infos.iter().enumerate() {
+            let home = match info.same_as {
+                Some(earlier) => layout.homes[earlier],
+                None => layout.place(units_of[parameter], parameter, info),
+            };
+            layout.homes.push(home);
+            layout.units[home.unit].reporters += usize::from(info.trainable);
+        }
+        for strip in layout.units.iter_mut().flat_map(|unit| &mut unit.strips) {
+            strip.part = strip.len().div_ceil(shards);
+        }
+        Ok(layout)
+    }
+
+    /// Puts a parameter behind those of its kind in a unit.
+    fn place(&mut self, unit: usize, parameter: usize, info: &ParamInfo) -> Home {
+        let strips = &mut self.units[unit].strips;
+        let alike = |strip: &Strip| (strip.dtype, strip.trainable) == (info.dtype, info.trainable);
+        let index = strips.iter().position(alike).unwrap_or(strips.len());
+        if index == strips.len() {
+            let (dtype, trainable) = (info.dtype, info.trainable);
+            strips.push(Strip { dtype, trainable, places: Vec::new(), part: 0 });
+        }
+        let strip = &mut strips[index];
+        strip.places.push(Place { parameter, offset: strip.len(), len: info.len() });
+        Home { unit, strip: index, place: strip.places.len() - 1 }
+    }
+
+    /// The unit that is held throughout, if there is one.
+    pub(crate) fn held(&self) -> Option<usize> {
+        self.units.iter().position(Unit::is_held)
+    }
+
+    /// All strips, each with the numbers of its unit and of itself there.
+    pub(crate) fn strips(&self) -> impl Iterator<Item = ((usize, usize), &Strip)> {
+        let units = self.units.iter().enumerate();
+        units.flat_map(|(unit, of)| of.strips.iter().enumerate().map(move |(at, strip)| ((unit, at), strip)))
+    }
+
+    pub(crate) fn place_of(&self, home: Home) -> Place {
+        self.units[home.unit].strips[home.strip].places[home.place]
+    }
+}
+
+impl Unit {
+    pub(crate) fn is_held(&self) -> bool {
+        self.blocks.is_empty() && !self.strips.is_empty()
+    }
+}
+
+impl Strip {
+    /// Values without padding.
+    pub(crate) fn len(&self) -> usize {
+        self.places.last().map_or(0, |place| place.offset + place.len)
+    }
+
+    /// Values with padding.
+    pub(crate) fn padded(&self, shards: usize) -> usize {
+        self.part * shards
+    }
+
+    /// What one rank's part has of each parameter; a parameter is in it once or not at all.
+    pub(crate) fn pieces(&self, shard: usize) -> impl Iterator<Item = Piece> {
+        let part = shard * self.part..(shard + 1) * self.part;
+        self.places.iter().filter_map(move |place| {
+            let start = place.offset.max(part.start);
+            let end = (place.offset + place.len).min(part.end);
+            (start < end).then(|| Piece {
+                parameter: place.parameter,
+                offset: start - place.offset,
+                len: end - start,
+                at: start - part.start,
+            })
+        })
+    }
+}
+
+/// The blocks of each unit.
+fn ranges(units: &Units, blocks: usize) -> Result<Vec<Range<usize>>> {
+    let sizes = match units {
+        Units::EachBlock => vec![1; blocks],
+        Units::OneForAll => vec![blocks],
+        Units::Blocks(sizes) => sizes.clone(),
+    };
+    let total = sizes.iter().fold(0, |total: usize, &size| total.saturating_add(size));
+    if total != blocks || (sizes.contains(&0) && blocks > 0) {
+        return Err(Error::Units { sizes, blocks });
+    }
+    let mut end = 0;
+    let mut range = |size| {
+        end += size;
+        end - size..end
+    };
+    Ok(sizes.into_iter().map(&mut range).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Blocks of parameters of these lengths.
+    fn model(blocks: &[&[usize]]) -> (Vec<ParamInfo>, Vec<usize>) {
+        let mut starts = vec![0];
+        let mut infos = Vec::new();
+        for lens in blocks {
+            let info =
+                |(index, &len)| ParamInfo::new(format!("p{}.{index}", starts.len()), [len], FloatType::F32);
+            infos.extend(lens.iter().enumerate().map(info));
+            starts.push(infos.len());
+        }
+        (infos, starts)
+    }
+
+    #[test]
+    fn units_are_runs_of_blocks() {
+        let (infos, starts) = model(&[&[2, 3], &[], &[1], &[7]]);
+        let blocks = |units: Units| {
+            let layout = Layout::new(&infos, &starts, &units, 2)?;
+            Ok::<_, Error>(layout.units.iter().map(|unit| unit.blocks.clone()).collect::<Vec<_>>())
+        };
+        assert_eq!(blocks(Units::EachBlock).unwrap(), [0..1, 1..2, 2..3, 3..4]);
+        assert_eq!(blocks(Units::OneForAll).unwrap(), vec![0..4; 1]);
+        assert_eq!(blocks(Units::Blocks(vec![1, 3])).unwrap(), [0..1, 1..4]);
+        for wrong in [vec![1, 2], vec![4, 1], vec![0, 4], vec![usize::MAX, 5], vec![]] {
+            assert!(matches!(blocks(Units::Blocks(wrong)), Err(Error::Units { blocks: 4, .. })));
+        }
+    }
+
+    #[test]
+    fn types_and_frozen_parameters_lie_apart() {
+        let (mut infos, starts) = model(&[&[2, 3, 4, 5]]);
+        infos[1].dtype = FloatType::Bf16;
+        infos[3].trainable = false;
+        let layout = Layout::new(&infos, &starts, &Units::EachBlock, 4).unwrap();
+        let strips: Vec<(usize, usize)> =
+            layout.strips().map(|(_, strip)| (strip.len(), strip.part)).collect();
+        assert_eq!(strips, [(6, 2), (3, 1), (5, 2)]);
+        assert_eq!(layout.units[0].reporters, 3);
+    }
+
+    #[test]
+    fn what_units_share_is_held_and_what_a_unit_shares_is_not() {
+        let (mut infos, starts) = model(&[&[4, 4], &[4], &[4]]);
+        infos[1].same_as = Some(0);
+        let layout = Layout::new(&infos, &starts, &Units::EachBlock, 2).unwrap();
+        assert_eq!((layout.held(), layout.homes[1]), (None, layout.homes[0]));
+        infos[3].same_as = Some(2);
+        let layout = Layout::new(&infos, &starts, &Units::EachBlock, 2).unwrap();
+        assert_eq!(layout.held(), Some(3));
+        assert_eq!(layout.homes[2], Home { unit: 3, strip: 0, place: 0 });
+        assert_eq!(layout.units.iter().map(|unit| unit.reporters).collect::<Vec<_>>(), [2, 0, 0, 2]);
+        let together = Layout::new(&infos, &starts, &Units::Blocks(vec![1, 2]), 2).unwrap();
+        assert_eq!(together.held(), None);
+    }
+
+    proptest! {
+        #[test]
+        fn the_pieces_of_all_ranks_are_each_value_once(
+            lens in prop::collection::vec(0..20_usize, 0..6),
+            shards in 1..9_usize,
+        ) {
+            let (infos, starts) = model(&[&lens]);
+            let layout = Layout::new(&infos, &starts, &Units::EachBlock, shards).unwrap();
+            let mut seen: Vec<Vec<usize>> = lens.iter().map(|&len| vec![0; len]).collect();
+            for (_, strip) in layout.strips() {
+                prop_assert!(strip.padded(shards) - strip.len() < shards);
+                for shard in 0..shards {
+                    for Piece { parameter, offset, len, at } in strip.pieces(shard) {
+                        prop_assert!(len > 0 && at + len <= strip.part);
+                        seen[parameter][offset..offset + len].iter_mut().for_each(|times| *times += 1);
+                        prop_assert_eq!(shard * strip.part + at, strip.places[parameter].offset + offset);
+                    }
+                }
+            }
+            prop_assert!(seen.iter().flatten().all(|&times| times == 1));
+        }
+    }
+}

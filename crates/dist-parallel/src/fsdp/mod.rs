@@ -1,0 +1,395 @@
+//! Training a model of which each rank keeps only a part.
+
+mod deal;
+mod gradients;
+mod groups;
+mod layout;
+mod options;
+mod order;
+mod parameters;
+mod plan;
+mod step;
+
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
+
+use dist_collectives::{Communicator, ReduceOp};
+
+pub(crate) use deal::share;
+pub use options::{FsdpOptions, Precision, Reshard, ShardingStrategy, Units};
+pub use plan::Plan;
+
+use crate::flat::Flat;
+use crate::norm::{SquareRange, SumOfSquares};
+use crate::{Error, Optimizer, Params, Result, Sequence, Values, ValuesMut, agreement, norm, params};
+use gradients::Gradients;
+use groups::Groups;
+use layout::Strip;
+use order::Action;
+use parameters::Parameters;
+
+/// Sharded data parallel training: every rank computes some of a step's micro-batches, and keeps a part only of the
+/// parameters, the gradients and the optimizer's state, as a [`ShardingStrategy`] says.
+///
+/// # When there is what
+///
+/// Parameters lie in units of one or more blocks. Where parameters are sharded, a unit is gathered, used, and freed,
+/// and for the backward gathered again; units to come are gathered while the present one computes, if
+/// [`prefetch`](FsdpOptions::prefetch) says so. A unit's gradients are added up among the ranks as soon as all of them
+/// are final, and each rank keeps the sum of its part. The model must be able to [free](Params::unload) its parameters
+/// for this to save their memory. Parameters that blocks of several units use are held from the first forward to the last
+/// backward.
+///
+/// # Which sums are the same
+///
+/// Gradients, and losses, are summed in the canonical order, as by [`Ddp`](crate::Ddp): T(n) = T(largest power of two
+/// below n) + T(rest). How micro-batches are dealt depends on the strategy.
+///
+/// | strategy | rank r of N computes | bit for bit one process's result if |
+/// |---|---|---|
+/// | `FullShard`, `ShardGradOp` | micro-batches r, N + r, 2N + r, … | N is a power of two |
+/// | `ShardOptimizer`, `NoShard` | a contiguous share | each share is the same power of two |
+/// | `HybridShard` | of its copy's contiguous share, every S-th | S is a power of two, and each copy's share the same one |
+///
+/// Otherwise they are the same on every rank and in every run. Either way they do not depend on units, prefetch, what is
+/// freed when, timing or transport.
+///
+/// # Errors
+///
+/// As for [`Ddp`](crate::Ddp): an error on one rank aborts the job, but for
+/// [`MicroBatchesDiffer`](Error::MicroBatchesDiffer) and [`NoMicroBatches`](Error::NoMicroBatches).
+pub struct Fsdp<A> {
+    parameters: Parameters,
+    gradients: Gradients,
+    groups: Groups,
+    /// All ranks, for what they agree about.
+    world: Communicator,
+    model: Sequence<A>,
+    plan: Plan,
+    forward: Vec<Action>,
+    backward: Vec<Action>,
+    /// How many actions of the next forward were taken ahead of it.
+    taken: usize,
+    /// Micro-batches of all ranks since the last step.
+    micro_batches: usize,
+    /// This rank's losses since then, one for each round.
+    losses: Vec<f32>,
+}
+
+impl<A> Fsdp<A> {
+    /// Begins to train `model` on all ranks, with rank 0's parameters.
+    ///
+    /// # Errors
+    /// On every rank, if parameters or options differ between ranks; if the ranks cannot be divided as the options
+    /// want; if communication fails.
+    pub fn new(comm: Communicator, model: Sequence<A>, options: &FsdpOptions) -> Result<Self> {
+        Self::begin(comm, model, options, |world, model, strip, whole| {
+            if world.rank() == 0 {
+                for place in &strip.places {
+                    params::read(model, place.parameter, &mut |values| {
+                        whole.slice_mut(place.offset, place.len).convert_from(values);
+                    })?;
+                }
+            }
+            whole.broadcast(world)
+        })
+    }
+
+    /// As [`new`](Self::new), with values of which no rank ever has more than a unit at a time: `values` is called with
+    /// each parameter's index and the memory to put its values into, and gives every rank the same. The model's own
+    /// values are not looked at; its parameters may be [nowhere](crate::Slot::freed).
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn with_values(
+        comm: Communicator,
+        model: Sequence<A>,
+        options: &FsdpOptions,
+        mut values: impl FnMut(usize, ValuesMut<'_>),
+    ) -> Result<Self> {
+        Self::begin(comm, model, options, |_, _, strip, whole| {
+            for place in &strip.places {
+                values(place.parameter, whole.slice_mut(place.offset, place.len));
+            }
+            Ok(())
+        })
+    }
+
+    fn begin(
+        mut world: Communicator,
+        mut model: Sequence<A>,
+        options: &FsdpOptions,
+        mut fill: impl FnMut(&mut Communicator, &Sequence<A>, &Strip, &mut Flat) -> Result<()>,
+    ) -> Result<Self> {
+        params::validate(model.infos())?;
+        let plan = Plan::new(model.infos(), model.starts(), world.world_size(), options);
+        agreement::check(&mut world, model.infos(), [fingerprint(options), fingerprint(model.starts())])?;
+        let plan = plan?;
+        let groups = Groups::new(&mut world, plan.degrees, plan.keepers)?;
+        let rank = groups.shards.rank();
+        let (degrees, precision) = (plan.degrees, options.precision);
+        let parameters =
+            Parameters::new(&plan.layout, degrees, precision, rank, &mut model, |model, strip, whole| {
+                fill(&mut world, model, strip, whole)
+            });
+        if parameters.is_err() {
+            world.abort();
+        }
+        let names = model.infos().iter().map(|info| info.name.clone()).collect();
+        Ok(Self {
+            parameters: parameters?,
+            gradients: Gradients::new(&plan.layout, names, precision, degrees.each_round),
+            groups,
+            world,
+            model,
+            forward: plan.uses().forward(&plan.layout, true),
+            backward: plan.uses().backward(&plan.layout),
+            plan,
+            taken: 0,
+            micro_batches: 0,
+            losses: Vec::new(),
+        })
+    }
+
+    /// This rank's part of a parameter's mean gradient, and which of the parameter's values it is for; `None` if the
+    /// rank has no part of it, or no micro-batch of the last step had a gradient.
+    pub fn gradient(&self, parameter: usize) -> Option<(Range<usize>, Values<'_>)> {
+        let home = self.plan.layout.homes.get(parameter)?;
+        let strip = &self.plan.layout.units[home.unit].strips[home.strip];
+        let place = self.plan.layout.place_of(*home).parameter;
+        let rank = self.groups.shards.rank();
+        let mut means = self.gradients.means(strip, (home.unit, home.strip), rank);
+        let (piece, values) = means.find(|(piece, _)| piece.parameter == place)?;
+        Some((piece.offset..piece.offset + piece.len, values))
+    }
+
+    /// The norm of all gradients together, as if they were one vector: exact but for one rounding, and so the same bits
+    /// however training is divided. Infinite or NaN if a gradient is.
+    ///
+    /// # Errors
+    /// If communication fails.
+    pub fn gradient_norm(&mut self) -> Result<f64> {
+        let range = SquareRange::of(self.model.infos().iter().map(|info| info.dtype));
+        let mut sum = SumOfSquares::new(range);
+        let rank = self.groups.shards.rank();
+        for (place, strip) in self.plan.layout.strips() {
+            self.gradients.means(strip, place, rank).for_each(|(_, mean)| sum.add(mean));
+        }
+        let mut encoded = sum.encode();
+        let added = self.groups.shards.all_reduce(&mut encoded, ReduceOp::Sum);
+        self.or_abort(added.map_err(Error::communication))?;
+        Ok(SumOfSquares::root(range, &encoded))
+    }
+
+    /// Multiplies all gradients by the same factor where their norm is above `max`, so that it becomes `max`; gives
+    /// the norm before. A norm that is infinite or NaN changes nothing: look at it before the update.
+    ///
+    /// # Errors
+    /// If communication fails.
+    #[doc(alias = "clip_grad_norm_")]
+    pub fn clip_gradients(&mut self, max: f64) -> Result<f64> {
+        let norm = self.gradient_norm()?;
+        if let Some(factor) = norm::factor(norm, max) {
+            self.gradients.scale(factor);
+        }
+        Ok(norm)
+    }
+
+    /// Changes the parameters by their gradients; those without a gradient are left as they are. The optimizer is given
+    /// this rank's part of each parameter, of which the parameter's index is the number, and keeps its state for that.
+    ///
+    /// # Errors
+    /// If the optimizer fails, or communication.
+    pub fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
+        let result = self.try_update(optimizer);
+        self.or_abort(result)
+    }
+
+    fn try_update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
+        let Self { parameters, gradients, model, plan, groups, .. } = self;
+        let rank = groups.shards.rank();
+        for (place, strip) in plan.layout.strips() {
+            let mut means = gradients.means(strip, place, rank).peekable();
+            parameters.change(strip, place, model, |piece, values| {
+                let Some((_, mean)) = means.next_if(|(mean, _)| mean.parameter == piece.parameter) else {
+                    return Ok(());
+                };
+                if mean.dtype() == values.dtype() {
+                    return optimizer.update(piece.parameter, values, mean);
+                }
+                let mut converted = Flat::zeros(values.dtype(), mean.len());
+                converted.slice_mut(0, mean.len()).convert_from(mean);
+                optimizer.update(piece.parameter, values, converted.slice(0, mean.len()))
+            })?;
+        }
+        self.tell()
+    }
+
+    /// Sets this rank's part of all parameters from one flat slice: the parts of the parameters one after the other, in
+    /// the order of the plan's units. Every rank calls this.
+    ///
+    /// # Errors
+    /// If there are more or fewer values, or they are of another type, naming what is expected; if communication fails.
+    pub fn set_part(&mut self, values: Values<'_>) -> Result<()> {
+        let expected_len = self.part_len();
+        let dtypes =
+            self.plan.layout.strips().map(|(_, strip)| strip.master_dtype(self.plan.options.precision));
+        let expected = dtypes.into_iter().find(|dtype| *dtype != values.dtype());
+        if let (Some(_), _) | (_, true) = (expected, expected_len != values.len()) {
+            let (got_len, got) = (values.len(), values.dtype());
+            let expected = expected.unwrap_or(got);
+            let result = Err(Error::ValuesDiffer { expected_len, expected, got_len, got });
+            return self.or_abort(result);
+        }
+        let mut rest = values;
+        let Self { parameters, model, plan, .. } = self;
+        for (place, strip) in plan.layout.strips() {
+            parameters.change(strip, place, model, |piece, mut own| {
+                own.copy_from(rest.part(0..piece.len))?;
+                rest = rest.part(piece.len..rest.len());
+                Ok(())
+            })?;
+        }
+        let told = self.tell();
+        self.or_abort(told)
+    }
+
+    /// How many values of parameters this rank keeps, or changes where all ranks keep all.
+    pub fn part_len(&self) -> usize {
+        let rank = self.groups.shards.rank();
+        self.plan.layout.strips().flat_map(|(_, strip)| strip.pieces(rank)).map(|piece| piece.len).sum()
+    }
+
+    /// Gives every rank's model the parts that the others have changed, where models have all parameters.
+    fn tell(&mut self) -> Result<()> {
+        let Self { parameters, model, plan, groups, .. } = self;
+        std::mem::take(&mut self.taken);
+        parameters.forget();
+        let changed = |strip: &Strip| {
+            strip.trainable && (plan.degrees.shards > 1 || plan.options.precision.master.is_some())
+        };
+        let told = plan.layout.strips().filter(|(_, strip)| !plan.degrees.frees && changed(strip));
+        let told: Vec<(usize, usize)> = told.map(|(place, _)| place).collect();
+        for (index, &place) in told.iter().enumerate() {
+            parameters.start_telling(&plan.layout, place, groups, model)?;
+            if let Some(before) = index.checked_sub(1) {
+                parameters.finish_telling(&plan.layout, told[before], groups, model)?;
+            }
+        }
+        told.last().map_or(Ok(()), |&last| parameters.finish_telling(&plan.layout, last, groups, model))
+    }
+
+    /// Calls `f` with each parameter's index and all of its values, unit by unit; those that are the same as an earlier
+    /// one are left out. Every rank calls this, and has one unit at a time.
+    ///
+    /// # Errors
+    /// If communication fails.
+    pub fn read_all(&mut self, mut f: impl FnMut(usize, Values<'_>)) -> Result<()> {
+        let result = self.for_each_unit(|model, layout, unit| {
+            layout.units[unit].strips.iter().flat_map(|strip| &strip.places).try_for_each(|place| {
+                params::read(model, place.parameter, &mut |values| f(place.parameter, values))
+            })
+        });
+        self.or_abort(result)
+    }
+
+    /// Ends the training and gives back what it was made of; the model has all of its parameters, on every rank. Every
+    /// rank calls this.
+    ///
+    /// # Errors
+    /// If communication fails.
+    pub fn into_parts(mut self) -> Result<(Communicator, Sequence<A>)> {
+        let mut whole: Vec<Option<Flat>> = self.model.infos().iter().map(|_| None).collect();
+        self.read_all(|parameter, values| {
+            let mut copy = Flat::zeros(values.dtype(), values.len());
+            copy.slice_mut(0, values.len()).convert_from(values);
+            whole[parameter] = Some(copy);
+        })?;
+        let Self { world, mut model, .. } = self;
+        for (parameter, values) in whole.into_iter().enumerate() {
+            let Some(values) = values else { continue };
+            params::write(&mut model, parameter, |mut own| own.copy_from(values.slice(0, values.len())))?;
+        }
+        Ok((world, model))
+    }
+
+    /// The model, whose parameters may be freed.
+    pub const fn model(&self) -> &Sequence<A> {
+        &self.model
+    }
+
+    /// What was decided about the training.
+    pub const fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// This rank's number.
+    pub fn rank(&self) -> usize {
+        self.world.rank()
+    }
+
+    /// How many ranks train.
+    pub fn world_size(&self) -> usize {
+        self.world.world_size()
+    }
+
+    /// The communicator, to be asked.
+    pub const fn communicator(&self) -> &Communicator {
+        &self.world
+    }
+
+    /// The communicator, for what else the ranks have to say to each other.
+    pub const fn communicator_mut(&mut self) -> &mut Communicator {
+        &mut self.world
+    }
+
+    /// Has each unit in the model once.
+    fn for_each_unit(
+        &mut self,
+        mut f: impl FnMut(&Sequence<A>, &layout::Layout, usize) -> Result<()>,
+    ) -> Result<()> {
+        let Self { parameters, groups, model, plan, .. } = self;
+        parameters.forget();
+        self.taken = 0;
+        for unit in 0..plan.layout.units.len() {
+            if plan.degrees.frees {
+                parameters.gather(&plan.layout, unit, groups);
+                parameters.load(&plan.layout, unit, groups, false, model)?;
+            }
+            f(model, &plan.layout, unit)?;
+            if plan.degrees.frees {
+                parameters.free(&plan.layout, unit, model)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Aborts the job if something failed that the other ranks cannot know.
+    fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
+        if let Err(error) = &result {
+            if !matches!(error, Error::MicroBatchesDiffer { .. } | Error::NoMicroBatches) {
+                tracing::warn!(%error, "training ends the job");
+                self.world.abort();
+            }
+            self.parameters.forget();
+            self.gradients.forget();
+            (self.taken, self.micro_batches) = (0, 0);
+            self.losses.clear();
+        }
+        result
+    }
+}
+
+/// A number that differs where settings do, the same on every rank that runs the same program.
+fn fingerprint(settings: &(impl Hash + ?Sized)) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    settings.hash(&mut hasher);
+    hasher.finish()
+}
+
+impl<A> fmt::Debug for Fsdp<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Fsdp({:?}, {:?})", self.world, self.plan.options.strategy)
+    }
+}

@@ -1,0 +1,209 @@
+//! In which order units are gathered, used and freed for one micro-batch: pure data, the same on every rank, which is
+//! what keeps the operations of all ranks in one order.
+
+use super::layout::{Layout, Unit};
+use super::options::Reshard;
+
+/// What is done with a unit, by its number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Action {
+    /// Begins to gather its parameters.
+    Gather(usize),
+    /// Waits for its parameters, and gives them to the model.
+    Load(usize),
+    /// As `Load`, and a smaller group keeps them until they are gathered again.
+    LoadAndKeep(usize),
+    /// Goes forward through its blocks.
+    Forward(usize),
+    /// Goes backward through its blocks.
+    Backward(usize),
+    /// Frees its parameters.
+    Free(usize),
+    /// Its gradients are final.
+    Reduce(usize),
+}
+
+/// How a layout is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Use {
+    /// Whether parameters are freed between their uses.
+    pub(crate) frees: bool,
+    pub(crate) prefetch: usize,
+    pub(crate) reshard: Reshard,
+}
+
+impl Use {
+    /// Forward through all blocks. Without a backward to come, nothing but what units share is kept.
+    pub(crate) fn forward(self, layout: &Layout, backward_follows: bool) -> Vec<Action> {
+        let mut actions = Vec::new();
+        if let Some(held) = layout.held().filter(|_| self.frees) {
+            actions.extend([Action::Gather(held), Action::Load(held)]);
+        }
+        let units = with_blocks(layout);
+        for (place, &unit) in units.iter().enumerate() {
+            self.gather_ahead(&mut actions, layout, &units, place, |_| true);
+            if backward_follows && matches!(self.reshard, Reshard::ToGroup(_)) {
+                actions.extend(self.gathers(&layout.units[unit]).then_some(Action::LoadAndKeep(unit)));
+            } else {
+                self.load(&mut actions, layout, unit);
+            }
+            actions.push(Action::Forward(unit));
+            if !(backward_follows && self.keeps(layout, unit)) {
+                self.free(&mut actions, layout, unit);
+            }
+        }
+        if let Some(held) = layout.held().filter(|_| !backward_follows) {
+            self.free(&mut actions, layout, held);
+        }
+        actions
+    }
+
+    /// Backward through all blocks, after a forward.
+    pub(crate) fn backward(self, layout: &Layout) -> Vec<Action> {
+        let mut actions = Vec::new();
+        let mut units = with_blocks(layout);
+        units.reverse();
+        for (place, &unit) in units.iter().enumerate() {
+            self.gather_ahead(&mut actions, layout, &units, place, |unit| !self.keeps(layout, unit));
+            if !self.keeps(layout, unit) {
+                self.load(&mut actions, layout, unit);
+            }
+            actions.push(Action::Backward(unit));
+            self.free(&mut actions, layout, unit);
+            actions.push(Action::Reduce(unit));
+        }
+        if let Some(held) = layout.held() {
+            self.free(&mut actions, layout, held);
+            actions.push(Action::Reduce(held));
+        }
+        actions
+    }
+
+    /// Whether a unit's parameters stay between forward and backward.
+    pub(crate) fn keeps(self, layout: &Layout, unit: usize) -> bool {
+        match self.reshard {
+            Reshard::All | Reshard::ToGroup(_) => false,
+            Reshard::AllButLast => with_blocks(layout).last() == Some(&unit),
+            Reshard::Nothing => true,
+        }
+    }
+
+    /// Begins to gather the unit at a place, at the first place, and one that lies ahead.
+    fn gather_ahead(
+        self,
+        actions: &mut Vec<Action>,
+        layout: &Layout,
+        units: &[usize],
+        place: usize,
+        wanted: impl Fn(usize) -> bool,
+    ) {
+        let first = if place == 0 { 0 } else { place.saturating_add(self.prefetch) };
+        let last = place.saturating_add(self.prefetch);
+        let ahead = units.iter().take(last.saturating_add(1)).skip(first);
+        let gathered = ahead.filter(|&&unit| self.gathers(&layout.units[unit]) && wanted(unit));
+        actions.extend(gathered.map(|&unit| Action::Gather(unit)));
+    }
+
+    fn load(self, actions: &mut Vec<Action>, layout: &Layout, unit: usize) {
+        actions.extend(self.gathers(&layout.units[unit]).then_some(Action::Load(unit)));
+    }
+
+    fn free(self, actions: &mut Vec<Action>, layout: &Layout, unit: usize) {
+        actions.extend(self.gathers(&layout.units[unit]).then_some(Action::Free(unit)));
+    }
+
+    /// Whether there is something to gather.
+    fn gathers(self, unit: &Unit) -> bool {
+        self.frees && !unit.strips.is_empty()
+    }
+}
+
+/// The units with blocks, in order.
+fn with_blocks(layout: &Layout) -> Vec<usize> {
+    (0..layout.units.len()).filter(|&unit| !layout.units[unit].is_held()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::Action::{Backward, Forward, Free, Gather, Load, LoadAndKeep, Reduce};
+    use super::*;
+    use crate::fsdp::options::Units;
+    use crate::{FloatType, ParamInfo};
+
+    /// Blocks of one parameter each; the last may have the first's.
+    fn layout(blocks: usize, tied: bool) -> Layout {
+        let mut infos: Vec<ParamInfo> =
+            (0..blocks).map(|index| ParamInfo::new(format!("p{index}"), [3], FloatType::F32)).collect();
+        if tied {
+            infos[blocks - 1].same_as = Some(0);
+        }
+        Layout::new(&infos, &Vec::from_iter(0..=blocks), &Units::EachBlock, 2).unwrap()
+    }
+
+    #[test]
+    fn without_prefetch_a_unit_is_gathered_when_it_is_needed() {
+        let plain = Use { frees: true, prefetch: 0, reshard: Reshard::All };
+        let layout = layout(2, false);
+        let forward = [Gather(0), Load(0), Forward(0), Free(0), Gather(1), Load(1), Forward(1), Free(1)];
+        assert_eq!(plain.forward(&layout, true), forward);
+        let backward = [Gather(1), Load(1), Backward(1), Free(1), Reduce(1)];
+        assert_eq!(plain.backward(&layout)[..5], backward);
+        let whole = Use { frees: false, ..plain };
+        assert_eq!(whole.forward(&layout, true), [Forward(0), Forward(1)]);
+        assert_eq!(whole.backward(&layout), [Backward(1), Reduce(1), Backward(0), Reduce(0)]);
+    }
+
+    #[rstest]
+    fn units_are_there_when_used_and_never_more_of_them_than_asked_for(
+        #[values(1, 2, 3, 6)] blocks: usize,
+        #[values(0, 1, 2, 3, 9, usize::MAX)] prefetch: usize,
+        #[values(Reshard::All, Reshard::AllButLast, Reshard::Nothing, Reshard::ToGroup(1))] reshard: Reshard,
+        #[values(false, true)] tied: bool,
+    ) {
+        let (layout, plan) = (layout(blocks.max(2), tied), Use { frees: true, prefetch, reshard });
+        let forward = plan.forward(&layout, true);
+        let (mut gathering, mut loaded) = (Vec::new(), Vec::new());
+        let (mut gathers, mut reduced) = (0, Vec::new());
+        for (index, action) in forward.iter().copied().chain(plan.backward(&layout)).enumerate() {
+            match action {
+                Gather(unit) => {
+                    assert!(!gathering.contains(&unit) && !loaded.contains(&unit));
+                    gathering.push(unit);
+                    gathers += 1;
+                }
+                Load(unit) | LoadAndKeep(unit) => {
+                    gathering.retain(|&other| other != unit);
+                    loaded.push(unit);
+                }
+                Forward(unit) | Backward(unit) => {
+                    // A block whose only parameter is shared has nothing of its own.
+                    let own = !layout.units[unit].strips.is_empty();
+                    assert!(!own || loaded.contains(&unit), "{unit} is not there");
+                }
+                Free(unit) => loaded.retain(|&other| other != unit),
+                Reduce(unit) => reduced.push(unit),
+            }
+            let kept = |unit: &usize| plan.keeps(&layout, *unit) || layout.units[*unit].is_held();
+            let passing = gathering.iter().chain(loaded.iter().filter(|unit| !kept(unit))).count();
+            assert!(passing <= prefetch.saturating_add(1), "after action {index}");
+        }
+        assert!(gathering.is_empty() && loaded.is_empty());
+        let with_parameters = layout.units.iter().filter(|unit| !unit.strips.is_empty()).count();
+        let once = usize::from(tied)
+            + (0..layout.units.len())
+                .filter(|&unit| {
+                    !layout.units[unit].is_held()
+                        && !layout.units[unit].strips.is_empty()
+                        && plan.keeps(&layout, unit)
+                })
+                .count();
+        assert_eq!(gathers, 2 * with_parameters - once);
+        assert_eq!(reduced.len(), layout.units.len());
+        let alone = plan.forward(&layout, false);
+        let count = |wanted: fn(&Action) -> bool| alone.iter().filter(|action| wanted(action)).count();
+        assert_eq!(count(|action| matches!(action, Gather(_))), with_parameters);
+        assert_eq!(count(|action| matches!(action, Free(_))), with_parameters);
+    }
+}

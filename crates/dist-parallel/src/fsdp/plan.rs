@@ -1,0 +1,50 @@
+//! What is decided about a sharded training before it begins.
+
+use super::deal::Deal;
+use super::layout::Layout;
+use super::options::{Degrees, FsdpOptions};
+use super::order::Use;
+use crate::{ParamInfo, Result};
+
+/// Which rank keeps what of a model, and when it is gathered and freed: pure data, which every rank computes alike.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    pub(crate) options: FsdpOptions,
+    pub(crate) degrees: Degrees,
+    pub(crate) layout: Layout,
+    pub(crate) keepers: Option<usize>,
+}
+
+impl Plan {
+    /// The plan for a model with these parameters on so many ranks. Block `i` has the parameters from `starts[i]` up
+    /// to `starts[i + 1]`; the last start is the number of parameters.
+    ///
+    /// # Errors
+    /// If the ranks cannot be divided as the strategy wants, or units are not made of all blocks.
+    pub fn new(
+        infos: &[ParamInfo],
+        starts: &[usize],
+        world_size: usize,
+        options: &FsdpOptions,
+    ) -> Result<Self> {
+        let degrees = options.strategy.degrees(world_size)?;
+        let layout = Layout::new(infos, starts, &options.units, degrees.shards)?;
+        let keepers = options.reshard.group(degrees)?;
+        Ok(Self { options: options.clone(), degrees, layout, keepers })
+    }
+
+    /// A rank's place in the dealing of micro-batches.
+    pub(crate) fn deal(&self, rank: usize) -> Deal {
+        let Degrees { shards, replicas, each_round, .. } = self.degrees;
+        if each_round {
+            Deal { replicas, replica: rank / shards, shards, shard: rank % shards }
+        } else {
+            Deal { replicas: shards, replica: rank, shards: 1, shard: 0 }
+        }
+    }
+
+    pub(crate) fn uses(&self) -> Use {
+        let FsdpOptions { prefetch, reshard, .. } = self.options;
+        Use { frees: self.degrees.frees, prefetch, reshard }
+    }
+}

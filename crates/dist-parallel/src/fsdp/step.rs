@@ -1,0 +1,249 @@
+//! One step of sharded training: the plan's actions, for each of this rank's micro-batches.
+
+use dist_collectives::ReduceOp;
+
+use super::Fsdp;
+use super::order::Action;
+use crate::gradients::Tally;
+use crate::tree::TreeSum;
+use crate::{BoxError, Error, Result, Saved, StepReport, Values, ValuesMut};
+
+/// A micro-batch's input, and the function that computes its loss and the loss's gradient.
+type Batch<A> = (A, fn(A) -> Result<(f32, A), BoxError>);
+
+/// Where one micro-batch is.
+struct Pass<A> {
+    /// What the last block gave; `None` if this rank has no micro-batch, or nobody wants a gradient.
+    current: Option<A>,
+    /// What each unit's blocks keep for their backward.
+    saved: Vec<Vec<Saved>>,
+}
+
+impl<A> Fsdp<A> {
+    /// Computes the mean gradients of `micro_batches` micro-batches, and of those that were accumulated before, on all
+    /// ranks. `batch` gives an input by the micro-batch's number, and the function that computes the loss and its
+    /// gradient from the model's output.
+    ///
+    /// # Errors
+    /// If `batch`, a block or the loss fails, a gradient is reported twice or does not look like its parameter, if the
+    /// ranks were not all asked for the same number of micro-batches or all for none, or if communication fails.
+    pub fn step<L>(
+        &mut self,
+        micro_batches: usize,
+        mut batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
+    ) -> Result<StepReport>
+    where
+        L: FnOnce(A) -> Result<(f32, A), BoxError>,
+    {
+        let started = self.world.runtime().now();
+        self.groups.take_waited();
+        let total = self.micro_batches + micro_batches;
+        let result = self.rounds(micro_batches, true, &mut batch).and_then(|()| self.finish(total));
+        let loss = self.or_abort(result)?;
+        self.micro_batches = 0;
+        let elapsed = self.world.runtime().now().saturating_sub(started);
+        Ok(StepReport { loss, micro_batches: total, elapsed, exposed: self.groups.take_waited() })
+    }
+
+    /// Computes gradients that the next step adds to its own. Where gradients are sharded, each rank keeps its part of
+    /// them. Several calls and a step give what one step with all their micro-batches gives, if that one deals the same.
+    ///
+    /// # Errors
+    /// As for [`step`](Self::step).
+    #[doc(alias = "no_sync")]
+    pub fn accumulate<L>(
+        &mut self,
+        micro_batches: usize,
+        mut batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
+    ) -> Result<()>
+    where
+        L: FnOnce(A) -> Result<(f32, A), BoxError>,
+    {
+        let result = self.rounds(micro_batches, false, &mut batch);
+        self.or_abort(result)?;
+        self.micro_batches += micro_batches;
+        Ok(())
+    }
+
+    /// Computes the mean gradients of what was accumulated.
+    ///
+    /// # Errors
+    /// If nothing was accumulated, or as for [`step`](Self::step).
+    pub fn synchronise(&mut self) -> Result<StepReport> {
+        self.step(0, |_| -> Result<Batch<A>, BoxError> { Err("nobody has a share of nothing".into()) })
+    }
+
+    /// Begins to gather the first units of the next forward. Without it the forward begins with that.
+    ///
+    /// # Errors
+    /// If it was done since the last forward, or parameters are not sharded.
+    pub fn prefetch(&mut self) -> Result<()> {
+        if !self.plan.degrees.frees {
+            return Err(Error::Prefetch { reason: "every rank has all of them" });
+        }
+        if self.taken > 0 {
+            return Err(Error::Prefetch { reason: "they already are, and no forward has used them" });
+        }
+        while let Some(&Action::Gather(unit)) = self.forward.get(self.taken) {
+            self.parameters.gather(&self.plan.layout, unit, &mut self.groups);
+            self.taken += 1;
+        }
+        Ok(())
+    }
+
+    /// Goes forward only, to evaluate the model. Every rank calls this, each with an input of its own.
+    ///
+    /// # Errors
+    /// If a block fails, or communication.
+    pub fn forward(&mut self, input: A) -> Result<A> {
+        let result = self.evaluate(input);
+        self.or_abort(result)
+    }
+
+    fn evaluate(&mut self, input: A) -> Result<A> {
+        let actions = self.plan.uses().forward(&self.plan.layout, false);
+        // What was gathered ahead is what this begins with, too.
+        let taken = std::mem::take(&mut self.taken);
+        let mut pass = Pass { current: Some(input), saved: Vec::new() };
+        for &action in &actions[taken..] {
+            self.act(action, &mut pass)?;
+            pass.saved.clear();
+        }
+        Ok(pass.current.expect("forward gives an output for an input"))
+    }
+
+    /// All micro-batches of one call.
+    fn rounds<L>(
+        &mut self,
+        micro_batches: usize,
+        last: bool,
+        batch: &mut impl FnMut(usize) -> Result<(A, L), BoxError>,
+    ) -> Result<()>
+    where
+        L: FnOnce(A) -> Result<(f32, A), BoxError>,
+    {
+        self.agree(micro_batches, last)?;
+        self.gradients.begin_step();
+        let deal = self.plan.deal(self.world.rank());
+        let rounds = deal.rounds(micro_batches);
+        for round in 0..rounds {
+            let index = deal.micro_batch(micro_batches, round);
+            self.gradients.begin_round(&self.plan.layout, index.is_some(), last && round + 1 == rounds);
+            let loss = match index {
+                Some(index) => {
+                    let (input, loss) = batch(index).map_err(Error::compute)?;
+                    self.pass(Some((input, loss)))?
+                }
+                None => self.pass::<L>(None)?,
+            };
+            self.losses.push(loss);
+            self.gradients.end_round(&self.plan.layout, &mut self.groups)?;
+        }
+        Ok(())
+    }
+
+    /// One micro-batch, or what others need this rank for in theirs.
+    fn pass<L>(&mut self, batch: Option<(A, L)>) -> Result<f32>
+    where
+        L: FnOnce(A) -> Result<(f32, A), BoxError>,
+    {
+        let (input, loss) = batch.unzip();
+        let mut pass = Pass { current: input, saved: Vec::new() };
+        for place in std::mem::take(&mut self.taken)..self.forward.len() {
+            self.act(self.forward[place], &mut pass)?;
+        }
+        // The first units of the backward are gathered while the loss is computed.
+        let ahead = self.backward.iter().take_while(|action| matches!(action, Action::Gather(_))).count();
+        for place in 0..ahead {
+            self.act(self.backward[place], &mut pass)?;
+        }
+        // Neutral where there is nothing, so that sums do not depend on it.
+        let mut value = -0.0;
+        if let (Some(loss), Some(output)) = (loss, pass.current.take()) {
+            let (of_batch, gradient) = loss(output).map_err(Error::compute)?;
+            value = of_batch;
+            pass.current = Some(gradient);
+        }
+        for place in ahead..self.backward.len() {
+            self.act(self.backward[place], &mut pass)?;
+        }
+        Ok(value)
+    }
+
+    fn act(&mut self, action: Action, pass: &mut Pass<A>) -> Result<()> {
+        let Self { parameters, gradients, groups, model, plan, .. } = self;
+        let layout = &plan.layout;
+        match action {
+            Action::Gather(unit) => parameters.gather(layout, unit, groups),
+            Action::Load(unit) => parameters.load(layout, unit, groups, false, model)?,
+            Action::LoadAndKeep(unit) => parameters.load(layout, unit, groups, true, model)?,
+            Action::Free(unit) => parameters.free(layout, unit, model)?,
+            Action::Forward(unit) => {
+                let Some(input) = pass.current.take() else { return Ok(()) };
+                let blocks = layout.units[unit].blocks.clone();
+                let (output, saved) = model.forward_through(blocks, input).map_err(Error::compute)?;
+                pass.saved.push(saved);
+                pass.current = Some(output);
+            }
+            Action::Backward(unit) => {
+                let saved = pass.saved.pop();
+                let (Some(gradient), Some(saved)) = (pass.current.take(), saved) else { return Ok(()) };
+                let blocks = layout.units[unit].blocks.clone();
+                let mut ready = |parameter: usize, values: Values<'_>| {
+                    Ok(gradients.report(layout, groups, parameter, values)?)
+                };
+                let of_input = model.backward_through(blocks, saved, gradient, &mut ready);
+                pass.current = of_input.map_err(Error::compute)?;
+            }
+            Action::Reduce(unit) => gradients.close(layout, groups, unit)?,
+        }
+        Ok(())
+    }
+
+    /// Ends a step: gives the mean loss.
+    fn finish(&mut self, micro_batches: usize) -> Result<f32> {
+        self.gradients.end_step(&self.plan.layout, &mut self.groups, micro_batches)?;
+        let mut tally = Tally::encode(0, 0, self.gradients.used_mut());
+        self.world.all_reduce(&mut tally, ReduceOp::Sum).map_err(Error::communication)?;
+        let used = Tally::decode(&tally);
+        self.gradients.used_mut().iter_mut().zip(used.used()).for_each(|(mine, of_any)| *mine = of_any);
+        self.mean_loss(micro_batches)
+    }
+
+    /// Sums losses in the order of gradients.
+    fn mean_loss(&mut self, micro_batches: usize) -> Result<f32> {
+        let mut losses = std::mem::take(&mut self.losses);
+        let shards = &mut self.groups.shards;
+        if self.plan.degrees.each_round {
+            shards.all_reduce(&mut losses, ReduceOp::Sum).map_err(Error::communication)?;
+        }
+        let mut sum = TreeSum::new();
+        let add = |left: &mut f32, right| *left += right;
+        losses.into_iter().enumerate().for_each(|(round, loss)| sum.add(round, loss, add));
+        let mut loss = [sum.finish(add).unwrap_or(-0.0)];
+        let others = if self.plan.degrees.each_round { &mut self.groups.replicas } else { shards };
+        others.all_reduce(&mut loss, ReduceOp::Sum).map_err(Error::communication)?;
+        ValuesMut::F32(&mut loss).divide(micro_batches);
+        Ok(loss[0])
+    }
+
+    /// That all ranks were asked for the same.
+    fn agree(&mut self, micro_batches: usize, last: bool) -> Result<()> {
+        let total = self.micro_batches + micro_batches;
+        let deal = self.plan.deal(self.world.rank());
+        let own = (0..deal.rounds(micro_batches))
+            .filter(|&round| deal.micro_batch(micro_batches, round).is_some())
+            .count();
+        let asked = 2 * total + usize::from(last);
+        let mut tally = Tally::encode(own, asked, &[]);
+        self.world.all_reduce(&mut tally, ReduceOp::Sum).map_err(Error::communication)?;
+        let tally = Tally::decode(&tally);
+        if !tally.agrees(self.world.world_size()) {
+            return Err(Error::MicroBatchesDiffer { expected: micro_batches, computed: tally.computed });
+        }
+        if last && total == 0 {
+            return Err(Error::NoMicroBatches);
+        }
+        Ok(())
+    }
+}

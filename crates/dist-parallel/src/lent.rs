@@ -1,0 +1,195 @@
+//! Parameters that are only sometimes in memory: what a model is lent, and where it keeps it.
+//!
+//! A sharded model's parameters are gathered before they are used and freed afterwards. Several of them lie in one
+//! buffer, of which each block is [lent](Lent) its part; the buffer is freed with the last of them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use half::{bf16, f16};
+
+use crate::flat::Flat;
+use crate::{BoxError, Error, FloatType, Result, Values, ValuesMut};
+
+/// The values of one parameter in a buffer that others share: cheap to clone, and not copied.
+#[derive(Clone)]
+pub struct Lent {
+    flat: Arc<Flat>,
+    offset: usize,
+    len: usize,
+}
+
+impl Lent {
+    pub(crate) const fn new(flat: Arc<Flat>, offset: usize, len: usize) -> Self {
+        Self { flat, offset, len }
+    }
+
+    /// The values.
+    pub fn values(&self) -> Values<'_> {
+        self.flat.slice(self.offset, self.len)
+    }
+}
+
+impl fmt::Debug for Lent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lent({} values of {})", self.len, self.values().dtype())
+    }
+}
+
+/// What a model did with values that it was lent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Loaded {
+    /// It keeps them where they are, until it is told to free them.
+    Lent,
+    /// It copied them into memory of its own.
+    Copied,
+}
+
+/// What a model did when it was told that a parameter is not needed for now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unloaded {
+    /// The parameter occupies no memory.
+    Freed,
+    /// The parameter stays where it is.
+    Kept,
+}
+
+/// Where a block in plain Rust has the values of one parameter: in memory of its own, in memory that it was lent,
+/// or nowhere. [`Params`](crate::Params) passes on to it.
+///
+/// ```
+/// use dist_parallel::{FloatType, Slot, Unloaded, Values};
+///
+/// let mut weight = Slot::from(vec![1.0_f32, 2.0]);
+/// assert_eq!(weight.values().unwrap(), Values::F32(&[1.0, 2.0]));
+/// assert_eq!(weight.unload(), Unloaded::Freed);
+/// assert!(weight.values().is_err());
+///
+/// let mut born_without_memory = Slot::freed(FloatType::F32, 2);
+/// born_without_memory.write(&mut |values| assert_eq!(values.len(), 2)).unwrap();
+/// ```
+#[derive(Debug)]
+pub struct Slot {
+    place: Place,
+    dtype: FloatType,
+    len: usize,
+}
+
+#[derive(Debug)]
+enum Place {
+    Own(Flat),
+    Lent(Lent),
+    Nowhere,
+}
+
+impl Slot {
+    /// A parameter of so many values that are nowhere yet.
+    pub const fn freed(dtype: FloatType, len: usize) -> Self {
+        Self { place: Place::Nowhere, dtype, len }
+    }
+
+    /// The values.
+    ///
+    /// # Errors
+    /// If they are nowhere.
+    pub fn values(&self) -> Result<Values<'_>> {
+        match &self.place {
+            Place::Own(flat) => Ok(flat.slice(0, self.len)),
+            Place::Lent(lent) => Ok(lent.values()),
+            Place::Nowhere => Err(Error::Freed),
+        }
+    }
+
+    /// Calls `f` with the values, which are +0 if they were nowhere. Values that were lent are copied first, for
+    /// others may read them.
+    ///
+    /// # Errors
+    /// None at present.
+    pub fn write(&mut self, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
+        if !matches!(self.place, Place::Own(_)) {
+            let mut own = Flat::zeros(self.dtype, self.len);
+            if let Place::Lent(lent) = &self.place {
+                own.slice_mut(0, self.len).copy_from(lent.values())?;
+            }
+            self.place = Place::Own(own);
+        }
+        if let Place::Own(flat) = &mut self.place {
+            f(flat.slice_mut(0, self.len));
+        }
+        Ok(())
+    }
+
+    /// Keeps what it is lent, in place of what there was.
+    ///
+    /// # Errors
+    /// If it does not look like the parameter.
+    pub fn load(&mut self, lent: Lent) -> Result<Loaded, BoxError> {
+        let values = lent.values();
+        if (values.dtype(), values.len()) != (self.dtype, self.len) {
+            let (got_len, got) = (values.len(), values.dtype());
+            let (expected_len, expected) = (self.len, self.dtype);
+            return Err(Error::ValuesDiffer { expected_len, expected, got_len, got }.into());
+        }
+        self.place = Place::Lent(lent);
+        Ok(Loaded::Lent)
+    }
+
+    /// Gives up the values.
+    pub fn unload(&mut self) -> Unloaded {
+        self.place = Place::Nowhere;
+        Unloaded::Freed
+    }
+}
+
+macro_rules! from_vec {
+    ($($variant:ident: $element:ty),*) => {$(
+        impl From<Vec<$element>> for Slot {
+            fn from(values: Vec<$element>) -> Self {
+                let len = values.len();
+                Self { place: Place::Own(Flat::$variant(values.into())), dtype: FloatType::$variant, len }
+            }
+        }
+    )*};
+}
+
+from_vec!(F32: f32, F64: f64, F16: f16, Bf16: bf16);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_buffer_lives_as_long_as_somebody_has_a_part_of_it() {
+        let flat = Arc::new(Flat::F32(vec![1.0, 2.0, 3.0].into()));
+        let buffer = Arc::downgrade(&flat);
+        let mut slots = [Slot::freed(FloatType::F32, 1), Slot::freed(FloatType::F32, 2)];
+        for (slot, (offset, len)) in slots.iter_mut().zip([(0, 1), (1, 2)]) {
+            assert_eq!(slot.load(Lent::new(flat.clone(), offset, len)).unwrap(), Loaded::Lent);
+        }
+        drop(flat);
+        assert_eq!(slots[1].values().unwrap(), Values::F32(&[2.0, 3.0]));
+        assert_eq!(slots[0].unload(), Unloaded::Freed);
+        assert!(buffer.upgrade().is_some());
+        assert_eq!(slots[1].unload(), Unloaded::Freed);
+        assert!(buffer.upgrade().is_none());
+    }
+
+    #[test]
+    fn writing_to_what_was_lent_changes_nobody_else() {
+        let flat = Arc::new(Flat::F32(vec![1.0, 2.0].into()));
+        let mut slot = Slot::freed(FloatType::F32, 2);
+        slot.load(Lent::new(flat.clone(), 0, 2)).unwrap();
+        slot.write(&mut |mut values| values.divide(2)).unwrap();
+        assert_eq!(slot.values().unwrap(), Values::F32(&[0.5, 1.0]));
+        assert_eq!(flat.slice(0, 2), Values::F32(&[1.0, 2.0]));
+    }
+
+    #[test]
+    fn what_does_not_look_like_the_parameter_is_refused() {
+        let flat = Arc::new(Flat::F64(vec![1.0, 2.0].into()));
+        let mut slot = Slot::from(vec![0.0_f32; 2]);
+        assert!(slot.load(Lent::new(flat.clone(), 0, 2)).is_err());
+        assert!(Slot::from(vec![0.0_f64; 2]).load(Lent::new(flat, 0, 1)).is_err());
+        assert_eq!(slot.values().unwrap(), Values::F32(&[0.0; 2]), "nothing has changed");
+    }
+}
