@@ -75,6 +75,14 @@ pub trait Direct: fmt::Debug {
     /// If `rank` has laid no such memory open, or the system fails to write it.
     fn write(&mut self, rank: usize, offset: usize, bytes: &[u8]) -> Result<()>;
 
+    /// Says, before a post, what the memory that was laid open holds now. Where ranks really reach into it there is nothing to
+    /// do; those who simulate it need to be told.
+    fn show(&mut self, _memory: &[u8]) {}
+
+    /// Brings what others have written into the memory that was laid open, once they are waited for. Where they really
+    /// reach into it, it is there already.
+    fn collect(&mut self, _memory: &mut [u8]) {}
+
     /// Whether every rank is known to have posted for the last time in the last call, so that none reaches into this
     /// rank's memory any more.
     fn finished(&self) -> bool;
