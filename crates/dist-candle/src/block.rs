@@ -5,7 +5,7 @@ use std::fmt;
 
 use candle_core::{Module, Tensor, Var};
 use candle_nn::VarMap;
-use dist_parallel::{Block, BoxError, ParamInfo, Params, Ready, Saved, Values, ValuesMut};
+use dist_parallel::{Block, BoxError, ParamInfo, Params, Ready, Saved, Unloaded, Values, ValuesMut};
 
 use crate::gradient::stray_variable;
 use crate::{CandleError, backward_from, slices};
@@ -23,6 +23,9 @@ use crate::{CandleError, backward_from, slices};
 /// both. A [`SequenceBuilder`](crate::SequenceBuilder) sees that it is one parameter;
 /// [`Sequence::new`](dist_parallel::Sequence::new) does not see inside its blocks and must be told with
 /// [`Sequence::tie`](dist_parallel::Sequence::tie), or every update changes the variable twice.
+///
+/// Its parameters can be [freed](Params::unload) between their uses and loaded again, which copies them: the variables and
+/// all tensors that share their memory, those in a graph that waits for its backward too, lose it and get it back.
 ///
 /// Its input may be of an integer type, as token numbers are: such an input has no gradient.
 pub struct CandleBlock<M> {
@@ -182,6 +185,11 @@ impl<M: Module + Send> Params for CandleBlock<M> {
     fn write(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
         let (info, var) = self.parameter(index)?;
         slices::write(&info.name, var, f)
+    }
+
+    fn unload(&mut self, index: usize) -> Result<Unloaded, BoxError> {
+        let (info, var) = self.parameter(index)?;
+        Ok(slices::free(&info.name, var)?)
     }
 }
 

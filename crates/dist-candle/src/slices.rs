@@ -1,9 +1,9 @@
 //! The memory of candle's tensors as slices, without a copy.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Storage, Tensor, Var};
-use dist_parallel::{BoxError, FloatType, Values, ValuesMut};
+use dist_parallel::{BoxError, FloatType, Unloaded, Values, ValuesMut};
 
 use crate::CandleError;
 
@@ -28,6 +28,9 @@ pub(crate) fn read<T>(
         return Err(no_slice(name, NOT_IN_MEMORY));
     };
     let (start, end) = layout.contiguous_offsets().ok_or_else(|| no_slice(name, SCATTERED))?;
+    if is_freed(storage, layout) {
+        return Err(no_slice(name, FREED));
+    }
     let values = match storage {
         CpuStorage::F32(all) => Values::F32(&all[start..end]),
         CpuStorage::F64(all) => Values::F64(&all[start..end]),
@@ -38,7 +41,8 @@ pub(crate) fn read<T>(
     Ok(f(values))
 }
 
-/// Calls `f` with the memory of `var`, which every tensor made from it sees. `f` must not touch `var`.
+/// Calls `f` with the memory of `var`, which every tensor made from it sees; zeros if it was freed. `f` must not touch
+/// `var`.
 pub(crate) fn write(name: &str, var: &Var, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
     let write = Write { name, f: RefCell::new(f), refused: RefCell::new(None) };
     let result = var.inplace_op1(&write);
@@ -47,6 +51,61 @@ pub(crate) fn write(name: &str, var: &Var, f: &mut dyn FnMut(ValuesMut<'_>)) -> 
     }
     let place = || format!("writing {name}");
     result.map_err(|source| CandleError::Candle { place: place(), source }.into())
+}
+
+/// Frees the memory of `var`, and of every tensor that shares it, until the next write. Memory of which the variable is
+/// only a part stays.
+pub(crate) fn free(name: &str, var: &Var) -> Result<Unloaded, CandleError> {
+    let free = Free { freed: Cell::new(false) };
+    let place = || format!("freeing {name}");
+    var.inplace_op1(&free).map_err(|source| CandleError::Candle { place: place(), source })?;
+    Ok(if free.freed.get() { Unloaded::Freed } else { Unloaded::Kept })
+}
+
+struct Free {
+    freed: Cell<bool>,
+}
+
+impl InplaceOp1 for Free {
+    fn name(&self) -> &'static str {
+        "free"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
+        let whole = layout.contiguous_offsets() == Some((0, storage_len(storage)));
+        if whole && let Some(nothing) = zeros(storage, 0) {
+            *storage = nothing;
+        }
+        self.freed.set(whole || is_freed(storage, layout));
+        Ok(())
+    }
+}
+
+/// Whether the memory that belongs to this layout was freed.
+fn is_freed(storage: &CpuStorage, layout: &Layout) -> bool {
+    storage_len(storage) == 0 && layout.shape().elem_count() > 0
+}
+
+fn storage_len(storage: &CpuStorage) -> usize {
+    match storage {
+        CpuStorage::F32(all) => all.len(),
+        CpuStorage::F64(all) => all.len(),
+        CpuStorage::F16(all) => all.len(),
+        CpuStorage::BF16(all) => all.len(),
+        // No parameter has another type, and nothing else is freed.
+        _ => usize::MAX,
+    }
+}
+
+/// So many zeros of the type of this memory, if parameters can be of it.
+fn zeros(like: &CpuStorage, len: usize) -> Option<CpuStorage> {
+    Some(match like {
+        CpuStorage::F32(_) => CpuStorage::F32(vec![0.0; len]),
+        CpuStorage::F64(_) => CpuStorage::F64(vec![0.0; len]),
+        CpuStorage::F16(_) => CpuStorage::F16(vec![Default::default(); len]),
+        CpuStorage::BF16(_) => CpuStorage::BF16(vec![Default::default(); len]),
+        _ => return None,
+    })
 }
 
 /// candle's way to overwrite a tensor in place: an operation without arguments.
@@ -60,6 +119,11 @@ struct Write<'a> {
 impl Write<'_> {
     fn values<'s>(&self, storage: &'s mut CpuStorage, layout: &Layout) -> Result<ValuesMut<'s>, CandleError> {
         let (start, end) = layout.contiguous_offsets().ok_or_else(|| no_slice(self.name, SCATTERED))?;
+        if is_freed(storage, layout)
+            && let Some(zeros) = zeros(storage, end)
+        {
+            *storage = zeros;
+        }
         Ok(match storage {
             CpuStorage::F32(all) => ValuesMut::F32(&mut all[start..end]),
             CpuStorage::F64(all) => ValuesMut::F64(&mut all[start..end]),
@@ -94,4 +158,5 @@ fn no_slice(name: &str, reason: &'static str) -> CandleError {
 }
 
 const NOT_IN_MEMORY: &str = "it lives on a device";
+const FREED: &str = "its memory is freed between its uses";
 const SCATTERED: &str = "its values are not contiguous";

@@ -5,7 +5,10 @@ mod small_model;
 use candle_core::Tensor;
 use dist_candle::loss_and_gradient;
 use dist_collectives::Communicator;
-use dist_parallel::{AdamW, AdamWOptions, BoxError, Ddp, DdpOptions, Params, Sequence, Values};
+use dist_parallel::{
+    AdamW, AdamWOptions, BoxError, Ddp, DdpOptions, Fsdp, FsdpOptions, Params, Sequence, ShardingStrategy,
+    Values,
+};
 use dist_testkit::oracle;
 use dist_transport::sim;
 use rstest::rstest;
@@ -43,6 +46,46 @@ fn train(comm: Communicator) -> dist_parallel::Result<Vec<u32>> {
         ddp.model().read(index, &mut keep).expect("a parameter in memory");
     }
     Ok(seen)
+}
+
+/// The same with a model of which each rank keeps a part.
+fn train_sharded(comm: Communicator, strategy: ShardingStrategy) -> dist_parallel::Result<Vec<u32>> {
+    let mut fsdp = Fsdp::new(comm, model(), &FsdpOptions::new(strategy).with_prefetch(1))?;
+    let mut optimizer = AdamW::new(AdamWOptions { learning_rate: 0.02, ..AdamWOptions::default() })?;
+    let mut seen = Vec::new();
+    for number in 0..STEPS {
+        let report = fsdp.step(MICRO_BATCHES, |index| {
+            let number = micro_batch(number * MICRO_BATCHES + index);
+            let loss = move |output: Tensor| -> Result<(f32, Tensor), BoxError> {
+                Ok(loss_and_gradient(&output, |output| loss(output, number))?)
+            };
+            Ok((ids(number), loss))
+        })?;
+        seen.push(report.loss.to_bits());
+        fsdp.update(&mut optimizer)?;
+    }
+    if strategy == ShardingStrategy::FullShard {
+        let freed = fsdp.model().read(0, &mut |_| panic!("it is freed")).expect_err("it is freed");
+        assert_eq!(
+            freed.to_string(),
+            "embed.0 cannot be reached as a slice: its memory is freed between its uses"
+        );
+    }
+    fsdp.read_all(|_, values| seen.extend(bits(values)))?;
+    Ok(seen)
+}
+
+#[rstest]
+#[case(ShardingStrategy::FullShard)]
+#[case(ShardingStrategy::ShardGradOp)]
+#[case(ShardingStrategy::ShardOptimizer)]
+#[case(ShardingStrategy::HybridShard { shard_degree: 2 })]
+fn every_strategy_trains_the_parameters_of_one(#[case] strategy: ShardingStrategy) {
+    let alone = train_on(0, 1).remove(0);
+    let program = move |transport| train_sharded(Communicator::new(transport), strategy).expect("no faults");
+    for (rank, trained) in sim::run(1, 4, program).results.into_iter().enumerate() {
+        assert_eq!(trained, alone, "rank {rank}");
+    }
 }
 
 fn bits(values: Values<'_>) -> Vec<u32> {

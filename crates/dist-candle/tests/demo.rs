@@ -75,6 +75,19 @@ fn any_number_of_processes_computes_the_bits_of_one(#[case] ranks: &[&str]) {
     assert_ne!(result(demo(folder.path(), &other)), single);
 }
 
+#[rstest]
+#[case(&["--ranks", "2", "--strategy", "fsdp"])]
+#[case(&["--ranks", "4", "--strategy", "fsdp"])]
+#[case(&["--ranks", "2", "--strategy", "zero1"])]
+#[case(&["--ranks", "2", "--strategy", "zero2"])]
+#[case(&["--ranks", "4", "--strategy", "hybrid"])]
+fn every_strategy_computes_the_bits_of_one_process(#[case] strategy: &[&str]) {
+    let folder = folder();
+    let steps = ["--steps", "4"];
+    let single = result(demo(folder.path(), &[&steps[..], &["--strategy", "single"]].concat()));
+    assert_eq!(result(demo(folder.path(), &[&steps[..], strategy].concat())), single);
+}
+
 /// What torchrun says about its own job.
 const TORCHRUN: [(&str, &str); 4] = [
     ("DIST_PORT", "1"),

@@ -13,6 +13,7 @@ mod sample;
 mod text;
 mod trace;
 mod train;
+mod trainer;
 
 use std::env;
 use std::error::Error;
@@ -101,7 +102,9 @@ fn demo(options: &Options) -> Result<u8, DemoError> {
 fn check_world(options: &Options, world_size: usize) -> Result<(), DemoError> {
     match (options.strategy, options.ranks) {
         (Strategy::Single, _) if world_size > 1 => Err(DemoError::NotAlone { world_size }),
-        (Strategy::Ddp, Some(asked)) if asked != world_size => Err(DemoError::Ranks { asked, world_size }),
+        (_, Some(asked)) if options.strategy != Strategy::Single && asked != world_size => {
+            Err(DemoError::Ranks { asked, world_size })
+        }
         _ => Ok(()),
     }
 }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
+use dist_parallel::ShardingStrategy;
 
 use crate::model::Shape;
 
@@ -20,6 +21,9 @@ pub(crate) struct Options {
     /// How the work is shared.
     #[arg(long, value_enum, default_value_t = Strategy::Ddp)]
     pub(crate) strategy: Strategy,
+    /// Processes that share one copy of the model, for --strategy hybrid [default: 2, or 1 of an odd number].
+    #[arg(long, value_parser = at_least_one())]
+    pub(crate) shard_degree: Option<usize>,
     /// Parts of a step, each with samples of its own, that are dealt to the processes.
     #[arg(long, default_value_t = 8, value_parser = at_least_one())]
     pub(crate) micro_batches: usize,
@@ -68,6 +72,15 @@ pub(crate) enum Strategy {
     Single,
     /// Every process has the whole model, and its share of the micro-batches.
     Ddp,
+    /// Every process keeps a part of the parameters, the gradients and the optimizer's state.
+    #[value(alias = "zero3")]
+    Fsdp,
+    /// Every process keeps a part of the optimizer's state, and all else.
+    Zero1,
+    /// Every process keeps a part of the gradients and the optimizer's state, and all parameters.
+    Zero2,
+    /// As fsdp, in groups of --shard-degree processes, each of which has a copy of the model.
+    Hybrid,
 }
 
 impl Options {
@@ -80,11 +93,23 @@ impl Options {
         self.context + 1
     }
 
+    /// What the processes share, if they share anything.
+    pub(crate) fn sharding(&self, ranks: usize) -> Option<ShardingStrategy> {
+        let shard_degree = self.shard_degree.unwrap_or(if ranks.is_multiple_of(2) { 2 } else { 1 });
+        match self.strategy {
+            Strategy::Single | Strategy::Ddp => None,
+            Strategy::Fsdp => Some(ShardingStrategy::FullShard),
+            Strategy::Zero1 => Some(ShardingStrategy::ShardOptimizer),
+            Strategy::Zero2 => Some(ShardingStrategy::ShardGradOp),
+            Strategy::Hybrid => Some(ShardingStrategy::HybridShard { shard_degree }),
+        }
+    }
+
     /// How many processes to start when nobody else has.
     pub(crate) fn ranks_to_start(&self) -> usize {
         match self.strategy {
             Strategy::Single => 1,
-            Strategy::Ddp => self.ranks.unwrap_or(2),
+            _ => self.ranks.unwrap_or(2),
         }
     }
 }

@@ -8,19 +8,18 @@ use std::time::Duration;
 use candle_core::Tensor;
 use dist_candle::loss_and_gradient;
 use dist_collectives::Communicator;
-use dist_parallel::{
-    AdamW, AdamWOptions, BoxError, Ddp, DdpOptions, Optimizer, Params, Sequence, StepReport, Values,
-};
+use dist_parallel::{AdamW, AdamWOptions, BoxError, Optimizer, Params, Sequence, StepReport, Values};
 
 use crate::DemoError;
 use crate::model;
 use crate::options::Options;
-use crate::picture::{Chart, Line};
+use crate::picture::{Bar, Chart, Line};
 use crate::random::Random;
 use crate::report::{Progress, Reporter};
 use crate::sample;
 use crate::text::Text;
 use crate::trace::{self, Trace};
+use crate::trainer::Trainer;
 
 /// Trains on all ranks of the communicator. Rank 0 reports, writes the pictures and shows a sample.
 pub(crate) fn train(options: &Options, text: &Text, mut comm: Communicator) -> Result<(), DemoError> {
@@ -36,16 +35,18 @@ pub(crate) fn train(options: &Options, text: &Text, mut comm: Communicator) -> R
         text.bytes().len(),
         text.byte_entropy(),
     ))?;
-    let ddp = Ddp::new(comm, model, DdpOptions::default())?;
-    let mut session = Session { options, text, ddp, losses: Vec::new(), trace: Trace::default() };
+    let trainer = Trainer::new(comm, model, options.sharding(ranks))?;
+    let mut session = Session { options, text, trainer, losses: Vec::new(), trace: Trace::default() };
     session.run(&reporter)?;
     reporter.end_steps();
-    let params_crc32 = session.params_crc32()?;
+    let Session { trainer, losses, trace, .. } = session;
+    let (mut comm, mut model) = trainer.into_parts()?;
+    let params_crc32 = params_crc32(&mut comm, &model)?;
     let parts_max = 2 * options.micro_batches.div_ceil(ranks) + 2;
-    let bars = trace::gather(session.ddp.communicator_mut(), &session.trace, parts_max)?;
+    let bars = trace::gather(&mut comm, &trace, parts_max)?;
     if rank == 0 {
-        session.draw(bars)?;
-        session.show_sample(&reporter)?;
+        draw(options, text, &losses, bars)?;
+        show_sample(options, text, &mut model, &reporter)?;
         reporter.end(params_crc32)?;
     }
     Ok(())
@@ -54,7 +55,7 @@ pub(crate) fn train(options: &Options, text: &Text, mut comm: Communicator) -> R
 struct Session<'a> {
     options: &'a Options,
     text: &'a Text,
-    ddp: Ddp<Sequence<Tensor>>,
+    trainer: Trainer,
     losses: Vec<f32>,
     /// Of the latest step.
     trace: Trace,
@@ -65,13 +66,13 @@ impl Session<'_> {
         let options = self.options;
         let adamw = AdamWOptions { beta2: 0.95, ..AdamWOptions::default() };
         let mut optimizer = AdamW::new(adamw)?;
-        let runtime = self.ddp.communicator().runtime().clone();
+        let runtime = self.trainer.communicator().runtime().clone();
         let tokens = (options.micro_batches * options.samples * options.context) as f64;
         let (mut elapsed, mut exposed) = (Duration::ZERO, Duration::ZERO);
         for step in 1..=options.steps {
             if step == options.steps {
                 // So that the traces of all ranks begin at the same time.
-                self.ddp.communicator_mut().barrier()?;
+                self.trainer.communicator_mut().barrier()?;
             }
             optimizer.set_learning_rate(learning_rate(options, step))?;
             let started = runtime.now();
@@ -92,10 +93,10 @@ impl Session<'_> {
     }
 
     fn step(&mut self, step: usize, optimizer: &mut AdamW) -> Result<StepReport, DemoError> {
-        let Self { options, text, ddp, .. } = self;
-        let runtime = ddp.communicator().runtime().clone();
+        let Self { options, text, trainer, .. } = self;
+        let runtime = trainer.communicator().runtime().clone();
         let trace = RefCell::new(Trace::default());
-        let report = ddp.step(options.micro_batches, |index| {
+        let report = trainer.step(options.micro_batches, |index| {
             trace.borrow_mut().begin(trace::FORWARD, runtime.now());
             let (input, next) = batch(options, text, step, index)?;
             let (trace, runtime) = (&trace, &runtime);
@@ -108,76 +109,77 @@ impl Session<'_> {
         let mut trace = trace.into_inner();
         trace.begin(trace::WAITING, runtime.now().saturating_sub(report.exposed));
         trace.begin(trace::OPTIMIZER, runtime.now());
-        ddp.update(optimizer)?;
+        trainer.update(optimizer)?;
         trace.end(runtime.now());
         self.trace = trace;
         Ok(report)
     }
+}
 
-    /// A checksum of all parameters, the same on every rank.
-    fn params_crc32(&mut self) -> Result<u32, DemoError> {
-        let mut hasher = crc32fast::Hasher::new();
-        let model = self.ddp.model();
-        for index in 0..model.infos().len() {
-            model.read(index, &mut |values| hasher.update(bytes(values))).map_err(DemoError::Model)?;
-        }
-        let own = hasher.finalize();
-        same_on_all(self.ddp.communicator_mut(), own, "parameters")?;
-        Ok(own)
+/// A checksum of all parameters, the same on every rank.
+fn params_crc32(comm: &mut Communicator, model: &Sequence<Tensor>) -> Result<u32, DemoError> {
+    let mut hasher = crc32fast::Hasher::new();
+    for index in 0..model.infos().len() {
+        model.read(index, &mut |values| hasher.update(bytes(values))).map_err(DemoError::Model)?;
     }
+    let own = hasher.finalize();
+    same_on_all(comm, own, "parameters")?;
+    Ok(own)
+}
 
-    fn draw(&self, bars: Vec<Vec<crate::picture::Bar>>) -> Result<(), DemoError> {
-        let out = &self.options.out;
-        let failed = |source| DemoError::Picture { path: out.clone(), source };
-        fs::create_dir_all(out).map_err(failed)?;
-        let last = self.losses.len() as f64;
-        let entropy = self.text.byte_entropy();
-        let losses = (1u32..).zip(&self.losses);
-        let chart = Chart {
-            title: "Guessing the next byte",
-            x_label: "step",
-            y_label: "loss (nats per byte)",
-            lines: vec![
-                Line {
-                    label: "loss",
-                    colour: "#4c78a8",
-                    dashed: false,
-                    points: losses.map(|(step, &loss)| (f64::from(step), f64::from(loss))).collect(),
-                },
-                Line {
-                    label: "entropy of the bytes",
-                    colour: "#e45756",
-                    dashed: true,
-                    points: vec![(1.0, entropy), (last, entropy)],
-                },
-            ],
-        };
-        let title = format!("Step {last} on {} ranks", bars.len());
-        for (name, picture) in
-            [("loss.svg", chart.to_string()), ("timeline.svg", trace::timeline(&title, bars))]
-        {
-            let path = out.join(name);
-            fs::write(&path, picture).map_err(|source| DemoError::Picture { path, source })?;
-        }
-        Ok(())
+fn draw(options: &Options, text: &Text, losses: &[f32], bars: Vec<Vec<Bar>>) -> Result<(), DemoError> {
+    let out = &options.out;
+    let failed = |source| DemoError::Picture { path: out.clone(), source };
+    fs::create_dir_all(out).map_err(failed)?;
+    let last = losses.len() as f64;
+    let entropy = text.byte_entropy();
+    let losses = (1u32..).zip(losses);
+    let chart = Chart {
+        title: "Guessing the next byte",
+        x_label: "step",
+        y_label: "loss (nats per byte)",
+        lines: vec![
+            Line {
+                label: "loss",
+                colour: "#4c78a8",
+                dashed: false,
+                points: losses.map(|(step, &loss)| (f64::from(step), f64::from(loss))).collect(),
+            },
+            Line {
+                label: "entropy of the bytes",
+                colour: "#e45756",
+                dashed: true,
+                points: vec![(1.0, entropy), (last, entropy)],
+            },
+        ],
+    };
+    let title = format!("Step {last} on {} ranks", bars.len());
+    for (name, picture) in [("loss.svg", chart.to_string()), ("timeline.svg", trace::timeline(&title, bars))]
+    {
+        let path = out.join(name);
+        fs::write(&path, picture).map_err(|source| DemoError::Picture { path, source })?;
     }
+    Ok(())
+}
 
-    fn show_sample(&mut self, reporter: &Reporter) -> Result<(), DemoError> {
-        if !reporter.has_readers() {
-            return Ok(());
-        }
-        let Options { context, seed, out, .. } = self.options;
-        let prompt = self.text.sample((*context).min(PROMPT_LEN), &mut Random::named(*seed, "prompt"));
-        let model = self.ddp.model_mut();
-        let continuation = sample::continuation(model, *context, prompt, SAMPLE_LEN, *seed);
-        let continuation = continuation.map_err(DemoError::Model)?;
-        let (prompt, continuation) =
-            (String::from_utf8_lossy(prompt), String::from_utf8_lossy(&continuation));
-        reporter.say(&format!("a sample, after {prompt:?}:\n{continuation}"))?;
-        let path = |name: &str| Path::new(out).join(name).display().to_string();
-        reporter.say(&format!("pictures: {}, {}", path("loss.svg"), path("timeline.svg")))?;
-        Ok(())
+fn show_sample(
+    options: &Options,
+    text: &Text,
+    model: &mut Sequence<Tensor>,
+    reporter: &Reporter,
+) -> Result<(), DemoError> {
+    if !reporter.has_readers() {
+        return Ok(());
     }
+    let Options { context, seed, out, .. } = options;
+    let prompt = text.sample((*context).min(PROMPT_LEN), &mut Random::named(*seed, "prompt"));
+    let continuation = sample::continuation(model, *context, prompt, SAMPLE_LEN, *seed);
+    let continuation = continuation.map_err(DemoError::Model)?;
+    let (prompt, continuation) = (String::from_utf8_lossy(prompt), String::from_utf8_lossy(&continuation));
+    reporter.say(&format!("a sample, after {prompt:?}:\n{continuation}"))?;
+    let path = |name: &str| Path::new(out).join(name).display().to_string();
+    reporter.say(&format!("pictures: {}, {}", path("loss.svg"), path("timeline.svg")))?;
+    Ok(())
 }
 
 /// The samples of a micro-batch, and the bytes that come after each of theirs: whoever computes it.
