@@ -195,6 +195,15 @@ impl Communicator {
         self.engine.transport.traffic()
     }
 
+    /// What the operations that this communicator has [started](Self::start_all_reduce), and that have ended, have
+    /// moved so far.
+    pub fn traffic_of_started(&self) -> Traffic {
+        match &self.overlap {
+            Overlap::Running(worker) => worker.traffic(),
+            Overlap::Idle(_) | Overlap::Unavailable(_) | Overlap::Starting => Traffic::default(),
+        }
+    }
+
     /// How long a call may last.
     pub fn timeout(&self) -> Duration {
         self.settings.timeout

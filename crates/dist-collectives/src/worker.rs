@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dist_transport::runtime::{Mailbox, Task};
-use dist_transport::{Runtime, Transport};
+use dist_transport::{Runtime, Traffic, Transport};
 
 use crate::engine::Engine;
 use crate::pending::{Failed, Pending};
@@ -18,6 +18,8 @@ pub(crate) struct Worker {
     task: Option<Task<()>>,
     alarm: Alarm,
     runtime: Runtime,
+    /// Of the operations that have ended.
+    traffic: Arc<Mutex<Traffic>>,
 }
 
 type Job = Box<dyn FnOnce(&mut Engine) + Send>;
@@ -47,7 +49,7 @@ impl Worker {
         };
         hand_over.send(transport);
         tracing::debug!(rank = alarm.rank, "started the thread for operations that do not block");
-        Ok(Self { jobs: Some(jobs), task: Some(task), alarm, runtime })
+        Ok(Self { jobs: Some(jobs), task: Some(task), alarm, runtime, traffic: Arc::default() })
     }
 
     /// Puts an operation into the queue, with the memory that it works on. If it fails, the memory goes back as the
@@ -58,12 +60,14 @@ impl Worker {
         operation: impl FnOnce(&mut Engine, &mut B) -> Result<()> + Send + 'static,
     ) -> Pending<B> {
         let (reply, result) = self.runtime.mailbox();
+        let traffic = Arc::clone(&self.traffic);
         let job = move |engine: &mut Engine| {
             let done =
                 catch_unwind(AssertUnwindSafe(|| operation(engine, &mut buffer))).unwrap_or_else(|_| {
                     engine.transport.abort();
                     Err(Error::Panicked)
                 });
+            *traffic.lock().unwrap_or_else(PoisonError::into_inner) = engine.transport.traffic();
             reply.send(match done {
                 Ok(()) => Ok(buffer),
                 Err(error) => Err(Failed::new(buffer, error)),
@@ -71,6 +75,11 @@ impl Worker {
         };
         self.jobs.as_ref().expect("the queue is open until the worker is dropped").send(Box::new(job));
         Pending::running(result, self.runtime.clone(), self.alarm.clone())
+    }
+
+    /// What the operations that have ended have moved.
+    pub(crate) fn traffic(&self) -> Traffic {
+        *self.traffic.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
