@@ -135,6 +135,12 @@ pub enum Error {
     /// A step without micro-batches was asked for, on every rank.
     #[error("there is no micro-batch to take the mean of")]
     NoMicroBatches,
+    /// The micro-batches of a step count for nothing, all together; every rank gets this same error.
+    #[error("{micro_batches} micro-batches count for nothing")]
+    NothingCounts {
+        /// How many micro-batches all ranks have computed.
+        micro_batches: usize,
+    },
     /// The ranks did not compute as many micro-batches as they should have: not all were asked for the same number.
     #[error("{computed} micro-batches were computed on all ranks where there should be {expected}")]
     MicroBatchesDiffer {
@@ -142,6 +148,18 @@ pub enum Error {
         expected: usize,
         /// How many all ranks have computed.
         computed: i64,
+    },
+    /// Some ranks brought what micro-batches they have, others expected a number of all ranks.
+    #[error("not every rank joins with the micro-batches that it has; {computed} were computed on all ranks")]
+    StepsDiffer {
+        /// How many all ranks have computed.
+        computed: i64,
+    },
+    /// The ranks meet after different numbers of steps; every rank gets this error, with its own number.
+    #[error("not every rank meets after {own} steps")]
+    InnerStepsDiffer {
+        /// How many steps this rank has taken since the last meeting.
+        own: usize,
     },
     /// The model does not hand out a parameter as what it is said to be.
     #[error("the model does not hand out parameter {parameter}")]
@@ -162,6 +180,51 @@ pub enum Error {
     GradientsDiffer {
         /// The first rank that disagrees with rank 0.
         rank: usize,
+    },
+    /// A hook failed; the job is aborted, so that no rank waits for this one.
+    #[error("the hook {hook} failed")]
+    Hook {
+        /// Its name.
+        hook: String,
+        /// What it says.
+        source: BoxError,
+    },
+    /// A hook panicked; the job is aborted.
+    #[error("the hook {hook} panicked")]
+    HookPanicked {
+        /// Its name.
+        hook: String,
+    },
+    /// There is no thread for a hook.
+    #[error("cannot start a thread for the hook")]
+    HookThread(#[source] std::io::Error),
+    /// There is no compression that is written like this.
+    #[error("{text} is none of none, bf16, f16, int8, topk:RATIO, powersgd:RANK")]
+    UnknownCompression {
+        /// What was written.
+        text: String,
+    },
+    /// A tensor has more values than `u32` has indices.
+    #[error("a tensor of {len} values has more than indices of 32 bits reach")]
+    TooLong {
+        /// How many values there are.
+        len: usize,
+    },
+    /// A sparse gradient has not one index for each value.
+    #[error("a sparse gradient has {indices} indices and {values} values")]
+    SparseDiffers {
+        /// How many indices there are.
+        indices: usize,
+        /// How many values there are.
+        values: usize,
+    },
+    /// An index in a sparse gradient is beyond the tensor's end.
+    #[error("index {index} is beyond a tensor of {len} values")]
+    IndexOutOfRange {
+        /// The index.
+        index: u32,
+        /// How many values the tensor has.
+        len: usize,
     },
     /// There is no such rank to be the parameter server.
     #[error("rank {server} cannot be the parameter server of {world_size} ranks")]
@@ -200,6 +263,18 @@ pub enum Error {
 impl Error {
     pub(crate) fn communication(source: dist_collectives::Error) -> Self {
         Self::Communication(Box::new(source))
+    }
+
+    /// Whether every rank has an error like this, and none waits for another.
+    pub(crate) const fn harms_nobody(&self) -> bool {
+        matches!(
+            self,
+            Self::MicroBatchesDiffer { .. }
+                | Self::StepsDiffer { .. }
+                | Self::NoMicroBatches
+                | Self::NothingCounts { .. }
+                | Self::InnerStepsDiffer { .. }
+        )
     }
 
     /// What a computation failed with: its own error, or one of ours that it passes on.

@@ -3,6 +3,7 @@
 use dist_collectives::{Buffer, Communicator, Pending, ReduceOp};
 use half::{bf16, f16};
 
+use crate::number::Number;
 use crate::{Error, FloatType, Result, Values, ValuesMut};
 
 /// The operation that `$body` starts with the buffer, whatever its type.
@@ -26,6 +27,18 @@ pub(crate) enum Flat {
     Bf16(Buffer<bf16>),
 }
 
+/// The value of `$body` with the buffer, whatever its type.
+macro_rules! with_buffer {
+    ($flat:expr, |$buffer:ident| $body:expr) => {
+        match $flat {
+            Flat::F32($buffer) => $body,
+            Flat::F64($buffer) => $body,
+            Flat::F16($buffer) => $body,
+            Flat::Bf16($buffer) => $body,
+        }
+    };
+}
+
 impl Flat {
     pub(crate) fn zeros(dtype: FloatType, len: usize) -> Self {
         match dtype {
@@ -41,12 +54,7 @@ impl Flat {
     }
 
     pub(crate) fn len(&self) -> usize {
-        match self {
-            Self::F32(buffer) => buffer.len(),
-            Self::F64(buffer) => buffer.len(),
-            Self::F16(buffer) => buffer.len(),
-            Self::Bf16(buffer) => buffer.len(),
-        }
+        with_buffer!(self, |buffer| buffer.len())
     }
 
     pub(crate) fn slice(&self, offset: usize, len: usize) -> Values<'_> {
@@ -82,6 +90,22 @@ impl Flat {
         part
     }
 
+    /// Reduces the buffers of all ranks.
+    pub(crate) fn all_reduce(&mut self, comm: &mut Communicator, op: ReduceOp) -> Result<()> {
+        with_buffer!(self, |buffer| comm.all_reduce(buffer, op)).map_err(Error::communication)
+    }
+
+    /// Becomes what has to be subtracted from a buffer that looks the same to get this one.
+    pub(crate) fn subtract_from(&mut self, other: &Self) {
+        match (self, other) {
+            (Self::F32(own), Self::F32(other)) => subtract(own, other),
+            (Self::F64(own), Self::F64(other)) => subtract(own, other),
+            (Self::F16(own), Self::F16(other)) => subtract(own, other),
+            (Self::Bf16(own), Self::Bf16(other)) => subtract(own, other),
+            _ => unreachable!("buffers of one bucket look the same"),
+        }
+    }
+
     /// Begins to add up the buffers of all ranks.
     pub(crate) fn start_sum(self, comm: &mut Communicator) -> PendingFlat {
         started!(self, |buffer| comm.start_all_reduce(buffer, ReduceOp::Sum))
@@ -99,13 +123,14 @@ impl Flat {
 
     /// Gives every rank rank 0's values.
     pub(crate) fn broadcast(&mut self, comm: &mut Communicator) -> Result<()> {
-        match self {
-            Self::F32(buffer) => comm.broadcast(buffer, 0),
-            Self::F64(buffer) => comm.broadcast(buffer, 0),
-            Self::F16(buffer) => comm.broadcast(buffer, 0),
-            Self::Bf16(buffer) => comm.broadcast(buffer, 0),
-        }
-        .map_err(Error::communication)
+        with_buffer!(self, |buffer| comm.broadcast(buffer, 0)).map_err(Error::communication)
+    }
+}
+
+/// `own = other − own`, rounded once; half types in `f32`.
+fn subtract<T: Number>(own: &mut [T], other: &[T]) {
+    for (own, other) in own.iter_mut().zip(other) {
+        *own = T::narrow(other.widen() - own.widen());
     }
 }
 

@@ -4,13 +4,17 @@
 mod aggregate;
 mod agreement;
 mod block;
+mod broadcast;
 mod checkpoint;
+mod compress;
+mod courier;
 mod ddp;
 mod error;
 mod flat;
 mod fsdp;
 mod gradients;
 mod lent;
+mod local_sgd;
 mod norm;
 mod number;
 mod optimizer;
@@ -28,6 +32,10 @@ pub use aggregate::{
 };
 pub use block::{Block, Ready, Saved};
 pub use checkpoint::{Holding, Piece, Shards, Slice};
+pub use compress::{
+    Bf16Hook, BucketGradients, BucketHook, BucketTensor, Compression, F16Hook, Int8Hook, PowerSgdHook,
+    SparseGradient, TopKHook,
+};
 pub use ddp::{Ddp, DdpOptions, StepReport};
 /// What a communicator says, in [`Error::Communication`].
 #[doc(no_inline)]
@@ -39,6 +47,7 @@ pub use fsdp::{Fsdp, FsdpOptions, Plan, Precision, Reshard, ShardingStrategy, Un
 #[doc(no_inline)]
 pub use half::{bf16, f16};
 pub use lent::{Lent, Loaded, Slot, Unloaded};
+pub use local_sgd::{LocalSgd, LocalSgdOptions, LocalStep, LocalTraffic, Meeting, OuterStep};
 pub use optimizer::{
     AdamW, AdamWOptions, Momentum, Optimizer, Sgd, SgdOptions, SliceState, SliceStateMut, StateLayout,
 };

@@ -45,10 +45,21 @@ impl Groups {
         flat
     }
 
+    /// How many bytes this rank has sent to its groups.
+    pub(crate) fn bytes_sent(&self) -> u64 {
+        let groups = [Some(&self.shards), Some(&self.replicas), self.keepers.as_ref()];
+        groups.into_iter().flatten().map(bytes_sent).sum()
+    }
+
     /// How long this rank has waited since the last call.
     pub(crate) fn take_waited(&mut self) -> Duration {
         std::mem::take(&mut self.waited)
     }
+}
+
+/// How many bytes this rank has sent by one communicator.
+pub(crate) fn bytes_sent(comm: &Communicator) -> u64 {
+    comm.traffic().bytes_sent + comm.traffic_of_started().bytes_sent
 }
 
 fn group(world: &mut Communicator, members: &[usize]) -> Result<Communicator> {

@@ -3,8 +3,9 @@
 use dist_collectives::ReduceOp;
 
 use super::Fsdp;
+use super::groups::bytes_sent;
 use super::order::Action;
-use crate::gradients::Tally;
+use crate::gradients::{Expected, Tally};
 use crate::tree::TreeSum;
 use crate::{BoxError, Error, Result, Saved, StepReport, Values, ValuesMut};
 
@@ -35,14 +36,19 @@ impl<A> Fsdp<A> {
     where
         L: FnOnce(A) -> Result<(f32, A), BoxError>,
     {
-        let started = self.world.runtime().now();
+        let (started, sent_before) = (self.world.runtime().now(), self.bytes_sent());
         self.groups.take_waited();
         let total = self.micro_batches + micro_batches;
         let result = self.rounds(micro_batches, true, &mut batch).and_then(|()| self.finish(total));
         let loss = self.or_abort(result)?;
         self.micro_batches = 0;
         let elapsed = self.world.runtime().now().saturating_sub(started);
-        Ok(StepReport { loss, micro_batches: total, elapsed, exposed: self.groups.take_waited() })
+        let (exposed, bytes_sent) = (self.groups.take_waited(), self.bytes_sent() - sent_before);
+        Ok(StepReport { loss, micro_batches: total, elapsed, exposed, bytes_sent })
+    }
+
+    fn bytes_sent(&self) -> u64 {
+        bytes_sent(&self.world) + self.groups.bytes_sent()
     }
 
     /// Computes gradients that the next step adds to its own. Where gradients are sharded, each rank keeps its part of
@@ -203,7 +209,7 @@ impl<A> Fsdp<A> {
     /// Ends a step: gives the mean loss.
     fn finish(&mut self, micro_batches: usize) -> Result<f32> {
         self.gradients.end_step(&self.plan.layout, &mut self.groups, micro_batches)?;
-        let mut tally = Tally::encode(0, 0, self.gradients.used_mut());
+        let mut tally = Tally::encode(0, 0, Expected::Exactly(0), self.gradients.used_mut());
         self.world.all_reduce(&mut tally, ReduceOp::Sum).map_err(Error::communication)?;
         let used = Tally::decode(&tally);
         self.gradients.used_mut().iter_mut().zip(used.used()).for_each(|(mine, of_any)| *mine = of_any);
@@ -235,7 +241,7 @@ impl<A> Fsdp<A> {
             .filter(|&round| deal.micro_batch(micro_batches, round).is_some())
             .count();
         let asked = 2 * total + usize::from(last);
-        let mut tally = Tally::encode(own, asked, &[]);
+        let mut tally = Tally::encode(own, own as u64, Expected::Exactly(asked), &[]);
         self.world.all_reduce(&mut tally, ReduceOp::Sum).map_err(Error::communication)?;
         let tally = Tally::decode(&tally);
         if !tally.agrees(self.world.world_size()) {

@@ -16,14 +16,26 @@ pub(crate) struct Gradients {
     names: Vec<String>,
     buckets: Vec<BucketSum>,
     losses: TreeSum<f32>,
-    /// Micro-batches that this rank has summed since the last synchronisation.
+    /// Micro-batches that this rank has summed since the last synchronisation, and what they count together.
     leaves: usize,
+    count: u64,
     /// For each parameter: whether its gradient was reported in the present micro-batch.
     reported: Vec<bool>,
     /// For each parameter with a home of its own: whether it has had a gradient since the last synchronisation,
     /// on this rank; on any rank once synchronised.
     used: Vec<bool>,
+    /// For each parameter: whether any synchronisation has had a gradient for it. `None` if that does not matter,
+    /// because nothing of a gradient comes later.
+    ever_used: Option<Vec<bool>>,
     synchronised: bool,
+}
+
+/// How many micro-batches a rank expects of all ranks together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Expected {
+    Exactly(usize),
+    /// As many as the ranks have.
+    Any,
 }
 
 /// Where a parameter's gradient goes. Several parameters that are the same share a home.
@@ -54,6 +66,8 @@ struct BucketSum {
 pub(crate) struct Tally<'a> {
     /// Micro-batches that were computed.
     pub(crate) computed: i64,
+    /// What they count.
+    count: i64,
     /// The sum of what each rank expected to be computed, and the sum of its squares.
     expected: [i64; 2],
     /// For each parameter: on how many ranks it has had a gradient.
@@ -61,17 +75,44 @@ pub(crate) struct Tally<'a> {
 }
 
 impl<'a> Tally<'a> {
-    pub(crate) fn encode(computed: usize, expected: usize, used: &[bool]) -> Vec<i64> {
-        let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        let counts = [number(computed), number(expected), number(expected.saturating_mul(expected))];
-        counts.into_iter().chain(used.iter().map(|&used| i64::from(used))).collect()
+    pub(crate) fn encode(computed: usize, count: u64, expected: Expected, used: &[bool]) -> Vec<i64> {
+        let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        let expected = match expected {
+            Expected::Exactly(expected) => number(expected as u64),
+            // No rank expects so many.
+            Expected::Any => -1,
+        };
+        let numbers = [number(computed as u64), number(count), expected, expected.saturating_mul(expected)];
+        numbers.into_iter().chain(used.iter().map(|&used| i64::from(used))).collect()
     }
 
     /// Reads the sum of what all ranks have encoded.
     pub(crate) fn decode(sums: &'a [i64]) -> Self {
-        let (&[computed, expected, squares], used) =
-            sums.split_first_chunk().expect("every rank encodes three numbers and more");
-        Self { computed, expected: [expected, squares], used }
+        let (&[computed, count, expected, squares], used) =
+            sums.split_first_chunk().expect("every rank encodes four numbers and more");
+        Self { computed, count, expected: [expected, squares], used }
+    }
+
+    /// What the sums are to be divided by, if the ranks agree and there is something. Every rank comes to the same
+    /// conclusion.
+    pub(crate) fn divisor(&self, expected: Expected, world_size: usize) -> Result<usize> {
+        if !self.agrees(world_size) {
+            let computed = self.computed;
+            return Err(match expected {
+                Expected::Exactly(expected) => Error::MicroBatchesDiffer { expected, computed },
+                Expected::Any => Error::StepsDiffer { computed },
+            });
+        }
+        match (self.micro_batches(), usize::try_from(self.count)) {
+            (0, _) => Err(Error::NoMicroBatches),
+            (micro_batches, Ok(0) | Err(_)) => Err(Error::NothingCounts { micro_batches }),
+            (_, Ok(count)) => Ok(count),
+        }
+    }
+
+    /// How many micro-batches all ranks have computed.
+    pub(crate) fn micro_batches(&self) -> usize {
+        usize::try_from(self.computed).unwrap_or(0)
     }
 
     /// Whether all ranks expected the same number of micro-batches. Every rank comes to the same conclusion: the
@@ -88,7 +129,7 @@ impl<'a> Tally<'a> {
 }
 
 impl Gradients {
-    pub(crate) fn new(infos: &[ParamInfo], plan: BucketPlan) -> Self {
+    pub(crate) fn new(infos: &[ParamInfo], plan: BucketPlan, keeps_residual: bool) -> Self {
         let mut homes = vec![None; infos.len()];
         let mut buckets = Vec::with_capacity(plan.buckets().len());
         for (bucket, planned) in plan.buckets().iter().enumerate() {
@@ -112,8 +153,10 @@ impl Gradients {
             buckets,
             losses: TreeSum::new(),
             leaves: 0,
+            count: 0,
             reported: vec![false; infos.len()],
             used: vec![false; infos.len()],
+            ever_used: keeps_residual.then(|| vec![false; infos.len()]),
             synchronised: false,
         }
     }
@@ -173,13 +216,14 @@ impl Gradients {
         Ok(())
     }
 
-    /// Ends a micro-batch: what was reported is added to the sum.
-    pub(crate) fn end(&mut self, loss: f32) {
+    /// Ends a micro-batch, which counts so much: what was reported is added to the sum.
+    pub(crate) fn end(&mut self, loss: f32, count: u64) {
         for index in 0..self.buckets.len() {
             self.close_leaf(index);
         }
         self.losses.add(self.leaves, loss, |left, right| *left += right);
         self.leaves += 1;
+        self.count = self.count.saturating_add(count);
     }
 
     /// Whether all gradients of a bucket have been reported in the present micro-batch.
@@ -200,9 +244,10 @@ impl Gradients {
     }
 
     /// This rank's sum of losses, and what the sums contain.
-    pub(crate) fn take_tally(&mut self, expected: usize) -> (f32, Vec<i64>) {
+    pub(crate) fn take_tally(&mut self, expected: Expected) -> (f32, Vec<i64>) {
         let loss = self.losses.finish(|left, right| *left += right).unwrap_or(0.0);
-        (loss, Tally::encode(std::mem::take(&mut self.leaves), expected, &self.used))
+        let (leaves, count) = (std::mem::take(&mut self.leaves), std::mem::take(&mut self.count));
+        (loss, Tally::encode(leaves, count, expected, &self.used))
     }
 
     /// Takes what the synchronisation gave: for each bucket the mean over all ranks, and which parameters have had
@@ -212,6 +257,12 @@ impl Gradients {
             bucket.mean = Some(mean);
         }
         self.used = used.collect();
+        if let Some(ever_used) = &mut self.ever_used {
+            for (used, ever_used) in self.used.iter_mut().zip(ever_used) {
+                *ever_used |= *used;
+                *used = *ever_used;
+            }
+        }
         self.synchronised = true;
     }
 
@@ -237,6 +288,7 @@ impl Gradients {
         }
         self.losses = TreeSum::new();
         self.leaves = 0;
+        self.count = 0;
         self.used.fill(false);
         self.synchronised = false;
     }

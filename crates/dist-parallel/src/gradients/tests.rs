@@ -46,7 +46,7 @@ fn has(micro_batch: usize, parameter: usize) -> bool {
 fn run(gradients: &mut Gradients, micro_batch: usize) {
     gradients.begin();
     report_all(gradients, micro_batch);
-    gradients.end(values(micro_batch, 9, 1)[0]);
+    gradients.end(values(micro_batch, 9, 1)[0], 1);
 }
 
 fn report_all(gradients: &mut Gradients, micro_batch: usize) {
@@ -103,11 +103,12 @@ fn synchronise(ranks: &mut [Gradients], micro_batches: usize) -> Vec<f32> {
         }
     }
     let tallies: Vec<(f32, Vec<i64>)> =
-        ranks.iter_mut().map(|gradients| gradients.take_tally(micro_batches)).collect();
+        ranks.iter_mut().map(|gradients| gradients.take_tally(Expected::Exactly(micro_batches))).collect();
     let sum = |index: usize| tallies.iter().map(|(_, tally)| tally[index]).sum::<i64>();
     let tally: Vec<i64> = (0..tallies[0].1.len()).map(sum).collect();
     let tally = Tally::decode(&tally);
-    assert!(tally.agrees(ranks.len()) && tally.computed == i64::try_from(micro_batches).unwrap());
+    assert_eq!(tally.divisor(Expected::Exactly(micro_batches), ranks.len()).unwrap(), micro_batches);
+    assert_eq!(tally.micro_batches(), micro_batches);
     for (gradients, means) in ranks.iter_mut().zip(means) {
         gradients.synchronised(means, tally.used());
     }
@@ -116,7 +117,7 @@ fn synchronise(ranks: &mut [Gradients], micro_batches: usize) -> Vec<f32> {
 
 fn ranks(count: usize, first_max: usize) -> Vec<Gradients> {
     let plan = BucketPlan::new(&infos(), BucketBytes { first_max, other_max: first_max });
-    (0..count).map(|_| Gradients::new(&infos(), plan.clone())).collect()
+    (0..count).map(|_| Gradients::new(&infos(), plan.clone(), false)).collect()
 }
 
 fn share(rank: usize, ranks: usize, micro_batches: usize) -> Range<usize> {
@@ -176,7 +177,7 @@ fn memory_stays_within_that_of_a_binary_counter() {
             (0..share).for_each(|index| run(&mut ranks[0], index));
             let buffers: Vec<Flat> =
                 (0..ranks[0].bucket_count()).map(|bucket| ranks[0].take_sum(bucket)).collect();
-            ranks[0].take_tally(share);
+            ranks[0].take_tally(Expected::Exactly(share));
             ranks[0].synchronised(buffers, std::iter::repeat_n(true, 6));
             for bucket in &ranks[0].buckets {
                 // At rest every buffer that was ever made is here.
@@ -217,7 +218,7 @@ fn a_parameter_that_never_had_a_gradient_has_none_and_an_absent_one_counts_as_pl
         if rank == 1 {
             gradients.report(0, Values::F32(&[-0.0, 8.0, -0.0, 1.0])).unwrap();
         }
-        gradients.end(0.0);
+        gradients.end(0.0, 1);
     }
     synchronise(&mut ranks, 2);
     for gradients in &ranks {
@@ -227,7 +228,7 @@ fn a_parameter_that_never_had_a_gradient_has_none_and_an_absent_one_counts_as_pl
     // What a micro-batch had is forgotten by the next step.
     for gradients in &mut ranks {
         gradients.begin();
-        gradients.end(0.0);
+        gradients.end(0.0, 1);
     }
     synchronise(&mut ranks, 2);
     assert_eq!(ranks[0].mean(0), None);
@@ -288,7 +289,7 @@ proptest! {
             .map(|(index, &len)| ParamInfo::new(format!("p{index}"), [len], FloatType::F32))
             .collect();
         let plan = BucketPlan::new(&infos, BucketBytes { first_max: bucket_bytes / 2, other_max: bucket_bytes });
-        let mut all: Vec<Gradients> = (0..ranks).map(|_| Gradients::new(&infos, plan.clone())).collect();
+        let mut all: Vec<Gradients> = (0..ranks).map(|_| Gradients::new(&infos, plan.clone(), false)).collect();
         for (rank, gradients) in all.iter_mut().enumerate() {
             for report in &reports[rank * share..(rank + 1) * share] {
                 gradients.begin();
@@ -297,7 +298,7 @@ proptest! {
                         gradients.report(parameter, Values::F32(&vec![*value; len])).unwrap();
                     }
                 }
-                gradients.end(0.0);
+                gradients.end(0.0, 1);
             }
         }
         let reports = &reports[..ranks * share];
@@ -314,11 +315,34 @@ proptest! {
     }
 }
 
+/// The sum of what three ranks say that expect this, with so many micro-batches each that count so much.
+fn tally(expected: [Expected; 3], computed: usize, count: u64) -> Vec<i64> {
+    let tallies = expected.map(|expected| Tally::encode(computed, count, expected, &[]));
+    (0..4).map(|index| tallies.iter().map(|tally| tally[index]).sum()).collect()
+}
+
 #[test]
 fn ranks_agree_if_and_only_if_all_expect_the_same() {
+    use Expected::{Any, Exactly};
     for expected in [[4, 4, 4], [4, 4, 5], [3, 4, 5], [0, 0, 12]] {
-        let tallies = expected.map(|expected| Tally::encode(4, expected, &[]));
-        let sums: Vec<i64> = (0..3).map(|index| tallies.iter().map(|tally| tally[index]).sum()).collect();
-        assert_eq!(Tally::decode(&sums).agrees(3), expected == [4, 4, 4], "{expected:?}");
+        let divisor = Tally::decode(&tally(expected.map(Exactly), 4, 1)).divisor(Exactly(4), 3);
+        assert_eq!(divisor.is_ok(), expected == [4, 4, 4], "{expected:?}");
     }
+    assert!(Tally::decode(&tally([Any; 3], 4, 4)).divisor(Any, 3).is_ok());
+    for expected in [[Any, Exactly(0), Any], [Any, Exactly(1), Exactly(1)], [Any, Any, Exactly(7)]] {
+        let sums = tally(expected, 4, 4);
+        let sums = Tally::decode(&sums);
+        assert!(matches!(sums.divisor(Any, 3), Err(Error::StepsDiffer { computed: 12 })));
+        assert!(matches!(sums.divisor(Exactly(1), 3), Err(Error::MicroBatchesDiffer { .. })));
+    }
+}
+
+#[test]
+fn sums_are_divided_by_what_micro_batches_count() {
+    let divisor = |computed, count| {
+        Tally::decode(&tally([Expected::Any; 3], computed, count)).divisor(Expected::Any, 3)
+    };
+    assert_eq!(divisor(2, 70).unwrap(), 210);
+    assert!(matches!(divisor(2, 0), Err(Error::NothingCounts { micro_batches: 6 })));
+    assert!(matches!(divisor(0, 0), Err(Error::NoMicroBatches)));
 }

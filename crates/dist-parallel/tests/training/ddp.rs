@@ -18,7 +18,7 @@ pub(crate) fn options(bucket_bytes: usize) -> DdpOptions {
     DdpOptions::default().with_bucket_bytes(BucketBytes { first_max: bucket_bytes, other_max: bucket_bytes })
 }
 
-fn optimizer(name: &str) -> Box<dyn Optimizer> {
+pub(crate) fn optimizer(name: &str) -> Box<dyn Optimizer> {
     match name {
         "sgd" => {
             let momentum = Momentum::Plain(0.9);

@@ -2,10 +2,13 @@
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
 mod aggregate;
+mod compress;
 mod ddp;
 mod dtypes;
 mod errors;
 mod fsdp;
+mod join;
+mod local_sgd;
 mod plain;
 #[cfg(feature = "tcp")]
 mod processes;

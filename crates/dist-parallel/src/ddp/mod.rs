@@ -1,18 +1,23 @@
 //! Training one model on several ranks, each with a copy of it and a share of the data.
 
+mod flight;
+mod join;
+
 use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
-use dist_collectives::{Buffer, Communicator, Pending, ReduceOp};
+use dist_collectives::Communicator;
 
-use crate::flat::{self, PendingFlat};
+use self::flight::{Flight, Landed};
+use crate::broadcast::broadcast;
+use crate::courier::Courier;
 use crate::fsdp::share;
-use crate::gradients::{Gradients, Tally};
+use crate::gradients::{Expected, Gradients};
 use crate::norm::{SquareRange, SumOfSquares};
 use crate::{
-    Block, BoxError, BucketBytes, BucketPlan, Error, Optimizer, Params, Ready, Result, Values, ValuesMut,
-    agreement, norm, params,
+    Block, BoxError, BucketBytes, BucketHook, BucketPlan, BucketTensor, Error, Optimizer, ParamInfo, Params,
+    Place, Ready, Result, Values, agreement, norm, params,
 };
 
 /// Distributed data parallel training: every rank has the whole model and computes some of a step's micro-batches;
@@ -39,19 +44,24 @@ use crate::{
 /// report has no gradient: it counts as zero where other micro-batches have one, and a parameter without any stays
 /// without.
 ///
+/// With a [hook](Self::with_hook), buckets go to a thread that compresses and sums them, in the same order.
+///
 /// A bucket has the communicator's timeout from when it leaves. What a rank computes afterwards, and what it is ahead
 /// of the slowest rank, must fit into it.
 ///
 /// # Errors
 ///
-/// An error on one rank aborts the job, so that no other waits for it. Two errors harm nothing, because every rank
-/// gets them: [`MicroBatchesDiffer`](Error::MicroBatchesDiffer), when the ranks were asked for different numbers of
-/// micro-batches, none on some of them included; and [`NoMicroBatches`](Error::NoMicroBatches), when all were asked
-/// for none. What was accumulated is then forgotten, and the next step can be taken.
+/// An error on one rank aborts the job, so that no other waits for it. Some errors harm nothing, because every rank
+/// gets one of them: [`MicroBatchesDiffer`](Error::MicroBatchesDiffer), when the ranks were asked for different numbers
+/// of micro-batches, none on some of them included; [`StepsDiffer`](Error::StepsDiffer), when only some of them
+/// [join](Self::join_with); [`NoMicroBatches`](Error::NoMicroBatches), when all were asked for none; and
+/// [`NothingCounts`](Error::NothingCounts). What was accumulated is then forgotten, and the next step can be taken.
 pub struct Ddp<M> {
     comm: Communicator,
     model: M,
     gradients: Gradients,
+    /// What reduces the buckets, if they have a hook.
+    courier: Option<Courier>,
     /// Micro-batches of all ranks since the last synchronisation.
     micro_batches: usize,
 }
@@ -84,7 +94,12 @@ pub struct StepReport {
     pub elapsed: Duration,
     /// How much of that this rank waited for communication that no computation hid.
     pub exposed: Duration,
+    /// How many bytes this rank has sent for it.
+    pub bytes_sent: u64,
 }
+
+/// What one micro-batch brings: its loss, and how much it counts.
+type Counted = (f32, u64);
 
 impl<M: Params> Ddp<M> {
     /// Begins to train `model` on all ranks of the group. Every rank then has rank 0's parameters.
@@ -92,22 +107,54 @@ impl<M: Params> Ddp<M> {
     /// # Errors
     /// On every rank, if parameters or options differ between ranks, naming the first parameter that does. If
     /// communication fails.
-    pub fn new(mut comm: Communicator, mut model: M, options: DdpOptions) -> Result<Self> {
+    pub fn new(comm: Communicator, model: M, options: DdpOptions) -> Result<Self> {
+        Self::start(comm, model, options, None)
+    }
+
+    /// As [`new`](Self::new), where a hook sums the buckets: one that compresses them, or one of your own. It runs on a
+    /// thread of its own, beside the backward pass.
+    ///
+    /// The parameters are still the same bits on every rank; whether they are those that one process trains, depends
+    /// on the hook. Each operation of the hook has the communicator's timeout, and its order of reduction.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new), and if the hooks of the ranks have different names.
+    pub fn with_hook(
+        comm: Communicator,
+        model: M,
+        options: DdpOptions,
+        hook: impl BucketHook + 'static,
+    ) -> Result<Self> {
+        Self::start(comm, model, options, Some(Box::new(hook)))
+    }
+
+    fn start(
+        mut comm: Communicator,
+        mut model: M,
+        options: DdpOptions,
+        hook: Option<Box<dyn BucketHook>>,
+    ) -> Result<Self> {
         params::validate(model.infos())?;
-        let BucketBytes { first_max, other_max } = options.bucket_bytes;
-        agreement::check(&mut comm, model.infos(), [first_max as u64, other_max as u64])?;
-        let gradients = Gradients::new(model.infos(), BucketPlan::new(model.infos(), options.bucket_bytes));
+        let name = hook.as_ref().map(|hook| hook.name()).unwrap_or_default();
+        let settings = agreement::hash(format!("{:?} {name}", options.bucket_bytes).bytes());
+        agreement::check(&mut comm, model.infos(), [settings, 0])?;
+        let plan = BucketPlan::new(model.infos(), options.bucket_bytes);
+        let tensors = tensors(&plan, model.infos());
+        let keeps_residual = hook.as_ref().is_some_and(|hook| hook.keeps_residual());
+        let gradients = Gradients::new(model.infos(), plan, keeps_residual);
+        let courier = hook.map(|hook| Courier::start(&mut comm, hook, tensors)).transpose();
         let told = broadcast(&mut comm, &mut model);
-        if told.is_err() {
+        if told.is_err() || courier.is_err() {
             comm.abort();
         }
         told?;
+        let courier = courier?;
         tracing::debug!(
             parameters = model.infos().len(),
             buckets = gradients.bucket_count(),
             "training begins"
         );
-        Ok(Self { comm, model, gradients, micro_batches: 0 })
+        Ok(Self { comm, model, gradients, courier, micro_batches: 0 })
     }
 
     /// The micro-batches, out of a number of them, that this rank computes: contiguous, and as equal shares as
@@ -129,15 +176,31 @@ impl<M: Params> Ddp<M> {
         mut compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<f32, BoxError>,
     ) -> Result<StepReport> {
         let total = self.micro_batches + micro_batches;
-        let started = self.comm.runtime().now();
-        self.gradients.begin_step();
-        // Outlives the attempt: what is in flight ends by its deadline, or at once when the job is aborted.
-        let mut flight = Flight::default();
-        let result = self.attempt(micro_batches, total, &mut compute, &mut flight);
-        let (loss, exposed) = self.or_abort(result)?;
-        self.micro_batches = 0;
-        let elapsed = self.comm.runtime().now().saturating_sub(started);
-        Ok(StepReport { loss, micro_batches: total, elapsed, exposed })
+        let mut counted =
+            |model: &mut M, index, ready: &mut Ready<'_>| Ok((compute(model, index, ready)?, 1));
+        let share = self.share(micro_batches);
+        // As many as there are micro-batches, if the ranks agree: nothing has to be waited for to divide.
+        self.synchronise_after(share, Expected::Exactly(total), Some(total), &mut counted)
+    }
+
+    /// As [`step_with`](Self::step_with), for micro-batches that count differently: `compute` reports the gradients of,
+    /// and returns, the sum of the losses of some tokens or samples, and how many they are. The means are over all
+    /// tokens, or samples, of all micro-batches.
+    ///
+    /// Sums are divided by the total count, rounded to the type that is calculated in: exactly up to 2²⁴ for `f32`.
+    ///
+    /// # Errors
+    /// As for [`step_with`](Self::step_with); [`NothingCounts`](Error::NothingCounts) on every rank if all counts are
+    /// zero, which harms nothing.
+    #[doc(alias = "token-normalised loss")]
+    pub fn step_weighted_with(
+        &mut self,
+        micro_batches: usize,
+        mut compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<(f32, u64), BoxError>,
+    ) -> Result<StepReport> {
+        let total = self.micro_batches + micro_batches;
+        let share = self.share(micro_batches);
+        self.synchronise_after(share, Expected::Exactly(total), None, &mut compute)
     }
 
     /// Computes this rank's share of `micro_batches` micro-batches without communicating; the next step adds its
@@ -155,7 +218,9 @@ impl<M: Params> Ddp<M> {
         self.micro_batches += micro_batches;
         self.gradients.begin_step();
         let share = self.share(micro_batches);
-        let result = share.into_iter().try_for_each(|index| self.run(index, &mut compute, None));
+        let mut counted =
+            |model: &mut M, index, ready: &mut Ready<'_>| Ok((compute(model, index, ready)?, 1));
+        let result = share.into_iter().try_for_each(|index| self.run(index, &mut counted, None));
         self.or_abort(result)
     }
 
@@ -238,23 +303,49 @@ impl<M: Params> Ddp<M> {
         (self.comm, self.model)
     }
 
-    /// Everything of a step that may fail; the loss, and how long this rank waited for others.
+    /// Computes these micro-batches of this rank, and then the mean gradients of what all ranks have.
+    fn synchronise_after(
+        &mut self,
+        share: Range<usize>,
+        expected: Expected,
+        divisor: Option<usize>,
+        compute: &mut Compute<'_, M>,
+    ) -> Result<StepReport> {
+        let runtime = self.comm.runtime().clone();
+        let (started, sent_before) = (runtime.now(), self.bytes_sent());
+        self.gradients.begin_step();
+        // Outlives the attempt: what is in flight ends by its deadline, or at once when the job is aborted.
+        let mut flight = Flight::default();
+        let result = self.attempt(share, expected, divisor, compute, &mut flight);
+        let (Landed { loss, micro_batches }, exposed) = self.or_abort(result)?;
+        self.micro_batches = 0;
+        let elapsed = runtime.now().saturating_sub(started);
+        let bytes_sent = self.bytes_sent() - sent_before;
+        Ok(StepReport { loss, micro_batches, elapsed, exposed, bytes_sent })
+    }
+
+    /// Everything of a step that may fail, and how long this rank waited for others.
     fn attempt(
         &mut self,
-        micro_batches: usize,
-        total: usize,
+        share: Range<usize>,
+        expected: Expected,
+        divisor: Option<usize>,
         compute: &mut Compute<'_, M>,
         flight: &mut Flight,
-    ) -> Result<(f32, Duration)> {
-        let share = self.share(micro_batches);
+    ) -> Result<(Landed, Duration)> {
         for index in share.clone() {
             let last = index + 1 == share.end;
             self.run(index, compute, last.then_some(&mut *flight))?;
         }
-        flight.launch_rest(&mut self.gradients, &mut self.comm, total);
+        flight.launch_rest(&mut self.gradients, &mut self.comm, self.courier.as_ref(), expected);
         let waiting = self.comm.runtime().now();
-        let loss = flight.land(&mut self.gradients, total, self.comm.world_size())?;
-        Ok((loss, self.comm.runtime().now().saturating_sub(waiting)))
+        let landed = flight.land(&mut self.gradients, expected, divisor, self.comm.world_size())?;
+        Ok((landed, self.comm.runtime().now().saturating_sub(waiting)))
+    }
+
+    /// What was sent for all steps so far.
+    fn bytes_sent(&self) -> u64 {
+        self.comm.traffic_of_started().bytes_sent + self.courier.as_ref().map_or(0, Courier::bytes_sent)
     }
 
     /// Computes one micro-batch. With a flight, it is the last, and its gradients leave as they become final.
@@ -264,17 +355,17 @@ impl<M: Params> Ddp<M> {
         compute: &mut Compute<'_, M>,
         mut flight: Option<&mut Flight>,
     ) -> Result<()> {
-        let Self { comm, model, gradients, .. } = self;
+        let Self { comm, model, gradients, courier, .. } = self;
         gradients.begin();
         let mut ready = |parameter: usize, values: Values<'_>| {
             gradients.report(parameter, values)?;
             if let Some(flight) = &mut flight {
-                flight.launch_final(gradients, comm);
+                flight.launch_final(gradients, comm, courier.as_ref());
             }
             Ok(())
         };
-        let loss = compute(model, index, &mut ready).map_err(Error::compute)?;
-        gradients.end(loss);
+        let (loss, count) = compute(model, index, &mut ready).map_err(Error::compute)?;
+        gradients.end(loss, count);
         Ok(())
     }
 
@@ -291,7 +382,7 @@ impl<M: Params> Ddp<M> {
     /// Aborts the job if something failed that the other ranks cannot know.
     fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result {
-            if !matches!(error, Error::MicroBatchesDiffer { .. } | Error::NoMicroBatches) {
+            if !error.harms_nobody() {
                 tracing::warn!(%error, "training ends the job");
                 self.comm.abort();
             }
@@ -358,77 +449,12 @@ where
 }
 
 /// Computes a micro-batch and reports its gradients.
-type Compute<'a, M> = dyn FnMut(&mut M, usize, &mut Ready<'_>) -> Result<f32, BoxError> + 'a;
+type Compute<'a, M> = dyn FnMut(&mut M, usize, &mut Ready<'_>) -> Result<Counted, BoxError> + 'a;
 
-/// What is being reduced.
-#[derive(Debug, Default)]
-struct Flight {
-    /// The first buckets of the plan.
-    buckets: Vec<PendingFlat>,
-    loss: Option<Pending<Buffer<f32>>>,
-    tally: Option<Pending<Buffer<i64>>>,
-}
-
-impl Flight {
-    /// Launches the buckets that are final and whose predecessors are launched.
-    fn launch_final(&mut self, gradients: &mut Gradients, comm: &mut Communicator) {
-        while self.buckets.len() < gradients.bucket_count() && gradients.is_final(self.buckets.len()) {
-            self.buckets.push(gradients.take_sum(self.buckets.len()).start_sum(comm));
-        }
-    }
-
-    /// Launches the buckets that are left, and what says what all of them contain.
-    fn launch_rest(&mut self, gradients: &mut Gradients, comm: &mut Communicator, micro_batches: usize) {
-        for bucket in self.buckets.len()..gradients.bucket_count() {
-            self.buckets.push(gradients.take_sum(bucket).start_sum(comm));
-        }
-        let (loss, tally) = gradients.take_tally(micro_batches);
-        self.loss = Some(comm.start_all_reduce(vec![loss], ReduceOp::Sum));
-        self.tally = Some(comm.start_all_reduce(tally, ReduceOp::Sum));
-    }
-
-    /// Waits for everything, divides by the number of micro-batches, and gives the mean loss.
-    fn land(&mut self, gradients: &mut Gradients, micro_batches: usize, world_size: usize) -> Result<f32> {
-        let mut means = Vec::with_capacity(self.buckets.len());
-        for bucket in self.buckets.drain(..) {
-            let mut mean = bucket.wait()?;
-            mean.slice_mut(0, mean.len()).divide(micro_batches);
-            means.push(mean);
-        }
-        let mut loss = [0.0];
-        if let Some(sum) = self.loss.take() {
-            loss.copy_from_slice(&flat::wait(sum)?);
-            ValuesMut::F32(&mut loss).divide(micro_batches);
-        }
-        let sums = self.tally.take().map_or_else(|| Ok(Vec::new().into()), flat::wait)?;
-        let tally = Tally::decode(&sums);
-        if !tally.agrees(world_size) {
-            return Err(Error::MicroBatchesDiffer { expected: micro_batches, computed: tally.computed });
-        }
-        if micro_batches == 0 {
-            return Err(Error::NoMicroBatches);
-        }
-        gradients.synchronised(means, tally.used());
-        Ok(loss[0])
-    }
-}
-
-/// Gives every rank rank 0's parameters.
-fn broadcast(comm: &mut Communicator, model: &mut impl Params) -> Result<()> {
-    for parameter in 0..model.infos().len() {
-        if model.infos()[parameter].same_as.is_none() {
-            params::write(model, parameter, |values| {
-                match values {
-                    ValuesMut::F32(values) => comm.broadcast(values, 0),
-                    ValuesMut::F64(values) => comm.broadcast(values, 0),
-                    ValuesMut::F16(values) => comm.broadcast(values, 0),
-                    ValuesMut::Bf16(values) => comm.broadcast(values, 0),
-                }
-                .map_err(Error::communication)
-            })?;
-        }
-    }
-    Ok(())
+/// For each bucket, the tensors in it.
+fn tensors(plan: &BucketPlan, infos: &[ParamInfo]) -> Vec<Vec<BucketTensor>> {
+    let shape = |place: &Place| infos[place.parameter].shape.clone();
+    plan.buckets().iter().map(|bucket| BucketTensor::row(bucket.places.iter().map(shape))).collect()
 }
 
 impl<M> fmt::Debug for Ddp<M> {

@@ -1,0 +1,336 @@
+//! The largest gradients only, and the rest later.
+
+use std::cmp::Ordering;
+
+use dist_collectives::Communicator;
+#[cfg(feature = "serde")]
+use serde::{Deserialize, Serialize};
+
+use super::residual::Residuals;
+use super::{BucketGradients, BucketHook, BucketTensor, as_f32};
+use crate::tree::TreeSum;
+use crate::{BoxError, Error, Result};
+
+/// Sums of each tensor only the ⌈ratio·n⌉ values that are largest in magnitude on each rank, and keeps the rest for
+/// later: error feedback.
+///
+/// What is to be sent is this step's gradient plus what is left: one addition in `f32`. Each value of it is then
+/// either sent as it is, or left as it is, bit for bit. So what a rank sends of a value, whenever it does, is what
+/// adding up its gradients in `f32`, step by step, gives since it was last sent: nothing is lost and nothing is counted
+/// twice. With ratio 1 the sums are those without a hook, bit for bit.
+///
+/// NaN counts as larger than infinity, so that both are sent, and are gone from what is left.
+#[derive(Debug)]
+pub struct TopKHook {
+    ratio: f64,
+    residuals: Residuals,
+}
+
+impl TopKHook {
+    /// A hook that sends so much of each tensor.
+    ///
+    /// # Errors
+    /// Unless the ratio is larger than 0 and at most 1.
+    pub fn new(ratio: f64) -> Result<Self> {
+        Ok(Self { ratio: check(ratio)?, residuals: Residuals::default() })
+    }
+
+    /// What is left of a bucket's values to be sent later; nothing if it never came.
+    pub fn residual(&self, bucket: usize) -> &[f32] {
+        self.residuals.look(bucket)
+    }
+
+    fn sum_f32(
+        &mut self,
+        bucket: usize,
+        tensors: &[BucketTensor],
+        values: &mut [f32],
+        comm: &mut Communicator,
+    ) -> Result<()> {
+        let left = self.residuals.of(bucket, values.len());
+        for (left, value) in left.iter_mut().zip(&*values) {
+            *left += value;
+        }
+        let mut sent = Vec::new();
+        for tensor in tensors {
+            let count = count(self.ratio, tensor.len);
+            take_largest(&mut left[tensor.offset..][..tensor.len], count, &mut sent)?;
+        }
+        let mut received = vec![0; sent.len() * comm.world_size()];
+        comm.all_gather(&sent, &mut received).map_err(Error::communication)?;
+        let mut sum = TreeSum::new();
+        for (rank, entries) in received.chunks(sent.len().max(1)).enumerate() {
+            sum.add(rank, self.read(entries, tensors)?, merge);
+        }
+        values.fill(0.0);
+        for (index, value) in sum.finish(merge).unwrap_or_default() {
+            values[index] = value;
+        }
+        Ok(())
+    }
+
+    /// What one rank has sent, with indices in the bucket.
+    fn read(&self, entries: &[u32], tensors: &[BucketTensor]) -> Result<Entries> {
+        let (mut pairs, _) = entries.as_chunks();
+        let mut read = Vec::with_capacity(pairs.len());
+        for tensor in tensors {
+            let (own, rest) = pairs.split_at(count(self.ratio, tensor.len));
+            pairs = rest;
+            for &[index, bits] in own {
+                let index = in_range(index, tensor.len)?;
+                read.push((tensor.offset + index, f32::from_bits(bits)));
+            }
+        }
+        Ok(read)
+    }
+}
+
+impl BucketHook for TopKHook {
+    fn name(&self) -> String {
+        format!("topk:{}", self.ratio)
+    }
+
+    fn keeps_residual(&self) -> bool {
+        true
+    }
+
+    fn sum(&mut self, bucket: BucketGradients<'_>, comm: &mut Communicator) -> Result<(), BoxError> {
+        let BucketGradients { bucket, tensors, values } = bucket;
+        as_f32(values, |values| Ok(self.sum_f32(bucket, tensors, values, comm)?))
+    }
+}
+
+/// The largest values of a tensor, and where they are.
+#[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+pub struct SparseGradient {
+    /// Where the values are in the tensor, in row-major order.
+    pub indices: Vec<u32>,
+    /// The values, in falling magnitude; of equal ones the one with the lower index comes first.
+    pub values: Vec<f32>,
+    /// How many values the tensor has.
+    pub len: usize,
+}
+
+impl SparseGradient {
+    /// The ⌈ratio·n⌉ of these n values that are largest in magnitude. NaN counts as larger than infinity.
+    ///
+    /// ```
+    /// use dist_parallel::SparseGradient;
+    ///
+    /// let sparse = SparseGradient::largest(&[0.5, -3.0, 0.0, 1.0], 0.5)?;
+    /// assert_eq!((&sparse.indices[..], &sparse.values[..]), (&[1, 3][..], &[-3.0, 1.0][..]));
+    /// assert_eq!(sparse.decompress(&[2, 2])?, [0.0, -3.0, 0.0, 1.0]);
+    /// # Ok::<_, dist_parallel::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Unless the ratio is larger than 0 and at most 1, and the values are not more than `u32` has indices.
+    pub fn largest(values: &[f32], ratio: f64) -> Result<Self> {
+        let mut keys = largest(values, count(check(ratio)?, values.len()))?;
+        keys.sort_unstable();
+        let indices: Vec<u32> = keys.into_iter().map(index_of).collect();
+        let values_at = indices.iter().map(|&index| values[index as usize]).collect();
+        Ok(Self { values: values_at, indices, len: values.len() })
+    }
+
+    /// All values of the tensor, which has this shape: zero where none is here.
+    ///
+    /// # Errors
+    /// If the shape has another number of values, there are not as many indices as values, or one is out of range.
+    pub fn decompress(&self, shape: &[usize]) -> Result<Vec<f32>> {
+        let &Self { ref indices, ref values, len } = self;
+        if shape.iter().try_fold(1_usize, |product, &dim| product.checked_mul(dim)) != Some(len) {
+            return Err(Error::ShapeDiffers { shape: shape.to_vec(), len });
+        }
+        if indices.len() != values.len() {
+            return Err(Error::SparseDiffers { indices: indices.len(), values: values.len() });
+        }
+        if let Some(&index) = indices.iter().find(|&&index| index as usize >= len) {
+            return Err(Error::IndexOutOfRange { index, len });
+        }
+        let mut dense = vec![0.0; len];
+        for (&index, &value) in indices.iter().zip(values) {
+            dense[index as usize] = value;
+        }
+        Ok(dense)
+    }
+}
+
+/// Values and their indices, which rise.
+type Entries = Vec<(usize, f32)>;
+
+/// Adds what is on the right to what is on the left.
+fn merge(left: &mut Entries, right: Entries) {
+    let mut sum = Vec::with_capacity(left.len() + right.len());
+    let (mut lefts, mut rights) = (left.iter().copied().peekable(), right.into_iter().peekable());
+    while let (Some(&(left, value)), Some(&(right, other))) = (lefts.peek(), rights.peek()) {
+        sum.push(match left.cmp(&right) {
+            Ordering::Less => (left, value),
+            Ordering::Equal => (left, value + other),
+            Ordering::Greater => (right, other),
+        });
+        if left <= right {
+            lefts.next();
+        }
+        if right <= left {
+            rights.next();
+        }
+    }
+    sum.extend(lefts.chain(rights));
+    *left = sum;
+}
+
+/// Appends the largest values to what is sent, as pairs of index and bits whose indices rise, and leaves zeros.
+fn take_largest(left: &mut [f32], count: usize, sent: &mut Vec<u32>) -> Result<()> {
+    let mut indices: Vec<u32> = largest(left, count)?.into_iter().map(index_of).collect();
+    indices.sort_unstable();
+    for index in indices {
+        let value = std::mem::take(&mut left[index as usize]);
+        sent.extend([index, value.to_bits()]);
+    }
+    Ok(())
+}
+
+/// The keys of the values that are largest in magnitude, in any order. Keys rise where magnitudes fall, and with the
+/// index where they are equal: the inverted bits of the magnitude, then the index.
+fn largest(values: &[f32], count: usize) -> Result<Vec<u64>> {
+    if u32::try_from(values.len()).is_err() {
+        return Err(Error::TooLong { len: values.len() });
+    }
+    let key = |(index, value): (u64, &f32)| u64::from(!value.abs().to_bits()) << 32 | index;
+    let mut keys: Vec<u64> = (0..).zip(values).map(key).collect();
+    if 0 < count && count < keys.len() {
+        keys.select_nth_unstable(count - 1);
+    }
+    keys.truncate(count);
+    Ok(keys)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the lower half is the index")]
+const fn index_of(key: u64) -> u32 {
+    key as u32
+}
+
+fn in_range(index: u32, len: usize) -> Result<usize> {
+    usize::try_from(index).ok().filter(|&index| index < len).ok_or(Error::IndexOutOfRange { index, len })
+}
+
+/// ⌈ratio·len⌉. A ratio stands for the decimal number that it was written as: 0.07 of 100 are 7, though the nearest
+/// `f64` is a little larger.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and the length")]
+#[expect(clippy::cast_precision_loss, reason = "lengths below 2³² are exact, and no others come here")]
+fn count(ratio: f64, len: usize) -> usize {
+    ((ratio * len as f64 * (1.0 - f64::EPSILON)).ceil() as usize).min(len)
+}
+
+fn check(ratio: f64) -> Result<f64> {
+    let allowed = ratio > 0.0 && ratio <= 1.0;
+    if allowed { Ok(ratio) } else { Err(Error::Setting { name: "the ratio", value: ratio }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+    use rstest::rstest;
+
+    use super::*;
+
+    fn bits(values: &[f32]) -> Vec<u32> {
+        values.iter().map(|value| value.to_bits()).collect()
+    }
+
+    #[rstest]
+    #[case::nothing(&[], 0.5, &[])]
+    #[case::at_least_one(&[1.0, 2.0, 3.0], 0.001, &[2])]
+    #[case::falling_magnitude(&[1.0, -4.0, 2.0, 3.0], 0.75, &[1, 3, 2])]
+    #[case::ties_by_index(&[1.0, -1.0, 1.0, 1.0], 0.5, &[0, 1])]
+    #[case::all(&[0.0, 1.0], 1.0, &[1, 0])]
+    #[case::zeros(&[0.0, -0.0, 0.0], 0.6, &[0, 1])]
+    #[case::nan_before_infinity(&[1.0, f32::NEG_INFINITY, f32::NAN], 0.5, &[2, 1])]
+    fn the_largest_are_chosen(#[case] values: &[f32], #[case] ratio: f64, #[case] expected: &[u32]) {
+        let sparse = SparseGradient::largest(values, ratio).unwrap();
+        assert_eq!(sparse.indices, expected);
+        let chosen: Vec<f32> = expected.iter().map(|&index| values[index as usize]).collect();
+        assert_eq!((bits(&sparse.values), sparse.len), (bits(&chosen), values.len()));
+    }
+
+    #[rstest]
+    #[case(0.01, 100, 1)]
+    #[case(0.07, 100, 7)]
+    #[case(0.29, 100, 29)]
+    #[case(0.01, 101, 2)]
+    #[case(1.0, 7, 7)]
+    #[case(1e-300, 7, 1)]
+    #[case(0.5, 0, 0)]
+    fn a_ratio_is_a_decimal_number(#[case] ratio: f64, #[case] len: usize, #[case] expected: usize) {
+        assert_eq!(count(ratio, len), expected);
+    }
+
+    #[rstest]
+    fn ratios_that_make_no_sense_are_refused(
+        #[values(0.0, -0.0, -0.1, 1.000_001, f64::NAN, f64::INFINITY)] ratio: f64,
+    ) {
+        for refused in [TopKHook::new(ratio).map(drop), SparseGradient::largest(&[1.0], ratio).map(drop)] {
+            assert!(matches!(refused, Err(Error::Setting { name: "the ratio", .. })), "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_together_is_not_decompressed() {
+        let sparse = SparseGradient::largest(&[1.0, 2.0, 3.0], 1.0).unwrap();
+        assert!(matches!(sparse.decompress(&[2]), Err(Error::ShapeDiffers { len: 3, .. })));
+        assert!(matches!(sparse.decompress(&[usize::MAX, 9]), Err(Error::ShapeDiffers { .. })));
+        let fewer = SparseGradient { values: vec![1.0], ..sparse.clone() };
+        assert!(matches!(fewer.decompress(&[3]), Err(Error::SparseDiffers { indices: 3, values: 1 })));
+        let beyond = SparseGradient { indices: vec![0, 3, 1], ..sparse };
+        assert!(matches!(beyond.decompress(&[3]), Err(Error::IndexOutOfRange { index: 3, len: 3 })));
+    }
+
+    proptest! {
+        #[test]
+        fn all_of_a_tensor_is_decompressed_as_it_was(values in prop::collection::vec(any::<f32>(), 0..50)) {
+            let sparse = SparseGradient::largest(&values, 1.0).unwrap();
+            prop_assert_eq!(bits(&sparse.decompress(&[values.len()]).unwrap()), bits(&values));
+        }
+
+        #[test]
+        fn nothing_that_is_left_is_larger_than_what_is_taken(
+            values in prop::collection::vec(-8_i8..8, 1..50),
+            ratio in 0.01..1.0_f64,
+        ) {
+            let values: Vec<f32> = values.into_iter().map(f32::from).collect();
+            let mut left = values.clone();
+            let mut sent = Vec::new();
+            take_largest(&mut left, count(ratio, values.len()), &mut sent).unwrap();
+            let (pairs, _) = sent.as_chunks::<2>();
+            prop_assert!(pairs.is_sorted_by(|a, b| a[0] < b[0]));
+            let least = pairs.iter().map(|pair| f32::from_bits(pair[1]).abs()).fold(f32::INFINITY, f32::min);
+            prop_assert!(left.iter().all(|left| left.abs() <= least));
+            // Each value is here or there, and nowhere changed.
+            for &[index, sent] in pairs {
+                prop_assert_eq!(std::mem::replace(&mut left[index as usize], f32::from_bits(sent)), 0.0);
+            }
+            prop_assert_eq!(bits(&left), bits(&values));
+        }
+
+        #[test]
+        fn lists_are_merged_by_index(
+            left in prop::collection::btree_map(0..20_usize, -9_i8..9, 0..12),
+            right in prop::collection::btree_map(0..20_usize, -9_i8..9, 0..12),
+        ) {
+            let entries = |map: &BTreeMap<usize, i8>| -> Entries {
+                map.iter().map(|(&index, &value)| (index, value.into())).collect()
+            };
+            let mut expected = left.clone();
+            for (&index, value) in &right {
+                *expected.entry(index).or_default() += value;
+            }
+            let mut merged = entries(&left);
+            merge(&mut merged, entries(&right));
+            prop_assert_eq!(merged, entries(&expected));
+        }
+    }
+}

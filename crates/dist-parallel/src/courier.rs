@@ -1,0 +1,132 @@
+//! The thread that a hook runs on, and its communicator.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use dist_collectives::{Communicator, ReductionOrder};
+use dist_transport::Runtime;
+use dist_transport::runtime::{Mailbox, Receiver, Task};
+
+use crate::flat::Flat;
+use crate::{BoxError, BucketGradients, BucketHook, BucketTensor, Error, Result};
+
+/// Takes buckets and sums them over all ranks, one after the other.
+pub(crate) struct Courier {
+    /// Taken when the thread is told to end.
+    jobs: Option<Mailbox<Job>>,
+    task: Option<Task<()>>,
+    runtime: Runtime,
+    /// By all jobs that have ended.
+    bytes_sent: Arc<AtomicU64>,
+}
+
+struct Job {
+    bucket: usize,
+    sum: Flat,
+    timeout: Duration,
+    order: ReductionOrder,
+    reply: Mailbox<Result<Flat>>,
+}
+
+/// A bucket that was sent, and not yet waited for.
+pub(crate) struct Delivery(Receiver<Result<Flat>>);
+
+impl Courier {
+    /// Starts the thread, with a fork of the communicator. `tensors` says what lies in each bucket.
+    pub(crate) fn start(
+        comm: &mut Communicator,
+        mut hook: Box<dyn BucketHook>,
+        tensors: Vec<Vec<BucketTensor>>,
+    ) -> Result<Self> {
+        let mut forked = comm.fork().map_err(Error::communication)?;
+        let runtime = comm.runtime().clone();
+        let bytes_sent = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&bytes_sent);
+        let (jobs, mut queue) = runtime.mailbox::<Job>();
+        let work = move || {
+            while let Ok(Job { bucket, mut sum, timeout, order, reply }) = queue.receive(None) {
+                forked.set_timeout(timeout);
+                forked.set_order(order);
+                let len = sum.len();
+                let gradients =
+                    BucketGradients { bucket, tensors: &tensors[bucket], values: sum.slice_mut(0, len) };
+                let done = summed(&mut *hook, gradients, &mut forked);
+                counter.store(forked.traffic().bytes_sent, Ordering::Relaxed);
+                if done.is_err() {
+                    forked.abort();
+                }
+                reply.send(done.map(|()| sum));
+            }
+        };
+        let task = runtime.spawn(&format!("dist-hook-{}", comm.rank()), work).map_err(Error::HookThread)?;
+        Ok(Self { jobs: Some(jobs), task: Some(task), runtime, bytes_sent })
+    }
+
+    /// Gives a bucket to the hook; its operations are done in the manner of this communicator.
+    pub(crate) fn send(&self, bucket: usize, sum: Flat, comm: &Communicator) -> Delivery {
+        let (reply, delivery) = self.runtime.mailbox();
+        let jobs = self.jobs.as_ref().expect("the queue is open until the courier is dropped");
+        jobs.send(Job { bucket, sum, timeout: comm.timeout(), order: comm.order(), reply });
+        Delivery(delivery)
+    }
+
+    /// What the hook has sent so far.
+    pub(crate) fn bytes_sent(&self) -> u64 {
+        self.bytes_sent.load(Ordering::Relaxed)
+    }
+}
+
+impl Delivery {
+    /// The sum over all ranks.
+    pub(crate) fn wait(mut self) -> Result<Flat> {
+        self.0.receive(None).expect("the courier answers every job before it ends")
+    }
+}
+
+impl Drop for Courier {
+    /// Waits for what was sent; every operation ends by its deadline. In a panic the job is aborted, and nobody waits.
+    fn drop(&mut self) {
+        drop(self.jobs.take());
+        if let Some(task) = self.task.take().filter(|_| !std::thread::panicking()) {
+            // Hooks are caught when they panic, so the thread has nothing to report.
+            let _ended = task.join();
+        }
+    }
+}
+
+impl fmt::Debug for Courier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Courier")
+    }
+}
+
+impl fmt::Debug for Delivery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Delivery")
+    }
+}
+
+/// Lets the hook do its work, whatever it does.
+fn summed(hook: &mut dyn BucketHook, gradients: BucketGradients<'_>, comm: &mut Communicator) -> Result<()> {
+    let done = catch_unwind(AssertUnwindSafe(|| hook.sum(gradients, comm)));
+    let name = || catch_unwind(AssertUnwindSafe(|| hook.name())).unwrap_or_default();
+    match done {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(source)) => Err(failed(source, name)),
+        Err(_) => Err(Error::HookPanicked { hook: name() }),
+    }
+}
+
+/// What a hook failed with: its own error, or one of ours or of communication that it passes on.
+fn failed(source: BoxError, hook: impl FnOnce() -> String) -> Error {
+    match source.downcast() {
+        Ok(error) => *error,
+        Err(source) => match source.downcast() {
+            Ok(error) => Error::Communication(error),
+            Err(source) => Error::Hook { hook: hook(), source },
+        },
+    }
+}

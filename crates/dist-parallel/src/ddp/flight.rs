@@ -1,0 +1,111 @@
+//! Buckets on their way, from a rank's own sums to the means over all ranks.
+
+use dist_collectives::{Buffer, Communicator, Pending, ReduceOp};
+
+use crate::courier::{Courier, Delivery};
+use crate::flat::{self, Flat, PendingFlat};
+use crate::gradients::{Expected, Gradients, Tally};
+use crate::{Result, ValuesMut};
+
+/// What is being reduced.
+#[derive(Debug, Default)]
+pub(super) struct Flight {
+    /// The first buckets of the plan.
+    buckets: Vec<OnItsWay>,
+    loss: Option<Pending<Buffer<f32>>>,
+    tally: Option<Pending<Buffer<i64>>>,
+}
+
+/// A bucket that is being summed over all ranks.
+#[derive(Debug)]
+enum OnItsWay {
+    Plain(PendingFlat),
+    Hooked(Delivery),
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Landed {
+    /// The mean of all losses.
+    pub(super) loss: f32,
+    /// How many micro-batches all ranks have computed.
+    pub(super) micro_batches: usize,
+}
+
+impl Flight {
+    /// Launches the buckets that are final and whose predecessors are launched.
+    pub(super) fn launch_final(
+        &mut self,
+        gradients: &mut Gradients,
+        comm: &mut Communicator,
+        courier: Option<&Courier>,
+    ) {
+        while self.buckets.len() < gradients.bucket_count() && gradients.is_final(self.buckets.len()) {
+            self.launch(gradients, comm, courier);
+        }
+    }
+
+    /// Launches the buckets that are left, and what says what all of them contain.
+    pub(super) fn launch_rest(
+        &mut self,
+        gradients: &mut Gradients,
+        comm: &mut Communicator,
+        courier: Option<&Courier>,
+        expected: Expected,
+    ) {
+        while self.buckets.len() < gradients.bucket_count() {
+            self.launch(gradients, comm, courier);
+        }
+        let (loss, tally) = gradients.take_tally(expected);
+        self.loss = Some(comm.start_all_reduce(vec![loss], ReduceOp::Sum));
+        self.tally = Some(comm.start_all_reduce(tally, ReduceOp::Sum));
+    }
+
+    /// Waits for everything and divides by what all micro-batches count: by `divisor`, if that is known already.
+    pub(super) fn land(
+        &mut self,
+        gradients: &mut Gradients,
+        expected: Expected,
+        divisor: Option<usize>,
+        world_size: usize,
+    ) -> Result<Landed> {
+        let mut sums = Vec::with_capacity(self.buckets.len());
+        for bucket in self.buckets.drain(..) {
+            let mut sum = match bucket {
+                OnItsWay::Plain(pending) => pending.wait()?,
+                OnItsWay::Hooked(delivery) => delivery.wait()?,
+            };
+            if let Some(divisor) = divisor {
+                divide(&mut sum, divisor);
+            }
+            sums.push(sum);
+        }
+        let mut loss = [0.0];
+        if let Some(sum) = self.loss.take() {
+            loss.copy_from_slice(&flat::wait(sum)?);
+        }
+        let numbers = self.tally.take().map_or_else(|| Ok(Vec::new().into()), flat::wait)?;
+        let tally = Tally::decode(&numbers);
+        let counted = tally.divisor(expected, world_size)?;
+        ValuesMut::F32(&mut loss).divide(counted);
+        if divisor.is_none() {
+            sums.iter_mut().for_each(|sum| divide(sum, counted));
+        }
+        gradients.synchronised(sums, tally.used());
+        Ok(Landed { loss: loss[0], micro_batches: tally.micro_batches() })
+    }
+
+    /// Launches the next bucket.
+    fn launch(&mut self, gradients: &mut Gradients, comm: &mut Communicator, courier: Option<&Courier>) {
+        let bucket = self.buckets.len();
+        let sum = gradients.take_sum(bucket);
+        self.buckets.push(match courier {
+            None => OnItsWay::Plain(sum.start_sum(comm)),
+            Some(courier) => OnItsWay::Hooked(courier.send(bucket, sum, comm)),
+        });
+    }
+}
+
+fn divide(sum: &mut Flat, divisor: usize) {
+    sum.slice_mut(0, sum.len()).divide(divisor);
+}

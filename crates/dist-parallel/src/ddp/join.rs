@@ -1,0 +1,88 @@
+//! Steps of ranks that do not have the same number of micro-batches.
+
+use super::{Ddp, StepReport, there_and_back};
+use crate::gradients::Expected;
+use crate::{Block, BoxError, Error, Params, Ready, Result};
+
+impl<M: Params> Ddp<M> {
+    /// Computes the mean gradients of the micro-batches that the ranks have: `own` of them this rank, none if it has
+    /// run out. `None`, on every rank, if none has any: training is over.
+    ///
+    /// A rank that has run out neither keeps the others waiting nor counts: sums are divided by the number of
+    /// micro-batches that were computed. It goes on taking steps, because the parameters go on changing.
+    ///
+    /// ```
+    /// use dist_collectives::Communicator;
+    /// use dist_parallel::{Ddp, DdpOptions, Sgd, SgdOptions};
+    /// # use dist_parallel::{BoxError, FloatType, ParamInfo, Params, Values, ValuesMut};
+    /// # struct Number([ParamInfo; 1], [f32; 1]);
+    /// # impl Params for Number {
+    /// #     fn infos(&self) -> &[ParamInfo] { &self.0 }
+    /// #     fn read(&self, _: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
+    /// #         f(Values::F32(&self.1));
+    /// #         Ok(())
+    /// #     }
+    /// #     fn write(&mut self, _: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
+    /// #         f(ValuesMut::F32(&mut self.1));
+    /// #         Ok(())
+    /// #     }
+    /// # }
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 2, |transport| {
+    ///     let comm = Communicator::new(transport);
+    ///     // Rank 0 has three batches, rank 1 has one.
+    ///     let mut batches = if comm.rank() == 0 { vec![1.0, 2.0, 3.0] } else { vec![5.0] }.into_iter();
+    ///     # let model = Number([ParamInfo::new("w", [1], FloatType::F32)], [0.0]);
+    ///     let mut ddp = Ddp::new(comm, model, DdpOptions::default()).unwrap();
+    ///     let mut sgd = Sgd::new(SgdOptions { learning_rate: 1.0, ..SgdOptions::default() }).unwrap();
+    ///     loop {
+    ///         let batch = batches.next();
+    ///         let report = ddp.join_with(usize::from(batch.is_some()), |_, _, ready| {
+    ///             let batch = batch.ok_or("no micro-batch was promised")?;
+    ///             ready(0, [batch][..].into())?;
+    ///             Ok(batch)
+    ///         });
+    ///         let Some(report) = report.unwrap() else { break };
+    ///         assert!([3.0, 2.0].contains(&report.loss));
+    ///         ddp.update(&mut sgd).unwrap();
+    ///     }
+    ///     ddp.model().1[0]
+    /// });
+    /// // (1 + 5) / 2, 2 and 3.
+    /// assert_eq!(outcome.results, [-8.0; 2]);
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`step_with`](Self::step_with); if some ranks take a step of another kind.
+    #[doc(alias = "Join")]
+    pub fn join_with(
+        &mut self,
+        own: usize,
+        mut compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<f32, BoxError>,
+    ) -> Result<Option<StepReport>> {
+        let mut counted =
+            |model: &mut M, index, ready: &mut Ready<'_>| Ok((compute(model, index, ready)?, 1));
+        match self.synchronise_after(0..own, Expected::Any, None, &mut counted) {
+            Ok(report) => Ok(Some(report)),
+            Err(Error::NoMicroBatches) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// As [`join_with`](Self::join_with), for a model that is a [`Block`], as [`step`](Self::step).
+    ///
+    /// # Errors
+    /// As for [`join_with`](Self::join_with).
+    pub fn join<A, L>(
+        &mut self,
+        own: usize,
+        mut batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
+    ) -> Result<Option<StepReport>>
+    where
+        M: Block<A>,
+        L: FnOnce(A) -> Result<(f32, A), BoxError>,
+    {
+        self.join_with(own, |model, index, ready| there_and_back(model, batch(index)?, ready))
+    }
+}

@@ -1,0 +1,328 @@
+//! Ranks that train by themselves and meet now and then: local SGD (Stich, 2018, arXiv:1805.09767) and DiLoCo
+//! (Douillard et al., 2023, arXiv:2311.08105).
+//!
+//! For links on which a step's gradients take longer than the step.
+
+use std::fmt;
+
+use dist_collectives::{Communicator, ReduceOp};
+
+use crate::broadcast::broadcast;
+use crate::flat::Flat;
+use crate::{
+    BoxError, Bucket, BucketBytes, BucketPlan, Error, Momentum, Optimizer, Params, Result, Sgd, SgdOptions,
+    ValuesMut, agreement, params,
+};
+
+/// Training in which every rank steps by itself, on its own data with an optimizer of its own, and all ranks meet after
+/// a number of steps: then all have the same parameters again, to the last bit.
+///
+/// ```
+/// use dist_collectives::Communicator;
+/// use dist_parallel::{LocalSgd, LocalSgdOptions};
+/// # use dist_parallel::{BoxError, FloatType, ParamInfo, Params, Values, ValuesMut};
+/// # struct Number([ParamInfo; 1], [f32; 1]);
+/// # impl Params for Number {
+/// #     fn infos(&self) -> &[ParamInfo] { &self.0 }
+/// #     fn read(&self, _: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
+/// #         f(Values::F32(&self.1));
+/// #         Ok(())
+/// #     }
+/// #     fn write(&mut self, _: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
+/// #         f(ValuesMut::F32(&mut self.1));
+/// #         Ok(())
+/// #     }
+/// # }
+/// use dist_transport::sim;
+///
+/// let outcome = sim::run(1, 2, |transport| {
+///     let comm = Communicator::new(transport);
+///     let target = comm.rank() as f32;
+///     # let model = Number([ParamInfo::new("w", [1], FloatType::F32)], [5.0]);
+///     let mut local = LocalSgd::new(comm, model, LocalSgdOptions::average(4)).unwrap();
+///     for _ in 0..20 {
+///         // Any computation and any optimizer.
+///         let inner_step = |model: &mut Number| {
+///             let error = model.1[0] - target;
+///             model.1[0] -= 0.3 * error;
+///             Ok(error * error)
+///         };
+///         local.step_with(inner_step).unwrap();
+///     }
+///     let traffic = local.traffic();
+///     assert_eq!((traffic.steps, traffic.meetings), (20, 5));
+///     assert_eq!(traffic.bytes_saved(), 3 * traffic.bytes_sent);
+///     local.model().1[0]
+/// });
+/// assert!(outcome.results.iter().all(|weight| (weight - 0.5).abs() < 0.02));
+/// ```
+///
+/// Every rank takes as many steps. An error on one rank aborts the job, so that no other waits for it.
+pub struct LocalSgd<M> {
+    comm: Communicator,
+    model: M,
+    inner_steps: usize,
+    plan: BucketPlan,
+    outer: Option<Outer>,
+    /// Since the last meeting: steps of this rank, and the sum of their losses.
+    steps: usize,
+    losses: f32,
+    traffic: LocalTraffic,
+}
+
+/// Settings of [`LocalSgd`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LocalSgdOptions {
+    /// Steps from one meeting to the next, at least 1.
+    pub inner_steps: usize,
+    /// What is made of the ranks' parameters when they meet.
+    pub outer: OuterStep,
+}
+
+/// What is made of the ranks' parameters when they meet.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum OuterStep {
+    /// Their mean: local SGD.
+    Average,
+    /// A step from the parameters of the meeting before, along the mean of what the ranks have changed, with Nesterov's
+    /// momentum: DiLoCo. It keeps the parameters of the last meeting, and a velocity as large.
+    Nesterov {
+        /// The learning rate; 0.7 in the paper.
+        learning_rate: f64,
+        /// How much of the earlier steps stays; 0.9 in the paper.
+        momentum: f64,
+    },
+}
+
+impl LocalSgdOptions {
+    /// Local SGD with so many steps between meetings.
+    pub const fn average(inner_steps: usize) -> Self {
+        Self { inner_steps, outer: OuterStep::Average }
+    }
+
+    /// DiLoCo with so many steps between meetings, and the paper's outer step.
+    #[doc(alias = "DiLoCo")]
+    pub const fn diloco(inner_steps: usize) -> Self {
+        Self { inner_steps, outer: OuterStep::Nesterov { learning_rate: 0.7, momentum: 0.9 } }
+    }
+}
+
+/// What came of a step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct LocalStep {
+    /// This rank's loss.
+    pub loss: f32,
+    /// What came of the meeting, if this step was followed by one.
+    pub meeting: Option<Meeting>,
+}
+
+/// What came of a meeting.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct Meeting {
+    /// The mean of the losses of all ranks' steps since the meeting before.
+    pub loss: f32,
+    /// How many bytes this rank has sent for it.
+    pub bytes_sent: u64,
+}
+
+/// What was sent so far, and what would have been.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LocalTraffic {
+    /// Steps of this rank.
+    pub steps: u64,
+    /// Meetings.
+    pub meetings: u64,
+    /// Bytes that this rank has sent for all meetings, counted by the transport.
+    pub bytes_sent: u64,
+    /// Bytes that it would have sent for a meeting after each step that one has followed: meetings all send the same.
+    pub bytes_without: u64,
+}
+
+impl LocalTraffic {
+    /// Bytes that were not sent, because there was no meeting after each step.
+    pub const fn bytes_saved(&self) -> u64 {
+        self.bytes_without - self.bytes_sent
+    }
+}
+
+/// What DiLoCo keeps: for each bucket the parameters of the last meeting, and the velocities.
+struct Outer {
+    start: Vec<Flat>,
+    optimizer: Sgd,
+}
+
+impl<M: Params> LocalSgd<M> {
+    /// Begins to train `model` on all ranks of the group. Every rank then has rank 0's parameters.
+    ///
+    /// # Errors
+    /// If a setting makes no sense. On every rank, if parameters or options differ between ranks. If communication fails.
+    pub fn new(mut comm: Communicator, mut model: M, options: LocalSgdOptions) -> Result<Self> {
+        let LocalSgdOptions { inner_steps, outer } = options;
+        if inner_steps == 0 {
+            return Err(Error::Setting { name: "the number of inner steps", value: 0.0 });
+        }
+        let optimizer = match outer {
+            OuterStep::Average => None,
+            OuterStep::Nesterov { learning_rate, momentum } => Some(Sgd::new(SgdOptions {
+                learning_rate,
+                momentum: Momentum::Nesterov(momentum),
+                weight_decay: 0.0,
+            })?),
+        };
+        params::validate(model.infos())?;
+        let settings = [inner_steps as u64, agreement::hash(format!("{outer:?}").bytes())];
+        agreement::check(&mut comm, model.infos(), settings)?;
+        let plan = BucketPlan::new(model.infos(), BucketBytes::default());
+        let begun = broadcast(&mut comm, &mut model).and_then(|()| {
+            let Some(optimizer) = optimizer else { return Ok(None) };
+            let start =
+                plan.buckets().iter().map(|bucket| parameters(&model, bucket)).collect::<Result<_>>()?;
+            Ok(Some(Outer { start, optimizer }))
+        });
+        if begun.is_err() {
+            comm.abort();
+        }
+        let outer = begun?;
+        Ok(Self {
+            comm,
+            model,
+            inner_steps,
+            plan,
+            outer,
+            steps: 0,
+            losses: 0.0,
+            traffic: LocalTraffic::default(),
+        })
+    }
+
+    /// Takes a step of this rank alone: `inner` computes, changes the parameters and returns the loss. After every so
+    /// many steps the ranks meet.
+    ///
+    /// # Errors
+    /// If `inner` fails, or as for [`meet`](Self::meet).
+    pub fn step_with(&mut self, inner: impl FnOnce(&mut M) -> Result<f32, BoxError>) -> Result<LocalStep> {
+        let computed = inner(&mut self.model).map_err(Error::compute);
+        let loss = self.or_abort(computed)?;
+        self.steps += 1;
+        self.losses += loss;
+        self.traffic.steps += 1;
+        let meeting = if self.steps == self.inner_steps { Some(self.meet()?) } else { None };
+        Ok(LocalStep { loss, meeting })
+    }
+
+    /// Lets the ranks meet now, as after the last step of a training whose steps are not a multiple. Every rank calls
+    /// it, after as many steps.
+    ///
+    /// # Errors
+    /// [`InnerStepsDiffer`](Error::InnerStepsDiffer) on every rank if they have not taken as many steps. If the model
+    /// does not hand out its parameters, or communication fails.
+    pub fn meet(&mut self) -> Result<Meeting> {
+        let sent_before = self.comm.traffic().bytes_sent;
+        let met = self.try_to_meet();
+        let loss = self.or_abort(met)?;
+        let bytes_sent = self.comm.traffic().bytes_sent - sent_before;
+        self.traffic.meetings += 1;
+        self.traffic.bytes_sent += bytes_sent;
+        self.traffic.bytes_without += bytes_sent * (self.steps as u64).max(1);
+        (self.steps, self.losses) = (0, 0.0);
+        Ok(Meeting { loss, bytes_sent })
+    }
+
+    /// What was sent so far, and what would have been.
+    pub const fn traffic(&self) -> LocalTraffic {
+        self.traffic
+    }
+
+    /// The model.
+    pub const fn model(&self) -> &M {
+        &self.model
+    }
+
+    /// The model, to evaluate it.
+    pub const fn model_mut(&mut self) -> &mut M {
+        &mut self.model
+    }
+
+    /// The communicator, for what else the ranks have to say to each other.
+    pub const fn communicator_mut(&mut self) -> &mut Communicator {
+        &mut self.comm
+    }
+
+    /// Ends the training and gives back what it was made of.
+    pub fn into_parts(self) -> (Communicator, M) {
+        (self.comm, self.model)
+    }
+
+    /// Gives every rank the same parameters, and the mean loss.
+    fn try_to_meet(&mut self) -> Result<f32> {
+        let Self { comm, model, plan, outer, steps, losses, .. } = self;
+        agree_on_steps(comm, *steps)?;
+        let mut loss = [*losses];
+        comm.all_reduce(&mut loss, ReduceOp::Mean).map_err(Error::communication)?;
+        ValuesMut::F32(&mut loss).divide((*steps).max(1));
+        for (number, bucket) in plan.buckets().iter().enumerate() {
+            let mut own = parameters(model, bucket)?;
+            match outer {
+                None => {
+                    own.all_reduce(comm, ReduceOp::Mean)?;
+                    write(model, bucket, &own)?;
+                }
+                Some(Outer { start, optimizer }) => {
+                    let start = &mut start[number];
+                    own.subtract_from(start);
+                    own.all_reduce(comm, ReduceOp::Mean)?;
+                    let len = own.len();
+                    optimizer.update(number, start.slice_mut(0, len), own.slice(0, len))?;
+                    write(model, bucket, start)?;
+                }
+            }
+        }
+        Ok(loss[0])
+    }
+
+    fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
+        if result.as_ref().is_err_and(|error| !error.harms_nobody()) {
+            self.comm.abort();
+        }
+        result
+    }
+}
+
+/// Makes sure that all ranks have taken as many steps. Every rank comes to the same conclusion: the numbers of n ranks
+/// are equal if, and only if, n times the sum of their squares is the square of their sum.
+fn agree_on_steps(comm: &mut Communicator, steps: usize) -> Result<()> {
+    let own = u64::try_from(steps).unwrap_or(u64::MAX);
+    let mut sums = [own, own.wrapping_mul(own)];
+    comm.all_reduce(&mut sums, ReduceOp::Sum).map_err(Error::communication)?;
+    let (ranks, [sum, squares]) = (comm.world_size() as u128, sums.map(u128::from));
+    if ranks * squares == sum * sum { Ok(()) } else { Err(Error::InnerStepsDiffer { own: steps }) }
+}
+
+/// The parameters of one bucket, one after the other.
+fn parameters(model: &impl Params, bucket: &Bucket) -> Result<Flat> {
+    let mut flat = Flat::zeros(bucket.dtype, bucket.len());
+    for place in &bucket.places {
+        let mut into = flat.slice_mut(place.offset, place.len);
+        let mut copied = Ok(());
+        params::read(model, place.parameter, &mut |values| copied = into.copy_from(values))?;
+        copied?;
+    }
+    Ok(flat)
+}
+
+fn write(model: &mut impl Params, bucket: &Bucket, flat: &Flat) -> Result<()> {
+    for place in &bucket.places {
+        let values = flat.slice(place.offset, place.len);
+        params::write(model, place.parameter, |mut memory| memory.copy_from(values))?;
+    }
+    Ok(())
+}
+
+impl<M> fmt::Debug for LocalSgd<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "LocalSgd({:?}, {} of {} steps)", self.comm, self.steps, self.inner_steps)
+    }
+}

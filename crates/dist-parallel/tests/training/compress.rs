@@ -1,0 +1,251 @@
+//! Training whose gradients are compressed, or summed by a hook of one's own.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use dist_collectives::{Communicator, ReduceOp};
+use dist_parallel::{
+    BoxError, BucketGradients, BucketHook, Compression, Ddp, DdpOptions, Error, FloatType, ParamInfo, Sgd,
+    SgdOptions, TopKHook, Values, ValuesMut,
+};
+use dist_transport::sim;
+use rstest::rstest;
+
+use crate::ddp::{options, train_alone};
+use crate::errors::run_at_once;
+use crate::plain::{Bag, bits, micro_batch, model, squared_error};
+
+fn hook(text: &str) -> Box<dyn BucketHook> {
+    text.parse::<Compression>().unwrap().hook().unwrap().unwrap()
+}
+
+/// Trains with AdamW's schedule of the uncompressed tests; gives the parameters and the losses.
+fn train(ranks: usize, steps: usize, text: &'static str, bucket_bytes: usize) -> Vec<(Vec<u32>, Vec<f32>)> {
+    let program = move |transport| {
+        let comm = Communicator::new(transport);
+        let seed = 7 + comm.rank() as u64;
+        let mut ddp = Ddp::with_hook(comm, model(seed), options(bucket_bytes), hook(text)).unwrap();
+        let mut sgd = Sgd::new(SgdOptions { learning_rate: 0.05, ..SgdOptions::default() }).unwrap();
+        let step = |step| {
+            let report = ddp.step(8, |index| {
+                let (input, target) = micro_batch(step % 4, index);
+                Ok((input, squared_error(target)))
+            });
+            ddp.update(&mut sgd).unwrap();
+            report.unwrap().loss
+        };
+        let losses = (0..steps).map(step).collect();
+        (bits(ddp.model()), losses)
+    };
+    sim::run(ranks as u64, ranks, program).results
+}
+
+#[rstest]
+fn compressed_training_learns_and_is_the_same_on_every_rank(
+    #[values("bf16", "f16", "int8", "topk:0.3", "powersgd:1")] text: &'static str,
+    #[values(1, 2, 3)] ranks: usize,
+    #[values(0, 1 << 20)] bucket_bytes: usize,
+) {
+    let plain = train(ranks, 60, "topk:1", bucket_bytes);
+    let all = train(ranks, 60, text, bucket_bytes);
+    assert!(all.iter().all(|trained| *trained == all[0]));
+    assert_ne!(all[0].0, plain[0].0, "something was compressed");
+    let last = |losses: &[f32]| losses[56..].iter().sum::<f32>();
+    let (first, compressed, plain) = (all[0].1[..4].iter().sum::<f32>(), last(&all[0].1), last(&plain[0].1));
+    assert!(plain < 0.9 * first, "there is something to learn: {first} {plain}");
+    assert!(compressed - plain < 0.2 * (first - plain), "{text}: {first} {plain} {compressed}");
+}
+
+/// A hook that sums as without one, and counts.
+struct Plain(Arc<AtomicUsize>);
+
+impl BucketHook for Plain {
+    fn name(&self) -> String {
+        "plain".to_owned()
+    }
+
+    fn sum(&mut self, bucket: BucketGradients<'_>, comm: &mut Communicator) -> Result<(), BoxError> {
+        let ValuesMut::F32(values) = bucket.values else { return Err("this hook sums f32".into()) };
+        assert_eq!(bucket.bucket, self.0.fetch_add(1, Ordering::Relaxed));
+        assert_eq!(values.len(), bucket.tensors.iter().map(|tensor| tensor.len).sum::<usize>());
+        Ok(comm.all_reduce(values, ReduceOp::Sum)?)
+    }
+}
+
+#[test]
+fn a_hook_that_sums_as_usual_trains_what_one_process_trains() {
+    let program = |transport| {
+        let comm = Communicator::new(transport);
+        let mut ddp = Ddp::with_hook(comm, model(7), options(30), hook("topk:1")).unwrap();
+        let mut adamw = crate::ddp::optimizer("adamw");
+        for step in 0..5 {
+            adamw.set_learning_rate(0.05 / (step + 1) as f64).unwrap();
+            ddp.step(8, |index| {
+                let (input, target) = micro_batch(step, index);
+                Ok((input, squared_error(target)))
+            })
+            .unwrap();
+            ddp.update(&mut *adamw).unwrap();
+        }
+        bits(ddp.model())
+    };
+    assert_eq!(sim::run(1, 4, program).results, vec![train_alone(8, "adamw").0; 4]);
+}
+
+fn infos() -> Vec<ParamInfo> {
+    (0..4).map(|index| ParamInfo::new(format!("layer.{index}"), [2, 3], FloatType::F32)).collect()
+}
+
+#[test]
+fn buckets_are_summed_by_the_hook_while_the_backward_pass_goes_on() {
+    let outcome = sim::run(1, 3, |transport| {
+        let comm = Communicator::new(transport);
+        let runtime = comm.runtime().clone();
+        let summed = Arc::new(AtomicUsize::new(0));
+        let hook = Plain(Arc::clone(&summed));
+        // Two parameters in each bucket.
+        let mut ddp = Ddp::with_hook(comm, Bag::new(infos(), 1), options(48), hook).unwrap();
+        let mut seen = Vec::new();
+        ddp.step_with(3, |_, _, ready| {
+            for parameter in (0..4).rev() {
+                ready(parameter, Values::F32(&[1.0; 6]))?;
+                runtime.sleep(Duration::from_millis(100));
+                seen.push(summed.load(Ordering::Relaxed));
+            }
+            Ok(0.0)
+        })
+        .unwrap();
+        assert_eq!(ddp.gradient(0), Some(Values::F32(&[1.0; 6])));
+        seen
+    });
+    assert_eq!(outcome.results, [[0, 1, 1, 2]; 3]);
+}
+
+#[test]
+fn hooks_that_differ_are_an_error_on_every_rank() {
+    let results = run_at_once(3, |comm| {
+        let hook = hook(if comm.rank() == 1 { "topk:0.1" } else { "topk:0.2" });
+        Ddp::with_hook(comm, model(1), DdpOptions::default(), hook).map(drop)
+    });
+    let named = |result: &Result<(), Error>| matches!(result, Err(Error::OptionsDiffer { rank: 1 }));
+    assert!(results.iter().all(named), "{results:?}");
+    let results = run_at_once(2, |comm| match comm.rank() {
+        0 => Ddp::new(comm, model(1), DdpOptions::default()).map(drop),
+        _ => Ddp::with_hook(comm, model(1), DdpOptions::default(), hook("bf16")).map(drop),
+    });
+    assert!(results.iter().all(named), "{results:?}");
+}
+
+/// A hook that fails in one way or another on rank 1.
+struct Failing {
+    panics: bool,
+}
+
+impl BucketHook for Failing {
+    fn name(&self) -> String {
+        "failing".to_owned()
+    }
+
+    fn sum(&mut self, bucket: BucketGradients<'_>, comm: &mut Communicator) -> Result<(), BoxError> {
+        match (comm.rank(), self.panics) {
+            (1, true) => panic!("on purpose"),
+            (1, false) => Err("no codebook".into()),
+            _ => hook("bf16").sum(bucket, comm),
+        }
+    }
+}
+
+#[rstest]
+fn a_hook_that_fails_ends_the_job_for_everybody(#[values(false, true)] panics: bool) {
+    let results = run_at_once(3, move |comm| {
+        let bag = Bag::new(infos(), 1);
+        let mut ddp = Ddp::with_hook(comm, bag, options(30), Failing { panics }).unwrap();
+        ddp.step_with(3, |bag, index, ready| bag.report(index, ready)).unwrap_err()
+    });
+    for (rank, error) in results.iter().enumerate() {
+        match (rank, panics, error) {
+            (1, false, Error::Hook { hook, source }) => {
+                assert_eq!((&**hook, &*source.to_string()), ("failing", "no codebook"));
+            }
+            (1, true, Error::HookPanicked { hook }) => assert_eq!(hook, "failing"),
+            (0 | 2, _, Error::Communication(source)) => assert_eq!(source.peer(), Some(1), "{source}"),
+            _ => panic!("rank {rank}: {error:?}"),
+        }
+    }
+}
+
+/// What one rank sends for a step.
+fn bytes_sent(compression: &'static str) -> Vec<u64> {
+    let program = move |transport| {
+        let comm = Communicator::new(transport);
+        let model = Bag::new(vec![ParamInfo::new("w", [40, 50], FloatType::F32)], 1);
+        let compression: Compression = compression.parse().unwrap();
+        let mut ddp = match compression.hook().unwrap() {
+            None => Ddp::new(comm, model, options(1 << 20)).unwrap(),
+            Some(hook) => Ddp::with_hook(comm, model, options(1 << 20), hook).unwrap(),
+        };
+        let mut step = || ddp.step_with(2, |bag, index, ready| bag.report(index, ready)).unwrap().bytes_sent;
+        let first = step();
+        assert_eq!(step(), first);
+        first
+    };
+    sim::run(1, 2, program).results
+}
+
+#[rstest]
+#[case("none", 4 * 2000)]
+#[case("bf16", 2 * 2000)]
+#[case("int8", 2 * (1000 + 4 * 4))]
+#[case("topk:0.01", 8 * 20)]
+#[case("powersgd:4", 4 * 4 * (40 + 50))]
+fn a_step_reports_what_it_has_sent(#[case] compression: &'static str, #[case] bucket: u64) {
+    // Beside the bucket travel the loss and five numbers that say what is in the sums.
+    assert_eq!(bytes_sent(compression), [bucket + 4 + 8 * 5; 2]);
+}
+
+/// A parameter that has a gradient only in the first step goes on getting what was left of it.
+#[test]
+fn what_is_left_of_a_gradient_reaches_its_parameter_later() {
+    let outcome = sim::run(1, 2, |transport| {
+        let comm = Communicator::new(transport);
+        let model = Bag::new(vec![ParamInfo::new("w", [4], FloatType::F32)], 1);
+        let mut ddp = Ddp::with_hook(comm, model, options(100), TopKHook::new(0.25).unwrap()).unwrap();
+        let mut step = |gradient: Option<[f32; 4]>| {
+            ddp.step_with(2, |_, _, ready| {
+                gradient.map_or(Ok(()), |gradient| ready(0, Values::F32(&gradient)))?;
+                Ok(0.0)
+            })
+            .unwrap();
+            match ddp.gradient(0) {
+                Some(Values::F32(values)) => Some(values.to_vec()),
+                None => None,
+                Some(other) => panic!("the model is not {}", other.dtype()),
+            }
+        };
+        [step(None), step(Some([1.0, -4.0, 2.0, 3.0])), step(None), step(None), step(None), step(None)]
+    });
+    let at = |index: usize, value: f32| {
+        let mut gradient = vec![0.0; 4];
+        gradient[index] = value;
+        Some(gradient)
+    };
+    let expected = [None, at(1, -4.0), at(3, 3.0), at(2, 2.0), at(0, 1.0), Some(vec![0.0; 4])];
+    assert_eq!(outcome.results, [expected.clone(), expected]);
+}
+
+#[test]
+fn a_model_without_parameters_and_parameters_without_values_are_trained_too() {
+    for infos in [vec![], vec![ParamInfo::new("nothing", [0, 3], FloatType::F32)]] {
+        for text in ["bf16", "int8", "topk:0.1", "powersgd:1"] {
+            let infos = infos.clone();
+            let outcome = sim::run(1, 2, move |transport| {
+                let comm = Communicator::new(transport);
+                let bag = Bag::new(infos.clone(), 1);
+                let mut ddp = Ddp::with_hook(comm, bag, options(30), hook(text)).unwrap();
+                ddp.step_with(2, |_, _, _| Ok(1.5)).unwrap().loss
+            });
+            assert_eq!(outcome.results, [1.5; 2]);
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! Ranks with different numbers of micro-batches, and micro-batches that count differently.
+
+use dist_collectives::Communicator;
+use dist_parallel::{Ddp, DdpOptions, Error, FloatType, ParamInfo, Values};
+use dist_transport::sim;
+use proptest::prelude::*;
+use rstest::rstest;
+
+use crate::ddp::{optimizer, options};
+use crate::errors::run_at_once;
+use crate::plain::{Bag, Numbers, bits, micro_batch, model, squared_error};
+
+fn tree(leaves: &[Vec<f32>]) -> Vec<f32> {
+    if let [leaf] = leaves {
+        return leaf.clone();
+    }
+    let (left, right) = leaves.split_at(leaves.len().next_power_of_two() / 2);
+    tree(left).into_iter().zip(tree(right)).map(|(left, right)| left + right).collect()
+}
+
+/// The gradient of micro-batch `index` of a rank's step.
+fn gradient(rank: usize, step: usize, index: usize) -> Vec<f32> {
+    Numbers((rank * 10_000 + step * 100 + index) as u64).take(3)
+}
+
+/// The mean of the micro-batches that there are, by the definition.
+fn mean(step: usize, own: &[usize]) -> Vec<u32> {
+    let of_rank = |(rank, &own): (usize, &usize)| match own {
+        0 => vec![0.0; 3],
+        _ => tree(&(0..own).map(|index| gradient(rank, step, index)).collect::<Vec<_>>()),
+    };
+    let sum = tree(&own.iter().enumerate().map(of_rank).collect::<Vec<_>>());
+    let count = own.iter().sum::<usize>() as f32;
+    sum.into_iter().map(|sum| (sum / count).to_bits()).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(30))]
+
+    #[test]
+    fn a_step_is_the_mean_of_what_the_ranks_have(
+        // For each rank, how many micro-batches it has in each of its steps.
+        steps in prop::collection::vec(prop::collection::vec(1..4_usize, 0..5), 1..6),
+    ) {
+        let ranks = steps.len();
+        let given = steps.clone();
+        let outcome = sim::run(1, ranks, move |transport| {
+            let comm = Communicator::new(transport);
+            let rank = comm.rank();
+            let infos = vec![ParamInfo::new("w", [3], FloatType::F32)];
+            let mut ddp = Ddp::new(comm, Bag::new(infos, 1), DdpOptions::default()).unwrap();
+            let mut gradients = Vec::new();
+            let mut own = given[rank].iter();
+            loop {
+                let step = gradients.len();
+                let own = own.next().copied().unwrap_or(0);
+                let report = ddp.join_with(own, |_, index, ready| {
+                    ready(0, Values::F32(&gradient(rank, step, index)))?;
+                    Ok(1.0)
+                });
+                let Some(report) = report.unwrap() else { break gradients };
+                assert_eq!(report.loss, 1.0);
+                let Some(Values::F32(gradient)) = ddp.gradient(0) else { panic!("somebody had a gradient") };
+                gradients.push((report.micro_batches, gradient.iter().map(|value| value.to_bits()).collect()));
+            }
+        });
+        let last = steps.iter().map(Vec::len).max().unwrap_or(0);
+        let expected: Vec<(usize, Vec<u32>)> = (0..last)
+            .map(|step| {
+                let own: Vec<usize> = steps.iter().map(|own| own.get(step).copied().unwrap_or(0)).collect();
+                (own.iter().sum(), mean(step, &own))
+            })
+            .collect();
+        prop_assert_eq!(outcome.results, vec![expected; ranks]);
+    }
+}
+
+#[test]
+fn models_are_trained_the_same_on_ranks_that_run_out_at_different_times() {
+    let outcome = sim::run(1, 3, |transport| {
+        let comm = Communicator::new(transport);
+        let rank = comm.rank();
+        let mut ddp = Ddp::new(comm, model(7), options(30)).unwrap();
+        let mut sgd = optimizer("sgd");
+        let mut steps = 0;
+        loop {
+            let own = usize::from(steps <= 2 * rank);
+            let report = ddp.join(own, |index| {
+                let (input, target) = micro_batch(steps, 10 * rank + index);
+                Ok((input, squared_error(target)))
+            });
+            if report.unwrap().is_none() {
+                break;
+            }
+            ddp.update(&mut *sgd).unwrap();
+            steps += 1;
+        }
+        // Whoever has joined can go on with steps of another kind.
+        ddp.step_with(3, |_, _, _| Ok(0.0)).unwrap();
+        (steps, bits(ddp.model()))
+    });
+    assert!(outcome.results.iter().all(|result| *result == outcome.results[0] && result.0 == 5));
+}
+
+#[test]
+fn what_was_accumulated_counts_in_a_joint_step() {
+    let outcome = sim::run(1, 2, |transport| {
+        let comm = Communicator::new(transport);
+        let rank = comm.rank();
+        let infos = vec![ParamInfo::new("w", [1], FloatType::F32)];
+        let mut ddp = Ddp::new(comm, Bag::new(infos, 1), DdpOptions::default()).unwrap();
+        ddp.accumulate_with(2, |_, _, ready| ready(0, Values::F32(&[1.0])).map(|()| 1.0)).unwrap();
+        let report = ddp.join_with(rank, |_, _, ready| ready(0, Values::F32(&[7.0])).map(|()| 7.0));
+        let report = report.unwrap().unwrap();
+        assert_eq!(ddp.gradient(0), Some(Values::F32(&[3.0])));
+        (report.loss, report.micro_batches)
+    });
+    assert_eq!(outcome.results, [(3.0, 3); 2]);
+}
+
+#[test]
+fn joining_and_sharing_in_one_step_is_an_error_on_every_rank_and_harms_nobody() {
+    let outcome = sim::run(1, 3, |transport| {
+        let comm = Communicator::new(transport);
+        let rank = comm.rank();
+        let mut ddp = Ddp::new(comm, model(1), DdpOptions::default()).unwrap();
+        let refused = match rank {
+            2 => ddp.join_with(2, |_, _, _| Ok(0.0)).map(drop),
+            _ => ddp.step_with(6, |_, _, _| Ok(0.0)).map(drop),
+        };
+        (refused, ddp.step_with(3, |_, _, _| Ok(0.0)).map(drop))
+    });
+    for (rank, (refused, next)) in outcome.results.iter().enumerate() {
+        match (rank, refused) {
+            (2, Err(Error::StepsDiffer { computed: 6 })) => {}
+            (0 | 1, Err(Error::MicroBatchesDiffer { expected: 6, computed: 6 })) => {}
+            _ => panic!("rank {rank}: {refused:?}"),
+        }
+        assert!(next.is_ok());
+    }
+}
+
+#[test]
+fn a_rank_that_stops_without_joining_is_named() {
+    let results = run_at_once(3, |comm| {
+        let rank = comm.rank();
+        let mut ddp = Ddp::new(comm, model(1), DdpOptions::default()).unwrap();
+        for step in 0.. {
+            if (rank, step) == (1, 2) {
+                // Its data has run out, and nobody has told it to join.
+                return None;
+            }
+            if let Err(error) = ddp.step_with(3, |_, _, _| Ok(0.0)) {
+                return Some(error);
+            }
+        }
+        unreachable!("rank 1 stops")
+    });
+    for rank in [0, 2] {
+        let Some(Error::Communication(source)) = &results[rank] else { panic!("{results:?}") };
+        assert_eq!(source.peer(), Some(1), "{source}");
+    }
+}
+
+/// Micro-batches of different numbers of tokens, whose gradients are sums over their tokens.
+#[rstest]
+fn a_weighted_mean_is_the_mean_of_all_tokens(
+    #[values(1, 2, 4)] ranks: usize,
+    #[values(4, 8)] micro_batches: usize,
+) {
+    let tokens = |index: usize| [3_u64, 0, 128, 1, 77, 50, 2, 9][index];
+    let outcome = sim::run(1, ranks, move |transport| {
+        let infos = vec![ParamInfo::new("w", [3], FloatType::F32)];
+        let mut ddp =
+            Ddp::new(Communicator::new(transport), Bag::new(infos, 1), DdpOptions::default()).unwrap();
+        let report = ddp.step_weighted_with(micro_batches, |_, index, ready| {
+            ready(0, Values::F32(&gradient(0, 0, index)))?;
+            Ok((gradient(1, 1, index)[0], tokens(index)))
+        });
+        let report = report.unwrap();
+        assert_eq!(report.micro_batches, micro_batches);
+        let Some(Values::F32(mean)) = ddp.gradient(0) else { panic!("there is a gradient") };
+        (mean.iter().map(|value| value.to_bits()).collect::<Vec<_>>(), report.loss.to_bits())
+    });
+    let all = (0..micro_batches).map(tokens).sum::<u64>() as f32;
+    let sum = |of: &dyn Fn(usize) -> Vec<f32>| tree(&(0..micro_batches).map(of).collect::<Vec<_>>());
+    let mean = sum(&|index| gradient(0, 0, index)).into_iter().map(|sum| (sum / all).to_bits()).collect();
+    let loss = (sum(&|index| gradient(1, 1, index))[0] / all).to_bits();
+    assert_eq!(outcome.results, vec![(mean, loss); ranks]);
+}
+
+#[test]
+fn micro_batches_that_count_for_nothing_are_refused_and_harm_nobody() {
+    let results = run_at_once(2, |comm| {
+        let mut ddp = Ddp::new(comm, model(1), DdpOptions::default()).unwrap();
+        let refused = ddp.step_weighted_with(4, |_, _, _| Ok((1.0, 0))).map(drop);
+        (refused, ddp.step_weighted_with(4, |_, _, _| Ok((1.0, 4))).unwrap().loss)
+    });
+    for (refused, loss) in &results {
+        assert!(matches!(refused, Err(Error::NothingCounts { micro_batches: 4 })), "{refused:?}");
+        assert_eq!(*loss, 0.25);
+    }
+}

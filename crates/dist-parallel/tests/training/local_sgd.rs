@@ -1,0 +1,238 @@
+//! Ranks that step by themselves and meet now and then, against the definition.
+
+use dist_collectives::Communicator;
+use dist_parallel::{
+    BoxError, Error, FloatType, LocalSgd, LocalSgdOptions, OuterStep, ParamInfo, Params, ValuesMut,
+};
+use dist_transport::sim;
+use rstest::rstest;
+
+use crate::errors::run_at_once;
+use crate::plain::{Bag, Numbers, bits};
+
+const LEN: usize = 6;
+
+fn bag(seed: u64) -> Bag {
+    let mut infos: Vec<ParamInfo> =
+        ["a", "b", "frozen"].map(|name| ParamInfo::new(name, [LEN / 2], FloatType::F32)).into();
+    infos[2].trainable = false;
+    Bag::new(infos, seed)
+}
+
+fn values(model: &dyn Params) -> Vec<f32> {
+    bits(model)[..LEN].iter().map(|&bits| f32::from_bits(bits)).collect()
+}
+
+/// What a rank changes in a step.
+fn change(rank: usize, step: usize) -> Vec<f32> {
+    Numbers((rank * 1000 + step) as u64).take(LEN)
+}
+
+/// One step of plain gradient descent on one rank; the loss says which.
+fn inner(rank: usize, step: usize) -> impl FnOnce(&mut Bag) -> Result<f32, BoxError> {
+    move |model| {
+        let change = change(rank, step);
+        for index in 0..2 {
+            let change = &change[index * LEN / 2..][..LEN / 2];
+            model.write(index, &mut |values| {
+                let ValuesMut::F32(values) = values else { panic!("the model is f32") };
+                values.iter_mut().zip(change).for_each(|(value, change)| *value -= 0.25 * change);
+            })?;
+        }
+        Ok((100 * step + rank) as f32)
+    }
+}
+
+/// The parameters after so many steps, by the definition.
+fn expected(ranks: usize, steps: usize, inner_steps: usize, outer: OuterStep) -> Vec<u32> {
+    let mut start = values(&bag(0));
+    let mut velocity: Option<Vec<f32>> = None;
+    for first in (0..steps).step_by(inner_steps) {
+        let of_rank = |rank| {
+            let mut own = start.clone();
+            for step in first..first + inner_steps {
+                own.iter_mut().zip(change(rank, step)).for_each(|(own, change)| *own -= 0.25 * change);
+            }
+            own
+        };
+        let all: Vec<Vec<f32>> = (0..ranks).map(of_rank).collect();
+        match outer {
+            OuterStep::Average => start = mean(&all),
+            OuterStep::Nesterov { learning_rate, momentum } => {
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    reason = "settings are rounded to the type of the parameters"
+                )]
+                let (rate, momentum) = (learning_rate as f32, momentum as f32);
+                let gone = |own: &Vec<f32>| start.iter().zip(own).map(|(start, own)| start - own).collect();
+                let gone = mean(&all.iter().map(gone).collect::<Vec<Vec<f32>>>());
+                let faster = |v: Vec<f32>| v.iter().zip(&gone).map(|(v, gone)| momentum * v + gone).collect();
+                let v = velocity.take().map_or_else(|| gone.clone(), faster);
+                for ((start, gone), v) in start.iter_mut().zip(&gone).zip(&v) {
+                    *start -= rate * (gone + momentum * v);
+                }
+                velocity = Some(v);
+            }
+        }
+    }
+    start.iter().map(|value| value.to_bits()).collect()
+}
+
+fn mean(all: &[Vec<f32>]) -> Vec<f32> {
+    fn tree(all: &[Vec<f32>]) -> Vec<f32> {
+        if let [one] = all {
+            return one.clone();
+        }
+        let (left, right) = all.split_at(all.len().next_power_of_two() / 2);
+        tree(left).into_iter().zip(tree(right)).map(|(left, right)| left + right).collect()
+    }
+    tree(all).into_iter().map(|sum| sum / all.len() as f32).collect()
+}
+
+#[rstest]
+fn ranks_meet_at_what_the_definition_says(
+    #[values(1, 2, 3, 5)] ranks: usize,
+    #[values(1, 3)] inner_steps: usize,
+    #[values(
+        OuterStep::Average,
+        OuterStep::Nesterov { learning_rate: 0.7, momentum: 0.9 },
+        OuterStep::Nesterov { learning_rate: 1.0, momentum: 0.0 }
+    )]
+    outer: OuterStep,
+) {
+    let outcome = sim::run(1, ranks, move |transport| {
+        let comm = Communicator::new(transport);
+        let rank = comm.rank();
+        let options = LocalSgdOptions { inner_steps, outer };
+        let mut local = LocalSgd::new(comm, bag(rank as u64), options).unwrap();
+        for step in 0..9 {
+            let report = local.step_with(inner(rank, step)).unwrap();
+            assert_eq!(report.loss, (100 * step + rank) as f32);
+            assert_eq!(report.meeting.is_some(), (step + 1).is_multiple_of(inner_steps));
+            if let Some(meeting) = report.meeting {
+                let mean_step = step as f32 - (inner_steps - 1) as f32 / 2.0;
+                let expected = 100.0 * mean_step + (ranks - 1) as f32 / 2.0;
+                assert!((meeting.loss - expected).abs() < 1e-3, "{} is not {expected}", meeting.loss);
+            }
+        }
+        bits(local.model())
+    });
+    let frozen = &bits(&bag(0))[LEN..];
+    let expected = [&expected(ranks, 9, inner_steps, outer), frozen].concat();
+    assert_eq!(outcome.results, vec![expected; ranks]);
+}
+
+#[rstest]
+#[case(1, 0)]
+// An all_reduce of the steps, one of the loss, one of the parameters but the frozen one.
+#[case(2, 16 + 4 + 4 * LEN as u64)]
+fn what_was_not_sent_is_counted(#[case] ranks: usize, #[case] meeting_bytes: u64) {
+    let outcome = sim::run(1, ranks, |transport| {
+        let comm = Communicator::new(transport);
+        let rank = comm.rank();
+        let mut local = LocalSgd::new(comm, bag(0), LocalSgdOptions::diloco(4)).unwrap();
+        for step in 0..10 {
+            local.step_with(inner(rank, step)).unwrap();
+        }
+        let before = local.traffic();
+        let last = local.meet().unwrap();
+        (before, last.bytes_sent, local.traffic())
+    });
+    for (before, last, after) in outcome.results {
+        assert_eq!((before.steps, before.meetings, before.bytes_sent), (10, 2, 2 * meeting_bytes));
+        assert_eq!(before.bytes_saved(), 6 * meeting_bytes);
+        assert_eq!(last, meeting_bytes);
+        assert_eq!((after.steps, after.meetings, after.bytes_sent), (10, 3, 3 * meeting_bytes));
+        assert_eq!((after.bytes_without, after.bytes_saved()), (10 * meeting_bytes, 7 * meeting_bytes));
+    }
+}
+
+#[test]
+fn settings_that_make_no_sense_are_refused() {
+    let nesterov = |learning_rate, momentum| LocalSgdOptions {
+        inner_steps: 1,
+        outer: OuterStep::Nesterov { learning_rate, momentum },
+    };
+    let refused =
+        [LocalSgdOptions::average(0), nesterov(-1.0, 0.9), nesterov(f64::NAN, 0.9), nesterov(1.0, -0.1)];
+    for options in refused {
+        let results = run_at_once(2, move |comm| LocalSgd::new(comm, bag(0), options).map(drop));
+        let named = |result: &Result<(), Error>| matches!(result, Err(Error::Setting { .. }));
+        assert!(results.iter().all(named), "{results:?}");
+    }
+}
+
+#[rstest]
+#[case(LocalSgdOptions::average(3))]
+#[case(LocalSgdOptions::diloco(2))]
+fn options_that_differ_are_an_error_on_every_rank(#[case] other: LocalSgdOptions) {
+    let results = run_at_once(3, move |comm| {
+        let options = if comm.rank() == 1 { other } else { LocalSgdOptions::average(2) };
+        LocalSgd::new(comm, bag(0), options).map(drop)
+    });
+    let named = |result: &Result<(), Error>| matches!(result, Err(Error::OptionsDiffer { rank: 1 }));
+    assert!(results.iter().all(named), "{results:?}");
+}
+
+#[test]
+fn ranks_that_meet_after_different_numbers_of_steps_are_told() {
+    let results = run_at_once(3, |comm| {
+        let rank = comm.rank();
+        let mut local = LocalSgd::new(comm, bag(0), LocalSgdOptions::average(10)).unwrap();
+        for step in 0..2 + rank {
+            local.step_with(inner(rank, step)).unwrap();
+        }
+        local.meet()
+    });
+    for (rank, result) in results.iter().enumerate() {
+        assert!(matches!(result, Err(Error::InnerStepsDiffer { own }) if *own == 2 + rank), "{result:?}");
+    }
+}
+
+#[test]
+fn a_step_that_fails_ends_the_job_for_everybody() {
+    let results = run_at_once(2, |comm| {
+        let rank = comm.rank();
+        let mut local = LocalSgd::new(comm, bag(0), LocalSgdOptions::average(2)).unwrap();
+        (0..4).try_for_each(|step| {
+            let fails = (rank, step) == (1, 2);
+            let inner = inner(rank, step);
+            local.step_with(|model| if fails { Err("no more data".into()) } else { inner(model) }).map(drop)
+        })
+    });
+    assert!(matches!(&results[1], Err(Error::Compute(_))), "{results:?}");
+    let Err(Error::Communication(source)) = &results[0] else { panic!("{results:?}") };
+    assert_eq!(source.peer(), Some(1));
+}
+
+#[test]
+fn parameters_of_other_types_meet_too() {
+    use FloatType::{Bf16, F16, F64};
+    let outcome = sim::run(1, 2, |transport| {
+        let comm = Communicator::new(transport);
+        let infos = [F64, F16, Bf16].map(|dtype| ParamInfo::new(dtype.name(), [1], dtype)).into();
+        let mut local = LocalSgd::new(comm, Bag::new(infos, 1), LocalSgdOptions::diloco(1)).unwrap();
+        let rank = local.communicator_mut().rank();
+        let inner = |model: &mut Bag| {
+            for index in 0..3 {
+                model.write(index, &mut |values| add(values, rank))?;
+            }
+            Ok(0.0)
+        };
+        let before = bits(local.model());
+        local.step_with(inner).unwrap();
+        (before == bits(local.model()), bits(local.model()))
+    });
+    assert_eq!(outcome.results[0], outcome.results[1]);
+    assert!(!outcome.results[0].0, "something was learned");
+}
+
+fn add(values: ValuesMut<'_>, rank: usize) {
+    let value = 1.0 + f32::from(u8::try_from(rank).unwrap());
+    match values {
+        ValuesMut::F64(values) => values[0] += f64::from(value),
+        ValuesMut::F16(values) => values[0] = half::f16::from_f32(values[0].to_f32() + value),
+        ValuesMut::Bf16(values) => values[0] = half::bf16::from_f32(values[0].to_f32() + value),
+        ValuesMut::F32(_) => panic!("none is f32"),
+    }
+}
