@@ -65,6 +65,9 @@ pub(crate) enum Error {
     /// Schedules that cannot be predicted.
     #[error(transparent)]
     Schedule(#[from] dist_algos::Error),
+    /// A pipeline schedule that cannot be done.
+    #[error(transparent)]
+    Pipeline(#[from] dist_parallel::pipeline::Flaw),
     /// Coordinator, secret or connections.
     #[error(transparent)]
     Transport(#[from] dist_transport::Error),

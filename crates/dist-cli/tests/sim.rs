@@ -124,6 +124,37 @@ fn efficiency_over_ranks_is_drawn() {
 }
 
 #[test]
+fn steps_of_a_pipeline_are_those_that_are_documented() {
+    let arguments = "sim pipeline --stages 3 --micro-batches 4 --weight-gradient 2ms";
+    insta::assert_snapshot!(text(&format!("{arguments} --json")), @r#"{"schedule":"1f1b","ranks":3,"stages":3,"micro_batches":4,"step_ms":24.0,"computing_ms":48.0,"bubble":0.5,"bubble_formula":0.5,"kept":[3,2,1],"kept_formula":[3,2,1],"messages":16}"#);
+    insta::assert_snapshot!(text(arguments), @r"
+    1f1b: 3 stages on 3 ranks, 4 micro-batches, 24 ms, bubble 0.5000 (formula: 0.5000)
+    activations kept, by rank: 3 2 1 (formula: 3 2 1); 16 messages
+    rank 0  F0 F1 F2 .  .  .  .  .  .  B0------ F3 B1------ .  B2------ .  B3------
+    rank 1  .  F0 F1 .  .  .  B0------ F2 B1------ F3 B2------ .  B3------ .  .  .
+    rank 2  .  .  F0 B0------ F1 B1------ F2 B2------ F3 B3------ .  .  .  .  .  .
+    ");
+    check_documented(&lines(&format!("{arguments} --json"))[0]);
+    insta::assert_snapshot!(text("sim pipeline --stages 2 --micro-batches 1 --actions"), @r"
+    rank 0: 0F0 0SF0 0RB0 0B0 0R
+    rank 1: 1RF0 1F0 1B0 1SB0 1R
+    ");
+}
+
+#[test]
+fn pipelines_are_compared_and_drawn_in_one_picture() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("pipeline.svg");
+    let arguments = "sim pipeline --schedule interleaved,zbv --stages 8 --ranks 4 --micro-batches 8 --json";
+    let lines = lines(&format!("{arguments} --svg {}", file.display()));
+    assert_eq!([&lines[0]["step_ms"], &lines[1]["step_ms"]], [57.0, 51.0]);
+    assert_eq!([&lines[0]["bubble_formula"], &lines[1]["bubble_formula"]], [0.1875, 0.0625]);
+    let svg = std::fs::read_to_string(file).unwrap();
+    // Forward and backward, or forward and both halves, of 8 micro-batches in 8 stages.
+    assert_eq!(svg.matches("<title>").count(), (2 + 3) * 64);
+}
+
+#[test]
 fn measurements_stand_beside_predictions() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).display().to_string();
@@ -197,6 +228,13 @@ fn files_give_links_and_what_was_measured() {
 #[case("sim all_reduce --ranks 8 --algorithm star", "is done by all, auto, recursive_doubling, ")]
 #[case("sim all_reduce --ranks 8 --straggler 8:x2", "there is no rank 8 among 8")]
 #[case("sim all_reduce --ranks 8 --straggler 7", "a straggler is a rank and how late or slow it is")]
+#[case("sim pipeline --stages 3 --micro-batches 4 --schedule zbv", "3 stages are not 2 for each of 1 ranks")]
+#[case(
+    "sim pipeline --stages 2 --ranks 4 --micro-batches 4 --schedule interleaved",
+    "2 stages are not 1 for each of 4"
+)]
+#[case("sim pipeline --stages 4 --micro-batches 10000000", "there is no pipeline schedule of 4 ranks")]
+#[case("sim pipeline --stages 4 --micro-batches 4 --schedule 2f2b", "it is one of gpipe, 1f1b, ")]
 #[case("sim all_gather --ranks 10000000 --bytes 1G", "bytes from each of 10000000 ranks are too many")]
 fn what_makes_no_sense_is_said_once(#[case] arguments: &str, #[case] words: &str) {
     let output = distctl(arguments);

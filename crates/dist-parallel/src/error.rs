@@ -132,6 +132,18 @@ pub enum Error {
         /// Why not.
         reason: &'static str,
     },
+    /// A pipeline schedule for nothing was asked for, or for more than anyone waits for.
+    #[error(
+        "there is no pipeline schedule of {ranks} ranks with {stages} stages and {micro_batches} micro-batches"
+    )]
+    NoSchedule {
+        /// Number of ranks.
+        ranks: usize,
+        /// Number of stages.
+        stages: usize,
+        /// Number of micro-batches.
+        micro_batches: usize,
+    },
     /// A step without micro-batches was asked for, on every rank.
     #[error("there is no micro-batch to take the mean of")]
     NoMicroBatches,

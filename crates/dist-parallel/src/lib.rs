@@ -19,6 +19,7 @@ mod norm;
 mod number;
 mod optimizer;
 mod params;
+pub mod pipeline;
 mod plan;
 mod reduce;
 mod sequence;

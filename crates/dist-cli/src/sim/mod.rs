@@ -7,6 +7,7 @@ mod fit;
 mod line;
 mod links;
 mod model;
+mod pipeline;
 mod quantity;
 mod train;
 mod world;
@@ -35,6 +36,8 @@ pub(crate) struct Arguments {
 enum Other {
     /// Predict steps of training on more and more ranks
     Train(train::Arguments),
+    /// Show who computes what when in a step of a pipeline
+    Pipeline(pipeline::Arguments),
     /// Put what was measured beside what is predicted, from a model or from what comes closest to it
     Compare(compare::Arguments),
 }
@@ -80,6 +83,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     let collective = &arguments.collective;
     match (&arguments.other, collective.operation) {
         (Some(Other::Train(arguments)), _) => train::run(arguments),
+        (Some(Other::Pipeline(arguments)), _) => pipeline::run(arguments),
         (Some(Other::Compare(arguments)), _) => compare::run(arguments),
         (None, Some(operation)) => collectives(operation, collective),
         (None, None) => Err(Error::Usage("distctl sim --help says what can be predicted".to_owned())),

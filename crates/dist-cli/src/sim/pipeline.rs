@@ -1,0 +1,190 @@
+//! `distctl sim pipeline`: who computes what when in one step of a pipeline.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use dist_parallel::pipeline::{Costs, Kind, Panel, Proof, Schedule, StageCost, Timeline, svg};
+use serde::Serialize;
+
+use super::line::rounded;
+use super::quantity;
+use crate::Error;
+use crate::run::Outcome;
+
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    /// How the work is ordered: gpipe, 1f1b, interleaved, zb1p or zbv; several to compare them
+    #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "1f1b", value_parser = kind)]
+    schedule: Vec<Kind>,
+    /// Into how many stages the model is cut
+    #[arg(long, value_name = "S", value_parser = super::ranks)]
+    stages: usize,
+    /// How many ranks have them; as many as there are stages, or half as many for interleaved and zbv, if nothing is said
+    #[arg(long, value_name = "P", value_parser = super::ranks)]
+    ranks: Option<usize>,
+    /// Into how many micro-batches a step is cut
+    #[arg(long, value_name = "M", value_parser = super::ranks)]
+    micro_batches: usize,
+    /// What the forward of a micro-batch takes in a stage
+    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = time)]
+    forward: Duration,
+    /// What the gradient of a stage's input takes
+    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = time)]
+    input_gradient: Duration,
+    /// What the gradients of a stage's parameters take; a whole backward takes both
+    #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = time)]
+    weight_gradient: Duration,
+    /// What a message takes from rank to rank
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = time)]
+    message: Duration,
+    /// Print what every rank does, messages included, and not when
+    #[arg(long)]
+    actions: bool,
+    /// Draw it into this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// One JSON object per line instead of text
+    #[arg(long)]
+    json: bool,
+}
+
+fn kind(text: &str) -> Result<Kind, String> {
+    Kind::parse(text).ok_or_else(|| format!("it is one of {}", Kind::ALL.map(Kind::name).join(", ")))
+}
+
+fn time(text: &str) -> Result<Duration, String> {
+    Duration::try_from_secs_f64(quantity::time(text)?).map_err(|e| e.to_string())
+}
+
+/// The fields and their order are a contract with whoever reads them.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    schedule: &'static str,
+    ranks: usize,
+    stages: usize,
+    micro_batches: usize,
+    step_ms: f64,
+    computing_ms: f64,
+    bubble: f64,
+    bubble_formula: Option<f64>,
+    kept: &'a [usize],
+    kept_formula: &'a [usize],
+    messages: usize,
+}
+
+/// Predicts a step for every schedule.
+pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
+    let mut output = io::stdout().lock();
+    let mut drawn = Vec::new();
+    for &kind in &arguments.schedule {
+        let (kind, schedule) = arguments.schedule(kind)?;
+        let proof = schedule.validate()?;
+        let costs = arguments.costs();
+        let timeline = Timeline::predict(&schedule, &costs);
+        let formula = kind.bubble(schedule.ranks(), schedule.micro_batches(), &costs);
+        let line = Line::new(kind, &schedule, &proof, &timeline, formula);
+        let text = match (arguments.json, arguments.actions) {
+            (true, _) => serde_json::to_string(&line).expect("a line has only numbers and text") + "\n",
+            (false, true) => actions(&schedule),
+            (false, false) => format!("{}{timeline}", line.head()),
+        };
+        output.write_all(text.as_bytes()).map_err(Error::Output)?;
+        drawn.push((line.title(), timeline));
+    }
+    output.flush().map_err(Error::Output)?;
+    if let Some(path) = &arguments.svg {
+        let panels: Vec<_> = drawn.iter().map(|(title, timeline)| Panel { title, timeline }).collect();
+        fs::write(path, svg(&panels)).map_err(|source| Error::Write { path: path.clone(), source })?;
+    }
+    Ok(Outcome::Success)
+}
+
+impl Arguments {
+    fn schedule(&self, kind: Kind) -> Result<(Kind, Schedule), Error> {
+        let ranks = self.ranks.unwrap_or(self.stages / kind.stages_per_rank());
+        let each = self.stages.checked_div(ranks).unwrap_or(0);
+        let kind = match kind {
+            Kind::Interleaved { .. } => Kind::Interleaved { stages_per_rank: each },
+            kind => kind,
+        };
+        if kind.stages_per_rank() * ranks != self.stages {
+            let each = kind.stages_per_rank().max(1);
+            return Err(Error::Usage(format!(
+                "{} stages are not {each} for each of {ranks} ranks",
+                self.stages
+            )));
+        }
+        let schedule = kind.schedule(ranks, self.micro_batches);
+        Ok((kind, schedule.map_err(|error| Error::Usage(error.to_string()))?))
+    }
+
+    fn costs(&self) -> Costs {
+        let &Self { forward, input_gradient, weight_gradient, .. } = self;
+        let stage = StageCost { forward, input_gradient, weight_gradient };
+        Costs::uniform(self.stages, stage).with_message(self.message)
+    }
+}
+
+impl<'a> Line<'a> {
+    fn new(
+        kind: Kind,
+        schedule: &'a Schedule,
+        proof: &'a Proof,
+        timeline: &Timeline,
+        formula: Option<f64>,
+    ) -> Self {
+        let milliseconds = |time: Duration| rounded(1e3 * time.as_secs_f64(), 6);
+        Self {
+            schedule: kind.name(),
+            ranks: schedule.ranks(),
+            stages: schedule.stages(),
+            micro_batches: schedule.micro_batches(),
+            step_ms: milliseconds(timeline.makespan()),
+            computing_ms: milliseconds(timeline.computing()),
+            bubble: rounded(timeline.bubble(), 6),
+            bubble_formula: formula.map(|bubble| rounded(bubble, 6)),
+            kept: &proof.kept,
+            kept_formula: schedule.kept_max(),
+            messages: proof.messages,
+        }
+    }
+
+    fn title(&self) -> String {
+        let formula =
+            self.bubble_formula.map_or_else(|| "no formula".to_owned(), |bubble| format!("{bubble:.4}"));
+        format!(
+            "{}: {} stages on {} ranks, {} micro-batches, {} ms, bubble {:.4} (formula: {formula})",
+            self.schedule, self.stages, self.ranks, self.micro_batches, self.step_ms, self.bubble,
+        )
+    }
+
+    fn head(&self) -> String {
+        format!(
+            "{}\nactivations kept, by rank: {} (formula: {}); {} messages\n",
+            self.title(),
+            list(self.kept),
+            list(self.kept_formula),
+            self.messages,
+        )
+    }
+}
+
+fn list(numbers: &[usize]) -> String {
+    let texts: Vec<_> = numbers.iter().map(ToString::to_string).collect();
+    texts.join(" ")
+}
+
+fn actions(schedule: &Schedule) -> String {
+    let mut text = String::new();
+    for (rank, actions) in schedule.actions().iter().enumerate() {
+        let _ = write!(text, "rank {rank}:");
+        for action in actions {
+            let _ = write!(text, " {action}");
+        }
+        text.push('\n');
+    }
+    text
+}

@@ -1,0 +1,19 @@
+//! One forward, one backward: memory for as many micro-batches as there are ranks behind, not for all.
+
+use crate::pipeline::schedule::{around, backward, forward};
+use crate::pipeline::{Action, Schedule};
+
+pub(in crate::pipeline) fn one_forward_one_backward(ranks: usize, micro_batches: usize) -> Schedule {
+    let kept_max = (0..ranks).map(|rank| micro_batches.min(ranks - rank)).collect();
+    let lists = (0..ranks).map(|rank| list(rank, ranks, micro_batches)).collect();
+    Schedule::new(around(ranks, 1), micro_batches, kept_max, lists)
+}
+
+fn list(rank: usize, ranks: usize, micro_batches: usize) -> Vec<Action> {
+    let warmup = micro_batches.min(ranks - rank - 1);
+    let warm = (0..warmup).map(|micro_batch| forward(rank, micro_batch));
+    let steady = (warmup..micro_batches)
+        .flat_map(|micro_batch| [forward(rank, micro_batch), backward(rank, micro_batch - warmup)]);
+    let cooldown = (micro_batches - warmup..micro_batches).map(|micro_batch| backward(rank, micro_batch));
+    warm.chain(steady).chain(cooldown).collect()
+}

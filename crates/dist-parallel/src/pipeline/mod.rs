@@ -1,0 +1,34 @@
+//! Pipeline parallelism: each rank has some stages of the model, and micro-batches flow through them.
+//!
+//! A [`Schedule`] says who does what in which order. It is pure data: [`Kind::schedule`] makes it,
+//! [`Schedule::validate`] proves that it is complete, ordered, free of deadlock and within its bound of activations,
+//! and [`Timeline::predict`] says when everything happens.
+//!
+//! ```
+//! use std::time::Duration;
+//! use dist_parallel::pipeline::{Costs, Kind, StageCost, Timeline};
+//!
+//! let schedule = Kind::OneForwardOneBackward.schedule(4, 8)?;
+//! assert_eq!(schedule.validate()?.kept, [4, 3, 2, 1]);
+//! let unit = Duration::from_millis(1);
+//! let stage = StageCost { forward: unit, input_gradient: unit, weight_gradient: unit };
+//! let timeline = Timeline::predict(&schedule, &Costs::uniform(4, stage));
+//! assert_eq!(timeline.makespan(), (8 + 3) * 3 * unit);
+//! # Ok::<_, Box<dyn std::error::Error>>(())
+//! ```
+
+mod action;
+mod draw;
+mod flaw;
+mod generate;
+mod kind;
+mod schedule;
+mod timeline;
+mod validate;
+
+pub use action::{Action, Item};
+pub use draw::{Panel, svg};
+pub use flaw::{Flaw, Proof};
+pub use kind::Kind;
+pub use schedule::Schedule;
+pub use timeline::{Costs, Span, StageCost, Timeline};

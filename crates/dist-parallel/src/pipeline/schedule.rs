@@ -1,0 +1,196 @@
+//! Pipeline schedules: for every rank, what it does in which order.
+
+use super::{Action, Flaw, Item, Proof, validate};
+
+/// For every rank, what it does in which order, in one step of training.
+///
+/// Pure data: [`Kind::schedule`](super::Kind::schedule) makes it, [`validate`](Self::validate) proves it,
+/// [`Timeline::predict`](super::Timeline::predict) says how long it takes, and [`Pipeline`](super::Pipeline) does it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Schedule {
+    ranks: usize,
+    micro_batches: usize,
+    /// For each stage, the rank that has it.
+    placement: Vec<usize>,
+    /// For each rank, how many activations of a stage it may keep at once.
+    kept_max: Vec<usize>,
+    /// For each rank, what it does.
+    actions: Vec<Vec<Action>>,
+}
+
+impl Schedule {
+    /// A schedule of one's own, from what each rank computes in which order: messages and the reduction of gradients
+    /// are added. A message leaves right after what it carries is computed, and is received right before it is
+    /// needed.
+    ///
+    /// `placement` says for each stage which rank has it, and `kept_max` for each rank how many activations of a stage
+    /// it may keep between their forward and backward, at least one.
+    pub fn new(
+        placement: Vec<usize>,
+        micro_batches: usize,
+        kept_max: Vec<usize>,
+        computations: Vec<Vec<Action>>,
+    ) -> Self {
+        let ranks = computations.len();
+        let mut schedule = Self { ranks, micro_batches, placement, kept_max, actions: Vec::new() };
+        schedule.actions = computations.into_iter().map(|list| schedule.with_messages(list)).collect();
+        schedule
+    }
+
+    /// The same schedule with other actions, messages included.
+    #[must_use]
+    pub fn with_actions(self, actions: Vec<Vec<Action>>) -> Self {
+        Self { actions, ..self }
+    }
+
+    /// The same schedule for stages whose parameters are sharded: a rank gathers a stage before it computes, keeps at
+    /// most `gathered_max` gathered, at least one, and frees the one that it needs last.
+    #[must_use]
+    pub fn with_gathers(mut self, gathered_max: usize) -> Self {
+        let lists = std::mem::take(&mut self.actions);
+        self.actions = lists.into_iter().map(|list| with_gathers(&list, gathered_max.max(1))).collect();
+        self
+    }
+
+    /// Number of ranks.
+    pub const fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// Number of stages.
+    pub const fn stages(&self) -> usize {
+        self.placement.len()
+    }
+
+    /// Number of micro-batches.
+    pub const fn micro_batches(&self) -> usize {
+        self.micro_batches
+    }
+
+    /// For each stage, the rank that has it.
+    pub fn placement(&self) -> &[usize] {
+        &self.placement
+    }
+
+    /// The stages that a rank has, in order.
+    pub fn stages_of(&self, rank: usize) -> impl Iterator<Item = usize> {
+        self.placement.iter().enumerate().filter(move |&(_, &owner)| owner == rank).map(|(stage, _)| stage)
+    }
+
+    /// For each rank, how many activations of a stage it may keep at once.
+    pub fn kept_max(&self) -> &[usize] {
+        &self.kept_max
+    }
+
+    /// For each rank, what it does.
+    pub fn actions(&self) -> &[Vec<Action>] {
+        &self.actions
+    }
+
+    /// Whether the output of this stage, and its gradient, travel between ranks.
+    pub fn is_sent(&self, stage: usize) -> bool {
+        self.placement.get(stage.saturating_add(1)).is_some_and(|&next| next != self.placement[stage])
+    }
+
+    /// Proves that the schedule is complete, ordered, free of deadlock, and within its bound of activations.
+    ///
+    /// # Errors
+    /// The first flaw that is found.
+    pub fn validate(&self) -> Result<Proof, Flaw> {
+        validate::validate(self)
+    }
+
+    fn with_messages(&self, computations: Vec<Action>) -> Vec<Action> {
+        let mut list = Vec::with_capacity(3 * computations.len());
+        let last = |action: &Action| {
+            let ends = |other: &Action| {
+                matches!(other, Action::Backward(_) | Action::WeightGradient(_))
+                    && other.stage() == action.stage()
+            };
+            computations.iter().rposition(ends)
+        };
+        for (index, &action) in computations.iter().enumerate() {
+            let (before, after) = self.messages(action);
+            list.extend(before);
+            list.push(action);
+            list.extend(after);
+            if last(&action) == Some(index) {
+                list.push(Action::ReduceGradients(action.stage()));
+            }
+        }
+        list
+    }
+
+    /// What is received before a computation, and sent after it.
+    fn messages(&self, action: Action) -> (Option<Action>, Option<Action>) {
+        match action {
+            Action::Forward(item) => {
+                let receives = item.stage > 0 && self.is_sent(item.stage - 1);
+                let sends = item.stage < self.stages() && self.is_sent(item.stage);
+                (
+                    receives.then_some(Action::ReceiveActivation(item)),
+                    sends.then_some(Action::SendActivation(item)),
+                )
+            }
+            Action::Backward(item) | Action::InputGradient(item) => {
+                let receives = item.stage < self.stages() && self.is_sent(item.stage);
+                let sends = item.stage > 0 && self.is_sent(item.stage - 1);
+                (
+                    receives.then_some(Action::ReceiveGradient(item)),
+                    sends.then_some(Action::SendGradient(item)),
+                )
+            }
+            _ => (None, None),
+        }
+    }
+}
+
+fn with_gathers(list: &[Action], gathered_max: usize) -> Vec<Action> {
+    let mut with = Vec::with_capacity(list.len());
+    let mut gathered: Vec<usize> = Vec::new();
+    for (index, &action) in list.iter().enumerate() {
+        let stage = action.stage();
+        if action.is_computation() && !gathered.contains(&stage) {
+            if gathered.len() == gathered_max {
+                let next_use = |stage: &usize| {
+                    let uses = |other: &Action| other.is_computation() && other.stage() == *stage;
+                    list[index..].iter().position(uses).unwrap_or(usize::MAX)
+                };
+                let latest = (0..gathered.len()).max_by_key(|&at| next_use(&gathered[at]));
+                with.push(Action::Free(gathered.remove(latest.expect("at least one is gathered"))));
+            }
+            with.push(Action::Gather(stage));
+            gathered.push(stage);
+        }
+        with.push(action);
+    }
+    with.extend(gathered.into_iter().map(Action::Free));
+    with
+}
+
+/// The stages' ranks where stage s is on rank s modulo the number of ranks.
+pub(super) fn around(ranks: usize, stages_per_rank: usize) -> Vec<usize> {
+    (0..ranks * stages_per_rank).map(|stage| stage % ranks).collect()
+}
+
+/// The stages' ranks where they go to the last rank and back to the first.
+pub(super) fn there_and_back(ranks: usize) -> Vec<usize> {
+    (0..ranks).chain((0..ranks).rev()).collect()
+}
+
+/// An item's computations by their letters, for generators.
+pub(super) const fn forward(stage: usize, micro_batch: usize) -> Action {
+    Action::Forward(Item::new(stage, micro_batch))
+}
+
+pub(super) const fn backward(stage: usize, micro_batch: usize) -> Action {
+    Action::Backward(Item::new(stage, micro_batch))
+}
+
+pub(super) const fn input_gradient(stage: usize, micro_batch: usize) -> Action {
+    Action::InputGradient(Item::new(stage, micro_batch))
+}
+
+pub(super) const fn weight_gradient(stage: usize, micro_batch: usize) -> Action {
+    Action::WeightGradient(Item::new(stage, micro_batch))
+}
