@@ -51,6 +51,55 @@ pub enum Error {
         /// Bytes of the input.
         got: usize,
     },
+    /// The memory is cut into another number of parts than the direct schedule was made for.
+    #[error("the memory has {got} parts, its direct schedule {expected}")]
+    Parts {
+        /// Parts of the schedule.
+        expected: usize,
+        /// Parts of the memory.
+        got: usize,
+    },
+    /// What a direct schedule publishes does not fit the slots.
+    #[error("{needed} bytes do not fit a slot of {slot_bytes}, or there are too few slots")]
+    Slots {
+        /// Bytes that are published at once.
+        needed: usize,
+        /// Bytes of a slot.
+        slot_bytes: usize,
+    },
+    /// Others would write into memory that is only borrowed.
+    #[error("memory that other ranks write into has to be lent")]
+    Borrowed,
+    /// Two ranks may be at the same memory at the same time, and one of them writes.
+    #[error("rank {rank}, step {step}: rank {other} may be at the same memory of rank {of}")]
+    Race {
+        /// The rank that comes second, as the verifier has it.
+        rank: usize,
+        /// Its step.
+        step: usize,
+        /// The other rank.
+        other: usize,
+        /// Whose memory it is.
+        of: usize,
+    },
+    /// A step reaches into memory that nobody has laid open for that.
+    #[error("rank {rank}, step {step}: the memory of other ranks is not open to it")]
+    Closed {
+        /// The rank whose step it is.
+        rank: usize,
+        /// Its step.
+        step: usize,
+    },
+    /// A rank does not post as often as all ranks have to.
+    #[error("rank {rank} posts {got} times, not {expected}")]
+    Posts {
+        /// The rank.
+        rank: usize,
+        /// How often it has to.
+        expected: u32,
+        /// How often it does.
+        got: u32,
+    },
     /// A step names a peer that does not exist, or its own rank.
     #[error("rank {rank}, step {step}: rank {peer} is no peer")]
     NoPeer {

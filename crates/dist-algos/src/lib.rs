@@ -11,6 +11,7 @@ pub mod circulant;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod cost;
+pub mod direct;
 mod error;
 mod fold;
 pub mod halving_doubling;

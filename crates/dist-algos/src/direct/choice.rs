@@ -1,0 +1,45 @@
+//! Which form is chosen, by what was measured on two cores of one host.
+
+use dist_transport::Reach;
+
+use super::{Form, Task};
+
+/// Whose the memory is that an operation works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Ownership {
+    /// The caller's: others may read it at most.
+    Borrowed,
+    /// The operation's, ordinary memory: others may write into it if the system lets them.
+    Owned,
+    /// The operation's, in memory that the ranks of a host share.
+    Allocated,
+}
+
+impl Form {
+    /// The fastest form for a buffer of so many bytes, and how many bytes of it a slot should take.
+    pub fn suggest(
+        task: Task,
+        world_size: usize,
+        bytes: usize,
+        ownership: Ownership,
+        reach: Reach,
+    ) -> (Self, usize) {
+        match (task, ownership) {
+            (Task::AllReduce, Ownership::Allocated) if bytes >= 4 << 10 => (Self::WriteToAll, 0),
+            (Task::AllReduce, Ownership::Owned)
+                if reach == Reach::Write && bytes >= written_from(world_size) =>
+            {
+                (Self::WriteToAll, 0)
+            }
+            (Task::AllReduce | Task::Reduce { .. }, _) if world_size > 2 && bytes > 16 << 10 => {
+                (Self::Staged, 512 << 10)
+            }
+            _ => (Self::OneShot, 256 << 10),
+        }
+    }
+}
+
+/// From how many bytes on it is faster to reach into ordinary memory of others, which takes a call of the system.
+const fn written_from(world_size: usize) -> usize {
+    if world_size == 2 { 128 << 10 } else { 1 << 20 }
+}

@@ -1,0 +1,71 @@
+//! The forms of direct schedules.
+
+use std::fmt;
+
+use super::Task;
+
+/// How ranks that share memory get at each other's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Form {
+    /// Everybody publishes all that others need, and then does by itself all that it needs. In more than one block it is
+    /// a pipeline: a block is published before the one before is used.
+    OneShot,
+    /// One rank reduces each part and publishes the sum, which the others copy.
+    Staged,
+    /// As staged, or in one go where nothing is shared out, from the others' own memory: nothing is published.
+    ReadFromAll,
+    /// One rank reduces each part, from the others' own memory, and writes the sum into it.
+    WriteToAll,
+}
+
+/// What a rank lays open of its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exposure {
+    /// Nothing.
+    Nothing,
+    /// Others read it.
+    Read,
+    /// Others read and write it.
+    Write,
+}
+
+impl Form {
+    /// Every form.
+    pub const ALL: [Self; 4] = [Self::OneShot, Self::Staged, Self::ReadFromAll, Self::WriteToAll];
+
+    /// Whether an operation can be done like this.
+    pub const fn serves(self, task: Task) -> bool {
+        match self {
+            Self::OneShot => true,
+            Self::Staged => matches!(task, Task::AllReduce | Task::Reduce { .. }),
+            Self::ReadFromAll => !matches!(task, Task::Barrier),
+            Self::WriteToAll => matches!(task, Task::AllReduce),
+        }
+    }
+
+    /// What it needs of the ranks' own memory.
+    pub const fn exposure(self) -> Exposure {
+        match self {
+            Self::OneShot | Self::Staged => Exposure::Nothing,
+            Self::ReadFromAll => Exposure::Read,
+            Self::WriteToAll => Exposure::Write,
+        }
+    }
+
+    /// The name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::OneShot => "one_shot",
+            Self::Staged => "staged",
+            Self::ReadFromAll => "read_from_all",
+            Self::WriteToAll => "write_to_all",
+        }
+    }
+}
+
+impl fmt::Display for Form {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}

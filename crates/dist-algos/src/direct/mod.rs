@@ -1,0 +1,26 @@
+//! The direct dialect: schedules for ranks that share memory, which work all at once, each in the others' memory.
+//!
+//! In the exchange dialect ranks send each other messages. Here a rank publishes chunks in slots of its own or lays its
+//! memory open, posts that it has come so far, waits for the posts of others, and reads what they have published, or
+//! writes into what they have laid open. The steps are data as well: [`verify`] proves that no two ranks touch the same
+//! memory at the same time, and [`run`] does them on whatever implements [`Direct`](dist_transport::Direct).
+//!
+//! Every reduction is in canonical order: one rank computes an element, from all contributions, as T(p).
+
+mod cells;
+mod choice;
+mod form;
+mod run;
+mod schedule;
+mod step;
+mod task;
+mod tree;
+pub mod verify;
+
+pub use cells::Cells;
+pub use choice::Ownership;
+pub use form::{Exposure, Form};
+pub use run::{Kernel, Memory, Own, run};
+pub use schedule::{Plan, Schedule};
+pub use step::{Parts, Peers, Step, Target};
+pub use task::Task;

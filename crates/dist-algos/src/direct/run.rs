@@ -1,0 +1,284 @@
+//! The runner of direct schedules: the one place where direct steps become bytes.
+
+use std::ops::Range;
+
+use dist_transport::{Combine, Deadline, Direct, Error as TransportError, Exposed, Lent, Place};
+
+use super::tree::Tree;
+use super::{Cells, Exposure, Parts, Plan, Schedule, Step, Target};
+use crate::{Error, Partition, RunError, Scratch, Source};
+
+/// The memory of one rank that a direct schedule works on.
+#[derive(Debug)]
+pub struct Memory<'a> {
+    /// What the steps read and write.
+    pub own: Own<'a>,
+    /// How it is cut into the parts that the schedule was made for.
+    pub cut: Partition<'a>,
+    /// What steps only publish or lay open, if the schedule has such steps, and how that is cut.
+    pub input: Option<(&'a [u8], Partition<'a>)>,
+    /// Bytes of other ranks' memory that a sum is made of at a time: few where all memory is reached alike, more where
+    /// the system has to be asked each time.
+    pub piece_bytes: usize,
+}
+
+/// The memory that a schedule changes.
+#[derive(Debug)]
+pub enum Own<'a> {
+    /// Others may read it at most.
+    Borrowed(&'a mut [u8]),
+    /// Others may write into it.
+    Lent(Lent<'a>),
+}
+
+/// The arithmetic of a reduction.
+pub struct Kernel<'a, 'f> {
+    /// Adds its second argument into its first; as for [`run`](crate::run()).
+    pub combine: &'a mut Combine<'f>,
+    /// What is done to complete sums, once, by whoever has computed them.
+    pub finish: &'a mut (dyn FnMut(&mut [u8]) + 'f),
+}
+
+impl std::fmt::Debug for Kernel<'_, '_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Kernel")
+    }
+}
+
+/// Does the steps of this rank, one after the other, as one call. After an error the memory's contents are unspecified.
+///
+/// # Errors
+/// If the transport fails, or the memory is not what the schedule was made for.
+pub fn run(
+    direct: &mut dyn Direct,
+    schedule: Schedule,
+    memory: Memory<'_>,
+    kernel: Kernel<'_, '_>,
+    scratch: &mut Scratch,
+    deadline: Deadline,
+) -> Result<(), RunError<TransportError>> {
+    let plan = *schedule.plan();
+    let mut runner = Runner::new(direct, &schedule, memory, kernel, scratch, deadline)?;
+    let failed = |step: usize| move |source| RunError::Transport { step, source };
+    runner.enter(&plan).map_err(failed(0))?;
+    for (index, step) in schedule.enumerate() {
+        runner.step(step).map_err(failed(index))?;
+    }
+    if plan.form().exposure() == Exposure::Write {
+        runner.direct.collect(runner.own.bytes_mut());
+    }
+    Ok(())
+}
+
+struct Runner<'a, 'f> {
+    direct: &'a mut dyn Direct,
+    rank: dist_transport::Rank,
+    plan: Plan,
+    own: Own<'a>,
+    cells: Cells<'a>,
+    input: Option<(&'a [u8], Cells<'a>)>,
+    /// From one place in a slot to the next.
+    place_bytes: usize,
+    piece_bytes: usize,
+    kernel: Kernel<'a, 'f>,
+    scratch: &'a mut Scratch,
+    deadline: Deadline,
+}
+
+impl<'a, 'f> Runner<'a, 'f> {
+    fn new(
+        direct: &'a mut dyn Direct,
+        schedule: &Schedule,
+        memory: Memory<'a>,
+        kernel: Kernel<'a, 'f>,
+        scratch: &'a mut Scratch,
+        deadline: Deadline,
+    ) -> Result<Self, Error> {
+        let (plan, rank) = (*schedule.plan(), schedule.rank());
+        let Memory { own, cut, input, piece_bytes } = memory;
+        check(&plan, &own, &cut, input)?;
+        let cells = Cells::new(cut, plan.blocks());
+        let input = input.map(|(input, cut)| (input, Cells::new(cut, plan.blocks())));
+        let place_bytes = input.as_ref().map_or(&cells, |(_, cells)| cells).place_bytes();
+        let runner = Self {
+            direct,
+            rank,
+            plan,
+            own,
+            cells,
+            input,
+            place_bytes,
+            piece_bytes,
+            kernel,
+            scratch,
+            deadline,
+        };
+        runner.check_room()?;
+        Ok(runner)
+    }
+
+    /// Whether the places fit the slots.
+    fn check_room(&self) -> Result<(), Error> {
+        if self.plan.slots() == 0 {
+            return Ok(());
+        }
+        let shared = self.direct.shared();
+        let needed = self.place_bytes * self.plan.places();
+        let fits = needed <= shared.slot_bytes && self.plan.slots() <= shared.slots;
+        if fits { Ok(()) } else { Err(Error::Slots { needed, slot_bytes: shared.slot_bytes }) }
+    }
+
+    fn enter(&mut self, plan: &Plan) -> Result<(), TransportError> {
+        let exposed = match (plan.form().exposure(), &mut self.own) {
+            (Exposure::Nothing, _) => Exposed::Nothing,
+            (Exposure::Write, Own::Lent(lent)) => Exposed::Write(lent.reborrow()),
+            (_, own) => match (plan.task().source(), self.input) {
+                (Source::Input, Some((input, _))) => Exposed::Read(input),
+                _ => Exposed::Read(own.bytes()),
+            },
+        };
+        self.direct.enter(plan.posts(), exposed, self.deadline)
+    }
+
+    fn step(&mut self, step: Step) -> Result<(), TransportError> {
+        match step {
+            Step::Publish { parts, block, of, place } => self.publish(parts, block, of, place),
+            Step::Post => self.post(),
+            Step::Await { ranks, posts } => {
+                for rank in ranks.ranks(self.rank.index(), self.rank.world_size()) {
+                    self.direct.wait(rank, posts, self.deadline)?;
+                }
+            }
+            Step::Reduce { part, block, of, into } => self.reduce((part, block), of, into)?,
+            Step::Take { from, part, block, of, into } => {
+                let offset = self.offset(part, block, of);
+                let range = self.cells.range(into, block);
+                self.direct.read(from, of, offset, &mut self.own.bytes_mut()[range])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn post(&mut self) {
+        match (self.plan.form().exposure(), self.plan.task().source()) {
+            (Exposure::Nothing, _) | (_, Source::Input) => {}
+            _ => self.direct.show(self.own.bytes()),
+        }
+        self.direct.post();
+    }
+
+    fn publish(&mut self, parts: Parts, block: usize, of: Source, place: Place) {
+        let (bytes, cells) = match (of, self.input) {
+            (Source::Input, Some(input)) => input,
+            _ => (self.own.bytes(), self.cells),
+        };
+        for part in parts.indices(self.plan.parts()) {
+            let at = self.plan.place(part) * self.place_bytes;
+            self.direct.publish(place, at, &bytes[cells.range(part, block)]);
+        }
+    }
+
+    fn reduce(
+        &mut self,
+        (part, block): (usize, usize),
+        of: Place,
+        into: Target,
+    ) -> Result<(), TransportError> {
+        let (range, offset) = (self.cells.range(part, block), self.offset(part, block, of));
+        let piece_bytes = match (of, into) {
+            (Place::Memory, _) => self.piece_bytes,
+            // In one go: nothing is read again.
+            (_, Target::Buffer) if self.rank.world_size() == 2 => range.len(),
+            _ => PIECE_BYTES,
+        };
+        let own = self.own.bytes_mut();
+        for at in pieces(range.len(), piece_bytes) {
+            let own = &mut own[range.start + at.start..range.start + at.end];
+            let (direct, rank, offset) = (&mut *self.direct, self.rank, offset + at.start);
+            let (scratch, combine) = (&mut *self.scratch, &mut *self.kernel.combine);
+            Tree { direct, rank, of, offset, own, scratch, combine }.sum()?;
+            (self.kernel.finish)(own);
+            match into {
+                Target::Buffer => {}
+                Target::Slot(slot) => {
+                    let place = self.plan.place(part) * self.place_bytes;
+                    self.direct.publish(Place::Slot(slot), place + at.start, own);
+                }
+                Target::Everywhere => {
+                    for step in 1..rank.world_size() {
+                        self.direct.write(rank.plus(step).index(), range.start + at.start, own)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// At which byte another rank has a cell.
+    fn offset(&self, part: usize, block: usize, of: Place) -> usize {
+        match (of, self.input) {
+            (Place::Line, _) => 0,
+            (Place::Slot(_), _) => self.plan.place(part) * self.place_bytes,
+            (Place::Memory, Some((_, cells))) if self.plan.task().source() == Source::Input => {
+                cells.range(part, block).start
+            }
+            (Place::Memory, _) => self.cells.range(part, block).start,
+        }
+    }
+}
+
+/// Whether the memory is what the plan was made for.
+fn check(
+    plan: &Plan,
+    own: &Own<'_>,
+    cut: &Partition<'_>,
+    input: Option<(&[u8], Partition<'_>)>,
+) -> Result<(), Error> {
+    let (expected, got) = (cut.bytes(), own.bytes().len());
+    if expected != got {
+        return Err(Error::BufferLength { expected, got });
+    }
+    if let Some((input, cut)) = input
+        && input.len() != cut.bytes()
+    {
+        return Err(Error::InputLength { expected: cut.bytes(), got: input.len() });
+    }
+    let parts = input.map_or(cut.parts(), |(_, input)| input.parts().min(cut.parts()));
+    if parts != plan.parts() {
+        return Err(Error::Parts { expected: plan.parts(), got: parts });
+    }
+    match (plan.form().exposure(), own) {
+        (Exposure::Write, Own::Borrowed(_)) => Err(Error::Borrowed),
+        _ => Ok(()),
+    }
+}
+
+impl Own<'_> {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Borrowed(bytes) => bytes,
+            Self::Lent(bytes) => bytes,
+        }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Borrowed(bytes) => bytes,
+            Self::Lent(bytes) => bytes,
+        }
+    }
+}
+
+/// A range cut into pieces of so many bytes; one, if it is empty.
+fn pieces(len: usize, piece_bytes: usize) -> impl Iterator<Item = Range<usize>> {
+    let piece_bytes = piece_bytes.max(64);
+    let mut start = 0;
+    std::iter::from_fn(move || {
+        let piece = (start < len).then(|| start..len.min(start + piece_bytes))?;
+        start = piece.end;
+        Some(piece)
+    })
+}
+
+/// Bytes of a slot that a sum is made of at a time: with the scratch memory they stay in the nearest cache.
+const PIECE_BYTES: usize = 16 << 10;

@@ -1,0 +1,362 @@
+//! The iterator over one rank's direct steps.
+
+use dist_transport::{Place, Rank, Shared};
+
+use super::cells::place_bytes;
+use super::task::Use;
+use super::{Exposure, Form, Parts, Peers, Step, Target, Task};
+
+/// What all ranks do together: one of these makes the schedules of all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Plan {
+    task: Task,
+    form: Form,
+    world_size: usize,
+    blocks: usize,
+    in_line: bool,
+}
+
+impl Plan {
+    /// For memory cut into parts of which the largest has `part_bytes_max`; a slot should take not much more than
+    /// `block_bytes`. `None` if the form does not serve the task, if the memory cannot be reached like that or does not
+    /// fit, or if there is no such root.
+    pub fn new(
+        (task, form): (Task, Form),
+        world_size: usize,
+        part_bytes_max: usize,
+        block_bytes: usize,
+        shared: Shared,
+    ) -> Option<Self> {
+        if !form.serves(task) || task.root().unwrap_or(0) >= world_size {
+            return None;
+        }
+        let plan = Self { task, form, world_size, blocks: 1, in_line: false };
+        let places = plan.places();
+        if form.exposure() != Exposure::Nothing {
+            return Some(plan);
+        }
+        if form == Form::OneShot && places == 1 && part_bytes_max <= shared.line_bytes {
+            return Some(Self { in_line: true, ..plan });
+        }
+        let place_bytes_max = block_bytes.min(shared.slot_bytes) / places / 64 * 64;
+        let blocks = part_bytes_max.div_ceil(place_bytes_max.max(64)).max(1);
+        let fits = place_bytes(part_bytes_max, blocks) * places <= shared.slot_bytes;
+        let plan = Self { blocks, ..plan };
+        (fits && plan.slots() <= shared.slots).then_some(plan)
+    }
+
+    /// In so many blocks, at least one, or in the line.
+    pub(super) const fn in_blocks(
+        (task, form): (Task, Form),
+        world_size: usize,
+        blocks: usize,
+        in_line: bool,
+    ) -> Self {
+        Self { task, form, world_size, blocks, in_line }
+    }
+
+    /// What it is for.
+    pub const fn task(&self) -> Task {
+        self.task
+    }
+
+    /// How it goes.
+    pub const fn form(&self) -> Form {
+        self.form
+    }
+
+    /// How many ranks there are.
+    pub const fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    /// Into how many blocks every part is cut.
+    pub const fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    /// Into how many parts memory is cut.
+    pub const fn parts(&self) -> usize {
+        self.task.parts(self.form, self.world_size)
+    }
+
+    /// Places in a slot; see [`Task::places`].
+    pub const fn places(&self) -> usize {
+        self.task.places(self.form, self.world_size)
+    }
+
+    /// The place that a part has in a slot.
+    pub(super) const fn place(&self, part: usize) -> usize {
+        if self.places() == 1 { 0 } else { part }
+    }
+
+    /// How many slots each rank uses.
+    pub const fn slots(&self) -> usize {
+        match self.form.exposure() {
+            Exposure::Nothing if !self.in_line => {
+                if self.blocks < SLOTS {
+                    self.blocks
+                } else {
+                    SLOTS
+                }
+            }
+            _ => 0,
+        }
+    }
+
+    /// How often every rank posts.
+    pub fn posts(&self) -> u32 {
+        let posts = match self.form {
+            Form::OneShot => self.blocks,
+            Form::Staged => self.blocks + 1,
+            Form::ReadFromAll if self.in_two_phases() => 3,
+            Form::ReadFromAll | Form::WriteToAll => 2,
+        };
+        u32::try_from(posts).expect("memory has fewer than 2^32 blocks")
+    }
+
+    /// Whether one rank does something for all others before they use it.
+    const fn in_two_phases(&self) -> bool {
+        matches!(
+            (self.task, self.form),
+            (Task::AllReduce | Task::Reduce { .. }, Form::ReadFromAll | Form::Staged)
+        )
+    }
+
+    /// What this rank does.
+    pub const fn schedule(self, rank: Rank) -> Schedule {
+        Schedule { plan: self, rank, round: 0, phase: 0 }
+    }
+}
+
+/// Slots of a pipeline: one for the block that is published, one for each of those that others may still be at, and one
+/// more, without which a rank would wait for others to finish what only it lets them begin.
+const SLOTS: usize = 4;
+
+/// All steps of one rank, made one at a time without any memory.
+#[derive(Clone, Debug)]
+pub struct Schedule {
+    plan: Plan,
+    rank: Rank,
+    round: usize,
+    phase: usize,
+}
+
+/// What comes at a place in a round.
+enum At {
+    Step(Step),
+    /// Not for this rank, or not in this round.
+    Nothing,
+    EndOfRound,
+}
+
+impl Schedule {
+    /// What it is part of.
+    pub const fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Whose it is.
+    pub const fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    fn rounds(&self) -> usize {
+        match self.plan.form {
+            Form::OneShot => self.plan.blocks + 1,
+            Form::Staged => self.plan.blocks + 2,
+            Form::ReadFromAll | Form::WriteToAll => 1,
+        }
+    }
+
+    fn at(&self, round: usize, phase: usize) -> At {
+        match self.plan.form {
+            Form::OneShot => self.one_shot(round, phase),
+            Form::Staged => self.staged(round, phase),
+            Form::ReadFromAll if self.plan.in_two_phases() => self.read_in_two_phases(phase),
+            Form::ReadFromAll => self.read_at_once(phase),
+            Form::WriteToAll => self.write_to_all(phase),
+        }
+    }
+
+    /// Round `i` publishes block `i` and uses block `i − 1`.
+    fn one_shot(&self, round: usize, phase: usize) -> At {
+        let Plan { task, form, blocks, .. } = self.plan;
+        match phase {
+            0 => self.free(round),
+            1 if round < blocks => {
+                At::of(task.publishes(form, self.rank.index()).map(|parts| self.publish(parts, round)))
+            }
+            2 if round < blocks => At::Step(Step::Post),
+            1 | 2 => At::Nothing,
+            _ if round == 0 => At::EndOfRound,
+            _ => self.used(phase - 3, round - 1, self.where_published(round - 1), posts(round)),
+        }
+    }
+
+    /// Before a slot is written again: those who use what was in it have posted since, in the second round after.
+    fn free(&self, round: usize) -> At {
+        let Plan { task, blocks, .. } = self.plan;
+        if round < SLOTS || round >= blocks {
+            return At::Nothing;
+        }
+        // Whoever waits for all of them in each round anyway has done so in the round before.
+        let awaits_all = matches!(task.uses(self.rank.index()), Use::Reduce(_) | Use::Take(Peers::Others));
+        let users = task.users(self.rank.index()).filter(|users| !(awaits_all && *users == Peers::Others));
+        At::of(users.map(|ranks| Step::Await { ranks, posts: posts(round + 3 - SLOTS) }))
+    }
+
+    /// The steps that use one block, once so many posts say that it is there.
+    fn used(&self, index: usize, block: usize, of: Place, posts: u32) -> At {
+        let rank = self.rank.index();
+        let step = match (self.plan.task.uses(rank), index) {
+            (Use::Wait | Use::Reduce(_), 0) => Some(Step::Await { ranks: Peers::Others, posts }),
+            (Use::Reduce(part), 1) => Some(Step::Reduce { part, block, of, into: Target::Buffer }),
+            (Use::Take(peers), _) => self.peer(peers, index / 2).map(|from| {
+                let (part, into) = self.plan.task.taken(rank, from);
+                match index % 2 {
+                    0 => Step::Await { ranks: Peers::One(from), posts },
+                    _ => Step::Take { from, part, block, of, into },
+                }
+            }),
+            _ => None,
+        };
+        step.map_or(At::EndOfRound, At::Step)
+    }
+
+    /// Round `i` publishes block `i`, reduces this rank's part of block `i − 1` and copies the others of block `i − 2`.
+    fn staged(&self, round: usize, phase: usize) -> At {
+        let Plan { task, form, blocks, .. } = self.plan;
+        let rank = self.rank.index();
+        let last = blocks + usize::from(self.takers().is_some());
+        match phase {
+            0 if round < blocks => At::of(task.publishes(form, rank).map(|parts| self.publish(parts, round))),
+            1 if round >= 1 && round <= last => {
+                At::Step(Step::Await { ranks: Peers::Others, posts: posts(round) })
+            }
+            2 if round >= 1 && round <= blocks => {
+                let slot = (round - 1) % SLOTS;
+                // Nobody takes anything from a root.
+                let into = if task.root() == Some(rank) { Target::Buffer } else { Target::Slot(slot) };
+                let of = Place::Slot(slot);
+                At::Step(Step::Reduce { part: rank, block: round - 1, of, into })
+            }
+            0..=2 => At::Nothing,
+            _ => {
+                let takers = self.takers().filter(|_| round >= 2);
+                let peer = takers.and_then(|peers| self.peer(peers, phase - 3));
+                let count = takers.map_or(0, |_| self.rank.world_size() - 1);
+                match peer {
+                    Some(from) => {
+                        let (block, of) = (round - 2, self.where_published(round - 2));
+                        At::Step(Step::Take { from, part: from, block, of, into: from })
+                    }
+                    None if phase == 3 + count && round <= blocks => At::Step(Step::Post),
+                    None => At::EndOfRound,
+                }
+            }
+        }
+    }
+
+    /// Every rank reduces its part of all ranks' memory; then the others copy it.
+    fn read_in_two_phases(&self, phase: usize) -> At {
+        let rank = self.rank.index();
+        let takes = self.takers().map_or(0, |_| self.rank.world_size() - 1);
+        match phase {
+            0 | 3 => At::Step(Step::Post),
+            1 => At::Step(Step::Await { ranks: Peers::Others, posts: 1 }),
+            2 => At::Step(Step::Reduce { part: rank, block: 0, of: Place::Memory, into: Target::Buffer }),
+            _ if phase < 4 + 2 * takes => {
+                let from = self.rank.plus(1 + (phase - 4) / 2).index();
+                At::Step(match phase % 2 {
+                    0 => Step::Await { ranks: Peers::One(from), posts: 2 },
+                    _ => Step::Take { from, part: from, block: 0, of: Place::Memory, into: from },
+                })
+            }
+            _ => self.leave(phase - 4 - 2 * takes, 3),
+        }
+    }
+
+    /// Every rank gets what it needs from the others' memory.
+    fn read_at_once(&self, phase: usize) -> At {
+        let uses = match self.plan.task.uses(self.rank.index()) {
+            Use::Nothing => 0,
+            Use::Wait => 1,
+            Use::Reduce(_) | Use::Take(Peers::One(_)) => 2,
+            Use::Take(Peers::Others) => 2 * (self.rank.world_size() - 1),
+        };
+        match phase {
+            0 => At::Step(Step::Post),
+            _ if phase <= uses => self.used(phase - 1, 0, Place::Memory, 1),
+            _ => self.leave(phase - uses - 1, 2),
+        }
+    }
+
+    /// Every rank reduces its part of all ranks' memory and writes it into theirs.
+    fn write_to_all(&self, phase: usize) -> At {
+        let part = self.rank.index();
+        match phase {
+            0 => At::Step(Step::Post),
+            1 => At::Step(Step::Await { ranks: Peers::Others, posts: 1 }),
+            2 => At::Step(Step::Reduce { part, block: 0, of: Place::Memory, into: Target::Everywhere }),
+            _ => self.leave(phase - 3, 2),
+        }
+    }
+
+    /// Says for the last time how far it is, and waits until nobody reaches into its memory any more.
+    fn leave(&self, index: usize, posts: u32) -> At {
+        match index {
+            0 => At::Step(Step::Post),
+            1 => At::of(self.plan.task.users(self.rank.index()).map(|ranks| Step::Await { ranks, posts })),
+            _ => At::EndOfRound,
+        }
+    }
+
+    fn publish(&self, parts: Parts, block: usize) -> Step {
+        Step::Publish { parts, block, of: self.plan.task.source(), place: self.where_published(block) }
+    }
+
+    fn where_published(&self, block: usize) -> Place {
+        if self.plan.in_line { Place::Line } else { Place::Slot(block % SLOTS) }
+    }
+
+    /// The ranks whose sums this one copies.
+    fn takers(&self) -> Option<Peers> {
+        let takes = self.plan.task.root().is_none_or(|root| root == self.rank.index());
+        takes.then_some(Peers::Others)
+    }
+
+    fn peer(&self, peers: Peers, index: usize) -> Option<usize> {
+        match peers {
+            Peers::One(peer) => (index == 0).then_some(peer),
+            Peers::Others => (index + 1 < self.rank.world_size()).then(|| self.rank.plus(index + 1).index()),
+        }
+    }
+}
+
+impl At {
+    fn of(step: Option<Step>) -> Self {
+        step.map_or(Self::Nothing, Self::Step)
+    }
+}
+
+impl Iterator for Schedule {
+    type Item = Step;
+
+    fn next(&mut self) -> Option<Step> {
+        while self.round < self.rounds() {
+            let at = self.at(self.round, self.phase);
+            self.phase += 1;
+            match at {
+                At::Step(step) => return Some(step),
+                At::Nothing => {}
+                At::EndOfRound => (self.round, self.phase) = (self.round + 1, 0),
+            }
+        }
+        None
+    }
+}
+
+fn posts(count: usize) -> u32 {
+    u32::try_from(count).expect("memory has fewer than 2^32 blocks")
+}

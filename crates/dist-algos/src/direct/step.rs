@@ -1,0 +1,151 @@
+//! One step of a direct schedule.
+//!
+//! A step names parts and blocks of a rank's memory as [`Cells`](super::Cells) cuts it, and knows no bytes, no element
+//! type and no operation.
+
+use std::fmt;
+
+use dist_transport::Place;
+
+use crate::Source;
+
+/// What a rank does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Copies one block of these parts of its memory to where others find them.
+    Publish {
+        /// The parts.
+        parts: Parts,
+        /// Their block.
+        block: usize,
+        /// Of which memory.
+        of: Source,
+        /// Where they are put: the line, or a slot.
+        place: Place,
+    },
+    /// Says that all its steps so far are done.
+    Post,
+    /// Waits until these ranks have posted so often in this call.
+    Await {
+        /// Which ranks.
+        ranks: Peers,
+        /// How often.
+        posts: u32,
+    },
+    /// Reduces what all other ranks have for a cell of the buffer into it, in canonical order, and finishes the sum.
+    Reduce {
+        /// The part.
+        part: usize,
+        /// Its block.
+        block: usize,
+        /// Where the others have it.
+        of: Place,
+        /// Where the sum goes besides.
+        into: Target,
+    },
+    /// Copies a cell that another rank has into the buffer.
+    Take {
+        /// The other rank.
+        from: usize,
+        /// Its part.
+        part: usize,
+        /// The block.
+        block: usize,
+        /// Where the other rank has it.
+        of: Place,
+        /// The part of the own buffer that it becomes.
+        into: usize,
+    },
+}
+
+/// Some parts of a rank's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parts {
+    /// This one.
+    One(usize),
+    /// All but this one.
+    Others(usize),
+}
+
+/// Some of the other ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peers {
+    /// This one.
+    One(usize),
+    /// All of them.
+    Others,
+}
+
+/// Where a sum goes, beside the buffer of the rank that computes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// Nowhere.
+    Buffer,
+    /// Into a slot of that rank, at the place of its part.
+    Slot(usize),
+    /// Into the memory that every other rank has laid open, to where it lies in its own.
+    Everywhere,
+}
+
+impl Parts {
+    /// The indices, of so many parts.
+    pub(super) fn indices(self, count: usize) -> impl Iterator<Item = usize> {
+        let (range, but) = match self {
+            Self::One(part) => (part..part + 1, None),
+            Self::Others(part) => (0..count, Some(part)),
+        };
+        range.filter(move |&part| Some(part) != but)
+    }
+}
+
+impl Peers {
+    /// The ranks, seen by one of so many, beginning with its right neighbour.
+    pub(super) fn ranks(self, rank: usize, world_size: usize) -> impl Iterator<Item = usize> {
+        let (one, others) = match self {
+            Self::One(peer) => (Some(peer), 1..1),
+            Self::Others => (None, rank + 1..rank + world_size),
+        };
+        one.into_iter()
+            .chain(others.map(move |peer| if peer < world_size { peer } else { peer - world_size }))
+    }
+}
+
+impl fmt::Display for Step {
+    /// As in a drawing: `s0=*` publishes the only part in slot 0, `!` posts, `?2 ×1` waits for a post of rank 2, `+1 s0`
+    /// reduces part 1 from the slots 0, `+1 m →m` from all ranks' memory and into it, `=1 ←1 s0` copies part 1 of rank 1.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Publish { parts, block, of, place } => {
+                let input = if of == Source::Input { "i" } else { "" };
+                match parts {
+                    Parts::One(part) => write!(f, "{}={input}{part}.{block}", name(place)),
+                    Parts::Others(part) => write!(f, "{}={input}¬{part}.{block}", name(place)),
+                }
+            }
+            Self::Post => f.write_str("!"),
+            Self::Await { ranks: Peers::One(rank), posts } => write!(f, "?{rank}×{posts}"),
+            Self::Await { ranks: Peers::Others, posts } => write!(f, "?*×{posts}"),
+            Self::Reduce { part, block, of, into } => {
+                write!(f, "+{part}.{block} {}", name(of))?;
+                match into {
+                    Target::Buffer => Ok(()),
+                    Target::Slot(slot) => write!(f, " →s{slot}"),
+                    Target::Everywhere => f.write_str(" →*"),
+                }
+            }
+            Self::Take { from, part, block, of, into } => {
+                write!(f, "={into}.{block} ←{from} {}{part}.{block}", name(of))
+            }
+        }
+    }
+}
+
+fn name(place: Place) -> String {
+    match place {
+        Place::Line => "line ".to_owned(),
+        Place::Slot(slot) => format!("s{slot} "),
+        Place::Memory => "m ".to_owned(),
+    }
+    .trim_end()
+    .to_owned()
+}

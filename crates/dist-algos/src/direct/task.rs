@@ -1,0 +1,166 @@
+//! What ranks that share memory do together: who has something for whom.
+
+use super::{Form, Parts, Peers};
+use crate::Source;
+
+/// An operation, as a direct schedule does it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Task {
+    /// Every rank gets the sum of all buffers.
+    AllReduce,
+    /// The root gets the sum of all buffers.
+    Reduce {
+        /// The rank that gets it.
+        root: usize,
+    },
+    /// Rank `r` gets the sum of all ranks' parts `r` as part `r` of its buffer.
+    ReduceScatter {
+        /// Where the parts for the others lie. The own part lies in the buffer in either case.
+        of: Source,
+    },
+    /// Every rank gets every part, where rank `r` has part `r`.
+    AllGather,
+    /// Every rank gets the root's buffer.
+    Broadcast {
+        /// The rank that has it.
+        root: usize,
+    },
+    /// Part `s` of rank `d` becomes what part `d` of the input of rank `s` is; a rank copies what it has for itself.
+    AllToAll,
+    /// Nobody leaves before all have come.
+    Barrier,
+}
+
+/// What a rank does with what others have published of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    Nothing,
+    /// It waits for them, no more.
+    Wait,
+    /// It reduces this part.
+    Reduce(usize),
+    /// It copies from these ranks.
+    Take(Peers),
+}
+
+impl Task {
+    /// One of each kind, with this root.
+    pub fn all(root: usize) -> [Self; 8] {
+        [
+            Self::AllReduce,
+            Self::Reduce { root },
+            Self::ReduceScatter { of: Source::Buffer },
+            Self::ReduceScatter { of: Source::Input },
+            Self::AllGather,
+            Self::Broadcast { root },
+            Self::AllToAll,
+            Self::Barrier,
+        ]
+    }
+
+    /// The name of the operation.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::Reduce { .. } => "reduce",
+            Self::ReduceScatter { .. } => "reduce_scatter",
+            Self::AllGather => "all_gather",
+            Self::Broadcast { .. } => "broadcast",
+            Self::AllToAll => "all_to_all",
+            Self::Barrier => "barrier",
+        }
+    }
+
+    /// The rank that differs from the others.
+    pub const fn root(self) -> Option<usize> {
+        match self {
+            Self::Reduce { root } | Self::Broadcast { root } => Some(root),
+            _ => None,
+        }
+    }
+
+    /// The same with this root, if it has one.
+    #[must_use]
+    pub const fn rooted_at(self, root: usize) -> Self {
+        match self {
+            Self::Reduce { .. } => Self::Reduce { root },
+            Self::Broadcast { .. } => Self::Broadcast { root },
+            _ => self,
+        }
+    }
+
+    /// The memory that others get something of.
+    pub const fn source(self) -> Source {
+        match self {
+            Self::ReduceScatter { of } => of,
+            Self::AllToAll => Source::Input,
+            _ => Source::Buffer,
+        }
+    }
+
+    /// Into how many parts memory is cut.
+    pub const fn parts(self, form: Form, world_size: usize) -> usize {
+        match (self, form) {
+            (Self::Broadcast { .. } | Self::Barrier, _) => 1,
+            (Self::AllReduce | Self::Reduce { .. }, Form::OneShot) => 1,
+            _ => world_size,
+        }
+    }
+
+    /// Places in a slot. If there is one, every part goes there; else every part has its own.
+    pub const fn places(self, form: Form, world_size: usize) -> usize {
+        match self {
+            Self::AllGather => 1,
+            _ => self.parts(form, world_size),
+        }
+    }
+
+    /// What a rank publishes of each block.
+    pub(super) fn publishes(self, form: Form, rank: usize) -> Option<Parts> {
+        match self {
+            Self::AllReduce if form == Form::OneShot => Some(Parts::One(0)),
+            Self::Reduce { root } if form == Form::OneShot => (rank != root).then_some(Parts::One(0)),
+            Self::Broadcast { root } => (rank == root).then_some(Parts::One(0)),
+            Self::AllGather => Some(Parts::One(rank)),
+            Self::AllReduce | Self::Reduce { .. } | Self::ReduceScatter { .. } | Self::AllToAll => {
+                Some(Parts::Others(rank))
+            }
+            Self::Barrier => None,
+        }
+    }
+
+    /// What a rank does with what the others have for it, all in one go.
+    pub(super) fn uses(self, rank: usize) -> Use {
+        match self {
+            Self::AllReduce => Use::Reduce(0),
+            Self::Reduce { root } if rank == root => Use::Reduce(0),
+            Self::ReduceScatter { .. } => Use::Reduce(rank),
+            Self::AllGather | Self::AllToAll => Use::Take(Peers::Others),
+            Self::Broadcast { root } if rank != root => Use::Take(Peers::One(root)),
+            Self::Barrier => Use::Wait,
+            Self::Reduce { .. } | Self::Broadcast { .. } => Use::Nothing,
+        }
+    }
+
+    /// Who uses what a rank has.
+    pub(super) fn users(self, rank: usize) -> Option<Peers> {
+        match self {
+            Self::AllReduce | Self::ReduceScatter { .. } | Self::AllGather | Self::AllToAll => {
+                Some(Peers::Others)
+            }
+            Self::Reduce { root } => (rank != root).then_some(Peers::One(root)),
+            Self::Broadcast { root } => (rank == root).then_some(Peers::Others),
+            Self::Barrier => None,
+        }
+    }
+
+    /// What a rank copies from another one: which of its parts, and what it becomes.
+    pub(super) const fn taken(self, rank: usize, from: usize) -> (usize, usize) {
+        match self {
+            Self::Broadcast { .. } => (0, 0),
+            Self::AllToAll => (rank, from),
+            _ => (from, from),
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! The sum of what all ranks have for a range of memory, in canonical order, by one of them.
+
+use dist_transport::{Combine, Direct, Place, Rank, Result};
+
+use crate::Scratch;
+
+/// What a sum is made from, and with what.
+pub(super) struct Tree<'a, 'combine> {
+    pub(super) direct: &'a mut dyn Direct,
+    pub(super) rank: Rank,
+    /// Where the other ranks have the range, and at which byte.
+    pub(super) of: Place,
+    pub(super) offset: usize,
+    /// This rank's contribution, and in the end the sum.
+    pub(super) own: &'a mut [u8],
+    pub(super) scratch: &'a mut Scratch,
+    pub(super) combine: &'a mut Combine<'combine>,
+}
+
+/// Where the sum of some neighbouring ranks is.
+#[derive(Clone, Copy)]
+enum Held {
+    /// In this rank's own memory, with its contribution.
+    Own,
+    /// In the scratch memory's slot with this number.
+    Scratch(usize),
+    /// Where this one rank has it.
+    There(usize),
+}
+
+impl Tree<'_, '_> {
+    /// T(p) of all ranks, into this rank's own memory.
+    pub(super) fn sum(&mut self) -> Result<()> {
+        self.sum_of(0, self.rank.world_size(), 0).map(drop)
+    }
+
+    /// T(count) of the ranks from `start` on; scratch slots from `free` on are free.
+    fn sum_of(&mut self, start: usize, count: usize, free: usize) -> Result<Held> {
+        if count == 1 {
+            return Ok(if start == self.rank.index() { Held::Own } else { Held::There(start) });
+        }
+        let low = count.next_power_of_two() / 2;
+        let left = self.sum_of(start, low, free)?;
+        let free = free + usize::from(matches!(left, Held::Scratch(_)));
+        let right = self.sum_of(start + low, count - low, free)?;
+        self.add(left, right, free)
+    }
+
+    fn add(&mut self, left: Held, right: Held, free: usize) -> Result<Held> {
+        let len = self.own.len();
+        match (left, right) {
+            (Held::Own, other) | (other, Held::Own) => {
+                match other {
+                    Held::There(rank) => {
+                        view_into(self.direct, (rank, self.of, self.offset), self.own, self.combine)?;
+                    }
+                    Held::Scratch(slot) => (self.combine)(self.own, self.scratch.slot(slot, len, len)),
+                    Held::Own => unreachable!("a rank contributes once"),
+                }
+                Ok(Held::Own)
+            }
+            (Held::Scratch(slot), Held::There(rank)) | (Held::There(rank), Held::Scratch(slot)) => {
+                let sum = self.scratch.slot(slot, len, len);
+                view_into(self.direct, (rank, self.of, self.offset), sum, self.combine)?;
+                Ok(Held::Scratch(slot))
+            }
+            (Held::There(left), Held::There(right)) => {
+                let sum = self.scratch.slot(free, len, len);
+                self.direct.read(left, self.of, self.offset, sum)?;
+                view_into(self.direct, (right, self.of, self.offset), sum, self.combine)?;
+                Ok(Held::Scratch(free))
+            }
+            (Held::Scratch(left), Held::Scratch(right)) => {
+                let (sum, other) = self.scratch.two_slots((left, right), len, len);
+                (self.combine)(sum, other);
+                Ok(Held::Scratch(left))
+            }
+        }
+    }
+}
+
+/// Combines what a rank has into memory.
+fn view_into(
+    direct: &mut dyn Direct,
+    (rank, of, offset): (usize, Place, usize),
+    into: &mut [u8],
+    combine: &mut Combine<'_>,
+) -> Result<()> {
+    let range = offset..offset + into.len();
+    direct.view(rank, of, range, &mut |at, bytes| combine(&mut into[at..at + bytes.len()], bytes))
+}

@@ -1,0 +1,399 @@
+//! All ranks' memory, what is in it, and who was there last.
+
+use std::collections::HashMap;
+
+use dist_transport::Place;
+
+use super::{Call, Report};
+use crate::direct::{Exposure, Parts, Peers, Plan, Step, Target, Task};
+use crate::{Error, Result, Source};
+
+/// Where a cell can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Location {
+    /// In a rank's own memory.
+    Own { of: Source, part: usize, block: usize },
+    /// At a place of a line or a slot, of those that a call with this parity has.
+    Published { odd: bool, slot: Option<usize>, place: usize },
+}
+
+/// What a location holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Held {
+    /// What a rank brought to a call.
+    Brought { call: usize, rank: usize, of: Source, part: usize, block: usize },
+    /// The finished sum of what all ranks brought, in canonical order.
+    Sum { call: usize, part: usize, block: usize },
+}
+
+/// Who was at a location, in which of its epochs: so many times it had posted before.
+#[derive(Clone, Debug, Default)]
+struct Visits {
+    held: Option<Held>,
+    written: Option<(usize, usize)>,
+    read: Vec<(usize, usize)>,
+}
+
+/// All ranks, call after call.
+pub(super) struct Machine {
+    ranks: Vec<State>,
+    memory: HashMap<(usize, Location), Visits>,
+    calls: usize,
+    /// Posts of each rank before this call.
+    base: usize,
+    steps: usize,
+}
+
+struct State {
+    /// How many posts of each rank this one knows of; of itself, how many it has made.
+    clock: Vec<usize>,
+    /// The clock at each of its posts, and how many posts follow one another up to there.
+    posted: Vec<(Vec<usize>, usize)>,
+    rounds: usize,
+}
+
+/// One rank in one call.
+struct At<'a> {
+    plan: &'a Plan,
+    rank: usize,
+    step: usize,
+}
+
+impl Machine {
+    pub(super) fn new(world_size: usize) -> Self {
+        let state = |_| State { clock: vec![0; world_size], posted: Vec::new(), rounds: 0 };
+        Self {
+            ranks: (0..world_size).map(state).collect(),
+            memory: HashMap::new(),
+            calls: 0,
+            base: 0,
+            steps: 0,
+        }
+    }
+
+    pub(super) fn report(&self) -> Report {
+        let rounds = self.ranks.iter().map(|state| state.rounds).max().unwrap_or(0);
+        Report { calls: self.calls, rounds, steps: self.steps }
+    }
+
+    pub(super) fn call(&mut self, call: &Call) -> Result<()> {
+        let before = self.base;
+        self.base = self.ranks.first().map_or(0, |state| state.clock[0]);
+        for rank in 0..self.ranks.len() {
+            self.begin(call, rank)?;
+        }
+        let mut next = vec![0; self.ranks.len()];
+        let mut entered = vec![false; self.ranks.len()];
+        loop {
+            let mut moved = false;
+            for rank in 0..self.ranks.len() {
+                entered[rank] = entered[rank] || self.enter(rank, before);
+                while entered[rank]
+                    && next[rank] < call.programs[rank].len()
+                    && self.step(call, rank, next[rank])?
+                {
+                    next[rank] += 1;
+                    moved = true;
+                }
+            }
+            if !moved {
+                break;
+            }
+        }
+        self.deadlock(call, &next)?;
+        for rank in 0..self.ranks.len() {
+            self.end(call, rank)?;
+        }
+        self.calls += 1;
+        Ok(())
+    }
+
+    /// The caller has filled its memory, whatever it did with it before.
+    fn begin(&mut self, call: &Call, rank: usize) -> Result<()> {
+        let at = At { plan: &call.plan, rank, step: 0 };
+        for (location, held) in brought(&call.plan, rank, self.calls) {
+            self.write(&at, (rank, location), held)?;
+        }
+        Ok(())
+    }
+
+    /// Whether every rank is known to have posted in the previous call.
+    fn enter(&mut self, rank: usize, before: usize) -> bool {
+        if self.calls == 0 {
+            return true;
+        }
+        (0..self.ranks.len()).all(|peer| peer == rank || self.acquire(rank, peer, before + 1))
+    }
+
+    /// Does a step; `false` if it has to wait.
+    fn step(&mut self, call: &Call, rank: usize, index: usize) -> Result<bool> {
+        let at = At { plan: &call.plan, rank, step: index };
+        let step = call.programs[rank][index];
+        self.validate(&at, step)?;
+        match step {
+            Step::Publish { parts, block, of, place } => {
+                for part in parts.indices(at.plan.parts()) {
+                    let held = self.read(&at, (rank, Location::Own { of, part, block }))?;
+                    let to = self.published(at.plan, place, part);
+                    self.write(&at, (rank, to), Some(held))?;
+                }
+            }
+            Step::Post => self.post(rank),
+            Step::Await { ranks, posts } => {
+                let posts = self.base + posts as usize;
+                let mut peers = ranks.ranks(rank, self.ranks.len());
+                if !peers.all(|peer| self.acquire(rank, peer, posts)) {
+                    return Ok(false);
+                }
+            }
+            Step::Reduce { part, block, of, into } => self.reduce(&at, (part, block), of, into)?,
+            Step::Take { from, part, block, of, into } => {
+                let there = self.there(at.plan, of, part, block);
+                let held = self.read(&at, (from, there))?;
+                self.write(&at, (rank, own(into, block)), Some(held))?;
+            }
+        }
+        self.steps += 1;
+        Ok(true)
+    }
+
+    fn post(&mut self, rank: usize) {
+        let state = &mut self.ranks[rank];
+        state.clock[rank] += 1;
+        state.posted.push((state.clock.clone(), state.rounds + 1));
+    }
+
+    /// Learns what a rank knew at one of its posts; `false` if it has not come so far.
+    fn acquire(&mut self, rank: usize, peer: usize, posts: usize) -> bool {
+        if self.ranks[rank].clock[peer] >= posts {
+            return true;
+        }
+        let Some((known, rounds)) = self.ranks[peer].posted.get(posts - 1).cloned() else { return false };
+        let state = &mut self.ranks[rank];
+        state.clock.iter_mut().zip(known).for_each(|(own, known)| *own = (*own).max(known));
+        state.rounds = state.rounds.max(rounds);
+        true
+    }
+
+    fn reduce(&mut self, at: &At<'_>, (part, block): (usize, usize), of: Place, into: Target) -> Result<()> {
+        let there = self.there(at.plan, of, part, block);
+        for rank in 0..self.ranks.len() {
+            let source = if rank == at.rank { Source::Buffer } else { at.plan.task().source() };
+            let from = if rank == at.rank { own(part, block) } else { there };
+            let held = self.read(at, (rank, from))?;
+            // The own contribution of an input lies in the buffer.
+            let expected = Held::Brought { call: self.calls, rank, of: source, part, block };
+            if held != expected {
+                return Err(Error::WrongResult { rank: at.rank, steps: at.step, chunk: part });
+            }
+        }
+        let sum = Some(Held::Sum { call: self.calls, part, block });
+        self.write(at, (at.rank, own(part, block)), sum)?;
+        match into {
+            Target::Buffer => {}
+            Target::Slot(slot) => {
+                let location = self.published(at.plan, Place::Slot(slot), part);
+                self.write(at, (at.rank, location), sum)?;
+            }
+            Target::Everywhere => {
+                for peer in Peers::Others.ranks(at.rank, self.ranks.len()) {
+                    self.write(at, (peer, own(part, block)), sum)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, at: &At<'_>, (of, location): (usize, Location)) -> Result<Held> {
+        let epoch = (at.rank, self.ranks[at.rank].clock[at.rank]);
+        let clock = &self.ranks[at.rank].clock;
+        let visits = self.memory.entry((of, location)).or_default();
+        race(at, clock, of, visits.written)?;
+        if !visits.read.contains(&epoch) {
+            visits.read.push(epoch);
+        }
+        visits.held.ok_or(Error::Unwritten { rank: at.rank, step: at.step, chunk: part_of(location) })
+    }
+
+    fn write(&mut self, at: &At<'_>, (of, location): (usize, Location), held: Option<Held>) -> Result<()> {
+        let epoch = (at.rank, self.ranks[at.rank].clock[at.rank]);
+        let clock = &self.ranks[at.rank].clock;
+        let visits = self.memory.entry((of, location)).or_default();
+        visits
+            .written
+            .into_iter()
+            .chain(visits.read.iter().copied())
+            .try_for_each(|visit| race(at, clock, of, Some(visit)))?;
+        *visits = Visits { held, written: Some(epoch), read: Vec::new() };
+        Ok(())
+    }
+
+    /// Whether a rank waits for what never comes.
+    fn deadlock(&self, call: &Call, next: &[usize]) -> Result<()> {
+        let waiting = |rank: &usize| next[*rank] < call.programs[*rank].len();
+        let blocked = (0..next.len()).filter(waiting).count();
+        let Some(rank) = (0..next.len()).find(waiting) else { return Ok(()) };
+        let step = next[rank];
+        let peer = match call.programs[rank][step] {
+            Step::Await { ranks, posts } => ranks
+                .ranks(rank, next.len())
+                .find(|&peer| self.ranks[peer].posted.len() < self.base + posts as usize),
+            _ => None,
+        };
+        let peer = peer.unwrap_or(rank);
+        let peer_step = Some(next[peer]).filter(|&step| step < call.programs[peer].len());
+        Err(Error::Deadlock { rank, step, peer, peer_step, blocked })
+    }
+
+    /// The rank has posted as often as all, has what it should, and its memory is the caller's again.
+    fn end(&mut self, call: &Call, rank: usize) -> Result<()> {
+        let plan = &call.plan;
+        let got = self.ranks[rank].clock[rank] - self.base;
+        if got != plan.posts() as usize {
+            let got = u32::try_from(got).unwrap_or(u32::MAX);
+            return Err(Error::Posts { rank, expected: plan.posts(), got });
+        }
+        let steps = call.programs[rank].len();
+        let at = At { plan, rank, step: steps };
+        for block in 0..plan.blocks() {
+            for part in 0..plan.parts() {
+                let held = self.memory.get(&(rank, own(part, block))).and_then(|visits| visits.held);
+                let expected = promised(plan, rank, (part, block), self.calls);
+                if expected.is_some() && held != expected {
+                    return Err(Error::WrongResult { rank, steps, chunk: part });
+                }
+            }
+        }
+        if plan.task() == Task::Barrier {
+            self.has_waited(rank)?;
+        }
+        for (location, _) in brought(plan, rank, self.calls) {
+            self.write(&at, (rank, location), None)?;
+        }
+        Ok(())
+    }
+
+    /// Whether a rank knows that every other has entered this call.
+    fn has_waited(&self, rank: usize) -> Result<()> {
+        let absent =
+            (0..self.ranks.len()).find(|&peer| peer != rank && self.ranks[rank].clock[peer] <= self.base);
+        absent.map_or(Ok(()), |absent| Err(Error::LeavesEarly { rank, absent }))
+    }
+
+    /// Whether everything that the step names exists.
+    fn validate(&self, at: &At<'_>, step: Step) -> Result<()> {
+        let (world_size, parts) = (self.ranks.len(), at.plan.parts());
+        let (rank, index) = (at.rank, at.step);
+        let peer = |peer: usize| {
+            let exists = peer < world_size && peer != rank;
+            if exists { Ok(()) } else { Err(Error::NoPeer { rank, step: index, peer }) }
+        };
+        let cell = |part: usize, block: usize| {
+            let exists = part < parts && block < at.plan.blocks();
+            let chunks = crate::Chunks::one(part);
+            if exists { Ok(()) } else { Err(Error::NoChunk { rank, step: index, chunks, parts }) }
+        };
+        let open = at.plan.form().exposure();
+        let place = |place: Place| match place {
+            Place::Slot(slot) if slot >= at.plan.slots() => Err(Error::BadSlot { rank, step: index, slot }),
+            Place::Memory if open == Exposure::Nothing => Err(Error::Closed { rank, step: index }),
+            _ => Ok(()),
+        };
+        match step {
+            Step::Publish { parts: Parts::One(part) | Parts::Others(part), block, place: to, .. } => {
+                if to == Place::Memory || to == Place::Line && self.ranks[rank].clock[rank] > self.base {
+                    return Err(Error::BadSlot { rank, step: index, slot: 0 });
+                }
+                cell(part, block).and_then(|()| place(to))
+            }
+            Step::Await { ranks: Peers::One(one), .. } => peer(one),
+            Step::Post | Step::Await { .. } => Ok(()),
+            Step::Reduce { part, block, of, into } => {
+                let target = match into {
+                    Target::Buffer => Ok(()),
+                    Target::Slot(slot) => place(Place::Slot(slot)),
+                    Target::Everywhere if open == Exposure::Write => Ok(()),
+                    Target::Everywhere => Err(Error::Closed { rank, step: index }),
+                };
+                cell(part, block).and_then(|()| place(of)).and(target)
+            }
+            Step::Take { from, part, block, of, into } => peer(from)
+                .and_then(|()| cell(part, block))
+                .and_then(|()| cell(into, block))
+                .and_then(|()| place(of)),
+        }
+    }
+
+    /// Where another rank has a cell.
+    fn there(&self, plan: &Plan, of: Place, part: usize, block: usize) -> Location {
+        match of {
+            Place::Memory => Location::Own { of: plan.task().source(), part, block },
+            place => self.published(plan, place, part),
+        }
+    }
+
+    fn published(&self, plan: &Plan, place: Place, part: usize) -> Location {
+        let slot = if let Place::Slot(slot) = place { Some(slot) } else { None };
+        Location::Published { odd: self.calls % 2 == 1, slot, place: plan.place(part) }
+    }
+}
+
+/// Whether a visit may be at the same time as what a rank with this clock does.
+fn race(at: &At<'_>, clock: &[usize], of: usize, visit: Option<(usize, usize)>) -> Result<()> {
+    match visit {
+        Some((other, epoch)) if other != at.rank && clock[other] <= epoch => {
+            Err(Error::Race { rank: at.rank, step: at.step, other, of })
+        }
+        _ => Ok(()),
+    }
+}
+
+const fn own(part: usize, block: usize) -> Location {
+    Location::Own { of: Source::Buffer, part, block }
+}
+
+const fn part_of(location: Location) -> usize {
+    match location {
+        Location::Own { part, .. } => part,
+        Location::Published { place, .. } => place,
+    }
+}
+
+/// What a rank's memory holds when a call begins; nothing where only something is to come.
+fn brought(plan: &Plan, rank: usize, call: usize) -> Vec<(Location, Option<Held>)> {
+    let held = |of, part, block| {
+        let is_there = match (plan.task(), of) {
+            (Task::AllGather | Task::AllToAll, Source::Buffer) => part == rank,
+            (Task::ReduceScatter { of: Source::Input }, Source::Buffer) => part == rank,
+            (Task::Broadcast { root }, _) => rank == root,
+            _ => true,
+        };
+        is_there.then_some(Held::Brought { call, rank, of, part, block })
+    };
+    let memories: &[Source] = match plan.task().source() {
+        Source::Buffer => &[Source::Buffer],
+        Source::Input => &[Source::Buffer, Source::Input],
+    };
+    let cells = (0..plan.parts()).flat_map(|part| (0..plan.blocks()).map(move |block| (part, block)));
+    memories
+        .iter()
+        .flat_map(|&of| cells.clone().map(move |(part, block)| (of, part, block)))
+        .map(|(of, part, block)| (Location::Own { of, part, block }, held(of, part, block)))
+        .collect()
+}
+
+/// What a cell of a rank's buffer has to hold in the end, if anything.
+fn promised(plan: &Plan, rank: usize, (part, block): (usize, usize), call: usize) -> Option<Held> {
+    let sum = Some(Held::Sum { call, part, block });
+    let brought_by = |rank, of, part| Some(Held::Brought { call, rank, of, part, block });
+    match plan.task() {
+        Task::AllReduce => sum,
+        Task::Reduce { root } => sum.filter(|_| rank == root),
+        Task::ReduceScatter { .. } => sum.filter(|_| rank == part),
+        Task::AllGather => brought_by(part, Source::Buffer, part),
+        Task::Broadcast { root } => brought_by(root, Source::Buffer, part),
+        Task::AllToAll if part == rank => brought_by(rank, Source::Buffer, part),
+        Task::AllToAll => brought_by(part, Source::Input, rank),
+        Task::Barrier => None,
+    }
+}

@@ -1,0 +1,91 @@
+//! The verifier of direct schedules: executes those of all ranks on symbols, and proves that no two of them are ever at
+//! the same memory at the same time unless both read.
+//!
+//! Who waits for which posts is fixed, so that what happens before what is the same in every interleaving: each rank has
+//! a vector clock of the posts that it knows of, and every access has to know of all those before it that it conflicts
+//! with. One execution proves them all. It proves as well that every rank ends with what the operation promises, sums
+//! complete and in canonical order, that nobody waits for ever, and all of it across calls that follow one another: the
+//! slots of a call are those of the call before the previous one, and nothing but the rule of
+//! [`enter`](dist_transport::Direct::enter) keeps them apart. When a call ends, its memory is the caller's again.
+//!
+//! ```
+//! use dist_algos::direct::{Form, Task, verify};
+//!
+//! let report = verify::prove(&verify::plans(Task::AllReduce, Form::Staged, 5))?;
+//! assert_eq!(report.calls, 5);
+//! # Ok::<(), dist_algos::Error>(())
+//! ```
+
+mod machine;
+pub mod mutate;
+
+use super::{Exposure, Form, Plan, Step, Task};
+use crate::Result;
+use machine::Machine;
+
+/// What was counted in correct schedules.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Report {
+    /// Calls in a row.
+    pub calls: usize,
+    /// Posts that follow one another.
+    pub rounds: usize,
+    /// Steps of all ranks together.
+    pub steps: usize,
+}
+
+/// What every rank does in one call.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// What the call is to achieve, and how memory is cut.
+    pub plan: Plan,
+    /// The steps of each rank.
+    pub programs: Vec<Vec<Step>>,
+}
+
+impl Call {
+    /// The schedules of a plan.
+    pub fn new(plan: Plan) -> Self {
+        let programs = dist_transport::Rank::all(plan.world_size()).map(|rank| plan.schedule(rank).collect());
+        Self { plan, programs: programs.collect() }
+    }
+}
+
+/// Calls that show everything that a form can do: pipelines shorter and longer than there are slots, and a short call in
+/// between, whose root is another rank. None if the form does not serve the task.
+pub fn plans(task: Task, form: Form, world_size: usize) -> Vec<Plan> {
+    if !form.serves(task) {
+        return Vec::new();
+    }
+    let is_pipeline = form.exposure() == Exposure::Nothing && task != Task::Barrier;
+    let blocks: &[usize] = if is_pipeline { &[6, 1, 9, 2] } else { &[1; 4] };
+    let mut plans: Vec<Plan> =
+        blocks.iter().map(|&blocks| Plan::in_blocks((task, form), world_size, blocks, false)).collect();
+    let in_line = form == Form::OneShot && task.places(form, world_size) == 1;
+    let turned = task.rooted_at(world_size - 1);
+    plans.insert(2, Plan::in_blocks((turned, form), world_size, 1, in_line));
+    plans
+}
+
+/// Proves that these calls, one after the other, do what they are for.
+///
+/// # Errors
+/// The first thing found to be wrong, with the rank and the step in its call.
+pub fn prove(plans: &[Plan]) -> Result<Report> {
+    let calls: Vec<Call> = plans.iter().map(|&plan| Call::new(plan)).collect();
+    check(&calls)
+}
+
+/// As [`prove`], of any steps.
+///
+/// # Errors
+/// As for [`prove`].
+pub fn check(calls: &[Call]) -> Result<Report> {
+    let world_size = calls.first().map_or(0, |call| call.plan.world_size());
+    let mut machine = Machine::new(world_size);
+    for call in calls {
+        machine.call(call)?;
+    }
+    Ok(machine.report())
+}

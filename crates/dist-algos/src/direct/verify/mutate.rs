@@ -1,0 +1,178 @@
+//! Wrong direct schedules, made of right ones by one change each: what the verifier has to reject.
+
+use std::fmt;
+
+use dist_transport::Place;
+
+use super::{Call, check};
+use crate::direct::{Parts, Peers, Plan, Step, Target};
+use crate::{Result, Source};
+
+/// How a step is changed, or its place among the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Mutation {
+    /// The step is left out.
+    Missing,
+    /// The step and the next are in the wrong order.
+    SwappedWithNext,
+    /// It is done twice.
+    Doubled,
+    /// It waits for one post less.
+    WaitsForLess,
+    /// It waits for another rank, or copies from it.
+    AnotherRank,
+    /// It is about another part.
+    AnotherPart,
+    /// It is about another block.
+    AnotherBlock,
+    /// It is about another slot.
+    AnotherSlot,
+    /// It takes what was published for what lies in memory, or the other way round.
+    AnotherPlace,
+    /// It publishes of the input instead of the buffer, or the other way round.
+    AnotherMemory,
+    /// The sum goes elsewhere.
+    AnotherTarget,
+}
+
+impl Mutation {
+    /// Every mutation.
+    pub const ALL: [Self; 11] = [
+        Self::Missing,
+        Self::SwappedWithNext,
+        Self::Doubled,
+        Self::WaitsForLess,
+        Self::AnotherRank,
+        Self::AnotherPart,
+        Self::AnotherBlock,
+        Self::AnotherSlot,
+        Self::AnotherPlace,
+        Self::AnotherMemory,
+        Self::AnotherTarget,
+    ];
+}
+
+/// A change of one step of one rank, in the call that counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mutant {
+    /// What is changed.
+    pub mutation: Mutation,
+    /// The rank.
+    pub rank: usize,
+    /// Its step.
+    pub step: usize,
+    /// What the step was.
+    pub was: Step,
+}
+
+impl fmt::Display for Mutant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} of rank {}, step {} ({})", self.mutation, self.rank, self.step, self.was)
+    }
+}
+
+/// How many mutants there were, and those that were taken for the original.
+#[derive(Clone, Debug, Default)]
+pub struct Score {
+    /// How many there were.
+    pub mutants: usize,
+    /// Those that passed.
+    pub survivors: Vec<Mutant>,
+}
+
+impl Score {
+    /// Tries every mutant of one of these calls, between the others.
+    ///
+    /// # Errors
+    /// If the originals are not proven.
+    pub fn of(plans: &[Plan], mutated: usize) -> Result<Self> {
+        let mut calls: Vec<Call> = plans.iter().map(|&plan| Call::new(plan)).collect();
+        let original = check(&calls)?;
+        let mut score = Self::default();
+        for rank in 0..calls[mutated].programs.len() {
+            let right = calls[mutated].programs[rank].clone();
+            for step in 0..right.len() {
+                for mutation in Mutation::ALL {
+                    let Some(wrong) = changed(&right, step, mutation, rank, &plans[mutated]) else {
+                        continue;
+                    };
+                    calls[mutated].programs[rank] = wrong;
+                    score.mutants += 1;
+                    if check(&calls).is_ok_and(|found| found.rounds <= original.rounds) {
+                        score.survivors.push(Mutant { mutation, rank, step, was: right[step] });
+                    }
+                }
+            }
+            calls[mutated].programs[rank] = right;
+        }
+        Ok(score)
+    }
+}
+
+/// The program with one step changed, if the mutation says anything about that step. To copy twice or to wait twice is
+/// slower, not wrong, and no mutant.
+fn changed(
+    program: &[Step],
+    index: usize,
+    mutation: Mutation,
+    rank: usize,
+    plan: &Plan,
+) -> Option<Vec<Step>> {
+    let mut steps = program.to_vec();
+    match mutation {
+        Mutation::Missing => drop(steps.remove(index)),
+        Mutation::SwappedWithNext if index + 1 < steps.len() => steps.swap(index, index + 1),
+        Mutation::SwappedWithNext => return None,
+        Mutation::Doubled if matches!(steps[index], Step::Post | Step::Reduce { .. }) => {
+            steps.insert(index, steps[index]);
+        }
+        Mutation::Doubled => return None,
+        _ => change(&mut steps[index], mutation, rank, plan),
+    }
+    (steps != program).then_some(steps)
+}
+
+fn change(step: &mut Step, mutation: Mutation, rank: usize, plan: &Plan) {
+    let (parts, blocks, world_size) = (plan.parts(), plan.blocks(), plan.world_size());
+    let next_rank =
+        |peer: usize| (1..world_size).map(|step| (peer + step) % world_size).find(|&next| next != rank);
+    match (mutation, step) {
+        (Mutation::WaitsForLess, Step::Await { posts, .. }) => *posts -= 1,
+        (
+            Mutation::AnotherRank,
+            Step::Await { ranks: Peers::One(peer), .. } | Step::Take { from: peer, .. },
+        ) => {
+            *peer = next_rank(*peer).unwrap_or(*peer);
+        }
+        // Where all parts have one place, it does not matter which of them is taken from there.
+        (Mutation::AnotherPart, Step::Take { of: Place::Line | Place::Slot(_), .. })
+            if plan.places() == 1 => {}
+        (
+            Mutation::AnotherPart,
+            Step::Publish { parts: Parts::One(part) | Parts::Others(part), .. }
+            | Step::Reduce { part, .. }
+            | Step::Take { part, .. },
+        ) => *part = (*part + 1) % parts,
+        (
+            Mutation::AnotherBlock,
+            Step::Publish { block, .. } | Step::Reduce { block, .. } | Step::Take { block, .. },
+        ) => *block = (*block + 1) % blocks,
+        (
+            Mutation::AnotherSlot,
+            Step::Publish { place: Place::Slot(slot), .. }
+            | Step::Reduce { of: Place::Slot(slot), .. }
+            | Step::Take { of: Place::Slot(slot), .. },
+        ) => *slot = (*slot + 1) % plan.slots(),
+        (Mutation::AnotherPlace, Step::Reduce { of, .. } | Step::Take { of, .. }) => {
+            *of = if *of == Place::Memory { Place::Slot(0) } else { Place::Memory };
+        }
+        (Mutation::AnotherMemory, Step::Publish { of, .. }) => {
+            *of = if *of == Source::Buffer { Source::Input } else { Source::Buffer };
+        }
+        (Mutation::AnotherTarget, Step::Reduce { into, .. }) => {
+            *into = if *into == Target::Buffer { Target::Everywhere } else { Target::Buffer };
+        }
+        _ => {}
+    }
+}

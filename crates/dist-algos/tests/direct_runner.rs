@@ -1,0 +1,279 @@
+//! Direct schedules do what they say: every task in every form against the oracle, on memory that threads share.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use dist_algos::direct::{Form, Kernel, Memory, Own, Plan, Task, run};
+use dist_algos::{Partition, RunError, Scratch, Source};
+use dist_testkit::oracle::{self, Reduction};
+use dist_transport::{Deadline, Direct, Exposed, Owned, Place, Rank, Reach, Result, Runtime, Shared};
+use rstest::rstest;
+
+const SHARED: Shared = Shared { slots: 4, slot_bytes: 1024, line_bytes: 48, reach: Reach::Write };
+
+/// What a rank shares with the others; of each parity of calls its line and slots.
+#[derive(Debug, Default)]
+struct Share {
+    posts: u64,
+    line: [Vec<u8>; 2],
+    slots: [Vec<Vec<u8>>; 2],
+    /// What the rank has laid open, and what it held when the rank said so last.
+    memory: Vec<u8>,
+    shown: Vec<u8>,
+}
+
+/// Memory that threads share, behind one mutex.
+#[derive(Debug)]
+struct Together {
+    rank: usize,
+    all: Arc<Mutex<Vec<Share>>>,
+    base: u64,
+    posts: u64,
+    odd: usize,
+}
+
+impl Together {
+    fn lock(&self) -> MutexGuard<'_, Vec<Share>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn await_posts(&self, rank: usize, posts: u64) {
+        while self.lock()[rank].posts < posts {
+            thread::yield_now();
+        }
+    }
+
+    fn bytes(share: &mut Share, odd: usize, place: Place) -> &mut Vec<u8> {
+        match place {
+            Place::Line => &mut share.line[odd],
+            Place::Slot(slot) => &mut share.slots[odd][slot],
+            Place::Memory => &mut share.memory,
+        }
+    }
+}
+
+impl Direct for Together {
+    fn shared(&self) -> Shared {
+        SHARED
+    }
+
+    fn enter(&mut self, posts: u32, memory: Exposed<'_>, _: Deadline) -> Result<()> {
+        let previous = self.base;
+        self.base += self.posts;
+        (self.posts, self.odd) = (posts.into(), 1 - self.odd);
+        let ranks = self.lock().len();
+        (0..ranks).filter(|_| self.base > 0).for_each(|rank| self.await_posts(rank, previous + 1));
+        let own = &mut self.lock()[self.rank];
+        own.memory = match memory {
+            Exposed::Nothing => Vec::new(),
+            Exposed::Read(bytes) => bytes.to_vec(),
+            Exposed::Write(bytes) => bytes.to_vec(),
+        };
+        own.shown.clone_from(&own.memory);
+        Ok(())
+    }
+
+    fn show(&mut self, memory: &[u8]) {
+        let own = &mut self.lock()[self.rank];
+        let changed = memory.iter().zip(&mut own.shown).zip(&mut own.memory);
+        for ((now, shown), held) in changed.filter(|((now, shown), _)| *now != *shown) {
+            (*shown, *held) = (*now, *now);
+        }
+    }
+
+    fn collect(&mut self, memory: &mut [u8]) {
+        memory.copy_from_slice(&self.lock()[self.rank].memory);
+    }
+
+    fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
+        let mut all = self.lock();
+        Self::bytes(&mut all[self.rank], self.odd, place)[offset..offset + bytes.len()]
+            .copy_from_slice(bytes);
+    }
+
+    fn fill(&mut self, place: Place, range: std::ops::Range<usize>, write: &mut dyn FnMut(&mut [u8])) {
+        let mut all = self.lock();
+        write(&mut Self::bytes(&mut all[self.rank], self.odd, place)[range]);
+    }
+
+    fn post(&mut self) {
+        self.lock()[self.rank].posts += 1;
+    }
+
+    fn wait(&mut self, rank: usize, posts: u32, _: Deadline) -> Result<()> {
+        self.await_posts(rank, self.base + u64::from(posts));
+        Ok(())
+    }
+
+    fn view(
+        &mut self,
+        rank: usize,
+        place: Place,
+        range: std::ops::Range<usize>,
+        read: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<()> {
+        let mut bytes = Scratch::new();
+        let piece = bytes.bytes(range.len());
+        self.read(rank, place, range.start, piece)?;
+        // Two pieces, where there can be.
+        let middle = range.len() / 128 * 64;
+        read(0, &piece[..middle]);
+        read(middle, &piece[middle..]);
+        Ok(())
+    }
+
+    fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+        let mut all = self.lock();
+        into.copy_from_slice(&Self::bytes(&mut all[rank], self.odd, place)[offset..offset + into.len()]);
+        Ok(())
+    }
+
+    fn write(&mut self, rank: usize, offset: usize, bytes: &[u8]) -> Result<()> {
+        self.lock()[rank].memory[offset..offset + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn finished(&self) -> bool {
+        true
+    }
+}
+
+/// Runs calls in a row on every rank, and gives what each rank ends with.
+fn on_every_rank<R: Send>(world_size: usize, work: impl Fn(Rank, &mut Together) -> R + Sync) -> Vec<R> {
+    let share = || Share {
+        line: [vec![0; SHARED.line_bytes], vec![0; SHARED.line_bytes]],
+        slots: [(); 2].map(|()| vec![vec![0; SHARED.slot_bytes]; SHARED.slots]),
+        ..Share::default()
+    };
+    let all = Arc::new(Mutex::new((0..world_size).map(|_| share()).collect::<Vec<_>>()));
+    thread::scope(|scope| {
+        let start = |rank: Rank| {
+            let mut direct = Together { rank: rank.index(), all: all.clone(), base: 0, posts: 0, odd: 1 };
+            let work = &work;
+            scope.spawn(move || work(rank, &mut direct))
+        };
+        let threads: Vec<_> = Rank::all(world_size).map(start).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Far away.
+fn deadline() -> Deadline {
+    Runtime::system().deadline(Duration::from_secs(60))
+}
+
+/// What a rank brings, of `len` elements for each rank of the world.
+fn brought(rank: usize, world_size: usize, len: usize) -> Vec<f32> {
+    oracle::sample(7, rank, len * world_size)
+}
+
+/// Does a task once; the rank's buffer afterwards.
+fn once(direct: &mut dyn Direct, rank: Rank, (task, form): (Task, Form), len: usize) -> Vec<f32> {
+    let world_size = rank.world_size();
+    let buffer = brought(rank.index(), world_size, len);
+    let input = buffer.clone();
+    let parts = task.parts(form, world_size);
+    let cut = Partition::new(buffer.len(), 4, parts).unwrap();
+    let plan = Plan::new((task, form), world_size, cut.chunk_bytes_max(), 512, SHARED).unwrap();
+    let input = (task.source() == Source::Input).then(|| (bytemuck::cast_slice(&input), cut));
+    let mut owned = Owned::from(buffer);
+    let own = match form {
+        Form::WriteToAll => Own::Lent(owned.lend(len * world_size)),
+        _ => Own::Borrowed(bytemuck::cast_slice_mut(&mut owned)),
+    };
+    let memory = Memory { own, cut, input, piece_bytes: 256 };
+    let mut finished = 0;
+    let kernel = Kernel {
+        combine: &mut |into, from| {
+            let (into, from) =
+                (bytemuck::cast_slice_mut::<_, f32>(into), bytemuck::cast_slice::<_, f32>(from));
+            into.iter_mut().zip(from).for_each(|(into, from)| *into += from);
+        },
+        finish: &mut |bytes| {
+            finished += bytes.len();
+            bytemuck::cast_slice_mut::<_, f32>(bytes).iter_mut().for_each(|sum| *sum *= 2.0);
+        },
+    };
+    run(direct, plan.schedule(rank), memory, kernel, &mut Scratch::new(), deadline()).unwrap();
+    owned.reclaim(direct);
+    owned.into_vec().unwrap()
+}
+
+/// What a rank ends with; `None` where it is unspecified.
+fn promised(task: Task, rank: usize, inputs: &[Vec<f32>], len: usize) -> Vec<Option<f32>> {
+    let sums = || oracle::all_reduce(inputs, Reduction::Sum).into_iter().map(|sum| Some(sum * 2.0));
+    let part = |owner: usize| owner * len..(owner + 1) * len;
+    let parts = |of: &dyn Fn(usize) -> Vec<f32>| (0..inputs.len()).flat_map(of).map(Some).collect();
+    match task {
+        Task::AllReduce => sums().collect(),
+        Task::Reduce { root } if rank == root => sums().collect(),
+        Task::ReduceScatter { .. } => {
+            sums().enumerate().map(|(index, sum)| sum.filter(|_| part(rank).contains(&index))).collect()
+        }
+        Task::AllGather => parts(&|owner| inputs[owner][part(owner)].to_vec()),
+        Task::Broadcast { root } => inputs[root].iter().copied().map(Some).collect(),
+        Task::AllToAll => parts(&|owner| inputs[owner][part(rank)].to_vec()),
+        _ => vec![None; inputs[rank].len()],
+    }
+}
+
+#[rstest]
+fn every_form_gives_what_the_oracle_says(
+    #[values(1, 2, 3, 4, 7)] world_size: usize,
+    #[values(0, 1, 3, 150, 1000)] len: usize,
+) {
+    let root = world_size - 1;
+    let inputs: Vec<Vec<f32>> = (0..world_size).map(|rank| brought(rank, world_size, len)).collect();
+    let forms = Form::ALL;
+    let all: Vec<(Task, Form)> =
+        Task::all(root).into_iter().flat_map(|task| forms.map(|form| (task, form))).collect();
+    let calls: Vec<(Task, Form)> = all.into_iter().filter(|(task, form)| form.serves(*task)).collect();
+    let results = on_every_rank(world_size, |rank, direct| {
+        calls.iter().map(|&call| once(direct, rank, call, len)).collect::<Vec<_>>()
+    });
+    for (rank, results) in results.iter().enumerate() {
+        for (&(task, form), result) in calls.iter().zip(results) {
+            let promised = promised(task, rank, &inputs, len);
+            for (index, (promised, got)) in promised.into_iter().zip(result).enumerate() {
+                let same = promised.is_none_or(|promised| promised.to_bits() == got.to_bits());
+                assert!(same, "{task:?} {form}, rank {rank}, element {index}: {got}, not {promised:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn memory_that_the_schedule_was_not_made_for_is_refused() {
+    let rank = Rank::new(0, 1).unwrap();
+    let plan = |form| Plan::new((Task::AllReduce, form), 1, 64, 512, SHARED).unwrap();
+    let error = |form: Form, bytes: &mut [u8], cut: Partition<'_>| {
+        let mut direct = Together { rank: 0, all: Arc::default(), base: 0, posts: 0, odd: 1 };
+        let memory = Memory { own: Own::Borrowed(bytes), cut, input: None, piece_bytes: 64 };
+        let kernel = Kernel { combine: &mut |_, _| (), finish: &mut |_| () };
+        let schedule = plan(form).schedule(rank);
+        match run(&mut direct, schedule, memory, kernel, &mut Scratch::new(), deadline()) {
+            Err(RunError::Schedule(error)) => error,
+            other => panic!("{other:?}"),
+        }
+    };
+    let cut = |bytes, parts| Partition::new(bytes, 1, parts).unwrap();
+    use dist_algos::Error as Wrong;
+    assert_eq!(error(Form::OneShot, &mut [0; 63], cut(64, 1)), Wrong::BufferLength { expected: 64, got: 63 });
+    assert_eq!(error(Form::OneShot, &mut [0; 64], cut(64, 2)), Wrong::Parts { expected: 1, got: 2 });
+    assert_eq!(error(Form::WriteToAll, &mut [0; 64], cut(64, 1)), Wrong::Borrowed);
+    let too_long = error(Form::OneShot, &mut [0; 2048], cut(2048, 1));
+    assert_eq!(too_long, Wrong::Slots { needed: 2048, slot_bytes: 1024 });
+}
+
+#[test]
+fn a_plan_fits_its_slots_or_there_is_none() {
+    let plan =
+        |parts: usize, bytes: usize| Plan::new((Task::AllToAll, Form::OneShot), parts, bytes, 512, SHARED);
+    assert_eq!(plan(4, 1000).map(|plan| plan.blocks()), Some(8));
+    assert_eq!(plan(17, 64), None, "seventeen places of 64 bytes do not fit");
+    let root = Task::Broadcast { root: 3 };
+    assert_eq!(Plan::new((root, Form::OneShot), 3, 64, 512, SHARED), None, "there is no rank 3");
+    assert_eq!(Plan::new((root, Form::Staged), 4, 64, 512, SHARED), None);
+}

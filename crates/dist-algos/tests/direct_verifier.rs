@@ -1,0 +1,188 @@
+//! Direct schedules are proven in every world, and the verifier notices what goes wrong in them.
+
+use dist_algos::Error;
+use dist_algos::direct::verify::mutate::{Mutation, Score};
+use dist_algos::direct::verify::{Call, check, plans, prove};
+use dist_algos::direct::{Form, Parts, Peers, Plan, Step, Target, Task};
+use dist_transport::Place;
+use rstest::rstest;
+
+/// Everything that can be done in a world, with the first and the last root.
+fn all(world_size: usize) -> impl Iterator<Item = (Task, Form)> {
+    let last =
+        Task::all(world_size - 1).into_iter().filter(move |task| world_size > 1 && task.root().is_some());
+    let tasks = Task::all(0).into_iter().chain(last);
+    tasks.flat_map(|task| Form::ALL.map(|form| (task, form))).filter(|(task, form)| form.serves(*task))
+}
+
+#[test]
+fn every_schedule_is_proven_in_every_world() {
+    for world_size in 1..=40 {
+        for (task, form) in all(world_size) {
+            let plans = plans(task, form, world_size);
+            prove(&plans).unwrap_or_else(|error| panic!("{task:?} {form} {world_size}: {error}"));
+        }
+    }
+}
+
+#[test]
+fn any_two_calls_can_follow_each_other() {
+    for world_size in [2, 3] {
+        let all: Vec<Plan> = all(world_size)
+            .flat_map(|(task, form)| plans(task, form, world_size).into_iter().take(3))
+            .collect();
+        for (index, &first) in all.iter().enumerate() {
+            for &second in &all[index..] {
+                let calls = [first, second, first, first, second, second];
+                prove(&calls).unwrap_or_else(|error| panic!("{first:?} {second:?}: {error}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn mutants_are_rejected() {
+    let (mut mutants, mut swaps) = (0, 0);
+    for world_size in [2, 3, 4] {
+        for (task, form) in all(world_size) {
+            let plans = plans(task, form, world_size);
+            for mutated in [0, 1, 2] {
+                let score = Score::of(&plans, mutated).expect("the original is right");
+                mutants += score.mutants;
+                for mutant in score.survivors {
+                    // What passes is proven to be as good as the original: two steps of which either may come first.
+                    assert_eq!(
+                        mutant.mutation,
+                        Mutation::SwappedWithNext,
+                        "{task:?} {form} {world_size}: {mutant}"
+                    );
+                    swaps += 1;
+                }
+            }
+        }
+    }
+    assert!(mutants > 10_000 && swaps * 10 < mutants, "{swaps} of {mutants} pass");
+}
+
+/// Three calls of one all_reduce by three ranks, changed.
+fn planted(form: Form, change: impl Fn(&mut Vec<Step>)) -> Result<(), Error> {
+    let plan = plans(Task::AllReduce, form, 3)[3];
+    let mut calls = vec![Call::new(plan); 3];
+    calls.iter_mut().flat_map(|call| &mut call.programs).for_each(change);
+    check(&calls).map(drop)
+}
+
+/// The step with another slot, as if there were only so many.
+fn with_slots(step: Step, slots: usize) -> Step {
+    let fewer = |place| if let Place::Slot(slot) = place { Place::Slot(slot % slots) } else { place };
+    match step {
+        Step::Publish { parts, block, of, .. } => {
+            Step::Publish { parts, block, of, place: Place::Slot(block % slots) }
+        }
+        Step::Reduce { part, block, of, into } => {
+            let into = if let Target::Slot(_) = into { Target::Slot(block % slots) } else { into };
+            let of = if fewer(of) == of && of == Place::Memory { of } else { Place::Slot(block % slots) };
+            Step::Reduce { part, block, of, into }
+        }
+        Step::Take { from, part, block, into, .. } => {
+            Step::Take { from, part, block, of: Place::Slot(block % slots), into }
+        }
+        step => step,
+    }
+}
+
+#[rstest]
+#[case::one_shot(Form::OneShot, 3)]
+#[case::staged(Form::Staged, 2)]
+fn slots_that_are_used_again_too_early_are_a_race(#[case] form: Form, #[case] too_few: usize) {
+    assert_eq!(planted(form, |_| ()), Ok(()));
+    for slots in 1..=too_few {
+        let error =
+            planted(form, |program| program.iter_mut().for_each(|step| *step = with_slots(*step, slots)));
+        assert!(matches!(error, Err(Error::Race { .. })), "{slots}: {error:?}");
+    }
+}
+
+/// A pipeline that publishes a block while others use the one before needs three slots at least: with two, each rank
+/// would wait for the others to use a block that they can only use after they have waited for it in turn.
+#[test]
+fn a_pipeline_of_two_slots_waits_for_ever() {
+    let with_waits = |slots: usize| {
+        planted(Form::OneShot, |program| {
+            let free = |step: &Step| match *step {
+                Step::Publish { block, .. } if block >= slots => {
+                    let posts = u32::try_from(block + 3 - slots).unwrap();
+                    vec![Step::Await { ranks: Peers::Others, posts }, with_slots(*step, slots)]
+                }
+                step => vec![with_slots(step, slots)],
+            };
+            *program = program.iter().flat_map(free).collect();
+        })
+    };
+    assert!(matches!(with_waits(2), Err(Error::Deadlock { .. })), "{:?}", with_waits(2));
+    assert_eq!(with_waits(3), Ok(()));
+}
+
+#[rstest]
+#[case::one_shot(Form::OneShot)]
+#[case::staged(Form::Staged)]
+#[case::read_from_all(Form::ReadFromAll)]
+#[case::write_to_all(Form::WriteToAll)]
+fn a_wait_that_is_missing_is_noticed(#[case] form: Form) {
+    let waits = |program: &[Step]| program.iter().filter(|step| matches!(step, Step::Await { .. })).count();
+    let count = waits(&Call::new(plans(Task::AllReduce, form, 3)[3]).programs[0]);
+    for missing in 0..count {
+        let error = planted(form, |program| {
+            let mut index = 0;
+            program.retain(|step| {
+                let is_wait = matches!(step, Step::Await { .. });
+                index += usize::from(is_wait);
+                !is_wait || index != missing + 1
+            });
+        });
+        let noticed =
+            matches!(error, Err(Error::Race { .. } | Error::Unwritten { .. } | Error::WrongResult { .. }));
+        assert!(noticed, "wait {missing}: {error:?}");
+    }
+}
+
+#[test]
+fn what_is_announced_before_it_is_done_is_a_race() {
+    let error = planted(Form::OneShot, |program| program.swap(0, 1));
+    assert!(matches!(error, Err(Error::Race { .. })), "{error:?}");
+}
+
+#[test]
+fn a_rank_that_posts_less_often_than_the_others_is_named() {
+    let plan = plans(Task::Broadcast { root: 0 }, Form::OneShot, 3)[1];
+    let mut call = Call::new(plan);
+    call.programs[2].retain(|step| *step != Step::Post);
+    assert_eq!(check(&[call]), Err(Error::Posts { rank: 2, expected: 1, got: 0 }));
+}
+
+#[test]
+fn a_barrier_that_can_be_left_early_is_none() {
+    let mut call = Call::new(plans(Task::Barrier, Form::OneShot, 3)[0]);
+    call.programs[1][1] = Step::Await { ranks: Peers::One(0), posts: 1 };
+    assert_eq!(check(&[call]), Err(Error::LeavesEarly { rank: 1, absent: 2 }));
+}
+
+#[test]
+fn what_does_not_exist_is_refused() {
+    let plan = plans(Task::AllReduce, Form::OneShot, 2)[1];
+    let with = |step: Step| {
+        let mut call = Call::new(plan);
+        call.programs[1][0] = step;
+        check(&[call]).unwrap_err()
+    };
+    let of = dist_algos::Source::Buffer;
+    let publish = |part, place| Step::Publish { parts: Parts::One(part), block: 0, of, place };
+    assert!(matches!(with(publish(1, Place::Slot(0))), Error::NoChunk { rank: 1, step: 0, .. }));
+    assert_eq!(with(publish(0, Place::Slot(9))), Error::BadSlot { rank: 1, step: 0, slot: 9 });
+    assert_eq!(
+        with(Step::Await { ranks: Peers::One(2), posts: 1 }),
+        Error::NoPeer { rank: 1, step: 0, peer: 2 }
+    );
+    let read = Step::Take { from: 0, part: 0, block: 0, of: Place::Memory, into: 0 };
+    assert_eq!(with(read), Error::Closed { rank: 1, step: 0 });
+}
