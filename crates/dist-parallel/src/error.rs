@@ -1,6 +1,6 @@
 //! What can go wrong in parallel training.
 
-use crate::FloatType;
+use crate::{CheckpointError, FloatType};
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -267,6 +267,9 @@ pub enum Error {
         /// The shape of this one.
         got: Vec<usize>,
     },
+    /// A checkpoint could not be saved or loaded.
+    #[error(transparent)]
+    Checkpoint(Box<CheckpointError>),
     /// Communication failed.
     #[error("communication between the ranks failed")]
     Communication(#[source] Box<dist_collectives::Error>),

@@ -32,7 +32,9 @@ pub use aggregate::{
     train_step,
 };
 pub use block::{Block, Ready, Saved};
-pub use checkpoint::{Holding, Piece, Shards, Slice};
+pub use checkpoint::{
+    CheckpointError, CheckpointProblem, Checkpoints, Holding, Piece, Saving, Shards, Slice, load_safetensors,
+};
 pub use compress::{
     Bf16Hook, BucketGradients, BucketHook, BucketTensor, Compression, F16Hook, Int8Hook, PowerSgdHook,
     SparseGradient, TopKHook,

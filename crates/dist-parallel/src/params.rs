@@ -3,6 +3,8 @@
 use std::collections::HashSet;
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{BoxError, Error, Lent, Loaded, Result, Unloaded, Values, ValuesMut};
 
 /// Named parameters in an order that is the same on every rank.
@@ -88,7 +90,8 @@ impl fmt::Display for ParamInfo {
 }
 
 /// The types that parameters, and so their gradients, can have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
 pub enum FloatType {
     /// 32 bits.
     F32,

@@ -65,7 +65,17 @@ pub enum ValuesMut<'a> {
     Bf16(&'a mut [bf16]),
 }
 
-impl Values<'_> {
+impl<'a> Values<'a> {
+    /// Their memory: little-endian on the machines that this runs on.
+    pub(crate) fn as_bytes(self) -> &'a [u8] {
+        match self {
+            Self::F32(values) => bytemuck::cast_slice(values),
+            Self::F64(values) => bytemuck::cast_slice(values),
+            Self::F16(values) => bytemuck::cast_slice(values),
+            Self::Bf16(values) => bytemuck::cast_slice(values),
+        }
+    }
+
     /// Their type.
     pub const fn dtype(&self) -> FloatType {
         match self {
@@ -103,6 +113,16 @@ impl Values<'_> {
 }
 
 impl ValuesMut<'_> {
+    /// Their memory, to overwrite.
+    pub(crate) fn as_bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::F32(values) => bytemuck::cast_slice_mut(values),
+            Self::F64(values) => bytemuck::cast_slice_mut(values),
+            Self::F16(values) => bytemuck::cast_slice_mut(values),
+            Self::Bf16(values) => bytemuck::cast_slice_mut(values),
+        }
+    }
+
     /// Their type.
     pub const fn dtype(&self) -> FloatType {
         self.as_values().dtype()

@@ -1,6 +1,34 @@
 //! Saving a training and going on from there, on as many ranks and by whatever strategy.
+//!
+//! A trainer hands out pieces of parameters and of what its optimizer keeps ([`Shards`]); nothing here knows more of a
+//! strategy. `docs/checkpoints.md` describes the files.
 
+mod agree;
+mod checkpoints;
+mod deal;
+mod directory;
+mod disk;
+mod error;
+mod fetch;
+mod index;
+mod load;
+mod part;
+mod plain;
 mod replicas;
+mod save;
+mod saving;
 mod shards;
+#[cfg(test)]
+mod tests;
 
+pub use checkpoints::Checkpoints;
+pub use error::{CheckpointError, CheckpointProblem};
+pub use plain::load_safetensors;
+pub use saving::Saving;
 pub use shards::{Holding, Piece, Shards, Slice};
+
+/// The name of the index in a checkpoint's directory.
+const INDEX: &str = "index.jsonl";
+
+/// The longest index that is read into memory.
+const INDEX_BYTES_MAX: u64 = 1 << 30;

@@ -1,0 +1,226 @@
+//! A directory of checkpoints, as a training uses it.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use dist_transport::runtime::{Mailbox, Receiver};
+
+use super::disk::Disk;
+use super::save::Plan;
+use super::{CheckpointError, Saving, Shards, directory, load, part, plain};
+use crate::{Communicator, Error, Optimizer, Result};
+
+/// A directory in which a training saves checkpoints, and from which it goes on.
+///
+/// All ranks see the same directory: a disk of the host, or a file system that hosts share. One training at a time
+/// writes to it.
+///
+/// # What a checkpoint is
+///
+/// A directory with a safetensors file per rank, each with as equal a share of what is held more than once as
+/// possible, and an index with names, shapes, types, places and checksums, the step, and the kind of the optimizer.
+/// Nothing in it says by how many ranks, and by which strategy, it is to be loaded.
+///
+/// # What survives
+///
+/// A checkpoint exists from one moment on, when all of it is on the disk; a process, or a host, that dies at any time
+/// leaves the checkpoints before it whole. When a rank cannot write its part, every rank gets the same error, and
+/// what was written is removed.
+///
+/// # What is checked
+///
+/// Loading changes nothing until every rank has read all that it needs into memory of its own and compared it with
+/// the checksums, and all have agreed that everything fits. For that long a rank needs the memory of its parameters
+/// and of its optimizer's state twice. Each rank reads only what it needs of the parts, rounded up to 256 KiB.
+pub struct Checkpoints {
+    directory: PathBuf,
+    keep: Option<NonZeroUsize>,
+    timeout: Duration,
+    pub(super) disk: Disk,
+    /// Closed when the save that was started last has ended.
+    latest: Option<Receiver<()>>,
+}
+
+impl Checkpoints {
+    /// The checkpoints in `directory`, which is made when the first is saved. All are kept.
+    pub fn at(directory: impl Into<PathBuf>) -> Self {
+        let timeout = TIMEOUT;
+        Self { directory: directory.into(), keep: None, timeout, disk: Disk::default(), latest: None }
+    }
+
+    /// Removes all but the last `keep` checkpoints, after each that was saved.
+    #[must_use]
+    pub fn keep_last(self, keep: NonZeroUsize) -> Self {
+        Self { keep: Some(keep), ..self }
+    }
+
+    /// How long a rank waits for another to have written or read its part: by default ten minutes. A rank that dies
+    /// is noticed at once.
+    #[must_use]
+    pub fn with_timeout(self, timeout: Duration) -> Self {
+        Self { timeout, ..self }
+    }
+
+    /// Saves what all ranks hold, and returns when it is on the disk. All ranks call this with the same step.
+    ///
+    /// # Errors
+    /// On every rank, if any cannot write its part. The checkpoints before it are as they were.
+    pub fn save(
+        &mut self,
+        shards: &mut dyn Shards,
+        optimizer: Option<&dyn Optimizer>,
+        step: u64,
+    ) -> Result<()> {
+        if let Some(mut before) = self.latest.take() {
+            // It closes without a message.
+            let _closed = before.receive(None);
+        }
+        let plan = self.plan(shards, optimizer, step);
+        let mut comm = fork(shards, self.timeout)?;
+        plan.run(&mut comm, |entry, write| part::read(shards, optimizer, entry, write))
+    }
+
+    /// Copies what all ranks hold, and saves the copy while training goes on. All ranks call this with the same
+    /// step. Saves that were started are done one after the other, in order.
+    ///
+    /// # Errors
+    /// If the copy cannot be made, or the thread that would write it.
+    pub fn start_save(
+        &mut self,
+        shards: &mut dyn Shards,
+        optimizer: Option<&dyn Optimizer>,
+        step: u64,
+    ) -> Result<Saving> {
+        let plan = self.plan(shards, optimizer, step);
+        let copy = copy(&plan, shards, optimizer);
+        let mut comm = fork(shards, self.timeout)?;
+        let runtime = comm.runtime().clone();
+        let (sender, ended) = runtime.mailbox();
+        let before = self.latest.replace(ended);
+        let save = move || save(&plan, &mut comm, copy, before, sender);
+        let task = runtime
+            .spawn("checkpoint", save)
+            .map_err(|error| Error::Checkpoint(Box::new(CheckpointError::io(&self.directory, &error))));
+        if task.is_err() {
+            shards.communicator_mut().abort();
+        }
+        Ok(Saving::new(task?, runtime, step))
+    }
+
+    /// Puts what the newest checkpoint has in place of what all ranks hold, and tells its step; `None` if there is no
+    /// checkpoint, and nothing is changed. All ranks call this.
+    ///
+    /// With an optimizer, its state is loaded too. Without one, only the parameters are.
+    ///
+    /// # Errors
+    /// On every rank, with the file and the tensor at fault, if anything is missing, changed or does not fit the model;
+    /// then nothing is changed on any rank. If communication fails.
+    pub fn load(
+        &self,
+        shards: &mut dyn Shards,
+        optimizer: Option<&mut dyn Optimizer>,
+    ) -> Result<Option<u64>> {
+        let mut comm = fork(shards, self.timeout)?;
+        load::load(&self.disk, &mut comm, &self.directory, None, shards, optimizer)
+    }
+
+    /// As [`load`](Self::load), from the newest checkpoint of this step.
+    ///
+    /// # Errors
+    /// As for [`load`](Self::load), and if there is no checkpoint of this step.
+    pub fn load_step(
+        &self,
+        step: u64,
+        shards: &mut dyn Shards,
+        optimizer: Option<&mut dyn Optimizer>,
+    ) -> Result<()> {
+        let mut comm = fork(shards, self.timeout)?;
+        load::load(&self.disk, &mut comm, &self.directory, Some(step), shards, optimizer).map(drop)
+    }
+
+    /// The steps of the checkpoints in this directory, oldest first.
+    ///
+    /// # Errors
+    /// If the directory cannot be read.
+    pub fn steps(&self) -> Result<Vec<u64>, CheckpointError> {
+        let names = directory::list(&self.disk, &self.directory)?;
+        Ok(names.into_iter().map(|name| name.step).collect())
+    }
+
+    /// Writes the parameters of the newest checkpoint, or of the newest of this step, as one safetensors file. This is
+    /// for one process, which needs no memory to speak of; the file exists when all of it is on the disk.
+    ///
+    /// # Errors
+    /// If there is no such checkpoint, any part of the parameters is missing or changed, or the file cannot be written.
+    pub fn consolidate(&self, step: Option<u64>, file: &Path) -> Result<(), CheckpointError> {
+        plain::consolidate(&self.disk, &self.directory, step, file)
+    }
+
+    fn plan(&self, shards: &dyn Shards, optimizer: Option<&dyn Optimizer>, step: u64) -> Plan {
+        let (parameters, entries) = Plan::entries(shards, optimizer);
+        Plan {
+            disk: self.disk.clone(),
+            directory: self.directory.clone(),
+            keep: self.keep,
+            step,
+            optimizer: optimizer.map(Optimizer::name),
+            parameters,
+            entries,
+        }
+    }
+}
+
+/// The values of all entries of a plan, one after the other.
+fn copy(
+    plan: &Plan,
+    shards: &dyn Shards,
+    optimizer: Option<&dyn Optimizer>,
+) -> Result<Vec<u8>, CheckpointError> {
+    let mut copy = Vec::with_capacity(plan.entries.iter().map(part::Entry::bytes).sum());
+    for entry in &plan.entries {
+        part::read(shards, optimizer, entry, &mut |bytes| {
+            copy.extend_from_slice(bytes);
+            Ok(())
+        })?;
+    }
+    Ok(copy)
+}
+
+/// Saves a copy, once the save before it has ended. The sender is dropped at the end.
+fn save(
+    plan: &Plan,
+    comm: &mut Communicator,
+    copy: Result<Vec<u8>, CheckpointError>,
+    before: Option<Receiver<()>>,
+    _ended: Mailbox<()>,
+) -> Result<()> {
+    if let Some(mut before) = before {
+        // It closes without a message.
+        let _closed = before.receive(None);
+    }
+    let mut end = 0;
+    plan.run(comm, |entry, write| {
+        // What could not be copied is known to this rank only, until it would have written it.
+        let copy = copy.as_ref().map_err(Clone::clone)?;
+        let start = end;
+        end += entry.bytes();
+        write(&copy[start..end])
+    })
+}
+
+/// A communicator for one checkpoint, whose ranks wait for each other so long.
+fn fork(shards: &mut dyn Shards, timeout: Duration) -> Result<Communicator> {
+    let mut comm = shards.communicator_mut().fork().map_err(Error::communication)?;
+    comm.set_timeout(timeout);
+    Ok(comm)
+}
+
+impl fmt::Debug for Checkpoints {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Checkpoints({})", self.directory.display())
+    }
+}
+
+const TIMEOUT: Duration = Duration::from_secs(600);

@@ -1,0 +1,96 @@
+//! The directory of a training's checkpoints: which are there, which is the newest, which are to go.
+//!
+//! A checkpoint is a directory `checkpoint-NUMBER-step-STEP`. The number counts what was ever saved here, so that the
+//! newest is known whatever its step is. While a checkpoint is written, and while it is removed, its name ends in
+//! `.tmp`: the change of the name is what makes it exist, and end.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::CheckpointError;
+use super::disk::Disk;
+
+/// One checkpoint of the directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Name {
+    pub(super) number: u64,
+    pub(super) step: u64,
+}
+
+impl Name {
+    pub(super) fn parse(name: &str) -> Option<Self> {
+        let (number, step) = name.strip_prefix("checkpoint-")?.split_once("-step-")?;
+        let parsed = Self { number: number.parse().ok()?, step: step.parse().ok()? };
+        (parsed.directory() == name).then_some(parsed)
+    }
+
+    pub(super) fn directory(self) -> String {
+        format!("checkpoint-{}-step-{}", self.number, self.step)
+    }
+}
+
+/// The checkpoints in a directory, oldest first.
+pub(super) fn list(disk: &Disk, directory: &Path) -> Result<Vec<Name>, CheckpointError> {
+    let all = disk.list(directory).map_err(|error| CheckpointError::io(directory, &error))?;
+    let mut names: Vec<Name> = all.iter().filter_map(|name| Name::parse(name)).collect();
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// Makes room for the next checkpoint, which has this step: a number that none has had, and an empty directory. What
+/// an earlier attempt has left behind is removed.
+pub(super) fn begin(disk: &Disk, directory: &Path, step: u64) -> Result<Name, CheckpointError> {
+    let failed = |error: io::Error| CheckpointError::io(directory, &error);
+    disk.make_directory(directory).map_err(failed)?;
+    if let Some(parent) = directory.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        disk.sync_directory(parent).map_err(failed)?;
+    }
+    let all = disk.list(directory).map_err(failed)?;
+    let left_behind = all.iter().filter(|name| name.strip_suffix(TEMPORARY).and_then(Name::parse).is_some());
+    for name in left_behind {
+        let path = directory.join(name);
+        disk.remove(&path).map_err(|error| CheckpointError::io(&path, &error))?;
+    }
+    let latest = all.iter().filter_map(|name| Name::parse(name)).max();
+    let number = latest.map_or(0, |name| name.number).saturating_add(1);
+    let name = Name { number, step };
+    let path = temporary(directory, name);
+    disk.make_directory(&path).map_err(|error| CheckpointError::io(&path, &error))?;
+    Ok(name)
+}
+
+/// Makes a checkpoint exist whose files are all on the disk. If whether it exists cannot be made sure of, it does not.
+pub(super) fn commit(disk: &Disk, directory: &Path, name: Name) -> Result<(), CheckpointError> {
+    let (from, to) = (temporary(directory, name), directory.join(name.directory()));
+    let failed = |error: io::Error| CheckpointError::io(&to, &error);
+    disk.sync_directory(&from).map_err(failed)?;
+    disk.rename(&from, &to).map_err(failed)?;
+    disk.sync_directory(directory).map_err(|error| {
+        if let Err(error) = disk.rename(&to, &from) {
+            tracing::warn!(%error, path = %to.display(), "a checkpoint exists that may not outlive its host");
+        }
+        failed(error)
+    })
+}
+
+/// Removes all checkpoints but the last `keep`.
+pub(super) fn prune(disk: &Disk, directory: &Path, keep: usize) -> Result<(), CheckpointError> {
+    let names = list(disk, directory)?;
+    for &name in &names[..names.len().saturating_sub(keep)] {
+        // Under its own name it is whole or not there.
+        let temporary = temporary(directory, name);
+        let renamed = disk.rename(&directory.join(name.directory()), &temporary);
+        renamed
+            .and_then(|()| disk.sync_directory(directory))
+            .and_then(|()| disk.remove(&temporary))
+            .map_err(|error| CheckpointError::io(&temporary, &error))?;
+    }
+    Ok(())
+}
+
+/// Where a checkpoint lies while it is written or removed.
+pub(super) fn temporary(directory: &Path, name: Name) -> PathBuf {
+    directory.join(name.directory() + TEMPORARY)
+}
+
+const TEMPORARY: &str = ".tmp";

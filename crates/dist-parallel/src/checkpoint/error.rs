@@ -1,0 +1,127 @@
+//! What can go wrong with a checkpoint.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// Why a checkpoint could not be saved or loaded. Where all ranks take part, every rank gets the same.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct CheckpointError {
+    /// The file or directory concerned.
+    pub path: PathBuf,
+    /// The tensor concerned, if it is about one: a parameter's name, or `optimizer/ARRAY/PARAMETER`.
+    pub tensor: Option<String>,
+    /// The first rank that met the problem, where all ranks take part.
+    pub rank: Option<usize>,
+    /// What it is.
+    pub problem: CheckpointProblem,
+}
+
+/// What can be wrong with a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointProblem {
+    /// There is no such file or directory.
+    #[error("there is none")]
+    Missing,
+    /// The operating system refuses.
+    #[error("{0}")]
+    Io(String),
+    /// A file is shorter or longer than when it was written.
+    #[error("it has {got} bytes where {expected} were written")]
+    Size {
+        /// How many bytes were written.
+        expected: u64,
+        /// How many there are.
+        got: u64,
+    },
+    /// What is read is not what was written.
+    #[error("a checksum shows that it has changed since it was written")]
+    Corrupted,
+    /// It is not in a form that this crate writes, or contradicts itself.
+    #[error("{0}")]
+    Malformed(String),
+    /// It was written by a newer version.
+    #[error("it is of version {0}, which this program is too old for")]
+    Version(u64),
+    /// The model has a tensor that the checkpoint has not.
+    #[error("the model has it and the checkpoint has not")]
+    NotInCheckpoint,
+    /// The checkpoint has a tensor that the model has not.
+    #[error("the checkpoint has it and the model has not")]
+    NotInModel,
+    /// A tensor has another shape or type in the model than in the checkpoint.
+    #[error("it is {model} in the model and {checkpoint} in the checkpoint")]
+    Looks {
+        /// Shape and type in the model.
+        model: String,
+        /// Shape and type in the checkpoint.
+        checkpoint: String,
+    },
+    /// The state of one kind of optimizer cannot be that of another.
+    #[error("the optimizer is {training} here and {checkpoint} in the checkpoint")]
+    Optimizer {
+        /// What the optimizer is here, or `none`.
+        training: String,
+        /// Whose state the checkpoint has, or `none`.
+        checkpoint: String,
+    },
+    /// The ranks were not asked for the same.
+    #[error("rank {rank} saves {on_rank}, rank 0 saves {on_rank_0}")]
+    RanksDiffer {
+        /// The first rank that disagrees with rank 0.
+        rank: usize,
+        /// What is saved there.
+        on_rank: String,
+        /// What is saved on rank 0.
+        on_rank_0: String,
+    },
+    /// The trainer does not hand out what it is said to hold.
+    #[error("the trainer does not hand it out: {0}")]
+    Trainer(String),
+}
+
+impl CheckpointError {
+    pub(super) fn new(path: impl Into<PathBuf>, problem: CheckpointProblem) -> Self {
+        Self { path: path.into(), tensor: None, rank: None, problem }
+    }
+
+    pub(super) fn io(path: &Path, error: &io::Error) -> Self {
+        let problem = match error.kind() {
+            io::ErrorKind::NotFound => CheckpointProblem::Missing,
+            _ => CheckpointProblem::Io(error.to_string()),
+        };
+        Self::new(path, problem)
+    }
+
+    pub(super) fn malformed(path: impl Into<PathBuf>, reason: impl fmt::Display) -> Self {
+        Self::new(path, CheckpointProblem::Malformed(reason.to_string()))
+    }
+
+    #[must_use]
+    pub(super) fn about(self, tensor: impl fmt::Display) -> Self {
+        Self { tensor: Some(tensor.to_string()), ..self }
+    }
+}
+
+impl fmt::Display for CheckpointError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "checkpoint {}", self.path.display())?;
+        if let Some(tensor) = &self.tensor {
+            write!(f, ", tensor {tensor}")?;
+        }
+        if let Some(rank) = self.rank {
+            write!(f, ", on rank {rank}")?;
+        }
+        write!(f, ": {}", self.problem)
+    }
+}
+
+impl std::error::Error for CheckpointError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.problem)
+    }
+}

@@ -1,0 +1,196 @@
+//! Reading parts of tensors, and no more of the files than that takes.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::ops::Range;
+use std::path::PathBuf;
+
+use super::disk::Disk;
+use super::index::{CHECKED_BYTES, Run, StoredTensor};
+use super::load::Checkpoint;
+use super::part::WriteBytes;
+use super::{CheckpointError, CheckpointProblem};
+
+/// Neighbouring values of a tensor that somebody wants, and their bytes once they have been read.
+pub(super) struct Wanted<'i> {
+    tensor: &'i StoredTensor,
+    offset: usize,
+    pub(super) bytes: Vec<u8>,
+}
+
+impl<'i> Wanted<'i> {
+    pub(super) fn new(tensor: &'i StoredTensor, offset: usize, len: usize) -> Self {
+        Self { tensor, offset, bytes: vec![0; len * tensor.dtype.size()] }
+    }
+
+    fn len(&self) -> usize {
+        self.bytes.len() / self.tensor.dtype.size()
+    }
+}
+
+/// Bytes of a run that are wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Read<'i> {
+    run: &'i Run,
+    /// Which bytes of the run.
+    from: Range<u64>,
+    /// For whom, and from which of its bytes on.
+    wanted: usize,
+    at: usize,
+}
+
+/// What has to be read, in the order in which it lies in the files.
+fn reads<'i>(wanted: &[Wanted<'i>]) -> Vec<Read<'i>> {
+    let mut reads = Vec::new();
+    for (number, want) in wanted.iter().enumerate() {
+        let size = want.tensor.dtype.size();
+        let (start, end) = (want.offset, want.offset + want.len());
+        let runs = &want.tensor.runs;
+        let first = runs.partition_point(|run| run.offset + run.len <= start);
+        for run in runs[first..].iter().take_while(|run| run.offset < end) {
+            let (from, to) = (start.max(run.offset), end.min(run.offset + run.len));
+            if from == to {
+                continue;
+            }
+            let byte = |value: usize| ((value - run.offset) * size) as u64;
+            reads.push(Read { run, from: byte(from)..byte(to), wanted: number, at: (from - start) * size });
+        }
+    }
+    reads.sort_by_key(|read| (read.run.file, read.run.at, read.from.start));
+    reads
+}
+
+/// Reads what is wanted and compares it with the checksums. Of the files that this rank does not read, it looks at its
+/// share.
+pub(super) fn fetch(
+    checkpoint: Checkpoint<'_>,
+    wanted: &mut [Wanted<'_>],
+    rank: usize,
+    world_size: usize,
+) -> Result<(), CheckpointError> {
+    let mut scratch = Vec::new();
+    let mut looked_at = HashSet::new();
+    let mut open: Option<OpenFile<'_>> = None;
+    for read in reads(wanted) {
+        let Wanted { tensor, bytes, .. } = &mut wanted[read.wanted];
+        let file = OpenFile::next(open.take(), checkpoint, read.run.file, &mut scratch)
+            .map_err(|error| error.about(&tensor.name))?;
+        looked_at.insert(file.number);
+        let mut rest = &mut bytes[read.at..];
+        file.read(tensor, read.run, &read.from, &mut scratch, &mut |bytes| {
+            let (into, others) = std::mem::take(&mut rest).split_at_mut(bytes.len());
+            into.copy_from_slice(bytes);
+            rest = others;
+            Ok(())
+        })?;
+        open = Some(file);
+    }
+    let share = (0..checkpoint.index.files.len()).filter(|number| number % world_size == rank);
+    for number in share.filter(|number| !looked_at.contains(number)) {
+        OpenFile::open(checkpoint, number, &mut scratch)?;
+    }
+    Ok(())
+}
+
+/// A file of a checkpoint that has the size and the header that it should have.
+pub(super) struct OpenFile<'a> {
+    disk: &'a Disk,
+    number: usize,
+    path: PathBuf,
+    file: File,
+}
+
+impl<'a> OpenFile<'a> {
+    fn open(
+        checkpoint: Checkpoint<'a>,
+        number: usize,
+        scratch: &mut Vec<u8>,
+    ) -> Result<Self, CheckpointError> {
+        let stored = &checkpoint.index.files[number];
+        let path = checkpoint.path.with_file_name(&stored.name);
+        let (file, got) = checkpoint.disk.open(&path).map_err(|error| CheckpointError::io(&path, &error))?;
+        if got != stored.bytes {
+            let problem = CheckpointProblem::Size { expected: stored.bytes, got };
+            return Err(CheckpointError::new(path, problem));
+        }
+        let opened = Self { disk: checkpoint.disk, number, path, file };
+        if let Some(expected) = stored.header_crc32 {
+            opened.check_header(stored.header_bytes, expected, scratch)?;
+        }
+        Ok(opened)
+    }
+
+    /// The file of this number, which may be the one that is open.
+    pub(super) fn next(
+        open: Option<Self>,
+        checkpoint: Checkpoint<'a>,
+        number: usize,
+        scratch: &mut Vec<u8>,
+    ) -> Result<Self, CheckpointError> {
+        match open {
+            Some(file) if file.number == number => Ok(file),
+            _ => Self::open(checkpoint, number, scratch),
+        }
+    }
+
+    fn check_header(&self, bytes: u64, expected: u32, scratch: &mut Vec<u8>) -> Result<(), CheckpointError> {
+        let mut hasher = crc32fast::Hasher::new();
+        let mut at = 0;
+        while at < bytes {
+            let len = (bytes - at).min(BLOCK);
+            hasher.update(self.read_at(at, len, scratch)?);
+            at += len;
+        }
+        if hasher.finalize() == expected { Ok(()) } else { Err(self.corrupted()) }
+    }
+
+    /// Gives a range of the bytes of a run of `tensor` to `sink`, piece by piece, each after a look at the checksum of
+    /// all that it was summed with.
+    pub(super) fn read(
+        &self,
+        tensor: &StoredTensor,
+        run: &Run,
+        range: &Range<u64>,
+        scratch: &mut Vec<u8>,
+        sink: &mut WriteBytes<'_>,
+    ) -> Result<(), CheckpointError> {
+        let run_bytes = (run.len * tensor.dtype.size()) as u64;
+        let mut at = range.start;
+        while at < range.end {
+            let block = at / BLOCK;
+            let (from, to) = match run.crc32 {
+                Some(_) => (block * BLOCK, run_bytes.min((block + 1) * BLOCK)),
+                None => (at, range.end.min(at + BLOCK)),
+            };
+            let about = |error: CheckpointError| error.about(&tensor.name);
+            let bytes = self.read_at(run.at + from, to - from, scratch).map_err(about)?;
+            let expected = run.crc32.as_ref().map(|checksums| checksums[in_memory(block)]);
+            if expected.is_some_and(|expected| crc32fast::hash(bytes) != expected) {
+                return Err(about(self.corrupted()));
+            }
+            let end = to.min(range.end);
+            sink(&bytes[in_memory(at - from)..in_memory(end - from)])?;
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// Reads at most [`CHECKED_BYTES`].
+    fn read_at<'s>(&self, at: u64, len: u64, scratch: &'s mut Vec<u8>) -> Result<&'s [u8], CheckpointError> {
+        scratch.resize(in_memory(len.min(BLOCK)), 0);
+        let read = self.disk.read_at(&self.file, &self.path, at, scratch);
+        read.map_err(|error| CheckpointError::io(&self.path, &error))?;
+        Ok(scratch)
+    }
+
+    fn corrupted(&self) -> CheckpointError {
+        CheckpointError::new(&self.path, CheckpointProblem::Corrupted)
+    }
+}
+
+const BLOCK: u64 = CHECKED_BYTES as u64;
+
+/// A number of bytes of a block, or of blocks of a run, of which the index has a list.
+fn in_memory(count: u64) -> usize {
+    usize::try_from(count).expect("it counts something that lies in memory")
+}

@@ -1,0 +1,241 @@
+//! The index of a checkpoint: which values lie where in which file.
+//!
+//! The file has two lines of JSON. The first names the format and has the length and the checksum of the second, which
+//! is an [`Index`]. What is read is believed only after [`Index::check`]: from then on every run lies inside its file,
+//! the runs of a tensor tile it, and the tensors tile the files.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::path::{Component, Path};
+
+use serde::{Deserialize, Serialize};
+
+use super::{CheckpointError, CheckpointProblem};
+use crate::FloatType;
+
+/// What a checkpoint contains.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Index {
+    pub(super) step: u64,
+    /// The kind of the optimizer whose state is contained.
+    pub(super) optimizer: Option<String>,
+    pub(super) files: Vec<StoredFile>,
+    pub(super) tensors: Vec<StoredTensor>,
+}
+
+/// A file that begins with a header, of which this is the checksum, and contains nothing but runs after it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct StoredFile {
+    pub(super) name: String,
+    pub(super) bytes: u64,
+    pub(super) header_bytes: u64,
+    /// `None` only in a file that is no part of a checkpoint.
+    pub(super) header_crc32: Option<u32>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct StoredTensor {
+    pub(super) name: TensorName,
+    pub(super) dtype: FloatType,
+    pub(super) shape: Vec<usize>,
+    /// In the order of their offsets.
+    pub(super) runs: Vec<Run>,
+}
+
+/// A parameter, or something that the optimizer keeps of one.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TensorName {
+    pub(super) parameter: String,
+    /// What the optimizer calls it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) state: Option<String>,
+}
+
+/// Neighbouring values of a tensor that lie next to each other in a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Run {
+    /// The index of the first value in the tensor.
+    pub(super) offset: usize,
+    /// How many values.
+    pub(super) len: usize,
+    /// The number of the file.
+    pub(super) file: usize,
+    /// Where in the file the first byte is.
+    pub(super) at: u64,
+    /// Of each [`CHECKED_BYTES`] of the run, the last of which can be fewer. `None` only in a file that is no part of
+    /// a checkpoint.
+    pub(super) crc32: Option<Vec<u32>>,
+}
+
+impl TensorName {
+    pub(super) fn parameter(name: &str) -> Self {
+        Self { parameter: name.to_owned(), state: None }
+    }
+
+    pub(super) fn state(parameter: &str, state: &str) -> Self {
+        Self { parameter: parameter.to_owned(), state: Some(state.to_owned()) }
+    }
+}
+
+impl fmt::Display for TensorName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.state {
+            None => f.write_str(&self.parameter),
+            Some(state) => write!(f, "optimizer/{state}/{}", self.parameter),
+        }
+    }
+}
+
+impl Index {
+    pub(super) fn encode(&self) -> Result<Vec<u8>, serde_json::Error> {
+        let body = serde_json::to_vec(self)?;
+        let mut bytes = serde_json::to_vec(&Front::of(&body))?;
+        bytes.push(b'\n');
+        bytes.extend(body);
+        Ok(bytes)
+    }
+
+    /// Reads an index, which is at `path`, and checks it.
+    pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<Self, CheckpointError> {
+        let malformed = |reason: String| CheckpointError::malformed(path, reason);
+        let end = bytes.iter().position(|&byte| byte == b'\n');
+        let (front, body) = bytes.split_at(end.unwrap_or(bytes.len()));
+        let body = body.get(1..).unwrap_or_default();
+        let said: Front =
+            serde_json::from_slice(front).map_err(|error| malformed(format!("its first line: {error}")))?;
+        if said.format != FORMAT {
+            return Err(malformed(format!("it is of the format {:?}", said.format)));
+        }
+        if said.version > VERSION {
+            return Err(CheckpointError::new(path, CheckpointProblem::Version(said.version)));
+        }
+        let is = Front::of(body);
+        if said.bytes != is.bytes {
+            let (expected, got) = (said.bytes, is.bytes);
+            return Err(CheckpointError::new(path, CheckpointProblem::Size { expected, got }));
+        }
+        // As written, byte for byte: nothing of the first line can have changed unnoticed either.
+        if serde_json::to_vec(&is).is_ok_and(|is| is != front) {
+            return Err(CheckpointError::new(path, CheckpointProblem::Corrupted));
+        }
+        let index: Self = serde_json::from_slice(body).map_err(|error| malformed(error.to_string()))?;
+        if index.files.iter().any(|file| file.header_crc32.is_none()) {
+            return Err(malformed("a file has no checksum".to_owned()));
+        }
+        index.check(path)?;
+        Ok(index)
+    }
+
+    /// Makes sure that everything lies where something can lie, and nothing twice.
+    pub(super) fn check(&self, path: &Path) -> Result<(), CheckpointError> {
+        let mut names = HashSet::new();
+        for file in &self.files {
+            let plain = Path::new(&file.name).components().map(|part| matches!(part, Component::Normal(_)));
+            let unlike = |reason: &str| {
+                Err(CheckpointError::malformed(path, format!("file {:?} {reason}", file.name)))
+            };
+            if !names.insert(&*file.name) || plain.collect::<Vec<_>>() != [true] {
+                return unlike("cannot be a name of its own in this directory");
+            }
+            if file.header_bytes > file.bytes {
+                return unlike("has a header that is longer than the file");
+            }
+        }
+        let mut places = vec![Vec::new(); self.files.len()];
+        let mut names = HashSet::new();
+        for tensor in &self.tensors {
+            let fault = if names.insert(&tensor.name) {
+                self.check_tensor(tensor, &mut places)
+            } else {
+                Err("it is there twice".to_owned())
+            };
+            fault.map_err(|reason| CheckpointError::malformed(path, reason).about(&tensor.name))?;
+        }
+        for (file, mut places) in self.files.iter().zip(places) {
+            places.sort_unstable();
+            let mut end = file.header_bytes;
+            for (from, to) in places {
+                if from != end {
+                    let problem = if from < end { "is used twice" } else { "belongs to no tensor" };
+                    let reason = format!("byte {} of {:?} {problem}", from.min(end), file.name);
+                    return Err(CheckpointError::malformed(path, reason));
+                }
+                end = to;
+            }
+            if end != file.bytes {
+                let reason = format!("byte {end} of {:?} belongs to no tensor", file.name);
+                return Err(CheckpointError::malformed(path, reason));
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes sure that the runs tile the tensor and lie inside their files, and adds the places where they lie.
+    fn check_tensor(&self, tensor: &StoredTensor, places: &mut [Vec<(u64, u64)>]) -> Result<(), String> {
+        let len = tensor.shape.iter().try_fold(1_usize, |len, &dim| len.checked_mul(dim));
+        let len = len.ok_or_else(|| format!("no memory has {:?} values", tensor.shape))?;
+        let mut end = 0;
+        for run in &tensor.runs {
+            if run.offset != end || run.len == 0 {
+                let problem = if run.offset < end { "is there twice" } else { "is missing" };
+                return Err(format!("value {} {problem}", run.offset.min(end)));
+            }
+            end = run.offset.checked_add(run.len).ok_or("it has values past every number")?;
+            let (from, to) = self.place(tensor, run).ok_or_else(|| {
+                format!("values {} to {end} do not lie in file number {}", run.offset, run.file)
+            })?;
+            let needed =
+                self.files[run.file].header_crc32.map(|_| (to - from).div_ceil(CHECKED_BYTES as u64));
+            if run.crc32.as_ref().map(|checksums| checksums.len() as u64) != needed {
+                return Err(format!("values {} to {end} have not the checksums that they need", run.offset));
+            }
+            places[run.file].push((from, to));
+        }
+        if end == len { Ok(()) } else { Err(format!("value {} is {}", end.min(len), extra(end, len))) }
+    }
+
+    /// Where the bytes of a run begin and end, if that is inside its file and behind the header.
+    fn place(&self, tensor: &StoredTensor, run: &Run) -> Option<(u64, u64)> {
+        let file = self.files.get(run.file)?;
+        let bytes = (run.len as u64).checked_mul(tensor.dtype.size() as u64)?;
+        let end = run.at.checked_add(bytes)?;
+        (run.at >= file.header_bytes && end <= file.bytes).then_some((run.at, end))
+    }
+}
+
+fn extra(end: usize, len: usize) -> &'static str {
+    if end < len { "missing" } else { "more than its shape has" }
+}
+
+/// The first line.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Front {
+    format: String,
+    version: u64,
+    /// Of the second line.
+    bytes: u64,
+    crc32: u32,
+}
+
+impl Front {
+    fn of(body: &[u8]) -> Self {
+        Self {
+            format: FORMAT.to_owned(),
+            version: VERSION,
+            bytes: body.len() as u64,
+            crc32: crc32fast::hash(body),
+        }
+    }
+}
+
+/// How many bytes of a run have one checksum: what is read at least to have one value of it.
+pub(super) const CHECKED_BYTES: usize = 1 << 18;
+
+const FORMAT: &str = "dist-checkpoint";
+const VERSION: u64 = 1;

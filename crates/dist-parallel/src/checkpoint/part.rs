@@ -1,0 +1,295 @@
+//! The part of a checkpoint that one rank writes: a safetensors file, and what the index has to know of it.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+use serde::{Deserialize, Serialize};
+
+use super::deal::deal;
+use super::disk::Disk;
+use super::index::{CHECKED_BYTES, Run, StoredFile, TensorName};
+use super::{CheckpointError, CheckpointProblem, Holding, Piece, Shards, Slice};
+use crate::{FloatType, Optimizer};
+
+/// Values that a rank writes: neighbours in one tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Entry<S = Source> {
+    pub(super) tensor: TensorName,
+    pub(super) dtype: FloatType,
+    /// The whole tensor's.
+    pub(super) shape: Vec<usize>,
+    pub(super) offset: usize,
+    pub(super) len: usize,
+    /// Where the values come from.
+    pub(super) source: S,
+}
+
+/// Where the values of an entry come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Source {
+    /// A piece of a parameter, from this value on.
+    Parameter { piece: usize, start: usize },
+    /// An array of the optimizer's state of a slice, from this value on.
+    Array { slice: usize, array: usize, start: usize },
+    /// A number of the optimizer's state of a slice.
+    Scalar { slice: usize, scalar: usize },
+}
+
+impl<S> Entry<S> {
+    pub(super) fn bytes(&self) -> usize {
+        self.len * self.dtype.size()
+    }
+
+    /// Its name in the file, and its shape there. What is no whole tensor is one-dimensional.
+    fn in_file(&self) -> (String, Vec<usize>) {
+        if self.len == self.shape.iter().product::<usize>() {
+            return (self.tensor.to_string(), self.shape.clone());
+        }
+        let end = self.offset + self.len;
+        (format!("{}[{}..{end}]", self.tensor, self.offset), vec![self.len])
+    }
+}
+
+/// What this rank writes, in the order in which it lies in the file.
+pub(super) fn entries(shards: &dyn Shards, optimizer: Option<&dyn Optimizer>) -> Vec<Entry> {
+    let infos = shards.infos();
+    let Holding { pieces, copy, copies } = shards.parameters();
+    let dealt = deal(&pieces, copy, copies).into_iter();
+    let mut entries: Vec<Entry> = dealt
+        .map(|(piece, Piece { parameter, offset, len })| Entry {
+            tensor: TensorName::parameter(&infos[parameter].name),
+            dtype: infos[parameter].dtype,
+            shape: infos[parameter].shape.clone(),
+            offset,
+            len,
+            source: Source::Parameter { piece, start: offset - pieces[piece].offset },
+        })
+        .collect();
+    if let Some(optimizer) = optimizer {
+        let Holding { pieces: slices, copy, copies } = shards.slices();
+        let pieces: Vec<Piece> = slices.iter().map(|slice| slice.piece).collect();
+        for (number, piece) in deal(&pieces, copy, copies) {
+            entries.extend(state_entries(shards, optimizer, slices[number], piece));
+        }
+    }
+    // Larger types first, so that each is aligned in memory if the file is.
+    entries.sort_by_key(|entry| std::cmp::Reverse(entry.dtype.size()));
+    entries
+}
+
+/// What this rank writes of a slice's state, of which it writes `piece`.
+fn state_entries(shards: &dyn Shards, optimizer: &dyn Optimizer, slice: Slice, piece: Piece) -> Vec<Entry> {
+    let info = &shards.infos()[piece.parameter];
+    let layout = optimizer.layout(info.dtype);
+    if optimizer.state(slice.number).is_none() {
+        return Vec::new();
+    }
+    let start = piece.offset - slice.piece.offset;
+    let arrays = layout.arrays.iter().enumerate().map(|(array, &(name, dtype))| Entry {
+        tensor: TensorName::state(&info.name, name),
+        dtype,
+        shape: info.shape.clone(),
+        offset: piece.offset,
+        len: piece.len,
+        source: Source::Array { slice: slice.number, array, start },
+    });
+    // Numbers belong to the whole parameter: who writes its first value writes them.
+    let scalars = layout.scalars.iter().enumerate().filter(|_| piece.offset == 0);
+    let scalars = scalars.map(|(scalar, name)| Entry {
+        tensor: TensorName::state(&info.name, name),
+        dtype: FloatType::F64,
+        shape: Vec::new(),
+        offset: 0,
+        len: 1,
+        source: Source::Scalar { slice: slice.number, scalar },
+    });
+    arrays.chain(scalars).collect()
+}
+
+/// Calls `write` with the values of an entry.
+pub(super) fn read(
+    shards: &dyn Shards,
+    optimizer: Option<&dyn Optimizer>,
+    entry: &Entry,
+    write: &mut WriteBytes<'_>,
+) -> Result<(), CheckpointError> {
+    let bytes_from = |start: usize| start * entry.dtype.size()..start * entry.dtype.size() + entry.bytes();
+    let state = |slice| optimizer.and_then(|optimizer| optimizer.state(slice)).expect(PLANNED);
+    match entry.source {
+        Source::Parameter { piece, start } => {
+            let mut outcome = Ok(());
+            let handed_out = shards.read(piece, &mut |values| {
+                outcome =
+                    values.as_bytes().get(bytes_from(start)).map_or_else(|| Err(unlike(entry)), &mut *write);
+            });
+            handed_out.map_err(|error| trainer(entry, error.to_string()))?;
+            outcome
+        }
+        Source::Array { slice, array, start } => {
+            let state = state(slice);
+            let values = state.arrays.get(array).filter(|values| values.dtype() == entry.dtype);
+            values
+                .and_then(|values| values.as_bytes().get(bytes_from(start)))
+                .map_or_else(|| Err(unlike(entry)), write)
+        }
+        Source::Scalar { slice, scalar } => state(slice)
+            .scalars
+            .get(scalar)
+            .map_or_else(|| Err(unlike(entry)), |number| write(&number.to_le_bytes())),
+    }
+}
+
+/// Takes bytes to be written.
+pub(super) type WriteBytes<'a> = dyn FnMut(&[u8]) -> Result<(), CheckpointError> + 'a;
+
+fn unlike(entry: &Entry) -> CheckpointError {
+    trainer(entry, format!("there are fewer values than the {} to be saved, or of another type", entry.len))
+}
+
+pub(super) fn trainer(entry: &Entry, reason: String) -> CheckpointError {
+    CheckpointError::new("", CheckpointProblem::Trainer(reason)).about(&entry.tensor)
+}
+
+/// What the index has to know of a part.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Part {
+    pub(super) step: u64,
+    pub(super) optimizer: Option<String>,
+    pub(super) file: StoredFile,
+    pub(super) tensors: Vec<PartTensor>,
+}
+
+/// A tensor of which a part has one run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct PartTensor {
+    pub(super) name: TensorName,
+    pub(super) dtype: FloatType,
+    pub(super) shape: Vec<usize>,
+    /// Its file number means nothing yet.
+    pub(super) run: Run,
+}
+
+/// Writes entries as a safetensors file, whose values `read` gives one by one, and makes sure that they are on the
+/// disk.
+pub(super) fn write<S>(
+    disk: &Disk,
+    path: &Path,
+    entries: &[Entry<S>],
+    mut read: impl FnMut(&Entry<S>, &mut WriteBytes<'_>) -> Result<(), CheckpointError>,
+) -> Result<(StoredFile, Vec<PartTensor>), CheckpointError> {
+    let header = header(path, entries)?;
+    let failed = |error: io::Error| CheckpointError::io(path, &error);
+    let mut file = disk.create(path).map_err(failed)?;
+    disk.write(&mut file, path, &header).map_err(failed)?;
+    let mut at = header.len() as u64;
+    let mut tensors = Vec::with_capacity(entries.len());
+    for entry in entries {
+        let mut writer = RunWriter { disk, file: &mut file, path, checksums: Checksums::default() };
+        read(entry, &mut |bytes| writer.write(bytes))?;
+        tensors.push(PartTensor {
+            name: entry.tensor.clone(),
+            dtype: entry.dtype,
+            shape: entry.shape.clone(),
+            run: Run {
+                offset: entry.offset,
+                len: entry.len,
+                file: 0,
+                at,
+                crc32: Some(writer.checksums.finish()),
+            },
+        });
+        at += entry.bytes() as u64;
+    }
+    disk.sync(&file, path).map_err(failed)?;
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let header_crc32 = Some(crc32fast::hash(&header));
+    Ok((StoredFile { name, bytes: at, header_bytes: header.len() as u64, header_crc32 }, tensors))
+}
+
+/// The beginning of a safetensors file with these entries.
+fn header<S>(path: &Path, entries: &[Entry<S>]) -> Result<Vec<u8>, CheckpointError> {
+    let mut names = HashSet::from(["__metadata__".to_owned()]);
+    let mut end = 0;
+    let mut tensors = Vec::with_capacity(entries.len());
+    for entry in entries {
+        let (name, shape) = entry.in_file();
+        if !names.insert(name.clone()) {
+            return Err(CheckpointError::malformed(path, "another has this name").about(name));
+        }
+        let data_offsets = (end, end + entry.bytes());
+        end = data_offsets.1;
+        tensors.push((name, TensorInfo { dtype: stored_type(entry.dtype), shape, data_offsets }));
+    }
+    let json = Metadata::new(None, tensors)
+        .map_err(|error| error.to_string())
+        .and_then(|metadata| serde_json::to_vec(&metadata).map_err(|error| error.to_string()));
+    let mut json = json.map_err(|reason| CheckpointError::malformed(path, reason))?;
+    json.resize(json.len().next_multiple_of(8), b' ');
+    let mut header = (json.len() as u64).to_le_bytes().to_vec();
+    header.append(&mut json);
+    Ok(header)
+}
+
+const fn stored_type(dtype: FloatType) -> Dtype {
+    match dtype {
+        FloatType::F32 => Dtype::F32,
+        FloatType::F64 => Dtype::F64,
+        FloatType::F16 => Dtype::F16,
+        FloatType::Bf16 => Dtype::BF16,
+    }
+}
+
+/// Writes the bytes of one run.
+struct RunWriter<'a> {
+    disk: &'a Disk,
+    file: &'a mut File,
+    path: &'a Path,
+    checksums: Checksums,
+}
+
+impl RunWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
+        self.checksums.add(bytes);
+        self.disk.write(self.file, self.path, bytes).map_err(|error| CheckpointError::io(self.path, &error))
+    }
+}
+
+/// One checksum for every [`CHECKED_BYTES`].
+#[derive(Default)]
+struct Checksums {
+    complete: Vec<u32>,
+    hasher: crc32fast::Hasher,
+    hashed: usize,
+}
+
+impl Checksums {
+    fn add(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let (now, later) = bytes.split_at(bytes.len().min(CHECKED_BYTES - self.hashed));
+            self.hasher.update(now);
+            self.hashed += now.len();
+            bytes = later;
+            if self.hashed == CHECKED_BYTES {
+                self.end_block();
+            }
+        }
+    }
+
+    fn end_block(&mut self) {
+        self.complete.push(std::mem::take(&mut self.hasher).finalize());
+        self.hashed = 0;
+    }
+
+    fn finish(mut self) -> Vec<u32> {
+        if self.hashed > 0 {
+            self.end_block();
+        }
+        self.complete
+    }
+}
+
+const PLANNED: &str = "only what the optimizer has kept is planned to be written";

@@ -1,0 +1,177 @@
+//! How all ranks together make a checkpoint exist.
+//!
+//! Rank 0 makes a directory with a temporary name; every rank writes its part into it and makes sure that it is on the
+//! disk; rank 0 writes the index, makes sure of that too, and takes the `.tmp` from the directory's name. That change
+//! of name is the moment from which the checkpoint exists: before it, the one before is the newest. Between these
+//! phases all ranks agree that the last has succeeded on every one of them.
+
+use std::io;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::disk::Disk;
+use super::index::{Index, StoredTensor, TensorName};
+use super::part::{self, Entry, Part, WriteBytes};
+use super::{CheckpointError, CheckpointProblem, INDEX, Shards, agree, directory};
+use crate::{Communicator, Optimizer, ParamInfo, Result};
+
+/// A checkpoint that is to be written.
+pub(super) struct Plan {
+    pub(super) disk: Disk,
+    pub(super) directory: PathBuf,
+    pub(super) keep: Option<NonZeroUsize>,
+    pub(super) step: u64,
+    pub(super) optimizer: Option<&'static str>,
+    /// The parameters of the model that have memory of their own.
+    pub(super) parameters: Arc<[ParamInfo]>,
+    pub(super) entries: Vec<Entry>,
+}
+
+impl Plan {
+    pub(super) fn entries(
+        shards: &dyn Shards,
+        optimizer: Option<&dyn Optimizer>,
+    ) -> (Arc<[ParamInfo]>, Vec<Entry>) {
+        let stored = shards.infos().iter().filter(|info| info.same_as.is_none());
+        (stored.cloned().collect(), part::entries(shards, optimizer))
+    }
+
+    /// Writes the checkpoint together with the other ranks. `read` gives the values of this rank's entries.
+    pub(super) fn run(
+        &self,
+        comm: &mut Communicator,
+        read: impl FnMut(&Entry, &mut WriteBytes<'_>) -> Result<(), CheckpointError>,
+    ) -> Result<()> {
+        let begun = self.begin(comm)?;
+        let written = self.write(comm, begun, read);
+        let parts = agree::agree(comm, written).and_then(|part| agree::collect(comm, &part));
+        let parts = self.clean_up(comm, begun, parts)?;
+        let committed = if comm.rank() == 0 { self.commit(begun, &parts) } else { Ok(()) };
+        let committed = agree::agree(comm, committed);
+        self.clean_up(comm, begun, committed)?;
+        tracing::debug!(step = self.step, directory = %self.directory.display(), "checkpoint saved");
+        self.prune(comm);
+        Ok(())
+    }
+
+    /// Rank 0 makes the directory, and tells its name.
+    fn begin(&self, comm: &mut Communicator) -> Result<directory::Name> {
+        let begun = match comm.rank() {
+            0 => directory::begin(&self.disk, &self.directory, self.step),
+            _ => Ok(directory::Name { number: 0, step: self.step }),
+        };
+        let begun = agree::agree(comm, begun)?;
+        let mut number = [begun.number];
+        comm.broadcast(&mut number, 0).map_err(crate::Error::communication)?;
+        let mut steps = vec![0; comm.world_size()];
+        comm.all_gather(&[self.step], &mut steps).map_err(crate::Error::communication)?;
+        Ok(directory::Name { number: number[0], step: steps[0] })
+    }
+
+    /// Writes this rank's part, and tells what the index has to know of it.
+    fn write(
+        &self,
+        comm: &Communicator,
+        name: directory::Name,
+        read: impl FnMut(&Entry, &mut WriteBytes<'_>) -> Result<(), CheckpointError>,
+    ) -> Result<Vec<u8>, CheckpointError> {
+        let file = format!("part-{}-of-{}.safetensors", comm.rank() + 1, comm.world_size());
+        let path = directory::temporary(&self.directory, name).join(file);
+        let (file, tensors) = part::write(&self.disk, &path, &self.entries, read).map_err(|error| {
+            if error.path.as_os_str().is_empty() {
+                CheckpointError { path: path.clone(), ..error }
+            } else {
+                error
+            }
+        })?;
+        let optimizer = self.optimizer.map(str::to_owned);
+        serde_json::to_vec(&Part { step: self.step, optimizer, file, tensors })
+            .map_err(|error| CheckpointError::malformed(path, error))
+    }
+
+    /// Writes the index and makes the checkpoint exist.
+    fn commit(&self, name: directory::Name, parts: &[Vec<u8>]) -> Result<(), CheckpointError> {
+        let path = directory::temporary(&self.directory, name).join(INDEX);
+        let failed = |error: io::Error| CheckpointError::io(&path, &error);
+        let index = self.index(&path, parts)?;
+        let bytes = index.encode().map_err(|error| CheckpointError::malformed(&path, error))?;
+        let mut file = self.disk.create(&path).map_err(failed)?;
+        self.disk.write(&mut file, &path, &bytes).map_err(failed)?;
+        self.disk.sync(&file, &path).map_err(failed)?;
+        directory::commit(&self.disk, &self.directory, name)
+    }
+
+    /// The index of these parts, which together are the whole model.
+    fn index(&self, path: &Path, parts: &[Vec<u8>]) -> Result<Index, CheckpointError> {
+        let decode = |bytes: &Vec<u8>| {
+            serde_json::from_slice(bytes).map_err(|error| CheckpointError::malformed(path, error))
+        };
+        let parts: Vec<Part> = parts.iter().map(decode).collect::<Result<_, _>>()?;
+        let saves = |part: &Part| {
+            let optimizer = part.optimizer.as_deref().unwrap_or("no");
+            format!("step {} with the state of {optimizer} optimizer", part.step)
+        };
+        if let Some(rank) = parts.iter().position(|part| saves(part) != saves(&parts[0])) {
+            let (on_rank, on_rank_0) = (saves(&parts[rank]), saves(&parts[0]));
+            let problem = CheckpointProblem::RanksDiffer { rank, on_rank, on_rank_0 };
+            return Err(CheckpointError::new(path, problem));
+        }
+        let files = parts.iter().map(|part| part.file.clone()).collect();
+        let tensors = merge(&self.parameters, parts);
+        let optimizer = self.optimizer.map(str::to_owned);
+        let index = Index { step: self.step, optimizer, files, tensors };
+        index.check(path)?;
+        Ok(index)
+    }
+
+    /// After a failure that all ranks know of, removes what was written.
+    fn clean_up<T>(&self, comm: &Communicator, name: directory::Name, outcome: Result<T>) -> Result<T> {
+        if let (Err(crate::Error::Checkpoint(_)), 0) = (&outcome, comm.rank()) {
+            let path = directory::temporary(&self.directory, name);
+            if let Err(error) = self.disk.remove(&path) {
+                // The next save tries again.
+                tracing::debug!(%error, path = %path.display(), "an unfinished checkpoint cannot be removed");
+            }
+        }
+        outcome
+    }
+
+    /// Rank 0 removes the oldest. What was saved is saved, whether that works or not.
+    fn prune(&self, comm: &Communicator) {
+        if let (Some(keep), 0) = (self.keep, comm.rank())
+            && let Err(error) = directory::prune(&self.disk, &self.directory, keep.get())
+        {
+            tracing::warn!(%error, "an old checkpoint cannot be removed");
+        }
+    }
+}
+
+/// The tensors of all parts: the parameters, then what the optimizer keeps, each with its runs in order.
+pub(super) fn merge(parameters: &[ParamInfo], parts: Vec<Part>) -> Vec<StoredTensor> {
+    let mut tensors: Vec<StoredTensor> = parameters
+        .iter()
+        .map(|info| StoredTensor {
+            name: TensorName::parameter(&info.name),
+            dtype: info.dtype,
+            shape: info.shape.clone(),
+            runs: Vec::new(),
+        })
+        .collect();
+    let mut places: std::collections::HashMap<TensorName, usize> =
+        tensors.iter().enumerate().map(|(place, tensor)| (tensor.name.clone(), place)).collect();
+    for (number, part) in parts.into_iter().enumerate() {
+        for tensor in part.tensors {
+            let place = *places.entry(tensor.name.clone()).or_insert_with(|| {
+                let part::PartTensor { name, dtype, shape, .. } = tensor.clone();
+                tensors.push(StoredTensor { name, dtype, shape, runs: Vec::new() });
+                tensors.len() - 1
+            });
+            tensors[place].runs.push(super::index::Run { file: number, ..tensor.run });
+        }
+    }
+    for tensor in &mut tensors {
+        tensor.runs.sort_by_key(|run| run.offset);
+    }
+    tensors
+}

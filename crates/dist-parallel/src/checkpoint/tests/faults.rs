@@ -1,0 +1,241 @@
+//! What the file system refuses, and what has become of the files: an error on every rank, and nothing changed.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rstest::rstest;
+
+use super::holder::Division;
+use super::{load, on_ranks, same_fault, save, saved};
+use crate::Error;
+use crate::checkpoint::{CheckpointProblem, Checkpoints, INDEX};
+
+/// Every act of every rank fails once. All ranks get the same error, or none where all was done already; what was saved
+/// before is still the newest, or the new is; and the next save succeeds.
+#[rstest]
+fn a_failure_at_any_moment_of_a_save_is_told_to_all(#[values(0, 1, 2)] unlucky: usize) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_owned();
+    let outcomes = on_ranks(3, Division::Even, move |holder| {
+        let mut outcomes = Vec::new();
+        let mut moment = 0;
+        holder.fill(1);
+        save(&mut Checkpoints::at(&path), holder, 1).unwrap();
+        loop {
+            let mut checkpoints = Checkpoints::at(&path).keep_last(std::num::NonZeroUsize::MIN);
+            let acts = Arc::new(AtomicUsize::new(0));
+            if holder.comm.rank() == unlucky {
+                let acts = acts.clone();
+                checkpoints.disk.watch = Some(Arc::new(move |_, _| {
+                    let now = acts.fetch_add(1, Ordering::Relaxed) == moment;
+                    if now { Err(io::Error::other("no space left")) } else { Ok(()) }
+                }));
+            }
+            holder.fill(2);
+            let outcome = save(&mut checkpoints, holder, 2).map_err(|error| error.to_string());
+            let mut failed = [u8::from(acts.load(Ordering::Relaxed) > moment)];
+            holder.comm.broadcast(&mut failed, unlucky).unwrap();
+            // Something else, to see that it is overwritten.
+            holder.fill(9);
+            let step = load(&Checkpoints::at(&path), holder).unwrap();
+            assert!(holder.is_of(step.unwrap(), true));
+            if failed == [0] {
+                return outcomes;
+            }
+            if let Err(error) = &outcome {
+                assert!(
+                    error.contains(&format!("on rank {unlucky}")) && error.contains("no space left"),
+                    "{error}"
+                );
+            }
+            outcomes.push((outcome, step));
+            holder.fill(1);
+            save(&mut Checkpoints::at(&path).keep_last(std::num::NonZeroUsize::MIN), holder, 1).unwrap();
+            holder.comm.barrier().unwrap();
+            moment += 1;
+        }
+    });
+    assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "all ranks are told the same");
+    let failures = outcomes[0].iter().filter(|(outcome, _)| outcome.is_err()).count();
+    assert!(failures >= 5, "only {failures} of {} acts can fail", outcomes[0].len());
+    for (outcome, step) in &outcomes[0] {
+        assert_eq!(*step, Some(if outcome.is_ok() { 2 } else { 1 }), "{outcome:?}");
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Harm {
+    Remove,
+    Shorten,
+    Lengthen,
+    Empty,
+}
+
+fn harm(path: &Path, harm: Harm) {
+    let mut bytes = fs::read(path).unwrap();
+    match harm {
+        Harm::Remove => return fs::remove_file(path).unwrap(),
+        Harm::Shorten => {
+            bytes.pop();
+        }
+        Harm::Lengthen => bytes.push(b' '),
+        Harm::Empty => bytes.clear(),
+    }
+    fs::write(path, bytes).unwrap();
+}
+
+#[rstest]
+fn files_that_are_missing_or_have_another_size_are_named_on_every_rank(
+    #[values("part-1-of-3.safetensors", "part-2-of-3.safetensors", "part-3-of-3.safetensors", INDEX)]
+    file: &'static str,
+    #[values(Harm::Remove, Harm::Shorten, Harm::Lengthen, Harm::Empty)] how: Harm,
+    #[values(1, 2, 4)] ranks: usize,
+    #[values(Division::Replicated, Division::Last)] division: Division,
+) {
+    let directory = tempfile::tempdir().unwrap();
+    saved(directory.path(), 3, Division::Even, &[1, 2]);
+    let file = directory.path().join("checkpoint-2-step-2").join(file);
+    harm(&file, how);
+    let path = directory.path().to_owned();
+    let results = on_ranks(ranks, division, move |holder| {
+        holder.fill(5);
+        let loaded = load(&Checkpoints::at(&path), holder);
+        assert!(holder.is_of(5, true) && holder.loaded == 0, "nothing is changed");
+        // The one before is as good as ever.
+        let (mut trainer, optimizer) = holder.parts();
+        Checkpoints::at(&path).load_step(1, &mut trainer, Some(optimizer)).unwrap();
+        assert!(holder.is_of(1, true));
+        loaded
+    });
+    let fault = same_fault(results);
+    assert_eq!(fault.path, file);
+    assert!(fault.rank.is_some());
+    let is_index = file.ends_with(INDEX);
+    match (how, fault.problem) {
+        (Harm::Remove, CheckpointProblem::Missing) => {}
+        (Harm::Empty, CheckpointProblem::Malformed(_)) if is_index => {}
+        (Harm::Shorten | Harm::Lengthen | Harm::Empty, CheckpointProblem::Size { .. }) => {}
+        (how, problem) => panic!("{how:?}: {problem:?}"),
+    }
+}
+
+/// Changes every byte of every file, one at a time.
+#[test]
+fn a_changed_byte_anywhere_is_noticed_by_every_rank() {
+    let directory = tempfile::tempdir().unwrap();
+    saved(directory.path(), 2, Division::Even, &[1]);
+    let checkpoint = directory.path().join("checkpoint-1-step-1");
+    let path = directory.path().to_owned();
+    let noticed = on_ranks(2, Division::Even, move |holder| {
+        holder.fill(5);
+        let mut noticed = Vec::new();
+        for name in ["part-1-of-2.safetensors", "part-2-of-2.safetensors", INDEX] {
+            let file = checkpoint.join(name);
+            let bytes = fs::read(&file).unwrap();
+            for place in 0..bytes.len() {
+                let bit = 1 << (place % 8);
+                let mut changed = bytes.clone();
+                changed[place] ^= bit;
+                if holder.comm.rank() == 0 {
+                    fs::write(&file, &changed).unwrap();
+                }
+                holder.comm.barrier().unwrap();
+                let fault = match load(&Checkpoints::at(&path), holder) {
+                    Err(Error::Checkpoint(fault)) => *fault,
+                    other => panic!("byte {place} of {name}: {other:?}"),
+                };
+                assert_eq!(fault.path, file, "byte {place}: {fault}");
+                assert!(holder.is_of(5, true) && holder.loaded == 0, "byte {place} of {name}");
+                noticed.push(fault);
+            }
+            holder.comm.barrier().unwrap();
+            if holder.comm.rank() == 0 {
+                fs::write(&file, &bytes).unwrap();
+            }
+        }
+        holder.comm.barrier().unwrap();
+        assert_eq!(load(&Checkpoints::at(&path), holder).unwrap(), Some(1));
+        noticed
+    });
+    assert_eq!(noticed[0], noticed[1]);
+    let named = noticed[0].iter().filter(|fault| fault.tensor.is_some()).count();
+    assert!(named > 500, "the tensor is named where one is concerned: {named} times");
+}
+
+/// What this rank does not hand out is known to all, whether it is to be saved or loaded.
+#[rstest]
+fn a_trainer_that_refuses_is_named_on_every_rank(#[values(false, true)] copied: bool) {
+    let directory = tempfile::tempdir().unwrap();
+    saved(directory.path(), 2, Division::Even, &[1]);
+    let path = directory.path().to_owned();
+    let results = on_ranks(2, Division::Even, move |holder| {
+        holder.fill(5);
+        *holder.refuses.lock().unwrap() = (holder.comm.rank() == 1).then_some(1);
+        let loaded = load(&Checkpoints::at(&path), holder);
+        let mut checkpoints = Checkpoints::at(&path);
+        let saved = if copied {
+            let (mut trainer, optimizer) = holder.parts();
+            checkpoints.start_save(&mut trainer, Some(optimizer), 5).unwrap().wait()
+        } else {
+            save(&mut checkpoints, holder, 5)
+        };
+        assert!(holder.is_of(5, true) && holder.loaded == 0, "nothing is changed");
+        assert_eq!(checkpoints.steps().unwrap(), [1]);
+        (loaded, saved)
+    });
+    let (loaded, saved): (Vec<_>, Vec<_>) = results.into_iter().unzip();
+    for fault in [same_fault(loaded), same_fault(saved)] {
+        assert_eq!((fault.rank, fault.tensor.is_some()), (Some(1), true));
+        assert!(matches!(&fault.problem, CheckpointProblem::Trainer(_)), "{fault}");
+    }
+}
+
+#[rstest]
+#[case::step(|rank: usize| (rank as u64, true), "rank 1 saves step 1 with the state of adamw optimizer")]
+#[case::optimizer(|rank: usize| (0, rank == 0), "rank 1 saves step 0 with the state of no optimizer")]
+fn ranks_that_save_different_things_are_told(#[case] what: fn(usize) -> (u64, bool), #[case] expected: &str) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_owned();
+    let results = on_ranks(3, Division::Even, move |holder| {
+        holder.fill(5);
+        let (step, with_optimizer) = what(holder.comm.rank());
+        let (mut trainer, optimizer) = holder.parts();
+        let optimizer: Option<&dyn crate::Optimizer> = if with_optimizer { Some(optimizer) } else { None };
+        Checkpoints::at(&path).save(&mut trainer, optimizer, step)
+    });
+    let fault = same_fault(results).to_string();
+    assert!(fault.contains(expected), "{fault}");
+    let left: Vec<PathBuf> =
+        fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn a_step_that_was_not_saved_is_an_error_on_every_rank() {
+    let directory = tempfile::tempdir().unwrap();
+    saved(directory.path(), 1, Division::Even, &[1]);
+    let path = directory.path().to_owned();
+    let results = on_ranks(3, Division::Even, move |holder| {
+        let (mut trainer, optimizer) = holder.parts();
+        Checkpoints::at(&path).load_step(2, &mut trainer, Some(optimizer))
+    });
+    assert_eq!(same_fault(results).problem, CheckpointProblem::Missing);
+}
+
+#[test]
+fn a_rank_that_is_gone_ends_the_save_of_the_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_owned();
+    let errors = on_ranks(3, Division::Even, move |holder| {
+        holder.fill(1);
+        if holder.comm.rank() == 2 {
+            holder.comm.abort();
+            return true;
+        }
+        matches!(save(&mut Checkpoints::at(&path), holder, 1), Err(Error::Communication(_)))
+    });
+    assert_eq!(errors, [true; 3]);
+}

@@ -1,0 +1,277 @@
+//! A trainer that holds any pieces of a model, whose values say what they are.
+
+use std::sync::{Arc, Mutex};
+
+use half::{bf16, f16};
+
+use crate::checkpoint::{Holding, Piece, Shards, Slice};
+use crate::flat::Flat;
+use crate::{AdamW, AdamWOptions, Communicator, FloatType, Optimizer, ParamInfo, Result, Values, ValuesMut};
+
+/// How a model is divided among ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Division {
+    /// Every rank has everything.
+    Replicated,
+    /// Each rank has as much of all values in a row as every other.
+    Even,
+    /// Every rank has all parameters, and an even share of the optimizer's state.
+    OptimizerOnly,
+    /// Pieces of seven values go round. Halves of an even number of ranks hold the same.
+    Scattered,
+    /// The last rank has everything.
+    Last,
+}
+
+pub(super) const DIVISIONS: [Division; 5] =
+    [Division::Replicated, Division::Even, Division::OptimizerOnly, Division::Scattered, Division::Last];
+
+pub(super) struct Holder {
+    pub(super) comm: Communicator,
+    pub(super) infos: Vec<ParamInfo>,
+    parameters: Holding<Piece>,
+    slices: Holding<Slice>,
+    pub(super) values: Vec<Flat>,
+    pub(super) optimizer: AdamW,
+    pub(super) loaded: usize,
+    /// What was asked to be handed out, to fail at.
+    pub(super) refuses: Arc<Mutex<Option<usize>>>,
+}
+
+/// A model with every type, sizes that nothing divides, a frozen parameter, a repeated one and an empty one.
+pub(super) fn infos() -> Vec<ParamInfo> {
+    let mut infos = vec![
+        ParamInfo::new("embed", [5, 3], FloatType::F32),
+        ParamInfo::new("half.weight", [7, 2], FloatType::Bf16),
+        ParamInfo::new("nothing", [0, 4], FloatType::F32),
+        ParamInfo::new("scale", [], FloatType::F64),
+        ParamInfo::new("frozen", [11], FloatType::F16),
+        ParamInfo::new("head", [5, 3], FloatType::F32),
+        ParamInfo::new("unused", [2], FloatType::F32),
+    ];
+    infos[4].trainable = false;
+    infos[5].same_as = Some(0);
+    infos
+}
+
+/// The one that never has a gradient, so that the optimizer keeps nothing of it.
+const UNUSED: usize = 6;
+
+impl Holder {
+    pub(super) fn new(comm: Communicator, division: Division) -> Self {
+        Self::with_infos(comm, division, infos())
+    }
+
+    /// All values, and what the optimizer keeps, are zero.
+    pub(super) fn with_infos(comm: Communicator, division: Division, infos: Vec<ParamInfo>) -> Self {
+        let stored = infos.iter().enumerate().filter(|(_, info)| info.same_as.is_none());
+        let all: Vec<Piece> =
+            stored.map(|(parameter, info)| Piece { parameter, offset: 0, len: info.len() }).collect();
+        let (rank, ranks) = (comm.rank(), comm.world_size());
+        let parameters = match division {
+            Division::OptimizerOnly => divide(Division::Replicated, &all, rank, ranks),
+            division => divide(division, &all, rank, ranks),
+        };
+        let of_optimizer = match division {
+            Division::OptimizerOnly => divide(Division::Even, &all, rank, ranks),
+            division => divide(division, &all, rank, ranks),
+        };
+        let trained = of_optimizer.pieces.iter().filter(|piece| infos[piece.parameter].trainable);
+        let slices =
+            trained.enumerate().map(|(number, &piece)| Slice { number: 2 * number, piece }).collect();
+        let slices = Holding { pieces: slices, ..of_optimizer.map() };
+        let values = parameters
+            .pieces
+            .iter()
+            .map(|piece| Flat::zeros(infos[piece.parameter].dtype, piece.len))
+            .collect();
+        Self {
+            comm,
+            infos,
+            parameters,
+            slices,
+            values,
+            optimizer: AdamW::new(AdamWOptions::default()).unwrap(),
+            loaded: 0,
+            refuses: Arc::default(),
+        }
+    }
+
+    /// Gives everything the values that belong to a step.
+    pub(super) fn fill(&mut self, step: u64) {
+        for (piece, values) in self.parameters.pieces.iter().zip(&mut self.values) {
+            fill(values.slice_mut(0, piece.len), step, 0, piece);
+        }
+        self.optimizer.clear_state();
+        for Slice { number, piece } in &self.slices.pieces {
+            if piece.parameter == UNUSED {
+                continue;
+            }
+            let dtype = self.infos[piece.parameter].dtype;
+            let state = self.optimizer.make_state(*number, dtype, piece.len);
+            for (salt, array) in state.arrays.into_iter().enumerate() {
+                fill(array, step, salt + 1, piece);
+            }
+            for (salt, scalar) in state.scalars.into_iter().enumerate() {
+                *scalar = scalar_of(step, salt, piece.parameter);
+            }
+        }
+    }
+
+    /// Which step's values everything has, `None` if not all are of one step.
+    pub(super) fn step(&self) -> Option<u64> {
+        (0..STEPS).find(|&step| self.is_of(step, true))
+    }
+
+    /// Whether all parameters, and what the optimizer keeps if that matters, are of a step.
+    pub(super) fn is_of(&self, step: u64, with_optimizer: bool) -> bool {
+        let mut parameters = self.parameters.pieces.iter().zip(&self.values);
+        let expected = |dtype, salt, piece: &Piece| {
+            let mut flat = Flat::zeros(dtype, piece.len);
+            fill(flat.slice_mut(0, piece.len), step, salt, piece);
+            flat
+        };
+        let parameters_are = parameters.all(|(piece, values)| {
+            let expected = expected(self.infos[piece.parameter].dtype, 0, piece);
+            values.slice(0, piece.len) == expected.slice(0, piece.len)
+        });
+        let states_are = self.slices.pieces.iter().all(|Slice { number, piece }| {
+            let Some(state) = self.optimizer.state(*number) else {
+                // What has no values is of no step.
+                return piece.parameter == UNUSED || piece.len == 0;
+            };
+            let arrays = state.arrays.iter().enumerate().all(|(salt, values)| {
+                *values == expected(values.dtype(), salt + 1, piece).slice(0, piece.len)
+            });
+            let mut scalars = state.scalars.iter().enumerate();
+            arrays && scalars.all(|(salt, value)| *value == scalar_of(step, salt, piece.parameter))
+        });
+        parameters_are && (states_are || !with_optimizer)
+    }
+
+    /// This rank as a trainer, and its optimizer.
+    pub(super) fn parts(&mut self) -> (Trainer<'_>, &mut AdamW) {
+        let Self { comm, infos, parameters, slices, values, optimizer, loaded, refuses } = self;
+        (Trainer { comm, infos, parameters, slices, values, loaded, refuses }, optimizer)
+    }
+}
+
+/// Steps whose values can be told apart.
+pub(super) const STEPS: u64 = 64;
+
+pub(super) struct Trainer<'a> {
+    comm: &'a mut Communicator,
+    infos: &'a [ParamInfo],
+    parameters: &'a Holding<Piece>,
+    slices: &'a Holding<Slice>,
+    values: &'a mut [Flat],
+    loaded: &'a mut usize,
+    refuses: &'a Mutex<Option<usize>>,
+}
+
+impl Shards for Trainer<'_> {
+    fn infos(&self) -> &[ParamInfo] {
+        self.infos
+    }
+
+    fn parameters(&self) -> Holding<Piece> {
+        self.parameters.clone()
+    }
+
+    fn slices(&self) -> Holding<Slice> {
+        self.slices.clone()
+    }
+
+    fn read(&self, piece: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
+        self.hand_out(piece)?;
+        f(self.values[piece].slice(0, self.parameters.pieces[piece].len));
+        Ok(())
+    }
+
+    fn write(&mut self, piece: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
+        self.hand_out(piece)?;
+        f(self.values[piece].slice_mut(0, self.parameters.pieces[piece].len));
+        Ok(())
+    }
+
+    fn loaded(&mut self) {
+        *self.loaded += 1;
+    }
+
+    fn communicator_mut(&mut self) -> &mut Communicator {
+        self.comm
+    }
+}
+
+impl Trainer<'_> {
+    fn hand_out(&self, piece: usize) -> Result<()> {
+        if *self.refuses.lock().unwrap() == Some(piece) {
+            let parameter = self.infos[self.parameters.pieces[piece].parameter].name.clone();
+            return Err(crate::Error::Model { parameter, source: "it is not at home".into() });
+        }
+        Ok(())
+    }
+}
+
+impl<T> Holding<T> {
+    /// Other things that the same ranks hold.
+    fn map<U>(&self) -> Holding<U> {
+        Holding { pieces: Vec::new(), copy: self.copy, copies: self.copies }
+    }
+}
+
+fn divide(division: Division, all: &[Piece], rank: usize, ranks: usize) -> Holding<Piece> {
+    let total: usize = all.iter().map(|piece| piece.len).sum();
+    match division {
+        Division::Replicated => Holding { pieces: all.to_vec(), copy: rank, copies: ranks },
+        Division::Last if rank + 1 == ranks => Holding::alone(all.to_vec()),
+        Division::Last => Holding::alone(Vec::new()),
+        Division::Even | Division::OptimizerOnly => {
+            Holding::alone(cut(all, rank * total / ranks, (rank + 1) * total / ranks))
+        }
+        Division::Scattered => {
+            let copies = if ranks.is_multiple_of(2) { 2 } else { 1 };
+            let holders = ranks / copies;
+            let mine = (0..total).step_by(7).filter(|start| start / 7 % holders == rank % holders);
+            let pieces = mine.flat_map(|start| cut(all, start, (start + 7).min(total))).collect();
+            Holding { pieces, copy: rank / holders, copies }
+        }
+    }
+}
+
+/// The values from number `from` to number `to` of all.
+fn cut(all: &[Piece], from: usize, to: usize) -> Vec<Piece> {
+    let mut start = 0;
+    let mut cut = Vec::new();
+    for piece in all {
+        let (first, last) = (from.max(start), to.min(start + piece.len));
+        if first < last {
+            cut.push(Piece { offset: first - start, len: last - first, ..*piece });
+        }
+        start += piece.len;
+    }
+    cut
+}
+
+fn fill(mut values: ValuesMut<'_>, step: u64, salt: usize, piece: &Piece) {
+    let number = |index: usize| {
+        let place = (piece.offset + index) as u64 + 20 * (piece.parameter as u64 + 7 * salt as u64);
+        // Exact in every type that it is kept in: bf16 has parameters only, 8 bits, and no salt.
+        let number = if salt == 0 { place * 5 + step * 3 } else { place * 64 + step };
+        if salt == 0 { u16::try_from(number % 251).unwrap() } else { u16::try_from(number % 65_536).unwrap() }
+    };
+    let len = values.len();
+    for index in 0..len {
+        let value = f32::from(number(index));
+        match &mut values {
+            ValuesMut::F32(values) => values[index] = value,
+            ValuesMut::F64(values) => values[index] = value.into(),
+            ValuesMut::F16(values) => values[index] = f16::from_f32(value),
+            ValuesMut::Bf16(values) => values[index] = bf16::from_f32(value),
+        }
+    }
+}
+
+fn scalar_of(step: u64, salt: usize, parameter: usize) -> f64 {
+    1.0 / (step as f64 + 100.0 * salt as f64 + 1000.0 * parameter as f64 + 3.0)
+}

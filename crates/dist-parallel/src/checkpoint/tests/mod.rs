@@ -1,0 +1,61 @@
+//! Checkpoints of a trainer that holds any pieces of a model.
+
+mod faults;
+mod holder;
+mod kill;
+mod lies;
+mod pieces;
+mod plain;
+mod round_trip;
+
+use std::path::Path;
+
+use dist_transport::sim;
+
+use self::holder::{Division, Holder};
+use super::{CheckpointError, Checkpoints};
+use crate::{Communicator, Error};
+
+/// Runs a program on simulated ranks, each of which holds its share of the model.
+fn on_ranks<T: Send + 'static>(
+    ranks: usize,
+    division: Division,
+    program: impl Fn(&mut Holder) -> T + Send + Sync + 'static,
+) -> Vec<T> {
+    let run = move |transport| program(&mut Holder::new(Communicator::new(transport), division));
+    sim::run(ranks as u64, ranks, run).results
+}
+
+/// Saves the values of these steps, one after the other.
+fn saved(directory: &Path, ranks: usize, division: Division, steps: &'static [u64]) {
+    let directory = directory.to_owned();
+    on_ranks(ranks, division, move |holder| {
+        let mut checkpoints = Checkpoints::at(&directory);
+        for &step in steps {
+            holder.fill(step);
+            save(&mut checkpoints, holder, step).unwrap();
+        }
+    });
+}
+
+fn save(checkpoints: &mut Checkpoints, holder: &mut Holder, step: u64) -> crate::Result<()> {
+    let (mut trainer, optimizer) = holder.parts();
+    checkpoints.save(&mut trainer, Some(optimizer), step)
+}
+
+fn load(checkpoints: &Checkpoints, holder: &mut Holder) -> crate::Result<Option<u64>> {
+    let (mut trainer, optimizer) = holder.parts();
+    checkpoints.load(&mut trainer, Some(optimizer))
+}
+
+/// The error of a checkpoint, which every rank has.
+#[track_caller]
+fn same_fault<T: std::fmt::Debug>(results: Vec<crate::Result<T>>) -> CheckpointError {
+    let mut faults = results.into_iter().map(|result| match result {
+        Err(Error::Checkpoint(fault)) => *fault,
+        other => panic!("{other:?}"),
+    });
+    let first = faults.next().unwrap();
+    assert!(faults.all(|fault| fault == first));
+    first
+}

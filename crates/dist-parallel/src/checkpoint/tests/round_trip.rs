@@ -1,0 +1,231 @@
+//! What is saved by some ranks is loaded by others.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rstest::rstest;
+
+use super::holder::{DIVISIONS, Division};
+use super::{load, on_ranks, save, saved};
+use crate::checkpoint::disk::Act;
+use crate::checkpoint::index::{CHECKED_BYTES, Index};
+use crate::checkpoint::{Checkpoints, INDEX, Shards, Slice};
+use crate::{Optimizer, Sgd, SgdOptions};
+
+#[rstest]
+fn any_ranks_and_division_load_what_any_others_saved(
+    #[values(1, 2, 3, 4, 5, 6)] before: usize,
+    #[values(1, 2, 3, 4, 5, 6)] after: usize,
+) {
+    let directory = tempfile::tempdir().unwrap();
+    for (number, from) in DIVISIONS.into_iter().enumerate() {
+        let path = directory.path().join(number.to_string());
+        saved(&path, before, from, &[7]);
+        for to in DIVISIONS {
+            let path = path.clone();
+            let loaded = on_ranks(after, to, move |holder| {
+                let step = load(&Checkpoints::at(&path), holder).unwrap();
+                (step, holder.is_of(7, true), holder.loaded)
+            });
+            assert_eq!(loaded, vec![(Some(7), true, 1); after], "{from:?} to {to:?}");
+        }
+    }
+}
+
+#[test]
+fn without_a_checkpoint_nothing_is_loaded() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("not yet");
+    let loaded = on_ranks(3, Division::Even, move |holder| {
+        holder.fill(5);
+        (load(&Checkpoints::at(&path), holder).unwrap(), holder.is_of(5, true), holder.loaded)
+    });
+    assert_eq!(loaded, [(None, true, 0); 3]);
+}
+
+#[test]
+fn the_newest_is_loaded_whatever_its_step_and_older_ones_by_theirs() {
+    let directory = tempfile::tempdir().unwrap();
+    saved(directory.path(), 2, Division::Even, &[10, 20, 15, 10]);
+    let path = directory.path().to_owned();
+    let loaded = on_ranks(3, Division::Even, move |holder| {
+        let checkpoints = Checkpoints::at(&path);
+        let newest = load(&checkpoints, holder).unwrap();
+        let is_newest = holder.is_of(10, true);
+        let (mut trainer, optimizer) = holder.parts();
+        checkpoints.load_step(20, &mut trainer, Some(optimizer)).unwrap();
+        (newest, is_newest, holder.is_of(20, true), checkpoints.steps().unwrap())
+    });
+    assert_eq!(loaded, vec![(Some(10), true, true, vec![10, 20, 15, 10]); 3]);
+}
+
+#[test]
+fn the_last_so_many_are_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_owned();
+    let steps = on_ranks(2, Division::Replicated, move |holder| {
+        let mut checkpoints = Checkpoints::at(&path).keep_last(NonZeroUsize::new(2).unwrap());
+        for step in [1, 2, 3, 4] {
+            holder.fill(step);
+            save(&mut checkpoints, holder, step).unwrap();
+        }
+        checkpoints.steps().unwrap()
+    });
+    assert_eq!(steps, [[3, 4], [3, 4]]);
+    let left = std::fs::read_dir(directory.path()).unwrap().count();
+    assert_eq!(left, 2, "nothing is left of those that were removed");
+}
+
+#[test]
+fn parameters_alone_can_be_loaded_and_saved() {
+    let directory = tempfile::tempdir().unwrap();
+    let (with, without) = (directory.path().join("with"), directory.path().join("without"));
+    saved(&with, 2, Division::Even, &[7]);
+    let loaded = on_ranks(3, Division::Even, move |holder| {
+        let (mut trainer, _) = holder.parts();
+        assert_eq!(Checkpoints::at(&with).load(&mut trainer, None).unwrap(), Some(7));
+        let alone = holder.is_of(7, false) && !holder.is_of(7, true);
+        let (mut trainer, _) = holder.parts();
+        Checkpoints::at(&without).save(&mut trainer, None, 7).unwrap();
+        assert_eq!(Checkpoints::at(&without).load(&mut trainer, None).unwrap(), Some(7));
+        let other_kind = [load(&Checkpoints::at(&without), holder).unwrap_err().to_string(), {
+            let mut sgd = Sgd::new(SgdOptions::default()).unwrap();
+            let (mut trainer, _) = holder.parts();
+            Checkpoints::at(&with).load(&mut trainer, Some(&mut sgd)).unwrap_err().to_string()
+        }];
+        (alone, holder.is_of(7, false), other_kind)
+    });
+    for (alone, after, [no_state, other_kind]) in loaded {
+        assert!(alone && after);
+        assert!(no_state.contains("the optimizer is adamw here and none in the checkpoint"), "{no_state}");
+        assert!(other_kind.contains("the optimizer is sgd here and adamw in the checkpoint"), "{other_kind}");
+    }
+}
+
+#[test]
+fn a_copy_is_taken_at_the_call_and_saves_that_were_started_end_in_order() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_owned();
+    let outcome = on_ranks(3, Division::Even, move |holder| {
+        let mut checkpoints = Checkpoints::at(&path);
+        let start = |checkpoints: &mut Checkpoints, holder: &mut super::Holder, step| {
+            holder.fill(step);
+            let (mut trainer, optimizer) = holder.parts();
+            checkpoints.start_save(&mut trainer, Some(optimizer), step).unwrap()
+        };
+        let first = start(&mut checkpoints, holder, 1);
+        let mut second = start(&mut checkpoints, holder, 2);
+        drop(start(&mut checkpoints, holder, 3));
+        // Training goes on.
+        holder.fill(40);
+        holder.comm.barrier().unwrap();
+        assert_eq!((first.step(), second.step()), (1, 2));
+        // The third has ended, so have those before it.
+        let done = second.is_done();
+        first.wait().unwrap();
+        second.wait().unwrap();
+        save(&mut checkpoints, holder, 40).unwrap();
+        let steps = checkpoints.steps().unwrap();
+        let all_of_one_step = steps.iter().map(|&step| {
+            let (mut trainer, optimizer) = holder.parts();
+            checkpoints.load_step(step, &mut trainer, Some(optimizer)).unwrap();
+            holder.step()
+        });
+        (done, all_of_one_step.collect::<Vec<_>>())
+    });
+    assert_eq!(outcome, vec![(true, vec![Some(1), Some(2), Some(3), Some(40)]); 3]);
+}
+
+#[test]
+fn waiting_for_a_save_ends_at_its_limit_and_the_save_goes_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_owned();
+    let waited = on_ranks(2, Division::Even, move |holder| {
+        holder.fill(1);
+        let mut checkpoints = Checkpoints::at(&path);
+        if holder.comm.rank() == 1 {
+            // The other rank's save waits for this one's.
+            let runtime = holder.comm.runtime().clone();
+            runtime.sleep(std::time::Duration::from_secs(30));
+        }
+        let (mut trainer, optimizer) = holder.parts();
+        let saving = checkpoints.start_save(&mut trainer, Some(optimizer), 1).unwrap();
+        match saving.wait_timeout(std::time::Duration::from_secs(20)) {
+            Ok(outcome) => {
+                outcome.unwrap();
+                false
+            }
+            Err(saving) => {
+                saving.wait().unwrap();
+                true
+            }
+        }
+    });
+    assert_eq!(waited, [true, false]);
+}
+
+/// The tensors that a rank needs values of, and which.
+fn needs(trainer: &dyn Shards, optimizer: &dyn Optimizer) -> Vec<(String, usize, usize)> {
+    let infos = trainer.infos();
+    let parameters = trainer.parameters().pieces.into_iter();
+    let mut needs: Vec<_> =
+        parameters.map(|piece| (infos[piece.parameter].name.clone(), piece.offset, piece.len)).collect();
+    for Slice { number, piece } in trainer.slices().pieces {
+        let layout = optimizer.layout(infos[piece.parameter].dtype);
+        let name = |state: &str| format!("optimizer/{state}/{}", infos[piece.parameter].name);
+        if optimizer.state(number).is_some() {
+            needs.extend(layout.arrays.iter().map(|(state, _)| (name(state), piece.offset, piece.len)));
+            needs.extend(layout.scalars.iter().map(|state| (name(state), 0, 1)));
+        }
+    }
+    needs
+}
+
+/// Each rank reads the headers of the files that it needs, or that are its share to look at, and the blocks that it
+/// needs a byte of.
+#[rstest]
+#[case::the_same_ranks(4, 4)]
+#[case::more(2, 6)]
+#[case::fewer(6, 4)]
+#[case::one(3, 1)]
+fn a_rank_reads_the_bytes_that_it_needs(#[case] before: usize, #[case] after: usize) {
+    let directory = tempfile::tempdir().unwrap();
+    saved(directory.path(), before, Division::Even, &[9]);
+    let path = directory.path().to_owned();
+    let reads = on_ranks(after, Division::Even, move |holder| {
+        let bytes = Arc::new(AtomicU64::new(0));
+        let mut checkpoints = Checkpoints::at(&path);
+        let counted = bytes.clone();
+        checkpoints.disk.watch = Some(Arc::new(move |act, _| {
+            if let Act::Read { bytes } = act {
+                counted.fetch_add(bytes as u64, Ordering::Relaxed);
+            }
+            Ok(())
+        }));
+        load(&checkpoints, holder).unwrap();
+        let (trainer, optimizer) = holder.parts();
+        (bytes.load(Ordering::Relaxed), needs(&trainer, optimizer))
+    });
+    let checkpoint = directory.path().join("checkpoint-1-step-9");
+    let bytes = std::fs::read(checkpoint.join(INDEX)).unwrap();
+    let index = Index::decode(&checkpoint.join(INDEX), &bytes).unwrap();
+    for (rank, (read, needs)) in reads.into_iter().enumerate() {
+        let mut files: std::collections::BTreeSet<usize> =
+            (0..before).filter(|file| file % after == rank).collect();
+        let mut expected = 0;
+        for (name, offset, len) in needs {
+            let tensor = index.tensors.iter().find(|tensor| tensor.name.to_string() == name).unwrap();
+            for run in &tensor.runs {
+                let run_bytes = (run.len * tensor.dtype.size()) as u64;
+                assert!(run_bytes <= CHECKED_BYTES as u64, "a run of this small model is one block");
+                if run.offset < offset + len && offset < run.offset + run.len {
+                    files.insert(run.file);
+                    expected += run_bytes;
+                }
+            }
+        }
+        expected += files.iter().map(|&file| index.files[file].header_bytes).sum::<u64>();
+        assert_eq!(read, expected, "rank {rank}");
+    }
+}
