@@ -2,12 +2,14 @@
 
 mod small_model;
 
-use candle_core::Tensor;
+use std::collections::HashMap;
+
+use candle_core::{Device, Tensor, Var};
 use dist_candle::loss_and_gradient;
 use dist_collectives::Communicator;
 use dist_parallel::{
-    AdamW, AdamWOptions, BoxError, Ddp, DdpOptions, Fsdp, FsdpOptions, Params, Sequence, ShardingStrategy,
-    Values,
+    AdamW, AdamWOptions, BoxError, Checkpoints, Ddp, DdpOptions, Fsdp, FsdpOptions, Params, Sequence,
+    ShardingStrategy, Values, load_safetensors,
 };
 use dist_testkit::oracle;
 use dist_transport::sim;
@@ -112,6 +114,50 @@ fn shares_that_are_no_power_of_two_give_the_same_bits_on_every_rank_and_in_every
     let trained = train_on(2, 3);
     assert!(trained.iter().all(|other| *other == trained[0]));
     assert_eq!(train_on(3, 3), trained);
+}
+
+/// What ranks with a part each have saved, as candle sees it; and what candle has written, as they see it.
+#[test]
+fn candle_reads_a_consolidated_checkpoint_and_writes_what_is_loaded() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().to_owned();
+    let program = move |transport| {
+        let options = FsdpOptions::new(ShardingStrategy::FullShard);
+        let mut fsdp = Fsdp::new(Communicator::new(transport), model(), &options).unwrap();
+        let adamw = AdamW::new(AdamWOptions::default()).unwrap();
+        Checkpoints::at(path.join("checkpoints")).save(&mut fsdp, Some(&adamw), 1).unwrap();
+        let [consolidated, candles] = ["ours", "candles"].map(|name| path.join(name));
+        if fsdp.rank() == 0 {
+            Checkpoints::at(path.join("checkpoints")).consolidate(None, &consolidated).unwrap();
+            let read = candle_core::safetensors::load(&consolidated, &Device::Cpu).unwrap();
+            let vars = parts().into_iter().flat_map(|(block, vars, _)| {
+                vars.into_iter().enumerate().map(move |(index, var)| (format!("{block}.{index}"), var))
+            });
+            let vars: HashMap<String, Var> = vars.collect();
+            assert_eq!(read.len(), vars.len());
+            let values = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            for (name, tensor) in &read {
+                assert_eq!(
+                    (tensor.dims(), values(tensor)),
+                    (vars[name].dims(), values(&vars[name])),
+                    "{name}"
+                );
+            }
+            let doubled: HashMap<String, Tensor> =
+                read.into_iter().map(|(name, tensor)| (name, (tensor * 2.0).unwrap())).collect();
+            candle_core::safetensors::save(&doubled, &candles).unwrap();
+        }
+        fsdp.communicator_mut().barrier().unwrap();
+        load_safetensors(&candles, &mut fsdp).unwrap();
+        let mut loaded = Vec::new();
+        fsdp.read_all(|_, values| loaded.extend(bits(values))).unwrap();
+        loaded
+    };
+    let vars = parts().into_iter().flat_map(|(_, vars, _)| vars);
+    let doubled = vars
+        .flat_map(|var| (var.as_tensor() * 2.0).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap());
+    let expected: Vec<u32> = doubled.map(f32::to_bits).collect();
+    assert_eq!(sim::run(1, 3, program).results, vec![expected; 3]);
 }
 
 #[test]

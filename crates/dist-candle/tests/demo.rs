@@ -88,6 +88,36 @@ fn every_strategy_computes_the_bits_of_one_process(#[case] strategy: &[&str]) {
     assert_eq!(result(demo(folder.path(), &[&steps[..], strategy].concat())), single);
 }
 
+/// The newest checkpoint is taken away, so that there is something left to do.
+#[rstest]
+#[case(&["--ranks", "2"], &["--ranks", "4", "--strategy", "fsdp"])]
+#[case(&["--ranks", "4", "--strategy", "zero1"], &["--strategy", "single"])]
+#[case(&["--ranks", "2", "--strategy", "fsdp"], &["--ranks", "4", "--strategy", "hybrid"])]
+fn training_goes_on_from_a_checkpoint_by_another_strategy_with_the_same_bits(
+    #[case] before: &[&str],
+    #[case] after: &[&str],
+) {
+    let folder = folder();
+    let checkpoints = folder.path().join("checkpoints");
+    let directory = checkpoints.to_str().expect("a path of letters");
+    let steps = ["--steps", "6"];
+    let whole = result(demo(
+        folder.path(),
+        &[&steps[..], before, &["--save", directory, "--save-every", "2"]].concat(),
+    ));
+    let mut kept: Vec<String> = fs::read_dir(&checkpoints)
+        .expect("checkpoints")
+        .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+        .collect();
+    kept.sort_unstable();
+    assert_eq!(kept, ["checkpoint-2-step-4", "checkpoint-3-step-6"]);
+    let finished = result(demo(folder.path(), &[&steps[..], after, &["--load", directory]].concat()));
+    assert_eq!(finished, whole[6..], "no step is left");
+    fs::remove_dir_all(checkpoints.join("checkpoint-3-step-6")).expect("it is there");
+    let resumed = result(demo(folder.path(), &[&steps[..], after, &["--load", directory]].concat()));
+    assert_eq!(resumed, whole[4..]);
+}
+
 /// What torchrun says about its own job.
 const TORCHRUN: [(&str, &str); 4] = [
     ("DIST_PORT", "1"),

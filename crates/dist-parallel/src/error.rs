@@ -275,6 +275,12 @@ pub enum Error {
     Communication(#[source] Box<dist_collectives::Error>),
 }
 
+impl From<CheckpointError> for Error {
+    fn from(error: CheckpointError) -> Self {
+        Self::Checkpoint(Box::new(error))
+    }
+}
+
 impl Error {
     pub(crate) fn communication(source: dist_collectives::Error) -> Self {
         Self::Communication(Box::new(source))

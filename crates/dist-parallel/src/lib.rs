@@ -52,7 +52,8 @@ pub use half::{bf16, f16};
 pub use lent::{Lent, Loaded, Slot, Unloaded};
 pub use local_sgd::{LocalSgd, LocalSgdOptions, LocalStep, LocalTraffic, Meeting, OuterStep};
 pub use optimizer::{
-    AdamW, AdamWOptions, Momentum, Optimizer, Sgd, SgdOptions, SliceState, SliceStateMut, StateLayout,
+    AdamW, AdamWOptions, Decay, Momentum, Optimizer, Schedule, Sgd, SgdOptions, SliceState, SliceStateMut,
+    StateLayout,
 };
 pub use params::{FloatType, ParamInfo, Params};
 pub use plan::{Bucket, BucketBytes, BucketPlan, Place};

@@ -3,6 +3,7 @@
 //! Alone, the program starts one process per rank on this machine. Under `distctl run` or torchrun, which say so in
 //! the environment, it is one rank of their job.
 
+mod checkpoint;
 mod model;
 mod options;
 mod picture;

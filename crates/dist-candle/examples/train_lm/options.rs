@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
-use dist_parallel::ShardingStrategy;
+use dist_parallel::{Decay, Schedule, ShardingStrategy};
 
 use crate::model::Shape;
 
@@ -42,6 +42,16 @@ pub(crate) struct Options {
     /// Where the pictures go.
     #[arg(long, default_value = "out", value_name = "DIR")]
     pub(crate) out: PathBuf,
+    /// Where a checkpoint of the training is saved now and then, and at its end; the last two are kept.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) save: Option<PathBuf>,
+    /// Steps from one checkpoint to the next.
+    #[arg(long, default_value_t = 25, value_parser = at_least_one(), requires = "save")]
+    pub(crate) save_every: usize,
+    /// Where the newest checkpoint lies that training goes on from, on as many processes and by whatever strategy. Without
+    /// one there, training begins.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) load: Option<PathBuf>,
     /// Samples of a micro-batch.
     #[arg(long, default_value_t = 4, value_parser = at_least_one())]
     pub(crate) samples: usize,
@@ -86,6 +96,12 @@ pub(crate) enum Strategy {
 impl Options {
     pub(crate) fn shape(&self) -> Shape {
         Shape { layers: self.layers, width: self.width, heads: self.heads, context: self.context }
+    }
+
+    /// Rises over the first steps and falls along a cosine to a tenth.
+    pub(crate) fn schedule(&self) -> Schedule {
+        let decay = Decay::Cosine { steps: self.steps as u64, to: 0.1 };
+        Schedule { peak: self.learning_rate, warmup: 5, decay }
     }
 
     /// A sample, and the byte after it.

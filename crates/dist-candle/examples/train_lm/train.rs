@@ -11,6 +11,7 @@ use dist_collectives::Communicator;
 use dist_parallel::{AdamW, AdamWOptions, BoxError, Optimizer, Params, Sequence, StepReport, Values};
 
 use crate::DemoError;
+use crate::checkpoint::{self, Saver};
 use crate::model;
 use crate::options::Options;
 use crate::picture::{Bar, Chart, Line};
@@ -36,16 +37,17 @@ pub(crate) fn train(options: &Options, text: &Text, mut comm: Communicator) -> R
         text.byte_entropy(),
     ))?;
     let trainer = Trainer::new(comm, model, options.sharding(ranks))?;
-    let mut session = Session { options, text, trainer, losses: Vec::new(), trace: Trace::default() };
+    let mut session =
+        Session { options, text, trainer, losses: Vec::new(), done: 0, trace: Trace::default() };
     session.run(&reporter)?;
     reporter.end_steps();
-    let Session { trainer, losses, trace, .. } = session;
+    let Session { trainer, losses, done, trace, .. } = session;
     let (mut comm, mut model) = trainer.into_parts()?;
     let params_crc32 = params_crc32(&mut comm, &model)?;
     let parts_max = 2 * options.micro_batches.div_ceil(ranks) + 2;
     let bars = trace::gather(&mut comm, &trace, parts_max)?;
     if rank == 0 {
-        draw(options, text, &losses, bars)?;
+        draw(options, text, done, &losses, bars)?;
         show_sample(options, text, &mut model, &reporter)?;
         reporter.end(params_crc32)?;
     }
@@ -57,6 +59,8 @@ struct Session<'a> {
     text: &'a Text,
     trainer: Trainer,
     losses: Vec<f32>,
+    /// Steps that were done before this run.
+    done: usize,
     /// Of the latest step.
     trace: Trace,
 }
@@ -66,15 +70,19 @@ impl Session<'_> {
         let options = self.options;
         let adamw = AdamWOptions { beta2: 0.95, ..AdamWOptions::default() };
         let mut optimizer = AdamW::new(adamw)?;
+        if let Some(directory) = &options.load {
+            self.load(directory, &mut optimizer, reporter)?;
+        }
+        let (schedule, mut saver) = (options.schedule(), Saver::new(options));
         let runtime = self.trainer.communicator().runtime().clone();
         let tokens = (options.micro_batches * options.samples * options.context) as f64;
         let (mut elapsed, mut exposed) = (Duration::ZERO, Duration::ZERO);
-        for step in 1..=options.steps {
+        for step in self.done + 1..=options.steps {
             if step == options.steps {
                 // So that the traces of all ranks begin at the same time.
                 self.trainer.communicator_mut().barrier()?;
             }
-            optimizer.set_learning_rate(learning_rate(options, step))?;
+            optimizer.set_learning_rate(schedule.at(step as u64))?;
             let started = runtime.now();
             let report = self.step(step, &mut optimizer)?;
             let took = runtime.now().saturating_sub(started);
@@ -88,6 +96,20 @@ impl Session<'_> {
                 tokens_per_s: tokens / took.as_secs_f64(),
                 waiting: exposed.as_secs_f64() / elapsed.as_secs_f64(),
             })?;
+            if let Some(saver) = &mut saver {
+                saver.after_step(step, &mut self.trainer, &optimizer)?;
+            }
+        }
+        Ok(saver.map_or(Ok(()), |mut saver| saver.wait())?)
+    }
+
+    fn load(&mut self, from: &Path, optimizer: &mut AdamW, reporter: &Reporter) -> Result<(), DemoError> {
+        match checkpoint::load(from, &mut self.trainer, optimizer)? {
+            Some(step) => {
+                self.done = usize::try_from(step).unwrap_or(usize::MAX);
+                reporter.say(&format!("going on after step {step}, which {} has", from.display()))?;
+            }
+            None => reporter.say(&format!("{} has no checkpoint: training begins", from.display()))?,
         }
         Ok(())
     }
@@ -127,13 +149,19 @@ fn params_crc32(comm: &mut Communicator, model: &Sequence<Tensor>) -> Result<u32
     Ok(own)
 }
 
-fn draw(options: &Options, text: &Text, losses: &[f32], bars: Vec<Vec<Bar>>) -> Result<(), DemoError> {
+fn draw(
+    options: &Options,
+    text: &Text,
+    done: usize,
+    losses: &[f32],
+    bars: Vec<Vec<Bar>>,
+) -> Result<(), DemoError> {
     let out = &options.out;
     let failed = |source| DemoError::Picture { path: out.clone(), source };
     fs::create_dir_all(out).map_err(failed)?;
-    let last = losses.len() as f64;
+    let (first, last) = (done + 1, done + losses.len());
     let entropy = text.byte_entropy();
-    let losses = (1u32..).zip(losses);
+    let losses = (first..).zip(losses);
     let chart = Chart {
         title: "Guessing the next byte",
         x_label: "step",
@@ -143,13 +171,13 @@ fn draw(options: &Options, text: &Text, losses: &[f32], bars: Vec<Vec<Bar>>) -> 
                 label: "loss",
                 colour: "#4c78a8",
                 dashed: false,
-                points: losses.map(|(step, &loss)| (f64::from(step), f64::from(loss))).collect(),
+                points: losses.map(|(step, &loss)| (step as f64, f64::from(loss))).collect(),
             },
             Line {
                 label: "entropy of the bytes",
                 colour: "#e45756",
                 dashed: true,
-                points: vec![(1.0, entropy), (last, entropy)],
+                points: vec![(first as f64, entropy), (last.max(first) as f64, entropy)],
             },
         ],
     };
@@ -192,18 +220,14 @@ fn batch(options: &Options, text: &Text, step: usize, index: usize) -> Result<(T
     Ok((input, next))
 }
 
-/// Rises over the first steps and falls along a cosine to a tenth.
-fn learning_rate(options: &Options, step: usize) -> f64 {
-    let rise = (step as f64 / WARMUP_STEPS).min(1.0);
-    let passed = (step - 1) as f64 / options.steps as f64;
-    let fall = 0.55 + 0.45 * (std::f64::consts::PI * passed).cos();
-    options.learning_rate * rise * fall
-}
-
 /// Makes sure that all ranks train the same model on the same text.
 fn agree(comm: &mut Communicator, options: &Options, text: &Text) -> Result<(), DemoError> {
-    let Options { micro_batches, steps, seed, samples, learning_rate, .. } = options;
-    let settings = format!("{:?} {micro_batches} {steps} {seed} {samples} {learning_rate}", options.shape());
+    let Options { micro_batches, steps, seed, samples, learning_rate, save, save_every, load, .. } = options;
+    let checkpoints = format!("{save:?} {save_every} {load:?}");
+    let settings = format!(
+        "{:?} {micro_batches} {steps} {seed} {samples} {learning_rate} {checkpoints}",
+        options.shape()
+    );
     same_on_all(comm, crc32fast::hash(settings.as_bytes()), "options")?;
     same_on_all(comm, crc32fast::hash(text.bytes()), "text")
 }
@@ -226,6 +250,5 @@ fn bytes(values: Values<'_>) -> &[u8] {
     }
 }
 
-const WARMUP_STEPS: f64 = 5.0;
 const PROMPT_LEN: usize = 32;
 const SAMPLE_LEN: usize = 300;

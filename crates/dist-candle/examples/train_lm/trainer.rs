@@ -3,7 +3,8 @@
 use candle_core::Tensor;
 use dist_collectives::Communicator;
 use dist_parallel::{
-    BoxError, Ddp, DdpOptions, Fsdp, FsdpOptions, Optimizer, Result, Sequence, ShardingStrategy, StepReport,
+    BoxError, Ddp, DdpOptions, Fsdp, FsdpOptions, Optimizer, Result, Sequence, ShardingStrategy, Shards,
+    StepReport,
 };
 
 /// A model that is trained on all ranks.
@@ -62,6 +63,14 @@ impl Trainer {
         match self {
             Self::Whole(ddp) => ddp.communicator_mut(),
             Self::Sharded(fsdp) => fsdp.communicator_mut(),
+        }
+    }
+
+    /// What this rank holds, to be saved or loaded.
+    pub(crate) fn shards(&mut self) -> &mut dyn Shards {
+        match self {
+            Self::Whole(ddp) => &mut **ddp,
+            Self::Sharded(fsdp) => &mut **fsdp,
         }
     }
 

@@ -9,13 +9,13 @@ pub(super) fn agree<T>(comm: &mut Communicator, own: Result<T, CheckpointError>)
     let mut lens = vec![0; comm.world_size()];
     comm.all_gather(&[message.len() as u64], &mut lens).map_err(Error::communication)?;
     let Some(rank) = lens.iter().position(|&len| len > 0) else {
-        return own.map_err(|error| Error::Checkpoint(Box::new(error)));
+        return own.map_err(Error::from);
     };
     let message = broadcast(comm, message, lens[rank], rank)?;
-    let error = serde_json::from_slice(&message).unwrap_or_else(|error| {
+    let error: CheckpointError = serde_json::from_slice(&message).unwrap_or_else(|error| {
         CheckpointError::malformed("", format!("rank {rank} has failed and cannot be understood: {error}"))
     });
-    Err(Error::Checkpoint(Box::new(error)))
+    Err(error.into())
 }
 
 /// Rank 0's bytes, on every rank.

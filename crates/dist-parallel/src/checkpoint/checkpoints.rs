@@ -17,6 +17,22 @@ use crate::{Communicator, Error, Optimizer, Result};
 /// All ranks see the same directory: a disk of the host, or a file system that hosts share. One training at a time
 /// writes to it.
 ///
+/// ```
+/// use dist_parallel::{Checkpoints, Optimizer, Result, Shards};
+///
+/// fn train(trainer: &mut dyn Shards, optimizer: &mut dyn Optimizer) -> Result<()> {
+///     let mut checkpoints = Checkpoints::at("checkpoints");
+///     let done = checkpoints.load(trainer, Some(optimizer))?.unwrap_or(0);
+///     for step in done + 1..=1000 {
+///         // Train, and now and then:
+///         if step % 100 == 0 {
+///             checkpoints.save(trainer, Some(optimizer), step)?;
+///         }
+///     }
+///     Ok(())
+/// }
+/// ```
+///
 /// # What a checkpoint is
 ///
 /// A directory with a safetensors file per rank, each with as equal a share of what is held more than once as
@@ -144,7 +160,7 @@ impl Checkpoints {
     ///
     /// # Errors
     /// If the directory cannot be read.
-    pub fn steps(&self) -> Result<Vec<u64>, CheckpointError> {
+    pub fn steps(&self) -> Result<Vec<u64>> {
         let names = directory::list(&self.disk, &self.directory)?;
         Ok(names.into_iter().map(|name| name.step).collect())
     }
@@ -154,8 +170,8 @@ impl Checkpoints {
     ///
     /// # Errors
     /// If there is no such checkpoint, any part of the parameters is missing or changed, or the file cannot be written.
-    pub fn consolidate(&self, step: Option<u64>, file: &Path) -> Result<(), CheckpointError> {
-        plain::consolidate(&self.disk, &self.directory, step, file)
+    pub fn consolidate(&self, step: Option<u64>, file: impl AsRef<Path>) -> Result<()> {
+        Ok(plain::consolidate(&self.disk, &self.directory, step, file.as_ref())?)
     }
 
     fn plan(&self, shards: &dyn Shards, optimizer: Option<&dyn Optimizer>, step: u64) -> Plan {

@@ -286,8 +286,7 @@ impl Staged {
                 }
             }
         }
-        shards.loaded();
-        Ok(())
+        shards.loaded()
     }
 }
 

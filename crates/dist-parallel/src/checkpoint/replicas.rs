@@ -32,8 +32,9 @@ impl<M: Params> Shards for Ddp<M> {
         })
     }
 
-    fn loaded(&mut self) {
+    fn loaded(&mut self) -> Result<()> {
         self.forget();
+        Ok(())
     }
 
     fn communicator_mut(&mut self) -> &mut Communicator {

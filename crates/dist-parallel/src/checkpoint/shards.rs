@@ -9,7 +9,7 @@ use crate::{Communicator, ParamInfo, Result, Values, ValuesMut};
 ///
 /// All ranks together hold every value of every parameter that is not another name of an earlier one.
 pub trait Shards {
-    /// All parameters of the model, the same list on every rank.
+    /// All parameters of the model, the same list on every rank, of the types in which pieces are handed out.
     fn infos(&self) -> &[ParamInfo];
 
     /// What this rank holds of the parameters. The list never changes.
@@ -30,9 +30,12 @@ pub trait Shards {
     /// If the memory cannot be reached.
     fn write(&mut self, piece: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()>;
 
-    /// Called once all pieces have been overwritten: gradients and copies that were made of the old values are of no
-    /// use any more.
-    fn loaded(&mut self);
+    /// Called on every rank once all pieces have been overwritten: gradients and copies that were made of the old values
+    /// are of no use any more. May communicate.
+    ///
+    /// # Errors
+    /// If the trainer cannot go on from these values; the job is then aborted.
+    fn loaded(&mut self) -> Result<()>;
 
     /// The group whose ranks hold the model.
     fn communicator_mut(&mut self) -> &mut Communicator;

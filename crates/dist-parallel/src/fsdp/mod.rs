@@ -3,6 +3,7 @@
 mod deal;
 mod gradients;
 mod groups;
+mod held;
 mod layout;
 mod options;
 mod order;
@@ -22,7 +23,9 @@ pub use plan::Plan;
 
 use crate::flat::Flat;
 use crate::norm::{SquareRange, SumOfSquares};
-use crate::{Error, Optimizer, Params, Result, Sequence, Values, ValuesMut, agreement, norm, params};
+use crate::{
+    Error, Optimizer, ParamInfo, Params, Result, Sequence, Values, ValuesMut, agreement, norm, params,
+};
 use gradients::Gradients;
 use groups::Groups;
 use layout::Strip;
@@ -63,6 +66,8 @@ pub struct Fsdp<A> {
     parameters: Parameters,
     gradients: Gradients,
     groups: Groups,
+    /// The model's parameters, of the types that the optimizer changes.
+    kept: Vec<ParamInfo>,
     /// All ranks, for what they agree about.
     world: Communicator,
     model: Sequence<A>,
@@ -137,10 +142,15 @@ impl<A> Fsdp<A> {
             world.abort();
         }
         let names = model.infos().iter().map(|info| info.name.clone()).collect();
+        let kept = model.infos().iter().zip(&plan.layout.homes).map(|(info, home)| {
+            let strip = &plan.layout.units[home.unit].strips[home.strip];
+            ParamInfo { dtype: strip.master_dtype(precision), ..info.clone() }
+        });
         Ok(Self {
             parameters: parameters?,
             gradients: Gradients::new(&plan.layout, names, precision, degrees.each_round),
             groups,
+            kept: kept.collect(),
             world,
             model,
             forward: plan.uses().forward(&plan.layout, true),
@@ -223,7 +233,7 @@ impl<A> Fsdp<A> {
                 optimizer.update(piece.parameter, values, converted.slice(0, mean.len()))
             })?;
         }
-        self.tell()
+        self.tell(|strip| strip.trainable)
     }
 
     /// Sets this rank's part of all parameters from one flat slice: the parts of the parameters one after the other, in
@@ -251,7 +261,7 @@ impl<A> Fsdp<A> {
                 Ok(())
             })?;
         }
-        let told = self.tell();
+        let told = self.tell(|strip| strip.trainable);
         self.or_abort(told)
     }
 
@@ -261,15 +271,16 @@ impl<A> Fsdp<A> {
         self.plan.layout.strips().flat_map(|(_, strip)| strip.pieces(rank)).map(|piece| piece.len).sum()
     }
 
-    /// Gives every rank's model the parts that the others have changed, where models have all parameters.
-    fn tell(&mut self) -> Result<()> {
+    /// Gives every rank's model the parts of these strips that the others have changed, where models have all parameters.
+    fn tell(&mut self, changed: impl Fn(&Strip) -> bool) -> Result<()> {
         let Self { parameters, model, plan, groups, .. } = self;
         std::mem::take(&mut self.taken);
         parameters.forget();
-        let changed = |strip: &Strip| {
-            strip.trainable && (plan.degrees.shards > 1 || plan.options.precision.master.is_some())
+        let outside = |strip: &Strip| {
+            plan.degrees.shards > 1 || strip.master_dtype(plan.options.precision) != strip.dtype
         };
-        let told = plan.layout.strips().filter(|(_, strip)| !plan.degrees.frees && changed(strip));
+        let told = plan.layout.strips().filter(|_| !plan.degrees.frees);
+        let told = told.filter(|(_, strip)| changed(strip) && outside(strip));
         let told: Vec<(usize, usize)> = told.map(|(place, _)| place).collect();
         for (index, &place) in told.iter().enumerate() {
             parameters.start_telling(&plan.layout, place, groups, model)?;
@@ -372,12 +383,17 @@ impl<A> Fsdp<A> {
                 tracing::warn!(%error, "training ends the job");
                 self.world.abort();
             }
-            self.parameters.forget();
-            self.gradients.forget();
-            (self.taken, self.micro_batches) = (0, 0);
-            self.losses.clear();
+            self.forget();
         }
         result
+    }
+
+    /// Forgets all gradients, and the parameters of other ranks.
+    fn forget(&mut self) {
+        self.parameters.forget();
+        self.gradients.forget();
+        (self.taken, self.micro_batches) = (0, 0);
+        self.losses.clear();
     }
 }
 

@@ -3,12 +3,14 @@
 //! The same slices, gradients and settings give the same bits, on any number of ranks.
 
 mod adamw;
+mod schedule;
 mod sgd;
 mod state;
 #[cfg(test)]
 mod tests;
 
 pub use adamw::{AdamW, AdamWOptions};
+pub use schedule::{Decay, Schedule};
 pub use sgd::{Momentum, Sgd, SgdOptions};
 pub use state::{SliceState, SliceStateMut, StateLayout};
 

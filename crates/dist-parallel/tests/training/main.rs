@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
 mod aggregate;
+mod checkpoint;
 mod compress;
 mod ddp;
 mod dtypes;

@@ -194,8 +194,9 @@ impl Shards for Trainer<'_> {
         Ok(())
     }
 
-    fn loaded(&mut self) {
+    fn loaded(&mut self) -> Result<()> {
         *self.loaded += 1;
+        Ok(())
     }
 
     fn communicator_mut(&mut self) -> &mut Communicator {

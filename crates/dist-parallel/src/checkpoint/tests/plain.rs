@@ -54,7 +54,9 @@ fn a_changed_byte_is_not_consolidated() {
         bytes[place] ^= 1;
         fs::write(&part, &bytes).unwrap();
         bytes[place] ^= 1;
-        if let Err(fault) = Checkpoints::at(directory.path()).consolidate(None, &file) {
+        if let Err(crate::Error::Checkpoint(fault)) =
+            Checkpoints::at(directory.path()).consolidate(None, &file)
+        {
             assert_eq!((&fault.path, &fault.problem), (&part, &CheckpointProblem::Corrupted), "byte {place}");
             assert!(!file.exists());
             faults.push(fault.tensor.unwrap());

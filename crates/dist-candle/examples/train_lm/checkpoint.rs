@@ -1,0 +1,47 @@
+//! Saving the training now and then, and going on from what was saved.
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+
+use dist_parallel::{AdamW, Checkpoints, Result, Saving};
+
+use crate::options::Options;
+use crate::trainer::Trainer;
+
+/// Saves while training goes on.
+pub(crate) struct Saver {
+    checkpoints: Checkpoints,
+    every: usize,
+    steps: usize,
+    /// The one that was begun last.
+    saving: Option<Saving>,
+}
+
+impl Saver {
+    /// `None` if nothing is to be saved.
+    pub(crate) fn new(options: &Options) -> Option<Self> {
+        let keep = NonZeroUsize::new(2).expect("two are more than none");
+        let checkpoints = Checkpoints::at(options.save.as_ref()?).keep_last(keep);
+        Some(Self { checkpoints, every: options.save_every, steps: options.steps, saving: None })
+    }
+
+    /// Begins to save if it is time. At most one checkpoint is on its way, so that there is at most one copy.
+    pub(crate) fn after_step(&mut self, step: usize, trainer: &mut Trainer, optimizer: &AdamW) -> Result<()> {
+        if step.is_multiple_of(self.every) || step == self.steps {
+            self.wait()?;
+            self.saving =
+                Some(self.checkpoints.start_save(trainer.shards(), Some(optimizer), step as u64)?);
+        }
+        Ok(())
+    }
+
+    /// Waits until everything that was begun is on the disk.
+    pub(crate) fn wait(&mut self) -> Result<()> {
+        self.saving.take().map_or(Ok(()), Saving::wait)
+    }
+}
+
+/// Goes on from the newest checkpoint in a directory; the number of steps that were done there.
+pub(crate) fn load(directory: &Path, trainer: &mut Trainer, optimizer: &mut AdamW) -> Result<Option<u64>> {
+    Checkpoints::at(directory).load(trainer.shards(), Some(optimizer))
+}

@@ -1,0 +1,91 @@
+//! Learning rates that depend on the step.
+
+use std::f64::consts::PI;
+
+/// The learning rate as a function of the step's number. Nothing is kept from step to step, so that a training goes on
+/// from any step.
+///
+/// ```
+/// use dist_parallel::{Decay, Schedule};
+///
+/// let schedule = Schedule { peak: 0.1, warmup: 2, decay: Decay::Linear { steps: 8, to: 0.5 } };
+/// let rates = [1, 5, 9, 100].map(|step| schedule.at(step));
+/// assert_eq!(rates, [0.05, 0.1 * 0.75, 0.05, 0.05]);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Schedule {
+    /// The learning rate where nothing has fallen yet and nothing rises any more.
+    pub peak: f64,
+    /// Over how many steps it rises from 0, in equal parts.
+    pub warmup: u64,
+    /// How it falls from the first step on, while it rises too.
+    pub decay: Decay,
+}
+
+/// How a learning rate falls.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Decay {
+    /// It does not.
+    None,
+    /// In equal parts, over so many steps, to this share of the peak.
+    Linear {
+        /// Over how many steps.
+        steps: u64,
+        /// The share of the peak at their end, and from then on.
+        to: f64,
+    },
+    /// Along half a wave of the cosine, over so many steps, to this share of the peak.
+    Cosine {
+        /// Over how many steps.
+        steps: u64,
+        /// The share of the peak at their end, and from then on.
+        to: f64,
+    },
+}
+
+impl Schedule {
+    /// A learning rate that stays as it is.
+    pub const fn constant(rate: f64) -> Self {
+        Self { peak: rate, warmup: 0, decay: Decay::None }
+    }
+
+    /// The learning rate of a step; the first is step 1.
+    pub fn at(&self, step: u64) -> f64 {
+        let rise = if step < self.warmup { step as f64 / self.warmup as f64 } else { 1.0 };
+        let passed = |steps: u64| match step.saturating_sub(1) {
+            before if before < steps => before as f64 / steps as f64,
+            _ => 1.0,
+        };
+        let left = match self.decay {
+            Decay::None => 1.0,
+            Decay::Linear { steps, to } => 1.0 - (1.0 - to) * passed(steps),
+            Decay::Cosine { steps, to } => to + (1.0 - to) * 0.5 * (1.0 + (PI * passed(steps)).cos()),
+        };
+        self.peak * rise * left
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case::constant(Schedule::constant(0.5), &[(0, 0.5), (1, 0.5), (1000, 0.5)])]
+    #[case::rising(Schedule { peak: 1.0, warmup: 4, decay: Decay::None }, &[(0, 0.0), (1, 0.25), (3, 0.75), (4, 1.0), (5, 1.0)])]
+    #[case::falling(
+        Schedule { peak: 2.0, warmup: 0, decay: Decay::Linear { steps: 4, to: 0.0 } },
+        &[(1, 2.0), (2, 1.5), (4, 0.5), (5, 0.0), (6, 0.0), (u64::MAX, 0.0)]
+    )]
+    #[case::along_a_cosine(
+        Schedule { peak: 1.0, warmup: 0, decay: Decay::Cosine { steps: 4, to: 0.5 } },
+        &[(1, 1.0), (3, 0.75), (5, 0.5), (50, 0.5)]
+    )]
+    #[case::at_once(Schedule { peak: 1.0, warmup: 1, decay: Decay::Linear { steps: 0, to: 0.25 } }, &[(1, 0.25), (2, 0.25)])]
+    fn rates_are_a_function_of_the_step(#[case] schedule: Schedule, #[case] expected: &[(u64, f64)]) {
+        for &(step, rate) in expected {
+            assert!((schedule.at(step) - rate).abs() < 1e-12, "{rate} at {step}: {}", schedule.at(step));
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Training that goes on from a checkpoint, on other ranks and by another strategy, against training that was never
+//! interrupted: equal to the last bit.
+
+use std::path::Path;
+
+use dist_collectives::Communicator;
+use dist_parallel::{
+    AdamW, AdamWOptions, Checkpoints, Ddp, DdpOptions, Decay, FloatType, Fsdp, FsdpOptions, Momentum,
+    Optimizer, Precision, Schedule, Sequence, Sgd, SgdOptions, ShardingStrategy, Shards, Units,
+};
+use dist_transport::sim;
+use rstest::rstest;
+
+use crate::plain::{Rows, bits, micro_batch, model, squared_error};
+
+/// How a model is trained.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Way {
+    Ddp,
+    Sharded(ShardingStrategy),
+}
+
+const WAYS: [Way; 6] = [
+    Way::Ddp,
+    Way::Sharded(ShardingStrategy::FullShard),
+    Way::Sharded(ShardingStrategy::ShardGradOp),
+    Way::Sharded(ShardingStrategy::ShardOptimizer),
+    Way::Sharded(ShardingStrategy::NoShard),
+    Way::Sharded(ShardingStrategy::HybridShard { shard_degree: 2 }),
+];
+
+const STEPS: u64 = 6;
+const MICRO_BATCHES: usize = 4;
+
+fn optimizer(name: &str) -> Box<dyn Optimizer> {
+    match name {
+        "sgd" => {
+            let options = SgdOptions { momentum: Momentum::Nesterov(0.9), ..SgdOptions::default() };
+            Box::new(Sgd::new(options).unwrap())
+        }
+        _ => Box::new(AdamW::new(AdamWOptions::default()).unwrap()),
+    }
+}
+
+/// What all trainers can do.
+trait Trainer: Shards {
+    fn step(&mut self, number: u64, optimizer: &mut dyn Optimizer);
+    fn bits(self: Box<Self>) -> Vec<u32>;
+}
+
+macro_rules! trainer {
+    ($trainer:ty, $bits:expr) => {
+        impl Trainer for $trainer {
+            fn step(&mut self, number: u64, optimizer: &mut dyn Optimizer) {
+                let decay = Decay::Cosine { steps: STEPS, to: 0.1 };
+                optimizer.set_learning_rate(Schedule { peak: 0.05, warmup: 2, decay }.at(number)).unwrap();
+                let step = usize::try_from(number).unwrap();
+                let batch = |index| {
+                    let (input, target) = micro_batch(step, index);
+                    Ok((input, squared_error(target)))
+                };
+                <$trainer>::step(self, MICRO_BATCHES, batch).unwrap();
+                self.update(optimizer).unwrap();
+            }
+
+            fn bits(self: Box<Self>) -> Vec<u32> {
+                $bits(*self)
+            }
+        }
+    };
+}
+
+trainer!(Ddp<Sequence<Rows>>, |ddp: Self| bits(ddp.model()));
+trainer!(Fsdp<Rows>, |fsdp: Self| bits(&fsdp.into_parts().unwrap().1));
+
+fn trainer(comm: Communicator, way: Way, seed: u64, options: FsdpOptions) -> Box<dyn Trainer> {
+    match way {
+        Way::Ddp => Box::new(Ddp::new(comm, model(seed), DdpOptions::default()).unwrap()),
+        Way::Sharded(strategy) => {
+            let options =
+                FsdpOptions::new(strategy).with_precision(options.precision).with_units(options.units);
+            Box::new(Fsdp::new(comm, model(seed), &options).unwrap())
+        }
+    }
+}
+
+/// Trains from the newest checkpoint, or from the beginning, up to a step, and saves.
+fn train(directory: &Path, ranks: usize, way: Way, name: &'static str, until: u64) -> Vec<Vec<u32>> {
+    let directory = directory.to_owned();
+    let program = move |transport| {
+        let comm = Communicator::new(transport);
+        let mut checkpoints = Checkpoints::at(&directory);
+        let mut optimizer = optimizer(name);
+        // Another model from the start, so that it matters what is loaded.
+        let seed = if checkpoints.steps().unwrap().is_empty() { 7 } else { 99 };
+        let mut trainer = trainer(comm, way, seed, FsdpOptions::default());
+        let done = checkpoints.load(&mut *trainer, Some(&mut *optimizer)).unwrap();
+        for step in done.unwrap_or(0) + 1..=until {
+            trainer.step(step, &mut *optimizer);
+        }
+        checkpoints.save(&mut *trainer, Some(&*optimizer), until).unwrap();
+        trainer.bits()
+    };
+    sim::run(ranks as u64, ranks, program).results
+}
+
+fn ranks_of(way: Way) -> usize {
+    if way == Way::Ddp { 2 } else { 4 }
+}
+
+#[rstest]
+fn training_goes_on_by_any_strategy_as_if_it_had_never_been_interrupted(
+    #[values(0, 1, 2, 3, 4, 5)] before: usize,
+    #[values(0, 1, 2, 3, 4, 5)] after: usize,
+) {
+    let name = if (before + after).is_multiple_of(2) { "adamw" } else { "sgd" };
+    let [directory, whole] = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let expected = train(whole.path(), 1, Way::Ddp, name, STEPS).remove(0);
+    let (before, after) = (WAYS[before], WAYS[after]);
+    train(directory.path(), ranks_of(before), before, name, 3);
+    let trained = train(directory.path(), ranks_of(after), after, name, STEPS);
+    assert!(trained.iter().all(|bits| *bits == expected), "{before:?} to {after:?}");
+}
+
+/// Worlds in which the sums are those of one process, and others, which are compared with themselves.
+#[rstest]
+fn a_loaded_training_has_what_was_saved_on_any_number_of_ranks(
+    #[values(1, 2, 3, 4, 5, 6)] before: usize,
+    #[values(1, 2, 3, 4, 5, 6)] after: usize,
+) {
+    for way in
+        [Way::Ddp, Way::Sharded(ShardingStrategy::FullShard), Way::Sharded(ShardingStrategy::ShardOptimizer)]
+    {
+        let directory = tempfile::tempdir().unwrap();
+        let saved = train(directory.path(), before, way, "adamw", 2);
+        // Nothing is left to do but to load, and to save once more.
+        let loaded = train(directory.path(), after, way, "adamw", 2);
+        assert!(loaded.iter().all(|bits| *bits == saved[0]), "{way:?}");
+        let again = train(directory.path(), 1, Way::Ddp, "adamw", STEPS);
+        let [once, _] =
+            [directory.path().join("checkpoint-1-step-2"), directory.path().join("checkpoint-2-step-2")];
+        std::fs::rename(once, directory.path().join("checkpoint-9-step-2")).unwrap();
+        assert_eq!(train(directory.path(), 1, Way::Ddp, "adamw", STEPS), again, "{way:?}");
+    }
+}
+
+/// What is kept in full precision is what is saved.
+#[rstest]
+fn a_half_precision_model_goes_on_from_its_full_precision_parameters(
+    #[values(ShardingStrategy::FullShard, ShardingStrategy::ShardOptimizer, ShardingStrategy::NoShard)]
+    strategy: ShardingStrategy,
+) {
+    let directory = tempfile::tempdir().unwrap();
+    let precision = Precision { master: Some(FloatType::F64), reduce: None };
+    let options = FsdpOptions::new(strategy).with_precision(precision).with_units(Units::OneForAll);
+    let run = |ranks: usize, from: u64, until: u64| {
+        let (path, options) = (directory.path().to_owned(), options.clone());
+        let program = move |transport| {
+            let mut trainer =
+                trainer(Communicator::new(transport), Way::Sharded(strategy), from, options.clone());
+            let mut checkpoints = Checkpoints::at(&path);
+            let mut optimizer = optimizer("adamw");
+            if from > 0 {
+                checkpoints.load_step(from, &mut *trainer, Some(&mut *optimizer)).unwrap();
+            }
+            for step in from + 1..=until {
+                trainer.step(step, &mut *optimizer);
+            }
+            checkpoints.save(&mut *trainer, Some(&*optimizer), until).unwrap();
+            trainer.bits()
+        };
+        sim::run(1, ranks, program).results.remove(0)
+    };
+    let through = run(4, 0, STEPS);
+    run(4, 0, 2);
+    assert_eq!(run(2, 2, STEPS), through);
+}
+
+#[test]
+fn the_parameters_that_a_consolidated_file_has_are_the_models() {
+    let directory = tempfile::tempdir().unwrap();
+    let way = Way::Sharded(ShardingStrategy::FullShard);
+    let trained = train(directory.path(), 4, way, "adamw", 2).remove(0);
+    let file = directory.path().join("model.safetensors");
+    Checkpoints::at(directory.path()).consolidate(None, &file).unwrap();
+    let program = move |transport| {
+        let mut trainer = trainer(Communicator::new(transport), way, 99, FsdpOptions::default());
+        dist_parallel::load_safetensors(&file, &mut *trainer).unwrap();
+        trainer.bits()
+    };
+    assert_eq!(sim::run(1, 3, program).results, vec![trained; 3]);
+}
