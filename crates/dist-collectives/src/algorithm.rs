@@ -10,7 +10,7 @@ pub use dist_algos::{
 
 use crate::settings::Settings;
 use crate::two_level::{Levels, TwoLevel};
-use crate::{Operation, ReductionOrder, Result};
+use crate::{Direct, Operation, ReductionOrder, Result};
 
 /// An algorithm of one operation, beside those of all.
 pub(crate) trait OneOf: Choice + Into<Algorithm> {
@@ -36,6 +36,8 @@ macro_rules! algorithms {
             $($(#[$doc])* $operation($operation),)*
             /// Of two levels: among the ranks of each host, and across hosts.
             TwoLevel(TwoLevel),
+            /// Of ranks that share memory.
+            Direct(Direct),
         }
 
         impl Algorithm {
@@ -44,6 +46,7 @@ macro_rules! algorithms {
                 match self {
                     $(Self::$operation(_) => Operation::$operation,)*
                     Self::TwoLevel(two) => two.operation(),
+                    Self::Direct(direct) => direct.operation(),
                 }
             }
 
@@ -52,6 +55,7 @@ macro_rules! algorithms {
                 match self {
                     $(Self::$operation(algorithm) => algorithm.name(),)*
                     Self::TwoLevel(two) => two.name(),
+                    Self::Direct(direct) => direct.name(),
                 }
             }
 
@@ -60,6 +64,7 @@ macro_rules! algorithms {
                 match self {
                     $(Self::$operation(algorithm) => algorithm.supports(world_size),)*
                     Self::TwoLevel(_) => false,
+                    Self::Direct(_) => world_size > 1,
                 }
             }
 
@@ -68,6 +73,7 @@ macro_rules! algorithms {
                 match self {
                     $(Self::$operation(algorithm) => algorithm.keeps(order.least(), world_size),)*
                     Self::TwoLevel(_) => false,
+                    Self::Direct(_) => true,
                 }
             }
 
@@ -146,20 +152,25 @@ algorithms! {
 
 impl Algorithm {
     /// Every algorithm of an operation for which all ranks are alike; none for operations that are done in one way. Those
-    /// that know of hosts are [`TwoLevel::of`].
+    /// that know of hosts are [`TwoLevel::of`], those of ranks that share memory [`Direct::of`].
     pub fn of(operation: Operation) -> impl Iterator<Item = Self> {
         (0..).map_while(move |index| Self::flat(operation, index))
     }
 
+    /// Every algorithm of an operation, whatever it needs to know.
+    pub(crate) fn every(operation: Operation) -> impl Iterator<Item = Self> {
+        let two_levels = TwoLevel::of(operation).map(Self::TwoLevel);
+        Self::of(operation).chain(two_levels).chain(Direct::of(operation).map(Self::Direct))
+    }
+
     /// The algorithm with this index among all of the operation.
     pub(crate) fn nth(operation: Operation, index: usize) -> Option<Self> {
-        Self::of(operation).chain(TwoLevel::of(operation).map(Self::TwoLevel)).nth(index)
+        Self::every(operation).nth(index)
     }
 
     /// The algorithm's index among those of its operation.
     pub(crate) fn index(self) -> usize {
-        Self::of(self.operation())
-            .chain(TwoLevel::of(self.operation()).map(Self::TwoLevel))
+        Self::every(self.operation())
             .position(|other| other == self)
             .expect("every algorithm is in its own list")
     }
@@ -168,6 +179,12 @@ impl Algorithm {
 impl From<TwoLevel> for Algorithm {
     fn from(two: TwoLevel) -> Self {
         Self::TwoLevel(two)
+    }
+}
+
+impl From<Direct> for Algorithm {
+    fn from(direct: Direct) -> Self {
+        Self::Direct(direct)
     }
 }
 

@@ -3,6 +3,9 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
+use dist_algos::direct::Ownership;
+use dist_transport::{Allocation, Direct, Lent, Owned};
+
 use crate::{Element, Error, Result};
 
 /// Elements that an operation owns while it runs, and gives back when it is waited for. A slice for all else.
@@ -14,54 +17,97 @@ use crate::{Element, Error, Result};
 /// buffer[0] = 3.0;
 /// assert_eq!(buffer.into_vec(), [3.0, 2.0]);
 /// ```
-#[derive(Clone, PartialEq)]
-pub struct Buffer<T>(Vec<T>);
-
-impl<T> Buffer<T> {
-    /// The elements, without a copy.
-    pub fn into_vec(self) -> Vec<T> {
-        self.0
-    }
+///
+/// Ranks of one host may write straight into each other's buffers. When such an operation fails, a rank that still runs
+/// could do so much later: unless every rank is known to be through with it, the buffer is empty afterwards, and its
+/// memory is never used again.
+pub struct Buffer<T> {
+    elements: Owned<T>,
+    /// Allocated memory can be longer.
+    len: usize,
 }
 
 impl<T: Element> Buffer<T> {
+    /// The elements; without a copy unless they were [allocated](crate::Communicator::alloc).
+    pub fn into_vec(self) -> Vec<T> {
+        let len = self.len;
+        self.elements.into_vec().unwrap_or_else(|allocated| allocated[..len].to_vec())
+    }
+
     /// Memory for an operation's output.
     pub(crate) fn zeroed(len: usize) -> Result<Self> {
         let mut elements = Vec::new();
         elements.try_reserve_exact(len).map_err(|source| Error::Memory { elements: len, source })?;
         elements.resize(len, T::zeroed());
-        Ok(Self(elements))
+        Ok(Self::from(elements))
+    }
+
+    /// The first elements of memory that a transport gave. `None` if it has not so many.
+    pub(crate) fn allocated(memory: Box<dyn Allocation>, len: usize) -> Option<Self> {
+        let elements = Owned::allocated(memory)?;
+        (elements.len() >= len).then_some(Self { elements, len })
+    }
+
+    /// Whose the memory is, and of which kind.
+    pub(crate) fn ownership(&self) -> Ownership {
+        if self.elements.is_allocated() { Ownership::Allocated } else { Ownership::Owned }
+    }
+
+    /// The bytes of all elements, for other ranks to write into.
+    pub(crate) fn lend(&mut self) -> Lent<'_> {
+        self.elements.lend(self.len)
+    }
+
+    /// Takes the memory back after an operation, or gives it up for ever if other ranks may still write into it.
+    pub(crate) fn reclaim(&mut self, direct: &dyn Direct) {
+        if !self.elements.reclaim(direct) {
+            *self = Self::from(Vec::new());
+        }
+    }
+}
+
+impl<T: Element> Clone for Buffer<T> {
+    /// The same elements in memory of this process alone.
+    fn clone(&self) -> Self {
+        Self::from(self.to_vec())
+    }
+}
+
+impl<T: Element> PartialEq for Buffer<T> {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
     }
 }
 
 impl<T> From<Vec<T>> for Buffer<T> {
     fn from(elements: Vec<T>) -> Self {
-        Self(elements)
+        let len = elements.len();
+        Self { elements: Owned::from(elements), len }
     }
 }
 
-impl<T> From<Buffer<T>> for Vec<T> {
+impl<T: Element> From<Buffer<T>> for Vec<T> {
     fn from(buffer: Buffer<T>) -> Self {
-        buffer.0
+        buffer.into_vec()
     }
 }
 
-impl<T> Deref for Buffer<T> {
+impl<T: Element> Deref for Buffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        &self.0
+        &self.elements[..self.len]
     }
 }
 
-impl<T> DerefMut for Buffer<T> {
+impl<T: Element> DerefMut for Buffer<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        &mut self.0
+        &mut self.elements[..self.len]
     }
 }
 
 impl<T> fmt::Debug for Buffer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Buffer({} elements)", self.0.len())
+        write!(f, "Buffer({} elements)", self.len)
     }
 }

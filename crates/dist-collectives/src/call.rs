@@ -126,11 +126,11 @@ impl Call {
     /// What a message has for itself, its count and its sender, is left out: all messages of a type look alike.
     pub fn encode(&self) -> Fingerprint {
         let mut bytes = [0; Fingerprint::SIZE];
-        let (number, count, root) = match self.operation {
-            Operation::Message => (0, 0, None),
-            _ => (self.sequence.wrapping_add(1), self.count, self.root),
+        let (count, root) = match self.operation {
+            Operation::Message => (0, None),
+            _ => (self.count, self.root),
         };
-        bytes[0..8].copy_from_slice(&number.to_le_bytes());
+        bytes[0..8].copy_from_slice(&self.number().to_le_bytes());
         bytes[8] = VERSION;
         bytes[9] = code(&Operation::ALL, Some(self.operation));
         bytes[10] = code(&DType::ALL, self.dtype);
@@ -144,6 +144,20 @@ impl Call {
         bytes[36..40].copy_from_slice(&root.unwrap_or(0).to_le_bytes());
         bytes[40..48].copy_from_slice(&self.sizes.to_le_bytes());
         Fingerprint(bytes)
+    }
+
+    /// What a call encodes that differs from this one by its number only.
+    pub(crate) fn renumber(&self, Fingerprint(mut bytes): Fingerprint) -> Fingerprint {
+        bytes[0..8].copy_from_slice(&self.number().to_le_bytes());
+        Fingerprint(bytes)
+    }
+
+    /// The call's number among the collectives of its group, counted from 1; 0 for messages.
+    const fn number(&self) -> u64 {
+        match self.operation {
+            Operation::Message => 0,
+            _ => self.sequence.wrapping_add(1),
+        }
     }
 
     /// The call that these bytes encode; `None` if they encode none, as those of a peer with another version of

@@ -2,7 +2,7 @@
 
 use dist_algos::scan::Extent;
 
-use crate::{Communicator, Element, ReduceOp, Result};
+use crate::{Buffer, Communicator, Element, ReduceOp, Result};
 
 /// # Operations of all ranks
 impl Communicator {
@@ -15,6 +15,17 @@ impl Communicator {
     #[doc(alias = "allreduce")]
     #[doc(alias = "ncclAllReduce")]
     pub fn all_reduce<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
+        let manner = self.engine.manner(&self.settings);
+        self.engine.all_reduce(buffer, op, manner)
+    }
+
+    /// As [`all_reduce`](Self::all_reduce), on memory that the operation owns while it runs. Ranks that share a host may
+    /// then write into each other's buffers, which is faster for large ones, and most of all for those that were
+    /// [allocated](Self::alloc). All ranks pass buffers of one kind: allocated ones, or made from vectors.
+    ///
+    /// # Errors
+    /// As for [`all_reduce`](Self::all_reduce). The buffer may be empty then; see [`Buffer`].
+    pub fn all_reduce_buffer<T: Element>(&mut self, buffer: &mut Buffer<T>, op: ReduceOp) -> Result<()> {
         let manner = self.engine.manner(&self.settings);
         self.engine.all_reduce(buffer, op, manner)
     }

@@ -16,7 +16,7 @@ use crate::engine::Engine;
 use crate::settings::Settings;
 use crate::two_level::{Among, Levels};
 use crate::worker::Worker;
-use crate::{Algorithm, Error, ReductionOrder, Result};
+use crate::{Algorithm, Buffer, Element, Error, ReductionOrder, Result};
 
 /// This rank's place in a group, and everything that the group does together.
 ///
@@ -309,6 +309,34 @@ impl Communicator {
             }
             (None, _) => unreachable!("a worker that does not run has failed to start"),
         }
+    }
+
+    /// Elements, all zero, in memory that the ranks of this host share, so that operations on them reach into each
+    /// other's; in ordinary memory where there is none to share. What is allocated here can be used with every communicator.
+    ///
+    /// ```
+    /// use dist_collectives::{Communicator, ReduceOp};
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 2, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     let mut buffer = comm.alloc::<f32>(3).unwrap();
+    ///     buffer.fill(1.0);
+    ///     comm.all_reduce_buffer(&mut buffer, ReduceOp::Sum).unwrap();
+    ///     buffer.into_vec()
+    /// });
+    /// assert_eq!(outcome.results, [[2.0; 3]; 2]);
+    /// ```
+    ///
+    /// # Errors
+    /// If there is not so much memory.
+    #[doc(alias = "MPI_Alloc_mem")]
+    pub fn alloc<T: Element>(&mut self, len: usize) -> Result<Buffer<T>> {
+        let shared = len
+            .checked_mul(size_of::<T>())
+            .and_then(|bytes| self.engine.transport.allocate(bytes))
+            .and_then(|memory| Buffer::allocated(memory, len));
+        shared.map_or_else(|| Buffer::zeroed(len), Ok)
     }
 
     /// Ends the job for every rank, with this rank as the cause.

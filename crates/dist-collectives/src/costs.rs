@@ -5,7 +5,7 @@ use std::time::Duration;
 use dist_algos::CostModel;
 
 use crate::kept::{KeptCosts, World};
-use crate::{Algorithm, Communicator, Operation, ReduceOp, Result, combine};
+use crate::{Algorithm, Communicator, Operation, Ownership, ReduceOp, Result, combine};
 
 /// # What messages take
 impl Communicator {
@@ -25,9 +25,34 @@ impl Communicator {
     /// operations that are done in one way. For reduce_scatter, all_gather and their like the buffer is the one that
     /// holds every rank's part.
     ///
+    /// Whether the ranks share memory is found out in their first operation; before it, the answer is that they do not.
+    ///
     /// # Errors
     /// As the operation's, if the algorithm that was asked for does not serve.
     pub fn algorithm(&self, operation: Operation, bytes: usize) -> Result<Option<Algorithm>> {
+        self.algorithm_on(operation, bytes, Ownership::Borrowed)
+    }
+
+    /// As [`algorithm`](Self::algorithm), for memory of this kind.
+    ///
+    /// # Errors
+    /// As for [`algorithm`](Self::algorithm).
+    pub fn algorithm_on(
+        &self,
+        operation: Operation,
+        bytes: usize,
+        ownership: Ownership,
+    ) -> Result<Option<Algorithm>> {
+        match self.settings.forced_any(operation) {
+            Some(direct @ Algorithm::Direct(_)) => return Ok(Some(direct)),
+            Some(_) => {}
+            None => {
+                let form = self.engine.direct_form(operation, bytes, ownership);
+                if let Some(form) = form {
+                    return Ok(Some(form.into()));
+                }
+            }
+        }
         Algorithm::chosen(operation, &self.settings, self.world_size(), bytes, self.engine.levels())
     }
 

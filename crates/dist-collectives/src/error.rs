@@ -182,6 +182,12 @@ pub enum Error {
         /// What was asked for.
         algorithm: Algorithm,
     },
+    /// The algorithm that was asked for needs memory that the ranks share, and these share none.
+    #[error("{} by {algorithm} needs ranks that share memory", .algorithm.operation())]
+    NotShared {
+        /// What was asked for.
+        algorithm: Algorithm,
+    },
     /// The hosts are those of another group.
     #[error("these are the hosts of {ranks} ranks, not of {world_size}")]
     Hosts {

@@ -9,6 +9,7 @@ mod collectives;
 mod communicator;
 mod costs;
 mod digest;
+mod direct;
 mod dtype;
 mod engine;
 mod error;
@@ -33,9 +34,13 @@ pub use algorithm::{
 pub use buffer::Buffer;
 pub use call::{Call, Operation};
 pub use communicator::{Communicator, Scoped};
+pub use direct::Direct;
 /// What the runner of algorithms says, in [`Error::Schedule`].
 #[doc(no_inline)]
 pub use dist_algos::Error as AlgorithmError;
+/// Forms of [`Direct`] algorithms, and whose memory they work on.
+#[doc(no_inline)]
+pub use dist_algos::direct::{Form as DirectForm, Ownership};
 /// What the choice of algorithms goes by.
 #[doc(no_inline)]
 pub use dist_algos::hierarchical::{Form, Plan};

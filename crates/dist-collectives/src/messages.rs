@@ -40,7 +40,7 @@ pub enum OwnedMessage<T> {
     },
 }
 
-impl<T> OwnedMessage<T> {
+impl<T: Element> OwnedMessage<T> {
     /// Its memory.
     pub fn into_elements(self) -> Buffer<T> {
         let (Self::Send { elements, .. } | Self::Receive { elements, .. }) = self;

@@ -45,6 +45,11 @@ impl Settings {
         self.forced[A::SERVES as usize].and_then(A::of)
     }
 
+    /// The algorithm that was asked for, of whatever kind.
+    pub(crate) fn forced_any(&self, operation: Operation) -> Option<Algorithm> {
+        self.forced[operation as usize]
+    }
+
     /// How an operation is done. Every rank chooses for itself, from what all ranks have in common: the choice is in
     /// the call that they compare.
     pub(crate) fn choose<A: OneOf>(
@@ -70,6 +75,7 @@ impl Settings {
                 let chosen = Chosen::TwoLevel(two, Arc::clone(levels));
                 (two.supports(&levels.hosts), two.order(&levels.hosts) >= least, chosen)
             }
+            (None, Algorithm::Direct(_)) => return Err(Error::NotShared { algorithm }),
             (None, _) => unreachable!("every algorithm is forced for its operation"),
         };
         if !supported {

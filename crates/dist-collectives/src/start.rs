@@ -34,7 +34,9 @@ impl Communicator {
         buffer: impl Into<Buffer<T>>,
         op: ReduceOp,
     ) -> Pending<Buffer<T>> {
-        self.start(buffer.into(), move |engine, buffer, manner| engine.all_reduce(buffer, op, manner))
+        self.start(buffer.into(), move |engine, buffer: &mut Buffer<T>, manner| {
+            engine.all_reduce(buffer, op, manner)
+        })
     }
 
     /// Begins a [`reduce_scatter`](Self::reduce_scatter); the output is this rank's part.

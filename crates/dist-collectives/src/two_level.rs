@@ -285,8 +285,7 @@ mod tests {
     #[test]
     fn names_are_unique_in_their_operation_and_numbers_lead_back() {
         for operation in Operation::ALL {
-            let all: Vec<Algorithm> =
-                Algorithm::of(operation).chain(TwoLevel::of(operation).map(Algorithm::TwoLevel)).collect();
+            let all: Vec<Algorithm> = Algorithm::every(operation).collect();
             let mut names: Vec<_> = all.iter().map(|algorithm| algorithm.name()).collect();
             for algorithm in &all {
                 assert_eq!(Algorithm::nth(operation, algorithm.index()), Some(*algorithm));

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use dist_collectives::{Communicator, Element, ReduceOp};
+use dist_collectives::{Buffer, Communicator, Element, ReduceOp};
 use dist_transport::Runtime;
 use half::{bf16, f16};
 
 use super::exact::{self, Exact};
 use super::line::Line;
 use super::operation::Operation;
-use super::{Plan, Report, sample};
+use super::{BufferKind, Plan, Report, sample};
 use crate::Error;
 use crate::run::Outcome;
 
@@ -46,8 +46,8 @@ struct Bench<'a> {
 }
 
 /// The memory of one point, and how often it has been used.
-struct Buffers<T> {
-    input: Vec<T>,
+struct Buffers<T: Element> {
+    input: Buffer<T>,
     output: Vec<T>,
     calls: usize,
 }
@@ -60,8 +60,11 @@ impl Bench<'_> {
         let mut outcome = Outcome::Success;
         for &len in &self.plan.lengths {
             let output = self.plan.operation.output_len(len, self.comm.world_size());
-            let mut buffers =
-                Buffers { input: vec![T::whole(0); len], output: vec![T::whole(0); output], calls: 0 };
+            let input = match self.plan.buffers {
+                BufferKind::Shared => self.comm.alloc(len)?,
+                BufferKind::Private | BufferKind::Borrowed => Buffer::from(vec![T::whole(0); len]),
+            };
+            let mut buffers = Buffers { input, output: vec![T::whole(0); output], calls: 0 };
             if self.plan.check && !self.check(&mut buffers, report)? {
                 outcome = Outcome::Code(1);
                 continue;
@@ -80,6 +83,11 @@ impl Bench<'_> {
             dist_collectives::ReductionOrder::Any if operation.reduces() => format!("{medium}-any"),
             _ => medium.to_owned(),
         };
+        let kind = self.plan.buffers;
+        let transport = match kind {
+            BufferKind::Private => transport,
+            BufferKind::Shared | BufferKind::Borrowed => format!("{transport}-{}", kind.name()),
+        };
         let line = Line {
             peer: "dist",
             transport,
@@ -93,9 +101,9 @@ impl Bench<'_> {
             samples: 0,
             busbw: 0.0,
             dtype: T::DTYPE.name(),
-            algorithm: operation.algorithm(self.comm, bytes)?,
+            algorithm: operation.algorithm(self.comm, bytes, kind.ownership())?,
             order: order.name(),
-            buffers: "private",
+            buffers: kind.name(),
             touch: self.touches(bytes),
             checked: check,
         };
@@ -137,7 +145,7 @@ impl Bench<'_> {
         runtime: &Runtime,
     ) -> Result<Duration, Error> {
         self.comm.barrier()?;
-        if !self.touches(size_of_val(buffers.input.as_slice())) {
+        if !self.touches(size_of_val(&*buffers.input)) {
             let start = runtime.now();
             for _ in 0..calls {
                 self.call(buffers)?;
@@ -162,7 +170,10 @@ impl Bench<'_> {
         *calls += 1;
         let (comm, op) = (&mut *self.comm, self.plan.op);
         match self.plan.operation {
-            Operation::AllReduce => comm.all_reduce(input, op)?,
+            Operation::AllReduce if self.plan.buffers == BufferKind::Borrowed => {
+                comm.all_reduce(input, op)?
+            }
+            Operation::AllReduce => comm.all_reduce_buffer(input, op)?,
             Operation::ReduceScatter => comm.reduce_scatter(input, output, op)?,
             Operation::AllGather => comm.all_gather(input, output)?,
             Operation::Broadcast => comm.broadcast(input, root)?,
@@ -205,7 +216,7 @@ impl Bench<'_> {
             buffers.output.fill(T::whole(0));
             self.call(buffers)?;
             if let Some(exact::Wrong { index, got, expected }) = self.wrong(buffers, root) {
-                let bytes = size_of_val(buffers.input.as_slice());
+                let bytes = size_of_val(&*buffers.input);
                 let point = format!("{} of {bytes} bytes, rank {rank}", self.plan.operation);
                 report.wrong(&format!("{point}: element {index} is {got:?}, not {expected:?}"));
                 right = false;

@@ -9,7 +9,7 @@ mod sample;
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use dist_collectives::{Algorithm, Communicator, DType, KeptCosts, ReduceOp, ReductionOrder};
+use dist_collectives::{Algorithm, Communicator, DType, KeptCosts, Ownership, ReduceOp, ReductionOrder};
 use dist_transport::tcp::{Config, Medium, TcpTransport};
 
 use crate::Error;
@@ -47,8 +47,40 @@ pub(crate) struct Arguments {
     /// In which order elements may be reduced
     #[arg(long, default_value = "canonical", value_parser = crate::parse::order)]
     order: ReductionOrder,
+    /// Whose memory an all_reduce works on
+    #[arg(long, value_enum, default_value = "private")]
+    buffers: BufferKind,
     #[command(flatten)]
     switches: Switches,
+}
+
+/// Whose memory an all_reduce works on; other operations work on the caller's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum BufferKind {
+    /// The operation's, ordinary memory
+    Private,
+    /// The operation's, in memory that the ranks of a host share
+    Shared,
+    /// The caller's, into which no other rank may write
+    Borrowed,
+}
+
+impl BufferKind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Private => "private",
+            Self::Shared => "shared",
+            Self::Borrowed => "borrowed",
+        }
+    }
+
+    fn ownership(self) -> Ownership {
+        match self {
+            Self::Private => Ownership::Owned,
+            Self::Shared => Ownership::Allocated,
+            Self::Borrowed => Ownership::Borrowed,
+        }
+    }
 }
 
 #[derive(Debug, clap::Args)]
@@ -124,6 +156,7 @@ struct Plan {
     op: ReduceOp,
     algorithm: Option<Algorithm>,
     order: ReductionOrder,
+    buffers: BufferKind,
     medium: Medium,
     touch: bool,
     check: bool,
@@ -159,7 +192,8 @@ impl Arguments {
             return Err(Error::Usage(text));
         }
         let (op, order, medium) = (self.op, self.order, Medium::default());
-        Ok(Plan { operation, lengths, dtype, op, algorithm, order, medium, touch, check })
+        let buffers = self.buffers;
+        Ok(Plan { operation, lengths, dtype, op, algorithm, order, buffers, medium, touch, check })
     }
 
     fn algorithm(&self, world_size: usize) -> Result<Option<Algorithm>, Error> {

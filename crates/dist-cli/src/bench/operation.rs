@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use dist_collectives::{Algorithm, Communicator, Operation as Collective, ReductionOrder};
+use dist_collectives::{Algorithm, Communicator, Direct, Operation as Collective, Ownership, ReductionOrder};
 
 use crate::Error;
 use crate::operation::bus_factor;
@@ -106,15 +106,21 @@ impl Operation {
 
     /// The algorithms that can be asked for.
     pub(super) fn algorithms(self) -> Vec<Algorithm> {
-        self.collective().into_iter().flat_map(Algorithm::of).collect()
+        let direct = |collective| Direct::of(collective).map(Algorithm::from);
+        self.collective().into_iter().flat_map(|it| Algorithm::of(it).chain(direct(it))).collect()
     }
 
     /// The name of the algorithm that serves inputs of so many bytes.
-    pub(super) fn algorithm(self, comm: &Communicator, bytes: usize) -> Result<&'static str, Error> {
+    pub(super) fn algorithm(
+        self,
+        comm: &Communicator,
+        bytes: usize,
+        ownership: Ownership,
+    ) -> Result<&'static str, Error> {
         let Some(collective) = self.collective() else { return Ok("message") };
         let gathers = matches!(self, Self::AllGather | Self::Gather);
         let whole = if gathers { bytes * comm.world_size() } else { bytes };
-        Ok(comm.algorithm(collective, whole)?.map_or("only", |algorithm| algorithm.name()))
+        Ok(comm.algorithm_on(collective, whole, ownership)?.map_or("only", |algorithm| algorithm.name()))
     }
 }
 

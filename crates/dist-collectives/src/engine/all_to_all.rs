@@ -1,8 +1,10 @@
 //! Every rank has a part for every rank.
 
+use dist_algos::direct::{Ownership, Task};
 use dist_algos::{Choice, Order, Source};
 use dist_transport::Deadline;
 
+use super::direct::Job;
 use super::shares::Shares;
 use super::{Engine, Manner, nothing_to_combine, room};
 use crate::digest::digest;
@@ -18,8 +20,21 @@ impl Engine {
         let part = self.check_divisible(Operation::AllToAll, input.len())?;
         Self::check_length(Operation::AllToAll, "output", input.len(), output.len())?;
         let world_size = self.world_size();
-        let algorithm = self.choose::<AllToAll>(size_of_val(input), manner)?;
         let shares = Shares::even(part, world_size);
+        let job = Job {
+            task: Task::AllToAll,
+            bytes: size_of_val(input),
+            ownership: Ownership::Borrowed,
+            part_bytes_max: |_| part * size_of::<T>(),
+        };
+        if let Some(plan) = self.plan::<AllToAll>(job, manner)? {
+            let call = self.begin(self.directly::<T, AllToAll>(&plan, part, manner));
+            let (own, cut) = (shares.range(self.rank().index()), shares.partition::<T>());
+            output[own.clone()].copy_from_slice(&input[own]);
+            let (output, input) = ((output, cut), Some((input, cut)));
+            return self.run_directly(&call, plan, output, input, None, manner.deadline);
+        }
+        let algorithm = self.choose::<AllToAll>(size_of_val(input), manner)?;
         let call = self.begin(self.shared::<T, _>(&algorithm, &shares, manner));
         self.deal(&call, algorithm.flat(), (input, &shares), (output, &shares), manner.deadline)
     }

@@ -1,5 +1,8 @@
 //! Operations that give all ranks, or one of them, what others have.
 
+use dist_algos::direct::{Ownership, Task};
+
+use super::direct::Job;
 use super::shares::Shares;
 use super::{Engine, Manner, nothing_to_combine, partition, room};
 use crate::{AllGather, Broadcast, Call, Element, Gather, Operation, Result, Scatter};
@@ -13,6 +16,18 @@ impl Engine {
     ) -> Result<()> {
         let root_code = self.check_root(Operation::Broadcast, root)?;
         let world_size = self.world_size();
+        let job = Job {
+            task: Task::Broadcast { root },
+            bytes: size_of_val(buffer),
+            ownership: Ownership::Borrowed,
+            part_bytes_max: |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max(),
+        };
+        if let Some(plan) = self.plan::<Broadcast>(job, manner)? {
+            let call = self.directly::<T, Broadcast>(&plan, buffer.len(), manner);
+            let call = self.begin(Call { root: Some(root_code), ..call });
+            let cut = partition::<T>(buffer.len(), plan.parts());
+            return self.run_directly(&call, plan, (buffer, cut), None, None, manner.deadline);
+        }
         let algorithm = self.choose::<Broadcast>(size_of_val(buffer), manner)?;
         let call = Call { root: Some(root_code), ..self.chosen::<T, _>(&algorithm, buffer.len(), manner) };
         let call = self.begin(call);
@@ -65,6 +80,18 @@ impl Engine {
 
     fn all_gather_in<T: Element>(&mut self, shares: &Shares, buffer: &mut [T], manner: Manner) -> Result<()> {
         let rank = self.rank();
+        let job = Job {
+            task: Task::AllGather,
+            bytes: size_of_val(buffer),
+            ownership: Ownership::Borrowed,
+            part_bytes_max: |_| shares.partition::<T>().chunk_bytes_max(),
+        };
+        if let Some(plan) = self.plan::<AllGather>(job, manner)? {
+            let call = self.directly::<T, AllGather>(&plan, shares.count(), manner);
+            let call = self.begin(Call { sizes: shares.digest(call.sizes), ..call });
+            let memory = (buffer, shares.partition::<T>());
+            return self.run_directly(&call, plan, memory, None, None, manner.deadline);
+        }
         let algorithm = self.choose::<AllGather>(size_of_val(buffer), manner)?;
         let schedule = algorithm.steps(rank, rank.index());
         let call = self.begin(self.shared::<T, _>(&algorithm, shares, manner));

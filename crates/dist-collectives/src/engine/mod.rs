@@ -8,6 +8,7 @@ mod arithmetic;
 mod barriers;
 mod coalesced;
 mod copies;
+mod direct;
 mod messages;
 mod reductions;
 mod shares;
@@ -15,13 +16,14 @@ mod shares;
 use std::sync::Arc;
 
 use dist_algos::{Memory, Partition, RunError, Scratch, Step};
-use dist_transport::{Combine, Deadline, Rank, Transport};
+use dist_transport::{Combine, Deadline, Fingerprint, Rank, Transport};
 
 use crate::algorithm::OneOf;
 use crate::digest::digest;
 use crate::settings::Settings;
 use crate::two_level::{Chosen, Levels};
 use crate::{Algorithm, Call, Element, Error, Operation, ReduceOp, Result};
+use direct::Sharing;
 use shares::Shares;
 
 /// How one call is done: with which settings, and until when.
@@ -46,6 +48,9 @@ pub(crate) struct Engine {
     /// Collectives so far.
     sequence: u64,
     scratch: Scratch,
+    sharing: Sharing,
+    /// The last call that was begun, and as bytes.
+    encoded: Option<(Call, Fingerprint)>,
     /// What is known of hosts, if anything is.
     pub(crate) levels: Option<Arc<Levels>>,
     /// Memory beside that of the caller: for a copy of an input that must stay as it is, for what only passes through.
@@ -56,7 +61,15 @@ pub(crate) struct Engine {
 impl Engine {
     pub(crate) fn new(mut transport: Box<dyn Transport>) -> Self {
         transport.describe_calls(|fingerprint| Call::decode(fingerprint).map(|call| call.to_string()));
-        Self { transport, sequence: 0, scratch: Scratch::new(), levels: None, copy: Vec::new() }
+        Self {
+            transport,
+            sequence: 0,
+            scratch: Scratch::new(),
+            sharing: Sharing::Unknown,
+            encoded: None,
+            levels: None,
+            copy: Vec::new(),
+        }
     }
 
     pub(crate) fn rank(&self) -> Rank {
@@ -126,7 +139,16 @@ impl Engine {
 
     fn announce(&mut self, call: &Call) {
         tracing::trace!(rank = self.rank().index(), channel = call.channel, "{call}");
-        self.transport.begin(call.encode());
+        let fingerprint = self.fingerprint(call);
+        self.transport.begin(fingerprint);
+    }
+
+    /// The call as bytes. One that is repeated is encoded once: but for its number it stays the same.
+    fn fingerprint(&mut self, call: &Call) -> Fingerprint {
+        let again = self.encoded.filter(|(last, _)| *last == Call { sequence: last.sequence, ..*call });
+        let fingerprint = again.map_or_else(|| call.encode(), |(_, last)| call.renumber(last));
+        self.encoded = Some((*call, fingerprint));
+        fingerprint
     }
 
     fn run<T: Element>(
@@ -164,15 +186,16 @@ impl Engine {
         combine: &mut Combine<'_>,
         deadline: Deadline,
     ) -> Result<()> {
-        dist_algos::run(&mut *self.transport, steps, memory, combine, &mut self.scratch, deadline).map_err(
-            |error| match error {
-                RunError::Transport { source, .. } => Error::in_call(*call, source),
-                RunError::Schedule(source) => {
-                    Error::Schedule { call: Box::new(*call), source: Box::new(source) }
-                }
-                _ => unreachable!("a run fails by its transport or by its schedule"),
-            },
-        )
+        dist_algos::run(&mut *self.transport, steps, memory, combine, &mut self.scratch, deadline)
+            .map_err(|error| Self::failed(call, error))
+    }
+
+    fn failed(call: &Call, error: RunError<dist_transport::Error>) -> Error {
+        match error {
+            RunError::Transport { source, .. } => Error::in_call(*call, source),
+            RunError::Schedule(source) => Error::Schedule { call: Box::new(*call), source: Box::new(source) },
+            _ => unreachable!("a run fails by its transport or by its schedule"),
+        }
     }
 
     fn check_rank(&self, rank: usize) -> Result<()> {

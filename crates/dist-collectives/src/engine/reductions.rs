@@ -1,21 +1,40 @@
 //! Operations that combine elements of different ranks.
 
+use dist_algos::Source;
+use dist_algos::direct::{Ownership, Plan, Task};
 use dist_algos::scan::Extent;
 
 use super::arithmetic::identity;
+use super::direct::{Held, Job};
 use super::shares::Shares;
 use super::{Engine, Manner, partition, room};
 use crate::{AllReduce, Call, Element, Error, Operation, Reduce, ReduceOp, ReduceScatter, Result, Scan};
 
 impl Engine {
-    pub(crate) fn all_reduce<T: Element>(
+    pub(crate) fn all_reduce<'a, T: Element>(
         &mut self,
-        buffer: &mut [T],
+        held: impl Into<Held<'a, T>>,
         op: ReduceOp,
         manner: Manner,
     ) -> Result<()> {
         Self::check_op::<T>(op)?;
         let (world_size, deadline) = (self.world_size(), manner.deadline);
+        let mut held = held.into();
+        let len = held.len();
+        let job = Job {
+            task: Task::AllReduce,
+            bytes: len * size_of::<T>(),
+            ownership: held.ownership(),
+            part_bytes_max: |parts| partition::<T>(len, parts).chunk_bytes_max(),
+        };
+        if let Some(plan) = self.plan::<AllReduce>(job, manner)? {
+            let call = self.directly::<T, AllReduce>(&plan, len, manner);
+            let call = self.begin(Self::reducing(call, op, manner));
+            let arithmetic = self.arithmetic::<T>(&call, op, deadline)?;
+            arithmetic.prepare(held.elements());
+            return self.run_on_held(&call, plan, held, &arithmetic, deadline);
+        }
+        let buffer = held.elements();
         let algorithm = self.choose::<AllReduce>(size_of_val(buffer), manner)?;
         let call = self.chosen::<T, _>(&algorithm, buffer.len(), manner);
         let call = self.begin(Self::reducing(call, op, manner));
@@ -42,6 +61,20 @@ impl Engine {
         let root_code = self.check_root(Operation::Reduce, root)?;
         Self::check_op::<T>(op)?;
         let (world_size, deadline) = (self.world_size(), manner.deadline);
+        let job = Job {
+            task: Task::Reduce { root },
+            bytes: size_of_val(buffer),
+            ownership: Ownership::Borrowed,
+            part_bytes_max: |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max(),
+        };
+        if let Some(plan) = self.plan::<Reduce>(job, manner)? {
+            let call = self.directly::<T, Reduce>(&plan, buffer.len(), manner);
+            let call = self.begin(Call { root: Some(root_code), ..Self::reducing(call, op, manner) });
+            let arithmetic = self.arithmetic::<T>(&call, op, deadline)?;
+            arithmetic.prepare(buffer);
+            let cut = partition::<T>(buffer.len(), plan.parts());
+            return self.run_directly(&call, plan, (buffer, cut), None, Some(&arithmetic), deadline);
+        }
         let algorithm = self.choose::<Reduce>(size_of_val(buffer), manner)?;
         let call = self.chosen::<T, _>(&algorithm, buffer.len(), manner);
         let call = self.begin(Call { root: Some(root_code), ..Self::reducing(call, op, manner) });
@@ -102,6 +135,18 @@ impl Engine {
         op: ReduceOp,
         manner: Manner,
     ) -> Result<()> {
+        Self::check_op::<T>(op)?;
+        // What has to be scaled first is copied, since the input stays as it is.
+        let scales = matches!(op, ReduceOp::PreMulSum(_) | ReduceOp::WeightedMean(_));
+        if !scales && let Some(plan) = self.plan_scatter::<T>(Source::Input, shares, manner)? {
+            let call = self.begin(Self::reducing(self.direct_shares::<T>(&plan, shares, manner), op, manner));
+            let arithmetic = self.arithmetic::<T>(&call, op, manner.deadline)?;
+            let own = self.rank().index();
+            output.copy_from_slice(&input[shares.range(own)]);
+            let (part, whole) = (shares.of(own..own + 1), shares.partition::<T>());
+            let (output, input) = ((output, part.partition::<T>()), Some((input, whole)));
+            return self.run_directly(&call, plan, output, input, Some(&arithmetic), manner.deadline);
+        }
         let mut memory = std::mem::take(&mut self.copy);
         let copy = room(&mut memory, input.len());
         copy.copy_from_slice(input);
@@ -119,6 +164,14 @@ impl Engine {
     ) -> Result<&'a mut [T]> {
         Self::check_op::<T>(op)?;
         let (rank, deadline) = (self.rank(), manner.deadline);
+        if let Some(plan) = self.plan_scatter::<T>(Source::Buffer, shares, manner)? {
+            let call = self.begin(Self::reducing(self.direct_shares::<T>(&plan, shares, manner), op, manner));
+            let arithmetic = self.arithmetic::<T>(&call, op, deadline)?;
+            arithmetic.prepare(buffer);
+            let memory = (&mut *buffer, shares.partition::<T>());
+            self.run_directly(&call, plan, memory, None, Some(&arithmetic), deadline)?;
+            return Ok(&mut buffer[shares.range(rank.index())]);
+        }
         let algorithm = self.choose::<ReduceScatter>(size_of_val(buffer), manner)?;
         let schedule = algorithm.steps(rank, rank.index());
         let call = Self::reducing(self.shared::<T, _>(&algorithm, shares, manner), op, manner);
@@ -130,6 +183,26 @@ impl Engine {
         let own = &mut buffer[shares.range(rank.index())];
         arithmetic.finish(own);
         Ok(own)
+    }
+
+    fn plan_scatter<T: Element>(
+        &mut self,
+        of: Source,
+        shares: &Shares,
+        manner: Manner,
+    ) -> Result<Option<Plan>> {
+        let job = Job {
+            task: Task::ReduceScatter { of },
+            bytes: shares.total().saturating_mul(size_of::<T>()),
+            ownership: Ownership::Borrowed,
+            part_bytes_max: |_| shares.partition::<T>().chunk_bytes_max(),
+        };
+        self.plan::<ReduceScatter>(job, manner)
+    }
+
+    fn direct_shares<T: Element>(&self, plan: &Plan, shares: &Shares, manner: Manner) -> Call {
+        let call = self.directly::<T, ReduceScatter>(plan, shares.count(), manner);
+        Call { sizes: shares.digest(call.sizes), ..call }
     }
 
     pub(crate) fn scan<T: Element>(
