@@ -118,6 +118,34 @@ fn training_goes_on_from_a_checkpoint_by_another_strategy_with_the_same_bits(
     assert_eq!(resumed, whole[4..]);
 }
 
+#[test]
+fn compressed_trainings_are_drawn_side_by_side_and_say_what_they_send() {
+    let folder = folder();
+    let forms = ["none", "bf16", "int8", "topk:0.01", "powersgd:4"];
+    let lines = lines(demo(
+        folder.path(),
+        &["--ranks", "2", "--steps", "30", "--width", "32", "--compress", &forms.join(",")],
+    ));
+    assert_eq!(lines.len(), forms.len() * 31);
+    let mut bytes = Vec::new();
+    let mut last = Vec::new();
+    for (form, lines) in forms.iter().zip(lines.chunks(31)) {
+        assert!(lines.iter().all(|line| line["compress"] == *form));
+        let sent = lines[0]["bytes_sent"].as_u64().expect("a number");
+        assert!(lines[..30].iter().all(|line| line["bytes_sent"] == sent));
+        assert!(lines[30]["params_crc32"].is_u64());
+        bytes.push(sent as f64);
+        last.push(lines[29]["loss"].as_f64().expect("a number"));
+    }
+    // What is left for later is missing in so few steps.
+    for (index, largest, behind) in [(1, 0.51, 0.1), (2, 0.27, 0.1), (3, 0.05, 3.0), (4, 0.6, 1.0)] {
+        assert!(bytes[index] < largest * bytes[0], "{}: {bytes:?}", forms[index]);
+        assert!(last[index] < last[0] + behind, "{}: {last:?}", forms[index]);
+    }
+    let picture = fs::read_to_string(folder.path().join("out/loss.svg")).unwrap();
+    assert!(forms.iter().all(|form| picture.contains(&format!(">{form}: "))), "{picture}");
+}
+
 /// What torchrun says about its own job.
 const TORCHRUN: [(&str, &str); 4] = [
     ("DIST_PORT", "1"),
@@ -209,6 +237,15 @@ fn options_that_make_no_sense_are_refused() {
     let folder = folder();
     let heads = refused(demo(folder.path(), &["--heads", "3"]));
     assert_eq!(heads, "train_lm: a width of 16 cannot be divided among 3 heads\n");
+    let sharded = refused(demo(folder.path(), &["--strategy", "fsdp", "--compress", "bf16"]));
+    assert_eq!(
+        sharded,
+        "train_lm: --compress is for --strategy ddp or single: parts of gradients are not compressed\n"
+    );
+    for ratio in ["0", "-1", "NaN", "1.5"] {
+        let refused = demo(folder.path(), &["--compress", &format!("topk:{ratio}")]).output().unwrap();
+        assert_eq!(refused.status.code(), Some(2));
+    }
     let none = demo(folder.path(), &["--micro-batches", "0"]).output().unwrap();
     assert_eq!(none.status.code(), Some(2));
 }

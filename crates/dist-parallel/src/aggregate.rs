@@ -2,6 +2,7 @@
 
 use dist_collectives::{Communicator, Element, ReduceOp};
 use half::{bf16, f16};
+use serde::{Deserialize, Serialize};
 
 use crate::reduce::{BUCKET_BYTES_MAX, groups, reduce};
 use crate::{BoxError, Error, FloatType, Result, ValuesMut, agreement};
@@ -137,8 +138,8 @@ impl GradientAggregator for ParameterServer {
     }
 }
 
-/// A choice of a [`GradientAggregator`]; with feature `serde`, one that can be written down.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// A choice of a [`GradientAggregator`]; it can be written down.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Aggregation {
     /// [`LocalAggregator`].
     Local,

@@ -7,6 +7,7 @@ mod block;
 mod broadcast;
 mod checkpoint;
 mod compress;
+mod config;
 mod courier;
 mod ddp;
 mod error;
@@ -39,6 +40,7 @@ pub use compress::{
     Bf16Hook, BucketGradients, BucketHook, BucketTensor, Compression, F16Hook, Int8Hook, PowerSgdHook,
     SparseGradient, TopKHook,
 };
+pub use config::DataParallelConfig;
 pub use ddp::{Ddp, DdpOptions, StepReport};
 /// What a communicator says, in [`Error::Communication`].
 #[doc(no_inline)]

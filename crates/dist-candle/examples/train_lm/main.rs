@@ -4,6 +4,7 @@
 //! the environment, it is one rank of their job.
 
 mod checkpoint;
+mod curves;
 mod model;
 mod options;
 mod picture;
@@ -54,6 +55,10 @@ enum DemoError {
     Heads { width: usize, heads: usize },
     #[error("--strategy single is for one process, and this job has {world_size}")]
     NotAlone { world_size: usize },
+    #[error("--compress is for --strategy ddp or single: parts of gradients are not compressed")]
+    NotWhole,
+    #[error("--save and --load are for one training, and --compress names several")]
+    OneCheckpoint,
     #[error("--ranks {asked} was asked for, and this job has {world_size}")]
     Ranks { asked: usize, world_size: usize },
     #[error("rank {rank} has other {what} than rank 0")]
@@ -74,6 +79,12 @@ fn demo(options: &Options) -> Result<u8, DemoError> {
     let Options { width, heads, .. } = *options;
     if !width.is_multiple_of(heads) {
         return Err(DemoError::Heads { width, heads });
+    }
+    if !options.compress.is_empty() && options.sharding(1).is_some() {
+        return Err(DemoError::NotWhole);
+    }
+    if options.compress.len() > 1 && (options.save.is_some() || options.load.is_some()) {
+        return Err(DemoError::OneCheckpoint);
     }
     if let Some(launcher) = options.started_by {
         processes::end_with(launcher);

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
-use dist_parallel::{Decay, Schedule, ShardingStrategy};
+use dist_parallel::{Compression, Decay, Schedule, ShardingStrategy};
 
 use crate::model::Shape;
 
@@ -24,6 +24,10 @@ pub(crate) struct Options {
     /// Processes that share one copy of the model, for --strategy hybrid [default: 2, or 1 of an odd number].
     #[arg(long, value_parser = at_least_one())]
     pub(crate) shard_degree: Option<usize>,
+    /// How gradients travel with --strategy ddp: none, bf16, f16, int8, topk:RATIO, powersgd:RANK. Several, with commas
+    /// between them, are trained one after the other from the same start, and drawn in one picture.
+    #[arg(long, value_delimiter = ',', value_name = "FORM")]
+    pub(crate) compress: Vec<Compression>,
     /// Parts of a step, each with samples of its own, that are dealt to the processes.
     #[arg(long, default_value_t = 8, value_parser = at_least_one())]
     pub(crate) micro_batches: usize,
@@ -119,6 +123,12 @@ impl Options {
             Strategy::Zero2 => Some(ShardingStrategy::ShardGradOp),
             Strategy::Hybrid => Some(ShardingStrategy::HybridShard { shard_degree }),
         }
+    }
+
+    /// How gradients travel, in each training after the other; `None` if nothing was said.
+    pub(crate) fn trainings(&self) -> Vec<Option<Compression>> {
+        let said: Vec<_> = self.compress.iter().copied().map(Some).collect();
+        if said.is_empty() { vec![None] } else { said }
     }
 
     /// How many processes to start when nobody else has.

@@ -186,14 +186,20 @@ impl Svg {
     }
 
     fn legend<'a>(&mut self, entries: impl Iterator<Item = (&'a str, &'a str)>) {
-        let mut x = LEFT;
+        let (mut x, mut y) = (LEFT, 34.0);
         for (name, colour) in entries {
+            let width = 40.0 + 6.6 * name.chars().count() as f64;
+            if x > LEFT && x + width > WIDTH {
+                (x, y) = (LEFT, y + 14.0);
+            }
             let mut square = String::new();
-            let _ =
-                write!(square, "<rect x=\"{x:.1}\" y=\"36\" width=\"12\" height=\"12\" fill=\"{colour}\"/>");
+            let _ = write!(
+                square,
+                "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"12\" height=\"12\" fill=\"{colour}\"/>"
+            );
             self.push(&square);
-            self.text((x + 17.0, 46.0), "start", name);
-            x += 40.0 + 6.6 * name.chars().count() as f64;
+            self.text((x + 17.0, y + 10.0), "start", name);
+            x += width;
         }
     }
 

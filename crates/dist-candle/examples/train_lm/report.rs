@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 
-use dist_parallel::StepReport;
+use dist_parallel::{Compression, StepReport};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
@@ -26,6 +26,8 @@ pub(crate) struct Progress {
     pub(crate) step: usize,
     pub(crate) steps: usize,
     pub(crate) report: StepReport,
+    /// How gradients travelled, if anybody asked.
+    pub(crate) compression: Option<Compression>,
     pub(crate) tokens_per_s: f64,
     /// Of the time since the start, how much was spent waiting for other ranks.
     pub(crate) waiting: f64,
@@ -56,13 +58,15 @@ impl Reporter {
     }
 
     pub(crate) fn step(&self, progress: &Progress) -> io::Result<()> {
-        let Progress { step, steps, report, tokens_per_s, waiting } = *progress;
+        let Progress { step, steps, report, compression, tokens_per_s, waiting } = *progress;
         let loss = report.loss;
         match self {
             Self::Silent => Ok(()),
             Self::Json => {
                 let tokens_per_s = tokens_per_s.round();
-                print(&StepLine { step, loss, loss_bits: loss.to_bits(), tokens_per_s })
+                let compress = compression.map(|compression| compression.to_string());
+                let bytes_sent = compression.map(|_| report.bytes_sent);
+                print(&StepLine { step, loss, loss_bits: loss.to_bits(), tokens_per_s, compress, bytes_sent })
             }
             Self::Bar(bar) => {
                 bar.set_message(format!(
@@ -90,10 +94,11 @@ impl Reporter {
         }
     }
 
-    /// The last line of all.
-    pub(crate) fn end(&self, params_crc32: u32) -> io::Result<()> {
+    /// The last line of a training.
+    pub(crate) fn end(&self, params_crc32: u32, compression: Option<Compression>) -> io::Result<()> {
+        let compress = compression.map(|compression| compression.to_string());
         match self {
-            Self::Json => print(&EndLine { params_crc32 }),
+            Self::Json => print(&EndLine { params_crc32, compress }),
             _ => self.say(&format!("params_crc32 {params_crc32}")),
         }
     }
@@ -110,11 +115,17 @@ struct StepLine {
     loss: f32,
     loss_bits: u32,
     tokens_per_s: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compress: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bytes_sent: Option<u64>,
 }
 
 #[derive(Serialize)]
 struct EndLine {
     params_crc32: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compress: Option<String>,
 }
 
 fn print(line: &impl Serialize) -> io::Result<()> {

@@ -8,13 +8,16 @@ use std::time::Duration;
 use candle_core::Tensor;
 use dist_candle::loss_and_gradient;
 use dist_collectives::Communicator;
-use dist_parallel::{AdamW, AdamWOptions, BoxError, Optimizer, Params, Sequence, StepReport, Values};
+use dist_parallel::{
+    AdamW, AdamWOptions, BoxError, Compression, Optimizer, Params, Sequence, StepReport, Values,
+};
 
 use crate::DemoError;
 use crate::checkpoint::{self, Saver};
+use crate::curves::{self, Curve};
 use crate::model;
 use crate::options::Options;
-use crate::picture::{Bar, Chart, Line};
+use crate::picture::Bar;
 use crate::random::Random;
 use crate::report::{Progress, Reporter};
 use crate::sample;
@@ -25,8 +28,40 @@ use crate::trainer::Trainer;
 /// Trains on all ranks of the communicator. Rank 0 reports, writes the pictures and shows a sample.
 pub(crate) fn train(options: &Options, text: &Text, mut comm: Communicator) -> Result<(), DemoError> {
     agree(&mut comm, options, text)?;
-    let (rank, ranks) = (comm.rank(), comm.world_size());
-    let mut reporter = Reporter::new(rank, options.steps, options.json);
+    let mut curves = Vec::new();
+    for compression in options.trainings() {
+        let (ended, trained) = train_once(options, text, comm, compression)?;
+        comm = ended;
+        let Trained { curve, mut model, bars, reporter, params_crc32 } = trained;
+        curves.push(curve);
+        if comm.rank() == 0 {
+            draw(options, text, &curves, bars)?;
+            show_sample(options, text, &mut model, &reporter)?;
+            reporter.end(params_crc32, compression)?;
+        }
+    }
+    Ok(())
+}
+
+/// What comes of one training.
+struct Trained {
+    curve: Curve,
+    model: Sequence<Tensor>,
+    /// Of the latest step, for every rank.
+    bars: Vec<Vec<Bar>>,
+    reporter: Reporter,
+    params_crc32: u32,
+}
+
+/// Trains from the start to the end.
+fn train_once(
+    options: &Options,
+    text: &Text,
+    comm: Communicator,
+    compression: Option<Compression>,
+) -> Result<(Communicator, Trained), DemoError> {
+    let ranks = comm.world_size();
+    let mut reporter = Reporter::new(comm.rank(), options.steps, options.json);
     let model = model::transformer(options.shape(), options.seed).map_err(DemoError::Model)?;
     let parameters: usize = model.infos().iter().map(dist_parallel::ParamInfo::len).sum();
     reporter.say(&format!(
@@ -36,31 +71,27 @@ pub(crate) fn train(options: &Options, text: &Text, mut comm: Communicator) -> R
         text.bytes().len(),
         text.byte_entropy(),
     ))?;
-    let trainer = Trainer::new(comm, model, options.sharding(ranks))?;
-    let mut session =
-        Session { options, text, trainer, losses: Vec::new(), done: 0, trace: Trace::default() };
+    let trainer = Trainer::new(comm, model, options.sharding(ranks), compression.unwrap_or_default())?;
+    let curve = Curve { compression, done: 0, losses: Vec::new(), bytes_sent: 0 };
+    let mut session = Session { options, text, trainer, curve, trace: Trace::default() };
     session.run(&reporter)?;
     reporter.end_steps();
-    let Session { trainer, losses, done, trace, .. } = session;
-    let (mut comm, mut model) = trainer.into_parts()?;
+    let Session { trainer, curve, trace, .. } = session;
+    if let Some(said) = curve.bytes_per_step() {
+        reporter.say(&said)?;
+    }
+    let (mut comm, model) = trainer.into_parts()?;
     let params_crc32 = params_crc32(&mut comm, &model)?;
     let parts_max = 2 * options.micro_batches.div_ceil(ranks) + 2;
     let bars = trace::gather(&mut comm, &trace, parts_max)?;
-    if rank == 0 {
-        draw(options, text, done, &losses, bars)?;
-        show_sample(options, text, &mut model, &reporter)?;
-        reporter.end(params_crc32)?;
-    }
-    Ok(())
+    Ok((comm, Trained { curve, model, bars, reporter, params_crc32 }))
 }
 
 struct Session<'a> {
     options: &'a Options,
     text: &'a Text,
     trainer: Trainer,
-    losses: Vec<f32>,
-    /// Steps that were done before this run.
-    done: usize,
+    curve: Curve,
     /// Of the latest step.
     trace: Trace,
 }
@@ -77,7 +108,7 @@ impl Session<'_> {
         let runtime = self.trainer.communicator().runtime().clone();
         let tokens = (options.micro_batches * options.samples * options.context) as f64;
         let (mut elapsed, mut exposed) = (Duration::ZERO, Duration::ZERO);
-        for step in self.done + 1..=options.steps {
+        for step in self.curve.done + 1..=options.steps {
             if step == options.steps {
                 // So that the traces of all ranks begin at the same time.
                 self.trainer.communicator_mut().barrier()?;
@@ -88,11 +119,13 @@ impl Session<'_> {
             let took = runtime.now().saturating_sub(started);
             elapsed += took;
             exposed += report.exposed;
-            self.losses.push(report.loss);
+            self.curve.losses.push(report.loss);
+            self.curve.bytes_sent += report.bytes_sent;
             reporter.step(&Progress {
                 step,
                 steps: options.steps,
                 report,
+                compression: self.curve.compression,
                 tokens_per_s: tokens / took.as_secs_f64(),
                 waiting: exposed.as_secs_f64() / elapsed.as_secs_f64(),
             })?;
@@ -106,7 +139,7 @@ impl Session<'_> {
     fn load(&mut self, from: &Path, optimizer: &mut AdamW, reporter: &Reporter) -> Result<(), DemoError> {
         match checkpoint::load(from, &mut self.trainer, optimizer)? {
             Some(step) => {
-                self.done = usize::try_from(step).unwrap_or(usize::MAX);
+                self.curve.done = usize::try_from(step).unwrap_or(usize::MAX);
                 reporter.say(&format!("going on after step {step}, which {} has", from.display()))?;
             }
             None => reporter.say(&format!("{} has no checkpoint: training begins", from.display()))?,
@@ -149,41 +182,14 @@ fn params_crc32(comm: &mut Communicator, model: &Sequence<Tensor>) -> Result<u32
     Ok(own)
 }
 
-fn draw(
-    options: &Options,
-    text: &Text,
-    done: usize,
-    losses: &[f32],
-    bars: Vec<Vec<Bar>>,
-) -> Result<(), DemoError> {
+fn draw(options: &Options, text: &Text, curves: &[Curve], bars: Vec<Vec<Bar>>) -> Result<(), DemoError> {
     let out = &options.out;
     let failed = |source| DemoError::Picture { path: out.clone(), source };
     fs::create_dir_all(out).map_err(failed)?;
-    let (first, last) = (done + 1, done + losses.len());
-    let entropy = text.byte_entropy();
-    let losses = (first..).zip(losses);
-    let chart = Chart {
-        title: "Guessing the next byte",
-        x_label: "step",
-        y_label: "loss (nats per byte)",
-        lines: vec![
-            Line {
-                label: "loss",
-                colour: "#4c78a8",
-                dashed: false,
-                points: losses.map(|(step, &loss)| (step as f64, f64::from(loss))).collect(),
-            },
-            Line {
-                label: "entropy of the bytes",
-                colour: "#e45756",
-                dashed: true,
-                points: vec![(first as f64, entropy), (last.max(first) as f64, entropy)],
-            },
-        ],
-    };
+    let last = curves.last().map_or(0, |curve| curve.done + curve.losses.len());
     let title = format!("Step {last} on {} ranks", bars.len());
-    for (name, picture) in [("loss.svg", chart.to_string()), ("timeline.svg", trace::timeline(&title, bars))]
-    {
+    let losses = curves::chart(curves, text.byte_entropy());
+    for (name, picture) in [("loss.svg", losses), ("timeline.svg", trace::timeline(&title, bars))] {
         let path = out.join(name);
         fs::write(&path, picture).map_err(|source| DemoError::Picture { path, source })?;
     }
@@ -222,10 +228,12 @@ fn batch(options: &Options, text: &Text, step: usize, index: usize) -> Result<(T
 
 /// Makes sure that all ranks train the same model on the same text.
 fn agree(comm: &mut Communicator, options: &Options, text: &Text) -> Result<(), DemoError> {
-    let Options { micro_batches, steps, seed, samples, learning_rate, save, save_every, load, .. } = options;
+    let Options {
+        micro_batches, steps, seed, samples, learning_rate, save, save_every, load, compress, ..
+    } = options;
     let checkpoints = format!("{save:?} {save_every} {load:?}");
     let settings = format!(
-        "{:?} {micro_batches} {steps} {seed} {samples} {learning_rate} {checkpoints}",
+        "{:?} {micro_batches} {steps} {seed} {samples} {learning_rate} {checkpoints} {compress:?}",
         options.shape()
     );
     same_on_all(comm, crc32fast::hash(settings.as_bytes()), "options")?;

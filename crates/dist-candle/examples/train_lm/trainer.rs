@@ -3,8 +3,8 @@
 use candle_core::Tensor;
 use dist_collectives::Communicator;
 use dist_parallel::{
-    BoxError, Ddp, DdpOptions, Fsdp, FsdpOptions, Optimizer, Result, Sequence, ShardingStrategy, Shards,
-    StepReport,
+    BoxError, Compression, Ddp, DdpOptions, Fsdp, FsdpOptions, Optimizer, Result, Sequence, ShardingStrategy,
+    Shards, StepReport,
 };
 
 /// A model that is trained on all ranks.
@@ -21,9 +21,13 @@ impl Trainer {
         comm: Communicator,
         model: Sequence<Tensor>,
         sharding: Option<ShardingStrategy>,
+        compression: Compression,
     ) -> Result<Self> {
         Ok(match sharding {
-            None => Self::Whole(Box::new(Ddp::new(comm, model, DdpOptions::default())?)),
+            None => Self::Whole(Box::new(match compression.hook()? {
+                None => Ddp::new(comm, model, DdpOptions::default())?,
+                Some(hook) => Ddp::with_hook(comm, model, DdpOptions::default(), hook)?,
+            })),
             Some(strategy) => {
                 let options = FsdpOptions::new(strategy).with_prefetch(1);
                 Self::Sharded(Box::new(Fsdp::new(comm, model, &options)?))

@@ -3,7 +3,6 @@
 use std::cmp::Ordering;
 
 use dist_collectives::Communicator;
-#[cfg(feature = "serde")]
 use serde::{Deserialize, Serialize};
 
 use super::residual::Residuals;
@@ -101,8 +100,7 @@ impl BucketHook for TopKHook {
 }
 
 /// The largest values of a tensor, and where they are.
-#[derive(Debug, Clone, PartialEq)]
-#[cfg_attr(feature = "serde", derive(Serialize, Deserialize))]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SparseGradient {
     /// Where the values are in the tensor, in row-major order.
     pub indices: Vec<u32>,
