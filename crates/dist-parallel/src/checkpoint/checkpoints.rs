@@ -175,15 +175,15 @@ impl Checkpoints {
     }
 
     fn plan(&self, shards: &dyn Shards, optimizer: Option<&dyn Optimizer>, step: u64) -> Plan {
-        let (parameters, entries) = Plan::entries(shards, optimizer);
+        let parameters = shards.infos().iter().filter(|info| info.same_as.is_none());
         Plan {
             disk: self.disk.clone(),
             directory: self.directory.clone(),
             keep: self.keep,
             step,
             optimizer: optimizer.map(Optimizer::name),
-            parameters,
-            entries,
+            parameters: parameters.cloned().collect(),
+            entries: part::entries(shards, optimizer),
         }
     }
 }
@@ -194,8 +194,9 @@ fn copy(
     shards: &dyn Shards,
     optimizer: Option<&dyn Optimizer>,
 ) -> Result<Vec<u8>, CheckpointError> {
-    let mut copy = Vec::with_capacity(plan.entries.iter().map(part::Entry::bytes).sum());
-    for entry in &plan.entries {
+    let entries = plan.entries.as_ref().map_err(Clone::clone)?;
+    let mut copy = Vec::with_capacity(entries.iter().map(part::Entry::bytes).sum());
+    for entry in entries {
         part::read(shards, optimizer, entry, &mut |bytes| {
             copy.extend_from_slice(bytes);
             Ok(())

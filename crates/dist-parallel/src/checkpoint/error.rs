@@ -101,6 +101,12 @@ impl CheckpointError {
         Self::new(path, CheckpointProblem::Malformed(reason.to_string()))
     }
 
+    /// With this path, if it has none yet.
+    #[must_use]
+    pub(super) fn at(self, path: &Path) -> Self {
+        if self.path.as_os_str().is_empty() { Self { path: path.to_owned(), ..self } } else { self }
+    }
+
     #[must_use]
     pub(super) fn about(self, tensor: impl fmt::Display) -> Self {
         Self { tensor: Some(tensor.to_string()), ..self }
@@ -120,8 +126,5 @@ impl fmt::Display for CheckpointError {
     }
 }
 
-impl std::error::Error for CheckpointError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.problem)
-    }
-}
+// The problem is part of the message, so that it is no source.
+impl std::error::Error for CheckpointError {}

@@ -101,9 +101,8 @@ impl Checkpoint<'_> {
         self.check_parameters(&stored, shards.infos())?;
         let mut wanted = Vec::new();
         for (number, piece) in shards.parameters().pieces.into_iter().enumerate() {
-            let info = &shards.infos()[piece.parameter];
-            let tensor = stored[&TensorName::parameter(&info.name)];
-            wanted.push(Wanted::new(tensor, piece.offset, piece.len));
+            let info = piece.parameter(shards.infos()).map_err(|problem| self.fault(problem))?;
+            wanted.push(Wanted::new(stored[&TensorName::parameter(&info.name)], piece.offset, piece.len));
             self.try_to_write(shards, number, piece)?;
         }
         let states = match optimizer {
@@ -188,7 +187,7 @@ impl Checkpoint<'_> {
         let mut states = Vec::new();
         for slice in shards.slices().pieces {
             let Slice { number, piece: Piece { parameter, offset, len } } = slice;
-            let info = &shards.infos()[parameter];
+            let info = slice.piece.parameter(shards.infos()).map_err(|problem| self.fault(problem))?;
             if !kept[parameter] {
                 continue;
             }

@@ -55,9 +55,17 @@ impl<S> Entry<S> {
 }
 
 /// What this rank writes, in the order in which it lies in the file.
-pub(super) fn entries(shards: &dyn Shards, optimizer: Option<&dyn Optimizer>) -> Vec<Entry> {
+pub(super) fn entries(
+    shards: &dyn Shards,
+    optimizer: Option<&dyn Optimizer>,
+) -> Result<Vec<Entry>, CheckpointError> {
     let infos = shards.infos();
+    let check = |pieces: &[Piece]| {
+        let problem = pieces.iter().find_map(|piece| piece.parameter(infos).err());
+        problem.map_or(Ok(()), |problem| Err(CheckpointError::new("", problem)))
+    };
     let Holding { pieces, copy, copies } = shards.parameters();
+    check(&pieces)?;
     let dealt = deal(&pieces, copy, copies).into_iter();
     let mut entries: Vec<Entry> = dealt
         .map(|(piece, Piece { parameter, offset, len })| Entry {
@@ -72,13 +80,14 @@ pub(super) fn entries(shards: &dyn Shards, optimizer: Option<&dyn Optimizer>) ->
     if let Some(optimizer) = optimizer {
         let Holding { pieces: slices, copy, copies } = shards.slices();
         let pieces: Vec<Piece> = slices.iter().map(|slice| slice.piece).collect();
+        check(&pieces)?;
         for (number, piece) in deal(&pieces, copy, copies) {
             entries.extend(state_entries(shards, optimizer, slices[number], piece));
         }
     }
     // Larger types first, so that each is aligned in memory if the file is.
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.dtype.size()));
-    entries
+    Ok(entries)
 }
 
 /// What this rank writes of a slice's state, of which it writes `piece`.

@@ -5,16 +5,16 @@
 //! of name is the moment from which the checkpoint exists: before it, the one before is the newest. Between these
 //! phases all ranks agree that the last has succeeded on every one of them.
 
+use std::collections::HashMap;
 use std::io;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use super::disk::Disk;
 use super::index::{Index, StoredTensor, TensorName};
 use super::part::{self, Entry, Part, WriteBytes};
-use super::{CheckpointError, CheckpointProblem, INDEX, Shards, agree, directory};
-use crate::{Communicator, Optimizer, ParamInfo, Result};
+use super::{CheckpointError, CheckpointProblem, INDEX, agree, directory};
+use crate::{Communicator, ParamInfo, Result};
 
 /// A checkpoint that is to be written.
 pub(super) struct Plan {
@@ -24,19 +24,12 @@ pub(super) struct Plan {
     pub(super) step: u64,
     pub(super) optimizer: Option<&'static str>,
     /// The parameters of the model that have memory of their own.
-    pub(super) parameters: Arc<[ParamInfo]>,
-    pub(super) entries: Vec<Entry>,
+    pub(super) parameters: Vec<ParamInfo>,
+    /// What this rank writes; what is wrong with it is known to this rank only, until it would have written it.
+    pub(super) entries: Result<Vec<Entry>, CheckpointError>,
 }
 
 impl Plan {
-    pub(super) fn entries(
-        shards: &dyn Shards,
-        optimizer: Option<&dyn Optimizer>,
-    ) -> (Arc<[ParamInfo]>, Vec<Entry>) {
-        let stored = shards.infos().iter().filter(|info| info.same_as.is_none());
-        (stored.cloned().collect(), part::entries(shards, optimizer))
-    }
-
     /// Writes the checkpoint together with the other ranks. `read` gives the values of this rank's entries.
     pub(super) fn run(
         &self,
@@ -78,13 +71,9 @@ impl Plan {
     ) -> Result<Vec<u8>, CheckpointError> {
         let file = format!("part-{}-of-{}.safetensors", comm.rank() + 1, comm.world_size());
         let path = directory::temporary(&self.directory, name).join(file);
-        let (file, tensors) = part::write(&self.disk, &path, &self.entries, read).map_err(|error| {
-            if error.path.as_os_str().is_empty() {
-                CheckpointError { path: path.clone(), ..error }
-            } else {
-                error
-            }
-        })?;
+        let entries = self.entries.as_ref().map_err(Clone::clone);
+        let written = entries.and_then(|entries| part::write(&self.disk, &path, entries, read));
+        let (file, tensors) = written.map_err(|error| error.at(&path))?;
         let optimizer = self.optimizer.map(str::to_owned);
         serde_json::to_vec(&Part { step: self.step, optimizer, file, tensors })
             .map_err(|error| CheckpointError::malformed(path, error))
@@ -158,7 +147,7 @@ pub(super) fn merge(parameters: &[ParamInfo], parts: Vec<Part>) -> Vec<StoredTen
             runs: Vec::new(),
         })
         .collect();
-    let mut places: std::collections::HashMap<TensorName, usize> =
+    let mut places: HashMap<TensorName, usize> =
         tensors.iter().enumerate().map(|(place, tensor)| (tensor.name.clone(), place)).collect();
     for (number, part) in parts.into_iter().enumerate() {
         for tensor in part.tensors {

@@ -3,6 +3,7 @@
 //! A checkpoint knows nothing of strategies: a rank holds pieces of parameters, and its optimizer holds the state of
 //! pieces of parameters.
 
+use super::CheckpointProblem;
 use crate::{Communicator, ParamInfo, Result, Values, ValuesMut};
 
 /// What one rank holds of a model and its training.
@@ -50,6 +51,16 @@ pub struct Piece {
     pub offset: usize,
     /// The number of values.
     pub len: usize,
+}
+
+impl Piece {
+    /// The parameter that it is from, if that has such a piece, and memory of its own.
+    pub(super) fn parameter(self, infos: &[ParamInfo]) -> Result<&ParamInfo, CheckpointProblem> {
+        let inside =
+            |info: &&ParamInfo| self.offset.checked_add(self.len).is_some_and(|end| end <= info.len());
+        let info = infos.get(self.parameter).filter(|info| info.same_as.is_none()).filter(inside);
+        info.ok_or_else(|| CheckpointProblem::Trainer(format!("no parameter has the {self:?}")))
+    }
 }
 
 /// A piece of a parameter that is a slice of the optimizer, with nothing before it and nothing after it.

@@ -11,7 +11,7 @@ use rstest::rstest;
 use super::holder::Division;
 use super::{load, on_ranks, same_fault, save, saved};
 use crate::Error;
-use crate::checkpoint::{CheckpointProblem, Checkpoints, INDEX};
+use crate::checkpoint::{CheckpointProblem, Checkpoints, INDEX, Piece};
 
 /// Every act of every rank fails once. All ranks get the same error, or none where all was done already; what was saved
 /// before is still the newest, or the new is; and the next save succeeds.
@@ -190,6 +190,34 @@ fn a_trainer_that_refuses_is_named_on_every_rank(#[values(false, true)] copied: 
     for fault in [same_fault(loaded), same_fault(saved)] {
         assert_eq!((fault.rank, fault.tensor.is_some()), (Some(1), true));
         assert!(matches!(&fault.problem, CheckpointProblem::Trainer(_)), "{fault}");
+    }
+}
+
+#[rstest]
+#[case::past_the_end(0, 10, 6)]
+#[case::past_every_number(0, usize::MAX, 2)]
+#[case::of_nothing(99, 0, 1)]
+#[case::of_another_name(5, 0, 1)]
+fn a_trainer_with_a_piece_that_no_parameter_has_is_refused(
+    #[case] parameter: usize,
+    #[case] offset: usize,
+    #[case] len: usize,
+) {
+    let directory = tempfile::tempdir().unwrap();
+    saved(directory.path(), 2, Division::Even, &[1]);
+    let path = directory.path().to_owned();
+    let results = on_ranks(2, Division::Even, move |holder| {
+        holder.fill(5);
+        if holder.comm.rank() == 1 {
+            holder.claim(Piece { parameter, offset, len });
+        }
+        let mut checkpoints = Checkpoints::at(&path);
+        (load(&checkpoints, holder), save(&mut checkpoints, holder, 5))
+    });
+    let (loaded, saved): (Vec<_>, Vec<_>) = results.into_iter().unzip();
+    for fault in [same_fault(loaded), same_fault(saved)] {
+        assert!(matches!(&fault.problem, CheckpointProblem::Trainer(_)), "{fault}");
+        assert_eq!(fault.rank, Some(1));
     }
 }
 

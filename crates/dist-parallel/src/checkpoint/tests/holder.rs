@@ -149,6 +149,11 @@ impl Holder {
         parameters_are && (states_are || !with_optimizer)
     }
 
+    /// Says that the optimizer has a slice that it has not.
+    pub(super) fn claim(&mut self, piece: Piece) {
+        self.slices.pieces.push(Slice { number: 999, piece });
+    }
+
     /// This rank as a trainer, and its optimizer.
     pub(super) fn parts(&mut self) -> (Trainer<'_>, &mut AdamW) {
         let Self { comm, infos, parameters, slices, values, optimizer, loaded, refuses } = self;

@@ -45,6 +45,7 @@ fn a_rank_killed_at_any_moment_of_a_save_leaves_a_whole_checkpoint() {
         let job = process::ranks_with(RANKS, NAME, Duration::from_secs(30), &variables);
         let moment = format!("rank {victim} before {:?}, its act {act}", acts[victim][act]);
         assert_eq!(job.ranks[victim].status.and_then(|status| status.signal()), Some(9), "{moment}: {job:?}");
+        assert!(job.ranks.iter().all(|rank| rank.status.is_some()), "{moment}: a rank hangs: {job:?}");
         let (step, whole) = newest_whole(&path);
         assert!(whole, "{moment}: {step:?} is not whole");
         let committed = victim == 0 && act > renamed;
