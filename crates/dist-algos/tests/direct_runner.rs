@@ -180,7 +180,7 @@ fn once(direct: &mut dyn Direct, rank: Rank, (task, form): (Task, Form), len: us
     let input = (task.source() == Source::Input).then(|| (bytemuck::cast_slice(&input), cut));
     let mut owned = Owned::from(buffer);
     let own = match form {
-        Form::WriteToAll => Own::Lent(owned.lend(len * world_size)),
+        Form::WriteToAll => Own::Lent(owned.lend()),
         _ => Own::Borrowed(bytemuck::cast_slice_mut(&mut owned)),
     };
     let memory = Memory { own, cut, input, piece_bytes: 256 };

@@ -55,7 +55,7 @@ impl<T: Element> Buffer<T> {
 
     /// The bytes of all elements, for other ranks to write into.
     pub(crate) fn lend(&mut self) -> Lent<'_> {
-        self.elements.lend(self.len)
+        self.elements.lend_first(self.len)
     }
 
     /// Takes the memory back after an operation, or gives it up for ever if other ranks may still write into it.

@@ -38,11 +38,16 @@ impl<T: Pod> Owned<T> {
         fits.then_some(Self { memory: Memory::Allocated(memory), lent: false })
     }
 
+    /// The elements' bytes, for other ranks to write into.
+    pub fn lend(&mut self) -> Lent<'_> {
+        self.lend_first(self.len())
+    }
+
     /// The bytes of the first elements, for other ranks to write into.
     ///
     /// # Panics
     /// If there are not so many.
-    pub fn lend(&mut self, len: usize) -> Lent<'_> {
+    pub fn lend_first(&mut self, len: usize) -> Lent<'_> {
         self.lent = true;
         Lent(bytemuck::cast_slice_mut(&mut self[..len]))
     }
@@ -194,7 +199,7 @@ mod tests {
         drop(kept);
         assert_eq!(freed.load(Ordering::Relaxed), 1);
         let mut lent = Owned::<f32>::allocated(memory()).unwrap();
-        lent.lend(32).fill(1);
+        lent.lend().fill(1);
         assert!(lent.is_lent());
         drop(lent);
         assert_eq!(freed.load(Ordering::Relaxed), 1);
@@ -205,7 +210,7 @@ mod tests {
         let elements = Owned::from(vec![1_u32, 2, 3]);
         assert_eq!(elements.into_vec().unwrap(), [1, 2, 3]);
         let mut elements = Owned::from(vec![1_u32, 2, 3]);
-        elements.lend(3)[0] = 7;
+        elements.lend()[0] = 7;
         let elements = elements.into_vec().unwrap_err();
         assert_eq!(*elements, [7, 2, 3]);
     }
