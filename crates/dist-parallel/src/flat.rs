@@ -49,6 +49,16 @@ impl Flat {
         }
     }
 
+    /// Zeros in memory that the ranks of this host share, if there is some to share.
+    pub(crate) fn allocated(comm: &mut Communicator, dtype: FloatType, len: usize) -> Result<Self> {
+        Ok(match dtype {
+            FloatType::F32 => Self::F32(comm.alloc(len).map_err(Error::communication)?),
+            FloatType::F64 => Self::F64(comm.alloc(len).map_err(Error::communication)?),
+            FloatType::F16 => Self::F16(comm.alloc(len).map_err(Error::communication)?),
+            FloatType::Bf16 => Self::Bf16(comm.alloc(len).map_err(Error::communication)?),
+        })
+    }
+
     pub(crate) fn dtype(&self) -> FloatType {
         self.slice(0, 0).dtype()
     }

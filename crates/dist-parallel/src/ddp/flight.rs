@@ -5,7 +5,7 @@ use dist_collectives::{Buffer, Communicator, Pending, ReduceOp};
 use crate::courier::{Courier, Delivery};
 use crate::flat::{self, Flat, PendingFlat};
 use crate::gradients::{Expected, Gradients, Tally};
-use crate::{Result, ValuesMut};
+use crate::{FloatType, Result, ValuesMut};
 
 /// What is being reduced.
 #[derive(Debug, Default)]
@@ -39,10 +39,11 @@ impl Flight {
         gradients: &mut Gradients,
         comm: &mut Communicator,
         courier: Option<&Courier>,
-    ) {
+    ) -> Result<()> {
         while self.buckets.len() < gradients.bucket_count() && gradients.is_final(self.buckets.len()) {
-            self.launch(gradients, comm, courier);
+            self.launch(gradients, comm, courier)?;
         }
+        Ok(())
     }
 
     /// Launches the buckets that are left, and what says what all of them contain.
@@ -52,13 +53,14 @@ impl Flight {
         comm: &mut Communicator,
         courier: Option<&Courier>,
         expected: Expected,
-    ) {
+    ) -> Result<()> {
         while self.buckets.len() < gradients.bucket_count() {
-            self.launch(gradients, comm, courier);
+            self.launch(gradients, comm, courier)?;
         }
         let (loss, tally) = gradients.take_tally(expected);
         self.loss = Some(comm.start_all_reduce(vec![loss], ReduceOp::Sum));
         self.tally = Some(comm.start_all_reduce(tally, ReduceOp::Sum));
+        Ok(())
     }
 
     /// Waits for everything and divides by what all micro-batches count: by `divisor`, if that is known already.
@@ -96,13 +98,32 @@ impl Flight {
     }
 
     /// Launches the next bucket.
-    fn launch(&mut self, gradients: &mut Gradients, comm: &mut Communicator, courier: Option<&Courier>) {
+    fn launch(
+        &mut self,
+        gradients: &mut Gradients,
+        comm: &mut Communicator,
+        courier: Option<&Courier>,
+    ) -> Result<()> {
         let bucket = self.buckets.len();
-        let sum = gradients.take_sum(bucket);
+        let sum = gradients.take_sum(bucket, &mut |dtype, len| memory(comm, courier, dtype, len))?;
         self.buckets.push(match courier {
             None => OnItsWay::Plain(sum.start_sum(comm)),
             Some(courier) => OnItsWay::Hooked(courier.send(bucket, sum, comm)),
         });
+        Ok(())
+    }
+}
+
+/// What a bucket travels in: memory that ranks share, unless a hook makes of it what travels.
+pub(super) fn memory(
+    comm: &mut Communicator,
+    courier: Option<&Courier>,
+    dtype: FloatType,
+    len: usize,
+) -> Result<Flat> {
+    match courier {
+        None => Flat::allocated(comm, dtype, len),
+        Some(_) => Ok(Flat::zeros(dtype, len)),
     }
 }
 

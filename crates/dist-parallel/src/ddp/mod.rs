@@ -337,7 +337,7 @@ impl<M: Params> Ddp<M> {
             let last = index + 1 == share.end;
             self.run(index, compute, last.then_some(&mut *flight))?;
         }
-        flight.launch_rest(&mut self.gradients, &mut self.comm, self.courier.as_ref(), expected);
+        flight.launch_rest(&mut self.gradients, &mut self.comm, self.courier.as_ref(), expected)?;
         let waiting = self.comm.runtime().now();
         let landed = flight.land(&mut self.gradients, expected, divisor, self.comm.world_size())?;
         Ok((landed, self.comm.runtime().now().saturating_sub(waiting)))
@@ -356,11 +356,11 @@ impl<M: Params> Ddp<M> {
         mut flight: Option<&mut Flight>,
     ) -> Result<()> {
         let Self { comm, model, gradients, courier, .. } = self;
-        gradients.begin();
+        gradients.begin(&mut |dtype, len| flight::memory(comm, courier.as_ref(), dtype, len))?;
         let mut ready = |parameter: usize, values: Values<'_>| {
             gradients.report(parameter, values)?;
             if let Some(flight) = &mut flight {
-                flight.launch_final(gradients, comm, courier.as_ref());
+                flight.launch_final(gradients, comm, courier.as_ref())?;
             }
             Ok(())
         };

@@ -6,7 +6,7 @@
 
 use crate::flat::Flat;
 use crate::tree::TreeSum;
-use crate::{BucketPlan, Error, ParamInfo, Place, Result, Values};
+use crate::{Bucket, BucketPlan, Error, FloatType, ParamInfo, Place, Result, Values};
 
 #[derive(Debug)]
 pub(crate) struct Gradients {
@@ -58,8 +58,15 @@ struct BucketSum {
     outstanding: usize,
     /// The mean over all ranks, from one synchronisation to the next micro-batch.
     mean: Option<Flat>,
+    /// What the first leaf goes into, and with it every sum: it is the leftmost, and sums are made on the left. So this is
+    /// the one memory that travels.
+    vessel: Option<Flat>,
+    /// What other leaves go into.
     spare: Vec<Flat>,
 }
+
+/// Memory to travel in, all zero.
+pub(crate) type Allocate<'a> = dyn FnMut(FloatType, usize) -> Result<Flat> + 'a;
 
 /// What the sums over all ranks contain: integers, themselves summed over all ranks.
 #[derive(Debug)]
@@ -172,15 +179,22 @@ impl Gradients {
     }
 
     /// Begins a micro-batch; what the last synchronisation gave is gone.
-    pub(crate) fn begin(&mut self) {
+    ///
+    /// # Errors
+    /// If there is no memory.
+    pub(crate) fn begin(&mut self, allocate: &mut Allocate<'_>) -> Result<()> {
         self.begin_step();
         self.reported.fill(false);
         for (bucket, planned) in self.buckets.iter_mut().zip(self.plan.buckets()) {
             bucket.written.fill(false);
             bucket.outstanding = bucket.reporters;
-            bucket.leaf =
-                Some(bucket.spare.pop().unwrap_or_else(|| Flat::zeros(planned.dtype, planned.len())));
+            bucket.leaf = Some(if self.leaves == 0 {
+                bucket.vessel(planned, allocate)?
+            } else {
+                bucket.spare.pop().unwrap_or_else(|| Flat::zeros(planned.dtype, planned.len()))
+            });
         }
+        Ok(())
     }
 
     /// Forgets the last synchronisation's result, if it has not been forgotten.
@@ -188,7 +202,7 @@ impl Gradients {
         if std::mem::take(&mut self.synchronised) {
             self.used.fill(false);
             for bucket in &mut self.buckets {
-                bucket.spare.extend(bucket.mean.take());
+                bucket.vessel = bucket.mean.take();
             }
         }
     }
@@ -232,15 +246,19 @@ impl Gradients {
     }
 
     /// This rank's sum of a bucket, the present micro-batch included, if there is one.
-    pub(crate) fn take_sum(&mut self, index: usize) -> Flat {
+    ///
+    /// # Errors
+    /// If there is no memory for one.
+    pub(crate) fn take_sum(&mut self, index: usize, allocate: &mut Allocate<'_>) -> Result<Flat> {
         self.close_leaf(index);
         let BucketSum { sum, spare, .. } = &mut self.buckets[index];
-        sum.finish(|left, right| merge(left, right, spare)).unwrap_or_else(|| {
-            let planned = &self.plan.buckets()[index];
-            let mut zeros = spare.pop().unwrap_or_else(|| Flat::zeros(planned.dtype, planned.len()));
-            zeros.slice_mut(0, planned.len()).clear();
-            zeros
-        })
+        if let Some(sum) = sum.finish(|left, right| merge(left, right, spare)) {
+            return Ok(sum);
+        }
+        let planned = &self.plan.buckets()[index];
+        let mut zeros = self.buckets[index].vessel(planned, allocate)?;
+        zeros.slice_mut(0, planned.len()).clear();
+        Ok(zeros)
     }
 
     /// This rank's sum of losses, and what the sums contain.
@@ -314,8 +332,14 @@ impl BucketSum {
             reporters: 0,
             outstanding: 0,
             mean: None,
+            vessel: None,
             spare: Vec::new(),
         }
+    }
+
+    /// The memory that travels; its contents are unspecified.
+    fn vessel(&mut self, planned: &Bucket, allocate: &mut Allocate<'_>) -> Result<Flat> {
+        self.vessel.take().map_or_else(|| allocate(planned.dtype, planned.len()), Ok)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Ranks without communication: their sums are added here, by the definition.
 
+use std::cell::Cell;
 use std::ops::Range;
 
 use half::bf16;
@@ -44,7 +45,7 @@ fn has(micro_batch: usize, parameter: usize) -> bool {
 }
 
 fn run(gradients: &mut Gradients, micro_batch: usize) {
-    gradients.begin();
+    gradients.begin(&mut ordinary).unwrap();
     report_all(gradients, micro_batch);
     gradients.end(values(micro_batch, 9, 1)[0], 1);
 }
@@ -57,6 +58,10 @@ fn report_all(gradients: &mut Gradients, micro_batch: usize) {
             _ => gradients.report(parameter, Values::F32(&values)).unwrap(),
         }
     }
+}
+
+fn ordinary(dtype: FloatType, len: usize) -> Result<Flat> {
+    Ok(Flat::zeros(dtype, len))
 }
 
 /// T(n) by its definition.
@@ -92,7 +97,9 @@ fn synchronise(ranks: &mut [Gradients], micro_batches: usize) -> Vec<f32> {
     for bucket in 0..ranks[0].bucket_count() {
         let mut sum = TreeSum::new();
         for (rank, gradients) in ranks.iter_mut().enumerate() {
-            sum.add(rank, gradients.take_sum(bucket), |left: &mut Flat, right| left.add(&right));
+            sum.add(rank, gradients.take_sum(bucket, &mut ordinary).unwrap(), |left: &mut Flat, right| {
+                left.add(&right)
+            });
         }
         let sum = sum.finish(|left, right| left.add(&right)).unwrap();
         for means in &mut means {
@@ -172,17 +179,27 @@ fn shares_that_are_powers_of_two_give_the_bits_of_one_process(
 fn memory_stays_within_that_of_a_binary_counter() {
     for share in 1..=64_usize {
         let bound = share.next_power_of_two().ilog2() as usize + 1;
-        let mut ranks = ranks(1, 20);
+        let mut gradients = ranks(1, 20).remove(0);
+        let travelling = Cell::new(0);
+        let mut allocate = |dtype, len| {
+            travelling.set(travelling.get() + 1);
+            ordinary(dtype, len)
+        };
         for _ in 0..3 {
-            (0..share).for_each(|index| run(&mut ranks[0], index));
-            let buffers: Vec<Flat> =
-                (0..ranks[0].bucket_count()).map(|bucket| ranks[0].take_sum(bucket)).collect();
-            ranks[0].take_tally(Expected::Exactly(share));
-            ranks[0].synchronised(buffers, std::iter::repeat_n(true, 6));
-            for bucket in &ranks[0].buckets {
+            for index in 0..share {
+                gradients.begin(&mut allocate).unwrap();
+                report_all(&mut gradients, index);
+                gradients.end(0.0, 1);
+            }
+            let buckets = 0..gradients.bucket_count();
+            let buffers = buckets.map(|bucket| gradients.take_sum(bucket, &mut allocate).unwrap()).collect();
+            gradients.take_tally(Expected::Exactly(share));
+            gradients.synchronised(buffers, std::iter::repeat_n(true, 6));
+            for bucket in &gradients.buckets {
                 // At rest every buffer that was ever made is here.
                 assert!(bucket.spare.len() < bound, "{} buffers for {share}", bucket.spare.len() + 1);
             }
+            assert_eq!(travelling.get(), gradients.bucket_count(), "one buffer of each bucket travels");
         }
     }
 }
@@ -192,7 +209,7 @@ fn a_bucket_is_final_once_every_use_of_its_parameters_is_reported() {
     let mut gradients = ranks(1, 0).remove(0);
     // Last to first: bias, scale, embedding; the head goes with the embedding.
     assert_eq!(Vec::from_iter(gradients.parameters()), [3, 1, 0]);
-    gradients.begin();
+    gradients.begin(&mut ordinary).unwrap();
     let finals = |gradients: &Gradients| (0..3).map(|bucket| gradients.is_final(bucket)).collect::<Vec<_>>();
     let steps = [
         (4, [false, false, false]),
@@ -214,7 +231,7 @@ fn a_bucket_is_final_once_every_use_of_its_parameters_is_reported() {
 fn a_parameter_that_never_had_a_gradient_has_none_and_an_absent_one_counts_as_plus_zero() {
     let mut ranks = ranks(2, usize::MAX);
     for (rank, gradients) in ranks.iter_mut().enumerate() {
-        gradients.begin();
+        gradients.begin(&mut ordinary).unwrap();
         if rank == 1 {
             gradients.report(0, Values::F32(&[-0.0, 8.0, -0.0, 1.0])).unwrap();
         }
@@ -227,7 +244,7 @@ fn a_parameter_that_never_had_a_gradient_has_none_and_an_absent_one_counts_as_pl
     }
     // What a micro-batch had is forgotten by the next step.
     for gradients in &mut ranks {
-        gradients.begin();
+        gradients.begin(&mut ordinary).unwrap();
         gradients.end(0.0, 1);
     }
     synchronise(&mut ranks, 2);
@@ -250,7 +267,7 @@ fn a_rank_without_micro_batches_adds_zeros() {
 #[test]
 fn wrong_reports_are_errors_that_name_the_parameter() {
     let mut gradients = ranks(1, 0).remove(0);
-    gradients.begin();
+    gradients.begin(&mut ordinary).unwrap();
     gradients.report(3, Values::F32(&[1.0; 3])).unwrap();
     let twice = gradients.report(3, Values::F32(&[1.0; 3])).unwrap_err();
     assert!(matches!(&twice, Error::ReportedTwice { parameter } if parameter == "bias"), "{twice}");
@@ -266,7 +283,7 @@ fn wrong_reports_are_errors_that_name_the_parameter() {
 fn what_was_summed_can_be_forgotten() {
     let mut ranks = ranks(1, 20);
     run(&mut ranks[0], 5);
-    ranks[0].begin();
+    ranks[0].begin(&mut ordinary).unwrap();
     report_all(&mut ranks[0], 6);
     ranks[0].forget();
     (0..4).for_each(|index| run(&mut ranks[0], index));
@@ -292,7 +309,7 @@ proptest! {
         let mut all: Vec<Gradients> = (0..ranks).map(|_| Gradients::new(&infos, plan.clone(), false)).collect();
         for (rank, gradients) in all.iter_mut().enumerate() {
             for report in &reports[rank * share..(rank + 1) * share] {
-                gradients.begin();
+                gradients.begin(&mut ordinary).unwrap();
                 for (parameter, (value, &len)) in report.iter().zip(&lens).enumerate() {
                     if let Some(value) = value {
                         gradients.report(parameter, Values::F32(&vec![*value; len])).unwrap();
