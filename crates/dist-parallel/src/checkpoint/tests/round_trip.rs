@@ -1,8 +1,8 @@
 //! What is saved by some ranks is loaded by others.
 
 use std::num::NonZeroUsize;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use rstest::rstest;
 
@@ -135,6 +135,35 @@ fn a_copy_is_taken_at_the_call_and_saves_that_were_started_end_in_order() {
         (done, all_of_one_step.collect::<Vec<_>>())
     });
     assert_eq!(outcome, vec![(true, vec![Some(1), Some(2), Some(3), Some(40)]); 3]);
+}
+
+/// The disk does not begin before the ranks have talked to each other.
+#[test]
+fn training_goes_on_while_a_save_waits_for_its_disk() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_owned();
+    let loaded = on_ranks(2, Division::Even, move |holder| {
+        holder.fill(1);
+        let (begin, begun) = holder.comm.runtime().mailbox::<()>();
+        let begun = Mutex::new(begun);
+        let mut checkpoints = Checkpoints::at(&path);
+        checkpoints.disk.watch = Some(Arc::new(move |act, _| {
+            if act == Act::Create {
+                // Closed as soon as it can begin.
+                let _closed = begun.lock().unwrap().receive(None);
+            }
+            Ok(())
+        }));
+        let (mut trainer, optimizer) = holder.parts();
+        let mut saving = checkpoints.start_save(&mut trainer, Some(optimizer), 1).unwrap();
+        holder.fill(2);
+        holder.comm.barrier().unwrap();
+        let done = saving.is_done();
+        drop(begin);
+        saving.wait().unwrap();
+        (done, load(&Checkpoints::at(&path), holder).unwrap(), holder.is_of(1, true))
+    });
+    assert_eq!(loaded, [(false, Some(1), true); 2]);
 }
 
 #[test]
