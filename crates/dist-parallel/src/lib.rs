@@ -48,7 +48,7 @@ pub use dist_collectives::Error as CollectiveError;
 #[doc(no_inline)]
 pub use dist_collectives::{Communicator, Element, ReduceOp};
 pub use error::{BoxError, Error, Result};
-pub use fsdp::{Fsdp, FsdpOptions, Plan, Precision, Reshard, ShardingStrategy, Units};
+pub use fsdp::{Fsdp, FsdpOptions, Memory, Plan, Precision, Reshard, ShardingStrategy, Units};
 #[doc(no_inline)]
 pub use half::{bf16, f16};
 pub use lent::{Lent, Loaded, Slot, Unloaded};
@@ -63,3 +63,7 @@ pub use reduce::reduce;
 pub use sequence::Sequence;
 pub use shard_tensor::{TensorShard, gather_shards, shard_tensor};
 pub use values::{Values, ValuesMut};
+
+/// Which of the ways to shard a model to take, and what each costs.
+#[doc = include_str!("../docs/which-strategy.md")]
+pub mod which_strategy {}

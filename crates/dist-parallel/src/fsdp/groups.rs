@@ -51,6 +51,12 @@ impl Groups {
         groups.into_iter().flatten().map(bytes_sent).sum()
     }
 
+    /// Of these, the bytes of what it started and did not wait for at once: parameters and gradients.
+    pub(crate) fn tensor_bytes_sent(&self) -> u64 {
+        let groups = [Some(&self.shards), Some(&self.replicas), self.keepers.as_ref()];
+        groups.into_iter().flatten().map(|group| group.traffic_of_started().bytes_sent).sum()
+    }
+
     /// How long this rank has waited since the last call.
     pub(crate) fn take_waited(&mut self) -> Duration {
         std::mem::take(&mut self.waited)

@@ -1,6 +1,5 @@
 //! What a rank of [`Fsdp`] holds, for checkpoints: its part of every strip, as the optimizer changes it.
 
-use super::layout::Strip;
 use super::{Fsdp, layout};
 use crate::{Communicator, Holding, ParamInfo, Piece, Result, Shards, Slice, Values, ValuesMut};
 
@@ -10,31 +9,24 @@ impl<A> Shards for Fsdp<A> {
     }
 
     fn parameters(&self) -> Holding<Piece> {
-        self.held(self.parts().map(|(_, _, piece)| piece).collect())
+        self.held(self.pieces().into_iter().map(|(_, piece)| outside(piece)).collect())
     }
 
     fn slices(&self) -> Holding<Slice> {
-        let trained = self.parts().filter(|(_, strip, _)| strip.trainable);
-        self.held(trained.map(|(_, _, piece)| Slice { number: piece.parameter, piece }).collect())
+        let trained = self.pieces().into_iter().filter(|(_, piece)| self.kept[piece.parameter].trainable);
+        let slice = |(_, piece): (_, layout::Piece)| Slice { number: piece.parameter, piece: outside(piece) };
+        self.held(trained.map(slice).collect())
     }
 
     fn read(&self, piece: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
-        let (place, strip, wanted) = self.parts().nth(piece).expect(IN_THE_LIST);
-        self.parameters.read(strip, place, &self.model, |piece, values| {
-            if piece.parameter == wanted.parameter {
-                f(values);
-            }
-        })
+        let (place, piece) = self.pieces()[piece];
+        self.parameters.read(place, piece, &self.model, f)
     }
 
     fn write(&mut self, piece: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
-        let (place, _, wanted) = self.parts().nth(piece).expect(IN_THE_LIST);
-        let Self { parameters, model, plan, .. } = self;
-        let strip = &plan.layout.units[place.0].strips[place.1];
-        parameters.change(strip, place, model, |piece, values| {
-            if piece.parameter == wanted.parameter {
-                f(values);
-            }
+        let (place, piece) = self.pieces()[piece];
+        self.parameters.change(place, piece, &mut self.model, |values| {
+            f(values);
             Ok(())
         })
     }
@@ -50,19 +42,13 @@ impl<A> Shards for Fsdp<A> {
 }
 
 impl<A> Fsdp<A> {
-    /// This rank's part of each parameter, strip by strip, with the strip's place.
-    fn parts(&self) -> impl Iterator<Item = ((usize, usize), &Strip, Piece)> {
-        let rank = self.groups.shards.rank();
-        self.plan.layout.strips().flat_map(move |(place, strip)| {
-            let piece = |layout::Piece { parameter, offset, len, .. }| Piece { parameter, offset, len };
-            strip.pieces(rank).map(move |part| (place, strip, piece(part)))
-        })
-    }
-
     fn held<T>(&self, pieces: Vec<T>) -> Holding<T> {
         let replicas = &self.groups.replicas;
         Holding { pieces, copy: replicas.rank(), copies: replicas.world_size() }
     }
 }
 
-const IN_THE_LIST: &str = "a piece is named by its number in the list";
+/// A piece as others see it.
+const fn outside(piece: layout::Piece) -> Piece {
+    Piece { parameter: piece.parameter, offset: piece.offset, len: piece.len }
+}

@@ -5,6 +5,7 @@ mod gradients;
 mod groups;
 mod held;
 mod layout;
+mod memory;
 mod options;
 mod order;
 mod parameters;
@@ -18,6 +19,7 @@ use std::ops::Range;
 use dist_collectives::{Communicator, ReduceOp};
 
 pub(crate) use deal::share;
+pub use memory::Memory;
 pub use options::{FsdpOptions, Precision, Reshard, ShardingStrategy, Units};
 pub use plan::Plan;
 
@@ -28,7 +30,7 @@ use crate::{
 };
 use gradients::Gradients;
 use groups::Groups;
-use layout::Strip;
+use layout::{Piece, Strip};
 use order::Action;
 use parameters::Parameters;
 
@@ -220,18 +222,16 @@ impl<A> Fsdp<A> {
         let Self { parameters, gradients, model, plan, groups, .. } = self;
         let rank = groups.shards.rank();
         for (place, strip) in plan.layout.strips() {
-            let mut means = gradients.means(strip, place, rank).peekable();
-            parameters.change(strip, place, model, |piece, values| {
-                let Some((_, mean)) = means.next_if(|(mean, _)| mean.parameter == piece.parameter) else {
-                    return Ok(());
-                };
-                if mean.dtype() == values.dtype() {
-                    return optimizer.update(piece.parameter, values, mean);
-                }
-                let mut converted = Flat::zeros(values.dtype(), mean.len());
-                converted.slice_mut(0, mean.len()).convert_from(mean);
-                optimizer.update(piece.parameter, values, converted.slice(0, mean.len()))
-            })?;
+            for (piece, mean) in gradients.means(strip, place, rank) {
+                parameters.change(place, piece, model, |values| {
+                    if mean.dtype() == values.dtype() {
+                        return optimizer.update(piece.parameter, values, mean);
+                    }
+                    let mut converted = Flat::zeros(values.dtype(), mean.len());
+                    converted.slice_mut(0, mean.len()).convert_from(mean);
+                    optimizer.update(piece.parameter, values, converted.slice(0, mean.len()))
+                })?;
+            }
         }
         self.tell(|strip| strip.trainable)
     }
@@ -240,41 +240,52 @@ impl<A> Fsdp<A> {
     /// the order of the plan's units. Every rank calls this.
     ///
     /// # Errors
-    /// If there are more or fewer values, or they are of another type, naming what is expected; if communication fails.
+    /// If there are more or fewer values, or they are of another type, naming what is expected; that ends the job, as other
+    /// ranks may already count on this one. If communication fails.
     pub fn set_part(&mut self, values: Values<'_>) -> Result<()> {
-        let expected_len = self.part_len();
-        let dtypes =
-            self.plan.layout.strips().map(|(_, strip)| strip.master_dtype(self.plan.options.precision));
-        let expected = dtypes.into_iter().find(|dtype| *dtype != values.dtype());
-        if let (Some(_), _) | (_, true) = (expected, expected_len != values.len()) {
-            let (got_len, got) = (values.len(), values.dtype());
-            let expected = expected.unwrap_or(got);
-            let result = Err(Error::ValuesDiffer { expected_len, expected, got_len, got });
-            return self.or_abort(result);
+        let result = self.try_set_part(values).and_then(|()| self.tell(|_| true));
+        self.or_abort(result)
+    }
+
+    fn try_set_part(&mut self, values: Values<'_>) -> Result<()> {
+        let (expected_len, precision) = (self.part_len(), self.plan.options.precision);
+        let (got_len, got) = (values.len(), values.dtype());
+        let mut dtypes = self.plan.layout.strips().map(|(_, strip)| strip.master_dtype(precision));
+        let expected = dtypes.find(|dtype| *dtype != got).unwrap_or(got);
+        if (expected, expected_len) != (got, got_len) {
+            return Err(Error::ValuesDiffer { expected_len, expected, got_len, got });
         }
         let mut rest = values;
-        let Self { parameters, model, plan, .. } = self;
-        for (place, strip) in plan.layout.strips() {
-            parameters.change(strip, place, model, |piece, mut own| {
-                own.copy_from(rest.part(0..piece.len))?;
-                rest = rest.part(piece.len..rest.len());
-                Ok(())
-            })?;
+        for (place, piece) in self.pieces() {
+            self.parameters
+                .change(place, piece, &mut self.model, |mut own| own.copy_from(rest.part(0..piece.len)))?;
+            rest = rest.part(piece.len..rest.len());
         }
-        let told = self.tell(|strip| strip.trainable);
-        self.or_abort(told)
+        Ok(())
     }
 
     /// How many values of parameters this rank keeps, or changes where all ranks keep all.
     pub fn part_len(&self) -> usize {
+        self.pieces().iter().map(|(_, piece)| piece.len).sum()
+    }
+
+    /// Bytes of parameters and gradients that this rank has sent since the training began.
+    pub fn tensor_bytes_sent(&self) -> u64 {
+        self.groups.tensor_bytes_sent()
+    }
+
+    /// This rank's part of all parameters, each piece with the place of its strip.
+    fn pieces(&self) -> Vec<((usize, usize), Piece)> {
         let rank = self.groups.shards.rank();
-        self.plan.layout.strips().flat_map(|(_, strip)| strip.pieces(rank)).map(|piece| piece.len).sum()
+        let strips = self.plan.layout.strips();
+        strips.flat_map(|(place, strip)| strip.pieces(rank).map(move |piece| (place, piece))).collect()
     }
 
     /// Gives every rank's model the parts of these strips that the others have changed, where models have all parameters.
     fn tell(&mut self, changed: impl Fn(&Strip) -> bool) -> Result<()> {
         let Self { parameters, model, plan, groups, .. } = self;
-        std::mem::take(&mut self.taken);
+        // What was gathered ahead is not what it was.
+        self.taken = 0;
         parameters.forget();
         let outside = |strip: &Strip| {
             plan.degrees.shards > 1 || strip.master_dtype(plan.options.precision) != strip.dtype

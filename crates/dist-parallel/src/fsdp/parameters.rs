@@ -121,42 +121,39 @@ impl Parameters {
         }
     }
 
-    /// Calls `f` with the own part of each parameter of a strip, wherever it is.
+    /// Calls `f` with the memory of a piece of a strip's own part, wherever it is.
     pub(crate) fn change(
         &mut self,
-        strip: &Strip,
         (unit, index): (usize, usize),
+        piece: Piece,
         model: &mut impl Params,
-        mut f: impl FnMut(Piece, ValuesMut<'_>) -> Result<()>,
+        mut f: impl FnMut(ValuesMut<'_>) -> Result<()>,
     ) -> Result<()> {
-        for piece in strip.pieces(self.rank) {
-            match &mut self.shards[unit][index].master {
-                Some(master) => f(piece, master.slice_mut(piece.at, piece.len))?,
-                None => params::write(model, piece.parameter, |values| {
-                    f(piece, values.part(piece.offset..piece.offset + piece.len))
-                })?,
-            }
+        match &mut self.shards[unit][index].master {
+            Some(master) => f(master.slice_mut(piece.at, piece.len)),
+            None => params::write(model, piece.parameter, |values| {
+                f(values.part(piece.offset..piece.offset + piece.len))
+            }),
         }
-        Ok(())
     }
 
-    /// Calls `f` with the own part of each parameter of a strip, wherever it is.
+    /// Calls `f` with a piece of a strip's own part, wherever it is.
     pub(crate) fn read(
         &self,
-        strip: &Strip,
         (unit, index): (usize, usize),
+        piece: Piece,
         model: &impl Params,
-        mut f: impl FnMut(Piece, Values<'_>),
+        mut f: impl FnMut(Values<'_>),
     ) -> Result<()> {
-        for piece in strip.pieces(self.rank) {
-            match &self.shards[unit][index].master {
-                Some(master) => f(piece, master.slice(piece.at, piece.len)),
-                None => params::read(model, piece.parameter, &mut |values| {
-                    f(piece, values.part(piece.offset..piece.offset + piece.len));
-                })?,
+        match &self.shards[unit][index].master {
+            Some(master) => {
+                f(master.slice(piece.at, piece.len));
+                Ok(())
             }
+            None => params::read(model, piece.parameter, &mut |values| {
+                f(values.part(piece.offset..piece.offset + piece.len));
+            }),
         }
-        Ok(())
     }
 
     /// Begins to tell the other ranks the own part of a strip of which every rank's model has the whole.
@@ -170,9 +167,11 @@ impl Parameters {
         let strip = &layout.units[place.0].strips[place.1];
         let mut whole = Flat::zeros(strip.dtype, strip.padded(layout.shards));
         let start = self.rank * strip.part;
-        self.read(strip, place, model, |piece, values| {
-            whole.slice_mut(start + piece.at, piece.len).convert_from(values);
-        })?;
+        for piece in strip.pieces(self.rank) {
+            self.read(place, piece, model, |values| {
+                whole.slice_mut(start + piece.at, piece.len).convert_from(values);
+            })?;
+        }
         self.shards[place.0][place.1].arriving = Some(whole.start_gather(&mut groups.shards));
         Ok(())
     }

@@ -2,13 +2,15 @@
 
 use dist_collectives::Communicator;
 use dist_parallel::{
-    AdamW, AdamWOptions, Ddp, DdpOptions, Fsdp, FsdpOptions, Optimizer, Reshard, ShardingStrategy, Units,
+    AdamW, AdamWOptions, Block, Ddp, DdpOptions, Error, FloatType, Fsdp, FsdpOptions, Holding, Optimizer,
+    Params, Precision, Reshard, Sequence, ShardingStrategy, Shards, Units, Values, ValuesMut,
 };
 use dist_transport::sim;
+use proptest::prelude::*;
 use rstest::rstest;
 
 use crate::ddp::{Trained, train_alone};
-use crate::plain::{bits, micro_batch, model, squared_error};
+use crate::plain::{Linear, Numbers, Relu, Rows, bits, micro_batch, model, squared_error};
 
 const ALL: [ShardingStrategy; 4] = [
     ShardingStrategy::FullShard,
@@ -143,5 +145,295 @@ fn a_hundred_clipped_steps_are_those_of_one_process(#[case] strategy: ShardingSt
     assert!(norms.iter().any(|&norm| norm > CLIP) && norms.iter().any(|&norm| norm < CLIP), "both happen");
     for trained in sim::run(1, 4, program).results {
         assert_eq!(trained, expected);
+    }
+}
+
+#[rstest]
+fn as_many_micro_batches_as_ranks_are_summed_as_by_one_process(#[values(3, 5, 6, 7)] ranks: usize) {
+    let expected = train_alone(ranks, "adamw");
+    for strategy in ALL {
+        check(ranks, ranks, FsdpOptions::new(strategy), &expected);
+    }
+}
+
+#[rstest]
+#[case(3, 7)]
+#[case(6, 16)]
+fn other_numbers_train_the_same_on_every_rank_whatever_is_freed(
+    #[case] ranks: usize,
+    #[case] micro_batches: usize,
+) {
+    let run = |options: FsdpOptions| {
+        let program =
+            move |transport| train(Communicator::new(transport), micro_batches, 3, None, &options).0;
+        sim::run(3, ranks, program).results
+    };
+    let first = run(FsdpOptions::new(ShardingStrategy::FullShard));
+    assert!(first.iter().all(|trained| *trained == first[0]));
+    assert_eq!(run(FsdpOptions::new(ShardingStrategy::ShardGradOp)), first);
+    assert_eq!(run(FsdpOptions::new(ShardingStrategy::FullShard).with_units(Units::OneForAll)), first);
+}
+
+/// A model that trains on many kinds of units.
+fn random_model(widths: &[usize], frozen: usize, seed: u64) -> Sequence<Rows> {
+    let mut blocks: Vec<Box<dyn Block<Rows>>> = Vec::new();
+    for (index, pair) in widths.windows(2).enumerate() {
+        let linear = Linear::new(&format!("layer{index}"), pair[0], pair[1], seed + index as u64);
+        blocks.push(Box::new(if index == frozen { linear.frozen() } else { linear }));
+        blocks.push(Box::new(Relu));
+    }
+    Sequence::new(blocks).unwrap()
+}
+
+/// The parameters after two steps, on rank 0.
+fn train_random(comm: Communicator, widths: &[usize], frozen: usize, options: &FsdpOptions) -> Vec<u32> {
+    let mut fsdp = Fsdp::new(comm, random_model(widths, frozen, 5), options).unwrap();
+    let mut optimizer = adamw();
+    for step in 0..2 {
+        fsdp.step(4, |index| {
+            let mut numbers = Numbers((step * 10 + index) as u64);
+            Ok((numbers.take(widths[0]), squared_error(numbers.take(*widths.last().unwrap()))))
+        })
+        .unwrap();
+        fsdp.clip_gradients(0.05).unwrap();
+        fsdp.update(&mut optimizer).unwrap();
+    }
+    bits(&fsdp.into_parts().unwrap().1)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn any_model_is_trained_alike_by_all_strategies(
+        widths in prop::collection::vec(1..6_usize, 2..5),
+        frozen in 0..4_usize,
+        prefetch in 0..4_usize,
+        reshard in prop::sample::select(vec![Reshard::All, Reshard::AllButLast, Reshard::ToGroup(2)]),
+    ) {
+        let run = |ranks, strategy| {
+            let (widths, options) = (widths.clone(), FsdpOptions::new(strategy).with_prefetch(prefetch));
+            let options = if ranks == 4 { options.with_reshard(reshard) } else { options };
+            let program = move |transport| train_random(Communicator::new(transport), &widths, frozen, &options);
+            sim::run(2, ranks, program).results
+        };
+        let alone = run(1, ShardingStrategy::NoShard).remove(0);
+        for strategy in [
+            ShardingStrategy::FullShard,
+            ShardingStrategy::ShardGradOp,
+            ShardingStrategy::ShardOptimizer,
+            ShardingStrategy::HybridShard { shard_degree: 4 },
+        ] {
+            prop_assert_eq!(run(4, strategy), vec![alone.clone(); 4]);
+        }
+    }
+}
+
+fn batch_of(step: usize) -> impl Fn(usize) -> Result<(Rows, Loss), dist_parallel::BoxError> {
+    move |index| {
+        let (input, target) = micro_batch(step, index);
+        Ok((input, Box::new(squared_error(target)) as Loss))
+    }
+}
+
+type Loss = Box<dyn FnOnce(Rows) -> Result<(f32, Rows), dist_parallel::BoxError>>;
+
+#[rstest]
+fn accumulated_rounds_count_as_those_of_one_larger_step(#[values(0, 1, 2, 3)] strategy: usize) {
+    // Each rank computes its micro-batches in the order in which it is asked, whatever their numbers.
+    let run = |parts: &'static [usize]| {
+        let program = move |transport| {
+            let options = FsdpOptions::new(ALL[strategy]);
+            let mut fsdp = Fsdp::new(Communicator::new(transport), model(7), &options).unwrap();
+            let (rank, mut done) = (fsdp.rank(), 0);
+            let mut next = |_| {
+                done += 1;
+                batch_of(100 * rank)(done)
+            };
+            let (last, before) = parts.split_last().unwrap();
+            before.iter().for_each(|part| fsdp.accumulate(2 * part, &mut next).unwrap());
+            let report = fsdp.step(2 * last, &mut next).unwrap();
+            fsdp.update(&mut adamw()).unwrap();
+            (report.loss.to_bits(), report.micro_batches, bits(&fsdp.into_parts().unwrap().1))
+        };
+        sim::run(4, 2, program).results
+    };
+    let whole = run(&[6]);
+    assert_eq!(run(&[3, 3]), whole);
+    assert_eq!(run(&[1, 2, 0, 2, 1]), whole);
+    assert_eq!(run(&[4, 2, 0]), whole, "a step may be all that is communicated");
+}
+
+#[test]
+fn gathering_ahead_is_used_once() {
+    let outcome = sim::run(1, 2, |transport| {
+        let options = FsdpOptions::new(ShardingStrategy::FullShard).with_prefetch(1);
+        let mut fsdp = Fsdp::new(Communicator::new(transport), model(7), &options).unwrap();
+        let input = || micro_batch(0, 3).0;
+        let plain = fsdp.forward(input()).unwrap();
+        let mut whole = model(7);
+        assert_eq!(plain, whole.forward(input()).unwrap().0);
+        fsdp.prefetch().unwrap();
+        assert!(matches!(fsdp.prefetch(), Err(Error::Prefetch { .. })));
+        assert_eq!(fsdp.forward(input()).unwrap(), plain);
+        fsdp.prefetch().unwrap();
+        fsdp.step(2, batch_of(0)).unwrap();
+        fsdp.prefetch().unwrap();
+        // What was gathered before an update is not what is used after it.
+        fsdp.update(&mut adamw()).unwrap();
+        assert_ne!(fsdp.forward(input()).unwrap(), plain);
+        fsdp.tensor_bytes_sent()
+    });
+    assert!(outcome.results[0] > 0);
+    let outcome = sim::run(1, 2, |transport| {
+        let options = FsdpOptions::new(ShardingStrategy::ShardGradOp);
+        Fsdp::new(Communicator::new(transport), model(7), &options).unwrap().prefetch().is_err()
+    });
+    assert_eq!(outcome.results, [true; 2]);
+}
+
+#[test]
+fn ranks_that_do_not_agree_are_told_so_and_can_go_on() {
+    let outcome = sim::run(1, 2, |transport| {
+        let options = FsdpOptions::new(ShardingStrategy::FullShard);
+        let mut fsdp = Fsdp::new(Communicator::new(transport), model(7), &options).unwrap();
+        let none = fsdp.synchronise().unwrap_err();
+        assert!(matches!(none, Error::NoMicroBatches), "{none}");
+        let differ = fsdp.step(2 + fsdp.rank(), batch_of(0)).unwrap_err();
+        assert!(matches!(differ, Error::MicroBatchesDiffer { .. }), "{differ}");
+        fsdp.step(2, batch_of(0)).unwrap().loss.is_finite()
+    });
+    assert_eq!(outcome.results, [true; 2]);
+}
+
+#[test]
+fn ranks_that_cannot_be_divided_are_an_error() {
+    let refused = |options: FsdpOptions| {
+        let program = move |transport| Fsdp::new(Communicator::new(transport), model(7), &options).map(drop);
+        sim::run(1, 4, program).results.remove(0).unwrap_err()
+    };
+    let full = || FsdpOptions::new(ShardingStrategy::FullShard);
+    for shard_degree in [0, 3, 8] {
+        let error = refused(FsdpOptions::new(ShardingStrategy::HybridShard { shard_degree }));
+        let expected = format!("4 ranks cannot be divided into groups of {shard_degree}");
+        assert_eq!(error.to_string(), expected);
+        assert!(matches!(
+            refused(full().with_reshard(Reshard::ToGroup(shard_degree))),
+            Error::ShardDegree { .. }
+        ));
+    }
+    let error = refused(full().with_units(Units::Blocks(vec![2, 3])));
+    assert_eq!(error.to_string(), "units of [2, 3] blocks cannot be made of a model with 6");
+}
+
+#[test]
+fn options_of_which_ranks_differ_are_an_error_on_every_rank() {
+    let outcome = sim::run(1, 3, |transport| {
+        let comm = Communicator::new(transport);
+        let prefetch = usize::from(comm.rank() == 2);
+        Fsdp::new(comm, model(7), &FsdpOptions::default().with_prefetch(prefetch)).unwrap_err().to_string()
+    });
+    assert_eq!(outcome.results, ["rank 2 was given other options than rank 0"; 3]);
+}
+
+#[rstest]
+fn a_wider_master_is_changed_alike_however_it_is_divided(
+    #[values(FloatType::F64, FloatType::Bf16)] reduce: FloatType,
+) {
+    let precision = Precision { master: Some(FloatType::F64), reduce: Some(reduce) };
+    let run = |ranks: usize, strategy: ShardingStrategy| {
+        let options = FsdpOptions::new(strategy).with_precision(precision);
+        let program = move |transport| train(Communicator::new(transport), 4, 5, Some(0.4), &options);
+        sim::run(1, ranks, program).results
+    };
+    let alone = run(1, ShardingStrategy::NoShard);
+    assert_ne!(alone[0].0, train_whole(4, 5, 0.4).0, "the type makes a difference");
+    for strategy in [ShardingStrategy::FullShard, ShardingStrategy::ShardGradOp, ShardingStrategy::NoShard] {
+        assert!(run(4, strategy).iter().all(|trained| *trained == alone[0]), "{strategy:?}");
+    }
+}
+
+#[rstest]
+fn parts_are_set_from_a_flat_slice(#[values(0, 1, 2, 3)] strategy: usize, #[values(1, 4)] ranks: usize) {
+    let outcome = sim::run(1, ranks, move |transport| {
+        let options = FsdpOptions::new(ALL[strategy]);
+        let mut fsdp = Fsdp::new(Communicator::new(transport), model(7), &options).unwrap();
+        let part = vec![1.5; fsdp.part_len()];
+        fsdp.set_part(Values::F32(&part)).unwrap();
+        let mut all = Vec::new();
+        fsdp.read_all(|parameter, values| {
+            all.push((parameter, values == Values::F32(&vec![1.5; values.len()])))
+        })
+        .unwrap();
+        all.sort_unstable();
+        all
+    });
+    let all: Vec<(usize, bool)> = [0, 1, 3, 4, 5, 6, 7].map(|parameter| (parameter, true)).into();
+    assert_eq!(outcome.results, vec![all; ranks]);
+}
+
+#[test]
+fn a_flat_slice_of_another_length_is_refused() {
+    let outcome = sim::run(1, 1, |transport| {
+        let comm = Communicator::new(transport);
+        let mut fsdp = Fsdp::new(comm, model(7), &FsdpOptions::default()).unwrap();
+        fsdp.set_part(Values::F32(&[0.0; 3])).unwrap_err().to_string()
+    });
+    assert_eq!(outcome.results, ["3 values of f32 were given where 41 of f32 are expected"]);
+}
+
+#[rstest]
+fn what_ranks_hold_is_every_value_once_and_comes_back(
+    #[values(0, 1, 2, 3)] strategy: usize,
+    #[values(1, 3, 4)] ranks: usize,
+) {
+    let outcome = sim::run(1, ranks, move |transport| {
+        let options = FsdpOptions::new(ALL[strategy]);
+        let mut fsdp = Fsdp::new(Communicator::new(transport), model(7), &options).unwrap();
+        let Holding { pieces, copy, copies } = fsdp.parameters();
+        assert_eq!(copy, fsdp.rank() % copies);
+        // Every value becomes its parameter's index and its own.
+        for (number, piece) in pieces.iter().enumerate() {
+            let mut set = |values: ValuesMut<'_>| {
+                let ValuesMut::F32(values) = values else { panic!("the model is f32") };
+                let number = |index| (100 * piece.parameter + piece.offset + index) as f32;
+                values.iter_mut().enumerate().for_each(|(index, value)| *value = number(index));
+            };
+            Shards::write(&mut fsdp, number, &mut set).unwrap();
+        }
+        fsdp.loaded().unwrap();
+        let mut right = 0;
+        fsdp.read_all(|parameter, values| {
+            let Values::F32(values) = values else { panic!("the model is f32") };
+            let number = |index| (100 * parameter + index) as f32;
+            right += values.iter().enumerate().filter(|(index, value)| **value == number(*index)).count();
+        })
+        .unwrap();
+        let held: usize = pieces.iter().map(|piece| piece.len).sum();
+        let trained: usize = fsdp.slices().pieces.iter().map(|slice| slice.piece.len).sum();
+        (right, held as f64 / copies as f64, trained as f64 / copies as f64)
+    });
+    let infos = model(7);
+    let stored = || infos.infos().iter().filter(|info| info.same_as.is_none());
+    let total: usize = stored().map(|info| info.len()).sum();
+    let trained: usize = stored().filter(|info| info.trainable).map(|info| info.len()).sum();
+    assert!(outcome.results.iter().all(|(right, _, _)| *right == total));
+    assert_eq!(outcome.results.iter().map(|(_, held, _)| held).sum::<f64>(), total as f64);
+    assert_eq!(outcome.results.iter().map(|(_, _, slices)| slices).sum::<f64>(), trained as f64);
+}
+
+#[cfg(feature = "tcp")]
+#[test]
+fn processes_shard_what_one_process_trains() {
+    use dist_testkit::process;
+    if process::rank().is_none() {
+        let limit = std::time::Duration::from_secs(60);
+        process::ranks(4, "fsdp::processes_shard_what_one_process_trains", limit).assert_success();
+        return;
+    }
+    let mut world = Communicator::from_env().unwrap();
+    let expected = train_whole(8, 20, 0.4);
+    for strategy in ALL {
+        let options = FsdpOptions::new(strategy).with_prefetch(2);
+        assert_eq!(train(world.fork().unwrap(), 8, 20, Some(0.4), &options), expected, "{strategy:?}");
     }
 }

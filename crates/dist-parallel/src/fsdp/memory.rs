@@ -1,0 +1,354 @@
+//! What a plan costs: bytes that a rank keeps, bytes that it needs at once, bytes that it sends.
+//!
+//! The numbers come from going through the plan's actions, as a step does, with the sizes of its buffers. They are
+//! those of parameters, gradients and the optimizer's state: activations and what blocks, transports and
+//! algorithms need for themselves come on top.
+
+use super::layout::{Strip, Unit};
+use super::order::Action;
+use super::plan::Plan;
+use crate::{FloatType, Loaded};
+
+/// Bytes that one rank needs, the one that needs most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Memory {
+    /// Of parameters, between steps.
+    pub parameters: usize,
+    /// Of gradients, between a step and the next.
+    pub gradients: usize,
+    /// Of the optimizer's state.
+    pub optimizer: usize,
+    /// Of everything together, when it is most.
+    pub peak: usize,
+}
+
+impl Memory {
+    /// Bytes that are always there, from the first step on.
+    pub const fn persistent(&self) -> usize {
+        self.parameters + self.gradients + self.optimizer
+    }
+}
+
+impl Plan {
+    /// The bytes that a step of so many micro-batches needs, with an optimizer that keeps `kept` numbers for each
+    /// parameter: 2 for AdamW, 1 for momentum. `loaded` says what the model does with parameters that it is lent; one
+    /// that copies them is taken to free its copies.
+    ///
+    /// ```
+    /// use dist_parallel::{FloatType, FsdpOptions, Loaded, ParamInfo, Plan, ShardingStrategy};
+    ///
+    /// // Ten layers of a million parameters on 4 ranks.
+    /// let layer = |index| ParamInfo::new(format!("layer{index}"), [1000, 1000], FloatType::F32);
+    /// let infos: Vec<ParamInfo> = (0..10).map(layer).collect();
+    /// let starts: Vec<usize> = (0..=10).collect();
+    /// let options = FsdpOptions::new(ShardingStrategy::FullShard);
+    /// let memory = Plan::new(&infos, &starts, 4, &options)?.memory(4, 2, Loaded::Lent);
+    /// assert_eq!(memory.persistent(), 40_000_000); // a quarter of 160 MB
+    /// assert_eq!(memory.peak, 47_000_000); // and one layer with its gradients
+    /// # Ok::<(), dist_parallel::Error>(())
+    /// ```
+    pub fn memory(&self, micro_batches: usize, kept: usize, loaded: Loaded) -> Memory {
+        let precision = self.options.precision;
+        let strips = || self.layout.strips().map(|(_, strip)| strip);
+        let trained = || strips().filter(|strip| strip.trainable);
+        let of_strip = |strip: &Strip| {
+            let master = strip.master_dtype(precision);
+            let model = if self.degrees.frees { 0 } else { strip.len() * strip.dtype.size() };
+            let outside = self.degrees.frees || master != strip.dtype;
+            model + if outside { strip.part * master.size() } else { 0 }
+        };
+        let state = |strip: &Strip| {
+            let own: usize = strip.pieces(0).map(|piece| piece.len).sum();
+            let calculated = strip.master_dtype(precision).size().max(FloatType::F32.size());
+            kept * own * calculated
+        };
+        let parameters = strips().map(of_strip).sum();
+        let optimizer = trained().map(state).sum();
+        let gradients = trained().map(|strip| self.part_bytes(strip)).sum();
+        let live = parameters + optimizer;
+        let mut meter = Meter { plan: self, loaded, live, peak: live, in_flight: None };
+        meter.step(micro_batches);
+        Memory { parameters, gradients, optimizer, peak: meter.peak }
+    }
+
+    /// The bytes of parameters and gradients that each rank sends in a step of so many micro-batches, if all operations
+    /// send as little as they can.
+    pub fn wire_bytes(&self, micro_batches: usize) -> usize {
+        let (shards, replicas) = (self.degrees.shards, self.degrees.replicas);
+        let rounds = self.rounds(micro_batches);
+        let to_others = |whole: usize, ranks: usize| whole / ranks * (ranks - 1);
+        let mut bytes = 0;
+        let mut gathered = vec![false; self.layout.units.len()];
+        for action in self.actions() {
+            let Action::Gather(unit) = action else { continue };
+            let again = std::mem::replace(&mut gathered[unit], true);
+            let ranks = self.keepers.filter(|_| again).unwrap_or(shards);
+            let strips = &self.layout.units[unit].strips;
+            bytes +=
+                rounds * strips.iter().map(|strip| to_others(self.whole_bytes(strip), ranks)).sum::<usize>();
+        }
+        for strip in self.layout.strips().map(|(_, strip)| strip).filter(|strip| strip.trainable) {
+            let reductions = if self.degrees.each_round { rounds } else { 1 };
+            bytes += reductions * to_others(self.leaf_bytes(strip), shards);
+            bytes += (2 * (replicas - 1) * self.part_bytes(strip)).div_ceil(replicas);
+            if !self.degrees.frees {
+                bytes += to_others(self.whole_bytes(strip), shards);
+            }
+        }
+        bytes
+    }
+
+    /// The most rounds that a rank makes of so many micro-batches.
+    fn rounds(&self, micro_batches: usize) -> usize {
+        let ranks = 0..self.degrees.shards * self.degrees.replicas;
+        ranks.map(|rank| self.deal(rank).rounds(micro_batches)).max().unwrap_or(0)
+    }
+
+    /// Everything that is done for one micro-batch.
+    fn actions(&self) -> Vec<Action> {
+        let mut actions = self.uses().forward(&self.layout, true);
+        actions.extend(self.uses().backward(&self.layout));
+        actions
+    }
+
+    fn trained(&self, unit: usize) -> impl Iterator<Item = &Strip> {
+        self.layout.units[unit].strips.iter().filter(|strip| strip.trainable)
+    }
+
+    /// Bytes of a gathered strip.
+    fn whole_bytes(&self, strip: &Strip) -> usize {
+        strip.padded(self.layout.shards) * strip.dtype.size()
+    }
+
+    /// Bytes of one micro-batch's gradients of a strip.
+    fn leaf_bytes(&self, strip: &Strip) -> usize {
+        strip.padded(self.layout.shards) * strip.reduce_dtype(self.options.precision).size()
+    }
+
+    /// Bytes of one rank's part of them.
+    fn part_bytes(&self, strip: &Strip) -> usize {
+        strip.part * strip.reduce_dtype(self.options.precision).size()
+    }
+}
+
+/// Counts bytes through a step.
+struct Meter<'a> {
+    plan: &'a Plan,
+    loaded: Loaded,
+    live: usize,
+    peak: usize,
+    /// The unit whose leaves are on their way.
+    in_flight: Option<usize>,
+}
+
+/// A round, and whether it is the last.
+#[derive(Clone, Copy)]
+struct Round {
+    number: usize,
+    last: bool,
+}
+
+impl Meter<'_> {
+    fn step(&mut self, micro_batches: usize) {
+        let plan = self.plan;
+        let rounds = plan.rounds(micro_batches);
+        let actions = plan.actions();
+        for number in 0..rounds {
+            let round = Round { number, last: number + 1 == rounds };
+            if let Some(held) = plan.layout.held() {
+                self.open(held);
+            }
+            let mut kept = vec![false; plan.layout.units.len()];
+            actions.iter().for_each(|&action| self.act(action, &mut kept, round));
+            self.land(round);
+        }
+        if !plan.degrees.each_round && rounds > 0 {
+            let reduced = actions.iter().filter_map(|action| match action {
+                Action::Reduce(unit) => Some(*unit),
+                _ => None,
+            });
+            for strip in reduced.flat_map(|unit| plan.trained(unit)) {
+                self.allocate(plan.part_bytes(strip));
+                self.free(plan.leaf_bytes(strip));
+            }
+        }
+        self.tell();
+    }
+
+    fn act(&mut self, action: Action, kept: &mut [bool], round: Round) {
+        let plan = self.plan;
+        let unit = |unit: usize| &plan.layout.units[unit];
+        match action {
+            Action::Gather(number) => {
+                let was_kept = std::mem::take(&mut kept[number]);
+                for strip in &unit(number).strips {
+                    self.allocate(plan.whole_bytes(strip));
+                    self.free(if was_kept { self.kept_bytes(strip) } else { 0 });
+                }
+            }
+            Action::Load(number) => self.load(unit(number), false),
+            Action::LoadAndKeep(number) => {
+                kept[number] = true;
+                self.load(unit(number), true);
+            }
+            Action::Free(number) => unit(number).strips.iter().for_each(|strip| match self.loaded {
+                Loaded::Lent => self.free(plan.whole_bytes(strip)),
+                Loaded::Copied => self.free(strip.len() * strip.dtype.size()),
+            }),
+            Action::Forward(_) => {}
+            Action::Backward(number) => {
+                if unit(number).reporters > 0 {
+                    self.land(round);
+                    self.open(number);
+                    self.close(number, round);
+                }
+            }
+            Action::Reduce(number) => {
+                if unit(number).is_held() {
+                    self.land(round);
+                    self.close(number, round);
+                }
+            }
+        }
+    }
+
+    fn load(&mut self, unit: &Unit, keep: bool) {
+        for strip in &unit.strips {
+            self.allocate(if keep { self.kept_bytes(strip) } else { 0 });
+            if self.loaded == Loaded::Copied {
+                self.allocate(strip.len() * strip.dtype.size());
+                self.free(self.plan.whole_bytes(strip));
+            }
+        }
+    }
+
+    fn open(&mut self, unit: usize) {
+        let plan = self.plan;
+        for strip in plan.trained(unit) {
+            self.allocate(plan.leaf_bytes(strip));
+        }
+    }
+
+    fn close(&mut self, unit: usize, round: Round) {
+        let plan = self.plan;
+        if plan.degrees.each_round && plan.degrees.shards > 1 {
+            self.in_flight = Some(unit);
+        } else {
+            for strip in plan.trained(unit) {
+                self.sum(plan.leaf_bytes(strip), round);
+            }
+        }
+    }
+
+    fn land(&mut self, round: Round) {
+        let plan = self.plan;
+        let Some(unit) = self.in_flight.take() else { return };
+        for strip in plan.trained(unit) {
+            self.allocate(plan.part_bytes(strip));
+            self.free(plan.leaf_bytes(strip));
+            self.sum(plan.part_bytes(strip), round);
+        }
+    }
+
+    /// A buffer joins those of earlier rounds: what becomes of them is the binary digits of their number.
+    fn sum(&mut self, bytes: usize, Round { number, last }: Round) {
+        let buffers = |rounds: usize| rounds.count_ones() as usize;
+        let after = if last { 1 } else { buffers(number + 1) };
+        self.free((buffers(number) + 1 - after) * bytes);
+    }
+
+    /// The update, where every rank's model is told what others have changed: two strips at a time.
+    fn tell(&mut self) {
+        let plan = self.plan;
+        let changed = plan.degrees.shards > 1 || plan.options.precision.master.is_some();
+        if plan.degrees.frees || !changed {
+            return;
+        }
+        let mut before = 0;
+        for (_, strip) in plan.layout.strips().filter(|(_, strip)| strip.trainable) {
+            self.allocate(plan.whole_bytes(strip));
+            self.free(std::mem::replace(&mut before, plan.whole_bytes(strip)));
+        }
+        self.free(before);
+    }
+
+    /// Bytes of what a smaller group's rank keeps between forward and backward.
+    fn kept_bytes(&self, strip: &Strip) -> usize {
+        self.plan.keepers.map_or(0, |keepers| self.plan.whole_bytes(strip) / keepers)
+    }
+
+    fn allocate(&mut self, bytes: usize) {
+        self.live += bytes;
+        self.peak = self.peak.max(self.live);
+    }
+
+    fn free(&mut self, bytes: usize) {
+        self.live -= bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::{FsdpOptions, ParamInfo, Reshard, ShardingStrategy};
+
+    const BLOCKS: usize = 5;
+    const LEN: usize = 6000;
+    /// Bytes of all parameters, of all gradients, and of each of AdamW's two numbers.
+    const P: usize = BLOCKS * LEN * 4;
+
+    fn plan(ranks: usize, options: &FsdpOptions) -> Plan {
+        let infos: Vec<ParamInfo> =
+            (0..BLOCKS).map(|index| ParamInfo::new(format!("p{index}"), [LEN], FloatType::F32)).collect();
+        Plan::new(&infos, &Vec::from_iter(0..=BLOCKS), ranks, options).unwrap()
+    }
+
+    #[rstest]
+    #[case(ShardingStrategy::FullShard, 4 * P / 4)]
+    #[case(ShardingStrategy::ShardGradOp, P + 3 * P / 4)]
+    #[case(ShardingStrategy::ShardOptimizer, P + 3 * P / 4)]
+    #[case(ShardingStrategy::NoShard, 4 * P)]
+    #[case(ShardingStrategy::HybridShard { shard_degree: 2 }, 4 * P / 2)]
+    fn what_is_sharded_is_divided(#[case] strategy: ShardingStrategy, #[case] expected: usize) {
+        let memory = plan(4, &FsdpOptions::new(strategy)).memory(4, 2, Loaded::Lent);
+        assert_eq!(memory.persistent(), expected);
+        assert!(memory.peak >= expected);
+    }
+
+    #[rstest]
+    fn full_sharding_needs_at_most_what_its_formula_says(
+        #[values(2, 4, 5)] ranks: usize,
+        #[values(0, 1, 2, 3)] prefetch: usize,
+        #[values(1, 2, 3, 8)] rounds: usize,
+    ) {
+        let options = FsdpOptions::new(ShardingStrategy::FullShard).with_prefetch(prefetch);
+        let peak = plan(ranks, &options).memory(rounds * ranks, 2, Loaded::Lent).peak;
+        let (unit, sums) = (LEN * 4, rounds.next_power_of_two().ilog2() as usize + 1);
+        assert!(peak <= (3 + sums) * P / ranks + (1 + prefetch) * unit + unit, "{peak}");
+        assert!(peak >= 3 * P / ranks + unit + unit);
+    }
+
+    #[rstest]
+    fn bytes_on_the_wire_follow_the_formulas(
+        #[values(2, 4, 8)] ranks: usize,
+        #[values(1, 2, 3)] rounds: usize,
+    ) {
+        let bytes = |strategy, reshard| {
+            let options = FsdpOptions::new(strategy).with_reshard(reshard);
+            plan(ranks, &options).wire_bytes(rounds * ranks)
+        };
+        let once = (ranks - 1) * P / ranks;
+        assert_eq!(bytes(ShardingStrategy::NoShard, Reshard::All), 2 * once);
+        assert_eq!(bytes(ShardingStrategy::ShardOptimizer, Reshard::All), 2 * once);
+        assert_eq!(bytes(ShardingStrategy::ShardGradOp, Reshard::All), (1 + rounds) * once);
+        assert_eq!(bytes(ShardingStrategy::FullShard, Reshard::All), 3 * rounds * once);
+        assert_eq!(bytes(ShardingStrategy::FullShard, Reshard::Nothing), 2 * rounds * once);
+        assert_eq!(bytes(ShardingStrategy::FullShard, Reshard::ToGroup(2)), rounds * (2 * once + P / 2));
+        let hybrid = ShardingStrategy::HybridShard { shard_degree: 2 };
+        let between = 2 * (ranks / 2 - 1) * (P / 2) / (ranks / 2);
+        assert_eq!(bytes(hybrid, Reshard::All), 3 * rounds * P / 2 + between);
+    }
+}

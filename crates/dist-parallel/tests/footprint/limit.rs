@@ -1,0 +1,47 @@
+//! A model that is too large for one process.
+
+use std::time::Duration;
+
+use dist_collectives::Communicator;
+use dist_parallel::{AdamW, AdamWOptions, Fsdp, FsdpOptions, Loaded, ShardingStrategy};
+use dist_testkit::process;
+use rstest::rstest;
+use rustix::process::{Resource, Rlimit, setrlimit};
+
+use crate::weights::{batch, initial, model};
+
+/// Four blocks of 16 MiB: 256 MiB with gradients and AdamW's state, of which four ranks have 64 MiB each.
+const LENS: [usize; 4] = [4 << 20; 4];
+
+/// What a process may allocate, its threads' stacks included.
+const LIMIT: u64 = 224 << 20;
+
+#[rstest]
+#[case::one_rank(1)]
+#[case::four_ranks(4)]
+fn a_model_that_does_not_fit_one_process_trains_on_four(#[case] ranks: usize) {
+    if process::rank().is_none() {
+        let case = if ranks == 1 { "case_1_one_rank" } else { "case_2_four_ranks" };
+        let name = format!("limit::a_model_that_does_not_fit_one_process_trains_on_four::{case}");
+        let job = process::ranks(ranks, &name, Duration::from_secs(60));
+        if ranks == 1 {
+            let output = &job.ranks[0].output;
+            assert!(output.contains("memory allocation of"), "it should not fit: {output}");
+        } else {
+            job.assert_success();
+        }
+        return;
+    }
+    let comm = Communicator::from_env().unwrap();
+    // The model has a place for each block's gradients, of which we do not speak here.
+    let model = model(&LENS, Loaded::Lent);
+    let limit = LIMIT + 4 * LENS.iter().sum::<usize>() as u64;
+    setrlimit(Resource::Data, Rlimit { current: Some(limit), maximum: Some(limit) }).unwrap();
+    let options = FsdpOptions::new(ShardingStrategy::FullShard);
+    let mut fsdp = Fsdp::with_values(comm, model, &options, initial).unwrap();
+    let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
+    for _ in 0..2 {
+        fsdp.step(ranks, batch).unwrap();
+        fsdp.update(&mut optimizer).unwrap();
+    }
+}

@@ -1,0 +1,8 @@
+//! What sharded training costs, against what its plan says: bytes of memory, and bytes on the wire.
+#![allow(clippy::unwrap_used, reason = "this is a test")]
+
+#[cfg(all(feature = "tcp", target_os = "linux"))]
+mod limit;
+mod memory;
+mod weights;
+mod wire;

@@ -1,0 +1,106 @@
+//! A model whose parameters, and nothing else, take memory.
+
+use dist_parallel::{
+    Block, BoxError, FloatType, Lent, Loaded, ParamInfo, Params, Ready, Saved, Sequence, Slot, Unloaded,
+    Values, ValuesMut,
+};
+
+/// One value: all that blocks hand on.
+pub(crate) type Value = [f32; 1];
+
+/// x/2 + the weighted mean of many parameters.
+pub(crate) struct Weights {
+    infos: [ParamInfo; 1],
+    slot: Slot,
+    /// Where gradients are put, so that a backward needs no memory.
+    gradient: Vec<f32>,
+    loaded: Loaded,
+}
+
+impl Weights {
+    pub(crate) fn new(name: String, len: usize, loaded: Loaded) -> Self {
+        let slot = Slot::freed(FloatType::F32, len);
+        Self { infos: [ParamInfo::new(name, [len], FloatType::F32)], slot, gradient: vec![0.0; len], loaded }
+    }
+}
+
+/// The initial value of every parameter.
+pub(crate) fn initial(parameter: usize, values: ValuesMut<'_>) {
+    let ValuesMut::F32(values) = values else { panic!("the model is f32") };
+    values.iter_mut().zip(0_u8..=250).for_each(|(value, index)| *value = f32::from(index) / 100.0);
+    values[0] = parameter as f32;
+}
+
+/// What every run of seven parameters is multiplied by.
+const WEIGHTS: [f32; 7] = [-2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0];
+
+impl Params for Weights {
+    fn infos(&self) -> &[ParamInfo] {
+        &self.infos
+    }
+
+    fn read(&self, _: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
+        f(self.slot.values()?);
+        Ok(())
+    }
+
+    fn write(&mut self, _: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
+        self.slot.write(f)
+    }
+
+    fn load(&mut self, _: usize, values: Lent) -> Result<Loaded, BoxError> {
+        match self.loaded {
+            Loaded::Lent => self.slot.load(values),
+            Loaded::Copied => {
+                self.slot.write(&mut |mut own| own.copy_from(values.values()).unwrap())?;
+                Ok(Loaded::Copied)
+            }
+        }
+    }
+
+    fn unload(&mut self, _: usize) -> Result<Unloaded, BoxError> {
+        Ok(self.slot.unload())
+    }
+}
+
+impl Block<Value> for Weights {
+    fn forward(&mut self, input: Value) -> Result<(Value, Saved), BoxError> {
+        let Values::F32(values) = self.slot.values()? else { panic!("the model is f32") };
+        let sum: f32 = values.chunks(7).flat_map(|chunk| chunk.iter().zip(WEIGHTS)).map(|(v, w)| v * w).sum();
+        Ok(([input[0] / 2.0 + sum / values.len() as f32], Saved::new(())))
+    }
+
+    fn backward(
+        &mut self,
+        saved: Saved,
+        output_gradient: Value,
+        ready: &mut Ready<'_>,
+    ) -> Result<Option<Value>, BoxError> {
+        saved.take::<()>()?;
+        // The parameters have to be there.
+        let len = self.slot.values()?.len();
+        let scale = output_gradient[0] / len as f32;
+        for (gradient, weight) in self.gradient.chunks_mut(7).flat_map(|chunk| chunk.iter_mut().zip(WEIGHTS))
+        {
+            *gradient = scale * weight;
+        }
+        ready(0, Values::F32(&self.gradient))?;
+        Ok(Some([output_gradient[0] / 2.0]))
+    }
+}
+
+/// A block for each length.
+pub(crate) fn model(lens: &[usize], loaded: Loaded) -> Sequence<Value> {
+    let block = |(index, &len): (usize, &usize)| -> Box<dyn Block<Value>> {
+        Box::new(Weights::new(format!("block{index}"), len, loaded))
+    };
+    Sequence::new(lens.iter().enumerate().map(block).collect()).unwrap()
+}
+
+/// Computes a loss, and its gradient.
+type Loss = fn(Value) -> Result<(f32, Value), BoxError>;
+
+/// The input of a micro-batch, and its loss: half the square of the output.
+pub(crate) fn batch(index: usize) -> Result<(Value, Loss), BoxError> {
+    Ok(([index as f32], |output| Ok((output[0] * output[0] / 2.0, output))))
+}
