@@ -1,11 +1,13 @@
 #![doc = include_str!("../README.md")]
 
+mod activations;
 mod block;
 mod error;
 mod gradient;
 mod sequence;
 mod slices;
 
+pub use activations::Tensors;
 pub use block::CandleBlock;
 pub use error::CandleError;
 pub use gradient::{backward_from, loss_and_gradient};

@@ -81,6 +81,11 @@ fn any_number_of_processes_computes_the_bits_of_one(#[case] ranks: &[&str]) {
 #[case(&["--ranks", "2", "--strategy", "zero1"])]
 #[case(&["--ranks", "2", "--strategy", "zero2"])]
 #[case(&["--ranks", "4", "--strategy", "hybrid"])]
+#[case(&["--ranks", "4", "--strategy", "pipeline"])]
+#[case(&["--ranks", "2", "--strategy", "pipeline", "--schedule", "gpipe"])]
+#[case(&["--ranks", "3", "--strategy", "pipeline", "--schedule", "interleaved"])]
+#[case(&["--ranks", "4", "--strategy", "pipeline", "--schedule", "zb1p"])]
+#[case(&["--ranks", "2", "--strategy", "pipeline", "--schedule", "zbv"])]
 fn every_strategy_computes_the_bits_of_one_process(#[case] strategy: &[&str]) {
     let folder = folder();
     let steps = ["--steps", "4"];

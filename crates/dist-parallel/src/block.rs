@@ -34,6 +34,33 @@ pub trait Block<A>: Params {
         output_gradient: A,
         ready: &mut Ready<'_>,
     ) -> Result<Option<A>, BoxError>;
+
+    /// The first half of a backward: the gradient of the input, and what [`weight_gradient`](Self::weight_gradient)
+    /// needs to compute the gradients of the parameters later. Both halves report to their `ready`, each parameter's
+    /// gradient once.
+    ///
+    /// Zero-bubble pipeline schedules fill bubbles with second halves. By default everything is computed in the first,
+    /// which is correct and fills nothing.
+    ///
+    /// # Errors
+    /// If the computation fails, or `ready` does.
+    fn input_gradient(
+        &mut self,
+        saved: Saved,
+        output_gradient: A,
+        ready: &mut Ready<'_>,
+    ) -> Result<(Option<A>, Saved), BoxError> {
+        Ok((self.backward(saved, output_gradient, ready)?, Saved::new(())))
+    }
+
+    /// The second half of a backward.
+    ///
+    /// # Errors
+    /// As for [`input_gradient`](Self::input_gradient).
+    fn weight_gradient(&mut self, saved: Saved, ready: &mut Ready<'_>) -> Result<(), BoxError> {
+        let _ = ready;
+        Ok(saved.take::<()>()?)
+    }
 }
 
 impl<A, B: Block<A> + ?Sized> Block<A> for Box<B> {
@@ -48,6 +75,19 @@ impl<A, B: Block<A> + ?Sized> Block<A> for Box<B> {
         ready: &mut Ready<'_>,
     ) -> Result<Option<A>, BoxError> {
         (**self).backward(saved, output_gradient, ready)
+    }
+
+    fn input_gradient(
+        &mut self,
+        saved: Saved,
+        output_gradient: A,
+        ready: &mut Ready<'_>,
+    ) -> Result<(Option<A>, Saved), BoxError> {
+        (**self).input_gradient(saved, output_gradient, ready)
+    }
+
+    fn weight_gradient(&mut self, saved: Saved, ready: &mut Ready<'_>) -> Result<(), BoxError> {
+        (**self).weight_gradient(saved, ready)
     }
 }
 

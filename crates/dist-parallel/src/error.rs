@@ -1,5 +1,8 @@
 //! What can go wrong in parallel training.
 
+use std::ops::Range;
+
+use crate::pipeline::{Flaw, Look};
 use crate::{CheckpointError, FloatType};
 
 /// A result of this crate.
@@ -144,6 +147,76 @@ pub enum Error {
         /// Number of micro-batches.
         micro_batches: usize,
     },
+    /// A pipeline schedule has a flaw.
+    #[error("the pipeline schedule has a flaw")]
+    Schedule(#[from] Flaw),
+    /// A pipeline schedule is for another number of ranks.
+    #[error("the pipeline schedule is for {ranks} ranks, and there are {world_size}")]
+    PipelineRanks {
+        /// How many it is for.
+        ranks: usize,
+        /// How many there are.
+        world_size: usize,
+    },
+    /// Stages are not as many as a schedule needs, or not made of all blocks of the model, in order and at least one
+    /// each.
+    #[error("{given:?} is no way to cut {blocks} blocks into {stages} stages")]
+    Stages {
+        /// How many stages there should be.
+        stages: usize,
+        /// How many blocks there are.
+        blocks: usize,
+        /// Which blocks each stage was to have.
+        given: Vec<Range<usize>>,
+    },
+    /// There are no stages, or more than layers.
+    #[error("{layers} layers cannot be cut into {stages} stages")]
+    CannotSplit {
+        /// How many layers there are.
+        layers: usize,
+        /// How many stages there should be.
+        stages: usize,
+    },
+    /// A stage's output does not look like those of other micro-batches.
+    #[error("stage {stage} gives an output of {got} where it gave one of {expected} before")]
+    ActivationShape {
+        /// The stage.
+        stage: usize,
+        /// What its first output looked like.
+        expected: Look,
+        /// What this one looks like.
+        got: Look,
+    },
+    /// The gradient of a stage's input does not look like the input.
+    #[error("stage {stage} gives a gradient of {got} for an input of {expected}")]
+    GradientShape {
+        /// The stage.
+        stage: usize,
+        /// What the input looks like.
+        expected: Look,
+        /// What the gradient looks like.
+        got: Look,
+    },
+    /// A stage that is not the first gives no gradient of its input.
+    #[error("stage {stage} gives no gradient of its input, which the stage before it needs")]
+    NoInputGradient {
+        /// The stage.
+        stage: usize,
+    },
+    /// An activation has too many dims to be sent.
+    #[error("the output of stage {stage} has {dims} dims, and at most 8 can be sent")]
+    TooManyDims {
+        /// The stage.
+        stage: usize,
+        /// How many dims it has.
+        dims: usize,
+    },
+    /// An activation was not handed out, or as something that it cannot be.
+    #[error("an activation is not what it is said to be")]
+    NoActivation,
+    /// A block was used that another rank has.
+    #[error("this block is on another rank")]
+    Elsewhere,
     /// A step without micro-batches was asked for, on every rank.
     #[error("there is no micro-batch to take the mean of")]
     NoMicroBatches,

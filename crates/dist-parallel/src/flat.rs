@@ -144,6 +144,71 @@ fn subtract<T: Number>(own: &mut [T], other: &[T]) {
     }
 }
 
+/// Messages between two ranks.
+impl Flat {
+    /// Memory of their own for these values.
+    pub(crate) fn copy_of(values: Values<'_>) -> Self {
+        match values {
+            Values::F32(values) => Self::F32(values.to_vec().into()),
+            Values::F64(values) => Self::F64(values.to_vec().into()),
+            Values::F16(values) => Self::F16(values.to_vec().into()),
+            Values::Bf16(values) => Self::Bf16(values.to_vec().into()),
+        }
+    }
+
+    /// Begins to send the buffer.
+    pub(crate) fn start_send(self, comm: &mut Communicator, to: usize) -> PendingFlat {
+        started!(self, |buffer| comm.start_send(buffer, to))
+    }
+
+    /// Begins to receive as much as the buffer holds.
+    pub(crate) fn start_receive(self, comm: &mut Communicator, from: usize) -> PendingFlat {
+        started!(self, |buffer| comm.start_recv(buffer, from))
+    }
+
+    /// Sends the buffer.
+    pub(crate) fn send(&self, comm: &mut Communicator, to: usize) -> Result<()> {
+        match self {
+            Self::F32(buffer) => comm.send(buffer, to),
+            Self::F64(buffer) => comm.send(buffer, to),
+            Self::F16(buffer) => comm.send(buffer, to),
+            Self::Bf16(buffer) => comm.send(buffer, to),
+        }
+        .map_err(Error::communication)
+    }
+
+    /// Receives as much as the buffer holds.
+    pub(crate) fn receive(&mut self, comm: &mut Communicator, from: usize) -> Result<()> {
+        match self {
+            Self::F32(buffer) => comm.recv(buffer, from),
+            Self::F64(buffer) => comm.recv(buffer, from),
+            Self::F16(buffer) => comm.recv(buffer, from),
+            Self::Bf16(buffer) => comm.recv(buffer, from),
+        }
+        .map_err(Error::communication)
+    }
+
+    /// Sets one value to 1.
+    pub(crate) fn set_one(&mut self, index: usize) {
+        match self {
+            Self::F32(buffer) => buffer[index] = 1.0,
+            Self::F64(buffer) => buffer[index] = 1.0,
+            Self::F16(buffer) => buffer[index] = f16::ONE,
+            Self::Bf16(buffer) => buffer[index] = bf16::ONE,
+        }
+    }
+
+    /// Whether a value is 1.
+    pub(crate) fn is_one(&self, index: usize) -> bool {
+        match self.slice(index, 1) {
+            Values::F32(values) => values == [1.0],
+            Values::F64(values) => values == [1.0],
+            Values::F16(values) => values == [f16::ONE],
+            Values::Bf16(values) => values == [bf16::ONE],
+        }
+    }
+}
+
 /// A buffer that is under way.
 #[derive(Debug)]
 pub(crate) enum PendingFlat {
@@ -154,6 +219,16 @@ pub(crate) enum PendingFlat {
 }
 
 impl PendingFlat {
+    /// Whether waiting for it does not wait.
+    pub(crate) fn is_done(&mut self) -> bool {
+        match self {
+            Self::F32(pending) => pending.is_done(),
+            Self::F64(pending) => pending.is_done(),
+            Self::F16(pending) => pending.is_done(),
+            Self::Bf16(pending) => pending.is_done(),
+        }
+    }
+
     pub(crate) fn wait(self) -> Result<Flat> {
         Ok(match self {
             Self::F32(pending) => Flat::F32(wait(pending)?),

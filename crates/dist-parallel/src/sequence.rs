@@ -94,6 +94,15 @@ impl<A> Sequence<A> {
         Ok(gradient)
     }
 
+    /// What the sequence was made of, without the ties between its blocks.
+    pub(crate) fn into_blocks(self) -> Vec<Box<dyn Block<A>>> {
+        self.blocks
+    }
+
+    pub(crate) fn blocks_mut(&mut self) -> &mut [Box<dyn Block<A>>] {
+        &mut self.blocks
+    }
+
     fn index(&self, name: &str) -> Result<usize> {
         let found = self.infos.iter().position(|info| info.name == name);
         found.ok_or_else(|| Error::UnknownName { name: name.to_owned() })
@@ -153,7 +162,42 @@ impl<A> Block<A> for Sequence<A> {
         }
         self.backward_through(0..self.blocks.len(), saved, output_gradient, ready)
     }
+
+    fn input_gradient(
+        &mut self,
+        saved: Saved,
+        output_gradient: A,
+        ready: &mut Ready<'_>,
+    ) -> Result<(Option<A>, Saved), BoxError> {
+        let saved: Vec<Saved> = saved.take()?;
+        if saved.len() != self.blocks.len() {
+            return Err(Error::ForeignSaved.into());
+        }
+        let mut halves = Halves::with_capacity(saved.len());
+        let mut gradient = Some(output_gradient);
+        let blocks = self.blocks.iter_mut().zip(&self.starts).zip(saved).enumerate();
+        for (index, ((block, &start), kept)) in blocks.rev() {
+            let Some(output_gradient) = gradient else { break };
+            let mut of_model = |parameter: usize, values: Values<'_>| ready(start + parameter, values);
+            let (of_input, left) = block.input_gradient(kept, output_gradient, &mut of_model)?;
+            halves.push((index, left));
+            gradient = of_input;
+        }
+        Ok((gradient, Saved::new(halves)))
+    }
+
+    fn weight_gradient(&mut self, saved: Saved, ready: &mut Ready<'_>) -> Result<(), BoxError> {
+        for (index, left) in saved.take::<Halves>()? {
+            let (block, &start) =
+                self.blocks.get_mut(index).zip(self.starts.get(index)).ok_or(Error::ForeignSaved)?;
+            block.weight_gradient(left, &mut |parameter, values| ready(start + parameter, values))?;
+        }
+        Ok(())
+    }
 }
+
+/// For each block that has computed the gradient of its input, last to first: its number, and what is left to do.
+type Halves = Vec<(usize, Saved)>;
 
 impl<A> fmt::Debug for Sequence<A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -80,7 +80,8 @@ fn demo(options: &Options) -> Result<u8, DemoError> {
     if !width.is_multiple_of(heads) {
         return Err(DemoError::Heads { width, heads });
     }
-    if !options.compress.is_empty() && options.sharding(1).is_some() {
+    let divides = options.sharding(1).is_some() || options.strategy == Strategy::Pipeline;
+    if !options.compress.is_empty() && divides {
         return Err(DemoError::NotWhole);
     }
     if options.compress.len() > 1 && (options.save.is_some() || options.load.is_some()) {

@@ -19,14 +19,28 @@ pub(crate) struct Shape {
     pub(crate) context: usize,
 }
 
+impl Shape {
+    /// The gain of what is added to a layer's input. Each layer adds twice: together they should add about as much as
+    /// there was.
+    fn small(self) -> f64 {
+        1.0 / f64::sqrt(2.0 * self.layers as f64)
+    }
+}
+
 /// The transformer with the initial values of this seed: from byte values `[batch, context]` to the logits
 /// `[batch, context, 256]` of the byte after each.
 pub(crate) fn transformer(shape: Shape, seed: u64) -> Result<Sequence<Tensor>, BoxError> {
-    let mut blocks = vec![block("embed", seed, |weights| Embed::new(weights, shape))?];
+    let mut blocks = vec![
+        block("bytes", seed, |weights| Bytes::new(weights, shape))?,
+        block("places", seed, |weights| Places::new(weights, shape))?,
+    ];
     for layer in 0..shape.layers {
-        blocks.push(block(&format!("layer{layer}"), seed, |weights| Layer::new(weights, shape))?);
+        let name = |half: &str| format!("layer{layer}.{half}");
+        blocks.push(block(&name("attention"), seed, |weights| Attention::new(weights, shape))?);
+        blocks.push(block(&name("dense"), seed, |weights| Dense::new(weights, shape))?);
     }
-    blocks.push(block("head", seed, |weights| Head::new(weights, shape))?);
+    blocks.push(block("norm", seed, |weights| weights.norm("gain", "bias", shape.width))?);
+    blocks.push(block("logits", seed, |weights| weights.linear("weight", shape.width, 256, 1.0))?);
     Ok(Sequence::new(blocks)?)
 }
 
@@ -76,53 +90,56 @@ impl Weights<'_> {
     }
 }
 
-/// Bytes and their places as vectors.
-struct Embed {
-    bytes: Embedding,
-    places: Tensor,
-}
+/// Bytes as vectors.
+struct Bytes(Embedding);
 
-impl Embed {
-    fn new(weights: &mut Weights<'_>, Shape { width, context, .. }: Shape) -> Result<Self> {
-        let bytes = Embedding::new(weights.random("bytes", (256, width), 1.0)?, width);
-        Ok(Self { bytes, places: weights.random("places", (context, width), 0.1)? })
+impl Bytes {
+    fn new(weights: &mut Weights<'_>, Shape { width, .. }: Shape) -> Result<Self> {
+        Ok(Self(Embedding::new(weights.random("weight", (256, width), 1.0)?, width)))
     }
 }
 
-impl Module for Embed {
+impl Module for Bytes {
     fn forward(&self, bytes: &Tensor) -> Result<Tensor> {
-        let places = self.places.narrow(0, 0, bytes.dim(D::Minus1)?)?;
-        self.bytes.forward(bytes)?.broadcast_add(&places)
+        self.0.forward(bytes)
     }
 }
 
-/// Attention to what came before, then two dense layers; each added to its input.
-struct Layer {
+/// A vector for each place, added to what is there.
+struct Places(Tensor);
+
+impl Places {
+    fn new(weights: &mut Weights<'_>, Shape { width, context, .. }: Shape) -> Result<Self> {
+        Ok(Self(weights.random("weight", (context, width), 0.1)?))
+    }
+}
+
+impl Module for Places {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        x.broadcast_add(&self.0.narrow(0, 0, x.dim(D::Minus2)?)?)
+    }
+}
+
+/// Attention to what came before, added to its input.
+struct Attention {
     heads: usize,
-    before_attention: Norm,
+    norm: Norm,
     query: Linear,
     key: Linear,
     value: Linear,
     project: Linear,
-    before_dense: Norm,
-    up: Linear,
-    down: Linear,
 }
 
-impl Layer {
-    fn new(weights: &mut Weights<'_>, Shape { layers, width, heads, .. }: Shape) -> Result<Self> {
-        // Each layer adds twice to what it is given: together they should add about as much as there was.
-        let small = 1.0 / f64::sqrt(2.0 * layers as f64);
+impl Attention {
+    fn new(weights: &mut Weights<'_>, shape: Shape) -> Result<Self> {
+        let Shape { width, heads, .. } = shape;
         Ok(Self {
             heads,
-            before_attention: weights.norm("before_attention.gain", "before_attention.bias", width)?,
+            norm: weights.norm("gain", "bias", width)?,
             query: weights.linear("query", width, width, 1.0)?,
             key: weights.linear("key", width, width, 1.0)?,
             value: weights.linear("value", width, width, 1.0)?,
-            project: weights.linear("project", width, width, small)?,
-            before_dense: weights.norm("before_dense.gain", "before_dense.bias", width)?,
-            up: weights.linear("up", width, 4 * width, 1.0)?,
-            down: weights.linear("down", 4 * width, width, small)?,
+            project: weights.linear("project", width, width, shape.small())?,
         })
     }
 
@@ -141,30 +158,34 @@ impl Layer {
     }
 }
 
-impl Module for Layer {
+impl Module for Attention {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let x = (x + self.attend(&self.before_attention.forward(x)?)?)?;
-        let dense = self.up.forward(&self.before_dense.forward(&x)?)?.relu()?;
-        x + self.down.forward(&dense)?
+        x + self.attend(&self.norm.forward(x)?)?
     }
 }
 
-/// Vectors as logits of the next byte.
-struct Head {
+/// Two dense layers, added to their input.
+struct Dense {
     norm: Norm,
-    logits: Linear,
+    up: Linear,
+    down: Linear,
 }
 
-impl Head {
-    fn new(weights: &mut Weights<'_>, Shape { width, .. }: Shape) -> Result<Self> {
-        let norm = weights.norm("gain", "bias", width)?;
-        Ok(Self { norm, logits: weights.linear("logits", width, 256, 1.0)? })
+impl Dense {
+    fn new(weights: &mut Weights<'_>, shape: Shape) -> Result<Self> {
+        let width = shape.width;
+        Ok(Self {
+            norm: weights.norm("gain", "bias", width)?,
+            up: weights.linear("up", width, 4 * width, 1.0)?,
+            down: weights.linear("down", 4 * width, width, shape.small())?,
+        })
     }
 }
 
-impl Module for Head {
+impl Module for Dense {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.logits.forward(&self.norm.forward(x)?)
+        let dense = self.up.forward(&self.norm.forward(x)?)?.relu()?;
+        x + self.down.forward(&dense)?
     }
 }
 

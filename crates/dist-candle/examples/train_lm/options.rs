@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
+use dist_parallel::pipeline::Kind;
 use dist_parallel::{Compression, Decay, Schedule, ShardingStrategy};
 
 use crate::model::Shape;
@@ -28,6 +29,9 @@ pub(crate) struct Options {
     /// between them, are trained one after the other from the same start, and drawn in one picture.
     #[arg(long, value_delimiter = ',', value_name = "FORM")]
     pub(crate) compress: Vec<Compression>,
+    /// How a pipeline orders its work: gpipe, 1f1b, interleaved, zb1p or zbv, for --strategy pipeline.
+    #[arg(long = "schedule", default_value = "1f1b", value_name = "NAME", value_parser = kind)]
+    pub(crate) pipeline: Kind,
     /// Parts of a step, each with samples of its own, that are dealt to the processes.
     #[arg(long, default_value_t = 8, value_parser = at_least_one())]
     pub(crate) micro_batches: usize,
@@ -95,6 +99,8 @@ pub(crate) enum Strategy {
     Zero2,
     /// As fsdp, in groups of --shard-degree processes, each of which has a copy of the model.
     Hybrid,
+    /// Every process has some stages of the model, and all micro-batches pass through them.
+    Pipeline,
 }
 
 impl Options {
@@ -117,7 +123,7 @@ impl Options {
     pub(crate) fn sharding(&self, ranks: usize) -> Option<ShardingStrategy> {
         let shard_degree = self.shard_degree.unwrap_or(if ranks.is_multiple_of(2) { 2 } else { 1 });
         match self.strategy {
-            Strategy::Single | Strategy::Ddp => None,
+            Strategy::Single | Strategy::Ddp | Strategy::Pipeline => None,
             Strategy::Fsdp => Some(ShardingStrategy::FullShard),
             Strategy::Zero1 => Some(ShardingStrategy::ShardOptimizer),
             Strategy::Zero2 => Some(ShardingStrategy::ShardGradOp),
@@ -138,6 +144,10 @@ impl Options {
             _ => self.ranks.unwrap_or(2),
         }
     }
+}
+
+fn kind(text: &str) -> Result<Kind, String> {
+    Kind::parse(text).ok_or_else(|| format!("it is one of {}", Kind::ALL.map(Kind::name).join(", ")))
 }
 
 fn at_least_one() -> RangedU64ValueParser<usize> {

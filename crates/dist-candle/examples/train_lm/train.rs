@@ -16,8 +16,7 @@ use crate::DemoError;
 use crate::checkpoint::{self, Saver};
 use crate::curves::{self, Curve};
 use crate::model;
-use crate::options::Options;
-use crate::picture::Bar;
+use crate::options::{Options, Strategy};
 use crate::random::Random;
 use crate::report::{Progress, Reporter};
 use crate::sample;
@@ -32,10 +31,10 @@ pub(crate) fn train(options: &Options, text: &Text, mut comm: Communicator) -> R
     for compression in options.trainings() {
         let (ended, trained) = train_once(options, text, comm, compression)?;
         comm = ended;
-        let Trained { curve, mut model, bars, reporter, params_crc32 } = trained;
+        let Trained { curve, mut model, timeline, reporter, params_crc32 } = trained;
         curves.push(curve);
         if comm.rank() == 0 {
-            draw(options, text, &curves, bars)?;
+            draw(options, text, &curves, &timeline)?;
             show_sample(options, text, &mut model, &reporter)?;
             reporter.end(params_crc32, compression)?;
         }
@@ -47,8 +46,8 @@ pub(crate) fn train(options: &Options, text: &Text, mut comm: Communicator) -> R
 struct Trained {
     curve: Curve,
     model: Sequence<Tensor>,
-    /// Of the latest step, for every rank.
-    bars: Vec<Vec<Bar>>,
+    /// A picture of the latest step on every rank.
+    timeline: String,
     reporter: Reporter,
     params_crc32: u32,
 }
@@ -71,20 +70,29 @@ fn train_once(
         text.bytes().len(),
         text.byte_entropy(),
     ))?;
-    let trainer = Trainer::new(comm, model, options.sharding(ranks), compression.unwrap_or_default())?;
+    let trainer = match options.strategy {
+        Strategy::Pipeline => {
+            let make = || model::transformer(options.shape(), options.seed);
+            Trainer::staged(comm, make, options.pipeline, options.micro_batches)?
+        }
+        _ => Trainer::new(comm, model, options.sharding(ranks), compression.unwrap_or_default())?,
+    };
     let curve = Curve { compression, done: 0, losses: Vec::new(), bytes_sent: 0 };
     let mut session = Session { options, text, trainer, curve, trace: Trace::default() };
     session.run(&reporter)?;
     reporter.end_steps();
-    let Session { trainer, curve, trace, .. } = session;
+    let Session { mut trainer, curve, trace, .. } = session;
     if let Some(said) = curve.bytes_per_step() {
         reporter.say(&said)?;
     }
+    let staged = trainer.picture()?;
     let (mut comm, model) = trainer.into_parts()?;
     let params_crc32 = params_crc32(&mut comm, &model)?;
     let parts_max = 2 * options.micro_batches.div_ceil(ranks) + 2;
     let bars = trace::gather(&mut comm, &trace, parts_max)?;
-    Ok((comm, Trained { curve, model, bars, reporter, params_crc32 }))
+    let title = format!("Step {} on {ranks} ranks", curve.done + curve.losses.len());
+    let timeline = staged.unwrap_or_else(|| trace::timeline(&title, bars));
+    Ok((comm, Trained { curve, model, timeline, reporter, params_crc32 }))
 }
 
 struct Session<'a> {
@@ -182,14 +190,12 @@ fn params_crc32(comm: &mut Communicator, model: &Sequence<Tensor>) -> Result<u32
     Ok(own)
 }
 
-fn draw(options: &Options, text: &Text, curves: &[Curve], bars: Vec<Vec<Bar>>) -> Result<(), DemoError> {
+fn draw(options: &Options, text: &Text, curves: &[Curve], timeline: &str) -> Result<(), DemoError> {
     let out = &options.out;
     let failed = |source| DemoError::Picture { path: out.clone(), source };
     fs::create_dir_all(out).map_err(failed)?;
-    let last = curves.last().map_or(0, |curve| curve.done + curve.losses.len());
-    let title = format!("Step {last} on {} ranks", bars.len());
     let losses = curves::chart(curves, text.byte_entropy());
-    for (name, picture) in [("loss.svg", losses), ("timeline.svg", trace::timeline(&title, bars))] {
+    for (name, picture) in [("loss.svg", losses.as_str()), ("timeline.svg", timeline)] {
         let path = out.join(name);
         fs::write(&path, picture).map_err(|source| DemoError::Picture { path, source })?;
     }

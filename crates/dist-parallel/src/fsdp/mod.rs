@@ -19,6 +19,7 @@ use std::ops::Range;
 use dist_collectives::{Communicator, ReduceOp};
 
 pub(crate) use deal::share;
+pub(crate) use groups::bytes_sent;
 pub use memory::Memory;
 pub use options::{FsdpOptions, Precision, Reshard, ShardingStrategy, Units};
 pub use plan::Plan;

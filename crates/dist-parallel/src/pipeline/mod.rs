@@ -18,17 +18,35 @@
 //! ```
 
 mod action;
+mod activations;
 mod draw;
+mod elsewhere;
 mod flaw;
 mod generate;
+mod held;
 mod kind;
+mod link;
+mod links;
+mod measure;
+mod runtime;
 mod schedule;
+mod shard;
+mod split;
+mod stage;
+mod step;
+mod sums;
+mod ties;
 mod timeline;
 mod validate;
 
 pub use action::{Action, Item};
+pub use activations::{Activations, Look, PlainVectors};
 pub use draw::{Panel, svg};
+pub use elsewhere::Elsewhere;
 pub use flaw::{Flaw, Proof};
 pub use kind::Kind;
+pub use measure::measure_blocks;
+pub use runtime::Pipeline;
 pub use schedule::Schedule;
+pub use split::{split_by_cost, split_into_stages};
 pub use timeline::{Costs, Span, StageCost, Timeline};

@@ -6,7 +6,7 @@ use super::{Action, Flaw, Item, Proof, validate};
 ///
 /// Pure data: [`Kind::schedule`](super::Kind::schedule) makes it, [`validate`](Self::validate) proves it,
 /// [`Timeline::predict`](super::Timeline::predict) says how long it takes, and [`Pipeline`](super::Pipeline) does it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Schedule {
     ranks: usize,
     micro_batches: usize,

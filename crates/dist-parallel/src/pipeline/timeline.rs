@@ -129,6 +129,26 @@ impl Timeline {
         (self.makespan().as_secs_f64() * self.ranks.len() as f64 - computing).max(0.0) / computing
     }
 
+    /// What a computation took on average, for each of so many stages: what another step may be predicted from. A whole
+    /// backward counts as one of its input, whose halves cannot be told apart.
+    pub fn stage_costs(&self, stages: usize) -> Vec<StageCost> {
+        let mean = |stage: usize, is_kind: fn(Action) -> bool| {
+            let spans = self.spans().filter(|span| span.action.stage() == stage && is_kind(span.action));
+            let (count, total) = spans.fold((0_u32, Duration::ZERO), |(count, total), span| {
+                (count + 1, total + span.end.saturating_sub(span.start))
+            });
+            total.checked_div(count).unwrap_or_default()
+        };
+        let cost = |stage| StageCost {
+            forward: mean(stage, |action| matches!(action, Action::Forward(_))),
+            input_gradient: mean(stage, |action| {
+                matches!(action, Action::Backward(_) | Action::InputGradient(_))
+            }),
+            weight_gradient: mean(stage, |action| matches!(action, Action::WeightGradient(_))),
+        };
+        (0..stages).map(cost).collect()
+    }
+
     fn spans(&self) -> impl Iterator<Item = &Span> {
         self.ranks.iter().flatten()
     }

@@ -1,6 +1,16 @@
 //! Pipelines, from the level of their users.
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
+mod errors;
 mod interpreter;
+mod mesh;
+mod model;
 mod mutants;
+#[allow(dead_code, reason = "other tests use the rest")]
+#[path = "../training/plain.rs"]
+mod plain;
+#[cfg(feature = "tcp")]
+mod processes;
 mod schedules;
+mod timing;
+mod training;

@@ -94,24 +94,41 @@ impl Block<Rows> for Linear {
         output_gradient: Rows,
         ready: &mut Ready<'_>,
     ) -> Result<Option<Rows>, BoxError> {
+        let (of_input, left) = self.input_gradient(saved, output_gradient, ready)?;
+        self.weight_gradient(left, ready)?;
+        Ok(of_input)
+    }
+
+    fn input_gradient(
+        &mut self,
+        saved: Saved,
+        output_gradient: Rows,
+        _: &mut Ready<'_>,
+    ) -> Result<(Option<Rows>, Saved), BoxError> {
         let input: Rows = saved.take()?;
         let weight = self.values(0);
-        let mut of_weight = vec![0.0; weight.len()];
-        let mut of_bias = vec![0.0; self.to];
         let mut of_input = vec![0.0; input.len()];
-        let rows = input.chunks(self.from).zip(of_input.chunks_mut(self.from));
-        for ((row, of_row), of_output) in rows.zip(output_gradient.chunks(self.to)) {
-            for (line, &g) in of_output.iter().enumerate() {
-                of_bias[line] += g;
-                for column in 0..self.from {
-                    of_weight[line * self.from + column] += g * row[column];
-                    of_row[column] += g * weight[line * self.from + column];
-                }
+        for (of_row, of_output) in of_input.chunks_mut(self.from).zip(output_gradient.chunks(self.to)) {
+            for (line, g) in weight.chunks(self.from).zip(of_output) {
+                of_row.iter_mut().zip(line).for_each(|(of_column, weight)| *of_column += g * weight);
+            }
+        }
+        Ok((Some(of_input), Saved::new((input, output_gradient))))
+    }
+
+    fn weight_gradient(&mut self, saved: Saved, ready: &mut Ready<'_>) -> Result<(), BoxError> {
+        let (input, output_gradient): (Rows, Rows) = saved.take()?;
+        let mut of_weight = vec![0.0; self.from * self.to];
+        let mut of_bias = vec![0.0; self.to];
+        for (row, of_output) in input.chunks(self.from).zip(output_gradient.chunks(self.to)) {
+            let lines = of_weight.chunks_mut(self.from).zip(&mut of_bias);
+            for ((of_line, of_bias), g) in lines.zip(of_output) {
+                *of_bias += g;
+                of_line.iter_mut().zip(row).for_each(|(of_weight, x)| *of_weight += g * x);
             }
         }
         ready(1, Values::F32(&of_bias))?;
-        ready(0, Values::F32(&of_weight))?;
-        Ok(Some(of_input))
+        ready(0, Values::F32(&of_weight))
     }
 }
 

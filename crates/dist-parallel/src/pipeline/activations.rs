@@ -1,0 +1,124 @@
+//! What has to be known of activations to send them.
+
+use std::fmt;
+
+use half::{bf16, f16};
+
+use crate::{BoxError, FloatType, Values};
+
+/// Takes activations apart, to send them from stage to stage, and puts them together.
+///
+/// Gradients of activations are of the same type, and travel the same way.
+pub trait Activations<A>: Send {
+    /// Calls `f` once with the shape of an activation and its values in row-major order.
+    ///
+    /// # Errors
+    /// If the values cannot be reached.
+    fn take_apart(&self, activation: &A, f: &mut dyn FnMut(&[usize], Values<'_>)) -> Result<(), BoxError>;
+
+    /// The activation with this shape and these values.
+    ///
+    /// # Errors
+    /// If there can be no such activation.
+    fn put_together(&self, shape: &[usize], values: Values<'_>) -> Result<A, BoxError>;
+}
+
+/// Activations that are plain vectors of one type of number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PlainVectors;
+
+macro_rules! plain_vector {
+    ($($variant:ident: $element:ty),*) => {$(
+        impl Activations<Vec<$element>> for PlainVectors {
+            fn take_apart(
+                &self,
+                activation: &Vec<$element>,
+                f: &mut dyn FnMut(&[usize], Values<'_>),
+            ) -> Result<(), BoxError> {
+                f(&[activation.len()], Values::$variant(activation));
+                Ok(())
+            }
+
+            fn put_together(&self, _: &[usize], values: Values<'_>) -> Result<Vec<$element>, BoxError> {
+                match values {
+                    Values::$variant(values) => Ok(values.to_vec()),
+                    other => Err(format!("these are values of {}", other.dtype()).into()),
+                }
+            }
+        }
+    )*};
+}
+
+plain_vector!(F32: f32, F64: f64, F16: f16, Bf16: bf16);
+
+/// What an activation looks like.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Look {
+    /// The type of its values.
+    pub dtype: FloatType,
+    /// Its shape.
+    pub shape: Vec<usize>,
+}
+
+impl Look {
+    /// Number of values, if memory could hold them.
+    pub(super) fn len(&self) -> Option<usize> {
+        let len = self.shape.iter().try_fold(1_usize, |len, &dim| len.checked_mul(dim))?;
+        len.checked_mul(self.dtype.size()).filter(|&bytes| bytes <= isize::MAX.unsigned_abs())?;
+        Some(len)
+    }
+
+    /// As many numbers for any shape.
+    pub(super) fn encode(&self) -> Option<Vec<u64>> {
+        let mut header = vec![0; HEADER_LEN];
+        header[0] = DTYPES.iter().position(|dtype| *dtype == self.dtype)? as u64;
+        header[1] = self.shape.len() as u64;
+        header
+            .get_mut(2..2 + self.shape.len())?
+            .iter_mut()
+            .zip(&self.shape)
+            .for_each(|(to, &dim)| *to = dim as u64);
+        Some(header)
+    }
+
+    /// Reads what [`encode`](Self::encode) has made.
+    pub(super) fn decode(header: &[u64]) -> Option<Self> {
+        let number = |index: usize| usize::try_from(*header.get(index)?).ok();
+        let dtype = *DTYPES.get(number(0)?)?;
+        let dims = 0..number(1)?.min(header.len());
+        let look = Self { dtype, shape: dims.map(|dim| number(2 + dim)).collect::<Option<_>>()? };
+        look.len().map(|_| look)
+    }
+}
+
+impl fmt::Display for Look {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} {}", self.shape, self.dtype)
+    }
+}
+
+const DTYPES: [FloatType; 4] = [FloatType::F32, FloatType::F64, FloatType::F16, FloatType::Bf16];
+
+/// As many dims as an activation may have that is sent.
+pub(super) const DIMS_MAX: usize = 8;
+/// The type, the number of dims, and the dims.
+pub(super) const HEADER_LEN: usize = 2 + DIMS_MAX;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_look_is_read_back_and_nonsense_is_not_read() {
+        for dtype in DTYPES {
+            for dims in 0..=DIMS_MAX {
+                let look = Look { dtype, shape: (0..dims).map(|dim| 3 * dim).collect() };
+                assert_eq!(Look::decode(&look.encode().unwrap()), Some(look));
+            }
+        }
+        assert_eq!(Look { dtype: FloatType::F32, shape: vec![1; 9] }.encode(), None);
+        for nonsense in [&[4_u64, 0][..], &[0, 9], &[0, 2, u64::MAX, 2], &[0], &[]] {
+            assert_eq!(Look::decode(nonsense), None, "{nonsense:?}");
+        }
+    }
+}

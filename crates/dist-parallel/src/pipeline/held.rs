@@ -1,0 +1,60 @@
+//! What a rank of a pipeline holds of a checkpoint: the parameters of its stages.
+
+use super::Pipeline;
+use crate::{Communicator, Holding, ParamInfo, Piece, Result, Shards, Slice, Values, ValuesMut, params};
+
+/// One pipeline holds the model: of several beside each other, one is to save, and each loads for itself.
+impl<A> Shards for Pipeline<A> {
+    fn infos(&self) -> &[ParamInfo] {
+        self.infos()
+    }
+
+    fn parameters(&self) -> Holding<Piece> {
+        Holding::alone(self.held().collect())
+    }
+
+    fn slices(&self) -> Holding<Slice> {
+        let trained = self.held().filter(|piece| self.infos()[piece.parameter].trainable);
+        Holding::alone(trained.map(|piece| Slice { number: piece.parameter, piece }).collect())
+    }
+
+    fn read(&self, piece: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
+        let Piece { parameter, .. } = self.held().nth(piece).expect(IN_THE_LIST);
+        let own = self.stages.iter().find(|stage| stage.parameters.contains(&parameter)).expect(IN_THE_LIST);
+        params::read(&own.model, parameter - own.parameters.start, f)
+    }
+
+    fn write(&mut self, piece: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
+        let Piece { parameter, .. } = self.held().nth(piece).expect(IN_THE_LIST);
+        let own = self.stages.iter_mut().find(|stage| stage.parameters.contains(&parameter));
+        let own = own.expect(IN_THE_LIST);
+        params::write(&mut own.model, parameter - own.parameters.start, |values| {
+            f(values);
+            Ok(())
+        })
+    }
+
+    fn loaded(&mut self) -> Result<()> {
+        self.forget();
+        let told = self.tell_ties();
+        self.or_abort(told)
+    }
+
+    fn communicator_mut(&mut self) -> &mut Communicator {
+        self.communicator_mut()
+    }
+}
+
+impl<A> Pipeline<A> {
+    /// The parameters that have memory of their own and are first used here, each as one piece.
+    fn held(&self) -> impl Iterator<Item = Piece> {
+        let all = self.stages.iter().flat_map(|stage| stage.parameters.clone());
+        all.filter(|&parameter| self.infos()[parameter].same_as.is_none()).map(|parameter| Piece {
+            parameter,
+            offset: 0,
+            len: self.infos()[parameter].len(),
+        })
+    }
+}
+
+const IN_THE_LIST: &str = "a piece is named by its number in the list";

@@ -1,0 +1,164 @@
+//! One direction of messages between two stages on different ranks.
+//!
+//! A link is a communicator of two ranks with a worker of its own, so that links do not wait for each other: sending
+//! returns at once, and one message is received ahead of when it is needed. The shape travels before the first message
+//! of activations; both ends know it from then on, and that of the gradients, which look the same.
+
+use std::collections::VecDeque;
+
+use dist_collectives::{Buffer, Communicator, Pending};
+
+use super::activations::{HEADER_LEN, Look};
+use crate::flat::{self, Flat, PendingFlat};
+use crate::fsdp::bytes_sent;
+use crate::{Error, Result};
+
+/// The end of a link that sends.
+pub(super) struct Sender {
+    comm: Communicator,
+    /// What has travelled, once something has.
+    look: Option<Look>,
+    header: Option<Pending<Buffer<u64>>>,
+    under_way: VecDeque<PendingFlat>,
+}
+
+/// The end of a link that receives.
+pub(super) struct Receiver {
+    comm: Communicator,
+    look: Option<Look>,
+    /// How many messages of this step have not been received.
+    left: usize,
+    posted: Option<Posted>,
+}
+
+/// What is received ahead.
+enum Posted {
+    Header(Pending<Buffer<u64>>),
+    Values(PendingFlat),
+}
+
+impl Sender {
+    /// The end of a link whose members are the sender and the receiver.
+    pub(super) const fn new(comm: Communicator) -> Self {
+        Self { comm, look: None, header: None, under_way: VecDeque::new() }
+    }
+
+    /// What messages look like, once that is known.
+    pub(super) const fn look(&self) -> Option<&Look> {
+        self.look.as_ref()
+    }
+
+    /// Says what the receiver knows messages to look like.
+    pub(super) fn expect(&mut self, look: Look) {
+        self.look = Some(look);
+    }
+
+    /// Sends what looks like all messages before it; `None` if nothing can look like this.
+    pub(super) fn send(&mut self, look: &Look, values: Flat) -> Option<()> {
+        if self.look.is_none() {
+            let header = look.encode()?;
+            self.header = Some(self.comm.start_send(header, RECEIVER));
+            self.look = Some(look.clone());
+        }
+        self.under_way.push_back(values.start_send(&mut self.comm, RECEIVER));
+        Some(())
+    }
+
+    /// Gives back the memory of messages that have arrived; the error of one that failed.
+    pub(super) fn collect(&mut self) -> Result<()> {
+        while self.under_way.front_mut().is_some_and(PendingFlat::is_done) {
+            let sent = self.under_way.pop_front().expect("there is a first one");
+            sent.wait()?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn bytes_sent(&self) -> u64 {
+        bytes_sent(&self.comm)
+    }
+
+    /// Waits until everything has been received.
+    pub(super) fn finish(&mut self) -> Result<()> {
+        if let Some(header) = self.header.take() {
+            flat::wait(header)?;
+        }
+        self.under_way.drain(..).try_for_each(|sent| sent.wait().map(drop))
+    }
+
+    /// Waits for what is under way, whatever becomes of it.
+    pub(super) fn forget(&mut self) {
+        self.header = None;
+        self.under_way.clear();
+    }
+}
+
+impl Receiver {
+    /// The end of a link whose members are the sender and the receiver.
+    pub(super) const fn new(comm: Communicator) -> Self {
+        Self { comm, look: None, left: 0, posted: None }
+    }
+
+    /// What messages look like, once that is known.
+    pub(super) const fn look(&self) -> Option<&Look> {
+        self.look.as_ref()
+    }
+
+    /// Says what messages look like, which the sender knows.
+    pub(super) fn expect(&mut self, look: Look) {
+        self.look = Some(look);
+    }
+
+    /// Begins a step of so many messages.
+    pub(super) fn begin(&mut self, messages: usize) {
+        self.left = messages;
+    }
+
+    /// Whether the next message has arrived; from now on, one is received ahead.
+    pub(super) fn is_ready(&mut self) -> bool {
+        self.post();
+        match &mut self.posted {
+            Some(Posted::Values(values)) => values.is_done(),
+            Some(Posted::Header(_)) | None => false,
+        }
+    }
+
+    /// Waits for the next message of the step, and begins to receive the one behind it.
+    pub(super) fn receive(&mut self) -> Result<Flat> {
+        self.post();
+        if let Some(Posted::Header(_)) = &self.posted
+            && let Some(Posted::Header(header)) = self.posted.take()
+        {
+            self.look = Some(Look::decode(&flat::wait(header)?).ok_or(Error::NoActivation)?);
+            self.post();
+        }
+        let Some(Posted::Values(values)) = self.posted.take() else {
+            unreachable!("a proven schedule receives no more than is sent")
+        };
+        let values = values.wait()?;
+        self.left -= 1;
+        self.post();
+        Ok(values)
+    }
+
+    /// Begins to receive the next message of the step, if there is one and it is not yet begun.
+    fn post(&mut self) {
+        if self.posted.is_some() || self.left == 0 {
+            return;
+        }
+        self.posted = Some(match &self.look {
+            Some(look) => {
+                let memory = Flat::zeros(look.dtype, look.len().unwrap_or(0));
+                Posted::Values(memory.start_receive(&mut self.comm, SENDER))
+            }
+            None => Posted::Header(self.comm.start_recv(vec![0; HEADER_LEN], SENDER)),
+        });
+    }
+
+    /// Waits for what was received ahead, whatever becomes of it.
+    pub(super) fn forget(&mut self) {
+        self.posted = None;
+    }
+}
+
+const SENDER: usize = 0;
+const RECEIVER: usize = 1;

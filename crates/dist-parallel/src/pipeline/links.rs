@@ -1,0 +1,75 @@
+//! All links of one rank to the stages before and after its own.
+
+use std::collections::BTreeMap;
+
+use dist_collectives::Communicator;
+
+use super::Schedule;
+use super::link::{Receiver, Sender};
+use crate::{Error, Result};
+
+/// By this rank's stages.
+#[derive(Default)]
+pub(super) struct Links {
+    pub(super) outputs: BTreeMap<usize, Sender>,
+    pub(super) inputs: BTreeMap<usize, Receiver>,
+    pub(super) input_gradients: BTreeMap<usize, Sender>,
+    pub(super) output_gradients: BTreeMap<usize, Receiver>,
+}
+
+impl Links {
+    /// Makes the links of all ranks; nothing is sent.
+    pub(super) fn new(comm: &mut Communicator, schedule: &Schedule) -> Result<Self> {
+        let mut links = Self::default();
+        for stage in (0..schedule.stages()).filter(|&stage| schedule.is_sent(stage)) {
+            let (here, there) = (schedule.placement()[stage], schedule.placement()[stage + 1]);
+            match pair(comm, here, there)? {
+                Some(End::Sender(link)) => _ = links.outputs.insert(stage, link),
+                Some(End::Receiver(link)) => _ = links.inputs.insert(stage + 1, link),
+                None => {}
+            }
+            match pair(comm, there, here)? {
+                Some(End::Sender(link)) => _ = links.input_gradients.insert(stage + 1, link),
+                Some(End::Receiver(link)) => _ = links.output_gradients.insert(stage, link),
+                None => {}
+            }
+        }
+        Ok(links)
+    }
+
+    /// Begins a step, in which every link carries so many messages.
+    pub(super) fn begin(&mut self, messages: usize) {
+        let receivers = self.inputs.values_mut().chain(self.output_gradients.values_mut());
+        receivers.for_each(|link| link.begin(messages));
+    }
+
+    pub(super) fn bytes_sent(&self) -> u64 {
+        self.outputs.values().chain(self.input_gradients.values()).map(Sender::bytes_sent).sum()
+    }
+
+    /// Waits until everything that was sent is received.
+    pub(super) fn finish(&mut self) -> Result<()> {
+        self.outputs.values_mut().chain(self.input_gradients.values_mut()).try_for_each(Sender::finish)
+    }
+
+    /// Waits for everything that is under way, whatever becomes of it.
+    pub(super) fn forget(&mut self) {
+        self.outputs.values_mut().chain(self.input_gradients.values_mut()).for_each(Sender::forget);
+        self.inputs.values_mut().chain(self.output_gradients.values_mut()).for_each(Receiver::forget);
+    }
+}
+
+/// This rank's end of a link.
+pub(super) enum End {
+    Sender(Sender),
+    Receiver(Receiver),
+}
+
+/// The link from one rank to another; `None` on ranks that have no part in it. All ranks call it.
+pub(super) fn pair(comm: &mut Communicator, from: usize, to: usize) -> Result<Option<End>> {
+    let group = comm.subgroup(&[from, to]).map_err(Error::communication)?;
+    Ok(group.map(|group| match group.rank() {
+        0 => End::Sender(Sender::new(group)),
+        _ => End::Receiver(Receiver::new(group)),
+    }))
+}

@@ -1,0 +1,471 @@
+//! Training a model whose stages are on different ranks.
+
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
+use std::time::Duration;
+
+use dist_collectives::Communicator;
+
+use super::activations::Activations;
+use super::links::Links;
+use super::shard::Shard;
+use super::stage::Stage;
+use super::ties::{self, Node, Tie};
+use super::{Schedule, Span, Timeline};
+use crate::flat::Flat;
+use crate::tree::TreeSum;
+use crate::{Error, Optimizer, ParamInfo, Params, Result, Sequence, Values, ValuesMut, agreement, params};
+
+/// Pipeline parallel training: every rank has some stages of the model, and a step's micro-batches flow through them as
+/// a [`Schedule`] says.
+///
+/// # Which sums are the same
+///
+/// Gradients, and losses, are summed in the canonical order over the micro-batches, T(n) = T(largest power of two below
+/// n) + T(rest), by their index, in whatever order the schedule finishes them. They are therefore bit for bit what one
+/// process computes with the same model, for every schedule, every cut into stages and any number of ranks. With several
+/// pipelines beside each other ([`reduce_over`](Self::reduce_over)) that holds if each one's share is a power of two.
+///
+/// Parameters that are the same in several stages have a copy on each rank that has one of these stages. Their gradients
+/// are added for every micro-batch, before the tree, and the rank of the first such stage has the mean. It changes the
+/// parameter and tells the others.
+///
+/// # What is communicated when
+///
+/// Computing waits for the messages that it receives, never for those that it sends; one message per link is received
+/// ahead. The shape of a link's activations travels once, before the first of them: all further ones have to have it,
+/// and gradients have the shape of their activations. A message has the communicator's timeout, from when it is sent or
+/// received ahead.
+///
+/// # Memory
+///
+/// Of its stages, a rank keeps as many activations as [`Schedule::kept_max`] allows. The sums take at most
+/// ⌈log₂ M⌉ + 1 buffers of the size of the stage's gradients for schedules that finish M micro-batches in order, and one
+/// more for every micro-batch that is between the halves of its backward, if its blocks report in both.
+///
+/// # Errors
+///
+/// An error on one rank aborts the job, so that no other waits for it.
+pub struct Pipeline<A> {
+    pub(super) comm: Communicator,
+    pub(super) data: Option<Communicator>,
+    pub(super) shards: Option<Communicator>,
+    pub(super) activations: Box<dyn Activations<A>>,
+    pub(super) schedule: Schedule,
+    infos: Vec<ParamInfo>,
+    /// For each stage, the index of its first parameter; and the number of parameters at the end.
+    first: Vec<usize>,
+    /// Of this rank, in order.
+    pub(super) stages: Vec<Stage<A>>,
+    pub(super) links: Links,
+    ties: Vec<Tie>,
+    /// This rank's part in the ties that have gradients.
+    pub(super) nodes: Vec<Node>,
+    /// For each tie, the mean gradient, if this rank has its first stage and a micro-batch had one.
+    pub(super) tied_means: Vec<Option<Flat>>,
+    pub(super) losses: TreeSum<f32>,
+    pub(super) spans: Vec<Span>,
+    pub(super) kept_most: usize,
+}
+
+impl<A> Pipeline<A> {
+    /// Begins to train `model` on all ranks of the group. `stages` says for each stage which blocks it has;
+    /// [`split_into_stages`](super::split_into_stages) makes such a list. A rank drops the blocks of stages that it does
+    /// not have. Every rank describes the whole model: blocks that are elsewhere may be an [`Elsewhere`](super::Elsewhere).
+    ///
+    /// A stage begins with the parameters that its rank has; of parameters that are in several stages, with those of the
+    /// first one.
+    ///
+    /// # Errors
+    /// Before anything is sent, if the schedule has a flaw or is for another number of ranks, or if the stages are not
+    /// as many as the schedule's or do not have all blocks in order. On every rank, if the models or schedules differ
+    /// between ranks. If communication fails.
+    pub fn new(
+        mut comm: Communicator,
+        model: Sequence<A>,
+        schedule: Schedule,
+        stages: &[Range<usize>],
+        activations: impl Activations<A> + 'static,
+    ) -> Result<Self> {
+        params::validate(model.infos())?;
+        check(&comm, &model, &schedule, stages)?;
+        let settings = [fingerprint(&schedule), fingerprint(stages)];
+        agreement::check(&mut comm, model.infos(), settings)?;
+        let infos = model.infos().to_vec();
+        let mut first: Vec<usize> = stages.iter().map(|blocks| model.starts()[blocks.start]).collect();
+        first.push(infos.len());
+        let ties = ties::find(&infos, &first);
+        let mut own = Vec::new();
+        let mut blocks = model.into_blocks().into_iter();
+        for (stage, range) in stages.iter().enumerate() {
+            let of_stage = blocks.by_ref().take(range.len()).collect();
+            if schedule.placement()[stage] == comm.rank() {
+                own.push(Stage::new(stage, of_stage, &infos, first[stage]..first[stage + 1], &ties)?);
+            }
+        }
+        let links = Links::new(&mut comm, &schedule)?;
+        let nodes = ties::nodes(&mut comm, &schedule, &infos, &ties)?;
+        let mut pipeline = Self {
+            comm,
+            data: None,
+            shards: None,
+            activations: Box::new(activations),
+            schedule,
+            infos,
+            first,
+            stages: own,
+            links,
+            tied_means: ties.iter().map(|_| None).collect(),
+            ties,
+            nodes,
+            losses: TreeSum::new(),
+            spans: Vec::new(),
+            kept_most: 0,
+        };
+        let told = pipeline.tell_ties();
+        pipeline.or_abort(told)?;
+        Ok(pipeline)
+    }
+
+    /// Joins this pipeline with others beside it: `data` connects the ranks that have the same stages, in the order of
+    /// the pipelines. Gradients and losses are then means over the micro-batches of all of them; pipeline d of D computes
+    /// the d-th contiguous share. Every stage then has the parameters of pipeline 0.
+    ///
+    /// # Errors
+    /// On every rank, if models or schedules differ between pipelines; if communication fails.
+    pub fn reduce_over(&mut self, mut data: Communicator) -> Result<()> {
+        let result = self.agree(&mut data);
+        self.or_abort(result)?;
+        self.data = Some(data);
+        Ok(())
+    }
+
+    /// Joins this pipeline with others beside it, as [`reduce_over`](Self::reduce_over) does, and divides the parameters
+    /// of each stage, their gradients and the optimizer's state among the ranks of `shards`, which have the same stages.
+    /// A stage's parameters are whole from when the schedule [gathers](Schedule::with_gathers) them until it frees them;
+    /// during all of a step if it does not gather them. Those that are the same in several stages, and those that are
+    /// not trained, stay whole. The model must be able to [free](Params::unload) its parameters for this to save their
+    /// memory.
+    ///
+    /// With both, the pipelines that divide their parameters among each other are neighbours: in a mesh, the axis of
+    /// `shards` varies faster than that of the data. The result is that of one process if also the number of shards is a
+    /// power of two.
+    ///
+    /// # Errors
+    /// As for [`reduce_over`](Self::reduce_over).
+    pub fn shard_over(&mut self, mut shards: Communicator) -> Result<()> {
+        let result = self.agree(&mut shards).and_then(|()| {
+            self.stages.iter_mut().try_for_each(|stage| {
+                stage.shard = Some(Shard::new(&shards, stage.sums.buckets(), &mut stage.model)?);
+                Ok(())
+            })
+        });
+        self.or_abort(result)?;
+        self.shards = Some(shards);
+        Ok(())
+    }
+
+    /// Makes sure that these ranks have the same stages, and gives them rank 0's parameters.
+    fn agree(&mut self, comm: &mut Communicator) -> Result<()> {
+        let numbers: Vec<usize> = self.stages.iter().map(|stage| stage.number).collect();
+        agreement::check(comm, &self.infos, [fingerprint(&self.schedule), fingerprint(&numbers)])?;
+        self.each_own(|model, parameter, _, _| {
+            params::write(model, parameter, |values| broadcast(comm, values, 0))
+        })?;
+        let mut shards = self.stages.iter_mut().filter_map(|stage| stage.shard.as_mut());
+        shards.try_for_each(|shard| shard.broadcast(comm))
+    }
+
+    /// The parameters of the whole model.
+    pub fn infos(&self) -> &[ParamInfo] {
+        &self.infos
+    }
+
+    /// The schedule.
+    pub const fn schedule(&self) -> &Schedule {
+        &self.schedule
+    }
+
+    /// This rank's stages: their numbers, and their parts of the model.
+    pub fn stages(&self) -> impl Iterator<Item = (usize, &Sequence<A>)> {
+        self.stages.iter().map(|stage| (stage.number, &stage.model))
+    }
+
+    /// How many activations of a stage this rank kept at most at once, in the last step.
+    pub const fn kept(&self) -> usize {
+        self.kept_most
+    }
+
+    /// The communicator between the stages, to be asked.
+    pub const fn communicator(&self) -> &Communicator {
+        &self.comm
+    }
+
+    /// The communicator between the stages, for what else the ranks have to say to each other.
+    pub const fn communicator_mut(&mut self) -> &mut Communicator {
+        &mut self.comm
+    }
+
+    /// The micro-batches of all pipelines that this one computes in a step.
+    pub fn share(&self) -> Range<usize> {
+        let count = self.schedule.micro_batches();
+        let place = |comm: &Option<Communicator>| {
+            comm.as_ref().map_or((0, 1), |comm| (comm.rank(), comm.world_size()))
+        };
+        let ((data, _), (shard, shards)) = (place(&self.data), place(&self.shards));
+        let pipeline = data * shards + shard;
+        pipeline * count..(pipeline + 1) * count
+    }
+
+    /// The mean gradient of a parameter, by its index in the whole model, from a step to the next; `None` if no
+    /// micro-batch had one, it is on another rank, or it is divided.
+    pub fn gradient(&self, parameter: usize) -> Option<Values<'_>> {
+        let original = self.infos.get(parameter)?.same_as.unwrap_or(parameter);
+        if let Some(tie) = self.ties.iter().position(|tie| tie.parameter == original) {
+            let mean = self.tied_means[tie].as_ref()?;
+            return Some(mean.slice(0, mean.len()));
+        }
+        let stage = self.stages.iter().find(|stage| stage.parameters.contains(&parameter))?;
+        if stage.shard.is_some() {
+            return None;
+        }
+        stage.sums.mean(parameter - stage.parameters.start, stage.means.as_deref(), &stage.used)
+    }
+
+    /// Changes this rank's parameters by their gradients; those without a gradient are left as they are. A parameter's
+    /// index in the whole model is the number of its slice. A parameter of several stages is changed by the rank of the
+    /// first of them, which tells the others.
+    ///
+    /// # Errors
+    /// If the model does not hand out its parameters, the optimizer fails, or communication.
+    pub fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
+        let result = self.each_own(|model, parameter, original, mean| {
+            let Some(mean) = mean else { return Ok(()) };
+            params::write(model, parameter, |values| optimizer.update(original, values, mean))
+        });
+        let result = result.and_then(|()| self.update_shards(optimizer)).and_then(|()| self.tell_ties());
+        self.or_abort(result)
+    }
+
+    /// Calls `f` on every rank with every parameter of the whole model that is not the same as an earlier one, in order,
+    /// whoever has it.
+    ///
+    /// # Errors
+    /// If a model does not hand out its parameters, or communication fails.
+    pub fn for_each_parameter(&mut self, mut f: impl FnMut(usize, Values<'_>)) -> Result<()> {
+        let result = self.try_for_each_parameter(&mut f);
+        self.or_abort(result)
+    }
+
+    /// When every computation of the last step happened, on every rank of this pipeline, since the rank began the step.
+    ///
+    /// # Errors
+    /// If communication fails.
+    pub fn timeline(&mut self) -> Result<Timeline> {
+        let lists = self.schedule.actions().iter();
+        let counts: Vec<usize> =
+            lists.map(|list| list.iter().filter(|action| action.is_computation()).count()).collect();
+        let most = counts.iter().max().copied().unwrap_or(0);
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let mut own: Vec<u64> =
+            self.spans.iter().flat_map(|span| [nanos(span.start), nanos(span.end)]).collect();
+        own.resize(2 * most, 0);
+        let mut all = vec![0; own.len() * self.comm.world_size()];
+        let gathered = self.comm.all_gather(&own, &mut all).map_err(Error::communication);
+        self.or_abort(gathered)?;
+        let of_rank = |(list, times): (&Vec<super::Action>, &[u64])| {
+            let computations = list.iter().filter(|action| action.is_computation());
+            let spans = computations.zip(times.chunks_exact(2)).map(|(&action, times)| Span {
+                action,
+                start: Duration::from_nanos(times[0]),
+                end: Duration::from_nanos(times[1]),
+            });
+            spans.collect()
+        };
+        Ok(Timeline {
+            ranks: self.schedule.actions().iter().zip(all.chunks(2 * most)).map(of_rank).collect(),
+        })
+    }
+
+    /// Ends the training and gives back the communicator and this rank's stages.
+    pub fn into_parts(self) -> (Communicator, Vec<Sequence<A>>) {
+        (self.comm, self.stages.into_iter().map(|stage| stage.model).collect())
+    }
+
+    /// Changes this rank's parts of divided parameters.
+    fn update_shards(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
+        for stage in &mut self.stages {
+            let Stage { shard: Some(shard), sums, means, used, parameters, .. } = stage else { continue };
+            shard.change(sums.buckets(), means.as_deref(), |parameter, values, mean| {
+                let Some(mean) = mean.filter(|_| used[parameter]) else { return Ok(()) };
+                optimizer.update(parameters.start + parameter, values, mean)
+            })?;
+        }
+        Ok(())
+    }
+
+    fn try_for_each_parameter(&mut self, f: &mut dyn FnMut(usize, Values<'_>)) -> Result<()> {
+        self.stages.iter_mut().try_for_each(|stage| stage.gather(self.shards.as_mut()))?;
+        for parameter in 0..self.infos.len() {
+            let info = &self.infos[parameter];
+            if info.same_as.is_some() {
+                continue;
+            }
+            let mut values = Flat::zeros(info.dtype, info.len());
+            let stage = self.stage_of(parameter);
+            if let Some(own) = self.stages.iter().find(|own| own.number == stage) {
+                let mut copied = Ok(());
+                params::read(&own.model, parameter - own.parameters.start, &mut |read| {
+                    copied = values.slice_mut(0, read.len()).copy_from(read);
+                })?;
+                copied?;
+            }
+            let len = values.len();
+            broadcast(&mut self.comm, values.slice_mut(0, len), self.schedule.placement()[stage])?;
+            f(parameter, values.slice(0, len));
+        }
+        self.stages.iter_mut().try_for_each(Stage::free)
+    }
+
+    /// Gives every stage of a tie the values of its first one.
+    pub(super) fn tell_ties(&mut self) -> Result<()> {
+        let rank = self.comm.rank();
+        for tie in &self.ties {
+            let info = &self.infos[tie.parameter];
+            let (root, others) = tie.ranks(&self.schedule);
+            if rank != root && !others.contains(&rank) {
+                continue;
+            }
+            let of_tie = |stage: &&mut Stage<A>| tie.stages.contains(&stage.number);
+            let stage = self.stages.iter_mut().find(of_tie).expect("this rank has one of the tie's stages");
+            let same =
+                |&parameter: &usize| self.infos[parameter].same_as.unwrap_or(parameter) == tie.parameter;
+            let parameter = stage.parameters.clone().find(same).expect("the stage has the parameter");
+            let parameter = parameter - stage.parameters.start;
+            let mut values = Flat::zeros(info.dtype, info.len());
+            if rank == root {
+                let mut copied = Ok(());
+                params::read(&stage.model, parameter, &mut |read| {
+                    copied = values.slice_mut(0, read.len()).copy_from(read);
+                })?;
+                copied?;
+            }
+            pass_around(&mut self.comm, &mut values, root, &others)?;
+            if rank != root {
+                params::write(&mut stage.model, parameter, |mut own| {
+                    own.copy_from(values.slice(0, info.len()))
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls `f` with everything that this rank changes and that is not divided: a stage's model, a parameter's number
+    /// there and in the whole model, and its mean gradient. Of a parameter with several names it is the first on this
+    /// rank, in memory that all of them share.
+    fn each_own(
+        &mut self,
+        mut f: impl FnMut(&mut Sequence<A>, usize, usize, Option<Values<'_>>) -> Result<()>,
+    ) -> Result<()> {
+        let Self { stages, infos, ties, tied_means, .. } = self;
+        let mut changed = vec![false; infos.len()];
+        for stage in stages {
+            let stage_is_divided = stage.shard.is_some();
+            let Stage { model, parameters, sums, means, used, .. } = stage;
+            for number in parameters.clone() {
+                let original = infos[number].same_as.unwrap_or(number);
+                let divided = stage_is_divided && sums.has(number - parameters.start);
+                if std::mem::replace(&mut changed[original], true) || divided {
+                    continue;
+                }
+                let parameter = number - parameters.start;
+                let mean = match ties.iter().position(|tie| tie.parameter == original) {
+                    Some(tie) => tied_means[tie].as_ref().map(|mean| mean.slice(0, mean.len())),
+                    None => sums.mean(parameter, means.as_deref(), used),
+                };
+                f(model, parameter, original, mean)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn stage_of(&self, parameter: usize) -> usize {
+        self.first.partition_point(|&start| start <= parameter) - 1
+    }
+
+    /// Aborts the job if something failed that the other ranks cannot know, and forgets what was begun.
+    pub(super) fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
+        if let Err(error) = &result {
+            tracing::warn!(%error, "training ends the job");
+            self.comm.abort();
+            self.forget();
+        }
+        result
+    }
+
+    /// Forgets everything but the parameters.
+    pub(super) fn forget(&mut self) {
+        self.links.forget();
+        self.stages.iter_mut().for_each(Stage::forget);
+        self.nodes.iter_mut().for_each(Node::forget);
+        self.tied_means.iter_mut().for_each(|mean| *mean = None);
+        self.losses = TreeSum::new();
+    }
+}
+
+/// Makes sure, before anything is sent, that schedule, stages, model and ranks fit together.
+fn check<A>(
+    comm: &Communicator,
+    model: &Sequence<A>,
+    schedule: &Schedule,
+    stages: &[Range<usize>],
+) -> Result<()> {
+    schedule.validate()?;
+    let (ranks, world_size) = (schedule.ranks(), comm.world_size());
+    if ranks != world_size {
+        return Err(Error::PipelineRanks { ranks, world_size });
+    }
+    let blocks = model.blocks().len();
+    let mut end = 0;
+    let mut fits = |stage: &Range<usize>| {
+        let follows = stage.start == end && stage.end > end;
+        end = stage.end;
+        follows
+    };
+    if stages.len() != schedule.stages() || !stages.iter().all(&mut fits) || end != blocks {
+        return Err(Error::Stages { stages: schedule.stages(), blocks, given: stages.to_vec() });
+    }
+    Ok(())
+}
+
+fn fingerprint(value: &(impl Hash + ?Sized)) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Gives every rank the root's values.
+pub(super) fn broadcast(comm: &mut Communicator, values: ValuesMut<'_>, root: usize) -> Result<()> {
+    match values {
+        ValuesMut::F32(values) => comm.broadcast(values, root),
+        ValuesMut::F64(values) => comm.broadcast(values, root),
+        ValuesMut::F16(values) => comm.broadcast(values, root),
+        ValuesMut::Bf16(values) => comm.broadcast(values, root),
+    }
+    .map_err(Error::communication)
+}
+
+/// Sends what one rank has to others, one after the other.
+fn pass_around(comm: &mut Communicator, values: &mut Flat, from: usize, to: &[usize]) -> Result<()> {
+    if comm.rank() == from {
+        return to.iter().try_for_each(|&rank| values.send(comm, rank));
+    }
+    values.receive(comm, from)
+}
+
+impl<A> fmt::Debug for Pipeline<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pipeline({:?}, {} of {} stages)", self.comm, self.stages.len(), self.schedule.stages())
+    }
+}

@@ -1,0 +1,203 @@
+//! One stage of a model: its blocks, what is kept for backwards, and what waits to be sent or used.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use dist_collectives::Communicator;
+
+use super::shard::Shard;
+use super::sums::Sums;
+use super::ties::{Node, Tie};
+use crate::flat::{Flat, PendingFlat};
+use crate::{Block, BoxError, Error, ParamInfo, Params, Result, Saved, Sequence, Values};
+
+pub(super) struct Stage<A> {
+    pub(super) number: usize,
+    /// Its parameters' indices in the whole model.
+    pub(super) parameters: Range<usize>,
+    pub(super) model: Sequence<A>,
+    pub(super) sums: Sums,
+    /// For each parameter, the tie with other stages that its gradients are summed by.
+    pub(super) tie_of: Vec<Option<usize>>,
+    /// By micro-batch: inputs, outputs and their gradients that wait.
+    pub(super) inputs: BTreeMap<usize, A>,
+    pub(super) outputs: BTreeMap<usize, A>,
+    pub(super) output_gradients: BTreeMap<usize, A>,
+    pub(super) input_gradients: BTreeMap<usize, A>,
+    /// What forwards have kept, and first halves of backwards.
+    saved: BTreeMap<usize, Saved>,
+    halves: BTreeMap<usize, Saved>,
+    /// This rank's part of the parameters, if they are divided.
+    pub(super) shard: Option<Shard>,
+    /// The sums of all micro-batches, while they are reduced with those of other pipelines.
+    pub(super) reducing: Option<Vec<Reducing>>,
+    /// The means, by bucket, and which parameters have one.
+    pub(super) means: Option<Vec<Flat>>,
+    pub(super) used: Vec<bool>,
+}
+
+/// A sum on its way to the mean.
+pub(super) enum Reducing {
+    Here(Flat),
+    There(PendingFlat),
+}
+
+impl Reducing {
+    pub(super) fn wait(self) -> Result<Flat> {
+        match self {
+            Self::Here(sum) => Ok(sum),
+            Self::There(pending) => pending.wait(),
+        }
+    }
+}
+
+/// How a micro-batch goes backward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    Whole,
+    Input,
+    Weight,
+}
+
+impl<A> Stage<A> {
+    /// The stage of these blocks. `infos` are those of the whole model, of which the stage has `parameters`.
+    pub(super) fn new(
+        number: usize,
+        blocks: Vec<Box<dyn Block<A>>>,
+        infos: &[ParamInfo],
+        parameters: Range<usize>,
+        ties: &[Tie],
+    ) -> Result<Self> {
+        let mut model = Sequence::new(blocks)?;
+        let mut tie_of = vec![None; parameters.len()];
+        for parameter in parameters.clone() {
+            let original = infos[parameter].same_as.unwrap_or(parameter);
+            let tie = ties.iter().position(|tie| tie.parameter == original && tie.stages.contains(&number));
+            tie_of[parameter - parameters.start] = tie.filter(|_| infos[parameter].trainable);
+            // The first name in this stage stands for the parameter here.
+            let same = |other: &usize| infos[*other].same_as.unwrap_or(*other) == original;
+            let first = parameters.clone().find(same).expect("it is the same as itself");
+            if first < parameter && model.infos()[parameter - parameters.start].same_as.is_none() {
+                model.tie(&infos[parameter].name, &infos[first].name)?;
+            }
+        }
+        // What ties sum is not summed here.
+        let mut summed = model.infos().to_vec();
+        summed.iter_mut().zip(&tie_of).for_each(|(info, tie)| info.trainable &= tie.is_none());
+        Ok(Self {
+            number,
+            used: vec![false; parameters.len()],
+            parameters,
+            sums: Sums::new(&summed),
+            model,
+            tie_of,
+            inputs: BTreeMap::new(),
+            outputs: BTreeMap::new(),
+            output_gradients: BTreeMap::new(),
+            input_gradients: BTreeMap::new(),
+            saved: BTreeMap::new(),
+            halves: BTreeMap::new(),
+            shard: None,
+            reducing: None,
+            means: None,
+        })
+    }
+
+    /// Goes forward.
+    pub(super) fn forward(&mut self, micro_batch: usize, input: A) -> Result<A> {
+        let (output, saved) = self.model.forward(input).map_err(Error::compute)?;
+        self.saved.insert(micro_batch, saved);
+        Ok(output)
+    }
+
+    /// Goes backward, wholly or in part; gradients go to the sums, and those of tied parameters to the nodes.
+    pub(super) fn backward(
+        &mut self,
+        micro_batch: usize,
+        part: Part,
+        output_gradient: Option<A>,
+        nodes: &mut [Node],
+    ) -> Result<()> {
+        let Self { model, sums, tie_of, parameters, number, saved, halves, .. } = self;
+        let mut ready = |parameter: usize, values: Values<'_>| -> Result<(), BoxError> {
+            sums.report(micro_batch, parameter, values)?;
+            let of_tie = |node: &&mut Node| Some(node.tie) == tie_of[parameter] && node.stage == *number;
+            let node = nodes.iter_mut().find(of_tie);
+            node.map_or(Ok(()), |node| node.report(micro_batch, parameters.start + parameter, values))?;
+            Ok(())
+        };
+        let input_gradient = match part {
+            Part::Weight => {
+                let half = halves.remove(&micro_batch).expect(PROVEN);
+                model.weight_gradient(half, &mut ready).map_err(Error::compute)?;
+                None
+            }
+            Part::Whole => {
+                let saved = saved.remove(&micro_batch).expect(PROVEN);
+                model.backward(saved, output_gradient.expect(PROVEN), &mut ready).map_err(Error::compute)?
+            }
+            Part::Input => {
+                let saved = saved.remove(&micro_batch).expect(PROVEN);
+                let halved = model.input_gradient(saved, output_gradient.expect(PROVEN), &mut ready);
+                let (input_gradient, half) = halved.map_err(Error::compute)?;
+                halves.insert(micro_batch, half);
+                input_gradient
+            }
+        };
+        if part != Part::Weight && *number > 0 {
+            let gradient = input_gradient.ok_or(Error::NoInputGradient { stage: *number })?;
+            self.input_gradients.insert(micro_batch, gradient);
+        }
+        if part != Part::Input {
+            self.sums.end(micro_batch);
+            nodes.iter_mut().filter(|node| node.stage == *number).for_each(|node| node.end(micro_batch));
+        }
+        Ok(())
+    }
+
+    /// How many micro-batches are between their forward and the end of their backward.
+    pub(super) fn kept(&self) -> usize {
+        self.saved.len() + self.halves.len()
+    }
+
+    /// Forgets the last step's result, if it has not been forgotten.
+    pub(super) fn begin(&mut self) {
+        if let Some(means) = self.means.take()
+            && self.shard.is_none()
+        {
+            self.sums.recycle(means);
+        }
+    }
+
+    /// Gathers the parameters, if they are divided.
+    pub(super) fn gather(&mut self, shards: Option<&mut Communicator>) -> Result<()> {
+        match (&self.shard, shards) {
+            (Some(shard), Some(shards)) => shard.gather(shards, self.sums.buckets(), &mut self.model),
+            _ => Ok(()),
+        }
+    }
+
+    /// Frees the parameters, if they are divided.
+    pub(super) fn free(&mut self) -> Result<()> {
+        match &self.shard {
+            Some(shard) => shard.free(self.sums.buckets(), &mut self.model),
+            None => Ok(()),
+        }
+    }
+
+    /// Forgets everything but the parameters.
+    pub(super) fn forget(&mut self) {
+        for waiting in
+            [&mut self.inputs, &mut self.outputs, &mut self.output_gradients, &mut self.input_gradients]
+        {
+            waiting.clear();
+        }
+        self.saved.clear();
+        self.halves.clear();
+        self.sums.forget();
+        (self.reducing, self.means) = (None, None);
+    }
+}
+
+/// The schedule was proven: what an action needs is there.
+pub(super) const PROVEN: &str = "a proven schedule has made it";

@@ -1,0 +1,333 @@
+//! Parameters that are the same in several stages.
+//!
+//! A micro-batch's gradients for such a parameter are added before the tree, as one process adds them: the last stage
+//! that has it first. So each of its stages sends, for every micro-batch, the sum of what later stages have found and
+//! its own to the stage before that has the parameter; the first of them sums the micro-batches. Nobody waits for these
+//! messages before the end of the step.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use dist_collectives::Communicator;
+
+use super::activations::Look;
+use super::link::{Receiver, Sender};
+use super::links::{self, End};
+use super::sums::merge;
+use super::{Action, Schedule};
+use crate::flat::Flat;
+use crate::tree::TreeSum;
+use crate::{Error, ParamInfo, Result, Values};
+
+/// A parameter that several stages have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Tie {
+    /// Its first name's index in the model.
+    pub(super) parameter: usize,
+    /// The stages that have it, in order.
+    pub(super) stages: Vec<usize>,
+}
+
+/// What the model's parameters are tied to, where that is in another stage. `first` has for each stage the index of its
+/// first parameter, and at the end their number.
+pub(super) fn find(infos: &[ParamInfo], first: &[usize]) -> Vec<Tie> {
+    let stage_of = |parameter: usize| first.partition_point(|&start| start <= parameter) - 1;
+    let mut ties: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for (parameter, info) in infos.iter().enumerate() {
+        let Some(original) = info.same_as else { continue };
+        let stages = ties.entry(original).or_insert_with(|| vec![stage_of(original)]);
+        if stages.last() != Some(&stage_of(parameter)) {
+            stages.push(stage_of(parameter));
+        }
+    }
+    let several = ties.into_iter().filter(|(_, stages)| stages.len() > 1);
+    several.map(|(parameter, stages)| Tie { parameter, stages }).collect()
+}
+
+impl Tie {
+    /// The rank of its first stage, and the other ranks that have one of its stages.
+    pub(super) fn ranks(&self, schedule: &Schedule) -> (usize, Vec<usize>) {
+        let root = schedule.placement()[self.stages[0]];
+        let others: BTreeSet<usize> = self.stages.iter().map(|&stage| schedule.placement()[stage]).collect();
+        (root, others.into_iter().filter(|&rank| rank != root).collect())
+    }
+}
+
+/// This rank's part in all ties whose parameters are trained. All ranks call it; nothing is sent.
+pub(super) fn nodes(
+    comm: &mut Communicator,
+    schedule: &Schedule,
+    infos: &[ParamInfo],
+    ties: &[Tie],
+) -> Result<Vec<Node>> {
+    let rank = comm.rank();
+    let mut nodes = Vec::new();
+    for (number, tie) in ties.iter().enumerate().filter(|(_, tie)| infos[tie.parameter].trainable) {
+        let order = order(schedule, tie.stages[tie.stages.len() - 1]);
+        let mut later = Later::Nothing;
+        for (index, &stage) in tie.stages.iter().enumerate().rev() {
+            let here = schedule.placement()[stage];
+            let before = index.checked_sub(1).map(|index| tie.stages[index]);
+            let mut next_later = Later::Nothing;
+            let earlier = match before {
+                None => Earlier::Sum,
+                Some(before) if schedule.placement()[before] == here => {
+                    next_later = Later::Here(VecDeque::new());
+                    Earlier::Here(before)
+                }
+                Some(before) => match links::pair(comm, here, schedule.placement()[before])? {
+                    Some(End::Sender(link)) => Earlier::There(Box::new(link)),
+                    Some(End::Receiver(link)) => {
+                        next_later = Later::There(Box::new(link));
+                        Earlier::Sum
+                    }
+                    None => Earlier::Sum,
+                },
+            };
+            let later = std::mem::replace(&mut later, next_later);
+            if here == rank {
+                let info = infos[tie.parameter].clone();
+                nodes.push(Node::new((number, stage), info, order.clone(), later, earlier));
+            }
+        }
+    }
+    Ok(nodes)
+}
+
+/// One stage's part in a tie.
+pub(super) struct Node {
+    /// Which of the ties.
+    pub(super) tie: usize,
+    pub(super) stage: usize,
+    info: ParamInfo,
+    later: Later,
+    earlier: Earlier,
+    /// In which order micro-batches come, on all stages of the tie.
+    order: Vec<usize>,
+    /// How many of them have been passed on.
+    passed: usize,
+    /// What this stage has found, by micro-batch: for each of its parameters that reported, in its order.
+    own: BTreeMap<usize, BTreeMap<usize, Flat>>,
+    ended: Vec<bool>,
+    /// The first stage's sum, and whether there is anything in it.
+    sum: TreeSum<Flat>,
+    used: bool,
+    spare: Vec<Flat>,
+}
+
+/// Where the sums of later stages come from.
+pub(super) enum Later {
+    /// There are no later stages.
+    Nothing,
+    /// The next one is on this rank, and has put them here.
+    Here(VecDeque<Option<Flat>>),
+    There(Box<Receiver>),
+}
+
+/// Where the sum goes.
+pub(super) enum Earlier {
+    /// Nowhere: this is the first stage.
+    Sum,
+    /// To the stage with this number, on this rank.
+    Here(usize),
+    There(Box<Sender>),
+}
+
+impl Node {
+    pub(super) fn new(
+        (tie, stage): (usize, usize),
+        info: ParamInfo,
+        order: Vec<usize>,
+        later: Later,
+        earlier: Earlier,
+    ) -> Self {
+        // One value more says whether there are any.
+        let look = Look { dtype: info.dtype, shape: vec![info.len() + 1] };
+        let mut node = Self {
+            tie,
+            stage,
+            info,
+            later,
+            earlier,
+            ended: vec![false; order.len()],
+            order,
+            passed: 0,
+            own: BTreeMap::new(),
+            sum: TreeSum::new(),
+            used: false,
+            spare: Vec::new(),
+        };
+        if let Later::There(link) = &mut node.later {
+            link.expect(look.clone());
+        }
+        if let Earlier::There(link) = &mut node.earlier {
+            link.expect(look);
+        }
+        node
+    }
+
+    /// Takes what a parameter of this stage has found.
+    pub(super) fn report(&mut self, micro_batch: usize, parameter: usize, values: Values<'_>) -> Result<()> {
+        let mut own = self.spare.pop().unwrap_or_else(|| Flat::zeros(self.info.dtype, self.info.len()));
+        let taken = own.slice_mut(0, self.info.len()).copy_from(values);
+        taken.map_err(|source| Error::WrongGradient {
+            parameter: self.info.name.clone(),
+            source: Box::new(source),
+        })?;
+        self.own.entry(micro_batch).or_default().insert(parameter, own);
+        Ok(())
+    }
+
+    /// Says that a micro-batch has gone backward through this stage.
+    pub(super) fn end(&mut self, micro_batch: usize) {
+        self.ended[micro_batch] = true;
+    }
+
+    /// The sum of all micro-batches, if this is the first stage, and whether any had a gradient.
+    pub(super) fn take(&mut self) -> Option<(Flat, bool)> {
+        if !matches!(self.earlier, Earlier::Sum) {
+            return None;
+        }
+        let Self { sum, spare, .. } = self;
+        let sum = sum.finish(|left, right| merge(left, right, spare))?;
+        Some((sum, std::mem::take(&mut self.used)))
+    }
+
+    /// Whether this is the tie's first stage.
+    pub(super) const fn is_first(&self) -> bool {
+        matches!(self.earlier, Earlier::Sum)
+    }
+
+    /// Begins a step.
+    pub(super) fn begin(&mut self) {
+        self.passed = 0;
+        self.ended.fill(false);
+        if let Later::There(link) = &mut self.later {
+            link.begin(self.order.len());
+        }
+    }
+
+    pub(super) fn bytes_sent(&self) -> u64 {
+        match &self.earlier {
+            Earlier::There(link) => link.bytes_sent(),
+            Earlier::Sum | Earlier::Here(_) => 0,
+        }
+    }
+
+    /// Waits until what was sent is received.
+    pub(super) fn finish(&mut self) -> Result<()> {
+        match &mut self.earlier {
+            Earlier::There(link) => link.finish(),
+            Earlier::Sum | Earlier::Here(_) => Ok(()),
+        }
+    }
+
+    pub(super) fn forget(&mut self) {
+        self.own.clear();
+        self.sum = TreeSum::new();
+        self.used = false;
+        match &mut self.later {
+            Later::Nothing => {}
+            Later::Here(queue) => queue.clear(),
+            Later::There(link) => link.forget(),
+        }
+        if let Earlier::There(link) = &mut self.earlier {
+            link.forget();
+        }
+    }
+
+    /// The next sum that goes to the stage before, if everything that is in it is there; with `wait` it will be.
+    fn next(&mut self, wait: bool) -> Result<Option<Option<Flat>>> {
+        let Some(&micro_batch) = self.order.get(self.passed) else { return Ok(None) };
+        if !self.ended[micro_batch] {
+            return Ok(None);
+        }
+        let later = match &mut self.later {
+            Later::Nothing => None,
+            Later::Here(queue) => match queue.pop_front() {
+                Some(sum) => sum,
+                None => return Ok(None),
+            },
+            Later::There(link) => {
+                if !wait && !link.is_ready() {
+                    return Ok(None);
+                }
+                unpack(&self.info, &link.receive()?)
+            }
+        };
+        self.passed += 1;
+        let own = self.own.remove(&micro_batch).unwrap_or_default();
+        // Last to first, as a backward reports.
+        let sum = own.into_values().rev().fold(later, |sum, own| {
+            Some(match sum {
+                None => own,
+                Some(mut sum) => {
+                    merge(&mut sum, own, &mut self.spare);
+                    sum
+                }
+            })
+        });
+        Ok(Some(sum))
+    }
+
+    /// Sums a micro-batch, on the first stage.
+    fn add(&mut self, sum: Option<Flat>) {
+        let micro_batch = self.order[self.passed - 1];
+        self.used |= sum.is_some();
+        let leaf = sum.unwrap_or_else(|| Flat::zeros(self.info.dtype, self.info.len()));
+        let Self { sum, spare, .. } = self;
+        sum.add(micro_batch, leaf, |left, right| merge(left, right, spare));
+    }
+}
+
+/// Passes on what is there; with `wait`, everything.
+///
+/// Nodes are in the order of their ties, and those of one tie from its last stage to its first: since every rank waits
+/// in this order, somebody always has what is waited for.
+pub(super) fn pass_on(nodes: &mut [Node], wait: bool) -> Result<()> {
+    for index in 0..nodes.len() {
+        while let Some(sum) = nodes[index].next(wait)? {
+            match &mut nodes[index].earlier {
+                Earlier::Sum => nodes[index].add(sum),
+                Earlier::There(link) => {
+                    let info = &nodes[index].info;
+                    let look = Look { dtype: info.dtype, shape: vec![info.len() + 1] };
+                    link.collect()?;
+                    link.send(&look, pack(info, sum.as_ref())).expect("both ends know what it looks like");
+                }
+                &mut Earlier::Here(stage) => {
+                    let tie = nodes[index].tie;
+                    let earlier = nodes.iter_mut().find(|node| (node.tie, node.stage) == (tie, stage));
+                    if let Some(Node { later: Later::Here(queue), .. }) = earlier {
+                        queue.push_back(sum);
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A sum as a message.
+fn pack(info: &ParamInfo, sum: Option<&Flat>) -> Flat {
+    let mut message = Flat::zeros(info.dtype, info.len() + 1);
+    if let Some(sum) = sum {
+        let same = "a sum looks like its parameter";
+        message.slice_mut(0, info.len()).copy_from(sum.slice(0, info.len())).expect(same);
+        message.set_one(info.len());
+    }
+    message
+}
+
+/// What [`pack`] has made of a sum.
+fn unpack(info: &ParamInfo, message: &Flat) -> Option<Flat> {
+    message.is_one(info.len()).then(|| message.part(info.dtype, 0, info.len()))
+}
+
+/// The order in which micro-batches go backward through a stage.
+pub(super) fn order(schedule: &Schedule, stage: usize) -> Vec<usize> {
+    let list = &schedule.actions()[schedule.placement()[stage]];
+    let ends = |action: &&Action| {
+        matches!(action, Action::Backward(_) | Action::WeightGradient(_)) && action.stage() == stage
+    };
+    list.iter().filter(ends).filter_map(|action| action.micro_batch()).collect()
+}

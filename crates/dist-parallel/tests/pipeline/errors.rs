@@ -1,0 +1,208 @@
+//! What is refused before anything is sent, and what every rank is told when something goes wrong on one.
+
+use std::time::Duration;
+
+use dist_collectives::Communicator;
+use dist_parallel::pipeline::{Action, Flaw, Kind, Pipeline, PlainVectors, split_into_stages};
+use dist_parallel::{Block, BoxError, Error, Params, Ready, Saved, Sequence, Values, ValuesMut};
+use dist_transport::sim::{self, Fault, Network, When};
+use rstest::rstest;
+
+use crate::model::{BLOCKS, deep};
+use crate::plain::{Linear, Rows, micro_batch, squared_error};
+
+const F: Kind = Kind::OneForwardOneBackward;
+
+fn refused(
+    ranks: usize,
+    make: impl Fn(Communicator) -> Result<Pipeline<Rows>, Error> + Send + Sync + 'static,
+) -> Vec<Error> {
+    let outcome = sim::run(1, ranks, move |transport| make(Communicator::new(transport)).unwrap_err());
+    assert!(outcome.elapsed < Duration::from_secs(1), "somebody waited for {:?}", outcome.elapsed);
+    outcome.results
+}
+
+#[test]
+fn what_does_not_fit_together_is_refused_before_anything_is_sent() {
+    let four = || split_into_stages(BLOCKS, 4).unwrap();
+    for error in
+        refused(3, move |comm| Pipeline::new(comm, deep(1), F.schedule(4, 4)?, &four(), PlainVectors))
+    {
+        assert!(matches!(error, Error::PipelineRanks { ranks: 4, world_size: 3 }), "{error}");
+    }
+    let cuts = [
+        vec![0..10, 10..18],
+        vec![0..10, 11..19],
+        vec![0..10, 10..10],
+        split_into_stages(BLOCKS, 1).unwrap(),
+        vec![0..19, 0..19],
+    ];
+    for cut in cuts {
+        let given = cut.clone();
+        for error in
+            refused(2, move |comm| Pipeline::new(comm, deep(1), F.schedule(2, 4)?, &given, PlainVectors))
+        {
+            assert!(
+                matches!(&error, Error::Stages { stages: 2, blocks: BLOCKS, given } if *given == cut),
+                "{error}"
+            );
+        }
+    }
+    for error in refused(2, move |comm| {
+        let schedule = F.schedule(2, 4)?;
+        let mut actions = schedule.actions().to_vec();
+        actions[1].pop();
+        Pipeline::new(comm, deep(1), schedule.with_actions(actions), &[0..1, 1..19], PlainVectors)
+    }) {
+        let missing = Flaw::Missing { action: Action::ReduceGradients(1) };
+        assert!(matches!(&error, Error::Schedule(flaw) if *flaw == missing), "{error}");
+    }
+}
+
+#[test]
+fn ranks_that_want_different_things_are_told_so() {
+    type Wanted = fn(usize) -> (Kind, usize, usize);
+    let different: [Wanted; 3] = [
+        |rank| (if rank == 1 { Kind::Gpipe } else { F }, 4, 9),
+        |rank| (F, 4 + rank, 9),
+        |rank| (F, 4, 9 + rank),
+    ];
+    for wanted in different {
+        for error in refused(2, move |comm| {
+            let (kind, micro_batches, cut) = wanted(comm.rank());
+            Pipeline::new(comm, deep(1), kind.schedule(2, micro_batches)?, &[0..cut, cut..19], PlainVectors)
+        }) {
+            assert!(matches!(error, Error::OptionsDiffer { rank: 1 }), "{error}");
+        }
+    }
+}
+
+/// A block that changes an activation, or a gradient, or fails.
+struct Odd {
+    forward: fn(usize, Rows) -> Result<Rows, BoxError>,
+    backward: fn(usize, Rows) -> Result<Option<Rows>, BoxError>,
+    calls: [usize; 2],
+}
+
+impl Odd {
+    fn new() -> Self {
+        Self { forward: |_, rows| Ok(rows), backward: |_, rows| Ok(Some(rows)), calls: [0; 2] }
+    }
+}
+
+impl Params for Odd {
+    fn infos(&self) -> &[dist_parallel::ParamInfo] {
+        &[]
+    }
+    fn read(&self, _: usize, _: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
+        Err("there are no parameters".into())
+    }
+    fn write(&mut self, _: usize, _: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
+        Err("there are no parameters".into())
+    }
+}
+
+impl Block<Rows> for Odd {
+    fn forward(&mut self, input: Rows) -> Result<(Rows, Saved), BoxError> {
+        self.calls[0] += 1;
+        Ok(((self.forward)(self.calls[0] - 1, input)?, Saved::new(())))
+    }
+    fn backward(&mut self, _: Saved, gradient: Rows, _: &mut Ready<'_>) -> Result<Option<Rows>, BoxError> {
+        self.calls[1] += 1;
+        (self.backward)(self.calls[1] - 1, gradient)
+    }
+}
+
+/// Three stages, the middle of which is odd; what each rank's step ends with.
+fn step_with(odd: impl Fn() -> Odd + Send + Sync + 'static) -> Vec<Error> {
+    let outcome = sim::run(1, 3, move |transport| {
+        let blocks: Vec<Box<dyn Block<Rows>>> =
+            vec![Box::new(Linear::new("a", 3, 3, 1)), Box::new(odd()), Box::new(Linear::new("b", 3, 2, 2))];
+        let model = Sequence::new(blocks).unwrap();
+        let stages = [0..1, 1..2, 2..3];
+        let schedule = F.schedule(3, 4).unwrap();
+        let comm = Communicator::new(transport);
+        let mut pipeline = Pipeline::new(comm, model, schedule, &stages, PlainVectors).unwrap();
+        let step = pipeline.step(
+            |index| Ok(micro_batch(0, index).0),
+            |index, output| squared_error(micro_batch(0, index).1)(output),
+        );
+        step.unwrap_err()
+    });
+    assert!(outcome.elapsed < Duration::from_secs(1), "somebody waited for {:?}", outcome.elapsed);
+    outcome.results
+}
+
+/// Everybody but `culprit` is told that it ended the job.
+#[track_caller]
+fn others_are_told(results: &[Error], culprit: usize) {
+    for (rank, error) in results.iter().enumerate().filter(|(rank, _)| *rank != culprit) {
+        let Error::Communication(source) = error else { panic!("rank {rank}: {error}") };
+        assert_eq!(source.peer(), Some(culprit), "rank {rank}: {source}");
+    }
+}
+
+#[test]
+fn a_stage_that_fails_ends_the_job_for_all() {
+    let results = step_with(|| Odd {
+        forward: |call, rows| if call == 2 { Err("this stage has had enough".into()) } else { Ok(rows) },
+        ..Odd::new()
+    });
+    assert!(matches!(&results[1], Error::Compute(source) if source.to_string().contains("had enough")));
+    others_are_told(&results, 1);
+}
+
+#[test]
+fn an_activation_that_looks_different_is_an_error_with_both_shapes() {
+    let results = step_with(|| Odd {
+        forward: |call, mut rows| {
+            rows.extend(vec![0.0; 3 * usize::from(call == 1)]);
+            Ok(rows)
+        },
+        ..Odd::new()
+    });
+    let Error::ActivationShape { stage: 1, expected, got } = &results[1] else { panic!("{:?}", results[1]) };
+    assert_eq!((expected.to_string(), got.to_string()), ("[6] f32".to_owned(), "[9] f32".to_owned()));
+    others_are_told(&results, 1);
+}
+
+#[test]
+fn a_gradient_that_does_not_look_like_its_activation_is_an_error_with_both_shapes() {
+    let results = step_with(|| Odd { backward: |_, rows| Ok(Some(rows[1..].to_vec())), ..Odd::new() });
+    let Error::GradientShape { stage: 1, expected, got } = &results[1] else { panic!("{:?}", results[1]) };
+    assert_eq!((&expected.shape[..], &got.shape[..]), (&[6][..], &[5][..]));
+    others_are_told(&results, 1);
+}
+
+#[test]
+fn a_later_stage_must_have_a_gradient_of_its_input() {
+    let results = step_with(|| Odd { backward: |_, _| Ok(None), ..Odd::new() });
+    assert!(matches!(results[1], Error::NoInputGradient { stage: 1 }), "{:?}", results[1]);
+    others_are_told(&results, 1);
+}
+
+#[rstest]
+fn survivors_name_a_rank_that_was_killed(
+    #[values(0, 1, 2)] killed: usize,
+    #[values(1, 10, 40, 100)] operation: u64,
+) {
+    let when = When::Operation { rank: killed, number: operation };
+    let network = Network::new(3).with_external_coordinator().with_fault(when, Fault::Kill { rank: killed });
+    let program = |transport| -> Result<(), Error> {
+        let (comm, stages) = (Communicator::new(transport), split_into_stages(BLOCKS, 3)?);
+        let mut pipeline = Pipeline::new(comm, deep(7), Kind::Zb1p.schedule(3, 4)?, &stages, PlainVectors)?;
+        for step in 0..20 {
+            pipeline.step(
+                |index| Ok(micro_batch(step, index).0),
+                |index, output| squared_error(micro_batch(step, index).1)(output),
+            )?;
+        }
+        Ok(())
+    };
+    let outcome = network.try_run(program).unwrap_or_else(|failure| panic!("{failure}"));
+    for (rank, result) in outcome.results.iter().enumerate().filter(|(rank, _)| *rank != killed) {
+        let Some(Err(Error::Communication(source))) = result else { panic!("rank {rank}: {result:?}") };
+        assert_eq!(source.peer(), Some(killed), "rank {rank}: {source}");
+    }
+    assert!(outcome.results[killed].is_none());
+}

@@ -1,0 +1,73 @@
+//! Pipelines beside each other, and stages divided among ranks, on one mesh.
+
+use dist_collectives::Communicator;
+use dist_groups::Mesh;
+use dist_parallel::Params;
+use dist_parallel::pipeline::Kind;
+use dist_transport::sim;
+use rstest::rstest;
+
+use crate::model::{Trained, alone};
+use crate::training::{pipeline, train};
+
+/// Trains on a mesh of data × pipeline × shard; what was trained, and how many parameters are in memory afterwards.
+fn train_on_mesh(
+    world: Communicator,
+    kind: Kind,
+    [data, pipelined, shards]: [usize; 3],
+    gathered_max: Option<usize>,
+) -> (Trained, usize) {
+    let mut mesh = Mesh::new(world, [("data", data), ("pipeline", pipelined), ("shard", shards)]).unwrap();
+    let mut schedule = kind.schedule(pipelined, 4).unwrap();
+    if let Some(gathered_max) = gathered_max {
+        schedule = schedule.with_gathers(gathered_max);
+    }
+    let comm = |mesh: &mut Mesh, axis: &str| mesh.take(axis).unwrap().into_communicator();
+    let mut pipeline = pipeline(comm(&mut mesh, "pipeline"), schedule);
+    pipeline.reduce_over(comm(&mut mesh, "data")).unwrap();
+    pipeline.shard_over(comm(&mut mesh, "shard")).unwrap();
+    let trained = train(&mut pipeline);
+    let in_memory = |stage: &dyn Params| {
+        let all = 0..stage.infos().len();
+        all.filter(|&index| stage.read(index, &mut |_| ()).is_ok()).count()
+    };
+    let left = pipeline.stages().map(|(_, stage)| in_memory(stage)).sum();
+    (trained, left)
+}
+
+#[rstest]
+#[case::two_of_each(Kind::OneForwardOneBackward, [2, 2, 2], Some(1))]
+#[case::whole_during_the_step(Kind::Gpipe, [2, 2, 2], None)]
+#[case::several_stages_of_which_one_is_gathered(Kind::Interleaved { stages_per_rank: 2 }, [1, 2, 2], Some(1))]
+#[case::halves(Kind::Zbv, [1, 2, 4], Some(2))]
+#[case::no_shards(Kind::Zb1p, [2, 3, 1], Some(1))]
+fn a_mesh_trains_what_one_process_trains(
+    #[case] kind: Kind,
+    #[case] degrees: [usize; 3],
+    #[case] gathered_max: Option<usize>,
+) {
+    let expected = alone(4 * degrees[0] * degrees[2]);
+    let outcome = sim::run(3, degrees.iter().product(), move |transport| {
+        train_on_mesh(Communicator::new(transport), kind, degrees, gathered_max)
+    });
+    for (rank, (trained, _)) in outcome.results.iter().enumerate() {
+        assert_eq!(*trained, expected, "rank {rank}");
+    }
+    // Copies of the tied weight and what is frozen are whole on every rank: l0, l2, l4 with its bias, l5, l7.
+    let whole: usize = outcome.results.iter().map(|(_, left)| left).sum();
+    assert_eq!(whole, 6 * degrees[0] * degrees[2]);
+}
+
+#[cfg(feature = "tcp")]
+#[test]
+fn eight_processes_train_what_one_process_trains() {
+    use dist_testkit::process;
+    if process::rank().is_none() {
+        let name = "mesh::eight_processes_train_what_one_process_trains";
+        process::ranks(8, name, std::time::Duration::from_secs(60)).assert_success();
+        return;
+    }
+    let comm = Communicator::from_env().unwrap();
+    let (trained, _) = train_on_mesh(comm, Kind::OneForwardOneBackward, [2, 2, 2], Some(1));
+    assert_eq!(trained, alone(16));
+}

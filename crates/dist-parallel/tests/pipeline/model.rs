@@ -1,0 +1,62 @@
+//! A model with more blocks than there are stages, and what one process makes of it.
+
+use dist_collectives::Communicator;
+use dist_parallel::{AdamW, AdamWOptions, Block, Ddp, DdpOptions, Sequence};
+use dist_transport::sim;
+
+use crate::plain::{Linear, Relu, Rows, bits, micro_batch, squared_error};
+
+pub(crate) const STEPS: usize = 2;
+
+/// What a training run leaves: the parameters, and every step's loss.
+pub(crate) type Trained = (Vec<u32>, Vec<u32>);
+
+/// 19 blocks. Four of them, far apart, have one weight; another is frozen.
+pub(crate) fn deep(seed: u64) -> Sequence<Rows> {
+    let first = Linear::new("l0", 3, 3, seed);
+    let mut tied = Vec::new();
+    let mut blocks: Vec<Box<dyn Block<Rows>>> = Vec::new();
+    for layer in 1..9_u8 {
+        let name = format!("l{layer}");
+        let linear = match layer {
+            2 | 5 | 7 => {
+                tied.push(format!("{name}.weight"));
+                first.sharing_weight(&name, seed + u64::from(layer))
+            }
+            4 => Linear::new(&name, 3, 3, seed + u64::from(layer)).frozen(),
+            _ => Linear::new(&name, 3, 3, seed + u64::from(layer)),
+        };
+        blocks.extend([Box::new(linear) as Box<dyn Block<Rows>>, Box::new(Relu)]);
+    }
+    blocks.insert(0, Box::new(first));
+    blocks.insert(1, Box::new(Relu));
+    blocks.push(Box::new(Linear::new("last", 3, 2, seed + 9)));
+    let mut model = Sequence::new(blocks).unwrap();
+    tied.iter().for_each(|name| model.tie(name, "l0.weight").unwrap());
+    model
+}
+
+pub(crate) const BLOCKS: usize = 19;
+
+pub(crate) fn optimizer() -> AdamW {
+    AdamW::new(AdamWOptions { learning_rate: 0.03, ..AdamWOptions::default() }).unwrap()
+}
+
+/// What one process trains, without a pipeline.
+pub(crate) fn alone(micro_batches: usize) -> Trained {
+    let mut outcome = sim::run(1, 1, move |transport| {
+        let mut ddp = Ddp::new(Communicator::new(transport), deep(7), DdpOptions::default()).unwrap();
+        let mut optimizer = optimizer();
+        let mut losses = Vec::new();
+        for step in 0..STEPS {
+            let report = ddp.step(micro_batches, |index| {
+                let (input, target) = micro_batch(step, index);
+                Ok((input, squared_error(target)))
+            });
+            losses.push(report.unwrap().loss.to_bits());
+            ddp.update(&mut optimizer).unwrap();
+        }
+        (bits(ddp.model()), losses)
+    });
+    outcome.results.remove(0)
+}
