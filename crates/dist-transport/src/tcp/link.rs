@@ -1,6 +1,5 @@
 //! A connection to a peer, for one channel: a socket, or memory that both share.
 
-use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::event::PollFlags;
@@ -22,7 +21,7 @@ impl Link {
     pub(super) fn say_goodbye(&self) {
         match self {
             Self::Socket(stream) => {
-                let _ = socket::send(stream, &[IoSlice::new(&message::goodbye())]);
+                let _ = socket::send(stream, &message::goodbye());
             }
             Self::Memory(memory) => memory.say_goodbye(),
         }

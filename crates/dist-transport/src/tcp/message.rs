@@ -21,6 +21,9 @@ const SCRATCH_BYTES: usize = 256 << 10;
 const PUBLISH_BYTES_MAX: usize = HEADER_BYTES + (64 << 10);
 /// Pieces of a message that one system call takes.
 const PARTS_MAX: usize = 16;
+/// Up to here a message is copied so that it leaves a socket, or comes, in one piece with its header: the system takes
+/// longer to look at several pieces than the copy does.
+const COPIED_BYTES_MAX: usize = 4 << 10;
 
 const MAGIC: [u8; 8] = *b"dist msg";
 /// The length that stands for "nothing more will come".
@@ -105,9 +108,14 @@ impl Outbound {
     }
 
     /// Sends what the connection takes; `true` if it took something.
-    pub(super) fn push(&mut self, link: &mut Link, parts: &[&[u8]]) -> Result<bool, Fault> {
+    pub(super) fn push(
+        &mut self,
+        link: &mut Link,
+        scratch: &mut Scratch,
+        parts: &[&[u8]],
+    ) -> Result<bool, Fault> {
         match link {
-            Link::Socket(stream) => self.push_to_socket(stream, parts),
+            Link::Socket(stream) => self.push_to_socket(stream, scratch, parts),
             Link::Memory(memory) => self.push_to_memory(memory, parts),
         }
     }
@@ -142,7 +150,26 @@ impl Outbound {
         Ok(count > 0)
     }
 
-    fn push_to_socket(&mut self, stream: &Socket, parts: &[&[u8]]) -> Result<bool, Fault> {
+    fn push_to_socket(
+        &mut self,
+        stream: &Socket,
+        scratch: &mut Scratch,
+        parts: &[&[u8]],
+    ) -> Result<bool, Fault> {
+        let sent = if self.total <= COPIED_BYTES_MAX {
+            let message = &mut scratch.outgoing;
+            message.clear();
+            message.extend_from_slice(&self.header);
+            parts.iter().for_each(|part| message.extend_from_slice(part));
+            socket::send(stream, &message[self.sent..])?
+        } else {
+            self.push_pieces(stream, parts)?
+        };
+        self.sent += sent.unwrap_or(0);
+        Ok(sent.is_some())
+    }
+
+    fn push_pieces(&self, stream: &Socket, parts: &[&[u8]]) -> Result<Option<usize>, Fault> {
         let mut pieces = [IoSlice::new(&[]); PARTS_MAX];
         let mut count = 0;
         let mut room = SEND_BYTES_MAX;
@@ -159,9 +186,10 @@ impl Outbound {
                 break;
             }
         }
-        let sent = socket::send(stream, &pieces[..count])?;
-        self.sent += sent.unwrap_or(0);
-        Ok(sent.is_some())
+        Ok(match &pieces[..count] {
+            [one] => socket::send(stream, one)?,
+            several => socket::send_pieces(stream, several)?,
+        })
     }
 }
 
@@ -174,12 +202,20 @@ pub(super) struct Inbound {
     length: usize,
     received: usize,
     delivered: usize,
+    /// Whether it may come through the scratch even if it goes straight into memory.
+    copied: bool,
 }
 
 impl Inbound {
     pub(super) fn new(length: usize, expected: &Fingerprint) -> Self {
+        let copied = HEADER_BYTES + length <= COPIED_BYTES_MAX;
         let header = [0; HEADER_BYTES];
-        Self { header, filled: 0, expected: *expected, length, received: 0, delivered: 0 }
+        Self { header, filled: 0, expected: *expected, length, received: 0, delivered: 0, copied }
+    }
+
+    /// The same, but never copied: for one of many messages, each of which would need a scratch of its own.
+    pub(super) const fn straight(self) -> Self {
+        Self { copied: false, ..self }
     }
 
     pub(super) fn done(&self) -> bool {
@@ -210,6 +246,13 @@ impl Inbound {
         sink: &mut Sink<'_>,
     ) -> Result<bool, Fault> {
         match (link, sink) {
+            (Link::Socket(stream), Sink::Into(memory)) if self.copied => {
+                let came = self.refill(stream, scratch)?;
+                self.deliver(scratch, self.length, &mut |offset, bytes| {
+                    memory[offset..][..bytes.len()].copy_from_slice(bytes);
+                });
+                Ok(came)
+            }
             (Link::Socket(stream), Sink::Into(memory)) => {
                 let received = self.received;
                 let came = self.read(stream, &mut memory[received..])?;
@@ -283,15 +326,24 @@ impl Inbound {
         Ok(came)
     }
 
+    /// Receives into the scratch, the header in front.
     fn refill(&mut self, stream: &Socket, scratch: &mut Scratch) -> Result<bool, Fault> {
+        let missing = HEADER_BYTES - self.filled;
+        let wanted = missing + self.length - self.received;
         let room = scratch.room();
-        if self.filled == HEADER_BYTES && (room.is_empty() || self.received == self.length) {
+        let count = wanted.min(room.len());
+        if count == 0 {
             return Ok(false);
         }
-        let before = self.received;
-        let came = self.read(stream, room)?;
-        scratch.end += self.received - before;
-        Ok(came)
+        let Some(count) = arrived(socket::receive(stream, &mut room[..count])?)? else { return Ok(false) };
+        scratch.end += count;
+        self.filled += count.min(missing);
+        self.received += count.saturating_sub(missing);
+        if missing > 0 && self.filled == HEADER_BYTES {
+            self.header.copy_from_slice(scratch.take(HEADER_BYTES));
+            self.check()?;
+        }
+        Ok(true)
     }
 
     /// Delivers what is staged, up to `limit` from the start of the message; `true` if that was anything.
@@ -309,21 +361,16 @@ impl Inbound {
         ready > 0
     }
 
-    /// Reads the rest of the header and into `room` what follows it; never past the end of the message.
+    /// Reads the rest of the header and into `room`, which is for the rest of the message, what follows it.
     fn read(&mut self, stream: &Socket, room: &mut [u8]) -> Result<bool, Fault> {
-        let wanted = room.len().min(self.length - self.received);
-        let room = &mut room[..wanted];
         let missing = HEADER_BYTES - self.filled;
-        let count = if missing > 0 {
+        let received = if missing > 0 {
             let head = IoSliceMut::new(&mut self.header[self.filled..]);
-            socket::receive(stream, &mut [head, IoSliceMut::new(room)])?
+            socket::receive_pieces(stream, &mut [head, IoSliceMut::new(room)])?
         } else {
-            socket::receive(stream, &mut [IoSliceMut::new(room)])?
+            socket::receive(stream, room)?
         };
-        let Some(count) = count else { return Ok(false) };
-        if count == 0 {
-            return Err(Fault::Closed);
-        }
+        let Some(count) = arrived(received)? else { return Ok(false) };
         self.filled += count.min(missing);
         self.received += count.saturating_sub(missing);
         if missing > 0 && self.filled == HEADER_BYTES {
@@ -352,10 +399,17 @@ impl Inbound {
     }
 }
 
+/// What a system call received; nothing at all is the end of the connection.
+fn arrived(received: Option<usize>) -> Result<Option<usize>, Fault> {
+    if received == Some(0) { Err(Fault::Closed) } else { Ok(received) }
+}
+
 /// Where bytes stay between their arrival and their delivery: small enough for the cache, aligned for any
 /// element, and made when it is first needed.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
+    /// A small message that is sent.
+    outgoing: Vec<u8>,
     grains: Vec<Grain>,
     start: usize,
     end: usize,

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 use socket2::{Domain, SockRef, Socket, Type};
 
 use crate::auth::Secret;
@@ -81,23 +82,34 @@ fn choose_congestion_control(socket: &Socket, ip: IpAddr) {
     let _ = (socket, ip);
 }
 
+#[cfg(not(target_vendor = "apple"))]
+const SEND_FLAGS: SendFlags = SendFlags::NOSIGNAL;
+#[cfg(target_vendor = "apple")]
+const SEND_FLAGS: SendFlags = SendFlags::empty();
+
 /// Sends what the connection takes without waiting; `None` if it takes nothing now.
-pub(super) fn send(stream: &Socket, pieces: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
-    #[cfg(not(target_vendor = "apple"))]
-    let flags = rustix::net::SendFlags::NOSIGNAL;
-    #[cfg(target_vendor = "apple")]
-    let flags = rustix::net::SendFlags::empty();
-    would_block(rustix::net::sendmsg(stream, pieces, &mut rustix::net::SendAncillaryBuffer::default(), flags))
+pub(super) fn send(stream: &Socket, bytes: &[u8]) -> io::Result<Option<usize>> {
+    would_block(rustix::net::send(stream, bytes, SEND_FLAGS))
+}
+
+/// As [`send`], of several pieces.
+pub(super) fn send_pieces(stream: &Socket, pieces: &[IoSlice<'_>]) -> io::Result<Option<usize>> {
+    would_block(rustix::net::sendmsg(stream, pieces, &mut SendAncillaryBuffer::default(), SEND_FLAGS))
 }
 
 /// Receives what has come without waiting; `None` if nothing has, 0 if nothing will.
-pub(super) fn receive(stream: &Socket, rooms: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
+pub(super) fn receive(stream: &Socket, room: &mut [u8]) -> io::Result<Option<usize>> {
+    would_block(rustix::net::recv(stream, room, RecvFlags::empty()).map(|(count, _)| count))
+}
+
+/// As [`receive`], into several pieces of memory.
+pub(super) fn receive_pieces(stream: &Socket, rooms: &mut [IoSliceMut<'_>]) -> io::Result<Option<usize>> {
     would_block(rustix::io::readv(stream, rooms))
 }
 
 /// How much of the next byte has come; `None` if nothing has, 0 if nothing will.
 pub(super) fn peek(stream: &Socket) -> io::Result<Option<usize>> {
-    let peeked = rustix::net::recv(stream, &mut [0; 1][..], rustix::net::RecvFlags::PEEK);
+    let peeked = rustix::net::recv(stream, &mut [0; 1][..], RecvFlags::PEEK);
     would_block(peeked.map(|(count, _)| count))
 }
 

@@ -42,7 +42,7 @@ impl TcpTransport {
         self.drive(deadline, |links, scratch| {
             let mut progress = Progress { moved: false, waits: Waits::new() };
             if let Some((send, outbound)) = &mut outbound {
-                push(links, send, outbound, &mut progress)?;
+                push(links, send, outbound, scratch, &mut progress)?;
             }
             if let Some((receive, inbound)) = &mut inbound {
                 pull(links, receive, inbound, scratch, &mut progress)?;
@@ -63,22 +63,23 @@ impl TcpTransport {
         let call = self.call();
         let mut outbound: Vec<_> = sends.map(|send| (send, Outbound::new(send.len(), &call))).collect();
         // Messages that arrive at the same time cannot be staged in the same place.
+        let message = |receive: &Incoming<'_>| Inbound::new(receive.len, &call).straight();
         let mut inbound: Vec<_> =
-            receives.map(|receive| (Inbound::new(receive.len, &call), Scratch::default(), receive)).collect();
+            receives.map(|receive| (message(receive), Scratch::default(), receive)).collect();
         let peers = outbound.iter().map(|(send, _)| send.to);
         let peers: Vec<usize> = peers.chain(inbound.iter().map(|(_, _, receive)| receive.from)).collect();
         self.connect(&peers, deadline)?;
-        self.drive(deadline, |links, _| {
+        self.drive(deadline, |links, scratch| {
             let mut progress = Progress { moved: false, waits: Waits::new() };
             for (send, outbound) in &mut outbound {
                 // Behind a message to the same peer that has not left yet.
                 if !progress.waits.contains(&(Activity::Send, send.to)) {
-                    push(links, send, outbound, &mut progress)?;
+                    push(links, send, outbound, scratch, &mut progress)?;
                 }
             }
-            for (inbound, scratch, receive) in &mut inbound {
+            for (inbound, staged, receive) in &mut inbound {
                 if !progress.waits.contains(&(Activity::Receive, receive.from)) {
-                    pull(links, receive, inbound, scratch, &mut progress)?;
+                    pull(links, receive, inbound, staged, &mut progress)?;
                 }
             }
             Ok(progress)
@@ -99,7 +100,7 @@ impl TcpTransport {
             let link = connected(links, peer);
             let (mut moved, mut waits) = (false, Waits::new());
             if !outbound.done() {
-                moved |= outbound.push(link, &[buffer]).map_err(sending(peer))?;
+                moved |= outbound.push(link, scratch, &[buffer]).map_err(sending(peer))?;
             }
             if !inbound.done() {
                 let came = inbound.pull_in_place(link, scratch, &outbound, buffer, combine);
@@ -191,10 +192,12 @@ fn push(
     links: &mut [Option<Link>],
     send: &Outgoing<'_>,
     outbound: &mut Outbound,
+    scratch: &mut Scratch,
     progress: &mut Progress,
 ) -> Result<(), Trouble> {
     if !outbound.done() {
-        progress.moved |= outbound.push(connected(links, send.to), send.parts).map_err(sending(send.to))?;
+        let link = connected(links, send.to);
+        progress.moved |= outbound.push(link, scratch, send.parts).map_err(sending(send.to))?;
     }
     if !outbound.done() {
         progress.waits.push((Activity::Send, send.to));
