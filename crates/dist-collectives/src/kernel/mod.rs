@@ -3,7 +3,9 @@
 //! One scalar rule per type and operation; the loops apply it element by element, compiled once per instruction
 //! set and chosen at run time. No loop differs from its rule in a bit.
 
+mod f16c;
 mod halves;
+mod pairs;
 mod scalar;
 
 use multiversion::multiversion;
@@ -32,7 +34,9 @@ pub fn combine<T: Element>(op: ReduceOp, into: &mut [T], from: &[T]) {
     let bitwise = || T::BITWISE.unwrap_or_else(|| panic!("{op} does not reduce {}", T::DTYPE));
     match op {
         ReduceOp::Sum | ReduceOp::Mean | ReduceOp::PreMulSum(_) | ReduceOp::WeightedMean(_) => {
-            sum(into, from);
+            if !T::sum_all(into, from) {
+                sum(into, from);
+            }
         }
         ReduceOp::Product => product(into, from),
         ReduceOp::Min => min(into, from),

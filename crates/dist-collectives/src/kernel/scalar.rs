@@ -5,10 +5,17 @@ use std::ops::{BitAnd, BitOr, BitXor};
 use half::{bf16, f16};
 
 use super::halves::{round_bf16, round_f16, widen_bf16, widen_f16};
+use super::{f16c, pairs};
 
 /// What a reduction does with one pair of elements. Only this crate can implement it.
 #[allow(unnameable_types, reason = "it seals `Element`")]
 pub trait Scalar: Copy {
+    /// Sums of all of two buffers of one length, by the same rule, if there is a faster way than one by one; `false`,
+    /// and nothing done, otherwise.
+    #[doc(hidden)]
+    fn sum_all(_into: &mut [Self], _from: &[Self]) -> bool {
+        false
+    }
     #[doc(hidden)]
     fn reduce_sum(self, other: Self) -> Self;
     #[doc(hidden)]
@@ -64,8 +71,11 @@ integers! { i8 i32 i64 u8 u32 u64 }
 /// Floating-point rules: sums and products through `$widen` and `$round`, order by the bits read as a signed
 /// integer, whose negative values run the other way.
 macro_rules! floats {
-    ($($float:ty, $signed:ty, $narrow:expr, $widen:expr, $round:expr;)*) => {$(
+    ($($float:ty, $signed:ty, $narrow:expr, $widen:expr, $round:expr, $sum_all:expr;)*) => {$(
         impl Scalar for $float {
+            fn sum_all(into: &mut [Self], from: &[Self]) -> bool {
+                $sum_all(into, from)
+            }
             #[inline(always)]
             fn reduce_sum(self, other: Self) -> Self {
                 $round($widen(self) + $widen(other))
@@ -113,10 +123,15 @@ macro_rules! floats {
 }
 
 floats! {
-    f32, i32, narrow, |value: f32| value, |value: f32| value;
-    f64, i64, |number: f64| number, |value: f64| value, |value: f64| value;
-    f16, i16, narrow, widen_f16, round_f16;
-    bf16, i16, narrow, widen_bf16, round_bf16;
+    f32, i32, narrow, |value: f32| value, |value: f32| value, one_by_one;
+    f64, i64, |number: f64| number, |value: f64| value, |value: f64| value, one_by_one;
+    f16, i16, narrow, widen_f16, round_f16, f16c::sum;
+    bf16, i16, narrow, widen_bf16, round_bf16, pairs::sum;
+}
+
+/// Where a compiler does as well.
+fn one_by_one<T>(_into: &mut [T], _from: &[T]) -> bool {
+    false
 }
 
 /// The nearest `f32`.

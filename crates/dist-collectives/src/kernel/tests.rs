@@ -113,6 +113,28 @@ fn every_half_is_combined_as_the_rule_says() {
     }
 }
 
+/// The sums of all of two buffers, of lengths that end within a turn of the loop too, are those of the rule to the bit.
+#[track_caller]
+fn sums_have_the_bits_of_the_rule<T: Element>(left: &[T], right: &[T]) {
+    for len in [left.len(), left.len() - 1, 61, 7, 1, 0] {
+        let mut sums = left[..len].to_vec();
+        combine(ReduceOp::Sum, &mut sums, &right[..len]);
+        let rule: Vec<T> = left.iter().zip(right).map(|(left, right)| left.reduce_sum(*right)).collect();
+        assert!(bytemuck::cast_slice::<T, u16>(&sums) == bytemuck::cast_slice::<T, u16>(&rule[..len]));
+    }
+}
+
+#[test]
+fn sums_of_halves_have_the_bits_of_the_rule_whatever_the_processor_has_for_them() {
+    let all: Vec<u16> = (0..=u16::MAX).collect();
+    for shift in (0..1 << 16).step_by(1021) {
+        let mut others = all.clone();
+        others.rotate_left(shift);
+        sums_have_the_bits_of_the_rule::<f16>(bytemuck::cast_slice(&all), bytemuck::cast_slice(&others));
+        sums_have_the_bits_of_the_rule::<bf16>(bytemuck::cast_slice(&all), bytemuck::cast_slice(&others));
+    }
+}
+
 #[test]
 fn every_pair_of_bytes_wraps() {
     let left: Vec<u8> = (0..=u16::MAX).map(|pair| pair.to_le_bytes()[0]).collect();

@@ -1,0 +1,32 @@
+//! Sums of `bf16`, two in a word.
+
+use half::bf16;
+use multiversion::multiversion;
+
+use super::halves::{round_bf16, sum_of_pairs, widen_bf16};
+
+/// Numbers that one turn of the loop takes: as many as fit the widest registers.
+const LANES: usize = 32;
+
+/// Adds all of one buffer to another of the same length.
+pub(super) fn sum(into: &mut [bf16], from: &[bf16]) -> bool {
+    sum_words(into, from);
+    true
+}
+
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2", "aarch64+neon",))]
+fn sum_words(into: &mut [bf16], from: &[bf16]) {
+    let (into, into_rest) = into.as_chunks_mut::<LANES>();
+    let (from, from_rest) = from.as_chunks::<LANES>();
+    for (into, from) in into.iter_mut().zip(from) {
+        let mut words: [u32; LANES / 2] = bytemuck::cast(*into);
+        let others: [u32; LANES / 2] = bytemuck::cast(*from);
+        for (word, other) in words.iter_mut().zip(others) {
+            *word = sum_of_pairs(*word, other);
+        }
+        *into = bytemuck::cast(words);
+    }
+    for (into, from) in into_rest.iter_mut().zip(from_rest) {
+        *into = round_bf16(widen_bf16(*into) + widen_bf16(*from));
+    }
+}
