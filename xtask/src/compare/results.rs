@@ -101,20 +101,32 @@ fn table((transport, operation, ranks): &Subject, rows: &BTreeMap<String, Row>) 
             .for_each(|bytes| _ = write!(text, " {} |", row.get(bytes).map_or("-".to_owned(), |t| cell(t))));
     }
     if let Some(ours) = ours {
-        let _ = write!(text, "\n| best peer / dist |");
-        for bytes in &sizes {
-            let ratio = best_peer(rows, *bytes).zip(ours.get(bytes));
-            let ratio = ratio
-                .map_or("-".to_owned(), |((peer, time), ours)| format!("{:.2} {peer}", time / median(ours)));
-            let _ = write!(text, " {ratio} |");
+        text += &ratios("best peer", &sizes, ours, |bytes| best_peer(rows, bytes));
+        if let Some(limit) = rows.get(Peer::Limit.name()) {
+            text += &ratios(Peer::Limit.name(), &sizes, ours, |bytes| Some(("", median(limit.get(&bytes)?))));
         }
     }
     text + "\n"
 }
 
+/// How many times as long as ours another's time is, and whose that is.
+fn ratios<'a>(
+    what: &str,
+    sizes: &BTreeSet<usize>,
+    ours: &Row,
+    other: impl Fn(usize) -> Option<(&'a str, f64)>,
+) -> String {
+    let cells = sizes.iter().map(|bytes| match other(*bytes).zip(ours.get(bytes)) {
+        Some(((name, time), ours)) => format!("{:.2} {name}", time / median(ours)).trim_end().to_owned(),
+        None => "-".to_owned(),
+    });
+    format!("\n| {what} / dist | {} |", cells.collect::<Vec<_>>().join(" | "))
+}
+
 /// The fastest other library at a size.
 fn best_peer(rows: &BTreeMap<String, Row>, bytes: usize) -> Option<(&str, f64)> {
-    let peers = rows.iter().filter(|(peer, _)| *peer != Peer::Ours.name());
+    let no_peers = [Peer::Ours.name(), Peer::Limit.name()];
+    let peers = rows.iter().filter(|(peer, _)| !no_peers.contains(&&***peer));
     let times = peers.filter_map(|(peer, row)| Some((&**peer, median(row.get(&bytes)?))));
     times.min_by(|(_, left), (_, right)| left.total_cmp(right))
 }
@@ -190,6 +202,7 @@ mod tests {
             line("fast", 8, 7.0),
             line("dist", 8, 2.5),
             line("dist", 1024, 3.0),
+            line("duplex-limit", 1024, 1.5),
         ];
         let expected = "
 all_reduce over tcp, 2 ranks, microseconds
@@ -197,9 +210,11 @@ all_reduce over tcp, 2 ranks, microseconds
 |  | 8 B | 1 KiB |
 |---|---|---|
 | dist | 2.50 [2.00–4.00] | 3.00 |
+| duplex-limit | - | 1.50 |
 | fast | 5.00 [5.00–7.00] | - |
 | slow | 90.0 | - |
 | best peer / dist | 2.00 fast | - |
+| duplex-limit / dist | - | 0.50 |
 ";
         assert_eq!(results(&[], &lines).tables(), expected);
     }

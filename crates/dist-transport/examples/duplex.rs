@@ -1,0 +1,106 @@
+//! What one loopback connection can do: two processes that send to each other at the same time, and nothing else.
+//!
+//! No message has a header, nothing is reduced, and what comes is put into the same 256 KiB again and again. This is the
+//! limit that an all_reduce of two ranks over TCP is held against. Prints the lines that `distctl bench --json` does.
+//!
+//! ```sh
+//! cargo run --release --package dist-transport --example duplex -- 65536 1048576
+//! ```
+#![allow(clippy::print_stdout, reason = "an example prints")]
+
+use std::env;
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Command, Stdio};
+
+use dist_transport::Runtime;
+use socket2::SockRef;
+
+/// What is handed to one call at the most.
+const SENT_BYTES_MAX: usize = 1 << 20;
+const RECEIVED_BYTES_MAX: usize = 256 << 10;
+const WARMUPS: usize = 3;
+
+fn main() -> io::Result<()> {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    match arguments.split_first() {
+        Some((first, rest)) if first == "--to" => {
+            let (address, sizes) = rest.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+            measure(TcpStream::connect(address)?, &numbers(sizes)?, false)
+        }
+        _ => {
+            let listener = TcpListener::bind("127.0.0.1:0")?;
+            // Whoever is accepted has it too.
+            let _ = SockRef::from(&listener).set_tcp_congestion(b"reno");
+            let address = listener.local_addr()?.to_string();
+            let mut other = Command::new(env::current_exe()?);
+            let mut other = other.args(["--to", &address]).args(&arguments).stdin(Stdio::null()).spawn()?;
+            measure(listener.accept()?.0, &numbers(&arguments)?, true)?;
+            other.wait().map(drop)
+        }
+    }
+}
+
+fn numbers(sizes: &[String]) -> io::Result<Vec<usize>> {
+    let parse = |size: &String| size.parse().map_err(|_| io::Error::from(io::ErrorKind::InvalidInput));
+    sizes.iter().map(parse).collect()
+}
+
+/// Both processes make the same calls: how often is known from the size alone.
+fn measure(mut stream: TcpStream, sizes: &[usize], prints: bool) -> io::Result<()> {
+    let _ = SockRef::from(&stream).set_tcp_congestion(b"reno");
+    stream.set_nodelay(true)?;
+    stream.set_nonblocking(true)?;
+    let runtime = Runtime::system();
+    let mut scratch = vec![0; RECEIVED_BYTES_MAX];
+    for &bytes in sizes {
+        let message = vec![0; bytes];
+        let calls = ((16 << 20) / bytes.max(1)).clamp(1, 800);
+        let samples = if bytes > 64 << 20 { 9 } else { 21 };
+        let mut times = Vec::new();
+        for sample in 0..WARMUPS + samples {
+            let start = runtime.now();
+            for _ in 0..calls {
+                exchange(&mut stream, &message, &mut scratch)?;
+            }
+            let time = (runtime.now() - start).as_secs_f64() * 1e6 / calls as f64;
+            times.extend((sample >= WARMUPS).then_some(time));
+        }
+        times.sort_by(f64::total_cmp);
+        if prints {
+            let (least, median, most) = (times[0], times[samples / 2], times[samples - 1]);
+            println!(
+                "{{\"peer\":\"duplex-limit\",\"transport\":\"tcp\",\"op\":\"all_reduce\",\"ranks\":2,\"bytes\":{bytes},\
+                 \"median_us\":{median:.3},\"min_us\":{least:.3},\"max_us\":{most:.3},\"samples\":{samples}}}"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// One message each way at once, without ever waiting: there is a core for each process.
+fn exchange(stream: &mut TcpStream, message: &[u8], scratch: &mut [u8]) -> io::Result<()> {
+    let (mut sent, mut received) = (0, 0);
+    while sent < message.len() || received < message.len() {
+        if sent < message.len() {
+            let rest = &message[sent..];
+            sent += moved(stream.write(&rest[..rest.len().min(SENT_BYTES_MAX)]))?;
+        }
+        if received < message.len() {
+            let room = scratch.len().min(message.len() - received);
+            received += moved(stream.read(&mut scratch[..room]))?;
+        }
+    }
+    Ok(())
+}
+
+fn moved(count: io::Result<usize>) -> io::Result<usize> {
+    match count {
+        Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+            std::hint::spin_loop();
+            Ok(0)
+        }
+        moved => moved,
+    }
+}
