@@ -24,6 +24,8 @@ const LEFT: f64 = 70.0;
 const RIGHT: f64 = 150.0;
 const TOP: f64 = 44.0;
 const BOTTOM: f64 = 56.0;
+/// A whole power's logarithm may come out so far beside it.
+const NEARLY: f64 = 1e-9;
 const OUR_COLOUR: &str = "#c1272d";
 const COLOURS: [&str; 7] = ["#1f77b4", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf", "#8c564b", "#7f7f7f"];
 
@@ -37,8 +39,8 @@ struct Axis {
 impl Axis {
     fn over(values: impl Iterator<Item = f64>, base: f64, places: (f64, f64)) -> Self {
         let logs: Vec<f64> = values.map(|value| value.log(base)).collect();
-        let low = logs.iter().copied().fold(f64::INFINITY, f64::min).floor();
-        let high = logs.iter().copied().fold(f64::NEG_INFINITY, f64::max).ceil();
+        let low = (logs.iter().copied().fold(f64::INFINITY, f64::min) + NEARLY).floor();
+        let high = (logs.iter().copied().fold(f64::NEG_INFINITY, f64::max) - NEARLY).ceil();
         Self { base, powers: (low, high.max(low + 1.0)), places }
     }
 
