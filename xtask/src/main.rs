@@ -60,7 +60,7 @@ fn run(mut arguments: lexopt::Parser) -> Result<(), Failure> {
         "sim" => sim::run(arguments),
         "compare" => compare::run(arguments),
         predict::FORWARD => predict::forward(arguments),
-        "predict" => with_filter(arguments, predict::HELP, predict::run),
+        "predict" => predict::run(arguments),
         "bench" => with_filter(arguments, bench::HELP, bench::run),
         _ => Err(Failure::Usage(format!("there is no command {command:?}\n\n{HELP}"))),
     }

@@ -39,6 +39,10 @@ const ABOVE: &str = "10.213.78";
 const SWITCH: u8 = 254;
 const VXLAN_PORT: u16 = 4789;
 const PORT: u16 = 29_777;
+/// What most systems have, whatever this one has.
+const CONGESTION_CONTROL: &str = "net.ipv4.tcp_congestion_control=cubic";
+/// Bytes that TCP hands down in one piece.
+const GSO_MAX: u32 = 16_384;
 
 impl Hosts {
     /// Why this machine cannot have such hosts, if it cannot.
@@ -87,6 +91,11 @@ impl Hosts {
         ip(&format!("-n {name} link add name out type veth peer name in{host} netns {switch}"))?;
         ip(&format!("-n {name} address add {LINKS}.{number}/24 dev out"))?;
         ip(&format!("-n {name} link set lo up"))?;
+        run("ip", &format!("netns exec {name} sysctl -q -w {CONGESTION_CONTROL}"))?;
+        // Packets that fit into tbf's burst go through it in one piece; taken apart, they would keep the cores busy.
+        for (space, device) in [(&name, "out".to_owned()), (&switch, format!("in{host}"))] {
+            ip(&format!("-n {space} link set {device} gso_max_size {GSO_MAX}"))?;
+        }
         ip(&format!("-n {name} link set out up"))?;
         ip(&format!("-n {switch} link set in{host} master switch up"))?;
         match self.shape {

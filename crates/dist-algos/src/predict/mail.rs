@@ -1,12 +1,10 @@
 //! Messages that have been sent and not yet received, of all ranks together.
 
-use super::clock::Message;
-
 /// For every rank, a list of messages in the order in which they were sent.
 #[derive(Debug)]
-pub(super) struct Mail {
+pub(super) struct Mail<M> {
     boxes: Vec<Ends>,
-    letters: Vec<Letter>,
+    letters: Vec<Letter<M>>,
     /// The first of a list of letters that are not in use.
     free: u32,
 }
@@ -18,8 +16,8 @@ struct Ends {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Letter {
-    message: Message,
+struct Letter<M> {
+    message: M,
     from: u32,
     next: u32,
 }
@@ -27,14 +25,14 @@ struct Letter {
 /// The end of a list.
 const NONE: u32 = u32::MAX;
 
-impl Mail {
+impl<M: Copy> Mail<M> {
     pub(super) fn new(ranks: usize) -> Self {
         Self { boxes: vec![Ends { head: NONE, tail: NONE }; ranks], letters: Vec::new(), free: NONE }
     }
 
     /// Leaves a message for a rank. `false` if there is no place for so many.
     #[must_use]
-    pub(super) fn post(&mut self, from: u32, to: usize, message: Message) -> bool {
+    pub(super) fn post(&mut self, from: u32, to: usize, message: M) -> bool {
         let letter = Letter { message, from, next: NONE };
         let at = if self.free == NONE {
             let Ok(at) = u32::try_from(self.letters.len()) else { return false };
@@ -60,7 +58,7 @@ impl Mail {
     }
 
     /// The oldest message of one rank for another.
-    pub(super) fn take(&mut self, from: u32, to: usize) -> Option<Message> {
+    pub(super) fn take(&mut self, from: u32, to: usize) -> Option<M> {
         let ends = &mut self.boxes[to];
         let (mut before, mut at) = (NONE, ends.head);
         while at != NONE && self.letters[at as usize].from != from {
@@ -87,6 +85,7 @@ impl Mail {
 
 #[cfg(test)]
 mod tests {
+    use super::super::clock::Message;
     use super::*;
 
     #[test]

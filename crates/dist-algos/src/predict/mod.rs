@@ -7,12 +7,13 @@
 //!   alike: a ring over 10⁶ ranks is 2·10⁶ steps, not 2·10¹².
 //! - [`wavefront`]: one clock per rank, in any order that lets messages come before they are needed. For slow ranks,
 //!   hosts and links that differ, in memory for the ranks and what is on its way.
-//! - [`queues`]: events in the order of time. For what ranks share and wait for: the link and the cores of a host.
+//! - [`queues`]: events in the order of time. For what messages and ranks share: the links and the cores of a host.
 //!
 //! The model: a rank is busy for [`Work::message`] with each end of a message, for [`Work::byte`] with each byte that
 //! it sends, receives or copies, and for [`Work::reduce`] with each byte that it reduces, while more may be on its way. A link
 //! lets one message after the other through at [`Link::byte`] per byte and delivers it [`Link::latency`] later. A
-//! send is over when its last byte has left; it does not wait for its receiver. All times are in seconds.
+//! send is over when its last byte has left; it does not wait for its receiver. Messages that leave a host at once for
+//! several others [share its link](Network::with_shared_uplinks), as TCP connections do. All times are in seconds.
 //!
 //! ```
 //! use dist_algos::predict::{Engine, Link, Network, Plan, Work, predict};
@@ -31,6 +32,8 @@
 //! ```
 
 mod clock;
+mod events;
+mod links;
 mod mail;
 mod network;
 mod queues;
@@ -42,7 +45,7 @@ use dist_transport::Rank;
 use crate::{Chunks, Partition, Result, SendHalf, Source, Step};
 
 pub use network::{Link, Network, Straggler, Work};
-pub use queues::{QUEUE_STEPS_MAX, queues};
+pub use queues::{QUEUE_STEPS_MAX, queues, timeline};
 pub use symmetric::symmetric;
 pub use wavefront::wavefront;
 

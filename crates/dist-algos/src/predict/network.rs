@@ -49,6 +49,7 @@ pub struct Network {
     work: Work,
     stragglers: Vec<Straggler>,
     shared: bool,
+    window: u64,
     cores: Option<usize>,
 }
 
@@ -64,6 +65,7 @@ impl Network {
             work,
             stragglers: Vec::new(),
             shared: false,
+            window: 0,
             cores: None,
         }
     }
@@ -88,10 +90,24 @@ impl Network {
         self
     }
 
-    /// The ranks of a host share one link to other hosts, and the link back, instead of one for each rank.
+    /// All that goes from a host to others shares one link, and all that comes shares the link back: messages of
+    /// several ranks, and those of one rank to several.
     #[must_use]
     pub fn with_shared_uplinks(self) -> Self {
         Self { shared: true, ..self }
+    }
+
+    /// A send on a shared link is over when no more than so many bytes have yet to leave for the same rank: as many as
+    /// a socket takes.
+    #[must_use]
+    pub fn with_window(self, bytes: u64) -> Self {
+        Self { window: bytes, ..self }
+    }
+
+    /// The same with other work.
+    #[must_use]
+    pub fn with_work(self, work: Work) -> Self {
+        Self { work, ..self }
     }
 
     /// The ranks of a host share this many cores, at least one.
@@ -156,12 +172,16 @@ impl Network {
 
     /// Whether ranks may have to wait for others that use the same.
     pub(super) const fn is_shared(&self) -> bool {
-        self.shared && self.ranks_per_host > 1 || self.cores.is_some()
+        self.shared || self.cores.is_some()
     }
 
     /// Whether a message from one rank to another takes a link that others use too.
     pub(super) const fn shares_link(&self, from: usize, to: usize) -> bool {
         self.shared && self.host_of(from) != self.host_of(to)
+    }
+
+    pub(super) const fn window(&self) -> u64 {
+        self.window
     }
 
     pub(super) const fn cores(&self) -> Option<usize> {

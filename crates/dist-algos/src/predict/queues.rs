@@ -1,21 +1,20 @@
 //! Events in the order of time, for what ranks wait for because others use it.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-
 use dist_transport::Rank;
 
 use super::clock::Message;
+use super::events::Events;
+use super::links::{Links, Look, Mark, Parcel};
 use super::mail::Mail;
 use super::wavefront::{Wanted, place_after};
-use super::{Engine, Link, Network, Plan, Prediction};
+use super::{Engine, Network, Plan, Prediction};
 use crate::{Chunks, Error, Result, SendHalf, Step};
 
 /// Steps of all ranks together that are followed at most: a ring over 10⁴ ranks has 2·10⁸.
 pub const QUEUE_STEPS_MAX: u64 = 250_000_000;
 
-/// Predicts by taking one event after the other, in the order of time. Links and cores that are shared serve
-/// whoever comes first, a whole message or a whole piece of work at a time.
+/// Predicts by taking one event after the other, in the order of time. Links that are shared serve all who use them
+/// at the same pace; cores serve whoever comes first, a whole piece of work at a time.
 ///
 /// # Errors
 /// If the schedules do not fit together, or have more than [`QUEUE_STEPS_MAX`] steps.
@@ -25,67 +24,24 @@ where
     I: Iterator<Item = Step>,
 {
     let mut queues = Queues::new(plan, network)?;
-    while let Some(Reverse(Event { time, what, .. })) = queues.events.pop() {
-        match what {
-            What::Ready(rank) => queues.step(rank as usize, time.0)?,
-            What::Read(rank, message) => queues.read(rank as usize, time.0, message),
-            What::Leaves(flight) => queues.leave(flight, time.0),
-            What::Arrives(flight) => queues.arrive(flight, time.0)?,
-        }
-    }
+    queues.run()?;
     queues.result()
 }
 
-/// A point in time that can be compared.
-#[derive(Clone, Copy, Debug)]
-struct Time(f64);
-
-impl PartialEq for Time {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Time {}
-
-impl PartialOrd for Time {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Time {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.total_cmp(&other.0)
-    }
-}
-
-/// What happens when; of what happens at once, what was noted first.
-#[derive(Clone, Copy, Debug)]
-struct Event {
-    time: Time,
-    number: u64,
-    what: What,
-}
-
-impl PartialEq for Event {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other).is_eq()
-    }
-}
-
-impl Eq for Event {}
-
-impl PartialOrd for Event {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Event {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.time, self.number).cmp(&(other.time, other.number))
-    }
+/// In the same way: when each rank takes up each of its steps, and when it has done the last.
+///
+/// # Errors
+/// As for [`queues`].
+pub fn timeline<F, I>(plan: &Plan<'_, F>, network: &Network) -> Result<Vec<Vec<f64>>>
+where
+    F: Fn(Rank) -> I,
+    I: Iterator<Item = Step>,
+{
+    let mut queues = Queues::new(plan, network)?;
+    queues.times = Some(vec![Vec::new(); network.world_size()]);
+    queues.run()?;
+    let times = queues.times.take().unwrap_or_default();
+    queues.result().map(|_| times)
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -93,24 +49,36 @@ enum What {
     /// A rank takes up its next step.
     Ready(u32),
     /// A rank begins to read a message.
-    Read(u32, Message),
+    Read(u32, Letter),
     /// A message comes to the link out of its host.
-    Leaves(Flight),
-    /// A message comes to the link into its receiver's host.
-    Arrives(Flight),
+    Leaves(u32),
+    /// Something happens on a link.
+    Look(Look),
+    /// The first byte of a message comes to its receiver.
+    Comes(u32),
+    /// Its last byte has come.
+    Arrived(u32),
 }
 
-/// A message between hosts.
+/// A message, as its receiver finds it.
+#[derive(Clone, Copy, Debug)]
+enum Letter {
+    /// It is known when it comes.
+    Known(Message),
+    /// It is on a link that others share.
+    Flight(u32),
+}
+
+/// A message on a link that others share.
 #[derive(Clone, Copy, Debug)]
 struct Flight {
-    from: u32,
-    to: u32,
-    bytes: u64,
-    link: Link,
-    /// How long each byte takes its sender.
-    pace: f64,
-    /// When its last byte arrives at the earliest.
-    last: f64,
+    parcel: Parcel,
+    /// When its first byte came.
+    first: f64,
+    /// When its last byte came, if it has.
+    last: Option<f64>,
+    /// When its receiver has done the work of reading it, if only the last byte is missing.
+    read: Option<f64>,
 }
 
 struct Lane<I> {
@@ -147,11 +115,9 @@ impl Exchange {
     }
 }
 
-/// What ranks of one host share.
+/// What ranks of one host share, beside its links.
 #[derive(Clone, Debug)]
 struct Host {
-    up: f64,
-    down: f64,
     /// When each core is free; none if there are as many as ranks.
     cores: Vec<f64>,
     left: u64,
@@ -162,9 +128,12 @@ struct Queues<'a, F, I> {
     network: &'a Network,
     lanes: Vec<Lane<I>>,
     hosts: Vec<Host>,
-    mail: Mail,
-    events: BinaryHeap<Reverse<Event>>,
-    numbers: u64,
+    mail: Mail<Letter>,
+    links: Links,
+    flights: Vec<Flight>,
+    events: Events<What>,
+    /// When each rank took up each of its steps, and ended, if that is to be known.
+    times: Option<Vec<Vec<f64>>>,
     steps: u64,
 }
 
@@ -186,10 +155,12 @@ where
             plan,
             network,
             lanes: Rank::all(world_size).map(lane).collect(),
-            hosts: vec![Host { up: 0.0, down: 0.0, cores, left: 0 }; network.hosts()],
+            hosts: vec![Host { cores, left: 0 }; network.hosts()],
             mail: Mail::new(world_size),
-            events: BinaryHeap::new(),
-            numbers: 0,
+            links: Links::new(network.hosts(), network.window()),
+            flights: Vec::new(),
+            events: Events::new(),
+            times: None,
             steps: 0,
         };
         for rank in 0..ranks {
@@ -199,8 +170,22 @@ where
     }
 
     fn note(&mut self, time: f64, what: What) {
-        self.numbers += 1;
-        self.events.push(Reverse(Event { time: Time(time), number: self.numbers, what }));
+        self.events.note(time, what);
+    }
+
+    /// Lets everything happen.
+    fn run(&mut self) -> Result<()> {
+        while let Some((time, what)) = self.events.next() {
+            match what {
+                What::Ready(rank) => self.step(rank as usize, time)?,
+                What::Read(rank, letter) => self.read(rank as usize, time, letter),
+                What::Leaves(flight) => self.leave(flight, time),
+                What::Look(look) => self.look_at_link(look, time),
+                What::Comes(flight) => self.come(flight, time)?,
+                What::Arrived(flight) => self.arrived(flight, time),
+            }
+        }
+        Ok(())
     }
 
     /// Does so much work on a core of the rank's host: when it begins and when it ends.
@@ -222,6 +207,9 @@ where
     fn step(&mut self, rank: usize, time: f64) -> Result<()> {
         let lane = &mut self.lanes[rank];
         lane.now = time;
+        if let Some(times) = &mut self.times {
+            times[rank].push(time);
+        }
         let Some(step) = lane.steps.next() else { return Ok(()) };
         lane.taken += 1;
         self.steps += 1;
@@ -288,15 +276,19 @@ where
         lane.sent += bytes;
         if let Some(exchange) = &mut lane.exchange {
             exchange.free = free;
+            exchange.over = exchange.over.max(free);
             exchange.leaving += 1;
         }
-        let ours = self.network.host_of(rank);
-        if ours != self.network.host_of(send.to) {
-            self.hosts[ours].left += bytes;
+        let hosts = [rank, send.to].map(|rank| self.network.host_of(rank));
+        if hosts[0] != hosts[1] {
+            self.hosts[hosts[0]].left += bytes;
         }
-        let (from, to) = (number(rank), number(send.to));
+        let ends = (number(rank), number(send.to));
         if self.network.shares_link(rank, send.to) {
-            self.note(begins, What::Leaves(Flight { from, to, bytes, link, pace, last: 0.0 }));
+            let message = u32::try_from(self.flights.len()).map_err(|_| too_many())?;
+            let parcel = Parcel { message, ends, hosts, bytes, link, pace };
+            self.flights.push(Flight { parcel, first: 0.0, last: None, read: None });
+            self.note(begins, What::Leaves(message));
             return Ok(());
         }
         let lane = &mut self.lanes[rank];
@@ -307,35 +299,62 @@ where
             exchange.leaves(left);
         }
         let message = Message { first: begins + link.latency, last: left + link.latency, bytes };
-        self.deliver(from, to, message)
+        self.deliver(ends, Letter::Known(message))
     }
 
-    /// A message gets the link out of its host.
-    fn leave(&mut self, flight: Flight, time: f64) {
-        let (rank, size) = (flight.from as usize, flight.bytes as f64);
-        let host = &mut self.hosts[self.network.host_of(rank)];
-        let begins = time.max(host.up);
-        host.up = begins + size * flight.link.byte;
-        let left = begins + size * flight.pace;
-        if let Some(exchange) = &mut self.lanes[rank].exchange {
-            exchange.leaves(left);
+    /// A message gets to the link out of its host.
+    fn leave(&mut self, flight: u32, time: f64) {
+        let parcel = self.flights[flight as usize].parcel;
+        let mut looks = Vec::new();
+        self.links.give(parcel, time, &mut |time, look| looks.push((time, look)));
+        self.note_looks(looks);
+    }
+
+    fn note_looks(&mut self, looks: Vec<(f64, Look)>) {
+        for (time, look) in looks {
+            self.note(time, What::Look(look));
         }
-        let last = left + flight.link.latency;
-        self.note(begins + flight.link.latency, What::Arrives(Flight { last, ..flight }));
-        self.go_on(rank);
     }
 
-    /// A message gets the link into its receiver's host.
-    fn arrive(&mut self, flight: Flight, time: f64) -> Result<()> {
-        let host = &mut self.hosts[self.network.host_of(flight.to as usize)];
-        let first = time.max(host.down);
-        host.down = first + flight.bytes as f64 * flight.link.byte;
-        let message = Message { first, last: flight.last.max(host.down), bytes: flight.bytes };
-        self.deliver(flight.from, flight.to, message)
+    /// Messages begin to leave, or have left.
+    fn look_at_link(&mut self, look: Look, time: f64) {
+        let mut looks = Vec::new();
+        for mark in self.links.look(look, time, &mut |time, look| looks.push((time, look))) {
+            let latency = |flights: &[Flight], flight: u32| flights[flight as usize].parcel.link.latency;
+            match mark {
+                Mark::First(flight) => self.note(time + latency(&self.flights, flight), What::Comes(flight)),
+                Mark::Last(flight) => self.note(time + latency(&self.flights, flight), What::Arrived(flight)),
+                Mark::Accepted(flight) => {
+                    let rank = self.flights[flight as usize].parcel.ends.0 as usize;
+                    if let Some(exchange) = &mut self.lanes[rank].exchange {
+                        exchange.leaves(time);
+                    }
+                    self.go_on(rank);
+                }
+            }
+        }
+        self.note_looks(looks);
     }
 
-    fn deliver(&mut self, from: u32, to: u32, message: Message) -> Result<()> {
-        if !self.mail.post(from, to as usize, message) {
+    /// The first byte of a message is here.
+    fn come(&mut self, flight: u32, time: f64) -> Result<()> {
+        self.flights[flight as usize].first = time;
+        self.deliver(self.flights[flight as usize].parcel.ends, Letter::Flight(flight))
+    }
+
+    /// The last byte of a message is here.
+    fn arrived(&mut self, flight: u32, time: f64) {
+        let Flight { parcel, last, read, .. } = &mut self.flights[flight as usize];
+        *last = Some(time);
+        if let Some(read) = *read {
+            let rank = parcel.ends.1 as usize;
+            let opens = self.network.work().message * self.lanes[rank].pace;
+            self.has_read(rank, read, read.max(time + opens));
+        }
+    }
+
+    fn deliver(&mut self, (from, to): (u32, u32), letter: Letter) -> Result<()> {
+        if !self.mail.post(from, to as usize, letter) {
             return Err(too_many());
         }
         self.look(to as usize);
@@ -346,29 +365,52 @@ where
     fn look(&mut self, rank: usize) {
         let Some(exchange) = &mut self.lanes[rank].exchange else { return };
         let Some(Wanted { from, .. }) = exchange.wanted.filter(|_| !exchange.reading) else { return };
-        let Some(mut message) = self.mail.take(from, rank) else { return };
+        let Some(mut letter) = self.mail.take(from, rank) else { return };
         exchange.reading = true;
-        let time = message.first.max(exchange.free);
-        let (network, lane) = (self.network, &mut self.lanes[rank]);
-        if !network.shares_link(from as usize, rank) {
-            let link = network.link(from as usize, rank);
-            message.last = message.last.max(message.first.max(lane.down) + message.bytes as f64 * link.byte);
-            lane.down = message.last;
-        }
-        self.note(time, What::Read(number(rank), message));
+        let first = match &mut letter {
+            Letter::Flight(flight) => self.flights[*flight as usize].first,
+            Letter::Known(message) => {
+                let (link, lane) = (self.network.link(from as usize, rank), &mut self.lanes[rank]);
+                let comes = message.first.max(lane.down) + message.bytes as f64 * link.byte;
+                message.last = message.last.max(comes);
+                lane.down = message.last;
+                message.first
+            }
+        };
+        let free = self.lanes[rank].exchange.map_or(first, |exchange| exchange.free);
+        self.note(first.max(free), What::Read(number(rank), letter));
     }
 
-    fn read(&mut self, rank: usize, time: f64, message: Message) {
-        let Some(Exchange { wanted: Some(mut wanted), .. }) = self.lanes[rank].exchange else { return };
+    fn read(&mut self, rank: usize, time: f64, letter: Letter) {
+        let Some(Exchange { wanted: Some(wanted), .. }) = self.lanes[rank].exchange else { return };
         let work = self.network.work();
         let each = work.byte + if wanted.reduces { work.reduce } else { 0.0 };
-        let (_, ends) = self.serve(rank, time, work.message + each * message.bytes as f64);
+        let (bytes, last) = match letter {
+            Letter::Known(message) => (message.bytes, Some(message.last)),
+            Letter::Flight(flight) => {
+                let Flight { parcel, last, .. } = self.flights[flight as usize];
+                (parcel.bytes, last)
+            }
+        };
+        let (_, ends) = self.serve(rank, time, work.message + each * bytes as f64);
+        match (last, letter) {
+            (Some(last), _) => {
+                let opens = work.message * self.lanes[rank].pace;
+                self.has_read(rank, ends, ends.max(last + opens));
+            }
+            (None, Letter::Flight(flight)) => self.flights[flight as usize].read = Some(ends),
+            (None, Letter::Known(_)) => unreachable!("it is known when this message comes"),
+        }
+    }
+
+    /// A rank that did the work of reading a message at `free` had all of it at `read`.
+    fn has_read(&mut self, rank: usize, free: f64, read: f64) {
         let world_size = self.lanes.len();
-        let lane = &mut self.lanes[rank];
-        let read = ends.max(message.last + work.message * lane.pace);
-        if let Some(exchange) = &mut lane.exchange {
+        if let Some(exchange) = &mut self.lanes[rank].exchange
+            && let Some(mut wanted) = exchange.wanted
+        {
             exchange.over = exchange.over.max(read);
-            exchange.free = ends;
+            exchange.free = exchange.free.max(free);
             exchange.reading = false;
             exchange.wanted = wanted.next(number(rank), world_size).then_some(wanted);
         }

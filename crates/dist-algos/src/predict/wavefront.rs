@@ -2,7 +2,7 @@
 
 use dist_transport::Rank;
 
-use super::clock::{Clock, Pending};
+use super::clock::{Clock, Message, Pending};
 use super::mail::Mail;
 use super::{Engine, Network, Plan, Prediction, STEPS_MAX};
 use crate::{Chunks, Error, ReceiveHalf, Result, SendHalf, Step, Then};
@@ -56,7 +56,7 @@ struct Front<'a, F, I> {
     plan: &'a Plan<'a, F>,
     network: &'a Network,
     lanes: Vec<Lane<I>>,
-    mail: Mail,
+    mail: Mail<Message>,
     /// Whom each rank waits for: what every sender has to know, in as little memory as can be.
     awaited: Vec<u32>,
     /// Bytes that have left each host for others, if there are hosts with several ranks.

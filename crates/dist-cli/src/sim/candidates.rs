@@ -2,13 +2,14 @@
 
 use dist_algos::predict::{self, Network, Plan, Prediction, STEPS_MAX};
 use dist_algos::{
-    AllGather, AllReduce, AllToAll, Barrier, Broadcast, Choice, Cost, Gather, Order, Partition, Reduce,
-    ReduceScatter, Scan, Scatter, Step, hierarchical,
+    AllGather, AllReduce, AllToAll, Barrier, Broadcast, Choice, Gather, Hosts, Order, Partition, Reduce,
+    ReduceScatter, Scan, Scatter, Step,
 };
 use dist_collectives::Operation;
 use dist_transport::Rank;
 
 use super::world::World;
+use super::{samples, two_levels};
 use crate::Error;
 
 /// One operation on one network.
@@ -22,8 +23,11 @@ pub(super) struct Case<'a> {
     pub(super) world: &'a World,
 }
 
-/// Predicts for a network, and something more.
-type Predict<'a, T> = Box<dyn Fn(&Network, T) -> dist_algos::Result<Prediction> + 'a>;
+/// Predicts for a network; only by symmetry, if there are too many steps to follow.
+type Predict<'a> = Box<dyn Fn(&Network, bool) -> dist_algos::Result<Prediction> + 'a>;
+
+/// Predicts seconds for a network and a number of calls.
+type TimeOne<'a> = Box<dyn Fn(&Network, usize) -> dist_algos::Result<f64> + 'a>;
 
 /// A way to do it.
 pub(super) struct Candidate<'a> {
@@ -34,56 +38,79 @@ pub(super) struct Candidate<'a> {
     pub(super) rounds: Option<usize>,
     /// Whether it is the one that would be chosen.
     pub(super) chosen: bool,
-    /// One call; only by symmetry, if there are too many steps to follow.
-    predict: Predict<'a, bool>,
-    /// The same for several calls, one after the other.
-    predict_calls: Predict<'a, usize>,
+    /// One call.
+    predict: Predict<'a>,
+    /// Several calls, one after the other: the time of one of them.
+    predict_calls: TimeOne<'a>,
+    /// The same, as a benchmark that takes few of them at a time measures it.
+    predict_samples: TimeOne<'a>,
     /// About how many steps all ranks have together.
     steps: u64,
+    /// Bytes that a rank works on.
+    memory: usize,
 }
 
 impl Candidate<'_> {
     /// Predicts it; an error if it has too many steps to be followed.
     pub(super) fn predict(&self, world: &World) -> dist_algos::Result<Prediction> {
-        (self.predict)(world.network(self.steps), self.steps > STEPS_MAX)
+        (self.predict)(&world.network(self.steps, self.memory), self.steps > STEPS_MAX)
     }
 
-    /// Predicts so many calls back to back, each with the next root.
-    pub(super) fn predict_calls(&self, world: &World, calls: usize) -> dist_algos::Result<Prediction> {
-        (self.predict_calls)(world.network(self.steps), calls)
+    /// Predicts the time of one of so many calls back to back, each with the next root, as `distctl bench` measures it:
+    /// if they are few, it matters that ranks do not begin at the same time.
+    pub(super) fn predict_one_of(&self, world: &World, calls: usize) -> dist_algos::Result<f64> {
+        let network = world.network(self.steps, self.memory);
+        if calls < CALLS_MANY {
+            (self.predict_samples)(&network, calls)
+        } else {
+            (self.predict_calls)(&network, calls)
+        }
     }
 }
 
+/// From so many calls on, how they begin is lost among them.
+const CALLS_MANY: usize = 8;
+
 /// What the choice among algorithms looks at.
-#[derive(Debug, Clone, Copy)]
-struct Traits {
-    name: &'static str,
-    order: Option<Order>,
-    cost: Cost,
-    chunks: usize,
-    chosen: bool,
+#[derive(Debug)]
+pub(super) struct Traits {
+    pub(super) name: String,
+    pub(super) order: Option<Order>,
+    /// Messages that follow one another, of all kinds.
+    pub(super) rounds: usize,
+    pub(super) two_levels: bool,
+    pub(super) chunks: usize,
+    pub(super) chosen: bool,
 }
 
 impl<'a> Case<'a> {
     /// All algorithms that serve so many ranks.
     pub(super) fn candidates(&self) -> Result<Vec<Candidate<'a>>, Error> {
         match self.operation {
-            Operation::AllReduce => {
-                let mut all = self.all::<AllReduce>()?;
-                all.extend(self.two_levels()?);
-                Ok(all)
-            }
-            Operation::ReduceScatter => self.all::<ReduceScatter>(),
-            Operation::AllGather => self.all::<AllGather>(),
-            Operation::Broadcast => self.all::<Broadcast>(),
-            Operation::Reduce => self.all::<Reduce>(),
+            Operation::AllReduce => self.with(self.all::<AllReduce>()?, two_levels::all_reduce),
+            Operation::ReduceScatter => self.with(self.all::<ReduceScatter>()?, two_levels::reduce_scatter),
+            Operation::AllGather => self.with(self.all::<AllGather>()?, two_levels::all_gather),
+            Operation::Broadcast => self.with(self.all::<Broadcast>()?, two_levels::broadcast),
+            Operation::Reduce => self.with(self.all::<Reduce>()?, two_levels::reduce),
             Operation::AllToAll => self.all::<AllToAll>(),
             Operation::Gather => self.all::<Gather>(),
             Operation::Scatter => self.all::<Scatter>(),
             Operation::Scan => self.all::<Scan>(),
-            Operation::Barrier => self.all::<Barrier>(),
+            Operation::Barrier => self.with(self.all::<Barrier>()?, two_levels::barrier),
             other => Err(Error::Usage(format!("{other} has no algorithms to choose from"))),
         }
+    }
+
+    /// Adds what there is for ranks that share hosts.
+    fn with(
+        &self,
+        mut all: Vec<Candidate<'a>>,
+        two_levels: fn(&Self, &'a Hosts) -> Result<Vec<Candidate<'a>>, Error>,
+    ) -> Result<Vec<Candidate<'a>>, Error> {
+        if let Some(hosts) = self.world.shared_hosts() {
+            all.extend(two_levels(self, hosts)?);
+        }
+        Ok(all)
     }
 
     fn all<A: Choice>(&self) -> Result<Vec<Candidate<'a>>, Error> {
@@ -91,46 +118,25 @@ impl<'a> Case<'a> {
         let chosen = A::suggest(ranks, bytes, self.order, self.world.costs());
         let candidate = |algorithm: A| {
             let traits = Traits {
-                name: algorithm.name(),
+                name: algorithm.name().to_owned(),
                 order: algorithm.order(ranks),
-                cost: algorithm.cost(ranks),
+                rounds: algorithm.cost(ranks).rounds,
+                two_levels: false,
                 chunks: algorithm.chunks(ranks),
                 chosen: algorithm == chosen,
             };
-            self.candidate(traits, bytes, move |rank, root| algorithm.steps(rank, root))
+            self.candidate(traits, move |rank, root| algorithm.steps(rank, root))
         };
         A::ALL.iter().copied().filter(|algorithm| algorithm.supports(ranks)).map(candidate).collect()
     }
 
-    /// Two-level all_reduces, where there are two levels.
-    fn two_levels(&self) -> Result<Vec<Candidate<'a>>, Error> {
-        let (mut all, whole) = (Vec::new(), self.whole()?);
-        let Some(hosts) = self.world.shared_hosts() else { return Ok(all) };
-        for plan in hierarchical::Plan::all(hosts) {
-            let form = match plan.form {
-                hierarchical::Form::Leaders => "leaders",
-                hierarchical::Form::Parts => "parts",
-            };
-            let cost = plan.cost(hosts);
-            let cost = Cost { rounds: cost.inside.rounds + cost.across.rounds, ..cost.across };
-            let (order, chunks) = (Some(plan.order(hosts)), plan.chunks(hosts));
-            let traits = Traits { name: plan.across.name(), order, cost, chunks, chosen: false };
-            let candidate = self.candidate(traits, whole, move |rank, _| {
-                let phases = plan.phases(rank, hosts).expect("the plan supports these hosts");
-                phases.reduce.chain(phases.gather)
-            })?;
-            all.push(Candidate { name: format!("{form}+{}", plan.across), rounds: None, ..candidate });
-        }
-        Ok(all)
-    }
-
-    fn candidate<I: Iterator<Item = Step>>(
+    pub(super) fn candidate<I: Iterator<Item = Step>>(
         &self,
         traits: Traits,
-        whole: usize,
         steps: impl Fn(Rank, usize) -> I + Copy + 'a,
     ) -> Result<Candidate<'a>, Error> {
-        let Traits { name, order, cost, chunks, chosen } = traits;
+        let Traits { name, order, rounds, two_levels, chunks, chosen } = traits;
+        let whole = self.whole()?;
         let size = if whole.is_multiple_of(4) { 4 } else { 1 };
         let buffer = Partition::new(whole / size, size, chunks)
             .ok_or_else(|| Error::Usage(format!("{whole} bytes cannot be cut into {chunks} chunks")))?;
@@ -143,17 +149,19 @@ impl<'a> Case<'a> {
         };
         let predict_calls = move |network: &Network, calls: usize| {
             let all = |rank: Rank| (0..calls).flat_map(move |call| steps(rank, call % rank.world_size()));
-            predict::predict(&Plan { steps: all, buffer, input: Some(buffer) }, network)
+            let plan = Plan { steps: all, buffer, input: Some(buffer) };
+            Ok(predict::predict(&plan, network)?.seconds / calls as f64)
         };
-        let ranks = self.world.ranks() as u64;
         Ok(Candidate {
-            name: name.to_owned(),
+            name,
             order,
-            rounds: Some(cost.rounds),
+            rounds: (!two_levels).then_some(rounds),
             chosen,
             predict: Box::new(predict),
             predict_calls: Box::new(predict_calls),
-            steps: ranks.saturating_mul(cost.rounds as u64),
+            predict_samples: Box::new(move |network, calls| samples::predict(steps, buffer, network, calls)),
+            steps: (self.world.ranks() as u64).saturating_mul(rounds as u64),
+            memory: whole,
         })
     }
 

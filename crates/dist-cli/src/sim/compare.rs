@@ -59,6 +59,7 @@ struct Line {
     measured_us: f64,
     predicted_us: f64,
     error: f64,
+    bound: bool,
 }
 
 /// Predicts every point that was measured.
@@ -105,7 +106,24 @@ fn read(files: &[PathBuf]) -> Result<Vec<Measured>, Error> {
             all.push(measured);
         }
     }
-    Ok(all)
+    Ok(medians(all))
+}
+
+/// One line for each point, with the median of all times that it was measured.
+fn medians(lines: Vec<Measured>) -> Vec<Measured> {
+    let mut points: Vec<(Measured, Vec<f64>)> = Vec::new();
+    for line in lines {
+        let key = |line: &Measured| (line.op.clone(), line.algorithm.clone(), line.ranks, line.bytes);
+        match points.iter_mut().find(|(point, _)| key(point) == key(&line)) {
+            Some((_, times)) => times.push(line.median_us),
+            None => points.push((line.clone(), vec![line.median_us])),
+        }
+    }
+    let median = |mut times: Vec<f64>| {
+        times.sort_by(f64::total_cmp);
+        f64::midpoint(times[(times.len() - 1) / 2], times[times.len() / 2])
+    };
+    points.into_iter().map(|(point, times)| Measured { median_us: median(times), ..point }).collect()
 }
 
 /// The sum of the squares of relative errors; what cannot be predicted counts as far off.
@@ -149,8 +167,7 @@ impl Setting {
         let candidates = case.candidates()?;
         let candidate = candidates.iter().find(|candidate| candidate.name == point.algorithm);
         let calls = calls(point.median_us);
-        let prediction = candidate.ok_or_else(unknown)?.predict_calls(&world, calls)?;
-        Ok(prediction.seconds / calls as f64)
+        Ok(candidate.ok_or_else(unknown)?.predict_one_of(&world, calls)?)
     }
 
     fn line(&self, point: &Measured, model: &Model) -> Result<Line, Error> {
@@ -163,9 +180,24 @@ impl Setting {
             measured_us: point.median_us,
             predicted_us: rounded(predicted_us, 3),
             error: rounded(predicted_us / point.median_us - 1.0, 4),
+            bound: self.is_bound(point, model),
         })
     }
+
+    /// Whether a prediction is held to what was promised: where no rank waits for a core, or where a link makes ranks
+    /// wait for so long that it does not matter.
+    fn is_bound(&self, point: &Measured, model: &Model) -> bool {
+        let part = point.bytes as f64 / point.ranks as f64;
+        if self.apart {
+            model.link.latency + part * model.link.byte >= 10.0 * WAKE_UP
+        } else {
+            model.cores.is_none_or(|cores| point.ranks <= cores)
+        }
+    }
 }
+
+/// What it takes to wake a thread, in seconds.
+const WAKE_UP: f64 = 34e-6;
 
 /// How many calls were back to back in a sample of some 4 ms; of many, enough for what they overlap to settle.
 const fn calls(one_us: f64) -> usize {
@@ -266,6 +298,13 @@ mod tests {
     }
 
     #[test]
+    fn what_was_measured_several_times_counts_by_its_median() {
+        let line = |algorithm: &str, us: f64| measured("all_reduce", algorithm, 2, 8, us);
+        let lines = vec![line("ring", 9.0), line("binomial", 1.0), line("ring", 2.0), line("ring", 4.0)];
+        assert_eq!(medians(lines), [line("ring", 4.0), line("binomial", 1.0)]);
+    }
+
+    #[test]
     fn lines_that_are_no_collective_are_left_out() {
         let lines = [
             measured("all_reduce", "ring", 2, 8, 1.0),
@@ -286,6 +325,7 @@ mod tests {
             measured_us,
             predicted_us,
             error: 0.0,
+            bound: true,
         };
         let lines = [line("a", 12.0, 9.0), line("b", 10.0, 10.0)];
         assert!(choices(lines.iter()).ends_with("within 20 % of it"));

@@ -4,9 +4,10 @@ use dist_algos::predict::{Link, Work};
 
 use super::model::Model;
 
-/// What is looked for: latency and byte of the link; message, byte and reduce of the work, in seconds.
-const START: [f64; UNKNOWNS] = [5e-6, 0.1e-9, 2e-6, 0.2e-9, 0.1e-9];
-const UNKNOWNS: usize = 5;
+/// What is looked for: latency and byte of the link; message, byte and reduce of the work, in seconds; and how many times
+/// as long the work takes beyond the cache.
+const START: [f64; UNKNOWNS] = [5e-6, 0.1e-9, 2e-6, 0.2e-9, 0.1e-9, 1.5];
+const UNKNOWNS: usize = 6;
 
 /// How much it costs to leave the start, beside the squared errors: what no measurement depends on stays where it is.
 const INERTIA: f64 = 1e-4;
@@ -27,13 +28,19 @@ pub(super) fn fit(cores: Option<usize>, error: impl Fn(&Model) -> f64) -> Model 
 }
 
 const RESTARTS: usize = 3;
-const MOVES: usize = 250;
+const MOVES: usize = 300;
 
 type Point = [f64; UNKNOWNS];
 
 fn model(point: &Point, cores: Option<usize>) -> Model {
-    let [latency, byte, message, copy, reduce] = point.map(f64::exp);
-    Model { link: Link { latency, byte }, work: Work { message, byte: copy, reduce }, cores }
+    let [latency, byte, message, copy, reduce, far] = point.map(f64::exp);
+    Model {
+        link: Link { latency, byte },
+        work: Work { message, byte: copy, reduce },
+        far,
+        cores,
+        ..Model::default()
+    }
 }
 
 /// Nelder and Mead, "A simplex method for function minimization", 1965.
@@ -92,7 +99,7 @@ mod tests {
 
     #[test]
     fn what_made_the_times_is_found_again() {
-        let truth = [40e-6, 0.8e-9, 3e-6, 0.3e-9, 0.05e-9];
+        let truth = [40e-6, 0.8e-9, 3e-6, 0.3e-9, 0.05e-9, 2.0];
         let times = |model: &Model| {
             let Model { link, work, .. } = model;
             let of = |bytes: f64| {
@@ -101,6 +108,7 @@ mod tests {
                     2.0 * work.message + bytes * work.byte,
                     work.message,
                     bytes * work.reduce + work.message,
+                    bytes * work.byte * model.far,
                 ]
             };
             [of(8.0), of(1e3), of(1e6)].concat()
@@ -108,8 +116,8 @@ mod tests {
         let measured = times(&model(&truth.map(f64::ln), None));
         let found =
             fit(Some(2), |model| times(model).iter().zip(&measured).map(|(a, b)| (a / b).ln().powi(2)).sum());
-        let Model { link, work, cores } = found;
-        let got = [link.latency, link.byte, work.message, work.byte, work.reduce];
+        let Model { link, work, cores, .. } = found;
+        let got = [link.latency, link.byte, work.message, work.byte, work.reduce, found.far];
         for (got, truth) in got.iter().zip(truth) {
             assert!((got / truth - 1.0).abs() < 0.05, "{got} for {truth}");
         }

@@ -9,7 +9,9 @@ mod links;
 mod model;
 mod pipeline;
 mod quantity;
+mod samples;
 mod train;
+mod two_levels;
 mod world;
 
 use std::io::{self, Write};

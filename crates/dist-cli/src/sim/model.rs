@@ -15,6 +15,11 @@ use crate::Error;
 pub(super) struct Model {
     pub(super) link: Link,
     pub(super) work: Work,
+    /// How many times as long the work with a byte takes where the memory of all ranks of a host does not fit into a
+    /// cache.
+    pub(super) far: f64,
+    /// How many bytes a send leaves behind in its socket.
+    pub(super) window: u64,
     /// How many cores the ranks share, if they are on one host.
     pub(super) cores: Option<usize>,
 }
@@ -28,6 +33,10 @@ struct Fields {
     message_us: f64,
     copy_byte_ns: f64,
     reduce_byte_ns: f64,
+    #[serde(default = "near")]
+    far: f64,
+    #[serde(default = "window")]
+    window_bytes: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     cores: Option<usize>,
 }
@@ -53,32 +62,46 @@ impl Model {
         Ok(Self {
             link: Link { latency: seconds(costs.round_ps), byte: seconds(costs.byte_ps) },
             work: Work { message: 0.0, byte: 0.0, reduce: seconds(costs.reduced_byte_ps) },
+            far: near(),
+            window: WINDOW,
             cores: None,
         })
     }
 
     /// What a file of it holds.
     pub(super) fn json(&self) -> String {
-        let Self { link, work, cores } = *self;
+        let Self { link, work, far, window, cores } = *self;
         let fields = Fields {
             latency_us: rounded(link.latency * 1e6, 4),
             byte_ns: rounded(link.byte * 1e9, 6),
             message_us: rounded(work.message * 1e6, 4),
             copy_byte_ns: rounded(work.byte * 1e9, 6),
             reduce_byte_ns: rounded(work.reduce * 1e9, 6),
+            far: rounded(far, 4),
+            window_bytes: window,
             cores,
         };
         serde_json::to_string(&fields).expect("a model has only numbers") + "\n"
     }
 
     fn from_fields(fields: Fields) -> Result<Self, String> {
-        let Fields { latency_us, byte_ns, message_us, copy_byte_ns, reduce_byte_ns, cores } = fields;
+        let Fields {
+            latency_us,
+            byte_ns,
+            message_us,
+            copy_byte_ns,
+            reduce_byte_ns,
+            far,
+            window_bytes,
+            cores,
+        } = fields;
         for (name, value) in [
             ("latency_us", latency_us),
             ("byte_ns", byte_ns),
             ("message_us", message_us),
             ("copy_byte_ns", copy_byte_ns),
             ("reduce_byte_ns", reduce_byte_ns),
+            ("far", far),
         ] {
             if !(value.is_finite() && value >= 0.0) {
                 return Err(format!("{name} is {value}, which takes no time"));
@@ -94,6 +117,8 @@ impl Model {
                 byte: copy_byte_ns * 1e-9,
                 reduce: reduce_byte_ns * 1e-9,
             },
+            far,
+            window: window_bytes,
             cores,
         })
     }
@@ -105,9 +130,33 @@ impl Default for Model {
         Self {
             link: Link { latency: 5e-6, byte: 0.1e-9 },
             work: Work { message: 2e-6, byte: 0.2e-9, reduce: 0.1e-9 },
+            far: near(),
+            window: WINDOW,
             cores: None,
         }
     }
+}
+
+impl Model {
+    /// The work of so many ranks of a host, each with so much memory.
+    pub(super) fn work_with(&self, memory: usize, ranks: usize) -> Work {
+        let times = if memory.saturating_mul(ranks) > CACHE { self.far } else { 1.0 };
+        Work { byte: self.work.byte * times, reduce: self.work.reduce * times, ..self.work }
+    }
+}
+
+/// What is taken to stay in a cache from one call to the next: of 32 MiB, half, beside what the system copies.
+const CACHE: usize = 16 << 20;
+
+const fn near() -> f64 {
+    1.0
+}
+
+/// What a socket of Linux takes by default, once it has seen that more is sent.
+const WINDOW: u64 = 1 << 20;
+
+const fn window() -> u64 {
+    WINDOW
 }
 
 #[cfg(test)]

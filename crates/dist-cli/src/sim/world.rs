@@ -62,11 +62,16 @@ pub(super) struct World {
     parted: Option<Network>,
     /// Who shares a host, if there are hosts with several ranks and others.
     hosts: Option<Hosts>,
+    model: Model,
     costs: CostModel,
 }
 
-/// Up to this number of ranks, those of a host wait for one another for the link.
+/// Up to this number of ranks, those of a host share its link.
 const SHARED_RANKS_MAX: usize = 10_000;
+
+/// Up to this number of ranks that are alone on their hosts, the messages of one to several others share its link;
+/// beyond, they leave one after the other.
+const ALONE_RANKS_MAX: usize = 511;
 
 impl WorldArguments {
     /// The network of so many ranks.
@@ -103,14 +108,14 @@ impl WorldArguments {
             network
         };
         let several = each > 1 && hosts > 1;
-        let shares = several && ranks <= SHARED_RANKS_MAX;
+        let shares = hosts > 1 && ranks <= if several { SHARED_RANKS_MAX } else { ALONE_RANKS_MAX };
         let exact = network(if shares { 1.0 } else { each as f64 });
-        let exact = if shares { exact.with_shared_uplinks() } else { exact };
+        let exact = if shares { exact.with_shared_uplinks().with_window(model.window) } else { exact };
         let exact = cores.filter(|&cores| cores < each).into_iter().fold(exact, Network::with_cores);
         let name = |rank: usize| (rank / each) as u64;
         let hosts = several.then(|| Hosts::new(&(0..ranks).map(name).collect::<Vec<_>>()));
         let parted = (shares && cores.is_none()).then(|| network(each as f64));
-        Ok(World { exact, parted, hosts, costs: costs(&model) })
+        Ok(World { exact, parted, hosts, model, costs: costs(&model) })
     }
 }
 
@@ -122,7 +127,7 @@ impl WorldArguments {
             None => Ok(Model {
                 link: Link { latency: self.latency, byte: self.bandwidth },
                 work: Work { message: self.overhead, byte: self.copy, reduce: self.reduce },
-                cores: None,
+                ..Model::default()
             }),
         }
     }
@@ -142,6 +147,7 @@ impl WorldArguments {
                 exact: Network::new(ranks, link, model.work),
                 parted: None,
                 hosts: None,
+                model,
                 costs: costs(&model),
             }
         };
@@ -154,10 +160,14 @@ impl World {
     /// So many ranks on one host, or each on its own, as a model has it.
     pub(super) fn like(ranks: usize, model: &Model, apart: bool) -> Self {
         let network = Network::new(ranks, model.link, model.work);
-        let network = if apart { network } else { network.on_hosts_of(ranks, model.link) };
+        let network = if apart {
+            network.with_shared_uplinks().with_window(model.window)
+        } else {
+            network.on_hosts_of(ranks, model.link)
+        };
         let cores = model.cores.filter(|&cores| !apart && cores < ranks);
         let exact = cores.into_iter().fold(network, Network::with_cores);
-        Self { exact, parted: None, hosts: None, costs: costs(model) }
+        Self { exact, parted: None, hosts: None, model: *model, costs: costs(model) }
     }
 
     pub(super) fn ranks(&self) -> usize {
@@ -178,12 +188,14 @@ impl World {
         &self.costs
     }
 
-    /// The network that about so many steps can be followed on.
-    pub(super) fn network(&self, steps: u64) -> &Network {
-        match &self.parted {
+    /// The network that about so many steps can be followed on, with ranks that have so much memory each.
+    pub(super) fn network(&self, steps: u64, memory: usize) -> Network {
+        let network = match &self.parted {
             Some(parted) if steps > QUEUE_STEPS_MAX / 10 => parted,
             _ => &self.exact,
-        }
+        };
+        let each = self.ranks().div_ceil(self.hosts());
+        network.clone().with_work(self.model.work_with(memory, each))
     }
 }
 

@@ -1,0 +1,54 @@
+//! What happens, in the order of time.
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
+
+/// What is to happen; of what happens at once, what was noted first.
+#[derive(Debug)]
+pub(super) struct Events<W> {
+    heap: BinaryHeap<Reverse<Event<W>>>,
+    noted: u64,
+}
+
+#[derive(Debug)]
+struct Event<W> {
+    time: f64,
+    number: u64,
+    what: W,
+}
+
+impl<W> Events<W> {
+    pub(super) const fn new() -> Self {
+        Self { heap: BinaryHeap::new(), noted: 0 }
+    }
+
+    pub(super) fn note(&mut self, time: f64, what: W) {
+        self.noted += 1;
+        self.heap.push(Reverse(Event { time, number: self.noted, what }));
+    }
+
+    /// What happens next, and when.
+    pub(super) fn next(&mut self) -> Option<(f64, W)> {
+        self.heap.pop().map(|Reverse(event)| (event.time, event.what))
+    }
+}
+
+impl<W> PartialEq for Event<W> {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl<W> Eq for Event<W> {}
+
+impl<W> PartialOrd for Event<W> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<W> Ord for Event<W> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.time.total_cmp(&other.time).then(self.number.cmp(&other.number))
+    }
+}

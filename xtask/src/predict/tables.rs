@@ -1,0 +1,124 @@
+//! What was measured and what was predicted, side by side, as docs/performance.md has it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+/// A line of `distctl sim compare --json`.
+#[derive(serde::Deserialize)]
+pub(super) struct Line {
+    op: String,
+    ranks: usize,
+    bytes: usize,
+    algorithm: String,
+    measured_us: f64,
+    predicted_us: f64,
+    /// Whether the prediction is held to the bounds.
+    bound: bool,
+}
+
+impl Line {
+    fn error(&self) -> f64 {
+        (self.predicted_us / self.measured_us - 1.0).abs()
+    }
+}
+
+/// The table of a place, and what it comes to.
+pub(super) fn of(place: &str, lines: &[Line]) -> String {
+    if lines.is_empty() {
+        return format!("{place}: nothing is kept\n");
+    }
+    let points: BTreeSet<(usize, usize)> = lines.iter().map(|line| (line.ranks, line.bytes)).collect();
+    let mut text = format!("### {place}\n\n| |");
+    for (ranks, bytes) in &points {
+        let _ = write!(text, " {ranks} ranks, {} |", size(*bytes));
+    }
+    let _ = writeln!(text, "\n|---|{}", "---|".repeat(points.len()));
+    let mut rows: Vec<(&str, &str)> = Vec::new();
+    for line in lines {
+        if !rows.contains(&(&line.op, &line.algorithm)) {
+            rows.push((&line.op, &line.algorithm));
+        }
+    }
+    for (op, algorithm) in rows {
+        let _ = write!(text, "| {op}, {algorithm} |");
+        for &(ranks, bytes) in &points {
+            let is_it = |line: &&Line| {
+                (line.op.as_str(), line.algorithm.as_str(), line.ranks, line.bytes)
+                    == (op, algorithm, ranks, bytes)
+            };
+            let _ = match lines.iter().find(is_it) {
+                Some(line) => write!(text, " {} |", cell(line)),
+                None => write!(text, " |"),
+            };
+        }
+        text.push('\n');
+    }
+    text + "\n" + &sums(place, lines)
+}
+
+/// Measured / predicted, in parentheses where nothing is promised.
+fn cell(line: &Line) -> String {
+    let (measured, predicted) = (time(line.measured_us), time(line.predicted_us));
+    if line.bound { format!("{measured} / {predicted}") } else { format!("({measured} / {predicted})") }
+}
+
+/// Milliseconds, to three digits.
+fn time(us: f64) -> String {
+    let ms = us / 1e3;
+    let digits = if ms >= 100.0 {
+        0
+    } else if ms >= 10.0 {
+        1
+    } else if ms >= 1.0 {
+        2
+    } else {
+        3
+    };
+    format!("{ms:.digits$}")
+}
+
+fn size(bytes: usize) -> String {
+    match bytes {
+        0..1024 => format!("{bytes} B"),
+        1024..0x10_0000 => format!("{} KiB", bytes >> 10),
+        _ => format!("{} MiB", bytes >> 20),
+    }
+}
+
+/// Errors and choices, for each number of ranks, of what is held to the bounds and of the rest.
+fn sums(place: &str, lines: &[Line]) -> String {
+    let mut worlds: BTreeMap<(usize, bool), Vec<&Line>> = BTreeMap::new();
+    for line in lines {
+        worlds.entry((line.ranks, !line.bound)).or_default().push(line);
+    }
+    let mut text = String::new();
+    for ((ranks, free), lines) in worlds {
+        let mut errors: Vec<f64> = lines.iter().map(|line| line.error()).collect();
+        errors.sort_by(f64::total_cmp);
+        let choice = worst_choice(&lines).map_or("-".to_owned(), |loss| format!("{:.0} %", 100.0 * loss));
+        let held = if free { "not held" } else { "held" };
+        let _ = writeln!(
+            text,
+            "| {place} | {ranks} | {held} | {} | {:.0} % | {:.0} % | {choice} |",
+            errors.len(),
+            100.0 * errors[errors.len() / 2],
+            100.0 * errors[errors.len() - 1],
+        );
+    }
+    text + "\n"
+}
+
+/// How much slower than the fastest the algorithm was that was predicted to be the fastest, at worst.
+fn worst_choice(lines: &[&Line]) -> Option<f64> {
+    let mut points: BTreeMap<(&str, usize), Vec<&Line>> = BTreeMap::new();
+    for line in lines {
+        points.entry((&line.op, line.bytes)).or_default().push(line);
+    }
+    let several = points.values().filter(|lines| lines.len() > 1);
+    let loss = several.filter_map(|lines| {
+        let predicted = lines.iter().min_by(|a, b| a.predicted_us.total_cmp(&b.predicted_us))?;
+        let fastest = lines.iter().map(|line| line.measured_us).fold(f64::INFINITY, f64::min);
+        Some(predicted.measured_us / fastest - 1.0)
+    });
+    loss.max_by(f64::total_cmp)
+}
