@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "what a test prepares must work")]
 
 use dist_algos::predict::{
-    self, Engine, Link, Network, Plan, Prediction, Straggler, Work, queues, symmetric, wavefront,
+    self, Engine, Link, Network, Plan, Prediction, Straggler, Work, queues, symmetric, timeline, wavefront,
 };
 use dist_algos::scan::Extent;
 use dist_algos::{
@@ -213,6 +213,47 @@ fn ranks_that_share_a_link_wait_for_one_another() {
     assert_eq!(shared.engine, Engine::Queues);
     assert_close(shared.seconds, 8.0 + 4.0 * 128.0, "shared links");
     assert_eq!((shared.sent_max, shared.sent_total, shared.host_sent_max), (3 * 64, 8 * 3 * 64, 4 * 64));
+}
+
+/// When each rank has done its last step.
+fn ends(schedules: &Schedules, parts: usize, bytes: usize, network: &Network) -> Vec<f64> {
+    let times = timeline(&plan(schedules, parts, bytes), network).unwrap();
+    times.iter().map(|times| *times.last().unwrap()).collect()
+}
+
+/// Rank 0 has ten bytes for each of two others, 20 s on the link; a message is on its way for 8 s.
+#[rstest]
+#[case::one_after_the_other(0, [40.0, 28.0, 48.0])]
+#[case::both_at_once(10, [0.0, 48.0, 48.0])]
+#[case::the_last_four_bytes_at_once(4, [32.0, 36.0, 48.0])]
+fn messages_of_one_rank_to_others_share_its_link_as_far_as_sockets_take_them(
+    #[case] window: u64,
+    #[case] expected: [f64; 3],
+) {
+    let schedules: Schedules = Box::new(|rank| Box::new(linear::scatter(rank, 0, Source::Buffer)));
+    let network = Network::new(3, LINK, NO_WORK).with_shared_uplinks().with_window(window);
+    for (end, expected) in ends(&schedules, 3, 30, &network).into_iter().zip(expected) {
+        assert_close(end, expected, "a rank's end");
+    }
+}
+
+#[test]
+fn messages_to_one_rank_share_the_link_to_it_and_those_of_a_connection_keep_their_order() {
+    let gather: Schedules = Box::new(|rank| Box::new(linear::gather(rank, 0, Source::Buffer)));
+    let network = Network::new(3, LINK, NO_WORK).with_shared_uplinks();
+    assert_eq!(ends(&gather, 3, 30, &network), [48.0, 40.0, 40.0]);
+    // Two messages to the same rank: the second one's first byte follows the first one's last.
+    let twice: Schedules = Box::new(|rank| match rank.index() {
+        0 => Box::new([1, 2].map(|chunk| Step::send(1, Chunks::one(chunk))).into_iter()),
+        1 => {
+            let receive = |chunk| Step::receive(ReceiveHalf::replace(0, Chunks::one(chunk)));
+            Box::new([1, 2].map(receive).into_iter())
+        }
+        _ => Box::new(std::iter::empty()),
+    });
+    let windowed = network.with_window(100);
+    let times = timeline(&plan(&twice, 3, 30), &windowed).unwrap();
+    assert_eq!(times, [vec![0.0, 0.0, 0.0], vec![0.0, 28.0, 48.0], vec![0.0]]);
 }
 
 #[test]

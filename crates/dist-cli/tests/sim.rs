@@ -31,7 +31,7 @@ fn a_prediction_is_what_can_be_computed_by_hand() {
     let expected = 30.0 * (25.0 + 2.0 * 2.0 + 4_194_304.0 / 1250.0);
     let got = line["predicted_us"].as_f64().unwrap();
     assert!((got / expected - 1.0).abs() < 1e-6, "{got} {expected}");
-    assert_eq!((&line["rounds"], &line["engine"]), (&30.into(), &"wavefront".into()));
+    assert_eq!((&line["rounds"], &line["engine"]), (&30.into(), &"queues".into()));
     assert_eq!(line["sent_max_bytes"], 30 * 4_194_304);
 }
 
@@ -113,6 +113,31 @@ fn what_of_a_step_is_exposed_can_be_computed_by_hand() {
     assert!((ratio - 1.5).abs() < 0.05, "{ratio}");
 }
 
+/// P bytes of parameters on N ranks, k micro-batches each: what a rank sends is in units of (N − 1) / N · P. The unit that
+/// the forward ends with is not gathered again for the backward.
+#[rstest]
+#[case("ddp", 1, 2.0)]
+#[case("ddp", 3, 2.0)]
+#[case("zero1", 3, 2.0)]
+#[case("zero2", 1, 2.0)]
+#[case("zero2", 3, 1.0 + 3.0)]
+#[case("fsdp --units 64", 1, 3.0 - 1.0 / 64.0)]
+#[case("fsdp --units 64", 3, 3.0 * (3.0 - 1.0 / 64.0))]
+fn strategies_send_what_their_formulas_say(
+    #[case] strategy: &str,
+    #[case] micro_batches: u32,
+    #[case] times: f64,
+) {
+    let bytes = 4.0 * 65_536_000.0;
+    let line = lines(&format!(
+        "sim train --params 65536000 --compute 1s --ranks 8 --micro-batches {micro_batches} --json --strategy {strategy}"
+    ))
+    .remove(0);
+    let expected = times * 7.0 / 8.0 * bytes;
+    let sent = line["sent_max_bytes"].as_f64().unwrap();
+    assert!((sent / expected - 1.0).abs() < 1e-6, "{sent} for {expected}: {line}");
+}
+
 #[test]
 fn efficiency_over_ranks_is_drawn() {
     let directory = tempfile::tempdir().unwrap();
@@ -188,6 +213,36 @@ fn the_engine_is_the_one_that_the_network_needs() {
     assert_eq!(engine("--ranks 1000 --algorithm recursive_doubling --straggler 5:x3"), "wavefront");
     assert_eq!(engine("--ranks 1000 --hosts 250 --algorithm recursive_doubling"), "queues");
     assert_eq!(engine("--ranks 16 --hosts 1 --cores 2 --algorithm ring"), "queues");
+}
+
+#[rstest]
+#[case("all_reduce", &["leaders+ring", "parts+ring"])]
+#[case("reduce_scatter", &["parts+two_level"])]
+#[case("all_gather", &["parts+two_level"])]
+#[case("broadcast", &["leaders+binomial", "leaders+chain"])]
+#[case("reduce", &["leaders+binomial"])]
+#[case("barrier", &["leaders+dissemination"])]
+fn where_ranks_share_hosts_there_are_algorithms_of_two_levels(
+    #[case] operation: &str,
+    #[case] names: &[&str],
+) {
+    let on_hosts = lines(&format!("sim {operation} --ranks 8 --hosts 2 --bytes 64K --json"));
+    let alone = lines(&format!("sim {operation} --ranks 8 --bytes 64K --json"));
+    for name in names {
+        let is_it = |line: &&Value| line["algorithm"] == *name;
+        let line = on_hosts.iter().find(is_it).unwrap();
+        assert!(line["predicted_us"].as_f64().unwrap() > 0.0 && line["rounds"].is_null(), "{line}");
+        assert_eq!(alone.iter().find(is_it), None);
+    }
+}
+
+/// The root's link is shared by its messages to two hosts, whose first byte they both wait for.
+#[test]
+fn messages_to_several_hosts_share_the_link_of_their_sender() {
+    let arguments = "sim broadcast --ranks 4 --algorithm binomial --bytes 1M --bandwidth 100Mbps --json";
+    let us = lines(arguments)[0]["predicted_us"].as_f64().unwrap();
+    let message = 8.0 * 1_048_576.0 / 100.0;
+    assert!((us / (3.0 * message) - 1.0).abs() < 0.01, "{us} for {message}");
 }
 
 #[test]

@@ -40,7 +40,7 @@ const SWITCH: u8 = 254;
 const VXLAN_PORT: u16 = 4789;
 const PORT: u16 = 29_777;
 /// What most systems have, whatever this one has.
-const CONGESTION_CONTROL: &str = "net.ipv4.tcp_congestion_control=cubic";
+const CONGESTION_CONTROL: &str = "congctl cubic";
 /// Bytes that TCP hands down in one piece.
 const GSO_MAX: u32 = 16_384;
 
@@ -91,7 +91,6 @@ impl Hosts {
         ip(&format!("-n {name} link add name out type veth peer name in{host} netns {switch}"))?;
         ip(&format!("-n {name} address add {LINKS}.{number}/24 dev out"))?;
         ip(&format!("-n {name} link set lo up"))?;
-        run("ip", &format!("netns exec {name} sysctl -q -w {CONGESTION_CONTROL}"))?;
         // Packets that fit into tbf's burst go through it in one piece; taken apart, they would keep the cores busy.
         for (space, device) in [(&name, "out".to_owned()), (&switch, format!("in{host}"))] {
             ip(&format!("-n {space} link set {device} gso_max_size {GSO_MAX}"))?;
@@ -113,16 +112,22 @@ impl Hosts {
                 ip(&format!("-n {name} link set far up"))?;
             }
         }
-        Ok(())
+        let (network, device) = self.network();
+        let route = format!("{network}.0/24 dev {device} proto kernel scope link src {network}.{number}");
+        ip(&format!("-n {name} route change {route} {CONGESTION_CONTROL}"))
     }
 
     /// The address of a host that ranks use.
     fn address(&self, host: usize) -> String {
-        let network = match self.shape {
-            Shape::Rate(..) => LINKS,
-            Shape::Latency(_) => ABOVE,
-        };
-        format!("{network}.{}", host + 1)
+        format!("{}.{}", self.network().0, host + 1)
+    }
+
+    /// The first three numbers of the addresses that ranks use, and the device that they are of.
+    const fn network(&self) -> (&'static str, &'static str) {
+        match self.shape {
+            Shape::Rate(..) => (LINKS, "out"),
+            Shape::Latency(_) => (ABOVE, "far"),
+        }
     }
 
     /// Runs one rank of `distctl bench` on each host; what rank 0 prints.

@@ -91,7 +91,7 @@ impl Links {
         connection.given = ends;
         connection.pace = parcel.pace;
         connection.mark(begins, Mark::First(parcel.message));
-        connection.mark((ends - self.window).max(begins), Mark::Accepted(parcel.message));
+        connection.mark((ends - self.window).max(connection.left), Mark::Accepted(parcel.message));
         connection.mark(ends, Mark::Last(parcel.message));
         let [from, to] = connection.hosts;
         if was_idle {

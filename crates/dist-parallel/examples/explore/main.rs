@@ -86,9 +86,28 @@ fn wrong(program: &Program, outcome: &Outcome<Option<Ended>>) -> Option<String> 
     let ended = outcome.results.iter().enumerate();
     let mut ended = ended.filter_map(|(rank, result)| result.as_ref().map(|result| (rank, result)));
     let digest = outcome.results.iter().flatten().find_map(|ended| ended.as_ref().ok());
-    ended.find_map(|(rank, ended)| match ended {
-        // Whoever was not disturbed has the result of all who were not.
-        Ok(own) => (Some(own) != digest).then(|| format!("rank {rank} has another result than the others")),
-        Err(error) => outcome.faults.is_empty().then(|| format!("rank {rank}: {error}")),
-    })
+    ended
+        .find_map(|(rank, ended)| match ended {
+            // Whoever was not disturbed has the result of all who were not.
+            Ok(own) => {
+                (Some(own) != digest).then(|| format!("rank {rank} has another result than the others"))
+            }
+            Err(told) => outcome.faults.is_empty().then(|| format!("rank {rank}: {}", told.error)),
+        })
+        .or_else(|| culprits_differ(outcome))
+}
+
+/// Says so if ranks that one coordinator told of the job's end name different culprits.
+fn culprits_differ(outcome: &Outcome<Option<Ended>>) -> Option<String> {
+    // Who is cut off, or has no coordinator, believes what it sees.
+    let alone = |fault: &String| {
+        ["nothing gets", "the coordinator dies", "rank 0 stands"].iter().any(|words| fault.contains(words))
+    };
+    if outcome.faults.iter().any(alone) {
+        return None;
+    }
+    let told = outcome.results.iter().flatten().filter_map(|ended| ended.as_ref().err()?.culprit.as_ref());
+    let mut told: Vec<_> = told.collect();
+    told.dedup();
+    (told.len() > 1).then(|| format!("ranks were told of different culprits: {told:?}"))
 }

@@ -1,11 +1,13 @@
-//! The programs that are explored: collectives, groups that overlap, operations under way at once, training.
+//! The programs that are explored: collectives, groups that overlap, operations under way at once, training with copies
+//! and with parts of a model.
 
 use std::time::Duration;
 
 use dist_collectives::{AllReduce, Buffer, Communicator, ReduceOp, ReductionOrder};
 use dist_groups::Group;
 use dist_parallel::{
-    BoxError, Ddp, DdpOptions, FloatType, ParamInfo, Params, Sgd, SgdOptions, Values, ValuesMut,
+    Block, BoxError, Ddp, DdpOptions, FloatType, Fsdp, FsdpOptions, ParamInfo, Params, Ready, Saved,
+    Sequence, Sgd, SgdOptions, ShardingStrategy, Values, ValuesMut,
 };
 use dist_transport::sim::SimTransport;
 
@@ -20,20 +22,40 @@ pub(crate) struct Program {
 }
 
 /// The bits of what all ranks must end with, or why this one has none. Wrong results are panics.
-pub(crate) type Ended = Result<Vec<u64>, String>;
+pub(crate) type Ended = Result<Vec<u64>, Told>;
+
+/// What a rank was told instead of a result.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Told {
+    pub(crate) error: String,
+    /// The rank that the job was aborted because of, by its number in the world, and what happened to it.
+    pub(crate) culprit: Option<(usize, String)>,
+}
+
+impl Told {
+    fn of(error: &(dyn std::error::Error + 'static)) -> Self {
+        let chain = std::iter::successors(Some(error), |error| error.source());
+        let culprit = chain.filter_map(|error| error.downcast_ref()).find_map(|error| match error {
+            dist_collectives::Error::Aborted { rank, cause, .. } => Some((*rank, cause.to_string())),
+            _ => None,
+        });
+        Self { error: format!("{error:?}"), culprit }
+    }
+}
 
 pub(crate) const PROGRAMS: &[Program] = &[
     Program { name: "collectives", world_size: 5, run: collectives, time_max: HOUR },
     Program { name: "groups", world_size: 6, run: groups, time_max: HOUR },
     Program { name: "pending", world_size: 4, run: pending, time_max: HOUR },
     Program { name: "training", world_size: 4, run: training, time_max: HOUR },
+    Program { name: "sharded", world_size: 4, run: sharded, time_max: HOUR },
 ];
 
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn collectives(transport: SimTransport) -> Ended {
     let mut comm = Communicator::new(transport);
-    all_collectives(&mut comm).map_err(|error| format!("{error:?}"))
+    all_collectives(&mut comm).map_err(|error| Told::of(&error))
 }
 
 fn all_collectives(comm: &mut Communicator) -> dist_collectives::Result<Vec<u64>> {
@@ -73,7 +95,7 @@ fn all_collectives(comm: &mut Communicator) -> dist_collectives::Result<Vec<u64>
 /// Rows and columns of two by three ranks, each rank in one of each, both used at once by threads of their own.
 fn groups(transport: SimTransport) -> Ended {
     let mut world = Communicator::new(transport);
-    rows_and_columns(&mut world).map_err(|error| format!("{error:?}"))
+    rows_and_columns(&mut world).map_err(|error| Told::of(&error))
 }
 
 fn rows_and_columns(world: &mut Communicator) -> dist_groups::Result<Vec<u64>> {
@@ -108,7 +130,7 @@ fn rows_and_columns(world: &mut Communicator) -> dist_groups::Result<Vec<u64>> {
 /// Several operations under way at once, and blocking ones between.
 fn pending(transport: SimTransport) -> Ended {
     let mut comm = Communicator::new(transport);
-    under_way(&mut comm).map_err(|error| format!("{error:?}"))
+    under_way(&mut comm).map_err(|error| Told::of(&error))
 }
 
 fn under_way(comm: &mut Communicator) -> dist_collectives::Result<Vec<u64>> {
@@ -138,9 +160,9 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    pub(crate) fn new(len: usize) -> Self {
+    pub(crate) fn new(len: usize, slope: &str, offset: &str) -> Self {
         let info = |name| ParamInfo::new(name, [len], FloatType::F32);
-        Self { infos: [info("slope"), info("offset")], values: [vec![0.0; len], vec![0.5; len]] }
+        Self { infos: [info(slope), info(offset)], values: [vec![0.0; len], vec![0.5; len]] }
     }
 }
 
@@ -161,14 +183,14 @@ impl Params for Line {
 }
 
 fn training(transport: SimTransport) -> Ended {
-    train(transport, 5, 4).map_err(|error| format!("{error:?}"))
+    train(transport, 5, 4).map_err(|error| Told::of(&error))
 }
 
 /// Trains for so many steps; the bits of the parameters.
 pub(crate) fn train(transport: SimTransport, len: usize, steps: u32) -> dist_parallel::Result<Vec<u64>> {
     let comm = Communicator::new(transport);
     let micro_batches = comm.world_size();
-    let mut ddp = Ddp::new(comm, Line::new(len), DdpOptions::default())?;
+    let mut ddp = Ddp::new(comm, Line::new(len, "slope", "offset"), DdpOptions::default())?;
     let mut sgd = Sgd::new(SgdOptions { learning_rate: 0.01, ..SgdOptions::default() })?;
     for _ in 0..steps {
         ddp.step_with(micro_batches, |line, index, ready| {
@@ -184,4 +206,64 @@ pub(crate) fn train(transport: SimTransport, len: usize, steps: u32) -> dist_par
     }
     let bits = |values: &Vec<f32>| values.iter().map(|value| u64::from(value.to_bits())).collect::<Vec<_>>();
     Ok(ddp.model().values.iter().flat_map(bits).collect())
+}
+
+/// Multiplies each element by a parameter and adds another.
+impl Block<Vec<f32>> for Line {
+    fn forward(&mut self, input: Vec<f32>) -> Result<(Vec<f32>, Saved), BoxError> {
+        let [slopes, offsets] = &self.values;
+        let output = input.iter().zip(slopes).zip(offsets).map(|((x, a), b)| a * x + b).collect();
+        Ok((output, Saved::new(input)))
+    }
+
+    fn backward(
+        &mut self,
+        saved: Saved,
+        output_gradient: Vec<f32>,
+        ready: &mut Ready<'_>,
+    ) -> Result<Option<Vec<f32>>, BoxError> {
+        let input: Vec<f32> = saved.take()?;
+        let product = |other: &[f32]| -> Vec<f32> {
+            other.iter().zip(&output_gradient).map(|(x, gradient)| x * gradient).collect()
+        };
+        let input_gradient = product(&self.values[0]);
+        ready(0, Values::F32(&product(&input)))?;
+        ready(1, Values::F32(&output_gradient))?;
+        Ok(Some(input_gradient))
+    }
+}
+
+fn sharded(transport: SimTransport) -> Ended {
+    train_sharded(transport).map_err(|error| Told::of(&error))
+}
+
+/// Trains three blocks of which each rank keeps a quarter, for three steps of two rounds; the bits of the parameters.
+fn train_sharded(transport: SimTransport) -> dist_parallel::Result<Vec<u64>> {
+    const LEN: usize = 5;
+    let comm = Communicator::new(transport);
+    let micro_batches = 2 * comm.world_size();
+    let block =
+        |[slope, offset]: [&str; 2]| -> Box<dyn Block<Vec<f32>>> { Box::new(Line::new(LEN, slope, offset)) };
+    let blocks = [["a", "b"], ["c", "d"], ["e", "f"]].map(block).into();
+    let options = FsdpOptions::new(ShardingStrategy::FullShard).with_prefetch(1);
+    let mut fsdp = Fsdp::new(comm, Sequence::new(blocks)?, &options)?;
+    let mut sgd = Sgd::new(SgdOptions { learning_rate: 0.01, ..SgdOptions::default() })?;
+    for _ in 0..3 {
+        fsdp.step(micro_batches, |index| {
+            let x = index as f32 / 7.0;
+            let loss = move |output: Vec<f32>| {
+                let errors: Vec<f32> = output.iter().map(|y| y - 3.0 * x).collect();
+                Ok((errors[0] * errors[0], errors))
+            };
+            Ok((vec![x; LEN], loss))
+        })?;
+        fsdp.update(&mut sgd)?;
+    }
+    let mut bits = Vec::new();
+    fsdp.read_all(|_, values| {
+        if let Values::F32(values) = values {
+            bits.extend(values.iter().map(|value| u64::from(value.to_bits())));
+        }
+    })?;
+    Ok(bits)
 }

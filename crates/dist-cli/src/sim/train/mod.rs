@@ -22,7 +22,7 @@ use super::world::{World, WorldArguments};
 use crate::Error;
 use crate::run::Outcome;
 use memory::Model;
-use timeline::{Collectives, Step};
+use timeline::{Collectives, Rounds, Step};
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {
@@ -38,6 +38,9 @@ pub(super) struct Arguments {
     /// What one rank computes for in a step: a third of it forward, the rest backward
     #[arg(long, value_name = "TIME", value_parser = quantity::time)]
     compute: f64,
+    /// In how many micro-batches, one after the other
+    #[arg(long, value_name = "K", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    micro_batches: u32,
     /// How large buckets of gradients are
     #[arg(long, value_name = "BYTES", default_value = "25M", value_parser = crate::parse::bytes)]
     bucket_bytes: usize,
@@ -242,7 +245,9 @@ impl Arguments {
             Ok(chosen.predict(world)?)
         };
         let collectives = Collectives::new(&seconds, levels);
-        timeline::step(strategy, model, self.bucket_bytes as u64, self.compute, collectives)
+        let rounds =
+            Rounds { count: self.micro_batches, compute: self.compute / f64::from(self.micro_batches) };
+        timeline::step(strategy, model, self.bucket_bytes as u64, rounds, collectives)
     }
 }
 

@@ -62,19 +62,27 @@ impl<'a> Collectives<'a> {
     }
 }
 
-/// Predicts a step that computes for so long.
+/// The micro-batches of a rank's step.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rounds {
+    pub(super) count: u32,
+    /// How long each computes.
+    pub(super) compute: f64,
+}
+
+/// Predicts a step.
 pub(super) fn step(
     strategy: Strategy,
     model: &Model,
     bucket_bytes: u64,
-    compute: f64,
+    rounds: Rounds,
     mut collectives: Collectives<'_>,
 ) -> Result<Step, Error> {
     let ends = match strategy {
         Strategy::Ddp | Strategy::Zero1 | Strategy::Zero2 => {
-            by_bucket(strategy, model, bucket_bytes, compute, &mut collectives)?
+            by_bucket(strategy, model, bucket_bytes, rounds, &mut collectives)?
         }
-        Strategy::Fsdp | Strategy::Hybrid => by_unit(model, compute, &mut collectives)?,
+        Strategy::Fsdp | Strategy::Hybrid => by_unit(model, rounds, &mut collectives)?,
     };
     Ok(Step { seconds: ends, ..collectives.step })
 }
@@ -82,26 +90,28 @@ pub(super) fn step(
 /// Of what a rank computes, this part is forward.
 const FORWARD: f64 = 1.0 / 3.0;
 
-/// Gradients are reduced bucket by bucket as they are computed, at an even pace. Where a rank keeps only its part of
-/// the optimizer's state, the parameters are gathered at the end.
+/// Gradients are reduced bucket by bucket as they are computed, at an even pace: those of the last micro-batch, which
+/// has the sum of all, or where a rank keeps only its part of them, of every one. Where it keeps only its part of the
+/// optimizer's state, the parameters are gathered at the end.
 fn by_bucket(
     strategy: Strategy,
     model: &Model,
     bucket_bytes: u64,
-    compute: f64,
+    Rounds { count, compute }: Rounds,
     collectives: &mut Collectives<'_>,
 ) -> Result<f64, Error> {
     let bytes = model.bytes();
     let bucket = bucket_bytes.clamp(model.element_bytes, bytes);
-    let mut done = 0;
-    let mut ends = compute;
-    while done < bytes {
-        let size = bucket.min(bytes - done);
-        done += size;
-        let ready = compute * (FORWARD + (1.0 - FORWARD) * done as f64 / bytes as f64);
-        let operation =
-            if strategy == Strategy::Ddp { Operation::AllReduce } else { Operation::ReduceScatter };
-        ends = ends.max(collectives.run(operation, size, ready)?);
+    let operation = if strategy == Strategy::Ddp { Operation::AllReduce } else { Operation::ReduceScatter };
+    let mut ends = f64::from(count) * compute;
+    for round in if strategy == Strategy::Zero2 { 0..count } else { count - 1..count } {
+        let mut done = 0;
+        while done < bytes {
+            let size = bucket.min(bytes - done);
+            done += size;
+            let part = FORWARD + (1.0 - FORWARD) * done as f64 / bytes as f64;
+            ends = ends.max(collectives.run(operation, size, compute * (f64::from(round) + part))?);
+        }
     }
     if strategy != Strategy::Ddp {
         let mut left = bytes;
@@ -114,32 +124,37 @@ fn by_bucket(
     Ok(ends)
 }
 
-/// Units are gathered one ahead of where they are needed, forward and again backward (the last is still there), and
-/// their gradients are reduced when they have been computed; across hosts as well, where shards are within.
-fn by_unit(model: &Model, compute: f64, collectives: &mut Collectives<'_>) -> Result<f64, Error> {
+/// In every micro-batch, units are gathered one ahead of where they are needed, forward and again backward (the last is
+/// still there), and their gradients are reduced when they have been computed; across hosts, where shards are within,
+/// after the last.
+fn by_unit(
+    model: &Model,
+    Rounds { count, compute }: Rounds,
+    collectives: &mut Collectives<'_>,
+) -> Result<f64, Error> {
     let (units, bytes) = (model.units, model.unit_bytes());
     let (forward, backward) = (compute * FORWARD / units as f64, compute * (1.0 - FORWARD) / units as f64);
-    let mut now = 0.0;
-    let mut gathered = collectives.run(Operation::AllGather, bytes, 0.0)?;
-    for unit in 0..units {
-        let begins = gathered.max(now);
-        if unit + 1 < units {
-            gathered = collectives.run(Operation::AllGather, bytes, begins)?;
+    let (mut now, mut ends) = (0.0_f64, 0.0_f64);
+    for round in 0..count {
+        let mut gathered = collectives.run(Operation::AllGather, bytes, now)?;
+        for unit in 0..units {
+            let begins = gathered.max(now);
+            if unit + 1 < units {
+                gathered = collectives.run(Operation::AllGather, bytes, begins)?;
+            }
+            now = begins + forward;
         }
-        now = begins + forward;
-    }
-    let mut ends = now;
-    for unit in (0..units).rev() {
-        let begins = gathered.max(now);
-        if unit > 0 {
-            gathered = collectives.run(Operation::AllGather, bytes, begins)?;
-        }
-        now = begins + backward;
-        let shards = collectives.world.ranks() as u64;
-        ends = ends.max(collectives.run(Operation::ReduceScatter, bytes, now)?);
-        if collectives.across.is_some() {
-            let part = bytes.div_ceil(shards);
-            ends = ends.max(collectives.run_in(true, Operation::AllReduce, part, ends)?);
+        for unit in (0..units).rev() {
+            let begins = gathered.max(now);
+            if unit > 0 {
+                gathered = collectives.run(Operation::AllGather, bytes, begins)?;
+            }
+            now = begins + backward;
+            ends = ends.max(collectives.run(Operation::ReduceScatter, bytes, now)?);
+            if collectives.across.is_some() && round + 1 == count {
+                let part = bytes.div_ceil(collectives.world.ranks() as u64);
+                ends = ends.max(collectives.run_in(true, Operation::AllReduce, part, ends)?);
+            }
         }
     }
     Ok(now.max(ends))
