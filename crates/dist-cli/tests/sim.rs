@@ -236,15 +236,6 @@ fn where_ranks_share_hosts_there_are_algorithms_of_two_levels(
     }
 }
 
-/// The root's link is shared by its messages to two hosts, whose first byte they both wait for.
-#[test]
-fn messages_to_several_hosts_share_the_link_of_their_sender() {
-    let arguments = "sim broadcast --ranks 4 --algorithm binomial --bytes 1M --bandwidth 100Mbps --json";
-    let us = lines(arguments)[0]["predicted_us"].as_f64().unwrap();
-    let message = 8.0 * 1_048_576.0 / 100.0;
-    assert!((us / (3.0 * message) - 1.0).abs() < 0.01, "{us} for {message}");
-}
-
 #[test]
 fn what_cannot_be_followed_is_skipped_and_says_so() {
     let lines = lines("sim all_reduce --ranks 100000 --straggler 5:x3 --algorithm ring --json");

@@ -198,7 +198,8 @@ impl Bench {
             return hosts.run(&self.program, &self.folder, arguments);
         }
         let mut command = self.distctl();
-        output(command.args(["bench", "--ranks", &ranks.to_string()]).args(arguments))
+        command.args(["bench", "--transport", "tcp", "--ranks", &ranks.to_string()]);
+        output(command.args(arguments))
     }
 
     fn algorithms(&self, operation: &str, ranks: usize) -> Result<Vec<String>, Failure> {

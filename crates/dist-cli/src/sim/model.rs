@@ -35,7 +35,7 @@ struct Fields {
     reduce_byte_ns: f64,
     #[serde(default = "near")]
     far: f64,
-    #[serde(default = "window")]
+    #[serde(default)]
     window_bytes: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     cores: Option<usize>,
@@ -63,7 +63,7 @@ impl Model {
             link: Link { latency: seconds(costs.round_ps), byte: seconds(costs.byte_ps) },
             work: Work { message: 0.0, byte: 0.0, reduce: seconds(costs.reduced_byte_ps) },
             far: near(),
-            window: WINDOW,
+            window: 0,
             cores: None,
         })
     }
@@ -131,7 +131,7 @@ impl Default for Model {
             link: Link { latency: 5e-6, byte: 0.1e-9 },
             work: Work { message: 2e-6, byte: 0.2e-9, reduce: 0.1e-9 },
             far: near(),
-            window: WINDOW,
+            window: 0,
             cores: None,
         }
     }
@@ -150,13 +150,6 @@ const CACHE: usize = 16 << 20;
 
 const fn near() -> f64 {
     1.0
-}
-
-/// What a socket of Linux takes by default, once it has seen that more is sent.
-const WINDOW: u64 = 1 << 20;
-
-const fn window() -> u64 {
-    WINDOW
 }
 
 #[cfg(test)]
