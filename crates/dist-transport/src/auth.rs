@@ -124,6 +124,8 @@ pub enum Purpose {
     Data(ChannelId),
     /// Messages of one channel, through memory that both ranks share.
     Memory(ChannelId),
+    /// An arena of the other rank's heap, which is to be mapped.
+    Arena(u32),
 }
 
 /// Who opens a connection to whom, and for what. Ranks are numbered as in the world.
@@ -145,6 +147,7 @@ impl Identity {
             Purpose::Control => (0_u32, 0),
             Purpose::Data(channel) => (1, channel.get()),
             Purpose::Memory(channel) => (2, channel.get()),
+            Purpose::Arena(number) => (3, u64::from(number)),
         };
         let mut hello = [0; HELLO_BYTES];
         hello[..8].copy_from_slice(&MAGIC);
@@ -164,6 +167,7 @@ impl Identity {
             0 => Purpose::Control,
             1 => Purpose::Data(ChannelId::from_number(channel)),
             2 => Purpose::Memory(ChannelId::from_number(channel)),
+            3 => Purpose::Arena(word(24)),
             _ => return None,
         };
         let identity = Self { epoch: word(12), from: word(16), to: word(20), purpose };

@@ -90,6 +90,16 @@ pub enum Error {
         /// The call that the peer is in.
         theirs: Fingerprint,
     },
+    /// The peer has not laid open, or has no place for, what was to be reached.
+    #[error("rank {peer} has laid no bytes {start} to {end} open")]
+    OutOfReach {
+        /// The peer whose memory it is.
+        peer: usize,
+        /// Where the range begins.
+        start: usize,
+        /// And ends.
+        end: usize,
+    },
     /// The peer is in the same call but sends another number of bytes.
     #[error("rank {peer} sends {got} bytes where {expected} are expected")]
     Length {
@@ -216,6 +226,7 @@ impl Error {
             Self::Timeout { peer, .. }
             | Self::Mismatch { peer, .. }
             | Self::Length { peer, .. }
+            | Self::OutOfReach { peer, .. }
             | Self::Garbage { peer }
             | Self::Closed { peer, .. }
             | Self::Io { peer, .. } => Some(*peer),

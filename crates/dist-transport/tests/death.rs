@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dist_testkit::process;
 use dist_transport::tcp::{Config, TcpTransport};
-use dist_transport::{Cause, Error, Incoming, Outgoing, Sink, Transport};
+use dist_transport::{Cause, Error, Exposed, Incoming, Outgoing, Sink, Transport};
 use rstest::rstest;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -67,6 +67,45 @@ fn every_survivor_names_the_rank_that_died(
     }
     let name = std::thread::current().name().unwrap().to_owned();
     let job = process::ranks_with(4, &name, LIMIT, &[(VICTIM, victim), (ENDING, ending), (MEDIUM, medium)]);
+    for ended in &job.ranks {
+        let succeeded = ended.status.is_some_and(|status| status.success());
+        assert_eq!(succeeded, ended.rank.to_string() != victim, "rank {}: {}", ended.rank, ended.output);
+    }
+}
+
+/// One rank: enters one barrier after the other in shared memory until something goes wrong; the victim goes wrong at
+/// the hundredth.
+fn rank_in_shared_memory(victim: usize) {
+    let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    let (rank, deadline) = (transport.rank(), transport.runtime().deadline(LIMIT));
+    let direct = transport.direct(deadline).unwrap().expect("they share memory");
+    let mut barrier = || -> Result<(), Error> {
+        direct.enter(1, Exposed::Nothing, deadline)?;
+        direct.post();
+        (1..rank.world_size()).try_for_each(|distance| direct.wait(rank.plus(distance).index(), 1, deadline))
+    };
+    let error = (1..).find_map(|round| {
+        if round == 100 && rank.index() == victim {
+            end(&std::env::var(ENDING).unwrap());
+        }
+        barrier().err()
+    });
+    assert!(matches!(error, Some(Error::Aborted(_))), "{error:?}");
+    let abort = transport.aborted().unwrap();
+    let cause = if victim == 0 { Cause::CoordinatorLost } else { Cause::Died };
+    assert_eq!((abort.rank, abort.cause), (victim, cause));
+}
+
+#[rstest]
+fn every_survivor_in_shared_memory_names_the_rank_that_died(
+    #[values("kill", "exit")] ending: &str,
+    #[values("0", "2")] victim: &str,
+) {
+    if process::rank().is_some() {
+        return rank_in_shared_memory(std::env::var(VICTIM).unwrap().parse().unwrap());
+    }
+    let name = std::thread::current().name().unwrap().to_owned();
+    let job = process::ranks_with(4, &name, LIMIT, &[(VICTIM, victim), (ENDING, ending), (MEDIUM, "shm")]);
     for ended in &job.ranks {
         let succeeded = ended.status.is_some_and(|status| status.success());
         assert_eq!(succeeded, ended.rank.to_string() != victim, "rank {}: {}", ended.rank, ended.output);

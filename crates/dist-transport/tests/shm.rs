@@ -9,7 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dist_transport::tcp::{Config, Coordinator, Medium, TcpTransport};
-use dist_transport::{Cause, Error, Incoming, Outgoing, Runtime, Sink, Transport};
+use dist_transport::{
+    Cause, Error, Exposed, Incoming, Outgoing, Owned, Place, Reach, Runtime, Sink, Traffic, Transport,
+};
 use rstest::rstest;
 
 const LONG: Duration = Duration::from_secs(30);
@@ -74,6 +76,71 @@ fn ranks_that_share_memory_and_ranks_that_do_not_exchange_with_each_other(
         here
     });
     assert!(mapped.iter().any(|&mapped| mapped > 0), "nothing was shared");
+}
+
+#[rstest]
+#[case::as_far_as_the_system_allows([Reach::Write; 3], Some(Reach::Write))]
+#[case::one_may_be_read_only([Reach::Write, Reach::Read, Reach::Write], Some(Reach::Read))]
+#[case::one_keeps_to_itself([Reach::Write, Reach::Read, Reach::Slots], Some(Reach::Slots))]
+fn ranks_agree_on_the_least_reach_of_all(#[case] reaches: [Reach; 3], #[case] expected: Option<Reach>) {
+    let configure = move |rank: usize, config: Config| config.with_reach(reaches[rank]);
+    assert_eq!(run(3, configure, shared_reach), [expected; 3]);
+}
+
+#[rstest]
+#[case::one_that_uses_tcp_only(&["a"; 3], Some(1))]
+#[case::two_hosts(&["a", "b", "a"], None)]
+fn a_group_of_which_not_all_share_memory_shares_none(
+    #[case] hosts: &'static [&'static str],
+    #[case] without: Option<usize>,
+) {
+    let configure = |rank, config: Config| {
+        let medium = if without == Some(rank) { Medium::Tcp } else { Medium::Auto };
+        config.with_host_id(hosts[rank]).with_medium(medium)
+    };
+    assert_eq!(run(3, configure, shared_reach), [None; 3]);
+}
+
+/// How far ranks reach in the memory of the world, for which nothing is counted as sent.
+fn shared_reach(mut transport: TcpTransport) -> Option<Reach> {
+    let deadline = transport.runtime().deadline(LONG);
+    let reach = transport.direct(deadline).unwrap().map(|direct| direct.shared().reach);
+    assert_eq!(transport.traffic(), Traffic::default());
+    pass_round(&mut transport, &[]).unwrap();
+    reach
+}
+
+#[test]
+fn memory_of_the_heap_is_shared_by_forks_and_outlives_them() {
+    let sums = run(
+        3,
+        |_, config| config,
+        |mut transport| {
+            let deadline = transport.runtime().deadline(LONG);
+            let memory = transport.allocate(3 * 4096).unwrap();
+            let mut memory = Owned::<u64>::allocated(memory).unwrap();
+            let mut sums = Vec::new();
+            for round in 1..4 {
+                memory.fill(round * (1 + transport.rank().index() as u64));
+                let mut fork = transport.fork(&[2, 1, 0]).unwrap().unwrap();
+                let (rank, direct) = (fork.rank(), fork.direct(deadline).unwrap().unwrap());
+                direct.enter(2, Exposed::Read(bytemuck::cast_slice(&memory)), deadline).unwrap();
+                direct.post();
+                let mut sum = memory[0];
+                for peer in (0..3).filter(|&peer| peer != rank.index()) {
+                    direct.wait(peer, 1, deadline).unwrap();
+                    let mut word = [0; 8];
+                    direct.read(peer, Place::Memory, 3 * 4096 - 8, &mut word).unwrap();
+                    sum += u64::from_ne_bytes(word);
+                }
+                direct.post();
+                (0..3).for_each(|peer| direct.wait(peer, 2, deadline).unwrap());
+                sums.push(sum);
+            }
+            sums
+        },
+    );
+    assert_eq!(sums, [[6, 12, 18]; 3]);
 }
 
 #[test]

@@ -136,8 +136,11 @@ fn measure_job(arguments: &Arguments) -> Result<Outcome, Error> {
     if let Some(ranks) = arguments.ranks.filter(|&ranks| ranks != world_size) {
         return Err(Error::Usage(format!("--ranks {ranks} inside a job of {world_size}")));
     }
-    let plan = Plan { medium, ..arguments.plan(world_size)? };
-    let mut comm = Communicator::new(TcpTransport::join(&config)?);
+    let plan = arguments.plan(world_size)?;
+    let transport = TcpTransport::join(&config)?;
+    let medium = transport.medium();
+    let plan = Plan { medium, ..plan };
+    let mut comm = Communicator::new(transport);
     if let Some(kept) = KeptCosts::of_user() {
         comm.tune(&kept, medium.name())?;
     }

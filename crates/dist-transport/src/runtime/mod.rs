@@ -129,6 +129,12 @@ impl fmt::Debug for Runtime {
 pub struct Unparker(Arc<dyn Wake>);
 
 impl Unparker {
+    /// Wakes what does not wait in [`Runtime::park`].
+    #[cfg(all(feature = "shm", target_os = "linux"))]
+    pub(crate) fn of(wake: Arc<dyn Wake>) -> Self {
+        Self(wake)
+    }
+
     /// Wakes the thread from [`Runtime::park`], or keeps its next call from waiting.
     pub fn unpark(&self) {
         self.0.wake();

@@ -47,6 +47,13 @@ pub(crate) fn take(_socket: &Socket) -> io::Result<Option<Share>> {
     unsupported()
 }
 
+#[derive(Debug, Default)]
+pub(crate) struct Heap;
+
+pub(crate) fn give_arena(_socket: &Socket, _heap: &Heap, _number: u32) -> io::Result<()> {
+    unsupported()
+}
+
 impl Memory {
     pub(crate) fn new(_socket: Socket, share: Share) -> Self {
         match share.0 {}

@@ -1,6 +1,6 @@
 //! A connection whose bytes go through memory.
 
-use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read};
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -10,6 +10,8 @@ use rustix::net::{
 };
 use socket2::Socket;
 
+use super::heap::Heap;
+use super::map::Mapping;
 use super::segment::{self, Broken, Consumer, Ends, Nonce, Producer, Sleep};
 
 /// What is said on the socket, a byte at a time.
@@ -17,6 +19,11 @@ const REFUSED: u8 = 0;
 pub(crate) const ACCEPTED: u8 = 1;
 const WAKE: u8 = 2;
 const GOODBYE: u8 = 3;
+/// With a descriptor.
+const FILE: u8 = 4;
+
+/// So many times at the most what lies before a descriptor is heard, 64 words at a time.
+const PASSED_BEFORE_MAX: usize = 64;
 
 /// Memory shared with one peer, for one channel.
 #[derive(Debug)]
@@ -25,6 +32,8 @@ pub(crate) struct Memory {
     outgoing: Producer,
     incoming: Consumer,
     sleep: Sleep,
+    /// What the peer has passed and nobody has asked for yet.
+    file: Option<OwnedFd>,
     /// Set when nothing more will come or go than what is in the rings.
     ended: Option<End>,
 }
@@ -56,13 +65,8 @@ pub(crate) struct Share(Ends);
 /// If the system has no memory to give, or the peer is gone.
 pub(crate) fn offer(socket: &Socket, nonce: &Nonce) -> io::Result<Share> {
     let (file, ends) = segment::create(nonce)?;
-    let files = [file.as_fd()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut attached = SendAncillaryBuffer::new(&mut space);
-    attached.push(SendAncillaryMessage::ScmRights(&files));
-    let sent = rustix::net::sendmsg(socket, &[IoSlice::new(nonce)], &mut attached, SendFlags::NOSIGNAL)?;
-    // A new connection's buffer takes these few bytes at once.
-    if sent == nonce.len() { Ok(Share(ends)) } else { Err(ErrorKind::WriteZero.into()) }
+    send_file(socket, nonce, file.as_fd())?;
+    Ok(Share(ends))
 }
 
 /// Takes the memory that the proven peer on the other side offers, and tells it. `None` if it is not to be had: then
@@ -72,21 +76,9 @@ pub(crate) fn offer(socket: &Socket, nonce: &Nonce) -> io::Result<Share> {
 /// `WouldBlock` if nothing is offered yet; otherwise if the peer is gone.
 pub(crate) fn take(socket: &Socket) -> io::Result<Option<Share>> {
     let mut nonce = Nonce::default();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut attached = RecvAncillaryBuffer::new(&mut space);
-    let message = rustix::net::recvmsg(
-        socket,
-        &mut [IoSliceMut::new(&mut nonce)],
-        &mut attached,
-        RecvFlags::CMSG_CLOEXEC,
-    )?;
-    let files = attached.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(files) => Some(files),
-        _ => None,
-    });
-    let file: Option<OwnedFd> = files.flatten().last();
+    let (count, file) = hear(socket, &mut nonce)?;
     let ends = match file {
-        Some(file) if message.bytes == nonce.len() => segment::open(&file, &nonce).unwrap_or_else(|error| {
+        Some(file) if count == nonce.len() => segment::open(&file, &nonce).unwrap_or_else(|error| {
             tracing::debug!(%error, "memory that was offered cannot be mapped");
             None
         }),
@@ -96,10 +88,57 @@ pub(crate) fn take(socket: &Socket) -> io::Result<Option<Share>> {
     Ok(ends.map(Share))
 }
 
+/// Gives the proven peer on the other side an arena of this process's heap; nothing if there is none of this number.
+///
+/// # Errors
+/// If the peer is gone.
+pub(crate) fn give_arena(socket: &Socket, heap: &Heap, number: u32) -> io::Result<()> {
+    match heap.file(number) {
+        Some((file, len)) => send_file(socket, &(len as u64).to_le_bytes(), file.as_fd()),
+        None => Ok(()),
+    }
+}
+
+/// Takes the arena that the proven peer on the other side gives.
+///
+/// # Errors
+/// `WouldBlock` if it has not come yet; otherwise if it cannot be mapped, or the peer has none.
+pub(crate) fn take_arena(socket: &Socket) -> io::Result<Mapping> {
+    let mut len = [0; 8];
+    let (count, file) = hear(socket, &mut len)?;
+    let len = usize::try_from(u64::from_le_bytes(len)).ok().filter(|_| count == 8);
+    let mapping = file.zip(len).map(|(file, len)| Mapping::open(&file, len)).transpose()?;
+    mapping.flatten().ok_or_else(|| ErrorKind::InvalidData.into())
+}
+
+/// Says something and passes a descriptor with it.
+fn send_file(socket: &Socket, words: &[u8], file: BorrowedFd<'_>) -> io::Result<()> {
+    let files = [file];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut attached = SendAncillaryBuffer::new(&mut space);
+    attached.push(SendAncillaryMessage::ScmRights(&files));
+    let sent = rustix::net::sendmsg(socket, &[IoSlice::new(words)], &mut attached, SendFlags::NOSIGNAL)?;
+    // A connection's buffer takes these few bytes at once.
+    if sent == words.len() { Ok(()) } else { Err(ErrorKind::WriteZero.into()) }
+}
+
+/// Hears what is said, and takes the last descriptor that was passed with it.
+fn hear(socket: &Socket, words: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut attached = RecvAncillaryBuffer::new(&mut space);
+    let message =
+        rustix::net::recvmsg(socket, &mut [IoSliceMut::new(words)], &mut attached, RecvFlags::CMSG_CLOEXEC)?;
+    let files = attached.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(files) => Some(files),
+        _ => None,
+    });
+    Ok((message.bytes, files.flatten().last()))
+}
+
 impl Memory {
     /// Memory that both sides have agreed on.
     pub(crate) fn new(socket: Socket, Share(Ends { outgoing, incoming, sleep }): Share) -> Self {
-        Self { socket, outgoing, incoming, sleep, ended: None }
+        Self { socket, outgoing, incoming, sleep, file: None, ended: None }
     }
 
     /// How many bytes can be written, if `wanted` are to be; whole grains.
@@ -147,15 +186,47 @@ impl Memory {
     /// Says that this side is awake, and listens to what the peer has said meanwhile.
     pub(crate) fn get_up(&mut self) {
         self.sleep.end();
+        self.listen();
+    }
+
+    fn listen(&mut self) {
         let mut said = [0; 64];
-        match (&self.socket).read(&mut said) {
-            Ok(0) => self.ended = self.ended.or(Some(End::Closed)),
-            Ok(count) if said[..count].contains(&GOODBYE) => self.ended = Some(End::Goodbye),
+        match hear(&self.socket, &mut said) {
+            Ok((0, _)) => self.ended = self.ended.or(Some(End::Closed)),
+            Ok((count, file)) => {
+                self.file = file.or_else(|| self.file.take());
+                if said[..count].contains(&GOODBYE) {
+                    self.ended = Some(End::Goodbye);
+                }
+            }
             Err(e) if !matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
                 self.ended = self.ended.or(Some(End::Closed));
             }
-            _ => {}
+            Err(_) => {}
         }
+    }
+
+    /// Passes a descriptor to the peer, before a message that says so.
+    pub(crate) fn pass(&self, file: BorrowedFd<'_>) -> io::Result<()> {
+        send_file(&self.socket, &[FILE], file)
+    }
+
+    /// Takes the descriptor that the peer has passed, after a message that says so.
+    pub(crate) fn take_file(&mut self) -> Option<OwnedFd> {
+        // Wake-ups may lie before it.
+        for _ in 0..PASSED_BEFORE_MAX {
+            if self.file.is_some() || self.ended.is_some() {
+                break;
+            }
+            self.listen();
+        }
+        self.file.take()
+    }
+
+    /// The peer's process, as the system tells it.
+    pub(crate) fn peer_process(&self) -> io::Result<u32> {
+        let peer = rustix::net::sockopt::socket_peercred(&self.socket)?;
+        Ok(peer.pid.as_raw_nonzero().get().cast_unsigned())
     }
 
     /// Tells the peer that nothing more will come.
@@ -186,6 +257,8 @@ fn say(socket: &Socket, word: u8) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
     use socket2::{Domain, Type};
 
     use super::*;
@@ -239,6 +312,30 @@ mod tests {
         rustix::net::sendmsg(&one, &[IoSlice::new(&nonce)], &mut attached, SendFlags::NOSIGNAL).unwrap();
         assert!(take(&other).unwrap().is_none());
         assert_eq!(answer(&one), REFUSED);
+    }
+
+    #[test]
+    fn a_descriptor_is_taken_from_behind_wake_ups() {
+        let (mut one, mut other) = shared();
+        assert!(other.lie_down(true));
+        send(&mut one, &[1; 64]);
+        one.pass(other.as_fd()).unwrap();
+        assert!(other.take_file().is_some());
+        assert!(other.take_file().is_none());
+    }
+
+    #[test]
+    fn an_arena_is_given_by_its_number() {
+        let heap = std::sync::Arc::new(Heap::default());
+        let mut memory = heap.allocate(100).unwrap();
+        memory.bytes_mut().fill(7);
+        let (one, other) = sockets();
+        assert_eq!(take_arena(&other).unwrap_err().kind(), ErrorKind::WouldBlock);
+        give_arena(&one, &heap, 0).unwrap();
+        assert_eq!(take_arena(&other).unwrap().bytes(0, 100), [7; 100]);
+        give_arena(&one, &heap, 1).unwrap();
+        drop(one);
+        assert_eq!(take_arena(&other).unwrap_err().kind(), ErrorKind::InvalidData);
     }
 
     #[test]

@@ -1,13 +1,21 @@
-//! Memory shared by two processes of one host: how it is offered and taken, and messages' bytes in it.
+//! Memory shared by processes of one host: how it is offered and taken, messages' bytes in it, and what ranks do in it
+//! together.
 //!
 //! One side makes the memory and passes its descriptor over a Unix socket, after both have proven themselves there.
 //! The socket stays: whoever sleeps is woken through it, and it ends when its process does. Whether two processes
 //! can share memory is found out by doing so: the taker looks for a number in it that only the maker knows.
 
+mod bell;
 mod cursor;
 mod door;
+mod group;
+mod heap;
+mod map;
 mod memory;
 mod segment;
 
 pub(crate) use door::{connect, is_ours, listen};
-pub(crate) use memory::{ACCEPTED, End, Memory, Share, offer, take};
+pub(crate) use group::{Exposure, GroupMemory, LINE_BYTES, Origin, Parity, SLOT_BYTES, SLOTS};
+pub(crate) use heap::Heap;
+pub(crate) use map::{Mapping, read_process, write_process};
+pub(crate) use memory::{ACCEPTED, End, Memory, Share, give_arena, offer, take, take_arena};

@@ -1,21 +1,16 @@
-//! Memory that two processes have mapped, with a ring of bytes in each direction: all unsafe code of this crate.
+//! Memory that two processes have mapped, with a ring of bytes in each direction.
 //!
 //! The layout is fixed: a page with the counters, each in a cache line of its own, and two rings. What is written is
 //! published by raising a counter, and only what is published is read; what was read is given back in the same way.
 //! Both processes run this code, which every one of them has proven before it was given the memory.
-#![allow(unsafe_code, reason = "mapped memory cannot be reached otherwise")]
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::ptr::NonNull;
-use std::slice;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
-use rustix::mm::{MapFlags, ProtFlags};
-
 use super::cursor::{Consumed, Produced};
+use super::map::{Mapping, Pages};
 use crate::Grain;
 
 /// Bytes of a ring.
@@ -48,106 +43,30 @@ pub(super) struct Ends {
 
 /// Makes a segment, with the descriptor that lets another process open it.
 pub(super) fn create(nonce: &Nonce) -> io::Result<(OwnedFd, Ends)> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = rustix::fs::memfd_create("dist", flags)?;
-    // Without its pages the first store would end the process where memory is short.
-    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, SEGMENT_BYTES as u64)?;
-    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    let mapping = Mapping::new(&file)?;
+    let (file, mapping) = Mapping::create(SEGMENT_BYTES, Pages::Reserved)?;
     mapping.copy_in(NONCE_AT, nonce);
-    Ok((file, mapping.ends(Side::Maker)))
+    Ok((file, Ends::of(mapping, Side::Maker)))
 }
 
 /// Opens the segment that another process has made: `None` if it is not the one with this nonce.
 pub(super) fn open(file: &OwnedFd, nonce: &Nonce) -> io::Result<Option<Ends>> {
-    let seals = rustix::fs::fcntl_get_seals(file)?;
-    let size = rustix::fs::fstat(file)?.st_size;
-    // A file that could still shrink would let the other side end this process.
-    if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) || usize::try_from(size) != Ok(SEGMENT_BYTES) {
-        return Ok(None);
-    }
-    let mapping = Mapping::new(file)?;
-    let found = mapping.bytes(NONCE_AT, nonce.len()) == nonce;
-    Ok(found.then(|| mapping.ends(Side::Taker)))
+    let mapping = Mapping::open(file, SEGMENT_BYTES)?;
+    let found = mapping.filter(|mapping| mapping.bytes(NONCE_AT, nonce.len()) == nonce);
+    Ok(found.map(|mapping| Ends::of(mapping, Side::Taker)))
 }
 
-/// A mapping of a whole segment; unmapped when it is dropped.
-#[derive(Debug)]
-struct Mapping(NonNull<u8>);
-
-// SAFETY: the mapping belongs to the process, not to a thread; its counters are atomic, and its bytes are reached
-// through `Producer` and `Consumer` only, which take `&mut self`.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
-
-impl Mapping {
-    fn new(file: &impl AsFd) -> io::Result<Self> {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the system chooses a place where nothing is mapped, and the file is `SEGMENT_BYTES` long and
-        // sealed against shrinking, as both callers have made sure.
-        let start = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), SEGMENT_BYTES, protection, MapFlags::SHARED, file, 0)
-        }?;
-        NonNull::new(start.cast()).map(Self).ok_or_else(|| io::ErrorKind::OutOfMemory.into())
-    }
-
-    fn ends(self, side: Side) -> Ends {
-        let mapping = Arc::new(self);
+impl Ends {
+    fn of(mapping: Mapping, side: Side) -> Self {
+        let mapping = Arc::new(mapping);
         let (first, second) = match side {
             Side::Maker => (0, 1),
             Side::Taker => (1, 0),
         };
-        Ends {
+        Self {
             outgoing: Producer { mapping: mapping.clone(), ring: Ring(first), cursor: Produced::default() },
             incoming: Consumer { mapping: mapping.clone(), ring: Ring(second), cursor: Consumed::default() },
             sleep: Sleep { mapping, mine: first, theirs: second },
         }
-    }
-
-    /// A place in the segment from where `len` bytes lie inside it.
-    fn at(&self, offset: usize, len: usize) -> NonNull<u8> {
-        assert!(offset <= SEGMENT_BYTES && len <= SEGMENT_BYTES - offset, "outside the segment");
-        // SAFETY: the mapping is `SEGMENT_BYTES` long and `offset` is at most that, as just checked.
-        unsafe { self.0.add(offset) }
-    }
-
-    fn counter(&self, number: usize) -> &AtomicU64 {
-        let place = self.at((1 + number) * COUNTER_STEP, size_of::<AtomicU64>());
-        // SAFETY: the place is inside the mapping, which lives as long as `self`, and aligned, since a page is and
-        // `COUNTER_STEP` is a multiple of 8; both processes reach it as an `AtomicU64` only.
-        unsafe { place.cast().as_ref() }
-    }
-
-    /// The word that says whether a side sleeps: behind the counters of the rings.
-    fn sleeping(&self, side: usize) -> &AtomicU32 {
-        let place = self.at((5 + side) * COUNTER_STEP, size_of::<AtomicU32>());
-        // SAFETY: as for `counter`; both processes reach it as an `AtomicU32` only.
-        unsafe { place.cast().as_ref() }
-    }
-
-    /// Bytes that nobody writes while they are borrowed: the caller's counters say so.
-    fn bytes(&self, offset: usize, len: usize) -> &[u8] {
-        let place = self.at(offset, len);
-        // SAFETY: the place and `len` bytes behind it are inside the mapping and initialised, by the system if by
-        // nobody else; the other side writes only what is not published, and gets it back after the borrow.
-        unsafe { slice::from_raw_parts(place.as_ptr(), len) }
-    }
-
-    /// Writes bytes that nobody reads yet: the caller's counters say so.
-    fn copy_in(&self, offset: usize, bytes: &[u8]) {
-        let place = self.at(offset, bytes.len());
-        // SAFETY: the place and as many bytes behind it are inside the mapping; a borrowed slice cannot overlap them,
-        // as `bytes` lends from it only what is published, and the other side reads only that too.
-        unsafe { place.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) }
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: nothing borrows from the mapping any more, since all that does borrows `self`.
-        let unmapped = unsafe { rustix::mm::munmap(self.0.as_ptr().cast(), SEGMENT_BYTES) };
-        debug_assert!(unmapped.is_ok(), "a mapping of our own can be unmapped");
     }
 }
 
@@ -157,11 +76,11 @@ struct Ring(usize);
 
 impl Ring {
     fn produced(self, mapping: &Mapping) -> &AtomicU64 {
-        mapping.counter(2 * self.0)
+        mapping.counter((1 + 2 * self.0) * COUNTER_STEP)
     }
 
     fn consumed(self, mapping: &Mapping) -> &AtomicU64 {
-        mapping.counter(2 * self.0 + 1)
+        mapping.counter((2 + 2 * self.0) * COUNTER_STEP)
     }
 
     const fn offset(self, position: usize) -> usize {
@@ -244,20 +163,25 @@ pub(super) struct Sleep {
 }
 
 impl Sleep {
+    /// Behind the counters of the rings.
+    fn word(&self, side: usize) -> &AtomicU32 {
+        self.mapping.word((5 + side) * COUNTER_STEP)
+    }
+
     /// Says that this side is about to sleep. It looks at the counters once more before it does.
     pub(super) fn begin(&self) {
-        self.mapping.sleeping(self.mine).store(1, Ordering::Relaxed);
+        self.word(self.mine).store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
     /// Says that this side is awake.
     pub(super) fn end(&self) {
-        self.mapping.sleeping(self.mine).store(0, Ordering::Relaxed);
+        self.word(self.mine).store(0, Ordering::Relaxed);
     }
 
     /// Whether the other side has to be woken, after a counter was raised. Only the first to ask is told so.
     pub(super) fn is_to_be_woken(&self) -> bool {
-        let sleeping = self.mapping.sleeping(self.theirs);
+        let sleeping = self.word(self.theirs);
         fence(Ordering::SeqCst);
         sleeping.load(Ordering::Relaxed) != 0 && sleeping.swap(0, Ordering::AcqRel) != 0
     }

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 
 use proptest::prelude::*;
-use rustix::fs::MemfdFlags;
 
 use super::*;
 
@@ -28,21 +27,6 @@ fn send(ends: &mut Ends, bytes: &[u8]) -> usize {
 fn another_nonce_is_another_segment() {
     let (file, _) = create(&[1; 32]).unwrap();
     assert!(open(&file, &[2; 32]).unwrap().is_none());
-}
-
-#[test]
-fn a_file_that_could_shrink_is_not_mapped() {
-    let file = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
-    rustix::fs::ftruncate(&file, SEGMENT_BYTES as u64).unwrap();
-    assert!(open(&file, &[0; 32]).unwrap().is_none());
-}
-
-#[test]
-fn a_file_of_another_size_is_not_mapped() {
-    let file = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
-    rustix::fs::ftruncate(&file, PAGE_BYTES as u64).unwrap();
-    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW).unwrap();
-    assert!(open(&file, &[0; 32]).unwrap().is_none());
 }
 
 #[test]

@@ -10,6 +10,7 @@ use super::fault::{Fault, When};
 use super::link::{Link, Links};
 use super::random::{SplitMix64, mix};
 use super::scheduler::{Failure, Scheduler, Statistics};
+use super::together::Segments;
 use super::transport::World;
 use super::{Outcome, SimTransport};
 use crate::runtime::Executor;
@@ -50,6 +51,7 @@ pub struct Network {
     clocks: HashMap<usize, Skew>,
     faults: Vec<(When, Fault)>,
     random_faults: usize,
+    shared_memory: bool,
 }
 
 impl Network {
@@ -63,6 +65,7 @@ impl Network {
             clocks: HashMap::new(),
             faults: Vec::new(),
             random_faults: 0,
+            shared_memory: false,
         }
     }
 
@@ -90,6 +93,12 @@ impl Network {
         assert_eq!(racks.len(), self.links.racks.len(), "every rank runs in one rack");
         self.links.racks = racks.to_vec();
         self
+    }
+
+    /// Lets ranks of one host share memory: their transports offer [`direct`](crate::Transport::direct). A post costs what
+    /// a message of no bytes does; reading and writing cost nothing.
+    pub fn with_shared_memory(self) -> Self {
+        Self { shared_memory: true, ..self }
     }
 
     /// What a message between two ranks of one host costs: each rank has such a link to the others, as memory is.
@@ -280,7 +289,8 @@ impl Network {
         let random = SplitMix64::new(mix(self.seed ^ LINKS));
         let fabric = Fabric::new(self.links.clone(), self.coordinator, faults, random);
         let hosts = self.links.hosts.clone();
-        Arc::new(World { fabric, clock, scheduler, hosts, window: self.window })
+        let segments = self.shared_memory.then(Segments::default);
+        Arc::new(World { fabric, clock, scheduler, hosts, window: self.window, segments })
     }
 }
 

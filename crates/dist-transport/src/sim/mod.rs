@@ -37,6 +37,7 @@ mod report;
 mod scheduler;
 mod state;
 mod storm;
+mod together;
 mod transport;
 mod weather;
 

@@ -11,12 +11,13 @@ use super::message::{Message, Spoilt};
 use super::report::Position;
 use super::scheduler::Scheduler;
 use super::storm::{Effects, Turn};
+use super::together::{Allocated, Segments, Together};
 use crate::bookkeeping;
 use crate::check::{check_exchange, check_peer};
 use crate::runtime::Unparker;
 use crate::{
-    Abort, Activity, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Incoming, Outgoing, Progress,
-    Rank, Result, Runtime, Sink, Traffic, Transport,
+    Abort, Activity, Allocation, Cause, ChannelId, Combine, Deadline, Direct, Error, Fingerprint, Incoming,
+    Outgoing, Progress, Rank, Result, Runtime, Sink, Traffic, Transport,
 };
 
 /// Bytes between threads of one process. What a send and a receive wait for is as [`Network`](super::Network) was
@@ -37,6 +38,7 @@ pub struct SimTransport {
     /// The call before this one, and this one.
     calls: [Fingerprint; 2],
     traffic: Traffic,
+    together: Option<Box<Together>>,
 }
 
 /// What all transports of a network share.
@@ -51,6 +53,8 @@ pub(super) struct World {
     pub(super) hosts: Vec<u64>,
     /// So many bytes to one peer may be under way or unreceived when a send returns.
     pub(super) window: Option<usize>,
+    /// The memory that groups share; `None` where they share none.
+    pub(super) segments: Option<Segments>,
 }
 
 impl World {
@@ -97,9 +101,31 @@ impl SimTransport {
         members: Arc<[usize]>,
     ) -> Self {
         let (calls, traffic) = ([Fingerprint::NONE; 2], Traffic::default());
-        let transport = Self { world, runtime, skew, rank, channel, members, children: 0, calls, traffic };
+        let together = None;
+        let transport =
+            Self { world, runtime, skew, rank, channel, members, children: 0, calls, traffic, together };
         transport.fabric().enter(transport.own_place(), &transport.members);
         transport
+    }
+
+    /// Another channel of the same ranks, which is no fork.
+    pub(super) fn beside(&self, number: u64) -> Self {
+        let channel = self.channel.child(number, &self.members);
+        let clock = (self.runtime.clone(), self.skew);
+        Self::enter(self.world.clone(), clock, self.rank, channel, self.members.clone())
+    }
+
+    /// Begins an operation in shared memory, of the present call.
+    pub(super) fn begin_direct(&self) -> Result<Fingerprint> {
+        self.begin_operation().map(|()| self.call())
+    }
+
+    /// Receives a message of no bytes that was sent in this call.
+    pub(super) fn receive_of(&mut self, call: Fingerprint, peer: usize, deadline: Deadline) -> Result<()> {
+        let present = std::mem::replace(&mut self.calls[1], call);
+        let received = self.receive(peer, 0, deadline);
+        self.calls[1] = present;
+        received.map(drop)
     }
 
     fn fabric(&self) -> &Fabric {
@@ -140,14 +166,17 @@ impl SimTransport {
 
     fn send(&self, outgoing: Outgoing<'_>) -> Result<()> {
         let peer = outgoing.to;
-        let message = Message::new(self.call(), outgoing);
-        self.runtime.interleave();
-        self.pause();
-        match self.fabric().send(self.own_place(), self.place(peer), message, self.world.clock.now()) {
+        match self.send_of(Message::new(self.call(), outgoing), peer) {
             Sent::Queued => Ok(()),
             Sent::Left => Err(self.fail(peer, Cause::Left, Error::Closed { activity: Activity::Send, peer })),
             Sent::Aborted(abort) => Err(Error::Aborted(abort)),
         }
+    }
+
+    pub(super) fn send_of(&self, message: Message, peer: usize) -> Sent {
+        self.runtime.interleave();
+        self.pause();
+        self.fabric().send(self.own_place(), self.place(peer), message, self.world.clock.now())
     }
 
     /// Waits as long as a slow rank does.
@@ -373,6 +402,25 @@ impl Transport for SimTransport {
 
     fn traffic(&self) -> Traffic {
         self.traffic
+    }
+
+    fn direct(&mut self, _deadline: Deadline) -> Result<Option<&mut dyn Direct>> {
+        let hosts = self.hosts();
+        let alone = hosts.len() == 1 || hosts.iter().any(|&host| host != hosts[0]);
+        let world = self.world.clone();
+        let Some(segments) = world.segments.as_ref().filter(|_| !alone) else { return Ok(None) };
+        if self.together.is_none() {
+            self.together = Some(Box::new(Together::new(self, segments)));
+        }
+        let call = self.call();
+        Ok(self.together.as_deref_mut().map(|together| -> &mut dyn Direct {
+            together.begin(call);
+            together
+        }))
+    }
+
+    fn allocate(&mut self, bytes: usize) -> Option<Box<dyn Allocation>> {
+        self.world.segments.is_some().then(|| -> Box<dyn Allocation> { Box::new(Allocated::new(bytes)) })
     }
 
     fn note(&mut self, progress: Progress) {

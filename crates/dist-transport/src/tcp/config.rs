@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::auth::Secret;
-use crate::{Error, Rank, Result};
+use crate::{Error, Rank, Reach, Result};
 
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
 
@@ -23,6 +23,7 @@ pub struct Config {
     /// What this machine is called, if not by its own number.
     pub(super) host_id: Option<String>,
     pub(super) medium: Medium,
+    pub(super) reach: Reach,
 }
 
 /// What messages between the processes of a job go through.
@@ -77,6 +78,7 @@ impl Config {
             timeout: TIMEOUT_DEFAULT,
             host_id: None,
             medium: Medium::Auto,
+            reach: Reach::Write,
         })
     }
 
@@ -85,7 +87,8 @@ impl Config {
     /// `TORCHELASTIC_RUN_ID`), `DIST_PORT` (the coordinator's port instead of `MASTER_PORT`),
     /// `DIST_COORDINATOR=external` (the launcher hosts the coordinator), `DIST_HOST_ID` (see
     /// [`with_host_id`](Self::with_host_id)), `DIST_TRANSPORT` (`auto`, `tcp` or `shm`, see
-    /// [`with_medium`](Self::with_medium)) and `TORCHELASTIC_RESTART_COUNT`.
+    /// [`with_medium`](Self::with_medium)), `DIST_SHM_CMA` (`on`, `read` or `off`, see
+    /// [`with_reach`](Self::with_reach)) and `TORCHELASTIC_RESTART_COUNT`.
     /// A world of one if neither `RANK` nor `WORLD_SIZE` is set.
     ///
     /// Under torchrun, whose agent holds `MASTER_PORT`, the coordinator uses the next port.
@@ -130,6 +133,17 @@ impl Config {
             let invalid = |value| Error::InvalidVariable { name: "DIST_TRANSPORT", value, expected };
             config.medium = Medium::parse(&value).ok_or_else(|| invalid(value))?;
         }
+        if let Some(value) = variables.get("DIST_SHM_CMA") {
+            config.reach = match &*value {
+                "on" => Reach::Write,
+                "read" => Reach::Read,
+                "off" => Reach::Slots,
+                _ => {
+                    let expected = "on, read or off";
+                    return Err(Error::InvalidVariable { name: "DIST_SHM_CMA", value, expected });
+                }
+            };
+        }
         if variables.get("TORCHELASTIC_RESTART_COUNT").is_some() {
             config.epoch = variables.number("TORCHELASTIC_RESTART_COUNT")?;
         }
@@ -171,6 +185,14 @@ impl Config {
     #[must_use]
     pub fn with_medium(self, medium: Medium) -> Self {
         Self { medium, ..self }
+    }
+
+    /// How far other ranks of this host may reach into this process's ordinary memory, by the system's cross-memory
+    /// attach (`process_vm_readv` and `process_vm_writev`): as far as it allows, unless said otherwise. The ranks of a
+    /// group find out what works and agree on the least of it.
+    #[must_use]
+    pub fn with_reach(self, reach: Reach) -> Self {
+        Self { reach, ..self }
     }
 
     /// What messages go through.
@@ -269,6 +291,7 @@ mod tests {
     #[case(&[JOB[0], JOB[1], JOB[2], ("MASTER_PORT", "70000")], "MASTER_PORT=\"70000\" is not a number")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_COORDINATOR", "x")], "DIST_COORDINATOR=\"x\" is not external")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_TRANSPORT", "rdma")], "DIST_TRANSPORT=\"rdma\" is not auto,")]
+    #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_SHM_CMA", "no")], "DIST_SHM_CMA=\"no\" is not on, read or off")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_SECRET_FILE", "/nowhere")], "the secret in /nowhere")]
     fn what_makes_no_sense_is_named(#[case] variables: &[(&str, &str)], #[case] expected: &str) {
         let message = parse(variables).unwrap_err().to_string();

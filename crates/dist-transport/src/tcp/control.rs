@@ -49,6 +49,8 @@ pub(super) struct Home {
     pub(super) address: SocketAddr,
     /// Its host's number.
     pub(super) host: u64,
+    /// Whether it may share memory with others of its host.
+    pub(super) shares: bool,
 }
 
 impl Frame {
@@ -186,7 +188,7 @@ impl Encoder {
     }
 
     fn home(&mut self, home: Home) -> &mut Self {
-        self.address(home.address).bytes(&home.host.to_le_bytes())
+        self.address(home.address).bytes(&home.host.to_le_bytes()).number(u32::from(home.shares))
     }
 
     /// IPv4 addresses travel in their IPv6 form.
@@ -230,7 +232,8 @@ impl Decoder<'_> {
     }
 
     fn home(&mut self) -> Home {
-        Home { address: self.address(), host: u64::from_le_bytes(self.bytes()) }
+        let (address, host) = (self.address(), u64::from_le_bytes(self.bytes()));
+        Home { address, host, shares: self.number() != 0 }
     }
 
     fn address(&mut self) -> SocketAddr {
@@ -329,8 +332,12 @@ mod tests {
         let fork = |number: u32| Fork { number, channel: ChannelId::WORLD.child(number.into(), &[1]) };
         let forks: [Fork; DEPTH_MAX] = std::array::from_fn(|number| fork(u32::try_from(number).unwrap()));
         let frames = [
-            Frame::Join { world_size: 4, patience_ms: 60_000, home: Home { address: v4, host: u64::MAX } },
-            Frame::Peer { rank: 2, home: Home { address: v6, host: 7 } },
+            Frame::Join {
+                world_size: 4,
+                patience_ms: 60_000,
+                home: Home { address: v4, host: u64::MAX, shares: true },
+            },
+            Frame::Peer { rank: 2, home: Home { address: v6, host: 7, shares: false } },
             Frame::Missing { rank: 1, refused: u64::MAX },
             Frame::NotAll,
             Frame::Duplicate,

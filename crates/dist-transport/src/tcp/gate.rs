@@ -57,7 +57,7 @@ impl Door {
     }
 
     fn is_for(self, purpose: Purpose) -> bool {
-        (self == Self::Host) == matches!(purpose, Purpose::Memory(_))
+        (self == Self::Host) == matches!(purpose, Purpose::Memory(_) | Purpose::Arena(_))
     }
 }
 
@@ -66,7 +66,7 @@ impl Door {
 pub(super) struct Admitted {
     pub(super) stream: Socket,
     pub(super) identity: Identity,
-    /// Through the door of the host: the memory that was taken.
+    /// The memory that was taken, if that is what it was about.
     pub(super) share: Option<shm::Share>,
 }
 
@@ -207,10 +207,11 @@ impl Gate {
             knock.filled = 0;
             if let Some(responder) = &knock.responder {
                 let admitted = responder.accepts(&knock.proof) && knock.stream.write_all(&[ADMITTED]).is_ok();
-                match self.door {
+                let claim = responder.claim();
+                match claim.purpose {
                     _ if !admitted => return Progress::Refused,
-                    Door::Network => return Progress::Done(responder.claim(), None),
-                    Door::Host => knock.proven = Some(responder.claim()),
+                    Purpose::Memory(_) => knock.proven = Some(claim),
+                    _ => return Progress::Done(claim, None),
                 }
                 continue;
             }

@@ -42,6 +42,10 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
             epoch: config.epoch,
             homes,
             medium: config.medium,
+            reach: config.reach,
+            heap: Arc::default(),
+            #[cfg(all(feature = "shm", target_os = "linux"))]
+            arenas: Mutex::default(),
             apart: Mutex::default(),
             verdict: Verdict::new()?,
             arrivals: Arrivals::default(),
@@ -55,7 +59,7 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
     let host = host::id(config.host_id.as_deref());
     if config.rank.world_size() == 1 {
         let address = (Ipv4Addr::LOCALHOST, 0).into();
-        let session = session(vec![Home { address, host }])?;
+        let session = session(vec![Home { address, host, shares: false }])?;
         return Ok(Membership { session, service: None, coordinator: None });
     }
     let coordinator = match config.host {
@@ -73,8 +77,9 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
     let at = |source| address_error("listen on", &config.coordinator, source);
     let listener = socket::listen(listener_address(&stream).map_err(at)?, config.secret.as_ref())?;
     let mut line = Line::new(stream);
-    let home = Home { address: listener.local_addr().map_err(at)?, host };
-    let host_door = open_host_door(config.medium, home.address)?;
+    let address = listener.local_addr().map_err(at)?;
+    let host_door = open_host_door(config.medium, address)?;
+    let home = Home { address, host, shares: host_door.is_some() };
     let session = session(introduce(&mut line, home, config, runtime, deadline)?)?;
     let service = Service::new(session.clone(), listener, host_door, line);
     let service = runtime
@@ -152,7 +157,7 @@ fn greet(
 const fn activity_of(identity: Identity) -> Activity {
     match identity.purpose {
         Purpose::Control => Activity::Rendezvous,
-        Purpose::Data(_) | Purpose::Memory(_) => Activity::Connect,
+        Purpose::Data(_) | Purpose::Memory(_) | Purpose::Arena(_) => Activity::Connect,
     }
 }
 
@@ -220,6 +225,24 @@ fn dial_over_network(session: &Session, identity: Identity, deadline: Deadline) 
 
 /// Makes memory and shares it with a rank that listens on this host.
 fn share(session: &Session, identity: Identity, deadline: Deadline) -> Result<Memory> {
+    let (stream, address) = enter_host_door(session, identity, deadline)?;
+    let failed = |source| connect_error("share memory with", address, source);
+    let share = shm::offer(&stream, &auth::random_bytes()?).map_err(failed)?;
+    let mut answer = [0];
+    let watch = Watch { runtime: &session.runtime, verdict: Some(&session.verdict), deadline };
+    read_exact(&stream, &mut answer, watch).map_err(failed)?;
+    if answer != [shm::ACCEPTED] {
+        return Err(failed(io::Error::new(io::ErrorKind::Unsupported, "it was refused")));
+    }
+    Ok(Memory::new(stream, share))
+}
+
+/// Opens a proven connection to a rank of this host, through its Unix socket.
+fn enter_host_door(
+    session: &Session,
+    identity: Identity,
+    deadline: Deadline,
+) -> Result<(Socket, SocketAddr)> {
     let address = session.homes[identity.to as usize].address;
     let watch = Watch { runtime: &session.runtime, verdict: Some(&session.verdict), deadline };
     let failed = |source| connect_error("share memory with", address, source);
@@ -227,21 +250,36 @@ fn share(session: &Session, identity: Identity, deadline: Deadline) -> Result<Me
     loop {
         match shm::connect(address) {
             Ok(stream) => match greet(stream, address, &session.key, identity, watch)? {
-                Some(stream) => {
-                    let share = shm::offer(&stream, &auth::random_bytes()?).map_err(failed)?;
-                    let mut answer = [0];
-                    read_exact(&stream, &mut answer, watch).map_err(failed)?;
-                    if answer != [shm::ACCEPTED] {
-                        return Err(failed(io::Error::new(io::ErrorKind::Unsupported, "it was refused")));
-                    }
-                    return Ok(Memory::new(stream, share));
-                }
+                Some(stream) => return Ok((stream, address)),
                 None => count_hang_up(&mut hang_ups, identity, address)?,
             },
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => watch.check().map_err(failed)?,
             Err(e) => return Err(failed(e)),
         }
         session.runtime.park(Some(session.runtime.deadline(RETRY)));
+    }
+}
+
+/// Maps an arena of the heap of a rank of this host.
+#[cfg(all(feature = "shm", target_os = "linux"))]
+pub(super) fn map_arena(
+    session: &Session,
+    peer: usize,
+    number: u32,
+    deadline: Deadline,
+) -> Result<shm::Mapping> {
+    let (from, to) = (self::number(session.rank.index())?, self::number(peer)?);
+    let identity = Identity { epoch: session.epoch, from, to, purpose: Purpose::Arena(number) };
+    let (stream, address) = enter_host_door(session, identity, deadline)?;
+    let failed = |source| connect_error("share memory with", address, source);
+    let watch = Watch { runtime: &session.runtime, verdict: Some(&session.verdict), deadline };
+    loop {
+        match shm::take_arena(&stream) {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                watch.ready(&stream, PollFlags::IN).map_err(failed)?;
+            }
+            taken => return taken.map_err(failed),
+        }
     }
 }
 

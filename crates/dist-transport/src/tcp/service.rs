@@ -10,7 +10,7 @@ use rustix::event::PollFlags;
 use socket2::Socket;
 
 use crate::auth::Purpose;
-use crate::shm::Memory;
+use crate::shm::{self, Memory};
 use crate::tcp::control::{Frame, Line};
 use crate::tcp::gate::{Admitted, Door, Gate};
 use crate::tcp::link::Link;
@@ -127,6 +127,11 @@ impl Service {
                     None => Link::Socket(stream),
                 };
                 session.arrivals.put(channel, from, link, &session.verdict);
+            }
+            Purpose::Arena(number) if to == session.rank.index() => {
+                if let Err(error) = shm::give_arena(&stream, &session.heap, number) {
+                    tracing::debug!(%error, from, "an arena was asked for and not taken");
+                }
             }
             _ => tracing::warn!(?identity, "a process of this job connected to the wrong place"),
         }

@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::auth::Key;
 use crate::runtime::{Task, Unparker};
+use crate::shm::Heap;
 use crate::tcp::channels::{Channels, Origin};
 use crate::tcp::config::Medium;
 use crate::tcp::control::{Frame, Home};
@@ -20,7 +21,7 @@ use crate::tcp::coordinator::Coordinator;
 use crate::tcp::link::Link;
 use crate::tcp::message::Fault;
 use crate::tcp::{BEAT, socket};
-use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Fingerprint, Rank, Result, Runtime};
+use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Fingerprint, Rank, Reach, Result, Runtime};
 
 /// How long a leaving process waits for its goodbye to be sent.
 pub(super) const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
@@ -44,6 +45,17 @@ pub(super) struct Session {
     pub(super) medium: Medium,
     /// Ranks of this host that memory turned out not to be shared with.
     pub(super) apart: Mutex<HashSet<usize>>,
+    /// How far ranks may reach into each other's ordinary memory, as far as this one is concerned.
+    #[cfg_attr(
+        not(all(feature = "shm", target_os = "linux")),
+        expect(dead_code, reason = "nobody shares memory")
+    )]
+    pub(super) reach: Reach,
+    /// Memory that this process gives away.
+    pub(super) heap: Arc<Heap>,
+    /// What others have given away and this process has mapped.
+    #[cfg(all(feature = "shm", target_os = "linux"))]
+    pub(super) arenas: Mutex<HashMap<(usize, u32), Arc<crate::shm::Mapping>>>,
     pub(super) verdict: Verdict,
     pub(super) arrivals: Arrivals,
     pub(super) channels: Channels,
@@ -121,6 +133,20 @@ impl Session {
             Medium::Shm => true,
             Medium::Auto => hosts[0] == hosts[1] && !lock(&self.apart).contains(&peer),
         }
+    }
+
+    /// How many ranks share this process's host, itself among them.
+    pub(super) fn local_ranks(&self) -> usize {
+        let here = self.homes[self.rank.index()].host;
+        self.homes.iter().filter(|home| home.host == here).count()
+    }
+
+    /// Whether all of these ranks are of one host and may share memory there, as far as is known: every one of them
+    /// gives the same answer.
+    #[cfg(all(feature = "shm", target_os = "linux"))]
+    pub(super) fn may_all_share(&self, members: &[usize]) -> bool {
+        let homes = || members.iter().map(|&member| &self.homes[member]);
+        members.len() > 1 && homes().all(|home| home.shares && home.host == self.homes[members[0]].host)
     }
 
     /// Notes that memory cannot be shared with a rank, so that it is not tried again.
@@ -237,12 +263,25 @@ pub(super) struct Verdict {
     bell: Bell,
     /// Those who wait without a descriptor.
     waiting: Mutex<Vec<Unparker>>,
+    /// Those who sleep in memory that they share, time and again, by channel.
+    sleepers: Mutex<HashMap<ChannelId, Unparker>>,
 }
 
 impl Verdict {
     pub(super) fn new() -> Result<Self> {
         let (reached, record, waiting) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
-        Ok(Self { reached, record, waiting, bell: Bell::new()? })
+        Ok(Self { reached, record, waiting, sleepers: Mutex::default(), bell: Bell::new()? })
+    }
+
+    /// Wakes this one too when the verdict is reached, until it is dismissed.
+    #[cfg(all(feature = "shm", target_os = "linux"))]
+    pub(super) fn enlist(&self, channel: ChannelId, sleeper: Unparker) {
+        lock(&self.sleepers).insert(channel, sleeper);
+    }
+
+    #[cfg(all(feature = "shm", target_os = "linux"))]
+    pub(super) fn dismiss(&self, channel: ChannelId) {
+        lock(&self.sleepers).remove(&channel);
     }
 
     pub(super) fn get(&self) -> Option<Abort> {
@@ -273,6 +312,7 @@ impl Verdict {
     fn announce(&self) {
         self.reached.store(true, Ordering::Release);
         self.bell.ring();
+        lock(&self.sleepers).values().for_each(Unparker::unpark);
         self.look_again();
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use dist_transport::conformance::{Fabric, Program};
 use dist_transport::sim;
 use dist_transport::tcp::{Config, Coordinator, Medium, TcpTransport};
-use dist_transport::{Runtime, Transport};
+use dist_transport::{Reach, Runtime, Transport};
 
 /// The in-process network under a simulated runtime, in several interleavings.
 struct Simulated;
@@ -20,6 +20,28 @@ impl Fabric for Simulated {
 
     fn runs(&self) -> u64 {
         8
+    }
+
+    fn short(&self) -> Duration {
+        Duration::from_secs(59)
+    }
+}
+
+/// The same where ranks share memory.
+struct SimulatedMemory;
+
+impl Fabric for SimulatedMemory {
+    fn run(&self, run: u64, world_size: usize, program: Program) {
+        let jitter = Duration::from_micros(1);
+        let link = sim::Link::new(Duration::from_micros(1), 10_000_000_000).with_jitter(jitter);
+        let network =
+            sim::Network::new(world_size).with_seed(run).with_memory_link(link).with_shared_memory();
+        let outcome = network.run(move |transport| program(Box::new(transport)));
+        assert_eq!(outcome.results.len(), world_size);
+    }
+
+    fn runs(&self) -> u64 {
+        4
     }
 
     fn short(&self) -> Duration {
@@ -62,7 +84,7 @@ impl Fabric for Threads {
 }
 
 /// Threads of the system that are connected as processes are.
-struct Processes(Medium);
+struct Processes(Medium, Reach);
 
 impl Fabric for Processes {
     fn run(&self, _: u64, world_size: usize, program: Program) {
@@ -71,7 +93,7 @@ impl Fabric for Processes {
         let joins = (0..world_size).map(|rank| {
             let config = Config::new(rank, world_size, &address).unwrap();
             let config = config.with_job("suite").with_external_coordinator();
-            let config = config.with_timeout(Duration::from_secs(60)).with_medium(self.0);
+            let config = config.with_timeout(Duration::from_secs(60)).with_medium(self.0).with_reach(self.1);
             move || -> Box<dyn Transport> { Box::new(TcpTransport::join(&config).unwrap()) }
         });
         run_threads(joins, &program);
@@ -98,6 +120,10 @@ mod simulated {
     dist_transport::conformance!(super::Simulated);
 }
 
+mod simulated_memory {
+    dist_transport::conformance!(super::SimulatedMemory);
+}
+
 mod simulated_links {
     dist_transport::conformance!(super::SimulatedLinks);
 }
@@ -107,9 +133,26 @@ mod threads {
 }
 
 mod tcp {
-    dist_transport::conformance!(super::Processes(super::Medium::Tcp));
+    dist_transport::conformance!(super::Processes(super::Medium::Tcp, super::Reach::Write));
 }
 
 mod shm {
-    dist_transport::conformance!(super::Processes(super::Medium::Shm));
+    dist_transport::conformance!(super::Processes(super::Medium::Shm, super::Reach::Write));
+}
+
+/// Where the system would not let processes reach into each other's memory, or only let them read it.
+mod shm_within_limits {
+    use dist_transport::conformance;
+
+    use super::{Medium, Processes, Reach};
+
+    #[test]
+    fn memory_that_is_laid_open_is_out_of_reach_but_for_the_heap() {
+        conformance::memory_that_is_laid_open_is_read_and_written(&Processes(Medium::Shm, Reach::Slots));
+    }
+
+    #[test]
+    fn memory_that_is_laid_open_is_read_only_but_for_the_heap() {
+        conformance::memory_that_is_laid_open_is_read_and_written(&Processes(Medium::Shm, Reach::Read));
+    }
 }

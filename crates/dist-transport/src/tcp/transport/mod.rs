@@ -1,30 +1,38 @@
 //! The transport between processes: connections on first use, through memory or TCP, and messages without a thread or
 //! a buffer of their size.
 
+#[cfg(all(feature = "shm", target_os = "linux"))]
+mod agreement;
+mod failure;
 mod moving;
+#[cfg(all(feature = "shm", target_os = "linux"))]
+mod together;
 
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
+use self::failure::{Scene, Trouble};
 use self::moving::receiving;
+#[cfg(all(feature = "shm", target_os = "linux"))]
+use self::together::Together;
 use crate::bookkeeping;
 use crate::check::{check_all, check_exchange, check_peer};
 use crate::tcp::channels::Origin;
 use crate::tcp::config::{Config, Medium};
+use crate::tcp::control::Home;
 use crate::tcp::link::Link;
 use crate::tcp::message::{Fault, Scratch};
 use crate::tcp::patience::Patience;
-use crate::tcp::session::{Membership, Session, timeout};
-use crate::tcp::{rendezvous, socket};
+use crate::tcp::rendezvous;
+use crate::tcp::session::{Membership, Session};
 use crate::{
-    Abort, Activity, Cause, ChannelId, Combine, Deadline, Error, Fingerprint, Incoming, Outgoing, Rank,
-    Result, Runtime, Sink, Traffic, Transport,
+    Abort, Activity, ChannelId, Combine, Deadline, Error, Fingerprint, Incoming, Outgoing, Rank, Result,
+    Runtime, Sink, Traffic, Transport,
 };
 
-/// How long to wait for the reason when a connection breaks.
-const REASON_LIMIT: Duration = Duration::from_millis(250);
+#[cfg(all(feature = "shm", target_os = "linux"))]
+use crate::{Allocation, Direct};
 
 /// One channel of a process that is connected to its peers by TCP.
 #[derive(Debug)]
@@ -45,13 +53,9 @@ pub struct TcpTransport {
     calls: [Fingerprint; 2],
     patience: Patience,
     traffic: Traffic,
-}
-
-/// What went wrong with which peer.
-struct Trouble {
-    activity: Activity,
-    peer: usize,
-    fault: Fault,
+    /// The memory that the group shares; `None` while the ranks have not agreed yet, and then perhaps none.
+    #[cfg(all(feature = "shm", target_os = "linux"))]
+    together: Option<Option<Box<Together>>>,
 }
 
 impl TcpTransport {
@@ -76,9 +80,7 @@ impl TcpTransport {
         members: Vec<usize>,
     ) -> Self {
         membership.session.channels.enter(channel);
-        let homes = &membership.session.homes;
-        let here = homes[membership.session.rank.index()].host;
-        let local_ranks = homes.iter().filter(|home| home.host == here).count();
+        let local_ranks = membership.session.local_ranks();
         Self {
             channel,
             origin,
@@ -91,8 +93,24 @@ impl TcpTransport {
             calls: [Fingerprint::NONE; 2],
             patience: Patience::new(local_ranks),
             traffic: Traffic::default(),
+            #[cfg(all(feature = "shm", target_os = "linux"))]
+            together: None,
             membership,
         }
+    }
+
+    /// What messages of this group go through, as far as its ranks have said: [`Medium::Auto`] if that differs from pair
+    /// to pair.
+    pub fn medium(&self) -> Medium {
+        let homes = || self.members.iter().map(|&member| &self.session().homes[member]);
+        let first = &self.session().homes[self.members[0]];
+        if homes().all(|home| home.shares && home.host == first.host) {
+            return Medium::Shm;
+        }
+        let shares_with_another = |home: &Home| {
+            home.shares && homes().filter(|other| other.shares && other.host == home.host).count() > 1
+        };
+        if homes().any(shares_with_another) { Medium::Auto } else { Medium::Tcp }
     }
 
     fn session(&self) -> &Session {
@@ -151,52 +169,8 @@ impl TcpTransport {
     /// Ends a message that failed: finds the reason, tells the others, and makes the error.
     fn fail(&mut self, trouble: Trouble, deadline: Deadline) -> Error {
         self.scratch.clear();
-        let Trouble { activity, peer, fault } = trouble;
-        // A connection breaks when its peer dies, but also when its peer gave up because of somebody else.
-        let reason = match fault {
-            Fault::Aborted(abort) => Some(abort),
-            Fault::Closed | Fault::Io(_) | Fault::Unconnected(_) => self.await_reason(deadline),
-            _ => self.session().verdict.get(),
-        };
-        if let Some(abort) = reason {
-            return Error::Aborted(abort);
-        }
-        let left = self.session().left(self.channel, self.members[peer]).is_some();
-        let (cause, error) = match fault {
-            Fault::Aborted(abort) => return Error::Aborted(abort),
-            Fault::TimedOut => (Cause::TimedOut, timeout(self.runtime(), activity, peer, deadline)),
-            Fault::Goodbye | Fault::Closed => (Cause::Left, Error::Closed { activity, peer }),
-            Fault::Mismatch { theirs } => {
-                (Cause::Mismatch { theirs }, Error::Mismatch { peer, ours: self.call(), theirs })
-            }
-            Fault::Length { got, expected } => {
-                (Cause::Mismatch { theirs: self.call() }, Error::Length { peer, got, expected })
-            }
-            Fault::Garbage => (Cause::Protocol, Error::Garbage { peer }),
-            Fault::Io(source) => (Cause::Died, Error::Io { activity, peer, source }),
-            Fault::Unconnected(_) if left => (Cause::Left, Error::Closed { activity, peer }),
-            Fault::Unconnected(error) if is_own_failure(&error) => {
-                self.session().give_up(self.call());
-                return error;
-            }
-            Fault::Unconnected(error) => (Cause::Died, error),
-        };
-        let (rank, reporter) = (self.members[peer], self.session().rank.index());
-        self.session().report(Abort { cause, rank, reporter, call: self.call() });
-        error
-    }
-
-    /// The coordinator notices a death as soon as the peer does: its word tells more than a broken connection.
-    fn await_reason(&self, deadline: Deadline) -> Option<Abort> {
-        let (session, runtime) = (self.session(), self.runtime());
-        let until = runtime.deadline(runtime.remaining(deadline).min(REASON_LIMIT));
-        loop {
-            let reason = session.verdict.get();
-            if reason.is_some() || runtime.expired(until) {
-                return reason;
-            }
-            socket::poll(&mut [session.verdict.watch()], runtime.remaining(until)).ok()?;
-        }
+        let (session, members) = (&*self.membership.session, &self.members);
+        Scene { session, members, channel: self.channel, call: self.call() }.fail(trouble, deadline)
     }
 
     /// Delivers this rank's oldest message to itself.
@@ -213,19 +187,6 @@ impl TcpTransport {
             Sink::Each(sink) => self.scratch.pass(&message, sink),
         }
         Ok(())
-    }
-}
-
-/// Whether a connection could not be opened because of this process, not of the peer.
-fn is_own_failure(error: &Error) -> bool {
-    use io::ErrorKind::{ConnectionRefused, ConnectionReset, HostUnreachable, NetworkUnreachable, TimedOut};
-    match error {
-        Error::Address { source, .. } => !matches!(
-            source.kind(),
-            ConnectionRefused | ConnectionReset | HostUnreachable | NetworkUnreachable | TimedOut
-        ),
-        Error::Resources { .. } | Error::NotShared { .. } => true,
-        _ => false,
     }
 }
 
@@ -364,6 +325,26 @@ impl Transport for TcpTransport {
 
     fn traffic(&self) -> Traffic {
         self.traffic
+    }
+
+    #[cfg(all(feature = "shm", target_os = "linux"))]
+    fn direct(&mut self, deadline: Deadline) -> Result<Option<&mut dyn Direct>> {
+        self.check_alive()?;
+        if self.together.is_none() {
+            self.together = Some(self.come_together(deadline)?.map(Box::new));
+        }
+        let calls = self.calls;
+        let together = self.together.as_mut().and_then(Option::as_deref_mut);
+        Ok(together.map(|together| -> &mut dyn Direct {
+            together.begin(calls);
+            together
+        }))
+    }
+
+    #[cfg(all(feature = "shm", target_os = "linux"))]
+    fn allocate(&mut self, bytes: usize) -> Option<Box<dyn Allocation>> {
+        let session = self.session();
+        session.homes[session.rank.index()].shares.then(|| session.heap.allocate(bytes)).flatten()
     }
 }
 

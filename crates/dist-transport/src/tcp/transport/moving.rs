@@ -6,7 +6,8 @@ use std::time::Duration;
 use rustix::event::PollFd;
 use smallvec::{SmallVec, smallvec};
 
-use super::{TcpTransport, Trouble};
+use super::TcpTransport;
+use super::failure::Trouble;
 use crate::tcp::link::Link;
 use crate::tcp::message::{Fault, Inbound, Outbound, Scratch};
 use crate::tcp::patience::Wait;

@@ -1,0 +1,67 @@
+//! What the memory of a group costs: a barrier, a few bytes one-shot, and 64 KiB, with nothing above the transport.
+//!
+//! `distctl run -n 2 -- target/release/examples/floor` prints medians in µs.
+#![allow(clippy::print_stdout, reason = "it is a program")]
+
+use std::time::Duration;
+
+use dist_transport::tcp::{Config, TcpTransport};
+use dist_transport::{Direct, Error, Exposed, Place, Transport};
+
+const CALLS: u32 = 2_000;
+const SAMPLES: usize = 21;
+
+fn main() -> Result<(), Error> {
+    let mut transport = TcpTransport::join(&Config::from_env()?)?;
+    let (rank, runtime) = (transport.rank(), transport.runtime().clone());
+    let deadline = runtime.deadline(Duration::from_secs(300));
+    let peers: Vec<usize> = (1..rank.world_size()).map(|distance| rank.plus(distance).index()).collect();
+    let Some(direct) = transport.direct(deadline)? else {
+        println!("the ranks share no memory");
+        return Ok(());
+    };
+    println!("rank {rank}: {:?}", direct.shared());
+    for (bytes, calls) in [(0, CALLS), (8, CALLS), (1024, CALLS / 2), (64 << 10, CALLS / 20)] {
+        let mut sum = vec![0_u64; bytes / 8];
+        let mine = vec![1_u8; bytes];
+        let mut times = Vec::new();
+        for _ in 0..SAMPLES {
+            let start = runtime.now();
+            for _ in 0..calls {
+                call(direct, &peers, &mine, &mut sum, deadline)?;
+            }
+            times.push((runtime.now() - start).as_secs_f64() * 1e6 / f64::from(calls));
+        }
+        times.sort_by(f64::total_cmp);
+        if rank.index() == 0 {
+            println!("{bytes:>8} B {:8.3} us (best {:.3})", times[SAMPLES / 2], times[0]);
+        }
+    }
+    Ok(())
+}
+
+/// Everybody publishes its bytes, and adds up those of all.
+fn call(
+    direct: &mut dyn Direct,
+    peers: &[usize],
+    mine: &[u8],
+    sum: &mut [u64],
+    deadline: dist_transport::Deadline,
+) -> Result<(), Error> {
+    let place = if mine.len() <= direct.shared().line_bytes { Place::Line } else { Place::Slot(0) };
+    direct.enter(1, Exposed::Nothing, deadline)?;
+    if !mine.is_empty() {
+        direct.publish(place, 0, mine);
+    }
+    direct.post();
+    for &peer in peers {
+        direct.wait(peer, 1, deadline)?;
+        if !mine.is_empty() {
+            direct.view(peer, place, 0..mine.len(), &mut |at, bytes| {
+                let words = bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("8")));
+                sum[at / 8..].iter_mut().zip(words).for_each(|(sum, word)| *sum = sum.wrapping_add(word));
+            })?;
+        }
+    }
+    Ok(())
+}

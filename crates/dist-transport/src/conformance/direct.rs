@@ -1,0 +1,415 @@
+//! Memory that all ranks of a group share. Where a transport has none, these promises are kept.
+
+use crate::{Abort, Cause, Direct, Error, Exposed, Fingerprint, Owned, Place, Reach, Result, Transport};
+
+use super::backend::{Backend, Fabric};
+use super::calls::{await_abort, meet_all, pass_round, payload, soon};
+
+/// The call with this number, in one of several forms.
+fn call(number: u64, form: u8) -> Fingerprint {
+    let mut call = [form; Fingerprint::SIZE];
+    call[..8].copy_from_slice(&number.to_le_bytes());
+    Fingerprint(call)
+}
+
+/// Every rank posts once, and waits for every other.
+fn barrier(transport: &mut dyn Transport) -> Result<()> {
+    let (rank, deadline) = (transport.rank(), soon(transport));
+    let Some(direct) = transport.direct(deadline)? else { return Ok(()) };
+    direct.enter(1, Exposed::Nothing, deadline)?;
+    direct.post();
+    (1..rank.world_size()).try_for_each(|distance| direct.wait(rank.plus(distance).index(), 1, deadline))
+}
+
+/// All ranks of a group share memory, or none does.
+pub fn all_ranks_of_a_group_share_memory_or_none_does(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    for world_size in [1, 2, 5] {
+        let program = |mut transport: Box<dyn Transport>| {
+            let deadline = soon(&*transport);
+            let shared = transport.direct(deadline).unwrap().map(|direct| direct.shared());
+            assert_eq!(transport.direct(deadline).unwrap().map(|direct| direct.shared()), shared);
+            // Others may still be agreeing.
+            meet_all(&mut *transport).unwrap();
+            shared
+        };
+        backend.check(world_size, program, |shared| assert!(shared.iter().all(|one| *one == shared[0])));
+    }
+}
+
+/// What is published is seen by whoever waits for the post.
+pub fn what_is_published_is_seen_by_whoever_waits_for_the_post(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn one_call(transport: &mut dyn Transport, number: usize) {
+        let (rank, deadline) = (transport.rank(), soon(transport));
+        transport.begin(call(number as u64, 0));
+        let Some(direct) = transport.direct(deadline).unwrap() else { return };
+        let shared = direct.shared();
+        let places = [(Place::Line, 0, shared.line_bytes), (Place::Slot(0), 64, 1000)];
+        let last = (Place::Slot(shared.slots - 1), 0, shared.slot_bytes);
+        direct.enter(1, Exposed::Nothing, deadline).unwrap();
+        for (place, offset, len) in places.into_iter().chain([last]) {
+            let bytes = payload(rank, number, len);
+            direct.publish(place, offset, &bytes[..len / 2]);
+            let rest = offset + len / 2..offset + len;
+            direct.fill(place, rest, &mut |room| room.copy_from_slice(&bytes[len / 2..]));
+        }
+        direct.post();
+        for distance in 1..rank.world_size() {
+            let peer = rank.minus(distance);
+            direct.wait(peer.index(), 1, deadline).unwrap();
+            for (place, offset, len) in places.into_iter().chain([last]) {
+                let mut read = vec![0; len];
+                direct.read(peer.index(), place, offset, &mut read).unwrap();
+                assert!(read == payload(peer, number, len), "{place:?} of {peer} in call {number}");
+                let mut seen = Vec::new();
+                let view = &mut |at: usize, piece: &[u8]| {
+                    assert_eq!((at, at % 64), (seen.len(), 0));
+                    seen.extend_from_slice(piece);
+                };
+                direct.view(peer.index(), place, offset..offset + len, view).unwrap();
+                assert_eq!(seen, read);
+            }
+        }
+    }
+    for world_size in [2, 3, 5] {
+        let program = |mut transport: Box<dyn Transport>| {
+            (1..12).for_each(|number| one_call(&mut *transport, number));
+            barrier(&mut *transport).unwrap();
+        };
+        backend.check(world_size, program, drop);
+    }
+}
+
+/// Each post of a call hands over what was written before it.
+pub fn each_post_of_a_call_hands_over_what_was_written_before_it(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    /// A word goes round: each rank adds one to what its left neighbour has written.
+    fn go_round(transport: &mut dyn Transport, number: u64) {
+        let (rank, deadline) = (transport.rank(), soon(transport));
+        transport.begin(call(number, 0));
+        let Some(direct) = transport.direct(deadline).unwrap() else { return };
+        let posts = u32::try_from(rank.world_size()).unwrap();
+        direct.enter(posts, Exposed::Nothing, deadline).unwrap();
+        let mut word = number + rank.index() as u64;
+        for post in 1..=posts {
+            let slot = Place::Slot(post as usize % 2);
+            direct.publish(slot, 8, &word.to_le_bytes());
+            direct.post();
+            // Neither neighbour may be more than a slot ahead.
+            for peer in [rank.left(), rank.right()] {
+                direct.wait(peer.index(), post, deadline).unwrap();
+            }
+            let mut theirs = [0; 8];
+            direct.read(rank.left().index(), slot, 8, &mut theirs).unwrap();
+            word = u64::from_le_bytes(theirs) + 1;
+        }
+        assert_eq!(word, number + rank.index() as u64 + u64::from(posts));
+    }
+    for world_size in [2, 3, 4] {
+        let program = move |mut transport: Box<dyn Transport>| {
+            (1..20).for_each(|number| go_round(&mut *transport, number));
+            barrier(&mut *transport).unwrap();
+        };
+        backend.check(world_size, program, drop);
+    }
+}
+
+/// Nobody runs two calls ahead of a rank that is still reading.
+pub fn nobody_runs_two_calls_ahead_of_a_rank_that_is_still_reading(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    const CALLS: u64 = 60;
+    let program = |mut transport: Box<dyn Transport>| {
+        let (rank, deadline) = (transport.rank(), soon(&*transport));
+        for number in 1..=CALLS {
+            transport.begin(call(number, 0));
+            let Some(direct) = transport.direct(deadline).unwrap() else { return };
+            direct.enter(1, Exposed::Nothing, deadline).unwrap();
+            if rank.index() == 0 {
+                // It waits for nobody.
+                direct.publish(Place::Line, 0, &number.to_le_bytes());
+                direct.post();
+            } else {
+                direct.post();
+                direct.wait(0, 1, deadline).unwrap();
+                let mut read = [0; 8];
+                direct.read(0, Place::Line, 0, &mut read).unwrap();
+                assert_eq!(u64::from_le_bytes(read), number);
+            }
+        }
+        barrier(&mut *transport).unwrap();
+    };
+    for world_size in [2, 4] {
+        backend.check(world_size, program, drop);
+    }
+}
+
+/// Every rank reads from every other's memory and writes into it, as far as that goes.
+fn reach_into_all(transport: &mut dyn Transport, memory: &mut Owned<u8>, number: usize) {
+    let (rank, deadline) = (transport.rank(), soon(transport));
+    let (me, len) = (rank.index(), memory.len() / 2 / rank.world_size());
+    let place = |of: usize| memory_place(of, len);
+    memory.fill(0);
+    memory[place(me)].copy_from_slice(&payload(rank, number, len));
+    transport.begin(call(number as u64, 0));
+    let Some(direct) = transport.direct(deadline).unwrap() else { return };
+    let reach = if memory.is_allocated() { Reach::Write } else { direct.shared().reach };
+    match reach {
+        Reach::Slots => return,
+        Reach::Read => direct.enter(2, Exposed::Read(memory), deadline).unwrap(),
+        Reach::Write => direct.enter(2, Exposed::Write(memory.lend()), deadline).unwrap(),
+    }
+    direct.show(memory);
+    direct.post();
+    let others = || (1..rank.world_size()).map(move |distance| rank.plus(distance));
+    let half = memory.len() / 2;
+    for peer in others() {
+        direct.wait(peer.index(), 1, deadline).unwrap();
+        let expected = payload(peer, number, len);
+        let mut seen = vec![0; len];
+        direct.read(peer.index(), Place::Memory, place(peer.index()).start, &mut seen).unwrap();
+        assert!(seen == expected, "read from {peer}");
+        let mut pieces = Vec::new();
+        let view = &mut |at: usize, piece: &[u8]| {
+            assert_eq!((at, at % 64), (pieces.len(), 0));
+            pieces.extend_from_slice(piece);
+        };
+        direct.view(peer.index(), Place::Memory, place(peer.index()), view).unwrap();
+        assert!(pieces == expected, "view of {peer}");
+        if reach == Reach::Write {
+            direct.write(peer.index(), half + place(me).start, &seen).unwrap();
+        }
+        let outside = direct.read(peer.index(), Place::Memory, 2 * half, &mut [0]).unwrap_err();
+        assert!(matches!(outside, Error::OutOfReach { .. }), "{outside}");
+    }
+    direct.post();
+    others().for_each(|peer| direct.wait(peer.index(), 2, deadline).unwrap());
+    assert!(direct.finished());
+    if reach == Reach::Write {
+        direct.collect(memory);
+        assert!(memory.reclaim(direct));
+        let own = payload(rank, number, len);
+        for peer in others() {
+            assert!(memory[half..][place(peer.index())] == own, "{peer} has written it back");
+        }
+    }
+}
+
+fn memory_place(of: usize, len: usize) -> std::ops::Range<usize> {
+    of * len..(of + 1) * len
+}
+
+/// Memory that is laid open is read and written.
+pub fn memory_that_is_laid_open_is_read_and_written(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    for world_size in [2, 3] {
+        let program = |mut transport: Box<dyn Transport>| {
+            let mut numbers = 1..;
+            for len in [64, 4000, 1_000_000] {
+                let bytes = 2 * len * transport.rank().world_size();
+                let mut private = Owned::from(vec![0; bytes]);
+                let mut allocated = transport.allocate(bytes).and_then(Owned::allocated);
+                for memory in [Some(&mut private), allocated.as_mut()].into_iter().flatten() {
+                    for number in numbers.by_ref().take(3) {
+                        reach_into_all(&mut *transport, memory, number);
+                    }
+                }
+            }
+            barrier(&mut *transport).unwrap();
+        };
+        backend.check(world_size, program, drop);
+    }
+}
+
+/// What is not laid open is out of reach, which harms nothing.
+pub fn what_is_not_laid_open_is_out_of_reach_which_harms_nothing(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    let program = |mut transport: Box<dyn Transport>| {
+        let (peer, deadline) = (transport.rank().right().index(), soon(&*transport));
+        if let Some(direct) = transport.direct(deadline).unwrap() {
+            let shared = direct.shared();
+            for readable in [false, true] {
+                let exposed = if readable { Exposed::Read(&[7; 100]) } else { Exposed::Nothing };
+                direct.enter(1, exposed, deadline).unwrap();
+                direct.post();
+                direct.wait(peer, 1, deadline).unwrap();
+                let beyond = if readable { 100 } else { 0 };
+                let wrong = [
+                    direct.read(peer, Place::Memory, beyond, &mut [0]),
+                    direct.read(peer, Place::Line, shared.line_bytes, &mut [0]),
+                    direct.read(peer, Place::Slot(shared.slots), 0, &mut [0]),
+                    direct.read(peer, Place::Slot(0), shared.slot_bytes, &mut [0]),
+                    direct.view(peer, Place::Memory, 0..101, &mut |_, _| panic!("nothing is there")),
+                    direct.write(peer, 0, &[1]),
+                ];
+                for outcome in wrong {
+                    assert!(matches!(outcome, Err(Error::OutOfReach { .. })), "{outcome:?}");
+                }
+            }
+        }
+        barrier(&mut *transport).unwrap();
+        pass_round(&mut *transport, &[7]).unwrap();
+    };
+    backend.check(2, program, drop);
+}
+
+/// Ranks in shared memory whose calls differ both hear of it.
+pub fn ranks_in_shared_memory_whose_calls_differ_all_hear_of_it(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    for world_size in [2, 4] {
+        /// Whether there was memory to disagree in.
+        fn disagree(transport: &mut dyn Transport) -> Result<bool> {
+            barrier(transport)?;
+            transport.begin(call(1, u8::from(transport.rank().index() == 1)));
+            let deadline = soon(transport);
+            let shares = transport.direct(deadline)?.is_some();
+            barrier(transport).map(|()| shares)
+        }
+        let program = |mut transport: Box<dyn Transport>| match disagree(&mut *transport) {
+            Ok(shares) => {
+                assert!(!shares, "nobody has noticed");
+                None
+            }
+            Err(error) => Some((error, await_abort(&*transport))),
+        };
+        backend.check(world_size, program, |ends| {
+            for (error, abort) in ends.into_iter().flatten() {
+                let Cause::Mismatch { theirs } = abort.cause else { panic!("{abort}") };
+                assert!([abort.rank, abort.reporter].contains(&1), "{abort}");
+                assert!(theirs.contradicts(&abort.call));
+                assert!(matches!(error, Error::Aborted(_) | Error::Mismatch { .. }), "{error}");
+            }
+        });
+    }
+}
+
+/// A wait in shared memory ends at its deadline and names the peer.
+pub fn a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    let program = move |mut transport: Box<dyn Transport>| {
+        barrier(&mut *transport).unwrap();
+        let (me, long) = (transport.rank().index(), soon(&*transport));
+        let short = transport.runtime().deadline(backend.short());
+        let deadline = if me == 0 { short } else { long };
+        let direct = transport.direct(deadline).unwrap()?;
+        direct.enter(1, Exposed::Nothing, deadline).unwrap();
+        // The others wait for the first, and it for one that does not post.
+        let error = direct.wait(usize::from(me == 0), 1, deadline).expect_err("nobody posts");
+        Some((error, await_abort(&*transport)))
+    };
+    backend.check(3, program, |ends| {
+        for (rank, (error, abort)) in ends.into_iter().flatten().enumerate() {
+            assert_eq!((abort.cause, abort.rank, abort.reporter), (Cause::TimedOut, 1, 0));
+            match error {
+                Error::Timeout { peer: 1, .. } if rank == 0 => {}
+                Error::Aborted(_) if rank > 0 => {}
+                other => panic!("rank {rank}: {other}"),
+            }
+        }
+    });
+}
+
+/// What ends a rank's part in shared memory wakes who waits for it.
+fn check_end(
+    backend: Backend,
+    end: fn(Box<dyn Transport>),
+    expected: impl Fn(&Abort) + Copy + Send + Sync + 'static,
+) {
+    /// Whether there is memory to wait in for the second rank.
+    fn wait_for_the_second(transport: &mut dyn Transport) -> Result<bool> {
+        let deadline = soon(transport);
+        let Some(direct) = transport.direct(deadline)? else { return Ok(false) };
+        direct.enter(1, Exposed::Nothing, deadline)?;
+        direct.post();
+        direct.wait(1, 1, deadline).map(|()| true)
+    }
+    let program = move |mut transport: Box<dyn Transport>| {
+        let met = barrier(&mut *transport);
+        let deadline = soon(&*transport);
+        if transport.rank().index() == 1 {
+            let shares = transport.direct(deadline).unwrap().is_some();
+            if shares {
+                end(transport);
+            }
+            return None;
+        }
+        match met.and_then(|()| wait_for_the_second(&mut *transport)) {
+            Ok(waited) => {
+                assert!(!waited, "it has not posted");
+                None
+            }
+            Err(error) => {
+                assert!(!transport.runtime().expired(deadline), "not woken: {error}");
+                Some(await_abort(&*transport))
+            }
+        }
+    };
+    backend.check(3, program, move |ends| ends.iter().flatten().for_each(expected));
+}
+
+/// A rank that leaves shared memory is named.
+pub fn a_rank_that_leaves_shared_memory_is_named(fabric: &'static dyn Fabric) {
+    check_end(Backend(fabric), drop, |abort| assert_eq!((abort.cause, abort.rank), (Cause::Left, 1)));
+}
+
+/// An abort wakes who waits in shared memory.
+pub fn an_abort_wakes_who_waits_in_shared_memory(fabric: &'static dyn Fabric) {
+    let end = |mut transport: Box<dyn Transport>| transport.abort();
+    check_end(Backend(fabric), end, |abort| assert_eq!((abort.cause, abort.rank), (Cause::GaveUp, 1)));
+}
+
+/// Groups share memory of their own.
+pub fn groups_share_memory_of_their_own(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn tell(transport: &mut dyn Transport, number: u64) -> Vec<u64> {
+        let (rank, deadline) = (transport.rank(), soon(transport));
+        let Some(direct) = transport.direct(deadline).unwrap() else { return Vec::new() };
+        direct.enter(1, Exposed::Nothing, deadline).unwrap();
+        direct.publish(Place::Line, 0, &number.to_le_bytes());
+        direct.post();
+        let hear = |peer| {
+            direct.wait(peer, 1, deadline).unwrap();
+            let mut word = [0; 8];
+            direct.read(peer, Place::Line, 0, &mut word).unwrap();
+            u64::from_le_bytes(word)
+        };
+        (0..rank.world_size()).filter(|&peer| peer != rank.index()).map(hear).collect()
+    }
+    let program = |mut transport: Box<dyn Transport>| {
+        let me = transport.rank().index();
+        let mine = [me % 2, me % 2 + 2];
+        let mut pair = transport.fork(&mine).unwrap().unwrap();
+        for number in 0..10 {
+            let others = tell(&mut *transport, (100 * number + me) as u64);
+            let expected = (0..4).filter(|&peer| peer != me).map(|peer| (100 * number + peer) as u64);
+            assert!(others.is_empty() || others == expected.collect::<Vec<_>>(), "{others:?}");
+            let other = tell(&mut *pair, (1000 * number + me) as u64);
+            assert!(other.is_empty() || other == [(1000 * number + (me + 2) % 4) as u64], "{other:?}");
+        }
+        barrier(&mut *transport).unwrap();
+    };
+    backend.check(4, program, drop);
+}
+
+/// Whoever views itself sees what it has published, without waiting.
+pub fn a_rank_sees_its_own_places(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    let program = |mut transport: Box<dyn Transport>| {
+        let (me, deadline) = (transport.rank().index(), soon(&*transport));
+        if let Some(direct) = transport.direct(deadline).unwrap() {
+            look_at_itself(direct, me, deadline);
+        }
+        barrier(&mut *transport).unwrap();
+    };
+    backend.check(2, program, drop);
+}
+
+fn look_at_itself(direct: &mut dyn Direct, me: usize, deadline: crate::Deadline) {
+    direct.enter(1, Exposed::Nothing, deadline).unwrap();
+    direct.publish(Place::Slot(0), 128, b"hello");
+    let mut seen = [0; 5];
+    direct.read(me, Place::Slot(0), 128, &mut seen).unwrap();
+    assert_eq!(&seen, b"hello");
+    direct.post();
+    direct.wait(me, 1, deadline).unwrap();
+}

@@ -1,0 +1,342 @@
+//! Memory that all ranks of a group have mapped: where each rank's lines, slots and words lie.
+//!
+//! Each rank has a line for calls of either parity (how often it has posted, a hash of its call, and a few bytes of
+//! data), the call in full, what it has laid open, and the words that it sleeps by, all on pairs of cache lines of their
+//! own; and behind all of these its slots, half of them for calls of either parity. A page of a slot is there once it is
+//! touched.
+
+use std::io;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::bell;
+use super::map::{Mapping, Pages};
+use super::segment::Nonce;
+use crate::{Fingerprint, Grain, Place};
+
+pub(crate) const SLOTS: usize = 4;
+pub(crate) const SLOT_BYTES: usize = 512 << 10;
+pub(crate) const LINE_BYTES: usize = Grain::BYTES - LINE_AT;
+
+const PAGE_BYTES: usize = 4096;
+/// Two cache lines, which processors fetch together.
+const PAIR_BYTES: usize = 128;
+const BLOCK_BYTES: usize = 8 * PAIR_BYTES;
+
+/// In a line: behind the posts and the hash.
+const HASH_AT: usize = 8;
+const LINE_AT: usize = 16;
+/// In a rank's block: behind its two lines.
+const SLEEPING_AT: usize = 2 * PAIR_BYTES;
+const RUNG_AT: usize = SLEEPING_AT + 4;
+const LEFT_AT: usize = 3 * PAIR_BYTES;
+const PROCESS_AT: usize = LEFT_AT + 4;
+const CALLS_AT: usize = 4 * PAIR_BYTES;
+const EXPOSURES_AT: usize = 6 * PAIR_BYTES;
+
+/// The memory of one group.
+#[derive(Debug)]
+pub(crate) struct GroupMemory {
+    mapping: Mapping,
+    slots_at: usize,
+}
+
+/// Of which of two calls that follow each other something is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Parity {
+    Even,
+    Odd,
+}
+
+impl Parity {
+    pub(crate) const fn other(self) -> Self {
+        match self {
+            Self::Even => Self::Odd,
+            Self::Odd => Self::Even,
+        }
+    }
+}
+
+/// What a rank has laid open in a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Exposure {
+    pub(crate) len: u64,
+    pub(crate) writable: bool,
+    pub(crate) origin: Origin,
+}
+
+/// Where laid-open memory is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// In the rank's process, at this address.
+    Process { address: u64 },
+    /// In this arena of the rank's part of the heap, from this byte on.
+    Heap { arena: u32, offset: u64 },
+}
+
+impl Exposure {
+    pub(crate) const NOTHING: Self = Self { len: 0, writable: false, origin: Origin::Process { address: 0 } };
+
+    fn encode(self) -> [u8; 32] {
+        let (kind, arena, start) = match self.origin {
+            Origin::Process { address } => (0_u32, 0_u32, address),
+            Origin::Heap { arena, offset } => (1, arena, offset),
+        };
+        let mut bytes = [0; 32];
+        bytes[..4].copy_from_slice(&kind.to_ne_bytes());
+        bytes[4..8].copy_from_slice(&arena.to_ne_bytes());
+        bytes[8..16].copy_from_slice(&start.to_ne_bytes());
+        bytes[16..24].copy_from_slice(&self.len.to_ne_bytes());
+        bytes[24] = u8::from(self.writable);
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Self {
+        let half = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
+        let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+        let origin = match half(0) {
+            0 => Origin::Process { address: word(8) },
+            _ => Origin::Heap { arena: half(4), offset: word(8) },
+        };
+        Self { len: word(16), writable: bytes[24] != 0, origin }
+    }
+}
+
+impl GroupMemory {
+    /// Makes the memory, with the descriptor that lets the other ranks open it.
+    pub(crate) fn create(nonce: &Nonce, world_size: usize) -> io::Result<(OwnedFd, Self)> {
+        let (file, mapping) = Mapping::create(bytes(world_size), Pages::OnDemand)?;
+        mapping.copy_in(0, nonce);
+        Ok((file, Self { mapping, slots_at: slots_at(world_size) }))
+    }
+
+    /// Opens the memory that another rank has made; `None` if it is not the one with this nonce.
+    pub(crate) fn open(file: &OwnedFd, nonce: &Nonce, world_size: usize) -> io::Result<Option<Self>> {
+        let mapping = Mapping::open(file, bytes(world_size))?;
+        let found = mapping.filter(|mapping| mapping.bytes(0, nonce.len()) == nonce);
+        Ok(found.map(|mapping| Self { mapping, slots_at: slots_at(world_size) }))
+    }
+
+    /// How often a rank has posted, all calls together.
+    pub(crate) fn posts(&self, rank: usize, parity: Parity) -> &AtomicU64 {
+        self.mapping.counter(line(rank, parity))
+    }
+
+    /// What tells a rank's call from others. Read after a post of that call was seen.
+    pub(crate) fn hash(&self, rank: usize, parity: Parity) -> &AtomicU64 {
+        self.mapping.counter(line(rank, parity) + HASH_AT)
+    }
+
+    /// A rank's call in full. Read after a post of that call was seen.
+    pub(crate) fn call(&self, rank: usize, parity: Parity) -> Fingerprint {
+        let bytes = self.mapping.bytes(pair(rank, CALLS_AT, parity), Fingerprint::SIZE);
+        Fingerprint(bytes.try_into().expect("as many bytes"))
+    }
+
+    pub(crate) fn set_call(&self, rank: usize, parity: Parity, call: &Fingerprint) {
+        self.mapping.copy_in(pair(rank, CALLS_AT, parity), &call.0);
+    }
+
+    /// What a rank has laid open. Read after a post of that call was seen.
+    pub(crate) fn exposure(&self, rank: usize, parity: Parity) -> Exposure {
+        Exposure::decode(self.mapping.bytes(pair(rank, EXPOSURES_AT, parity), 32))
+    }
+
+    pub(crate) fn expose(&self, rank: usize, parity: Parity, exposure: Exposure) {
+        self.mapping.copy_in(pair(rank, EXPOSURES_AT, parity), &exposure.encode());
+    }
+
+    /// Sleeps until `awaited` posts or leaves, or somebody wakes this rank; not if it is `ready`. `false` if the time was
+    /// over.
+    pub(crate) fn sleep(
+        &self,
+        me: usize,
+        awaited: usize,
+        limit: Duration,
+        ready: impl FnOnce() -> bool,
+    ) -> bool {
+        let (sleeping, rung) = (self.sleeping(me), self.rung(me));
+        let before = bell::lie_down(sleeping, rung, sleeper_of(awaited));
+        let woken = ready() || bell::sleep(rung, before, limit);
+        sleeping.store(0, Ordering::Relaxed);
+        woken
+    }
+
+    /// Wakes those that sleep for this rank, after it has posted or left.
+    pub(crate) fn wake_sleepers(&self, me: usize, world_size: usize) {
+        bell::after_post::<AtomicU32>();
+        for peer in (0..world_size).filter(|&peer| peer != me) {
+            let rung = self.rung(peer);
+            if bell::ring(self.sleeping(peer), rung, sleeper_of(me)) {
+                bell::wake(rung);
+            }
+        }
+    }
+
+    /// Wakes a rank, whatever it sleeps for.
+    pub(crate) fn wake(&self, rank: usize) {
+        let rung = self.rung(rank);
+        rung.fetch_add(1, Ordering::Release);
+        bell::wake(rung);
+    }
+
+    /// Whom a rank sleeps for, counted from 1; 0 if it is awake.
+    fn sleeping(&self, rank: usize) -> &AtomicU32 {
+        self.mapping.word(block(rank) + SLEEPING_AT)
+    }
+
+    /// How often a rank was rung at: what it sleeps by.
+    fn rung(&self, rank: usize) -> &AtomicU32 {
+        self.mapping.word(block(rank) + RUNG_AT)
+    }
+
+    /// Notes that a rank will not come to another call.
+    pub(crate) fn leave(&self, rank: usize) {
+        self.mapping.word(block(rank) + LEFT_AT).store(1, Ordering::Release);
+    }
+
+    pub(crate) fn has_left(&self, rank: usize) -> bool {
+        self.mapping.word(block(rank) + LEFT_AT).load(Ordering::Acquire) != 0
+    }
+
+    /// The number of a rank's process, as the rank sees it that has made this memory.
+    pub(crate) fn process(&self, rank: usize) -> &AtomicU32 {
+        self.mapping.word(block(rank) + PROCESS_AT)
+    }
+
+    /// Bytes that a rank has published. `None` if there is no such place.
+    pub(crate) fn published(
+        &self,
+        rank: usize,
+        parity: Parity,
+        place: Place,
+        range: Range<usize>,
+    ) -> Option<&[u8]> {
+        let at = self.place(rank, parity, place, &range)?;
+        Some(self.mapping.bytes(at, range.len()))
+    }
+
+    /// Lets `write` have bytes of a place of this rank's own. `None` if there is no such place.
+    pub(crate) fn fill(
+        &self,
+        rank: usize,
+        parity: Parity,
+        place: Place,
+        range: Range<usize>,
+        write: &mut dyn FnMut(&mut [u8]),
+    ) -> Option<()> {
+        let at = self.place(rank, parity, place, &range)?;
+        self.mapping.fill(at, range.len(), write);
+        Some(())
+    }
+
+    /// Copies into a place of this rank's own. `None` if there is no such place.
+    pub(crate) fn publish(
+        &self,
+        rank: usize,
+        parity: Parity,
+        place: Place,
+        offset: usize,
+        bytes: &[u8],
+    ) -> Option<()> {
+        let at = self.place(rank, parity, place, &(offset..offset.checked_add(bytes.len())?))?;
+        self.mapping.copy_in(at, bytes);
+        Some(())
+    }
+
+    fn place(&self, rank: usize, parity: Parity, place: Place, range: &Range<usize>) -> Option<usize> {
+        let (start, len) = match place {
+            Place::Line => (line(rank, parity) + LINE_AT, LINE_BYTES),
+            Place::Slot(slot) if slot < SLOTS => {
+                let number = (2 * rank + parity as usize) * SLOTS + slot;
+                (self.slots_at + number * SLOT_BYTES, SLOT_BYTES)
+            }
+            Place::Slot(_) | Place::Memory => return None,
+        };
+        (range.start <= range.end && range.end <= len).then_some(start + range.start)
+    }
+}
+
+/// How a rank is called by those who sleep for it.
+fn sleeper_of(rank: usize) -> u32 {
+    u32::try_from(rank + 1).expect("ranks travel as 32 bits")
+}
+
+const fn block(rank: usize) -> usize {
+    PAGE_BYTES + rank * BLOCK_BYTES
+}
+
+const fn pair(rank: usize, at: usize, parity: Parity) -> usize {
+    block(rank) + at + parity as usize * PAIR_BYTES
+}
+
+const fn line(rank: usize, parity: Parity) -> usize {
+    pair(rank, 0, parity)
+}
+
+const fn slots_at(world_size: usize) -> usize {
+    block(world_size).next_multiple_of(PAGE_BYTES)
+}
+
+const fn bytes(world_size: usize) -> usize {
+    slots_at(world_size) + world_size * 2 * SLOTS * SLOT_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_places_of_a_group_overlap() {
+        let (_file, memory) = GroupMemory::create(&[7; 32], 3).unwrap();
+        let places = || [Place::Line].into_iter().chain((0..SLOTS).map(Place::Slot));
+        let all = || {
+            let ranks = (0..3).flat_map(|rank| [Parity::Even, Parity::Odd].map(|parity| (rank, parity)));
+            ranks.flat_map(|(rank, parity)| places().map(move |place| (rank, parity, place)))
+        };
+        let size = |place| if place == Place::Line { LINE_BYTES } else { SLOT_BYTES };
+        for (number, (rank, parity, place)) in (1..).zip(all()) {
+            memory.publish(rank, parity, place, 0, &vec![number; size(place)]).unwrap();
+        }
+        for (rank, parity) in [(0, Parity::Even), (2, Parity::Odd)] {
+            memory.posts(rank, parity).store(u64::MAX, Ordering::Relaxed);
+            memory.hash(rank, parity).store(u64::MAX, Ordering::Relaxed);
+            memory.set_call(rank, parity, &Fingerprint([9; 48]));
+            let origin = Origin::Heap { arena: 3, offset: 1 << 40 };
+            let exposure = Exposure { len: 77, writable: true, origin };
+            memory.expose(rank, parity, exposure);
+            memory.leave(rank);
+            assert_eq!(memory.exposure(rank, parity), exposure);
+            assert_eq!(memory.call(rank, parity), Fingerprint([9; 48]));
+            assert_eq!(memory.exposure(rank, parity.other()), Exposure::NOTHING);
+        }
+        assert_eq!([0, 1, 2].map(|rank| memory.has_left(rank)), [true, false, true]);
+        for (number, (rank, parity, place)) in (1_u8..).zip(all()) {
+            let bytes = memory.published(rank, parity, place, 0..size(place)).unwrap();
+            assert!(bytes.iter().all(|&byte| byte == number), "{rank} {parity:?} {place:?}");
+        }
+    }
+
+    #[test]
+    fn there_is_nothing_beside_lines_and_slots() {
+        let (_file, memory) = GroupMemory::create(&[7; 32], 2).unwrap();
+        for (place, range) in [
+            (Place::Line, 0..LINE_BYTES + 1),
+            (Place::Slot(SLOTS), 0..1),
+            (Place::Slot(0), SLOT_BYTES..SLOT_BYTES + 1),
+            (Place::Memory, 0..1),
+        ] {
+            assert_eq!(memory.published(0, Parity::Even, place, range), None);
+        }
+    }
+
+    #[test]
+    fn another_nonce_or_size_is_another_group() {
+        let (file, _memory) = GroupMemory::create(&[7; 32], 2).unwrap();
+        assert!(GroupMemory::open(&file, &[7; 32], 2).unwrap().is_some());
+        assert!(GroupMemory::open(&file, &[8; 32], 2).unwrap().is_none());
+        assert!(GroupMemory::open(&file, &[7; 32], 3).unwrap().is_none());
+    }
+}

@@ -1,0 +1,220 @@
+//! Memory that processes have mapped together, and memory of other processes: all unsafe code of this crate.
+//!
+//! What lies where, who writes what when, and how the others come to know of it is the business of those who use this:
+//! two processes' loads and stores meet here as they do in hardware, and only counters, which are atomic, order them.
+//! All processes that map a segment run this crate, and each has proven to belong to the job before it was given it.
+#![allow(unsafe_code, reason = "mapped memory cannot be reached otherwise")]
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::slice;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// Whether a segment's pages are there from the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pages {
+    /// They are: making the segment fails where memory is short.
+    Reserved,
+    /// Each comes when it is first touched.
+    OnDemand,
+}
+
+/// A mapping of a whole segment; unmapped when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread; its counters are atomic, and its bytes are reached as
+// those who own the counters allow each other to.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Makes a segment of zeros, with the descriptor that lets another process open it.
+    pub(super) fn create(len: usize, pages: Pages) -> io::Result<(OwnedFd, Self)> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("dist", flags)?;
+        match pages {
+            // Without its pages the first store would end the process where memory is short.
+            Pages::Reserved => rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, len as u64)?,
+            Pages::OnDemand => rustix::fs::ftruncate(&file, len as u64)?,
+        }
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let mapping = Self::new(&file, len)?;
+        Ok((file, mapping))
+    }
+
+    /// Opens the segment that another process has made; `None` if it is none, or not one of this size.
+    pub(super) fn open(file: &OwnedFd, len: usize) -> io::Result<Option<Self>> {
+        let seals = rustix::fs::fcntl_get_seals(file)?;
+        let size = rustix::fs::fstat(file)?.st_size;
+        // A file that could still shrink would let the other side end this process.
+        if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) || usize::try_from(size) != Ok(len) {
+            return Ok(None);
+        }
+        Self::new(file, len).map(Some)
+    }
+
+    fn new(file: &impl AsFd, len: usize) -> io::Result<Self> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the system chooses a place where nothing is mapped, and the file is `len` long and sealed against
+        // shrinking, as both callers have made sure.
+        let start =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, file, 0) }?;
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start, len })
+    }
+
+    /// A place in the segment from where `len` bytes lie inside it.
+    fn at(&self, offset: usize, len: usize) -> NonNull<u8> {
+        assert!(offset <= self.len && len <= self.len - offset, "outside the segment");
+        // SAFETY: the mapping is `self.len` long and `offset` is at most that, as just checked.
+        unsafe { self.start.add(offset) }
+    }
+
+    /// A counter.
+    pub(super) fn counter(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(align_of::<AtomicU64>()), "counters are aligned");
+        let place = self.at(offset, size_of::<AtomicU64>());
+        // SAFETY: the place is inside the mapping, which lives as long as `self`, and aligned, since a page is and
+        // `offset` was checked; all processes reach it as an `AtomicU64` only.
+        unsafe { place.cast().as_ref() }
+    }
+
+    /// A word to sleep by.
+    pub(super) fn word(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset.is_multiple_of(align_of::<AtomicU32>()), "words are aligned");
+        let place = self.at(offset, size_of::<AtomicU32>());
+        // SAFETY: as for `counter`; all processes reach it as an `AtomicU32` only.
+        unsafe { place.cast().as_ref() }
+    }
+
+    /// Bytes that nobody writes while they are borrowed: the caller's counters say so.
+    pub(crate) fn bytes(&self, offset: usize, len: usize) -> &[u8] {
+        let place = self.at(offset, len);
+        // SAFETY: the place and `len` bytes behind it are inside the mapping and initialised, by the system if by
+        // nobody else; whoever may write them waits for a counter that is raised after the borrow.
+        unsafe { slice::from_raw_parts(place.as_ptr(), len) }
+    }
+
+    /// Lets `write` have bytes that nobody else reads or writes meanwhile: the caller's counters say so.
+    pub(super) fn fill(&self, offset: usize, len: usize, write: &mut dyn FnMut(&mut [u8])) {
+        let place = self.at(offset, len);
+        // SAFETY: as for `bytes`; whoever else may reach them waits for a counter that is raised after the borrow, and
+        // this process's own accesses take turns, since those who fill hold `&mut` of what stands for the bytes.
+        write(unsafe { slice::from_raw_parts_mut(place.as_ptr(), len) });
+    }
+
+    /// Writes bytes that nobody reads yet: the caller's counters say so.
+    pub(crate) fn copy_in(&self, offset: usize, bytes: &[u8]) {
+        let place = self.at(offset, bytes.len());
+        // SAFETY: the place and as many bytes behind it are inside the mapping; a borrowed slice cannot overlap them,
+        // as `bytes` lends only what nobody writes.
+        unsafe { place.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) }
+    }
+
+    /// Where in the segment these bytes lie, if they do.
+    pub(super) fn find(&self, bytes: &[u8]) -> Option<usize> {
+        let offset = bytes.as_ptr().addr().checked_sub(self.start.addr().get())?;
+        (offset <= self.len && bytes.len() <= self.len - offset).then_some(offset)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: nothing borrows from the mapping any more, since all that does borrows `self`.
+        let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
+        debug_assert!(unmapped.is_ok(), "a mapping of our own can be unmapped");
+    }
+}
+
+/// Bytes of a segment that one owner has to itself, but for those to whom it lends them.
+#[derive(Debug)]
+pub(super) struct Region {
+    mapping: Arc<Mapping>,
+    offset: usize,
+    len: usize,
+}
+
+impl Region {
+    /// These bytes of the segment, which the caller gives to nobody else as long as the region lives.
+    pub(super) fn new(mapping: Arc<Mapping>, offset: usize, len: usize) -> Self {
+        mapping.at(offset, len);
+        Self { mapping, offset, len }
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        self.mapping.bytes(self.offset, self.len)
+    }
+
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        let place = self.mapping.at(self.offset, self.len);
+        // SAFETY: the bytes are inside the mapping, which `self` keeps; the region is borrowed exclusively, and no other
+        // region of this process has them. Another process writes there only between a loan and its end, as the system
+        // does in a read that is under way.
+        unsafe { slice::from_raw_parts_mut(place.as_ptr(), self.len) }
+    }
+}
+
+/// Copies from another process's memory.
+///
+/// # Errors
+/// If the system does not allow it, or there is no such memory.
+pub(crate) fn read_process(pid: i32, address: u64, into: &mut [u8]) -> io::Result<()> {
+    transfer(address, into.len(), |done, remote| {
+        let local = libc::iovec { iov_base: into[done..].as_mut_ptr().cast(), iov_len: into.len() - done };
+        // SAFETY: the system writes at most `iov_len` bytes at `iov_base`, which is the rest of `into`, and checks
+        // the other process's addresses itself.
+        unsafe { libc::process_vm_readv(pid, &raw const local, 1, remote, 1, 0) }
+    })
+}
+
+/// Copies into another process's memory: to where it told in this call, and what it told came from a
+/// [`Lent`](crate::Lent), which is not freed before this call is over for every rank.
+///
+/// # Errors
+/// If the system does not allow it, or there is no such memory.
+pub(crate) fn write_process(pid: i32, address: u64, bytes: &[u8]) -> io::Result<()> {
+    transfer(address, bytes.len(), |done, remote| {
+        let rest = &bytes[done..];
+        let local = libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
+        // SAFETY: the system reads at most `iov_len` bytes at `iov_base`, which is the rest of `bytes`; what it
+        // writes over in the other process is lent to this one, as said above.
+        unsafe { libc::process_vm_writev(pid, &raw const local, 1, remote, 1, 0) }
+    })
+}
+
+/// Calls `step` with how much is done and where the rest lies until all is: the system may do less than it is asked to.
+fn transfer(
+    address: u64,
+    len: usize,
+    mut step: impl FnMut(usize, *const libc::iovec) -> isize,
+) -> io::Result<()> {
+    let start = usize::try_from(address).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let mut done = 0;
+    while done < len {
+        let base = std::ptr::without_provenance_mut(start + done);
+        let remote = libc::iovec { iov_base: base, iov_len: len - done };
+        match usize::try_from(step(done, &raw const remote)) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(moved) => done += moved,
+            Err(_) => match io::Error::last_os_error() {
+                e if e.kind() == io::ErrorKind::Interrupted => {}
+                e => return Err(e),
+            },
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "map_tests.rs"]
+mod tests;

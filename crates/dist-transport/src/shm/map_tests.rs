@@ -1,0 +1,62 @@
+//! Segments mapped twice, and memory reached through the system.
+
+use super::*;
+
+const LEN: usize = 3 * 4096;
+
+#[test]
+fn what_is_written_through_one_mapping_is_read_through_the_other() {
+    for pages in [Pages::Reserved, Pages::OnDemand] {
+        let (file, one) = Mapping::create(LEN, pages).unwrap();
+        let other = Mapping::open(&file, LEN).unwrap().expect("it is of this size");
+        one.copy_in(100, b"hello");
+        one.fill(200, 2, &mut |bytes| bytes.copy_from_slice(b"ab"));
+        assert_eq!((other.bytes(100, 5), other.bytes(200, 2)), (&b"hello"[..], &b"ab"[..]));
+        assert_eq!(other.find(&other.bytes(100, 5)[1..]), Some(101));
+        assert_eq!(other.find(one.bytes(100, 5)), None);
+    }
+}
+
+#[test]
+fn a_file_that_could_shrink_is_not_mapped() {
+    let file = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&file, LEN as u64).unwrap();
+    assert!(Mapping::open(&file, LEN).unwrap().is_none());
+}
+
+#[test]
+fn a_file_of_another_size_is_not_mapped() {
+    let (file, _mapping) = Mapping::create(LEN, Pages::OnDemand).unwrap();
+    assert!(Mapping::open(&file, LEN + 4096).unwrap().is_none());
+}
+
+#[test]
+#[should_panic(expected = "outside the segment")]
+fn nothing_outside_a_segment_is_reached() {
+    let (_file, mapping) = Mapping::create(LEN, Pages::OnDemand).unwrap();
+    mapping.bytes(LEN - 1, 2);
+}
+
+#[test]
+fn memory_of_a_process_is_read_and_written_by_its_address() {
+    let pid = rustix::process::getpid().as_raw_nonzero().get();
+    let (_file, mapping) = Mapping::create(LEN, Pages::OnDemand).unwrap();
+    let mut region = Region::new(Arc::new(mapping), 64, LEN - 64);
+    let address = region.bytes_mut().as_ptr().addr() as u64;
+    write_process(pid, address, b"hello").unwrap();
+    assert_eq!(&region.bytes()[..5], b"hello");
+    let mut read = [0; 5];
+    read_process(pid, address, &mut read).unwrap();
+    assert_eq!(&read, b"hello");
+}
+
+#[test]
+fn a_transfer_that_runs_into_nothing_is_an_error() {
+    let pid = rustix::process::getpid().as_raw_nonzero().get();
+    let (_file, mapping) = Mapping::create(LEN, Pages::OnDemand).unwrap();
+    let region = Region::new(Arc::new(mapping), 0, LEN);
+    let address = region.bytes().as_ptr().addr() as u64;
+    // What follows the segment may be mapped, but not all of this.
+    assert!(read_process(pid, address, &mut vec![0; 1 << 30]).is_err());
+    assert!(read_process(pid, 0, &mut [0; 8]).is_err());
+}

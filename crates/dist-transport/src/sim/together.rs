@@ -1,0 +1,288 @@
+//! Simulated memory of a group: posts are messages of no bytes, and what they hand over lies behind a lock.
+//!
+//! So posts take the time of messages, are held up, lost with their rank and reported as messages are. What is read and
+//! written costs nothing. Memory that a rank lays open is a copy, which its owner is given a look at and looks at where
+//! [`Direct`] says so.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::fabric::Sent;
+use super::message::Message;
+use super::transport::SimTransport;
+use crate::{
+    Allocation, ChannelId, Deadline, Direct, Error, Exposed, Fingerprint, Grain, Outgoing, Place, Reach,
+    Result, Shared, Transport,
+};
+
+const SHARED: Shared = Shared { slots: 4, slot_bytes: 512 << 10, line_bytes: 48, reach: Reach::Write };
+
+/// Which of the children of a channel carries its posts: one that no fork is.
+const POSTS: u64 = u64::MAX;
+
+/// The memory of every group that has one, as long as one of its ranks has it.
+#[derive(Debug, Default)]
+pub(super) struct Segments(Mutex<HashMap<ChannelId, Weak<Segment>>>);
+
+/// What each rank of a group shares.
+#[derive(Debug)]
+struct Segment(Mutex<Vec<[Half; 2]>>);
+
+/// What a rank shares in calls of one parity.
+#[derive(Debug, Default)]
+struct Half {
+    line: Vec<u8>,
+    slots: [Vec<u8>; SHARED.slots],
+    laid_open: Vec<u8>,
+    readable: bool,
+    writable: bool,
+    /// What others have written.
+    written: Vec<Range<usize>>,
+}
+
+/// One rank's view of its group's memory.
+#[derive(Debug)]
+pub(super) struct Together {
+    posts: SimTransport,
+    segment: Arc<Segment>,
+    current: Call,
+    /// The call before, of which posts may still be under way.
+    previous: Call,
+    /// Posts of each rank that were seen.
+    seen: Vec<u64>,
+    /// What a post failed with.
+    broken: Option<Error>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Call {
+    fingerprint: Fingerprint,
+    half: usize,
+    base: u64,
+    posts: u32,
+    posted: u32,
+}
+
+impl Segments {
+    fn get(&self, channel: ChannelId, ranks: usize) -> Arc<Segment> {
+        let mut segments = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        segments.retain(|_, segment| segment.strong_count() > 0);
+        if let Some(segment) = segments.get(&channel).and_then(Weak::upgrade) {
+            return segment;
+        }
+        let segment = Arc::new(Segment(Mutex::new((0..ranks).map(|_| Default::default()).collect())));
+        segments.insert(channel, Arc::downgrade(&segment));
+        segment
+    }
+}
+
+impl Segment {
+    fn lock(&self) -> MutexGuard<'_, Vec<[Half; 2]>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Half {
+    /// A place as it is, with room for the range.
+    fn place(&mut self, place: Place, end: usize) -> Option<&mut Vec<u8>> {
+        let (bytes, max) = match place {
+            Place::Line => (&mut self.line, SHARED.line_bytes),
+            Place::Slot(slot) => (self.slots.get_mut(slot)?, SHARED.slot_bytes),
+            Place::Memory if self.readable => {
+                let len = self.laid_open.len();
+                (&mut self.laid_open, len)
+            }
+            Place::Memory => return None,
+        };
+        bytes.resize(bytes.len().max(end.min(max)), 0);
+        (end <= max).then_some(bytes)
+    }
+}
+
+impl Together {
+    /// The memory of this transport's group.
+    pub(super) fn new(transport: &SimTransport, segments: &Segments) -> Self {
+        let posts = transport.beside(POSTS);
+        let ranks = posts.rank().world_size();
+        let none = Call { fingerprint: Fingerprint::NONE, half: 1, base: 0, posts: 0, posted: 0 };
+        let segment = segments.get(posts.channel(), ranks);
+        Self { posts, segment, current: none, previous: none, seen: vec![0; ranks], broken: None }
+    }
+
+    /// Says which call the next one to be entered is.
+    pub(super) fn begin(&mut self, call: Fingerprint) {
+        self.posts.begin(call);
+    }
+
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let rank = self.posts.rank();
+        (0..rank.world_size()).filter(move |&peer| peer != rank.index())
+    }
+
+    fn wait_in(&mut self, call: Call, peer: usize, posts: u32, deadline: Deadline) -> Result<()> {
+        self.broken.take().map_or(Ok(()), Err)?;
+        while self.seen[peer] < call.base + u64::from(posts) {
+            let comes = if self.seen[peer] < self.current.base { self.previous } else { self.current };
+            self.posts.receive_of(comes.fingerprint, peer, deadline)?;
+            self.seen[peer] += 1;
+        }
+        Ok(())
+    }
+
+    /// Does this with a place of a rank, as it is in this call.
+    fn with<T>(
+        &self,
+        rank: usize,
+        place: Place,
+        range: &Range<usize>,
+        work: impl FnOnce(&mut [u8]) -> T,
+    ) -> Result<T> {
+        let mut segment = self.segment.lock();
+        let bytes = segment[rank][self.current.half].place(place, range.end);
+        let bytes = bytes.and_then(|bytes| bytes.get_mut(range.clone()));
+        bytes.map(work).ok_or(Error::OutOfReach { peer: rank, start: range.start, end: range.end })
+    }
+}
+
+impl Direct for Together {
+    fn shared(&self) -> Shared {
+        SHARED
+    }
+
+    fn enter(&mut self, posts: u32, memory: Exposed<'_>, deadline: Deadline) -> Result<()> {
+        assert!(posts > 0, "every rank posts in every call");
+        let fingerprint = self.posts.begin_direct()?;
+        let last = self.current;
+        if last.posts > 0 {
+            self.others().try_for_each(|peer| self.wait_in(last, peer, 1, deadline))?;
+        }
+        let base = last.base + u64::from(last.posts);
+        self.previous = last;
+        self.current = Call { fingerprint, half: 1 - last.half, base, posts, posted: 0 };
+        let (readable, writable, bytes) = match &memory {
+            Exposed::Nothing => (false, false, &[][..]),
+            Exposed::Read(bytes) => (true, false, *bytes),
+            Exposed::Write(bytes) => (true, true, &**bytes),
+        };
+        let half = &mut self.segment.lock()[self.posts.rank().index()][self.current.half];
+        half.laid_open = bytes.to_vec();
+        (half.readable, half.writable) = (readable, writable);
+        half.written.clear();
+        Ok(())
+    }
+
+    fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
+        self.fill(place, offset..offset + bytes.len(), &mut |room| room.copy_from_slice(bytes));
+    }
+
+    fn fill(&mut self, place: Place, range: Range<usize>, write: &mut dyn FnMut(&mut [u8])) {
+        assert!(place != Place::Memory, "memory is not published");
+        self.with(self.posts.rank().index(), place, &range, write).expect("there is room");
+    }
+
+    fn post(&mut self) {
+        self.current.posted += 1;
+        for peer in self.others() {
+            if let Err(error) = self.posts.post_to(self.current.fingerprint, peer) {
+                self.broken = Some(error);
+            }
+        }
+    }
+
+    fn wait(&mut self, rank: usize, posts: u32, deadline: Deadline) -> Result<()> {
+        if rank == self.posts.rank().index() {
+            Ok(())
+        } else {
+            self.wait_in(self.current, rank, posts, deadline)
+        }
+    }
+
+    fn view(
+        &mut self,
+        rank: usize,
+        place: Place,
+        range: Range<usize>,
+        read: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<()> {
+        // Where a reader finds them they are aligned, as they are in shared memory.
+        let mut grains = vec![Grain::ZERO; range.len().div_ceil(Grain::BYTES)];
+        let bytes = &mut bytemuck::cast_slice_mut(&mut grains)[..range.len()];
+        self.with(rank, place, &range, |found| bytes.copy_from_slice(found))?;
+        read(0, bytes);
+        Ok(())
+    }
+
+    fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+        let range = offset..offset.saturating_add(into.len());
+        self.with(rank, place, &range, |found| into.copy_from_slice(found))
+    }
+
+    fn write(&mut self, rank: usize, offset: usize, bytes: &[u8]) -> Result<()> {
+        let range = offset..offset.saturating_add(bytes.len());
+        let writable = self.segment.lock()[rank][self.current.half].writable;
+        if !writable {
+            return Err(Error::OutOfReach { peer: rank, start: range.start, end: range.end });
+        }
+        self.with(rank, Place::Memory, &range, |room| room.copy_from_slice(bytes))?;
+        self.segment.lock()[rank][self.current.half].written.push(range);
+        Ok(())
+    }
+
+    fn show(&mut self, memory: &[u8]) {
+        let half = &mut self.segment.lock()[self.posts.rank().index()][self.current.half];
+        let by_others: Vec<_> =
+            half.written.iter().map(|range| (range.start, half.laid_open[range.clone()].to_vec())).collect();
+        if half.readable && half.laid_open.len() == memory.len() {
+            half.laid_open.copy_from_slice(memory);
+        }
+        for (start, bytes) in by_others {
+            half.laid_open[start..start + bytes.len()].copy_from_slice(&bytes);
+        }
+    }
+
+    fn collect(&mut self, memory: &mut [u8]) {
+        let half = &self.segment.lock()[self.posts.rank().index()][self.current.half];
+        for range in &half.written {
+            memory[range.clone()].copy_from_slice(&half.laid_open[range.clone()]);
+        }
+    }
+
+    fn finished(&self) -> bool {
+        let last = self.current.base + u64::from(self.current.posts);
+        self.current.posted == self.current.posts && self.others().all(|peer| self.seen[peer] >= last)
+    }
+}
+
+impl SimTransport {
+    /// Tells a peer of a post, if it is still there.
+    fn post_to(&self, call: Fingerprint, peer: usize) -> Result<()> {
+        match self.send_of(Message::new(call, Outgoing { to: peer, parts: &[] }), peer) {
+            Sent::Queued | Sent::Left => Ok(()),
+            Sent::Aborted(abort) => Err(Error::Aborted(abort)),
+        }
+    }
+}
+
+/// Memory of the simulated heap, which is ordinary memory.
+#[derive(Debug)]
+pub(super) struct Allocated {
+    grains: Vec<Grain>,
+    len: usize,
+}
+
+impl Allocated {
+    pub(super) fn new(len: usize) -> Self {
+        Self { grains: vec![Grain::ZERO; len.div_ceil(Grain::BYTES)], len }
+    }
+}
+
+impl Allocation for Allocated {
+    fn bytes(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.grains)[..self.len]
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.grains)[..self.len]
+    }
+}

@@ -1,0 +1,154 @@
+//! How the ranks of a group come to share memory: they all do, or none does.
+//!
+//! The first rank of the group makes the memory and passes it to the others on the Unix sockets of the rings that it
+//! shares with them, so that only those get it who have proven to belong to the job. What is said beside are ordinary
+//! messages of the call in which it happens: a rank in another call, a death and the deadline end it as they end
+//! any exchange.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
+
+use super::TcpTransport;
+use super::failure::Trouble;
+use super::together::Together;
+use crate::shm::GroupMemory;
+use crate::tcp::link::Link;
+use crate::tcp::message::Fault;
+use crate::{Activity, Deadline, Error, Incoming, Outgoing, Reach, Result, Sink, auth};
+
+/// The rank that makes the memory.
+const MAKER: usize = 0;
+
+/// What the maker offers: whether it does, and what is found in the memory.
+const OFFER_BYTES: usize = 1 + 32;
+
+impl TcpTransport {
+    /// Finds out with all ranks of the group whether they share memory, and how far they reach into each other's own.
+    pub(super) fn come_together(&mut self, deadline: Deadline) -> Result<Option<Together>> {
+        if !self.session().may_all_share(&self.members) {
+            return Ok(None);
+        }
+        let made = match self.rank.index() {
+            MAKER => self.make_memory(deadline),
+            _ => self.take_memory(deadline),
+        };
+        let Some((memory, reach)) = made.map_err(|trouble| self.fail(trouble, deadline))? else {
+            tracing::info!(channel = self.channel.get(), "not all ranks of the group share memory");
+            return Ok(None);
+        };
+        let mut together =
+            Together::new(memory, &self.membership, self.channel, self.rank, self.members.clone());
+        together.begin(self.calls);
+        let reach = together.probe(reach, deadline)?;
+        tracing::info!(
+            channel = self.channel.get(),
+            members = ?self.members,
+            ?reach,
+            "the ranks of the group share memory"
+        );
+        Ok(Some(together))
+    }
+
+    fn make_memory(&mut self, deadline: Deadline) -> Result<Option<(GroupMemory, Reach)>, Trouble> {
+        let others = 1..self.rank.world_size();
+        let mut reach = self.membership.session.reach;
+        let mut shared = true;
+        for peer in others.clone() {
+            let [shares, reaches] = self.hear(peer, deadline)?;
+            shared &= shares != 0 && self.ring(peer).is_some();
+            reach = reach.min(decode(reaches));
+        }
+        let nonce = auth::random_bytes().map_err(|error| unconnected(MAKER, error))?;
+        let made = shared
+            .then(|| GroupMemory::create(&nonce, self.rank.world_size()))
+            .and_then(|made| made.inspect_err(|error| tracing::info!(%error, "no memory for a group")).ok());
+        let mut offer = [0; OFFER_BYTES];
+        offer[0] = u8::from(made.is_some());
+        offer[1..].copy_from_slice(&nonce);
+        if let Some((file, memory)) = &made {
+            memory.process(MAKER).store(std::process::id(), Ordering::Relaxed);
+            for peer in others.clone() {
+                let ring = self.ring(peer).expect("looked at above");
+                let passed = ring.peer_process().and_then(|process| {
+                    memory.process(peer).store(process, Ordering::Relaxed);
+                    ring.pass(file.as_fd())
+                });
+                passed.map_err(|e| Trouble { activity: Activity::Send, peer, fault: Fault::from(e) })?;
+            }
+        }
+        others.clone().try_for_each(|peer| self.say(peer, offer, deadline))?;
+        let Some((_, memory)) = made else { return Ok(None) };
+        let mut taken = true;
+        for peer in others.clone() {
+            taken &= self.hear(peer, deadline)? == [1];
+        }
+        others.clone().try_for_each(|peer| self.say(peer, [u8::from(taken), encode(reach)], deadline))?;
+        Ok(taken.then_some((memory, reach)))
+    }
+
+    fn take_memory(&mut self, deadline: Deadline) -> Result<Option<(GroupMemory, Reach)>, Trouble> {
+        self.connect(&[MAKER], deadline)?;
+        let shares = u8::from(self.ring(MAKER).is_some());
+        self.say(MAKER, [shares, encode(self.membership.session.reach)], deadline)?;
+        let offer: [u8; OFFER_BYTES] = self.hear(MAKER, deadline)?;
+        let (offered, nonce) = offer.split_at(1);
+        if offered != [1] {
+            return Ok(None);
+        }
+        let nonce = nonce.try_into().expect("an offer ends in a nonce");
+        let (world_size, file) = (self.rank.world_size(), self.ring(MAKER).and_then(|ring| ring.take_file()));
+        let opened = file.map(|file| GroupMemory::open(&file, &nonce, world_size)).transpose();
+        let memory = opened.unwrap_or_else(|error| {
+            tracing::info!(%error, "memory of a group cannot be mapped");
+            None
+        });
+        let memory = memory.flatten();
+        self.say(MAKER, [u8::from(memory.is_some())], deadline)?;
+        let [taken, reach] = self.hear(MAKER, deadline)?;
+        Ok(memory.filter(|_| taken == 1).map(|memory| (memory, decode(reach))))
+    }
+
+    /// The memory that is shared with one peer, if messages to it go through memory.
+    fn ring(&mut self, peer: usize) -> Option<&mut crate::shm::Memory> {
+        match self.links[peer].as_mut()? {
+            Link::Memory(memory) => Some(memory),
+            Link::Socket(_) => None,
+        }
+    }
+
+    fn say<const N: usize>(
+        &mut self,
+        peer: usize,
+        words: [u8; N],
+        deadline: Deadline,
+    ) -> Result<(), Trouble> {
+        self.try_exchange(Some(Outgoing { to: peer, parts: &[&words] }), None, deadline)
+    }
+
+    fn hear<const N: usize>(&mut self, peer: usize, deadline: Deadline) -> Result<[u8; N], Trouble> {
+        let mut words = [0; N];
+        let receive = Incoming { from: peer, len: N, sink: Sink::Into(&mut words) };
+        self.try_exchange(None, Some(receive), deadline)?;
+        Ok(words)
+    }
+}
+
+fn unconnected(peer: usize, error: Error) -> Trouble {
+    Trouble { activity: Activity::Connect, peer, fault: Fault::Unconnected(error) }
+}
+
+const fn encode(reach: Reach) -> u8 {
+    match reach {
+        Reach::Slots => 0,
+        Reach::Read => 1,
+        Reach::Write => 2,
+    }
+}
+
+const fn decode(word: u8) -> Reach {
+    match word {
+        2 => Reach::Write,
+        1 => Reach::Read,
+        _ => Reach::Slots,
+    }
+}

@@ -1,0 +1,93 @@
+//! What becomes of a wait that failed: its reason is found, the others are told, and the error is made.
+
+use std::io;
+use std::time::Duration;
+
+use crate::tcp::message::Fault;
+use crate::tcp::session::{Session, timeout};
+use crate::tcp::socket;
+use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Fingerprint};
+
+/// How long to wait for the reason when a connection breaks.
+const REASON_LIMIT: Duration = Duration::from_millis(250);
+
+/// What went wrong with which peer.
+pub(super) struct Trouble {
+    pub(super) activity: Activity,
+    pub(super) peer: usize,
+    pub(super) fault: Fault,
+}
+
+/// Where something went wrong.
+pub(super) struct Scene<'a> {
+    pub(super) session: &'a Session,
+    pub(super) channel: ChannelId,
+    /// The ranks of the group, as numbered in the world.
+    pub(super) members: &'a [usize],
+    pub(super) call: Fingerprint,
+}
+
+impl Scene<'_> {
+    /// Finds the reason, tells the others, and makes the error.
+    pub(super) fn fail(&self, Trouble { activity, peer, fault }: Trouble, deadline: Deadline) -> Error {
+        let (session, ours) = (self.session, self.call);
+        // A connection breaks when its peer dies, but also when its peer gave up because of somebody else.
+        let reason = match fault {
+            Fault::Aborted(abort) => Some(abort),
+            Fault::Closed | Fault::Io(_) | Fault::Unconnected(_) => self.await_reason(deadline),
+            _ => session.verdict.get(),
+        };
+        if let Some(abort) = reason {
+            return Error::Aborted(abort);
+        }
+        let left = session.left(self.channel, self.members[peer]).is_some();
+        let (cause, error) = match fault {
+            Fault::Aborted(abort) => return Error::Aborted(abort),
+            Fault::TimedOut => (Cause::TimedOut, timeout(&session.runtime, activity, peer, deadline)),
+            Fault::Goodbye | Fault::Closed => (Cause::Left, Error::Closed { activity, peer }),
+            Fault::Mismatch { theirs } => {
+                (Cause::Mismatch { theirs }, Error::Mismatch { peer, ours, theirs })
+            }
+            Fault::Length { got, expected } => {
+                (Cause::Mismatch { theirs: ours }, Error::Length { peer, got, expected })
+            }
+            Fault::Garbage => (Cause::Protocol, Error::Garbage { peer }),
+            Fault::Io(source) => (Cause::Died, Error::Io { activity, peer, source }),
+            Fault::Unconnected(_) if left => (Cause::Left, Error::Closed { activity, peer }),
+            Fault::Unconnected(error) if is_own_failure(&error) => {
+                session.give_up(ours);
+                return error;
+            }
+            Fault::Unconnected(error) => (Cause::Died, error),
+        };
+        let (rank, reporter) = (self.members[peer], session.rank.index());
+        session.report(Abort { cause, rank, reporter, call: ours });
+        error
+    }
+
+    /// The coordinator notices a death as soon as the peer does: its word tells more than a broken connection.
+    fn await_reason(&self, deadline: Deadline) -> Option<Abort> {
+        let (session, runtime) = (self.session, &self.session.runtime);
+        let until = runtime.deadline(runtime.remaining(deadline).min(REASON_LIMIT));
+        loop {
+            let reason = session.verdict.get();
+            if reason.is_some() || runtime.expired(until) {
+                return reason;
+            }
+            socket::poll(&mut [session.verdict.watch()], runtime.remaining(until)).ok()?;
+        }
+    }
+}
+
+/// Whether a connection could not be opened because of this process, not of the peer.
+fn is_own_failure(error: &Error) -> bool {
+    use io::ErrorKind::{ConnectionRefused, ConnectionReset, HostUnreachable, NetworkUnreachable, TimedOut};
+    match error {
+        Error::Address { source, .. } => !matches!(
+            source.kind(),
+            ConnectionRefused | ConnectionReset | HostUnreachable | NetworkUnreachable | TimedOut
+        ),
+        Error::Resources { .. } | Error::NotShared { .. } => true,
+        _ => false,
+    }
+}

@@ -1,0 +1,402 @@
+//! The memory of a group in use: calls, posts and waits, and how far ranks reach into each other's own memory.
+
+mod probe;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::failure::{Scene, Trouble};
+use crate::runtime::{Unparker, Wake};
+use crate::shm::{self, Exposure, GroupMemory, LINE_BYTES, Mapping, Origin, Parity, SLOT_BYTES, SLOTS};
+use crate::tcp::message::Fault;
+use crate::tcp::patience::{Patience, Wait};
+use crate::tcp::session::{Membership, WAITING_LIMIT, lock};
+use crate::tcp::{BEAT, rendezvous};
+use crate::{
+    Activity, ChannelId, Deadline, Direct, Error, Exposed, Fingerprint, Grain, Place, Rank, Reach, Result,
+    Shared,
+};
+
+/// What the system is asked for of another process's memory at once: small enough for the cache.
+const PIECE_BYTES: usize = 128 << 10;
+
+/// One rank's view of its group's memory.
+#[derive(Debug)]
+pub(super) struct Together {
+    memory: Arc<GroupMemory>,
+    membership: Arc<Membership>,
+    channel: ChannelId,
+    rank: Rank,
+    /// The ranks of the group, as numbered in the world.
+    members: Vec<usize>,
+    /// The last calls of the transport, for reports of what it waits for.
+    calls: [Fingerprint; 2],
+    patience: Patience,
+    reach: Reach,
+    current: Call,
+    peers: Vec<Peer>,
+    /// Deadline of the last wait: what is mapped on the way to memory is mapped by then.
+    deadline: Deadline,
+    scratch: Vec<Grain>,
+}
+
+/// A call, as this rank has entered it.
+#[derive(Debug, Clone, Copy)]
+struct Call {
+    fingerprint: Fingerprint,
+    hash: u64,
+    parity: Parity,
+    /// Posts of each rank in all calls before.
+    base: u64,
+    /// Posts of each rank in this call.
+    posts: u32,
+    /// Those of this rank so far.
+    posted: u32,
+}
+
+/// What is known of another rank.
+#[derive(Debug, Clone, Default)]
+struct Peer {
+    /// Posts that were seen, all calls together.
+    seen: u64,
+    /// Up to which count of posts its calls were found to be the same as this rank's.
+    compared: u64,
+    /// Arenas of its heap that are mapped here, by number.
+    arenas: Vec<Option<Arc<Mapping>>>,
+}
+
+impl Together {
+    pub(super) fn new(
+        memory: GroupMemory,
+        membership: &Arc<Membership>,
+        channel: ChannelId,
+        rank: Rank,
+        members: Vec<usize>,
+    ) -> Self {
+        let memory = Arc::new(memory);
+        let session = &membership.session;
+        let rope = Rope { memory: memory.clone(), rank: rank.index() };
+        session.verdict.enlist(channel, Unparker::of(Arc::new(rope)));
+        let none = Call {
+            fingerprint: Fingerprint::NONE,
+            hash: 0,
+            parity: Parity::Odd,
+            base: 0,
+            posts: 0,
+            posted: 0,
+        };
+        Self {
+            memory,
+            channel,
+            rank,
+            calls: [Fingerprint::NONE; 2],
+            patience: Patience::new(session.local_ranks()),
+            reach: Reach::Slots,
+            current: none,
+            peers: vec![Peer::default(); members.len()],
+            deadline: session.runtime.deadline(WAITING_LIMIT),
+            scratch: Vec::new(),
+            members,
+            membership: membership.clone(),
+        }
+    }
+
+    /// Says which call the next one to be entered is.
+    pub(super) fn begin(&mut self, calls: [Fingerprint; 2]) {
+        self.calls = calls;
+    }
+
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let me = self.rank.index();
+        (0..self.rank.world_size()).filter(move |&peer| peer != me)
+    }
+
+    fn fail(&self, (peer, fault): (usize, Fault), call: &Call, deadline: Deadline) -> Error {
+        let session = &*self.membership.session;
+        let scene = Scene { session, channel: self.channel, members: &self.members, call: call.fingerprint };
+        scene.fail(Trouble { activity: Activity::Receive, peer, fault }, deadline)
+    }
+
+    /// Waits until a rank has posted this often in a call, and is in the same call.
+    fn wait_in(&mut self, call: Call, peer: usize, posts: u32, deadline: Deadline) -> Result<()> {
+        let wanted = call.base + u64::from(posts);
+        if self.peers[peer].seen < wanted {
+            self.wait_for(call, peer, wanted, deadline)
+                .map_err(|fault| self.fail((peer, fault), &call, deadline))?;
+        }
+        if self.peers[peer].compared <= call.base && posts > 0 {
+            let theirs = self.memory.hash(peer, call.parity).load(Ordering::Relaxed);
+            if theirs != call.hash {
+                let fault = Fault::Mismatch { theirs: self.memory.call(peer, call.parity) };
+                return Err(self.fail((peer, fault), &call, deadline));
+            }
+            self.peers[peer].compared = wanted;
+        }
+        Ok(())
+    }
+
+    /// The loads acquire: what the peer wrote before the post that is seen is seen too.
+    fn wait_for(&mut self, call: Call, peer: usize, wanted: u64, deadline: Deadline) -> Result<(), Fault> {
+        let (session, memory) = (&*self.membership.session, &*self.memory);
+        let posts = || memory.posts(peer, call.parity).load(Ordering::Acquire);
+        let mut wait = Wait::default();
+        let mut told = false;
+        loop {
+            let seen = posts();
+            if seen >= wanted {
+                self.peers[peer].seen = seen;
+                return Ok(());
+            }
+            if self.patience.look_at_once(&mut wait) {
+                continue;
+            }
+            if let Some(abort) = session.verdict.get() {
+                return Err(Fault::Aborted(abort));
+            }
+            // It may have posted before it left.
+            if memory.has_left(peer) && posts() < wanted {
+                return Err(Fault::Goodbye);
+            }
+            if session.runtime.expired(deadline) {
+                return Err(Fault::TimedOut);
+            }
+            if self.patience.look_again(&mut wait, &session.runtime) {
+                continue;
+            }
+            let limit = session.runtime.remaining(deadline).min(if told { BEAT } else { WAITING_LIMIT });
+            let ready = || posts() >= wanted || memory.has_left(peer) || session.verdict.get().is_some();
+            if !memory.sleep(self.rank.index(), peer, limit, ready) && !told {
+                session.tell_waiting(self.channel, self.calls);
+                told = true;
+            }
+        }
+    }
+
+    /// Where laid-open memory of this rank lies.
+    fn origin(&self, memory: &[u8]) -> Origin {
+        match self.membership.session.heap.find(memory) {
+            Some((arena, offset)) => Origin::Heap { arena, offset },
+            None => Origin::Process { address: memory.as_ptr().expose_provenance() as u64 },
+        }
+    }
+
+    /// Where bytes of memory that a rank has laid open lie.
+    fn locate(&mut self, rank: usize, range: &Range<usize>, to_write: bool) -> Result<Located> {
+        let exposure = self.memory.exposure(rank, self.current.parity);
+        let inside = range.start <= range.end && range.end as u64 <= exposure.len;
+        let allowed = exposure.writable || !to_write;
+        let reach = if to_write { Reach::Write } else { Reach::Read };
+        match exposure.origin {
+            Origin::Heap { arena, offset } if inside && allowed => {
+                let offset = usize::try_from(offset).expect("an offset in mapped memory");
+                Ok(Located::Mapped(self.arena(rank, arena)?, offset + range.start))
+            }
+            Origin::Process { address } if inside && allowed && self.reach >= reach => {
+                let process = self.memory.process(rank).load(Ordering::Relaxed).cast_signed();
+                Ok(Located::Process(process, address + range.start as u64))
+            }
+            _ => Err(Error::OutOfReach { peer: rank, start: range.start, end: range.end }),
+        }
+    }
+
+    /// An arena of a rank's heap, mapped when it is first asked for.
+    fn arena(&mut self, rank: usize, number: u32) -> Result<Arc<Mapping>> {
+        let place = number as usize;
+        if let Some(Some(mapping)) = self.peers[rank].arenas.get(place) {
+            return Ok(mapping.clone());
+        }
+        let (session, member) = (&*self.membership.session, self.members[rank]);
+        let known = lock(&session.arenas).get(&(member, number)).cloned();
+        let mapping = match known {
+            Some(mapping) => mapping,
+            None => {
+                let mapped = rendezvous::map_arena(session, member, number, self.deadline);
+                let mapping = mapped
+                    .map_err(|e| self.fail((rank, Fault::Unconnected(e)), &self.current, self.deadline))?;
+                let mapping = Arc::new(mapping);
+                lock(&session.arenas).entry((member, number)).or_insert(mapping).clone()
+            }
+        };
+        let arenas = &mut self.peers[rank].arenas;
+        arenas.resize(arenas.len().max(place + 1), None);
+        arenas[place] = Some(mapping.clone());
+        Ok(mapping)
+    }
+
+    fn broken(&self, rank: usize, error: std::io::Error) -> Error {
+        self.fail((rank, Fault::Io(error)), &self.current, self.deadline)
+    }
+
+    fn out_of_reach(peer: usize, range: &Range<usize>) -> Error {
+        Error::OutOfReach { peer, start: range.start, end: range.end }
+    }
+}
+
+/// Where bytes of another rank lie.
+enum Located {
+    /// Here, from this byte on.
+    Mapped(Arc<Mapping>, usize),
+    /// In this process, at this address.
+    Process(i32, u64),
+}
+
+impl Direct for Together {
+    fn shared(&self) -> Shared {
+        Shared { slots: SLOTS, slot_bytes: SLOT_BYTES, line_bytes: LINE_BYTES, reach: self.reach }
+    }
+
+    fn enter(&mut self, posts: u32, memory: Exposed<'_>, deadline: Deadline) -> Result<()> {
+        assert!(posts > 0, "every rank posts in every call");
+        self.deadline = deadline;
+        let last = self.current;
+        if last.posts > 0 {
+            // Whoever has posted in it has left the call before, whose half of the slots is used again now.
+            for peer in self.others() {
+                self.wait_in(last, peer, 1, deadline)?;
+            }
+        }
+        let fingerprint = self.calls[1];
+        let (me, parity, base) = (self.rank.index(), last.parity.other(), last.base + u64::from(last.posts));
+        let call = Call { fingerprint, hash: hash(&fingerprint), parity, base, posts, posted: 0 };
+        self.current = call;
+        let exposure = match &memory {
+            Exposed::Nothing => Exposure::NOTHING,
+            Exposed::Read(bytes) => {
+                Exposure { len: bytes.len() as u64, writable: false, origin: self.origin(bytes) }
+            }
+            Exposed::Write(bytes) => {
+                Exposure { len: bytes.len() as u64, writable: true, origin: self.origin(bytes) }
+            }
+        };
+        // The first post hands all of this over. Nobody looks at what was there before: all have left that call.
+        self.memory.set_call(me, parity, &fingerprint);
+        self.memory.hash(me, parity).store(call.hash, Ordering::Relaxed);
+        self.memory.expose(me, parity, exposure);
+        Ok(())
+    }
+
+    fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
+        let published = self.memory.publish(self.rank.index(), self.current.parity, place, offset, bytes);
+        published.expect("bytes are published where there is room for them");
+    }
+
+    fn fill(&mut self, place: Place, range: Range<usize>, write: &mut dyn FnMut(&mut [u8])) {
+        let filled = self.memory.fill(self.rank.index(), self.current.parity, place, range, write);
+        filled.expect("places are filled where there is room");
+    }
+
+    fn post(&mut self) {
+        let me = self.rank.index();
+        self.current.posted += 1;
+        let posts = self.current.base + u64::from(self.current.posted);
+        // Releases all that was written: whoever sees the post sees that too.
+        self.memory.posts(me, self.current.parity).store(posts, Ordering::Release);
+        self.memory.wake_sleepers(me, self.rank.world_size());
+    }
+
+    fn wait(&mut self, rank: usize, posts: u32, deadline: Deadline) -> Result<()> {
+        self.deadline = deadline;
+        self.wait_in(self.current, rank, posts, deadline)
+    }
+
+    fn view(
+        &mut self,
+        rank: usize,
+        place: Place,
+        range: Range<usize>,
+        read: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<()> {
+        if place != Place::Memory {
+            let bytes = self.memory.published(rank, self.current.parity, place, range.clone());
+            read(0, bytes.ok_or_else(|| Self::out_of_reach(rank, &range))?);
+            return Ok(());
+        }
+        match self.locate(rank, &range, false)? {
+            Located::Mapped(mapping, offset) => {
+                read(0, mapping.bytes(offset, range.len()));
+                Ok(())
+            }
+            Located::Process(process, address) => {
+                let mut scratch = std::mem::take(&mut self.scratch);
+                scratch.resize(PIECE_BYTES / Grain::BYTES, Grain::ZERO);
+                let pieces: &mut [u8] = bytemuck::cast_slice_mut(&mut scratch);
+                let outcome = (0..range.len()).step_by(PIECE_BYTES).try_for_each(|start| {
+                    let piece = &mut pieces[..PIECE_BYTES.min(range.len() - start)];
+                    shm::read_process(process, address + start as u64, piece)?;
+                    read(start, piece);
+                    Ok(())
+                });
+                self.scratch = scratch;
+                outcome.map_err(|error| self.broken(rank, error))
+            }
+        }
+    }
+
+    fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+        let range = offset..offset.saturating_add(into.len());
+        if place != Place::Memory {
+            let bytes = self.memory.published(rank, self.current.parity, place, range.clone());
+            into.copy_from_slice(bytes.ok_or_else(|| Self::out_of_reach(rank, &range))?);
+            return Ok(());
+        }
+        match self.locate(rank, &range, false)? {
+            Located::Mapped(mapping, offset) => into.copy_from_slice(mapping.bytes(offset, into.len())),
+            Located::Process(process, address) => {
+                shm::read_process(process, address, into).map_err(|error| self.broken(rank, error))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, rank: usize, offset: usize, bytes: &[u8]) -> Result<()> {
+        let range = offset..offset.saturating_add(bytes.len());
+        match self.locate(rank, &range, true)? {
+            Located::Mapped(mapping, offset) => mapping.copy_in(offset, bytes),
+            Located::Process(process, address) => {
+                shm::write_process(process, address, bytes).map_err(|error| self.broken(rank, error))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn finished(&self) -> bool {
+        let last = self.current.base + u64::from(self.current.posts);
+        self.current.posted == self.current.posts && self.others().all(|peer| self.peers[peer].seen >= last)
+    }
+}
+
+impl Drop for Together {
+    fn drop(&mut self) {
+        let verdict = &self.membership.session.verdict;
+        verdict.dismiss(self.channel);
+        // After an abort the others are to hear of that.
+        if verdict.get().is_none() {
+            let me = self.rank.index();
+            self.memory.leave(me);
+            self.memory.wake_sleepers(me, self.rank.world_size());
+        }
+    }
+}
+
+/// What wakes this rank from its sleep in the group's memory.
+#[derive(Debug)]
+struct Rope {
+    memory: Arc<GroupMemory>,
+    rank: usize,
+}
+
+impl Wake for Rope {
+    fn wake(&self) {
+        self.memory.wake(self.rank);
+    }
+}
+
+/// What tells one call from others in a line, beside which there is no room for more.
+fn hash(call: &Fingerprint) -> u64 {
+    let words = call.0.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")));
+    words.fold(0x9e37_79b9_7f4a_7c15, |hash: u64, word| {
+        let mixed = (hash ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd);
+        mixed ^ (mixed >> 32)
+    })
+}
