@@ -7,6 +7,8 @@ mod batches;
 mod coalesced;
 mod costs;
 mod deadlines;
+#[cfg(all(feature = "shm", target_os = "linux"))]
+mod direct;
 mod disagreement;
 mod faults;
 mod forks;

@@ -1,0 +1,171 @@
+//! Ranks that share memory: every operation in every direct form, in every kind of memory, has the bits of the oracle.
+
+use dist_collectives::{
+    Algorithm, Buffer, Communicator, Direct, DirectForm, Error, Operation, Ownership, ReduceOp,
+};
+use dist_testkit::oracle::{self, Reduction};
+use rstest::rstest;
+
+use crate::oracle::{assert_same, inputs};
+use crate::worlds::{self, Network};
+
+/// Nothing, less than a part for each rank, what fits a line, a slot, and a pipeline of more blocks than slots.
+const LENGTHS: [usize; 6] = [0, 1, 12, 1000, 40_001, 400_003];
+
+/// Every direct form of an operation, and the library's choice.
+fn ways(operation: Operation) -> impl Iterator<Item = Option<Algorithm>> {
+    Direct::of(operation).map(|direct| Some(direct.into())).chain([None])
+}
+
+/// Makes a call by this algorithm; `false` if it was refused because the memory cannot be used like that.
+fn does(
+    comm: &mut Communicator,
+    way: Option<Algorithm>,
+    call: impl FnOnce(&mut Communicator) -> Result<(), Error>,
+) -> bool {
+    let done = match way {
+        Some(way) => call(&mut comm.with_algorithm(way)),
+        None => call(comm),
+    };
+    match done {
+        Err(Error::Unsupported { algorithm: Algorithm::Direct(_), .. }) => false,
+        done => done.map(|()| true).unwrap_or_else(|error| panic!("{way:?}: {error:?}")),
+    }
+}
+
+fn all_reduces(comm: &mut Communicator, inputs: &[Vec<f32>], expected: &[f32]) {
+    let rank = comm.rank();
+    for way in ways(Operation::AllReduce) {
+        let writes = way.is_some_and(|way| way.name() == "direct/write_to_all");
+        let mut borrowed = inputs[rank].clone();
+        let done = does(comm, way, |comm| comm.all_reduce(&mut borrowed, ReduceOp::Sum));
+        assert_eq!(done, !writes, "nobody writes into borrowed memory");
+        if done {
+            assert_same(&borrowed, expected, &format!("{way:?}"));
+        }
+        let mut allocated = comm.alloc(expected.len()).unwrap();
+        allocated.copy_from_slice(&inputs[rank]);
+        for mut buffer in [Buffer::from(inputs[rank].clone()), allocated] {
+            if does(comm, way, |comm| comm.all_reduce_buffer(&mut buffer, ReduceOp::Sum)) {
+                assert_same(&buffer, expected, &format!("{way:?} of {buffer:?}"));
+            }
+        }
+    }
+}
+
+fn others(comm: &mut Communicator, inputs: &[Vec<f32>], expected: &[f32]) {
+    let (rank, world_size) = (comm.rank(), comm.world_size());
+    let (root, part) = (world_size - 1, expected.len() / world_size);
+    let whole = part * world_size;
+    let own = rank * part..(rank + 1) * part;
+    for way in ways(Operation::Reduce) {
+        let mut buffer = inputs[rank].clone();
+        if does(comm, way, |comm| comm.reduce(&mut buffer, ReduceOp::Sum, root)) && rank == root {
+            assert_same(&buffer, expected, &format!("reduce {way:?}"));
+        }
+    }
+    for way in ways(Operation::Broadcast) {
+        let mut buffer = inputs[rank].clone();
+        does(comm, way, |comm| comm.broadcast(&mut buffer, root));
+        assert_same(&buffer, &inputs[root], &format!("broadcast {way:?}"));
+    }
+    for way in ways(Operation::ReduceScatter) {
+        let mut output = vec![0.0; part];
+        does(comm, way, |comm| comm.reduce_scatter(&inputs[rank][..whole], &mut output, ReduceOp::Sum));
+        assert_same(&output, &expected[own.clone()], &format!("reduce_scatter {way:?}"));
+        let mut buffer = inputs[rank][..whole].to_vec();
+        does(comm, way, |comm| comm.reduce_scatter_in_place(&mut buffer, ReduceOp::Sum).map(drop));
+        assert_same(&buffer[own.clone()], &expected[own.clone()], &format!("in place {way:?}"));
+    }
+    for way in ways(Operation::AllGather) {
+        let mut output = vec![0.0; whole];
+        does(comm, way, |comm| comm.all_gather(&inputs[rank][own.clone()], &mut output));
+        let gathered: Vec<f32> =
+            (0..world_size).flat_map(|from| inputs[from][from * part..(from + 1) * part].to_vec()).collect();
+        assert_same(&output, &gathered, &format!("all_gather {way:?}"));
+    }
+    for way in ways(Operation::AllToAll) {
+        let mut output = vec![0.0; whole];
+        does(comm, way, |comm| comm.all_to_all(&inputs[rank][..whole], &mut output));
+        let dealt: Vec<f32> = inputs.iter().flat_map(|input| input[own.clone()].to_vec()).collect();
+        assert_same(&output, &dealt, &format!("all_to_all {way:?}"));
+    }
+    for way in ways(Operation::Barrier) {
+        does(comm, way, Communicator::barrier);
+    }
+}
+
+#[rstest]
+fn every_direct_form_has_the_bits_of_the_oracle(#[values(2, 3, 4)] world_size: usize) {
+    worlds::run(Network::Shm, world_size, move |mut comm| {
+        for len in LENGTHS {
+            let inputs = inputs::<f32>(world_size, len);
+            let expected = oracle::all_reduce(&inputs, Reduction::Sum);
+            all_reduces(&mut comm, &inputs, &expected);
+            others(&mut comm, &inputs, &expected);
+        }
+    });
+}
+
+#[test]
+fn means_and_factors_are_applied_once_whoever_computes_the_sum() {
+    for op in [ReduceOp::Mean, ReduceOp::PreMulSum(0.5), ReduceOp::WeightedMean(2.0)] {
+        let results = worlds::run(Network::Shm, 3, move |mut comm| {
+            let input: Vec<f32> = oracle::sample(3, comm.rank(), 30_000);
+            let mut by_messages = input.clone();
+            let binomial = dist_collectives::AllReduce::Binomial;
+            comm.with_algorithm(binomial).all_reduce(&mut by_messages, op).unwrap();
+            for way in Direct::of(Operation::AllReduce) {
+                let mut buffer = Buffer::from(input.clone());
+                comm.with_algorithm(way).all_reduce_buffer(&mut buffer, op).unwrap();
+                assert_same(&buffer, &by_messages, &format!("{op} {way}"));
+            }
+            let mut part = vec![0.0; 10_000];
+            comm.reduce_scatter(&input, &mut part, op).unwrap();
+            let rank = comm.rank();
+            assert_same(&part, &by_messages[rank * 10_000..][..10_000], &format!("reduce_scatter {op}"));
+            true
+        });
+        assert_eq!(results, [true; 3]);
+    }
+}
+
+#[test]
+fn ranks_that_share_memory_choose_direct_forms_from_their_first_operation_on() {
+    let names = worlds::run(Network::Shm, 2, |mut comm| {
+        let name = |comm: &Communicator, ownership| {
+            let chosen = comm.algorithm_on(Operation::AllReduce, 1 << 20, ownership);
+            chosen.unwrap().unwrap().name()
+        };
+        let before = name(&comm, Ownership::Allocated);
+        comm.barrier().unwrap();
+        [before, name(&comm, Ownership::Borrowed), name(&comm, Ownership::Allocated)]
+    });
+    let [before, borrowed, allocated] = names[0];
+    assert!(!before.starts_with("direct/"), "{before}");
+    assert_eq!([borrowed, allocated], ["direct/one_shot", "direct/write_to_all"]);
+    assert_eq!(names[0], names[1]);
+}
+
+#[test]
+fn a_direct_form_is_refused_where_no_memory_is_shared() {
+    let refused = worlds::run(Network::Tcp, 2, |mut comm| {
+        let direct = Direct::of(Operation::AllReduce).find(|direct| direct.form() == DirectForm::OneShot);
+        let error =
+            comm.with_algorithm(direct.unwrap()).all_reduce(&mut [1.0_f32], ReduceOp::Sum).unwrap_err();
+        let mut values = [1.0_f32];
+        comm.all_reduce(&mut values, ReduceOp::Sum).unwrap();
+        (matches!(error, Error::NotShared { .. }), values)
+    });
+    assert_eq!(refused, [(true, [2.0]); 2]);
+}
+
+#[test]
+fn ranks_that_ask_for_different_forms_are_told_so() {
+    let errors = worlds::run(Network::Shm, 2, |mut comm| {
+        let forms: Vec<Direct> = Direct::of(Operation::AllReduce).collect();
+        let mut comm = comm.with_algorithm(forms[comm.rank()]);
+        comm.all_reduce(&mut [1.0_f32; 100], ReduceOp::Sum).unwrap_err().to_string()
+    });
+    assert!(errors.iter().all(|error| error.contains("direct/")), "{errors:?}");
+}
