@@ -3,7 +3,8 @@
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use dist_collectives::{Communicator, Config, CostModel, KeptCosts};
+use dist_collectives::{Communicator, CostModel, KeptCosts};
+use dist_transport::tcp::{Config, TcpTransport};
 
 use crate::Error;
 use crate::run::{Forward, Job, Outcome};
@@ -35,9 +36,9 @@ fn measure(arguments: &Arguments) -> Result<Outcome, Error> {
     let Some(kept) = KeptCosts::of_user() else {
         return Err(Error::Usage("DIST_COSTS=off keeps no costs".to_owned()));
     };
-    let config = Config::from_env()?;
-    let medium = config.medium().name();
-    let mut comm = Communicator::join(&config)?;
+    let transport = TcpTransport::join(&Config::from_env()?)?;
+    let medium = transport.medium().name();
+    let mut comm = Communicator::new(transport);
     let costs = comm.tune_again(&kept, medium)?;
     if comm.rank() != 0 {
         return Ok(Outcome::Success);

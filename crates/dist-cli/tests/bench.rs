@@ -69,11 +69,11 @@ fn what_tune_measures_is_kept_for_the_next_run() {
     assert_eq!((&measured["ranks"], measured["file"].as_str()), (&3.into(), file.to_str()));
     let kept = std::fs::read_to_string(&file).unwrap();
     let costs = ["round_ps", "byte_ps", "reduced_byte_ps"].map(|field| measured[field].to_string()).join(" ");
-    assert_eq!(kept.lines().last(), Some(format!("auto 3 1 {costs}").as_str()));
+    assert_eq!(kept.lines().last(), Some(format!("shm 3 1 {costs}").as_str()));
     distctl("bench barrier --ranks 3");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), kept, "measured once is enough");
     assert!(
-        String::from_utf8(distctl("tune")).unwrap().starts_with("2 ranks, transport auto: a round takes ")
+        String::from_utf8(distctl("tune")).unwrap().starts_with("2 ranks, transport shm: a round takes ")
     );
 }
 

@@ -27,7 +27,10 @@ pub fn all_ranks_of_a_group_share_memory_or_none_does(fabric: &'static dyn Fabri
     for world_size in [1, 2, 5] {
         let program = |mut transport: Box<dyn Transport>| {
             let deadline = soon(&*transport);
+            // Before, each has done something else.
+            transport.begin(call(0, u8::from(transport.rank().index() == 1)));
             let shared = transport.direct(deadline).unwrap().map(|direct| direct.shared());
+            transport.begin(call(1, 0));
             assert_eq!(transport.direct(deadline).unwrap().map(|direct| direct.shared()), shared);
             // Others may still be agreeing.
             meet_all(&mut *transport).unwrap();

@@ -2,8 +2,7 @@
 //!
 //! The first rank of the group makes the memory and passes it to the others on the Unix sockets of the rings that it
 //! shares with them, so that only those get it who have proven to belong to the job. What is said beside are ordinary
-//! messages of the call in which it happens: a rank in another call, a death and the deadline end it as they end
-//! any exchange.
+//! messages, outside any call: a rank that does something else, a death and the deadline end it as they end any exchange.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
@@ -14,7 +13,7 @@ use super::together::Together;
 use crate::shm::GroupMemory;
 use crate::tcp::link::Link;
 use crate::tcp::message::Fault;
-use crate::{Activity, Deadline, Error, Incoming, Outgoing, Reach, Result, Sink, auth};
+use crate::{Activity, Deadline, Error, Fingerprint, Incoming, Outgoing, Reach, Result, Sink, auth};
 
 /// The rank that makes the memory.
 const MAKER: usize = 0;
@@ -28,6 +27,14 @@ impl TcpTransport {
         if !self.session().may_all_share(&self.members) {
             return Ok(None);
         }
+        // It belongs to no call: where the ranks come from, messages between some of them, may differ.
+        let calls = std::mem::replace(&mut self.calls, [Fingerprint::NONE; 2]);
+        let together = self.agree(deadline);
+        self.calls = calls;
+        together
+    }
+
+    fn agree(&mut self, deadline: Deadline) -> Result<Option<Together>> {
         let made = match self.rank.index() {
             MAKER => self.make_memory(deadline),
             _ => self.take_memory(deadline),

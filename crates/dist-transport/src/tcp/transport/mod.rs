@@ -100,8 +100,11 @@ impl TcpTransport {
     }
 
     /// What messages of this group go through, as far as its ranks have said: [`Medium::Auto`] if that differs from pair
-    /// to pair.
+    /// to pair, and what was asked for where there are no pairs.
     pub fn medium(&self) -> Medium {
+        if self.members.len() == 1 {
+            return self.session().medium;
+        }
         let homes = || self.members.iter().map(|&member| &self.session().homes[member]);
         let first = &self.session().homes[self.members[0]];
         if homes().all(|home| home.shares && home.host == first.host) {
