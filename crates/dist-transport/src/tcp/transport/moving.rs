@@ -15,14 +15,7 @@ use crate::tcp::session::{Session, WAITING_LIMIT};
 use crate::tcp::{BEAT, socket};
 use crate::{Activity, Combine, Deadline, Incoming, Outgoing};
 
-/// How messages stand after they went as far as they go without waiting.
-struct Progress {
-    /// Whether something moved, so that there may be more.
-    moved: bool,
-    /// What is not done yet, and with whom: what is to be sent, then what is to be received.
-    waits: Waits,
-}
-
+/// What is not done yet, and with whom: what is to be sent, then what is to be received.
 type Waits = SmallVec<[(Activity, usize); 2]>;
 
 impl TcpTransport {
@@ -40,15 +33,15 @@ impl TcpTransport {
             let message = Inbound::new(receive.len, &call);
             (receive, message)
         });
-        self.drive(deadline, |links, scratch| {
-            let mut progress = Progress { moved: false, waits: Waits::new() };
+        self.drive(deadline, |links, scratch, waits| {
+            let mut moved = false;
             if let Some((send, outbound)) = &mut outbound {
-                push(links, send, outbound, scratch, &mut progress)?;
+                moved |= push(links, send, outbound, scratch, waits)?;
             }
             if let Some((receive, inbound)) = &mut inbound {
-                pull(links, receive, inbound, scratch, &mut progress)?;
+                moved |= pull(links, receive, inbound, scratch, waits)?;
             }
-            Ok(progress)
+            Ok(moved)
         })
     }
 
@@ -70,20 +63,20 @@ impl TcpTransport {
         let peers = outbound.iter().map(|(send, _)| send.to);
         let peers: Vec<usize> = peers.chain(inbound.iter().map(|(_, _, receive)| receive.from)).collect();
         self.connect(&peers, deadline)?;
-        self.drive(deadline, |links, scratch| {
-            let mut progress = Progress { moved: false, waits: Waits::new() };
+        self.drive(deadline, |links, scratch, waits| {
+            let mut moved = false;
             for (send, outbound) in &mut outbound {
                 // Behind a message to the same peer that has not left yet.
-                if !progress.waits.contains(&(Activity::Send, send.to)) {
-                    push(links, send, outbound, scratch, &mut progress)?;
+                if !waits.contains(&(Activity::Send, send.to)) {
+                    moved |= push(links, send, outbound, scratch, waits)?;
                 }
             }
             for (inbound, staged, receive) in &mut inbound {
-                if !progress.waits.contains(&(Activity::Receive, receive.from)) {
-                    pull(links, receive, inbound, staged, &mut progress)?;
+                if !waits.contains(&(Activity::Receive, receive.from)) {
+                    moved |= pull(links, receive, inbound, staged, waits)?;
                 }
             }
-            Ok(progress)
+            Ok(moved)
         })
     }
 
@@ -97,9 +90,9 @@ impl TcpTransport {
         self.connect(&[peer], deadline)?;
         let mut outbound = Outbound::new(buffer.len(), &self.call());
         let mut inbound = Inbound::new(buffer.len(), &self.call());
-        self.drive(deadline, |links, scratch| {
+        self.drive(deadline, |links, scratch, waits| {
             let link = connected(links, peer);
-            let (mut moved, mut waits) = (false, Waits::new());
+            let mut moved = false;
             if !outbound.done() {
                 moved |= outbound.push(link, scratch, &[buffer]).map_err(sending(peer))?;
             }
@@ -114,7 +107,7 @@ impl TcpTransport {
             if inbound.wants_more(link, scratch, &outbound) {
                 waits.push((Activity::Receive, peer));
             }
-            Ok(Progress { moved, waits })
+            Ok(moved)
         })
     }
 
@@ -142,17 +135,20 @@ impl TcpTransport {
         }
     }
 
-    /// Moves messages as far as they go, again and again, waiting in between.
+    /// Moves messages as far as they go, again and again, waiting in between. `step` moves what goes without waiting,
+    /// lists what is not done then, and says whether something moved, so that there may be more.
     fn drive(
         &mut self,
         deadline: Deadline,
-        mut step: impl FnMut(&mut [Option<Link>], &mut Scratch) -> Result<Progress, Trouble>,
+        mut step: impl FnMut(&mut [Option<Link>], &mut Scratch, &mut Waits) -> Result<bool, Trouble>,
     ) -> Result<(), Trouble> {
         let session = &*self.membership.session;
         let mut wait = Wait::default();
         let mut told = false;
+        let mut waits = Waits::new();
         loop {
-            let Progress { moved, waits } = step(&mut self.links, &mut self.scratch)?;
+            waits.clear();
+            let moved = step(&mut self.links, &mut self.scratch, &mut waits)?;
             let Some(&(activity, peer)) = waits.last() else { return Ok(()) };
             let trouble = |fault| Trouble { activity, peer, fault };
             if let Some(abort) = session.verdict.get() {
@@ -194,16 +190,17 @@ fn push(
     send: &Outgoing<'_>,
     outbound: &mut Outbound,
     scratch: &mut Scratch,
-    progress: &mut Progress,
-) -> Result<(), Trouble> {
-    if !outbound.done() {
-        let link = connected(links, send.to);
-        progress.moved |= outbound.push(link, scratch, send.parts).map_err(sending(send.to))?;
+    waits: &mut Waits,
+) -> Result<bool, Trouble> {
+    if outbound.done() {
+        return Ok(false);
     }
+    let link = connected(links, send.to);
+    let moved = outbound.push(link, scratch, send.parts).map_err(sending(send.to))?;
     if !outbound.done() {
-        progress.waits.push((Activity::Send, send.to));
+        waits.push((Activity::Send, send.to));
     }
-    Ok(())
+    Ok(moved)
 }
 
 /// Receives what has come of a message.
@@ -212,16 +209,17 @@ fn pull(
     receive: &mut Incoming<'_>,
     inbound: &mut Inbound,
     scratch: &mut Scratch,
-    progress: &mut Progress,
-) -> Result<(), Trouble> {
-    if !inbound.done() {
-        let came = inbound.pull(connected(links, receive.from), scratch, &mut receive.sink);
-        progress.moved |= came.map_err(receiving(receive.from))?;
+    waits: &mut Waits,
+) -> Result<bool, Trouble> {
+    if inbound.done() {
+        return Ok(false);
     }
+    let link = connected(links, receive.from);
+    let moved = inbound.pull(link, scratch, &mut receive.sink).map_err(receiving(receive.from))?;
     if !inbound.done() {
-        progress.waits.push((Activity::Receive, receive.from));
+        waits.push((Activity::Receive, receive.from));
     }
-    Ok(())
+    Ok(moved)
 }
 
 fn connected(links: &mut [Option<Link>], peer: usize) -> &mut Link {
@@ -245,8 +243,12 @@ fn sleep(session: &Session, links: &mut [Option<Link>], waits: &Waits, limit: Du
     woken
 }
 
+/// Up to so many connections are watched without an allocation for every sleep.
+const WATCHED_INLINE: usize = 32;
+
 fn watch(session: &Session, links: &[Option<Link>], waits: &Waits, limit: Duration) -> io::Result<bool> {
-    let mut watched: SmallVec<[PollFd<'_>; 3]> = smallvec![session.verdict.watch()];
+    let mut watched: SmallVec<[PollFd<'_>; WATCHED_INLINE]> = SmallVec::new();
+    watched.push(session.verdict.watch());
     watched.extend(waits.iter().filter_map(|&(activity, peer)| {
         let link = links[peer].as_ref()?;
         Some(socket::watch(link, link.events(activity)))
