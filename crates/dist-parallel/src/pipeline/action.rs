@@ -49,23 +49,23 @@ pub enum Action {
 impl Action {
     /// The stage that it is about.
     pub const fn stage(self) -> usize {
-        match self {
-            Self::Gather(stage) | Self::Free(stage) | Self::ReduceGradients(stage) => stage,
-            Self::Forward(item)
-            | Self::Backward(item)
-            | Self::InputGradient(item)
-            | Self::WeightGradient(item)
-            | Self::SendActivation(item)
-            | Self::ReceiveActivation(item)
-            | Self::SendGradient(item)
-            | Self::ReceiveGradient(item) => item.stage,
+        match self.about() {
+            Ok(Item { stage, .. }) | Err(stage) => stage,
         }
     }
 
     /// The micro-batch that it is about; `None` if it is about the stage as a whole.
     pub const fn micro_batch(self) -> Option<usize> {
+        match self.about() {
+            Ok(item) => Some(item.micro_batch),
+            Err(_) => None,
+        }
+    }
+
+    /// What it is about: a micro-batch in a stage, or else the stage as a whole.
+    const fn about(self) -> Result<Item, usize> {
         match self {
-            Self::Gather(_) | Self::Free(_) | Self::ReduceGradients(_) => None,
+            Self::Gather(stage) | Self::Free(stage) | Self::ReduceGradients(stage) => Err(stage),
             Self::Forward(item)
             | Self::Backward(item)
             | Self::InputGradient(item)
@@ -73,7 +73,7 @@ impl Action {
             | Self::SendActivation(item)
             | Self::ReceiveActivation(item)
             | Self::SendGradient(item)
-            | Self::ReceiveGradient(item) => Some(item.micro_batch),
+            | Self::ReceiveGradient(item) => Ok(item),
         }
     }
 
