@@ -4,7 +4,13 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use dist_collectives::Operation;
 
 fn binomial(criterion: &mut Criterion) {
-    let operations = [Operation::AllReduce, Operation::Broadcast, Operation::Reduce];
+    let operations = [
+        Operation::AllReduce,
+        Operation::Broadcast,
+        Operation::Reduce,
+        Operation::Gather,
+        Operation::Scatter,
+    ];
     benches::bench(criterion, &operations, &["binomial"]);
 }
 

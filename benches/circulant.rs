@@ -4,8 +4,13 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use dist_collectives::Operation;
 
 fn circulant(criterion: &mut Criterion) {
-    let operations =
-        [Operation::AllReduce, Operation::ReduceScatter, Operation::AllGather, Operation::Broadcast];
+    let operations = [
+        Operation::AllReduce,
+        Operation::ReduceScatter,
+        Operation::AllGather,
+        Operation::Broadcast,
+        Operation::AllToAll,
+    ];
     benches::bench(criterion, &operations, &["circulant", "bruck", "scatter_circulant"]);
 }
 

@@ -4,8 +4,12 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use dist_collectives::Operation;
 
 fn pairwise(criterion: &mut Criterion) {
-    let operations = [Operation::AllReduce, Operation::ReduceScatter, Operation::Reduce];
-    benches::bench(criterion, &operations, &["pairwise", "pairwise_circulant", "pairwise_gather"]);
+    let operations = [Operation::AllReduce, Operation::ReduceScatter, Operation::Reduce, Operation::AllToAll];
+    benches::bench(
+        criterion,
+        &operations,
+        &["pairwise", "pairwise_circulant", "pairwise_gather", "windowed"],
+    );
 }
 
 criterion_group! { name = all; config = benches::quick(); targets = pairwise }

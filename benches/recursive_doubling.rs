@@ -4,7 +4,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use dist_collectives::Operation;
 
 fn recursive_doubling(criterion: &mut Criterion) {
-    let operations = [Operation::AllReduce, Operation::AllGather];
+    let operations = [Operation::AllReduce, Operation::AllGather, Operation::Scan];
     benches::bench(criterion, &operations, &["recursive_doubling"]);
 }
 

@@ -1,13 +1,13 @@
 //! What the benches share: worlds of threads, and one bench per operation, transport, number of ranks and size.
 //!
 //! A bench is called ALGORITHM/OPERATION/TRANSPORT/RANKS/BYTES. Its time is that of one call on the slowest rank,
-//! calls back to back after a barrier. The ranks are threads of one process, over real TCP connections or over the
-//! simulated network on the system's clock; `distctl bench` measures processes.
+//! calls back to back after a barrier. The ranks are threads of one process, over real TCP connections, over shared
+//! memory or over the simulated network on the system's clock; `distctl bench` measures processes.
 
 mod world;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
-use dist_collectives::{Algorithm, Operation};
+use dist_collectives::{Algorithm, Operation, TwoLevel};
 use std::time::Duration;
 
 pub use world::{Case, Network, World};
@@ -26,13 +26,14 @@ pub fn quick() -> Criterion {
 /// # Panics
 /// If ranks cannot be started, or a call fails: there is nothing to measure then.
 pub fn bench(criterion: &mut Criterion, operations: &[Operation], names: &[&str]) {
-    for network in [Network::Tcp, Network::Sim] {
+    for network in [Network::Tcp, Network::Shm, Network::Sim] {
         for ranks in RANKS {
             let mut world = World::start(network, ranks);
+            let hosts = World::hosts(ranks);
             for &operation in operations {
-                for algorithm in
-                    Algorithm::of(operation).filter(|algorithm| names.contains(&algorithm.name()))
-                {
+                let two_level = TwoLevel::of(operation).filter(|two| two.supports(&hosts));
+                let all = Algorithm::of(operation).chain(two_level.map(Algorithm::TwoLevel));
+                for algorithm in all.filter(|algorithm| names.contains(&algorithm.name())) {
                     points(criterion, &mut world, algorithm);
                 }
             }

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use dist_collectives::{Algorithm, Communicator, Operation, ReduceOp, ReductionOrder, Result};
+use dist_collectives::{
+    Algorithm, Communicator, CostModel, Hosts, Operation, ReduceOp, ReductionOrder, Result,
+};
 use dist_transport::runtime::{Mailbox, Receiver, Task};
-use dist_transport::tcp::{Config, Coordinator, TcpTransport};
+use dist_transport::tcp::{Config, Coordinator, Medium, TcpTransport};
 use dist_transport::{Runtime, sim};
 
 /// What connects the ranks.
@@ -12,6 +14,8 @@ use dist_transport::{Runtime, sim};
 pub enum Network {
     /// TCP connections over loopback.
     Tcp,
+    /// Memory that two ranks share.
+    Shm,
     /// The simulated network, on the system's clock.
     Sim,
 }
@@ -21,7 +25,17 @@ impl Network {
     pub fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
+            Self::Shm => "shm",
             Self::Sim => "sim",
+        }
+    }
+
+    /// What messages between processes go through; `None` on the simulated network.
+    fn medium(self) -> Option<Medium> {
+        match self {
+            Self::Tcp => Some(Medium::Tcp),
+            Self::Shm => Some(Medium::Shm),
+            Self::Sim => None,
         }
     }
 }
@@ -57,14 +71,14 @@ impl World {
         let (mut orders, mut tasks) = (Vec::new(), Vec::new());
         let coordinator = match network {
             Network::Sim => None,
-            Network::Tcp => {
+            Network::Tcp | Network::Shm => {
                 let started = Coordinator::start("127.0.0.1:0", ranks, JOB, None);
                 Some(started.expect("there is a free port on loopback"))
             }
         };
-        let joins = match &coordinator {
+        let joins = match coordinator.as_ref().zip(network.medium()) {
             None => simulated(&runtime, ranks),
-            Some(coordinator) => connected(coordinator, ranks),
+            Some((coordinator, medium)) => connected(coordinator, medium, ranks),
         };
         for join in joins {
             let (order, mut inbox) = runtime.mailbox();
@@ -72,6 +86,7 @@ impl World {
             let rank = move || {
                 let mut comm = join();
                 comm.set_order(ReductionOrder::Any);
+                comm.set_hosts(Self::hosts(ranks), CostModel::default()).expect("a host for every rank");
                 while let Ok((case, calls)) = inbox.receive(None) {
                     done.send(time(&mut comm, case, calls).expect("the ranks are in the same call"));
                 }
@@ -80,6 +95,12 @@ impl World {
             orders.push(order);
         }
         Self { network, orders, times, tasks, _coordinator: coordinator }
+    }
+
+    /// As if every two neighbours had a host, for algorithms of two levels; the others do not know of it.
+    pub fn hosts(ranks: usize) -> Hosts {
+        let hosts: Vec<u64> = (0..ranks).map(|rank| rank as u64 / 2).collect();
+        Hosts::new(&hosts)
     }
 
     /// What connects the ranks.
@@ -121,11 +142,11 @@ fn simulated(runtime: &Runtime, ranks: usize) -> Vec<Join> {
     transports.map(|transport| Box::new(|| Communicator::new(transport)) as Join).collect()
 }
 
-fn connected(coordinator: &Coordinator, ranks: usize) -> Vec<Join> {
+fn connected(coordinator: &Coordinator, medium: Medium, ranks: usize) -> Vec<Join> {
     let address = coordinator.address().to_string();
     let join = |rank| {
         let config = Config::new(rank, ranks, &address).expect("the rank is in the world");
-        let config = config.with_job(JOB).with_external_coordinator();
+        let config = config.with_job(JOB).with_external_coordinator().with_medium(medium);
         Box::new(move || Communicator::new(TcpTransport::join(&config).expect("all ranks come"))) as Join
     };
     (0..ranks).map(join).collect()
@@ -139,12 +160,13 @@ fn time(comm: &mut Communicator, case: Case, calls: u64) -> Result<Duration> {
     let world_size = comm.world_size();
     let mut input = vec![0_f32; len];
     let mut output = match case.algorithm.operation() {
-        Operation::ReduceScatter => vec![0_f32; len / world_size],
-        Operation::AllGather => vec![0_f32; len * world_size],
+        Operation::ReduceScatter | Operation::Scatter => vec![0_f32; len / world_size],
+        Operation::AllGather | Operation::Gather => vec![0_f32; len * world_size],
+        Operation::AllToAll => vec![0_f32; len / world_size * world_size],
         _ => Vec::new(),
     };
-    // The whole input is one rank's part times the number of ranks.
-    let scattered = output.len() * world_size;
+    // What is cut into one part for each rank.
+    let parts = len / world_size * world_size;
     let runtime = comm.runtime().clone();
     comm.barrier()?;
     let mut comm = comm.with_algorithm(case.algorithm);
@@ -154,8 +176,12 @@ fn time(comm: &mut Communicator, case: Case, calls: u64) -> Result<Duration> {
         match case.algorithm.operation() {
             Operation::AllReduce => comm.all_reduce(&mut input, ReduceOp::Sum)?,
             Operation::ReduceScatter => {
-                comm.reduce_scatter(&input[..scattered], &mut output, ReduceOp::Sum)?;
+                comm.reduce_scatter(&input[..parts], &mut output, ReduceOp::Sum)?;
             }
+            Operation::Scatter => comm.scatter(&input[..parts], &mut output, root)?,
+            Operation::Gather => comm.gather(&input, &mut output, root)?,
+            Operation::AllToAll => comm.all_to_all(&input[..parts], &mut output)?,
+            Operation::Scan => comm.scan(&mut input, ReduceOp::Sum)?,
             Operation::AllGather => comm.all_gather(&input, &mut output)?,
             Operation::Broadcast => comm.broadcast(&mut input, root)?,
             Operation::Reduce => comm.reduce(&mut input, ReduceOp::Sum, root)?,

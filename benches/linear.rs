@@ -1,0 +1,12 @@
+//! Benches of gather and scatter in which the root talks to everybody.
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use dist_collectives::Operation;
+
+fn linear(criterion: &mut Criterion) {
+    let operations = [Operation::Gather, Operation::Scatter];
+    benches::bench(criterion, &operations, &["linear"]);
+}
+
+criterion_group! { name = all; config = benches::quick(); targets = linear }
+criterion_main!(all);

@@ -1,0 +1,22 @@
+//! Benches of algorithms that know of hosts: two ranks on each, so they say.
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use dist_collectives::Operation;
+
+fn two_level(criterion: &mut Criterion) {
+    let operations = [
+        Operation::AllReduce,
+        Operation::ReduceScatter,
+        Operation::AllGather,
+        Operation::Broadcast,
+        Operation::Reduce,
+    ];
+    benches::bench(
+        criterion,
+        &operations,
+        &["two_level", "two_level/parts/ring", "two_level/leaders/recursive_doubling", "two_level/binomial"],
+    );
+}
+
+criterion_group! { name = all; config = benches::quick(); targets = two_level }
+criterion_main!(all);
