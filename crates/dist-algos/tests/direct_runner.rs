@@ -32,6 +32,8 @@ struct Together {
     base: u64,
     posts: u64,
     odd: usize,
+    /// How often slots have changed hands.
+    turn: usize,
 }
 
 impl Together {
@@ -130,8 +132,9 @@ impl Direct for Together {
         Ok(())
     }
 
-    fn write(&mut self, rank: usize, offset: usize, bytes: &[u8]) -> Result<()> {
-        self.lock()[rank].memory[offset..offset + bytes.len()].copy_from_slice(bytes);
+    fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
+        let mut all = self.lock();
+        Self::bytes(&mut all[rank], self.odd, place)[offset..offset + bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
 
@@ -150,7 +153,8 @@ fn on_every_rank<R: Send>(world_size: usize, work: impl Fn(Rank, &mut Together) 
     let all = Arc::new(Mutex::new((0..world_size).map(|_| share()).collect::<Vec<_>>()));
     thread::scope(|scope| {
         let start = |rank: Rank| {
-            let mut direct = Together { rank: rank.index(), all: all.clone(), base: 0, posts: 0, odd: 1 };
+            let mut direct =
+                Together { rank: rank.index(), all: all.clone(), base: 0, posts: 0, odd: 1, turn: 0 };
             let work = &work;
             scope.spawn(move || work(rank, &mut direct))
         };
@@ -170,13 +174,15 @@ fn brought(rank: usize, world_size: usize, len: usize) -> Vec<f32> {
 }
 
 /// Does a task once; the rank's buffer afterwards.
-fn once(direct: &mut dyn Direct, rank: Rank, (task, form): (Task, Form), len: usize) -> Vec<f32> {
+fn once(direct: &mut Together, rank: Rank, (task, form): (Task, Form), len: usize) -> Vec<f32> {
     let world_size = rank.world_size();
     let buffer = brought(rank.index(), world_size, len);
     let input = buffer.clone();
     let parts = task.parts(form, world_size);
     let cut = Partition::new(buffer.len(), 4, parts).unwrap();
     let plan = Plan::new((task, form), world_size, cut.chunk_bytes_max(), 512, SHARED).unwrap();
+    let plan = plan.with_turn(direct.turn);
+    direct.turn += plan.turns();
     let input = (task.source() == Source::Input).then(|| (bytemuck::cast_slice(&input), cut));
     let mut owned = Owned::from(buffer);
     let own = match form {
@@ -249,7 +255,7 @@ fn memory_that_the_schedule_was_not_made_for_is_refused() {
     let rank = Rank::new(0, 1).unwrap();
     let plan = |form| Plan::new((Task::AllReduce, form), 1, 64, 512, SHARED).unwrap();
     let error = |form: Form, bytes: &mut [u8], cut: Partition<'_>| {
-        let mut direct = Together { rank: 0, all: Arc::default(), base: 0, posts: 0, odd: 1 };
+        let mut direct = Together { rank: 0, all: Arc::default(), base: 0, posts: 0, odd: 1, turn: 0 };
         let memory = Memory { own: Own::Borrowed(bytes), cut, input: None, piece_bytes: 64 };
         let kernel = Kernel { combine: &mut |_, _| (), finish: &mut |_| () };
         let schedule = plan(form).schedule(rank);

@@ -3,7 +3,7 @@
 use dist_algos::Error;
 use dist_algos::direct::verify::mutate::{Mutation, Score};
 use dist_algos::direct::verify::{Call, check, plans, prove};
-use dist_algos::direct::{Form, Parts, Peers, Plan, Step, Target, Task};
+use dist_algos::direct::{Form, Parts, Peers, Plan, Step, Task};
 use dist_transport::Place;
 use rstest::rstest;
 
@@ -80,7 +80,6 @@ fn with_slots(step: Step, slots: usize) -> Step {
             Step::Publish { parts, block, of, place: Place::Slot(block % slots) }
         }
         Step::Reduce { part, block, of, into } => {
-            let into = if let Target::Slot(_) = into { Target::Slot(block % slots) } else { into };
             let of = if fewer(of) == of && of == Place::Memory { of } else { Place::Slot(block % slots) };
             Step::Reduce { part, block, of, into }
         }

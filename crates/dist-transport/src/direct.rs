@@ -33,6 +33,12 @@ pub trait Direct: fmt::Debug {
     /// If the bytes do not fit, or `place` is [`Place::Memory`].
     fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]);
 
+    /// As [`publish`](Direct::publish), over what this rank has published there before and others have read since. That
+    /// may be faster past the caches of this rank's core, which would have to call back every line from the others'.
+    fn publish_over(&mut self, place: Place, offset: usize, bytes: &[u8]) {
+        self.publish(place, offset, bytes);
+    }
+
     /// Lets `write` fill a range of this rank's line or of one of its slots, in which it finds what was there before.
     ///
     /// # Panics
@@ -69,11 +75,11 @@ pub trait Direct: fmt::Debug {
     /// As for [`view`](Direct::view).
     fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()>;
 
-    /// Copies into the memory that `rank` has laid open for writing, beginning at `offset`.
+    /// Copies into a slot of `rank`, or into the memory that it has laid open for writing, beginning at `offset`.
     ///
     /// # Errors
-    /// If `rank` has laid no such memory open, or the system fails to write it.
-    fn write(&mut self, rank: usize, offset: usize, bytes: &[u8]) -> Result<()>;
+    /// If `rank` has no such slot and has laid no such memory open, or the system fails to write it.
+    fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()>;
 
     /// Says, before a post, what the memory that was laid open holds now. Where ranks really reach into it there is nothing to
     /// do; those who simulate it need to be told.

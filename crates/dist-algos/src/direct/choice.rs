@@ -27,19 +27,19 @@ impl Form {
         match (task, ownership) {
             (Task::AllReduce, Ownership::Allocated) if bytes >= 4 << 10 => (Self::WriteToAll, 0),
             (Task::AllReduce, Ownership::Owned)
-                if reach == Reach::Write && bytes >= written_from(world_size) =>
+                if reach == Reach::Write && world_size > 2 && bytes >= 1 << 20 =>
             {
                 (Self::WriteToAll, 0)
             }
-            (Task::AllReduce | Task::Reduce { .. }, _) if world_size > 2 && bytes > 16 << 10 => {
-                (Self::Staged, 512 << 10)
+            (Task::AllReduce | Task::Reduce { .. }, _) if bytes >= staged_from(world_size) => {
+                (Self::Staged, 256 << 10)
             }
             _ => (Self::OneShot, 256 << 10),
         }
     }
 }
 
-/// From how many bytes on it is faster to reach into ordinary memory of others, which takes a call of the system.
-const fn written_from(world_size: usize) -> usize {
-    if world_size == 2 { 128 << 10 } else { 1 << 20 }
+/// From how many bytes on it is faster that one rank reduces each part than that everybody reduces all.
+const fn staged_from(world_size: usize) -> usize {
+    if world_size == 2 { 32 << 10 } else { 16 << 10 }
 }

@@ -11,7 +11,7 @@ pub enum Form {
     /// Everybody publishes all that others need, and then does by itself all that it needs. In more than one block it is
     /// a pipeline: a block is published before the one before is used.
     OneShot,
-    /// One rank reduces each part and publishes the sum, which the others copy.
+    /// One rank reduces each part of what the others have published, and puts the sum back there, whence they copy it.
     Staged,
     /// As staged, or in one go where nothing is shared out, from the others' own memory: nothing is published.
     ReadFromAll,

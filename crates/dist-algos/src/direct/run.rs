@@ -5,7 +5,7 @@ use std::ops::Range;
 use dist_transport::{Combine, Deadline, Direct, Error as TransportError, Exposed, Lent, Place};
 
 use super::tree::Tree;
-use super::{Cells, Exposure, Parts, Plan, Schedule, Step, Target};
+use super::{Cells, Exposure, Form, Parts, Plan, Schedule, Step, Target};
 use crate::{Error, Partition, RunError, Scratch, Source};
 
 /// The memory of one rank that a direct schedule works on.
@@ -142,7 +142,7 @@ impl<'a, 'f> Runner<'a, 'f> {
 
     fn step(&mut self, step: Step) -> Result<(), TransportError> {
         match step {
-            Step::Publish { parts, block, of, place } => self.publish(parts, block, of, place),
+            Step::Publish { parts, block, of, place } => self.publish(parts, block, of, place)?,
             Step::Post => self.post(),
             Step::Await { ranks, posts } => {
                 for rank in ranks.ranks(self.rank.index(), self.rank.world_size()) {
@@ -151,9 +151,9 @@ impl<'a, 'f> Runner<'a, 'f> {
             }
             Step::Reduce { part, block, of, into } => self.reduce((part, block), of, into)?,
             Step::Take { from, part, block, of, into } => {
-                let offset = self.offset(part, block, of);
+                let (holder, offset) = (self.plan.holder(from, block, of), self.offset(part, block, of));
                 let range = self.cells.range(into, block);
-                self.direct.read(from, of, offset, &mut self.own.bytes_mut()[range])?;
+                self.direct.read(holder, of, offset, &mut self.own.bytes_mut()[range])?;
             }
         }
         Ok(())
@@ -167,15 +167,28 @@ impl<'a, 'f> Runner<'a, 'f> {
         self.direct.post();
     }
 
-    fn publish(&mut self, parts: Parts, block: usize, of: Source, place: Place) {
+    fn publish(
+        &mut self,
+        parts: Parts,
+        block: usize,
+        of: Source,
+        place: Place,
+    ) -> Result<(), TransportError> {
         let (bytes, cells) = match (of, self.input) {
             (Source::Input, Some(input)) => input,
             _ => (self.own.bytes(), self.cells),
         };
         for part in parts.indices(self.plan.parts()) {
             let at = self.plan.place(part) * self.place_bytes;
-            self.direct.publish(place, at, &bytes[cells.range(part, block)]);
+            let bytes = &bytes[cells.range(part, block)];
+            match self.plan.holder(self.rank.index(), block, place) {
+                holder if holder != self.rank.index() => self.direct.write(holder, place, at, bytes)?,
+                // What came back was written by others.
+                _ if self.plan.form() == Form::Staged => self.direct.publish(place, at, bytes),
+                _ => self.direct.publish_over(place, at, bytes),
+            }
         }
+        Ok(())
     }
 
     fn reduce(
@@ -196,17 +209,14 @@ impl<'a, 'f> Runner<'a, 'f> {
             let own = &mut own[range.start + at.start..range.start + at.end];
             let (direct, rank, offset) = (&mut *self.direct, self.rank, offset + at.start);
             let (scratch, combine) = (&mut *self.scratch, &mut *self.kernel.combine);
-            Tree { direct, rank, of, offset, own, scratch, combine }.sum()?;
+            let plan = &self.plan;
+            Tree { direct, rank, plan, block, of, offset, own, scratch, combine }.sum()?;
             (self.kernel.finish)(own);
             match into {
                 Target::Buffer => {}
-                Target::Slot(slot) => {
-                    let place = self.plan.place(part) * self.place_bytes;
-                    self.direct.publish(Place::Slot(slot), place + at.start, own);
-                }
-                Target::Everywhere => {
-                    for step in 1..rank.world_size() {
-                        self.direct.write(rank.plus(step).index(), range.start + at.start, own)?;
+                Target::Back(ranks) => {
+                    for peer in ranks.ranks(rank.index(), rank.world_size()) {
+                        self.direct.write(peer, of, offset, own)?;
                     }
                 }
             }
@@ -281,4 +291,4 @@ fn pieces(len: usize, piece_bytes: usize) -> impl Iterator<Item = Range<usize>> 
 }
 
 /// Bytes of a slot that a sum is made of at a time: with the scratch memory they stay in the nearest cache.
-const PIECE_BYTES: usize = 16 << 10;
+const PIECE_BYTES: usize = 8 << 10;

@@ -14,6 +14,7 @@ pub struct Plan {
     world_size: usize,
     blocks: usize,
     in_line: bool,
+    turn: usize,
 }
 
 impl Plan {
@@ -30,7 +31,7 @@ impl Plan {
         if !form.serves(task) || task.root().unwrap_or(0) >= world_size {
             return None;
         }
-        let plan = Self { task, form, world_size, blocks: 1, in_line: false };
+        let plan = Self { task, form, world_size, blocks: 1, in_line: false, turn: 0 };
         let places = plan.places();
         if form.exposure() != Exposure::Nothing {
             return Some(plan);
@@ -52,7 +53,7 @@ impl Plan {
         blocks: usize,
         in_line: bool,
     ) -> Self {
-        Self { task, form, world_size, blocks, in_line }
+        Self { task, form, world_size, blocks, in_line, turn: 0 }
     }
 
     /// What it is for.
@@ -102,6 +103,32 @@ impl Plan {
             }
             _ => 0,
         }
+    }
+
+    /// The same, where slots have changed hands so often before.
+    #[must_use]
+    pub const fn with_turn(self, turn: usize) -> Self {
+        Self { turn, ..self }
+    }
+
+    /// How often slots change hands until they are used in another call.
+    pub const fn turns(&self) -> usize {
+        if self.takes_turns() { self.blocks.div_ceil(SLOTS) } else { 0 }
+    }
+
+    /// In whose memory a rank has a block that lies at this place.
+    ///
+    /// Two ranks that both publish and both use take turns: each writes where it has just read. A processor does that
+    /// several times faster than it writes what is its own and others have read since.
+    pub const fn holder(&self, rank: usize, block: usize, place: Place) -> usize {
+        match place {
+            Place::Slot(_) if self.takes_turns() => (rank + self.turn + block / SLOTS) % self.world_size,
+            _ => rank,
+        }
+    }
+
+    const fn takes_turns(&self) -> bool {
+        matches!(self.form, Form::OneShot) && self.world_size == 2 && self.task.root().is_none()
     }
 
     /// How often every rank posts.
@@ -224,7 +251,10 @@ impl Schedule {
         step.map_or(At::EndOfRound, At::Step)
     }
 
-    /// Round `i` publishes block `i`, reduces this rank's part of block `i − 1` and copies the others of block `i − 2`.
+    /// Round `i` publishes block `i`, reduces this rank's part of block `i − 1` and copies what came back of block `i − 2`.
+    ///
+    /// Sums go back to where the contributions lay: whoever has just read cache lines of another core writes them for
+    /// less than whoever owns them and has to tell all that have read them.
     fn staged(&self, round: usize, phase: usize) -> At {
         let Plan { task, form, blocks, .. } = self.plan;
         let rank = self.rank.index();
@@ -235,10 +265,8 @@ impl Schedule {
                 At::Step(Step::Await { ranks: Peers::Others, posts: posts(round) })
             }
             2 if round >= 1 && round <= blocks => {
-                let slot = (round - 1) % SLOTS;
-                // Nobody takes anything from a root.
-                let into = if task.root() == Some(rank) { Target::Buffer } else { Target::Slot(slot) };
-                let of = Place::Slot(slot);
+                let of = self.where_published(round - 1);
+                let into = task.wants_sum(rank).map_or(Target::Buffer, Target::Back);
                 At::Step(Step::Reduce { part: rank, block: round - 1, of, into })
             }
             0..=2 => At::Nothing,
@@ -247,9 +275,9 @@ impl Schedule {
                 let peer = takers.and_then(|peers| self.peer(peers, phase - 3));
                 let count = takers.map_or(0, |_| self.rank.world_size() - 1);
                 match peer {
-                    Some(from) => {
+                    Some(part) => {
                         let (block, of) = (round - 2, self.where_published(round - 2));
-                        At::Step(Step::Take { from, part: from, block, of, into: from })
+                        At::Step(Step::Take { from: rank, part, block, of, into: part })
                     }
                     None if phase == 3 + count && round <= blocks => At::Step(Step::Post),
                     None => At::EndOfRound,
@@ -298,7 +326,12 @@ impl Schedule {
         match phase {
             0 => At::Step(Step::Post),
             1 => At::Step(Step::Await { ranks: Peers::Others, posts: 1 }),
-            2 => At::Step(Step::Reduce { part, block: 0, of: Place::Memory, into: Target::Everywhere }),
+            2 => At::Step(Step::Reduce {
+                part,
+                block: 0,
+                of: Place::Memory,
+                into: Target::Back(Peers::Others),
+            }),
             _ => self.leave(phase - 3, 2),
         }
     }

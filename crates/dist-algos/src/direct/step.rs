@@ -43,15 +43,15 @@ pub enum Step {
         /// Where the sum goes besides.
         into: Target,
     },
-    /// Copies a cell that another rank has into the buffer.
+    /// Copies a cell into the buffer that another rank has, or that lies in a slot of this one.
     Take {
-        /// The other rank.
+        /// The rank that has it.
         from: usize,
         /// Its part.
         part: usize,
         /// The block.
         block: usize,
-        /// Where the other rank has it.
+        /// Where that rank has it.
         of: Place,
         /// The part of the own buffer that it becomes.
         into: usize,
@@ -81,10 +81,8 @@ pub enum Peers {
 pub enum Target {
     /// Nowhere.
     Buffer,
-    /// Into a slot of that rank, at the place of its part.
-    Slot(usize),
-    /// Into the memory that every other rank has laid open, to where it lies in its own.
-    Everywhere,
+    /// Back to where these ranks' contributions lay: in slots of theirs, or in the memory that they have laid open.
+    Back(Peers),
 }
 
 impl Parts {
@@ -112,7 +110,7 @@ impl Peers {
 
 impl fmt::Display for Step {
     /// As in a drawing: `s0=*` publishes the only part in slot 0, `!` posts, `?2 ×1` waits for a post of rank 2, `+1 s0`
-    /// reduces part 1 from the slots 0, `+1 m →m` from all ranks' memory and into it, `=1 ←1 s0` copies part 1 of rank 1.
+    /// reduces part 1 from the slots 0, `+1 m →*` from all ranks' memory and back into it, `=1 ←1 s0` copies part 1 of rank 1.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Publish { parts, block, of, place } => {
@@ -129,8 +127,8 @@ impl fmt::Display for Step {
                 write!(f, "+{part}.{block} {}", name(of))?;
                 match into {
                     Target::Buffer => Ok(()),
-                    Target::Slot(slot) => write!(f, " →s{slot}"),
-                    Target::Everywhere => f.write_str(" →*"),
+                    Target::Back(Peers::One(rank)) => write!(f, " →{rank}"),
+                    Target::Back(Peers::Others) => f.write_str(" →*"),
                 }
             }
             Self::Take { from, part, block, of, into } => {

@@ -155,6 +155,14 @@ impl Task {
         }
     }
 
+    /// Who gets the sum that this rank computes of its part, beside itself.
+    pub(super) fn wants_sum(self, rank: usize) -> Option<Peers> {
+        match self.root() {
+            Some(root) => (rank != root).then_some(Peers::One(root)),
+            None => Some(Peers::Others),
+        }
+    }
+
     /// What a rank copies from another one: which of its parts, and what it becomes.
     pub(super) const fn taken(self, rank: usize, from: usize) -> (usize, usize) {
         match self {

@@ -2,12 +2,15 @@
 
 use dist_transport::{Combine, Direct, Place, Rank, Result};
 
+use super::Plan;
 use crate::Scratch;
 
 /// What a sum is made from, and with what.
 pub(super) struct Tree<'a, 'combine> {
     pub(super) direct: &'a mut dyn Direct,
     pub(super) rank: Rank,
+    pub(super) plan: &'a Plan,
+    pub(super) block: usize,
     /// Where the other ranks have the range, and at which byte.
     pub(super) of: Place,
     pub(super) offset: usize,
@@ -24,7 +27,7 @@ enum Held {
     Own,
     /// In the scratch memory's slot with this number.
     Scratch(usize),
-    /// Where this one rank has it.
+    /// In the memory of this rank, as it is published.
     There(usize),
 }
 
@@ -37,7 +40,11 @@ impl Tree<'_, '_> {
     /// T(count) of the ranks from `start` on; scratch slots from `free` on are free.
     fn sum_of(&mut self, start: usize, count: usize, free: usize) -> Result<Held> {
         if count == 1 {
-            return Ok(if start == self.rank.index() { Held::Own } else { Held::There(start) });
+            return Ok(if start == self.rank.index() {
+                Held::Own
+            } else {
+                Held::There(self.plan.holder(start, self.block, self.of))
+            });
         }
         let low = count.next_power_of_two() / 2;
         let left = self.sum_of(start, low, free)?;

@@ -18,6 +18,19 @@ pub(super) enum Sharing {
     Memory(Shared),
 }
 
+/// How often slots have changed hands in direct calls so far, which have them in turns.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Turns([usize; 2]);
+
+impl Turns {
+    /// The plan of the next call, with the slots as they are.
+    const fn take(&mut self, plan: Plan) -> Plan {
+        let Self([now, next]) = *self;
+        *self = Self([next, now + plan.turns()]);
+        plan.with_turn(now)
+    }
+}
+
 /// The memory that a reduction works on.
 #[derive(Debug)]
 pub(crate) enum Held<'a, T> {
@@ -157,7 +170,7 @@ impl Engine {
         arithmetic: Option<&Arithmetic>,
         deadline: Deadline,
     ) -> Result<()> {
-        let rank = self.rank();
+        let (rank, plan) = (self.rank(), self.turns.take(plan));
         let direct = self.transport.direct(deadline).map_err(|source| Error::in_call(*call, source))?;
         let direct = direct.expect("a plan is made only where memory is shared");
         let scratch: &mut Scratch = &mut self.scratch;

@@ -23,7 +23,7 @@ use crate::digest::digest;
 use crate::settings::Settings;
 use crate::two_level::{Chosen, Levels};
 use crate::{Algorithm, Call, Element, Error, Operation, ReduceOp, Result};
-use direct::Sharing;
+use direct::{Sharing, Turns};
 use shares::Shares;
 
 /// How one call is done: with which settings, and until when.
@@ -49,6 +49,7 @@ pub(crate) struct Engine {
     sequence: u64,
     scratch: Scratch,
     sharing: Sharing,
+    turns: Turns,
     /// The last call that was begun, and as bytes.
     encoded: Option<(Call, Fingerprint)>,
     /// What is known of hosts, if anything is.
@@ -66,6 +67,7 @@ impl Engine {
             sequence: 0,
             scratch: Scratch::new(),
             sharing: Sharing::Unknown,
+            turns: Turns::default(),
             encoded: None,
             levels: None,
             copy: Vec::new(),

@@ -143,7 +143,7 @@ fn ranks_that_share_memory_choose_direct_forms_from_their_first_operation_on() {
     });
     let [before, borrowed, allocated] = names[0];
     assert!(!before.starts_with("direct/"), "{before}");
-    assert_eq!([borrowed, allocated], ["direct/one_shot", "direct/write_to_all"]);
+    assert_eq!([borrowed, allocated], ["direct/staged", "direct/write_to_all"]);
     assert_eq!(names[0], names[1]);
 }
 

@@ -180,7 +180,7 @@ fn reach_into_all(transport: &mut dyn Transport, memory: &mut Owned<u8>, number:
         direct.view(peer.index(), Place::Memory, place(peer.index()), view).unwrap();
         assert!(pieces == expected, "view of {peer}");
         if reach == Reach::Write {
-            direct.write(peer.index(), half + place(me).start, &seen).unwrap();
+            direct.write(peer.index(), Place::Memory, half + place(me).start, &seen).unwrap();
         }
         let outside = direct.read(peer.index(), Place::Memory, 2 * half, &mut [0]).unwrap_err();
         assert!(matches!(outside, Error::OutOfReach { .. }), "{outside}");
@@ -243,7 +243,10 @@ pub fn what_is_not_laid_open_is_out_of_reach_which_harms_nothing(fabric: &'stati
                     direct.read(peer, Place::Slot(shared.slots), 0, &mut [0]),
                     direct.read(peer, Place::Slot(0), shared.slot_bytes, &mut [0]),
                     direct.view(peer, Place::Memory, 0..101, &mut |_, _| panic!("nothing is there")),
-                    direct.write(peer, 0, &[1]),
+                    direct.write(peer, Place::Memory, 0, &[1]),
+                    direct.write(peer, Place::Line, 0, &[1]),
+                    direct.write(peer, Place::Slot(shared.slots), 0, &[1]),
+                    direct.write(peer, Place::Slot(0), shared.slot_bytes, &[1]),
                 ];
                 for outcome in wrong {
                     assert!(matches!(outcome, Err(Error::OutOfReach { .. })), "{outcome:?}");

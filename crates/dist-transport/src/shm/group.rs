@@ -25,6 +25,9 @@ const PAGE_BYTES: usize = 4096;
 const PAIR_BYTES: usize = 128;
 const BLOCK_BYTES: usize = 8 * PAIR_BYTES;
 
+/// From how many bytes on it is faster to write past the caches over what others have read.
+const PAST_CACHES_BYTES: usize = 4096;
+
 /// In a line: behind the posts and the hash.
 const HASH_AT: usize = 8;
 const LINE_AT: usize = 16;
@@ -243,6 +246,24 @@ impl GroupMemory {
     ) -> Option<()> {
         let at = self.place(rank, parity, place, &(offset..offset.checked_add(bytes.len())?))?;
         self.mapping.copy_in(at, bytes);
+        Some(())
+    }
+
+    /// The same, past the caches if there is much.
+    pub(crate) fn publish_over(
+        &self,
+        rank: usize,
+        parity: Parity,
+        place: Place,
+        offset: usize,
+        bytes: &[u8],
+    ) -> Option<()> {
+        let at = self.place(rank, parity, place, &(offset..offset.checked_add(bytes.len())?))?;
+        if bytes.len() < PAST_CACHES_BYTES {
+            self.mapping.copy_in(at, bytes);
+        } else {
+            self.mapping.stream_in(at, bytes);
+        }
         Some(())
     }
 

@@ -121,6 +121,14 @@ impl Mapping {
         unsafe { place.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) }
     }
 
+    /// As `copy_in`, past this core's caches where the processor can: others that hold the lines are told so, and nothing
+    /// waits for them.
+    pub(super) fn stream_in(&self, offset: usize, bytes: &[u8]) {
+        let place = self.at(offset, bytes.len());
+        let streamed = stream::copy(place, bytes);
+        self.copy_in(offset + streamed, &bytes[streamed..]);
+    }
+
     /// Where in the segment these bytes lie, if they do.
     pub(super) fn find(&self, bytes: &[u8]) -> Option<usize> {
         let offset = bytes.as_ptr().addr().checked_sub(self.start.addr().get())?;
@@ -161,6 +169,42 @@ impl Region {
         // region of this process has them. Another process writes there only between a loan and its end, as the system
         // does in a read that is under way.
         unsafe { slice::from_raw_parts_mut(place.as_ptr(), self.len) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+mod stream {
+    use std::arch::x86_64::{__m128i, _mm_sfence, _mm_stream_si128};
+    use std::ptr::NonNull;
+
+    /// Copies what can be copied past the caches, to where nobody else looks yet and there is room for all; how many
+    /// bytes that were.
+    pub(super) fn copy(to: NonNull<u8>, bytes: &[u8]) -> usize {
+        let to: NonNull<__m128i> = to.cast();
+        if !to.is_aligned() {
+            return 0;
+        }
+        let (vectors, _) = bytes.as_chunks::<{ size_of::<__m128i>() }>();
+        for (index, &vector) in vectors.iter().enumerate() {
+            // SAFETY: the caller has room for all bytes there, and this vector is among them.
+            let place = unsafe { to.add(index) };
+            // SAFETY: every processor of this architecture has the instruction, and the place is aligned, as checked.
+            unsafe { _mm_stream_si128(place.as_ptr(), bytemuck::cast(vector)) }
+        }
+        // Stores past the caches are in no order with others, such as the post that hands them over, but for this.
+        // SAFETY: every processor of this architecture has the instruction, which does nothing else.
+        unsafe { _mm_sfence() }
+        size_of_val(vectors)
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+mod stream {
+    use std::ptr::NonNull;
+
+    /// Nothing is copied past caches here.
+    pub(super) fn copy(_: NonNull<u8>, _: &[u8]) -> usize {
+        0
     }
 }
 

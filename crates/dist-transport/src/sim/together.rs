@@ -218,14 +218,20 @@ impl Direct for Together {
         self.with(rank, place, &range, |found| into.copy_from_slice(found))
     }
 
-    fn write(&mut self, rank: usize, offset: usize, bytes: &[u8]) -> Result<()> {
+    fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
         let range = offset..offset.saturating_add(bytes.len());
-        let writable = self.segment.lock()[rank][self.current.half].writable;
+        let writable = match place {
+            Place::Line => false,
+            Place::Slot(_) => true,
+            Place::Memory => self.segment.lock()[rank][self.current.half].writable,
+        };
         if !writable {
             return Err(Error::OutOfReach { peer: rank, start: range.start, end: range.end });
         }
-        self.with(rank, Place::Memory, &range, |room| room.copy_from_slice(bytes))?;
-        self.segment.lock()[rank][self.current.half].written.push(range);
+        self.with(rank, place, &range, |room| room.copy_from_slice(bytes))?;
+        if place == Place::Memory {
+            self.segment.lock()[rank][self.current.half].written.push(range);
+        }
         Ok(())
     }
 

@@ -135,7 +135,7 @@ impl Machine {
                 for part in parts.indices(at.plan.parts()) {
                     let held = self.read(&at, (rank, Location::Own { of, part, block }))?;
                     let to = self.published(at.plan, place, part);
-                    self.write(&at, (rank, to), Some(held))?;
+                    self.write(&at, (at.plan.holder(rank, block, place), to), Some(held))?;
                 }
             }
             Step::Post => self.post(rank),
@@ -149,7 +149,7 @@ impl Machine {
             Step::Reduce { part, block, of, into } => self.reduce(&at, (part, block), of, into)?,
             Step::Take { from, part, block, of, into } => {
                 let there = self.there(at.plan, of, part, block);
-                let held = self.read(&at, (from, there))?;
+                let held = self.read(&at, (at.plan.holder(from, block, of), there))?;
                 self.write(&at, (rank, own(into, block)), Some(held))?;
             }
         }
@@ -179,8 +179,12 @@ impl Machine {
         let there = self.there(at.plan, of, part, block);
         for rank in 0..self.ranks.len() {
             let source = if rank == at.rank { Source::Buffer } else { at.plan.task().source() };
-            let from = if rank == at.rank { own(part, block) } else { there };
-            let held = self.read(at, (rank, from))?;
+            let from = if rank == at.rank {
+                (rank, own(part, block))
+            } else {
+                (at.plan.holder(rank, block, of), there)
+            };
+            let held = self.read(at, from)?;
             // The own contribution of an input lies in the buffer.
             let expected = Held::Brought { call: self.calls, rank, of: source, part, block };
             if held != expected {
@@ -191,13 +195,9 @@ impl Machine {
         self.write(at, (at.rank, own(part, block)), sum)?;
         match into {
             Target::Buffer => {}
-            Target::Slot(slot) => {
-                let location = self.published(at.plan, Place::Slot(slot), part);
-                self.write(at, (at.rank, location), sum)?;
-            }
-            Target::Everywhere => {
-                for peer in Peers::Others.ranks(at.rank, self.ranks.len()) {
-                    self.write(at, (peer, own(part, block)), sum)?;
+            Target::Back(ranks) => {
+                for peer in ranks.ranks(at.rank, self.ranks.len()) {
+                    self.write(at, (at.plan.holder(peer, block, of), there), sum)?;
                 }
             }
         }
@@ -309,15 +309,17 @@ impl Machine {
             Step::Await { ranks: Peers::One(one), .. } => peer(one),
             Step::Post | Step::Await { .. } => Ok(()),
             Step::Reduce { part, block, of, into } => {
-                let target = match into {
-                    Target::Buffer => Ok(()),
-                    Target::Slot(slot) => place(Place::Slot(slot)),
-                    Target::Everywhere if open == Exposure::Write => Ok(()),
-                    Target::Everywhere => Err(Error::Closed { rank, step: index }),
+                let target = match (into, of) {
+                    (Target::Buffer, _) => Ok(()),
+                    (Target::Back(Peers::One(one)), Place::Slot(_)) => peer(one),
+                    (Target::Back(Peers::Others), Place::Slot(_)) => Ok(()),
+                    (Target::Back(_), Place::Memory) if open == Exposure::Write => Ok(()),
+                    (Target::Back(_), _) => Err(Error::Closed { rank, step: index }),
                 };
                 cell(part, block).and_then(|()| place(of)).and(target)
             }
-            Step::Take { from, part, block, of, into } => peer(from)
+            Step::Take { from, part, block, of, into } => Ok(from)
+                .and_then(|from| if from == rank && of != Place::Memory { Ok(()) } else { peer(from) })
                 .and_then(|()| cell(part, block))
                 .and_then(|()| cell(into, block))
                 .and_then(|()| place(of)),

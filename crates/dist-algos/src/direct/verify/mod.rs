@@ -65,6 +65,12 @@ pub fn plans(task: Task, form: Form, world_size: usize) -> Vec<Plan> {
     let in_line = form == Form::OneShot && task.places(form, world_size) == 1;
     let turned = task.rooted_at(world_size - 1);
     plans.insert(2, Plan::in_blocks((turned, form), world_size, 1, in_line));
+    // Slots change hands from one call to the next as often as they have in all before.
+    let mut turns = [0; 2];
+    for (call, plan) in plans.iter_mut().enumerate() {
+        *plan = plan.with_turn(turns[call % 2]);
+        turns[call % 2] += plan.turns();
+    }
     plans
 }
 

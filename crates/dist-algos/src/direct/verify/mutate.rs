@@ -139,9 +139,13 @@ fn change(step: &mut Step, mutation: Mutation, rank: usize, plan: &Plan) {
         |peer: usize| (1..world_size).map(|step| (peer + step) % world_size).find(|&next| next != rank);
     match (mutation, step) {
         (Mutation::WaitsForLess, Step::Await { posts, .. }) => *posts -= 1,
+        // Other ranks may have the same, but for the one that has computed it.
+        (Mutation::AnotherRank, Step::Take { from, part, .. }) if *from == rank => *from = *part,
         (
             Mutation::AnotherRank,
-            Step::Await { ranks: Peers::One(peer), .. } | Step::Take { from: peer, .. },
+            Step::Await { ranks: Peers::One(peer), .. }
+            | Step::Take { from: peer, .. }
+            | Step::Reduce { into: Target::Back(Peers::One(peer)), .. },
         ) => {
             *peer = next_rank(*peer).unwrap_or(*peer);
         }
@@ -170,8 +174,13 @@ fn change(step: &mut Step, mutation: Mutation, rank: usize, plan: &Plan) {
         (Mutation::AnotherMemory, Step::Publish { of, .. }) => {
             *of = if *of == Source::Buffer { Source::Input } else { Source::Buffer };
         }
-        (Mutation::AnotherTarget, Step::Reduce { into, .. }) => {
-            *into = if *into == Target::Buffer { Target::Everywhere } else { Target::Buffer };
+        (Mutation::AnotherTarget, Step::Reduce { of, into, .. }) => {
+            *into = match into {
+                Target::Back(_) => Target::Buffer,
+                Target::Buffer if *of == Place::Memory => Target::Back(Peers::Others),
+                // Nobody looks at what comes back there.
+                Target::Buffer => Target::Buffer,
+            };
         }
         _ => {}
     }

@@ -281,6 +281,12 @@ impl Direct for Together {
         published.expect("bytes are published where there is room for them");
     }
 
+    fn publish_over(&mut self, place: Place, offset: usize, bytes: &[u8]) {
+        let published =
+            self.memory.publish_over(self.rank.index(), self.current.parity, place, offset, bytes);
+        published.expect("bytes are published where there is room for them");
+    }
+
     fn fill(&mut self, place: Place, range: Range<usize>, write: &mut dyn FnMut(&mut [u8])) {
         let filled = self.memory.fill(self.rank.index(), self.current.parity, place, range, write);
         filled.expect("places are filled where there is room");
@@ -349,8 +355,16 @@ impl Direct for Together {
         Ok(())
     }
 
-    fn write(&mut self, rank: usize, offset: usize, bytes: &[u8]) -> Result<()> {
+    fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
         let range = offset..offset.saturating_add(bytes.len());
+        match place {
+            Place::Line => return Err(Self::out_of_reach(rank, &range)),
+            Place::Slot(_) => {
+                let written = self.memory.publish(rank, self.current.parity, place, offset, bytes);
+                return written.ok_or_else(|| Self::out_of_reach(rank, &range));
+            }
+            Place::Memory => {}
+        }
         match self.locate(rank, &range, true)? {
             Located::Mapped(mapping, offset) => mapping.copy_in(offset, bytes),
             Located::Process(process, address) => {
