@@ -9,6 +9,8 @@ use std::net::SocketAddr;
 
 use socket2::{Domain, SockAddr, Socket, Type};
 
+use super::map::peer_of;
+
 const BACKLOG: i32 = 1024;
 
 /// Listens beside the listener at this address.
@@ -33,8 +35,8 @@ pub(crate) fn connect(beside: SocketAddr) -> io::Result<Socket> {
 
 /// Whether the process on the other side belongs to this process's user.
 pub(crate) fn is_ours(socket: &Socket) -> io::Result<bool> {
-    let peer = rustix::net::sockopt::socket_peercred(socket)?;
-    Ok(peer.uid == rustix::process::geteuid())
+    let (_, user) = peer_of(socket)?;
+    Ok(user == rustix::process::geteuid().as_raw())
 }
 
 fn name(beside: SocketAddr) -> io::Result<SockAddr> {

@@ -6,7 +6,7 @@
 #![allow(unsafe_code, reason = "mapped memory cannot be reached otherwise")]
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
@@ -234,6 +234,20 @@ pub(crate) fn write_process(pid: i32, address: u64, bytes: &[u8]) -> io::Result<
         // writes over in the other process is lent to this one, as said above.
         unsafe { libc::process_vm_writev(pid, &raw const local, 1, remote, 1, 0) }
     })
+}
+
+/// The process at the other end of a Unix socket, and its user, by the numbers that they have here. A process of another
+/// namespace has none and is 0, for which `rustix` has no value.
+pub(super) fn peer_of(socket: &impl AsFd) -> io::Result<(u32, u32)> {
+    let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut len = libc::socklen_t::try_from(size_of_val(&peer)).expect("some bytes");
+    let (socket, value) = (socket.as_fd().as_raw_fd(), (&raw mut peer).cast());
+    // SAFETY: the system writes at most `len` bytes at `value`, which is as long and outlives the call.
+    let outcome = unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, value, &raw mut len) };
+    match outcome {
+        0 => Ok((peer.pid.cast_unsigned(), peer.uid)),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Calls `step` with how much is done and where the rest lies until all is: the system may do less than it is asked to.

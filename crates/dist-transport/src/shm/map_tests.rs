@@ -74,3 +74,12 @@ fn a_transfer_that_runs_into_nothing_is_an_error() {
     assert!(read_process(pid, address, &mut vec![0; 1 << 30]).is_err());
     assert!(read_process(pid, 0, &mut [0; 8]).is_err());
 }
+
+#[test]
+fn the_other_end_of_a_socket_is_told_by_the_system() {
+    let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
+    let own = (std::process::id(), rustix::process::geteuid().as_raw());
+    assert_eq!((peer_of(&one).unwrap(), peer_of(&other).unwrap()), (own, own));
+    let file = std::fs::File::open("/dev/null").unwrap();
+    assert!(peer_of(&file).is_err(), "no socket");
+}

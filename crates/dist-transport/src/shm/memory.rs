@@ -11,7 +11,7 @@ use rustix::net::{
 use socket2::Socket;
 
 use super::heap::Heap;
-use super::map::Mapping;
+use super::map::{Mapping, peer_of};
 use super::segment::{self, Broken, Consumer, Ends, Nonce, Producer, Sleep};
 
 /// What is said on the socket, a byte at a time.
@@ -225,8 +225,7 @@ impl Memory {
 
     /// The peer's process, as the system tells it.
     pub(crate) fn peer_process(&self) -> io::Result<u32> {
-        let peer = rustix::net::sockopt::socket_peercred(&self.socket)?;
-        Ok(peer.pid.as_raw_nonzero().get().cast_unsigned())
+        peer_of(&self.socket).map(|(process, _)| process)
     }
 
     /// Tells the peer that nothing more will come.
