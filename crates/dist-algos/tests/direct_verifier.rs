@@ -50,7 +50,7 @@ fn mutants_are_rejected() {
                 let score = Score::of(&plans, mutated).expect("the original is right");
                 mutants += score.mutants;
                 for mutant in score.survivors {
-                    // What passes is proven to be as good as the original: two steps of which either may come first.
+                    // What passes is proven to be as good as the original: a slot is free sooner than it has to be.
                     assert_eq!(
                         mutant.mutation,
                         Mutation::SwappedWithNext,
@@ -61,7 +61,7 @@ fn mutants_are_rejected() {
             }
         }
     }
-    assert!(mutants > 10_000 && swaps * 10 < mutants, "{swaps} of {mutants} pass");
+    assert!(mutants > 10_000 && swaps * 100 < mutants, "{swaps} of {mutants} pass");
 }
 
 /// Three calls of one all_reduce by three ranks, changed.

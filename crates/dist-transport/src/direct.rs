@@ -139,3 +139,41 @@ pub enum Exposed<'a> {
     /// They may read and write this, also long after the call has failed.
     Write(Lent<'a>),
 }
+
+/// What work in shared memory takes, in picoseconds of the rank that does it: for simulations and predictions.
+///
+/// A post is seen by others as much later as a message of no bytes takes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MemoryCosts {
+    /// To post.
+    pub post_ps: u64,
+    /// To wait for a rank, beside the time until it has posted.
+    pub wait_ps: u64,
+    /// To copy a byte: to publish, to read or to write it.
+    pub copied_byte_ps: u64,
+    /// To view a byte, and combine it with another.
+    pub viewed_byte_ps: u64,
+    /// To reach into memory that a rank has laid open, each time, besides; nothing where it is mapped.
+    pub attach_ps: u64,
+    /// The same for each byte.
+    pub attached_byte_ps: u64,
+}
+
+impl MemoryCosts {
+    /// To copy so many bytes, in picoseconds.
+    pub const fn copied(&self, place: Place, bytes: usize) -> u64 {
+        self.attached(place, bytes) + self.copied_byte_ps * bytes as u64
+    }
+
+    /// To view so many bytes, in picoseconds.
+    pub const fn viewed(&self, place: Place, bytes: usize) -> u64 {
+        self.attached(place, bytes) + self.viewed_byte_ps * bytes as u64
+    }
+
+    const fn attached(&self, place: Place, bytes: usize) -> u64 {
+        match place {
+            Place::Memory => self.attach_ps + self.attached_byte_ps * bytes as u64,
+            Place::Line | Place::Slot(_) => 0,
+        }
+    }
+}

@@ -31,7 +31,7 @@ mod transport;
 
 pub use abort::{Abort, Cause};
 pub use channel::ChannelId;
-pub use direct::{Direct, Exposed, Place, Reach, Shared};
+pub use direct::{Direct, Exposed, MemoryCosts, Place, Reach, Shared};
 pub use error::{Activity, Error, Result};
 pub use fingerprint::Fingerprint;
 pub use grain::Grain;

@@ -216,15 +216,16 @@ impl fmt::Debug for Sink<'_> {
     }
 }
 
-/// Messages and their bytes, headers not counted.
+/// Messages and their bytes, headers not counted; and the bytes that ranks put where [others find them](Direct) and take
+/// from there, which are no messages. What one rank publishes, several may take.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Messages sent.
     pub messages_sent: u64,
-    /// Bytes sent.
+    /// Bytes sent, published for others, or written into their memory.
     pub bytes_sent: u64,
     /// Messages received.
     pub messages_received: u64,
-    /// Bytes received.
+    /// Bytes received, or read where others have them.
     pub bytes_received: u64,
 }

@@ -1,5 +1,7 @@
 //! The text of docs/algorithms.md, made of what the algorithms say about themselves.
 
+#[path = "direct.rs"]
+mod direct;
 #[path = "two_level.rs"]
 mod two_level;
 
@@ -47,7 +49,7 @@ pub(crate) fn algorithms() -> String {
             page += &format!("{}\n\n```text\n{}```\n", wrapped(about(subject)), draw(subject, size, 0));
         }
     }
-    page + &two_level::section()
+    page + &two_level::section() + &direct::section()
 }
 
 /// Rounds, bytes and orders of an operation's algorithms.

@@ -10,16 +10,19 @@
 mod cells;
 mod choice;
 mod form;
+mod price;
 mod run;
 mod schedule;
 mod step;
 mod task;
 mod tree;
 pub mod verify;
+mod volume;
 
 pub use cells::Cells;
 pub use choice::Ownership;
 pub use form::{Exposure, Form};
+pub use price::Pace;
 pub use run::{Kernel, Memory, Own, run};
 pub use schedule::{Plan, Schedule};
 pub use step::{Parts, Peers, Step, Target};

@@ -109,30 +109,34 @@ impl Peers {
 }
 
 impl fmt::Display for Step {
-    /// As in a drawing: `s0=*` publishes the only part in slot 0, `!` posts, `?2 ×1` waits for a post of rank 2, `+1 s0`
-    /// reduces part 1 from the slots 0, `+1 m →*` from all ranks' memory and back into it, `=1 ←1 s0` copies part 1 of rank 1.
+    /// As in a drawing, a part and its block as `1.0`: `s0=1.0` publishes it in slot 0, `s0=i¬1.0` all parts of the input but
+    /// that; `!` posts, `?2×1` waits for a post of rank 2 and `?*×1` for one of every other; `+1.0(s0)` reduces it from the
+    /// slots 0, `+1.0(s0→2)` back into that of rank 2 too, and `+1.0(m→*)` from all ranks' memory and back into all of it;
+    /// `=1.0←2(s0)` copies it from slot 0 of rank 2, and `=1.0←2(m:0)` from what is part 0 there.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Publish { parts, block, of, place } => {
                 let input = if of == Source::Input { "i" } else { "" };
-                match parts {
-                    Parts::One(part) => write!(f, "{}={input}{part}.{block}", name(place)),
-                    Parts::Others(part) => write!(f, "{}={input}¬{part}.{block}", name(place)),
-                }
+                let (all_but, part) = match parts {
+                    Parts::One(part) => ("", part),
+                    Parts::Others(part) => ("¬", part),
+                };
+                write!(f, "{}={input}{all_but}{part}.{block}", name(place))
             }
             Self::Post => f.write_str("!"),
             Self::Await { ranks: Peers::One(rank), posts } => write!(f, "?{rank}×{posts}"),
             Self::Await { ranks: Peers::Others, posts } => write!(f, "?*×{posts}"),
             Self::Reduce { part, block, of, into } => {
-                write!(f, "+{part}.{block} {}", name(of))?;
-                match into {
-                    Target::Buffer => Ok(()),
-                    Target::Back(Peers::One(rank)) => write!(f, " →{rank}"),
-                    Target::Back(Peers::Others) => f.write_str(" →*"),
-                }
+                let back = match into {
+                    Target::Buffer => String::new(),
+                    Target::Back(Peers::One(rank)) => format!("→{rank}"),
+                    Target::Back(Peers::Others) => "→*".to_owned(),
+                };
+                write!(f, "+{part}.{block}({}{back})", name(of))
             }
             Self::Take { from, part, block, of, into } => {
-                write!(f, "={into}.{block} ←{from} {}{part}.{block}", name(of))
+                let there = if part == into { String::new() } else { format!(":{part}") };
+                write!(f, "={into}.{block}←{from}({}{there})", name(of))
             }
         }
     }
@@ -140,10 +144,8 @@ impl fmt::Display for Step {
 
 fn name(place: Place) -> String {
     match place {
-        Place::Line => "line ".to_owned(),
-        Place::Slot(slot) => format!("s{slot} "),
-        Place::Memory => "m ".to_owned(),
+        Place::Line => "line".to_owned(),
+        Place::Slot(slot) => format!("s{slot}"),
+        Place::Memory => "m".to_owned(),
     }
-    .trim_end()
-    .to_owned()
 }

@@ -51,7 +51,7 @@ pub fn draw_programs(programs: &[Program]) -> String {
 }
 
 /// Columns as wide as what is in them.
-fn table(lines: &[(String, Vec<String>)]) -> String {
+pub(crate) fn table(lines: &[(String, Vec<String>)]) -> String {
     let columns = lines.first().map_or(0, |(_, cells)| cells.len());
     let width =
         |column: usize| lines.iter().map(|(_, cells)| cells[column].chars().count()).max().unwrap_or(0);

@@ -38,6 +38,7 @@ use forest::{Forest, Tree};
 use goal::End;
 use machine::Machine;
 
+pub(crate) use draw::table;
 pub use draw::{draw, draw_programs};
 pub use goal::{Goal, LowerBound};
 pub use report::Report;

@@ -95,10 +95,9 @@ fn others(comm: &mut Communicator, inputs: &[Vec<f32>], expected: &[f32]) {
     }
 }
 
-#[rstest]
-fn every_direct_form_has_the_bits_of_the_oracle(#[values(2, 3, 4)] world_size: usize) {
-    worlds::run(Network::Shm, world_size, move |mut comm| {
-        for len in LENGTHS {
+fn check(network: Network, world_size: usize, lengths: &'static [usize]) {
+    worlds::run(network, world_size, move |mut comm| {
+        for &len in lengths {
             let inputs = inputs::<f32>(world_size, len);
             let expected = oracle::all_reduce(&inputs, Reduction::Sum);
             all_reduces(&mut comm, &inputs, &expected);
@@ -107,10 +106,20 @@ fn every_direct_form_has_the_bits_of_the_oracle(#[values(2, 3, 4)] world_size: u
     });
 }
 
+#[rstest]
+fn every_direct_form_has_the_bits_of_the_oracle(#[values(2, 3, 4)] world_size: usize) {
+    Network::SHARING.iter().for_each(|&network| check(network, world_size, &LENGTHS));
+}
+
+#[rstest]
+fn whoever_comes_first_the_bits_are_the_same(#[values(2, 3, 5, 8)] world_size: usize) {
+    (0..20).for_each(|seed| check(Network::Together(seed), world_size, &[1, 12, 1000]));
+}
+
 #[test]
 fn means_and_factors_are_applied_once_whoever_computes_the_sum() {
     for op in [ReduceOp::Mean, ReduceOp::PreMulSum(0.5), ReduceOp::WeightedMean(2.0)] {
-        let results = worlds::run(Network::Shm, 3, move |mut comm| {
+        let means = move |mut comm: Communicator| {
             let input: Vec<f32> = oracle::sample(3, comm.rank(), 30_000);
             let mut by_messages = input.clone();
             let binomial = dist_collectives::AllReduce::Binomial;
@@ -124,15 +133,14 @@ fn means_and_factors_are_applied_once_whoever_computes_the_sum() {
             comm.reduce_scatter(&input, &mut part, op).unwrap();
             let rank = comm.rank();
             assert_same(&part, &by_messages[rank * 10_000..][..10_000], &format!("reduce_scatter {op}"));
-            true
-        });
-        assert_eq!(results, [true; 3]);
+        };
+        Network::SHARING.iter().for_each(|&network| drop(worlds::run(network, 3, means)));
     }
 }
 
 #[test]
 fn ranks_that_share_memory_choose_direct_forms_from_their_first_operation_on() {
-    let names = worlds::run(Network::Shm, 2, |mut comm| {
+    let names = |mut comm: Communicator| {
         let name = |comm: &Communicator, ownership| {
             let chosen = comm.algorithm_on(Operation::AllReduce, 1 << 20, ownership);
             chosen.unwrap().unwrap().name()
@@ -140,13 +148,17 @@ fn ranks_that_share_memory_choose_direct_forms_from_their_first_operation_on() {
         let before = name(&comm, Ownership::Allocated);
         comm.barrier().unwrap();
         [before, name(&comm, Ownership::Borrowed), name(&comm, Ownership::Allocated)]
-    });
-    let [before, borrowed, allocated] = names[0];
-    assert!(!before.starts_with("direct/"), "{before}");
-    assert_eq!([borrowed, allocated], ["direct/staged", "direct/write_to_all"]);
-    assert_eq!(names[0], names[1]);
+    };
+    for &network in Network::SHARING {
+        let names = worlds::run(network, 2, names);
+        let [before, borrowed, allocated] = names[0];
+        assert!(!before.starts_with("direct/"), "{before}");
+        assert_eq!([borrowed, allocated], ["direct/staged", "direct/write_to_all"]);
+        assert_eq!(names[0], names[1]);
+    }
 }
 
+#[cfg(feature = "tcp")]
 #[test]
 fn a_direct_form_is_refused_where_no_memory_is_shared() {
     let refused = worlds::run(Network::Tcp, 2, |mut comm| {
@@ -162,10 +174,13 @@ fn a_direct_form_is_refused_where_no_memory_is_shared() {
 
 #[test]
 fn ranks_that_ask_for_different_forms_are_told_so() {
-    let errors = worlds::run(Network::Shm, 2, |mut comm| {
+    let errors = |mut comm: Communicator| {
         let forms: Vec<Direct> = Direct::of(Operation::AllReduce).collect();
         let mut comm = comm.with_algorithm(forms[comm.rank()]);
         comm.all_reduce(&mut [1.0_f32; 100], ReduceOp::Sum).unwrap_err().to_string()
-    });
-    assert!(errors.iter().all(|error| error.contains("direct/")), "{errors:?}");
+    };
+    for &network in Network::SHARING {
+        let errors = worlds::run(network, 2, errors);
+        assert!(errors.iter().all(|error| error.contains("direct/")), "{errors:?}");
+    }
 }

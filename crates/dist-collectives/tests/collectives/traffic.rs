@@ -16,15 +16,6 @@ type Call = fn(&mut Communicator) -> Result<(), Error>;
 /// Elements of the longest buffer, of 4 bytes each: no world divides it, so that chunks differ.
 const LEN: usize = 1009;
 
-fn plus(one: Traffic, other: Traffic) -> Traffic {
-    Traffic {
-        messages_sent: one.messages_sent + other.messages_sent,
-        bytes_sent: one.bytes_sent + other.bytes_sent,
-        messages_received: one.messages_received + other.messages_received,
-        bytes_received: one.bytes_received + other.bytes_received,
-    }
-}
-
 /// Makes a call by this algorithm among hosts that are known, and compares what it moves with what was counted.
 #[track_caller]
 fn check_two_level(
@@ -238,7 +229,7 @@ fn all_to_all(#[values(1, 2, 3, 4, 5, 7, 8, 13, 16, 17)] n: usize) {
             let numbers = Partition::new(n, 8, n).unwrap();
             let announced =
                 verify::all_to_all(announcing, n).unwrap().traffic(rank, &numbers, Some(&numbers));
-            plus(data, plus(announced, agreement(rank, n, 32)))
+            data + announced + agreement(rank, n, 32)
         });
     }
 }
@@ -251,7 +242,7 @@ fn a_weighted_mean_moves_one_number_more(#[values(1, 2, 5, 8)] n: usize) {
         let call =
             |comm: &mut Communicator| comm.all_reduce(&mut [1.0_f32; LEN], ReduceOp::WeightedMean(0.5));
         let mean = |rank| report.traffic(rank, &cut(LEN, algorithm.chunks(n)), None);
-        check(n, algorithm, call, |rank| plus(mean(rank), agreement(rank, n, 8)));
+        check(n, algorithm, call, |rank| mean(rank) + agreement(rank, n, 8));
     }
 }
 

@@ -13,6 +13,8 @@ use dist_transport::sim;
 pub(crate) enum Network {
     /// One thread at a time, in virtual time.
     Simulated,
+    /// The same with this seed, and memory that all ranks share.
+    Together(u64),
     /// The system's threads and clock.
     Threads,
     /// Sockets between the system's threads.
@@ -21,6 +23,15 @@ pub(crate) enum Network {
     /// Memory between the system's threads.
     #[cfg(all(feature = "shm", target_os = "linux"))]
     Shm,
+}
+
+impl Network {
+    /// Those whose ranks share memory.
+    pub(crate) const SHARING: &[Self] = &[
+        Self::Together(7),
+        #[cfg(all(feature = "shm", target_os = "linux"))]
+        Self::Shm,
+    ];
 }
 
 /// Runs the program on every rank of a world and gives the results in rank order.
@@ -33,6 +44,10 @@ pub(crate) fn run<T: Send + 'static>(
         Network::Simulated => {
             sim::run(world_size as u64, world_size, move |transport| program(Communicator::new(transport)))
                 .results
+        }
+        Network::Together(seed) => {
+            let network = sim::Network::new(world_size).with_seed(seed).with_shared_memory();
+            network.run(move |transport| program(Communicator::new(transport))).results
         }
         Network::Threads => {
             let transports = sim::network(&Runtime::system(), world_size);

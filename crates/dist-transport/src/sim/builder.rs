@@ -14,7 +14,7 @@ use super::together::Segments;
 use super::transport::World;
 use super::{Outcome, SimTransport};
 use crate::runtime::Executor;
-use crate::{Rank, Runtime};
+use crate::{MemoryCosts, Rank, Runtime};
 
 /// A network in one process: its ranks, where they run, its links, and the seed that decides everything else.
 ///
@@ -51,7 +51,7 @@ pub struct Network {
     clocks: HashMap<usize, Skew>,
     faults: Vec<(When, Fault)>,
     random_faults: usize,
-    shared_memory: bool,
+    shared_memory: Option<MemoryCosts>,
 }
 
 impl Network {
@@ -65,7 +65,7 @@ impl Network {
             clocks: HashMap::new(),
             faults: Vec::new(),
             random_faults: 0,
-            shared_memory: false,
+            shared_memory: None,
         }
     }
 
@@ -98,7 +98,12 @@ impl Network {
     /// Lets ranks of one host share memory: their transports offer [`direct`](crate::Transport::direct). A post costs what
     /// a message of no bytes does; reading and writing cost nothing.
     pub fn with_shared_memory(self) -> Self {
-        Self { shared_memory: true, ..self }
+        self.with_shared_memory_costs(MemoryCosts::default())
+    }
+
+    /// As [`with_shared_memory`](Self::with_shared_memory), where work in memory takes its time.
+    pub fn with_shared_memory_costs(self, costs: MemoryCosts) -> Self {
+        Self { shared_memory: Some(costs), ..self }
     }
 
     /// What a message between two ranks of one host costs: each rank has such a link to the others, as memory is.
@@ -289,7 +294,7 @@ impl Network {
         let random = SplitMix64::new(mix(self.seed ^ LINKS));
         let fabric = Fabric::new(self.links.clone(), self.coordinator, faults, random);
         let hosts = self.links.hosts.clone();
-        let segments = self.shared_memory.then(Segments::default);
+        let segments = self.shared_memory.map(Segments::new);
         Arc::new(World { fabric, clock, scheduler, hosts, window: self.window, segments })
     }
 }

@@ -1,19 +1,20 @@
 //! Simulated memory of a group: posts are messages of no bytes, and what they hand over lies behind a lock.
 //!
 //! So posts take the time of messages, are held up, lost with their rank and reported as messages are. What is read and
-//! written costs nothing. Memory that a rank lays open is a copy, which its owner is given a look at and looks at where
+//! written costs what [`MemoryCosts`] say. Memory that a rank lays open is a copy, which its owner is given a look at and looks at where
 //! [`Direct`] says so.
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use super::fabric::Sent;
 use super::message::Message;
 use super::transport::SimTransport;
 use crate::{
-    Allocation, ChannelId, Deadline, Direct, Error, Exposed, Fingerprint, Grain, Outgoing, Place, Reach,
-    Result, Shared, Transport,
+    Allocation, ChannelId, Deadline, Direct, Error, Exposed, Fingerprint, Grain, MemoryCosts, Outgoing,
+    Place, Reach, Result, Shared, Traffic, Transport,
 };
 
 const SHARED: Shared = Shared { slots: 4, slot_bytes: 512 << 10, line_bytes: 48, reach: Reach::Write };
@@ -22,8 +23,11 @@ const SHARED: Shared = Shared { slots: 4, slot_bytes: 512 << 10, line_bytes: 48,
 const POSTS: u64 = u64::MAX;
 
 /// The memory of every group that has one, as long as one of its ranks has it.
-#[derive(Debug, Default)]
-pub(super) struct Segments(Mutex<HashMap<ChannelId, Weak<Segment>>>);
+#[derive(Debug)]
+pub(super) struct Segments {
+    of_groups: Mutex<HashMap<ChannelId, Weak<Segment>>>,
+    costs: MemoryCosts,
+}
 
 /// What each rank of a group shares.
 #[derive(Debug)]
@@ -53,6 +57,10 @@ pub(super) struct Together {
     seen: Vec<u64>,
     /// What a post failed with.
     broken: Option<Error>,
+    traffic: Traffic,
+    costs: MemoryCosts,
+    /// What less than a nanosecond of work is still to be spent, in picoseconds.
+    owed_ps: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -65,8 +73,12 @@ struct Call {
 }
 
 impl Segments {
+    pub(super) fn new(costs: MemoryCosts) -> Self {
+        Self { of_groups: Mutex::default(), costs }
+    }
+
     fn get(&self, channel: ChannelId, ranks: usize) -> Arc<Segment> {
-        let mut segments = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut segments = self.of_groups.lock().unwrap_or_else(PoisonError::into_inner);
         segments.retain(|_, segment| segment.strong_count() > 0);
         if let Some(segment) = segments.get(&channel).and_then(Weak::upgrade) {
             return segment;
@@ -107,7 +119,17 @@ impl Together {
         let ranks = posts.rank().world_size();
         let none = Call { fingerprint: Fingerprint::NONE, half: 1, base: 0, posts: 0, posted: 0 };
         let segment = segments.get(posts.channel(), ranks);
-        Self { posts, segment, current: none, previous: none, seen: vec![0; ranks], broken: None }
+        Self {
+            posts,
+            segment,
+            current: none,
+            previous: none,
+            seen: vec![0; ranks],
+            broken: None,
+            traffic: Traffic::default(),
+            costs: segments.costs,
+            owed_ps: 0,
+        }
     }
 
     /// Says which call the next one to be entered is.
@@ -115,9 +137,24 @@ impl Together {
         self.posts.begin(call);
     }
 
+    pub(super) const fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let rank = self.posts.rank();
         (0..rank.world_size()).filter(move |&peer| peer != rank.index())
+    }
+
+    /// Works for so long.
+    fn spend(&mut self, picoseconds: u64) {
+        const NANOSECOND: u64 = 1000;
+        self.owed_ps += picoseconds;
+        let whole = self.owed_ps / NANOSECOND;
+        self.owed_ps %= NANOSECOND;
+        if whole > 0 {
+            self.posts.runtime().sleep(Duration::from_nanos(whole));
+        }
     }
 
     fn wait_in(&mut self, call: Call, peer: usize, posts: u32, deadline: Deadline) -> Result<()> {
@@ -178,10 +215,13 @@ impl Direct for Together {
 
     fn fill(&mut self, place: Place, range: Range<usize>, write: &mut dyn FnMut(&mut [u8])) {
         assert!(place != Place::Memory, "memory is not published");
+        self.traffic.bytes_sent += range.len() as u64;
+        self.spend(self.costs.copied(place, range.len()));
         self.with(self.posts.rank().index(), place, &range, write).expect("there is room");
     }
 
     fn post(&mut self) {
+        self.spend(self.costs.post_ps);
         self.current.posted += 1;
         for peer in self.others() {
             if let Err(error) = self.posts.post_to(self.current.fingerprint, peer) {
@@ -194,6 +234,7 @@ impl Direct for Together {
         if rank == self.posts.rank().index() {
             Ok(())
         } else {
+            self.spend(self.costs.wait_ps);
             self.wait_in(self.current, rank, posts, deadline)
         }
     }
@@ -205,6 +246,8 @@ impl Direct for Together {
         range: Range<usize>,
         read: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<()> {
+        self.traffic.bytes_received += range.len() as u64;
+        self.spend(self.costs.viewed(place, range.len()));
         // Where a reader finds them they are aligned, as they are in shared memory.
         let mut grains = vec![Grain::ZERO; range.len().div_ceil(Grain::BYTES)];
         let bytes = &mut bytemuck::cast_slice_mut(&mut grains)[..range.len()];
@@ -215,11 +258,15 @@ impl Direct for Together {
 
     fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
         let range = offset..offset.saturating_add(into.len());
+        self.traffic.bytes_received += range.len() as u64;
+        self.spend(self.costs.copied(place, range.len()));
         self.with(rank, place, &range, |found| into.copy_from_slice(found))
     }
 
     fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
         let range = offset..offset.saturating_add(bytes.len());
+        self.traffic.bytes_sent += range.len() as u64;
+        self.spend(self.costs.copied(place, range.len()));
         let writable = match place {
             Place::Line => false,
             Place::Slot(_) => true,

@@ -401,7 +401,7 @@ impl Transport for SimTransport {
     }
 
     fn traffic(&self) -> Traffic {
-        self.traffic
+        self.together.as_ref().map_or(self.traffic, |together| self.traffic + together.traffic())
     }
 
     fn direct(&mut self, _deadline: Deadline) -> Result<Option<&mut dyn Direct>> {

@@ -16,11 +16,13 @@
 //! # Ok::<(), dist_algos::Error>(())
 //! ```
 
+mod draw;
 mod machine;
 pub mod mutate;
 
 use super::{Exposure, Form, Plan, Step, Task};
 use crate::Result;
+pub use draw::draw;
 use machine::Machine;
 
 /// What was counted in correct schedules.

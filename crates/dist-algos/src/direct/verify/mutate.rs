@@ -82,6 +82,11 @@ pub struct Score {
 }
 
 impl Score {
+    /// How many were rejected.
+    pub fn rejected(&self) -> usize {
+        self.mutants - self.survivors.len()
+    }
+
     /// Tries every mutant of one of these calls, between the others.
     ///
     /// # Errors
@@ -111,7 +116,7 @@ impl Score {
 }
 
 /// The program with one step changed, if the mutation says anything about that step. To copy twice or to wait twice is
-/// slower, not wrong, and no mutant.
+/// slower, not wrong, and no mutant; nor is what changes the order of steps that do not depend on each other.
 fn changed(
     program: &[Step],
     index: usize,
@@ -122,8 +127,10 @@ fn changed(
     let mut steps = program.to_vec();
     match mutation {
         Mutation::Missing => drop(steps.remove(index)),
-        Mutation::SwappedWithNext if index + 1 < steps.len() => steps.swap(index, index + 1),
-        Mutation::SwappedWithNext => return None,
+        Mutation::SwappedWithNext => match steps.get(index + 1) {
+            Some(&next) if !may_follow(steps[index], next) => steps.swap(index, index + 1),
+            _ => return None,
+        },
         Mutation::Doubled if matches!(steps[index], Step::Post | Step::Reduce { .. }) => {
             steps.insert(index, steps[index]);
         }
@@ -131,6 +138,27 @@ fn changed(
         _ => change(&mut steps[index], mutation, rank, plan),
     }
     (steps != program).then_some(steps)
+}
+
+/// Whether a step may as well come after the next: to post later or to wait earlier is slower, if it ends, and not wrong;
+/// copies, blocks of their own, and a wait for one rank and a copy from another have nothing to do with each other.
+fn may_follow(step: Step, next: Step) -> bool {
+    match (step, next) {
+        (Step::Post, _) => true,
+        (_, Step::Post) => false,
+        (_, Step::Await { .. }) | (Step::Take { .. }, Step::Take { .. }) => true,
+        (Step::Await { ranks: Peers::One(peer), .. }, Step::Take { from, .. }) => peer != from,
+        (Step::Await { .. }, _) => false,
+        (step, next) => block(step) != block(next),
+    }
+}
+
+/// Which block a step is about.
+const fn block(step: Step) -> Option<usize> {
+    match step {
+        Step::Publish { block, .. } | Step::Reduce { block, .. } | Step::Take { block, .. } => Some(block),
+        Step::Post | Step::Await { .. } => None,
+    }
 }
 
 fn change(step: &mut Step, mutation: Mutation, rank: usize, plan: &Plan) {

@@ -142,7 +142,8 @@ impl TcpTransport {
                     if self.session().medium == Medium::Shm && !matches!(link, Link::Memory(_)) {
                         return Err(trouble(Fault::Unconnected(Error::NotShared { peer })));
                     }
-                    tracing::debug!(peer, memory = matches!(link, Link::Memory(_)), "connected");
+                    let through = if matches!(link, Link::Memory(_)) { "shared memory" } else { "tcp" };
+                    tracing::info!(peer = self.members[peer], through, "messages");
                     self.links[peer] = Some(link);
                 }
             }
@@ -327,6 +328,10 @@ impl Transport for TcpTransport {
     }
 
     fn traffic(&self) -> Traffic {
+        #[cfg(all(feature = "shm", target_os = "linux"))]
+        if let Some(Some(together)) = &self.together {
+            return self.traffic + together.traffic();
+        }
         self.traffic
     }
 

@@ -15,7 +15,7 @@ use crate::tcp::session::{Membership, WAITING_LIMIT, lock};
 use crate::tcp::{BEAT, rendezvous};
 use crate::{
     Activity, ChannelId, Deadline, Direct, Error, Exposed, Fingerprint, Grain, Place, Rank, Reach, Result,
-    Shared,
+    Shared, Traffic,
 };
 
 /// What the system is asked for of another process's memory at once: small enough for the cache.
@@ -39,6 +39,7 @@ pub(super) struct Together {
     /// Deadline of the last wait: what is mapped on the way to memory is mapped by then.
     deadline: Deadline,
     scratch: Vec<Grain>,
+    traffic: Traffic,
 }
 
 /// A call, as this rank has entered it.
@@ -97,6 +98,7 @@ impl Together {
             peers: vec![Peer::default(); members.len()],
             deadline: session.runtime.deadline(WAITING_LIMIT),
             scratch: Vec::new(),
+            traffic: Traffic::default(),
             members,
             membership: membership.clone(),
         }
@@ -105,6 +107,10 @@ impl Together {
     /// Says which call the next one to be entered is.
     pub(super) fn begin(&mut self, calls: [Fingerprint; 2]) {
         self.calls = calls;
+    }
+
+    pub(super) const fn traffic(&self) -> Traffic {
+        self.traffic
     }
 
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
@@ -279,15 +285,18 @@ impl Direct for Together {
     fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
         let published = self.memory.publish(self.rank.index(), self.current.parity, place, offset, bytes);
         published.expect("bytes are published where there is room for them");
+        self.traffic.bytes_sent += bytes.len() as u64;
     }
 
     fn publish_over(&mut self, place: Place, offset: usize, bytes: &[u8]) {
         let published =
             self.memory.publish_over(self.rank.index(), self.current.parity, place, offset, bytes);
         published.expect("bytes are published where there is room for them");
+        self.traffic.bytes_sent += bytes.len() as u64;
     }
 
     fn fill(&mut self, place: Place, range: Range<usize>, write: &mut dyn FnMut(&mut [u8])) {
+        self.traffic.bytes_sent += range.len() as u64;
         let filled = self.memory.fill(self.rank.index(), self.current.parity, place, range, write);
         filled.expect("places are filled where there is room");
     }
@@ -313,6 +322,7 @@ impl Direct for Together {
         range: Range<usize>,
         read: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<()> {
+        self.traffic.bytes_received += range.len() as u64;
         if place != Place::Memory {
             let bytes = self.memory.published(rank, self.current.parity, place, range.clone());
             read(0, bytes.ok_or_else(|| Self::out_of_reach(rank, &range))?);
@@ -341,6 +351,7 @@ impl Direct for Together {
 
     fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
         let range = offset..offset.saturating_add(into.len());
+        self.traffic.bytes_received += range.len() as u64;
         if place != Place::Memory {
             let bytes = self.memory.published(rank, self.current.parity, place, range.clone());
             into.copy_from_slice(bytes.ok_or_else(|| Self::out_of_reach(rank, &range))?);
@@ -357,6 +368,7 @@ impl Direct for Together {
 
     fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
         let range = offset..offset.saturating_add(bytes.len());
+        self.traffic.bytes_sent += range.len() as u64;
         match place {
             Place::Line => return Err(Self::out_of_reach(rank, &range)),
             Place::Slot(_) => {

@@ -5,7 +5,7 @@
 //! anywhere, and nobody does it.
 
 use super::Together;
-use crate::{Deadline, Direct, Exposed, Owned, Place, Reach, Result, auth, shm};
+use crate::{Deadline, Direct, Exposed, Owned, Place, Reach, Result, Traffic, auth, shm};
 
 impl Together {
     /// Agrees with the others on how far ranks reach, which is not beyond `limit`.
@@ -13,6 +13,8 @@ impl Together {
         if limit > Reach::Slots {
             let found = self.try_reach(limit, deadline)?;
             self.reach = self.least(found, deadline)?;
+            // None of it was anybody's.
+            self.traffic = Traffic::default();
         }
         Ok(self.reach)
     }

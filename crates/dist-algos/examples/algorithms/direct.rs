@@ -1,0 +1,112 @@
+//! The part of docs/algorithms.md on ranks that share memory.
+
+use dist_algos::direct::{Form, Ownership, Plan, Task, verify};
+use dist_algos::{Partition, Source};
+use dist_transport::{Rank, Reach, Shared};
+
+use super::{part, size};
+
+const INTRODUCTION: &str = "
+## Ranks that share memory
+
+All ranks of one host do these at once, each in the memory of the others. A rank publishes what others need in slots of
+its own, or lays its memory open, says so by a post, and waits for the posts of others. `distctl verify` proves that no
+two ranks are ever at the same memory at the same time unless both read, in calls that follow one another; all sums are
+in canonical order.
+
+Each drawing shows what 3 ranks do: a column for each rank, a line for what leads to each post, and one for what comes
+after the last. Memory is cut into parts, and parts into blocks: `1.0` is block 0 of part 1. `s0=1.0` publishes it in slot
+0, and `s0=i¬1.0` all parts of the input but that. `!` posts; `?2×1` waits until rank 2 has posted once, and `?*×1` until
+all have. `+1.0(s0)` adds up what all ranks have in slots 0, `+1.0(s0→s0)` puts the sum into the own slot 0 besides, and
+`+1.0(m→*)` adds up all ranks' memory and puts the sum there. `=1.0←2(s0)` copies from slot 0 of rank 2, and `=1.0←2(m:0)`
+from what is part 0 of its memory. Drawings with slots show two blocks; of one block that fits a line of 48 bytes, the line
+takes the place of the slot. The root is rank 0.
+
+The table gives the posts of each rank and, after the stroke, what the busiest rank publishes or writes into others'
+memory, and what it reads there, in buffers; in all_gather, reduce_scatter and all_to_all the buffer is that of all parts.
+";
+
+const SHARED: Shared = Shared { slots: 4, slot_bytes: 512 << 10, line_bytes: 48, reach: Reach::Write };
+
+/// Numbers of ranks in the table of what is moved.
+const RANKS: [usize; 4] = [2, 3, 4, 8];
+
+pub(super) fn section() -> String {
+    let mut page = INTRODUCTION.to_owned() + &table() + &choices();
+    for (task, form) in all() {
+        page += &format!("\n### {}: {form}\n\n", name(task));
+        page += &format!("```text\n{}```\n", verify::draw(plan(task, form, 3, 2)));
+    }
+    page
+}
+
+fn all() -> impl Iterator<Item = (Task, Form)> {
+    let forms = |task| Form::ALL.map(|form| (task, form));
+    Task::all(0).into_iter().flat_map(forms).filter(|(task, form)| form.serves(*task))
+}
+
+fn name(task: Task) -> String {
+    let place = if task == (Task::ReduceScatter { of: Source::Buffer }) { " in place" } else { "" };
+    task.name().to_owned() + place
+}
+
+/// With parts of so many blocks, where the form has blocks.
+fn plan(task: Task, form: Form, world_size: usize, blocks: usize) -> Plan {
+    let places = task.places(form, world_size);
+    Plan::new((task, form), world_size, 64 * blocks, 64 * places, SHARED).expect("it serves and fits")
+}
+
+/// Posts and what is moved.
+fn table() -> String {
+    let mut table = format!("\n| | |{}\n", RANKS.map(|ranks| format!(" {ranks} ranks |")).concat());
+    table += &format!("|---|---|{}\n", "---|".repeat(RANKS.len()));
+    for (task, form) in all() {
+        let cells = RANKS.map(|ranks| format!(" {} |", moved(task, form, ranks)));
+        table += &format!("| {} | {form} |{}\n", name(task), cells.concat());
+    }
+    table
+}
+
+/// Such as `2 / 1, 3`: of a buffer that is one block of each part.
+fn moved(task: Task, form: Form, ranks: usize) -> String {
+    let (plan, parts) = (plan(task, form, ranks, 1), task.parts(form, ranks));
+    let bytes = if task == Task::Barrier { 0 } else { 64 * parts };
+    let cut = Partition::new(bytes, 1, parts).expect("it fits");
+    let traffic = || Rank::all(ranks).map(|rank| plan.traffic(rank, cut, Some(cut)));
+    let [sent, read] = [traffic().map(|it| it.bytes_sent).max(), traffic().map(|it| it.bytes_received).max()]
+        .map(|most| usize::try_from(most.unwrap_or(0)).expect("a few bytes"));
+    format!("{} / {}, {}", plan.posts(), part(sent, bytes), part(read, bytes))
+}
+
+/// What is chosen for each kind of memory, from the smallest buffers to the largest.
+fn choices() -> String {
+    let mut table = "
+What is chosen, by whose memory it is: borrowed, which others may read at most; owned by the operation, which they may
+write into where the system lets them; allocated in the memory that all share.
+
+| | ranks | borrowed | owned | allocated |
+|---|---|---|---|---|
+"
+    .to_owned();
+    for task in Task::all(0) {
+        for ranks in [2, 4] {
+            let cells = [Ownership::Borrowed, Ownership::Owned, Ownership::Allocated]
+                .map(|ownership| format!(" {} |", choice(task, ranks, ownership)));
+            table += &format!("| {} | {ranks} |{}\n", name(task), cells.concat());
+        }
+    }
+    table
+}
+
+fn choice(task: Task, ranks: usize, ownership: Ownership) -> String {
+    let (mut text, mut last) = (String::new(), None);
+    for power in 3..=30 {
+        let (form, _) = Form::suggest(task, ranks, 1 << power, ownership, Reach::Write);
+        if last != Some(form) {
+            let from = if last.is_none() { String::new() } else { format!(", from {} ", size(power)) };
+            text += &format!("{from}{form}");
+            last = Some(form);
+        }
+    }
+    text
+}

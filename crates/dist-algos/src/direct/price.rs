@@ -1,0 +1,122 @@
+//! How long a direct schedule takes.
+//!
+//! Every rank has a clock, which its own work moves on, and the posts that it waits for. The simulated network charges
+//! the same costs for the same work, so a schedule that is alone there takes as long to the nanosecond.
+
+use std::iter::Peekable;
+use std::time::Duration;
+
+use dist_transport::{MemoryCosts, Place, Rank};
+
+use super::run::pieces;
+use super::volume::{Moved, Sizes};
+use super::{Plan, Schedule, Step};
+use crate::Partition;
+
+/// What work and posts take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    /// What work takes.
+    pub costs: MemoryCosts,
+    /// From a post until others see it.
+    pub notice: Duration,
+    /// Bytes of others' memory that a sum is made of at a time; see [`Memory::piece_bytes`](super::Memory::piece_bytes).
+    pub piece_bytes: usize,
+}
+
+impl Plan {
+    /// How long it takes until the last rank is through, if all begin at once; of memory that is cut like this.
+    pub fn duration(self, cut: Partition<'_>, input: Option<Partition<'_>>, pace: &Pace) -> Duration {
+        let sizes = Sizes::new(self, cut, input);
+        let mut posted = vec![Vec::new(); self.world_size()];
+        let start = |rank| (Clock::default(), self.schedule(rank).peekable());
+        let mut ranks: Vec<(Clock, Peekable<Schedule>)> = Rank::all(self.world_size()).map(start).collect();
+        let mut moved = true;
+        while moved {
+            moved = false;
+            for (rank, (clock, steps)) in Rank::all(self.world_size()).zip(&mut ranks) {
+                while let Some(&step) = steps.peek()
+                    && clock.does(step, rank, &sizes, pace, &mut posted)
+                {
+                    steps.next();
+                    moved = true;
+                }
+            }
+        }
+        Duration::from_nanos(ranks.iter().map(|(clock, _)| clock.nanoseconds).max().unwrap_or(0))
+    }
+}
+
+/// The time of one rank.
+#[derive(Clone, Copy, Debug, Default)]
+struct Clock {
+    nanoseconds: u64,
+    /// Less than a nanosecond, to be added to what comes next.
+    owed_ps: u64,
+}
+
+impl Clock {
+    fn work(&mut self, picoseconds: u64) {
+        self.owed_ps += picoseconds;
+        self.nanoseconds += self.owed_ps / 1000;
+        self.owed_ps %= 1000;
+    }
+
+    /// Does a step; `false` if it has to wait for a post that was not made yet.
+    fn does(
+        &mut self,
+        step: Step,
+        rank: Rank,
+        sizes: &Sizes<'_>,
+        pace: &Pace,
+        posted: &mut [Vec<u64>],
+    ) -> bool {
+        let costs = &pace.costs;
+        match step {
+            Step::Post => {
+                self.work(costs.post_ps);
+                posted[rank.index()].push(self.nanoseconds);
+            }
+            Step::Await { ranks, posts } => {
+                let peers = || ranks.ranks(rank.index(), rank.world_size());
+                if peers().any(|peer| posted[peer].len() < posts as usize) {
+                    return false;
+                }
+                let notice = u64::try_from(pace.notice.as_nanos()).unwrap_or(u64::MAX);
+                for peer in peers() {
+                    self.work(costs.wait_ps);
+                    let seen = posted[peer][posts as usize - 1].saturating_add(notice);
+                    self.nanoseconds = self.nanoseconds.max(seen);
+                }
+            }
+            Step::Publish { place, .. } => self.work(costs.copied(place, sizes.moved(step).published)),
+            Step::Take { of, .. } => self.work(costs.copied(of, sizes.moved(step).read.0)),
+            Step::Reduce { of, .. } => self.reduce(of, sizes.moved(step), rank, pace),
+        }
+        true
+    }
+
+    fn reduce(&mut self, of: Place, moved: Moved, rank: Rank, pace: &Pace) {
+        let (costs, (bytes, read), (_, written)) = (&pace.costs, moved.read, moved.written);
+        let (copied, _) = copied(rank.index(), 0, rank.world_size());
+        let viewed = read as u64 - copied;
+        // In slots nothing depends on the pieces.
+        let piece_bytes = if of == Place::Memory { pace.piece_bytes } else { bytes };
+        for piece in pieces(bytes, piece_bytes) {
+            let (copy, view) = (costs.copied(of, piece.len()), costs.viewed(of, piece.len()));
+            self.work((copied + written as u64) * copy + viewed * view);
+        }
+    }
+}
+
+/// How many contributions to T(count) of the ranks from `start` on are copied before the next is added, and whether the
+/// sum is still where one other rank has it: two such are added in scratch memory.
+fn copied(me: usize, start: usize, count: usize) -> (u64, bool) {
+    if count == 1 {
+        return (0, start != me);
+    }
+    let low = count.next_power_of_two() / 2;
+    let (left, left_is_there) = copied(me, start, low);
+    let (right, right_is_there) = copied(me, start + low, count - low);
+    (left + right + u64::from(left_is_there && right_is_there), false)
+}

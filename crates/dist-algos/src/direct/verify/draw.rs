@@ -1,0 +1,49 @@
+//! Drawings of direct schedules: what every rank does, from post to post.
+
+use dist_transport::Rank;
+
+use crate::direct::{Plan, Step};
+use crate::verify::table;
+
+/// A table with a column for each rank and a line for each post, with the steps that lead to it; the last line has what
+/// comes after all posts. Steps read as [`Step`] says.
+///
+/// ```
+/// use dist_algos::direct::{Form, Plan, Task, verify::draw};
+/// use dist_transport::{Reach, Shared};
+///
+/// let shared = Shared { slots: 4, slot_bytes: 1 << 20, line_bytes: 48, reach: Reach::Slots };
+/// let plan = Plan::new((Task::Broadcast { root: 0 }, Form::OneShot), 2, 4096, 4096, shared).unwrap();
+/// let expected = "\
+/// posts  rank 0    rank 1
+///     1  s0=0.0 !  !
+///                  ?0×1 =0.0←0(s0)
+/// ";
+/// assert_eq!(draw(plan), expected);
+/// ```
+pub fn draw(plan: Plan) -> String {
+    let columns: Vec<Vec<String>> = Rank::all(plan.world_size()).map(|rank| column(plan, rank)).collect();
+    let titles = (0..columns.len()).map(|rank| format!("rank {rank}")).collect();
+    let mut lines = vec![("posts".to_owned(), titles)];
+    let posts = plan.posts() as usize;
+    for line in 0..=posts {
+        let cells: Vec<String> = columns.iter().map(|column| column[line].clone()).collect();
+        let number = if line < posts { (line + 1).to_string() } else { String::new() };
+        if line < posts || cells.iter().any(|cell| !cell.is_empty()) {
+            lines.push((number, cells));
+        }
+    }
+    table(&lines)
+}
+
+/// What a rank does up to each of its posts, and after the last.
+fn column(plan: Plan, rank: Rank) -> Vec<String> {
+    let mut cells = vec![Vec::new()];
+    for step in plan.schedule(rank) {
+        cells.last_mut().expect("there is a cell").push(step.to_string());
+        if step == Step::Post {
+            cells.push(Vec::new());
+        }
+    }
+    cells.into_iter().map(|steps| steps.join(" ")).collect()
+}

@@ -1,0 +1,77 @@
+//! How much the steps of a direct schedule move, if memory is cut like this.
+
+use dist_transport::{Rank, Traffic};
+
+use super::{Cells, Parts, Peers, Plan, Step, Target};
+use crate::{Partition, Source};
+
+/// The cells that the steps of a schedule are about.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes<'a> {
+    plan: Plan,
+    buffer: Cells<'a>,
+    input: Cells<'a>,
+}
+
+/// What one step moves, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Moved {
+    /// Into a line or slots.
+    pub(super) published: usize,
+    /// Out of where one contribution lies, and how many of them.
+    pub(super) read: (usize, usize),
+    /// Back to where one contribution lay, and to how many of them.
+    pub(super) written: (usize, usize),
+}
+
+impl<'a> Sizes<'a> {
+    pub(super) fn new(plan: Plan, buffer: Partition<'a>, input: Option<Partition<'a>>) -> Self {
+        let cells = |cut| Cells::new(cut, plan.blocks());
+        Self { plan, buffer: cells(buffer), input: cells(input.unwrap_or(buffer)) }
+    }
+
+    pub(super) fn moved(&self, step: Step) -> Moved {
+        let others = self.plan.world_size() - 1;
+        match step {
+            Step::Post | Step::Await { .. } => Moved::default(),
+            Step::Publish { parts, block, of, .. } => {
+                Moved { published: self.published(parts, block, of), ..Moved::default() }
+            }
+            Step::Take { block, into, .. } => {
+                Moved { read: (self.buffer.range(into, block).len(), 1), ..Moved::default() }
+            }
+            Step::Reduce { part, block, into, .. } => {
+                let bytes = self.buffer.range(part, block).len();
+                let read = Moved { read: (bytes, others), ..Moved::default() };
+                match into {
+                    Target::Buffer => read,
+                    Target::Back(Peers::One(_)) => Moved { written: (bytes, 1), ..read },
+                    Target::Back(Peers::Others) => Moved { written: (bytes, others), ..read },
+                }
+            }
+        }
+    }
+
+    fn published(&self, parts: Parts, block: usize, of: Source) -> usize {
+        let cells = match of {
+            Source::Buffer => &self.buffer,
+            Source::Input => &self.input,
+        };
+        parts.indices(self.plan.parts()).map(|part| cells.range(part, block).len()).sum()
+    }
+}
+
+impl Plan {
+    /// What a transport counts on a rank if its buffer is cut like this, and its input like that.
+    pub fn traffic(self, rank: Rank, cut: Partition<'_>, input: Option<Partition<'_>>) -> Traffic {
+        let sizes = Sizes::new(self, cut, input);
+        let counted = |moved: Moved| {
+            let (read, written) = (moved.read.0 * moved.read.1, moved.written.0 * moved.written.1);
+            let sent = moved.published + written;
+            Traffic { bytes_sent: sent as u64, bytes_received: read as u64, ..Traffic::default() }
+        };
+        self.schedule(rank)
+            .map(|step| counted(sizes.moved(step)))
+            .fold(Traffic::default(), |sum, one| sum + one)
+    }
+}

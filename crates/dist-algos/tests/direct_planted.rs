@@ -1,0 +1,187 @@
+//! Mistakes put into what direct schedules run on are found on the simulated network, by its seeds: sums are wrong, or
+//! somebody waits for ever.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::ops::Range;
+use std::time::Duration;
+
+use dist_algos::direct::{Form, Kernel, Memory, Own, Plan, Task, run};
+use dist_algos::{Partition, Scratch};
+use dist_transport::{
+    Deadline, Direct, Exposed, Fingerprint, Owned, Place, Reach, Result, Shared, Transport, sim,
+};
+use rstest::rstest;
+
+const WORLD: usize = 3;
+const SEEDS: u64 = 2000;
+/// Slots of a pipeline of many blocks.
+const SHARED: Shared = Shared { slots: 4, slot_bytes: 64 * WORLD, line_bytes: 48, reach: Reach::Write };
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Mistake {
+    None,
+    /// One wait in so many is left out.
+    MissingAwait,
+    /// All wait for one post less.
+    WaitsForLess,
+    /// A slot is used again two blocks later.
+    EarlyReuse,
+    /// A post comes before what it announces.
+    EarlyPost,
+    /// One post in so many is never made.
+    LostPost,
+}
+
+/// Shared memory with a mistake in its use.
+#[derive(Debug)]
+struct Wrong<'a> {
+    inner: &'a mut dyn Direct,
+    mistake: Mistake,
+    waits: usize,
+    posts: u32,
+    /// What is published only after the post.
+    late: Vec<(Place, usize, Vec<u8>)>,
+}
+
+impl Wrong<'_> {
+    fn place(&self, place: Place) -> Place {
+        match place {
+            Place::Slot(slot) if self.mistake == Mistake::EarlyReuse => Place::Slot(slot % 2),
+            place => place,
+        }
+    }
+}
+
+impl Direct for Wrong<'_> {
+    fn shared(&self) -> Shared {
+        SHARED
+    }
+
+    fn enter(&mut self, posts: u32, memory: Exposed<'_>, deadline: Deadline) -> Result<()> {
+        self.inner.enter(posts, memory, deadline)
+    }
+
+    fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
+        let place = self.place(place);
+        if self.mistake == Mistake::EarlyPost && place != Place::Line {
+            self.late.push((place, offset, bytes.to_vec()));
+        } else {
+            self.inner.publish(place, offset, bytes);
+        }
+    }
+
+    fn fill(&mut self, place: Place, range: Range<usize>, write: &mut dyn FnMut(&mut [u8])) {
+        self.inner.fill(self.place(place), range, write);
+    }
+
+    fn post(&mut self) {
+        self.posts += 1;
+        if self.mistake != Mistake::LostPost || self.posts != 2 {
+            self.inner.post();
+        }
+        for (place, offset, bytes) in std::mem::take(&mut self.late) {
+            self.inner.publish(place, offset, &bytes);
+        }
+    }
+
+    fn wait(&mut self, rank: usize, posts: u32, deadline: Deadline) -> Result<()> {
+        self.waits += 1;
+        match self.mistake {
+            Mistake::MissingAwait if self.waits.is_multiple_of(5) => Ok(()),
+            Mistake::WaitsForLess => self.inner.wait(rank, posts.saturating_sub(1), deadline),
+            _ => self.inner.wait(rank, posts, deadline),
+        }
+    }
+
+    fn view(
+        &mut self,
+        rank: usize,
+        place: Place,
+        range: Range<usize>,
+        read: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<()> {
+        self.inner.view(rank, self.place(place), range, read)
+    }
+
+    fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+        self.inner.read(rank, self.place(place), offset, into)
+    }
+
+    fn write(&mut self, rank: usize, offset: usize, bytes: &[u8]) -> Result<()> {
+        self.inner.write(rank, offset, bytes)
+    }
+
+    fn show(&mut self, memory: &[u8]) {
+        self.inner.show(memory);
+    }
+
+    fn collect(&mut self, memory: &mut [u8]) {
+        self.inner.collect(memory);
+    }
+
+    fn finished(&self) -> bool {
+        self.inner.finished()
+    }
+}
+
+/// Three sums in a row, and whether all of them were right.
+fn sums(transport: &mut dyn Transport, form: Form, mistake: Mistake) -> bool {
+    let (rank, deadline) = (transport.rank(), transport.runtime().deadline(Duration::from_secs(60)));
+    let cut = Partition::new(64 * 8, 1, Task::AllReduce.parts(form, WORLD)).unwrap();
+    let plan = Plan::new((Task::AllReduce, form), WORLD, cut.chunk_bytes_max(), 64 * WORLD, SHARED).unwrap();
+    (1..=3_u8).all(|call| {
+        transport.begin(Fingerprint([call; 48]));
+        // No two blocks, and no two calls, are alike.
+        let brought = |at: usize| (usize::from(call) + at / 64) % 3 + 1;
+        let word = |at: usize| u8::try_from(brought(at) << (2 * rank.index())).unwrap();
+        let mut owned = Owned::from(Vec::from_iter((0..64 * 8).map(word)));
+        let inner = transport.direct(deadline).unwrap().unwrap();
+        let mut direct = Wrong { inner, mistake, waits: rank.index(), posts: 0, late: Vec::new() };
+        let own = match form {
+            Form::WriteToAll => Own::Lent(owned.lend()),
+            _ => Own::Borrowed(&mut owned),
+        };
+        let memory = Memory { own, cut, input: None, piece_bytes: 64 };
+        let combine = &mut |into: &mut [u8], from: &[u8]| {
+            into.iter_mut().zip(from).for_each(|(into, from)| *into = into.wrapping_add(*from));
+        };
+        let kernel = Kernel { combine, finish: &mut |_| () };
+        let done = run(&mut direct, plan.schedule(rank), memory, kernel, &mut Scratch::new(), deadline);
+        done.is_ok() && owned.reclaim(&direct) && owned.iter().enumerate().all(|(at, &sum)| usize::from(sum) == brought(at) * 0b01_0101)
+    })
+}
+
+/// The first seed under which the mistake shows.
+fn found(form: Form, mistake: Mistake, seeds: u64) -> Option<u64> {
+    (0..seeds).find(|&seed| {
+        let network = sim::Network::new(WORLD).with_seed(seed).with_shared_memory();
+        let program = move |mut transport: sim::SimTransport| sums(&mut transport, form, mistake);
+        network.try_run(program).map_or(true, |outcome| outcome.results.contains(&Some(false)))
+    })
+}
+
+#[rstest]
+#[case::missing_await(Mistake::MissingAwait)]
+#[case::waits_for_less(Mistake::WaitsForLess)]
+#[case::lost_post(Mistake::LostPost)]
+fn what_concerns_waits_is_found_in_every_form(#[case] mistake: Mistake) {
+    for form in Form::ALL {
+        assert!(found(form, mistake, SEEDS).is_some(), "{mistake:?} in {form}");
+    }
+}
+
+#[rstest]
+#[case::early_reuse(Mistake::EarlyReuse)]
+#[case::early_post(Mistake::EarlyPost)]
+fn what_concerns_slots_is_found_in_forms_that_have_them(#[case] mistake: Mistake) {
+    for form in [Form::OneShot, Form::Staged] {
+        assert!(found(form, mistake, SEEDS).is_some(), "{mistake:?} in {form}");
+    }
+}
+
+#[test]
+fn nothing_is_found_where_there_is_no_mistake() {
+    for form in Form::ALL {
+        assert_eq!(found(form, Mistake::None, SEEDS / 20), None, "{form}");
+    }
+}

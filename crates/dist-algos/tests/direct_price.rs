@@ -1,0 +1,75 @@
+//! What a direct schedule is predicted to take is what it takes on the simulated network, to the nanosecond.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::time::Duration;
+
+use dist_algos::direct::{Form, Kernel, Memory, Own, Pace, Plan, Task, run};
+use dist_algos::{Partition, Scratch, Source};
+use dist_transport::{Fingerprint, MemoryCosts, Owned, Reach, Shared, Transport, sim};
+use rstest::rstest;
+
+const SHARED: Shared = Shared { slots: 4, slot_bytes: 512 << 10, line_bytes: 48, reach: Reach::Write };
+
+/// What is no whole number of nanoseconds, and nothing the same as anything else.
+const PACE: Pace = Pace {
+    costs: MemoryCosts {
+        post_ps: 20_300,
+        wait_ps: 7_700,
+        copied_byte_ps: 130,
+        viewed_byte_ps: 210,
+        attach_ps: 400_100,
+        attached_byte_ps: 90,
+    },
+    notice: Duration::from_nanos(75),
+    piece_bytes: 256,
+};
+
+/// How long it takes on the simulated network, under this seed.
+fn simulated(plan: Plan, seed: u64, cut: Partition<'static>) -> Duration {
+    let link = sim::Link::new(PACE.notice, u64::MAX);
+    let network = sim::Network::new(plan.world_size()).with_seed(seed).with_memory_link(link);
+    let network = network.with_shared_memory_costs(PACE.costs);
+    let outcome = network.run(move |mut transport| {
+        let (rank, deadline) = (transport.rank(), transport.runtime().deadline(Duration::from_secs(60)));
+        transport.begin(Fingerprint([1; 48]));
+        let input = vec![1_u8; cut.bytes()];
+        let mut owned = Owned::from(input.clone());
+        let own = match plan.form() {
+            Form::WriteToAll => Own::Lent(owned.lend()),
+            _ => Own::Borrowed(&mut owned),
+        };
+        let input = (plan.task().source() == Source::Input).then_some((&*input, cut));
+        let memory = Memory { own, cut, input, piece_bytes: PACE.piece_bytes };
+        let kernel = Kernel { combine: &mut |_, _| (), finish: &mut |_| () };
+        let direct = transport.direct(deadline).unwrap().unwrap();
+        run(direct, plan.schedule(rank), memory, kernel, &mut Scratch::new(), deadline).unwrap();
+        owned.reclaim(direct);
+    });
+    outcome.elapsed
+}
+
+#[rstest]
+fn a_schedule_takes_as_long_as_predicted(#[values(2, 3, 4, 5, 8)] world_size: usize) {
+    let forms = |task| Form::ALL.map(|form| (task, form));
+    let all = Task::all(world_size / 2).into_iter().flat_map(forms).filter(|(task, form)| form.serves(*task));
+    for (task, form) in all {
+        for len in [0, 1, 40, 1000, 10_000] {
+            let cut = Partition::new(len, 1, task.parts(form, world_size)).unwrap();
+            let plan = Plan::new((task, form), world_size, cut.chunk_bytes_max(), 2048, SHARED).unwrap();
+            let predicted = plan.duration(cut, Some(cut), &PACE);
+            for seed in [0, 1] {
+                let took = simulated(plan, seed, cut);
+                assert_eq!(took, predicted, "{task:?} {form}, {len} bytes, {world_size} ranks");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_barrier_takes_a_post_and_the_notice_of_it() {
+    let cut = Partition::new(0, 1, 1).unwrap();
+    let barrier = |ranks| Plan::new((Task::Barrier, Form::OneShot), ranks, 0, 0, SHARED).unwrap();
+    let time = |ranks| barrier(ranks).duration(cut, None, &PACE);
+    assert_eq!(time(1), Duration::from_nanos(20));
+    assert_eq!(time(2), Duration::from_nanos(20 + 75));
+}

@@ -1,0 +1,62 @@
+//! What ranks move in each other's memory is what their schedules say, to the byte.
+
+use dist_algos::direct::{Form, Plan, Task};
+use dist_algos::{Partition, Source};
+use dist_collectives::Traffic;
+use dist_transport::{Rank, Reach, Shared};
+use rstest::rstest;
+
+use crate::tasks::{all, call};
+use crate::worlds::{self, Network};
+
+/// Elements of each part, and of a buffer without parts: no world divides it.
+const PART: usize = 10_007;
+
+/// What is shared does not change what is moved.
+const SHARED: Shared = Shared { slots: 4, slot_bytes: 512 << 10, line_bytes: 48, reach: Reach::Write };
+
+/// What the schedule of a rank moves.
+fn counted(task: Task, form: Form, rank: Rank) -> Traffic {
+    let (world_size, parts) = (rank.world_size(), task.parts(form, rank.world_size()));
+    let cut = |len: usize| Partition::new(len, 4, parts).unwrap();
+    let whole = cut(PART * world_size);
+    let part_bytes = 4 * PART.div_ceil(if task.source() == Source::Input { 1 } else { parts });
+    let plan = Plan::new((task, form), world_size, part_bytes, 64 << 10, SHARED).unwrap();
+    let own: Vec<usize> = (0..=parts).map(|part| if part > rank.index() { PART } else { 0 }).collect();
+    match task {
+        Task::ReduceScatter { of: Source::Input } => {
+            plan.traffic(rank, Partition::at(&own, 4).unwrap(), Some(whole))
+        }
+        Task::AllToAll => plan.traffic(rank, whole, Some(whole)),
+        Task::AllGather | Task::ReduceScatter { of: Source::Buffer } => plan.traffic(rank, whole, None),
+        Task::Barrier => plan.traffic(rank, cut(0), None),
+        _ => plan.traffic(rank, cut(PART), None),
+    }
+}
+
+#[rstest]
+fn every_form_moves_what_its_schedule_says(#[values(2, 3, 4, 5)] world_size: usize) {
+    let forms = move || all(world_size - 1);
+    for &network in Network::SHARING {
+        let moved = worlds::run(network, world_size, move |mut comm| {
+            let after = |(task, form)| {
+                call(&mut comm, (task, form), PART).unwrap();
+                comm.traffic()
+            };
+            forms().map(after).collect::<Vec<_>>()
+        });
+        for (rank, moved) in Rank::all(world_size).zip(moved) {
+            let mut sum = Traffic::default();
+            for ((task, form), moved) in forms().zip(moved) {
+                let counted = counted(task, form, rank);
+                assert!(
+                    counted.bytes_sent + counted.bytes_received > 0
+                        || task == Task::Barrier
+                        || task.root().is_some()
+                );
+                sum = sum + counted;
+                assert_eq!(moved, sum, "{task:?} {form}, {rank:?} over {network:?}");
+            }
+        }
+    }
+}
