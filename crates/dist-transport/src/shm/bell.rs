@@ -79,3 +79,7 @@ pub(super) fn wake(rung: &AtomicU32) {
     // It fails for words that are no memory only.
     let _ = futex::wake(rung, futex::Flags::empty(), 1);
 }
+
+#[cfg(test)]
+#[path = "loom_tests.rs"]
+mod tests;

@@ -1,0 +1,281 @@
+//! What is done in shared memory without a lock, in every interleaving and every order in which memory may be seen.
+//!
+//! Loom runs the code of this module and of [`cursor`](super::super::cursor) on words of its own. What sleeps for ever
+//! is a deadlock, and what is written while it is read a race; both end a test. The same with less order ends in
+//! one of them, so loom looks where it matters.
+
+use std::sync::atomic::Ordering;
+
+use loom::cell::UnsafeCell;
+use loom::model::Builder;
+use loom::sync::atomic::{self, AtomicU32, AtomicU64};
+use loom::sync::{Arc, Condvar, Mutex};
+use loom::thread;
+use rstest::rstest;
+
+use super::super::cursor::{Consumed, Produced};
+use super::super::segment::RING_BYTES;
+use super::*;
+
+impl Word for AtomicU32 {
+    fn load(&self, order: Ordering) -> u32 {
+        self.load(order)
+    }
+
+    fn store(&self, value: u32, order: Ordering) {
+        self.store(value, order);
+    }
+
+    fn clear_if(&self, from: u32) -> bool {
+        self.compare_exchange(from, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    fn increment(&self) {
+        self.fetch_add(1, Ordering::Release);
+    }
+
+    fn fence() {
+        atomic::fence(Ordering::SeqCst);
+    }
+}
+
+/// A word without the fence.
+struct Unfenced(AtomicU32);
+
+impl Word for Unfenced {
+    fn load(&self, order: Ordering) -> u32 {
+        self.0.load(order)
+    }
+
+    fn store(&self, value: u32, order: Ordering) {
+        self.0.store(value, order);
+    }
+
+    fn clear_if(&self, from: u32) -> bool {
+        self.0.clear_if(from)
+    }
+
+    fn increment(&self) {
+        self.0.increment();
+    }
+
+    fn fence() {}
+}
+
+fn explore(preemptions: usize, program: impl Fn() + Send + Sync + 'static) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(program);
+}
+
+/// What the system does for those who sleep by a word: it looks at it and goes to sleep at once.
+#[derive(Default)]
+struct Bed {
+    lock: Mutex<()>,
+    woken: Condvar,
+}
+
+impl Bed {
+    fn sleep<W: Word>(&self, rung: &W, before: u32) {
+        let mut held = self.lock.lock().expect("nobody panics");
+        while rung.load(Ordering::Acquire) == before {
+            held = self.woken.wait(held).expect("nobody panics");
+        }
+    }
+
+    fn wake(&self) {
+        let _held = self.lock.lock().expect("nobody panics");
+        self.woken.notify_one();
+    }
+}
+
+/// Posts of some ranks, a number that each has written before its post, and the words that one sleeps by.
+struct Posts<W> {
+    posts: Vec<AtomicU64>,
+    written: Vec<UnsafeCell<u32>>,
+    sleeping: W,
+    rung: W,
+    bed: Bed,
+}
+
+impl<W: Word> Posts<W> {
+    fn new(ranks: usize, word: fn() -> W) -> Arc<Self> {
+        Arc::new(Self {
+            posts: (0..ranks).map(|_| AtomicU64::new(0)).collect(),
+            written: (0..ranks).map(|_| UnsafeCell::new(0)).collect(),
+            sleeping: word(),
+            rung: word(),
+            bed: Bed::default(),
+        })
+    }
+
+    fn post(&self, rank: usize) {
+        self.written[rank].with_mut(drop);
+        self.posts[rank].store(1, Ordering::Release);
+        after_post::<W>();
+        if ring(&self.sleeping, &self.rung, name(rank)) {
+            self.bed.wake();
+        }
+    }
+
+    fn wait(&self, rank: usize) {
+        let ready = || self.posts[rank].load(Ordering::Acquire) == 1;
+        while !ready() {
+            let before = lie_down(&self.sleeping, &self.rung, name(rank));
+            if !ready() {
+                self.bed.sleep(&self.rung, before);
+            }
+            self.sleeping.store(0, Ordering::Relaxed);
+        }
+        self.written[rank].with(drop);
+    }
+}
+
+fn name(rank: usize) -> u32 {
+    u32::try_from(rank + 1).expect("there are few")
+}
+
+/// One rank waits for each of the others in turn.
+fn posts<W: Word + Send + Sync + 'static>(others: usize, word: fn() -> W) {
+    let all = Posts::new(others, word);
+    let post = |rank: usize| {
+        let all = all.clone();
+        thread::spawn(move || all.post(rank))
+    };
+    let posting: Vec<_> = (0..others).map(post).collect();
+    (0..others).for_each(|rank| all.wait(rank));
+    posting.into_iter().for_each(|posting| posting.join().expect("nobody panics"));
+}
+
+#[rstest]
+#[case::one_poster(1, 5)]
+#[case::two_posters_of_which_one_is_awaited_later(2, 2)]
+fn no_wake_up_is_lost(#[case] others: usize, #[case] preemptions: usize) {
+    explore(preemptions, move || posts(others, || AtomicU32::new(0)));
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn without_the_fence_a_wake_up_is_lost() {
+    explore(5, || posts(1, || Unfenced(AtomicU32::new(0))));
+}
+
+/// Lines and posts of two ranks, for calls of either parity.
+#[derive(Default)]
+struct Lines {
+    lines: [[UnsafeCell<u32>; 2]; 2],
+    posts: [[AtomicU64; 2]; 2],
+}
+
+impl Lines {
+    fn wait(&self, rank: usize, call: u64) {
+        while self.posts[rank][parity(call)].load(Ordering::Acquire) < call {
+            thread::yield_now();
+        }
+    }
+
+    /// Calls in a row, with one post in each: the first rank waits for nobody but to enter, and the other reads.
+    fn run(&self, me: usize, calls: u64, enter: bool) {
+        for call in 1..=calls {
+            if enter && call > 1 {
+                self.wait(1 - me, call - 1);
+            }
+            self.lines[me][parity(call)].with_mut(drop);
+            self.posts[me][parity(call)].store(call, Ordering::Release);
+            if me == 1 {
+                self.wait(0, call);
+                self.lines[0][parity(call)].with(drop);
+            }
+        }
+    }
+}
+
+fn parity(call: u64) -> usize {
+    usize::from(call % 2 == 1)
+}
+
+fn lines(calls: u64, enter: bool) {
+    explore(2, move || {
+        let lines = Arc::new(Lines::default());
+        let reader = lines.clone();
+        let reader = thread::spawn(move || reader.run(1, calls, enter));
+        lines.run(0, calls, enter);
+        reader.join().expect("nobody panics");
+    });
+}
+
+#[test]
+fn lines_of_two_calls_are_enough_if_nobody_enters_a_third_before_all_have_left_the_first() {
+    lines(4, true);
+}
+
+#[test]
+#[should_panic(expected = "ausality")]
+fn whoever_enters_without_waiting_writes_what_is_being_read() {
+    lines(4, false);
+}
+
+/// A ring with a message in each half, by its cursors.
+struct Ring {
+    halves: [UnsafeCell<u32>; 2],
+    produced: AtomicU64,
+    consumed: AtomicU64,
+}
+
+const HALF: usize = RING_BYTES / 2;
+
+impl Ring {
+    fn produce(&self, messages: usize, publish: Ordering) {
+        let mut cursor = Produced::default();
+        for _ in 0..messages {
+            while cursor.room(HALF, || self.consumed.load(Ordering::Acquire)).expect("it makes sense") < HALF
+            {
+                thread::yield_now();
+            }
+            let [place, _] = cursor.places(0, HALF);
+            self.halves[place.start / HALF].with_mut(drop);
+            self.produced.store(cursor.advance(HALF), publish);
+        }
+    }
+
+    fn consume(&self, messages: usize, give_back: Ordering) {
+        let mut cursor = Consumed::default();
+        for _ in 0..messages {
+            let place = loop {
+                let next = cursor.next(HALF, || self.produced.load(Ordering::Acquire));
+                let place = next.expect("it makes sense");
+                if !place.is_empty() {
+                    break place;
+                }
+                thread::yield_now();
+            };
+            self.halves[place.start / HALF].with(drop);
+            let given_back = cursor.advance(place.len()).expect("a half is worth it");
+            self.consumed.store(given_back, give_back);
+        }
+    }
+}
+
+fn ring_of(publish: Ordering, give_back: Ordering) {
+    explore(2, move || {
+        let halves = [UnsafeCell::new(0), UnsafeCell::new(0)];
+        let ring = Arc::new(Ring { halves, produced: AtomicU64::new(0), consumed: AtomicU64::new(0) });
+        let consumer = ring.clone();
+        let consumer = thread::spawn(move || consumer.consume(4, give_back));
+        ring.produce(4, publish);
+        consumer.join().expect("nobody panics");
+    });
+}
+
+#[test]
+fn what_is_in_a_ring_is_read_before_it_is_written_again() {
+    ring_of(Ordering::Release, Ordering::Release);
+}
+
+#[rstest]
+#[case::what_is_produced(Ordering::Relaxed, Ordering::Release)]
+#[case::what_is_given_back(Ordering::Release, Ordering::Relaxed)]
+#[should_panic(expected = "ausality")]
+fn a_ring_without_order_is_a_race(#[case] publish: Ordering, #[case] give_back: Ordering) {
+    ring_of(publish, give_back);
+}
