@@ -107,8 +107,8 @@ impl Direct for Wrong<'_> {
         self.inner.read(rank, self.place(place), offset, into)
     }
 
-    fn write(&mut self, rank: usize, offset: usize, bytes: &[u8]) -> Result<()> {
-        self.inner.write(rank, offset, bytes)
+    fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
+        self.inner.write(rank, self.place(place), offset, bytes)
     }
 
     fn show(&mut self, memory: &[u8]) {
@@ -147,7 +147,9 @@ fn sums(transport: &mut dyn Transport, form: Form, mistake: Mistake) -> bool {
         };
         let kernel = Kernel { combine, finish: &mut |_| () };
         let done = run(&mut direct, plan.schedule(rank), memory, kernel, &mut Scratch::new(), deadline);
-        done.is_ok() && owned.reclaim(&direct) && owned.iter().enumerate().all(|(at, &sum)| usize::from(sum) == brought(at) * 0b01_0101)
+        done.is_ok()
+            && owned.reclaim(&direct)
+            && owned.iter().enumerate().all(|(at, &sum)| usize::from(sum) == brought(at) * 0b01_0101)
     })
 }
 

@@ -85,11 +85,26 @@ pub fn ranks(n: usize, test_name: &str, limit: Duration) -> Job {
 /// # Panics
 /// If a process cannot be started.
 pub fn ranks_with(n: usize, test_name: &str, limit: Duration, variables: &[(&str, &str)]) -> Job {
+    ranks_through(n, test_name, limit, variables, |_| Vec::new())
+}
+
+/// As [`ranks_with`], where a rank may be started by another program: by these words, which the command of the rank is
+/// put behind. None start it directly.
+///
+/// # Panics
+/// If a process cannot be started.
+pub fn ranks_through(
+    n: usize,
+    test_name: &str,
+    limit: Duration,
+    variables: &[(&str, &str)],
+    starter: impl Fn(usize) -> Vec<String>,
+) -> Job {
     let port = Port::reserve();
     let id = format!("test-{}-{}", std::process::id(), JOBS.fetch_add(1, Ordering::Relaxed));
     let mut running: Vec<Running> = (0..n)
         .map(|rank| {
-            let mut command = command(test_name);
+            let mut command = behind(&starter(rank), command(test_name));
             command
                 .env("RANK", rank.to_string())
                 .env("LOCAL_RANK", rank.to_string())
@@ -123,6 +138,21 @@ fn command(test_name: &str) -> Command {
     command.env("DIST_COSTS", "off");
     command.env(MARK, "1").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
+}
+
+/// The command, started by another program: these words.
+fn behind(starter: &[String], command: Command) -> Command {
+    let [program, arguments @ ..] = starter else { return command };
+    let mut started = Command::new(program);
+    started.args(arguments).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => started.env(name, value),
+            None => started.env_remove(name),
+        };
+    }
+    started.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    started
 }
 
 /// One rank's process. Dropping it kills the process.

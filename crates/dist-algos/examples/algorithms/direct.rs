@@ -17,9 +17,10 @@ in canonical order.
 Each drawing shows what 3 ranks do: a column for each rank, a line for what leads to each post, and one for what comes
 after the last. Memory is cut into parts, and parts into blocks: `1.0` is block 0 of part 1. `s0=1.0` publishes it in slot
 0, and `s0=i¬1.0` all parts of the input but that. `!` posts; `?2×1` waits until rank 2 has posted once, and `?*×1` until
-all have. `+1.0(s0)` adds up what all ranks have in slots 0, `+1.0(s0→s0)` puts the sum into the own slot 0 besides, and
-`+1.0(m→*)` adds up all ranks' memory and puts the sum there. `=1.0←2(s0)` copies from slot 0 of rank 2, and `=1.0←2(m:0)`
-from what is part 0 of its memory. Drawings with slots show two blocks; of one block that fits a line of 48 bytes, the line
+all have. `+1.0(s0)` adds up what all ranks have in slots 0, `+1.0(s0→2)` puts the sum back into that of rank 2 too,
+`+1.0(s0→*)` into all of them, and `+1.0(m→*)` adds up all ranks' memory and puts the sum there. `=1.0←2(s0)` copies what
+rank 2 has in slot 0, and `=1.0←2(m:0)` what is part 0 of its memory. 2 ranks take turns with their slots: what one has
+published may lie in those of the other. Drawings with slots show two blocks; of one block that fits a line of 48 bytes, the line
 takes the place of the slot. The root is rank 0.
 
 The table gives the posts of each rank and, after the stroke, what the busiest rank publishes or writes into others'

@@ -7,8 +7,9 @@ mod batches;
 mod coalesced;
 mod costs;
 mod deadlines;
-#[cfg(all(feature = "shm", target_os = "linux"))]
 mod direct;
+mod direct_faults;
+mod direct_traffic;
 mod disagreement;
 mod faults;
 mod forks;
@@ -21,6 +22,7 @@ mod refusals;
 mod shaped;
 mod sizes;
 mod started;
+mod tasks;
 mod traffic;
 #[cfg(feature = "serde")]
 mod values;

@@ -243,7 +243,8 @@ pub(super) fn peer_of(socket: &impl AsFd) -> io::Result<(u32, u32)> {
     let mut len = libc::socklen_t::try_from(size_of_val(&peer)).expect("some bytes");
     let (socket, value) = (socket.as_fd().as_raw_fd(), (&raw mut peer).cast());
     // SAFETY: the system writes at most `len` bytes at `value`, which is as long and outlives the call.
-    let outcome = unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, value, &raw mut len) };
+    let outcome =
+        unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, value, &raw mut len) };
     match outcome {
         0 => Ok((peer.pid.cast_unsigned(), peer.uid)),
         _ => Err(io::Error::last_os_error()),

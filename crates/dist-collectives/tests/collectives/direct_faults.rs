@@ -1,0 +1,143 @@
+//! Ranks that share memory when one of them dies, stops or errs in the middle: the others hear of it in time, and memory
+//! that was open to it is given up.
+
+use std::time::Duration;
+
+use dist_collectives::{Buffer, Communicator, DirectForm, Error, Operation, ReduceOp};
+use dist_transport::sim::{Fault, Link, Network, When};
+use rstest::rstest;
+
+use crate::tasks::{all, call, direct};
+
+const WORLD: usize = 3;
+const VICTIM: usize = 1;
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// What a post takes to its reader.
+const POST: Duration = Duration::from_millis(1);
+
+/// Posts take their time, and not all the same, so that a moment is a place in the schedule.
+fn network(seed: u64) -> Network {
+    let link = Link::new(POST, u64::MAX).with_jitter(POST / 2);
+    Network::new(WORLD)
+        .with_seed(seed)
+        .with_shared_memory()
+        .with_memory_link(link)
+        .with_external_coordinator()
+}
+
+/// Dies at one moment after the other, as long as the run lasts, and checks what each survivor ends with.
+fn die_at_every_moment<T: Send + 'static>(
+    program: impl Fn(&mut Communicator) -> T + Clone + Send + Sync + 'static,
+    check: impl Fn(T),
+) {
+    let mut moments = 0;
+    loop {
+        let moment = POST / 4 + POST / 2 * moments;
+        let program = program.clone();
+        let network = network(moments.into()).with_fault(When::At(moment), Fault::Kill { rank: VICTIM });
+        let outcome = network.try_run(move |transport| {
+            let mut comm = Communicator::new(transport);
+            comm.set_timeout(TIMEOUT);
+            let ended = program(&mut comm);
+            assert!(comm.runtime().now() < TIMEOUT / 2, "the others were told at once");
+            ended
+        });
+        let outcome = outcome.unwrap();
+        if outcome.faults.is_empty() {
+            break;
+        }
+        assert!(outcome.elapsed < TIMEOUT / 2);
+        outcome.results.into_iter().flatten().for_each(&check);
+        moments += 1;
+    }
+    assert!(moments > 3, "the run was over after {moments} moments");
+}
+
+fn assert_names_the_victim(error: &Error) {
+    assert_eq!(error.peer(), Some(VICTIM), "{error}");
+    assert!(error.to_string().contains("died"), "{error}");
+}
+
+#[test]
+fn whatever_a_rank_dies_in_the_others_name_it() {
+    for way in all(VICTIM) {
+        // More than one block, and so little that it fits the line.
+        for len in [90_000, 5] {
+            let calls = move |comm: &mut Communicator| (0..2).try_for_each(|_| call(comm, way, len));
+            let culprit = move |comm: &mut Communicator| calls(comm).err();
+            die_at_every_moment(culprit, |error| error.iter().for_each(assert_names_the_victim));
+        }
+    }
+}
+
+/// Sums in place, again and again; how that failed, if it did, and what is left of the buffer.
+fn sums(comm: &mut Communicator, form: DirectForm, allocated: bool, op: ReduceOp) -> (Option<Error>, usize) {
+    const LEN: usize = 1000;
+    let mut buffer = Buffer::from(vec![0_u64; LEN]);
+    if allocated {
+        buffer = comm.alloc(LEN).unwrap();
+    }
+    for _ in 0..3 {
+        buffer.fill(comm.rank() as u64);
+        let mut comm = comm.with_algorithm(direct(Operation::AllReduce, form));
+        if let Err(error) = comm.all_reduce_buffer(&mut buffer, op) {
+            return (Some(error), buffer.len());
+        }
+        assert_eq!(*buffer, [3; LEN]);
+    }
+    (None, buffer.len())
+}
+
+#[rstest]
+fn memory_that_was_open_to_the_dead_is_given_up(#[values(true, false)] allocated: bool) {
+    for form in DirectForm::ALL {
+        let writes = form == DirectForm::WriteToAll;
+        let program = move |comm: &mut Communicator| sums(comm, form, allocated, ReduceOp::Sum);
+        die_at_every_moment(program, |(error, left)| {
+            assert_eq!(left == 0, writes && error.is_some(), "{form}");
+            error.iter().for_each(assert_names_the_victim);
+        });
+    }
+}
+
+/// Runs without a fault of the network.
+fn run<T: Send + 'static>(program: impl Fn(&mut Communicator) -> T + Send + Sync + 'static) -> Vec<T> {
+    let run = network(5).run(move |transport| {
+        let mut comm = Communicator::new(transport);
+        comm.set_timeout(TIMEOUT);
+        program(&mut comm)
+    });
+    run.results
+}
+
+#[rstest]
+fn a_rank_in_another_call_is_told_and_so_are_all(#[values(true, false)] allocated: bool) {
+    let ends = run(move |comm| {
+        let op = if comm.rank() == VICTIM { ReduceOp::Max } else { ReduceOp::Sum };
+        sums(comm, DirectForm::WriteToAll, allocated, op)
+    });
+    for (error, left) in ends {
+        let error = error.expect("they disagree");
+        assert!(error.to_string().contains("max") && error.to_string().contains("sum"), "{error}");
+        assert_eq!(left, 0);
+    }
+}
+
+#[rstest]
+fn a_rank_that_does_not_come_is_named_at_the_deadline(#[values(true, false)] allocated: bool) {
+    let ends = run(move |comm| {
+        comm.barrier().unwrap();
+        if comm.rank() == VICTIM {
+            comm.runtime().sleep(2 * TIMEOUT);
+        }
+        let (error, left) = sums(comm, DirectForm::WriteToAll, allocated, ReduceOp::Sum);
+        (error.expect("one of them is late"), left, comm.runtime().now())
+    });
+    for (rank, (error, left, time)) in ends.into_iter().enumerate() {
+        assert!(error.is_timeout() || error.to_string().contains("timed out"), "{error}");
+        if rank != VICTIM {
+            assert_eq!((error.peer(), left), (Some(VICTIM), 0), "{error}");
+            assert!((TIMEOUT..TIMEOUT + TIMEOUT / 10).contains(&time), "{time:?}");
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Real processes that die while all of them write into each other's memory.
+#![cfg(all(feature = "shm", target_os = "linux"))]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::time::Duration;
+
+use dist_collectives::{Buffer, Communicator, Config, Direct, DirectForm, Operation, ReduceOp, Runtime};
+use dist_testkit::process;
+use rustix::process::{Signal, getpid, kill_process};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const VICTIM: usize = 1;
+/// When the victim dies, in microseconds after the first barrier.
+const MOMENT: &str = "DIST_TEST_MOMENT";
+/// Whose the buffers are.
+const ALLOCATED: &str = "DIST_TEST_ALLOCATED";
+/// Some blocks of what is asked of the system at once.
+const LEN: usize = 200_000;
+
+/// One rank: sums until the victim is dead.
+fn rank(moment: Duration, allocated: bool) {
+    let mut comm = Communicator::join(&Config::from_env().unwrap()).unwrap();
+    comm.set_timeout(LIMIT);
+    let form = Direct::of(Operation::AllReduce).find(|direct| direct.form() == DirectForm::WriteToAll);
+    let beside = vec![7_u8; 4 * LEN];
+    let mut buffer = Buffer::from(vec![0.0_f32; LEN]);
+    if allocated {
+        buffer = comm.alloc(LEN).unwrap();
+    }
+    comm.barrier().unwrap();
+    if comm.rank() == VICTIM {
+        let runtime = Runtime::system();
+        let die = move || {
+            Runtime::system().sleep(moment);
+            kill_process(getpid(), Signal::KILL).unwrap();
+        };
+        drop(runtime.spawn("end", die).unwrap());
+    }
+    let error = loop {
+        buffer.fill(1.0);
+        let mut comm = comm.with_algorithm(form.unwrap());
+        if let Err(error) = comm.all_reduce_buffer(&mut buffer, ReduceOp::Sum) {
+            break error;
+        }
+        assert!(buffer.iter().all(|&sum| sum == 3.0), "a sum that was given is right");
+    };
+    assert_eq!(error.peer(), Some(VICTIM), "{error}");
+    assert!(error.to_string().contains("died"), "{error}");
+    assert!(buffer.is_empty(), "it may still be written into");
+    // Memory like that which was given up is not that.
+    let fresh = vec![9_u8; 4 * LEN];
+    drop(comm);
+    assert!(beside.iter().all(|&byte| byte == 7) && fresh.iter().all(|&byte| byte == 9));
+}
+
+#[test]
+fn whenever_a_process_dies_the_others_name_it_and_give_the_memory_up() {
+    if process::rank().is_some() {
+        let moment: u64 = std::env::var(MOMENT).unwrap().parse().unwrap();
+        return rank(Duration::from_micros(moment), std::env::var(ALLOCATED).unwrap() == "true");
+    }
+    for moment in 0..10_u32 {
+        for allocated in ["true", "false"] {
+            let moment = (moment * 173).to_string();
+            let variables = [(MOMENT, &*moment), (ALLOCATED, allocated), ("DIST_TRANSPORT", "shm")];
+            let name = "whenever_a_process_dies_the_others_name_it_and_give_the_memory_up";
+            let job = process::ranks_with(3, name, LIMIT, &variables);
+            for ended in &job.ranks {
+                let succeeded = ended.status.is_some_and(|status| status.success());
+                assert_eq!(succeeded, ended.rank != VICTIM, "rank {}: {}", ended.rank, ended.output);
+            }
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! What ranks of one host do where the system forbids what is fastest: they agree on what is left, say so, and sums are
+//! right.
+//!
+//! Each case really forbids it, to one of the ranks. A machine on which that cannot be done skips the case, and says so.
+#![cfg(all(feature = "shm", target_os = "linux"))]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(
+    clippy::disallowed_methods,
+    clippy::print_stderr,
+    reason = "processes are tried, and skips are told"
+)]
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use dist_collectives::{AllReduce, Buffer, Communicator, Config, ReduceOp};
+use dist_testkit::process;
+use rstest::rstest;
+use tracing_subscriber::filter::LevelFilter;
+
+const LIMIT: Duration = Duration::from_secs(60);
+const WORLD: usize = 3;
+const ALL_SHARE: &str = "the ranks of the group share memory";
+const NOT_ALL_SHARE: &str = "not all ranks of the group share memory";
+
+/// One rank: sums by messages, and as the library likes, in all kinds of memory.
+fn rank() {
+    tracing_subscriber::fmt().with_ansi(false).with_max_level(LevelFilter::INFO).init();
+    let mut comm = Communicator::join(&Config::from_env().unwrap()).unwrap();
+    comm.set_timeout(LIMIT);
+    for len in [1, 100_000] {
+        let (one, sum) = (vec![1.0_f32; len], vec![3.0; len]);
+        let mut borrowed = one.clone();
+        comm.with_algorithm(AllReduce::Binomial).all_reduce(&mut borrowed, ReduceOp::Sum).unwrap();
+        assert_eq!(borrowed, sum);
+        let mut borrowed = one.clone();
+        comm.all_reduce(&mut borrowed, ReduceOp::Sum).unwrap();
+        assert_eq!(borrowed, sum);
+        let mut allocated = comm.alloc(len).unwrap();
+        allocated.copy_from_slice(&one);
+        for mut buffer in [Buffer::from(one), allocated] {
+            comm.all_reduce_buffer(&mut buffer, ReduceOp::Sum).unwrap();
+            assert_eq!(*buffer, sum);
+        }
+    }
+    comm.barrier().unwrap();
+}
+
+/// Forbids system calls by their numbers, as a container's profile does, and goes on as another program.
+const FORBID: &str = r#"
+import ctypes, os, sys
+class Instruction(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_ushort), ("jt", ctypes.c_ubyte), ("jf", ctypes.c_ubyte), ("k", ctypes.c_uint)]
+class Program(ctypes.Structure):
+    _fields_ = [("len", ctypes.c_ushort), ("filter", ctypes.POINTER(Instruction))]
+machine = os.uname().machine
+numbers = {"x86_64": {"read": 310, "write": 311}, "aarch64": {"read": 270, "write": 271}}[machine]
+steps = [(0x20, 0, 0, 0)]
+for name in sys.argv[1].split(","):
+    steps += [(0x15, 0, 1, numbers[name]), (0x06, 0, 0, 0x00050001)]
+steps += [(0x06, 0, 0, 0x7FFF0000)]
+filter = (Instruction * len(steps))(*[Instruction(*step) for step in steps])
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, ctypes.byref(Program(len(steps), filter)), 0, 0) == 0
+os.execvp(sys.argv[2], sys.argv[2:])
+"#;
+
+fn words(words: &[&str]) -> Vec<String> {
+    words.iter().map(|&word| word.to_owned()).collect()
+}
+
+/// Runs the command behind them after this, in a shell.
+fn shell(first: &str) -> Vec<String> {
+    words(&["sh", "-c", &format!("{first} && exec \"$@\""), "sh"])
+}
+
+/// Whether the system lets a program be started like this, and there is what starts it.
+fn can_start(starter: &[String]) -> bool {
+    let mut command = Command::new(&starter[0]);
+    command.args(&starter[1..]).arg("true").stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+#[rstest]
+#[case::nothing(&["env"], Some("reach=Write"))]
+#[case::reading_and_writing_others(&["python3", "-c", FORBID, "read,write"], Some("reach=Slots"))]
+#[case::writing_into_others(&["python3", "-c", FORBID, "write"], Some("reach=Read"))]
+#[case::seeing_their_processes(&["unshare", "--pid", "--fork", "--kill-child"], Some("reach=Slots"))]
+#[case::their_users(&["unshare", "--user"], None)]
+#[case::their_users_as_root(&["unshare", "--user", "--map-root-user"], None)]
+fn where_something_is_forbidden_to_one_all_do_without(
+    #[case] starter: &[&str],
+    #[case] expected: Option<&str>,
+    #[values(0, 1)] whom: usize,
+) {
+    let starter = words(starter);
+    check(&starter, whom, |output| match expected {
+        Some(expected) => output.contains(expected),
+        // How far ranks of different users' namespaces reach depends on the capabilities of who starts them.
+        None => output.contains("reach=") || output.contains(NOT_ALL_SHARE),
+    });
+}
+
+/// A container has a small /dev/shm, which is not where the memory comes from.
+#[test]
+fn a_small_dev_shm_changes_nothing() {
+    let mut starter = words(&["unshare", "--mount"]);
+    starter.extend(shell("mount -t tmpfs -o size=64k small /dev/shm"));
+    check(&starter, 0, |output| output.contains("reach=Write"));
+}
+
+#[rstest]
+#[case::of_the_group("ulimit -f 2048", 0, &[NOT_ALL_SHARE, "through=\"shared memory\""])]
+#[case::of_its_messages("ulimit -f 16", 2, &[NOT_ALL_SHARE, "through=\"tcp\""])]
+fn where_a_rank_gets_no_memory_there_are_messages(
+    #[case] limit: &str,
+    #[case] whom: usize,
+    #[case] expected: &'static [&'static str],
+) {
+    // Whoever goes beyond the limit is killed by a signal unless that is ignored.
+    let starter = shell(&format!("trap '' XFSZ && {limit}"));
+    check(&starter, whom, |output| expected.iter().all(|expected| output.contains(expected)));
+}
+
+/// Runs the ranks, one of them started like this.
+#[track_caller]
+fn check(starter: &[String], whom: usize, is_said: impl Fn(&str) -> bool) {
+    if process::rank().is_some() {
+        return rank();
+    }
+    if !can_start(starter) {
+        // Namespaces need a right, and filters a Python: neither is on every machine.
+        eprintln!("skipped: nothing can be started by {}", starter[0]);
+        return;
+    }
+    let name = std::thread::current().name().unwrap().to_owned();
+    let start = |rank: usize| if rank == whom { starter.to_vec() } else { Vec::new() };
+    let job = process::ranks_through(WORLD, &name, LIMIT, &[], start);
+    job.assert_success();
+    for ended in &job.ranks {
+        assert!(is_said(&ended.output), "rank {} of a job with {starter:?}: {}", ended.rank, ended.output);
+    }
+    let agreed = |output: &str| {
+        let line = output.lines().find(|line| line.contains(ALL_SHARE) || line.contains(NOT_ALL_SHARE));
+        line.and_then(|line| line.split("reach=").nth(1)).map(|reach| reach.trim().to_owned())
+    };
+    let first = agreed(&job.ranks[0].output);
+    assert!(job.ranks.iter().all(|ended| agreed(&ended.output) == first), "they agree");
+}
