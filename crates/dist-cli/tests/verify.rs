@@ -4,6 +4,7 @@
 use std::process::{Command, Output};
 
 use dist_algos::verify::Subject;
+use dist_collectives::{Direct, Operation};
 use serde_json::Value;
 
 fn verify(arguments: &[&str]) -> Output {
@@ -30,6 +31,12 @@ fn every_algorithm_has_a_line_and_mutants_come_last() {
     assert_eq!(two_levels.len(), 6);
     // 2 and 3 hosts of 2 ranks, 2 hosts of 3.
     assert!(two_levels.iter().all(|line| line["worlds"] == 3), "{two_levels:?}");
+    for direct in Operation::ALL.into_iter().flat_map(Direct::of) {
+        let (operation, algorithm) = (direct.operation().name(), direct.name());
+        let is_its = |line: &&Value| line["operation"] == operation && line["algorithm"] == algorithm;
+        let line = lines.iter().find(is_its).unwrap();
+        assert_eq!((&line["worlds"], &line["wrong"]), (&6.into(), &Value::Null));
+    }
     let mutants = lines.last().unwrap();
     let count = |field: &str| mutants[field].as_u64().unwrap();
     assert!(count("rejected") * 100 >= count("mutants") * 99 && count("mutants") > 10_000, "{text}");

@@ -113,6 +113,14 @@ impl Orders {
 }
 
 impl Mutants {
+    /// All of both.
+    pub(super) fn and(mut self, other: Self) -> Self {
+        self.mutants += other.mutants;
+        self.rejected += other.rejected;
+        self.survivors.extend(other.survivors);
+        self
+    }
+
     /// Whether at least 99 % were rejected, of at least one.
     pub(super) const fn is_enough(&self) -> bool {
         self.mutants > 0 && self.rejected * 100 >= self.mutants * 99

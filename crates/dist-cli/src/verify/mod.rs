@@ -1,5 +1,6 @@
 //! `distctl verify`: proofs of all schedules, and what is found when they are changed.
 
+mod direct;
 mod large;
 mod line;
 mod survey;
@@ -38,12 +39,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
         all_right &= line.wrong.is_none();
         print(&if arguments.json { line.json() } else { line.row() })?;
     }
-    for line in two_levels::lines(arguments.max_ranks) {
+    for line in two_levels::lines(arguments.max_ranks).chain(direct::lines(arguments.max_ranks)) {
         all_right &= line.wrong.is_none();
         print(&if arguments.json { line.json() } else { line.row() })?;
     }
-    let mutants = survey::mutants(arguments.max_ranks);
-    all_right &= mutants.is_enough();
+    let (by_messages, direct) = (survey::mutants(arguments.max_ranks), direct::mutants(arguments.max_ranks));
+    all_right &= by_messages.is_enough() && direct.is_enough();
+    let mutants = by_messages.and(direct);
     print(&if arguments.json { mutants.json() } else { mutants.text() })?;
     Ok(if all_right { Outcome::Success } else { Outcome::Code(1) })
 }
