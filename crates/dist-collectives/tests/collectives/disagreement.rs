@@ -4,7 +4,8 @@ use std::error::Error as _;
 use std::time::Duration;
 
 use dist_collectives::{
-    Algorithm, AllReduce, Call, Communicator, DType, Error, Operation, ReduceOp, ReductionOrder,
+    Algorithm, AllReduce, Broadcast, Call, Communicator, DType, Direct, Error, Operation, ReduceOp,
+    ReductionOrder,
 };
 use dist_transport::Cause;
 use dist_transport::sim;
@@ -245,4 +246,34 @@ fn third_ranks_learn_of_both_calls() {
         "{outcome:?}"
     );
     assert!(outcome.elapsed.is_zero());
+}
+
+/// Rank 0 meets the others in shared memory, or waits until what it sent is received, where they exchange messages.
+#[rstest]
+#[case::the_others_wait_for_its_messages(|comm: &mut Communicator| comm.all_reduce(&mut [1.0_f32; 8], ReduceOp::Sum), None)]
+#[case::it_waits_for_room(|comm: &mut Communicator| comm.broadcast(&mut [1_u8; 9_000], 0), Some(1_000))]
+fn calls_of_which_only_some_share_memory_are_told_apart_at_once(
+    #[case] usual: Program,
+    #[case] window: Option<usize>,
+    #[values(2, 3, 5)] world_size: usize,
+) {
+    let network = sim::Network::new(world_size).with_shared_memory();
+    let network = window.into_iter().fold(network, sim::Network::with_window);
+    let outcome = network.run(move |transport| {
+        let mut comm = Communicator::new(transport);
+        let operation = if window.is_none() { Operation::AllReduce } else { Operation::Broadcast };
+        let direct = Direct::of(operation).next().expect("there is a direct form");
+        let exchanges: Algorithm = match operation {
+            Operation::AllReduce => AllReduce::Binomial.into(),
+            _ => Broadcast::Binomial.into(),
+        };
+        let meets = (comm.rank() == 0) == window.is_none();
+        let algorithm = if meets { direct.into() } else { exchanges };
+        let error = usual(&mut comm.with_algorithm(algorithm)).unwrap_err();
+        assert!(calls(&error, 0).is_some(), "{error:?}");
+    });
+    assert_eq!(outcome.elapsed, Duration::ZERO, "nobody waits for a deadline");
+    let waits = outcome.waits.join("\n");
+    assert!(waits.contains("for a post of rank"), "{waits}");
+    assert!(!waits.contains("on channel"), "{waits}");
 }

@@ -7,6 +7,7 @@ mod compress;
 mod ddp;
 mod dtypes;
 mod errors;
+mod faults;
 mod fsdp;
 mod join;
 mod local_sgd;

@@ -11,7 +11,7 @@ use super::fault::{Fault, When};
 use super::link::Links;
 use super::message::Message;
 use super::random::SplitMix64;
-use super::report::{self, Describe, Position};
+use super::report::{self, Channel, Describe, Position};
 use super::storm::{Effects, Plan};
 use super::weather::Weather;
 use crate::runtime::Unparker;
@@ -24,6 +24,8 @@ pub(super) struct Fabric(Mutex<State>);
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place {
     pub(super) channel: ChannelId,
+    /// The channel whose calls are made on it.
+    pub(super) home: ChannelId,
     /// Its number in the group that the channel serves.
     pub(super) rank: usize,
     /// Its number in the world.
@@ -40,13 +42,15 @@ pub(super) enum Found {
     },
     /// The sender has left, and left nothing behind.
     Left,
-    /// This rank of the group waits, or has waited, after a call that can never have met the caller's.
-    Elsewhere {
-        rank: usize,
-        ours: Fingerprint,
-        theirs: Fingerprint,
-    },
+    Elsewhere(Elsewhere),
     Aborted(Abort),
+}
+
+/// This rank of the group waits, or has waited, in a call that can never meet one of the caller's.
+pub(super) struct Elsewhere {
+    pub(super) rank: usize,
+    pub(super) ours: Fingerprint,
+    pub(super) theirs: Fingerprint,
 }
 
 /// What became of a message to be sent.
@@ -65,12 +69,15 @@ pub(super) enum Room {
     Waiting,
     /// The receiver has left.
     Left,
+    Elsewhere(Elsewhere),
     Aborted(Abort),
 }
 
 #[derive(Debug)]
 pub(super) struct State {
     channels: HashMap<ChannelId, Vec<Member>>,
+    /// Of channels that carry the posts of another one's calls: that one.
+    homes: HashMap<ChannelId, ChannelId>,
     /// How many transports each rank of the world still has.
     transports: Vec<usize>,
     pub(super) control: Control,
@@ -135,12 +142,24 @@ impl Fabric {
         random: SplitMix64,
     ) -> Self {
         let world_size = links.hosts.len();
-        let (channels, transports, weather) = (HashMap::new(), vec![0; world_size], Weather::default());
+        let (channels, homes) = (HashMap::new(), HashMap::new());
+        let (transports, weather) = (vec![0; world_size], Weather::default());
         let control = Control::new(world_size, coordinator);
         let plan = Plan { faults, operations: vec![0; world_size], ..Plan::default() };
         let (told, describe, waits) = (0, None, None);
-        let state =
-            State { channels, transports, control, links, weather, plan, told, describe, waits, random };
+        let state = State {
+            channels,
+            homes,
+            transports,
+            control,
+            links,
+            weather,
+            plan,
+            told,
+            describe,
+            waits,
+            random,
+        };
         Self(Mutex::new(state))
     }
 
@@ -156,6 +175,9 @@ impl Fabric {
         let members = state.channels.entry(place.channel);
         let members = members.or_insert_with(|| world_ranks.iter().map(expected).collect());
         members[place.rank].presence = Presence::Here;
+        if place.home != place.channel {
+            state.homes.insert(place.channel, place.home);
+        }
     }
 
     /// Notes that a transport was dropped, and wakes those who wait for it.
@@ -250,10 +272,7 @@ impl Fabric {
             return Found::Left;
         }
         member.waiting = Some(Waiting { on: On::Message(from.rank), unparker });
-        match state.contradiction(place, calls) {
-            Some((rank, ours, theirs)) => Found::Elsewhere { rank, ours, theirs },
-            None => Found::Nothing { arrives },
-        }
+        state.contradiction(place, calls).map_or(Found::Nothing { arrives }, Found::Elsewhere)
     }
 
     /// Takes the oldest message of this rank of the group, which has arrived.
@@ -272,7 +291,14 @@ impl Fabric {
 
     /// Looks whether at most `window` bytes of what was sent to `to` were not received yet, or remembers whom to
     /// wake when some are.
-    pub(super) fn look_for_room(&self, place: Place, to: Place, window: usize, unparker: Unparker) -> Room {
+    pub(super) fn look_for_room(
+        &self,
+        place: Place,
+        to: Place,
+        window: usize,
+        calls: &[Fingerprint],
+        unparker: Unparker,
+    ) -> Room {
         let mut state = self.lock();
         state.member(place).waiting = None;
         let unreceived = state.member(to).inbox.get(&place.rank).map_or(0, |queue| queue.bytes);
@@ -286,7 +312,7 @@ impl Fabric {
             return Room::Left;
         }
         state.member(place).waiting = Some(Waiting { on: On::Room(to.rank), unparker });
-        Room::Waiting
+        state.contradiction(place, calls).map_or(Room::Waiting, Room::Elsewhere)
     }
 
     /// Ends the job, as far as the reporter's word reaches; if it knows of an end already, gives that.
@@ -370,29 +396,30 @@ impl State {
 
     fn keep_waits(&mut self) {
         if self.waits.is_none() {
-            let mut channels: Vec<_> =
-                self.channels.iter().map(|(id, members)| (*id, &members[..])).collect();
-            channels.sort_unstable_by_key(|(id, _)| *id);
+            let home = |id| self.channels.get(self.homes.get(id)?).map(Vec::as_slice);
+            let mut channels: Vec<Channel<'_>> = self
+                .channels
+                .iter()
+                .map(|(id, members)| Channel { id: *id, members, home: home(id) })
+                .collect();
+            channels.sort_unstable_by_key(|channel| channel.id);
             self.waits = Some(report::lines(&channels, self.describe));
         }
     }
 
-    /// Notes the calls of one who waits, and finds another who waits, or has waited, in one that can never meet them.
-    fn contradiction(
-        &mut self,
-        place: Place,
-        calls: &[Fingerprint],
-    ) -> Option<(usize, Fingerprint, Fingerprint)> {
-        let member = self.member(place);
+    /// Notes the calls of one who waits, and finds another who waits, or has waited, in one that can never meet them:
+    /// for messages or for posts, which are the same calls.
+    fn contradiction(&mut self, place: Place, calls: &[Fingerprint]) -> Option<Elsewhere> {
+        let member = self.member(Place { channel: place.home, ..place });
         if member.waited_in == calls {
             // The others have compared theirs with these.
             return None;
         }
         member.waited_in = calls.to_vec();
-        let mut members = self.channels[&place.channel].iter().enumerate();
+        let mut members = self.channels[&place.home].iter().enumerate();
         members.find_map(|(rank, member)| {
             let contradiction = Fingerprint::contradiction(calls, &member.waited_in);
-            contradiction.map(|(ours, theirs)| (rank, ours, theirs))
+            contradiction.map(|(ours, theirs)| Elsewhere { rank, ours, theirs })
         })
     }
 
@@ -423,6 +450,7 @@ impl State {
     fn forget(&mut self, channel: ChannelId) {
         if self.channels[&channel].iter().all(|member| member.presence == Presence::Gone) {
             self.channels.remove(&channel);
+            self.homes.remove(&channel);
         }
     }
 

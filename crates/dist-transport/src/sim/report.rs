@@ -21,19 +21,28 @@ impl Default for Position {
     }
 }
 
+/// A channel, and who is or was on it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Channel<'a> {
+    pub(super) id: ChannelId,
+    pub(super) members: &'a [Member],
+    /// If it carries posts: the members of the channel whose calls they are of.
+    pub(super) home: Option<&'a [Member]>,
+}
+
 /// One line for every wait, and for every rank that does not wait, in the order of the ranks.
-pub(super) fn lines(channels: &[(ChannelId, &[Member])], describe: Option<Describe>) -> Vec<String> {
+pub(super) fn lines(channels: &[Channel<'_>], describe: Option<Describe>) -> Vec<String> {
     let mut lines = Vec::new();
     let mut waiting = BTreeSet::new();
-    for &(channel, members) in channels {
-        for member in members {
+    for channel in channels {
+        for (rank, member) in channel.members.iter().enumerate() {
             if let Some(on) = member.waits_on() {
                 waiting.insert(member.world_rank);
-                lines.push((member.world_rank, wait(channel, members, member, on, describe)));
+                lines.push((member.world_rank, wait(channel, rank, on, describe)));
             }
         }
     }
-    for member in channels.iter().flat_map(|(_, members)| *members) {
+    for member in channels.iter().flat_map(|channel| channel.members) {
         let idle = member.presence == Presence::Here && waiting.insert(member.world_rank);
         if idle {
             let place = place(member.position, describe).map(|place| format!("; it is in {place}"));
@@ -46,30 +55,26 @@ pub(super) fn lines(channels: &[(ChannelId, &[Member])], describe: Option<Descri
     lines.into_iter().map(|(_, line)| line).collect()
 }
 
-fn wait(
-    channel: ChannelId,
-    members: &[Member],
-    member: &Member,
-    on: On,
-    describe: Option<Describe>,
-) -> String {
-    let Member { world_rank, position, .. } = member;
+fn wait(channel: &Channel<'_>, rank: usize, on: On, describe: Option<Describe>) -> String {
+    let members = channel.home.unwrap_or(channel.members);
+    let (Member { world_rank, position, .. }, peer) = (&members[rank], &members[on.peer()]);
     let mut line = format!("rank {world_rank} waits");
     if let Some(place) = place(*position, describe) {
         line += &format!(" in {place}");
     }
-    let peer = &members[on.peer()];
     let receives = position.progress.and_then(|progress| progress.receives);
+    let from = peer.world_rank;
     line += &match (on, receives) {
-        (On::Room(_), _) => format!(" to be rid of what it sent to rank {}", peer.world_rank),
-        (On::Message(_), Some((chunk, 1))) => format!(" for chunk {chunk} from rank {}", peer.world_rank),
+        _ if channel.home.is_some() => format!(" for a post of rank {from}"),
+        (On::Room(_), _) => format!(" to be rid of what it sent to rank {from}"),
+        (On::Message(_), Some((chunk, 1))) => format!(" for chunk {chunk} from rank {from}"),
         (On::Message(_), Some((first, count))) if count > 1 => {
-            format!(" for {count} chunks, the first {first}, from rank {}", peer.world_rank)
+            format!(" for {count} chunks, the first {first}, from rank {from}")
         }
-        (On::Message(_), _) => format!(" for a message from rank {}", peer.world_rank),
+        (On::Message(_), _) => format!(" for a message from rank {from}"),
     };
-    if channel != ChannelId::WORLD {
-        line += &format!(" on channel {:016x}", channel.get());
+    if channel.home.is_none() && channel.id != ChannelId::WORLD {
+        line += &format!(" on channel {:016x}", channel.id.get());
     }
     line + &whereabouts(peer, position.call, describe)
 }

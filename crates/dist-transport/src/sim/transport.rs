@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::clock::Skew;
-use super::fabric::{Fabric, Found, Place, Room, Sent, wake};
+use super::fabric::{Elsewhere, Fabric, Found, Place, Room, Sent, wake};
 use super::message::{Message, Spoilt};
 use super::report::Position;
 use super::scheduler::Scheduler;
@@ -32,6 +32,8 @@ pub struct SimTransport {
     skew: Skew,
     rank: Rank,
     channel: ChannelId,
+    /// The channel whose calls are made here: another one's for posts.
+    home: ChannelId,
     /// The group's ranks by their numbers in the world.
     members: Arc<[usize]>,
     children: u64,
@@ -61,7 +63,7 @@ impl World {
     /// The transport of this rank, on the channel of all.
     pub(super) fn enter(self: &Arc<Self>, runtime: Runtime, skew: Skew, rank: Rank) -> SimTransport {
         let members = (0..rank.world_size()).collect();
-        SimTransport::enter(self.clone(), (runtime, skew), rank, ChannelId::WORLD, members)
+        SimTransport::enter(self.clone(), (runtime, skew), rank, [ChannelId::WORLD; 2], members)
     }
 
     /// Does what is due at its time, for ever.
@@ -97,22 +99,33 @@ impl SimTransport {
         world: Arc<World>,
         (runtime, skew): (Runtime, Skew),
         rank: Rank,
-        channel: ChannelId,
+        [channel, home]: [ChannelId; 2],
         members: Arc<[usize]>,
     ) -> Self {
         let (calls, traffic) = ([Fingerprint::NONE; 2], Traffic::default());
         let together = None;
-        let transport =
-            Self { world, runtime, skew, rank, channel, members, children: 0, calls, traffic, together };
+        let transport = Self {
+            world,
+            runtime,
+            skew,
+            rank,
+            channel,
+            home,
+            members,
+            children: 0,
+            calls,
+            traffic,
+            together,
+        };
         transport.fabric().enter(transport.own_place(), &transport.members);
         transport
     }
 
-    /// Another channel of the same ranks, which is no fork.
+    /// Another channel of the same ranks for the same calls, which is no fork.
     pub(super) fn beside(&self, number: u64) -> Self {
         let channel = self.channel.child(number, &self.members);
         let clock = (self.runtime.clone(), self.skew);
-        Self::enter(self.world.clone(), clock, self.rank, channel, self.members.clone())
+        Self::enter(self.world.clone(), clock, self.rank, [channel, self.channel], self.members.clone())
     }
 
     /// Begins an operation in shared memory, of the present call.
@@ -139,7 +152,7 @@ impl SimTransport {
     }
 
     fn place(&self, rank: usize) -> Place {
-        Place { channel: self.channel, rank, world_rank: self.members[rank] }
+        Place { channel: self.channel, home: self.home, rank, world_rank: self.members[rank] }
     }
 
     fn own_place(&self) -> Place {
@@ -227,15 +240,7 @@ impl SimTransport {
                 Found::Message => return Ok(true),
                 Found::Aborted(abort) => return Err(Error::Aborted(abort)),
                 Found::Left => return Err(self.fail(peer, Cause::Left, Error::Closed { activity, peer })),
-                Found::Elsewhere { rank: peer, ours, theirs } => {
-                    let abort = Abort { call: ours, ..self.record(peer, Cause::Mismatch { theirs }) };
-                    let first = self.fabric().abort(abort, self.world.clock.now());
-                    return Err(first.map_or_else(Error::Aborted, |()| Error::Mismatch {
-                        peer,
-                        ours,
-                        theirs,
-                    }));
-                }
+                Found::Elsewhere(elsewhere) => return Err(self.never_meets(elsewhere)),
                 Found::Nothing { arrives } => arrives,
             };
             if self.runtime.expired(deadline) {
@@ -262,10 +267,11 @@ impl SimTransport {
         let activity = Activity::Send;
         loop {
             let unparker = self.runtime.unparker();
-            match self.fabric().look_for_room(self.own_place(), self.place(peer), window, unparker) {
+            match self.look_for_room(peer, window, unparker) {
                 Room::Enough => return Ok(()),
                 Room::Aborted(abort) => return Err(Error::Aborted(abort)),
                 Room::Left => return Err(self.fail(peer, Cause::Left, Error::Closed { activity, peer })),
+                Room::Elsewhere(elsewhere) => return Err(self.never_meets(elsewhere)),
                 Room::Waiting => {}
             }
             if self.runtime.expired(deadline) {
@@ -273,6 +279,17 @@ impl SimTransport {
             }
             self.runtime.park(Some(deadline));
         }
+    }
+
+    fn look_for_room(&self, peer: usize, window: usize, unparker: Unparker) -> Room {
+        self.fabric().look_for_room(self.own_place(), self.place(peer), window, &self.calls, unparker)
+    }
+
+    /// Aborts the job because two ranks wait in calls that can never meet.
+    fn never_meets(&self, Elsewhere { rank: peer, ours, theirs }: Elsewhere) -> Error {
+        let abort = Abort { call: ours, ..self.record(peer, Cause::Mismatch { theirs }) };
+        let first = self.fabric().abort(abort, self.world.clock.now());
+        first.map_or_else(Error::Aborted, |()| Error::Mismatch { peer, ours, theirs })
     }
 
     fn timeout(&self, activity: Activity, peer: usize, deadline: Deadline) -> Error {
@@ -386,7 +403,7 @@ impl Transport for SimTransport {
         };
         let members = members.iter().map(|&member| self.members[member]).collect();
         let child =
-            Self::enter(self.world.clone(), (self.runtime.clone(), self.skew), rank, channel, members);
+            Self::enter(self.world.clone(), (self.runtime.clone(), self.skew), rank, [channel; 2], members);
         Ok(Some(Box::new(child)))
     }
 

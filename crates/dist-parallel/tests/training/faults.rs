@@ -1,0 +1,197 @@
+//! What groups and training steps report of every kind of fault: all survivors the same, by the deadline.
+
+use std::error::Error as StdError;
+use std::time::Duration;
+
+use dist_collectives::{Communicator, Error, ReduceOp};
+use dist_groups::Group;
+use dist_parallel::{BoxError, Ddp, Fsdp, FsdpOptions, ShardingStrategy};
+use dist_transport::Cause;
+use dist_transport::sim::{Fault, Link, Network, SimTransport, Ways, When};
+use rstest::rstest;
+
+use crate::ddp::{optimizer, options};
+use crate::plain::{micro_batch, model, squared_error};
+
+const SECOND: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(10);
+const WORLD: usize = 4;
+
+/// Until when a rank went on, and what ended it: its culprit, by its number in the world, and the cause.
+type End = (Duration, Option<(usize, &'static str)>);
+
+/// What every rank does, for so many rounds or until something goes wrong.
+type Program = fn(&mut Communicator, usize) -> Result<(), Failed>;
+
+/// What went wrong, and among which ranks of the world.
+struct Failed {
+    error: BoxError,
+    members: Vec<usize>,
+}
+
+impl<E: Into<BoxError>> From<E> for Failed {
+    fn from(error: E) -> Self {
+        Self { error: error.into(), members: (0..WORLD).collect() }
+    }
+}
+
+/// Sums in two groups of two, and in the world.
+fn groups(world: &mut Communicator, rounds: usize) -> Result<(), Failed> {
+    let first = world.rank() / 2 * 2;
+    let mut pair = Group::new(world, &[first, first + 1])?.expect("every rank is in one of the pairs");
+    for _ in 0..rounds {
+        let mut sum = [1_u32; 5];
+        let failed = |error: Error| Failed { error: error.into(), members: vec![first, first + 1] };
+        pair.all_reduce(&mut sum, ReduceOp::Sum).map_err(failed)?;
+        world.all_reduce(&mut sum, ReduceOp::Sum)?;
+        assert_eq!(sum, [8; 5], "no wrong sum is given");
+    }
+    Ok(())
+}
+
+fn whole(world: &mut Communicator, rounds: usize) -> Result<(), Failed> {
+    let mut ddp = Ddp::new(world.fork()?, model(7), options(64))?;
+    let mut optimizer = optimizer("sgd");
+    for round in 0..rounds {
+        ddp.step(2 * WORLD, |index| {
+            let (input, target) = micro_batch(round, index);
+            Ok((input, squared_error(target)))
+        })?;
+        ddp.update(&mut *optimizer)?;
+    }
+    Ok(())
+}
+
+fn sharded(world: &mut Communicator, rounds: usize) -> Result<(), Failed> {
+    let sharding = FsdpOptions::new(ShardingStrategy::FullShard);
+    let mut fsdp = Fsdp::new(world.fork()?, model(7), &sharding)?;
+    let mut optimizer = optimizer("sgd");
+    for round in 0..rounds {
+        fsdp.step(2 * WORLD, |index| {
+            let (input, target) = micro_batch(round, index);
+            Ok((input, squared_error(target)))
+        })?;
+        fsdp.update(&mut *optimizer)?;
+    }
+    Ok(())
+}
+
+/// Runs a program with a fault that happens in the midst of it.
+fn ends(program: Program, seed: u64, fault: Fault) -> Vec<Option<End>> {
+    let network = Network::new(WORLD).with_seed(seed).with_memory_link(Link::new(SECOND / 1000, 1 << 30));
+    let network = network.with_fault(When::At(SECOND / 50), fault).with_clock(3, 60 * SECOND, 0);
+    let outcome = network.try_run(move |transport: SimTransport| {
+        let mut world = Communicator::new(transport);
+        world.set_timeout(TIMEOUT);
+        let told = program(&mut world, 40).err().map(|failed| culprit(&failed));
+        (world.runtime().now(), told)
+    });
+    let outcome = outcome.unwrap();
+    assert!(!outcome.faults.is_empty(), "the fault has happened");
+    let clocks = |rank: usize| if rank == 3 { 60 * SECOND } else { Duration::ZERO };
+    let results = outcome.results.into_iter().enumerate();
+    results.map(|(rank, end)| end.map(|(time, told)| (time.saturating_sub(clocks(rank)), told))).collect()
+}
+
+/// Whom an error names, by its number in the world, and of what.
+fn culprit(Failed { error, members }: &Failed) -> (usize, &'static str) {
+    let first: &(dyn StdError + 'static) = &**error;
+    let mut chain = std::iter::successors(Some(first), |&error| error.source());
+    let error = chain.find_map(communication).expect("communication failed");
+    let cause = match error {
+        Error::Aborted { cause: Cause::Died, .. } => "died",
+        Error::Aborted { cause: Cause::Silent, .. } => "silent",
+        Error::Aborted { cause: Cause::CoordinatorLost, .. } => "coordinator lost",
+        Error::Aborted { cause: Cause::TimedOut, .. } => "timed out",
+        Error::Aborted { cause: Cause::Protocol, .. } => "protocol",
+        Error::Transport { .. } if error.is_timeout() => "timed out",
+        Error::Transport { .. } => "protocol",
+        other => panic!("{other:?}"),
+    };
+    let rank = error.peer().expect("an error names a rank");
+    // Whom the job was aborted because of is numbered as in the world.
+    (if matches!(error, Error::Aborted { .. }) { rank } else { members[rank] }, cause)
+}
+
+fn communication<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a Error> {
+    error.downcast_ref().or_else(|| error.downcast_ref::<Box<Error>>().map(AsRef::as_ref))
+}
+
+/// What is told of a fault.
+#[derive(Debug, Clone, Copy)]
+enum Told {
+    /// Nothing: it only takes time.
+    Nothing,
+    /// This rank and cause, by this time.
+    Culprit(usize, &'static str, Duration),
+    /// That somebody took too long, at the deadline: the same to all.
+    Timeout,
+}
+
+#[rstest]
+#[case::death(Fault::Kill { rank: 2 }, Told::Culprit(2, "died", SECOND))]
+#[case::death_with_the_coordinator(Fault::Kill { rank: 0 }, Told::Culprit(0, "coordinator lost", SECOND))]
+#[case::death_of_the_coordinator(Fault::CoordinatorDeath, Told::Culprit(0, "coordinator lost", SECOND))]
+#[case::stall(Fault::Stall { rank: 2, lasts: None }, Told::Culprit(2, "silent", Duration::from_secs(3)))]
+#[case::short_stall(Fault::Stall { rank: 2, lasts: Some(SECOND) }, Told::Nothing)]
+#[case::slowness(Fault::Slow { rank: 1, pause: Duration::from_millis(10) }, Told::Nothing)]
+#[case::delay(Fault::Delay { from: 3, to: 2, by: SECOND, lasts: SECOND }, Told::Nothing)]
+#[case::long_delay(Fault::Delay { from: 3, to: 2, by: 6 * TIMEOUT, lasts: SECOND }, Told::Timeout)]
+#[case::loss(Fault::Loss { from: 3, to: 2, one_in: 20, lasts: 60 * SECOND }, Told::Nothing)]
+#[case::unheard(
+    Fault::Partition { from: vec![2], to: vec![0, 1, 3], ways: Ways::One, lasts: None },
+    Told::Culprit(2, "silent", Duration::from_secs(3)),
+)]
+#[case::short_partition(
+    Fault::Partition { from: vec![2], to: vec![0, 1, 3], ways: Ways::Both, lasts: Some(SECOND) },
+    Told::Nothing,
+)]
+#[case::no_way_between_two(
+    Fault::Partition { from: vec![3], to: vec![2], ways: Ways::Both, lasts: None },
+    Told::Timeout,
+)]
+#[case::changed_header(Fault::Corrupt { from: 3, to: 2, byte: 0 }, Told::Culprit(3, "protocol", SECOND))]
+fn every_survivor_is_told_of(
+    #[case] fault: Fault,
+    #[case] expected: Told,
+    #[values(groups, whole, sharded)] program: Program,
+    #[values(0, 1)] seed: u64,
+) {
+    let ends = ends(program, seed, fault);
+    let first = ends.iter().flatten().next().expect("somebody survives").1;
+    for (rank, end) in ends.into_iter().enumerate() {
+        let Some((time, told)) = end else {
+            // Who died or stands still for ever has nothing to say.
+            assert!(matches!(expected, Told::Culprit(victim, ..) if victim == rank), "rank {rank}");
+            continue;
+        };
+        match expected {
+            Told::Nothing => assert_eq!(told, None, "rank {rank}"),
+            Told::Culprit(culprit, cause, by) => {
+                assert_eq!(told, Some((culprit, cause)), "rank {rank}");
+                assert!(time <= by, "rank {rank} was told at {time:?}");
+            }
+            Told::Timeout => {
+                assert_eq!((told, told.map(|told| told.1)), (first, Some("timed out")), "rank {rank}");
+                assert!((TIMEOUT..TIMEOUT + SECOND).contains(&time), "rank {rank} was told at {time:?}");
+            }
+        }
+    }
+}
+
+#[rstest]
+fn a_rank_that_is_cut_off_believes_the_coordinator_lost(
+    #[values(groups, whole, sharded)] program: Program,
+    #[values(0, 1)] seed: u64,
+) {
+    let fault = Fault::Partition { from: vec![2], to: vec![0, 1, 3], ways: Ways::Both, lasts: None };
+    for (rank, end) in ends(program, seed, fault).into_iter().enumerate() {
+        let (time, told) = end.expect("nobody died");
+        assert_eq!(
+            told,
+            Some(if rank == 2 { (0, "coordinator lost") } else { (2, "silent") }),
+            "rank {rank}"
+        );
+        assert!(time <= 3 * SECOND, "rank {rank} was told at {time:?}");
+    }
+}
