@@ -7,6 +7,8 @@
 mod programs;
 mod size;
 
+use std::fs;
+use std::path::Path;
 use std::process::ExitCode;
 
 use dist_transport::sim::{Network, Outcome};
@@ -37,11 +39,13 @@ const TWICE: u64 = 16;
 
 fn explore(first: u64, seeds: u64) -> bool {
     let mut held = true;
+    let folder = tempfile::tempdir().expect("a folder can be made");
     for program in PROGRAMS {
         let mut disturbed = 0;
         let mut seeds_left = first..first.saturating_add(seeds);
+        let explored = Explored { program, folder: folder.path() };
         let broken = seeds_left.try_for_each(|seed| {
-            disturbed += u64::from(check(program, seed)?);
+            disturbed += u64::from(explored.check(seed)?);
             Ok::<(), String>(())
         });
         match broken {
@@ -57,24 +61,55 @@ fn explore(first: u64, seeds: u64) -> bool {
     held
 }
 
-/// Runs a program under this seed: whether some rank was told of the job's end, or else what the program did wrong.
-fn check(program: &Program, seed: u64) -> Result<bool, String> {
-    let faults = usize::try_from(seed % FAULTS).expect("a small number");
-    let network = Network::new(program.world_size).with_seed(seed).with_random_faults(faults);
-    let run = || network.try_run(program.run).map_err(|failed| failed.to_string());
-    let outcome = run()?;
-    let wrong = match wrong(program, &outcome) {
-        None if seed.is_multiple_of(TWICE) && run()? != outcome => {
-            Some("the same seed gave another run".to_owned())
+/// A program, and the folder that it may use.
+#[derive(Clone, Copy)]
+struct Explored<'a> {
+    program: &'a Program,
+    folder: &'a Path,
+}
+
+impl Explored<'_> {
+    /// Runs the program under this seed: whether some rank was told of the job's end, or else what the program did
+    /// wrong.
+    fn check(self, seed: u64) -> Result<bool, String> {
+        let faults = usize::try_from(seed % FAULTS).expect("a small number");
+        let network = Network::new(self.program.world_size).with_seed(seed);
+        let disturbed = network.clone().with_random_faults(faults);
+        let outcome = self.run_anew(&disturbed)?;
+        let wrong = match wrong(self.program, &outcome) {
+            None if seed.is_multiple_of(TWICE) && self.run_anew(&disturbed)? != outcome => {
+                Some("the same seed gave another run".to_owned())
+            }
+            None if self.program.goes_on => self.goes_on(&network)?,
+            wrong => wrong,
+        };
+        match wrong {
+            None => Ok(outcome.results.iter().flatten().any(Result::is_err)),
+            Some(wrong) => {
+                let lines = outcome.faults.iter().chain(&outcome.waits);
+                Err(lines.fold(format!("seed {seed}: {wrong}"), |told, line| told + "\n  " + line))
+            }
         }
-        wrong => wrong,
-    };
-    match wrong {
-        None => Ok(outcome.results.iter().flatten().any(Result::is_err)),
-        Some(wrong) => {
-            let lines = outcome.faults.iter().chain(&outcome.waits);
-            Err(lines.fold(format!("seed {seed}: {wrong}"), |told, line| told + "\n  " + line))
-        }
+    }
+
+    /// What is wrong with a run that goes on from what the last one has left, if something is: without faults it must
+    /// end as a run that was never interrupted.
+    fn goes_on(self, network: &Network) -> Result<Option<String>, String> {
+        let after = self.run(network)?.results;
+        let whole = self.run_anew(network)?.results;
+        let right = after.iter().all(|ended| matches!(ended, Some(Ok(_)))) && after == whole;
+        Ok((!right).then(|| format!("went on to {after:?}, not to {whole:?}")))
+    }
+
+    fn run_anew(self, network: &Network) -> Result<Outcome<Option<Ended>>, String> {
+        let emptied = fs::remove_dir_all(self.folder).and_then(|()| fs::create_dir(self.folder));
+        emptied.map_err(|error| format!("the folder cannot be emptied: {error}"))?;
+        self.run(network)
+    }
+
+    fn run(self, network: &Network) -> Result<Outcome<Option<Ended>>, String> {
+        let (run, folder) = (self.program.run, self.folder.to_owned());
+        network.try_run(move |transport| run(transport, &folder)).map_err(|failed| failed.to_string())
     }
 }
 

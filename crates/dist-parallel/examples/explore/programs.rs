@@ -1,13 +1,15 @@
 //! The programs that are explored: collectives, groups that overlap, operations under way at once, training with copies
-//! and with parts of a model.
+//! and with parts of a model, by a pipeline, and from checkpoints.
 
+use std::path::Path;
 use std::time::Duration;
 
 use dist_collectives::{AllReduce, Buffer, Communicator, ReduceOp, ReductionOrder};
 use dist_groups::Group;
+use dist_parallel::pipeline::{Kind, Pipeline, PlainVectors, split_into_stages};
 use dist_parallel::{
-    Block, BoxError, Ddp, DdpOptions, FloatType, Fsdp, FsdpOptions, ParamInfo, Params, Ready, Saved,
-    Sequence, Sgd, SgdOptions, ShardingStrategy, Values, ValuesMut,
+    Block, BoxError, Checkpoints, Ddp, DdpOptions, FloatType, Fsdp, FsdpOptions, ParamInfo, Params, Ready,
+    Saved, Sequence, Sgd, SgdOptions, ShardingStrategy, Values, ValuesMut,
 };
 use dist_transport::sim::SimTransport;
 
@@ -16,7 +18,10 @@ use dist_transport::sim::SimTransport;
 pub(crate) struct Program {
     pub(crate) name: &'static str,
     pub(crate) world_size: usize,
-    pub(crate) run: fn(SimTransport) -> Ended,
+    /// It may keep something in the folder.
+    pub(crate) run: fn(SimTransport, &Path) -> Ended,
+    /// Whether it goes on from what an earlier run has left in the folder.
+    pub(crate) goes_on: bool,
     /// The virtual time by which every rank has its result or its error, whatever goes wrong.
     pub(crate) time_max: Duration,
 }
@@ -33,9 +38,12 @@ pub(crate) struct Told {
 }
 
 impl Told {
-    fn of(error: &(dyn std::error::Error + 'static)) -> Self {
+    fn of<'a>(error: &'a (dyn std::error::Error + 'static)) -> Self {
         let chain = std::iter::successors(Some(error), |error| error.source());
-        let culprit = chain.filter_map(|error| error.downcast_ref()).find_map(|error| match error {
+        let own = |error: &'a (dyn std::error::Error + 'static)| {
+            error.downcast_ref().or_else(|| error.downcast_ref::<Box<_>>().map(AsRef::as_ref))
+        };
+        let culprit = chain.filter_map(own).find_map(|error| match error {
             dist_collectives::Error::Aborted { rank, cause, .. } => Some((*rank, cause.to_string())),
             _ => None,
         });
@@ -44,14 +52,20 @@ impl Told {
 }
 
 pub(crate) const PROGRAMS: &[Program] = &[
-    Program { name: "collectives", world_size: 5, run: collectives, time_max: HOUR },
-    Program { name: "groups", world_size: 6, run: groups, time_max: HOUR },
-    Program { name: "pending", world_size: 4, run: pending, time_max: HOUR },
-    Program { name: "training", world_size: 4, run: training, time_max: HOUR },
-    Program { name: "sharded", world_size: 4, run: sharded, time_max: HOUR },
+    program("collectives", 5, |transport, _| collectives(transport)),
+    program("groups", 6, |transport, _| groups(transport)),
+    program("pending", 4, |transport, _| pending(transport)),
+    program("training", 4, |transport, _| training(transport)),
+    program("sharded", 4, |transport, _| {
+        train_sharded(transport, |_, _| Ok(0), |_, _, _| Ok(())).map_err(|error| Told::of(&error))
+    }),
+    program("pipeline", 4, |transport, _| train_staged(transport).map_err(|error| Told::of(&error))),
+    Program { goes_on: true, ..program("checkpoints", 4, checkpoints) },
 ];
 
-const HOUR: Duration = Duration::from_secs(3600);
+const fn program(name: &'static str, world_size: usize, run: fn(SimTransport, &Path) -> Ended) -> Program {
+    Program { name, world_size, run, goes_on: false, time_max: Duration::from_secs(3600) }
+}
 
 fn collectives(transport: SimTransport) -> Ended {
     let mut comm = Communicator::new(transport);
@@ -233,37 +247,79 @@ impl Block<Vec<f32>> for Line {
     }
 }
 
-fn sharded(transport: SimTransport) -> Ended {
-    train_sharded(transport).map_err(|error| Told::of(&error))
+/// Three blocks of which each rank keeps a quarter.
+type Sharded = Fsdp<Vec<f32>>;
+
+const LEN: usize = 5;
+
+/// The target is three times the input.
+fn squared_error(x: f32) -> impl FnOnce(Vec<f32>) -> Result<(f32, Vec<f32>), BoxError> {
+    move |output| {
+        let errors: Vec<f32> = output.iter().map(|y| y - 3.0 * x).collect();
+        Ok((errors[0] * errors[0], errors))
+    }
 }
 
-/// Trains three blocks of which each rank keeps a quarter, for three steps of two rounds; the bits of the parameters.
-fn train_sharded(transport: SimTransport) -> dist_parallel::Result<Vec<u64>> {
-    const LEN: usize = 5;
+fn blocks<const N: usize>(names: [[&str; 2]; N]) -> Vec<Box<dyn Block<Vec<f32>>>> {
+    names.map(|[slope, offset]| -> Box<dyn Block<_>> { Box::new(Line::new(LEN, slope, offset)) }).into()
+}
+
+/// Trains for three steps of two rounds, from the step that `load` tells; does `save` after each. The bits of the
+/// parameters.
+fn train_sharded(
+    transport: SimTransport,
+    load: impl FnOnce(&mut Sharded, &mut Sgd) -> dist_parallel::Result<u64>,
+    mut save: impl FnMut(&mut Sharded, &Sgd, u64) -> dist_parallel::Result<()>,
+) -> dist_parallel::Result<Vec<u64>> {
     let comm = Communicator::new(transport);
     let micro_batches = 2 * comm.world_size();
-    let block =
-        |[slope, offset]: [&str; 2]| -> Box<dyn Block<Vec<f32>>> { Box::new(Line::new(LEN, slope, offset)) };
-    let blocks = [["a", "b"], ["c", "d"], ["e", "f"]].map(block).into();
     let options = FsdpOptions::new(ShardingStrategy::FullShard).with_prefetch(1);
-    let mut fsdp = Fsdp::new(comm, Sequence::new(blocks)?, &options)?;
+    let model = Sequence::new(blocks([["a", "b"], ["c", "d"], ["e", "f"]]))?;
+    let mut fsdp = Fsdp::new(comm, model, &options)?;
     let mut sgd = Sgd::new(SgdOptions { learning_rate: 0.01, ..SgdOptions::default() })?;
-    for _ in 0..3 {
+    for step in load(&mut fsdp, &mut sgd)?..3 {
         fsdp.step(micro_batches, |index| {
-            let x = index as f32 / 7.0;
-            let loss = move |output: Vec<f32>| {
-                let errors: Vec<f32> = output.iter().map(|y| y - 3.0 * x).collect();
-                Ok((errors[0] * errors[0], errors))
-            };
-            Ok((vec![x; LEN], loss))
+            let x = (step + index as u64) as f32 / 7.0;
+            Ok((vec![x; LEN], squared_error(x)))
         })?;
         fsdp.update(&mut sgd)?;
+        save(&mut fsdp, &sgd, step + 1)?;
     }
     let mut bits = Vec::new();
-    fsdp.read_all(|_, values| {
-        if let Values::F32(values) = values {
-            bits.extend(values.iter().map(|value| u64::from(value.to_bits())));
-        }
-    })?;
+    fsdp.read_all(|_, values| bits.extend(bits_of(&values)))?;
+    Ok(bits)
+}
+
+fn bits_of(values: &Values<'_>) -> Vec<u64> {
+    let Values::F32(values) = values else { return Vec::new() };
+    values.iter().map(|value| u64::from(value.to_bits())).collect()
+}
+
+/// The same from the newest checkpoint in the folder, with one saved after each step.
+fn checkpoints(transport: SimTransport, folder: &Path) -> Ended {
+    let mut writer = Checkpoints::at(folder);
+    let trained = train_sharded(
+        transport,
+        |fsdp, sgd| Ok(Checkpoints::at(folder).load(fsdp, Some(sgd))?.unwrap_or(0)),
+        |fsdp, sgd, step| writer.save(fsdp, Some(sgd), step),
+    );
+    trained.map_err(|error| Told::of(&error))
+}
+
+/// Trains a stage on each rank for two steps, one forward and one backward in turns.
+fn train_staged(transport: SimTransport) -> dist_parallel::Result<Vec<u64>> {
+    let comm = Communicator::new(transport);
+    let schedule = Kind::OneForwardOneBackward.schedule(comm.world_size(), 6)?;
+    let model = Sequence::new(blocks([["a", "b"], ["c", "d"], ["e", "f"], ["g", "h"]]))?;
+    let stages = split_into_stages(4, schedule.stages())?;
+    let mut pipeline = Pipeline::new(comm, model, schedule, &stages, PlainVectors)?;
+    let mut sgd = Sgd::new(SgdOptions { learning_rate: 0.01, ..SgdOptions::default() })?;
+    let x = |index| index as f32 / 7.0;
+    for _ in 0..2 {
+        pipeline.step(|index| Ok(vec![x(index); LEN]), |index, output| squared_error(x(index))(output))?;
+        pipeline.update(&mut sgd)?;
+    }
+    let mut bits = Vec::new();
+    pipeline.for_each_parameter(|_, values| bits.extend(bits_of(&values)))?;
     Ok(bits)
 }
