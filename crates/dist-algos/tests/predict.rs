@@ -14,8 +14,8 @@ use rstest::rstest;
 
 /// Links and ranks that only have what is easily added up: 8 s of latency, 2 s per byte.
 const LINK: Link = Link { latency: 8.0, byte: 2.0 };
-const NO_WORK: Work = Work { message: 0.0, byte: 0.0, reduce: 0.0 };
-const WORK: Work = Work { message: 0.5, byte: 0.25, reduce: 1.5 };
+const NO_WORK: Work = Work::NONE;
+const WORK: Work = Work { send: 0.5, receive: 0.5, byte: 0.25, reduce: 1.5, twice: 0 };
 
 type Steps = Box<dyn Iterator<Item = Step>>;
 type Schedules = Box<dyn Fn(Rank) -> Steps>;
@@ -103,12 +103,13 @@ fn links_alone_cost_what_is_computed_by_hand(
 
 /// One exchange of 64 bytes between two ranks: what costs a rank's time is added up, what arrives meanwhile is not.
 #[rstest]
-#[case(Work { message: 3.0, ..NO_WORK }, 3.0 + 8.0 + 128.0 + 3.0)]
+#[case(Work { send: 3.0, receive: 2.0, ..NO_WORK }, 3.0 + 8.0 + 128.0 + 2.0)]
+#[case(Work { twice: 40, ..NO_WORK }, 8.0 + 128.0 + 2.0 * 40.0)]
 #[case(Work { byte: 0.5, ..NO_WORK }, 8.0 + 128.0)]
 #[case(Work { byte: 4.0, ..NO_WORK }, 2.0 * 256.0)]
 #[case(Work { reduce: 1.0, ..NO_WORK }, 8.0 + 128.0)]
 #[case(Work { reduce: 5.0, ..NO_WORK }, 8.0 + 320.0)]
-#[case(Work { byte: 4.0, reduce: 5.0, message: 1.0 }, 1.0 + 256.0 + 1.0 + 256.0 + 320.0)]
+#[case(Work { byte: 4.0, reduce: 5.0, send: 1.0, receive: 1.0, twice: 0 }, 1.0 + 256.0 + 1.0 + 256.0 + 320.0)]
 fn a_rank_works_while_bytes_are_on_their_way(#[case] work: Work, #[case] seconds: f64) {
     let schedules = all_reduce(AllReduce::RecursiveDoubling);
     let plan = plan(&schedules, 1, 64);

@@ -38,6 +38,7 @@ fn lines(arguments: &str) -> Vec<Value> {
 #[case("scan --dtype f64 --op max", &[8, 1024])]
 #[case("barrier", &[0])]
 #[case("pingpong", &[8, 1024])]
+#[case("stream", &[8, 1024])]
 #[case("sendrecv", &[8, 1024])]
 fn each_point_gives_a_line_that_was_checked(#[case] what: &str, #[case] bytes: &[u64]) {
     let lines = lines(&format!("bench {what} --ranks 3 --bytes 8,1K --check --json"));

@@ -101,7 +101,7 @@ impl Hosts {
             Shape::Rate(rate, burst) => {
                 for (space, device) in [(&name, "out".to_owned()), (&switch, format!("in{host}"))] {
                     let shape =
-                        format!("qdisc add dev {device} root tbf rate {rate} burst {burst} latency 100ms");
+                        format!("qdisc add dev {device} root tbf rate {rate} burst {burst} latency 1s");
                     run("tc", &format!("-n {space} {shape}"))?;
                 }
             }

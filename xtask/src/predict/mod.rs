@@ -17,15 +17,18 @@ use tables::Line;
 pub(crate) use hosts::{FORWARD, forward};
 
 pub(crate) const HELP: &str = "\
-cargo xtask predict [--filter NAME] [--ranks N] [--operation OP] [--kept]
+cargo xtask predict [--filter NAME] [--ranks N] [--operation OP] [--rounds N] [--distctl FILE] [--kept]
 
 Measures every algorithm of the collectives by distctl bench, and puts predictions of distctl sim beside:
-  loopback   2, 4 and 8 ranks that share this host; one model is fitted to all of them
+  loopback, memory   2, 4 and 8 ranks that share this host, over TCP and through shared memory
   100mbit, 1gbit     2 and 4 hosts made of network namespaces, whose links tbf holds to this
   1ms, 10ms, 50ms    the same with links that are so long: a process keeps their packets
-What has links of its own is predicted from them and from the work of ranks that was fitted to this host.
-A byte takes there what tbf lets it, and the latency is that of 8 bytes from one host to another and back.
---filter takes one of these names, --ranks one of the numbers, --operation one of the operations. What is
+Ranks that share this host are predicted from a model that is fitted to single messages between two of them,
+never to a collective; hosts from their links and the work of ranks that was fitted to loopback. A byte takes
+there what tbf lets it, and the latency is that of 8 bytes from one host to another and back.
+--filter takes one of these names, --ranks one of the numbers, --operation one of the operations. --rounds
+measures as often (1), all algorithms in turns; what ranks of this host do while a message between two of them
+takes 1.3 times as long as it ever did is left out. --distctl measures with this program, and builds none. What is
 measured is added to what is kept in the target folder under predict/, the tables are made of all of it, and
 medians count; --kept measures nothing. Namespaces need root, ip and tc, and are skipped with a reason
 otherwise. Other load on the machine spoils all of it.";
@@ -35,13 +38,32 @@ const OPERATIONS: [&str; 5] = ["all_reduce", "reduce_scatter", "all_gather", "br
 /// What links are measured by.
 const PING_PONG: &str = "pingpong";
 
+/// What the model of ranks that share this host is fitted to: single messages between two of them.
+const MESSAGES: [&str; 3] = [PING_PONG, "sendrecv", "stream"];
+const MESSAGE_SIZES: &str = "8,1K,16K,64K,256K,1M,4M,16M";
+
 /// Where ranks are, and what is between them.
 struct Place {
     name: &'static str,
-    /// None for ranks that share this host.
-    links: Option<Links>,
+    between: Between,
     ranks: &'static [usize],
     sizes: &'static str,
+}
+
+/// On links that are slow or long, calls differ little.
+const SAMPLES: &str = "5";
+
+/// How often what was disturbed is measured again.
+const TRIES: usize = 2;
+
+/// A message that takes so many times as long as the fastest ever is disturbed.
+const DISTURBED: f64 = 1.3;
+
+/// What is between ranks.
+enum Between {
+    /// They share this host, and messages go through this.
+    Medium(&'static str),
+    Links(Links),
 }
 
 /// Links between hosts of their own.
@@ -58,18 +80,30 @@ impl Place {
     const fn slow(rate: &'static str, burst: &'static str, byte_ns: f64, sizes: &'static str) -> Self {
         let byte_ns = Some(byte_ns * FRAME);
         let links = Links { shape: Shape::Rate(rate, burst), byte_ns };
-        Self { name: rate, links: Some(links), ranks: &[2, 4], sizes }
+        Self { name: rate, between: Between::Links(links), ranks: &[2, 4], sizes }
     }
 
     /// What a byte takes is not held to anything, so only small sizes can be predicted.
     const fn long(name: &'static str, milliseconds: u64) -> Self {
         let links = Links { shape: Shape::Latency(milliseconds), byte_ns: None };
-        Self { name, links: Some(links), ranks: &[2, 4], sizes: "8,1K,8K" }
+        Self { name, between: Between::Links(links), ranks: &[2, 4], sizes: "8,1K,8K" }
+    }
+
+    const fn here(name: &'static str, medium: &'static str) -> Self {
+        Self { name, between: Between::Medium(medium), ranks: &[2, 4, 8], sizes: "8,1K,64K,1M,16M" }
+    }
+
+    const fn links(&self) -> Option<&Links> {
+        match &self.between {
+            Between::Medium(_) => None,
+            Between::Links(links) => Some(links),
+        }
     }
 }
 
-const PLACES: [Place; 6] = [
-    Place { name: "loopback", links: None, ranks: &[2, 4, 8], sizes: "8,1K,64K,1M,16M" },
+const PLACES: [Place; 7] = [
+    Place::here("loopback", "tcp"),
+    Place::here("memory", "shm"),
     Place::slow("100mbit", "20kb", 80.0, "8,64K,1M"),
     Place::slow("1gbit", "20kb", 8.0, "8,64K,1M,8M"),
     Place::long("1ms", 1),
@@ -83,6 +117,8 @@ struct Wish {
     place: Option<String>,
     ranks: Option<String>,
     operation: Option<String>,
+    rounds: Option<String>,
+    distctl: Option<String>,
     kept: bool,
 }
 
@@ -99,6 +135,8 @@ impl Wish {
                 lexopt::Arg::Long("filter") => &mut wish.place,
                 lexopt::Arg::Long("ranks") => &mut wish.ranks,
                 lexopt::Arg::Long("operation") => &mut wish.operation,
+                lexopt::Arg::Long("rounds") => &mut wish.rounds,
+                lexopt::Arg::Long("distctl") => &mut wish.distctl,
                 lexopt::Arg::Long("kept") => {
                     wish.kept = true;
                     continue;
@@ -114,6 +152,11 @@ impl Wish {
         }
         Ok(Some(wish))
     }
+
+    fn rounds(&self) -> Result<usize, Failure> {
+        let Some(text) = &self.rounds else { return Ok(1) };
+        text.parse().map_err(|_| Failure::Usage(format!("{text:?} is no number of rounds")))
+    }
 }
 
 fn wanted(wish: Option<&String>, name: &str) -> bool {
@@ -122,14 +165,20 @@ fn wanted(wish: Option<&String>, name: &str) -> bool {
 
 pub(crate) fn run(arguments: lexopt::Parser) -> Result<(), Failure> {
     let Some(wish) = Wish::parse(arguments)? else { return Ok(()) };
-    output(&mut cargo("build --quiet --release --package dist-cli"))?;
     let target = target_folder()?;
+    let program = match &wish.distctl {
+        Some(path) => PathBuf::from(path),
+        None => {
+            output(&mut cargo("build --quiet --release --package dist-cli"))?;
+            target.join("release/distctl")
+        }
+    };
     let folder = target.join("predict");
     fs::create_dir_all(&folder)?;
-    let bench = Bench { program: target.join("release/distctl"), folder };
+    let bench = Bench { program, folder };
     for place in PLACES.iter().filter(|place| wanted(wish.place.as_ref(), place.name)) {
         if !wish.kept {
-            match place.links.as_ref().and_then(|_| Hosts::missing()) {
+            match place.links().and_then(|_| Hosts::missing()) {
                 Some(reason) => eprintln!("     {}: skipped, {reason}", place.name),
                 None => bench.measure(place, &wish)?,
             }
@@ -164,24 +213,30 @@ impl Bench {
 
     /// Measures what is wanted of a place, and keeps it.
     fn measure(&self, place: &Place, wish: &Wish) -> Result<(), Failure> {
+        let (messages, sizes) = match &place.between {
+            Between::Medium(_) => (&MESSAGES[..], MESSAGE_SIZES),
+            Between::Links(_) => (&MESSAGES[..1], "8"),
+        };
         for &ranks in place.ranks.iter().filter(|ranks| wanted(wish.ranks.as_ref(), &ranks.to_string())) {
-            let hosts = match &place.links {
+            let hosts = match place.links() {
                 Some(links) => Some(Hosts::new(ranks, links.shape)?),
                 None => None,
             };
-            if let Some(hosts) = &hosts {
-                let ping_pong = self.bench(Some(hosts), ranks, &[PING_PONG, "--bytes", "8", "--json"])?;
-                self.keep(&self.lines(place, ranks, PING_PONG), &ping_pong)?;
-            }
-            for operation in OPERATIONS.into_iter().filter(|name| wanted(wish.operation.as_ref(), name)) {
-                let mut lines = String::new();
-                for algorithm in self.algorithms(operation, ranks)? {
-                    eprintln!("     {}, {ranks} ranks: {operation} by {algorithm}", place.name);
-                    let order = ["--order", "any", "--json"];
-                    let what = [operation, "--algorithm", &algorithm, "--bytes", place.sizes];
-                    lines += &self.bench(hosts.as_ref(), ranks, &[&what[..], &order].concat())?;
+            for _ in 0..wish.rounds()? {
+                // Only two ranks take part in single messages.
+                for name in messages.iter().filter(|_| ranks == place.ranks[0] || hosts.is_some()) {
+                    let lines = self.steady(place, hosts.as_ref(), ranks, &[name, "--bytes", sizes])?;
+                    self.keep(&self.lines(place, ranks, name), &lines)?;
                 }
-                self.keep(&self.lines(place, ranks, operation), &lines)?;
+                for operation in OPERATIONS.into_iter().filter(|name| wanted(wish.operation.as_ref(), name)) {
+                    eprintln!("     {}, {ranks} ranks: {operation}", place.name);
+                    for algorithm in self.algorithms(operation, ranks)? {
+                        let arguments =
+                            [operation, "--algorithm", &algorithm, "--bytes", place.sizes, "--order", "any"];
+                        let lines = self.steady(place, hosts.as_ref(), ranks, &arguments)?;
+                        self.keep(&self.lines(place, ranks, operation), &lines)?;
+                    }
+                }
             }
         }
         Ok(())
@@ -193,12 +248,57 @@ impl Bench {
         Ok(file.write_all(lines.as_bytes())?)
     }
 
-    fn bench(&self, hosts: Option<&Hosts>, ranks: usize, arguments: &[&str]) -> Result<String, Failure> {
-        if let Some(hosts) = hosts {
-            return hosts.run(&self.program, &self.folder, arguments);
+    /// Measures, on this host as often as it takes until the machine is as fast before and after as it has ever been
+    /// seen to be: for minutes at a time, the cores of a virtual machine may be several times as far apart. Nothing, if
+    /// it is not.
+    fn steady(
+        &self,
+        place: &Place,
+        hosts: Option<&Hosts>,
+        ranks: usize,
+        arguments: &[&str],
+    ) -> Result<String, Failure> {
+        if hosts.is_some() {
+            return self.bench(place, hosts, ranks, arguments);
         }
+        for _ in 0..TRIES {
+            let before = self.probe(place)?;
+            let lines = self.bench(place, hosts, ranks, arguments)?;
+            if before && self.probe(place)? {
+                return Ok(lines);
+            }
+        }
+        eprintln!("     the machine is disturbed: {} is left out", arguments.join(" "));
+        Ok(String::new())
+    }
+
+    /// Whether a message between two ranks of this host takes about as little as it ever has.
+    fn probe(&self, place: &Place) -> Result<bool, Failure> {
+        let text = self.bench(place, None, 2, &[PING_PONG, "--bytes", "64K", "--samples", "5"])?;
+        let line: Value = serde_json::from_str(&text).map_err(std::io::Error::from)?;
+        let us = line["median_us"].as_f64().unwrap_or(f64::INFINITY);
+        let path = self.path(&format!("{}.fastest", place.name));
+        let fastest = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok());
+        if fastest.is_none_or(|fastest| us < fastest) {
+            fs::write(&path, us.to_string())?;
+        }
+        Ok(fastest.is_none_or(|fastest: f64| us < fastest * DISTURBED))
+    }
+
+    fn bench(
+        &self,
+        place: &Place,
+        hosts: Option<&Hosts>,
+        ranks: usize,
+        arguments: &[&str],
+    ) -> Result<String, Failure> {
+        if let Some(hosts) = hosts {
+            let arguments = [arguments, &["--start", "clock", "--samples", SAMPLES, "--json"]].concat();
+            return hosts.run(&self.program, &self.folder, &arguments);
+        }
+        let Between::Medium(medium) = place.between else { return Ok(String::new()) };
         let mut command = self.distctl();
-        command.args(["bench", "--transport", "tcp", "--ranks", &ranks.to_string()]);
+        command.args(["bench", "--json", "--transport", medium, "--ranks", &ranks.to_string()]);
         output(command.args(arguments))
     }
 
@@ -212,40 +312,59 @@ impl Bench {
         Ok(output(&mut command)?.lines().filter_map(name).collect())
     }
 
-    /// All that is kept of a place, beside predictions: from what fits best to ranks that share this host; from what
-    /// links are and the work of such ranks, where they have hosts of their own.
+    /// All that is kept of a place, beside predictions: from what fits single messages best between ranks that share
+    /// this host; from what links are and the work of such ranks, where they have hosts of their own.
     fn compare(&self, place: &Place) -> Result<Vec<Line>, Failure> {
-        let of_ranks = |&ranks| OPERATIONS.map(|operation| self.lines(place, ranks, operation));
-        let kept: Vec<PathBuf> = place.ranks.iter().flat_map(of_ranks).filter(|path| path.exists()).collect();
-        if kept.is_empty() {
+        let kept = |names: &[&str]| -> Vec<PathBuf> {
+            let of_ranks = |&ranks| names.iter().map(move |name| self.lines(place, ranks, name));
+            place.ranks.iter().flat_map(of_ranks).filter(|path| path.exists()).collect()
+        };
+        let lines = kept(&OPERATIONS);
+        if lines.is_empty() {
             return Ok(Vec::new());
         }
-        let fitted = self.path("loopback.model");
+        let model = self.path(&format!("{}.model", place.name));
         let mut command = self.distctl();
-        command.args(["sim", "compare", "--json"]).args(kept);
-        match &place.links {
-            None => command.arg("--fit-to").arg(fitted),
-            Some(links) => command.arg("--apart").arg("--model").arg(self.model(place, links, &fitted)?),
-        };
+        command.args(["sim", "compare", "--json"]).args(lines).arg("--model").arg(&model);
+        match place.links() {
+            None => {
+                let mut fit = self.distctl();
+                fit.args(["sim", "compare", "--reduce", &self.reduce_speed(place)?, "--fit-to"]).arg(&model);
+                output(fit.args(kept(&MESSAGES)))?;
+            }
+            Some(links) => {
+                self.write_model(place, links, &model)?;
+                command.arg("--apart");
+            }
+        }
         let lines = output(&mut command)?;
         Ok(lines.lines().map(serde_json::from_str).collect::<Result<_, _>>().map_err(std::io::Error::from)?)
     }
 
+    /// How fast a core reduces, as `distctl tune` finds.
+    fn reduce_speed(&self, place: &Place) -> Result<String, Failure> {
+        let Between::Medium(medium) = place.between else { return Ok(String::new()) };
+        let mut command = self.distctl();
+        command.env("DIST_TRANSPORT", medium).env("DIST_COSTS", self.path("costs"));
+        let text = output(command.args(["tune", "--ranks", "2", "--json"]))?;
+        let line: Value = serde_json::from_str(&text).map_err(std::io::Error::from)?;
+        Ok(format!("{}GB/s", 1e3 / line["reduced_byte_ps"].as_f64().unwrap_or(100.0)))
+    }
+
     /// Writes down what links are, beside the work of ranks of this host.
-    fn model(&self, place: &Place, links: &Links, fitted: &Path) -> Result<PathBuf, Failure> {
-        let text = fs::read_to_string(fitted)
+    fn write_model(&self, place: &Place, links: &Links, path: &Path) -> Result<(), Failure> {
+        let text = fs::read_to_string(self.path("loopback.model"))
             .map_err(|_| Failure::Check("nothing is fitted yet: --filter loopback comes first".to_owned()))?;
         let mut model: Value = serde_json::from_str(&text).map_err(std::io::Error::from)?;
-        let ends = 2.0 * model["message_us"].as_f64().unwrap_or(0.0);
+        let ends: f64 = ["send_us", "receive_us"].iter().filter_map(|end| model[end].as_f64()).sum();
         if let Some(trip_us) = self.trip_us(place)? {
             model["latency_us"] = (trip_us - ends).max(0.0).into();
         }
         if let Some(byte_ns) = links.byte_ns {
             model["byte_ns"] = byte_ns.into();
         }
-        let path = self.path(&format!("{}.model", place.name));
-        fs::write(&path, model.to_string())?;
-        Ok(path)
+        model["twice_bytes"] = 0.into();
+        Ok(fs::write(path, model.to_string())?)
     }
 
     /// What a message of 8 bytes took, from one end to the other.

@@ -65,14 +65,13 @@ fn cell(line: &Line) -> String {
 /// Milliseconds, to three digits.
 fn time(us: f64) -> String {
     let ms = us / 1e3;
-    let digits = if ms >= 100.0 {
-        0
-    } else if ms >= 10.0 {
-        1
-    } else if ms >= 1.0 {
-        2
-    } else {
-        3
+    let digits = match ms {
+        100.0.. => 0,
+        10.0.. => 1,
+        1.0.. => 2,
+        0.1.. => 3,
+        0.01.. => 4,
+        _ => 5,
     };
     format!("{ms:.digits$}")
 }
@@ -95,7 +94,10 @@ fn sums(place: &str, lines: &[Line]) -> String {
     for ((ranks, free), lines) in worlds {
         let mut errors: Vec<f64> = lines.iter().map(|line| line.error()).collect();
         errors.sort_by(f64::total_cmp);
-        let choice = worst_choice(&lines).map_or("-".to_owned(), |loss| format!("{:.0} %", 100.0 * loss));
+        let losses = losses(&lines);
+        let good = losses.iter().filter(|loss| **loss <= GOOD).count();
+        let worst = losses.iter().copied().fold(0.0, f64::max);
+        let choice = format!("{good} of {}, worst {:.0} %", losses.len(), 100.0 * worst);
         let held = if free { "not held" } else { "held" };
         let _ = writeln!(
             text,
@@ -108,17 +110,20 @@ fn sums(place: &str, lines: &[Line]) -> String {
     text + "\n"
 }
 
-/// How much slower than the fastest the algorithm was that was predicted to be the fastest, at worst.
-fn worst_choice(lines: &[&Line]) -> Option<f64> {
+/// A choice is good if it takes no more than so much longer than the fastest.
+const GOOD: f64 = 0.1;
+
+/// How much slower than the fastest each algorithm was that was predicted to be the fastest.
+fn losses(lines: &[&Line]) -> Vec<f64> {
     let mut points: BTreeMap<(&str, usize), Vec<&Line>> = BTreeMap::new();
     for line in lines {
         points.entry((&line.op, line.bytes)).or_default().push(line);
     }
     let several = points.values().filter(|lines| lines.len() > 1);
-    let loss = several.filter_map(|lines| {
+    let loss = several.filter_map(|lines| -> Option<f64> {
         let predicted = lines.iter().min_by(|a, b| a.predicted_us.total_cmp(&b.predicted_us))?;
         let fastest = lines.iter().map(|line| line.measured_us).fold(f64::INFINITY, f64::min);
         Some(predicted.measured_us / fastest - 1.0)
     });
-    loss.max_by(f64::total_cmp)
+    loss.collect()
 }

@@ -58,7 +58,7 @@ impl Clock {
 
     /// A message leaves.
     pub(super) fn send(&mut self, pending: &mut Pending, bytes: u64, link: Link, work: Work) -> Message {
-        let (size, opens) = (bytes as f64, work.message * self.pace);
+        let (size, opens) = (work.weight(bytes), work.send * self.pace);
         let begins = (pending.started + pending.busy + opens).max(self.up);
         let left = begins + size * link.byte.max(work.byte * self.pace);
         pending.busy += opens + work.byte * self.pace * size;
@@ -77,22 +77,18 @@ impl Clock {
         link: Link,
         work: Work,
     ) {
-        let size = message.bytes as f64;
-        let each = work.byte + if reduces { work.reduce } else { 0.0 };
-        let (opens, reads) = (work.message * self.pace, each * self.pace * size);
+        let size = work.weight(message.bytes);
+        let reduced = if reduces { message.bytes as f64 } else { 0.0 };
+        let opens = work.receive * self.pace;
+        let reads = (work.byte * size + work.reduce * reduced) * self.pace;
         self.down = message.last.max(message.first.max(self.down) + size * link.byte);
         let read = self.down.max(message.first.max(pending.started) + reads) + opens;
         pending.read = pending.read.max(read);
         pending.busy += opens + reads;
     }
 
-    /// Reduces what the rank has already.
+    /// Reduces or copies what the rank has already.
     pub(super) fn combine(&mut self, bytes: u64, work: Work) {
         self.now += work.reduce * self.pace * bytes as f64;
-    }
-
-    /// Copies what the rank has already.
-    pub(super) fn copy(&mut self, bytes: u64, work: Work) {
-        self.now += work.byte * self.pace * bytes as f64;
     }
 }

@@ -9,8 +9,9 @@
 //!   hosts and links that differ, in memory for the ranks and what is on its way.
 //! - [`queues`]: events in the order of time. For what messages and ranks share: the links and the cores of a host.
 //!
-//! The model: a rank is busy for [`Work::message`] with each end of a message, for [`Work::byte`] with each byte that
-//! it sends, receives or copies, and for [`Work::reduce`] with each byte that it reduces, while more may be on its way. A link
+//! The model: a rank is busy for [`Work::send`] or [`Work::receive`] with each message, for [`Work::byte`] with each byte
+//! that it sends or receives, and for [`Work::reduce`] with each byte that it reduces or copies, while more may be on its
+//! way. A link
 //! lets one message after the other through at [`Link::byte`] per byte and delivers it [`Link::latency`] later. A
 //! send is over when its last byte has left; it does not wait for its receiver. Messages that leave a host at once for
 //! several others [share its link](Network::with_shared_uplinks), as TCP connections do. All times are in seconds.
@@ -21,7 +22,7 @@
 //!
 //! let world_size = 1_000_000;
 //! let ten_gigabit = Link { latency: 25e-6, byte: 0.8e-9 };
-//! let work = Work { message: 2e-6, byte: 0.1e-9, reduce: 0.1e-9 };
+//! let work = Work { send: 2e-6, receive: 2e-6, byte: 0.1e-9, reduce: 0.1e-9, ..Work::NONE };
 //! let network = Network::new(world_size, ten_gigabit, work);
 //! // A gather of 4 MB, 4 bytes from every rank.
 //! let buffer = Partition::new(world_size, 4, world_size).unwrap();

@@ -14,12 +14,27 @@ pub struct Link {
 /// What messages cost the ranks, in seconds of one core.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Work {
-    /// To send or to receive a message of any size.
-    pub message: f64,
+    /// To send a message of any size.
+    pub send: f64,
+    /// To receive one.
+    pub receive: f64,
     /// To send or to receive a byte.
     pub byte: f64,
-    /// To reduce a byte into another.
+    /// To reduce a byte into another, or to copy one.
     pub reduce: f64,
+    /// So many bytes at the beginning of each message count twice, on links within a host and for the ranks: as long
+    /// as these are copied in, there is nothing to copy out.
+    pub twice: u64,
+}
+
+impl Work {
+    /// No work at all.
+    pub const NONE: Self = Self { send: 0.0, receive: 0.0, byte: 0.0, reduce: 0.0, twice: 0 };
+
+    /// As many bytes as these count for.
+    pub(super) fn weight(&self, bytes: u64) -> f64 {
+        (bytes + bytes.min(self.twice)) as f64
+    }
 }
 
 /// A rank that is late or slow.

@@ -217,14 +217,8 @@ where
             return Err(too_many());
         }
         match step {
-            Step::Combine { chunk, .. } => {
+            Step::Combine { chunk, .. } | Step::Copy { chunk, .. } => {
                 let work = self.network.work().reduce * self.plan.bytes(Chunks::one(chunk)) as f64;
-                let (_, ends) = self.serve(rank, time, work);
-                self.note(ends, What::Ready(number(rank)));
-                Ok(())
-            }
-            Step::Copy { chunk, .. } => {
-                let work = self.network.work().byte * self.plan.bytes(Chunks::one(chunk)) as f64;
                 let (_, ends) = self.serve(rank, time, work);
                 self.note(ends, What::Ready(number(rank)));
                 Ok(())
@@ -269,8 +263,9 @@ where
         let time = self.lanes[rank].exchange.map_or(0.0, |exchange| exchange.free);
         let (work, link) = (self.network.work(), self.network.link(rank, send.to));
         let bytes = self.plan.bytes_sent(send);
-        let (begins, free) = self.serve(rank, time, work.message + work.byte * bytes as f64);
-        let begins = begins + work.message * self.lanes[rank].pace;
+        let size = work.weight(bytes);
+        let (begins, free) = self.serve(rank, time, work.send + work.byte * size);
+        let begins = begins + work.send * self.lanes[rank].pace;
         let lane = &mut self.lanes[rank];
         let pace = link.byte.max(work.byte * lane.pace);
         lane.sent += bytes;
@@ -293,7 +288,7 @@ where
         }
         let lane = &mut self.lanes[rank];
         let begins = begins.max(lane.up);
-        let left = begins + bytes as f64 * pace;
+        let left = begins + size * pace;
         lane.up = left;
         if let Some(exchange) = &mut lane.exchange {
             exchange.leaves(left);
@@ -348,7 +343,7 @@ where
         *last = Some(time);
         if let Some(read) = *read {
             let rank = parcel.ends.1 as usize;
-            let opens = self.network.work().message * self.lanes[rank].pace;
+            let opens = self.network.work().receive * self.lanes[rank].pace;
             self.has_read(rank, read, read.max(time + opens));
         }
     }
@@ -371,7 +366,8 @@ where
             Letter::Flight(flight) => self.flights[*flight as usize].first,
             Letter::Known(message) => {
                 let (link, lane) = (self.network.link(from as usize, rank), &mut self.lanes[rank]);
-                let comes = message.first.max(lane.down) + message.bytes as f64 * link.byte;
+                let size = self.network.work().weight(message.bytes);
+                let comes = message.first.max(lane.down) + size * link.byte;
                 message.last = message.last.max(comes);
                 lane.down = message.last;
                 message.first
@@ -384,7 +380,6 @@ where
     fn read(&mut self, rank: usize, time: f64, letter: Letter) {
         let Some(Exchange { wanted: Some(wanted), .. }) = self.lanes[rank].exchange else { return };
         let work = self.network.work();
-        let each = work.byte + if wanted.reduces { work.reduce } else { 0.0 };
         let (bytes, last) = match letter {
             Letter::Known(message) => (message.bytes, Some(message.last)),
             Letter::Flight(flight) => {
@@ -392,10 +387,12 @@ where
                 (parcel.bytes, last)
             }
         };
-        let (_, ends) = self.serve(rank, time, work.message + each * bytes as f64);
+        let reduced = if wanted.reduces { bytes as f64 } else { 0.0 };
+        let reads = work.byte * work.weight(bytes) + work.reduce * reduced;
+        let (_, ends) = self.serve(rank, time, work.receive + reads);
         match (last, letter) {
             (Some(last), _) => {
-                let opens = work.message * self.lanes[rank].pace;
+                let opens = work.receive * self.lanes[rank].pace;
                 self.has_read(rank, ends, ends.max(last + opens));
             }
             (None, Letter::Flight(flight)) => self.flights[flight as usize].read = Some(ends),

@@ -80,13 +80,9 @@ where
         self.alone = 0;
         loop {
             match self.steps.next()? {
-                Step::Combine { .. } => {
+                Step::Combine { .. } | Step::Copy { .. } => {
                     self.alone += 1;
                     self.clock.combine(share(&self.plan.buffer, Chunks::one(0)), work);
-                }
-                Step::Copy { .. } => {
-                    self.alone += 1;
-                    self.clock.copy(share(&self.plan.buffer, Chunks::one(0)), work);
                 }
                 Step::Exchange { send: Some(send), receive: Some(receive) } => {
                     let shape = Shape::of(self.rank, &send, &receive);

@@ -122,12 +122,8 @@ where
         let clock = &mut self.lanes[index].clock;
         let mut pending = clock.begin();
         let wanted = match step {
-            Step::Combine { chunk, .. } => {
+            Step::Combine { chunk, .. } | Step::Copy { chunk, .. } => {
                 clock.combine(self.plan.bytes(Chunks::one(chunk)), work);
-                return Ok(());
-            }
-            Step::Copy { chunk, .. } => {
-                clock.copy(self.plan.bytes(Chunks::one(chunk)), work);
                 return Ok(());
             }
             Step::Exchange { send, receive } => {

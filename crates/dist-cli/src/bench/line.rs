@@ -22,6 +22,7 @@ pub(super) struct Line {
     pub(super) algorithm: &'static str,
     pub(super) order: &'static str,
     pub(super) buffers: &'static str,
+    pub(super) start: &'static str,
     pub(super) touch: bool,
     pub(super) checked: bool,
 }
@@ -125,6 +126,7 @@ mod tests {
             algorithm: "halving_doubling",
             order: "canonical",
             buffers: "private",
+            start: "barrier",
             touch: false,
             checked: true,
         };
@@ -133,7 +135,7 @@ mod tests {
 
     #[test]
     fn the_fields_of_a_line_are_those_that_are_documented() {
-        insta::assert_snapshot!(line().json(), @r#"{"peer":"dist","transport":"tcp","op":"all_reduce","ranks":4,"bytes":1048576,"median_us":518.144,"min_us":498.123,"max_us":600.0,"algbw_GBps":2.0237,"samples":4,"busbw_GBps":3.0356,"dtype":"f32","algorithm":"halving_doubling","order":"canonical","buffers":"private","touch":false,"checked":true}"#);
+        insta::assert_snapshot!(line().json(), @r#"{"peer":"dist","transport":"tcp","op":"all_reduce","ranks":4,"bytes":1048576,"median_us":518.144,"min_us":498.123,"max_us":600.0,"algbw_GBps":2.0237,"samples":4,"busbw_GBps":3.0356,"dtype":"f32","algorithm":"halving_doubling","order":"canonical","buffers":"private","start":"barrier","touch":false,"checked":true}"#);
         let documented = include_str!("../../../../docs/cli.md");
         let line: serde_json::Value = serde_json::from_str(&line().json()).unwrap();
         for field in line.as_object().unwrap().keys() {

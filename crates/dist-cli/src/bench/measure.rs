@@ -8,7 +8,8 @@ use half::{bf16, f16};
 
 use super::exact::{self, Exact};
 use super::line::Line;
-use super::operation::Operation;
+use super::operation::{Operation, STREAM};
+use super::start::Starter;
 use super::{BufferKind, Plan, Report, sample};
 use crate::Error;
 use crate::run::Outcome;
@@ -24,7 +25,8 @@ pub(super) fn points(plan: &Plan, mut comm: Communicator, report: &mut Report) -
         }
         None => &mut comm,
     };
-    let mut bench = Bench { plan, comm };
+    let starter = Starter::new(comm, plan.start)?;
+    let mut bench = Bench { plan, comm, starter };
     match plan.dtype {
         DType::F32 => bench.points::<f32>(report),
         DType::F64 => bench.points::<f64>(report),
@@ -43,6 +45,7 @@ pub(super) fn points(plan: &Plan, mut comm: Communicator, report: &mut Report) -
 struct Bench<'a> {
     plan: &'a Plan,
     comm: &'a mut Communicator,
+    starter: Starter,
 }
 
 /// The memory of one point, and how often it has been used.
@@ -104,6 +107,7 @@ impl Bench<'_> {
             algorithm: operation.algorithm(self.comm, bytes, kind.ownership())?,
             order: order.name(),
             buffers: kind.name(),
+            start: self.plan.start.name(),
             touch: self.touches(bytes),
             checked: check,
         };
@@ -120,16 +124,15 @@ impl Bench<'_> {
         let runtime = self.comm.runtime().clone();
         let mut one = 0.0;
         for _ in 0..WARMUPS {
-            self.comm.barrier()?;
-            let start = runtime.now();
+            let start = self.starter.begin(self.comm)?;
             self.call(buffers)?;
-            one = us(runtime.now() - start);
+            one = us(runtime.now().saturating_sub(start));
         }
         let mut agreed = [one];
         self.comm.all_reduce(&mut agreed, ReduceOp::Max)?;
         let calls = sample::calls_per_sample(agreed[0]);
         let mut times = Vec::new();
-        for _ in 0..sample::samples(agreed[0], calls) {
+        for _ in 0..sample::samples(agreed[0], calls, self.plan.samples) {
             let spent = us(self.spent(buffers, calls, &runtime)?);
             times.push(spent / f64::from(calls) / f64::from(self.plan.operation.trips()));
         }
@@ -144,21 +147,19 @@ impl Bench<'_> {
         calls: u32,
         runtime: &Runtime,
     ) -> Result<Duration, Error> {
-        self.comm.barrier()?;
         if !self.touches(size_of_val(&*buffers.input)) {
-            let start = runtime.now();
+            let start = self.starter.begin(self.comm)?;
             for _ in 0..calls {
                 self.call(buffers)?;
             }
-            return Ok(runtime.now() - start);
+            return Ok(runtime.now().saturating_sub(start));
         }
         let mut spent = Duration::ZERO;
         for _ in 0..calls {
             buffers.input.fill(T::whole(1));
-            self.comm.barrier()?;
-            let start = runtime.now();
+            let start = self.starter.begin(self.comm)?;
             self.call(buffers)?;
-            spent += runtime.now() - start;
+            spent += runtime.now().saturating_sub(start);
         }
         Ok(spent)
     }
@@ -200,6 +201,15 @@ impl Bench<'_> {
                 }
                 _ => {}
             },
+            Operation::Stream => {
+                for _ in 0..STREAM {
+                    match comm.rank() {
+                        0 => comm.send(input, 1)?,
+                        1 => comm.recv(input, 0)?,
+                        _ => {}
+                    }
+                }
+            }
         }
         Ok(())
     }
@@ -252,12 +262,13 @@ impl Bench<'_> {
             }
             Operation::Broadcast => exact::compare(input, of(root)),
             Operation::SendRecv if rank < 2 => exact::compare(output, of(1 - rank)),
-            Operation::PingPong if rank < 2 => exact::compare(input, of(0)),
+            Operation::PingPong | Operation::Stream if rank < 2 => exact::compare(input, of(0)),
             Operation::Reduce
             | Operation::Gather
             | Operation::Barrier
             | Operation::SendRecv
-            | Operation::PingPong => None,
+            | Operation::PingPong
+            | Operation::Stream => None,
         }
     }
 }

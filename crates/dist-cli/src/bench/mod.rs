@@ -5,6 +5,7 @@ mod line;
 mod measure;
 mod operation;
 mod sample;
+mod start;
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use crate::Error;
 use crate::run::{Forward, Job, Outcome};
 use line::{Line, Table};
 use operation::Operation;
+use start::Start;
 
 /// The sizes that are measured unless others are asked for.
 const BYTES_DEFAULT: &str = "8,1K,64K,1M,16M,128M";
@@ -50,6 +52,12 @@ pub(crate) struct Arguments {
     /// Whose memory an all_reduce works on
     #[arg(long, value_enum, default_value = "private")]
     buffers: BufferKind,
+    /// How ranks begin a sample
+    #[arg(long, value_enum, default_value = "barrier")]
+    start: Start,
+    /// At most so many samples of each size, at least 1
+    #[arg(long, value_name = "N", default_value_t = 21, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    samples: u32,
     #[command(flatten)]
     switches: Switches,
 }
@@ -161,6 +169,8 @@ struct Plan {
     order: ReductionOrder,
     buffers: BufferKind,
     medium: Medium,
+    start: Start,
+    samples: u32,
     touch: bool,
     check: bool,
 }
@@ -195,8 +205,21 @@ impl Arguments {
             return Err(Error::Usage(text));
         }
         let (op, order, medium) = (self.op, self.order, Medium::default());
-        let buffers = self.buffers;
-        Ok(Plan { operation, lengths, dtype, op, algorithm, order, buffers, medium, touch, check })
+        let Self { buffers, start, samples, .. } = *self;
+        Ok(Plan {
+            operation,
+            lengths,
+            dtype,
+            op,
+            algorithm,
+            order,
+            buffers,
+            medium,
+            start,
+            samples,
+            touch,
+            check,
+        })
     }
 
     fn algorithm(&self, world_size: usize) -> Result<Option<Algorithm>, Error> {

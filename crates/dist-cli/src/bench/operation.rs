@@ -26,7 +26,12 @@ pub(super) enum Operation {
     /// Rank 0 sends to rank 1, which sends back; the time is half of both
     #[value(name = "pingpong")]
     PingPong,
+    /// Rank 0 sends 32 messages to rank 1, one after the other; the time is one message's
+    Stream,
 }
+
+/// Messages of a stream.
+pub(super) const STREAM: u32 = 32;
 
 impl Operation {
     /// The name in lines and arguments.
@@ -34,6 +39,7 @@ impl Operation {
         match (self, self.collective()) {
             (_, Some(collective)) => collective.name(),
             (Self::SendRecv, None) => "sendrecv",
+            (Self::Stream, None) => "stream",
             (_, None) => "pingpong",
         }
     }
@@ -45,7 +51,7 @@ impl Operation {
 
     /// Whether only ranks 0 and 1 take part.
     pub(super) fn between_two(self) -> bool {
-        matches!(self, Self::SendRecv | Self::PingPong)
+        matches!(self, Self::SendRecv | Self::PingPong | Self::Stream)
     }
 
     /// Whether there is a root, which moves on by one with each call.
@@ -55,7 +61,11 @@ impl Operation {
 
     /// Messages that follow one another in one call.
     pub(super) fn trips(self) -> u32 {
-        if self == Self::PingPong { 2 } else { 1 }
+        match self {
+            Self::PingPong => 2,
+            Self::Stream => STREAM,
+            _ => 1,
+        }
     }
 
     /// Elements of each rank's input, for a wish.
@@ -78,7 +88,8 @@ impl Operation {
             | Self::Reduce
             | Self::Scan
             | Self::Barrier
-            | Self::PingPong => 0,
+            | Self::PingPong
+            | Self::Stream => 0,
         }
     }
 
@@ -100,7 +111,7 @@ impl Operation {
             Self::AllToAll => Some(Collective::AllToAll),
             Self::Scan => Some(Collective::Scan),
             Self::Barrier => Some(Collective::Barrier),
-            Self::SendRecv | Self::PingPong => None,
+            Self::SendRecv | Self::PingPong | Self::Stream => None,
         }
     }
 

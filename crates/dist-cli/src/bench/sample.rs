@@ -5,9 +5,9 @@ pub(super) fn calls_per_sample(one_us: f64) -> u32 {
     whole((4000.0 / one_us.max(0.01)).clamp(1.0, 20_000.0))
 }
 
-/// How many samples are taken: 21, fewer when that would take over 3 s, at least 7.
-pub(super) fn samples(one_us: f64, calls: u32) -> u32 {
-    whole((3e6 / (one_us.max(0.01) * f64::from(calls))).clamp(7.0, 21.0))
+/// How many samples are taken: so many, fewer when that would take over 3 s, but at least 7 of them.
+pub(super) fn samples(one_us: f64, calls: u32, most: u32) -> u32 {
+    whole((3e6 / (one_us.max(0.01) * f64::from(calls))).max(7.0)).min(most)
 }
 
 #[expect(
@@ -38,6 +38,7 @@ mod tests {
         #[case] count: u32,
     ) {
         assert_eq!(calls_per_sample(one_us), calls);
-        assert_eq!(samples(one_us, calls), count);
+        assert_eq!(samples(one_us, calls, 21), count);
+        assert_eq!(samples(one_us, calls, 3), 3);
     }
 }

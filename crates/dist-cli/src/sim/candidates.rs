@@ -8,8 +8,8 @@ use dist_algos::{
 use dist_collectives::Operation;
 use dist_transport::Rank;
 
+use super::two_levels;
 use super::world::World;
-use super::{samples, two_levels};
 use crate::Error;
 
 /// One operation on one network.
@@ -23,11 +23,9 @@ pub(super) struct Case<'a> {
     pub(super) world: &'a World,
 }
 
-/// Predicts for a network; only by symmetry, if there are too many steps to follow.
-type Predict<'a> = Box<dyn Fn(&Network, bool) -> dist_algos::Result<Prediction> + 'a>;
-
-/// Predicts seconds for a network and a number of calls.
-type TimeOne<'a> = Box<dyn Fn(&Network, usize) -> dist_algos::Result<f64> + 'a>;
+/// A rank's steps. One type for those of all algorithms: what follows them is compiled once, and a step is worth far
+/// more than the call that fetches it.
+type Steps<'a> = Box<dyn Iterator<Item = Step> + 'a>;
 
 /// A way to do it.
 pub(super) struct Candidate<'a> {
@@ -38,38 +36,68 @@ pub(super) struct Candidate<'a> {
     pub(super) rounds: Option<usize>,
     /// Whether it is the one that would be chosen.
     pub(super) chosen: bool,
-    /// One call.
-    predict: Predict<'a>,
-    /// Several calls, one after the other: the time of one of them.
-    predict_calls: TimeOne<'a>,
-    /// The same, as a benchmark that takes few of them at a time measures it.
-    predict_samples: TimeOne<'a>,
+    /// What a rank does, with this root.
+    schedule: Box<dyn Fn(Rank, usize) -> Steps<'a> + 'a>,
+    buffer: Partition<'a>,
+    /// Messages that follow one another in one call and are counted one by one: the time is that of one of them.
+    trips: usize,
+    /// Bytes that the library copies beside the schedule, where it does not work in place.
+    copied: u64,
     /// About how many steps all ranks have together.
     steps: u64,
-    /// Bytes that a rank works on.
-    memory: usize,
+}
+
+impl<'a> Candidate<'a> {
+    /// What two ranks do, without any algorithm.
+    pub(super) fn of_messages<I: Iterator<Item = Step> + 'a>(
+        buffer: Partition<'a>,
+        trips: usize,
+        steps: impl Fn(Rank) -> I + 'a,
+    ) -> Self {
+        Self {
+            name: "message".to_owned(),
+            order: None,
+            rounds: Some(trips),
+            chosen: true,
+            schedule: Box::new(move |rank, _| Box::new(steps(rank))),
+            buffer,
+            trips,
+            copied: 0,
+            steps: trips as u64,
+        }
+    }
 }
 
 impl Candidate<'_> {
     /// Predicts it; an error if it has too many steps to be followed.
     pub(super) fn predict(&self, world: &World) -> dist_algos::Result<Prediction> {
-        (self.predict)(&world.network(self.steps, self.memory), self.steps > STEPS_MAX)
+        let steps = |rank| (self.schedule)(rank, 0);
+        let (plan, network) = (self.plan(&steps), self.network(world));
+        if self.steps <= STEPS_MAX {
+            return predict::predict(&plan, &network);
+        }
+        predict::symmetric(&plan, &network).ok_or(dist_algos::Error::TooManySteps { limit: STEPS_MAX })
     }
 
     /// Predicts the time of one of so many calls back to back, each with the next root, as `distctl bench` measures it:
-    /// if they are few, it matters that ranks do not begin at the same time.
+    /// with an input that stays as it is.
     pub(super) fn predict_one_of(&self, world: &World, calls: usize) -> dist_algos::Result<f64> {
-        let network = world.network(self.steps, self.memory);
-        if calls < CALLS_MANY {
-            (self.predict_samples)(&network, calls)
-        } else {
-            (self.predict_calls)(&network, calls)
-        }
+        let steps = |rank: Rank| -> Steps<'_> {
+            Box::new((0..calls).flat_map(move |call| (self.schedule)(rank, call % rank.world_size())))
+        };
+        let prediction = predict::predict(&self.plan(&steps), &self.network(world))?;
+        let copying = world.copying(self.copied, self.buffer.bytes());
+        Ok(prediction.seconds / (calls * self.trips) as f64 + copying)
+    }
+
+    fn plan<'a>(&'a self, steps: &'a dyn Fn(Rank) -> Steps<'a>) -> Plan<'a, &'a dyn Fn(Rank) -> Steps<'a>> {
+        Plan { steps, buffer: self.buffer, input: Some(self.buffer) }
+    }
+
+    fn network(&self, world: &World) -> Network {
+        world.network(self.steps, self.buffer.bytes())
     }
 }
-
-/// From so many calls on, how they begin is lost among them.
-const CALLS_MANY: usize = 8;
 
 /// What the choice among algorithms looks at.
 #[derive(Debug)]
@@ -130,7 +158,7 @@ impl<'a> Case<'a> {
         A::ALL.iter().copied().filter(|algorithm| algorithm.supports(ranks)).map(candidate).collect()
     }
 
-    pub(super) fn candidate<I: Iterator<Item = Step>>(
+    pub(super) fn candidate<I: Iterator<Item = Step> + 'a>(
         &self,
         traits: Traits,
         steps: impl Fn(Rank, usize) -> I + Copy + 'a,
@@ -140,29 +168,27 @@ impl<'a> Case<'a> {
         let size = if whole.is_multiple_of(4) { 4 } else { 1 };
         let buffer = Partition::new(whole / size, size, chunks)
             .ok_or_else(|| Error::Usage(format!("{whole} bytes cannot be cut into {chunks} chunks")))?;
-        let predict = move |network: &Network, too_many: bool| {
-            let plan = Plan { steps: |rank| steps(rank, 0), buffer, input: Some(buffer) };
-            if !too_many {
-                return predict::predict(&plan, network);
-            }
-            predict::symmetric(&plan, network).ok_or(dist_algos::Error::TooManySteps { limit: STEPS_MAX })
-        };
-        let predict_calls = move |network: &Network, calls: usize| {
-            let all = |rank: Rank| (0..calls).flat_map(move |call| steps(rank, call % rank.world_size()));
-            let plan = Plan { steps: all, buffer, input: Some(buffer) };
-            Ok(predict::predict(&plan, network)?.seconds / calls as f64)
-        };
         Ok(Candidate {
             name,
             order,
             rounds: (!two_levels).then_some(rounds),
             chosen,
-            predict: Box::new(predict),
-            predict_calls: Box::new(predict_calls),
-            predict_samples: Box::new(move |network, calls| samples::predict(steps, buffer, network, calls)),
+            schedule: Box::new(move |rank, root| Box::new(steps(rank, root))),
+            buffer,
+            trips: 1,
+            copied: self.copied(),
             steps: (self.world.ranks() as u64).saturating_mul(rounds as u64),
-            memory: whole,
         })
+    }
+
+    /// Bytes that a rank copies so that its input stays as it is, and to its output.
+    fn copied(&self) -> u64 {
+        let bytes = self.bytes as u64;
+        match self.operation {
+            Operation::ReduceScatter => bytes + bytes / self.world.ranks() as u64,
+            Operation::AllGather => bytes,
+            _ => 0,
+        }
     }
 
     /// Bytes of the buffer that the schedules work on.

@@ -8,9 +8,10 @@ use std::path::PathBuf;
 use dist_algos::Order;
 use serde::{Deserialize, Serialize};
 
-use super::candidates::Case;
+use super::candidates::{Candidate, Case};
 use super::fit;
 use super::line::rounded;
+use super::messages::Messages;
 use super::model::Model;
 use super::quantity::{show_bytes, show_time};
 use super::world::World;
@@ -28,6 +29,9 @@ pub(super) struct Arguments {
     /// Write the model that comes closest into this file
     #[arg(long, value_name = "FILE", conflicts_with = "model")]
     fit_to: Option<PathBuf>,
+    /// How fast a core reduces, where lines of single messages do not tell
+    #[arg(long, value_name = "SPEED", conflicts_with = "model", value_parser = super::quantity::speed)]
+    reduce: Option<f64>,
     /// How many cores the ranks shared; those of this machine unless said otherwise
     #[arg(long, value_name = "C", value_parser = super::ranks)]
     cores: Option<usize>,
@@ -70,14 +74,14 @@ pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     let setting = Setting { apart: arguments.apart };
     let points = setting.points(&measured)?;
     if points.is_empty() {
-        return Err(Error::Usage("none of these lines is of a collective that can be predicted".to_owned()));
+        return Err(Error::Usage("none of these lines is of what can be predicted".to_owned()));
     }
     let model = match &arguments.model {
         Some(path) => {
             let model = Model::read(path, points[0].ranks)?;
             Model { cores: arguments.cores.or(model.cores).or(cores), ..model }
         }
-        None => fit::fit(cores, |model| squares(&setting, &points, model)),
+        None => fit::fit(cores, arguments.reduce, |model| squares(&setting, &points, model)),
     };
     if let Some(path) = &arguments.fit_to {
         fs::write(path, model.json()).map_err(|source| Error::Write { path: path.clone(), source })?;
@@ -148,10 +152,8 @@ impl Setting {
     fn points<'a>(&self, measured: &'a [Measured]) -> Result<Vec<&'a Measured>, Error> {
         let mut points = Vec::new();
         for line in measured.iter().filter(|line| line.ranks > 1 && line.median_us > 0.0) {
-            let Some(operation) = operation::parse(&line.op) else { continue };
             let world = World::like(line.ranks, &Model::default(), self.apart);
-            let case = Case { operation, bytes: line.bytes, order: Order::Any, world: &world };
-            if case.candidates()?.iter().any(|candidate| candidate.name == line.algorithm) {
+            if candidate(line, &world)?.is_some() {
                 points.push(line);
             }
         }
@@ -162,12 +164,8 @@ impl Setting {
     fn seconds(&self, point: &Measured, model: &Model) -> Result<f64, Error> {
         let world = World::like(point.ranks, model, self.apart);
         let unknown = || Error::Usage(format!("{} cannot be predicted", point.op));
-        let operation = operation::parse(&point.op).ok_or_else(unknown)?;
-        let case = Case { operation, bytes: point.bytes, order: Order::Any, world: &world };
-        let candidates = case.candidates()?;
-        let candidate = candidates.iter().find(|candidate| candidate.name == point.algorithm);
-        let calls = calls(point.median_us);
-        Ok(candidate.ok_or_else(unknown)?.predict_one_of(&world, calls)?)
+        let candidate = candidate(point, &world)?.ok_or_else(unknown)?;
+        Ok(candidate.predict_one_of(&world, calls(point.median_us))?)
     }
 
     fn line(&self, point: &Measured, model: &Model) -> Result<Line, Error> {
@@ -194,6 +192,16 @@ impl Setting {
             model.cores.is_none_or(|cores| point.ranks <= cores)
         }
     }
+}
+
+/// What was measured, if it can be predicted.
+fn candidate<'a>(point: &Measured, world: &'a World) -> Result<Option<Candidate<'a>>, Error> {
+    if let Some(messages) = Messages::parse(&point.op) {
+        return messages.candidate(point.bytes).map(Some);
+    }
+    let Some(operation) = operation::parse(&point.op) else { return Ok(None) };
+    let case = Case { operation, bytes: point.bytes, order: Order::Any, world };
+    Ok(case.candidates()?.into_iter().find(|candidate| candidate.name == point.algorithm))
 }
 
 /// What it takes to wake a thread, in seconds.
@@ -278,8 +286,11 @@ mod tests {
         let truth = Model { cores: Some(2), ..Model::default() };
         let setting = Setting { apart: false };
         let mut points = Vec::new();
-        for (op, algorithm) in [("all_reduce", "ring"), ("broadcast", "binomial"), ("all_gather", "ring")] {
-            for ranks in [2, 4] {
+        let messages = ["pingpong", "sendrecv", "stream"].map(|op| (op, "message", &[2][..]));
+        let collectives = [("all_reduce", "ring"), ("broadcast", "binomial"), ("all_gather", "ring")]
+            .map(|(op, algorithm)| (op, algorithm, &[2, 4][..]));
+        for (op, algorithm, worlds) in messages.into_iter().chain(collectives) {
+            for &ranks in worlds {
                 for bytes in [8, 65_536, 1 << 22] {
                     let mut point = measured(op, algorithm, ranks, bytes, 1.0);
                     // As many calls as such a time has; the first guess is that it is short.
@@ -290,7 +301,7 @@ mod tests {
             }
         }
         let points: Vec<_> = points.iter().collect();
-        let found = fit::fit(truth.cores, |model| squares(&setting, &points, model));
+        let found = fit::fit(truth.cores, None, |model| squares(&setting, &points, model));
         for point in points {
             let line = setting.line(point, &found).unwrap();
             assert!(line.error.abs() < 0.1, "{line:?}");
@@ -305,14 +316,15 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_are_no_collective_are_left_out() {
+    fn lines_of_what_has_no_schedule_are_left_out() {
         let lines = [
             measured("all_reduce", "ring", 2, 8, 1.0),
             measured("pingpong", "message", 2, 8, 1.0),
+            measured("walk", "message", 2, 8, 1.0),
             measured("all_reduce", "ring", 1, 8, 1.0),
             measured("all_reduce", "star", 2, 8, 1.0),
         ];
-        assert_eq!(Setting { apart: false }.points(&lines).unwrap(), [&lines[0]]);
+        assert_eq!(Setting { apart: false }.points(&lines).unwrap(), [&lines[0], &lines[1]]);
     }
 
     #[test]

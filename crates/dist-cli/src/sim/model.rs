@@ -15,7 +15,7 @@ use crate::Error;
 pub(super) struct Model {
     pub(super) link: Link,
     pub(super) work: Work,
-    /// How many times as long the work with a byte takes where the memory of all ranks of a host does not fit into a
+    /// How many times as long it takes to send or receive a byte where the memory of all ranks of a host does not fit into a
     /// cache.
     pub(super) far: f64,
     /// How many bytes a send leaves behind in its socket.
@@ -30,9 +30,12 @@ pub(super) struct Model {
 struct Fields {
     latency_us: f64,
     byte_ns: f64,
-    message_us: f64,
+    send_us: f64,
+    receive_us: f64,
     copy_byte_ns: f64,
     reduce_byte_ns: f64,
+    #[serde(default)]
+    twice_bytes: u64,
     #[serde(default = "near")]
     far: f64,
     #[serde(default)]
@@ -61,7 +64,7 @@ impl Model {
         let seconds = |picoseconds: u64| picoseconds as f64 * 1e-12;
         Ok(Self {
             link: Link { latency: seconds(costs.round_ps), byte: seconds(costs.byte_ps) },
-            work: Work { message: 0.0, byte: 0.0, reduce: seconds(costs.reduced_byte_ps) },
+            work: Work { reduce: seconds(costs.reduced_byte_ps), ..Work::NONE },
             far: near(),
             window: 0,
             cores: None,
@@ -74,9 +77,11 @@ impl Model {
         let fields = Fields {
             latency_us: rounded(link.latency * 1e6, 4),
             byte_ns: rounded(link.byte * 1e9, 6),
-            message_us: rounded(work.message * 1e6, 4),
+            send_us: rounded(work.send * 1e6, 4),
+            receive_us: rounded(work.receive * 1e6, 4),
             copy_byte_ns: rounded(work.byte * 1e9, 6),
             reduce_byte_ns: rounded(work.reduce * 1e9, 6),
+            twice_bytes: work.twice,
             far: rounded(far, 4),
             window_bytes: window,
             cores,
@@ -88,9 +93,11 @@ impl Model {
         let Fields {
             latency_us,
             byte_ns,
-            message_us,
+            send_us,
+            receive_us,
             copy_byte_ns,
             reduce_byte_ns,
+            twice_bytes,
             far,
             window_bytes,
             cores,
@@ -98,7 +105,8 @@ impl Model {
         for (name, value) in [
             ("latency_us", latency_us),
             ("byte_ns", byte_ns),
-            ("message_us", message_us),
+            ("send_us", send_us),
+            ("receive_us", receive_us),
             ("copy_byte_ns", copy_byte_ns),
             ("reduce_byte_ns", reduce_byte_ns),
             ("far", far),
@@ -113,9 +121,11 @@ impl Model {
         Ok(Self {
             link: Link { latency: latency_us * 1e-6, byte: byte_ns * 1e-9 },
             work: Work {
-                message: message_us * 1e-6,
+                send: send_us * 1e-6,
+                receive: receive_us * 1e-6,
                 byte: copy_byte_ns * 1e-9,
                 reduce: reduce_byte_ns * 1e-9,
+                twice: twice_bytes,
             },
             far,
             window: window_bytes,
@@ -129,7 +139,7 @@ impl Default for Model {
     fn default() -> Self {
         Self {
             link: Link { latency: 5e-6, byte: 0.1e-9 },
-            work: Work { message: 2e-6, byte: 0.2e-9, reduce: 0.1e-9 },
+            work: Work { send: 2e-6, receive: 2e-6, byte: 0.2e-9, reduce: 0.1e-9, twice: 0 },
             far: near(),
             window: 0,
             cores: None,
@@ -138,15 +148,26 @@ impl Default for Model {
 }
 
 impl Model {
-    /// The work of so many ranks of a host, each with so much memory.
+    /// The work of so many ranks of a host, each with so much memory. What is reduced has just been received, and is
+    /// in a cache whatever there is besides.
     pub(super) fn work_with(&self, memory: usize, ranks: usize) -> Work {
-        let times = if memory.saturating_mul(ranks) > CACHE { self.far } else { 1.0 };
-        Work { byte: self.work.byte * times, reduce: self.work.reduce * times, ..self.work }
+        let times = if is_far(memory, ranks) { self.far } else { 1.0 };
+        Work { byte: self.work.byte * times, ..self.work }
+    }
+
+    /// How long a rank copies so many bytes of its own.
+    pub(super) fn copying(&self, bytes: u64, memory: usize, ranks: usize) -> f64 {
+        let work = self.work_with(memory, ranks);
+        bytes as f64 * if is_far(memory, ranks) { work.byte } else { work.reduce }
     }
 }
 
 /// What is taken to stay in a cache from one call to the next: of 32 MiB, half, beside what the system copies.
 const CACHE: usize = 16 << 20;
+
+const fn is_far(memory: usize, ranks: usize) -> bool {
+    memory.saturating_mul(ranks) > CACHE
+}
 
 const fn near() -> f64 {
     1.0
@@ -162,11 +183,11 @@ mod tests {
         let path = directory.path().join("model");
         fs::write(
             &path,
-            r#"{"latency_us":5,"byte_ns":0.1,"message_us":2,"copy_byte_ns":0.2,"reduce_byte_ns":0.05,"cores":2}"#,
+            r#"{"latency_us":5,"byte_ns":0.1,"send_us":2,"receive_us":1,"copy_byte_ns":0.2,"reduce_byte_ns":0.05,"cores":2}"#,
         )
         .unwrap();
         let model = Model::read(&path, 4).unwrap();
-        assert_eq!((model.link.latency, model.work.message, model.cores), (5.0 * 1e-6, 2.0 * 1e-6, Some(2)));
+        assert_eq!((model.link.latency, model.work.send, model.cores), (5.0 * 1e-6, 2.0 * 1e-6, Some(2)));
         fs::write(&path, model.json()).unwrap();
         assert_eq!(Model::read(&path, 4).unwrap(), model);
         fs::write(&path, "tcp 2 1 9000000 100 50\ntcp 4 1 31000000 190 55\n").unwrap();
@@ -179,8 +200,7 @@ mod tests {
     fn a_file_that_is_no_model_is_named_with_what_is_wrong() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("model");
-        let negative =
-            r#"{"latency_us":-5,"byte_ns":0.1,"message_us":2,"copy_byte_ns":0.2,"reduce_byte_ns":0.05}"#;
+        let negative = r#"{"latency_us":-5,"byte_ns":0.1,"send_us":2,"receive_us":2,"copy_byte_ns":0.2,"reduce_byte_ns":0.05}"#;
         for (text, reason) in [(negative, "latency_us is -5"), ("{}", "missing field"), ("10 GbE", "line 1")]
         {
             fs::write(&path, text).unwrap();

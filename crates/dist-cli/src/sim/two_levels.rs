@@ -35,7 +35,7 @@ pub(super) fn all_gather<'a>(case: &Case<'a>, hosts: &'a Hosts) -> Found<'a> {
 }
 
 /// What all ranks of hosts of equally many neighbours do, each for its part.
-fn parts<'a, I: Iterator<Item = Step>>(
+fn parts<'a, I: Iterator<Item = Step> + 'a>(
     case: &Case<'a>,
     hosts: &'a Hosts,
     order: Option<Order>,
@@ -77,7 +77,7 @@ pub(super) fn barrier<'a>(case: &Case<'a>, hosts: &'a Hosts) -> Found<'a> {
 }
 
 /// What the leaders of hosts do by any algorithm.
-fn leaders<'a, A: Choice, I: Iterator<Item = Step>>(
+fn leaders<'a, A: Choice, I: Iterator<Item = Step> + 'a>(
     case: &Case<'a>,
     hosts: &'a Hosts,
     order: impl Fn(A) -> Option<Order>,

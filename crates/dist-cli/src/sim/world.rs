@@ -126,7 +126,13 @@ impl WorldArguments {
             Some(path) => Model::read(path, ranks),
             None => Ok(Model {
                 link: Link { latency: self.latency, byte: self.bandwidth },
-                work: Work { message: self.overhead, byte: self.copy, reduce: self.reduce },
+                work: Work {
+                    send: self.overhead,
+                    receive: self.overhead,
+                    byte: self.copy,
+                    reduce: self.reduce,
+                    twice: 0,
+                },
                 ..Model::default()
             }),
         }
@@ -194,8 +200,16 @@ impl World {
             Some(parted) if steps > QUEUE_STEPS_MAX / 10 => parted,
             _ => &self.exact,
         };
-        let each = self.ranks().div_ceil(self.hosts());
-        network.clone().with_work(self.model.work_with(memory, each))
+        network.clone().with_work(self.model.work_with(memory, self.ranks_per_host()))
+    }
+
+    /// How long a rank with so much memory copies so many bytes of its own.
+    pub(super) fn copying(&self, bytes: u64, memory: usize) -> f64 {
+        self.model.copying(bytes, memory, self.ranks_per_host())
+    }
+
+    fn ranks_per_host(&self) -> usize {
+        self.ranks().div_ceil(self.hosts())
     }
 }
 
@@ -203,7 +217,7 @@ impl World {
 fn costs(model: &Model) -> CostModel {
     let Model { link, work, .. } = model;
     CostModel {
-        round_ps: picoseconds(link.latency + 2.0 * work.message),
+        round_ps: picoseconds(link.latency + work.send + work.receive),
         byte_ps: picoseconds(link.byte.max(2.0 * work.byte)),
         reduced_byte_ps: picoseconds(work.reduce),
     }
