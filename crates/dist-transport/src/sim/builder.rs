@@ -249,10 +249,13 @@ impl Network {
         let results = Arc::new(Mutex::new(Vec::from_iter((0..self.world_size()).map(|_| None))));
         for rank in Rank::all(self.world_size()) {
             let transport = self.enter(&world, rank, &scheduler);
-            let (program, results) = (program.clone(), results.clone());
+            let (program, results, killer) = (program.clone(), results.clone(), scheduler.clone());
             scheduler.add_rank(rank.index(), move || {
                 let result = program(transport);
-                results.lock().unwrap_or_else(PoisonError::into_inner)[rank.index()] = Some(result);
+                // Who was killed before it began comes to its end without a point at which it would unwind.
+                if !killer.is_killed(rank.index()) {
+                    results.lock().unwrap_or_else(PoisonError::into_inner)[rank.index()] = Some(result);
+                }
             });
         }
         if !self.faults.is_empty() || self.random_faults > 0 {

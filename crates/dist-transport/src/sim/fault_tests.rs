@@ -68,6 +68,15 @@ fn a_killed_rank_leaves_no_result_and_is_named_at_once(
 }
 
 #[test]
+fn a_rank_that_is_killed_before_it_begins_leaves_no_result() {
+    for seed in 0..20 {
+        let first = When::Operation { rank: 1, number: 1 };
+        let ends = ends(&Network::new(4).with_seed(seed).with_fault(first, Fault::Kill { rank: 2 }));
+        assert!(ends[2].is_none(), "seed {seed}");
+    }
+}
+
+#[test]
 fn the_threads_of_a_killed_rank_unwind_and_are_no_panic() {
     let network = four(3).with_fault(When::Operation { rank: 1, number: 5 }, Fault::Kill { rank: 1 });
     let outcome = network.try_run(|transport| {

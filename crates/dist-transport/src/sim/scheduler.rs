@@ -101,6 +101,11 @@ impl Scheduler {
         self.lock().set_witness(Box::new(witness));
     }
 
+    /// Whether this rank was killed before its program returned.
+    pub(super) fn is_killed(&self, rank: usize) -> bool {
+        self.lock().is_killed(rank)
+    }
+
     /// Ends the threads of a rank, each at its next scheduling point.
     pub(super) fn kill(&self, rank: usize) {
         self.lock().kill(rank);

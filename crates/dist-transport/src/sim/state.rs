@@ -240,6 +240,10 @@ impl State {
         self.change_fate(rank, Fate::Killed);
     }
 
+    pub(super) fn is_killed(&self, rank: usize) -> bool {
+        self.tasks.iter().any(|task| task.role == Role::Rank(rank) && task.fate == Fate::Killed)
+    }
+
     /// Lets no thread of a rank have the turn, for a while or for ever.
     pub(super) fn stall(&mut self, rank: usize, for_ever: bool) {
         self.change_fate(rank, if for_ever { Fate::Frozen } else { Fate::Stalled });
