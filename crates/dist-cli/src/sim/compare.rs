@@ -321,10 +321,11 @@ mod tests {
             measured("all_reduce", "ring", 2, 8, 1.0),
             measured("pingpong", "message", 2, 8, 1.0),
             measured("walk", "message", 2, 8, 1.0),
+            measured("stream", "message", 5, 8, 1.0),
             measured("all_reduce", "ring", 1, 8, 1.0),
             measured("all_reduce", "star", 2, 8, 1.0),
         ];
-        assert_eq!(Setting { apart: false }.points(&lines).unwrap(), [&lines[0], &lines[1]]);
+        assert_eq!(Setting { apart: false }.points(&lines).unwrap(), [&lines[0], &lines[1], &lines[3]]);
     }
 
     #[test]

@@ -32,9 +32,11 @@ impl Messages {
         let buffer = Partition::new(bytes, 1, 1)
             .ok_or_else(|| Error::Usage(format!("a message of {bytes} bytes is too long")))?;
         let trips = self.trips();
-        Ok(Candidate::of_messages(buffer, trips, move |rank| {
-            (0..trips).map(move |trip| self.step(rank, trip))
-        }))
+        let steps = move |rank: Rank| {
+            let taking_part = if rank.index() < 2 { trips } else { 0 };
+            (0..taking_part).map(move |trip| self.step(rank.index(), trip))
+        };
+        Ok(Candidate::of_messages(buffer, trips, steps))
     }
 
     /// Messages of a call.
@@ -46,15 +48,16 @@ impl Messages {
         }
     }
 
-    fn step(self, rank: Rank, trip: usize) -> Step {
-        let peer = rank.right().index();
+    /// What rank 0 or 1 does.
+    fn step(self, rank: usize, trip: usize) -> Step {
+        let peer = 1 - rank;
         let send = SendHalf::input(peer, Chunks::one(0));
         let receive =
             ReceiveHalf { from: peer, chunks: Chunks::one(0), place: Place::Buffer, then: Then::Replace };
         let sender = if self == Self::PingPong { trip } else { 0 };
         match self {
             Self::SendRecv => Step::Exchange { send: Some(send), receive: Some(receive) },
-            _ if rank.index() == sender => Step::Exchange { send: Some(send), receive: None },
+            _ if rank == sender => Step::Exchange { send: Some(send), receive: None },
             _ => Step::Exchange { send: None, receive: Some(receive) },
         }
     }
