@@ -135,6 +135,16 @@ impl Step {
         Self::exchange(SendHalf::buffer(peer, chunks), ReceiveHalf::reduce(peer, chunks))
     }
 
+    /// The same step, which sends from the input what it would send from the buffer.
+    pub const fn from_input(self) -> Self {
+        match self {
+            Self::Exchange { send: Some(send), receive } => {
+                Self::Exchange { send: Some(SendHalf::input(send.to, send.chunks)), receive }
+            }
+            step => step,
+        }
+    }
+
     /// The peer and the chunks, if this step is the one exchange whose halves may share chunks: neighbouring
     /// chunks go to a peer, and what the same peer has for them is reduced into them.
     pub fn in_place(self) -> Option<(usize, Chunks)> {

@@ -65,6 +65,12 @@ impl ReduceScatter {
         Cost { rounds, path: peers, sent_max: peers, reduced_max: peers }
     }
 
+    /// Whether ranks send only what they had to begin with, and no sums: then [`Step::from_input`] can send it from
+    /// memory that stays as it is, and the buffer need hold no more than the rank's own chunk.
+    pub const fn sends_no_sums(self, world_size: usize) -> bool {
+        matches!(self, Self::Pairwise) || world_size <= 2
+    }
+
     /// The schedule of a rank, if the world is supported.
     pub fn schedule(self, rank: Rank) -> Option<Schedule> {
         match self {
@@ -72,6 +78,36 @@ impl ReduceScatter {
             Self::Circulant => Some(circulant::reduce_scatter(rank)),
             Self::Ring => Some(ring::reduce_scatter(rank)),
             Self::Pairwise => Some(pairwise::reduce_scatter(rank)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Place, Step};
+
+    /// Whether no rank sends a chunk that it has received something into.
+    fn no_sums_are_sent(algorithm: ReduceScatter, world_size: usize) -> bool {
+        (0..world_size).filter_map(|index| Rank::new(index, world_size)).all(|rank| {
+            let mut sums = Vec::new();
+            algorithm.schedule(rank).into_iter().flatten().all(|step| {
+                let Step::Exchange { send, receive } = step else { return true };
+                let sent = send.is_none_or(|send| send.chunks.indices().all(|chunk| !sums.contains(&chunk)));
+                let received = receive.filter(|receive| receive.place == Place::Buffer);
+                sums.extend(received.into_iter().flat_map(|receive| receive.chunks.indices()));
+                sent
+            })
+        })
+    }
+
+    #[test]
+    fn sums_are_sent_by_those_that_say_so() {
+        for &algorithm in ReduceScatter::ALL {
+            for world_size in 1..=17 {
+                let told = algorithm.sends_no_sums(world_size);
+                assert_eq!(told, no_sums_are_sent(algorithm, world_size), "{algorithm}, {world_size} ranks");
+            }
         }
     }
 }

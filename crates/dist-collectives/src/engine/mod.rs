@@ -54,6 +54,8 @@ pub(crate) struct Engine {
     encoded: Option<(Call, Fingerprint)>,
     /// What is known of hosts, if anything is.
     pub(crate) levels: Option<Arc<Levels>>,
+    /// Whether all ranks of the group run on one host.
+    on_one_host: bool,
     /// Memory beside that of the caller: for a copy of an input that must stay as it is, for what only passes through.
     /// Words, so that every element is aligned.
     copy: Vec<u64>,
@@ -62,7 +64,9 @@ pub(crate) struct Engine {
 impl Engine {
     pub(crate) fn new(mut transport: Box<dyn Transport>) -> Self {
         transport.describe_calls(|fingerprint| Call::decode(fingerprint).map(|call| call.to_string()));
+        let hosts = transport.hosts();
         Self {
+            on_one_host: hosts.iter().all(|host| *host == hosts[0]),
             transport,
             sequence: 0,
             scratch: Scratch::new(),

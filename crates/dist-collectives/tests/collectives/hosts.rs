@@ -4,6 +4,8 @@ use dist_collectives::{
     Algorithm, AllReduce, Broadcast, Communicator, CostModel, Error, Form, Hosts, Operation, Plan, ReduceOp,
     ReductionOrder, TwoLevel,
 };
+use dist_transport::sim;
+use rstest::rstest;
 
 use crate::worlds::{self, Network};
 
@@ -89,5 +91,37 @@ fn ranks_that_see_other_hosts_are_told() {
     });
     for error in errors {
         assert!(!error.is_timeout() && error.to_string().contains("sizes"), "{error}");
+    }
+}
+
+/// The sum and the mean of so many elements with these hosts, and how many messages rank 0 sent for the sum.
+fn reduced(hosts: &[u64], algorithm: AllReduce, len: usize) -> Vec<(Vec<u32>, Vec<u32>, u64)> {
+    let outcome = sim::Network::new(hosts.len()).with_hosts(hosts).run(move |transport| {
+        let mut comm = Communicator::new(transport);
+        let rank = comm.rank();
+        let input = |index: usize| (index * 31 + rank * 17) as f32 / 7.0;
+        let mut sums: Vec<f32> = (0..len).map(input).collect();
+        let mut means = sums.clone();
+        comm.with_algorithm(algorithm).all_reduce(&mut sums, ReduceOp::Sum).unwrap();
+        let sent = comm.traffic().messages_sent;
+        comm.with_algorithm(algorithm).all_reduce(&mut means, ReduceOp::Mean).unwrap();
+        let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
+        (bits(sums), bits(means), sent)
+    });
+    outcome.results
+}
+
+#[rstest]
+fn ranks_of_one_host_reduce_large_buffers_in_blocks_to_the_same_bits(
+    #[values(2, 3, 4)] ranks: usize,
+    #[values(AllReduce::RecursiveDoubling, AllReduce::HalvingDoubling)] algorithm: AllReduce,
+) {
+    // Three blocks of 128 Ki elements for every rank, the last a short one.
+    let len = 2 * ranks * (128 << 10) + 5;
+    let together = reduced(&vec![3; ranks], algorithm, len);
+    let apart = reduced(&(0..ranks as u64).collect::<Vec<_>>(), algorithm, len);
+    for (together, apart) in together.into_iter().zip(apart) {
+        assert!(together.0 == apart.0 && together.1 == apart.1, "bits differ");
+        assert_eq!(together.2, 3 * apart.2);
     }
 }
