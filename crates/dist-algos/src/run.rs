@@ -1,7 +1,7 @@
 //! The runner: the one place where steps become messages.
 
 use dist_transport::{Combine, Deadline, Incoming, Outgoing, Progress, Sink};
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::pieces::{self, Pieces, PiecesMut, Scatter};
 use crate::validate::Parts;
@@ -71,6 +71,9 @@ pub fn run<T: RingTransport + ?Sized>(
     }
     Ok(())
 }
+
+/// What there is one of for each of a few peers, without an allocation.
+type Few<T> = SmallVec<[T; 4]>;
 
 struct Runner<'a, 'reduce, T: ?Sized> {
     transport: &'a mut T,
@@ -167,13 +170,13 @@ impl<T: RingTransport + ?Sized> Runner<'_, '_, T> {
     fn window(&mut self, index: usize, step: Step) -> Result<(), RunError<T::Error>> {
         let Memory { buffer, cut, input } = &mut self.memory;
         let (sends, mut receives) = step.halves(self.transport.rank());
-        let pieces: Vec<Pieces<'_>> = sends.iter().map(|send| outgoing(&[], *cut, *input, *send)).collect();
-        let sends: Vec<Outgoing<'_>> =
+        let pieces: Few<Pieces<'_>> = sends.iter().map(|send| outgoing(&[], *cut, *input, *send)).collect();
+        let sends: Few<Outgoing<'_>> =
             sends.iter().zip(&pieces).map(|(send, parts)| Outgoing { to: send.to, parts }).collect();
         receives.sort_unstable_by_key(|receive| receive.chunks.first());
         let ranges = receives.iter().map(|receive| cut.span(receive.chunks));
         let places = pieces::cut_out(buffer, ranges);
-        let mut receives: Vec<Incoming<'_>> = receives
+        let mut receives: Few<Incoming<'_>> = receives
             .iter()
             .zip(places)
             .map(|(receive, place)| Incoming {

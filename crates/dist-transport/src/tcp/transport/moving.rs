@@ -18,6 +18,9 @@ use crate::{Activity, Combine, Deadline, Incoming, Outgoing};
 /// What is not done yet, and with whom: what is to be sent, then what is to be received.
 type Waits = SmallVec<[(Activity, usize); 2]>;
 
+/// What there is one of for each of a few peers, without an allocation.
+type Few<T> = SmallVec<[T; 4]>;
+
 impl TcpTransport {
     pub(super) fn try_exchange(
         &mut self,
@@ -53,15 +56,19 @@ impl TcpTransport {
     ) -> Result<(), Trouble> {
         let me = self.rank.index();
         let sends = sends.iter().filter(|send| send.to != me);
-        let receives = receives.iter_mut().filter(|receive| receive.from != me);
+        let mut receives: Few<_> = receives.iter_mut().filter(|receive| receive.from != me).collect();
+        if sends.clone().count() <= 1 && receives.len() <= 1 {
+            let (send, receive) = (sends.copied().next(), receives.pop().map(|receive| receive.reborrow()));
+            return self.try_exchange(send, receive, deadline);
+        }
         let call = self.call();
-        let mut outbound: Vec<_> = sends.map(|send| (send, Outbound::new(send.len(), &call))).collect();
+        let mut outbound: Few<_> = sends.map(|send| (send, Outbound::new(send.len(), &call))).collect();
         // Messages that arrive at the same time cannot be staged in the same place.
         let message = |receive: &Incoming<'_>| Inbound::new(receive.len, &call).straight();
-        let mut inbound: Vec<_> =
-            receives.map(|receive| (message(receive), Scratch::default(), receive)).collect();
+        let mut inbound: Few<_> =
+            receives.into_iter().map(|receive| (message(receive), Scratch::default(), receive)).collect();
         let peers = outbound.iter().map(|(send, _)| send.to);
-        let peers: Vec<usize> = peers.chain(inbound.iter().map(|(_, _, receive)| receive.from)).collect();
+        let peers: Few<usize> = peers.chain(inbound.iter().map(|(_, _, receive)| receive.from)).collect();
         self.connect(&peers, deadline)?;
         self.drive(deadline, |links, scratch, waits| {
             let mut moved = false;
@@ -154,17 +161,16 @@ impl TcpTransport {
             if let Some(abort) = session.verdict.get() {
                 return Err(trouble(Fault::Aborted(abort)));
             }
-            if !moved && self.patience.look_at_once(&mut wait) {
+            if moved {
+                wait.renew();
+            }
+            if self.patience.look_at_once(&mut wait) {
                 continue;
             }
             if session.runtime.expired(deadline) {
                 return Err(trouble(Fault::TimedOut));
             }
-            if moved {
-                wait = Wait::default();
-                continue;
-            }
-            if self.patience.look_again(&mut wait, &session.runtime) {
+            if moved || self.patience.look_again(&mut wait, &session.runtime) {
                 continue;
             }
             let limit = session.runtime.remaining(deadline);
