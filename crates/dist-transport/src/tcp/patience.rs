@@ -20,9 +20,10 @@ const LOOKS_PER_CLOCK: u32 = 16;
 const YIELDS_MAX: u32 = 200;
 /// A yield that lasts longer has handed the core to a stranger, or to a peer with much to do.
 const YIELD_TOO_LONG: Duration = Duration::from_micros(100);
-/// How much of what was lost each of the next waits makes good, which do not yield. A stranger keeps the core for
-/// milliseconds and costs hundreds of waits their yields, a peer that adds up something large a few.
-const MADE_GOOD_BY_WAIT: Duration = Duration::from_micros(10);
+/// How much of what was lost each of the next waits makes good, which do not yield: what a wake-up takes, so that yields
+/// and wake-ups lose alike. A stranger keeps the core for milliseconds and costs many waits their yields, a peer that adds
+/// up something large a few.
+const MADE_GOOD_BY_WAIT: Duration = Duration::from_micros(34);
 
 /// The policy of one transport.
 #[derive(Debug)]
