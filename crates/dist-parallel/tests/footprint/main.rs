@@ -4,5 +4,6 @@
 #[cfg(all(feature = "tcp", target_os = "linux"))]
 mod limit;
 mod memory;
+mod verified;
 mod weights;
 mod wire;

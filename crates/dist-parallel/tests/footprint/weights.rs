@@ -1,8 +1,8 @@
 //! A model whose parameters, and nothing else, take memory.
 
 use dist_parallel::{
-    Block, BoxError, FloatType, Lent, Loaded, ParamInfo, Params, Ready, Saved, Sequence, Slot, Unloaded,
-    Values, ValuesMut,
+    AdamW, AdamWOptions, Block, BoxError, FloatType, Lent, Loaded, ParamInfo, Params, Ready, Saved, Sequence,
+    Slot, Unloaded, Values, ValuesMut,
 };
 
 /// One value: all that blocks hand on.
@@ -103,4 +103,8 @@ type Loss = fn(Value) -> Result<(f32, Value), BoxError>;
 /// The input of a micro-batch, and its loss: half the square of the output.
 pub(crate) fn batch(index: usize) -> Result<(Value, Loss), BoxError> {
     Ok(([index as f32], |output| Ok((output[0] * output[0] / 2.0, output))))
+}
+
+pub(crate) fn adamw() -> AdamW {
+    AdamW::new(AdamWOptions::default()).unwrap()
 }
