@@ -4,6 +4,7 @@ mod peers;
 mod picture;
 mod plan;
 mod results;
+mod training;
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -33,6 +34,10 @@ rounds with the ratio of the best peer's time to ours. Lines are added to target
   --out FILE         where lines are added instead
   --picture FILE     draw the bus bandwidth over the size too, one line per library
   --show             measure nothing: the table, and the picture, of the lines that there are
+  --training         steps of training and their memory instead, beside PyTorch's, with 2 ranks over
+                     shared memory and TCP unless said otherwise; --peers, --ranks, --transport,
+                     --rounds, --only, --out and --show say how
+  --models LIST      what is trained  [mlp-1M,transformer-1M,mlp-10M,transformer-10M,mlp-100M]
 
 Open MPI and MPICH of a distribution are found as mpicc.openmpi and mpicc.mpich.";
 
@@ -43,9 +48,19 @@ pub(crate) fn run(arguments: lexopt::Parser) -> Result<(), Failure> {
     };
     let folder = target_folder()?.join("compare");
     fs::create_dir_all(&folder)?;
-    let out = plan.out.clone().unwrap_or_else(|| folder.join("results.jsonl"));
+    let name = if plan.training { "training.jsonl" } else { "results.jsonl" };
+    let out = plan.out.clone().unwrap_or_else(|| folder.join(name));
+    let programs =
+        Programs { folder: &folder, ours: target_folder()?.join("release/distctl"), peers: &plan.peers };
+    if plan.training {
+        if !plan.show {
+            training::measure(&plan, &programs, &out)?;
+        }
+        print!("{}", training::tables(&fs::read_to_string(&out)?, &plan));
+        return Ok(());
+    }
     if !plan.show {
-        measure(&plan, &folder, &out)?;
+        measure(&plan, &programs, &out)?;
     }
     let results = Results::read(&fs::read_to_string(&out)?, &plan);
     print!("{}", results.tables());
@@ -55,10 +70,9 @@ pub(crate) fn run(arguments: lexopt::Parser) -> Result<(), Failure> {
     Ok(())
 }
 
-fn measure(plan: &Plan, folder: &Path, out: &Path) -> Result<(), Failure> {
+fn measure(plan: &Plan, programs: &Programs<'_>, out: &Path) -> Result<(), Failure> {
     output(&mut cargo("build --quiet --release --package dist-cli"))?;
     output(&mut cargo("build --quiet --release --package dist-transport --example duplex"))?;
-    let programs = Programs { folder, ours: target_folder()?.join("release/distctl"), peers: &plan.peers };
     let mut installed = Vec::new();
     for peer in Peer::ALL.into_iter().filter(|peer| plan.wants(peer.name())) {
         match programs.prepare(peer) {

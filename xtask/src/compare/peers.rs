@@ -231,7 +231,7 @@ impl Programs<'_> {
         exists(&path).map(|()| path)
     }
 
-    fn python(&self) -> PathBuf {
+    pub(super) fn python(&self) -> PathBuf {
         self.installed("venv-torch/bin/python").unwrap_or_else(|_| "python3".into())
     }
 

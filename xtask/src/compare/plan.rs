@@ -22,10 +22,15 @@ pub(super) struct Plan {
     pub(super) out: Option<PathBuf>,
     pub(super) picture: Option<PathBuf>,
     pub(super) show: bool,
+    pub(super) training: bool,
+    pub(super) models: Vec<String>,
 }
 
 /// From this size on `--touch` says something.
 pub(super) const TOUCH_BYTES_MIN: usize = 64 << 10;
+
+/// As `step_time` of dist-candle names them.
+const MODELS: [&str; 5] = ["mlp-1M", "transformer-1M", "mlp-10M", "transformer-10M", "mlp-100M"];
 
 impl Plan {
     fn new() -> Self {
@@ -41,6 +46,8 @@ impl Plan {
             out: None,
             picture: None,
             show: false,
+            training: false,
+            models: MODELS.map(str::to_owned).to_vec(),
         }
     }
 
@@ -69,13 +76,13 @@ impl Plan {
 
 /// What the arguments ask for; `None` for help.
 pub(super) fn parse(mut arguments: lexopt::Parser) -> Result<Option<Plan>, Failure> {
-    let mut plan = Plan::new();
+    let (mut plan, mut ranks, mut transports) = (Plan::new(), None, None);
     while let Some(argument) = arguments.next()? {
         match argument {
             Long("help") | Short('h') => return Ok(None),
             Long("ops") => plan.operations = list(&mut arguments, word)?,
-            Long("ranks") => plan.ranks = list(&mut arguments, |text| text.parse().ok())?,
-            Long("transport") => plan.transports = list(&mut arguments, word)?,
+            Long("ranks") => ranks = Some(list(&mut arguments, |text| text.parse().ok())?),
+            Long("transport") => transports = Some(list(&mut arguments, word)?),
             Long("bytes") => plan.bytes = list(&mut arguments, bytes)?,
             Long("rounds") => plan.rounds = arguments.value()?.parse()?,
             Long("touch") => plan.touch = true,
@@ -84,9 +91,14 @@ pub(super) fn parse(mut arguments: lexopt::Parser) -> Result<Option<Plan>, Failu
             Long("out") => plan.out = Some(arguments.value()?.into()),
             Long("picture") => plan.picture = Some(arguments.value()?.into()),
             Long("show") => plan.show = true,
+            Long("training") => plan.training = true,
+            Long("models") => plan.models = list(&mut arguments, word)?,
             other => return Err(other.unexpected().into()),
         }
     }
+    let both = || vec!["shm".to_owned(), "tcp".to_owned()];
+    plan.ranks = ranks.unwrap_or(if plan.training { vec![2] } else { plan.ranks });
+    plan.transports = transports.unwrap_or(if plan.training { both() } else { plan.transports });
     Ok(Some(plan))
 }
 

@@ -141,7 +141,7 @@ fn cell(times: &[f64]) -> String {
 }
 
 /// Three digits that count.
-fn number(value: f64) -> String {
+pub(super) fn number(value: f64) -> String {
     match value {
         ..10.0 => format!("{value:.2}"),
         ..100.0 => format!("{value:.1}"),
@@ -150,7 +150,7 @@ fn number(value: f64) -> String {
 }
 
 /// The middle one; the lower of two.
-fn median(times: &[f64]) -> f64 {
+pub(super) fn median(times: &[f64]) -> f64 {
     let mut sorted = times.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted[(sorted.len() - 1) / 2]

@@ -1,88 +1,184 @@
-//! Times a training step with and without an exchange of gradients:
-//! `distctl run -n 2 -- step_time [COMPRESSION [BUCKET_KIB]]`.
+//! Times a training step and says how much memory it needed: `distctl run -n 2 -- step_time mlp-10M fsdp`.
 //!
-//! Every rank computes one micro-batch per step and takes a step of AdamW. Side by side, all ranks do so without a word to
-//! each other; under DDP they train one model. Steps of both kinds take turns, and a step lasts as long as on the
-//! slowest rank. The models have the sizes of a common comparison: a perceptron of 4 layers and a transformer of 6, with
-//! about ten million parameters each.
+//! Every rank computes one micro-batch per step and takes a step of AdamW. A step lasts as long as on the slowest rank.
+//! Memory is the most that was resident from the first step on, above what was before the model was made, of the rank
+//! that needed most; pages that ranks share count for each of them. One program measures one way to train, so that memory
+//! is this way's alone. The line that it prints has the fields of `distctl bench` and `peak_MiB`.
 
-#[path = "../train_lm/model.rs"]
-#[expect(dead_code, reason = "this program trains on numbers, not on text")]
-mod model;
-#[path = "../train_lm/random.rs"]
-#[expect(dead_code, reason = "this program trains on numbers, not on text")]
-mod random;
+mod models;
 
+use std::fs;
 use std::io::Write;
 use std::time::Duration;
 
-use candle_core::{Device, Tensor, Var};
-use candle_nn::{Linear, Module};
-use dist_candle::{CandleBlock, SequenceBuilder, loss_and_gradient};
+use candle_core::Tensor;
+use clap::{Parser, ValueEnum};
+use dist_candle::loss_and_gradient;
 use dist_collectives::{Communicator, ReduceOp};
 use dist_parallel::{
-    AdamW, AdamWOptions, Block, BoxError, BucketBytes, Compression, Ddp, DdpOptions, Optimizer, Params,
-    Sequence, Values,
+    AdamW, AdamWOptions, Block, BoxError, BucketBytes, Compression, Ddp, DdpOptions, Fsdp, FsdpOptions,
+    Optimizer, Params, Reshard, Sequence, ShardingStrategy, StepReport, Values,
 };
+use models::Model;
+
+/// Times training steps.
+#[derive(Debug, Parser)]
+struct Options {
+    /// What is trained.
+    model: Model,
+    /// How.
+    mode: Mode,
+    /// How gradients travel with ddp: none, bf16, f16, int8, topk:RATIO, powersgd:RANK.
+    #[arg(long, default_value = "none")]
+    compress: Compression,
+    /// How large buckets may grow with ddp.
+    #[arg(long, value_name = "KIB")]
+    bucket_kib: Option<usize>,
+    /// How many units are gathered ahead with fsdp.
+    #[arg(long, default_value_t = 1)]
+    prefetch: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Mode {
+    /// Each rank by itself, without a word to the others. With one rank: the step alone.
+    Local,
+    Ddp,
+    /// Parameters, gradients and the optimizer's state are sharded.
+    Fsdp,
+    /// Gradients and the optimizer's state are.
+    Zero2,
+}
 
 fn main() -> Result<(), BoxError> {
-    let mut arguments = std::env::args().skip(1);
-    let compression: Compression = arguments.next().unwrap_or_else(|| "none".to_owned()).parse()?;
-    let options = match arguments.next() {
-        None => DdpOptions::default(),
-        Some(kib) => {
-            let bytes = kib.parse::<usize>()? << 10;
-            let bucket_bytes = BucketBytes { first_max: bytes, other_max: bytes };
-            DdpOptions::default().with_bucket_bytes(bucket_bytes)
-        }
-    };
+    let options = Options::parse();
     let mut comm = Communicator::from_env()?;
-    for name in ["mlp-10M", "transformer-10M"] {
-        let (alone, together, exposed) = times(&mut comm, name, options, compression)?;
-        if comm.rank() == 0 {
-            writeln!(
-                std::io::stdout().lock(),
-                "{name} {compression}: side by side {alone:.1} ms, ddp {together:.1} ms ({:+.1} %), waiting {exposed:.1} ms",
-                100.0 * (together / alone - 1.0),
-            )?;
+    let before = resident_kib("VmRSS:")?;
+    let mut training = Training::new(comm.fork()?, &options)?;
+    let (input, runtime) = (options.model.input()?, comm.runtime().clone());
+    // The highest is counted anew from here on.
+    fs::write("/proc/self/clear_refs", "5")?;
+    let steps = if options.model == Model::Mlp100M { STEPS_OF_LARGE } else { STEPS };
+    let (mut times, mut exposed) = (Vec::new(), Vec::new());
+    for step in 0..WARMUP + steps {
+        comm.barrier()?;
+        let started = runtime.now();
+        let waited = training.step(&input)?;
+        let time = runtime.now().saturating_sub(started);
+        if step >= WARMUP {
+            times.push(1e6 * time.as_secs_f64());
+            exposed.push(1e6 * waited.as_secs_f64());
         }
+    }
+    comm.all_reduce(&mut times, ReduceOp::Max)?;
+    let mut peak = [(resident_kib("VmHWM:")? - before) / 1024.0];
+    comm.all_reduce(&mut peak, ReduceOp::Max)?;
+    if comm.rank() == 0 {
+        print(&options, comm.world_size(), training.bytes(), times, exposed, peak[0])?;
     }
     Ok(())
 }
 
-/// The medians of a step's time side by side and under DDP, and of the time in which the latter waits, in milliseconds.
-fn times(
-    comm: &mut Communicator,
-    name: &str,
-    options: DdpOptions,
-    compression: Compression,
-) -> Result<(f64, f64, f64), BoxError> {
-    let mut own = Own::new(model(name)?)?;
-    let mut ddp = match compression.hook()? {
-        None => Ddp::new(comm.fork()?, model(name)?, options)?,
-        Some(hook) => Ddp::with_hook(comm.fork()?, model(name)?, options, hook)?,
-    };
-    let (ranks, mut optimizer) = (comm.world_size(), adamw()?);
-    let runtime = comm.runtime().clone();
-    let input = input(name)?;
-    let (mut alone, mut together, mut exposed) = (Vec::new(), Vec::new(), Vec::new());
-    for step in 0..WARMUP + STEPS {
-        comm.barrier()?;
-        let started = runtime.now();
-        own.step(&input)?;
-        let of_own = slowest(comm, runtime.now().saturating_sub(started))?;
-        comm.barrier()?;
-        let started = runtime.now();
-        let report = ddp.step(ranks, |_| Ok((input.clone(), |output: Tensor| loss(&output))))?;
-        ddp.update(&mut optimizer)?;
-        let of_ddp = slowest(comm, runtime.now().saturating_sub(started))?;
-        if step >= WARMUP {
-            alone.push(of_own);
-            together.push(of_ddp);
-            exposed.push(1e3 * report.exposed.as_secs_f64());
+/// The line of a way to train.
+fn print(
+    options: &Options,
+    ranks: usize,
+    bytes: usize,
+    times: Vec<f64>,
+    exposed: Vec<f64>,
+    peak: f64,
+) -> Result<(), BoxError> {
+    let name = |value: &dyn std::fmt::Debug| format!("{value:?}").to_lowercase();
+    let model = options.model.to_possible_value().expect("no model is hidden");
+    let mode = if ranks == 1 { "alone".to_owned() } else { name(&options.mode) };
+    let least = times.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = times.iter().copied().fold(0.0, f64::max);
+    let (samples, median_us) = (times.len(), median(times));
+    let line = serde_json::json!({
+        "peer": "dist",
+        "transport": std::env::var("DIST_TRANSPORT").unwrap_or_else(|_| "auto".to_owned()),
+        "op": format!("step-{mode}-{}", model.get_name()),
+        "ranks": ranks,
+        "bytes": bytes,
+        "median_us": median_us,
+        "min_us": least,
+        "max_us": most,
+        "algbw_GBps": bytes as f64 / median_us / 1e3,
+        "samples": samples,
+        "peak_MiB": peak,
+        "waiting_us": median(exposed),
+    });
+    Ok(writeln!(std::io::stdout().lock(), "{line}")?)
+}
+
+/// A model on its way through steps.
+enum Training {
+    Local(Box<Own>),
+    Ddp(Box<Ddp<Sequence<Tensor>>>, AdamW),
+    Fsdp(Box<Fsdp<Tensor>>, AdamW),
+}
+
+impl Training {
+    fn new(comm: Communicator, options: &Options) -> Result<Self, BoxError> {
+        let model = options.model.build()?;
+        let fsdp = |comm, model, strategy| {
+            let how = FsdpOptions::new(strategy).with_prefetch(options.prefetch);
+            Ok::<_, BoxError>(Self::Fsdp(
+                Box::new(Fsdp::new(comm, model, &how.with_reshard(Reshard::AllButLast))?),
+                adamw()?,
+            ))
+        };
+        Ok(match options.mode {
+            Mode::Local => Self::Local(Box::new(Own::new(model)?)),
+            Mode::Ddp => Self::Ddp(Box::new(ddp(comm, model, options)?), adamw()?),
+            Mode::Fsdp => fsdp(comm, model, ShardingStrategy::FullShard)?,
+            Mode::Zero2 => fsdp(comm, model, ShardingStrategy::ShardGradOp)?,
+        })
+    }
+
+    /// One step, and how long it waited for others.
+    fn step(&mut self, input: &Tensor) -> Result<Duration, BoxError> {
+        let batch = |_: usize| Ok((input.clone(), |output: Tensor| loss(&output)));
+        let exposed = |report: StepReport| report.exposed;
+        match self {
+            Self::Local(own) => own.step(input).map(|()| Duration::ZERO),
+            Self::Ddp(ddp, optimizer) => {
+                let report = ddp.step(ddp.world_size(), batch)?;
+                ddp.update(optimizer)?;
+                Ok(exposed(report))
+            }
+            Self::Fsdp(fsdp, optimizer) => {
+                let report = fsdp.step(fsdp.world_size(), batch)?;
+                fsdp.update(optimizer)?;
+                Ok(exposed(report))
+            }
         }
     }
-    Ok((median(alone), median(together), median(exposed)))
+
+    /// Bytes of all gradients.
+    fn bytes(&self) -> usize {
+        let infos = match self {
+            Self::Local(own) => own.model.infos(),
+            Self::Ddp(ddp, _) => ddp.model().infos(),
+            Self::Fsdp(fsdp, _) => fsdp.model().infos(),
+        };
+        infos.iter().map(|info| info.len() * info.dtype.size()).sum()
+    }
+}
+
+fn ddp(
+    comm: Communicator,
+    model: Sequence<Tensor>,
+    options: &Options,
+) -> Result<Ddp<Sequence<Tensor>>, BoxError> {
+    let mut how = DdpOptions::default();
+    if let Some(kib) = options.bucket_kib {
+        how = how.with_bucket_bytes(BucketBytes { first_max: kib << 10, other_max: kib << 10 });
+    }
+    Ok(match options.compress.hook()? {
+        None => Ddp::new(comm, model, how)?,
+        Some(hook) => Ddp::with_hook(comm, model, how, hook)?,
+    })
 }
 
 /// A model that one rank trains by itself.
@@ -123,40 +219,15 @@ fn adamw() -> Result<AdamW, BoxError> {
     Ok(AdamW::new(AdamWOptions { learning_rate: 1e-4, ..AdamWOptions::default() })?)
 }
 
-fn model(name: &str) -> Result<Sequence<Tensor>, BoxError> {
-    if name.starts_with("transformer") {
-        let shape = model::Shape { layers: 6, width: 384, heads: 4, context: 64 };
-        return model::transformer(shape, 0);
-    }
-    let (mut sequence, width) = (SequenceBuilder::new(), usize::from(MLP_WIDTH));
-    for layer in 0..4 {
-        let weight = Var::randn(0_f32, 1.0 / f32::from(MLP_WIDTH).sqrt(), (width, width), &Device::Cpu)?;
-        let bias = Var::zeros(width, candle_core::DType::F32, &Device::Cpu)?;
-        let linear = Linear::new(weight.as_tensor().clone(), Some(bias.as_tensor().clone()));
-        let module = candle_nn::func(move |x: &Tensor| linear.forward(x)?.relu());
-        let variables = [("weight", weight), ("bias", bias)];
-        sequence = sequence.block(CandleBlock::new(format!("layer{layer}"), variables, module)?);
-    }
-    Ok(sequence.build()?)
-}
-
-fn input(name: &str) -> Result<Tensor, BoxError> {
-    Ok(if name.starts_with("transformer") {
-        Tensor::zeros((4, 64), candle_core::DType::U32, &Device::Cpu)?
-    } else {
-        Tensor::randn(0_f32, 1.0, (64, usize::from(MLP_WIDTH)), &Device::Cpu)?
-    })
-}
-
 fn loss(output: &Tensor) -> Result<(f32, Tensor), BoxError> {
     Ok(loss_and_gradient(output, |output| output.sqr()?.mean_all())?)
 }
 
-/// How long it took the slowest rank, in milliseconds.
-fn slowest(comm: &mut Communicator, own: Duration) -> Result<f64, BoxError> {
-    let mut time = [1e3 * own.as_secs_f64()];
-    comm.all_reduce(&mut time, ReduceOp::Max)?;
-    Ok(time[0])
+/// What the system says about this process's memory.
+fn resident_kib(key: &str) -> Result<f64, BoxError> {
+    let status = fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix(key)).ok_or("no such line")?;
+    Ok(line.trim().trim_end_matches("kB").trim().parse()?)
 }
 
 fn median(mut times: Vec<f64>) -> f64 {
@@ -165,5 +236,5 @@ fn median(mut times: Vec<f64>) -> f64 {
 }
 
 const WARMUP: usize = 3;
-const STEPS: usize = 21;
-const MLP_WIDTH: u16 = 1600;
+const STEPS: usize = 30;
+const STEPS_OF_LARGE: usize = 10;

@@ -1,0 +1,180 @@
+//! Training steps of ours and PyTorch's: what an exchange of gradients adds to a step, and the memory that it needs.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use super::peers::Programs;
+use super::plan::Plan;
+use super::results::{median, number};
+use super::sources;
+use crate::command::{Failure, cargo, line, output};
+
+/// One process by itself; all of them, side by side; and together.
+const MODES: [&str; 5] = ["alone", "local", "ddp", "zero2", "fsdp"];
+
+/// Lets everyone train every model in every way, in turns.
+pub(super) fn measure(plan: &Plan, programs: &Programs<'_>, out: &Path) -> Result<(), Failure> {
+    let what = "--package dist-cli --bin distctl --package dist-candle --example step_time";
+    output(&mut cargo(&format!("build --quiet --release {what}")))?;
+    let mut lines = OpenOptions::new().create(true).append(true).open(out)?;
+    for round in 1..=plan.rounds {
+        for (model, &ranks) in
+            plan.models.iter().flat_map(|model| plan.ranks.iter().map(move |ranks| (model, ranks)))
+        {
+            for mut command in commands(plan, programs, model, ranks) {
+                eprintln!("     round {round}: {}", line(&command));
+                let ran = command.stdin(Stdio::null()).output()?;
+                if !ran.status.success() {
+                    eprintln!("     this failed: {}", line(&command));
+                }
+                lines.write_all(&ran.stdout)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Ours in every way, over each transport that makes a difference, and PyTorch's.
+fn commands(plan: &Plan, programs: &Programs<'_>, model: &str, ranks: usize) -> Vec<Command> {
+    let mut commands = Vec::new();
+    for mode in MODES.into_iter().filter(|_| plan.wants("dist")) {
+        let (ranks, mode) = if mode == "alone" { (1, "local") } else { (ranks, mode) };
+        let transports = if mode == "local" { &plan.transports[..1] } else { &plan.transports };
+        commands.extend(transports.iter().map(|transport| {
+            let mut command = Command::new(&programs.ours);
+            let program = programs.ours.with_file_name("examples").join("step_time");
+            command.args(["run", "-n", &ranks.to_string(), "--"]).arg(program).args([model, mode]);
+            command.env("DIST_TRANSPORT", transport).env("RAYON_NUM_THREADS", "1");
+            command
+        }));
+    }
+    if plan.wants("torch") {
+        let mut command = Command::new(programs.python());
+        let program = sources().join("train.py");
+        command.arg(program).args([&ranks.to_string(), model, &MODES.join(",")]).env("OMP_NUM_THREADS", "1");
+        commands.push(command);
+    }
+    commands
+}
+
+/// Medians of all rounds: time of a step in microseconds, and memory in MiB.
+#[derive(Debug, Default)]
+struct Cell {
+    times: Vec<f64>,
+    peaks: Vec<f64>,
+}
+
+/// By number of ranks and model, library and transport, and way to train.
+type Cells = BTreeMap<(usize, String), BTreeMap<String, BTreeMap<String, Cell>>>;
+
+/// What the lines say, in Markdown: times with what they are longer than side by side, and memory.
+pub(super) fn tables(text: &str, plan: &Plan) -> String {
+    let mut tables = String::new();
+    for &ranks in &plan.ranks {
+        let cells = read(text, plan, ranks);
+        let _ =
+            write!(tables, "\n{ranks} ranks, milliseconds per step, and how much longer than side by side\n");
+        tables += &table(&cells, |mode, cell, row| {
+            let time = median(&cell.times);
+            let beside = row.get("local").filter(|_| !matches!(mode, "alone" | "local"));
+            let longer =
+                beside.map(|beside| format!(" ({:+.0} %)", 100.0 * (time / median(&beside.times) - 1.0)));
+            number(time / 1e3) + &longer.unwrap_or_default()
+        });
+        let _ = write!(tables, "\n{ranks} ranks, the most memory of a rank, MiB\n");
+        tables += &table(&cells, |_, cell, _| number(median(&cell.peaks)));
+    }
+    tables
+}
+
+/// The lines of so many ranks, and those of one rank alone.
+fn read(text: &str, plan: &Plan, ranks: usize) -> Cells {
+    let mut cells = Cells::new();
+    for value in text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+        let word = |name: &str| value[name].as_str().unwrap_or_default().to_owned();
+        let operation = word("op");
+        let Some((mode, model)) =
+            operation.strip_prefix("step-").and_then(|operation| operation.split_once('-'))
+        else {
+            continue;
+        };
+        let of_ranks = value["ranks"].as_u64() == Some(if mode == "alone" { 1 } else { ranks as u64 });
+        let (Some(time), Some(peak)) = (value["median_us"].as_f64(), value["peak_MiB"].as_f64()) else {
+            continue;
+        };
+        let place = plan.models.iter().position(|wanted| wanted == model);
+        let Some(place) = place.filter(|_| of_ranks && plan.wants(&word("peer"))) else { continue };
+        let mut libraries = vec![format!("{} {}", word("peer"), word("transport"))];
+        if word("peer") == "dist" && matches!(mode, "alone" | "local") {
+            // Nothing is sent.
+            libraries = plan.transports.iter().map(|transport| format!("dist {transport}")).collect();
+        }
+        for library in libraries {
+            let rows = cells.entry((place, model.to_owned())).or_default();
+            let cell = rows.entry(library).or_default().entry(mode.to_owned()).or_default();
+            cell.times.push(time);
+            cell.peaks.push(peak);
+        }
+    }
+    cells
+}
+
+fn table(cells: &Cells, show: impl Fn(&str, &Cell, &BTreeMap<String, Cell>) -> String) -> String {
+    let mut text = format!("\n| | | {} |\n|---|---|{}\n", MODES.join(" | "), "---|".repeat(MODES.len()));
+    for ((_, model), rows) in cells {
+        for (library, row) in rows {
+            let shown = MODES.map(|mode| row.get(mode).map_or("-".to_owned(), |cell| show(mode, cell, row)));
+            let _ = writeln!(text, "| {model} | {library} | {} |", shown.join(" | "));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compare::plan;
+
+    fn line(peer: &str, mode: &str, ranks: usize, median_us: f64, peak: f64) -> String {
+        format!(
+            r#"{{"peer":"{peer}","transport":"shm","op":"step-{mode}-mlp-1M","ranks":{ranks},"median_us":{median_us},"peak_MiB":{peak}}}"#
+        )
+    }
+
+    #[test]
+    fn times_are_put_beside_those_side_by_side() {
+        let lines = [
+            line("dist", "alone", 1, 1000.0, 10.0),
+            line("dist", "local", 2, 2000.0, 11.0),
+            line("dist", "ddp", 2, 2500.0, 12.0),
+            line("dist", "ddp", 2, 3000.0, 14.0),
+            line("dist", "ddp", 4, 9000.0, 14.0),
+            "noise".to_owned(),
+            line("torch", "ddp", 2, 4000.0, 20.0),
+        ];
+        let arguments = ["--training", "--ranks", "2", "--transport", "shm"];
+        let plan = plan::parse(lexopt::Parser::from_args(arguments)).unwrap().unwrap();
+        let expected = "
+2 ranks, milliseconds per step, and how much longer than side by side
+
+| | | alone | local | ddp | zero2 | fsdp |
+|---|---|---|---|---|---|---|
+| mlp-1M | dist shm | 1.00 | 2.00 | 2.50 (+25 %) | - | - |
+| mlp-1M | torch shm | - | - | 4.00 | - | - |
+
+2 ranks, the most memory of a rank, MiB
+
+| | | alone | local | ddp | zero2 | fsdp |
+|---|---|---|---|---|---|---|
+| mlp-1M | dist shm | 10.0 | 11.0 | 12.0 | - | - |
+| mlp-1M | torch shm | - | - | 20.0 | - | - |
+";
+        assert_eq!(tables(&lines.join("\n"), &plan), expected);
+    }
+}
