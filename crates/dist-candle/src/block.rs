@@ -5,7 +5,9 @@ use std::fmt;
 
 use candle_core::{Module, Tensor, Var};
 use candle_nn::VarMap;
-use dist_parallel::{Block, BoxError, ParamInfo, Params, Ready, Saved, Unloaded, Values, ValuesMut};
+use dist_parallel::{
+    Block, BoxError, Lent, Loaded, ParamInfo, Params, Ready, Saved, Unloaded, Values, ValuesMut,
+};
 
 use crate::gradient::stray_variable;
 use crate::{CandleError, backward_from, slices};
@@ -185,6 +187,12 @@ impl<M: Module + Send> Params for CandleBlock<M> {
     fn write(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
         let (info, var) = self.parameter(index)?;
         slices::write(&info.name, var, f)
+    }
+
+    fn load(&mut self, index: usize, values: Lent) -> Result<Loaded, BoxError> {
+        let (info, var) = self.parameter(index)?;
+        slices::load(&info.name, var, values.values())?;
+        Ok(Loaded::Copied)
     }
 
     fn unload(&mut self, index: usize) -> Result<Unloaded, BoxError> {

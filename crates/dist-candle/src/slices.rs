@@ -62,6 +62,46 @@ pub(crate) fn free(name: &str, var: &Var) -> Result<Unloaded, CandleError> {
     Ok(if free.freed.get() { Unloaded::Freed } else { Unloaded::Kept })
 }
 
+/// Gives `var` these values. Freed memory is made anew from them, without being cleared first.
+pub(crate) fn load(name: &str, var: &Var, values: Values<'_>) -> Result<(), BoxError> {
+    let fill = Fill { values, filled: Cell::new(false) };
+    let place = || format!("loading {name}");
+    var.inplace_op1(&fill).map_err(|source| CandleError::Candle { place: place(), source })?;
+    let mut copied = Ok(());
+    if !fill.filled.get() {
+        write(name, var, &mut |mut own| copied = own.copy_from(values))?;
+    }
+    Ok(copied?)
+}
+
+struct Fill<'a> {
+    values: Values<'a>,
+    filled: Cell<bool>,
+}
+
+impl InplaceOp1 for Fill<'_> {
+    fn name(&self) -> &'static str {
+        "fill"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
+        let whole = layout.contiguous_offsets() == Some((0, self.values.len()));
+        if !whole || !is_freed(storage, layout) {
+            return Ok(());
+        }
+        let filled = match (&*storage, self.values) {
+            (CpuStorage::F32(_), Values::F32(values)) => CpuStorage::F32(values.to_vec()),
+            (CpuStorage::F64(_), Values::F64(values)) => CpuStorage::F64(values.to_vec()),
+            (CpuStorage::F16(_), Values::F16(values)) => CpuStorage::F16(values.to_vec()),
+            (CpuStorage::BF16(_), Values::Bf16(values)) => CpuStorage::BF16(values.to_vec()),
+            _ => return Ok(()),
+        };
+        *storage = filled;
+        self.filled.set(true);
+        Ok(())
+    }
+}
+
 struct Free {
     freed: Cell<bool>,
 }

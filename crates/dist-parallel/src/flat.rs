@@ -95,8 +95,12 @@ impl Flat {
 
     /// The values of one part, in memory of their own and in any type.
     pub(crate) fn part(&self, dtype: FloatType, offset: usize, len: usize) -> Self {
+        let values = self.slice(offset, len);
+        if values.dtype() == dtype {
+            return Self::copy_of(values);
+        }
         let mut part = Self::zeros(dtype, len);
-        part.slice_mut(0, len).convert_from(self.slice(offset, len));
+        part.slice_mut(0, len).convert_from(values);
         part
     }
 

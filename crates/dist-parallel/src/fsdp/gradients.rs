@@ -8,6 +8,7 @@
 use super::groups::Groups;
 use super::layout::{Layout, Piece, Strip};
 use super::options::Precision;
+use super::spare::Spare;
 use crate::flat::{Flat, PendingFlat};
 use crate::tree::TreeSum;
 use crate::{Error, FloatType, Result, Values};
@@ -28,6 +29,8 @@ pub(crate) struct Gradients {
     each_round: bool,
     /// The unit whose leaves are on their way.
     in_flight: Option<usize>,
+    /// What the next leaf is made of.
+    spare: Spare,
     /// Rounds since the last step.
     rounds: usize,
     /// Of the present round: whether this rank has a micro-batch, and whether a step follows.
@@ -92,6 +95,7 @@ impl Gradients {
             precision,
             each_round,
             in_flight: None,
+            spare: Spare::default(),
             rounds: 0,
             present: false,
             last: false,
@@ -171,7 +175,11 @@ impl Gradients {
         let leaves_now = self.each_round && groups.shards.world_size() > 1;
         for (of, strip) in self.units[unit].strips.iter_mut().zip(&layout.units[unit].strips) {
             let Some(mut leaf) = of.leaf.take() else { continue };
-            if !self.present {
+            if self.present {
+                for (place, _) in strip.places.iter().zip(&of.written).filter(|(_, written)| !**written) {
+                    leaf.slice_mut(place.offset, place.len).clear();
+                }
+            } else {
                 leaf.slice_mut(0, strip.len()).fill_neutral();
             }
             if leaves_now {
@@ -209,7 +217,8 @@ impl Gradients {
             for (of, strip) in self.units[unit].strips.iter_mut().zip(&layout.units[unit].strips) {
                 if let Some(adding) = of.adding.take() {
                     let sum = groups.wait(adding)?;
-                    of.mean = Some(if sum.len() == strip.part { sum } else { own_part(&sum, strip, groups) });
+                    of.mean =
+                        Some(if sum.len() == strip.part { sum } else { own_part(&sum, strip, groups)? });
                 }
                 if let Some(mean) = &mut of.mean {
                     mean.slice_mut(0, strip.part).divide(micro_batches);
@@ -255,7 +264,19 @@ impl Gradients {
             }
         }
         (self.in_flight, self.rounds) = (None, 0);
+        self.spare.clear();
         self.used.fill(false);
+    }
+
+    /// This rank's part of a strip's mean gradients, padding included, if there are some.
+    #[cfg(test)]
+    pub(crate) fn part(&self, unit: usize, strip: usize) -> Option<&Flat> {
+        self.units[unit].strips[strip].mean.as_ref()
+    }
+
+    /// Frees what is kept for the units to come.
+    pub(crate) fn rest(&mut self) {
+        self.spare.clear();
     }
 
     /// Makes room for a unit's gradients, if there is none, after the last unit's have left it.
@@ -266,7 +287,7 @@ impl Gradients {
         for (of, strip) in self.units[unit].strips.iter_mut().zip(&layout.units[unit].strips) {
             if strip.trainable && of.leaf.is_none() {
                 let dtype = strip.reduce_dtype(self.precision);
-                of.leaf = Some(Flat::zeros(dtype, strip.padded(layout.shards)));
+                of.leaf = Some(self.spare.take(groups.adders(), strip, dtype, layout.shards)?);
             }
         }
         Ok(())
@@ -277,8 +298,9 @@ impl Gradients {
         let Some(unit) = self.in_flight.take() else { return Ok(()) };
         for (of, strip) in self.units[unit].strips.iter_mut().zip(&layout.units[unit].strips) {
             let Some(adding) = of.adding.take() else { continue };
-            let part = own_part(&groups.wait(adding)?, strip, groups);
-            of.sum.add(self.rounds, part, merge);
+            let leaf = groups.wait(adding)?;
+            of.sum.add(self.rounds, own_part(&leaf, strip, groups)?, merge);
+            self.spare.give(leaf);
         }
         if self.last {
             self.conclude(layout, groups, unit);
@@ -329,6 +351,13 @@ fn merge(left: &mut Flat, right: Flat) {
 }
 
 /// This rank's part of a strip that was added up, in memory of its own.
-fn own_part(sum: &Flat, strip: &Strip, groups: &Groups) -> Flat {
-    sum.part(sum.dtype(), groups.shards.rank() * strip.part, strip.part)
+fn own_part(sum: &Flat, strip: &Strip, groups: &mut Groups) -> Result<Flat> {
+    let (start, len) = (groups.shards.rank() * strip.part, strip.part);
+    if groups.replicas.world_size() == 1 {
+        return Ok(sum.part(sum.dtype(), start, len));
+    }
+    // It will travel, too.
+    let mut part = Flat::allocated(&mut groups.replicas, sum.dtype(), len)?;
+    part.slice_mut(0, len).convert_from(sum.slice(start, len));
+    Ok(part)
 }

@@ -45,6 +45,11 @@ impl Groups {
         flat
     }
 
+    /// The ranks that leaves are added up among first.
+    pub(crate) fn adders(&mut self) -> &mut Communicator {
+        if self.shards.world_size() > 1 { &mut self.shards } else { &mut self.replicas }
+    }
+
     /// How many bytes this rank has sent to its groups.
     pub(crate) fn bytes_sent(&self) -> u64 {
         let groups = [Some(&self.shards), Some(&self.replicas), self.keepers.as_ref()];

@@ -67,7 +67,7 @@ impl Plan {
         let optimizer = trained().map(state).sum();
         let gradients = trained().map(|strip| self.part_bytes(strip)).sum();
         let live = parameters + optimizer;
-        let mut meter = Meter { plan: self, loaded, live, peak: live, in_flight: None };
+        let mut meter = Meter { plan: self, loaded, live, peak: live, in_flight: None, spares: [None; 2] };
         meter.step(micro_batches);
         Memory { parameters, gradients, optimizer, peak: meter.peak }
     }
@@ -140,6 +140,15 @@ struct Meter<'a> {
     peak: usize,
     /// The unit whose leaves are on their way.
     in_flight: Option<usize>,
+    /// Memory that is free and kept for the next strip: what was gathered into, and what a leaf was.
+    spares: [Option<(FloatType, usize)>; 2],
+}
+
+/// What whole strips are for.
+#[derive(Clone, Copy)]
+enum Whole {
+    Gathered,
+    Leaf,
 }
 
 /// A round, and whether it is the last.
@@ -163,6 +172,7 @@ impl Meter<'_> {
             actions.iter().for_each(|&action| self.act(action, &mut kept, round));
             self.land(round);
         }
+        self.rest();
         if !plan.degrees.each_round && rounds > 0 {
             let reduced = actions.iter().filter_map(|action| match action {
                 Action::Reduce(unit) => Some(*unit),
@@ -174,6 +184,7 @@ impl Meter<'_> {
             }
         }
         self.tell();
+        self.rest();
     }
 
     fn act(&mut self, action: Action, kept: &mut [bool], round: Round) {
@@ -183,7 +194,7 @@ impl Meter<'_> {
             Action::Gather(number) => {
                 let was_kept = std::mem::take(&mut kept[number]);
                 for strip in &unit(number).strips {
-                    self.allocate(plan.whole_bytes(strip));
+                    self.take(Whole::Gathered, strip);
                     self.free(if was_kept { self.kept_bytes(strip) } else { 0 });
                 }
             }
@@ -193,7 +204,7 @@ impl Meter<'_> {
                 self.load(unit(number), true);
             }
             Action::Free(number) => unit(number).strips.iter().for_each(|strip| match self.loaded {
-                Loaded::Lent => self.free(plan.whole_bytes(strip)),
+                Loaded::Lent => self.give(Whole::Gathered, strip),
                 Loaded::Copied => self.free(strip.len() * strip.dtype.size()),
             }),
             Action::Forward(_) => {}
@@ -218,16 +229,14 @@ impl Meter<'_> {
             self.allocate(if keep { self.kept_bytes(strip) } else { 0 });
             if self.loaded == Loaded::Copied {
                 self.allocate(strip.len() * strip.dtype.size());
-                self.free(self.plan.whole_bytes(strip));
+                self.give(Whole::Gathered, strip);
             }
         }
     }
 
     fn open(&mut self, unit: usize) {
         let plan = self.plan;
-        for strip in plan.trained(unit) {
-            self.allocate(plan.leaf_bytes(strip));
-        }
+        plan.trained(unit).for_each(|strip| self.take(Whole::Leaf, strip));
     }
 
     fn close(&mut self, unit: usize, round: Round) {
@@ -246,8 +255,8 @@ impl Meter<'_> {
         let Some(unit) = self.in_flight.take() else { return };
         for strip in plan.trained(unit) {
             self.allocate(plan.part_bytes(strip));
-            self.free(plan.leaf_bytes(strip));
             self.sum(plan.part_bytes(strip), round);
+            self.give(Whole::Leaf, strip);
         }
     }
 
@@ -265,12 +274,42 @@ impl Meter<'_> {
         if plan.degrees.frees || !changed {
             return;
         }
-        let mut before = 0;
+        let mut before = None;
         for (_, strip) in plan.layout.strips().filter(|(_, strip)| strip.trainable) {
-            self.allocate(plan.whole_bytes(strip));
-            self.free(std::mem::replace(&mut before, plan.whole_bytes(strip)));
+            self.take(Whole::Gathered, strip);
+            before.replace(strip).into_iter().for_each(|before| self.give(Whole::Gathered, before));
         }
-        self.free(before);
+        before.into_iter().for_each(|last| self.give(Whole::Gathered, last));
+    }
+
+    /// Memory for a whole strip: what is free if it fits, else it is freed first.
+    fn take(&mut self, whole: Whole, strip: &Strip) {
+        let wanted = self.size(whole, strip);
+        let spare = self.spares[whole as usize].take();
+        if spare != Some(wanted) {
+            self.free(spare.map_or(0, bytes));
+            self.allocate(bytes(wanted));
+        }
+    }
+
+    /// Memory of a whole strip is free, and kept instead of what was.
+    fn give(&mut self, whole: Whole, strip: &Strip) {
+        let before = self.spares[whole as usize].replace(self.size(whole, strip));
+        self.free(before.map_or(0, bytes));
+    }
+
+    /// Frees what is kept for the units to come.
+    fn rest(&mut self) {
+        let spares = std::mem::take(&mut self.spares);
+        self.free(spares.into_iter().flatten().map(bytes).sum());
+    }
+
+    fn size(&self, whole: Whole, strip: &Strip) -> (FloatType, usize) {
+        let dtype = match whole {
+            Whole::Gathered => strip.dtype,
+            Whole::Leaf => strip.reduce_dtype(self.plan.options.precision),
+        };
+        (dtype, strip.padded(self.plan.layout.shards))
     }
 
     /// Bytes of what a smaller group's rank keeps between forward and backward.
@@ -286,6 +325,11 @@ impl Meter<'_> {
     fn free(&mut self, bytes: usize) {
         self.live -= bytes;
     }
+}
+
+/// Of so many values of a type.
+const fn bytes((dtype, len): (FloatType, usize)) -> usize {
+    dtype.size() * len
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ mod options;
 mod order;
 mod parameters;
 mod plan;
+mod spare;
 mod step;
 
 use std::fmt;
@@ -300,7 +301,11 @@ impl<A> Fsdp<A> {
                 parameters.finish_telling(&plan.layout, told[before], groups, model)?;
             }
         }
-        told.last().map_or(Ok(()), |&last| parameters.finish_telling(&plan.layout, last, groups, model))
+        if let Some(&last) = told.last() {
+            parameters.finish_telling(&plan.layout, last, groups, model)?;
+        }
+        parameters.rest();
+        Ok(())
     }
 
     /// Calls `f` with each parameter's index and all of its values, unit by unit; those that are the same as an earlier
@@ -377,7 +382,7 @@ impl<A> Fsdp<A> {
         self.taken = 0;
         for unit in 0..plan.layout.units.len() {
             if plan.degrees.frees {
-                parameters.gather(&plan.layout, unit, groups);
+                parameters.gather(&plan.layout, unit, groups)?;
                 parameters.load(&plan.layout, unit, groups, false, model)?;
             }
             f(model, &plan.layout, unit)?;
@@ -385,6 +390,7 @@ impl<A> Fsdp<A> {
                 parameters.free(&plan.layout, unit, model)?;
             }
         }
+        parameters.rest();
         Ok(())
     }
 
@@ -421,3 +427,6 @@ impl<A> fmt::Debug for Fsdp<A> {
         write!(f, "Fsdp({:?}, {:?})", self.world, self.plan.options.strategy)
     }
 }
+
+#[cfg(test)]
+mod tests;

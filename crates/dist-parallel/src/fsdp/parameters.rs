@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::groups::Groups;
 use super::layout::{Layout, Piece, Strip};
 use super::options::{Degrees, Precision};
+use super::spare::Spare;
 use crate::flat::{Flat, PendingFlat};
 use crate::{Error, FloatType, Lent, Params, Result, Values, ValuesMut, params};
 
@@ -14,6 +15,8 @@ pub(crate) struct Parameters {
     shards: Vec<Vec<Shard>>,
     /// This rank's number among those that share a copy.
     rank: usize,
+    /// What the next strip is gathered into.
+    spare: Spare,
 }
 
 /// What one rank has of a strip.
@@ -25,6 +28,8 @@ struct Shard {
     kept: Option<Flat>,
     /// The whole strip, on its way.
     arriving: Option<PendingFlat>,
+    /// The whole strip, while the model is lent it.
+    whole: Option<Arc<Flat>>,
 }
 
 impl Strip {
@@ -63,13 +68,13 @@ impl Parameters {
             }
             shards.push(of_unit);
         }
-        Ok(Self { shards, rank })
+        Ok(Self { shards, rank, spare: Spare::default() })
     }
 
     /// Begins to gather a unit, among those that kept it if some did.
-    pub(crate) fn gather(&mut self, layout: &Layout, unit: usize, groups: &mut Groups) {
+    pub(crate) fn gather(&mut self, layout: &Layout, unit: usize, groups: &mut Groups) -> Result<()> {
         for (shard, strip) in self.shards[unit].iter_mut().zip(&layout.units[unit].strips) {
-            let mut whole = Flat::zeros(strip.dtype, strip.padded(layout.shards));
+            let mut whole = self.spare.take(&mut groups.shards, strip, strip.dtype, layout.shards)?;
             let kept = shard.kept.take();
             let (part, comm) = match (&kept, &mut groups.keepers) {
                 (Some(kept), Some(keepers)) => (kept, keepers),
@@ -80,6 +85,7 @@ impl Parameters {
             drop(kept);
             shard.arriving = Some(whole.start_gather(comm));
         }
+        Ok(())
     }
 
     /// Waits for a unit and lends it to the model. With `keep`, this rank's group keeps it until it is gathered again.
@@ -105,20 +111,43 @@ impl Parameters {
                     Error::Model { parameter, source }
                 })?;
             }
+            match Arc::try_unwrap(whole) {
+                Ok(copied) => self.spare.give(copied),
+                Err(lent) => shard.whole = Some(lent),
+            }
         }
         Ok(())
     }
 
     /// Frees a unit.
     pub(crate) fn free(&mut self, layout: &Layout, unit: usize, model: &mut impl Params) -> Result<()> {
-        layout.units[unit].strips.iter().try_for_each(|strip| unload(strip, model))
+        for (shard, strip) in self.shards[unit].iter_mut().zip(&layout.units[unit].strips) {
+            unload(strip, model)?;
+            // Unless somebody still has a part of it.
+            if let Some(whole) = shard.whole.take().and_then(Arc::into_inner) {
+                self.spare.give(whole);
+            }
+        }
+        Ok(())
+    }
+
+    /// This rank's part of a strip, padding included, if it is kept outside the model.
+    #[cfg(test)]
+    pub(crate) fn part(&self, unit: usize, strip: usize) -> Option<&Flat> {
+        self.shards[unit][strip].master.as_ref()
+    }
+
+    /// Frees what is kept for the units to come.
+    pub(crate) fn rest(&mut self) {
+        self.spare.clear();
     }
 
     /// Waits for what is on its way and frees it.
     pub(crate) fn forget(&mut self) {
         for shard in self.shards.iter_mut().flatten() {
-            (shard.arriving, shard.kept) = (None, None);
+            (shard.arriving, shard.kept, shard.whole) = (None, None, None);
         }
+        self.spare.clear();
     }
 
     /// Calls `f` with the memory of a piece of a strip's own part, wherever it is.
@@ -165,7 +194,7 @@ impl Parameters {
         model: &impl Params,
     ) -> Result<()> {
         let strip = &layout.units[place.0].strips[place.1];
-        let mut whole = Flat::zeros(strip.dtype, strip.padded(layout.shards));
+        let mut whole = self.spare.take(&mut groups.shards, strip, strip.dtype, layout.shards)?;
         let start = self.rank * strip.part;
         for piece in strip.pieces(self.rank) {
             self.read(place, piece, model, |values| {
@@ -186,7 +215,9 @@ impl Parameters {
     ) -> Result<()> {
         let arriving = self.shards[unit][index].arriving.take();
         let whole = groups.wait(arriving.expect("a strip is told before it is copied"))?;
-        install(&layout.units[unit].strips[index], &whole, model)
+        install(&layout.units[unit].strips[index], &whole, model)?;
+        self.spare.give(whole);
+        Ok(())
     }
 }
 

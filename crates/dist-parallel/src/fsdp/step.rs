@@ -91,7 +91,7 @@ impl<A> Fsdp<A> {
             return Err(Error::Prefetch { reason: "they already are, and no forward has used them" });
         }
         while let Some(&Action::Gather(unit)) = self.forward.get(self.taken) {
-            self.parameters.gather(&self.plan.layout, unit, &mut self.groups);
+            self.parameters.gather(&self.plan.layout, unit, &mut self.groups)?;
             self.taken += 1;
         }
         Ok(())
@@ -115,6 +115,7 @@ impl<A> Fsdp<A> {
             self.act(action, &mut pass)?;
             pass.saved.clear();
         }
+        self.parameters.rest();
         Ok(pass.current.expect("forward gives an output for an input"))
     }
 
@@ -145,6 +146,8 @@ impl<A> Fsdp<A> {
             self.losses.push(loss);
             self.gradients.end_round(&self.plan.layout, &mut self.groups)?;
         }
+        self.parameters.rest();
+        self.gradients.rest();
         Ok(())
     }
 
@@ -180,7 +183,7 @@ impl<A> Fsdp<A> {
         let Self { parameters, gradients, groups, model, plan, .. } = self;
         let layout = &plan.layout;
         match action {
-            Action::Gather(unit) => parameters.gather(layout, unit, groups),
+            Action::Gather(unit) => parameters.gather(layout, unit, groups)?,
             Action::Load(unit) => parameters.load(layout, unit, groups, false, model)?,
             Action::LoadAndKeep(unit) => parameters.load(layout, unit, groups, true, model)?,
             Action::Free(unit) => parameters.free(layout, unit, model)?,

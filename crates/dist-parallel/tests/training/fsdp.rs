@@ -421,18 +421,23 @@ fn what_ranks_hold_is_every_value_once_and_comes_back(
     assert_eq!(outcome.results.iter().map(|(_, _, slices)| slices).sum::<f64>(), trained as f64);
 }
 
+/// Where memory is shared, what is gathered and summed lies in it.
 #[cfg(feature = "tcp")]
-#[test]
-fn processes_shard_what_one_process_trains() {
+#[rstest]
+#[case("tcp")]
+#[case("shm")]
+fn processes_shard_what_one_process_trains(#[case] medium: &str) {
     use dist_testkit::process;
     if process::rank().is_none() {
+        let case = if medium == "tcp" { "case_1" } else { "case_2" };
+        let name = format!("fsdp::processes_shard_what_one_process_trains::{case}");
         let limit = std::time::Duration::from_secs(60);
-        process::ranks(4, "fsdp::processes_shard_what_one_process_trains", limit).assert_success();
+        process::ranks_with(4, &name, limit, &[("DIST_TRANSPORT", medium)]).assert_success();
         return;
     }
     let mut world = Communicator::from_env().unwrap();
     let expected = train_whole(8, 20, 0.4);
-    for strategy in ALL {
+    for strategy in ALL.into_iter().chain([ShardingStrategy::HybridShard { shard_degree: 2 }]) {
         let options = FsdpOptions::new(strategy).with_prefetch(2);
         assert_eq!(train(world.fork().unwrap(), 8, 20, Some(0.4), &options), expected, "{strategy:?}");
     }

@@ -9,6 +9,7 @@ mod dtypes;
 mod errors;
 mod faults;
 mod fsdp;
+mod halves;
 mod join;
 mod local_sgd;
 mod plain;

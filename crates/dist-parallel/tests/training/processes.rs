@@ -1,4 +1,4 @@
-//! Ranks that are processes, connected by TCP.
+//! Ranks that are processes, connected by TCP or by memory that they share.
 
 use std::time::Duration;
 
@@ -9,13 +9,17 @@ use rstest::rstest;
 use crate::ddp::{options, train, train_alone};
 
 #[rstest]
-#[case(1)]
-#[case(2)]
-#[case(4)]
-fn processes_train_what_one_process_trains(#[case] ranks: usize) {
+#[case(1, "tcp")]
+#[case(2, "tcp")]
+#[case(4, "tcp")]
+#[case(2, "shm")]
+#[case(4, "shm")]
+fn processes_train_what_one_process_trains(#[case] ranks: usize, #[case] medium: &str) {
     if process::rank().is_none() {
-        let name = format!("processes::processes_train_what_one_process_trains::case_{}", ranks.ilog2() + 1);
-        process::ranks(ranks, &name, Duration::from_secs(60)).assert_success();
+        let case = ranks.ilog2() + if medium == "tcp" { 1 } else { 3 };
+        let name = format!("processes::processes_train_what_one_process_trains::case_{case}");
+        let limit = Duration::from_secs(60);
+        process::ranks_with(ranks, &name, limit, &[("DIST_TRANSPORT", medium)]).assert_success();
         return;
     }
     let comm = Communicator::from_env().unwrap();

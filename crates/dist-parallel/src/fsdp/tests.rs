@@ -1,0 +1,139 @@
+//! What fills strips up to a multiple of the ranks: zero, whatever happens, and seen by nobody.
+
+use std::fs;
+
+use dist_collectives::Communicator;
+use dist_transport::sim;
+use rstest::rstest;
+
+use super::*;
+use crate::{
+    AdamW, AdamWOptions, Block, BoxError, Checkpoints, FloatType, Lent, Loaded, Ready, Saved, Slot, Unloaded,
+};
+
+/// The input plus the sum of all parameters, each times its number.
+struct Weighted {
+    infos: [ParamInfo; 1],
+    slot: Slot,
+}
+
+impl Weighted {
+    fn new(name: &str, len: u8) -> Self {
+        let slot = Slot::from((0..len).map(f32::from).collect::<Vec<_>>());
+        Self { infos: [ParamInfo::new(name, [usize::from(len)], FloatType::F32)], slot }
+    }
+}
+
+impl Params for Weighted {
+    fn infos(&self) -> &[ParamInfo] {
+        &self.infos
+    }
+
+    fn read(&self, _: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
+        f(self.slot.values()?);
+        Ok(())
+    }
+
+    fn write(&mut self, _: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
+        self.slot.write(f)
+    }
+
+    fn load(&mut self, _: usize, values: Lent) -> Result<Loaded, BoxError> {
+        self.slot.load(values)
+    }
+
+    fn unload(&mut self, _: usize) -> Result<Unloaded, BoxError> {
+        Ok(self.slot.unload())
+    }
+}
+
+impl Block<f32> for Weighted {
+    fn forward(&mut self, input: f32) -> Result<(f32, Saved), BoxError> {
+        let Values::F32(values) = self.slot.values()? else { return Err("this model is f32".into()) };
+        let sum = values.iter().zip(1_u8..).map(|(value, number)| value * f32::from(number)).sum::<f32>();
+        Ok((input + sum, Saved::new(())))
+    }
+
+    fn backward(&mut self, _: Saved, gradient: f32, ready: &mut Ready<'_>) -> Result<Option<f32>, BoxError> {
+        let len = u8::try_from(self.infos[0].len())?;
+        let own: Vec<f32> = (1..=len).map(|number| gradient * f32::from(number)).collect();
+        ready(0, own[..].into())?;
+        Ok(Some(gradient))
+    }
+}
+
+/// Of all units 8 values on 4 ranks, in which memory is used for one after the other; and one that most ranks have
+/// nothing of.
+const LENS: [u8; 5] = [8, 5, 7, 1, 6];
+
+fn model() -> Sequence<f32> {
+    let block = |(index, len): (usize, u8)| -> Box<dyn Block<f32>> {
+        Box::new(Weighted::new(&format!("p{index}"), len))
+    };
+    Sequence::new(LENS.into_iter().enumerate().map(block).collect()).unwrap()
+}
+
+fn all_zero(flat: &Flat, from: usize) -> bool {
+    let Values::F32(values) = flat.slice(from, flat.len() - from) else { return false };
+    values.iter().all(|value| value.to_bits() == 0)
+}
+
+/// Values of all parameters and of AdamW's two numbers for each, in the files of a checkpoint.
+fn values_in_files(directory: &std::path::Path) -> usize {
+    let step = fs::read_dir(directory).unwrap().next().unwrap().unwrap().path();
+    let mut values = 0;
+    for entry in fs::read_dir(step).unwrap() {
+        let bytes = fs::read(entry.unwrap().path()).unwrap();
+        let Ok(file) = safetensors::SafeTensors::deserialize(&bytes) else { continue };
+        let floats = file.iter().filter(|(_, tensor)| tensor.dtype() == safetensors::Dtype::F32);
+        values += floats.map(|(_, tensor)| tensor.shape().iter().product::<usize>()).sum::<usize>();
+    }
+    values
+}
+
+#[rstest]
+#[case(ShardingStrategy::FullShard)]
+#[case(ShardingStrategy::ShardGradOp)]
+#[case(ShardingStrategy::ShardOptimizer)]
+#[case(ShardingStrategy::HybridShard { shard_degree: 2 })]
+fn padding_stays_zero_and_is_in_no_norm_and_no_checkpoint(#[case] strategy: ShardingStrategy) {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().to_owned();
+    let program = move |transport| {
+        let options = FsdpOptions::new(strategy).with_prefetch(1);
+        let mut fsdp = Fsdp::new(Communicator::new(transport), model(), &options).unwrap();
+        let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
+        let mut norms = Vec::new();
+        for _ in 0..100 {
+            fsdp.step(8, |index| Ok((index as f32, |output: f32| Ok((output * output, 2.0 * output)))))
+                .unwrap();
+            norms.push(fsdp.gradient_norm().unwrap().to_bits());
+            fsdp.update(&mut optimizer).unwrap();
+            let (layout, rank) = (&fsdp.plan.layout, fsdp.groups.shards.rank());
+            for ((unit, index), strip) in layout.strips() {
+                let used = strip.len().saturating_sub(rank * strip.part).min(strip.part);
+                let kept = fsdp.parameters.part(unit, index).into_iter();
+                let mut parts = kept.chain(fsdp.gradients.part(unit, index));
+                assert!(parts.all(|part| all_zero(part, used)), "unit {unit} on rank {rank}");
+            }
+        }
+        Checkpoints::at(&directory).save(&mut fsdp, Some(&optimizer), 100).unwrap();
+        norms
+    };
+    let norms = sim::run(1, 4, program).results;
+    let alone = sim::run(1, 1, |transport| {
+        let mut ddp =
+            crate::Ddp::new(Communicator::new(transport), model(), crate::DdpOptions::default()).unwrap();
+        let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
+        let step = |_| {
+            ddp.step(8, |index| Ok((index as f32, |output: f32| Ok((output * output, 2.0 * output)))))
+                .unwrap();
+            let norm = ddp.gradient_norm().to_bits();
+            ddp.update(&mut optimizer).unwrap();
+            norm
+        };
+        (0..100).map(step).collect::<Vec<_>>()
+    });
+    assert_eq!(norms, vec![alone.results[0].clone(); 4]);
+    assert_eq!(values_in_files(folder.path()), 3 * LENS.iter().map(|&len| usize::from(len)).sum::<usize>());
+}

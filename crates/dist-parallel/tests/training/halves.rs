@@ -1,0 +1,157 @@
+//! Models whose parameters are kept in half types: used, reduced, changed and saved in them, with the bits of one process.
+
+use dist_collectives::Communicator;
+use dist_parallel::{
+    Block, BoxError, Ddp, DdpOptions, FloatType, Fsdp, FsdpOptions, Lent, Loaded, ParamInfo, Params, Ready,
+    Saved, Sequence, ShardingStrategy, Slot, Unloaded, Values, ValuesMut,
+};
+use dist_transport::sim;
+use half::{bf16, f16};
+use rstest::rstest;
+
+use crate::ddp::optimizer;
+use crate::plain::{Linear, Numbers, Rows, bits, micro_batch, squared_error};
+
+/// Each column times a number of its own, which is kept in any type and used as an f32.
+struct Scale {
+    infos: [ParamInfo; 1],
+    slot: Slot,
+    columns: usize,
+}
+
+impl Scale {
+    fn new(name: &str, columns: usize, dtype: FloatType, seed: u64) -> Self {
+        let values = Numbers(seed).take(columns);
+        let slot = match dtype {
+            FloatType::F16 => Slot::from(values.into_iter().map(f16::from_f32).collect::<Vec<_>>()),
+            FloatType::Bf16 => Slot::from(values.into_iter().map(bf16::from_f32).collect::<Vec<_>>()),
+            _ => Slot::from(values),
+        };
+        Self { infos: [ParamInfo::new(format!("{name}.scale"), [columns], dtype)], slot, columns }
+    }
+
+    fn factors(&self) -> Result<Vec<f32>, BoxError> {
+        Ok(match self.slot.values()? {
+            Values::F32(values) => values.to_vec(),
+            Values::F64(_) => return Err("these tests have no f64".into()),
+            Values::F16(values) => values.iter().map(|value| value.to_f32()).collect(),
+            Values::Bf16(values) => values.iter().map(|value| value.to_f32()).collect(),
+        })
+    }
+}
+
+impl Params for Scale {
+    fn infos(&self) -> &[ParamInfo] {
+        &self.infos
+    }
+
+    fn read(&self, _: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
+        f(self.slot.values()?);
+        Ok(())
+    }
+
+    fn write(&mut self, _: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
+        self.slot.write(f)
+    }
+
+    fn load(&mut self, _: usize, values: Lent) -> Result<Loaded, BoxError> {
+        self.slot.load(values)
+    }
+
+    fn unload(&mut self, _: usize) -> Result<Unloaded, BoxError> {
+        Ok(self.slot.unload())
+    }
+}
+
+impl Block<Rows> for Scale {
+    fn forward(&mut self, input: Rows) -> Result<(Rows, Saved), BoxError> {
+        let factors = self.factors()?;
+        let output = input.chunks(self.columns).flat_map(|row| row.iter().zip(&factors).map(|(x, w)| x * w));
+        Ok((output.collect(), Saved::new(input)))
+    }
+
+    fn backward(
+        &mut self,
+        saved: Saved,
+        gradient: Rows,
+        ready: &mut Ready<'_>,
+    ) -> Result<Option<Rows>, BoxError> {
+        let (input, factors): (Rows, _) = (saved.take()?, self.factors()?);
+        let mut own = vec![0.0; self.columns];
+        for (row, of_row) in input.chunks(self.columns).zip(gradient.chunks(self.columns)) {
+            own.iter_mut().zip(row).zip(of_row).for_each(|((own, x), g)| *own += x * g);
+        }
+        match self.infos[0].dtype {
+            FloatType::F16 => ready(0, own.into_iter().map(f16::from_f32).collect::<Vec<_>>()[..].into())?,
+            FloatType::Bf16 => ready(0, own.into_iter().map(bf16::from_f32).collect::<Vec<_>>()[..].into())?,
+            _ => ready(0, own[..].into())?,
+        }
+        let of_input = gradient.chunks(self.columns);
+        Ok(Some(of_input.flat_map(|row| row.iter().zip(&factors).map(|(g, w)| g * w)).collect()))
+    }
+}
+
+/// Both half types, beside each other in one unit and beside f32; no number of parameters is divisible by the ranks.
+fn model(seed: u64) -> Sequence<Rows> {
+    let scale = |name: &str, columns, dtype, more| Scale::new(name, columns, dtype, seed + more);
+    let blocks: Vec<Box<dyn Block<Rows>>> = vec![
+        Box::new(scale("first", 3, FloatType::Bf16, 10)),
+        Box::new(Linear::new("middle", 3, 5, seed)),
+        Box::new(scale("second", 5, FloatType::F16, 11)),
+        Box::new(scale("third", 5, FloatType::Bf16, 12)),
+        Box::new(Linear::new("last", 5, 2, seed + 1)),
+    ];
+    Sequence::new(blocks).unwrap()
+}
+
+/// The parameters after 100 steps of AdamW with clipping, on every rank.
+fn trained(ranks: usize, options: Option<FsdpOptions>) -> Vec<Vec<u32>> {
+    let program = move |transport| {
+        let comm = Communicator::new(transport);
+        let (model, mut optimizer) = (model(7 + comm.rank() as u64), optimizer("adamw"));
+        let batch = |step| {
+            move |index| {
+                let (input, target) = micro_batch(step, index);
+                Ok((input, squared_error(target)))
+            }
+        };
+        if let Some(options) = &options {
+            let mut fsdp = Fsdp::new(comm, model, options).unwrap();
+            for step in 0..100 {
+                fsdp.step(4, batch(step)).unwrap();
+                fsdp.clip_gradients(0.4).unwrap();
+                fsdp.update(&mut *optimizer).unwrap();
+            }
+            return bits(&fsdp.into_parts().unwrap().1);
+        }
+        let mut ddp = Ddp::new(comm, model, DdpOptions::default()).unwrap();
+        for step in 0..100 {
+            ddp.step(4, batch(step)).unwrap();
+            ddp.clip_gradients(0.4);
+            ddp.update(&mut *optimizer).unwrap();
+        }
+        bits(ddp.model())
+    };
+    sim::run(1, ranks, program).results
+}
+
+#[test]
+fn ddp_trains_half_types_as_one_process() {
+    let alone = trained(1, None).remove(0);
+    assert_ne!(alone, bits(&model(7)));
+    assert_eq!(trained(4, None), vec![alone; 4]);
+}
+
+#[rstest]
+#[case(ShardingStrategy::FullShard)]
+#[case(ShardingStrategy::ShardGradOp)]
+#[case(ShardingStrategy::ShardOptimizer)]
+#[case(ShardingStrategy::NoShard)]
+#[case(ShardingStrategy::HybridShard { shard_degree: 2 })]
+fn sharded_training_trains_half_types_as_one_process(#[case] strategy: ShardingStrategy) {
+    let options = FsdpOptions::new(strategy).with_prefetch(1);
+    let alone = trained(1, None).remove(0);
+    assert_eq!(trained(4, Some(options.clone())), vec![alone.clone(); 4]);
+    let units = dist_parallel::Units::Blocks(vec![2, 3]);
+    assert_eq!(trained(4, Some(options.with_units(units))), vec![alone; 4]);
+}
