@@ -7,7 +7,7 @@
 mod world;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
-use dist_collectives::{Algorithm, Operation, TwoLevel};
+use dist_collectives::{Algorithm, Direct, Operation, TwoLevel};
 use std::time::Duration;
 
 pub use world::{Case, Network, World};
@@ -33,6 +33,8 @@ pub fn bench(criterion: &mut Criterion, operations: &[Operation], names: &[&str]
             for &operation in operations {
                 let two_level = TwoLevel::of(operation).filter(|two| two.supports(&hosts));
                 let all = Algorithm::of(operation).chain(two_level.map(Algorithm::TwoLevel));
+                let direct = Direct::of(operation).filter(|_| network == Network::Shm);
+                let all = all.chain(direct.map(Algorithm::Direct));
                 for algorithm in all.filter(|algorithm| names.contains(&algorithm.name())) {
                     points(criterion, &mut world, algorithm);
                 }

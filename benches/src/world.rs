@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use dist_collectives::{
-    Algorithm, Communicator, CostModel, Hosts, Operation, ReduceOp, ReductionOrder, Result,
+    Algorithm, Buffer, Communicator, CostModel, DirectForm, Hosts, Operation, ReduceOp, ReductionOrder,
+    Result,
 };
 use dist_transport::runtime::{Mailbox, Receiver, Task};
 use dist_transport::tcp::{Config, Coordinator, Medium, TcpTransport};
@@ -165,6 +166,9 @@ fn time(comm: &mut Communicator, case: Case, calls: u64) -> Result<Duration> {
         Operation::AllToAll => vec![0_f32; len / world_size * world_size],
         _ => Vec::new(),
     };
+    let writes =
+        matches!(case.algorithm, Algorithm::Direct(direct) if direct.form() == DirectForm::WriteToAll);
+    let mut shared = if writes { comm.alloc(len)? } else { Buffer::from(Vec::<f32>::new()) };
     // What is cut into one part for each rank.
     let parts = len / world_size * world_size;
     let runtime = comm.runtime().clone();
@@ -174,6 +178,7 @@ fn time(comm: &mut Communicator, case: Case, calls: u64) -> Result<Duration> {
     for call in 0..calls {
         let root = usize::try_from(call).map_or(0, |call| call % world_size);
         match case.algorithm.operation() {
+            Operation::AllReduce if writes => comm.all_reduce_buffer(&mut shared, ReduceOp::Sum)?,
             Operation::AllReduce => comm.all_reduce(&mut input, ReduceOp::Sum)?,
             Operation::ReduceScatter => {
                 comm.reduce_scatter(&input[..parts], &mut output, ReduceOp::Sum)?;

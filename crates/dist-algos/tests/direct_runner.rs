@@ -138,6 +138,24 @@ impl Direct for Together {
         Ok(())
     }
 
+    /// In calls of one parity only.
+    fn change(
+        &mut self,
+        rank: usize,
+        place: Place,
+        range: std::ops::Range<usize>,
+        change: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<bool> {
+        if self.odd == 0 {
+            let mut aligned = Scratch::new();
+            let piece = aligned.bytes(range.len());
+            self.read(rank, place, range.start, piece)?;
+            change(piece);
+            self.write(rank, place, range.start, piece)?;
+        }
+        Ok(self.odd == 0)
+    }
+
     fn finished(&self) -> bool {
         true
     }

@@ -81,6 +81,22 @@ pub trait Direct: fmt::Debug {
     /// If `rank` has no such slot and has laid no such memory open, or the system fails to write it.
     fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()>;
 
+    /// Lets `change` have a range of a slot of `rank`, or of the memory that it has laid open for writing, where it lies.
+    /// `false`, and nothing done, if that is not within reach like this: then there are [`view`](Direct::view) and
+    /// [`write`](Direct::write).
+    ///
+    /// # Errors
+    /// As for [`write`](Direct::write).
+    fn change(
+        &mut self,
+        _rank: usize,
+        _place: Place,
+        _range: Range<usize>,
+        _change: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<bool> {
+        Ok(false)
+    }
+
     /// Says, before a post, what the memory that was laid open holds now. Where ranks really reach into it there is nothing to
     /// do; those who simulate it need to be told.
     fn show(&mut self, _memory: &[u8]) {}

@@ -204,6 +204,10 @@ impl<'a, 'f> Runner<'a, 'f> {
             (_, Target::Buffer) if self.rank.world_size() == 2 => range.len(),
             _ => PIECE_BYTES,
         };
+        let alone = self.rank.world_size() == 2;
+        if alone && into != Target::Buffer && self.reduce_there((range.clone(), block), of, offset)? {
+            return Ok(());
+        }
         let own = self.own.bytes_mut();
         for at in pieces(range.len(), piece_bytes) {
             let own = &mut own[range.start + at.start..range.start + at.end];
@@ -222,6 +226,27 @@ impl<'a, 'f> Runner<'a, 'f> {
             }
         }
         Ok(())
+    }
+
+    /// Makes a sum of two where the other rank has its contribution, and leaves it there as well; `false`, and nothing
+    /// done, where that cannot be.
+    fn reduce_there(
+        &mut self,
+        (own, block): (Range<usize>, usize),
+        of: Place,
+        offset: usize,
+    ) -> Result<bool, TransportError> {
+        let holder = self.plan.holder(self.rank.right().index(), block, of);
+        let Self { direct, own: memory, kernel, .. } = self;
+        let theirs = offset..offset + own.len();
+        let own = &mut memory.bytes_mut()[own];
+        direct.change(holder, of, theirs, &mut |theirs| {
+            for (own, theirs) in own.chunks_mut(NEAR_BYTES).zip(theirs.chunks_mut(NEAR_BYTES)) {
+                (kernel.combine)(own, theirs);
+                (kernel.finish)(own);
+                theirs.copy_from_slice(own);
+            }
+        })
     }
 
     /// At which byte another rank has a cell.
@@ -290,5 +315,8 @@ pub(super) fn pieces(len: usize, piece_bytes: usize) -> impl Iterator<Item = Ran
     })
 }
 
+/// Bytes that a sum is made of at a time where it is written over what it was made of: so few that the lines of the other
+/// core that were just read are still at hand.
+const NEAR_BYTES: usize = 1 << 10;
 /// Bytes of a slot that a sum is made of at a time: with the scratch memory they stay in the nearest cache.
 const PIECE_BYTES: usize = 8 << 10;

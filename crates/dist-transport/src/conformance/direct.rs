@@ -251,6 +251,16 @@ pub fn what_is_not_laid_open_is_out_of_reach_which_harms_nothing(fabric: &'stati
                 for outcome in wrong {
                     assert!(matches!(outcome, Err(Error::OutOfReach { .. })), "{outcome:?}");
                 }
+                let nowhere = [
+                    (Place::Memory, 0..1),
+                    (Place::Line, 0..1),
+                    (Place::Slot(shared.slots), 0..1),
+                    (Place::Slot(0), shared.slot_bytes..shared.slot_bytes + 1),
+                ];
+                for (place, range) in nowhere {
+                    let outcome = direct.change(peer, place, range, &mut |_| panic!("nothing is there"));
+                    assert!(matches!(outcome, Ok(false) | Err(Error::OutOfReach { .. })), "{outcome:?}");
+                }
             }
         }
         barrier(&mut *transport).unwrap();

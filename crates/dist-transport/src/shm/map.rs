@@ -106,7 +106,7 @@ impl Mapping {
     }
 
     /// Lets `write` have bytes that nobody else reads or writes meanwhile: the caller's counters say so.
-    pub(super) fn fill(&self, offset: usize, len: usize, write: &mut dyn FnMut(&mut [u8])) {
+    pub(crate) fn fill(&self, offset: usize, len: usize, write: &mut dyn FnMut(&mut [u8])) {
         let place = self.at(offset, len);
         // SAFETY: as for `bytes`; whoever else may reach them waits for a counter that is raised after the borrow, and
         // this process's own accesses take turns, since those who fill hold `&mut` of what stands for the bytes.

@@ -386,6 +386,29 @@ impl Direct for Together {
         Ok(())
     }
 
+    fn change(
+        &mut self,
+        rank: usize,
+        place: Place,
+        range: Range<usize>,
+        change: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<bool> {
+        match place {
+            Place::Line => Err(Self::out_of_reach(rank, &range)),
+            Place::Slot(_) => {
+                let changed = self.memory.fill(rank, self.current.parity, place, range.clone(), change);
+                changed.map(|()| true).ok_or_else(|| Self::out_of_reach(rank, &range))
+            }
+            Place::Memory => match self.locate(rank, &range, true)? {
+                Located::Mapped(mapping, offset) => {
+                    mapping.fill(offset, range.len(), change);
+                    Ok(true)
+                }
+                Located::Process(..) => Ok(false),
+            },
+        }
+    }
+
     fn finished(&self) -> bool {
         let last = self.current.base + u64::from(self.current.posts);
         self.current.posted == self.current.posts && self.others().all(|peer| self.peers[peer].seen >= last)

@@ -1,0 +1,21 @@
+//! Benches of direct schedules: ranks that share memory, each in the memory of the others.
+
+use criterion::{Criterion, criterion_group, criterion_main};
+use dist_collectives::Operation;
+
+fn direct(criterion: &mut Criterion) {
+    let operations = [
+        Operation::AllReduce,
+        Operation::ReduceScatter,
+        Operation::AllGather,
+        Operation::Broadcast,
+        Operation::Reduce,
+        Operation::AllToAll,
+        Operation::Barrier,
+    ];
+    let forms = ["direct/one_shot", "direct/staged", "direct/read_from_all", "direct/write_to_all"];
+    benches::bench(criterion, &operations, &forms);
+}
+
+criterion_group! { name = all; config = benches::quick(); targets = direct }
+criterion_main!(all);
