@@ -1,7 +1,5 @@
 //! Which form is chosen, by what was measured on two cores of one host.
 
-use dist_transport::Reach;
-
 use super::{Form, Task};
 
 /// Whose the memory is that an operation works on.
@@ -17,20 +15,11 @@ pub enum Ownership {
 
 impl Form {
     /// The fastest form for a buffer of so many bytes, and how many bytes of it a slot should take.
-    pub fn suggest(
-        task: Task,
-        world_size: usize,
-        bytes: usize,
-        ownership: Ownership,
-        reach: Reach,
-    ) -> (Self, usize) {
+    ///
+    /// Calls of the system that copy from one process to another are slower than slots at every size.
+    pub const fn suggest(task: Task, world_size: usize, bytes: usize, ownership: Ownership) -> (Self, usize) {
         match (task, ownership) {
             (Task::AllReduce, Ownership::Allocated) if bytes >= 4 << 10 => (Self::WriteToAll, 0),
-            (Task::AllReduce, Ownership::Owned)
-                if reach == Reach::Write && world_size > 2 && bytes >= 1 << 20 =>
-            {
-                (Self::WriteToAll, 0)
-            }
             (Task::AllReduce | Task::Reduce { .. }, _) if bytes >= staged_from(world_size) => {
                 (Self::Staged, 256 << 10)
             }
@@ -41,5 +30,5 @@ impl Form {
 
 /// From how many bytes on it is faster that one rank reduces each part than that everybody reduces all.
 const fn staged_from(world_size: usize) -> usize {
-    if world_size == 2 { 32 << 10 } else { 16 << 10 }
+    if world_size == 2 { 4 << 10 } else { 16 << 10 }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use dist_transport::{Combine, Deadline, Direct, Error as TransportError, Exposed, Lent, Place};
 
 use super::tree::Tree;
-use super::{Cells, Exposure, Form, Parts, Plan, Schedule, Step, Target};
+use super::{Cells, Exposure, Parts, Plan, Schedule, Step, Target};
 use crate::{Error, Partition, RunError, Scratch, Source};
 
 /// The memory of one rank that a direct schedule works on.
@@ -151,7 +151,7 @@ impl<'a, 'f> Runner<'a, 'f> {
             }
             Step::Reduce { part, block, of, into } => self.reduce((part, block), of, into)?,
             Step::Take { from, part, block, of, into } => {
-                let (holder, offset) = (self.plan.holder(from, block, of), self.offset(part, block, of));
+                let (holder, offset) = (self.plan.holder(from, of), self.offset(part, block, of));
                 let range = self.cells.range(into, block);
                 self.direct.read(holder, of, offset, &mut self.own.bytes_mut()[range])?;
             }
@@ -181,11 +181,10 @@ impl<'a, 'f> Runner<'a, 'f> {
         for part in parts.indices(self.plan.parts()) {
             let at = self.plan.place(part) * self.place_bytes;
             let bytes = &bytes[cells.range(part, block)];
-            match self.plan.holder(self.rank.index(), block, place) {
+            match self.plan.holder(self.rank.index(), place) {
                 holder if holder != self.rank.index() => self.direct.write(holder, place, at, bytes)?,
-                // What came back was written by others.
-                _ if self.plan.form() == Form::Staged => self.direct.publish(place, at, bytes),
-                _ => self.direct.publish_over(place, at, bytes),
+                _ if self.plan.publishes_again() => self.direct.publish_over(place, at, bytes),
+                _ => self.direct.publish(place, at, bytes),
             }
         }
         Ok(())
@@ -205,7 +204,7 @@ impl<'a, 'f> Runner<'a, 'f> {
             _ => PIECE_BYTES,
         };
         let alone = self.rank.world_size() == 2;
-        if alone && into != Target::Buffer && self.reduce_there((range.clone(), block), of, offset)? {
+        if alone && into != Target::Buffer && self.reduce_there(range.clone(), of, offset)? {
             return Ok(());
         }
         let own = self.own.bytes_mut();
@@ -214,7 +213,7 @@ impl<'a, 'f> Runner<'a, 'f> {
             let (direct, rank, offset) = (&mut *self.direct, self.rank, offset + at.start);
             let (scratch, combine) = (&mut *self.scratch, &mut *self.kernel.combine);
             let plan = &self.plan;
-            Tree { direct, rank, plan, block, of, offset, own, scratch, combine }.sum()?;
+            Tree { direct, rank, plan, of, offset, own, scratch, combine }.sum()?;
             (self.kernel.finish)(own);
             match into {
                 Target::Buffer => {}
@@ -230,13 +229,8 @@ impl<'a, 'f> Runner<'a, 'f> {
 
     /// Makes a sum of two where the other rank has its contribution, and leaves it there as well; `false`, and nothing
     /// done, where that cannot be.
-    fn reduce_there(
-        &mut self,
-        (own, block): (Range<usize>, usize),
-        of: Place,
-        offset: usize,
-    ) -> Result<bool, TransportError> {
-        let holder = self.plan.holder(self.rank.right().index(), block, of);
+    fn reduce_there(&mut self, own: Range<usize>, of: Place, offset: usize) -> Result<bool, TransportError> {
+        let holder = self.plan.holder(self.rank.right().index(), of);
         let Self { direct, own: memory, kernel, .. } = self;
         let theirs = offset..offset + own.len();
         let own = &mut memory.bytes_mut()[own];

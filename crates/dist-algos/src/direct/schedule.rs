@@ -113,22 +113,28 @@ impl Plan {
 
     /// How often slots change hands until they are used in another call.
     pub const fn turns(&self) -> usize {
-        if self.takes_turns() { self.blocks.div_ceil(SLOTS) } else { 0 }
+        if self.takes_turns() { 1 } else { 0 }
     }
 
-    /// In whose memory a rank has a block that lies at this place.
+    /// In whose memory a rank has what lies at this place.
     ///
-    /// Two ranks that both publish and both use take turns: each writes where it has just read. A processor does that
-    /// several times faster than it writes what is its own and others have read since.
-    pub const fn holder(&self, rank: usize, block: usize, place: Place) -> usize {
+    /// Two ranks that both publish and both use take turns: each writes where it has read in the call before. A processor
+    /// does that several times faster than it writes what is its own and others have read since.
+    pub const fn holder(&self, rank: usize, place: Place) -> usize {
         match place {
-            Place::Slot(_) if self.takes_turns() => (rank + self.turn + block / SLOTS) % self.world_size,
+            Place::Slot(_) if self.takes_turns() => (rank + self.turn) % self.world_size,
             _ => rank,
         }
     }
 
     const fn takes_turns(&self) -> bool {
-        matches!(self.form, Form::OneShot) && self.world_size == 2 && self.task.root().is_none()
+        self.publishes_again() && self.world_size == 2 && self.task.root().is_none()
+    }
+
+    /// Whether a rank publishes over what it has published before, others have read, and the caches still hold: in a
+    /// pipeline they do not.
+    pub const fn publishes_again(&self) -> bool {
+        matches!(self.form, Form::OneShot) && self.blocks == 1
     }
 
     /// How often every rank posts.

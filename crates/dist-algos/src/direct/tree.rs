@@ -10,7 +10,6 @@ pub(super) struct Tree<'a, 'combine> {
     pub(super) direct: &'a mut dyn Direct,
     pub(super) rank: Rank,
     pub(super) plan: &'a Plan,
-    pub(super) block: usize,
     /// Where the other ranks have the range, and at which byte.
     pub(super) of: Place,
     pub(super) offset: usize,
@@ -43,7 +42,7 @@ impl Tree<'_, '_> {
             return Ok(if start == self.rank.index() {
                 Held::Own
             } else {
-                Held::There(self.plan.holder(start, self.block, self.of))
+                Held::There(self.plan.holder(start, self.of))
             });
         }
         let low = count.next_power_of_two() / 2;

@@ -67,7 +67,7 @@ impl Engine {
         let world_size = self.world_size();
         let (form, block_bytes) = match forced {
             Some(Algorithm::Direct(direct)) => (direct.form(), BLOCK_BYTES),
-            _ => Form::suggest(job.task, world_size, job.bytes, job.ownership, shared.reach),
+            _ => Form::suggest(job.task, world_size, job.bytes, job.ownership),
         };
         let part_bytes_max = (job.part_bytes_max)(job.task.parts(form, world_size));
         let plan = Plan::new((job.task, form), world_size, part_bytes_max, block_bytes, shared);
@@ -84,9 +84,9 @@ impl Engine {
         bytes: usize,
         ownership: Ownership,
     ) -> Option<Direct> {
-        let Sharing::Memory(shared) = self.sharing else { return None };
+        let Sharing::Memory(_) = self.sharing else { return None };
         let task = Task::all(0).into_iter().find(|task| task.name() == operation.name())?;
-        let (form, _) = Form::suggest(task, self.world_size(), bytes, ownership, shared.reach);
+        let (form, _) = Form::suggest(task, self.world_size(), bytes, ownership);
         self.levels.is_none().then_some(Direct::new(operation, form))
     }
 

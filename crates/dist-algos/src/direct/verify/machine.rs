@@ -135,7 +135,7 @@ impl Machine {
                 for part in parts.indices(at.plan.parts()) {
                     let held = self.read(&at, (rank, Location::Own { of, part, block }))?;
                     let to = self.published(at.plan, place, part);
-                    self.write(&at, (at.plan.holder(rank, block, place), to), Some(held))?;
+                    self.write(&at, (at.plan.holder(rank, place), to), Some(held))?;
                 }
             }
             Step::Post => self.post(rank),
@@ -149,7 +149,7 @@ impl Machine {
             Step::Reduce { part, block, of, into } => self.reduce(&at, (part, block), of, into)?,
             Step::Take { from, part, block, of, into } => {
                 let there = self.there(at.plan, of, part, block);
-                let held = self.read(&at, (at.plan.holder(from, block, of), there))?;
+                let held = self.read(&at, (at.plan.holder(from, of), there))?;
                 self.write(&at, (rank, own(into, block)), Some(held))?;
             }
         }
@@ -179,11 +179,8 @@ impl Machine {
         let there = self.there(at.plan, of, part, block);
         for rank in 0..self.ranks.len() {
             let source = if rank == at.rank { Source::Buffer } else { at.plan.task().source() };
-            let from = if rank == at.rank {
-                (rank, own(part, block))
-            } else {
-                (at.plan.holder(rank, block, of), there)
-            };
+            let from =
+                if rank == at.rank { (rank, own(part, block)) } else { (at.plan.holder(rank, of), there) };
             let held = self.read(at, from)?;
             // The own contribution of an input lies in the buffer.
             let expected = Held::Brought { call: self.calls, rank, of: source, part, block };
@@ -197,7 +194,7 @@ impl Machine {
             Target::Buffer => {}
             Target::Back(ranks) => {
                 for peer in ranks.ranks(at.rank, self.ranks.len()) {
-                    self.write(at, (at.plan.holder(peer, block, of), there), sum)?;
+                    self.write(at, (at.plan.holder(peer, of), there), sum)?;
                 }
             }
         }
