@@ -394,19 +394,19 @@ impl Direct for Together {
         change: &mut dyn FnMut(&mut [u8]),
     ) -> Result<bool> {
         match place {
-            Place::Line => Err(Self::out_of_reach(rank, &range)),
+            Place::Line => return Err(Self::out_of_reach(rank, &range)),
             Place::Slot(_) => {
                 let changed = self.memory.fill(rank, self.current.parity, place, range.clone(), change);
-                changed.map(|()| true).ok_or_else(|| Self::out_of_reach(rank, &range))
+                changed.ok_or_else(|| Self::out_of_reach(rank, &range))?;
             }
             Place::Memory => match self.locate(rank, &range, true)? {
-                Located::Mapped(mapping, offset) => {
-                    mapping.fill(offset, range.len(), change);
-                    Ok(true)
-                }
-                Located::Process(..) => Ok(false),
+                Located::Mapped(mapping, offset) => mapping.fill(offset, range.len(), change),
+                Located::Process(..) => return Ok(false),
             },
         }
+        self.traffic.bytes_received += range.len() as u64;
+        self.traffic.bytes_sent += range.len() as u64;
+        Ok(true)
     }
 
     fn finished(&self) -> bool {
