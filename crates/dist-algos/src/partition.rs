@@ -41,6 +41,7 @@ enum Cut<'a> {
 
 impl<'a> Partition<'a> {
     /// `None` if there are no parts, if the element size does not divide 64, or if memory cannot hold that much.
+    #[inline]
     pub const fn new(elements: usize, element_size: usize, parts: usize) -> Option<Self> {
         if parts == 0 || !fits(elements, element_size) {
             return None;
@@ -83,6 +84,7 @@ impl<'a> Partition<'a> {
     }
 
     /// Into how many chunks the buffer is cut.
+    #[inline]
     pub const fn parts(&self) -> usize {
         self.parts
     }
@@ -93,11 +95,13 @@ impl<'a> Partition<'a> {
     }
 
     /// Bytes of the buffer.
+    #[inline]
     pub const fn bytes(&self) -> usize {
         self.elements * self.element_size
     }
 
     /// Bytes of the largest chunk.
+    #[inline]
     pub const fn chunk_bytes_max(&self) -> usize {
         let largest = match self.cut {
             Cut::Even { parts } => self.elements.div_ceil(parts),
@@ -107,7 +111,11 @@ impl<'a> Partition<'a> {
     }
 
     /// The bytes of one chunk. An index of `parts` or more is an empty chunk at the end.
+    #[inline]
     pub fn range(&self, chunk: usize) -> Range<usize> {
+        if self.parts == 1 && chunk == 0 {
+            return 0..self.bytes();
+        }
         self.border(chunk)..self.border(chunk.saturating_add(1))
     }
 
@@ -122,6 +130,7 @@ impl<'a> Partition<'a> {
     }
 
     /// The first byte of a chunk; the end of the buffer for an index of `parts` or more.
+    #[inline]
     fn border(&self, chunk: usize) -> usize {
         let chunk = chunk.saturating_sub(self.first);
         let elements = match self.cut {
@@ -133,11 +142,13 @@ impl<'a> Partition<'a> {
 }
 
 /// Whether elements of this size can be in a buffer, and so many of them.
+#[inline]
 const fn fits(elements: usize, element_size: usize) -> bool {
     element_size != 0 && 64 % element_size == 0 && elements.checked_mul(element_size).is_some()
 }
 
 /// `chunk·elements/parts` without overflow, for a chunk up to `parts`.
+#[inline]
 fn even_border(elements: usize, parts: usize, chunk: usize) -> usize {
     let (whole, rest) = (elements / parts, elements % parts);
     match chunk.checked_mul(rest) {

@@ -146,7 +146,8 @@ fn sums(transport: &mut dyn Transport, form: Form, mistake: Mistake) -> bool {
             into.iter_mut().zip(from).for_each(|(into, from)| *into = into.wrapping_add(*from));
         };
         let kernel = Kernel { combine, finish: &mut |_| () };
-        let done = run(&mut direct, plan.schedule(rank), memory, kernel, &mut Scratch::new(), deadline);
+        let (steps, scratch) = (plan.schedule(rank), &mut Scratch::new());
+        let done = run(&mut direct, (&plan, rank), steps, memory, kernel, scratch, deadline);
         done.is_ok()
             && owned.reclaim(&direct)
             && owned.iter().enumerate().all(|(at, &sum)| usize::from(sum) == brought(at) * 0b01_0101)

@@ -42,7 +42,8 @@ fn simulated(plan: Plan, seed: u64, cut: Partition<'static>) -> Duration {
         let memory = Memory { own, cut, input, piece_bytes: PACE.piece_bytes };
         let kernel = Kernel { combine: &mut |_, _| (), finish: &mut |_| () };
         let direct = transport.direct(deadline).unwrap().unwrap();
-        run(direct, plan.schedule(rank), memory, kernel, &mut Scratch::new(), deadline).unwrap();
+        let (steps, scratch) = (plan.schedule(rank), &mut Scratch::new());
+        run(direct, (&plan, rank), steps, memory, kernel, scratch, deadline).unwrap();
         owned.reclaim(direct);
     });
     outcome.elapsed

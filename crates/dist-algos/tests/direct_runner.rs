@@ -220,7 +220,7 @@ fn once(direct: &mut Together, rank: Rank, (task, form): (Task, Form), len: usiz
             bytemuck::cast_slice_mut::<_, f32>(bytes).iter_mut().for_each(|sum| *sum *= 2.0);
         },
     };
-    run(direct, plan.schedule(rank), memory, kernel, &mut Scratch::new(), deadline()).unwrap();
+    run(direct, (&plan, rank), plan.schedule(rank), memory, kernel, &mut Scratch::new(), deadline()).unwrap();
     owned.reclaim(direct);
     owned.into_vec().unwrap()
 }
@@ -276,8 +276,8 @@ fn memory_that_the_schedule_was_not_made_for_is_refused() {
         let mut direct = Together { rank: 0, all: Arc::default(), base: 0, posts: 0, odd: 1, turn: 0 };
         let memory = Memory { own: Own::Borrowed(bytes), cut, input: None, piece_bytes: 64 };
         let kernel = Kernel { combine: &mut |_, _| (), finish: &mut |_| () };
-        let schedule = plan(form).schedule(rank);
-        match run(&mut direct, schedule, memory, kernel, &mut Scratch::new(), deadline()) {
+        let (plan, scratch) = (plan(form), &mut Scratch::new());
+        match run(&mut direct, (&plan, rank), plan.schedule(rank), memory, kernel, scratch, deadline()) {
             Err(RunError::Schedule(error)) => error,
             other => panic!("{other:?}"),
         }

@@ -28,13 +28,15 @@ type Done<B> = Result<B, Failed<B>>;
 
 struct Running<B> {
     result: Receiver<Done<B>>,
+    /// How often to look for it before sleeping.
+    looks: u32,
     runtime: Runtime,
     alarm: Alarm,
 }
 
 impl<B> Pending<B> {
-    pub(crate) fn running(result: Receiver<Done<B>>, runtime: Runtime, alarm: Alarm) -> Self {
-        Self(State::Running(Running { result, runtime, alarm }))
+    pub(crate) fn running(result: Receiver<Done<B>>, looks: u32, runtime: Runtime, alarm: Alarm) -> Self {
+        Self(State::Running(Running { result, looks, runtime, alarm }))
     }
 
     pub(crate) fn failed(buffer: B, error: Error) -> Self {
@@ -48,7 +50,9 @@ impl<B> Pending<B> {
     pub fn wait(mut self) -> Result<B, Failed<B>> {
         match std::mem::replace(&mut self.0, State::Taken) {
             State::Done(done) => done,
-            State::Running(mut running) => running.result.receive(None).expect(ANSWERED),
+            State::Running(Running { mut result, looks, .. }) => {
+                result.receive_after_looks(looks, None).expect(ANSWERED)
+            }
             State::Taken => unreachable!("only methods that take the handle take the result"),
         }
     }

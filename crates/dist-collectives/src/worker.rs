@@ -18,11 +18,26 @@ pub(crate) struct Worker {
     task: Option<Task<()>>,
     alarm: Alarm,
     runtime: Runtime,
+    /// How often each of the two threads looks for what the other has for it before it sleeps.
+    looks: u32,
     /// Of the operations that have ended.
     traffic: Arc<Mutex<Traffic>>,
 }
 
 type Job = Box<dyn FnOnce(&mut Engine) + Send>;
+
+/// Some 50 µs: a wake-up takes 30.
+const LOOKS: u32 = 2000;
+
+/// [`LOOKS`], if every rank of the group on this host has a core for the thread that calls and one for the worker. Otherwise
+/// none: who looks would keep the other from running.
+fn looks(transport: &dyn Transport) -> u32 {
+    let hosts = transport.hosts();
+    let here = hosts[transport.rank().index()];
+    let ranks = hosts.iter().filter(|&&host| host == here).count();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    if 2 * ranks <= cores { LOOKS } else { 0 }
+}
 
 impl Worker {
     /// Starts the thread. When there is none to be had, the transport comes back.
@@ -33,12 +48,13 @@ impl Worker {
             Err(error) => return Err((transport, error)),
         };
         let (jobs, mut queue) = runtime.mailbox::<Job>();
+        let looks = looks(&*transport);
         // The transport goes to the thread once there is one.
         let (hand_over, mut handed_over) = runtime.mailbox();
         let work = move || {
             let Ok(transport) = handed_over.receive(None) else { return };
             let mut engine = Engine::new(transport);
-            while let Ok(job) = queue.receive(None) {
+            while let Ok(job) = queue.receive_after_looks(looks, None) {
                 job(&mut engine);
             }
         };
@@ -49,7 +65,7 @@ impl Worker {
         };
         hand_over.send(transport);
         tracing::debug!(rank = alarm.rank, "started the thread for operations that do not block");
-        Ok(Self { jobs: Some(jobs), task: Some(task), alarm, runtime, traffic: Arc::default() })
+        Ok(Self { jobs: Some(jobs), task: Some(task), alarm, runtime, looks, traffic: Arc::default() })
     }
 
     /// Puts an operation into the queue, with the memory that it works on. If it fails, the memory goes back as the
@@ -74,7 +90,7 @@ impl Worker {
             });
         };
         self.jobs.as_ref().expect("the queue is open until the worker is dropped").send(Box::new(job));
-        Pending::running(result, self.runtime.clone(), self.alarm.clone())
+        Pending::running(result, self.looks, self.runtime.clone(), self.alarm.clone())
     }
 
     /// What the operations that have ended have moved.

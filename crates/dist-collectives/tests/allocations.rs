@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use dist_collectives::{Communicator, Config, Error, Medium, Message, ReduceOp, ReductionOrder};
+use dist_collectives::{Buffer, Communicator, Config, Error, Medium, Message, ReduceOp, ReductionOrder};
 use dist_transport::runtime::Runtime;
 use dist_transport::tcp::Coordinator;
 use dist_transport::{
@@ -147,6 +147,39 @@ fn calls_between_processes_allocate_nothing(
         move || check(&mut Communicator::join(&config).unwrap(), order)
     }));
 }
+
+/// What is started goes to the worker in a box, and its result comes back through a queue of its own: no more than that,
+/// however much it works on.
+#[rstest]
+fn what_is_started_allocates_no_more_for_more_elements(
+    #[values(Medium::Tcp, Medium::Shm)] medium: Medium,
+    #[values(2, 3)] world_size: usize,
+) {
+    const CALLS: usize = 40;
+    let call = |comm: &mut Communicator, buffer: &mut Buffer<f32>| {
+        let elements = std::mem::replace(buffer, Buffer::from(Vec::new()));
+        *buffer = comm.start_all_reduce(elements, ReduceOp::Sum).wait().unwrap();
+    };
+    let check = move |comm: &mut Communicator| {
+        for len in [1, 100, 100_000] {
+            let mut buffer = Buffer::from(vec![0.0; len]);
+            (0..WARM_UP).for_each(|_| call(comm, &mut buffer));
+            let counted = allocation_counter::measure(|| (0..CALLS).for_each(|_| call(comm, &mut buffer)));
+            let bytes_max = CALLS * STARTED_BYTES_MAX;
+            assert!(counted.bytes_total <= bytes_max as u64, "{} bytes", counted.bytes_total);
+        }
+    };
+    let coordinator = Coordinator::start("127.0.0.1:0", world_size, "started", None).unwrap();
+    let address = coordinator.address().to_string();
+    on_threads((0..world_size).map(|rank| {
+        let config = Config::new(rank, world_size, &address).unwrap().with_job("started");
+        let config = config.with_external_coordinator().with_medium(medium);
+        move || check(&mut Communicator::join(&config).unwrap())
+    }));
+}
+
+/// A box, a queue for one result, and what it takes to wake who waits for it.
+const STARTED_BYTES_MAX: usize = 4096;
 
 /// The in-process network keeps a copy of every message until it is received. Nothing else is allocated.
 #[rstest]

@@ -63,5 +63,6 @@ fn call(
             })?;
         }
     }
+    direct.settle();
     Ok(())
 }

@@ -45,7 +45,8 @@ pub trait Direct: fmt::Debug {
     /// If there is no such range, or `place` is [`Place::Memory`].
     fn fill(&mut self, place: Place, range: Range<usize>, write: &mut dyn FnMut(&mut [u8]));
 
-    /// Says to the others that this rank has come as far as this.
+    /// Says to the others that this rank has come as far as this. Those who sleep are woken when this one begins to wait,
+    /// at the latest by [`settle`](Direct::settle).
     fn post(&mut self);
 
     /// Waits until `rank` has posted this often in this call. The first wait for a rank in a call finds out whether it
@@ -96,6 +97,9 @@ pub trait Direct: fmt::Debug {
     ) -> Result<bool> {
         Ok(false)
     }
+
+    /// Wakes those who sleep for what was posted: what every call ends with.
+    fn settle(&mut self) {}
 
     /// Says, before a post, what the memory that was laid open holds now. Where ranks really reach into it there is nothing to
     /// do; those who simulate it need to be told.

@@ -82,7 +82,10 @@ fn rank_in_shared_memory(victim: usize) {
     let mut barrier = || -> Result<(), Error> {
         direct.enter(1, Exposed::Nothing, deadline)?;
         direct.post();
-        (1..rank.world_size()).try_for_each(|distance| direct.wait(rank.plus(distance).index(), 1, deadline))
+        (1..rank.world_size())
+            .try_for_each(|distance| direct.wait(rank.plus(distance).index(), 1, deadline))?;
+        direct.settle();
+        Ok(())
     };
     let error = (1..).find_map(|round| {
         if round == 100 && rank.index() == victim {

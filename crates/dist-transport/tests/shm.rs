@@ -135,6 +135,7 @@ fn memory_of_the_heap_is_shared_by_forks_and_outlives_them() {
                 }
                 direct.post();
                 (0..3).for_each(|peer| direct.wait(peer, 2, deadline).unwrap());
+                direct.settle();
                 sums.push(sum);
             }
             sums

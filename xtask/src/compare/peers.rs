@@ -133,7 +133,13 @@ impl Programs<'_> {
                 let each = "for op in $(echo $2 | tr , ' '); do \"$1\" bench $op --ranks $3 --transport $4 --bytes $5 \
                             --json $6 || exit; done";
                 let ours = &self.ours;
-                command.args(["sh", "-c", each, "sh"]).arg(ours).args([&operations, &ranks]).arg(transport);
+                let ours_calls_it = if transport == "shm-nocma" { "shm" } else { transport };
+                command.envs((transport == "shm-nocma").then_some(("DIST_SHM_CMA", "off")));
+                command
+                    .args(["sh", "-c", each, "sh"])
+                    .arg(ours)
+                    .args([&operations, &ranks])
+                    .arg(ours_calls_it);
                 command.arg(bytes).args(plan.touch.then_some("--touch"));
             }
             Peer::Gloo if transport == "tcp" && !plan.touch => {

@@ -17,6 +17,7 @@ pub(super) struct Plan {
     pub(super) bytes: Vec<usize>,
     pub(super) rounds: u32,
     pub(super) touch: bool,
+    pub(super) hogs: usize,
     pub(super) only: Vec<String>,
     pub(super) peers: Option<PathBuf>,
     pub(super) out: Option<PathBuf>,
@@ -41,6 +42,7 @@ impl Plan {
             bytes: vec![8, 1 << 10, 64 << 10, 1 << 20, 16 << 20, 128 << 20],
             rounds: 3,
             touch: false,
+            hogs: 0,
             only: Vec::new(),
             peers: std::env::var_os("PEERS_BUILD").map(PathBuf::from),
             out: None,
@@ -86,6 +88,7 @@ pub(super) fn parse(mut arguments: lexopt::Parser) -> Result<Option<Plan>, Failu
             Long("bytes") => plan.bytes = list(&mut arguments, bytes)?,
             Long("rounds") => plan.rounds = arguments.value()?.parse()?,
             Long("touch") => plan.touch = true,
+            Long("hogs") => plan.hogs = arguments.value()?.parse()?,
             Long("only") => plan.only = list(&mut arguments, word)?,
             Long("peers") => plan.peers = Some(arguments.value()?.into()),
             Long("out") => plan.out = Some(arguments.value()?.into()),
@@ -128,9 +131,10 @@ mod tests {
 
     #[test]
     fn sizes_and_lists_are_read() {
-        let arguments = ["--bytes", "8,64K,2M", "--ranks", "3", "--ops", "broadcast,barrier", "--touch"];
+        let arguments =
+            ["--bytes", "8,64K,2M", "--ranks", "3", "--ops", "broadcast,barrier", "--touch", "--hogs", "2"];
         let plan = parse(lexopt::Parser::from_args(arguments)).unwrap().unwrap();
-        assert_eq!((plan.bytes, plan.ranks), (vec![8, 64 << 10, 2 << 20], vec![3]));
+        assert_eq!((plan.bytes, plan.ranks, plan.hogs), (vec![8, 64 << 10, 2 << 20], vec![3], 2));
         assert_eq!((plan.operations, plan.touch), (vec!["broadcast".to_owned(), "barrier".to_owned()], true));
         for wrong in [["--bytes", "8k"], ["--ranks", "two"], ["--ops", "a,,b"], ["--sizes", "8"]] {
             assert!(parse(lexopt::Parser::from_args(wrong)).is_err(), "{wrong:?}");

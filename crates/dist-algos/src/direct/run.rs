@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use dist_transport::{Combine, Deadline, Direct, Error as TransportError, Exposed, Lent, Place};
+use dist_transport::{Combine, Deadline, Direct, Error as TransportError, Exposed, Lent, Place, Rank};
 
 use super::tree::Tree;
-use super::{Cells, Exposure, Parts, Plan, Schedule, Step, Target};
+use super::{Cells, Exposure, Parts, Plan, Step, Target};
 use crate::{Error, Partition, RunError, Scratch, Source};
 
 /// The memory of one rank that a direct schedule works on.
@@ -45,25 +45,37 @@ impl std::fmt::Debug for Kernel<'_, '_> {
     }
 }
 
-/// Does the steps of this rank, one after the other, as one call. After an error the memory's contents are unspecified.
+/// Does the steps of this rank, one after the other, as one call. They are those of the plan's
+/// [schedule](Plan::schedule), made anew or kept. After an error the memory's contents are unspecified.
 ///
 /// # Errors
 /// If the transport fails, or the memory is not what the schedule was made for.
 pub fn run(
     direct: &mut dyn Direct,
-    schedule: Schedule,
+    (plan, rank): (&Plan, Rank),
+    steps: impl Iterator<Item = Step>,
     memory: Memory<'_>,
     kernel: Kernel<'_, '_>,
     scratch: &mut Scratch,
     deadline: Deadline,
 ) -> Result<(), RunError<TransportError>> {
-    let plan = *schedule.plan();
-    let mut runner = Runner::new(direct, &schedule, memory, kernel, scratch, deadline)?;
+    let Memory { own, cut, input, piece_bytes } = memory;
+    check(plan, &own, &cut, input)?;
+    let cells = Cells::new(cut, plan.blocks());
+    let input = input.map(|(input, cut)| (input, Cells::new(cut, plan.blocks())));
+    let place_bytes = match plan.slots() {
+        0 => 0,
+        _ => input.as_ref().map_or(&cells, |(_, cells)| cells).place_bytes(),
+    };
+    let mut runner =
+        Runner { direct, rank, plan, own, cells, input, place_bytes, piece_bytes, kernel, scratch, deadline };
+    runner.check_room()?;
     let failed = |step: usize| move |source| RunError::Transport { step, source };
-    runner.enter(&plan).map_err(failed(0))?;
-    for (index, step) in schedule.enumerate() {
+    runner.enter().map_err(failed(0))?;
+    for (index, step) in steps.enumerate() {
         runner.step(step).map_err(failed(index))?;
     }
+    runner.direct.settle();
     if plan.form().exposure() == Exposure::Write {
         runner.direct.collect(runner.own.bytes_mut());
     }
@@ -72,8 +84,8 @@ pub fn run(
 
 struct Runner<'a, 'f> {
     direct: &'a mut dyn Direct,
-    rank: dist_transport::Rank,
-    plan: Plan,
+    rank: Rank,
+    plan: &'a Plan,
     own: Own<'a>,
     cells: Cells<'a>,
     input: Option<(&'a [u8], Cells<'a>)>,
@@ -85,38 +97,7 @@ struct Runner<'a, 'f> {
     deadline: Deadline,
 }
 
-impl<'a, 'f> Runner<'a, 'f> {
-    fn new(
-        direct: &'a mut dyn Direct,
-        schedule: &Schedule,
-        memory: Memory<'a>,
-        kernel: Kernel<'a, 'f>,
-        scratch: &'a mut Scratch,
-        deadline: Deadline,
-    ) -> Result<Self, Error> {
-        let (plan, rank) = (*schedule.plan(), schedule.rank());
-        let Memory { own, cut, input, piece_bytes } = memory;
-        check(&plan, &own, &cut, input)?;
-        let cells = Cells::new(cut, plan.blocks());
-        let input = input.map(|(input, cut)| (input, Cells::new(cut, plan.blocks())));
-        let place_bytes = input.as_ref().map_or(&cells, |(_, cells)| cells).place_bytes();
-        let runner = Self {
-            direct,
-            rank,
-            plan,
-            own,
-            cells,
-            input,
-            place_bytes,
-            piece_bytes,
-            kernel,
-            scratch,
-            deadline,
-        };
-        runner.check_room()?;
-        Ok(runner)
-    }
-
+impl Runner<'_, '_> {
     /// Whether the places fit the slots.
     fn check_room(&self) -> Result<(), Error> {
         if self.plan.slots() == 0 {
@@ -128,7 +109,8 @@ impl<'a, 'f> Runner<'a, 'f> {
         if fits { Ok(()) } else { Err(Error::Slots { needed, slot_bytes: shared.slot_bytes }) }
     }
 
-    fn enter(&mut self, plan: &Plan) -> Result<(), TransportError> {
+    fn enter(&mut self) -> Result<(), TransportError> {
+        let plan = self.plan;
         let exposed = match (plan.form().exposure(), &mut self.own) {
             (Exposure::Nothing, _) => Exposed::Nothing,
             (Exposure::Write, Own::Lent(lent)) => Exposed::Write(lent.reborrow()),
@@ -140,6 +122,7 @@ impl<'a, 'f> Runner<'a, 'f> {
         self.direct.enter(plan.posts(), exposed, self.deadline)
     }
 
+    #[inline]
     fn step(&mut self, step: Step) -> Result<(), TransportError> {
         match step {
             Step::Publish { parts, block, of, place } => self.publish(parts, block, of, place)?,
@@ -212,7 +195,7 @@ impl<'a, 'f> Runner<'a, 'f> {
             let own = &mut own[range.start + at.start..range.start + at.end];
             let (direct, rank, offset) = (&mut *self.direct, self.rank, offset + at.start);
             let (scratch, combine) = (&mut *self.scratch, &mut *self.kernel.combine);
-            let plan = &self.plan;
+            let plan = self.plan;
             Tree { direct, rank, plan, of, offset, own, scratch, combine }.sum()?;
             (self.kernel.finish)(own);
             match into {
@@ -257,6 +240,7 @@ impl<'a, 'f> Runner<'a, 'f> {
 }
 
 /// Whether the memory is what the plan was made for.
+#[inline]
 fn check(
     plan: &Plan,
     own: &Own<'_>,

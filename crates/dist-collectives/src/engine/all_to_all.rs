@@ -23,16 +23,18 @@ impl Engine {
         let shares = Shares::even(part, world_size);
         let job = Job {
             task: Task::AllToAll,
+            dtype: Some(T::DTYPE),
+            count: part,
+            sizes: manner.sizes,
+            op: None,
             bytes: size_of_val(input),
             ownership: Ownership::Borrowed,
-            part_bytes_max: |_| part * size_of::<T>(),
         };
-        if let Some(plan) = self.plan::<AllToAll>(job, manner)? {
-            let call = self.begin(self.directly::<T, AllToAll>(&plan, part, manner));
+        if self.begin_directly::<AllToAll>(&job, |_| part * size_of::<T>(), &manner)?.is_some() {
             let (own, cut) = (shares.range(self.rank().index()), shares.partition::<T>());
             output[own.clone()].copy_from_slice(&input[own]);
             let (output, input) = ((output, cut), Some((input, cut)));
-            return self.run_directly(&call, plan, output, input, None, manner.deadline);
+            return self.run_directly(output, input, None, manner.deadline);
         }
         let algorithm = self.choose::<AllToAll>(size_of_val(input), manner)?;
         let call = self.begin(self.shared::<T, _>(&algorithm, &shares, manner));

@@ -31,7 +31,7 @@ impl Engine {
     /// The arithmetic of a call that was begun. A weighted mean adds the weights of all ranks first.
     pub(super) fn arithmetic<T: Element>(
         &mut self,
-        call: &Call,
+        call: impl FnOnce(&Self) -> Call,
         op: ReduceOp,
         deadline: Deadline,
     ) -> Result<Arithmetic> {
@@ -40,7 +40,8 @@ impl Engine {
             ReduceOp::Mean => (None, Some(self.world_size() as f64)),
             ReduceOp::PreMulSum(factor) => (Some(factor), None),
             ReduceOp::WeightedMean(weight) => {
-                let total = self.total_weight(call, weight, deadline)?;
+                let call = call(self);
+                let total = self.total_weight(&call, weight, deadline)?;
                 if !divides(total, T::DTYPE) {
                     return Err(Error::TotalWeight { total, dtype: T::DTYPE });
                 }

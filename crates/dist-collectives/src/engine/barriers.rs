@@ -11,13 +11,18 @@ use crate::{Barrier, Call, Error, Operation, Result};
 
 impl Engine {
     pub(crate) fn barrier(&mut self, manner: Manner) -> Result<()> {
-        let job =
-            Job { task: Task::Barrier, bytes: 0, ownership: Ownership::Borrowed, part_bytes_max: |_| 0 };
-        if let Some(plan) = self.plan::<Barrier>(job, manner)? {
-            let call = self.directly::<u8, Barrier>(&plan, 0, manner);
-            let call = self.begin(Call { dtype: None, ..call });
+        let job = Job {
+            task: Task::Barrier,
+            dtype: None,
+            count: 0,
+            sizes: manner.sizes,
+            op: None,
+            bytes: 0,
+            ownership: Ownership::Borrowed,
+        };
+        if self.begin_directly::<Barrier>(&job, |_| 0, &manner)?.is_some() {
             let nothing = (&mut [][..], partition::<u8>(0, 1));
-            return self.run_directly::<u8>(&call, plan, nothing, None, None, manner.deadline);
+            return self.run_directly::<u8>(nothing, None, None, manner.deadline);
         }
         let algorithm = self.choose::<Barrier>(0, manner)?;
         let call = self.begin(Call { dtype: None, ..self.chosen::<u8, _>(&algorithm, 0, manner) });

@@ -18,15 +18,17 @@ impl Engine {
         let world_size = self.world_size();
         let job = Job {
             task: Task::Broadcast { root },
+            dtype: Some(T::DTYPE),
+            count: buffer.len(),
+            sizes: manner.sizes,
+            op: None,
             bytes: size_of_val(buffer),
             ownership: Ownership::Borrowed,
-            part_bytes_max: |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max(),
         };
-        if let Some(plan) = self.plan::<Broadcast>(job, manner)? {
-            let call = self.directly::<T, Broadcast>(&plan, buffer.len(), manner);
-            let call = self.begin(Call { root: Some(root_code), ..call });
-            let cut = partition::<T>(buffer.len(), plan.parts());
-            return self.run_directly(&call, plan, (buffer, cut), None, None, manner.deadline);
+        let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
+        if let Some(parts) = self.begin_directly::<Broadcast>(&job, largest, &manner)? {
+            let cut = partition::<T>(buffer.len(), parts);
+            return self.run_directly((buffer, cut), None, None, manner.deadline);
         }
         let algorithm = self.choose::<Broadcast>(size_of_val(buffer), manner)?;
         let call = Call { root: Some(root_code), ..self.chosen::<T, _>(&algorithm, buffer.len(), manner) };
@@ -82,15 +84,17 @@ impl Engine {
         let rank = self.rank();
         let job = Job {
             task: Task::AllGather,
+            dtype: Some(T::DTYPE),
+            count: shares.count(),
+            sizes: shares.digest(manner.sizes),
+            op: None,
             bytes: size_of_val(buffer),
             ownership: Ownership::Borrowed,
-            part_bytes_max: |_| shares.partition::<T>().chunk_bytes_max(),
         };
-        if let Some(plan) = self.plan::<AllGather>(job, manner)? {
-            let call = self.directly::<T, AllGather>(&plan, shares.count(), manner);
-            let call = self.begin(Call { sizes: shares.digest(call.sizes), ..call });
+        let largest = |_| shares.partition::<T>().chunk_bytes_max();
+        if self.begin_directly::<AllGather>(&job, largest, &manner)?.is_some() {
             let memory = (buffer, shares.partition::<T>());
-            return self.run_directly(&call, plan, memory, None, None, manner.deadline);
+            return self.run_directly(memory, None, None, manner.deadline);
         }
         let algorithm = self.choose::<AllGather>(size_of_val(buffer), manner)?;
         let schedule = algorithm.steps(rank, rank.index());

@@ -1,13 +1,15 @@
 //! Operations of ranks that share memory: direct schedules in place of messages.
 
-use dist_algos::direct::{self, Exposure, Form, Kernel, Memory, Own, Ownership, Plan, Task};
-use dist_algos::{Partition, Scratch};
-use dist_transport::{Deadline, Reach, Shared};
+use dist_algos::Partition;
+use dist_algos::direct::{self, Exposure, Form, Kernel, Memory, Own, Ownership, Plan, Schedule, Step, Task};
+use dist_transport::{Deadline, Fingerprint, Reach, Shared};
 
 use super::arithmetic::Arithmetic;
-use super::{Engine, Manner};
+use super::{Engine, Manner, number};
 use crate::algorithm::OneOf;
-use crate::{Algorithm, Buffer, Call, Direct, Element, Error, Operation, Result};
+use crate::{
+    Algorithm, Buffer, Call, DType, Direct, Element, Error, Operation, ReduceKind, ReductionOrder, Result,
+};
 
 /// What the ranks of the group share.
 #[derive(Clone, Copy, Debug)]
@@ -38,43 +40,161 @@ pub(crate) enum Held<'a, T> {
     Owned(&'a mut Buffer<T>),
 }
 
-/// What is to be done, for the choice of how.
-pub(super) struct Job<F> {
+/// What is to be done. A collective that is told from another by nothing of this is done in the same way.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Job {
     pub(super) task: Task,
+    /// As in [`Call`].
+    pub(super) dtype: Option<DType>,
+    pub(super) count: usize,
+    pub(super) sizes: u64,
+    pub(super) op: Option<ReduceKind>,
     /// Bytes of the buffer that holds every rank's part.
     pub(super) bytes: usize,
     pub(super) ownership: Ownership,
-    /// Bytes of the largest part, if memory is cut into so many.
-    pub(super) part_bytes_max: F,
+}
+
+/// What was asked for besides.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct How {
+    order: ReductionOrder,
+    forced: Option<Algorithm>,
+}
+
+/// How collectives are done, kept from one call to the next of the same kind.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    all: Vec<Way>,
+    /// The one that is used, of the call that was begun last.
+    current: usize,
+    /// The one that makes room for another.
+    oldest: usize,
+}
+
+/// How one collective is done.
+#[derive(Debug)]
+struct Way {
+    job: Job,
+    how: How,
+    plan: Plan,
+    /// This rank's steps, unless they are many.
+    steps: Vec<Step>,
+    /// The last call of this kind, and as bytes.
+    call: Call,
+    fingerprint: Fingerprint,
+}
+
+impl Known {
+    /// Makes the way that such a job was done in the current one, if there is one.
+    fn find(&mut self, job: &Job, how: How) -> bool {
+        let fits = |way: &Way| way.job == *job && way.how == how;
+        if self.all.get(self.current).is_some_and(fits) {
+            return true;
+        }
+        let found = self.all.iter().position(fits);
+        self.current = found.unwrap_or(self.current);
+        found.is_some()
+    }
+
+    /// Keeps a way, which is the current one from now on.
+    fn keep(&mut self, mut way: Way, schedule: Schedule) {
+        let room = self.all.len() < WAYS_MAX;
+        if !room {
+            way.steps = std::mem::take(&mut self.all[self.oldest].steps);
+        }
+        way.steps.clear();
+        way.steps.extend(schedule.take(STEPS_MAX + 1));
+        if way.steps.len() > STEPS_MAX {
+            way.steps.clear();
+        }
+        if room {
+            self.current = self.all.len();
+            self.all.push(way);
+        } else {
+            self.current = self.oldest;
+            self.all[self.oldest] = way;
+            self.oldest = (self.oldest + 1) % WAYS_MAX;
+        }
+    }
+
+    fn current(&self) -> &Way {
+        &self.all[self.current]
+    }
 }
 
 impl Engine {
-    /// How an operation is done directly; `None` if it is done by messages. All ranks come to the same.
-    pub(super) fn plan<A: OneOf>(
+    /// Begins an operation that is done directly, and gives into how many parts its memory is cut; `None` if it is done by
+    /// messages. All ranks come to the same.
+    pub(super) fn begin_directly<A: OneOf>(
         &mut self,
-        job: Job<impl Fn(usize) -> usize>,
-        manner: Manner,
-    ) -> Result<Option<Plan>> {
-        let forced = manner.settings.forced_any(A::SERVES);
-        let by_messages = match forced {
+        job: &Job,
+        part_bytes_max: impl Fn(usize) -> usize,
+        manner: &Manner,
+    ) -> Result<Option<usize>> {
+        let how = How { forced: manner.settings.forced_any(A::SERVES), order: manner.settings.order };
+        let by_messages = match how.forced {
             None => self.levels.is_some(),
             Some(algorithm) => !matches!(algorithm, Algorithm::Direct(_)),
         };
         if by_messages || self.world_size() == 1 {
             return Ok(None);
         }
-        let Some(shared) = self.sharing(manner)? else { return Ok(None) };
+        if !self.known.find(job, how) {
+            let Some(plan) = self.plan(job, how, part_bytes_max, manner)? else { return Ok(None) };
+            self.keep::<A>(job, how, plan);
+        }
+        let way = &mut self.known.all[self.known.current];
+        way.call.sequence = self.sequence;
+        way.fingerprint = way.call.renumber(way.fingerprint);
+        self.sequence += 1;
+        tracing::trace!(rank = self.transport.rank().index(), channel = way.call.channel, "{}", way.call);
+        self.transport.begin(way.fingerprint);
+        Ok(Some(way.plan.parts()))
+    }
+
+    fn keep<A: OneOf>(&mut self, job: &Job, how: How, plan: Plan) {
+        let call = Call {
+            epoch: 0,
+            channel: self.transport.channel().get(),
+            sequence: self.sequence,
+            operation: A::SERVES,
+            dtype: job.dtype,
+            count: job.count as u64,
+            sizes: job.sizes,
+            op: job.op,
+            root: job.task.root().map(number),
+            algorithm: Some(Direct::new(A::SERVES, plan.form()).into()),
+            order: job.op.map(|_| how.order),
+        };
+        let way = Way { job: *job, how, plan, steps: Vec::new(), fingerprint: call.encode(), call };
+        self.known.keep(way, plan.schedule(self.rank()));
+    }
+
+    /// How an operation is done directly; `None` if it is done by messages.
+    fn plan(
+        &mut self,
+        job: &Job,
+        How { forced, .. }: How,
+        part_bytes_max: impl Fn(usize) -> usize,
+        manner: &Manner,
+    ) -> Result<Option<Plan>> {
+        let Some(shared) = self.sharing(*manner)? else { return Ok(None) };
         let world_size = self.world_size();
         let (form, block_bytes) = match forced {
             Some(Algorithm::Direct(direct)) => (direct.form(), BLOCK_BYTES),
             _ => Form::suggest(job.task, world_size, job.bytes, job.ownership),
         };
-        let part_bytes_max = (job.part_bytes_max)(job.task.parts(form, world_size));
+        let part_bytes_max = part_bytes_max(job.task.parts(form, world_size));
         let plan = Plan::new((job.task, form), world_size, part_bytes_max, block_bytes, shared);
         match (plan.filter(|_| reaches(form, job.ownership, shared.reach)), forced) {
             (None, Some(algorithm)) => Err(Error::Unsupported { algorithm, world_size }),
             (plan, _) => Ok(plan),
         }
+    }
+
+    /// The call that was begun directly last.
+    pub(super) fn current_call(&self) -> Call {
+        self.known.current().call
     }
 
     /// The form that an operation would be done in, as far as it is known what the ranks share.
@@ -107,16 +227,9 @@ impl Engine {
         }
     }
 
-    /// The next collective, done directly.
-    pub(super) fn directly<T: Element, A: OneOf>(&self, plan: &Plan, count: usize, manner: Manner) -> Call {
-        self.collective::<T>(Direct::new(A::SERVES, plan.form()), count, manner)
-    }
-
-    /// Runs a direct schedule on memory that others read at most.
+    /// Does what was begun, on memory that others read at most.
     pub(super) fn run_directly<T: Element>(
         &mut self,
-        call: &Call,
-        plan: Plan,
         (buffer, cut): (&mut [T], Partition<'_>),
         input: Option<(&[T], Partition<'_>)>,
         arithmetic: Option<&Arithmetic>,
@@ -125,26 +238,25 @@ impl Engine {
         let own = Own::Borrowed(bytemuck::cast_slice_mut(buffer));
         let input = input.map(|(input, cut)| (bytemuck::cast_slice(input), cut));
         let memory = Memory { own, cut, input, piece_bytes: ATTACHED_PIECE_BYTES };
-        self.run_on::<T>(call, plan, memory, arithmetic, deadline)
+        self.run_on::<T>(memory, arithmetic, deadline)
     }
 
-    /// Runs a direct schedule on memory that others may write into, if it is owned.
+    /// Does what was begun, on memory that others may write into, if it is owned.
     pub(super) fn run_on_held<T: Element>(
         &mut self,
-        call: &Call,
-        plan: Plan,
         held: Held<'_, T>,
         arithmetic: &Arithmetic,
         deadline: Deadline,
     ) -> Result<()> {
+        let plan = self.known.current().plan;
         let cut = super::partition::<T>(held.len(), plan.parts());
         let buffer = match held {
             Held::Owned(buffer) if plan.form().exposure() == Exposure::Write => buffer,
             Held::Owned(buffer) => {
-                return self.run_directly(call, plan, (buffer, cut), None, Some(arithmetic), deadline);
+                return self.run_directly((&mut **buffer, cut), None, Some(arithmetic), deadline);
             }
             Held::Borrowed(buffer) => {
-                return self.run_directly(call, plan, (buffer, cut), None, Some(arithmetic), deadline);
+                return self.run_directly((buffer, cut), None, Some(arithmetic), deadline);
             }
         };
         let piece_bytes = match buffer.ownership() {
@@ -152,7 +264,7 @@ impl Engine {
             _ => ATTACHED_PIECE_BYTES,
         };
         let memory = Memory { own: Own::Lent(buffer.lend()), cut, input: None, piece_bytes };
-        let done = self.run_on::<T>(call, plan, memory, Some(arithmetic), deadline);
+        let done = self.run_on::<T>(memory, Some(arithmetic), deadline);
         let direct = self.transport.direct(deadline);
         match direct {
             Ok(Some(direct)) => buffer.reclaim(direct),
@@ -164,35 +276,28 @@ impl Engine {
 
     fn run_on<T: Element>(
         &mut self,
-        call: &Call,
-        plan: Plan,
         memory: Memory<'_>,
         arithmetic: Option<&Arithmetic>,
         deadline: Deadline,
     ) -> Result<()> {
-        let (rank, plan) = (self.rank(), self.turns.take(plan));
-        let direct = self.transport.direct(deadline).map_err(|source| Error::in_call(*call, source))?;
+        let rank = self.rank();
+        let (way, scratch) = (self.known.current(), &mut self.scratch);
+        let plan = self.turns.take(way.plan);
+        let direct = self.transport.direct(deadline).map_err(|source| Error::in_call(way.call, source))?;
         let direct = direct.expect("a plan is made only where memory is shared");
-        let scratch: &mut Scratch = &mut self.scratch;
-        let done = match arithmetic {
-            Some(arithmetic) => {
-                let combine = &mut arithmetic.combine::<T>();
-                let finish = &mut |sums: &mut [u8]| arithmetic.finish::<T>(bytemuck::cast_slice_mut(sums));
-                direct::run(
-                    direct,
-                    plan.schedule(rank),
-                    memory,
-                    Kernel { combine, finish },
-                    scratch,
-                    deadline,
-                )
-            }
-            None => {
-                let kernel = Kernel { combine: &mut |_, _| (), finish: &mut |_| () };
-                direct::run(direct, plan.schedule(rank), memory, kernel, scratch, deadline)
-            }
+        let kernel = match arithmetic {
+            Some(arithmetic) => Kernel {
+                combine: &mut arithmetic.combine::<T>(),
+                finish: &mut |sums: &mut [u8]| arithmetic.finish::<T>(bytemuck::cast_slice_mut(sums)),
+            },
+            None => Kernel { combine: &mut |_, _| (), finish: &mut |_| () },
         };
-        done.map_err(|error| Self::failed(call, error))
+        let program = (&plan, rank);
+        let done = match &*way.steps {
+            [] => direct::run(direct, program, plan.schedule(rank), memory, kernel, scratch, deadline),
+            steps => direct::run(direct, program, steps.iter().copied(), memory, kernel, scratch, deadline),
+        };
+        done.map_err(|error| Self::failed(&way.call, error))
     }
 }
 
@@ -241,6 +346,10 @@ impl<'a, T> From<&'a mut Buffer<T>> for Held<'a, T> {
     }
 }
 
+/// How many kinds of collectives are done without a thought.
+const WAYS_MAX: usize = 64;
+/// Steps of one of them that are kept: where there are more, nobody notices what they take to make.
+const STEPS_MAX: usize = 64;
 /// What a slot takes if the form was asked for.
 const BLOCK_BYTES: usize = 256 << 10;
 /// Bytes of other ranks' memory that a sum is made of at a time, where the system copies them: few calls, but what was

@@ -23,7 +23,7 @@ use crate::digest::digest;
 use crate::settings::Settings;
 use crate::two_level::{Chosen, Levels};
 use crate::{Algorithm, Call, Element, Error, Operation, ReduceOp, Result};
-use direct::{Sharing, Turns};
+use direct::{Known, Sharing, Turns};
 use shares::Shares;
 
 /// How one call is done: with which settings, and until when.
@@ -50,6 +50,7 @@ pub(crate) struct Engine {
     scratch: Scratch,
     sharing: Sharing,
     turns: Turns,
+    known: Known,
     /// The last call that was begun, and as bytes.
     encoded: Option<(Call, Fingerprint)>,
     /// What is known of hosts, if anything is.
@@ -72,6 +73,7 @@ impl Engine {
             scratch: Scratch::new(),
             sharing: Sharing::Unknown,
             turns: Turns::default(),
+            known: Known::default(),
             encoded: None,
             levels: None,
             copy: Vec::new(),

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use dist_algos::direct::{Ownership, Plan, Task};
+use dist_algos::direct::{Ownership, Task};
 use dist_algos::scan::Extent;
 use dist_algos::{Memory, Source, Step};
 
@@ -30,22 +30,24 @@ impl Engine {
         let len = held.len();
         let job = Job {
             task: Task::AllReduce,
+            dtype: Some(T::DTYPE),
+            count: len,
+            sizes: manner.sizes,
+            op: Some(op.kind()),
             bytes: len * size_of::<T>(),
             ownership: held.ownership(),
-            part_bytes_max: |parts| partition::<T>(len, parts).chunk_bytes_max(),
         };
-        if let Some(plan) = self.plan::<AllReduce>(job, manner)? {
-            let call = self.directly::<T, AllReduce>(&plan, len, manner);
-            let call = self.begin(Self::reducing(call, op, manner));
-            let arithmetic = self.arithmetic::<T>(&call, op, deadline)?;
+        let largest = |parts| partition::<T>(len, parts).chunk_bytes_max();
+        if self.begin_directly::<AllReduce>(&job, largest, &manner)?.is_some() {
+            let arithmetic = self.arithmetic::<T>(Self::current_call, op, deadline)?;
             arithmetic.prepare(held.elements());
-            return self.run_on_held(&call, plan, held, &arithmetic, deadline);
+            return self.run_on_held(held, &arithmetic, deadline);
         }
         let buffer = held.elements();
         let algorithm = self.choose::<AllReduce>(size_of_val(buffer), manner)?;
         let call = self.chosen::<T, _>(&algorithm, buffer.len(), manner);
         let call = self.begin(Self::reducing(call, op, manner));
-        let arithmetic = self.arithmetic::<T>(&call, op, deadline)?;
+        let arithmetic = self.arithmetic::<T>(|_| call, op, deadline)?;
         arithmetic.prepare(buffer);
         for block in self.blocks::<T>(buffer.len()) {
             let block = &mut buffer[block];
@@ -86,22 +88,24 @@ impl Engine {
         let (world_size, deadline) = (self.world_size(), manner.deadline);
         let job = Job {
             task: Task::Reduce { root },
+            dtype: Some(T::DTYPE),
+            count: buffer.len(),
+            sizes: manner.sizes,
+            op: Some(op.kind()),
             bytes: size_of_val(buffer),
             ownership: Ownership::Borrowed,
-            part_bytes_max: |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max(),
         };
-        if let Some(plan) = self.plan::<Reduce>(job, manner)? {
-            let call = self.directly::<T, Reduce>(&plan, buffer.len(), manner);
-            let call = self.begin(Call { root: Some(root_code), ..Self::reducing(call, op, manner) });
-            let arithmetic = self.arithmetic::<T>(&call, op, deadline)?;
+        let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
+        if let Some(parts) = self.begin_directly::<Reduce>(&job, largest, &manner)? {
+            let arithmetic = self.arithmetic::<T>(Self::current_call, op, deadline)?;
             arithmetic.prepare(buffer);
-            let cut = partition::<T>(buffer.len(), plan.parts());
-            return self.run_directly(&call, plan, (buffer, cut), None, Some(&arithmetic), deadline);
+            let cut = partition::<T>(buffer.len(), parts);
+            return self.run_directly((buffer, cut), None, Some(&arithmetic), deadline);
         }
         let algorithm = self.choose::<Reduce>(size_of_val(buffer), manner)?;
         let call = self.chosen::<T, _>(&algorithm, buffer.len(), manner);
         let call = self.begin(Call { root: Some(root_code), ..Self::reducing(call, op, manner) });
-        let arithmetic = self.arithmetic::<T>(&call, op, deadline)?;
+        let arithmetic = self.arithmetic::<T>(|_| call, op, deadline)?;
         arithmetic.prepare(buffer);
         let partition = partition::<T>(buffer.len(), algorithm.chunks(world_size));
         let rank = self.rank();
@@ -161,14 +165,13 @@ impl Engine {
         Self::check_op::<T>(op)?;
         // What has to be scaled first is copied, since the input stays as it is.
         let scales = matches!(op, ReduceOp::PreMulSum(_) | ReduceOp::WeightedMean(_));
-        if !scales && let Some(plan) = self.plan_scatter::<T>(Source::Input, shares, manner)? {
-            let call = self.begin(Self::reducing(self.direct_shares::<T>(&plan, shares, manner), op, manner));
-            let arithmetic = self.arithmetic::<T>(&call, op, manner.deadline)?;
+        if !scales && self.begin_scatter::<T>(Source::Input, shares, op, &manner)? {
+            let arithmetic = self.arithmetic::<T>(Self::current_call, op, manner.deadline)?;
             let own = self.rank().index();
             output.copy_from_slice(&input[shares.range(own)]);
             let (part, whole) = (shares.of(own..own + 1), shares.partition::<T>());
             let (output, input) = ((output, part.partition::<T>()), Some((input, whole)));
-            return self.run_directly(&call, plan, output, input, Some(&arithmetic), manner.deadline);
+            return self.run_directly(output, input, Some(&arithmetic), manner.deadline);
         }
         if !scales && let Some(algorithm) = self.sends_no_sums(size_of_val(input), manner)? {
             return self.reduce_scatter_from(&algorithm, (input, shares), output, op, manner);
@@ -198,7 +201,7 @@ impl Engine {
         manner: Manner,
     ) -> Result<()> {
         let call = self.begin(Self::reducing(self.shared::<T, _>(algorithm, shares, manner), op, manner));
-        let arithmetic = self.arithmetic::<T>(&call, op, manner.deadline)?;
+        let arithmetic = self.arithmetic::<T>(|_| call, op, manner.deadline)?;
         let (rank, own) = (self.rank(), self.rank().index());
         output.copy_from_slice(&input[shares.range(own)]);
         let part = shares.of(own..own + 1);
@@ -222,19 +225,18 @@ impl Engine {
     ) -> Result<&'a mut [T]> {
         Self::check_op::<T>(op)?;
         let (rank, deadline) = (self.rank(), manner.deadline);
-        if let Some(plan) = self.plan_scatter::<T>(Source::Buffer, shares, manner)? {
-            let call = self.begin(Self::reducing(self.direct_shares::<T>(&plan, shares, manner), op, manner));
-            let arithmetic = self.arithmetic::<T>(&call, op, deadline)?;
+        if self.begin_scatter::<T>(Source::Buffer, shares, op, &manner)? {
+            let arithmetic = self.arithmetic::<T>(Self::current_call, op, deadline)?;
             arithmetic.prepare(buffer);
             let memory = (&mut *buffer, shares.partition::<T>());
-            self.run_directly(&call, plan, memory, None, Some(&arithmetic), deadline)?;
+            self.run_directly(memory, None, Some(&arithmetic), deadline)?;
             return Ok(&mut buffer[shares.range(rank.index())]);
         }
         let algorithm = self.choose::<ReduceScatter>(size_of_val(buffer), manner)?;
         let schedule = algorithm.steps(rank, rank.index());
         let call = Self::reducing(self.shared::<T, _>(&algorithm, shares, manner), op, manner);
         let call = self.begin(call);
-        let arithmetic = self.arithmetic::<T>(&call, op, deadline)?;
+        let arithmetic = self.arithmetic::<T>(|_| call, op, deadline)?;
         arithmetic.prepare(buffer);
         let combine = &mut arithmetic.combine::<T>();
         self.run(&call, schedule, buffer, shares.partition::<T>(), combine, deadline)?;
@@ -243,24 +245,25 @@ impl Engine {
         Ok(own)
     }
 
-    fn plan_scatter<T: Element>(
+    /// Begins a reduce_scatter that is done directly; not, if it is done by messages.
+    fn begin_scatter<T: Element>(
         &mut self,
         of: Source,
         shares: &Shares,
-        manner: Manner,
-    ) -> Result<Option<Plan>> {
+        op: ReduceOp,
+        manner: &Manner,
+    ) -> Result<bool> {
         let job = Job {
             task: Task::ReduceScatter { of },
+            dtype: Some(T::DTYPE),
+            count: shares.count(),
+            sizes: shares.digest(manner.sizes),
+            op: Some(op.kind()),
             bytes: shares.total().saturating_mul(size_of::<T>()),
             ownership: Ownership::Borrowed,
-            part_bytes_max: |_| shares.partition::<T>().chunk_bytes_max(),
         };
-        self.plan::<ReduceScatter>(job, manner)
-    }
-
-    fn direct_shares<T: Element>(&self, plan: &Plan, shares: &Shares, manner: Manner) -> Call {
-        let call = self.directly::<T, ReduceScatter>(plan, shares.count(), manner);
-        Call { sizes: shares.digest(call.sizes), ..call }
+        let largest = |_| shares.partition::<T>().chunk_bytes_max();
+        Ok(self.begin_directly::<ReduceScatter>(&job, largest, manner)?.is_some())
     }
 
     pub(crate) fn scan<T: Element>(
@@ -283,7 +286,7 @@ impl Engine {
         let call = self.chosen::<T, _>(&algorithm, buffer.len(), manner);
         let call = self.begin(Call { operation, ..Self::reducing(call, op, manner) });
         let algorithm = algorithm.flat();
-        let arithmetic = self.arithmetic::<T>(&call, op, manner.deadline)?;
+        let arithmetic = self.arithmetic::<T>(|_| call, op, manner.deadline)?;
         arithmetic.prepare(buffer);
         let partition = partition::<T>(buffer.len(), algorithm.chunks(rank.world_size()));
         let combine = &mut arithmetic.combine::<T>();

@@ -18,7 +18,9 @@ fn barrier(transport: &mut dyn Transport) -> Result<()> {
     let Some(direct) = transport.direct(deadline)? else { return Ok(()) };
     direct.enter(1, Exposed::Nothing, deadline)?;
     direct.post();
-    (1..rank.world_size()).try_for_each(|distance| direct.wait(rank.plus(distance).index(), 1, deadline))
+    (1..rank.world_size()).try_for_each(|distance| direct.wait(rank.plus(distance).index(), 1, deadline))?;
+    direct.settle();
+    Ok(())
 }
 
 /// All ranks of a group share memory, or none does.
@@ -74,6 +76,7 @@ pub fn what_is_published_is_seen_by_whoever_waits_for_the_post(fabric: &'static 
                 assert_eq!(seen, read);
             }
         }
+        direct.settle();
     }
     for world_size in [2, 3, 5] {
         let program = |mut transport: Box<dyn Transport>| {
@@ -107,6 +110,7 @@ pub fn each_post_of_a_call_hands_over_what_was_written_before_it(fabric: &'stati
             direct.read(rank.left().index(), slot, 8, &mut theirs).unwrap();
             word = u64::from_le_bytes(theirs) + 1;
         }
+        direct.settle();
         assert_eq!(word, number + rank.index() as u64 + u64::from(posts));
     }
     for world_size in [2, 3, 4] {
@@ -139,6 +143,7 @@ pub fn nobody_runs_two_calls_ahead_of_a_rank_that_is_still_reading(fabric: &'sta
                 direct.read(0, Place::Line, 0, &mut read).unwrap();
                 assert_eq!(u64::from_le_bytes(read), number);
             }
+            direct.settle();
         }
         barrier(&mut *transport).unwrap();
     };
@@ -187,6 +192,7 @@ fn reach_into_all(transport: &mut dyn Transport, memory: &mut Owned<u8>, number:
     }
     direct.post();
     others().for_each(|peer| direct.wait(peer.index(), 2, deadline).unwrap());
+    direct.settle();
     assert!(direct.finished());
     if reach == Reach::Write {
         direct.collect(memory);
@@ -261,6 +267,7 @@ pub fn what_is_not_laid_open_is_out_of_reach_which_harms_nothing(fabric: &'stati
                     let outcome = direct.change(peer, place, range, &mut |_| panic!("nothing is there"));
                     assert!(matches!(outcome, Ok(false) | Err(Error::OutOfReach { .. })), "{outcome:?}");
                 }
+                direct.settle();
             }
         }
         barrier(&mut *transport).unwrap();
@@ -389,7 +396,9 @@ pub fn groups_share_memory_of_their_own(fabric: &'static dyn Fabric) {
             direct.read(peer, Place::Line, 0, &mut word).unwrap();
             u64::from_le_bytes(word)
         };
-        (0..rank.world_size()).filter(|&peer| peer != rank.index()).map(hear).collect()
+        let heard = (0..rank.world_size()).filter(|&peer| peer != rank.index()).map(hear).collect();
+        direct.settle();
+        heard
     }
     let program = |mut transport: Box<dyn Transport>| {
         let me = transport.rank().index();
@@ -428,4 +437,5 @@ fn look_at_itself(direct: &mut dyn Direct, me: usize, deadline: crate::Deadline)
     assert_eq!(&seen, b"hello");
     direct.post();
     direct.wait(me, 1, deadline).unwrap();
+    direct.settle();
 }

@@ -32,6 +32,11 @@ impl Deadline {
         self.expires.saturating_sub(self.started)
     }
 
+    /// Whether it has passed at this time by the same clock.
+    pub fn has_passed(&self, now: Duration) -> bool {
+        now >= self.expires
+    }
+
     /// The one of two deadlines of the same clock that expires first.
     #[must_use]
     pub fn earlier(self, other: Self) -> Self {
@@ -55,9 +60,10 @@ impl Runtime {
         self.0.now()
     }
 
-    /// The deadline `timeout` from now.
+    /// The deadline `timeout` from now. A long one, of a second or more, may begin some milliseconds ago: what is done
+    /// in less time than a look at the clock takes does not have to take one.
     pub fn deadline(&self, timeout: Duration) -> Deadline {
-        let started = self.now();
+        let started = if timeout < LONG { self.now() } else { self.0.now_or_shortly_before() };
         Deadline { started, expires: started.saturating_add(timeout) }
     }
 
@@ -68,7 +74,7 @@ impl Runtime {
 
     /// Whether the deadline has passed.
     pub fn expired(&self, deadline: Deadline) -> bool {
-        self.remaining(deadline).is_zero()
+        deadline.has_passed(self.now())
     }
 
     /// How long ago the deadline was made.
@@ -124,6 +130,9 @@ impl fmt::Debug for Runtime {
     }
 }
 
+/// From here on some milliseconds do not matter.
+const LONG: Duration = Duration::from_secs(1);
+
 /// Ends the wait of the thread that it was made by.
 #[derive(Clone)]
 pub struct Unparker(Arc<dyn Wake>);
@@ -153,6 +162,10 @@ pub trait Executor: Send + Sync {
     fn name(&self) -> &'static str;
     /// Time since the clock began.
     fn now(&self) -> Duration;
+    /// The same, or what it was some milliseconds ago at most, if that takes less time to find out.
+    fn now_or_shortly_before(&self) -> Duration {
+        self.now()
+    }
     /// Runs `work` on a thread of its own.
     ///
     /// # Errors

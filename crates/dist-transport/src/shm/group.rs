@@ -11,6 +11,8 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use rustix::thread::sched_getcpu;
+
 use super::bell;
 use super::map::{Mapping, Pages};
 use super::segment::Nonce;
@@ -34,6 +36,7 @@ const LINE_AT: usize = 16;
 /// In a rank's block: behind its two lines.
 const SLEEPING_AT: usize = 2 * PAIR_BYTES;
 const RUNG_AT: usize = SLEEPING_AT + 4;
+const CORE_AT: usize = RUNG_AT + 4;
 const LEFT_AT: usize = 3 * PAIR_BYTES;
 const PROCESS_AT: usize = LEFT_AT + 4;
 const CALLS_AT: usize = 4 * PAIR_BYTES;
@@ -127,6 +130,19 @@ impl GroupMemory {
         self.mapping.counter(line(rank, parity))
     }
 
+    /// Looks so many times, with pauses, whether a rank has posted so often by now, and gives how often it has. The loads
+    /// acquire: what the rank wrote before the post that is seen is seen too.
+    pub(crate) fn look(&self, rank: usize, parity: Parity, wanted: u64, times: usize) -> Option<u64> {
+        let posts = self.posts(rank, parity);
+        (0..times).find_map(|time| {
+            if time > 0 {
+                std::hint::spin_loop();
+            }
+            let seen = posts.load(Ordering::Acquire);
+            (seen >= wanted).then_some(seen)
+        })
+    }
+
     /// What tells a rank's call from others. Read after a post of that call was seen.
     pub(crate) fn hash(&self, rank: usize, parity: Parity) -> &AtomicU64 {
         self.mapping.counter(line(rank, parity) + HASH_AT)
@@ -183,6 +199,27 @@ impl GroupMemory {
         let rung = self.rung(rank);
         rung.fetch_add(1, Ordering::Release);
         bell::wake(rung);
+    }
+
+    /// Says where this rank runs, for those who could let it run there.
+    pub(crate) fn note_core(&self, me: usize) -> Core {
+        let core = Core::current();
+        let noted = self.core(me);
+        // The others read it in every wait, and keep it in their caches as long as it stays the same.
+        if noted.load(Ordering::Relaxed) != core.0 {
+            noted.store(core.0, Ordering::Relaxed);
+        }
+        core
+    }
+
+    /// Whether a rank could run if the one that runs on this core waited for something else, as far as is known.
+    pub(crate) fn waits_for_core(&self, rank: usize, core: Core) -> bool {
+        self.core(rank).load(Ordering::Relaxed) == core.0 && self.sleeping(rank).load(Ordering::Relaxed) == 0
+    }
+
+    /// The core that a rank was on when it last waited; 0 before.
+    fn core(&self, rank: usize) -> &AtomicU32 {
+        self.mapping.word(block(rank) + CORE_AT)
     }
 
     /// Whom a rank sleeps for, counted from 1; 0 if it is awake.
@@ -277,6 +314,16 @@ impl GroupMemory {
             Place::Slot(_) | Place::Memory => return None,
         };
         (range.start <= range.end && range.end <= len).then_some(start + range.start)
+    }
+}
+
+/// A core of this host, numbered from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Core(u32);
+
+impl Core {
+    fn current() -> Self {
+        Self(u32::try_from(sched_getcpu() + 1).expect("a host has fewer than 2^32 cores"))
     }
 }
 

@@ -74,6 +74,7 @@ impl Mapping {
     }
 
     /// A place in the segment from where `len` bytes lie inside it.
+    #[inline]
     fn at(&self, offset: usize, len: usize) -> NonNull<u8> {
         assert!(offset <= self.len && len <= self.len - offset, "outside the segment");
         // SAFETY: the mapping is `self.len` long and `offset` is at most that, as just checked.
@@ -81,6 +82,7 @@ impl Mapping {
     }
 
     /// A counter.
+    #[inline]
     pub(super) fn counter(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(align_of::<AtomicU64>()), "counters are aligned");
         let place = self.at(offset, size_of::<AtomicU64>());
@@ -90,6 +92,7 @@ impl Mapping {
     }
 
     /// A word to sleep by.
+    #[inline]
     pub(super) fn word(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(align_of::<AtomicU32>()), "words are aligned");
         let place = self.at(offset, size_of::<AtomicU32>());
@@ -98,6 +101,7 @@ impl Mapping {
     }
 
     /// Bytes that nobody writes while they are borrowed: the caller's counters say so.
+    #[inline]
     pub(crate) fn bytes(&self, offset: usize, len: usize) -> &[u8] {
         let place = self.at(offset, len);
         // SAFETY: the place and `len` bytes behind it are inside the mapping and initialised, by the system if by
@@ -114,6 +118,7 @@ impl Mapping {
     }
 
     /// Writes bytes that nobody reads yet: the caller's counters say so.
+    #[inline]
     pub(crate) fn copy_in(&self, offset: usize, bytes: &[u8]) {
         let place = self.at(offset, bytes.len());
         // SAFETY: the place and as many bytes behind it are inside the mapping; a borrowed slice cannot overlap them,

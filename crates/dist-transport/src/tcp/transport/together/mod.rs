@@ -1,16 +1,17 @@
 //! The memory of a group in use: calls, posts and waits, and how far ranks reach into each other's own memory.
 
+mod courtesy;
 mod probe;
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use self::courtesy::{Courtesy, Next};
 use super::failure::{Scene, Trouble};
 use crate::runtime::{Unparker, Wake};
 use crate::shm::{self, Exposure, GroupMemory, LINE_BYTES, Mapping, Origin, Parity, SLOT_BYTES, SLOTS};
 use crate::tcp::message::Fault;
-use crate::tcp::patience::{Patience, Wait};
 use crate::tcp::session::{Membership, WAITING_LIMIT, lock};
 use crate::tcp::{BEAT, rendezvous};
 use crate::{
@@ -20,6 +21,8 @@ use crate::{
 
 /// What the system is asked for of another process's memory at once: small enough for the cache.
 const PIECE_BYTES: usize = 128 << 10;
+/// How often to look for a post between two looks at anything else, which take longer.
+const LOOKS: usize = 16;
 
 /// One rank's view of its group's memory.
 #[derive(Debug)]
@@ -32,9 +35,15 @@ pub(super) struct Together {
     members: Vec<usize>,
     /// The last calls of the transport, for reports of what it waits for.
     calls: [Fingerprint; 2],
-    patience: Patience,
+    courtesy: Courtesy,
+    /// Whether others may sleep for something that this rank has posted.
+    owes_wake: bool,
     reach: Reach,
     current: Call,
+    /// The last calls of either parity that this rank has entered.
+    entered: [Fingerprint; 2],
+    /// What this rank says of itself in calls of either parity.
+    exposures: [Exposure; 2],
     peers: Vec<Peer>,
     /// Deadline of the last wait: what is mapped on the way to memory is mapped by then.
     deadline: Deadline,
@@ -45,7 +54,6 @@ pub(super) struct Together {
 /// A call, as this rank has entered it.
 #[derive(Debug, Clone, Copy)]
 struct Call {
-    fingerprint: Fingerprint,
     hash: u64,
     parity: Parity,
     /// Posts of each rank in all calls before.
@@ -56,7 +64,7 @@ struct Call {
     posted: u32,
 }
 
-/// What is known of another rank.
+/// What is known of a rank.
 #[derive(Debug, Clone, Default)]
 struct Peer {
     /// Posts that were seen, all calls together.
@@ -79,22 +87,18 @@ impl Together {
         let session = &membership.session;
         let rope = Rope { memory: memory.clone(), rank: rank.index() };
         session.verdict.enlist(channel, Unparker::of(Arc::new(rope)));
-        let none = Call {
-            fingerprint: Fingerprint::NONE,
-            hash: 0,
-            parity: Parity::Odd,
-            base: 0,
-            posts: 0,
-            posted: 0,
-        };
+        let none = Call { hash: 0, parity: Parity::Odd, base: 0, posts: 0, posted: 0 };
         Self {
             memory,
             channel,
             rank,
             calls: [Fingerprint::NONE; 2],
-            patience: Patience::new(session.local_ranks()),
+            courtesy: Courtesy::new(session.local_ranks()),
+            owes_wake: false,
             reach: Reach::Slots,
             current: none,
+            entered: [Fingerprint::NONE; 2],
+            exposures: [Exposure::NOTHING; 2],
             peers: vec![Peer::default(); members.len()],
             deadline: session.runtime.deadline(WAITING_LIMIT),
             scratch: Vec::new(),
@@ -119,8 +123,8 @@ impl Together {
     }
 
     fn fail(&self, (peer, fault): (usize, Fault), call: &Call, deadline: Deadline) -> Error {
-        let session = &*self.membership.session;
-        let scene = Scene { session, channel: self.channel, members: &self.members, call: call.fingerprint };
+        let (session, call) = (&*self.membership.session, self.entered[call.parity as usize]);
+        let scene = Scene { session, channel: self.channel, members: &self.members, call };
         scene.fail(Trouble { activity: Activity::Receive, peer, fault }, deadline)
     }
 
@@ -128,8 +132,13 @@ impl Together {
     fn wait_in(&mut self, call: Call, peer: usize, posts: u32, deadline: Deadline) -> Result<()> {
         let wanted = call.base + u64::from(posts);
         if self.peers[peer].seen < wanted {
-            self.wait_for(call, peer, wanted, deadline)
-                .map_err(|fault| self.fail((peer, fault), &call, deadline))?;
+            let seen = match self.memory.look(peer, call.parity, wanted, 1) {
+                Some(seen) => seen,
+                None => self
+                    .wait_for(&call, peer, wanted, deadline)
+                    .map_err(|fault| self.fail((peer, fault), &call, deadline))?,
+            };
+            self.peers[peer].seen = seen;
         }
         if self.peers[peer].compared <= call.base && posts > 0 {
             let theirs = self.memory.hash(peer, call.parity).load(Ordering::Relaxed);
@@ -142,40 +151,81 @@ impl Together {
         Ok(())
     }
 
-    /// The loads acquire: what the peer wrote before the post that is seen is seen too.
-    fn wait_for(&mut self, call: Call, peer: usize, wanted: u64, deadline: Deadline) -> Result<(), Fault> {
-        let (session, memory) = (&*self.membership.session, &*self.memory);
-        let posts = || memory.posts(peer, call.parity).load(Ordering::Acquire);
-        let mut wait = Wait::default();
+    /// Gives how often the rank has posted, which is as often as is wanted.
+    fn wait_for(&mut self, call: &Call, peer: usize, wanted: u64, deadline: Deadline) -> Result<u64, Fault> {
+        let look = |memory: &GroupMemory, times| memory.look(peer, call.parity, wanted, times);
+        if !self.is_wanted(call)
+            && let Some(seen) = look(&self.memory, LOOKS)
+        {
+            return Ok(seen);
+        }
+        // Whoever this one waits for may sleep for it.
+        self.settle();
+        let session = &*self.membership.session;
+        let mut now = session.runtime.now();
+        let mut wait = self.courtesy.begin(now);
         let mut told = false;
         loop {
-            let seen = posts();
-            if seen >= wanted {
-                self.peers[peer].seen = seen;
-                return Ok(());
+            let is_wanted = self.is_wanted(call);
+            match self.courtesy.next(&mut wait, now, is_wanted) {
+                Next::Look => {}
+                Next::Yield => session.runtime.yield_now(),
+                Next::Sleep => {
+                    let limit =
+                        session.runtime.remaining(deadline).min(if told { BEAT } else { WAITING_LIMIT });
+                    let ready = || {
+                        look(&self.memory, 1).is_some()
+                            || self.memory.has_left(peer)
+                            || session.verdict.get().is_some()
+                    };
+                    if !self.memory.sleep(self.rank.index(), peer, limit, ready) && !told {
+                        session.tell_waiting(self.channel, self.calls);
+                        told = true;
+                    }
+                }
             }
-            if self.patience.look_at_once(&mut wait) {
-                continue;
+            if let Some(seen) = look(&self.memory, if is_wanted { 1 } else { LOOKS }) {
+                return Ok(seen);
             }
             if let Some(abort) = session.verdict.get() {
                 return Err(Fault::Aborted(abort));
             }
-            // It may have posted before it left.
-            if memory.has_left(peer) && posts() < wanted {
-                return Err(Fault::Goodbye);
+            if self.memory.has_left(peer) {
+                // It may have posted before it left.
+                return look(&self.memory, 1).ok_or(Fault::Goodbye);
             }
-            if session.runtime.expired(deadline) {
+            now = session.runtime.now();
+            if deadline.has_passed(now) {
                 return Err(Fault::TimedOut);
             }
-            if self.patience.look_again(&mut wait, &session.runtime) {
-                continue;
+        }
+    }
+
+    /// Whether this core is wanted by a rank of the group that has not come as far as this one in its call.
+    fn is_wanted(&self, call: &Call) -> bool {
+        let memory = &*self.memory;
+        let core = memory.note_core(self.rank.index());
+        let come = call.base + u64::from(call.posted);
+        self.others().any(|peer| {
+            memory.waits_for_core(peer, core) && memory.look(peer, call.parity, come, 1).is_none()
+        })
+    }
+
+    /// Says what of this rank's memory is laid open in the current call.
+    fn expose(&mut self, memory: &Exposed<'_>) {
+        let parity = self.current.parity;
+        let exposure = match memory {
+            Exposed::Nothing => Exposure::NOTHING,
+            Exposed::Read(bytes) => {
+                Exposure { len: bytes.len() as u64, writable: false, origin: self.origin(bytes) }
             }
-            let limit = session.runtime.remaining(deadline).min(if told { BEAT } else { WAITING_LIMIT });
-            let ready = || posts() >= wanted || memory.has_left(peer) || session.verdict.get().is_some();
-            if !memory.sleep(self.rank.index(), peer, limit, ready) && !told {
-                session.tell_waiting(self.channel, self.calls);
-                told = true;
+            Exposed::Write(bytes) => {
+                Exposure { len: bytes.len() as u64, writable: true, origin: self.origin(bytes) }
             }
+        };
+        if self.exposures[parity as usize] != exposure {
+            self.exposures[parity as usize] = exposure;
+            self.memory.expose(self.rank.index(), parity, exposure);
         }
     }
 
@@ -259,26 +309,19 @@ impl Direct for Together {
         if last.posts > 0 {
             // Whoever has posted in it has left the call before, whose half of the slots is used again now.
             for peer in self.others() {
-                self.wait_in(last, peer, 1, deadline)?;
+                if self.peers[peer].compared <= last.base {
+                    self.wait_in(last, peer, 1, deadline)?;
+                }
             }
         }
         let fingerprint = self.calls[1];
         let (me, parity, base) = (self.rank.index(), last.parity.other(), last.base + u64::from(last.posts));
-        let call = Call { fingerprint, hash: hash(&fingerprint), parity, base, posts, posted: 0 };
-        self.current = call;
-        let exposure = match &memory {
-            Exposed::Nothing => Exposure::NOTHING,
-            Exposed::Read(bytes) => {
-                Exposure { len: bytes.len() as u64, writable: false, origin: self.origin(bytes) }
-            }
-            Exposed::Write(bytes) => {
-                Exposure { len: bytes.len() as u64, writable: true, origin: self.origin(bytes) }
-            }
-        };
+        self.current = Call { hash: hash(&fingerprint), parity, base, posts, posted: 0 };
+        self.entered[parity as usize] = fingerprint;
         // The first post hands all of this over. Nobody looks at what was there before: all have left that call.
         self.memory.set_call(me, parity, &fingerprint);
-        self.memory.hash(me, parity).store(call.hash, Ordering::Relaxed);
-        self.memory.expose(me, parity, exposure);
+        self.memory.hash(me, parity).store(self.current.hash, Ordering::Relaxed);
+        self.expose(&memory);
         Ok(())
     }
 
@@ -302,17 +345,24 @@ impl Direct for Together {
     }
 
     fn post(&mut self) {
-        let me = self.rank.index();
         self.current.posted += 1;
         let posts = self.current.base + u64::from(self.current.posted);
         // Releases all that was written: whoever sees the post sees that too.
-        self.memory.posts(me, self.current.parity).store(posts, Ordering::Release);
-        self.memory.wake_sleepers(me, self.rank.world_size());
+        self.memory.posts(self.rank.index(), self.current.parity).store(posts, Ordering::Release);
+        self.owes_wake = true;
     }
 
     fn wait(&mut self, rank: usize, posts: u32, deadline: Deadline) -> Result<()> {
         self.deadline = deadline;
         self.wait_in(self.current, rank, posts, deadline)
+    }
+
+    fn settle(&mut self) {
+        // Between the post and the look at who sleeps there has to be a fence, which waits until the post has left this
+        // core. Meanwhile the posts of others arrive, if there is a wait between.
+        if std::mem::take(&mut self.owes_wake) {
+            self.memory.wake_sleepers(self.rank.index(), self.rank.world_size());
+        }
     }
 
     fn view(
@@ -441,11 +491,18 @@ impl Wake for Rope {
     }
 }
 
-/// What tells one call from others in a line, beside which there is no room for more.
+/// What tells one call from others in a line, beside which there is no room for more. Calls of which only eight bytes
+/// differ, as all their fields but names do, never have the same.
 fn hash(call: &Fingerprint) -> u64 {
+    // Any odd numbers will do: multiplication by one loses nothing.
+    const FACTORS: [u64; Fingerprint::SIZE / 8] = [
+        0x9e37_79b9_7f4a_7c15,
+        0xff51_afd7_ed55_8ccd,
+        0xc4ce_b9fe_1a85_ec53,
+        0xbf58_476d_1ce4_e5b9,
+        0x94d0_49bb_1331_11eb,
+        0xd6e8_feb8_6659_fd93,
+    ];
     let words = call.0.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")));
-    words.fold(0x9e37_79b9_7f4a_7c15, |hash: u64, word| {
-        let mixed = (hash ^ word).wrapping_mul(0xff51_afd7_ed55_8ccd);
-        mixed ^ (mixed >> 32)
-    })
+    words.zip(FACTORS).fold(0, |hash, (word, factor)| word.wrapping_mul(factor).wrapping_add(hash))
 }

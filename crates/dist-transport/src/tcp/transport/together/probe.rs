@@ -45,6 +45,7 @@ impl Together {
         }
         self.post();
         self.others().try_for_each(|peer| self.wait(peer, 2, deadline))?;
+        self.settle();
         writes &= self.others().all(|peer| cells[1 + peer] == number);
         cells.reclaim(self);
         Ok(match (reads, writes) {
@@ -79,6 +80,7 @@ impl Together {
             self.read(peer, Place::Line, 0, &mut theirs)?;
             least = least.min(ALL.get(usize::from(theirs[0])).copied().unwrap_or(Reach::Slots));
         }
+        self.settle();
         Ok(least)
     }
 }

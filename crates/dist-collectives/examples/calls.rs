@@ -1,0 +1,41 @@
+//! One collective many times, and nothing else: for counting instructions and for looking where time goes.
+//!
+//! `distctl run -n 2 -- target/release/examples/calls all_reduce 8 100000` prints microseconds per call on rank 0.
+#![allow(clippy::print_stdout, reason = "it is a program")]
+
+use std::error::Error;
+
+use dist_collectives::{Buffer, Communicator, ReduceOp};
+
+/// Calls before the first that counts.
+const WARM_UPS: usize = 3;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [operation, bytes, calls] = &*arguments else { return Err("calls OPERATION BYTES CALLS".into()) };
+    let (elements, calls) = (bytes.parse::<usize>()? / 4, calls.parse::<u32>()?);
+    let mut comm = Communicator::from_env()?;
+    let (mut part, mut whole) = (vec![1.0_f32; elements], vec![1.0_f32; elements * comm.world_size()]);
+    let mut owned = Buffer::from(part.clone());
+    let mut call = |comm: &mut Communicator| match operation.as_str() {
+        "all_reduce" => comm.all_reduce(&mut part, ReduceOp::Max),
+        "all_reduce_buffer" => comm.all_reduce_buffer(&mut owned, ReduceOp::Max),
+        "all_gather" => comm.all_gather(&part, &mut whole),
+        "broadcast" => comm.broadcast(&mut part, 0),
+        "barrier" => comm.barrier(),
+        "start_all_reduce" => {
+            let done = comm.start_all_reduce(std::mem::take(&mut part), ReduceOp::Max).wait()?;
+            part = done.into_vec();
+            Ok(())
+        }
+        other => panic!("no operation is called {other}"),
+    };
+    (0..WARM_UPS).try_for_each(|_| call(&mut comm))?;
+    let start = comm.runtime().now();
+    (0..calls).try_for_each(|_| call(&mut comm))?;
+    let spent = comm.runtime().now() - start;
+    if comm.rank() == 0 {
+        println!("{operation} of {bytes} B: {:.3} us", spent.as_secs_f64() * 1e6 / f64::from(calls));
+    }
+    Ok(())
+}
