@@ -119,6 +119,7 @@ impl World {
     fn refusal(&self, algorithm: Algorithm) -> Option<Refusal> {
         let n = self.comm.world_size();
         let (supported, order) = match (algorithm, &self.hosts) {
+            (Algorithm::Direct(_), _) => return None,
             (Algorithm::TwoLevel(_), None) => return Some(Refusal::NoHosts),
             (Algorithm::TwoLevel(two), Some(hosts)) => (two.supports(hosts), two.order(hosts)),
             (Algorithm::AllReduce(flat), _) => (flat.supports(n), flat.order(n)),

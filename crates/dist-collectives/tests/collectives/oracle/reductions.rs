@@ -1,6 +1,6 @@
 //! Reductions: canonical order bit for bit, any order where it is exact.
 
-use dist_collectives::{Algorithm, Communicator, Operation, ReduceOp, ReductionOrder};
+use dist_collectives::{Algorithm, Communicator, Direct, DirectForm, Operation, ReduceOp, ReductionOrder};
 use dist_testkit::oracle::{self, Reduction};
 use half::{bf16, f16};
 use rstest::rstest;
@@ -138,12 +138,22 @@ fn chosen(_: Operation) -> Vec<Option<Algorithm>> {
     vec![None]
 }
 
+/// The library's choice, and every form that ranks which share memory can do it in on memory that is borrowed.
+fn direct(operation: Operation) -> Vec<Option<Algorithm>> {
+    let forms = Direct::of(operation).filter(|direct| direct.form() != DirectForm::WriteToAll);
+    forms.map(|direct| Some(direct.into())).chain([None]).collect()
+}
+
 /// Every reduction of a type, by the library's choice.
 fn check_type<T: Probe>(comm: &mut World) {
+    check_type_by::<T>(comm, &chosen);
+}
+
+fn check_type_by<T: Probe>(comm: &mut World, ways: &dyn Fn(Operation) -> Vec<Option<Algorithm>>) {
     let world_size = comm.world_size();
     for op in ReduceOp::PLAIN.into_iter().filter(|op| op.supports(T::DTYPE)) {
         for len in [world_size + 1, 127] {
-            Case::<T>::new(op, world_size, len, &chosen).check(comm, std::iter::once(len % world_size));
+            Case::<T>::new(op, world_size, len, ways).check(comm, std::iter::once(len % world_size));
         }
     }
 }
@@ -174,6 +184,25 @@ fn every_type_has_its_reductions_bit_for_bit(
         check_type::<u32>(&mut comm);
         check_type::<u64>(&mut comm);
     });
+}
+
+#[rstest]
+fn ranks_that_share_memory_reduce_every_type_bit_for_bit(#[values(2, 3, 4, 7)] world_size: usize) {
+    const TYPES: [fn(&mut World); 10] = [
+        |comm| check_type_by::<f32>(comm, &direct),
+        |comm| check_type_by::<f64>(comm, &direct),
+        |comm| check_type_by::<f16>(comm, &direct),
+        |comm| check_type_by::<bf16>(comm, &direct),
+        |comm| check_type_by::<i8>(comm, &direct),
+        |comm| check_type_by::<i32>(comm, &direct),
+        |comm| check_type_by::<i64>(comm, &direct),
+        |comm| check_type_by::<u8>(comm, &direct),
+        |comm| check_type_by::<u32>(comm, &direct),
+        |comm| check_type_by::<u64>(comm, &direct),
+    ];
+    for (seed, check) in (0..20).zip(TYPES.into_iter().cycle()) {
+        worlds::run(Network::Together(seed), world_size, move |comm| check(&mut World::new(comm)));
+    }
 }
 
 #[rstest]
