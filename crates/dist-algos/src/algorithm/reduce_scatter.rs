@@ -65,9 +65,9 @@ impl ReduceScatter {
         Cost { rounds, path: peers, sent_max: peers, reduced_max: peers }
     }
 
-    /// Whether ranks send only what they had to begin with, and no sums: then [`Step::from_input`] can send it from
-    /// memory that stays as it is, and the buffer need hold no more than the rank's own chunk. Circulant among three
-    /// ranks does so too, which is not told.
+    /// Whether ranks send only what they had to begin with, and no sums: then
+    /// [`Step::from_input`](crate::Step::from_input) can send it from memory that stays as it is, and the buffer need hold
+    /// no more than the rank's own chunk. Circulant among three ranks does so too, which is not told.
     pub const fn sends_no_sums(self, world_size: usize) -> bool {
         matches!(self, Self::Pairwise) || world_size <= 2
     }
