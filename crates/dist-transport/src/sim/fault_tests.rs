@@ -113,6 +113,24 @@ fn a_stall_that_is_shorter_than_two_seconds_is_only_a_delay(#[values(0, 2)] rank
     }
 }
 
+#[test]
+fn a_stall_ends_if_another_fault_strikes_with_it() {
+    let together = When::Operation { rank: 1, number: 5 };
+    let partition = Fault::Partition { from: vec![0], to: vec![2], ways: Ways::One, lasts: Some(MS) };
+    let stall = Fault::Stall { rank: 2, lasts: Some(500 * MS) };
+    for ends in [[&partition, &stall], [&stall, &partition]].map(|faults| {
+        let network =
+            faults.into_iter().fold(four(1), |network, fault| network.with_fault(together, fault.clone()));
+        ends(&network)
+    }) {
+        assert!(
+            ends.iter().flatten().all(|(rounds, error, _)| *rounds == 100 && error.is_none()),
+            "{ends:?}"
+        );
+        assert!(ends.iter().all(Option::is_some));
+    }
+}
+
 #[rstest]
 #[case::with_its_coordinator(0, Cause::CoordinatorLost)]
 #[case::alone(2, Cause::Silent)]

@@ -87,7 +87,8 @@ impl State {
             let (_, fault) = self.plan.faults.remove(next);
             self.plan.happened.push(format!("at {now:?} {fault}"));
             self.happen(fault, now, &mut effects);
-            effects.station = self.plan.station.take();
+            // Two that strike at once wake it once.
+            effects.station = effects.station.or_else(|| self.plan.station.take());
         }
         effects.woken.extend(self.wake_if_told());
         effects
