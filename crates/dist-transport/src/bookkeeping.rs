@@ -1,7 +1,5 @@
 //! What every transport counts in the same way: its traffic and its forks.
 
-use std::ops::Add;
-
 use crate::check::check_peer;
 use crate::{ChannelId, Error, Rank, Result, Traffic};
 
@@ -12,19 +10,6 @@ impl Traffic {
         self.bytes_sent += sent.unwrap_or(0) as u64;
         self.messages_received += u64::from(received.is_some());
         self.bytes_received += received.unwrap_or(0) as u64;
-    }
-}
-
-impl Add for Traffic {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self {
-            messages_sent: self.messages_sent + other.messages_sent,
-            bytes_sent: self.bytes_sent + other.bytes_sent,
-            messages_received: self.messages_received + other.messages_received,
-            bytes_received: self.bytes_received + other.bytes_received,
-        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The contract between those who move bytes and those who decide which.
 
 use std::fmt;
+use std::ops::Add;
 
 use crate::check::check_all;
 use crate::{Abort, Allocation, ChannelId, Deadline, Direct, Fingerprint, Rank, Result, Runtime};
@@ -228,4 +229,17 @@ pub struct Traffic {
     pub messages_received: u64,
     /// Bytes received, or read where others have them.
     pub bytes_received: u64,
+}
+
+impl Add for Traffic {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            messages_sent: self.messages_sent + other.messages_sent,
+            bytes_sent: self.bytes_sent + other.bytes_sent,
+            messages_received: self.messages_received + other.messages_received,
+            bytes_received: self.bytes_received + other.bytes_received,
+        }
+    }
 }
