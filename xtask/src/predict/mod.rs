@@ -27,11 +27,11 @@ Ranks that share this host are predicted from a model that is fitted to single m
 never to a collective; hosts from their links and the work of ranks that was fitted to loopback. A byte takes
 there what tbf lets it, and the latency is that of 8 bytes from one host to another and back.
 --filter takes one of these names, --ranks one of the numbers, --operation one of the operations. --rounds
-measures as often (1), all algorithms in turns; what ranks of this host do while a message between two of them
-takes 1.3 times as long as it ever did is left out. --distctl measures with this program, and builds none. What is
-measured is added to what is kept in the target folder under predict/, the tables are made of all of it, and
-medians count; --kept measures nothing. Namespaces need root, ip and tc, and are skipped with a reason
-otherwise. Other load on the machine spoils all of it.";
+measures as often (1), all algorithms in turns; what ranks of this host do while a message between two of
+them takes 1.3 times as long as it ever did is left out. --distctl measures with this program, and builds
+none. What is measured is added to what is kept in the target folder under predict/, the tables are made of
+all of it, and medians count; --kept measures nothing. Namespaces need root, ip and tc, and are skipped with
+a reason otherwise. Other load on the machine spoils all of it.";
 
 const OPERATIONS: [&str; 5] = ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce"];
 
