@@ -295,12 +295,11 @@ impl GroupMemory {
         offset: usize,
         bytes: &[u8],
     ) -> Option<()> {
-        let at = self.place(rank, parity, place, &(offset..offset.checked_add(bytes.len())?))?;
         if bytes.len() < PAST_CACHES_BYTES {
-            self.mapping.copy_in(at, bytes);
-        } else {
-            self.mapping.stream_in(at, bytes);
+            return self.publish(rank, parity, place, offset, bytes);
         }
+        let at = self.place(rank, parity, place, &(offset..offset.checked_add(bytes.len())?))?;
+        self.mapping.stream_in(at, bytes);
         Some(())
     }
 
