@@ -109,7 +109,7 @@ fn deny() -> Result<(), Failure> {
     }
     show(&mut cargo("deny check bans licenses sources --hide-inclusion-graph"))?;
     if has_advisories() {
-        show(&mut cargo("deny check advisories --disable-fetch"))
+        show(&mut cargo("deny --offline check advisories"))
     } else {
         eprintln!("     advisories skipped: no database in CARGO_HOME/advisory-dbs (cargo deny fetch db)");
         Ok(())
@@ -120,5 +120,6 @@ fn has_advisories() -> bool {
     let home = std::env::var_os("CARGO_HOME").map(Into::into);
     let home = home.or_else(|| std::env::home_dir().map(|home| home.join(".cargo")));
     let databases = home.and_then(|home: std::path::PathBuf| home.join("advisory-dbs").read_dir().ok());
-    databases.is_some_and(|mut entries| entries.next().is_some())
+    // Beside the databases, each a repository, lies the lock that guards them.
+    databases.is_some_and(|entries| entries.flatten().any(|entry| entry.path().join(".git").is_dir()))
 }
