@@ -70,6 +70,24 @@ fn the_lines_and_the_table_are_those_that_are_documented() {
     check_documented(&lines(&format!("{arguments} --json"))[0]);
 }
 
+/// Eight ranks in two racks: the last round goes through the link of a rack four times at once.
+#[test]
+fn hosts_of_a_rack_share_its_link() {
+    let racks = "--racks 2 --rack-latency 100us --rack-bandwidth 10Gbps";
+    let arguments = "sim all_reduce --ranks 8 --bytes 1M --algorithm recursive_doubling";
+    let us = |racks: &str| {
+        lines(&format!("{arguments} --json {racks}")).remove(0)["predicted_us"].as_f64().unwrap()
+    };
+    let bytes_us = 1_048_576.0 / 1250.0;
+    let difference = us(racks) - us("");
+    assert!((difference - 100.0 - 3.0 * bytes_us).abs() < 0.01, "{difference}");
+    assert_eq!(us("--racks 1"), us(""));
+    assert!(text(&format!("{arguments} {racks}")).contains("8 ranks on 8 hosts in 2 racks\n"));
+    let memory = "sim train --params 1M --compute 1ms --strategy hybrid --ranks 8 --hosts 4 --json";
+    let step = |racks: &str| lines(&format!("{memory} {racks}")).remove(0)["step_ms"].as_f64().unwrap();
+    assert!(step(racks) > step("") + 0.1, "what goes across hosts goes across racks");
+}
+
 #[track_caller]
 fn check_documented(line: &Value) {
     let documented = include_str!("../../../docs/cli.md");
@@ -269,6 +287,7 @@ fn files_give_links_and_what_was_measured() {
 #[case("sim all_reduce --ranks 0", "a world has at least 1 rank")]
 #[case("sim all_reduce --ranks 99999999", "more than 10000000 ranks")]
 #[case("sim all_reduce --ranks 8 --hosts 3", "8 ranks are not equally many on 3 hosts")]
+#[case("sim all_reduce --ranks 8 --hosts 4 --racks 3", "4 hosts are not equally many in 3 racks")]
 #[case("sim all_reduce --ranks 8 --latency 5", "a time is a number and a unit")]
 #[case("sim all_reduce --ranks 8 --bandwidth 10G", "a speed is a number and a unit")]
 #[case("sim all_reduce --ranks 8 --algorithm star", "is done by all, auto, recursive_doubling, ")]

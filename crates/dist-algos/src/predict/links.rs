@@ -1,17 +1,22 @@
 //! Links between hosts, which the messages of several connections share at the same time.
 //!
-//! A connection goes from one rank to another and carries its messages in order. The connections out of a host, and
-//! those into one, get equal parts of its link; a connection is as fast as the smaller of its two parts, or as its
+//! A connection goes from one rank to another and carries its messages in order. On every wire of its way the
+//! connections that have something to send get equal parts; each is as fast as the smallest of its parts, or as its
 //! sender. What one cannot use is not given to others.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::Link;
+use super::network::{Way, Wire};
 
 /// All connections that there have been.
 #[derive(Debug)]
 pub(super) struct Links {
-    sides: Vec<Side>,
+    /// Where each wire that was ever used is among the users.
+    wires: BTreeMap<Wire, usize>,
+    /// Of each wire, the connections that have something to send on it.
+    users: Vec<Vec<usize>>,
+    /// The wires that others use than when they were last divided.
+    changed: Vec<usize>,
     connections: Vec<Connection>,
     /// Which connection goes from one rank to another.
     between: BTreeMap<(u32, u32), usize>,
@@ -19,18 +24,10 @@ pub(super) struct Links {
     window: f64,
 }
 
-/// The connections of a host that have something to send.
-#[derive(Clone, Debug, Default)]
-struct Side {
-    out: Vec<usize>,
-    into: Vec<usize>,
-}
-
 #[derive(Debug)]
 struct Connection {
-    /// The host that it goes out of, and the one that it goes into.
-    hosts: [usize; 2],
-    link: Link,
+    /// The wires that it goes through, and how long a byte takes on each.
+    way: Way<usize>,
     /// How long each byte takes the sender.
     pace: f64,
     /// How many of all bytes have left, when, and how long the next ones take.
@@ -68,21 +65,32 @@ pub(super) struct Look {
 pub(super) struct Parcel {
     pub(super) message: u32,
     pub(super) ends: (u32, u32),
-    pub(super) hosts: [usize; 2],
     pub(super) bytes: u64,
-    pub(super) link: Link,
+    /// How long each byte takes the sender.
     pub(super) pace: f64,
 }
 
 impl Links {
-    pub(super) fn new(hosts: usize, window: u64) -> Self {
-        let sides = vec![Side::default(); hosts];
-        Self { sides, connections: Vec::new(), between: BTreeMap::new(), window: window as f64 }
+    pub(super) fn new(window: u64) -> Self {
+        Self {
+            wires: BTreeMap::new(),
+            users: Vec::new(),
+            changed: Vec::new(),
+            connections: Vec::new(),
+            between: BTreeMap::new(),
+            window: window as f64,
+        }
     }
 
-    /// Gives a message to the connection of its ends; notes when to look at connections.
-    pub(super) fn give(&mut self, parcel: Parcel, time: f64, note: &mut impl FnMut(f64, Look)) {
-        let at = self.connection(&parcel);
+    /// Gives a message to the connection of its ends, which goes this way; notes when to look at connections.
+    pub(super) fn give(
+        &mut self,
+        parcel: Parcel,
+        way: impl FnOnce() -> Way<Wire>,
+        time: f64,
+        note: &mut impl FnMut(f64, Look),
+    ) {
+        let at = self.connection(&parcel, way);
         self.settle(at, time);
         let connection = &mut self.connections[at];
         let begins = connection.given;
@@ -93,11 +101,11 @@ impl Links {
         connection.mark(begins, Mark::First(parcel.message));
         connection.mark((ends - self.window).max(connection.left), Mark::Accepted(parcel.message));
         connection.mark(ends, Mark::Last(parcel.message));
-        let [from, to] = connection.hosts;
         if was_idle {
-            self.sides[from].out.push(at);
-            self.sides[to].into.push(at);
-            self.share(from, to, time, note);
+            for &(wire, _) in &connection.way {
+                self.users[wire].push(at);
+                self.changed.push(wire);
+            }
         }
         self.look_next(at, note);
     }
@@ -116,31 +124,61 @@ impl Links {
             happened.push(mark);
         }
         if connection.marks.is_empty() {
-            let [from, to] = connection.hosts;
-            self.sides[from].out.retain(|&other| other != at);
-            self.sides[to].into.retain(|&other| other != at);
-            self.share(from, to, time, note);
+            for &(wire, _) in &connection.way {
+                self.users[wire].retain(|&other| other != at);
+                self.changed.push(wire);
+            }
         } else {
             self.look_next(at, note);
         }
         happened
     }
 
+    /// Whether wires are to be divided anew, once everything has happened that happens now.
+    pub(super) fn have_changed(&self) -> bool {
+        !self.changed.is_empty()
+    }
+
+    /// Divides the wires anew that others use than before; notes when to look at connections.
+    pub(super) fn share(&mut self, time: f64, note: &mut impl FnMut(f64, Look)) {
+        let mut changed = std::mem::take(&mut self.changed);
+        changed.sort_unstable();
+        changed.dedup();
+        let mut concerned: Vec<usize> = changed.iter().flat_map(|&wire| &self.users[wire]).copied().collect();
+        concerned.sort_unstable();
+        concerned.dedup();
+        for at in concerned {
+            let connection = &self.connections[at];
+            let part = |&(wire, byte): &(usize, f64)| byte * self.users[wire].len() as f64;
+            let byte = connection.way.iter().map(part).fold(connection.pace, f64::max);
+            if byte != connection.byte {
+                self.settle(at, time);
+                self.connections[at].byte = byte;
+                self.look_next(at, note);
+            }
+        }
+    }
+
     /// The connection that a message goes by.
-    fn connection(&mut self, parcel: &Parcel) -> usize {
-        *self.between.entry(parcel.ends).or_insert_with(|| {
-            self.connections.push(Connection {
-                hosts: parcel.hosts,
-                link: parcel.link,
-                pace: parcel.pace,
-                left: 0.0,
-                since: 0.0,
-                byte: parcel.link.byte,
-                given: 0.0,
-                marks: VecDeque::new(),
-                version: 0,
-            });
-            self.connections.len() - 1
+    fn connection(&mut self, parcel: &Parcel, way: impl FnOnce() -> Way<Wire>) -> usize {
+        if let Some(&at) = self.between.get(&parcel.ends) {
+            return at;
+        }
+        let way: Way<usize> = way().into_iter().map(|(wire, byte)| (self.place(wire), byte)).collect();
+        let byte = way.iter().map(|&(_, byte)| byte).fold(parcel.pace, f64::max);
+        let (pace, marks) = (parcel.pace, VecDeque::new());
+        let connection = Connection { way, pace, left: 0.0, since: 0.0, byte, given: 0.0, marks, version: 0 };
+        self.connections.push(connection);
+        let at = self.connections.len() - 1;
+        self.between.insert(parcel.ends, at);
+        at
+    }
+
+    /// Where a wire is among the users.
+    fn place(&mut self, wire: Wire) -> usize {
+        *self.wires.entry(wire).or_insert_with(|| {
+            self.users.push(Vec::new());
+            self.users.len() - 1
         })
     }
 
@@ -151,23 +189,6 @@ impl Links {
             connection.left += (time - connection.since) / connection.byte;
         }
         connection.since = time;
-    }
-
-    /// Divides the links of two hosts anew among those who use them.
-    fn share(&mut self, from: usize, to: usize, time: f64, note: &mut impl FnMut(f64, Look)) {
-        let mut changed: Vec<usize> = self.sides[from].out.clone();
-        changed.extend(self.sides[to].into.iter().filter(|at| self.connections[**at].hosts[0] != from));
-        for at in changed {
-            let connection = &self.connections[at];
-            let [from, to] = connection.hosts;
-            let sharers = self.sides[from].out.len().max(self.sides[to].into.len());
-            let byte = (connection.link.byte * sharers as f64).max(connection.pace);
-            if byte != connection.byte {
-                self.settle(at, time);
-                self.connections[at].byte = byte;
-                self.look_next(at, note);
-            }
-        }
     }
 
     /// Notes when the next mark of a connection is come to.

@@ -7,14 +7,15 @@
 //!   alike: a ring over 10⁶ ranks is 2·10⁶ steps, not 2·10¹².
 //! - [`wavefront`]: one clock per rank, in any order that lets messages come before they are needed. For slow ranks,
 //!   hosts and links that differ, in memory for the ranks and what is on its way.
-//! - [`queues`]: events in the order of time. For what messages and ranks share: the links and the cores of a host.
+//! - [`queues`]: events in the order of time. For what messages and ranks share: the links of hosts and racks, and cores.
 //!
 //! The model: a rank is busy for [`Work::send`] or [`Work::receive`] with each message, for [`Work::byte`] with each byte
 //! that it sends or receives, and for [`Work::reduce`] with each byte that it reduces or copies, while more may be on its
 //! way. A link
 //! lets one message after the other through at [`Link::byte`] per byte and delivers it [`Link::latency`] later. A
 //! send is over when its last byte has left; it does not wait for its receiver. Messages that leave a host at once for
-//! several others [share its link](Network::with_shared_uplinks), as TCP connections do. All times are in seconds.
+//! several others [share its link](Network::with_shared_uplinks), as TCP connections do, and so do those that leave a
+//! [rack](Network::in_racks_of). All times are in seconds.
 //!
 //! ```
 //! use dist_algos::predict::{Engine, Link, Network, Plan, Work, predict};

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use smallvec::SmallVec;
+
 /// A link between two ranks, in one direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
@@ -48,9 +50,22 @@ pub struct Straggler {
     pub pace: f64,
 }
 
-/// The ranks of a world, the hosts that they are on, and the links between them.
+/// What the messages of several ranks may share: one direction of the link of a host, of a rack, or between two hosts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Wire {
+    FromHost(usize),
+    ToHost(usize),
+    FromRack(usize),
+    ToRack(usize),
+    Between(usize, usize),
+}
+
+/// What a message goes through, one after the other, and how long a byte takes on each.
+pub(super) type Way<W> = SmallVec<[(W, f64); 4]>;
+
+/// The ranks of a world, the hosts and racks that they are in, and the links between them.
 ///
-/// Hosts have neighbouring ranks, all of them the same number, the last perhaps fewer.
+/// Hosts have neighbouring ranks, all of them the same number, the last perhaps fewer; so racks have hosts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Network {
     world_size: usize,
@@ -61,6 +76,8 @@ pub struct Network {
     within: Link,
     /// Between hosts that have links of their own.
     pairs: BTreeMap<(usize, usize), Link>,
+    /// How many hosts share a rack, and what is between racks besides.
+    racks: Option<(usize, Link)>,
     work: Work,
     stragglers: Vec<Straggler>,
     shared: bool,
@@ -77,6 +94,7 @@ impl Network {
             between: link,
             within: link,
             pairs: BTreeMap::new(),
+            racks: None,
             work,
             stragglers: Vec::new(),
             shared: false,
@@ -91,7 +109,14 @@ impl Network {
         Self { ranks_per_host: ranks.clamp(1, self.world_size.max(1)), within, ..self }
     }
 
-    /// The link from one host to another.
+    /// This many hosts share a rack, at least one. From rack to rack a byte is on its way for so much longer, and goes
+    /// through the link of either rack, which its hosts [share](Self::with_shared_uplinks).
+    #[must_use]
+    pub fn in_racks_of(self, hosts: usize, uplink: Link) -> Self {
+        Self { racks: Some((hosts.max(1), uplink)), ..self }
+    }
+
+    /// The link from one host to another, by which their messages go instead of those of the hosts and their racks.
     #[must_use]
     pub fn with_pair(mut self, from: usize, to: usize, link: Link) -> Self {
         self.pairs.insert((from, to), link);
@@ -106,7 +131,7 @@ impl Network {
     }
 
     /// All that goes from a host to others shares one link, and all that comes shares the link back: messages of
-    /// several ranks, and those of one rank to several.
+    /// several ranks, and those of one rank to several. So it is with racks, and with the link of a pair of hosts.
     #[must_use]
     pub fn with_shared_uplinks(self) -> Self {
         Self { shared: true, ..self }
@@ -151,19 +176,59 @@ impl Network {
         if self.ranks_per_host == 1 { rank } else { rank / self.ranks_per_host }
     }
 
+    /// The rack of a host.
+    const fn rack_of(&self, host: usize) -> usize {
+        match self.racks {
+            Some((hosts, _)) => host / hosts,
+            None => 0,
+        }
+    }
+
+    /// How many racks there are.
+    pub const fn racks(&self) -> usize {
+        match self.racks {
+            Some((hosts, _)) => self.hosts().div_ceil(hosts),
+            None => 1,
+        }
+    }
+
     /// The link from one rank to another.
     pub fn link(&self, from: usize, to: usize) -> Link {
-        if self.ranks_per_host == 1 && self.pairs.is_empty() {
+        if self.ranks_per_host == 1 && self.pairs.is_empty() && self.racks.is_none() {
             return self.between;
         }
         let (from, to) = (self.host_of(from), self.host_of(to));
         if from == to {
             return self.within;
         }
-        match self.pairs.is_empty() {
-            true => self.between,
-            false => self.pairs.get(&(from, to)).copied().unwrap_or(self.between),
+        if !self.pairs.is_empty()
+            && let Some(&link) = self.pairs.get(&(from, to))
+        {
+            return link;
         }
+        match self.racks {
+            Some((_, uplink)) if self.rack_of(from) != self.rack_of(to) => Link {
+                latency: self.between.latency + uplink.latency,
+                byte: self.between.byte.max(uplink.byte),
+            },
+            _ => self.between,
+        }
+    }
+
+    /// What a message from one host to another goes through.
+    pub(super) fn way(&self, from: usize, to: usize) -> Way<Wire> {
+        let mut way = Way::new();
+        if let Some(link) = self.pairs.get(&(from, to)) {
+            way.push((Wire::Between(from, to), link.byte));
+            return way;
+        }
+        way.push((Wire::FromHost(from), self.between.byte));
+        let (out, into) = (self.rack_of(from), self.rack_of(to));
+        if let Some((_, uplink)) = self.racks.filter(|_| out != into) {
+            way.extend([Wire::FromRack(out), Wire::ToRack(into)].map(|wire| (wire, uplink.byte)));
+        }
+        way.push((Wire::ToHost(to), self.between.byte));
+        way
     }
 
     /// How much later than others a rank begins, and how many times as long its work takes.
@@ -174,7 +239,8 @@ impl Network {
 
     /// The one link that there is, if every rank is like every other.
     pub(super) fn uniform(&self) -> Option<Link> {
-        let alike = self.stragglers.is_empty() && self.pairs.is_empty() && !self.is_shared();
+        let alike =
+            self.stragglers.is_empty() && self.pairs.is_empty() && self.racks() == 1 && !self.is_shared();
         if !alike {
             return None;
         }

@@ -54,6 +54,8 @@ enum What {
     Leaves(u32),
     /// Something happens on a link.
     Look(Look),
+    /// Links are divided among those who use them now.
+    Share,
     /// The first byte of a message comes to its receiver.
     Comes(u32),
     /// Its last byte has come.
@@ -73,6 +75,7 @@ enum Letter {
 #[derive(Clone, Copy, Debug)]
 struct Flight {
     parcel: Parcel,
+    latency: f64,
     /// When its first byte came.
     first: f64,
     /// When its last byte came, if it has.
@@ -130,6 +133,8 @@ struct Queues<'a, F, I> {
     hosts: Vec<Host>,
     mail: Mail<Letter>,
     links: Links,
+    /// Whether it is noted that links are to be divided anew.
+    sharing: bool,
     flights: Vec<Flight>,
     events: Events<What>,
     /// When each rank took up each of its steps, and ended, if that is to be known.
@@ -157,7 +162,8 @@ where
             lanes: Rank::all(world_size).map(lane).collect(),
             hosts: vec![Host { cores, left: 0 }; network.hosts()],
             mail: Mail::new(world_size),
-            links: Links::new(network.hosts(), network.window()),
+            links: Links::new(network.window()),
+            sharing: false,
             flights: Vec::new(),
             events: Events::new(),
             times: None,
@@ -181,6 +187,7 @@ where
                 What::Read(rank, letter) => self.read(rank as usize, time, letter),
                 What::Leaves(flight) => self.leave(flight, time),
                 What::Look(look) => self.look_at_link(look, time),
+                What::Share => self.share(time),
                 What::Comes(flight) => self.come(flight, time)?,
                 What::Arrived(flight) => self.arrived(flight, time),
             }
@@ -281,8 +288,9 @@ where
         let ends = (number(rank), number(send.to));
         if self.network.shares_link(rank, send.to) {
             let message = u32::try_from(self.flights.len()).map_err(|_| too_many())?;
-            let parcel = Parcel { message, ends, hosts, bytes, link, pace };
-            self.flights.push(Flight { parcel, first: 0.0, last: None, read: None });
+            let parcel = Parcel { message, ends, bytes, pace: work.byte * lane.pace };
+            let latency = link.latency;
+            self.flights.push(Flight { parcel, latency, first: 0.0, last: None, read: None });
             self.note(begins, What::Leaves(message));
             return Ok(());
         }
@@ -300,14 +308,31 @@ where
     /// A message gets to the link out of its host.
     fn leave(&mut self, flight: u32, time: f64) {
         let parcel = self.flights[flight as usize].parcel;
+        let host = |rank: u32| self.network.host_of(rank as usize);
+        let (from, to) = (host(parcel.ends.0), host(parcel.ends.1));
         let mut looks = Vec::new();
-        self.links.give(parcel, time, &mut |time, look| looks.push((time, look)));
-        self.note_looks(looks);
+        self.links.give(parcel, || self.network.way(from, to), time, &mut |time, look| {
+            looks.push((time, look));
+        });
+        self.note_looks(looks, time);
     }
 
-    fn note_looks(&mut self, looks: Vec<(f64, Look)>) {
+    /// All that now begins to leave, or has left, has done so.
+    fn share(&mut self, time: f64) {
+        self.sharing = false;
+        let mut looks = Vec::new();
+        self.links.share(time, &mut |time, look| looks.push((time, look)));
+        self.note_looks(looks, time);
+    }
+
+    /// Notes when to look at connections, and that links are to be divided anew now.
+    fn note_looks(&mut self, looks: Vec<(f64, Look)>, now: f64) {
         for (time, look) in looks {
             self.note(time, What::Look(look));
+        }
+        if self.links.have_changed() && !self.sharing {
+            self.sharing = true;
+            self.note(now, What::Share);
         }
     }
 
@@ -315,7 +340,7 @@ where
     fn look_at_link(&mut self, look: Look, time: f64) {
         let mut looks = Vec::new();
         for mark in self.links.look(look, time, &mut |time, look| looks.push((time, look))) {
-            let latency = |flights: &[Flight], flight: u32| flights[flight as usize].parcel.link.latency;
+            let latency = |flights: &[Flight], flight: u32| flights[flight as usize].latency;
             match mark {
                 Mark::First(flight) => self.note(time + latency(&self.flights, flight), What::Comes(flight)),
                 Mark::Last(flight) => self.note(time + latency(&self.flights, flight), What::Arrived(flight)),
@@ -328,7 +353,7 @@ where
                 }
             }
         }
-        self.note_looks(looks);
+        self.note_looks(looks, time);
     }
 
     /// The first byte of a message is here.

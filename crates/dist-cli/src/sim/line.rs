@@ -100,8 +100,12 @@ impl fmt::Display for Table<'_> {
         } else {
             format!("{} hosts", self.world.hosts())
         };
+        let racks = match self.world.racks() {
+            1 => String::new(),
+            racks => format!(" in {racks} racks"),
+        };
         let size = show_bytes(first.bytes as u64);
-        writeln!(f, "{} of {size}, {} ranks on {hosts}", first.op, self.world.ranks())?;
+        writeln!(f, "{} of {size}, {} ranks on {hosts}{racks}", first.op, self.world.ranks())?;
         writeln!(
             f,
             "{:<28} {:>10} {:>12} {:>9} {:>12} {:>12}  {:<9} engine",

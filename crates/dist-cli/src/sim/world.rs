@@ -33,6 +33,15 @@ pub(super) struct WorldArguments {
     /// The same, by how many ranks are on each host; fewer ranks than that are on one
     #[arg(long, value_name = "R", conflicts_with = "hosts", value_parser = super::ranks)]
     ranks_per_host: Option<usize>,
+    /// In how many racks the hosts are, equally many in each; one unless said otherwise
+    #[arg(long, value_name = "K", value_parser = super::ranks)]
+    racks: Option<usize>,
+    /// How much longer a byte is on its way from one rack to another
+    #[arg(long, value_name = "TIME", default_value = "0s", value_parser = quantity::time)]
+    rack_latency: f64,
+    /// How fast the link between a rack and the others is, which its hosts share
+    #[arg(long, value_name = "SPEED", default_value = "40Gbps", value_parser = quantity::speed)]
+    rack_bandwidth: f64,
     /// How long a byte is on its way between ranks of a host
     #[arg(long, value_name = "TIME", default_value = "5us", value_parser = quantity::time)]
     local_latency: f64,
@@ -86,6 +95,7 @@ impl WorldArguments {
         }
         let model = self.model(ranks)?;
         let each = ranks / hosts;
+        let hosts_per_rack = self.hosts_per_rack(hosts)?;
         let pairs = match &self.links {
             None => Vec::new(),
             Some(path) => links::read(path, hosts)?,
@@ -96,11 +106,16 @@ impl WorldArguments {
         let cores = self.cores.or(model.cores);
         // What was measured was measured on one host, if there is only one here.
         let within = if self.model.is_some() && hosts == 1 { model.link } else { self.within() };
-        let network = |part: f64| {
-            let part = |link: Link| Link { byte: link.byte * part, ..link };
-            let mut network = Network::new(ranks, part(model.link), model.work).on_hosts_of(each, within);
+        // Shared, or with an equal part of each link for every rank that may use it.
+        let network = |shared: bool| {
+            let part = |link, users| if shared { link } else { part_of(link, users) };
+            let host = part(model.link, each);
+            let mut network = Network::new(ranks, host, model.work).on_hosts_of(each, within);
+            if let Some(count) = hosts_per_rack {
+                network = network.in_racks_of(count, part(self.rack(), each * count));
+            }
             for pair in &pairs {
-                network = network.with_pair(pair.from, pair.to, part(pair.link));
+                network = network.with_pair(pair.from, pair.to, part(pair.link, each));
             }
             for &straggler in &self.straggler {
                 network = network.with_straggler(straggler);
@@ -109,12 +124,12 @@ impl WorldArguments {
         };
         let several = each > 1 && hosts > 1;
         let shares = hosts > 1 && ranks <= if several { SHARED_RANKS_MAX } else { ALONE_RANKS_MAX };
-        let exact = network(if shares { 1.0 } else { each as f64 });
+        let exact = network(shares);
         let exact = if shares { exact.with_shared_uplinks().with_window(model.window) } else { exact };
         let exact = cores.filter(|&cores| cores < each).into_iter().fold(exact, Network::with_cores);
         let name = |rank: usize| (rank / each) as u64;
         let hosts = several.then(|| Hosts::new(&(0..ranks).map(name).collect::<Vec<_>>()));
-        let parted = (shares && cores.is_none()).then(|| network(each as f64));
+        let parted = (shares && cores.is_none()).then(|| network(false));
         Ok(World { exact, parted, hosts, model, costs: costs(&model) })
     }
 }
@@ -138,28 +153,46 @@ impl WorldArguments {
         }
     }
 
+    /// How many hosts share a rack, if there are several racks.
+    fn hosts_per_rack(&self, hosts: usize) -> Result<Option<usize>, Error> {
+        let Some(racks) = self.racks else { return Ok(None) };
+        if !hosts.is_multiple_of(racks) {
+            return Err(Error::Usage(format!("{hosts} hosts are not equally many in {racks} racks")));
+        }
+        Ok((racks > 1).then_some(hosts / racks))
+    }
+
+    /// What is between racks beside what is between hosts.
+    const fn rack(&self) -> Link {
+        Link { latency: self.rack_latency, byte: self.rack_bandwidth }
+    }
+
     const fn within(&self) -> Link {
         Link { latency: self.local_latency, byte: self.local_bandwidth }
     }
 
-    /// The ranks of one host by themselves, and one rank of every host, to which a part of the link belongs.
+    /// The ranks of one host by themselves, and one rank of every host, to which a part of each link belongs.
     pub(super) fn levels(&self, ranks: usize) -> Result<(World, World), Error> {
         let world = self.of(ranks)?;
-        let model = self.model(ranks)?;
-        let each = ranks / world.hosts();
-        let single = |ranks: usize, link: Link| {
+        let (model, hosts) = (self.model(ranks)?, world.hosts());
+        let each = ranks / hosts;
+        let single = |exact: Network, link: Link| {
             let model = Model { link, ..model };
-            World {
-                exact: Network::new(ranks, link, model.work),
-                parted: None,
-                hosts: None,
-                model,
-                costs: costs(&model),
-            }
+            World { exact, parted: None, hosts: None, model, costs: costs(&model) }
         };
-        let part = Link { byte: model.link.byte * each as f64, ..model.link };
-        Ok((single(each, self.within()), single(world.hosts(), part)))
+        let (within, part) = (self.within(), part_of(model.link, each));
+        let inside = Network::new(each, within, model.work);
+        let mut across = Network::new(hosts, part, model.work);
+        if let Some(count) = self.hosts_per_rack(hosts)? {
+            across = across.in_racks_of(count, part_of(self.rack(), each * count));
+        }
+        Ok((single(inside, within), single(across, part)))
     }
+}
+
+/// What is left of a link for each of so many.
+fn part_of(link: Link, users: usize) -> Link {
+    Link { byte: link.byte * users as f64, ..link }
 }
 
 impl World {
@@ -182,6 +215,11 @@ impl World {
 
     pub(super) fn hosts(&self) -> usize {
         self.exact.hosts()
+    }
+
+    /// How many racks there are.
+    pub(super) const fn racks(&self) -> usize {
+        self.exact.racks()
     }
 
     /// Who shares a host, if that makes a difference.

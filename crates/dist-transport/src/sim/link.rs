@@ -1,6 +1,6 @@
 //! What messages cost: links with a latency and a bandwidth, and which of them a message goes through.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use super::random::SplitMix64;
@@ -73,7 +73,7 @@ enum Wire {
     Between(u64, u64),
 }
 
-/// The links of a network, and how long each is busy.
+/// The links of a network, and when each is busy.
 #[derive(Debug, Clone)]
 pub(super) struct Links {
     /// Of each rank.
@@ -85,7 +85,8 @@ pub(super) struct Links {
     pub(super) rack: Link,
     /// Links of their own between two hosts.
     pub(super) between: HashMap<(u64, u64), Link>,
-    busy: HashMap<Wire, Duration>,
+    /// From when to when, in the order of time; what is over is forgotten.
+    busy: HashMap<Wire, VecDeque<(Duration, Duration)>>,
 }
 
 impl Links {
@@ -99,7 +100,8 @@ impl Links {
     /// Sends a message on its way: when its last byte arrives.
     ///
     /// It goes through one link after the other without being stored: it keeps each busy as soon as its first byte
-    /// is there and the messages before it are through.
+    /// is there and the link is free for as long as it takes. A link does not stay idle for what was sent sooner and
+    /// comes to it later.
     pub(super) fn carry(
         &mut self,
         (from, to): (usize, usize),
@@ -113,9 +115,12 @@ impl Links {
                 continue;
             }
             let busy = self.busy.entry(wire).or_default();
-            let start = head.max(*busy);
-            let end = start.saturating_add(link.occupied(bytes)).max(tail);
-            *busy = end;
+            while busy.front().is_some_and(|&(_, end)| end <= now) {
+                busy.pop_front();
+            }
+            let ends = |start: Duration| start.saturating_add(link.occupied(bytes)).max(tail);
+            let start = first_free(busy, head, ends);
+            let end = ends(start);
             let delay = link.latency.saturating_add(random.up_to(link.jitter));
             head = start.saturating_add(link.overhead).saturating_add(delay);
             tail = end.saturating_add(delay);
@@ -142,6 +147,25 @@ impl Links {
         let [out, back] = [Wire::FromRack(rack_a), Wire::ToRack(rack_b)].map(|wire| Some((wire, self.rack)));
         [up, out, back, down]
     }
+}
+
+/// Takes the first time from `head` on at which nothing is busy until this `ends`, and returns it.
+fn first_free(
+    busy: &mut VecDeque<(Duration, Duration)>,
+    head: Duration,
+    ends: impl Fn(Duration) -> Duration,
+) -> Duration {
+    let (mut start, mut place) = (head, 0);
+    for &(begins, over) in busy.iter() {
+        // What takes no time waits behind what begins at the same time.
+        if start < begins && ends(start) <= begins {
+            break;
+        }
+        start = start.max(over);
+        place += 1;
+    }
+    busy.insert(place, (start, ends(start)));
+    start
 }
 
 #[cfg(test)]
@@ -184,6 +208,16 @@ mod tests {
         assert_eq!(carry(&mut links, 1, 3, 1000), 22 * MS, "after the other");
         assert_eq!(carry(&mut links, 2, 0, 1000), 21 * MS, "the other direction is free");
         assert_eq!(carry(&mut links, 1, 2, 0), 22 * MS, "a message of no bytes waits as well");
+    }
+
+    #[test]
+    fn a_link_does_not_wait_for_what_comes_later() {
+        let mut links = links();
+        assert_eq!(carry(&mut links, 0, 4, 1000), 10 * MS + 101 * MS + 101 * MS + 10 * MS + 10 * MS);
+        // The way to the third host is free until that comes: here for messages of a host in its own rack.
+        links.racks = vec![0; 5];
+        assert_eq!(carry(&mut links, 2, 4, 1000), 21 * MS);
+        assert_eq!(carry(&mut links, 3, 4, 1000), 22 * MS);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::scheduler::Scheduler;
 use super::storm::{Effects, Turn};
 use super::together::{Allocated, Segments, Together};
 use crate::bookkeeping;
-use crate::check::{check_exchange, check_peer};
+use crate::check::{check_all, check_exchange, check_peer};
 use crate::runtime::Unparker;
 use crate::{
     Abort, Activity, Allocation, Cause, ChannelId, Combine, Deadline, Direct, Error, Fingerprint, Incoming,
@@ -222,6 +222,18 @@ impl SimTransport {
         Ok(message)
     }
 
+    /// Receives a message and delivers it.
+    fn receive_into(&self, incoming: Incoming<'_>, deadline: Deadline) -> Result<()> {
+        let message = self.receive(incoming.from, incoming.len, deadline)?;
+        match incoming.sink {
+            Sink::Into(memory) => memory.copy_from_slice(message.bytes()),
+            Sink::Each(take) => {
+                message.pieces().for_each(|piece| take(piece.start, &message.bytes()[piece]));
+            }
+        }
+        Ok(())
+    }
+
     fn wait_for_message(&self, peer: usize, deadline: Deadline) -> Result<Message> {
         if self.message_comes(peer, deadline)? {
             let message = self.fabric().take(self.own_place(), peer);
@@ -345,18 +357,31 @@ impl Transport for SimTransport {
             self.send(outgoing)?;
         }
         if let Some(incoming) = receive {
-            let message = self.receive(incoming.from, incoming.len, deadline)?;
-            match incoming.sink {
-                Sink::Into(memory) => memory.copy_from_slice(message.bytes()),
-                Sink::Each(take) => {
-                    message.pieces().for_each(|piece| take(piece.start, &message.bytes()[piece]));
-                }
-            }
+            self.receive_into(incoming, deadline)?;
         }
         if let Some(peer) = receiver {
             self.wait_for_room(peer, deadline)?;
         }
         self.traffic.count(sent, received);
+        Ok(())
+    }
+
+    /// One operation, as whose messages all leave before the first is waited for.
+    fn exchange_all(
+        &mut self,
+        sends: &[Outgoing<'_>],
+        receives: &mut [Incoming<'_>],
+        deadline: Deadline,
+    ) -> Result<()> {
+        check_all(self.rank, sends, receives)?;
+        self.begin_operation()?;
+        sends.iter().try_for_each(|&outgoing| self.send(outgoing))?;
+        for incoming in receives.iter_mut() {
+            self.receive_into(incoming.reborrow(), deadline)?;
+        }
+        sends.iter().try_for_each(|outgoing| self.wait_for_room(outgoing.to, deadline))?;
+        sends.iter().for_each(|send| self.traffic.count(Some(send.len()), None));
+        receives.iter().for_each(|receive| self.traffic.count(None, Some(receive.len)));
         Ok(())
     }
 

@@ -1,81 +1,23 @@
 //! Predictions: what can be computed by hand, and that the engines agree where more than one applies.
 #![allow(clippy::unwrap_used, reason = "what a test prepares must work")]
 
+mod schedules;
+mod simulated;
+
 use dist_algos::predict::{
-    self, Engine, Link, Network, Plan, Prediction, Straggler, Work, queues, symmetric, timeline, wavefront,
+    self, Engine, Link, Network, Prediction, Straggler, Work, queues, symmetric, timeline, wavefront,
 };
-use dist_algos::scan::Extent;
 use dist_algos::{
-    AllGather, AllReduce, AllToAll, Barrier, Broadcast, Chunks, Error, Gather, Partition, ReceiveHalf,
-    Reduce, ReduceScatter, Scan, Scatter, Source, Step, linear, verify,
+    AllReduce, AllToAll, Broadcast, Chunks, Error, Partition, ReceiveHalf, Source, Step, linear, verify,
 };
-use dist_transport::Rank;
 use rstest::rstest;
+
+use schedules::{Schedules, all_reduce, all_schedules, plan};
 
 /// Links and ranks that only have what is easily added up: 8 s of latency, 2 s per byte.
 const LINK: Link = Link { latency: 8.0, byte: 2.0 };
 const NO_WORK: Work = Work::NONE;
 const WORK: Work = Work { send: 0.5, receive: 0.5, byte: 0.25, reduce: 1.5, twice: 0 };
-
-type Steps = Box<dyn Iterator<Item = Step>>;
-type Schedules = Box<dyn Fn(Rank) -> Steps>;
-
-fn plan(schedules: &Schedules, parts: usize, bytes: usize) -> Plan<'_, &Schedules> {
-    Plan { steps: schedules, buffer: Partition::new(bytes, 1, parts).unwrap(), input: None }
-}
-
-fn all_reduce(algorithm: AllReduce) -> Schedules {
-    Box::new(move |rank| {
-        let phases = algorithm.phases(rank);
-        Box::new(phases.reduce.chain(phases.gather))
-    })
-}
-
-/// Every algorithm there is for a world of this size, with the number of chunks.
-fn all_schedules(world_size: usize) -> Vec<(String, usize, Schedules)> {
-    let mut all: Vec<(String, usize, Schedules)> = Vec::new();
-    for &algorithm in AllReduce::ALL.iter().filter(|algorithm| algorithm.supports(world_size)) {
-        all.push((format!("all_reduce {algorithm}"), algorithm.chunks(world_size), all_reduce(algorithm)));
-    }
-    for &algorithm in ReduceScatter::ALL.iter().filter(|algorithm| algorithm.supports(world_size)) {
-        let steps = move |rank| Box::new(algorithm.schedule(rank).unwrap()) as Steps;
-        all.push((format!("reduce_scatter {algorithm}"), world_size, Box::new(steps)));
-    }
-    for &algorithm in AllGather::ALL.iter().filter(|algorithm| algorithm.supports(world_size)) {
-        let steps = move |rank| Box::new(algorithm.schedule(rank).unwrap()) as Steps;
-        all.push((format!("all_gather {algorithm}"), world_size, Box::new(steps)));
-    }
-    let root = world_size / 2;
-    for &algorithm in Broadcast::ALL {
-        let steps = move |rank| Box::new(algorithm.schedule(rank, root)) as Steps;
-        all.push((format!("broadcast {algorithm}"), algorithm.chunks(world_size), Box::new(steps)));
-    }
-    for &algorithm in Reduce::ALL {
-        let steps = move |rank| Box::new(algorithm.schedule(rank, root)) as Steps;
-        all.push((format!("reduce {algorithm}"), algorithm.chunks(world_size), Box::new(steps)));
-    }
-    for &algorithm in Barrier::ALL {
-        let steps = move |rank| Box::new(algorithm.schedule(rank)) as Steps;
-        all.push((format!("barrier {algorithm}"), 1, Box::new(steps)));
-    }
-    for &algorithm in Gather::ALL {
-        let steps = move |rank| Box::new(algorithm.schedule(rank, root)) as Steps;
-        all.push((format!("gather {algorithm}"), world_size, Box::new(steps)));
-    }
-    for &algorithm in Scatter::ALL {
-        let steps = move |rank| Box::new(algorithm.schedule(rank, root)) as Steps;
-        all.push((format!("scatter {algorithm}"), world_size, Box::new(steps)));
-    }
-    for &algorithm in AllToAll::ALL {
-        let steps = move |rank| Box::new(algorithm.schedule(rank)) as Steps;
-        all.push((format!("all_to_all {algorithm}"), world_size, Box::new(steps)));
-    }
-    for &algorithm in Scan::ALL {
-        let steps = move |rank| Box::new(algorithm.schedule(rank, Extent::Inclusive)) as Steps;
-        all.push((format!("scan {algorithm}"), 1, Box::new(steps)));
-    }
-    all
-}
 
 #[track_caller]
 fn assert_close(left: f64, right: f64, what: &str) {
@@ -214,6 +156,24 @@ fn ranks_that_share_a_link_wait_for_one_another() {
     assert_eq!(shared.engine, Engine::Queues);
     assert_close(shared.seconds, 8.0 + 4.0 * 128.0, "shared links");
     assert_eq!((shared.sent_max, shared.sent_total, shared.host_sent_max), (3 * 64, 8 * 3 * 64, 4 * 64));
+}
+
+#[test]
+fn hosts_of_a_rack_share_its_link_and_a_pair_of_hosts_its_own() {
+    // Two racks of two hosts; in the last round every rank exchanges 64 bytes with one of the other rack.
+    let schedules = all_reduce(AllReduce::RecursiveDoubling);
+    let plan = plan(&schedules, 1, 64);
+    let racks = Network::new(4, LINK, NO_WORK).in_racks_of(2, Link { latency: 100.0, byte: 3.0 });
+    assert_eq!((racks.racks(), racks.link(0, 1), racks.link(1, 2).latency), (2, LINK, 108.0));
+    let seconds = |network: &Network| predict::predict(&plan, network).unwrap().seconds;
+    let within = 8.0 + 128.0;
+    assert_close(seconds(&racks), within + 108.0 + 3.0 * 64.0, "each rank its own");
+    let shared = racks.with_shared_uplinks();
+    assert_close(seconds(&shared), within + 108.0 + 2.0 * 3.0 * 64.0, "one for both");
+    // Ranks 0 and 2 have the one of the racks to themselves when 1 and 3 do not use it.
+    let direct = Link { latency: 0.0, byte: 1.0 };
+    let paired = shared.with_pair(1, 3, direct).with_pair(3, 1, direct);
+    assert_close(seconds(&paired), within + 108.0 + 3.0 * 64.0, "one past it");
 }
 
 /// When each rank has done its last step.
