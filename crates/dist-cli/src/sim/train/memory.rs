@@ -1,43 +1,74 @@
-//! What a rank has to hold.
+//! What a rank has to hold: what `dist_parallel` plans for the same model and strategy.
+
+use dist_parallel::{FloatType, FsdpOptions, Loaded, ParamInfo, Plan, Reshard, ShardingStrategy};
 
 use super::Strategy;
 
-/// A model and its optimizer, which keeps two numbers per parameter, as Adam does.
+/// A model of equal units, and its optimizer, which keeps two numbers per parameter, as Adam does.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Model {
     pub(super) params: u64,
-    pub(super) element_bytes: u64,
+    /// Of parameters and gradients.
+    pub(super) element: FloatType,
     /// As how many parts it is gathered.
     pub(super) units: u64,
 }
 
 impl Model {
+    /// Bytes of a parameter.
+    pub(super) const fn element_bytes(&self) -> u64 {
+        self.element.size() as u64
+    }
+
     /// Bytes of all parameters.
     pub(super) const fn bytes(&self) -> u64 {
-        self.params * self.element_bytes
+        self.params * self.element_bytes()
     }
 
     /// Bytes of the largest unit.
     pub(super) const fn unit_bytes(&self) -> u64 {
-        self.params.div_ceil(self.units) * self.element_bytes
+        self.params.div_ceil(self.units) * self.element_bytes()
     }
 
-    /// The most bytes that a rank has to hold at once for parameters, gradients and the optimizer's state, where
-    /// that which is sharded is sharded over so many ranks. Activations are not in it, nor what the transport needs.
+    /// The most bytes that a rank has to hold at once for parameters, gradients and the optimizer's state, with so many
+    /// micro-batches on each of `ranks`, of which so many share a host. Activations are not in it, nor what the transport
+    /// needs.
     ///
-    /// Where parameters are sharded, two units are there in full: the one that is worked on, and the next. And the
-    /// gradients of one unit are, until they have been reduced.
-    pub(super) const fn peak(&self, strategy: Strategy, shards: u64) -> u64 {
-        let (all, part) = (self.bytes(), self.params.div_ceil(shards) * self.element_bytes);
-        match strategy {
-            Strategy::Ddp => 4 * all,
-            Strategy::Zero1 => 2 * all + 2 * part,
-            Strategy::Zero2 => all + 3 * part,
-            Strategy::Fsdp | Strategy::Hybrid if shards == 1 => 4 * all,
-            Strategy::Fsdp | Strategy::Hybrid => {
-                let full = 3 * self.unit_bytes();
-                4 * part + if full < 2 * all { full } else { 2 * all }
-            }
+    /// Sharded parameters are gathered as [`step`](super::timeline::step) does it: one unit ahead, and the last stays.
+    pub(super) fn peak(
+        &self,
+        strategy: Strategy,
+        (ranks, ranks_per_host): (usize, usize),
+        micro_batches: usize,
+    ) -> u64 {
+        let units = usize::try_from(self.units.min(self.params)).expect("units have been counted");
+        let start =
+            |unit: u64| self.params / self.units * unit + self.params % self.units * unit / self.units;
+        let info = |unit: u64| {
+            let len = usize::try_from(start(unit + 1) - start(unit)).unwrap_or(usize::MAX);
+            ParamInfo::new(format!("unit{unit}"), [len], self.element)
+        };
+        let infos: Vec<_> = (0..self.units).map(info).filter(|info| info.shape != [0]).collect();
+        let starts: Vec<_> = (0..=units).collect();
+        let options = FsdpOptions::new(strategy.sharding(ranks_per_host)).with_prefetch(1);
+        let options = options.with_reshard(Reshard::AllButLast);
+        let plan = Plan::new(&infos, &starts, ranks, &options).expect("hosts have equally many ranks");
+        plan.memory(ranks.saturating_mul(micro_batches), OPTIMIZER_NUMBERS, Loaded::Lent).peak as u64
+    }
+}
+
+/// Numbers that Adam keeps for each parameter.
+const OPTIMIZER_NUMBERS: usize = 2;
+
+impl Strategy {
+    /// The same by its name in the library.
+    const fn sharding(self, ranks_per_host: usize) -> ShardingStrategy {
+        match self {
+            Self::Ddp => ShardingStrategy::NoShard,
+            Self::Zero1 => ShardingStrategy::ShardOptimizer,
+            Self::Zero2 => ShardingStrategy::ShardGradOp,
+            Self::Fsdp => ShardingStrategy::FullShard,
+            Self::Hybrid => ShardingStrategy::HybridShard { shard_degree: ranks_per_host },
         }
     }
 }
@@ -48,14 +79,23 @@ mod tests {
 
     #[test]
     fn what_is_sharded_is_held_once_by_all_together() {
-        let model = Model { params: 100, element_bytes: 4, units: 10 };
-        let peak = |strategy, shards| model.peak(strategy, shards);
-        assert_eq!(peak(Strategy::Ddp, 8), 16 * 100);
-        assert_eq!(peak(Strategy::Zero1, 8), 8 * 100 + 8 * 13);
-        assert_eq!(peak(Strategy::Zero2, 8), 4 * 100 + 12 * 13);
-        assert_eq!(peak(Strategy::Fsdp, 8), 16 * 13 + 3 * 40);
-        for strategy in [Strategy::Zero1, Strategy::Zero2, Strategy::Fsdp, Strategy::Hybrid] {
-            assert_eq!(peak(strategy, 1), 16 * 100);
+        let model = Model { params: 800, element: FloatType::F32, units: 10 };
+        let peak = |strategy, ranks| model.peak(strategy, (ranks, ranks), 1);
+        let (all, unit) = (4 * 800, 4 * 80);
+        assert_eq!(peak(Strategy::Ddp, 8), 4 * all);
+        // A part of everything but the first unit's gradients, two units' parameters, and that unit's gradients.
+        assert_eq!(peak(Strategy::Fsdp, 8), (4 * all - unit) / 8 + 3 * unit);
+        assert_eq!(peak(Strategy::Hybrid, 8), peak(Strategy::Fsdp, 8));
+        assert_eq!(model.peak(Strategy::Hybrid, (8, 2), 1), (4 * all - unit) / 2 + 3 * unit);
+        for strategy in [Strategy::Zero2, Strategy::Fsdp, Strategy::Hybrid] {
+            assert_eq!(peak(strategy, 1), 4 * all);
         }
+    }
+
+    #[test]
+    fn units_without_a_parameter_are_none() {
+        let model = Model { params: 3, element: FloatType::Bf16, units: 24 };
+        // Numbers that an optimizer keeps have 4 bytes at least.
+        assert_eq!(model.peak(Strategy::Ddp, (2, 1), 1), 3 * (2 + 2 + 2 * 4));
     }
 }

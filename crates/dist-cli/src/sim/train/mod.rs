@@ -12,6 +12,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use dist_collectives::{Operation, ReductionOrder};
+use dist_parallel::FloatType;
 use serde::Serialize;
 
 use super::candidates::Case;
@@ -47,9 +48,9 @@ pub(super) struct Arguments {
     /// Into how many units the model is cut where parameters are sharded
     #[arg(long, value_name = "U", default_value = "24", value_parser = super::ranks)]
     units: usize,
-    /// Bytes of a parameter, and of a gradient; the optimizer keeps two numbers of the same size
-    #[arg(long, value_name = "BYTES", default_value = "4", value_parser = clap::value_parser!(u64).range(1..=8))]
-    element_bytes: u64,
+    /// Bytes of a parameter, and of a gradient: 2, 4 or 8; the optimizer keeps two numbers of as many, or of 4
+    #[arg(long = "element-bytes", value_name = "BYTES", default_value = "4", value_parser = element)]
+    element: FloatType,
     /// In which order elements may be reduced
     #[arg(long, default_value = "canonical", value_parser = crate::parse::order)]
     order: ReductionOrder,
@@ -133,6 +134,16 @@ fn count(text: &str) -> Result<u64, String> {
 
 const PARAMETERS_MAX: f64 = 1e13;
 
+/// A type of so many bytes; which of several makes no difference.
+fn element(text: &str) -> Result<FloatType, String> {
+    match text {
+        "2" => Ok(FloatType::Bf16),
+        "4" => Ok(FloatType::F32),
+        "8" => Ok(FloatType::F64),
+        _ => Err("a parameter has 2, 4 or 8 bytes".to_owned()),
+    }
+}
+
 /// The fields and their order are a contract with whoever reads them.
 #[derive(Debug, Clone, Serialize)]
 struct Line {
@@ -188,9 +199,7 @@ impl Arguments {
     fn line(&self, strategy: Strategy, ranks: usize) -> Result<Line, Error> {
         let world = self.world.of(ranks)?;
         let each = ranks / world.hosts();
-        let sharded_by = if strategy == Strategy::Hybrid { each } else { ranks };
-        let model =
-            Model { params: self.params, element_bytes: self.element_bytes, units: self.units as u64 };
+        let model = Model { params: self.params, element: self.element, units: self.units as u64 };
         let step = self.step(strategy, ranks, &world, &model);
         let line = Line {
             strategy: strategy.name(),
@@ -203,7 +212,7 @@ impl Arguments {
             exposed_ms: None,
             communication_ms: None,
             efficiency: None,
-            memory_bytes: model.peak(strategy, sharded_by as u64),
+            memory_bytes: model.peak(strategy, (ranks, each), self.micro_batches as usize),
             sent_max_bytes: None,
             skipped: None,
         };
@@ -255,7 +264,7 @@ fn head(arguments: &Arguments) -> String {
     format!(
         "{} parameters of {} bytes, {} of computing per step and rank\n{:<8} {:>8} {:>7} {:>11} {:>11} {:>11} {:>10} {:>12} {:>12}\n",
         arguments.params,
-        arguments.element_bytes,
+        arguments.element.size(),
         show_time(arguments.compute),
         "strategy",
         "ranks",

@@ -101,7 +101,7 @@ fn by_bucket(
     collectives: &mut Collectives<'_>,
 ) -> Result<f64, Error> {
     let bytes = model.bytes();
-    let bucket = bucket_bytes.clamp(model.element_bytes, bytes);
+    let bucket = bucket_bytes.clamp(model.element_bytes(), bytes);
     let operation = if strategy == Strategy::Ddp { Operation::AllReduce } else { Operation::ReduceScatter };
     let mut ends = f64::from(count) * compute;
     for round in if strategy == Strategy::Zero2 { 0..count } else { count - 1..count } {
