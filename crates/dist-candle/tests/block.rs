@@ -11,7 +11,7 @@ use dist_parallel::{
 };
 use dist_transport::sim;
 use rstest::rstest;
-use small_model::{VOCABULARY, WIDTH, ids, loss, model, parts, var};
+use small_model::{VOCABULARY, WIDTH, ids, loss, model, parts, tensors, var};
 
 fn bits(values: Values<'_>) -> Vec<u32> {
     let Values::F32(values) = values else { panic!("{values:?}") };
@@ -23,7 +23,7 @@ fn going_backward_block_by_block_gives_the_bits_of_the_whole_backward() {
     let mut hidden = ids(0);
     let parts = parts();
     for (_, vars, forward) in &parts {
-        hidden = forward(vars, &hidden).unwrap();
+        hidden = forward(&tensors(vars).unwrap(), &hidden).unwrap();
     }
     let whole_loss = loss(&hidden, 0).unwrap();
     let whole = whole_loss.backward().unwrap();

@@ -4,7 +4,7 @@ mod small_model;
 
 use std::collections::HashMap;
 
-use candle_core::{Device, Tensor, Var};
+use candle_core::{DType, Device, Tensor, Var};
 use dist_candle::loss_and_gradient;
 use dist_collectives::Communicator;
 use dist_parallel::{
@@ -14,7 +14,7 @@ use dist_parallel::{
 use dist_testkit::oracle;
 use dist_transport::sim;
 use rstest::rstest;
-use small_model::{ids, loss, model, parts};
+use small_model::{ids, loss, model, model_in, parts, tensors};
 
 const MICRO_BATCHES: usize = 8;
 const STEPS: usize = 5;
@@ -35,8 +35,8 @@ fn step(ddp: &mut Ddp<Sequence<Tensor>>, first: usize) -> dist_parallel::Result<
 }
 
 /// The bits of every loss, then those of every parameter.
-fn train(comm: Communicator) -> dist_parallel::Result<Vec<u32>> {
-    let mut ddp = Ddp::new(comm, model(), DdpOptions::default())?;
+fn train(comm: Communicator, dtype: DType) -> dist_parallel::Result<Vec<u32>> {
+    let mut ddp = Ddp::new(comm, model_in(dtype), DdpOptions::default())?;
     let mut optimizer = AdamW::new(AdamWOptions { learning_rate: 0.02, ..AdamWOptions::default() })?;
     let mut seen = Vec::new();
     for number in 0..STEPS {
@@ -51,8 +51,12 @@ fn train(comm: Communicator) -> dist_parallel::Result<Vec<u32>> {
 }
 
 /// The same with a model of which each rank keeps a part.
-fn train_sharded(comm: Communicator, strategy: ShardingStrategy) -> dist_parallel::Result<Vec<u32>> {
-    let mut fsdp = Fsdp::new(comm, model(), &FsdpOptions::new(strategy).with_prefetch(1))?;
+fn train_sharded(
+    comm: Communicator,
+    dtype: DType,
+    strategy: ShardingStrategy,
+) -> dist_parallel::Result<Vec<u32>> {
+    let mut fsdp = Fsdp::new(comm, model_in(dtype), &FsdpOptions::new(strategy).with_prefetch(1))?;
     let mut optimizer = AdamW::new(AdamWOptions { learning_rate: 0.02, ..AdamWOptions::default() })?;
     let mut seen = Vec::new();
     for number in 0..STEPS {
@@ -82,38 +86,49 @@ fn train_sharded(comm: Communicator, strategy: ShardingStrategy) -> dist_paralle
 #[case(ShardingStrategy::ShardGradOp)]
 #[case(ShardingStrategy::ShardOptimizer)]
 #[case(ShardingStrategy::HybridShard { shard_degree: 2 })]
-fn every_strategy_trains_the_parameters_of_one(#[case] strategy: ShardingStrategy) {
-    let alone = train_on(0, 1).remove(0);
-    let program = move |transport| train_sharded(Communicator::new(transport), strategy).expect("no faults");
+fn every_strategy_trains_the_parameters_of_one(
+    #[case] strategy: ShardingStrategy,
+    #[values(DType::F32, DType::F16, DType::BF16)] dtype: DType,
+) {
+    let alone = train_on(0, 1, dtype).remove(0);
+    let program =
+        move |transport| train_sharded(Communicator::new(transport), dtype, strategy).expect("no faults");
     for (rank, trained) in sim::run(1, 4, program).results.into_iter().enumerate() {
         assert_eq!(trained, alone, "rank {rank}");
     }
 }
 
 fn bits(values: Values<'_>) -> Vec<u32> {
-    let Values::F32(values) = values else { panic!("{values:?}") };
-    values.iter().map(|value| value.to_bits()).collect()
+    match values {
+        Values::F32(values) => values.iter().map(|value| value.to_bits()).collect(),
+        Values::F16(values) => values.iter().map(|value| value.to_bits().into()).collect(),
+        Values::Bf16(values) => values.iter().map(|value| value.to_bits().into()).collect(),
+        Values::F64(_) => panic!("{values:?}"),
+    }
 }
 
-fn train_on(seed: u64, ranks: usize) -> Vec<Vec<u32>> {
-    let outcome = sim::run(seed, ranks, |transport| train(Communicator::new(transport)).expect("no faults"));
-    outcome.results
+fn train_on(seed: u64, ranks: usize, dtype: DType) -> Vec<Vec<u32>> {
+    let program = move |transport| train(Communicator::new(transport), dtype).expect("no faults");
+    sim::run(seed, ranks, program).results
 }
 
 #[rstest]
-fn any_number_of_ranks_trains_the_parameters_of_one(#[values(2, 4, 8)] ranks: usize) {
-    let alone = train_on(0, 1).remove(0);
+fn any_number_of_ranks_trains_the_parameters_of_one(
+    #[values(2, 4, 8)] ranks: usize,
+    #[values(DType::F32, DType::F16, DType::BF16)] dtype: DType,
+) {
+    let alone = train_on(0, 1, dtype).remove(0);
     assert!(f32::from_bits(alone[STEPS - 1]) < 0.95 * f32::from_bits(alone[0]), "nothing is learned");
-    for (rank, trained) in train_on(1, ranks).into_iter().enumerate() {
+    for (rank, trained) in train_on(1, ranks, dtype).into_iter().enumerate() {
         assert_eq!(trained, alone, "rank {rank}");
     }
 }
 
 #[test]
 fn shares_that_are_no_power_of_two_give_the_same_bits_on_every_rank_and_in_every_order_of_events() {
-    let trained = train_on(2, 3);
+    let trained = train_on(2, 3, DType::F32);
     assert!(trained.iter().all(|other| *other == trained[0]));
-    assert_eq!(train_on(3, 3), trained);
+    assert_eq!(train_on(3, 3, DType::F32), trained);
 }
 
 /// What ranks with a part each have saved, as candle sees it; and what candle has written, as they see it.
@@ -166,7 +181,9 @@ fn the_mean_gradient_is_the_tree_over_candles_own_gradients() {
         let of_one = |index| -> Vec<Vec<f32>> {
             let parts = parts();
             let start = ids(micro_batch(index));
-            let output = parts.iter().fold(start, |x, (_, vars, forward)| forward(vars, &x).unwrap());
+            let output = parts
+                .iter()
+                .fold(start, |x, (_, vars, forward)| forward(&tensors(vars).unwrap(), &x).unwrap());
             let gradients = loss(&output, micro_batch(index)).unwrap().backward().unwrap();
             let vars = parts.iter().flat_map(|(_, vars, _)| vars);
             vars.map(|var| gradients.get(var).unwrap().flatten_all().unwrap().to_vec1().unwrap()).collect()

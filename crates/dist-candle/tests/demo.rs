@@ -93,6 +93,21 @@ fn every_strategy_computes_the_bits_of_one_process(#[case] strategy: &[&str]) {
     assert_eq!(result(demo(folder.path(), &[&steps[..], strategy].concat())), single);
 }
 
+#[rstest]
+#[case(&["--strategy", "ddp"])]
+#[case(&["--strategy", "fsdp"])]
+fn the_bits_do_not_depend_on_what_messages_go_through(
+    #[case] strategy: &[&str],
+    #[values("auto", "shm", "tcp")] transport: &str,
+) {
+    let folder = folder();
+    let steps = ["--steps", "4"];
+    let single = result(demo(folder.path(), &[&steps[..], &["--strategy", "single"]].concat()));
+    let mut command = demo(folder.path(), &[&steps[..], &["--ranks", "2"], strategy].concat());
+    command.env("DIST_TRANSPORT", transport);
+    assert_eq!(result(command), single);
+}
+
 /// The newest checkpoint is taken away, so that there is something left to do.
 #[rstest]
 #[case(&["--ranks", "2"], &["--ranks", "4", "--strategy", "fsdp"])]

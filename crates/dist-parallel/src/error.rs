@@ -55,6 +55,12 @@ pub enum Error {
     /// A parameter is in no memory at the moment: only its sharded training knows its values.
     #[error("the parameter's memory is freed between its uses")]
     Freed,
+    /// A model says neither of a slot for a parameter nor of another way to reach it.
+    #[error("parameter number {index} lies in no slot, and the model has no other way to reach it")]
+    NoSlot {
+        /// The parameter's index.
+        index: usize,
+    },
     /// A setting of an optimizer makes no sense.
     #[error("{name} cannot be {value}")]
     Setting {

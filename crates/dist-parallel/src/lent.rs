@@ -55,7 +55,7 @@ pub enum Unloaded {
 }
 
 /// Where a block in plain Rust has the values of one parameter: in memory of its own, in memory that it was lent,
-/// or nowhere. [`Params`](crate::Params) passes on to it.
+/// or nowhere. A model that says its [`slots`](crate::Params::slots) has nothing else to say of them.
 ///
 /// ```
 /// use dist_parallel::{FloatType, Slot, Unloaded, Values};

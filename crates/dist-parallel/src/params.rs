@@ -5,35 +5,85 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BoxError, Error, Lent, Loaded, Result, Unloaded, Values, ValuesMut};
+use crate::{BoxError, Error, Lent, Loaded, Result, Slot, Unloaded, Values, ValuesMut};
 
 /// Named parameters in an order that is the same on every rank.
 ///
-/// This is all that broadcasting, reducing gradients and saving need to know of a model.
+/// This is all that broadcasting, reducing gradients and saving need to know of a model. A model whose parameters lie in
+/// [`Slot`]s says which; any other says how each is read and written.
+///
+/// ```
+/// use dist_parallel::{FloatType, ParamInfo, Params, Slot};
+///
+/// struct Scale {
+///     infos: [ParamInfo; 1],
+///     slots: [Slot; 1],
+/// }
+///
+/// impl Params for Scale {
+///     fn infos(&self) -> &[ParamInfo] {
+///         &self.infos
+///     }
+///
+///     fn slots(&self) -> &[Slot] {
+///         &self.slots
+///     }
+///
+///     fn slots_mut(&mut self) -> &mut [Slot] {
+///         &mut self.slots
+///     }
+/// }
+///
+/// let infos = [ParamInfo::new("scale", [2], FloatType::F32)];
+/// let mut model = Scale { infos, slots: [Slot::from(vec![1.0_f32, 2.0])] };
+/// model.write(0, &mut |mut values| values.scale(2.0)).unwrap();
+/// model.read(0, &mut |values| assert_eq!(values, [2.0_f32, 4.0][..].into())).unwrap();
+/// ```
 pub trait Params: Send {
     /// What parameters there are. The list never changes.
     fn infos(&self) -> &[ParamInfo];
 
-    /// Calls `f` once with the values of parameter `index`, in row-major order.
+    /// The slots that the parameters lie in, one for each. This provided form has none.
+    fn slots(&self) -> &[Slot] {
+        &[]
+    }
+
+    /// The same slots, to be changed.
+    fn slots_mut(&mut self) -> &mut [Slot] {
+        &mut []
+    }
+
+    /// Calls `f` once with the values of parameter `index`, in row-major order. This provided form is for parameters in
+    /// slots.
     ///
     /// # Errors
     /// If the values cannot be reached.
-    fn read(&self, index: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError>;
+    fn read(&self, index: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
+        let slot = self.slots().get(index).ok_or(Error::NoSlot { index })?;
+        f(slot.values()?);
+        Ok(())
+    }
 
-    /// Calls `f` once with the memory of parameter `index`, which `f` may overwrite.
+    /// Calls `f` once with the memory of parameter `index`, which `f` may overwrite. This provided form is for parameters
+    /// in slots.
     ///
     /// # Errors
     /// If the memory cannot be reached.
-    fn write(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError>;
+    fn write(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
+        self.slots_mut().get_mut(index).ok_or(Error::NoSlot { index })?.write(f)
+    }
 
     /// Gives parameter `index` these values, which are lent until [`unload`](Params::unload): a sharded model is
     /// about to use it.
     ///
-    /// This provided form copies them into the parameter's own memory.
+    /// This provided form puts them into the parameter's slot, or copies them into the memory that the parameter has.
     ///
     /// # Errors
     /// If they do not look like the parameter, or its memory cannot be reached.
     fn load(&mut self, index: usize, values: Lent) -> Result<Loaded, BoxError> {
+        if let Some(slot) = self.slots_mut().get_mut(index) {
+            return slot.load(values);
+        }
         let mut copied = Err(Error::Freed);
         self.write(index, &mut |mut own| copied = own.copy_from(values.values()))?;
         copied?;
@@ -42,13 +92,13 @@ pub trait Params: Send {
 
     /// Says that parameter `index` is not needed until it is loaded again: its memory may be freed.
     ///
-    /// This provided form keeps it, and sharding the model then saves no memory for its parameters.
+    /// This provided form frees its slot. What lies in none it keeps, and sharding the model then saves no memory for its
+    /// parameters.
     ///
     /// # Errors
     /// If there is no such parameter.
     fn unload(&mut self, index: usize) -> Result<Unloaded, BoxError> {
-        let _ = index;
-        Ok(Unloaded::Kept)
+        Ok(self.slots_mut().get_mut(index).map_or(Unloaded::Kept, Slot::unload))
     }
 }
 
@@ -208,6 +258,14 @@ fn looks_as_said(info: &ParamInfo, values: Values<'_>) -> Result<()> {
 impl<P: Params + ?Sized> Params for Box<P> {
     fn infos(&self) -> &[ParamInfo] {
         (**self).infos()
+    }
+
+    fn slots(&self) -> &[Slot] {
+        (**self).slots()
+    }
+
+    fn slots_mut(&mut self) -> &mut [Slot] {
+        (**self).slots_mut()
     }
 
     fn read(&self, index: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {

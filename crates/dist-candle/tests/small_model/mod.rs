@@ -1,7 +1,7 @@
 //! A small model whose blocks use what transformers use: an embedding, matrix products, a norm, residual
 //! connections.
 
-use candle_core::{Device, Module, Result, Tensor, Var};
+use candle_core::{DType, Device, Module, Result, Tensor, Var};
 use dist_candle::CandleBlock;
 use dist_parallel::{Block, Sequence};
 
@@ -15,11 +15,11 @@ pub(crate) fn var(shape: &[usize], seed: u64) -> Var {
         .expect("as many values as the shape says")
 }
 
-pub(crate) type Forward = fn(&[Var], &Tensor) -> Result<Tensor>;
+pub(crate) type Forward = fn(&[Tensor], &Tensor) -> Result<Tensor>;
 
 /// A token embedding, two layers with a residual connection, and a projection: each as variables and a closure.
 pub(crate) fn parts() -> Vec<(&'static str, Vec<Var>, Forward)> {
-    let layer = |vars: &[Var], x: &Tensor| {
+    let layer = |vars: &[Tensor], x: &Tensor| {
         let inner = candle_nn::ops::layer_norm_slow(x, &vars[2], &vars[3], 1e-5)?;
         let inner = inner.reshape(((), WIDTH))?.matmul(&vars[0])?.broadcast_add(&vars[1])?;
         x + inner.gelu_erf()?.reshape(x.shape())?
@@ -34,25 +34,37 @@ pub(crate) fn parts() -> Vec<(&'static str, Vec<Var>, Forward)> {
     };
     vec![
         ("embed", vec![var(&[VOCABULARY, WIDTH], 1)], |vars, ids| {
-            candle_nn::Embedding::new(vars[0].as_tensor().clone(), WIDTH).forward(ids)
+            candle_nn::Embedding::new(vars[0].clone(), WIDTH).forward(ids)
         }),
         ("first", layer_vars(10), layer),
         ("second", layer_vars(20), layer),
         ("head", vec![var(&[VOCABULARY, WIDTH], 2)], |vars, x| {
-            candle_nn::Linear::new(vars[0].as_tensor().clone(), None).forward(x)
+            candle_nn::Linear::new(vars[0].clone(), None).forward(x)
         }),
     ]
 }
 
 pub(crate) fn model() -> Sequence<Tensor> {
+    model_in(DType::F32)
+}
+
+/// The model with parameters of a type, which are widened where they are used.
+pub(crate) fn model_in(dtype: DType) -> Sequence<Tensor> {
     let blocks = parts().into_iter().map(|(name, vars, forward)| {
+        let kept = |var: &Var| Var::from_tensor(&var.to_dtype(dtype)?);
+        let vars: Vec<Var> = vars.iter().map(kept).collect::<Result<_>>().expect("a type of floats");
         let named: Vec<_> =
             vars.iter().cloned().enumerate().map(|(index, var)| (index.to_string(), var)).collect();
-        let block =
-            CandleBlock::new(name, named, move |x: &Tensor| forward(&vars, x)).expect("a valid block");
+        let module = move |x: &Tensor| forward(&tensors(&vars)?, x);
+        let block = CandleBlock::new(name, named, module).expect("a valid block");
         Box::new(block) as Box<dyn Block<Tensor>>
     });
     Sequence::new(blocks.collect()).expect("names that differ")
+}
+
+/// The values of variables in the type that is calculated in.
+pub(crate) fn tensors(vars: &[Var]) -> Result<Vec<Tensor>> {
+    vars.iter().map(|var| var.to_dtype(DType::F32)).collect()
 }
 
 /// Token numbers of a micro-batch, which are also what the model shall give for them.

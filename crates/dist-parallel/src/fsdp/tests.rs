@@ -1,15 +1,13 @@
 //! What fills strips up to a multiple of the ranks: zero, whatever happens, and seen by nobody.
 
-use std::fs;
+use std::{fs, slice};
 
 use dist_collectives::Communicator;
 use dist_transport::sim;
 use rstest::rstest;
 
 use super::*;
-use crate::{
-    AdamW, AdamWOptions, Block, BoxError, Checkpoints, FloatType, Lent, Loaded, Ready, Saved, Slot, Unloaded,
-};
+use crate::{AdamW, AdamWOptions, Block, BoxError, Checkpoints, FloatType, Ready, Saved, Slot};
 
 /// The input plus the sum of all parameters, each times its number.
 struct Weighted {
@@ -29,21 +27,12 @@ impl Params for Weighted {
         &self.infos
     }
 
-    fn read(&self, _: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
-        f(self.slot.values()?);
-        Ok(())
+    fn slots(&self) -> &[Slot] {
+        slice::from_ref(&self.slot)
     }
 
-    fn write(&mut self, _: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
-        self.slot.write(f)
-    }
-
-    fn load(&mut self, _: usize, values: Lent) -> Result<Loaded, BoxError> {
-        self.slot.load(values)
-    }
-
-    fn unload(&mut self, _: usize) -> Result<Unloaded, BoxError> {
-        Ok(self.slot.unload())
+    fn slots_mut(&mut self) -> &mut [Slot] {
+        slice::from_mut(&mut self.slot)
     }
 }
 

@@ -88,6 +88,17 @@ fn nothing_leaks_in_a_hundred_steps() {
     check_for(100, 4, 4, Loaded::Lent, &options.with_reshard(Reshard::ToGroup(2)));
 }
 
+/// In a world of one nothing is handed to other threads, so not a byte may be left, of whatever size.
+#[rstest]
+fn steps_of_one_process_leave_not_a_byte_behind(
+    #[values(ShardingStrategy::FullShard, ShardingStrategy::ShardGradOp, ShardingStrategy::NoShard)]
+    strategy: ShardingStrategy,
+) {
+    let options = FsdpOptions::new(strategy).with_prefetch(1);
+    let needed = needed(SMALLEST / 64, 1, 3, 100, Loaded::Lent, &options);
+    assert_eq!(needed[0].more, 0);
+}
+
 #[rstest]
 #[case(ShardingStrategy::FullShard)]
 #[case(ShardingStrategy::ShardGradOp)]

@@ -1,8 +1,10 @@
 //! A model whose parameters, and nothing else, take memory.
 
+use std::slice;
+
 use dist_parallel::{
     AdamW, AdamWOptions, Block, BoxError, FloatType, Lent, Loaded, ParamInfo, Params, Ready, Saved, Sequence,
-    Slot, Unloaded, Values, ValuesMut,
+    Slot, Values, ValuesMut,
 };
 
 /// One value: all that blocks hand on.
@@ -39,13 +41,12 @@ impl Params for Weights {
         &self.infos
     }
 
-    fn read(&self, _: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
-        f(self.slot.values()?);
-        Ok(())
+    fn slots(&self) -> &[Slot] {
+        slice::from_ref(&self.slot)
     }
 
-    fn write(&mut self, _: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
-        self.slot.write(f)
+    fn slots_mut(&mut self) -> &mut [Slot] {
+        slice::from_mut(&mut self.slot)
     }
 
     fn load(&mut self, _: usize, values: Lent) -> Result<Loaded, BoxError> {
@@ -56,10 +57,6 @@ impl Params for Weights {
                 Ok(Loaded::Copied)
             }
         }
-    }
-
-    fn unload(&mut self, _: usize) -> Result<Unloaded, BoxError> {
-        Ok(self.slot.unload())
     }
 }
 

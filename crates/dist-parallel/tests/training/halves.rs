@@ -1,9 +1,11 @@
 //! Models whose parameters are kept in half types: used, reduced, changed and saved in them, with the bits of one process.
 
+use std::slice;
+
 use dist_collectives::Communicator;
 use dist_parallel::{
-    Block, BoxError, Ddp, DdpOptions, FloatType, Fsdp, FsdpOptions, Lent, Loaded, ParamInfo, Params, Ready,
-    Saved, Sequence, ShardingStrategy, Slot, Unloaded, Values, ValuesMut,
+    Block, BoxError, Ddp, DdpOptions, FloatType, Fsdp, FsdpOptions, ParamInfo, Params, Ready, Saved,
+    Sequence, ShardingStrategy, Slot, Values,
 };
 use dist_transport::sim;
 use half::{bf16, f16};
@@ -45,21 +47,12 @@ impl Params for Scale {
         &self.infos
     }
 
-    fn read(&self, _: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
-        f(self.slot.values()?);
-        Ok(())
+    fn slots(&self) -> &[Slot] {
+        slice::from_ref(&self.slot)
     }
 
-    fn write(&mut self, _: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
-        self.slot.write(f)
-    }
-
-    fn load(&mut self, _: usize, values: Lent) -> Result<Loaded, BoxError> {
-        self.slot.load(values)
-    }
-
-    fn unload(&mut self, _: usize) -> Result<Unloaded, BoxError> {
-        Ok(self.slot.unload())
+    fn slots_mut(&mut self) -> &mut [Slot] {
+        slice::from_mut(&mut self.slot)
     }
 }
 
