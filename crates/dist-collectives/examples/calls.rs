@@ -1,9 +1,12 @@
 //! One collective many times, and nothing else: for counting instructions and for looking where time goes.
 //!
-//! `distctl run -n 2 -- target/release/examples/calls all_reduce 8 100000` prints microseconds per call on rank 0.
+//! `distctl run -n 2 -- target/release/examples/calls all_reduce 8 100000` prints microseconds per call on rank 0; of `start_all_reduce`
+//! also those until an operation was handed over.
 #![allow(clippy::print_stdout, reason = "it is a program")]
 
+use std::cell::Cell;
 use std::error::Error;
+use std::time::Duration;
 
 use dist_collectives::{Buffer, Communicator, ReduceOp};
 
@@ -17,6 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut comm = Communicator::from_env()?;
     let (mut part, mut whole) = (vec![1.0_f32; elements], vec![1.0_f32; elements * comm.world_size()]);
     let mut owned = Buffer::from(part.clone());
+    let handed_over = Cell::new(Duration::ZERO);
     let mut call = |comm: &mut Communicator| match operation.as_str() {
         "all_reduce" => comm.all_reduce(&mut part, ReduceOp::Max),
         "all_reduce_buffer" => comm.all_reduce_buffer(&mut owned, ReduceOp::Max),
@@ -24,18 +28,25 @@ fn main() -> Result<(), Box<dyn Error>> {
         "broadcast" => comm.broadcast(&mut part, 0),
         "barrier" => comm.barrier(),
         "start_all_reduce" => {
-            let done = comm.start_all_reduce(std::mem::take(&mut part), ReduceOp::Max).wait()?;
-            part = done.into_vec();
+            let before = comm.runtime().now();
+            let pending = comm.start_all_reduce(std::mem::take(&mut part), ReduceOp::Max);
+            handed_over.set(handed_over.get() + (comm.runtime().now() - before));
+            part = pending.wait()?.into_vec();
             Ok(())
         }
         other => panic!("no operation is called {other}"),
     };
     (0..WARM_UPS).try_for_each(|_| call(&mut comm))?;
+    handed_over.set(Duration::ZERO);
     let start = comm.runtime().now();
     (0..calls).try_for_each(|_| call(&mut comm))?;
     let spent = comm.runtime().now() - start;
     if comm.rank() == 0 {
-        println!("{operation} of {bytes} B: {:.3} us", spent.as_secs_f64() * 1e6 / f64::from(calls));
+        let each = |time: Duration| time.as_secs_f64() * 1e6 / f64::from(calls);
+        println!("{operation} of {bytes} B: {:.3} us", each(spent));
+        if !handed_over.get().is_zero() {
+            println!("handed over after {:.3} us", each(handed_over.get()));
+        }
     }
     Ok(())
 }
