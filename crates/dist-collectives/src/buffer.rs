@@ -25,6 +25,8 @@ pub struct Buffer<T> {
     elements: Owned<T>,
     /// Allocated memory can be longer.
     len: usize,
+    /// What other ranks take it for.
+    meant: Ownership,
 }
 
 impl<T: Element> Buffer<T> {
@@ -42,15 +44,26 @@ impl<T: Element> Buffer<T> {
         Ok(Self::from(elements))
     }
 
+    /// What stands for allocated memory where there is none to be had: other ranks, which may have some, choose what is
+    /// done by that, and so does this one.
+    pub(crate) fn standing_in(len: usize) -> Result<Self> {
+        Ok(Self { meant: Ownership::Allocated, ..Self::zeroed(len)? })
+    }
+
     /// The first elements of memory that a transport gave. `None` if it has not so many.
     pub(crate) fn allocated(memory: Box<dyn Allocation>, len: usize) -> Option<Self> {
         let elements = Owned::allocated(memory)?;
-        (elements.len() >= len).then_some(Self { elements, len })
+        (elements.len() >= len).then_some(Self { elements, len, meant: Ownership::Allocated })
     }
 
     /// Whose the memory is, and of which kind.
     pub(crate) fn ownership(&self) -> Ownership {
         if self.elements.is_allocated() { Ownership::Allocated } else { Ownership::Owned }
+    }
+
+    /// What it is on other ranks, if it is alike on all that have the memory for it.
+    pub(crate) const fn meant(&self) -> Ownership {
+        self.meant
     }
 
     /// The bytes of all elements, for other ranks to write into.
@@ -82,7 +95,7 @@ impl<T: Element> PartialEq for Buffer<T> {
 impl<T> From<Vec<T>> for Buffer<T> {
     fn from(elements: Vec<T>) -> Self {
         let len = elements.len();
-        Self { elements: Owned::from(elements), len }
+        Self { elements: Owned::from(elements), len, meant: Ownership::Owned }
     }
 }
 

@@ -10,13 +10,13 @@ use dist_algos::{CostModel, Hosts};
 use dist_transport::tcp::{Config, TcpTransport};
 use dist_transport::{ChannelId, Error as TransportError, Runtime, Traffic, Transport};
 
-#[cfg(feature = "tcp")]
-use crate::KeptCosts;
 use crate::engine::Engine;
 use crate::settings::Settings;
 use crate::two_level::{Among, Levels};
 use crate::worker::Worker;
 use crate::{Algorithm, Buffer, Element, Error, ReductionOrder, Result};
+#[cfg(feature = "tcp")]
+use crate::{KeptCosts, crossovers_from_env};
 
 /// This rank's place in a group, and everything that the group does together.
 ///
@@ -83,14 +83,17 @@ impl Communicator {
     /// The choice of algorithms goes by what was [measured](Self::tune) in the first such world on rank 0's host, and
     /// is kept in [a file](crate::KeptCosts::of_user) since; the first measurement takes some hundredths of a second. On all
     /// ranks alike, `DIST_COSTS=off` lets the choice go by fixed costs instead, and `DIST_COSTS=FILE` by those of
-    /// another file.
+    /// another file. `DIST_CROSSOVERS=staged=64K,write_to_all=1M`, or one of both, on all ranks alike, says from how many
+    /// bytes on ranks that share memory use these [forms](crate::DirectForm).
     ///
     /// # Errors
     /// If the environment makes no sense, or the ranks do not meet in time.
     #[cfg(feature = "tcp")]
     pub fn from_env() -> Result<Self> {
         let config = Config::from_env().map_err(|source| Error::Join(Box::new(source)))?;
+        let crossovers = crossovers_from_env()?;
         let mut comm = Self::join(&config)?;
+        comm.set_crossovers(crossovers);
         if comm.world_size() > 1
             && let Some(kept) = KeptCosts::of_user()
         {
@@ -312,7 +315,11 @@ impl Communicator {
     }
 
     /// Elements, all zero, in memory that the ranks of this host share, so that operations on them reach into each
-    /// other's; in ordinary memory where there is none to share. What is allocated here can be used with every communicator.
+    /// other's; in ordinary memory where there is none to share, or no more of it. What is allocated here can be used with
+    /// every communicator.
+    ///
+    /// A rank that alone gets ordinary memory takes part in what the others do with theirs if they may reach into it;
+    /// otherwise an all_reduce of it fails ([`Error::OutOfReach`]) and ends the job.
     ///
     /// ```
     /// use dist_collectives::{Communicator, ReduceOp};
@@ -336,7 +343,7 @@ impl Communicator {
             .checked_mul(size_of::<T>())
             .and_then(|bytes| self.engine.transport.allocate(bytes))
             .and_then(|memory| Buffer::allocated(memory, len));
-        shared.map_or_else(|| Buffer::zeroed(len), Ok)
+        shared.map_or_else(|| Buffer::standing_in(len), Ok)
     }
 
     /// Ends the job for every rank, with this rank as the cause.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use dist_algos::CostModel;
+use dist_algos::direct::Crossovers;
 
 use crate::kept::{KeptCosts, World};
 use crate::{Algorithm, Communicator, Operation, Ownership, ReduceOp, Result, combine};
@@ -19,6 +20,13 @@ impl Communicator {
     /// later have it too.
     pub fn set_cost_model(&mut self, model: CostModel) {
         self.settings.model = model;
+    }
+
+    /// Lets the choice of a form go by these, where the ranks share memory. Every rank must set the same, as for
+    /// [`set_cost_model`](Self::set_cost_model), and before it starts operations. Forks and subgroups made later have them too.
+    pub fn set_crossovers(&mut self, crossovers: Crossovers) {
+        self.settings.crossovers = crossovers;
+        self.engine.forget_ways();
     }
 
     /// The algorithm that an operation on a buffer of so many bytes is done with, as things are set now; `None` for
@@ -47,7 +55,7 @@ impl Communicator {
             Some(direct @ Algorithm::Direct(_)) => return Ok(Some(direct)),
             Some(_) => {}
             None => {
-                let form = self.engine.direct_form(operation, bytes, ownership);
+                let form = self.engine.direct_form(operation, bytes, ownership, self.settings.crossovers);
                 if let Some(form) = form {
                     return Ok(Some(form.into()));
                 }

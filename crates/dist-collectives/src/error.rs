@@ -226,6 +226,15 @@ pub enum Error {
         /// What the allocator says.
         source: TryReserveError,
     },
+    /// This rank alone got no memory that the ranks share ([`Communicator::alloc`](crate::Communicator::alloc)), and the
+    /// others may not reach into what it has instead. It is told so, and the job is aborted.
+    #[error("{operation}: this rank's {bytes} bytes lie where no other rank can reach them")]
+    OutOfReach {
+        /// What was called.
+        operation: Operation,
+        /// Bytes of the buffer.
+        bytes: usize,
+    },
     /// A list of ranks makes no group.
     #[error("a group cannot be made of these ranks")]
     Members(#[source] Box<TransportError>),

@@ -25,6 +25,7 @@ mod start;
 mod two_level;
 #[cfg(feature = "serde")]
 mod values;
+mod variables;
 mod worker;
 
 pub use algorithm::{
@@ -40,7 +41,7 @@ pub use direct::Direct;
 pub use dist_algos::Error as AlgorithmError;
 /// Forms of [`Direct`] algorithms, and whose memory they work on.
 #[doc(no_inline)]
-pub use dist_algos::direct::{Form as DirectForm, Ownership};
+pub use dist_algos::direct::{Crossovers, CrossoversError, Form as DirectForm, Ownership};
 /// What the choice of algorithms goes by.
 #[doc(no_inline)]
 pub use dist_algos::hierarchical::{Form, Plan};
@@ -70,6 +71,7 @@ pub use reduce_op::{ReduceKind, ReduceOp, ReductionOrder};
 pub use two_level::TwoLevel;
 #[cfg(feature = "serde")]
 pub use values::{VALUE_BYTES_MAX, ValueProblem};
+pub use variables::crossovers_from_env;
 
 /// The examples of this page are tests.
 #[cfg(all(doctest, feature = "sim"))]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dist_algos::CostModel;
+use dist_algos::direct::Crossovers;
 
 use crate::algorithm::OneOf;
 use crate::two_level::{Chosen, Levels};
@@ -15,6 +16,8 @@ pub(crate) struct Settings {
     pub(crate) order: ReductionOrder,
     /// What the choice of an algorithm goes by; every rank has the same.
     pub(crate) model: CostModel,
+    /// And that of a form, where ranks share memory.
+    pub(crate) crossovers: Crossovers,
     /// The algorithm of each operation that was asked for; the others are chosen.
     forced: [Option<Algorithm>; Operation::ALL.len()],
 }
@@ -25,6 +28,7 @@ impl Default for Settings {
             timeout: Duration::from_secs(60),
             order: ReductionOrder::Canonical,
             model: CostModel::default(),
+            crossovers: Crossovers::default(),
             forced: [None; Operation::ALL.len()],
         }
     }

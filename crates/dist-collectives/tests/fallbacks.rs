@@ -7,13 +7,14 @@
 #![allow(
     clippy::disallowed_methods,
     clippy::print_stderr,
+    clippy::print_stdout,
     reason = "processes are tried, and skips are told"
 )]
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use dist_collectives::{AllReduce, Buffer, Communicator, Config, ReduceOp};
+use dist_collectives::{AllReduce, Buffer, Communicator, Config, Error, ReduceOp};
 use dist_testkit::process;
 use rstest::rstest;
 use tracing_subscriber::filter::LevelFilter;
@@ -66,6 +67,9 @@ assert libc.prctl(22, 2, ctypes.byref(Program(len(steps), filter)), 0, 0) == 0
 os.execvp(sys.argv[2], sys.argv[2:])
 "#;
 
+/// Files, and so what a rank gives away, have at most 100 MiB. Whoever goes beyond that is killed by a signal unless it is ignored.
+const OWN_MEMORY_ONLY: &str = "trap '' XFSZ && ulimit -f 204800";
+
 fn words(words: &[&str]) -> Vec<String> {
     words.iter().map(|&word| word.to_owned()).collect()
 }
@@ -111,16 +115,80 @@ fn a_small_dev_shm_changes_nothing() {
 }
 
 #[rstest]
-#[case::of_the_group("ulimit -f 2048", 0, &[NOT_ALL_SHARE, "through=\"shared memory\""])]
-#[case::of_its_messages("ulimit -f 16", 2, &[NOT_ALL_SHARE, "through=\"tcp\""])]
+#[case::of_the_group("trap '' XFSZ && ulimit -f 2048", 0, &[NOT_ALL_SHARE, "through=\"shared memory\""])]
+#[case::to_give_away(OWN_MEMORY_ONLY, 1, &["reach=Write", "through=\"shared memory\""])]
+#[case::of_its_messages("trap '' XFSZ && ulimit -f 16", 2, &[NOT_ALL_SHARE, "through=\"tcp\""])]
 fn where_a_rank_gets_no_memory_there_are_messages(
     #[case] limit: &str,
     #[case] whom: usize,
     #[case] expected: &'static [&'static str],
 ) {
-    // Whoever goes beyond the limit is killed by a signal unless that is ignored.
-    let starter = shell(&format!("trap '' XFSZ && {limit}"));
+    let starter = shell(limit);
     check(&starter, whom, |output| expected.iter().all(|expected| output.contains(expected)));
+}
+
+/// So few files that a rank cannot join, that it can and cannot share memory, and enough; and too few addresses for what
+/// others give away.
+#[rstest]
+fn a_rank_with_little_of_anything_does_without_or_says_so(
+    #[values("-n 6", "-n 10", "-n 14", "-n 18", "-n 22", "-n 26", ENOUGH, "-v 256000", "-v 600000")]
+    limit: &str,
+) {
+    if process::rank().is_some() {
+        let end = match sum_if_possible() {
+            Ok(()) => "summed".to_owned(),
+            Err(error @ Error::Mismatch { .. }) => panic!("{error:?}"),
+            Err(error) => format!("{error:?}"),
+        };
+        println!("\nended: {end}");
+        return;
+    }
+    let starter = shell(&format!("ulimit {limit}"));
+    let name = std::thread::current().name().unwrap().to_owned();
+    let start = |rank: usize| if rank == 1 { starter.clone() } else { Vec::new() };
+    let job = process::ranks_through(WORLD, &name, LIMIT, &[], start);
+    assert!(job.ranks.iter().all(|ended| ended.output.contains("\nended: ")), "all come to an end: {job:?}");
+    let summed = job.ranks.iter().filter(|ended| ended.output.contains("\nended: summed")).count();
+    assert!(summed == 0 || summed == WORLD, "all of them or none: {job:?}");
+    assert!(limit != ENOUGH || summed == WORLD, "{job:?}");
+}
+
+const ENOUGH: &str = "-n 64";
+
+/// Sums in allocated memory, and by messages.
+fn sum_if_possible() -> Result<(), Error> {
+    let config = Config::from_env().unwrap().with_timeout(LIMIT / 4);
+    let mut comm = Communicator::join(&config)?;
+    comm.set_timeout(LIMIT / 4);
+    let mut buffer = comm.alloc(100_000)?;
+    buffer.fill(1.0_f32);
+    comm.all_reduce_buffer(&mut buffer, ReduceOp::Sum)?;
+    assert_eq!(*buffer, [3.0; 100_000]);
+    let mut borrowed = [1.0_f32; 1000];
+    comm.with_algorithm(AllReduce::Binomial).all_reduce(&mut borrowed, ReduceOp::Sum)?;
+    assert_eq!(borrowed, [3.0; 1000]);
+    comm.barrier()
+}
+
+/// The memory that ranks share for messages is there, but not what one of them would give away; and it may not be reached
+/// into what it has instead.
+#[test]
+fn a_rank_whose_memory_nobody_can_reach_says_so_and_ends_the_job() {
+    const WHOM: usize = 1;
+    if let Some(rank) = process::rank() {
+        let mut comm = Communicator::join(&Config::from_env().unwrap()).unwrap();
+        let mut buffer = comm.alloc::<f32>(100_000).unwrap();
+        let error = comm.all_reduce_buffer(&mut buffer, ReduceOp::Sum).unwrap_err();
+        match rank {
+            WHOM => assert!(matches!(error, Error::OutOfReach { bytes: 400_000, .. }), "{error:?}"),
+            _ => assert_eq!(error.peer(), Some(WHOM), "{error:?}"),
+        }
+        return;
+    }
+    let starter = shell(OWN_MEMORY_ONLY);
+    let name = std::thread::current().name().unwrap().to_owned();
+    let start = |rank: usize| if rank == WHOM { starter.clone() } else { Vec::new() };
+    process::ranks_through(WORLD, &name, LIMIT, &[("DIST_SHM_CMA", "off")], start).assert_success();
 }
 
 /// Runs the ranks, one of them started like this.

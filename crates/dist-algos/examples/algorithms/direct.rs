@@ -1,6 +1,6 @@
 //! The part of docs/algorithms.md on ranks that share memory.
 
-use dist_algos::direct::{Form, Ownership, Plan, Task, verify};
+use dist_algos::direct::{Crossovers, Form, Ownership, Plan, Task, verify};
 use dist_algos::{Partition, Source};
 use dist_transport::{Rank, Reach, Shared};
 
@@ -102,7 +102,7 @@ write into where the system lets them; allocated in the memory that all share.
 fn choice(task: Task, ranks: usize, ownership: Ownership) -> String {
     let (mut text, mut last) = (String::new(), None);
     for power in 3..=30 {
-        let (form, _) = Form::suggest(task, ranks, 1 << power, ownership);
+        let (form, _) = Form::suggest(task, ranks, 1 << power, ownership, Crossovers::default());
         if last != Some(form) {
             let from = if last.is_none() { String::new() } else { format!(", from {} ", size(power)) };
             text += &format!("{from}{form}");

@@ -1,5 +1,7 @@
 //! Which form is chosen, by what was measured on two cores of one host.
 
+use std::str::FromStr;
+
 use super::{Form, Task};
 
 /// Whose the memory is that an operation works on.
@@ -13,14 +15,44 @@ pub enum Ownership {
     Allocated,
 }
 
+/// From how many bytes of the buffer on another form is chosen; what was measured where nothing is said.
+///
+/// ```
+/// use dist_algos::direct::{Crossovers, Form, Ownership, Task};
+///
+/// let crossovers: Crossovers = "staged=64K,write_to_all=1M".parse()?;
+/// let form = |bytes| Form::suggest(Task::AllReduce, 2, bytes, Ownership::Borrowed, crossovers).0;
+/// assert_eq!([form((64 << 10) - 1), form(64 << 10)], [Form::OneShot, Form::Staged]);
+/// # Ok::<_, dist_algos::direct::CrossoversError>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Crossovers {
+    /// [`Form::Staged`] in place of [`Form::OneShot`]; 4 KiB among two ranks and 16 KiB among more.
+    pub staged: Option<usize>,
+    /// [`Form::WriteToAll`] of allocated memory in place of these; 4 KiB.
+    pub write_to_all: Option<usize>,
+}
+
 impl Form {
     /// The fastest form for a buffer of so many bytes, and how many bytes of it a slot should take.
     ///
     /// Calls of the system that copy from one process to another are slower than slots at every size.
-    pub const fn suggest(task: Task, world_size: usize, bytes: usize, ownership: Ownership) -> (Self, usize) {
+    pub fn suggest(
+        task: Task,
+        world_size: usize,
+        bytes: usize,
+        ownership: Ownership,
+        crossovers: Crossovers,
+    ) -> (Self, usize) {
+        let Crossovers { staged, write_to_all } = crossovers;
         match (task, ownership) {
-            (Task::AllReduce, Ownership::Allocated) if bytes >= 4 << 10 => (Self::WriteToAll, 0),
-            (Task::AllReduce | Task::Reduce { .. }, _) if bytes >= staged_from(world_size) => {
+            (Task::AllReduce, Ownership::Allocated) if bytes >= write_to_all.unwrap_or(4 << 10) => {
+                (Self::WriteToAll, 0)
+            }
+            (Task::AllReduce | Task::Reduce { .. }, _)
+                if bytes >= staged.unwrap_or_else(|| staged_from(world_size)) =>
+            {
                 (Self::Staged, 256 << 10)
             }
             _ => (Self::OneShot, 256 << 10),
@@ -31,4 +63,80 @@ impl Form {
 /// From how many bytes on it is faster that one rank reduces each part than that everybody reduces all.
 const fn staged_from(world_size: usize) -> usize {
     if world_size == 2 { 4 << 10 } else { 16 << 10 }
+}
+
+impl FromStr for Crossovers {
+    type Err = CrossoversError;
+
+    /// Names of forms and bytes, as in `staged=64K,write_to_all=1M`.
+    fn from_str(text: &str) -> Result<Self, CrossoversError> {
+        let mut crossovers = Self::default();
+        for part in text.split(',') {
+            let wrong = || CrossoversError(part.to_owned());
+            let (name, bytes) = part.split_once('=').ok_or_else(wrong)?;
+            let crossover = match name {
+                "staged" => &mut crossovers.staged,
+                "write_to_all" => &mut crossovers.write_to_all,
+                _ => return Err(wrong()),
+            };
+            *crossover = Some(parse_bytes(bytes).ok_or_else(wrong)?);
+        }
+        Ok(crossovers)
+    }
+}
+
+/// What was read as [`Crossovers`] and is none.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is neither staged=BYTES nor write_to_all=BYTES")]
+pub struct CrossoversError(String);
+
+/// A number of bytes, as in `8`, `64K`, `1M` or `2G`.
+fn parse_bytes(text: &str) -> Option<usize> {
+    let units = [('K', 10), ('M', 20), ('G', 30)];
+    let unit = units.iter().find_map(|&(unit, shift)| Some((text.strip_suffix(unit)?, shift)));
+    let (digits, shift) = unit.unwrap_or((text, 0));
+    digits.parse::<usize>().ok()?.checked_mul(1 << shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case("staged=64K", Some((Some(64 << 10), None)))]
+    #[case("write_to_all=1M,staged=0", Some((Some(0), Some(1 << 20))))]
+    #[case("staged=7,staged=2G", Some((Some(2 << 30), None)))]
+    #[case("", None)]
+    #[case("staged", None)]
+    #[case("staged=", None)]
+    #[case("staged=-1", None)]
+    #[case("staged=64K,", None)]
+    #[case("one_shot=64K", None)]
+    #[case("staged=18446744073709551615G", None)]
+    fn crossovers_are_names_and_bytes(
+        #[case] text: &str,
+        #[case] expected: Option<(Option<usize>, Option<usize>)>,
+    ) {
+        let expected = expected.map(|(staged, write_to_all)| Crossovers { staged, write_to_all });
+        assert_eq!(text.parse().ok(), expected);
+    }
+
+    #[rstest]
+    #[case(Crossovers::default(), Ownership::Borrowed, [Form::OneShot, Form::Staged, Form::Staged])]
+    #[case(Crossovers::default(), Ownership::Allocated, [Form::OneShot, Form::WriteToAll, Form::WriteToAll])]
+    #[case(
+        Crossovers { staged: Some(5000), write_to_all: Some(5001) },
+        Ownership::Allocated,
+        [Form::OneShot, Form::Staged, Form::WriteToAll],
+    )]
+    fn forms_are_chosen_by_size_and_memory(
+        #[case] crossovers: Crossovers,
+        #[case] ownership: Ownership,
+        #[case] expected: [Form; 3],
+    ) {
+        let form = |bytes| Form::suggest(Task::AllReduce, 2, bytes, ownership, crossovers).0;
+        assert_eq!([4095, 5000, 5001].map(form), expected);
+    }
 }

@@ -20,7 +20,7 @@ pub mod verify;
 mod volume;
 
 pub use cells::Cells;
-pub use choice::Ownership;
+pub use choice::{Crossovers, CrossoversError, Ownership};
 pub use form::{Exposure, Form};
 pub use price::Pace;
 pub use run::{Kernel, Memory, Own, run};

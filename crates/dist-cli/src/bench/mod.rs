@@ -10,7 +10,9 @@ mod start;
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use dist_collectives::{Algorithm, Communicator, DType, KeptCosts, Ownership, ReduceOp, ReductionOrder};
+use dist_collectives::{
+    Algorithm, Communicator, DType, KeptCosts, Ownership, ReduceOp, ReductionOrder, crossovers_from_env,
+};
 use dist_transport::tcp::{Config, Medium, TcpTransport};
 
 use crate::Error;
@@ -149,6 +151,7 @@ fn measure_job(arguments: &Arguments) -> Result<Outcome, Error> {
     let medium = transport.medium();
     let plan = Plan { medium, ..plan };
     let mut comm = Communicator::new(transport);
+    comm.set_crossovers(crossovers_from_env()?);
     if let Some(kept) = KeptCosts::of_user() {
         comm.tune(&kept, medium.name())?;
     }

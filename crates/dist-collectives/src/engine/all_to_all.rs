@@ -29,6 +29,7 @@ impl Engine {
             op: None,
             bytes: size_of_val(input),
             ownership: Ownership::Borrowed,
+            here: Ownership::Borrowed,
         };
         if self.begin_directly::<AllToAll>(&job, |_| part * size_of::<T>(), &manner)?.is_some() {
             let (own, cut) = (shares.range(self.rank().index()), shares.partition::<T>());

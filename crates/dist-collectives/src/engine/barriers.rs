@@ -19,6 +19,7 @@ impl Engine {
             op: None,
             bytes: 0,
             ownership: Ownership::Borrowed,
+            here: Ownership::Borrowed,
         };
         if self.begin_directly::<Barrier>(&job, |_| 0, &manner)?.is_some() {
             let nothing = (&mut [][..], partition::<u8>(0, 1));

@@ -24,6 +24,7 @@ impl Engine {
             op: None,
             bytes: size_of_val(buffer),
             ownership: Ownership::Borrowed,
+            here: Ownership::Borrowed,
         };
         let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
         if let Some(parts) = self.begin_directly::<Broadcast>(&job, largest, &manner)? {
@@ -90,6 +91,7 @@ impl Engine {
             op: None,
             bytes: size_of_val(buffer),
             ownership: Ownership::Borrowed,
+            here: Ownership::Borrowed,
         };
         let largest = |_| shares.partition::<T>().chunk_bytes_max();
         if self.begin_directly::<AllGather>(&job, largest, &manner)?.is_some() {

@@ -1,7 +1,9 @@
 //! Operations of ranks that share memory: direct schedules in place of messages.
 
 use dist_algos::Partition;
-use dist_algos::direct::{self, Exposure, Form, Kernel, Memory, Own, Ownership, Plan, Schedule, Step, Task};
+use dist_algos::direct::{
+    self, Crossovers, Exposure, Form, Kernel, Memory, Own, Ownership, Plan, Schedule, Step, Task,
+};
 use dist_transport::{Deadline, Fingerprint, Reach, Shared};
 
 use super::arithmetic::Arithmetic;
@@ -51,7 +53,9 @@ pub(super) struct Job {
     pub(super) op: Option<ReduceKind>,
     /// Bytes of the buffer that holds every rank's part.
     pub(super) bytes: usize,
+    /// Whose the memory is on all ranks, by which they choose, and whose it is here.
     pub(super) ownership: Ownership,
+    pub(super) here: Ownership,
 }
 
 /// What was asked for besides.
@@ -123,6 +127,11 @@ impl Known {
 }
 
 impl Engine {
+    /// Lets how collectives are done be thought of anew.
+    pub(crate) fn forget_ways(&mut self) {
+        self.known = Known::default();
+    }
+
     /// Begins an operation that is done directly, and gives into how many parts its memory is cut; `None` if it is done by
     /// messages. All ranks come to the same.
     pub(super) fn begin_directly<A: OneOf>(
@@ -140,7 +149,7 @@ impl Engine {
             return Ok(None);
         }
         if !self.known.find(job, how) {
-            let Some(plan) = self.plan(job, how, part_bytes_max, manner)? else { return Ok(None) };
+            let Some(plan) = self.plan::<A>(job, how, part_bytes_max, manner)? else { return Ok(None) };
             self.keep::<A>(job, how, plan);
         }
         let way = &mut self.known.all[self.known.current];
@@ -171,7 +180,7 @@ impl Engine {
     }
 
     /// How an operation is done directly; `None` if it is done by messages.
-    fn plan(
+    fn plan<A: OneOf>(
         &mut self,
         job: &Job,
         How { forced, .. }: How,
@@ -182,11 +191,20 @@ impl Engine {
         let world_size = self.world_size();
         let (form, block_bytes) = match forced {
             Some(Algorithm::Direct(direct)) => (direct.form(), BLOCK_BYTES),
-            _ => Form::suggest(job.task, world_size, job.bytes, job.ownership),
+            _ => {
+                let crossovers = manner.settings.crossovers;
+                Form::suggest(job.task, world_size, job.bytes, job.ownership, crossovers)
+            }
         };
         let part_bytes_max = part_bytes_max(job.task.parts(form, world_size));
         let plan = Plan::new((job.task, form), world_size, part_bytes_max, block_bytes, shared);
-        match (plan.filter(|_| reaches(form, job.ownership, shared.reach)), forced) {
+        let can = |ownership| plan.is_some() && reaches(form, ownership, shared.reach);
+        if can(job.ownership) && !can(job.here) {
+            // The others can, and wait for this rank.
+            self.transport.abort();
+            return Err(Error::OutOfReach { operation: A::SERVES, bytes: job.bytes });
+        }
+        match (plan.filter(|_| can(job.here)), forced) {
             (None, Some(algorithm)) => Err(Error::Unsupported { algorithm, world_size }),
             (plan, _) => Ok(plan),
         }
@@ -203,10 +221,11 @@ impl Engine {
         operation: Operation,
         bytes: usize,
         ownership: Ownership,
+        crossovers: Crossovers,
     ) -> Option<Direct> {
         let Sharing::Memory(_) = self.sharing else { return None };
         let task = Task::all(0).into_iter().find(|task| task.name() == operation.name())?;
-        let (form, _) = Form::suggest(task, self.world_size(), bytes, ownership);
+        let (form, _) = Form::suggest(task, self.world_size(), bytes, ownership, crossovers);
         self.levels.is_none().then_some(Direct::new(operation, form))
     }
 
@@ -319,10 +338,11 @@ impl<T: Element> Held<'_, T> {
         }
     }
 
-    pub(super) fn ownership(&self) -> Ownership {
+    /// Whose the memory is on all ranks, and whose it is here.
+    pub(super) fn ownership(&self) -> [Ownership; 2] {
         match self {
-            Self::Borrowed(_) => Ownership::Borrowed,
-            Self::Owned(buffer) => buffer.ownership(),
+            Self::Borrowed(_) => [Ownership::Borrowed; 2],
+            Self::Owned(buffer) => [buffer.meant(), buffer.ownership()],
         }
     }
 

@@ -27,7 +27,7 @@ impl Engine {
         Self::check_op::<T>(op)?;
         let (world_size, deadline) = (self.world_size(), manner.deadline);
         let mut held = held.into();
-        let len = held.len();
+        let (len, [ownership, here]) = (held.len(), held.ownership());
         let job = Job {
             task: Task::AllReduce,
             dtype: Some(T::DTYPE),
@@ -35,7 +35,8 @@ impl Engine {
             sizes: manner.sizes,
             op: Some(op.kind()),
             bytes: len * size_of::<T>(),
-            ownership: held.ownership(),
+            ownership,
+            here,
         };
         let largest = |parts| partition::<T>(len, parts).chunk_bytes_max();
         if self.begin_directly::<AllReduce>(&job, largest, &manner)?.is_some() {
@@ -94,6 +95,7 @@ impl Engine {
             op: Some(op.kind()),
             bytes: size_of_val(buffer),
             ownership: Ownership::Borrowed,
+            here: Ownership::Borrowed,
         };
         let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
         if let Some(parts) = self.begin_directly::<Reduce>(&job, largest, &manner)? {
@@ -261,6 +263,7 @@ impl Engine {
             op: Some(op.kind()),
             bytes: shares.total().saturating_mul(size_of::<T>()),
             ownership: Ownership::Borrowed,
+            here: Ownership::Borrowed,
         };
         let largest = |_| shares.partition::<T>().chunk_bytes_max();
         Ok(self.begin_directly::<ReduceScatter>(&job, largest, manner)?.is_some())

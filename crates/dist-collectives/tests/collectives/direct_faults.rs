@@ -141,3 +141,21 @@ fn a_rank_that_does_not_come_is_named_at_the_deadline(#[values(true, false)] all
         }
     }
 }
+
+/// In lines, in slots, and from the size on from which allocated memory is written into.
+#[rstest]
+fn a_rank_that_alone_gets_no_shared_memory_takes_part_with_its_own(#[values(0, 1, 1000, 40_001)] len: usize) {
+    let network = Network::new(WORLD).with_shared_memory().without_heap(VICTIM);
+    let outcome = network.run(move |transport| {
+        let mut comm = Communicator::new(transport);
+        let mut sums = Vec::new();
+        for _ in 0..3 {
+            let mut buffer = comm.alloc(len).unwrap();
+            buffer.fill(1.0_f32);
+            comm.all_reduce_buffer(&mut buffer, ReduceOp::Sum).unwrap();
+            sums.extend(comm.start_all_reduce(buffer, ReduceOp::Sum).wait().unwrap().into_vec());
+        }
+        sums
+    });
+    assert_eq!(outcome.results, vec![vec![(WORLD * WORLD) as f32; 3 * len]; WORLD]);
+}

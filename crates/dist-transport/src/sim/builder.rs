@@ -52,6 +52,7 @@ pub struct Network {
     faults: Vec<(When, Fault)>,
     random_faults: usize,
     shared_memory: Option<MemoryCosts>,
+    without_heap: Vec<usize>,
 }
 
 impl Network {
@@ -66,6 +67,7 @@ impl Network {
             faults: Vec::new(),
             random_faults: 0,
             shared_memory: None,
+            without_heap: Vec::new(),
         }
     }
 
@@ -104,6 +106,12 @@ impl Network {
     /// As [`with_shared_memory`](Self::with_shared_memory), where work in memory takes its time.
     pub fn with_shared_memory_costs(self, costs: MemoryCosts) -> Self {
         Self { shared_memory: Some(costs), ..self }
+    }
+
+    /// This rank is [given](crate::Transport::allocate) no memory that ranks share, as where the system has none left for it.
+    pub fn without_heap(mut self, rank: usize) -> Self {
+        self.without_heap.push(rank);
+        self
     }
 
     /// What a message between two ranks of one host costs: each rank has such a link to the others, as memory is.
@@ -298,7 +306,8 @@ impl Network {
         let fabric = Fabric::new(self.links.clone(), self.coordinator, faults, random);
         let hosts = self.links.hosts.clone();
         let segments = self.shared_memory.map(Segments::new);
-        Arc::new(World { fabric, clock, scheduler, hosts, window: self.window, segments })
+        let without_heap = self.without_heap.clone();
+        Arc::new(World { fabric, clock, scheduler, hosts, window: self.window, segments, without_heap })
     }
 }
 

@@ -57,6 +57,8 @@ pub(super) struct World {
     pub(super) window: Option<usize>,
     /// The memory that groups share; `None` where they share none.
     pub(super) segments: Option<Segments>,
+    /// The ranks that are given no memory.
+    pub(super) without_heap: Vec<usize>,
 }
 
 impl World {
@@ -462,7 +464,9 @@ impl Transport for SimTransport {
     }
 
     fn allocate(&mut self, bytes: usize) -> Option<Box<dyn Allocation>> {
-        self.world.segments.is_some().then(|| -> Box<dyn Allocation> { Box::new(Allocated::new(bytes)) })
+        let given =
+            self.world.segments.is_some() && !self.world.without_heap.contains(&self.own_place().world_rank);
+        given.then(|| -> Box<dyn Allocation> { Box::new(Allocated::new(bytes)) })
     }
 
     fn note(&mut self, progress: Progress) {

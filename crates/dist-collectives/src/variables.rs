@@ -1,0 +1,46 @@
+//! What the environment says besides how the ranks meet.
+
+use dist_transport::Error as TransportError;
+
+use crate::{Crossovers, Error, Result};
+
+/// From how many bytes on ranks that share memory use which form, as `DIST_CROSSOVERS` says; what was measured if it says
+/// nothing. [`Communicator::from_env`](crate::Communicator::from_env) goes by it.
+///
+/// # Errors
+/// If it makes no sense.
+pub fn crossovers_from_env() -> Result<Crossovers> {
+    crossovers(|name| std::env::var(name).ok())
+}
+
+fn crossovers(get: impl Fn(&'static str) -> Option<String>) -> Result<Crossovers> {
+    let name = "DIST_CROSSOVERS";
+    let Some(value) = get(name).filter(|value| !value.is_empty()) else { return Ok(Crossovers::default()) };
+    value.parse().map_err(|_| {
+        let expected = "staged=BYTES, write_to_all=BYTES or both, as in staged=64K,write_to_all=1M";
+        Error::Join(Box::new(TransportError::InvalidVariable { name, value, expected }))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn crossovers_are_the_measured_ones_unless_the_environment_says_others() {
+        for silent in [None, Some(String::new())] {
+            assert_eq!(crossovers(|_| silent.clone()).unwrap(), Crossovers::default());
+        }
+        let said = crossovers(|name| (name == "DIST_CROSSOVERS").then(|| "staged=1M".to_owned())).unwrap();
+        assert_eq!((said.staged, said.write_to_all), (Some(1 << 20), None));
+    }
+
+    #[test]
+    fn what_is_no_crossover_is_refused_with_the_variable_and_what_it_holds() {
+        let refused = crossovers(|_| Some("staged=many".to_owned())).unwrap_err();
+        let source = refused.source().unwrap().to_string();
+        assert!(source.starts_with("DIST_CROSSOVERS=\"staged=many\" is not staged=BYTES,"), "{source}");
+    }
+}
