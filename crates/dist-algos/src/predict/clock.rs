@@ -61,7 +61,7 @@ impl Clock {
         let (size, opens) = (work.weight(bytes), work.send * self.pace);
         let begins = (pending.started + pending.busy + opens).max(self.up);
         let left = begins + size * link.byte.max(work.byte * self.pace);
-        pending.busy += opens + work.byte * self.pace * size;
+        pending.busy += opens + (work.sent + work.byte * size) * self.pace;
         pending.left = left;
         self.up = left;
         self.sent += bytes;

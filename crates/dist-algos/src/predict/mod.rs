@@ -9,7 +9,7 @@
 //!   hosts and links that differ, in memory for the ranks and what is on its way.
 //! - [`queues`]: events in the order of time. For what messages and ranks share: the links of hosts and racks, and cores.
 //!
-//! The model: a rank is busy for [`Work::send`] or [`Work::receive`] with each message, for [`Work::byte`] with each byte
+//! The model: a rank is busy for [`Work::send`] and [`Work::sent`] or [`Work::receive`] with each message, for [`Work::byte`] with each byte
 //! that it sends or receives, and for [`Work::reduce`] with each byte that it reduces or copies, while more may be on its
 //! way. A link
 //! lets one message after the other through at [`Link::byte`] per byte and delivers it [`Link::latency`] later. A

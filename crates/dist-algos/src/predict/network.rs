@@ -16,8 +16,10 @@ pub struct Link {
 /// What messages cost the ranks, in seconds of one core.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Work {
-    /// To send a message of any size.
+    /// To send a message of any size, until its first byte leaves.
     pub send: f64,
+    /// The same after that, while the message is on its way.
+    pub sent: f64,
     /// To receive one.
     pub receive: f64,
     /// To send or to receive a byte.
@@ -31,7 +33,7 @@ pub struct Work {
 
 impl Work {
     /// No work at all.
-    pub const NONE: Self = Self { send: 0.0, receive: 0.0, byte: 0.0, reduce: 0.0, twice: 0 };
+    pub const NONE: Self = Self { send: 0.0, sent: 0.0, receive: 0.0, byte: 0.0, reduce: 0.0, twice: 0 };
 
     /// As many bytes as these count for.
     pub(super) fn weight(&self, bytes: u64) -> f64 {

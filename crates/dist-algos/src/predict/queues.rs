@@ -271,7 +271,7 @@ where
         let (work, link) = (self.network.work(), self.network.link(rank, send.to));
         let bytes = self.plan.bytes_sent(send);
         let size = work.weight(bytes);
-        let (begins, free) = self.serve(rank, time, work.send + work.byte * size);
+        let (begins, free) = self.serve(rank, time, work.send + work.sent + work.byte * size);
         let begins = begins + work.send * self.lanes[rank].pace;
         let lane = &mut self.lanes[rank];
         let pace = link.byte.max(work.byte * lane.pace);

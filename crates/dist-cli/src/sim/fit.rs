@@ -5,9 +5,10 @@ use dist_algos::predict::{Link, Work};
 use super::model::Model;
 
 /// What is looked for: latency and byte of the link; send, receive, byte and reduce of the work, in seconds; how many
-/// times as long the work takes beyond the cache; and how many bytes of a message count twice.
-const START: [f64; UNKNOWNS] = [1e-6, 0.1e-9, 2e-6, 2e-6, 0.1e-9, 0.1e-9, 1.5, 65_536.0];
-const UNKNOWNS: usize = 8;
+/// times as long the work takes beyond the cache; how many bytes of a message count twice; and what a send takes when
+/// the message has left.
+const START: [f64; UNKNOWNS] = [1e-6, 0.1e-9, 1e-6, 2e-6, 0.1e-9, 0.1e-9, 1.5, 65_536.0, 1e-6];
+const UNKNOWNS: usize = 9;
 
 /// How much it costs to leave the start, beside the squared errors: what no measurement depends on stays where it is.
 const INERTIA: f64 = 1e-4;
@@ -35,11 +36,11 @@ const MOVES: usize = 400;
 type Point = [f64; UNKNOWNS];
 
 fn model(point: &Point, cores: Option<usize>, known: Option<f64>) -> Model {
-    let [latency, byte, send, receive, copy, reduce, far, twice] = point.map(f64::exp);
+    let [latency, byte, send, receive, copy, reduce, far, twice, sent] = point.map(f64::exp);
     let reduce = known.unwrap_or(reduce);
     Model {
         link: Link { latency, byte },
-        work: Work { send, receive, byte: copy, reduce, twice: bytes(twice) },
+        work: Work { send, sent, receive, byte: copy, reduce, twice: bytes(twice) },
         far,
         cores,
         ..Model::default()
@@ -111,7 +112,7 @@ mod tests {
 
     #[test]
     fn what_made_the_times_is_found_again() {
-        let truth = [40e-6, 0.8e-9, 3e-6, 1e-6, 0.3e-9, 0.05e-9, 2.0, 30_000.0];
+        let truth = [40e-6, 0.8e-9, 3e-6, 1e-6, 0.3e-9, 0.05e-9, 2.0, 30_000.0, 5e-6];
         let times = |model: &Model| {
             let Model { link, work, .. } = model;
             let of = |bytes: f64| {
@@ -119,6 +120,7 @@ mod tests {
                     link.latency + work.send + work.receive + bytes * link.byte,
                     work.send + work.receive + bytes * work.byte,
                     work.send,
+                    work.send + work.sent,
                     bytes * work.reduce + work.send,
                     bytes * work.byte * model.far,
                     work.twice as f64,
@@ -131,8 +133,8 @@ mod tests {
             times(model).iter().zip(&measured).map(|(a, b)| (a / b).ln().powi(2)).sum()
         });
         let Model { link, work, cores, .. } = found;
-        let Work { send, receive, byte, reduce, twice } = work;
-        let got = [link.latency, link.byte, send, receive, byte, reduce, found.far, twice as f64];
+        let Work { send, sent, receive, byte, reduce, twice } = work;
+        let got = [link.latency, link.byte, send, receive, byte, reduce, found.far, twice as f64, sent];
         for (got, truth) in got.iter().zip(truth) {
             assert!((got / truth - 1.0).abs() < 0.05, "{got} for {truth}");
         }

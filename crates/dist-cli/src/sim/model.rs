@@ -31,6 +31,8 @@ struct Fields {
     latency_us: f64,
     byte_ns: f64,
     send_us: f64,
+    #[serde(default)]
+    sent_us: f64,
     receive_us: f64,
     copy_byte_ns: f64,
     reduce_byte_ns: f64,
@@ -78,6 +80,7 @@ impl Model {
             latency_us: rounded(link.latency * 1e6, 4),
             byte_ns: rounded(link.byte * 1e9, 6),
             send_us: rounded(work.send * 1e6, 4),
+            sent_us: rounded(work.sent * 1e6, 4),
             receive_us: rounded(work.receive * 1e6, 4),
             copy_byte_ns: rounded(work.byte * 1e9, 6),
             reduce_byte_ns: rounded(work.reduce * 1e9, 6),
@@ -94,6 +97,7 @@ impl Model {
             latency_us,
             byte_ns,
             send_us,
+            sent_us,
             receive_us,
             copy_byte_ns,
             reduce_byte_ns,
@@ -106,6 +110,7 @@ impl Model {
             ("latency_us", latency_us),
             ("byte_ns", byte_ns),
             ("send_us", send_us),
+            ("sent_us", sent_us),
             ("receive_us", receive_us),
             ("copy_byte_ns", copy_byte_ns),
             ("reduce_byte_ns", reduce_byte_ns),
@@ -122,6 +127,7 @@ impl Model {
             link: Link { latency: latency_us * 1e-6, byte: byte_ns * 1e-9 },
             work: Work {
                 send: send_us * 1e-6,
+                sent: sent_us * 1e-6,
                 receive: receive_us * 1e-6,
                 byte: copy_byte_ns * 1e-9,
                 reduce: reduce_byte_ns * 1e-9,
@@ -139,7 +145,7 @@ impl Default for Model {
     fn default() -> Self {
         Self {
             link: Link { latency: 5e-6, byte: 0.1e-9 },
-            work: Work { send: 2e-6, receive: 2e-6, byte: 0.2e-9, reduce: 0.1e-9, twice: 0 },
+            work: Work { send: 2e-6, sent: 0.0, receive: 2e-6, byte: 0.2e-9, reduce: 0.1e-9, twice: 0 },
             far: near(),
             window: 0,
             cores: None,

@@ -143,6 +143,7 @@ impl WorldArguments {
                 link: Link { latency: self.latency, byte: self.bandwidth },
                 work: Work {
                     send: self.overhead,
+                    sent: 0.0,
                     receive: self.overhead,
                     byte: self.copy,
                     reduce: self.reduce,
@@ -255,7 +256,7 @@ impl World {
 fn costs(model: &Model) -> CostModel {
     let Model { link, work, .. } = model;
     CostModel {
-        round_ps: picoseconds(link.latency + work.send + work.receive),
+        round_ps: picoseconds(work.send + link.latency.max(work.sent) + work.receive),
         byte_ps: picoseconds(link.byte.max(2.0 * work.byte)),
         reduced_byte_ps: picoseconds(work.reduce),
     }
