@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use crate::{Deadline, Lent, Result};
+use crate::{Deadline, Lent, Rank, Result};
 
 /// Memory that all ranks of a group share: a place for a few bytes, slots, and the memory that a rank lays open.
 ///
@@ -55,6 +55,36 @@ pub trait Direct: fmt::Debug {
     /// # Errors
     /// If it does not by the deadline, is in another call, or the job is aborted.
     fn wait(&mut self, rank: usize, posts: u32, deadline: Deadline) -> Result<()>;
+
+    /// Does all of a call that every rank brings some bytes to and posts once in, but for their use: enters it, publishes
+    /// `bytes` at an offset of a place of `holder`'s, which is this rank or one whose slot it writes, posts, waits for every
+    /// other rank, and settles. It is there to be called as one.
+    ///
+    /// # Errors
+    /// As for [`enter`](Direct::enter), [`write`](Direct::write) and [`wait`](Direct::wait).
+    ///
+    /// # Panics
+    /// As for [`publish`](Direct::publish).
+    fn meet(
+        &mut self,
+        rank: Rank,
+        (holder, place, offset): (usize, Place, usize),
+        bytes: &[u8],
+        deadline: Deadline,
+    ) -> Result<()> {
+        self.enter(1, Exposed::Nothing, deadline)?;
+        if holder == rank.index() {
+            self.publish_over(place, offset, bytes);
+        } else {
+            self.write(holder, place, offset, bytes)?;
+        }
+        self.post();
+        for distance in 1..rank.world_size() {
+            self.wait(rank.plus(distance).index(), 1, deadline)?;
+        }
+        self.settle();
+        Ok(())
+    }
 
     /// Lets `read` see a range of what `rank` has published or laid open, in pieces, each with its offset from the
     /// start of the range. Offsets are multiples of 64, and so is the length of each piece but the last. Pieces of slots

@@ -25,20 +25,15 @@ pub struct Cells<'a> {
 
 impl<'a> Cells<'a> {
     /// These parts in so many blocks, at least one.
+    #[inline]
     pub const fn new(parts: Partition<'a>, blocks: usize) -> Self {
         Self { parts, blocks: if blocks == 0 { 1 } else { blocks } }
     }
 
     /// The bytes of one cell.
+    #[inline]
     pub fn range(&self, part: usize, block: usize) -> Range<usize> {
-        let part = self.parts.range(part);
-        if self.blocks == 1 {
-            return part;
-        }
-        let grains = part.len().div_ceil(Grain::BYTES);
-        let border =
-            |block: usize| part.start + (block * grains / self.blocks * Grain::BYTES).min(part.len());
-        border(block)..if block + 1 == self.blocks { part.end } else { border(block + 1) }
+        range(&self.parts, self.blocks, (part, block))
     }
 
     /// Bytes that a place has which holds any of the cells, a multiple of 64.
@@ -47,7 +42,19 @@ impl<'a> Cells<'a> {
     }
 }
 
-/// The same of parts of which the largest has so many bytes.
+/// The bytes of a cell of parts that are cut into so many blocks.
+#[inline]
+pub(super) fn range(parts: &Partition<'_>, blocks: usize, (part, block): (usize, usize)) -> Range<usize> {
+    let part = parts.range(part);
+    if blocks == 1 {
+        return part;
+    }
+    let grains = part.len().div_ceil(Grain::BYTES);
+    let border = |block: usize| part.start + (block * grains / blocks * Grain::BYTES).min(part.len());
+    border(block)..if block + 1 == blocks { part.end } else { border(block + 1) }
+}
+
+/// What a place has of parts of which the largest has so many bytes.
 pub(super) const fn place_bytes(part_bytes_max: usize, blocks: usize) -> usize {
     part_bytes_max.div_ceil(Grain::BYTES).div_ceil(blocks) * Grain::BYTES
 }

@@ -45,6 +45,7 @@ impl Form {
     }
 
     /// What it needs of the ranks' own memory.
+    #[inline]
     pub const fn exposure(self) -> Exposure {
         match self {
             Self::OneShot | Self::Staged => Exposure::Nothing,

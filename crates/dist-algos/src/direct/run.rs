@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use dist_transport::{Combine, Deadline, Direct, Error as TransportError, Exposed, Lent, Place, Rank};
 
+use super::cells;
 use super::tree::Tree;
-use super::{Cells, Exposure, Parts, Plan, Step, Target};
+use super::{Exposure, Parts, Plan, Step, Target, Task};
 use crate::{Error, Partition, RunError, Scratch, Source};
 
 /// The memory of one rank that a direct schedule works on.
@@ -50,6 +51,7 @@ impl std::fmt::Debug for Kernel<'_, '_> {
 ///
 /// # Errors
 /// If the transport fails, or the memory is not what the schedule was made for.
+#[inline]
 pub fn run(
     direct: &mut dyn Direct,
     (plan, rank): (&Plan, Rank),
@@ -59,25 +61,20 @@ pub fn run(
     scratch: &mut Scratch,
     deadline: Deadline,
 ) -> Result<(), RunError<TransportError>> {
-    let Memory { own, cut, input, piece_bytes } = memory;
-    check(plan, &own, &cut, input)?;
-    let cells = Cells::new(cut, plan.blocks());
-    let input = input.map(|(input, cut)| (input, Cells::new(cut, plan.blocks())));
-    let place_bytes = match plan.slots() {
-        0 => 0,
-        _ => input.as_ref().map_or(&cells, |(_, cells)| cells).place_bytes(),
-    };
-    let mut runner =
-        Runner { direct, rank, plan, own, cells, input, place_bytes, piece_bytes, kernel, scratch, deadline };
-    runner.check_room()?;
+    check(plan, &memory)?;
+    let mut runner = Runner { direct, rank, plan, place_bytes: 0, memory, kernel, scratch, deadline };
+    runner.make_room()?;
     let failed = |step: usize| move |source| RunError::Transport { step, source };
+    if plan.is_meeting() {
+        return runner.meet().map_err(failed(0));
+    }
     runner.enter().map_err(failed(0))?;
     for (index, step) in steps.enumerate() {
         runner.step(step).map_err(failed(index))?;
     }
     runner.direct.settle();
     if plan.form().exposure() == Exposure::Write {
-        runner.direct.collect(runner.own.bytes_mut());
+        runner.direct.collect(runner.memory.own.bytes_mut());
     }
     Ok(())
 }
@@ -86,40 +83,57 @@ struct Runner<'a, 'f> {
     direct: &'a mut dyn Direct,
     rank: Rank,
     plan: &'a Plan,
-    own: Own<'a>,
-    cells: Cells<'a>,
-    input: Option<(&'a [u8], Cells<'a>)>,
     /// From one place in a slot to the next.
     place_bytes: usize,
-    piece_bytes: usize,
+    memory: Memory<'a>,
     kernel: Kernel<'a, 'f>,
     scratch: &'a mut Scratch,
     deadline: Deadline,
 }
 
 impl Runner<'_, '_> {
-    /// Whether the places fit the slots.
-    fn check_room(&self) -> Result<(), Error> {
+    /// Finds out where places lie, and whether they fit the slots.
+    #[inline]
+    fn make_room(&mut self) -> Result<(), Error> {
         if self.plan.slots() == 0 {
             return Ok(());
         }
+        let published = self.memory.input.map_or(self.memory.cut, |(_, cut)| cut);
+        self.place_bytes = cells::place_bytes(published.chunk_bytes_max(), self.plan.blocks());
         let shared = self.direct.shared();
         let needed = self.place_bytes * self.plan.places();
         let fits = needed <= shared.slot_bytes && self.plan.slots() <= shared.slots;
         if fits { Ok(()) } else { Err(Error::Slots { needed, slot_bytes: shared.slot_bytes }) }
     }
 
+    #[inline]
     fn enter(&mut self) -> Result<(), TransportError> {
         let plan = self.plan;
-        let exposed = match (plan.form().exposure(), &mut self.own) {
+        let exposed = match (plan.form().exposure(), &mut self.memory.own) {
             (Exposure::Nothing, _) => Exposed::Nothing,
             (Exposure::Write, Own::Lent(lent)) => Exposed::Write(lent.reborrow()),
-            (_, own) => match (plan.task().source(), self.input) {
+            (_, own) => match (plan.task().source(), self.memory.input) {
                 (Source::Input, Some((input, _))) => Exposed::Read(input),
                 _ => Exposed::Read(own.bytes()),
             },
         };
         self.direct.enter(plan.posts(), exposed, self.deadline)
+    }
+
+    /// All steps of a meeting, as one.
+    fn meet(&mut self) -> Result<(), TransportError> {
+        let (plan, rank) = (self.plan, self.rank);
+        let place = plan.where_published(0);
+        let at = (plan.holder(rank.index(), place), place, 0);
+        let Self { direct, memory, scratch, kernel, .. } = self;
+        if plan.task() == Task::Barrier {
+            return direct.meet(rank, at, &[], self.deadline);
+        }
+        direct.meet(rank, at, memory.own.bytes(), self.deadline)?;
+        let (own, combine) = (memory.own.bytes_mut(), &mut *kernel.combine);
+        Tree { direct: &mut **direct, rank, plan, of: place, offset: 0, own, scratch, combine }.sum()?;
+        (kernel.finish)(own);
+        Ok(())
     }
 
     #[inline]
@@ -135,17 +149,18 @@ impl Runner<'_, '_> {
             Step::Reduce { part, block, of, into } => self.reduce((part, block), of, into)?,
             Step::Take { from, part, block, of, into } => {
                 let (holder, offset) = (self.plan.holder(from, of), self.offset(part, block, of));
-                let range = self.cells.range(into, block);
-                self.direct.read(holder, of, offset, &mut self.own.bytes_mut()[range])?;
+                let range = self.cell(into, block);
+                self.direct.read(holder, of, offset, &mut self.memory.own.bytes_mut()[range])?;
             }
         }
         Ok(())
     }
 
+    #[inline]
     fn post(&mut self) {
         match (self.plan.form().exposure(), self.plan.task().source()) {
             (Exposure::Nothing, _) | (_, Source::Input) => {}
-            _ => self.direct.show(self.own.bytes()),
+            _ => self.direct.show(self.memory.own.bytes()),
         }
         self.direct.post();
     }
@@ -157,13 +172,13 @@ impl Runner<'_, '_> {
         of: Source,
         place: Place,
     ) -> Result<(), TransportError> {
-        let (bytes, cells) = match (of, self.input) {
+        let (bytes, cut) = match (of, self.memory.input) {
             (Source::Input, Some(input)) => input,
-            _ => (self.own.bytes(), self.cells),
+            _ => (self.memory.own.bytes(), self.memory.cut),
         };
         for part in parts.indices(self.plan.parts()) {
             let at = self.plan.place(part) * self.place_bytes;
-            let bytes = &bytes[cells.range(part, block)];
+            let bytes = &bytes[cells::range(&cut, self.plan.blocks(), (part, block))];
             match self.plan.holder(self.rank.index(), place) {
                 holder if holder != self.rank.index() => self.direct.write(holder, place, at, bytes)?,
                 _ if self.plan.publishes_again() => self.direct.publish_over(place, at, bytes),
@@ -179,18 +194,16 @@ impl Runner<'_, '_> {
         of: Place,
         into: Target,
     ) -> Result<(), TransportError> {
-        let (range, offset) = (self.cells.range(part, block), self.offset(part, block, of));
+        let (range, offset) = (self.cell(part, block), self.offset(part, block, of));
+        let alone = self.rank.world_size() == 2;
         let piece_bytes = match (of, into) {
-            (Place::Memory, _) => self.piece_bytes,
+            (_, Target::Back(_)) if alone && self.reduce_there(range.clone(), of, offset)? => return Ok(()),
+            (Place::Memory, _) => self.memory.piece_bytes,
             // In one go: nothing is read again.
-            (_, Target::Buffer) if self.rank.world_size() == 2 => range.len(),
+            (_, Target::Buffer) if alone => range.len(),
             _ => PIECE_BYTES,
         };
-        let alone = self.rank.world_size() == 2;
-        if alone && into != Target::Buffer && self.reduce_there(range.clone(), of, offset)? {
-            return Ok(());
-        }
-        let own = self.own.bytes_mut();
+        let own = self.memory.own.bytes_mut();
         for at in pieces(range.len(), piece_bytes) {
             let own = &mut own[range.start + at.start..range.start + at.end];
             let (direct, rank, offset) = (&mut *self.direct, self.rank, offset + at.start);
@@ -214,9 +227,9 @@ impl Runner<'_, '_> {
     /// done, where that cannot be.
     fn reduce_there(&mut self, own: Range<usize>, of: Place, offset: usize) -> Result<bool, TransportError> {
         let holder = self.plan.holder(self.rank.right().index(), of);
-        let Self { direct, own: memory, kernel, .. } = self;
+        let Self { direct, memory, kernel, .. } = self;
         let theirs = offset..offset + own.len();
-        let own = &mut memory.bytes_mut()[own];
+        let own = &mut memory.own.bytes_mut()[own];
         direct.change(holder, of, theirs, &mut |theirs| {
             for (own, theirs) in own.chunks_mut(NEAR_BYTES).zip(theirs.chunks_mut(NEAR_BYTES)) {
                 (kernel.combine)(own, theirs);
@@ -226,27 +239,29 @@ impl Runner<'_, '_> {
         })
     }
 
+    /// The bytes of a cell of this rank's buffer.
+    #[inline]
+    fn cell(&self, part: usize, block: usize) -> Range<usize> {
+        cells::range(&self.memory.cut, self.plan.blocks(), (part, block))
+    }
+
     /// At which byte another rank has a cell.
+    #[inline]
     fn offset(&self, part: usize, block: usize, of: Place) -> usize {
-        match (of, self.input) {
+        match (of, self.memory.input) {
             (Place::Line, _) => 0,
             (Place::Slot(_), _) => self.plan.place(part) * self.place_bytes,
-            (Place::Memory, Some((_, cells))) if self.plan.task().source() == Source::Input => {
-                cells.range(part, block).start
+            (Place::Memory, Some((_, cut))) if self.plan.task().source() == Source::Input => {
+                cells::range(&cut, self.plan.blocks(), (part, block)).start
             }
-            (Place::Memory, _) => self.cells.range(part, block).start,
+            (Place::Memory, _) => self.cell(part, block).start,
         }
     }
 }
 
 /// Whether the memory is what the plan was made for.
 #[inline]
-fn check(
-    plan: &Plan,
-    own: &Own<'_>,
-    cut: &Partition<'_>,
-    input: Option<(&[u8], Partition<'_>)>,
-) -> Result<(), Error> {
+fn check(plan: &Plan, Memory { own, cut, input, .. }: &Memory<'_>) -> Result<(), Error> {
     let (expected, got) = (cut.bytes(), own.bytes().len());
     if expected != got {
         return Err(Error::BufferLength { expected, got });
@@ -256,7 +271,7 @@ fn check(
     {
         return Err(Error::InputLength { expected: cut.bytes(), got: input.len() });
     }
-    let parts = input.map_or(cut.parts(), |(_, input)| input.parts().min(cut.parts()));
+    let parts = input.as_ref().map_or(cut.parts(), |(_, input)| input.parts().min(cut.parts()));
     if parts != plan.parts() {
         return Err(Error::Parts { expected: plan.parts(), got: parts });
     }
@@ -267,6 +282,7 @@ fn check(
 }
 
 impl Own<'_> {
+    #[inline]
     fn bytes(&self) -> &[u8] {
         match self {
             Self::Borrowed(bytes) => bytes,
@@ -274,6 +290,7 @@ impl Own<'_> {
         }
     }
 
+    #[inline]
     fn bytes_mut(&mut self) -> &mut [u8] {
         match self {
             Self::Borrowed(bytes) => bytes,

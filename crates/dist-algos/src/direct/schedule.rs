@@ -57,31 +57,37 @@ impl Plan {
     }
 
     /// What it is for.
+    #[inline]
     pub const fn task(&self) -> Task {
         self.task
     }
 
     /// How it goes.
+    #[inline]
     pub const fn form(&self) -> Form {
         self.form
     }
 
     /// How many ranks there are.
+    #[inline]
     pub const fn world_size(&self) -> usize {
         self.world_size
     }
 
     /// Into how many blocks every part is cut.
+    #[inline]
     pub const fn blocks(&self) -> usize {
         self.blocks
     }
 
     /// Into how many parts memory is cut.
+    #[inline]
     pub const fn parts(&self) -> usize {
         self.task.parts(self.form, self.world_size)
     }
 
     /// Places in a slot; see [`Task::places`].
+    #[inline]
     pub const fn places(&self) -> usize {
         self.task.places(self.form, self.world_size)
     }
@@ -92,6 +98,7 @@ impl Plan {
     }
 
     /// How many slots each rank uses.
+    #[inline]
     pub const fn slots(&self) -> usize {
         match self.form.exposure() {
             Exposure::Nothing if !self.in_line => {
@@ -106,20 +113,29 @@ impl Plan {
     }
 
     /// The same, where slots have changed hands so often before.
+    #[inline]
     #[must_use]
     pub const fn with_turn(self, turn: usize) -> Self {
         Self { turn, ..self }
     }
 
     /// How often slots change hands until they are used in another call.
+    #[inline]
     pub const fn turns(&self) -> usize {
         if self.takes_turns() { 1 } else { 0 }
+    }
+
+    /// Where a block is published.
+    #[inline]
+    pub(super) const fn where_published(&self, block: usize) -> Place {
+        if self.in_line { Place::Line } else { Place::Slot(block % SLOTS) }
     }
 
     /// In whose memory a rank has what lies at this place.
     ///
     /// Two ranks that both publish and both use take turns: each writes where it has read in the call before. A processor
     /// does that several times faster than it writes what is its own and others have read since.
+    #[inline]
     pub const fn holder(&self, rank: usize, place: Place) -> usize {
         match place {
             Place::Slot(_) if self.takes_turns() => (rank + self.turn) % self.world_size,
@@ -133,11 +149,20 @@ impl Plan {
 
     /// Whether a rank publishes over what it has published before, others have read, and the caches still hold: in a
     /// pipeline they do not.
+    #[inline]
     pub const fn publishes_again(&self) -> bool {
         matches!(self.form, Form::OneShot) && self.blocks == 1
     }
 
+    /// Whether all there is to do is that every rank publishes what it has, waits for all others, and perhaps reduces what
+    /// they have.
+    #[inline]
+    pub(super) const fn is_meeting(&self) -> bool {
+        matches!((self.task, self.form), (Task::AllReduce | Task::Barrier, Form::OneShot)) && self.blocks == 1
+    }
+
     /// How often every rank posts.
+    #[inline]
     pub fn posts(&self) -> u32 {
         let posts = match self.form {
             Form::OneShot => self.blocks,
@@ -223,7 +248,7 @@ impl Schedule {
             2 if round < blocks => At::Step(Step::Post),
             1 | 2 => At::Nothing,
             _ if round == 0 => At::EndOfRound,
-            _ => self.used(phase - 3, round - 1, self.where_published(round - 1), posts(round)),
+            _ => self.used(phase - 3, round - 1, self.plan.where_published(round - 1), posts(round)),
         }
     }
 
@@ -271,7 +296,7 @@ impl Schedule {
                 At::Step(Step::Await { ranks: Peers::Others, posts: posts(round) })
             }
             2 if round >= 1 && round <= blocks => {
-                let of = self.where_published(round - 1);
+                let of = self.plan.where_published(round - 1);
                 let into = task.wants_sum(rank).map_or(Target::Buffer, Target::Back);
                 At::Step(Step::Reduce { part: rank, block: round - 1, of, into })
             }
@@ -282,7 +307,7 @@ impl Schedule {
                 let count = takers.map_or(0, |_| self.rank.world_size() - 1);
                 match peer {
                     Some(part) => {
-                        let (block, of) = (round - 2, self.where_published(round - 2));
+                        let (block, of) = (round - 2, self.plan.where_published(round - 2));
                         At::Step(Step::Take { from: rank, part, block, of, into: part })
                     }
                     None if phase == 3 + count && round <= blocks => At::Step(Step::Post),
@@ -352,11 +377,7 @@ impl Schedule {
     }
 
     fn publish(&self, parts: Parts, block: usize) -> Step {
-        Step::Publish { parts, block, of: self.plan.task.source(), place: self.where_published(block) }
-    }
-
-    fn where_published(&self, block: usize) -> Place {
-        if self.plan.in_line { Place::Line } else { Place::Slot(block % SLOTS) }
+        Step::Publish { parts, block, of: self.plan.task.source(), place: self.plan.where_published(block) }
     }
 
     /// The ranks whose sums this one copies.

@@ -87,6 +87,7 @@ pub enum Target {
 
 impl Parts {
     /// The indices, of so many parts.
+    #[inline]
     pub(super) fn indices(self, count: usize) -> impl Iterator<Item = usize> {
         let (range, but) = match self {
             Self::One(part) => (part..part + 1, None),
@@ -98,6 +99,7 @@ impl Parts {
 
 impl Peers {
     /// The ranks, seen by one of so many, beginning with its right neighbour.
+    #[inline]
     pub(super) fn ranks(self, rank: usize, world_size: usize) -> impl Iterator<Item = usize> {
         let (one, others) = match self {
             Self::One(peer) => (Some(peer), 1..1),

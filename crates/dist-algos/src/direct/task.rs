@@ -91,6 +91,7 @@ impl Task {
     }
 
     /// The memory that others get something of.
+    #[inline]
     pub const fn source(self) -> Source {
         match self {
             Self::ReduceScatter { of } => of,
@@ -100,6 +101,7 @@ impl Task {
     }
 
     /// Into how many parts memory is cut.
+    #[inline]
     pub const fn parts(self, form: Form, world_size: usize) -> usize {
         match (self, form) {
             (Self::Broadcast { .. } | Self::Barrier, _) => 1,
@@ -109,6 +111,7 @@ impl Task {
     }
 
     /// Places in a slot. If there is one, every part goes there; else every part has its own.
+    #[inline]
     pub const fn places(self, form: Form, world_size: usize) -> usize {
         match self {
             Self::AllGather => 1,

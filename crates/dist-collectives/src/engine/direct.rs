@@ -247,6 +247,7 @@ impl Engine {
     }
 
     /// Does what was begun, on memory that others read at most.
+    #[inline]
     pub(super) fn run_directly<T: Element>(
         &mut self,
         (buffer, cut): (&mut [T], Partition<'_>),
@@ -261,6 +262,7 @@ impl Engine {
     }
 
     /// Does what was begun, on memory that others may write into, if it is owned.
+    #[inline]
     pub(super) fn run_on_held<T: Element>(
         &mut self,
         held: Held<'_, T>,

@@ -45,6 +45,7 @@ impl Manner {
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) transport: Box<dyn Transport>,
+    rank: Rank,
     /// Collectives so far.
     sequence: u64,
     scratch: Scratch,
@@ -67,6 +68,7 @@ impl Engine {
         transport.describe_calls(|fingerprint| Call::decode(fingerprint).map(|call| call.to_string()));
         let hosts = transport.hosts();
         Self {
+            rank: transport.rank(),
             on_one_host: hosts.iter().all(|host| *host == hosts[0]),
             transport,
             sequence: 0,
@@ -80,12 +82,12 @@ impl Engine {
         }
     }
 
-    pub(crate) fn rank(&self) -> Rank {
-        self.transport.rank()
+    pub(crate) const fn rank(&self) -> Rank {
+        self.rank
     }
 
-    fn world_size(&self) -> usize {
-        self.rank().world_size()
+    const fn world_size(&self) -> usize {
+        self.rank.world_size()
     }
 
     pub(crate) fn manner(&self, settings: &Settings) -> Manner {

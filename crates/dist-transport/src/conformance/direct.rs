@@ -87,6 +87,37 @@ pub fn what_is_published_is_seen_by_whoever_waits_for_the_post(fabric: &'static 
     }
 }
 
+/// After a meeting every rank has what all have brought, in the line, in slots of their own, and where ranks write into
+/// each other's slots.
+pub fn ranks_that_have_met_have_what_all_have_brought(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn meet(transport: &mut dyn Transport, number: usize) {
+        let (rank, deadline) = (transport.rank(), soon(transport));
+        transport.begin(call(number as u64, 0));
+        let Some(direct) = transport.direct(deadline).unwrap() else { return };
+        let (place, shift, len) = match number % 3 {
+            0 => (Place::Line, 0, 40),
+            1 => (Place::Slot(0), 0, 1000),
+            _ => (Place::Slot(1), 1, 5000),
+        };
+        let bytes = payload(rank, number, len);
+        direct.meet(rank, (rank.plus(shift).index(), place, 0), &bytes, deadline).unwrap();
+        for distance in 0..rank.world_size() {
+            let peer = rank.plus(distance);
+            let mut read = vec![0; len];
+            direct.read(peer.plus(shift).index(), place, 0, &mut read).unwrap();
+            assert!(read == payload(peer, number, len), "{place:?} of {peer} in call {number}");
+        }
+    }
+    for world_size in [1, 2, 4] {
+        let program = |mut transport: Box<dyn Transport>| {
+            (1..20).for_each(|number| meet(&mut *transport, number));
+            barrier(&mut *transport).unwrap();
+        };
+        backend.check(world_size, program, drop);
+    }
+}
+
 /// Each post of a call hands over what was written before it.
 pub fn each_post_of_a_call_hands_over_what_was_written_before_it(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);

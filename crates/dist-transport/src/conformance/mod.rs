@@ -44,7 +44,7 @@ pub use direct::{
     each_post_of_a_call_hands_over_what_was_written_before_it, groups_share_memory_of_their_own,
     memory_that_is_laid_open_is_read_and_written,
     nobody_runs_two_calls_ahead_of_a_rank_that_is_still_reading,
-    ranks_in_shared_memory_whose_calls_differ_all_hear_of_it,
+    ranks_in_shared_memory_whose_calls_differ_all_hear_of_it, ranks_that_have_met_have_what_all_have_brought,
     what_is_not_laid_open_is_out_of_reach_which_harms_nothing,
     what_is_published_is_seen_by_whoever_waits_for_the_post,
 };
@@ -90,6 +90,7 @@ macro_rules! conformance {
         $crate::conformance! { $fabric =>
             all_ranks_of_a_group_share_memory_or_none_does
             what_is_published_is_seen_by_whoever_waits_for_the_post
+            ranks_that_have_met_have_what_all_have_brought
             each_post_of_a_call_hands_over_what_was_written_before_it
             nobody_runs_two_calls_ahead_of_a_rank_that_is_still_reading
             memory_that_is_laid_open_is_read_and_written

@@ -40,8 +40,6 @@ pub(super) struct Together {
     owes_wake: bool,
     reach: Reach,
     current: Call,
-    /// The last calls of either parity that this rank has entered.
-    entered: [Fingerprint; 2],
     /// What this rank says of itself in calls of either parity.
     exposures: [Exposure; 2],
     peers: Vec<Peer>,
@@ -97,7 +95,6 @@ impl Together {
             owes_wake: false,
             reach: Reach::Slots,
             current: none,
-            entered: [Fingerprint::NONE; 2],
             exposures: [Exposure::NOTHING; 2],
             peers: vec![Peer::default(); members.len()],
             deadline: session.runtime.deadline(WAITING_LIMIT),
@@ -123,20 +120,21 @@ impl Together {
     }
 
     fn fail(&self, (peer, fault): (usize, Fault), call: &Call, deadline: Deadline) -> Error {
-        let (session, call) = (&*self.membership.session, self.entered[call.parity as usize]);
+        let session = &*self.membership.session;
+        let call = self.memory.call(self.rank.index(), call.parity);
         let scene = Scene { session, channel: self.channel, members: &self.members, call };
         scene.fail(Trouble { activity: Activity::Receive, peer, fault }, deadline)
     }
 
     /// Waits until a rank has posted this often in a call, and is in the same call.
-    fn wait_in(&mut self, call: Call, peer: usize, posts: u32, deadline: Deadline) -> Result<()> {
+    fn wait_in(&mut self, call: &Call, peer: usize, posts: u32, deadline: Deadline) -> Result<()> {
         let wanted = call.base + u64::from(posts);
         if self.peers[peer].seen < wanted {
             let seen = match self.memory.look(peer, call.parity, wanted, 1) {
                 Some(seen) => seen,
                 None => self
-                    .wait_for(&call, peer, wanted, deadline)
-                    .map_err(|fault| self.fail((peer, fault), &call, deadline))?,
+                    .wait_for(call, peer, wanted, deadline)
+                    .map_err(|fault| self.fail((peer, fault), call, deadline))?,
             };
             self.peers[peer].seen = seen;
         }
@@ -144,7 +142,7 @@ impl Together {
             let theirs = self.memory.hash(peer, call.parity).load(Ordering::Relaxed);
             if theirs != call.hash {
                 let fault = Fault::Mismatch { theirs: self.memory.call(peer, call.parity) };
-                return Err(self.fail((peer, fault), &call, deadline));
+                return Err(self.fail((peer, fault), call, deadline));
             }
             self.peers[peer].compared = wanted;
         }
@@ -310,16 +308,15 @@ impl Direct for Together {
             // Whoever has posted in it has left the call before, whose half of the slots is used again now.
             for peer in self.others() {
                 if self.peers[peer].compared <= last.base {
-                    self.wait_in(last, peer, 1, deadline)?;
+                    self.wait_in(&last, peer, 1, deadline)?;
                 }
             }
         }
-        let fingerprint = self.calls[1];
+        let fingerprint = &self.calls[1];
         let (me, parity, base) = (self.rank.index(), last.parity.other(), last.base + u64::from(last.posts));
-        self.current = Call { hash: hash(&fingerprint), parity, base, posts, posted: 0 };
-        self.entered[parity as usize] = fingerprint;
+        self.current = Call { hash: hash(fingerprint), parity, base, posts, posted: 0 };
         // The first post hands all of this over. Nobody looks at what was there before: all have left that call.
-        self.memory.set_call(me, parity, &fingerprint);
+        self.memory.set_call(me, parity, fingerprint);
         self.memory.hash(me, parity).store(self.current.hash, Ordering::Relaxed);
         self.expose(&memory);
         Ok(())
@@ -354,7 +351,8 @@ impl Direct for Together {
 
     fn wait(&mut self, rank: usize, posts: u32, deadline: Deadline) -> Result<()> {
         self.deadline = deadline;
-        self.wait_in(self.current, rank, posts, deadline)
+        let call = self.current;
+        self.wait_in(&call, rank, posts, deadline)
     }
 
     fn settle(&mut self) {
