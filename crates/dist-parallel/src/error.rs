@@ -61,6 +61,12 @@ pub enum Error {
         /// The parameter's index.
         index: usize,
     },
+    /// Ranks that train by themselves were to be saved, and have not met since their last steps.
+    #[error("the ranks have different parameters: they have taken {steps} steps since they met")]
+    NotMet {
+        /// Steps since the last meeting.
+        steps: usize,
+    },
     /// A setting of an optimizer makes no sense.
     #[error("{name} cannot be {value}")]
     Setting {

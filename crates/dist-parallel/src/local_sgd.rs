@@ -8,10 +8,11 @@ use std::fmt;
 use dist_collectives::{Communicator, ReduceOp};
 
 use crate::broadcast::broadcast;
+use crate::checkpoint::{Checkpoints, Saving};
 use crate::flat::Flat;
 use crate::{
-    BoxError, Bucket, BucketBytes, BucketPlan, Error, Momentum, Optimizer, Params, Result, Sgd, SgdOptions,
-    ValuesMut, agreement, params,
+    BoxError, Bucket, BucketBytes, BucketPlan, Error, Momentum, Optimizer, Params, Place, Result, Sgd,
+    SgdOptions, ValuesMut, agreement, params,
 };
 
 /// Training in which every rank steps by itself, on its own data with an optimizer of its own, and all ranks meet after
@@ -58,12 +59,20 @@ use crate::{
 /// ```
 ///
 /// Every rank takes as many steps. An error on one rank aborts the job, so that no other waits for it.
+///
+/// # Checkpoints
+///
+/// What all ranks have in common right after a meeting can be [saved](Self::save): the parameters, and with DiLoCo the
+/// velocity. What a rank's own optimizer keeps is its own, and is not.
 pub struct LocalSgd<M> {
     comm: Communicator,
     model: M,
     inner_steps: usize,
     plan: BucketPlan,
-    outer: Option<Outer>,
+    /// What DiLoCo keeps: for each bucket the parameters of the last meeting, and by parameter the velocities.
+    start: Vec<Flat>,
+    outer: Option<Sgd>,
+    keeps_start: bool,
     /// Since the last meeting: steps of this rank, and the sum of their losses.
     steps: usize,
     losses: f32,
@@ -148,23 +157,17 @@ impl LocalTraffic {
     }
 }
 
-/// What DiLoCo keeps: for each bucket the parameters of the last meeting, and the velocities.
-struct Outer {
-    start: Vec<Flat>,
-    optimizer: Sgd,
-}
-
 impl<M: Params> LocalSgd<M> {
     /// Begins to train `model` on all ranks of the group. Every rank then has rank 0's parameters.
     ///
     /// # Errors
     /// If a setting makes no sense. On every rank, if parameters or options differ between ranks. If communication fails.
-    pub fn new(mut comm: Communicator, mut model: M, options: LocalSgdOptions) -> Result<Self> {
+    pub fn new(mut comm: Communicator, model: M, options: LocalSgdOptions) -> Result<Self> {
         let LocalSgdOptions { inner_steps, outer } = options;
         if inner_steps == 0 {
             return Err(Error::Setting { name: "the number of inner steps", value: 0.0 });
         }
-        let optimizer = match outer {
+        let outer_optimizer = match outer {
             OuterStep::Average => None,
             OuterStep::Nesterov { learning_rate, momentum } => Some(Sgd::new(SgdOptions {
                 learning_rate,
@@ -176,26 +179,21 @@ impl<M: Params> LocalSgd<M> {
         let settings = [inner_steps as u64, agreement::hash(format!("{outer:?}").bytes())];
         agreement::check(&mut comm, model.infos(), settings)?;
         let plan = BucketPlan::new(model.infos(), BucketBytes::default());
-        let begun = broadcast(&mut comm, &mut model).and_then(|()| {
-            let Some(optimizer) = optimizer else { return Ok(None) };
-            let start =
-                plan.buckets().iter().map(|bucket| parameters(&model, bucket)).collect::<Result<_>>()?;
-            Ok(Some(Outer { start, optimizer }))
-        });
-        if begun.is_err() {
-            comm.abort();
-        }
-        let outer = begun?;
-        Ok(Self {
+        let mut local = Self {
             comm,
             model,
             inner_steps,
             plan,
-            outer,
+            start: Vec::new(),
+            keeps_start: outer_optimizer.is_some(),
+            outer: outer_optimizer,
             steps: 0,
             losses: 0.0,
             traffic: LocalTraffic::default(),
-        })
+        };
+        let begun = broadcast(&mut local.comm, &mut local.model).and_then(|()| local.start_here());
+        local.or_abort(begun)?;
+        Ok(local)
     }
 
     /// Takes a step of this rank alone: `inner` computes, changes the parameters and returns the loss. After every so
@@ -231,6 +229,63 @@ impl<M: Params> LocalSgd<M> {
         Ok(Meeting { loss, bytes_sent })
     }
 
+    /// Saves what all ranks have in common, and returns when it is on the disk. All ranks call this, right after a meeting.
+    ///
+    /// # Errors
+    /// As for [`Checkpoints::save`], and if there were steps since the last meeting; nothing is saved then.
+    pub fn save(&mut self, checkpoints: &mut Checkpoints, step: u64) -> Result<()> {
+        self.with_outer(|local, outer| checkpoints.save(local, outer.map(|outer| &*outer), step))
+    }
+
+    /// As [`save`](Self::save), while training goes on.
+    ///
+    /// # Errors
+    /// As for [`Checkpoints::start_save`], and as for [`save`](Self::save).
+    pub fn start_save(&mut self, checkpoints: &mut Checkpoints, step: u64) -> Result<Saving> {
+        self.with_outer(|local, outer| checkpoints.start_save(local, outer.map(|outer| &*outer), step))
+    }
+
+    /// Goes on from the newest checkpoint, by any number of ranks, and tells its step; `None` if there is none. All ranks
+    /// call this.
+    ///
+    /// # Errors
+    /// As for [`Checkpoints::load`].
+    pub fn load(&mut self, checkpoints: &Checkpoints) -> Result<Option<u64>> {
+        self.with_outer(|local, outer| checkpoints.load(local, outer))
+    }
+
+    /// As [`load`](Self::load), from the newest checkpoint of this step.
+    ///
+    /// # Errors
+    /// As for [`Checkpoints::load_step`].
+    pub fn load_step(&mut self, checkpoints: &Checkpoints, step: u64) -> Result<()> {
+        self.with_outer(|local, outer| checkpoints.load_step(step, local, outer))
+    }
+
+    /// Calls `f` with the outer optimizer beside the rest.
+    fn with_outer<T>(&mut self, f: impl FnOnce(&mut Self, Option<&mut dyn Optimizer>) -> T) -> T {
+        let mut outer = self.outer.take();
+        let result = f(self, outer.as_mut().map(|outer| -> &mut dyn Optimizer { outer }));
+        self.outer = outer;
+        result
+    }
+
+    /// How many steps this rank has taken since the last meeting.
+    pub(crate) const fn steps(&self) -> usize {
+        self.steps
+    }
+
+    /// Begins anew from the parameters that the model has, which are the same on every rank.
+    pub(crate) fn start_here(&mut self) -> Result<()> {
+        (self.steps, self.losses) = (0, 0.0);
+        if !self.keeps_start {
+            return Ok(());
+        }
+        let buckets = self.plan.buckets().iter();
+        self.start = buckets.map(|bucket| parameters(&self.model, bucket)).collect::<Result<_>>()?;
+        Ok(())
+    }
+
     /// What was sent so far, and what would have been.
     pub const fn traffic(&self) -> LocalTraffic {
         self.traffic
@@ -246,6 +301,11 @@ impl<M: Params> LocalSgd<M> {
         &mut self.model
     }
 
+    /// The communicator, to be asked.
+    pub const fn communicator(&self) -> &Communicator {
+        &self.comm
+    }
+
     /// The communicator, for what else the ranks have to say to each other.
     pub const fn communicator_mut(&mut self) -> &mut Communicator {
         &mut self.comm
@@ -258,7 +318,7 @@ impl<M: Params> LocalSgd<M> {
 
     /// Gives every rank the same parameters, and the mean loss.
     fn try_to_meet(&mut self) -> Result<f32> {
-        let Self { comm, model, plan, outer, steps, losses, .. } = self;
+        let Self { comm, model, plan, start, outer, steps, losses, .. } = self;
         agree_on_steps(comm, *steps)?;
         let mut loss = [*losses];
         comm.all_reduce(&mut loss, ReduceOp::Mean).map_err(Error::communication)?;
@@ -270,12 +330,13 @@ impl<M: Params> LocalSgd<M> {
                     own.all_reduce(comm, ReduceOp::Mean)?;
                     write(model, bucket, &own)?;
                 }
-                Some(Outer { start, optimizer }) => {
+                Some(optimizer) => {
                     let start = &mut start[number];
                     own.subtract_from(start);
                     own.all_reduce(comm, ReduceOp::Mean)?;
-                    let len = own.len();
-                    optimizer.update(number, start.slice_mut(0, len), own.slice(0, len))?;
+                    for &Place { parameter, offset, len } in &bucket.places {
+                        optimizer.update(parameter, start.slice_mut(offset, len), own.slice(offset, len))?;
+                    }
                     write(model, bucket, start)?;
                 }
             }

@@ -1,7 +1,7 @@
-//! What a rank of [`Ddp`] holds: everything, as every other rank does.
+//! What a rank of [`Ddp`] or [`LocalSgd`] holds: everything, as every other rank does.
 
 use super::{Holding, Piece, Shards, Slice};
-use crate::{Communicator, Ddp, ParamInfo, Params, Result, Values, ValuesMut, params};
+use crate::{Communicator, Ddp, Error, LocalSgd, ParamInfo, Params, Result, Values, ValuesMut, params};
 
 impl<M: Params> Shards for Ddp<M> {
     fn infos(&self) -> &[ParamInfo] {
@@ -9,27 +9,19 @@ impl<M: Params> Shards for Ddp<M> {
     }
 
     fn parameters(&self) -> Holding<Piece> {
-        let pieces = stored(self.model().infos()).map(|(_, piece)| piece).collect();
-        Holding { pieces, copy: self.rank(), copies: self.world_size() }
+        everything(self.communicator(), pieces(self.model()))
     }
 
     fn slices(&self) -> Holding<Slice> {
-        let trained = stored(self.model().infos()).filter(|(info, _)| info.trainable);
-        let pieces = trained.map(|(_, piece)| Slice { number: piece.parameter, piece }).collect();
-        Holding { pieces, copy: self.rank(), copies: self.world_size() }
+        everything(self.communicator(), trained(self.model()))
     }
 
     fn read(&self, piece: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
-        let (_, Piece { parameter, .. }) = stored(self.model().infos()).nth(piece).expect(IN_THE_LIST);
-        params::read(self.model(), parameter, f)
+        params::read(self.model(), parameter(self.model(), piece), f)
     }
 
     fn write(&mut self, piece: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
-        let (_, Piece { parameter, .. }) = stored(self.model().infos()).nth(piece).expect(IN_THE_LIST);
-        params::write(self.model_mut(), parameter, |values| {
-            f(values);
-            Ok(())
-        })
+        write(self.model_mut(), piece, f)
     }
 
     fn loaded(&mut self) -> Result<()> {
@@ -40,6 +32,69 @@ impl<M: Params> Shards for Ddp<M> {
     fn communicator_mut(&mut self) -> &mut Communicator {
         self.communicator_mut()
     }
+}
+
+/// Right after a meeting.
+impl<M: Params> Shards for LocalSgd<M> {
+    fn infos(&self) -> &[ParamInfo] {
+        self.model().infos()
+    }
+
+    fn parameters(&self) -> Holding<Piece> {
+        everything(self.communicator(), pieces(self.model()))
+    }
+
+    fn slices(&self) -> Holding<Slice> {
+        everything(self.communicator(), trained(self.model()))
+    }
+
+    fn read(&self, piece: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
+        match self.steps() {
+            0 => params::read(self.model(), parameter(self.model(), piece), f),
+            steps => Err(Error::NotMet { steps }),
+        }
+    }
+
+    fn write(&mut self, piece: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
+        write(self.model_mut(), piece, f)
+    }
+
+    fn loaded(&mut self) -> Result<()> {
+        self.start_here()
+    }
+
+    fn communicator_mut(&mut self) -> &mut Communicator {
+        self.communicator_mut()
+    }
+}
+
+/// These, which every other rank of the group holds as well.
+fn everything<T>(comm: &Communicator, pieces: Vec<T>) -> Holding<T> {
+    Holding { pieces, copy: comm.rank(), copies: comm.world_size() }
+}
+
+fn pieces(model: &impl Params) -> Vec<Piece> {
+    stored(model.infos()).map(|(_, piece)| piece).collect()
+}
+
+/// What the optimizer is given, by the number of the parameter.
+fn trained(model: &impl Params) -> Vec<Slice> {
+    let trained = stored(model.infos()).filter(|(info, _)| info.trainable);
+    trained.map(|(_, piece)| Slice { number: piece.parameter, piece }).collect()
+}
+
+/// Which parameter a piece is.
+fn parameter(model: &impl Params, piece: usize) -> usize {
+    let (_, Piece { parameter, .. }) = stored(model.infos()).nth(piece).expect(IN_THE_LIST);
+    parameter
+}
+
+fn write(model: &mut impl Params, piece: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
+    let parameter = parameter(model, piece);
+    params::write(model, parameter, |values| {
+        f(values);
+        Ok(())
+    })
 }
 
 /// The parameters that have memory of their own, each as one piece.

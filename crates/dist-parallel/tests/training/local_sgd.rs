@@ -1,8 +1,11 @@
 //! Ranks that step by themselves and meet now and then, against the definition.
 
+use std::ops::Range;
+
 use dist_collectives::Communicator;
 use dist_parallel::{
-    BoxError, Error, FloatType, LocalSgd, LocalSgdOptions, OuterStep, ParamInfo, Params, ValuesMut,
+    BoxError, Checkpoints, Error, FloatType, LocalSgd, LocalSgdOptions, OuterStep, ParamInfo, Params,
+    ValuesMut,
 };
 use dist_transport::sim;
 use rstest::rstest;
@@ -234,5 +237,67 @@ fn add(values: ValuesMut<'_>, rank: usize) {
         ValuesMut::F16(values) => values[0] = half::f16::from_f32(values[0].to_f32() + value),
         ValuesMut::Bf16(values) => values[0] = half::bf16::from_f32(values[0].to_f32() + value),
         ValuesMut::F32(_) => panic!("none is f32"),
+    }
+}
+
+fn steps(local: &mut LocalSgd<Bag>, steps: Range<usize>) {
+    for step in steps {
+        local.step_with(inner(0, step)).unwrap();
+    }
+}
+
+/// Three meetings, or two from what was saved after the first; the number of ranks may change in between, if all then change
+/// the same.
+#[rstest]
+fn training_goes_on_from_a_meeting_that_was_saved(
+    #[values(LocalSgdOptions::average(2), LocalSgdOptions::diloco(2))] options: LocalSgdOptions,
+    #[values((2, 2), (4, 1), (1, 4))] ranks: (usize, usize),
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_owned();
+    let directory = path.clone();
+    let whole = sim::run(1, ranks.0, move |transport| {
+        let mut local = LocalSgd::new(Communicator::new(transport), bag(0), options).unwrap();
+        let mut checkpoints = Checkpoints::at(&directory);
+        steps(&mut local, 0..2);
+        local.save(&mut checkpoints, 2).unwrap();
+        steps(&mut local, 2..6);
+        let saving = local.start_save(&mut checkpoints, 6).unwrap();
+        saving.wait().unwrap();
+        bits(local.model())
+    });
+    let resumed = sim::run(2, ranks.1, move |transport| {
+        let mut local = LocalSgd::new(Communicator::new(transport), bag(7), options).unwrap();
+        let mut seen = Vec::new();
+        let checkpoints = Checkpoints::at(&path);
+        assert_eq!(local.load(&checkpoints).unwrap(), Some(6));
+        seen.push(bits(local.model()));
+        local.load_step(&checkpoints, 2).unwrap();
+        steps(&mut local, 2..6);
+        seen.push(bits(local.model()));
+        seen
+    });
+    for seen in resumed.results {
+        assert_eq!(seen, [&whole.results[0][..]; 2]);
+    }
+}
+
+#[test]
+fn ranks_that_have_not_met_are_not_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_owned();
+    let refused = sim::run(1, 2, move |transport| {
+        let mut local =
+            LocalSgd::new(Communicator::new(transport), bag(0), LocalSgdOptions::diloco(2)).unwrap();
+        let mut checkpoints = Checkpoints::at(&path);
+        local.step_with(inner(0, 0)).unwrap();
+        let refused = local.save(&mut checkpoints, 1).unwrap_err().to_string();
+        local.step_with(inner(0, 1)).unwrap();
+        local.save(&mut checkpoints, 2).unwrap();
+        (refused, checkpoints.steps().unwrap())
+    });
+    for (refused, steps) in refused.results {
+        assert!(refused.contains("1 steps since they met"), "{refused}");
+        assert_eq!(steps, [2]);
     }
 }
