@@ -36,8 +36,8 @@ use crate::{BoxError, Error, Lent, Loaded, Result, Slot, Unloaded, Values, Value
 ///
 /// let infos = [ParamInfo::new("scale", [2], FloatType::F32)];
 /// let mut model = Scale { infos, slots: [Slot::from(vec![1.0_f32, 2.0])] };
-/// model.write(0, &mut |mut values| values.scale(2.0)).unwrap();
-/// model.read(0, &mut |values| assert_eq!(values, [2.0_f32, 4.0][..].into())).unwrap();
+/// model.write(0, &mut |mut values| values.copy_from([3.0_f32, 4.0][..].into()).unwrap()).unwrap();
+/// model.read(0, &mut |values| assert_eq!(values, [3.0_f32, 4.0][..].into())).unwrap();
 /// ```
 pub trait Params: Send {
     /// What parameters there are. The list never changes.
