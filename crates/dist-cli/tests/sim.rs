@@ -221,6 +221,39 @@ fn measurements_stand_beside_predictions() {
 }
 
 #[test]
+fn direct_schedules_stand_beside_those_of_messages_where_a_pace_is_known() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let measured: String = [("one_shot", 8, 0.2), ("staged", 65_536, 4.0), ("staged", 1 << 20, 50.0)]
+        .map(|(form, bytes, us)| {
+            format!(
+                r#"{{"op":"all_reduce","ranks":2,"bytes":{bytes},"algorithm":"direct/{form}","median_us":{us}}}"#
+            ) + "\n"
+        })
+        .concat();
+    std::fs::write(path("measured"), measured).unwrap();
+    let compared = lines(&format!("sim compare {} --pace-to {} --json", path("measured"), path("pace")));
+    assert_eq!(compared.len(), 3);
+    for line in &compared {
+        assert!(line["error"].as_f64().unwrap().abs() < 0.2 && line["algorithm"] != "ring", "{line}");
+    }
+    let again = lines(&format!("sim compare {} --pace {} --json", path("measured"), path("pace")));
+    assert_eq!(again, compared);
+
+    let predict = format!("sim all_reduce --bytes 64K --json --pace {}", path("pace"));
+    let on_a_host = lines(&format!("{predict} --ranks 2 --hosts 1"));
+    let direct = |line: &&Value| line["engine"] == "direct";
+    assert_eq!(on_a_host.iter().filter(direct).count(), 4);
+    let chosen: Vec<_> = on_a_host.iter().filter(|line| line["chosen"] == true).collect();
+    assert!(chosen.len() == 1 && chosen[0]["algorithm"] == "direct/staged", "{chosen:?}");
+    assert_eq!(chosen[0]["predicted_us"], compared[1]["predicted_us"]);
+    assert!(on_a_host.iter().any(|line| line["algorithm"] == "ring"), "messages are predicted too");
+    let one = lines(&format!("{predict} --ranks 2 --hosts 1 --algorithm direct/one_shot"));
+    assert_eq!(one.len(), 1);
+    assert_eq!(lines(&format!("{predict} --ranks 2")).iter().filter(direct).count(), 0, "two hosts");
+}
+
+#[test]
 fn the_engine_is_the_one_that_the_network_needs() {
     let engine = |arguments: &str| {
         let lines = lines(&format!("sim all_reduce {arguments} --json"));

@@ -157,6 +157,13 @@ pub struct Shared {
     pub reach: Reach,
 }
 
+impl Shared {
+    /// What ranks of one host share in this crate's transports, where they reach so far.
+    pub const fn on_host(reach: Reach) -> Self {
+        Self { slots: 4, slot_bytes: 512 << 10, line_bytes: 48, reach }
+    }
+}
+
 /// How far ranks reach into each other's ordinary memory. Memory that the transport allocated is reached by all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reach {

@@ -3,18 +3,20 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use dist_algos::Order;
+use dist_algos::direct::Pace;
+use dist_collectives::{Direct, Operation};
 use serde::{Deserialize, Serialize};
 
 use super::candidates::{Candidate, Case};
-use super::fit;
 use super::line::rounded;
 use super::messages::Messages;
 use super::model::Model;
 use super::quantity::{show_bytes, show_time};
 use super::world::World;
+use super::{direct, fit};
 use crate::run::Outcome;
 use crate::{Error, operation};
 
@@ -29,6 +31,12 @@ pub(super) struct Arguments {
     /// Write the model that comes closest into this file
     #[arg(long, value_name = "FILE", conflicts_with = "model")]
     fit_to: Option<PathBuf>,
+    /// What work in shared memory costs, from which direct schedules are predicted
+    #[arg(long, value_name = "FILE")]
+    pace: Option<PathBuf>,
+    /// Write the pace that comes closest to the lines of direct schedules into this file
+    #[arg(long, value_name = "FILE", conflicts_with = "pace")]
+    pace_to: Option<PathBuf>,
     /// How fast a core reduces, where lines of single messages do not tell
     #[arg(long, value_name = "SPEED", conflicts_with = "model", value_parser = super::quantity::speed)]
     reduce: Option<f64>,
@@ -73,24 +81,37 @@ pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     let cores = (!arguments.apart).then(|| arguments.cores.unwrap_or(own));
     let setting = Setting { apart: arguments.apart };
     let points = setting.points(&measured)?;
-    if points.is_empty() {
+    let directs: Vec<_> = measured.iter().filter_map(direct_point).collect();
+    let pace = match (&arguments.pace, &arguments.pace_to) {
+        (Some(path), _) => Some(direct::read(path)?),
+        (None, Some(path)) if !directs.is_empty() => Some(fit_pace(&directs, path)?),
+        _ => None,
+    };
+    let directs = if pace.is_some() { directs } else { Vec::new() };
+    if points.is_empty() && directs.is_empty() {
         return Err(Error::Usage("none of these lines is of what can be predicted".to_owned()));
     }
     let model = match &arguments.model {
         Some(path) => {
-            let model = Model::read(path, points[0].ranks)?;
+            let ranks = points.first().map_or(2, |point| point.ranks);
+            let model = Model::read(path, ranks)?;
             Model { cores: arguments.cores.or(model.cores).or(cores), ..model }
         }
+        None if points.is_empty() => Model { cores, ..Model::default() },
         None => fit::fit(cores, arguments.reduce, |model| squares(&setting, &points, model)),
     };
     if let Some(path) = &arguments.fit_to {
         fs::write(path, model.json()).map_err(|source| Error::Write { path: path.clone(), source })?;
     }
-    let lines = points.iter().map(|point| setting.line(point, &model)).collect::<Result<Vec<_>, _>>()?;
+    let mut lines = points.iter().map(|point| setting.line(point, &model)).collect::<Result<Vec<_>, _>>()?;
+    for (point, operation) in directs {
+        let us = pace.and_then(|pace| direct_us(point, operation, &pace));
+        lines.extend(us.map(|us| line(point, us, model.cores.is_none_or(|cores| point.ranks <= cores))));
+    }
     let text = if arguments.json {
         lines.iter().map(|line| serde_json::to_string(line).expect("numbers and text") + "\n").collect()
     } else {
-        table(&lines, &model)
+        table(&lines, (!points.is_empty()).then_some(&model))
     };
     let mut output = io::stdout().lock();
     output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(Error::Output)?;
@@ -169,17 +190,7 @@ impl Setting {
     }
 
     fn line(&self, point: &Measured, model: &Model) -> Result<Line, Error> {
-        let predicted_us = self.seconds(point, model)? * 1e6;
-        Ok(Line {
-            op: point.op.clone(),
-            ranks: point.ranks,
-            bytes: point.bytes,
-            algorithm: point.algorithm.clone(),
-            measured_us: point.median_us,
-            predicted_us: rounded(predicted_us, 3),
-            error: rounded(predicted_us / point.median_us - 1.0, 4),
-            bound: self.is_bound(point, model),
-        })
+        Ok(line(point, self.seconds(point, model)? * 1e6, self.is_bound(point, model)))
     }
 
     /// Whether a prediction is held to what was promised: where no rank waits for a core, or where a link makes ranks
@@ -192,6 +203,44 @@ impl Setting {
             model.cores.is_none_or(|cores| point.ranks <= cores)
         }
     }
+}
+
+fn line(point: &Measured, predicted_us: f64, bound: bool) -> Line {
+    Line {
+        op: point.op.clone(),
+        ranks: point.ranks,
+        bytes: point.bytes,
+        algorithm: point.algorithm.clone(),
+        measured_us: point.median_us,
+        predicted_us: rounded(predicted_us, 3),
+        error: rounded(predicted_us / point.median_us - 1.0, 4),
+        bound,
+    }
+}
+
+/// A line of a direct schedule that can be predicted, and its operation.
+fn direct_point(point: &Measured) -> Option<(&Measured, Operation)> {
+    let operation = operation::parse(&point.op)?;
+    let known = Direct::of(operation).any(|direct| direct.name() == point.algorithm);
+    (known && (2..=direct::RANKS_MAX).contains(&point.ranks) && point.median_us > 0.0)
+        .then_some((point, operation))
+}
+
+fn direct_us(point: &Measured, operation: Operation, pace: &Pace) -> Option<f64> {
+    let all = direct::predict(operation, point.ranks, point.bytes, pace);
+    let found = all.iter().find(|direct| direct.algorithm.name() == point.algorithm);
+    found.map(|direct| direct.seconds * 1e6)
+}
+
+/// The pace that comes closest, which is written down as well.
+fn fit_pace(points: &[(&Measured, Operation)], path: &Path) -> Result<Pace, Error> {
+    let square = |&(point, operation): &(&Measured, Operation), pace: &Pace| {
+        let us = direct_us(point, operation, pace).unwrap_or(point.median_us);
+        (us / point.median_us).ln().powi(2).min(FAR_OFF)
+    };
+    let pace = direct::fit(|pace| points.iter().map(|point| square(point, pace)).sum());
+    fs::write(path, direct::json(&pace)).map_err(|source| Error::Write { path: path.to_owned(), source })?;
+    Ok(pace)
 }
 
 /// What was measured, if it can be predicted.
@@ -218,7 +267,7 @@ const fn calls(one_us: f64) -> usize {
 }
 
 /// The same for people, with what it comes to.
-fn table(lines: &[Line], model: &Model) -> String {
+fn table(lines: &[Line], model: Option<&Model>) -> String {
     let mut text = format!(
         "{:<16} {:>6} {:>10} {:<22} {:>12} {:>12} {:>8}\n",
         "operation", "ranks", "bytes", "algorithm", "measured", "predicted", "error"
@@ -235,7 +284,8 @@ fn table(lines: &[Line], model: &Model) -> String {
             100.0 * line.error,
         ));
     }
-    text.push_str(&format!("\nmodel: {}", model.json()));
+    text.push('\n');
+    text.extend(model.map(|model| format!("model: {}", model.json())));
     let mut worlds: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
     for line in lines {
         worlds.entry(line.ranks).or_default().push(line.error.abs());

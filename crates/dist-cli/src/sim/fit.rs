@@ -17,17 +17,22 @@ const INERTIA: f64 = 1e-4;
 /// a core takes to reduce a byte may be known.
 pub(super) fn fit(cores: Option<usize>, reduce: Option<f64>, error: impl Fn(&Model) -> f64) -> Model {
     let model = |point: &Point| model(point, cores, reduce);
-    let start = START.map(f64::ln);
-    let cost = |point: &Point| {
+    model(&search(START, |point| error(&model(point))))
+}
+
+/// The point with the least cost, from this one on; all that is looked for is positive.
+pub(super) fn search<const N: usize>(start: [f64; N], cost: impl Fn(&[f64; N]) -> f64) -> [f64; N] {
+    let start = start.map(f64::ln);
+    let cost = |point: &[f64; N]| {
         let moved: f64 = point.iter().zip(start).map(|(a, b)| (a - b).powi(2)).sum();
-        error(&model(point)) + INERTIA * moved
+        cost(&point.map(f64::exp)) + INERTIA * moved
     };
     let mut best = start;
     // Once more from where it came to rest: a simplex may rest too early.
     for _ in 0..RESTARTS {
         best = descend(best, &cost);
     }
-    model(&best)
+    best.map(f64::exp)
 }
 
 const RESTARTS: usize = 3;
@@ -36,7 +41,7 @@ const MOVES: usize = 400;
 type Point = [f64; UNKNOWNS];
 
 fn model(point: &Point, cores: Option<usize>, known: Option<f64>) -> Model {
-    let [latency, byte, send, receive, copy, reduce, far, twice, sent] = point.map(f64::exp);
+    let [latency, byte, send, receive, copy, reduce, far, twice, sent] = *point;
     let reduce = known.unwrap_or(reduce);
     Model {
         link: Link { latency, byte },
@@ -57,25 +62,25 @@ fn bytes(size: f64) -> u64 {
 }
 
 /// Nelder and Mead, "A simplex method for function minimization", 1965.
-fn descend(start: Point, cost: &impl Fn(&Point) -> f64) -> Point {
-    let mut simplex: Vec<(f64, Point)> = vec![(cost(&start), start)];
-    for axis in 0..UNKNOWNS {
+fn descend<const N: usize>(start: [f64; N], cost: &impl Fn(&[f64; N]) -> f64) -> [f64; N] {
+    let mut simplex: Vec<(f64, [f64; N])> = vec![(cost(&start), start)];
+    for axis in 0..N {
         let mut point = start;
         point[axis] += 0.7;
         simplex.push((cost(&point), point));
     }
     for _ in 0..MOVES {
         simplex.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let (worst_cost, worst) = simplex[UNKNOWNS];
-        let mut centre = [0.0; UNKNOWNS];
-        for (_, point) in &simplex[..UNKNOWNS] {
-            for axis in 0..UNKNOWNS {
-                centre[axis] += point[axis] / UNKNOWNS as f64;
+        let (worst_cost, worst) = simplex[N];
+        let mut centre = [0.0; N];
+        for (_, point) in &simplex[..N] {
+            for axis in 0..N {
+                centre[axis] += point[axis] / N as f64;
             }
         }
         let along = |factor: f64| {
             let mut point = centre;
-            for axis in 0..UNKNOWNS {
+            for axis in 0..N {
                 point[axis] += factor * (worst[axis] - centre[axis]);
             }
             (cost(&point), point)
@@ -84,13 +89,13 @@ fn descend(start: Point, cost: &impl Fn(&Point) -> f64) -> Point {
         let next = if reflected.0 < simplex[0].0 {
             let expanded = along(-2.0);
             if expanded.0 < reflected.0 { expanded } else { reflected }
-        } else if reflected.0 < simplex[UNKNOWNS - 1].0 {
+        } else if reflected.0 < simplex[N - 1].0 {
             reflected
         } else {
             along(if reflected.0 < worst_cost { -0.5 } else { 0.5 })
         };
         if next.0 < worst_cost {
-            simplex[UNKNOWNS] = next;
+            simplex[N] = next;
             continue;
         }
         // Nothing on this line is better: everything moves half way to the best.
@@ -128,7 +133,7 @@ mod tests {
             };
             [of(8.0), of(1e3), of(1e6)].concat()
         };
-        let measured = times(&model(&truth.map(f64::ln), None, None));
+        let measured = times(&model(&truth, None, None));
         let found = fit(Some(2), None, |model| {
             times(model).iter().zip(&measured).map(|(a, b)| (a / b).ln().powi(2)).sum()
         });

@@ -2,9 +2,12 @@
 
 use std::fmt;
 
+use dist_algos::Order;
+use dist_collectives::Operation;
 use serde::Serialize;
 
 use super::candidates::{Candidate, Case};
+use super::direct::Prediction;
 use super::quantity::{show_bytes, show_time};
 use super::world::World;
 use crate::Error;
@@ -63,6 +66,33 @@ impl Line {
             host_sent_max_bytes: done.map(|done| done.host_sent_max),
             skipped: found.as_ref().err().cloned(),
         })
+    }
+
+    /// Of a schedule that sends nothing.
+    pub(super) fn of_direct(case: &Case<'_>, direct: &Prediction) -> Self {
+        let reduces =
+            matches!(case.operation, Operation::AllReduce | Operation::Reduce | Operation::ReduceScatter);
+        let (ranks, hosts) = (case.world.ranks(), case.world.hosts());
+        let algbw = (direct.seconds > 0.0).then(|| case.bytes as f64 / direct.seconds / 1e9);
+        Self {
+            op: case.operation.name(),
+            ranks,
+            hosts,
+            bytes: case.bytes,
+            algorithm: direct.algorithm.name().to_owned(),
+            order: reduces.then(|| Order::Canonical.to_string()),
+            chosen: direct.chosen,
+            fastest: false,
+            engine: Some("direct"),
+            predicted_us: Some(rounded(direct.seconds * 1e6, 3)),
+            algbw: algbw.map(|algbw| rounded(algbw, 4)),
+            busbw: algbw.map(|algbw| rounded(algbw * bus_factor(case.operation, ranks), 4)),
+            rounds: None,
+            sent_max_bytes: Some(0),
+            sent_total_bytes: Some(0),
+            host_sent_max_bytes: Some(0),
+            skipped: None,
+        }
     }
 
     /// The line, its end included.

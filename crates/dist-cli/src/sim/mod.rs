@@ -3,6 +3,7 @@
 mod candidates;
 mod chart;
 mod compare;
+mod direct;
 mod fit;
 mod line;
 mod links;
@@ -15,12 +16,14 @@ mod two_levels;
 mod world;
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 
 use dist_collectives::{Operation, ReductionOrder};
 
 use crate::Error;
 use crate::run::Outcome;
-use candidates::{Candidate, Case};
+use candidates::Case;
+use dist_algos::direct::Pace;
 use line::{Line, Table};
 use world::{World, WorldArguments};
 
@@ -63,6 +66,9 @@ struct CollectiveArguments {
     order: ReductionOrder,
     #[command(flatten)]
     world: WorldArguments,
+    /// A file with what work costs in memory that ranks of a host share: predicts direct schedules too, on one host
+    #[arg(long, value_name = "FILE")]
+    pace: Option<PathBuf>,
     /// One JSON object per line instead of a table
     #[arg(long)]
     json: bool,
@@ -95,11 +101,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
 /// Predicts every point and prints it.
 fn collectives(operation: Operation, arguments: &CollectiveArguments) -> Result<Outcome, Error> {
     let mut output = io::stdout().lock();
+    let pace = arguments.pace.as_deref().map(direct::read).transpose()?;
     for &ranks in &arguments.ranks {
         let world = arguments.world.of(ranks)?;
+        let pace = pace.as_ref().filter(|_| world.hosts() == 1);
         let sizes: &[usize] = if operation == Operation::Barrier { &[0] } else { &arguments.bytes };
         for &bytes in sizes {
-            let lines = point(operation, arguments, &world, bytes)?;
+            let lines = point(operation, arguments, (&world, pace), bytes)?;
             let text = if arguments.json {
                 lines.iter().map(Line::json).collect()
             } else {
@@ -116,19 +124,25 @@ fn collectives(operation: Operation, arguments: &CollectiveArguments) -> Result<
 fn point(
     operation: Operation,
     arguments: &CollectiveArguments,
-    world: &World,
+    (world, pace): (&World, Option<&Pace>),
     bytes: usize,
 ) -> Result<Vec<Line>, Error> {
     let case = Case { operation, bytes, order: arguments.order.least(), world };
-    let all = case.candidates()?;
-    let wanted = |candidate: &&Candidate<'_>| match arguments.algorithm.as_str() {
+    let directs = pace.map_or(Vec::new(), |pace| direct::predict(operation, world.ranks(), bytes, pace));
+    let mut all = case.candidates()?;
+    // Ranks that share memory do not go by messages.
+    all.iter_mut().for_each(|candidate| candidate.chosen &= directs.is_empty());
+    let wanted = |name: &str, chosen: bool| match arguments.algorithm.as_str() {
         "all" => true,
-        "auto" => candidate.chosen,
-        name => candidate.name == name,
+        "auto" => chosen,
+        wanted => wanted == name,
     };
-    let found: Vec<_> = all.iter().filter(wanted).collect();
-    if found.is_empty() {
-        let names: Vec<_> = all.iter().map(|candidate| candidate.name.as_str()).collect();
+    let found: Vec<_> = all.iter().filter(|candidate| wanted(&candidate.name, candidate.chosen)).collect();
+    let found_directs: Vec<_> =
+        directs.iter().filter(|direct| wanted(direct.algorithm.name(), direct.chosen)).collect();
+    if found.is_empty() && found_directs.is_empty() {
+        let direct_names = directs.iter().map(|direct| direct.algorithm.name());
+        let names: Vec<_> = all.iter().map(|candidate| candidate.name.as_str()).chain(direct_names).collect();
         let text = format!(
             "{} on {} ranks is done by all, auto, {}, not by {:?}",
             case.operation,
@@ -142,6 +156,7 @@ fn point(
     for candidate in found {
         lines.push(Line::of(&case, candidate)?);
     }
+    lines.extend(found_directs.into_iter().map(|direct| Line::of_direct(&case, direct)));
     line::mark_fastest(&mut lines);
     Ok(lines)
 }

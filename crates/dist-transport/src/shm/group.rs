@@ -16,11 +16,12 @@ use rustix::thread::sched_getcpu;
 use super::bell;
 use super::map::{Mapping, Pages};
 use super::segment::Nonce;
-use crate::{Fingerprint, Grain, Place};
+use crate::{Fingerprint, Grain, Place, Reach, Shared};
 
-pub(crate) const SLOTS: usize = 4;
-pub(crate) const SLOT_BYTES: usize = 512 << 10;
+pub(crate) const SLOTS: usize = Shared::on_host(Reach::Slots).slots;
+pub(crate) const SLOT_BYTES: usize = Shared::on_host(Reach::Slots).slot_bytes;
 pub(crate) const LINE_BYTES: usize = Grain::BYTES - LINE_AT;
+const _: () = assert!(LINE_BYTES == Shared::on_host(Reach::Slots).line_bytes, "as it is predicted");
 
 const PAGE_BYTES: usize = 4096;
 /// Two cache lines, which processors fetch together.

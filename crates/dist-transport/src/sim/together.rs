@@ -17,7 +17,7 @@ use crate::{
     Place, Reach, Result, Shared, Traffic, Transport,
 };
 
-const SHARED: Shared = Shared { slots: 4, slot_bytes: 512 << 10, line_bytes: 48, reach: Reach::Write };
+const SHARED: Shared = Shared::on_host(Reach::Write);
 
 /// Which of the children of a channel carries its posts: one that no fork is.
 const POSTS: u64 = u64::MAX;

@@ -1,0 +1,220 @@
+//! Direct schedules: what they take among ranks that share the memory of a host, and what work there costs.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use dist_algos::direct::{Crossovers, Form, Ownership, Pace, Plan, Task};
+use dist_algos::{Partition, Source};
+use dist_collectives::{Direct, Operation};
+use dist_transport::{MemoryCosts, Reach, Shared};
+use serde::{Deserialize, Serialize};
+
+use super::fit;
+use super::line::rounded;
+use crate::Error;
+
+/// A way to do an operation directly.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Prediction {
+    pub(super) algorithm: Direct,
+    /// Whether it is the one that would be chosen for borrowed memory.
+    pub(super) chosen: bool,
+    pub(super) seconds: f64,
+}
+
+/// More ranks share no host: everyone waits for everyone there.
+pub(super) const RANKS_MAX: usize = 1024;
+
+/// What every form of an operation takes, on so many bytes of each rank; none for operations that have none.
+pub(super) fn predict(operation: Operation, ranks: usize, bytes: usize, pace: &Pace) -> Vec<Prediction> {
+    let forms = Direct::of(operation).filter(|_| (2..=RANKS_MAX).contains(&ranks));
+    let prediction = |algorithm: Direct| {
+        let (task, whole) = (task(operation)?, whole(operation, ranks, bytes)?);
+        let crossovers = Crossovers::default();
+        let (chosen, block_bytes) = Form::suggest(task, ranks, whole, Ownership::Borrowed, crossovers);
+        let size = if whole.is_multiple_of(4) { 4 } else { 1 };
+        let cut = Partition::new(whole / size, size, task.parts(algorithm.form(), ranks))?;
+        let shared = Shared::on_host(Reach::Write);
+        let way = (task, algorithm.form());
+        let plan = Plan::new(way, ranks, cut.chunk_bytes_max(), block_bytes, shared)?;
+        let seconds = plan.duration(cut, Some(cut), pace).as_secs_f64();
+        Some(Prediction { algorithm, chosen: algorithm.form() == chosen, seconds })
+    };
+    forms.filter_map(prediction).collect()
+}
+
+/// The operation as direct schedules know it; roots are rank 0.
+fn task(operation: Operation) -> Option<Task> {
+    match operation {
+        Operation::ReduceScatter => Some(Task::ReduceScatter { of: Source::Input }),
+        _ => Task::all(0).into_iter().find(|task| task.name() == operation.name()),
+    }
+}
+
+/// Bytes of the buffer that a rank's input is a part of.
+fn whole(operation: Operation, ranks: usize, bytes: usize) -> Option<usize> {
+    match operation {
+        Operation::Barrier => Some(0),
+        Operation::AllGather => bytes.checked_mul(ranks),
+        _ => Some(bytes),
+    }
+}
+
+/// A pace in a file: one JSON object.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Fields {
+    post_ns: f64,
+    wait_ns: f64,
+    notice_ns: f64,
+    copied_byte_ns: f64,
+    viewed_byte_ns: f64,
+    #[serde(default)]
+    attach_ns: f64,
+    #[serde(default)]
+    attached_byte_ns: f64,
+}
+
+/// Bytes of others' memory that a sum is made of at a time, where it was not published.
+const PIECE_BYTES: usize = 128 << 10;
+/// The longest time that anything takes in a file.
+const NS_MAX: f64 = 1e12;
+
+/// What a file says that work costs.
+pub(super) fn read(path: &Path) -> Result<Pace, Error> {
+    let text = fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
+    let wrong = |reason: String| Error::Model { path: path.to_owned(), reason };
+    let fields: Fields = serde_json::from_str(&text).map_err(|e| wrong(e.to_string()))?;
+    let all = [
+        ("post_ns", fields.post_ns),
+        ("wait_ns", fields.wait_ns),
+        ("notice_ns", fields.notice_ns),
+        ("copied_byte_ns", fields.copied_byte_ns),
+        ("viewed_byte_ns", fields.viewed_byte_ns),
+        ("attach_ns", fields.attach_ns),
+        ("attached_byte_ns", fields.attached_byte_ns),
+    ];
+    match all.into_iter().find(|(_, value)| !(0.0..=NS_MAX).contains(value)) {
+        Some((name, value)) => Err(wrong(format!("{name} is {value}, which takes no time"))),
+        None => Ok(fields.pace()),
+    }
+}
+
+/// What a file of it holds.
+pub(super) fn json(pace: &Pace) -> String {
+    let ns = |picoseconds: u64| picoseconds as f64 / 1e3;
+    let costs = &pace.costs;
+    let fields = Fields {
+        post_ns: ns(costs.post_ps),
+        wait_ns: ns(costs.wait_ps),
+        notice_ns: rounded(pace.notice.as_secs_f64() * 1e9, 0),
+        copied_byte_ns: ns(costs.copied_byte_ps),
+        viewed_byte_ns: ns(costs.viewed_byte_ps),
+        attach_ns: ns(costs.attach_ps),
+        attached_byte_ns: ns(costs.attached_byte_ps),
+    };
+    serde_json::to_string(&fields).expect("a pace has only numbers") + "\n"
+}
+
+impl Fields {
+    fn pace(&self) -> Pace {
+        let costs = MemoryCosts {
+            post_ps: picoseconds(self.post_ns),
+            wait_ps: picoseconds(self.wait_ns),
+            copied_byte_ps: picoseconds(self.copied_byte_ns),
+            viewed_byte_ps: picoseconds(self.viewed_byte_ns),
+            attach_ps: picoseconds(self.attach_ns),
+            attached_byte_ps: picoseconds(self.attached_byte_ns),
+        };
+        Pace { costs, notice: Duration::from_secs_f64(self.notice_ns * 1e-9), piece_bytes: PIECE_BYTES }
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "times are neither negative nor long"
+)]
+fn picoseconds(nanoseconds: f64) -> u64 {
+    (nanoseconds * 1e3).round() as u64
+}
+
+/// Post, wait, notice, and a copied and a viewed byte, in nanoseconds, before anything is known.
+const START: [f64; 5] = [50.0, 20.0, 50.0, 0.1, 0.1];
+
+/// The pace whose predictions have the least squares of relative errors: `error` gives the sum. Nothing is fitted to calls
+/// of the system.
+pub(super) fn fit(error: impl Fn(&Pace) -> f64) -> Pace {
+    let pace = |[post_ns, wait_ns, notice_ns, copied_byte_ns, viewed_byte_ns]: [f64; 5]| {
+        let (attach_ns, attached_byte_ns) = (0.0, 0.0);
+        let fields = Fields {
+            post_ns,
+            wait_ns,
+            notice_ns,
+            copied_byte_ns,
+            viewed_byte_ns,
+            attach_ns,
+            attached_byte_ns,
+        };
+        fields.pace()
+    };
+    pace(fit::search(START, |point| error(&pace(*point))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pace(post_ns: f64, copied_byte_ns: f64) -> Pace {
+        let (wait_ns, notice_ns, viewed_byte_ns) = (0.0, 75.0, 0.2);
+        let (attach_ns, attached_byte_ns) = (0.0, 0.0);
+        let fields = Fields {
+            post_ns,
+            wait_ns,
+            notice_ns,
+            copied_byte_ns,
+            viewed_byte_ns,
+            attach_ns,
+            attached_byte_ns,
+        };
+        fields.pace()
+    }
+
+    #[test]
+    fn forms_take_what_can_be_computed_by_hand() {
+        let (ranks, bytes) = (2, 1024);
+        let all = predict(Operation::AllReduce, ranks, bytes, &pace(20.0, 0.1));
+        assert_eq!(all.len(), 4);
+        // It copies its buffer into a slot, posts, and views the other's; to the whole nanosecond below.
+        let one_shot = all.iter().find(|one| one.algorithm.form() == Form::OneShot).unwrap();
+        let expected = 1024.0 * 0.1 + 20.0 + 75.0 + 1024.0 * 0.2;
+        assert!((one_shot.seconds * 1e9 - expected).abs() <= 1.0, "{one_shot:?}");
+        assert!(one_shot.chosen && all.iter().filter(|one| one.chosen).count() == 1);
+        assert!(predict(Operation::Scan, ranks, bytes, &pace(20.0, 0.1)).is_empty());
+        assert!(predict(Operation::AllReduce, 1, bytes, &pace(20.0, 0.1)).is_empty());
+    }
+
+    #[test]
+    fn a_pace_that_made_the_times_is_found_again_and_kept() {
+        let truth = pace(30.0, 0.3);
+        let times = |pace: &Pace| {
+            let all = [Operation::Barrier, Operation::AllReduce, Operation::Broadcast];
+            let points = all.into_iter().flat_map(|op| [8, 4096, 1 << 20].map(|bytes| (op, bytes)));
+            let seconds = points.flat_map(|(op, bytes)| predict(op, 2, bytes, pace)).map(|one| one.seconds);
+            seconds.collect::<Vec<_>>()
+        };
+        let expected = times(&truth);
+        let found = fit(|pace| times(pace).iter().zip(&expected).map(|(a, b)| (a / b).ln().powi(2)).sum());
+        for (got, expected) in times(&found).iter().zip(&expected) {
+            assert!((got / expected - 1.0).abs() < 0.05, "{found:?}");
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("pace");
+        fs::write(&path, json(&found)).unwrap();
+        assert_eq!(read(&path).unwrap(), found);
+        fs::write(&path, r#"{"post_ns":-1,"wait_ns":1,"notice_ns":1,"copied_byte_ns":1,"viewed_byte_ns":1}"#)
+            .unwrap();
+        assert!(read(&path).unwrap_err().to_string().contains("post_ns is -1"));
+    }
+}
