@@ -31,6 +31,8 @@ const BLOCK_BYTES: usize = 8 * PAIR_BYTES;
 /// From how many bytes on it is faster to write past the caches over what others have read.
 const PAST_CACHES_BYTES: usize = 4096;
 
+/// On the first page: behind the nonce.
+const STRANGER_AT: usize = PAIR_BYTES;
 /// In a line: behind the posts and the hash.
 const HASH_AT: usize = 8;
 const LINE_AT: usize = 16;
@@ -242,6 +244,20 @@ impl GroupMemory {
         self.mapping.word(block(rank) + LEFT_AT).load(Ordering::Acquire) != 0
     }
 
+    /// Notes that something beside the ranks wants their cores.
+    pub(crate) fn note_stranger(&self) {
+        self.stranger().store(1, Ordering::Relaxed);
+    }
+
+    /// Whether any rank has noted that.
+    pub(crate) fn has_met_stranger(&self) -> bool {
+        self.stranger().load(Ordering::Relaxed) != 0
+    }
+
+    fn stranger(&self) -> &AtomicU32 {
+        self.mapping.word(STRANGER_AT)
+    }
+
     /// The number of a rank's process, as the rank sees it that has made this memory.
     pub(crate) fn process(&self, rank: usize) -> &AtomicU32 {
         self.mapping.word(block(rank) + PROCESS_AT)
@@ -368,6 +384,7 @@ mod tests {
         for (number, (rank, parity, place)) in (1..).zip(all()) {
             memory.publish(rank, parity, place, 0, &vec![number; size(place)]).unwrap();
         }
+        assert!(!memory.has_met_stranger());
         for (rank, parity) in [(0, Parity::Even), (2, Parity::Odd)] {
             memory.posts(rank, parity).store(u64::MAX, Ordering::Relaxed);
             memory.hash(rank, parity).store(u64::MAX, Ordering::Relaxed);
@@ -376,11 +393,13 @@ mod tests {
             let exposure = Exposure { len: 77, writable: true, origin };
             memory.expose(rank, parity, exposure);
             memory.leave(rank);
+            memory.note_stranger();
             assert_eq!(memory.exposure(rank, parity), exposure);
             assert_eq!(memory.call(rank, parity), Fingerprint([9; 48]));
             assert_eq!(memory.exposure(rank, parity.other()), Exposure::NOTHING);
         }
         assert_eq!([0, 1, 2].map(|rank| memory.has_left(rank)), [true, false, true]);
+        assert!(memory.has_met_stranger() && memory.mapping.bytes(0, 32) == [7; 32]);
         for (number, (rank, parity, place)) in (1_u8..).zip(all()) {
             let bytes = memory.published(rank, parity, place, 0..size(place)).unwrap();
             assert!(bytes.iter().all(|&byte| byte == number), "{rank} {parity:?} {place:?}");

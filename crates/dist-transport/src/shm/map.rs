@@ -11,6 +11,7 @@ use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
@@ -254,6 +255,30 @@ pub(super) fn peer_of(socket: &impl AsFd) -> io::Result<(u32, u32)> {
         0 => Ok((peer.pid.cast_unsigned(), peer.uid)),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// Asks the system to let this thread and others take turns on a core this often, if it is scheduled like any other.
+/// It keeps its share of the core; systems before Linux 6.12 take no notice.
+///
+/// # Errors
+/// If the system does not allow it.
+pub(crate) fn take_short_turns(turn: Duration) -> io::Result<()> {
+    let size = u32::try_from(size_of::<libc::sched_attr>()).expect("a few bytes");
+    // SAFETY: all of its fields are integers, which may be 0.
+    let mut schedule: libc::sched_attr = unsafe { std::mem::zeroed() };
+    // SAFETY: the system writes at most `size` bytes at the address, where as many are.
+    let outcome = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut schedule, size, 0) };
+    if outcome != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if schedule.sched_policy != libc::SCHED_OTHER.cast_unsigned() {
+        return Ok(());
+    }
+    schedule.size = size;
+    schedule.sched_runtime = u64::try_from(turn.as_nanos()).unwrap_or(u64::MAX);
+    // SAFETY: the system reads `size` bytes at the address, as the struct says itself.
+    let outcome = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const schedule, 0) };
+    if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Calls `step` with how much is done and where the rest lies until all is: the system may do less than it is asked to.

@@ -32,6 +32,19 @@ fn bytes_go_past_the_caches_from_and_to_anywhere() {
 }
 
 #[test]
+fn short_turns_change_nothing_else_of_how_a_thread_is_scheduled() {
+    // Policy, priority and what it is nice by, as fields 41, 40 and 19 of what the system tells of the thread.
+    let scheduled = || {
+        let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+        let fields: Vec<String> = stat.rsplit(") ").next().unwrap().split(' ').map(str::to_owned).collect();
+        [41, 40, 19].map(|field| fields[field - 3].clone())
+    };
+    let before = scheduled();
+    take_short_turns(Duration::from_micros(100)).unwrap();
+    assert_eq!(scheduled(), before);
+}
+
+#[test]
 fn a_file_that_could_shrink_is_not_mapped() {
     let file = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&file, LEN as u64).unwrap();

@@ -4,7 +4,9 @@
 //! it sleeps. But a rank that shares its core with one that has not come as far keeps it from running by looking. With a
 //! core for every rank it sleeps at once: the system can wake it on an idle one. With fewer cores than ranks it gives its
 //! core away, at a microsecond or two, unless a stranger takes it for long; this goes by where the ranks run, as only
-//! those on one core have to take turns. Now and then such a rank sleeps instead, because the system leaves ranks that
+//! those on one core have to take turns. Once one of them has met a stranger, all ask for short turns: a rank that is woken
+//! then gets a core after one of those, instead of one of the milliseconds that a thread which only computes is given.
+//! Among themselves they do better without. Now and then such a rank sleeps instead, because the system leaves ranks that
 //! take turns where they are.
 
 use std::time::Duration;
@@ -15,6 +17,8 @@ const SPIN: Duration = Duration::from_micros(30);
 const YIELDS_MAX: u32 = 200;
 /// A yield that lasts longer has handed the core to a stranger.
 const YIELD_TOO_LONG: Duration = Duration::from_micros(100);
+/// The turns to be asked for where strangers want the cores: the shortest that the system grants.
+pub(super) const SHORT_TURN: Duration = Duration::from_micros(100);
 /// How many waits do not yield after one that did so for too long.
 const WAITS_WITHOUT_YIELD: u32 = 1000;
 /// How many waits give the core away until one sleeps, so that it may be woken on another.
@@ -33,6 +37,8 @@ pub(super) enum Next {
 pub(super) struct Courtesy {
     core_per_rank: bool,
     waits_without_yield: u32,
+    /// Whether a stranger has been met since anybody asked.
+    met_stranger: bool,
     /// Waits that may give the core away before one has to sleep.
     waits_on_one_core: u32,
 }
@@ -50,7 +56,12 @@ impl Courtesy {
     /// For a process that shares its host with `local_ranks` ranks, itself among them.
     pub(super) fn new(local_ranks: usize) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { core_per_rank: local_ranks <= cores, waits_without_yield: 0, waits_on_one_core: 0 }
+        Self {
+            core_per_rank: local_ranks <= cores,
+            waits_without_yield: 0,
+            met_stranger: false,
+            waits_on_one_core: 0,
+        }
     }
 
     pub(super) fn begin(&mut self, now: Duration) -> Wait {
@@ -58,10 +69,16 @@ impl Courtesy {
         Wait { since: now, yielded: None, yields: 0 }
     }
 
+    /// Whether a stranger has had the core since this was asked last.
+    pub(super) const fn has_met_stranger(&mut self) -> bool {
+        std::mem::replace(&mut self.met_stranger, false)
+    }
+
     /// What to do now, if the core `is_wanted` by a rank that has not come as far, or not.
     pub(super) fn next(&mut self, wait: &mut Wait, now: Duration, is_wanted: bool) -> Next {
         if wait.yielded.take().is_some_and(|then| now - then > YIELD_TOO_LONG) {
             self.waits_without_yield = WAITS_WITHOUT_YIELD;
+            self.met_stranger = true;
         }
         if !is_wanted {
             return if now - wait.since < SPIN { Next::Look } else { Next::Sleep };
@@ -90,7 +107,8 @@ mod tests {
         Duration::from_micros(time)
     }
 
-    const ROOMY: Courtesy = Courtesy { core_per_rank: true, waits_without_yield: 0, waits_on_one_core: 0 };
+    const ROOMY: Courtesy =
+        Courtesy { core_per_rank: true, waits_without_yield: 0, met_stranger: false, waits_on_one_core: 0 };
     const CROWDED: Courtesy = Courtesy { core_per_rank: false, ..ROOMY };
 
     #[test]
@@ -146,7 +164,9 @@ mod tests {
         let mut courtesy = rested();
         let mut wait = courtesy.begin(us(0));
         assert_eq!(courtesy.next(&mut wait, us(0), true), Next::Yield);
+        assert!(!courtesy.has_met_stranger());
         assert_eq!(courtesy.next(&mut wait, us(101), true), Next::Sleep);
+        assert_eq!([(); 2].map(|()| courtesy.has_met_stranger()), [true, false]);
         for number in 1..WAITS_WITHOUT_YIELD {
             let mut wait = courtesy.begin(us(200));
             assert_eq!(courtesy.next(&mut wait, us(200), true), Next::Sleep, "wait {number}");

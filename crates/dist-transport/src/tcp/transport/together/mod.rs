@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use self::courtesy::{Courtesy, Next};
+use self::courtesy::{Courtesy, Next, SHORT_TURN};
 use super::failure::{Scene, Trouble};
 use crate::runtime::{Unparker, Wake};
 use crate::shm::{self, Exposure, GroupMemory, LINE_BYTES, Mapping, Origin, Parity, SLOT_BYTES, SLOTS};
@@ -36,6 +36,7 @@ pub(super) struct Together {
     /// The last calls of the transport, for reports of what it waits for.
     calls: [Fingerprint; 2],
     courtesy: Courtesy,
+    takes_short_turns: bool,
     /// Whether others may sleep for something that this rank has posted.
     owes_wake: bool,
     reach: Reach,
@@ -92,6 +93,7 @@ impl Together {
             rank,
             calls: [Fingerprint::NONE; 2],
             courtesy: Courtesy::new(session.local_ranks()),
+            takes_short_turns: false,
             owes_wake: false,
             reach: Reach::Slots,
             current: none,
@@ -169,6 +171,15 @@ impl Together {
                 Next::Look => {}
                 Next::Yield => session.runtime.yield_now(),
                 Next::Sleep => {
+                    if self.courtesy.has_met_stranger() {
+                        self.memory.note_stranger();
+                    }
+                    if !self.takes_short_turns && self.memory.has_met_stranger() {
+                        self.takes_short_turns = true;
+                        if let Err(error) = shm::take_short_turns(SHORT_TURN) {
+                            tracing::debug!(%error, "no shorter turns on a core are to be had");
+                        }
+                    }
                     let limit =
                         session.runtime.remaining(deadline).min(if told { BEAT } else { WAITING_LIMIT });
                     let ready = || {
