@@ -48,11 +48,11 @@ struct Bench<'a> {
     starter: Starter,
 }
 
-/// The memory of one point, and how often it has been used.
+/// The memory of one point, and which rank the next call starts from or ends at.
 struct Buffers<T: Element> {
     input: Buffer<T>,
     output: Vec<T>,
-    calls: usize,
+    next_root: usize,
 }
 
 /// From this size on, `--touch` rewrites the buffer.
@@ -67,7 +67,7 @@ impl Bench<'_> {
                 BufferKind::Shared => self.comm.alloc(len)?,
                 BufferKind::Private | BufferKind::Borrowed => Buffer::from(vec![T::whole(0); len]),
             };
-            let mut buffers = Buffers { input, output: vec![T::whole(0); output], calls: 0 };
+            let mut buffers = Buffers { input, output: vec![T::whole(0); output], next_root: 0 };
             if self.plan.check && !self.check(&mut buffers, report)? {
                 outcome = Outcome::Code(1);
                 continue;
@@ -166,9 +166,9 @@ impl Bench<'_> {
 
     /// One call of the operation.
     fn call<T: Element>(&mut self, buffers: &mut Buffers<T>) -> Result<(), Error> {
-        let Buffers { input, output, calls } = buffers;
-        let root = *calls % self.comm.world_size();
-        *calls += 1;
+        let Buffers { input, output, next_root } = buffers;
+        let root = *next_root;
+        *next_root = if root + 1 == self.comm.world_size() { 0 } else { root + 1 };
         let (comm, op) = (&mut *self.comm, self.plan.op);
         match self.plan.operation {
             Operation::AllReduce if self.plan.buffers == BufferKind::Borrowed => {
@@ -232,7 +232,7 @@ impl Bench<'_> {
                 right = false;
             }
         }
-        buffers.calls = 0;
+        buffers.next_root = 0;
         let mut agreed = [i32::from(right)];
         self.comm.all_reduce(&mut agreed, ReduceOp::Min)?;
         Ok(agreed[0] == 1)
