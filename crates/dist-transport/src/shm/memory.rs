@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{
@@ -12,7 +13,7 @@ use socket2::Socket;
 
 use super::heap::Heap;
 use super::map::{Mapping, peer_of};
-use super::segment::{self, Broken, Consumer, Ends, Nonce, Producer, Sleep};
+use super::segment::{self, Broken, Consumer, Ends, Nonce, Producer, Sleep, TRAY_BYTES, Tray};
 
 /// What is said on the socket, a byte at a time.
 const REFUSED: u8 = 0;
@@ -31,6 +32,7 @@ pub(crate) struct Memory {
     socket: Socket,
     outgoing: Producer,
     incoming: Consumer,
+    tray: Tray,
     sleep: Sleep,
     /// What the peer has passed and nobody has asked for yet.
     file: Option<OwnedFd>,
@@ -137,8 +139,8 @@ fn hear(socket: &Socket, words: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>
 
 impl Memory {
     /// Memory that both sides have agreed on.
-    pub(crate) fn new(socket: Socket, Share(Ends { outgoing, incoming, sleep }): Share) -> Self {
-        Self { socket, outgoing, incoming, sleep, file: None, ended: None }
+    pub(crate) fn new(socket: Socket, Share(Ends { outgoing, incoming, tray, sleep }): Share) -> Self {
+        Self { socket, outgoing, incoming, tray, sleep, file: None, ended: None }
     }
 
     /// How many bytes can be written, if `wanted` are to be; whole grains.
@@ -152,6 +154,39 @@ impl Memory {
     /// Writes bytes into the room, `ahead` of what is published.
     pub(crate) fn write(&mut self, ahead: usize, bytes: &[u8]) {
         self.outgoing.write(ahead, bytes);
+    }
+
+    /// Writes the header of a message of so many bytes, and its parts on the tray, and hands both over; `false` if that is
+    /// not here, or something does not fit.
+    pub(crate) fn lay_down(&mut self, header: &[u8], parts: &[&[u8]], bytes: usize) -> Result<bool, End> {
+        if !self.tray.takes(bytes) || self.room(header.len())? < header.len() {
+            return Ok(false);
+        }
+        let mut at = 0;
+        for part in parts {
+            self.tray.write(at, part);
+            at += part.len();
+        }
+        self.tray.hand_over();
+        self.write(0, header);
+        self.publish(header.len());
+        Ok(true)
+    }
+
+    /// Notes that the tray is here, with a message of so many bytes, as its header says.
+    pub(crate) fn receive_tray(&mut self, bytes: usize) -> Result<(), End> {
+        self.tray.receive();
+        if bytes <= TRAY_BYTES { Ok(()) } else { Err(End::Broken) }
+    }
+
+    /// A range of the message that lies on the tray.
+    pub(crate) fn on_tray(&self, range: Range<usize>) -> &[u8] {
+        self.tray.bytes(range)
+    }
+
+    /// Notes that the message on the tray is not needed any more.
+    pub(crate) const fn clear_tray(&mut self) {
+        self.tray.clear();
     }
 
     /// Hands the next bytes over to the peer, rounded up to whole grains.

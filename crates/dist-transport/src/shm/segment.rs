@@ -1,10 +1,11 @@
-//! Memory that two processes have mapped, with a ring of bytes in each direction.
+//! Memory that two processes have mapped, with a ring of bytes in each direction, and a tray that goes back and forth.
 //!
-//! The layout is fixed: a page with the counters, each in a cache line of its own, and two rings. What is written is
+//! The layout is fixed: a page with the counters, each in a cache line of its own, two rings, the tray. What is written is
 //! published by raising a counter, and only what is published is read; what was read is given back in the same way.
 //! Both processes run this code, which every one of them has proven before it was given the memory.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -13,11 +14,16 @@ use super::cursor::{Consumed, Produced};
 use super::map::{Mapping, Pages};
 use crate::Grain;
 
-/// Bytes of a ring.
-pub(super) const RING_BYTES: usize = 256 << 10;
+/// Bytes of a ring: as many as a core's own cache holds. What the other side has read is slow to write again as long as
+/// it is still there.
+pub(super) const RING_BYTES: usize = 1 << 20;
+
+/// Bytes of the tray.
+pub(super) const TRAY_BYTES: usize = 64 << 10;
 
 const PAGE_BYTES: usize = 4096;
-const SEGMENT_BYTES: usize = PAGE_BYTES + 2 * RING_BYTES;
+const TRAY_AT: usize = PAGE_BYTES + 2 * RING_BYTES;
+const SEGMENT_BYTES: usize = TRAY_AT + TRAY_BYTES;
 
 /// Counters lie this far apart: two cache lines, which processors fetch together.
 const COUNTER_STEP: usize = 128;
@@ -33,11 +39,22 @@ enum Side {
     Taker,
 }
 
+impl Side {
+    /// Who has the tray first.
+    const fn tray(self) -> TrayState {
+        match self {
+            Self::Maker => TrayState::Empty,
+            Self::Taker => TrayState::Away,
+        }
+    }
+}
+
 /// What a side does with a segment.
 #[derive(Debug)]
 pub(super) struct Ends {
     pub(super) outgoing: Producer,
     pub(super) incoming: Consumer,
+    pub(super) tray: Tray,
     pub(super) sleep: Sleep,
 }
 
@@ -65,6 +82,7 @@ impl Ends {
         Self {
             outgoing: Producer { mapping: mapping.clone(), ring: Ring(first), cursor: Produced::default() },
             incoming: Consumer { mapping: mapping.clone(), ring: Ring(second), cursor: Consumed::default() },
+            tray: Tray { mapping: mapping.clone(), state: side.tray() },
             sleep: Sleep { mapping, mine: first, theirs: second },
         }
     }
@@ -148,6 +166,63 @@ impl Consumer {
             self.ring.consumed(&self.mapping).store(count, Ordering::Release);
         }
         given_back.is_some()
+    }
+}
+
+/// What one message at a time lies on, whose sender has it: the receiver has it next, and answers where it has read.
+///
+/// A core writes lines for little that it has just read from another one, and slowly those that are its own and others
+/// have read since. Only the side that has the tray reaches into it; what is published in the ring hands it over.
+#[derive(Debug)]
+pub(super) struct Tray {
+    mapping: Arc<Mapping>,
+    state: TrayState,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TrayState {
+    /// The other side has it.
+    Away,
+    /// It is here, with a message that has come.
+    Laden,
+    /// It is here, and nothing on it is needed any more.
+    Empty,
+}
+
+impl Tray {
+    /// Whether a message of so many bytes can be laid on it.
+    pub(super) fn takes(&self, bytes: usize) -> bool {
+        self.state == TrayState::Empty && bytes <= TRAY_BYTES
+    }
+
+    /// Lays bytes on it.
+    pub(super) fn write(&mut self, at: usize, bytes: &[u8]) {
+        assert!(self.takes(at + bytes.len()), "the tray is here and has room");
+        self.mapping.copy_in(TRAY_AT + at, bytes);
+    }
+
+    /// Leaves it to the other side, which what is published next tells that.
+    pub(super) const fn hand_over(&mut self) {
+        self.state = TrayState::Away;
+    }
+
+    /// Notes that it is here with a message, as was read.
+    pub(super) const fn receive(&mut self) {
+        self.state = TrayState::Laden;
+    }
+
+    /// What lies there.
+    pub(super) fn bytes(&self, range: Range<usize>) -> &[u8] {
+        assert!(
+            self.state == TrayState::Laden && range.end <= TRAY_BYTES,
+            "a message of that length is here"
+        );
+        self.mapping.bytes(TRAY_AT + range.start, range.len())
+    }
+
+    /// Notes that the message is not needed any more.
+    pub(super) const fn clear(&mut self) {
+        self.state = TrayState::Empty;
     }
 }
 

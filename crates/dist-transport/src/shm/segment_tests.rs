@@ -42,6 +42,25 @@ fn a_counter_that_makes_no_sense_is_noticed() {
 }
 
 #[test]
+fn the_tray_goes_from_side_to_side_with_messages() {
+    let (mut maker, mut taker) = pair();
+    assert!(maker.tray.takes(TRAY_BYTES) && !maker.tray.takes(TRAY_BYTES + 1));
+    assert!(!taker.tray.takes(0), "the other side has it");
+    for number in 0..3 {
+        maker.tray.write(0, &[number; 60]);
+        maker.tray.write(60, &[9; 40]);
+        maker.tray.hand_over();
+        assert!(!maker.tray.takes(0));
+        taker.tray.receive();
+        assert!(!taker.tray.takes(0), "the message is still needed");
+        assert_eq!(taker.tray.bytes(0..60), [number; 60]);
+        assert_eq!(taker.tray.bytes(60..100), [9; 40]);
+        taker.tray.clear();
+        std::mem::swap(&mut maker, &mut taker);
+    }
+}
+
+#[test]
 fn whoever_moves_something_wakes_the_other_once() {
     let (maker, taker) = pair();
     assert!(!maker.sleep.is_to_be_woken());

@@ -26,6 +26,8 @@ const PARTS_MAX: usize = 16;
 const COPIED_BYTES_MAX: usize = 4 << 10;
 
 const MAGIC: [u8; 8] = *b"dist msg";
+/// Of a message in memory that does not follow its header but lies on the tray.
+const LAID_MAGIC: [u8; 8] = *b"dist lay";
 /// The length that stands for "nothing more will come".
 const GOODBYE: u64 = u64::MAX;
 
@@ -122,10 +124,22 @@ impl Outbound {
 
     fn push_to_memory(&mut self, memory: &mut Memory, parts: &[&[u8]]) -> Result<bool, Fault> {
         let mut moved = false;
+        if self.sent == 0 && self.total > HEADER_BYTES && self.lay_down(memory, parts)? {
+            return Ok(true);
+        }
         while !self.done() && self.push_piece(memory, parts)? {
             moved = true;
         }
         Ok(moved)
+    }
+
+    /// Hands the whole message over on the tray, if that can be.
+    fn lay_down(&mut self, memory: &mut Memory, parts: &[&[u8]]) -> Result<bool, Fault> {
+        let mut header = self.header;
+        header[..LAID_MAGIC.len()].copy_from_slice(&LAID_MAGIC);
+        let laid = memory.lay_down(&header, parts, self.total - HEADER_BYTES)?;
+        self.sent = if laid { self.total } else { 0 };
+        Ok(laid)
     }
 
     /// Copies and publishes what there is room for, but no more than the peer should wait for.
@@ -202,6 +216,8 @@ pub(super) struct Inbound {
     length: usize,
     received: usize,
     delivered: usize,
+    /// Whether it lies on the tray of memory.
+    laid: bool,
     /// Whether it may come through the scratch even if it goes straight into memory.
     copied: bool,
 }
@@ -210,7 +226,16 @@ impl Inbound {
     pub(super) fn new(length: usize, expected: &Fingerprint) -> Self {
         let copied = HEADER_BYTES + length <= COPIED_BYTES_MAX;
         let header = [0; HEADER_BYTES];
-        Self { header, filled: 0, expected: *expected, length, received: 0, delivered: 0, copied }
+        Self {
+            header,
+            filled: 0,
+            expected: *expected,
+            length,
+            received: 0,
+            delivered: 0,
+            laid: false,
+            copied,
+        }
     }
 
     /// The same, but never copied: for one of many messages, each of which would need a scratch of its own.
@@ -309,10 +334,24 @@ impl Inbound {
             self.header.copy_from_slice(header);
             self.filled = HEADER_BYTES;
             memory.advance(HEADER_BYTES);
+            self.laid = self.header.starts_with(&LAID_MAGIC);
+            if self.laid {
+                self.header[..MAGIC.len()].copy_from_slice(&MAGIC);
+            }
             self.check()?;
+            if self.laid {
+                memory.receive_tray(self.length)?;
+            }
             came = true;
         }
-        if self.delivered < limit {
+        if self.laid && self.delivered < limit {
+            sink(self.delivered, memory.on_tray(self.delivered..limit));
+            (self.delivered, self.received) = (limit, limit);
+            if self.delivered == self.length {
+                memory.clear_tray();
+            }
+            came = true;
+        } else if self.delivered < limit {
             let piece = memory.peek((limit - self.delivered).min(PUBLISH_BYTES_MAX))?;
             let count = piece.len();
             if count > 0 {
