@@ -201,7 +201,15 @@ fn once(direct: &mut Together, rank: Rank, (task, form): (Task, Form), len: usiz
     let plan = Plan::new((task, form), world_size, cut.chunk_bytes_max(), 512, SHARED).unwrap();
     let plan = plan.with_turn(direct.turn);
     direct.turn += plan.turns();
-    let input = (task.source() == Source::Input).then(|| (bytemuck::cast_slice(&input), cut));
+    let part = rank.index() * len..(rank.index() + 1) * len;
+    let input = match task {
+        Task::AllGather { of: Source::Input } => {
+            let part_cut = Partition::new(len, 4, 1).and_then(|part| part.among(rank.index(), world_size));
+            Some((bytemuck::cast_slice(&input[part]), part_cut.unwrap()))
+        }
+        task if task.source() == Source::Input => Some((bytemuck::cast_slice(&input), cut)),
+        _ => None,
+    };
     let mut owned = Owned::from(buffer);
     let own = match form {
         Form::WriteToAll => Own::Lent(owned.lend()),
@@ -236,7 +244,7 @@ fn promised(task: Task, rank: usize, inputs: &[Vec<f32>], len: usize) -> Vec<Opt
         Task::ReduceScatter { .. } => {
             sums().enumerate().map(|(index, sum)| sum.filter(|_| part(rank).contains(&index))).collect()
         }
-        Task::AllGather => parts(&|owner| inputs[owner][part(owner)].to_vec()),
+        Task::AllGather { .. } => parts(&|owner| inputs[owner][part(owner)].to_vec()),
         Task::Broadcast { root } => inputs[root].iter().copied().map(Some).collect(),
         Task::AllToAll => parts(&|owner| inputs[owner][part(rank)].to_vec()),
         _ => vec![None; inputs[rank].len()],

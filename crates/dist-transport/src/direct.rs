@@ -106,6 +106,25 @@ pub trait Direct: fmt::Debug {
     /// As for [`view`](Direct::view).
     fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()>;
 
+    /// As [`read`](Direct::read), past the caches where that is possible: for what is not used again before it would have
+    /// left them. Memory that is only written is then not fetched first.
+    ///
+    /// # Errors
+    /// As for [`read`](Direct::read).
+    fn read_past(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+        self.read(rank, place, offset, into)
+    }
+
+    /// Copies what is this rank's own anyway: for those who simulate how long that takes.
+    fn copy(&mut self, from: &[u8], into: &mut [u8]) {
+        into.copy_from_slice(from);
+    }
+
+    /// As [`copy`](Direct::copy), past the caches where that is possible.
+    fn copy_past(&mut self, from: &[u8], into: &mut [u8]) {
+        self.copy(from, into);
+    }
+
     /// Copies into a slot of `rank`, or into the memory that it has laid open for writing, beginning at `offset`.
     ///
     /// # Errors

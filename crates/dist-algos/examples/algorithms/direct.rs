@@ -47,7 +47,10 @@ fn all() -> impl Iterator<Item = (Task, Form)> {
 }
 
 fn name(task: Task) -> String {
-    let place = if task == (Task::ReduceScatter { of: Source::Buffer }) { " in place" } else { "" };
+    let place = match task {
+        Task::ReduceScatter { of: Source::Buffer } | Task::AllGather { of: Source::Buffer } => " in place",
+        _ => "",
+    };
     task.name().to_owned() + place
 }
 

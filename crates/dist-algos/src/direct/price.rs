@@ -91,6 +91,7 @@ impl Clock {
             }
             Step::Publish { place, .. } => self.work(costs.copied(place, sizes.moved(step).published)),
             Step::Take { of, .. } => self.work(costs.copied(of, sizes.moved(step).read.0)),
+            Step::Keep { .. } => self.work(costs.copied(Place::Line, sizes.moved(step).kept)),
             Step::Reduce { of, .. } => self.reduce(of, sizes.moved(step), rank, pace),
         }
         true

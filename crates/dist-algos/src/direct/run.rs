@@ -16,7 +16,8 @@ pub struct Memory<'a> {
     pub own: Own<'a>,
     /// How it is cut into the parts that the schedule was made for.
     pub cut: Partition<'a>,
-    /// What steps only publish or lay open, if the schedule has such steps, and how that is cut.
+    /// What steps only publish, lay open or keep, if the schedule has such steps, and how that is cut. To gather, a rank
+    /// has no part there but its own.
     pub input: Option<(&'a [u8], Partition<'a>)>,
     /// Bytes of other ranks' memory that a sum is made of at a time: few where all memory is reached alike, more where
     /// the system has to be asked each time.
@@ -98,8 +99,9 @@ impl Runner<'_, '_> {
         if self.plan.slots() == 0 {
             return Ok(());
         }
-        let published = self.memory.input.map_or(self.memory.cut, |(_, cut)| cut);
-        self.place_bytes = cells::place_bytes(published.chunk_bytes_max(), self.plan.blocks());
+        let published = self.memory.input.map_or(0, |(_, cut)| cut.chunk_bytes_max());
+        let part_bytes_max = published.max(self.memory.cut.chunk_bytes_max());
+        self.place_bytes = cells::place_bytes(part_bytes_max, self.plan.blocks());
         let shared = self.direct.shared();
         let needed = self.place_bytes * self.plan.places();
         let fits = needed <= shared.slot_bytes && self.plan.slots() <= shared.slots;
@@ -150,8 +152,14 @@ impl Runner<'_, '_> {
             Step::Take { from, part, block, of, into } => {
                 let (holder, offset) = (self.plan.holder(from, of), self.offset(part, block, of));
                 let range = self.cell(into, block);
-                self.direct.read(holder, of, offset, &mut self.memory.own.bytes_mut()[range])?;
+                let into = &mut self.memory.own.bytes_mut()[range];
+                if self.plan.leaves_caches() {
+                    self.direct.read_past(holder, of, offset, into)?;
+                } else {
+                    self.direct.read(holder, of, offset, into)?;
+                }
             }
+            Step::Keep { part, block } => self.keep(part, block),
         }
         Ok(())
     }
@@ -186,6 +194,18 @@ impl Runner<'_, '_> {
             }
         }
         Ok(())
+    }
+
+    fn keep(&mut self, part: usize, block: usize) {
+        let Some((input, cut)) = self.memory.input else { return };
+        let from = &input[cells::range(&cut, self.plan.blocks(), (part, block))];
+        let range = self.cell(part, block);
+        let into = &mut self.memory.own.bytes_mut()[range];
+        if self.plan.leaves_caches() {
+            self.direct.copy_past(from, into);
+        } else {
+            self.direct.copy(from, into);
+        }
     }
 
     fn reduce(
@@ -251,6 +271,10 @@ impl Runner<'_, '_> {
         match (of, self.memory.input) {
             (Place::Line, _) => 0,
             (Place::Slot(_), _) => self.plan.place(part) * self.place_bytes,
+            // All that the others have lies in their inputs there.
+            (Place::Memory, Some(_)) if matches!(self.plan.task(), Task::AllGather { of: Source::Input }) => {
+                self.cell(part, block).start - self.cell(part, 0).start
+            }
             (Place::Memory, Some((_, cut))) if self.plan.task().source() == Source::Input => {
                 cells::range(&cut, self.plan.blocks(), (part, block)).start
             }

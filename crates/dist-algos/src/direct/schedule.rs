@@ -15,6 +15,7 @@ pub struct Plan {
     blocks: usize,
     in_line: bool,
     turn: usize,
+    leaves_caches: bool,
 }
 
 impl Plan {
@@ -31,7 +32,8 @@ impl Plan {
         if !form.serves(task) || task.root().unwrap_or(0) >= world_size {
             return None;
         }
-        let plan = Self { task, form, world_size, blocks: 1, in_line: false, turn: 0 };
+        let leaves_caches = leaves_caches(task, world_size, part_bytes_max);
+        let plan = Self { task, form, world_size, blocks: 1, in_line: false, turn: 0, leaves_caches };
         let places = plan.places();
         if form.exposure() != Exposure::Nothing {
             return Some(plan);
@@ -53,7 +55,7 @@ impl Plan {
         blocks: usize,
         in_line: bool,
     ) -> Self {
-        Self { task, form, world_size, blocks, in_line, turn: 0 }
+        Self { task, form, world_size, blocks, in_line, turn: 0, leaves_caches: false }
     }
 
     /// What it is for.
@@ -161,6 +163,11 @@ impl Plan {
         matches!((self.task, self.form), (Task::AllReduce | Task::Barrier, Form::OneShot)) && self.blocks == 1
     }
 
+    /// Whether what a rank copies into its buffer is so much, and used once, that it had better not go through the caches.
+    pub const fn leaves_caches(&self) -> bool {
+        self.leaves_caches
+    }
+
     /// How often every rank posts.
     #[inline]
     pub fn posts(&self) -> u32 {
@@ -237,7 +244,7 @@ impl Schedule {
         }
     }
 
-    /// Round `i` publishes block `i` and uses block `i − 1`.
+    /// Round `i` publishes block `i`, keeps what of it is this rank's own, and uses block `i − 1`.
     fn one_shot(&self, round: usize, phase: usize) -> At {
         let Plan { task, form, blocks, .. } = self.plan;
         match phase {
@@ -246,9 +253,10 @@ impl Schedule {
                 At::of(task.publishes(form, self.rank.index()).map(|parts| self.publish(parts, round)))
             }
             2 if round < blocks => At::Step(Step::Post),
-            1 | 2 => At::Nothing,
+            3 if round < blocks => self.kept(round),
+            1..=3 => At::Nothing,
             _ if round == 0 => At::EndOfRound,
-            _ => self.used(phase - 3, round - 1, self.plan.where_published(round - 1), posts(round)),
+            _ => self.used(phase - 4, round - 1, self.plan.where_published(round - 1), posts(round)),
         }
     }
 
@@ -262,6 +270,11 @@ impl Schedule {
         let awaits_all = matches!(task.uses(self.rank.index()), Use::Reduce(_) | Use::Take(Peers::Others));
         let users = task.users(self.rank.index()).filter(|users| !(awaits_all && *users == Peers::Others));
         At::of(users.map(|ranks| Step::Await { ranks, posts: posts(round + 3 - SLOTS) }))
+    }
+
+    /// The own part of a block, while caches hold the input and nobody waits for this rank.
+    fn kept(&self, block: usize) -> At {
+        At::of(self.plan.task.keeps(self.rank.index()).map(|part| Step::Keep { part, block }))
     }
 
     /// The steps that use one block, once so many posts say that it is there.
@@ -346,8 +359,9 @@ impl Schedule {
         };
         match phase {
             0 => At::Step(Step::Post),
-            _ if phase <= uses => self.used(phase - 1, 0, Place::Memory, 1),
-            _ => self.leave(phase - uses - 1, 2),
+            1 => self.kept(0),
+            _ if phase < 2 + uses => self.used(phase - 2, 0, Place::Memory, 1),
+            _ => self.leave(phase - uses - 2, 2),
         }
     }
 
@@ -416,6 +430,19 @@ impl Iterator for Schedule {
         None
     }
 }
+
+/// Whether all that the ranks of a host get is more than the caches between them and memory hold.
+const fn leaves_caches(task: Task, world_size: usize, part_bytes_max: usize) -> bool {
+    match task {
+        Task::AllGather { .. } | Task::AllToAll => {
+            part_bytes_max.saturating_mul(world_size * world_size) >= CACHED_BYTES_MAX
+        }
+        _ => false,
+    }
+}
+
+/// Where it was measured, half of what the last cache holds.
+const CACHED_BYTES_MAX: usize = 16 << 20;
 
 fn posts(count: usize) -> u32 {
     u32::try_from(count).expect("memory has fewer than 2^32 blocks")

@@ -56,6 +56,13 @@ pub enum Step {
         /// The part of the own buffer that it becomes.
         into: usize,
     },
+    /// Copies a cell of the input into the buffer: what this rank has for itself.
+    Keep {
+        /// The part.
+        part: usize,
+        /// Its block.
+        block: usize,
+    },
 }
 
 /// Some parts of a rank's memory.
@@ -114,7 +121,7 @@ impl fmt::Display for Step {
     /// As in a drawing, a part and its block as `1.0`: `s0=1.0` publishes it in slot 0, `s0=i¬1.0` all parts of the input but
     /// that; `!` posts, `?2×1` waits for a post of rank 2 and `?*×1` for one of every other; `+1.0(s0)` reduces it from the
     /// slots 0, `+1.0(s0→2)` back into that of rank 2 too, and `+1.0(m→*)` from all ranks' memory and back into all of it;
-    /// `=1.0←2(s0)` copies it from slot 0 of rank 2, and `=1.0←2(m:0)` from what is part 0 there.
+    /// `=1.0←2(s0)` copies it from slot 0 of rank 2, `=1.0←2(m:0)` from what is part 0 there, and `=1.0←i` from the input.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::Publish { parts, block, of, place } => {
@@ -140,6 +147,7 @@ impl fmt::Display for Step {
                 let there = if part == into { String::new() } else { format!(":{part}") };
                 write!(f, "={into}.{block}←{from}({}{there})", name(of))
             }
+            Self::Keep { part, block } => write!(f, "={part}.{block}←i"),
         }
     }
 }

@@ -16,17 +16,20 @@ pub enum Task {
     },
     /// Rank `r` gets the sum of all ranks' parts `r` as part `r` of its buffer.
     ReduceScatter {
-        /// Where the parts for the others lie. The own part lies in the buffer in either case.
+        /// Where the parts lie.
         of: Source,
     },
     /// Every rank gets every part, where rank `r` has part `r`.
-    AllGather,
+    AllGather {
+        /// Where it has it.
+        of: Source,
+    },
     /// Every rank gets the root's buffer.
     Broadcast {
         /// The rank that has it.
         root: usize,
     },
-    /// Part `s` of rank `d` becomes what part `d` of the input of rank `s` is; a rank copies what it has for itself.
+    /// Part `s` of rank `d` becomes what part `d` of the input of rank `s` is.
     AllToAll,
     /// Nobody leaves before all have come.
     Barrier,
@@ -46,13 +49,14 @@ pub(super) enum Use {
 
 impl Task {
     /// One of each kind, with this root.
-    pub fn all(root: usize) -> [Self; 8] {
+    pub fn all(root: usize) -> [Self; 9] {
         [
             Self::AllReduce,
             Self::Reduce { root },
             Self::ReduceScatter { of: Source::Buffer },
             Self::ReduceScatter { of: Source::Input },
-            Self::AllGather,
+            Self::AllGather { of: Source::Buffer },
+            Self::AllGather { of: Source::Input },
             Self::Broadcast { root },
             Self::AllToAll,
             Self::Barrier,
@@ -65,7 +69,7 @@ impl Task {
             Self::AllReduce => "all_reduce",
             Self::Reduce { .. } => "reduce",
             Self::ReduceScatter { .. } => "reduce_scatter",
-            Self::AllGather => "all_gather",
+            Self::AllGather { .. } => "all_gather",
             Self::Broadcast { .. } => "broadcast",
             Self::AllToAll => "all_to_all",
             Self::Barrier => "barrier",
@@ -94,7 +98,7 @@ impl Task {
     #[inline]
     pub const fn source(self) -> Source {
         match self {
-            Self::ReduceScatter { of } => of,
+            Self::ReduceScatter { of } | Self::AllGather { of } => of,
             Self::AllToAll => Source::Input,
             _ => Source::Buffer,
         }
@@ -114,7 +118,7 @@ impl Task {
     #[inline]
     pub const fn places(self, form: Form, world_size: usize) -> usize {
         match self {
-            Self::AllGather => 1,
+            Self::AllGather { .. } => 1,
             _ => self.parts(form, world_size),
         }
     }
@@ -125,7 +129,7 @@ impl Task {
             Self::AllReduce if form == Form::OneShot => Some(Parts::One(0)),
             Self::Reduce { root } if form == Form::OneShot => (rank != root).then_some(Parts::One(0)),
             Self::Broadcast { root } => (rank == root).then_some(Parts::One(0)),
-            Self::AllGather => Some(Parts::One(rank)),
+            Self::AllGather { .. } => Some(Parts::One(rank)),
             Self::AllReduce | Self::Reduce { .. } | Self::ReduceScatter { .. } | Self::AllToAll => {
                 Some(Parts::Others(rank))
             }
@@ -139,17 +143,22 @@ impl Task {
             Self::AllReduce => Use::Reduce(0),
             Self::Reduce { root } if rank == root => Use::Reduce(0),
             Self::ReduceScatter { .. } => Use::Reduce(rank),
-            Self::AllGather | Self::AllToAll => Use::Take(Peers::Others),
+            Self::AllGather { .. } | Self::AllToAll => Use::Take(Peers::Others),
             Self::Broadcast { root } if rank != root => Use::Take(Peers::One(root)),
             Self::Barrier => Use::Wait,
             Self::Reduce { .. } | Self::Broadcast { .. } => Use::Nothing,
         }
     }
 
+    /// The part of its input that a rank has for itself.
+    pub(super) fn keeps(self, rank: usize) -> Option<usize> {
+        (self.source() == Source::Input).then_some(rank)
+    }
+
     /// Who uses what a rank has.
     pub(super) fn users(self, rank: usize) -> Option<Peers> {
         match self {
-            Self::AllReduce | Self::ReduceScatter { .. } | Self::AllGather | Self::AllToAll => {
+            Self::AllReduce | Self::ReduceScatter { .. } | Self::AllGather { .. } | Self::AllToAll => {
                 Some(Peers::Others)
             }
             Self::Reduce { root } => (rank != root).then_some(Peers::One(root)),

@@ -22,6 +22,8 @@ pub(super) struct Moved {
     pub(super) read: (usize, usize),
     /// Back to where one contribution lay, and to how many of them.
     pub(super) written: (usize, usize),
+    /// From the rank's input into its buffer.
+    pub(super) kept: usize,
 }
 
 impl<'a> Sizes<'a> {
@@ -39,6 +41,9 @@ impl<'a> Sizes<'a> {
             }
             Step::Take { block, into, .. } => {
                 Moved { read: (self.buffer.range(into, block).len(), 1), ..Moved::default() }
+            }
+            Step::Keep { part, block } => {
+                Moved { kept: self.buffer.range(part, block).len(), ..Moved::default() }
             }
             Step::Reduce { part, block, into, .. } => {
                 let bytes = self.buffer.range(part, block).len();

@@ -32,10 +32,8 @@ impl Engine {
             here: Ownership::Borrowed,
         };
         if self.begin_directly::<AllToAll>(&job, |_| part * size_of::<T>(), &manner)?.is_some() {
-            let (own, cut) = (shares.range(self.rank().index()), shares.partition::<T>());
-            output[own.clone()].copy_from_slice(&input[own]);
-            let (output, input) = ((output, cut), Some((input, cut)));
-            return self.run_directly(output, input, None, manner.deadline);
+            let cut = shares.partition::<T>();
+            return self.run_directly((output, cut), Some((input, cut)), None, manner.deadline);
         }
         let algorithm = self.choose::<AllToAll>(size_of_val(input), manner)?;
         let call = self.begin(self.shared::<T, _>(&algorithm, &shares, manner));

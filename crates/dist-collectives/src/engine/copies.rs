@@ -1,5 +1,6 @@
 //! Operations that give all ranks, or one of them, what others have.
 
+use dist_algos::Source;
 use dist_algos::direct::{Ownership, Task};
 
 use super::direct::Job;
@@ -77,27 +78,47 @@ impl Engine {
         output: &mut [T],
         manner: Manner,
     ) -> Result<()> {
-        output[shares.range(self.rank().index())].copy_from_slice(input);
-        self.all_gather_in(shares, output, manner)
+        let own = self.rank().index();
+        if self.begin_gather::<T>(Source::Input, shares, &manner)? {
+            let (part, whole) = (shares.of(own..own + 1), shares.partition::<T>());
+            let input = Some((input, part.partition::<T>()));
+            return self.run_directly((output, whole), input, None, manner.deadline);
+        }
+        output[shares.range(own)].copy_from_slice(input);
+        self.all_gather_by_messages(shares, output, manner)
     }
 
     fn all_gather_in<T: Element>(&mut self, shares: &Shares, buffer: &mut [T], manner: Manner) -> Result<()> {
-        let rank = self.rank();
+        if self.begin_gather::<T>(Source::Buffer, shares, &manner)? {
+            let memory = (buffer, shares.partition::<T>());
+            return self.run_directly(memory, None, None, manner.deadline);
+        }
+        self.all_gather_by_messages(shares, buffer, manner)
+    }
+
+    /// Begins an all_gather that is done directly; not, if it is done by messages.
+    fn begin_gather<T: Element>(&mut self, of: Source, shares: &Shares, manner: &Manner) -> Result<bool> {
         let job = Job {
-            task: Task::AllGather,
+            task: Task::AllGather { of },
             dtype: Some(T::DTYPE),
             count: shares.count(),
             sizes: shares.digest(manner.sizes),
             op: None,
-            bytes: size_of_val(buffer),
+            bytes: shares.total().saturating_mul(size_of::<T>()),
             ownership: Ownership::Borrowed,
             here: Ownership::Borrowed,
         };
         let largest = |_| shares.partition::<T>().chunk_bytes_max();
-        if self.begin_directly::<AllGather>(&job, largest, &manner)?.is_some() {
-            let memory = (buffer, shares.partition::<T>());
-            return self.run_directly(memory, None, None, manner.deadline);
-        }
+        Ok(self.begin_directly::<AllGather>(&job, largest, manner)?.is_some())
+    }
+
+    fn all_gather_by_messages<T: Element>(
+        &mut self,
+        shares: &Shares,
+        buffer: &mut [T],
+        manner: Manner,
+    ) -> Result<()> {
+        let rank = self.rank();
         let algorithm = self.choose::<AllGather>(size_of_val(buffer), manner)?;
         let schedule = algorithm.steps(rank, rank.index());
         let call = self.begin(self.shared::<T, _>(&algorithm, shares, manner));

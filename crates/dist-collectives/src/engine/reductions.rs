@@ -170,7 +170,6 @@ impl Engine {
         if !scales && self.begin_scatter::<T>(Source::Input, shares, op, &manner)? {
             let arithmetic = self.arithmetic::<T>(Self::current_call, op, manner.deadline)?;
             let own = self.rank().index();
-            output.copy_from_slice(&input[shares.range(own)]);
             let (part, whole) = (shares.of(own..own + 1), shares.partition::<T>());
             let (output, input) = ((output, part.partition::<T>()), Some((input, whole)));
             return self.run_directly(output, input, Some(&arithmetic), manner.deadline);

@@ -27,8 +27,13 @@ fn counted(task: Task, form: Form, rank: Rank) -> Traffic {
         Task::ReduceScatter { of: Source::Input } => {
             plan.traffic(rank, Partition::at(&own, 4).unwrap(), Some(whole))
         }
+        Task::AllGather { of: Source::Input } => {
+            plan.traffic(rank, whole, Some(Partition::at(&own, 4).unwrap()))
+        }
         Task::AllToAll => plan.traffic(rank, whole, Some(whole)),
-        Task::AllGather | Task::ReduceScatter { of: Source::Buffer } => plan.traffic(rank, whole, None),
+        Task::AllGather { of: Source::Buffer } | Task::ReduceScatter { of: Source::Buffer } => {
+            plan.traffic(rank, whole, None)
+        }
         Task::Barrier => plan.traffic(rank, cut(0), None),
         _ => plan.traffic(rank, cut(PART), None),
     }

@@ -150,6 +150,19 @@ impl Drop for Mapping {
     }
 }
 
+/// Copies past this core's caches, but for what lies before the first place that whole vectors can be written to.
+///
+/// # Panics
+/// If one is not as long as the other.
+pub(crate) fn copy_past(from: &[u8], into: &mut [u8]) {
+    assert_eq!(from.len(), into.len(), "what is copied has one length");
+    let head = into.as_ptr().align_offset(stream::ALIGNMENT).min(into.len());
+    let ((first, from), (before, into)) = (from.split_at(head), into.split_at_mut(head));
+    before.copy_from_slice(first);
+    let streamed = stream::copy(NonNull::from(&mut *into).cast(), from);
+    into[streamed..].copy_from_slice(&from[streamed..]);
+}
+
 /// Bytes of a segment that one owner has to itself, but for those to whom it lends them.
 #[derive(Debug)]
 pub(super) struct Region {
@@ -183,6 +196,9 @@ mod stream {
     use std::arch::x86_64::{__m128i, _mm_sfence, _mm_stream_si128};
     use std::ptr::NonNull;
 
+    /// Where nothing can be copied past the caches but to multiples of this.
+    pub(super) const ALIGNMENT: usize = align_of::<__m128i>();
+
     /// Copies what can be copied past the caches, to where nobody else looks yet and there is room for all; how many
     /// bytes that were.
     pub(super) fn copy(to: NonNull<u8>, bytes: &[u8]) -> usize {
@@ -207,6 +223,8 @@ mod stream {
 #[cfg(not(target_arch = "x86_64"))]
 mod stream {
     use std::ptr::NonNull;
+
+    pub(super) const ALIGNMENT: usize = 1;
 
     /// Nothing is copied past caches here.
     pub(super) fn copy(_: NonNull<u8>, _: &[u8]) -> usize {

@@ -45,6 +45,18 @@ fn short_turns_change_nothing_else_of_how_a_thread_is_scheduled() {
 }
 
 #[test]
+fn what_is_copied_past_the_caches_is_all_of_it_and_nothing_else() {
+    let bytes: Vec<u8> = (0..=255).cycle().take(1000).collect();
+    for range in [0..0, 0..5, 0..64, 3..1000, 17..18, 16..999] {
+        let mut memory = vec![7; 1000];
+        copy_past(&bytes[..range.len()], &mut memory[range.clone()]);
+        assert!(memory[range.clone()] == bytes[..range.len()], "{range:?}");
+        let beside = memory[..range.start].iter().chain(&memory[range.end..]);
+        assert!(beside.clone().all(|&byte| byte == 7), "{range:?}");
+    }
+}
+
+#[test]
 fn a_file_that_could_shrink_is_not_mapped() {
     let file = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     rustix::fs::ftruncate(&file, LEN as u64).unwrap();

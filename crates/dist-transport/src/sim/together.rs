@@ -263,6 +263,11 @@ impl Direct for Together {
         self.with(rank, place, &range, |found| into.copy_from_slice(found))
     }
 
+    fn copy(&mut self, from: &[u8], into: &mut [u8]) {
+        self.spend(self.costs.copied(Place::Line, from.len()));
+        into.copy_from_slice(from);
+    }
+
     fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
         let range = offset..offset.saturating_add(bytes.len());
         self.traffic.bytes_sent += range.len() as u64;

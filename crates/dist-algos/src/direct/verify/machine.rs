@@ -152,6 +152,10 @@ impl Machine {
                 let held = self.read(&at, (at.plan.holder(from, of), there))?;
                 self.write(&at, (rank, own(into, block)), Some(held))?;
             }
+            Step::Keep { part, block } => {
+                let held = self.read(&at, (rank, Location::Own { of: Source::Input, part, block }))?;
+                self.write(&at, (rank, own(part, block)), Some(held))?;
+            }
         }
         self.steps += 1;
         Ok(true)
@@ -178,12 +182,11 @@ impl Machine {
     fn reduce(&mut self, at: &At<'_>, (part, block): (usize, usize), of: Place, into: Target) -> Result<()> {
         let there = self.there(at.plan, of, part, block);
         for rank in 0..self.ranks.len() {
-            let source = if rank == at.rank { Source::Buffer } else { at.plan.task().source() };
             let from =
                 if rank == at.rank { (rank, own(part, block)) } else { (at.plan.holder(rank, of), there) };
             let held = self.read(at, from)?;
-            // The own contribution of an input lies in the buffer.
-            let expected = Held::Brought { call: self.calls, rank, of: source, part, block };
+            let of = at.plan.task().source();
+            let expected = Held::Brought { call: self.calls, rank, of, part, block };
             if held != expected {
                 return Err(Error::WrongResult { rank: at.rank, steps: at.step, chunk: part });
             }
@@ -304,6 +307,7 @@ impl Machine {
                 cell(part, block).and_then(|()| place(to))
             }
             Step::Await { ranks: Peers::One(one), .. } => peer(one),
+            Step::Keep { part, block } => cell(part, block),
             Step::Post | Step::Await { .. } => Ok(()),
             Step::Reduce { part, block, of, into } => {
                 let target = match (into, of) {
@@ -362,8 +366,8 @@ const fn part_of(location: Location) -> usize {
 fn brought(plan: &Plan, rank: usize, call: usize) -> Vec<(Location, Option<Held>)> {
     let held = |of, part, block| {
         let is_there = match (plan.task(), of) {
-            (Task::AllGather | Task::AllToAll, Source::Buffer) => part == rank,
-            (Task::ReduceScatter { of: Source::Input }, Source::Buffer) => part == rank,
+            (task, Source::Buffer) if task.source() == Source::Input => false,
+            (Task::AllGather { .. }, _) => part == rank,
             (Task::Broadcast { root }, _) => rank == root,
             _ => true,
         };
@@ -389,9 +393,8 @@ fn promised(plan: &Plan, rank: usize, (part, block): (usize, usize), call: usize
         Task::AllReduce => sum,
         Task::Reduce { root } => sum.filter(|_| rank == root),
         Task::ReduceScatter { .. } => sum.filter(|_| rank == part),
-        Task::AllGather => brought_by(part, Source::Buffer, part),
+        Task::AllGather { of } => brought_by(part, of, part),
         Task::Broadcast { root } => brought_by(root, Source::Buffer, part),
-        Task::AllToAll if part == rank => brought_by(rank, Source::Buffer, part),
         Task::AllToAll => brought_by(part, Source::Input, rank),
         Task::Barrier => None,
     }

@@ -156,7 +156,10 @@ fn may_follow(step: Step, next: Step) -> bool {
 /// Which block a step is about.
 const fn block(step: Step) -> Option<usize> {
     match step {
-        Step::Publish { block, .. } | Step::Reduce { block, .. } | Step::Take { block, .. } => Some(block),
+        Step::Publish { block, .. }
+        | Step::Reduce { block, .. }
+        | Step::Take { block, .. }
+        | Step::Keep { block, .. } => Some(block),
         Step::Post | Step::Await { .. } => None,
     }
 }
@@ -184,11 +187,15 @@ fn change(step: &mut Step, mutation: Mutation, rank: usize, plan: &Plan) {
             Mutation::AnotherPart,
             Step::Publish { parts: Parts::One(part) | Parts::Others(part), .. }
             | Step::Reduce { part, .. }
-            | Step::Take { part, .. },
+            | Step::Take { part, .. }
+            | Step::Keep { part, .. },
         ) => *part = (*part + 1) % parts,
         (
             Mutation::AnotherBlock,
-            Step::Publish { block, .. } | Step::Reduce { block, .. } | Step::Take { block, .. },
+            Step::Publish { block, .. }
+            | Step::Reduce { block, .. }
+            | Step::Take { block, .. }
+            | Step::Keep { block, .. },
         ) => *block = (*block + 1) % blocks,
         (
             Mutation::AnotherSlot,

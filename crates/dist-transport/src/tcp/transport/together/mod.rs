@@ -425,6 +425,21 @@ impl Direct for Together {
         Ok(())
     }
 
+    fn read_past(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+        if place == Place::Memory {
+            return self.read(rank, place, offset, into);
+        }
+        let range = offset..offset.saturating_add(into.len());
+        self.traffic.bytes_received += range.len() as u64;
+        let bytes = self.memory.published(rank, self.current.parity, place, range.clone());
+        shm::copy_past(bytes.ok_or_else(|| Self::out_of_reach(rank, &range))?, into);
+        Ok(())
+    }
+
+    fn copy_past(&mut self, from: &[u8], into: &mut [u8]) {
+        shm::copy_past(from, into);
+    }
+
     fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
         let range = offset..offset.saturating_add(bytes.len());
         self.traffic.bytes_sent += range.len() as u64;
