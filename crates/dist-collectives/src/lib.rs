@@ -57,6 +57,7 @@ pub use dist_transport::tcp::{Config, Medium, Secret};
 #[doc(no_inline)]
 pub use dist_transport::{Abort, Cause, ChannelId, Fingerprint, Runtime, Traffic, Transport};
 pub use dtype::{DType, Element};
+pub use engine::BLOCK_BYTES_OF_RANK;
 pub use error::{Error, Result};
 #[doc(no_inline)]
 pub use half::{bf16, f16};

@@ -5,7 +5,7 @@ use dist_algos::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, Choice, Gather, Hosts, Order, Partition, Reduce,
     ReduceScatter, Scan, Scatter, Step,
 };
-use dist_collectives::Operation;
+use dist_collectives::{BLOCK_BYTES_OF_RANK, Operation};
 use dist_transport::Rank;
 
 use super::two_levels;
@@ -39,6 +39,8 @@ pub(super) struct Candidate<'a> {
     /// What a rank does, with this root.
     schedule: Box<dyn Fn(Rank, usize) -> Steps<'a> + 'a>,
     buffer: Partition<'a>,
+    /// Bytes that a rank works on again and again.
+    memory: usize,
     /// Messages that follow one another in one call and are counted one by one: the time is that of one of them.
     trips: usize,
     /// Bytes that the library copies beside the schedule, where it does not work in place.
@@ -60,6 +62,7 @@ impl<'a> Candidate<'a> {
             rounds: Some(trips),
             chosen: true,
             schedule: Box::new(move |rank, _| Box::new(steps(rank))),
+            memory: buffer.bytes(),
             buffer,
             trips,
             copied: 0,
@@ -86,8 +89,10 @@ impl Candidate<'_> {
             Box::new((0..calls).flat_map(move |call| (self.schedule)(rank, call % rank.world_size())))
         };
         let prediction = predict::predict(&self.plan(&steps), &self.network(world))?;
-        let copying = world.copying(self.copied, self.buffer.bytes());
-        Ok(prediction.seconds / (calls * self.trips) as f64 + copying)
+        let copying = world.copying(self.copied, self.memory);
+        let fetching =
+            if self.memory < self.buffer.bytes() { world.fetching(self.buffer.bytes()) } else { 0.0 };
+        Ok(prediction.seconds / (calls * self.trips) as f64 + copying + fetching)
     }
 
     fn plan<'a>(&'a self, steps: &'a dyn Fn(Rank) -> Steps<'a>) -> Plan<'a, &'a dyn Fn(Rank) -> Steps<'a>> {
@@ -95,7 +100,7 @@ impl Candidate<'_> {
     }
 
     fn network(&self, world: &World) -> Network {
-        world.network(self.steps, self.buffer.bytes())
+        world.network(self.steps, self.memory)
     }
 }
 
@@ -116,7 +121,7 @@ impl<'a> Case<'a> {
     pub(super) fn candidates(&self) -> Result<Vec<Candidate<'a>>, Error> {
         match self.operation {
             Operation::AllReduce => self.with(self.all::<AllReduce>()?, two_levels::all_reduce),
-            Operation::ReduceScatter => self.with(self.all::<ReduceScatter>()?, two_levels::reduce_scatter),
+            Operation::ReduceScatter => self.with(self.reduce_scatters()?, two_levels::reduce_scatter),
             Operation::AllGather => self.with(self.all::<AllGather>()?, two_levels::all_gather),
             Operation::Broadcast => self.with(self.all::<Broadcast>()?, two_levels::broadcast),
             Operation::Reduce => self.with(self.all::<Reduce>()?, two_levels::reduce),
@@ -158,6 +163,29 @@ impl<'a> Case<'a> {
         A::ALL.iter().copied().filter(|algorithm| algorithm.supports(ranks)).map(candidate).collect()
     }
 
+    /// Those of reduce_scatter; some send what they only read, and need no copy of it.
+    fn reduce_scatters(&self) -> Result<Vec<Candidate<'a>>, Error> {
+        let ranks = self.world.ranks();
+        let mut all = self.all::<ReduceScatter>()?;
+        let algorithms = ReduceScatter::ALL.iter().filter(|algorithm| algorithm.supports(ranks));
+        for (candidate, algorithm) in all.iter_mut().zip(algorithms) {
+            if algorithm.sends_no_sums(ranks) {
+                candidate.copied = (self.bytes / ranks) as u64;
+            }
+        }
+        Ok(all)
+    }
+
+    /// Bytes that a rank works on again and again, before it goes on to others, which it has to fetch.
+    fn memory(&self, whole: usize) -> usize {
+        match self.operation {
+            Operation::AllReduce if self.world.hosts() == 1 => {
+                whole.min(BLOCK_BYTES_OF_RANK.saturating_mul(self.world.ranks()))
+            }
+            _ => whole,
+        }
+    }
+
     pub(super) fn candidate<I: Iterator<Item = Step> + 'a>(
         &self,
         traits: Traits,
@@ -175,6 +203,7 @@ impl<'a> Case<'a> {
             chosen,
             schedule: Box::new(move |rank, root| Box::new(steps(rank, root))),
             buffer,
+            memory: self.memory(whole),
             trips: 1,
             copied: self.copied(),
             steps: (self.world.ranks() as u64).saturating_mul(rounds as u64),

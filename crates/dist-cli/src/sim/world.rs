@@ -247,6 +247,12 @@ impl World {
         self.model.copying(bytes, memory, self.ranks_per_host())
     }
 
+    /// How long it takes a rank to fetch so many bytes, all that it has, into a cache that has other bytes.
+    pub(super) fn fetching(&self, bytes: usize) -> f64 {
+        let far = self.model.work_with(bytes, self.ranks_per_host()).byte;
+        bytes as f64 * (far - self.model.work.byte).max(0.0)
+    }
+
     fn ranks_per_host(&self) -> usize {
         self.ranks().div_ceil(self.hosts())
     }

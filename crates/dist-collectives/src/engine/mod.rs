@@ -26,6 +26,8 @@ use crate::{Algorithm, Call, Element, Error, Operation, ReduceOp, Result};
 use direct::{Known, Sharing, Turns};
 use shares::Shares;
 
+pub use reductions::BLOCK_BYTES_OF_RANK;
+
 /// How one call is done: with which settings, and until when.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Manner {

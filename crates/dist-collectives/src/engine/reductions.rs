@@ -15,7 +15,7 @@ use crate::{AllReduce, Call, Element, Error, Operation, Reduce, ReduceOp, Reduce
 
 /// Bytes of each rank's part of what ranks of one host reduce at once. Two ranks over TCP reduced 128 MiB fastest by blocks
 /// of 1 MiB, 16 MiB by 1 and 2; four ranks by 1 and 2 MiB.
-const PART_OF_BLOCK_BYTES: usize = 512 << 10;
+pub const BLOCK_BYTES_OF_RANK: usize = 512 << 10;
 
 impl Engine {
     pub(crate) fn all_reduce<'a, T: Element>(
@@ -69,7 +69,7 @@ impl Engine {
     /// rounds cost little, and a block is sent, reduced and received again while caches hold it.
     fn blocks<T: Element>(&self, len: usize) -> impl Iterator<Item = Range<usize>> + use<T> {
         let most = if self.on_one_host {
-            PART_OF_BLOCK_BYTES / size_of::<T>() * self.world_size()
+            BLOCK_BYTES_OF_RANK / size_of::<T>() * self.world_size()
         } else {
             len.max(1)
         };
