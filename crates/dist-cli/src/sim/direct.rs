@@ -48,6 +48,7 @@ pub(super) fn predict(operation: Operation, ranks: usize, bytes: usize, pace: &P
 fn task(operation: Operation) -> Option<Task> {
     match operation {
         Operation::ReduceScatter => Some(Task::ReduceScatter { of: Source::Input }),
+        Operation::AllGather => Some(Task::AllGather { of: Source::Input }),
         _ => Task::all(0).into_iter().find(|task| task.name() == operation.name()),
     }
 }
