@@ -289,6 +289,30 @@ impl Together {
         Ok(mapping)
     }
 
+    /// Copies from what a rank has published or laid open, in this way where that is mapped.
+    #[inline]
+    fn read_by(
+        &mut self,
+        copy: impl FnOnce(&[u8], &mut [u8]),
+        (rank, place, offset): (usize, Place, usize),
+        into: &mut [u8],
+    ) -> Result<()> {
+        let range = offset..offset.saturating_add(into.len());
+        self.traffic.bytes_received += range.len() as u64;
+        if place != Place::Memory {
+            let bytes = self.memory.published(rank, self.current.parity, place, range.clone());
+            copy(bytes.ok_or_else(|| Self::out_of_reach(rank, &range))?, into);
+            return Ok(());
+        }
+        match self.locate(rank, &range, false)? {
+            Located::Mapped(mapping, offset) => copy(mapping.bytes(offset, into.len()), into),
+            Located::Process(process, address) => {
+                shm::read_process(process, address, into).map_err(|error| self.broken(rank, error))?;
+            }
+        }
+        Ok(())
+    }
+
     fn broken(&self, rank: usize, error: std::io::Error) -> Error {
         self.fail((rank, Fault::Io(error)), &self.current, self.deadline)
     }
@@ -409,31 +433,11 @@ impl Direct for Together {
     }
 
     fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
-        let range = offset..offset.saturating_add(into.len());
-        self.traffic.bytes_received += range.len() as u64;
-        if place != Place::Memory {
-            let bytes = self.memory.published(rank, self.current.parity, place, range.clone());
-            into.copy_from_slice(bytes.ok_or_else(|| Self::out_of_reach(rank, &range))?);
-            return Ok(());
-        }
-        match self.locate(rank, &range, false)? {
-            Located::Mapped(mapping, offset) => into.copy_from_slice(mapping.bytes(offset, into.len())),
-            Located::Process(process, address) => {
-                shm::read_process(process, address, into).map_err(|error| self.broken(rank, error))?;
-            }
-        }
-        Ok(())
+        self.read_by(|from, into| into.copy_from_slice(from), (rank, place, offset), into)
     }
 
     fn read_past(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
-        if place == Place::Memory {
-            return self.read(rank, place, offset, into);
-        }
-        let range = offset..offset.saturating_add(into.len());
-        self.traffic.bytes_received += range.len() as u64;
-        let bytes = self.memory.published(rank, self.current.parity, place, range.clone());
-        shm::copy_past(bytes.ok_or_else(|| Self::out_of_reach(rank, &range))?, into);
-        Ok(())
+        self.read_by(shm::copy_past, (rank, place, offset), into)
     }
 
     fn copy_past(&mut self, from: &[u8], into: &mut [u8]) {
