@@ -55,9 +55,6 @@ impl Form {
             {
                 (Self::Staged, 256 << 10)
             }
-            // More slots than a core's own cache holds: what others have read from there is slow to write again while it
-            // does.
-            (Task::Broadcast { .. }, _) if bytes >= 8 << 20 => (Self::OneShot, 512 << 10),
             _ => (Self::OneShot, 256 << 10),
         }
     }
