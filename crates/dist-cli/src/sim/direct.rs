@@ -119,6 +119,12 @@ pub(super) fn json(pace: &Pace) -> String {
 }
 
 impl Fields {
+    /// Where no system is called, in the order of [`START`].
+    const fn without_system([post_ns, wait_ns, notice_ns, copied_byte_ns, viewed_byte_ns]: [f64; 5]) -> Self {
+        let (attach_ns, attached_byte_ns) = (0.0, 0.0);
+        Self { post_ns, wait_ns, notice_ns, copied_byte_ns, viewed_byte_ns, attach_ns, attached_byte_ns }
+    }
+
     fn pace(&self) -> Pace {
         let costs = MemoryCosts {
             post_ps: picoseconds(self.post_ns),
@@ -147,19 +153,7 @@ const START: [f64; 5] = [50.0, 20.0, 50.0, 0.1, 0.1];
 /// The pace whose predictions have the least squares of relative errors: `error` gives the sum. Nothing is fitted to calls
 /// of the system.
 pub(super) fn fit(error: impl Fn(&Pace) -> f64) -> Pace {
-    let pace = |[post_ns, wait_ns, notice_ns, copied_byte_ns, viewed_byte_ns]: [f64; 5]| {
-        let (attach_ns, attached_byte_ns) = (0.0, 0.0);
-        let fields = Fields {
-            post_ns,
-            wait_ns,
-            notice_ns,
-            copied_byte_ns,
-            viewed_byte_ns,
-            attach_ns,
-            attached_byte_ns,
-        };
-        fields.pace()
-    };
+    let pace = |point| Fields::without_system(point).pace();
     pace(fit::search(START, |point| error(&pace(*point))))
 }
 
@@ -168,18 +162,7 @@ mod tests {
     use super::*;
 
     fn pace(post_ns: f64, copied_byte_ns: f64) -> Pace {
-        let (wait_ns, notice_ns, viewed_byte_ns) = (0.0, 75.0, 0.2);
-        let (attach_ns, attached_byte_ns) = (0.0, 0.0);
-        let fields = Fields {
-            post_ns,
-            wait_ns,
-            notice_ns,
-            copied_byte_ns,
-            viewed_byte_ns,
-            attach_ns,
-            attached_byte_ns,
-        };
-        fields.pace()
+        Fields::without_system([post_ns, 0.0, 75.0, copied_byte_ns, 0.2]).pace()
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Every rank has a part for every rank.
 
-use dist_algos::direct::{Ownership, Task};
+use dist_algos::direct::Task;
 use dist_algos::{Choice, Order, Source};
 use dist_transport::Deadline;
 
@@ -21,16 +21,7 @@ impl Engine {
         Self::check_length(Operation::AllToAll, "output", input.len(), output.len())?;
         let world_size = self.world_size();
         let shares = Shares::even(part, world_size);
-        let job = Job {
-            task: Task::AllToAll,
-            dtype: Some(T::DTYPE),
-            count: part,
-            sizes: manner.sizes,
-            op: None,
-            bytes: size_of_val(input),
-            ownership: Ownership::Borrowed,
-            here: Ownership::Borrowed,
-        };
+        let job = Job::of::<T>(Task::AllToAll, part, size_of_val(input), manner.sizes);
         if self.begin_directly::<AllToAll>(&job, |_| part * size_of::<T>(), &manner)?.is_some() {
             let cut = shares.partition::<T>();
             return self.run_directly((output, cut), Some((input, cut)), None, manner.deadline);

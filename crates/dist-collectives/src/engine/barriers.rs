@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dist_algos::direct::{Ownership, Task};
+use dist_algos::direct::Task;
 use dist_transport::{Cause, Deadline, Incoming, Outgoing, Sink};
 
 use super::direct::Job;
@@ -11,16 +11,7 @@ use crate::{Barrier, Call, Error, Operation, Result};
 
 impl Engine {
     pub(crate) fn barrier(&mut self, manner: Manner) -> Result<()> {
-        let job = Job {
-            task: Task::Barrier,
-            dtype: None,
-            count: 0,
-            sizes: manner.sizes,
-            op: None,
-            bytes: 0,
-            ownership: Ownership::Borrowed,
-            here: Ownership::Borrowed,
-        };
+        let job = Job { dtype: None, ..Job::of::<u8>(Task::Barrier, 0, 0, manner.sizes) };
         if self.begin_directly::<Barrier>(&job, |_| 0, &manner)?.is_some() {
             let nothing = (&mut [][..], partition::<u8>(0, 1));
             return self.run_directly::<u8>(nothing, None, None, manner.deadline);

@@ -1,7 +1,7 @@
 //! Operations that give all ranks, or one of them, what others have.
 
 use dist_algos::Source;
-use dist_algos::direct::{Ownership, Task};
+use dist_algos::direct::Task;
 
 use super::direct::Job;
 use super::shares::Shares;
@@ -17,16 +17,7 @@ impl Engine {
     ) -> Result<()> {
         let root_code = self.check_root(Operation::Broadcast, root)?;
         let world_size = self.world_size();
-        let job = Job {
-            task: Task::Broadcast { root },
-            dtype: Some(T::DTYPE),
-            count: buffer.len(),
-            sizes: manner.sizes,
-            op: None,
-            bytes: size_of_val(buffer),
-            ownership: Ownership::Borrowed,
-            here: Ownership::Borrowed,
-        };
+        let job = Job::of::<T>(Task::Broadcast { root }, buffer.len(), size_of_val(buffer), manner.sizes);
         let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
         if let Some(parts) = self.begin_directly::<Broadcast>(&job, largest, &manner)? {
             let cut = partition::<T>(buffer.len(), parts);
@@ -98,16 +89,12 @@ impl Engine {
 
     /// Begins an all_gather that is done directly; not, if it is done by messages.
     fn begin_gather<T: Element>(&mut self, of: Source, shares: &Shares, manner: &Manner) -> Result<bool> {
-        let job = Job {
-            task: Task::AllGather { of },
-            dtype: Some(T::DTYPE),
-            count: shares.count(),
-            sizes: shares.digest(manner.sizes),
-            op: None,
-            bytes: shares.total().saturating_mul(size_of::<T>()),
-            ownership: Ownership::Borrowed,
-            here: Ownership::Borrowed,
-        };
+        let job = Job::of::<T>(
+            Task::AllGather { of },
+            shares.count(),
+            shares.total().saturating_mul(size_of::<T>()),
+            shares.digest(manner.sizes),
+        );
         let largest = |_| shares.partition::<T>().chunk_bytes_max();
         Ok(self.begin_directly::<AllGather>(&job, largest, manner)?.is_some())
     }

@@ -58,6 +58,15 @@ pub(super) struct Job {
     pub(super) here: Ownership,
 }
 
+impl Job {
+    /// On so many bytes of the caller's own memory, of elements of this type, with nothing to reduce.
+    #[inline]
+    pub(super) const fn of<T: Element>(task: Task, count: usize, bytes: usize, sizes: u64) -> Self {
+        let (ownership, here) = (Ownership::Borrowed, Ownership::Borrowed);
+        Self { task, dtype: Some(T::DTYPE), count, sizes, op: None, bytes, ownership, here }
+    }
+}
+
 /// What was asked for besides.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct How {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use dist_algos::direct::{Ownership, Task};
+use dist_algos::direct::Task;
 use dist_algos::scan::Extent;
 use dist_algos::{Memory, Source, Step};
 
@@ -29,14 +29,10 @@ impl Engine {
         let mut held = held.into();
         let (len, [ownership, here]) = (held.len(), held.ownership());
         let job = Job {
-            task: Task::AllReduce,
-            dtype: Some(T::DTYPE),
-            count: len,
-            sizes: manner.sizes,
             op: Some(op.kind()),
-            bytes: len * size_of::<T>(),
             ownership,
             here,
+            ..Job::of::<T>(Task::AllReduce, len, len * size_of::<T>(), manner.sizes)
         };
         let largest = |parts| partition::<T>(len, parts).chunk_bytes_max();
         if self.begin_directly::<AllReduce>(&job, largest, &manner)?.is_some() {
@@ -88,14 +84,8 @@ impl Engine {
         Self::check_op::<T>(op)?;
         let (world_size, deadline) = (self.world_size(), manner.deadline);
         let job = Job {
-            task: Task::Reduce { root },
-            dtype: Some(T::DTYPE),
-            count: buffer.len(),
-            sizes: manner.sizes,
             op: Some(op.kind()),
-            bytes: size_of_val(buffer),
-            ownership: Ownership::Borrowed,
-            here: Ownership::Borrowed,
+            ..Job::of::<T>(Task::Reduce { root }, buffer.len(), size_of_val(buffer), manner.sizes)
         };
         let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
         if let Some(parts) = self.begin_directly::<Reduce>(&job, largest, &manner)? {
@@ -255,14 +245,13 @@ impl Engine {
         manner: &Manner,
     ) -> Result<bool> {
         let job = Job {
-            task: Task::ReduceScatter { of },
-            dtype: Some(T::DTYPE),
-            count: shares.count(),
-            sizes: shares.digest(manner.sizes),
             op: Some(op.kind()),
-            bytes: shares.total().saturating_mul(size_of::<T>()),
-            ownership: Ownership::Borrowed,
-            here: Ownership::Borrowed,
+            ..Job::of::<T>(
+                Task::ReduceScatter { of },
+                shares.count(),
+                shares.total().saturating_mul(size_of::<T>()),
+                shares.digest(manner.sizes),
+            )
         };
         let largest = |_| shares.partition::<T>().chunk_bytes_max();
         Ok(self.begin_directly::<ReduceScatter>(&job, largest, manner)?.is_some())
