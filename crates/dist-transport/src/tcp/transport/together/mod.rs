@@ -1,6 +1,7 @@
-//! The memory of a group in use: calls, posts and waits, and how far ranks reach into each other's own memory.
+//! The memory of a group in use: calls, posts and waits, and what ranks copy there.
 
 mod courtesy;
+mod laid_open;
 mod probe;
 
 use std::ops::Range;
@@ -8,12 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use self::courtesy::{Courtesy, Next, SHORT_TURN};
+use self::laid_open::Located;
 use super::failure::{Scene, Trouble};
 use crate::runtime::{Unparker, Wake};
-use crate::shm::{self, Exposure, GroupMemory, LINE_BYTES, Mapping, Origin, Parity, SLOT_BYTES, SLOTS};
+use crate::shm::{self, Exposure, GroupMemory, LINE_BYTES, Mapping, Parity, SLOT_BYTES, SLOTS};
+use crate::tcp::BEAT;
 use crate::tcp::message::Fault;
-use crate::tcp::session::{Membership, WAITING_LIMIT, lock};
-use crate::tcp::{BEAT, rendezvous};
+use crate::tcp::session::{Membership, WAITING_LIMIT};
 use crate::{
     Activity, ChannelId, Deadline, Direct, Error, Exposed, Fingerprint, Grain, Place, Rank, Reach, Result,
     Shared, Traffic,
@@ -220,75 +222,6 @@ impl Together {
         })
     }
 
-    /// Says what of this rank's memory is laid open in the current call.
-    fn expose(&mut self, memory: &Exposed<'_>) {
-        let parity = self.current.parity;
-        let exposure = match memory {
-            Exposed::Nothing => Exposure::NOTHING,
-            Exposed::Read(bytes) => {
-                Exposure { len: bytes.len() as u64, writable: false, origin: self.origin(bytes) }
-            }
-            Exposed::Write(bytes) => {
-                Exposure { len: bytes.len() as u64, writable: true, origin: self.origin(bytes) }
-            }
-        };
-        if self.exposures[parity as usize] != exposure {
-            self.exposures[parity as usize] = exposure;
-            self.memory.expose(self.rank.index(), parity, exposure);
-        }
-    }
-
-    /// Where laid-open memory of this rank lies.
-    fn origin(&self, memory: &[u8]) -> Origin {
-        match self.membership.session.heap.find(memory) {
-            Some((arena, offset)) => Origin::Heap { arena, offset },
-            None => Origin::Process { address: memory.as_ptr().expose_provenance() as u64 },
-        }
-    }
-
-    /// Where bytes of memory that a rank has laid open lie.
-    fn locate(&mut self, rank: usize, range: &Range<usize>, to_write: bool) -> Result<Located> {
-        let exposure = self.memory.exposure(rank, self.current.parity);
-        let inside = range.start <= range.end && range.end as u64 <= exposure.len;
-        let allowed = exposure.writable || !to_write;
-        let reach = if to_write { Reach::Write } else { Reach::Read };
-        match exposure.origin {
-            Origin::Heap { arena, offset } if inside && allowed => {
-                let offset = usize::try_from(offset).expect("an offset in mapped memory");
-                Ok(Located::Mapped(self.arena(rank, arena)?, offset + range.start))
-            }
-            Origin::Process { address } if inside && allowed && self.reach >= reach => {
-                let process = self.memory.process(rank).load(Ordering::Relaxed).cast_signed();
-                Ok(Located::Process(process, address + range.start as u64))
-            }
-            _ => Err(Error::OutOfReach { peer: rank, start: range.start, end: range.end }),
-        }
-    }
-
-    /// An arena of a rank's heap, mapped when it is first asked for.
-    fn arena(&mut self, rank: usize, number: u32) -> Result<Arc<Mapping>> {
-        let place = number as usize;
-        if let Some(Some(mapping)) = self.peers[rank].arenas.get(place) {
-            return Ok(mapping.clone());
-        }
-        let (session, member) = (&*self.membership.session, self.members[rank]);
-        let known = lock(&session.arenas).get(&(member, number)).cloned();
-        let mapping = match known {
-            Some(mapping) => mapping,
-            None => {
-                let mapped = rendezvous::map_arena(session, member, number, self.deadline);
-                let mapping = mapped
-                    .map_err(|e| self.fail((rank, Fault::Unconnected(e)), &self.current, self.deadline))?;
-                let mapping = Arc::new(mapping);
-                lock(&session.arenas).entry((member, number)).or_insert(mapping).clone()
-            }
-        };
-        let arenas = &mut self.peers[rank].arenas;
-        arenas.resize(arenas.len().max(place + 1), None);
-        arenas[place] = Some(mapping.clone());
-        Ok(mapping)
-    }
-
     /// Copies from what a rank has published or laid open, in this way where that is mapped.
     #[inline]
     fn read_by(
@@ -320,14 +253,6 @@ impl Together {
     fn out_of_reach(peer: usize, range: &Range<usize>) -> Error {
         Error::OutOfReach { peer, start: range.start, end: range.end }
     }
-}
-
-/// Where bytes of another rank lie.
-enum Located {
-    /// Here, from this byte on.
-    Mapped(Arc<Mapping>, usize),
-    /// In this process, at this address.
-    Process(i32, u64),
 }
 
 impl Direct for Together {
