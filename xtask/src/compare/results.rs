@@ -41,6 +41,25 @@ impl Line {
     }
 }
 
+/// The lines of what a library's program printed that a plan asks for, as of this library and transport. Whoever measures
+/// several ways of his has the quickest one for each size.
+pub(super) fn wanted(text: &str, plan: &Plan, peer: Peer, transport: &str) -> String {
+    let mut quickest = BTreeMap::<_, (f64, String)>::new();
+    for text in text.lines() {
+        let Ok(mut value) = serde_json::from_str::<Value>(text) else { continue };
+        // Not every program knows what it is called here, nor how much it may do in shared memory.
+        value["peer"] = peer.name().into();
+        value["transport"] = transport.into();
+        let text = value.to_string();
+        let Some(line) = Line::read(&text).filter(|line| plan.includes(line)) else { continue };
+        let known = quickest.entry((line.operation, line.bytes)).or_insert((f64::INFINITY, String::new()));
+        if line.median_us < known.0 {
+            *known = (line.median_us, text);
+        }
+    }
+    quickest.into_values().map(|(_, text)| text + "\n").collect()
+}
+
 /// What one table is about: transport, operation, ranks.
 type Subject = (String, String, usize);
 /// Times of all rounds by size.
@@ -100,10 +119,15 @@ fn table((transport, operation, ranks): &Subject, rows: &BTreeMap<String, Row>) 
             .iter()
             .for_each(|bytes| _ = write!(text, " {} |", row.get(bytes).map_or("-".to_owned(), |t| cell(t))));
     }
-    if let Some(ours) = ours {
-        text += &ratios("best peer", &sizes, ours, |bytes| best_peer(rows, bytes));
-        if let Some(limit) = rows.get(Peer::Limit.name()) {
-            text += &ratios(Peer::Limit.name(), &sizes, ours, |bytes| Some(("", median(limit.get(&bytes)?))));
+    for whose in [Peer::Ours, Peer::OursShared] {
+        let Some(ours) = rows.get(whose.name()) else { continue };
+        text += &ratios("best peer", whose, &sizes, ours, |bytes| best_peer(rows, bytes));
+        for other in [Peer::Burn, Peer::Limit] {
+            if let Some(times) = rows.get(other.name()) {
+                text += &ratios(other.name(), whose, &sizes, ours, |bytes| {
+                    Some(("", median(times.get(&bytes)?)))
+                });
+            }
         }
     }
     text + "\n"
@@ -112,6 +136,7 @@ fn table((transport, operation, ranks): &Subject, rows: &BTreeMap<String, Row>) 
 /// How many times as long as ours another's time is, and whose that is.
 fn ratios<'a>(
     what: &str,
+    whose: Peer,
     sizes: &BTreeSet<usize>,
     ours: &Row,
     other: impl Fn(usize) -> Option<(&'a str, f64)>,
@@ -120,12 +145,12 @@ fn ratios<'a>(
         Some(((name, time), ours)) => format!("{:.2} {name}", time / median(ours)).trim_end().to_owned(),
         None => "-".to_owned(),
     });
-    format!("\n| {what} / dist | {} |", cells.collect::<Vec<_>>().join(" | "))
+    format!("\n| {what} / {} | {} |", whose.name(), cells.collect::<Vec<_>>().join(" | "))
 }
 
-/// The fastest other library at a size.
+/// The fastest other library at a size, among those between processes.
 fn best_peer(rows: &BTreeMap<String, Row>, bytes: usize) -> Option<(&str, f64)> {
-    let no_peers = [Peer::Ours.name(), Peer::Limit.name()];
+    let no_peers = [Peer::Ours, Peer::OursShared, Peer::Burn, Peer::Limit].map(Peer::name);
     let peers = rows.iter().filter(|(peer, _)| !no_peers.contains(&&***peer));
     let times = peers.filter_map(|(peer, row)| Some((&**peer, median(row.get(&bytes)?))));
     times.min_by(|(_, left), (_, right)| left.total_cmp(right))
@@ -203,6 +228,8 @@ mod tests {
             line("dist", 8, 2.5),
             line("dist", 1024, 3.0),
             line("duplex-limit", 1024, 1.5),
+            line("dist-shared", 8, 1.0),
+            line("burn", 8, 1.5),
         ];
         let expected = "
 all_reduce over tcp, 2 ranks, microseconds
@@ -210,13 +237,28 @@ all_reduce over tcp, 2 ranks, microseconds
 |  | 8 B | 1 KiB |
 |---|---|---|
 | dist | 2.50 [2.00–4.00] | 3.00 |
+| burn | 1.50 | - |
+| dist-shared | 1.00 | - |
 | duplex-limit | - | 1.50 |
 | fast | 5.00 [5.00–7.00] | - |
 | slow | 90.0 | - |
 | best peer / dist | 2.00 fast | - |
+| burn / dist | 0.60 | - |
 | duplex-limit / dist | - | 0.50 |
+| best peer / dist-shared | 5.00 fast | - |
+| burn / dist-shared | 1.50 | - |
+| duplex-limit / dist-shared | - | - |
 ";
         assert_eq!(results(&[], &lines).tables(), expected);
+    }
+
+    #[test]
+    fn whoever_measures_several_ways_has_the_quickest_of_each_size() {
+        let plan = plan::parse(lexopt::Parser::from_args(["--transport", "shm"])).unwrap().unwrap();
+        let lines = [line("burn-collective", 8, 3.0), line("burn-collective", 8, 2.0), line("x", 7, 1.0)];
+        let wanted = wanted(&lines.join("\n"), &plan, Peer::Burn, "shm");
+        let line = Line::read(wanted.trim_end()).unwrap();
+        assert_eq!((&*line.peer, &*line.transport, line.median_us), ("burn", "shm", 2.0));
     }
 
     #[test]
