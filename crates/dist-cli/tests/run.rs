@@ -146,6 +146,28 @@ fn the_rank_that_began_is_named_whoever_ends_first(#[case] end: &str, #[case] wo
     }
 }
 
+#[cfg(target_os = "linux")]
+#[rstest]
+#[case(&["--ranks", "2"], true)]
+#[case(&["--ranks", "2", "--bind", "none"], false)]
+#[case(&["--ranks", "1"], false)]
+fn each_rank_is_bound_to_its_share_of_the_cores(#[case] options: &[&str], #[case] bound: bool) {
+    let cores = std::thread::available_parallelism().unwrap().get();
+    let ran = run(options, "nproc; test -z \"$DISTCTL_CORES\" && grep Cpus_allowed: /proc/self/status");
+    assert!(ran.status.success(), "{ran:?}");
+    let lines = lines(&ran.stdout);
+    let (sets, counts): (Vec<_>, Vec<_>) = lines.iter().partition(|line| line.starts_with("Cpus"));
+    let counts: Vec<usize> = counts.iter().map(|count| count.parse().unwrap()).collect();
+    match (bound, cores) {
+        (false, _) => assert!(counts.iter().all(|&count| count == cores), "{lines:?}"),
+        (true, 1) => assert_eq!(counts, [1, 1]),
+        (true, _) => {
+            assert_eq!(counts.iter().sum::<usize>(), cores, "{lines:?}");
+            assert_ne!(sets[0], sets[1]);
+        }
+    }
+}
+
 #[test]
 fn ranks_do_not_see_what_a_surrounding_job_has_set() {
     let mut command =

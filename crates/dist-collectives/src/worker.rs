@@ -35,8 +35,7 @@ fn looks(transport: &dyn Transport) -> u32 {
     let hosts = transport.hosts();
     let here = hosts[transport.rank().index()];
     let ranks = hosts.iter().filter(|&&host| host == here).count();
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    if 2 * ranks <= cores { LOOKS } else { 0 }
+    if 2 * ranks <= transport.cores() { LOOKS } else { 0 }
 }
 
 impl Worker {

@@ -98,6 +98,12 @@ pub trait Transport: Send + fmt::Debug {
     /// the same numbers.
     fn hosts(&self) -> Vec<u64>;
 
+    /// How many cores the ranks on this rank's host have between them: where that is less than they are, whoever waits
+    /// busily keeps another from running.
+    fn cores(&self) -> usize {
+        std::thread::available_parallelism().map_or(1, usize::from)
+    }
+
     /// A transport among these ranks of this group, numbered in the order of the list, on a channel of its own.
     /// `None` if this rank is not among them.
     ///

@@ -9,6 +9,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
+use super::cores;
 use crate::Error;
 
 /// The hidden subcommand that turns into a rank's program.
@@ -56,7 +57,8 @@ pub(crate) fn become_program(command: &[OsString]) -> Error {
     if let Err(error) = end_with_parent() {
         return error;
     }
-    let source = Command::new(program).args(arguments).env_remove(PARENT).exec();
+    cores::bind();
+    let source = Command::new(program).args(arguments).env_remove(PARENT).env_remove(cores::CORES).exec();
     Error::Exec { program: program.clone(), source }
 }
 

@@ -14,6 +14,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use super::child::{self, Running};
+use super::cores::{self, Bind};
 use super::lines::{Stream, Take, read_lines};
 use super::secret::SecretFile;
 use crate::Error;
@@ -38,6 +39,7 @@ pub(crate) struct Job {
     pub(crate) arguments: Vec<OsString>,
     /// How long between asking a process to end and ending it.
     pub(crate) grace: Duration,
+    pub(crate) bind: Bind,
 }
 
 /// How a job ended.
@@ -68,9 +70,9 @@ enum Phase {
 }
 
 impl Job {
-    /// A job with the usual grace.
+    /// A job with the usual grace, each rank bound to its share of the cores.
     pub(crate) fn of(ranks: usize, program: OsString, arguments: Vec<OsString>) -> Self {
-        Self { ranks, program, arguments, grace: Duration::from_secs(5) }
+        Self { ranks, program, arguments, grace: Duration::from_secs(5), bind: Bind::Cores }
     }
 
     /// Starts all ranks and returns when none is left.
@@ -131,6 +133,9 @@ impl Job {
         if std::env::var_os("RAYON_NUM_THREADS").is_none() {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
             command.env("RAYON_NUM_THREADS", (cores / self.ranks).max(1).to_string());
+        }
+        if let Some(cores) = cores::of_rank(rank, self.ranks).filter(|_| self.bind == Bind::Cores) {
+            command.env(cores::CORES, cores);
         }
         command.spawn().map_err(failed)
     }

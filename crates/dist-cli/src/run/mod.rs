@@ -1,6 +1,7 @@
 //! `distctl run`: one program, started once per rank on this machine.
 
 mod child;
+mod cores;
 mod job;
 mod lines;
 mod secret;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub(crate) use child::{EXEC, become_program};
+pub(crate) use cores::Bind;
 pub(crate) use job::{Job, Outcome};
 pub(crate) use lines::Forward;
 
@@ -31,6 +33,9 @@ pub(crate) struct Arguments {
     /// Begin each line with its rank, as in `[r3]`; this is what a terminal gets anyway
     #[arg(long)]
     tag: bool,
+    /// What each rank is bound to
+    #[arg(long, value_enum, default_value = "cores", value_name = "WHAT")]
+    bind: Bind,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
@@ -49,6 +54,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
         program: program.clone(),
         arguments: rest.to_vec(),
         grace: arguments.grace,
+        bind: arguments.bind,
     };
     job.run(Arc::new(forward))
 }

@@ -1,6 +1,6 @@
 //! What ranks and the coordinator say to each other: frames of one fixed size.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -51,6 +51,25 @@ pub(super) struct Home {
     pub(super) host: u64,
     /// Whether it may share memory with others of its host.
     pub(super) shares: bool,
+    /// What it may run on.
+    pub(super) cores: Cores,
+}
+
+/// The cores that a process may run on. Those of two ranks are taken to be the same ones if they begin alike, and else to
+/// have none in common, as where a launcher binds each rank to a share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Cores {
+    /// The system's number of the first one.
+    pub(super) first: u32,
+    pub(super) count: u32,
+}
+
+impl Cores {
+    /// How many cores processes have between them.
+    pub(super) fn together(sets: impl Iterator<Item = Self>) -> usize {
+        let counts: BTreeMap<_, _> = sets.map(|cores| (cores.first, cores.count)).collect();
+        counts.values().map(|&count| count as usize).sum()
+    }
 }
 
 impl Frame {
@@ -188,7 +207,8 @@ impl Encoder {
     }
 
     fn home(&mut self, home: Home) -> &mut Self {
-        self.address(home.address).bytes(&home.host.to_le_bytes()).number(u32::from(home.shares))
+        self.address(home.address).bytes(&home.host.to_le_bytes()).number(u32::from(home.shares));
+        self.number(home.cores.first).number(home.cores.count)
     }
 
     /// IPv4 addresses travel in their IPv6 form.
@@ -233,7 +253,8 @@ impl Decoder<'_> {
 
     fn home(&mut self) -> Home {
         let (address, host) = (self.address(), u64::from_le_bytes(self.bytes()));
-        Home { address, host, shares: self.number() != 0 }
+        let shares = self.number() != 0;
+        Home { address, host, shares, cores: Cores { first: self.number(), count: self.number() } }
     }
 
     fn address(&mut self) -> SocketAddr {
@@ -319,7 +340,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn cores_count_once_where_ranks_share_them_and_each_where_they_are_bound() {
+        let cores = |first, count| Cores { first, count };
+        assert_eq!(Cores::together([cores(0, 8), cores(0, 8), cores(0, 8)].into_iter()), 8);
+        assert_eq!(Cores::together([cores(0, 2), cores(2, 3)].into_iter()), 5);
+        assert_eq!(Cores::together([cores(0, 1), cores(1, 1), cores(0, 1)].into_iter()), 2);
+    }
+
+    #[test]
     fn frames_survive_the_wire() {
+        let cores = Cores { first: 3, count: 5 };
         let abort = Abort {
             cause: Cause::Mismatch { theirs: Fingerprint([7; Fingerprint::SIZE]) },
             rank: 3,
@@ -335,9 +365,9 @@ mod tests {
             Frame::Join {
                 world_size: 4,
                 patience_ms: 60_000,
-                home: Home { address: v4, host: u64::MAX, shares: true },
+                home: Home { address: v4, host: u64::MAX, shares: true, cores },
             },
-            Frame::Peer { rank: 2, home: Home { address: v6, host: 7, shares: false } },
+            Frame::Peer { rank: 2, home: Home { address: v6, host: 7, shares: false, cores } },
             Frame::Missing { rank: 1, refused: u64::MAX },
             Frame::NotAll,
             Frame::Duplicate,

@@ -1,6 +1,8 @@
-//! Which host this process runs on.
+//! Which host this process runs on, and what it may use of it.
 
 use sha2::{Digest, Sha256};
+
+use crate::tcp::control::Cores;
 
 /// A number that processes share if, and only if, they run on one host: made of what the user calls it, else of the
 /// number that Linux gives itself at every start, else of the network's name for it.
@@ -10,6 +12,25 @@ pub(super) fn id(name: Option<&str>) -> u64 {
     let name = name.map(str::to_owned).or_else(boot).unwrap_or_else(system);
     let digest = Sha256::digest(name.trim().as_bytes());
     u64::from_le_bytes(std::array::from_fn(|index| digest[index]))
+}
+
+/// The cores that this process may run on.
+pub(super) fn cores() -> Cores {
+    let count = std::thread::available_parallelism().map_or(1, usize::from);
+    Cores { first: first_core(), count: u32::try_from(count).unwrap_or(u32::MAX) }
+}
+
+#[cfg(target_os = "linux")]
+fn first_core() -> u32 {
+    use rustix::thread::{CpuSet, sched_getaffinity};
+    let allowed = sched_getaffinity(None).ok();
+    let first = allowed.and_then(|allowed| (0..CpuSet::MAX_CPU).find(|&core| allowed.is_set(core)));
+    first.map_or(0, |core| u32::try_from(core).unwrap_or(u32::MAX))
+}
+
+#[cfg(not(target_os = "linux"))]
+const fn first_core() -> u32 {
+    0
 }
 
 #[cfg(test)]

@@ -20,17 +20,16 @@ const LOOKS_PER_CLOCK: u32 = 16;
 const YIELDS_MAX: u32 = 200;
 /// A yield that lasts longer has handed the core to a stranger, or to a peer with much to do.
 const YIELD_TOO_LONG: Duration = Duration::from_micros(100);
-/// How much of what was lost each of the next waits makes good, which do not yield: what a wake-up takes, so that yields
-/// and wake-ups lose alike. A stranger keeps the core for milliseconds and costs many waits their yields, a peer that adds
-/// up something large a few.
-const MADE_GOOD_BY_WAIT: Duration = Duration::from_micros(34);
+/// How many times as long as was lost a rank that has a core does not yield then: it can do without, and loses at most a
+/// tenth of its time that way. Where ranks share cores, yields are given up for as long as was lost.
+const WITHOUT_YIELDS: u32 = 10;
 
 /// The policy of one transport.
 #[derive(Debug)]
 pub(super) struct Patience {
     core_per_rank: bool,
-    /// What was lost last, as far as no wait has made it good yet.
-    lost: Duration,
+    /// When what was lost last has been made good.
+    yields_from: Duration,
 }
 
 /// One wait.
@@ -49,10 +48,8 @@ impl Wait {
 }
 
 impl Patience {
-    /// For a process that shares its host with `local_ranks` ranks, itself among them.
-    pub(super) fn new(local_ranks: usize) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { core_per_rank: local_ranks <= cores, lost: Duration::ZERO }
+    pub(super) const fn new(core_per_rank: bool) -> Self {
+        Self { core_per_rank, yields_from: Duration::ZERO }
     }
 
     /// Whether to look again without a look at the clock, which takes longer than one at memory.
@@ -65,12 +62,9 @@ impl Patience {
     /// Whether to look again, after a pause, before sleeping.
     pub(super) fn look_again(&mut self, wait: &mut Wait, runtime: &Runtime) -> bool {
         let now = runtime.now();
-        if wait.since.is_none() {
-            self.lost = self.lost.saturating_sub(MADE_GOOD_BY_WAIT);
-        }
         let since = *wait.since.get_or_insert(now);
         let spent = now - since;
-        let may_yield = self.lost.is_zero();
+        let may_yield = now >= self.yields_from;
         let (on, due) = if self.core_per_rank {
             (spent < SPIN, spent >= SPIN_BETWEEN_YIELDS * (wait.yields + 1))
         } else {
@@ -83,12 +77,13 @@ impl Patience {
         on
     }
 
-    /// Lets others run, and remembers it if that took long.
-    fn give_away(&mut self, now: Duration, runtime: &Runtime) {
+    /// Lets others run, and does without for a while if that took long.
+    fn give_away(&mut self, before: Duration, runtime: &Runtime) {
         runtime.yield_now();
-        let lasted = runtime.now() - now;
+        let now = runtime.now();
+        let lasted = now - before;
         if lasted > YIELD_TOO_LONG {
-            self.lost = lasted;
+            self.yields_from = now + lasted * if self.core_per_rank { WITHOUT_YIELDS } else { 1 };
         }
     }
 }

@@ -59,7 +59,7 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
     let host = host::id(config.host_id.as_deref());
     if config.rank.world_size() == 1 {
         let address = (Ipv4Addr::LOCALHOST, 0).into();
-        let session = session(vec![Home { address, host, shares: false }])?;
+        let session = session(vec![Home { address, host, shares: false, cores: host::cores() }])?;
         return Ok(Membership { session, service: None, coordinator: None });
     }
     let coordinator = match config.host {
@@ -79,7 +79,7 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
     let mut line = Line::new(stream);
     let address = listener.local_addr().map_err(at)?;
     let host_door = open_host_door(config.medium, address)?;
-    let home = Home { address, host, shares: host_door.is_some() };
+    let home = Home { address, host, shares: host_door.is_some(), cores: host::cores() };
     let session = session(introduce(&mut line, home, config, runtime, deadline)?)?;
     let service = Service::new(session.clone(), listener, host_door, line);
     let service = runtime

@@ -16,7 +16,7 @@ use crate::runtime::{Task, Unparker};
 use crate::shm::Heap;
 use crate::tcp::channels::{Channels, Origin};
 use crate::tcp::config::Medium;
-use crate::tcp::control::{Frame, Home};
+use crate::tcp::control::{Cores, Frame, Home};
 use crate::tcp::coordinator::Coordinator;
 use crate::tcp::link::Link;
 use crate::tcp::message::Fault;
@@ -135,10 +135,20 @@ impl Session {
         }
     }
 
-    /// How many ranks share this process's host, itself among them.
-    pub(super) fn local_ranks(&self) -> usize {
+    /// The ranks of this process's host, itself among them.
+    fn neighbours(&self) -> impl Iterator<Item = &Home> {
         let here = self.homes[self.rank.index()].host;
-        self.homes.iter().filter(|home| home.host == here).count()
+        self.homes.iter().filter(move |home| home.host == here)
+    }
+
+    /// How many cores these ranks have between them.
+    pub(super) fn cores(&self) -> usize {
+        Cores::together(self.neighbours().map(|home| home.cores))
+    }
+
+    /// Whether each of them can have a core for itself.
+    pub(super) fn has_core_per_rank(&self) -> bool {
+        self.neighbours().count() <= self.cores()
     }
 
     /// Whether all of these ranks are of one host and may share memory there, as far as is known: every one of them

@@ -80,7 +80,7 @@ impl TcpTransport {
         members: Vec<usize>,
     ) -> Self {
         membership.session.channels.enter(channel);
-        let local_ranks = membership.session.local_ranks();
+        let core_per_rank = membership.session.has_core_per_rank();
         Self {
             channel,
             origin,
@@ -91,7 +91,7 @@ impl TcpTransport {
             own: VecDeque::new(),
             scratch: Scratch::default(),
             calls: [Fingerprint::NONE; 2],
-            patience: Patience::new(local_ranks),
+            patience: Patience::new(core_per_rank),
             traffic: Traffic::default(),
             #[cfg(all(feature = "shm", target_os = "linux"))]
             together: None,
@@ -305,6 +305,10 @@ impl Transport for TcpTransport {
 
     fn hosts(&self) -> Vec<u64> {
         self.members.iter().map(|&member| self.session().homes[member].host).collect()
+    }
+
+    fn cores(&self) -> usize {
+        self.session().cores()
     }
 
     fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {

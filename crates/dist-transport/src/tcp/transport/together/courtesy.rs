@@ -53,15 +53,8 @@ pub(super) struct Wait {
 }
 
 impl Courtesy {
-    /// For a process that shares its host with `local_ranks` ranks, itself among them.
-    pub(super) fn new(local_ranks: usize) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self {
-            core_per_rank: local_ranks <= cores,
-            waits_without_yield: 0,
-            met_stranger: false,
-            waits_on_one_core: 0,
-        }
+    pub(super) const fn new(core_per_rank: bool) -> Self {
+        Self { core_per_rank, waits_without_yield: 0, met_stranger: false, waits_on_one_core: 0 }
     }
 
     pub(super) fn begin(&mut self, now: Duration) -> Wait {

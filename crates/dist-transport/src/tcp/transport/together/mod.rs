@@ -94,7 +94,7 @@ impl Together {
             channel,
             rank,
             calls: [Fingerprint::NONE; 2],
-            courtesy: Courtesy::new(session.local_ranks()),
+            courtesy: Courtesy::new(session.has_core_per_rank()),
             takes_short_turns: false,
             owes_wake: false,
             reach: Reach::Slots,

@@ -1,0 +1,71 @@
+//! The cores that each rank is bound to.
+
+#[cfg(target_os = "linux")]
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// Tells a rank's process its cores, as in `0,1`.
+pub(super) const CORES: &str = "DISTCTL_CORES";
+
+/// What `distctl run` binds ranks to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Bind {
+    /// An equal share of the cores that distctl may use; one core each, in turns, if there are more ranks than cores
+    Cores,
+    /// Nothing: the system moves them as it likes
+    None,
+}
+
+/// A rank's share of these cores.
+fn share(cores: &[usize], rank: usize, ranks: usize) -> &[usize] {
+    if ranks > cores.len() {
+        return &cores[rank % cores.len()..][..1];
+    }
+    &cores[rank * cores.len() / ranks..(rank + 1) * cores.len() / ranks]
+}
+
+/// What [`CORES`] is to say; `None` where the system does not tell which cores there are.
+pub(super) fn of_rank(rank: usize, ranks: usize) -> Option<String> {
+    let cores = allowed().filter(|cores| !cores.is_empty())?;
+    let share = share(&cores, rank, ranks).iter().map(usize::to_string);
+    Some(share.collect::<Vec<_>>().join(","))
+}
+
+/// The cores that this process may use.
+#[cfg(target_os = "linux")]
+fn allowed() -> Option<Vec<usize>> {
+    let allowed = sched_getaffinity(None).ok()?;
+    Some((0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn allowed() -> Option<Vec<usize>> {
+    None
+}
+
+/// Binds this process to what [`CORES`] says. It makes a job faster, not right: one that may not be bound runs unbound.
+#[cfg(target_os = "linux")]
+pub(super) fn bind() {
+    let Ok(cores) = std::env::var(CORES) else { return };
+    let mut set = CpuSet::new();
+    let cores = cores.split(',').filter_map(|core| core.parse().ok());
+    cores.filter(|&core| core < CpuSet::MAX_CPU).for_each(|core| set.set(core));
+    let _ = sched_setaffinity(None, &set);
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) const fn bind() {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_equal_and_cover_all_cores() {
+        let cores = [1, 2, 5, 6, 7];
+        let shares = |ranks| (0..ranks).map(|rank| share(&cores, rank, ranks)).collect::<Vec<_>>();
+        assert_eq!(shares(1), [&cores]);
+        assert_eq!(shares(2), [&[1, 2][..], &[5, 6, 7]]);
+        assert_eq!(shares(5), [[1], [2], [5], [6], [7]]);
+        assert_eq!(shares(7), [[1], [2], [5], [6], [7], [1], [2]]);
+    }
+}
