@@ -135,7 +135,7 @@ fn sums(transport: &mut dyn Transport, form: Form, mistake: Mistake) -> bool {
         let brought = |at: usize| (usize::from(call) + at / 64) % 3 + 1;
         let word = |at: usize| u8::try_from(brought(at) << (2 * rank.index())).unwrap();
         let mut owned = Owned::from(Vec::from_iter((0..64 * 8).map(word)));
-        let inner = transport.direct(deadline).unwrap().unwrap();
+        let inner = transport.direct(&deadline.into()).unwrap().unwrap();
         let mut direct = Wrong { inner, mistake, waits: rank.index(), posts: 0, late: Vec::new() };
         let own = match form {
             Form::WriteToAll => Own::Lent(owned.lend()),
@@ -147,7 +147,7 @@ fn sums(transport: &mut dyn Transport, form: Form, mistake: Mistake) -> bool {
         };
         let kernel = Kernel { combine, finish: &mut |_| () };
         let (steps, scratch) = (plan.schedule(rank), &mut Scratch::new());
-        let done = run(&mut direct, (&plan, rank), steps, memory, kernel, scratch, deadline);
+        let done = run(&mut direct, (&plan, rank), steps, memory, kernel, scratch, &deadline.into());
         done.is_ok()
             && owned.reclaim(&direct)
             && owned.iter().enumerate().all(|(at, &sum)| usize::from(sum) == brought(at) * 0b01_0101)

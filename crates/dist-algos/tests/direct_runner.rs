@@ -228,7 +228,8 @@ fn once(direct: &mut Together, rank: Rank, (task, form): (Task, Form), len: usiz
             bytemuck::cast_slice_mut::<_, f32>(bytes).iter_mut().for_each(|sum| *sum *= 2.0);
         },
     };
-    run(direct, (&plan, rank), plan.schedule(rank), memory, kernel, &mut Scratch::new(), deadline()).unwrap();
+    run(direct, (&plan, rank), plan.schedule(rank), memory, kernel, &mut Scratch::new(), &deadline().into())
+        .unwrap();
     owned.reclaim(direct);
     owned.into_vec().unwrap()
 }
@@ -285,7 +286,15 @@ fn memory_that_the_schedule_was_not_made_for_is_refused() {
         let memory = Memory { own: Own::Borrowed(bytes), cut, input: None, piece_bytes: 64 };
         let kernel = Kernel { combine: &mut |_, _| (), finish: &mut |_| () };
         let (plan, scratch) = (plan(form), &mut Scratch::new());
-        match run(&mut direct, (&plan, rank), plan.schedule(rank), memory, kernel, scratch, deadline()) {
+        match run(
+            &mut direct,
+            (&plan, rank),
+            plan.schedule(rank),
+            memory,
+            kernel,
+            scratch,
+            &deadline().into(),
+        ) {
             Err(RunError::Schedule(error)) => error,
             other => panic!("{other:?}"),
         }

@@ -146,10 +146,10 @@ impl Call {
         Fingerprint(bytes)
     }
 
-    /// What a call encodes that differs from this one by its number only.
-    pub(crate) fn renumber(&self, Fingerprint(mut bytes): Fingerprint) -> Fingerprint {
+    /// Makes of what a call encodes that differs from this one by its number only what this one does.
+    #[inline]
+    pub(crate) fn renumber(&self, Fingerprint(bytes): &mut Fingerprint) {
         bytes[0..8].copy_from_slice(&self.number().to_le_bytes());
-        Fingerprint(bytes)
     }
 
     /// The call's number among the collectives of its group, counted from 1; 0 for messages.

@@ -1,5 +1,6 @@
 //! Operations on many small buffers at once.
 
+use crate::engine::Manner;
 use crate::pending::Pending;
 use crate::{Buffer, Communicator, Element, ReduceOp, Result};
 
@@ -29,7 +30,7 @@ impl Communicator {
     #[doc(alias = "allreduce_coalesced")]
     #[doc(alias = "ncclGroupStart")]
     pub fn all_reduce_coalesced<T: Element>(&mut self, buffers: &mut [&mut [T]], op: ReduceOp) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.coalesced(buffers, manner, |engine, packed, manner| engine.all_reduce(packed, op, manner))
     }
 
@@ -39,7 +40,7 @@ impl Communicator {
     /// As for [`broadcast`](Self::broadcast). The lengths of the buffers are part of the call.
     #[doc(alias = "_broadcast_coalesced")]
     pub fn broadcast_coalesced<T: Element>(&mut self, buffers: &mut [&mut [T]], root: usize) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine
             .coalesced(buffers, manner, |engine, packed, manner| engine.broadcast(packed, root, manner))
     }

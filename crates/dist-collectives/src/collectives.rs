@@ -2,6 +2,7 @@
 
 use dist_algos::scan::Extent;
 
+use crate::engine::Manner;
 use crate::{Buffer, Communicator, Element, ReduceOp, Result};
 
 /// # Operations of all ranks
@@ -15,7 +16,7 @@ impl Communicator {
     #[doc(alias = "allreduce")]
     #[doc(alias = "ncclAllReduce")]
     pub fn all_reduce<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.all_reduce(buffer, op, manner)
     }
 
@@ -26,7 +27,7 @@ impl Communicator {
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce). The buffer may be empty then; see [`Buffer`].
     pub fn all_reduce_buffer<T: Element>(&mut self, buffer: &mut Buffer<T>, op: ReduceOp) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.all_reduce(buffer, op, manner)
     }
 
@@ -39,7 +40,7 @@ impl Communicator {
     #[doc(alias = "ncclReduceScatter")]
     #[doc(alias = "reduce_scatter_tensor")]
     pub fn reduce_scatter<T: Element>(&mut self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.reduce_scatter(input, output, op, manner)
     }
 
@@ -65,7 +66,7 @@ impl Communicator {
         buffer: &'a mut [T],
         op: ReduceOp,
     ) -> Result<&'a mut [T]> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.reduce_scatter_in_place(buffer, op, manner)
     }
 
@@ -83,7 +84,7 @@ impl Communicator {
         output: &mut [T],
         op: ReduceOp,
     ) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.reduce_scatter_v(input, counts, output, op, manner)
     }
 
@@ -96,7 +97,7 @@ impl Communicator {
     #[doc(alias = "ncclAllGather")]
     #[doc(alias = "all_gather_into_tensor")]
     pub fn all_gather<T: Element>(&mut self, input: &[T], output: &mut [T]) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.all_gather(input, output, manner)
     }
 
@@ -119,7 +120,7 @@ impl Communicator {
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce), and unless the ranks divide the buffer's length.
     pub fn all_gather_in_place<T: Element>(&mut self, buffer: &mut [T]) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.all_gather_in_place(buffer, manner)
     }
 
@@ -151,7 +152,7 @@ impl Communicator {
         counts: &[usize],
         output: &mut [T],
     ) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.all_gather_v(input, counts, output, manner)
     }
 
@@ -163,7 +164,7 @@ impl Communicator {
     #[doc(alias = "bcast")]
     #[doc(alias = "ncclBroadcast")]
     pub fn broadcast<T: Element>(&mut self, buffer: &mut [T], root: usize) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.broadcast(buffer, root, manner)
     }
 
@@ -175,7 +176,7 @@ impl Communicator {
     #[doc(alias = "MPI_Reduce")]
     #[doc(alias = "ncclReduce")]
     pub fn reduce<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp, root: usize) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.reduce(buffer, op, root, manner)
     }
 
@@ -188,7 +189,7 @@ impl Communicator {
     #[doc(alias = "MPI_Gather")]
     #[doc(alias = "ncclGather")]
     pub fn gather<T: Element>(&mut self, input: &[T], output: &mut [T], root: usize) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.gather(input, output, root, manner)
     }
 
@@ -205,7 +206,7 @@ impl Communicator {
         output: &mut [T],
         root: usize,
     ) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.gather_v(input, counts, output, root, manner)
     }
 
@@ -218,7 +219,7 @@ impl Communicator {
     #[doc(alias = "MPI_Scatter")]
     #[doc(alias = "ncclScatter")]
     pub fn scatter<T: Element>(&mut self, input: &[T], output: &mut [T], root: usize) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.scatter(input, output, root, manner)
     }
 
@@ -235,7 +236,7 @@ impl Communicator {
         output: &mut [T],
         root: usize,
     ) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.scatter_v(input, counts, output, root, manner)
     }
 
@@ -263,7 +264,7 @@ impl Communicator {
     #[doc(alias = "ncclAlltoAll")]
     #[doc(alias = "all_to_all_single")]
     pub fn all_to_all<T: Element>(&mut self, input: &[T], output: &mut [T]) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.all_to_all(input, output, manner)
     }
 
@@ -297,7 +298,7 @@ impl Communicator {
         output: &mut [T],
         receive_counts: &[usize],
     ) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.all_to_all_v(input, send_counts, output, receive_counts, manner)
     }
 
@@ -323,7 +324,7 @@ impl Communicator {
     #[doc(alias = "MPI_Scan")]
     #[doc(alias = "prefix_sum")]
     pub fn scan<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.scan(buffer, op, Extent::Inclusive, manner)
     }
 
@@ -335,7 +336,7 @@ impl Communicator {
     /// As for [`scan`](Self::scan).
     #[doc(alias = "MPI_Exscan")]
     pub fn exclusive_scan<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.scan(buffer, op, Extent::Exclusive, manner)
     }
 
@@ -345,7 +346,7 @@ impl Communicator {
     /// As for [`all_reduce`](Self::all_reduce).
     #[doc(alias = "MPI_Barrier")]
     pub fn barrier(&mut self) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.barrier(manner)
     }
 
@@ -378,7 +379,7 @@ impl Communicator {
     /// comes after that. As for [`all_reduce`](Self::all_reduce).
     #[doc(alias = "monitoredBarrier")]
     pub fn monitored_barrier(&mut self) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.monitored_barrier(manner)
     }
 }

@@ -57,6 +57,7 @@ pub struct Communicator {
     overlap: Overlap,
     pub(crate) engine: Engine,
     pub(crate) settings: Settings,
+    pub(crate) runtime: Runtime,
 }
 
 /// What does the operations that do not block.
@@ -131,7 +132,8 @@ impl Communicator {
             Ok(forked) => Overlap::Idle(forked),
             Err(error) => Overlap::Unavailable(Arc::new(error)),
         };
-        Self { engine: Engine::new(transport), settings, overlap }
+        let runtime = transport.runtime().clone();
+        Self { engine: Engine::new(transport), settings, runtime, overlap }
     }
 
     /// This rank's number in the group.
@@ -190,7 +192,7 @@ impl Communicator {
 
     /// The clock and the threads that this communicator lives by.
     pub fn runtime(&self) -> &Runtime {
-        self.engine.transport.runtime()
+        &self.runtime
     }
 
     /// What the blocking operations of this communicator have moved so far.

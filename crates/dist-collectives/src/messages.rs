@@ -1,5 +1,6 @@
 //! Messages between two ranks.
 
+use crate::engine::Manner;
 use crate::{Buffer, Communicator, Element, Pending, Result};
 
 /// One message of a [`batch`](Communicator::batch).
@@ -65,7 +66,7 @@ impl Communicator {
     #[doc(alias = "MPI_Send")]
     #[doc(alias = "ncclSend")]
     pub fn send<T: Element>(&mut self, elements: &[T], to: usize) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.send(elements, to, manner)
     }
 
@@ -78,7 +79,7 @@ impl Communicator {
     #[doc(alias = "ncclRecv")]
     #[doc(alias = "receive")]
     pub fn recv<T: Element>(&mut self, elements: &mut [T], from: usize) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.receive(elements, from, manner)
     }
 
@@ -109,7 +110,7 @@ impl Communicator {
         received: &mut [T],
         from: usize,
     ) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.send_receive(sent, to, received, from, manner)
     }
 
@@ -143,7 +144,7 @@ impl Communicator {
     #[doc(alias = "batch_isend_irecv")]
     #[doc(alias = "ncclGroupStart")]
     pub fn batch<T: Element>(&mut self, messages: &mut [Message<'_, T>]) -> Result<()> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.batch(messages, manner)
     }
 

@@ -278,13 +278,14 @@ impl Communicator {
     pub(crate) fn start<B: Send + 'static>(
         &mut self,
         buffer: B,
-        operation: impl FnOnce(&mut Engine, &mut B, Manner) -> Result<()> + Send + 'static,
+        operation: impl FnOnce(&mut Engine, &mut B, &Manner<'_>) -> Result<()> + Send + 'static,
     ) -> Pending<B> {
-        let (manner, levels) = (self.engine.manner(&self.settings), self.engine.levels.clone());
+        let (settings, levels) = (self.settings, self.engine.levels.clone());
+        let deadline = self.runtime.deadline(settings.timeout);
         match self.worker() {
             Ok(worker) => worker.start(buffer, move |engine, buffer| {
                 engine.levels = levels;
-                operation(engine, buffer, manner)
+                operation(engine, buffer, &Manner::until(&settings, deadline))
             }),
             Err(error) => Pending::failed(buffer, error),
         }
@@ -300,7 +301,7 @@ impl Communicator {
         &mut self,
         input: Buffer<T>,
         len: usize,
-        operation: impl FnOnce(&mut Engine, &[T], &mut [T], Manner) -> Result<()> + Send + 'static,
+        operation: impl FnOnce(&mut Engine, &[T], &mut [T], &Manner<'_>) -> Result<()> + Send + 'static,
     ) -> Pending<Buffer<T>> {
         self.start(input, move |engine, buffer, manner| {
             let mut output = Buffer::zeroed(len)?;

@@ -67,7 +67,7 @@ impl Communicator {
         value: Option<V>,
         root: usize,
     ) -> Result<V> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.broadcast_value(value, root, manner)
     }
 
@@ -92,7 +92,7 @@ impl Communicator {
         value: &V,
         root: usize,
     ) -> Result<Option<Vec<V>>> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.gather_values(value, root, manner)
     }
 
@@ -102,7 +102,7 @@ impl Communicator {
     /// [`Error::Value`] if a rank's value cannot be encoded, or decoded. As for [`all_gather`](Self::all_gather).
     #[doc(alias = "all_gather_object")]
     pub fn all_gather_values<V: Serialize + DeserializeOwned>(&mut self, value: &V) -> Result<Vec<V>> {
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.all_gather_values(value, manner)
     }
 
@@ -148,7 +148,7 @@ impl Engine {
         &mut self,
         value: Option<V>,
         root: usize,
-        manner: Manner,
+        manner: &Manner<'_>,
     ) -> Result<V> {
         let value = value.filter(|_| self.rank().index() == root);
         let encoded = value.as_ref().map_or(Err((ValueProblem::Missing, None)), encode);
@@ -172,7 +172,7 @@ impl Engine {
         &mut self,
         value: &V,
         root: usize,
-        manner: Manner,
+        manner: &Manner<'_>,
     ) -> Result<Option<Vec<V>>> {
         self.check_root(Operation::Gather, root)?;
         let (bytes, counts) = self.encoded_with_counts(value, manner)?;
@@ -185,7 +185,7 @@ impl Engine {
     fn all_gather_values<V: Serialize + DeserializeOwned>(
         &mut self,
         value: &V,
-        manner: Manner,
+        manner: &Manner<'_>,
     ) -> Result<Vec<V>> {
         let (bytes, counts) = self.encoded_with_counts(value, manner)?;
         let mut gathered = vec![0; counts.iter().sum()];
@@ -197,7 +197,7 @@ impl Engine {
     fn encoded_with_counts<V: Serialize>(
         &mut self,
         value: &V,
-        manner: Manner,
+        manner: &Manner<'_>,
     ) -> Result<(Vec<u8>, Vec<usize>)> {
         let (rank, mut encoded) = (self.rank().index(), encode(value));
         let mut announced = vec![0; self.rank().world_size()];

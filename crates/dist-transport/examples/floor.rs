@@ -16,7 +16,7 @@ fn main() -> Result<(), Error> {
     let (rank, runtime) = (transport.rank(), transport.runtime().clone());
     let deadline = runtime.deadline(Duration::from_secs(300));
     let peers: Vec<usize> = (1..rank.world_size()).map(|distance| rank.plus(distance).index()).collect();
-    let Some(direct) = transport.direct(deadline)? else {
+    let Some(direct) = transport.direct(&deadline.into())? else {
         println!("the ranks share no memory");
         return Ok(());
     };

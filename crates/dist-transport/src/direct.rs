@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use crate::{Deadline, Lent, Rank, Result};
+use crate::{Deadline, Due, Lent, Rank, Result};
 
 /// Memory that all ranks of a group share: a place for a few bytes, slots, and the memory that a rank lays open.
 ///
@@ -58,7 +58,7 @@ pub trait Direct: fmt::Debug {
 
     /// Does all of a call that every rank brings some bytes to and posts once in, but for their use: enters it, publishes
     /// `bytes` at an offset of a place of `holder`'s, which is this rank or one whose slot it writes, posts, waits for every
-    /// other rank, and settles. It is there to be called as one.
+    /// other rank, and settles. It is there to be called as one, in which no clock is looked at unless somebody waits.
     ///
     /// # Errors
     /// As for [`enter`](Direct::enter), [`write`](Direct::write) and [`wait`](Direct::wait).
@@ -70,8 +70,9 @@ pub trait Direct: fmt::Debug {
         rank: Rank,
         (holder, place, offset): (usize, Place, usize),
         bytes: &[u8],
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<()> {
+        let deadline = due.deadline();
         self.enter(1, Exposed::Nothing, deadline)?;
         if holder == rank.index() {
             self.publish_over(place, offset, bytes);

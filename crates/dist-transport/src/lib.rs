@@ -37,5 +37,5 @@ pub use fingerprint::Fingerprint;
 pub use grain::Grain;
 pub use owned::{Allocation, Lent, Owned};
 pub use rank::Rank;
-pub use runtime::{Deadline, Runtime};
+pub use runtime::{Deadline, Due, Runtime};
 pub use transport::{Combine, Incoming, Outgoing, Progress, Sink, Traffic, Transport};

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Add;
 
 use crate::check::check_all;
-use crate::{Abort, Allocation, ChannelId, Deadline, Direct, Fingerprint, Rank, Result, Runtime};
+use crate::{Abort, Allocation, ChannelId, Deadline, Direct, Due, Fingerprint, Rank, Result, Runtime};
 
 /// Bytes between the ranks of one group, on one channel.
 ///
@@ -130,7 +130,7 @@ pub trait Transport: Send + fmt::Debug {
     ///
     /// # Errors
     /// If the ranks cannot come to an agreement by the deadline.
-    fn direct(&mut self, _deadline: Deadline) -> Result<Option<&mut dyn Direct>> {
+    fn direct(&mut self, _due: &Due<'_>) -> Result<Option<&mut dyn Direct>> {
         Ok(None)
     }
 

@@ -78,7 +78,7 @@ fn every_survivor_names_the_rank_that_died(
 fn rank_in_shared_memory(victim: usize) {
     let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
     let (rank, deadline) = (transport.rank(), transport.runtime().deadline(LIMIT));
-    let direct = transport.direct(deadline).unwrap().expect("they share memory");
+    let direct = transport.direct(&deadline.into()).unwrap().expect("they share memory");
     let mut barrier = || -> Result<(), Error> {
         direct.enter(1, Exposed::Nothing, deadline)?;
         direct.post();

@@ -104,7 +104,7 @@ fn a_group_of_which_not_all_share_memory_shares_none(
 /// How far ranks reach in the memory of the world, for which nothing is counted as sent.
 fn shared_reach(mut transport: TcpTransport) -> Option<Reach> {
     let deadline = transport.runtime().deadline(LONG);
-    let reach = transport.direct(deadline).unwrap().map(|direct| direct.shared().reach);
+    let reach = transport.direct(&deadline.into()).unwrap().map(|direct| direct.shared().reach);
     assert_eq!(transport.traffic(), Traffic::default());
     pass_round(&mut transport, &[]).unwrap();
     reach
@@ -123,7 +123,7 @@ fn memory_of_the_heap_is_shared_by_forks_and_outlives_them() {
             for round in 1..4 {
                 memory.fill(round * (1 + transport.rank().index() as u64));
                 let mut fork = transport.fork(&[2, 1, 0]).unwrap().unwrap();
-                let (rank, direct) = (fork.rank(), fork.direct(deadline).unwrap().unwrap());
+                let (rank, direct) = (fork.rank(), fork.direct(&deadline.into()).unwrap().unwrap());
                 direct.enter(2, Exposed::Read(bytemuck::cast_slice(&memory)), deadline).unwrap();
                 direct.post();
                 let mut sum = memory[0];

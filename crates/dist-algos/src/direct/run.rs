@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use dist_transport::{Combine, Deadline, Direct, Error as TransportError, Exposed, Lent, Place, Rank};
+use dist_transport::{Combine, Deadline, Direct, Due, Error as TransportError, Exposed, Lent, Place, Rank};
 
 use super::cells;
 use super::tree::Tree;
@@ -57,18 +57,19 @@ pub fn run(
     direct: &mut dyn Direct,
     (plan, rank): (&Plan, Rank),
     steps: impl Iterator<Item = Step>,
-    memory: Memory<'_>,
+    mut memory: Memory<'_>,
     kernel: Kernel<'_, '_>,
     scratch: &mut Scratch,
-    deadline: Deadline,
+    due: &Due<'_>,
 ) -> Result<(), RunError<TransportError>> {
     check(plan, &memory)?;
-    let mut runner = Runner { direct, rank, plan, place_bytes: 0, memory, kernel, scratch, deadline };
-    runner.make_room()?;
-    let failed = |step: usize| move |source| RunError::Transport { step, source };
+    let place_bytes = place_bytes(&*direct, plan, &memory)?;
     if plan.is_meeting() {
-        return runner.meet().map_err(failed(0));
+        return meet(direct, (plan, rank), memory.own.bytes_mut(), kernel, scratch, due);
     }
+    let failed = |step: usize| move |source| RunError::Transport { step, source };
+    let deadline = due.deadline();
+    let mut runner = Runner { direct, rank, plan, place_bytes, memory, kernel, scratch, deadline };
     runner.enter().map_err(failed(0))?;
     for (index, step) in steps.enumerate() {
         runner.step(step).map_err(failed(index))?;
@@ -77,6 +78,38 @@ pub fn run(
     if plan.form().exposure() == Exposure::Write {
         runner.direct.collect(runner.memory.own.bytes_mut());
     }
+    Ok(())
+}
+
+/// Does a call that is a [meeting](Plan::is_meeting), as [`run`] does it too: all of its steps are one. After an error
+/// the memory's contents are unspecified.
+///
+/// # Errors
+/// If the transport fails.
+///
+/// # Panics
+/// If the memory is larger than what the plan was made for, and does not fit where it is published.
+#[inline(always)]
+pub fn meet(
+    direct: &mut dyn Direct,
+    (plan, rank): (&Plan, Rank),
+    own: &mut [u8],
+    kernel: Kernel<'_, '_>,
+    scratch: &mut Scratch,
+    due: &Due<'_>,
+) -> Result<(), RunError<TransportError>> {
+    let failed = |source| RunError::Transport { step: 0, source };
+    let place = plan.where_published(0);
+    let at = (plan.holder(rank.index(), place), place, 0);
+    if plan.task() == Task::Barrier {
+        return direct.meet(rank, at, &[], due).map_err(failed);
+    }
+    direct.meet(rank, at, own, due).map_err(failed)?;
+    let Kernel { combine, finish } = kernel;
+    Tree { direct, rank, plan, of: place, offset: 0, own: &mut *own, scratch, combine }
+        .sum()
+        .map_err(failed)?;
+    finish(own);
     Ok(())
 }
 
@@ -92,22 +125,22 @@ struct Runner<'a, 'f> {
     deadline: Deadline,
 }
 
-impl Runner<'_, '_> {
-    /// Finds out where places lie, and whether they fit the slots.
-    #[inline]
-    fn make_room(&mut self) -> Result<(), Error> {
-        if self.plan.slots() == 0 {
-            return Ok(());
-        }
-        let published = self.memory.input.map_or(0, |(_, cut)| cut.chunk_bytes_max());
-        let part_bytes_max = published.max(self.memory.cut.chunk_bytes_max());
-        self.place_bytes = cells::place_bytes(part_bytes_max, self.plan.blocks());
-        let shared = self.direct.shared();
-        let needed = self.place_bytes * self.plan.places();
-        let fits = needed <= shared.slot_bytes && self.plan.slots() <= shared.slots;
-        if fits { Ok(()) } else { Err(Error::Slots { needed, slot_bytes: shared.slot_bytes }) }
+/// From one place in a slot to the next, if they fit the slots.
+#[inline]
+fn place_bytes(direct: &dyn Direct, plan: &Plan, memory: &Memory<'_>) -> Result<usize, Error> {
+    if plan.slots() == 0 {
+        return Ok(0);
     }
+    let published = memory.input.map_or(0, |(_, cut)| cut.chunk_bytes_max());
+    let part_bytes_max = published.max(memory.cut.chunk_bytes_max());
+    let place_bytes = cells::place_bytes(part_bytes_max, plan.blocks());
+    let shared = direct.shared();
+    let needed = place_bytes * plan.places();
+    let fits = needed <= shared.slot_bytes && plan.slots() <= shared.slots;
+    if fits { Ok(place_bytes) } else { Err(Error::Slots { needed, slot_bytes: shared.slot_bytes }) }
+}
 
+impl Runner<'_, '_> {
     #[inline]
     fn enter(&mut self) -> Result<(), TransportError> {
         let plan = self.plan;
@@ -120,22 +153,6 @@ impl Runner<'_, '_> {
             },
         };
         self.direct.enter(plan.posts(), exposed, self.deadline)
-    }
-
-    /// All steps of a meeting, as one.
-    fn meet(&mut self) -> Result<(), TransportError> {
-        let (plan, rank) = (self.plan, self.rank);
-        let place = plan.where_published(0);
-        let at = (plan.holder(rank.index(), place), place, 0);
-        let Self { direct, memory, scratch, kernel, .. } = self;
-        if plan.task() == Task::Barrier {
-            return direct.meet(rank, at, &[], self.deadline);
-        }
-        direct.meet(rank, at, memory.own.bytes(), self.deadline)?;
-        let (own, combine) = (memory.own.bytes_mut(), &mut *kernel.combine);
-        Tree { direct: &mut **direct, rank, plan, of: place, offset: 0, own, scratch, combine }.sum()?;
-        (kernel.finish)(own);
-        Ok(())
     }
 
     #[inline]

@@ -157,9 +157,9 @@ impl Plan {
     }
 
     /// Whether all there is to do is that every rank publishes what it has, waits for all others, and perhaps reduces what
-    /// they have.
+    /// they have. [`meet`](super::meet) does that as one.
     #[inline]
-    pub(super) const fn is_meeting(&self) -> bool {
+    pub const fn is_meeting(&self) -> bool {
         matches!((self.task, self.form), (Task::AllReduce | Task::Barrier, Form::OneShot)) && self.blocks == 1
     }
 

@@ -32,6 +32,7 @@ enum Held {
 
 impl Tree<'_, '_> {
     /// T(p) of all ranks, into this rank's own memory.
+    #[inline]
     pub(super) fn sum(&mut self) -> Result<()> {
         if self.rank.world_size() == 2 {
             let holder = self.plan.holder(1 - self.rank.index(), self.of);
@@ -91,6 +92,7 @@ impl Tree<'_, '_> {
 }
 
 /// Combines what a rank has into memory.
+#[inline]
 fn view_into(
     direct: &mut dyn Direct,
     (rank, of, offset): (usize, Place, usize),

@@ -15,20 +15,20 @@ impl Engine {
         &mut self,
         input: &[T],
         output: &mut [T],
-        manner: Manner,
+        manner: &Manner<'_>,
     ) -> Result<()> {
         let part = self.check_divisible(Operation::AllToAll, input.len())?;
         Self::check_length(Operation::AllToAll, "output", input.len(), output.len())?;
         let world_size = self.world_size();
         let shares = Shares::even(part, world_size);
         let job = Job::of::<T>(Task::AllToAll, part, size_of_val(input), manner.sizes);
-        if self.begin_directly::<AllToAll>(&job, |_| part * size_of::<T>(), &manner)?.is_some() {
+        if self.begin_directly::<AllToAll>(&job, |_| part * size_of::<T>(), manner)?.is_some() {
             let cut = shares.partition::<T>();
-            return self.run_directly((output, cut), Some((input, cut)), None, manner.deadline);
+            return self.run_directly((output, cut), Some((input, cut)), None, &manner.due);
         }
         let algorithm = self.choose::<AllToAll>(size_of_val(input), manner)?;
         let call = self.begin(self.shared::<T, _>(&algorithm, &shares, manner));
-        self.deal(&call, algorithm.flat(), (input, &shares), (output, &shares), manner.deadline)
+        self.deal(&call, algorithm.flat(), (input, &shares), (output, &shares), manner.deadline())
     }
 
     pub(crate) fn all_to_all_v<T: Element>(
@@ -37,7 +37,7 @@ impl Engine {
         send_counts: &[usize],
         output: &mut [T],
         receive_counts: &[usize],
-        manner: Manner,
+        manner: &Manner<'_>,
     ) -> Result<()> {
         let (operation, world_size) = (Operation::AllToAll, self.world_size());
         let sent = Shares::counted(operation, send_counts, world_size)?;
@@ -55,7 +55,7 @@ impl Engine {
         let sizes = digest((manner.sizes != 0).then_some(manner.sizes));
         let call = self.begin(Call { sizes, ..self.collective::<T>(algorithm, 0, manner) });
         self.compare_counts(&call, send_counts, receive_counts, manner)?;
-        self.deal(&call, algorithm, (input, &sent), (output, &received), manner.deadline)
+        self.deal(&call, algorithm, (input, &sent), (output, &received), manner.deadline())
     }
 
     fn deal<T: Element>(
@@ -105,7 +105,7 @@ impl Engine {
         call: &Call,
         send_counts: &[usize],
         receive_counts: &[usize],
-        manner: Manner,
+        manner: &Manner<'_>,
     ) -> Result<()> {
         let (rank, world_size) = (self.rank().index(), self.world_size());
         let sent: Vec<u64> = send_counts.iter().map(|&count| count as u64).collect();
@@ -113,13 +113,13 @@ impl Engine {
         let shares = Shares::even(1, world_size);
         let algorithm =
             AllToAll::suggest(world_size, size_of_val(&*sent), Order::Canonical, &manner.settings.model);
-        self.deal(call, algorithm, (&sent, &shares), (&mut announced, &shares), manner.deadline)?;
+        self.deal(call, algorithm, (&sent, &shares), (&mut announced, &shares), manner.deadline())?;
         let differs = |(from, (&sent, &expected)): (usize, (&u64, &usize))| {
             (sent != expected as u64).then_some([from as u64, rank as u64, sent, expected as u64])
         };
         let own = announced.iter().zip(receive_counts).enumerate().find_map(differs);
         let mut first = own.unwrap_or(NO_DISAGREEMENT);
-        self.agree(call, bytemuck::bytes_of_mut(&mut first), &mut keep_lesser, manner.deadline)?;
+        self.agree(call, bytemuck::bytes_of_mut(&mut first), &mut keep_lesser, manner.deadline())?;
         if first == NO_DISAGREEMENT {
             return Ok(());
         }

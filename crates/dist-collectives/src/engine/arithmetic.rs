@@ -3,7 +3,7 @@
 use dist_algos::{AllReduce, Choice, CostModel, Memory, Order, Partition};
 use dist_transport::{Combine, Deadline};
 
-use super::Engine;
+use super::{Engine, Manner};
 use crate::{Call, DType, Element, Error, ReduceOp, Result, combine};
 
 /// What is done to this rank's elements before they are combined, to pairs of them, and to what comes of all.
@@ -29,11 +29,12 @@ impl Engine {
     }
 
     /// The arithmetic of a call that was begun. A weighted mean adds the weights of all ranks first.
+    #[inline]
     pub(super) fn arithmetic<T: Element>(
         &mut self,
         call: impl FnOnce(&Self) -> Call,
         op: ReduceOp,
-        deadline: Deadline,
+        manner: &Manner<'_>,
     ) -> Result<Arithmetic> {
         let (factor, divisor) = match op {
             #[allow(clippy::cast_precision_loss, reason = "a world has far fewer than 2^53 ranks")]
@@ -41,7 +42,7 @@ impl Engine {
             ReduceOp::PreMulSum(factor) => (Some(factor), None),
             ReduceOp::WeightedMean(weight) => {
                 let call = call(self);
-                let total = self.total_weight(&call, weight, deadline)?;
+                let total = self.total_weight(&call, weight, manner.deadline())?;
                 if !divides(total, T::DTYPE) {
                     return Err(Error::TotalWeight { total, dtype: T::DTYPE });
                 }

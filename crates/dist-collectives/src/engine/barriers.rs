@@ -10,22 +10,21 @@ use super::{Engine, Manner, nothing_to_combine, partition};
 use crate::{Barrier, Call, Error, Operation, Result};
 
 impl Engine {
-    pub(crate) fn barrier(&mut self, manner: Manner) -> Result<()> {
+    pub(crate) fn barrier(&mut self, manner: &Manner<'_>) -> Result<()> {
         let job = Job { dtype: None, ..Job::of::<u8>(Task::Barrier, 0, 0, manner.sizes) };
-        if self.begin_directly::<Barrier>(&job, |_| 0, &manner)?.is_some() {
-            let nothing = (&mut [][..], partition::<u8>(0, 1));
-            return self.run_directly::<u8>(nothing, None, None, manner.deadline);
+        if self.begin_directly::<Barrier>(&job, |_| 0, manner)?.is_some() {
+            return self.meet::<u8>(&mut [], None, &manner.due);
         }
         let algorithm = self.choose::<Barrier>(0, manner)?;
         let call = self.begin(Call { dtype: None, ..self.chosen::<u8, _>(&algorithm, 0, manner) });
         let rank = self.rank();
         let schedule = algorithm.steps(rank, 0);
         let nothing = partition::<u8>(0, 1);
-        self.run::<u8>(&call, schedule, &mut [], nothing, &mut nothing_to_combine, manner.deadline)
+        self.run::<u8>(&call, schedule, &mut [], nothing, &mut nothing_to_combine, manner.deadline())
     }
 
     /// Every rank reports to rank 0 and waits for its word: which ranks are absent, one bit for each.
-    pub(crate) fn monitored_barrier(&mut self, manner: Manner) -> Result<()> {
+    pub(crate) fn monitored_barrier(&mut self, manner: &Manner<'_>) -> Result<()> {
         let call = self.begin(Call {
             operation: Operation::MonitoredBarrier,
             dtype: None,
@@ -37,9 +36,9 @@ impl Engine {
         }
         let mut word = vec![0; self.world_size().div_ceil(8)];
         if self.rank().index() == COUNTING {
-            self.count_ranks(&call, &mut word, manner.deadline)?;
+            self.count_ranks(&call, &mut word, manner.deadline())?;
         } else {
-            self.report(&call, &mut word, manner.deadline).map_err(|error| self.who_is_absent(error))?;
+            self.report(&call, &mut word, manner.deadline()).map_err(|error| self.who_is_absent(error))?;
         }
         let is_absent = |rank: &usize| word[rank / 8] & (1 << (rank % 8)) != 0;
         let absent: Vec<usize> = (0..self.world_size()).filter(is_absent).collect();

@@ -12,10 +12,10 @@ impl Engine {
     pub(crate) fn coalesced<T: Element, B: DerefMut<Target = [T]>>(
         &mut self,
         buffers: &mut [B],
-        manner: Manner,
-        operation: impl FnOnce(&mut Self, &mut [T], Manner) -> Result<()>,
+        manner: &Manner<'_>,
+        operation: impl FnOnce(&mut Self, &mut [T], &Manner<'_>) -> Result<()>,
     ) -> Result<()> {
-        let manner = manner.with_sizes(digest(buffers.iter().map(|buffer| buffer.len() as u64)));
+        let manner = &manner.clone().with_sizes(digest(buffers.iter().map(|buffer| buffer.len() as u64)));
         if let [alone] = buffers {
             return operation(self, alone, manner);
         }

@@ -13,15 +13,15 @@ impl Engine {
         &mut self,
         buffer: &mut [T],
         root: usize,
-        manner: Manner,
+        manner: &Manner<'_>,
     ) -> Result<()> {
         let root_code = self.check_root(Operation::Broadcast, root)?;
         let world_size = self.world_size();
         let job = Job::of::<T>(Task::Broadcast { root }, buffer.len(), size_of_val(buffer), manner.sizes);
         let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
-        if let Some(parts) = self.begin_directly::<Broadcast>(&job, largest, &manner)? {
+        if let Some(parts) = self.begin_directly::<Broadcast>(&job, largest, manner)? {
             let cut = partition::<T>(buffer.len(), parts);
-            return self.run_directly((buffer, cut), None, None, manner.deadline);
+            return self.run_directly((buffer, cut), None, None, &manner.due);
         }
         let algorithm = self.choose::<Broadcast>(size_of_val(buffer), manner)?;
         let call = Call { root: Some(root_code), ..self.chosen::<T, _>(&algorithm, buffer.len(), manner) };
@@ -29,14 +29,14 @@ impl Engine {
         let partition = partition::<T>(buffer.len(), algorithm.chunks(world_size));
         let rank = self.rank();
         let schedule = algorithm.steps(rank, root);
-        self.run(&call, schedule, buffer, partition, &mut nothing_to_combine, manner.deadline)
+        self.run(&call, schedule, buffer, partition, &mut nothing_to_combine, manner.deadline())
     }
 
     pub(crate) fn all_gather<T: Element>(
         &mut self,
         input: &[T],
         output: &mut [T],
-        manner: Manner,
+        manner: &Manner<'_>,
     ) -> Result<()> {
         self.check_parts(Operation::AllGather, output.len(), input.len())?;
         let shares = Shares::even(input.len(), self.world_size());
@@ -48,7 +48,7 @@ impl Engine {
         input: &[T],
         counts: &[usize],
         output: &mut [T],
-        manner: Manner,
+        manner: &Manner<'_>,
     ) -> Result<()> {
         let operation = Operation::AllGather;
         let shares = Shares::counted(operation, counts, self.world_size())?;
@@ -57,7 +57,11 @@ impl Engine {
         self.all_gather_shares(input, &shares, output, manner)
     }
 
-    pub(crate) fn all_gather_in_place<T: Element>(&mut self, buffer: &mut [T], manner: Manner) -> Result<()> {
+    pub(crate) fn all_gather_in_place<T: Element>(
+        &mut self,
+        buffer: &mut [T],
+        manner: &Manner<'_>,
+    ) -> Result<()> {
         let part = self.check_divisible(Operation::AllGather, buffer.len())?;
         self.all_gather_in(&Shares::even(part, self.world_size()), buffer, manner)
     }
@@ -67,28 +71,33 @@ impl Engine {
         input: &[T],
         shares: &Shares,
         output: &mut [T],
-        manner: Manner,
+        manner: &Manner<'_>,
     ) -> Result<()> {
         let own = self.rank().index();
-        if self.begin_gather::<T>(Source::Input, shares, &manner)? {
+        if self.begin_gather::<T>(Source::Input, shares, manner)? {
             let (part, whole) = (shares.of(own..own + 1), shares.partition::<T>());
             let input = Some((input, part.partition::<T>()));
-            return self.run_directly((output, whole), input, None, manner.deadline);
+            return self.run_directly((output, whole), input, None, &manner.due);
         }
         output[shares.range(own)].copy_from_slice(input);
         self.all_gather_by_messages(shares, output, manner)
     }
 
-    fn all_gather_in<T: Element>(&mut self, shares: &Shares, buffer: &mut [T], manner: Manner) -> Result<()> {
-        if self.begin_gather::<T>(Source::Buffer, shares, &manner)? {
+    fn all_gather_in<T: Element>(
+        &mut self,
+        shares: &Shares,
+        buffer: &mut [T],
+        manner: &Manner<'_>,
+    ) -> Result<()> {
+        if self.begin_gather::<T>(Source::Buffer, shares, manner)? {
             let memory = (buffer, shares.partition::<T>());
-            return self.run_directly(memory, None, None, manner.deadline);
+            return self.run_directly(memory, None, None, &manner.due);
         }
         self.all_gather_by_messages(shares, buffer, manner)
     }
 
     /// Begins an all_gather that is done directly; not, if it is done by messages.
-    fn begin_gather<T: Element>(&mut self, of: Source, shares: &Shares, manner: &Manner) -> Result<bool> {
+    fn begin_gather<T: Element>(&mut self, of: Source, shares: &Shares, manner: &Manner<'_>) -> Result<bool> {
         let job = Job::of::<T>(
             Task::AllGather { of },
             shares.count(),
@@ -103,13 +112,13 @@ impl Engine {
         &mut self,
         shares: &Shares,
         buffer: &mut [T],
-        manner: Manner,
+        manner: &Manner<'_>,
     ) -> Result<()> {
         let rank = self.rank();
         let algorithm = self.choose::<AllGather>(size_of_val(buffer), manner)?;
         let schedule = algorithm.steps(rank, rank.index());
         let call = self.begin(self.shared::<T, _>(&algorithm, shares, manner));
-        self.run(&call, schedule, buffer, shares.partition::<T>(), &mut nothing_to_combine, manner.deadline)
+        self.run(&call, schedule, buffer, shares.partition::<T>(), &mut nothing_to_combine, manner.deadline())
     }
 
     pub(crate) fn gather<T: Element>(
@@ -117,7 +126,7 @@ impl Engine {
         input: &[T],
         output: &mut [T],
         root: usize,
-        manner: Manner,
+        manner: &Manner<'_>,
     ) -> Result<()> {
         if self.rank().index() == root {
             self.check_parts(Operation::Gather, output.len(), input.len())?;
@@ -132,7 +141,7 @@ impl Engine {
         counts: &[usize],
         output: &mut [T],
         root: usize,
-        manner: Manner,
+        manner: &Manner<'_>,
     ) -> Result<()> {
         let operation = Operation::Gather;
         let shares = Shares::counted(operation, counts, self.world_size())?;
@@ -149,7 +158,7 @@ impl Engine {
         shares: &Shares,
         output: &mut [T],
         root: usize,
-        manner: Manner,
+        manner: &Manner<'_>,
     ) -> Result<()> {
         let root_code = self.check_root(Operation::Gather, root)?;
         let rank = self.rank();
@@ -171,7 +180,7 @@ impl Engine {
             steps,
             (input, own.partition::<T>()),
             (buffer, passing.partition::<T>()),
-            manner.deadline,
+            manner.deadline(),
         );
         self.copy = memory;
         done
@@ -182,7 +191,7 @@ impl Engine {
         input: &[T],
         output: &mut [T],
         root: usize,
-        manner: Manner,
+        manner: &Manner<'_>,
     ) -> Result<()> {
         if self.rank().index() == root {
             self.check_parts(Operation::Scatter, input.len(), output.len())?;
@@ -197,7 +206,7 @@ impl Engine {
         counts: &[usize],
         output: &mut [T],
         root: usize,
-        manner: Manner,
+        manner: &Manner<'_>,
     ) -> Result<()> {
         let operation = Operation::Scatter;
         let shares = Shares::counted(operation, counts, self.world_size())?;
@@ -214,7 +223,7 @@ impl Engine {
         shares: &Shares,
         output: &mut [T],
         root: usize,
-        manner: Manner,
+        manner: &Manner<'_>,
     ) -> Result<()> {
         let root_code = self.check_root(Operation::Scatter, root)?;
         let rank = self.rank();
@@ -229,11 +238,11 @@ impl Engine {
         let (steps, cut) = (algorithm.schedule(rank, root), passing.partition::<T>());
         if passing.total() == output.len() && held.first() == rank.index() {
             // Nothing but its own part comes to this rank.
-            return self.run_from(&call, steps, source, (output, cut), manner.deadline);
+            return self.run_from(&call, steps, source, (output, cut), manner.deadline());
         }
         let mut memory = std::mem::take(&mut self.copy);
         let buffer = room(&mut memory, passing.total());
-        let done = self.run_from(&call, steps, source, (buffer, cut), manner.deadline);
+        let done = self.run_from(&call, steps, source, (buffer, cut), manner.deadline());
         if done.is_ok() {
             output.copy_from_slice(if held.is_empty() {
                 &input[shares.range(rank.index())]

@@ -4,7 +4,7 @@ use dist_algos::Partition;
 use dist_algos::direct::{
     self, Crossovers, Exposure, Form, Kernel, Memory, Own, Ownership, Plan, Schedule, Step, Task,
 };
-use dist_transport::{Deadline, Fingerprint, Reach, Shared};
+use dist_transport::{Due, Fingerprint, Reach, Shared};
 
 use super::arithmetic::Arithmetic;
 use super::{Engine, Manner, number};
@@ -27,11 +27,12 @@ pub(super) enum Sharing {
 pub(super) struct Turns([usize; 2]);
 
 impl Turns {
-    /// The plan of the next call, with the slots as they are.
-    const fn take(&mut self, plan: Plan) -> Plan {
+    /// Gives the plan of the next call the slots as they are.
+    #[inline]
+    const fn take(&mut self, plan: &mut Plan) {
         let Self([now, next]) = *self;
         *self = Self([next, now + plan.turns()]);
-        plan.with_turn(now)
+        *plan = plan.with_turn(now);
     }
 }
 
@@ -71,7 +72,7 @@ impl Job {
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct How {
     order: ReductionOrder,
-    forced: Option<Algorithm>,
+    forced: Option<Direct>,
 }
 
 /// How collectives are done, kept from one call to the next of the same kind.
@@ -97,13 +98,22 @@ struct Way {
     fingerprint: Fingerprint,
 }
 
+impl Way {
+    #[inline]
+    fn fits(&self, job: &Job, how: How) -> bool {
+        self.job == *job && self.how == how
+    }
+}
+
 impl Known {
     /// Makes the way that such a job was done in the current one, if there is one.
+    #[inline(always)]
     fn find(&mut self, job: &Job, how: How) -> bool {
-        let fits = |way: &Way| way.job == *job && way.how == how;
-        if self.all.get(self.current).is_some_and(fits) {
-            return true;
-        }
+        self.all.get(self.current).is_some_and(|way| way.fits(job, how)) || self.find_another(job, how)
+    }
+
+    fn find_another(&mut self, job: &Job, how: How) -> bool {
+        let fits = |way: &Way| way.fits(job, how);
         let found = self.all.iter().position(fits);
         self.current = found.unwrap_or(self.current);
         found.is_some()
@@ -133,6 +143,11 @@ impl Known {
     fn current(&self) -> &Way {
         &self.all[self.current]
     }
+
+    #[inline]
+    fn current_mut(&mut self) -> &mut Way {
+        &mut self.all[self.current]
+    }
 }
 
 impl Engine {
@@ -147,23 +162,24 @@ impl Engine {
         &mut self,
         job: &Job,
         part_bytes_max: impl Fn(usize) -> usize,
-        manner: &Manner,
+        manner: &Manner<'_>,
     ) -> Result<Option<usize>> {
-        let how = How { forced: manner.settings.forced_any(A::SERVES), order: manner.settings.order };
-        let by_messages = match how.forced {
-            None => self.levels.is_some(),
-            Some(algorithm) => !matches!(algorithm, Algorithm::Direct(_)),
+        let forced = match manner.settings.forced_any(A::SERVES) {
+            None if self.levels.is_none() => None,
+            Some(Algorithm::Direct(direct)) => Some(direct),
+            _ => return Ok(None),
         };
-        if by_messages || self.world_size() == 1 {
+        if self.world_size() == 1 {
             return Ok(None);
         }
+        let how = How { forced, order: manner.settings.order };
         if !self.known.find(job, how) {
             let Some(plan) = self.plan::<A>(job, how, part_bytes_max, manner)? else { return Ok(None) };
             self.keep::<A>(job, how, plan);
         }
-        let way = &mut self.known.all[self.known.current];
+        let way = self.known.current_mut();
         way.call.sequence = self.sequence;
-        way.fingerprint = way.call.renumber(way.fingerprint);
+        way.call.renumber(&mut way.fingerprint);
         self.sequence += 1;
         tracing::trace!(rank = self.transport.rank().index(), channel = way.call.channel, "{}", way.call);
         self.transport.begin(way.fingerprint);
@@ -194,13 +210,13 @@ impl Engine {
         job: &Job,
         How { forced, .. }: How,
         part_bytes_max: impl Fn(usize) -> usize,
-        manner: &Manner,
+        manner: &Manner<'_>,
     ) -> Result<Option<Plan>> {
-        let Some(shared) = self.sharing(*manner)? else { return Ok(None) };
+        let Some(shared) = self.sharing(manner)? else { return Ok(None) };
         let world_size = self.world_size();
         let (form, block_bytes) = match forced {
-            Some(Algorithm::Direct(direct)) => (direct.form(), BLOCK_BYTES),
-            _ => {
+            Some(direct) => (direct.form(), BLOCK_BYTES),
+            None => {
                 let crossovers = manner.settings.crossovers;
                 Form::suggest(job.task, world_size, job.bytes, job.ownership, crossovers)
             }
@@ -214,7 +230,7 @@ impl Engine {
             return Err(Error::OutOfReach { operation: A::SERVES, bytes: job.bytes });
         }
         match (plan.filter(|_| can(job.here)), forced) {
-            (None, Some(algorithm)) => Err(Error::Unsupported { algorithm, world_size }),
+            (None, Some(direct)) => Err(Error::Unsupported { algorithm: direct.into(), world_size }),
             (plan, _) => Ok(plan),
         }
     }
@@ -238,21 +254,38 @@ impl Engine {
         self.levels.is_none().then_some(Direct::new(operation, form))
     }
 
-    fn sharing(&mut self, manner: Manner) -> Result<Option<Shared>> {
+    fn sharing(&mut self, manner: &Manner<'_>) -> Result<Option<Shared>> {
         if let Sharing::Unknown = self.sharing {
             let call = Call {
                 algorithm: None,
                 dtype: None,
                 ..self.collective::<u8>(dist_algos::Barrier::Ring, 0, manner)
             };
-            let direct =
-                self.transport.direct(manner.deadline).map_err(|source| Error::in_call(call, source))?;
+            let direct = self.transport.direct(&manner.due).map_err(|source| Error::in_call(call, source))?;
             self.sharing = direct.map_or(Sharing::Nothing, |direct| Sharing::Memory(direct.shared()));
         }
         match self.sharing {
             Sharing::Memory(shared) => Ok(Some(shared)),
             _ => Ok(None),
         }
+    }
+
+    /// Does what was begun, if ranks only meet: on memory of which others see copies.
+    #[inline(always)]
+    pub(super) fn meet<T: Element>(
+        &mut self,
+        own: &mut [T],
+        arithmetic: Option<&Arithmetic>,
+        due: &Due<'_>,
+    ) -> Result<()> {
+        let (rank, way) = (self.rank, self.known.current_mut());
+        self.turns.take(&mut way.plan);
+        let direct = self.transport.direct(due).map_err(|source| Error::in_call(way.call, source))?;
+        let direct = direct.expect("a plan is made only where memory is shared");
+        let (program, own) = ((&way.plan, rank), bytemuck::cast_slice_mut(own));
+        let scratch = &mut self.scratch;
+        with_kernel::<T, _>(arithmetic, |kernel| direct::meet(direct, program, own, kernel, scratch, due))
+            .map_err(|error| Self::failed(&way.call, error))
     }
 
     /// Does what was begun, on memory that others read at most.
@@ -262,31 +295,45 @@ impl Engine {
         (buffer, cut): (&mut [T], Partition<'_>),
         input: Option<(&[T], Partition<'_>)>,
         arithmetic: Option<&Arithmetic>,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<()> {
         let own = Own::Borrowed(bytemuck::cast_slice_mut(buffer));
         let input = input.map(|(input, cut)| (bytemuck::cast_slice(input), cut));
         let memory = Memory { own, cut, input, piece_bytes: ATTACHED_PIECE_BYTES };
-        self.run_on::<T>(memory, arithmetic, deadline)
+        self.run_on::<T>(memory, arithmetic, due)
     }
 
     /// Does what was begun, on memory that others may write into, if it is owned.
-    #[inline]
+    #[inline(always)]
     pub(super) fn run_on_held<T: Element>(
+        &mut self,
+        mut held: Held<'_, T>,
+        arithmetic: &Arithmetic,
+        due: &Due<'_>,
+    ) -> Result<()> {
+        if self.known.current().plan.is_meeting() {
+            self.meet(held.elements(), Some(arithmetic), due)
+        } else {
+            self.run_on_all_of(held, arithmetic, due)
+        }
+    }
+
+    #[inline(never)]
+    fn run_on_all_of<T: Element>(
         &mut self,
         held: Held<'_, T>,
         arithmetic: &Arithmetic,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<()> {
-        let plan = self.known.current().plan;
+        let plan = &self.known.current().plan;
         let cut = super::partition::<T>(held.len(), plan.parts());
         let buffer = match held {
             Held::Owned(buffer) if plan.form().exposure() == Exposure::Write => buffer,
             Held::Owned(buffer) => {
-                return self.run_directly((&mut **buffer, cut), None, Some(arithmetic), deadline);
+                return self.run_directly((&mut **buffer, cut), None, Some(arithmetic), due);
             }
             Held::Borrowed(buffer) => {
-                return self.run_directly((buffer, cut), None, Some(arithmetic), deadline);
+                return self.run_directly((buffer, cut), None, Some(arithmetic), due);
             }
         };
         let piece_bytes = match buffer.ownership() {
@@ -294,8 +341,8 @@ impl Engine {
             _ => ATTACHED_PIECE_BYTES,
         };
         let memory = Memory { own: Own::Lent(buffer.lend()), cut, input: None, piece_bytes };
-        let done = self.run_on::<T>(memory, Some(arithmetic), deadline);
-        let direct = self.transport.direct(deadline);
+        let done = self.run_on::<T>(memory, Some(arithmetic), due);
+        let direct = self.transport.direct(due);
         match direct {
             Ok(Some(direct)) => buffer.reclaim(direct),
             // It is not known who is through with it.
@@ -308,26 +355,31 @@ impl Engine {
         &mut self,
         memory: Memory<'_>,
         arithmetic: Option<&Arithmetic>,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<()> {
         let rank = self.rank();
-        let (way, scratch) = (self.known.current(), &mut self.scratch);
-        let plan = self.turns.take(way.plan);
-        let direct = self.transport.direct(deadline).map_err(|source| Error::in_call(way.call, source))?;
+        let (way, scratch) = (self.known.current_mut(), &mut self.scratch);
+        self.turns.take(&mut way.plan);
+        let direct = self.transport.direct(due).map_err(|source| Error::in_call(way.call, source))?;
         let direct = direct.expect("a plan is made only where memory is shared");
-        let kernel = match arithmetic {
-            Some(arithmetic) => Kernel {
-                combine: &mut arithmetic.combine::<T>(),
-                finish: &mut |sums: &mut [u8]| arithmetic.finish::<T>(bytemuck::cast_slice_mut(sums)),
-            },
-            None => Kernel { combine: &mut |_, _| (), finish: &mut |_| () },
-        };
-        let program = (&plan, rank);
-        let done = match &*way.steps {
-            [] => direct::run(direct, program, plan.schedule(rank), memory, kernel, scratch, deadline),
-            steps => direct::run(direct, program, steps.iter().copied(), memory, kernel, scratch, deadline),
-        };
+        let program = (&way.plan, rank);
+        let done = with_kernel::<T, _>(arithmetic, |kernel| match &*way.steps {
+            [] => direct::run(direct, program, way.plan.schedule(rank), memory, kernel, scratch, due),
+            steps => direct::run(direct, program, steps.iter().copied(), memory, kernel, scratch, due),
+        });
         done.map_err(|error| Self::failed(&way.call, error))
+    }
+}
+
+/// Does this with a kernel for such arithmetic, if there is any to do.
+#[inline(always)]
+fn with_kernel<T: Element, R>(arithmetic: Option<&Arithmetic>, work: impl FnOnce(Kernel<'_, '_>) -> R) -> R {
+    match arithmetic {
+        Some(arithmetic) => work(Kernel {
+            combine: &mut arithmetic.combine::<T>(),
+            finish: &mut |sums| arithmetic.finish::<T>(bytemuck::cast_slice_mut(sums)),
+        }),
+        None => work(Kernel { combine: &mut |_, _| (), finish: &mut |_| () }),
     }
 }
 

@@ -16,7 +16,7 @@ mod shares;
 use std::sync::Arc;
 
 use dist_algos::{Memory, Partition, RunError, Scratch, Step};
-use dist_transport::{Combine, Deadline, Fingerprint, Rank, Transport};
+use dist_transport::{Combine, Deadline, Due, Fingerprint, Rank, Runtime, Transport};
 
 use crate::algorithm::OneOf;
 use crate::digest::digest;
@@ -29,17 +29,33 @@ use shares::Shares;
 pub use reductions::BLOCK_BYTES_OF_RANK;
 
 /// How one call is done: with which settings, and until when.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Manner {
-    pub(crate) settings: Settings,
-    pub(crate) deadline: Deadline,
+#[derive(Clone, Debug)]
+pub(crate) struct Manner<'a> {
+    pub(crate) settings: &'a Settings,
+    pub(crate) due: Due<'a>,
     /// A digest of what the ranks must agree on besides: the lengths of many buffers, or the shape of an array; else 0.
     pub(crate) sizes: u64,
 }
 
-impl Manner {
+impl<'a> Manner<'a> {
+    /// Of a call that begins now.
+    #[inline]
+    pub(crate) const fn new(settings: &'a Settings, runtime: &'a Runtime) -> Self {
+        Self { settings, due: Due::within(runtime, settings.timeout), sizes: 0 }
+    }
+
+    /// Of a call that began before, and has to end by then.
+    pub(crate) fn until(settings: &'a Settings, deadline: Deadline) -> Self {
+        Self { settings, due: deadline.into(), sizes: 0 }
+    }
+
+    /// Until when the call may last.
+    pub(crate) fn deadline(&self) -> Deadline {
+        self.due.deadline()
+    }
+
     /// The same for a call whose ranks must agree on this digest too.
-    pub(crate) const fn with_sizes(self, sizes: u64) -> Self {
+    pub(crate) fn with_sizes(self, sizes: u64) -> Self {
         Self { sizes, ..self }
     }
 }
@@ -92,21 +108,16 @@ impl Engine {
         self.rank.world_size()
     }
 
-    pub(crate) fn manner(&self, settings: &Settings) -> Manner {
-        let deadline = self.transport.runtime().deadline(settings.timeout);
-        Manner { settings: *settings, deadline, sizes: 0 }
-    }
-
     pub(crate) fn levels(&self) -> Option<&Arc<Levels>> {
         self.levels.as_ref()
     }
 
-    fn choose<A: OneOf>(&self, bytes: usize, manner: Manner) -> Result<Chosen<A>> {
+    fn choose<A: OneOf>(&self, bytes: usize, manner: &Manner<'_>) -> Result<Chosen<A>> {
         manner.settings.choose(self.world_size(), bytes, self.levels())
     }
 
     /// The next collective by an algorithm that was chosen.
-    fn chosen<T: Element, A: OneOf>(&self, chosen: &Chosen<A>, count: usize, manner: Manner) -> Call {
+    fn chosen<T: Element, A: OneOf>(&self, chosen: &Chosen<A>, count: usize, manner: &Manner<'_>) -> Call {
         let call = self.collective::<T>(chosen.algorithm(), count, manner);
         match chosen.digest() {
             None => call,
@@ -115,7 +126,12 @@ impl Engine {
     }
 
     /// The next collective, as far as all of them have it in common.
-    fn collective<T: Element>(&self, algorithm: impl Into<Algorithm>, count: usize, manner: Manner) -> Call {
+    fn collective<T: Element>(
+        &self,
+        algorithm: impl Into<Algorithm>,
+        count: usize,
+        manner: &Manner<'_>,
+    ) -> Call {
         let algorithm = algorithm.into();
         Call {
             epoch: 0,
@@ -133,12 +149,12 @@ impl Engine {
     }
 
     /// A collective whose memory is cut into shares.
-    fn shared<T: Element, A: OneOf>(&self, chosen: &Chosen<A>, shares: &Shares, manner: Manner) -> Call {
+    fn shared<T: Element, A: OneOf>(&self, chosen: &Chosen<A>, shares: &Shares, manner: &Manner<'_>) -> Call {
         let call = self.chosen::<T, A>(chosen, shares.count(), manner);
         Call { sizes: shares.digest(call.sizes), ..call }
     }
 
-    fn reducing(call: Call, op: ReduceOp, manner: Manner) -> Call {
+    fn reducing(call: Call, op: ReduceOp, manner: &Manner<'_>) -> Call {
         Call { op: Some(op.kind()), order: Some(manner.settings.order), ..call }
     }
 
@@ -158,7 +174,13 @@ impl Engine {
     /// The call as bytes. One that is repeated is encoded once: but for its number it stays the same.
     fn fingerprint(&mut self, call: &Call) -> Fingerprint {
         let again = self.encoded.filter(|(last, _)| *last == Call { sequence: last.sequence, ..*call });
-        let fingerprint = again.map_or_else(|| call.encode(), |(_, last)| call.renumber(last));
+        let fingerprint = match again {
+            Some((_, mut last)) => {
+                call.renumber(&mut last);
+                last
+            }
+            None => call.encode(),
+        };
         self.encoded = Some((*call, fingerprint));
         fingerprint
     }

@@ -22,10 +22,10 @@ impl Engine {
         &mut self,
         held: impl Into<Held<'a, T>>,
         op: ReduceOp,
-        manner: Manner,
+        manner: &Manner<'_>,
     ) -> Result<()> {
         Self::check_op::<T>(op)?;
-        let (world_size, deadline) = (self.world_size(), manner.deadline);
+        let world_size = self.world_size();
         let mut held = held.into();
         let (len, [ownership, here]) = (held.len(), held.ownership());
         let job = Job {
@@ -35,28 +35,28 @@ impl Engine {
             ..Job::of::<T>(Task::AllReduce, len, len * size_of::<T>(), manner.sizes)
         };
         let largest = |parts| partition::<T>(len, parts).chunk_bytes_max();
-        if self.begin_directly::<AllReduce>(&job, largest, &manner)?.is_some() {
-            let arithmetic = self.arithmetic::<T>(Self::current_call, op, deadline)?;
+        if self.begin_directly::<AllReduce>(&job, largest, manner)?.is_some() {
+            let arithmetic = self.arithmetic::<T>(Self::current_call, op, manner)?;
             arithmetic.prepare(held.elements());
-            return self.run_on_held(held, &arithmetic, deadline);
+            return self.run_on_held(held, &arithmetic, &manner.due);
         }
         let buffer = held.elements();
         let algorithm = self.choose::<AllReduce>(size_of_val(buffer), manner)?;
         let call = self.chosen::<T, _>(&algorithm, buffer.len(), manner);
         let call = self.begin(Self::reducing(call, op, manner));
-        let arithmetic = self.arithmetic::<T>(|_| call, op, deadline)?;
+        let arithmetic = self.arithmetic::<T>(|_| call, op, manner)?;
         arithmetic.prepare(buffer);
         for block in self.blocks::<T>(buffer.len()) {
             let block = &mut buffer[block];
             let partition = partition::<T>(block.len(), algorithm.chunks(world_size));
             let (reduce, owned, gather) = algorithm.phases(self.rank());
             let combine = &mut arithmetic.combine::<T>();
-            self.run(&call, reduce, block, partition, combine, deadline)?;
+            self.run(&call, reduce, block, partition, combine, manner.deadline())?;
             for chunk in owned.indices() {
                 let bytes = partition.range(chunk);
                 arithmetic.finish(&mut block[bytes.start / size_of::<T>()..bytes.end / size_of::<T>()]);
             }
-            self.run(&call, gather, block, partition, combine, deadline)?;
+            self.run(&call, gather, block, partition, combine, manner.deadline())?;
         }
         Ok(())
     }
@@ -78,31 +78,31 @@ impl Engine {
         buffer: &mut [T],
         op: ReduceOp,
         root: usize,
-        manner: Manner,
+        manner: &Manner<'_>,
     ) -> Result<()> {
         let root_code = self.check_root(Operation::Reduce, root)?;
         Self::check_op::<T>(op)?;
-        let (world_size, deadline) = (self.world_size(), manner.deadline);
+        let world_size = self.world_size();
         let job = Job {
             op: Some(op.kind()),
             ..Job::of::<T>(Task::Reduce { root }, buffer.len(), size_of_val(buffer), manner.sizes)
         };
         let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
-        if let Some(parts) = self.begin_directly::<Reduce>(&job, largest, &manner)? {
-            let arithmetic = self.arithmetic::<T>(Self::current_call, op, deadline)?;
+        if let Some(parts) = self.begin_directly::<Reduce>(&job, largest, manner)? {
+            let arithmetic = self.arithmetic::<T>(Self::current_call, op, manner)?;
             arithmetic.prepare(buffer);
             let cut = partition::<T>(buffer.len(), parts);
-            return self.run_directly((buffer, cut), None, Some(&arithmetic), deadline);
+            return self.run_directly((buffer, cut), None, Some(&arithmetic), &manner.due);
         }
         let algorithm = self.choose::<Reduce>(size_of_val(buffer), manner)?;
         let call = self.chosen::<T, _>(&algorithm, buffer.len(), manner);
         let call = self.begin(Call { root: Some(root_code), ..Self::reducing(call, op, manner) });
-        let arithmetic = self.arithmetic::<T>(|_| call, op, deadline)?;
+        let arithmetic = self.arithmetic::<T>(|_| call, op, manner)?;
         arithmetic.prepare(buffer);
         let partition = partition::<T>(buffer.len(), algorithm.chunks(world_size));
         let rank = self.rank();
         let schedule = algorithm.steps(rank, root);
-        self.run(&call, schedule, buffer, partition, &mut arithmetic.combine::<T>(), deadline)?;
+        self.run(&call, schedule, buffer, partition, &mut arithmetic.combine::<T>(), manner.deadline())?;
         if self.rank().index() == root {
             arithmetic.finish(buffer);
         }
@@ -114,7 +114,7 @@ impl Engine {
         input: &[T],
         output: &mut [T],
         op: ReduceOp,
-        manner: Manner,
+        manner: &Manner<'_>,
     ) -> Result<()> {
         self.check_parts(Operation::ReduceScatter, input.len(), output.len())?;
         self.reduce_scatter_shares(input, &Shares::even(output.len(), self.world_size()), output, op, manner)
@@ -126,7 +126,7 @@ impl Engine {
         counts: &[usize],
         output: &mut [T],
         op: ReduceOp,
-        manner: Manner,
+        manner: &Manner<'_>,
     ) -> Result<()> {
         let operation = Operation::ReduceScatter;
         let shares = Shares::counted(operation, counts, self.world_size())?;
@@ -140,7 +140,7 @@ impl Engine {
         &mut self,
         buffer: &'a mut [T],
         op: ReduceOp,
-        manner: Manner,
+        manner: &Manner<'_>,
     ) -> Result<&'a mut [T]> {
         let part = self.check_divisible(Operation::ReduceScatter, buffer.len())?;
         self.reduce_scatter_in(&Shares::even(part, self.world_size()), buffer, op, manner)
@@ -152,17 +152,17 @@ impl Engine {
         shares: &Shares,
         output: &mut [T],
         op: ReduceOp,
-        manner: Manner,
+        manner: &Manner<'_>,
     ) -> Result<()> {
         Self::check_op::<T>(op)?;
         // What has to be scaled first is copied, since the input stays as it is.
         let scales = matches!(op, ReduceOp::PreMulSum(_) | ReduceOp::WeightedMean(_));
-        if !scales && self.begin_scatter::<T>(Source::Input, shares, op, &manner)? {
-            let arithmetic = self.arithmetic::<T>(Self::current_call, op, manner.deadline)?;
+        if !scales && self.begin_scatter::<T>(Source::Input, shares, op, manner)? {
+            let arithmetic = self.arithmetic::<T>(Self::current_call, op, manner)?;
             let own = self.rank().index();
             let (part, whole) = (shares.of(own..own + 1), shares.partition::<T>());
             let (output, input) = ((output, part.partition::<T>()), Some((input, whole)));
-            return self.run_directly(output, input, Some(&arithmetic), manner.deadline);
+            return self.run_directly(output, input, Some(&arithmetic), &manner.due);
         }
         if !scales && let Some(algorithm) = self.sends_no_sums(size_of_val(input), manner)? {
             return self.reduce_scatter_from(&algorithm, (input, shares), output, op, manner);
@@ -176,7 +176,7 @@ impl Engine {
     }
 
     /// The algorithm, if it works without a copy of the input.
-    fn sends_no_sums(&self, bytes: usize, manner: Manner) -> Result<Option<Chosen<ReduceScatter>>> {
+    fn sends_no_sums(&self, bytes: usize, manner: &Manner<'_>) -> Result<Option<Chosen<ReduceScatter>>> {
         let (world_size, algorithm) = (self.world_size(), self.choose::<ReduceScatter>(bytes, manner)?);
         let serves = matches!(&algorithm, Chosen::Flat(flat) if flat.sends_no_sums(world_size));
         Ok(serves.then_some(algorithm))
@@ -189,10 +189,10 @@ impl Engine {
         (input, shares): (&[T], &Shares),
         output: &mut [T],
         op: ReduceOp,
-        manner: Manner,
+        manner: &Manner<'_>,
     ) -> Result<()> {
         let call = self.begin(Self::reducing(self.shared::<T, _>(algorithm, shares, manner), op, manner));
-        let arithmetic = self.arithmetic::<T>(|_| call, op, manner.deadline)?;
+        let arithmetic = self.arithmetic::<T>(|_| call, op, manner)?;
         let (rank, own) = (self.rank(), self.rank().index());
         output.copy_from_slice(&input[shares.range(own)]);
         let part = shares.of(own..own + 1);
@@ -202,7 +202,7 @@ impl Engine {
             input: Some((bytemuck::cast_slice(input), shares.partition::<T>())),
         };
         let steps = algorithm.steps(rank, own).map(Step::from_input);
-        self.run_in(&call, steps, memory, &mut arithmetic.combine::<T>(), manner.deadline)?;
+        self.run_in(&call, steps, memory, &mut arithmetic.combine::<T>(), manner.deadline())?;
         arithmetic.finish(output);
         Ok(())
     }
@@ -212,25 +212,25 @@ impl Engine {
         shares: &Shares,
         buffer: &'a mut [T],
         op: ReduceOp,
-        manner: Manner,
+        manner: &Manner<'_>,
     ) -> Result<&'a mut [T]> {
         Self::check_op::<T>(op)?;
-        let (rank, deadline) = (self.rank(), manner.deadline);
-        if self.begin_scatter::<T>(Source::Buffer, shares, op, &manner)? {
-            let arithmetic = self.arithmetic::<T>(Self::current_call, op, deadline)?;
+        let rank = self.rank();
+        if self.begin_scatter::<T>(Source::Buffer, shares, op, manner)? {
+            let arithmetic = self.arithmetic::<T>(Self::current_call, op, manner)?;
             arithmetic.prepare(buffer);
             let memory = (&mut *buffer, shares.partition::<T>());
-            self.run_directly(memory, None, Some(&arithmetic), deadline)?;
+            self.run_directly(memory, None, Some(&arithmetic), &manner.due)?;
             return Ok(&mut buffer[shares.range(rank.index())]);
         }
         let algorithm = self.choose::<ReduceScatter>(size_of_val(buffer), manner)?;
         let schedule = algorithm.steps(rank, rank.index());
         let call = Self::reducing(self.shared::<T, _>(&algorithm, shares, manner), op, manner);
         let call = self.begin(call);
-        let arithmetic = self.arithmetic::<T>(|_| call, op, deadline)?;
+        let arithmetic = self.arithmetic::<T>(|_| call, op, manner)?;
         arithmetic.prepare(buffer);
         let combine = &mut arithmetic.combine::<T>();
-        self.run(&call, schedule, buffer, shares.partition::<T>(), combine, deadline)?;
+        self.run(&call, schedule, buffer, shares.partition::<T>(), combine, manner.deadline())?;
         let own = &mut buffer[shares.range(rank.index())];
         arithmetic.finish(own);
         Ok(own)
@@ -242,7 +242,7 @@ impl Engine {
         of: Source,
         shares: &Shares,
         op: ReduceOp,
-        manner: &Manner,
+        manner: &Manner<'_>,
     ) -> Result<bool> {
         let job = Job {
             op: Some(op.kind()),
@@ -262,7 +262,7 @@ impl Engine {
         buffer: &mut [T],
         op: ReduceOp,
         extent: Extent,
-        manner: Manner,
+        manner: &Manner<'_>,
     ) -> Result<()> {
         if matches!(op, ReduceOp::Mean | ReduceOp::WeightedMean(_)) {
             return Err(Error::NoScan { op: op.kind() });
@@ -277,11 +277,11 @@ impl Engine {
         let call = self.chosen::<T, _>(&algorithm, buffer.len(), manner);
         let call = self.begin(Call { operation, ..Self::reducing(call, op, manner) });
         let algorithm = algorithm.flat();
-        let arithmetic = self.arithmetic::<T>(|_| call, op, manner.deadline)?;
+        let arithmetic = self.arithmetic::<T>(|_| call, op, manner)?;
         arithmetic.prepare(buffer);
         let partition = partition::<T>(buffer.len(), algorithm.chunks(rank.world_size()));
         let combine = &mut arithmetic.combine::<T>();
-        self.run(&call, algorithm.schedule(rank, extent), buffer, partition, combine, manner.deadline)?;
+        self.run(&call, algorithm.schedule(rank, extent), buffer, partition, combine, manner.deadline())?;
         if extent == Extent::Exclusive && rank.index() == 0 {
             buffer.fill(identity(op));
         }

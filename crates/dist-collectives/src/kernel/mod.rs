@@ -55,15 +55,27 @@ pub fn divide_by_count<T: Element>(sums: &mut [T], count: usize) -> bool {
     T::SCALING.map(|scaling| (scaling.divide)(sums, count as f64)).is_some()
 }
 
+/// Bytes of buffers that are reduced before it is found out which instructions there are.
+const FEW_BYTES: usize = 32;
+
 /// A loop over two buffers, compiled once per instruction set.
 macro_rules! loops {
     ($bound:ident: $($operation:ident => $rule:ident;)*) => {$(
-        #[multiversion(targets(
-            "x86_64+avx512f+avx512bw+avx512dq+avx512vl",
-            "x86_64+avx2",
-            "aarch64+neon",
-        ))]
+        #[inline]
         fn $operation<T: $bound>(into: &mut [T], from: &[T]) {
+            #[multiversion(targets(
+                "x86_64+avx512f+avx512bw+avx512dq+avx512vl",
+                "x86_64+avx2",
+                "aarch64+neon",
+            ))]
+            fn many<T: $bound>(into: &mut [T], from: &[T]) {
+                for (into, from) in into.iter_mut().zip(from) {
+                    *into = T::$rule(*into, *from);
+                }
+            }
+            if size_of_val(into) > FEW_BYTES {
+                return many(into, from);
+            }
             for (into, from) in into.iter_mut().zip(from) {
                 *into = T::$rule(*into, *from);
             }

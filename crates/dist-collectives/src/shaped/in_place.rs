@@ -90,9 +90,9 @@ impl Communicator {
     fn in_array<T: Element, D: Dimension>(
         &mut self,
         array: &mut ArrayRef<T, D>,
-        operation: impl FnOnce(&mut Engine, &mut [T], Manner) -> Result<()>,
+        operation: impl FnOnce(&mut Engine, &mut [T], &Manner<'_>) -> Result<()>,
     ) -> Result<()> {
-        let manner = self.engine.manner(&self.settings).with_sizes(shape::digest_of(array.shape()));
+        let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of(array.shape()));
         if let Some(elements) = array.as_slice_mut() {
             return operation(&mut self.engine, elements, manner);
         }

@@ -3,6 +3,7 @@
 use ndarray::{Array, Array1, ArrayD, ArrayRef, Dimension, Ix1, IxDyn};
 
 use super::shape;
+use crate::engine::Manner;
 use crate::start::total;
 use crate::{Communicator, Element, Error, Operation, ReduceOp, Result};
 
@@ -43,7 +44,7 @@ impl Communicator {
             None => dims.push(self.world_size()),
         }
         let mut output = shape::zeroed(Operation::AllGather, IxDyn(&dims))?;
-        let manner = self.engine.manner(&self.settings).with_sizes(shape::digest_of(input.shape()));
+        let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of(input.shape()));
         self.engine.all_gather(&shape::elements(input), slice(&mut output), manner)?;
         Ok(output)
     }
@@ -64,7 +65,7 @@ impl Communicator {
         let rank = self.rank();
         shape::check_rows(operation, rows, self.world_size(), (|rows| rows[rank], own))?;
         let mut output = shape::zeroed(operation, shape::with_rows(input, total(rows)))?;
-        let manner = self.engine.manner(&self.settings).with_sizes(shape::digest_of_rows(rows, row));
+        let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of_rows(rows, row));
         let counts = shape::counts(rows, row);
         self.engine.all_gather_v(&shape::elements(input), &counts, slice(&mut output), manner)?;
         Ok(output)
@@ -86,7 +87,7 @@ impl Communicator {
             return Err(Error::IndivisibleRows { operation, rows, world_size });
         }
         let mut output = shape::zeroed(operation, shape::with_rows(input, rows / world_size))?;
-        let manner = self.engine.manner(&self.settings).with_sizes(shape::digest_of(input.shape()));
+        let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of(input.shape()));
         self.engine.reduce_scatter(&shape::elements(input), slice(&mut output), op, manner)?;
         Ok(output)
     }
@@ -107,7 +108,7 @@ impl Communicator {
         let (all, row) = shape::rows(operation, input)?;
         shape::check_rows(operation, rows, self.world_size(), (total, all))?;
         let mut output = shape::zeroed(operation, shape::with_rows(input, rows[self.rank()]))?;
-        let manner = self.engine.manner(&self.settings).with_sizes(shape::digest_of_rows(rows, row));
+        let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of_rows(rows, row));
         let counts = shape::counts(rows, row);
         self.engine.reduce_scatter_v(&shape::elements(input), &counts, slice(&mut output), op, manner)?;
         Ok(output)
@@ -124,7 +125,7 @@ impl Communicator {
         input: &ArrayRef<T, D>,
     ) -> Result<Array<T, D>> {
         let mut output = shape::zeroed(Operation::AllToAll, input.raw_dim())?;
-        let manner = self.engine.manner(&self.settings).with_sizes(shape::digest_of(input.shape()));
+        let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of(input.shape()));
         self.engine.all_to_all(&shape::elements(input), slice(&mut output), manner)?;
         Ok(output)
     }
@@ -141,7 +142,7 @@ impl Communicator {
         receive_counts: &[usize],
     ) -> Result<Array1<T>> {
         let mut output = shape::zeroed(Operation::AllToAll, Ix1(total(receive_counts)))?;
-        let manner = self.engine.manner(&self.settings);
+        let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.all_to_all_v(
             &shape::elements(input),
             send_counts,

@@ -15,7 +15,7 @@ fn call(number: u64, form: u8) -> Fingerprint {
 /// Every rank posts once, and waits for every other.
 fn barrier(transport: &mut dyn Transport) -> Result<()> {
     let (rank, deadline) = (transport.rank(), soon(transport));
-    let Some(direct) = transport.direct(deadline)? else { return Ok(()) };
+    let Some(direct) = transport.direct(&deadline.into())? else { return Ok(()) };
     direct.enter(1, Exposed::Nothing, deadline)?;
     direct.post();
     (1..rank.world_size()).try_for_each(|distance| direct.wait(rank.plus(distance).index(), 1, deadline))?;
@@ -31,9 +31,9 @@ pub fn all_ranks_of_a_group_share_memory_or_none_does(fabric: &'static dyn Fabri
             let deadline = soon(&*transport);
             // Before, each has done something else.
             transport.begin(call(0, u8::from(transport.rank().index() == 1)));
-            let shared = transport.direct(deadline).unwrap().map(|direct| direct.shared());
+            let shared = transport.direct(&deadline.into()).unwrap().map(|direct| direct.shared());
             transport.begin(call(1, 0));
-            assert_eq!(transport.direct(deadline).unwrap().map(|direct| direct.shared()), shared);
+            assert_eq!(transport.direct(&deadline.into()).unwrap().map(|direct| direct.shared()), shared);
             // Others may still be agreeing.
             meet_all(&mut *transport).unwrap();
             shared
@@ -48,7 +48,7 @@ pub fn what_is_published_is_seen_by_whoever_waits_for_the_post(fabric: &'static 
     fn one_call(transport: &mut dyn Transport, number: usize) {
         let (rank, deadline) = (transport.rank(), soon(transport));
         transport.begin(call(number as u64, 0));
-        let Some(direct) = transport.direct(deadline).unwrap() else { return };
+        let Some(direct) = transport.direct(&deadline.into()).unwrap() else { return };
         let shared = direct.shared();
         let places = [(Place::Line, 0, shared.line_bytes), (Place::Slot(0), 64, 1000)];
         let last = (Place::Slot(shared.slots - 1), 0, shared.slot_bytes);
@@ -94,14 +94,14 @@ pub fn ranks_that_have_met_have_what_all_have_brought(fabric: &'static dyn Fabri
     fn meet(transport: &mut dyn Transport, number: usize) {
         let (rank, deadline) = (transport.rank(), soon(transport));
         transport.begin(call(number as u64, 0));
-        let Some(direct) = transport.direct(deadline).unwrap() else { return };
+        let Some(direct) = transport.direct(&deadline.into()).unwrap() else { return };
         let (place, shift, len) = match number % 3 {
             0 => (Place::Line, 0, 40),
             1 => (Place::Slot(0), 0, 1000),
             _ => (Place::Slot(1), 1, 5000),
         };
         let bytes = payload(rank, number, len);
-        direct.meet(rank, (rank.plus(shift).index(), place, 0), &bytes, deadline).unwrap();
+        direct.meet(rank, (rank.plus(shift).index(), place, 0), &bytes, &deadline.into()).unwrap();
         for distance in 0..rank.world_size() {
             let peer = rank.plus(distance);
             let mut read = vec![0; len];
@@ -125,7 +125,7 @@ pub fn each_post_of_a_call_hands_over_what_was_written_before_it(fabric: &'stati
     fn go_round(transport: &mut dyn Transport, number: u64) {
         let (rank, deadline) = (transport.rank(), soon(transport));
         transport.begin(call(number, 0));
-        let Some(direct) = transport.direct(deadline).unwrap() else { return };
+        let Some(direct) = transport.direct(&deadline.into()).unwrap() else { return };
         let posts = u32::try_from(rank.world_size()).unwrap();
         direct.enter(posts, Exposed::Nothing, deadline).unwrap();
         let mut word = number + rank.index() as u64;
@@ -161,7 +161,7 @@ pub fn nobody_runs_two_calls_ahead_of_a_rank_that_is_still_reading(fabric: &'sta
         let (rank, deadline) = (transport.rank(), soon(&*transport));
         for number in 1..=CALLS {
             transport.begin(call(number, 0));
-            let Some(direct) = transport.direct(deadline).unwrap() else { return };
+            let Some(direct) = transport.direct(&deadline.into()).unwrap() else { return };
             direct.enter(1, Exposed::Nothing, deadline).unwrap();
             if rank.index() == 0 {
                 // It waits for nobody.
@@ -191,7 +191,7 @@ fn reach_into_all(transport: &mut dyn Transport, memory: &mut Owned<u8>, number:
     memory.fill(0);
     memory[place(me)].copy_from_slice(&payload(rank, number, len));
     transport.begin(call(number as u64, 0));
-    let Some(direct) = transport.direct(deadline).unwrap() else { return };
+    let Some(direct) = transport.direct(&deadline.into()).unwrap() else { return };
     let reach = if memory.is_allocated() { Reach::Write } else { direct.shared().reach };
     match reach {
         Reach::Slots => return,
@@ -266,7 +266,7 @@ pub fn what_is_not_laid_open_is_out_of_reach_which_harms_nothing(fabric: &'stati
     let backend = Backend(fabric);
     let program = |mut transport: Box<dyn Transport>| {
         let (peer, deadline) = (transport.rank().right().index(), soon(&*transport));
-        if let Some(direct) = transport.direct(deadline).unwrap() {
+        if let Some(direct) = transport.direct(&deadline.into()).unwrap() {
             let shared = direct.shared();
             for readable in [false, true] {
                 let exposed = if readable { Exposed::Read(&[7; 100]) } else { Exposed::Nothing };
@@ -316,7 +316,7 @@ pub fn ranks_in_shared_memory_whose_calls_differ_all_hear_of_it(fabric: &'static
             barrier(transport)?;
             transport.begin(call(1, u8::from(transport.rank().index() == 1)));
             let deadline = soon(transport);
-            let shares = transport.direct(deadline)?.is_some();
+            let shares = transport.direct(&deadline.into())?.is_some();
             barrier(transport).map(|()| shares)
         }
         let program = |mut transport: Box<dyn Transport>| match disagree(&mut *transport) {
@@ -345,7 +345,7 @@ pub fn a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer(fabric: &
         let (me, long) = (transport.rank().index(), soon(&*transport));
         let short = transport.runtime().deadline(backend.short());
         let deadline = if me == 0 { short } else { long };
-        let direct = transport.direct(deadline).unwrap()?;
+        let direct = transport.direct(&deadline.into()).unwrap()?;
         direct.enter(1, Exposed::Nothing, deadline).unwrap();
         // The others wait for the first, and it for one that does not post.
         let error = direct.wait(usize::from(me == 0), 1, deadline).expect_err("nobody posts");
@@ -372,7 +372,7 @@ fn check_end(
     /// Whether there is memory to wait in for the second rank.
     fn wait_for_the_second(transport: &mut dyn Transport) -> Result<bool> {
         let deadline = soon(transport);
-        let Some(direct) = transport.direct(deadline)? else { return Ok(false) };
+        let Some(direct) = transport.direct(&deadline.into())? else { return Ok(false) };
         direct.enter(1, Exposed::Nothing, deadline)?;
         direct.post();
         direct.wait(1, 1, deadline).map(|()| true)
@@ -381,7 +381,7 @@ fn check_end(
         let met = barrier(&mut *transport);
         let deadline = soon(&*transport);
         if transport.rank().index() == 1 {
-            let shares = transport.direct(deadline).unwrap().is_some();
+            let shares = transport.direct(&deadline.into()).unwrap().is_some();
             if shares {
                 end(transport);
             }
@@ -417,7 +417,7 @@ pub fn groups_share_memory_of_their_own(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn tell(transport: &mut dyn Transport, number: u64) -> Vec<u64> {
         let (rank, deadline) = (transport.rank(), soon(transport));
-        let Some(direct) = transport.direct(deadline).unwrap() else { return Vec::new() };
+        let Some(direct) = transport.direct(&deadline.into()).unwrap() else { return Vec::new() };
         direct.enter(1, Exposed::Nothing, deadline).unwrap();
         direct.publish(Place::Line, 0, &number.to_le_bytes());
         direct.post();
@@ -452,7 +452,7 @@ pub fn a_rank_sees_its_own_places(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = |mut transport: Box<dyn Transport>| {
         let (me, deadline) = (transport.rank().index(), soon(&*transport));
-        if let Some(direct) = transport.direct(deadline).unwrap() {
+        if let Some(direct) = transport.direct(&deadline.into()).unwrap() {
             look_at_itself(direct, me, deadline);
         }
         barrier(&mut *transport).unwrap();

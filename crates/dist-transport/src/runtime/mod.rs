@@ -7,6 +7,7 @@ mod mailbox;
 mod system;
 mod task;
 
+use std::cell::Cell;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -41,6 +42,53 @@ impl Deadline {
     #[must_use]
     pub fn earlier(self, other: Self) -> Self {
         if other.expires < self.expires { other } else { self }
+    }
+}
+
+/// A deadline that begins when it is first asked for: what ends before anybody has to wait needs no look at the clock,
+/// which takes longer than some of it.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use dist_transport::{Due, Runtime};
+///
+/// let runtime = Runtime::system();
+/// let due = Due::within(&runtime, Duration::from_secs(60));
+/// assert_eq!(due.deadline(), due.deadline());
+/// ```
+#[derive(Debug, Clone)]
+pub struct Due<'a>(Cell<Begun<'a>>);
+
+#[derive(Debug, Clone, Copy)]
+enum Begun<'a> {
+    NotYet(&'a Runtime, Duration),
+    By(Deadline),
+}
+
+impl<'a> Due<'a> {
+    /// So long after it is first asked for.
+    #[inline]
+    pub const fn within(runtime: &'a Runtime, timeout: Duration) -> Self {
+        Self(Cell::new(Begun::NotYet(runtime, timeout)))
+    }
+
+    /// The deadline, which has begun now at the latest.
+    pub fn deadline(&self) -> Deadline {
+        match self.0.get() {
+            Begun::By(deadline) => deadline,
+            Begun::NotYet(runtime, timeout) => {
+                let deadline = runtime.deadline(timeout);
+                self.0.set(Begun::By(deadline));
+                deadline
+            }
+        }
+    }
+}
+
+impl From<Deadline> for Due<'_> {
+    fn from(deadline: Deadline) -> Self {
+        Self(Cell::new(Begun::By(deadline)))
     }
 }
 

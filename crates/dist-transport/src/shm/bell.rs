@@ -59,9 +59,15 @@ pub(super) fn after_post<W: Word>() {
     W::fence();
 }
 
+/// Whether a rank sleeps for this one, and so is to be rung at.
+#[inline]
+pub(super) fn sleeps<W: Word>(sleeping: &W, poster: u32) -> bool {
+    sleeping.load(Ordering::Relaxed) == poster
+}
+
 /// Whether a rank slept for this one, and so has been rung at and is to be woken.
 pub(super) fn ring<W: Word>(sleeping: &W, rung: &W, poster: u32) -> bool {
-    let sleeps = sleeping.load(Ordering::Relaxed) == poster && sleeping.clear_if(poster);
+    let sleeps = sleeps(sleeping, poster) && sleeping.clear_if(poster);
     if sleeps {
         rung.increment();
     }

@@ -129,12 +129,14 @@ impl GroupMemory {
     }
 
     /// How often a rank has posted, all calls together.
+    #[inline]
     pub(crate) fn posts(&self, rank: usize, parity: Parity) -> &AtomicU64 {
         self.mapping.counter(line(rank, parity))
     }
 
     /// Looks so many times, with pauses, whether a rank has posted so often by now, and gives how often it has. The loads
     /// acquire: what the rank wrote before the post that is seen is seen too.
+    #[inline]
     pub(crate) fn look(&self, rank: usize, parity: Parity, wanted: u64, times: usize) -> Option<u64> {
         let posts = self.posts(rank, parity);
         (0..times).find_map(|time| {
@@ -147,6 +149,7 @@ impl GroupMemory {
     }
 
     /// What tells a rank's call from others. Read after a post of that call was seen.
+    #[inline]
     pub(crate) fn hash(&self, rank: usize, parity: Parity) -> &AtomicU64 {
         self.mapping.counter(line(rank, parity) + HASH_AT)
     }
@@ -157,6 +160,7 @@ impl GroupMemory {
         Fingerprint(bytes.try_into().expect("as many bytes"))
     }
 
+    #[inline]
     pub(crate) fn set_call(&self, rank: usize, parity: Parity, call: &Fingerprint) {
         self.mapping.copy_in(pair(rank, CALLS_AT, parity), &call.0);
     }
@@ -187,13 +191,23 @@ impl GroupMemory {
     }
 
     /// Wakes those that sleep for this rank, after it has posted or left.
+    #[inline]
     pub(crate) fn wake_sleepers(&self, me: usize, world_size: usize) {
         bell::after_post::<AtomicU32>();
-        for peer in (0..world_size).filter(|&peer| peer != me) {
-            let rung = self.rung(peer);
-            if bell::ring(self.sleeping(peer), rung, sleeper_of(me)) {
-                bell::wake(rung);
+        let poster = sleeper_of(me);
+        for peer in 0..world_size {
+            if peer != me && bell::sleeps(self.sleeping(peer), poster) {
+                self.ring(peer, poster);
             }
+        }
+    }
+
+    /// Wakes a rank that seemed to sleep for this one, if it does.
+    #[cold]
+    fn ring(&self, peer: usize, poster: u32) {
+        let rung = self.rung(peer);
+        if bell::ring(self.sleeping(peer), rung, poster) {
+            bell::wake(rung);
         }
     }
 
@@ -226,6 +240,7 @@ impl GroupMemory {
     }
 
     /// Whom a rank sleeps for, counted from 1; 0 if it is awake.
+    #[inline]
     fn sleeping(&self, rank: usize) -> &AtomicU32 {
         self.mapping.word(block(rank) + SLEEPING_AT)
     }
@@ -264,6 +279,7 @@ impl GroupMemory {
     }
 
     /// Bytes that a rank has published. `None` if there is no such place.
+    #[inline]
     pub(crate) fn published(
         &self,
         rank: usize,
@@ -290,6 +306,7 @@ impl GroupMemory {
     }
 
     /// Copies into a place of this rank's own. `None` if there is no such place.
+    #[inline]
     pub(crate) fn publish(
         &self,
         rank: usize,
@@ -304,6 +321,7 @@ impl GroupMemory {
     }
 
     /// The same, past the caches if there is much.
+    #[inline]
     pub(crate) fn publish_over(
         &self,
         rank: usize,
@@ -320,6 +338,7 @@ impl GroupMemory {
         Some(())
     }
 
+    #[inline]
     fn place(&self, rank: usize, parity: Parity, place: Place, range: &Range<usize>) -> Option<usize> {
         let (start, len) = match place {
             Place::Line => (line(rank, parity) + LINE_AT, LINE_BYTES),
@@ -344,6 +363,7 @@ impl Core {
 }
 
 /// How a rank is called by those who sleep for it.
+#[inline]
 fn sleeper_of(rank: usize) -> u32 {
     u32::try_from(rank + 1).expect("ranks travel as 32 bits")
 }

@@ -16,8 +16,8 @@ use crate::bookkeeping;
 use crate::check::{check_all, check_exchange, check_peer};
 use crate::runtime::Unparker;
 use crate::{
-    Abort, Activity, Allocation, Cause, ChannelId, Combine, Deadline, Direct, Error, Fingerprint, Incoming,
-    Outgoing, Progress, Rank, Result, Runtime, Sink, Traffic, Transport,
+    Abort, Activity, Allocation, Cause, ChannelId, Combine, Deadline, Direct, Due, Error, Fingerprint,
+    Incoming, Outgoing, Progress, Rank, Result, Runtime, Sink, Traffic, Transport,
 };
 
 /// Bytes between threads of one process. What a send and a receive wait for is as [`Network`](super::Network) was
@@ -448,7 +448,7 @@ impl Transport for SimTransport {
         self.together.as_ref().map_or(self.traffic, |together| self.traffic + together.traffic())
     }
 
-    fn direct(&mut self, _deadline: Deadline) -> Result<Option<&mut dyn Direct>> {
+    fn direct(&mut self, _due: &Due<'_>) -> Result<Option<&mut dyn Direct>> {
         let hosts = self.hosts();
         let alone = hosts.len() == 1 || hosts.iter().any(|&host| host != hosts[0]);
         let world = self.world.clone();

@@ -296,7 +296,12 @@ impl Verdict {
 
     pub(super) fn get(&self) -> Option<Abort> {
         // The flag spares the lock on every wait of a healthy job.
-        if self.reached.load(Ordering::Acquire) { *lock(&self.record) } else { None }
+        if self.is_reached() { *lock(&self.record) } else { None }
+    }
+
+    #[inline]
+    pub(super) fn is_reached(&self) -> bool {
+        self.reached.load(Ordering::Acquire)
     }
 
     pub(super) fn watch(&self) -> PollFd<'_> {

@@ -32,7 +32,7 @@ use crate::{
 };
 
 #[cfg(all(feature = "shm", target_os = "linux"))]
-use crate::{Allocation, Direct};
+use crate::{Allocation, Direct, Due};
 
 /// One channel of a process that is connected to its peers by TCP.
 #[derive(Debug)]
@@ -126,6 +126,17 @@ impl TcpTransport {
 
     fn check_alive(&self) -> Result<()> {
         self.session().verdict.get().map_or(Ok(()), |abort| Err(Error::Aborted(abort)))
+    }
+
+    /// Agrees with the others, unless they have, on whether the group shares memory.
+    #[cfg(all(feature = "shm", target_os = "linux"))]
+    #[inline(never)]
+    fn agree_once(&mut self, due: &Due<'_>) -> Result<()> {
+        self.check_alive()?;
+        if self.together.is_none() {
+            self.together = Some(self.come_together(due.deadline())?.map(Box::new));
+        }
+        Ok(())
     }
 
     /// Opens the connections to these peers that are not open yet: first those that this rank dials, which needs
@@ -340,17 +351,17 @@ impl Transport for TcpTransport {
     }
 
     #[cfg(all(feature = "shm", target_os = "linux"))]
-    fn direct(&mut self, deadline: Deadline) -> Result<Option<&mut dyn Direct>> {
-        self.check_alive()?;
-        if self.together.is_none() {
-            self.together = Some(self.come_together(deadline)?.map(Box::new));
+    fn direct(&mut self, due: &Due<'_>) -> Result<Option<&mut dyn Direct>> {
+        if self.together.is_none() || self.session().verdict.is_reached() {
+            self.agree_once(due)?;
         }
-        let calls = self.calls;
-        let together = self.together.as_mut().and_then(Option::as_deref_mut);
-        Ok(together.map(|together| -> &mut dyn Direct {
-            together.begin(calls);
-            together
-        }))
+        match &mut self.together {
+            Some(Some(together)) => {
+                together.begin(self.calls);
+                Ok(Some(&mut **together))
+            }
+            _ => Ok(None),
+        }
     }
 
     #[cfg(all(feature = "shm", target_os = "linux"))]

@@ -22,7 +22,6 @@ pub(super) enum Located {
 impl Together {
     /// Says what of this rank's memory is laid open in the current call.
     pub(super) fn expose(&mut self, memory: &Exposed<'_>) {
-        let parity = self.current.parity;
         let exposure = match memory {
             Exposed::Nothing => Exposure::NOTHING,
             Exposed::Read(bytes) => {
@@ -32,6 +31,13 @@ impl Together {
                 Exposure { len: bytes.len() as u64, writable: true, origin: self.origin(bytes) }
             }
         };
+        self.say_exposed(exposure);
+    }
+
+    /// Says it to the others, unless they know it from the call before last.
+    #[inline]
+    pub(super) fn say_exposed(&mut self, exposure: Exposure) {
+        let parity = self.current.parity;
         if self.exposures[parity as usize] != exposure {
             self.exposures[parity as usize] = exposure;
             self.memory.expose(self.rank.index(), parity, exposure);

@@ -17,8 +17,8 @@ use crate::tcp::BEAT;
 use crate::tcp::message::Fault;
 use crate::tcp::session::{Membership, WAITING_LIMIT};
 use crate::{
-    Activity, ChannelId, Deadline, Direct, Error, Exposed, Fingerprint, Grain, Place, Rank, Reach, Result,
-    Shared, Traffic,
+    Activity, ChannelId, Deadline, Direct, Due, Error, Exposed, Fingerprint, Grain, Place, Rank, Reach,
+    Result, Shared, Traffic,
 };
 
 /// What the system is asked for of another process's memory at once: small enough for the cache.
@@ -46,6 +46,8 @@ pub(super) struct Together {
     /// What this rank says of itself in calls of either parity.
     exposures: [Exposure; 2],
     peers: Vec<Peer>,
+    /// Up to which count of posts the calls of all of them were found to be the same as this rank's.
+    compared: u64,
     /// Deadline of the last wait: what is mapped on the way to memory is mapped by then.
     deadline: Deadline,
     scratch: Vec<Grain>,
@@ -101,6 +103,7 @@ impl Together {
             current: none,
             exposures: [Exposure::NOTHING; 2],
             peers: vec![Peer::default(); members.len()],
+            compared: 0,
             deadline: session.runtime.deadline(WAITING_LIMIT),
             scratch: Vec::new(),
             traffic: Traffic::default(),
@@ -110,6 +113,7 @@ impl Together {
     }
 
     /// Says which call the next one to be entered is.
+    #[inline]
     pub(super) fn begin(&mut self, calls: [Fingerprint; 2]) {
         self.calls = calls;
     }
@@ -123,6 +127,7 @@ impl Together {
         (0..self.rank.world_size()).filter(move |&peer| peer != me)
     }
 
+    #[cold]
     fn fail(&self, (peer, fault): (usize, Fault), call: &Call, deadline: Deadline) -> Error {
         let session = &*self.membership.session;
         let call = self.memory.call(self.rank.index(), call.parity);
@@ -130,37 +135,82 @@ impl Together {
         scene.fail(Trouble { activity: Activity::Receive, peer, fault }, deadline)
     }
 
+    /// Leaves the current call for the next one.
+    #[inline(always)]
+    fn enter_next(&mut self, posts: u32, due: &Due<'_>) -> Result<()> {
+        assert!(posts > 0, "every rank posts in every call");
+        let last = self.current;
+        if self.compared <= last.base && last.posts > 0 {
+            self.leave(&last, due)?;
+        }
+        let fingerprint = &self.calls[1];
+        let (me, parity, base) = (self.rank.index(), last.parity.other(), last.base + u64::from(last.posts));
+        self.current = Call { hash: hash(fingerprint), parity, base, posts, posted: 0 };
+        // The first post hands all of this over. Nobody looks at what was there before: all have left that call.
+        self.memory.set_call(me, parity, fingerprint);
+        self.memory.hash(me, parity).store(self.current.hash, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Waits until every rank has left the call before this one, whose half of the slots is used again in the next.
+    #[inline(never)]
+    fn leave(&mut self, last: &Call, due: &Due<'_>) -> Result<()> {
+        self.wait_for_all(last, due)
+    }
+
+    /// Waits until every rank has posted in a call.
+    #[inline(always)]
+    fn wait_for_all(&mut self, call: &Call, due: &Due<'_>) -> Result<()> {
+        let (me, world_size) = (self.rank.index(), self.rank.world_size());
+        for next in me + 1..me + world_size {
+            let peer = if next < world_size { next } else { next - world_size };
+            self.wait_in(call, peer, 1, due)?;
+        }
+        self.compared = call.base + 1;
+        Ok(())
+    }
+
     /// Waits until a rank has posted this often in a call, and is in the same call.
-    fn wait_in(&mut self, call: &Call, peer: usize, posts: u32, deadline: Deadline) -> Result<()> {
+    #[inline(always)]
+    fn wait_in(&mut self, call: &Call, peer: usize, posts: u32, due: &Due<'_>) -> Result<()> {
         let wanted = call.base + u64::from(posts);
         if self.peers[peer].seen < wanted {
             let seen = match self.memory.look(peer, call.parity, wanted, 1) {
                 Some(seen) => seen,
-                None => self
-                    .wait_for(call, peer, wanted, deadline)
-                    .map_err(|fault| self.fail((peer, fault), call, deadline))?,
+                None => self.wait_for(call, peer, wanted, due)?,
             };
             self.peers[peer].seen = seen;
         }
-        if self.peers[peer].compared <= call.base && posts > 0 {
-            let theirs = self.memory.hash(peer, call.parity).load(Ordering::Relaxed);
-            if theirs != call.hash {
-                let fault = Fault::Mismatch { theirs: self.memory.call(peer, call.parity) };
-                return Err(self.fail((peer, fault), call, deadline));
+        let known = &mut self.peers[peer];
+        if known.compared <= call.base && posts > 0 {
+            if self.memory.hash(peer, call.parity).load(Ordering::Relaxed) != call.hash {
+                return Err(self.mismatch(call, peer, due));
             }
-            self.peers[peer].compared = wanted;
+            known.compared = wanted;
         }
         Ok(())
     }
 
+    #[cold]
+    fn mismatch(&self, call: &Call, peer: usize, due: &Due<'_>) -> Error {
+        let fault = Fault::Mismatch { theirs: self.memory.call(peer, call.parity) };
+        self.fail((peer, fault), call, due.deadline())
+    }
+
     /// Gives how often the rank has posted, which is as often as is wanted.
-    fn wait_for(&mut self, call: &Call, peer: usize, wanted: u64, deadline: Deadline) -> Result<u64, Fault> {
-        let look = |memory: &GroupMemory, times| memory.look(peer, call.parity, wanted, times);
+    #[inline(never)]
+    fn wait_for(&mut self, call: &Call, peer: usize, wanted: u64, due: &Due<'_>) -> Result<u64> {
         if !self.is_wanted(call)
-            && let Some(seen) = look(&self.memory, LOOKS)
+            && let Some(seen) = self.memory.look(peer, call.parity, wanted, LOOKS)
         {
             return Ok(seen);
         }
+        let deadline = due.deadline();
+        self.wait_long(call, peer, wanted, deadline).map_err(|fault| self.fail((peer, fault), call, deadline))
+    }
+
+    fn wait_long(&mut self, call: &Call, peer: usize, wanted: u64, deadline: Deadline) -> Result<u64, Fault> {
+        let look = |memory: &GroupMemory, times| memory.look(peer, call.parity, wanted, times);
         // Whoever this one waits for may sleep for it.
         self.settle();
         let session = &*self.membership.session;
@@ -246,96 +296,14 @@ impl Together {
         Ok(())
     }
 
-    fn broken(&self, rank: usize, error: std::io::Error) -> Error {
-        self.fail((rank, Fault::Io(error)), &self.current, self.deadline)
-    }
-
-    fn out_of_reach(peer: usize, range: &Range<usize>) -> Error {
-        Error::OutOfReach { peer, start: range.start, end: range.end }
-    }
-}
-
-impl Direct for Together {
-    fn shared(&self) -> Shared {
-        Shared { slots: SLOTS, slot_bytes: SLOT_BYTES, line_bytes: LINE_BYTES, reach: self.reach }
-    }
-
-    fn enter(&mut self, posts: u32, memory: Exposed<'_>, deadline: Deadline) -> Result<()> {
-        assert!(posts > 0, "every rank posts in every call");
-        self.deadline = deadline;
-        let last = self.current;
-        if last.posts > 0 {
-            // Whoever has posted in it has left the call before, whose half of the slots is used again now.
-            for peer in self.others() {
-                if self.peers[peer].compared <= last.base {
-                    self.wait_in(&last, peer, 1, deadline)?;
-                }
-            }
-        }
-        let fingerprint = &self.calls[1];
-        let (me, parity, base) = (self.rank.index(), last.parity.other(), last.base + u64::from(last.posts));
-        self.current = Call { hash: hash(fingerprint), parity, base, posts, posted: 0 };
-        // The first post hands all of this over. Nobody looks at what was there before: all have left that call.
-        self.memory.set_call(me, parity, fingerprint);
-        self.memory.hash(me, parity).store(self.current.hash, Ordering::Relaxed);
-        self.expose(&memory);
-        Ok(())
-    }
-
-    fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
-        let published = self.memory.publish(self.rank.index(), self.current.parity, place, offset, bytes);
-        published.expect("bytes are published where there is room for them");
-        self.traffic.bytes_sent += bytes.len() as u64;
-    }
-
-    fn publish_over(&mut self, place: Place, offset: usize, bytes: &[u8]) {
-        let published =
-            self.memory.publish_over(self.rank.index(), self.current.parity, place, offset, bytes);
-        published.expect("bytes are published where there is room for them");
-        self.traffic.bytes_sent += bytes.len() as u64;
-    }
-
-    fn fill(&mut self, place: Place, range: Range<usize>, write: &mut dyn FnMut(&mut [u8])) {
-        self.traffic.bytes_sent += range.len() as u64;
-        let filled = self.memory.fill(self.rank.index(), self.current.parity, place, range, write);
-        filled.expect("places are filled where there is room");
-    }
-
-    fn post(&mut self) {
-        self.current.posted += 1;
-        let posts = self.current.base + u64::from(self.current.posted);
-        // Releases all that was written: whoever sees the post sees that too.
-        self.memory.posts(self.rank.index(), self.current.parity).store(posts, Ordering::Release);
-        self.owes_wake = true;
-    }
-
-    fn wait(&mut self, rank: usize, posts: u32, deadline: Deadline) -> Result<()> {
-        self.deadline = deadline;
-        let call = self.current;
-        self.wait_in(&call, rank, posts, deadline)
-    }
-
-    fn settle(&mut self) {
-        // Between the post and the look at who sleeps there has to be a fence, which waits until the post has left this
-        // core. Meanwhile the posts of others arrive, if there is a wait between.
-        if std::mem::take(&mut self.owes_wake) {
-            self.memory.wake_sleepers(self.rank.index(), self.rank.world_size());
-        }
-    }
-
-    fn view(
+    /// Lets `read` see memory that a rank has laid open.
+    #[inline(never)]
+    fn view_laid_open(
         &mut self,
         rank: usize,
-        place: Place,
         range: Range<usize>,
         read: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<()> {
-        self.traffic.bytes_received += range.len() as u64;
-        if place != Place::Memory {
-            let bytes = self.memory.published(rank, self.current.parity, place, range.clone());
-            read(0, bytes.ok_or_else(|| Self::out_of_reach(rank, &range))?);
-            return Ok(());
-        }
         match self.locate(rank, &range, false)? {
             Located::Mapped(mapping, offset) => {
                 read(0, mapping.bytes(offset, range.len()));
@@ -357,6 +325,123 @@ impl Direct for Together {
         }
     }
 
+    /// Copies into memory that a rank has laid open.
+    #[inline(never)]
+    fn write_laid_open(&mut self, rank: usize, range: &Range<usize>, bytes: &[u8]) -> Result<()> {
+        match self.locate(rank, range, true)? {
+            Located::Mapped(mapping, offset) => mapping.copy_in(offset, bytes),
+            Located::Process(process, address) => {
+                shm::write_process(process, address, bytes).map_err(|error| self.broken(rank, error))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn broken(&self, rank: usize, error: std::io::Error) -> Error {
+        self.fail((rank, Fault::Io(error)), &self.current, self.deadline)
+    }
+
+    #[cold]
+    fn out_of_reach(peer: usize, range: &Range<usize>) -> Error {
+        Error::OutOfReach { peer, start: range.start, end: range.end }
+    }
+}
+
+impl Direct for Together {
+    fn shared(&self) -> Shared {
+        Shared { slots: SLOTS, slot_bytes: SLOT_BYTES, line_bytes: LINE_BYTES, reach: self.reach }
+    }
+
+    fn enter(&mut self, posts: u32, memory: Exposed<'_>, deadline: Deadline) -> Result<()> {
+        self.deadline = deadline;
+        self.enter_next(posts, &deadline.into())?;
+        self.expose(&memory);
+        Ok(())
+    }
+
+    fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
+        let published = self.memory.publish(self.rank.index(), self.current.parity, place, offset, bytes);
+        published.expect("bytes are published where there is room for them");
+        self.traffic.bytes_sent += bytes.len() as u64;
+    }
+
+    #[inline(always)]
+    fn publish_over(&mut self, place: Place, offset: usize, bytes: &[u8]) {
+        let published =
+            self.memory.publish_over(self.rank.index(), self.current.parity, place, offset, bytes);
+        published.expect("bytes are published where there is room for them");
+        self.traffic.bytes_sent += bytes.len() as u64;
+    }
+
+    fn fill(&mut self, place: Place, range: Range<usize>, write: &mut dyn FnMut(&mut [u8])) {
+        self.traffic.bytes_sent += range.len() as u64;
+        let filled = self.memory.fill(self.rank.index(), self.current.parity, place, range, write);
+        filled.expect("places are filled where there is room");
+    }
+
+    #[inline]
+    fn post(&mut self) {
+        self.current.posted += 1;
+        let posts = self.current.base + u64::from(self.current.posted);
+        // Releases all that was written: whoever sees the post sees that too.
+        self.memory.posts(self.rank.index(), self.current.parity).store(posts, Ordering::Release);
+        self.owes_wake = true;
+    }
+
+    fn wait(&mut self, rank: usize, posts: u32, deadline: Deadline) -> Result<()> {
+        self.deadline = deadline;
+        let call = self.current;
+        self.wait_in(&call, rank, posts, &deadline.into())
+    }
+
+    fn meet(
+        &mut self,
+        rank: Rank,
+        (holder, place, offset): (usize, Place, usize),
+        bytes: &[u8],
+        due: &Due<'_>,
+    ) -> Result<()> {
+        self.enter_next(1, due)?;
+        self.say_exposed(Exposure::NOTHING);
+        if holder == rank.index() {
+            self.publish_over(place, offset, bytes);
+        } else {
+            self.write(holder, place, offset, bytes)?;
+        }
+        self.post();
+        let call = self.current;
+        self.wait_for_all(&call, due)?;
+        self.settle();
+        Ok(())
+    }
+
+    #[inline]
+    fn settle(&mut self) {
+        // Between the post and the look at who sleeps there has to be a fence, which waits until the post has left this
+        // core. Meanwhile the posts of others arrive, if there is a wait between.
+        if std::mem::take(&mut self.owes_wake) {
+            self.memory.wake_sleepers(self.rank.index(), self.rank.world_size());
+        }
+    }
+
+    fn view(
+        &mut self,
+        rank: usize,
+        place: Place,
+        range: Range<usize>,
+        read: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<()> {
+        self.traffic.bytes_received += range.len() as u64;
+        if place == Place::Memory {
+            return self.view_laid_open(rank, range, read);
+        }
+        match self.memory.published(rank, self.current.parity, place, range.clone()) {
+            Some(bytes) => read(0, bytes),
+            None => return Err(Self::out_of_reach(rank, &range)),
+        }
+        Ok(())
+    }
+
     fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
         self.read_by(|from, into| into.copy_from_slice(from), (rank, place, offset), into)
     }
@@ -373,20 +458,13 @@ impl Direct for Together {
         let range = offset..offset.saturating_add(bytes.len());
         self.traffic.bytes_sent += range.len() as u64;
         match place {
-            Place::Line => return Err(Self::out_of_reach(rank, &range)),
+            Place::Line => Err(Self::out_of_reach(rank, &range)),
             Place::Slot(_) => {
                 let written = self.memory.publish(rank, self.current.parity, place, offset, bytes);
-                return written.ok_or_else(|| Self::out_of_reach(rank, &range));
+                written.ok_or_else(|| Self::out_of_reach(rank, &range))
             }
-            Place::Memory => {}
+            Place::Memory => self.write_laid_open(rank, &range, bytes),
         }
-        match self.locate(rank, &range, true)? {
-            Located::Mapped(mapping, offset) => mapping.copy_in(offset, bytes),
-            Located::Process(process, address) => {
-                shm::write_process(process, address, bytes).map_err(|error| self.broken(rank, error))?;
-            }
-        }
-        Ok(())
     }
 
     fn change(
