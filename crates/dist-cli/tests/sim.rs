@@ -310,6 +310,13 @@ fn files_give_links_and_what_was_measured() {
     assert!((far - 0.050_004).abs() < 1e-9, "{far}");
     let kept = seconds(&format!("--ranks 4 --model {}", path("costs")));
     assert!((kept - 62e-6).abs() < 1e-9, "{kept}");
+    let fitted =
+        r#"{"latency_us":5,"byte_ns":1,"send_us":0,"receive_us":0,"copy_byte_ns":0,"reduce_byte_ns":0"#;
+    for (more, us) in [("", 10.0), (r#","call_us":7"#, 17.0)] {
+        std::fs::write(path("model"), format!("{fitted}{more}}}")).unwrap();
+        let got = 1e6 * seconds(&format!("--ranks 4 --model {}", path("model")));
+        assert!((got - us).abs() < 1e-3, "what a collective costs beside its messages counts once: {got}");
+    }
 }
 
 #[rstest]

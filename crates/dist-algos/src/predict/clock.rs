@@ -78,9 +78,8 @@ impl Clock {
         work: Work,
     ) {
         let size = work.weight(message.bytes);
-        let reduced = if reduces { message.bytes as f64 } else { 0.0 };
         let opens = work.receive * self.pace;
-        let reads = (work.byte * size + work.reduce * reduced) * self.pace;
+        let reads = work.reading(message.bytes, reduces) * self.pace;
         self.down = message.last.max(message.first.max(self.down) + size * link.byte);
         let read = self.down.max(message.first.max(pending.started) + reads) + opens;
         pending.read = pending.read.max(read);

@@ -11,7 +11,7 @@
 //!
 //! The model: a rank is busy for [`Work::send`] and [`Work::sent`] or [`Work::receive`] with each message, for [`Work::byte`] with each byte
 //! that it sends or receives, and for [`Work::reduce`] with each byte that it reduces or copies, while more may be on its
-//! way. A link
+//! way; where ranks [share memory](Work::shared) with the longer of the two. A link
 //! lets one message after the other through at [`Link::byte`] per byte and delivers it [`Link::latency`] later. A
 //! send is over when its last byte has left; it does not wait for its receiver. Messages that leave a host at once for
 //! several others [share its link](Network::with_shared_uplinks), as TCP connections do, and so do those that leave a

@@ -29,15 +29,26 @@ pub struct Work {
     /// So many bytes at the beginning of each message count twice, on links within a host and for the ranks: as long
     /// as these are copied in, there is nothing to copy out.
     pub twice: u64,
+    /// Whether messages lie in memory that ranks share: what is reduced is then reduced from there, instead of being
+    /// copied out first.
+    pub shared: bool,
 }
 
 impl Work {
     /// No work at all.
-    pub const NONE: Self = Self { send: 0.0, sent: 0.0, receive: 0.0, byte: 0.0, reduce: 0.0, twice: 0 };
+    pub const NONE: Self =
+        Self { send: 0.0, sent: 0.0, receive: 0.0, byte: 0.0, reduce: 0.0, twice: 0, shared: false };
 
     /// As many bytes as these count for.
     pub(super) fn weight(&self, bytes: u64) -> f64 {
         (bytes + bytes.min(self.twice)) as f64
+    }
+
+    /// How long it takes to take a message out, and to reduce it or not.
+    pub(super) fn reading(&self, bytes: u64, reduces: bool) -> f64 {
+        let copied = self.byte * self.weight(bytes);
+        let reduced = if reduces { self.reduce * bytes as f64 } else { 0.0 };
+        if self.shared { copied.max(reduced) } else { copied + reduced }
     }
 }
 

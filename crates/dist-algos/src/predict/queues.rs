@@ -412,8 +412,7 @@ where
                 (parcel.bytes, last)
             }
         };
-        let reduced = if wanted.reduces { bytes as f64 } else { 0.0 };
-        let reads = work.byte * work.weight(bytes) + work.reduce * reduced;
+        let reads = work.reading(bytes, wanted.reduces);
         let (_, ends) = self.serve(rank, time, work.receive + reads);
         match (last, letter) {
             (Some(last), _) => {

@@ -17,7 +17,7 @@ use schedules::{Schedules, all_reduce, all_schedules, plan};
 /// Links and ranks that only have what is easily added up: 8 s of latency, 2 s per byte.
 const LINK: Link = Link { latency: 8.0, byte: 2.0 };
 const NO_WORK: Work = Work::NONE;
-const WORK: Work = Work { send: 0.5, sent: 0.75, receive: 0.5, byte: 0.25, reduce: 1.5, twice: 0 };
+const WORK: Work = Work { send: 0.5, sent: 0.75, receive: 0.5, byte: 0.25, reduce: 1.5, ..NO_WORK };
 
 #[track_caller]
 fn assert_close(left: f64, right: f64, what: &str) {
@@ -54,9 +54,11 @@ fn links_alone_cost_what_is_computed_by_hand(
 #[case(Work { sent: 100.0, receive: 2.0, ..NO_WORK }, 8.0 + 128.0 + 2.0)]
 #[case(Work { sent: 200.0, receive: 2.0, ..NO_WORK }, 200.0 + 2.0)]
 #[case(
-    Work { byte: 4.0, reduce: 5.0, send: 1.0, sent: 7.0, receive: 1.0, twice: 0 },
+    Work { byte: 4.0, reduce: 5.0, send: 1.0, sent: 7.0, receive: 1.0, ..NO_WORK },
     1.0 + 7.0 + 256.0 + 1.0 + 256.0 + 320.0
 )]
+#[case(Work { byte: 4.0, reduce: 5.0, shared: true, ..NO_WORK }, 256.0 + 320.0)]
+#[case(Work { byte: 4.0, reduce: 3.0, shared: true, ..NO_WORK }, 256.0 + 256.0)]
 fn a_rank_works_while_bytes_are_on_their_way(#[case] work: Work, #[case] seconds: f64) {
     let schedules = all_reduce(AllReduce::RecursiveDoubling);
     let plan = plan(&schedules, 1, 64);

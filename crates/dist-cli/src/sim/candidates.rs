@@ -43,6 +43,8 @@ pub(super) struct Candidate<'a> {
     memory: usize,
     /// Messages that follow one another in one call and are counted one by one: the time is that of one of them.
     trips: usize,
+    /// Whether it is a collective, not messages by themselves.
+    is_call: bool,
     /// Bytes that the library copies beside the schedule, where it does not work in place.
     copied: u64,
     /// About how many steps all ranks have together.
@@ -50,9 +52,10 @@ pub(super) struct Candidate<'a> {
 }
 
 impl<'a> Candidate<'a> {
-    /// What two ranks do, without any algorithm.
+    /// What two ranks do, without any algorithm, each on so much memory.
     pub(super) fn of_messages<I: Iterator<Item = Step> + 'a>(
         buffer: Partition<'a>,
+        memory: usize,
         trips: usize,
         steps: impl Fn(Rank) -> I + 'a,
     ) -> Self {
@@ -62,9 +65,10 @@ impl<'a> Candidate<'a> {
             rounds: Some(trips),
             chosen: true,
             schedule: Box::new(move |rank, _| Box::new(steps(rank))),
-            memory: buffer.bytes(),
+            memory,
             buffer,
             trips,
+            is_call: false,
             copied: 0,
             steps: trips as u64,
         }
@@ -76,10 +80,14 @@ impl Candidate<'_> {
     pub(super) fn predict(&self, world: &World) -> dist_algos::Result<Prediction> {
         let steps = |rank| (self.schedule)(rank, 0);
         let (plan, network) = (self.plan(&steps), self.network(world));
-        if self.steps <= STEPS_MAX {
-            return predict::predict(&plan, &network);
-        }
-        predict::symmetric(&plan, &network).ok_or(dist_algos::Error::TooManySteps { limit: STEPS_MAX })
+        let prediction = if self.steps <= STEPS_MAX {
+            predict::predict(&plan, &network)?
+        } else {
+            let limit = STEPS_MAX;
+            predict::symmetric(&plan, &network).ok_or(dist_algos::Error::TooManySteps { limit })?
+        };
+        let calling = if world.ranks() > 1 { self.calling(world) } else { 0.0 };
+        Ok(Prediction { seconds: prediction.seconds + calling, ..prediction })
     }
 
     /// Predicts the time of one of so many calls back to back, each with the next root, as `distctl bench` measures it:
@@ -92,7 +100,12 @@ impl Candidate<'_> {
         let copying = world.copying(self.copied, self.memory);
         let fetching =
             if self.memory < self.buffer.bytes() { world.fetching(self.buffer.bytes()) } else { 0.0 };
-        Ok(prediction.seconds / (calls * self.trips) as f64 + copying + fetching)
+        Ok(prediction.seconds / (calls * self.trips) as f64 + copying + fetching + self.calling(world))
+    }
+
+    /// What it costs beside its messages.
+    fn calling(&self, world: &World) -> f64 {
+        if self.is_call { world.calling() } else { 0.0 }
     }
 
     fn plan<'a>(&'a self, steps: &'a dyn Fn(Rank) -> Steps<'a>) -> Plan<'a, &'a dyn Fn(Rank) -> Steps<'a>> {
@@ -171,17 +184,22 @@ impl<'a> Case<'a> {
         for (candidate, algorithm) in all.iter_mut().zip(algorithms) {
             if algorithm.sends_no_sums(ranks) {
                 candidate.copied = (self.bytes / ranks) as u64;
+                candidate.memory = self.memory(self.bytes, candidate.copied);
             }
         }
         Ok(all)
     }
 
-    /// Bytes that a rank works on again and again, before it goes on to others, which it has to fetch.
-    fn memory(&self, whole: usize) -> usize {
+    /// Bytes that a rank works on again and again, before it goes on to others, which it has to fetch. What an operation
+    /// is given and what comes of it are two where it does not work in place; what is copied so that the input stays as
+    /// it is makes a third.
+    fn memory(&self, whole: usize, copied: u64) -> usize {
         match self.operation {
             Operation::AllReduce if self.world.hosts() == 1 => {
                 whole.min(BLOCK_BYTES_OF_RANK.saturating_mul(self.world.ranks()))
             }
+            Operation::AllGather => whole + self.bytes,
+            Operation::ReduceScatter => whole + usize::try_from(copied).unwrap_or(usize::MAX),
             _ => whole,
         }
     }
@@ -196,6 +214,7 @@ impl<'a> Case<'a> {
         let size = if whole.is_multiple_of(4) { 4 } else { 1 };
         let buffer = Partition::new(whole / size, size, chunks)
             .ok_or_else(|| Error::Usage(format!("{whole} bytes cannot be cut into {chunks} chunks")))?;
+        let copied = self.copied();
         Ok(Candidate {
             name,
             order,
@@ -203,9 +222,10 @@ impl<'a> Case<'a> {
             chosen,
             schedule: Box::new(move |rank, root| Box::new(steps(rank, root))),
             buffer,
-            memory: self.memory(whole),
+            memory: self.memory(whole, copied),
             trips: 1,
-            copied: self.copied(),
+            is_call: true,
+            copied,
             steps: (self.world.ranks() as u64).saturating_mul(rounds as u64),
         })
     }

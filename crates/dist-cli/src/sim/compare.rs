@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use dist_algos::Order;
 use dist_algos::direct::Pace;
 use dist_collectives::{Direct, Operation};
+use dist_transport::tcp::Medium;
 use serde::{Deserialize, Serialize};
 
 use super::candidates::{Candidate, Case};
@@ -58,6 +59,8 @@ struct Measured {
     ranks: usize,
     bytes: usize,
     algorithm: String,
+    #[serde(default)]
+    transport: String,
     median_us: f64,
 }
 
@@ -98,7 +101,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
             Model { cores: arguments.cores.or(model.cores).or(cores), ..model }
         }
         None if points.is_empty() => Model { cores, ..Model::default() },
-        None => fit::fit(cores, arguments.reduce, |model| squares(&setting, &points, model)),
+        None => {
+            let shared = points.iter().all(|point| point.transport.starts_with(Medium::Shm.name()));
+            let known = fit::Known { cores, reduce: arguments.reduce, shared };
+            fit::fit(known, |model| squares(&setting, &points, model))
+        }
     };
     if let Some(path) = &arguments.fit_to {
         fs::write(path, model.json()).map_err(|source| Error::Write { path: path.clone(), source })?;
@@ -327,21 +334,24 @@ mod tests {
     use super::*;
 
     fn measured(op: &str, algorithm: &str, ranks: usize, bytes: usize, median_us: f64) -> Measured {
-        let (op, algorithm) = (op.to_owned(), algorithm.to_owned());
-        Measured { op, ranks, bytes, algorithm, median_us }
+        let (op, algorithm, transport) = (op.to_owned(), algorithm.to_owned(), String::new());
+        Measured { op, ranks, bytes, algorithm, transport, median_us }
     }
 
     #[test]
     fn times_of_a_known_network_are_predicted_from_a_fit() {
-        let truth = Model { cores: Some(2), ..Model::default() };
+        let truth = Model { cores: Some(2), call: 7e-6, ..Model::default() };
         let setting = Setting { apart: false };
         let mut points = Vec::new();
         let messages = ["pingpong", "sendrecv", "stream"].map(|op| (op, "message", &[2][..]));
         let collectives = [("all_reduce", "ring"), ("broadcast", "binomial"), ("all_gather", "ring")]
             .map(|(op, algorithm)| (op, algorithm, &[2, 4][..]));
-        for (op, algorithm, worlds) in messages.into_iter().chain(collectives) {
+        let barrier = [("barrier", "dissemination", &[2][..])];
+        for (op, algorithm, worlds) in messages.into_iter().chain(barrier).chain(collectives) {
             for &ranks in worlds {
-                for bytes in [8, 65_536, 1 << 22] {
+                for bytes in
+                    [8, 65_536, 1 << 22].into_iter().map(|bytes| if op == "barrier" { 0 } else { bytes })
+                {
                     let mut point = measured(op, algorithm, ranks, bytes, 1.0);
                     // As many calls as such a time has; the first guess is that it is short.
                     point.median_us = 1e6 * setting.seconds(&point, &truth).unwrap();
@@ -351,11 +361,14 @@ mod tests {
             }
         }
         let points: Vec<_> = points.iter().collect();
-        let found = fit::fit(truth.cores, None, |model| squares(&setting, &points, model));
+        let found = fit::fit(fit::Known { cores: truth.cores, ..Default::default() }, |model| {
+            squares(&setting, &points, model)
+        });
         for point in points {
             let line = setting.line(point, &found).unwrap();
             assert!(line.error.abs() < 0.1, "{line:?}");
         }
+        assert!((found.call / truth.call - 1.0).abs() < 0.1, "{found:?}");
     }
 
     #[test]

@@ -6,17 +6,27 @@ use super::model::Model;
 
 /// What is looked for: latency and byte of the link; send, receive, byte and reduce of the work, in seconds; how many
 /// times as long the work takes beyond the cache; how many bytes of a message count twice; and what a send takes when
-/// the message has left.
-const START: [f64; UNKNOWNS] = [1e-6, 0.1e-9, 1e-6, 2e-6, 0.1e-9, 0.1e-9, 1.5, 65_536.0, 1e-6];
-const UNKNOWNS: usize = 9;
+/// the message has left; and what a collective takes beside its messages.
+const START: [f64; UNKNOWNS] = [1e-6, 0.1e-9, 1e-6, 2e-6, 0.1e-9, 0.1e-9, 1.5, 65_536.0, 1e-6, 1e-7];
+const UNKNOWNS: usize = 10;
 
 /// How much it costs to leave the start, beside the squared errors: what no measurement depends on stays where it is.
 const INERTIA: f64 = 1e-4;
 
-/// The model whose predictions have the least squares of relative errors: `error` gives the sum for a model. What
-/// a core takes to reduce a byte may be known.
-pub(super) fn fit(cores: Option<usize>, reduce: Option<f64>, error: impl Fn(&Model) -> f64) -> Model {
-    let model = |point: &Point| model(point, cores, reduce);
+/// What is known before anything is fitted.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Known {
+    /// How many cores the ranks share.
+    pub(super) cores: Option<usize>,
+    /// What a core takes to reduce a byte, in seconds.
+    pub(super) reduce: Option<f64>,
+    /// Whether messages lie in memory that ranks share.
+    pub(super) shared: bool,
+}
+
+/// The model whose predictions have the least squares of relative errors: `error` gives the sum for a model.
+pub(super) fn fit(known: Known, error: impl Fn(&Model) -> f64) -> Model {
+    let model = |point: &Point| model(point, known);
     model(&search(START, |point| error(&model(point))))
 }
 
@@ -40,13 +50,15 @@ const MOVES: usize = 400;
 
 type Point = [f64; UNKNOWNS];
 
-fn model(point: &Point, cores: Option<usize>, known: Option<f64>) -> Model {
-    let [latency, byte, send, receive, copy, reduce, far, twice, sent] = *point;
-    let reduce = known.unwrap_or(reduce);
+fn model(point: &Point, known: Known) -> Model {
+    let [latency, byte, send, receive, copy, reduce, far, twice, sent, call] = *point;
+    let Known { cores, shared, .. } = known;
+    let reduce = known.reduce.unwrap_or(reduce);
     Model {
         link: Link { latency, byte },
-        work: Work { send, sent, receive, byte: copy, reduce, twice: bytes(twice) },
+        work: Work { send, sent, receive, byte: copy, reduce, twice: bytes(twice), shared },
         far,
+        call,
         cores,
         ..Model::default()
     }
@@ -117,7 +129,7 @@ mod tests {
 
     #[test]
     fn what_made_the_times_is_found_again() {
-        let truth = [40e-6, 0.8e-9, 3e-6, 1e-6, 0.3e-9, 0.05e-9, 2.0, 30_000.0, 5e-6];
+        let truth = [40e-6, 0.8e-9, 3e-6, 1e-6, 0.3e-9, 0.05e-9, 2.0, 30_000.0, 5e-6, 2e-6];
         let times = |model: &Model| {
             let Model { link, work, .. } = model;
             let of = |bytes: f64| {
@@ -129,17 +141,19 @@ mod tests {
                     bytes * work.reduce + work.send,
                     bytes * work.byte * model.far,
                     work.twice as f64,
+                    model.call,
                 ]
             };
             [of(8.0), of(1e3), of(1e6)].concat()
         };
-        let measured = times(&model(&truth, None, None));
-        let found = fit(Some(2), None, |model| {
-            times(model).iter().zip(&measured).map(|(a, b)| (a / b).ln().powi(2)).sum()
-        });
+        let known = Known { cores: Some(2), ..Known::default() };
+        let measured = times(&model(&truth, known));
+        let found =
+            fit(known, |model| times(model).iter().zip(&measured).map(|(a, b)| (a / b).ln().powi(2)).sum());
         let Model { link, work, cores, .. } = found;
-        let Work { send, sent, receive, byte, reduce, twice } = work;
-        let got = [link.latency, link.byte, send, receive, byte, reduce, found.far, twice as f64, sent];
+        let Work { send, sent, receive, byte, reduce, twice, .. } = work;
+        let got =
+            [link.latency, link.byte, send, receive, byte, reduce, found.far, twice as f64, sent, found.call];
         for (got, truth) in got.iter().zip(truth) {
             assert!((got / truth - 1.0).abs() < 0.05, "{got} for {truth}");
         }
@@ -148,9 +162,10 @@ mod tests {
 
     #[test]
     fn what_nothing_depends_on_stays_where_it_was_and_what_is_known_is_not_looked_for() {
-        let known = fit(None, Some(3e-9), |model| (model.work.reduce / 1e-9).ln().powi(2));
+        let reduce = Known { reduce: Some(3e-9), ..Known::default() };
+        let known = fit(reduce, |model| (model.work.reduce / 1e-9).ln().powi(2));
         assert_eq!(known.work.reduce, 3e-9);
-        let found = fit(None, None, |model| (model.link.latency / 1e-3).ln().powi(2));
+        let found = fit(Known::default(), |model| (model.link.latency / 1e-3).ln().powi(2));
         assert!((found.link.latency / 1e-3 - 1.0).abs() < 0.01, "{found:?}");
         assert!((found.work.reduce / START[5] - 1.0).abs() < 0.2, "{found:?}");
     }

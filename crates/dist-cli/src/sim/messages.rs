@@ -36,7 +36,15 @@ impl Messages {
             let taking_part = if rank.index() < 2 { trips } else { 0 };
             (0..taking_part).map(move |trip| self.step(rank.index(), trip))
         };
-        Ok(Candidate::of_messages(buffer, trips, steps))
+        Ok(Candidate::of_messages(buffer, self.buffers() * bytes, trips, steps))
+    }
+
+    /// How many buffers of a message's size a rank works on.
+    const fn buffers(self) -> usize {
+        match self {
+            Self::SendRecv => 2,
+            Self::PingPong | Self::Stream => 1,
+        }
     }
 
     /// Messages of a call.

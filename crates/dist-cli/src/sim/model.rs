@@ -15,9 +15,10 @@ use crate::Error;
 pub(super) struct Model {
     pub(super) link: Link,
     pub(super) work: Work,
-    /// How many times as long it takes to send or receive a byte where the memory of all ranks of a host does not fit into a
-    /// cache.
+    /// How many times as long it takes to send or receive a byte that is in no cache.
     pub(super) far: f64,
+    /// What a collective costs every rank beside its messages, in seconds.
+    pub(super) call: f64,
     /// How many bytes a send leaves behind in its socket.
     pub(super) window: u64,
     /// How many cores the ranks share, if they are on one host.
@@ -37,7 +38,11 @@ struct Fields {
     copy_byte_ns: f64,
     reduce_byte_ns: f64,
     #[serde(default)]
+    call_us: f64,
+    #[serde(default)]
     twice_bytes: u64,
+    #[serde(default)]
+    shared: bool,
     #[serde(default = "near")]
     far: f64,
     #[serde(default)]
@@ -68,6 +73,7 @@ impl Model {
             link: Link { latency: seconds(costs.round_ps), byte: seconds(costs.byte_ps) },
             work: Work { reduce: seconds(costs.reduced_byte_ps), ..Work::NONE },
             far: near(),
+            call: 0.0,
             window: 0,
             cores: None,
         })
@@ -75,7 +81,7 @@ impl Model {
 
     /// What a file of it holds.
     pub(super) fn json(&self) -> String {
-        let Self { link, work, far, window, cores } = *self;
+        let Self { link, work, far, call, window, cores } = *self;
         let fields = Fields {
             latency_us: rounded(link.latency * 1e6, 4),
             byte_ns: rounded(link.byte * 1e9, 6),
@@ -84,7 +90,9 @@ impl Model {
             receive_us: rounded(work.receive * 1e6, 4),
             copy_byte_ns: rounded(work.byte * 1e9, 6),
             reduce_byte_ns: rounded(work.reduce * 1e9, 6),
+            call_us: rounded(call * 1e6, 4),
             twice_bytes: work.twice,
+            shared: work.shared,
             far: rounded(far, 4),
             window_bytes: window,
             cores,
@@ -101,7 +109,9 @@ impl Model {
             receive_us,
             copy_byte_ns,
             reduce_byte_ns,
+            call_us,
             twice_bytes,
+            shared,
             far,
             window_bytes,
             cores,
@@ -114,6 +124,7 @@ impl Model {
             ("receive_us", receive_us),
             ("copy_byte_ns", copy_byte_ns),
             ("reduce_byte_ns", reduce_byte_ns),
+            ("call_us", call_us),
             ("far", far),
         ] {
             if !(value.is_finite() && value >= 0.0) {
@@ -132,8 +143,10 @@ impl Model {
                 byte: copy_byte_ns * 1e-9,
                 reduce: reduce_byte_ns * 1e-9,
                 twice: twice_bytes,
+                shared,
             },
             far,
+            call: call_us * 1e-6,
             window: window_bytes,
             cores,
         })
@@ -145,8 +158,9 @@ impl Default for Model {
     fn default() -> Self {
         Self {
             link: Link { latency: 5e-6, byte: 0.1e-9 },
-            work: Work { send: 2e-6, sent: 0.0, receive: 2e-6, byte: 0.2e-9, reduce: 0.1e-9, twice: 0 },
+            work: Work { send: 2e-6, sent: 0.0, receive: 2e-6, byte: 0.2e-9, reduce: 0.1e-9, ..Work::NONE },
             far: near(),
+            call: 0.0,
             window: 0,
             cores: None,
         }
@@ -157,23 +171,24 @@ impl Model {
     /// The work of so many ranks of a host, each with so much memory. What is reduced has just been received, and is
     /// in a cache whatever there is besides.
     pub(super) fn work_with(&self, memory: usize, ranks: usize) -> Work {
-        let times = if is_far(memory, ranks) { self.far } else { 1.0 };
+        let times = 1.0 + (self.far - 1.0) * missed(memory, ranks);
         Work { byte: self.work.byte * times, ..self.work }
     }
 
-    /// How long a rank copies so many bytes of its own.
-    pub(super) fn copying(&self, bytes: u64, memory: usize, ranks: usize) -> f64 {
-        let work = self.work_with(memory, ranks);
-        bytes as f64 * if is_far(memory, ranks) { work.byte } else { work.reduce }
+    /// How long it takes a rank to have a byte of all its memory come into a cache, beside what is done with it.
+    pub(super) fn fetching(&self, memory: usize, ranks: usize) -> f64 {
+        (self.work_with(memory, ranks).byte - self.work.byte).max(0.0)
     }
 }
 
-/// What is taken to stay in a cache from one call to the next: of 32 MiB, half, beside what the system copies.
-const CACHE: usize = 16 << 20;
-
-const fn is_far(memory: usize, ranks: usize) -> bool {
-    memory.saturating_mul(ranks) > CACHE
+/// The part of the memory of so many ranks that is not in the cache when it is used again.
+fn missed(memory: usize, ranks: usize) -> f64 {
+    let all = memory as f64 * ranks as f64;
+    if all > CACHE { 1.0 - CACHE / all } else { 0.0 }
 }
+
+/// What is taken to stay in a cache from one call to the next: of 32 MiB, three quarters, beside what the system copies.
+const CACHE: f64 = (24 << 20) as f64;
 
 const fn near() -> f64 {
     1.0
@@ -200,6 +215,16 @@ mod tests {
         assert_eq!(Model::read(&path, 4).unwrap().link.latency, 31e6 * 1e-12);
         let error = Model::read(&path, 8).unwrap_err().to_string();
         assert!(error.ends_with("nothing is kept for 8 ranks, only for \"tcp 2 1\", \"tcp 4 1\""), "{error}");
+    }
+
+    #[test]
+    fn of_memory_beyond_the_cache_a_part_is_fetched() {
+        let model = Model { far: 3.0, ..Model::default() };
+        let byte = |memory: usize| model.work_with(memory << 20, 2).byte / model.work.byte;
+        assert_eq!([byte(1), byte(12)], [1.0, 1.0]);
+        // Half of 48 MiB.
+        assert!((byte(24) - 2.0).abs() < 1e-9 && (byte(48) - 2.5).abs() < 1e-9);
+        assert!((model.fetching(24 << 20, 2) / model.work.byte - 1.0).abs() < 1e-9);
     }
 
     #[test]

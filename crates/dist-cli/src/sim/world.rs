@@ -147,7 +147,7 @@ impl WorldArguments {
                     receive: self.overhead,
                     byte: self.copy,
                     reduce: self.reduce,
-                    twice: 0,
+                    ..Work::NONE
                 },
                 ..Model::default()
             }),
@@ -244,13 +244,19 @@ impl World {
 
     /// How long a rank with so much memory copies so many bytes of its own.
     pub(super) fn copying(&self, bytes: u64, memory: usize) -> f64 {
-        self.model.copying(bytes, memory, self.ranks_per_host())
+        let byte = self.model.work.reduce + self.model.fetching(memory, self.ranks_per_host());
+        bytes as f64 * byte
     }
 
-    /// How long it takes a rank to fetch so many bytes, all that it has, into a cache that has other bytes.
+    /// How long it takes a rank to have so many bytes, all that it has, come into a cache that has others, and leave it
+    /// again.
     pub(super) fn fetching(&self, bytes: usize) -> f64 {
-        let far = self.model.work_with(bytes, self.ranks_per_host()).byte;
-        bytes as f64 * (far - self.model.work.byte).max(0.0)
+        2.0 * bytes as f64 * self.model.fetching(bytes, self.ranks_per_host())
+    }
+
+    /// What a collective costs every rank beside its messages.
+    pub(super) const fn calling(&self) -> f64 {
+        self.model.call
     }
 
     fn ranks_per_host(&self) -> usize {
