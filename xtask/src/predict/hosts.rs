@@ -41,6 +41,9 @@ const VXLAN_PORT: u16 = 4789;
 const PORT: u16 = 29_777;
 /// What most systems have, whatever this one has.
 const CONGESTION_CONTROL: &str = "congctl cubic";
+/// Else a connection that no sample has used for a retransmission time-out begins with ten packets again, which says how
+/// long the bench paused between samples.
+const KEEPS_WINDOWS: &str = "net.ipv4.tcp_slow_start_after_idle=0";
 /// Bytes that TCP hands down in one piece.
 const GSO_MAX: u32 = 16_384;
 
@@ -91,6 +94,7 @@ impl Hosts {
         ip(&format!("-n {name} link add name out type veth peer name in{host} netns {switch}"))?;
         ip(&format!("-n {name} address add {LINKS}.{number}/24 dev out"))?;
         ip(&format!("-n {name} link set lo up"))?;
+        ip(&format!("netns exec {name} sysctl -qw {KEEPS_WINDOWS}"))?;
         // Packets that fit into tbf's burst go through it in one piece; taken apart, they would keep the cores busy.
         for (space, device) in [(&name, "out".to_owned()), (&switch, format!("in{host}"))] {
             ip(&format!("-n {space} link set {device} gso_max_size {GSO_MAX}"))?;

@@ -23,9 +23,9 @@ Measures every algorithm of the collectives by distctl bench, and puts predictio
   loopback, memory   2, 4 and 8 ranks that share this host, over TCP and through shared memory
   100mbit, 1gbit     2 and 4 hosts made of network namespaces, whose links tbf holds to this
   1ms, 10ms, 50ms    the same with links that are so long: a process keeps their packets
-Ranks that share this host are predicted from a model that is fitted to single messages between two of them,
-never to a collective; hosts from their links and the work of ranks that was fitted to loopback. A byte takes
-there what tbf lets it, and the latency is that of 8 bytes from one host to another and back.
+Ranks that share this host are predicted from a model that is fitted to single messages between two of them
+and a barrier, not to what is predicted; hosts from their links and the work of ranks on loopback. A byte
+takes there what tbf lets it, and the latency is that of 8 bytes from one host to another and back.
 --filter takes one of these names, --ranks one of the numbers, --operation one of the operations. --rounds
 measures as often (1), all algorithms in turns; what ranks of this host do while a message between two of
 them takes 1.3 times as long as it ever did is left out. --distctl measures with this program, and builds
@@ -38,8 +38,12 @@ const OPERATIONS: [&str; 5] = ["all_reduce", "reduce_scatter", "all_gather", "br
 /// What links are measured by.
 const PING_PONG: &str = "pingpong";
 
-/// What the model of ranks that share this host is fitted to: single messages between two of them.
-const MESSAGES: [&str; 3] = [PING_PONG, "sendrecv", "stream"];
+/// What the model of ranks that share this host is fitted to: single messages between two of them, and for what a
+/// collective costs beside its messages, a barrier of two, which is one message each way.
+const MESSAGES: [&str; 4] = [PING_PONG, "sendrecv", "stream", BARRIER];
+const BARRIER: &str = "barrier";
+/// It has one size, so that as much time as for others goes into samples.
+const BARRIER_ARGUMENTS: [&str; 5] = [BARRIER, "--algorithm", "dissemination", "--samples", "200"];
 const MESSAGE_SIZES: &str = "8,1K,16K,64K,256K,1M,4M,16M";
 
 /// Where ranks are, and what is between them.
@@ -52,6 +56,10 @@ struct Place {
 
 /// On links that are slow or long, calls differ little.
 const SAMPLES: &str = "5";
+
+/// What is measured first and does not count: for some tenths of a second after a start, the system may have all ranks on
+/// one core.
+const SETTLING: &str = "64K,64K,64K";
 
 /// How often what was disturbed is measured again.
 const TRIES: usize = 2;
@@ -225,15 +233,18 @@ impl Bench {
             for _ in 0..wish.rounds()? {
                 // Only two ranks take part in single messages.
                 for name in messages.iter().filter(|_| ranks == place.ranks[0] || hosts.is_some()) {
-                    let lines = self.steady(place, hosts.as_ref(), ranks, &[name, "--bytes", sizes])?;
+                    let (arguments, sizes): (&[&str], _) = match *name {
+                        BARRIER => (&BARRIER_ARGUMENTS, "0"),
+                        _ => (&[name], sizes),
+                    };
+                    let lines = self.steady(place, hosts.as_ref(), ranks, (arguments, sizes))?;
                     self.keep(&self.lines(place, ranks, name), &lines)?;
                 }
                 for operation in OPERATIONS.into_iter().filter(|name| wanted(wish.operation.as_ref(), name)) {
                     eprintln!("     {}, {ranks} ranks: {operation}", place.name);
                     for algorithm in self.algorithms(operation, ranks)? {
-                        let arguments =
-                            [operation, "--algorithm", &algorithm, "--bytes", place.sizes, "--order", "any"];
-                        let lines = self.steady(place, hosts.as_ref(), ranks, &arguments)?;
+                        let arguments = [operation, "--algorithm", &algorithm, "--order", "any"];
+                        let lines = self.steady(place, hosts.as_ref(), ranks, (&arguments, place.sizes))?;
                         self.keep(&self.lines(place, ranks, operation), &lines)?;
                     }
                 }
@@ -256,33 +267,55 @@ impl Bench {
         place: &Place,
         hosts: Option<&Hosts>,
         ranks: usize,
-        arguments: &[&str],
+        wanted: (&[&str], &str),
     ) -> Result<String, Failure> {
         if hosts.is_some() {
-            return self.bench(place, hosts, ranks, arguments);
+            return self.bench(place, hosts, ranks, wanted);
         }
         for _ in 0..TRIES {
             let before = self.probe(place)?;
-            let lines = self.bench(place, hosts, ranks, arguments)?;
-            if before && self.probe(place)? {
-                return Ok(lines);
+            let lines = self.bench(place, hosts, ranks, wanted)?;
+            let slowest = before.max(self.probe(place)?);
+            if slowest < DISTURBED * self.fastest(place) {
+                return with_probe(&lines, slowest);
             }
         }
-        eprintln!("     the machine is disturbed: {} is left out", arguments.join(" "));
+        eprintln!("     the machine is disturbed: {} is left out", wanted.0.join(" "));
         Ok(String::new())
     }
 
-    /// Whether a message between two ranks of this host takes about as little as it ever has.
-    fn probe(&self, place: &Place) -> Result<bool, Failure> {
-        let text = self.bench(place, None, 2, &[PING_PONG, "--bytes", "64K", "--samples", "5"])?;
+    /// How long a message between two ranks of this host takes now, in microseconds.
+    fn probe(&self, place: &Place) -> Result<f64, Failure> {
+        let text = self.bench(place, None, 2, (&[PING_PONG, "--samples", "5"], "64K"))?;
         let line: Value = serde_json::from_str(&text).map_err(std::io::Error::from)?;
         let us = line["median_us"].as_f64().unwrap_or(f64::INFINITY);
-        let path = self.path(&format!("{}.fastest", place.name));
-        let fastest = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok());
-        if fastest.is_none_or(|fastest| us < fastest) {
-            fs::write(&path, us.to_string())?;
+        if us < self.fastest(place) {
+            fs::write(self.path(&format!("{}.fastest", place.name)), us.to_string())?;
         }
-        Ok(fastest.is_none_or(|fastest: f64| us < fastest * DISTURBED))
+        Ok(us)
+    }
+
+    /// The least that it has ever taken.
+    fn fastest(&self, place: &Place) -> f64 {
+        let path = self.path(&format!("{}.fastest", place.name));
+        let kept = fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok());
+        kept.unwrap_or(f64::INFINITY)
+    }
+
+    /// What was measured beside messages that took about the least, which may have been found out only afterwards, in
+    /// a file of its own.
+    fn undisturbed(&self, place: &Place, path: &Path) -> Result<PathBuf, Failure> {
+        let limit = DISTURBED * self.fastest(place);
+        let mut lines = String::new();
+        for line in fs::read_to_string(path)?.lines() {
+            let value: Value = serde_json::from_str(line).map_err(std::io::Error::from)?;
+            if value["probe_us"].as_f64().is_none_or(|us| us < limit) {
+                lines += &(line.to_owned() + "\n");
+            }
+        }
+        let steady = path.with_extension("steady");
+        fs::write(&steady, lines)?;
+        Ok(steady)
     }
 
     fn bench(
@@ -290,16 +323,19 @@ impl Bench {
         place: &Place,
         hosts: Option<&Hosts>,
         ranks: usize,
-        arguments: &[&str],
+        (arguments, sizes): (&[&str], &str),
     ) -> Result<String, Failure> {
         if let Some(hosts) = hosts {
-            let arguments = [arguments, &["--start", "clock", "--samples", SAMPLES, "--json"]].concat();
-            return hosts.run(&self.program, &self.folder, &arguments);
+            let clock = ["--start", "clock", "--samples", SAMPLES, "--json", "--bytes", sizes];
+            return hosts.run(&self.program, &self.folder, &[arguments, &clock].concat());
         }
         let Between::Medium(medium) = place.between else { return Ok(String::new()) };
         let mut command = self.distctl();
         command.args(["bench", "--json", "--transport", medium, "--ranks", &ranks.to_string()]);
-        output(command.args(arguments))
+        let text = output(command.args(arguments).args(["--bytes", &format!("{SETTLING},{sizes}")]))?;
+        let lines: Vec<_> = text.lines().map(|line| line.to_owned() + "\n").collect();
+        let settled = lines.len().saturating_sub(sizes.split(',').count());
+        Ok(lines[settled..].concat())
     }
 
     fn algorithms(&self, operation: &str, ranks: usize) -> Result<Vec<String>, Failure> {
@@ -315,11 +351,12 @@ impl Bench {
     /// All that is kept of a place, beside predictions: from what fits single messages best between ranks that share
     /// this host; from what links are and the work of such ranks, where they have hosts of their own.
     fn compare(&self, place: &Place) -> Result<Vec<Line>, Failure> {
-        let kept = |names: &[&str]| -> Vec<PathBuf> {
+        let kept = |names: &[&str]| -> Result<Vec<PathBuf>, Failure> {
             let of_ranks = |&ranks| names.iter().map(move |name| self.lines(place, ranks, name));
-            place.ranks.iter().flat_map(of_ranks).filter(|path| path.exists()).collect()
+            let files = place.ranks.iter().flat_map(of_ranks).filter(|path| path.exists());
+            files.map(|path| self.undisturbed(place, &path)).collect()
         };
-        let lines = kept(&OPERATIONS);
+        let lines = kept(&OPERATIONS)?;
         if lines.is_empty() {
             return Ok(Vec::new());
         }
@@ -330,7 +367,7 @@ impl Bench {
             None => {
                 let mut fit = self.distctl();
                 fit.args(["sim", "compare", "--reduce", &self.reduce_speed(place)?, "--fit-to"]).arg(&model);
-                output(fit.args(kept(&MESSAGES)))?;
+                output(fit.args(kept(&MESSAGES)?))?;
             }
             Some(links) => {
                 self.write_model(place, links, &model)?;
@@ -384,6 +421,16 @@ impl Bench {
         trips.sort_by(f64::total_cmp);
         Ok(trips.get(trips.len() / 2).copied())
     }
+}
+
+/// Lines of what was measured beside a message that took so long.
+fn with_probe(lines: &str, us: f64) -> Result<String, Failure> {
+    let noted = lines.lines().map(|line| -> Result<String, Failure> {
+        let mut value: Value = serde_json::from_str(line).map_err(std::io::Error::from)?;
+        value["probe_us"] = us.into();
+        Ok(value.to_string() + "\n")
+    });
+    noted.collect()
 }
 
 /// A file that only this user may read, as secrets are.
