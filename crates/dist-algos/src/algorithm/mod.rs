@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn any_order_and_gathering_take_a_logarithm_of_rounds_in_every_world() {
         let model = CostModel::default();
-        for (world_size, bytes) in [(6, 8), (6, 1 << 20), (13, 1 << 20), (63, 64 << 20)] {
+        for (world_size, bytes) in [(6, 8), (6, 1 << 18), (13, 1 << 20), (63, 8 << 20)] {
             assert_eq!(AllGather::suggest(world_size, bytes, Order::Any, &model), AllGather::Bruck);
             let scatter = ReduceScatter::suggest(world_size, bytes, Order::Any, &model);
             assert_eq!(scatter, ReduceScatter::Circulant, "{world_size}");
@@ -167,6 +167,21 @@ mod tests {
         assert_eq!(ReduceScatter::suggest(16, 8, Order::Any, &model), ReduceScatter::HalvingDoubling);
         assert_eq!(Reduce::suggest(8, 8, Order::Canonical, &model), Reduce::Binomial);
         assert_eq!(Reduce::suggest(8, 64 << 20, Order::Canonical, &model), Reduce::PairwiseGather);
+    }
+
+    #[test]
+    fn what_is_scattered_is_not_copied_where_that_takes_longer_than_a_few_rounds() {
+        let suggest = |world_size, bytes| {
+            ReduceScatter::suggest(world_size, bytes, Order::Canonical, &CostModel::default())
+        };
+        assert_eq!(
+            (suggest(4, 1 << 16), suggest(4, 1 << 20)),
+            (ReduceScatter::HalvingDoubling, ReduceScatter::Pairwise)
+        );
+        assert_eq!(
+            (suggest(8, 1 << 19), suggest(8, 4 << 20)),
+            (ReduceScatter::HalvingDoubling, ReduceScatter::Pairwise)
+        );
     }
 
     #[test]
