@@ -33,12 +33,6 @@ pub trait Direct: fmt::Debug {
     /// If the bytes do not fit, or `place` is [`Place::Memory`].
     fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]);
 
-    /// As [`publish`](Direct::publish), over what this rank has published there before and others have read since. That
-    /// may be faster past the caches of this rank's core, which would have to call back every line from the others'.
-    fn publish_over(&mut self, place: Place, offset: usize, bytes: &[u8]) {
-        self.publish(place, offset, bytes);
-    }
-
     /// Lets `write` fill a range of this rank's line or of one of its slots, in which it finds what was there before.
     ///
     /// # Panics
@@ -75,7 +69,7 @@ pub trait Direct: fmt::Debug {
         let deadline = due.deadline();
         self.enter(1, Exposed::Nothing, deadline)?;
         if holder == rank.index() {
-            self.publish_over(place, offset, bytes);
+            self.publish(place, offset, bytes);
         } else {
             self.write(holder, place, offset, bytes)?;
         }

@@ -206,7 +206,6 @@ impl Runner<'_, '_> {
             let bytes = &bytes[cells::range(&cut, self.plan.blocks(), (part, block))];
             match self.plan.holder(self.rank.index(), place) {
                 holder if holder != self.rank.index() => self.direct.write(holder, place, at, bytes)?,
-                _ if self.plan.publishes_again() => self.direct.publish_over(place, at, bytes),
                 _ => self.direct.publish(place, at, bytes),
             }
         }

@@ -146,14 +146,8 @@ impl Plan {
     }
 
     const fn takes_turns(&self) -> bool {
-        self.publishes_again() && self.world_size == 2 && self.task.root().is_none()
-    }
-
-    /// Whether a rank publishes over what it has published before, others have read, and the caches still hold: in a
-    /// pipeline they do not.
-    #[inline]
-    pub const fn publishes_again(&self) -> bool {
-        matches!(self.form, Form::OneShot) && self.blocks == 1
+        let one_place = matches!(self.form, Form::OneShot) && self.blocks == 1;
+        one_place && self.world_size == 2 && self.task.root().is_none()
     }
 
     /// Whether all there is to do is that every rank publishes what it has, waits for all others, and perhaps reduces what

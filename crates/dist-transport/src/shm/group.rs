@@ -28,9 +28,6 @@ const PAGE_BYTES: usize = 4096;
 const PAIR_BYTES: usize = 128;
 const BLOCK_BYTES: usize = 8 * PAIR_BYTES;
 
-/// From how many bytes on it is faster to write past the caches over what others have read.
-const PAST_CACHES_BYTES: usize = 4096;
-
 /// On the first page: behind the nonce.
 const STRANGER_AT: usize = PAIR_BYTES;
 /// In a line: behind the posts and the hash.
@@ -320,25 +317,6 @@ impl GroupMemory {
         Some(())
     }
 
-    /// The same, past the caches if there is much.
-    #[inline]
-    pub(crate) fn publish_over(
-        &self,
-        rank: usize,
-        parity: Parity,
-        place: Place,
-        offset: usize,
-        bytes: &[u8],
-    ) -> Option<()> {
-        if bytes.len() < PAST_CACHES_BYTES {
-            return self.publish(rank, parity, place, offset, bytes);
-        }
-        let at = self.place(rank, parity, place, &(offset..offset.checked_add(bytes.len())?))?;
-        self.mapping.stream_in(at, bytes);
-        Some(())
-    }
-
-    #[inline]
     fn place(&self, rank: usize, parity: Parity, place: Place, range: &Range<usize>) -> Option<usize> {
         let (start, len) = match place {
             Place::Line => (line(rank, parity) + LINE_AT, LINE_BYTES),

@@ -127,14 +127,6 @@ impl Mapping {
         unsafe { place.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) }
     }
 
-    /// As `copy_in`, past this core's caches where the processor can: others that hold the lines are told so, and nothing
-    /// waits for them.
-    pub(super) fn stream_in(&self, offset: usize, bytes: &[u8]) {
-        let place = self.at(offset, bytes.len());
-        let streamed = stream::copy(place, bytes);
-        self.copy_in(offset + streamed, &bytes[streamed..]);
-    }
-
     /// Where in the segment these bytes lie, if they do.
     pub(super) fn find(&self, bytes: &[u8]) -> Option<usize> {
         let offset = bytes.as_ptr().addr().checked_sub(self.start.addr().get())?;

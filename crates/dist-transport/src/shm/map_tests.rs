@@ -18,20 +18,6 @@ fn what_is_written_through_one_mapping_is_read_through_the_other() {
 }
 
 #[test]
-fn bytes_go_past_the_caches_from_and_to_anywhere() {
-    let (_file, mapping) = Mapping::create(LEN, Pages::OnDemand).unwrap();
-    let bytes: Vec<u8> = (0..=255).cycle().take(1000).collect();
-    for (offset, range) in [(0, 0..0), (64, 0..1000), (128, 3..1000), (16, 1..18), (5, 0..999)] {
-        mapping.fill(0, LEN, &mut |all| all.fill(7));
-        mapping.stream_in(offset, &bytes[range.clone()]);
-        let end = offset + range.len();
-        assert!(mapping.bytes(offset, range.len()) == &bytes[range], "{offset}");
-        let beside = mapping.bytes(0, offset).iter().chain(mapping.bytes(end, LEN - end));
-        assert!(beside.clone().all(|&byte| byte == 7), "{offset}");
-    }
-}
-
-#[test]
 fn short_turns_change_nothing_else_of_how_a_thread_is_scheduled() {
     // Policy, priority and what it is nice by, as fields 41, 40 and 19 of what the system tells of the thread.
     let scheduled = || {

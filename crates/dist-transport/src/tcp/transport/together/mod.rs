@@ -365,14 +365,6 @@ impl Direct for Together {
         self.traffic.bytes_sent += bytes.len() as u64;
     }
 
-    #[inline(always)]
-    fn publish_over(&mut self, place: Place, offset: usize, bytes: &[u8]) {
-        let published =
-            self.memory.publish_over(self.rank.index(), self.current.parity, place, offset, bytes);
-        published.expect("bytes are published where there is room for them");
-        self.traffic.bytes_sent += bytes.len() as u64;
-    }
-
     fn fill(&mut self, place: Place, range: Range<usize>, write: &mut dyn FnMut(&mut [u8])) {
         self.traffic.bytes_sent += range.len() as u64;
         let filled = self.memory.fill(self.rank.index(), self.current.parity, place, range, write);
@@ -404,7 +396,7 @@ impl Direct for Together {
         self.enter_next(1, due)?;
         self.say_exposed(Exposure::NOTHING);
         if holder == rank.index() {
-            self.publish_over(place, offset, bytes);
+            self.publish(place, offset, bytes);
         } else {
             self.write(holder, place, offset, bytes)?;
         }
