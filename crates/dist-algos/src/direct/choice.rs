@@ -28,7 +28,8 @@ pub enum Ownership {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Crossovers {
-    /// [`Form::Staged`] in place of [`Form::OneShot`]; 4 KiB among two ranks and 16 KiB among more.
+    /// [`Form::Staged`] in place of [`Form::OneShot`]. For all_reduce 512 KiB among two ranks and 32 KiB among more; for reduce,
+    /// where only the root reduces, 4 MiB among more than two.
     pub staged: Option<usize>,
     /// [`Form::WriteToAll`] of allocated memory in place of these; 4 KiB.
     pub write_to_all: Option<usize>,
@@ -51,7 +52,7 @@ impl Form {
                 (Self::WriteToAll, 0)
             }
             (Task::AllReduce | Task::Reduce { .. }, _)
-                if bytes >= staged.unwrap_or_else(|| staged_from(world_size)) =>
+                if bytes >= staged.unwrap_or_else(|| staged_from(task, world_size)) =>
             {
                 (Self::Staged, 256 << 10)
             }
@@ -61,8 +62,13 @@ impl Form {
 }
 
 /// From how many bytes on it is faster that one rank reduces each part than that everybody reduces all.
-const fn staged_from(world_size: usize) -> usize {
-    if world_size == 2 { 4 << 10 } else { 16 << 10 }
+const fn staged_from(task: Task, world_size: usize) -> usize {
+    match (task, world_size) {
+        (Task::Reduce { .. }, 2) => usize::MAX,
+        (Task::Reduce { .. }, _) => 4 << 20,
+        (_, 2) => 512 << 10,
+        _ => 32 << 10,
+    }
 }
 
 impl FromStr for Crossovers {
@@ -124,7 +130,17 @@ mod tests {
     }
 
     #[rstest]
-    #[case(Crossovers::default(), Ownership::Borrowed, [Form::OneShot, Form::Staged, Form::Staged])]
+    #[case(Task::AllReduce, 2, 512 << 10)]
+    #[case(Task::AllReduce, 4, 32 << 10)]
+    #[case(Task::Reduce { root: 0 }, 4, 4 << 20)]
+    fn large_buffers_are_staged(#[case] task: Task, #[case] world_size: usize, #[case] from: usize) {
+        let form =
+            |bytes| Form::suggest(task, world_size, bytes, Ownership::Borrowed, Crossovers::default()).0;
+        assert_eq!([from - 1, from].map(form), [Form::OneShot, Form::Staged]);
+    }
+
+    #[rstest]
+    #[case(Crossovers::default(), Ownership::Borrowed, [Form::OneShot, Form::OneShot, Form::OneShot])]
     #[case(Crossovers::default(), Ownership::Allocated, [Form::OneShot, Form::WriteToAll, Form::WriteToAll])]
     #[case(
         Crossovers { staged: Some(5000), write_to_all: Some(5001) },
