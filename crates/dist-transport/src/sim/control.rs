@@ -98,8 +98,12 @@ impl Control {
     }
 
     pub(super) fn kill(&mut self, rank: usize, now: Duration, weather: &Weather) {
-        self.ranks[rank].presence = Presence::Dead;
-        self.ranks[rank].known = Some(ended(Cause::Died, rank));
+        let standing = &mut self.ranks[rank];
+        // Who has said goodbye is not missed.
+        if standing.presence == Presence::Here {
+            standing.presence = Presence::Dead;
+            standing.known = Some(ended(Cause::Died, rank));
+        }
         if self.home == Some(rank) {
             self.lose(now, weather);
         }

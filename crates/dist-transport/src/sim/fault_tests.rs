@@ -77,6 +77,27 @@ fn a_rank_that_is_killed_before_it_begins_leaves_no_result() {
 }
 
 #[test]
+fn a_rank_that_is_killed_after_its_goodbye_is_not_missed() {
+    let network = four(0).with_external_coordinator().with_fault(AT_TEN, Fault::Kill { rank: 2 });
+    let outcome = network.try_run(|mut transport| {
+        let runtime = transport.runtime().clone();
+        let everybody = transport.fork(&[0, 1, 3]).unwrap();
+        let Some(mut group) = everybody else {
+            drop(transport);
+            runtime.sleep(SECOND);
+            return 0;
+        };
+        for _ in 0..20 {
+            ring_once(&mut *group).unwrap();
+        }
+        20
+    });
+    let outcome = outcome.unwrap();
+    assert_eq!(outcome.results, [Some(20), Some(20), None, Some(20)]);
+    assert_eq!(outcome.faults, ["at 10ms rank 2 is killed"]);
+}
+
+#[test]
 fn the_threads_of_a_killed_rank_unwind_and_are_no_panic() {
     let network = four(3).with_fault(When::Operation { rank: 1, number: 5 }, Fault::Kill { rank: 1 });
     let outcome = network.try_run(|transport| {
@@ -310,7 +331,7 @@ fn a_wrong_clock_changes_when_its_rank_gives_up_and_nothing_else() {
     assert!((SECOND + 70 * MS..SECOND + 71 * MS).contains(&shown), "{shown:?}");
 }
 
-fn ring_once(transport: &mut SimTransport) -> Result<()> {
+fn ring_once(transport: &mut dyn Transport) -> Result<()> {
     let (rank, deadline) = (transport.rank(), transport.runtime().deadline(MINUTE));
     let mut received = [0; 100];
     let send = Outgoing { to: rank.right().index(), parts: &[&[7; 100]] };
