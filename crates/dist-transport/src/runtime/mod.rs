@@ -7,6 +7,7 @@ mod mailbox;
 mod system;
 mod task;
 
+use std::any::Any;
 use std::cell::Cell;
 use std::fmt;
 use std::io;
@@ -228,6 +229,8 @@ pub trait Executor: Send + Sync {
     /// Marks a point between two effects that other threads can see. Where threads really run at once there is
     /// nothing to do.
     fn interleave(&self) {}
+    /// The calling thread's work has ended in this panic, which whoever joins it will be given.
+    fn panicked(&self, _panic: &(dyn Any + Send)) {}
 }
 
 /// What stands behind an [`Unparker`].

@@ -18,7 +18,15 @@ pub(super) fn spawn<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<Task<T>> {
     let (sender, result) = runtime.mailbox();
-    runtime.0.spawn(name, Box::new(move || sender.send(catch_unwind(AssertUnwindSafe(work)))))?;
+    let executor = runtime.0.clone();
+    let body = move || {
+        let result = catch_unwind(AssertUnwindSafe(work));
+        if let Err(panic) = &result {
+            executor.panicked(&**panic);
+        }
+        sender.send(result);
+    };
+    runtime.0.spawn(name, Box::new(body))?;
     Ok(Task { result })
 }
 

@@ -280,7 +280,10 @@ impl Network {
                 let results = std::mem::take(&mut *results);
                 Ok(Outcome { results, elapsed, trace_hash, switches, operations, faults, waits })
             }
-            Err(failure) => Err(Failed { seed: self.seed, faults, waits, failure }),
+            Err(failure) => {
+                let first_panic = scheduler.first_panic().map(|panic| format!("first, {panic}"));
+                Err(Failed { seed: self.seed, faults, waits, first_panic, failure })
+            }
         }
     }
 
@@ -313,11 +316,13 @@ impl Network {
 
 /// Why a run could not be completed.
 #[derive(Debug, thiserror::Error)]
-#[error("seed {seed}: {failure}{}{}", list(faults), list(waits))]
+#[error("seed {seed}: {failure}{}{}{}", list(first_panic), list(faults), list(waits))]
 pub struct Failed {
     seed: u64,
     faults: Vec<String>,
     waits: Vec<String>,
+    /// Of a spawned thread: a rank that joins it has no more than the panic's payload to show.
+    first_panic: Option<String>,
     failure: Failure,
 }
 
@@ -343,8 +348,8 @@ impl Failed {
     }
 }
 
-fn list(faults: &[String]) -> String {
-    faults.iter().map(|fault| format!("\n  {fault}")).collect()
+fn list<'a>(lines: impl IntoIterator<Item = &'a String>) -> String {
+    lines.into_iter().map(|line| format!("\n  {line}")).collect()
 }
 
 /// What sets the generators of one seed apart.

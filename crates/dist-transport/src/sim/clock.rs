@@ -1,5 +1,6 @@
 //! Clocks that are wrong: each rank may see a time of its own.
 
+use std::any::Any;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -79,6 +80,10 @@ impl Executor for Skewed {
 
     fn interleave(&self) {
         self.executor.interleave();
+    }
+
+    fn panicked(&self, panic: &(dyn Any + Send)) {
+        self.executor.panicked(panic);
     }
 }
 

@@ -9,6 +9,7 @@
     reason = "this is the runtime seam: turns are handed over by park and unpark"
 )]
 
+use std::any::Any;
 use std::cell::Cell;
 use std::fmt;
 use std::io;
@@ -99,6 +100,11 @@ impl Scheduler {
     /// Calls this if the run fails, while everybody is where they are.
     pub(super) fn set_witness(&self, witness: impl FnOnce() + Send + 'static) {
         self.lock().set_witness(Box::new(witness));
+    }
+
+    /// What the first spawned thread that panicked said, in a line.
+    pub(super) fn first_panic(&self) -> Option<String> {
+        self.lock().first_panic()
     }
 
     /// Whether this rank was killed before its program returned.
@@ -282,6 +288,12 @@ impl Executor for Scheduler {
             self.switch_or_unwind(me, Event::Interleave, Phase::Ready);
         }
     }
+
+    fn panicked(&self, panic: &(dyn Any + Send)) {
+        if let Some(me) = self.me().filter(|_| !panic.is::<Unwound>()) {
+            self.lock().note_panic_of_task(me, message(panic));
+        }
+    }
 }
 
 struct Waker {
@@ -299,7 +311,7 @@ impl Wake for Waker {
 }
 
 /// What a panic said.
-fn message(payload: &(dyn std::any::Any + Send)) -> String {
+fn message(payload: &(dyn Any + Send)) -> String {
     let text = payload.downcast_ref::<&str>().map(ToString::to_string);
     text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "(no message)".to_owned())
 }

@@ -23,6 +23,8 @@ pub(super) struct State {
     /// Whether threads are to unwind.
     ending: bool,
     failure: Option<Failure>,
+    /// What the first spawned thread that panicked said, in a line.
+    first_panic: Option<String>,
     /// Looks at the run when it fails, before anybody unwinds.
     witness: Option<Witness>,
     /// The tasks whose threads will never end.
@@ -138,6 +140,7 @@ impl State {
             turn: None,
             ending: false,
             failure: None,
+            first_panic: None,
             witness: None,
             abandoned: Vec::new(),
             trace_hash: 0,
@@ -207,6 +210,18 @@ impl State {
     /// Notes that task `me` is in the middle of a panic.
     pub(super) fn note_panic(&mut self, me: usize) {
         self.tasks[me].panicking |= !self.ending;
+    }
+
+    /// Notes the panic that task `me` leaves to whoever joins it.
+    pub(super) fn note_panic_of_task(&mut self, me: usize, message: String) {
+        let task = &self.tasks[me];
+        if !self.ending && task.fate != Fate::Killed {
+            self.first_panic.get_or_insert_with(|| format!("{} panicked: {message}", task.name));
+        }
+    }
+
+    pub(super) fn first_panic(&mut self) -> Option<String> {
+        self.first_panic.take()
     }
 
     /// The end of task `me`, in a panic if it left a message.

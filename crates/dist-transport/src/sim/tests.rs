@@ -252,6 +252,23 @@ fn a_sleeper_that_is_woken_sleeps_on() {
 }
 
 #[test]
+fn a_panic_of_a_spawned_thread_is_in_the_report_of_what_comes_of_it() {
+    let report = report(2, 2, |transport| {
+        let worker = transport.runtime().spawn("worker", || assert_eq!(1, 2, "the cause"));
+        if transport.rank().index() == 1 {
+            worker.unwrap().join().unwrap();
+        }
+    });
+    let lines: Vec<_> = report.lines().collect();
+    assert!(lines[0].starts_with("seed 2: rank 1 panicked: called `Result::unwrap()`"), "{report}");
+    assert!(
+        lines[1].contains("first, rank ") && lines[1].contains("/worker panicked: assertion"),
+        "{report}"
+    );
+    assert!(lines[1].ends_with("the cause"), "{report}");
+}
+
+#[test]
 fn a_task_that_nobody_can_wake_is_reported_when_every_rank_has_returned() {
     let report = report(2, 2, |transport| {
         let runtime = transport.runtime().clone();
