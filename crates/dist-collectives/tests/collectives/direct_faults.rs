@@ -7,6 +7,7 @@ use dist_collectives::{Buffer, Communicator, DirectForm, Error, Operation, Reduc
 use dist_transport::sim::{Fault, Link, Network, When};
 use rstest::rstest;
 
+use crate::faults::culprit;
 use crate::tasks::{all, call, direct};
 
 const WORLD: usize = 3;
@@ -97,6 +98,40 @@ fn memory_that_was_open_to_the_dead_is_given_up(#[values(true, false)] allocated
             assert_eq!(left == 0, writes && error.is_some(), "{form}");
             error.iter().for_each(assert_names_the_victim);
         });
+    }
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[rstest]
+#[case::stall(Fault::Stall { rank: VICTIM, lasts: None }, Some((VICTIM, "silent")))]
+#[case::stall_that_ends_late(Fault::Stall { rank: VICTIM, lasts: Some(5 * SECOND) }, Some((VICTIM, "silent")))]
+#[case::death_of_the_coordinator(Fault::CoordinatorDeath, Some((0, "coordinator lost")))]
+#[case::stall_that_ends(Fault::Stall { rank: VICTIM, lasts: Some(SECOND) }, None)]
+#[case::slow(Fault::Slow { rank: VICTIM, pause: SECOND / 50 }, None)]
+fn what_is_told_of_a_fault_is_told_in_shared_memory_too(
+    #[case] fault: Fault,
+    #[case] expected: Option<(usize, &'static str)>,
+) {
+    for (form, seed) in DirectForm::ALL.into_iter().zip(0..) {
+        let network = network(seed).with_fault(When::At(3 * POST), fault.clone());
+        let outcome = network.try_run(move |transport| {
+            let mut comm = Communicator::new(transport);
+            comm.set_timeout(TIMEOUT);
+            let failed = (0..20).find_map(|_| sums(&mut comm, form, true, ReduceOp::Sum).0);
+            (comm.runtime().now(), failed.map(|error| culprit(&error)))
+        });
+        let outcome = outcome.unwrap();
+        assert_eq!(outcome.faults.len(), 1);
+        for (rank, end) in outcome.results.into_iter().enumerate() {
+            let Some((time, told)) = end else {
+                assert_eq!(rank, VICTIM, "{form}");
+                continue;
+            };
+            assert_eq!(told, expected, "{form}: rank {rank}");
+            let by = if rank == VICTIM { 6 * SECOND } else { 3 * SECOND };
+            assert!(if expected.is_some() { time <= by } else { time >= SECOND }, "{form}: {time:?}");
+        }
     }
 }
 

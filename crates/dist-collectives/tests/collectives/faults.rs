@@ -36,7 +36,8 @@ fn sums(network: &Network) -> Vec<Option<End>> {
     outcome.results
 }
 
-fn culprit(error: &Error) -> (usize, &'static str) {
+/// Whom an error names, by its number in the world, and of what.
+pub(crate) fn culprit(error: &Error) -> (usize, &'static str) {
     let cause = match error {
         Error::Aborted { cause, .. } => match cause {
             Cause::Died => "died",
@@ -48,10 +49,10 @@ fn culprit(error: &Error) -> (usize, &'static str) {
             other => panic!("{other}"),
         },
         Error::Mismatch { .. } => "mismatch",
-        Error::Transport { .. } if error.is_timeout() => "timed out",
+        _ if error.is_timeout() => "timed out",
         Error::Transport { source, .. } => match &**source {
             dist_transport::Error::Garbage { .. } => "protocol",
-            dist_transport::Error::Length { .. } => "mismatch",
+            dist_transport::Error::Length { .. } | dist_transport::Error::Mismatch { .. } => "mismatch",
             other => panic!("{other:?}"),
         },
         other => panic!("{other:?}"),
@@ -96,15 +97,20 @@ fn every_survivor_names_the_culprit(
 }
 
 #[rstest]
-fn a_rank_that_is_cut_off_believes_the_coordinator_lost(#[values(0, 1, 2)] seed: u64) {
-    let fault = Fault::Partition { from: vec![2], to: vec![0, 1, 3], ways: Ways::Both, lasts: None };
+#[case::both_ways(vec![2], vec![0, 1, 3], Ways::Both, "silent")]
+// It gives up the coordinator, and says no goodbye.
+#[case::deaf(vec![0, 1, 3], vec![2], Ways::One, "died")]
+fn a_rank_that_is_cut_off_believes_the_coordinator_lost(
+    #[case] from: Vec<usize>,
+    #[case] to: Vec<usize>,
+    #[case] ways: Ways,
+    #[case] cause: &'static str,
+    #[values(0, 1, 2)] seed: u64,
+) {
+    let fault = Fault::Partition { from, to, ways, lasts: None };
     for (rank, end) in sums(&network(seed, fault)).into_iter().enumerate() {
         let (time, told) = end.expect("nobody died");
-        assert_eq!(
-            told,
-            Some(if rank == 2 { (0, "coordinator lost") } else { (2, "silent") }),
-            "rank {rank}"
-        );
+        assert_eq!(told, Some(if rank == 2 { (0, "coordinator lost") } else { (2, cause) }), "rank {rank}");
         assert!(time <= 3 * SECOND);
     }
 }
@@ -125,13 +131,164 @@ fn what_nobody_is_told_of_ends_at_the_deadline_and_all_name_the_same(
     }
 }
 
+/// What six hundred messages one after the other take, if nothing goes wrong.
+const CALM: Duration = Duration::from_millis(600);
+
 #[rstest]
-#[case::slow(Fault::Slow { rank: 1, pause: SECOND / 100 })]
-#[case::late(Fault::Delay { from: 1, to: 2, by: SECOND, lasts: SECOND })]
-#[case::lossy(Fault::Loss { from: 1, to: 2, one_in: 20, lasts: 60 * SECOND })]
-#[case::stall_that_ends(Fault::Stall { rank: 2, lasts: Some(SECOND) })]
-#[case::partition_that_ends(Fault::Partition { from: vec![2], to: vec![0, 1, 3], ways: Ways::Both, lasts: Some(SECOND) })]
-fn what_only_takes_time_is_no_failure(#[case] fault: Fault, #[values(0, 1, 2)] seed: u64) {
+#[case::slow(Fault::Slow { rank: 1, pause: SECOND / 100 }, 5 * SECOND)]
+#[case::late(Fault::Delay { from: 1, to: 2, by: SECOND, lasts: SECOND }, SECOND)]
+#[case::lossy(Fault::Loss { from: 1, to: 2, one_in: 20, lasts: 60 * SECOND }, 2 * SECOND)]
+#[case::stall_that_ends(Fault::Stall { rank: 2, lasts: Some(SECOND) }, SECOND)]
+#[case::partition_that_ends(
+    Fault::Partition { from: vec![2], to: vec![0, 1, 3], ways: Ways::Both, lasts: Some(SECOND) },
+    SECOND,
+)]
+#[case::one_way_that_ends(
+    Fault::Partition { from: vec![2], to: vec![0, 1, 3], ways: Ways::One, lasts: Some(SECOND) },
+    SECOND,
+)]
+fn what_only_takes_time_is_no_failure(
+    #[case] fault: Fault,
+    #[case] takes: Duration,
+    #[values(0, 1, 2)] seed: u64,
+) {
     let network = network(seed, fault).with_clock(3, 60 * SECOND, 100_000);
-    assert!(sums(&network).into_iter().all(|end| end.expect("nobody died").1.is_none()));
+    for (rank, end) in sums(&network).into_iter().enumerate() {
+        let (time, told) = end.expect("nobody died");
+        assert_eq!(told, None, "rank {rank}");
+        assert!(time >= CALM + takes, "rank {rank} was done at {time:?}");
+    }
+}
+
+#[test]
+fn a_changed_payload_is_summed_because_no_layer_checks_it() {
+    // In each of its two steps a rank sends half of its buffer; this is of the first.
+    let changed = Fault::Corrupt { from: 0, to: 1, byte: 64 };
+    let network = Network::new(2).with_fault(When::Operation { rank: 0, number: 1 }, changed);
+    let outcome = network.run(|transport| {
+        let mut comm = Communicator::new(transport);
+        let mut values = [4_u64, 6];
+        comm.set_order(ReductionOrder::Any);
+        comm.with_algorithm(AllReduce::Ring).all_reduce(&mut values, ReduceOp::Sum).unwrap();
+        values
+    });
+    let [first, second] = outcome.results[..] else { panic!("two ranks") };
+    assert_eq!(first, second, "they agree on what is wrong");
+    assert!(first == [9, 12] || first == [8, 13], "{first:?}");
+}
+
+/// When each rank is done with a sum for which one comes late, and what it was told.
+fn late_sum(network: &Network) -> Vec<End> {
+    let outcome = network.run(|transport| {
+        let mut comm = Communicator::new(transport);
+        comm.set_timeout(TIMEOUT);
+        comm.set_order(ReductionOrder::Any);
+        if comm.rank() == 1 {
+            comm.runtime().sleep(TIMEOUT / 10 * 9);
+        }
+        let began = comm.runtime().now();
+        let summed = comm.with_algorithm(AllReduce::Ring).all_reduce(&mut [1_u64; WORLD], ReduceOp::Sum);
+        (comm.runtime().now() - began, summed.err().map(|error| culprit(&error)))
+    });
+    outcome.results
+}
+
+#[test]
+fn a_clock_that_is_fast_ends_its_ranks_wait_early_and_all_name_the_same() {
+    let network = Network::new(WORLD);
+    let right = |(time, told): &End| told.is_none() && *time <= TIMEOUT / 10 * 9;
+    assert!(late_sum(&network).iter().all(right), "it comes in time");
+    // What its clock says when they begin is not what matters.
+    let slow = late_sum(&network.clone().with_clock(2, 60 * TIMEOUT, -500_000));
+    assert_eq!(slow[2], (TIMEOUT / 20 * 9, None));
+    let fast = late_sum(&network.with_clock(2, Duration::ZERO, 1_000_000));
+    for (rank, (time, told)) in fast.into_iter().enumerate() {
+        assert_eq!(told, Some((1, "timed out")), "rank {rank}");
+        let expected = [TIMEOUT / 2, Duration::ZERO, TIMEOUT, TIMEOUT / 2][rank];
+        assert_eq!(time, expected, "rank {rank}");
+    }
+}
+
+/// Two hosts of two ranks.
+fn hosts() -> Network {
+    let [inside, across] = [1, 20].map(|micros| Link::new(Duration::from_micros(micros), 1_000_000_000));
+    Network::new(WORLD).with_hosts(&[0, 0, 1, 1]).with_memory_link(inside).with_host_link(across)
+}
+
+fn slow_hosts() -> Network {
+    let [inside, across] = [40, 20].map(|micros| Link::new(Duration::from_micros(micros), 10_000_000));
+    hosts().with_memory_link(inside).with_host_link(across)
+}
+
+/// The bits of what ranks have of each other after several calls, and how long those took.
+fn moved(network: &Network) -> (Vec<u32>, Duration) {
+    let outcome = network.run(|transport| {
+        let mut comm = Communicator::new(transport);
+        let mut values: Vec<f32> = (1..=1000_u16).map(|n| 1.0 / f32::from(n)).collect();
+        values.rotate_left(comm.rank());
+        comm.all_reduce(&mut values, ReduceOp::Sum).unwrap();
+        let mut parts = vec![0.0; 1000];
+        comm.all_to_all(&values, &mut parts).unwrap();
+        comm.all_reduce(&mut parts, ReduceOp::Mean).unwrap();
+        values.iter().chain(&parts).map(|value| value.to_bits()).collect::<Vec<_>>()
+    });
+    assert!(outcome.results.iter().all(|bits| *bits == outcome.results[0]));
+    (outcome.results[0].clone(), outcome.elapsed)
+}
+
+#[rstest]
+#[case::links(Network::new(WORLD), hosts())]
+#[case::bandwidth(hosts(), hosts().with_host_link(Link::new(Duration::from_micros(20), 100_000_000)))]
+#[case::overhead(
+    hosts(),
+    hosts().with_memory_link(
+        Link::new(Duration::from_micros(1), 1_000_000_000).with_overhead(Duration::from_micros(5)),
+    ),
+)]
+#[case::jitter(
+    hosts(),
+    hosts().with_host_link(
+        Link::new(Duration::from_micros(20), 1_000_000_000).with_jitter(Duration::from_micros(20)),
+    ),
+)]
+// Within a host a message takes as long as across, but for the link that is shared there.
+#[case::shared_uplinks(slow_hosts().with_hosts(&[0, 1, 2, 3]), slow_hosts())]
+#[case::racks(
+    hosts(),
+    hosts().with_racks(&[0, 0, 1, 1]).with_rack_link(Link::new(Duration::from_micros(50), 1_000_000_000)),
+)]
+#[case::a_link_of_their_own(
+    hosts().with_link_between(0, 1, Link::new(Duration::from_micros(1), 10_000_000_000)),
+    hosts(),
+)]
+fn links_decide_when_results_are_there_and_not_which(
+    #[case] sooner: Network,
+    #[case] later: Network,
+    #[values(0, 1, 2)] seed: u64,
+) {
+    let [sooner, later] = [sooner, later].map(|network| moved(&network.with_seed(seed)));
+    assert_eq!(sooner.0, later.0, "the same bits");
+    assert!(sooner.1 < later.1, "{:?} is not before {:?}", sooner.1, later.1);
+}
+
+#[test]
+fn a_thousand_ranks_name_the_first_of_eleven_that_die_together() {
+    const RANKS: usize = 1024;
+    const AT: Duration = Duration::from_millis(7);
+    let network = Network::new(RANKS).with_external_coordinator();
+    let network = network.with_memory_link(Link::new(SECOND / 1000, 1_000_000_000_000));
+    let victims: Vec<usize> = (0..11).map(|number| (700 + 31 * number) % RANKS).collect();
+    let die = |network: Network, &rank| network.with_fault(When::At(AT), Fault::Kill { rank });
+    let outcome = victims.iter().fold(network, die).try_run(|transport| {
+        let mut comm = Communicator::new(transport);
+        loop {
+            if let Err(error) = comm.all_reduce(&mut [1_u32; 2], ReduceOp::Sum) {
+                return (comm.runtime().now(), culprit(&error));
+            }
+        }
+    });
+    for (rank, end) in outcome.unwrap().results.into_iter().enumerate() {
+        let expected = (!victims.contains(&rank)).then_some((AT, (victims[0], "died")));
+        assert_eq!(end, expected, "rank {rank}");
+    }
 }

@@ -4,6 +4,7 @@
 mod arguments;
 mod barriers;
 mod batches;
+mod calls;
 mod coalesced;
 mod costs;
 mod deadlines;
@@ -11,6 +12,7 @@ mod direct;
 mod direct_faults;
 mod direct_traffic;
 mod disagreement;
+mod every_message;
 mod faults;
 mod forks;
 mod hosts;
