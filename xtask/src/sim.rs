@@ -8,7 +8,7 @@ cargo xtask sim [--seeds N] [--first N] [--size]
 Runs each program of crates/dist-parallel/examples/explore (collectives, groups that overlap, operations
 under way at once, training with whole and with sharded models, by a pipeline, with checkpoints) under so
 many seeds (500), from the first on (0). The seed decides in which order threads run, whether ranks share
-memory and, in two runs of three, what goes wrong: ranks die, stall or are slow, messages are late, hosts
+memory and, in three runs of four, what goes wrong: ranks die, stall or are slow, messages are late, hosts
 are cut off. Every rank must end with the right result or an error, and all that one coordinator told of
 the end must name the same culprit; what a training has saved by then must lead where one comes that was
 not interrupted. A failure is printed with its seed, what went wrong, and what every rank waited for;

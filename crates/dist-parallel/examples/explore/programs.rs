@@ -1,6 +1,7 @@
 //! The programs that are explored: collectives, groups that overlap, operations under way at once, training with copies
 //! and with parts of a model, by a pipeline, and from checkpoints.
 
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
 
@@ -17,7 +18,8 @@ use dist_transport::sim::SimTransport;
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) name: &'static str,
-    pub(crate) world_size: usize,
+    /// The seed decides which of these.
+    pub(crate) world_sizes: RangeInclusive<usize>,
     /// It may keep something in the folder.
     pub(crate) run: fn(SimTransport, &Path) -> Ended,
     /// Whether it goes on from what an earlier run has left in the folder.
@@ -52,7 +54,7 @@ impl Told {
 }
 
 pub(crate) const PROGRAMS: &[Program] = &[
-    program("collectives", 5, |transport, _| collectives(transport)),
+    Program { world_sizes: 2..=16, ..program("collectives", 5, |transport, _| collectives(transport)) },
     program("groups", 6, |transport, _| groups(transport)),
     program("pending", 4, |transport, _| pending(transport)),
     program("training", 4, |transport, _| training(transport)),
@@ -64,7 +66,8 @@ pub(crate) const PROGRAMS: &[Program] = &[
 ];
 
 const fn program(name: &'static str, world_size: usize, run: fn(SimTransport, &Path) -> Ended) -> Program {
-    Program { name, world_size, run, goes_on: false, time_max: Duration::from_secs(3600) }
+    let world_sizes = world_size..=world_size;
+    Program { name, world_sizes, run, goes_on: false, time_max: Duration::from_secs(3600) }
 }
 
 fn collectives(transport: SimTransport) -> Ended {
@@ -101,9 +104,39 @@ fn all_collectives(comm: &mut Communicator) -> dist_collectives::Result<Vec<u64>
         ReduceOp::Sum,
     )?;
     assert_eq!(own[0], world_size * rank + sum(|rank| rank), "reduce_scatter");
-    comm.barrier()?;
     digest.extend(all);
+    moves(comm)?;
+    comm.barrier()?;
     Ok(digest)
+}
+
+/// Operations by which ranks get different things.
+fn moves(comm: &mut Communicator) -> dist_collectives::Result<()> {
+    let (rank, n) = (comm.rank(), comm.world_size());
+    let (root, before) = (n / 2, (0..=rank as u64).sum::<u64>());
+    let whole: Vec<u64> = (0..n as u64).collect();
+    let mut own = [rank as u64];
+    comm.scan(&mut own, ReduceOp::Sum)?;
+    assert_eq!(own, [before], "scan");
+    comm.exclusive_scan(&mut own, ReduceOp::Max)?;
+    let left: u64 = (0..rank as u64).sum();
+    assert_eq!(own, [left], "exclusive_scan");
+    let mut sum = [rank as u64];
+    comm.reduce(&mut sum, ReduceOp::Sum, root)?;
+    assert!(rank != root || sum[0] == whole.iter().sum::<u64>(), "reduce");
+    let mut gathered = if rank == root { vec![0; n] } else { Vec::new() };
+    comm.gather(&[rank as u64], &mut gathered, root)?;
+    assert!(rank != root || gathered == whole, "gather");
+    comm.scatter(&gathered, &mut own, root)?;
+    assert_eq!(own, [rank as u64], "scatter");
+    let sent: Vec<u64> = whole.iter().map(|to| 100 * rank as u64 + to).collect();
+    let mut received = vec![0; n];
+    comm.all_to_all(&sent, &mut received)?;
+    assert!(received.iter().zip(0..).all(|(word, from)| *word == 100 * from + rank as u64), "all_to_all");
+    let (right, left) = ((rank + 1) % n, (rank + n - 1) % n);
+    comm.send_recv(&[rank as u64], right, &mut own, left)?;
+    assert_eq!(own, [left as u64], "a message");
+    comm.monitored_barrier()
 }
 
 /// Rows and columns of two by three ranks, each rank in one of each, both used at once by threads of their own.
