@@ -1,0 +1,260 @@
+//! Mistakes put into the steps that the runner is given, into how it exchanges messages, and into whose messages those
+//! are, are found on the simulated network, by its seeds: sums are wrong, or somebody waits for what never comes.
+#![allow(clippy::unwrap_used, reason = "a program that cannot go on fails, and that is what is looked for")]
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use dist_algos::{AllReduce, Memory, Partition, RingTransport, Scratch, Step, run};
+use dist_transport::sim::{Network, SimTransport};
+use dist_transport::{Combine, Deadline, Error, Incoming, Outgoing, Rank, Result, Runtime, Sink, Transport};
+use rstest::rstest;
+
+const WORLD: usize = 4;
+const SEEDS: u64 = 2000;
+/// Two groups of all ranks, each with a thread of its own on every rank.
+const GROUPS: u8 = 2;
+const CALLS: u8 = 2;
+const LEN: usize = 256;
+/// The rank that makes those mistakes that not all make.
+const WRONG: usize = 1;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Mistake {
+    None,
+    /// A step of one rank is left out.
+    StepLeftOut,
+    /// A step of one rank is done twice.
+    StepTwice,
+    /// Two steps of one rank change places.
+    StepsSwapped,
+    /// Everybody receives before it sends.
+    ReceivesFirst,
+    /// Everybody is rid of what it sends before it receives.
+    SendsFirst,
+    /// One rank takes what has come, and does not wait for what has not.
+    DoesNotWait,
+    /// One rank never sends one of its messages.
+    LosesMessage,
+    /// The first piece of a message is delivered twice.
+    PieceTwice,
+    /// The last piece of a message is not delivered.
+    PieceLost,
+    /// What is combined in place is sent afterwards by one of two.
+    CombinesFirst,
+    /// The threads of two groups take their ends as they come, and not each its own.
+    TakesAnyEnd,
+    /// One rank uses the ends of its groups for each other.
+    SwapsEnds,
+}
+
+/// One rank's end of a group, with a mistake in its use.
+struct Wrong {
+    inner: Box<dyn Transport>,
+    mistake: Mistake,
+    exchanges: usize,
+}
+
+impl Wrong {
+    fn one_after_the_other(
+        &mut self,
+        send: Option<Outgoing<'_>>,
+        receive: Option<Incoming<'_>>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        if send.is_some() {
+            self.inner.exchange(send, None, deadline)?;
+        }
+        if receive.is_some() {
+            self.inner.exchange(None, receive, deadline)?;
+        }
+        Ok(())
+    }
+
+    /// Exchanges, where pieces are delivered so many times: the first, and the last.
+    fn in_pieces(
+        &mut self,
+        send: Option<Outgoing<'_>>,
+        receive: Incoming<'_>,
+        [first, last]: [usize; 2],
+        deadline: Deadline,
+    ) -> Result<()> {
+        let Incoming { from, len, sink } = receive;
+        let Sink::Each(deliver) = sink else {
+            return self.inner.exchange(send, Some(Incoming { from, len, sink }), deadline);
+        };
+        let mut counted = |offset: usize, bytes: &[u8]| {
+            let of_first = if offset == 0 { first } else { 1 };
+            let of_last = if offset + bytes.len() == len { last } else { 1 };
+            (0..of_first * of_last).for_each(|_| deliver(offset, bytes));
+        };
+        let receive = Incoming { from, len, sink: Sink::Each(&mut counted) };
+        self.inner.exchange(send, Some(receive), deadline)
+    }
+}
+
+impl RingTransport for Wrong {
+    type Error = Error;
+
+    fn rank(&self) -> Rank {
+        self.inner.rank()
+    }
+
+    fn exchange(
+        &mut self,
+        send: Option<Outgoing<'_>>,
+        receive: Option<Incoming<'_>>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        self.exchanges += 1;
+        let is_wrong = self.inner.rank().index() == WRONG;
+        match (self.mistake, receive) {
+            (Mistake::ReceivesFirst, receive) => {
+                if receive.is_some() {
+                    self.inner.exchange(None, receive, deadline)?;
+                }
+                self.one_after_the_other(send, None, deadline)
+            }
+            (Mistake::SendsFirst, receive) => self.one_after_the_other(send, receive, deadline),
+            (Mistake::LosesMessage, receive) if is_wrong && self.exchanges == 2 => {
+                self.one_after_the_other(None, receive, deadline)
+            }
+            (Mistake::DoesNotWait, Some(receive)) if is_wrong => {
+                let at_once = self.inner.runtime().deadline(Duration::ZERO);
+                let nothing = !self.inner.silent(&[receive.from], at_once)?.is_empty();
+                self.one_after_the_other(send, (!nothing).then_some(receive), deadline)
+            }
+            (Mistake::PieceTwice, Some(receive)) => self.in_pieces(send, receive, [2, 1], deadline),
+            (Mistake::PieceLost, Some(receive)) => self.in_pieces(send, receive, [1, 0], deadline),
+            (_, receive) => self.inner.exchange(send, receive, deadline),
+        }
+    }
+
+    fn exchange_in_place(
+        &mut self,
+        peer: usize,
+        buffer: &mut [u8],
+        combine: &mut Combine<'_>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        if self.mistake != Mistake::CombinesFirst || self.inner.rank().index() < peer {
+            return self.inner.exchange_in_place(peer, buffer, combine, deadline);
+        }
+        let mut theirs = vec![0; buffer.len()];
+        let sink = Sink::Into(&mut theirs);
+        self.inner.exchange(None, Some(Incoming { from: peer, len: buffer.len(), sink }), deadline)?;
+        combine(buffer, &theirs);
+        self.inner.exchange(Some(Outgoing { to: peer, parts: &[buffer] }), None, deadline)
+    }
+}
+
+/// The steps of a rank, as they are or not.
+fn steps(rank: Rank, steps: impl Iterator<Item = Step>, mistake: Mistake) -> Vec<Step> {
+    let mut steps: Vec<Step> = steps.collect();
+    if rank.index() == WRONG {
+        match mistake {
+            Mistake::StepLeftOut => drop(steps.remove(0)),
+            Mistake::StepTwice => steps.insert(0, steps[0]),
+            Mistake::StepsSwapped => steps.swap(0, 1),
+            _ => {}
+        }
+    }
+    steps
+}
+
+/// What a rank brings to a call of a group: each has four bits of the byte's sum, and each call and group other numbers.
+fn brought(rank: usize, group: u8, call: u8, at: usize) -> u8 {
+    let number = usize::from(group + 2 * call) + at / 16;
+    u8::try_from((number % 4) << (2 * rank)).unwrap()
+}
+
+/// Sums in a group, by an algorithm and its real runner; wrong sums are panics.
+fn sums(mut end: Wrong, group: u8, algorithm: AllReduce) -> Box<dyn Transport> {
+    let rank = end.inner.rank();
+    let deadline = end.inner.runtime().deadline(Duration::from_secs(60));
+    let cut = Partition::new(LEN, 1, algorithm.chunks(WORLD)).unwrap();
+    for call in 0..CALLS {
+        let mut buffer: Vec<u8> = (0..LEN).map(|at| brought(rank.index(), group, call, at)).collect();
+        let mut add = |into: &mut [u8], from: &[u8]| {
+            into.iter_mut().zip(from).for_each(|(into, from)| *into = into.wrapping_add(*from));
+        };
+        let phases = algorithm.phases(rank);
+        for phase in [phases.reduce, phases.gather] {
+            let memory = Memory::new(&mut buffer, cut);
+            let steps = steps(rank, phase, end.mistake);
+            run(&mut end, steps, memory, &mut add, &mut Scratch::new(), deadline).unwrap();
+        }
+        let sum = |at| (0..WORLD).map(|rank| brought(rank, group, call, at)).sum::<u8>();
+        assert!(buffer.iter().zip(0..).all(|(&byte, at)| byte == sum(at)), "a wrong sum");
+    }
+    end.inner
+}
+
+/// Both groups at once, each in a thread of its own.
+fn groups(mut transport: SimTransport, algorithm: AllReduce, mistake: Mistake) {
+    let (everybody, runtime): (Vec<usize>, Runtime) = ((0..WORLD).collect(), transport.runtime().clone());
+    let swaps = mistake == Mistake::SwapsEnds && RingTransport::rank(&transport).index() == WRONG;
+    let fork = |_| Some(transport.fork(&everybody).unwrap().unwrap());
+    let mut ends: Vec<_> = (0..GROUPS).map(fork).collect();
+    if swaps {
+        ends.swap(0, 1);
+    }
+    let ends = Arc::new(Mutex::new(ends));
+    let start = |group: u8| {
+        let ends = ends.clone();
+        let work = move || {
+            let inner = {
+                let mut ends = ends.lock().unwrap();
+                let first = ends.iter().position(Option::is_some).unwrap();
+                let place = if mistake == Mistake::TakesAnyEnd { first } else { group.into() };
+                ends[place].take().unwrap()
+            };
+            sums(Wrong { inner, mistake, exchanges: 0 }, group, algorithm)
+        };
+        runtime.spawn("group", work).unwrap()
+    };
+    let tasks: Vec<_> = (0..GROUPS).map(start).collect();
+    // Whoever is done stays until all are.
+    let ended: Vec<_> = tasks.into_iter().map(|task| task.join().unwrap()).collect();
+    let deadline = runtime.deadline(Duration::from_secs(60));
+    let sends: Vec<_> = everybody.iter().map(|&to| Outgoing { to, parts: &[] }).collect();
+    let receive = |&from: &usize| Incoming { from, len: 0, sink: Sink::Into(&mut []) };
+    let mut receives: Vec<_> = everybody.iter().map(receive).collect();
+    RingTransport::exchange_all(&mut transport, &sends, &mut receives, deadline).unwrap();
+    drop(ended);
+}
+
+/// The first seed under which the mistake shows.
+fn found(algorithm: AllReduce, mistake: Mistake, seeds: u64) -> Option<u64> {
+    let network = Network::new(WORLD).with_window(16);
+    let found = network.find(0..seeds, move |transport| groups(transport, algorithm, mistake));
+    found.map(|found| found.seed())
+}
+
+#[rstest]
+#[case::step_left_out(Mistake::StepLeftOut)]
+#[case::step_twice(Mistake::StepTwice)]
+#[case::steps_swapped(Mistake::StepsSwapped)]
+#[case::receives_first(Mistake::ReceivesFirst)]
+#[case::sends_first(Mistake::SendsFirst)]
+#[case::does_not_wait(Mistake::DoesNotWait)]
+#[case::loses_message(Mistake::LosesMessage)]
+#[case::piece_twice(Mistake::PieceTwice)]
+#[case::piece_lost(Mistake::PieceLost)]
+#[case::takes_any_end(Mistake::TakesAnyEnd)]
+#[case::swaps_ends(Mistake::SwapsEnds)]
+fn a_mistake_is_found(#[case] mistake: Mistake) {
+    assert!(found(AllReduce::Ring, mistake, SEEDS).is_some());
+}
+
+#[test]
+fn combining_before_sending_is_found_where_it_is_done_in_place() {
+    assert!(found(AllReduce::RecursiveDoubling, Mistake::CombinesFirst, SEEDS).is_some());
+}
+
+#[test]
+fn nothing_is_found_where_there_is_no_mistake() {
+    for algorithm in AllReduce::ALL.iter().copied().filter(|algorithm| algorithm.supports(WORLD)) {
+        assert_eq!(found(algorithm, Mistake::None, SEEDS / 20), None, "{algorithm}");
+    }
+}
