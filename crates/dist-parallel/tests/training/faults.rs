@@ -5,13 +5,15 @@ use std::time::Duration;
 
 use dist_collectives::{Communicator, Error, ReduceOp};
 use dist_groups::Group;
-use dist_parallel::{BoxError, Ddp, Fsdp, FsdpOptions, ShardingStrategy};
+use dist_parallel::{
+    BoxError, Ddp, FloatType, Fsdp, FsdpOptions, LocalSgd, LocalSgdOptions, ParamInfo, ShardingStrategy,
+};
 use dist_transport::Cause;
 use dist_transport::sim::{Fault, Link, Network, SimTransport, Ways, When};
 use rstest::rstest;
 
 use crate::ddp::{optimizer, options};
-use crate::plain::{micro_batch, model, squared_error};
+use crate::plain::{Bag, micro_batch, model, squared_error};
 
 const SECOND: Duration = Duration::from_secs(1);
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -72,6 +74,16 @@ fn sharded(world: &mut Communicator, rounds: usize) -> Result<(), Failed> {
             Ok((input, squared_error(target)))
         })?;
         fsdp.update(&mut *optimizer)?;
+    }
+    Ok(())
+}
+
+/// Each rank by itself, but for meetings.
+fn apart(world: &mut Communicator, rounds: usize) -> Result<(), Failed> {
+    let infos = vec![ParamInfo::new("some", [7], FloatType::F32)];
+    let mut local = LocalSgd::new(world.fork()?, Bag::new(infos, 1), LocalSgdOptions::average(2))?;
+    for _ in 0..2 * rounds {
+        local.step_with(|_| Ok(0.0))?;
     }
     Ok(())
 }
@@ -154,7 +166,7 @@ enum Told {
 fn every_survivor_is_told_of(
     #[case] fault: Fault,
     #[case] expected: Told,
-    #[values(groups, whole, sharded)] program: Program,
+    #[values(groups, whole, sharded, apart)] program: Program,
     #[values(0, 1)] seed: u64,
 ) {
     let ends = ends(program, seed, fault);
@@ -181,7 +193,7 @@ fn every_survivor_is_told_of(
 
 #[rstest]
 fn a_rank_that_is_cut_off_believes_the_coordinator_lost(
-    #[values(groups, whole, sharded)] program: Program,
+    #[values(groups, whole, sharded, apart)] program: Program,
     #[values(0, 1)] seed: u64,
 ) {
     let fault = Fault::Partition { from: vec![2], to: vec![0, 1, 3], ways: Ways::Both, lasts: None };
