@@ -37,6 +37,9 @@ struct Options {
     /// How many units are gathered ahead with fsdp.
     #[arg(long, default_value_t = 1)]
     prefetch: usize,
+    /// Among how many ranks parameters are sharded with hybrid.
+    #[arg(long, default_value_t = 2)]
+    shard_degree: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -48,6 +51,10 @@ enum Mode {
     Fsdp,
     /// Gradients and the optimizer's state are.
     Zero2,
+    /// The optimizer's state is.
+    Zero1,
+    /// Everything is, among so many neighbouring ranks; gradients are reduced across.
+    Hybrid,
 }
 
 fn main() -> Result<(), BoxError> {
@@ -133,6 +140,11 @@ impl Training {
             Mode::Ddp => Self::Ddp(Box::new(ddp(comm, model, options)?), adamw()?),
             Mode::Fsdp => fsdp(comm, model, ShardingStrategy::FullShard)?,
             Mode::Zero2 => fsdp(comm, model, ShardingStrategy::ShardGradOp)?,
+            Mode::Zero1 => fsdp(comm, model, ShardingStrategy::ShardOptimizer)?,
+            Mode::Hybrid => {
+                let shard_degree = options.shard_degree;
+                fsdp(comm, model, ShardingStrategy::HybridShard { shard_degree })?
+            }
         })
     }
 
