@@ -1,6 +1,6 @@
 //! One direction of messages between two stages on different ranks.
 //!
-//! A link is a communicator of two ranks with a worker of its own, so that links do not wait for each other: sending
+//! A link is a communicator of its own, with a worker, so that links do not wait for each other: sending
 //! returns at once, and one message is received ahead of when it is needed. The shape travels before the first message
 //! of activations; both ends know it from then on, and that of the gradients, which look the same.
 
@@ -16,6 +16,7 @@ use crate::{Error, Result};
 /// The end of a link that sends.
 pub(super) struct Sender {
     comm: Communicator,
+    to: usize,
     /// What has travelled, once something has.
     look: Option<Look>,
     header: Option<Pending<Buffer<u64>>>,
@@ -25,6 +26,7 @@ pub(super) struct Sender {
 /// The end of a link that receives.
 pub(super) struct Receiver {
     comm: Communicator,
+    from: usize,
     look: Option<Look>,
     /// How many messages of this step have not been received.
     left: usize,
@@ -38,9 +40,9 @@ enum Posted {
 }
 
 impl Sender {
-    /// The end of a link whose members are the sender and the receiver.
-    pub(super) const fn new(comm: Communicator) -> Self {
-        Self { comm, look: None, header: None, under_way: VecDeque::new() }
+    /// The end of a link to a rank.
+    pub(super) const fn new(comm: Communicator, to: usize) -> Self {
+        Self { comm, to, look: None, header: None, under_way: VecDeque::new() }
     }
 
     /// What messages look like, once that is known.
@@ -57,10 +59,10 @@ impl Sender {
     pub(super) fn send(&mut self, look: &Look, values: Flat) -> Option<()> {
         if self.look.is_none() {
             let header = look.encode()?;
-            self.header = Some(self.comm.start_send(header, RECEIVER));
+            self.header = Some(self.comm.start_send(header, self.to));
             self.look = Some(look.clone());
         }
-        self.under_way.push_back(values.start_send(&mut self.comm, RECEIVER));
+        self.under_way.push_back(values.start_send(&mut self.comm, self.to));
         Some(())
     }
 
@@ -93,9 +95,9 @@ impl Sender {
 }
 
 impl Receiver {
-    /// The end of a link whose members are the sender and the receiver.
-    pub(super) const fn new(comm: Communicator) -> Self {
-        Self { comm, look: None, left: 0, posted: None }
+    /// The end of a link from a rank.
+    pub(super) const fn new(comm: Communicator, from: usize) -> Self {
+        Self { comm, from, look: None, left: 0, posted: None }
     }
 
     /// What messages look like, once that is known.
@@ -148,9 +150,9 @@ impl Receiver {
         self.posted = Some(match &self.look {
             Some(look) => {
                 let memory = Flat::zeros(look.dtype, look.len().unwrap_or(0));
-                Posted::Values(memory.start_receive(&mut self.comm, SENDER))
+                Posted::Values(memory.start_receive(&mut self.comm, self.from))
             }
-            None => Posted::Header(self.comm.start_recv(vec![0; HEADER_LEN], SENDER)),
+            None => Posted::Header(self.comm.start_recv(vec![0; HEADER_LEN], self.from)),
         });
     }
 
@@ -159,6 +161,3 @@ impl Receiver {
         self.posted = None;
     }
 }
-
-const SENDER: usize = 0;
-const RECEIVER: usize = 1;

@@ -66,10 +66,13 @@ pub(super) enum End {
 }
 
 /// The link from one rank to another; `None` on ranks that have no part in it. All ranks call it.
+///
+/// It is a fork and no group of two, so that errors name ranks as the caller knows them.
 pub(super) fn pair(comm: &mut Communicator, from: usize, to: usize) -> Result<Option<End>> {
-    let group = comm.subgroup(&[from, to]).map_err(Error::communication)?;
-    Ok(group.map(|group| match group.rank() {
-        0 => End::Sender(Sender::new(group)),
-        _ => End::Receiver(Receiver::new(group)),
-    }))
+    let comm = comm.fork().map_err(Error::communication)?;
+    Ok(match comm.rank() {
+        rank if rank == from => Some(End::Sender(Sender::new(comm, to))),
+        rank if rank == to => Some(End::Receiver(Receiver::new(comm, from))),
+        _ => None,
+    })
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use dist_collectives::Communicator;
 use dist_parallel::pipeline::{Action, Flaw, Kind, Pipeline, PlainVectors, split_into_stages};
 use dist_parallel::{Block, BoxError, Error, Params, Ready, Saved, Sequence, Values, ValuesMut};
-use dist_transport::sim::{self, Fault, Network, When};
+use dist_transport::sim::{self, Fault, Link, Network, SimTransport, When};
 use rstest::rstest;
 
 use crate::model::{BLOCKS, deep};
@@ -181,6 +181,35 @@ fn a_later_stage_must_have_a_gradient_of_its_input() {
     others_are_told(&results, 1);
 }
 
+/// Three stages, for so long that something can happen meanwhile.
+fn twenty_steps(transport: SimTransport) -> Result<(), Error> {
+    let (comm, stages) = (Communicator::new(transport), split_into_stages(BLOCKS, 3)?);
+    let mut pipeline = Pipeline::new(comm, deep(7), Kind::Zb1p.schedule(3, 4)?, &stages, PlainVectors)?;
+    for step in 0..20 {
+        pipeline.step(
+            |index| Ok(micro_batch(step, index).0),
+            |index, output| squared_error(micro_batch(step, index).1)(output),
+        )?;
+    }
+    Ok(())
+}
+
+#[rstest]
+fn whoever_finds_a_neighbour_at_fault_names_it_by_its_number_in_the_pipeline(
+    #[values((0, 1), (1, 2), (2, 1))] (from, to): (usize, usize),
+) {
+    let fault = Fault::Corrupt { from, to, byte: 0 };
+    let link = Link::new(Duration::from_millis(1), 1 << 30);
+    let network =
+        Network::new(3).with_memory_link(link).with_fault(When::At(Duration::from_millis(50)), fault);
+    let outcome = network.try_run(twenty_steps).unwrap_or_else(|failure| panic!("{failure}"));
+    assert!(!outcome.faults.is_empty(), "the fault has happened");
+    for (rank, result) in outcome.results.iter().enumerate() {
+        let Some(Err(Error::Communication(source))) = result else { panic!("rank {rank}: {result:?}") };
+        assert_eq!(source.peer(), Some(from), "rank {rank}: {source}");
+    }
+}
+
 #[rstest]
 fn survivors_name_a_rank_that_was_killed(
     #[values(0, 1, 2)] killed: usize,
@@ -188,18 +217,7 @@ fn survivors_name_a_rank_that_was_killed(
 ) {
     let when = When::Operation { rank: killed, number: operation };
     let network = Network::new(3).with_external_coordinator().with_fault(when, Fault::Kill { rank: killed });
-    let program = |transport| -> Result<(), Error> {
-        let (comm, stages) = (Communicator::new(transport), split_into_stages(BLOCKS, 3)?);
-        let mut pipeline = Pipeline::new(comm, deep(7), Kind::Zb1p.schedule(3, 4)?, &stages, PlainVectors)?;
-        for step in 0..20 {
-            pipeline.step(
-                |index| Ok(micro_batch(step, index).0),
-                |index, output| squared_error(micro_batch(step, index).1)(output),
-            )?;
-        }
-        Ok(())
-    };
-    let outcome = network.try_run(program).unwrap_or_else(|failure| panic!("{failure}"));
+    let outcome = network.try_run(twenty_steps).unwrap_or_else(|failure| panic!("{failure}"));
     for (rank, result) in outcome.results.iter().enumerate().filter(|(rank, _)| *rank != killed) {
         let Some(Err(Error::Communication(source))) = result else { panic!("rank {rank}: {result:?}") };
         assert_eq!(source.peer(), Some(killed), "rank {rank}: {source}");
