@@ -46,11 +46,11 @@ impl Line {
 pub(super) fn wanted(text: &str, plan: &Plan, peer: Peer, transport: &str) -> String {
     let mut quickest = BTreeMap::<_, (f64, String)>::new();
     for text in text.lines() {
-        let Ok(mut value) = serde_json::from_str::<Value>(text) else { continue };
+        let Ok(Value::Object(mut fields)) = serde_json::from_str(text) else { continue };
         // Not every program knows what it is called here, nor how much it may do in shared memory.
-        value["peer"] = peer.name().into();
-        value["transport"] = transport.into();
-        let text = value.to_string();
+        fields.insert("peer".to_owned(), peer.name().into());
+        fields.insert("transport".to_owned(), transport.into());
+        let text = Value::Object(fields).to_string();
         let Some(line) = Line::read(&text).filter(|line| plan.includes(line)) else { continue };
         let known = quickest.entry((line.operation, line.bytes)).or_insert((f64::INFINITY, String::new()));
         if line.median_us < known.0 {
@@ -255,7 +255,12 @@ all_reduce over tcp, 2 ranks, microseconds
     #[test]
     fn whoever_measures_several_ways_has_the_quickest_of_each_size() {
         let plan = plan::parse(lexopt::Parser::from_args(["--transport", "shm"])).unwrap().unwrap();
-        let lines = [line("burn-collective", 8, 3.0), line("burn-collective", 8, 2.0), line("x", 7, 1.0)];
+        let lines = [
+            line("burn-collective", 8, 3.0),
+            line("burn-collective", 8, 2.0),
+            line("x", 7, 1.0),
+            "3".to_owned(),
+        ];
         let wanted = wanted(&lines.join("\n"), &plan, Peer::Burn, "shm");
         let line = Line::read(wanted.trim_end()).unwrap();
         assert_eq!((&*line.peer, &*line.transport, line.median_us), ("burn", "shm", 2.0));
