@@ -10,6 +10,7 @@ use dist_parallel::{
 };
 
 use crate::gradient::stray_variable;
+use crate::spare::Spare;
 use crate::{CandleError, backward_from, slices};
 
 /// A candle module and its variables as one [`Block`] of a model.
@@ -27,7 +28,8 @@ use crate::{CandleError, backward_from, slices};
 /// [`Sequence::tie`](dist_parallel::Sequence::tie), or every update changes the variable twice.
 ///
 /// Its parameters can be [freed](Params::unload) between their uses and loaded again, which copies them: the variables and
-/// all tensors that share their memory, those in a graph that waits for its backward too, lose it and get it back.
+/// all tensors that share their memory, those in a graph that waits for its backward too, lose it and get it back. The
+/// blocks of a [`SequenceBuilder`](crate::SequenceBuilder) leave the memory of one of them to each other.
 ///
 /// Its input may be of an integer type, as token numbers are: such an input has no gradient.
 pub struct CandleBlock<M> {
@@ -35,6 +37,7 @@ pub struct CandleBlock<M> {
     infos: Vec<ParamInfo>,
     vars: Vec<Var>,
     module: M,
+    spare: Spare,
 }
 
 impl<M: Module + Send> CandleBlock<M> {
@@ -54,7 +57,7 @@ impl<M: Module + Send> CandleBlock<M> {
         let named =
             variables.into_iter().map(|(variable, var)| (format!("{name}.{}", variable.as_ref()), var));
         let (infos, vars) = describe(&name, named.collect())?;
-        Ok(Self { name, infos, vars, module })
+        Ok(Self { name, infos, vars, module, spare: Spare::default() })
     }
 
     /// The block called `name` with all variables of `map` whose names begin with `name.`, sorted by name: a
@@ -75,7 +78,7 @@ impl<M: Module + Send> CandleBlock<M> {
         }
         named.sort_by(|(a, _), (b, _)| a.cmp(b));
         let (infos, vars) = describe(&name, named)?;
-        Ok(Self { name, infos, vars, module })
+        Ok(Self { name, infos, vars, module, spare: Spare::default() })
     }
 
     /// The same block, with one parameter that training leaves as it is.
@@ -191,13 +194,13 @@ impl<M: Module + Send> Params for CandleBlock<M> {
 
     fn load(&mut self, index: usize, values: Lent) -> Result<Loaded, BoxError> {
         let (info, var) = self.parameter(index)?;
-        slices::load(&info.name, var, values.values())?;
+        slices::load(&info.name, var, values.values(), &self.spare)?;
         Ok(Loaded::Copied)
     }
 
     fn unload(&mut self, index: usize) -> Result<Unloaded, BoxError> {
         let (info, var) = self.parameter(index)?;
-        Ok(slices::free(&info.name, var)?)
+        Ok(slices::free(&info.name, var, &self.spare)?)
     }
 }
 
@@ -205,6 +208,13 @@ impl<M> CandleBlock<M> {
     /// The parameters' names and variables.
     pub(crate) fn variables(&self) -> impl Iterator<Item = (&str, &Var)> {
         self.infos.iter().map(|info| info.name.as_str()).zip(&self.vars)
+    }
+
+    /// The same block, which leaves the memory of freed parameters to others of a model, and takes theirs.
+    pub(crate) fn with_spare(self, spare: Spare) -> Self {
+        let own = self.infos.iter().filter(|info| info.same_as.is_none());
+        spare.serve(own.map(|info| info.len() * info.dtype.size()).sum());
+        Self { spare, ..self }
     }
 
     fn parameter(&self, index: usize) -> Result<(&ParamInfo, &Var), CandleError> {

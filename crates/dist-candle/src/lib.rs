@@ -6,6 +6,7 @@ mod error;
 mod gradient;
 mod sequence;
 mod slices;
+mod spare;
 
 pub use activations::Tensors;
 pub use block::CandleBlock;

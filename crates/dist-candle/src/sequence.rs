@@ -8,6 +8,7 @@ use candle_core::{Module, Tensor, TensorId};
 use dist_parallel::{Block, Sequence};
 
 use crate::CandleBlock;
+use crate::spare::Spare;
 
 /// Makes a [`Sequence`] of [`CandleBlock`]s in which a variable is one parameter, however many blocks list it.
 ///
@@ -35,6 +36,7 @@ pub struct SequenceBuilder {
     first_names: HashMap<TensorId, String>,
     /// Each further name of a variable, and its first.
     ties: Vec<(String, String)>,
+    spare: Spare,
 }
 
 impl SequenceBuilder {
@@ -51,7 +53,7 @@ impl SequenceBuilder {
                 Entry::Vacant(first) => _ = first.insert(name.to_owned()),
             }
         }
-        self.blocks.push(Box::new(block));
+        self.blocks.push(Box::new(block.with_spare(self.spare.clone())));
         self
     }
 

@@ -2,10 +2,12 @@
 
 use std::cell::{Cell, RefCell};
 
+use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Storage, Tensor, Var};
 use dist_parallel::{BoxError, FloatType, Unloaded, Values, ValuesMut};
 
 use crate::CandleError;
+use crate::spare::Spare;
 
 pub(crate) fn float_type(name: &str, dtype: DType) -> Result<FloatType, CandleError> {
     match dtype {
@@ -53,18 +55,18 @@ pub(crate) fn write(name: &str, var: &Var, f: &mut dyn FnMut(ValuesMut<'_>)) -> 
     result.map_err(|source| CandleError::Candle { place: place(), source }.into())
 }
 
-/// Frees the memory of `var`, and of every tensor that shares it, until the next write. Memory of which the variable is
-/// only a part stays.
-pub(crate) fn free(name: &str, var: &Var) -> Result<Unloaded, CandleError> {
-    let free = Free { freed: Cell::new(false) };
+/// Takes the memory of `var`, and of every tensor that shares it, away until the next write. Memory of which the variable
+/// is only a part stays.
+pub(crate) fn free(name: &str, var: &Var, spare: &Spare) -> Result<Unloaded, CandleError> {
+    let free = Free { spare, freed: Cell::new(false) };
     let place = || format!("freeing {name}");
     var.inplace_op1(&free).map_err(|source| CandleError::Candle { place: place(), source })?;
     Ok(if free.freed.get() { Unloaded::Freed } else { Unloaded::Kept })
 }
 
-/// Gives `var` these values. Freed memory is made anew from them, without being cleared first.
-pub(crate) fn load(name: &str, var: &Var, values: Values<'_>) -> Result<(), BoxError> {
-    let fill = Fill { values, filled: Cell::new(false) };
+/// Gives `var` these values; if its memory was freed, in spare or new memory, which is not cleared first.
+pub(crate) fn load(name: &str, var: &Var, values: Values<'_>, spare: &Spare) -> Result<(), BoxError> {
+    let fill = Fill { values, spare, filled: Cell::new(false) };
     let place = || format!("loading {name}");
     var.inplace_op1(&fill).map_err(|source| CandleError::Candle { place: place(), source })?;
     let mut copied = Ok(());
@@ -76,6 +78,7 @@ pub(crate) fn load(name: &str, var: &Var, values: Values<'_>) -> Result<(), BoxE
 
 struct Fill<'a> {
     values: Values<'a>,
+    spare: &'a Spare,
     filled: Cell<bool>,
 }
 
@@ -89,24 +92,32 @@ impl InplaceOp1 for Fill<'_> {
         if !whole || !is_freed(storage, layout) {
             return Ok(());
         }
-        let filled = match (&*storage, self.values) {
-            (CpuStorage::F32(_), Values::F32(values)) => CpuStorage::F32(values.to_vec()),
-            (CpuStorage::F64(_), Values::F64(values)) => CpuStorage::F64(values.to_vec()),
-            (CpuStorage::F16(_), Values::F16(values)) => CpuStorage::F16(values.to_vec()),
-            (CpuStorage::BF16(_), Values::Bf16(values)) => CpuStorage::BF16(values.to_vec()),
+        let spare = self.spare.take(storage.dtype(), self.values.len());
+        let Some(mut filled) = spare.or_else(|| zeros(storage, 0)) else { return Ok(()) };
+        match (&mut filled, self.values) {
+            (CpuStorage::F32(all), Values::F32(values)) => refill(all, values),
+            (CpuStorage::F64(all), Values::F64(values)) => refill(all, values),
+            (CpuStorage::F16(all), Values::F16(values)) => refill(all, values),
+            (CpuStorage::BF16(all), Values::Bf16(values)) => refill(all, values),
             _ => return Ok(()),
-        };
+        }
         *storage = filled;
         self.filled.set(true);
         Ok(())
     }
 }
 
-struct Free {
+fn refill<T: Copy>(all: &mut Vec<T>, values: &[T]) {
+    all.clear();
+    all.extend_from_slice(values);
+}
+
+struct Free<'a> {
+    spare: &'a Spare,
     freed: Cell<bool>,
 }
 
-impl InplaceOp1 for Free {
+impl InplaceOp1 for Free<'_> {
     fn name(&self) -> &'static str {
         "free"
     }
@@ -114,7 +125,7 @@ impl InplaceOp1 for Free {
     fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
         let whole = layout.contiguous_offsets() == Some((0, storage_len(storage)));
         if whole && let Some(nothing) = zeros(storage, 0) {
-            *storage = nothing;
+            self.spare.give(std::mem::replace(storage, nothing));
         }
         self.freed.set(whole || is_freed(storage, layout));
         Ok(())
@@ -126,7 +137,7 @@ fn is_freed(storage: &CpuStorage, layout: &Layout) -> bool {
     storage_len(storage) == 0 && layout.shape().elem_count() > 0
 }
 
-fn storage_len(storage: &CpuStorage) -> usize {
+pub(crate) fn storage_len(storage: &CpuStorage) -> usize {
     match storage {
         CpuStorage::F32(all) => all.len(),
         CpuStorage::F64(all) => all.len(),
@@ -169,7 +180,7 @@ impl Write<'_> {
             CpuStorage::F64(all) => ValuesMut::F64(&mut all[start..end]),
             CpuStorage::F16(all) => ValuesMut::F16(&mut all[start..end]),
             CpuStorage::BF16(all) => ValuesMut::Bf16(&mut all[start..end]),
-            _ => return Err(CandleError::Type { name: self.name.to_owned(), dtype: storage_type(storage) }),
+            _ => return Err(CandleError::Type { name: self.name.to_owned(), dtype: storage.dtype() }),
         })
     }
 }
@@ -186,11 +197,6 @@ impl InplaceOp1 for Write<'_> {
         }
         Ok(())
     }
-}
-
-fn storage_type(storage: &CpuStorage) -> DType {
-    use candle_core::backend::BackendStorage;
-    storage.dtype()
 }
 
 fn no_slice(name: &str, reason: &'static str) -> CandleError {

@@ -60,6 +60,8 @@ struct StripSum {
     adding: Option<PendingFlat>,
     /// The own part of the mean over all ranks, from a step to the next micro-batch.
     mean: Option<Flat>,
+    /// Memory of the last mean, for this rank's part of the first round's sum: fresh memory has to be found, page by page.
+    room: Option<Flat>,
 }
 
 impl Strip {
@@ -77,6 +79,7 @@ impl Gradients {
             sum: TreeSum::new(),
             adding: None,
             mean: None,
+            room: None,
         };
         let unit = |strips: &[Strip]| UnitSum {
             strips: strips.iter().map(strip).collect(),
@@ -103,13 +106,16 @@ impl Gradients {
     }
 
     /// Forgets what the last step gave, if anything is left of it.
-    pub(crate) fn begin_step(&mut self) {
+    pub(crate) fn begin_step(&mut self, layout: &Layout) {
         if self.rounds == 0 {
             self.used.fill(false);
         }
+        // Else a leaf itself becomes the mean, or there is one on its way of every unit at once.
+        let cuts = self.sums_now(layout);
         for unit in &mut self.units {
             unit.concluded = false;
-            unit.strips.iter_mut().for_each(|strip| strip.mean = None);
+            let with_mean = unit.strips.iter_mut().filter(|strip| strip.mean.is_some());
+            with_mean.for_each(|strip| strip.room = strip.mean.take().filter(|_| cuts));
         }
     }
 
@@ -121,6 +127,11 @@ impl Gradients {
             (unit.outstanding, unit.closed) = (of.reporters, false);
             unit.strips.iter_mut().for_each(|strip| strip.written.fill(false));
         }
+    }
+
+    /// Whether each round's leaves are added up among ranks, and cut.
+    const fn sums_now(&self, layout: &Layout) -> bool {
+        self.each_round && layout.shards > 1
     }
 
     /// Takes the gradient of one parameter for the present micro-batch.
@@ -172,7 +183,7 @@ impl Gradients {
         }
         self.land(layout, groups)?;
         self.open(layout, groups, unit)?;
-        let leaves_now = self.each_round && groups.shards.world_size() > 1;
+        let leaves_now = self.sums_now(layout);
         for (of, strip) in self.units[unit].strips.iter_mut().zip(&layout.units[unit].strips) {
             let Some(mut leaf) = of.leaf.take() else { continue };
             if self.present {
@@ -217,8 +228,8 @@ impl Gradients {
             for (of, strip) in self.units[unit].strips.iter_mut().zip(&layout.units[unit].strips) {
                 if let Some(adding) = of.adding.take() {
                     let sum = groups.wait(adding)?;
-                    of.mean =
-                        Some(if sum.len() == strip.part { sum } else { own_part(&sum, strip, groups)? });
+                    let whole = sum.len() == strip.part;
+                    of.mean = Some(if whole { sum } else { own_part(&sum, strip, groups, None)? });
                 }
                 if let Some(mean) = &mut of.mean {
                     mean.slice_mut(0, strip.part).divide(micro_batches);
@@ -260,7 +271,8 @@ impl Gradients {
         for unit in &mut self.units {
             unit.concluded = false;
             for of in &mut unit.strips {
-                (of.leaf, of.adding, of.mean, of.sum) = (None, None, None, TreeSum::new());
+                (of.leaf, of.adding, of.sum) = (None, None, TreeSum::new());
+                (of.mean, of.room) = (None, None);
             }
         }
         (self.in_flight, self.rounds) = (None, 0);
@@ -299,7 +311,8 @@ impl Gradients {
         for (of, strip) in self.units[unit].strips.iter_mut().zip(&layout.units[unit].strips) {
             let Some(adding) = of.adding.take() else { continue };
             let leaf = groups.wait(adding)?;
-            of.sum.add(self.rounds, own_part(&leaf, strip, groups)?, merge);
+            let part = own_part(&leaf, strip, groups, of.room.take())?;
+            of.sum.add(self.rounds, part, merge);
             self.spare.give(leaf);
         }
         if self.last {
@@ -350,14 +363,15 @@ fn merge(left: &mut Flat, right: Flat) {
     left.add(&right);
 }
 
-/// This rank's part of a strip that was added up, in memory of its own.
-fn own_part(sum: &Flat, strip: &Strip, groups: &mut Groups) -> Result<Flat> {
+/// This rank's part of a strip that was added up, in memory of its own: this, if there is some.
+fn own_part(sum: &Flat, strip: &Strip, groups: &mut Groups, room: Option<Flat>) -> Result<Flat> {
     let (start, len) = (groups.shards.rank() * strip.part, strip.part);
-    if groups.replicas.world_size() == 1 {
-        return Ok(sum.part(sum.dtype(), start, len));
-    }
-    // It will travel, too.
-    let mut part = Flat::allocated(&mut groups.replicas, sum.dtype(), len)?;
+    let mut part = match room {
+        Some(room) => room,
+        None if groups.replicas.world_size() == 1 => return Ok(sum.part(sum.dtype(), start, len)),
+        // It will travel, too.
+        None => Flat::allocated(&mut groups.replicas, sum.dtype(), len)?,
+    };
     part.slice_mut(0, len).convert_from(sum.slice(start, len));
     Ok(part)
 }

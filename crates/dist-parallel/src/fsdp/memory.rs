@@ -66,7 +66,7 @@ impl Plan {
         let parameters = strips().map(of_strip).sum();
         let optimizer = trained().map(state).sum();
         let gradients = trained().map(|strip| self.part_bytes(strip)).sum();
-        let live = parameters + optimizer;
+        let live = parameters + optimizer + if self.cuts_each_round() { gradients } else { 0 };
         let mut meter = Meter { plan: self, loaded, live, peak: live, in_flight: None, spares: [None; 2] };
         meter.step(micro_batches);
         Memory { parameters, gradients, optimizer, peak: meter.peak }
@@ -110,6 +110,11 @@ impl Plan {
         let mut actions = self.uses().forward(&self.layout, true);
         actions.extend(self.uses().backward(&self.layout));
         actions
+    }
+
+    /// Whether each round's gradients are added up among ranks, each of which keeps its part.
+    const fn cuts_each_round(&self) -> bool {
+        self.degrees.each_round && self.degrees.shards > 1
     }
 
     fn trained(&self, unit: usize) -> impl Iterator<Item = &Strip> {
@@ -241,7 +246,7 @@ impl Meter<'_> {
 
     fn close(&mut self, unit: usize, round: Round) {
         let plan = self.plan;
-        if plan.degrees.each_round && plan.degrees.shards > 1 {
+        if plan.cuts_each_round() {
             self.in_flight = Some(unit);
         } else {
             for strip in plan.trained(unit) {
@@ -254,7 +259,8 @@ impl Meter<'_> {
         let plan = self.plan;
         let Some(unit) = self.in_flight.take() else { return };
         for strip in plan.trained(unit) {
-            self.allocate(plan.part_bytes(strip));
+            // The first round's lies where the last step's mean was.
+            self.allocate(if round.number > 0 { plan.part_bytes(strip) } else { 0 });
             self.sum(plan.part_bytes(strip), round);
             self.give(Whole::Leaf, strip);
         }

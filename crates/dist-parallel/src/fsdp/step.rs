@@ -130,7 +130,7 @@ impl<A> Fsdp<A> {
         L: FnOnce(A) -> Result<(f32, A), BoxError>,
     {
         self.agree(micro_batches, last)?;
-        self.gradients.begin_step();
+        self.gradients.begin_step(&self.plan.layout);
         let deal = self.plan.deal(self.world.rank());
         let rounds = deal.rounds(micro_batches);
         for round in 0..rounds {
