@@ -16,8 +16,8 @@ pub(super) fn sum(_into: &mut [half::f16], _from: &[half::f16]) -> bool {
 #[allow(unsafe_code, reason = "instructions are used that the processor was asked for")]
 mod x86_64 {
     use std::arch::x86_64::{
-        __m256, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm256_add_ps, _mm256_blendv_ps, _mm256_cmp_ps,
-        _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_set1_ps,
+        __m128i, __m256, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm256_add_ps, _mm256_blendv_ps,
+        _mm256_cmp_ps, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_movemask_ps, _mm256_set1_ps,
     };
 
     use half::f16;
@@ -40,21 +40,42 @@ mod x86_64 {
 
     #[target_feature(enable = "avx2,f16c")]
     fn sum_converted(into: &mut [f16], from: &[f16]) {
-        let (into, into_rest) = into.as_chunks_mut::<LANES>();
-        let (from, from_rest) = from.as_chunks::<LANES>();
+        let (into, into_rest) = into.as_chunks_mut::<{ 2 * LANES }>();
+        let (from, from_rest) = from.as_chunks::<{ 2 * LANES }>();
         for (into, from) in into.iter_mut().zip(from) {
-            let sums = _mm256_add_ps(widened(into), widened(from));
-            let nans = _mm256_cmp_ps::<_CMP_UNORD_Q>(sums, sums);
-            let sums = _mm256_blendv_ps(sums, _mm256_set1_ps(f32::NAN), nans);
-            *into = bytemuck::cast(_mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(sums));
+            let ([left, right], [left_from, right_from]) = (halves(into), halves(from));
+            let left = _mm256_add_ps(widened(left), widened(left_from));
+            let right = _mm256_add_ps(widened(right), widened(right_from));
+            let nans = _mm256_cmp_ps::<_CMP_UNORD_Q>(left, right);
+            *into = bytemuck::cast(if _mm256_movemask_ps(nans) == 0 {
+                [narrowed(left), narrowed(right)]
+            } else {
+                [narrowed(alike(left)), narrowed(alike(right))]
+            });
         }
         for (into, from) in into_rest.iter_mut().zip(from_rest) {
             *into = round_f16(widen_f16(*into) + widen_f16(*from));
         }
     }
 
+    fn halves(numbers: &[f16; 2 * LANES]) -> [[f16; LANES]; 2] {
+        bytemuck::cast(*numbers)
+    }
+
     #[target_feature(enable = "avx2,f16c")]
-    fn widened(numbers: &[f16; LANES]) -> __m256 {
-        _mm256_cvtph_ps(bytemuck::cast(*numbers))
+    fn widened(numbers: [f16; LANES]) -> __m256 {
+        _mm256_cvtph_ps(bytemuck::cast(numbers))
+    }
+
+    #[target_feature(enable = "avx2,f16c")]
+    fn narrowed(sums: __m256) -> __m128i {
+        _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(sums)
+    }
+
+    /// With every NaN the same one.
+    #[target_feature(enable = "avx2,f16c")]
+    fn alike(sums: __m256) -> __m256 {
+        let nans = _mm256_cmp_ps::<_CMP_UNORD_Q>(sums, sums);
+        _mm256_blendv_ps(sums, _mm256_set1_ps(f32::NAN), nans)
     }
 }
