@@ -7,9 +7,9 @@
 
 use dist_transport::Rank;
 
-use crate::cost::log2_ceil;
+use crate::cost::{halvings, log2_ceil};
 use crate::schedule::Kind;
-use crate::{Chunks, ReceiveHalf, Schedule, SendHalf, Step};
+use crate::{Chunks, Cost, Messages, ReceiveHalf, Schedule, SendHalf, Step};
 
 /// The buffer is one chunk.
 const WHOLE: Chunks = Chunks::one(0);
@@ -54,6 +54,28 @@ pub fn gather_held(rank: Rank, root: usize) -> Chunks {
 /// The chunks that pass through the buffer of a rank in [`scatter`]: none on the root, which sends of its input.
 pub fn scatter_held(rank: Rank, root: usize) -> Chunks {
     if rank.index() == root { Chunks::NONE } else { subtree(rank, root) }
+}
+
+/// What [`scatter`] costs, and [`gather`], but for what the busiest rank sends, which is the root of the one. Most is
+/// moved from or to a rank of the smallest block: the larger ones are moved as a whole.
+pub(crate) const fn rooted_cost(world_size: usize) -> Cost {
+    let (peers, rounds, whole_tree) = (world_size - 1, log2_ceil(world_size), world_size.next_power_of_two());
+    let mut moved = world_size - (1 << world_size.trailing_zeros());
+    let mut bit = 0;
+    while bit < rounds + 1 {
+        if world_size >> bit & 1 == 1 {
+            moved += halvings(1 << bit);
+        }
+        bit += 1;
+    }
+    Cost {
+        rounds,
+        path: whole_tree - 1,
+        sent_max: peers,
+        all: Messages::new(peers, moved),
+        depth: Messages::new(rounds, whole_tree - 1),
+        ..Cost::NOTHING
+    }
 }
 
 pub(crate) fn reduce_step(rank: Rank, root: usize, level: usize) -> Option<Step> {

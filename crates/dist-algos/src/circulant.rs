@@ -8,9 +8,9 @@
 
 use dist_transport::Rank;
 
-use crate::cost::log2_ceil;
+use crate::cost::{halvings, log2_ceil};
 use crate::schedule::Kind;
-use crate::{Chunks, ReceiveHalf, Schedule, SendHalf, Step};
+use crate::{Chunks, Cost, Messages, ReceiveHalf, Schedule, SendHalf, Step};
 
 /// Chunk `r` of the sum ends on rank `r`, after ⌈log₂ p⌉ rounds. The other chunks hold partial sums.
 pub const fn reduce_scatter(rank: Rank) -> Schedule {
@@ -40,6 +40,19 @@ pub const fn scatter(rank: Rank, root: usize) -> Schedule {
 pub const fn gather(rank: Rank, root: usize) -> Schedule {
     let root = root % rank.world_size();
     Schedule::new(rank, log2_ceil(rank.world_size()), Kind::CirculantGather { root })
+}
+
+/// What [`scatter`] costs, and [`gather`], but for what the busiest rank sends, which is the root of the one.
+pub(crate) const fn rooted_cost(world_size: usize) -> Cost {
+    let (peers, rounds) = (world_size - 1, log2_ceil(world_size));
+    Cost {
+        rounds,
+        path: peers,
+        sent_max: peers,
+        all: Messages::new(peers, halvings(world_size)),
+        depth: Messages::new(world_size.ilog2() as usize, world_size - world_size.count_ones() as usize),
+        ..Cost::NOTHING
+    }
 }
 
 /// Before a round a rank has sums of its own chunk and those after it, as many as the distance. It gives away those

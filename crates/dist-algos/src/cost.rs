@@ -12,16 +12,100 @@ pub struct Cost {
     pub sent_max: usize,
     /// Chunks that the rank reduces that reduces most of them, into others; with the root that makes most of it.
     pub reduced_max: usize,
+    /// What all ranks send together, with the root that makes most of it.
+    pub all: Messages,
+    /// Messages that follow one another because each had to arrive before the next could leave: those that a rank sends
+    /// one after the other count once.
+    pub depth: Messages,
+    /// Chunks that all ranks together reduce into others.
+    pub reduced: usize,
+}
+
+/// Some messages, and the chunks in them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Messages {
+    /// How many they are.
+    pub count: usize,
+    /// How many chunks they have.
+    pub chunks: usize,
+}
+
+impl Messages {
+    /// So many messages of so many chunks together.
+    pub(crate) const fn new(count: usize, chunks: usize) -> Self {
+        Self { count, chunks }
+    }
+
+    /// Both.
+    pub(crate) const fn and(self, other: Self) -> Self {
+        Self { count: self.count + other.count, chunks: self.chunks + other.chunks }
+    }
+
+    /// Each number the larger of both.
+    pub(crate) const fn at_least(self, other: Self) -> Self {
+        Self {
+            count: if self.count > other.count { self.count } else { other.count },
+            chunks: if self.chunks > other.chunks { self.chunks } else { other.chunks },
+        }
+    }
+
+    /// The same from so many ranks.
+    pub(crate) const fn times(self, ranks: usize) -> Self {
+        Self { count: self.count * ranks, chunks: self.chunks * ranks }
+    }
 }
 
 impl Cost {
     /// The cost of no communication.
-    pub const NOTHING: Self = Self { rounds: 0, path: 0, sent_max: 0, reduced_max: 0 };
+    pub const NOTHING: Self = Self {
+        rounds: 0,
+        path: 0,
+        sent_max: 0,
+        reduced_max: 0,
+        all: Messages::new(0, 0),
+        depth: Messages::new(0, 0),
+        reduced: 0,
+    };
+
+    /// The cost where every rank sends in every round, so many chunks in all, and reduces so many.
+    pub(crate) const fn alike(world_size: usize, rounds: usize, chunks: usize, reduced: usize) -> Self {
+        let depth = Messages::new(rounds, chunks);
+        Self {
+            rounds,
+            path: chunks,
+            sent_max: chunks,
+            reduced_max: reduced,
+            all: depth.times(world_size),
+            depth,
+            reduced: reduced * world_size,
+        }
+    }
 
     /// The cost where each chunk is so many chunks.
     pub(crate) const fn magnified(self, each: usize) -> Self {
-        let Self { rounds, path, sent_max, reduced_max } = self;
-        Self { rounds, path: path * each, sent_max: sent_max * each, reduced_max: reduced_max * each }
+        let Self { rounds, path, sent_max, reduced_max, all, depth, reduced } = self;
+        Self {
+            rounds,
+            path: path * each,
+            sent_max: sent_max * each,
+            reduced_max: reduced_max * each,
+            all: Messages { chunks: all.chunks * each, ..all },
+            depth: Messages { chunks: depth.chunks * each, ..depth },
+            reduced: reduced * each,
+        }
+    }
+
+    /// Each number the larger of both.
+    pub(crate) fn at_least(self, other: Self) -> Self {
+        Self {
+            rounds: self.rounds.max(other.rounds),
+            path: self.path.max(other.path),
+            sent_max: self.sent_max.max(other.sent_max),
+            reduced_max: self.reduced_max.max(other.reduced_max),
+            all: self.all.at_least(other.all),
+            depth: self.depth.at_least(other.depth),
+            reduced: self.reduced.max(other.reduced),
+        }
     }
 
     /// The cost of both, one after the other.
@@ -31,6 +115,9 @@ impl Cost {
             path: self.path + other.path,
             sent_max: self.sent_max + other.sent_max,
             reduced_max: self.reduced_max + other.reduced_max,
+            all: self.all.and(other.all),
+            depth: self.depth.and(other.depth),
+            reduced: self.reduced + other.reduced,
         }
     }
 }
@@ -67,6 +154,47 @@ impl CostModel {
             .saturating_add(chunks_take(cost.path, self.byte_ps))
             .saturating_add(chunks_take(cost.reduced_max, self.reduced_byte_ps))
     }
+
+    /// The same where the ranks have fewer cores than they are: then what all of them do together counts, and not what
+    /// one waits for.
+    ///
+    /// All work together is divided among the cores. While a message is under way that has to arrive before anything else
+    /// can leave, one core works and the others have nothing to do. A round of all ranks, which is what is
+    /// [measured](Self::round_ps), is a message of each and one such wait: schedules in which all ranks do the same cost
+    /// what they cost with a core for each.
+    pub(crate) fn picoseconds_on(&self, crew: Crew, cost: Cost, buffer_bytes: usize, chunks: usize) -> u128 {
+        let others = crew.cores.saturating_sub(1);
+        let rounds = |all: usize, depth: usize| all as u128 + (others * depth) as u128;
+        let each = rounds(crew.ranks, 1).max(1);
+        let chunks_take = |count: u128, byte_ps: u64| {
+            let bytes = count.saturating_mul(buffer_bytes as u128) / (each * chunks.max(1) as u128);
+            bytes.saturating_mul(byte_ps.into())
+        };
+        (rounds(cost.all.count, cost.depth.count).saturating_mul(self.round_ps.into()) / each)
+            .saturating_add(chunks_take(rounds(cost.all.chunks, cost.depth.chunks), self.byte_ps))
+            .saturating_add(chunks_take(rounds(cost.reduced, cost.reduced_max), self.reduced_byte_ps))
+    }
+}
+
+/// Ranks of one host, and the cores that they have between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Crew {
+    /// How many ranks.
+    pub ranks: usize,
+    /// How many cores.
+    pub cores: usize,
+}
+
+impl Crew {
+    /// Ranks that have a core each.
+    pub const fn spacious(ranks: usize) -> Self {
+        Self { ranks, cores: ranks }
+    }
+
+    /// Whether several ranks have to share a core.
+    pub const fn is_crowded(self) -> bool {
+        self.cores < self.ranks
+    }
 }
 
 /// A round takes as long as 64 KiB, at 5 GB/s, and what arrives is reduced while more arrives.
@@ -78,6 +206,21 @@ impl Default for CostModel {
         let byte_ps = 200;
         Self { round_ps: 65_536 * byte_ps, byte_ps, reduced_byte_ps: 0 }
     }
+}
+
+/// Chunks that move when `chunks` are halved again and again, rounded down, and the lesser halves handed on: as many
+/// as the numbers below it have ones in binary.
+pub(crate) const fn halvings(chunks: usize) -> usize {
+    let (mut moved, mut bit, mut above) = (0, usize::BITS, 0);
+    while bit > 0 {
+        bit -= 1;
+        if chunks >> bit & 1 == 1 {
+            // Numbers that agree with `chunks` above this digit and are less in it.
+            moved += (above << bit) + ((bit as usize) << bit) / 2;
+            above += 1;
+        }
+    }
+    moved
 }
 
 /// ⌈log₂ n⌉: rounds in which everybody can have heard of everybody. 0 for 0 and 1.

@@ -13,7 +13,7 @@ use dist_transport::Rank;
 
 use crate::binary_blocks::{Block, Deal, cards, levels};
 use crate::schedule::Kind;
-use crate::{Chunks, Cost, ReceiveHalf, Schedule, SendHalf, Step};
+use crate::{Chunks, Cost, Messages, ReceiveHalf, Schedule, SendHalf, Step};
 
 /// Into how many chunks [`reduce`] and [`gather`] cut the buffer: the largest power of two in the world.
 pub const fn chunks(world_size: usize) -> usize {
@@ -45,6 +45,7 @@ pub(crate) const fn cost(world_size: usize) -> Cost {
     let (levels, chunks) = (levels(world_size), chunks(world_size));
     // From the smallest block to the largest: when the last of its ranks has the sum of all blocks so far.
     let (mut rounds, mut path) = (0, 0);
+    let (mut all, mut depth) = (Messages::new(0, 0), Messages::new(0, 0));
     let mut smaller: Option<usize> = None;
     let mut bits = 0;
     while bits <= levels {
@@ -52,10 +53,15 @@ pub(crate) const fn cost(world_size: usize) -> Cost {
             let halved = chunks - (chunks >> bits);
             rounds = if rounds > bits { rounds } else { bits };
             path = if path > halved { path } else { halved };
+            all = all.and(Messages::new(2 * bits, 2 * halved).times(1 << bits));
             if let Some(smaller) = smaller {
                 rounds += 1 << (bits - smaller);
                 path += chunks >> smaller;
+                depth = depth.and(Messages::new(1, chunks >> bits));
+                // One to each rank of this block, and one back to each of the smaller.
+                all = all.and(Messages::new((1 << bits) + (1 << smaller), 2 * chunks));
             }
+            depth = depth.at_least(Messages::new(bits, halved));
             smaller = Some(bits);
         }
         bits += 1;
@@ -68,6 +74,9 @@ pub(crate) const fn cost(world_size: usize) -> Cost {
         path: path + moved + message,
         sent_max: 2 * moved + message,
         reduced_max: moved + served,
+        all,
+        depth: depth.and(Messages::new(levels + served, moved + message)),
+        reduced: (world_size - 1) * chunks,
     }
 }
 
@@ -81,11 +90,14 @@ pub const fn reduce_scatter(rank: Rank) -> Schedule {
 pub(crate) const fn reduce_scatter_cost(world_size: usize) -> Cost {
     let levels = levels(world_size);
     let (mut rounds, mut path) = (0, 0);
+    let (mut all, mut depth) = (Messages::new(0, 0), Messages::new(0, 0));
     let mut smaller: Option<usize> = None;
     let mut bits = 0;
     while bits <= levels {
         if world_size >> bits & 1 == 1 {
             rounds = if rounds > bits { rounds } else { bits };
+            // Each round halves, over all ranks of the block, what all of them have.
+            all = all.and(Messages::new(bits << bits, ((1 << bits) - 1) * world_size));
             match smaller {
                 None => path = halved(world_size, 0, bits),
                 Some(smaller) => {
@@ -94,18 +106,29 @@ pub(crate) const fn reduce_scatter_cost(world_size: usize) -> Cost {
                     path = if path > ready { path } else { ready };
                     path += cards(world_size, 0, smaller);
                     rounds += 1 << (bits - smaller);
+                    depth = depth.and(Messages::new(1, cards(world_size, 0, bits)));
+                    all = all.and(Messages::new(1 << bits, world_size));
                 }
             }
+            depth = depth.at_least(Messages::new(bits, halved(world_size, 0, bits)));
             smaller = Some(bits);
         }
         bits += 1;
     }
-    let reduced = halved(world_size, 0, levels);
+    let (halved, reduced) = (halved(world_size, 0, levels), (world_size - 1) * world_size);
     if world_size.is_power_of_two() {
-        return Cost { rounds, path, sent_max: world_size - 1, reduced_max: reduced };
+        return Cost { rounds, path, sent_max: world_size - 1, reduced_max: halved, all, depth, reduced };
     }
-    let reduced_max = reduced + cards(world_size, 0, levels);
-    Cost { rounds: rounds + 1, path: path + 1, sent_max: world_size, reduced_max }
+    let handed_over = world_size - chunks(world_size);
+    Cost {
+        rounds: rounds + 1,
+        path: path + 1,
+        sent_max: world_size,
+        reduced_max: halved + cards(world_size, 0, levels),
+        all: all.and(Messages::new(handed_over, handed_over)),
+        depth: depth.and(Messages::new(1, 1)),
+        reduced,
+    }
 }
 
 /// Chunks on the longest path to a place of a block that halves so many times.

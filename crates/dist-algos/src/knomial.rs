@@ -35,6 +35,16 @@ pub(crate) const fn rounds(world_size: usize) -> usize {
     }
 }
 
+/// How many messages follow one another because each had to arrive before the next could leave: the most digits of a
+/// rank's number that are not 0.
+pub(crate) const fn depth(world_size: usize) -> usize {
+    let (mut depth, mut ones) = (0, 1);
+    while ones < world_size {
+        (depth, ones) = (depth + 1, (ones << BITS) + 1);
+    }
+    depth
+}
+
 /// From the highest level down, the parent of a group sends to the first rank of each other part of the group.
 pub(crate) fn broadcast_step(rank: Rank, root: usize, index: usize) -> Option<Step> {
     let level = levels(rank.world_size()) - 1 - index / CHILDREN;

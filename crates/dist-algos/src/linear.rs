@@ -5,7 +5,7 @@
 use dist_transport::Rank;
 
 use crate::schedule::Kind;
-use crate::{Chunks, ReceiveHalf, Schedule, SendHalf, Source, Step};
+use crate::{Chunks, Cost, Messages, ReceiveHalf, Schedule, SendHalf, Source, Step};
 
 /// Every other rank `r` gets chunk `r` of the root's memory into its buffer. A root outside the world is taken modulo
 /// its size.
@@ -19,6 +19,19 @@ pub const fn scatter(rank: Rank, root: usize, of: Source) -> Schedule {
 pub const fn gather(rank: Rank, root: usize, of: Source) -> Schedule {
     let root = root % rank.world_size();
     Schedule::new(rank, rank.world_size() - 1, Kind::LinearGather { root, of })
+}
+
+/// What [`scatter`] costs, and [`gather`], but for what the busiest rank sends, which is the root of the one.
+pub(crate) const fn cost(world_size: usize) -> Cost {
+    let peers = world_size - 1;
+    Cost {
+        rounds: peers,
+        path: peers,
+        sent_max: peers,
+        all: Messages::new(peers, peers),
+        depth: Messages::new(1, 1),
+        ..Cost::NOTHING
+    }
 }
 
 pub(crate) fn scatter_step(rank: Rank, root: usize, of: Source, index: usize) -> Option<Step> {

@@ -6,11 +6,12 @@ use smallvec::SmallVec;
 
 use crate::{Chunks, Partition};
 
-/// The pieces of memory that a message is made of; one, if its chunks are contiguous.
-pub(crate) type Pieces<'a> = SmallVec<[&'a [u8]; 2]>;
+/// The pieces of memory that a message is made of; one, if its chunks are contiguous. More than a few are many ranks' and
+/// many messages', beside which an allocation is nothing.
+pub(crate) type Pieces<'a> = SmallVec<[&'a [u8]; 4]>;
 
 /// The pieces of memory that a message is received into.
-pub(crate) type PiecesMut<'a> = SmallVec<[&'a mut [u8]; 2]>;
+pub(crate) type PiecesMut<'a> = SmallVec<[&'a mut [u8]; 4]>;
 
 /// What is sent, and where what is received goes. `None` if a byte is in both.
 pub(crate) fn split<'a>(

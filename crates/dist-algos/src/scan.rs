@@ -11,7 +11,7 @@ use dist_transport::Rank;
 
 use crate::cost::log2_ceil;
 use crate::schedule::Kind;
-use crate::{Chunks, Place, ReceiveHalf, Schedule, SendHalf, Step, Then};
+use crate::{Chunks, Cost, Messages, Place, ReceiveHalf, Schedule, SendHalf, Step, Then};
 
 /// Whether a rank's own part is in its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -61,20 +61,33 @@ const fn result(rank: Rank) -> Place {
     if pair_end < rank.world_size() { RESULT } else { Place::Buffer }
 }
 
-/// How many times the rank reduces that does so most often.
-pub(crate) const fn reduced_max(world_size: usize, extent: Extent) -> usize {
-    let (mut index, mut most) = (0, 0);
+/// What it costs. A rank receives once for each sum that it reduces, and once more for what an exclusive scan begins
+/// with.
+pub(crate) const fn cost(world_size: usize, extent: Extent) -> Cost {
+    let rounds = log2_ceil(world_size);
+    let (mut index, mut received, mut reduced, mut reduced_max) = (0, 0, 0, 0);
     while index < world_size {
         let results = index.count_ones() as usize;
-        let results = if matches!(extent, Extent::Exclusive) { results.saturating_sub(1) } else { results };
-        let (mut level, mut sums) = (0, 0);
+        let added = if matches!(extent, Extent::Exclusive) { results.saturating_sub(1) } else { results };
+        let (mut level, mut sums, mut both) = (0, 0, 0);
         while index + (2 << level) < world_size {
+            both += index >> level & 1;
             (level, sums) = (level + 1, sums + 1);
         }
-        most = if results + sums > most { results + sums } else { most };
+        received += results + sums - both;
+        reduced += added + sums;
+        reduced_max = if added + sums > reduced_max { added + sums } else { reduced_max };
         index += 1;
     }
-    most
+    Cost {
+        rounds,
+        path: rounds,
+        sent_max: rounds,
+        reduced_max,
+        all: Messages::new(received, received),
+        depth: Messages::new(rounds, rounds),
+        reduced,
+    }
 }
 
 /// What a rank and a peer across one binary digit of their numbers tell each other.

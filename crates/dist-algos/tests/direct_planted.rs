@@ -8,7 +8,7 @@ use std::time::Duration;
 use dist_algos::direct::{Form, Kernel, Memory, Own, Plan, Task, run};
 use dist_algos::{Partition, Scratch};
 use dist_transport::{
-    Deadline, Direct, Exposed, Fingerprint, Owned, Place, Reach, Result, Shared, Transport, sim,
+    Direct, Due, Exposed, Fingerprint, Owned, Place, Reach, Result, Shared, Transport, sim,
 };
 use rstest::rstest;
 
@@ -57,8 +57,8 @@ impl Direct for Wrong<'_> {
         SHARED
     }
 
-    fn enter(&mut self, posts: u32, memory: Exposed<'_>, deadline: Deadline) -> Result<()> {
-        self.inner.enter(posts, memory, deadline)
+    fn enter(&mut self, posts: u32, memory: Exposed<'_>, due: &Due<'_>) -> Result<()> {
+        self.inner.enter(posts, memory, due)
     }
 
     fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
@@ -84,12 +84,12 @@ impl Direct for Wrong<'_> {
         }
     }
 
-    fn wait(&mut self, rank: usize, posts: u32, deadline: Deadline) -> Result<()> {
+    fn wait(&mut self, rank: usize, posts: u32, due: &Due<'_>) -> Result<()> {
         self.waits += 1;
         match self.mistake {
             Mistake::MissingAwait if self.waits.is_multiple_of(5) => Ok(()),
-            Mistake::WaitsForLess => self.inner.wait(rank, posts.saturating_sub(1), deadline),
-            _ => self.inner.wait(rank, posts, deadline),
+            Mistake::WaitsForLess => self.inner.wait(rank, posts.saturating_sub(1), due),
+            _ => self.inner.wait(rank, posts, due),
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use dist_algos::direct::{Form, Kernel, Memory, Own, Plan, Task, run};
 use dist_algos::{Partition, RunError, Scratch, Source};
 use dist_testkit::oracle::{self, Reduction};
-use dist_transport::{Deadline, Direct, Exposed, Owned, Place, Rank, Reach, Result, Runtime, Shared};
+use dist_transport::{Deadline, Direct, Due, Exposed, Owned, Place, Rank, Reach, Result, Runtime, Shared};
 use rstest::rstest;
 
 const SHARED: Shared = Shared { slots: 4, slot_bytes: 1024, line_bytes: 48, reach: Reach::Write };
@@ -61,7 +61,7 @@ impl Direct for Together {
         SHARED
     }
 
-    fn enter(&mut self, posts: u32, memory: Exposed<'_>, _: Deadline) -> Result<()> {
+    fn enter(&mut self, posts: u32, memory: Exposed<'_>, _: &Due<'_>) -> Result<()> {
         let previous = self.base;
         self.base += self.posts;
         (self.posts, self.odd) = (posts.into(), 1 - self.odd);
@@ -104,7 +104,7 @@ impl Direct for Together {
         self.lock()[self.rank].posts += 1;
     }
 
-    fn wait(&mut self, rank: usize, posts: u32, _: Deadline) -> Result<()> {
+    fn wait(&mut self, rank: usize, posts: u32, _: &Due<'_>) -> Result<()> {
         self.await_posts(rank, self.base + u64::from(posts));
         Ok(())
     }

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use dist_algos::Choice;
 pub use dist_algos::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scan, Scatter,
 };
+use dist_algos::{Choice, Crew};
 
 use crate::settings::Settings;
 use crate::two_level::{Levels, TwoLevel};
@@ -90,16 +90,16 @@ macro_rules! algorithms {
             pub(crate) fn chosen(
                 operation: Operation,
                 settings: &Settings,
-                world_size: usize,
+                crew: Crew,
                 bytes: usize,
                 levels: Option<&Arc<Levels>>,
             ) -> Result<Option<Self>> {
                 Ok(match operation {
                     Operation::ExclusiveScan => {
-                        return Self::chosen(Operation::Scan, settings, world_size, bytes, levels);
+                        return Self::chosen(Operation::Scan, settings, crew, bytes, levels);
                     }
                     $(Operation::$operation => {
-                        Some(settings.choose::<$operation>(world_size, bytes, levels)?.algorithm())
+                        Some(settings.choose::<$operation>(crew, bytes, levels)?.algorithm())
                     })*
                     _ => None,
                 })

@@ -61,7 +61,7 @@ impl Communicator {
                 }
             }
         }
-        Algorithm::chosen(operation, &self.settings, self.world_size(), bytes, self.engine.levels())
+        Algorithm::chosen(operation, &self.settings, self.engine.crew(), bytes, self.engine.levels())
     }
 
     /// Measures what messages and reductions take in this group, all ranks at once, in some hundredths of a second;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dist_algos::CostModel;
 use dist_algos::direct::Crossovers;
+use dist_algos::{CostModel, Crew};
 
 use crate::algorithm::OneOf;
 use crate::two_level::{Chosen, Levels};
@@ -58,16 +58,16 @@ impl Settings {
     /// the call that they compare.
     pub(crate) fn choose<A: OneOf>(
         &self,
-        world_size: usize,
+        crew: Crew,
         bytes: usize,
         levels: Option<&Arc<Levels>>,
     ) -> Result<Chosen<A>> {
-        let least = self.order.least();
+        let (world_size, least) = (crew.ranks, self.order.least());
         let Some(algorithm) = self.forced[A::SERVES as usize] else {
-            let flat = A::suggest(world_size, bytes, least, &self.model);
+            let flat = A::suggest_for(crew, bytes, least, &self.model);
             let two_level = levels.and_then(|levels| {
                 let (two, time) = levels.suggest(A::SERVES, bytes, least, &self.model)?;
-                let faster = time < flat.picoseconds(world_size, bytes, &self.model);
+                let faster = time < flat.picoseconds(crew, bytes, &self.model);
                 faster.then(|| Chosen::TwoLevel(two, Arc::clone(levels)))
             });
             return Ok(two_level.unwrap_or(Chosen::Flat(flat)));

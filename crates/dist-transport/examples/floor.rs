@@ -49,13 +49,13 @@ fn call(
     deadline: dist_transport::Deadline,
 ) -> Result<(), Error> {
     let place = if mine.len() <= direct.shared().line_bytes { Place::Line } else { Place::Slot(0) };
-    direct.enter(1, Exposed::Nothing, deadline)?;
+    direct.enter(1, Exposed::Nothing, &deadline.into())?;
     if !mine.is_empty() {
         direct.publish(place, 0, mine);
     }
     direct.post();
     for &peer in peers {
-        direct.wait(peer, 1, deadline)?;
+        direct.wait(peer, 1, &deadline.into())?;
         if !mine.is_empty() {
             direct.view(peer, place, 0..mine.len(), &mut |at, bytes| {
                 let words = bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().expect("8")));

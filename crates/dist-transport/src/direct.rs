@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use crate::{Deadline, Due, Lent, Rank, Result};
+use crate::{Due, Lent, Rank, Result};
 
 /// Memory that all ranks of a group share: a place for a few bytes, slots, and the memory that a rank lays open.
 ///
@@ -25,7 +25,7 @@ pub trait Direct: fmt::Debug {
     ///
     /// # Errors
     /// If a rank does not come out of the call before the previous one, or was in another previous call.
-    fn enter(&mut self, posts: u32, memory: Exposed<'_>, deadline: Deadline) -> Result<()>;
+    fn enter(&mut self, posts: u32, memory: Exposed<'_>, due: &Due<'_>) -> Result<()>;
 
     /// Copies bytes into this rank's line or one of its slots. Others see them after the next [`post`](Direct::post).
     ///
@@ -48,7 +48,7 @@ pub trait Direct: fmt::Debug {
     ///
     /// # Errors
     /// If it does not by the deadline, is in another call, or the job is aborted.
-    fn wait(&mut self, rank: usize, posts: u32, deadline: Deadline) -> Result<()>;
+    fn wait(&mut self, rank: usize, posts: u32, due: &Due<'_>) -> Result<()>;
 
     /// Does all of a call that every rank brings some bytes to and posts once in, but for their use: enters it, publishes
     /// `bytes` at an offset of a place of `holder`'s, which is this rank or one whose slot it writes, posts, waits for every
@@ -66,8 +66,7 @@ pub trait Direct: fmt::Debug {
         bytes: &[u8],
         due: &Due<'_>,
     ) -> Result<()> {
-        let deadline = due.deadline();
-        self.enter(1, Exposed::Nothing, deadline)?;
+        self.enter(1, Exposed::Nothing, due)?;
         if holder == rank.index() {
             self.publish(place, offset, bytes);
         } else {
@@ -75,7 +74,7 @@ pub trait Direct: fmt::Debug {
         }
         self.post();
         for distance in 1..rank.world_size() {
-            self.wait(rank.plus(distance).index(), 1, deadline)?;
+            self.wait(rank.plus(distance).index(), 1, due)?;
         }
         self.settle();
         Ok(())

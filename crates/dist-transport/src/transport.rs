@@ -98,10 +98,11 @@ pub trait Transport: Send + fmt::Debug {
     /// the same numbers.
     fn hosts(&self) -> Vec<u64>;
 
-    /// How many cores the ranks on this rank's host have between them: where that is less than they are, whoever waits
-    /// busily keeps another from running.
+    /// How many cores the ranks of the group on this rank's host have between them: where that is less than they are, whoever
+    /// waits busily keeps another from running. All of these ranks see the same number; unless more is known, a core
+    /// for each.
     fn cores(&self) -> usize {
-        std::thread::available_parallelism().map_or(1, usize::from)
+        self.rank().world_size()
     }
 
     /// A transport among these ranks of this group, numbered in the order of the list, on a channel of its own.

@@ -80,10 +80,10 @@ fn rank_in_shared_memory(victim: usize) {
     let (rank, deadline) = (transport.rank(), transport.runtime().deadline(LIMIT));
     let direct = transport.direct(&deadline.into()).unwrap().expect("they share memory");
     let mut barrier = || -> Result<(), Error> {
-        direct.enter(1, Exposed::Nothing, deadline)?;
+        direct.enter(1, Exposed::Nothing, &deadline.into())?;
         direct.post();
         (1..rank.world_size())
-            .try_for_each(|distance| direct.wait(rank.plus(distance).index(), 1, deadline))?;
+            .try_for_each(|distance| direct.wait(rank.plus(distance).index(), 1, &deadline.into()))?;
         direct.settle();
         Ok(())
     };

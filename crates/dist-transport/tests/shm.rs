@@ -124,17 +124,17 @@ fn memory_of_the_heap_is_shared_by_forks_and_outlives_them() {
                 memory.fill(round * (1 + transport.rank().index() as u64));
                 let mut fork = transport.fork(&[2, 1, 0]).unwrap().unwrap();
                 let (rank, direct) = (fork.rank(), fork.direct(&deadline.into()).unwrap().unwrap());
-                direct.enter(2, Exposed::Read(bytemuck::cast_slice(&memory)), deadline).unwrap();
+                direct.enter(2, Exposed::Read(bytemuck::cast_slice(&memory)), &deadline.into()).unwrap();
                 direct.post();
                 let mut sum = memory[0];
                 for peer in (0..3).filter(|&peer| peer != rank.index()) {
-                    direct.wait(peer, 1, deadline).unwrap();
+                    direct.wait(peer, 1, &deadline.into()).unwrap();
                     let mut word = [0; 8];
                     direct.read(peer, Place::Memory, 3 * 4096 - 8, &mut word).unwrap();
                     sum += u64::from_ne_bytes(word);
                 }
                 direct.post();
-                (0..3).for_each(|peer| direct.wait(peer, 2, deadline).unwrap());
+                (0..3).for_each(|peer| direct.wait(peer, 2, &deadline.into()).unwrap());
                 direct.settle();
                 sums.push(sum);
             }

@@ -2,7 +2,7 @@
 
 use dist_algos::hierarchical::{self, Form, LevelCosts, Plan, Steps};
 use dist_algos::verify::{self, Program, draw_programs};
-use dist_algos::{AllReduce, Barrier, Broadcast, Choice, CostModel, Hosts, Order, Reduce};
+use dist_algos::{AllReduce, Barrier, Broadcast, Choice, CostModel, Crew, Hosts, Order, Reduce};
 use dist_transport::Rank;
 
 use super::{part, size};
@@ -159,7 +159,7 @@ fn chosen(hosts: &Hosts, bytes: usize, order: Order) -> String {
     let inside = CostModel { round_ps: across.round_ps / 10, byte_ps: across.byte_ps / 10, ..across };
     let ranks = hosts.world_size();
     let flat = AllReduce::suggest(ranks, bytes, order, &across);
-    let flat_time = flat.picoseconds(ranks, bytes, &across);
+    let flat_time = flat.picoseconds(Crew::spacious(ranks), bytes, &across);
     let time = |plan: Plan| plan.cost(hosts).picoseconds(&inside, &across, bytes, plan.chunks(hosts));
     match Plan::suggest(hosts, bytes, order, &inside, &across).filter(|&plan| time(plan) < flat_time) {
         Some(plan) => format!("two_level/{plan}"),

@@ -61,7 +61,7 @@ impl AllGather {
             Self::NeighbourExchange => world_size / 2,
             Self::Ring => peers,
         };
-        Cost { rounds, path: peers, sent_max: peers, reduced_max: 0 }
+        Cost::alike(world_size, rounds, peers, 0)
     }
 
     /// The schedule of a rank, if the world is supported.

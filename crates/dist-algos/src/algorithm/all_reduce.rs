@@ -6,7 +6,8 @@ use super::named;
 use crate::cost::log2_ceil;
 use crate::fold::Fold;
 use crate::{
-    Chunks, Cost, Order, Schedule, binomial, circulant, halving_doubling, pairwise, recursive_doubling, ring,
+    Chunks, Cost, Messages, Order, Schedule, binomial, circulant, halving_doubling, pairwise,
+    recursive_doubling, ring,
 };
 
 /// How an all_reduce can be done: every rank ends with the sum of all buffers.
@@ -86,15 +87,32 @@ impl AllReduce {
         let (doublings, folded) = (fold.rounds(), if fold.spare > 0 { 1 } else { 0 });
         let depth = log2_ceil(world_size);
         match self {
-            Self::RecursiveDoubling => Cost {
-                rounds: doublings + 2 * folded,
-                path: doublings + 2 * folded,
-                sent_max: doublings + folded,
-                reduced_max: doublings + folded,
-            },
+            Self::RecursiveDoubling => {
+                let (rounds, all) = (doublings + 2 * folded, fold.core * doublings + 2 * fold.spare);
+                // Whoever hears of a rank that sits out in every round lets another one go, if they are so many.
+                let waits = doublings + folded + if 2 * fold.spare > fold.core { 1 } else { 0 };
+                Cost {
+                    rounds,
+                    path: rounds,
+                    sent_max: doublings + folded,
+                    reduced_max: doublings + folded,
+                    all: Messages::new(all, all),
+                    depth: Messages::new(waits, waits),
+                    reduced: fold.core * doublings + fold.spare,
+                }
+            }
             Self::HalvingDoubling => halving_doubling::cost(world_size),
             Self::Binomial => {
-                Cost { rounds: 2 * depth, path: 2 * depth, sent_max: depth, reduced_max: depth }
+                let (peers, waits) = (world_size - 1, 2 * world_size.ilog2() as usize);
+                Cost {
+                    rounds: 2 * depth,
+                    path: 2 * depth,
+                    sent_max: depth,
+                    reduced_max: depth,
+                    all: Messages::new(2 * peers, 2 * peers),
+                    depth: Messages::new(waits, waits),
+                    reduced: peers,
+                }
             }
             Self::Circulant => Self::lean(world_size, 2 * depth),
             Self::Ring => Self::lean(world_size, 2 * (world_size - 1)),
@@ -105,7 +123,7 @@ impl AllReduce {
     /// The cost of a schedule in which every rank sends and reduces as little as possible.
     const fn lean(world_size: usize, rounds: usize) -> Cost {
         let peers = world_size - 1;
-        Cost { rounds, path: 2 * peers, sent_max: 2 * peers, reduced_max: peers }
+        Cost::alike(world_size, rounds, 2 * peers, peers)
     }
 
     /// The schedules of a rank.

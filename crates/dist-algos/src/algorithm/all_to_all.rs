@@ -4,7 +4,7 @@ use dist_transport::Rank;
 
 use super::named;
 use crate::cost::log2_ceil;
-use crate::{Cost, Schedule, Source, all_to_all};
+use crate::{Cost, Messages, Schedule, Source, all_to_all};
 
 /// How an all_to_all can be done: rank `d` ends with one chunk of every rank `s`, where `s` has a chunk for every
 /// `d`, of as many chunks as there are ranks.
@@ -76,9 +76,13 @@ impl AllToAll {
             return Cost::NOTHING;
         }
         let peers = world_size - 1;
-        let (rounds, path) = match self {
-            Self::Windowed => (peers.div_ceil(all_to_all::WINDOW), peers),
-            Self::Pairwise => (peers, peers),
+        match self {
+            Self::Windowed => {
+                let rounds = peers.div_ceil(all_to_all::WINDOW);
+                let cost = Cost::alike(world_size, peers, peers, 0);
+                Cost { rounds, depth: Messages::new(rounds, rounds), ..cost }
+            }
+            Self::Pairwise => Cost::alike(world_size, peers, peers, 0),
             Self::Bruck => {
                 let rounds = log2_ceil(world_size);
                 let (mut round, mut path) = (0, 0);
@@ -86,10 +90,9 @@ impl AllToAll {
                     path += all_to_all::moved(world_size, round).len();
                     round += 1;
                 }
-                (rounds, path)
+                Cost::alike(world_size, rounds, path, 0)
             }
-        };
-        Cost { rounds, path, sent_max: path, reduced_max: 0 }
+        }
     }
 
     /// The schedule of a rank.

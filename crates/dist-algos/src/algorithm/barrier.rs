@@ -4,7 +4,7 @@ use dist_transport::Rank;
 
 use super::named;
 use crate::cost::log2_ceil;
-use crate::{Cost, Schedule, barrier};
+use crate::{Cost, Messages, Schedule, barrier};
 
 /// How a barrier can be done: no rank leaves before every rank has come. Its messages have no bytes.
 #[doc(alias = "MPI_Barrier")]
@@ -35,12 +35,16 @@ impl Barrier {
 
     /// What it costs.
     pub const fn cost(self, world_size: usize) -> Cost {
-        let rounds = match (self, world_size) {
-            (_, 0 | 1) => 0,
-            (Self::Ring, _) => 2 * world_size - 1,
-            (Self::Dissemination, _) => log2_ceil(world_size),
-        };
-        Cost { rounds, path: 0, sent_max: 0, reduced_max: 0 }
+        if world_size <= 1 {
+            return Cost::NOTHING;
+        }
+        match self {
+            Self::Ring => {
+                let rounds = Messages::new(2 * world_size - 1, 0);
+                Cost { rounds: rounds.count, all: rounds, depth: rounds, ..Cost::NOTHING }
+            }
+            Self::Dissemination => Cost::alike(world_size, log2_ceil(world_size), 0, 0),
+        }
     }
 
     /// The schedule of a rank.

@@ -4,7 +4,7 @@ use dist_transport::Rank;
 
 use super::named;
 use crate::cost::log2_ceil;
-use crate::{Cost, Schedule, binomial, chain, circulant, knomial};
+use crate::{Cost, Messages, Schedule, binomial, chain, circulant, knomial};
 
 /// How a broadcast can be done: every rank ends with the root's buffer.
 #[doc(alias = "MPI_Bcast")]
@@ -52,19 +52,25 @@ impl Broadcast {
         }
         let (depth, peers) = (log2_ceil(world_size), world_size - 1);
         match self {
-            Self::Binomial => Cost { rounds: depth, path: depth, sent_max: depth, reduced_max: 0 },
-            Self::Knomial => {
-                let rounds = knomial::rounds(world_size);
-                Cost { rounds, path: rounds, sent_max: rounds, reduced_max: 0 }
-            }
+            Self::Binomial => Self::tree(peers, depth, depth),
+            Self::Knomial => Self::tree(peers, knomial::rounds(world_size), knomial::depth(world_size)),
             Self::Chain => {
                 let rounds = chain::CHUNKS + world_size - 2;
-                Cost { rounds, path: rounds, sent_max: chain::CHUNKS, reduced_max: 0 }
+                let all = Messages::new(chain::CHUNKS * peers, chain::CHUNKS * peers);
+                let depth = Messages::new(peers, peers);
+                Cost { rounds, path: rounds, sent_max: chain::CHUNKS, all, depth, ..Cost::NOTHING }
             }
             Self::ScatterCirculant => {
-                Cost { rounds: 2 * depth, path: 2 * peers, sent_max: 2 * peers, reduced_max: 0 }
+                let gather = Cost::alike(world_size, depth, peers, 0);
+                circulant::rooted_cost(world_size).then(gather)
             }
         }
+    }
+
+    /// The cost of a tree whose root sends in so many rounds.
+    const fn tree(peers: usize, rounds: usize, depth: usize) -> Cost {
+        let (all, depth) = (Messages::new(peers, peers), Messages::new(depth, depth));
+        Cost { rounds, path: rounds, sent_max: rounds, all, depth, ..Cost::NOTHING }
     }
 
     /// The schedule of a rank: two parts, one after the other. A root outside the world is taken modulo its size.

@@ -8,7 +8,7 @@ use super::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scan, Scatter,
 };
 use crate::scan::Extent;
-use crate::{Cost, CostModel, Order, Step};
+use crate::{Cost, CostModel, Crew, Order, Step};
 
 /// An algorithm of some operation.
 ///
@@ -40,7 +40,8 @@ pub trait Choice: Copy + Eq + fmt::Debug + fmt::Display + 'static {
     fn order(self, world_size: usize) -> Option<Order>;
     /// What it costs in a world that it supports, for the root that makes most of it; a scan is inclusive.
     fn cost(self, world_size: usize) -> Cost;
-    /// How many chunks of its input a rank copies first, since its steps change what they work on.
+    /// How many chunks a rank copies beside its steps: of its input where they change what they work on, and of what
+    /// comes of it.
     fn copied(self, _world_size: usize) -> usize {
         0
     }
@@ -53,19 +54,27 @@ pub trait Choice: Copy + Eq + fmt::Debug + fmt::Display + 'static {
     }
 
     /// How long it takes on memory of so many bytes.
-    fn picoseconds(self, world_size: usize, bytes: usize, model: &CostModel) -> u128 {
-        let chunks = self.chunks(world_size);
-        let copied = (self.copied(world_size) as u128).saturating_mul(bytes as u128) / chunks.max(1) as u128;
-        model
-            .picoseconds(self.cost(world_size), bytes, chunks)
-            .saturating_add(copied.saturating_mul(COPIED_BYTE_PS))
+    fn picoseconds(self, crew: Crew, bytes: usize, model: &CostModel) -> u128 {
+        let (cost, chunks) = (self.cost(crew.ranks), self.chunks(crew.ranks));
+        let copied = (self.copied(crew.ranks) as u128).saturating_mul(bytes as u128) / chunks.max(1) as u128;
+        let time = match crew.is_crowded() {
+            true => model.picoseconds_on(crew, cost, bytes, chunks),
+            false => model.picoseconds(cost, bytes, chunks),
+        };
+        time.saturating_add(copied.saturating_mul(COPIED_BYTE_PS))
     }
 
-    /// The cheapest that keeps an order, given the bytes of the memory that the schedules work on; the first of those
-    /// that cost the same.
+    /// The cheapest that keeps an order, given the bytes of the memory that the schedules work on, where every rank has a
+    /// core; the first of those that cost the same.
     fn suggest(world_size: usize, bytes: usize, order: Order, model: &CostModel) -> Self {
+        Self::suggest_for(Crew::spacious(world_size), bytes, order, model)
+    }
+
+    /// The same for ranks that may have to share cores.
+    fn suggest_for(crew: Crew, bytes: usize, order: Order, model: &CostModel) -> Self {
+        let world_size = crew.ranks;
         let fits = |algorithm: &Self| algorithm.supports(world_size) && algorithm.keeps(order, world_size);
-        let price = |algorithm: &Self| algorithm.picoseconds(world_size, bytes, model);
+        let price = |algorithm: &Self| algorithm.picoseconds(crew, bytes, model);
         // Every operation has a canonical algorithm for every world that has ranks.
         Self::ALL.iter().copied().filter(fits).min_by_key(price).unwrap_or(Self::ALL[0])
     }
@@ -175,6 +184,7 @@ choices! {
         rooted: false,
         order: |_, _| None,
         cost: Self::cost,
+        copied: |a, n| if matches!(a, AllToAll::Bruck) { 2 * a.chunks(n) } else { 0 },
         steps: |a, rank, _| a.schedule(rank),
     }
     Scan {

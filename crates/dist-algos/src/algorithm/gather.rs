@@ -3,7 +3,6 @@
 use dist_transport::Rank;
 
 use super::named;
-use crate::cost::log2_ceil;
 use crate::{Chunks, Cost, Schedule, Source, binomial, linear};
 
 /// How a gather can be done: the root ends with chunk `r` of every rank `r`, of as many chunks as there are ranks.
@@ -55,15 +54,11 @@ impl Gather {
         if world_size <= 1 {
             return Cost::NOTHING;
         }
-        let (peers, whole_tree) = (world_size - 1, world_size.next_power_of_two());
         match self {
-            Self::Linear => Cost { rounds: peers, path: peers, sent_max: 1, reduced_max: 0 },
-            Self::Binomial => Cost {
-                rounds: log2_ceil(world_size),
-                path: whole_tree - 1,
-                sent_max: whole_tree / 2,
-                reduced_max: 0,
-            },
+            Self::Linear => Cost { sent_max: 1, ..linear::cost(world_size) },
+            Self::Binomial => {
+                Cost { sent_max: world_size.next_power_of_two() / 2, ..binomial::rooted_cost(world_size) }
+            }
         }
     }
 

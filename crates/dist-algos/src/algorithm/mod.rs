@@ -70,7 +70,7 @@ use named;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{CostModel, Error, Order};
+    use crate::{CostModel, Crew, Error, Order};
 
     #[test]
     fn every_name_reads_as_its_algorithm() {
@@ -182,6 +182,56 @@ mod tests {
             (suggest(8, 1 << 19), suggest(8, 4 << 20)),
             (ReduceScatter::HalvingDoubling, ReduceScatter::Pairwise)
         );
+    }
+
+    #[test]
+    fn where_ranks_share_cores_what_all_of_them_do_counts() {
+        fn suggest<A: Choice>(ranks: usize, bytes: usize) -> A {
+            let crew = Crew { ranks, cores: 2 };
+            A::suggest_for(crew, bytes, Order::Canonical, &CostModel::default())
+        }
+        // As measured over loopback. With a core each it is a binomial tree, and scattering from 256 KiB on.
+        for ranks in [3, 4, 8] {
+            for bytes in [8, 64 << 10, 1 << 20] {
+                assert_eq!(suggest::<Broadcast>(ranks, bytes), Broadcast::Knomial, "{ranks} {bytes}");
+                assert_eq!(suggest::<Reduce>(ranks, bytes), Reduce::Binomial, "{ranks} {bytes}");
+                assert_eq!(suggest::<Gather>(ranks, bytes), Gather::Linear, "{ranks} {bytes}");
+            }
+        }
+        assert_eq!((suggest(4, 16 << 10), suggest(4, 256 << 10)), (AllToAll::Bruck, AllToAll::Windowed));
+        assert_eq!((suggest(8, 64 << 10), suggest(8, 256 << 10)), (AllToAll::Bruck, AllToAll::Windowed));
+        let (doubling, halving) = (AllReduce::RecursiveDoubling, AllReduce::HalvingDoubling);
+        assert_eq!((suggest(4, 64 << 10), suggest(4, 1 << 20)), (doubling, halving));
+        assert_eq!((suggest(8, 64 << 10), suggest(8, 1 << 20)), (AllReduce::Binomial, halving));
+    }
+
+    #[test]
+    fn a_schedule_in_which_all_ranks_do_the_same_costs_the_same_wherever_they_run() {
+        let model = CostModel { reduced_byte_ps: 50, ..CostModel::default() };
+        for ranks in 3..=16 {
+            let bytes = ranks << 16;
+            let with_a_core_each = AllReduce::Ring.picoseconds(Crew::spacious(ranks), bytes, &model);
+            for cores in 1..ranks {
+                let shared = AllReduce::Ring.picoseconds(Crew { ranks, cores }, bytes, &model);
+                assert_eq!(shared, with_a_core_each, "{ranks} ranks, {cores} cores");
+            }
+        }
+    }
+
+    #[test]
+    fn two_ranks_choose_alike_on_two_cores_and_on_one() {
+        for bytes in [8, 1 << 16, 1 << 20, 64 << 20] {
+            let order = Order::Canonical;
+            let suggest = |cores| {
+                let (crew, model) = (Crew { ranks: 2, cores }, CostModel::default());
+                (
+                    AllReduce::suggest_for(crew, bytes, order, &model),
+                    Broadcast::suggest_for(crew, bytes, order, &model),
+                    Reduce::suggest_for(crew, bytes, order, &model),
+                )
+            };
+            assert_eq!(suggest(1), suggest(2), "{bytes}");
+        }
     }
 
     #[test]

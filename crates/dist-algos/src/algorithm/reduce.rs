@@ -4,7 +4,7 @@ use dist_transport::Rank;
 
 use super::named;
 use crate::cost::log2_ceil;
-use crate::{Cost, Order, Schedule, Step, binomial, circulant, pairwise};
+use crate::{Cost, Messages, Order, Schedule, Step, binomial, circulant, pairwise};
 
 /// How a reduce can be done: the root ends with the sum of all buffers. What other buffers held is lost.
 #[doc(alias = "MPI_Reduce")]
@@ -51,13 +51,20 @@ impl Reduce {
         }
         let (depth, peers) = (log2_ceil(world_size), world_size - 1);
         match self {
-            Self::Binomial => Cost { rounds: depth, path: depth, sent_max: 1, reduced_max: depth },
-            Self::PairwiseGather => Cost {
-                rounds: peers + depth,
-                path: 2 * peers,
-                sent_max: peers + world_size / 2,
-                reduced_max: peers,
+            Self::Binomial => Cost {
+                rounds: depth,
+                path: depth,
+                sent_max: 1,
+                reduced_max: depth,
+                all: Messages::new(peers, peers),
+                depth: Messages::new(depth, depth),
+                reduced: peers,
             },
+            Self::PairwiseGather => {
+                let reduce = Cost::alike(world_size, peers, peers, peers);
+                let gather = Cost { sent_max: world_size / 2, ..circulant::rooted_cost(world_size) };
+                reduce.then(gather)
+            }
         }
     }
 

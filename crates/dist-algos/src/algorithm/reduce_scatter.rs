@@ -62,7 +62,7 @@ impl ReduceScatter {
             Self::Circulant => log2_ceil(world_size),
             Self::Ring | Self::Pairwise => peers,
         };
-        Cost { rounds, path: peers, sent_max: peers, reduced_max: peers }
+        Cost::alike(world_size, rounds, peers, peers)
     }
 
     /// Whether ranks send only what they had to begin with, and no sums: then

@@ -3,7 +3,6 @@
 use dist_transport::Rank;
 
 use super::named;
-use crate::cost::log2_ceil;
 use crate::scan::{self, Extent};
 use crate::{Cost, Order, Schedule};
 
@@ -43,9 +42,7 @@ impl Scan {
 
     /// What it costs.
     pub const fn cost(self, world_size: usize, extent: Extent) -> Cost {
-        let rounds = log2_ceil(world_size);
-        let reduced_max = scan::reduced_max(world_size, extent);
-        Cost { rounds, path: rounds, sent_max: rounds, reduced_max }
+        scan::cost(world_size, extent)
     }
 
     /// The schedule of a rank.

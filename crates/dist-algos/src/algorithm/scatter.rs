@@ -3,7 +3,6 @@
 use dist_transport::Rank;
 
 use super::named;
-use crate::cost::log2_ceil;
 use crate::{Chunks, Cost, Schedule, Source, binomial, linear};
 
 /// How a scatter can be done: every other rank `r` ends with chunk `r` of the root's input, of as many chunks as there
@@ -54,12 +53,10 @@ impl Scatter {
         if world_size <= 1 {
             return Cost::NOTHING;
         }
-        let peers = world_size - 1;
-        let (rounds, path) = match self {
-            Self::Linear => (peers, peers),
-            Self::Binomial => (log2_ceil(world_size), world_size.next_power_of_two() - 1),
-        };
-        Cost { rounds, path, sent_max: peers, reduced_max: 0 }
+        match self {
+            Self::Linear => linear::cost(world_size),
+            Self::Binomial => binomial::rooted_cost(world_size),
+        }
     }
 
     /// The schedule of a rank. A root outside the world is taken modulo its size.

@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+use super::schedule::SLOTS;
 use super::{Form, Task};
 
 /// Whose the memory is that an operation works on.
@@ -35,6 +36,11 @@ pub struct Crossovers {
     pub write_to_all: Option<usize>,
 }
 
+/// What a slot takes of a large buffer.
+const BLOCK_BYTES: usize = 256 << 10;
+/// The least that a buffer is cut into so that it goes in several blocks.
+const BLOCK_BYTES_MIN: usize = 64 << 10;
+
 impl Form {
     /// The fastest form for a buffer of so many bytes, and how many bytes of it a slot should take.
     ///
@@ -54,9 +60,13 @@ impl Form {
             (Task::AllReduce | Task::Reduce { .. }, _)
                 if bytes >= staged.unwrap_or_else(|| staged_from(task, world_size)) =>
             {
-                (Self::Staged, 256 << 10)
+                (Self::Staged, BLOCK_BYTES)
             }
-            _ => (Self::OneShot, 256 << 10),
+            // Who reads begins with the first block while others write the second, and no slot is written twice.
+            (Task::Broadcast { .. } | Task::Reduce { .. }, _) => {
+                (Self::OneShot, bytes.div_ceil(SLOTS).clamp(BLOCK_BYTES_MIN, BLOCK_BYTES))
+            }
+            _ => (Self::OneShot, BLOCK_BYTES),
         }
     }
 }

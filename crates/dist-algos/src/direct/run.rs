@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use dist_transport::{Combine, Deadline, Direct, Due, Error as TransportError, Exposed, Lent, Place, Rank};
+use dist_transport::{Combine, Direct, Due, Error as TransportError, Exposed, Lent, Place, Rank};
 
 use super::cells;
 use super::tree::Tree;
@@ -65,11 +65,13 @@ pub fn run(
     check(plan, &memory)?;
     let place_bytes = place_bytes(&*direct, plan, &memory)?;
     if plan.is_meeting() {
-        return meet(direct, (plan, rank), memory.own.bytes_mut(), kernel, scratch, due);
+        let (own, Kernel { combine, finish }) = (memory.own.bytes_mut(), kernel);
+        meet(direct, (plan, rank), own, combine, scratch, due)?;
+        finish(own);
+        return Ok(());
     }
     let failed = |step: usize| move |source| RunError::Transport { step, source };
-    let deadline = due.deadline();
-    let mut runner = Runner { direct, rank, plan, place_bytes, memory, kernel, scratch, deadline };
+    let mut runner = Runner { direct, rank, plan, place_bytes, memory, kernel, scratch, due };
     runner.enter().map_err(failed(0))?;
     for (index, step) in steps.enumerate() {
         runner.step(step).map_err(failed(index))?;
@@ -81,8 +83,8 @@ pub fn run(
     Ok(())
 }
 
-/// Does a call that is a [meeting](Plan::is_meeting), as [`run`] does it too: all of its steps are one. After an error
-/// the memory's contents are unspecified.
+/// Does a call that is a [meeting](Plan::is_meeting), as [`run`] does it too: all of its steps are one. What is done to
+/// complete sums is left to the caller. After an error the memory's contents are unspecified.
 ///
 /// # Errors
 /// If the transport fails.
@@ -94,7 +96,7 @@ pub fn meet(
     direct: &mut dyn Direct,
     (plan, rank): (&Plan, Rank),
     own: &mut [u8],
-    kernel: Kernel<'_, '_>,
+    combine: &mut (impl FnMut(&mut [u8], &[u8]) + ?Sized),
     scratch: &mut Scratch,
     due: &Due<'_>,
 ) -> Result<(), RunError<TransportError>> {
@@ -105,15 +107,10 @@ pub fn meet(
         return direct.meet(rank, at, &[], due).map_err(failed);
     }
     direct.meet(rank, at, own, due).map_err(failed)?;
-    let Kernel { combine, finish } = kernel;
-    Tree { direct, rank, plan, of: place, offset: 0, own: &mut *own, scratch, combine }
-        .sum()
-        .map_err(failed)?;
-    finish(own);
-    Ok(())
+    Tree { direct, rank, plan, of: place, offset: 0, own, scratch, combine }.sum().map_err(failed)
 }
 
-struct Runner<'a, 'f> {
+struct Runner<'a, 'f, 'd> {
     direct: &'a mut dyn Direct,
     rank: Rank,
     plan: &'a Plan,
@@ -122,7 +119,7 @@ struct Runner<'a, 'f> {
     memory: Memory<'a>,
     kernel: Kernel<'a, 'f>,
     scratch: &'a mut Scratch,
-    deadline: Deadline,
+    due: &'a Due<'d>,
 }
 
 /// From one place in a slot to the next, if they fit the slots.
@@ -140,7 +137,7 @@ fn place_bytes(direct: &dyn Direct, plan: &Plan, memory: &Memory<'_>) -> Result<
     if fits { Ok(place_bytes) } else { Err(Error::Slots { needed, slot_bytes: shared.slot_bytes }) }
 }
 
-impl Runner<'_, '_> {
+impl Runner<'_, '_, '_> {
     #[inline]
     fn enter(&mut self) -> Result<(), TransportError> {
         let plan = self.plan;
@@ -152,7 +149,7 @@ impl Runner<'_, '_> {
                 _ => Exposed::Read(own.bytes()),
             },
         };
-        self.direct.enter(plan.posts(), exposed, self.deadline)
+        self.direct.enter(plan.posts(), exposed, self.due)
     }
 
     #[inline]
@@ -162,7 +159,7 @@ impl Runner<'_, '_> {
             Step::Post => self.post(),
             Step::Await { ranks, posts } => {
                 for rank in ranks.ranks(self.rank.index(), self.rank.world_size()) {
-                    self.direct.wait(rank, posts, self.deadline)?;
+                    self.direct.wait(rank, posts, self.due)?;
                 }
             }
             Step::Reduce { part, block, of, into } => self.reduce((part, block), of, into)?,

@@ -1,12 +1,12 @@
 //! The sum of what all ranks have for a range of memory, in canonical order, by one of them.
 
-use dist_transport::{Combine, Direct, Place, Rank, Result};
+use dist_transport::{Direct, Place, Rank, Result};
 
 use super::Plan;
 use crate::Scratch;
 
 /// What a sum is made from, and with what.
-pub(super) struct Tree<'a, 'combine> {
+pub(super) struct Tree<'a, C: ?Sized> {
     pub(super) direct: &'a mut dyn Direct,
     pub(super) rank: Rank,
     pub(super) plan: &'a Plan,
@@ -16,7 +16,7 @@ pub(super) struct Tree<'a, 'combine> {
     /// This rank's contribution, and in the end the sum.
     pub(super) own: &'a mut [u8],
     pub(super) scratch: &'a mut Scratch,
-    pub(super) combine: &'a mut Combine<'combine>,
+    pub(super) combine: &'a mut C,
 }
 
 /// Where the sum of some neighbouring ranks is.
@@ -30,7 +30,7 @@ enum Held {
     There(usize),
 }
 
-impl Tree<'_, '_> {
+impl<C: FnMut(&mut [u8], &[u8]) + ?Sized> Tree<'_, C> {
     /// T(p) of all ranks, into this rank's own memory.
     #[inline]
     pub(super) fn sum(&mut self) -> Result<()> {
@@ -97,7 +97,7 @@ fn view_into(
     direct: &mut dyn Direct,
     (rank, of, offset): (usize, Place, usize),
     into: &mut [u8],
-    combine: &mut Combine<'_>,
+    combine: &mut (impl FnMut(&mut [u8], &[u8]) + ?Sized),
 ) -> Result<()> {
     let range = offset..offset + into.len();
     direct.view(rank, of, range, &mut |at, bytes| combine(&mut into[at..at + bytes.len()], bytes))

@@ -278,7 +278,8 @@ impl Network {
         self.window
     }
 
-    pub(super) const fn cores(&self) -> Option<usize> {
+    /// How many cores the ranks of a host share, if they have fewer than they are.
+    pub const fn cores(&self) -> Option<usize> {
         self.cores
     }
 }

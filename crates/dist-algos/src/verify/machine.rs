@@ -34,6 +34,8 @@ pub(super) struct State {
     pub(super) heard: Ranks,
     /// When the steps so far were done.
     pub(super) clock: Clock,
+    /// What had to arrive, one after the other, for it to come so far.
+    pub(super) depth: Clock,
     pub(super) report: RankReport,
     next: usize,
     exchange: Option<Exchange>,
@@ -65,6 +67,7 @@ struct Exchange {
     /// Chunks that leave in this step, which share the way out.
     leaving: usize,
     ends: Clock,
+    depth: Clock,
 }
 
 /// What is on its way: the content as it was when the step began.
@@ -105,6 +108,7 @@ impl Machine {
                     slots: Vec::new(),
                     heard: Ranks::one(index, world_size),
                     clock: Clock::default(),
+                    depth: Clock::default(),
                     report: RankReport::default(),
                     next: 0,
                     exchange: None,
@@ -151,6 +155,7 @@ impl Machine {
     /// Brings a message from the one to the other.
     fn pass(&mut self, sender: usize, receiver: usize, halves: (usize, usize)) -> Result<()> {
         const MET: &str = "the two have met in an exchange";
+        let left = self.ranks[sender].depth;
         let starts = self.ranks[sender].clock.later(self.ranks[receiver].clock);
         let ours = self.ranks[sender].exchange.as_mut().expect(MET);
         let step = ours.step;
@@ -160,6 +165,7 @@ impl Machine {
         let theirs = self.ranks[receiver].exchange.as_mut().expect(MET);
         let receive = theirs.receives.remove(halves.1);
         theirs.ends = theirs.ends.later(ends);
+        theirs.depth = theirs.depth.later(left.after(message.chunks.len()));
         let their_step = theirs.step;
         if !self.goal.agree(sender, receiver, (message.of, message.chunks), receive.chunks) {
             return Err(Error::Mismatch {
@@ -186,7 +192,7 @@ impl Machine {
         let state = &mut self.ranks[rank];
         match &state.exchange {
             Some(exchange) if exchange.sends.is_empty() && exchange.receives.is_empty() => {
-                state.clock = exchange.ends;
+                (state.clock, state.depth) = (exchange.ends, exchange.depth);
             }
             _ => return Ok(false),
         }
@@ -248,6 +254,7 @@ impl State {
             receives,
             in_place: step.in_place().is_some(),
             ends: self.clock,
+            depth: self.depth,
         });
         Ok(())
     }

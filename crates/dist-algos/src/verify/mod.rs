@@ -31,8 +31,8 @@ use std::ops::Range;
 
 use crate::scan::Extent;
 use crate::{
-    AllGather, AllReduce, AllToAll, Barrier, Broadcast, Chunks, Error, Gather, Order, Reduce, ReduceScatter,
-    Result, Scan, Scatter, Step,
+    AllGather, AllReduce, AllToAll, Barrier, Broadcast, Chunks, Error, Gather, Messages, Order, Reduce,
+    ReduceScatter, Result, Scan, Scatter, Step,
 };
 use forest::{Forest, Tree};
 use goal::End;
@@ -128,9 +128,14 @@ fn conclude(machine: &mut Machine, chunks: usize) -> Result<Report> {
     }
     let order = results(goal, chunks, machine)?;
     let clocks = || machine.ranks.iter().map(|state| state.clock);
+    let depths = || machine.ranks.iter().map(|state| state.depth);
     Ok(Report {
         rounds: clocks().map(|clock| clock.rounds).max().unwrap_or(0),
         path: clocks().map(|clock| clock.path).max().unwrap_or(0),
+        depth: Messages::new(
+            depths().map(|depth| depth.rounds).max().unwrap_or(0),
+            depths().map(|depth| depth.path).max().unwrap_or(0),
+        ),
         steps_max: machine.ranks.iter().map(|state| state.report.steps).max().unwrap_or(0),
         slots_max: machine.ranks.iter().map(|state| state.report.slots).max().unwrap_or(0),
         peers_max: machine.ranks.iter().map(|state| state.report.peers.len()).max().unwrap_or(0),

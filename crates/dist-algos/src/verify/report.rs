@@ -2,7 +2,7 @@
 
 use dist_transport::Traffic;
 
-use crate::{Chunks, Order, Partition, Source};
+use crate::{Chunks, Cost, Messages, Order, Partition, Source};
 
 /// What correct schedules do, counted exactly.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,6 +12,8 @@ pub struct Report {
     pub rounds: usize,
     /// Chunks that follow one another when a message takes as long as it has chunks.
     pub path: usize,
+    /// Messages that follow one another because each had to arrive before the next could leave, and chunks of those.
+    pub depth: Messages,
     /// Steps of the rank that has most of them, combinations included.
     pub steps_max: usize,
     /// Slots of the rank that uses most of them.
@@ -59,6 +61,20 @@ impl Report {
     /// How often the rank reduces a chunk that does so most often.
     pub fn reductions_max(&self) -> usize {
         self.ranks.iter().map(|rank| rank.reductions).max().unwrap_or(0)
+    }
+
+    /// What it costs.
+    pub(super) fn cost(&self) -> Cost {
+        let chunks = (0..self.ranks.len()).map(|rank| self.chunks_sent(rank)).sum();
+        Cost {
+            rounds: self.rounds,
+            path: self.path,
+            sent_max: self.chunks_sent_max(),
+            reduced_max: self.reductions_max(),
+            all: Messages::new(self.messages(), chunks),
+            depth: self.depth,
+            reduced: self.ranks.iter().map(|rank| rank.reductions).sum(),
+        }
     }
 
     /// What a transport counts on a rank if its buffer is cut like this, and its input like that.

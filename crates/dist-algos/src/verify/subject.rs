@@ -60,11 +60,7 @@ pub struct Proof {
 impl Proof {
     /// One more root.
     fn add(&mut self, report: &Report) {
-        let cost = &mut self.cost;
-        cost.rounds = cost.rounds.max(report.rounds);
-        cost.path = cost.path.max(report.path);
-        cost.sent_max = cost.sent_max.max(report.chunks_sent_max());
-        cost.reduced_max = cost.reduced_max.max(report.reductions_max());
+        self.cost = self.cost.at_least(report.cost());
         self.order = report.order;
     }
 }
@@ -285,13 +281,8 @@ impl Subject {
     /// Compares what an algorithm says about itself with what was found. For some roots it is less than is said.
     fn check_claims(self, world_size: usize, report: &Report) -> Result<()> {
         let has_root = self.roots(2).len() > 1;
-        let found = Cost {
-            rounds: report.rounds,
-            path: report.path,
-            sent_max: report.chunks_sent_max(),
-            reduced_max: report.reductions_max(),
-        };
-        self.check_cost(world_size, found, |found, claimed| found == claimed || has_root && found < claimed)?;
+        let holds = |found, claimed| found == claimed || has_root && found < claimed;
+        self.check_cost(world_size, report.cost(), holds)?;
         match (self.order(world_size), report.order) {
             (Some(claimed), Some(found)) if claimed != found => Err(Error::OrderClaim { claimed, found }),
             _ => Ok(()),
@@ -311,6 +302,11 @@ impl Subject {
             ("chunks on the longest path", claimed.path, found.path),
             ("chunks sent", claimed.sent_max, found.sent_max),
             ("chunks reduced", claimed.reduced_max, found.reduced_max),
+            ("messages of all ranks", claimed.all.count, found.all.count),
+            ("chunks sent by all ranks", claimed.all.chunks, found.all.chunks),
+            ("messages that wait for one another", claimed.depth.count, found.depth.count),
+            ("chunks that wait for one another", claimed.depth.chunks, found.depth.chunks),
+            ("chunks reduced by all ranks", claimed.reduced, found.reduced),
         ];
         match table.into_iter().find(|&(_, claimed, found)| !holds(found, claimed)) {
             Some((what, claimed, found)) => Err(Error::Claim { what, claimed, found }),

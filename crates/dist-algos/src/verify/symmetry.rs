@@ -12,7 +12,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::goal::{End, Piece};
 use super::{Goal, Program, Subject};
-use crate::{Chunks, Cost, Error, Place, ReceiveHalf, Result, SendHalf, Source, Step, Then};
+use crate::{Chunks, Cost, Error, Messages, Place, ReceiveHalf, Result, SendHalf, Source, Step, Then};
 
 /// Whether the numbers of chunks turn with those of ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -175,6 +175,7 @@ impl One {
             return Ok(false);
         }
         let mut arriving: SmallVec<[(ReceiveHalf, Vec<Content>, Circular); 1]> = SmallVec::new();
+        let mut longest = Messages::default();
         for (send, receive) in sends.iter().zip(receives) {
             let distance = (self.world_size - receive.from) % self.world_size;
             if send.to != distance || receive.place != Place::Buffer {
@@ -202,8 +203,12 @@ impl One {
             arriving.push((receive, contents, self.heard.turned(back.by)));
             self.cost.sent_max += send.chunks.len();
             self.cost.path += send.chunks.len();
+            let message = Messages::new(1, send.chunks.len());
+            self.cost.all = self.cost.all.and(message.times(self.world_size));
+            longest = longest.at_least(message);
         }
         self.cost.rounds += 1;
+        self.cost.depth = self.cost.depth.and(longest);
         for (receive, contents, heard) in arriving {
             self.heard.add(&heard);
             for (chunk, content) in receive.chunks.indices().zip(contents) {
@@ -234,6 +239,7 @@ impl One {
                 }
                 sum.add(&other);
                 self.cost.reduced_max += 1;
+                self.cost.reduced += self.world_size;
             }
         }
         Ok(())

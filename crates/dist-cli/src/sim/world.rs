@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use dist_algos::predict::{Link, Network, QUEUE_STEPS_MAX, Straggler, Work};
-use dist_algos::{CostModel, Hosts};
+use dist_algos::{CostModel, Crew, Hosts};
 
 use super::model::Model;
 use super::{links, quantity};
@@ -231,6 +231,12 @@ impl World {
     /// What the choice of algorithms goes by.
     pub(super) const fn costs(&self) -> &CostModel {
         &self.costs
+    }
+
+    /// The ranks, with as many cores as they know to share: on several hosts the choice does not go by that.
+    pub(super) fn crew(&self) -> Crew {
+        let shared = self.exact.cores().filter(|_| self.hosts() == 1);
+        shared.map_or(Crew::spacious(self.ranks()), |cores| Crew { ranks: self.ranks(), cores })
     }
 
     /// The network that about so many steps can be followed on, with ranks that have so much memory each.

@@ -112,7 +112,7 @@ impl Engine {
         let mut announced = vec![0; world_size];
         let shares = Shares::even(1, world_size);
         let algorithm =
-            AllToAll::suggest(world_size, size_of_val(&*sent), Order::Canonical, &manner.settings.model);
+            AllToAll::suggest_for(self.crew, size_of_val(&*sent), Order::Canonical, &manner.settings.model);
         self.deal(call, algorithm, (&sent, &shares), (&mut announced, &shares), manner.deadline())?;
         let differs = |(from, (&sent, &expected)): (usize, (&u64, &usize))| {
             (sent != expected as u64).then_some([from as u64, rank as u64, sent, expected as u64])

@@ -13,7 +13,7 @@ impl Engine {
     pub(crate) fn barrier(&mut self, manner: &Manner<'_>) -> Result<()> {
         let job = Job { dtype: None, ..Job::of::<u8>(Task::Barrier, 0, 0, manner.sizes) };
         if self.begin_directly::<Barrier>(&job, |_| 0, manner)?.is_some() {
-            return self.meet::<u8>(&mut [], None, &manner.due);
+            return self.meet(&mut [], nothing_to_combine, &manner.due);
         }
         let algorithm = self.choose::<Barrier>(0, manner)?;
         let call = self.begin(Call { dtype: None, ..self.chosen::<u8, _>(&algorithm, 0, manner) });

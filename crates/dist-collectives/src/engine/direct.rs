@@ -272,19 +272,17 @@ impl Engine {
 
     /// Does what was begun, if ranks only meet: on memory of which others see copies.
     #[inline(always)]
-    pub(super) fn meet<T: Element>(
+    pub(super) fn meet(
         &mut self,
-        own: &mut [T],
-        arithmetic: Option<&Arithmetic>,
+        own: &mut [u8],
+        mut combine: impl FnMut(&mut [u8], &[u8]),
         due: &Due<'_>,
     ) -> Result<()> {
         let (rank, way) = (self.rank, self.known.current_mut());
         self.turns.take(&mut way.plan);
         let direct = self.transport.direct(due).map_err(|source| Error::in_call(way.call, source))?;
         let direct = direct.expect("a plan is made only where memory is shared");
-        let (program, own) = ((&way.plan, rank), bytemuck::cast_slice_mut(own));
-        let scratch = &mut self.scratch;
-        with_kernel::<T, _>(arithmetic, |kernel| direct::meet(direct, program, own, kernel, scratch, due))
+        direct::meet(direct, (&way.plan, rank), own, &mut combine, &mut self.scratch, due)
             .map_err(|error| Self::failed(&way.call, error))
     }
 
@@ -312,7 +310,10 @@ impl Engine {
         due: &Due<'_>,
     ) -> Result<()> {
         if self.known.current().plan.is_meeting() {
-            self.meet(held.elements(), Some(arithmetic), due)
+            let own = held.elements();
+            self.meet(bytemuck::cast_slice_mut(own), arithmetic.combine::<T>(), due)?;
+            arithmetic.finish(own);
+            Ok(())
         } else {
             self.run_on_all_of(held, arithmetic, due)
         }
@@ -372,7 +373,6 @@ impl Engine {
 }
 
 /// Does this with a kernel for such arithmetic, if there is any to do.
-#[inline(always)]
 fn with_kernel<T: Element, R>(arithmetic: Option<&Arithmetic>, work: impl FnOnce(Kernel<'_, '_>) -> R) -> R {
     match arithmetic {
         Some(arithmetic) => work(Kernel {

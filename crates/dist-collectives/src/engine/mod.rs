@@ -15,7 +15,7 @@ mod shares;
 
 use std::sync::Arc;
 
-use dist_algos::{Memory, Partition, RunError, Scratch, Step};
+use dist_algos::{Crew, Memory, Partition, RunError, Scratch, Step};
 use dist_transport::{Combine, Deadline, Due, Fingerprint, Rank, Runtime, Transport};
 
 use crate::algorithm::OneOf;
@@ -76,6 +76,8 @@ pub(crate) struct Engine {
     pub(crate) levels: Option<Arc<Levels>>,
     /// Whether all ranks of the group run on one host.
     on_one_host: bool,
+    /// Which of them share a core there; on several hosts messages take longer than the work that they make.
+    crew: Crew,
     /// Memory beside that of the caller: for a copy of an input that must stay as it is, for what only passes through.
     /// Words, so that every element is aligned.
     copy: Vec<u64>,
@@ -84,10 +86,13 @@ pub(crate) struct Engine {
 impl Engine {
     pub(crate) fn new(mut transport: Box<dyn Transport>) -> Self {
         transport.describe_calls(|fingerprint| Call::decode(fingerprint).map(|call| call.to_string()));
-        let hosts = transport.hosts();
+        let (hosts, ranks) = (transport.hosts(), transport.rank().world_size());
+        let on_one_host = hosts.iter().all(|host| *host == hosts[0]);
+        let cores = if on_one_host { transport.cores() } else { ranks };
         Self {
             rank: transport.rank(),
-            on_one_host: hosts.iter().all(|host| *host == hosts[0]),
+            on_one_host,
+            crew: Crew { ranks, cores },
             transport,
             sequence: 0,
             scratch: Scratch::new(),
@@ -108,12 +113,16 @@ impl Engine {
         self.rank.world_size()
     }
 
+    pub(crate) const fn crew(&self) -> Crew {
+        self.crew
+    }
+
     pub(crate) fn levels(&self) -> Option<&Arc<Levels>> {
         self.levels.as_ref()
     }
 
     fn choose<A: OneOf>(&self, bytes: usize, manner: &Manner<'_>) -> Result<Chosen<A>> {
-        manner.settings.choose(self.world_size(), bytes, self.levels())
+        manner.settings.choose(self.crew, bytes, self.levels())
     }
 
     /// The next collective by an algorithm that was chosen.

@@ -16,9 +16,10 @@ fn call(number: u64, form: u8) -> Fingerprint {
 fn barrier(transport: &mut dyn Transport) -> Result<()> {
     let (rank, deadline) = (transport.rank(), soon(transport));
     let Some(direct) = transport.direct(&deadline.into())? else { return Ok(()) };
-    direct.enter(1, Exposed::Nothing, deadline)?;
+    direct.enter(1, Exposed::Nothing, &deadline.into())?;
     direct.post();
-    (1..rank.world_size()).try_for_each(|distance| direct.wait(rank.plus(distance).index(), 1, deadline))?;
+    (1..rank.world_size())
+        .try_for_each(|distance| direct.wait(rank.plus(distance).index(), 1, &deadline.into()))?;
     direct.settle();
     Ok(())
 }
@@ -52,7 +53,7 @@ pub fn what_is_published_is_seen_by_whoever_waits_for_the_post(fabric: &'static 
         let shared = direct.shared();
         let places = [(Place::Line, 0, shared.line_bytes), (Place::Slot(0), 64, 1000)];
         let last = (Place::Slot(shared.slots - 1), 0, shared.slot_bytes);
-        direct.enter(1, Exposed::Nothing, deadline).unwrap();
+        direct.enter(1, Exposed::Nothing, &deadline.into()).unwrap();
         for (place, offset, len) in places.into_iter().chain([last]) {
             let bytes = payload(rank, number, len);
             direct.publish(place, offset, &bytes[..len / 2]);
@@ -62,7 +63,7 @@ pub fn what_is_published_is_seen_by_whoever_waits_for_the_post(fabric: &'static 
         direct.post();
         for distance in 1..rank.world_size() {
             let peer = rank.minus(distance);
-            direct.wait(peer.index(), 1, deadline).unwrap();
+            direct.wait(peer.index(), 1, &deadline.into()).unwrap();
             for (place, offset, len) in places.into_iter().chain([last]) {
                 let mut read = vec![0; len];
                 direct.read(peer.index(), place, offset, &mut read).unwrap();
@@ -127,7 +128,7 @@ pub fn each_post_of_a_call_hands_over_what_was_written_before_it(fabric: &'stati
         transport.begin(call(number, 0));
         let Some(direct) = transport.direct(&deadline.into()).unwrap() else { return };
         let posts = u32::try_from(rank.world_size()).unwrap();
-        direct.enter(posts, Exposed::Nothing, deadline).unwrap();
+        direct.enter(posts, Exposed::Nothing, &deadline.into()).unwrap();
         let mut word = number + rank.index() as u64;
         for post in 1..=posts {
             let slot = Place::Slot(post as usize % 2);
@@ -135,7 +136,7 @@ pub fn each_post_of_a_call_hands_over_what_was_written_before_it(fabric: &'stati
             direct.post();
             // Neither neighbour may be more than a slot ahead.
             for peer in [rank.left(), rank.right()] {
-                direct.wait(peer.index(), post, deadline).unwrap();
+                direct.wait(peer.index(), post, &deadline.into()).unwrap();
             }
             let mut theirs = [0; 8];
             direct.read(rank.left().index(), slot, 8, &mut theirs).unwrap();
@@ -162,14 +163,14 @@ pub fn nobody_runs_two_calls_ahead_of_a_rank_that_is_still_reading(fabric: &'sta
         for number in 1..=CALLS {
             transport.begin(call(number, 0));
             let Some(direct) = transport.direct(&deadline.into()).unwrap() else { return };
-            direct.enter(1, Exposed::Nothing, deadline).unwrap();
+            direct.enter(1, Exposed::Nothing, &deadline.into()).unwrap();
             if rank.index() == 0 {
                 // It waits for nobody.
                 direct.publish(Place::Line, 0, &number.to_le_bytes());
                 direct.post();
             } else {
                 direct.post();
-                direct.wait(0, 1, deadline).unwrap();
+                direct.wait(0, 1, &deadline.into()).unwrap();
                 let mut read = [0; 8];
                 direct.read(0, Place::Line, 0, &mut read).unwrap();
                 assert_eq!(u64::from_le_bytes(read), number);
@@ -195,15 +196,15 @@ fn reach_into_all(transport: &mut dyn Transport, memory: &mut Owned<u8>, number:
     let reach = if memory.is_allocated() { Reach::Write } else { direct.shared().reach };
     match reach {
         Reach::Slots => return,
-        Reach::Read => direct.enter(2, Exposed::Read(memory), deadline).unwrap(),
-        Reach::Write => direct.enter(2, Exposed::Write(memory.lend()), deadline).unwrap(),
+        Reach::Read => direct.enter(2, Exposed::Read(memory), &deadline.into()).unwrap(),
+        Reach::Write => direct.enter(2, Exposed::Write(memory.lend()), &deadline.into()).unwrap(),
     }
     direct.show(memory);
     direct.post();
     let others = || (1..rank.world_size()).map(move |distance| rank.plus(distance));
     let half = memory.len() / 2;
     for peer in others() {
-        direct.wait(peer.index(), 1, deadline).unwrap();
+        direct.wait(peer.index(), 1, &deadline.into()).unwrap();
         let expected = payload(peer, number, len);
         let mut seen = vec![0; len];
         direct.read(peer.index(), Place::Memory, place(peer.index()).start, &mut seen).unwrap();
@@ -222,7 +223,7 @@ fn reach_into_all(transport: &mut dyn Transport, memory: &mut Owned<u8>, number:
         assert!(matches!(outside, Error::OutOfReach { .. }), "{outside}");
     }
     direct.post();
-    others().for_each(|peer| direct.wait(peer.index(), 2, deadline).unwrap());
+    others().for_each(|peer| direct.wait(peer.index(), 2, &deadline.into()).unwrap());
     direct.settle();
     assert!(direct.finished());
     if reach == Reach::Write {
@@ -270,9 +271,9 @@ pub fn what_is_not_laid_open_is_out_of_reach_which_harms_nothing(fabric: &'stati
             let shared = direct.shared();
             for readable in [false, true] {
                 let exposed = if readable { Exposed::Read(&[7; 100]) } else { Exposed::Nothing };
-                direct.enter(1, exposed, deadline).unwrap();
+                direct.enter(1, exposed, &deadline.into()).unwrap();
                 direct.post();
-                direct.wait(peer, 1, deadline).unwrap();
+                direct.wait(peer, 1, &deadline.into()).unwrap();
                 let beyond = if readable { 100 } else { 0 };
                 let wrong = [
                     direct.read(peer, Place::Memory, beyond, &mut [0]),
@@ -346,9 +347,9 @@ pub fn a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer(fabric: &
         let short = transport.runtime().deadline(backend.short());
         let deadline = if me == 0 { short } else { long };
         let direct = transport.direct(&deadline.into()).unwrap()?;
-        direct.enter(1, Exposed::Nothing, deadline).unwrap();
+        direct.enter(1, Exposed::Nothing, &deadline.into()).unwrap();
         // The others wait for the first, and it for one that does not post.
-        let error = direct.wait(usize::from(me == 0), 1, deadline).expect_err("nobody posts");
+        let error = direct.wait(usize::from(me == 0), 1, &deadline.into()).expect_err("nobody posts");
         Some((error, await_abort(&*transport)))
     };
     backend.check(3, program, |ends| {
@@ -373,9 +374,9 @@ fn check_end(
     fn wait_for_the_second(transport: &mut dyn Transport) -> Result<bool> {
         let deadline = soon(transport);
         let Some(direct) = transport.direct(&deadline.into())? else { return Ok(false) };
-        direct.enter(1, Exposed::Nothing, deadline)?;
+        direct.enter(1, Exposed::Nothing, &deadline.into())?;
         direct.post();
-        direct.wait(1, 1, deadline).map(|()| true)
+        direct.wait(1, 1, &deadline.into()).map(|()| true)
     }
     let program = move |mut transport: Box<dyn Transport>| {
         let met = barrier(&mut *transport);
@@ -418,11 +419,11 @@ pub fn groups_share_memory_of_their_own(fabric: &'static dyn Fabric) {
     fn tell(transport: &mut dyn Transport, number: u64) -> Vec<u64> {
         let (rank, deadline) = (transport.rank(), soon(transport));
         let Some(direct) = transport.direct(&deadline.into()).unwrap() else { return Vec::new() };
-        direct.enter(1, Exposed::Nothing, deadline).unwrap();
+        direct.enter(1, Exposed::Nothing, &deadline.into()).unwrap();
         direct.publish(Place::Line, 0, &number.to_le_bytes());
         direct.post();
         let hear = |peer| {
-            direct.wait(peer, 1, deadline).unwrap();
+            direct.wait(peer, 1, &deadline.into()).unwrap();
             let mut word = [0; 8];
             direct.read(peer, Place::Line, 0, &mut word).unwrap();
             u64::from_le_bytes(word)
@@ -461,12 +462,12 @@ pub fn a_rank_sees_its_own_places(fabric: &'static dyn Fabric) {
 }
 
 fn look_at_itself(direct: &mut dyn Direct, me: usize, deadline: crate::Deadline) {
-    direct.enter(1, Exposed::Nothing, deadline).unwrap();
+    direct.enter(1, Exposed::Nothing, &deadline.into()).unwrap();
     direct.publish(Place::Slot(0), 128, b"hello");
     let mut seen = [0; 5];
     direct.read(me, Place::Slot(0), 128, &mut seen).unwrap();
     assert_eq!(&seen, b"hello");
     direct.post();
-    direct.wait(me, 1, deadline).unwrap();
+    direct.wait(me, 1, &deadline.into()).unwrap();
     direct.settle();
 }

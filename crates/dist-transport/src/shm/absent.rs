@@ -96,6 +96,10 @@ impl Memory {
         match self.0 {}
     }
 
+    pub(crate) fn shares_core(&self) -> bool {
+        match self.0 {}
+    }
+
     pub(crate) fn lie_down(&mut self, _to_receive: bool) -> bool {
         match self.0 {}
     }

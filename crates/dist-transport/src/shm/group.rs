@@ -217,18 +217,12 @@ impl GroupMemory {
 
     /// Says where this rank runs, for those who could let it run there.
     pub(crate) fn note_core(&self, me: usize) -> Core {
-        let core = Core::current();
-        let noted = self.core(me);
-        // The others read it in every wait, and keep it in their caches as long as it stays the same.
-        if noted.load(Ordering::Relaxed) != core.0 {
-            noted.store(core.0, Ordering::Relaxed);
-        }
-        core
+        Core::note(self.core(me))
     }
 
     /// Whether a rank could run if the one that runs on this core waited for something else, as far as is known.
     pub(crate) fn waits_for_core(&self, rank: usize, core: Core) -> bool {
-        self.core(rank).load(Ordering::Relaxed) == core.0 && self.sleeping(rank).load(Ordering::Relaxed) == 0
+        core.is_noted(self.core(rank)) && self.sleeping(rank).load(Ordering::Relaxed) == 0
     }
 
     /// The core that a rank was on when it last waited; 0 before.
@@ -335,6 +329,21 @@ impl GroupMemory {
 pub(crate) struct Core(u32);
 
 impl Core {
+    /// Says in a word where this process runs.
+    pub(super) fn note(word: &AtomicU32) -> Self {
+        let core = Self::current();
+        // The others read it in every wait, and keep it in their caches as long as it stays the same.
+        if !core.is_noted(word) {
+            word.store(core.0, Ordering::Relaxed);
+        }
+        core
+    }
+
+    /// Whether it is this one that a word says.
+    pub(super) fn is_noted(self, word: &AtomicU32) -> bool {
+        word.load(Ordering::Relaxed) == self.0
+    }
+
     fn current() -> Self {
         Self(u32::try_from(sched_getcpu() + 1).expect("a host has fewer than 2^32 cores"))
     }

@@ -211,6 +211,11 @@ impl Memory {
         }
     }
 
+    /// Whether the peer waited on this core when it did last, as far as is known.
+    pub(crate) fn shares_core(&self) -> bool {
+        self.sleep.shares_core()
+    }
+
     /// Says that this side is about to sleep until it can do the one or the other; `false` if it need not sleep.
     pub(crate) fn lie_down(&mut self, to_receive: bool) -> bool {
         self.sleep.begin();
@@ -392,6 +397,13 @@ mod tests {
             send(&mut other, &vec![2; room]);
             assert_eq!(other.room(1).unwrap_err(), end);
         }
+    }
+
+    #[test]
+    fn nobody_knows_where_a_peer_is_that_has_not_waited() {
+        let (one, other) = shared();
+        assert!(!one.shares_core());
+        drop(other);
     }
 
     #[test]

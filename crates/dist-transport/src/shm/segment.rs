@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 use super::cursor::{Consumed, Produced};
+use super::group::Core;
 use super::map::{Mapping, Pages};
 use crate::Grain;
 
@@ -28,6 +29,8 @@ const SEGMENT_BYTES: usize = TRAY_AT + TRAY_BYTES;
 /// Counters lie this far apart: two cache lines, which processors fetch together.
 const COUNTER_STEP: usize = 128;
 const NONCE_AT: usize = 0;
+/// Behind the word by which a side sleeps.
+const CORE_AT: usize = 4;
 
 /// What tells one segment from every other.
 pub(super) type Nonce = [u8; 32];
@@ -241,6 +244,16 @@ impl Sleep {
     /// Behind the counters of the rings.
     fn word(&self, side: usize) -> &AtomicU32 {
         self.mapping.word((5 + side) * COUNTER_STEP)
+    }
+
+    /// The core that a side was on when it last waited; 0 before.
+    fn core(&self, side: usize) -> &AtomicU32 {
+        self.mapping.word((5 + side) * COUNTER_STEP + CORE_AT)
+    }
+
+    /// Whether the other side was on this core when it last waited. Says that this one waits here.
+    pub(super) fn shares_core(&self) -> bool {
+        Core::note(self.core(self.mine)).is_noted(self.core(self.theirs))
     }
 
     /// Says that this side is about to sleep. It looks at the counters once more before it does.

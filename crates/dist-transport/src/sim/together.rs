@@ -13,7 +13,7 @@ use super::fabric::Sent;
 use super::message::Message;
 use super::transport::SimTransport;
 use crate::{
-    Allocation, ChannelId, Deadline, Direct, Error, Exposed, Fingerprint, Grain, MemoryCosts, Outgoing,
+    Allocation, ChannelId, Deadline, Direct, Due, Error, Exposed, Fingerprint, Grain, MemoryCosts, Outgoing,
     Place, Reach, Result, Shared, Traffic, Transport,
 };
 
@@ -187,12 +187,12 @@ impl Direct for Together {
         SHARED
     }
 
-    fn enter(&mut self, posts: u32, memory: Exposed<'_>, deadline: Deadline) -> Result<()> {
+    fn enter(&mut self, posts: u32, memory: Exposed<'_>, due: &Due<'_>) -> Result<()> {
         assert!(posts > 0, "every rank posts in every call");
         let fingerprint = self.posts.begin_direct()?;
         let last = self.current;
         if last.posts > 0 {
-            self.others().try_for_each(|peer| self.wait_in(last, peer, 1, deadline))?;
+            self.others().try_for_each(|peer| self.wait_in(last, peer, 1, due.deadline()))?;
         }
         let base = last.base + u64::from(last.posts);
         self.previous = last;
@@ -230,12 +230,12 @@ impl Direct for Together {
         }
     }
 
-    fn wait(&mut self, rank: usize, posts: u32, deadline: Deadline) -> Result<()> {
+    fn wait(&mut self, rank: usize, posts: u32, due: &Due<'_>) -> Result<()> {
         if rank == self.posts.rank().index() {
             Ok(())
         } else {
             self.spend(self.costs.wait_ps);
-            self.wait_in(self.current, rank, posts, deadline)
+            self.wait_in(self.current, rank, posts, due.deadline())
         }
     }
 

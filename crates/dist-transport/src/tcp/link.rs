@@ -49,6 +49,14 @@ impl Link {
         }
     }
 
+    /// Whether the peer may have to run on this core.
+    pub(super) fn may_share_core(&self) -> bool {
+        match self {
+            Self::Socket(_) => true,
+            Self::Memory(memory) => memory.shares_core(),
+        }
+    }
+
     /// What to watch while sleeping.
     pub(super) fn events(&self, activity: Activity) -> PollFlags {
         match self {

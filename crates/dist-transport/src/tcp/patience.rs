@@ -2,8 +2,8 @@
 //!
 //! A wake-up from poll costs some 30 µs, a look at the socket half a microsecond. With a core for every rank a
 //! rank therefore looks again and again for a while before it sleeps, and lets others run now and then: the system may
-//! have put its peer on the same core. With fewer cores than ranks looking would keep the peer from running: then it
-//! gives its core away between two looks.
+//! have put its peer on the same core. With fewer cores than ranks looking may keep the peer from running: then it
+//! gives its core away between two looks, or after a few where the peer is known to be on another core.
 //!
 //! Where a stranger takes the core, or the peer is long at work, that loses time. What was lost is made good before
 //! the core is given away again.
@@ -53,10 +53,11 @@ impl Patience {
     }
 
     /// Whether to look again without a look at the clock, which takes longer than one at memory.
-    pub(super) fn look_at_once(&self, wait: &mut Wait) -> bool {
+    /// Not where a peer that is waited for `may_share_core`.
+    pub(super) fn look_at_once(&self, wait: &mut Wait, may_share_core: impl FnOnce() -> bool) -> bool {
         wait.looks = wait.looks.wrapping_add(1);
         std::hint::spin_loop();
-        self.core_per_rank && !wait.looks.is_multiple_of(LOOKS_PER_CLOCK)
+        (self.core_per_rank || !may_share_core()) && !wait.looks.is_multiple_of(LOOKS_PER_CLOCK)
     }
 
     /// Whether to look again, after a pause, before sleeping.

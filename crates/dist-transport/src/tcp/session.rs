@@ -141,14 +141,16 @@ impl Session {
         self.homes.iter().filter(move |home| home.host == here)
     }
 
-    /// How many cores these ranks have between them.
-    pub(super) fn cores(&self) -> usize {
-        Cores::together(self.neighbours().map(|home| home.cores))
+    /// How many cores those of these members that are on this host have between them.
+    pub(super) fn cores(&self, members: &[usize]) -> usize {
+        let here = self.homes[self.rank.index()].host;
+        let homes = members.iter().map(|&member| &self.homes[member]);
+        Cores::together(homes.filter(|home| home.host == here).map(|home| home.cores))
     }
 
-    /// Whether each of them can have a core for itself.
+    /// Whether each rank of this host can have a core for itself.
     pub(super) fn has_core_per_rank(&self) -> bool {
-        self.neighbours().count() <= self.cores()
+        self.neighbours().count() <= Cores::together(self.neighbours().map(|home| home.cores))
     }
 
     /// Whether all of these ranks are of one host and may share memory there, as far as is known: every one of them

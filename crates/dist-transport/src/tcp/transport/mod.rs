@@ -319,7 +319,7 @@ impl Transport for TcpTransport {
     }
 
     fn cores(&self) -> usize {
-        self.session().cores()
+        self.session().cores(&self.members)
     }
 
     fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {

@@ -164,7 +164,7 @@ impl TcpTransport {
             if moved {
                 wait.renew();
             }
-            if self.patience.look_at_once(&mut wait) {
+            if self.patience.look_at_once(&mut wait, || may_share_core(&self.links, &waits)) {
                 continue;
             }
             if session.runtime.expired(deadline) {
@@ -238,6 +238,12 @@ fn sending(peer: usize) -> impl Fn(Fault) -> Trouble {
 
 pub(super) fn receiving(peer: usize) -> impl Fn(Fault) -> Trouble {
     move |fault| Trouble { activity: Activity::Receive, peer, fault }
+}
+
+/// Whether one of those that are waited for may have to run on this core.
+#[inline(never)]
+fn may_share_core(links: &[Option<Link>], waits: &Waits) -> bool {
+    waits.iter().any(|&(_, peer)| links[peer].as_ref().is_some_and(Link::may_share_core))
 }
 
 /// Waits until one of these connections takes more, or more comes on one, or the job is aborted; `false` when the time

@@ -46,7 +46,7 @@ pub(super) struct Together {
     peers: Vec<Peer>,
     /// Up to which count of posts the calls of all of them were found to be the same as this rank's.
     compared: u64,
-    /// Deadline of the last wait: what is mapped on the way to memory is mapped by then.
+    /// Deadline of the last call in which memory was laid open: what is mapped on the way to it is mapped by then.
     deadline: Deadline,
     scratch: Vec<Grain>,
     traffic: Traffic,
@@ -309,9 +309,12 @@ impl Direct for Together {
         Shared { slots: SLOTS, slot_bytes: SLOT_BYTES, line_bytes: LINE_BYTES, reach: self.reach }
     }
 
-    fn enter(&mut self, posts: u32, memory: Exposed<'_>, deadline: Deadline) -> Result<()> {
-        self.deadline = deadline;
-        self.enter_next(posts, &deadline.into())?;
+    #[inline]
+    fn enter(&mut self, posts: u32, memory: Exposed<'_>, due: &Due<'_>) -> Result<()> {
+        if !matches!(memory, Exposed::Nothing) {
+            self.deadline = due.deadline();
+        }
+        self.enter_next(posts, due)?;
         self.expose(&memory);
         Ok(())
     }
@@ -337,10 +340,10 @@ impl Direct for Together {
         self.owes_wake = true;
     }
 
-    fn wait(&mut self, rank: usize, posts: u32, deadline: Deadline) -> Result<()> {
-        self.deadline = deadline;
+    #[inline]
+    fn wait(&mut self, rank: usize, posts: u32, due: &Due<'_>) -> Result<()> {
         let call = self.current;
-        self.wait_in(&call, rank, posts, &deadline.into())
+        self.wait_in(&call, rank, posts, due)
     }
 
     fn meet(

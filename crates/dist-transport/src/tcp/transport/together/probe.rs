@@ -26,12 +26,12 @@ impl Together {
         // A cell for the number, and one for each rank to write it back to.
         let mut cells = Owned::from(vec![0_u64; 1 + self.rank.world_size()]);
         cells[0] = number;
-        self.enter(2, Exposed::Write(cells.lend()), deadline)?;
+        self.enter(2, Exposed::Write(cells.lend()), &deadline.into())?;
         self.publish(Place::Line, 0, &number.to_ne_bytes());
         self.post();
         let (mut reads, mut writes) = (true, limit == Reach::Write);
         for peer in self.others() {
-            self.wait(peer, 1, deadline)?;
+            self.wait(peer, 1, &deadline.into())?;
             let (mut told, mut found) = ([0; 8], [0; 8]);
             self.read(peer, Place::Line, 0, &mut told)?;
             reads &=
@@ -44,7 +44,7 @@ impl Together {
                 });
         }
         self.post();
-        self.others().try_for_each(|peer| self.wait(peer, 2, deadline))?;
+        self.others().try_for_each(|peer| self.wait(peer, 2, &deadline.into()))?;
         self.settle();
         writes &= self.others().all(|peer| cells[1 + peer] == number);
         cells.reclaim(self);
@@ -71,11 +71,11 @@ impl Together {
     fn least(&mut self, found: Reach, deadline: Deadline) -> Result<Reach> {
         const ALL: [Reach; 3] = [Reach::Slots, Reach::Read, Reach::Write];
         let mut least = found;
-        self.enter(1, Exposed::Nothing, deadline)?;
+        self.enter(1, Exposed::Nothing, &deadline.into())?;
         self.publish(Place::Line, 0, &[found as u8]);
         self.post();
         for peer in self.others() {
-            self.wait(peer, 1, deadline)?;
+            self.wait(peer, 1, &deadline.into())?;
             let mut theirs = [0];
             self.read(peer, Place::Line, 0, &mut theirs)?;
             least = least.min(ALL.get(usize::from(theirs[0])).copied().unwrap_or(Reach::Slots));
