@@ -15,8 +15,9 @@ use std::time::Duration;
 const SPIN: Duration = Duration::from_micros(30);
 /// How often to give the core away in one wait.
 const YIELDS_MAX: u32 = 200;
-/// A yield that lasts longer has handed the core to a stranger.
-const YIELD_TOO_LONG: Duration = Duration::from_micros(100);
+/// A yield that lasts longer has handed the core to a stranger, to whom the system gives milliseconds at a time; a rank is
+/// through with a block in less.
+const YIELD_TOO_LONG: Duration = Duration::from_millis(1);
 /// The turns to be asked for where strangers want the cores: the shortest that the system grants.
 pub(super) const SHORT_TURN: Duration = Duration::from_micros(100);
 /// How many waits do not yield after one that did so for too long.
@@ -37,8 +38,6 @@ pub(super) enum Next {
 pub(super) struct Courtesy {
     core_per_rank: bool,
     waits_without_yield: u32,
-    /// Whether a stranger has been met since anybody asked.
-    met_stranger: bool,
     /// Waits that may give the core away before one has to sleep.
     waits_on_one_core: u32,
 }
@@ -47,32 +46,30 @@ pub(super) struct Courtesy {
 #[derive(Debug)]
 pub(super) struct Wait {
     since: Duration,
-    /// When the core was given away last, if nothing was decided since.
-    yielded: Option<Duration>,
     yields: u32,
 }
 
 impl Courtesy {
     pub(super) const fn new(core_per_rank: bool) -> Self {
-        Self { core_per_rank, waits_without_yield: 0, met_stranger: false, waits_on_one_core: 0 }
+        Self { core_per_rank, waits_without_yield: 0, waits_on_one_core: 0 }
     }
 
     pub(super) fn begin(&mut self, now: Duration) -> Wait {
         self.waits_without_yield = self.waits_without_yield.saturating_sub(1);
-        Wait { since: now, yielded: None, yields: 0 }
+        Wait { since: now, yields: 0 }
     }
 
-    /// Whether a stranger has had the core since this was asked last.
-    pub(super) const fn has_met_stranger(&mut self) -> bool {
-        std::mem::replace(&mut self.met_stranger, false)
+    /// Learns for how long the core was away, and gives whether a stranger must have had it.
+    pub(super) fn gave_away(&mut self, lasted: Duration) -> bool {
+        let to_stranger = lasted > YIELD_TOO_LONG;
+        if to_stranger {
+            self.waits_without_yield = WAITS_WITHOUT_YIELD;
+        }
+        to_stranger
     }
 
     /// What to do now, if the core `is_wanted` by a rank that has not come as far, or not.
     pub(super) fn next(&mut self, wait: &mut Wait, now: Duration, is_wanted: bool) -> Next {
-        if wait.yielded.take().is_some_and(|then| now - then > YIELD_TOO_LONG) {
-            self.waits_without_yield = WAITS_WITHOUT_YIELD;
-            self.met_stranger = true;
-        }
         if !is_wanted {
             return if now - wait.since < SPIN { Next::Look } else { Next::Sleep };
         }
@@ -87,7 +84,6 @@ impl Courtesy {
             self.waits_on_one_core = left;
         }
         wait.yields += 1;
-        wait.yielded = Some(now);
         Next::Yield
     }
 }
@@ -100,8 +96,7 @@ mod tests {
         Duration::from_micros(time)
     }
 
-    const ROOMY: Courtesy =
-        Courtesy { core_per_rank: true, waits_without_yield: 0, met_stranger: false, waits_on_one_core: 0 };
+    const ROOMY: Courtesy = Courtesy { core_per_rank: true, waits_without_yield: 0, waits_on_one_core: 0 };
     const CROWDED: Courtesy = Courtesy { core_per_rank: false, ..ROOMY };
 
     #[test]
@@ -157,9 +152,10 @@ mod tests {
         let mut courtesy = rested();
         let mut wait = courtesy.begin(us(0));
         assert_eq!(courtesy.next(&mut wait, us(0), true), Next::Yield);
-        assert!(!courtesy.has_met_stranger());
-        assert_eq!(courtesy.next(&mut wait, us(101), true), Next::Sleep);
-        assert_eq!([(); 2].map(|()| courtesy.has_met_stranger()), [true, false]);
+        assert!(!courtesy.gave_away(us(1000)));
+        assert_eq!(courtesy.next(&mut wait, us(1000), true), Next::Yield);
+        assert!(courtesy.gave_away(us(1001)));
+        assert_eq!(courtesy.next(&mut wait, us(2001), true), Next::Sleep);
         for number in 1..WAITS_WITHOUT_YIELD {
             let mut wait = courtesy.begin(us(200));
             assert_eq!(courtesy.next(&mut wait, us(200), true), Next::Sleep, "wait {number}");
@@ -168,14 +164,5 @@ mod tests {
         }
         let mut wait = courtesy.begin(us(300));
         assert_eq!(courtesy.next(&mut wait, us(300), true), Next::Yield);
-    }
-
-    #[test]
-    fn a_long_time_between_two_looks_is_no_yield() {
-        let mut courtesy = rested();
-        let mut wait = courtesy.begin(us(0));
-        assert_eq!(courtesy.next(&mut wait, us(0), true), Next::Yield);
-        assert_eq!(courtesy.next(&mut wait, us(1), false), Next::Look);
-        assert_eq!(courtesy.next(&mut wait, us(500), true), Next::Yield);
     }
 }

@@ -216,20 +216,23 @@ impl Together {
         let mut wait = self.courtesy.begin(now);
         let mut told = false;
         loop {
+            if !self.takes_short_turns && self.memory.has_met_stranger() {
+                self.takes_short_turns = true;
+                if let Err(error) = shm::take_short_turns(SHORT_TURN) {
+                    tracing::debug!(%error, "no shorter turns on a core are to be had");
+                }
+            }
             let is_wanted = self.is_wanted(call);
             match self.courtesy.next(&mut wait, now, is_wanted) {
                 Next::Look => {}
-                Next::Yield => session.runtime.yield_now(),
-                Next::Sleep => {
-                    if self.courtesy.has_met_stranger() {
+                Next::Yield => {
+                    session.runtime.yield_now();
+                    // What it waited for may be there now: a stranger's turn counts all the same.
+                    if self.courtesy.gave_away(session.runtime.now() - now) {
                         self.memory.note_stranger();
                     }
-                    if !self.takes_short_turns && self.memory.has_met_stranger() {
-                        self.takes_short_turns = true;
-                        if let Err(error) = shm::take_short_turns(SHORT_TURN) {
-                            tracing::debug!(%error, "no shorter turns on a core are to be had");
-                        }
-                    }
+                }
+                Next::Sleep => {
                     let limit =
                         session.runtime.remaining(deadline).min(if told { BEAT } else { WAITING_LIMIT });
                     let ready = || {
