@@ -17,6 +17,9 @@ const SPIN: Duration = Duration::from_micros(50);
 const SPIN_BETWEEN_YIELDS: Duration = Duration::from_micros(5);
 /// How often to look for a peer between two looks at the clock.
 const LOOKS_PER_CLOCK: u32 = 16;
+/// How often to look for a peer that is on another core before this one is given away: some 2 µs, in which a peer that is
+/// at it has filled its first piece. To give the core away and get it back takes as long.
+const LOOKS_PER_YIELD: u32 = 64;
 const YIELDS_MAX: u32 = 200;
 /// A yield that lasts longer has handed the core to a stranger, or to a peer with much to do.
 const YIELD_TOO_LONG: Duration = Duration::from_micros(100);
@@ -57,7 +60,8 @@ impl Patience {
     pub(super) fn look_at_once(&self, wait: &mut Wait, may_share_core: impl FnOnce() -> bool) -> bool {
         wait.looks = wait.looks.wrapping_add(1);
         std::hint::spin_loop();
-        (self.core_per_rank || !may_share_core()) && !wait.looks.is_multiple_of(LOOKS_PER_CLOCK)
+        let looks = if self.core_per_rank { LOOKS_PER_CLOCK } else { LOOKS_PER_YIELD };
+        (self.core_per_rank || !may_share_core()) && !wait.looks.is_multiple_of(looks)
     }
 
     /// Whether to look again, after a pause, before sleeping.
