@@ -318,3 +318,20 @@ fn a_plan_fits_its_slots_or_there_is_none() {
     assert_eq!(Plan::new((root, Form::OneShot), 3, 64, 512, SHARED), None, "there is no rank 3");
     assert_eq!(Plan::new((root, Form::Staged), 4, 64, 512, SHARED), None);
 }
+
+#[rstest]
+#[case(Task::AllGather { of: Source::Input }, 2, (32 << 20) / 6 + 1)]
+#[case(Task::AllGather { of: Source::Buffer }, 4, (32 << 20) / 20 + 1)]
+#[case(Task::AllToAll, 4, 1 << 20)]
+fn what_the_last_cache_cannot_hold_of_all_ranks_goes_past_it(
+    #[case] task: Task,
+    #[case] world_size: usize,
+    #[case] part_bytes: usize,
+) {
+    let shared = Shared { slot_bytes: 256 << 10, ..SHARED };
+    let leaves = |part_bytes| {
+        let plan = Plan::new((task, Form::OneShot), world_size, part_bytes, 256 << 10, shared);
+        plan.unwrap().leaves_caches()
+    };
+    assert_eq!([part_bytes - 1, part_bytes].map(leaves), [false, true]);
+}
