@@ -3,7 +3,7 @@
 //! A wake-up from poll costs some 30 µs, a look at the socket half a microsecond. With a core for every rank a
 //! rank therefore looks again and again for a while before it sleeps, and lets others run now and then: the system may
 //! have put its peer on the same core. With fewer cores than ranks looking may keep the peer from running: then it
-//! gives its core away between two looks, or after a few where the peer is known to be on another core.
+//! gives its core away between two looks, or after some microseconds of them where the peer is known to be on another core.
 //!
 //! Where a stranger takes the core, or the peer is long at work, that loses time. What was lost is made good before
 //! the core is given away again.

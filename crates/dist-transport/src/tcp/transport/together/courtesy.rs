@@ -16,7 +16,7 @@ const SPIN: Duration = Duration::from_micros(30);
 /// How often to give the core away in one wait.
 const YIELDS_MAX: u32 = 200;
 /// A yield that lasts longer has handed the core to a stranger, to whom the system gives milliseconds at a time; a rank is
-/// through with a block in less.
+/// through with a block in less. One that computes for longer between two collectives is taken for a stranger, too.
 const YIELD_TOO_LONG: Duration = Duration::from_millis(1);
 /// The turns to be asked for where strangers want the cores: the shortest that the system grants.
 pub(super) const SHORT_TURN: Duration = Duration::from_micros(100);
