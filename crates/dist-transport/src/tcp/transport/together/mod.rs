@@ -133,9 +133,9 @@ impl Together {
         scene.fail(Trouble { activity: Activity::Receive, peer, fault }, deadline)
     }
 
-    /// Leaves the current call for the next one.
+    /// Leaves the current call for the next one, which it gives back.
     #[inline(always)]
-    fn enter_next(&mut self, posts: u32, due: &Due<'_>) -> Result<()> {
+    fn enter_next(&mut self, posts: u32, due: &Due<'_>) -> Result<Call> {
         assert!(posts > 0, "every rank posts in every call");
         let last = self.current;
         if self.compared <= last.base && last.posts > 0 {
@@ -143,11 +143,12 @@ impl Together {
         }
         let fingerprint = &self.calls[1];
         let (me, parity, base) = (self.rank.index(), last.parity.other(), last.base + u64::from(last.posts));
-        self.current = Call { hash: hash(fingerprint), parity, base, posts, posted: 0 };
+        let call = Call { hash: hash(fingerprint), parity, base, posts, posted: 0 };
         // The first post hands all of this over. Nobody looks at what was there before: all have left that call.
         self.memory.set_call(me, parity, fingerprint);
-        self.memory.hash(me, parity).store(self.current.hash, Ordering::Relaxed);
-        Ok(())
+        self.memory.hash(me, parity).store(call.hash, Ordering::Relaxed);
+        self.current = call;
+        Ok(call)
     }
 
     /// Waits until every rank has left the call before this one, whose half of the slots is used again in the next.
@@ -356,7 +357,7 @@ impl Direct for Together {
         bytes: &[u8],
         due: &Due<'_>,
     ) -> Result<()> {
-        self.enter_next(1, due)?;
+        let call = self.enter_next(1, due)?;
         self.say_exposed(Exposure::NOTHING);
         if holder == rank.index() {
             self.publish(place, offset, bytes);
@@ -364,8 +365,9 @@ impl Direct for Together {
             self.write(holder, place, offset, bytes)?;
         }
         self.post();
-        let call = self.current;
-        self.wait_for_all(&call, due)?;
+        // Not read back: parts of it were just written, and a load of the whole would wait until all that was stored by
+        // then has left this core.
+        self.wait_for_all(&Call { posted: 1, ..call }, due)?;
         self.settle();
         Ok(())
     }
