@@ -93,15 +93,30 @@ struct Way {
     plan: Plan,
     /// This rank's steps, unless they are many.
     steps: Vec<Step>,
-    /// The last call of this kind, and as bytes.
+    /// The last call of this kind.
     call: Call,
-    fingerprint: Fingerprint,
+    /// The call after it as bytes, if it is of this kind too.
+    next: Fingerprint,
 }
 
 impl Way {
     #[inline]
     fn fits(&self, job: &Job, how: How) -> bool {
         self.job == *job && self.how == how
+    }
+
+    /// The call with this number, as bytes.
+    #[inline]
+    fn begin(&mut self, sequence: u64) -> Fingerprint {
+        if self.call.sequence.wrapping_add(1) != sequence {
+            Call { sequence, ..self.call }.renumber(&mut self.next);
+        }
+        self.call.sequence = sequence;
+        let fingerprint = self.next;
+        // The next call has its number from here on: bytes of which a part was written directly before they are copied
+        // keep a processor waiting until all that it has stored before is out.
+        Call { sequence: sequence.wrapping_add(1), ..self.call }.renumber(&mut self.next);
+        fingerprint
     }
 }
 
@@ -178,11 +193,10 @@ impl Engine {
             self.keep::<A>(job, how, plan);
         }
         let way = self.known.current_mut();
-        way.call.sequence = self.sequence;
-        way.call.renumber(&mut way.fingerprint);
+        let fingerprint = way.begin(self.sequence);
         self.sequence += 1;
         tracing::trace!(rank = self.transport.rank().index(), channel = way.call.channel, "{}", way.call);
-        self.transport.begin(way.fingerprint);
+        self.transport.begin(fingerprint);
         Ok(Some(way.plan.parts()))
     }
 
@@ -200,7 +214,7 @@ impl Engine {
             algorithm: Some(Direct::new(A::SERVES, plan.form()).into()),
             order: job.op.map(|_| how.order),
         };
-        let way = Way { job: *job, how, plan, steps: Vec::new(), fingerprint: call.encode(), call };
+        let way = Way { job: *job, how, plan, steps: Vec::new(), next: call.encode(), call };
         self.known.keep(way, plan.schedule(self.rank()));
     }
 
