@@ -46,7 +46,8 @@ impl Rank {
     /// The right neighbour in the ring.
     #[must_use]
     pub const fn right(self) -> Self {
-        self.plus(1)
+        let next = self.index + 1;
+        Self { index: if next < self.world_size { next } else { 0 }, ..self }
     }
 
     /// The left neighbour in the ring.

@@ -32,7 +32,7 @@ enum Held {
 
 impl<C: FnMut(&mut [u8], &[u8]) + ?Sized> Tree<'_, C> {
     /// T(p) of all ranks, into this rank's own memory.
-    #[inline]
+    #[inline(always)]
     pub(super) fn sum(&mut self) -> Result<()> {
         if self.rank.world_size() == 2 {
             let holder = self.plan.holder(1 - self.rank.index(), self.of);

@@ -95,6 +95,7 @@ impl Arithmetic {
     }
 
     /// To what all ranks' elements came to, by whoever owns it.
+    #[inline]
     pub(super) fn finish<T: Element>(&self, sums: &mut [T]) {
         if let (Some(divisor), Some(scaling)) = (self.divisor, T::SCALING) {
             (scaling.divide)(sums, divisor);

@@ -28,7 +28,7 @@ pub(super) struct Turns([usize; 2]);
 
 impl Turns {
     /// Gives the plan of the next call the slots as they are.
-    #[inline]
+    #[inline(always)]
     const fn take(&mut self, plan: &mut Plan) {
         let Self([now, next]) = *self;
         *self = Self([next, now + plan.turns()]);
@@ -423,6 +423,7 @@ impl<T: Element> Held<'_, T> {
         }
     }
 
+    #[inline(always)]
     pub(super) fn elements(&mut self) -> &mut [T] {
         match self {
             Self::Borrowed(elements) => elements,

@@ -16,7 +16,7 @@ use rustix::thread::sched_getcpu;
 use super::bell;
 use super::map::{Mapping, Pages};
 use super::segment::Nonce;
-use crate::{Fingerprint, Grain, Place, Reach, Shared};
+use crate::{Fingerprint, Grain, Place, Rank, Reach, Shared};
 
 pub(crate) const SLOTS: usize = Shared::on_host(Reach::Slots).slots;
 pub(crate) const SLOT_BYTES: usize = Shared::on_host(Reach::Slots).slot_bytes;
@@ -189,12 +189,14 @@ impl GroupMemory {
 
     /// Wakes those that sleep for this rank, after it has posted or left.
     #[inline]
-    pub(crate) fn wake_sleepers(&self, me: usize, world_size: usize) {
+    pub(crate) fn wake_sleepers(&self, me: Rank) {
         bell::after_post::<AtomicU32>();
-        let poster = sleeper_of(me);
-        for peer in 0..world_size {
-            if peer != me && bell::sleeps(self.sleeping(peer), poster) {
-                self.ring(peer, poster);
+        let poster = sleeper_of(me.index());
+        let mut peer = me;
+        for _ in 1..me.world_size() {
+            peer = peer.right();
+            if bell::sleeps(self.sleeping(peer.index()), poster) {
+                self.ring(peer.index(), poster);
             }
         }
     }

@@ -137,12 +137,12 @@ impl Together {
     #[inline(always)]
     fn enter_next(&mut self, posts: u32, due: &Due<'_>) -> Result<Call> {
         assert!(posts > 0, "every rank posts in every call");
-        let last = self.current;
-        if self.compared <= last.base && last.posts > 0 {
-            self.leave(&last, due)?;
+        let Call { parity, base, posts: last_posts, .. } = self.current;
+        if self.compared <= base && last_posts > 0 {
+            self.leave(due)?;
         }
         let fingerprint = &self.calls[1];
-        let (me, parity, base) = (self.rank.index(), last.parity.other(), last.base + u64::from(last.posts));
+        let (me, parity, base) = (self.rank.index(), parity.other(), base + u64::from(last_posts));
         let call = Call { hash: hash(fingerprint), parity, base, posts, posted: 0 };
         // The first post hands all of this over. Nobody looks at what was there before: all have left that call.
         self.memory.set_call(me, parity, fingerprint);
@@ -153,17 +153,18 @@ impl Together {
 
     /// Waits until every rank has left the call before this one, whose half of the slots is used again in the next.
     #[inline(never)]
-    fn leave(&mut self, last: &Call, due: &Due<'_>) -> Result<()> {
-        self.wait_for_all(last, due)
+    fn leave(&mut self, due: &Due<'_>) -> Result<()> {
+        let last = self.current;
+        self.wait_for_all(&last, due)
     }
 
     /// Waits until every rank has posted in a call.
     #[inline(always)]
     fn wait_for_all(&mut self, call: &Call, due: &Due<'_>) -> Result<()> {
-        let (me, world_size) = (self.rank.index(), self.rank.world_size());
-        for next in me + 1..me + world_size {
-            let peer = if next < world_size { next } else { next - world_size };
-            self.wait_in(call, peer, 1, due)?;
+        let mut peer = self.rank;
+        for _ in 1..self.rank.world_size() {
+            peer = peer.right();
+            self.wait_in(call, peer.index(), 1, due)?;
         }
         self.compared = call.base + 1;
         Ok(())
@@ -377,7 +378,7 @@ impl Direct for Together {
         // Between the post and the look at who sleeps there has to be a fence, which waits until the post has left this
         // core. Meanwhile the posts of others arrive, if there is a wait between.
         if std::mem::take(&mut self.owes_wake) {
-            self.memory.wake_sleepers(self.rank.index(), self.rank.world_size());
+            self.memory.wake_sleepers(self.rank);
         }
     }
 
@@ -459,9 +460,8 @@ impl Drop for Together {
         verdict.dismiss(self.channel);
         // After an abort the others are to hear of that.
         if verdict.get().is_none() {
-            let me = self.rank.index();
-            self.memory.leave(me);
-            self.memory.wake_sleepers(me, self.rank.world_size());
+            self.memory.leave(self.rank.index());
+            self.memory.wake_sleepers(self.rank);
         }
     }
 }
