@@ -124,8 +124,7 @@ impl Together {
             Some(mapping) => mapping,
             None => {
                 let mapped = rendezvous::map_arena(session, member, number, self.deadline);
-                let mapping = mapped
-                    .map_err(|e| self.fail((rank, Fault::Unconnected(e)), &self.current, self.deadline))?;
+                let mapping = mapped.map_err(|e| self.fail((rank, Fault::Unconnected(e)), self.deadline))?;
                 let mapping = Arc::new(mapping);
                 lock(&session.arenas).entry((member, number)).or_insert(mapping).clone()
             }

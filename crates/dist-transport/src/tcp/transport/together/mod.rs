@@ -126,16 +126,16 @@ impl Together {
     }
 
     #[cold]
-    fn fail(&self, (peer, fault): (usize, Fault), call: &Call, deadline: Deadline) -> Error {
+    fn fail(&self, (peer, fault): (usize, Fault), deadline: Deadline) -> Error {
         let session = &*self.membership.session;
-        let call = self.memory.call(self.rank.index(), call.parity);
+        let call = self.memory.call(self.rank.index(), self.current.parity);
         let scene = Scene { session, channel: self.channel, members: &self.members, call };
         scene.fail(Trouble { activity: Activity::Receive, peer, fault }, deadline)
     }
 
-    /// Leaves the current call for the next one, which it gives back.
+    /// Leaves the current call for the next one.
     #[inline(always)]
-    fn enter_next(&mut self, posts: u32, due: &Due<'_>) -> Result<Call> {
+    fn enter_next(&mut self, posts: u32, due: &Due<'_>) -> Result<()> {
         assert!(posts > 0, "every rank posts in every call");
         let Call { parity, base, posts: last_posts, .. } = self.current;
         if self.compared <= base && last_posts > 0 {
@@ -148,69 +148,48 @@ impl Together {
         self.memory.set_call(me, parity, fingerprint);
         self.memory.hash(me, parity).store(call.hash, Ordering::Relaxed);
         self.current = call;
-        Ok(call)
+        Ok(())
     }
 
     /// Waits until every rank has left the call before this one, whose half of the slots is used again in the next.
     #[inline(never)]
     fn leave(&mut self, due: &Due<'_>) -> Result<()> {
-        let last = self.current;
-        self.wait_for_all(&last, due)
+        self.wait_for_all(due)
     }
 
-    /// Waits until every rank has posted in a call.
+    /// Waits until every rank has posted in the current call.
     #[inline(always)]
-    fn wait_for_all(&mut self, call: &Call, due: &Due<'_>) -> Result<()> {
+    fn wait_for_all(&mut self, due: &Due<'_>) -> Result<()> {
         let mut peer = self.rank;
         for _ in 1..self.rank.world_size() {
             peer = peer.right();
-            self.wait_in(call, peer.index(), 1, due)?;
+            self.wait(peer.index(), 1, due)?;
         }
-        self.compared = call.base + 1;
-        Ok(())
-    }
-
-    /// Waits until a rank has posted this often in a call, and is in the same call.
-    #[inline(always)]
-    fn wait_in(&mut self, call: &Call, peer: usize, posts: u32, due: &Due<'_>) -> Result<()> {
-        let wanted = call.base + u64::from(posts);
-        if self.peers[peer].seen < wanted {
-            let seen = match self.memory.look(peer, call.parity, wanted, 1) {
-                Some(seen) => seen,
-                None => self.wait_for(call, peer, wanted, due)?,
-            };
-            self.peers[peer].seen = seen;
-        }
-        let known = &mut self.peers[peer];
-        if known.compared <= call.base && posts > 0 {
-            if self.memory.hash(peer, call.parity).load(Ordering::Relaxed) != call.hash {
-                return Err(self.mismatch(call, peer, due));
-            }
-            known.compared = wanted;
-        }
+        self.compared = self.current.base + 1;
         Ok(())
     }
 
     #[cold]
-    fn mismatch(&self, call: &Call, peer: usize, due: &Due<'_>) -> Error {
-        let fault = Fault::Mismatch { theirs: self.memory.call(peer, call.parity) };
-        self.fail((peer, fault), call, due.deadline())
+    fn mismatch(&self, peer: usize, due: &Due<'_>) -> Error {
+        let fault = Fault::Mismatch { theirs: self.memory.call(peer, self.current.parity) };
+        self.fail((peer, fault), due.deadline())
     }
 
     /// Gives how often the rank has posted, which is as often as is wanted.
     #[inline(never)]
-    fn wait_for(&mut self, call: &Call, peer: usize, wanted: u64, due: &Due<'_>) -> Result<u64> {
-        if !self.is_wanted(call)
-            && let Some(seen) = self.memory.look(peer, call.parity, wanted, LOOKS)
+    fn wait_for(&mut self, peer: usize, wanted: u64, due: &Due<'_>) -> Result<u64> {
+        if !self.is_wanted()
+            && let Some(seen) = self.memory.look(peer, self.current.parity, wanted, LOOKS)
         {
             return Ok(seen);
         }
         let deadline = due.deadline();
-        self.wait_long(call, peer, wanted, deadline).map_err(|fault| self.fail((peer, fault), call, deadline))
+        self.wait_long(peer, wanted, deadline).map_err(|fault| self.fail((peer, fault), deadline))
     }
 
-    fn wait_long(&mut self, call: &Call, peer: usize, wanted: u64, deadline: Deadline) -> Result<u64, Fault> {
-        let look = |memory: &GroupMemory, times| memory.look(peer, call.parity, wanted, times);
+    fn wait_long(&mut self, peer: usize, wanted: u64, deadline: Deadline) -> Result<u64, Fault> {
+        let parity = self.current.parity;
+        let look = |memory: &GroupMemory, times| memory.look(peer, parity, wanted, times);
         // Whoever this one waits for may sleep for it.
         self.settle();
         let session = &*self.membership.session;
@@ -224,7 +203,7 @@ impl Together {
                     tracing::debug!(%error, "no shorter turns on a core are to be had");
                 }
             }
-            let is_wanted = self.is_wanted(call);
+            let is_wanted = self.is_wanted();
             match self.courtesy.next(&mut wait, now, is_wanted) {
                 Next::Look => {}
                 Next::Yield => {
@@ -266,8 +245,8 @@ impl Together {
     }
 
     /// Whether this core is wanted by a rank of the group that has not come as far as this one in its call.
-    fn is_wanted(&self, call: &Call) -> bool {
-        let memory = &*self.memory;
+    fn is_wanted(&self) -> bool {
+        let (memory, call) = (&*self.memory, &self.current);
         let core = memory.note_core(self.rank.index());
         let come = call.base + u64::from(call.posted);
         self.others().any(|peer| {
@@ -300,7 +279,7 @@ impl Together {
     }
 
     fn broken(&self, rank: usize, error: std::io::Error) -> Error {
-        self.fail((rank, Fault::Io(error)), &self.current, self.deadline)
+        self.fail((rank, Fault::Io(error)), self.deadline)
     }
 
     #[cold]
@@ -345,10 +324,27 @@ impl Direct for Together {
         self.owes_wake = true;
     }
 
-    #[inline]
+    #[inline(always)]
     fn wait(&mut self, rank: usize, posts: u32, due: &Due<'_>) -> Result<()> {
-        let call = self.current;
-        self.wait_in(&call, rank, posts, due)
+        // Field by field: a load of the whole call, of which a part was just written, would wait until all that was stored
+        // by then has left this core.
+        let Call { hash, parity, base, .. } = self.current;
+        let wanted = base + u64::from(posts);
+        if self.peers[rank].seen < wanted {
+            let seen = match self.memory.look(rank, parity, wanted, 1) {
+                Some(seen) => seen,
+                None => self.wait_for(rank, wanted, due)?,
+            };
+            self.peers[rank].seen = seen;
+        }
+        let known = &mut self.peers[rank];
+        if known.compared <= base && posts > 0 {
+            if self.memory.hash(rank, parity).load(Ordering::Relaxed) != hash {
+                return Err(self.mismatch(rank, due));
+            }
+            known.compared = wanted;
+        }
+        Ok(())
     }
 
     fn meet(
@@ -358,7 +354,7 @@ impl Direct for Together {
         bytes: &[u8],
         due: &Due<'_>,
     ) -> Result<()> {
-        let call = self.enter_next(1, due)?;
+        self.enter_next(1, due)?;
         self.say_exposed(Exposure::NOTHING);
         if holder == rank.index() {
             self.publish(place, offset, bytes);
@@ -366,9 +362,7 @@ impl Direct for Together {
             self.write(holder, place, offset, bytes)?;
         }
         self.post();
-        // Not read back: parts of it were just written, and a load of the whole would wait until all that was stored by
-        // then has left this core.
-        self.wait_for_all(&Call { posted: 1, ..call }, due)?;
+        self.wait_for_all(due)?;
         self.settle();
         Ok(())
     }
