@@ -149,7 +149,11 @@ impl Call {
     /// Makes of what a call encodes that differs from this one by its number only what this one does.
     #[inline]
     pub(crate) fn renumber(&self, Fingerprint(bytes): &mut Fingerprint) {
-        bytes[0..8].copy_from_slice(&self.number().to_le_bytes());
+        let number = self.number().to_le_bytes();
+        // All messages have one: what is written, a copy of the whole would have to wait for.
+        if bytes[0..8] != number {
+            bytes[0..8].copy_from_slice(&number);
+        }
     }
 
     /// The call's number among the collectives of its group, counted from 1; 0 for messages.

@@ -83,6 +83,7 @@ impl Engine {
 
 impl Arithmetic {
     /// To this rank's elements, before they are combined with others.
+    #[inline]
     pub(super) fn prepare<T: Element>(&self, own: &mut [T]) {
         if let (Some(factor), Some(scaling)) = (self.factor, T::SCALING) {
             (scaling.scale)(own, factor);

@@ -315,9 +315,9 @@ impl Engine {
         self.run_on::<T>(memory, arithmetic, due)
     }
 
-    /// Does what was begun, on memory that others may write into, if it is owned.
+    /// Does the all_reduce that was begun, on memory that others may write into, if it is owned.
     #[inline(always)]
-    pub(super) fn run_on_held<T: Element>(
+    pub(super) fn reduce_held<T: Element>(
         &mut self,
         mut held: Held<'_, T>,
         arithmetic: &Arithmetic,
@@ -325,16 +325,18 @@ impl Engine {
     ) -> Result<()> {
         if self.known.current().plan.is_meeting() {
             let own = held.elements();
+            arithmetic.prepare(own);
             self.meet(bytemuck::cast_slice_mut(own), arithmetic.combine::<T>(), due)?;
             arithmetic.finish(own);
             Ok(())
         } else {
-            self.run_on_all_of(held, arithmetic, due)
+            arithmetic.prepare(held.elements());
+            self.reduce_large(held, arithmetic, due)
         }
     }
 
     #[inline(never)]
-    fn run_on_all_of<T: Element>(
+    fn reduce_large<T: Element>(
         &mut self,
         held: Held<'_, T>,
         arithmetic: &Arithmetic,

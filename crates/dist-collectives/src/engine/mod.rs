@@ -70,7 +70,7 @@ pub(crate) struct Engine {
     sharing: Sharing,
     turns: Turns,
     known: Known,
-    /// The last call that was begun, and as bytes.
+    /// The last call that was begun, but for its number, and as bytes.
     encoded: Option<(Call, Fingerprint)>,
     /// What is known of hosts, if anything is.
     pub(crate) levels: Option<Arc<Levels>>,
@@ -182,16 +182,13 @@ impl Engine {
 
     /// The call as bytes. One that is repeated is encoded once: but for its number it stays the same.
     fn fingerprint(&mut self, call: &Call) -> Fingerprint {
-        let again = self.encoded.filter(|(last, _)| *last == Call { sequence: last.sequence, ..*call });
-        let fingerprint = match again {
-            Some((_, mut last)) => {
-                call.renumber(&mut last);
-                last
+        match &mut self.encoded {
+            Some((last, fingerprint)) if *last == Call { sequence: last.sequence, ..*call } => {
+                call.renumber(fingerprint);
+                *fingerprint
             }
-            None => call.encode(),
-        };
-        self.encoded = Some((*call, fingerprint));
-        fingerprint
+            encoded => encoded.insert((*call, call.encode())).1,
+        }
     }
 
     fn run<T: Element>(

@@ -37,8 +37,7 @@ impl Engine {
         let largest = |parts| partition::<T>(len, parts).chunk_bytes_max();
         if self.begin_directly::<AllReduce>(&job, largest, manner)?.is_some() {
             let arithmetic = self.arithmetic::<T>(Self::current_call, op, manner)?;
-            arithmetic.prepare(held.elements());
-            return self.run_on_held(held, &arithmetic, &manner.due);
+            return self.reduce_held(held, &arithmetic, &manner.due);
         }
         let buffer = held.elements();
         let algorithm = self.choose::<AllReduce>(size_of_val(buffer), manner)?;
