@@ -146,8 +146,7 @@ impl Communicator {
         self.engine.rank().world_size()
     }
 
-    /// The ranks of the group by their numbers in the world, in the group's order. Errors that tell of an aborted
-    /// job number ranks as in the world.
+    /// The ranks of the group by their numbers in the world, in the group's order. Errors name ranks by these.
     pub fn members_in_world(&self) -> &[usize] {
         self.engine.transport.members()
     }

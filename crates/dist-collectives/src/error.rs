@@ -242,7 +242,7 @@ pub enum Error {
     /// group that is absent, it alone is named, because nobody else knows of the others.
     #[error("monitored_barrier: ranks {ranks:?} did not come")]
     Absent {
-        /// Those that did not come.
+        /// Those that did not come, by their numbers in the world.
         ranks: Vec<usize>,
     },
     /// This rank came to a monitored barrier after the others had given it up.
@@ -251,7 +251,7 @@ pub enum Error {
     /// A peer is in another call. Nothing that it sent was used.
     #[error("rank {peer} is in {theirs}, this rank in {ours}{}", hint(.ours, .theirs))]
     Mismatch {
-        /// The peer that disagrees.
+        /// The peer that disagrees, by its number in the world.
         peer: usize,
         /// The call that this rank is in.
         ours: Box<Call>,
@@ -316,8 +316,7 @@ impl Error {
         }
     }
 
-    /// The one rank that the error is about, if it is about one: numbered as in the world where the job was
-    /// aborted, else as in the group.
+    /// The one rank that the error is about, if it is about one, by its number in the world.
     pub fn peer(&self) -> Option<usize> {
         match self {
             Self::Mismatch { peer, .. } => Some(*peer),

@@ -33,8 +33,8 @@ impl std::fmt::Display for Activity {
     }
 }
 
-/// What can go wrong between ranks. Ranks are numbered as in the group that the failing transport serves,
-/// but for those inside an [`Abort`], which are numbered as in the world.
+/// What can go wrong between ranks. Ranks have their numbers in the world, whichever group the failing transport serves, so
+/// that an error names the same process to everybody; only an argument that is refused is named as it was given.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -220,7 +220,7 @@ impl Error {
         matches!(self, Self::Timeout { .. } | Self::Missing { .. })
     }
 
-    /// The one peer that the error is about, if it is about one.
+    /// The one peer that the error is about, if it is about one, by its number in the world.
     pub const fn peer(&self) -> Option<usize> {
         match self {
             Self::Timeout { peer, .. }

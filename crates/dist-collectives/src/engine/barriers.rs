@@ -41,8 +41,9 @@ impl Engine {
             self.report(&call, &mut word, manner.deadline()).map_err(|error| self.who_is_absent(error))?;
         }
         let is_absent = |rank: &usize| word[rank / 8] & (1 << (rank % 8)) != 0;
-        let absent: Vec<usize> = (0..self.world_size()).filter(is_absent).collect();
-        if absent.is_empty() { Ok(()) } else { Err(Error::Absent { ranks: absent }) }
+        let absent = (0..self.world_size()).filter(is_absent);
+        let ranks: Vec<usize> = absent.map(|rank| self.transport.members()[rank]).collect();
+        if ranks.is_empty() { Ok(()) } else { Err(Error::Absent { ranks }) }
     }
 
     /// Waits for the others, but leaves time to tell those that came.
@@ -88,10 +89,9 @@ impl Engine {
 
     /// If the rank that counts has not come, it is the one that is absent.
     fn who_is_absent(&self, error: Error) -> Error {
-        let numbered_in_world = matches!(error, Error::Aborted { .. });
-        let counting = if numbered_in_world { self.transport.members()[COUNTING] } else { COUNTING };
+        let counting = self.transport.members()[COUNTING];
         if error.is_timeout() && error.peer() == Some(counting) {
-            Error::Absent { ranks: vec![COUNTING] }
+            Error::Absent { ranks: vec![counting] }
         } else {
             error
         }

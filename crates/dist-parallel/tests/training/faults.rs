@@ -23,35 +23,22 @@ const WORLD: usize = 4;
 type End = (Duration, Option<(usize, &'static str)>);
 
 /// What every rank does, for so many rounds or until something goes wrong.
-type Program = fn(&mut Communicator, usize) -> Result<(), Failed>;
-
-/// What went wrong, and among which ranks of the world.
-struct Failed {
-    error: BoxError,
-    members: Vec<usize>,
-}
-
-impl<E: Into<BoxError>> From<E> for Failed {
-    fn from(error: E) -> Self {
-        Self { error: error.into(), members: (0..WORLD).collect() }
-    }
-}
+type Program = fn(&mut Communicator, usize) -> Result<(), BoxError>;
 
 /// Sums in two groups of two, and in the world.
-fn groups(world: &mut Communicator, rounds: usize) -> Result<(), Failed> {
+fn groups(world: &mut Communicator, rounds: usize) -> Result<(), BoxError> {
     let first = world.rank() / 2 * 2;
     let mut pair = Group::new(world, &[first, first + 1])?.expect("every rank is in one of the pairs");
     for _ in 0..rounds {
         let mut sum = [1_u32; 5];
-        let failed = |error: Error| Failed { error: error.into(), members: vec![first, first + 1] };
-        pair.all_reduce(&mut sum, ReduceOp::Sum).map_err(failed)?;
+        pair.all_reduce(&mut sum, ReduceOp::Sum)?;
         world.all_reduce(&mut sum, ReduceOp::Sum)?;
         assert_eq!(sum, [8; 5], "no wrong sum is given");
     }
     Ok(())
 }
 
-fn whole(world: &mut Communicator, rounds: usize) -> Result<(), Failed> {
+fn whole(world: &mut Communicator, rounds: usize) -> Result<(), BoxError> {
     let mut ddp = Ddp::new(world.fork()?, model(7), options(64))?;
     let mut optimizer = optimizer("sgd");
     for round in 0..rounds {
@@ -64,9 +51,17 @@ fn whole(world: &mut Communicator, rounds: usize) -> Result<(), Failed> {
     Ok(())
 }
 
-fn sharded(world: &mut Communicator, rounds: usize) -> Result<(), Failed> {
-    let sharding = FsdpOptions::new(ShardingStrategy::FullShard);
-    let mut fsdp = Fsdp::new(world.fork()?, model(7), &sharding)?;
+fn sharded(world: &mut Communicator, rounds: usize) -> Result<(), BoxError> {
+    shared_by(ShardingStrategy::FullShard, world, rounds)
+}
+
+/// In two groups of two, of which the caller knows nothing.
+fn hybrid(world: &mut Communicator, rounds: usize) -> Result<(), BoxError> {
+    shared_by(ShardingStrategy::HybridShard { shard_degree: 2 }, world, rounds)
+}
+
+fn shared_by(strategy: ShardingStrategy, world: &mut Communicator, rounds: usize) -> Result<(), BoxError> {
+    let mut fsdp = Fsdp::new(world.fork()?, model(7), &FsdpOptions::new(strategy))?;
     let mut optimizer = optimizer("sgd");
     for round in 0..rounds {
         fsdp.step(2 * WORLD, |index| {
@@ -79,7 +74,7 @@ fn sharded(world: &mut Communicator, rounds: usize) -> Result<(), Failed> {
 }
 
 /// Each rank by itself, but for meetings.
-fn apart(world: &mut Communicator, rounds: usize) -> Result<(), Failed> {
+fn apart(world: &mut Communicator, rounds: usize) -> Result<(), BoxError> {
     let infos = vec![ParamInfo::new("some", [7], FloatType::F32)];
     let mut local = LocalSgd::new(world.fork()?, Bag::new(infos, 1), LocalSgdOptions::average(2))?;
     for _ in 0..2 * rounds {
@@ -95,7 +90,7 @@ fn ends(program: Program, seed: u64, fault: Fault) -> Vec<Option<End>> {
     let outcome = network.try_run(move |transport: SimTransport| {
         let mut world = Communicator::new(transport);
         world.set_timeout(TIMEOUT);
-        let told = program(&mut world, 40).err().map(|failed| culprit(&failed));
+        let told = program(&mut world, 40).err().map(|error| culprit(&*error));
         (world.runtime().now(), told)
     });
     let outcome = outcome.unwrap();
@@ -106,9 +101,8 @@ fn ends(program: Program, seed: u64, fault: Fault) -> Vec<Option<End>> {
 }
 
 /// Whom an error names, by its number in the world, and of what.
-fn culprit(Failed { error, members }: &Failed) -> (usize, &'static str) {
-    let first: &(dyn StdError + 'static) = &**error;
-    let mut chain = std::iter::successors(Some(first), |&error| error.source());
+fn culprit(error: &(dyn StdError + 'static)) -> (usize, &'static str) {
+    let mut chain = std::iter::successors(Some(error), |&error| error.source());
     let error = chain.find_map(communication).expect("communication failed");
     let cause = match error {
         Error::Aborted { cause: Cause::Died, .. } => "died",
@@ -120,9 +114,7 @@ fn culprit(Failed { error, members }: &Failed) -> (usize, &'static str) {
         Error::Transport { .. } => "protocol",
         other => panic!("{other:?}"),
     };
-    let rank = error.peer().expect("an error names a rank");
-    // Whom the job was aborted because of is numbered as in the world.
-    (if matches!(error, Error::Aborted { .. }) { rank } else { members[rank] }, cause)
+    (error.peer().expect("an error names a rank"), cause)
 }
 
 fn communication<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a Error> {
@@ -166,7 +158,7 @@ enum Told {
 fn every_survivor_is_told_of(
     #[case] fault: Fault,
     #[case] expected: Told,
-    #[values(groups, whole, sharded, apart)] program: Program,
+    #[values(groups, whole, sharded, hybrid, apart)] program: Program,
     #[values(0, 1)] seed: u64,
 ) {
     let ends = ends(program, seed, fault);
@@ -193,7 +185,7 @@ fn every_survivor_is_told_of(
 
 #[rstest]
 fn a_rank_that_is_cut_off_believes_the_coordinator_lost(
-    #[values(groups, whole, sharded, apart)] program: Program,
+    #[values(groups, whole, sharded, hybrid, apart)] program: Program,
     #[values(0, 1)] seed: u64,
 ) {
     let fault = Fault::Partition { from: vec![2], to: vec![0, 1, 3], ways: Ways::Both, lasts: None };

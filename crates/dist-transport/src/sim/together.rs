@@ -167,6 +167,10 @@ impl Together {
         Ok(())
     }
 
+    fn out_of_reach(&self, rank: usize, range: &Range<usize>) -> Error {
+        Error::OutOfReach { peer: self.posts.members()[rank], start: range.start, end: range.end }
+    }
+
     /// Does this with a place of a rank, as it is in this call.
     fn with<T>(
         &self,
@@ -178,7 +182,7 @@ impl Together {
         let mut segment = self.segment.lock();
         let bytes = segment[rank][self.current.half].place(place, range.end);
         let bytes = bytes.and_then(|bytes| bytes.get_mut(range.clone()));
-        bytes.map(work).ok_or(Error::OutOfReach { peer: rank, start: range.start, end: range.end })
+        bytes.map(work).ok_or_else(|| self.out_of_reach(rank, range))
     }
 }
 
@@ -278,7 +282,7 @@ impl Direct for Together {
             Place::Memory => self.segment.lock()[rank][self.current.half].writable,
         };
         if !writable {
-            return Err(Error::OutOfReach { peer: rank, start: range.start, end: range.end });
+            return Err(self.out_of_reach(rank, &range));
         }
         self.with(rank, place, &range, |room| room.copy_from_slice(bytes))?;
         if place == Place::Memory {

@@ -183,7 +183,7 @@ impl SimTransport {
         let peer = outgoing.to;
         match self.send_of(Message::new(self.call(), outgoing), peer) {
             Sent::Queued => Ok(()),
-            Sent::Left => Err(self.fail(peer, Cause::Left, Error::Closed { activity: Activity::Send, peer })),
+            Sent::Left => Err(self.closed(Activity::Send, peer)),
             Sent::Aborted(abort) => Err(Error::Aborted(abort)),
         }
     }
@@ -208,10 +208,11 @@ impl SimTransport {
         let message = self.wait_for_message(peer, deadline)?;
         let (ours, theirs) = (self.call(), message.call);
         if message.spoilt == Some(Spoilt::Garbage) {
-            return Err(self.fail(peer, Cause::Protocol, Error::Garbage { peer }));
+            return Err(self.fail(peer, Cause::Protocol, |peer| Error::Garbage { peer }));
         }
         if ours != theirs {
-            return Err(self.fail(peer, Cause::Mismatch { theirs }, Error::Mismatch { peer, ours, theirs }));
+            let error = |peer| Error::Mismatch { peer, ours, theirs };
+            return Err(self.fail(peer, Cause::Mismatch { theirs }, error));
         }
         let got = match message.spoilt {
             Some(Spoilt::Length(got)) => got,
@@ -219,7 +220,8 @@ impl SimTransport {
         };
         let expected = len as u64;
         if got != expected {
-            return Err(self.fail(peer, Cause::Mismatch { theirs }, Error::Length { peer, expected, got }));
+            let error = |peer| Error::Length { peer, expected, got };
+            return Err(self.fail(peer, Cause::Mismatch { theirs }, error));
         }
         Ok(message)
     }
@@ -246,14 +248,13 @@ impl SimTransport {
 
     /// Whether a message of this peer is here, at the deadline at the latest.
     fn message_comes(&self, peer: usize, deadline: Deadline) -> Result<bool> {
-        let activity = Activity::Receive;
         loop {
             let (now, unparker) = (self.world.clock.now(), self.runtime.unparker());
             let (own, peers) = (self.own_place(), self.place(peer));
             let wake_by = match self.fabric().look(own, peers, &self.calls, now, unparker) {
                 Found::Message => return Ok(true),
                 Found::Aborted(abort) => return Err(Error::Aborted(abort)),
-                Found::Left => return Err(self.fail(peer, Cause::Left, Error::Closed { activity, peer })),
+                Found::Left => return Err(self.closed(Activity::Receive, peer)),
                 Found::Elsewhere(elsewhere) => return Err(self.never_meets(elsewhere)),
                 Found::Nothing { arrives } => arrives,
             };
@@ -284,7 +285,7 @@ impl SimTransport {
             match self.look_for_room(peer, window, unparker) {
                 Room::Enough => return Ok(()),
                 Room::Aborted(abort) => return Err(Error::Aborted(abort)),
-                Room::Left => return Err(self.fail(peer, Cause::Left, Error::Closed { activity, peer })),
+                Room::Left => return Err(self.closed(activity, peer)),
                 Room::Elsewhere(elsewhere) => return Err(self.never_meets(elsewhere)),
                 Room::Waiting => {}
             }
@@ -300,21 +301,27 @@ impl SimTransport {
     }
 
     /// Aborts the job because two ranks wait in calls that can never meet.
-    fn never_meets(&self, Elsewhere { rank: peer, ours, theirs }: Elsewhere) -> Error {
-        let abort = Abort { call: ours, ..self.record(peer, Cause::Mismatch { theirs }) };
+    fn never_meets(&self, Elsewhere { rank, ours, theirs }: Elsewhere) -> Error {
+        let abort = Abort { call: ours, ..self.record(rank, Cause::Mismatch { theirs }) };
         let first = self.fabric().abort(abort, self.world.clock.now());
-        first.map_or_else(Error::Aborted, |()| Error::Mismatch { peer, ours, theirs })
+        first.map_or_else(Error::Aborted, |()| Error::Mismatch { peer: abort.rank, ours, theirs })
+    }
+
+    fn closed(&self, activity: Activity, peer: usize) -> Error {
+        self.fail(peer, Cause::Left, |peer| Error::Closed { activity, peer })
     }
 
     fn timeout(&self, activity: Activity, peer: usize, deadline: Deadline) -> Error {
         let (elapsed, limit) = (self.runtime.elapsed(deadline), deadline.limit());
-        self.fail(peer, Cause::TimedOut, Error::Timeout { activity, peer, elapsed, limit })
+        self.fail(peer, Cause::TimedOut, |peer| Error::Timeout { activity, peer, elapsed, limit })
     }
 
-    /// Aborts the job because of `peer`. The first to find something gets `error`, the others the abort.
-    fn fail(&self, peer: usize, cause: Cause, error: Error) -> Error {
-        let aborted = self.fabric().abort(self.record(peer, cause), self.world.clock.now());
-        aborted.map_or_else(Error::Aborted, |()| error)
+    /// Aborts the job because of `peer`. The first to find something gets the `error` about it, by its number in the
+    /// world, the others the abort.
+    fn fail(&self, peer: usize, cause: Cause, error: impl FnOnce(usize) -> Error) -> Error {
+        let record = self.record(peer, cause);
+        let aborted = self.fabric().abort(record, self.world.clock.now());
+        aborted.map_or_else(Error::Aborted, |()| error(record.rank))
     }
 
     fn record(&self, rank: usize, cause: Cause) -> Abort {

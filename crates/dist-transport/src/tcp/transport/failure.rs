@@ -14,6 +14,7 @@ const REASON_LIMIT: Duration = Duration::from_millis(250);
 /// What went wrong with which peer.
 pub(super) struct Trouble {
     pub(super) activity: Activity,
+    /// As numbered in the group.
     pub(super) peer: usize,
     pub(super) fault: Fault,
 }
@@ -28,7 +29,7 @@ pub(super) struct Scene<'a> {
 }
 
 impl Scene<'_> {
-    /// Finds the reason, tells the others, and makes the error.
+    /// Finds the reason, tells the others, and makes the error, which numbers ranks as the world does.
     pub(super) fn fail(&self, Trouble { activity, peer, fault }: Trouble, deadline: Deadline) -> Error {
         let (session, ours) = (self.session, self.call);
         // A connection breaks when its peer dies, but also when its peer gave up because of somebody else.
@@ -40,7 +41,8 @@ impl Scene<'_> {
         if let Some(abort) = reason {
             return Error::Aborted(abort);
         }
-        let left = session.left(self.channel, self.members[peer]).is_some();
+        let peer = self.members[peer];
+        let left = session.left(self.channel, peer).is_some();
         let (cause, error) = match fault {
             Fault::Aborted(abort) => return Error::Aborted(abort),
             Fault::TimedOut => (Cause::TimedOut, timeout(&session.runtime, activity, peer, deadline)),
@@ -60,8 +62,7 @@ impl Scene<'_> {
             }
             Fault::Unconnected(error) => (Cause::Died, error),
         };
-        let (rank, reporter) = (self.members[peer], session.rank.index());
-        session.report(Abort { cause, rank, reporter, call: ours });
+        session.report(Abort { cause, rank: peer, reporter: session.rank.index(), call: ours });
         error
     }
 

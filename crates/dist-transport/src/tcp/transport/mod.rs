@@ -151,7 +151,8 @@ impl TcpTransport {
                     let trouble = |fault| Trouble { activity: Activity::Connect, peer, fault };
                     let link = link.map_err(trouble)?;
                     if self.session().medium == Medium::Shm && !matches!(link, Link::Memory(_)) {
-                        return Err(trouble(Fault::Unconnected(Error::NotShared { peer })));
+                        let error = Error::NotShared { peer: self.members[peer] };
+                        return Err(trouble(Fault::Unconnected(error)));
                     }
                     let through = if matches!(link, Link::Memory(_)) { "shared memory" } else { "tcp" };
                     tracing::info!(peer = self.members[peer], through, "messages");

@@ -108,7 +108,7 @@ impl Together {
                 let process = self.memory.process(rank).load(Ordering::Relaxed).cast_signed();
                 Ok(Located::Process(process, address + range.start as u64))
             }
-            _ => Err(Self::out_of_reach(rank, range)),
+            _ => Err(self.out_of_reach(rank, range)),
         }
     }
 

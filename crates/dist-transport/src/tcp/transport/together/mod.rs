@@ -266,7 +266,7 @@ impl Together {
         self.traffic.bytes_received += range.len() as u64;
         if place != Place::Memory {
             let bytes = self.memory.published(rank, self.current.parity, place, range.clone());
-            copy(bytes.ok_or_else(|| Self::out_of_reach(rank, &range))?, into);
+            copy(bytes.ok_or_else(|| self.out_of_reach(rank, &range))?, into);
             return Ok(());
         }
         match self.locate(rank, &range, false)? {
@@ -283,8 +283,8 @@ impl Together {
     }
 
     #[cold]
-    fn out_of_reach(peer: usize, range: &Range<usize>) -> Error {
-        Error::OutOfReach { peer, start: range.start, end: range.end }
+    fn out_of_reach(&self, rank: usize, range: &Range<usize>) -> Error {
+        Error::OutOfReach { peer: self.members[rank], start: range.start, end: range.end }
     }
 }
 
@@ -389,7 +389,7 @@ impl Direct for Together {
         }
         match self.memory.published(rank, self.current.parity, place, range.clone()) {
             Some(bytes) => read(0, bytes),
-            None => return Err(Self::out_of_reach(rank, &range)),
+            None => return Err(self.out_of_reach(rank, &range)),
         }
         Ok(())
     }
@@ -410,10 +410,10 @@ impl Direct for Together {
         let range = offset..offset.saturating_add(bytes.len());
         self.traffic.bytes_sent += range.len() as u64;
         match place {
-            Place::Line => Err(Self::out_of_reach(rank, &range)),
+            Place::Line => Err(self.out_of_reach(rank, &range)),
             Place::Slot(_) => {
                 let written = self.memory.publish(rank, self.current.parity, place, offset, bytes);
-                written.ok_or_else(|| Self::out_of_reach(rank, &range))
+                written.ok_or_else(|| self.out_of_reach(rank, &range))
             }
             Place::Memory => self.write_laid_open(rank, &range, bytes),
         }
@@ -427,10 +427,10 @@ impl Direct for Together {
         change: &mut dyn FnMut(&mut [u8]),
     ) -> Result<bool> {
         match place {
-            Place::Line => return Err(Self::out_of_reach(rank, &range)),
+            Place::Line => return Err(self.out_of_reach(rank, &range)),
             Place::Slot(_) => {
                 let changed = self.memory.fill(rank, self.current.parity, place, range.clone(), change);
-                changed.ok_or_else(|| Self::out_of_reach(rank, &range))?;
+                changed.ok_or_else(|| self.out_of_reach(rank, &range))?;
             }
             Place::Memory => match self.locate(rank, &range, true)? {
                 Located::Mapped(mapping, offset) => mapping.fill(offset, range.len(), change),
