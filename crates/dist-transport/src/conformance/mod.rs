@@ -68,7 +68,7 @@ pub use forks::{
     a_rank_that_leaves_a_group_is_noticed_there_although_it_stays_in_the_job,
     a_rank_that_nobody_waits_for_may_leave, messages_of_different_channels_never_meet,
     one_call_makes_several_groups_that_share_no_rank,
-    what_ends_a_group_ends_the_job_and_the_record_has_the_numbers_of_the_world,
+    what_ends_a_group_ends_the_job_and_ranks_are_told_by_their_numbers_in_the_world,
 };
 pub use messages::{
     a_rank_exchanges_with_itself,
@@ -118,7 +118,7 @@ macro_rules! conformance {
             a_group_of_a_group_is_translated_twice
             one_call_makes_several_groups_that_share_no_rank
             a_list_of_members_that_makes_no_group_is_refused_without_harm
-            what_ends_a_group_ends_the_job_and_the_record_has_the_numbers_of_the_world
+            what_ends_a_group_ends_the_job_and_ranks_are_told_by_their_numbers_in_the_world
             a_rank_that_nobody_waits_for_may_leave
             a_rank_that_leaves_a_group_is_noticed_there_although_it_stays_in_the_job
             a_rank_that_comes_late_to_a_group_is_waited_for
