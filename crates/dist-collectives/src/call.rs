@@ -110,7 +110,8 @@ pub struct Call {
     pub sizes: u64,
     /// How elements are reduced, if they are.
     pub op: Option<ReduceKind>,
-    /// The rank that it starts from or ends at, if there is one: the sender of a message, as far as it is known.
+    /// The rank that it starts from or ends at, if there is one, by its number in the world: the sender of a message, as far
+    /// as it is known.
     pub root: Option<u32>,
     /// How it is done, but for messages.
     pub algorithm: Option<Algorithm>,
@@ -150,7 +151,7 @@ impl Call {
     #[inline]
     pub(crate) fn renumber(&self, Fingerprint(bytes): &mut Fingerprint) {
         let number = self.number().to_le_bytes();
-        // All messages have one: what is written, a copy of the whole would have to wait for.
+        // Messages all have number 0: to write it again would make the copy of the whole that follows wait.
         if bytes[0..8] != number {
             bytes[0..8].copy_from_slice(&number);
         }

@@ -148,9 +148,9 @@ pub enum Error {
     /// Two ranks disagree about what one sends the other. Every rank gets this error, before data moves.
     #[error("all_to_all: rank {from} sends {sent} elements to rank {to}, which expects {expected}")]
     Disagreement {
-        /// The sending rank.
+        /// The sending rank, by its number in the world.
         from: usize,
-        /// The receiving rank.
+        /// The receiving rank, likewise.
         to: usize,
         /// Elements that are sent.
         sent: u64,
@@ -161,7 +161,7 @@ pub enum Error {
     #[cfg(feature = "serde")]
     #[error("the value of rank {rank} {}", problem.as_predicate())]
     Value {
-        /// The rank whose value it is.
+        /// The rank whose value it is, by its number in the world.
         rank: usize,
         /// Why not.
         problem: crate::ValueProblem,

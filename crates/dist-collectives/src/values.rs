@@ -160,12 +160,12 @@ impl Engine {
                 bytes.resize(length, 0);
                 bytes
             }
-            (Err(problem), Err((_, source))) => return Err(error(root, problem, source)),
-            (Err(problem), Ok(_)) => return Err(error(root, problem, None)),
+            (Err(problem), Err((_, source))) => return Err(error(self.in_world(root), problem, source)),
+            (Err(problem), Ok(_)) => return Err(error(self.in_world(root), problem, None)),
         };
         self.broadcast(&mut bytes, root, manner)?;
         // The root too: every rank has the same value, or the same error.
-        decode(root, &bytes)
+        decode(self.in_world(root), &bytes)
     }
 
     fn gather_values<V: Serialize + DeserializeOwned>(
@@ -179,7 +179,7 @@ impl Engine {
         let is_root = self.rank().index() == root;
         let mut gathered = vec![0; if is_root { counts.iter().sum() } else { 0 }];
         self.gather_v(&bytes, &counts, &mut gathered, root, manner)?;
-        is_root.then(|| decode_all(&gathered, &counts)).transpose()
+        is_root.then(|| decode_all(&gathered, &counts, self.transport.members())).transpose()
     }
 
     fn all_gather_values<V: Serialize + DeserializeOwned>(
@@ -190,7 +190,7 @@ impl Engine {
         let (bytes, counts) = self.encoded_with_counts(value, manner)?;
         let mut gathered = vec![0; counts.iter().sum()];
         self.all_gather_v(&bytes, &counts, &mut gathered, manner)?;
-        decode_all(&gathered, &counts)
+        decode_all(&gathered, &counts, self.transport.members())
     }
 
     /// This rank's value as bytes, and how many bytes each rank's value has.
@@ -206,7 +206,8 @@ impl Engine {
         for (other, announced) in announced.into_iter().enumerate() {
             let source =
                 encoded.as_mut().err().filter(|_| other == rank).and_then(|(_, source)| source.take());
-            counts.push(length_of(announced).map_err(|problem| error(other, problem, source))?);
+            counts
+                .push(length_of(announced).map_err(|problem| error(self.in_world(other), problem, source))?);
         }
         Ok((encoded.unwrap_or_default(), counts))
     }
@@ -238,13 +239,13 @@ fn decode<V: DeserializeOwned>(rank: usize, bytes: &[u8]) -> Result<V> {
     }
 }
 
-fn decode_all<V: DeserializeOwned>(mut bytes: &[u8], counts: &[usize]) -> Result<Vec<V>> {
-    let mut decode_next = |(rank, &count)| {
+fn decode_all<V: DeserializeOwned>(mut bytes: &[u8], counts: &[usize], ranks: &[usize]) -> Result<Vec<V>> {
+    let mut decode_next = |(&count, &rank)| {
         let (own, rest) = bytes.split_at(count);
         bytes = rest;
         decode(rank, own)
     };
-    counts.iter().enumerate().map(&mut decode_next).collect()
+    counts.iter().zip(ranks).map(&mut decode_next).collect()
 }
 
 /// What a rank tells the others before its bytes: how many there are; or, by a number that is no length, why there are

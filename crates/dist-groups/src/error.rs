@@ -5,7 +5,8 @@ use std::fmt::Write;
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What can be wrong with a group or a mesh. Ranks are numbered as in the parent.
+/// What can be wrong with a group or a mesh. Ranks are numbered as in the parent, but for those in
+/// [`Collective`](Self::Collective), which have their numbers in the world.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -10,21 +10,26 @@ pub(crate) fn check_peer(rank: Rank, peer: usize) -> Result<()> {
 
 /// Refuses an exchange that names a peer outside the group, or whose receiving memory is not as long as the message.
 pub(crate) fn check_exchange(
-    rank: Rank,
+    (rank, members): (Rank, &[usize]),
     send: Option<&Outgoing<'_>>,
     receive: Option<&Incoming<'_>>,
 ) -> Result<()> {
-    if let Some(&Incoming { from: peer, len, sink: Sink::Into(ref memory) }) = receive
-        && memory.len() != len
-    {
-        return Err(Error::Length { peer, expected: memory.len() as u64, got: len as u64 });
-    }
     let peers = [send.map(|send| send.to), receive.map(|receive| receive.from)];
-    peers.into_iter().flatten().try_for_each(|peer| check_peer(rank, peer))
+    peers.into_iter().flatten().try_for_each(|peer| check_peer(rank, peer))?;
+    match receive {
+        Some(&Incoming { from, len, sink: Sink::Into(ref memory) }) if memory.len() != len => {
+            Err(Error::Length { peer: members[from], expected: memory.len() as u64, got: len as u64 })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Refuses messages of which one would be refused alone.
-pub(crate) fn check_all(rank: Rank, sends: &[Outgoing<'_>], receives: &[Incoming<'_>]) -> Result<()> {
-    sends.iter().try_for_each(|send| check_exchange(rank, Some(send), None))?;
-    receives.iter().try_for_each(|receive| check_exchange(rank, None, Some(receive)))
+pub(crate) fn check_all(
+    group: (Rank, &[usize]),
+    sends: &[Outgoing<'_>],
+    receives: &[Incoming<'_>],
+) -> Result<()> {
+    sends.iter().try_for_each(|send| check_exchange(group, Some(send), None))?;
+    receives.iter().try_for_each(|receive| check_exchange(group, None, Some(receive)))
 }

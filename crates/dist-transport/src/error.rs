@@ -34,7 +34,8 @@ impl std::fmt::Display for Activity {
 }
 
 /// What can go wrong between ranks. Ranks have their numbers in the world, whichever group the failing transport serves, so
-/// that an error names the same process to everybody; only an argument that is refused is named as it was given.
+/// that an error names the same process to everybody; only a rank that is refused, since the group has none such, is told as it
+/// was given.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -228,6 +229,7 @@ impl Error {
             | Self::Length { peer, .. }
             | Self::OutOfReach { peer, .. }
             | Self::Garbage { peer }
+            | Self::NotShared { peer }
             | Self::Closed { peer, .. }
             | Self::Io { peer, .. } => Some(*peer),
             Self::Aborted(abort) => Some(abort.rank),

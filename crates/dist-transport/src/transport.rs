@@ -14,7 +14,8 @@ use crate::{Abort, Allocation, ChannelId, Deadline, Direct, Due, Fingerprint, Ra
 ///
 /// Every method that waits takes a [`Deadline`] and returns by it. After an error the bytes of the failed
 /// message are lost, so the whole job is aborted: every later call on any of its transports fails with the
-/// same [`Abort`]. Calls with arguments that make no sense are refused without harm.
+/// same [`Abort`]. Calls with arguments that make no sense are refused without harm. Errors name ranks by their numbers in
+/// the world ([`members`](Transport::members)).
 ///
 /// A rank may exchange with itself; the bytes are copied.
 pub trait Transport: Send + fmt::Debug {
@@ -71,7 +72,7 @@ pub trait Transport: Send + fmt::Debug {
         receives: &mut [Incoming<'_>],
         deadline: Deadline,
     ) -> Result<()> {
-        check_all(self.rank(), sends, receives)?;
+        check_all((self.rank(), self.members()), sends, receives)?;
         let (me, world_size) = (self.rank().index(), self.rank().world_size());
         for round in 0..world_size {
             let peer = (round + world_size - me) % world_size;

@@ -125,7 +125,7 @@ impl Engine {
         }
         let [from, to, sent, expected] = first;
         let rank = |number| usize::try_from(number).expect("ranks are numbered by usize");
-        let (from, to) = (rank(from), rank(to));
+        let (from, to) = (self.in_world(rank(from)), self.in_world(rank(to)));
         Err(Error::Disagreement { from, to, sent, expected })
     }
 }

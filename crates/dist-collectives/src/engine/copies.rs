@@ -15,7 +15,7 @@ impl Engine {
         root: usize,
         manner: &Manner<'_>,
     ) -> Result<()> {
-        let root_code = self.check_root(Operation::Broadcast, root)?;
+        self.check_root(Operation::Broadcast, root)?;
         let world_size = self.world_size();
         let job = Job::of::<T>(Task::Broadcast { root }, buffer.len(), size_of_val(buffer), manner.sizes);
         let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
@@ -24,7 +24,8 @@ impl Engine {
             return self.run_directly((buffer, cut), None, None, &manner.due);
         }
         let algorithm = self.choose::<Broadcast>(size_of_val(buffer), manner)?;
-        let call = Call { root: Some(root_code), ..self.chosen::<T, _>(&algorithm, buffer.len(), manner) };
+        let call =
+            Call { root: Some(self.code(root)), ..self.chosen::<T, _>(&algorithm, buffer.len(), manner) };
         let call = self.begin(call);
         let partition = partition::<T>(buffer.len(), algorithm.chunks(world_size));
         let rank = self.rank();
@@ -160,11 +161,11 @@ impl Engine {
         root: usize,
         manner: &Manner<'_>,
     ) -> Result<()> {
-        let root_code = self.check_root(Operation::Gather, root)?;
+        self.check_root(Operation::Gather, root)?;
         let rank = self.rank();
         let algorithm = self.choose::<Gather>(shares.total().saturating_mul(size_of::<T>()), manner)?;
-        let call =
-            self.begin(Call { root: Some(root_code), ..self.shared::<T, _>(&algorithm, shares, manner) });
+        let call = self
+            .begin(Call { root: Some(self.code(root)), ..self.shared::<T, _>(&algorithm, shares, manner) });
         let own = shares.of(rank.index()..rank.index() + 1);
         let algorithm = algorithm.flat();
         let held = algorithm.held(rank, root);
@@ -225,11 +226,11 @@ impl Engine {
         root: usize,
         manner: &Manner<'_>,
     ) -> Result<()> {
-        let root_code = self.check_root(Operation::Scatter, root)?;
+        self.check_root(Operation::Scatter, root)?;
         let rank = self.rank();
         let algorithm = self.choose::<Scatter>(shares.total().saturating_mul(size_of::<T>()), manner)?;
-        let call =
-            self.begin(Call { root: Some(root_code), ..self.shared::<T, _>(&algorithm, shares, manner) });
+        let call = self
+            .begin(Call { root: Some(self.code(root)), ..self.shared::<T, _>(&algorithm, shares, manner) });
         let algorithm = algorithm.flat();
         let held = algorithm.held(rank, root);
         let passing = shares.of(held.first()..held.end());

@@ -7,7 +7,7 @@ use dist_algos::direct::{
 use dist_transport::{Due, Fingerprint, Reach, Shared};
 
 use super::arithmetic::Arithmetic;
-use super::{Engine, Manner, number};
+use super::{Engine, Manner};
 use crate::algorithm::OneOf;
 use crate::{
     Algorithm, Buffer, Call, DType, Direct, Element, Error, Operation, ReduceKind, ReductionOrder, Result,
@@ -93,9 +93,9 @@ struct Way {
     plan: Plan,
     /// This rank's steps, unless they are many.
     steps: Vec<Step>,
-    /// The last call of this kind.
+    /// The last call of this kind, or the one that is about to be the first.
     call: Call,
-    /// The call after it as bytes, if it is of this kind too.
+    /// The next call of this kind as bytes, but for its number if others come between.
     next: Fingerprint,
 }
 
@@ -113,6 +113,7 @@ impl Way {
         }
         self.call.sequence = sequence;
         let fingerprint = self.next;
+        debug_assert_eq!(fingerprint, self.call.encode(), "it was numbered ahead");
         // The next call has its number from here on: bytes of which a part was written directly before they are copied
         // keep a processor waiting until all that it has stored before is out.
         Call { sequence: sequence.wrapping_add(1), ..self.call }.renumber(&mut self.next);
@@ -210,7 +211,7 @@ impl Engine {
             count: job.count as u64,
             sizes: job.sizes,
             op: job.op,
-            root: job.task.root().map(number),
+            root: job.task.root().map(|root| self.code(root)),
             algorithm: Some(Direct::new(A::SERVES, plan.form()).into()),
             order: job.op.map(|_| how.order),
         };

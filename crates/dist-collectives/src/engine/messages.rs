@@ -2,7 +2,7 @@
 
 use dist_transport::{Incoming, Outgoing, Sink};
 
-use super::{Engine, Manner, number};
+use super::{Engine, Manner};
 use crate::{Call, Element, Error, Message, Operation, Result};
 
 impl Engine {
@@ -75,7 +75,7 @@ impl Engine {
             count: count as u64,
             sizes: 0,
             op: None,
-            root: sender.map(number),
+            root: sender.map(|sender| self.code(sender)),
             algorithm: None,
             order: None,
         };

@@ -243,14 +243,19 @@ impl Engine {
         if rank < world_size { Ok(()) } else { Err(Error::RankOutOfRange { rank, world_size }) }
     }
 
-    /// The root as it stands in the call.
-    pub(crate) fn check_root(&self, operation: Operation, root: usize) -> Result<u32> {
+    pub(crate) fn check_root(&self, operation: Operation, root: usize) -> Result<()> {
         let world_size = self.world_size();
-        if root < world_size {
-            Ok(number(root))
-        } else {
-            Err(Error::RootOutOfRange { operation, root, world_size })
-        }
+        if root < world_size { Ok(()) } else { Err(Error::RootOutOfRange { operation, root, world_size }) }
+    }
+
+    /// A rank of the group as errors name it.
+    pub(crate) fn in_world(&self, rank: usize) -> usize {
+        self.transport.members()[rank]
+    }
+
+    /// A rank of the group as it stands in the call.
+    fn code(&self, rank: usize) -> u32 {
+        u32::try_from(self.in_world(rank)).expect("a world has fewer than 2^32 ranks")
     }
 
     fn check_parts(&self, operation: Operation, whole: usize, part: usize) -> Result<()> {
@@ -292,8 +297,4 @@ fn room<T: Element>(memory: &mut Vec<u64>, len: usize) -> &mut [T] {
         memory.resize(words, 0);
     }
     &mut bytemuck::cast_slice_mut(&mut memory[..words])[..len]
-}
-
-fn number(rank: usize) -> u32 {
-    u32::try_from(rank).expect("a world has fewer than 2^32 ranks")
 }

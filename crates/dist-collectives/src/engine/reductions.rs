@@ -79,7 +79,7 @@ impl Engine {
         root: usize,
         manner: &Manner<'_>,
     ) -> Result<()> {
-        let root_code = self.check_root(Operation::Reduce, root)?;
+        self.check_root(Operation::Reduce, root)?;
         Self::check_op::<T>(op)?;
         let world_size = self.world_size();
         let job = Job {
@@ -95,7 +95,7 @@ impl Engine {
         }
         let algorithm = self.choose::<Reduce>(size_of_val(buffer), manner)?;
         let call = self.chosen::<T, _>(&algorithm, buffer.len(), manner);
-        let call = self.begin(Call { root: Some(root_code), ..Self::reducing(call, op, manner) });
+        let call = self.begin(Call { root: Some(self.code(root)), ..Self::reducing(call, op, manner) });
         let arithmetic = self.arithmetic::<T>(|_| call, op, manner)?;
         arithmetic.prepare(buffer);
         let partition = partition::<T>(buffer.len(), algorithm.chunks(world_size));

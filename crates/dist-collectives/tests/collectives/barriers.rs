@@ -178,22 +178,20 @@ fn over_sockets_the_absent_are_named_too() {
     });
 }
 
-#[test]
-fn a_group_names_who_is_absent_as_the_world_does() {
-    worlds::run(Network::Simulated, 4, |mut comm| {
-        let group = comm.subgroup(&[3, 1, 2]).unwrap();
-        let Some(mut group) = group else {
-            drop(comm.recv(&mut [0_u8], 0));
-            return;
-        };
-        if group.rank() == 0 {
-            // Rank 3 of the world hears of it when the others have given it up.
-            let error = comm.recv(&mut [0_u8], 3).unwrap_err();
+#[rstest]
+fn a_group_names_who_is_absent_as_the_world_does(#[values(0, 1, 2)] absent: usize) {
+    const MEMBERS: [usize; 3] = [3, 1, 2];
+    worlds::run(Network::Simulated, 4, move |mut comm| {
+        let rank = comm.rank();
+        let mut group = comm.subgroup(&MEMBERS).unwrap();
+        let Some(group) = group.as_mut().filter(|group| group.rank() != absent) else {
+            // Whoever does not come hears of it when the others have given it up.
+            let error = comm.recv(&mut [0_u8], rank).unwrap_err();
             assert!(matches!(error, Error::Aborted { .. }), "{error:?}");
             return;
-        }
+        };
         let error = group.with_timeout(LIMIT).monitored_barrier().unwrap_err();
-        assert!(matches!(&error, Error::Absent { ranks } if *ranks == [3]), "{error:?}");
+        assert!(matches!(&error, Error::Absent { ranks } if *ranks == [MEMBERS[absent]]), "{error:?}");
     });
 }
 

@@ -357,7 +357,7 @@ impl Transport for SimTransport {
         receive: Option<Incoming<'_>>,
         deadline: Deadline,
     ) -> Result<()> {
-        check_exchange(self.rank, send.as_ref(), receive.as_ref())?;
+        check_exchange((self.rank, &self.members), send.as_ref(), receive.as_ref())?;
         self.begin_operation()?;
         let sent = send.as_ref().map(Outgoing::len);
         let received = receive.as_ref().map(|receive| receive.len);
@@ -382,7 +382,7 @@ impl Transport for SimTransport {
         receives: &mut [Incoming<'_>],
         deadline: Deadline,
     ) -> Result<()> {
-        check_all(self.rank, sends, receives)?;
+        check_all((self.rank, &self.members), sends, receives)?;
         self.begin_operation()?;
         sends.iter().try_for_each(|&outgoing| self.send(outgoing))?;
         for incoming in receives.iter_mut() {

@@ -233,7 +233,7 @@ impl Transport for TcpTransport {
         mut receive: Option<Incoming<'_>>,
         deadline: Deadline,
     ) -> Result<()> {
-        check_exchange(self.rank, send.as_ref(), receive.as_ref())?;
+        check_exchange((self.rank, &self.members), send.as_ref(), receive.as_ref())?;
         self.check_alive()?;
         let me = self.rank.index();
         let sent = send.as_ref().map(Outgoing::len);
@@ -281,7 +281,7 @@ impl Transport for TcpTransport {
         receives: &mut [Incoming<'_>],
         deadline: Deadline,
     ) -> Result<()> {
-        check_all(self.rank, sends, receives)?;
+        check_all((self.rank, &self.members), sends, receives)?;
         self.check_alive()?;
         let me = self.rank.index();
         for own in sends.iter().filter(|send| send.to == me) {
