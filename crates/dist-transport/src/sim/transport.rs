@@ -104,8 +104,6 @@ impl SimTransport {
         [channel, home]: [ChannelId; 2],
         members: Arc<[usize]>,
     ) -> Self {
-        let (calls, traffic) = ([Fingerprint::NONE; 2], Traffic::default());
-        let together = None;
         let transport = Self {
             world,
             runtime,
@@ -115,9 +113,9 @@ impl SimTransport {
             home,
             members,
             children: 0,
-            calls,
-            traffic,
-            together,
+            calls: [Fingerprint::NONE; 2],
+            traffic: Traffic::default(),
+            together: None,
         };
         transport.fabric().enter(transport.own_place(), &transport.members);
         transport
@@ -279,18 +277,17 @@ impl SimTransport {
     /// Waits until no more than the window of what was sent to this peer is unreceived.
     fn wait_for_room(&self, peer: usize, deadline: Deadline) -> Result<()> {
         let Some(window) = self.world.window else { return Ok(()) };
-        let activity = Activity::Send;
         loop {
             let unparker = self.runtime.unparker();
             match self.look_for_room(peer, window, unparker) {
                 Room::Enough => return Ok(()),
                 Room::Aborted(abort) => return Err(Error::Aborted(abort)),
-                Room::Left => return Err(self.closed(activity, peer)),
+                Room::Left => return Err(self.closed(Activity::Send, peer)),
                 Room::Elsewhere(elsewhere) => return Err(self.never_meets(elsewhere)),
                 Room::Waiting => {}
             }
             if self.runtime.expired(deadline) {
-                return Err(self.timeout(activity, peer, deadline));
+                return Err(self.timeout(Activity::Send, peer, deadline));
             }
             self.runtime.park(Some(deadline));
         }
