@@ -42,7 +42,7 @@ impl Engine {
         }
         let is_absent = |rank: &usize| word[rank / 8] & (1 << (rank % 8)) != 0;
         let absent = (0..self.world_size()).filter(is_absent);
-        let ranks: Vec<usize> = absent.map(|rank| self.transport.members()[rank]).collect();
+        let ranks: Vec<usize> = absent.map(|rank| self.in_world(rank)).collect();
         if ranks.is_empty() { Ok(()) } else { Err(Error::Absent { ranks }) }
     }
 
@@ -82,14 +82,14 @@ impl Engine {
     fn is_given_up(&self, call: &Call) -> bool {
         self.transport.aborted().is_some_and(|abort| {
             matches!(abort.cause, Cause::GaveUp)
-                && abort.rank == self.transport.members()[COUNTING]
+                && abort.rank == self.in_world(COUNTING)
                 && abort.call == call.encode()
         })
     }
 
     /// If the rank that counts has not come, it is the one that is absent.
     fn who_is_absent(&self, error: Error) -> Error {
-        let counting = self.transport.members()[COUNTING];
+        let counting = self.in_world(COUNTING);
         if error.is_timeout() && error.peer() == Some(counting) {
             Error::Absent { ranks: vec![counting] }
         } else {

@@ -151,7 +151,8 @@ impl Together {
         Ok(())
     }
 
-    /// Waits until every rank has left the call before this one, whose half of the slots is used again in the next.
+    /// Waits until every rank has left the call before the current one, since it has posted in this: that call's half of
+    /// the slots is used again in the next.
     #[inline(never)]
     fn leave(&mut self, due: &Due<'_>) -> Result<()> {
         self.wait_for_all(due)
