@@ -1,6 +1,6 @@
 //! The runner: the one place where steps become messages.
 
-use dist_transport::{Combine, Deadline, Incoming, Outgoing, Progress, Sink};
+use dist_transport::{Combine, Deadline, Incoming, Outgoing, Progress, Sink, copy};
 use smallvec::{SmallVec, smallvec};
 
 use crate::pieces::{self, Pieces, PiecesMut, Scatter};
@@ -160,7 +160,7 @@ impl<T: RingTransport + ?Sized> Runner<'_, '_, T> {
         let mut arrived = &*arrived;
         for range in pieces::ranges(cut, receive.chunks) {
             let (piece, rest) = arrived.split_at(range.len());
-            buffer[range].copy_from_slice(piece);
+            copy(piece, &mut buffer[range]);
             arrived = rest;
         }
         Ok(())
@@ -262,7 +262,7 @@ impl<T: RingTransport + ?Sized> Exchange<'_, T> {
         match (then, memory.as_mut_slice()) {
             (Then::Replace, []) => self.call(len, Sink::Into(&mut [])),
             (Then::Replace, [whole]) => self.call(len, Sink::Into(whole)),
-            (Then::Replace, _) => self.deal(len, memory, &mut |place, bytes| place.copy_from_slice(bytes)),
+            (Then::Replace, _) => self.deal(len, memory, &mut |place, bytes| copy(bytes, place)),
             (Then::Reduce, _) => self.deal(len, memory, reduce),
         }
     }

@@ -111,7 +111,7 @@ pub trait Direct: fmt::Debug {
 
     /// Copies what is this rank's own anyway: for those who simulate how long that takes.
     fn copy(&mut self, from: &[u8], into: &mut [u8]) {
-        into.copy_from_slice(from);
+        crate::copy(from, into);
     }
 
     /// As [`copy`](Direct::copy), past the caches where that is possible.

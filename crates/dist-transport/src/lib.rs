@@ -13,6 +13,7 @@ mod channel;
 mod check;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod copy;
 mod direct;
 mod error;
 mod fingerprint;
@@ -31,6 +32,7 @@ mod transport;
 
 pub use abort::{Abort, Cause};
 pub use channel::ChannelId;
+pub use copy::copy;
 pub use direct::{Direct, Exposed, MemoryCosts, Place, Reach, Shared};
 pub use error::{Activity, Error, Result};
 pub use fingerprint::Fingerprint;

@@ -122,9 +122,8 @@ impl Mapping {
     #[inline]
     pub(crate) fn copy_in(&self, offset: usize, bytes: &[u8]) {
         let place = self.at(offset, bytes.len());
-        // SAFETY: the place and as many bytes behind it are inside the mapping; a borrowed slice cannot overlap them,
-        // as `bytes` lends only what nobody writes.
-        unsafe { place.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) }
+        // SAFETY: as for `fill`.
+        crate::copy(bytes, unsafe { slice::from_raw_parts_mut(place.as_ptr(), bytes.len()) });
     }
 
     /// Where in the segment these bytes lie, if they do.

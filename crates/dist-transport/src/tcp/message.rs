@@ -291,7 +291,7 @@ impl Inbound {
             }
             (Link::Memory(memory), Sink::Into(into)) => {
                 self.pull_from_memory(memory, self.length, &mut |offset, bytes| {
-                    into[offset..][..bytes.len()].copy_from_slice(bytes);
+                    crate::copy(bytes, &mut into[offset..][..bytes.len()]);
                 })
             }
             (Link::Memory(memory), Sink::Each(sink)) => self.pull_from_memory(memory, self.length, sink),

@@ -304,6 +304,7 @@ impl Direct for Together {
         Ok(())
     }
 
+    #[inline(always)]
     fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
         let published = self.memory.publish(self.rank.index(), self.current.parity, place, offset, bytes);
         published.expect("bytes are published where there is room for them");
@@ -396,7 +397,7 @@ impl Direct for Together {
     }
 
     fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
-        self.read_by(|from, into| into.copy_from_slice(from), (rank, place, offset), into)
+        self.read_by(crate::copy, (rank, place, offset), into)
     }
 
     fn read_past(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
