@@ -224,7 +224,12 @@ impl GroupMemory {
 
     /// Whether a rank could run if the one that runs on this core waited for something else, as far as is known.
     pub(crate) fn waits_for_core(&self, rank: usize, core: Core) -> bool {
-        core.is_noted(self.core(rank)) && self.sleeping(rank).load(Ordering::Relaxed) == 0
+        self.is_on(rank, core) && self.sleeping(rank).load(Ordering::Relaxed) == 0
+    }
+
+    /// Whether a rank was on this core when it last waited.
+    pub(crate) fn is_on(&self, rank: usize, core: Core) -> bool {
+        core.is_noted(self.core(rank))
     }
 
     /// The core that a rank was on when it last waited; 0 before.

@@ -94,3 +94,12 @@ fn the_other_end_of_a_socket_is_told_by_the_system() {
     let file = std::fs::File::open("/dev/null").unwrap();
     assert!(peer_of(&file).is_err(), "no socket");
 }
+
+#[test]
+fn a_process_has_had_processors_for_some_time() {
+    let pid = rustix::process::getpid().as_raw_nonzero().get();
+    let before = processor_time(pid).unwrap();
+    while processor_time(pid).unwrap() == before {}
+    // Processes have smaller numbers.
+    assert!(processor_time(1 << 22).is_err());
+}

@@ -4,7 +4,8 @@
 //! it sleeps. But a rank that shares its core with one that has not come as far keeps it from running by looking. With a
 //! core for every rank it sleeps at once: the system can wake it on an idle one. With fewer cores than ranks it gives its
 //! core away, at a microsecond or two, unless a stranger takes it for long; this goes by where the ranks run, as only
-//! those on one core have to take turns. Once one of them has met a stranger, all ask for short turns: a rank that is woken
+//! those on one core have to take turns. A stranger is told from a rank that computes by the time for which the system says
+//! that ranks had processors. Once one of them has met a stranger who stays, all ask for short turns: a rank that is woken
 //! then gets a core after one of those, instead of one of the milliseconds that a thread which only computes is given.
 //! Among themselves they do better without. Now and then such a rank sleeps instead, because the system leaves ranks that
 //! take turns where they are.
@@ -15,13 +16,17 @@ use std::time::Duration;
 const SPIN: Duration = Duration::from_micros(30);
 /// How often to give the core away in one wait.
 const YIELDS_MAX: u32 = 200;
-/// A yield that lasts longer has handed the core to a stranger, to whom the system gives milliseconds at a time; a rank is
-/// through with a block in less. One that computes for longer between two collectives is taken for a stranger, too.
+/// A yield that lasts longer may have handed the core to a stranger, to whom the system gives milliseconds at a time. It
+/// may as well have been a rank that computes between two collectives: from then on it counts who has had processors.
 const YIELD_TOO_LONG: Duration = Duration::from_millis(1);
+/// For how many yields it counts so after one that lasted too long; two strangers with fewer between them are one that stays.
+const YIELDS_REMEMBERED: u32 = 100;
 /// The turns to be asked for where strangers want the cores: the shortest that the system grants.
 pub(super) const SHORT_TURN: Duration = Duration::from_micros(100);
-/// How many waits do not yield after one that did so for too long.
-const WAITS_WITHOUT_YIELD: u32 = 1000;
+/// How many waits do not yield after one that did so to a stranger, of whom the system has some that are soon gone.
+const WAITS_WITHOUT_YIELD: u32 = 16;
+/// The same after strangers that stay: four times as many after each, up to this.
+const WAITS_WITHOUT_YIELD_MAX: u32 = 1024;
 /// How many waits give the core away until one sleeps, so that it may be woken on another.
 const WAITS_ON_ONE_CORE: u32 = 1000;
 
@@ -38,6 +43,10 @@ pub(super) enum Next {
 pub(super) struct Courtesy {
     core_per_rank: bool,
     waits_without_yield: u32,
+    /// How many waits did not yield after the last stranger.
+    penalty: u32,
+    yields_since_stranger: u32,
+    yields_since_long: u32,
     /// Waits that may give the core away before one has to sleep.
     waits_on_one_core: u32,
 }
@@ -51,7 +60,19 @@ pub(super) struct Wait {
 
 impl Courtesy {
     pub(super) const fn new(core_per_rank: bool) -> Self {
-        Self { core_per_rank, waits_without_yield: 0, waits_on_one_core: 0 }
+        Self {
+            core_per_rank,
+            waits_without_yield: 0,
+            penalty: 0,
+            yields_since_stranger: YIELDS_REMEMBERED,
+            yields_since_long: YIELDS_REMEMBERED,
+            waits_on_one_core: 0,
+        }
+    }
+
+    /// Whether to count, at a yield, for how long the ranks of this core have had processors.
+    pub(super) const fn is_watchful(&self) -> bool {
+        self.yields_since_long < YIELDS_REMEMBERED
     }
 
     pub(super) fn begin(&mut self, now: Duration) -> Wait {
@@ -59,13 +80,27 @@ impl Courtesy {
         Wait { since: now, yields: 0 }
     }
 
-    /// Learns for how long the core was away, and gives whether a stranger must have had it.
-    pub(super) fn gave_away(&mut self, lasted: Duration) -> bool {
-        let to_stranger = lasted > YIELD_TOO_LONG;
-        if to_stranger {
-            self.waits_without_yield = WAITS_WITHOUT_YIELD;
+    /// Learns for how long the core was away and, if that was too long, for how much of it neither this rank nor another
+    /// had it, where that was counted. Gives whether a stranger has it who stays.
+    pub(super) fn gave_away(
+        &mut self,
+        lasted: Duration,
+        to_strangers: impl FnOnce() -> Option<Duration>,
+    ) -> bool {
+        self.yields_since_long = self.yields_since_long.saturating_add(1);
+        self.yields_since_stranger = self.yields_since_stranger.saturating_add(1);
+        if lasted <= YIELD_TOO_LONG {
+            return false;
         }
-        to_stranger
+        self.yields_since_long = 0;
+        if to_strangers().is_none_or(|lost| lost <= YIELD_TOO_LONG) {
+            return false;
+        }
+        let stays = self.yields_since_stranger < YIELDS_REMEMBERED;
+        let penalty = if stays { 4 * self.penalty } else { WAITS_WITHOUT_YIELD };
+        self.penalty = penalty.min(WAITS_WITHOUT_YIELD_MAX);
+        (self.waits_without_yield, self.yields_since_stranger) = (self.penalty, 0);
+        self.penalty == WAITS_WITHOUT_YIELD_MAX
     }
 
     /// What to do now, if the core `is_wanted` by a rank that has not come as far, or not.
@@ -96,8 +131,8 @@ mod tests {
         Duration::from_micros(time)
     }
 
-    const ROOMY: Courtesy = Courtesy { core_per_rank: true, waits_without_yield: 0, waits_on_one_core: 0 };
-    const CROWDED: Courtesy = Courtesy { core_per_rank: false, ..ROOMY };
+    const ROOMY: Courtesy = Courtesy::new(true);
+    const CROWDED: Courtesy = Courtesy::new(false);
 
     #[test]
     fn a_rank_with_a_core_to_itself_looks_for_a_while_and_then_sleeps() {
@@ -147,22 +182,62 @@ mod tests {
         assert_eq!(courtesy.next(&mut next, us(300), true), Next::Yield);
     }
 
-    #[test]
-    fn after_a_yield_to_a_stranger_a_thousand_waits_sleep_instead() {
-        let mut courtesy = rested();
-        let mut wait = courtesy.begin(us(0));
-        assert_eq!(courtesy.next(&mut wait, us(0), true), Next::Yield);
-        assert!(!courtesy.gave_away(us(1000)));
-        assert_eq!(courtesy.next(&mut wait, us(1000), true), Next::Yield);
-        assert!(courtesy.gave_away(us(1001)));
-        assert_eq!(courtesy.next(&mut wait, us(2001), true), Next::Sleep);
-        for number in 1..WAITS_WITHOUT_YIELD {
-            let mut wait = courtesy.begin(us(200));
-            assert_eq!(courtesy.next(&mut wait, us(200), true), Next::Sleep, "wait {number}");
+    /// Gives the core away for this long, of which strangers had it for so long.
+    fn give_away(courtesy: &mut Courtesy, lasted: u64, to_strangers: u64) -> bool {
+        let is_watchful = courtesy.is_watchful();
+        courtesy.gave_away(us(lasted), || is_watchful.then_some(us(to_strangers)))
+    }
+
+    /// How many waits sleep until one yields.
+    fn waits_that_sleep(courtesy: &mut Courtesy) -> u32 {
+        let sleeps = |_: &u32| {
+            let mut wait = courtesy.begin(us(0));
+            let next = courtesy.next(&mut wait, us(0), true);
             // A core to itself is used as before.
-            assert_eq!(courtesy.next(&mut wait, us(200), false), Next::Look);
+            assert_eq!(courtesy.next(&mut wait, us(0), false), Next::Look);
+            next == Next::Sleep
+        };
+        (0..2 * WAITS_WITHOUT_YIELD_MAX).take_while(sleeps).map(|_| 1).sum()
+    }
+
+    #[test]
+    fn a_long_yield_may_have_been_to_a_rank_and_the_next_one_is_looked_into() {
+        let mut courtesy = rested();
+        assert!(!courtesy.is_watchful());
+        assert!(!give_away(&mut courtesy, 1000, 0));
+        assert!(!courtesy.is_watchful());
+        for _ in 0..10 {
+            assert!(!give_away(&mut courtesy, 1001, 1000));
+            assert!(courtesy.is_watchful());
+            assert_eq!(waits_that_sleep(&mut courtesy), 0);
         }
-        let mut wait = courtesy.begin(us(300));
-        assert_eq!(courtesy.next(&mut wait, us(300), true), Next::Yield);
+        for _ in 0..YIELDS_REMEMBERED {
+            assert!(courtesy.is_watchful());
+            give_away(&mut courtesy, 2, 2);
+        }
+        assert!(!courtesy.is_watchful());
+    }
+
+    #[test]
+    fn after_yields_to_a_stranger_who_stays_more_and_more_waits_sleep() {
+        let mut courtesy = rested();
+        give_away(&mut courtesy, 3000, 3000);
+        for expected in [16, 64, 256, 1024, 1024] {
+            assert_eq!(give_away(&mut courtesy, 3000, 1001), expected == 1024);
+            assert_eq!(waits_that_sleep(&mut courtesy), expected - 1);
+        }
+    }
+
+    #[test]
+    fn strangers_who_are_soon_gone_cost_few_waits() {
+        let mut courtesy = rested();
+        for _ in 0..10 {
+            give_away(&mut courtesy, 3000, 0);
+            assert!(!give_away(&mut courtesy, 3000, 3000));
+            assert_eq!(waits_that_sleep(&mut courtesy), 15);
+            for _ in 0..YIELDS_REMEMBERED {
+                give_away(&mut courtesy, 2, 2);
+            }
+        }
     }
 }

@@ -7,6 +7,7 @@ mod probe;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use self::courtesy::{Courtesy, Next, SHORT_TURN};
 use self::laid_open::Located;
@@ -196,6 +197,8 @@ impl Together {
         let session = &*self.membership.session;
         let mut now = session.runtime.now();
         let mut wait = self.courtesy.begin(now);
+        // When it began to give its core away, and for how long the ranks there had had processors by then.
+        let mut watched = None;
         let mut told = false;
         loop {
             if !self.takes_short_turns && self.memory.has_met_stranger() {
@@ -208,9 +211,18 @@ impl Together {
             match self.courtesy.next(&mut wait, now, is_wanted) {
                 Next::Look => {}
                 Next::Yield => {
+                    if self.courtesy.is_watchful() && watched.is_none() {
+                        watched = Some((now, processor_time(&self.memory, self.rank)));
+                    }
                     session.runtime.yield_now();
                     // What it waited for may be there now: a stranger's turn counts all the same.
-                    if self.courtesy.gave_away(session.runtime.now() - now) {
+                    let after = session.runtime.now();
+                    let to_strangers = || {
+                        watched.map(|(since, before)| {
+                            (after + before).saturating_sub(since + processor_time(&self.memory, self.rank))
+                        })
+                    };
+                    if self.courtesy.gave_away(after - now, to_strangers) {
                         self.memory.note_stranger();
                     }
                 }
@@ -460,6 +472,17 @@ impl Drop for Together {
             self.memory.wake_sleepers(self.rank);
         }
     }
+}
+
+/// For how long the ranks that run on this core have had processors; those of which the system tells nothing do not count.
+fn processor_time(memory: &GroupMemory, rank: Rank) -> Duration {
+    let core = memory.note_core(rank.index());
+    let here = (0..rank.world_size()).filter(|&rank| memory.is_on(rank, core));
+    here.filter_map(|rank| match memory.process(rank).load(Ordering::Relaxed).cast_signed() {
+        0 => None,
+        process => shm::processor_time(process).ok(),
+    })
+    .sum()
 }
 
 /// What wakes this rank from its sleep in the group's memory.
