@@ -19,14 +19,18 @@ const YIELDS_MAX: u32 = 200;
 /// A yield that lasts longer may have handed the core to a stranger, to whom the system gives milliseconds at a time. It
 /// may as well have been a rank that computes between two collectives: from then on it counts who has had processors.
 const YIELD_TOO_LONG: Duration = Duration::from_millis(1);
-/// For how many yields it counts so after one that lasted too long; two strangers with fewer between them are one that stays.
-const YIELDS_REMEMBERED: u32 = 100;
+/// For how many yields it counts so after one that lasted too long.
+const YIELDS_WATCHED: u32 = 100;
 /// The turns to be asked for where strangers want the cores: the shortest that the system grants.
 pub(super) const SHORT_TURN: Duration = Duration::from_micros(100);
-/// How many waits do not yield after one that did so to a stranger, of whom the system has some that are soon gone.
-const WAITS_WITHOUT_YIELD: u32 = 16;
-/// The same after strangers that stay: four times as many after each, up to this.
-const WAITS_WITHOUT_YIELD_MAX: u32 = 1024;
+/// For how long it does not yield after it did so to a stranger, of whom the system has some that are soon gone.
+const PENALTY: Duration = Duration::from_millis(1);
+/// The same after one who stays: four times as long after each yield to one, up to this.
+const PENALTY_MAX: Duration = Duration::from_secs(1);
+/// From which penalty on turns are to be short.
+const PENALTY_OF_SHORT_TURNS: Duration = Duration::from_millis(16);
+/// A stranger who is met so soon after a penalty is one who stays.
+const STRANGER_REMEMBERED: Duration = Duration::from_millis(20);
 /// How many waits give the core away until one sleeps, so that it may be woken on another.
 const WAITS_ON_ONE_CORE: u32 = 1000;
 
@@ -42,11 +46,10 @@ pub(super) enum Next {
 #[derive(Debug)]
 pub(super) struct Courtesy {
     core_per_rank: bool,
-    waits_without_yield: u32,
-    /// How many waits did not yield after the last stranger.
-    penalty: u32,
-    yields_since_stranger: u32,
-    yields_since_long: u32,
+    /// For how long it did not yield after the last stranger, and until when.
+    penalty: Duration,
+    penalty_ends: Duration,
+    yields_watched: u32,
     /// Waits that may give the core away before one has to sleep.
     waits_on_one_core: u32,
 }
@@ -62,45 +65,42 @@ impl Courtesy {
     pub(super) const fn new(core_per_rank: bool) -> Self {
         Self {
             core_per_rank,
-            waits_without_yield: 0,
-            penalty: 0,
-            yields_since_stranger: YIELDS_REMEMBERED,
-            yields_since_long: YIELDS_REMEMBERED,
+            penalty: Duration::ZERO,
+            penalty_ends: Duration::ZERO,
+            yields_watched: 0,
             waits_on_one_core: 0,
         }
     }
 
     /// Whether to count, at a yield, for how long the ranks of this core have had processors.
     pub(super) const fn is_watchful(&self) -> bool {
-        self.yields_since_long < YIELDS_REMEMBERED
+        self.yields_watched > 0
     }
 
-    pub(super) fn begin(&mut self, now: Duration) -> Wait {
-        self.waits_without_yield = self.waits_without_yield.saturating_sub(1);
+    pub(super) const fn begin(now: Duration) -> Wait {
         Wait { since: now, yields: 0 }
     }
 
-    /// Learns for how long the core was away and, if that was too long, for how much of it neither this rank nor another
-    /// had it, where that was counted. Gives whether a stranger has it who stays.
+    /// Learns for how long, until `now`, the core was away and, if that was too long, for how much of it neither this rank
+    /// nor another had it, where that was counted. Gives whether ranks had better take short turns.
     pub(super) fn gave_away(
         &mut self,
+        now: Duration,
         lasted: Duration,
         to_strangers: impl FnOnce() -> Option<Duration>,
     ) -> bool {
-        self.yields_since_long = self.yields_since_long.saturating_add(1);
-        self.yields_since_stranger = self.yields_since_stranger.saturating_add(1);
+        self.yields_watched = self.yields_watched.saturating_sub(1);
         if lasted <= YIELD_TOO_LONG {
             return false;
         }
-        self.yields_since_long = 0;
+        self.yields_watched = YIELDS_WATCHED;
         if to_strangers().is_none_or(|lost| lost <= YIELD_TOO_LONG) {
             return false;
         }
-        let stays = self.yields_since_stranger < YIELDS_REMEMBERED;
-        let penalty = if stays { 4 * self.penalty } else { WAITS_WITHOUT_YIELD };
-        self.penalty = penalty.min(WAITS_WITHOUT_YIELD_MAX);
-        (self.waits_without_yield, self.yields_since_stranger) = (self.penalty, 0);
-        self.penalty == WAITS_WITHOUT_YIELD_MAX
+        let stays = self.penalty > Duration::ZERO && now < self.penalty_ends + STRANGER_REMEMBERED;
+        self.penalty = if stays { (4 * self.penalty).min(PENALTY_MAX) } else { PENALTY };
+        self.penalty_ends = now + self.penalty;
+        self.penalty >= PENALTY_OF_SHORT_TURNS
     }
 
     /// What to do now, if the core `is_wanted` by a rank that has not come as far, or not.
@@ -108,7 +108,7 @@ impl Courtesy {
         if !is_wanted {
             return if now - wait.since < SPIN { Next::Look } else { Next::Sleep };
         }
-        if self.core_per_rank || self.waits_without_yield > 0 || wait.yields == YIELDS_MAX {
+        if self.core_per_rank || now < self.penalty_ends || wait.yields == YIELDS_MAX {
             return Next::Sleep;
         }
         if wait.yields == 0 {
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn a_rank_with_a_core_to_itself_looks_for_a_while_and_then_sleeps() {
         let mut courtesy = ROOMY;
-        let mut wait = courtesy.begin(us(1000));
+        let mut wait = Courtesy::begin(us(1000));
         assert_eq!(courtesy.next(&mut wait, us(1000), false), Next::Look);
         assert_eq!(courtesy.next(&mut wait, us(1029), false), Next::Look);
         assert_eq!(courtesy.next(&mut wait, us(1030), false), Next::Sleep);
@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn where_there_is_another_core_nobody_spins_on_a_core_that_is_wanted() {
         let mut courtesy = ROOMY;
-        let mut wait = courtesy.begin(us(0));
+        let mut wait = Courtesy::begin(us(0));
         assert_eq!(courtesy.next(&mut wait, us(0), true), Next::Sleep);
         assert_eq!(courtesy.next(&mut wait, us(1), false), Next::Look);
     }
@@ -160,10 +160,10 @@ mod tests {
     fn one_of_many_waits_on_one_core_sleeps() {
         let mut courtesy = CROWDED;
         for _ in 0..2 {
-            let mut wait = courtesy.begin(us(0));
+            let mut wait = Courtesy::begin(us(0));
             assert_eq!(courtesy.next(&mut wait, us(0), true), Next::Sleep);
             for number in 0..WAITS_ON_ONE_CORE {
-                let mut wait = courtesy.begin(us(0));
+                let mut wait = Courtesy::begin(us(0));
                 assert_eq!(courtesy.next(&mut wait, us(0), true), Next::Yield, "wait {number}");
                 assert_eq!(courtesy.next(&mut wait, us(1), true), Next::Yield, "wait {number}");
             }
@@ -173,71 +173,68 @@ mod tests {
     #[test]
     fn a_rank_whose_core_is_wanted_gives_it_away_and_sleeps_in_the_end() {
         let mut courtesy = rested();
-        let mut wait = courtesy.begin(us(0));
+        let mut wait = Courtesy::begin(us(0));
         for turn in 0..YIELDS_MAX {
             assert_eq!(courtesy.next(&mut wait, us(u64::from(turn)), true), Next::Yield);
         }
         assert_eq!(courtesy.next(&mut wait, us(200), true), Next::Sleep);
-        let mut next = courtesy.begin(us(300));
+        let mut next = Courtesy::begin(us(300));
         assert_eq!(courtesy.next(&mut next, us(300), true), Next::Yield);
     }
 
-    /// Gives the core away for this long, of which strangers had it for so long.
-    fn give_away(courtesy: &mut Courtesy, lasted: u64, to_strangers: u64) -> bool {
+    /// Gives the core away until then for this long, of which strangers had it for so long.
+    fn give_away(courtesy: &mut Courtesy, now: u64, lasted: u64, to_strangers: u64) -> bool {
         let is_watchful = courtesy.is_watchful();
-        courtesy.gave_away(us(lasted), || is_watchful.then_some(us(to_strangers)))
+        courtesy.gave_away(us(now), us(lasted), || is_watchful.then_some(us(to_strangers)))
     }
 
-    /// How many waits sleep until one yields.
-    fn waits_that_sleep(courtesy: &mut Courtesy) -> u32 {
-        let sleeps = |_: &u32| {
-            let mut wait = courtesy.begin(us(0));
-            let next = courtesy.next(&mut wait, us(0), true);
-            // A core to itself is used as before.
-            assert_eq!(courtesy.next(&mut wait, us(0), false), Next::Look);
-            next == Next::Sleep
-        };
-        (0..2 * WAITS_WITHOUT_YIELD_MAX).take_while(sleeps).map(|_| 1).sum()
+    fn next(courtesy: &mut Courtesy, now: u64) -> Next {
+        let mut wait = Courtesy::begin(us(now));
+        // A core to itself is used whatever there was.
+        assert_eq!(courtesy.next(&mut wait, us(now), false), Next::Look);
+        courtesy.next(&mut wait, us(now), true)
     }
 
     #[test]
     fn a_long_yield_may_have_been_to_a_rank_and_the_next_one_is_looked_into() {
         let mut courtesy = rested();
         assert!(!courtesy.is_watchful());
-        assert!(!give_away(&mut courtesy, 1000, 0));
+        assert!(!give_away(&mut courtesy, 10_000, 1000, 0));
         assert!(!courtesy.is_watchful());
         for _ in 0..10 {
-            assert!(!give_away(&mut courtesy, 1001, 1000));
+            assert!(!give_away(&mut courtesy, 20_000, 1001, 1000));
             assert!(courtesy.is_watchful());
-            assert_eq!(waits_that_sleep(&mut courtesy), 0);
+            assert_eq!(next(&mut courtesy, 20_000), Next::Yield);
         }
-        for _ in 0..YIELDS_REMEMBERED {
+        for _ in 0..YIELDS_WATCHED {
             assert!(courtesy.is_watchful());
-            give_away(&mut courtesy, 2, 2);
+            give_away(&mut courtesy, 20_000, 2, 2);
         }
         assert!(!courtesy.is_watchful());
     }
 
     #[test]
-    fn after_yields_to_a_stranger_who_stays_more_and_more_waits_sleep() {
+    fn after_yields_to_a_stranger_who_stays_it_sleeps_for_longer_and_longer() {
         let mut courtesy = rested();
-        give_away(&mut courtesy, 3000, 3000);
-        for expected in [16, 64, 256, 1024, 1024] {
-            assert_eq!(give_away(&mut courtesy, 3000, 1001), expected == 1024);
-            assert_eq!(waits_that_sleep(&mut courtesy), expected - 1);
+        let mut now = 10_000;
+        give_away(&mut courtesy, now, 3000, 3000);
+        for expected in [1000, 4000, 16_000, 64_000, 256_000, 1_000_000, 1_000_000] {
+            assert_eq!(give_away(&mut courtesy, now, 3000, 1001), expected >= 16_000);
+            assert_eq!(next(&mut courtesy, now + expected - 1), Next::Sleep);
+            now += expected;
+            assert_eq!(next(&mut courtesy, now), Next::Yield);
+            now += 19_999;
         }
     }
 
     #[test]
-    fn strangers_who_are_soon_gone_cost_few_waits() {
+    fn strangers_who_are_soon_gone_cost_little() {
         let mut courtesy = rested();
-        for _ in 0..10 {
-            give_away(&mut courtesy, 3000, 0);
-            assert!(!give_away(&mut courtesy, 3000, 3000));
-            assert_eq!(waits_that_sleep(&mut courtesy), 15);
-            for _ in 0..YIELDS_REMEMBERED {
-                give_away(&mut courtesy, 2, 2);
-            }
+        give_away(&mut courtesy, 0, 3000, 3000);
+        for now in (1..10).map(|round| round * 21_000) {
+            assert!(!give_away(&mut courtesy, now, 3000, 3000));
+            assert_eq!(next(&mut courtesy, now + 999), Next::Sleep);
+            assert_eq!(next(&mut courtesy, now + 1000), Next::Yield);
         }
     }
 }

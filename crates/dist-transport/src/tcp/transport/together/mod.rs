@@ -196,7 +196,7 @@ impl Together {
         self.settle();
         let session = &*self.membership.session;
         let mut now = session.runtime.now();
-        let mut wait = self.courtesy.begin(now);
+        let mut wait = Courtesy::begin(now);
         // When it began to give its core away, and for how long the ranks there had had processors by then.
         let mut watched = None;
         let mut told = false;
@@ -222,7 +222,7 @@ impl Together {
                             (after + before).saturating_sub(since + processor_time(&self.memory, self.rank))
                         })
                     };
-                    if self.courtesy.gave_away(after - now, to_strangers) {
+                    if self.courtesy.gave_away(after, after - now, to_strangers) {
                         self.memory.note_stranger();
                     }
                 }
