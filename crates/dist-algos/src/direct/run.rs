@@ -102,12 +102,14 @@ pub fn meet(
 ) -> Result<(), RunError<TransportError>> {
     let failed = |source| RunError::Transport { step: 0, source };
     let place = plan.where_published(0);
-    let at = (plan.holder(rank.index(), place), place, 0);
+    let at = (plan.home(rank.index(), (0, 0), place).0, place, 0);
     if plan.task() == Task::Barrier {
         return direct.meet(rank, at, &[], due).map_err(failed);
     }
     direct.meet(rank, at, own, due).map_err(failed)?;
-    Tree { direct, rank, plan, of: place, offset: 0, own, scratch, combine }.sum().map_err(failed)
+    Tree { direct, rank, plan, cell: (0, 0), of: place, place_bytes: 0, offset: 0, own, scratch, combine }
+        .sum()
+        .map_err(failed)
 }
 
 struct Runner<'a, 'f, 'd> {
@@ -164,7 +166,7 @@ impl Runner<'_, '_, '_> {
             }
             Step::Reduce { part, block, of, into } => self.reduce((part, block), of, into)?,
             Step::Take { from, part, block, of, into } => {
-                let (holder, offset) = (self.plan.holder(from, of), self.offset(part, block, of));
+                let (holder, offset) = self.locate(from, (part, block), of);
                 let range = self.cell(into, block);
                 let into = &mut self.memory.own.bytes_mut()[range];
                 if self.plan.leaves_caches() {
@@ -199,9 +201,9 @@ impl Runner<'_, '_, '_> {
             _ => (self.memory.own.bytes(), self.memory.cut),
         };
         for part in parts.indices(self.plan.parts()) {
-            let at = self.plan.place(part) * self.place_bytes;
+            let (holder, at) = self.locate(self.rank.index(), (part, block), place);
             let bytes = &bytes[cells::range(&cut, self.plan.blocks(), (part, block))];
-            match self.plan.holder(self.rank.index(), place) {
+            match holder {
                 holder if holder != self.rank.index() => self.direct.write(holder, place, at, bytes)?,
                 _ => self.direct.publish(place, at, bytes),
             }
@@ -227,10 +229,10 @@ impl Runner<'_, '_, '_> {
         of: Place,
         into: Target,
     ) -> Result<(), TransportError> {
-        let (range, offset) = (self.cell(part, block), self.offset(part, block, of));
+        let (range, start) = (self.cell(part, block), self.start((part, block), of));
         let alone = self.rank.world_size() == 2;
         let piece_bytes = match (of, into) {
-            (_, Target::Back(_)) if alone && self.reduce_there(range.clone(), of, offset)? => return Ok(()),
+            (_, Target::Back(_)) if alone && self.reduce_there((part, block), of)? => return Ok(()),
             (Place::Memory, _) => self.memory.piece_bytes,
             // In one go: nothing is read again.
             (_, Target::Buffer) if alone => range.len(),
@@ -239,16 +241,18 @@ impl Runner<'_, '_, '_> {
         let own = self.memory.own.bytes_mut();
         for at in pieces(range.len(), piece_bytes) {
             let own = &mut own[range.start + at.start..range.start + at.end];
-            let (direct, rank, offset) = (&mut *self.direct, self.rank, offset + at.start);
+            let (direct, rank, offset) = (&mut *self.direct, self.rank, start + at.start);
             let (scratch, combine) = (&mut *self.scratch, &mut *self.kernel.combine);
-            let plan = self.plan;
-            Tree { direct, rank, plan, of, offset, own, scratch, combine }.sum()?;
+            let (plan, place_bytes) = (self.plan, self.place_bytes);
+            Tree { direct, rank, plan, cell: (part, block), of, place_bytes, offset, own, scratch, combine }
+                .sum()?;
             (self.kernel.finish)(own);
             match into {
                 Target::Buffer => {}
                 Target::Back(ranks) => {
                     for peer in ranks.ranks(rank.index(), rank.world_size()) {
-                        self.direct.write(peer, of, offset, own)?;
+                        let (holder, place) = plan.home(peer, (part, block), of);
+                        self.direct.write(holder, of, place * place_bytes + offset, own)?;
                     }
                 }
             }
@@ -258,8 +262,9 @@ impl Runner<'_, '_, '_> {
 
     /// Makes a sum of two where the other rank has its contribution, and leaves it there as well; `false`, and nothing
     /// done, where that cannot be.
-    fn reduce_there(&mut self, own: Range<usize>, of: Place, offset: usize) -> Result<bool, TransportError> {
-        let holder = self.plan.holder(self.rank.right().index(), of);
+    fn reduce_there(&mut self, (part, block): (usize, usize), of: Place) -> Result<bool, TransportError> {
+        let (holder, offset) = self.locate(self.rank.right().index(), (part, block), of);
+        let own = self.cell(part, block);
         let Self { direct, memory, kernel, .. } = self;
         let theirs = offset..offset + own.len();
         let own = &mut memory.own.bytes_mut()[own];
@@ -278,12 +283,18 @@ impl Runner<'_, '_, '_> {
         cells::range(&self.memory.cut, self.plan.blocks(), (part, block))
     }
 
-    /// At which byte another rank has a cell.
+    /// In whose memory, and at which byte, a rank has a cell for others.
     #[inline]
-    fn offset(&self, part: usize, block: usize, of: Place) -> usize {
+    fn locate(&self, rank: usize, cell: (usize, usize), of: Place) -> (usize, usize) {
+        let (holder, place) = self.plan.home(rank, cell, of);
+        (holder, place * self.place_bytes + self.start(cell, of))
+    }
+
+    /// At which byte of what it has laid open another rank has a cell; 0 where it has published it.
+    #[inline]
+    fn start(&self, (part, block): (usize, usize), of: Place) -> usize {
         match (of, self.memory.input) {
-            (Place::Line, _) => 0,
-            (Place::Slot(_), _) => self.plan.place(part) * self.place_bytes,
+            (Place::Line | Place::Slot(_), _) => 0,
             // All that the others have lies in their inputs there.
             (Place::Memory, Some(_)) if matches!(self.plan.task(), Task::AllGather { of: Source::Input }) => {
                 self.cell(part, block).start - self.cell(part, 0).start

@@ -122,9 +122,9 @@ impl Plan {
     }
 
     /// How often slots change hands until they are used in another call.
-    #[inline]
+    #[inline(always)]
     pub const fn turns(&self) -> usize {
-        if self.takes_turns() { 1 } else { 0 }
+        if self.takes_turns() { self.blocks.div_ceil(SLOTS) } else { 0 }
     }
 
     /// Where a block is published.
@@ -133,21 +133,27 @@ impl Plan {
         if self.in_line { Place::Line } else { Place::Slot(block % SLOTS) }
     }
 
-    /// In whose memory a rank has what lies at this place.
+    /// Where a rank has a cell, a block of a part, for others: in whose memory, and at which of the places of a slot.
     ///
-    /// Two ranks that both publish and both use take turns: each writes where it has read in the call before. A processor
-    /// does that several times faster than it writes what is its own and others have read since.
-    #[inline]
-    pub const fn holder(&self, rank: usize, place: Place) -> usize {
+    /// Two ranks that have cells for each other, and for nobody else, take turns: each writes where it has read before. A
+    /// processor does that several times faster than it writes what is its own and others have read since.
+    #[inline(always)]
+    pub const fn home(&self, rank: usize, (part, block): (usize, usize), place: Place) -> (usize, usize) {
         match place {
-            Place::Slot(_) if self.takes_turns() => (rank + self.turn) % self.world_size,
-            _ => rank,
+            Place::Line => (rank, 0),
+            Place::Slot(_) if self.takes_turns() && (self.turn + block / SLOTS) % 2 == 1 => {
+                if self.places() == 1 { (1 - rank, 0) } else { (part, rank) }
+            }
+            Place::Slot(_) | Place::Memory => (rank, self.place(part)),
         }
     }
 
+    #[inline(always)]
     const fn takes_turns(&self) -> bool {
-        let one_place = matches!(self.form, Form::OneShot) && self.blocks == 1;
-        one_place && self.world_size == 2 && self.task.root().is_none()
+        !self.in_line
+            && matches!(self.form, Form::OneShot)
+            && self.task.root().is_none()
+            && (self.world_size == 2 || self.places() > 1)
     }
 
     /// Whether all there is to do is that every rank publishes what it has, waits for all others, and perhaps reduces what

@@ -10,8 +10,11 @@ pub(super) struct Tree<'a, C: ?Sized> {
     pub(super) direct: &'a mut dyn Direct,
     pub(super) rank: Rank,
     pub(super) plan: &'a Plan,
-    /// Where the other ranks have the range, and at which byte.
+    /// Where the other ranks have the range: of which block of which part it is, how far one place of a slot is from the
+    /// next, and at which byte behind one it begins.
     pub(super) of: Place,
+    pub(super) cell: (usize, usize),
+    pub(super) place_bytes: usize,
     pub(super) offset: usize,
     /// This rank's contribution, and in the end the sum.
     pub(super) own: &'a mut [u8],
@@ -26,8 +29,8 @@ enum Held {
     Own,
     /// In the scratch memory's slot with this number.
     Scratch(usize),
-    /// In the memory of this rank, as it is published.
-    There(usize),
+    /// Published in the memory of this rank, from this byte on.
+    There(usize, usize),
 }
 
 impl<C: FnMut(&mut [u8], &[u8]) + ?Sized> Tree<'_, C> {
@@ -35,21 +38,24 @@ impl<C: FnMut(&mut [u8], &[u8]) + ?Sized> Tree<'_, C> {
     #[inline(always)]
     pub(super) fn sum(&mut self) -> Result<()> {
         if self.rank.world_size() == 2 {
-            let holder = self.plan.holder(1 - self.rank.index(), self.of);
-            let place = (holder, self.of, self.offset);
-            return view_into(self.direct, place, self.own, self.combine);
+            let (holder, offset) = self.at(1 - self.rank.index());
+            return view_into(self.direct, (holder, self.of, offset), self.own, self.combine);
         }
         self.sum_of(0, self.rank.world_size(), 0).map(drop)
+    }
+
+    /// In whose memory, and at which byte, a rank has published the range.
+    #[inline(always)]
+    fn at(&self, rank: usize) -> (usize, usize) {
+        let (holder, place) = self.plan.home(rank, self.cell, self.of);
+        (holder, place * self.place_bytes + self.offset)
     }
 
     /// T(count) of the ranks from `start` on; scratch slots from `free` on are free.
     fn sum_of(&mut self, start: usize, count: usize, free: usize) -> Result<Held> {
         if count == 1 {
-            return Ok(if start == self.rank.index() {
-                Held::Own
-            } else {
-                Held::There(self.plan.holder(start, self.of))
-            });
+            let (holder, offset) = self.at(start);
+            return Ok(if start == self.rank.index() { Held::Own } else { Held::There(holder, offset) });
         }
         let low = count.next_power_of_two() / 2;
         let left = self.sum_of(start, low, free)?;
@@ -63,23 +69,24 @@ impl<C: FnMut(&mut [u8], &[u8]) + ?Sized> Tree<'_, C> {
         match (left, right) {
             (Held::Own, other) | (other, Held::Own) => {
                 match other {
-                    Held::There(rank) => {
-                        view_into(self.direct, (rank, self.of, self.offset), self.own, self.combine)?;
+                    Held::There(holder, offset) => {
+                        view_into(self.direct, (holder, self.of, offset), self.own, self.combine)?;
                     }
                     Held::Scratch(slot) => (self.combine)(self.own, self.scratch.slot(slot, len, len)),
                     Held::Own => unreachable!("a rank contributes once"),
                 }
                 Ok(Held::Own)
             }
-            (Held::Scratch(slot), Held::There(rank)) | (Held::There(rank), Held::Scratch(slot)) => {
+            (Held::Scratch(slot), Held::There(holder, offset))
+            | (Held::There(holder, offset), Held::Scratch(slot)) => {
                 let sum = self.scratch.slot(slot, len, len);
-                view_into(self.direct, (rank, self.of, self.offset), sum, self.combine)?;
+                view_into(self.direct, (holder, self.of, offset), sum, self.combine)?;
                 Ok(Held::Scratch(slot))
             }
-            (Held::There(left), Held::There(right)) => {
+            (Held::There(left, from), Held::There(right, offset)) => {
                 let sum = self.scratch.slot(free, len, len);
-                self.direct.read(left, self.of, self.offset, sum)?;
-                view_into(self.direct, (right, self.of, self.offset), sum, self.combine)?;
+                self.direct.read(left, self.of, from, sum)?;
+                view_into(self.direct, (right, self.of, offset), sum, self.combine)?;
                 Ok(Held::Scratch(free))
             }
             (Held::Scratch(left), Held::Scratch(right)) => {

@@ -134,8 +134,8 @@ impl Machine {
             Step::Publish { parts, block, of, place } => {
                 for part in parts.indices(at.plan.parts()) {
                     let held = self.read(&at, (rank, Location::Own { of, part, block }))?;
-                    let to = self.published(at.plan, place, part);
-                    self.write(&at, (at.plan.holder(rank, place), to), Some(held))?;
+                    let there = self.published(at.plan, rank, place, (part, block));
+                    self.write(&at, there, Some(held))?;
                 }
             }
             Step::Post => self.post(rank),
@@ -148,8 +148,7 @@ impl Machine {
             }
             Step::Reduce { part, block, of, into } => self.reduce(&at, (part, block), of, into)?,
             Step::Take { from, part, block, of, into } => {
-                let there = self.there(at.plan, of, part, block);
-                let held = self.read(&at, (at.plan.holder(from, of), there))?;
+                let held = self.read(&at, self.there(at.plan, from, of, (part, block)))?;
                 self.write(&at, (rank, own(into, block)), Some(held))?;
             }
             Step::Keep { part, block } => {
@@ -180,10 +179,13 @@ impl Machine {
     }
 
     fn reduce(&mut self, at: &At<'_>, (part, block): (usize, usize), of: Place, into: Target) -> Result<()> {
-        let there = self.there(at.plan, of, part, block);
+        let plan = at.plan;
         for rank in 0..self.ranks.len() {
-            let from =
-                if rank == at.rank { (rank, own(part, block)) } else { (at.plan.holder(rank, of), there) };
+            let from = if rank == at.rank {
+                (rank, own(part, block))
+            } else {
+                self.there(plan, rank, of, (part, block))
+            };
             let held = self.read(at, from)?;
             let of = at.plan.task().source();
             let expected = Held::Brought { call: self.calls, rank, of, part, block };
@@ -197,7 +199,7 @@ impl Machine {
             Target::Buffer => {}
             Target::Back(ranks) => {
                 for peer in ranks.ranks(at.rank, self.ranks.len()) {
-                    self.write(at, (at.plan.holder(peer, of), there), sum)?;
+                    self.write(at, self.there(plan, peer, of, (part, block)), sum)?;
                 }
             }
         }
@@ -328,16 +330,17 @@ impl Machine {
     }
 
     /// Where another rank has a cell.
-    fn there(&self, plan: &Plan, of: Place, part: usize, block: usize) -> Location {
+    fn there(&self, plan: &Plan, rank: usize, of: Place, (part, block): (usize, usize)) -> (usize, Location) {
         match of {
-            Place::Memory => Location::Own { of: plan.task().source(), part, block },
-            place => self.published(plan, place, part),
+            Place::Memory => (rank, Location::Own { of: plan.task().source(), part, block }),
+            place => self.published(plan, rank, place, (part, block)),
         }
     }
 
-    fn published(&self, plan: &Plan, place: Place, part: usize) -> Location {
-        let slot = if let Place::Slot(slot) = place { Some(slot) } else { None };
-        Location::Published { odd: self.calls % 2 == 1, slot, place: plan.place(part) }
+    fn published(&self, plan: &Plan, rank: usize, of: Place, cell: (usize, usize)) -> (usize, Location) {
+        let slot = if let Place::Slot(slot) = of { Some(slot) } else { None };
+        let (holder, place) = plan.home(rank, cell, of);
+        (holder, Location::Published { odd: self.calls % 2 == 1, slot, place })
     }
 }
 
