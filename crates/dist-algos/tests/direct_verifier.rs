@@ -25,6 +25,37 @@ fn every_schedule_is_proven_in_every_world() {
     }
 }
 
+/// Who reads a cell in a slot writes it when the slot is used again, and no two cells are in one place.
+#[test]
+fn two_ranks_take_turns_with_what_they_have_for_each_other_alone() {
+    const SLOTS: usize = 4;
+    let is_for_one = |task: &Task| matches!(task, Task::ReduceScatter { .. } | Task::AllToAll);
+    let scatters =
+        [2, 3, 5].into_iter().flat_map(|p| Task::all(0).into_iter().filter(is_for_one).map(move |t| (t, p)));
+    for (task, world_size) in scatters.chain([(Task::AllReduce, 2)]) {
+        let all = plans(task, Form::OneShot, world_size);
+        // What goes in the line is in no slot.
+        for plan in all.iter().filter(|plan| plan.slots() > 0) {
+            let mut homes = Vec::new();
+            let slot = Place::Slot(0);
+            for (from, to) in (0..world_size).flat_map(|from| (0..world_size).map(move |to| (from, to))) {
+                // Of one part that all use, there is one cell for each rank.
+                let (part, back) = if plan.parts() == 1 { (0, 0) } else { (to, from) };
+                if from != to {
+                    let home = plan.home(from, (part, 0), slot);
+                    assert_eq!(plan.home(to, (back, SLOTS), slot), home, "{plan:?} {from} {to}");
+                    homes.push(home);
+                }
+            }
+            homes.sort_unstable();
+            homes.dedup();
+            assert_eq!(homes.len(), world_size * (world_size - 1), "{plan:?}");
+        }
+        // Of six blocks and of one.
+        assert_eq!([all[0].turns(), all[1].turns()], [2, 1], "{task:?}");
+    }
+}
+
 #[test]
 fn any_two_calls_can_follow_each_other() {
     for world_size in [2, 3] {

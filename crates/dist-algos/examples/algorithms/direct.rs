@@ -19,8 +19,8 @@ after the last. Memory is cut into parts, and parts into blocks: `1.0` is block 
 0, and `s0=i¬1.0` all parts of the input but that. `!` posts; `?2×1` waits until rank 2 has posted once, and `?*×1` until
 all have. `+1.0(s0)` adds up what all ranks have in slots 0, `+1.0(s0→2)` puts the sum back into that of rank 2 too,
 `+1.0(s0→*)` into all of them, and `+1.0(m→*)` adds up all ranks' memory and puts the sum there. `=1.0←2(s0)` copies what
-rank 2 has in slot 0, and `=1.0←2(m:0)` what is part 0 of its memory. Two ranks that have something for each other alone take
-turns with where it lies: what one has published for the other may be in the other's slot. Drawings with slots show two
+rank 2 has in slot 0, and `=1.0←2(m:0)` what is part 0 of its memory. Two ranks take turns with what
+they have for each other alone: what one has published for the other may be in the other's slot. Drawings with slots show two
 blocks; of one block that fits a line of 48 bytes, the line takes the place of the slot. The root is rank 0.
 
 The table gives the posts of each rank and, after the stroke, what the busiest rank publishes or writes into others'

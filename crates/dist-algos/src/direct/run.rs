@@ -5,7 +5,7 @@ use std::ops::Range;
 use dist_transport::{Combine, Direct, Due, Error as TransportError, Exposed, Lent, Place, Rank};
 
 use super::cells;
-use super::tree::Tree;
+use super::tree::{There, Tree};
 use super::{Exposure, Parts, Plan, Step, Target, Task};
 use crate::{Error, Partition, RunError, Scratch, Source};
 
@@ -102,14 +102,13 @@ pub fn meet(
 ) -> Result<(), RunError<TransportError>> {
     let failed = |source| RunError::Transport { step: 0, source };
     let place = plan.where_published(0);
-    let at = (plan.home(rank.index(), (0, 0), place).0, place, 0);
+    let there = There { of: place, cell: (0, 0), place_bytes: 0, offset: 0 };
+    let at = (there.of_rank(plan, rank.index()).0, place, 0);
     if plan.task() == Task::Barrier {
         return direct.meet(rank, at, &[], due).map_err(failed);
     }
     direct.meet(rank, at, own, due).map_err(failed)?;
-    Tree { direct, rank, plan, cell: (0, 0), of: place, place_bytes: 0, offset: 0, own, scratch, combine }
-        .sum()
-        .map_err(failed)
+    Tree { direct, rank, plan, there, own, scratch, combine }.sum().map_err(failed)
 }
 
 struct Runner<'a, 'f, 'd> {
@@ -166,7 +165,7 @@ impl Runner<'_, '_, '_> {
             }
             Step::Reduce { part, block, of, into } => self.reduce((part, block), of, into)?,
             Step::Take { from, part, block, of, into } => {
-                let (holder, offset) = self.locate(from, (part, block), of);
+                let (holder, offset) = self.there((part, block), of).of_rank(self.plan, from);
                 let range = self.cell(into, block);
                 let into = &mut self.memory.own.bytes_mut()[range];
                 if self.plan.leaves_caches() {
@@ -201,11 +200,12 @@ impl Runner<'_, '_, '_> {
             _ => (self.memory.own.bytes(), self.memory.cut),
         };
         for part in parts.indices(self.plan.parts()) {
-            let (holder, at) = self.locate(self.rank.index(), (part, block), place);
+            let (holder, at) = self.there((part, block), place).of_rank(self.plan, self.rank.index());
             let bytes = &bytes[cells::range(&cut, self.plan.blocks(), (part, block))];
-            match holder {
-                holder if holder != self.rank.index() => self.direct.write(holder, place, at, bytes)?,
-                _ => self.direct.publish(place, at, bytes),
+            if holder == self.rank.index() {
+                self.direct.publish(place, at, bytes);
+            } else {
+                self.direct.write(holder, place, at, bytes)?;
             }
         }
         Ok(())
@@ -229,7 +229,7 @@ impl Runner<'_, '_, '_> {
         of: Place,
         into: Target,
     ) -> Result<(), TransportError> {
-        let (range, start) = (self.cell(part, block), self.start((part, block), of));
+        let (range, there) = (self.cell(part, block), self.there((part, block), of));
         let alone = self.rank.world_size() == 2;
         let piece_bytes = match (of, into) {
             (_, Target::Back(_)) if alone && self.reduce_there((part, block), of)? => return Ok(()),
@@ -241,18 +241,17 @@ impl Runner<'_, '_, '_> {
         let own = self.memory.own.bytes_mut();
         for at in pieces(range.len(), piece_bytes) {
             let own = &mut own[range.start + at.start..range.start + at.end];
-            let (direct, rank, offset) = (&mut *self.direct, self.rank, start + at.start);
+            let (direct, rank, plan) = (&mut *self.direct, self.rank, self.plan);
+            let there = There { offset: there.offset + at.start, ..there };
             let (scratch, combine) = (&mut *self.scratch, &mut *self.kernel.combine);
-            let (plan, place_bytes) = (self.plan, self.place_bytes);
-            Tree { direct, rank, plan, cell: (part, block), of, place_bytes, offset, own, scratch, combine }
-                .sum()?;
+            Tree { direct, rank, plan, there, own, scratch, combine }.sum()?;
             (self.kernel.finish)(own);
             match into {
                 Target::Buffer => {}
                 Target::Back(ranks) => {
                     for peer in ranks.ranks(rank.index(), rank.world_size()) {
-                        let (holder, place) = plan.home(peer, (part, block), of);
-                        self.direct.write(holder, of, place * place_bytes + offset, own)?;
+                        let (holder, offset) = there.of_rank(plan, peer);
+                        self.direct.write(holder, of, offset, own)?;
                     }
                 }
             }
@@ -263,7 +262,7 @@ impl Runner<'_, '_, '_> {
     /// Makes a sum of two where the other rank has its contribution, and leaves it there as well; `false`, and nothing
     /// done, where that cannot be.
     fn reduce_there(&mut self, (part, block): (usize, usize), of: Place) -> Result<bool, TransportError> {
-        let (holder, offset) = self.locate(self.rank.right().index(), (part, block), of);
+        let (holder, offset) = self.there((part, block), of).of_rank(self.plan, self.rank.right().index());
         let own = self.cell(part, block);
         let Self { direct, memory, kernel, .. } = self;
         let theirs = offset..offset + own.len();
@@ -283,14 +282,13 @@ impl Runner<'_, '_, '_> {
         cells::range(&self.memory.cut, self.plan.blocks(), (part, block))
     }
 
-    /// In whose memory, and at which byte, a rank has a cell for others.
+    /// Where ranks have a cell for others.
     #[inline]
-    fn locate(&self, rank: usize, cell: (usize, usize), of: Place) -> (usize, usize) {
-        let (holder, place) = self.plan.home(rank, cell, of);
-        (holder, place * self.place_bytes + self.start(cell, of))
+    fn there(&self, cell: (usize, usize), of: Place) -> There {
+        There { of, cell, place_bytes: self.place_bytes, offset: self.start(cell, of) }
     }
 
-    /// At which byte of what it has laid open another rank has a cell; 0 where it has published it.
+    /// At which byte of what it has laid open another rank has a cell; 0 where it publishes it.
     #[inline]
     fn start(&self, (part, block): (usize, usize), of: Place) -> usize {
         match (of, self.memory.input) {

@@ -135,16 +135,16 @@ impl Plan {
 
     /// Where a rank has a cell, a block of a part, for others: in whose memory, and at which of the places of a slot.
     ///
-    /// Two ranks that have cells for each other, and for nobody else, take turns: each writes where it has read before. A
+    /// Two ranks take turns with the cells that they have for each other alone: each writes where it has read before. A
     /// processor does that several times faster than it writes what is its own and others have read since.
     #[inline(always)]
     pub const fn home(&self, rank: usize, (part, block): (usize, usize), place: Place) -> (usize, usize) {
         match place {
-            Place::Line => (rank, 0),
+            Place::Line | Place::Memory => (rank, 0),
             Place::Slot(_) if self.takes_turns() && (self.turn + block / SLOTS) % 2 == 1 => {
                 if self.places() == 1 { (1 - rank, 0) } else { (part, rank) }
             }
-            Place::Slot(_) | Place::Memory => (rank, self.place(part)),
+            Place::Slot(_) => (rank, self.place(part)),
         }
     }
 

@@ -10,16 +10,33 @@ pub(super) struct Tree<'a, C: ?Sized> {
     pub(super) direct: &'a mut dyn Direct,
     pub(super) rank: Rank,
     pub(super) plan: &'a Plan,
-    /// Where the other ranks have the range: of which block of which part it is, how far one place of a slot is from the
-    /// next, and at which byte behind one it begins.
-    pub(super) of: Place,
-    pub(super) cell: (usize, usize),
-    pub(super) place_bytes: usize,
-    pub(super) offset: usize,
+    /// Where the other ranks have the range.
+    pub(super) there: There,
     /// This rank's contribution, and in the end the sum.
     pub(super) own: &'a mut [u8],
     pub(super) scratch: &'a mut Scratch,
     pub(super) combine: &'a mut C,
+}
+
+/// Where ranks have a range of a cell for others.
+#[derive(Clone, Copy)]
+pub(super) struct There {
+    pub(super) of: Place,
+    /// The part and the block.
+    pub(super) cell: (usize, usize),
+    /// From one place in a slot to the next.
+    pub(super) place_bytes: usize,
+    /// Where the range begins in the place, or in memory that is laid open.
+    pub(super) offset: usize,
+}
+
+impl There {
+    /// In whose memory, and at which byte of what is reached there, a rank has it.
+    #[inline(always)]
+    pub(super) const fn of_rank(&self, plan: &Plan, rank: usize) -> (usize, usize) {
+        let (holder, place) = plan.home(rank, self.cell, self.of);
+        (holder, place * self.place_bytes + self.offset)
+    }
 }
 
 /// Where the sum of some neighbouring ranks is.
@@ -29,7 +46,7 @@ enum Held {
     Own,
     /// In the scratch memory's slot with this number.
     Scratch(usize),
-    /// Published in the memory of this rank, from this byte on.
+    /// In the memory of this rank, from this byte on.
     There(usize, usize),
 }
 
@@ -38,23 +55,16 @@ impl<C: FnMut(&mut [u8], &[u8]) + ?Sized> Tree<'_, C> {
     #[inline(always)]
     pub(super) fn sum(&mut self) -> Result<()> {
         if self.rank.world_size() == 2 {
-            let (holder, offset) = self.at(1 - self.rank.index());
-            return view_into(self.direct, (holder, self.of, offset), self.own, self.combine);
+            let (holder, offset) = self.there.of_rank(self.plan, 1 - self.rank.index());
+            return view_into(self.direct, (holder, self.there.of, offset), self.own, self.combine);
         }
         self.sum_of(0, self.rank.world_size(), 0).map(drop)
-    }
-
-    /// In whose memory, and at which byte, a rank has published the range.
-    #[inline(always)]
-    fn at(&self, rank: usize) -> (usize, usize) {
-        let (holder, place) = self.plan.home(rank, self.cell, self.of);
-        (holder, place * self.place_bytes + self.offset)
     }
 
     /// T(count) of the ranks from `start` on; scratch slots from `free` on are free.
     fn sum_of(&mut self, start: usize, count: usize, free: usize) -> Result<Held> {
         if count == 1 {
-            let (holder, offset) = self.at(start);
+            let (holder, offset) = self.there.of_rank(self.plan, start);
             return Ok(if start == self.rank.index() { Held::Own } else { Held::There(holder, offset) });
         }
         let low = count.next_power_of_two() / 2;
@@ -70,7 +80,7 @@ impl<C: FnMut(&mut [u8], &[u8]) + ?Sized> Tree<'_, C> {
             (Held::Own, other) | (other, Held::Own) => {
                 match other {
                     Held::There(holder, offset) => {
-                        view_into(self.direct, (holder, self.of, offset), self.own, self.combine)?;
+                        view_into(self.direct, (holder, self.there.of, offset), self.own, self.combine)?;
                     }
                     Held::Scratch(slot) => (self.combine)(self.own, self.scratch.slot(slot, len, len)),
                     Held::Own => unreachable!("a rank contributes once"),
@@ -80,13 +90,13 @@ impl<C: FnMut(&mut [u8], &[u8]) + ?Sized> Tree<'_, C> {
             (Held::Scratch(slot), Held::There(holder, offset))
             | (Held::There(holder, offset), Held::Scratch(slot)) => {
                 let sum = self.scratch.slot(slot, len, len);
-                view_into(self.direct, (holder, self.of, offset), sum, self.combine)?;
+                view_into(self.direct, (holder, self.there.of, offset), sum, self.combine)?;
                 Ok(Held::Scratch(slot))
             }
             (Held::There(left, from), Held::There(right, offset)) => {
                 let sum = self.scratch.slot(free, len, len);
-                self.direct.read(left, self.of, from, sum)?;
-                view_into(self.direct, (right, self.of, offset), sum, self.combine)?;
+                self.direct.read(left, self.there.of, from, sum)?;
+                view_into(self.direct, (right, self.there.of, offset), sum, self.combine)?;
                 Ok(Held::Scratch(free))
             }
             (Held::Scratch(left), Held::Scratch(right)) => {

@@ -303,7 +303,7 @@ impl GroupMemory {
         Some(())
     }
 
-    /// Copies into a place of this rank's own. `None` if there is no such place.
+    /// Copies into a place of a rank. `None` if there is no such place.
     #[inline]
     pub(crate) fn publish(
         &self,

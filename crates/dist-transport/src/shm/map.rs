@@ -122,7 +122,9 @@ impl Mapping {
     #[inline]
     pub(crate) fn copy_in(&self, offset: usize, bytes: &[u8]) {
         let place = self.at(offset, bytes.len());
-        // SAFETY: as for `fill`.
+        // SAFETY: the place and as many bytes behind it are inside the mapping; a borrowed slice cannot overlap them, as
+        // `bytes` lends only what nobody writes. Schedules give a place one writer at a time; what ranks write that are in
+        // different calls by mistake is read by nobody, since calls are compared first.
         crate::copy(bytes, unsafe { slice::from_raw_parts_mut(place.as_ptr(), bytes.len()) });
     }
 
@@ -296,18 +298,18 @@ pub(crate) fn take_short_turns(turn: Duration) -> io::Result<()> {
 /// If there is no such process, as far as can be seen from here.
 pub(crate) fn processor_time(pid: i32) -> io::Result<Duration> {
     let mut clock = 0;
-    // SAFETY: the system writes a number there.
+    // SAFETY: the system writes the clock's number at the address, where one is that outlives the call.
     match unsafe { libc::clock_getcpuclockid(pid, &raw mut clock) } {
         0 => {}
         error => return Err(io::Error::from_raw_os_error(error)),
     }
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the system writes a time there.
+    // SAFETY: the system writes a time at the address, where one is that outlives the call.
     if unsafe { libc::clock_gettime(clock, &raw mut time) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    Duration::try_from(rustix::time::Timespec { tv_sec: time.tv_sec, tv_nsec: time.tv_nsec })
-        .map_err(|_| io::ErrorKind::InvalidData.into())
+    let (seconds, nanoseconds) = (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec));
+    Ok(Duration::new(seconds.expect("since it began"), nanoseconds.expect("less than a second")))
 }
 
 /// Calls `step` with how much is done and where the rest lies until all is: the system may do less than it is asked to.

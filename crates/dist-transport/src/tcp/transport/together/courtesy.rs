@@ -17,10 +17,10 @@ const SPIN: Duration = Duration::from_micros(30);
 /// How often to give the core away in one wait.
 const YIELDS_MAX: u32 = 200;
 /// A yield that lasts longer may have handed the core to a stranger, to whom the system gives milliseconds at a time. It
-/// may as well have been a rank that computes between two collectives: from then on it counts who has had processors.
+/// may as well have been a rank that computes between two collectives: at the next ones it is watched who has it.
 const YIELD_TOO_LONG: Duration = Duration::from_millis(1);
-/// For how many yields it counts so after one that lasted too long.
-const YIELDS_WATCHED: u32 = 100;
+/// For how long after one that lasted too long yields are watched, and a stranger who is met after a penalty is one who stays.
+const REMEMBERED: Duration = Duration::from_millis(20);
 /// The turns to be asked for where strangers want the cores: the shortest that the system grants.
 pub(super) const SHORT_TURN: Duration = Duration::from_micros(100);
 /// For how long it does not yield after it did so to a stranger, of whom the system has some that are soon gone.
@@ -29,8 +29,6 @@ const PENALTY: Duration = Duration::from_millis(1);
 const PENALTY_MAX: Duration = Duration::from_secs(1);
 /// From which penalty on turns are to be short.
 const PENALTY_OF_SHORT_TURNS: Duration = Duration::from_millis(16);
-/// A stranger who is met so soon after a penalty is one who stays.
-const STRANGER_REMEMBERED: Duration = Duration::from_millis(20);
 /// How many waits give the core away until one sleeps, so that it may be woken on another.
 const WAITS_ON_ONE_CORE: u32 = 1000;
 
@@ -49,7 +47,7 @@ pub(super) struct Courtesy {
     /// For how long it did not yield after the last stranger, and until when.
     penalty: Duration,
     penalty_ends: Duration,
-    yields_watched: u32,
+    watched_until: Duration,
     /// Waits that may give the core away before one has to sleep.
     waits_on_one_core: u32,
 }
@@ -61,43 +59,44 @@ pub(super) struct Wait {
     yields: u32,
 }
 
+impl Wait {
+    pub(super) const fn begin(now: Duration) -> Self {
+        Self { since: now, yields: 0 }
+    }
+}
+
 impl Courtesy {
     pub(super) const fn new(core_per_rank: bool) -> Self {
         Self {
             core_per_rank,
             penalty: Duration::ZERO,
             penalty_ends: Duration::ZERO,
-            yields_watched: 0,
+            watched_until: Duration::ZERO,
             waits_on_one_core: 0,
         }
     }
 
-    /// Whether to count, at a yield, for how long the ranks of this core have had processors.
-    pub(super) const fn is_watchful(&self) -> bool {
-        self.yields_watched > 0
+    /// Whether to watch, from now on, who has the core.
+    pub(super) fn is_watchful(&self, now: Duration) -> bool {
+        now < self.watched_until
     }
 
-    pub(super) const fn begin(now: Duration) -> Wait {
-        Wait { since: now, yields: 0 }
-    }
-
-    /// Learns for how long, until `now`, the core was away and, if that was too long, for how much of it neither this rank
-    /// nor another had it, where that was counted. Gives whether ranks had better take short turns.
+    /// Learns for how long, until `now`, the core was away and, if that was too long and was watched, for how long no rank
+    /// had it. Gives whether ranks had better take short turns.
     pub(super) fn gave_away(
         &mut self,
         now: Duration,
         lasted: Duration,
-        to_strangers: impl FnOnce() -> Option<Duration>,
+        lost: impl FnOnce() -> Option<Duration>,
     ) -> bool {
-        self.yields_watched = self.yields_watched.saturating_sub(1);
         if lasted <= YIELD_TOO_LONG {
             return false;
         }
-        self.yields_watched = YIELDS_WATCHED;
-        if to_strangers().is_none_or(|lost| lost <= YIELD_TOO_LONG) {
+        self.watched_until = now + REMEMBERED;
+        if lost().is_none_or(|lost| lost <= YIELD_TOO_LONG) {
             return false;
         }
-        let stays = self.penalty > Duration::ZERO && now < self.penalty_ends + STRANGER_REMEMBERED;
+        let stays = self.penalty > Duration::ZERO && now < self.penalty_ends + REMEMBERED;
         self.penalty = if stays { (4 * self.penalty).min(PENALTY_MAX) } else { PENALTY };
         self.penalty_ends = now + self.penalty;
         self.penalty >= PENALTY_OF_SHORT_TURNS
@@ -137,7 +136,7 @@ mod tests {
     #[test]
     fn a_rank_with_a_core_to_itself_looks_for_a_while_and_then_sleeps() {
         let mut courtesy = ROOMY;
-        let mut wait = Courtesy::begin(us(1000));
+        let mut wait = Wait::begin(us(1000));
         assert_eq!(courtesy.next(&mut wait, us(1000), false), Next::Look);
         assert_eq!(courtesy.next(&mut wait, us(1029), false), Next::Look);
         assert_eq!(courtesy.next(&mut wait, us(1030), false), Next::Sleep);
@@ -146,7 +145,7 @@ mod tests {
     #[test]
     fn where_there_is_another_core_nobody_spins_on_a_core_that_is_wanted() {
         let mut courtesy = ROOMY;
-        let mut wait = Courtesy::begin(us(0));
+        let mut wait = Wait::begin(us(0));
         assert_eq!(courtesy.next(&mut wait, us(0), true), Next::Sleep);
         assert_eq!(courtesy.next(&mut wait, us(1), false), Next::Look);
     }
@@ -160,10 +159,10 @@ mod tests {
     fn one_of_many_waits_on_one_core_sleeps() {
         let mut courtesy = CROWDED;
         for _ in 0..2 {
-            let mut wait = Courtesy::begin(us(0));
+            let mut wait = Wait::begin(us(0));
             assert_eq!(courtesy.next(&mut wait, us(0), true), Next::Sleep);
             for number in 0..WAITS_ON_ONE_CORE {
-                let mut wait = Courtesy::begin(us(0));
+                let mut wait = Wait::begin(us(0));
                 assert_eq!(courtesy.next(&mut wait, us(0), true), Next::Yield, "wait {number}");
                 assert_eq!(courtesy.next(&mut wait, us(1), true), Next::Yield, "wait {number}");
             }
@@ -173,65 +172,62 @@ mod tests {
     #[test]
     fn a_rank_whose_core_is_wanted_gives_it_away_and_sleeps_in_the_end() {
         let mut courtesy = rested();
-        let mut wait = Courtesy::begin(us(0));
+        let mut wait = Wait::begin(us(0));
         for turn in 0..YIELDS_MAX {
             assert_eq!(courtesy.next(&mut wait, us(u64::from(turn)), true), Next::Yield);
         }
         assert_eq!(courtesy.next(&mut wait, us(200), true), Next::Sleep);
-        let mut next = Courtesy::begin(us(300));
+        let mut next = Wait::begin(us(300));
         assert_eq!(courtesy.next(&mut next, us(300), true), Next::Yield);
     }
 
     /// Gives the core away until then for this long, of which strangers had it for so long.
     fn give_away(courtesy: &mut Courtesy, now: u64, lasted: u64, to_strangers: u64) -> bool {
-        let is_watchful = courtesy.is_watchful();
+        let is_watchful = courtesy.is_watchful(us(now - lasted));
         courtesy.gave_away(us(now), us(lasted), || is_watchful.then_some(us(to_strangers)))
     }
 
     fn next(courtesy: &mut Courtesy, now: u64) -> Next {
-        let mut wait = Courtesy::begin(us(now));
+        let mut wait = Wait::begin(us(now));
         // A core to itself is used whatever there was.
         assert_eq!(courtesy.next(&mut wait, us(now), false), Next::Look);
         courtesy.next(&mut wait, us(now), true)
     }
 
     #[test]
-    fn a_long_yield_may_have_been_to_a_rank_and_the_next_one_is_looked_into() {
+    fn a_long_yield_may_have_been_to_a_rank_and_the_next_ones_are_watched() {
         let mut courtesy = rested();
-        assert!(!courtesy.is_watchful());
         assert!(!give_away(&mut courtesy, 10_000, 1000, 0));
-        assert!(!courtesy.is_watchful());
-        for _ in 0..10 {
-            assert!(!give_away(&mut courtesy, 20_000, 1001, 1000));
-            assert!(courtesy.is_watchful());
-            assert_eq!(next(&mut courtesy, 20_000), Next::Yield);
+        assert!(!courtesy.is_watchful(us(10_000)));
+        for now in [20_000, 30_000, 50_000] {
+            assert!(!give_away(&mut courtesy, now, 1001, 1000));
+            assert_eq!(next(&mut courtesy, now), Next::Yield);
+            assert!(courtesy.is_watchful(us(now)) && courtesy.is_watchful(us(now + 19_999)));
+            assert!(!courtesy.is_watchful(us(now + 20_000)));
         }
-        for _ in 0..YIELDS_WATCHED {
-            assert!(courtesy.is_watchful());
-            give_away(&mut courtesy, 20_000, 2, 2);
-        }
-        assert!(!courtesy.is_watchful());
     }
 
     #[test]
     fn after_yields_to_a_stranger_who_stays_it_sleeps_for_longer_and_longer() {
         let mut courtesy = rested();
         let mut now = 10_000;
-        give_away(&mut courtesy, now, 3000, 3000);
         for expected in [1000, 4000, 16_000, 64_000, 256_000, 1_000_000, 1_000_000] {
+            // From here on it is watched.
+            give_away(&mut courtesy, now, 3000, 0);
+            now += 10_000;
             assert_eq!(give_away(&mut courtesy, now, 3000, 1001), expected >= 16_000);
             assert_eq!(next(&mut courtesy, now + expected - 1), Next::Sleep);
             now += expected;
             assert_eq!(next(&mut courtesy, now), Next::Yield);
-            now += 19_999;
+            now += 9_000;
         }
     }
 
     #[test]
     fn strangers_who_are_soon_gone_cost_little() {
         let mut courtesy = rested();
-        give_away(&mut courtesy, 0, 3000, 3000);
-        for now in (1..10).map(|round| round * 21_000) {
+        for now in (1..10).map(|round| round * 30_000) {
+            give_away(&mut courtesy, now - 5000, 3000, 3000);
             assert!(!give_away(&mut courtesy, now, 3000, 3000));
             assert_eq!(next(&mut courtesy, now + 999), Next::Sleep);
             assert_eq!(next(&mut courtesy, now + 1000), Next::Yield);

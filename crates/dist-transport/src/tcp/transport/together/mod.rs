@@ -3,14 +3,15 @@
 mod courtesy;
 mod laid_open;
 mod probe;
+mod watch;
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
-use self::courtesy::{Courtesy, Next, SHORT_TURN};
+use self::courtesy::{Courtesy, Next, SHORT_TURN, Wait};
 use self::laid_open::Located;
+use self::watch::Watch;
 use super::failure::{Scene, Trouble};
 use crate::runtime::{Unparker, Wake};
 use crate::shm::{self, Exposure, GroupMemory, LINE_BYTES, Mapping, Parity, SLOT_BYTES, SLOTS};
@@ -196,9 +197,8 @@ impl Together {
         self.settle();
         let session = &*self.membership.session;
         let mut now = session.runtime.now();
-        let mut wait = Courtesy::begin(now);
-        // When it began to give its core away, and for how long the ranks there had had processors by then.
-        let mut watched = None;
+        let mut wait = Wait::begin(now);
+        let mut watch = None;
         let mut told = false;
         loop {
             if !self.takes_short_turns && self.memory.has_met_stranger() {
@@ -211,22 +211,19 @@ impl Together {
             match self.courtesy.next(&mut wait, now, is_wanted) {
                 Next::Look => {}
                 Next::Yield => {
-                    if self.courtesy.is_watchful() && watched.is_none() {
-                        watched = Some((now, processor_time(&self.memory, self.rank)));
+                    if self.courtesy.is_watchful(now) && watch.is_none() {
+                        watch = Watch::begin(&self.memory, self.rank, now);
                     }
                     session.runtime.yield_now();
                     // What it waited for may be there now: a stranger's turn counts all the same.
                     let after = session.runtime.now();
-                    let to_strangers = || {
-                        watched.map(|(since, before)| {
-                            (after + before).saturating_sub(since + processor_time(&self.memory, self.rank))
-                        })
-                    };
-                    if self.courtesy.gave_away(after, after - now, to_strangers) {
+                    let lost = || watch.as_ref().and_then(|watch| watch.lost(after));
+                    if self.courtesy.gave_away(after, after - now, lost) {
                         self.memory.note_stranger();
                     }
                 }
                 Next::Sleep => {
+                    watch = None;
                     let limit =
                         session.runtime.remaining(deadline).min(if told { BEAT } else { WAITING_LIMIT });
                     let ready = || {
@@ -472,17 +469,6 @@ impl Drop for Together {
             self.memory.wake_sleepers(self.rank);
         }
     }
-}
-
-/// For how long the ranks that run on this core have had processors; those of which the system tells nothing do not count.
-fn processor_time(memory: &GroupMemory, rank: Rank) -> Duration {
-    let core = memory.note_core(rank.index());
-    let here = (0..rank.world_size()).filter(|&rank| memory.is_on(rank, core));
-    here.filter_map(|rank| match memory.process(rank).load(Ordering::Relaxed).cast_signed() {
-        0 => None,
-        process => shm::processor_time(process).ok(),
-    })
-    .sum()
 }
 
 /// What wakes this rank from its sleep in the group's memory.
