@@ -3,28 +3,24 @@
 mod courtesy;
 mod laid_open;
 mod probe;
+mod waiting;
 mod watch;
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use self::courtesy::{Courtesy, Next, SHORT_TURN, Wait};
+use self::courtesy::Courtesy;
 use self::laid_open::Located;
-use self::watch::Watch;
 use super::failure::{Scene, Trouble};
 use crate::runtime::{Unparker, Wake};
 use crate::shm::{self, Exposure, GroupMemory, LINE_BYTES, Mapping, Parity, SLOT_BYTES, SLOTS};
-use crate::tcp::BEAT;
 use crate::tcp::message::Fault;
 use crate::tcp::session::{Membership, WAITING_LIMIT};
 use crate::{
     Activity, ChannelId, Deadline, Direct, Due, Error, Exposed, Fingerprint, Grain, Place, Rank, Reach,
     Result, Shared, Traffic,
 };
-
-/// How often to look for a post between two looks at anything else, which take longer.
-const LOOKS: usize = 16;
 
 /// One rank's view of its group's memory.
 #[derive(Debug)]
@@ -176,92 +172,6 @@ impl Together {
     fn mismatch(&self, peer: usize, due: &Due<'_>) -> Error {
         let fault = Fault::Mismatch { theirs: self.memory.call(peer, self.current.parity) };
         self.fail((peer, fault), due.deadline())
-    }
-
-    /// Gives how often the rank has posted, which is as often as is wanted.
-    #[inline(never)]
-    fn wait_for(&mut self, peer: usize, wanted: u64, due: &Due<'_>) -> Result<u64> {
-        if !self.is_wanted()
-            && let Some(seen) = self.memory.look(peer, self.current.parity, wanted, LOOKS)
-        {
-            return Ok(seen);
-        }
-        let deadline = due.deadline();
-        self.wait_long(peer, wanted, deadline).map_err(|fault| self.fail((peer, fault), deadline))
-    }
-
-    fn wait_long(&mut self, peer: usize, wanted: u64, deadline: Deadline) -> Result<u64, Fault> {
-        let parity = self.current.parity;
-        let look = |memory: &GroupMemory, times| memory.look(peer, parity, wanted, times);
-        // Whoever this one waits for may sleep for it.
-        self.settle();
-        let session = &*self.membership.session;
-        let mut now = session.runtime.now();
-        let mut wait = Wait::begin(now);
-        let mut watch = None;
-        let mut told = false;
-        loop {
-            if !self.takes_short_turns && self.memory.has_met_stranger() {
-                self.takes_short_turns = true;
-                if let Err(error) = shm::take_short_turns(SHORT_TURN) {
-                    tracing::debug!(%error, "no shorter turns on a core are to be had");
-                }
-            }
-            let is_wanted = self.is_wanted();
-            match self.courtesy.next(&mut wait, now, is_wanted) {
-                Next::Look => {}
-                Next::Yield => {
-                    if self.courtesy.is_watchful(now) && watch.is_none() {
-                        watch = Watch::begin(&self.memory, self.rank, now);
-                    }
-                    session.runtime.yield_now();
-                    // What it waited for may be there now: a stranger's turn counts all the same.
-                    let after = session.runtime.now();
-                    let lost = || watch.as_ref().and_then(|watch| watch.lost(after));
-                    if self.courtesy.gave_away(after, after - now, lost) {
-                        self.memory.note_stranger();
-                    }
-                }
-                Next::Sleep => {
-                    watch = None;
-                    let limit =
-                        session.runtime.remaining(deadline).min(if told { BEAT } else { WAITING_LIMIT });
-                    let ready = || {
-                        look(&self.memory, 1).is_some()
-                            || self.memory.has_left(peer)
-                            || session.verdict.get().is_some()
-                    };
-                    if !self.memory.sleep(self.rank.index(), peer, limit, ready) && !told {
-                        session.tell_waiting(self.channel, self.calls);
-                        told = true;
-                    }
-                }
-            }
-            if let Some(seen) = look(&self.memory, if is_wanted { 1 } else { LOOKS }) {
-                return Ok(seen);
-            }
-            if let Some(abort) = session.verdict.get() {
-                return Err(Fault::Aborted(abort));
-            }
-            if self.memory.has_left(peer) {
-                // It may have posted before it left.
-                return look(&self.memory, 1).ok_or(Fault::Goodbye);
-            }
-            now = session.runtime.now();
-            if deadline.has_passed(now) {
-                return Err(Fault::TimedOut);
-            }
-        }
-    }
-
-    /// Whether this core is wanted by a rank of the group that has not come as far as this one in its call.
-    fn is_wanted(&self) -> bool {
-        let (memory, call) = (&*self.memory, &self.current);
-        let core = memory.note_core(self.rank.index());
-        let come = call.base + u64::from(call.posted);
-        self.others().any(|peer| {
-            memory.waits_for_core(peer, core) && memory.look(peer, call.parity, come, 1).is_none()
-        })
     }
 
     /// Copies from what a rank has published or laid open, in this way where that is mapped.
