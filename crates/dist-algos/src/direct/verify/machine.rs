@@ -133,7 +133,7 @@ impl Machine {
         match step {
             Step::Publish { parts, block, of, place } => {
                 for part in parts.indices(at.plan.parts()) {
-                    let held = self.read(&at, (rank, Location::Own { of, part, block }))?;
+                    let held = self.read(&at, part, (rank, Location::Own { of, part, block }))?;
                     let there = self.published(at.plan, rank, place, (part, block));
                     self.write(&at, there, Some(held))?;
                 }
@@ -148,11 +148,11 @@ impl Machine {
             }
             Step::Reduce { part, block, of, into } => self.reduce(&at, (part, block), of, into)?,
             Step::Take { from, part, block, of, into } => {
-                let held = self.read(&at, self.there(at.plan, from, of, (part, block)))?;
+                let held = self.read(&at, part, self.there(at.plan, from, of, (part, block)))?;
                 self.write(&at, (rank, own(into, block)), Some(held))?;
             }
             Step::Keep { part, block } => {
-                let held = self.read(&at, (rank, Location::Own { of: Source::Input, part, block }))?;
+                let held = self.read(&at, part, (rank, Location::Own { of: Source::Input, part, block }))?;
                 self.write(&at, (rank, own(part, block)), Some(held))?;
             }
         }
@@ -186,7 +186,7 @@ impl Machine {
             } else {
                 self.there(plan, rank, of, (part, block))
             };
-            let held = self.read(at, from)?;
+            let held = self.read(at, part, from)?;
             let of = at.plan.task().source();
             let expected = Held::Brought { call: self.calls, rank, of, part, block };
             if held != expected {
@@ -206,7 +206,8 @@ impl Machine {
         Ok(())
     }
 
-    fn read(&mut self, at: &At<'_>, (of, location): (usize, Location)) -> Result<Held> {
+    /// Reads a cell of this part there.
+    fn read(&mut self, at: &At<'_>, part: usize, (of, location): (usize, Location)) -> Result<Held> {
         let epoch = (at.rank, self.ranks[at.rank].clock[at.rank]);
         let clock = &self.ranks[at.rank].clock;
         let visits = self.memory.entry((of, location)).or_default();
@@ -214,7 +215,7 @@ impl Machine {
         if !visits.read.contains(&epoch) {
             visits.read.push(epoch);
         }
-        visits.held.ok_or(Error::Unwritten { rank: at.rank, step: at.step, chunk: part_of(location) })
+        visits.held.ok_or(Error::Unwritten { rank: at.rank, step: at.step, chunk: part })
     }
 
     fn write(&mut self, at: &At<'_>, (of, location): (usize, Location), held: Option<Held>) -> Result<()> {
@@ -356,13 +357,6 @@ fn race(at: &At<'_>, clock: &[usize], of: usize, visit: Option<(usize, usize)>) 
 
 const fn own(part: usize, block: usize) -> Location {
     Location::Own { of: Source::Buffer, part, block }
-}
-
-const fn part_of(location: Location) -> usize {
-    match location {
-        Location::Own { part, .. } => part,
-        Location::Published { place, .. } => place,
-    }
 }
 
 /// What a rank's memory holds when a call begins; nothing where only something is to come.
