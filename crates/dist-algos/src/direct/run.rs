@@ -232,7 +232,7 @@ impl Runner<'_, '_, '_> {
         let (range, there) = (self.cell(part, block), self.there((part, block), of));
         let alone = self.rank.world_size() == 2;
         let piece_bytes = match (of, into) {
-            (_, Target::Back(_)) if alone && self.reduce_there((part, block), of)? => return Ok(()),
+            (_, Target::Back(_)) if alone && self.reduce_there(range.clone(), there)? => return Ok(()),
             (Place::Memory, _) => self.memory.piece_bytes,
             // In one go: nothing is read again.
             (_, Target::Buffer) if alone => range.len(),
@@ -261,13 +261,12 @@ impl Runner<'_, '_, '_> {
 
     /// Makes a sum of two where the other rank has its contribution, and leaves it there as well; `false`, and nothing
     /// done, where that cannot be.
-    fn reduce_there(&mut self, (part, block): (usize, usize), of: Place) -> Result<bool, TransportError> {
-        let (holder, offset) = self.there((part, block), of).of_rank(self.plan, self.rank.right().index());
-        let own = self.cell(part, block);
+    fn reduce_there(&mut self, own: Range<usize>, there: There) -> Result<bool, TransportError> {
+        let (holder, offset) = there.of_rank(self.plan, self.rank.right().index());
         let Self { direct, memory, kernel, .. } = self;
         let theirs = offset..offset + own.len();
         let own = &mut memory.own.bytes_mut()[own];
-        direct.change(holder, of, theirs, &mut |theirs| {
+        direct.change(holder, there.of, theirs, &mut |theirs| {
             for (own, theirs) in own.chunks_mut(NEAR_BYTES).zip(theirs.chunks_mut(NEAR_BYTES)) {
                 (kernel.combine)(own, theirs);
                 (kernel.finish)(own);
