@@ -100,7 +100,6 @@ fn a_process_has_had_processors_for_some_time() {
     let pid = std::process::id().cast_signed();
     let before = processor_time(pid).unwrap();
     while processor_time(pid).unwrap() == before {}
-    // Processes have smaller numbers.
     // Linux has no process with such a number.
     assert!(processor_time(1 << 22).is_err());
 }
