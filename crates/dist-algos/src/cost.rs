@@ -159,12 +159,19 @@ impl CostModel {
     /// one waits for.
     ///
     /// All work together is divided among the cores. While a message is under way that has to arrive before anything else
-    /// can leave, one core works and the others have nothing to do. A round of all ranks, which is what is
-    /// [measured](Self::round_ps), is a message of each and one such wait: schedules in which all ranks do the same cost
-    /// what they cost with a core for each.
-    pub(crate) fn picoseconds_on(&self, crew: Crew, cost: Cost, buffer_bytes: usize, chunks: usize) -> u128 {
-        let others = crew.cores.saturating_sub(1);
-        let rounds = |all: usize, depth: usize| all as u128 + (others * depth) as u128;
+    /// can leave, the other cores have nothing to do, for as long as two messages take: it is sent, and its receiver gets a
+    /// core. With a root it is one, since those who do not wait go ahead to their next call meanwhile. A round of all ranks,
+    /// which is what is [measured](Self::round_ps), is a message of each and one such wait: schedules in which all ranks do
+    /// the same cost what they cost with a core for each.
+    pub(crate) fn picoseconds_on(
+        &self,
+        crew: Crew,
+        rooted: bool,
+        cost: Cost,
+        (buffer_bytes, chunks): (usize, usize),
+    ) -> u128 {
+        let idle = crew.cores.saturating_sub(1) * if rooted { 1 } else { 2 };
+        let rounds = |all: usize, depth: usize| all as u128 + (idle * depth) as u128;
         let each = rounds(crew.ranks, 1).max(1);
         let chunks_take = |count: u128, byte_ps: u64| {
             let bytes = count.saturating_mul(buffer_bytes as u128) / (each * chunks.max(1) as u128);

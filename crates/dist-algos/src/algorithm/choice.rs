@@ -58,7 +58,7 @@ pub trait Choice: Copy + Eq + fmt::Debug + fmt::Display + 'static {
         let (cost, chunks) = (self.cost(crew.ranks), self.chunks(crew.ranks));
         let copied = (self.copied(crew.ranks) as u128).saturating_mul(bytes as u128) / chunks.max(1) as u128;
         let time = match crew.is_crowded() {
-            true => model.picoseconds_on(crew, cost, bytes, chunks),
+            true => model.picoseconds_on(crew, Self::ROOTED, cost, (bytes, chunks)),
             false => model.picoseconds(cost, bytes, chunks),
         };
         time.saturating_add(copied.saturating_mul(COPIED_BYTE_PS))

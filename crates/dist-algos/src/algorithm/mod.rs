@@ -206,6 +206,23 @@ mod tests {
     }
 
     #[test]
+    fn where_ranks_share_cores_and_all_of_them_wait_few_waits_are_worth_more_work() {
+        // As measured over loopback. A binomial tree has fewer messages, reduces less, and waits twice as often.
+        let model = CostModel { reduced_byte_ps: 50, ..CostModel::default() };
+        for (ranks, bytes, expected) in [
+            (4, 8, AllReduce::RecursiveDoubling),
+            (4, 64 << 10, AllReduce::RecursiveDoubling),
+            (6, 1 << 20, AllReduce::HalvingDoubling),
+            (8, 1 << 20, AllReduce::HalvingDoubling),
+            (8, 64 << 10, AllReduce::Binomial),
+        ] {
+            let crew = Crew { ranks, cores: 2 };
+            let suggested = AllReduce::suggest_for(crew, bytes, Order::Canonical, &model);
+            assert_eq!(suggested, expected, "{ranks} {bytes}");
+        }
+    }
+
+    #[test]
     fn a_schedule_in_which_all_ranks_do_the_same_costs_the_same_wherever_they_run() {
         let model = CostModel { reduced_byte_ps: 50, ..CostModel::default() };
         for ranks in 3..=16 {
