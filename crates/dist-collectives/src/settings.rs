@@ -22,6 +22,15 @@ pub(crate) struct Settings {
     forced: [Option<Algorithm>; Operation::ALL.len()],
 }
 
+/// What a choice goes by, of one operation and among the same ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Asked {
+    bytes: usize,
+    order: ReductionOrder,
+    model: CostModel,
+    forced: Option<Algorithm>,
+}
+
 impl Default for Settings {
     fn default() -> Self {
         Self {
@@ -52,6 +61,13 @@ impl Settings {
     /// The algorithm that was asked for, of whatever kind.
     pub(crate) fn forced_any(&self, operation: Operation) -> Option<Algorithm> {
         self.forced[operation as usize]
+    }
+
+    /// What [`choose`](Self::choose) goes by, but for the ranks.
+    #[inline]
+    pub(crate) fn asked(&self, operation: Operation, bytes: usize) -> Asked {
+        let Self { order, model, .. } = *self;
+        Asked { bytes, order, model, forced: self.forced_any(operation) }
     }
 
     /// How an operation is done. Every rank chooses for itself, from what all ranks have in common: the choice is in

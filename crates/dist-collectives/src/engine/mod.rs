@@ -20,7 +20,7 @@ use dist_transport::{Combine, Deadline, Due, Fingerprint, Rank, Runtime, Transpo
 
 use crate::algorithm::OneOf;
 use crate::digest::digest;
-use crate::settings::Settings;
+use crate::settings::{Asked, Settings};
 use crate::two_level::{Chosen, Levels};
 use crate::{Algorithm, Call, Element, Error, Operation, ReduceOp, Result};
 use direct::{Known, Sharing, Turns};
@@ -72,6 +72,8 @@ pub(crate) struct Engine {
     known: Known,
     /// The last call that was begun, but for its number, and as bytes.
     encoded: Option<(Call, Fingerprint)>,
+    /// What was last chosen for each operation, where nothing is known of hosts, and for what.
+    choices: [Option<(Asked, Algorithm)>; Operation::ALL.len()],
     /// What is known of hosts, if anything is.
     pub(crate) levels: Option<Arc<Levels>>,
     /// Whether all ranks of the group run on one host.
@@ -100,6 +102,7 @@ impl Engine {
             turns: Turns::default(),
             known: Known::default(),
             encoded: None,
+            choices: [None; Operation::ALL.len()],
             levels: None,
             copy: Vec::new(),
         }
@@ -121,8 +124,21 @@ impl Engine {
         self.levels.as_ref()
     }
 
-    fn choose<A: OneOf>(&self, bytes: usize, manner: &Manner<'_>) -> Result<Chosen<A>> {
-        manner.settings.choose(self.crew, bytes, self.levels())
+    /// How an operation is done on so many bytes. To compare what all algorithms cost takes as long as a tenth of a small
+    /// message between two ranks, so what was chosen last is kept; messages between hosts take longer.
+    fn choose<A: OneOf>(&mut self, bytes: usize, manner: &Manner<'_>) -> Result<Chosen<A>> {
+        let asked = manner.settings.asked(A::SERVES, bytes);
+        let last = &mut self.choices[A::SERVES as usize];
+        if self.levels.is_none()
+            && let Some((of, algorithm)) = *last
+            && of == asked
+            && let Some(flat) = A::of(algorithm)
+        {
+            return Ok(Chosen::Flat(flat));
+        }
+        let chosen = manner.settings.choose(self.crew, bytes, self.levels.as_ref())?;
+        *last = Some((asked, chosen.algorithm()));
+        Ok(chosen)
     }
 
     /// The next collective by an algorithm that was chosen.

@@ -48,14 +48,14 @@ impl Engine {
         for block in self.blocks::<T>(buffer.len()) {
             let block = &mut buffer[block];
             let partition = partition::<T>(block.len(), algorithm.chunks(world_size));
-            let (reduce, owned, gather) = algorithm.phases(self.rank());
+            let (mut reduce, owned, mut gather) = algorithm.phases(self.rank());
             let combine = &mut arithmetic.combine::<T>();
-            self.run(&call, reduce, block, partition, combine, manner.deadline())?;
+            self.run(&call, &mut reduce, block, partition, combine, manner.deadline())?;
             for chunk in owned.indices() {
                 let bytes = partition.range(chunk);
                 arithmetic.finish(&mut block[bytes.start / size_of::<T>()..bytes.end / size_of::<T>()]);
             }
-            self.run(&call, gather, block, partition, combine, manner.deadline())?;
+            self.run(&call, &mut gather, block, partition, combine, manner.deadline())?;
         }
         Ok(())
     }
@@ -175,7 +175,7 @@ impl Engine {
     }
 
     /// The algorithm, if it works without a copy of the input.
-    fn sends_no_sums(&self, bytes: usize, manner: &Manner<'_>) -> Result<Option<Chosen<ReduceScatter>>> {
+    fn sends_no_sums(&mut self, bytes: usize, manner: &Manner<'_>) -> Result<Option<Chosen<ReduceScatter>>> {
         let (world_size, algorithm) = (self.world_size(), self.choose::<ReduceScatter>(bytes, manner)?);
         let serves = matches!(&algorithm, Chosen::Flat(flat) if flat.sends_no_sums(world_size));
         Ok(serves.then_some(algorithm))

@@ -67,6 +67,26 @@ fn the_choice_goes_by_the_costs_that_were_set() {
 }
 
 #[test]
+fn what_was_chosen_before_is_not_what_is_done_after_a_setting_has_changed() {
+    let outcome = sim::run(3, 4, |transport| {
+        let mut comm = Communicator::new(transport);
+        let sent = |comm: &mut Communicator, elements| {
+            let before = comm.traffic().bytes_sent;
+            comm.all_reduce(&mut vec![1.0_f32; elements], ReduceOp::Sum).unwrap();
+            comm.traffic().bytes_sent - before
+        };
+        let first = [sent(&mut comm, 1024), sent(&mut comm, 1024), sent(&mut comm, 1 << 20)];
+        comm.set_cost_model(CostModel { round_ps: 1, ..CostModel::default() });
+        let quick = sent(&mut comm, 1024);
+        comm.set_cost_model(CostModel::default());
+        let forced = sent(&mut comm.with_algorithm(AllReduce::HalvingDoubling), 1024);
+        (first, quick, [forced, sent(&mut comm, 1024)])
+    });
+    // Halving-doubling sends 2·3/4 of the buffer, recursive doubling twice the buffer.
+    assert_eq!(outcome.results, [([8192, 8192, 6 << 20], 6144, [6144, 8192]); 4]);
+}
+
+#[test]
 fn ranks_with_different_costs_find_out_before_they_get_wrong_sums() {
     let outcome = sim::run(3, 4, |transport| {
         let mut comm = Communicator::new(transport);
