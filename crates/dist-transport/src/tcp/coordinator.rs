@@ -25,7 +25,7 @@ const FAREWELL_LIMIT: Duration = Duration::from_secs(1);
 const JOIN_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long before a rank's patience ends it is told who is missing, at the most.
-const ANSWER_MARGIN_MAX: Duration = Duration::from_millis(100);
+const ANSWER_MARGIN_MAX: Duration = Duration::from_secs(1);
 
 /// A coordinator for one job, on a thread of its own. It ends when it is dropped.
 #[derive(Debug)]
