@@ -338,30 +338,36 @@ pub fn ranks_in_shared_memory_whose_calls_differ_all_hear_of_it(fabric: &'static
     }
 }
 
-/// A wait in shared memory ends at its deadline and names the peer.
+/// A wait in shared memory ends at its deadline and names the peer, by its number in the world.
 pub fn a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer(fabric: &'static dyn Fabric) {
-    let backend = Backend(fabric);
-    let program = move |mut transport: Box<dyn Transport>| {
-        barrier(&mut *transport).unwrap();
-        let (me, long) = (transport.rank().index(), soon(&*transport));
-        let short = transport.runtime().deadline(backend.short());
-        let deadline = if me == 0 { short } else { long };
-        let direct = transport.direct(&deadline.into()).unwrap()?;
-        direct.enter(1, Exposed::Nothing, &deadline.into()).unwrap();
-        // The others wait for the first, and it for one that does not post.
-        let error = direct.wait(usize::from(me == 0), 1, &deadline.into()).expect_err("nobody posts");
-        Some((error, await_abort(&*transport)))
-    };
-    backend.check(3, program, |ends| {
-        for (rank, (error, abort)) in ends.into_iter().flatten().enumerate() {
-            assert_eq!((abort.cause, abort.rank, abort.reporter), (Cause::TimedOut, 1, 0));
-            match error {
-                Error::Timeout { peer: 1, .. } if rank == 0 => {}
-                Error::Aborted(_) if rank > 0 => {}
-                other => panic!("rank {rank}: {other}"),
+    fn check(backend: Backend, members: [usize; 3]) {
+        let program = move |mut transport: Box<dyn Transport>| {
+            let mut group = transport.fork(&members).unwrap().unwrap();
+            barrier(&mut *group).unwrap();
+            let (me, long) = (group.rank().index(), soon(&*group));
+            let short = group.runtime().deadline(backend.short());
+            let deadline = if me == 0 { short } else { long };
+            let direct = group.direct(&deadline.into()).unwrap()?;
+            direct.enter(1, Exposed::Nothing, &deadline.into()).unwrap();
+            // The others wait for the first, and it for one that does not post.
+            let error = direct.wait(usize::from(me == 0), 1, &deadline.into()).expect_err("nobody posts");
+            Some((error, await_abort(&*group)))
+        };
+        let [first, silent, _] = members;
+        backend.check(3, program, move |ends| {
+            for (rank, (error, abort)) in ends.into_iter().flatten().enumerate() {
+                assert_eq!((abort.cause, abort.rank, abort.reporter), (Cause::TimedOut, silent, first));
+                match error {
+                    Error::Timeout { peer, .. } if rank == first => assert_eq!(peer, silent),
+                    Error::Aborted(_) if rank != first => {}
+                    other => panic!("rank {rank}: {other}"),
+                }
             }
-        }
-    });
+        });
+    }
+    for members in [[0, 1, 2], [2, 0, 1]] {
+        check(Backend(fabric), members);
+    }
 }
 
 /// What ends a rank's part in shared memory wakes who waits for it.
