@@ -99,7 +99,8 @@ macro_rules! algorithms {
                         return Self::chosen(Operation::Scan, settings, crew, bytes, levels);
                     }
                     $(Operation::$operation => {
-                        Some(settings.choose::<$operation>(crew, bytes, levels)?.algorithm())
+                        let asked = settings.asked(operation, bytes);
+                        Some(asked.choose::<$operation>(crew, levels)?.algorithm())
                     })*
                     _ => None,
                 })

@@ -22,7 +22,7 @@ pub(crate) struct Settings {
     forced: [Option<Algorithm>; Operation::ALL.len()],
 }
 
-/// What a choice goes by, of one operation and among the same ranks.
+/// All that a choice goes by, of one operation and among the same ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Asked {
     bytes: usize,
@@ -63,27 +63,25 @@ impl Settings {
         self.forced[operation as usize]
     }
 
-    /// What [`choose`](Self::choose) goes by, but for the ranks.
+    /// What the choice of an operation's algorithm on so many bytes goes by.
     #[inline]
     pub(crate) fn asked(&self, operation: Operation, bytes: usize) -> Asked {
         let Self { order, model, .. } = *self;
         Asked { bytes, order, model, forced: self.forced_any(operation) }
     }
+}
 
+impl Asked {
     /// How an operation is done. Every rank chooses for itself, from what all ranks have in common: the choice is in
     /// the call that they compare.
-    pub(crate) fn choose<A: OneOf>(
-        &self,
-        crew: Crew,
-        bytes: usize,
-        levels: Option<&Arc<Levels>>,
-    ) -> Result<Chosen<A>> {
-        let (world_size, least) = (crew.ranks, self.order.least());
-        let Some(algorithm) = self.forced[A::SERVES as usize] else {
-            let flat = A::suggest_for(crew, bytes, least, &self.model);
+    pub(crate) fn choose<A: OneOf>(self, crew: Crew, levels: Option<&Arc<Levels>>) -> Result<Chosen<A>> {
+        let Self { bytes, order, model, forced } = self;
+        let (world_size, least) = (crew.ranks, order.least());
+        let Some(algorithm) = forced else {
+            let flat = A::suggest_for(crew, bytes, least, &model);
             let two_level = levels.and_then(|levels| {
-                let (two, time) = levels.suggest(A::SERVES, bytes, least, &self.model)?;
-                let faster = time < flat.picoseconds(crew, bytes, &self.model);
+                let (two, time) = levels.suggest(A::SERVES, bytes, least, &model)?;
+                let faster = time < flat.picoseconds(crew, bytes, &model);
                 faster.then(|| Chosen::TwoLevel(two, Arc::clone(levels)))
             });
             return Ok(two_level.unwrap_or(Chosen::Flat(flat)));
@@ -102,7 +100,7 @@ impl Settings {
             return Err(Error::Unsupported { algorithm, world_size });
         }
         if !keeps {
-            return Err(Error::Order { algorithm, order: self.order, world_size });
+            return Err(Error::Order { algorithm, order, world_size });
         }
         Ok(chosen)
     }

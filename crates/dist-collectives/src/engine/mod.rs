@@ -72,7 +72,7 @@ pub(crate) struct Engine {
     known: Known,
     /// The last call that was begun, but for its number, and as bytes.
     encoded: Option<(Call, Fingerprint)>,
-    /// What was last chosen for each operation, where nothing is known of hosts, and for what.
+    /// What was last chosen for each operation, and for what.
     choices: [Option<(Asked, Algorithm)>; Operation::ALL.len()],
     /// What is known of hosts, if anything is.
     pub(crate) levels: Option<Arc<Levels>>,
@@ -124,8 +124,8 @@ impl Engine {
         self.levels.as_ref()
     }
 
-    /// How an operation is done on so many bytes. To compare what all algorithms cost takes as long as a tenth of a small
-    /// message between two ranks, so what was chosen last is kept; messages between hosts take longer.
+    /// How an operation is done on so many bytes. To compare what all algorithms cost takes as many instructions as the rest of
+    /// a small call, so what was chosen last is heeded; not where hosts are known, since messages between them take long.
     fn choose<A: OneOf>(&mut self, bytes: usize, manner: &Manner<'_>) -> Result<Chosen<A>> {
         let asked = manner.settings.asked(A::SERVES, bytes);
         let last = &mut self.choices[A::SERVES as usize];
@@ -136,7 +136,7 @@ impl Engine {
         {
             return Ok(Chosen::Flat(flat));
         }
-        let chosen = manner.settings.choose(self.crew, bytes, self.levels.as_ref())?;
+        let chosen = asked.choose(self.crew, self.levels.as_ref())?;
         *last = Some((asked, chosen.algorithm()));
         Ok(chosen)
     }

@@ -48,6 +48,7 @@ impl Engine {
         for block in self.blocks::<T>(buffer.len()) {
             let block = &mut buffer[block];
             let partition = partition::<T>(block.len(), algorithm.chunks(world_size));
+            // Large, so they are lent and not moved.
             let (mut reduce, owned, mut gather) = algorithm.phases(self.rank());
             let combine = &mut arithmetic.combine::<T>();
             self.run(&call, &mut reduce, block, partition, combine, manner.deadline())?;

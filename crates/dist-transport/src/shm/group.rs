@@ -374,8 +374,8 @@ const fn line(rank: usize, parity: Parity) -> usize {
     pair(rank, 0, parity)
 }
 
-/// Half a page behind one's beginning, where no vector begins: copies between two that begin nearly alike in their pages are
-/// [slow](crate::copy()).
+/// Half a page behind one's beginning, where no large vector begins: copies between two that begin nearly alike in their pages
+/// are [slow](crate::copy()).
 const fn slots_at(world_size: usize) -> usize {
     block(world_size).next_multiple_of(PAGE_BYTES) + PAGE_BYTES / 2
 }
