@@ -128,16 +128,21 @@ impl Bench<'_> {
             self.call(buffers)?;
             one = us(runtime.now().saturating_sub(start));
         }
-        let mut agreed = [one];
-        self.comm.all_reduce(&mut agreed, ReduceOp::Max)?;
-        let calls = sample::calls_per_sample(agreed[0]);
+        let one = self.agree(vec![one], ReduceOp::Max)?[0];
+        let calls = sample::calls_per_sample(one);
         let mut times = Vec::new();
-        for _ in 0..sample::samples(agreed[0], calls, self.plan.samples) {
+        for _ in 0..sample::samples(one, calls, self.plan.samples) {
             let spent = us(self.spent(buffers, calls, &runtime)?);
             times.push(spent / f64::from(calls) / f64::from(self.plan.operation.trips()));
         }
-        self.comm.all_reduce(&mut times, ReduceOp::Max)?;
-        Ok(times)
+        Ok(self.agree(times, ReduceOp::Max)?.to_vec())
+    }
+
+    /// The greatest or least that any rank has. In a buffer of its own, as some of the algorithms to measure need one.
+    fn agree<N: Element>(&mut self, values: Vec<N>, op: ReduceOp) -> Result<Buffer<N>, Error> {
+        let mut values = Buffer::from(values);
+        self.comm.all_reduce_buffer(&mut values, op)?;
+        Ok(values)
     }
 
     /// How long this many calls take, back to back or, where buffers are touched, each for itself.
@@ -241,9 +246,7 @@ impl Bench<'_> {
             }
         }
         buffers.next_root = 0;
-        let mut agreed = [i32::from(right)];
-        self.comm.all_reduce(&mut agreed, ReduceOp::Min)?;
-        Ok(agreed[0] == 1)
+        Ok(self.agree(vec![i32::from(right)], ReduceOp::Min)?[0] == 1)
     }
 
     /// The first wrong element of this rank's result.
