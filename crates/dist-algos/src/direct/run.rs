@@ -357,6 +357,6 @@ pub(super) fn pieces(len: usize, piece_bytes: usize) -> impl Iterator<Item = Ran
 
 /// Bytes that a sum is made of at a time where it is written over what it was made of: so few that the lines of the other
 /// core that were just read are still at hand.
-const NEAR_BYTES: usize = 1 << 10;
+const NEAR_BYTES: usize = 3 << 10;
 /// Bytes of a slot that a sum is made of at a time: with the scratch memory they stay in the nearest cache.
 const PIECE_BYTES: usize = 8 << 10;
