@@ -47,7 +47,7 @@ impl Together {
                 Next::Look => {}
                 Next::Yield => {
                     if self.courtesy.is_watchful(now) && watch.is_none() {
-                        watch = Watch::begin(&self.memory, self.rank, now);
+                        watch = Watch::begin(&self.memory, self.rank, &session.runtime);
                     }
                     session.runtime.yield_now();
                     // What it waited for may be there now: a stranger's turn counts all the same.

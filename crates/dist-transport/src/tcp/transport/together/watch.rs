@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::Rank;
 use crate::shm::{self, GroupMemory};
+use crate::{Rank, Runtime};
 
 /// The ranks of one core, from when one of them began to give it away.
 ///
@@ -21,10 +21,11 @@ pub(super) struct Watch {
 
 impl Watch {
     /// Begins now; `None` if the system does not tell who has had processors.
-    pub(super) fn begin(memory: &GroupMemory, rank: Rank, now: Duration) -> Option<Self> {
+    pub(super) fn begin(memory: &GroupMemory, rank: Rank, runtime: &Runtime) -> Option<Self> {
         let processes = processes_here(memory, rank);
         let used = processor_time(&processes)?;
-        Some(Self { since: now, processes, used })
+        // In this order: a rank may take the core meanwhile, and what it used must not be missing.
+        Some(Self { since: runtime.now(), processes, used })
     }
 
     /// For how long until now none of them had the core, which none left idle.
