@@ -56,7 +56,8 @@ static double spent(const char *operation, int count, int repeats) {
     double start = MPI_Wtime();
     for (int i = 0; i < repeats; i++) {
         if (touch) {
-            // A rank that takes no part goes ahead, and would rewrite its buffer while others are timed on the same core.
+            // A rank that is through would rewrite its buffer while others are timed on the same core.
+            MPI_Barrier(MPI_COMM_WORLD);
             if (rank < 2 || !is_between_two(operation))
                 for (int j = 0; j < count; j++) input[j] = 1;
             MPI_Barrier(MPI_COMM_WORLD);

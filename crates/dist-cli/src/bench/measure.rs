@@ -161,6 +161,8 @@ impl Bench<'_> {
         }
         let mut spent = Duration::ZERO;
         for _ in 0..calls {
+            // A rank that is through would rewrite its buffer while others are timed on the same core.
+            self.comm.barrier()?;
             if self.takes_part() {
                 buffers.input.fill(T::whole(1));
             }
@@ -171,8 +173,7 @@ impl Bench<'_> {
         Ok(spent)
     }
 
-    /// Whether this rank has anything to do in a call: one that has not goes ahead, and would rewrite its buffer while
-    /// others are timed on the same core.
+    /// Whether this rank has anything to do in a call.
     fn takes_part(&self) -> bool {
         self.comm.rank() < 2 || !self.plan.operation.between_two()
     }
