@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use crate::Runtime;
 
-const SPIN: Duration = Duration::from_micros(50);
+/// For how long a rank that has a core looks: three times as long as a wake-up takes. Two ranks of which each wakes up later
+/// than the other looks would take turns to sleep for each other, block after block, though both are at work.
+pub(super) const SPIN: Duration = Duration::from_micros(100);
 /// How long a rank that has a core looks between two yields.
 const SPIN_BETWEEN_YIELDS: Duration = Duration::from_micros(5);
 /// How often to look for a peer between two looks at the clock.

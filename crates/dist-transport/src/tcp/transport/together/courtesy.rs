@@ -12,8 +12,8 @@
 
 use std::time::Duration;
 
-/// For how long to look.
-const SPIN: Duration = Duration::from_micros(30);
+use crate::tcp::patience::SPIN;
+
 /// How often to give the core away in one wait.
 const YIELDS_MAX: u32 = 200;
 /// A yield that lasts longer may have handed the core to a stranger, to whom the system gives milliseconds at a time. It
@@ -138,8 +138,8 @@ mod tests {
         let mut courtesy = ROOMY;
         let mut wait = Wait::begin(us(1000));
         assert_eq!(courtesy.next(&mut wait, us(1000), false), Next::Look);
-        assert_eq!(courtesy.next(&mut wait, us(1029), false), Next::Look);
-        assert_eq!(courtesy.next(&mut wait, us(1030), false), Next::Sleep);
+        assert_eq!(courtesy.next(&mut wait, us(999) + SPIN, false), Next::Look);
+        assert_eq!(courtesy.next(&mut wait, us(1000) + SPIN, false), Next::Sleep);
     }
 
     #[test]
