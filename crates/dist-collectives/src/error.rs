@@ -188,6 +188,13 @@ pub enum Error {
         /// What was asked for.
         algorithm: Algorithm,
     },
+    /// The algorithm that was asked for reaches into memory that is not open to the other ranks like that: into what is the
+    /// caller's own, to write it, or into ordinary memory where the system does not let them.
+    #[error("{} by {algorithm} needs memory that the other ranks may reach into", .algorithm.operation())]
+    NotOpen {
+        /// What was asked for.
+        algorithm: Algorithm,
+    },
     /// The hosts are those of another group.
     #[error("these are the hosts of {ranks} ranks, not of {world_size}")]
     Hosts {

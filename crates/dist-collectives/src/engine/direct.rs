@@ -244,9 +244,10 @@ impl Engine {
             self.transport.abort();
             return Err(Error::OutOfReach { operation: A::SERVES, bytes: job.bytes });
         }
-        match (plan.filter(|_| can(job.here)), forced) {
+        match (plan, forced) {
             (None, Some(direct)) => Err(Error::Unsupported { algorithm: direct.into(), world_size }),
-            (plan, _) => Ok(plan),
+            (Some(_), Some(direct)) if !can(job.here) => Err(Error::NotOpen { algorithm: direct.into() }),
+            (plan, _) => Ok(plan.filter(|_| can(job.here))),
         }
     }
 

@@ -28,7 +28,7 @@ fn does(
         None => call(comm),
     };
     match done {
-        Err(Error::Unsupported { algorithm: Algorithm::Direct(_), .. }) => false,
+        Err(Error::NotOpen { algorithm: Algorithm::Direct(_) }) => false,
         done => done.map(|()| true).unwrap_or_else(|error| panic!("{way:?}: {error:?}")),
     }
 }
