@@ -86,8 +86,7 @@ fn moved(task: Task, form: Form, ranks: usize) -> String {
 fn choices() -> String {
     let mut table = "
 What is chosen, by whose memory it is: borrowed, which others may read at most; owned by the operation, which they may
-write into where the system lets them; allocated in the memory that all share. On hosts that had better spare copies an
-all_to_all of 1 MiB and more, and an all_gather of two ranks, read_from_all while caches hold all buffers.
+write into where the system lets them; allocated in the memory that all share.
 
 | | ranks | borrowed | owned | allocated |
 |---|---|---|---|---|
