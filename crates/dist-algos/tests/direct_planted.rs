@@ -15,7 +15,7 @@ use rstest::rstest;
 const WORLD: usize = 3;
 const SEEDS: u64 = 2000;
 /// Slots of a pipeline of many blocks.
-const SHARED: Shared = Shared { slot_bytes: 64 * WORLD, ..Shared::on_host(Reach::Write) };
+const SHARED: Shared = Shared { slots: 4, slot_bytes: 64 * WORLD, line_bytes: 48, reach: Reach::Write };
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mistake {

@@ -11,7 +11,7 @@ use dist_testkit::oracle::{self, Reduction};
 use dist_transport::{Deadline, Direct, Due, Exposed, Owned, Place, Rank, Reach, Result, Runtime, Shared};
 use rstest::rstest;
 
-const SHARED: Shared = Shared { slot_bytes: 1024, ..Shared::on_host(Reach::Write) };
+const SHARED: Shared = Shared { slots: 4, slot_bytes: 1024, line_bytes: 48, reach: Reach::Write };
 
 /// What a rank shares with the others; of each parity of calls its line and slots.
 #[derive(Debug, Default)]

@@ -168,15 +168,12 @@ pub struct Shared {
     pub line_bytes: usize,
     /// What can be done with memory that a rank lays open and that is not [allocated](crate::Transport::allocate).
     pub reach: Reach,
-    /// Whether the host's processors bring what their own caches do not hold so slowly that calls of the system, which copy
-    /// it once, take less than two copies through a slot.
-    pub spares_copies: bool,
 }
 
 impl Shared {
-    /// What ranks of one host share in this crate's transports, where they reach so far, on processors that copy fast.
+    /// What ranks of one host share in this crate's transports, where they reach so far.
     pub const fn on_host(reach: Reach) -> Self {
-        Self { slots: 4, slot_bytes: 512 << 10, line_bytes: 48, reach, spares_copies: false }
+        Self { slots: 4, slot_bytes: 512 << 10, line_bytes: 48, reach }
     }
 }
 

@@ -27,7 +27,7 @@ The table gives the posts of each rank and, after the stroke, what the busiest r
 memory, and what it reads there, in buffers; in all_gather, reduce_scatter and all_to_all the buffer is that of all parts.
 ";
 
-const SHARED: Shared = Shared::on_host(Reach::Write);
+const SHARED: Shared = Shared { slots: 4, slot_bytes: 512 << 10, line_bytes: 48, reach: Reach::Write };
 
 /// Numbers of ranks in the table of what is moved.
 const RANKS: [usize; 4] = [2, 3, 4, 8];
@@ -105,7 +105,7 @@ write into where the system lets them; allocated in the memory that all share.
 fn choice(task: Task, ranks: usize, ownership: Ownership) -> String {
     let (mut text, mut last) = (String::new(), None);
     for power in 3..=30 {
-        let (form, _) = Form::suggest(task, ranks, 1 << power, ownership, Crossovers::default(), SHARED);
+        let (form, _) = Form::suggest(task, ranks, 1 << power, ownership, Crossovers::default());
         if last != Some(form) {
             let from = if last.is_none() { String::new() } else { format!(", from {} ", size(power)) };
             text += &format!("{from}{form}");

@@ -2,11 +2,8 @@
 
 use std::str::FromStr;
 
-use dist_transport::{Reach, Shared};
-
 use super::schedule::SLOTS;
 use super::{Form, Task};
-use crate::Source;
 
 /// Whose the memory is that an operation works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,11 +20,9 @@ pub enum Ownership {
 ///
 /// ```
 /// use dist_algos::direct::{Crossovers, Form, Ownership, Task};
-/// use dist_transport::{Reach, Shared};
 ///
 /// let crossovers: Crossovers = "staged=64K,write_to_all=1M".parse()?;
-/// let shared = Shared::on_host(Reach::Write);
-/// let form = |bytes| Form::suggest(Task::AllReduce, 2, bytes, Ownership::Borrowed, crossovers, shared).0;
+/// let form = |bytes| Form::suggest(Task::AllReduce, 2, bytes, Ownership::Borrowed, crossovers).0;
 /// assert_eq!([form((64 << 10) - 1), form(64 << 10)], [Form::OneShot, Form::Staged]);
 /// # Ok::<_, dist_algos::direct::CrossoversError>(())
 /// ```
@@ -39,43 +34,26 @@ pub struct Crossovers {
     pub staged: Option<usize>,
     /// [`Form::WriteToAll`] of allocated memory in place of these; 4 KiB.
     pub write_to_all: Option<usize>,
-    /// [`Form::ReadFromAll`] of an all_to_all, and of an all_gather of two ranks from one buffer into another, where ranks reach
-    /// into each other's memory and all buffers together take no more than 64 MiB: from 1 MiB on, on hosts that had better
-    /// [spare copies](Shared::spares_copies); nowhere else unless said so.
-    pub read_from_all: Option<usize>,
 }
 
 /// What a slot takes of a large buffer.
 const BLOCK_BYTES: usize = 256 << 10;
 /// The least that a buffer is cut into so that it goes in several blocks.
 const BLOCK_BYTES_MIN: usize = 64 << 10;
-/// From how many bytes on what others have is read where it lies, on hosts that had better spare copies.
-const READ_BYTES_MIN: usize = 1 << 20;
-/// Of all ranks' buffers together: more than that no cache holds, and slots are faster again.
-const READ_BYTES_MAX: usize = 64 << 20;
 
 impl Form {
     /// The fastest form for a buffer of so many bytes, and how many bytes of it a slot should take.
     ///
-    /// Calls of the system that copy from one process to another are slower than slots at every size, but on hosts that had
-    /// better [spare copies](Shared::spares_copies).
+    /// Calls of the system that copy from one process to another are slower than slots at every size.
     pub fn suggest(
         task: Task,
         world_size: usize,
         bytes: usize,
         ownership: Ownership,
         crossovers: Crossovers,
-        shared: Shared,
     ) -> (Self, usize) {
-        let Crossovers { staged, write_to_all, read_from_all } = crossovers;
-        let read_from_all = read_from_all.or(shared.spares_copies.then_some(READ_BYTES_MIN));
+        let Crossovers { staged, write_to_all } = crossovers;
         match (task, ownership) {
-            _ if read_from_all.is_some_and(|least| bytes >= least)
-                && shared.reach >= Reach::Read
-                && reads_in_place(task, world_size, bytes) =>
-            {
-                (Self::ReadFromAll, 0)
-            }
             (Task::AllReduce, Ownership::Allocated) if bytes >= write_to_all.unwrap_or(4 << 10) => {
                 (Self::WriteToAll, 0)
             }
@@ -103,16 +81,6 @@ const fn staged_from(task: Task, world_size: usize) -> usize {
     }
 }
 
-/// Whether what ranks take from each other is for one of them alone, and so little that caches hold all of it.
-fn reads_in_place(task: Task, world_size: usize, bytes: usize) -> bool {
-    let each = match task {
-        Task::AllToAll => bytes.saturating_mul(2),
-        Task::AllGather { of: Source::Input } if world_size == 2 => bytes.saturating_add(bytes / 2),
-        _ => return false,
-    };
-    each.saturating_mul(world_size) <= READ_BYTES_MAX
-}
-
 impl FromStr for Crossovers {
     type Err = CrossoversError;
 
@@ -125,7 +93,6 @@ impl FromStr for Crossovers {
             let crossover = match name {
                 "staged" => &mut crossovers.staged,
                 "write_to_all" => &mut crossovers.write_to_all,
-                "read_from_all" => &mut crossovers.read_from_all,
                 _ => return Err(wrong()),
             };
             *crossover = Some(parse_bytes(bytes).ok_or_else(wrong)?);
@@ -136,7 +103,7 @@ impl FromStr for Crossovers {
 
 /// What was read as [`Crossovers`] and is none.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is none of staged=BYTES, write_to_all=BYTES and read_from_all=BYTES")]
+#[error("{0:?} is neither staged=BYTES nor write_to_all=BYTES")]
 pub struct CrossoversError(String);
 
 /// A number of bytes, as in `8`, `64K`, `1M` or `2G`.
@@ -153,13 +120,10 @@ mod tests {
 
     use super::*;
 
-    const SHARED: Shared = Shared::on_host(Reach::Write);
-
     #[rstest]
-    #[case("staged=64K", Some([Some(64 << 10), None, None]))]
-    #[case("write_to_all=1M,staged=0", Some([Some(0), Some(1 << 20), None]))]
-    #[case("read_from_all=3", Some([None, None, Some(3)]))]
-    #[case("staged=7,staged=2G", Some([Some(2 << 30), None, None]))]
+    #[case("staged=64K", Some((Some(64 << 10), None)))]
+    #[case("write_to_all=1M,staged=0", Some((Some(0), Some(1 << 20))))]
+    #[case("staged=7,staged=2G", Some((Some(2 << 30), None)))]
     #[case("", None)]
     #[case("staged", None)]
     #[case("staged=", None)]
@@ -167,12 +131,11 @@ mod tests {
     #[case("staged=64K,", None)]
     #[case("one_shot=64K", None)]
     #[case("staged=18446744073709551615G", None)]
-    fn crossovers_are_names_and_bytes(#[case] text: &str, #[case] expected: Option<[Option<usize>; 3]>) {
-        let expected = expected.map(|[staged, write_to_all, read_from_all]| Crossovers {
-            staged,
-            write_to_all,
-            read_from_all,
-        });
+    fn crossovers_are_names_and_bytes(
+        #[case] text: &str,
+        #[case] expected: Option<(Option<usize>, Option<usize>)>,
+    ) {
+        let expected = expected.map(|(staged, write_to_all)| Crossovers { staged, write_to_all });
         assert_eq!(text.parse().ok(), expected);
     }
 
@@ -181,9 +144,8 @@ mod tests {
     #[case(Task::AllReduce, 4, 32 << 10)]
     #[case(Task::Reduce { root: 0 }, 4, 4 << 20)]
     fn large_buffers_are_staged(#[case] task: Task, #[case] world_size: usize, #[case] from: usize) {
-        let form = |bytes| {
-            Form::suggest(task, world_size, bytes, Ownership::Borrowed, Crossovers::default(), SHARED).0
-        };
+        let form =
+            |bytes| Form::suggest(task, world_size, bytes, Ownership::Borrowed, Crossovers::default()).0;
         assert_eq!([from - 1, from].map(form), [Form::OneShot, Form::Staged]);
     }
 
@@ -191,7 +153,7 @@ mod tests {
     #[case(Crossovers::default(), Ownership::Borrowed, [Form::OneShot, Form::OneShot, Form::OneShot])]
     #[case(Crossovers::default(), Ownership::Allocated, [Form::OneShot, Form::WriteToAll, Form::WriteToAll])]
     #[case(
-        Crossovers { staged: Some(5000), write_to_all: Some(5001), read_from_all: None },
+        Crossovers { staged: Some(5000), write_to_all: Some(5001) },
         Ownership::Allocated,
         [Form::OneShot, Form::Staged, Form::WriteToAll],
     )]
@@ -200,37 +162,7 @@ mod tests {
         #[case] ownership: Ownership,
         #[case] expected: [Form; 3],
     ) {
-        let form = |bytes| Form::suggest(Task::AllReduce, 2, bytes, ownership, crossovers, SHARED).0;
+        let form = |bytes| Form::suggest(Task::AllReduce, 2, bytes, ownership, crossovers).0;
         assert_eq!([4095, 5000, 5001].map(form), expected);
-    }
-
-    /// From how many bytes on memory is read where it lies, and up to how many.
-    #[rstest]
-    #[case(Task::AllToAll, 2, Some((1 << 20, 16 << 20)))]
-    #[case(Task::AllToAll, 4, Some((1 << 20, 8 << 20)))]
-    #[case(Task::AllGather { of: Source::Input }, 2, Some((1 << 20, 21 << 20)))]
-    #[case(Task::AllGather { of: Source::Input }, 3, None)]
-    #[case(Task::AllGather { of: Source::Buffer }, 2, None)]
-    #[case(Task::ReduceScatter { of: Source::Input }, 2, None)]
-    fn what_is_for_one_rank_alone_is_read_in_place_where_copies_are_slow(
-        #[case] task: Task,
-        #[case] world_size: usize,
-        #[case] expected: Option<(usize, usize)>,
-    ) {
-        let reads = |bytes, shared, crossovers| {
-            let (form, _) = Form::suggest(task, world_size, bytes, Ownership::Borrowed, crossovers, shared);
-            form == Form::ReadFromAll
-        };
-        let slow = Shared { spares_copies: true, ..Shared::on_host(Reach::Read) };
-        let (said, unsaid) =
-            (Crossovers { read_from_all: Some(5), ..Crossovers::default() }, Crossovers::default());
-        let (least, most) = expected.unwrap_or((1 << 20, 1 << 20));
-        let is_so = expected.is_some();
-        assert_eq!([least, most].map(|bytes| reads(bytes, slow, unsaid)), [is_so; 2]);
-        assert_eq!([least - 1, most + (1 << 20)].map(|bytes| reads(bytes, slow, unsaid)), [false; 2]);
-        assert_eq!([4, 5, most].map(|bytes| reads(bytes, SHARED, said)), [false, is_so, is_so]);
-        assert!(!reads(least, SHARED, unsaid), "slots are faster elsewhere");
-        let out_of_reach = Shared { reach: Reach::Slots, ..slow };
-        assert!(![unsaid, said].map(|crossovers| reads(least, out_of_reach, crossovers)).contains(&true));
     }
 }

@@ -233,7 +233,7 @@ impl Engine {
             Some(direct) => (direct.form(), BLOCK_BYTES),
             None => {
                 let crossovers = manner.settings.crossovers;
-                Form::suggest(job.task, world_size, job.bytes, job.ownership, crossovers, shared)
+                Form::suggest(job.task, world_size, job.bytes, job.ownership, crossovers)
             }
         };
         let part_bytes_max = part_bytes_max(job.task.parts(form, world_size));
@@ -264,10 +264,9 @@ impl Engine {
         ownership: Ownership,
         crossovers: Crossovers,
     ) -> Option<Direct> {
-        let Sharing::Memory(shared) = self.sharing else { return None };
-        // Those of an input come last.
-        let task = Task::all(0).into_iter().rfind(|task| task.name() == operation.name())?;
-        let (form, _) = Form::suggest(task, self.world_size(), bytes, ownership, crossovers, shared);
+        let Sharing::Memory(_) = self.sharing else { return None };
+        let task = Task::all(0).into_iter().find(|task| task.name() == operation.name())?;
+        let (form, _) = Form::suggest(task, self.world_size(), bytes, ownership, crossovers);
         self.levels.is_none().then_some(Direct::new(operation, form))
     }
 

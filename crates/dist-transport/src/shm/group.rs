@@ -18,9 +18,9 @@ use super::map::{Mapping, Pages};
 use super::segment::Nonce;
 use crate::{Fingerprint, Grain, Place, Rank, Reach, Shared};
 
-const SLOTS: usize = Shared::on_host(Reach::Slots).slots;
-const SLOT_BYTES: usize = Shared::on_host(Reach::Slots).slot_bytes;
-const LINE_BYTES: usize = Grain::BYTES - LINE_AT;
+pub(crate) const SLOTS: usize = Shared::on_host(Reach::Slots).slots;
+pub(crate) const SLOT_BYTES: usize = Shared::on_host(Reach::Slots).slot_bytes;
+pub(crate) const LINE_BYTES: usize = Grain::BYTES - LINE_AT;
 const _: () = assert!(LINE_BYTES == Shared::on_host(Reach::Slots).line_bytes, "as it is predicted");
 
 const PAGE_BYTES: usize = 4096;

@@ -14,7 +14,7 @@ use self::courtesy::Courtesy;
 use self::laid_open::Located;
 use super::failure::{Scene, Trouble};
 use crate::runtime::{Unparker, Wake};
-use crate::shm::{self, Exposure, GroupMemory, Mapping, Parity};
+use crate::shm::{self, Exposure, GroupMemory, LINE_BYTES, Mapping, Parity, SLOT_BYTES, SLOTS};
 use crate::tcp::message::Fault;
 use crate::tcp::session::{Membership, WAITING_LIMIT};
 use crate::{
@@ -38,7 +38,6 @@ pub(super) struct Together {
     /// Whether others may sleep for something that this rank has posted.
     owes_wake: bool,
     reach: Reach,
-    spares_copies: bool,
     current: Call,
     /// What this rank says of itself in calls of either parity.
     exposures: [Exposure; 2],
@@ -97,7 +96,6 @@ impl Together {
             takes_short_turns: false,
             owes_wake: false,
             reach: Reach::Slots,
-            spares_copies: is_of_intel(),
             current: none,
             exposures: [Exposure::NOTHING; 2],
             peers: vec![Peer::default(); members.len()],
@@ -212,7 +210,7 @@ impl Together {
 
 impl Direct for Together {
     fn shared(&self) -> Shared {
-        Shared { spares_copies: self.spares_copies, ..Shared::on_host(self.reach) }
+        Shared { slots: SLOTS, slot_bytes: SLOT_BYTES, line_bytes: LINE_BYTES, reach: self.reach }
     }
 
     #[inline]
@@ -381,18 +379,6 @@ impl Drop for Together {
             self.memory.wake_sleepers(self.rank);
         }
     }
-}
-
-/// Whether the processor is one of Intel's. Behind the second caches of its servers a core gets half as many bytes in a second
-/// as on others that were measured.
-fn is_of_intel() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    {
-        let vendor = std::arch::x86_64::__cpuid(0);
-        [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat() == b"GenuineIntel"
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    false
 }
 
 /// What wakes this rank from its sleep in the group's memory.
