@@ -28,7 +28,7 @@ fn lines(arguments: &str) -> Vec<Value> {
 #[case("all_reduce --dtype f32 --op sum", &[8, 1024])]
 #[case("all_reduce --dtype bf16 --op mean --order any --algorithm ring", &[8, 1024])]
 #[case("all_reduce --dtype i8 --op product", &[8, 1024])]
-#[case("all_reduce --transport shm --algorithm direct/write_to_all", &[8, 1024])]
+#[case("all_reduce --transport shm --buffers shared --algorithm direct/write_to_all", &[8, 1024])]
 #[case("reduce_scatter --dtype f64", &[0, 1008])]
 #[case("all_gather --dtype u32", &[8, 1024])]
 #[case("broadcast --dtype f16", &[8, 1024])]

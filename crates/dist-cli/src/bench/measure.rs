@@ -128,21 +128,22 @@ impl Bench<'_> {
             self.call(buffers)?;
             one = us(runtime.now().saturating_sub(start));
         }
-        let one = self.agree(vec![one], ReduceOp::Max)?[0];
+        let one = self.agree(&[one], ReduceOp::Max)?[0];
         let calls = sample::calls_per_sample(one);
         let mut times = Vec::new();
         for _ in 0..sample::samples(one, calls, self.plan.samples) {
             let spent = us(self.spent(buffers, calls, &runtime)?);
             times.push(spent / f64::from(calls) / f64::from(self.plan.operation.trips()));
         }
-        Ok(self.agree(times, ReduceOp::Max)?.to_vec())
+        Ok(self.agree(&times, ReduceOp::Max)?.to_vec())
     }
 
-    /// The greatest or least that any rank has. In a buffer of its own, as some of the algorithms to measure need one.
-    fn agree<N: Element>(&mut self, values: Vec<N>, op: ReduceOp) -> Result<Buffer<N>, Error> {
-        let mut values = Buffer::from(values);
-        self.comm.all_reduce_buffer(&mut values, op)?;
-        Ok(values)
+    /// The greatest or least that any rank has, in memory that every algorithm to be measured can work on.
+    fn agree<N: Element>(&mut self, values: &[N], op: ReduceOp) -> Result<Buffer<N>, Error> {
+        let mut agreed = self.comm.alloc(values.len())?;
+        agreed.copy_from_slice(values);
+        self.comm.all_reduce_buffer(&mut agreed, op)?;
+        Ok(agreed)
     }
 
     /// How long this many calls take, back to back or, where buffers are touched, each for itself.
@@ -247,7 +248,7 @@ impl Bench<'_> {
             }
         }
         buffers.next_root = 0;
-        Ok(self.agree(vec![i32::from(right)], ReduceOp::Min)?[0] == 1)
+        Ok(self.agree(&[i32::from(right)], ReduceOp::Min)?[0] == 1)
     }
 
     /// The first wrong element of this rank's result.
