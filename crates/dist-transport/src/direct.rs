@@ -204,8 +204,7 @@ pub enum Place {
 pub enum Exposed<'a> {
     /// None.
     Nothing,
-    /// They may read this. After the call failed for this rank, one for which it did not may still read here, and take what was
-    /// written since for a result; the job is aborted, so no later call of it comes back.
+    /// They may read this. What they read after the call failed for this rank is an error there.
     Read(&'a [u8]),
     /// They may read and write this, also long after the call has failed.
     Write(Lent<'a>),

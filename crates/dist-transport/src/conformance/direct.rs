@@ -262,6 +262,41 @@ pub fn memory_that_is_laid_open_is_read_and_written(fabric: &'static dyn Fabric)
     }
 }
 
+/// What a rank reads of another's memory after the call has failed there, and something else was written, is no result.
+pub fn what_was_written_after_a_call_failed_is_no_result_of_it(fabric: &'static dyn Fabric) {
+    const LEN: usize = 100_000;
+    let backend = Backend(fabric);
+    let short = backend.short();
+    let program = move |mut transport: Box<dyn Transport>| {
+        let (me, deadline) = (transport.rank().index(), soon(&*transport));
+        let runtime = transport.runtime().clone();
+        let Some(direct) = transport.direct(&deadline.into()).unwrap() else { return };
+        if direct.shared().reach == Reach::Slots {
+            return;
+        }
+        let mut memory = vec![1; LEN];
+        direct.enter(2, Exposed::Read(&memory), &deadline.into()).unwrap();
+        direct.show(&memory);
+        direct.post();
+        direct.wait(1 - me, 1, &deadline.into()).unwrap();
+        if me == 0 {
+            direct.post();
+            direct.wait(1, 2, &runtime.deadline(short).into()).unwrap_err();
+            memory.fill(2);
+            runtime.sleep(4 * short);
+        } else {
+            runtime.sleep(3 * short);
+            let mut seen = vec![0; LEN];
+            let read = direct.read(0, Place::Memory, 0, &mut seen);
+            assert!(read.is_err() || seen.iter().all(|&byte| byte == 1), "{read:?} gave {}", seen[0]);
+            let mut seen = Vec::new();
+            let viewed = direct.view(0, Place::Memory, 0..LEN, &mut |_, bytes| seen.extend_from_slice(bytes));
+            assert!(viewed.is_err() || seen.iter().all(|&byte| byte == 1), "{viewed:?} gave {}", seen[0]);
+        }
+    };
+    backend.check(2, program, drop);
+}
+
 /// What is not laid open is out of reach, which harms nothing.
 pub fn what_is_not_laid_open_is_out_of_reach_which_harms_nothing(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);

@@ -47,6 +47,7 @@ pub use direct::{
     ranks_in_shared_memory_whose_calls_differ_all_hear_of_it, ranks_that_have_met_have_what_all_have_brought,
     what_is_not_laid_open_is_out_of_reach_which_harms_nothing,
     what_is_published_is_seen_by_whoever_waits_for_the_post,
+    what_was_written_after_a_call_failed_is_no_result_of_it,
 };
 pub use errors::{
     a_message_of_another_call_is_refused_on_every_rank_before_a_byte_is_delivered,
@@ -94,6 +95,7 @@ macro_rules! conformance {
             each_post_of_a_call_hands_over_what_was_written_before_it
             nobody_runs_two_calls_ahead_of_a_rank_that_is_still_reading
             memory_that_is_laid_open_is_read_and_written
+            what_was_written_after_a_call_failed_is_no_result_of_it
             what_is_not_laid_open_is_out_of_reach_which_harms_nothing
             ranks_in_shared_memory_whose_calls_differ_all_hear_of_it
             a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer

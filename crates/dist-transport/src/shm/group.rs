@@ -8,7 +8,7 @@
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use rustix::thread::sched_getcpu;
@@ -39,6 +39,7 @@ const RUNG_AT: usize = SLEEPING_AT + 4;
 const CORE_AT: usize = RUNG_AT + 4;
 const LEFT_AT: usize = 3 * PAIR_BYTES;
 const PROCESS_AT: usize = LEFT_AT + 4;
+const FAILED_AT: usize = PROCESS_AT + 4;
 const CALLS_AT: usize = 4 * PAIR_BYTES;
 const EXPOSURES_AT: usize = 6 * PAIR_BYTES;
 
@@ -255,6 +256,18 @@ impl GroupMemory {
 
     pub(crate) fn has_left(&self, rank: usize) -> bool {
         self.mapping.word(block(rank) + LEFT_AT).load(Ordering::Acquire) != 0
+    }
+
+    /// Notes that a call has failed for a rank, before anything that it does then.
+    pub(crate) fn fail(&self, rank: usize) {
+        self.mapping.word(block(rank) + FAILED_AT).store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Whether a call had failed for a rank before anything that was read of its memory was written.
+    pub(crate) fn has_failed(&self, rank: usize) -> bool {
+        fence(Ordering::SeqCst);
+        self.mapping.word(block(rank) + FAILED_AT).load(Ordering::Relaxed) != 0
     }
 
     /// Notes that something beside the ranks wants their cores.

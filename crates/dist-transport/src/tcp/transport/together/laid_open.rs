@@ -63,7 +63,6 @@ impl Together {
         match self.locate(rank, &range, false)? {
             Located::Mapped(mapping, offset) => {
                 read(0, mapping.bytes(offset, range.len()));
-                Ok(())
             }
             Located::Process(process, address) => {
                 let mut scratch = std::mem::take(&mut self.scratch);
@@ -76,9 +75,10 @@ impl Together {
                     Ok(())
                 });
                 self.scratch = scratch;
-                outcome.map_err(|error| self.broken(rank, error))
+                outcome.map_err(|error| self.broken(rank, error))?;
             }
         }
+        self.was_open(rank)
     }
 
     /// Copies into memory that a rank has laid open.

@@ -125,6 +125,7 @@ impl Together {
 
     #[cold]
     fn fail(&self, (peer, fault): (usize, Fault), deadline: Deadline) -> Error {
+        self.memory.fail(self.rank.index());
         let session = &*self.membership.session;
         let call = self.memory.call(self.rank.index(), self.current.parity);
         let scene = Scene { session, channel: self.channel, members: &self.members, call };
@@ -195,7 +196,17 @@ impl Together {
                 shm::read_process(process, address, into).map_err(|error| self.broken(rank, error))?;
             }
         }
-        Ok(())
+        self.was_open(rank)
+    }
+
+    /// What was read of memory that a rank had laid open stands for nothing if the call has failed for that rank meanwhile,
+    /// since it may have written there then.
+    fn was_open(&self, rank: usize) -> Result<()> {
+        if self.memory.has_failed(rank) {
+            Err(self.fail((rank, Fault::Closed), self.deadline))
+        } else {
+            Ok(())
+        }
     }
 
     fn broken(&self, rank: usize, error: std::io::Error) -> Error {
