@@ -1,19 +1,19 @@
 //! Memory that all ranks of a group share. Where a transport has none, these promises are kept.
 
-use crate::{Abort, Cause, Direct, Error, Exposed, Fingerprint, Owned, Place, Reach, Result, Transport};
+use crate::{Abort, Cause, Direct, Error, Exposed, Fingerprint, Place, Result, Transport};
 
 use super::backend::{Backend, Fabric};
-use super::calls::{await_abort, meet_all, pass_round, payload, soon};
+use super::calls::{await_abort, meet_all, payload, soon};
 
 /// The call with this number, in one of several forms.
-fn call(number: u64, form: u8) -> Fingerprint {
+pub(super) fn call(number: u64, form: u8) -> Fingerprint {
     let mut call = [form; Fingerprint::SIZE];
     call[..8].copy_from_slice(&number.to_le_bytes());
     Fingerprint(call)
 }
 
 /// Every rank posts once, and waits for every other.
-fn barrier(transport: &mut dyn Transport) -> Result<()> {
+pub(super) fn barrier(transport: &mut dyn Transport) -> Result<()> {
     let (rank, deadline) = (transport.rank(), soon(transport));
     let Some(direct) = transport.direct(&deadline.into())? else { return Ok(()) };
     direct.enter(1, Exposed::Nothing, &deadline.into())?;
@@ -182,165 +182,6 @@ pub fn nobody_runs_two_calls_ahead_of_a_rank_that_is_still_reading(fabric: &'sta
     for world_size in [2, 4] {
         backend.check(world_size, program, drop);
     }
-}
-
-/// Every rank reads from every other's memory and writes into it, as far as that goes.
-fn reach_into_all(transport: &mut dyn Transport, memory: &mut Owned<u8>, number: usize) {
-    let (rank, deadline) = (transport.rank(), soon(transport));
-    let (me, len) = (rank.index(), memory.len() / 2 / rank.world_size());
-    let place = |of: usize| memory_place(of, len);
-    memory.fill(0);
-    memory[place(me)].copy_from_slice(&payload(rank, number, len));
-    transport.begin(call(number as u64, 0));
-    let Some(direct) = transport.direct(&deadline.into()).unwrap() else { return };
-    let reach = if memory.is_allocated() { Reach::Write } else { direct.shared().reach };
-    match reach {
-        Reach::Slots => return,
-        Reach::Read => direct.enter(2, Exposed::Read(memory), &deadline.into()).unwrap(),
-        Reach::Write => direct.enter(2, Exposed::Write(memory.lend()), &deadline.into()).unwrap(),
-    }
-    direct.show(memory);
-    direct.post();
-    let others = || (1..rank.world_size()).map(move |distance| rank.plus(distance));
-    let half = memory.len() / 2;
-    for peer in others() {
-        direct.wait(peer.index(), 1, &deadline.into()).unwrap();
-        let expected = payload(peer, number, len);
-        let mut seen = vec![0; len];
-        direct.read(peer.index(), Place::Memory, place(peer.index()).start, &mut seen).unwrap();
-        assert!(seen == expected, "read from {peer}");
-        let mut pieces = Vec::new();
-        let view = &mut |at: usize, piece: &[u8]| {
-            assert_eq!((at, at % 64), (pieces.len(), 0));
-            pieces.extend_from_slice(piece);
-        };
-        direct.view(peer.index(), Place::Memory, place(peer.index()), view).unwrap();
-        assert!(pieces == expected, "view of {peer}");
-        if reach == Reach::Write {
-            direct.write(peer.index(), Place::Memory, half + place(me).start, &seen).unwrap();
-        }
-        let outside = direct.read(peer.index(), Place::Memory, 2 * half, &mut [0]).unwrap_err();
-        assert!(matches!(outside, Error::OutOfReach { .. }), "{outside}");
-    }
-    direct.post();
-    others().for_each(|peer| direct.wait(peer.index(), 2, &deadline.into()).unwrap());
-    direct.settle();
-    assert!(direct.finished());
-    if reach == Reach::Write {
-        direct.collect(memory);
-        assert!(memory.reclaim(direct));
-        let own = payload(rank, number, len);
-        for peer in others() {
-            assert!(memory[half..][place(peer.index())] == own, "{peer} has written it back");
-        }
-    }
-}
-
-fn memory_place(of: usize, len: usize) -> std::ops::Range<usize> {
-    of * len..(of + 1) * len
-}
-
-/// Memory that is laid open is read and written.
-pub fn memory_that_is_laid_open_is_read_and_written(fabric: &'static dyn Fabric) {
-    let backend = Backend(fabric);
-    for world_size in [2, 3] {
-        let program = |mut transport: Box<dyn Transport>| {
-            let mut numbers = 1..;
-            for len in [64, 4000, 1_000_000] {
-                let bytes = 2 * len * transport.rank().world_size();
-                let mut private = Owned::from(vec![0; bytes]);
-                let mut allocated = transport.allocate(bytes).and_then(Owned::allocated);
-                for memory in [Some(&mut private), allocated.as_mut()].into_iter().flatten() {
-                    for number in numbers.by_ref().take(3) {
-                        reach_into_all(&mut *transport, memory, number);
-                    }
-                }
-            }
-            barrier(&mut *transport).unwrap();
-        };
-        backend.check(world_size, program, drop);
-    }
-}
-
-/// What a rank reads of another's memory after the call has failed there, and something else was written, is no result.
-pub fn what_was_written_after_a_call_failed_is_no_result_of_it(fabric: &'static dyn Fabric) {
-    const LEN: usize = 100_000;
-    let backend = Backend(fabric);
-    let short = backend.short();
-    let program = move |mut transport: Box<dyn Transport>| {
-        let (me, deadline) = (transport.rank().index(), soon(&*transport));
-        let runtime = transport.runtime().clone();
-        let Some(direct) = transport.direct(&deadline.into()).unwrap() else { return };
-        if direct.shared().reach == Reach::Slots {
-            return;
-        }
-        let mut memory = vec![1; LEN];
-        direct.enter(2, Exposed::Read(&memory), &deadline.into()).unwrap();
-        direct.show(&memory);
-        direct.post();
-        direct.wait(1 - me, 1, &deadline.into()).unwrap();
-        if me == 0 {
-            direct.post();
-            direct.wait(1, 2, &runtime.deadline(short).into()).unwrap_err();
-            memory.fill(2);
-            runtime.sleep(4 * short);
-        } else {
-            runtime.sleep(3 * short);
-            let mut seen = vec![0; LEN];
-            let read = direct.read(0, Place::Memory, 0, &mut seen);
-            assert!(read.is_err() || seen.iter().all(|&byte| byte == 1), "{read:?} gave {}", seen[0]);
-            let mut seen = Vec::new();
-            let viewed = direct.view(0, Place::Memory, 0..LEN, &mut |_, bytes| seen.extend_from_slice(bytes));
-            assert!(viewed.is_err() || seen.iter().all(|&byte| byte == 1), "{viewed:?} gave {}", seen[0]);
-        }
-    };
-    backend.check(2, program, drop);
-}
-
-/// What is not laid open is out of reach, which harms nothing.
-pub fn what_is_not_laid_open_is_out_of_reach_which_harms_nothing(fabric: &'static dyn Fabric) {
-    let backend = Backend(fabric);
-    let program = |mut transport: Box<dyn Transport>| {
-        let (peer, deadline) = (transport.rank().right().index(), soon(&*transport));
-        if let Some(direct) = transport.direct(&deadline.into()).unwrap() {
-            let shared = direct.shared();
-            for readable in [false, true] {
-                let exposed = if readable { Exposed::Read(&[7; 100]) } else { Exposed::Nothing };
-                direct.enter(1, exposed, &deadline.into()).unwrap();
-                direct.post();
-                direct.wait(peer, 1, &deadline.into()).unwrap();
-                let beyond = if readable { 100 } else { 0 };
-                let wrong = [
-                    direct.read(peer, Place::Memory, beyond, &mut [0]),
-                    direct.read(peer, Place::Line, shared.line_bytes, &mut [0]),
-                    direct.read(peer, Place::Slot(shared.slots), 0, &mut [0]),
-                    direct.read(peer, Place::Slot(0), shared.slot_bytes, &mut [0]),
-                    direct.view(peer, Place::Memory, 0..101, &mut |_, _| panic!("nothing is there")),
-                    direct.write(peer, Place::Memory, 0, &[1]),
-                    direct.write(peer, Place::Line, 0, &[1]),
-                    direct.write(peer, Place::Slot(shared.slots), 0, &[1]),
-                    direct.write(peer, Place::Slot(0), shared.slot_bytes, &[1]),
-                ];
-                for outcome in wrong {
-                    assert!(matches!(outcome, Err(Error::OutOfReach { .. })), "{outcome:?}");
-                }
-                let nowhere = [
-                    (Place::Memory, 0..1),
-                    (Place::Line, 0..1),
-                    (Place::Slot(shared.slots), 0..1),
-                    (Place::Slot(0), shared.slot_bytes..shared.slot_bytes + 1),
-                ];
-                for (place, range) in nowhere {
-                    let outcome = direct.change(peer, place, range, &mut |_| panic!("nothing is there"));
-                    assert!(matches!(outcome, Ok(false) | Err(Error::OutOfReach { .. })), "{outcome:?}");
-                }
-                direct.settle();
-            }
-        }
-        barrier(&mut *transport).unwrap();
-        pass_round(&mut *transport, &[7]).unwrap();
-    };
-    backend.check(2, program, drop);
 }
 
 /// Ranks in shared memory whose calls differ both hear of it.

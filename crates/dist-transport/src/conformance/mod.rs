@@ -33,6 +33,7 @@ mod calls;
 mod direct;
 mod errors;
 mod forks;
+mod laid_open;
 mod messages;
 mod together;
 
@@ -42,12 +43,9 @@ pub use direct::{
     a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer,
     all_ranks_of_a_group_share_memory_or_none_does, an_abort_wakes_who_waits_in_shared_memory,
     each_post_of_a_call_hands_over_what_was_written_before_it, groups_share_memory_of_their_own,
-    memory_that_is_laid_open_is_read_and_written,
     nobody_runs_two_calls_ahead_of_a_rank_that_is_still_reading,
     ranks_in_shared_memory_whose_calls_differ_all_hear_of_it, ranks_that_have_met_have_what_all_have_brought,
-    what_is_not_laid_open_is_out_of_reach_which_harms_nothing,
     what_is_published_is_seen_by_whoever_waits_for_the_post,
-    what_was_written_after_a_call_failed_is_no_result_of_it,
 };
 pub use errors::{
     a_message_of_another_call_is_refused_on_every_rank_before_a_byte_is_delivered,
@@ -70,6 +68,10 @@ pub use forks::{
     a_rank_that_nobody_waits_for_may_leave, messages_of_different_channels_never_meet,
     one_call_makes_several_groups_that_share_no_rank,
     what_ends_a_group_ends_the_job_and_ranks_are_told_by_their_numbers_in_the_world,
+};
+pub use laid_open::{
+    memory_that_is_laid_open_is_read_and_written, what_is_not_laid_open_is_out_of_reach_which_harms_nothing,
+    what_was_written_after_a_call_failed_is_no_result_of_it,
 };
 pub use messages::{
     a_rank_exchanges_with_itself,
@@ -94,15 +96,15 @@ macro_rules! conformance {
             ranks_that_have_met_have_what_all_have_brought
             each_post_of_a_call_hands_over_what_was_written_before_it
             nobody_runs_two_calls_ahead_of_a_rank_that_is_still_reading
-            memory_that_is_laid_open_is_read_and_written
-            what_was_written_after_a_call_failed_is_no_result_of_it
-            what_is_not_laid_open_is_out_of_reach_which_harms_nothing
             ranks_in_shared_memory_whose_calls_differ_all_hear_of_it
             a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer
             a_rank_that_leaves_shared_memory_is_named
             an_abort_wakes_who_waits_in_shared_memory
             groups_share_memory_of_their_own
             a_rank_sees_its_own_places
+            memory_that_is_laid_open_is_read_and_written
+            what_was_written_after_a_call_failed_is_no_result_of_it
+            what_is_not_laid_open_is_out_of_reach_which_harms_nothing
             a_message_of_another_call_is_refused_on_every_rank_before_a_byte_is_delivered
             a_message_of_another_length_is_refused_on_every_rank_before_a_byte_is_delivered
             an_exchange_in_place_with_a_peer_that_disagrees_combines_nothing
@@ -155,6 +157,7 @@ mod tests {
     fn every_promise_becomes_a_test() {
         let sources = [
             include_str!("direct.rs"),
+            include_str!("laid_open.rs"),
             include_str!("errors.rs"),
             include_str!("forks.rs"),
             include_str!("messages.rs"),
