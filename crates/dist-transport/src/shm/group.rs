@@ -261,12 +261,13 @@ impl GroupMemory {
     /// Notes that a call has failed for a rank, before anything that it does then.
     pub(crate) fn fail(&self, rank: usize) {
         self.mapping.word(block(rank) + FAILED_AT).store(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        // With the other's: whoever reads what is written from here on reads this too.
+        fence(Ordering::Release);
     }
 
     /// Whether a call had failed for a rank before anything that was read of its memory was written.
     pub(crate) fn has_failed(&self, rank: usize) -> bool {
-        fence(Ordering::SeqCst);
+        fence(Ordering::Acquire);
         self.mapping.word(block(rank) + FAILED_AT).load(Ordering::Relaxed) != 0
     }
 
