@@ -238,17 +238,20 @@ impl Engine {
         };
         let part_bytes_max = part_bytes_max(job.task.parts(form, world_size));
         let plan = Plan::new((job.task, form), world_size, part_bytes_max, block_bytes, shared);
-        let can = |ownership| plan.is_some() && reaches(form, ownership, shared.reach);
-        if can(job.ownership) && !can(job.here) {
+        let Some(plan) = plan else {
+            let unsupported = |direct: Direct| Error::Unsupported { algorithm: direct.into(), world_size };
+            return forced.map(unsupported).map_or(Ok(None), Err);
+        };
+        let is_open = |ownership| reaches(form, ownership, shared.reach);
+        if is_open(job.here) {
+            return Ok(Some(plan));
+        }
+        if is_open(job.ownership) {
             // The others can, and wait for this rank.
             self.transport.abort();
             return Err(Error::OutOfReach { operation: A::SERVES, bytes: job.bytes });
         }
-        match (plan, forced) {
-            (None, Some(direct)) => Err(Error::Unsupported { algorithm: direct.into(), world_size }),
-            (Some(_), Some(direct)) if !can(job.here) => Err(Error::NotOpen { algorithm: direct.into() }),
-            (plan, _) => Ok(plan.filter(|_| can(job.here))),
-        }
+        forced.map_or(Ok(None), |direct| Err(Error::NotOpen { algorithm: direct.into() }))
     }
 
     /// The call that was begun directly last.
