@@ -141,17 +141,21 @@ impl Direct for Together {
     /// In calls of one parity only.
     fn change(
         &mut self,
-        rank: usize,
         place: Place,
-        range: std::ops::Range<usize>,
-        change: &mut dyn FnMut(&mut [u8]),
+        there: &[(usize, usize)],
+        len: usize,
+        change: &mut dyn FnMut(&mut [&mut [u8]]),
     ) -> Result<bool> {
         if self.odd == 0 {
-            let mut aligned = Scratch::new();
-            let piece = aligned.bytes(range.len());
-            self.read(rank, place, range.start, piece)?;
-            change(piece);
-            self.write(rank, place, range.start, piece)?;
+            let mut aligned: Vec<_> = there.iter().map(|_| Scratch::new()).collect();
+            let mut all: Vec<_> = aligned.iter_mut().map(|scratch| scratch.bytes(len)).collect();
+            for (&(rank, offset), bytes) in there.iter().zip(&mut all) {
+                self.read(rank, place, offset, bytes)?;
+            }
+            change(&mut all);
+            for (&(rank, offset), bytes) in there.iter().zip(&all) {
+                self.write(rank, place, offset, bytes)?;
+            }
         }
         Ok(self.odd == 0)
     }
@@ -216,16 +220,27 @@ fn once(direct: &mut Together, rank: Rank, (task, form): (Task, Form), len: usiz
         _ => Own::Borrowed(bytemuck::cast_slice_mut(&mut owned)),
     };
     let memory = Memory { own, cut, input, piece_bytes: 256 };
-    let mut finished = 0;
+    let combine = |into: &mut [u8], from: &[u8]| {
+        let (into, from) = (bytemuck::cast_slice_mut::<_, f32>(into), bytemuck::cast_slice::<_, f32>(from));
+        into.iter_mut().zip(from).for_each(|(into, from)| *into += from);
+    };
+    let finish =
+        |bytes: &mut [u8]| bytemuck::cast_slice_mut::<_, f32>(bytes).iter_mut().for_each(|sum| *sum *= 2.0);
     let kernel = Kernel {
-        combine: &mut |into, from| {
-            let (into, from) =
-                (bytemuck::cast_slice_mut::<_, f32>(into), bytemuck::cast_slice::<_, f32>(from));
-            into.iter_mut().zip(from).for_each(|(into, from)| *into += from);
-        },
-        finish: &mut |bytes| {
-            finished += bytes.len();
-            bytemuck::cast_slice_mut::<_, f32>(bytes).iter_mut().for_each(|sum| *sum *= 2.0);
+        combine: &mut { combine },
+        finish: &mut { finish },
+        complete: &mut |all| {
+            let mut width = 1;
+            while width < all.len() {
+                for left in (0..all.len() - width).step_by(2 * width) {
+                    let (lefts, rights) = all.split_at_mut(left + width);
+                    combine(lefts[left], rights[0]);
+                }
+                width *= 2;
+            }
+            let (sum, others) = all.split_first_mut().expect("there are ranks");
+            finish(sum);
+            others.iter_mut().for_each(|other| other.copy_from_slice(sum));
         },
     };
     run(direct, (&plan, rank), plan.schedule(rank), memory, kernel, &mut Scratch::new(), &deadline().into())
@@ -284,7 +299,7 @@ fn memory_that_the_schedule_was_not_made_for_is_refused() {
     let error = |form: Form, bytes: &mut [u8], cut: Partition<'_>| {
         let mut direct = Together { rank: 0, all: Arc::default(), base: 0, posts: 0, odd: 1, turn: 0 };
         let memory = Memory { own: Own::Borrowed(bytes), cut, input: None, piece_bytes: 64 };
-        let kernel = Kernel { combine: &mut |_, _| (), finish: &mut |_| () };
+        let kernel = Kernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () };
         let (plan, scratch) = (plan(form), &mut Scratch::new());
         match run(
             &mut direct,

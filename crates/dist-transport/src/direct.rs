@@ -5,6 +5,9 @@ use std::ops::Range;
 
 use crate::{Due, Lent, Rank, Result};
 
+/// Of how many other ranks memory is [changed](Direct::change) at once, at the most.
+pub const CHANGED_MAX: usize = 7;
+
 /// Memory that all ranks of a group share: a place for a few bytes, slots, and the memory that a rank lays open.
 ///
 /// Ranks enter the same calls in the same order and post equally often in each. A post says to whoever waits for it
@@ -125,18 +128,22 @@ pub trait Direct: fmt::Debug {
     /// If `rank` has no such slot and has laid no such memory open, or the system fails to write it.
     fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()>;
 
-    /// Lets `change` have a range of a slot of `rank`, or of the memory that it has laid open for writing, where it lies.
-    /// `false`, and nothing done, if that is not within reach like this: then there are [`view`](Direct::view) and
+    /// Lets `change` have as many bytes of slots of several ranks, or of memory that they have laid open for writing, all
+    /// where they lie: for each of `there`, a rank and an offset, in this order. `false`, and nothing done, if one is not
+    /// within reach like this, or they are more than [`CHANGED_MAX`]: then there are [`view`](Direct::view) and
     /// [`write`](Direct::write).
     ///
     /// # Errors
     /// As for [`write`](Direct::write).
+    ///
+    /// # Panics
+    /// If a rank is named twice.
     fn change(
         &mut self,
-        _rank: usize,
         _place: Place,
-        _range: Range<usize>,
-        _change: &mut dyn FnMut(&mut [u8]),
+        _there: &[(usize, usize)],
+        _len: usize,
+        _change: &mut dyn FnMut(&mut [&mut [u8]]),
     ) -> Result<bool> {
         Ok(false)
     }

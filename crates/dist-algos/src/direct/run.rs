@@ -2,11 +2,14 @@
 
 use std::ops::Range;
 
-use dist_transport::{Combine, Direct, Due, Error as TransportError, Exposed, Lent, Place, Rank};
+use dist_transport::{
+    CHANGED_MAX, Combine, Direct, Due, Error as TransportError, Exposed, Lent, Place, Rank,
+};
+use smallvec::SmallVec;
 
 use super::cells;
 use super::tree::{There, Tree};
-use super::{Exposure, Parts, Plan, Step, Target, Task};
+use super::{Exposure, Parts, Peers, Plan, Step, Target, Task};
 use crate::{Error, Partition, RunError, Scratch, Source};
 
 /// The memory of one rank that a direct schedule works on.
@@ -39,6 +42,9 @@ pub struct Kernel<'a, 'f> {
     pub combine: &'a mut Combine<'f>,
     /// What is done to complete sums, once, by whoever has computed them.
     pub finish: &'a mut (dyn FnMut(&mut [u8]) + 'f),
+    /// Does both to the contributions of all ranks, in their order, which are of one length: what they come to, in
+    /// canonical order, is left in each.
+    pub complete: &'a mut (dyn FnMut(&mut [&mut [u8]]) + 'f),
 }
 
 impl std::fmt::Debug for Kernel<'_, '_> {
@@ -65,7 +71,7 @@ pub fn run(
     check(plan, &memory)?;
     let place_bytes = place_bytes(&*direct, plan, &memory)?;
     if plan.is_meeting() {
-        let (own, Kernel { combine, finish }) = (memory.own.bytes_mut(), kernel);
+        let (own, Kernel { combine, finish, .. }) = (memory.own.bytes_mut(), kernel);
         meet(direct, (plan, rank), own, combine, scratch, due)?;
         finish(own);
         return Ok(());
@@ -231,8 +237,12 @@ impl Runner<'_, '_, '_> {
     ) -> Result<(), TransportError> {
         let (range, there) = (self.cell(part, block), self.there((part, block), of));
         let alone = self.rank.world_size() == 2;
+        if matches!(into, Target::Back(peers) if alone || peers == Peers::Others)
+            && self.complete_there(range.clone(), there)?
+        {
+            return Ok(());
+        }
         let piece_bytes = match (of, into) {
-            (_, Target::Back(_)) if alone && self.reduce_there(range.clone(), there)? => return Ok(()),
             (Place::Memory, _) => self.memory.piece_bytes,
             // In one go: nothing is read again.
             (_, Target::Buffer) if alone => range.len(),
@@ -259,19 +269,21 @@ impl Runner<'_, '_, '_> {
         Ok(())
     }
 
-    /// Makes a sum of two where the other rank has its contribution, and leaves it there as well; `false`, and nothing
-    /// done, where that cannot be.
-    fn reduce_there(&mut self, own: Range<usize>, there: There) -> Result<bool, TransportError> {
-        let (holder, offset) = there.of_rank(self.plan, self.rank.right().index());
-        let Self { direct, memory, kernel, .. } = self;
-        let theirs = offset..offset + own.len();
+    /// Makes the sum of all where every rank has its contribution, and leaves it there; `false`, and nothing done, where
+    /// that cannot be.
+    fn complete_there(&mut self, own: Range<usize>, there: There) -> Result<bool, TransportError> {
+        let Self { direct, memory, kernel, rank, plan, .. } = self;
+        if rank.world_size() > CHANGED_MAX + 1 {
+            return Ok(false);
+        }
+        let others = (0..rank.world_size()).filter(|&other| other != rank.index());
+        let others: SmallVec<[_; CHANGED_MAX]> = others.map(|other| there.of_rank(plan, other)).collect();
         let own = &mut memory.own.bytes_mut()[own];
-        direct.change(holder, there.of, theirs, &mut |theirs| {
-            for (own, theirs) in own.chunks_mut(NEAR_BYTES).zip(theirs.chunks_mut(NEAR_BYTES)) {
-                (kernel.combine)(own, theirs);
-                (kernel.finish)(own);
-                theirs.copy_from_slice(own);
-            }
+        direct.change(there.of, &others, own.len(), &mut |others| {
+            let mut all: SmallVec<[&mut [u8]; CHANGED_MAX + 1]> =
+                others.iter_mut().map(|other| &mut **other).collect();
+            all.insert(rank.index(), own);
+            (kernel.complete)(&mut all);
         })
     }
 
@@ -355,8 +367,5 @@ pub(super) fn pieces(len: usize, piece_bytes: usize) -> impl Iterator<Item = Ran
     })
 }
 
-/// Bytes that a sum is made of at a time where it is written over what it was made of: so few that the lines of the other
-/// core that were just read are still at hand.
-const NEAR_BYTES: usize = 3 << 10;
 /// Bytes of a slot that a sum is made of at a time: with the scratch memory they stay in the nearest cache.
 const PIECE_BYTES: usize = 8 << 10;

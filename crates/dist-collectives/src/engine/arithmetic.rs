@@ -1,9 +1,11 @@
 //! What a reduce operation is made of on one rank.
 
 use dist_algos::{AllReduce, Choice, CostModel, Memory, Order, Partition};
-use dist_transport::{Combine, Deadline};
+use dist_transport::{CHANGED_MAX, Combine, Deadline};
+use smallvec::SmallVec;
 
 use super::{Engine, Manner};
+use crate::kernel::{combine_into_first, sum_into_all};
 use crate::{Call, DType, Element, Error, ReduceOp, Result, combine};
 
 /// What is done to this rank's elements before they are combined, to pairs of them, and to what comes of all.
@@ -95,6 +97,27 @@ impl Arithmetic {
         combine_bytes::<T>(self.op)
     }
 
+    /// To the elements of all ranks, in their order, of which each has as many: what they come to is left with each.
+    pub(super) fn complete<T: Element>(&self) -> impl FnMut(&mut [&mut [u8]]) {
+        |all| {
+            let mut all: SmallVec<[&mut [T]; CHANGED_MAX + 1]> =
+                all.iter_mut().map(|one| bytemuck::cast_slice_mut(one)).collect();
+            if self.divisor.is_none() && sum_into_all(self.op, &mut all) {
+                return;
+            }
+            let (len, few) = (all[0].len(), NEAR_BYTES / size_of::<T>());
+            for start in (0..len).step_by(few) {
+                let range = start..len.min(start + few);
+                let mut all: SmallVec<[&mut [T]; CHANGED_MAX + 1]> =
+                    all.iter_mut().map(|one| &mut one[range.clone()]).collect();
+                combine_into_first(self.op, &mut all);
+                let (sums, others) = all.split_first_mut().expect("this rank is one of them");
+                self.finish(sums);
+                others.iter_mut().for_each(|other| other.copy_from_slice(sums));
+            }
+        }
+    }
+
     /// To what all ranks' elements came to, by whoever owns it.
     #[inline]
     pub(super) fn finish<T: Element>(&self, sums: &mut [T]) {
@@ -125,3 +148,7 @@ fn divides(total: f64, dtype: DType) -> bool {
     let rounded = if dtype == DType::F64 { total } else { f64::from(total as f32) };
     rounded > 0.0 && rounded.is_finite()
 }
+
+/// Bytes of each rank that are combined at a time where one loop does not do it all: what they come to is still at hand when it
+/// is written over what it was made of.
+const NEAR_BYTES: usize = 3 << 10;

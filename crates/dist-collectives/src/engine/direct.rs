@@ -399,8 +399,9 @@ fn with_kernel<T: Element, R>(arithmetic: Option<&Arithmetic>, work: impl FnOnce
         Some(arithmetic) => work(Kernel {
             combine: &mut arithmetic.combine::<T>(),
             finish: &mut |sums| arithmetic.finish::<T>(bytemuck::cast_slice_mut(sums)),
+            complete: &mut arithmetic.complete::<T>(),
         }),
-        None => work(Kernel { combine: &mut |_, _| (), finish: &mut |_| () }),
+        None => work(Kernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () }),
     }
 }
 

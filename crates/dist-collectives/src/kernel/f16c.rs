@@ -4,7 +4,7 @@
 //! processor has.
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86_64::sum;
+pub(super) use x86_64::{sum, sum_many};
 
 /// There is no faster way.
 #[cfg(not(target_arch = "x86_64"))]
@@ -12,70 +12,179 @@ pub(super) fn sum(_into: &mut [half::f16], _from: &[half::f16]) -> bool {
     false
 }
 
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) fn sum_many<const COUNT: usize>(all: &mut [&mut [half::f16]; COUNT]) {
+    super::all::sum_by_rule::<_, _, 16>(all);
+}
+
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code, reason = "instructions are used that the processor was asked for")]
 mod x86_64 {
     use std::arch::x86_64::{
-        __m128i, __m256, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm256_add_ps, _mm256_blendv_ps,
-        _mm256_cmp_ps, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_movemask_ps, _mm256_set1_ps,
+        __m256, __m512, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm256_add_ps, _mm256_blendv_ps,
+        _mm256_cmp_ps, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_movemask_ps, _mm256_set1_ps, _mm512_add_ps,
+        _mm512_cmp_ps_mask, _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_mask_mov_ps, _mm512_set1_ps,
     };
 
     use half::f16;
 
-    use crate::kernel::halves::{round_f16, widen_f16};
-
-    /// Numbers that one instruction converts.
-    const LANES: usize = 8;
+    use crate::kernel::Scalar;
+    use crate::kernel::all::{self, sum_by_rule};
 
     /// Adds all of one buffer to another of the same length; `false`, and nothing done, if the processor has no
     /// conversions.
     pub(in crate::kernel) fn sum(into: &mut [f16], from: &[f16]) -> bool {
-        let able = is_x86_feature_detected!("f16c") && is_x86_feature_detected!("avx2");
-        if able {
-            // SAFETY: the processor has the instructions, as it said in the line above.
-            unsafe { sum_converted(into, from) };
+        match Width::of_this_processor() {
+            // SAFETY: the processor has the instructions, as it was asked.
+            Some(Width::Numbers16) => unsafe { by_16::sum(into, from) },
+            // SAFETY: as before.
+            Some(Width::Numbers8) => unsafe { by_8::sum(into, from) },
+            None => return false,
         }
-        able
+        true
     }
 
-    #[target_feature(enable = "avx2,f16c")]
-    fn sum_converted(into: &mut [f16], from: &[f16]) {
-        let (into, into_rest) = into.as_chunks_mut::<{ 2 * LANES }>();
-        let (from, from_rest) = from.as_chunks::<{ 2 * LANES }>();
-        for (into, from) in into.iter_mut().zip(from) {
-            let ([left, right], [left_from, right_from]) = (halves(into), halves(from));
-            let left = _mm256_add_ps(widened(left), widened(left_from));
-            let right = _mm256_add_ps(widened(right), widened(right_from));
-            let nans = _mm256_cmp_ps::<_CMP_UNORD_Q>(left, right);
-            *into = bytemuck::cast(if _mm256_movemask_ps(nans) == 0 {
-                [narrowed(left), narrowed(right)]
+    /// Adds what so many ranks have, and leaves the sums with all of them.
+    pub(in crate::kernel) fn sum_many<const COUNT: usize>(all: &mut [&mut [f16]; COUNT]) {
+        match Width::of_this_processor() {
+            // SAFETY: the processor has the instructions, as it was asked.
+            Some(Width::Numbers16) => unsafe { by_16::sum_many(all) },
+            // SAFETY: as before.
+            Some(Width::Numbers8) => unsafe { by_8::sum_many(all) },
+            None => sum_by_rule::<_, _, 16>(all),
+        }
+    }
+
+    /// How many numbers an instruction converts.
+    enum Width {
+        Numbers8,
+        Numbers16,
+    }
+
+    impl Width {
+        fn of_this_processor() -> Option<Self> {
+            if is_x86_feature_detected!("avx512f") {
+                Some(Self::Numbers16)
+            } else if is_x86_feature_detected!("f16c") && is_x86_feature_detected!("avx2") {
+                Some(Self::Numbers8)
             } else {
-                [narrowed(alike(left)), narrowed(alike(right))]
-            });
-        }
-        for (into, from) in into_rest.iter_mut().zip(from_rest) {
-            *into = round_f16(widen_f16(*into) + widen_f16(*from));
+                None
+            }
         }
     }
 
-    fn halves(numbers: &[f16; 2 * LANES]) -> [[f16; LANES]; 2] {
-        bytemuck::cast(*numbers)
+    /// Loops over vectors of so many numbers, two at a time: both sums are looked through for NaN at once, which all
+    /// become the same one.
+    macro_rules! by_vectors {
+        (
+            $module:ident of $vector:ty: $lanes:literal, by $features:literal;
+            $add:ident, $widened:expr, $narrowed:expr, $any_nan:expr, $alike:expr
+        ) => {
+            mod $module {
+                use super::*;
+
+                const LANES: usize = 2 * $lanes;
+
+                #[target_feature(enable = $features)]
+                pub(super) fn sum(into: &mut [f16], from: &[f16]) {
+                    let (into, into_rest) = into.as_chunks_mut();
+                    let (from, from_rest) = from.as_chunks();
+                    for (into, from) in into.iter_mut().zip(from) {
+                        *into = add(*into, *from);
+                    }
+                    for (into, from) in into_rest.iter_mut().zip(from_rest) {
+                        *into = into.reduce_sum(*from);
+                    }
+                }
+
+                #[target_feature(enable = $features)]
+                pub(super) fn sum_many<const COUNT: usize>(all: &mut [&mut [f16]; COUNT]) {
+                    all::sum_by(all, |left, right| add(left, right));
+                }
+
+                #[inline]
+                #[target_feature(enable = $features)]
+                fn add(left: [f16; LANES], right: [f16; LANES]) -> [f16; LANES] {
+                    let (left, right): ([_; 2], [_; 2]) = (bytemuck::cast(left), bytemuck::cast(right));
+                    let sums = [widened_sum(left[0], right[0]), widened_sum(left[1], right[1])];
+                    let sums = if $any_nan(sums[0], sums[1]) { sums.map($alike) } else { sums };
+                    bytemuck::cast(sums.map($narrowed))
+                }
+
+                #[inline]
+                #[target_feature(enable = $features)]
+                fn widened_sum(left: [f16; $lanes], right: [f16; $lanes]) -> $vector {
+                    $add($widened(bytemuck::cast(left)), $widened(bytemuck::cast(right)))
+                }
+            }
+        };
     }
 
-    #[target_feature(enable = "avx2,f16c")]
-    fn widened(numbers: [f16; LANES]) -> __m256 {
-        _mm256_cvtph_ps(bytemuck::cast(numbers))
+    by_vectors! {
+        by_8 of __m256: 8, by "avx2,f16c";
+        _mm256_add_ps,
+        _mm256_cvtph_ps,
+        |sums| _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(sums),
+        |left, right| _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_UNORD_Q>(left, right)) != 0,
+        |sums| _mm256_blendv_ps(sums, _mm256_set1_ps(f32::NAN), _mm256_cmp_ps::<_CMP_UNORD_Q>(sums, sums))
     }
 
-    #[target_feature(enable = "avx2,f16c")]
-    fn narrowed(sums: __m256) -> __m128i {
-        _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(sums)
+    by_vectors! {
+        by_16 of __m512: 16, by "avx512f";
+        _mm512_add_ps,
+        _mm512_cvtph_ps,
+        |sums| _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(sums),
+        |left, right| _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(left, right) != 0,
+        |sums| {
+            _mm512_mask_mov_ps(sums, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(sums, sums), _mm512_set1_ps(f32::NAN))
+        }
     }
 
-    /// With every NaN the same one.
-    #[target_feature(enable = "avx2,f16c")]
-    fn alike(sums: __m256) -> __m256 {
-        let nans = _mm256_cmp_ps::<_CMP_UNORD_Q>(sums, sums);
-        _mm256_blendv_ps(sums, _mm256_set1_ps(f32::NAN), nans)
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        /// Every half with others, in lengths that end within a turn of the loop too: for vectors that this processor has
+        /// but does not choose as well.
+        fn has_the_bits_of_the_rule(
+            sum: impl Fn(&mut [f16], &[f16]),
+            sum_many: impl Fn(&mut [&mut [f16]; 2]),
+        ) {
+            let all: Vec<f16> = (0..u16::MAX).map(f16::from_bits).collect();
+            for shift in (0..all.len()).step_by(4099) {
+                let mut others = all.clone();
+                others.rotate_left(shift);
+                let rule = all.iter().zip(&others).map(|(left, right)| left.reduce_sum(*right).to_bits());
+                let rule: Vec<u16> = rule.collect();
+                let (mut sums, mut left, mut right) = (all.clone(), all.clone(), others.clone());
+                sum(&mut sums, &others);
+                sum_many(&mut [&mut left, &mut right]);
+                for sums in [&sums, &left, &right] {
+                    assert!(bytemuck::cast_slice::<_, u16>(sums) == rule);
+                }
+            }
+        }
+
+        #[test]
+        fn sums_of_each_width_have_the_bits_of_the_rule() {
+            if is_x86_feature_detected!("avx512f") {
+                // SAFETY: the processor has the instructions.
+                has_the_bits_of_the_rule(
+                    |into, from| unsafe { by_16::sum(into, from) },
+                    |all| unsafe {
+                        by_16::sum_many(all);
+                    },
+                );
+            }
+            if is_x86_feature_detected!("f16c") && is_x86_feature_detected!("avx2") {
+                // SAFETY: as before.
+                has_the_bits_of_the_rule(
+                    |into, from| unsafe { by_8::sum(into, from) },
+                    |all| unsafe {
+                        by_8::sum_many(all);
+                    },
+                );
+            }
+        }
     }
 }

@@ -3,6 +3,7 @@
 use half::bf16;
 use multiversion::multiversion;
 
+use super::all;
 use super::halves::{round_bf16, sum_of_pairs, widen_bf16};
 
 /// Numbers that one turn of the loop takes: as many as fit the widest registers.
@@ -19,14 +20,25 @@ fn sum_words(into: &mut [bf16], from: &[bf16]) {
     let (into, into_rest) = into.as_chunks_mut::<LANES>();
     let (from, from_rest) = from.as_chunks::<LANES>();
     for (into, from) in into.iter_mut().zip(from) {
-        let mut words: [u32; LANES / 2] = bytemuck::cast(*into);
-        let others: [u32; LANES / 2] = bytemuck::cast(*from);
-        for (word, other) in words.iter_mut().zip(others) {
-            *word = sum_of_pairs(*word, other);
-        }
-        *into = bytemuck::cast(words);
+        *into = add(*into, *from);
     }
     for (into, from) in into_rest.iter_mut().zip(from_rest) {
         *into = round_bf16(widen_bf16(*into) + widen_bf16(*from));
     }
+}
+
+/// Adds what so many ranks have, and leaves the sums with all of them.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2", "aarch64+neon",))]
+pub(super) fn sum_many<const COUNT: usize>(all: &mut [&mut [bf16]; COUNT]) {
+    all::sum_by(all, add);
+}
+
+#[inline(always)]
+fn add(left: [bf16; LANES], right: [bf16; LANES]) -> [bf16; LANES] {
+    let mut words: [u32; LANES / 2] = bytemuck::cast(left);
+    let others: [u32; LANES / 2] = bytemuck::cast(right);
+    for (word, other) in words.iter_mut().zip(others) {
+        *word = sum_of_pairs(*word, other);
+    }
+    bytemuck::cast(words)
 }

@@ -4,6 +4,7 @@ use std::ops::{BitAnd, BitOr, BitXor};
 
 use half::{bf16, f16};
 
+use super::all::sum_by_rule;
 use super::halves::{round_bf16, round_f16, widen_bf16, widen_f16};
 use super::{f16c, pairs};
 
@@ -16,6 +17,9 @@ pub trait Scalar: Copy {
     fn sum_all(_into: &mut [Self], _from: &[Self]) -> bool {
         false
     }
+    /// Adds what so many ranks have, by the same rule, and leaves the sums with all of them.
+    #[doc(hidden)]
+    fn sum_many<const COUNT: usize>(all: &mut [&mut [Self]; COUNT]);
     #[doc(hidden)]
     fn reduce_sum(self, other: Self) -> Self;
     #[doc(hidden)]
@@ -46,6 +50,9 @@ macro_rules! integers {
         impl Bits for $integer {}
 
         impl Scalar for $integer {
+            fn sum_many<const COUNT: usize>(all: &mut [&mut [Self]; COUNT]) {
+                sum_by_rule::<_, _, { VECTOR_BYTES / size_of::<Self>() }>(all);
+            }
             #[inline(always)]
             fn reduce_sum(self, other: Self) -> Self {
                 self.wrapping_add(other)
@@ -71,10 +78,13 @@ integers! { i8 i32 i64 u8 u32 u64 }
 /// Floating-point rules: sums and products through `$widen` and `$round`, order by the bits read as a signed
 /// integer, whose negative values run the other way.
 macro_rules! floats {
-    ($($float:ty, $signed:ty, $narrow:expr, $widen:expr, $round:expr, $sum_all:expr;)*) => {$(
+    ($($float:ty, $signed:ty, $narrow:expr, $widen:expr, $round:expr, $sum_all:expr, $sum_many:expr;)*) => {$(
         impl Scalar for $float {
             fn sum_all(into: &mut [Self], from: &[Self]) -> bool {
                 $sum_all(into, from)
+            }
+            fn sum_many<const COUNT: usize>(all: &mut [&mut [Self]; COUNT]) {
+                $sum_many(all);
             }
             #[inline(always)]
             fn reduce_sum(self, other: Self) -> Self {
@@ -123,11 +133,14 @@ macro_rules! floats {
 }
 
 floats! {
-    f32, i32, narrow, |value: f32| value, |value: f32| value, one_by_one;
-    f64, i64, |number: f64| number, |value: f64| value, |value: f64| value, one_by_one;
-    f16, i16, narrow, widen_f16, round_f16, f16c::sum;
-    bf16, i16, narrow, widen_bf16, round_bf16, pairs::sum;
+    f32, i32, narrow, |value: f32| value, |value: f32| value, one_by_one, sum_by_rule::<_, _, 8>;
+    f64, i64, |number: f64| number, |value: f64| value, |value: f64| value, one_by_one, sum_by_rule::<_, _, 4>;
+    f16, i16, narrow, widen_f16, round_f16, f16c::sum, f16c::sum_many;
+    bf16, i16, narrow, widen_bf16, round_bf16, pairs::sum, pairs::sum_many;
 }
+
+/// Integers of so many bytes are added at a time.
+const VECTOR_BYTES: usize = 32;
 
 /// Where a compiler does as well.
 fn one_by_one<T>(_into: &mut [T], _from: &[T]) -> bool {

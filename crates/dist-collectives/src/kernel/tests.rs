@@ -135,6 +135,64 @@ fn sums_of_halves_have_the_bits_of_the_rule_whatever_the_processor_has_for_them(
     }
 }
 
+/// What all have comes to what the rule makes of it in canonical order: with the first, or for sums of few with all.
+#[track_caller]
+fn is_combined_in_canonical_order<T: Element + Number>(op: ReduceOp, contributions: &[Vec<T>]) {
+    fn in_order<T: Copy>(values: &[T], rule: &impl Fn(T, T) -> T) -> T {
+        if let [value] = values {
+            return *value;
+        }
+        let (left, right) = values.split_at(values.len().next_power_of_two() / 2);
+        rule(in_order(left, rule), in_order(right, rule))
+    }
+    let reduction = Reduction::parse(op.name()).expect("the oracle knows every operation");
+    let (mut first, mut all) = (contributions.to_vec(), contributions.to_vec());
+    combine_into_first(op, &mut first.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>());
+    let of_all = sum_into_all(op, &mut all.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>());
+    assert_eq!(
+        of_all,
+        matches!(op, ReduceOp::Sum | ReduceOp::Mean) && (2..=8).contains(&contributions.len())
+    );
+    for index in 0..contributions[0].len() {
+        let values: Vec<T> = contributions.iter().map(|one| one[index]).collect();
+        let expected = in_order(&values, &|left, right| reduction.pair(left, right));
+        for (rank, one) in first[..1].iter().chain(all.iter().filter(|_| of_all)).enumerate() {
+            let got = one[index];
+            assert!(got.same(expected), "{op} of {values:?}, {rank}: {got:?}, not {expected:?}");
+        }
+    }
+}
+
+fn every_length_is_combined<T: Element + Number>(bits: &[Vec<u64>]) {
+    for len in [0, 1, 31, 64, 173] {
+        let contributions: Vec<Vec<T>> =
+            bits.iter().map(|one| bytemuck::cast_slice(one)[..len].to_vec()).collect();
+        for op in ReduceOp::PLAIN.into_iter().filter(|op| op.supports(T::DTYPE)) {
+            is_combined_in_canonical_order(op, &contributions);
+        }
+    }
+}
+
+#[test]
+fn what_all_have_is_combined_in_canonical_order() {
+    let mut state = 1_u64;
+    let mut word = || {
+        // A linear congruence: neighbouring numbers differ in sign and exponent.
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state ^ (state >> 29)
+    };
+    for count in 1..=9 {
+        let bits: Vec<Vec<u64>> = (0..count).map(|_| (0..173).map(|_| word()).collect()).collect();
+        every_length_is_combined::<f32>(&bits);
+        every_length_is_combined::<f64>(&bits);
+        every_length_is_combined::<f16>(&bits);
+        every_length_is_combined::<bf16>(&bits);
+        every_length_is_combined::<u8>(&bits);
+        every_length_is_combined::<i32>(&bits);
+        every_length_is_combined::<i64>(&bits);
+    }
+}
+
 #[test]
 fn every_pair_of_bytes_wraps() {
     let left: Vec<u8> = (0..=u16::MAX).map(|pair| pair.to_le_bytes()[0]).collect();

@@ -1,6 +1,6 @@
 //! Memory that ranks lay open to each other.
 
-use crate::{Error, Exposed, Owned, Place, Reach, Transport};
+use crate::{CHANGED_MAX, Error, Exposed, Owned, Place, Reach, Transport};
 
 use super::backend::{Backend, Fabric};
 use super::calls::{pass_round, payload, soon};
@@ -84,6 +84,92 @@ pub fn memory_that_is_laid_open_is_read_and_written(fabric: &'static dyn Fabric)
     }
 }
 
+/// In the memory, or else a slot, of each other rank is a part for every rank, which changes its part of all others at once
+/// where it lies, or by reading and writing where that cannot be.
+fn change_in_all(transport: &mut dyn Transport, memory: &mut Owned<u8>, place: Place) {
+    const LEN: usize = 640;
+    let (rank, deadline) = (transport.rank(), soon(transport));
+    let (me, world_size) = (rank.index(), rank.world_size());
+    let contents = |of: usize, part: usize| vec![u8::try_from(of * world_size + part).unwrap(); LEN];
+    let changed_by = |rank: usize| [u8::try_from(200 + rank).unwrap(); LEN];
+    let parts: Vec<u8> = (0..world_size).flat_map(|part| contents(me, part)).collect();
+    memory.copy_from_slice(&parts);
+    let direct = transport.direct(&deadline.into()).unwrap().expect("as before");
+    if place == Place::Memory {
+        direct.enter(2, Exposed::Write(memory.lend()), &deadline.into()).unwrap();
+        direct.show(memory);
+    } else {
+        direct.enter(2, Exposed::Nothing, &deadline.into()).unwrap();
+        direct.publish(place, 0, &parts);
+    }
+    direct.post();
+    let others: Vec<usize> = (0..world_size).filter(|&peer| peer != me).collect();
+    others.iter().for_each(|&peer| direct.wait(peer, 1, &deadline.into()).unwrap());
+    let mut seen: Vec<Vec<u8>> = Vec::new();
+    let there: Vec<(usize, usize)> = others.iter().map(|&peer| (peer, me * LEN)).collect();
+    let changed = direct.change(place, &there, LEN, &mut |all| {
+        for bytes in all {
+            seen.push(bytes.to_vec());
+            bytes.copy_from_slice(&changed_by(me));
+        }
+    });
+    if !changed.unwrap() {
+        assert!(seen.is_empty(), "nothing was done");
+        for &(peer, offset) in &there {
+            let mut bytes = vec![0; LEN];
+            direct.read(peer, place, offset, &mut bytes).unwrap();
+            seen.push(bytes);
+            direct.write(peer, place, offset, &changed_by(me)).unwrap();
+        }
+    }
+    assert!(seen.iter().eq(&others.iter().map(|&peer| contents(peer, me)).collect::<Vec<_>>()));
+    direct.post();
+    others.iter().for_each(|&peer| direct.wait(peer, 2, &deadline.into()).unwrap());
+    if place != Place::Memory {
+        direct.read(me, place, 0, memory).unwrap();
+    }
+    direct.settle();
+    if place == Place::Memory {
+        direct.collect(memory);
+        assert!(memory.reclaim(direct));
+    }
+    for &peer in &others {
+        assert!(memory[peer * LEN..][..LEN] == changed_by(peer), "{peer} has changed it");
+    }
+    assert!(memory[me * LEN..][..LEN] == contents(me, me), "nobody else has");
+}
+
+/// What a rank changes in the memory of several others at once, each finds changed.
+pub fn memory_of_several_ranks_is_changed_at_once(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    for world_size in [2, 4, CHANGED_MAX + 2] {
+        let program = |mut transport: Box<dyn Transport>| {
+            let deadline = soon(&*transport);
+            let Some(direct) = transport.direct(&deadline.into()).unwrap() else { return };
+            let reach = direct.shared().reach;
+            let bytes = 640 * transport.rank().world_size();
+            let mut private = Owned::from(vec![0; bytes]);
+            let mut allocated = transport.allocate(bytes).and_then(Owned::allocated);
+            let mut numbers = 1..;
+            let mut change = |memory: &mut Owned<u8>, place| {
+                transport.begin(call(numbers.next().unwrap(), 0));
+                change_in_all(&mut *transport, memory, place);
+            };
+            for _ in 0..3 {
+                change(&mut private, Place::Slot(0));
+                if reach == Reach::Write {
+                    change(&mut private, Place::Memory);
+                }
+                if let Some(allocated) = &mut allocated {
+                    change(allocated, Place::Memory);
+                }
+            }
+            barrier(&mut *transport).unwrap();
+        };
+        backend.check(world_size, program, drop);
+    }
+}
+
 /// What a rank reads of another's memory after the call has failed there, and something else was written, is no result.
 pub fn what_was_written_after_a_call_failed_is_no_result_of_it(fabric: &'static dyn Fabric) {
     const LEN: usize = 100_000;
@@ -147,13 +233,14 @@ pub fn what_is_not_laid_open_is_out_of_reach_which_harms_nothing(fabric: &'stati
                     assert!(matches!(outcome, Err(Error::OutOfReach { .. })), "{outcome:?}");
                 }
                 let nowhere = [
-                    (Place::Memory, 0..1),
-                    (Place::Line, 0..1),
-                    (Place::Slot(shared.slots), 0..1),
-                    (Place::Slot(0), shared.slot_bytes..shared.slot_bytes + 1),
+                    (Place::Memory, 0),
+                    (Place::Line, 0),
+                    (Place::Slot(shared.slots), 0),
+                    (Place::Slot(0), shared.slot_bytes),
                 ];
-                for (place, range) in nowhere {
-                    let outcome = direct.change(peer, place, range, &mut |_| panic!("nothing is there"));
+                for (place, offset) in nowhere {
+                    let outcome =
+                        direct.change(place, &[(peer, offset)], 1, &mut |_| panic!("nothing is there"));
                     assert!(matches!(outcome, Ok(false) | Err(Error::OutOfReach { .. })), "{outcome:?}");
                 }
                 direct.settle();

@@ -70,7 +70,8 @@ pub use forks::{
     what_ends_a_group_ends_the_job_and_ranks_are_told_by_their_numbers_in_the_world,
 };
 pub use laid_open::{
-    memory_that_is_laid_open_is_read_and_written, what_is_not_laid_open_is_out_of_reach_which_harms_nothing,
+    memory_of_several_ranks_is_changed_at_once, memory_that_is_laid_open_is_read_and_written,
+    what_is_not_laid_open_is_out_of_reach_which_harms_nothing,
     what_was_written_after_a_call_failed_is_no_result_of_it,
 };
 pub use messages::{
@@ -103,6 +104,7 @@ macro_rules! conformance {
             groups_share_memory_of_their_own
             a_rank_sees_its_own_places
             memory_that_is_laid_open_is_read_and_written
+            memory_of_several_ranks_is_changed_at_once
             what_was_written_after_a_call_failed_is_no_result_of_it
             what_is_not_laid_open_is_out_of_reach_which_harms_nothing
             a_message_of_another_call_is_refused_on_every_rank_before_a_byte_is_delivered

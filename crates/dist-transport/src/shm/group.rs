@@ -12,11 +12,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use rustix::thread::sched_getcpu;
+use smallvec::SmallVec;
 
 use super::bell;
-use super::map::{Mapping, Pages};
+use super::map::{self, Mapping, Pages};
 use super::segment::Nonce;
-use crate::{Fingerprint, Grain, Place, Rank, Reach, Shared};
+use crate::{CHANGED_MAX, Fingerprint, Grain, Place, Rank, Reach, Shared};
 
 pub(crate) const SLOTS: usize = Shared::on_host(Reach::Slots).slots;
 pub(crate) const SLOT_BYTES: usize = Shared::on_host(Reach::Slots).slot_bytes;
@@ -330,6 +331,26 @@ impl GroupMemory {
         let at = self.place(rank, parity, place, &(offset..offset.checked_add(bytes.len())?))?;
         self.mapping.copy_in(at, bytes);
         Some(())
+    }
+
+    /// Lets `change` have as many bytes of one place of several ranks, each from an offset on.
+    ///
+    /// # Errors
+    /// The first that has no such place.
+    pub(crate) fn change(
+        &self,
+        parity: Parity,
+        place: Place,
+        (there, len): (&[(usize, usize)], usize),
+        change: &mut dyn FnMut(&mut [&mut [u8]]),
+    ) -> Result<(), (usize, usize)> {
+        let at = |&(rank, offset): &(usize, usize)| {
+            let range = offset..offset.saturating_add(len);
+            self.place(rank, parity, place, &range).ok_or((rank, offset))
+        };
+        let places: SmallVec<[usize; CHANGED_MAX]> = there.iter().map(at).collect::<Result<_, _>>()?;
+        map::change(places.into_iter().map(|at| (&self.mapping, at)), len, change);
+        Ok(())
     }
 
     fn place(&self, rank: usize, parity: Parity, place: Place, range: &Range<usize>) -> Option<usize> {

@@ -15,6 +15,9 @@ use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
+use smallvec::SmallVec;
+
+use crate::CHANGED_MAX;
 
 /// Whether a segment's pages are there from the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -133,6 +136,29 @@ impl Mapping {
         let offset = bytes.as_ptr().addr().checked_sub(self.start.addr().get())?;
         (offset <= self.len && bytes.len() <= self.len - offset).then_some(offset)
     }
+}
+
+/// Lets `change` have as many bytes of several places, which nobody else reads or writes meanwhile: the caller's counters
+/// say so.
+///
+/// # Panics
+/// If two places overlap.
+pub(crate) fn change<'a>(
+    places: impl Iterator<Item = (&'a Mapping, usize)>,
+    len: usize,
+    change: &mut dyn FnMut(&mut [&mut [u8]]),
+) {
+    let mut all: SmallVec<[&mut [u8]; CHANGED_MAX]> = SmallVec::new();
+    for (mapping, offset) in places {
+        let place = mapping.at(offset, len);
+        let start = place.addr().get();
+        let apart = |other: &[u8]| start.abs_diff(other.as_ptr().addr()) >= len;
+        assert!(all.iter().all(|other| apart(other)), "places that are changed at once overlap");
+        // SAFETY: as for `fill`, and none of these places overlaps another, as just checked; what is mapped twice belongs
+        // to one rank, of which there is one place here.
+        all.push(unsafe { slice::from_raw_parts_mut(place.as_ptr(), len) });
+    }
+    change(&mut all);
 }
 
 impl Drop for Mapping {

@@ -18,6 +18,24 @@ fn what_is_written_through_one_mapping_is_read_through_the_other() {
 }
 
 #[test]
+fn several_places_are_changed_at_once() {
+    let (_file, one) = Mapping::create(LEN, Pages::OnDemand).unwrap();
+    let (_file, other) = Mapping::create(LEN, Pages::OnDemand).unwrap();
+    let places = [(&one, 100), (&other, 100), (&one, 102), (&one, 98)];
+    change(places.into_iter(), 2, &mut |all| {
+        all.iter_mut().zip(1..).for_each(|(bytes, value)| bytes.fill(value));
+    });
+    assert_eq!((one.bytes(97, 8), other.bytes(99, 4)), (&[0, 4, 4, 1, 1, 3, 3, 0][..], &[0, 2, 2, 0][..]));
+}
+
+#[test]
+#[should_panic(expected = "overlap")]
+fn places_that_overlap_are_not_changed_at_once() {
+    let (_file, mapping) = Mapping::create(LEN, Pages::OnDemand).unwrap();
+    change([(&mapping, 100), (&mapping, 101)].into_iter(), 2, &mut |_| panic!("they are not given"));
+}
+
+#[test]
 fn short_turns_change_nothing_else_of_how_a_thread_is_scheduled() {
     // Policy, priority and what it is nice by, as fields 41, 40 and 19 of what the system tells of the thread.
     let scheduled = || {

@@ -17,5 +17,7 @@ mod segment;
 pub(crate) use door::{connect, is_ours, listen};
 pub(crate) use group::{Exposure, GroupMemory, LINE_BYTES, Origin, Parity, SLOT_BYTES, SLOTS};
 pub(crate) use heap::Heap;
-pub(crate) use map::{Mapping, copy_past, processor_time, read_process, take_short_turns, write_process};
+pub(crate) use map::{
+    Mapping, change, copy_past, processor_time, read_process, take_short_turns, write_process,
+};
 pub(crate) use memory::{ACCEPTED, End, Memory, Share, give_arena, offer, take, take_arena};

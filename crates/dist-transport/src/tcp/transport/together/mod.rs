@@ -10,6 +10,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use smallvec::SmallVec;
+
 use self::courtesy::Courtesy;
 use self::laid_open::Located;
 use super::failure::{Scene, Trouble};
@@ -18,8 +20,8 @@ use crate::shm::{self, Exposure, GroupMemory, LINE_BYTES, Mapping, Parity, SLOT_
 use crate::tcp::message::Fault;
 use crate::tcp::session::{Membership, WAITING_LIMIT};
 use crate::{
-    Activity, ChannelId, Deadline, Direct, Due, Error, Exposed, Fingerprint, Grain, Place, Rank, Reach,
-    Result, Shared, Traffic,
+    Activity, CHANGED_MAX, ChannelId, Deadline, Direct, Due, Error, Exposed, Fingerprint, Grain, Place, Rank,
+    Reach, Result, Shared, Traffic,
 };
 
 /// One rank's view of its group's memory.
@@ -353,24 +355,39 @@ impl Direct for Together {
 
     fn change(
         &mut self,
-        rank: usize,
         place: Place,
-        range: Range<usize>,
-        change: &mut dyn FnMut(&mut [u8]),
+        there: &[(usize, usize)],
+        len: usize,
+        change: &mut dyn FnMut(&mut [&mut [u8]]),
     ) -> Result<bool> {
-        match place {
-            Place::Line => return Err(self.out_of_reach(rank, &range)),
-            Place::Slot(_) => {
-                let changed = self.memory.fill(rank, self.current.parity, place, range.clone(), change);
-                changed.ok_or_else(|| self.out_of_reach(rank, &range))?;
-            }
-            Place::Memory => match self.locate(rank, &range, true)? {
-                Located::Mapped(mapping, offset) => mapping.fill(offset, range.len(), change),
-                Located::Process(..) => return Ok(false),
-            },
+        if there.len() > CHANGED_MAX {
+            return Ok(false);
         }
-        self.traffic.bytes_received += range.len() as u64;
-        self.traffic.bytes_sent += range.len() as u64;
+        let range = |offset: usize| offset..offset.saturating_add(len);
+        match place {
+            Place::Line => {
+                if let Some(&(rank, offset)) = there.first() {
+                    return Err(self.out_of_reach(rank, &range(offset)));
+                }
+            }
+            Place::Slot(_) => {
+                let changed = self.memory.change(self.current.parity, place, (there, len), change);
+                changed.map_err(|(rank, offset)| self.out_of_reach(rank, &range(offset)))?;
+            }
+            Place::Memory => {
+                let mut places: SmallVec<[(Arc<Mapping>, usize); CHANGED_MAX]> = SmallVec::new();
+                for &(rank, offset) in there {
+                    match self.locate(rank, &range(offset), true)? {
+                        Located::Mapped(mapping, offset) => places.push((mapping, offset)),
+                        Located::Process(..) => return Ok(false),
+                    }
+                }
+                shm::change(places.iter().map(|(mapping, offset)| (&**mapping, *offset)), len, change);
+            }
+        }
+        let bytes = (there.len() * len) as u64;
+        self.traffic.bytes_received += bytes;
+        self.traffic.bytes_sent += bytes;
         Ok(true)
     }
 
