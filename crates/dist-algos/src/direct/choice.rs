@@ -29,10 +29,10 @@ pub enum Ownership {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Crossovers {
-    /// [`Form::Staged`] in place of [`Form::OneShot`]. For all_reduce 512 KiB among two ranks and 32 KiB among more; for reduce,
+    /// [`Form::Staged`] in place of [`Form::OneShot`]. For all_reduce 256 KiB among two ranks and 32 KiB among more; for reduce,
     /// where only the root reduces, 4 MiB among more than two.
     pub staged: Option<usize>,
-    /// [`Form::WriteToAll`] of allocated memory in place of these; 4 KiB.
+    /// [`Form::WriteToAll`] of allocated memory in place of these; 8 KiB among two ranks and 16 KiB among more.
     pub write_to_all: Option<usize>,
 }
 
@@ -54,7 +54,9 @@ impl Form {
     ) -> (Self, usize) {
         let Crossovers { staged, write_to_all } = crossovers;
         match (task, ownership) {
-            (Task::AllReduce, Ownership::Allocated) if bytes >= write_to_all.unwrap_or(4 << 10) => {
+            (Task::AllReduce, Ownership::Allocated)
+                if bytes >= write_to_all.unwrap_or(if world_size == 2 { 8 << 10 } else { 16 << 10 }) =>
+            {
                 (Self::WriteToAll, 0)
             }
             (Task::AllReduce | Task::Reduce { .. }, _)
@@ -76,7 +78,7 @@ const fn staged_from(task: Task, world_size: usize) -> usize {
     match (task, world_size) {
         (Task::Reduce { .. }, 2) => usize::MAX,
         (Task::Reduce { .. }, _) => 4 << 20,
-        (_, 2) => 512 << 10,
+        (_, 2) => 256 << 10,
         _ => 32 << 10,
     }
 }
@@ -140,7 +142,7 @@ mod tests {
     }
 
     #[rstest]
-    #[case(Task::AllReduce, 2, 512 << 10)]
+    #[case(Task::AllReduce, 2, 256 << 10)]
     #[case(Task::AllReduce, 4, 32 << 10)]
     #[case(Task::Reduce { root: 0 }, 4, 4 << 20)]
     fn large_buffers_are_staged(#[case] task: Task, #[case] world_size: usize, #[case] from: usize) {
@@ -153,7 +155,7 @@ mod tests {
     #[case(Crossovers::default(), Ownership::Borrowed, [Form::OneShot, Form::OneShot, Form::OneShot])]
     #[case(Crossovers::default(), Ownership::Allocated, [Form::OneShot, Form::WriteToAll, Form::WriteToAll])]
     #[case(
-        Crossovers { staged: Some(5000), write_to_all: Some(5001) },
+        Crossovers { staged: Some(8192), write_to_all: Some(8193) },
         Ownership::Allocated,
         [Form::OneShot, Form::Staged, Form::WriteToAll],
     )]
@@ -163,6 +165,6 @@ mod tests {
         #[case] expected: [Form; 3],
     ) {
         let form = |bytes| Form::suggest(Task::AllReduce, 2, bytes, ownership, crossovers).0;
-        assert_eq!([4095, 5000, 5001].map(form), expected);
+        assert_eq!([8191, 8192, 8193].map(form), expected);
     }
 }
