@@ -137,7 +137,7 @@ pub trait Direct: fmt::Debug {
     /// As for [`write`](Direct::write).
     ///
     /// # Panics
-    /// If a rank is named twice.
+    /// If two of the ranges overlap, or for [`Place::Memory`] if ranks do not rise or one is this one.
     fn change(
         &mut self,
         _place: Place,

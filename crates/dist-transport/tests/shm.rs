@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use dist_transport::tcp::{Config, Coordinator, Medium, TcpTransport};
 use dist_transport::{
-    Cause, Error, Exposed, Incoming, Outgoing, Owned, Place, Reach, Runtime, Sink, Traffic, Transport,
+    CHANGED_MAX, Cause, Error, Exposed, Fingerprint, Incoming, Outgoing, Owned, Place, Reach, Runtime, Sink,
+    Traffic, Transport,
 };
 use rstest::rstest;
 
@@ -142,6 +143,51 @@ fn memory_of_the_heap_is_shared_by_forks_and_outlives_them() {
         },
     );
     assert_eq!(sums, [[6, 12, 18]; 3]);
+}
+
+/// Changes a byte of all others at once, in slots and in memory of the heap, and says whether that could be.
+fn change_others(mut transport: TcpTransport) -> [bool; 2] {
+    let (rank, deadline) = (transport.rank(), transport.runtime().deadline(LONG));
+    let mut memory = Owned::<u8>::allocated(transport.allocate(64).unwrap()).unwrap();
+    let others: Vec<usize> = (0..rank.world_size()).filter(|&peer| peer != rank.index()).collect();
+    let there: Vec<(usize, usize)> = others.iter().map(|&peer| (peer, rank.index())).collect();
+    let changed = [(1, Place::Slot(0)), (2, Place::Memory)].map(|(number, place)| {
+        let mut call = Fingerprint::NONE;
+        call.0[0] = number;
+        transport.begin(call);
+        let direct = transport.direct(&deadline.into()).unwrap().unwrap();
+        let exposed = if place == Place::Memory { Exposed::Write(memory.lend()) } else { Exposed::Nothing };
+        direct.enter(2, exposed, &deadline.into()).unwrap();
+        direct.post();
+        others.iter().for_each(|&peer| direct.wait(peer, 1, &deadline.into()).unwrap());
+        // The last has no such range: nothing is done to those before it.
+        let mut beyond = there.clone();
+        let (last, offset) = beyond.last_mut().unwrap();
+        *offset = 1 << 40;
+        let last = *last;
+        match direct.change(place, &beyond, 1, &mut |_| panic!("not all are there")) {
+            Err(Error::OutOfReach { peer, .. }) => assert_eq!(peer, last),
+            refused => assert!(!refused.unwrap() && others.len() > CHANGED_MAX),
+        }
+        let changed = direct.change(place, &there, 1, &mut |all| assert_eq!(all.len(), others.len()));
+        direct.post();
+        others.iter().for_each(|&peer| direct.wait(peer, 2, &deadline.into()).unwrap());
+        direct.settle();
+        if place == Place::Memory {
+            assert!(memory.reclaim(direct));
+        }
+        changed.unwrap()
+    });
+    pass_round(&mut transport, &[]).unwrap();
+    changed
+}
+
+#[rstest]
+#[case(2, true)]
+#[case(CHANGED_MAX + 1, true)]
+#[case(CHANGED_MAX + 2, false)]
+fn memory_of_so_many_others_is_changed_at_once(#[case] world_size: usize, #[case] expected: bool) {
+    assert_eq!(run(world_size, |_, config| config, change_others), vec![[expected; 2]; world_size]);
 }
 
 #[test]

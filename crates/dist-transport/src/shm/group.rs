@@ -341,7 +341,8 @@ impl GroupMemory {
         &self,
         parity: Parity,
         place: Place,
-        (there, len): (&[(usize, usize)], usize),
+        there: &[(usize, usize)],
+        len: usize,
         change: &mut dyn FnMut(&mut [&mut [u8]]),
     ) -> Result<(), (usize, usize)> {
         let at = |&(rank, offset): &(usize, usize)| {

@@ -142,7 +142,7 @@ impl Mapping {
 /// say so.
 ///
 /// # Panics
-/// If two places overlap.
+/// If two places in one mapping overlap. Those in several mappings are to be of different ranks.
 pub(crate) fn change<'a>(
     places: impl Iterator<Item = (&'a Mapping, usize)>,
     len: usize,
@@ -154,8 +154,8 @@ pub(crate) fn change<'a>(
         let start = place.addr().get();
         let apart = |other: &[u8]| start.abs_diff(other.as_ptr().addr()) >= len;
         assert!(all.iter().all(|other| apart(other)), "places that are changed at once overlap");
-        // SAFETY: as for `fill`, and none of these places overlaps another, as just checked; what is mapped twice belongs
-        // to one rank, of which there is one place here.
+        // SAFETY: as for `fill`, and none of these places overlaps another: not in one mapping, as just checked, and not in
+        // two, since the callers give places of one mapping, or one of each of several other ranks, who share none.
         all.push(unsafe { slice::from_raw_parts_mut(place.as_ptr(), len) });
     }
     change(&mut all);

@@ -366,15 +366,18 @@ impl Direct for Together {
         let range = |offset: usize| offset..offset.saturating_add(len);
         match place {
             Place::Line => {
-                if let Some(&(rank, offset)) = there.first() {
-                    return Err(self.out_of_reach(rank, &range(offset)));
-                }
+                let nothing = |&(rank, offset)| Err(self.out_of_reach(rank, &range(offset)));
+                return there.first().map_or(Ok(false), nothing);
             }
             Place::Slot(_) => {
-                let changed = self.memory.change(self.current.parity, place, (there, len), change);
+                let changed = self.memory.change(self.current.parity, place, there, len, change);
                 changed.map_err(|(rank, offset)| self.out_of_reach(rank, &range(offset)))?;
             }
+            // Whether the call has failed there is not asked: what may be written is leaked then, as nobody reads it.
             Place::Memory => {
+                let others = there.iter().all(|&(rank, _)| rank != self.rank.index());
+                let rise = there.is_sorted_by(|(left, _), (right, _)| left < right);
+                assert!(others && rise, "memory of other ranks is changed, in their order");
                 let mut places: SmallVec<[(Arc<Mapping>, usize); CHANGED_MAX]> = SmallVec::new();
                 for &(rank, offset) in there {
                     match self.locate(rank, &range(offset), true)? {
