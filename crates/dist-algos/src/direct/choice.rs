@@ -55,7 +55,7 @@ impl Form {
         let Crossovers { staged, write_to_all } = crossovers;
         match (task, ownership) {
             (Task::AllReduce, Ownership::Allocated)
-                if bytes >= write_to_all.unwrap_or(if world_size == 2 { 8 << 10 } else { 16 << 10 }) =>
+                if bytes >= write_to_all.unwrap_or_else(|| write_to_all_from(world_size)) =>
             {
                 (Self::WriteToAll, 0)
             }
@@ -81,6 +81,11 @@ const fn staged_from(task: Task, world_size: usize) -> usize {
         (_, 2) => 256 << 10,
         _ => 32 << 10,
     }
+}
+
+/// The same, where it is left in the memory of all.
+const fn write_to_all_from(world_size: usize) -> usize {
+    if world_size == 2 { 8 << 10 } else { 16 << 10 }
 }
 
 impl FromStr for Crossovers {
@@ -149,6 +154,17 @@ mod tests {
         let form =
             |bytes| Form::suggest(task, world_size, bytes, Ownership::Borrowed, Crossovers::default()).0;
         assert_eq!([from - 1, from].map(form), [Form::OneShot, Form::Staged]);
+    }
+
+    #[rstest]
+    #[case(2, 8 << 10)]
+    #[case(4, 16 << 10)]
+    fn large_allocated_buffers_are_written_to_all(#[case] world_size: usize, #[case] from: usize) {
+        let suggest = |bytes| {
+            let crossovers = Crossovers::default();
+            Form::suggest(Task::AllReduce, world_size, bytes, Ownership::Allocated, crossovers).0
+        };
+        assert_eq!([from - 1, from].map(suggest), [Form::OneShot, Form::WriteToAll]);
     }
 
     #[rstest]

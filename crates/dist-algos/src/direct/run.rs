@@ -237,6 +237,7 @@ impl Runner<'_, '_, '_> {
     ) -> Result<(), TransportError> {
         let (range, there) = (self.cell(part, block), self.there((part, block), of));
         let alone = self.rank.world_size() == 2;
+        // Where one of several others wants the sum, nothing is to be written to the rest.
         if matches!(into, Target::Back(peers) if alone || peers == Peers::Others)
             && self.complete_there(range.clone(), there)?
         {

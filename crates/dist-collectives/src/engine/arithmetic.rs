@@ -110,7 +110,9 @@ impl Arithmetic {
                 let range = start..len.min(start + few);
                 let mut all: SmallVec<[&mut [T]; CHANGED_MAX + 1]> =
                     all.iter_mut().map(|one| &mut one[range.clone()]).collect();
-                combine_into_first(self.op, &mut all);
+                if !sum_into_all(self.op, &mut all) {
+                    combine_into_first(self.op, &mut all);
+                }
                 let (sums, others) = all.split_first_mut().expect("this rank is one of them");
                 self.finish(sums);
                 others.iter_mut().for_each(|other| other.copy_from_slice(sums));

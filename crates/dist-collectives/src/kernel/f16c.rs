@@ -144,13 +144,13 @@ mod x86_64 {
     mod tests {
         use super::*;
 
-        /// Every half with others, in lengths that end within a turn of the loop too: for vectors that this processor has
-        /// but does not choose as well.
+        /// Every half with others, for vectors that this processor has but does not choose as well; the last are within a
+        /// turn of the loop.
         fn has_the_bits_of_the_rule(
             sum: impl Fn(&mut [f16], &[f16]),
             sum_many: impl Fn(&mut [&mut [f16]; 2]),
         ) {
-            let all: Vec<f16> = (0..u16::MAX).map(f16::from_bits).collect();
+            let all: Vec<f16> = (0..=u16::MAX).chain(0..61).map(f16::from_bits).collect();
             for shift in (0..all.len()).step_by(4099) {
                 let mut others = all.clone();
                 others.rotate_left(shift);

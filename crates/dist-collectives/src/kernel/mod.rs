@@ -48,10 +48,15 @@ pub fn combine<T: Element>(op: ReduceOp, into: &mut [T], from: &[T]) {
     }
 }
 
-/// Adds what all have, in canonical order, and leaves the sums with all, in one loop over the memory of all: half of the
-/// time that it takes to add two at a time and to copy the sums, where the memory is another core's. `false`, and nothing
-/// done, for what is no sum, or if there is no loop for so many.
+/// Adds what all have, in canonical order, and leaves the sums with all, in one loop over the memory of all: up to half of
+/// the time that it takes to add two at a time and to copy the sums, where the memory is another core's. `false`, and
+/// nothing done, for what is no sum, or if there is no loop for so many.
+///
+/// # Panics
+/// If the lengths differ.
 pub(crate) fn sum_into_all<T: Element>(op: ReduceOp, all: &mut [&mut [T]]) -> bool {
+    let as_long = |other: &&mut [T]| other.len() == all[0].len();
+    assert!(all.iter().all(as_long), "what all have is of one length");
     let is_sum =
         matches!(op, ReduceOp::Sum | ReduceOp::Mean | ReduceOp::PreMulSum(_) | ReduceOp::WeightedMean(_));
     is_sum && all::sum(all)

@@ -1,9 +1,10 @@
 //! Ranks that share memory: every operation in every direct form, in every kind of memory, has the bits of the oracle.
 
 use dist_collectives::{
-    Algorithm, Buffer, Communicator, Direct, DirectForm, Error, Operation, Ownership, ReduceOp,
+    Algorithm, Buffer, Communicator, Direct, DirectForm, Element, Error, Operation, Ownership, ReduceOp,
 };
-use dist_testkit::oracle::{self, Reduction};
+use dist_testkit::oracle::{self, Number, Reduction};
+use half::{bf16, f16};
 use rstest::rstest;
 
 use crate::oracle::{assert_same, inputs};
@@ -114,6 +115,45 @@ fn every_direct_form_has_the_bits_of_the_oracle(#[values(2, 3, 4)] world_size: u
 #[rstest]
 fn whoever_comes_first_the_bits_are_the_same(#[values(2, 3, 5, 8)] world_size: usize) {
     (0..20).for_each(|seed| check(Network::Together(seed), world_size, &[1, 12, 1000]));
+}
+
+#[rstest]
+fn more_ranks_than_are_summed_up_at_once_have_the_bits_of_the_oracle(#[values(8, 9)] world_size: usize) {
+    Network::SHARING.iter().for_each(|&network| check(network, world_size, &[20_001]));
+}
+
+/// In memory that all ranks share, every form leaves what messages leave.
+fn have_the_bits_of_messages<T: Element + Number>(comm: &mut Communicator, op: ReduceOp) {
+    let input: Vec<T> = oracle::sample(3, comm.rank(), 30_000);
+    let mut by_messages = input.clone();
+    let binomial = dist_collectives::AllReduce::Binomial;
+    comm.with_algorithm(binomial).all_reduce(&mut by_messages, op).unwrap();
+    for way in Direct::of(Operation::AllReduce) {
+        let mut allocated = comm.alloc(input.len()).unwrap();
+        allocated.copy_from_slice(&input);
+        comm.with_algorithm(way).all_reduce_buffer(&mut allocated, op).unwrap();
+        assert_same(&allocated, &by_messages, &format!("{op} {way}"));
+    }
+}
+
+#[rstest]
+fn whatever_is_done_to_elements_in_memory_of_all_is_what_messages_do(#[values(2, 3, 8)] world_size: usize) {
+    let operations = [
+        ReduceOp::Sum,
+        ReduceOp::Mean,
+        ReduceOp::PreMulSum(0.5),
+        ReduceOp::WeightedMean(2.0),
+        ReduceOp::Min,
+        ReduceOp::Product,
+    ];
+    let program = move |mut comm: Communicator| {
+        for op in operations {
+            have_the_bits_of_messages::<f32>(&mut comm, op);
+            have_the_bits_of_messages::<f16>(&mut comm, op);
+            have_the_bits_of_messages::<bf16>(&mut comm, op);
+        }
+    };
+    Network::SHARING.iter().for_each(|&network| drop(worlds::run(network, world_size, program)));
 }
 
 #[test]
