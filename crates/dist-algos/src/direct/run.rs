@@ -283,7 +283,8 @@ impl Runner<'_, '_, '_> {
         direct.change(there.of, &others, own.len(), &mut |others| {
             let mut all: SmallVec<[&mut [u8]; CHANGED_MAX + 1]> =
                 others.iter_mut().map(|other| &mut **other).collect();
-            all.insert(rank.index(), own);
+            // Of two, the order makes no difference, and what is near goes first: the first is worked on.
+            all.insert(if all.len() == 1 { 0 } else { rank.index() }, own);
             (kernel.complete)(&mut all);
         })
     }

@@ -105,12 +105,13 @@ impl Arithmetic {
             if self.divisor.is_none() && sum_into_all(self.op, &mut all) {
                 return;
             }
-            let (len, few) = (all[0].len(), NEAR_BYTES / size_of::<T>());
+            let (len, few) = (all[0].len(), NEAR_BYTES / all.len() / size_of::<T>());
             for start in (0..len).step_by(few) {
                 let range = start..len.min(start + few);
                 let mut all: SmallVec<[&mut [T]; CHANGED_MAX + 1]> =
                     all.iter_mut().map(|one| &mut one[range.clone()]).collect();
-                if !sum_into_all(self.op, &mut all) {
+                // One addition is one loop too, and what the others have is written afterwards.
+                if all.len() == 2 || !sum_into_all(self.op, &mut all) {
                     combine_into_first(self.op, &mut all);
                 }
                 let (sums, others) = all.split_first_mut().expect("this rank is one of them");
@@ -151,6 +152,6 @@ fn divides(total: f64, dtype: DType) -> bool {
     rounded > 0.0 && rounded.is_finite()
 }
 
-/// Bytes of each rank that are combined at a time where one loop does not do it all: what they come to is still at hand when it
-/// is written over what it was made of.
-const NEAR_BYTES: usize = 3 << 10;
+/// Bytes of all ranks together that are combined at a time where one loop does not do it all: what they come to is still at
+/// hand when it is written over what it was made of.
+const NEAR_BYTES: usize = 16 << 10;

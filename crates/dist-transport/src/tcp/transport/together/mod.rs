@@ -373,7 +373,7 @@ impl Direct for Together {
                 let changed = self.memory.change(self.current.parity, place, there, len, change);
                 changed.map_err(|(rank, offset)| self.out_of_reach(rank, &range(offset)))?;
             }
-            // Whether the call has failed there is not asked: what may be written is leaked then, as nobody reads it.
+            // Whether the call has failed there is not asked: what others may write is leaked then, and nobody reads it.
             Place::Memory => {
                 let others = there.iter().all(|&(rank, _)| rank != self.rank.index());
                 let rise = there.is_sorted_by(|(left, _), (right, _)| left < right);
