@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::map::{Mapping, Pages, Region};
 use crate::{Allocation, Grain};
 
-/// Bytes of an arena, unless one allocation takes more. Its pages come when they are touched.
-const ARENA_BYTES: usize = HASHED_BYTES + APART_BYTES;
+/// Arenas take a multiple of this, and [`APART_BYTES`]; their pages come when they are touched.
+///
 /// AMD's processors up to Zen 4 find a line in their first cache by its place there and eight bits that they make of address
 /// bits 12 to 27, each of one of 12 to 19 and one of 20 to 27. Of two lines that they cannot tell apart like this, each
 /// throws the other out: what ranks have at the same offset of arenas that are mapped side by side, if those are of such
@@ -149,6 +149,8 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
+
+    const ARENA_BYTES: usize = HASHED_BYTES + APART_BYTES;
 
     fn place(memory: &dyn Allocation) -> (usize, usize) {
         let bytes = memory.bytes();
