@@ -11,15 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::map::{Mapping, Pages, Region};
 use crate::{Allocation, Grain};
 
-/// Arenas take a multiple of this, and [`APART_BYTES`]; their pages come when they are touched.
-///
-/// AMD's processors up to Zen 4 find a line in their first cache by its place there and eight bits that they make of address
-/// bits 12 to 27, each of one of 12 to 19 and one of 20 to 27. Of two lines that they cannot tell apart like this, each
-/// throws the other out: what ranks have at the same offset of arenas that are mapped side by side, if those are of such
-/// a length, and a loop over both then takes ten times as long.
-const HASHED_BYTES: usize = 1 << 28;
-/// Arenas are this much longer, so that up to 256 side by side differ in bits 20 to 27, and nowhere below.
-const APART_BYTES: usize = 1 << 20;
+/// Bytes of an arena, unless one allocation takes more. Its pages come when they are touched.
+const ARENA_BYTES: usize = 256 << 20;
 /// Allocations do not share pages, so that one that is leaked keeps nothing else.
 const UNIT_BYTES: usize = 4096;
 
@@ -48,7 +41,7 @@ impl Heap {
         let (arena, offset) = match found {
             Some(found) => found,
             None => {
-                let made = Arena::new(len)
+                let made = Arena::new(len.max(ARENA_BYTES))
                     .inspect_err(|error| tracing::info!(%error, bytes, "no memory for the heap"));
                 arenas.push(made.ok()?);
                 let last = arenas.len() - 1;
@@ -83,10 +76,7 @@ impl Heap {
 }
 
 impl Arena {
-    /// One that an allocation of so many bytes fits.
-    fn new(bytes: usize) -> io::Result<Self> {
-        let hashed = bytes.saturating_sub(APART_BYTES).max(1).checked_next_multiple_of(HASHED_BYTES);
-        let len = hashed.and_then(|len| len.checked_add(APART_BYTES)).ok_or(io::ErrorKind::OutOfMemory)?;
+    fn new(len: usize) -> io::Result<Self> {
         let (file, mapping) = Mapping::create(len, Pages::OnDemand)?;
         let holes = BTreeMap::from([(0, len)]);
         Ok(Self { file: Arc::new(file), mapping: Arc::new(mapping), len, holes, used: 0 })
@@ -146,11 +136,7 @@ const _: () = assert!(UNIT_BYTES.is_multiple_of(Grain::BYTES), "allocations begi
 
 #[cfg(test)]
 mod tests {
-    use rstest::rstest;
-
     use super::*;
-
-    const ARENA_BYTES: usize = HASHED_BYTES + APART_BYTES;
 
     fn place(memory: &dyn Allocation) -> (usize, usize) {
         let bytes = memory.bytes();
@@ -188,25 +174,7 @@ mod tests {
         assert_eq!(heap.find(small.bytes()), Some((0, 0)));
         assert_eq!(heap.find(&large.bytes()[100..]), Some((1, 100)));
         assert_eq!(heap.find(&[0; 8]), None);
-        assert_eq!(heap.file(1).unwrap().1, 2 * HASHED_BYTES + APART_BYTES);
-    }
-
-    #[rstest]
-    fn a_processor_tells_what_lies_at_one_offset_of_arenas_side_by_side_apart(
-        #[values(1, ARENA_BYTES, ARENA_BYTES + 1, 1 << 30)] bytes: usize,
-        #[values(1, 2, 7, 255)] distance: usize,
-    ) {
-        let hash = |address: usize| {
-            let pairs = [(12, 27), (13, 26), (14, 25), (15, 20), (16, 21), (17, 22), (18, 23), (19, 24)];
-            pairs.map(|(low, high)| (address >> low ^ address >> high) & 1)
-        };
-        let len = Arena::new(bytes).unwrap().len;
-        assert!(len >= bytes);
-        for start in [0x7f40_6fff_e000, 0x7f40_0000_0000, 0x7f41_2345_6000] {
-            for offset in (0..len).step_by(1 << 20).flat_map(|mib| [mib, mib + UNIT_BYTES]) {
-                assert_ne!(hash(start + offset), hash(start + distance * len + offset));
-            }
-        }
+        assert_eq!(heap.file(1).unwrap().1, (ARENA_BYTES + 1).next_multiple_of(UNIT_BYTES));
     }
 
     #[test]

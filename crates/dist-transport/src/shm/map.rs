@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
@@ -33,7 +33,23 @@ pub(super) enum Pages {
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     len: usize,
+    _space: Space,
 }
+
+/// Addresses of this process, with whatever is mapped there; given back when it is dropped.
+#[derive(Debug)]
+struct Space {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+/// AMD's processors up to Zen 4 find a line in their first cache by its place in a page and eight bits that they make of
+/// address bits 12 to 27, each of one of the lower and one of the upper eight. Of two lines that look alike to them each
+/// throws the other out, and a loop over both takes ten times as long: as over what ranks have at the same offset of
+/// segments that begin a multiple of this apart.
+const HASHED_BYTES: usize = 1 << 28;
+/// Each segment that is as large begins so much further in such a stretch of addresses than the one that was mapped before.
+const APART_BYTES: usize = 1 << 20;
 
 // SAFETY: the mapping belongs to the process, not to a thread; its counters are atomic, and its bytes are reached as
 // those who own the counters allow each other to.
@@ -69,12 +85,24 @@ impl Mapping {
 
     fn new(file: &impl AsFd, len: usize) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the system chooses a place where nothing is mapped, and the file is `len` long and sealed against
-        // shrinking, as both callers have made sure.
-        let start =
-            unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, file, 0) }?;
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { start, len })
+        if len < HASHED_BYTES {
+            // SAFETY: the system chooses a place where nothing is mapped, and the file is `len` long and sealed against
+            // shrinking, as both callers have made sure.
+            let start =
+                unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, file, 0) };
+            let space = Space::new(start?, len)?;
+            return Ok(Self { start: space.start, len, _space: space });
+        }
+        let space = Space::reserve(len.checked_add(HASHED_BYTES).ok_or(io::ErrorKind::OutOfMemory)?)?;
+        let begin = MAPPED.fetch_add(1, Ordering::Relaxed).wrapping_mul(APART_BYTES);
+        let ahead = begin.wrapping_sub(space.start.addr().get()) % HASHED_BYTES;
+        // SAFETY: the space is `HASHED_BYTES` longer than the segment.
+        let start = unsafe { space.start.add(ahead) };
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        // SAFETY: what is mapped there before is the space, which nobody else has, and has room for it. Of the file the same
+        // is true as above.
+        unsafe { rustix::mm::mmap(start.as_ptr().cast(), len, protection, flags, file, 0) }?;
+        Ok(Self { start, len, _space: space })
     }
 
     /// A place in the segment from where `len` bytes lie inside it.
@@ -161,11 +189,27 @@ pub(crate) fn change<'a>(
     change(&mut all);
 }
 
-impl Drop for Mapping {
+impl Space {
+    /// What the system has mapped at an address.
+    fn new(start: *mut libc::c_void, len: usize) -> io::Result<Self> {
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start, len })
+    }
+
+    /// So many addresses at which nothing is.
+    fn reserve(len: usize) -> io::Result<Self> {
+        let (protection, flags) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
+        // SAFETY: the system chooses a place where nothing is mapped.
+        let start = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags) };
+        Self::new(start?, len)
+    }
+}
+
+impl Drop for Space {
     fn drop(&mut self) {
-        // SAFETY: nothing borrows from the mapping any more, since all that does borrows `self`.
+        // SAFETY: nothing borrows from what is mapped there any more, since all that does borrows the mapping.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
-        debug_assert!(unmapped.is_ok(), "a mapping of our own can be unmapped");
+        debug_assert!(unmapped.is_ok(), "what is mapped here can be unmapped");
     }
 }
 
@@ -360,6 +404,9 @@ fn transfer(
     }
     Ok(())
 }
+
+/// How many large segments this process has mapped.
+static MAPPED: AtomicUsize = AtomicUsize::new(0);
 
 #[cfg(test)]
 #[path = "map_tests.rs"]

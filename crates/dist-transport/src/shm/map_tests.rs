@@ -121,3 +121,42 @@ fn a_process_has_had_processors_for_some_time() {
     // Linux has no process with such a number.
     assert!(processor_time(1 << 22).is_err());
 }
+
+#[test]
+fn a_processor_tells_what_lies_at_one_offset_of_large_segments_apart() {
+    let hash = |address: usize| {
+        let pairs = [(12, 27), (13, 26), (14, 25), (15, 20), (16, 21), (17, 22), (18, 23), (19, 24)];
+        pairs.map(|(low, high)| (address >> low ^ address >> high) & 1)
+    };
+    let len = HASHED_BYTES + 5 * 4096;
+    let (file, first) = Mapping::create(len, Pages::OnDemand).unwrap();
+    let others = [0, 4096, HASHED_BYTES].map(|more| Mapping::create(len + more, Pages::OnDemand).unwrap().1);
+    let again = Mapping::open(&file, len).unwrap().expect("it is of this size");
+    let all: Vec<usize> =
+        others.iter().chain([&first, &again]).map(|one| one.bytes(0, len).as_ptr().addr()).collect();
+    for offset in (0..len).step_by(1 << 20).flat_map(|mib| [mib, mib + 4096]) {
+        let mut hashes: Vec<_> = all.iter().map(|start| hash(start + offset)).collect();
+        hashes.sort_unstable();
+        assert!(hashes.is_sorted_by(|left, right| left < right), "{all:x?} at {offset:x}");
+    }
+}
+
+#[test]
+fn a_large_segment_is_mapped_whole_and_found_again() {
+    let len = HASHED_BYTES + 4096;
+    let (file, one) = Mapping::create(len, Pages::OnDemand).unwrap();
+    let other = Mapping::open(&file, len).unwrap().expect("it is of this size");
+    for offset in [0, len - 5] {
+        one.copy_in(offset, b"hello");
+        assert_eq!(other.bytes(offset, 5), b"hello");
+        assert_eq!(other.find(other.bytes(offset, 5)), Some(offset));
+    }
+}
+
+#[test]
+fn addresses_of_large_segments_are_given_back() {
+    // A process has 2⁴⁷ addresses.
+    for _ in 0..300 {
+        Mapping::create(1 << 40, Pages::OnDemand).unwrap();
+    }
+}
