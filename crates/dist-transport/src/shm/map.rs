@@ -84,23 +84,20 @@ impl Mapping {
     }
 
     fn new(file: &impl AsFd, len: usize) -> io::Result<Self> {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        if len < HASHED_BYTES {
-            // SAFETY: the system chooses a place where nothing is mapped, and the file is `len` long and sealed against
-            // shrinking, as both callers have made sure.
-            let start =
-                unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, file, 0) };
-            let space = Space::new(start?, len)?;
-            return Ok(Self { start: space.start, len, _space: space });
-        }
-        let space = Space::reserve(len.checked_add(HASHED_BYTES).ok_or(io::ErrorKind::OutOfMemory)?)?;
-        let begin = MAPPED.fetch_add(1, Ordering::Relaxed).wrapping_mul(APART_BYTES);
-        let ahead = begin.wrapping_sub(space.start.addr().get()) % HASHED_BYTES;
-        // SAFETY: the space is `HASHED_BYTES` longer than the segment.
+        let room = if len < HASHED_BYTES { 0 } else { HASHED_BYTES };
+        let space = Space::reserve(len.checked_add(room).ok_or(io::ErrorKind::OutOfMemory)?)?;
+        let ahead = match room {
+            0 => 0,
+            _ => {
+                let begin = LARGE.fetch_add(1, Ordering::Relaxed).wrapping_mul(APART_BYTES);
+                begin.wrapping_sub(space.start.addr().get()) % room
+            }
+        };
+        // SAFETY: the space is `room` longer than the segment, and `ahead` no more than that.
         let start = unsafe { space.start.add(ahead) };
-        let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: what is mapped there before is the space, which nobody else has, and has room for it. Of the file the same
-        // is true as above.
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
+        // SAFETY: what this replaces is part of the space, which is this mapping's alone, and the file is `len` long and
+        // sealed against shrinking, as both callers have made sure.
         unsafe { rustix::mm::mmap(start.as_ptr().cast(), len, protection, flags, file, 0) }?;
         Ok(Self { start, len, _space: space })
     }
@@ -190,18 +187,13 @@ pub(crate) fn change<'a>(
 }
 
 impl Space {
-    /// What the system has mapped at an address.
-    fn new(start: *mut libc::c_void, len: usize) -> io::Result<Self> {
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { start, len })
-    }
-
     /// So many addresses at which nothing is.
     fn reserve(len: usize) -> io::Result<Self> {
         let (protection, flags) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
         // SAFETY: the system chooses a place where nothing is mapped.
-        let start = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags) };
-        Self::new(start?, len)
+        let start = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags) }?;
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start, len })
     }
 }
 
@@ -406,7 +398,7 @@ fn transfer(
 }
 
 /// How many large segments this process has mapped.
-static MAPPED: AtomicUsize = AtomicUsize::new(0);
+static LARGE: AtomicUsize = AtomicUsize::new(0);
 
 #[cfg(test)]
 #[path = "map_tests.rs"]
