@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::map::{Mapping, Pages, Region};
+use super::map::{HASHED_BYTES, Mapping, Pages, Region};
 use crate::{Allocation, Grain};
 
 /// Bytes of an arena, unless one allocation takes more. Its pages come when they are touched.
@@ -133,6 +133,7 @@ impl Drop for Allocated {
 }
 
 const _: () = assert!(UNIT_BYTES.is_multiple_of(Grain::BYTES), "allocations begin where a grain can");
+const _: () = assert!(ARENA_BYTES >= HASHED_BYTES, "arenas are mapped apart");
 
 #[cfg(test)]
 mod tests {

@@ -47,7 +47,7 @@ struct Space {
 /// address bits 12 to 27, each of one of the lower and one of the upper eight. Of two lines that look alike to them each
 /// throws the other out, and a loop over both takes ten times as long: as over what ranks have at the same offset of
 /// segments that begin a multiple of this apart.
-const HASHED_BYTES: usize = 1 << 28;
+pub(super) const HASHED_BYTES: usize = 1 << 28;
 /// Each segment that is as large begins so much further in such a stretch of addresses than the one that was mapped before.
 const APART_BYTES: usize = 1 << 20;
 
@@ -98,7 +98,12 @@ impl Mapping {
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
         // SAFETY: what this replaces is part of the space, which is this mapping's alone, and the file is `len` long and
         // sealed against shrinking, as both callers have made sure.
-        unsafe { rustix::mm::mmap(start.as_ptr().cast(), len, protection, flags, file, 0) }?;
+        let mapped = unsafe { rustix::mm::mmap(start.as_ptr().cast(), len, protection, flags, file, 0) };
+        if let Err(error) = mapped {
+            // What it was to replace may be gone all the same, and its addresses somebody else's by now.
+            std::mem::forget(space);
+            return Err(error.into());
+        }
         Ok(Self { start, len, _space: space })
     }
 
