@@ -21,10 +21,13 @@ pub(super) fn sum_many<const COUNT: usize>(all: &mut [&mut [half::f16]; COUNT]) 
 #[allow(unsafe_code, reason = "instructions are used that the processor was asked for")]
 mod x86_64 {
     use std::arch::x86_64::{
-        __m256, __m512, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm256_add_ps, _mm256_blendv_ps,
-        _mm256_cmp_ps, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_movemask_ps, _mm256_set1_ps, _mm512_add_ps,
-        _mm512_cmp_ps_mask, _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_mask_mov_ps, _mm512_set1_ps,
+        __m256, __m256i, __m512, __m512i, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm256_add_ps,
+        _mm256_blendv_ps, _mm256_cmp_ps, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_movemask_ps,
+        _mm256_set_m128i, _mm256_set1_ps, _mm512_add_ps, _mm512_castsi256_si512, _mm512_cmp_ps_mask,
+        _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_inserti64x4, _mm512_mask_mov_ps, _mm512_set1_ps,
     };
+
+    use std::mem::transmute;
 
     use half::f16;
 
@@ -74,11 +77,12 @@ mod x86_64 {
     }
 
     /// Loops over vectors of so many numbers, two at a time: both sums are looked through for NaN at once, which all
-    /// become the same one.
+    /// become the same one, and put together before they are written. Each alone would be made narrow anew for every rank
+    /// that gets it, as an instruction does with what it writes.
     macro_rules! by_vectors {
         (
-            $module:ident of $vector:ty: $lanes:literal, by $features:literal;
-            $add:ident, $widened:expr, $narrowed:expr, $any_nan:expr, $alike:expr
+            $module:ident of $vector:ty: $lanes:literal, $all:ty, by $features:literal;
+            $add:ident, $widened:expr, $narrowed:expr, $joined:expr, $any_nan:expr, $alike:expr
         ) => {
             mod $module {
                 use super::*;
@@ -108,7 +112,9 @@ mod x86_64 {
                     let (left, right): ([_; 2], [_; 2]) = (bytemuck::cast(left), bytemuck::cast(right));
                     let sums = [widened_sum(left[0], right[0]), widened_sum(left[1], right[1])];
                     let sums = if $any_nan(sums[0], sums[1]) { sums.map($alike) } else { sums };
-                    bytemuck::cast(sums.map($narrowed))
+                    let [low, high] = sums.map($narrowed);
+                    // SAFETY: the one is as long as the other, and any bits are numbers.
+                    unsafe { transmute::<$all, [f16; LANES]>($joined(low, high)) }
                 }
 
                 #[inline]
@@ -121,19 +127,21 @@ mod x86_64 {
     }
 
     by_vectors! {
-        by_8 of __m256: 8, by "avx2,f16c";
+        by_8 of __m256: 8, __m256i, by "avx2,f16c";
         _mm256_add_ps,
         _mm256_cvtph_ps,
         |sums| _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(sums),
+        |low, high| _mm256_set_m128i(high, low),
         |left, right| _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_UNORD_Q>(left, right)) != 0,
         |sums| _mm256_blendv_ps(sums, _mm256_set1_ps(f32::NAN), _mm256_cmp_ps::<_CMP_UNORD_Q>(sums, sums))
     }
 
     by_vectors! {
-        by_16 of __m512: 16, by "avx512f";
+        by_16 of __m512: 16, __m512i, by "avx512f";
         _mm512_add_ps,
         _mm512_cvtph_ps,
         |sums| _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(sums),
+        |low, high| _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high),
         |left, right| _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(left, right) != 0,
         |sums| {
             _mm512_mask_mov_ps(sums, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(sums, sums), _mm512_set1_ps(f32::NAN))
