@@ -127,11 +127,22 @@ fn where_a_rank_gets_no_memory_there_are_messages(
     check(&starter, whom, |output| expected.iter().all(|expected| output.contains(expected)));
 }
 
-/// So few files that a rank cannot join, that it can and cannot share memory, and enough; and too few addresses for what
-/// others give away.
+/// So few files that a rank cannot join, that it can and cannot share memory, and enough; and too few addresses for memory to
+/// give away, for what others give away, and for all of that.
 #[rstest]
 fn a_rank_with_little_of_anything_does_without_or_says_so(
-    #[values("-n 6", "-n 10", "-n 14", "-n 18", "-n 22", "-n 26", ENOUGH, "-v 256000", "-v 600000")]
+    #[values(
+        "-n 6",
+        "-n 10",
+        "-n 14",
+        "-n 18",
+        "-n 22",
+        "-n 26",
+        ENOUGH,
+        "-v 256000",
+        "-v 900000",
+        "-v 1300000"
+    )]
     limit: &str,
 ) {
     if process::rank().is_some() {

@@ -36,21 +36,6 @@ pub(crate) struct Mapping {
     _space: Space,
 }
 
-/// Addresses of this process, with whatever is mapped there; given back when it is dropped.
-#[derive(Debug)]
-struct Space {
-    start: NonNull<u8>,
-    len: usize,
-}
-
-/// AMD's processors up to Zen 4 find a line in their first cache by its place in a page and eight bits that they make of
-/// address bits 12 to 27, each of one of the lower and one of the upper eight. Of two lines that look alike to them each
-/// throws the other out, and a loop over both takes ten times as long: as over what ranks have at the same offset of
-/// segments that begin a multiple of this apart.
-pub(super) const HASHED_BYTES: usize = 1 << 28;
-/// Each segment that is as large begins so much further in such a stretch of addresses than the one that was mapped before.
-const APART_BYTES: usize = 1 << 20;
-
 // SAFETY: the mapping belongs to the process, not to a thread; its counters are atomic, and its bytes are reached as
 // those who own the counters allow each other to.
 unsafe impl Send for Mapping {}
@@ -93,11 +78,12 @@ impl Mapping {
                 begin.wrapping_sub(space.start.addr().get()) % room
             }
         };
-        // SAFETY: the space is `room` longer than the segment, and `ahead` no more than that.
+        // SAFETY: the space is `room` longer than the segment, and `ahead` less than that, or 0.
         let start = unsafe { space.start.add(ahead) };
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
-        // SAFETY: what this replaces is part of the space, which is this mapping's alone, and the file is `len` long and
-        // sealed against shrinking, as both callers have made sure.
+        // SAFETY: what this replaces is part of the space, which is this mapping's alone: `ahead` is a number of pages, as the
+        // beginnings are, so that the last page is within the space too. The file is `len` long and sealed against
+        // shrinking, as both callers have made sure.
         let mapped = unsafe { rustix::mm::mmap(start.as_ptr().cast(), len, protection, flags, file, 0) };
         if let Err(error) = mapped {
             // What it was to replace may be gone all the same, and its addresses somebody else's by now.
@@ -168,6 +154,33 @@ impl Mapping {
     }
 }
 
+/// Addresses of this process, with whatever is mapped there; given back when it is dropped.
+#[derive(Debug)]
+struct Space {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+impl Space {
+    /// So many addresses at which nothing is.
+    fn reserve(len: usize) -> io::Result<Self> {
+        let (protection, flags) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
+        // SAFETY: the system chooses a place where nothing is mapped.
+        let start = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags) }?;
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start, len })
+    }
+}
+
+impl Drop for Space {
+    fn drop(&mut self) {
+        // SAFETY: the addresses are this space's since it was reserved: where they may have been lost it is forgotten. Nothing
+        // borrows from what is mapped there any more, since all that does borrows the mapping.
+        let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
+        debug_assert!(unmapped.is_ok(), "what is mapped here can be unmapped");
+    }
+}
+
 /// Lets `change` have as many bytes of several places, which nobody else reads or writes meanwhile: the caller's counters
 /// say so.
 ///
@@ -189,25 +202,6 @@ pub(crate) fn change<'a>(
         all.push(unsafe { slice::from_raw_parts_mut(place.as_ptr(), len) });
     }
     change(&mut all);
-}
-
-impl Space {
-    /// So many addresses at which nothing is.
-    fn reserve(len: usize) -> io::Result<Self> {
-        let (protection, flags) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
-        // SAFETY: the system chooses a place where nothing is mapped.
-        let start = unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags) }?;
-        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { start, len })
-    }
-}
-
-impl Drop for Space {
-    fn drop(&mut self) {
-        // SAFETY: nothing borrows from what is mapped there any more, since all that does borrows the mapping.
-        let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
-        debug_assert!(unmapped.is_ok(), "what is mapped here can be unmapped");
-    }
 }
 
 /// Copies past this core's caches, but for what lies before the first place that whole vectors can be written to.
@@ -404,6 +398,18 @@ fn transfer(
 
 /// How many large segments this process has mapped.
 static LARGE: AtomicUsize = AtomicUsize::new(0);
+
+/// AMD's processors from Zen to Zen 4 find a line in their first cache by its place in a page and by eight bits that they make
+/// of its address: bits 12 to 27, each of the lower eight joined with one of the upper eight. Two lines that look alike to
+/// them throw each other out, and a loop over both takes ten times as long. So it is with what ranks have at one offset of
+/// segments that begin a multiple of this apart.
+pub(super) const HASHED_BYTES: usize = 1 << 28;
+
+/// How much further each large segment begins in such a stretch of addresses than the one before: as much as a huge page, so
+/// that segments can have those, and so that 128 in a row differ in the upper bits alone.
+const APART_BYTES: usize = 2 << 20;
+
+const _: () = assert!(HASHED_BYTES.is_power_of_two() && HASHED_BYTES.is_multiple_of(APART_BYTES), "rounds");
 
 #[cfg(test)]
 #[path = "map_tests.rs"]

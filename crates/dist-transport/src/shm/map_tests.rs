@@ -128,9 +128,10 @@ fn a_processor_tells_what_lies_at_one_offset_of_large_segments_apart() {
         let pairs = [(12, 27), (13, 26), (14, 25), (15, 20), (16, 21), (17, 22), (18, 23), (19, 24)];
         pairs.map(|(low, high)| (address >> low ^ address >> high) & 1)
     };
-    let len = HASHED_BYTES + 5 * 4096;
+    let len = HASHED_BYTES;
     let (file, first) = Mapping::create(len, Pages::OnDemand).unwrap();
-    let others = [0, 4096, HASHED_BYTES].map(|more| Mapping::create(len + more, Pages::OnDemand).unwrap().1);
+    let others =
+        [0, 5 * 4096, HASHED_BYTES].map(|more| Mapping::create(len + more, Pages::OnDemand).unwrap().1);
     let again = Mapping::open(&file, len).unwrap().expect("it is of this size");
     let all: Vec<usize> =
         others.iter().chain([&first, &again]).map(|one| one.bytes(0, len).as_ptr().addr()).collect();
@@ -154,9 +155,10 @@ fn a_large_segment_is_mapped_whole_and_found_again() {
 }
 
 #[test]
-fn addresses_of_large_segments_are_given_back() {
-    // A process has 2⁴⁷ addresses.
-    for _ in 0..300 {
-        Mapping::create(1 << 40, Pages::OnDemand).unwrap();
+#[cfg(target_pointer_width = "64")]
+fn addresses_are_given_back() {
+    // More than 2⁴⁸ in all.
+    for _ in 0..10_000 {
+        Space::reserve(1 << 35).unwrap();
     }
 }
