@@ -1,7 +1,7 @@
 //! Sums of `f16` by the processor's own conversions, several times as fast as any loop without them.
 //!
 //! The only module of this crate that may be unsafe: to call what is compiled for instructions that not every
-//! processor has.
+//! processor has, and to take their vectors for numbers.
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use x86_64::{sum, sum_many};
