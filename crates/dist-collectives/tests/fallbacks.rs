@@ -127,8 +127,8 @@ fn where_a_rank_gets_no_memory_there_are_messages(
     check(&starter, whom, |output| expected.iter().all(|expected| output.contains(expected)));
 }
 
-/// So few files that a rank cannot join, that it can and cannot share memory, and enough; and too few addresses for memory to
-/// give away, for what others give away, and for all of that.
+/// So few files that a rank cannot join, that it can and cannot share memory, and enough; and too few addresses for memory of
+/// its own to give away, for what any other gives away, and for what both others do.
 #[rstest]
 fn a_rank_with_little_of_anything_does_without_or_says_so(
     #[values(

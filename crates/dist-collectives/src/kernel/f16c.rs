@@ -26,7 +26,6 @@ mod x86_64 {
         _mm256_set_m128i, _mm256_set1_ps, _mm512_add_ps, _mm512_castsi256_si512, _mm512_cmp_ps_mask,
         _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_inserti64x4, _mm512_mask_mov_ps, _mm512_set1_ps,
     };
-
     use std::mem::transmute;
 
     use half::f16;

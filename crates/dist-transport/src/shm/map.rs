@@ -409,7 +409,10 @@ pub(super) const HASHED_BYTES: usize = 1 << 28;
 /// that segments can have those, and so that 128 in a row differ in the upper bits alone.
 const APART_BYTES: usize = 2 << 20;
 
-const _: () = assert!(HASHED_BYTES.is_power_of_two() && HASHED_BYTES.is_multiple_of(APART_BYTES), "rounds");
+const _: () = assert!(
+    HASHED_BYTES.is_power_of_two() && HASHED_BYTES.is_multiple_of(APART_BYTES),
+    "after the last comes the first"
+);
 
 #[cfg(test)]
 #[path = "map_tests.rs"]
