@@ -8,14 +8,15 @@ use std::time::Duration;
 use dist_algos::direct::{Form, Kernel, Memory, Own, Plan, Task, run};
 use dist_algos::{Partition, Scratch};
 use dist_transport::{
-    Direct, Due, Exposed, Fingerprint, Owned, Place, Reach, Result, Shared, Transport, sim,
+    Direct, Due, Exposed, Fingerprint, Owned, Place, Reach, Result, Shared, Slots, Transport, sim,
 };
 use rstest::rstest;
 
 const WORLD: usize = 3;
 const SEEDS: u64 = 2000;
 /// Slots of a pipeline of many blocks.
-const SHARED: Shared = Shared { slots: 4, slot_bytes: 64 * WORLD, line_bytes: 48, reach: Reach::Write };
+const SHARED: Shared =
+    Shared { slots: 4, slot_bytes: 64 * WORLD, line_bytes: 48, sheet_bytes: 4096, reach: Reach::Write };
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mistake {
@@ -57,8 +58,8 @@ impl Direct for Wrong<'_> {
         SHARED
     }
 
-    fn enter(&mut self, posts: u32, memory: Exposed<'_>, due: &Due<'_>) -> Result<()> {
-        self.inner.enter(posts, memory, due)
+    fn enter(&mut self, posts: u32, slots: Slots, memory: Exposed<'_>, due: &Due<'_>) -> Result<()> {
+        self.inner.enter(posts, slots, memory, due)
     }
 
     fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {

@@ -8,7 +8,7 @@ use dist_algos::{Partition, Scratch, Source};
 use dist_transport::{Fingerprint, MemoryCosts, Owned, Reach, Shared, Transport, sim};
 use rstest::rstest;
 
-const SHARED: Shared = Shared { slots: 4, slot_bytes: 512 << 10, line_bytes: 48, reach: Reach::Write };
+const SHARED: Shared = Shared::on_host(Reach::Write);
 
 /// What is no whole number of nanoseconds, and nothing the same as anything else.
 const PACE: Pace = Pace {

@@ -8,16 +8,20 @@ use std::time::Duration;
 use dist_algos::direct::{Form, Kernel, Memory, Own, Plan, Task, run};
 use dist_algos::{Partition, RunError, Scratch, Source};
 use dist_testkit::oracle::{self, Reduction};
-use dist_transport::{Deadline, Direct, Due, Exposed, Owned, Place, Rank, Reach, Result, Runtime, Shared};
+use dist_transport::{
+    CALLS_MAX, Deadline, Direct, Due, Exposed, Owned, Place, Rank, Reach, Result, Runtime, Shared, Slots,
+};
 use rstest::rstest;
 
-const SHARED: Shared = Shared { slots: 4, slot_bytes: 1024, line_bytes: 48, reach: Reach::Write };
+const SHARED: Shared =
+    Shared { slots: 4, slot_bytes: 1024, line_bytes: 48, sheet_bytes: 4096, reach: Reach::Write };
 
-/// What a rank shares with the others; of each parity of calls its line and slots.
+/// What a rank shares with the others: lines and sheets for calls in turn, and slots for every other.
 #[derive(Debug, Default)]
 struct Share {
     posts: u64,
-    line: [Vec<u8>; 2],
+    lines: [Vec<u8>; CALLS_MAX],
+    sheets: [Vec<u8>; CALLS_MAX],
     slots: [Vec<Vec<u8>>; 2],
     /// What the rank has laid open, and what it held when the rank said so last.
     memory: Vec<u8>,
@@ -29,9 +33,8 @@ struct Share {
 struct Together {
     rank: usize,
     all: Arc<Mutex<Vec<Share>>>,
-    base: u64,
-    posts: u64,
-    odd: usize,
+    /// Posts of each rank before the calls that this one has entered, and after them.
+    bases: Vec<u64>,
     /// How often slots have changed hands.
     turn: usize,
 }
@@ -47,10 +50,16 @@ impl Together {
         }
     }
 
-    fn bytes(share: &mut Share, odd: usize, place: Place) -> &mut Vec<u8> {
+    /// How many calls this rank has entered.
+    fn calls(&self) -> usize {
+        self.bases.len() - 1
+    }
+
+    fn bytes(share: &mut Share, call: usize, place: Place) -> &mut Vec<u8> {
         match place {
-            Place::Line => &mut share.line[odd],
-            Place::Slot(slot) => &mut share.slots[odd][slot],
+            Place::Line => &mut share.lines[call % CALLS_MAX],
+            Place::Sheet => &mut share.sheets[call % CALLS_MAX],
+            Place::Slot(slot) => &mut share.slots[call % 2][slot],
             Place::Memory => &mut share.memory,
         }
     }
@@ -61,12 +70,13 @@ impl Direct for Together {
         SHARED
     }
 
-    fn enter(&mut self, posts: u32, memory: Exposed<'_>, _: &Due<'_>) -> Result<()> {
-        let previous = self.base;
-        self.base += self.posts;
-        (self.posts, self.odd) = (posts.into(), 1 - self.odd);
+    fn enter(&mut self, posts: u32, slots: Slots, memory: Exposed<'_>, _: &Due<'_>) -> Result<()> {
         let ranks = self.lock().len();
-        (0..ranks).filter(|_| self.base > 0).for_each(|rank| self.await_posts(rank, previous + 1));
+        let begun_by_all = slots.begun_by_all(self.calls());
+        if begun_by_all > 0 {
+            (0..ranks).for_each(|rank| self.await_posts(rank, self.bases[begun_by_all - 1] + 1));
+        }
+        self.bases.push(self.bases[self.calls()] + u64::from(posts));
         let own = &mut self.lock()[self.rank];
         own.memory = match memory {
             Exposed::Nothing => Vec::new(),
@@ -91,13 +101,13 @@ impl Direct for Together {
 
     fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
         let mut all = self.lock();
-        Self::bytes(&mut all[self.rank], self.odd, place)[offset..offset + bytes.len()]
+        Self::bytes(&mut all[self.rank], self.calls(), place)[offset..offset + bytes.len()]
             .copy_from_slice(bytes);
     }
 
     fn fill(&mut self, place: Place, range: std::ops::Range<usize>, write: &mut dyn FnMut(&mut [u8])) {
         let mut all = self.lock();
-        write(&mut Self::bytes(&mut all[self.rank], self.odd, place)[range]);
+        write(&mut Self::bytes(&mut all[self.rank], self.calls(), place)[range]);
     }
 
     fn post(&mut self) {
@@ -105,7 +115,7 @@ impl Direct for Together {
     }
 
     fn wait(&mut self, rank: usize, posts: u32, _: &Due<'_>) -> Result<()> {
-        self.await_posts(rank, self.base + u64::from(posts));
+        self.await_posts(rank, self.bases[self.calls() - 1] + u64::from(posts));
         Ok(())
     }
 
@@ -128,17 +138,17 @@ impl Direct for Together {
 
     fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
         let mut all = self.lock();
-        into.copy_from_slice(&Self::bytes(&mut all[rank], self.odd, place)[offset..offset + into.len()]);
+        into.copy_from_slice(&Self::bytes(&mut all[rank], self.calls(), place)[offset..offset + into.len()]);
         Ok(())
     }
 
     fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
         let mut all = self.lock();
-        Self::bytes(&mut all[rank], self.odd, place)[offset..offset + bytes.len()].copy_from_slice(bytes);
+        Self::bytes(&mut all[rank], self.calls(), place)[offset..offset + bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
 
-    /// In calls of one parity only.
+    /// In every other call.
     fn change(
         &mut self,
         place: Place,
@@ -146,7 +156,7 @@ impl Direct for Together {
         len: usize,
         change: &mut dyn FnMut(&mut [&mut [u8]]),
     ) -> Result<bool> {
-        if self.odd == 0 {
+        if self.calls() % 2 == 0 {
             let mut aligned: Vec<_> = there.iter().map(|_| Scratch::new()).collect();
             let mut all: Vec<_> = aligned.iter_mut().map(|scratch| scratch.bytes(len)).collect();
             for (&(rank, offset), bytes) in there.iter().zip(&mut all) {
@@ -157,7 +167,7 @@ impl Direct for Together {
                 self.write(rank, place, offset, bytes)?;
             }
         }
-        Ok(self.odd == 0)
+        Ok(self.calls() % 2 == 0)
     }
 
     fn finished(&self) -> bool {
@@ -168,15 +178,15 @@ impl Direct for Together {
 /// Runs calls in a row on every rank, and gives what each rank ends with.
 fn on_every_rank<R: Send>(world_size: usize, work: impl Fn(Rank, &mut Together) -> R + Sync) -> Vec<R> {
     let share = || Share {
-        line: [vec![0; SHARED.line_bytes], vec![0; SHARED.line_bytes]],
+        lines: [(); CALLS_MAX].map(|()| vec![0; SHARED.line_bytes]),
+        sheets: [(); CALLS_MAX].map(|()| vec![0; SHARED.sheet_bytes]),
         slots: [(); 2].map(|()| vec![vec![0; SHARED.slot_bytes]; SHARED.slots]),
         ..Share::default()
     };
     let all = Arc::new(Mutex::new((0..world_size).map(|_| share()).collect::<Vec<_>>()));
     thread::scope(|scope| {
         let start = |rank: Rank| {
-            let mut direct =
-                Together { rank: rank.index(), all: all.clone(), base: 0, posts: 0, odd: 1, turn: 0 };
+            let mut direct = Together { rank: rank.index(), all: all.clone(), bases: vec![0], turn: 0 };
             let work = &work;
             scope.spawn(move || work(rank, &mut direct))
         };
@@ -297,7 +307,7 @@ fn memory_that_the_schedule_was_not_made_for_is_refused() {
     let rank = Rank::new(0, 1).unwrap();
     let plan = |form| Plan::new((Task::AllReduce, form), 1, 64, 512, SHARED).unwrap();
     let error = |form: Form, bytes: &mut [u8], cut: Partition<'_>| {
-        let mut direct = Together { rank: 0, all: Arc::default(), base: 0, posts: 0, odd: 1, turn: 0 };
+        let mut direct = Together { rank: 0, all: Arc::default(), bases: vec![0], turn: 0 };
         let memory = Memory { own: Own::Borrowed(bytes), cut, input: None, piece_bytes: 64 };
         let kernel = Kernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () };
         let (plan, scratch) = (plan(form), &mut Scratch::new());

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use dist_transport::tcp::{Config, TcpTransport};
-use dist_transport::{Direct, Error, Exposed, Place, Transport};
+use dist_transport::{Direct, Error, Exposed, Place, Slots, Transport};
 
 const CALLS: u32 = 2_000;
 const SAMPLES: usize = 21;
@@ -49,7 +49,7 @@ fn call(
     deadline: dist_transport::Deadline,
 ) -> Result<(), Error> {
     let place = if mine.len() <= direct.shared().line_bytes { Place::Line } else { Place::Slot(0) };
-    direct.enter(1, Exposed::Nothing, &deadline.into())?;
+    direct.enter(1, Slots::of(place), Exposed::Nothing, &deadline.into())?;
     if !mine.is_empty() {
         direct.publish(place, 0, mine);
     }

@@ -8,15 +8,20 @@ use crate::{Due, Lent, Rank, Result};
 /// Of how many other ranks memory is [changed](Direct::change) at once, at the most.
 pub const CHANGED_MAX: usize = 7;
 
-/// Memory that all ranks of a group share: a place for a few bytes, slots, and the memory that a rank lays open.
+/// How many calls may be under way at once: ranks that do not wait for each other are less than that apart.
+pub const CALLS_MAX: usize = 4;
+
+/// Memory that all ranks of a group share: a place for a few bytes, one for some more, slots, and the memory that a rank
+/// lays open.
 ///
 /// Ranks enter the same calls in the same order and post equally often in each. A post says to whoever waits for it
 /// that everything which this rank wrote before is there, and that it is done with what it read before. Who reads or
 /// writes what others write or read without such a wait between gets bytes of before or after; schedules are proven
 /// not to.
 ///
-/// Calls that follow each other have slots and lines of their own: entering a call waits until every rank has posted in the
-/// previous one, so that none is still in the one before, whose slots are used again.
+/// Calls that follow each other have lines, sheets and slots of their own, [`CALLS_MAX`] in a row the first two, and two
+/// the slots: entering a call waits until no rank is in one any more whose places it uses again. So every rank has to have
+/// posted in the previous call if slots are used, and otherwise in the one three before.
 ///
 /// After an error the whole job is aborted, as after one of a [`Transport`](crate::Transport)'s.
 pub trait Direct: fmt::Debug {
@@ -25,18 +30,21 @@ pub trait Direct: fmt::Debug {
 
     /// Begins the next call, the one that [`begin`](crate::Transport::begin) has named. Every rank posts `posts` times in it, which is at least once,
     /// and lays `memory` open for it: until every rank has posted for the last time, see [`finished`](Direct::finished).
+    /// All say the same of `slots`: where they are [`Slots::Unused`], nobody publishes or writes in one.
     ///
     /// # Errors
-    /// If a rank does not come out of the call before the previous one, or was in another previous call.
-    fn enter(&mut self, posts: u32, memory: Exposed<'_>, due: &Due<'_>) -> Result<()>;
+    /// If a rank does not come out of the last call whose places are used again, or was in another one.
+    fn enter(&mut self, posts: u32, slots: Slots, memory: Exposed<'_>, due: &Due<'_>) -> Result<()>;
 
-    /// Copies bytes into this rank's line or one of its slots. Others see them after the next [`post`](Direct::post).
+    /// Copies bytes into this rank's line, its sheet or one of its slots. Others see them after the next
+    /// [`post`](Direct::post).
     ///
     /// # Panics
     /// If the bytes do not fit, or `place` is [`Place::Memory`].
     fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]);
 
-    /// Lets `write` fill a range of this rank's line or of one of its slots, in which it finds what was there before.
+    /// Lets `write` fill a range of this rank's line, of its sheet or of one of its slots, in which it finds what was there
+    /// before.
     ///
     /// # Panics
     /// If there is no such range, or `place` is [`Place::Memory`].
@@ -69,7 +77,7 @@ pub trait Direct: fmt::Debug {
         bytes: &[u8],
         due: &Due<'_>,
     ) -> Result<()> {
-        self.enter(1, Exposed::Nothing, due)?;
+        self.enter(1, Slots::of(place), Exposed::Nothing, due)?;
         if holder == rank.index() {
             self.publish(place, offset, bytes);
         } else {
@@ -173,6 +181,8 @@ pub struct Shared {
     pub slot_bytes: usize,
     /// Bytes of a line: what travels with a post for nothing.
     pub line_bytes: usize,
+    /// Bytes of a sheet: what a rank can publish while others are up to three calls behind.
+    pub sheet_bytes: usize,
     /// What can be done with memory that a rank lays open and that is not [allocated](crate::Transport::allocate).
     pub reach: Reach,
 }
@@ -180,7 +190,7 @@ pub struct Shared {
 impl Shared {
     /// What ranks of one host share in this crate's transports, where they reach so far.
     pub const fn on_host(reach: Reach) -> Self {
-        Self { slots: 4, slot_bytes: 512 << 10, line_bytes: 48, reach }
+        Self { slots: 4, slot_bytes: 512 << 10, line_bytes: 48, sheet_bytes: 64 << 10, reach }
     }
 }
 
@@ -196,14 +206,47 @@ pub enum Reach {
 }
 
 /// Where a rank's bytes lie.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Place {
     /// In the line that says how often it has posted. It can be written before the call's first post only.
     Line,
+    /// In its sheet, of which there is one for as many calls as there are lines. Only the rank itself writes there.
+    Sheet,
     /// In the slot with this number.
     Slot(usize),
     /// In the memory that it has laid open.
     Memory,
+}
+
+/// Whether anything is published or written in slots in a call. They take turns with two calls; so nobody enters one that
+/// uses them before every rank has posted in the call before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Slots {
+    /// Only in lines, sheets and memory that is laid open.
+    Unused,
+    /// In slots, and perhaps elsewhere.
+    Used,
+}
+
+impl Slots {
+    /// For a call in which things are published in such a place.
+    #[inline]
+    pub const fn of(place: Place) -> Self {
+        match place {
+            Place::Slot(_) => Self::Used,
+            Place::Line | Place::Sheet | Place::Memory => Self::Unused,
+        }
+    }
+
+    /// The call that every rank has to have posted in, so that none is in the one before it any more, until a rank enters
+    /// the one that follows its `last`. Calls are counted from 1; 0 is before all of them.
+    #[inline]
+    pub const fn begun_by_all(self, last: usize) -> usize {
+        match self {
+            Self::Unused => last.saturating_sub(CALLS_MAX - 2),
+            Self::Used => last,
+        }
+    }
 }
 
 /// The memory that a rank lays open to the others in a call.
@@ -250,7 +293,7 @@ impl MemoryCosts {
     const fn attached(&self, place: Place, bytes: usize) -> u64 {
         match place {
             Place::Memory => self.attach_ps + self.attached_byte_ps * bytes as u64,
-            Place::Line | Place::Slot(_) => 0,
+            Place::Line | Place::Sheet | Place::Slot(_) => 0,
         }
     }
 }

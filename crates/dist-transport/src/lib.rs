@@ -33,7 +33,7 @@ mod transport;
 pub use abort::{Abort, Cause};
 pub use channel::ChannelId;
 pub use copy::copy;
-pub use direct::{CHANGED_MAX, Direct, Exposed, MemoryCosts, Place, Reach, Shared};
+pub use direct::{CALLS_MAX, CHANGED_MAX, Direct, Exposed, MemoryCosts, Place, Reach, Shared, Slots};
 pub use error::{Activity, Error, Result};
 pub use fingerprint::Fingerprint;
 pub use grain::Grain;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dist_testkit::process;
 use dist_transport::tcp::{Config, TcpTransport};
-use dist_transport::{Cause, Error, Exposed, Incoming, Outgoing, Sink, Transport};
+use dist_transport::{Cause, Error, Exposed, Incoming, Outgoing, Sink, Slots, Transport};
 use rstest::rstest;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -80,7 +80,7 @@ fn rank_in_shared_memory(victim: usize) {
     let (rank, deadline) = (transport.rank(), transport.runtime().deadline(LIMIT));
     let direct = transport.direct(&deadline.into()).unwrap().expect("they share memory");
     let mut barrier = || -> Result<(), Error> {
-        direct.enter(1, Exposed::Nothing, &deadline.into())?;
+        direct.enter(1, Slots::Used, Exposed::Nothing, &deadline.into())?;
         direct.post();
         (1..rank.world_size())
             .try_for_each(|distance| direct.wait(rank.plus(distance).index(), 1, &deadline.into()))?;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use dist_transport::tcp::{Config, Coordinator, Medium, TcpTransport};
 use dist_transport::{
     CHANGED_MAX, Cause, Error, Exposed, Fingerprint, Incoming, Outgoing, Owned, Place, Reach, Runtime, Sink,
-    Traffic, Transport,
+    Slots, Traffic, Transport,
 };
 use rstest::rstest;
 
@@ -125,7 +125,9 @@ fn memory_of_the_heap_is_shared_by_forks_and_outlives_them() {
                 memory.fill(round * (1 + transport.rank().index() as u64));
                 let mut fork = transport.fork(&[2, 1, 0]).unwrap().unwrap();
                 let (rank, direct) = (fork.rank(), fork.direct(&deadline.into()).unwrap().unwrap());
-                direct.enter(2, Exposed::Read(bytemuck::cast_slice(&memory)), &deadline.into()).unwrap();
+                direct
+                    .enter(2, Slots::Used, Exposed::Read(bytemuck::cast_slice(&memory)), &deadline.into())
+                    .unwrap();
                 direct.post();
                 let mut sum = memory[0];
                 for peer in (0..3).filter(|&peer| peer != rank.index()) {
@@ -157,7 +159,7 @@ fn change_others(mut transport: TcpTransport) -> [bool; 2] {
         transport.begin(call);
         let direct = transport.direct(&deadline.into()).unwrap().unwrap();
         let exposed = if place == Place::Memory { Exposed::Write(memory.lend()) } else { Exposed::Nothing };
-        direct.enter(2, exposed, &deadline.into()).unwrap();
+        direct.enter(2, Slots::Used, exposed, &deadline.into()).unwrap();
         direct.post();
         others.iter().for_each(|&peer| direct.wait(peer, 1, &deadline.into()).unwrap());
         // The last has no such range: nothing is done to those before it.

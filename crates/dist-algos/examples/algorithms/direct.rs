@@ -27,7 +27,7 @@ The table gives the posts of each rank and, after the stroke, what the busiest r
 memory, and what it reads there, in buffers; in all_gather, reduce_scatter and all_to_all the buffer is that of all parts.
 ";
 
-const SHARED: Shared = Shared { slots: 4, slot_bytes: 512 << 10, line_bytes: 48, reach: Reach::Write };
+const SHARED: Shared = Shared::on_host(Reach::Write);
 
 /// Numbers of ranks in the table of what is moved.
 const RANKS: [usize; 4] = [2, 3, 4, 8];

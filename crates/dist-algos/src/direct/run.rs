@@ -156,7 +156,7 @@ impl Runner<'_, '_, '_> {
                 _ => Exposed::Read(own.bytes()),
             },
         };
-        self.direct.enter(plan.posts(), exposed, self.due)
+        self.direct.enter(plan.posts(), plan.use_of_slots(), exposed, self.due)
     }
 
     #[inline]
@@ -305,7 +305,7 @@ impl Runner<'_, '_, '_> {
     #[inline]
     fn start(&self, (part, block): (usize, usize), of: Place) -> usize {
         match (of, self.memory.input) {
-            (Place::Line | Place::Slot(_), _) => 0,
+            (Place::Line | Place::Sheet | Place::Slot(_), _) => 0,
             // All that the others have lies in their inputs there.
             (Place::Memory, Some(_)) if matches!(self.plan.task(), Task::AllGather { of: Source::Input }) => {
                 self.cell(part, block).start - self.cell(part, 0).start

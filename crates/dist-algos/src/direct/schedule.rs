@@ -1,6 +1,6 @@
 //! The iterator over one rank's direct steps.
 
-use dist_transport::{Place, Rank, Shared};
+use dist_transport::{Place, Rank, Shared, Slots};
 
 use super::cells::place_bytes;
 use super::task::Use;
@@ -13,7 +13,8 @@ pub struct Plan {
     form: Form,
     world_size: usize,
     blocks: usize,
-    in_line: bool,
+    /// Where a block is published: the line, the sheet, or the first of the slots.
+    place: Place,
     turn: usize,
     leaves_caches: bool,
 }
@@ -33,13 +34,19 @@ impl Plan {
             return None;
         }
         let leaves_caches = leaves_caches(task, world_size, part_bytes_max);
-        let plan = Self { task, form, world_size, blocks: 1, in_line: false, turn: 0, leaves_caches };
+        let place = Place::Slot(0);
+        let plan = Self { task, form, world_size, blocks: 1, place, turn: 0, leaves_caches };
         let places = plan.places();
         if form.exposure() != Exposure::Nothing {
             return Some(plan);
         }
         if form == Form::OneShot && places == 1 && part_bytes_max <= shared.line_bytes {
-            return Some(Self { in_line: true, ..plan });
+            return Some(Self { place: Place::Line, ..plan });
+        }
+        // Where one rank waits for nobody, or nobody but one waits, those who need not wait go ahead.
+        let goes_ahead = form == Form::OneShot && task.root().is_some();
+        if goes_ahead && part_bytes_max <= block_bytes.min(shared.sheet_bytes) {
+            return Some(Self { place: Place::Sheet, ..plan });
         }
         let place_bytes_max = block_bytes.min(shared.slot_bytes) / places / 64 * 64;
         let blocks = part_bytes_max.div_ceil(place_bytes_max.max(64)).max(1);
@@ -48,14 +55,14 @@ impl Plan {
         (fits && plan.slots() <= shared.slots).then_some(plan)
     }
 
-    /// In so many blocks, at least one, or in the line.
+    /// In so many blocks, at least one, from this slot on, or all in the line or the sheet.
     pub(super) const fn in_blocks(
         (task, form): (Task, Form),
         world_size: usize,
         blocks: usize,
-        in_line: bool,
+        place: Place,
     ) -> Self {
-        Self { task, form, world_size, blocks, in_line, turn: 0, leaves_caches: false }
+        Self { task, form, world_size, blocks, place, turn: 0, leaves_caches: false }
     }
 
     /// What it is for.
@@ -102,16 +109,17 @@ impl Plan {
     /// How many slots each rank uses.
     #[inline]
     pub const fn slots(&self) -> usize {
-        match self.form.exposure() {
-            Exposure::Nothing if !self.in_line => {
-                if self.blocks < SLOTS {
-                    self.blocks
-                } else {
-                    SLOTS
-                }
-            }
+        match (self.form.exposure(), self.place) {
+            (Exposure::Nothing, Place::Slot(_)) if self.blocks < SLOTS => self.blocks,
+            (Exposure::Nothing, Place::Slot(_)) => SLOTS,
             _ => 0,
         }
+    }
+
+    /// What the ranks say of slots when they enter the call.
+    #[inline]
+    pub const fn use_of_slots(&self) -> Slots {
+        if self.slots() == 0 { Slots::Unused } else { Slots::Used }
     }
 
     /// The same, where slots have changed hands so often before.
@@ -130,7 +138,10 @@ impl Plan {
     /// Where a block is published.
     #[inline]
     pub(super) const fn where_published(&self, block: usize) -> Place {
-        if self.in_line { Place::Line } else { Place::Slot(block % SLOTS) }
+        match self.place {
+            Place::Slot(_) => Place::Slot(block % SLOTS),
+            place => place,
+        }
     }
 
     /// Where a rank has a cell, a block of a part, for others: in whose memory, and at which of the places of a slot.
@@ -140,7 +151,7 @@ impl Plan {
     #[inline(always)]
     pub const fn home(&self, rank: usize, (part, block): (usize, usize), place: Place) -> (usize, usize) {
         match place {
-            Place::Line | Place::Memory => (rank, 0),
+            Place::Line | Place::Sheet | Place::Memory => (rank, 0),
             Place::Slot(_) if self.takes_turns() && (self.turn + block / SLOTS) % 2 == 1 => {
                 if self.places() == 1 { (1 - rank, 0) } else { (part, rank) }
             }
@@ -150,8 +161,7 @@ impl Plan {
 
     #[inline(always)]
     const fn takes_turns(&self) -> bool {
-        !self.in_line
-            && matches!(self.form, Form::OneShot)
+        matches!((self.form, self.place), (Form::OneShot, Place::Slot(_)))
             && self.task.root().is_none()
             && (self.world_size == 2 || self.places() > 1)
     }

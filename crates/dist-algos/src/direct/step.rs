@@ -155,6 +155,7 @@ impl fmt::Display for Step {
 fn name(place: Place) -> String {
     match place {
         Place::Line => "line".to_owned(),
+        Place::Sheet => "sheet".to_owned(),
         Place::Slot(slot) => format!("s{slot}"),
         Place::Memory => "m".to_owned(),
     }

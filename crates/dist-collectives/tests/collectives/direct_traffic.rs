@@ -13,7 +13,7 @@ use crate::worlds::{self, Network};
 const PART: usize = 10_007;
 
 /// What is shared does not change what is moved.
-const SHARED: Shared = Shared { slots: 4, slot_bytes: 512 << 10, line_bytes: 48, reach: Reach::Write };
+const SHARED: Shared = Shared::on_host(Reach::Write);
 
 /// What the schedule of a rank moves.
 fn counted(task: Task, form: Form, rank: Rank) -> Traffic {

@@ -1,6 +1,9 @@
 //! Memory that all ranks of a group share. Where a transport has none, these promises are kept.
 
-use crate::{Abort, Cause, Direct, Error, Exposed, Fingerprint, Place, Result, Transport};
+use crate::{
+    Abort, CALLS_MAX, Cause, Direct, Error, Exposed, Fingerprint, Incoming, Outgoing, Place, Result, Sink,
+    Slots, Transport,
+};
 
 use super::backend::{Backend, Fabric};
 use super::calls::{await_abort, meet_all, payload, soon};
@@ -16,7 +19,7 @@ pub(super) fn call(number: u64, form: u8) -> Fingerprint {
 pub(super) fn barrier(transport: &mut dyn Transport) -> Result<()> {
     let (rank, deadline) = (transport.rank(), soon(transport));
     let Some(direct) = transport.direct(&deadline.into())? else { return Ok(()) };
-    direct.enter(1, Exposed::Nothing, &deadline.into())?;
+    direct.enter(1, Slots::Unused, Exposed::Nothing, &deadline.into())?;
     direct.post();
     (1..rank.world_size())
         .try_for_each(|distance| direct.wait(rank.plus(distance).index(), 1, &deadline.into()))?;
@@ -51,9 +54,10 @@ pub fn what_is_published_is_seen_by_whoever_waits_for_the_post(fabric: &'static 
         transport.begin(call(number as u64, 0));
         let Some(direct) = transport.direct(&deadline.into()).unwrap() else { return };
         let shared = direct.shared();
-        let places = [(Place::Line, 0, shared.line_bytes), (Place::Slot(0), 64, 1000)];
+        let sheet = (Place::Sheet, 0, shared.sheet_bytes);
+        let places = [(Place::Line, 0, shared.line_bytes), sheet, (Place::Slot(0), 64, 1000)];
         let last = (Place::Slot(shared.slots - 1), 0, shared.slot_bytes);
-        direct.enter(1, Exposed::Nothing, &deadline.into()).unwrap();
+        direct.enter(1, Slots::Used, Exposed::Nothing, &deadline.into()).unwrap();
         for (place, offset, len) in places.into_iter().chain([last]) {
             let bytes = payload(rank, number, len);
             direct.publish(place, offset, &bytes[..len / 2]);
@@ -88,17 +92,18 @@ pub fn what_is_published_is_seen_by_whoever_waits_for_the_post(fabric: &'static 
     }
 }
 
-/// After a meeting every rank has what all have brought, in the line, in slots of their own, and where ranks write into
-/// each other's slots.
+/// After a meeting every rank has what all have brought, in the line, in the sheet, in slots of their own, and where ranks
+/// write into each other's slots.
 pub fn ranks_that_have_met_have_what_all_have_brought(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn meet(transport: &mut dyn Transport, number: usize) {
         let (rank, deadline) = (transport.rank(), soon(transport));
         transport.begin(call(number as u64, 0));
         let Some(direct) = transport.direct(&deadline.into()).unwrap() else { return };
-        let (place, shift, len) = match number % 3 {
+        let (place, shift, len) = match number % 4 {
             0 => (Place::Line, 0, 40),
             1 => (Place::Slot(0), 0, 1000),
+            2 => (Place::Sheet, 0, 2000),
             _ => (Place::Slot(1), 1, 5000),
         };
         let bytes = payload(rank, number, len);
@@ -128,7 +133,7 @@ pub fn each_post_of_a_call_hands_over_what_was_written_before_it(fabric: &'stati
         transport.begin(call(number, 0));
         let Some(direct) = transport.direct(&deadline.into()).unwrap() else { return };
         let posts = u32::try_from(rank.world_size()).unwrap();
-        direct.enter(posts, Exposed::Nothing, &deadline.into()).unwrap();
+        direct.enter(posts, Slots::Used, Exposed::Nothing, &deadline.into()).unwrap();
         let mut word = number + rank.index() as u64;
         for post in 1..=posts {
             let slot = Place::Slot(post as usize % 2);
@@ -154,25 +159,33 @@ pub fn each_post_of_a_call_hands_over_what_was_written_before_it(fabric: &'stati
     }
 }
 
-/// Nobody runs two calls ahead of a rank that is still reading.
-pub fn nobody_runs_two_calls_ahead_of_a_rank_that_is_still_reading(fabric: &'static dyn Fabric) {
+/// Nobody writes over what a rank is still reading, however many calls it is behind.
+pub fn nobody_writes_over_what_a_rank_is_still_reading(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
-    const CALLS: u64 = 60;
+    const CALLS: u64 = 240;
+    /// Where the first rank, which waits for nobody, publishes in a call.
+    fn place_in(number: u64) -> Place {
+        match number % 60 {
+            0..20 => Place::Line,
+            20..40 => Place::Sheet,
+            last => [Place::Line, Place::Slot(0), Place::Sheet, Place::Slot(1)][last as usize % 4],
+        }
+    }
     let program = |mut transport: Box<dyn Transport>| {
         let (rank, deadline) = (transport.rank(), soon(&*transport));
         for number in 1..=CALLS {
             transport.begin(call(number, 0));
             let Some(direct) = transport.direct(&deadline.into()).unwrap() else { return };
-            direct.enter(1, Exposed::Nothing, &deadline.into()).unwrap();
+            let place = place_in(number);
+            direct.enter(1, Slots::of(place), Exposed::Nothing, &deadline.into()).unwrap();
             if rank.index() == 0 {
-                // It waits for nobody.
-                direct.publish(Place::Line, 0, &number.to_le_bytes());
+                direct.publish(place, 0, &number.to_le_bytes());
                 direct.post();
             } else {
                 direct.post();
                 direct.wait(0, 1, &deadline.into()).unwrap();
                 let mut read = [0; 8];
-                direct.read(0, Place::Line, 0, &mut read).unwrap();
+                direct.read(0, place, 0, &mut read).unwrap();
                 assert_eq!(u64::from_le_bytes(read), number);
             }
             direct.settle();
@@ -182,6 +195,36 @@ pub fn nobody_runs_two_calls_ahead_of_a_rank_that_is_still_reading(fabric: &'sta
     for world_size in [2, 4] {
         backend.check(world_size, program, drop);
     }
+}
+
+/// Whoever waits for nobody and uses no slots is in as many calls as may be under way, but one, before the others have
+/// entered the first.
+pub fn whoever_waits_for_nobody_goes_ahead(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn enter(transport: &mut dyn Transport, number: u64) {
+        let deadline = soon(transport);
+        transport.begin(call(number, 0));
+        if let Some(direct) = transport.direct(&deadline.into()).unwrap() {
+            direct.enter(1, Slots::Unused, Exposed::Nothing, &deadline.into()).unwrap();
+            direct.post();
+            direct.settle();
+        }
+    }
+    let program = |mut transport: Box<dyn Transport>| {
+        let (rank, deadline) = (transport.rank(), soon(&*transport));
+        barrier(&mut *transport).unwrap();
+        let mut go = transport.fork(&[0, 1]).unwrap().unwrap();
+        if rank.index() == 0 {
+            (1..CALLS_MAX as u64).for_each(|number| enter(&mut *transport, number));
+            go.exchange(Some(Outgoing { to: 1, parts: &[] }), None, deadline).unwrap();
+        } else {
+            go.exchange(None, Some(Incoming { from: 0, len: 0, sink: Sink::Into(&mut []) }), deadline)
+                .unwrap();
+            (1..CALLS_MAX as u64).for_each(|number| enter(&mut *transport, number));
+        }
+        barrier(&mut *transport).unwrap();
+    };
+    backend.check(2, program, drop);
 }
 
 /// Ranks in shared memory whose calls differ both hear of it.
@@ -214,6 +257,43 @@ pub fn ranks_in_shared_memory_whose_calls_differ_all_hear_of_it(fabric: &'static
     }
 }
 
+/// Ranks whose calls differ all hear of it where none of them waits for another in these.
+pub fn calls_that_differ_are_noticed_where_nobody_waits_in_them(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    /// Does calls in which nobody waits, of which all but the first are the same, and one in which all meet unless it is
+    /// noticed by then.
+    fn disagree(transport: &mut dyn Transport, calls: u64) -> Result<bool> {
+        barrier(transport)?;
+        let deadline = soon(transport);
+        for number in 1..=calls {
+            transport.begin(call(number, u8::from(number == 1 && transport.rank().index() == 1)));
+            let Some(direct) = transport.direct(&deadline.into())? else { return Ok(false) };
+            direct.enter(1, Slots::Unused, Exposed::Nothing, &deadline.into())?;
+            direct.post();
+            direct.settle();
+        }
+        transport.begin(call(calls + 1, 0));
+        barrier(transport).map(|()| true)
+    }
+    for calls in 1..=CALLS_MAX as u64 + 1 {
+        let program = move |mut transport: Box<dyn Transport>| match disagree(&mut *transport, calls) {
+            Ok(shares) => {
+                assert!(!shares, "nobody has noticed");
+                None
+            }
+            Err(error) => Some((error, await_abort(&*transport))),
+        };
+        backend.check(3, program, |ends| {
+            for (error, abort) in ends.into_iter().flatten() {
+                let Cause::Mismatch { theirs } = abort.cause else { panic!("{abort}") };
+                assert!([abort.rank, abort.reporter].contains(&1), "{abort}");
+                assert!(theirs.contradicts(&abort.call));
+                assert!(matches!(error, Error::Aborted(_) | Error::Mismatch { .. }), "{error}");
+            }
+        });
+    }
+}
+
 /// A wait in shared memory ends at its deadline and names the peer, by its number in the world.
 pub fn a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer(fabric: &'static dyn Fabric) {
     fn check(backend: Backend, members: [usize; 3]) {
@@ -224,7 +304,7 @@ pub fn a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer(fabric: &
             let short = group.runtime().deadline(backend.short());
             let deadline = if me == 0 { short } else { long };
             let direct = group.direct(&deadline.into()).unwrap()?;
-            direct.enter(1, Exposed::Nothing, &deadline.into()).unwrap();
+            direct.enter(1, Slots::Used, Exposed::Nothing, &deadline.into()).unwrap();
             // The others wait for the first, and it for one that does not post.
             let error = direct.wait(usize::from(me == 0), 1, &deadline.into()).expect_err("nobody posts");
             Some((error, await_abort(&*group)))
@@ -256,7 +336,7 @@ fn check_end(
     fn wait_for_the_second(transport: &mut dyn Transport) -> Result<bool> {
         let deadline = soon(transport);
         let Some(direct) = transport.direct(&deadline.into())? else { return Ok(false) };
-        direct.enter(1, Exposed::Nothing, &deadline.into())?;
+        direct.enter(1, Slots::Used, Exposed::Nothing, &deadline.into())?;
         direct.post();
         direct.wait(1, 1, &deadline.into()).map(|()| true)
     }
@@ -301,7 +381,7 @@ pub fn groups_share_memory_of_their_own(fabric: &'static dyn Fabric) {
     fn tell(transport: &mut dyn Transport, number: u64) -> Vec<u64> {
         let (rank, deadline) = (transport.rank(), soon(transport));
         let Some(direct) = transport.direct(&deadline.into()).unwrap() else { return Vec::new() };
-        direct.enter(1, Exposed::Nothing, &deadline.into()).unwrap();
+        direct.enter(1, Slots::Used, Exposed::Nothing, &deadline.into()).unwrap();
         direct.publish(Place::Line, 0, &number.to_le_bytes());
         direct.post();
         let hear = |peer| {
@@ -344,7 +424,7 @@ pub fn a_rank_sees_its_own_places(fabric: &'static dyn Fabric) {
 }
 
 fn look_at_itself(direct: &mut dyn Direct, me: usize, deadline: crate::Deadline) {
-    direct.enter(1, Exposed::Nothing, &deadline.into()).unwrap();
+    direct.enter(1, Slots::Used, Exposed::Nothing, &deadline.into()).unwrap();
     direct.publish(Place::Slot(0), 128, b"hello");
     let mut seen = [0; 5];
     direct.read(me, Place::Slot(0), 128, &mut seen).unwrap();

@@ -1,6 +1,6 @@
 //! Memory that ranks lay open to each other.
 
-use crate::{CHANGED_MAX, Error, Exposed, Owned, Place, Reach, Transport};
+use crate::{CHANGED_MAX, Error, Exposed, Owned, Place, Reach, Slots, Transport};
 
 use super::backend::{Backend, Fabric};
 use super::calls::{pass_round, payload, soon};
@@ -18,8 +18,10 @@ fn reach_into_all(transport: &mut dyn Transport, memory: &mut Owned<u8>, number:
     let reach = if memory.is_allocated() { Reach::Write } else { direct.shared().reach };
     match reach {
         Reach::Slots => return,
-        Reach::Read => direct.enter(2, Exposed::Read(memory), &deadline.into()).unwrap(),
-        Reach::Write => direct.enter(2, Exposed::Write(memory.lend()), &deadline.into()).unwrap(),
+        Reach::Read => direct.enter(2, Slots::Used, Exposed::Read(memory), &deadline.into()).unwrap(),
+        Reach::Write => {
+            direct.enter(2, Slots::Used, Exposed::Write(memory.lend()), &deadline.into()).unwrap()
+        }
     }
     direct.show(memory);
     direct.post();
@@ -96,10 +98,10 @@ fn change_in_all(transport: &mut dyn Transport, memory: &mut Owned<u8>, place: P
     memory.copy_from_slice(&parts);
     let direct = transport.direct(&deadline.into()).unwrap().expect("as before");
     if place == Place::Memory {
-        direct.enter(2, Exposed::Write(memory.lend()), &deadline.into()).unwrap();
+        direct.enter(2, Slots::Used, Exposed::Write(memory.lend()), &deadline.into()).unwrap();
         direct.show(memory);
     } else {
-        direct.enter(2, Exposed::Nothing, &deadline.into()).unwrap();
+        direct.enter(2, Slots::Used, Exposed::Nothing, &deadline.into()).unwrap();
         direct.publish(place, 0, &parts);
     }
     direct.post();
@@ -183,7 +185,7 @@ pub fn what_was_written_after_a_call_failed_is_no_result_of_it(fabric: &'static 
             return;
         }
         let mut memory = vec![1; LEN];
-        direct.enter(2, Exposed::Read(&memory), &deadline.into()).unwrap();
+        direct.enter(2, Slots::Used, Exposed::Read(&memory), &deadline.into()).unwrap();
         direct.show(&memory);
         direct.post();
         direct.wait(1 - me, 1, &deadline.into()).unwrap();
@@ -214,18 +216,20 @@ pub fn what_is_not_laid_open_is_out_of_reach_which_harms_nothing(fabric: &'stati
             let shared = direct.shared();
             for readable in [false, true] {
                 let exposed = if readable { Exposed::Read(&[7; 100]) } else { Exposed::Nothing };
-                direct.enter(1, exposed, &deadline.into()).unwrap();
+                direct.enter(1, Slots::Used, exposed, &deadline.into()).unwrap();
                 direct.post();
                 direct.wait(peer, 1, &deadline.into()).unwrap();
                 let beyond = if readable { 100 } else { 0 };
                 let wrong = [
                     direct.read(peer, Place::Memory, beyond, &mut [0]),
                     direct.read(peer, Place::Line, shared.line_bytes, &mut [0]),
+                    direct.read(peer, Place::Sheet, shared.sheet_bytes, &mut [0]),
                     direct.read(peer, Place::Slot(shared.slots), 0, &mut [0]),
                     direct.read(peer, Place::Slot(0), shared.slot_bytes, &mut [0]),
                     direct.view(peer, Place::Memory, 0..101, &mut |_, _| panic!("nothing is there")),
                     direct.write(peer, Place::Memory, 0, &[1]),
                     direct.write(peer, Place::Line, 0, &[1]),
+                    direct.write(peer, Place::Sheet, 0, &[1]),
                     direct.write(peer, Place::Slot(shared.slots), 0, &[1]),
                     direct.write(peer, Place::Slot(0), shared.slot_bytes, &[1]),
                 ];
@@ -235,6 +239,7 @@ pub fn what_is_not_laid_open_is_out_of_reach_which_harms_nothing(fabric: &'stati
                 let nowhere = [
                     (Place::Memory, 0),
                     (Place::Line, 0),
+                    (Place::Sheet, 0),
                     (Place::Slot(shared.slots), 0),
                     (Place::Slot(0), shared.slot_bytes),
                 ];

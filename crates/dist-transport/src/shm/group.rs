@@ -1,9 +1,9 @@
 //! Memory that all ranks of a group have mapped: where each rank's lines, slots and words lie.
 //!
-//! Each rank has a line for calls of either parity (how often it has posted, a hash of its call, and a few bytes of
-//! data), the call in full, what it has laid open, and the words that it sleeps by, all on pairs of cache lines of their
-//! own; and behind all of these its slots, half of them for calls of either parity. A page of a slot is there once it is
-//! touched.
+//! Each rank has, for each of the calls that may be under way at once, a line (how often it has posted, a hash of its call,
+//! and a few bytes of data), the call in full, what it has laid open, and a sheet; the words that it sleeps by; and its
+//! slots, half of them for every other call. All but sheets and slots are on pairs of cache lines of their own. A page of
+//! a sheet or a slot is there once it is touched.
 
 use std::io;
 use std::ops::Range;
@@ -17,32 +17,36 @@ use smallvec::SmallVec;
 use super::bell;
 use super::map::{self, Mapping, Pages};
 use super::segment::Nonce;
-use crate::{CHANGED_MAX, Fingerprint, Grain, Place, Rank, Reach, Shared};
+use crate::{CALLS_MAX, CHANGED_MAX, Fingerprint, Grain, Place, Rank, Reach, Shared};
 
 pub(crate) const SLOTS: usize = Shared::on_host(Reach::Slots).slots;
 pub(crate) const SLOT_BYTES: usize = Shared::on_host(Reach::Slots).slot_bytes;
+pub(crate) const SHEET_BYTES: usize = Shared::on_host(Reach::Slots).sheet_bytes;
 pub(crate) const LINE_BYTES: usize = Grain::BYTES - LINE_AT;
 const _: () = assert!(LINE_BYTES == Shared::on_host(Reach::Slots).line_bytes, "as it is predicted");
 
 const PAGE_BYTES: usize = 4096;
 /// Two cache lines, which processors fetch together.
 const PAIR_BYTES: usize = 128;
-const BLOCK_BYTES: usize = 8 * PAIR_BYTES;
+const BLOCK_BYTES: usize = EXPOSURES_AT + CALLS_MAX * PAIR_BYTES;
 
 /// On the first page: behind the nonce.
 const STRANGER_AT: usize = PAIR_BYTES;
 /// In a line: behind the posts and the hash.
 const HASH_AT: usize = 8;
 const LINE_AT: usize = 16;
-/// In a rank's block: behind its two lines.
-const SLEEPING_AT: usize = 2 * PAIR_BYTES;
+/// In a rank's block: behind its lines.
+const SLEEPING_AT: usize = CALLS_MAX * PAIR_BYTES;
 const RUNG_AT: usize = SLEEPING_AT + 4;
 const CORE_AT: usize = RUNG_AT + 4;
-const LEFT_AT: usize = 3 * PAIR_BYTES;
+const LEFT_AT: usize = SLEEPING_AT + PAIR_BYTES;
 const PROCESS_AT: usize = LEFT_AT + 4;
 const FAILED_AT: usize = PROCESS_AT + 4;
-const CALLS_AT: usize = 4 * PAIR_BYTES;
-const EXPOSURES_AT: usize = 6 * PAIR_BYTES;
+const CALLS_AT: usize = LEFT_AT + PAIR_BYTES;
+const EXPOSURES_AT: usize = CALLS_AT + CALLS_MAX * PAIR_BYTES;
+/// In what a rank has behind all blocks: behind its slots.
+const SHEETS_AT: usize = 2 * SLOTS * SLOT_BYTES;
+const LARGE_BYTES: usize = SHEETS_AT + CALLS_MAX * SHEET_BYTES;
 
 /// The memory of one group.
 #[derive(Debug)]
@@ -51,19 +55,24 @@ pub(crate) struct GroupMemory {
     slots_at: usize,
 }
 
-/// Of which of two calls that follow each other something is.
+/// Of which of the calls that may be under way at once something is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Parity {
-    Even,
-    Odd,
-}
+pub(crate) struct Turn(usize);
 
-impl Parity {
-    pub(crate) const fn other(self) -> Self {
-        match self {
-            Self::Even => Self::Odd,
-            Self::Odd => Self::Even,
-        }
+impl Turn {
+    /// That of the call with this number, counted by each rank.
+    #[inline]
+    pub(crate) const fn of(call: usize) -> Self {
+        Self(call % CALLS_MAX)
+    }
+
+    pub(crate) const fn index(self) -> usize {
+        self.0
+    }
+
+    /// Which half of the slots it has.
+    const fn half(self) -> usize {
+        self.0 % 2
     }
 }
 
@@ -129,15 +138,15 @@ impl GroupMemory {
 
     /// How often a rank has posted, all calls together.
     #[inline]
-    pub(crate) fn posts(&self, rank: usize, parity: Parity) -> &AtomicU64 {
-        self.mapping.counter(line(rank, parity))
+    pub(crate) fn posts(&self, rank: usize, turn: Turn) -> &AtomicU64 {
+        self.mapping.counter(line(rank, turn))
     }
 
     /// Looks so many times, with pauses, whether a rank has posted so often by now, and gives how often it has. The loads
     /// acquire: what the rank wrote before the post that is seen is seen too.
     #[inline]
-    pub(crate) fn look(&self, rank: usize, parity: Parity, wanted: u64, times: usize) -> Option<u64> {
-        let posts = self.posts(rank, parity);
+    pub(crate) fn look(&self, rank: usize, turn: Turn, wanted: u64, times: usize) -> Option<u64> {
+        let posts = self.posts(rank, turn);
         (0..times).find_map(|time| {
             if time > 0 {
                 std::hint::spin_loop();
@@ -149,28 +158,28 @@ impl GroupMemory {
 
     /// What tells a rank's call from others. Read after a post of that call was seen.
     #[inline]
-    pub(crate) fn hash(&self, rank: usize, parity: Parity) -> &AtomicU64 {
-        self.mapping.counter(line(rank, parity) + HASH_AT)
+    pub(crate) fn hash(&self, rank: usize, turn: Turn) -> &AtomicU64 {
+        self.mapping.counter(line(rank, turn) + HASH_AT)
     }
 
     /// A rank's call in full. Read after a post of that call was seen.
-    pub(crate) fn call(&self, rank: usize, parity: Parity) -> Fingerprint {
-        let bytes = self.mapping.bytes(pair(rank, CALLS_AT, parity), Fingerprint::SIZE);
+    pub(crate) fn call(&self, rank: usize, turn: Turn) -> Fingerprint {
+        let bytes = self.mapping.bytes(pair(rank, CALLS_AT, turn), Fingerprint::SIZE);
         Fingerprint(bytes.try_into().expect("as many bytes"))
     }
 
     #[inline]
-    pub(crate) fn set_call(&self, rank: usize, parity: Parity, call: &Fingerprint) {
-        self.mapping.copy_in(pair(rank, CALLS_AT, parity), &call.0);
+    pub(crate) fn set_call(&self, rank: usize, turn: Turn, call: &Fingerprint) {
+        self.mapping.copy_in(pair(rank, CALLS_AT, turn), &call.0);
     }
 
     /// What a rank has laid open. Read after a post of that call was seen.
-    pub(crate) fn exposure(&self, rank: usize, parity: Parity) -> Exposure {
-        Exposure::decode(self.mapping.bytes(pair(rank, EXPOSURES_AT, parity), 32))
+    pub(crate) fn exposure(&self, rank: usize, turn: Turn) -> Exposure {
+        Exposure::decode(self.mapping.bytes(pair(rank, EXPOSURES_AT, turn), 32))
     }
 
-    pub(crate) fn expose(&self, rank: usize, parity: Parity, exposure: Exposure) {
-        self.mapping.copy_in(pair(rank, EXPOSURES_AT, parity), &exposure.encode());
+    pub(crate) fn expose(&self, rank: usize, turn: Turn, exposure: Exposure) {
+        self.mapping.copy_in(pair(rank, EXPOSURES_AT, turn), &exposure.encode());
     }
 
     /// Sleeps until `awaited` posts or leaves, or somebody wakes this rank; not if it is `ready`. `false` if the time was
@@ -296,11 +305,11 @@ impl GroupMemory {
     pub(crate) fn published(
         &self,
         rank: usize,
-        parity: Parity,
+        turn: Turn,
         place: Place,
         range: Range<usize>,
     ) -> Option<&[u8]> {
-        let at = self.place(rank, parity, place, &range)?;
+        let at = self.place(rank, turn, place, &range)?;
         Some(self.mapping.bytes(at, range.len()))
     }
 
@@ -308,12 +317,12 @@ impl GroupMemory {
     pub(crate) fn fill(
         &self,
         rank: usize,
-        parity: Parity,
+        turn: Turn,
         place: Place,
         range: Range<usize>,
         write: &mut dyn FnMut(&mut [u8]),
     ) -> Option<()> {
-        let at = self.place(rank, parity, place, &range)?;
+        let at = self.place(rank, turn, place, &range)?;
         self.mapping.fill(at, range.len(), write);
         Some(())
     }
@@ -323,12 +332,12 @@ impl GroupMemory {
     pub(crate) fn publish(
         &self,
         rank: usize,
-        parity: Parity,
+        turn: Turn,
         place: Place,
         offset: usize,
         bytes: &[u8],
     ) -> Option<()> {
-        let at = self.place(rank, parity, place, &(offset..offset.checked_add(bytes.len())?))?;
+        let at = self.place(rank, turn, place, &(offset..offset.checked_add(bytes.len())?))?;
         self.mapping.copy_in(at, bytes);
         Some(())
     }
@@ -339,7 +348,7 @@ impl GroupMemory {
     /// The first that has no such place.
     pub(crate) fn change(
         &self,
-        parity: Parity,
+        turn: Turn,
         place: Place,
         there: &[(usize, usize)],
         len: usize,
@@ -347,19 +356,23 @@ impl GroupMemory {
     ) -> Result<(), (usize, usize)> {
         let at = |&(rank, offset): &(usize, usize)| {
             let range = offset..offset.saturating_add(len);
-            self.place(rank, parity, place, &range).ok_or((rank, offset))
+            self.place(rank, turn, place, &range).ok_or((rank, offset))
         };
         let places: SmallVec<[usize; CHANGED_MAX]> = there.iter().map(at).collect::<Result<_, _>>()?;
         map::change(places.into_iter().map(|at| (&self.mapping, at)), len, change);
         Ok(())
     }
 
-    fn place(&self, rank: usize, parity: Parity, place: Place, range: &Range<usize>) -> Option<usize> {
+    fn place(&self, rank: usize, turn: Turn, place: Place, range: &Range<usize>) -> Option<usize> {
         let (start, len) = match place {
-            Place::Line => (line(rank, parity) + LINE_AT, LINE_BYTES),
+            Place::Line => (line(rank, turn) + LINE_AT, LINE_BYTES),
             Place::Slot(slot) if slot < SLOTS => {
-                let number = (2 * rank + parity as usize) * SLOTS + slot;
-                (self.slots_at + number * SLOT_BYTES, SLOT_BYTES)
+                let number = turn.half() * SLOTS + slot;
+                (self.slots_at + rank * LARGE_BYTES + number * SLOT_BYTES, SLOT_BYTES)
+            }
+            Place::Sheet => {
+                let start = SHEETS_AT + turn.index() * SHEET_BYTES;
+                (self.slots_at + rank * LARGE_BYTES + start, SHEET_BYTES)
             }
             Place::Slot(_) | Place::Memory => return None,
         };
@@ -402,12 +415,12 @@ const fn block(rank: usize) -> usize {
     PAGE_BYTES + rank * BLOCK_BYTES
 }
 
-const fn pair(rank: usize, at: usize, parity: Parity) -> usize {
-    block(rank) + at + parity as usize * PAIR_BYTES
+const fn pair(rank: usize, at: usize, turn: Turn) -> usize {
+    block(rank) + at + turn.index() * PAIR_BYTES
 }
 
-const fn line(rank: usize, parity: Parity) -> usize {
-    pair(rank, 0, parity)
+const fn line(rank: usize, turn: Turn) -> usize {
+    pair(rank, 0, turn)
 }
 
 /// Half a page behind one's beginning, where no large vector begins: copies between two that begin nearly alike in their pages
@@ -417,7 +430,7 @@ const fn slots_at(world_size: usize) -> usize {
 }
 
 const fn bytes(world_size: usize) -> usize {
-    slots_at(world_size) + world_size * 2 * SLOTS * SLOT_BYTES
+    slots_at(world_size) + world_size * LARGE_BYTES
 }
 
 #[cfg(test)]
@@ -427,34 +440,40 @@ mod tests {
     #[test]
     fn no_two_places_of_a_group_overlap() {
         let (_file, memory) = GroupMemory::create(&[7; 32], 3).unwrap();
-        let places = || [Place::Line].into_iter().chain((0..SLOTS).map(Place::Slot));
         let all = || {
-            let ranks = (0..3).flat_map(|rank| [Parity::Even, Parity::Odd].map(|parity| (rank, parity)));
-            ranks.flat_map(|(rank, parity)| places().map(move |place| (rank, parity, place)))
+            let calls = (0..3).flat_map(|rank| (0..CALLS_MAX).map(move |call| (rank, call)));
+            let slots = |call| (0..SLOTS).filter(move |_| call < 2).map(Place::Slot);
+            let places = move |call| [Place::Line, Place::Sheet].into_iter().chain(slots(call));
+            calls.flat_map(move |(rank, call)| places(call).map(move |place| (rank, Turn::of(call), place)))
         };
-        let size = |place| if place == Place::Line { LINE_BYTES } else { SLOT_BYTES };
-        for (number, (rank, parity, place)) in (1..).zip(all()) {
-            memory.publish(rank, parity, place, 0, &vec![number; size(place)]).unwrap();
+        let size = |place| match place {
+            Place::Line => LINE_BYTES,
+            Place::Sheet => SHEET_BYTES,
+            _ => SLOT_BYTES,
+        };
+        for (number, (rank, turn, place)) in (1..).zip(all()) {
+            memory.publish(rank, turn, place, 0, &vec![number; size(place)]).unwrap();
         }
         assert!(!memory.has_met_stranger());
-        for (rank, parity) in [(0, Parity::Even), (2, Parity::Odd)] {
-            memory.posts(rank, parity).store(u64::MAX, Ordering::Relaxed);
-            memory.hash(rank, parity).store(u64::MAX, Ordering::Relaxed);
-            memory.set_call(rank, parity, &Fingerprint([9; 48]));
+        for (rank, call) in [(0, 0), (2, 5)] {
+            let (turn, other) = (Turn::of(call), Turn::of(call + 1));
+            memory.posts(rank, turn).store(u64::MAX, Ordering::Relaxed);
+            memory.hash(rank, turn).store(u64::MAX, Ordering::Relaxed);
+            memory.set_call(rank, turn, &Fingerprint([9; 48]));
             let origin = Origin::Heap { arena: 3, offset: 1 << 40 };
             let exposure = Exposure { len: 77, writable: true, origin };
-            memory.expose(rank, parity, exposure);
+            memory.expose(rank, turn, exposure);
             memory.leave(rank);
             memory.note_stranger();
-            assert_eq!(memory.exposure(rank, parity), exposure);
-            assert_eq!(memory.call(rank, parity), Fingerprint([9; 48]));
-            assert_eq!(memory.exposure(rank, parity.other()), Exposure::NOTHING);
+            assert_eq!(memory.exposure(rank, turn), exposure);
+            assert_eq!(memory.call(rank, turn), Fingerprint([9; 48]));
+            assert_eq!(memory.exposure(rank, other), Exposure::NOTHING);
         }
         assert_eq!([0, 1, 2].map(|rank| memory.has_left(rank)), [true, false, true]);
         assert!(memory.has_met_stranger() && memory.mapping.bytes(0, 32) == [7; 32]);
-        for (number, (rank, parity, place)) in (1_u8..).zip(all()) {
-            let bytes = memory.published(rank, parity, place, 0..size(place)).unwrap();
-            assert!(bytes.iter().all(|&byte| byte == number), "{rank} {parity:?} {place:?}");
+        for (number, (rank, turn, place)) in (1_u8..).zip(all()) {
+            let bytes = memory.published(rank, turn, place, 0..size(place)).unwrap();
+            assert!(bytes.iter().all(|&byte| byte == number), "{rank} {turn:?} {place:?}");
         }
     }
 
@@ -463,11 +482,12 @@ mod tests {
         let (_file, memory) = GroupMemory::create(&[7; 32], 2).unwrap();
         for (place, range) in [
             (Place::Line, 0..LINE_BYTES + 1),
+            (Place::Sheet, 0..SHEET_BYTES + 1),
             (Place::Slot(SLOTS), 0..1),
             (Place::Slot(0), SLOT_BYTES..SLOT_BYTES + 1),
             (Place::Memory, 0..1),
         ] {
-            assert_eq!(memory.published(0, Parity::Even, place, range), None);
+            assert_eq!(memory.published(0, Turn::of(0), place, range), None);
         }
     }
 

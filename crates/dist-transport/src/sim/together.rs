@@ -13,8 +13,8 @@ use super::fabric::Sent;
 use super::message::Message;
 use super::transport::SimTransport;
 use crate::{
-    Allocation, ChannelId, Deadline, Direct, Due, Error, Exposed, Fingerprint, Grain, MemoryCosts, Outgoing,
-    Place, Reach, Result, Shared, Traffic, Transport,
+    Allocation, CALLS_MAX, ChannelId, Deadline, Direct, Due, Error, Exposed, Fingerprint, Grain, MemoryCosts,
+    Outgoing, Place, Reach, Result, Shared, Slots, Traffic, Transport,
 };
 
 const SHARED: Shared = Shared::on_host(Reach::Write);
@@ -31,13 +31,21 @@ pub(super) struct Segments {
 
 /// What each rank of a group shares.
 #[derive(Debug)]
-struct Segment(Mutex<Vec<[Half; 2]>>);
+struct Segment(Mutex<Vec<Share>>);
 
-/// What a rank shares in calls of one parity.
+/// What a rank shares.
 #[derive(Debug, Default)]
-struct Half {
+struct Share {
+    calls: [OfCall; CALLS_MAX],
+    /// For every other call.
+    slots: [[Vec<u8>; SHARED.slots]; 2],
+}
+
+/// What a rank shares in one of the calls that may be under way at once, beside slots.
+#[derive(Debug, Default)]
+struct OfCall {
     line: Vec<u8>,
-    slots: [Vec<u8>; SHARED.slots],
+    sheet: Vec<u8>,
     laid_open: Vec<u8>,
     readable: bool,
     writable: bool,
@@ -50,9 +58,10 @@ struct Half {
 pub(super) struct Together {
     posts: SimTransport,
     segment: Arc<Segment>,
-    current: Call,
-    /// The call before, of which posts may still be under way.
-    previous: Call,
+    /// The last calls, of which posts may still be under way, by their turn; the current one among them.
+    calls: [Call; CALLS_MAX],
+    /// How many this rank has entered.
+    current: usize,
     /// Posts of each rank that were seen.
     seen: Vec<u64>,
     /// What a post failed with.
@@ -66,7 +75,6 @@ pub(super) struct Together {
 #[derive(Debug, Clone, Copy)]
 struct Call {
     fingerprint: Fingerprint,
-    half: usize,
     base: u64,
     posts: u32,
     posted: u32,
@@ -90,20 +98,22 @@ impl Segments {
 }
 
 impl Segment {
-    fn lock(&self) -> MutexGuard<'_, Vec<[Half; 2]>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Share>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Half {
-    /// A place as it is, with room for the range.
-    fn place(&mut self, place: Place, end: usize) -> Option<&mut Vec<u8>> {
+impl Share {
+    /// A place as it is in the call of this number, with room for the range.
+    fn place(&mut self, call: usize, place: Place, end: usize) -> Option<&mut Vec<u8>> {
+        let of_call = &mut self.calls[call % CALLS_MAX];
         let (bytes, max) = match place {
-            Place::Line => (&mut self.line, SHARED.line_bytes),
-            Place::Slot(slot) => (self.slots.get_mut(slot)?, SHARED.slot_bytes),
-            Place::Memory if self.readable => {
-                let len = self.laid_open.len();
-                (&mut self.laid_open, len)
+            Place::Line => (&mut of_call.line, SHARED.line_bytes),
+            Place::Sheet => (&mut of_call.sheet, SHARED.sheet_bytes),
+            Place::Slot(slot) => (self.slots[call % 2].get_mut(slot)?, SHARED.slot_bytes),
+            Place::Memory if of_call.readable => {
+                let len = of_call.laid_open.len();
+                (&mut of_call.laid_open, len)
             }
             Place::Memory => return None,
         };
@@ -117,13 +127,13 @@ impl Together {
     pub(super) fn new(transport: &SimTransport, segments: &Segments) -> Self {
         let posts = transport.beside(POSTS);
         let ranks = posts.rank().world_size();
-        let none = Call { fingerprint: Fingerprint::NONE, half: 1, base: 0, posts: 0, posted: 0 };
+        let none = Call { fingerprint: Fingerprint::NONE, base: 0, posts: 0, posted: 0 };
         let segment = segments.get(posts.channel(), ranks);
         Self {
             posts,
             segment,
-            current: none,
-            previous: none,
+            calls: [none; CALLS_MAX],
+            current: 0,
             seen: vec![0; ranks],
             broken: None,
             traffic: Traffic::default(),
@@ -157,11 +167,29 @@ impl Together {
         }
     }
 
-    fn wait_in(&mut self, call: Call, peer: usize, posts: u32, deadline: Deadline) -> Result<()> {
+    /// The call that this rank is in.
+    fn current(&self) -> Call {
+        self.calls[self.current % CALLS_MAX]
+    }
+
+    fn current_mut(&mut self) -> &mut Call {
+        &mut self.calls[self.current % CALLS_MAX]
+    }
+
+    /// What a rank shares in this call, beside slots.
+    fn shared_by<'a>(&self, segment: &'a mut [Share], rank: usize) -> &'a mut OfCall {
+        &mut segment[rank].calls[self.current % CALLS_MAX]
+    }
+
+    /// Waits until a rank has posted so often in one of the last calls.
+    fn wait_in(&mut self, call: usize, peer: usize, posts: u32, deadline: Deadline) -> Result<()> {
         self.broken.take().map_or(Ok(()), Err)?;
-        while self.seen[peer] < call.base + u64::from(posts) {
-            let comes = if self.seen[peer] < self.current.base { self.previous } else { self.current };
-            self.posts.receive_of(comes.fingerprint, peer, deadline)?;
+        let wanted = self.calls[call % CALLS_MAX].base + u64::from(posts);
+        while self.seen[peer] < wanted {
+            let next = self.seen[peer];
+            let comes = self.calls.iter().find(|call| next.wrapping_sub(call.base) < u64::from(call.posts));
+            let fingerprint = comes.expect("posts of older calls were waited for").fingerprint;
+            self.posts.receive_of(fingerprint, peer, deadline)?;
             self.seen[peer] += 1;
         }
         Ok(())
@@ -180,7 +208,7 @@ impl Together {
         work: impl FnOnce(&mut [u8]) -> T,
     ) -> Result<T> {
         let mut segment = self.segment.lock();
-        let bytes = segment[rank][self.current.half].place(place, range.end);
+        let bytes = segment[rank].place(self.current, place, range.end);
         let bytes = bytes.and_then(|bytes| bytes.get_mut(range.clone()));
         bytes.map(work).ok_or_else(|| self.out_of_reach(rank, range))
     }
@@ -191,25 +219,27 @@ impl Direct for Together {
         SHARED
     }
 
-    fn enter(&mut self, posts: u32, memory: Exposed<'_>, due: &Due<'_>) -> Result<()> {
+    fn enter(&mut self, posts: u32, slots: Slots, memory: Exposed<'_>, due: &Due<'_>) -> Result<()> {
         assert!(posts > 0, "every rank posts in every call");
         let fingerprint = self.posts.begin_direct()?;
-        let last = self.current;
-        if last.posts > 0 {
-            self.others().try_for_each(|peer| self.wait_in(last, peer, 1, due.deadline()))?;
+        let last = self.current();
+        let begun_by_all = slots.begun_by_all(self.current);
+        if begun_by_all > 0 {
+            self.others().try_for_each(|peer| self.wait_in(begun_by_all, peer, 1, due.deadline()))?;
         }
+        self.current += 1;
         let base = last.base + u64::from(last.posts);
-        self.previous = last;
-        self.current = Call { fingerprint, half: 1 - last.half, base, posts, posted: 0 };
+        *self.current_mut() = Call { fingerprint, base, posts, posted: 0 };
         let (readable, writable, bytes) = match &memory {
             Exposed::Nothing => (false, false, &[][..]),
             Exposed::Read(bytes) => (true, false, *bytes),
             Exposed::Write(bytes) => (true, true, &**bytes),
         };
-        let half = &mut self.segment.lock()[self.posts.rank().index()][self.current.half];
-        half.laid_open = bytes.to_vec();
-        (half.readable, half.writable) = (readable, writable);
-        half.written.clear();
+        let mut segment = self.segment.lock();
+        let shared = self.shared_by(&mut segment, self.posts.rank().index());
+        shared.laid_open = bytes.to_vec();
+        (shared.readable, shared.writable) = (readable, writable);
+        shared.written.clear();
         Ok(())
     }
 
@@ -226,9 +256,10 @@ impl Direct for Together {
 
     fn post(&mut self) {
         self.spend(self.costs.post_ps);
-        self.current.posted += 1;
+        self.current_mut().posted += 1;
+        let fingerprint = self.current().fingerprint;
         for peer in self.others() {
-            if let Err(error) = self.posts.post_to(self.current.fingerprint, peer) {
+            if let Err(error) = self.posts.post_to(fingerprint, peer) {
                 self.broken = Some(error);
             }
         }
@@ -277,42 +308,48 @@ impl Direct for Together {
         self.traffic.bytes_sent += range.len() as u64;
         self.spend(self.costs.copied(place, range.len()));
         let writable = match place {
-            Place::Line => false,
+            Place::Line | Place::Sheet => false,
             Place::Slot(_) => true,
-            Place::Memory => self.segment.lock()[rank][self.current.half].writable,
+            Place::Memory => self.shared_by(&mut self.segment.lock(), rank).writable,
         };
         if !writable {
             return Err(self.out_of_reach(rank, &range));
         }
         self.with(rank, place, &range, |room| room.copy_from_slice(bytes))?;
         if place == Place::Memory {
-            self.segment.lock()[rank][self.current.half].written.push(range);
+            self.shared_by(&mut self.segment.lock(), rank).written.push(range);
         }
         Ok(())
     }
 
     fn show(&mut self, memory: &[u8]) {
-        let half = &mut self.segment.lock()[self.posts.rank().index()][self.current.half];
-        let by_others: Vec<_> =
-            half.written.iter().map(|range| (range.start, half.laid_open[range.clone()].to_vec())).collect();
-        if half.readable && half.laid_open.len() == memory.len() {
-            half.laid_open.copy_from_slice(memory);
+        let mut segment = self.segment.lock();
+        let shared = self.shared_by(&mut segment, self.posts.rank().index());
+        let by_others: Vec<_> = shared
+            .written
+            .iter()
+            .map(|range| (range.start, shared.laid_open[range.clone()].to_vec()))
+            .collect();
+        if shared.readable && shared.laid_open.len() == memory.len() {
+            shared.laid_open.copy_from_slice(memory);
         }
         for (start, bytes) in by_others {
-            half.laid_open[start..start + bytes.len()].copy_from_slice(&bytes);
+            shared.laid_open[start..start + bytes.len()].copy_from_slice(&bytes);
         }
     }
 
     fn collect(&mut self, memory: &mut [u8]) {
-        let half = &self.segment.lock()[self.posts.rank().index()][self.current.half];
-        for range in &half.written {
-            memory[range.clone()].copy_from_slice(&half.laid_open[range.clone()]);
+        let mut segment = self.segment.lock();
+        let shared = self.shared_by(&mut segment, self.posts.rank().index());
+        for range in &shared.written {
+            memory[range.clone()].copy_from_slice(&shared.laid_open[range.clone()]);
         }
     }
 
     fn finished(&self) -> bool {
-        let last = self.current.base + u64::from(self.current.posts);
-        self.current.posted == self.current.posts && self.others().all(|peer| self.seen[peer] >= last)
+        let Call { base, posts, posted, .. } = self.current();
+        let last = base + u64::from(posts);
+        posted == posts && self.others().all(|peer| self.seen[peer] >= last)
     }
 }
 

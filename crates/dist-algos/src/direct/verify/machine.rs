@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use dist_transport::Place;
+use dist_transport::{CALLS_MAX, Place};
 
 use super::{Call, Report};
 use crate::direct::{Exposure, Parts, Peers, Plan, Step, Target, Task};
@@ -13,8 +13,8 @@ use crate::{Error, Result, Source};
 enum Location {
     /// In a rank's own memory.
     Own { of: Source, part: usize, block: usize },
-    /// At a place of a line or a slot, of those that a call with this parity has.
-    Published { odd: bool, slot: Option<usize>, place: usize },
+    /// At a place of the line, the sheet or a slot, of those that take turns.
+    Published { turn: usize, of: Place, place: usize },
 }
 
 /// What a location holds.
@@ -39,8 +39,8 @@ pub(super) struct Machine {
     ranks: Vec<State>,
     memory: HashMap<(usize, Location), Visits>,
     calls: usize,
-    /// Posts of each rank before this call.
-    base: usize,
+    /// Posts of each rank before each call that was begun.
+    bases: Vec<usize>,
     steps: usize,
 }
 
@@ -66,7 +66,7 @@ impl Machine {
             ranks: (0..world_size).map(state).collect(),
             memory: HashMap::new(),
             calls: 0,
-            base: 0,
+            bases: Vec::new(),
             steps: 0,
         }
     }
@@ -77,8 +77,7 @@ impl Machine {
     }
 
     pub(super) fn call(&mut self, call: &Call) -> Result<()> {
-        let before = self.base;
-        self.base = self.ranks.first().map_or(0, |state| state.clock[0]);
+        self.bases.push(self.ranks.first().map_or(0, |state| state.clock[0]));
         for rank in 0..self.ranks.len() {
             self.begin(call, rank)?;
         }
@@ -87,7 +86,7 @@ impl Machine {
         loop {
             let mut moved = false;
             for rank in 0..self.ranks.len() {
-                entered[rank] = entered[rank] || self.enter(rank, before);
+                entered[rank] = entered[rank] || self.enter(rank, &call.plan);
                 while entered[rank]
                     && next[rank] < call.programs[rank].len()
                     && self.step(call, rank, next[rank])?
@@ -117,12 +116,19 @@ impl Machine {
         Ok(())
     }
 
-    /// Whether every rank is known to have posted in the previous call.
-    fn enter(&mut self, rank: usize, before: usize) -> bool {
-        if self.calls == 0 {
+    /// Whether every rank is known to have left the calls whose places are used again.
+    fn enter(&mut self, rank: usize, plan: &Plan) -> bool {
+        let begun_by_all = plan.use_of_slots().begun_by_all(self.calls);
+        if begun_by_all == 0 {
             return true;
         }
-        (0..self.ranks.len()).all(|peer| peer == rank || self.acquire(rank, peer, before + 1))
+        let posts = self.bases[begun_by_all - 1] + 1;
+        (0..self.ranks.len()).all(|peer| peer == rank || self.acquire(rank, peer, posts))
+    }
+
+    /// Posts of each rank before this call.
+    fn base(&self) -> usize {
+        self.bases[self.calls]
     }
 
     /// Does a step; `false` if it has to wait.
@@ -140,7 +146,7 @@ impl Machine {
             }
             Step::Post => self.post(rank),
             Step::Await { ranks, posts } => {
-                let posts = self.base + posts as usize;
+                let posts = self.base() + posts as usize;
                 let mut peers = ranks.ranks(rank, self.ranks.len());
                 if !peers.all(|peer| self.acquire(rank, peer, posts)) {
                     return Ok(false);
@@ -240,7 +246,7 @@ impl Machine {
         let peer = match call.programs[rank][step] {
             Step::Await { ranks, posts } => ranks
                 .ranks(rank, next.len())
-                .find(|&peer| self.ranks[peer].posted.len() < self.base + posts as usize),
+                .find(|&peer| self.ranks[peer].posted.len() < self.base() + posts as usize),
             _ => None,
         };
         let peer = peer.unwrap_or(rank);
@@ -251,7 +257,7 @@ impl Machine {
     /// The rank has posted as often as all, has what it should, and its memory is the caller's again.
     fn end(&mut self, call: &Call, rank: usize) -> Result<()> {
         let plan = &call.plan;
-        let got = self.ranks[rank].clock[rank] - self.base;
+        let got = self.ranks[rank].clock[rank] - self.base();
         if got != plan.posts() as usize {
             let got = u32::try_from(got).unwrap_or(u32::MAX);
             return Err(Error::Posts { rank, expected: plan.posts(), got });
@@ -279,7 +285,7 @@ impl Machine {
     /// Whether a rank knows that every other has entered this call.
     fn has_waited(&self, rank: usize) -> Result<()> {
         let absent =
-            (0..self.ranks.len()).find(|&peer| peer != rank && self.ranks[rank].clock[peer] <= self.base);
+            (0..self.ranks.len()).find(|&peer| peer != rank && self.ranks[rank].clock[peer] <= self.base());
         absent.map_or(Ok(()), |absent| Err(Error::LeavesEarly { rank, absent }))
     }
 
@@ -304,7 +310,7 @@ impl Machine {
         };
         match step {
             Step::Publish { parts: Parts::One(part) | Parts::Others(part), block, place: to, .. } => {
-                if to == Place::Memory || to == Place::Line && self.ranks[rank].clock[rank] > self.base {
+                if to == Place::Memory || to == Place::Line && self.ranks[rank].clock[rank] > self.base() {
                     return Err(Error::BadSlot { rank, step: index, slot: 0 });
                 }
                 cell(part, block).and_then(|()| place(to))
@@ -339,9 +345,9 @@ impl Machine {
     }
 
     fn published(&self, plan: &Plan, rank: usize, of: Place, cell: (usize, usize)) -> (usize, Location) {
-        let slot = if let Place::Slot(slot) = of { Some(slot) } else { None };
+        let turns = if let Place::Slot(_) = of { 2 } else { CALLS_MAX };
         let (holder, place) = plan.home(rank, cell, of);
-        (holder, Location::Published { odd: self.calls % 2 == 1, slot, place })
+        (holder, Location::Published { turn: self.calls % turns, of, place })
     }
 }
 

@@ -5,8 +5,9 @@
 //! a vector clock of the posts that it knows of, and every access has to know of all those before it that it conflicts
 //! with. One execution proves them all. It proves as well that every rank ends with what the operation promises, sums
 //! complete and in canonical order, that nobody waits for ever, and all of it across calls that follow one another: the
-//! slots of a call are those of the call before the previous one, and nothing but the rule of
-//! [`enter`](dist_transport::Direct::enter) keeps them apart. When a call ends, its memory is the caller's again.
+//! slots of a call are those of the call before the previous one, its lines and sheets those of the fourth before, and
+//! nothing but the rule of [`enter`](dist_transport::Direct::enter) keeps them apart. When a call ends, its memory is the
+//! caller's again.
 //!
 //! ```
 //! use dist_algos::direct::{Form, Task, verify};
@@ -19,6 +20,8 @@
 mod draw;
 mod machine;
 pub mod mutate;
+
+use dist_transport::{CALLS_MAX, Place};
 
 use super::{Exposure, Form, Plan, Step, Task};
 use crate::Result;
@@ -54,19 +57,31 @@ impl Call {
     }
 }
 
-/// Calls that show everything that a form can do: pipelines shorter and longer than there are slots, and a short call in
-/// between, whose root is another rank. None if the form does not serve the task.
+/// Calls that show everything that a form can do: pipelines shorter and longer than there are slots, short calls in
+/// between, whose root is another rank, and, where ranks go ahead of others, as many in a row as come back to their places.
+/// None if the form does not serve the task.
 pub fn plans(task: Task, form: Form, world_size: usize) -> Vec<Plan> {
     if !form.serves(task) {
         return Vec::new();
     }
     let is_pipeline = form.exposure() == Exposure::Nothing && task != Task::Barrier;
     let blocks: &[usize] = if is_pipeline { &[6, 1, 9, 2] } else { &[1; 4] };
-    let mut plans: Vec<Plan> =
-        blocks.iter().map(|&blocks| Plan::in_blocks((task, form), world_size, blocks, false)).collect();
+    let in_slots = |&blocks| Plan::in_blocks((task, form), world_size, blocks, Place::Slot(0));
+    let mut plans: Vec<Plan> = blocks.iter().map(in_slots).collect();
     let in_line = form == Form::OneShot && task.places(form, world_size) == 1;
+    let goes_ahead = in_line && task.root().is_some();
     let turned = task.rooted_at(world_size - 1);
-    plans.insert(2, Plan::in_blocks((turned, form), world_size, 1, in_line));
+    let short = |task, place| Plan::in_blocks((task, form), world_size, 1, place);
+    plans.insert(2, short(turned, if in_line { Place::Line } else { Place::Slot(0) }));
+    if goes_ahead {
+        plans.insert(3, short(turned, Place::Sheet));
+        let in_a_row = [task, turned].into_iter().cycle().take(CALLS_MAX + 1);
+        plans.extend(
+            [Place::Sheet, Place::Line]
+                .iter()
+                .flat_map(|&place| in_a_row.clone().map(move |task| short(task, place))),
+        );
+    }
     // Slots change hands from one call to the next as often as they have in all before.
     let mut turns = [0; 2];
     for (call, plan) in plans.iter_mut().enumerate() {

@@ -181,7 +181,7 @@ fn change(step: &mut Step, mutation: Mutation, rank: usize, plan: &Plan) {
             *peer = next_rank(*peer).unwrap_or(*peer);
         }
         // Where all parts have one place, it does not matter which of them is taken from there.
-        (Mutation::AnotherPart, Step::Take { of: Place::Line | Place::Slot(_), .. })
+        (Mutation::AnotherPart, Step::Take { of: Place::Line | Place::Sheet | Place::Slot(_), .. })
             if plan.places() == 1 => {}
         (
             Mutation::AnotherPart,

@@ -34,13 +34,13 @@ impl Together {
         self.say_exposed(exposure);
     }
 
-    /// Says it to the others, unless they know it from the call before last.
+    /// Says it to the others, unless they know it from the last call that had this turn.
     #[inline]
     pub(super) fn say_exposed(&mut self, exposure: Exposure) {
-        let parity = self.current.parity;
-        if self.exposures[parity as usize] != exposure {
-            self.exposures[parity as usize] = exposure;
-            self.memory.expose(self.rank.index(), parity, exposure);
+        let turn = self.current.turn();
+        if self.exposures[turn.index()] != exposure {
+            self.exposures[turn.index()] = exposure;
+            self.memory.expose(self.rank.index(), turn, exposure);
         }
     }
 
@@ -95,7 +95,7 @@ impl Together {
 
     /// Where bytes of memory that a rank has laid open lie.
     pub(super) fn locate(&mut self, rank: usize, range: &Range<usize>, to_write: bool) -> Result<Located> {
-        let exposure = self.memory.exposure(rank, self.current.parity);
+        let exposure = self.memory.exposure(rank, self.current.turn());
         let inside = range.start <= range.end && range.end as u64 <= exposure.len;
         let allowed = exposure.writable || !to_write;
         let reach = if to_write { Reach::Write } else { Reach::Read };
@@ -124,7 +124,9 @@ impl Together {
             Some(mapping) => mapping,
             None => {
                 let mapped = rendezvous::map_arena(session, member, number, self.deadline);
-                let mapping = mapped.map_err(|e| self.fail((rank, Fault::Unconnected(e)), self.deadline))?;
+                let mapping = mapped.map_err(|e| {
+                    self.fail(self.current.turn(), (rank, Fault::Unconnected(e)), self.deadline)
+                })?;
                 let mapping = Arc::new(mapping);
                 lock(&session.arenas).entry((member, number)).or_insert(mapping).clone()
             }

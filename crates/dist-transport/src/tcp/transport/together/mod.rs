@@ -16,12 +16,12 @@ use self::courtesy::Courtesy;
 use self::laid_open::Located;
 use super::failure::{Scene, Trouble};
 use crate::runtime::{Unparker, Wake};
-use crate::shm::{self, Exposure, GroupMemory, LINE_BYTES, Mapping, Parity, SLOT_BYTES, SLOTS};
+use crate::shm::{self, Exposure, GroupMemory, LINE_BYTES, Mapping, SHEET_BYTES, SLOT_BYTES, SLOTS, Turn};
 use crate::tcp::message::Fault;
 use crate::tcp::session::{Membership, WAITING_LIMIT};
 use crate::{
-    Activity, CHANGED_MAX, ChannelId, Deadline, Direct, Due, Error, Exposed, Fingerprint, Grain, Place, Rank,
-    Reach, Result, Shared, Traffic,
+    Activity, CALLS_MAX, CHANGED_MAX, ChannelId, Deadline, Direct, Due, Error, Exposed, Fingerprint, Grain,
+    Place, Rank, Reach, Result, Shared, Slots, Traffic,
 };
 
 /// One rank's view of its group's memory.
@@ -41,22 +41,24 @@ pub(super) struct Together {
     owes_wake: bool,
     reach: Reach,
     current: Call,
-    /// What this rank says of itself in calls of either parity.
-    exposures: [Exposure; 2],
+    /// The last calls, by their turn; the current one among them.
+    entered: [Entered; CALLS_MAX],
+    /// What this rank says of itself in calls, by their turn.
+    exposures: [Exposure; CALLS_MAX],
     peers: Vec<Peer>,
-    /// Up to which count of posts the calls of all of them were found to be the same as this rank's.
-    compared: u64,
+    /// The first call in which not all of them were found to be in the same as this rank.
+    compared: usize,
     /// Deadline of the last call in which memory was laid open: what is mapped on the way to it is mapped by then.
     deadline: Deadline,
     scratch: Vec<Grain>,
     traffic: Traffic,
 }
 
-/// A call, as this rank has entered it.
+/// The call that this rank is in.
 #[derive(Debug, Clone, Copy)]
 struct Call {
-    hash: u64,
-    parity: Parity,
+    /// Counted from 1.
+    number: usize,
     /// Posts of each rank in all calls before.
     base: u64,
     /// Posts of each rank in this call.
@@ -65,13 +67,28 @@ struct Call {
     posted: u32,
 }
 
+impl Call {
+    #[inline(always)]
+    const fn turn(&self) -> Turn {
+        Turn::of(self.number)
+    }
+}
+
+/// A call that others may still be in.
+#[derive(Debug, Clone, Copy, Default)]
+struct Entered {
+    hash: u64,
+    /// Posts of each rank in all calls before.
+    base: u64,
+}
+
 /// What is known of a rank.
 #[derive(Debug, Clone, Default)]
 struct Peer {
     /// Posts that were seen, all calls together.
     seen: u64,
-    /// Up to which count of posts its calls were found to be the same as this rank's.
-    compared: u64,
+    /// The first call in which it was not found to be in the same as this rank.
+    compared: usize,
     /// Arenas of its heap that are mapped here, by number.
     arenas: Vec<Option<Arc<Mapping>>>,
 }
@@ -88,7 +105,7 @@ impl Together {
         let session = &membership.session;
         let rope = Rope { memory: memory.clone(), rank: rank.index() };
         session.verdict.enlist(channel, Unparker::of(Arc::new(rope)));
-        let none = Call { hash: 0, parity: Parity::Odd, base: 0, posts: 0, posted: 0 };
+        let peer = Peer { compared: 1, ..Peer::default() };
         Self {
             memory,
             channel,
@@ -98,10 +115,11 @@ impl Together {
             takes_short_turns: false,
             owes_wake: false,
             reach: Reach::Slots,
-            current: none,
-            exposures: [Exposure::NOTHING; 2],
-            peers: vec![Peer::default(); members.len()],
-            compared: 0,
+            current: Call { number: 0, base: 0, posts: 0, posted: 0 },
+            entered: [Entered::default(); CALLS_MAX],
+            exposures: [Exposure::NOTHING; CALLS_MAX],
+            peers: vec![peer; members.len()],
+            compared: 1,
             deadline: session.runtime.deadline(WAITING_LIMIT),
             scratch: Vec::new(),
             traffic: Traffic::default(),
@@ -125,56 +143,93 @@ impl Together {
         (0..self.rank.world_size()).filter(move |&peer| peer != me)
     }
 
+    /// Makes the error of a call that has failed, of those that others may still be in.
     #[cold]
-    fn fail(&self, (peer, fault): (usize, Fault), deadline: Deadline) -> Error {
+    fn fail(&self, call: Turn, (peer, fault): (usize, Fault), deadline: Deadline) -> Error {
         self.memory.fail(self.rank.index());
         let session = &*self.membership.session;
-        let call = self.memory.call(self.rank.index(), self.current.parity);
+        let call = self.memory.call(self.rank.index(), call);
         let scene = Scene { session, channel: self.channel, members: &self.members, call };
         scene.fail(Trouble { activity: Activity::Receive, peer, fault }, deadline)
     }
 
     /// Leaves the current call for the next one.
     #[inline(always)]
-    fn enter_next(&mut self, posts: u32, due: &Due<'_>) -> Result<()> {
+    fn enter_next(&mut self, posts: u32, slots: Slots, due: &Due<'_>) -> Result<()> {
         assert!(posts > 0, "every rank posts in every call");
-        let Call { parity, base, posts: last_posts, .. } = self.current;
-        if self.compared <= base && last_posts > 0 {
-            self.leave(due)?;
+        let Call { number: last, base, posts: last_posts, .. } = self.current;
+        let begun_by_all = slots.begun_by_all(last);
+        if self.compared <= begun_by_all {
+            self.wait_for_all_in(begun_by_all, due)?;
         }
         let fingerprint = &self.calls[1];
-        let (me, parity, base) = (self.rank.index(), parity.other(), base + u64::from(last_posts));
-        let call = Call { hash: hash(fingerprint), parity, base, posts, posted: 0 };
-        // The first post hands all of this over. Nobody looks at what was there before: all have left that call.
-        self.memory.set_call(me, parity, fingerprint);
-        self.memory.hash(me, parity).store(call.hash, Ordering::Relaxed);
-        self.current = call;
+        let (me, number, base) = (self.rank.index(), last + 1, base + u64::from(last_posts));
+        let (turn, hash) = (Turn::of(number), hash(fingerprint));
+        // The first post hands all of this over. Nobody needs what was there before: all have left that call.
+        self.memory.set_call(me, turn, fingerprint);
+        // After the last post of the call before: whoever finds this in place of an older hash sees that post.
+        self.memory.hash(me, turn).store(hash, Ordering::Release);
+        self.entered[turn.index()] = Entered { hash, base };
+        self.current = Call { number, base, posts, posted: 0 };
         Ok(())
     }
 
-    /// Waits until every rank has left the call before the current one, since it has posted in this: that call's half of
-    /// the slots is used again in the next.
+    /// Waits until every rank has posted in one of the last calls.
     #[inline(never)]
-    fn leave(&mut self, due: &Due<'_>) -> Result<()> {
-        self.wait_for_all(due)
+    fn wait_for_all_in(&mut self, call: usize, due: &Due<'_>) -> Result<()> {
+        self.wait_for_all(call, due)
     }
 
-    /// Waits until every rank has posted in the current call.
     #[inline(always)]
-    fn wait_for_all(&mut self, due: &Due<'_>) -> Result<()> {
+    fn wait_for_all(&mut self, call: usize, due: &Due<'_>) -> Result<()> {
         let mut peer = self.rank;
         for _ in 1..self.rank.world_size() {
             peer = peer.right();
-            self.wait(peer.index(), 1, due)?;
+            self.wait_in(call, peer.index(), 1, due)?;
         }
-        self.compared = self.current.base + 1;
+        self.compared = call + 1;
         Ok(())
     }
 
+    /// Waits until a rank has posted so often in one of the last calls.
+    #[inline(always)]
+    fn wait_in(&mut self, call: usize, rank: usize, posts: u32, due: &Due<'_>) -> Result<()> {
+        let turn = Turn::of(call);
+        let Entered { hash, base } = self.entered[turn.index()];
+        let wanted = base + u64::from(posts);
+        if self.peers[rank].seen < wanted {
+            let seen = match self.memory.look(rank, turn, wanted, 1) {
+                Some(seen) => seen,
+                None => self.wait_for((rank, turn), wanted, due)?,
+            };
+            self.peers[rank].seen = seen;
+        }
+        let compared = self.peers[rank].compared;
+        if compared <= call && posts > 0 {
+            if compared < call || self.memory.hash(rank, turn).load(Ordering::Acquire) != hash {
+                (compared..=call).try_for_each(|call| self.compare(rank, call, due))?;
+            }
+            self.peers[rank].compared = call + 1;
+        }
+        Ok(())
+    }
+
+    /// Finds out whether a rank is, or was, in the same call as this one; it has posted there.
+    ///
+    /// Its line may be that of the next call with this turn by now: then it has posted in the call before that, which it
+    /// entered after it had compared this one itself. The line of that call says so; it says no more than this one's base
+    /// otherwise.
     #[cold]
-    fn mismatch(&self, peer: usize, due: &Due<'_>) -> Error {
-        let fault = Fault::Mismatch { theirs: self.memory.call(peer, self.current.parity) };
-        self.fail((peer, fault), due.deadline())
+    fn compare(&self, rank: usize, call: usize, due: &Due<'_>) -> Result<()> {
+        let (turn, before_next) = (Turn::of(call), Turn::of(call + CALLS_MAX - 1));
+        let Entered { hash, base } = self.entered[turn.index()];
+        if self.memory.hash(rank, turn).load(Ordering::Acquire) == hash
+            || self.memory.posts(rank, before_next).load(Ordering::Acquire) > base
+        {
+            return Ok(());
+        }
+        let fault = Fault::Mismatch { theirs: self.memory.call(rank, turn) };
+        Err(self.fail(turn, (rank, fault), due.deadline()))
     }
 
     /// Copies from what a rank has published or laid open, in this way where that is mapped.
@@ -188,7 +243,7 @@ impl Together {
         let range = offset..offset.saturating_add(into.len());
         self.traffic.bytes_received += range.len() as u64;
         if place != Place::Memory {
-            let bytes = self.memory.published(rank, self.current.parity, place, range.clone());
+            let bytes = self.memory.published(rank, self.current.turn(), place, range.clone());
             copy(bytes.ok_or_else(|| self.out_of_reach(rank, &range))?, into);
             return Ok(());
         }
@@ -205,14 +260,14 @@ impl Together {
     /// since it may have written there then.
     fn was_open(&self, rank: usize) -> Result<()> {
         if self.memory.has_failed(rank) {
-            Err(self.fail((rank, Fault::Closed), self.deadline))
+            Err(self.fail(self.current.turn(), (rank, Fault::Closed), self.deadline))
         } else {
             Ok(())
         }
     }
 
     fn broken(&self, rank: usize, error: std::io::Error) -> Error {
-        self.fail((rank, Fault::Io(error)), self.deadline)
+        self.fail(self.current.turn(), (rank, Fault::Io(error)), self.deadline)
     }
 
     #[cold]
@@ -223,29 +278,35 @@ impl Together {
 
 impl Direct for Together {
     fn shared(&self) -> Shared {
-        Shared { slots: SLOTS, slot_bytes: SLOT_BYTES, line_bytes: LINE_BYTES, reach: self.reach }
+        Shared {
+            slots: SLOTS,
+            slot_bytes: SLOT_BYTES,
+            line_bytes: LINE_BYTES,
+            sheet_bytes: SHEET_BYTES,
+            reach: self.reach,
+        }
     }
 
     #[inline]
-    fn enter(&mut self, posts: u32, memory: Exposed<'_>, due: &Due<'_>) -> Result<()> {
+    fn enter(&mut self, posts: u32, slots: Slots, memory: Exposed<'_>, due: &Due<'_>) -> Result<()> {
         if !matches!(memory, Exposed::Nothing) {
             self.deadline = due.deadline();
         }
-        self.enter_next(posts, due)?;
+        self.enter_next(posts, slots, due)?;
         self.expose(&memory);
         Ok(())
     }
 
     #[inline(always)]
     fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
-        let published = self.memory.publish(self.rank.index(), self.current.parity, place, offset, bytes);
+        let published = self.memory.publish(self.rank.index(), self.current.turn(), place, offset, bytes);
         published.expect("bytes are published where there is room for them");
         self.traffic.bytes_sent += bytes.len() as u64;
     }
 
     fn fill(&mut self, place: Place, range: Range<usize>, write: &mut dyn FnMut(&mut [u8])) {
         self.traffic.bytes_sent += range.len() as u64;
-        let filled = self.memory.fill(self.rank.index(), self.current.parity, place, range, write);
+        let filled = self.memory.fill(self.rank.index(), self.current.turn(), place, range, write);
         filled.expect("places are filled where there is room");
     }
 
@@ -254,31 +315,13 @@ impl Direct for Together {
         self.current.posted += 1;
         let posts = self.current.base + u64::from(self.current.posted);
         // Releases all that was written: whoever sees the post sees that too.
-        self.memory.posts(self.rank.index(), self.current.parity).store(posts, Ordering::Release);
+        self.memory.posts(self.rank.index(), self.current.turn()).store(posts, Ordering::Release);
         self.owes_wake = true;
     }
 
     #[inline(always)]
     fn wait(&mut self, rank: usize, posts: u32, due: &Due<'_>) -> Result<()> {
-        // Field by field: a load of the whole call, of which a part was just written, would wait until all that was stored
-        // by then has left this core.
-        let Call { hash, parity, base, .. } = self.current;
-        let wanted = base + u64::from(posts);
-        if self.peers[rank].seen < wanted {
-            let seen = match self.memory.look(rank, parity, wanted, 1) {
-                Some(seen) => seen,
-                None => self.wait_for(rank, wanted, due)?,
-            };
-            self.peers[rank].seen = seen;
-        }
-        let known = &mut self.peers[rank];
-        if known.compared <= base && posts > 0 {
-            if self.memory.hash(rank, parity).load(Ordering::Relaxed) != hash {
-                return Err(self.mismatch(rank, due));
-            }
-            known.compared = wanted;
-        }
-        Ok(())
+        self.wait_in(self.current.number, rank, posts, due)
     }
 
     fn meet(
@@ -288,7 +331,7 @@ impl Direct for Together {
         bytes: &[u8],
         due: &Due<'_>,
     ) -> Result<()> {
-        self.enter_next(1, due)?;
+        self.enter_next(1, Slots::of(place), due)?;
         self.say_exposed(Exposure::NOTHING);
         if holder == rank.index() {
             self.publish(place, offset, bytes);
@@ -296,7 +339,7 @@ impl Direct for Together {
             self.write(holder, place, offset, bytes)?;
         }
         self.post();
-        self.wait_for_all(due)?;
+        self.wait_for_all(self.current.number, due)?;
         self.settle();
         Ok(())
     }
@@ -321,7 +364,7 @@ impl Direct for Together {
         if place == Place::Memory {
             return self.view_laid_open(rank, range, read);
         }
-        match self.memory.published(rank, self.current.parity, place, range.clone()) {
+        match self.memory.published(rank, self.current.turn(), place, range.clone()) {
             Some(bytes) => read(0, bytes),
             None => return Err(self.out_of_reach(rank, &range)),
         }
@@ -344,9 +387,9 @@ impl Direct for Together {
         let range = offset..offset.saturating_add(bytes.len());
         self.traffic.bytes_sent += range.len() as u64;
         match place {
-            Place::Line => Err(self.out_of_reach(rank, &range)),
+            Place::Line | Place::Sheet => Err(self.out_of_reach(rank, &range)),
             Place::Slot(_) => {
-                let written = self.memory.publish(rank, self.current.parity, place, offset, bytes);
+                let written = self.memory.publish(rank, self.current.turn(), place, offset, bytes);
                 written.ok_or_else(|| self.out_of_reach(rank, &range))
             }
             Place::Memory => self.write_laid_open(rank, &range, bytes),
@@ -365,12 +408,12 @@ impl Direct for Together {
         }
         let range = |offset: usize| offset..offset.saturating_add(len);
         match place {
-            Place::Line => {
+            Place::Line | Place::Sheet => {
                 let nothing = |&(rank, offset)| Err(self.out_of_reach(rank, &range(offset)));
                 return there.first().map_or(Ok(false), nothing);
             }
             Place::Slot(_) => {
-                let changed = self.memory.change(self.current.parity, place, there, len, change);
+                let changed = self.memory.change(self.current.turn(), place, there, len, change);
                 changed.map_err(|(rank, offset)| self.out_of_reach(rank, &range(offset)))?;
             }
             // Whether the call has failed there is not asked: what others may write is leaked then, and nobody reads it.

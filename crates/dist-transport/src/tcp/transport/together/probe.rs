@@ -5,7 +5,7 @@
 //! anywhere, and nobody does it.
 
 use super::Together;
-use crate::{Deadline, Direct, Exposed, Owned, Place, Reach, Result, Traffic, auth, shm};
+use crate::{Deadline, Direct, Exposed, Owned, Place, Reach, Result, Slots, Traffic, auth, shm};
 
 impl Together {
     /// Agrees with the others on how far ranks reach, which is not beyond `limit`.
@@ -26,7 +26,7 @@ impl Together {
         // A cell for the number, and one for each rank to write it back to.
         let mut cells = Owned::from(vec![0_u64; 1 + self.rank.world_size()]);
         cells[0] = number;
-        self.enter(2, Exposed::Write(cells.lend()), &deadline.into())?;
+        self.enter(2, Slots::Unused, Exposed::Write(cells.lend()), &deadline.into())?;
         self.publish(Place::Line, 0, &number.to_ne_bytes());
         self.post();
         let (mut reads, mut writes) = (true, limit == Reach::Write);
@@ -56,7 +56,7 @@ impl Together {
     }
 
     fn reach_into(&self, peer: usize, reach: impl FnOnce(i32, u64) -> std::io::Result<()>) -> bool {
-        let shm::Origin::Process { address } = self.memory.exposure(peer, self.current.parity).origin else {
+        let shm::Origin::Process { address } = self.memory.exposure(peer, self.current.turn()).origin else {
             return false;
         };
         let process = self.memory.process(peer).load(std::sync::atomic::Ordering::Relaxed).cast_signed();
@@ -71,7 +71,7 @@ impl Together {
     fn least(&mut self, found: Reach, deadline: Deadline) -> Result<Reach> {
         const ALL: [Reach; 3] = [Reach::Slots, Reach::Read, Reach::Write];
         let mut least = found;
-        self.enter(1, Exposed::Nothing, &deadline.into())?;
+        self.enter(1, Slots::Unused, Exposed::Nothing, &deadline.into())?;
         self.publish(Place::Line, 0, &[found as u8]);
         self.post();
         for peer in self.others() {

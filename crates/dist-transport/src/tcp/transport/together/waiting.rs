@@ -3,7 +3,7 @@
 use super::Together;
 use super::courtesy::{Next, SHORT_TURN, Wait};
 use super::watch::Watch;
-use crate::shm::{self, GroupMemory};
+use crate::shm::{self, GroupMemory, Turn};
 use crate::tcp::BEAT;
 use crate::tcp::message::Fault;
 use crate::tcp::session::WAITING_LIMIT;
@@ -13,21 +13,31 @@ use crate::{Deadline, Direct, Due, Result};
 const LOOKS: usize = 16;
 
 impl Together {
-    /// Gives how often the rank has posted, which is as often as is wanted.
+    /// Gives how often the rank has posted, in a call with this turn, which is as often as is wanted.
     #[inline(never)]
-    pub(super) fn wait_for(&mut self, peer: usize, wanted: u64, due: &Due<'_>) -> Result<u64> {
+    pub(super) fn wait_for(
+        &mut self,
+        (peer, turn): (usize, Turn),
+        wanted: u64,
+        due: &Due<'_>,
+    ) -> Result<u64> {
         if !self.is_wanted()
-            && let Some(seen) = self.memory.look(peer, self.current.parity, wanted, LOOKS)
+            && let Some(seen) = self.memory.look(peer, turn, wanted, LOOKS)
         {
             return Ok(seen);
         }
         let deadline = due.deadline();
-        self.wait_long(peer, wanted, deadline).map_err(|fault| self.fail((peer, fault), deadline))
+        self.wait_long((peer, turn), wanted, deadline)
+            .map_err(|fault| self.fail(turn, (peer, fault), deadline))
     }
 
-    fn wait_long(&mut self, peer: usize, wanted: u64, deadline: Deadline) -> Result<u64, Fault> {
-        let parity = self.current.parity;
-        let look = |memory: &GroupMemory, times| memory.look(peer, parity, wanted, times);
+    fn wait_long(
+        &mut self,
+        (peer, turn): (usize, Turn),
+        wanted: u64,
+        deadline: Deadline,
+    ) -> Result<u64, Fault> {
+        let look = |memory: &GroupMemory, times| memory.look(peer, turn, wanted, times);
         // Whoever this one waits for may sleep for it.
         self.settle();
         let session = &*self.membership.session;
@@ -95,7 +105,7 @@ impl Together {
         let core = memory.note_core(self.rank.index());
         let come = call.base + u64::from(call.posted);
         self.others().any(|peer| {
-            memory.waits_for_core(peer, core) && memory.look(peer, call.parity, come, 1).is_none()
+            memory.waits_for_core(peer, core) && memory.look(peer, call.turn(), come, 1).is_none()
         })
     }
 }
