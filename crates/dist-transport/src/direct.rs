@@ -21,7 +21,8 @@ pub const CALLS_MAX: usize = 4;
 ///
 /// Calls that follow each other have lines, sheets and slots of their own, [`CALLS_MAX`] in a row the first two, and two
 /// the slots: entering a call waits until no rank is in one any more whose places it uses again. So every rank has to have
-/// posted in the previous call if slots are used, and otherwise in the one three before.
+/// posted in the previous call if slots are used, and otherwise in the one three before. A transport may wait for more
+/// where that is faster.
 ///
 /// After an error the whole job is aborted, as after one of a [`Transport`](crate::Transport)'s.
 pub trait Direct: fmt::Debug {

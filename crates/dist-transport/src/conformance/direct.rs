@@ -197,34 +197,37 @@ pub fn nobody_writes_over_what_a_rank_is_still_reading(fabric: &'static dyn Fabr
     }
 }
 
-/// Whoever waits for nobody and uses no slots is in as many calls as may be under way, but one, before the others have
-/// entered the first.
-pub fn whoever_waits_for_nobody_goes_ahead(fabric: &'static dyn Fabric) {
+/// Where ranks share cores, whoever waits for nobody and uses no slots is in as many calls as may be under way, but one,
+/// before the others have entered the first.
+pub fn whoever_waits_for_nobody_goes_ahead_where_ranks_share_cores(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
-    fn enter(transport: &mut dyn Transport, number: u64) {
+    let world_size = std::thread::available_parallelism().map_or(1, usize::from) + 1;
+    fn go_ahead(transport: &mut dyn Transport) {
         let deadline = soon(transport);
-        transport.begin(call(number, 0));
-        if let Some(direct) = transport.direct(&deadline.into()).unwrap() {
-            direct.enter(1, Slots::Unused, Exposed::Nothing, &deadline.into()).unwrap();
-            direct.post();
-            direct.settle();
+        for number in 1..CALLS_MAX as u64 {
+            transport.begin(call(number, 0));
+            if let Some(direct) = transport.direct(&deadline.into()).unwrap() {
+                direct.enter(1, Slots::Unused, Exposed::Nothing, &deadline.into()).unwrap();
+                direct.post();
+                direct.settle();
+            }
         }
     }
     let program = |mut transport: Box<dyn Transport>| {
-        let (rank, deadline) = (transport.rank(), soon(&*transport));
-        barrier(&mut *transport).unwrap();
-        let mut go = transport.fork(&[0, 1]).unwrap().unwrap();
-        if rank.index() == 0 {
-            (1..CALLS_MAX as u64).for_each(|number| enter(&mut *transport, number));
-            go.exchange(Some(Outgoing { to: 1, parts: &[] }), None, deadline).unwrap();
+        let members: Vec<usize> = (0..transport.rank().world_size()).collect();
+        let mut group = transport.fork(&members).unwrap().unwrap();
+        let deadline = soon(&*group);
+        group.direct(&deadline.into()).unwrap();
+        if transport.rank().index() == 0 {
+            go_ahead(&mut *group);
+            meet_all(&mut *transport).unwrap();
         } else {
-            go.exchange(None, Some(Incoming { from: 0, len: 0, sink: Sink::Into(&mut []) }), deadline)
-                .unwrap();
-            (1..CALLS_MAX as u64).for_each(|number| enter(&mut *transport, number));
+            meet_all(&mut *transport).unwrap();
+            go_ahead(&mut *group);
         }
-        barrier(&mut *transport).unwrap();
+        barrier(&mut *group).unwrap();
     };
-    backend.check(2, program, drop);
+    backend.check(world_size, program, drop);
 }
 
 /// Ranks in shared memory whose calls differ both hear of it.
