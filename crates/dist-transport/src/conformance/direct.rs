@@ -1,9 +1,6 @@
 //! Memory that all ranks of a group share. Where a transport has none, these promises are kept.
 
-use crate::{
-    Abort, CALLS_MAX, Cause, Direct, Error, Exposed, Fingerprint, Incoming, Outgoing, Place, Result, Sink,
-    Slots, Transport,
-};
+use crate::{Abort, CALLS_MAX, Cause, Direct, Error, Exposed, Fingerprint, Place, Result, Slots, Transport};
 
 use super::backend::{Backend, Fabric};
 use super::calls::{await_abort, meet_all, payload, soon};

@@ -70,6 +70,11 @@ impl Turn {
         self.0
     }
 
+    /// That of the calls before it.
+    pub(crate) const fn before(self) -> Self {
+        Self((self.0 + CALLS_MAX - 1) % CALLS_MAX)
+    }
+
     /// Which half of the slots it has.
     const fn half(self) -> usize {
         self.0 % 2
@@ -403,6 +408,21 @@ impl Core {
     fn current() -> Self {
         Self(u32::try_from(sched_getcpu() + 1).expect("a host has fewer than 2^32 cores"))
     }
+}
+
+/// Whether a rank that has posted in a call was in the same as this one, whose hash is this and before which this often was
+/// posted.
+///
+/// Another hash that is `found` in its line may be that of the next call with the same turn. Then the rank has posted in
+/// the call before that one, which it entered after it had compared this one itself: the line of that call says so, and no
+/// more than was posted before this one otherwise.
+#[inline(always)]
+pub(crate) fn is_same_call(
+    (hash, posted_before): (u64, u64),
+    found: impl FnOnce() -> u64,
+    posted_in_line_before: impl FnOnce() -> u64,
+) -> bool {
+    found() == hash || posted_in_line_before() > posted_before
 }
 
 /// How a rank is called by those who sleep for it.

@@ -14,8 +14,10 @@ use loom::thread;
 use rstest::rstest;
 
 use super::super::cursor::{Consumed, Produced};
+use super::super::group::is_same_call;
 use super::super::segment::RING_BYTES;
 use super::*;
+use crate::CALLS_MAX;
 
 impl Word for AtomicU32 {
     fn load(&self, order: Ordering) -> u32 {
@@ -160,59 +162,87 @@ fn without_the_fence_a_wake_up_is_lost() {
     explore(5, || posts(1, || Unfenced(AtomicU32::new(0))));
 }
 
-/// Lines and posts of two ranks, for calls of either parity.
+/// Lines of two ranks, of which calls have so many in turn.
+struct Lines<const TURNS: usize>([[Line; TURNS]; 2]);
+
 #[derive(Default)]
-struct Lines {
-    lines: [[UnsafeCell<u32>; 2]; 2],
-    posts: [[AtomicU64; 2]; 2],
+struct Line {
+    posts: AtomicU64,
+    hash: AtomicU64,
+    data: UnsafeCell<u32>,
 }
 
-impl Lines {
+impl<const TURNS: usize> Lines<TURNS> {
+    fn line(&self, rank: usize, call: u64) -> &Line {
+        &self.0[rank][usize::try_from(call).expect("there are few") % TURNS]
+    }
+
     fn wait(&self, rank: usize, call: u64) {
-        while self.posts[rank][parity(call)].load(Ordering::Acquire) < call {
+        while self.line(rank, call).posts.load(Ordering::Acquire) < call {
             thread::yield_now();
         }
     }
 
-    /// Calls in a row, with one post in each: the first rank waits for nobody but to enter, and the other reads.
-    fn run(&self, me: usize, calls: u64, enter: bool) {
+    /// The hash of a call is its number.
+    fn compare(&self, rank: usize, call: u64) {
+        let found = || self.line(rank, call).hash.load(Ordering::Acquire);
+        let in_line_before = || self.line(rank, call + TURNS as u64 - 1).posts.load(Ordering::Acquire);
+        assert!(is_same_call((call, call - 1), found, in_line_before), "they seem to differ");
+    }
+
+    /// Calls in a row, with one post in each: the first rank waits for nobody but to enter, as late as `apart` says, and
+    /// the other reads. Both compare calls late.
+    fn run(&self, me: usize, calls: u64, apart: u64, say: Ordering) {
         for call in 1..=calls {
-            if enter && call > 1 {
-                self.wait(1 - me, call - 1);
+            if let Some(begun @ 1..) = call.checked_sub(apart) {
+                self.wait(1 - me, begun);
+                self.compare(1 - me, begun);
             }
-            self.lines[me][parity(call)].with_mut(drop);
-            self.posts[me][parity(call)].store(call, Ordering::Release);
+            let line = self.line(me, call);
+            line.hash.store(call, say);
+            line.data.with_mut(drop);
+            line.posts.store(call, Ordering::Release);
             if me == 1 {
                 self.wait(0, call);
-                self.lines[0][parity(call)].with(drop);
+                self.line(0, call).data.with(drop);
             }
         }
     }
 }
 
-fn parity(call: u64) -> usize {
-    usize::from(call % 2 == 1)
-}
-
-fn lines(calls: u64, enter: bool) {
+fn lines<const TURNS: usize>(apart: u64, say: Ordering) {
     explore(2, move || {
-        let lines = Arc::new(Lines::default());
+        let lines = Arc::new(Lines::<TURNS>([(); 2].map(|()| [(); TURNS].map(|()| Line::default()))));
         let reader = lines.clone();
-        let reader = thread::spawn(move || reader.run(1, calls, enter));
-        lines.run(0, calls, enter);
+        let reader = thread::spawn(move || reader.run(1, TURNS as u64 + 2, apart, say));
+        lines.run(0, TURNS as u64 + 2, apart, say);
         reader.join().expect("nobody panics");
     });
 }
 
-#[test]
-fn lines_of_two_calls_are_enough_if_nobody_enters_a_third_before_all_have_left_the_first() {
-    lines(4, true);
+#[rstest]
+#[case::two_turns(lines::<2>, 1)]
+#[case::three_turns(lines::<3>, 2)]
+#[case::as_many_as_there_are(lines::<CALLS_MAX>, CALLS_MAX as u64 - 1)]
+fn a_line_is_used_again_when_all_have_left_its_last_call(
+    #[case] lines: fn(u64, Ordering),
+    #[case] apart: u64,
+) {
+    lines(apart, Ordering::Release);
+}
+
+#[rstest]
+#[case::two_turns(lines::<2>, 2)]
+#[case::as_many_as_there_are(lines::<CALLS_MAX>, CALLS_MAX as u64)]
+#[should_panic(expected = "ausality")]
+fn a_line_that_is_used_again_too_early_is_a_race(#[case] lines: fn(u64, Ordering), #[case] apart: u64) {
+    lines(apart, Ordering::Release);
 }
 
 #[test]
-#[should_panic(expected = "ausality")]
-fn whoever_enters_without_waiting_writes_what_is_being_read() {
-    lines(4, false);
+#[should_panic(expected = "seem to differ")]
+fn a_hash_of_the_next_call_that_is_seen_before_the_post_before_it_looks_like_another_call() {
+    lines::<3>(2, Ordering::Relaxed);
 }
 
 /// A ring with a message in each half, by its cursors.

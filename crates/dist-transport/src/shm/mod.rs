@@ -15,7 +15,9 @@ mod memory;
 mod segment;
 
 pub(crate) use door::{connect, is_ours, listen};
-pub(crate) use group::{Exposure, GroupMemory, LINE_BYTES, Origin, SHEET_BYTES, SLOT_BYTES, SLOTS, Turn};
+pub(crate) use group::{
+    Exposure, GroupMemory, LINE_BYTES, Origin, SHEET_BYTES, SLOT_BYTES, SLOTS, Turn, is_same_call,
+};
 pub(crate) use heap::Heap;
 pub(crate) use map::{
     Mapping, change, copy_past, processor_time, read_process, take_short_turns, write_process,

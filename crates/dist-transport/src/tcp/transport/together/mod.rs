@@ -218,18 +218,14 @@ impl Together {
         Ok(())
     }
 
-    /// Finds out whether a rank is, or was, in the same call as this one; it has posted there.
-    ///
-    /// Its line may be that of the next call with this turn by now: then it has posted in the call before that, which it
-    /// entered after it had compared this one itself. The line of that call says so; it says no more than this one's base
-    /// otherwise.
+    /// Finds out whether a rank that has posted in one of the last calls was in the same as this one.
     #[cold]
     fn compare(&self, rank: usize, call: usize, due: &Due<'_>) -> Result<()> {
-        let (turn, before_next) = (Turn::of(call), Turn::of(call + CALLS_MAX - 1));
+        let turn = Turn::of(call);
         let Entered { hash, base } = self.entered[turn.index()];
-        if self.memory.hash(rank, turn).load(Ordering::Acquire) == hash
-            || self.memory.posts(rank, before_next).load(Ordering::Acquire) > base
-        {
+        let found = || self.memory.hash(rank, turn).load(Ordering::Acquire);
+        let in_line_before = || self.memory.posts(rank, turn.before()).load(Ordering::Acquire);
+        if shm::is_same_call((hash, base), found, in_line_before) {
             return Ok(());
         }
         let fault = Fault::Mismatch { theirs: self.memory.call(rank, turn) };
