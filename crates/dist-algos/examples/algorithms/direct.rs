@@ -21,7 +21,8 @@ all have. `+1.0(s0)` adds up what all ranks have in slots 0, `+1.0(s0→2)` puts
 `+1.0(s0→*)` into all of them, and `+1.0(m→*)` adds up all ranks' memory and puts the sum there. `=1.0←2(s0)` copies what
 rank 2 has in slot 0, and `=1.0←2(m:0)` what is part 0 of its memory. Two ranks take turns with what
 they have for each other alone: what one has published for the other may be in the other's slot. Drawings with slots show two
-blocks; of one block that fits a line of 48 bytes, the line takes the place of the slot. The root is rank 0.
+blocks. Of one block that fits a line of 48 bytes, the line takes the place of the slot, and of up to 64 KiB that have a
+root the sheet, where others may read them up to three calls later. The root is rank 0.
 
 The table gives the posts of each rank and, after the stroke, what the busiest rank publishes or writes into others'
 memory, and what it reads there, in buffers; in all_gather, reduce_scatter and all_to_all the buffer is that of all parts.

@@ -77,6 +77,7 @@ impl Turn {
 
     /// Which half of the slots it has.
     const fn half(self) -> usize {
+        const { assert!(CALLS_MAX.is_multiple_of(2), "halves take turns too") };
         self.0 % 2
     }
 }
