@@ -156,7 +156,8 @@ impl Direct for Together {
         len: usize,
         change: &mut dyn FnMut(&mut [&mut [u8]]),
     ) -> Result<bool> {
-        if self.calls() % 2 == 0 {
+        let every_other = self.calls().is_multiple_of(2);
+        if every_other {
             let mut aligned: Vec<_> = there.iter().map(|_| Scratch::new()).collect();
             let mut all: Vec<_> = aligned.iter_mut().map(|scratch| scratch.bytes(len)).collect();
             for (&(rank, offset), bytes) in there.iter().zip(&mut all) {
@@ -167,7 +168,7 @@ impl Direct for Together {
                 self.write(rank, place, offset, bytes)?;
             }
         }
-        Ok(self.calls() % 2 == 0)
+        Ok(every_other)
     }
 
     fn finished(&self) -> bool {

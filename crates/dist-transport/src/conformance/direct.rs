@@ -165,7 +165,10 @@ pub fn nobody_writes_over_what_a_rank_is_still_reading(fabric: &'static dyn Fabr
         match number % 60 {
             0..20 => Place::Line,
             20..40 => Place::Sheet,
-            last => [Place::Line, Place::Slot(0), Place::Sheet, Place::Slot(1)][last as usize % 4],
+            40..50 if number.is_multiple_of(2) => Place::Slot(0),
+            40..50 => Place::Sheet,
+            _ if number.is_multiple_of(2) => Place::Line,
+            _ => Place::Slot(1),
         }
     }
     let program = |mut transport: Box<dyn Transport>| {

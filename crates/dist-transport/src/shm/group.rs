@@ -17,6 +17,7 @@ use smallvec::SmallVec;
 use super::bell;
 use super::map::{self, Mapping, Pages};
 use super::segment::Nonce;
+use super::turn::Turn;
 use crate::{CALLS_MAX, CHANGED_MAX, Fingerprint, Grain, Place, Rank, Reach, Shared};
 
 pub(crate) const SLOTS: usize = Shared::on_host(Reach::Slots).slots;
@@ -53,33 +54,6 @@ const LARGE_BYTES: usize = SHEETS_AT + CALLS_MAX * SHEET_BYTES;
 pub(crate) struct GroupMemory {
     mapping: Mapping,
     slots_at: usize,
-}
-
-/// Of which of the calls that may be under way at once something is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Turn(usize);
-
-impl Turn {
-    /// That of the call with this number, counted by each rank.
-    #[inline]
-    pub(crate) const fn of(call: usize) -> Self {
-        Self(call % CALLS_MAX)
-    }
-
-    pub(crate) const fn index(self) -> usize {
-        self.0
-    }
-
-    /// That of the calls before it.
-    pub(crate) const fn before(self) -> Self {
-        Self((self.0 + CALLS_MAX - 1) % CALLS_MAX)
-    }
-
-    /// Which half of the slots it has.
-    const fn half(self) -> usize {
-        const { assert!(CALLS_MAX.is_multiple_of(2), "halves take turns too") };
-        self.0 % 2
-    }
 }
 
 /// What a rank has laid open in a call.
@@ -409,21 +383,6 @@ impl Core {
     fn current() -> Self {
         Self(u32::try_from(sched_getcpu() + 1).expect("a host has fewer than 2^32 cores"))
     }
-}
-
-/// Whether a rank that has posted in a call was in the same as this one, whose hash is this and before which this often was
-/// posted.
-///
-/// Another hash that is `found` in its line may be that of the next call with the same turn. Then the rank has posted in
-/// the call before that one, which it entered after it had compared this one itself: the line of that call says so, and no
-/// more than was posted before this one otherwise.
-#[inline(always)]
-pub(crate) fn is_same_call(
-    (hash, posted_before): (u64, u64),
-    found: impl FnOnce() -> u64,
-    posted_in_line_before: impl FnOnce() -> u64,
-) -> bool {
-    found() == hash || posted_in_line_before() > posted_before
 }
 
 /// How a rank is called by those who sleep for it.

@@ -14,8 +14,8 @@ use loom::thread;
 use rstest::rstest;
 
 use super::super::cursor::{Consumed, Produced};
-use super::super::group::is_same_call;
 use super::super::segment::RING_BYTES;
+use super::super::turn::is_same_call;
 use super::*;
 use crate::CALLS_MAX;
 

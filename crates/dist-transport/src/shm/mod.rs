@@ -13,13 +13,13 @@ mod heap;
 mod map;
 mod memory;
 mod segment;
+mod turn;
 
 pub(crate) use door::{connect, is_ours, listen};
-pub(crate) use group::{
-    Exposure, GroupMemory, LINE_BYTES, Origin, SHEET_BYTES, SLOT_BYTES, SLOTS, Turn, is_same_call,
-};
+pub(crate) use group::{Exposure, GroupMemory, LINE_BYTES, Origin, SHEET_BYTES, SLOT_BYTES, SLOTS};
 pub(crate) use heap::Heap;
 pub(crate) use map::{
     Mapping, change, copy_past, processor_time, read_process, take_short_turns, write_process,
 };
 pub(crate) use memory::{ACCEPTED, End, Memory, Share, give_arena, offer, take, take_arena};
+pub(crate) use turn::{Turn, is_same_call};

@@ -1,0 +1,45 @@
+//! Calls that may be under way at once: which lines, sheets and slots each has, and whether ranks are in the same one.
+
+use crate::CALLS_MAX;
+
+/// Of which of the calls that may be under way at once something is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Turn(usize);
+
+impl Turn {
+    /// That of the call with this number, counted by each rank.
+    #[inline]
+    pub(crate) const fn of(call: usize) -> Self {
+        Self(call % CALLS_MAX)
+    }
+
+    pub(crate) const fn index(self) -> usize {
+        self.0
+    }
+
+    /// That of the calls before it.
+    pub(crate) const fn before(self) -> Self {
+        Self((self.0 + CALLS_MAX - 1) % CALLS_MAX)
+    }
+
+    /// Which half of the slots it has.
+    pub(super) const fn half(self) -> usize {
+        const { assert!(CALLS_MAX.is_multiple_of(2), "halves take turns too") };
+        self.0 % 2
+    }
+}
+
+/// Whether a rank that has posted in a call was in the same as this one, whose hash is this and before which this often was
+/// posted.
+///
+/// Another hash that is `found` in its line may be that of the next call with the same turn. Then the rank has posted in
+/// the call before that one, which it entered after it had compared this one itself: the line of that call says so, and no
+/// more than was posted before this one otherwise.
+#[inline(always)]
+pub(crate) fn is_same_call(
+    (hash, posted_before): (u64, u64),
+    found: impl FnOnce() -> u64,
+    posted_in_line_before: impl FnOnce() -> u64,
+) -> bool {
+    found() == hash || posted_in_line_before() > posted_before
+}
