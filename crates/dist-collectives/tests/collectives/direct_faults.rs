@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use dist_collectives::{Buffer, Communicator, DirectForm, Error, Operation, ReduceOp};
+use dist_transport::CALLS_MAX;
 use dist_transport::sim::{Fault, Link, Network, When};
 use rstest::rstest;
 
@@ -62,9 +63,9 @@ fn assert_names_the_victim(error: &Error) {
 #[test]
 fn whatever_a_rank_dies_in_the_others_name_it() {
     for way in all(VICTIM) {
-        // More than one block, and so little that it fits the line.
-        for len in [90_000, 5] {
-            let calls = move |comm: &mut Communicator| (0..2).try_for_each(|_| call(comm, way, len));
+        // More than one block, and so little that it fits the line, where a rank that goes ahead has to wait at last.
+        for (len, calls) in [(90_000, 2), (5, CALLS_MAX + 2)] {
+            let calls = move |comm: &mut Communicator| (0..calls).try_for_each(|_| call(comm, way, len));
             let culprit = move |comm: &mut Communicator| calls(comm).err();
             die_at_every_moment(culprit, |error| error.iter().for_each(assert_names_the_victim));
         }
