@@ -4,8 +4,8 @@
 //! set and chosen at run time. No loop differs from its rule in a bit.
 
 mod all;
-mod f16c;
 mod halves;
+mod native;
 mod pairs;
 mod scalar;
 

@@ -7,7 +7,7 @@ use super::all;
 use super::halves::{round_bf16, sum_of_pairs, widen_bf16};
 
 /// Numbers that one turn of the loop takes: as many as fit the widest registers.
-const LANES: usize = 32;
+pub(super) const LANES: usize = 32;
 
 /// Adds all of one buffer to another of the same length.
 pub(super) fn sum(into: &mut [bf16], from: &[bf16]) -> bool {
@@ -34,7 +34,7 @@ pub(super) fn sum_many<const COUNT: usize>(all: &mut [&mut [bf16]; COUNT]) {
 }
 
 #[inline(always)]
-fn add(left: [bf16; LANES], right: [bf16; LANES]) -> [bf16; LANES] {
+pub(super) fn add(left: [bf16; LANES], right: [bf16; LANES]) -> [bf16; LANES] {
     let mut words: [u32; LANES / 2] = bytemuck::cast(left);
     let others: [u32; LANES / 2] = bytemuck::cast(right);
     for (word, other) in words.iter_mut().zip(others) {

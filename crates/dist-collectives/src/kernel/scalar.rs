@@ -6,7 +6,7 @@ use half::{bf16, f16};
 
 use super::all::sum_by_rule;
 use super::halves::{round_bf16, round_f16, widen_bf16, widen_f16};
-use super::{f16c, pairs};
+use super::native;
 
 /// What a reduction does with one pair of elements. Only this crate can implement it.
 #[allow(unnameable_types, reason = "it seals `Element`")]
@@ -135,8 +135,8 @@ macro_rules! floats {
 floats! {
     f32, i32, narrow, |value: f32| value, |value: f32| value, one_by_one, sum_by_rule::<_, _, 8>;
     f64, i64, |number: f64| number, |value: f64| value, |value: f64| value, one_by_one, sum_by_rule::<_, _, 4>;
-    f16, i16, narrow, widen_f16, round_f16, f16c::sum, f16c::sum_many;
-    bf16, i16, narrow, widen_bf16, round_bf16, pairs::sum, pairs::sum_many;
+    f16, i16, narrow, widen_f16, round_f16, native::sum_f16, native::sum_many_f16;
+    bf16, i16, narrow, widen_bf16, round_bf16, native::sum_bf16, native::sum_many_bf16;
 }
 
 /// Integers of so many bytes are added at a time.

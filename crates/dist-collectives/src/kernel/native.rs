@@ -1,19 +1,22 @@
-//! Sums of `f16` by the processor's own conversions, several times as fast as any loop without them.
+//! Sums of half types by the processor's own conversions, faster than any loop without them.
 //!
 //! The only module of this crate that may be unsafe: to call what is compiled for instructions that not every
-//! processor has, and to take their vectors for numbers.
+//! processor has, and to take a vector of theirs for words.
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86_64::{sum, sum_many};
+pub(super) use x86_64::{sum_bf16, sum_f16, sum_many_bf16, sum_many_f16};
+
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) use super::pairs::{sum as sum_bf16, sum_many as sum_many_bf16};
 
 /// There is no faster way.
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) fn sum(_into: &mut [half::f16], _from: &[half::f16]) -> bool {
+pub(super) fn sum_f16(_into: &mut [half::f16], _from: &[half::f16]) -> bool {
     false
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) fn sum_many<const COUNT: usize>(all: &mut [&mut [half::f16]; COUNT]) {
+pub(super) fn sum_many_f16<const COUNT: usize>(all: &mut [&mut [half::f16]; COUNT]) {
     super::all::sum_by_rule::<_, _, 16>(all);
 }
 
@@ -26,16 +29,16 @@ mod x86_64 {
         _mm256_set_m128i, _mm256_set1_ps, _mm512_add_ps, _mm512_castsi256_si512, _mm512_cmp_ps_mask,
         _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_inserti64x4, _mm512_mask_mov_ps, _mm512_set1_ps,
     };
-    use std::mem::transmute;
+    use std::mem;
 
-    use half::f16;
+    use half::{bf16, f16};
 
-    use crate::kernel::Scalar;
     use crate::kernel::all::{self, sum_by_rule};
+    use crate::kernel::{Scalar, pairs};
 
     /// Adds all of one buffer to another of the same length; `false`, and nothing done, if the processor has no
     /// conversions.
-    pub(in crate::kernel) fn sum(into: &mut [f16], from: &[f16]) -> bool {
+    pub(in crate::kernel) fn sum_f16(into: &mut [f16], from: &[f16]) -> bool {
         match Width::of_this_processor() {
             // SAFETY: the processor has the instructions, as it was asked.
             Some(Width::Numbers16) => unsafe { by_16::sum(into, from) },
@@ -47,7 +50,7 @@ mod x86_64 {
     }
 
     /// Adds what so many ranks have, and leaves the sums with all of them.
-    pub(in crate::kernel) fn sum_many<const COUNT: usize>(all: &mut [&mut [f16]; COUNT]) {
+    pub(in crate::kernel) fn sum_many_f16<const COUNT: usize>(all: &mut [&mut [f16]; COUNT]) {
         match Width::of_this_processor() {
             // SAFETY: the processor has the instructions, as it was asked.
             Some(Width::Numbers16) => unsafe { by_16::sum_many(all) },
@@ -55,6 +58,33 @@ mod x86_64 {
             Some(Width::Numbers8) => unsafe { by_8::sum_many(all) },
             None => sum_by_rule::<_, _, 16>(all),
         }
+    }
+
+    /// Adds all of one buffer to another of the same length.
+    pub(in crate::kernel) fn sum_bf16(into: &mut [bf16], from: &[bf16]) -> bool {
+        if !narrows_to_bf16() {
+            return pairs::sum(into, from);
+        }
+        // SAFETY: the processor has the instructions, as it was asked.
+        unsafe { narrowed::sum(into, from) }
+        true
+    }
+
+    /// Adds what so many ranks have, and leaves the sums with all of them.
+    pub(in crate::kernel) fn sum_many_bf16<const COUNT: usize>(all: &mut [&mut [bf16]; COUNT]) {
+        if narrows_to_bf16() {
+            // SAFETY: as before.
+            unsafe { narrowed::sum_many(all) }
+        } else {
+            pairs::sum_many(all);
+        }
+    }
+
+    /// Whether the processor has an instruction that rounds to `bf16`.
+    fn narrows_to_bf16() -> bool {
+        is_x86_feature_detected!("avx512bf16")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
     }
 
     /// How many numbers an instruction converts.
@@ -72,6 +102,68 @@ mod x86_64 {
             } else {
                 None
             }
+        }
+    }
+
+    /// Sums of `bf16`, two in a word, which are rounded by an instruction. It takes small numbers for 0 and keeps which NaN
+    /// there is; so where one of them is among the sums, all are rounded by the rule.
+    mod narrowed {
+        use std::arch::x86_64::{
+            __m512bh, _mm512_add_ps, _mm512_and_si512, _mm512_castsi512_ps, _mm512_cvtne2ps_pbh,
+            _mm512_fpclass_ps_mask, _mm512_permutexvar_epi16, _mm512_set1_epi32, _mm512_slli_epi32,
+        };
+
+        use super::*;
+
+        const LANES: usize = pairs::LANES;
+        /// Of either kind of NaN, or smaller than normal.
+        const SPECIAL: i32 = 0x01 | 0x80 | 0x20;
+        /// The upper half of a word.
+        const UPPER: i32 = 0xffff_0000_u32.cast_signed();
+        /// Which of 16 sums of lower halves, and 16 of upper, comes next.
+        const IN_TURNS: [u16; LANES] = {
+            let (mut order, mut word) = ([0; LANES], 0);
+            while 2 * word < LANES {
+                [order[2 * word], order[2 * word + 1]] = [LOWER[word], LOWER[word] + 16];
+                word += 1;
+            }
+            order
+        };
+        const LOWER: [u16; LANES / 2] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
+        pub(super) fn sum(into: &mut [bf16], from: &[bf16]) {
+            let (into, into_rest) = into.as_chunks_mut();
+            let (from, from_rest) = from.as_chunks();
+            for (into, from) in into.iter_mut().zip(from) {
+                *into = add(*into, *from);
+            }
+            for (into, from) in into_rest.iter_mut().zip(from_rest) {
+                *into = into.reduce_sum(*from);
+            }
+        }
+
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
+        pub(super) fn sum_many<const COUNT: usize>(all: &mut [&mut [bf16]; COUNT]) {
+            all::sum_by(all, |left, right| add(left, right));
+        }
+
+        #[inline]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
+        fn add(left: [bf16; LANES], right: [bf16; LANES]) -> [bf16; LANES] {
+            let words: [__m512i; 2] = [bytemuck::cast(left), bytemuck::cast(right)];
+            let [lower, upper] = [
+                words.map(|words| _mm512_slli_epi32::<16>(words)),
+                words.map(|words| _mm512_and_si512(words, _mm512_set1_epi32(UPPER))),
+            ]
+            .map(|[left, right]| _mm512_add_ps(_mm512_castsi512_ps(left), _mm512_castsi512_ps(right)));
+            if _mm512_fpclass_ps_mask::<SPECIAL>(lower) | _mm512_fpclass_ps_mask::<SPECIAL>(upper) != 0 {
+                return pairs::add(left, right);
+            }
+            let sums = _mm512_cvtne2ps_pbh(upper, lower);
+            // SAFETY: the one is as long as the other, and any bits are words.
+            let sums = unsafe { mem::transmute::<__m512bh, __m512i>(sums) };
+            bytemuck::cast(_mm512_permutexvar_epi16(bytemuck::cast(IN_TURNS), sums))
         }
     }
 
@@ -112,8 +204,7 @@ mod x86_64 {
                     let sums = [widened_sum(left[0], right[0]), widened_sum(left[1], right[1])];
                     let sums = if $any_nan(sums[0], sums[1]) { sums.map($alike) } else { sums };
                     let [low, high] = sums.map($narrowed);
-                    // SAFETY: the one is as long as the other, and any bits are numbers.
-                    unsafe { transmute::<$all, [f16; LANES]>($joined(low, high)) }
+                    bytemuck::cast::<$all, [f16; LANES]>($joined(low, high))
                 }
 
                 #[inline]
@@ -153,43 +244,62 @@ mod x86_64 {
 
         /// Every half with others, for vectors that this processor has but does not choose as well; the last are within a
         /// turn of the loop.
-        fn has_the_bits_of_the_rule(
-            sum: impl Fn(&mut [f16], &[f16]),
-            sum_many: impl Fn(&mut [&mut [f16]; 2]),
+        fn has_the_bits_of_the_rule<T: Scalar + bytemuck::Pod>(
+            half: fn(u16) -> T,
+            sum: impl Fn(&mut [T], &[T]),
+            sum_many: impl Fn(&mut [&mut [T]; 2]),
         ) {
-            let all: Vec<f16> = (0..=u16::MAX).chain(0..61).map(f16::from_bits).collect();
+            let all: Vec<T> = (0..=u16::MAX).chain(0..61).map(half).collect();
             for shift in (0..all.len()).step_by(4099) {
                 let mut others = all.clone();
                 others.rotate_left(shift);
-                let rule = all.iter().zip(&others).map(|(left, right)| left.reduce_sum(*right).to_bits());
-                let rule: Vec<u16> = rule.collect();
+                let rule: Vec<T> =
+                    all.iter().zip(&others).map(|(left, right)| left.reduce_sum(*right)).collect();
                 let (mut sums, mut left, mut right) = (all.clone(), all.clone(), others.clone());
                 sum(&mut sums, &others);
                 sum_many(&mut [&mut left, &mut right]);
                 for sums in [&sums, &left, &right] {
-                    assert!(bytemuck::cast_slice::<_, u16>(sums) == rule);
+                    assert!(
+                        bytemuck::cast_slice::<_, u16>(sums) == bytemuck::cast_slice::<_, u16>(&rule),
+                        "{shift}"
+                    );
                 }
             }
         }
 
         #[test]
-        fn sums_of_each_width_have_the_bits_of_the_rule() {
+        fn sums_of_f16_of_each_width_have_the_bits_of_the_rule() {
             if is_x86_feature_detected!("avx512f") {
                 // SAFETY: the processor has the instructions.
                 has_the_bits_of_the_rule(
+                    f16::from_bits,
                     |into, from| unsafe { by_16::sum(into, from) },
-                    |all| unsafe {
-                        by_16::sum_many(all);
-                    },
+                    |all| unsafe { by_16::sum_many(all) },
                 );
             }
             if is_x86_feature_detected!("f16c") && is_x86_feature_detected!("avx2") {
                 // SAFETY: as before.
                 has_the_bits_of_the_rule(
+                    f16::from_bits,
                     |into, from| unsafe { by_8::sum(into, from) },
-                    |all| unsafe {
-                        by_8::sum_many(all);
-                    },
+                    |all| unsafe { by_8::sum_many(all) },
+                );
+            }
+        }
+
+        #[test]
+        fn sums_of_bf16_have_the_bits_of_the_rule_with_an_instruction_for_them_and_without() {
+            has_the_bits_of_the_rule(
+                bf16::from_bits,
+                |into, from| assert!(pairs::sum(into, from)),
+                pairs::sum_many,
+            );
+            if narrows_to_bf16() {
+                // SAFETY: the processor has the instructions.
+                has_the_bits_of_the_rule(
+                    bf16::from_bits,
+                    |into, from| unsafe { narrowed::sum(into, from) },
+                    |all| unsafe { narrowed::sum_many(all) },
                 );
             }
         }
