@@ -15,9 +15,9 @@ use crate::verify::table;
 /// let shared = Shared { slots: 4, slot_bytes: 1 << 20, line_bytes: 48, sheet_bytes: 4096, reach: Reach::Slots };
 /// let plan = Plan::new((Task::Broadcast { root: 0 }, Form::OneShot), 2, 4096, 4096, shared).unwrap();
 /// let expected = "\
-/// posts  rank 0    rank 1
-///     1  s0=0.0 !  !
-///                  ?0×1 =0.0←0(s0)
+/// posts  rank 0       rank 1
+///     1  sheet=0.0 !  !
+///                     ?0×1 =0.0←0(sheet)
 /// ";
 /// assert_eq!(draw(plan), expected);
 /// ```
