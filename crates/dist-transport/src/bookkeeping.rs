@@ -1,7 +1,39 @@
-//! What every transport counts in the same way: its traffic and its forks.
+//! What every transport counts in the same way: its calls, its traffic and its forks.
 
 use crate::check::check_peer;
-use crate::{ChannelId, Error, Rank, Result, Traffic};
+use crate::{CALLS_MAX, ChannelId, Error, Fingerprint, Rank, Result, Traffic};
+
+/// The last calls of a rank: as many as others may be ahead of it or behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Calls {
+    all: [Fingerprint; CALLS_MAX],
+    current: usize,
+}
+
+impl Calls {
+    pub(crate) const NONE: Self = Self { all: [Fingerprint::NONE; CALLS_MAX], current: 0 };
+
+    #[inline]
+    pub(crate) fn begin(&mut self, call: Fingerprint) {
+        self.current = (self.current + 1) % CALLS_MAX;
+        self.all[self.current] = call;
+    }
+
+    #[inline]
+    pub(crate) const fn current(&self) -> &Fingerprint {
+        &self.all[self.current]
+    }
+
+    #[cfg(feature = "sim")]
+    pub(crate) const fn current_mut(&mut self) -> &mut Fingerprint {
+        &mut self.all[self.current]
+    }
+
+    /// All of them, in no order.
+    pub(crate) const fn all(&self) -> &[Fingerprint; CALLS_MAX] {
+        &self.all
+    }
+}
 
 impl Traffic {
     /// Counts what one exchange moved.

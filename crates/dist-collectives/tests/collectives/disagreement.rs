@@ -133,7 +133,7 @@ fn reduce(comm: &mut Communicator, root: usize) -> Result<(), Error> {
     comm.reduce(&mut [1_u8; 5], ReduceOp::Sum, root)
 }
 
-/// Ranks that take different roots may both only send, and learn of it in their next call; or both only receive,
+/// Ranks that take different roots may both only send, and learn of it in a later call; or both only receive,
 /// and learn of it because they wait.
 #[rstest]
 fn another_root_is_reported_on_every_rank(

@@ -2,8 +2,8 @@
 
 use crate::{Abort, CALLS_MAX, Cause, Direct, Error, Exposed, Fingerprint, Place, Result, Slots, Transport};
 
-use super::backend::{Backend, Fabric};
-use super::calls::{await_abort, meet_all, payload, soon};
+use super::backend::{Backend, Fabric, LONG};
+use super::calls::{await_abort, meet_all, payload, receive_within, soon};
 
 /// The call with this number, in one of several forms.
 pub(super) fn call(number: u64, form: u8) -> Fingerprint {
@@ -197,11 +197,10 @@ pub fn nobody_writes_over_what_a_rank_is_still_reading(fabric: &'static dyn Fabr
     }
 }
 
-/// Where ranks share cores, whoever waits for nobody and uses no slots is in as many calls as may be under way, but one,
-/// before the others have entered the first.
-pub fn whoever_waits_for_nobody_goes_ahead_where_ranks_share_cores(fabric: &'static dyn Fabric) {
+/// Ranks that wait for nobody may be in as many calls as may be under way, but one, before the others have entered the
+/// first; and it does no harm if they are not let.
+pub fn whoever_waits_for_nobody_may_go_ahead(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
-    let world_size = std::thread::available_parallelism().map_or(1, usize::from) + 1;
     fn go_ahead(transport: &mut dyn Transport) {
         let deadline = soon(transport);
         for number in 1..CALLS_MAX as u64 {
@@ -214,20 +213,11 @@ pub fn whoever_waits_for_nobody_goes_ahead_where_ranks_share_cores(fabric: &'sta
         }
     }
     let program = |mut transport: Box<dyn Transport>| {
-        let members: Vec<usize> = (0..transport.rank().world_size()).collect();
-        let mut group = transport.fork(&members).unwrap().unwrap();
-        let deadline = soon(&*group);
-        group.direct(&deadline.into()).unwrap();
-        if transport.rank().index() == 0 {
-            go_ahead(&mut *group);
-            meet_all(&mut *transport).unwrap();
-        } else {
-            meet_all(&mut *transport).unwrap();
-            go_ahead(&mut *group);
-        }
-        barrier(&mut *group).unwrap();
+        barrier(&mut *transport).unwrap();
+        go_ahead(&mut *transport);
+        barrier(&mut *transport).unwrap();
     };
-    backend.check(world_size, program, drop);
+    backend.check(4, program, drop);
 }
 
 /// Ranks in shared memory whose calls differ both hear of it.
@@ -295,6 +285,43 @@ pub fn calls_that_differ_are_noticed_where_nobody_waits_in_them(fabric: &'static
             }
         });
     }
+}
+
+/// Calls that can never meet are reported long before the deadline, also by ranks that went ahead of one that waits for a
+/// message.
+pub fn calls_that_can_never_meet_are_reported_by_ranks_that_went_ahead(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn disagree(transport: &mut dyn Transport) -> Result<()> {
+        barrier(transport)?;
+        let (me, deadline) = (transport.rank().index(), soon(transport));
+        if transport.direct(&deadline.into())?.is_none() {
+            return Ok(());
+        }
+        if me == 1 {
+            transport.begin(call(1, 1));
+            return receive_within(transport, 0, 1, LONG).map(drop);
+        }
+        for number in 1..=CALLS_MAX as u64 {
+            transport.begin(call(number, 0));
+            let direct = transport.direct(&deadline.into())?.expect("it is there");
+            direct.enter(1, Slots::Unused, Exposed::Nothing, &deadline.into())?;
+            direct.post();
+            direct.settle();
+        }
+        barrier(transport)
+    }
+    let program = |mut transport: Box<dyn Transport>| {
+        let ended = disagree(&mut *transport);
+        ended.err().map(|error| (error, await_abort(&*transport)))
+    };
+    backend.check(3, program, |ends| {
+        for (error, abort) in ends.into_iter().flatten() {
+            let Cause::Mismatch { theirs } = abort.cause else { panic!("{abort}") };
+            assert!([abort.rank, abort.reporter].contains(&1), "{abort}");
+            assert!(theirs.contradicts(&abort.call));
+            assert!(matches!(error, Error::Aborted(_) | Error::Mismatch { .. }), "{error}");
+        }
+    });
 }
 
 /// A wait in shared memory ends at its deadline and names the peer, by its number in the world.

@@ -42,12 +42,12 @@ pub use direct::{
     a_rank_sees_its_own_places, a_rank_that_leaves_shared_memory_is_named,
     a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer,
     all_ranks_of_a_group_share_memory_or_none_does, an_abort_wakes_who_waits_in_shared_memory,
+    calls_that_can_never_meet_are_reported_by_ranks_that_went_ahead,
     calls_that_differ_are_noticed_where_nobody_waits_in_them,
     each_post_of_a_call_hands_over_what_was_written_before_it, groups_share_memory_of_their_own,
     nobody_writes_over_what_a_rank_is_still_reading,
     ranks_in_shared_memory_whose_calls_differ_all_hear_of_it, ranks_that_have_met_have_what_all_have_brought,
-    what_is_published_is_seen_by_whoever_waits_for_the_post,
-    whoever_waits_for_nobody_goes_ahead_where_ranks_share_cores,
+    what_is_published_is_seen_by_whoever_waits_for_the_post, whoever_waits_for_nobody_may_go_ahead,
 };
 pub use errors::{
     a_message_of_another_call_is_refused_on_every_rank_before_a_byte_is_delivered,
@@ -99,9 +99,10 @@ macro_rules! conformance {
             ranks_that_have_met_have_what_all_have_brought
             each_post_of_a_call_hands_over_what_was_written_before_it
             nobody_writes_over_what_a_rank_is_still_reading
-            whoever_waits_for_nobody_goes_ahead_where_ranks_share_cores
+            whoever_waits_for_nobody_may_go_ahead
             ranks_in_shared_memory_whose_calls_differ_all_hear_of_it
             calls_that_differ_are_noticed_where_nobody_waits_in_them
+            calls_that_can_never_meet_are_reported_by_ranks_that_went_ahead
             a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer
             a_rank_that_leaves_shared_memory_is_named
             an_abort_wakes_who_waits_in_shared_memory

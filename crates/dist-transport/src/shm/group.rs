@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_nothing_beside_lines_and_slots() {
+    fn there_is_nothing_beside_lines_sheets_and_slots() {
         let (_file, memory) = GroupMemory::create(&[7; 32], 2).unwrap();
         for (place, range) in [
             (Place::Line, 0..LINE_BYTES + 1),

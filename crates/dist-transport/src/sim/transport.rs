@@ -12,7 +12,7 @@ use super::report::Position;
 use super::scheduler::Scheduler;
 use super::storm::{Effects, Turn};
 use super::together::{Allocated, Segments, Together};
-use crate::bookkeeping;
+use crate::bookkeeping::{self, Calls};
 use crate::check::{check_all, check_exchange, check_peer};
 use crate::runtime::Unparker;
 use crate::{
@@ -37,8 +37,7 @@ pub struct SimTransport {
     /// The group's ranks by their numbers in the world.
     members: Arc<[usize]>,
     children: u64,
-    /// The call before this one, and this one.
-    calls: [Fingerprint; 2],
+    calls: Calls,
     traffic: Traffic,
     together: Option<Box<Together>>,
 }
@@ -113,7 +112,7 @@ impl SimTransport {
             home,
             members,
             children: 0,
-            calls: [Fingerprint::NONE; 2],
+            calls: Calls::NONE,
             traffic: Traffic::default(),
             together: None,
         };
@@ -135,9 +134,9 @@ impl SimTransport {
 
     /// Receives a message of no bytes that was sent in this call.
     pub(super) fn receive_of(&mut self, call: Fingerprint, peer: usize, deadline: Deadline) -> Result<()> {
-        let present = std::mem::replace(&mut self.calls[1], call);
+        let present = std::mem::replace(self.calls.current_mut(), call);
         let received = self.receive(peer, 0, deadline);
-        self.calls[1] = present;
+        *self.calls.current_mut() = present;
         received.map(drop)
     }
 
@@ -160,7 +159,7 @@ impl SimTransport {
     }
 
     fn call(&self) -> Fingerprint {
-        self.calls[1]
+        *self.calls.current()
     }
 
     fn world_rank(&self) -> usize {
@@ -249,7 +248,7 @@ impl SimTransport {
         loop {
             let (now, unparker) = (self.world.clock.now(), self.runtime.unparker());
             let (own, peers) = (self.own_place(), self.place(peer));
-            let wake_by = match self.fabric().look(own, peers, &self.calls, now, unparker) {
+            let wake_by = match self.fabric().look(own, peers, self.calls.all(), now, unparker) {
                 Found::Message => return Ok(true),
                 Found::Aborted(abort) => return Err(Error::Aborted(abort)),
                 Found::Left => return Err(self.closed(Activity::Receive, peer)),
@@ -294,7 +293,7 @@ impl SimTransport {
     }
 
     fn look_for_room(&self, peer: usize, window: usize, unparker: Unparker) -> Room {
-        self.fabric().look_for_room(self.own_place(), self.place(peer), window, &self.calls, unparker)
+        self.fabric().look_for_room(self.own_place(), self.place(peer), window, self.calls.all(), unparker)
     }
 
     /// Aborts the job because two ranks wait in calls that can never meet.
@@ -344,7 +343,7 @@ impl Transport for SimTransport {
     }
 
     fn begin(&mut self, call: Fingerprint) {
-        self.calls = [self.call(), call];
+        self.calls.begin(call);
         self.fabric().note(self.own_place(), Position { call, progress: None });
     }
 

@@ -7,9 +7,9 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use socket2::Socket;
 
 use crate::tcp::channels::{DEPTH_MAX, Fork, Origin};
-use crate::{Abort, Cause, ChannelId, Fingerprint};
+use crate::{Abort, CALLS_MAX, Cause, ChannelId, Fingerprint};
 
-const FRAME_BYTES: usize = 128;
+const FRAME_BYTES: usize = 256;
 
 /// One thing said on a line to the coordinator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,8 +38,8 @@ pub(super) enum Frame {
     Ask { rank: u32, origin: Origin },
     /// To this rank: the channel was left. The coordinator passes it on, with the rank that has left.
     LeftChannel { rank: u32, channel: ChannelId },
-    /// The rank has been waiting for a while on this channel, in the second of these calls, its last two.
-    Waiting { channel: ChannelId, calls: [Fingerprint; 2] },
+    /// The rank has been waiting for a while on this channel, in the last of these calls, which are in no order.
+    Waiting { channel: ChannelId, calls: [Fingerprint; CALLS_MAX] },
 }
 
 /// Where a rank runs.
@@ -115,8 +115,11 @@ impl Frame {
             Self::LeftChannel { rank, channel } => {
                 frame.number(12_u32).number(rank).bytes(&channel.get().to_le_bytes());
             }
-            Self::Waiting { channel, calls: [before, now] } => {
-                frame.number(9_u32).bytes(&channel.get().to_le_bytes()).bytes(&before.0).bytes(&now.0);
+            Self::Waiting { channel, calls } => {
+                frame
+                    .number(9_u32)
+                    .bytes(&channel.get().to_le_bytes())
+                    .bytes(bytemuck::cast_slice(&calls.map(|call| call.0)));
             }
         }
         frame.bytes
@@ -144,7 +147,7 @@ impl Frame {
             8 => Self::Goodbye,
             9 => {
                 let channel = frame.channel();
-                Self::Waiting { channel, calls: [Fingerprint(frame.bytes()), Fingerprint(frame.bytes())] }
+                Self::Waiting { channel, calls: [(); CALLS_MAX].map(|()| Fingerprint(frame.bytes())) }
             }
             10 => Self::Left { rank: frame.number() },
             11 => Self::Ask { rank: frame.number(), origin: frame.origin()? },
@@ -382,7 +385,7 @@ mod tests {
             Frame::LeftChannel { rank: 7, channel: forks[0].channel },
             Frame::Waiting {
                 channel: ChannelId::WORLD.child(3, &[0]),
-                calls: [abort.call, Fingerprint::NONE],
+                calls: [abort.call, Fingerprint::NONE, Fingerprint([8; 48]), Fingerprint([9; 48])],
             },
         ];
         for frame in frames {

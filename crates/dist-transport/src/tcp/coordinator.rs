@@ -13,7 +13,7 @@ use crate::tcp::control::{Frame, Home, Line};
 use crate::tcp::gate::{Admitted, Door, Gate};
 use crate::tcp::session::{Bell, lock};
 use crate::tcp::{BEAT, LIVENESS, socket};
-use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Fingerprint, Result, Runtime};
+use crate::{Abort, Activity, CALLS_MAX, Cause, ChannelId, Deadline, Error, Fingerprint, Result, Runtime};
 
 /// The number by which the coordinator is connected to.
 pub(super) const COORDINATOR: u32 = u32::MAX;
@@ -141,8 +141,8 @@ struct Member {
     home: Home,
     answer_by: Option<Deadline>,
     last_seen: Duration,
-    /// The channel on which it was waiting when it last said so, and its last two calls there.
-    waiting: Option<(ChannelId, [Fingerprint; 2])>,
+    /// The channel on which it was waiting when it last said so, and its last calls there.
+    waiting: Option<(ChannelId, [Fingerprint; CALLS_MAX])>,
 }
 
 impl Meeting {

@@ -12,6 +12,7 @@ use crossbeam::queue::SegQueue;
 use rustix::event::{PollFd, PollFlags};
 
 use crate::auth::Key;
+use crate::bookkeeping::Calls;
 use crate::runtime::{Task, Unparker};
 use crate::shm::Heap;
 use crate::tcp::channels::{Channels, Origin};
@@ -86,8 +87,8 @@ impl Session {
     }
 
     /// Says that this rank has been waiting for a while, so that calls which can never meet are noticed.
-    pub(super) fn tell_waiting(&self, channel: ChannelId, calls: [Fingerprint; 2]) {
-        self.outgoing.push(Frame::Waiting { channel, calls });
+    pub(super) fn tell_waiting(&self, channel: ChannelId, calls: &Calls) {
+        self.outgoing.push(Frame::Waiting { channel, calls: *calls.all() });
         self.service_bell.ring();
     }
 

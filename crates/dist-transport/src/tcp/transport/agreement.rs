@@ -10,10 +10,11 @@ use std::sync::atomic::Ordering;
 use super::TcpTransport;
 use super::failure::Trouble;
 use super::together::Together;
+use crate::bookkeeping::Calls;
 use crate::shm::GroupMemory;
 use crate::tcp::link::Link;
 use crate::tcp::message::Fault;
-use crate::{Activity, Deadline, Error, Fingerprint, Incoming, Outgoing, Reach, Result, Sink, auth};
+use crate::{Activity, Deadline, Error, Incoming, Outgoing, Reach, Result, Sink, auth};
 
 /// The rank that makes the memory.
 const MAKER: usize = 0;
@@ -28,7 +29,7 @@ impl TcpTransport {
             return Ok(None);
         }
         // It belongs to no call: where the ranks come from, messages between some of them, may differ.
-        let calls = std::mem::replace(&mut self.calls, [Fingerprint::NONE; 2]);
+        let calls = std::mem::replace(&mut self.calls, Calls::NONE);
         let together = self.agree(deadline);
         self.calls = calls;
         together
@@ -45,7 +46,7 @@ impl TcpTransport {
         };
         let mut together =
             Together::new(memory, &self.membership, self.channel, self.rank, self.members.clone());
-        together.begin(self.calls);
+        together.begin(&self.calls);
         let reach = together.probe(reach, deadline)?;
         tracing::info!(
             channel = self.channel.get(),

@@ -16,7 +16,7 @@ use self::failure::{Scene, Trouble};
 use self::moving::receiving;
 #[cfg(all(feature = "shm", target_os = "linux"))]
 use self::together::Together;
-use crate::bookkeeping;
+use crate::bookkeeping::{self, Calls};
 use crate::check::{check_all, check_exchange, check_peer};
 use crate::tcp::channels::Origin;
 use crate::tcp::config::{Config, Medium};
@@ -49,8 +49,8 @@ pub struct TcpTransport {
     /// Messages of this rank to itself.
     own: VecDeque<(Fingerprint, Vec<u8>)>,
     scratch: Scratch,
-    /// The call before this one, which tells where this rank comes from if it has to wait for long; and this one.
-    calls: [Fingerprint; 2],
+    /// They tell where this rank comes from if it has to wait for long.
+    calls: Calls,
     patience: Patience,
     traffic: Traffic,
     /// The memory that the group shares; `None` while the ranks have not agreed yet, and then perhaps none.
@@ -90,7 +90,7 @@ impl TcpTransport {
             children: 0,
             own: VecDeque::new(),
             scratch: Scratch::default(),
-            calls: [Fingerprint::NONE; 2],
+            calls: Calls::NONE,
             patience: Patience::new(core_per_rank),
             traffic: Traffic::default(),
             #[cfg(all(feature = "shm", target_os = "linux"))]
@@ -121,7 +121,7 @@ impl TcpTransport {
     }
 
     fn call(&self) -> Fingerprint {
-        self.calls[1]
+        *self.calls.current()
     }
 
     fn check_alive(&self) -> Result<()> {
@@ -176,7 +176,7 @@ impl TcpTransport {
         let (peer, mut told) = (self.members[peer], false);
         session.arrivals.take(self.channel, peer, session, deadline, || {
             if !std::mem::replace(&mut told, true) {
-                session.tell_waiting(self.channel, self.calls);
+                session.tell_waiting(self.channel, &self.calls);
             }
             session.ask(peer, self.origin);
         })
@@ -224,7 +224,7 @@ impl Transport for TcpTransport {
     }
 
     fn begin(&mut self, call: Fingerprint) {
-        self.calls = [self.call(), call];
+        self.calls.begin(call);
     }
 
     fn exchange(
@@ -358,7 +358,7 @@ impl Transport for TcpTransport {
         }
         match &mut self.together {
             Some(Some(together)) => {
-                together.begin(self.calls);
+                together.begin(&self.calls);
                 Ok(Some(&mut **together))
             }
             _ => Ok(None),

@@ -179,7 +179,7 @@ impl TcpTransport {
                 continue;
             }
             if !told {
-                session.tell_waiting(self.channel, self.calls);
+                session.tell_waiting(self.channel, &self.calls);
                 told = true;
             }
             // Whoever was dialled may have left before, and then nobody takes the connection.

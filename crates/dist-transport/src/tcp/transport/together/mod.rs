@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 use self::courtesy::Courtesy;
 use self::laid_open::Located;
 use super::failure::{Scene, Trouble};
+use crate::bookkeeping::Calls;
 use crate::runtime::{Unparker, Wake};
 use crate::shm::{self, Exposure, GroupMemory, LINE_BYTES, Mapping, SHEET_BYTES, SLOT_BYTES, SLOTS, Turn};
 use crate::tcp::message::Fault;
@@ -34,10 +35,10 @@ pub(super) struct Together {
     /// The ranks of the group, as numbered in the world.
     members: Vec<usize>,
     /// The last calls of the transport, for reports of what it waits for.
-    calls: [Fingerprint; 2],
+    calls: Calls,
     courtesy: Courtesy,
-    /// Whether this rank waits for the others in each call, also where it could go ahead: that spares switches between
-    /// ranks on one core, but where each has its own, lines go to and fro faster between ranks that keep together.
+    /// Whether this rank waits for the others in each call, also where it could go ahead. To go ahead spares switches
+    /// between ranks on one core; where each has its own, lines go to and fro faster between ranks that keep together.
     keeps_step: bool,
     takes_short_turns: bool,
     /// Whether others may sleep for something that this rank has posted.
@@ -113,7 +114,7 @@ impl Together {
             memory,
             channel,
             rank,
-            calls: [Fingerprint::NONE; 2],
+            calls: Calls::NONE,
             courtesy: Courtesy::new(session.has_core_per_rank()),
             keeps_step: session.has_core_per_rank(),
             takes_short_turns: false,
@@ -134,8 +135,8 @@ impl Together {
 
     /// Says which call the next one to be entered is.
     #[inline]
-    pub(super) fn begin(&mut self, calls: [Fingerprint; 2]) {
-        self.calls = calls;
+    pub(super) fn begin(&mut self, calls: &Calls) {
+        self.calls = *calls;
     }
 
     pub(super) const fn traffic(&self) -> Traffic {
@@ -166,7 +167,7 @@ impl Together {
         if self.compared <= begun_by_all {
             self.wait_for_all_in(begun_by_all, due)?;
         }
-        let fingerprint = &self.calls[1];
+        let fingerprint = self.calls.current();
         let (me, number, base) = (self.rank.index(), last + 1, base + u64::from(last_posts));
         let (turn, hash) = (Turn::of(number), hash(fingerprint));
         // The first post hands all of this over. Nobody needs what was there before: all have left that call.

@@ -77,7 +77,7 @@ impl Together {
                             || session.verdict.get().is_some()
                     };
                     if !self.memory.sleep(self.rank.index(), peer, limit, ready) && !told {
-                        session.tell_waiting(self.channel, self.calls);
+                        session.tell_waiting(self.channel, &self.calls);
                         told = true;
                     }
                 }
