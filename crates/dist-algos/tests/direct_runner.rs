@@ -306,12 +306,11 @@ fn every_form_gives_what_the_oracle_says(
 #[test]
 fn memory_that_the_schedule_was_not_made_for_is_refused() {
     let rank = Rank::new(0, 1).unwrap();
-    let plan = |form| Plan::new((Task::AllReduce, form), 1, 64, 512, SHARED).unwrap();
-    let error = |form: Form, bytes: &mut [u8], cut: Partition<'_>| {
+    let error_of = |task: Task, form: Form, bytes: &mut [u8], cut: Partition<'_>| {
         let mut direct = Together { rank: 0, all: Arc::default(), bases: vec![0], turn: 0 };
         let memory = Memory { own: Own::Borrowed(bytes), cut, input: None, piece_bytes: 64 };
         let kernel = Kernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () };
-        let (plan, scratch) = (plan(form), &mut Scratch::new());
+        let (plan, scratch) = (Plan::new((task, form), 1, 64, 512, SHARED).unwrap(), &mut Scratch::new());
         match run(
             &mut direct,
             (&plan, rank),
@@ -325,6 +324,7 @@ fn memory_that_the_schedule_was_not_made_for_is_refused() {
             other => panic!("{other:?}"),
         }
     };
+    let error = |form, bytes: &mut [u8], cut| error_of(Task::AllReduce, form, bytes, cut);
     let cut = |bytes, parts| Partition::new(bytes, 1, parts).unwrap();
     use dist_algos::Error as Wrong;
     assert_eq!(error(Form::OneShot, &mut [0; 63], cut(64, 1)), Wrong::BufferLength { expected: 64, got: 63 });
@@ -332,6 +332,8 @@ fn memory_that_the_schedule_was_not_made_for_is_refused() {
     assert_eq!(error(Form::WriteToAll, &mut [0; 64], cut(64, 1)), Wrong::Borrowed);
     let too_long = error(Form::OneShot, &mut [0; 2048], cut(2048, 1));
     assert_eq!(too_long, Wrong::Slots { needed: 2048, slot_bytes: 1024 });
+    let too_long = error_of(Task::Broadcast { root: 0 }, Form::OneShot, &mut [0; 5000], cut(5000, 1));
+    assert_eq!(too_long, Wrong::Slots { needed: 5000, slot_bytes: 4096 });
 }
 
 #[test]

@@ -129,19 +129,25 @@ struct Runner<'a, 'f, 'd> {
     due: &'a Due<'d>,
 }
 
-/// From one place in a slot to the next, if they fit the slots.
+/// From one place in a slot to the next, if they fit the slots, and all fits where else it is published.
 #[inline]
 fn place_bytes(direct: &dyn Direct, plan: &Plan, memory: &Memory<'_>) -> Result<usize, Error> {
-    if plan.slots() == 0 {
+    if plan.form().exposure() != Exposure::Nothing {
         return Ok(0);
     }
     let published = memory.input.map_or(0, |(_, cut)| cut.chunk_bytes_max());
     let part_bytes_max = published.max(memory.cut.chunk_bytes_max());
-    let place_bytes = cells::place_bytes(part_bytes_max, plan.blocks());
     let shared = direct.shared();
+    let (place_bytes, room) = match plan.where_published(0) {
+        Place::Line => (part_bytes_max, shared.line_bytes),
+        Place::Sheet => (part_bytes_max, shared.sheet_bytes),
+        Place::Slot(_) | Place::Memory => {
+            (cells::place_bytes(part_bytes_max, plan.blocks()), shared.slot_bytes)
+        }
+    };
     let needed = place_bytes * plan.places();
-    let fits = needed <= shared.slot_bytes && plan.slots() <= shared.slots;
-    if fits { Ok(place_bytes) } else { Err(Error::Slots { needed, slot_bytes: shared.slot_bytes }) }
+    let fits = needed <= room && plan.slots() <= shared.slots;
+    if fits { Ok(place_bytes) } else { Err(Error::Slots { needed, slot_bytes: room }) }
 }
 
 impl Runner<'_, '_, '_> {
