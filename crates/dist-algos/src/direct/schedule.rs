@@ -13,10 +13,17 @@ pub struct Plan {
     form: Form,
     world_size: usize,
     blocks: usize,
-    /// Where a block is published: the line, the sheet, or the first of the slots.
-    place: Place,
+    published: Published,
     turn: usize,
     leaves_caches: bool,
+}
+
+/// Where what others are to have is published, if it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Published {
+    InLine,
+    OnSheet,
+    InSlots,
 }
 
 impl Plan {
@@ -34,19 +41,19 @@ impl Plan {
             return None;
         }
         let leaves_caches = leaves_caches(task, world_size, part_bytes_max);
-        let place = Place::Slot(0);
-        let plan = Self { task, form, world_size, blocks: 1, place, turn: 0, leaves_caches };
+        let published = Published::InSlots;
+        let plan = Self { task, form, world_size, blocks: 1, published, turn: 0, leaves_caches };
         let places = plan.places();
         if form.exposure() != Exposure::Nothing {
             return Some(plan);
         }
         if form == Form::OneShot && places == 1 && part_bytes_max <= shared.line_bytes {
-            return Some(Self { place: Place::Line, ..plan });
+            return Some(Self { published: Published::InLine, ..plan });
         }
         // Where one rank waits for nobody, or nobody but one waits, those who need not wait go ahead.
         let goes_ahead = form == Form::OneShot && task.root().is_some();
         if goes_ahead && part_bytes_max <= block_bytes.min(shared.sheet_bytes) {
-            return Some(Self { place: Place::Sheet, ..plan });
+            return Some(Self { published: Published::OnSheet, ..plan });
         }
         let place_bytes_max = block_bytes.min(shared.slot_bytes) / places / 64 * 64;
         let blocks = part_bytes_max.div_ceil(place_bytes_max.max(64)).max(1);
@@ -55,14 +62,14 @@ impl Plan {
         (fits && plan.slots() <= shared.slots).then_some(plan)
     }
 
-    /// In so many blocks, at least one, from this slot on, or all in the line or the sheet.
+    /// In so many blocks, at least one; one only where it is not slots that they are published in.
     pub(super) const fn in_blocks(
         (task, form): (Task, Form),
         world_size: usize,
         blocks: usize,
-        place: Place,
+        published: Published,
     ) -> Self {
-        Self { task, form, world_size, blocks, place, turn: 0, leaves_caches: false }
+        Self { task, form, world_size, blocks, published, turn: 0, leaves_caches: false }
     }
 
     /// What it is for.
@@ -109,9 +116,9 @@ impl Plan {
     /// How many slots each rank uses.
     #[inline]
     pub const fn slots(&self) -> usize {
-        match (self.form.exposure(), self.place) {
-            (Exposure::Nothing, Place::Slot(_)) if self.blocks < SLOTS => self.blocks,
-            (Exposure::Nothing, Place::Slot(_)) => SLOTS,
+        match (self.form.exposure(), self.published) {
+            (Exposure::Nothing, Published::InSlots) if self.blocks < SLOTS => self.blocks,
+            (Exposure::Nothing, Published::InSlots) => SLOTS,
             _ => 0,
         }
     }
@@ -138,9 +145,10 @@ impl Plan {
     /// Where a block is published.
     #[inline]
     pub(super) const fn where_published(&self, block: usize) -> Place {
-        match self.place {
-            Place::Slot(_) => Place::Slot(block % SLOTS),
-            place => place,
+        match self.published {
+            Published::InLine => Place::Line,
+            Published::OnSheet => Place::Sheet,
+            Published::InSlots => Place::Slot(block % SLOTS),
         }
     }
 
@@ -161,7 +169,7 @@ impl Plan {
 
     #[inline(always)]
     const fn takes_turns(&self) -> bool {
-        matches!((self.form, self.place), (Form::OneShot, Place::Slot(_)))
+        matches!((self.form, self.published), (Form::OneShot, Published::InSlots))
             && self.task.root().is_none()
             && (self.world_size == 2 || self.places() > 1)
     }

@@ -20,7 +20,7 @@ pub enum Step {
         block: usize,
         /// Of which memory.
         of: Source,
-        /// Where they are put: the line, or a slot.
+        /// Where they are put: the line, the sheet, or a slot.
         place: Place,
     },
     /// Says that all its steps so far are done.

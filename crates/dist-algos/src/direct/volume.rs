@@ -16,7 +16,7 @@ pub(super) struct Sizes<'a> {
 /// What one step moves, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Moved {
-    /// Into a line or slots.
+    /// Into a line, a sheet or slots.
     pub(super) published: usize,
     /// Out of where one contribution lies, and how many of them.
     pub(super) read: (usize, usize),

@@ -21,8 +21,9 @@ mod draw;
 mod machine;
 pub mod mutate;
 
-use dist_transport::{CALLS_MAX, Place};
+use dist_transport::CALLS_MAX;
 
+use super::schedule::Published;
 use super::{Exposure, Form, Plan, Step, Task};
 use crate::Result;
 pub use draw::draw;
@@ -66,21 +67,19 @@ pub fn plans(task: Task, form: Form, world_size: usize) -> Vec<Plan> {
     }
     let is_pipeline = form.exposure() == Exposure::Nothing && task != Task::Barrier;
     let blocks: &[usize] = if is_pipeline { &[6, 1, 9, 2] } else { &[1; 4] };
-    let in_slots = |&blocks| Plan::in_blocks((task, form), world_size, blocks, Place::Slot(0));
+    let in_slots = |&blocks| Plan::in_blocks((task, form), world_size, blocks, Published::InSlots);
     let mut plans: Vec<Plan> = blocks.iter().map(in_slots).collect();
     let in_line = form == Form::OneShot && task.places(form, world_size) == 1;
-    let goes_ahead = in_line && task.root().is_some();
     let turned = task.rooted_at(world_size - 1);
-    let short = |task, place| Plan::in_blocks((task, form), world_size, 1, place);
-    plans.insert(2, short(turned, if in_line { Place::Line } else { Place::Slot(0) }));
-    if goes_ahead {
-        plans.insert(3, short(turned, Place::Sheet));
-        let in_a_row = [task, turned].into_iter().cycle().take(CALLS_MAX + 1);
-        plans.extend(
-            [Place::Sheet, Place::Line]
-                .iter()
-                .flat_map(|&place| in_a_row.clone().map(move |task| short(task, place))),
-        );
+    let short = |task, published| Plan::in_blocks((task, form), world_size, 1, published);
+    plans.insert(2, short(turned, if in_line { Published::InLine } else { Published::InSlots }));
+    if in_line && task.root().is_some() {
+        plans.insert(3, short(turned, Published::OnSheet));
+        let one_root = [task].into_iter().cycle().take(CALLS_MAX + 1);
+        let two_roots = [task, turned].into_iter().cycle().take(CALLS_MAX + 1);
+        for published in [Published::OnSheet, Published::InLine] {
+            plans.extend(one_root.clone().chain(two_roots.clone()).map(|task| short(task, published)));
+        }
     }
     // Slots change hands from one call to the next as often as they have in all before.
     let mut turns = [0; 2];
