@@ -82,7 +82,8 @@ mod x86_64 {
 
     /// Whether the processor has an instruction that rounds to `bf16`.
     fn narrows_to_bf16() -> bool {
-        is_x86_feature_detected!("avx512bf16")
+        is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bf16")
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512dq")
     }
