@@ -38,7 +38,7 @@ pub(super) enum Frame {
     Ask { rank: u32, origin: Origin },
     /// To this rank: the channel was left. The coordinator passes it on, with the rank that has left.
     LeftChannel { rank: u32, channel: ChannelId },
-    /// The rank has been waiting for a while on this channel, in the last of these calls, which are in no order.
+    /// The rank has been waiting for a while on this channel. These are its last calls there, in no order.
     Waiting { channel: ChannelId, calls: [Fingerprint; CALLS_MAX] },
 }
 
