@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{Abort, Deadline, Error, Incoming, Outgoing, Rank, Result, Sink, Transport};
+use crate::{Abort, Cause, Deadline, Error, Incoming, Outgoing, Rank, Result, Sink, Transport};
 
 use super::backend::LONG;
 
@@ -84,5 +84,15 @@ pub(super) fn await_abort(transport: &dyn Transport) -> Abort {
         }
         assert!(!runtime.expired(deadline), "no abort came");
         runtime.park(Some(runtime.deadline(Duration::from_millis(1))));
+    }
+}
+
+/// All who ended so heard of the same: that the second rank is in a call that can never meet another's.
+pub(super) fn assert_one_contradicts(ends: impl IntoIterator<Item = (Error, Abort)>) {
+    for (error, abort) in ends {
+        let Cause::Mismatch { theirs } = abort.cause else { panic!("{abort}") };
+        assert!([abort.rank, abort.reporter].contains(&1), "{abort}");
+        assert!(theirs.contradicts(&abort.call));
+        assert!(matches!(error, Error::Aborted(_) | Error::Mismatch { .. }), "{error}");
     }
 }

@@ -3,7 +3,7 @@
 use crate::{Abort, CALLS_MAX, Cause, Direct, Error, Exposed, Fingerprint, Place, Result, Slots, Transport};
 
 use super::backend::{Backend, Fabric, LONG};
-use super::calls::{await_abort, meet_all, payload, receive_within, soon};
+use super::calls::{assert_one_contradicts, await_abort, meet_all, payload, receive_within, soon};
 
 /// The call with this number, in one of several forms.
 pub(super) fn call(number: u64, form: u8) -> Fingerprint {
@@ -22,6 +22,17 @@ pub(super) fn barrier(transport: &mut dyn Transport) -> Result<()> {
         .try_for_each(|distance| direct.wait(rank.plus(distance).index(), 1, &deadline.into()))?;
     direct.settle();
     Ok(())
+}
+
+/// Takes part in a call in which it waits for nobody; `false` if there is no memory to do so in.
+fn pass(transport: &mut dyn Transport, call: Fingerprint) -> Result<bool> {
+    let deadline = soon(transport);
+    transport.begin(call);
+    let Some(direct) = transport.direct(&deadline.into())? else { return Ok(false) };
+    direct.enter(1, Slots::Unused, Exposed::Nothing, &deadline.into())?;
+    direct.post();
+    direct.settle();
+    Ok(true)
 }
 
 /// All ranks of a group share memory, or none does.
@@ -197,29 +208,6 @@ pub fn nobody_writes_over_what_a_rank_is_still_reading(fabric: &'static dyn Fabr
     }
 }
 
-/// Ranks that wait for nobody may be in as many calls as may be under way, but one, before the others have entered the
-/// first; and it does no harm if they are not let.
-pub fn whoever_waits_for_nobody_may_go_ahead(fabric: &'static dyn Fabric) {
-    let backend = Backend(fabric);
-    fn go_ahead(transport: &mut dyn Transport) {
-        let deadline = soon(transport);
-        for number in 1..CALLS_MAX as u64 {
-            transport.begin(call(number, 0));
-            if let Some(direct) = transport.direct(&deadline.into()).unwrap() {
-                direct.enter(1, Slots::Unused, Exposed::Nothing, &deadline.into()).unwrap();
-                direct.post();
-                direct.settle();
-            }
-        }
-    }
-    let program = |mut transport: Box<dyn Transport>| {
-        barrier(&mut *transport).unwrap();
-        go_ahead(&mut *transport);
-        barrier(&mut *transport).unwrap();
-    };
-    backend.check(4, program, drop);
-}
-
 /// Ranks in shared memory whose calls differ both hear of it.
 pub fn ranks_in_shared_memory_whose_calls_differ_all_hear_of_it(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
@@ -239,14 +227,7 @@ pub fn ranks_in_shared_memory_whose_calls_differ_all_hear_of_it(fabric: &'static
             }
             Err(error) => Some((error, await_abort(&*transport))),
         };
-        backend.check(world_size, program, |ends| {
-            for (error, abort) in ends.into_iter().flatten() {
-                let Cause::Mismatch { theirs } = abort.cause else { panic!("{abort}") };
-                assert!([abort.rank, abort.reporter].contains(&1), "{abort}");
-                assert!(theirs.contradicts(&abort.call));
-                assert!(matches!(error, Error::Aborted(_) | Error::Mismatch { .. }), "{error}");
-            }
-        });
+        backend.check(world_size, program, |ends| assert_one_contradicts(ends.into_iter().flatten()));
     }
 }
 
@@ -257,13 +238,11 @@ pub fn calls_that_differ_are_noticed_where_nobody_waits_in_them(fabric: &'static
     /// noticed by then.
     fn disagree(transport: &mut dyn Transport, calls: u64) -> Result<bool> {
         barrier(transport)?;
-        let deadline = soon(transport);
         for number in 1..=calls {
-            transport.begin(call(number, u8::from(number == 1 && transport.rank().index() == 1)));
-            let Some(direct) = transport.direct(&deadline.into())? else { return Ok(false) };
-            direct.enter(1, Slots::Unused, Exposed::Nothing, &deadline.into())?;
-            direct.post();
-            direct.settle();
+            let differs = number == 1 && transport.rank().index() == 1;
+            if !pass(transport, call(number, u8::from(differs)))? {
+                return Ok(false);
+            }
         }
         transport.begin(call(calls + 1, 0));
         barrier(transport).map(|()| true)
@@ -276,14 +255,7 @@ pub fn calls_that_differ_are_noticed_where_nobody_waits_in_them(fabric: &'static
             }
             Err(error) => Some((error, await_abort(&*transport))),
         };
-        backend.check(3, program, |ends| {
-            for (error, abort) in ends.into_iter().flatten() {
-                let Cause::Mismatch { theirs } = abort.cause else { panic!("{abort}") };
-                assert!([abort.rank, abort.reporter].contains(&1), "{abort}");
-                assert!(theirs.contradicts(&abort.call));
-                assert!(matches!(error, Error::Aborted(_) | Error::Mismatch { .. }), "{error}");
-            }
-        });
+        backend.check(3, program, |ends| assert_one_contradicts(ends.into_iter().flatten()));
     }
 }
 
@@ -293,35 +265,22 @@ pub fn calls_that_can_never_meet_are_reported_by_ranks_that_went_ahead(fabric: &
     let backend = Backend(fabric);
     fn disagree(transport: &mut dyn Transport) -> Result<()> {
         barrier(transport)?;
-        let (me, deadline) = (transport.rank().index(), soon(transport));
+        let deadline = soon(transport);
         if transport.direct(&deadline.into())?.is_none() {
             return Ok(());
         }
-        if me == 1 {
+        if transport.rank().index() == 1 {
             transport.begin(call(1, 1));
             return receive_within(transport, 0, 1, LONG).map(drop);
         }
-        for number in 1..=CALLS_MAX as u64 {
-            transport.begin(call(number, 0));
-            let direct = transport.direct(&deadline.into())?.expect("it is there");
-            direct.enter(1, Slots::Unused, Exposed::Nothing, &deadline.into())?;
-            direct.post();
-            direct.settle();
-        }
+        (1..=CALLS_MAX as u64).try_for_each(|number| pass(transport, call(number, 0)).map(drop))?;
         barrier(transport)
     }
     let program = |mut transport: Box<dyn Transport>| {
         let ended = disagree(&mut *transport);
         ended.err().map(|error| (error, await_abort(&*transport)))
     };
-    backend.check(3, program, |ends| {
-        for (error, abort) in ends.into_iter().flatten() {
-            let Cause::Mismatch { theirs } = abort.cause else { panic!("{abort}") };
-            assert!([abort.rank, abort.reporter].contains(&1), "{abort}");
-            assert!(theirs.contradicts(&abort.call));
-            assert!(matches!(error, Error::Aborted(_) | Error::Mismatch { .. }), "{error}");
-        }
-    });
+    backend.check(3, program, |ends| assert_one_contradicts(ends.into_iter().flatten()));
 }
 
 /// A wait in shared memory ends at its deadline and names the peer, by its number in the world.

@@ -47,7 +47,7 @@ pub use direct::{
     each_post_of_a_call_hands_over_what_was_written_before_it, groups_share_memory_of_their_own,
     nobody_writes_over_what_a_rank_is_still_reading,
     ranks_in_shared_memory_whose_calls_differ_all_hear_of_it, ranks_that_have_met_have_what_all_have_brought,
-    what_is_published_is_seen_by_whoever_waits_for_the_post, whoever_waits_for_nobody_may_go_ahead,
+    what_is_published_is_seen_by_whoever_waits_for_the_post,
 };
 pub use errors::{
     a_message_of_another_call_is_refused_on_every_rank_before_a_byte_is_delivered,
@@ -99,7 +99,6 @@ macro_rules! conformance {
             ranks_that_have_met_have_what_all_have_brought
             each_post_of_a_call_hands_over_what_was_written_before_it
             nobody_writes_over_what_a_rank_is_still_reading
-            whoever_waits_for_nobody_may_go_ahead
             ranks_in_shared_memory_whose_calls_differ_all_hear_of_it
             calls_that_differ_are_noticed_where_nobody_waits_in_them
             calls_that_can_never_meet_are_reported_by_ranks_that_went_ahead
