@@ -1,7 +1,8 @@
 //! The handshake that opens every connection: both sides prove that they know the job's key.
 //!
 //! Three messages of fixed size: hello, challenge, proof. Each proof is an HMAC-SHA256 over the whole
-//! conversation, both nonces and both roles, so that nothing of it can be replayed, reflected or relayed.
+//! conversation, both nonces and both roles, so that nothing of it can be replayed, reflected or relayed. A hello of
+//! another [`Version`] is answered by a refusal, which says ours, in place of a challenge.
 //! There is no input or output here: bytes go in, bytes come out.
 
 use std::fmt;
@@ -13,7 +14,7 @@ use std::path::Path;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
-use crate::{ChannelId, Error, Result};
+use crate::{ChannelId, Error, Result, Version};
 
 /// Bytes of the first message, from the side that connects.
 pub const HELLO_BYTES: usize = 80;
@@ -22,9 +23,47 @@ pub const CHALLENGE_BYTES: usize = 64;
 /// Bytes of the last message, from the side that connects.
 pub const PROOF_BYTES: usize = 32;
 
-const MAGIC: [u8; 8] = *b"dist/1\r\n";
+const MAGIC: [u8; 8] = *b"dist job";
 const SECRET_BYTES_MIN: usize = 16;
 const SECRET_BYTES_MAX: u64 = 4096;
+
+/// What is answered to a hello of another version.
+pub fn refusal() -> [u8; CHALLENGE_BYTES] {
+    refusal_of(Version::OURS)
+}
+
+/// The version of a process that has answered like this; `None` if it has sent a challenge.
+pub fn refused_by(answer: &[u8; CHALLENGE_BYTES]) -> Option<Version> {
+    version_in(answer).filter(|&version| refusal_of(version) == *answer)
+}
+
+/// The version of a process that has sent this hello; `None` if that is none of ours.
+pub fn greeted_by(hello: &[u8; HELLO_BYTES]) -> Option<Version> {
+    version_in(hello)
+}
+
+fn refusal_of(version: Version) -> [u8; CHALLENGE_BYTES] {
+    let mut answer = [0; CHALLENGE_BYTES];
+    answer[..16].copy_from_slice(&beginning(version));
+    answer
+}
+
+/// What hellos and refusals begin with.
+fn beginning(version: Version) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[8..12].copy_from_slice(&version.major.to_le_bytes());
+    bytes[12..].copy_from_slice(&version.minor.to_le_bytes());
+    bytes
+}
+
+fn version_in(bytes: &[u8]) -> Option<Version> {
+    bytes.starts_with(&MAGIC).then(|| Version { major: word(bytes, 8), minor: word(bytes, 12) })
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
 
 /// What the processes of a job know and nobody else does.
 #[derive(Clone, PartialEq, Eq)]
@@ -150,27 +189,27 @@ impl Identity {
             Purpose::Arena(number) => (3, u64::from(number)),
         };
         let mut hello = [0; HELLO_BYTES];
-        hello[..8].copy_from_slice(&MAGIC);
-        hello[8..12].copy_from_slice(&kind.to_le_bytes());
-        hello[12..16].copy_from_slice(&self.epoch.to_le_bytes());
-        hello[16..20].copy_from_slice(&self.from.to_le_bytes());
-        hello[20..24].copy_from_slice(&self.to.to_le_bytes());
-        hello[24..32].copy_from_slice(&channel.to_le_bytes());
+        hello[..16].copy_from_slice(&beginning(Version::OURS));
+        hello[16..20].copy_from_slice(&kind.to_le_bytes());
+        hello[20..24].copy_from_slice(&self.epoch.to_le_bytes());
+        hello[24..28].copy_from_slice(&self.from.to_le_bytes());
+        hello[28..32].copy_from_slice(&self.to.to_le_bytes());
+        hello[32..40].copy_from_slice(&channel.to_le_bytes());
         hello[48..].copy_from_slice(nonce);
         hello
     }
 
     fn decode(hello: &[u8; HELLO_BYTES]) -> Option<Self> {
-        let word = |at: usize| u32::from_le_bytes([hello[at], hello[at + 1], hello[at + 2], hello[at + 3]]);
-        let channel = u64::from(word(24)) | u64::from(word(28)) << 32;
-        let purpose = match word(8) {
+        let word = |at| word(hello, at);
+        let channel = u64::from(word(32)) | u64::from(word(36)) << 32;
+        let purpose = match word(16) {
             0 => Purpose::Control,
             1 => Purpose::Data(ChannelId::from_number(channel)),
             2 => Purpose::Memory(ChannelId::from_number(channel)),
-            3 => Purpose::Arena(word(24)),
+            3 => Purpose::Arena(word(32)),
             _ => return None,
         };
-        let identity = Self { epoch: word(12), from: word(16), to: word(20), purpose };
+        let identity = Self { epoch: word(20), from: word(24), to: word(28), purpose };
         let nonce = hello[48..].try_into().expect("a hello ends in 32 bytes of nonce");
         (identity.encode(nonce) == *hello).then_some(identity)
     }
@@ -338,11 +377,34 @@ mod tests {
         assert!(matches!(Secret::from_file(&dir.path().join("none")), Err(Error::Secret { .. })));
     }
 
+    #[test]
+    fn a_hello_of_another_version_is_told_from_ours_and_refused() {
+        let mut hello = *Initiator::new(key(b"0123456789abcdef"), identity()).unwrap().hello();
+        assert_eq!(greeted_by(&hello), Some(Version::OURS));
+        hello[12] += 1;
+        let theirs = Version { minor: Version::OURS.minor + 1, ..Version::OURS };
+        assert_eq!(greeted_by(&hello), Some(theirs));
+        assert!(Responder::new(key(b"0123456789abcdef"), &hello).unwrap().is_none());
+        assert_eq!(refused_by(&refusal_of(theirs)), Some(theirs));
+        hello[0] = b'D';
+        assert_eq!(greeted_by(&hello), None);
+    }
+
+    #[test]
+    fn a_challenge_is_no_refusal() {
+        let initiator = Initiator::new(key(b"0123456789abcdef"), identity()).unwrap();
+        let responder = Responder::new(key(b"0123456789abcdef"), initiator.hello()).unwrap().unwrap();
+        let mut challenge = responder.challenge();
+        assert_eq!(refused_by(&challenge), None);
+        challenge[..16].copy_from_slice(&beginning(Version::OURS));
+        assert_eq!(refused_by(&challenge), None, "though it begins like one by chance");
+    }
+
     proptest! {
         #[test]
         fn any_bytes_are_a_hello_of_ours_or_refused(bytes in prop::array::uniform32(any::<u8>())) {
             let mut hello = *Initiator::new(key(b"0123456789abcdef"), identity()).unwrap().hello();
-            hello[8..40].copy_from_slice(&bytes);
+            hello[16..48].copy_from_slice(&bytes);
             if let Some(identity) = Identity::decode(&hello) {
                 let nonce = hello[48..].try_into().unwrap();
                 prop_assert_eq!(identity.encode(nonce), hello);

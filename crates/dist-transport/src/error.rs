@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use crate::{Abort, Fingerprint};
+use crate::{Abort, Fingerprint, Version};
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -136,6 +136,19 @@ pub enum Error {
         activity: Activity,
         /// The other side's address.
         address: String,
+    },
+    /// The other side of a new connection runs another version of this library. All processes of a job, `distctl run` too,
+    /// have to have one, but for its last number.
+    #[error("{activity}: {address} runs dist {theirs}, this process {ours}: build both with one version")]
+    Version {
+        /// What was being done.
+        activity: Activity,
+        /// The other side's address.
+        address: String,
+        /// This process's version.
+        ours: Version,
+        /// The other's.
+        theirs: Version,
     },
     /// Two processes claim the same rank.
     #[error("another process has already joined as rank {rank}")]

@@ -29,6 +29,7 @@ pub mod sim;
 #[cfg(feature = "tcp")]
 pub mod tcp;
 mod transport;
+mod version;
 
 pub use abort::{Abort, Cause};
 pub use channel::ChannelId;
@@ -41,3 +42,4 @@ pub use owned::{Allocation, Lent, Owned};
 pub use rank::Rank;
 pub use runtime::{Deadline, Due, Runtime};
 pub use transport::{Combine, Incoming, Outgoing, Progress, Sink, Traffic, Transport};
+pub use version::Version;

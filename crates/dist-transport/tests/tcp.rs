@@ -2,13 +2,15 @@
 #![cfg(feature = "tcp")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
 use dist_transport::tcp::{Config, Coordinator, Medium, Secret, TcpTransport};
-use dist_transport::{Activity, Cause, Error, Fingerprint, Incoming, Outgoing, Runtime, Sink, Transport};
+use dist_transport::{
+    Activity, Cause, Error, Fingerprint, Incoming, Outgoing, Runtime, Sink, Transport, Version, auth,
+};
 
 /// A job whose ranks are threads: the test's own coordinator stands in for the launcher's.
 struct Job {
@@ -165,6 +167,39 @@ fn a_wrong_secret_is_refused_and_the_others_learn_who_is_missing() {
     assert!(matches!(&refused, Error::Refused { address: whose, .. } if *whose == address), "{refused}");
     let missing = waiting.join().unwrap();
     assert!(matches!(&missing, Error::Missing { missing, .. } if missing == &[1]), "{missing}");
+}
+
+#[test]
+fn a_process_of_another_version_is_told_so() {
+    // The other one's version follows eight bytes that all versions begin with.
+    let of_the_next = |hello: &[u8]| {
+        let mut bytes = hello.to_vec();
+        bytes[12..16].copy_from_slice(&(Version::OURS.minor + 1).to_le_bytes());
+        bytes
+    };
+    let newer = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = newer.local_addr().unwrap().to_string();
+    let config = Config::new(1, 2, &address).unwrap().with_timeout(LONG);
+    let rank = Runtime::system().spawn("rank", move || TcpTransport::join(&config).unwrap_err()).unwrap();
+    let (mut stream, _) = newer.accept().unwrap();
+    let mut hello = [0; auth::HELLO_BYTES];
+    stream.read_exact(&mut hello).unwrap();
+    let refusal = [&of_the_next(&hello[..16])[..], &[0; auth::CHALLENGE_BYTES - 16]].concat();
+    stream.write_all(&refusal).unwrap();
+    let expected = Version { minor: Version::OURS.minor + 1, ..Version::OURS };
+    let error = rank.join().unwrap();
+    assert!(
+        matches!(&error, Error::Version { address: whose, theirs, .. } if *whose == address && *theirs == expected),
+        "{error}"
+    );
+
+    let job = Job::new(2);
+    let mut stream = TcpStream::connect(job.coordinator.address()).unwrap();
+    stream.write_all(&of_the_next(&hello)).unwrap();
+    let mut answer = [0; auth::CHALLENGE_BYTES];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(auth::refused_by(&answer), Some(Version::OURS));
+    assert_eq!(stream.read(&mut answer).unwrap(), 0, "nobody is let in");
 }
 
 #[test]

@@ -10,9 +10,9 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags};
 use socket2::Socket;
 
-use crate::auth::{HELLO_BYTES, Identity, Key, PROOF_BYTES, Purpose, Responder};
+use crate::auth::{self, HELLO_BYTES, Identity, Key, PROOF_BYTES, Purpose, Responder};
 use crate::tcp::socket;
-use crate::{Deadline, Runtime, shm};
+use crate::{Deadline, Runtime, Version, shm};
 
 const HALF_OPEN_MAX: usize = 64;
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(2);
@@ -214,6 +214,11 @@ impl Gate {
                     _ => return Progress::Done(claim, None),
                 }
                 continue;
+            }
+            if let Some(theirs) = auth::greeted_by(&knock.hello).filter(|&theirs| theirs != Version::OURS) {
+                tracing::warn!(%theirs, ours = %Version::OURS, "a process of another version knocks");
+                let _ = knock.stream.write_all(&auth::refusal());
+                return Progress::Refused;
             }
             match Responder::new(self.key.clone(), &knock.hello) {
                 Ok(Some(responder))

@@ -21,7 +21,7 @@ use crate::tcp::link::Link;
 use crate::tcp::service::{Service, listener_address};
 use crate::tcp::session::{Arrivals, Bell, Membership, Session, Verdict, Watch, timeout};
 use crate::tcp::{host, socket};
-use crate::{Activity, ChannelId, Deadline, Error, Result, Runtime};
+use crate::{Activity, ChannelId, Deadline, Error, Result, Runtime, Version};
 
 /// How long to wait before another try when the coordinator is not there yet, or the other side hangs up.
 const RETRY: Duration = Duration::from_millis(20);
@@ -137,6 +137,9 @@ fn greet(
     let heard = write_all(&stream, initiator.hello())
         .and_then(|()| read_exact(&stream, &mut challenge, watch))
         .map(|()| initiator.answer(&challenge));
+    if let Some(theirs) = auth::refused_by(&challenge) {
+        return Err(Error::Version { activity, address, ours: Version::OURS, theirs });
+    }
     let admitted = match heard {
         Ok(None) => return Err(Error::Refused { activity, address }),
         Ok(Some(proof)) => {
