@@ -22,7 +22,7 @@ pub enum Ownership {
 /// use dist_algos::direct::{Crossovers, Form, Ownership, Task};
 ///
 /// let crossovers: Crossovers = "staged=64K,write_to_all=1M".parse()?;
-/// let form = |bytes| Form::suggest(Task::AllReduce, 2, bytes, Ownership::Borrowed, crossovers).0;
+/// let form = |bytes| Form::suggest(Task::AllReduce, 2, bytes, Ownership::Borrowed, crossovers);
 /// assert_eq!([form((64 << 10) - 1), form(64 << 10)], [Form::OneShot, Form::Staged]);
 /// # Ok::<_, dist_algos::direct::CrossoversError>(())
 /// ```
@@ -42,7 +42,7 @@ const BLOCK_BYTES: usize = 256 << 10;
 const BLOCK_BYTES_MIN: usize = 64 << 10;
 
 impl Form {
-    /// The fastest form for a buffer of so many bytes, and how many bytes of it a slot should take.
+    /// The fastest form for a buffer of so many bytes.
     ///
     /// Calls of the system that copy from one process to another are slower than slots at every size.
     pub fn suggest(
@@ -51,24 +51,32 @@ impl Form {
         bytes: usize,
         ownership: Ownership,
         crossovers: Crossovers,
-    ) -> (Self, usize) {
+    ) -> Self {
         let Crossovers { staged, write_to_all } = crossovers;
         match (task, ownership) {
             (Task::AllReduce, Ownership::Allocated)
                 if bytes >= write_to_all.unwrap_or_else(|| write_to_all_from(world_size)) =>
             {
-                (Self::WriteToAll, 0)
+                Self::WriteToAll
             }
             (Task::AllReduce | Task::Reduce { .. }, _)
                 if bytes >= staged.unwrap_or_else(|| staged_from(task, world_size)) =>
             {
-                (Self::Staged, BLOCK_BYTES)
+                Self::Staged
             }
+            _ => Self::OneShot,
+        }
+    }
+
+    /// How many bytes of a buffer of so many a slot should take: the same on all ranks that use the form, whether it was
+    /// suggested to them or asked for.
+    pub fn block_bytes(self, task: Task, bytes: usize) -> usize {
+        match (self, task) {
             // Who reads begins with the first block while others write the second, and no slot is written twice.
-            (Task::Broadcast { .. } | Task::Reduce { .. }, _) => {
-                (Self::OneShot, bytes.div_ceil(SLOTS).clamp(BLOCK_BYTES_MIN, BLOCK_BYTES))
+            (Self::OneShot, Task::Broadcast { .. } | Task::Reduce { .. }) => {
+                bytes.div_ceil(SLOTS).clamp(BLOCK_BYTES_MIN, BLOCK_BYTES)
             }
-            _ => (Self::OneShot, BLOCK_BYTES),
+            _ => BLOCK_BYTES,
         }
     }
 }
@@ -151,8 +159,7 @@ mod tests {
     #[case(Task::AllReduce, 4, 32 << 10)]
     #[case(Task::Reduce { root: 0 }, 4, 4 << 20)]
     fn large_buffers_are_staged(#[case] task: Task, #[case] world_size: usize, #[case] from: usize) {
-        let form =
-            |bytes| Form::suggest(task, world_size, bytes, Ownership::Borrowed, Crossovers::default()).0;
+        let form = |bytes| Form::suggest(task, world_size, bytes, Ownership::Borrowed, Crossovers::default());
         assert_eq!([from - 1, from].map(form), [Form::OneShot, Form::Staged]);
     }
 
@@ -162,7 +169,7 @@ mod tests {
     fn large_allocated_buffers_are_written_to_all(#[case] world_size: usize, #[case] from: usize) {
         let suggest = |bytes| {
             let crossovers = Crossovers::default();
-            Form::suggest(Task::AllReduce, world_size, bytes, Ownership::Allocated, crossovers).0
+            Form::suggest(Task::AllReduce, world_size, bytes, Ownership::Allocated, crossovers)
         };
         assert_eq!([from - 1, from].map(suggest), [Form::OneShot, Form::WriteToAll]);
     }
@@ -180,7 +187,7 @@ mod tests {
         #[case] ownership: Ownership,
         #[case] expected: [Form; 3],
     ) {
-        let form = |bytes| Form::suggest(Task::AllReduce, 2, bytes, ownership, crossovers).0;
+        let form = |bytes| Form::suggest(Task::AllReduce, 2, bytes, ownership, crossovers);
         assert_eq!([8191, 8192, 8193].map(form), expected);
     }
 }

@@ -32,14 +32,15 @@ pub(super) fn predict(operation: Operation, ranks: usize, bytes: usize, pace: &P
     let prediction = |algorithm: Direct| {
         let (task, whole) = (task(operation)?, whole(operation, ranks, bytes)?);
         let crossovers = Crossovers::default();
-        let (chosen, block_bytes) = Form::suggest(task, ranks, whole, Ownership::Borrowed, crossovers);
+        let chosen = Form::suggest(task, ranks, whole, Ownership::Borrowed, crossovers);
         let size = if whole.is_multiple_of(4) { 4 } else { 1 };
         let cut = Partition::new(whole / size, size, task.parts(algorithm.form(), ranks))?;
         let shared = Shared::on_host(Reach::Write);
-        let way = (task, algorithm.form());
-        let plan = Plan::new(way, ranks, cut.chunk_bytes_max(), block_bytes, shared)?;
+        let form = algorithm.form();
+        let block_bytes = form.block_bytes(task, whole);
+        let plan = Plan::new((task, form), ranks, cut.chunk_bytes_max(), block_bytes, shared)?;
         let seconds = plan.duration(cut, Some(cut), pace).as_secs_f64();
-        Some(Prediction { algorithm, chosen: algorithm.form() == chosen, seconds })
+        Some(Prediction { algorithm, chosen: form == chosen, seconds })
     };
     forms.filter_map(prediction).collect()
 }

@@ -229,14 +229,13 @@ impl Engine {
     ) -> Result<Option<Plan>> {
         let Some(shared) = self.sharing(manner)? else { return Ok(None) };
         let world_size = self.world_size();
-        let (form, block_bytes) = match forced {
-            Some(direct) => (direct.form(), BLOCK_BYTES),
-            None => {
-                let crossovers = manner.settings.crossovers;
-                Form::suggest(job.task, world_size, job.bytes, job.ownership, crossovers)
-            }
+        let suggest = || {
+            let crossovers = manner.settings.crossovers;
+            Form::suggest(job.task, world_size, job.bytes, job.ownership, crossovers)
         };
+        let form = forced.map_or_else(suggest, Direct::form);
         let part_bytes_max = part_bytes_max(job.task.parts(form, world_size));
+        let block_bytes = form.block_bytes(job.task, job.bytes);
         let plan = Plan::new((job.task, form), world_size, part_bytes_max, block_bytes, shared);
         let Some(plan) = plan else {
             let unsupported = |direct: Direct| Error::Unsupported { algorithm: direct.into(), world_size };
@@ -269,7 +268,7 @@ impl Engine {
     ) -> Option<Direct> {
         let Sharing::Memory(_) = self.sharing else { return None };
         let task = Task::all(0).into_iter().find(|task| task.name() == operation.name())?;
-        let (form, _) = Form::suggest(task, self.world_size(), bytes, ownership, crossovers);
+        let form = Form::suggest(task, self.world_size(), bytes, ownership, crossovers);
         self.levels.is_none().then_some(Direct::new(operation, form))
     }
 
@@ -456,8 +455,6 @@ impl<'a, T> From<&'a mut Buffer<T>> for Held<'a, T> {
 const WAYS_MAX: usize = 64;
 /// Steps of one of them that are kept: where there are more, nobody notices what they take to make.
 const STEPS_MAX: usize = 64;
-/// What a slot takes if the form was asked for.
-const BLOCK_BYTES: usize = 256 << 10;
 /// Bytes of other ranks' memory that a sum is made of at a time, where the system copies them: few calls, but what was
 /// copied stays in the second cache.
 const ATTACHED_PIECE_BYTES: usize = 128 << 10;

@@ -224,3 +224,20 @@ fn ranks_that_ask_for_different_forms_are_told_so() {
         assert!(errors.iter().all(|error| error.contains("direct/")), "{errors:?}");
     }
 }
+
+/// What fits one block if it is asked for goes in several where the choice is the library's: but then on all ranks.
+#[test]
+fn a_rank_that_asks_for_the_form_that_the_others_choose_is_in_their_call() {
+    let len = (256 << 10) / size_of::<f32>();
+    for &network in Network::SHARING {
+        let received = worlds::run(network, 3, move |mut comm| {
+            let mut buffer = vec![comm.rank() as f32; len];
+            let way =
+                ways(Operation::Broadcast).find(|way| way.is_some_and(|way| way.name() == "direct/one_shot"));
+            let asked = if comm.rank() == 0 { way.flatten() } else { None };
+            assert!(does(&mut comm, asked, |comm| comm.broadcast(&mut buffer, 2)));
+            buffer
+        });
+        assert_eq!(received, vec![vec![2.0; len]; 3], "over {network:?}");
+    }
+}
