@@ -15,7 +15,7 @@ pub(super) struct Plan {
     pub(super) ranks: Vec<usize>,
     pub(super) transports: Vec<String>,
     pub(super) bytes: Vec<usize>,
-    pub(super) rounds: u32,
+    pub(super) rounds: usize,
     pub(super) touch: bool,
     pub(super) hogs: usize,
     pub(super) only: Vec<String>,
