@@ -32,7 +32,7 @@ impl TcpTransport {
         let calls = std::mem::replace(&mut self.calls, Calls::NONE);
         let together = self.agree(deadline);
         self.calls = calls;
-        together
+        Ok(together?.map(|together| together.after(calls)))
     }
 
     fn agree(&mut self, deadline: Deadline) -> Result<Option<Together>> {
@@ -46,7 +46,6 @@ impl TcpTransport {
         };
         let mut together =
             Together::new(memory, &self.membership, self.channel, self.rank, self.members.clone());
-        together.begin(&self.calls);
         let reach = together.probe(reach, deadline)?;
         tracing::info!(
             channel = self.channel.get(),

@@ -225,6 +225,10 @@ impl Transport for TcpTransport {
 
     fn begin(&mut self, call: Fingerprint) {
         self.calls.begin(call);
+        #[cfg(all(feature = "shm", target_os = "linux"))]
+        if let Some(Some(together)) = &mut self.together {
+            together.begin(call);
+        }
     }
 
     fn exchange(
@@ -357,10 +361,7 @@ impl Transport for TcpTransport {
             self.agree_once(due)?;
         }
         match &mut self.together {
-            Some(Some(together)) => {
-                together.begin(&self.calls);
-                Ok(Some(&mut **together))
-            }
+            Some(Some(together)) => Ok(Some(&mut **together)),
             _ => Ok(None),
         }
     }

@@ -133,10 +133,16 @@ impl Together {
         }
     }
 
+    /// The same, after these calls of the transport.
+    pub(super) fn after(mut self, calls: Calls) -> Self {
+        self.calls = calls;
+        self
+    }
+
     /// Says which call the next one to be entered is.
     #[inline]
-    pub(super) fn begin(&mut self, calls: &Calls) {
-        self.calls = *calls;
+    pub(super) fn begin(&mut self, call: Fingerprint) {
+        self.calls.begin(call);
     }
 
     pub(super) const fn traffic(&self) -> Traffic {
