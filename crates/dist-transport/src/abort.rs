@@ -1,10 +1,11 @@
 //! Why a job ended early: one record, the same on every rank.
 
+use std::fmt;
+
 use crate::Fingerprint;
 
 /// The first thing that went wrong in a job. The first writer wins, and every rank is told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("rank {rank} {cause} (reported by rank {reporter})")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abort {
     /// What happened.
     pub cause: Cause,
@@ -14,6 +15,22 @@ pub struct Abort {
     pub reporter: usize,
     /// The call that the reporter was in.
     pub call: Fingerprint,
+}
+
+impl std::error::Error for Abort {}
+
+impl fmt::Display for Abort {
+    /// Of two ranks whose calls differ nobody knows which is wrong.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { cause, rank, reporter, .. } = self;
+        match cause {
+            Cause::Mismatch { .. } => {
+                let (lower, upper) = (rank.min(reporter), rank.max(reporter));
+                write!(f, "ranks {lower} and {upper} are in different calls")
+            }
+            _ => write!(f, "rank {rank} {cause} (reported by rank {reporter})"),
+        }
+    }
 }
 
 /// What happened to the rank that an [`Abort`] names.
@@ -32,8 +49,8 @@ pub enum Cause {
     /// A peer waited for it until the deadline.
     #[error("was waited for until the deadline")]
     TimedOut,
-    /// It made another call than its peer.
-    #[error("made another call than its peer")]
+    /// It was in another call than the reporter: one of the two has made a call that the other has not.
+    #[error("was in another call than a peer")]
     Mismatch {
         /// The call that the named rank was in; [`Abort::call`] is the reporter's.
         theirs: Fingerprint,
@@ -44,7 +61,10 @@ pub enum Cause {
     /// Its program panicked or gave up, and said so.
     #[error("gave up")]
     GaveUp,
-    /// The process that hosts the coordinator went away.
+    /// Its process, which hosts the coordinator, went away.
     #[error("hosted the coordinator, which went away")]
     CoordinatorLost,
+    /// Its launcher, which hosts the coordinator, went away or stopped responding.
+    #[error("lost its launcher, which hosts the coordinator")]
+    LauncherLost,
 }

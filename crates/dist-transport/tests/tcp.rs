@@ -217,6 +217,20 @@ fn a_second_process_of_the_same_rank_is_told_so() {
 }
 
 #[test]
+fn a_rank_that_came_and_gave_up_is_not_said_to_be_missing() {
+    let job = Job::new(3);
+    let join = |rank: usize, patience| {
+        let config = job.configs[rank].clone().with_timeout(Duration::from_millis(patience));
+        Runtime::system().spawn("rank", move || TcpTransport::join(&config).unwrap_err()).unwrap()
+    };
+    for error in [join(0, 300), join(1, 1000)].map(|rank| rank.join().unwrap()) {
+        assert!(matches!(&error, Error::Missing { missing, .. } if missing == &[2]), "{error}");
+    }
+    let again: Vec<_> = job.run(|mut transport| pass_round(&mut transport, 7, LONG).unwrap());
+    assert_eq!(again, [7; 3], "who gave up may come again");
+}
+
+#[test]
 fn another_world_size_is_an_error_with_both_numbers() {
     let job = Job::new(2);
     let config = Config::new(2, 3, &job.coordinator.address().to_string()).unwrap();
@@ -247,6 +261,28 @@ fn a_coordinator_that_never_comes_is_an_error_in_time() {
     let config = Config::new(1, 2, &free).unwrap().with_timeout(Duration::from_millis(100));
     let error = TcpTransport::join(&config).unwrap_err();
     assert!(matches!(&error, Error::Address { action: "connect to", .. }), "{error}");
+}
+
+#[test]
+fn nobody_blames_a_rank_when_the_launcher_goes_away() {
+    let Job { coordinator, configs } = Job::new(2);
+    let (joined, coming) = std::sync::mpsc::channel();
+    let join = |config: Config| {
+        let joined = joined.clone();
+        let work = move || {
+            let mut transport = TcpTransport::join(&config).unwrap();
+            joined.send(()).unwrap();
+            pass_until_error(&mut transport);
+            (transport.rank().index(), transport.aborted().unwrap())
+        };
+        Runtime::system().spawn("rank", work).unwrap()
+    };
+    let ranks: Vec<_> = configs.into_iter().map(join).collect();
+    coming.iter().take(ranks.len()).for_each(drop);
+    drop(coordinator);
+    for (rank, abort) in ranks.into_iter().map(|rank| rank.join().unwrap()) {
+        assert_eq!((abort.cause, abort.rank), (Cause::LauncherLost, rank), "{abort}");
+    }
 }
 
 #[test]

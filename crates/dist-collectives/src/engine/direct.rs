@@ -201,20 +201,26 @@ impl Engine {
         Ok(Some(way.plan.parts()))
     }
 
-    fn keep<A: OneOf>(&mut self, job: &Job, how: How, plan: Plan) {
-        let call = Call {
+    /// The next call, as long as it is not known how it is done.
+    fn call_of(&self, operation: Operation, job: &Job, order: ReductionOrder) -> Call {
+        Call {
             epoch: 0,
             channel: self.transport.channel().get(),
             sequence: self.sequence,
-            operation: A::SERVES,
+            operation,
             dtype: job.dtype,
             count: job.count as u64,
             sizes: job.sizes,
             op: job.op,
             root: job.task.root().map(|root| self.code(root)),
-            algorithm: Some(Direct::new(A::SERVES, plan.form()).into()),
-            order: job.op.map(|_| how.order),
-        };
+            algorithm: None,
+            order: job.op.map(|_| order),
+        }
+    }
+
+    fn keep<A: OneOf>(&mut self, job: &Job, how: How, plan: Plan) {
+        let algorithm = Some(Direct::new(A::SERVES, plan.form()).into());
+        let call = Call { algorithm, ..self.call_of(A::SERVES, job, how.order) };
         let way = Way { job: *job, how, plan, steps: Vec::new(), next: call.encode(), call };
         self.known.keep(way, plan.schedule(self.rank()));
     }
@@ -227,7 +233,7 @@ impl Engine {
         part_bytes_max: impl Fn(usize) -> usize,
         manner: &Manner<'_>,
     ) -> Result<Option<Plan>> {
-        let Some(shared) = self.sharing(manner)? else { return Ok(None) };
+        let Some(shared) = self.sharing(A::SERVES, job, manner)? else { return Ok(None) };
         let world_size = self.world_size();
         let suggest = || {
             let crossovers = manner.settings.crossovers;
@@ -272,13 +278,10 @@ impl Engine {
         self.levels.is_none().then_some(Direct::new(operation, form))
     }
 
-    fn sharing(&mut self, manner: &Manner<'_>) -> Result<Option<Shared>> {
+    /// What ranks share, which they find out in the first operation of a group that wants to know.
+    fn sharing(&mut self, operation: Operation, job: &Job, manner: &Manner<'_>) -> Result<Option<Shared>> {
         if let Sharing::Unknown = self.sharing {
-            let call = Call {
-                algorithm: None,
-                dtype: None,
-                ..self.collective::<u8>(dist_algos::Barrier::Ring, 0, manner)
-            };
+            let call = self.call_of(operation, job, manner.settings.order);
             let direct = self.transport.direct(&manner.due).map_err(|source| Error::in_call(call, source))?;
             self.sharing = direct.map_or(Sharing::Nothing, |direct| Sharing::Memory(direct.shared()));
         }

@@ -167,6 +167,7 @@ fn encode_cause(cause: Cause) -> (u32, Fingerprint) {
         Cause::Protocol => 5,
         Cause::GaveUp => 6,
         Cause::CoordinatorLost => 7,
+        Cause::LauncherLost => 8,
     };
     (kind, Fingerprint::NONE)
 }
@@ -181,6 +182,7 @@ fn decode_cause(kind: u32, theirs: Fingerprint) -> Option<Cause> {
         5 => Cause::Protocol,
         6 => Cause::GaveUp,
         7 => Cause::CoordinatorLost,
+        8 => Cause::LauncherLost,
         _ => return None,
     })
 }

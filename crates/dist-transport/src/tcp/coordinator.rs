@@ -133,12 +133,15 @@ struct Meeting {
 enum Place {
     Empty,
     Taken(Box<Member>),
+    /// It was told before the start that not all have come, and went. It may come again, but is none of those who did not.
+    GaveUp,
     Left,
 }
 
 struct Member {
     line: Line,
     home: Home,
+    /// None once it was told that all have come, or that not all have.
     answer_by: Option<Deadline>,
     last_seen: Duration,
     /// The channel on which it was waiting when it last said so, and its last calls there.
@@ -227,7 +230,7 @@ impl Meeting {
             let _ = line.push(Frame::WorldSize { expected });
             return;
         };
-        if !matches!(place, Place::Empty) {
+        if matches!(place, Place::Taken(_) | Place::Left) {
             let _ = line.push(Frame::Duplicate);
             return;
         }
@@ -321,9 +324,10 @@ impl Meeting {
         if self.started {
             self.places[rank] = Place::Left;
             self.abort(Abort { cause, rank, reporter: rank, call: Fingerprint::NONE });
-        } else {
-            self.places[rank] = Place::Empty;
+            return;
         }
+        let answered = matches!(&self.places[rank], Place::Taken(member) if member.answer_by.is_none());
+        self.places[rank] = if answered { Place::GaveUp } else { Place::Empty };
     }
 
     fn abort(&mut self, abort: Abort) {

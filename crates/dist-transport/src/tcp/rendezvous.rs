@@ -41,6 +41,7 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
             key: key.clone(),
             epoch: config.epoch,
             homes,
+            coordinator: config.host,
             medium: config.medium,
             reach: config.reach,
             heap: Arc::default(),

@@ -11,6 +11,7 @@ use socket2::Socket;
 
 use crate::auth::Purpose;
 use crate::shm::{self, Memory};
+use crate::tcp::config::Host;
 use crate::tcp::control::{Frame, Line};
 use crate::tcp::gate::{Admitted, Door, Gate};
 use crate::tcp::link::Link;
@@ -198,7 +199,11 @@ impl Service {
         self.connected = false;
         if !self.session.closing.load(Ordering::Acquire) {
             let reporter = self.session.rank.index();
-            let abort = Abort { cause: Cause::CoordinatorLost, rank: 0, reporter, call: Fingerprint::NONE };
+            let (cause, rank) = match self.session.coordinator {
+                Host::RankZero => (Cause::CoordinatorLost, 0),
+                Host::Launcher => (Cause::LauncherLost, reporter),
+            };
+            let abort = Abort { cause, rank, reporter, call: Fingerprint::NONE };
             self.session.report(abort);
         }
     }

@@ -16,7 +16,7 @@ use crate::bookkeeping::Calls;
 use crate::runtime::{Task, Unparker};
 use crate::shm::Heap;
 use crate::tcp::channels::{Channels, Origin};
-use crate::tcp::config::Medium;
+use crate::tcp::config::{Host, Medium};
 use crate::tcp::control::{Cores, Frame, Home};
 use crate::tcp::coordinator::Coordinator;
 use crate::tcp::link::Link;
@@ -42,6 +42,7 @@ pub(super) struct Session {
     pub(super) epoch: u32,
     /// Where each rank runs.
     pub(super) homes: Vec<Home>,
+    pub(super) coordinator: Host,
     /// What messages may go through.
     pub(super) medium: Medium,
     /// Ranks of this host that memory turned out not to be shared with.
