@@ -164,6 +164,16 @@ pub enum Error {
         /// What the coordinator was told.
         theirs: usize,
     },
+    /// A rank has come to the rendezvous that expects a world of another size: this process would wait in vain.
+    #[error("rank {rank} expects a world of {theirs}, this process one of {ours}")]
+    OtherWorldSize {
+        /// The rank that has come.
+        rank: usize,
+        /// What this process was told.
+        ours: usize,
+        /// What the rank was told.
+        theirs: usize,
+    },
     /// Listening where strangers can connect needs a secret.
     #[error("listening on {address}, beyond loopback, needs a secret: set DIST_SECRET_FILE on every rank")]
     SecretNeeded {
@@ -245,6 +255,7 @@ impl Error {
             | Self::NotShared { peer }
             | Self::Closed { peer, .. }
             | Self::Io { peer, .. } => Some(*peer),
+            Self::OtherWorldSize { rank, .. } => Some(*rank),
             Self::Aborted(abort) => Some(abort.rank),
             _ => None,
         }

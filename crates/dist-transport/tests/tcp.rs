@@ -232,10 +232,25 @@ fn a_rank_that_came_and_gave_up_is_not_said_to_be_missing() {
 
 #[test]
 fn another_world_size_is_an_error_with_both_numbers() {
-    let job = Job::new(2);
-    let config = Config::new(2, 3, &job.coordinator.address().to_string()).unwrap();
-    let error = TcpTransport::join(&config.with_job("test").with_external_coordinator()).unwrap_err();
-    assert!(matches!(error, Error::WorldSize { ours: 3, theirs: 2 }), "{error}");
+    let job = Job::new(3);
+    let (sender, receiver) = std::sync::mpsc::channel();
+    for config in job.configs[..2].iter().cloned() {
+        let sender = sender.clone();
+        let join = move || sender.send(TcpTransport::join(&config).unwrap_err()).unwrap();
+        drop(Runtime::system().spawn("rank", join).unwrap());
+    }
+    // Those who have not come by then are told when it comes again.
+    let mut errors = Vec::new();
+    while errors.len() < 2 {
+        errors.extend(receiver.try_iter());
+        let config = Config::new(2, 4, &job.coordinator.address().to_string()).unwrap();
+        let error = TcpTransport::join(&config.with_job("test").with_external_coordinator()).unwrap_err();
+        assert!(matches!(error, Error::WorldSize { ours: 4, theirs: 3 }), "{error}");
+    }
+    for error in errors {
+        assert!(matches!(error, Error::OtherWorldSize { rank: 2, ours: 3, theirs: 4 }), "{error}");
+        assert_eq!(error.peer(), Some(2));
+    }
 }
 
 #[test]

@@ -26,6 +26,8 @@ pub(super) enum Frame {
     Duplicate,
     /// The job has another size.
     WorldSize { expected: u32 },
+    /// A rank has come that says so.
+    OtherWorldSize { rank: u32, size: u32 },
     /// A sign of life.
     Beat,
     /// Something went wrong.
@@ -94,6 +96,9 @@ impl Frame {
             Self::WorldSize { expected } => {
                 frame.number(5_u32).number(expected);
             }
+            Self::OtherWorldSize { rank, size } => {
+                frame.number(13_u32).number(rank).number(size);
+            }
             Self::Beat => {
                 frame.number(6_u32);
             }
@@ -152,6 +157,7 @@ impl Frame {
             10 => Self::Left { rank: frame.number() },
             11 => Self::Ask { rank: frame.number(), origin: frame.origin()? },
             12 => Self::LeftChannel { rank: frame.number(), channel: frame.channel() },
+            13 => Self::OtherWorldSize { rank: frame.number(), size: frame.number() },
             _ => return None,
         })
     }
@@ -377,6 +383,7 @@ mod tests {
             Frame::NotAll,
             Frame::Duplicate,
             Frame::WorldSize { expected: 8 },
+            Frame::OtherWorldSize { rank: 3, size: 4 },
             Frame::Beat,
             Frame::Abort(abort),
             Frame::Abort(Abort { cause: Cause::Silent, ..abort }),
@@ -397,7 +404,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_frame_or_refused(bytes in prop::collection::vec(any::<u8>(), FRAME_BYTES), kind in 0_u8..14) {
+        fn any_bytes_are_a_frame_or_refused(bytes in prop::collection::vec(any::<u8>(), FRAME_BYTES), kind in 0_u8..15) {
             let mut bytes: [u8; FRAME_BYTES] = bytes.try_into().unwrap();
             bytes[..4].copy_from_slice(&[kind, 0, 0, 0]);
             if let Some(frame) = Frame::decode(&bytes) {

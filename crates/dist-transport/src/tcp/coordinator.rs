@@ -228,6 +228,9 @@ impl Meeting {
         // Whoever cannot join is told why; if the line breaks meanwhile there is nobody left to tell.
         let Some(place) = place else {
             let _ = line.push(Frame::WorldSize { expected });
+            if !self.started {
+                self.part(rank, size);
+            }
             return;
         };
         if matches!(place, Place::Taken(_) | Place::Left) {
@@ -245,6 +248,14 @@ impl Meeting {
         tracing::debug!(rank, address = %home.address, "joined");
         if self.members().count() == self.places.len() {
             self.start();
+        }
+    }
+
+    /// Tells those who have come that they wait in vain: a rank of the job takes it for another.
+    fn part(&mut self, rank: u32, size: u32) {
+        for member in self.members_mut() {
+            member.answer_by = None;
+            let _ = member.line.push(Frame::OtherWorldSize { rank, size });
         }
     }
 

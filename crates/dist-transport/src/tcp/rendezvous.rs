@@ -322,6 +322,10 @@ fn introduce(
                 let ours = config.rank.world_size();
                 return Err(Error::WorldSize { ours, theirs: expected as usize });
             }
+            Some(Frame::OtherWorldSize { rank, size }) => {
+                let ours = config.rank.world_size();
+                return Err(Error::OtherWorldSize { rank: rank as usize, ours, theirs: size as usize });
+            }
             Some(Frame::Abort(abort)) => return Err(Error::Aborted(abort)),
             Some(_) => return Err(gone(io::ErrorKind::InvalidData.into())),
             None => watch.ready(&line.stream, PollFlags::IN).map_err(|e| match e.kind() {
