@@ -220,6 +220,30 @@ fn signals_are_passed_on(#[case] sent: Signal, #[case] name: &str, #[case] code:
     pids.iter().for_each(|pid| wait_until_gone(pid));
 }
 
+/// Waits until a process stands still, or no longer does.
+#[cfg(target_os = "linux")]
+fn wait_until_stopped(pid: &str, stopped: bool) {
+    let state = || {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        status.rsplit_once(") ").unwrap().1.starts_with('T')
+    };
+    while state() != stopped {}
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn ranks_stop_and_go_on_with_the_launcher() {
+    let (child, mut processes) = running(&["-n", "2"], "echo $$; exec sleep 1000");
+    processes.push(child.id().to_string());
+    for (sent, stopped) in [(Signal::TSTP, true), (Signal::CONT, false), (Signal::TSTP, true)] {
+        signal(&child, sent);
+        processes.iter().for_each(|pid| wait_until_stopped(pid, stopped));
+    }
+    signal(&child, Signal::CONT);
+    signal(&child, Signal::TERM);
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(143));
+}
+
 #[test]
 fn a_rank_that_will_not_end_is_killed() {
     let (child, pids) =

@@ -10,7 +10,7 @@ use dist_transport::runtime::{Mailbox, Receiver, Task, Unavailable};
 use dist_transport::tcp::Coordinator;
 use dist_transport::{Cause, Deadline, Runtime};
 use rustix::process::Signal;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
 use signal_hook::iterator::Signals;
 
 use super::child::{self, Running};
@@ -186,7 +186,7 @@ fn reader(
 }
 
 fn watch_signals(runtime: &Runtime, events: &Mailbox<Event>) -> Result<(), Error> {
-    let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM]).map_err(Error::Signals)?;
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP]).map_err(Error::Signals)?;
     let events = events.clone();
     let watch = move || signals.forever().for_each(|signal| events.send(Event::Signalled(signal)));
     runtime.spawn("signals", watch).map(drop).map_err(Error::Thread)
@@ -343,10 +343,24 @@ impl Watch {
 
     /// Passes a signal on to every rank.
     fn forward(&mut self, signal: i32) {
+        if signal == SIGTSTP {
+            return self.pause();
+        }
         self.name_cause();
         self.say(&format!("{}: passed on to every rank", child::signal_name(signal)));
         if let Some(signal) = Signal::from_named_raw(signal) {
             self.end_with(signal);
+        }
+    }
+
+    /// Stops until a shell lets this process go on, and every rank with it: ranks that went on alone would take the
+    /// launcher for dead.
+    fn pause(&self) {
+        self.running().for_each(|running| running.signal(Signal::STOP));
+        let stopped = signal_hook::low_level::emulate_default_handler(SIGTSTP);
+        self.running().for_each(|running| running.signal(Signal::CONT));
+        if let Err(error) = stopped {
+            self.say(&format!("cannot stop: {error}"));
         }
     }
 
