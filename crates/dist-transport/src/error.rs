@@ -164,6 +164,16 @@ pub enum Error {
         /// What the coordinator was told.
         theirs: usize,
     },
+    /// Nobody was found at the coordinator's address.
+    #[error("rendezvous: no coordinator at {address} within {limit:?}; rank 0 or the launcher hosts it")]
+    NoCoordinator {
+        /// The address as it was given.
+        address: String,
+        /// How long it was looked for.
+        limit: Duration,
+        /// What the system said last.
+        source: io::Error,
+    },
     /// A rank has come to the rendezvous that expects a world of another size: this process would wait in vain.
     #[error("rank {rank} expects a world of {theirs}, this process one of {ours}")]
     OtherWorldSize {
@@ -241,7 +251,7 @@ pub enum Error {
 impl Error {
     /// Whether a deadline ran out.
     pub const fn is_timeout(&self) -> bool {
-        matches!(self, Self::Timeout { .. } | Self::Missing { .. })
+        matches!(self, Self::Timeout { .. } | Self::Missing { .. } | Self::NoCoordinator { .. })
     }
 
     /// The one peer that the error is about, if it is about one, by its number in the world.

@@ -109,7 +109,8 @@ fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: De
         }
         if runtime.remaining(deadline) <= RETRY {
             let source = failure.unwrap_or_else(|| io::ErrorKind::TimedOut.into());
-            return Err(address_error("connect to", &config.coordinator, source));
+            let (address, limit) = (config.coordinator.clone(), config.timeout);
+            return Err(Error::NoCoordinator { address, limit, source });
         }
         runtime.park(Some(runtime.deadline(RETRY)));
     }
