@@ -393,6 +393,11 @@ fn because(
             format!(": rank {rank} in {theirs} and rank {reporter} in {reported} do not agree{hint}")
         }
         (Some(theirs), None) => format!(": rank {rank} was in {theirs} (reported by rank {reporter})"),
+        // What it says of itself, or its end tells: its last call may be over.
+        (None, Some(reported)) if rank == reporter => {
+            format!(": rank {rank} {cause}; its last call was {reported}")
+        }
+        (None, None) if rank == reporter => format!(": rank {rank} {cause}"),
         (None, Some(reported)) => {
             format!(": rank {rank} {cause} (reported by rank {reporter} from {reported})")
         }

@@ -28,6 +28,7 @@ impl fmt::Display for Abort {
                 let (lower, upper) = (rank.min(reporter), rank.max(reporter));
                 write!(f, "ranks {lower} and {upper} are in different calls")
             }
+            _ if rank == reporter => write!(f, "rank {rank} {cause}"),
             _ => write!(f, "rank {rank} {cause} (reported by rank {reporter})"),
         }
     }
@@ -59,7 +60,7 @@ pub enum Cause {
     #[error("broke the protocol")]
     Protocol,
     /// Its program panicked or gave up, and said so.
-    #[error("gave up")]
+    #[error("panicked or gave up")]
     GaveUp,
     /// Its process, which hosts the coordinator, went away.
     #[error("hosted the coordinator, which went away")]

@@ -92,7 +92,7 @@ fn a_rank_that_gave_up_is_named_on_every_rank_at_once() {
         }
         let error = comm.barrier().unwrap_err();
         assert!(matches!(error, Error::Aborted { rank: 3, .. }), "{error:?}");
-        let expected = "barrier #0 (dissemination): the job was aborted: rank 3 gave up (reported by rank 3)";
+        let expected = "barrier #0 (dissemination): the job was aborted: rank 3 panicked or gave up";
         assert_eq!(chain(&error), expected);
         assert!(!error.is_timeout());
         // It stays so.
