@@ -12,6 +12,7 @@ mod group;
 mod heap;
 mod map;
 mod memory;
+mod pen;
 mod segment;
 mod turn;
 
@@ -22,4 +23,5 @@ pub(crate) use map::{
     Mapping, change, copy_past, processor_time, read_process, take_short_turns, write_process,
 };
 pub(crate) use memory::{ACCEPTED, End, Memory, Share, give_arena, offer, take, take_arena};
+pub(crate) use pen::{LONG_BYTES, Pen};
 pub(crate) use turn::{Turn, is_same_call};

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use super::cursor::{Consumed, Produced};
 use super::group::Core;
 use super::map::{Mapping, Pages};
+use super::pen::Pen;
 use crate::Grain;
 
 /// Bytes of a ring: as many as a core's own cache holds. What the other side has read is slow to write again as long as
@@ -83,7 +84,12 @@ impl Ends {
             Side::Taker => (1, 0),
         };
         Self {
-            outgoing: Producer { mapping: mapping.clone(), ring: Ring(first), cursor: Produced::default() },
+            outgoing: Producer {
+                mapping: mapping.clone(),
+                ring: Ring(first),
+                cursor: Produced::default(),
+                pen: Pen::default(),
+            },
             incoming: Consumer { mapping: mapping.clone(), ring: Ring(second), cursor: Consumed::default() },
             tray: Tray { mapping: mapping.clone(), state: side.tray() },
             sleep: Sleep { mapping, mine: first, theirs: second },
@@ -119,6 +125,7 @@ pub(super) struct Producer {
     mapping: Arc<Mapping>,
     ring: Ring,
     cursor: Produced,
+    pen: Pen,
 }
 
 impl Producer {
@@ -132,9 +139,10 @@ impl Producer {
     pub(super) fn write(&mut self, ahead: usize, bytes: &[u8]) {
         let [first, second] = self.cursor.places(ahead, bytes.len());
         let (one, two) = bytes.split_at(first.len());
-        self.mapping.copy_in(self.ring.offset(first.start), one);
+        let Self { mapping, ring, pen, .. } = self;
+        mapping.fill(ring.offset(first.start), one.len(), &mut |place| pen.copy(one, place));
         if !two.is_empty() {
-            self.mapping.copy_in(self.ring.offset(second.start), two);
+            mapping.fill(ring.offset(second.start), two.len(), &mut |place| pen.copy(two, place));
         }
     }
 

@@ -17,7 +17,9 @@ use self::laid_open::Located;
 use super::failure::{Scene, Trouble};
 use crate::bookkeeping::Calls;
 use crate::runtime::{Unparker, Wake};
-use crate::shm::{self, Exposure, GroupMemory, LINE_BYTES, Mapping, SHEET_BYTES, SLOT_BYTES, SLOTS, Turn};
+use crate::shm::{
+    self, Exposure, GroupMemory, LINE_BYTES, LONG_BYTES, Mapping, Pen, SHEET_BYTES, SLOT_BYTES, SLOTS, Turn,
+};
 use crate::tcp::message::Fault;
 use crate::tcp::session::{Membership, WAITING_LIMIT};
 use crate::{
@@ -55,6 +57,7 @@ pub(super) struct Together {
     /// Deadline of the last call in which memory was laid open: what is mapped on the way to it is mapped by then.
     deadline: Deadline,
     scratch: Vec<Grain>,
+    pen: Pen,
     traffic: Traffic,
 }
 
@@ -127,6 +130,7 @@ impl Together {
             compared: 1,
             deadline: session.runtime.deadline(WAITING_LIMIT),
             scratch: Vec::new(),
+            pen: Pen::default(),
             traffic: Traffic::default(),
             members,
             membership: membership.clone(),
@@ -306,7 +310,13 @@ impl Direct for Together {
 
     #[inline(always)]
     fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
-        let published = self.memory.publish(self.rank.index(), self.current.turn(), place, offset, bytes);
+        let (me, turn) = (self.rank.index(), self.current.turn());
+        let published = if bytes.len() < LONG_BYTES {
+            self.memory.publish(me, turn, place, offset, bytes)
+        } else {
+            let Self { memory, pen, .. } = self;
+            memory.fill(me, turn, place, offset..offset + bytes.len(), &mut |place| pen.copy(bytes, place))
+        };
         published.expect("bytes are published where there is room for them");
         self.traffic.bytes_sent += bytes.len() as u64;
     }

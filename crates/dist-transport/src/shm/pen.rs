@@ -1,0 +1,136 @@
+//! How a core writes what another one is to read.
+//!
+//! Lines that the other has read since they were written have to be asked back for, and the processor asks for one after
+//! the other. Where the cores have a cache between them nobody notices; where they have none, each line takes as long
+//! as a look at memory, and all together ten times as long as the copy. What is written past the caches asks for
+//! nothing: the other finds it in memory, which takes twice as long as the copy where the cores are near. Which of the
+//! two it is nobody tells, and it changes while a job runs. But a copy that waits for each line is told by its time.
+
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+use super::map::copy_past;
+
+/// From how many bytes on a copy is judged.
+pub(crate) const LONG_BYTES: usize = 32 << 10;
+/// From what time for a KiB on a copy has waited for lines: half of what that takes, and three times what it takes from
+/// memory to memory.
+const SLOW_KIB: Duration = Duration::from_nanos(200);
+/// Copies that have to be slow one after the other: one alone may have been interrupted.
+const SLOW_COPIES: u32 = 2;
+/// Of so many copies one is judged, as long as none was slow.
+const JUDGED_COPIES: u32 = 4;
+/// For how many bytes it is written past the caches then, before one copy is tried again: where the cores are near by then,
+/// that many take 2 ms longer.
+const PAST_BYTES: usize = 64 << 20;
+
+/// What one side has learnt of writing to another.
+#[derive(Debug, Default)]
+pub(crate) struct Pen {
+    copies: u32,
+    slow: u32,
+    past: usize,
+}
+
+impl Pen {
+    /// Copies bytes to where another core reads them.
+    ///
+    /// # Panics
+    /// If one is not as long as the other.
+    pub(crate) fn copy(&mut self, from: &[u8], into: &mut [u8]) {
+        if self.goes_past(from.len()) {
+            copy_past(from, into);
+        } else if from.len() >= LONG_BYTES && self.judges() {
+            let before = now();
+            crate::copy(from, into);
+            self.learn(from.len(), now().saturating_sub(before));
+        } else {
+            crate::copy(from, into);
+        }
+    }
+
+    /// Whether the next copy, of so many bytes, goes past the caches.
+    fn goes_past(&mut self, len: usize) -> bool {
+        let past = self.past > 0 && len >= LONG_BYTES;
+        if past {
+            self.past = self.past.saturating_sub(len);
+        }
+        past
+    }
+
+    fn judges(&mut self) -> bool {
+        self.copies = self.copies.wrapping_add(1);
+        self.slow > 0 || self.copies.is_multiple_of(JUDGED_COPIES)
+    }
+
+    fn learn(&mut self, len: usize, lasted: Duration) {
+        let kib = u32::try_from(len >> 10).unwrap_or(u32::MAX);
+        self.slow = if lasted >= SLOW_KIB.saturating_mul(kib) { self.slow + 1 } else { 0 };
+        if self.slow == SLOW_COPIES {
+            // After that, one is enough.
+            (self.slow, self.past) = (SLOW_COPIES - 1, PAST_BYTES);
+        }
+    }
+}
+
+fn now() -> Duration {
+    let now = clock_gettime(ClockId::Monotonic);
+    let nanoseconds = u32::try_from(now.tv_nsec).expect("a second has fewer than 2^32");
+    Duration::new(now.tv_sec.cast_unsigned(), nanoseconds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SLOW: Duration = Duration::from_micros(26);
+    const QUICK: Duration = Duration::from_micros(12);
+    const PIECE: usize = 64 << 10;
+
+    /// How many of so many copies go past the caches, if the others last so long.
+    fn past(pen: &mut Pen, copies: usize, lasted: impl Fn(usize) -> Duration) -> usize {
+        let goes_past = |&number: &usize| {
+            let past = pen.goes_past(PIECE);
+            if !past && pen.judges() {
+                pen.learn(PIECE, lasted(number));
+            }
+            past
+        };
+        (0..copies).filter(goes_past).count()
+    }
+
+    #[test]
+    fn slow_copies_go_past_the_caches_for_a_while() {
+        let mut pen = Pen::default();
+        // The fourth is the first that is judged.
+        assert_eq!(past(&mut pen, 5, |_| SLOW), 0);
+        assert_eq!(past(&mut pen, 1024, |_| SLOW), 1024);
+        assert_eq!(past(&mut pen, 1025, |_| SLOW), 1024, "one copy tells that nothing has changed");
+        assert_eq!(past(&mut pen, 100, |_| QUICK), 0);
+    }
+
+    #[test]
+    fn one_slow_copy_says_nothing() {
+        let slow_now_and_then = |number| if number % 2 == 1 { SLOW } else { QUICK };
+        assert_eq!(past(&mut Pen::default(), 10_000, slow_now_and_then), 0);
+        assert_eq!(past(&mut Pen::default(), 10_000, |_| QUICK), 0);
+    }
+
+    #[test]
+    fn few_bytes_go_through_the_caches() {
+        let mut pen = Pen { past: PAST_BYTES, ..Pen::default() };
+        assert!(!pen.goes_past(LONG_BYTES - 1) && pen.goes_past(LONG_BYTES));
+        assert_eq!(pen.past, PAST_BYTES - LONG_BYTES);
+    }
+
+    #[test]
+    fn all_is_copied_either_way() {
+        let bytes: Vec<u8> = (0..=250).cycle().take(PIECE + 7).collect();
+        for past in [0, PAST_BYTES] {
+            let mut copy = vec![0; bytes.len()];
+            Pen { past, ..Pen::default() }.copy(&bytes, &mut copy);
+            assert!(copy == bytes, "{past}");
+        }
+    }
+}
