@@ -78,6 +78,10 @@ impl KeptCosts {
 
     fn try_keep(&self, world: &World, costs: CostModel) -> io::Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
+        if !is_ours(path)? {
+            let message = "it holds something else, and stays as it is";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+        }
         let mut kept = self.read().unwrap_or_default();
         kept.insert(world.clone(), costs);
         let mut text = HEADER.to_owned();
@@ -140,6 +144,15 @@ fn parse_line(line: &str) -> Option<(World, CostModel)> {
     words.next().is_none().then_some((World { transport, ranks, hosts }, costs))
 }
 
+/// Whether there is no file yet, or one that was written here: lines may be wrong there, but nobody misses them.
+fn is_ours(path: &Path) -> io::Result<bool> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(bytes.is_empty() || bytes.starts_with(HEADER.as_bytes())),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(true),
+        Err(e) => Err(e),
+    }
+}
+
 const HEADER: &str =
     "# What messages take, as dist measured it: what moves the bytes, ranks, hosts, then the picoseconds
 # that a round, a byte and a reduced byte take.
@@ -174,12 +187,21 @@ mod tests {
         let kept = KeptCosts::at(directory.path().join("costs"));
         let world = World::new("tcp", &[0]);
         for line in ["tcp 1 1 2 3", "tcp 1 1 2 3 4 5", "tcp one 1 2 3 4", "tcp 1 1 2 3 -4"] {
-            fs::write(kept.path().unwrap(), format!("# fine\n\n{line}\n")).unwrap();
+            fs::write(kept.path().unwrap(), format!("{HEADER}\n{line}\n")).unwrap();
             let error = kept.read().unwrap_err().to_string();
-            assert!(error.starts_with("line 3 is not"), "{error}");
+            assert!(error.starts_with("line 4 is not"), "{error}");
             assert_eq!(kept.find(&world), None);
         }
         kept.keep(&world, FAST);
         assert_eq!(kept.read().unwrap().into_iter().collect::<Vec<_>>(), [(world, FAST)]);
+    }
+
+    #[test]
+    fn a_file_that_holds_something_else_stays_as_it_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let kept = KeptCosts::at(directory.path().join("thesis.tex"));
+        fs::write(kept.path().unwrap(), "years of work").unwrap();
+        kept.keep(&World::new("tcp", &[0]), FAST);
+        assert_eq!(fs::read_to_string(kept.path().unwrap()).unwrap(), "years of work");
     }
 }
