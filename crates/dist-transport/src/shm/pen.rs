@@ -14,9 +14,9 @@ use super::map::copy_past;
 
 /// From how many bytes on a copy is judged.
 pub(crate) const LONG_BYTES: usize = 32 << 10;
-/// From what time for a KiB on a copy has waited for lines: half of what that takes, and three times what it takes from
-/// memory to memory.
-const SLOW_KIB: Duration = Duration::from_nanos(200);
+/// From what time for a KiB on a copy has waited for lines: two thirds of what that takes, and several times what it takes
+/// from memory to memory.
+const SLOW_KIB: Duration = Duration::from_nanos(300);
 /// Copies that have to be slow one after the other: one alone may have been interrupted.
 const SLOW_COPIES: u32 = 2;
 /// Of so many copies one is judged, as long as none was slow.
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     const SLOW: Duration = Duration::from_micros(26);
-    const QUICK: Duration = Duration::from_micros(12);
+    const QUICK: Duration = Duration::from_micros(19);
     const PIECE: usize = 64 << 10;
 
     /// How many of so many copies go past the caches, if the others last so long.

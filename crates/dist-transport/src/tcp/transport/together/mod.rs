@@ -311,7 +311,8 @@ impl Direct for Together {
     #[inline(always)]
     fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
         let (me, turn) = (self.rank.index(), self.current.turn());
-        let published = if bytes.len() < LONG_BYTES {
+        // What several ranks of a core read is better read from caches, and a copy may be interrupted by any of them.
+        let published = if bytes.len() < LONG_BYTES || !self.keeps_step {
             self.memory.publish(me, turn, place, offset, bytes)
         } else {
             let Self { memory, pen, .. } = self;
