@@ -46,9 +46,12 @@ enum Command {
     },
 }
 
+/// What is logged unless `DIST_LOG` says otherwise. Why a job ended is told anyway.
+const WORDS: &str = "warn,dist_transport::tcp::coordinator=error";
+
 fn main() -> ExitCode {
     let filter = tracing_subscriber::EnvFilter::try_from_env("DIST_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(WORDS));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
     let outcome = match Arguments::parse().command {
         Command::Run(arguments) => run::run(&arguments),

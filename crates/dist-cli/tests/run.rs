@@ -146,6 +146,26 @@ fn the_rank_that_began_is_named_whoever_ends_first(#[case] end: &str, #[case] wo
     }
 }
 
+#[test]
+fn the_cause_is_named_though_it_ended_as_if_all_were_well() {
+    if std::env::var(END).is_ok() {
+        let mut comm = Communicator::from_env().unwrap();
+        let alone = comm.rank() == 0 && comm.barrier().is_ok() && comm.barrier().is_err();
+        if comm.rank() == 1 {
+            comm.barrier().unwrap();
+        }
+        std::process::exit(if alone { 3 } else { 0 });
+    }
+    let program = std::env::current_exe().unwrap();
+    let test = std::thread::current().name().unwrap().to_owned();
+    let mut command = distctl(&["run", "-n", "2", "--", program.to_str().unwrap(), "--exact", &test]);
+    let output = command.arg("--nocapture").env(END, "early").output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    let told = lines(&output.stderr);
+    let begins = |line: &String| line.starts_with("distctl: rank 0 exited with code 3 (rank 1 ");
+    assert!(told.iter().any(begins) && told.iter().all(|line| line.starts_with("distctl: ")), "{told:?}");
+}
+
 #[cfg(target_os = "linux")]
 #[rstest]
 #[case(&["--ranks", "2"], true)]

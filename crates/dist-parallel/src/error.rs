@@ -239,7 +239,9 @@ pub enum Error {
         micro_batches: usize,
     },
     /// The ranks did not compute as many micro-batches as they should have: not all were asked for the same number.
-    #[error("{computed} micro-batches were computed on all ranks where there should be {expected}")]
+    #[error(
+        "this rank was asked for {expected} micro-batches, another one for a different number: {computed} were computed on all ranks"
+    )]
     MicroBatchesDiffer {
         /// How many this rank expects from all ranks.
         expected: usize,

@@ -72,7 +72,7 @@ pub enum Error {
         limit: Duration,
     },
     /// Some ranks never came to the rendezvous.
-    #[error("rendezvous: ranks {missing:?} did not come within {limit:?} ({refused} connections refused)")]
+    #[error("rendezvous: ranks {} did not come within {limit:?}{}", first_of(missing), turned_away(*refused))]
     Missing {
         /// The ranks that did not come.
         missing: Vec<usize>,
@@ -269,5 +269,40 @@ impl Error {
             Self::Aborted(abort) => Some(abort.rank),
             _ => None,
         }
+    }
+}
+
+/// As many of them as a person reads.
+fn first_of(ranks: &[usize]) -> String {
+    const NAMED_MAX: usize = 16;
+    let named = &ranks[..ranks.len().min(NAMED_MAX)];
+    match ranks.len() - named.len() {
+        0 => format!("{named:?}"),
+        more => format!("{named:?} and {more} more"),
+    }
+}
+
+fn turned_away(connections: u64) -> String {
+    match connections {
+        0 => String::new(),
+        _ => format!(" ({connections} connections of another secret, job or epoch were turned away)"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_missing_ranks_is_short() {
+        let message = |missing: std::ops::Range<usize>, refused| {
+            Error::Missing { missing: missing.collect(), refused, limit: Duration::from_secs(4) }.to_string()
+        };
+        assert_eq!(message(1..3, 0), "rendezvous: ranks [1, 2] did not come within 4s");
+        let many = message(0..70_000, 3);
+        assert!(
+            many.contains("14, 15] and 69984 more did not come within 4s (3 connections of another secret"),
+            "{many}"
+        );
     }
 }

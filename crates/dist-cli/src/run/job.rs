@@ -333,7 +333,11 @@ impl Watch {
         };
         let (rank, status, cause) = match self.blamed() {
             Some((rank, status, cause)) => (rank, status, format!(" (it {cause})")),
-            None => (first, first_status, String::new()),
+            // Who is the cause may go on, or have ended as if all were well.
+            None => {
+                let cause = self.coordinator.aborted().map(|abort| format!(" ({abort})"));
+                (first, first_status, cause.unwrap_or_default())
+            }
         };
         self.code = Some(child::exit_code(status));
         if let Phase::LastWords(_) = self.phase {

@@ -231,7 +231,11 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
         if self.get("DIST_PORT").is_some() {
             return self.number("DIST_PORT");
         }
-        let port: u16 = self.number("MASTER_PORT")?;
+        let text = self.required("MASTER_PORT")?;
+        let Some(port) = text.parse().ok().filter(|&port: &u16| port > 0) else {
+            let expected = "a port from 1 to 65535";
+            return Err(Error::InvalidVariable { name: "MASTER_PORT", value: text, expected });
+        };
         let taken = self.get("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|used| used == "True");
         match port.checked_add(u16::from(taken)) {
             Some(port) => Ok(port),
