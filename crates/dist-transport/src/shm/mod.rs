@@ -24,4 +24,4 @@ pub(crate) use map::{
 };
 pub(crate) use memory::{ACCEPTED, End, Memory, Share, give_arena, offer, take, take_arena};
 pub(crate) use pen::{LONG_BYTES, Pen};
-pub(crate) use turn::{Turn, is_same_call};
+pub(crate) use turn::{Turn, hash, is_same_call};

@@ -1,6 +1,6 @@
 //! Calls that may be under way at once: which lines, sheets and slots each has, and whether ranks are in the same one.
 
-use crate::CALLS_MAX;
+use crate::{CALLS_MAX, Fingerprint};
 
 /// Of which of the calls that may be under way at once something is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,4 +42,20 @@ pub(crate) fn is_same_call(
     posted_in_line_before: impl FnOnce() -> u64,
 ) -> bool {
     found() == hash || posted_in_line_before() > posted_before
+}
+
+/// What tells one call from others in a line, beside which there is no room for more. Calls of which only eight bytes
+/// differ, as all their fields but names do, never have the same.
+pub(crate) fn hash(call: &Fingerprint) -> u64 {
+    // Any odd numbers will do: multiplication by one loses nothing.
+    const FACTORS: [u64; Fingerprint::SIZE / 8] = [
+        0x9e37_79b9_7f4a_7c15,
+        0xff51_afd7_ed55_8ccd,
+        0xc4ce_b9fe_1a85_ec53,
+        0xbf58_476d_1ce4_e5b9,
+        0x94d0_49bb_1331_11eb,
+        0xd6e8_feb8_6659_fd93,
+    ];
+    let words = call.0.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")));
+    words.zip(FACTORS).fold(0, |hash, (word, factor)| word.wrapping_mul(factor).wrapping_add(hash))
 }

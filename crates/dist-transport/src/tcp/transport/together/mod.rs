@@ -179,7 +179,7 @@ impl Together {
         }
         let fingerprint = self.calls.current();
         let (me, number, base) = (self.rank.index(), last + 1, base + u64::from(last_posts));
-        let (turn, hash) = (Turn::of(number), hash(fingerprint));
+        let (turn, hash) = (Turn::of(number), shm::hash(fingerprint));
         // The first post hands all of this over. Nobody needs what was there before: all have left that call.
         self.memory.set_call(me, turn, fingerprint);
         // After the last post of the call before: whoever finds this in place of an older hash sees that post.
@@ -484,20 +484,4 @@ impl Wake for Rope {
     fn wake(&self) {
         self.memory.wake(self.rank);
     }
-}
-
-/// What tells one call from others in a line, beside which there is no room for more. Calls of which only eight bytes
-/// differ, as all their fields but names do, never have the same.
-fn hash(call: &Fingerprint) -> u64 {
-    // Any odd numbers will do: multiplication by one loses nothing.
-    const FACTORS: [u64; Fingerprint::SIZE / 8] = [
-        0x9e37_79b9_7f4a_7c15,
-        0xff51_afd7_ed55_8ccd,
-        0xc4ce_b9fe_1a85_ec53,
-        0xbf58_476d_1ce4_e5b9,
-        0x94d0_49bb_1331_11eb,
-        0xd6e8_feb8_6659_fd93,
-    ];
-    let words = call.0.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")));
-    words.zip(FACTORS).fold(0, |hash, (word, factor)| word.wrapping_mul(factor).wrapping_add(hash))
 }
