@@ -154,13 +154,10 @@ impl Runner<'_, '_, '_> {
     #[inline]
     fn enter(&mut self) -> Result<(), TransportError> {
         let plan = self.plan;
-        let exposed = match (plan.form().exposure(), &mut self.memory.own) {
+        let exposed = match (plan.form().exposure(), &mut self.memory) {
             (Exposure::Nothing, _) => Exposed::Nothing,
-            (Exposure::Write, Own::Lent(lent)) => Exposed::Write(lent.reborrow()),
-            (_, own) => match (plan.task().source(), self.memory.input) {
-                (Source::Input, Some((input, _))) => Exposed::Read(input),
-                _ => Exposed::Read(own.bytes()),
-            },
+            (Exposure::Write, Memory { own: Own::Lent(lent), .. }) => Exposed::Write(lent.reborrow()),
+            (_, memory) => Exposed::Read(contribution(plan, self.rank, memory)),
         };
         self.direct.enter(plan.posts(), plan.use_of_slots(), exposed, self.due)
     }
@@ -195,7 +192,7 @@ impl Runner<'_, '_, '_> {
     fn post(&mut self) {
         match (self.plan.form().exposure(), self.plan.task().source()) {
             (Exposure::Nothing, _) | (_, Source::Input) => {}
-            _ => self.direct.show(self.memory.own.bytes()),
+            _ => self.direct.show(contribution(self.plan, self.rank, &self.memory)),
         }
         self.direct.post();
     }
@@ -312,15 +309,22 @@ impl Runner<'_, '_, '_> {
     fn start(&self, (part, block): (usize, usize), of: Place) -> usize {
         match (of, self.memory.input) {
             (Place::Line | Place::Sheet | Place::Slot(_), _) => 0,
-            // All that the others have lies in their inputs there.
-            (Place::Memory, Some(_)) if matches!(self.plan.task(), Task::AllGather { of: Source::Input }) => {
-                self.cell(part, block).start - self.cell(part, 0).start
-            }
+            (Place::Memory, _) if matches!(self.plan.task(), Task::AllGather { .. }) => 0,
             (Place::Memory, Some((_, cut))) if self.plan.task().source() == Source::Input => {
                 cells::range(&cut, self.plan.blocks(), (part, block)).start
             }
             (Place::Memory, _) => self.cell(part, block).start,
         }
+    }
+}
+
+/// What others may read. What each has for an all_gather is its part alone, wherever that lies.
+#[inline]
+fn contribution<'m>(plan: &Plan, rank: Rank, Memory { own, cut, input, .. }: &'m Memory<'_>) -> &'m [u8] {
+    match (plan.task(), input) {
+        (task, Some((input, _))) if task.source() == Source::Input => input,
+        (Task::AllGather { .. }, _) => &own.bytes()[cells::range(cut, plan.blocks(), (rank.index(), 0))],
+        _ => own.bytes(),
     }
 }
 

@@ -77,6 +77,12 @@ fn others(comm: &mut Communicator, inputs: &[Vec<f32>], expected: &[f32]) {
         let mut buffer = inputs[rank][..whole].to_vec();
         does(comm, way, |comm| comm.reduce_scatter_in_place(&mut buffer, ReduceOp::Sum).map(drop));
         assert_same(&buffer[own.clone()], &expected[own.clone()], &format!("in place {way:?}"));
+        let mut buffer = inputs[rank][..whole].to_vec();
+        does(comm, way, |comm| match rank % 2 {
+            0 => comm.reduce_scatter(&inputs[rank][..whole], &mut buffer[own.clone()], ReduceOp::Sum),
+            _ => comm.reduce_scatter_in_place(&mut buffer, ReduceOp::Sum).map(drop),
+        });
+        assert_same(&buffer[own.clone()], &expected[own.clone()], &format!("some in place {way:?}"));
     }
     for way in ways(Operation::AllGather) {
         let mut output = vec![0.0; whole];
@@ -84,6 +90,13 @@ fn others(comm: &mut Communicator, inputs: &[Vec<f32>], expected: &[f32]) {
         let gathered: Vec<f32> =
             (0..world_size).flat_map(|from| inputs[from][from * part..(from + 1) * part].to_vec()).collect();
         assert_same(&output, &gathered, &format!("all_gather {way:?}"));
+        // To the others it is all the same whether a rank has its part elsewhere or in place.
+        let mut buffer = inputs[rank][..whole].to_vec();
+        does(comm, way, |comm| match rank % 2 {
+            0 => comm.all_gather(&inputs[rank][own.clone()], &mut buffer),
+            _ => comm.all_gather_in_place(&mut buffer),
+        });
+        assert_same(&buffer, &gathered, &format!("all_gather with some in place {way:?}"));
     }
     for way in ways(Operation::AllToAll) {
         let mut output = vec![0.0; whole];
