@@ -14,7 +14,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::io::{Errno, retry_on_intr};
 use rustix::mm::{MapFlags, ProtFlags};
+use rustix::process::{Resource, getrlimit};
 use smallvec::SmallVec;
 
 use crate::CHANGED_MAX;
@@ -47,11 +49,16 @@ impl Mapping {
     pub(super) fn create(len: usize, pages: Pages) -> io::Result<(OwnedFd, Self)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("dist", flags)?;
-        match pages {
-            // Without its pages the first store would end the process where memory is short.
-            Pages::Reserved => rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, len as u64)?,
-            Pages::OnDemand => rustix::fs::ftruncate(&file, len as u64)?,
+        let size = len as u64;
+        // Whoever makes a file longer than that is ended by a signal.
+        if getrlimit(Resource::Fsize).current.is_some_and(|limit| limit < size) {
+            return Err(Errno::FBIG.into());
         }
+        retry_on_intr(|| match pages {
+            // Without its pages the first store would end the process where memory is short.
+            Pages::Reserved => rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size),
+            Pages::OnDemand => rustix::fs::ftruncate(&file, size),
+        })?;
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let mapping = Self::new(&file, len)?;
         Ok((file, mapping))
