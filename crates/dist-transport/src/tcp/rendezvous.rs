@@ -152,7 +152,7 @@ fn greet(
     };
     match admitted {
         Ok([ADMITTED]) => Ok(Some(stream)),
-        Err(source) if matches!(source.kind(), io::ErrorKind::TimedOut | io::ErrorKind::Interrupted) => {
+        Err(source) if is_final(&source) => {
             Err(Error::Address { activity, action: "shake hands with", address, source })
         }
         _ => Ok(None),
@@ -209,8 +209,12 @@ pub(super) fn dial(session: &Session, peer: usize, channel: ChannelId, deadline:
 
 /// Whether the time was over or the job was aborted meanwhile.
 fn is_over(error: &Error) -> bool {
-    use io::ErrorKind::{Interrupted, TimedOut};
-    matches!(error, Error::Address { source, .. } if matches!(source.kind(), TimedOut | Interrupted))
+    matches!(error, Error::Address { source, .. } if is_final(source))
+}
+
+/// As [`Watch::check`] has it.
+fn is_final(source: &io::Error) -> bool {
+    matches!(source.kind(), io::ErrorKind::TimedOut | io::ErrorKind::ConnectionAborted)
 }
 
 fn dial_over_network(session: &Session, identity: Identity, deadline: Deadline) -> Result<Socket> {
@@ -350,6 +354,7 @@ fn read_exact(mut stream: &Socket, bytes: &mut [u8], watch: Watch<'_>) -> io::Re
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(count) => filled += count,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => watch.ready(stream, PollFlags::IN)?,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             Err(e) => return Err(e),
         }
     }

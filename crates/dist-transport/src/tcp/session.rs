@@ -207,7 +207,7 @@ impl Watch<'_> {
     /// Waits until the connection is ready for one of these.
     ///
     /// # Errors
-    /// `TimedOut` at the deadline, `Interrupted` when the job is aborted.
+    /// `TimedOut` at the deadline, `ConnectionAborted` when the job is aborted.
     pub(super) fn ready(&self, stream: &impl AsFd, events: PollFlags) -> io::Result<()> {
         loop {
             let mut watched = vec![socket::watch(stream, events)];
@@ -226,7 +226,7 @@ impl Watch<'_> {
     /// As for [`ready`](Self::ready).
     pub(super) fn check(&self) -> io::Result<()> {
         if self.verdict.is_some_and(|verdict| verdict.get().is_some()) {
-            return Err(io::ErrorKind::Interrupted.into());
+            return Err(io::ErrorKind::ConnectionAborted.into());
         }
         if self.runtime.expired(self.deadline) {
             return Err(io::ErrorKind::TimedOut.into());
