@@ -23,7 +23,8 @@ impl Engine {
         self.run::<u8>(&call, schedule, &mut [], nothing, &mut nothing_to_combine, manner.deadline())
     }
 
-    /// Every rank reports to rank 0 and waits for its word: which ranks are absent, one bit for each.
+    /// Every rank reports to rank 0 and waits for its word: which ranks are absent, one bit for each. Between them rank 0
+    /// says that it is here, and hears how long the rank can wait.
     pub(crate) fn monitored_barrier(&mut self, manner: &Manner<'_>) -> Result<()> {
         let call = self.begin(Call {
             operation: Operation::MonitoredBarrier,
@@ -38,7 +39,7 @@ impl Engine {
         if self.rank().index() == COUNTING {
             self.count_ranks(&call, &mut word, manner.deadline())?;
         } else {
-            self.report(&call, &mut word, manner.deadline()).map_err(|error| self.who_is_absent(error))?;
+            self.report(&call, &mut word, manner.deadline())?;
         }
         let is_absent = |rank: &usize| word[rank / 8] & (1 << (rank % 8)) != 0;
         let absent = (0..self.world_size()).filter(is_absent);
@@ -49,17 +50,17 @@ impl Engine {
     /// Waits for the others, but leaves time to tell those that came.
     fn count_ranks(&mut self, call: &Call, word: &mut [u8], deadline: Deadline) -> Result<()> {
         let runtime = self.transport.runtime();
-        let patience = runtime.deadline(share_of_waiting(runtime.remaining(deadline)));
-        let mut came: Vec<usize> = (0..self.world_size()).filter(|&rank| rank != COUNTING).collect();
-        let absent =
-            self.transport.silent(&came, patience).map_err(|source| Error::in_call(*call, source))?;
+        let own_patience = share_of_waiting(runtime.remaining(deadline));
+        let others: Vec<usize> = (0..self.world_size()).filter(|&rank| rank != COUNTING).collect();
+        // Those who are here already may not be able to wait as long as this rank.
+        let (early, others) = self.welcome(call, others, Duration::ZERO, deadline)?;
+        let patience = early.iter().map(|&(_, patience)| share_of_waiting(patience));
+        let patience = patience.fold(own_patience, Duration::min);
+        let (late, absent) = self.welcome(call, others, patience, deadline)?;
         for &rank in &absent {
             word[rank / 8] |= 1 << (rank % 8);
         }
-        came.retain(|rank| !absent.contains(rank));
-        for &rank in &came {
-            self.take(call, rank, &mut [], deadline)?;
-        }
+        let came: Vec<usize> = early.iter().chain(&late).map(|&(rank, _)| rank).collect();
         for &rank in &came {
             self.tell(call, rank, word, deadline)?;
         }
@@ -71,8 +72,38 @@ impl Engine {
         Ok(())
     }
 
+    /// Waits so long for ranks to report. Gives those that do, with how long each can wait, and the others.
+    fn welcome(
+        &mut self,
+        call: &Call,
+        mut ranks: Vec<usize>,
+        patience: Duration,
+        deadline: Deadline,
+    ) -> Result<(Vec<(usize, Duration)>, Vec<usize>)> {
+        let until = self.transport.runtime().deadline(patience);
+        let silent = self.transport.silent(&ranks, until).map_err(|source| Error::in_call(*call, source))?;
+        ranks.retain(|rank| !silent.contains(rank));
+        for &rank in &ranks {
+            self.take(call, rank, &mut [], deadline)?;
+            self.tell(call, rank, &[], deadline)?;
+        }
+        let patience = |rank| {
+            let mut nanoseconds = [0; 8];
+            self.take(call, rank, &mut nanoseconds, deadline)?;
+            Ok((rank, Duration::from_nanos(u64::from_le_bytes(nanoseconds))))
+        };
+        let came = ranks.into_iter().map(patience).collect::<Result<_>>()?;
+        Ok((came, silent))
+    }
+
     fn report(&mut self, call: &Call, word: &mut [u8], deadline: Deadline) -> Result<()> {
-        self.tell(call, COUNTING, &[], deadline)?;
+        let here = self
+            .tell(call, COUNTING, &[], deadline)
+            .and_then(|()| self.take(call, COUNTING, &mut [], deadline));
+        here.map_err(|error| self.who_is_absent(error))?;
+        let patience = self.transport.runtime().remaining(deadline).as_nanos();
+        let nanoseconds = u64::try_from(patience).unwrap_or(u64::MAX);
+        self.tell(call, COUNTING, &nanoseconds.to_le_bytes(), deadline)?;
         self.take(call, COUNTING, word, deadline)?;
         if word.iter().any(|&bits| bits != 0) { self.tell(call, COUNTING, &[], deadline) } else { Ok(()) }
     }

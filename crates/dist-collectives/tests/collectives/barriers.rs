@@ -84,6 +84,28 @@ fn rank_0_may_be_the_one_that_does_not_come(#[values(2, 3, 7)] world_size: usize
     assert!(outcome.results[1..].iter().all(|ranks| *ranks == Some(vec![0])), "{:?}", outcome.results);
 }
 
+/// It has more time left than the others, and still tells them in theirs.
+#[rstest]
+fn rank_0_may_come_late_and_names_who_does_not_come_at_all(#[values(2, 3, 6)] eighths: u32) {
+    const ABSENT: usize = 2;
+    let outcome = sim::run(3, 4, move |transport| {
+        let mut comm = Communicator::new(transport);
+        match comm.rank() {
+            ABSENT => {
+                comm.set_timeout(10 * LIMIT);
+                comm.recv(&mut [0_u8], ABSENT).unwrap_err();
+                return None;
+            }
+            0 => comm.runtime().sleep(LIMIT / 8 * eighths),
+            _ => {}
+        }
+        Some(comm.with_timeout(LIMIT).monitored_barrier().unwrap_err())
+    });
+    for error in outcome.results.into_iter().flatten() {
+        assert!(matches!(&error, Error::Absent { ranks } if *ranks == [ABSENT]), "{error:?}");
+    }
+}
+
 /// Nobody but rank 0 hears of every rank.
 #[test]
 fn rank_0_hides_the_others_that_do_not_come() {

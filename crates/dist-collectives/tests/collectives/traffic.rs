@@ -280,7 +280,7 @@ fn two_levels(
     }
 }
 
-/// Each rank says that it has come, and hears one bit for every rank.
+/// Each rank says that it has come and, in 8 bytes once it is heard, how long it can wait, and hears one bit for every rank.
 #[rstest]
 fn a_monitored_barrier_moves_one_bit_for_each_rank_to_each(#[values(1, 2, 9, 17)] n: usize) {
     let word = n.div_ceil(8) as u64;
@@ -289,13 +289,13 @@ fn a_monitored_barrier_moves_one_bit_for_each_rank_to_each(#[values(1, 2, 9, 17)
         comm.monitored_barrier().unwrap();
         comm.traffic()
     });
-    let told = Traffic { messages_sent: 1, bytes_sent: 0, messages_received: 1, bytes_received: word };
+    let told = Traffic { messages_sent: 2, bytes_sent: 8, messages_received: 2, bytes_received: word };
     assert!(moved[1..].iter().all(|&moved| moved == told));
     let counting = Traffic {
-        messages_sent: peers,
+        messages_sent: 2 * peers,
         bytes_sent: peers * word,
-        messages_received: peers,
-        bytes_received: 0,
+        messages_received: 2 * peers,
+        bytes_received: 8 * peers,
     };
     assert_eq!(moved[0], counting);
 }
