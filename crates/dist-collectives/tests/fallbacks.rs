@@ -11,11 +11,13 @@
     reason = "processes are tried, and skips are told"
 )]
 
+use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use dist_collectives::{AllReduce, Buffer, Communicator, Config, Error, ReduceOp};
 use dist_testkit::process;
+use dist_transport::Reach;
 use rstest::rstest;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -200,6 +202,34 @@ fn a_rank_whose_memory_nobody_can_reach_says_so_and_ends_the_job() {
     let name = std::thread::current().name().unwrap().to_owned();
     let start = |rank: usize| if rank == WHOM { starter.clone() } else { Vec::new() };
     process::ranks_through(WORLD, &name, LIMIT, &[("DIST_SHM_CMA", "off")], start).assert_success();
+}
+
+/// What one rank has comes from a job that is over, where the others cannot follow.
+#[test]
+fn a_rank_with_memory_of_another_job_ends_this_one() {
+    const WHOM: usize = 1;
+    if let Some(rank) = process::rank() {
+        let mut before = Communicator::join(&Config::from_env().unwrap()).unwrap();
+        let mut buffer = before.alloc::<f32>(100_000).unwrap();
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut port = [u32::from(free.local_addr().unwrap().port())];
+        before.broadcast(&mut port, 0).unwrap();
+        drop(free);
+        drop(before);
+        let coordinator = format!("127.0.0.1:{}", port[0]);
+        let config = Config::new(rank, WORLD, &coordinator).unwrap().with_reach(Reach::Slots);
+        let mut comm = Communicator::join(&config).unwrap();
+        if rank != WHOM {
+            buffer = comm.alloc(100_000).unwrap();
+        }
+        let error = comm.all_reduce_buffer(&mut buffer, ReduceOp::Sum).unwrap_err();
+        assert!(!error.is_timeout(), "{error:?}");
+        let after = comm.with_timeout(LIMIT / 12).barrier().unwrap_err();
+        assert!(matches!(after, Error::Aborted { .. }), "{after:?} after {error:?}");
+        return;
+    }
+    let name = std::thread::current().name().unwrap().to_owned();
+    process::ranks(WORLD, &name, LIMIT).assert_success();
 }
 
 /// Runs the ranks, one of them started like this.

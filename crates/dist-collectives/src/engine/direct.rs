@@ -391,7 +391,14 @@ impl Engine {
             [] => direct::run(direct, program, way.plan.schedule(rank), memory, kernel, scratch, due),
             steps => direct::run(direct, program, steps.iter().copied(), memory, kernel, scratch, due),
         });
-        done.map_err(|error| Self::failed(&way.call, error))
+        let done = done.map_err(|error| Self::failed(&way.call, error));
+        if let Err(Error::Transport { source, .. }) = &done
+            && matches!(**source, dist_transport::Error::OutOfReach { .. })
+        {
+            // The others know nothing of it: each reads for itself.
+            self.transport.abort();
+        }
+        done
     }
 }
 
