@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags};
 use socket2::Socket;
 
 use crate::auth::{self, HELLO_BYTES, Identity, Key, PROOF_BYTES, Purpose, Responder};
-use crate::tcp::socket;
+use crate::tcp::socket::{self, BACKLOG};
 use crate::{Deadline, Runtime, Version, shm};
 
 const HALF_OPEN_MAX: usize = 64;
@@ -36,6 +36,8 @@ pub(super) struct Gate {
     /// Until when no connection can be accepted because the system has no more descriptors.
     exhausted: Option<Deadline>,
     refused: u64,
+    /// Whether it was said that a process of another version knocks: whoever floods the gate does not flood the log.
+    other_version: bool,
 }
 
 /// Where those who knock come from, and so what they may want.
@@ -94,7 +96,8 @@ enum Progress {
 impl Gate {
     /// A gate behind a non-blocking listener.
     pub(super) fn new(door: Door, listener: Socket, key: Key, epoch: u32, runtime: Runtime) -> Self {
-        Self { door, listener, key, epoch, runtime, half_open: Vec::new(), exhausted: None, refused: 0 }
+        let (half_open, exhausted, refused, other_version) = (Vec::new(), None, 0, false);
+        Self { door, listener, key, epoch, runtime, half_open, exhausted, refused, other_version }
     }
 
     /// How many connections have been refused so far.
@@ -117,7 +120,8 @@ impl Gate {
     /// Takes every handshake as far as it goes without waiting, and returns those who have proven themselves.
     pub(super) fn advance(&mut self) -> Vec<Admitted> {
         let mut admitted = Vec::new();
-        loop {
+        // All that have come by now, and no more: strangers must not keep the thread from everything else.
+        for _ in 0..BACKLOG as usize / HALF_OPEN_MAX {
             let accepted = self.accept();
             for mut knock in std::mem::take(&mut self.half_open) {
                 match self.progress(&mut knock) {
@@ -133,15 +137,21 @@ impl Gate {
                 }
             }
             if !accepted {
-                return admitted;
+                break;
             }
         }
+        admitted
+    }
+
+    /// Those who have not proven themselves, whose places are few, from the oldest on.
+    fn strangers(&self) -> impl Iterator<Item = (usize, &HalfOpen)> {
+        self.half_open.iter().enumerate().filter(|(_, knock)| knock.proven.is_none())
     }
 
     /// Whether another connection can be accepted: there is a place, or the oldest has had its for long enough.
     fn has_room(&self) -> bool {
-        let room = match self.half_open.first() {
-            Some(oldest) if self.half_open.len() >= HALF_OPEN_MAX => {
+        let room = match self.strangers().next() {
+            Some((_, oldest)) if self.strangers().count() >= HALF_OPEN_MAX => {
                 self.runtime.elapsed(oldest.deadline) > PLACE_LIMIT
             }
             _ => true,
@@ -152,7 +162,10 @@ impl Gate {
     /// Accepts as many connections as there is room for; `true` if there were any.
     fn accept(&mut self) -> bool {
         let mut accepted = false;
-        while self.has_room() {
+        for _ in 0..HALF_OPEN_MAX {
+            if !self.has_room() {
+                break;
+            }
             match self.listener.accept() {
                 Ok((stream, _)) => {
                     accepted = true;
@@ -160,8 +173,9 @@ impl Gate {
                         self.refused += 1;
                         continue;
                     }
-                    if self.half_open.len() == HALF_OPEN_MAX {
-                        self.half_open.remove(0);
+                    let oldest = self.strangers().next().map(|(at, _)| at);
+                    if let Some(oldest) = oldest.filter(|_| self.strangers().count() == HALF_OPEN_MAX) {
+                        self.half_open.remove(oldest);
                         self.refused += 1;
                     }
                     self.half_open.push(HalfOpen {
@@ -186,7 +200,7 @@ impl Gate {
         accepted
     }
 
-    fn progress(&self, knock: &mut HalfOpen) -> Progress {
+    fn progress(&mut self, knock: &mut HalfOpen) -> Progress {
         loop {
             if let Some(identity) = knock.proven {
                 return self.take_memory(knock, identity);
@@ -216,7 +230,9 @@ impl Gate {
                 continue;
             }
             if let Some(theirs) = auth::greeted_by(&knock.hello).filter(|&theirs| theirs != Version::OURS) {
-                tracing::warn!(%theirs, ours = %Version::OURS, "a process of another version knocks");
+                if !std::mem::replace(&mut self.other_version, true) {
+                    tracing::warn!(%theirs, ours = %Version::OURS, "a process of another version knocks");
+                }
                 let _ = knock.stream.write_all(&auth::refusal());
                 return Progress::Refused;
             }

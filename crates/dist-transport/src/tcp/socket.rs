@@ -12,7 +12,8 @@ use socket2::{Domain, SockRef, Socket, Type};
 use crate::auth::Secret;
 use crate::{Activity, Error, Result};
 
-const BACKLOG: i32 = 1024;
+/// How many connections may wait to be accepted.
+pub(super) const BACKLOG: i32 = 1024;
 
 /// The addresses behind a name, as `host:port`.
 pub(super) fn resolve(address: &str) -> Result<Vec<SocketAddr>> {
