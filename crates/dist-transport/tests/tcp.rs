@@ -44,6 +44,14 @@ impl Job {
     }
 }
 
+/// What the coordinator has to say to all of them about all of them is much, and nobody is lost over it.
+#[test]
+fn many_ranks_come_and_leave_together() {
+    let job = Job::new(400);
+    job.run(drop);
+    assert_eq!(job.coordinator.aborted(), None);
+}
+
 /// Sends a word to the right while receiving one from the left.
 fn pass_round(transport: &mut TcpTransport, word: u64, limit: Duration) -> Result<u64, Error> {
     let rank = transport.rank();

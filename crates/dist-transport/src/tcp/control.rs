@@ -9,7 +9,7 @@ use socket2::Socket;
 use crate::tcp::channels::{DEPTH_MAX, Fork, Origin};
 use crate::{Abort, CALLS_MAX, Cause, ChannelId, Fingerprint};
 
-const FRAME_BYTES: usize = 256;
+pub(super) const FRAME_BYTES: usize = 256;
 
 /// One thing said on a line to the coordinator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,7 +75,7 @@ impl Cores {
 }
 
 impl Frame {
-    fn encode(&self) -> [u8; FRAME_BYTES] {
+    pub(super) fn encode(&self) -> [u8; FRAME_BYTES] {
         let mut frame = Encoder { bytes: [0; FRAME_BYTES], at: 0 };
         match *self {
             Self::Join { world_size, patience_ms, home } => {
@@ -318,7 +318,15 @@ impl Line {
     /// # Errors
     /// When the connection has failed.
     pub(super) fn push(&mut self, frame: Frame) -> io::Result<()> {
-        self.outbox.extend(frame.encode());
+        self.push_all(&[frame.encode()])
+    }
+
+    /// As [`push`](Self::push), of many frames at once.
+    ///
+    /// # Errors
+    /// When the connection has failed.
+    pub(super) fn push_all(&mut self, frames: &[[u8; FRAME_BYTES]]) -> io::Result<()> {
+        self.outbox.extend(frames.as_flattened());
         self.flush()
     }
 
@@ -340,6 +348,8 @@ impl Line {
                 Err(e) => return Err(e),
             }
         }
+        // A list of all ranks is sent once.
+        self.outbox.shrink_to(FRAME_BYTES);
         Ok(())
     }
 }

@@ -9,7 +9,7 @@ use rustix::event::PollFlags;
 
 use crate::auth::{Key, Purpose, Secret};
 use crate::runtime::Task;
-use crate::tcp::control::{Frame, Home, Line};
+use crate::tcp::control::{FRAME_BYTES, Frame, Home, Line};
 use crate::tcp::gate::{Admitted, Door, Gate};
 use crate::tcp::session::{Bell, lock};
 use crate::tcp::{BEAT, LIVENESS, socket};
@@ -70,6 +70,7 @@ impl Coordinator {
             arriving: Vec::new(),
             places: (0..world_size).map(|_| Place::Empty).collect(),
             started: false,
+            leavings: Vec::new(),
             verdict: Arc::clone(&verdict),
             last_look: runtime.now(),
             next_beat: runtime.deadline(BEAT),
@@ -122,6 +123,8 @@ struct Meeting {
     arriving: Vec<(u32, Line, Deadline)>,
     places: Vec<Place>,
     started: bool,
+    /// What the others have yet to hear of those who have left: all at once, since often all ranks leave together.
+    leavings: Vec<[u8; FRAME_BYTES]>,
     /// The first thing that went wrong.
     verdict: Arc<Mutex<Option<Abort>>>,
     last_look: Duration,
@@ -162,6 +165,7 @@ impl Meeting {
         for rank in 0..self.places.len() {
             self.listen(rank);
         }
+        self.tell_leavings();
         self.watch_silence();
         if self.started {
             self.beat();
@@ -262,18 +266,23 @@ impl Meeting {
     /// Tells everyone where everyone is.
     fn start(&mut self) {
         self.started = true;
-        let homes: Vec<_> = self.members().map(|member| member.home).collect();
-        for member in self.members_mut() {
-            member.answer_by = None;
-            for (rank, &home) in (0..).zip(&homes) {
+        let peers =
+            (0..).zip(self.members()).map(|(rank, member)| Frame::Peer { rank, home: member.home }.encode());
+        let peers: Vec<_> = peers.collect();
+        for rank in 0..self.places.len() {
+            // Those who were told first wait for signs of life while the last are told.
+            self.beat();
+            if let Place::Taken(member) = &mut self.places[rank] {
+                member.answer_by = None;
                 // A broken line is noticed when it is listened to.
-                let _ = member.line.push(Frame::Peer { rank, home });
+                let _ = member.line.push_all(&peers);
             }
         }
     }
 
     /// Hears what one rank has to say.
     fn listen(&mut self, rank: usize) {
+        let number = u32::try_from(rank).expect("checked when the coordinator was started");
         loop {
             let Place::Taken(member) = &mut self.places[rank] else { return };
             let heard = member.line.flush().and_then(|()| member.line.pull());
@@ -286,12 +295,15 @@ impl Meeting {
                     self.compare(rank, channel, &calls);
                 }
                 Ok(Some(Frame::Ask { rank: peer, origin })) => {
-                    self.pass_on(peer, |rank| Frame::Ask { rank, origin }, rank);
+                    self.pass_on(peer, Frame::Ask { rank: number, origin });
                 }
                 Ok(Some(Frame::LeftChannel { rank: peer, channel })) => {
-                    self.pass_on(peer, |rank| Frame::LeftChannel { rank, channel }, rank);
+                    self.pass_on(peer, Frame::LeftChannel { rank: number, channel });
                 }
-                Ok(Some(Frame::Goodbye)) => self.say_left(rank),
+                Ok(Some(Frame::Goodbye)) => {
+                    self.places[rank] = Place::Left;
+                    self.leavings.push(Frame::Left { rank: number }.encode());
+                }
                 Ok(Some(_)) => self.lose(rank, Cause::Protocol),
                 Err(e) if e.kind() == io::ErrorKind::InvalidData => self.lose(rank, Cause::Protocol),
                 Err(_) => self.lose(rank, Cause::Died),
@@ -300,20 +312,20 @@ impl Meeting {
     }
 
     /// Tells one rank what another says to it; one that has left needs no telling.
-    fn pass_on(&mut self, to: u32, frame: impl FnOnce(u32) -> Frame, from: usize) {
-        let from = u32::try_from(from).expect("checked when the coordinator was started");
+    fn pass_on(&mut self, to: u32, frame: Frame) {
         if let Some(Place::Taken(member)) = self.places.get_mut(to as usize) {
             // A broken line is noticed when it is listened to.
-            let _ = member.line.push(frame(from));
+            let _ = member.line.push(frame);
         }
     }
 
-    /// Tells the others that a rank has left, for those who might wait for a connection of its.
-    fn say_left(&mut self, rank: usize) {
-        self.places[rank] = Place::Left;
-        let rank = u32::try_from(rank).expect("checked when the coordinator was started");
-        for member in self.members_mut() {
-            let _ = member.line.push(Frame::Left { rank });
+    /// Tells the others who has left, for those who might wait for a connection of theirs.
+    fn tell_leavings(&mut self) {
+        let leavings = std::mem::take(&mut self.leavings);
+        if !leavings.is_empty() {
+            for member in self.members_mut() {
+                let _ = member.line.push_all(&leavings);
+            }
         }
     }
 
