@@ -120,7 +120,16 @@ fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: De
 fn connect(address: SocketAddr, watch: Watch<'_>) -> io::Result<Socket> {
     let stream = socket::begin_connect(address)?;
     watch.ready(&stream, PollFlags::OUT)?;
-    stream.take_error()?.map_or(Ok(stream), Err)
+    if let Some(error) = stream.take_error()? {
+        return Err(error);
+    }
+    // Where nobody listens yet, the system may give a connection the very port that it goes to.
+    if is_loop(&stream)? { Err(io::ErrorKind::ConnectionRefused.into()) } else { Ok(stream) }
+}
+
+/// Whether both ends of a connection are one socket.
+fn is_loop(stream: &Socket) -> io::Result<bool> {
+    Ok(stream.local_addr()?.as_socket() == stream.peer_addr()?.as_socket())
 }
 
 /// Proves to the other side of a new connection that this process belongs to the job, and checks its proof. `None`
@@ -305,7 +314,21 @@ fn introduce(
     deadline: Deadline,
 ) -> Result<Vec<Home>> {
     let watch = Watch { runtime, verdict: None, deadline };
-    let gone = |source| Error::Io { activity: Activity::Rendezvous, peer: 0, source };
+    let activity = Activity::Rendezvous;
+    let coordinator = || config.coordinator.clone();
+    let gone = |source| match config.host {
+        Host::RankZero => Error::Io { activity, peer: 0, source },
+        Host::Launcher => Error::Address {
+            activity,
+            action: "go on with the coordinator at",
+            address: coordinator(),
+            source,
+        },
+    };
+    let late = |source| match config.host {
+        Host::RankZero => timeout(runtime, activity, 0, deadline),
+        Host::Launcher => Error::NoCoordinator { address: coordinator(), limit: config.timeout, source },
+    };
     let patience_ms = u32::try_from(runtime.remaining(deadline).as_millis()).unwrap_or(u32::MAX);
     let world_size = number(config.rank.world_size())?;
     line.push(Frame::Join { world_size, patience_ms, home }).map_err(gone)?;
@@ -315,6 +338,7 @@ fn introduce(
     while homes.len() < config.rank.world_size() {
         match line.pull().map_err(gone)? {
             Some(Frame::Peer { rank, home }) if rank as usize == homes.len() => homes.push(home),
+            Some(Frame::Beat) => {}
             Some(Frame::Missing { rank, refused }) => {
                 missing.push(rank as usize);
                 refusals = refused;
@@ -334,7 +358,7 @@ fn introduce(
             Some(Frame::Abort(abort)) => return Err(Error::Aborted(abort)),
             Some(_) => return Err(gone(io::ErrorKind::InvalidData.into())),
             None => watch.ready(&line.stream, PollFlags::IN).map_err(|e| match e.kind() {
-                io::ErrorKind::TimedOut => timeout(runtime, Activity::Rendezvous, 0, deadline),
+                io::ErrorKind::TimedOut => late(e),
                 _ => gone(e),
             })?,
         }
@@ -368,4 +392,23 @@ pub(super) fn number(rank: usize) -> Result<u32> {
 
 fn address_error(action: &'static str, address: &str, source: io::Error) -> Error {
     Error::Address { activity: Activity::Rendezvous, action, address: address.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use socket2::{Domain, Type};
+
+    use super::*;
+
+    #[test]
+    fn a_connection_to_itself_is_none() {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+        let own = socket.local_addr().unwrap();
+        assert_eq!(socket.connect(&own).map_err(|e| e.kind()), Ok(()), "this is what the system does");
+        assert!(is_loop(&socket).unwrap());
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let other = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        assert!(!is_loop(&other.into()).unwrap());
+    }
 }
