@@ -50,7 +50,8 @@ use crate::{KeptCosts, crossovers_from_env};
 /// than an argument that was refused, the whole job is aborted.
 ///
 /// Dropping a communicator waits for the operations that it has [started](Communicator::start_all_reduce), until
-/// their deadlines at most. Dropping it in a panic aborts the job. A process that ends while it has a communicator
+/// their deadlines at most; on rank 0, if it hosts the coordinator, dropping the last one of a job waits until all other
+/// ranks have left too. Dropping it in a panic aborts the job. A process that ends while it has a communicator
 /// counts as dead, and the job is aborted: [`std::process::exit`] drops nothing, so drop the communicator before it.
 pub struct Communicator {
     /// First, so that what was started ends before the group says goodbye.

@@ -79,7 +79,7 @@ impl Engine {
         mut ranks: Vec<usize>,
         patience: Duration,
         deadline: Deadline,
-    ) -> Result<(Vec<(usize, Duration)>, Vec<usize>)> {
+    ) -> Result<(Came, Vec<usize>)> {
         let until = self.transport.runtime().deadline(patience);
         let silent = self.transport.silent(&ranks, until).map_err(|source| Error::in_call(*call, source))?;
         ranks.retain(|rank| !silent.contains(rank));
@@ -139,6 +139,9 @@ impl Engine {
         received.map_err(|source| Error::in_call(*call, source))
     }
 }
+
+/// Ranks that have reported, with how long each can wait.
+type Came = Vec<(usize, Duration)>;
 
 /// The rank that the others report to.
 const COUNTING: usize = 0;
