@@ -96,7 +96,8 @@ impl Config {
     /// # Errors
     /// If a variable is missing or makes no sense.
     pub fn from_env() -> Result<Self> {
-        Self::from_variables(|name| env::var(name).ok())
+        // What is no text is no value that anything here can have, and is told as such.
+        Self::from_variables(|name| env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
 
     fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
@@ -114,7 +115,8 @@ impl Config {
         if let Some(job) = variables.get("DIST_JOB_ID").or_else(|| variables.get("TORCHELASTIC_RUN_ID")) {
             config.job = job;
         }
-        if let Some(path) = variables.get("DIST_SECRET_FILE") {
+        // If it is empty, somebody meant there to be one.
+        if let Some(path) = (variables.0)("DIST_SECRET_FILE") {
             config.secret = Some(Secret::from_file(Path::new(&path))?);
         }
         if let Some(value) = variables.get("DIST_COORDINATOR") {
@@ -228,14 +230,16 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
     }
 
     fn port(&self) -> Result<u16> {
-        if self.get("DIST_PORT").is_some() {
-            return self.number("DIST_PORT");
-        }
-        let text = self.required("MASTER_PORT")?;
+        let own = self.get("DIST_PORT").is_some();
+        let name = if own { "DIST_PORT" } else { "MASTER_PORT" };
+        let text = self.required(name)?;
         let Some(port) = text.parse().ok().filter(|&port: &u16| port > 0) else {
             let expected = "a port from 1 to 65535";
-            return Err(Error::InvalidVariable { name: "MASTER_PORT", value: text, expected });
+            return Err(Error::InvalidVariable { name, value: text, expected });
         };
+        if own {
+            return Ok(port);
+        }
         let taken = self.get("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|used| used == "True");
         match port.checked_add(u16::from(taken)) {
             Some(port) => Ok(port),
@@ -294,6 +298,8 @@ mod tests {
     #[case(&[("RANK", "0"), ("WORLD_SIZE", "0"), JOB[2], JOB[3]], "rank 0 is outside a group of 0")]
     #[case(&[JOB[0], JOB[1], JOB[2], ("MASTER_PORT", "70000")], "MASTER_PORT=\"70000\" is not a port from")]
     #[case(&[JOB[0], JOB[1], JOB[2], ("MASTER_PORT", "0")], "MASTER_PORT=\"0\" is not a port from 1 to 65535")]
+    #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_PORT", "0")], "DIST_PORT=\"0\" is not a port from 1 to 65535")]
+    #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_SECRET_FILE", "")], "the secret in  cannot be used")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_COORDINATOR", "x")], "DIST_COORDINATOR=\"x\" is not external")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_TRANSPORT", "rdma")], "DIST_TRANSPORT=\"rdma\" is not auto,")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_SHM_CMA", "no")], "DIST_SHM_CMA=\"no\" is not on, read or off")]
