@@ -44,6 +44,15 @@ impl Job {
     }
 }
 
+#[test]
+fn an_address_that_is_none_is_an_error_at_once() {
+    let error = TcpTransport::join(&Config::new(1, 2, "nowhere").unwrap()).unwrap_err();
+    assert!(
+        matches!(&error, Error::Address { action: "resolve", address, .. } if address == "nowhere"),
+        "{error:?}"
+    );
+}
+
 /// What the coordinator has to say to all of them about all of them is much, and nobody is lost over it.
 #[test]
 fn many_ranks_come_and_leave_together() {

@@ -1,12 +1,13 @@
 //! What ranks and the coordinator say to each other: frames of one fixed size.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use socket2::Socket;
 
 use crate::tcp::channels::{DEPTH_MAX, Fork, Origin};
+use crate::tcp::socket;
 use crate::{Abort, CALLS_MAX, Cause, ChannelId, Fingerprint};
 
 pub(super) const FRAME_BYTES: usize = 256;
@@ -341,11 +342,9 @@ impl Line {
     /// When the connection has failed.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         while self.unsent() {
-            match self.stream.write(self.outbox.as_slices().0) {
-                Ok(count) => drop(self.outbox.drain(..count)),
-                Err(e) if e.kind() == ErrorKind::WouldBlock => break,
-                Err(e) if e.kind() == ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
+            match socket::send(&self.stream, self.outbox.as_slices().0)? {
+                Some(count) => drop(self.outbox.drain(..count)),
+                None => break,
             }
         }
         // A list of all ranks is sent once.

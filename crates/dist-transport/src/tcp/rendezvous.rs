@@ -26,6 +26,9 @@ use crate::{Activity, ChannelId, Deadline, Error, Result, Runtime, Version};
 /// How long to wait before another try when the coordinator is not there yet, or the other side hangs up.
 const RETRY: Duration = Duration::from_millis(20);
 
+/// How long to wait for one of the coordinator's addresses to take a connection before the next is tried.
+const CONNECT_LIMIT: Duration = Duration::from_secs(3);
+
 /// How often the other side may hang up before it counts as a refusal: it does so to strangers, but also when too
 /// many knock at once.
 const HANG_UPS_MAX: u32 = 20;
@@ -95,25 +98,40 @@ fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: De
     let from = number(config.rank.index())?;
     let identity = Identity { epoch: config.epoch, from, to: COORDINATOR, purpose: Purpose::Control };
     let watch = Watch { runtime, verdict: None, deadline };
+    let absent =
+        |source| Error::NoCoordinator { address: config.coordinator.clone(), limit: config.timeout, source };
     let mut hang_ups = 0;
     loop {
-        let mut failure = None;
-        for address in socket::resolve(&config.coordinator)? {
-            match connect(address, watch) {
+        let mut failure = absent(io::ErrorKind::TimedOut.into());
+        let addresses = match socket::resolve(&config.coordinator) {
+            Ok(addresses) => addresses,
+            Err(error) if is_malformed(&error) => return Err(error),
+            // A name may come to be known with the host that it is of.
+            Err(error) => {
+                failure = error;
+                Vec::new()
+            }
+        };
+        for address in addresses {
+            let attempt = Watch { deadline: deadline.earlier(runtime.deadline(CONNECT_LIMIT)), ..watch };
+            match connect(address, attempt) {
                 Ok(stream) => match greet(stream, address, key, identity, watch)? {
                     Some(stream) => return Ok(stream),
                     None => count_hang_up(&mut hang_ups, identity, address)?,
                 },
-                Err(e) => failure = Some(e),
+                Err(e) => failure = absent(e),
             }
         }
         if runtime.remaining(deadline) <= RETRY {
-            let source = failure.unwrap_or_else(|| io::ErrorKind::TimedOut.into());
-            let (address, limit) = (config.coordinator.clone(), config.timeout);
-            return Err(Error::NoCoordinator { address, limit, source });
+            return Err(failure);
         }
         runtime.park(Some(runtime.deadline(RETRY)));
     }
+}
+
+/// Whether an address is none, whatever names will be known.
+fn is_malformed(error: &Error) -> bool {
+    matches!(error, Error::Address { source, .. } if source.kind() == io::ErrorKind::InvalidInput)
 }
 
 /// Opens a connection.
