@@ -47,6 +47,9 @@ use crate::{Communicator, Error, Optimizer, Result};
 ///
 /// # What is checked
 ///
+/// Saving fails if ranks hold different values of a trained parameter that they should hold in common: each writes a share
+/// of it, and a mixture of both would be saved. For that each rank reads all of it once.
+///
 /// Loading changes nothing until every rank has read all that it needs into memory of its own and compared it with
 /// the checksums, and all have agreed that everything fits. For that long a rank needs the memory of its parameters
 /// and of its optimizer's state twice. Each rank reads only what it needs of the parts, rounded up to 256 KiB.
@@ -184,6 +187,7 @@ impl Checkpoints {
             optimizer: optimizer.map(Optimizer::name),
             parameters: parameters.cloned().collect(),
             entries: part::entries(shards, optimizer),
+            held: part::held(shards),
         }
     }
 }

@@ -79,6 +79,14 @@ pub enum CheckpointProblem {
         /// What is saved on rank 0.
         on_rank_0: String,
     },
+    /// Ranks that should hold the same values of a parameter do not.
+    #[error("ranks {other} and {rank} hold different values of it: their trainings have diverged")]
+    Diverged {
+        /// The first rank that holds other values than one before it.
+        rank: usize,
+        /// The first rank that holds it.
+        other: usize,
+    },
     /// The trainer does not hand out what it is said to hold.
     #[error("the trainer does not hand it out: {0}")]
     Trainer(String),

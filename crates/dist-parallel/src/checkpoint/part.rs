@@ -1,6 +1,6 @@
 //! The part of a checkpoint that one rank writes: a safetensors file, and what the index has to know of it.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -135,7 +135,7 @@ pub(super) fn read(
                 outcome =
                     values.as_bytes().get(bytes_from(start)).map_or_else(|| Err(unlike(entry)), &mut *write);
             });
-            handed_out.map_err(|error| trainer(entry, error.to_string()))?;
+            handed_out.map_err(|error| trainer(&entry.tensor, error.to_string()))?;
             outcome
         }
         Source::Array { slice, array, start } => {
@@ -156,11 +156,54 @@ pub(super) fn read(
 pub(super) type WriteBytes<'a> = dyn FnMut(&[u8]) -> Result<(), CheckpointError> + 'a;
 
 fn unlike(entry: &Entry) -> CheckpointError {
-    trainer(entry, format!("there are fewer values than the {} to be saved, or of another type", entry.len))
+    trainer(
+        &entry.tensor,
+        format!("there are fewer values than the {} to be saved, or of another type", entry.len),
+    )
 }
 
-pub(super) fn trainer(entry: &Entry, reason: String) -> CheckpointError {
-    CheckpointError::new("", CheckpointProblem::Trainer(reason)).about(&entry.tensor)
+pub(super) fn trainer(tensor: &TensorName, reason: String) -> CheckpointError {
+    CheckpointError::new("", CheckpointProblem::Trainer(reason)).about(tensor)
+}
+
+/// What this rank holds of trained parameters and others hold too.
+///
+/// What is not trained, such as a running mean, may be each rank's own.
+pub(super) fn held(shards: &dyn Shards) -> Result<Vec<Held>, CheckpointError> {
+    let infos = shards.infos();
+    let Holding { pieces, copies, .. } = shards.parameters();
+    let mut held = Vec::new();
+    for (number, &piece) in pieces.iter().enumerate().filter(|_| copies > 1) {
+        let Ok(info) = piece.parameter(infos) else { continue };
+        if info.trainable {
+            let (tensor, mut crc32) = (TensorName::parameter(&info.name), 0);
+            let read = shards.read(number, &mut |values| crc32 = crc32fast::hash(values.as_bytes()));
+            read.map_err(|error| trainer(&tensor, error.to_string()))?;
+            held.push(Held { tensor, offset: piece.offset, len: piece.len, crc32 });
+        }
+    }
+    Ok(held)
+}
+
+/// A piece that several ranks hold, and what tells whether they hold the same.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Held {
+    tensor: TensorName,
+    offset: usize,
+    len: usize,
+    crc32: u32,
+}
+
+/// The first piece that two ranks hold different values of, with them.
+pub(super) fn diverged(parts: &[Part]) -> Option<(&TensorName, [usize; 2])> {
+    let mut first = HashMap::new();
+    parts.iter().enumerate().find_map(|(rank, part)| {
+        part.held.iter().find_map(|held| {
+            let &mut (other, crc32) =
+                first.entry((&held.tensor, held.offset, held.len)).or_insert((rank, held.crc32));
+            (crc32 != held.crc32).then_some((&held.tensor, [other, rank]))
+        })
+    })
 }
 
 /// What the index has to know of a part.
@@ -170,6 +213,7 @@ pub(super) struct Part {
     pub(super) optimizer: Option<String>,
     pub(super) file: StoredFile,
     pub(super) tensors: Vec<PartTensor>,
+    pub(super) held: Vec<Held>,
 }
 
 /// A tensor of which a part has one run.

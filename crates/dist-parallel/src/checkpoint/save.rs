@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use super::disk::Disk;
 use super::index::{Index, StoredTensor, TensorName};
-use super::part::{self, Entry, Part, WriteBytes};
+use super::part::{self, Entry, Held, Part, WriteBytes};
 use super::{CheckpointError, CheckpointProblem, INDEX, agree, directory};
 use crate::{Communicator, ParamInfo, Result};
 
@@ -27,6 +27,8 @@ pub(super) struct Plan {
     pub(super) parameters: Vec<ParamInfo>,
     /// What this rank writes; what is wrong with it is known to this rank only, until it would have written it.
     pub(super) entries: Result<Vec<Entry>, CheckpointError>,
+    /// What this rank holds and others hold too; as for the entries.
+    pub(super) held: Result<Vec<Held>, CheckpointError>,
 }
 
 impl Plan {
@@ -75,7 +77,8 @@ impl Plan {
         let written = entries.and_then(|entries| part::write(&self.disk, &path, entries, read));
         let (file, tensors) = written.map_err(|error| error.at(&path))?;
         let optimizer = self.optimizer.map(str::to_owned);
-        serde_json::to_vec(&Part { step: self.step, optimizer, file, tensors })
+        let held = self.held.clone()?;
+        serde_json::to_vec(&Part { step: self.step, optimizer, file, tensors, held })
             .map_err(|error| CheckpointError::malformed(path, error))
     }
 
@@ -105,6 +108,10 @@ impl Plan {
             let (on_rank, on_rank_0) = (saves(&parts[rank]), saves(&parts[0]));
             let problem = CheckpointProblem::RanksDiffer { rank, on_rank, on_rank_0 };
             return Err(CheckpointError::new(path, problem));
+        }
+        if let Some((tensor, [other, rank])) = part::diverged(&parts) {
+            let problem = CheckpointProblem::Diverged { rank, other };
+            return Err(CheckpointError::new(path, problem).about(tensor));
         }
         let files = parts.iter().map(|part| part.file.clone()).collect();
         let tensors = merge(&self.parameters, parts);

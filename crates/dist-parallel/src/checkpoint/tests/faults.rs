@@ -267,3 +267,48 @@ fn a_rank_that_is_gone_ends_the_save_of_the_others() {
     });
     assert_eq!(errors, [true; 3]);
 }
+
+/// Each rank would write a share of what both hold, and a mixture would be saved.
+#[rstest]
+fn ranks_that_hold_different_values_of_one_parameter_save_nothing(
+    #[values(Division::Replicated, Division::Scattered, Division::OptimizerOnly)] division: Division,
+    #[values(false, true)] copied: bool,
+) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_owned();
+    let fault = same_fault(on_ranks(4, division, move |holder| {
+        let mut checkpoints = Checkpoints::at(&path);
+        holder.fill(1);
+        save(&mut checkpoints, holder, 1).unwrap();
+        holder.fill(if holder.comm.rank() == 3 { 3 } else { 2 });
+        let failed = if copied {
+            let (mut trainer, optimizer) = holder.parts();
+            checkpoints.start_save(&mut trainer, Some(optimizer), 2).unwrap().wait()
+        } else {
+            save(&mut checkpoints, holder, 2)
+        };
+        assert_eq!(checkpoints.steps().unwrap(), [1]);
+        failed
+    }));
+    assert!(matches!(fault.problem, CheckpointProblem::Diverged { rank: 3, other: 0 | 1 }), "{fault}");
+    assert!(fault.to_string().contains("hold different values of it"), "{fault}");
+}
+
+/// It may be a mean of what each rank has seen.
+#[test]
+fn what_is_not_trained_may_be_each_ranks_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_owned();
+    on_ranks(2, Division::Replicated, move |holder| {
+        holder.fill(1);
+        let frozen =
+            holder.infos.iter().filter(|info| info.same_as.is_none()).position(|info| !info.trainable);
+        let values = &mut holder.values[frozen.unwrap()];
+        let own = f32::from(u8::try_from(holder.comm.rank()).unwrap());
+        match values.slice_mut(0, 11) {
+            crate::ValuesMut::F16(values) => values.fill(half::f16::from_f32(own)),
+            other => panic!("{other:?}"),
+        }
+        save(&mut Checkpoints::at(&path), holder, 1).unwrap();
+    });
+}
