@@ -416,6 +416,18 @@ impl<M: Params> Ddp<M> {
         self.step_with(micro_batches, |model, index, ready| there_and_back(model, batch(index)?, ready))
     }
 
+    /// Goes forward only, to evaluate the model, on this rank alone and with an input of its own.
+    ///
+    /// # Errors
+    /// If the model fails, which does not end the job: nobody waits for this rank.
+    pub fn forward<A>(&mut self, input: A) -> Result<A>
+    where
+        M: Block<A>,
+    {
+        let (output, _) = self.model.forward(input).map_err(Error::compute)?;
+        Ok(output)
+    }
+
     /// As [`accumulate_with`](Self::accumulate_with), for a model that is a [`Block`].
     ///
     /// # Errors
