@@ -8,7 +8,10 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum Error {
-    /// The program is not there, or is no program.
+    /// The program is not there.
+    #[error("cannot start {program:?}: there is no such file")]
+    NoProgram { program: OsString },
+    /// The program is no program.
     #[error("cannot start {program:?}: {reason}")]
     Program { program: OsString, reason: &'static str },
     /// The system would not start the process of a rank.
@@ -77,9 +80,9 @@ impl Error {
     /// As shells have it: 127 for a program that is not there, 126 for one that cannot be started.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
-            Self::Program { .. } => 127,
+            Self::NoProgram { .. } => 127,
             Self::Usage(_) => 2,
-            Self::Start { .. } | Self::Exec { .. } => 126,
+            Self::Program { .. } | Self::Start { .. } | Self::Exec { .. } => 126,
             _ => 1,
         }
     }

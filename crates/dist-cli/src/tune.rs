@@ -12,7 +12,7 @@ use crate::run::{Forward, Job, Outcome};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// How many processes; inside a job this is the job's size, else 2 unless said otherwise
-    #[arg(long, value_name = "N", value_parser = crate::parse::ranks)]
+    #[arg(short = 'n', long, value_name = "N", value_parser = crate::parse::ranks)]
     ranks: Option<usize>,
     /// One JSON object instead of a sentence
     #[arg(long)]

@@ -30,7 +30,7 @@ pub(crate) struct Arguments {
     #[arg(value_enum, value_name = "OP")]
     operation: Operation,
     /// How many processes; inside a job this is the job's size, else 2 unless said otherwise
-    #[arg(long, value_name = "N", value_parser = crate::parse::ranks)]
+    #[arg(short = 'n', long, value_name = "N", value_parser = crate::parse::ranks)]
     ranks: Option<usize>,
     /// What moves the bytes
     /// unless said otherwise, what DIST_TRANSPORT says, else auto
@@ -40,16 +40,16 @@ pub(crate) struct Arguments {
     #[arg(long, value_delimiter = ',', default_value = BYTES_DEFAULT, value_parser = crate::parse::bytes)]
     bytes: Vec<usize>,
     /// The type of the elements
-    #[arg(long, default_value = "f32", value_parser = crate::parse::dtype)]
+    #[arg(long, default_value = "f32", value_parser = crate::parse::dtype())]
     dtype: DType,
     /// What reductions do
-    #[arg(long, default_value = "sum", value_parser = crate::parse::reduce_op)]
+    #[arg(long, default_value = "sum", value_parser = crate::parse::reduce_op())]
     op: ReduceOp,
-    /// The algorithm, by its name; auto chooses by size and number of ranks
+    /// The algorithm, by its name (a wrong one is answered with those that there are); auto chooses by size and number of ranks
     #[arg(long, default_value = "auto", value_name = "NAME")]
     algorithm: String,
     /// In which order elements may be reduced
-    #[arg(long, default_value = "canonical", value_parser = crate::parse::order)]
+    #[arg(long, default_value = "canonical", value_parser = crate::parse::order())]
     order: ReductionOrder,
     /// Whose memory an all_reduce works on
     #[arg(long, value_enum, default_value = "private")]

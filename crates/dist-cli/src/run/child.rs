@@ -27,7 +27,7 @@ pub(crate) fn check_program(program: &OsStr) -> Result<(), Error> {
     };
     let found: Vec<_> = candidates.iter().filter_map(|path| path.metadata().ok()).collect();
     match found.as_slice() {
-        [] => Err(failed("there is no such file")),
+        [] => Err(Error::NoProgram { program: program.to_owned() }),
         found if found.iter().all(std::fs::Metadata::is_dir) => Err(failed("it is a folder")),
         found if found.iter().all(|file| file.permissions().mode() & 0o111 == 0) => {
             Err(failed("it is not executable"))

@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
     /// How long a rank may take to end when it is asked to, before it is killed
-    #[arg(long, value_name = "SECONDS", default_value = "5", value_parser = crate::parse::seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "5", allow_negative_numbers = true, value_parser = crate::parse::seconds)]
     grace: Duration,
     /// Begin each line with its rank, as in `[r3]`; this is what a terminal gets anyway
     #[arg(long)]

@@ -62,7 +62,7 @@ struct CollectiveArguments {
     #[arg(long, default_value = "all", value_name = "NAME")]
     algorithm: String,
     /// In which order elements may be reduced: the choice is among algorithms that keep it
-    #[arg(long, default_value = "canonical", value_parser = crate::parse::order)]
+    #[arg(long, default_value = "canonical", value_parser = crate::parse::order())]
     order: ReductionOrder,
     #[command(flatten)]
     world: WorldArguments,

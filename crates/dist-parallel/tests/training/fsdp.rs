@@ -272,7 +272,8 @@ fn gathering_ahead_is_used_once() {
         let plain = fsdp.forward(input()).unwrap();
         let mut whole = model(7);
         assert_eq!(plain, whole.forward(input()).unwrap().0);
-        let mut ddp = Ddp::new(fsdp.communicator_mut().fork().unwrap(), whole, DdpOptions::default()).unwrap();
+        let mut ddp =
+            Ddp::new(fsdp.communicator_mut().fork().unwrap(), whole, DdpOptions::default()).unwrap();
         assert_eq!(plain, ddp.forward(input()).unwrap(), "with copies as with shards");
         fsdp.prefetch().unwrap();
         assert!(matches!(fsdp.prefetch(), Err(Error::Prefetch { .. })));

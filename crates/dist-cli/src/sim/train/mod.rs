@@ -52,7 +52,7 @@ pub(super) struct Arguments {
     #[arg(long = "element-bytes", value_name = "BYTES", default_value = "4", value_parser = element)]
     element: FloatType,
     /// In which order elements may be reduced
-    #[arg(long, default_value = "canonical", value_parser = crate::parse::order)]
+    #[arg(long, default_value = "canonical", value_parser = crate::parse::order())]
     order: ReductionOrder,
     #[command(flatten)]
     world: WorldArguments,
