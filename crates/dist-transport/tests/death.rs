@@ -137,6 +137,40 @@ fn rank_beside_a_stopped_one() {
     );
 }
 
+/// One rank of two, of which one is stopped and goes on when the other lets it.
+fn rank_that_is_stopped_for_a_while(whom: usize) {
+    let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    let (me, other) = (transport.rank().index(), transport.rank().right().index());
+    let deadline = transport.runtime().deadline(LIMIT);
+    let mut pid = [0; 4];
+    let own = std::process::id().to_ne_bytes();
+    let swap = |transport: &mut TcpTransport, pid: &mut [u8]| {
+        let send = Outgoing { to: other, parts: &[&own] };
+        let receive = Incoming { from: other, len: 4, sink: Sink::Into(pid) };
+        transport.exchange(Some(send), Some(receive), deadline).unwrap();
+    };
+    swap(&mut transport, &mut pid);
+    if me == whom {
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP).unwrap();
+    } else {
+        transport.runtime().sleep(Duration::from_secs(3));
+        let pid = rustix::process::Pid::from_raw(i32::from_ne_bytes(pid)).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+    }
+    swap(&mut transport, &mut pid);
+    assert!(transport.aborted().is_none());
+}
+
+/// Rank 0 hosts the coordinator.
+#[rstest]
+fn a_rank_that_may_be_stopped_for_a_while_goes_on_afterwards(#[values(0, 1)] whom: usize) {
+    if process::rank().is_some() {
+        return rank_that_is_stopped_for_a_while(whom);
+    }
+    let name = std::thread::current().name().unwrap().to_owned();
+    process::ranks_with(2, &name, LIMIT, &[("DIST_LIVENESS", "20")]).assert_success();
+}
+
 #[rstest]
 fn a_stopped_rank_is_named_long_before_the_deadline(#[values("tcp", "shm")] medium: &str) {
     if process::rank().is_some() {

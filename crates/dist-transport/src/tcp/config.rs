@@ -6,6 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::auth::Secret;
+use crate::tcp::LIVENESS;
 use crate::{Error, Rank, Reach, Result};
 
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
@@ -20,6 +21,7 @@ pub struct Config {
     pub(super) job: String,
     pub(super) epoch: u32,
     pub(super) timeout: Duration,
+    pub(super) liveness: Duration,
     /// What this machine is called, if not by its own number.
     pub(super) host_id: Option<String>,
     pub(super) medium: Medium,
@@ -76,6 +78,7 @@ impl Config {
             job: "dist".to_owned(),
             epoch: 0,
             timeout: TIMEOUT_DEFAULT,
+            liveness: LIVENESS,
             host_id: None,
             medium: Medium::Auto,
             reach: Reach::Write,
@@ -88,7 +91,8 @@ impl Config {
     /// `DIST_COORDINATOR=external` (the launcher hosts the coordinator), `DIST_HOST_ID` (see
     /// [`with_host_id`](Self::with_host_id)), `DIST_TRANSPORT` (`auto`, `tcp` or `shm`, see
     /// [`with_medium`](Self::with_medium)), `DIST_SHM_CMA` (`on`, `read` or `off`, see
-    /// [`with_reach`](Self::with_reach)) and `TORCHELASTIC_RESTART_COUNT`.
+    /// [`with_reach`](Self::with_reach)), `DIST_LIVENESS` (seconds, see [`with_liveness`](Self::with_liveness)) and
+    /// `TORCHELASTIC_RESTART_COUNT`.
     /// A world of one if neither `RANK` nor `WORLD_SIZE` is set.
     ///
     /// Under torchrun, whose agent holds `MASTER_PORT`, the coordinator uses the next port.
@@ -146,6 +150,14 @@ impl Config {
                 }
             };
         }
+        if let Some(value) = variables.get("DIST_LIVENESS") {
+            let seconds = value.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+            let Some(liveness) = seconds.filter(|&liveness| liveness >= LIVENESS) else {
+                let expected = "a number of seconds, at least 2";
+                return Err(Error::InvalidVariable { name: "DIST_LIVENESS", value, expected });
+            };
+            config.liveness = liveness;
+        }
         if variables.get("TORCHELASTIC_RESTART_COUNT").is_some() {
             config.epoch = variables.number("TORCHELASTIC_RESTART_COUNT")?;
         }
@@ -168,6 +180,14 @@ impl Config {
     #[must_use]
     pub fn with_timeout(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
+    }
+
+    /// How long this process, or the coordinator to it, may give no sign of life before it counts as dead and the job ends:
+    /// 2 seconds, which is also the least, unless said otherwise. A process that dies is noticed at once all the same. More is
+    /// for one that is stopped for a while, as by a debugger; calls still end by their deadlines.
+    #[must_use]
+    pub fn with_liveness(self, liveness: Duration) -> Self {
+        Self { liveness: liveness.max(LIVENESS), ..self }
     }
 
     /// The coordinator is hosted by the launcher, not by rank 0.
@@ -302,6 +322,8 @@ mod tests {
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_SECRET_FILE", "")], "the secret in  cannot be used")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_COORDINATOR", "x")], "DIST_COORDINATOR=\"x\" is not external")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_TRANSPORT", "rdma")], "DIST_TRANSPORT=\"rdma\" is not auto,")]
+    #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_LIVENESS", "1.9")], "DIST_LIVENESS=\"1.9\" is not a number of")]
+    #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_LIVENESS", "inf")], "DIST_LIVENESS=\"inf\" is not a number of")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_SHM_CMA", "no")], "DIST_SHM_CMA=\"no\" is not on, read or off")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_SECRET_FILE", "/nowhere")], "the secret in /nowhere")]
     fn what_makes_no_sense_is_named(#[case] variables: &[(&str, &str)], #[case] expected: &str) {

@@ -15,8 +15,8 @@ pub(super) const FRAME_BYTES: usize = 256;
 /// One thing said on a line to the coordinator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Frame {
-    /// A rank has come. It runs here, and must be answered within this time.
-    Join { world_size: u32, patience_ms: u32, home: Home },
+    /// A rank has come. It runs here, must be answered within this time, and is not dead before it was silent for so long.
+    Join { world_size: u32, patience_ms: u32, liveness_ms: u32, home: Home },
     /// Where a rank runs. A rank that has heard this of every rank has joined.
     Peer { rank: u32, home: Home },
     /// A rank has not come in time.
@@ -79,8 +79,8 @@ impl Frame {
     pub(super) fn encode(&self) -> [u8; FRAME_BYTES] {
         let mut frame = Encoder { bytes: [0; FRAME_BYTES], at: 0 };
         match *self {
-            Self::Join { world_size, patience_ms, home } => {
-                frame.number(0_u32).number(world_size).number(patience_ms).home(home);
+            Self::Join { world_size, patience_ms, liveness_ms, home } => {
+                frame.number(0_u32).number(world_size).number(patience_ms).number(liveness_ms).home(home);
             }
             Self::Peer { rank, home } => {
                 frame.number(1_u32).number(rank).home(home);
@@ -135,8 +135,8 @@ impl Frame {
         let mut frame = Decoder { bytes };
         Some(match frame.number() {
             0 => {
-                let (world_size, patience_ms) = (frame.number(), frame.number());
-                Self::Join { world_size, patience_ms, home: frame.home() }
+                let (world_size, patience_ms, liveness_ms) = (frame.number(), frame.number(), frame.number());
+                Self::Join { world_size, patience_ms, liveness_ms, home: frame.home() }
             }
             1 => Self::Peer { rank: frame.number(), home: frame.home() },
             2 => Self::Missing { rank: frame.number(), refused: u64::from_le_bytes(frame.bytes()) },
@@ -385,6 +385,7 @@ mod tests {
             Frame::Join {
                 world_size: 4,
                 patience_ms: 60_000,
+                liveness_ms: 2000,
                 home: Home { address: v4, host: u64::MAX, shares: true, cores },
             },
             Frame::Peer { rank: 2, home: Home { address: v6, host: 7, shares: false, cores } },

@@ -12,7 +12,7 @@ use crate::runtime::Task;
 use crate::tcp::control::{FRAME_BYTES, Frame, Home, Line};
 use crate::tcp::gate::{Admitted, Door, Gate};
 use crate::tcp::session::{Bell, lock};
-use crate::tcp::{BEAT, LIVENESS, socket};
+use crate::tcp::{BEAT, socket};
 use crate::{Abort, Activity, CALLS_MAX, Cause, ChannelId, Deadline, Error, Fingerprint, Result, Runtime};
 
 /// The number by which the coordinator is connected to.
@@ -147,6 +147,8 @@ struct Member {
     /// None once it was told that all have come, or that not all have.
     answer_by: Option<Deadline>,
     last_seen: Duration,
+    /// How long it may be silent.
+    liveness: Duration,
     /// The channel on which it was waiting when it last said so, and its last calls there.
     waiting: Option<(ChannelId, [Fingerprint; CALLS_MAX])>,
 }
@@ -218,15 +220,23 @@ impl Meeting {
             match line.pull() {
                 Ok(None) if self.runtime.expired(deadline) => {}
                 Ok(None) => self.arriving.push((rank, line, deadline)),
-                Ok(Some(Frame::Join { world_size, patience_ms, home })) => {
-                    self.join(rank, line, world_size, home, Duration::from_millis(patience_ms.into()));
+                Ok(Some(Frame::Join { world_size, patience_ms, liveness_ms, home })) => {
+                    let [patience, liveness] =
+                        [patience_ms, liveness_ms].map(|time| Duration::from_millis(time.into()));
+                    self.join((rank, line), world_size, home, [patience, liveness]);
                 }
                 Ok(Some(_)) | Err(_) => {}
             }
         }
     }
 
-    fn join(&mut self, rank: u32, mut line: Line, size: u32, home: Home, patience: Duration) {
+    fn join(
+        &mut self,
+        (rank, mut line): (u32, Line),
+        size: u32,
+        home: Home,
+        [patience, liveness]: [Duration; 2],
+    ) {
         let expected = u32::try_from(self.places.len()).expect("checked when the coordinator was started");
         let place = self.places.get_mut(rank as usize).filter(|_| size == expected);
         // Whoever cannot join is told why; if the line breaks meanwhile there is nobody left to tell.
@@ -247,6 +257,7 @@ impl Meeting {
             home,
             answer_by: Some(self.runtime.deadline(patience - margin)),
             last_seen: self.runtime.now(),
+            liveness,
             waiting: None,
         }));
         tracing::debug!(rank, address = %home.address, "joined");
@@ -376,8 +387,8 @@ impl Meeting {
             return;
         }
         for rank in 0..self.places.len() {
-            let place = &self.places[rank];
-            if matches!(place, Place::Taken(member) if now.saturating_sub(member.last_seen) > LIVENESS) {
+            let is_silent = |member: &Member| now.saturating_sub(member.last_seen) > member.liveness;
+            if matches!(&self.places[rank], Place::Taken(member) if is_silent(member)) {
                 // Told as well, should it ever hear it; but nobody waits for it any longer.
                 self.abort(Abort { cause: Cause::Silent, rank, reporter: rank, call: Fingerprint::NONE });
                 self.places[rank] = Place::Left;

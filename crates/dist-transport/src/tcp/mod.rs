@@ -30,5 +30,5 @@ pub use crate::auth::Secret;
 
 /// How often every process gives a sign of life.
 const BEAT: Duration = Duration::from_millis(500);
-/// After how long without a sign a process counts as dead.
+/// After how long without a sign a process counts as dead, unless it says otherwise.
 const LIVENESS: Duration = Duration::from_secs(2);

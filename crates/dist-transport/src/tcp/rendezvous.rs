@@ -45,6 +45,7 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
             epoch: config.epoch,
             homes,
             coordinator: config.host,
+            liveness: config.liveness,
             medium: config.medium,
             reach: config.reach,
             heap: Arc::default(),
@@ -347,9 +348,11 @@ fn introduce(
         Host::RankZero => timeout(runtime, activity, 0, deadline),
         Host::Launcher => Error::NoCoordinator { address: coordinator(), limit: config.timeout, source },
     };
-    let patience_ms = u32::try_from(runtime.remaining(deadline).as_millis()).unwrap_or(u32::MAX);
+    let milliseconds = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+    let patience_ms = milliseconds(runtime.remaining(deadline));
+    let liveness_ms = milliseconds(config.liveness);
     let world_size = number(config.rank.world_size())?;
-    line.push(Frame::Join { world_size, patience_ms, home }).map_err(gone)?;
+    line.push(Frame::Join { world_size, patience_ms, liveness_ms, home }).map_err(gone)?;
     let mut homes = Vec::new();
     let mut missing = Vec::new();
     let mut refusals = 0;

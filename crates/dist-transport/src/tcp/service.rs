@@ -16,7 +16,7 @@ use crate::tcp::control::{Frame, Line};
 use crate::tcp::gate::{Admitted, Door, Gate};
 use crate::tcp::link::Link;
 use crate::tcp::session::{GOODBYE_LIMIT, Session};
-use crate::tcp::{BEAT, LIVENESS, socket};
+use crate::tcp::{BEAT, socket};
 use crate::{Abort, Cause, ChannelId, Deadline, Fingerprint};
 
 /// Everything that the service thread knows.
@@ -59,7 +59,7 @@ impl Service {
             line,
             next_beat: runtime.deadline(BEAT),
             last_look: runtime.deadline(BEAT),
-            silent_by: runtime.deadline(LIVENESS),
+            silent_by: runtime.deadline(session.liveness),
             connected: true,
             farewell: None,
             session,
@@ -163,7 +163,7 @@ impl Service {
             match self.line.pull() {
                 Ok(None) => break,
                 Ok(Some(frame)) => {
-                    self.silent_by = runtime.deadline(LIVENESS);
+                    self.silent_by = runtime.deadline(self.session.liveness);
                     match frame {
                         Frame::Abort(abort) => self.session.verdict.decide(abort),
                         Frame::Left { rank } => leavings.push(Leaving { rank, channel: None }),
@@ -179,7 +179,7 @@ impl Service {
         }
         if runtime.elapsed(self.last_look) > 2 * BEAT {
             // It was not silent, we were not looking.
-            self.silent_by = runtime.deadline(LIVENESS);
+            self.silent_by = runtime.deadline(self.session.liveness);
         }
         self.last_look = runtime.deadline(BEAT);
         if self.connected && runtime.expired(self.silent_by) {

@@ -43,6 +43,8 @@ pub(super) struct Session {
     /// Where each rank runs.
     pub(super) homes: Vec<Home>,
     pub(super) coordinator: Host,
+    /// How long the coordinator may give no sign of life.
+    pub(super) liveness: Duration,
     /// What messages may go through.
     pub(super) medium: Medium,
     /// Ranks of this host that memory turned out not to be shared with.
