@@ -94,6 +94,10 @@ impl fmt::Display for DType {
 
 /// A type that collectives work on. The set is closed: `f32`, `f64`, [`struct@f16`], [`bf16`], `i8`, `i32`, `i64`,
 /// `u8`, `u32`, `u64`. What generic code does with the numbers themselves comes from `num-traits`.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no type that collectives work on",
+    note = "elements are f32, f64, f16, bf16, i8, i32, i64, u8, u32 or u64; `broadcast_value` and its like, of the feature serde, send any others"
+)]
 pub trait Element:
     Pod + Scalar + Num + NumCast + Bounded + PartialOrd + fmt::Debug + fmt::Display + Send + Sync + 'static
 {
