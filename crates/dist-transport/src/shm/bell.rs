@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::Duration;
 
 use rustix::event::Timespec;
-use rustix::io::Errno;
 use rustix::thread::futex;
 
 /// A word that is shared, so that the protocol can be tried in every interleaving.
@@ -74,10 +73,10 @@ pub(super) fn ring<W: Word>(sleeping: &W, rung: &W, poster: u32) -> bool {
     sleeps
 }
 
-/// Sleeps while the word is what it was, for so long at most; `false` if the time was over.
-pub(super) fn sleep(rung: &AtomicU32, before: u32, limit: Duration) -> bool {
+/// Sleeps while the word is what it was, for so long at most, or less: whoever sleeps looks again.
+pub(super) fn sleep(rung: &AtomicU32, before: u32, limit: Duration) {
     let limit = Timespec::try_from(limit).ok();
-    !matches!(futex::wait(rung, futex::Flags::empty(), before, limit.as_ref()), Err(Errno::TIMEDOUT))
+    let _ = futex::wait(rung, futex::Flags::empty(), before, limit.as_ref());
 }
 
 /// Wakes the one that sleeps by this word.

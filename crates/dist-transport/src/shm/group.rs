@@ -162,20 +162,14 @@ impl GroupMemory {
         self.mapping.copy_in(pair(rank, EXPOSURES_AT, turn), &exposure.encode());
     }
 
-    /// Sleeps until `awaited` posts or leaves, or somebody wakes this rank; not if it is `ready`. `false` if the time was
-    /// over.
-    pub(crate) fn sleep(
-        &self,
-        me: usize,
-        awaited: usize,
-        limit: Duration,
-        ready: impl FnOnce() -> bool,
-    ) -> bool {
+    /// Sleeps until `awaited` posts or leaves, or somebody wakes this rank, or the time is over; not if it is `ready`.
+    pub(crate) fn sleep(&self, me: usize, awaited: usize, limit: Duration, ready: impl FnOnce() -> bool) {
         let (sleeping, rung) = (self.sleeping(me), self.rung(me));
         let before = bell::lie_down(sleeping, rung, sleeper_of(awaited));
-        let woken = ready() || bell::sleep(rung, before, limit);
+        if !ready() {
+            bell::sleep(rung, before, limit);
+        }
         sleeping.store(0, Ordering::Relaxed);
-        woken
     }
 
     /// Wakes those that sleep for this rank, after it has posted or left.

@@ -237,6 +237,35 @@ impl Watch<'_> {
     }
 }
 
+/// A wait for others, which is told to the coordinator once it has lasted for a while, however often sleep is interrupted.
+#[derive(Debug, Default)]
+pub(super) struct LongWait {
+    due: Option<Deadline>,
+    told: bool,
+}
+
+impl LongWait {
+    /// Something has come: what is waited for now is the next.
+    pub(super) const fn renew(&mut self) {
+        self.due = None;
+    }
+
+    /// Until when to sleep at the most.
+    pub(super) fn until(&mut self, runtime: &Runtime) -> Deadline {
+        let limit = if self.told { BEAT } else { WAITING_LIMIT };
+        *self.due.get_or_insert_with(|| runtime.deadline(limit))
+    }
+
+    /// Whether that time has come, of which the first is told.
+    pub(super) fn tell(&mut self, session: &Session, channel: ChannelId, calls: &Calls) -> bool {
+        let is_due = self.due.take_if(|due| session.runtime.expired(*due)).is_some();
+        if is_due && !std::mem::replace(&mut self.told, true) {
+            session.tell_waiting(channel, calls);
+        }
+        is_due
+    }
+}
+
 /// A descriptor that becomes readable when it is rung.
 #[derive(Debug)]
 pub(super) struct Bell {

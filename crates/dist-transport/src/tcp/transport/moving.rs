@@ -11,8 +11,8 @@ use super::failure::Trouble;
 use crate::tcp::link::Link;
 use crate::tcp::message::{Fault, Inbound, Outbound, Scratch};
 use crate::tcp::patience::Wait;
-use crate::tcp::session::{Session, WAITING_LIMIT};
-use crate::tcp::{BEAT, socket};
+use crate::tcp::session::{LongWait, Session};
+use crate::tcp::socket;
 use crate::{Activity, Combine, Deadline, Incoming, Outgoing};
 
 /// What is not done yet, and with whom: what is to be sent, then what is to be received.
@@ -151,7 +151,7 @@ impl TcpTransport {
     ) -> Result<(), Trouble> {
         let session = &*self.membership.session;
         let mut wait = Wait::default();
-        let mut told = false;
+        let mut long = LongWait::default();
         let mut waits = Waits::new();
         loop {
             waits.clear();
@@ -163,6 +163,7 @@ impl TcpTransport {
             }
             if moved {
                 wait.renew();
+                long.renew();
             }
             if self.patience.look_at_once(&mut wait, || may_share_core(&self.links, &waits)) {
                 continue;
@@ -173,14 +174,11 @@ impl TcpTransport {
             if moved || self.patience.look_again(&mut wait, &session.runtime) {
                 continue;
             }
-            let limit = session.runtime.remaining(deadline);
-            let limit = limit.min(if told { BEAT } else { WAITING_LIMIT });
-            if sleep(session, &mut self.links, &waits, limit).map_err(|e| trouble(Fault::Io(e)))? {
+            let runtime = &session.runtime;
+            let limit = runtime.remaining(deadline.earlier(long.until(runtime)));
+            sleep(session, &mut self.links, &waits, limit).map_err(|e| trouble(Fault::Io(e)))?;
+            if !long.tell(session, self.channel, &self.calls) {
                 continue;
-            }
-            if !told {
-                session.tell_waiting(self.channel, &self.calls);
-                told = true;
             }
             // Whoever was dialled may have left before, and then nobody takes the connection.
             for &(_, peer) in waits.iter().filter(|(_, peer)| *peer < self.rank.index()) {
@@ -246,11 +244,10 @@ fn may_share_core(links: &[Option<Link>], waits: &Waits) -> bool {
     waits.iter().any(|&(_, peer)| links[peer].as_ref().is_some_and(Link::may_share_core))
 }
 
-/// Waits until one of these connections takes more, or more comes on one, or the job is aborted; `false` when the time
-/// is over.
-fn sleep(session: &Session, links: &mut [Option<Link>], waits: &Waits, limit: Duration) -> io::Result<bool> {
+/// Waits until one of these connections takes more, or more comes on one, or the job is aborted, or the time is over.
+fn sleep(session: &Session, links: &mut [Option<Link>], waits: &Waits, limit: Duration) -> io::Result<()> {
     let lie_down = |&(activity, peer): &(Activity, usize)| connected(links, peer).lie_down(activity);
-    let woken = if waits.iter().all(lie_down) { watch(session, links, waits, limit) } else { Ok(true) };
+    let woken = if waits.iter().all(lie_down) { watch(session, links, waits, limit) } else { Ok(()) };
     waits.iter().for_each(|&(_, peer)| connected(links, peer).get_up());
     woken
 }
@@ -258,12 +255,12 @@ fn sleep(session: &Session, links: &mut [Option<Link>], waits: &Waits, limit: Du
 /// Up to so many connections are watched without an allocation for every sleep.
 const WATCHED_INLINE: usize = 32;
 
-fn watch(session: &Session, links: &[Option<Link>], waits: &Waits, limit: Duration) -> io::Result<bool> {
+fn watch(session: &Session, links: &[Option<Link>], waits: &Waits, limit: Duration) -> io::Result<()> {
     let mut watched: SmallVec<[PollFd<'_>; WATCHED_INLINE]> = SmallVec::new();
     watched.push(session.verdict.watch());
     watched.extend(waits.iter().filter_map(|&(activity, peer)| {
         let link = links[peer].as_ref()?;
         Some(socket::watch(link, link.events(activity)))
     }));
-    socket::poll(&mut watched, limit)
+    socket::poll(&mut watched, limit).map(drop)
 }

@@ -4,9 +4,8 @@ use super::Together;
 use super::courtesy::{Next, SHORT_TURN, Wait};
 use super::watch::Watch;
 use crate::shm::{self, GroupMemory, Turn};
-use crate::tcp::BEAT;
 use crate::tcp::message::Fault;
-use crate::tcp::session::WAITING_LIMIT;
+use crate::tcp::session::LongWait;
 use crate::{Deadline, Direct, Due, Result};
 
 /// How often to look for a post between two looks at anything else, which take longer.
@@ -44,7 +43,7 @@ impl Together {
         let mut now = session.runtime.now();
         let mut wait = Wait::begin(now);
         let mut watch = None;
-        let mut told = false;
+        let mut long = LongWait::default();
         loop {
             if !self.takes_short_turns && self.memory.has_met_stranger() {
                 self.takes_short_turns = true;
@@ -69,17 +68,14 @@ impl Together {
                 }
                 Next::Sleep => {
                     watch = None;
-                    let limit =
-                        session.runtime.remaining(deadline).min(if told { BEAT } else { WAITING_LIMIT });
+                    let limit = session.runtime.remaining(deadline.earlier(long.until(&session.runtime)));
                     let ready = || {
                         look(&self.memory, 1).is_some()
                             || self.memory.has_left(peer)
                             || session.verdict.get().is_some()
                     };
-                    if !self.memory.sleep(self.rank.index(), peer, limit, ready) && !told {
-                        session.tell_waiting(self.channel, &self.calls);
-                        told = true;
-                    }
+                    self.memory.sleep(self.rank.index(), peer, limit, ready);
+                    long.tell(session, self.channel, &self.calls);
                 }
             }
             if let Some(seen) = look(&self.memory, if is_wanted { 1 } else { LOOKS }) {
