@@ -225,10 +225,10 @@ pub enum Error {
         /// The size of the group.
         world_size: usize,
     },
-    /// There is no memory for the output.
-    #[error("no memory for an output of {elements} elements")]
+    /// There is no memory for an output, or for what passes through this rank.
+    #[error("no memory for {elements} elements")]
     Memory {
-        /// The length of the output.
+        /// How many.
         elements: usize,
         /// What the allocator says.
         source: TryReserveError,

@@ -86,7 +86,7 @@ impl Engine {
     ) -> Result<()> {
         let rank = self.rank();
         let mut memory = std::mem::take(&mut self.copy);
-        let parts = room(&mut memory, input.len());
+        let parts = room(&mut memory, input.len(), &mut *self.transport)?;
         for place in 0..rank.world_size() {
             parts[shares.range(place)].copy_from_slice(&input[shares.range(algorithm.before(rank, place))]);
         }

@@ -20,7 +20,8 @@ impl Engine {
             return operation(self, alone, manner);
         }
         let mut memory = std::mem::take(&mut self.copy);
-        let packed = room(&mut memory, buffers.iter().map(|buffer| buffer.len()).sum());
+        let len = buffers.iter().map(|buffer| buffer.len()).sum();
+        let packed = room(&mut memory, len, &mut *self.transport)?;
         each(buffers, packed, |buffer, place| place.copy_from_slice(buffer));
         let done = operation(self, packed, manner);
         if done.is_ok() {

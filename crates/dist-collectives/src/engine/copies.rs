@@ -171,7 +171,10 @@ impl Engine {
         let held = algorithm.held(rank, root);
         let passing = shares.of(held.first()..held.end());
         let mut memory = std::mem::take(&mut self.copy);
-        let buffer = if rank.index() == root { output } else { room(&mut memory, passing.total()) };
+        let buffer = match rank.index() {
+            index if index == root => output,
+            _ => room(&mut memory, passing.total(), &mut *self.transport)?,
+        };
         if !held.is_empty() {
             buffer[passing.range(rank.index())].copy_from_slice(input);
         }
@@ -236,13 +239,15 @@ impl Engine {
         let passing = shares.of(held.first()..held.end());
         let source = shares.of(if rank.index() == root { 0..rank.world_size() } else { 0..0 });
         let source = (if rank.index() == root { input } else { &[] }, source.partition::<T>());
-        let (steps, cut) = (algorithm.schedule(rank, root), passing.partition::<T>());
+        let steps = algorithm.schedule(rank, root);
         if passing.total() == output.len() && held.first() == rank.index() {
             // Nothing but its own part comes to this rank.
+            let cut = passing.partition::<T>();
             return self.run_from(&call, steps, source, (output, cut), manner.deadline());
         }
         let mut memory = std::mem::take(&mut self.copy);
-        let buffer = room(&mut memory, passing.total());
+        let buffer = room(&mut memory, passing.total(), &mut *self.transport)?;
+        let cut = passing.partition::<T>();
         let done = self.run_from(&call, steps, source, (buffer, cut), manner.deadline());
         if done.is_ok() {
             output.copy_from_slice(if held.is_empty() {

@@ -306,11 +306,17 @@ fn partition<T: Element>(len: usize, parts: usize) -> Partition<'static> {
         .expect("a slice exists, elements divide 64 and a world has a rank")
 }
 
-/// The front of memory that is kept between calls, for so many elements.
-fn room<T: Element>(memory: &mut Vec<u64>, len: usize) -> &mut [T] {
-    let words = (len * size_of::<T>()).div_ceil(size_of::<u64>());
-    if memory.len() < words {
-        memory.resize(words, 0);
+/// The front of memory that is kept between calls, for so many elements. Without it, the job is over: the others wait.
+fn room<'m, T: Element>(
+    memory: &'m mut Vec<u64>,
+    len: usize,
+    transport: &mut dyn Transport,
+) -> Result<&'m mut [T]> {
+    let words = len.saturating_mul(size_of::<T>()).div_ceil(size_of::<u64>());
+    if let Err(source) = memory.try_reserve(words.saturating_sub(memory.len())) {
+        transport.abort();
+        return Err(Error::Memory { elements: len, source });
     }
-    &mut bytemuck::cast_slice_mut(&mut memory[..words])[..len]
+    memory.resize(words.max(memory.len()), 0);
+    Ok(&mut bytemuck::cast_slice_mut(&mut memory[..words])[..len])
 }

@@ -168,7 +168,7 @@ impl Engine {
             return self.reduce_scatter_from(&algorithm, (input, shares), output, op, manner);
         }
         let mut memory = std::mem::take(&mut self.copy);
-        let copy = room(&mut memory, input.len());
+        let copy = room(&mut memory, input.len(), &mut *self.transport)?;
         copy.copy_from_slice(input);
         let done = self.reduce_scatter_in(shares, copy, op, manner).map(|part| output.copy_from_slice(part));
         self.copy = memory;

@@ -1,10 +1,14 @@
 //! Arguments that make no sense are refused before anything is sent, also in a world of one.
 
-use dist_collectives::{
-    AllGather, AllReduce, Communicator, DType, Error, Operation, ReduceKind, ReduceOp, ReductionOrder,
-};
+use std::time::Duration;
 
+use dist_collectives::{
+    AllGather, AllReduce, Communicator, DType, Error, Gather, Operation, ReduceKind, ReduceOp,
+    ReductionOrder, Scatter,
+};
+use dist_transport::sim;
 use half::{bf16, f16};
+use rstest::rstest;
 
 use crate::worlds::{self, Network};
 
@@ -150,7 +154,7 @@ fn refusals_say_what_they_are_in_their_types() {
 fn a_guard_changes_the_settings_for_one_call() {
     worlds::run(Network::Simulated, 1, |mut comm| {
         let before = (comm.timeout(), comm.order());
-        let second = std::time::Duration::from_secs(1);
+        let second = Duration::from_secs(1);
         {
             let mut scoped = comm.with_timeout(second);
             assert_eq!(scoped.timeout(), second);
@@ -160,4 +164,28 @@ fn a_guard_changes_the_settings_for_one_call() {
         comm.with_timeout(second).with_algorithm(AllReduce::Ring).barrier().unwrap();
         assert_eq!((comm.timeout(), comm.order()), before);
     });
+}
+
+/// Ranks 0 and 3 see that their memory is of another length; rank 2, whose own part is right, is to pass on that of rank 3.
+#[rstest]
+fn what_no_memory_can_hold_does_not_pass_through_a_rank(
+    #[values(usize::MAX / 16, usize::MAX)] absurd: usize,
+    #[values(false, true)] scatters: bool,
+) {
+    let outcome = sim::run(1, 4, move |transport| {
+        let mut comm = Communicator::new(transport);
+        comm.set_timeout(Duration::from_secs(1));
+        let counts = [1, 1, 1, absurd];
+        if scatters {
+            let mut comm = comm.with_algorithm(Scatter::Binomial);
+            comm.scatter_v(&[1.0_f32; 4], &counts, &mut [0.0], 0).unwrap_err()
+        } else {
+            let mut comm = comm.with_algorithm(Gather::Binomial);
+            comm.gather_v(&[1.0_f32], &counts, &mut [0.0; 4], 0).unwrap_err()
+        }
+    });
+    for rank in [0, 3] {
+        assert!(matches!(outcome.results[rank], Error::Length { .. }), "{:?}", outcome.results);
+    }
+    assert!(matches!(outcome.results[2], Error::Memory { .. }), "{:?}", outcome.results);
 }
