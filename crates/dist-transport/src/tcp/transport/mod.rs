@@ -9,7 +9,6 @@ mod moving;
 mod together;
 
 use std::collections::VecDeque;
-use std::io;
 use std::sync::Arc;
 
 use self::failure::{Scene, Trouble};
@@ -164,11 +163,8 @@ impl TcpTransport {
     }
 
     fn dial(&self, peer: usize, deadline: Deadline) -> Result<Link, Fault> {
-        let dialled = rendezvous::dial(self.session(), self.members[peer], self.channel, deadline);
-        dialled.map_err(|error| match error {
-            Error::Address { source, .. } if source.kind() == io::ErrorKind::TimedOut => Fault::TimedOut,
-            error => Fault::Unconnected(error),
-        })
+        rendezvous::dial(self.session(), self.members[peer], self.channel, deadline)
+            .map_err(Fault::unconnected)
     }
 
     fn await_dial(&self, peer: usize, deadline: Deadline) -> Result<Link, Fault> {

@@ -125,7 +125,7 @@ impl Together {
             None => {
                 let mapped = rendezvous::map_arena(session, member, number, self.deadline);
                 let mapping = mapped.map_err(|e| {
-                    self.fail(self.current.turn(), (rank, Fault::Unconnected(e)), self.deadline)
+                    self.fail(self.current.turn(), (rank, Fault::unconnected(e)), self.deadline)
                 })?;
                 let mapping = Arc::new(mapping);
                 lock(&session.arenas).entry((member, number)).or_insert(mapping).clone()
