@@ -73,11 +73,11 @@ impl Plan {
     ) -> Result<Vec<u8>, CheckpointError> {
         let file = format!("part-{}-of-{}.safetensors", comm.rank() + 1, comm.world_size());
         let path = directory::temporary(&self.directory, name).join(file);
+        let held = self.held.clone().map_err(|error| error.at(&path))?;
         let entries = self.entries.as_ref().map_err(Clone::clone);
         let written = entries.and_then(|entries| part::write(&self.disk, &path, entries, read));
         let (file, tensors) = written.map_err(|error| error.at(&path))?;
         let optimizer = self.optimizer.map(str::to_owned);
-        let held = self.held.clone()?;
         serde_json::to_vec(&Part { step: self.step, optimizer, file, tensors, held })
             .map_err(|error| CheckpointError::malformed(path, error))
     }
