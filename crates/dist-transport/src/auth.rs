@@ -3,10 +3,10 @@
 //! Three messages of fixed size: hello, challenge, proof. Each proof is an HMAC-SHA256 over the whole
 //! conversation, both nonces and both roles, so that nothing of it can be replayed or reflected, nor used for another
 //! purpose. A hello of another [`Version`] is answered by a refusal, which says ours, in place of a challenge.
+//! There is no input or output here: bytes go in, bytes come out.
 //!
 //! What follows goes in clear: whoever can read or change what is on the wire between two hosts can read or change that, as
 //! with other libraries of this kind. Between hosts the job needs a network that its users trust.
-//! There is no input or output here: bytes go in, bytes come out.
 
 use std::fmt;
 use std::fs::{self, File};

@@ -54,16 +54,6 @@ pub(super) enum Fault {
     Aborted(Abort),
 }
 
-impl Fault {
-    /// Why there is no connection. One that was not there in time is a wait like any other.
-    pub(super) fn unconnected(error: Error) -> Self {
-        match error {
-            Error::Address { source, .. } if source.kind() == io::ErrorKind::TimedOut => Self::TimedOut,
-            error => Self::Unconnected(error),
-        }
-    }
-}
-
 impl From<io::Error> for Fault {
     fn from(e: io::Error) -> Self {
         use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof};

@@ -19,6 +19,16 @@ pub(super) struct Trouble {
     pub(super) fault: Fault,
 }
 
+impl Fault {
+    /// Why there is no connection. One that was not there in time is a wait like any other.
+    pub(super) fn unconnected(error: Error) -> Self {
+        match error {
+            Error::Address { source, .. } if source.kind() == io::ErrorKind::TimedOut => Self::TimedOut,
+            error => Self::Unconnected(error),
+        }
+    }
+}
+
 /// Where something went wrong.
 pub(super) struct Scene<'a> {
     pub(super) session: &'a Session,
