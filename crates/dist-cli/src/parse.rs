@@ -5,6 +5,8 @@ use std::time::Duration;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use dist_collectives::{DType, ReduceOp, ReductionOrder};
 
+use crate::run::Address;
+
 /// A number of ranks: at least 1.
 pub(crate) fn ranks(text: &str) -> Result<usize, String> {
     match text.parse() {
@@ -14,6 +16,33 @@ pub(crate) fn ranks(text: &str) -> Result<usize, String> {
         Err(_) => Err("this is not a number of ranks".to_owned()),
     }
 }
+
+/// A number of machines: at least 1.
+pub(crate) fn nodes(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("a job runs on at least 1 machine".to_owned()),
+        Ok(nodes) if nodes <= NODES_MAX => Ok(nodes),
+        Ok(_) => Err(format!("there cannot be more than {NODES_MAX} machines")),
+        Err(_) => Err("this is not a number of machines".to_owned()),
+    }
+}
+
+/// Where to meet, as in `node0:29500`, `10.0.0.1:29500` or `[fd00::1]:29500`.
+pub(crate) fn address(text: &str) -> Result<Address, String> {
+    let wrong = || "this is not a host and a port, as in node0:29500 or [fd00::1]:29500".to_owned();
+    let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let port = port.parse().ok().filter(|&port| port > 0).ok_or_else(wrong)?;
+    match bare.unwrap_or(host) {
+        "" => Err(wrong()),
+        // Without brackets nobody can tell where the host ends.
+        host if bare.is_none() && host.contains(':') => Err(wrong()),
+        host => Ok(Address { host: host.to_owned(), port }),
+    }
+}
+
+/// With as many ranks on each as there may be, there are no more than a world can have.
+const NODES_MAX: usize = 1 << 19;
 
 /// What a machine may be asked to start: a guard against a slip of the finger.
 const RANKS_MAX: usize = 4096;
@@ -82,5 +111,17 @@ mod tests {
     fn seconds_are_not_negative() {
         assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
         assert!(seconds("-1").is_err() && seconds("soon").is_err());
+    }
+
+    #[rstest]
+    #[case("node0:29500", Some("node0:29500"))]
+    #[case("[fd00::1]:29500", Some("[fd00::1]:29500"))]
+    #[case("fd00::1:29500", None)]
+    #[case("10.0.0.1", None)]
+    #[case(":29500", None)]
+    #[case("10.0.0.1:0", None)]
+    #[case("10.0.0.1:65536", None)]
+    fn an_address_is_a_host_and_a_port(#[case] text: &str, #[case] expected: Option<&str>) {
+        assert_eq!(address(text).ok().map(|address| address.to_string()).as_deref(), expected);
     }
 }

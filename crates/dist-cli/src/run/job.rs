@@ -1,13 +1,13 @@
-//! A job on this machine: its processes, and what is done when one of them fails.
+//! A job as far as it runs on this machine: its processes here, and what is done when one of them fails.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
+use std::ops::Range;
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::Duration;
 
 use dist_transport::runtime::{Mailbox, Receiver, Task, Unavailable};
-use dist_transport::tcp::Coordinator;
 use dist_transport::{Cause, Deadline, Runtime};
 use rustix::process::Signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
@@ -16,7 +16,7 @@ use signal_hook::iterator::Signals;
 use super::child::{self, Running};
 use super::cores::{self, Bind};
 use super::lines::{Stream, Take, read_lines};
-use super::secret::SecretFile;
+use super::meeting::{Meeting, Nodes};
 use crate::Error;
 
 /// How long the other ranks have to say what they saw, once one has failed.
@@ -25,9 +25,8 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How often the coordinator is asked for its record when only that is missing.
 const RECORD_POLL: Duration = Duration::from_millis(5);
-/// Variables of a surrounding launcher's job that lead elsewhere if this job's ranks see them.
-const FOREIGN: [&str; 4] =
-    ["DIST_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"];
+/// How long the coordinator is there for the ranks of other machines after a failure, so that they hear of it.
+const FAREWELL: Duration = Duration::from_secs(1);
 /// The exit code of a program whose reader has left: 128 and SIGPIPE.
 const SIGPIPE_CODE: u8 = 128 + 13;
 
@@ -40,6 +39,8 @@ pub(crate) struct Job {
     /// How long between asking a process to end and ending it.
     pub(crate) grace: Duration,
     pub(crate) bind: Bind,
+    /// The machines that it runs on, if this is not the only one; `ranks` are those of each.
+    pub(crate) nodes: Option<Nodes>,
 }
 
 /// How a job ended.
@@ -52,7 +53,7 @@ pub(crate) enum Outcome {
 }
 
 enum Event {
-    /// A rank's process has ended and waits to be reaped.
+    /// The process of a rank has ended and waits to be reaped.
     Ended(usize),
     /// This process was sent a signal.
     Signalled(i32),
@@ -72,7 +73,20 @@ enum Phase {
 impl Job {
     /// A job with the usual grace, each rank bound to its share of the cores.
     pub(crate) fn of(ranks: usize, program: OsString, arguments: Vec<OsString>) -> Self {
-        Self { ranks, program, arguments, grace: Duration::from_secs(5), bind: Bind::Cores }
+        Self { ranks, program, arguments, grace: Duration::from_secs(5), bind: Bind::Cores, nodes: None }
+    }
+
+    /// The ranks of this machine.
+    pub(super) fn local(&self) -> Range<usize> {
+        let first = self.nodes.as_ref().map_or(0, |nodes| nodes.index * self.ranks);
+        first..first + self.ranks
+    }
+
+    fn meeting(&self) -> Result<Meeting, Error> {
+        match &self.nodes {
+            None => Meeting::here(self.ranks),
+            Some(nodes) => Meeting::across(nodes, nodes.count * self.ranks),
+        }
     }
 
     /// Starts all ranks and returns when none is left.
@@ -80,10 +94,7 @@ impl Job {
         let runtime = Runtime::system();
         let (events, inbox) = runtime.mailbox();
         watch_signals(&runtime, &events)?;
-        let name = format!("dist-{}-{:x}", std::process::id(), unique());
-        let secret = SecretFile::create(&name)?;
-        let coordinator =
-            Coordinator::start("127.0.0.1:0", self.ranks, &name, Some(secret.secret().clone()))?;
+        let meeting = self.meeting()?;
         let (voice, speaker) = voice(&runtime)?;
         let mut watch = Watch {
             runtime: runtime.clone(),
@@ -92,13 +103,21 @@ impl Job {
             voice,
             phase: Phase::Running,
             grace: self.grace,
-            coordinator,
+            first: self.local().start,
+            meeting,
             failures: Vec::new(),
             code: None,
         };
-        for rank in 0..self.ranks {
-            let started = self.start(rank, &name, &secret, &watch.coordinator).and_then(|child| {
-                watch.readers.extend(watch_child(&runtime, rank, child, &events, &take, &mut watch.ranks)?);
+        for local in 0..self.ranks {
+            let started = self.start(local, &watch.meeting).and_then(|child| {
+                watch.readers.extend(watch_child(
+                    &runtime,
+                    watch.first + local,
+                    child,
+                    &events,
+                    &take,
+                    &mut watch.ranks,
+                )?);
                 Ok(())
             });
             if let Err(error) = started {
@@ -110,31 +129,19 @@ impl Job {
         watch.until_all_have_ended(inbox)
     }
 
-    fn start(
-        &self,
-        rank: usize,
-        name: &str,
-        secret: &SecretFile,
-        coordinator: &Coordinator,
-    ) -> Result<std::process::Child, Error> {
+    /// Starts one of this machine's ranks.
+    fn start(&self, local: usize, meeting: &Meeting) -> Result<std::process::Child, Error> {
+        let rank = self.local().start + local;
         let failed = |source| Error::Start { program: self.program.clone(), rank, source };
         let mut command = child::command(&self.program, &self.arguments).map_err(failed)?;
-        let (rank_text, ranks) = (rank.to_string(), self.ranks.to_string());
-        command.envs([("RANK", &rank_text), ("LOCAL_RANK", &rank_text)]);
-        command.envs([("WORLD_SIZE", &ranks), ("LOCAL_WORLD_SIZE", &ranks)]);
-        command.env("MASTER_ADDR", coordinator.address().ip().to_string());
-        command.env("MASTER_PORT", coordinator.address().port().to_string());
-        command.env("DIST_JOB_ID", name).env("DIST_SECRET_FILE", secret.path());
-        command.env("DIST_COORDINATOR", "external");
-        // What a surrounding launcher has said about its own job is not true of this one.
-        for variable in FOREIGN {
-            command.env_remove(variable);
-        }
+        meeting.tell(&mut command);
+        command.env("RANK", rank.to_string()).env("LOCAL_RANK", local.to_string());
+        command.env("LOCAL_WORLD_SIZE", self.ranks.to_string());
         if std::env::var_os("RAYON_NUM_THREADS").is_none() {
             let cores = std::thread::available_parallelism().map_or(1, usize::from);
             command.env("RAYON_NUM_THREADS", (cores / self.ranks).max(1).to_string());
         }
-        if let Some(cores) = cores::of_rank(rank, self.ranks).filter(|_| self.bind == Bind::Cores) {
+        if let Some(cores) = cores::of_rank(local, self.ranks).filter(|_| self.bind == Bind::Cores) {
             command.env(cores::CORES, cores);
         }
         command.spawn().map_err(failed)
@@ -206,23 +213,19 @@ fn voice(runtime: &Runtime) -> Result<(Mailbox<String>, Task<()>), Error> {
     Ok((voice, speaker))
 }
 
-/// A number that tells two jobs of one process apart, and a process from an earlier one with the same id.
-fn unique() -> u128 {
-    use std::time::SystemTime;
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_nanos())
-}
-
 /// Everything that the main thread knows about the running job.
 struct Watch {
     runtime: Runtime,
-    /// The processes that have not been reaped.
+    /// The first rank of this machine.
+    first: usize,
+    /// The processes that have not been reaped, from it on.
     ranks: Vec<Option<Running>>,
     /// The threads that pass on what the ranks print, and what this process says.
     readers: Vec<Task<()>>,
     voice: Mailbox<String>,
     phase: Phase,
     grace: Duration,
-    coordinator: Coordinator,
+    meeting: Meeting,
     /// The ranks that failed, in the order in which that was seen.
     failures: Vec<(usize, ExitStatus)>,
     /// The code to pass on, once it is settled which failure was the first.
@@ -237,6 +240,7 @@ impl Watch {
         }
         self.await_record(&mut inbox);
         self.name_cause();
+        self.await_other_machines(&mut inbox);
         drop(self.voice);
         let patience = self.runtime.deadline(PATIENCE);
         for reader in self.readers {
@@ -280,7 +284,7 @@ impl Watch {
         while let Some(event) = next.take() {
             match event {
                 Event::Ended(rank) => {
-                    let running = self.ranks[rank].take().expect("a rank ends once");
+                    let running = self.ranks[rank - self.first].take().expect("a rank ends once");
                     statuses.push((rank, running.reap().map_err(Error::Wait)?));
                     next = inbox.try_receive();
                 }
@@ -308,7 +312,7 @@ impl Watch {
     /// The rank that the coordinator's record names, if it is one of those that failed, and what it did. The ranks
     /// that noticed can be gone before it is.
     fn blamed(&self) -> Option<(usize, ExitStatus, Cause)> {
-        let abort = self.coordinator.aborted()?;
+        let abort = self.meeting.aborted()?;
         let failure = self.failures.iter().find(|(rank, _)| *rank == abort.rank);
         failure.map(|&(rank, status)| (rank, status, abort.cause))
     }
@@ -320,9 +324,41 @@ impl Watch {
             return;
         }
         let Phase::LastWords(deadline) = self.phase else { return };
-        while self.coordinator.aborted().is_none() && !self.runtime.expired(deadline) {
+        while self.meeting.aborted().is_none() && !self.runtime.expired(deadline) {
             // Nobody is left whom a signal could be passed on to.
             let _ = inbox.receive(Some(self.runtime.deadline(RECORD_POLL)));
+        }
+    }
+
+    /// Hosts the coordinator for the ranks of other machines: until they have left, or, after a failure, could hear of it.
+    fn await_other_machines(&mut self, inbox: &mut Receiver<Event>) {
+        if self.meeting.world_size() == self.ranks.len() {
+            return;
+        }
+        let mut farewell = None;
+        while self.meeting.present() > 0 {
+            if self.code.is_some() || self.meeting.aborted().is_some() {
+                let end = *farewell.get_or_insert_with(|| self.runtime.deadline(FAREWELL));
+                if self.runtime.expired(end) {
+                    break;
+                }
+            }
+            match inbox.receive(Some(self.runtime.deadline(RECORD_POLL))) {
+                Ok(Event::Signalled(SIGTSTP)) => self.pause(),
+                Ok(Event::Signalled(signal)) => {
+                    self.say(&format!("{}: leaving the ranks of other machines", child::signal_name(signal)));
+                    self.code = self.code.or(u8::try_from(128 + signal).ok());
+                    break;
+                }
+                _ => {}
+            }
+        }
+        // The ranks of this machine may have ended before.
+        if self.code.is_none()
+            && let Some(abort) = self.meeting.aborted()
+        {
+            self.say(&format!("{abort}, on another machine"));
+            self.code = Some(1);
         }
     }
 
@@ -335,7 +371,7 @@ impl Watch {
             Some((rank, status, cause)) => (rank, status, format!(" (it {cause})")),
             // Who is the cause may go on, or have ended as if all were well.
             None => {
-                let cause = self.coordinator.aborted().map(|abort| format!(" ({abort})"));
+                let cause = self.meeting.aborted().map(|abort| format!(" ({abort})"));
                 (first, first_status, cause.unwrap_or_default())
             }
         };

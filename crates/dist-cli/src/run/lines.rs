@@ -1,7 +1,9 @@
 //! What ranks print: taken line by line, so that no line is ever torn by another.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
@@ -45,28 +47,29 @@ pub(super) fn read_lines(rank: usize, stream: Stream, source: impl Read, take: &
 pub(crate) struct Forward {
     tag_output: bool,
     tag_error: bool,
-    logs: Vec<Mutex<File>>,
+    /// By rank.
+    logs: BTreeMap<usize, Mutex<File>>,
 }
 
 impl Forward {
     /// Lines begin with their rank if `tag` says so, and on a terminal.
     pub(crate) fn new(tag: bool) -> Self {
         let tag_output = tag || io::stdout().is_terminal();
-        Self { tag_output, tag_error: tag || io::stderr().is_terminal(), logs: Vec::new() }
+        Self { tag_output, tag_error: tag || io::stderr().is_terminal(), logs: BTreeMap::new() }
     }
 
     /// Lines are passed on as they are.
     pub(crate) fn untagged() -> Self {
-        Self { tag_output: false, tag_error: false, logs: Vec::new() }
+        Self { tag_output: false, tag_error: false, logs: BTreeMap::new() }
     }
 
     /// Keeps what each rank prints in a file of its own too.
-    pub(crate) fn with_logs(mut self, folder: &Path, ranks: usize) -> Result<Self, Error> {
+    pub(crate) fn with_logs(mut self, folder: &Path, ranks: Range<usize>) -> Result<Self, Error> {
         let failed = |source| Error::LogFolder { folder: folder.to_owned(), source };
         std::fs::create_dir_all(folder).map_err(failed)?;
-        for rank in 0..ranks {
+        for rank in ranks {
             let log = File::create(folder.join(format!("r{rank}.log"))).map_err(failed)?;
-            self.logs.push(Mutex::new(log));
+            self.logs.insert(rank, Mutex::new(log));
         }
         Ok(self)
     }
@@ -74,7 +77,7 @@ impl Forward {
 
 impl Take for Forward {
     fn take(&self, rank: usize, stream: Stream, line: &[u8]) -> io::Result<()> {
-        if let Some(log) = self.logs.get(rank) {
+        if let Some(log) = self.logs.get(&rank) {
             log.lock().unwrap_or_else(PoisonError::into_inner).write_all(line)?;
         }
         let tagged =

@@ -1,9 +1,10 @@
-//! `distctl run`: one program, started once per rank on this machine.
+//! `distctl run`: one program, started once per rank on this machine, which may be one of several.
 
 mod child;
 mod cores;
 mod job;
 mod lines;
+mod meeting;
 mod secret;
 
 use std::ffi::OsString;
@@ -15,15 +16,25 @@ pub(crate) use child::{EXEC, become_program};
 pub(crate) use cores::Bind;
 pub(crate) use job::{Job, Outcome};
 pub(crate) use lines::Forward;
+pub(crate) use meeting::{Address, Nodes};
 
 use crate::Error;
 use child::check_program;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// How many processes to start
+    /// How many processes to start, on each machine
     #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = crate::parse::ranks)]
     ranks: usize,
+    /// On how many machines the job runs: start distctl on each of them, with one DIST_SECRET_FILE
+    #[arg(long, value_name = "N", value_parser = crate::parse::nodes, requires_all = ["node_rank", "rdzv"])]
+    nnodes: Option<usize>,
+    /// Which of them this is, from 0 on
+    #[arg(long, value_name = "K", requires = "nnodes")]
+    node_rank: Option<usize>,
+    /// Where all ranks meet: an address of machine 0, and a port that is free there
+    #[arg(long, value_name = "HOST:PORT", requires = "nnodes", value_parser = crate::parse::address)]
+    rdzv: Option<Address>,
     /// Keep each rank's output in this folder too, as r0.log, r1.log ...
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
@@ -41,20 +52,41 @@ pub(crate) struct Arguments {
     command: Vec<OsString>,
 }
 
-/// Runs the job to its end; the exit code is the first failing rank's.
+impl Arguments {
+    /// The machines of the job, if it runs on several.
+    fn nodes(&self) -> Result<Option<Nodes>, Error> {
+        let (Some(count), Some(index), Some(rendezvous)) = (self.nnodes, self.node_rank, &self.rdzv) else {
+            return Ok(None);
+        };
+        if index >= count {
+            return Err(Error::Usage(format!("there is no machine {index} of {count}: they count from 0")));
+        }
+        let Some(secret) = std::env::var_os("DIST_SECRET_FILE") else {
+            return Err(Error::Usage(
+                "a job on several machines needs a secret: put the same file on each, \
+                 readable by its owner only, and say where it is in DIST_SECRET_FILE"
+                    .to_owned(),
+            ));
+        };
+        Ok(Some(Nodes { count, index, rendezvous: rendezvous.clone(), secret: secret.into() }))
+    }
+}
+
+/// Runs the job as far as it is on this machine, to its end; the exit code is the first failing rank's.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     let (program, rest) = arguments.command.split_first().expect("clap asks for a program");
     check_program(program)?;
     let mut forward = Forward::new(arguments.tag);
-    if let Some(folder) = &arguments.log_dir {
-        forward = forward.with_logs(folder, arguments.ranks)?;
-    }
     let job = Job {
         ranks: arguments.ranks,
         program: program.clone(),
         arguments: rest.to_vec(),
         grace: arguments.grace,
         bind: arguments.bind,
+        nodes: arguments.nodes()?,
     };
+    if let Some(folder) = &arguments.log_dir {
+        forward = forward.with_logs(folder, job.local())?;
+    }
     job.run(Arc::new(forward))
 }

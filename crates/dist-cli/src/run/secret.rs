@@ -1,4 +1,4 @@
-//! The secret of a local job: a file that only this user can read, gone when the job is.
+//! The secret of a job: a file that only this user can read. One made for the job is gone when the job is.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -9,14 +9,20 @@ use dist_transport::tcp::Secret;
 
 use crate::Error;
 
-/// The file is removed when this is dropped.
+/// A file that was made for the job is removed when this is dropped.
 #[derive(Debug)]
 pub(super) struct SecretFile {
     path: PathBuf,
     secret: Secret,
+    is_ours: bool,
 }
 
 impl SecretFile {
+    /// A secret that somebody else has made, and keeps.
+    pub(super) fn given(path: &Path) -> Result<Self, Error> {
+        Ok(Self { path: path.to_owned(), secret: Secret::from_file(path)?, is_ours: false })
+    }
+
     /// A fresh secret, in the user's own folder for such things if there is one.
     pub(super) fn create(job: &str) -> Result<Self, Error> {
         let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_dir());
@@ -31,7 +37,7 @@ impl SecretFile {
         let mut file =
             OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).map_err(failed)?;
         let written = file.write_all(text.as_bytes()).map_err(failed);
-        let this = Self { path: path.clone(), secret };
+        let this = Self { path: path.clone(), secret, is_ours: true };
         written.map(|()| this)
     }
 
@@ -46,8 +52,10 @@ impl SecretFile {
 
 impl Drop for SecretFile {
     fn drop(&mut self) {
-        // Whoever removed it before us did what we want.
-        let _ = fs::remove_file(&self.path);
+        if self.is_ours {
+            // Whoever removed it before us did what we want.
+            let _ = fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -58,11 +66,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_is_private_holds_the_secret_and_goes_away() {
+    fn a_file_for_the_job_is_private_and_goes_away_with_it() {
         let folder = tempfile::tempdir().unwrap();
         let file = SecretFile::create_in(folder.path(), "dist-1").unwrap();
         assert_eq!(fs::metadata(file.path()).unwrap().permissions().mode() & 0o777, 0o600);
-        assert!(Secret::from_file(file.path()).unwrap() == *file.secret());
+        let given = SecretFile::given(file.path()).unwrap();
+        assert!(given.secret() == file.secret());
+        drop(given);
+        assert!(file.path().exists());
         drop(file);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }

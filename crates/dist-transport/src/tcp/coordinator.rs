@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -33,6 +34,7 @@ pub struct Coordinator {
     address: SocketAddr,
     stop: Arc<Bell>,
     verdict: Arc<Mutex<Option<Abort>>>,
+    present: Arc<AtomicUsize>,
     task: Option<Task<()>>,
 }
 
@@ -64,7 +66,7 @@ impl Coordinator {
             address: address.to_owned(),
             source,
         })?;
-        let (stop, verdict) = (Arc::new(Bell::new()?), Arc::default());
+        let (stop, verdict, present) = (Arc::new(Bell::new()?), Arc::default(), Arc::default());
         let mut meeting = Meeting {
             gate: Gate::new(Door::Network, listener.into(), key.clone(), epoch, runtime.clone()),
             arriving: Vec::new(),
@@ -72,6 +74,7 @@ impl Coordinator {
             started: false,
             leavings: Vec::new(),
             verdict: Arc::clone(&verdict),
+            present: Arc::clone(&present),
             last_look: runtime.now(),
             next_beat: runtime.deadline(BEAT),
             runtime: runtime.clone(),
@@ -80,7 +83,7 @@ impl Coordinator {
         let task = runtime
             .spawn("dist-coordinator", move || while !meeting.turn(&stopped) {})
             .map_err(|source| Error::Resources { what: "thread", source })?;
-        Ok(Self { address, stop, verdict, task: Some(task) })
+        Ok(Self { address, stop, verdict, present, task: Some(task) })
     }
 
     /// Where ranks connect.
@@ -91,6 +94,11 @@ impl Coordinator {
     /// Why the job was aborted, if it was: the record that every rank gets.
     pub fn aborted(&self) -> Option<Abort> {
         *lock(&self.verdict)
+    }
+
+    /// How many ranks would miss the coordinator: those that have not left or gone, once all had come; 0 before.
+    pub fn present(&self) -> usize {
+        self.present.load(Ordering::Acquire)
     }
 
     /// Serves until every rank has left or is gone; after an abort only until they should have heard of it.
@@ -127,6 +135,8 @@ struct Meeting {
     leavings: Vec<[u8; FRAME_BYTES]>,
     /// The first thing that went wrong.
     verdict: Arc<Mutex<Option<Abort>>>,
+    /// How many have not left since all had come, for whoever hosts this.
+    present: Arc<AtomicUsize>,
     last_look: Duration,
     next_beat: Deadline,
     runtime: Runtime,
@@ -174,7 +184,7 @@ impl Meeting {
         } else {
             self.answer_the_impatient();
         }
-        let over = self.started && self.places.iter().all(|place| matches!(place, Place::Left));
+        let over = self.started && self.count_present() == 0;
         let stopped = stop.rung();
         if stopped && !self.started {
             self.answer(|_| true);
@@ -194,6 +204,13 @@ impl Meeting {
         let next = answers.chain([self.next_beat]).map(|deadline| self.runtime.remaining(deadline));
         let next = next.chain(self.gate.look_again_in()).min();
         socket::poll(&mut watched, next.unwrap_or(BEAT)).map(drop)
+    }
+
+    /// Counts the ranks that have not left, for whoever hosts this as well.
+    fn count_present(&self) -> usize {
+        let present = self.members().count();
+        self.present.store(present, Ordering::Release);
+        present
     }
 
     fn members(&self) -> impl Iterator<Item = &Member> {
@@ -277,6 +294,8 @@ impl Meeting {
     /// Tells everyone where everyone is.
     fn start(&mut self) {
         self.started = true;
+        // Before anybody can hear of it, do all there is to do, and leave.
+        self.count_present();
         let peers =
             (0..).zip(self.members()).map(|(rank, member)| Frame::Peer { rank, home: member.home }.encode());
         let peers: Vec<_> = peers.collect();

@@ -1,0 +1,111 @@
+//! Where the ranks of a job meet, on this machine or on several, and what they are told of it.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::process::Command;
+
+use dist_transport::Abort;
+use dist_transport::tcp::Coordinator;
+
+use super::secret::SecretFile;
+use crate::Error;
+
+/// Variables of a surrounding launcher's job that lead elsewhere if this job's ranks see them.
+const FOREIGN: [&str; 4] =
+    ["DIST_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"];
+
+/// The machines of a job: the same program is started on each of them, with as many ranks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Nodes {
+    pub(crate) count: usize,
+    /// Which of them this is.
+    pub(crate) index: usize,
+    /// Where the coordinator listens, on the first of them.
+    pub(crate) rendezvous: Address,
+    /// The secret of the job, which somebody has put on each of them.
+    pub(crate) secret: PathBuf,
+}
+
+/// A host, by name or number, and a port there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Address {
+    pub(crate) host: String,
+    pub(crate) port: u16,
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, port } = self;
+        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+    }
+}
+
+/// What all ranks of a job have in common.
+#[derive(Debug)]
+pub(super) struct Meeting {
+    job: String,
+    world_size: usize,
+    address: Address,
+    secret: SecretFile,
+    /// Unless another machine hosts it.
+    coordinator: Option<Coordinator>,
+}
+
+impl Meeting {
+    /// Of a job on this machine alone, which nobody else can join.
+    pub(super) fn here(world_size: usize) -> Result<Self, Error> {
+        let job = format!("dist-{}-{:x}", std::process::id(), unique());
+        let secret = SecretFile::create(&job)?;
+        let coordinator = Coordinator::start("127.0.0.1:0", world_size, &job, Some(secret.secret().clone()))?;
+        let address = coordinator.address();
+        let address = Address { host: address.ip().to_string(), port: address.port() };
+        Ok(Self { job, world_size, address, secret, coordinator: Some(coordinator) })
+    }
+
+    /// Of a job on several machines.
+    pub(super) fn across(nodes: &Nodes, world_size: usize) -> Result<Self, Error> {
+        let job = "dist".to_owned();
+        let secret = SecretFile::given(&nodes.secret)?;
+        let address = nodes.rendezvous.clone();
+        let host =
+            || Coordinator::start(&address.to_string(), world_size, &job, Some(secret.secret().clone()));
+        let coordinator = (nodes.index == 0).then(host).transpose()?;
+        if let Some(at) = coordinator.as_ref().map(Coordinator::address)
+            && at.ip().is_loopback()
+        {
+            tracing::warn!(%address, %at, "the job's address is one that no other machine reaches");
+        }
+        Ok(Self { job, world_size, address, secret, coordinator })
+    }
+
+    /// Tells a rank's process where to go, and hides what a surrounding launcher has said about its own job.
+    pub(super) fn tell(&self, command: &mut Command) {
+        for variable in FOREIGN {
+            command.env_remove(variable);
+        }
+        command.env("WORLD_SIZE", self.world_size.to_string());
+        command.env("MASTER_ADDR", &self.address.host).env("MASTER_PORT", self.address.port.to_string());
+        command.env("DIST_JOB_ID", &self.job).env("DIST_SECRET_FILE", self.secret.path());
+        command.env("DIST_COORDINATOR", "external");
+    }
+
+    /// Why the job was aborted, if that is known here.
+    pub(super) fn aborted(&self) -> Option<Abort> {
+        self.coordinator.as_ref()?.aborted()
+    }
+
+    /// How many ranks would miss the coordinator that this process hosts.
+    pub(super) fn present(&self) -> usize {
+        self.coordinator.as_ref().map_or(0, Coordinator::present)
+    }
+
+    pub(super) const fn world_size(&self) -> usize {
+        self.world_size
+    }
+}
+
+/// A number that tells two jobs of one process apart, and a process from an earlier one with the same id.
+fn unique() -> u128 {
+    use std::time::SystemTime;
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_nanos())
+}
