@@ -332,6 +332,7 @@ struct Machines {
     /// Where its secret is.
     folder: tempfile::TempDir,
     rendezvous: String,
+    options: Vec<&'static str>,
 }
 
 impl Machines {
@@ -342,14 +343,15 @@ impl Machines {
             secret.write(true).create_new(true).mode(0o600).open(folder.path().join("secret")).unwrap();
         secret.write_all(b"known to the ranks of this job").unwrap();
         let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        Self { folder, rendezvous: free.local_addr().unwrap().to_string() }
+        Self { folder, rendezvous: free.local_addr().unwrap().to_string(), options: Vec::new() }
     }
 
     /// What one of them starts, so many times.
     fn start(&self, machine: usize, ranks: &str, command: &[&str]) -> Command {
         let machine = machine.to_string();
-        let place = ["--nnodes", "2", "--node-rank", &machine, "--rdzv", &self.rendezvous, "--"];
-        let mut launcher = distctl(&[&["run", "-n", ranks], &place[..], command].concat());
+        let place = ["--nnodes", "2", "--node-rank", &machine, "--rdzv", &self.rendezvous];
+        let mut launcher =
+            distctl(&[&["run", "-n", ranks], &place[..], &self.options, &["--"], command].concat());
         launcher.env("DIST_SECRET_FILE", self.folder.path().join("secret"));
         launcher.stdout(Stdio::piped()).stderr(Stdio::piped());
         launcher
@@ -441,9 +443,60 @@ fn a_failure_on_another_machine_is_one_of_the_job() {
     let [first, second] = Machines::new().run_this_test("1", "fail");
     assert_eq!((first.status.code(), second.status.code()), (Some(1), Some(7)), "{first:?} {second:?}");
     assert!(
-        lines(&first.stderr).contains(&"distctl: rank 1 died, on another machine".to_owned()),
+        lines(&first.stderr).contains(&"distctl: the job failed on another machine: rank 1 died".to_owned()),
         "{first:?}"
     );
+}
+
+#[rstest]
+#[case(2, 0, 1)]
+#[case(1, 8, 2)]
+#[case(0, 7, 1)]
+fn a_job_that_fails_is_started_again(#[case] restarts: usize, #[case] code: i32, #[case] failures: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    // Fails at the first start, and at the second if there is no third.
+    let fail = if failures == 2 { "test $DIST_RESTART = 1 && exit 8;" } else { "" };
+    let script = format!("echo $RANK $DIST_RESTART; test $DIST_RESTART$RANK = 01 && exit 7; {fail} exit 0");
+    let options = ["-n", "2", "--max-restarts", &restarts.to_string(), "--log-dir"];
+    let output = run(&[&options[..], &[folder.path().to_str().unwrap()]].concat(), &script);
+    assert_eq!(output.status.code(), Some(code), "{output:?}");
+    let starts = restarts.min(1);
+    let expected: Vec<_> = (0..=starts).map(|start| format!("1 {start}")).collect();
+    assert_eq!(lines(&std::fs::read(folder.path().join("r1.log")).unwrap()), expected);
+    let again = format!("distctl: starting the job again, 1 of at most {restarts} times");
+    assert_eq!(lines(&output.stderr).iter().filter(|line| **line == again).count(), starts, "{output:?}");
+}
+
+#[test]
+fn a_job_that_is_told_to_end_is_not_started_again() {
+    let script = "trap 'exit 9' TERM; echo $$; while :; do sleep 0.01; done";
+    let (child, _) = running(&["-n", "2", "--max-restarts", "3"], script);
+    signal(&child, Signal::TERM);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(9), "{output:?}");
+    // The shell itself has a word for a sleep that was signalled.
+    let told: Vec<_> = lines(&output.stderr).into_iter().filter(|line| line.starts_with("distctl")).collect();
+    assert_eq!(told, ["distctl: SIGTERM: passed on to every rank"]);
+}
+
+#[test]
+fn all_machines_start_a_job_again() {
+    if std::env::var(END).is_ok() {
+        let mut comm = Communicator::from_env().unwrap();
+        comm.barrier().unwrap();
+        if std::env::var("DIST_RESTART").unwrap() == "0" {
+            let failing = comm.rank() == 3 || comm.barrier().is_err();
+            std::process::exit(if failing { 7 } else { 0 });
+        }
+        comm.barrier().unwrap();
+        return;
+    }
+    let machines = Machines { options: vec!["--max-restarts", "1"], ..Machines::new() };
+    for output in machines.run_this_test("2", "fail once") {
+        assert!(output.status.success(), "{output:?}");
+        let again = "distctl: starting the job again, 1 of at most 1 times".to_owned();
+        assert!(lines(&output.stderr).contains(&again), "{output:?}");
+    }
 }
 
 #[rstest]

@@ -41,6 +41,8 @@ pub(crate) struct Job {
     pub(crate) bind: Bind,
     /// The machines that it runs on, if this is not the only one; `ranks` are those of each.
     pub(crate) nodes: Option<Nodes>,
+    /// How often it is started again after a failure.
+    pub(crate) restarts: u16,
 }
 
 /// How a job ended.
@@ -50,6 +52,15 @@ pub(crate) enum Outcome {
     Success,
     /// The exit code to pass on.
     Code(u8),
+}
+
+/// How the ranks of this machine ended.
+enum End {
+    Success,
+    /// By themselves, one of them with this exit code.
+    Failure(u8),
+    /// Because somebody wanted them to.
+    Stop(u8),
 }
 
 enum Event {
@@ -73,7 +84,15 @@ enum Phase {
 impl Job {
     /// A job with the usual grace, each rank bound to its share of the cores.
     pub(crate) fn of(ranks: usize, program: OsString, arguments: Vec<OsString>) -> Self {
-        Self { ranks, program, arguments, grace: Duration::from_secs(5), bind: Bind::Cores, nodes: None }
+        Self {
+            ranks,
+            program,
+            arguments,
+            grace: Duration::from_secs(5),
+            bind: Bind::Cores,
+            nodes: None,
+            restarts: 0,
+        }
     }
 
     /// The ranks of this machine.
@@ -82,42 +101,58 @@ impl Job {
         first..first + self.ranks
     }
 
-    fn meeting(&self) -> Result<Meeting, Error> {
+    fn meeting(&self, restart: u16) -> Result<Meeting, Error> {
         match &self.nodes {
-            None => Meeting::here(self.ranks),
-            Some(nodes) => Meeting::across(nodes, nodes.count * self.ranks),
+            None => Meeting::here(self.ranks, restart),
+            Some(nodes) => Meeting::across(nodes, nodes.count * self.ranks, restart),
         }
     }
 
-    /// Starts all ranks and returns when none is left.
+    /// Starts all ranks and returns when none is left, and none is to be started again.
     pub(crate) fn run(&self, take: Arc<dyn Take>) -> Result<Outcome, Error> {
         let runtime = Runtime::system();
-        let (events, inbox) = runtime.mailbox();
+        let (events, mut inbox) = runtime.mailbox();
         watch_signals(&runtime, &events)?;
-        let meeting = self.meeting()?;
         let (voice, speaker) = voice(&runtime)?;
+        let mut restart = 0;
+        let outcome = loop {
+            match self.run_once(restart, &runtime, (&events, &mut inbox), &voice, &take)? {
+                End::Success => break Outcome::Success,
+                End::Failure(_) if restart < self.restarts => restart += 1,
+                End::Failure(code) | End::Stop(code) => break Outcome::Code(code),
+            }
+            voice.send(format!("starting the job again, {restart} of at most {} times", self.restarts));
+        };
+        drop(voice);
+        let _ = speaker.join_by(runtime.deadline(PATIENCE));
+        Ok(outcome)
+    }
+
+    fn run_once(
+        &self,
+        restart: u16,
+        runtime: &Runtime,
+        (events, inbox): (&Mailbox<Event>, &mut Receiver<Event>),
+        voice: &Mailbox<String>,
+        take: &Arc<dyn Take>,
+    ) -> Result<End, Error> {
         let mut watch = Watch {
             runtime: runtime.clone(),
             ranks: Vec::new(),
-            readers: vec![speaker],
-            voice,
+            readers: Vec::new(),
+            voice: voice.clone(),
             phase: Phase::Running,
             grace: self.grace,
             first: self.local().start,
-            meeting,
+            meeting: self.meeting(restart)?,
             failures: Vec::new(),
             code: None,
+            is_stopped: false,
         };
         for local in 0..self.ranks {
             let started = self.start(local, &watch.meeting).and_then(|child| {
-                watch.readers.extend(watch_child(
-                    &runtime,
-                    watch.first + local,
-                    child,
-                    &events,
-                    &take,
-                    &mut watch.ranks,
-                )?);
+                let rank = watch.first + local;
+                watch.readers.extend(watch_child(runtime, rank, child, events, take, &mut watch.ranks)?);
                 Ok(())
             });
             if let Err(error) = started {
@@ -125,7 +160,6 @@ impl Job {
                 return Err(error);
             }
         }
-        drop(events);
         watch.until_all_have_ended(inbox)
     }
 
@@ -220,7 +254,7 @@ struct Watch {
     first: usize,
     /// The processes that have not been reaped, from it on.
     ranks: Vec<Option<Running>>,
-    /// The threads that pass on what the ranks print, and what this process says.
+    /// The threads that pass on what the ranks print.
     readers: Vec<Task<()>>,
     voice: Mailbox<String>,
     phase: Phase,
@@ -230,24 +264,29 @@ struct Watch {
     failures: Vec<(usize, ExitStatus)>,
     /// The code to pass on, once it is settled which failure was the first.
     code: Option<u8>,
+    /// Whether somebody wanted the job to end.
+    is_stopped: bool,
 }
 
 impl Watch {
-    fn until_all_have_ended(mut self, mut inbox: Receiver<Event>) -> Result<Outcome, Error> {
-        if let Err(error) = self.watch(&mut inbox) {
+    fn until_all_have_ended(mut self, inbox: &mut Receiver<Event>) -> Result<End, Error> {
+        if let Err(error) = self.watch(inbox) {
             self.kill_all();
             return Err(error);
         }
-        self.await_record(&mut inbox);
+        self.await_record(inbox);
         self.name_cause();
-        self.await_other_machines(&mut inbox);
-        drop(self.voice);
+        self.await_other_machines(inbox);
         let patience = self.runtime.deadline(PATIENCE);
         for reader in self.readers {
             // A process that has left its group may hold the pipe open for as long as it likes.
             let _ = reader.join_by(patience);
         }
-        Ok(self.code.map_or(Outcome::Success, Outcome::Code))
+        Ok(match self.code {
+            None => End::Success,
+            Some(code) if self.is_stopped => End::Stop(code),
+            Some(code) => End::Failure(code),
+        })
     }
 
     fn watch(&mut self, inbox: &mut Receiver<Event>) -> Result<(), Error> {
@@ -348,6 +387,7 @@ impl Watch {
                 Ok(Event::Signalled(signal)) => {
                     self.say(&format!("{}: leaving the ranks of other machines", child::signal_name(signal)));
                     self.code = self.code.or(u8::try_from(128 + signal).ok());
+                    self.is_stopped = true;
                     break;
                 }
                 _ => {}
@@ -357,7 +397,7 @@ impl Watch {
         if self.code.is_none()
             && let Some(abort) = self.meeting.aborted()
         {
-            self.say(&format!("{abort}, on another machine"));
+            self.say(&format!("the job failed on another machine: {abort}"));
             self.code = Some(1);
         }
     }
@@ -387,6 +427,7 @@ impl Watch {
             return self.pause();
         }
         self.name_cause();
+        self.is_stopped = true;
         self.say(&format!("{}: passed on to every rank", child::signal_name(signal)));
         if let Some(signal) = Signal::from_named_raw(signal) {
             self.end_with(signal);
@@ -407,6 +448,7 @@ impl Watch {
     fn output_is_gone(&mut self) {
         if let Phase::Running = self.phase {
             self.code = Some(SIGPIPE_CODE);
+            self.is_stopped = true;
             self.say("nobody reads the output any more; ending the job");
             self.end_with(Signal::TERM);
         }

@@ -44,6 +44,8 @@ impl fmt::Display for Address {
 #[derive(Debug)]
 pub(super) struct Meeting {
     job: String,
+    /// How often the job was started before.
+    restart: u16,
     world_size: usize,
     address: Address,
     secret: SecretFile,
@@ -53,20 +55,27 @@ pub(super) struct Meeting {
 
 impl Meeting {
     /// Of a job on this machine alone, which nobody else can join.
-    pub(super) fn here(world_size: usize) -> Result<Self, Error> {
+    pub(super) fn here(world_size: usize, restart: u16) -> Result<Self, Error> {
         let job = format!("dist-{}-{:x}", std::process::id(), unique());
         let secret = SecretFile::create(&job)?;
         let coordinator = Coordinator::start("127.0.0.1:0", world_size, &job, Some(secret.secret().clone()))?;
         let address = coordinator.address();
         let address = Address { host: address.ip().to_string(), port: address.port() };
-        Ok(Self { job, world_size, address, secret, coordinator: Some(coordinator) })
+        Ok(Self { job, restart, world_size, address, secret, coordinator: Some(coordinator) })
     }
 
-    /// Of a job on several machines.
-    pub(super) fn across(nodes: &Nodes, world_size: usize) -> Result<Self, Error> {
-        let job = "dist".to_owned();
+    /// Of a job on several machines. Each start meets at a port of its own: on another machine it may begin while here
+    /// the one before has not ended.
+    pub(super) fn across(nodes: &Nodes, world_size: usize, restart: u16) -> Result<Self, Error> {
+        let job = format!("dist-{restart}");
         let secret = SecretFile::given(&nodes.secret)?;
-        let address = nodes.rendezvous.clone();
+        let Address { host, port } = nodes.rendezvous.clone();
+        let port = port.checked_add(restart).ok_or_else(|| {
+            Error::Usage(format!(
+                "there is no port {restart} after {port}, at which the job could meet again"
+            ))
+        })?;
+        let address = Address { host, port };
         let host =
             || Coordinator::start(&address.to_string(), world_size, &job, Some(secret.secret().clone()));
         let coordinator = (nodes.index == 0).then(host).transpose()?;
@@ -75,7 +84,7 @@ impl Meeting {
         {
             tracing::warn!(%address, %at, "the job's address is one that no other machine reaches");
         }
-        Ok(Self { job, world_size, address, secret, coordinator })
+        Ok(Self { job, restart, world_size, address, secret, coordinator })
     }
 
     /// Tells a rank's process where to go, and hides what a surrounding launcher has said about its own job.
@@ -86,7 +95,7 @@ impl Meeting {
         command.env("WORLD_SIZE", self.world_size.to_string());
         command.env("MASTER_ADDR", &self.address.host).env("MASTER_PORT", self.address.port.to_string());
         command.env("DIST_JOB_ID", &self.job).env("DIST_SECRET_FILE", self.secret.path());
-        command.env("DIST_COORDINATOR", "external");
+        command.env("DIST_COORDINATOR", "external").env("DIST_RESTART", self.restart.to_string());
     }
 
     /// Why the job was aborted, if that is known here.

@@ -35,6 +35,9 @@ pub(crate) struct Arguments {
     /// Where all ranks meet: an address of machine 0, and a port that is free there
     #[arg(long, value_name = "HOST:PORT", requires = "nnodes", value_parser = crate::parse::address)]
     rdzv: Option<Address>,
+    /// How often to start the job again when it fails; on several machines, HOST:PORT and as many ports after it are used
+    #[arg(long, value_name = "R", default_value = "0")]
+    max_restarts: u16,
     /// Keep each rank's output in this folder too, as r0.log, r1.log ...
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
@@ -84,6 +87,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
         grace: arguments.grace,
         bind: arguments.bind,
         nodes: arguments.nodes()?,
+        restarts: arguments.max_restarts,
     };
     if let Some(folder) = &arguments.log_dir {
         forward = forward.with_logs(folder, job.local())?;
