@@ -2,6 +2,7 @@
 #![allow(clippy::print_stdout, reason = "a program prints")]
 
 mod bench;
+mod doctor;
 mod error;
 mod operation;
 mod parse;
@@ -34,6 +35,8 @@ enum Command {
     Bench(bench::Arguments),
     /// Measure anew what messages take here, which the choice of algorithms goes by
     Tune(tune::Arguments),
+    /// Tell what ranks find here, how fast they reach each other, and what could be better
+    Doctor(doctor::Arguments),
     /// Prove every schedule for every world size and root up to a bound, and reject changed ones
     Verify(verify::Arguments),
     /// Predict how long collectives take on a network that need not exist
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Command::Run(arguments) => run::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Tune(arguments) => tune::run(&arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Verify(arguments) => verify::run(&arguments),
         Command::Sim(arguments) => sim::run(&arguments),
         Command::ExecRank { command } => Err(run::become_program(&command)),

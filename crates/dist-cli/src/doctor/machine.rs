@@ -1,0 +1,125 @@
+//! What can be said of a machine without asking its peers.
+
+use std::fs;
+use std::net::{IpAddr, ToSocketAddrs};
+
+use dist_collectives::KeptCosts;
+use rustix::process::{Resource, getrlimit};
+
+use super::Finding;
+
+/// The variables that mean something to this library, as documented in docs/cli.md and docs/shared-memory.md.
+const VARIABLES: [&str; 12] = [
+    "DIST_COORDINATOR",
+    "DIST_COSTS",
+    "DIST_CROSSOVERS",
+    "DIST_HOST_ID",
+    "DIST_JOB_ID",
+    "DIST_LIVENESS",
+    "DIST_LOG",
+    "DIST_PORT",
+    "DIST_RESTART",
+    "DIST_SECRET_FILE",
+    "DIST_SHM_CMA",
+    "DIST_TRANSPORT",
+];
+
+/// Files that a process may have open beside those of its job, by a generous guess.
+const OTHER_FILES: u64 = 64;
+
+/// What there is to say of this machine, whose lowest rank this is.
+pub(super) fn look_around(rank: usize, world_size: usize) -> Vec<Finding> {
+    let found = [files(world_size), file_size(), quota(), name(), congestion(), variables(), costs()];
+    found.into_iter().flatten().map(|finding| Finding { rank, ..finding }).collect()
+}
+
+/// A rank has a connection to each that it exchanges messages with, and memory that it shares with it.
+fn files(world_size: usize) -> Option<Finding> {
+    let limit = getrlimit(Resource::Nofile).current?;
+    let enough = 2 * world_size as u64 + OTHER_FILES;
+    let finding = Finding::new("files", format!("a process may have {limit} open"));
+    Some(finding.but_if(limit < enough, format!("{world_size} ranks may need {enough}: ulimit -n {enough}")))
+}
+
+fn file_size() -> Option<Finding> {
+    let limit = getrlimit(Resource::Fsize).current?;
+    let finding =
+        Finding::new("file size", format!("a file may have {limit} bytes, and so may shared memory"));
+    Some(finding.but("lift it, or messages may have to go over TCP: ulimit -f unlimited"))
+}
+
+/// What a container may use of the processors.
+fn quota() -> Option<Finding> {
+    quota_in(&fs::read_to_string("/sys/fs/cgroup/cpu.max").ok()?)
+}
+
+fn quota_in(text: &str) -> Option<Finding> {
+    let (quota, period) = text.trim().split_once(' ')?;
+    let cores = quota.parse::<f64>().ok()? / period.parse::<f64>().ok()?;
+    let finding = Finding::new("quota", format!("processes of this container use {cores:.1} cores at most"));
+    let advice =
+        "who waits busily spends of it: give each rank a whole core, or calls stand still now and then";
+    Some(finding.but_if(cores.fract() != 0.0, advice))
+}
+
+/// What others reach this machine by.
+fn name() -> Option<Finding> {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    let name = name.trim();
+    let addresses: Vec<IpAddr> =
+        (name, 0).to_socket_addrs().map_or_else(|_| Vec::new(), |all| all.map(|at| at.ip()).collect());
+    let reached = addresses.iter().find(|address| !address.is_loopback());
+    Some(Finding::new(
+        "name",
+        match reached {
+            Some(address) => format!("{name} is {address}"),
+            None => format!("{name} is no address that other machines reach: say another one to --rdzv"),
+        },
+    ))
+}
+
+fn congestion() -> Option<Finding> {
+    let control = fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").ok()?;
+    Some(Finding::new("tcp", format!("{} controls congestion between machines", control.trim())))
+}
+
+fn variables() -> Option<Finding> {
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let unknown: Vec<String> =
+        names.filter(|name| name.starts_with("DIST_") && !VARIABLES.contains(&name.as_str())).collect();
+    let finding = || Finding::new("variables", format!("{} mean nothing here", unknown.join(", ")));
+    (!unknown.is_empty()).then(|| finding().but(format!("what does: {}", VARIABLES.join(", "))))
+}
+
+/// Where measured costs are kept.
+fn costs() -> Option<Finding> {
+    let kept = KeptCosts::of_user();
+    let place = kept.as_ref().and_then(|kept| Some((kept, kept.path()?)));
+    Some(match place {
+        None => Finding::new("costs", "measured costs are kept nowhere"),
+        Some((kept, path)) => match kept.read() {
+            Ok(worlds) => {
+                Finding::new("costs", format!("{} kinds of world in {}", worlds.len(), path.display()))
+            }
+            Err(error) => Finding::new("costs", format!("{} cannot be read: {error}", path.display()))
+                .but("remove it, or have DIST_COSTS name another file"),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case("max 100000\n", None)]
+    #[case("200000 100000\n", Some(("processes of this container use 2.0 cores at most", false)))]
+    #[case("150000 100000\n", Some(("processes of this container use 1.5 cores at most", true)))]
+    #[case("", None)]
+    fn part_of_a_core_is_one_to_wait_with(#[case] text: &str, #[case] expected: Option<(&str, bool)>) {
+        let found = quota_in(text).map(|finding| (finding.found, finding.advice.is_some()));
+        assert_eq!(found, expected.map(|(found, wrong)| (found.to_owned(), wrong)));
+    }
+}

@@ -1,0 +1,79 @@
+//! `distctl doctor`: what ranks find where they run, and what would make them faster or fail.
+
+mod machine;
+mod ranks;
+
+use std::fmt;
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use dist_transport::tcp::Config;
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+use crate::run::{Forward, Job, Outcome};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// How many processes; inside a job this is the job's size, else 2 unless said otherwise
+    #[arg(short = 'n', long, value_name = "N", value_parser = crate::parse::ranks)]
+    ranks: Option<usize>,
+    /// One JSON object per line instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+const RANKS_DEFAULT: usize = 2;
+
+/// Something that was found out, of one machine or of the ranks. The fields and their order are a contract with whoever
+/// reads them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Finding {
+    check: String,
+    /// The machine, by the lowest rank on it.
+    rank: usize,
+    found: String,
+    /// What to do about it, if it is not as it should be.
+    advice: Option<String>,
+}
+
+impl Finding {
+    fn new(check: &str, found: impl Into<String>) -> Self {
+        Self { check: check.to_owned(), rank: 0, found: found.into(), advice: None }
+    }
+
+    fn but(self, advice: impl Into<String>) -> Self {
+        Self { advice: Some(advice.into()), ..self }
+    }
+
+    /// The same with this advice if something is wrong.
+    fn but_if(self, wrong: bool, advice: impl Into<String>) -> Self {
+        if wrong { self.but(advice) } else { self }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mark = if self.advice.is_some() { '!' } else { ' ' };
+        writeln!(f, "{mark} rank {:<4} {:<11} {}", self.rank, self.check, self.found)?;
+        self.advice.iter().try_for_each(|advice| writeln!(f, "{:24}{advice}", ""))
+    }
+}
+
+/// Looks around in the job that this process is a rank of; alone, starts one.
+pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
+    if std::env::var_os("RANK").is_none() {
+        let own = std::env::current_exe().map_err(Error::OwnProgram)?;
+        let ranks = arguments.ranks.unwrap_or(RANKS_DEFAULT);
+        let job = Job::of(ranks, own.into_os_string(), std::env::args_os().skip(1).collect());
+        return job.run(Arc::new(Forward::untagged()));
+    }
+    let findings = ranks::look_around(&Config::from_env()?)?;
+    let text: String = if arguments.json {
+        findings.iter().map(|finding| serde_json::to_string(finding).expect("it is text") + "\n").collect()
+    } else {
+        findings.iter().map(Finding::to_string).collect()
+    };
+    io::stdout().lock().write_all(text.as_bytes()).map_err(Error::Output)?;
+    Ok(Outcome::Success)
+}

@@ -1,0 +1,122 @@
+//! What ranks find out about each other.
+
+use std::time::Duration;
+
+use dist_collectives::Communicator;
+use dist_transport::tcp::{Config, Medium, TcpTransport};
+use dist_transport::{Due, Reach, Transport};
+
+use super::{Finding, machine};
+use crate::Error;
+
+/// How long ranks may take to open memory to each other.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Messages of this size tell how fast data moves.
+const LARGE: usize = 1 << 20;
+/// Round trips of a small and of a large message, after some that only make them warm.
+const SMALL_TRIPS: u32 = 500;
+const LARGE_TRIPS: u32 = 20;
+
+/// Joins the job and finds out what there is; rank 0 gets the findings of all.
+pub(super) fn look_around(config: &Config) -> Result<Vec<Finding>, Error> {
+    let mut transport = TcpTransport::join(config)?;
+    let hosts = transport.hosts();
+    let (rank, cores) = (transport.rank().index(), transport.cores());
+    let own = hosts[rank];
+    let members: Vec<usize> = (0..hosts.len()).filter(|&other| hosts[other] == own).collect();
+    let host = transport.fork(&members)?;
+    let reach = host.map(|mut host| reach(&mut *host)).transpose()?.flatten();
+    let mut comm = Communicator::new(transport);
+    // Until all have opened their memory.
+    comm.barrier()?;
+    let findings = if members[0] == rank {
+        let mut findings = vec![ranks(&members, cores)];
+        findings.extend((members.len() > 1).then(|| memory(reach, config.medium())));
+        findings.iter_mut().for_each(|finding| finding.rank = rank);
+        findings.extend(machine::look_around(rank, hosts.len()));
+        findings
+    } else {
+        Vec::new()
+    };
+    let mut findings = comm.all_gather_values(&findings)?.concat();
+    for peer in 1..hosts.len() {
+        let way = if hosts[peer] != hosts[0] || reach.is_none() { "TCP" } else { "memory" };
+        let trip = link(&mut comm, peer)?;
+        findings.extend(trip.map(|[small, large]| Finding {
+            rank: peer,
+            ..Finding::new(
+                "link",
+                format!(
+                    "to rank 0 by {way}: {:.2} us one way, {:.2} GB/s",
+                    small.as_secs_f64() * 1e6,
+                    LARGE as f64 / large.as_secs_f64() / 1e9
+                ),
+            )
+        }));
+    }
+    comm.barrier()?;
+    Ok(if rank == 0 { findings } else { Vec::new() })
+}
+
+/// How far the ranks of a host reach into each other's memory; `None` if they share none.
+fn reach(host: &mut dyn Transport) -> Result<Option<Reach>, Error> {
+    let runtime = host.runtime().clone();
+    Ok(host.direct(&Due::within(&runtime, LIMIT))?.map(|direct| direct.shared().reach))
+}
+
+fn ranks(members: &[usize], cores: usize) -> Finding {
+    let list = members.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+    let finding = Finding::new("ranks", format!("{list} run on this machine, on {cores} cores"));
+    let advice = "they take turns, and a small call takes microseconds more: a rank for each core is faster";
+    finding.but_if(cores < members.len(), advice)
+}
+
+fn memory(reach: Option<Reach>, medium: Medium) -> Finding {
+    let found = match reach {
+        Some(Reach::Write) => "ranks read and write each other's memory",
+        Some(Reach::Read) => "ranks read each other's memory and share some",
+        Some(Reach::Slots) => "ranks share some memory, and cannot reach the rest",
+        None => "ranks share no memory",
+    };
+    let finding = Finding::new("memory", found);
+    match reach {
+        Some(Reach::Write) => finding,
+        None if medium == Medium::Tcp => finding,
+        None => {
+            finding.but("DIST_LOG=dist_transport=info tells why not, docs/shared-memory.md what it takes")
+        }
+        Some(_) => finding.but(
+            "large calls copy once more: unless DIST_SHM_CMA says so, it is the container or \
+             kernel.yama.ptrace_scope that forbids process_vm_readv",
+        ),
+    }
+}
+
+/// How long a small and a large message take one way between rank 0 and another, as rank 0 sees it; `None` on the rest.
+fn link(comm: &mut Communicator, peer: usize) -> Result<Option<[Duration; 2]>, Error> {
+    let towards = match comm.rank() {
+        0 => peer,
+        rank if rank == peer => 0,
+        _ => return Ok(None),
+    };
+    let (mut small, mut large) = ([0_u8; 8], vec![0_u8; LARGE]);
+    let runtime = comm.runtime().clone();
+    let mut time = |buffer: &mut [u8], trips: u32| -> Result<Duration, Error> {
+        let mut start = runtime.now();
+        for trip in 0..trips + trips / 4 {
+            if trip == trips / 4 {
+                start = runtime.now();
+            }
+            if towards == 0 {
+                comm.recv(buffer, towards)?;
+                comm.send(buffer, towards)?;
+            } else {
+                comm.send(buffer, towards)?;
+                comm.recv(buffer, towards)?;
+            }
+        }
+        Ok(runtime.now().saturating_sub(start) / (2 * trips))
+    };
+    let times = [time(&mut small, SMALL_TRIPS)?, time(&mut large, LARGE_TRIPS)?];
+    Ok((towards != 0).then_some(times))
+}
