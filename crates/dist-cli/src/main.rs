@@ -2,6 +2,7 @@
 #![allow(clippy::print_stdout, reason = "a program prints")]
 
 mod bench;
+mod chaos;
 mod doctor;
 mod error;
 mod operation;
@@ -37,6 +38,8 @@ enum Command {
     Tune(tune::Arguments),
     /// Tell what ranks find here, how fast they reach each other, and what could be better
     Doctor(doctor::Arguments),
+    /// Kill, stop or hold up a rank of job after job, and see that the others hear of it as they should
+    Chaos(chaos::Arguments),
     /// Prove every schedule for every world size and root up to a bound, and reject changed ones
     Verify(verify::Arguments),
     /// Predict how long collectives take on a network that need not exist
@@ -60,6 +63,7 @@ fn main() -> ExitCode {
         Command::Run(arguments) => run::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Tune(arguments) => tune::run(&arguments),
+        Command::Chaos(arguments) => chaos::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Verify(arguments) => verify::run(&arguments),
         Command::Sim(arguments) => sim::run(&arguments),

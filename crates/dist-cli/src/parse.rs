@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use dist_collectives::{DType, ReduceOp, ReductionOrder};
+use dist_transport::tcp::Medium;
 
 use crate::run::Address;
 
@@ -14,6 +15,24 @@ pub(crate) fn ranks(text: &str) -> Result<usize, String> {
         Ok(ranks) if ranks <= RANKS_MAX => Ok(ranks),
         Ok(_) => Err(format!("this machine cannot run more than {RANKS_MAX} processes for one job")),
         Err(_) => Err("this is not a number of ranks".to_owned()),
+    }
+}
+
+/// What messages go through.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub(crate) enum TransportName {
+    Auto,
+    Tcp,
+    Shm,
+}
+
+impl TransportName {
+    pub(crate) fn medium(self) -> Medium {
+        match self {
+            Self::Auto => Medium::Auto,
+            Self::Tcp => Medium::Tcp,
+            Self::Shm => Medium::Shm,
+        }
     }
 }
 

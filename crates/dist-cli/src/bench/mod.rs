@@ -16,6 +16,7 @@ use dist_collectives::{
 use dist_transport::tcp::{Config, Medium, TcpTransport};
 
 use crate::Error;
+use crate::parse::TransportName;
 use crate::run::{Forward, Job, Outcome};
 use line::{Line, Table};
 use operation::Operation;
@@ -104,23 +105,6 @@ struct Switches {
     /// One JSON object per line instead of a table
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum TransportName {
-    Auto,
-    Tcp,
-    Shm,
-}
-
-impl TransportName {
-    fn medium(self) -> Medium {
-        match self {
-            Self::Auto => Medium::Auto,
-            Self::Tcp => Medium::Tcp,
-            Self::Shm => Medium::Shm,
-        }
-    }
 }
 
 /// How many processes are started when nothing is said.

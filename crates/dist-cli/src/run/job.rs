@@ -1,7 +1,7 @@
 //! A job as far as it runs on this machine: its processes here, and what is done when one of them fails.
 
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::io;
 use std::ops::Range;
 use std::process::ExitStatus;
 use std::sync::Arc;
@@ -113,7 +113,7 @@ impl Job {
         let runtime = Runtime::system();
         let (events, mut inbox) = runtime.mailbox();
         watch_signals(&runtime, &events)?;
-        let (voice, speaker) = voice(&runtime)?;
+        let (voice, speaker) = voice(&runtime, take.clone())?;
         let mut restart = 0;
         let outcome = loop {
             match self.run_once(restart, &runtime, (&events, &mut inbox), &voice, &take)? {
@@ -235,12 +235,11 @@ fn watch_signals(runtime: &Runtime, events: &Mailbox<Event>) -> Result<(), Error
 
 /// A thread that says what this process has to say: whoever takes it may do so slowly or not at all, and the end of
 /// the job must not wait for that.
-fn voice(runtime: &Runtime) -> Result<(Mailbox<String>, Task<()>), Error> {
+fn voice(runtime: &Runtime, take: Arc<dyn Take>) -> Result<(Mailbox<String>, Task<()>), Error> {
     let (voice, mut words) = runtime.mailbox::<String>();
     let speak = move || {
         while let Ok(text) = words.receive(None) {
-            // When nobody listens, nobody has to be told.
-            let _ = writeln!(io::stderr().lock(), "distctl: {text}");
+            take.say(&text);
         }
     };
     let speaker = runtime.spawn("voice", speak).map_err(Error::Thread)?;

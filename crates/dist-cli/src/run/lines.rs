@@ -26,6 +26,12 @@ pub(crate) trait Take: Send + Sync {
     /// # Errors
     /// If it cannot be written; the job is then ended, as a pipeline is whose reader has left.
     fn take(&self, rank: usize, stream: Stream, line: &[u8]) -> io::Result<()>;
+
+    /// Takes what the launcher itself has to say.
+    fn say(&self, text: &str) {
+        // When nobody listens, nobody has to be told.
+        let _ = writeln!(io::stderr().lock(), "distctl: {text}");
+    }
 }
 
 /// Gives each line to `take`, until the rank closes its end. The last line is ended if the rank did not.

@@ -1,0 +1,84 @@
+//! Calls of every kind and size, whose results are known.
+
+use dist_collectives::{Communicator, ReduceOp, Result};
+
+/// Elements of each rank's part, from next to nothing to more than any cache line, slot or socket buffer holds at once.
+const LENGTHS: [usize; 7] = [1, 7, 64, 1000, 4096, 40_000, 300_000];
+
+/// Makes one call after the other, the same on all ranks.
+#[derive(Debug)]
+pub(super) struct Calls {
+    random: fastrand::Rng,
+    made: usize,
+}
+
+impl Calls {
+    pub(super) fn new(seed: u64) -> Self {
+        Self { random: fastrand::Rng::with_seed(seed), made: 0 }
+    }
+
+    /// The next call; whether its result was right.
+    pub(super) fn next(&mut self, comm: &mut Communicator) -> Result<bool> {
+        self.made += 1;
+        let (made, ranks, rank) = (self.made, comm.world_size(), comm.rank());
+        let kind = self.random.u8(..9);
+        let len = LENGTHS[self.random.usize(..LENGTHS.len())];
+        let root = self.random.usize(..ranks);
+        let of = |rank: usize| (0..len).map(move |index| input(made, rank, index));
+        let own: Vec<f32> = of(rank).collect();
+        let sum = |index: usize| (0..ranks).map(|rank| input(made, rank, index)).sum::<f32>();
+        Ok(match kind {
+            0 => {
+                let mut buffer = own;
+                comm.all_reduce(&mut buffer, ReduceOp::Sum)?;
+                buffer.iter().enumerate().all(|(index, &got)| got == sum(index))
+            }
+            1 => {
+                let mut buffer = comm.alloc(len)?;
+                buffer.copy_from_slice(&own);
+                let buffer = comm.start_all_reduce(buffer, ReduceOp::Sum).wait()?;
+                buffer.iter().enumerate().all(|(index, &got)| got == sum(index))
+            }
+            2 => {
+                let whole: Vec<f32> = (0..ranks).flat_map(|_| of(rank)).collect();
+                let mut part = vec![0.0; len];
+                comm.reduce_scatter(&whole, &mut part, ReduceOp::Sum)?;
+                part.iter().enumerate().all(|(index, &got)| got == sum(index))
+            }
+            3 => {
+                let mut buffer = own;
+                comm.reduce(&mut buffer, ReduceOp::Sum, root)?;
+                rank != root || buffer.iter().enumerate().all(|(index, &got)| got == sum(index))
+            }
+            4 => {
+                let mut all = vec![0.0; len * ranks];
+                comm.all_gather(&own, &mut all)?;
+                all.into_iter().eq((0..ranks).flat_map(of))
+            }
+            5 => {
+                let mut buffer = own;
+                comm.broadcast(&mut buffer, root)?;
+                buffer.into_iter().eq(of(root))
+            }
+            6 => {
+                // Every part of a rank is the same.
+                let whole: Vec<f32> = (0..ranks).flat_map(|_| of(rank)).collect();
+                let mut all = vec![0.0; len * ranks];
+                comm.all_to_all(&whole, &mut all)?;
+                all.into_iter().eq((0..ranks).flat_map(of))
+            }
+            7 => {
+                let (to, from) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+                let mut received = vec![0.0; len];
+                comm.send_recv(&own, to, &mut received, from)?;
+                received.into_iter().eq(of(from))
+            }
+            _ => comm.barrier().map(|()| true)?,
+        })
+    }
+}
+
+/// Small whole numbers: their sums are exact in any order.
+fn input(call: usize, rank: usize, index: usize) -> f32 {
+    ((call * 7 + rank * 31 + index) % 61) as f32
+}

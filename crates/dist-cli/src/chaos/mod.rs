@@ -1,0 +1,185 @@
+//! `distctl chaos`: jobs of which one rank is killed, stopped or held up, and whether the others hear of it as they should.
+
+mod calls;
+mod plan;
+mod rank;
+mod verdict;
+
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use dist_transport::tcp::Config;
+
+use crate::Error;
+use crate::parse::TransportName;
+use crate::run::{Job, Outcome, Stream, Take};
+use plan::{Kind, Plan};
+use rank::Word;
+use verdict::Verdict;
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// How many processes each job has
+    #[arg(short = 'n', long, value_name = "N", default_value = "4", value_parser = crate::parse::ranks)]
+    ranks: usize,
+    /// How many jobs are started, each with one fault
+    #[arg(long, value_name = "N", default_value = "20")]
+    faults: u64,
+    /// What decides which faults there are, and when
+    #[arg(long, value_name = "SEED", default_value = "1")]
+    seed: u64,
+    /// What messages go through; auto unless DIST_TRANSPORT says otherwise
+    #[arg(long, value_enum, value_name = "NAME")]
+    transport: Option<TransportName>,
+    /// One JSON object for each fault and one for all, instead of a table
+    #[arg(long)]
+    json: bool,
+    /// The fault of the job that this process is a rank of
+    #[arg(long, hide = true)]
+    fault: Option<u64>,
+}
+
+/// How long a rank may take to end that has heard of the fault: those that are stopped never do.
+const GRACE: Duration = Duration::from_millis(100);
+
+/// Goes through the faults; in a job of its own, is one of its ranks.
+pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
+    let Arguments { ranks, seed, .. } = *arguments;
+    if let Some(fault) = arguments.fault {
+        let config = Config::from_env()?;
+        let medium = arguments.transport.map_or(config.medium(), TransportName::medium);
+        return rank::run(&Plan::of(seed, fault, ranks), &config.with_medium(medium));
+    }
+    if ranks < 2 {
+        return Err(Error::Usage("somebody has to hear of a fault: --ranks 2 or more".to_owned()));
+    }
+    let mut all = Summary::default();
+    for fault in 0..arguments.faults {
+        let plan = Plan::of(seed, fault, ranks);
+        let heard = arguments.start(fault)?;
+        let verdict = Verdict::of(fault, &plan, &heard.words());
+        if !verdict.is_right() {
+            heard.complain(&verdict);
+        }
+        if arguments.json {
+            print(&serde_json::to_string(&verdict).expect("it is text and numbers"))?;
+        }
+        all.add(verdict);
+    }
+    print(&if arguments.json { all.json() } else { all.table() })?;
+    Ok(if all.is_right() { Outcome::Success } else { Outcome::Code(1) })
+}
+
+fn print(text: &str) -> Result<(), Error> {
+    writeln!(io::stdout().lock(), "{text}").map_err(Error::Output)
+}
+
+impl Arguments {
+    /// One job, to its end.
+    fn start(&self, fault: u64) -> Result<Arc<Heard>, Error> {
+        let own = std::env::current_exe().map_err(Error::OwnProgram)?;
+        let numbers = [("--ranks", self.ranks as u64), ("--seed", self.seed), ("--fault", fault)];
+        let mut arguments = vec!["chaos".to_owned()];
+        arguments.extend(numbers.map(|(name, value)| format!("{name}={value}")));
+        arguments.extend(self.transport.map(|name| format!("--transport={}", name.medium().name())));
+        let arguments = arguments.into_iter().map(Into::into).collect();
+        let heard = Arc::new(Heard::new(self.ranks));
+        Job { grace: GRACE, ..Job::of(self.ranks, own.into_os_string(), arguments) }.run(heard.clone())?;
+        Ok(heard)
+    }
+}
+
+/// What the ranks of a job and its launcher have said.
+#[derive(Debug)]
+struct Heard {
+    words: Mutex<Vec<Vec<Word>>>,
+    /// What is not meant for this process.
+    besides: Mutex<Vec<String>>,
+}
+
+impl Heard {
+    fn new(ranks: usize) -> Self {
+        Self { words: Mutex::new(vec![Vec::new(); ranks]), besides: Mutex::default() }
+    }
+
+    fn words(&self) -> Vec<Vec<Word>> {
+        self.words.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn note(&self, text: String) {
+        self.besides.lock().unwrap_or_else(PoisonError::into_inner).push(text);
+    }
+
+    /// Says what went wrong, and everything that was said on the way.
+    fn complain(&self, Verdict { fault, kind, victim, wrong, .. }: &Verdict) {
+        let mut error = io::stderr().lock();
+        // When nobody listens, nobody has to be told.
+        let _ =
+            writeln!(error, "distctl: fault {fault}, {} of rank {victim}: {}", kind.name(), wrong.join("; "));
+        for line in &*self.besides.lock().unwrap_or_else(PoisonError::into_inner) {
+            let _ = writeln!(error, "    {line}");
+        }
+    }
+}
+
+impl Take for Heard {
+    fn take(&self, rank: usize, stream: Stream, line: &[u8]) -> io::Result<()> {
+        match serde_json::from_slice(line) {
+            Ok(word) if stream == Stream::Output => {
+                self.words.lock().unwrap_or_else(PoisonError::into_inner)[rank].push(word);
+            }
+            _ => self.note(format!("[r{rank}] {}", String::from_utf8_lossy(line).trim_end())),
+        }
+        Ok(())
+    }
+
+    fn say(&self, text: &str) {
+        self.note(text.to_owned());
+    }
+}
+
+/// All faults of a run.
+#[derive(Debug, Default)]
+struct Summary(Vec<Verdict>);
+
+impl Summary {
+    fn add(&mut self, verdict: Verdict) {
+        self.0.push(verdict);
+    }
+
+    fn is_right(&self) -> bool {
+        self.0.iter().all(Verdict::is_right)
+    }
+
+    fn json(&self) -> String {
+        let right = self.0.iter().filter(|verdict| verdict.is_right()).count();
+        let calls: usize = self.0.iter().map(|verdict| verdict.calls).sum();
+        serde_json::json!({ "faults": self.0.len(), "right": right, "calls": calls }).to_string()
+    }
+
+    /// A row for each kind of fault that there was.
+    fn table(&self) -> String {
+        let head = format!(
+            "{:<10} {:>7} {:>7} {:>9} {:>12} {:>9} {:>9}",
+            "fault", "jobs", "right", "calls", "heard ms p50", "p99", "max"
+        );
+        let rows = Kind::ALL.into_iter().filter_map(|kind| self.row(kind));
+        std::iter::once(head).chain(rows).collect::<Vec<_>>().join("\n")
+    }
+
+    fn row(&self, kind: Kind) -> Option<String> {
+        let these: Vec<_> = self.0.iter().filter(|verdict| verdict.kind == kind).collect();
+        let (jobs, right) = (these.len(), these.iter().filter(|verdict| verdict.is_right()).count());
+        let calls: usize = these.iter().map(|verdict| verdict.calls).sum();
+        let mut heard: Vec<f64> = these.iter().flat_map(|verdict| verdict.heard_ms.iter().copied()).collect();
+        heard.sort_by(f64::total_cmp);
+        // As many of a hundred are no greater.
+        let at = |percent: usize| heard.get((heard.len() * percent).div_ceil(100).max(1) - 1);
+        let [p50, p99, max] =
+            [50, 99, 100].map(|percent| at(percent).map_or("-".to_owned(), |ms| format!("{ms:.1}")));
+        (jobs > 0).then(|| {
+            format!("{:<10} {jobs:>7} {right:>7} {calls:>9} {p50:>12} {p99:>9} {max:>9}", kind.name())
+        })
+    }
+}

@@ -1,0 +1,127 @@
+//! What is made of what the ranks of one job have said.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::plan::{Kind, Plan};
+use super::rank::{End, Word};
+
+/// One fault and what became of it. The fields and their order are a contract with whoever reads them.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Verdict {
+    pub(super) fault: u64,
+    pub(super) kind: Kind,
+    pub(super) victim: usize,
+    /// Calls that succeeded, on all ranks together.
+    pub(super) calls: usize,
+    /// How long after the fault each rank's call failed, in milliseconds, rank by rank.
+    pub(super) heard_ms: Vec<f64>,
+    /// What is not as it should be.
+    pub(super) wrong: Vec<String>,
+}
+
+impl Verdict {
+    /// Of what each rank has said.
+    pub(super) fn of(fault: u64, plan: &Plan, words: &[Vec<Word>]) -> Self {
+        let Plan { kind, victim, .. } = *plan;
+        let mut verdict = Self { fault, kind, victim, calls: 0, heard_ms: Vec::new(), wrong: Vec::new() };
+        let at = words.iter().flatten().find_map(|word| match word {
+            Word::Fault { at } => Some(*at),
+            _ => None,
+        });
+        let Some(at) = at else {
+            verdict.wrong.push("the fault did not happen".to_owned());
+            return verdict;
+        };
+        for (rank, words) in words.iter().enumerate() {
+            if words.iter().any(|word| matches!(word, Word::Hang)) {
+                verdict.wrong.push(format!("rank {rank} stood in a call beyond its deadline"));
+            }
+            let end = words.iter().find_map(|word| if let Word::End(end) = word { Some(end) } else { None });
+            match end {
+                Some(end) => verdict.judge(rank, end, at),
+                None if rank == victim && kind != Kind::Stall => {}
+                None => verdict.wrong.push(format!("rank {rank} ended without a word")),
+            }
+        }
+        verdict
+    }
+
+    fn judge(&mut self, rank: usize, end: &End, at: Duration) {
+        let Self { kind, victim, .. } = *self;
+        self.calls += end.calls;
+        if end.wrong > 0 {
+            self.wrong.push(format!("{} of rank {rank}'s {} results are wrong", end.wrong, end.calls));
+        }
+        match &end.error {
+            None if kind == Kind::Stall => {}
+            None => self.wrong.push(format!("rank {rank} heard nothing")),
+            Some(error) if kind == Kind::Stall => {
+                self.wrong.push(format!("rank {rank} failed, though nobody had: {}", error.text));
+            }
+            Some(error) => {
+                self.heard_ms.push(end.at.saturating_sub(at).as_secs_f64() * 1e3);
+                if error.timed_out {
+                    self.wrong.push(format!("rank {rank} waited for its deadline: {}", error.text));
+                } else if error.rank != Some(victim) {
+                    self.wrong.push(format!("rank {rank} does not name the one: {}", error.text));
+                }
+            }
+        }
+    }
+
+    pub(super) fn is_right(&self) -> bool {
+        self.wrong.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::super::rank::Told;
+    use super::*;
+
+    const AT: Duration = Duration::from_millis(500);
+
+    fn plan(kind: Kind) -> Plan {
+        Plan { kind, victim: 1, after: Duration::ZERO, stall: Duration::ZERO, calls: 0 }
+    }
+
+    fn end(named: Option<usize>, wrong: usize) -> Word {
+        let told = |rank| Told { rank: Some(rank), text: "it died".to_owned(), timed_out: rank == 2 };
+        let at = AT + Duration::from_millis(3);
+        Word::End(End { at, calls: 10, wrong, error: named.map(told) })
+    }
+
+    #[rstest]
+    #[case(Kind::Kill, vec![], end(Some(1), 0), None)]
+    #[case(Kind::Kill, vec![], end(Some(0), 0), Some("rank 2 does not name the one: it died"))]
+    #[case(Kind::Stop, vec![], end(Some(2), 0), Some("rank 2 waited for its deadline: it died"))]
+    #[case(Kind::Kill, vec![], end(None, 0), Some("rank 2 heard nothing"))]
+    #[case(Kind::Kill, vec![], end(Some(1), 3), Some("3 of rank 2's 10 results are wrong"))]
+    #[case(Kind::Kill, vec![], Word::Hang, Some("rank 2 stood in a call beyond its deadline; rank 2 ended without a word"))]
+    #[case(Kind::Stall, vec![], end(None, 0), Some("rank 1 ended without a word"))]
+    #[case(Kind::Stall, vec![end(None, 0)], end(None, 0), None)]
+    #[case(Kind::Stall, vec![end(None, 0)], end(Some(1), 0), Some("rank 2 failed, though nobody had: it died"))]
+    fn whatever_is_not_as_it_should_be_is_said(
+        #[case] kind: Kind,
+        #[case] victim: Vec<Word>,
+        #[case] other: Word,
+        #[case] expected: Option<&str>,
+    ) {
+        let first = if kind == Kind::Stall { end(None, 0) } else { end(Some(1), 0) };
+        let words = [vec![Word::Fault { at: AT }, first], victim, vec![other]];
+        let verdict = Verdict::of(0, &plan(kind), &words);
+        assert_eq!(verdict.wrong.join("; "), expected.unwrap_or_default());
+        assert_eq!(verdict.is_right(), expected.is_none());
+        assert!(verdict.heard_ms.iter().all(|&ms| (ms - 3.0).abs() < 1e-9), "{verdict:?}");
+    }
+
+    #[test]
+    fn a_fault_that_did_not_happen_proves_nothing() {
+        let verdict = Verdict::of(0, &plan(Kind::Kill), &[vec![end(Some(1), 0)], vec![]]);
+        assert_eq!(verdict.wrong, ["the fault did not happen"]);
+    }
+}
