@@ -1,0 +1,50 @@
+//! `distctl chaos` as a person uses it: real processes, real signals.
+#![allow(clippy::unwrap_used, reason = "what a test prepares must work")]
+
+use std::process::{Command, Output};
+
+use rstest::rstest;
+use serde_json::Value;
+
+fn chaos(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_distctl"));
+    // A launcher that is killed leaves its secret behind; let that be where tests leave things.
+    command.env("XDG_RUNTIME_DIR", env!("CARGO_TARGET_TMPDIR"));
+    command.arg("chaos").args(arguments).output().unwrap()
+}
+
+#[rstest]
+#[case("tcp")]
+#[case("auto")]
+fn everybody_hears_of_every_fault(#[case] transport: &str) {
+    let output =
+        chaos(&["--ranks", "3", "--faults", "10", "--seed", "7", "--transport", transport, "--json"]);
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let (all, faults) = lines.split_last().unwrap();
+    assert_eq!((&all["faults"], &all["right"]), (&10.into(), &10.into()), "{text}");
+    for (number, fault) in faults.iter().enumerate() {
+        assert_eq!((&fault["fault"], &fault["wrong"]), (&number.into(), &Value::Array(Vec::new())));
+        let heard = if fault["kind"] == "stall" { 0 } else { 2 };
+        assert_eq!(fault["heard_ms"].as_array().unwrap().len(), heard, "{fault}");
+    }
+    let kinds = ["kill", "terminate", "exit", "panic", "stop", "stall"];
+    assert!(kinds.iter().all(|kind| faults.iter().any(|fault| fault["kind"] == *kind)), "{text}");
+}
+
+#[test]
+fn a_table_has_a_row_for_each_kind_of_fault() {
+    let output = chaos(&["--ranks", "2", "--faults", "1", "--seed", "7"]);
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let [head, row] = text.lines().collect::<Vec<_>>()[..] else { panic!("{text}") };
+    assert!(head.starts_with("fault ") && row.split_whitespace().skip(1).take(2).eq(["1", "1"]), "{text}");
+}
+
+#[test]
+fn nobody_hears_of_a_fault_in_a_world_of_one() {
+    let output = chaos(&["--ranks", "1"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--ranks 2 or more"), "{output:?}");
+}
