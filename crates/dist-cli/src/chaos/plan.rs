@@ -74,7 +74,7 @@ impl Plan {
     }
 
     /// Who does it to the victim, where it does not do it itself.
-    pub(super) const fn culprit(&self, ranks: usize) -> usize {
+    pub(super) const fn doer(&self, ranks: usize) -> usize {
         (self.victim + 1) % ranks
     }
 }

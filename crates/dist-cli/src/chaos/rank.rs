@@ -17,8 +17,9 @@ use crate::run::Outcome;
 
 /// How long a call may take: much longer than anybody is to need to hear of a fault.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(20);
-/// How long after that a rank still stands in a call that it should have left.
-const HANG: Duration = Duration::from_secs(10);
+/// When a rank that goes on still stands in a call that it should have left: rank 0 has all stop after one [`TIMEOUT`], and
+/// no call takes longer than another.
+const HANG: Duration = TIMEOUT.saturating_mul(2).saturating_add(Duration::from_secs(10));
 /// How long calls go on after a fault that must not end them.
 const AFTERWARDS: Duration = Duration::from_millis(200);
 /// How many calls are made between two questions whether to go on.
@@ -120,11 +121,11 @@ fn prepare(plan: &Plan, runtime: &Runtime, rank: usize, pids: &[u32]) -> Result<
     let does = match kind {
         Kind::Exit => is_victim,
         Kind::Panic => false,
-        _ => rank == plan.culprit(pids.len()),
+        _ => rank == plan.doer(pids.len()),
     };
     let waiting = runtime.clone();
     let watch = move || {
-        wait(&waiting, TIMEOUT + HANG);
+        wait(&waiting, HANG);
         tell(&Word::Hang);
         std::process::exit(1);
     };

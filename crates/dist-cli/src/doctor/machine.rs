@@ -27,10 +27,10 @@ const VARIABLES: [&str; 12] = [
 /// Files that a process may have open beside those of its job, by a generous guess.
 const OTHER_FILES: u64 = 64;
 
-/// What there is to say of this machine, whose lowest rank this is.
-pub(super) fn look_around(rank: usize, world_size: usize) -> Vec<Finding> {
+/// What there is to say of this machine for a job of so many ranks.
+pub(super) fn look_around(world_size: usize) -> impl Iterator<Item = Finding> {
     let found = [files(world_size), file_size(), quota(), name(), congestion(), variables(), costs()];
-    found.into_iter().flatten().map(|finding| Finding { rank, ..finding }).collect()
+    found.into_iter().flatten()
 }
 
 /// A rank has a connection to each that it exchanges messages with, and memory that it shares with it.

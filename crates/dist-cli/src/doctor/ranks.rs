@@ -29,33 +29,23 @@ pub(super) fn look_around(config: &Config) -> Result<Vec<Finding>, Error> {
     let mut comm = Communicator::new(transport);
     // Until all have opened their memory.
     comm.barrier()?;
-    let findings = if members[0] == rank {
-        let mut findings = vec![ranks(&members, cores)];
-        findings.extend((members.len() > 1).then(|| memory(reach, config.medium())));
-        findings.iter_mut().for_each(|finding| finding.rank = rank);
-        findings.extend(machine::look_around(rank, hosts.len()));
-        findings
-    } else {
-        Vec::new()
-    };
-    let mut findings = comm.all_gather_values(&findings)?.concat();
+    let first = members[0] == rank;
+    let here = first.then(|| here(&members, cores, reach, config)).unwrap_or_default();
+    let mut findings = comm.all_gather_values(&here)?.concat();
     for peer in 1..hosts.len() {
-        let way = if hosts[peer] != hosts[0] || reach.is_none() { "TCP" } else { "memory" };
-        let trip = link(&mut comm, peer)?;
-        findings.extend(trip.map(|[small, large]| Finding {
-            rank: peer,
-            ..Finding::new(
-                "link",
-                format!(
-                    "to rank 0 by {way}: {:.2} us one way, {:.2} GB/s",
-                    small.as_secs_f64() * 1e6,
-                    LARGE as f64 / large.as_secs_f64() / 1e9
-                ),
-            )
-        }));
+        let way = if hosts[peer] == hosts[0] && reach.is_some() { "memory" } else { "TCP" };
+        findings.extend(link(&mut comm, peer, way)?);
     }
     comm.barrier()?;
     Ok(if rank == 0 { findings } else { Vec::new() })
+}
+
+/// What there is to say of this machine, on which these ranks run.
+fn here(members: &[usize], cores: usize, reach: Option<Reach>, config: &Config) -> Vec<Finding> {
+    let shared = (members.len() > 1).then(|| memory(reach, config.medium()));
+    let findings = [Some(ranks(members, cores)), shared].into_iter().flatten();
+    let findings = findings.chain(machine::look_around(config.rank().world_size()));
+    findings.map(|finding| Finding { rank: members[0], ..finding }).collect()
 }
 
 /// How far the ranks of a host reach into each other's memory; `None` if they share none.
@@ -93,30 +83,39 @@ fn memory(reach: Option<Reach>, medium: Medium) -> Finding {
 }
 
 /// How long a small and a large message take one way between rank 0 and another, as rank 0 sees it; `None` on the rest.
-fn link(comm: &mut Communicator, peer: usize) -> Result<Option<[Duration; 2]>, Error> {
+fn link(comm: &mut Communicator, peer: usize, way: &str) -> Result<Option<Finding>, Error> {
     let towards = match comm.rank() {
         0 => peer,
         rank if rank == peer => 0,
         _ => return Ok(None),
     };
-    let (mut small, mut large) = ([0_u8; 8], vec![0_u8; LARGE]);
+    let small = one_way(comm, towards, &mut [0; 8], SMALL_TRIPS)?.as_secs_f64() * 1e6;
+    let large = LARGE as f64 / one_way(comm, towards, &mut vec![0; LARGE], LARGE_TRIPS)?.as_secs_f64() / 1e9;
+    let found = format!("to rank 0 by {way}: {small:.2} us one way, {large:.2} GB/s");
+    Ok((towards == peer).then(|| Finding { rank: peer, ..Finding::new("link", found) }))
+}
+
+/// Half a round trip, on average over so many.
+fn one_way(
+    comm: &mut Communicator,
+    towards: usize,
+    buffer: &mut [u8],
+    trips: u32,
+) -> Result<Duration, Error> {
     let runtime = comm.runtime().clone();
-    let mut time = |buffer: &mut [u8], trips: u32| -> Result<Duration, Error> {
-        let mut start = runtime.now();
-        for trip in 0..trips + trips / 4 {
-            if trip == trips / 4 {
-                start = runtime.now();
-            }
-            if towards == 0 {
-                comm.recv(buffer, towards)?;
-                comm.send(buffer, towards)?;
-            } else {
-                comm.send(buffer, towards)?;
-                comm.recv(buffer, towards)?;
-            }
+    let warm_up = trips / 4;
+    let mut start = runtime.now();
+    for trip in 0..warm_up + trips {
+        if trip == warm_up {
+            start = runtime.now();
         }
-        Ok(runtime.now().saturating_sub(start) / (2 * trips))
-    };
-    let times = [time(&mut small, SMALL_TRIPS)?, time(&mut large, LARGE_TRIPS)?];
-    Ok((towards != 0).then_some(times))
+        if towards == 0 {
+            comm.recv(buffer, towards)?;
+            comm.send(buffer, towards)?;
+        } else {
+            comm.send(buffer, towards)?;
+            comm.recv(buffer, towards)?;
+        }
+    }
+    Ok(runtime.now().saturating_sub(start) / (2 * trips))
 }
