@@ -8,14 +8,20 @@ use dist_transport::tcp::Medium;
 
 use crate::run::Address;
 
-/// A number of ranks: at least 1.
+/// A number of ranks that one machine can run.
 pub(crate) fn ranks(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) => Err("a world has at least 1 rank".to_owned()),
-        Ok(ranks) if ranks <= RANKS_MAX => Ok(ranks),
-        Ok(_) => Err(format!("this machine cannot run more than {RANKS_MAX} processes for one job")),
-        Err(_) => Err("this is not a number of ranks".to_owned()),
-    }
+    count(text, "ranks", RANKS_MAX)
+}
+
+/// A number of machines.
+pub(crate) fn nodes(text: &str) -> Result<usize, String> {
+    count(text, "machines", NODES_MAX)
+}
+
+/// How many there are of something: at least 1.
+pub(crate) fn count(text: &str, things: &str, most: usize) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|count| (1..=most).contains(count));
+    count.ok_or_else(|| format!("this is not a number of {things} from 1 to {most}"))
 }
 
 /// What messages go through.
@@ -33,16 +39,6 @@ impl TransportName {
             Self::Tcp => Medium::Tcp,
             Self::Shm => Medium::Shm,
         }
-    }
-}
-
-/// A number of machines: at least 1.
-pub(crate) fn nodes(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) => Err("a job runs on at least 1 machine".to_owned()),
-        Ok(nodes) if nodes <= NODES_MAX => Ok(nodes),
-        Ok(_) => Err(format!("there cannot be more than {NODES_MAX} machines")),
-        Err(_) => Err("this is not a number of machines".to_owned()),
     }
 }
 

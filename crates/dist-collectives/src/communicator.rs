@@ -104,8 +104,9 @@ impl Communicator {
         Ok(comm)
     }
 
-    /// Joins the world that this configuration describes. To change what the environment says, begin with
-    /// [`Config::from_env`]:
+    /// Joins the world that this configuration describes, and nothing else: the choice of algorithms goes by fixed costs
+    /// until [`tune`](Self::tune) is called, and `DIST_CROSSOVERS` is not looked at. To change what the environment says
+    /// of the world, begin with [`Config::from_env`]:
     ///
     /// ```
     /// use std::time::Duration;

@@ -78,12 +78,7 @@ struct CollectiveArguments {
 const RANKS_MAX: usize = 10_000_000;
 
 fn ranks(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) => Err("a world has at least 1 rank".to_owned()),
-        Ok(ranks) if ranks <= RANKS_MAX => Ok(ranks),
-        Ok(_) => Err(format!("more than {RANKS_MAX} ranks are not predicted")),
-        Err(_) => Err("this is not a number of ranks".to_owned()),
-    }
+    crate::parse::count(text, "ranks", RANKS_MAX)
 }
 
 /// Predicts what was asked for.

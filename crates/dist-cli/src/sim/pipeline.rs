@@ -20,13 +20,13 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "1f1b", value_parser = kind)]
     schedule: Vec<Kind>,
     /// Into how many stages the model is cut
-    #[arg(long, value_name = "S", value_parser = super::ranks)]
+    #[arg(long, value_name = "S", value_parser = stages)]
     stages: usize,
     /// How many ranks have them; as many as there are stages, or half as many for interleaved and zbv, if nothing is said
     #[arg(long, value_name = "P", value_parser = super::ranks)]
     ranks: Option<usize>,
     /// Into how many micro-batches a step is cut
-    #[arg(long, value_name = "M", value_parser = super::ranks)]
+    #[arg(long, value_name = "M", value_parser = micro_batches)]
     micro_batches: usize,
     /// What the forward of a micro-batch takes in a stage
     #[arg(long, value_name = "TIME", default_value = "1ms", value_parser = time)]
@@ -57,6 +57,17 @@ fn kind(text: &str) -> Result<Kind, String> {
 
 fn time(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(quantity::time(text)?).map_err(|e| e.to_string())
+}
+
+/// More than fit into the memory of this prediction, or into anybody's patience.
+const COUNT_MAX: usize = 10_000_000;
+
+fn stages(text: &str) -> Result<usize, String> {
+    crate::parse::count(text, "stages", COUNT_MAX)
+}
+
+fn micro_batches(text: &str) -> Result<usize, String> {
+    crate::parse::count(text, "micro-batches", COUNT_MAX)
 }
 
 /// The fields and their order are a contract with whoever reads them.
