@@ -67,21 +67,23 @@ impl Communicator {
     /// Measures what messages and reductions take in this group, all ranks at once, in some hundredths of a second;
     /// every rank gets the same. Nothing is changed.
     ///
-    /// A round is a message of one element to the right while one comes from the left; a byte is what a message of a
-    /// mebibyte takes longer, for each of its bytes. The quickest of several tries counts, on the slowest rank.
+    /// Messages go to the right while others come from the left. A byte is what one of 1 MiB takes longer than one of
+    /// 128 KiB, for each byte more; a round is the rest of the latter, or what a message of one byte takes, if that is more.
+    /// A reduced byte is what it takes longer to add what comes than to receive it. The quickest of several tries counts,
+    /// on the slowest rank.
     ///
     /// # Errors
     /// Those of a collective.
     pub fn measure_costs(&mut self) -> Result<CostModel> {
         let small = self.time_per_round(1, SMALL_ROUNDS)?;
+        let middle = self.time_per_round(MIDDLE, LARGE_ROUNDS)?;
         let large = self.time_per_round(LARGE, LARGE_ROUNDS)?;
         let reduction = self.time_per_reduction();
-        let bytes = u64::try_from(LARGE).expect("a small constant");
-        let mut costs = [
-            picoseconds(small),
-            picoseconds(large.saturating_sub(small)) / bytes,
-            picoseconds(reduction) / bytes,
-        ];
+        let byte = picoseconds(large.saturating_sub(middle)) / (LARGE - MIDDLE) as u64;
+        // Which algorithm serves is a question of messages of about this size: shorter ones take less than a line through
+        // these says, and need the fewest rounds whatever a round takes.
+        let round = picoseconds(middle).saturating_sub(byte * MIDDLE as u64).max(picoseconds(small));
+        let mut costs = [round, byte, picoseconds(reduction) / LARGE as u64];
         self.all_reduce(&mut costs, ReduceOp::Max)?;
         // Where time stands still, as on a simulated network, there still is an order.
         let [round_ps, byte_ps, reduced_byte_ps] = costs.map(|cost| cost.max(1));
@@ -139,12 +141,24 @@ impl Communicator {
         Ok(best)
     }
 
-    /// How long it takes to reduce [`LARGE`] bytes.
+    /// How much longer it takes to reduce [`LARGE`] bytes as they come than to receive them: they are copied to where caches
+    /// hold them, piece by piece, and added from there, instead of being copied to where they belong.
     fn time_per_reduction(&self) -> Duration {
         let (mut into, from) = (vec![0.0_f32; LARGE / 4], vec![1.0_f32; LARGE / 4]);
+        let mut scratch = vec![0.0_f32; PIECE / 4];
+        let reduced = self.shortest(|| {
+            for (into, from) in into.chunks_mut(PIECE / 4).zip(from.chunks(PIECE / 4)) {
+                scratch.copy_from_slice(from);
+                combine(ReduceOp::Sum, into, &scratch);
+            }
+        });
+        reduced.saturating_sub(self.shortest(|| into.copy_from_slice(&from)))
+    }
+
+    fn shortest(&self, mut work: impl FnMut()) -> Duration {
         let times = (0..TRIES).map(|_| {
             let start = self.runtime().now();
-            combine(ReduceOp::Sum, &mut into, &from);
+            work();
             self.runtime().now() - start
         });
         times.min().unwrap_or_default()
@@ -158,6 +172,9 @@ fn picoseconds(time: Duration) -> u64 {
 /// How often everything is measured.
 const TRIES: u32 = 15;
 const SMALL_ROUNDS: u32 = 32;
-/// Bytes that show what a byte takes.
+/// Bytes that show, between them, what a byte takes.
+const MIDDLE: usize = 128 << 10;
 const LARGE: usize = 1 << 20;
-const LARGE_ROUNDS: u32 = 2;
+const LARGE_ROUNDS: u32 = 8;
+/// Bytes that are reduced at once as they come.
+const PIECE: usize = 64 << 10;
