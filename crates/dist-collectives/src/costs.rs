@@ -61,7 +61,8 @@ impl Communicator {
                 }
             }
         }
-        Algorithm::chosen(operation, &self.settings, self.engine.crew(), bytes, self.engine.levels())
+        let at_once = self.engine.bytes_at_once(operation, bytes);
+        Algorithm::chosen(operation, &self.settings, self.engine.crew(), at_once, self.engine.levels())
     }
 
     /// Measures what messages and reductions take in this group, all ranks at once, in some hundredths of a second;

@@ -40,12 +40,13 @@ impl Engine {
             return self.reduce_held(held, &arithmetic, &manner.due);
         }
         let buffer = held.elements();
-        let algorithm = self.choose::<AllReduce>(size_of_val(buffer), manner)?;
+        let at_once = self.bytes_at_once(Operation::AllReduce, size_of_val(buffer));
+        let algorithm = self.choose::<AllReduce>(at_once, manner)?;
         let call = self.chosen::<T, _>(&algorithm, buffer.len(), manner);
         let call = self.begin(Self::reducing(call, op, manner));
         let arithmetic = self.arithmetic::<T>(|_| call, op, manner)?;
         arithmetic.prepare(buffer);
-        for block in self.blocks::<T>(buffer.len()) {
+        for block in blocks(buffer.len(), at_once / size_of::<T>()) {
             let block = &mut buffer[block];
             let partition = partition::<T>(block.len(), algorithm.chunks(world_size));
             // Large, so they are lent and not moved.
@@ -61,16 +62,14 @@ impl Engine {
         Ok(())
     }
 
-    /// What is reduced at once of so many elements, at least once: everything, unless all ranks run on one host. There
-    /// rounds cost little, and a block is sent, reduced and received again while caches hold it.
-    fn blocks<T: Element>(&self, len: usize) -> impl Iterator<Item = Range<usize>> + use<T> {
-        let most = if self.on_one_host {
-            BLOCK_BYTES_OF_RANK / size_of::<T>() * self.world_size()
-        } else {
-            len.max(1)
-        };
-        let blocks = len.div_ceil(most).max(1);
-        (0..blocks).map(move |block| block * most..len.min((block + 1) * most))
+    /// How many bytes of a buffer an operation's algorithm is run on at once, again and again: all of them, but in an
+    /// all_reduce of ranks that all run on one host. There rounds cost little, and a block is sent, reduced and received
+    /// again while caches hold it.
+    pub(crate) fn bytes_at_once(&self, operation: Operation, bytes: usize) -> usize {
+        match operation {
+            Operation::AllReduce if self.on_one_host => bytes.min(BLOCK_BYTES_OF_RANK * self.world_size()),
+            _ => bytes,
+        }
     }
 
     pub(crate) fn reduce<T: Element>(
@@ -287,4 +286,11 @@ impl Engine {
         }
         Ok(())
     }
+}
+
+/// So many elements in blocks of so many, at least one of them.
+fn blocks(len: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
+    let most = most.max(1);
+    let blocks = len.div_ceil(most).max(1);
+    (0..blocks).map(move |block| block * most..len.min((block + 1) * most))
 }
