@@ -29,8 +29,8 @@ pub(super) fn look_around(config: &Config) -> Result<Vec<Finding>, Error> {
     let mut comm = Communicator::new(transport);
     // Until all have opened their memory.
     comm.barrier()?;
-    let first = members[0] == rank;
-    let here = first.then(|| here(&members, cores, reach, config)).unwrap_or_default();
+    let is_first = members[0] == rank;
+    let here = if is_first { here(&members, cores, reach, config) } else { Vec::new() };
     let mut findings = comm.all_gather_values(&here)?.concat();
     for peer in 1..hosts.len() {
         let way = if hosts[peer] == hosts[0] && reach.is_some() { "memory" } else { "TCP" };
