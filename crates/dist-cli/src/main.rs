@@ -71,7 +71,7 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(Outcome::Success) => ExitCode::SUCCESS,
-        Ok(Outcome::Code(code)) => ExitCode::from(code),
+        Ok(Outcome::Code(code) | Outcome::Stopped(code)) => ExitCode::from(code),
         Err(error) => {
             report(&error);
             ExitCode::from(error.exit_code())

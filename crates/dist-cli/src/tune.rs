@@ -26,10 +26,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     if std::env::var_os("RANK").is_some() {
         return measure(arguments);
     }
-    let own = std::env::current_exe().map_err(Error::OwnProgram)?;
     let ranks = arguments.ranks.unwrap_or(RANKS_DEFAULT);
-    Job::of(ranks, own.into_os_string(), std::env::args_os().skip(1).collect())
-        .run(Arc::new(Forward::untagged()))
+    Job::of_this_command(ranks)?.run(Arc::new(Forward::untagged()))
 }
 
 fn measure(arguments: &Arguments) -> Result<Outcome, Error> {

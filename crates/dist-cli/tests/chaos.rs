@@ -1,9 +1,11 @@
 //! `distctl chaos` as a person uses it: real processes, real signals.
 #![allow(clippy::unwrap_used, reason = "what a test prepares must work")]
 
-use std::process::{Command, Output};
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Output, Stdio};
 
 use rstest::rstest;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 fn chaos(arguments: &[&str]) -> Output {
@@ -47,4 +49,19 @@ fn nobody_hears_of_a_fault_in_a_world_of_one() {
     let output = chaos(&["--ranks", "1"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("--ranks 2 or more"), "{output:?}");
+}
+
+#[test]
+fn a_signal_ends_it_all_and_not_only_the_job_of_the_moment() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_distctl"));
+    command.env("XDG_RUNTIME_DIR", env!("CARGO_TARGET_TMPDIR"));
+    command.args(["chaos", "--ranks", "2", "--faults", "40", "--json"]).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    // The first job is over, so that there was one whose signals nobody watches any more.
+    output.read_line(&mut String::new()).unwrap();
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    let mut rest = String::new();
+    output.read_to_string(&mut rest).unwrap();
+    assert!(!child.wait().unwrap().success() && !rest.contains("\"faults\""), "{rest}");
 }

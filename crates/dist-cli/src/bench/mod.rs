@@ -117,9 +117,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     }
     let ranks = arguments.ranks.unwrap_or(RANKS_DEFAULT);
     arguments.plan(ranks)?;
-    let own = std::env::current_exe().map_err(Error::OwnProgram)?;
-    let job = Job::of(ranks, own.into_os_string(), std::env::args_os().skip(1).collect());
-    job.run(Arc::new(Forward::untagged()))
+    Job::of_this_command(ranks)?.run(Arc::new(Forward::untagged()))
 }
 
 fn measure_job(arguments: &Arguments) -> Result<Outcome, Error> {

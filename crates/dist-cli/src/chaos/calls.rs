@@ -27,28 +27,29 @@ impl Calls {
         let of = |rank: usize| (0..len).map(move |index| input(made, rank, index));
         let own: Vec<f32> = of(rank).collect();
         let sum = |index: usize| (0..ranks).map(|rank| input(made, rank, index)).sum::<f32>();
+        let is_sum = |got: &[f32]| got.iter().enumerate().all(|(index, &got)| got == sum(index));
         Ok(match kind {
             0 => {
                 let mut buffer = own;
                 comm.all_reduce(&mut buffer, ReduceOp::Sum)?;
-                buffer.iter().enumerate().all(|(index, &got)| got == sum(index))
+                is_sum(&buffer)
             }
             1 => {
                 let mut buffer = comm.alloc(len)?;
                 buffer.copy_from_slice(&own);
                 let buffer = comm.start_all_reduce(buffer, ReduceOp::Sum).wait()?;
-                buffer.iter().enumerate().all(|(index, &got)| got == sum(index))
+                is_sum(&buffer)
             }
             2 => {
                 let whole: Vec<f32> = (0..ranks).flat_map(|_| of(rank)).collect();
                 let mut part = vec![0.0; len];
                 comm.reduce_scatter(&whole, &mut part, ReduceOp::Sum)?;
-                part.iter().enumerate().all(|(index, &got)| got == sum(index))
+                is_sum(&part)
             }
             3 => {
                 let mut buffer = own;
                 comm.reduce(&mut buffer, ReduceOp::Sum, root)?;
-                rank != root || buffer.iter().enumerate().all(|(index, &got)| got == sum(index))
+                rank != root || is_sum(&buffer)
             }
             4 => {
                 let mut all = vec![0.0; len * ranks];

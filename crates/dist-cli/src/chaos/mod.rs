@@ -13,7 +13,7 @@ use dist_transport::tcp::Config;
 
 use crate::Error;
 use crate::parse::TransportName;
-use crate::run::{Job, Outcome, Stream, Take};
+use crate::run::{Job, Launcher, Outcome, Stream, Take};
 use plan::{Kind, Plan};
 use rank::Word;
 use verdict::Verdict;
@@ -55,9 +55,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
         return Err(Error::Usage("somebody has to hear of a fault: --ranks 2 or more".to_owned()));
     }
     let mut all = Summary::default();
+    let mut launcher = Launcher::new()?;
     for fault in 0..arguments.faults {
         let plan = Plan::of(seed, fault, ranks);
-        let heard = arguments.start(fault)?;
+        let heard = Arc::new(Heard::new(ranks));
+        if let stopped @ Outcome::Stopped(_) = arguments.start(fault, &mut launcher, heard.clone())? {
+            return Ok(stopped);
+        }
         let verdict = Verdict::of(fault, &plan, &heard.words());
         if !verdict.is_right() {
             heard.complain(&verdict);
@@ -77,16 +81,14 @@ fn print(text: &str) -> Result<(), Error> {
 
 impl Arguments {
     /// One job, to its end.
-    fn start(&self, fault: u64) -> Result<Arc<Heard>, Error> {
+    fn start(&self, fault: u64, launcher: &mut Launcher, heard: Arc<Heard>) -> Result<Outcome, Error> {
         let own = std::env::current_exe().map_err(Error::OwnProgram)?;
         let numbers = [("--ranks", self.ranks as u64), ("--seed", self.seed), ("--fault", fault)];
         let mut arguments = vec!["chaos".to_owned()];
         arguments.extend(numbers.map(|(name, value)| format!("{name}={value}")));
         arguments.extend(self.transport.map(|name| format!("--transport={}", name.medium().name())));
         let arguments = arguments.into_iter().map(Into::into).collect();
-        let heard = Arc::new(Heard::new(self.ranks));
-        Job { grace: GRACE, ..Job::of(self.ranks, own.into_os_string(), arguments) }.run(heard.clone())?;
-        Ok(heard)
+        Job { grace: GRACE, ..Job::of(self.ranks, own.into_os_string(), arguments) }.run_by(launcher, heard)
     }
 }
 

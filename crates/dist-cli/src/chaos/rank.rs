@@ -16,7 +16,7 @@ use crate::Error;
 use crate::run::Outcome;
 
 /// How long a call may take: much longer than anybody is to need to hear of a fault.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// When a rank that goes on still stands in a call that it should have left: rank 0 has all stop after one [`TIMEOUT`], and
 /// no call takes longer than another.
 const HANG: Duration = TIMEOUT.saturating_mul(2).saturating_add(Duration::from_secs(10));

@@ -63,10 +63,8 @@ impl fmt::Display for Finding {
 /// Looks around in the job that this process is a rank of; alone, starts one.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     if std::env::var_os("RANK").is_none() {
-        let own = std::env::current_exe().map_err(Error::OwnProgram)?;
         let ranks = arguments.ranks.unwrap_or(RANKS_DEFAULT);
-        let job = Job::of(ranks, own.into_os_string(), std::env::args_os().skip(1).collect());
-        return job.run(Arc::new(Forward::untagged()));
+        return Job::of_this_command(ranks)?.run(Arc::new(Forward::untagged()));
     }
     let findings = ranks::look_around(&Config::from_env()?)?;
     let text: String = if arguments.json {

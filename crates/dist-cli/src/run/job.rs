@@ -52,17 +52,11 @@ pub(crate) enum Outcome {
     Success,
     /// The exit code to pass on.
     Code(u8),
+    /// The same, where somebody wanted it to end.
+    Stopped(u8),
 }
 
-/// How the ranks of this machine ended.
-enum End {
-    Success,
-    /// By themselves, one of them with this exit code.
-    Failure(u8),
-    /// Because somebody wanted them to.
-    Stop(u8),
-}
-
+#[derive(Debug)]
 enum Event {
     /// The process of a rank has ended and waits to be reaped.
     Ended(usize),
@@ -70,6 +64,23 @@ enum Event {
     Signalled(i32),
     /// What the ranks print cannot be passed on any more.
     Unwritable,
+}
+
+/// What hears of signals, also between two jobs: the next one ends because of them.
+#[derive(Debug)]
+pub(crate) struct Launcher {
+    runtime: Runtime,
+    events: Mailbox<Event>,
+    inbox: Receiver<Event>,
+}
+
+impl Launcher {
+    pub(crate) fn new() -> Result<Self, Error> {
+        let runtime = Runtime::system();
+        let (events, inbox) = runtime.mailbox();
+        watch_signals(&runtime, &events)?;
+        Ok(Self { runtime, events, inbox })
+    }
 }
 
 /// How far the end of the job has come.
@@ -95,6 +106,12 @@ impl Job {
         }
     }
 
+    /// This very command, as the program of each rank.
+    pub(crate) fn of_this_command(ranks: usize) -> Result<Self, Error> {
+        let own = std::env::current_exe().map_err(Error::OwnProgram)?;
+        Ok(Self::of(ranks, own.into_os_string(), std::env::args_os().skip(1).collect()))
+    }
+
     /// The ranks of this machine.
     pub(super) fn local(&self) -> Range<usize> {
         let first = self.nodes.as_ref().map_or(0, |nodes| nodes.index * self.ranks);
@@ -108,18 +125,20 @@ impl Job {
         }
     }
 
-    /// Starts all ranks and returns when none is left, and none is to be started again.
+    /// Runs this job only.
     pub(crate) fn run(&self, take: Arc<dyn Take>) -> Result<Outcome, Error> {
-        let runtime = Runtime::system();
-        let (events, mut inbox) = runtime.mailbox();
-        watch_signals(&runtime, &events)?;
-        let (voice, speaker) = voice(&runtime, take.clone())?;
+        self.run_by(&mut Launcher::new()?, take)
+    }
+
+    /// Starts all ranks and returns when none is left, and none is to be started again.
+    pub(crate) fn run_by(&self, launcher: &mut Launcher, take: Arc<dyn Take>) -> Result<Outcome, Error> {
+        let Launcher { runtime, events, inbox } = launcher;
+        let (voice, speaker) = voice(runtime, take.clone())?;
         let mut restart = 0;
         let outcome = loop {
-            match self.run_once(restart, &runtime, (&events, &mut inbox), &voice, &take)? {
-                End::Success => break Outcome::Success,
-                End::Failure(_) if restart < self.restarts => restart += 1,
-                End::Failure(code) | End::Stop(code) => break Outcome::Code(code),
+            match self.run_once(restart, runtime, (events, inbox), &voice, &take)? {
+                Outcome::Code(_) if restart < self.restarts => restart += 1,
+                outcome => break outcome,
             }
             voice.send(format!("starting the job again, {restart} of at most {} times", self.restarts));
         };
@@ -135,7 +154,7 @@ impl Job {
         (events, inbox): (&Mailbox<Event>, &mut Receiver<Event>),
         voice: &Mailbox<String>,
         take: &Arc<dyn Take>,
-    ) -> Result<End, Error> {
+    ) -> Result<Outcome, Error> {
         let mut watch = Watch {
             runtime: runtime.clone(),
             ranks: Vec::new(),
@@ -268,7 +287,7 @@ struct Watch {
 }
 
 impl Watch {
-    fn until_all_have_ended(mut self, inbox: &mut Receiver<Event>) -> Result<End, Error> {
+    fn until_all_have_ended(mut self, inbox: &mut Receiver<Event>) -> Result<Outcome, Error> {
         if let Err(error) = self.watch(inbox) {
             self.kill_all();
             return Err(error);
@@ -282,9 +301,9 @@ impl Watch {
             let _ = reader.join_by(patience);
         }
         Ok(match self.code {
-            None => End::Success,
-            Some(code) if self.is_stopped => End::Stop(code),
-            Some(code) => End::Failure(code),
+            None => Outcome::Success,
+            Some(code) if self.is_stopped => Outcome::Stopped(code),
+            Some(code) => Outcome::Code(code),
         })
     }
 

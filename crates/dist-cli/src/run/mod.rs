@@ -14,7 +14,7 @@ use std::time::Duration;
 
 pub(crate) use child::{EXEC, become_program};
 pub(crate) use cores::Bind;
-pub(crate) use job::{Job, Outcome};
+pub(crate) use job::{Job, Launcher, Outcome};
 pub(crate) use lines::{Forward, Stream, Take};
 pub(crate) use meeting::{Address, Nodes};
 
