@@ -36,11 +36,13 @@ pub enum Operation {
     MonitoredBarrier,
     /// One rank sends to another.
     Message,
+    /// Every rank may read every rank's buffer, until all have closed theirs.
+    Window,
 }
 
 impl Operation {
     /// Every operation.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::AllReduce,
         Self::ReduceScatter,
         Self::AllGather,
@@ -54,6 +56,7 @@ impl Operation {
         Self::Barrier,
         Self::MonitoredBarrier,
         Self::Message,
+        Self::Window,
     ];
 
     /// The name, in lower case.
@@ -72,6 +75,7 @@ impl Operation {
             Self::Barrier => "barrier",
             Self::MonitoredBarrier => "monitored_barrier",
             Self::Message => "message",
+            Self::Window => "window",
         }
     }
 
@@ -113,7 +117,7 @@ pub struct Call {
     /// The rank that it starts from or ends at, if there is one, by its number in the world: the sender of a message, as far
     /// as it is known.
     pub root: Option<u32>,
-    /// How it is done, but for messages.
+    /// How it is done, if there is more than one way.
     pub algorithm: Option<Algorithm>,
     /// In which order it reduces, if it does.
     pub order: Option<ReductionOrder>,

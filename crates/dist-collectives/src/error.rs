@@ -39,6 +39,19 @@ pub enum Error {
         /// The size of the group.
         world_size: usize,
     },
+    /// The ranks of the group share no memory, so that none can read what others have in theirs.
+    #[error("window: the ranks of the group share no memory")]
+    NoWindow,
+    /// There is less in a window.
+    #[error("window: {elements} elements from {start} on are not among its {len}")]
+    OutsideWindow {
+        /// The first element that was asked for.
+        start: usize,
+        /// How many were.
+        elements: usize,
+        /// How many each rank has in the window.
+        len: usize,
+    },
     /// The long buffer is not as many times as long as the short one as there are ranks.
     #[error("{operation}: {whole} elements are not {world_size} ranks times {part} elements")]
     Parts {

@@ -26,6 +26,7 @@ mod two_level;
 #[cfg(feature = "serde")]
 mod values;
 mod variables;
+mod window;
 mod worker;
 
 pub use algorithm::{
@@ -73,6 +74,7 @@ pub use two_level::TwoLevel;
 #[cfg(feature = "serde")]
 pub use values::{VALUE_BYTES_MAX, ValueProblem};
 pub use variables::crossovers_from_env;
+pub use window::Window;
 
 /// The examples of this page are tests.
 #[cfg(all(doctest, feature = "sim"))]

@@ -12,6 +12,7 @@ mod direct;
 mod messages;
 mod reductions;
 mod shares;
+mod window;
 
 use std::sync::Arc;
 

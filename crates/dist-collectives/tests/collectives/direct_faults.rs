@@ -72,6 +72,25 @@ fn whatever_a_rank_dies_in_the_others_name_it() {
     }
 }
 
+/// Opens a window, reads in it and closes it, again and again.
+fn read_windows(comm: &mut Communicator) -> Result<(), Error> {
+    let (mut opener, mut own) = (comm.fork()?, comm.alloc::<u64>(1000)?);
+    for _ in 0..3 {
+        let mut window = opener.open(own)?;
+        for peer in 0..WORLD {
+            window.read(peer, 10, &mut [0; 500])?;
+        }
+        (opener, own) = window.close()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_rank_that_dies_while_windows_are_open_is_named() {
+    let culprit = |comm: &mut Communicator| read_windows(comm).err();
+    die_at_every_moment(culprit, |error| error.iter().for_each(assert_names_the_victim));
+}
+
 /// Sums in place, again and again; how that failed, if it did, and what is left of the buffer.
 fn sums(comm: &mut Communicator, form: DirectForm, allocated: bool, op: ReduceOp) -> (Option<Error>, usize) {
     const LEN: usize = 1000;

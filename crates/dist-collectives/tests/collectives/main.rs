@@ -28,4 +28,5 @@ mod tasks;
 mod traffic;
 #[cfg(feature = "serde")]
 mod values;
+mod windows;
 mod worlds;

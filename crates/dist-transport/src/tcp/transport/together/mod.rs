@@ -463,6 +463,10 @@ impl Direct for Together {
 
 impl Drop for Together {
     fn drop(&mut self) {
+        // Before what was laid open is used for something else.
+        if self.current.posted < self.current.posts {
+            self.memory.fail(self.rank.index());
+        }
         let verdict = &self.membership.session.verdict;
         verdict.dismiss(self.channel);
         // After an abort the others are to hear of that.

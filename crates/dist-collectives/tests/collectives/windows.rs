@@ -1,0 +1,163 @@
+//! Windows: what ranks read in each other's memory, when it may change again, and what becomes of those who go.
+
+use std::time::Duration;
+
+use dist_collectives::{Buffer, Communicator, Error, Operation, ReduceOp};
+use rstest::rstest;
+
+use crate::worlds::{Network, run};
+
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// What a rank has at a place in a round.
+fn value(round: usize, rank: usize, place: usize) -> u32 {
+    u32::try_from(100_000 * round + 10_000 * rank + place).expect("few of each")
+}
+
+fn fill(buffer: &mut Buffer<u32>, round: usize, rank: usize) {
+    buffer.iter_mut().enumerate().for_each(|(place, element)| *element = value(round, rank, place));
+}
+
+/// A buffer of one kind or the other.
+fn buffer(comm: &mut Communicator, len: usize, allocated: bool) -> Buffer<u32> {
+    if allocated { comm.alloc(len).unwrap() } else { Buffer::from(vec![0; len]) }
+}
+
+#[rstest]
+fn every_rank_reads_what_every_rank_has(
+    #[values(0, 1)] network: usize,
+    #[values(1, 2, 3, 4)] world_size: usize,
+    #[values(0, 1, 7, 1000)] len: usize,
+) {
+    let network = Network::SHARING[network.min(Network::SHARING.len() - 1)];
+    run(network, world_size, move |mut comm| {
+        let mut own = buffer(&mut comm, len, true);
+        assert!(comm.can_open(&own).unwrap());
+        for round in 0..3 {
+            let rank = comm.rank();
+            fill(&mut own, round, rank);
+            let mut window = comm.open(own).unwrap();
+            for peer in 0..world_size {
+                for (start, end) in [(0, len), (len / 3, len), (0, len / 2), (len, len)] {
+                    let mut read = vec![0; end - start];
+                    window.read(peer, start, &mut read).unwrap();
+                    let there = (start..end).map(|place| value(round, peer, place));
+                    assert!(read.into_iter().eq(there), "{start}..{end} of rank {peer} in round {round}");
+                }
+            }
+            assert!(window.iter().enumerate().all(|(place, &own)| own == value(round, rank, place)));
+            (comm, own) = window.close().unwrap();
+        }
+        // The communicator goes on as any.
+        comm.all_reduce(&mut [1_u64], ReduceOp::Sum).unwrap();
+    });
+}
+
+#[rstest]
+fn nobody_gets_a_buffer_back_before_all_have_read_it(#[values(false, true)] allocated: bool) {
+    for &network in Network::SHARING {
+        run(network, 3, move |mut comm| {
+            let (mut other, rank) = (comm.fork().unwrap(), comm.rank());
+            let mut own = buffer(&mut comm, 100, allocated);
+            if !comm.can_open(&own).unwrap() {
+                return;
+            }
+            fill(&mut own, 1, rank);
+            let mut window = comm.open(own).unwrap();
+            if rank == 0 {
+                // The others are about to close.
+                for peer in [1, 2] {
+                    other.recv(&mut [0_u8], peer).unwrap();
+                }
+                let mut read = [0; 100];
+                for peer in [1, 2] {
+                    window.read(peer, 0, &mut read).unwrap();
+                    assert!((0..100).all(|place| read[place] == value(1, peer, place)));
+                }
+            } else {
+                other.send(&[0_u8], 0).unwrap();
+            }
+            let (_comm, mut own) = window.close().unwrap();
+            fill(&mut own, 2, rank);
+            other.barrier().unwrap();
+        });
+    }
+}
+
+#[test]
+fn what_is_not_there_is_not_read_and_the_window_goes_on() {
+    for &network in Network::SHARING {
+        run(network, 2, |mut comm| {
+            let own = buffer(&mut comm, 10, true);
+            let mut window = comm.open(own).unwrap();
+            let error = window.read(2, 0, &mut [0]).unwrap_err();
+            assert!(matches!(error, Error::RankOutOfRange { rank: 2, world_size: 2 }), "{error}");
+            for (start, elements) in [(10, 1), (9, 2), (usize::MAX, 1)] {
+                let error = window.read(1, start, &mut vec![0; elements]).unwrap_err();
+                assert!(matches!(error, Error::OutsideWindow { len: 10, .. }), "{error}");
+            }
+            window.read(1, 0, &mut [0; 10]).unwrap();
+            window.close().unwrap();
+        });
+    }
+}
+
+#[test]
+fn ranks_that_share_no_memory_are_told_so_alike() {
+    run(Network::Simulated, 2, |mut comm| {
+        let own = buffer(&mut comm, 10, true);
+        assert!(!comm.can_open(&own).unwrap());
+        assert!(matches!(comm.open(own).unwrap_err(), Error::NoWindow));
+    });
+}
+
+#[test]
+fn a_window_is_no_other_call_and_no_window_of_another_length() {
+    for &network in Network::SHARING {
+        for len in [None, Some(9)] {
+            run(network, 2, move |mut comm| {
+                comm.set_timeout(TIMEOUT);
+                let own = buffer(&mut comm, 10, true);
+                assert!(comm.can_open(&own).unwrap());
+                let error = match (comm.rank(), len) {
+                    (0, _) => comm.open(own).unwrap_err(),
+                    (_, None) => comm.barrier().unwrap_err(),
+                    (_, Some(len)) => {
+                        let shorter = buffer(&mut comm, len, true);
+                        comm.open(shorter).unwrap_err()
+                    }
+                };
+                assert!(error.to_string().contains(Operation::Window.name()), "{error}");
+            });
+        }
+    }
+}
+
+#[test]
+fn a_window_that_is_dropped_is_missed() {
+    for &network in Network::SHARING {
+        run(network, 3, move |mut comm| {
+            comm.set_timeout(TIMEOUT);
+            let (mut other, rank) = (comm.fork().unwrap(), comm.rank());
+            let own = buffer(&mut comm, 10, true);
+            let mut window = comm.open(own).unwrap();
+            other.barrier().unwrap();
+            if rank == 1 {
+                drop(window);
+                other.barrier().unwrap();
+                // Stays until the others have found out.
+                assert!(other.barrier().is_err());
+                return;
+            }
+            other.barrier().unwrap();
+            if network != Network::Together(7) {
+                // What is simulated is a copy.
+                let error = window.read(1, 0, &mut [0; 10]).unwrap_err();
+                assert_eq!(error.peer(), Some(1), "{error}");
+            }
+            let error = window.close().unwrap_err();
+            assert_eq!(error.peer(), Some(1), "{error}");
+            assert!(!error.is_timeout(), "{error}");
+        });
+    }
+}
