@@ -194,8 +194,14 @@ impl<M: Module + Send> Params for CandleBlock<M> {
 
     fn load(&mut self, index: usize, values: Lent) -> Result<Loaded, BoxError> {
         let (info, var) = self.parameter(index)?;
-        slices::load(&info.name, var, values.values(), &self.spare)?;
+        slices::load(info, var, values.values(), &self.spare)?;
         Ok(Loaded::Copied)
+    }
+
+    fn fill(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<bool, BoxError> {
+        let (info, var) = self.parameter(index)?;
+        slices::fill(info, var, f, &self.spare)?;
+        Ok(true)
     }
 
     fn unload(&mut self, index: usize) -> Result<Unloaded, BoxError> {

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, DType, InplaceOp1, Layout, Storage, Tensor, Var};
-use dist_parallel::{BoxError, FloatType, Unloaded, Values, ValuesMut};
+use dist_parallel::{BoxError, FloatType, ParamInfo, Unloaded, Values, ValuesMut};
 
 use crate::CandleError;
 use crate::spare::Spare;
@@ -64,52 +64,47 @@ pub(crate) fn free(name: &str, var: &Var, spare: &Spare) -> Result<Unloaded, Can
     Ok(if free.freed.get() { Unloaded::Freed } else { Unloaded::Kept })
 }
 
-/// Gives `var` these values; if its memory was freed, in spare or new memory, which is not cleared first.
-pub(crate) fn load(name: &str, var: &Var, values: Values<'_>, spare: &Spare) -> Result<(), BoxError> {
-    let fill = Fill { values, spare, filled: Cell::new(false) };
-    let place = || format!("loading {name}");
-    var.inplace_op1(&fill).map_err(|source| CandleError::Candle { place: place(), source })?;
+/// Gives `var` these values; if its memory was freed, in spare or new memory.
+pub(crate) fn load(info: &ParamInfo, var: &Var, values: Values<'_>, spare: &Spare) -> Result<(), BoxError> {
     let mut copied = Ok(());
-    if !fill.filled.get() {
-        write(name, var, &mut |mut own| copied = own.copy_from(values))?;
-    }
+    fill(info, var, &mut |mut own| copied = own.copy_from(values), spare)?;
     Ok(copied?)
 }
 
-struct Fill<'a> {
-    values: Values<'a>,
-    spare: &'a Spare,
-    filled: Cell<bool>,
+/// Calls `f` with the memory of `var`, which it fills; if it was freed, with spare or new memory, in which there is anything.
+pub(crate) fn fill(
+    info: &ParamInfo,
+    var: &Var,
+    f: &mut dyn FnMut(ValuesMut<'_>),
+    spare: &Spare,
+) -> Result<(), BoxError> {
+    let renew = Renew { spare, len: info.len() };
+    let place = || format!("filling {}", info.name);
+    var.inplace_op1(&renew).map_err(|source| CandleError::Candle { place: place(), source })?;
+    write(&info.name, var, f)
 }
 
-impl InplaceOp1 for Fill<'_> {
+/// Gives freed memory of a variable back, as long as it was. Without it a write makes zeros.
+struct Renew<'a> {
+    spare: &'a Spare,
+    len: usize,
+}
+
+impl InplaceOp1 for Renew<'_> {
     fn name(&self) -> &'static str {
-        "fill"
+        "renew"
     }
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
-        let whole = layout.contiguous_offsets() == Some((0, self.values.len()));
-        if !whole || !is_freed(storage, layout) {
-            return Ok(());
+        let whole = layout.contiguous_offsets() == Some((0, self.len));
+        if whole
+            && is_freed(storage, layout)
+            && let Some(memory) = self.spare.take(storage.dtype(), self.len)
+        {
+            *storage = memory;
         }
-        let spare = self.spare.take(storage.dtype(), self.values.len());
-        let Some(mut filled) = spare.or_else(|| zeros(storage, 0)) else { return Ok(()) };
-        match (&mut filled, self.values) {
-            (CpuStorage::F32(all), Values::F32(values)) => refill(all, values),
-            (CpuStorage::F64(all), Values::F64(values)) => refill(all, values),
-            (CpuStorage::F16(all), Values::F16(values)) => refill(all, values),
-            (CpuStorage::BF16(all), Values::Bf16(values)) => refill(all, values),
-            _ => return Ok(()),
-        }
-        *storage = filled;
-        self.filled.set(true);
         Ok(())
     }
-}
-
-fn refill<T: Copy>(all: &mut Vec<T>, values: &[T]) {
-    all.clear();
-    all.extend_from_slice(values);
 }
 
 struct Free<'a> {

@@ -1,6 +1,6 @@
 //! Buffers of any type of parameter, and their journeys between ranks.
 
-use dist_collectives::{Buffer, Communicator, Pending, ReduceOp};
+use dist_collectives::{Buffer, Communicator, Element, Pending, ReduceOp, Window};
 use half::{bf16, f16};
 
 use crate::number::Number;
@@ -135,6 +135,21 @@ impl Flat {
         started!(self, |buffer| comm.start_all_gather_in_place(buffer))
     }
 
+    /// Whether all ranks can read what each of them has in such a buffer. All ranks come to the same.
+    pub(crate) fn can_open(&self, comm: &mut Communicator) -> Result<bool> {
+        with_buffer!(self, |buffer| comm.can_open(buffer)).map_err(Error::communication)
+    }
+
+    /// Lets all ranks read it.
+    pub(crate) fn open(self, comm: Communicator) -> Result<FlatWindow> {
+        Ok(match self {
+            Self::F32(buffer) => FlatWindow::F32(comm.open(buffer).map_err(Error::communication)?),
+            Self::F64(buffer) => FlatWindow::F64(comm.open(buffer).map_err(Error::communication)?),
+            Self::F16(buffer) => FlatWindow::F16(comm.open(buffer).map_err(Error::communication)?),
+            Self::Bf16(buffer) => FlatWindow::Bf16(comm.open(buffer).map_err(Error::communication)?),
+        })
+    }
+
     /// Gives every rank rank 0's values.
     pub(crate) fn broadcast(&mut self, comm: &mut Communicator) -> Result<()> {
         with_buffer!(self, |buffer| comm.broadcast(buffer, 0)).map_err(Error::communication)
@@ -246,4 +261,53 @@ impl PendingFlat {
 /// Waits for an operation; a buffer of a failed one is of no use.
 pub(crate) fn wait<B>(pending: Pending<B>) -> Result<B> {
     pending.wait().map_err(|failed| Error::communication(*failed.error))
+}
+
+/// Buffers of all ranks, as long as all of them may read them.
+#[derive(Debug)]
+pub(crate) enum FlatWindow {
+    F32(Window<f32>),
+    F64(Window<f64>),
+    F16(Window<f16>),
+    Bf16(Window<bf16>),
+}
+
+impl FlatWindow {
+    /// This rank's own.
+    pub(crate) fn own(&self, offset: usize, len: usize) -> Values<'_> {
+        let range = offset..offset + len;
+        match self {
+            Self::F32(window) => Values::F32(&window[range]),
+            Self::F64(window) => Values::F64(&window[range]),
+            Self::F16(window) => Values::F16(&window[range]),
+            Self::Bf16(window) => Values::Bf16(&window[range]),
+        }
+    }
+
+    /// Copies what a rank has from an offset on, where the types are the same.
+    pub(crate) fn read(&mut self, rank: usize, offset: usize, into: ValuesMut<'_>) -> Result<()> {
+        match (self, into) {
+            (Self::F32(window), ValuesMut::F32(into)) => window.read(rank, offset, into),
+            (Self::F64(window), ValuesMut::F64(into)) => window.read(rank, offset, into),
+            (Self::F16(window), ValuesMut::F16(into)) => window.read(rank, offset, into),
+            (Self::Bf16(window), ValuesMut::Bf16(into)) => window.read(rank, offset, into),
+            _ => unreachable!("what is read where it lies has the model's type"),
+        }
+        .map_err(Error::communication)
+    }
+
+    /// Waits until no rank reads any more.
+    pub(crate) fn close(self) -> Result<(Communicator, Flat)> {
+        Ok(match self {
+            Self::F32(window) => closed(window, Flat::F32)?,
+            Self::F64(window) => closed(window, Flat::F64)?,
+            Self::F16(window) => closed(window, Flat::F16)?,
+            Self::Bf16(window) => closed(window, Flat::Bf16)?,
+        })
+    }
+}
+
+fn closed<T: Element>(window: Window<T>, flat: fn(Buffer<T>) -> Flat) -> Result<(Communicator, Flat)> {
+    let (comm, buffer) = window.close().map_err(Error::communication)?;
+    Ok((comm, flat(buffer)))
 }

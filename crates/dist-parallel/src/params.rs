@@ -90,6 +90,18 @@ pub trait Params: Send {
         Ok(Loaded::Copied)
     }
 
+    /// Lets `f` put the values of parameter `index` into memory of the model's own, in which there may be anything: as
+    /// [`load`](Params::load), for a model that copies what it is lent. Then nobody puts a parameter together that ranks
+    /// have in pieces before it is copied.
+    ///
+    /// `false`, and nothing done, if the model would rather be lent the values, as in this provided form.
+    ///
+    /// # Errors
+    /// If the memory cannot be reached.
+    fn fill(&mut self, _index: usize, _f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<bool, BoxError> {
+        Ok(false)
+    }
+
     /// Says that parameter `index` is not needed until it is loaded again: its memory may be freed.
     ///
     /// This provided form frees its slot. What lies in none it keeps, and sharding the model then saves no memory for its
@@ -278,6 +290,10 @@ impl<P: Params + ?Sized> Params for Box<P> {
 
     fn load(&mut self, index: usize, values: Lent) -> Result<Loaded, BoxError> {
         (**self).load(index, values)
+    }
+
+    fn fill(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<bool, BoxError> {
+        (**self).fill(index, f)
     }
 
     fn unload(&mut self, index: usize) -> Result<Unloaded, BoxError> {

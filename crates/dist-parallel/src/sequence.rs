@@ -138,6 +138,11 @@ impl<A> Params for Sequence<A> {
         self.blocks[block].load(index, values)
     }
 
+    fn fill(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<bool, BoxError> {
+        let (block, index) = self.locate(index)?;
+        self.blocks[block].fill(index, f)
+    }
+
     fn unload(&mut self, index: usize) -> Result<Unloaded, BoxError> {
         let (block, index) = self.locate(index)?;
         self.blocks[block].unload(index)

@@ -197,6 +197,16 @@ impl ValuesMut<'_> {
         }
     }
 
+    /// The same values, for a while.
+    pub(crate) fn reborrow(&mut self) -> ValuesMut<'_> {
+        match self {
+            Self::F32(values) => ValuesMut::F32(values),
+            Self::F64(values) => ValuesMut::F64(values),
+            Self::F16(values) => ValuesMut::F16(values),
+            Self::Bf16(values) => ValuesMut::Bf16(values),
+        }
+    }
+
     /// Copies as many values of any type over these, rounded once to nearest even.
     pub(crate) fn convert_from(&mut self, source: Values<'_>) {
         debug_assert_eq!(self.len(), source.len(), "values are converted one by one");

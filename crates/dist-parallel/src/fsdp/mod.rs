@@ -9,6 +9,7 @@ mod memory;
 mod options;
 mod order;
 mod parameters;
+mod parts;
 mod plan;
 mod spare;
 mod step;
@@ -135,13 +136,11 @@ impl<A> Fsdp<A> {
         let plan = Plan::new(model.infos(), model.starts(), world.world_size(), options);
         agreement::check(&mut world, model.infos(), [fingerprint(options), fingerprint(model.starts())])?;
         let plan = plan?;
-        let groups = Groups::new(&mut world, plan.degrees, plan.keepers)?;
-        let rank = groups.shards.rank();
+        let mut groups = Groups::new(&mut world, plan.degrees, plan.keepers)?;
         let (degrees, precision) = (plan.degrees, options.precision);
+        let mut fill = |model: &mut _, strip: &_, whole: &mut _| fill(&mut world, model, strip, whole);
         let parameters =
-            Parameters::new(&plan.layout, degrees, precision, rank, &mut model, |model, strip, whole| {
-                fill(&mut world, model, strip, whole)
-            });
+            Parameters::new(&plan.layout, degrees, precision, &mut groups, &mut model, &mut fill);
         if parameters.is_err() {
             world.abort();
         }
@@ -304,8 +303,7 @@ impl<A> Fsdp<A> {
         if let Some(&last) = told.last() {
             parameters.finish_telling(&plan.layout, last, groups, model)?;
         }
-        parameters.rest();
-        Ok(())
+        parameters.rest()
     }
 
     /// Calls `f` with each parameter's index and all of its values, unit by unit; those that are the same as an earlier
@@ -390,8 +388,7 @@ impl<A> Fsdp<A> {
                 parameters.free(&plan.layout, unit, model)?;
             }
         }
-        parameters.rest();
-        Ok(())
+        parameters.rest()
     }
 
     /// Aborts the job if something failed that the other ranks cannot know.

@@ -2,17 +2,21 @@
 
 use std::sync::Arc;
 
+use dist_collectives::Communicator;
+
 use super::groups::Groups;
 use super::layout::{Layout, Piece, Strip};
 use super::options::{Degrees, Precision};
+use super::parts::{Parts, Spot};
 use super::spare::Spare;
 use crate::flat::{Flat, PendingFlat};
-use crate::{Error, FloatType, Lent, Params, Result, Values, ValuesMut, params};
+use crate::{BoxError, Error, FloatType, Lent, Params, Result, Values, ValuesMut, params};
 
 #[derive(Debug)]
 pub(crate) struct Parameters {
     /// As the layout's strips, by unit.
     shards: Vec<Vec<Shard>>,
+    parts: Parts,
     /// This rank's number among those that share a copy.
     rank: usize,
     /// What the next strip is gathered into.
@@ -22,8 +26,8 @@ pub(crate) struct Parameters {
 /// What one rank has of a strip.
 #[derive(Debug, Default)]
 struct Shard {
-    /// The own part, padding included; `None` if the model has it.
-    master: Option<Flat>,
+    /// Where the own part lies, padding included; `None` if the model has it.
+    own: Option<Spot>,
     /// What a smaller group keeps between forward and backward.
     kept: Option<Flat>,
     /// The whole strip, on its way.
@@ -46,49 +50,67 @@ impl Parameters {
         layout: &Layout,
         degrees: Degrees,
         precision: Precision,
-        rank: usize,
+        groups: &mut Groups,
         model: &mut M,
         mut fill: impl FnMut(&mut M, &Strip, &mut Flat) -> Result<()>,
     ) -> Result<Self> {
-        let mut shards = Vec::with_capacity(layout.units.len());
-        for unit in &layout.units {
-            let mut of_unit = Vec::with_capacity(unit.strips.len());
-            for strip in &unit.strips {
-                let dtype = strip.master_dtype(precision);
-                let mut whole = Flat::zeros(dtype, strip.padded(layout.shards));
+        let (mut parts, rank) = (Parts::default(), groups.shards.rank());
+        let mut reserve = |strip: &Strip| {
+            let dtype = strip.master_dtype(precision);
+            let outside = degrees.frees || dtype != strip.dtype;
+            Shard { own: outside.then(|| parts.reserve(dtype, strip.part)), ..Shard::default() }
+        };
+        let mut shards: Vec<Vec<Shard>> =
+            layout.units.iter().map(|unit| unit.strips.iter().map(&mut reserve).collect()).collect();
+        let same_types = layout.strips().all(|(_, strip)| strip.master_dtype(precision) == strip.dtype);
+        if degrees.frees && same_types {
+            parts.allocate_together(&mut groups.shards)?;
+        } else {
+            parts.allocate();
+        }
+        for (of_unit, unit) in shards.iter_mut().zip(&layout.units) {
+            for (shard, strip) in of_unit.iter_mut().zip(&unit.strips) {
+                let mut whole = Flat::zeros(strip.master_dtype(precision), strip.padded(layout.shards));
                 fill(model, strip, &mut whole)?;
-                let outside = degrees.frees || dtype != strip.dtype;
-                let master = outside.then(|| whole.part(dtype, rank * strip.part, strip.part));
+                if let Some(own) = shard.own {
+                    let part = whole.slice(rank * strip.part, strip.part);
+                    parts.slice_mut(own, 0, strip.part)?.copy_from(part)?;
+                }
                 if degrees.frees {
                     unload(strip, model)?;
                 } else {
                     install(strip, &whole, model)?;
                 }
-                of_unit.push(Shard { master, ..Shard::default() });
             }
-            shards.push(of_unit);
         }
-        Ok(Self { shards, rank, spare: Spare::default() })
+        Ok(Self { shards, parts, rank, spare: Spare::default() })
     }
 
-    /// Begins to gather a unit, among those that kept it if some did.
+    /// Begins to gather a unit, among those that kept it if some did, unless ranks read it where it lies.
     pub(crate) fn gather(&mut self, layout: &Layout, unit: usize, groups: &mut Groups) -> Result<()> {
+        if self.parts.are_read() {
+            return Ok(());
+        }
         for (shard, strip) in self.shards[unit].iter_mut().zip(&layout.units[unit].strips) {
             let mut whole = self.spare.take(&mut groups.shards, strip, strip.dtype, layout.shards)?;
             let kept = shard.kept.take();
             let (part, comm) = match (&kept, &mut groups.keepers) {
-                (Some(kept), Some(keepers)) => (kept, keepers),
-                _ => (shard.master.as_ref().expect(DIVIDED), &mut groups.shards),
+                (Some(kept), Some(keepers)) => (kept.slice(0, kept.len()), keepers),
+                _ => {
+                    let own = shard.own.expect(DIVIDED);
+                    (self.parts.slice(own, 0, strip.part)?, &mut groups.shards)
+                }
             };
             let len = part.len();
-            whole.slice_mut(comm.rank() * len, len).convert_from(part.slice(0, len));
+            whole.slice_mut(comm.rank() * len, len).convert_from(part);
             drop(kept);
             shard.arriving = Some(whole.start_gather(comm));
         }
         Ok(())
     }
 
-    /// Waits for a unit and lends it to the model. With `keep`, this rank's group keeps it until it is gathered again.
+    /// Waits for a unit and lends it to the model, or fills it where the model has it. With `keep`, this rank's group keeps what
+    /// was gathered until it is gathered again.
     pub(crate) fn load(
         &mut self,
         layout: &Layout,
@@ -98,18 +120,24 @@ impl Parameters {
         model: &mut impl Params,
     ) -> Result<()> {
         for (shard, strip) in self.shards[unit].iter_mut().zip(&layout.units[unit].strips) {
-            let whole = groups.wait(shard.arriving.take().expect("a unit is gathered before it is used"))?;
-            if let Some(keepers) = groups.keepers.as_ref().filter(|_| keep) {
+            let whole = if let Some(own) = shard.own.filter(|_| self.parts.are_read()) {
+                let reader = Reader { parts: &mut self.parts, own, strip };
+                match reader.read(model, &mut groups.shards, &mut self.spare, layout.shards)? {
+                    Some(whole) => whole,
+                    None => continue,
+                }
+            } else {
+                groups.wait(shard.arriving.take().expect("a unit is gathered before it is used"))?
+            };
+            if let Some(keepers) = groups.keepers.as_ref().filter(|_| keep && !self.parts.are_read()) {
                 let len = whole.len() / keepers.world_size();
                 shard.kept = Some(whole.part(strip.dtype, keepers.rank() * len, len));
             }
             let whole = Arc::new(whole);
             for place in &strip.places {
                 let lent = Lent::new(Arc::clone(&whole), place.offset, place.len);
-                model.load(place.parameter, lent).map_err(|source| {
-                    let parameter = model.infos()[place.parameter].name.clone();
-                    Error::Model { parameter, source }
-                })?;
+                let loaded = model.load(place.parameter, lent);
+                loaded.map_err(|source| of_model(model, place.parameter, source))?;
             }
             match Arc::try_unwrap(whole) {
                 Ok(copied) => self.spare.give(copied),
@@ -133,13 +161,20 @@ impl Parameters {
 
     /// This rank's part of a strip, padding included, if it is kept outside the model.
     #[cfg(test)]
-    pub(crate) fn part(&self, unit: usize, strip: usize) -> Option<&Flat> {
-        self.shards[unit][strip].master.as_ref()
+    pub(crate) fn part(&self, unit: usize, strip: usize, len: usize) -> Option<Values<'_>> {
+        self.shards[unit][strip].own.map(|own| self.parts.slice(own, 0, len).expect("it has memory"))
     }
 
-    /// Frees what is kept for the units to come.
-    pub(crate) fn rest(&mut self) {
+    /// Whether ranks read what others keep where it lies.
+    #[cfg(test)]
+    pub(crate) fn are_read(&self) -> bool {
+        self.parts.are_read()
+    }
+
+    /// Frees what is kept for the units to come, and lets the own part be changed again: a pass is over.
+    pub(crate) fn rest(&mut self) -> Result<()> {
         self.spare.clear();
+        self.parts.close()
     }
 
     /// Waits for what is on its way and frees it.
@@ -158,8 +193,8 @@ impl Parameters {
         model: &mut impl Params,
         mut f: impl FnMut(ValuesMut<'_>) -> Result<()>,
     ) -> Result<()> {
-        match &mut self.shards[unit][index].master {
-            Some(master) => f(master.slice_mut(piece.at, piece.len)),
+        match self.shards[unit][index].own {
+            Some(own) => f(self.parts.slice_mut(own, piece.at, piece.len)?),
             None => params::write(model, piece.parameter, |values| {
                 f(values.part(piece.offset..piece.offset + piece.len))
             }),
@@ -174,9 +209,9 @@ impl Parameters {
         model: &impl Params,
         mut f: impl FnMut(Values<'_>),
     ) -> Result<()> {
-        match &self.shards[unit][index].master {
-            Some(master) => {
-                f(master.slice(piece.at, piece.len));
+        match self.shards[unit][index].own {
+            Some(own) => {
+                f(self.parts.slice(own, piece.at, piece.len)?);
                 Ok(())
             }
             None => params::read(model, piece.parameter, &mut |values| {
@@ -221,6 +256,52 @@ impl Parameters {
     }
 }
 
+/// A strip whose parts are read where ranks keep them.
+struct Reader<'a> {
+    parts: &'a mut Parts,
+    /// Where a part of it begins, on every rank.
+    own: Spot,
+    strip: &'a Strip,
+}
+
+impl Reader<'_> {
+    /// Fills the strip where the model has it. Gives the whole if the model would rather be lent it.
+    fn read(
+        mut self,
+        model: &mut impl Params,
+        comm: &mut Communicator,
+        spare: &mut Spare,
+        shards: usize,
+    ) -> Result<Option<Flat>> {
+        for place in &self.strip.places {
+            let mut read = Ok(());
+            let filled =
+                model.fill(place.parameter, &mut |values| read = self.put_together(place.offset, values));
+            if !filled.map_err(|source| of_model(model, place.parameter, source))? {
+                let mut whole = spare.take(comm, self.strip, self.strip.dtype, shards)?;
+                self.put_together(0, whole.slice_mut(0, self.strip.len()))?;
+                return Ok(Some(whole));
+            }
+            read?;
+        }
+        Ok(None)
+    }
+
+    /// Reads values of the strip, from this one on.
+    fn put_together(&mut self, start: usize, mut values: ValuesMut<'_>) -> Result<()> {
+        let (part, end) = (self.strip.part, start + values.len());
+        let mut next = start;
+        while next < end {
+            let (rank, at) = (next / part, next % part);
+            let len = (part - at).min(end - next);
+            let into = values.reborrow().part(next - start..next - start + len);
+            self.parts.read(rank, self.own, at, into)?;
+            next += len;
+        }
+        Ok(())
+    }
+}
+
 /// Copies a whole strip into the model.
 fn install(strip: &Strip, whole: &Flat, model: &mut impl Params) -> Result<()> {
     strip.places.iter().try_for_each(|place| {
@@ -233,12 +314,14 @@ fn install(strip: &Strip, whole: &Flat, model: &mut impl Params) -> Result<()> {
 
 fn unload(strip: &Strip, model: &mut impl Params) -> Result<()> {
     for place in &strip.places {
-        model.unload(place.parameter).map_err(|source| {
-            let parameter = model.infos()[place.parameter].name.clone();
-            Error::Model { parameter, source }
-        })?;
+        let unloaded = model.unload(place.parameter);
+        unloaded.map_err(|source| of_model(model, place.parameter, source))?;
     }
     Ok(())
+}
+
+fn of_model(model: &impl Params, parameter: usize, source: BoxError) -> Error {
+    Error::Model { parameter: model.infos()[parameter].name.clone(), source }
 }
 
 const DIVIDED: &str = "what is freed between its uses was divided";

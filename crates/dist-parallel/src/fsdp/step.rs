@@ -115,7 +115,7 @@ impl<A> Fsdp<A> {
             self.act(action, &mut pass)?;
             pass.saved.clear();
         }
-        self.parameters.rest();
+        self.parameters.rest()?;
         Ok(pass.current.expect("forward gives an output for an input"))
     }
 
@@ -146,9 +146,8 @@ impl<A> Fsdp<A> {
             self.losses.push(loss);
             self.gradients.end_round(&self.plan.layout, &mut self.groups)?;
         }
-        self.parameters.rest();
         self.gradients.rest();
-        Ok(())
+        self.parameters.rest()
     }
 
     /// One micro-batch, or what others need this rank for in theirs.

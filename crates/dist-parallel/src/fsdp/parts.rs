@@ -1,0 +1,139 @@
+//! This rank's parts of all strips, as the optimizer changes them, and those of others where they lie.
+//!
+//! Parts of one type lie in one buffer. Where ranks can read each other's, nothing is gathered: whoever loads a strip reads
+//! it in windows, which are open from the first time that something is read until all ranks are through with a pass.
+
+use dist_collectives::Communicator;
+
+use crate::flat::{Flat, FlatWindow};
+use crate::{Error, FloatType, Result, Values, ValuesMut};
+
+#[derive(Debug, Default)]
+pub(crate) struct Parts(Vec<OfType>);
+
+/// The parts of one type.
+#[derive(Debug)]
+struct OfType {
+    dtype: FloatType,
+    len: usize,
+    memory: Memory,
+}
+
+#[derive(Debug)]
+enum Memory {
+    /// It is this rank's alone.
+    Closed(Flat),
+    /// So it is now; others can be let read it by this communicator.
+    Openable(Flat, Communicator),
+    Open(FlatWindow),
+    /// It could not be opened or closed, and the job is over.
+    Lost,
+}
+
+/// Where the part of a strip begins.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Spot {
+    /// Its type, by the place in the list.
+    of_type: usize,
+    offset: usize,
+}
+
+impl Parts {
+    /// Makes room for a part of so many values.
+    pub(crate) fn reserve(&mut self, dtype: FloatType, len: usize) -> Spot {
+        let found = self.0.iter().position(|of_type| of_type.dtype == dtype);
+        let place = found.unwrap_or(self.0.len());
+        if found.is_none() {
+            self.0.push(OfType { dtype, len: 0, memory: Memory::Lost });
+        }
+        let of_type = &mut self.0[place];
+        let spot = Spot { of_type: place, offset: of_type.len };
+        of_type.len += len;
+        spot
+    }
+
+    /// Gives the parts memory of this rank's own, all zero.
+    pub(crate) fn allocate(&mut self) {
+        for OfType { dtype, len, memory } in &mut self.0 {
+            *memory = Memory::Closed(Flat::zeros(*dtype, *len));
+        }
+    }
+
+    /// Gives the parts memory, all zero, in which the ranks can read each other's, if there is such memory for all.
+    pub(crate) fn allocate_together(&mut self, comm: &mut Communicator) -> Result<()> {
+        let mut flats = Vec::with_capacity(self.0.len());
+        let mut all_open = true;
+        for OfType { dtype, len, .. } in &self.0 {
+            let flat = Flat::allocated(comm, *dtype, *len)?;
+            all_open &= flat.can_open(comm)?;
+            flats.push(flat);
+        }
+        if !all_open {
+            self.allocate();
+            return Ok(());
+        }
+        for (of_type, flat) in self.0.iter_mut().zip(flats) {
+            of_type.memory = Memory::Openable(flat, comm.fork().map_err(Error::communication)?);
+        }
+        Ok(())
+    }
+
+    /// Whether ranks read each other's parts.
+    pub(crate) fn are_read(&self) -> bool {
+        self.0.iter().any(|of_type| matches!(of_type.memory, Memory::Openable(..) | Memory::Open(_)))
+    }
+
+    /// Values of this rank's own parts.
+    pub(crate) fn slice(&self, spot: Spot, at: usize, len: usize) -> Result<Values<'_>> {
+        let offset = spot.offset + at;
+        match &self.0[spot.of_type].memory {
+            Memory::Closed(flat) | Memory::Openable(flat, _) => Ok(flat.slice(offset, len)),
+            Memory::Open(window) => Ok(window.own(offset, len)),
+            Memory::Lost => Err(Error::Freed),
+        }
+    }
+
+    /// The same, to change.
+    pub(crate) fn slice_mut(&mut self, spot: Spot, at: usize, len: usize) -> Result<ValuesMut<'_>> {
+        // It is closed at the end of each pass, unless that has failed.
+        self.close()?;
+        match &mut self.0[spot.of_type].memory {
+            Memory::Closed(flat) | Memory::Openable(flat, _) => Ok(flat.slice_mut(spot.offset + at, len)),
+            Memory::Open(_) | Memory::Lost => Err(Error::Freed),
+        }
+    }
+
+    /// Copies a rank's values of a part. Every rank reads something before any of them goes on with what is not read.
+    pub(crate) fn read(&mut self, rank: usize, spot: Spot, at: usize, into: ValuesMut<'_>) -> Result<()> {
+        self.open()?;
+        match &mut self.0[spot.of_type].memory {
+            Memory::Open(window) => window.read(rank, spot.offset + at, into),
+            _ => Err(Error::Freed),
+        }
+    }
+
+    /// Lets the others read this rank's parts, and waits until theirs may be read.
+    fn open(&mut self) -> Result<()> {
+        for OfType { memory, .. } in &mut self.0 {
+            if let Memory::Openable(..) = memory
+                && let Memory::Openable(flat, comm) = std::mem::replace(memory, Memory::Lost)
+            {
+                *memory = Memory::Open(flat.open(comm)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until nobody reads this rank's parts any more.
+    pub(crate) fn close(&mut self) -> Result<()> {
+        for OfType { memory, .. } in &mut self.0 {
+            if let Memory::Open(_) = memory
+                && let Memory::Open(window) = std::mem::replace(memory, Memory::Lost)
+            {
+                let (comm, flat) = window.close()?;
+                *memory = Memory::Openable(flat, comm);
+            }
+        }
+        Ok(())
+    }
+}
