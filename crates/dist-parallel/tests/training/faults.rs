@@ -84,8 +84,9 @@ fn apart(world: &mut Communicator, rounds: usize) -> Result<(), BoxError> {
 }
 
 /// Runs a program with a fault that happens in the midst of it.
-fn ends(program: Program, seed: u64, fault: Fault) -> Vec<Option<End>> {
+fn ends(program: Program, shares: bool, seed: u64, fault: Fault) -> Vec<Option<End>> {
     let network = Network::new(WORLD).with_seed(seed).with_memory_link(Link::new(SECOND / 1000, 1 << 30));
+    let network = if shares { network.with_shared_memory() } else { network };
     let network = network.with_fault(When::At(SECOND / 50), fault).with_clock(3, 60 * SECOND, 0);
     let outcome = network.try_run(move |transport: SimTransport| {
         let mut world = Communicator::new(transport);
@@ -159,9 +160,10 @@ fn every_survivor_is_told_of(
     #[case] fault: Fault,
     #[case] expected: Told,
     #[values(groups, whole, sharded, hybrid, apart)] program: Program,
+    #[values(false, true)] shares: bool,
     #[values(0, 1)] seed: u64,
 ) {
-    let ends = ends(program, seed, fault);
+    let ends = ends(program, shares, seed, fault);
     let first = ends.iter().flatten().next().expect("somebody survives").1;
     for (rank, end) in ends.into_iter().enumerate() {
         let Some((time, told)) = end else {
@@ -189,7 +191,7 @@ fn a_rank_that_is_cut_off_believes_the_coordinator_lost(
     #[values(0, 1)] seed: u64,
 ) {
     let fault = Fault::Partition { from: vec![2], to: vec![0, 1, 3], ways: Ways::Both, lasts: None };
-    for (rank, end) in ends(program, seed, fault).into_iter().enumerate() {
+    for (rank, end) in ends(program, false, seed, fault).into_iter().enumerate() {
         let (time, told) = end.expect("nobody died");
         assert_eq!(
             told,

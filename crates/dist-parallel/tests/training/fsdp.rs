@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use rstest::rstest;
 
 use crate::ddp::{Trained, train_alone};
-use crate::plain::{Linear, Numbers, Relu, Rows, bits, micro_batch, model, squared_error};
+use crate::plain::{Linear, Numbers, Relu, Rows, bits, micro_batch, model, model_that, squared_error};
 
 const ALL: [ShardingStrategy; 4] = [
     ShardingStrategy::FullShard,
@@ -35,7 +35,18 @@ pub(crate) fn train(
     options: &FsdpOptions,
 ) -> Clipped {
     let seed = 7 + comm.rank() as u64;
-    let mut fsdp = Fsdp::new(comm, model(seed), options).unwrap();
+    train_model(comm, model(seed), micro_batches, steps, clip, options)
+}
+
+fn train_model(
+    comm: Communicator,
+    model: Sequence<Rows>,
+    micro_batches: usize,
+    steps: usize,
+    clip: Option<f64>,
+    options: &FsdpOptions,
+) -> Clipped {
+    let mut fsdp = Fsdp::new(comm, model, options).unwrap();
     let mut optimizer = adamw();
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
     for step in 0..steps {
@@ -77,9 +88,20 @@ pub(crate) fn train_whole(micro_batches: usize, steps: usize, clip: f64) -> Clip
 
 #[track_caller]
 fn check(ranks: usize, micro_batches: usize, options: FsdpOptions, expected: &Trained) {
-    let program = move |transport| train(Communicator::new(transport), micro_batches, 5, None, &options).0;
-    for (rank, trained) in sim::run(ranks as u64, ranks, program).results.into_iter().enumerate() {
-        assert_eq!(trained, *expected, "rank {rank}");
+    let network = || sim::Network::new(ranks).with_seed(ranks as u64);
+    // Where memory is shared, ranks read each other's parts, and a model that copies is not lent the whole.
+    let worlds =
+        [(network(), false), (network().with_shared_memory(), false), (network().with_shared_memory(), true)];
+    for (number, (network, copies)) in worlds.into_iter().enumerate() {
+        let options = options.clone();
+        let program = move |transport| {
+            let comm = Communicator::new(transport);
+            let model = model_that(7 + comm.rank() as u64, copies);
+            train_model(comm, model, micro_batches, 5, None, &options).0
+        };
+        for (rank, trained) in network.run(program).results.into_iter().enumerate() {
+            assert_eq!(trained, *expected, "rank {rank} of world {number}");
+        }
     }
 }
 

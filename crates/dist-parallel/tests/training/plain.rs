@@ -20,6 +20,8 @@ pub(crate) struct Linear {
     memory: Vec<Memory>,
     from: usize,
     to: usize,
+    /// Whether it copies what it is lent.
+    copies: bool,
 }
 
 impl Linear {
@@ -31,7 +33,7 @@ impl Linear {
         let mut numbers = Numbers(seed);
         let memory = |len| Arc::new(Mutex::new(Slot::from(numbers.take(len))));
         let memory = [from * to, to].map(memory).into();
-        Self { infos, memory, from, to }
+        Self { infos, memory, from, to, copies: false }
     }
 
     /// Another block with the weight of this one, as the sequence that holds both has to be told.
@@ -69,7 +71,18 @@ impl Params for Linear {
     }
 
     fn load(&mut self, index: usize, values: Lent) -> Result<Loaded, BoxError> {
+        if self.copies {
+            self.write(index, &mut |mut own| own.copy_from(values.values()).unwrap())?;
+            return Ok(Loaded::Copied);
+        }
         self.memory[index].lock().unwrap().load(values)
+    }
+
+    fn fill(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<bool, BoxError> {
+        if self.copies {
+            self.write(index, f)?;
+        }
+        Ok(self.copies)
     }
 
     fn unload(&mut self, index: usize) -> Result<Unloaded, BoxError> {
@@ -178,10 +191,16 @@ pub(crate) fn squared_error(target: Rows) -> impl FnOnce(Rows) -> Result<(f32, R
 
 /// 3 inputs, two hidden layers with one weight, a frozen layer, 2 outputs.
 pub(crate) fn model(seed: u64) -> Sequence<Rows> {
-    let first = Linear::new("first", 3, 3, seed);
-    let again = first.sharing_weight("again", seed + 1);
-    let frozen = Linear::new("frozen", 3, 4, seed + 2).frozen();
-    let last = Linear::new("last", 4, 2, seed + 3);
+    model_that(seed, false)
+}
+
+/// The same, whose blocks copy what they are lent or not.
+pub(crate) fn model_that(seed: u64, copies: bool) -> Sequence<Rows> {
+    let linear = |name, from, to, seed| Linear { copies, ..Linear::new(name, from, to, seed) };
+    let first = linear("first", 3, 3, seed);
+    let again = Linear { copies, ..first.sharing_weight("again", seed + 1) };
+    let frozen = linear("frozen", 3, 4, seed + 2).frozen();
+    let last = linear("last", 4, 2, seed + 3);
     let blocks: Vec<Box<dyn Block<Rows>>> = vec![
         Box::new(first),
         Box::new(Relu),
