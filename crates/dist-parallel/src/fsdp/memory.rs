@@ -33,7 +33,7 @@ impl Memory {
 impl Plan {
     /// The bytes that a step of so many micro-batches needs, with an optimizer that keeps `kept` numbers for each
     /// parameter: 2 for AdamW, 1 for momentum. `loaded` says what the model does with parameters that it is lent; one
-    /// that copies them is taken to free its copies.
+    /// that copies them is taken to free its copies. Where ranks read each other's parameters, it is less by what is gathered.
     ///
     /// ```
     /// use dist_parallel::{FloatType, FsdpOptions, Loaded, ParamInfo, Plan, ShardingStrategy};

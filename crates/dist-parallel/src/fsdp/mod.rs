@@ -44,7 +44,9 @@ use parameters::Parameters;
 ///
 /// Parameters lie in units of one or more blocks. Where parameters are sharded, a unit is gathered, used, and freed,
 /// and for the backward gathered again; units to come are gathered while the present one computes, if
-/// [`prefetch`](FsdpOptions::prefetch) says so. A unit's gradients are added up among the ranks as soon as all of them
+/// [`prefetch`](FsdpOptions::prefetch) says so. Where the ranks that share a copy can read each other's memory, and the
+/// optimizer changes parameters of the model's own type, nothing is gathered: a unit is read where the ranks keep it when it
+/// is used, and a model that [copies](Params::fill) parameters reads them into its own memory. A unit's gradients are added up among the ranks as soon as all of them
 /// are final, and each rank keeps the sum of its part. The model must be able to [free](Params::unload) its parameters
 /// for this to save their memory. Parameters that blocks of several units use are held from the first forward to the last
 /// backward.
@@ -270,7 +272,8 @@ impl<A> Fsdp<A> {
         self.pieces().iter().map(|(_, piece)| piece.len).sum()
     }
 
-    /// Bytes of parameters and gradients that this rank has sent since the training began.
+    /// Bytes of parameters and gradients that this rank has sent since the training began. What others have read in its memory
+    /// was not sent.
     pub fn tensor_bytes_sent(&self) -> u64 {
         self.groups.tensor_bytes_sent()
     }

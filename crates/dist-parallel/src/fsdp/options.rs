@@ -34,7 +34,8 @@ pub enum Reshard {
     AllButLast,
     /// They stay: the least communication.
     Nothing,
-    /// Neighbouring ranks, so many of them, keep a part each and gather it among themselves.
+    /// Neighbouring ranks, so many of them, keep a part each and gather it among themselves. Where ranks read what others keep in
+    /// their memory, nobody keeps more for that.
     ToGroup(usize),
 }
 

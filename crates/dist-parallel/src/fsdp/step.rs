@@ -79,7 +79,8 @@ impl<A> Fsdp<A> {
         self.step(0, |_| -> Result<Batch<A>, BoxError> { Err("nobody has a share of nothing".into()) })
     }
 
-    /// Begins to gather the first units of the next forward. Without it the forward begins with that.
+    /// Begins to gather the first units of the next forward, if they are gathered at all. Without it the forward begins with
+    /// that.
     ///
     /// # Errors
     /// If it was done since the last forward, or parameters are not sharded.
