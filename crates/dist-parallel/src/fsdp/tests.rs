@@ -1,4 +1,4 @@
-//! What fills strips up to a multiple of the ranks: zero, whatever happens, and seen by nobody.
+//! What fills strips up to a multiple of the ranks: zero, whatever happens, and seen by nobody. Where nothing is gathered.
 
 use std::{fs, slice};
 
@@ -85,7 +85,10 @@ fn values_in_files(directory: &std::path::Path) -> usize {
 #[case(ShardingStrategy::ShardGradOp)]
 #[case(ShardingStrategy::ShardOptimizer)]
 #[case(ShardingStrategy::HybridShard { shard_degree: 2 })]
-fn padding_stays_zero_and_is_in_no_norm_and_no_checkpoint(#[case] strategy: ShardingStrategy) {
+fn padding_stays_zero_and_is_in_no_norm_and_no_checkpoint(
+    #[case] strategy: ShardingStrategy,
+    #[values(false, true)] shares: bool,
+) {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().to_owned();
     let program = move |transport| {
@@ -110,7 +113,9 @@ fn padding_stays_zero_and_is_in_no_norm_and_no_checkpoint(#[case] strategy: Shar
         Checkpoints::at(&directory).save(&mut fsdp, Some(&optimizer), 100).unwrap();
         norms
     };
-    let norms = sim::run(1, 4, program).results;
+    let network = sim::Network::new(4);
+    let network = if shares { network.with_shared_memory() } else { network };
+    let norms = network.run(program).results;
     let alone = sim::run(1, 1, |transport| {
         let mut ddp =
             crate::Ddp::new(Communicator::new(transport), model(), crate::DdpOptions::default()).unwrap();
@@ -126,4 +131,32 @@ fn padding_stays_zero_and_is_in_no_norm_and_no_checkpoint(#[case] strategy: Shar
     });
     assert_eq!(norms, vec![alone.results[0].clone(); 4]);
     assert_eq!(values_in_files(folder.path()), 3 * LENS.iter().map(|&len| usize::from(len)).sum::<usize>());
+}
+
+/// Bytes that a rank sends of parameters and gradients in a step, if they are all that is sent.
+fn bytes_of_step(network: sim::Network, options: &FsdpOptions, reads: bool) -> u64 {
+    let options = options.clone();
+    let program = move |transport| {
+        let mut fsdp = Fsdp::new(Communicator::new(transport), model(), &options).unwrap();
+        assert_eq!(fsdp.parameters.are_read(), reads);
+        let before = fsdp.tensor_bytes_sent();
+        fsdp.step(2, |_| Ok((1.0, |output: f32| Ok((output, 1.0))))).unwrap();
+        fsdp.tensor_bytes_sent() - before
+    };
+    network.run(program).results[0]
+}
+
+#[test]
+fn parameters_of_one_type_are_read_where_memory_is_shared_and_nothing_is_sent_of_them() {
+    let network = || sim::Network::new(2).with_shared_memory();
+    let full = FsdpOptions::new(ShardingStrategy::FullShard);
+    let gradients: usize = LENS.iter().map(|&len| usize::from(len).div_ceil(2) * size_of::<f32>()).sum();
+    assert_eq!(bytes_of_step(network(), &full, true), gradients as u64);
+    assert!(bytes_of_step(sim::Network::new(2), &full, false) > gradients as u64);
+    assert!(bytes_of_step(network().without_heap(1), &full, true) > 0);
+    for strategy in [ShardingStrategy::ShardGradOp, ShardingStrategy::NoShard] {
+        bytes_of_step(network(), &FsdpOptions::new(strategy), false);
+    }
+    let wide = Precision { master: Some(FloatType::F64), ..Precision::default() };
+    bytes_of_step(network(), &full.with_precision(wide), false);
 }
