@@ -297,6 +297,10 @@ impl<A> Fsdp<A> {
         let told = plan.layout.strips().filter(|_| !plan.degrees.frees);
         let told = told.filter(|(_, strip)| changed(strip) && outside(strip));
         let told: Vec<(usize, usize)> = told.map(|(place, _)| place).collect();
+        if parameters.tells_in_place() {
+            told.iter().try_for_each(|&place| parameters.tell(&plan.layout, place, model))?;
+            return parameters.rest();
+        }
         for (index, &place) in told.iter().enumerate() {
             parameters.start_telling(&plan.layout, place, groups, model)?;
             if let Some(before) = index.checked_sub(1) {

@@ -17,6 +17,8 @@ pub(crate) struct Parameters {
     /// As the layout's strips, by unit.
     shards: Vec<Vec<Shard>>,
     parts: Parts,
+    /// Where a rank has the part that it tells the others, if all ranks' models have all parameters and they can read it there.
+    told: Option<Parts>,
     /// This rank's number among those that share a copy.
     rank: usize,
     /// What the next strip is gathered into.
@@ -28,6 +30,8 @@ pub(crate) struct Parameters {
 struct Shard {
     /// Where the own part lies, padding included; `None` if the model has it.
     own: Option<Spot>,
+    /// Where the own part lies while the others are told.
+    told: Option<Spot>,
     /// What a smaller group keeps between forward and backward.
     kept: Option<Flat>,
     /// The whole strip, on its way.
@@ -83,7 +87,9 @@ impl Parameters {
                 }
             }
         }
-        Ok(Self { shards, parts, rank, spare: Spare::default() })
+        let tells = !degrees.frees && degrees.shards > 1;
+        let told = if tells { room_to_tell(layout, &mut shards, groups)? } else { None };
+        Ok(Self { shards, parts, told, rank, spare: Spare::default() })
     }
 
     /// Begins to gather a unit, among those that kept it if some did, unless ranks read it where it lies.
@@ -121,7 +127,8 @@ impl Parameters {
     ) -> Result<()> {
         for (shard, strip) in self.shards[unit].iter_mut().zip(&layout.units[unit].strips) {
             let whole = if let Some(own) = shard.own.filter(|_| self.parts.are_read()) {
-                let reader = Reader { parts: &mut self.parts, own, strip };
+                self.parts.open()?;
+                let reader = Reader { parts: &mut self.parts, own, strip, known: None };
                 match reader.read(model, &mut groups.shards, &mut self.spare, layout.shards)? {
                     Some(whole) => whole,
                     None => continue,
@@ -220,6 +227,38 @@ impl Parameters {
         }
     }
 
+    /// Whether ranks read what they are told.
+    pub(crate) const fn tells_in_place(&self) -> bool {
+        self.told.is_some()
+    }
+
+    /// Tells the other ranks the own part of a strip of which every rank's model has the whole, and copies theirs into the
+    /// model from where they lie.
+    pub(crate) fn tell(
+        &mut self,
+        layout: &Layout,
+        place: (usize, usize),
+        model: &mut impl Params,
+    ) -> Result<()> {
+        let strip = &layout.units[place.0].strips[place.1];
+        let mut told = self.told.take().expect("it is told in place");
+        let own = self.shards[place.0][place.1].told.expect("there is room for each strip");
+        for piece in strip.pieces(self.rank) {
+            let mut into = told.slice_mut(own, piece.at, piece.len)?;
+            self.read(place, piece, model, |values| into.convert_from(values))?;
+        }
+        told.open()?;
+        // The own part is in the model already, unless the optimizer changes it elsewhere.
+        let known = self.shards[place.0][place.1].own.is_none().then_some(self.rank);
+        let mut reader = Reader { parts: &mut told, own, strip, known };
+        for place in &strip.places {
+            params::write(model, place.parameter, |values| reader.put_together(place.offset, values))?;
+        }
+        told.close()?;
+        self.told = Some(told);
+        Ok(())
+    }
+
     /// Begins to tell the other ranks the own part of a strip of which every rank's model has the whole.
     pub(crate) fn start_telling(
         &mut self,
@@ -256,12 +295,24 @@ impl Parameters {
     }
 }
 
+/// Room for the largest part of each type, if the ranks can read it, and where each strip's part has its turn there.
+fn room_to_tell(layout: &Layout, shards: &mut [Vec<Shard>], groups: &mut Groups) -> Result<Option<Parts>> {
+    let mut told = Parts::default();
+    for (shard, (_, strip)) in shards.iter_mut().flatten().zip(layout.strips()) {
+        shard.told = Some(told.reserve_in_turn(strip.dtype, strip.part));
+    }
+    told.allocate_together(&mut groups.shards)?;
+    Ok(told.are_read().then_some(told))
+}
+
 /// A strip whose parts are read where ranks keep them.
 struct Reader<'a> {
     parts: &'a mut Parts,
     /// Where a part of it begins, on every rank.
     own: Spot,
     strip: &'a Strip,
+    /// The rank whose part is where it is to be.
+    known: Option<usize>,
 }
 
 impl Reader<'_> {
@@ -295,7 +346,9 @@ impl Reader<'_> {
             let (rank, at) = (next / part, next % part);
             let len = (part - at).min(end - next);
             let into = values.reborrow().part(next - start..next - start + len);
-            self.parts.read(rank, self.own, at, into)?;
+            if self.known != Some(rank) {
+                self.parts.read(rank, self.own, at, into)?;
+            }
             next += len;
         }
         Ok(())

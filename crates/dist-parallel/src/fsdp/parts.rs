@@ -1,7 +1,7 @@
 //! This rank's parts of all strips, as the optimizer changes them, and those of others where they lie.
 //!
 //! Parts of one type lie in one buffer. Where ranks can read each other's, nothing is gathered: whoever loads a strip reads
-//! it in windows, which are open from the first time that something is read until all ranks are through with a pass.
+//! it in windows, which are open from a pass's first load until all ranks are through with it.
 
 use dist_collectives::Communicator;
 
@@ -39,17 +39,29 @@ pub(crate) struct Spot {
 }
 
 impl Parts {
-    /// Makes room for a part of so many values.
+    /// Makes room for a part of so many values, behind the others.
     pub(crate) fn reserve(&mut self, dtype: FloatType, len: usize) -> Spot {
-        let found = self.0.iter().position(|of_type| of_type.dtype == dtype);
-        let place = found.unwrap_or(self.0.len());
-        if found.is_none() {
-            self.0.push(OfType { dtype, len: 0, memory: Memory::Lost });
-        }
+        let place = self.of_type(dtype);
         let of_type = &mut self.0[place];
         let spot = Spot { of_type: place, offset: of_type.len };
         of_type.len += len;
         spot
+    }
+
+    /// Makes room for a part of so many values where others have been before.
+    pub(crate) fn reserve_in_turn(&mut self, dtype: FloatType, len: usize) -> Spot {
+        let place = self.of_type(dtype);
+        let of_type = &mut self.0[place];
+        of_type.len = of_type.len.max(len);
+        Spot { of_type: place, offset: 0 }
+    }
+
+    /// The place of a type in the list.
+    fn of_type(&mut self, dtype: FloatType) -> usize {
+        self.0.iter().position(|of_type| of_type.dtype == dtype).unwrap_or_else(|| {
+            self.0.push(OfType { dtype, len: 0, memory: Memory::Lost });
+            self.0.len() - 1
+        })
     }
 
     /// Gives the parts memory of this rank's own, all zero.
@@ -103,17 +115,17 @@ impl Parts {
         }
     }
 
-    /// Copies a rank's values of a part. Every rank reads something before any of them goes on with what is not read.
+    /// Copies a rank's values of a part that is open.
     pub(crate) fn read(&mut self, rank: usize, spot: Spot, at: usize, into: ValuesMut<'_>) -> Result<()> {
-        self.open()?;
         match &mut self.0[spot.of_type].memory {
             Memory::Open(window) => window.read(rank, spot.offset + at, into),
             _ => Err(Error::Freed),
         }
     }
 
-    /// Lets the others read this rank's parts, and waits until theirs may be read.
-    fn open(&mut self) -> Result<()> {
+    /// Lets the others read this rank's parts, and waits until theirs may be read, unless they may already. Every rank calls
+    /// this.
+    pub(crate) fn open(&mut self) -> Result<()> {
         for OfType { memory, .. } in &mut self.0 {
             if let Memory::Openable(..) = memory
                 && let Memory::Openable(flat, comm) = std::mem::replace(memory, Memory::Lost)
@@ -124,7 +136,7 @@ impl Parts {
         Ok(())
     }
 
-    /// Waits until nobody reads this rank's parts any more.
+    /// Waits until nobody reads this rank's parts any more, if somebody may. Every rank calls this.
     pub(crate) fn close(&mut self) -> Result<()> {
         for OfType { memory, .. } in &mut self.0 {
             if let Memory::Open(_) = memory
