@@ -66,6 +66,11 @@ pub(crate) fn free(name: &str, var: &Var, spare: &Spare) -> Result<Unloaded, Can
 
 /// Gives `var` these values; if its memory was freed, in spare or new memory.
 pub(crate) fn load(info: &ParamInfo, var: &Var, values: Values<'_>, spare: &Spare) -> Result<(), BoxError> {
+    if (values.dtype(), values.len()) != (info.dtype, info.len()) {
+        let (got_len, got) = (values.len(), values.dtype());
+        let (expected_len, expected) = (info.len(), info.dtype);
+        return Err(dist_parallel::Error::ValuesDiffer { expected_len, expected, got_len, got }.into());
+    }
     let mut copied = Ok(());
     fill(info, var, &mut |mut own| copied = own.copy_from(values), spare)?;
     Ok(copied?)

@@ -39,7 +39,8 @@ pub enum Error {
         /// The size of the group.
         world_size: usize,
     },
-    /// The ranks of the group share no memory, so that none can read what others have in theirs.
+    /// The ranks of the group share no memory, so that none can read what others have in theirs. A communicator that was to
+    /// open a window is gone.
     #[error("window: the ranks of the group share no memory")]
     NoWindow,
     /// There is less in a window.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Deref;
 
 use crate::engine::Manner;
-use crate::{Buffer, Call, Communicator, Element, Error, Result};
+use crate::{Buffer, Call, Communicator, Element, Error, Failed, Result};
 
 /// A buffer that every rank of a group has for all of them to read, where it lies and whenever they like: nobody changes one
 /// before all have [closed](Self::close) theirs. To read takes one copy, and the rank whose memory it is does nothing for it.
@@ -57,12 +57,19 @@ impl Communicator {
     /// Every rank calls this, where all of them [can](Self::can_open).
     ///
     /// # Errors
-    /// As for [`all_reduce`](Self::all_reduce), and if a rank's buffer cannot be read by another one.
+    /// As for [`all_reduce`](Self::all_reduce), and if a rank's buffer cannot be read by another one. The buffer is as it was,
+    /// and the communicator gone.
     #[doc(alias = "MPI_Win_fence")]
-    pub fn open<T: Element>(mut self, buffer: Buffer<T>) -> Result<Window<T>> {
+    pub fn open<T: Element>(mut self, buffer: Buffer<T>) -> Result<Window<T>, Failed<Buffer<T>>> {
         let manner = &Manner::new(&self.settings, &self.runtime);
-        let call = self.engine.open_window(&buffer, manner)?;
-        Ok(Window { comm: self, buffer, call })
+        match self.engine.open_window(&buffer, manner) {
+            Ok(call) => Ok(Window { comm: self, buffer, call }),
+            Err(error) => {
+                // First, so that whoever reads the buffer from here on knows better.
+                drop(self);
+                Err(Failed::new(buffer, error))
+            }
+        }
     }
 }
 
@@ -101,11 +108,16 @@ impl<T: Element> Window<T> {
     /// Waits until all ranks have closed their windows, and gives back what it was made of.
     ///
     /// # Errors
-    /// As for [`Communicator::all_reduce`].
-    pub fn close(mut self) -> Result<(Communicator, Buffer<T>)> {
+    /// As for [`Communicator::all_reduce`]. The buffer is as it was, and the communicator gone.
+    pub fn close(mut self) -> Result<(Communicator, Buffer<T>), Failed<Buffer<T>>> {
         let due = Manner::new(&self.comm.settings, &self.comm.runtime).due;
-        self.comm.engine.close_window(&self.call, &due)?;
-        Ok((self.comm, self.buffer))
+        match self.comm.engine.close_window(&self.call, &due) {
+            Ok(()) => Ok((self.comm, self.buffer)),
+            Err(error) => {
+                drop(self.comm);
+                Err(Failed::new(self.buffer, error))
+            }
+        }
     }
 }
 

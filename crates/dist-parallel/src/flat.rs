@@ -1,6 +1,6 @@
 //! Buffers of any type of parameter, and their journeys between ranks.
 
-use dist_collectives::{Buffer, Communicator, Element, Pending, ReduceOp, Window};
+use dist_collectives::{Buffer, Communicator, Element, Failed, Pending, ReduceOp, Window};
 use half::{bf16, f16};
 
 use crate::number::Number;
@@ -141,12 +141,20 @@ impl Flat {
     }
 
     /// Lets all ranks read it.
-    pub(crate) fn open(self, comm: Communicator) -> Result<FlatWindow> {
+    pub(crate) fn open(self, comm: Communicator) -> Result<FlatWindow, (Self, Error)> {
         Ok(match self {
-            Self::F32(buffer) => FlatWindow::F32(comm.open(buffer).map_err(Error::communication)?),
-            Self::F64(buffer) => FlatWindow::F64(comm.open(buffer).map_err(Error::communication)?),
-            Self::F16(buffer) => FlatWindow::F16(comm.open(buffer).map_err(Error::communication)?),
-            Self::Bf16(buffer) => FlatWindow::Bf16(comm.open(buffer).map_err(Error::communication)?),
+            Self::F32(buffer) => {
+                FlatWindow::F32(comm.open(buffer).map_err(|failed| kept(failed, Self::F32))?)
+            }
+            Self::F64(buffer) => {
+                FlatWindow::F64(comm.open(buffer).map_err(|failed| kept(failed, Self::F64))?)
+            }
+            Self::F16(buffer) => {
+                FlatWindow::F16(comm.open(buffer).map_err(|failed| kept(failed, Self::F16))?)
+            }
+            Self::Bf16(buffer) => {
+                FlatWindow::Bf16(comm.open(buffer).map_err(|failed| kept(failed, Self::Bf16))?)
+            }
         })
     }
 
@@ -297,7 +305,7 @@ impl FlatWindow {
     }
 
     /// Waits until no rank reads any more.
-    pub(crate) fn close(self) -> Result<(Communicator, Flat)> {
+    pub(crate) fn close(self) -> Result<(Communicator, Flat), (Flat, Error)> {
         Ok(match self {
             Self::F32(window) => closed(window, Flat::F32)?,
             Self::F64(window) => closed(window, Flat::F64)?,
@@ -307,7 +315,15 @@ impl FlatWindow {
     }
 }
 
-fn closed<T: Element>(window: Window<T>, flat: fn(Buffer<T>) -> Flat) -> Result<(Communicator, Flat)> {
-    let (comm, buffer) = window.close().map_err(Error::communication)?;
+fn closed<T: Element>(
+    window: Window<T>,
+    flat: fn(Buffer<T>) -> Flat,
+) -> Result<(Communicator, Flat), (Flat, Error)> {
+    let (comm, buffer) = window.close().map_err(|failed| kept(failed, flat))?;
     Ok((comm, flat(buffer)))
+}
+
+/// The buffer of a window that failed.
+fn kept<T>(failed: Failed<Buffer<T>>, flat: fn(Buffer<T>) -> Flat) -> (Flat, Error) {
+    (flat(failed.buffer), Error::communication(*failed.error))
 }

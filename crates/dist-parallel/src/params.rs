@@ -241,6 +241,24 @@ pub(crate) fn write(
     handed_out(&info, called, outcome)
 }
 
+/// Has a parameter filled where the model keeps it, after a look whether it is what it is said to be; `false` if the model
+/// would rather be lent it.
+pub(crate) fn fill(
+    model: &mut impl Params,
+    parameter: usize,
+    mut fill: impl FnMut(ValuesMut<'_>) -> Result<()>,
+) -> Result<bool> {
+    let info = model.infos()[parameter].clone();
+    let mut outcome = None;
+    let called = model.fill(parameter, &mut |values| {
+        outcome = Some(looks_as_said(&info, values.as_values()).map(|()| fill(values)));
+    });
+    if matches!((&outcome, &called), (None, Ok(false))) {
+        return Ok(false);
+    }
+    handed_out(&info, called.map(drop), outcome).map(|()| true)
+}
+
 /// What came of handing out a parameter: whether the model has called back, with values that look as they should, and
 /// what was done with them.
 fn handed_out(

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dist_collectives::{Buffer, Communicator, Error, Operation, ReduceOp};
+use dist_collectives::{Buffer, Communicator, Element, Error, Operation, ReduceOp, bf16};
 use rstest::rstest;
 
 use crate::worlds::{Network, run};
@@ -85,6 +85,45 @@ fn nobody_gets_a_buffer_back_before_all_have_read_it(#[values(false, true)] allo
 }
 
 #[test]
+fn a_window_is_closed_when_the_last_rank_closes_it() {
+    const READS: Duration = Duration::from_secs(7);
+    let ends = run(Network::Together(7), 3, |mut comm| {
+        let (runtime, rank) = (comm.runtime().clone(), comm.rank());
+        let own = buffer(&mut comm, 10, true);
+        let window = comm.open(own).unwrap();
+        if rank == 2 {
+            runtime.sleep(READS);
+        }
+        window.close().unwrap();
+        runtime.now()
+    });
+    assert!(ends.iter().all(|&end| end >= READS), "{ends:?}");
+}
+
+#[test]
+fn elements_of_any_type_are_read() {
+    for &network in Network::SHARING {
+        run(network, 2, |comm| {
+            let comm = read_some(comm, [1_u8, 2]);
+            let comm = read_some(comm, [-1_i64, 2]);
+            let comm = read_some(comm, [0.5_f64, 2.5]);
+            read_some(comm, [bf16::from_f32(0.5), bf16::ONE]);
+        });
+    }
+}
+
+/// Reads the other rank's number of the two that rank 0 and rank 1 have.
+fn read_some<T: Element>(mut comm: Communicator, numbers: [T; 2]) -> Communicator {
+    let mut own = comm.alloc(3).unwrap();
+    own.fill(numbers[comm.rank()]);
+    let mut window = comm.open(own).unwrap();
+    let (other, mut read) = (1 - window.rank(), [numbers[window.rank()]; 2]);
+    window.read(other, 1, &mut read).unwrap();
+    assert!(read.iter().all(|read| *read == numbers[other]));
+    window.close().unwrap().0
+}
+
+#[test]
 fn what_is_not_there_is_not_read_and_the_window_goes_on() {
     for &network in Network::SHARING {
         run(network, 2, |mut comm| {
@@ -107,7 +146,8 @@ fn ranks_that_share_no_memory_are_told_so_alike() {
     run(Network::Simulated, 2, |mut comm| {
         let own = buffer(&mut comm, 10, true);
         assert!(!comm.can_open(&own).unwrap());
-        assert!(matches!(comm.open(own).unwrap_err(), Error::NoWindow));
+        let failed = comm.open(own).unwrap_err();
+        assert!(matches!(*failed.error, Error::NoWindow) && failed.buffer.len() == 10);
     });
 }
 
@@ -120,11 +160,11 @@ fn a_window_is_no_other_call_and_no_window_of_another_length() {
                 let own = buffer(&mut comm, 10, true);
                 assert!(comm.can_open(&own).unwrap());
                 let error = match (comm.rank(), len) {
-                    (0, _) => comm.open(own).unwrap_err(),
+                    (0, _) => Error::from(comm.open(own).unwrap_err()),
                     (_, None) => comm.barrier().unwrap_err(),
                     (_, Some(len)) => {
                         let shorter = buffer(&mut comm, len, true);
-                        comm.open(shorter).unwrap_err()
+                        comm.open(shorter).unwrap_err().into()
                     }
                 };
                 assert!(error.to_string().contains(Operation::Window.name()), "{error}");
@@ -155,7 +195,9 @@ fn a_window_that_is_dropped_is_missed() {
                 let error = window.read(1, 0, &mut [0; 10]).unwrap_err();
                 assert_eq!(error.peer(), Some(1), "{error}");
             }
-            let error = window.close().unwrap_err();
+            let failed = window.close().unwrap_err();
+            assert_eq!(failed.buffer.len(), 10, "it has its own again");
+            let error = Error::from(failed);
             assert_eq!(error.peer(), Some(1), "{error}");
             assert!(!error.is_timeout(), "{error}");
         });

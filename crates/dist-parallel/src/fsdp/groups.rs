@@ -39,10 +39,15 @@ impl Groups {
     }
 
     pub(crate) fn wait(&mut self, pending: PendingFlat) -> Result<Flat> {
+        self.timed(|| pending.wait())
+    }
+
+    /// Waits, in this way.
+    pub(crate) fn timed<T>(&mut self, wait: impl FnOnce() -> T) -> T {
         let began = self.shards.runtime().now();
-        let flat = pending.wait();
+        let done = wait();
         self.waited += self.shards.runtime().now().saturating_sub(began);
-        flat
+        done
     }
 
     /// The ranks that leaves are added up among first.

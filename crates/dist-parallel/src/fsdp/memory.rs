@@ -33,7 +33,8 @@ impl Memory {
 impl Plan {
     /// The bytes that a step of so many micro-batches needs, with an optimizer that keeps `kept` numbers for each
     /// parameter: 2 for AdamW, 1 for momentum. `loaded` says what the model does with parameters that it is lent; one
-    /// that copies them is taken to free its copies. Where ranks read each other's parameters, it is less by what is gathered.
+    /// that copies them is taken to free its copies. Where ranks read each other's parameters, it is less by what
+    /// is gathered; those of ZeRO 1 and 2 keep the largest part that they tell each other of each type instead.
     ///
     /// ```
     /// use dist_parallel::{FloatType, FsdpOptions, Loaded, ParamInfo, Plan, ShardingStrategy};
@@ -73,7 +74,7 @@ impl Plan {
     }
 
     /// The bytes of parameters and gradients that each rank sends in a step of so many micro-batches, if all operations
-    /// send as little as they can.
+    /// send as little as they can. Where ranks read each other's parameters, nothing is sent of those.
     pub fn wire_bytes(&self, micro_batches: usize) -> usize {
         let (shards, replicas) = (self.degrees.shards, self.degrees.replicas);
         let rounds = self.rounds(micro_batches);

@@ -44,12 +44,14 @@ use parameters::Parameters;
 ///
 /// Parameters lie in units of one or more blocks. Where parameters are sharded, a unit is gathered, used, and freed,
 /// and for the backward gathered again; units to come are gathered while the present one computes, if
-/// [`prefetch`](FsdpOptions::prefetch) says so. Where the ranks that share a copy can read each other's memory, and the
-/// optimizer changes parameters of the model's own type, nothing is gathered: a unit is read where the ranks keep it when it
-/// is used, and a model that [copies](Params::fill) parameters reads them into its own memory. A unit's gradients are added up among the ranks as soon as all of them
+/// [`prefetch`](FsdpOptions::prefetch) says so. A unit's gradients are added up among the ranks as soon as all of them
 /// are final, and each rank keeps the sum of its part. The model must be able to [free](Params::unload) its parameters
 /// for this to save their memory. Parameters that blocks of several units use are held from the first forward to the last
 /// backward.
+///
+/// Where the ranks that share a copy can read each other's memory, and the optimizer changes parameters of the model's own
+/// type, nothing is gathered: a unit is read where ranks keep it when it is used, and a model that [copies](Params::fill)
+/// parameters has them read into its own memory.
 ///
 /// # Which sums are the same
 ///
@@ -298,8 +300,8 @@ impl<A> Fsdp<A> {
         let told = told.filter(|(_, strip)| changed(strip) && outside(strip));
         let told: Vec<(usize, usize)> = told.map(|(place, _)| place).collect();
         if parameters.tells_in_place() {
-            told.iter().try_for_each(|&place| parameters.tell(&plan.layout, place, model))?;
-            return parameters.rest();
+            told.iter().try_for_each(|&place| parameters.tell(&plan.layout, place, groups, model))?;
+            return parameters.rest(groups);
         }
         for (index, &place) in told.iter().enumerate() {
             parameters.start_telling(&plan.layout, place, groups, model)?;
@@ -310,7 +312,7 @@ impl<A> Fsdp<A> {
         if let Some(&last) = told.last() {
             parameters.finish_telling(&plan.layout, last, groups, model)?;
         }
-        parameters.rest()
+        parameters.rest(groups)
     }
 
     /// Calls `f` with each parameter's index and all of its values, unit by unit; those that are the same as an earlier
@@ -393,9 +395,11 @@ impl<A> Fsdp<A> {
             f(model, &plan.layout, unit)?;
             if plan.degrees.frees {
                 parameters.free(&plan.layout, unit, model)?;
+                // No rank waits for what another does with all units.
+                parameters.close(groups)?;
             }
         }
-        parameters.rest()
+        parameters.rest(groups)
     }
 
     /// Aborts the job if something failed that the other ranks cannot know.

@@ -70,7 +70,8 @@ pub struct FsdpOptions {
     /// What is gathered together.
     pub units: Units,
     /// How many units are gathered ahead while one computes: each hides communication, and occupies its memory.
-    /// None by default.
+    /// None by default. Where ranks read units where they lie, it is how many units one may be ahead of another, and occupies
+    /// nothing.
     pub prefetch: usize,
     /// What is freed after forward.
     pub reshard: Reshard,

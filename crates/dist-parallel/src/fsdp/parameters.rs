@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dist_collectives::Communicator;
+use dist_collectives::{Communicator, Pending};
 
 use super::groups::Groups;
 use super::layout::{Layout, Piece, Strip};
@@ -17,6 +17,8 @@ pub(crate) struct Parameters {
     /// As the layout's strips, by unit.
     shards: Vec<Vec<Shard>>,
     parts: Parts,
+    /// For each unit that is not gathered: the wait for all ranks to come as far, if it was begun.
+    paces: Vec<Option<Pending<()>>>,
     /// Where a rank has the part that it tells the others, if all ranks' models have all parameters and they can read it there.
     told: Option<Parts>,
     /// This rank's number among those that share a copy.
@@ -89,12 +91,15 @@ impl Parameters {
         }
         let tells = !degrees.frees && degrees.shards > 1;
         let told = if tells { room_to_tell(layout, &mut shards, groups)? } else { None };
-        Ok(Self { shards, parts, told, rank, spare: Spare::default() })
+        let paces = layout.units.iter().map(|_| None).collect();
+        Ok(Self { shards, parts, paces, told, rank, spare: Spare::default() })
     }
 
-    /// Begins to gather a unit, among those that kept it if some did, unless ranks read it where it lies.
+    /// Begins to gather a unit, among those that kept it if some did. Where ranks read it where it lies, they only keep
+    /// together as they do if they gather it: no rank waits for the whole of another's pass.
     pub(crate) fn gather(&mut self, layout: &Layout, unit: usize, groups: &mut Groups) -> Result<()> {
         if self.parts.are_read() {
+            self.paces[unit] = Some(groups.shards.start_barrier());
             return Ok(());
         }
         for (shard, strip) in self.shards[unit].iter_mut().zip(&layout.units[unit].strips) {
@@ -125,9 +130,12 @@ impl Parameters {
         keep: bool,
         model: &mut impl Params,
     ) -> Result<()> {
+        if let Some(pace) = self.paces[unit].take() {
+            groups.timed(|| pace.wait()).map_err(|failed| Error::communication(*failed.error))?;
+            groups.timed(|| self.parts.open())?;
+        }
         for (shard, strip) in self.shards[unit].iter_mut().zip(&layout.units[unit].strips) {
             let whole = if let Some(own) = shard.own.filter(|_| self.parts.are_read()) {
-                self.parts.open()?;
                 let reader = Reader { parts: &mut self.parts, own, strip, known: None };
                 match reader.read(model, &mut groups.shards, &mut self.spare, layout.shards)? {
                     Some(whole) => whole,
@@ -179,9 +187,14 @@ impl Parameters {
     }
 
     /// Frees what is kept for the units to come, and lets the own part be changed again: a pass is over.
-    pub(crate) fn rest(&mut self) -> Result<()> {
+    pub(crate) fn rest(&mut self, groups: &mut Groups) -> Result<()> {
         self.spare.clear();
-        self.parts.close()
+        self.close(groups)
+    }
+
+    /// Waits until no rank reads others' parts any more.
+    pub(crate) fn close(&mut self, groups: &mut Groups) -> Result<()> {
+        groups.timed(|| self.parts.close())
     }
 
     /// Waits for what is on its way and frees it.
@@ -189,6 +202,7 @@ impl Parameters {
         for shard in self.shards.iter_mut().flatten() {
             (shard.arriving, shard.kept, shard.whole) = (None, None, None);
         }
+        self.paces.iter_mut().for_each(|pace| *pace = None);
         self.spare.clear();
     }
 
@@ -238,6 +252,7 @@ impl Parameters {
         &mut self,
         layout: &Layout,
         place: (usize, usize),
+        groups: &mut Groups,
         model: &mut impl Params,
     ) -> Result<()> {
         let strip = &layout.units[place.0].strips[place.1];
@@ -247,14 +262,14 @@ impl Parameters {
             let mut into = told.slice_mut(own, piece.at, piece.len)?;
             self.read(place, piece, model, |values| into.convert_from(values))?;
         }
-        told.open()?;
+        groups.timed(|| told.open())?;
         // The own part is in the model already, unless the optimizer changes it elsewhere.
         let known = self.shards[place.0][place.1].own.is_none().then_some(self.rank);
         let mut reader = Reader { parts: &mut told, own, strip, known };
         for place in &strip.places {
             params::write(model, place.parameter, |values| reader.put_together(place.offset, values))?;
         }
-        told.close()?;
+        groups.timed(|| told.close())?;
         self.told = Some(told);
         Ok(())
     }
@@ -325,15 +340,12 @@ impl Reader<'_> {
         shards: usize,
     ) -> Result<Option<Flat>> {
         for place in &self.strip.places {
-            let mut read = Ok(());
-            let filled =
-                model.fill(place.parameter, &mut |values| read = self.put_together(place.offset, values));
-            if !filled.map_err(|source| of_model(model, place.parameter, source))? {
+            let read = |values: ValuesMut<'_>| self.put_together(place.offset, values);
+            if !params::fill(model, place.parameter, read)? {
                 let mut whole = spare.take(comm, self.strip, self.strip.dtype, shards)?;
                 self.put_together(0, whole.slice_mut(0, self.strip.len()))?;
                 return Ok(Some(whole));
             }
-            read?;
         }
         Ok(None)
     }

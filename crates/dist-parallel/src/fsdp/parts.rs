@@ -26,8 +26,8 @@ enum Memory {
     /// So it is now; others can be let read it by this communicator.
     Openable(Flat, Communicator),
     Open(FlatWindow),
-    /// It could not be opened or closed, and the job is over.
-    Lost,
+    /// There is none yet.
+    Nowhere,
 }
 
 /// Where the part of a strip begins.
@@ -59,7 +59,7 @@ impl Parts {
     /// The place of a type in the list.
     fn of_type(&mut self, dtype: FloatType) -> usize {
         self.0.iter().position(|of_type| of_type.dtype == dtype).unwrap_or_else(|| {
-            self.0.push(OfType { dtype, len: 0, memory: Memory::Lost });
+            self.0.push(OfType { dtype, len: 0, memory: Memory::Nowhere });
             self.0.len() - 1
         })
     }
@@ -73,19 +73,15 @@ impl Parts {
 
     /// Gives the parts memory, all zero, in which the ranks can read each other's, if there is such memory for all.
     pub(crate) fn allocate_together(&mut self, comm: &mut Communicator) -> Result<()> {
-        let mut flats = Vec::with_capacity(self.0.len());
         let mut all_open = true;
-        for OfType { dtype, len, .. } in &self.0 {
-            let flat = Flat::allocated(comm, *dtype, *len)?;
-            all_open &= flat.can_open(comm)?;
-            flats.push(flat);
+        for OfType { dtype, len, memory } in &mut self.0 {
+            let (mut opener, flat) =
+                (comm.fork().map_err(Error::communication)?, Flat::allocated(comm, *dtype, *len)?);
+            all_open &= flat.can_open(&mut opener)?;
+            *memory = Memory::Openable(flat, opener);
         }
         if !all_open {
             self.allocate();
-            return Ok(());
-        }
-        for (of_type, flat) in self.0.iter_mut().zip(flats) {
-            of_type.memory = Memory::Openable(flat, comm.fork().map_err(Error::communication)?);
         }
         Ok(())
     }
@@ -101,7 +97,7 @@ impl Parts {
         match &self.0[spot.of_type].memory {
             Memory::Closed(flat) | Memory::Openable(flat, _) => Ok(flat.slice(offset, len)),
             Memory::Open(window) => Ok(window.own(offset, len)),
-            Memory::Lost => Err(Error::Freed),
+            Memory::Nowhere => Err(Error::Freed),
         }
     }
 
@@ -111,7 +107,7 @@ impl Parts {
         self.close()?;
         match &mut self.0[spot.of_type].memory {
             Memory::Closed(flat) | Memory::Openable(flat, _) => Ok(flat.slice_mut(spot.offset + at, len)),
-            Memory::Open(_) | Memory::Lost => Err(Error::Freed),
+            Memory::Open(_) | Memory::Nowhere => Err(Error::Freed),
         }
     }
 
@@ -128,9 +124,15 @@ impl Parts {
     pub(crate) fn open(&mut self) -> Result<()> {
         for OfType { memory, .. } in &mut self.0 {
             if let Memory::Openable(..) = memory
-                && let Memory::Openable(flat, comm) = std::mem::replace(memory, Memory::Lost)
+                && let Memory::Openable(flat, comm) = std::mem::replace(memory, Memory::Nowhere)
             {
-                *memory = Memory::Open(flat.open(comm)?);
+                match flat.open(comm) {
+                    Ok(window) => *memory = Memory::Open(window),
+                    Err((flat, error)) => {
+                        *memory = Memory::Closed(flat);
+                        return Err(error);
+                    }
+                }
             }
         }
         Ok(())
@@ -140,10 +142,15 @@ impl Parts {
     pub(crate) fn close(&mut self) -> Result<()> {
         for OfType { memory, .. } in &mut self.0 {
             if let Memory::Open(_) = memory
-                && let Memory::Open(window) = std::mem::replace(memory, Memory::Lost)
+                && let Memory::Open(window) = std::mem::replace(memory, Memory::Nowhere)
             {
-                let (comm, flat) = window.close()?;
-                *memory = Memory::Openable(flat, comm);
+                match window.close() {
+                    Ok((comm, flat)) => *memory = Memory::Openable(flat, comm),
+                    Err((flat, error)) => {
+                        *memory = Memory::Closed(flat);
+                        return Err(error);
+                    }
+                }
             }
         }
         Ok(())

@@ -116,7 +116,7 @@ impl<A> Fsdp<A> {
             self.act(action, &mut pass)?;
             pass.saved.clear();
         }
-        self.parameters.rest()?;
+        self.parameters.rest(&mut self.groups)?;
         Ok(pass.current.expect("forward gives an output for an input"))
     }
 
@@ -148,7 +148,7 @@ impl<A> Fsdp<A> {
             self.gradients.end_round(&self.plan.layout, &mut self.groups)?;
         }
         self.gradients.rest();
-        self.parameters.rest()
+        self.parameters.rest(&mut self.groups)
     }
 
     /// One micro-batch, or what others need this rank for in theirs.

@@ -136,9 +136,11 @@ fn padding_stays_zero_and_is_in_no_norm_and_no_checkpoint(
 /// Bytes that a rank sends of parameters and gradients in a step, if they are all that is sent.
 fn bytes_of_step(network: sim::Network, options: &FsdpOptions, reads: bool) -> u64 {
     let options = options.clone();
+    let tells = !reads && options.strategy == ShardingStrategy::ShardGradOp;
     let program = move |transport| {
         let mut fsdp = Fsdp::new(Communicator::new(transport), model(), &options).unwrap();
         assert_eq!(fsdp.parameters.are_read(), reads);
+        assert_eq!(fsdp.parameters.tells_in_place(), tells);
         let before = fsdp.tensor_bytes_sent();
         fsdp.step(2, |_| Ok((1.0, |output: f32| Ok((output, 1.0))))).unwrap();
         fsdp.tensor_bytes_sent() - before
@@ -153,10 +155,68 @@ fn parameters_of_one_type_are_read_where_memory_is_shared_and_nothing_is_sent_of
     let gradients: usize = LENS.iter().map(|&len| usize::from(len).div_ceil(2) * size_of::<f32>()).sum();
     assert_eq!(bytes_of_step(network(), &full, true), gradients as u64);
     assert!(bytes_of_step(sim::Network::new(2), &full, false) > gradients as u64);
-    assert!(bytes_of_step(network().without_heap(1), &full, true) > 0);
+    // What is not allocated can be read by others there as well.
+    assert_eq!(bytes_of_step(network().without_heap(1), &full, true), gradients as u64);
     for strategy in [ShardingStrategy::ShardGradOp, ShardingStrategy::NoShard] {
         bytes_of_step(network(), &FsdpOptions::new(strategy), false);
     }
     let wide = Precision { master: Some(FloatType::F64), ..Precision::default() };
     bytes_of_step(network(), &full.with_precision(wide), false);
+}
+
+/// Says that it has filled its two values, and calls back with so many, if at all.
+struct Careless {
+    infos: [ParamInfo; 1],
+    called_with: Option<usize>,
+}
+
+impl Params for Careless {
+    fn infos(&self) -> &[ParamInfo] {
+        &self.infos
+    }
+
+    fn fill(&mut self, _: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<bool, BoxError> {
+        if let Some(len) = self.called_with {
+            f(ValuesMut::F32(&mut vec![0.0; len]));
+        }
+        Ok(true)
+    }
+}
+
+#[rstest]
+#[case(None, false)]
+#[case(Some(1), false)]
+#[case(Some(3), false)]
+#[case(Some(2), true)]
+fn a_model_that_does_not_fill_what_it_says_is_refused(
+    #[case] called_with: Option<usize>,
+    #[case] fine: bool,
+) {
+    let mut model = Careless { infos: [ParamInfo::new("p", [2], FloatType::F32)], called_with };
+    let filled = params::fill(&mut model, 0, |_| Ok(()));
+    match filled {
+        Ok(filled) => assert!(filled && fine),
+        Err(error) => assert!(matches!(&error, Error::Model { .. }) && !fine, "{error}"),
+    }
+}
+
+#[test]
+fn no_rank_waits_for_all_that_another_does_with_units() {
+    let each = std::time::Duration::from_secs(40);
+    let network = sim::Network::new(2).with_shared_memory();
+    let outcome = network.run(move |transport| {
+        let comm = Communicator::new(transport);
+        let (rank, runtime) = (comm.rank(), comm.runtime().clone());
+        let options = FsdpOptions::new(ShardingStrategy::FullShard);
+        let mut fsdp = Fsdp::new(comm, model(), &options).unwrap();
+        assert!(fsdp.parameters.are_read());
+        // Far longer than a call may last, all units together.
+        let read = fsdp.read_all(|_, _| {
+            if rank == 0 {
+                runtime.sleep(each);
+            }
+        });
+        read.unwrap();
+    });
+    assert!(outcome.elapsed > std::time::Duration::from_secs(60), "{:?}", outcome.elapsed);
 }

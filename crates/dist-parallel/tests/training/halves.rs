@@ -98,7 +98,7 @@ fn model(seed: u64) -> Sequence<Rows> {
 }
 
 /// The parameters after 100 steps of AdamW with clipping, on every rank.
-fn trained(ranks: usize, options: Option<FsdpOptions>) -> Vec<Vec<u32>> {
+fn trained(network: sim::Network, options: Option<FsdpOptions>) -> Vec<Vec<u32>> {
     let program = move |transport| {
         let comm = Communicator::new(transport);
         let (model, mut optimizer) = (model(7 + comm.rank() as u64), optimizer("adamw"));
@@ -125,14 +125,18 @@ fn trained(ranks: usize, options: Option<FsdpOptions>) -> Vec<Vec<u32>> {
         }
         bits(ddp.model())
     };
-    sim::run(1, ranks, program).results
+    network.run(program).results
+}
+
+fn alone() -> Vec<u32> {
+    trained(sim::Network::new(1), None).remove(0)
 }
 
 #[test]
 fn ddp_trains_half_types_as_one_process() {
-    let alone = trained(1, None).remove(0);
+    let alone = alone();
     assert_ne!(alone, bits(&model(7)));
-    assert_eq!(trained(4, None), vec![alone; 4]);
+    assert_eq!(trained(sim::Network::new(4), None), vec![alone; 4]);
 }
 
 #[rstest]
@@ -143,8 +147,11 @@ fn ddp_trains_half_types_as_one_process() {
 #[case(ShardingStrategy::HybridShard { shard_degree: 2 })]
 fn sharded_training_trains_half_types_as_one_process(#[case] strategy: ShardingStrategy) {
     let options = FsdpOptions::new(strategy).with_prefetch(1);
-    let alone = trained(1, None).remove(0);
-    assert_eq!(trained(4, Some(options.clone())), vec![alone.clone(); 4]);
-    let units = dist_parallel::Units::Blocks(vec![2, 3]);
-    assert_eq!(trained(4, Some(options.with_units(units))), vec![alone; 4]);
+    let alone = alone();
+    let units = options.clone().with_units(dist_parallel::Units::Blocks(vec![2, 3]));
+    for (options, shares) in [(options, false), (units.clone(), false), (units, true)] {
+        let network = sim::Network::new(4);
+        let network = if shares { network.with_shared_memory() } else { network };
+        assert_eq!(trained(network, Some(options)), vec![alone.clone(); 4]);
+    }
 }

@@ -271,14 +271,21 @@ impl Together {
     /// since it may have written there then.
     fn was_open(&self, rank: usize) -> Result<()> {
         if self.memory.has_failed(rank) {
-            Err(self.fail(self.current.turn(), (rank, Fault::Closed), self.deadline))
+            Err(self.fail(self.current.turn(), (rank, Fault::Closed), self.by_now()))
         } else {
             Ok(())
         }
     }
 
     fn broken(&self, rank: usize, error: std::io::Error) -> Error {
-        self.fail(self.current.turn(), (rank, Fault::Io(error)), self.deadline)
+        let fault = if self.memory.has_failed(rank) { Fault::Closed } else { Fault::Io(error) };
+        self.fail(self.current.turn(), (rank, fault), self.by_now())
+    }
+
+    /// Until when the reason of a failure may be waited for: what is laid open can be read long after the deadline of the call
+    /// that it was laid open in.
+    fn by_now(&self) -> Deadline {
+        self.membership.session.runtime.deadline(WAITING_LIMIT)
     }
 
     #[cold]
