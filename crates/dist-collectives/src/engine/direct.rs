@@ -202,7 +202,7 @@ impl Engine {
     }
 
     /// The next call, as long as it is not known how it is done.
-    fn call_of(&self, operation: Operation, job: &Job, order: ReductionOrder) -> Call {
+    pub(super) fn call_of(&self, operation: Operation, job: &Job, order: ReductionOrder) -> Call {
         Call {
             epoch: 0,
             channel: self.transport.channel().get(),
@@ -279,7 +279,12 @@ impl Engine {
     }
 
     /// What ranks share, which they find out in the first operation of a group that wants to know.
-    fn sharing(&mut self, operation: Operation, job: &Job, manner: &Manner<'_>) -> Result<Option<Shared>> {
+    pub(super) fn sharing(
+        &mut self,
+        operation: Operation,
+        job: &Job,
+        manner: &Manner<'_>,
+    ) -> Result<Option<Shared>> {
         if let Sharing::Unknown = self.sharing {
             let call = self.call_of(operation, job, manner.settings.order);
             let direct = self.transport.direct(&manner.due).map_err(|source| Error::in_call(call, source))?;

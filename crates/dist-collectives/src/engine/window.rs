@@ -3,11 +3,12 @@
 //! It is one call of the memory that the ranks share, in which they post twice: when theirs may be read, and when they
 //! read no more. What is between takes as long as the caller likes.
 
-use dist_algos::direct::Ownership;
+use dist_algos::direct::{Ownership, Task};
 use dist_transport::{Direct, Due, Exposed, Place, Rank, Reach, Result as TransportResult, Slots};
 
+use super::direct::Job;
 use super::{Engine, Manner};
-use crate::{Barrier, Call, Element, Error, Operation, ReduceOp, Result};
+use crate::{Call, Element, Error, Operation, ReduceOp, Result};
 
 /// Posts of each rank.
 const OPENED: u32 = 1;
@@ -16,7 +17,7 @@ const CLOSED: u32 = 2;
 impl Engine {
     /// Whether every rank can read what the others have in memory like the one that they ask for.
     pub(crate) fn can_open(&mut self, here: Ownership, manner: &Manner<'_>) -> Result<bool> {
-        let reach = self.reach(manner)?;
+        let reach = self.reach(&window::<u8>(0, manner), manner)?;
         let can = reach.is_some_and(|reach| here == Ownership::Allocated || reach != Reach::Slots);
         let mut all = [u8::from(can)];
         self.all_reduce(&mut all[..], ReduceOp::Min, manner)?;
@@ -25,8 +26,9 @@ impl Engine {
 
     /// Lets the others read elements, and waits until theirs may be read.
     pub(crate) fn open_window<T: Element>(&mut self, elements: &[T], manner: &Manner<'_>) -> Result<Call> {
-        self.reach(manner)?.ok_or(Error::NoWindow)?;
-        let call = self.begin(self.window::<T>(elements.len(), manner));
+        let job = window::<T>(elements.len(), manner);
+        self.reach(&job, manner)?.ok_or(Error::NoWindow)?;
+        let call = self.begin(self.call_of(Operation::Window, &job, manner.settings.order));
         let opened = self.in_window(&call, &manner.due, |direct, rank, due| {
             direct.enter(CLOSED, Slots::Unused, Exposed::Read(bytemuck::cast_slice(elements)), due)?;
             direct.post();
@@ -63,18 +65,11 @@ impl Engine {
     }
 
     /// How far ranks reach into each other's ordinary memory; `None` where they share none at all.
-    fn reach(&mut self, manner: &Manner<'_>) -> Result<Option<Reach>> {
+    fn reach(&mut self, job: &Job, manner: &Manner<'_>) -> Result<Option<Reach>> {
         if self.world_size() == 1 {
             return Ok(Some(Reach::Write));
         }
-        let call = self.window::<u8>(0, manner);
-        let direct = self.transport.direct(&manner.due).map_err(|source| Error::in_call(call, source))?;
-        Ok(direct.map(|direct| direct.shared().reach))
-    }
-
-    fn window<T: Element>(&self, len: usize, manner: &Manner<'_>) -> Call {
-        let call = self.collective::<T>(Barrier::Dissemination, len, manner);
-        Call { operation: Operation::Window, algorithm: None, ..call }
+        Ok(self.sharing(Operation::Window, job, manner)?.map(|shared| shared.reach))
     }
 
     fn in_window(
@@ -95,6 +90,11 @@ impl Engine {
         });
         done.map_err(|source| Error::in_call(*call, source))
     }
+}
+
+/// A window of so many elements on each rank; until it is closed its ranks meet as in a barrier.
+const fn window<T: Element>(len: usize, manner: &Manner<'_>) -> Job {
+    Job::of::<T>(Task::Barrier, len, 0, manner.sizes)
 }
 
 fn others(rank: Rank) -> impl Iterator<Item = usize> {
