@@ -122,37 +122,29 @@ impl Parts {
     /// Lets the others read this rank's parts, and waits until theirs may be read, unless they may already. Every rank calls
     /// this.
     pub(crate) fn open(&mut self) -> Result<()> {
-        for OfType { memory, .. } in &mut self.0 {
-            if let Memory::Openable(..) = memory
-                && let Memory::Openable(flat, comm) = std::mem::replace(memory, Memory::Nowhere)
-            {
-                match flat.open(comm) {
-                    Ok(window) => *memory = Memory::Open(window),
-                    Err((flat, error)) => {
-                        *memory = Memory::Closed(flat);
-                        return Err(error);
-                    }
-                }
-            }
-        }
-        Ok(())
+        self.turn(|memory| match memory {
+            Memory::Openable(flat, comm) => flat.open(comm).map(Memory::Open),
+            other => Ok(other),
+        })
     }
 
     /// Waits until nobody reads this rank's parts any more, if somebody may. Every rank calls this.
     pub(crate) fn close(&mut self) -> Result<()> {
-        for OfType { memory, .. } in &mut self.0 {
-            if let Memory::Open(_) = memory
-                && let Memory::Open(window) = std::mem::replace(memory, Memory::Nowhere)
-            {
-                match window.close() {
-                    Ok((comm, flat)) => *memory = Memory::Openable(flat, comm),
-                    Err((flat, error)) => {
-                        *memory = Memory::Closed(flat);
-                        return Err(error);
-                    }
-                }
-            }
-        }
-        Ok(())
+        self.turn(|memory| match memory {
+            Memory::Open(window) => window.close().map(|(comm, flat)| Memory::Openable(flat, comm)),
+            other => Ok(other),
+        })
+    }
+
+    /// Turns the memory of each type into another, up to the first at which that fails: what this rank has there stays.
+    fn turn(&mut self, turn: impl Fn(Memory) -> Result<Memory, (Flat, Error)>) -> Result<()> {
+        self.0.iter_mut().try_for_each(|OfType { memory, .. }| {
+            let (now, done) = match turn(std::mem::replace(memory, Memory::Nowhere)) {
+                Ok(now) => (now, Ok(())),
+                Err((flat, error)) => (Memory::Closed(flat), Err(error)),
+            };
+            *memory = now;
+            done
+        })
     }
 }
