@@ -19,9 +19,13 @@ impl Step {
         let check = Check { rank, step, parts };
         match self {
             Self::Exchange { send, receive } => {
+                if let Some((peer, chunks)) = self.in_place() {
+                    check.peer(peer)?;
+                    return check.chunks(chunks, parts.buffer);
+                }
                 send.map_or(Ok(()), |send| check.send(send))?;
                 receive.map_or(Ok(()), |receive| check.receive(receive))?;
-                let overlap = self.in_place().is_none() && !self.swaps() && halves_overlap(send, receive);
+                let overlap = !self.swaps() && halves_overlap(send, receive);
                 if overlap { Err(Error::Overlap { rank: rank.index(), step }) } else { Ok(()) }
             }
             Self::Combine { chunk, from, into } => {

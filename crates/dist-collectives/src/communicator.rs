@@ -187,7 +187,7 @@ impl Communicator {
         if ranks != world_size {
             return Err(Error::Hosts { ranks, world_size });
         }
-        self.engine.levels = Some(Arc::new(Levels::new(hosts, inside)));
+        self.engine.set_levels(Some(Arc::new(Levels::new(hosts, inside))));
         Ok(())
     }
 
@@ -263,7 +263,7 @@ impl Communicator {
         let transport =
             fork(&mut *self.engine.transport).map_err(|source| Error::Members(Box::new(source)))?;
         let mut forked = Self::with_settings(transport, self.settings.of_child());
-        forked.engine.levels = self.engine.levels.clone();
+        forked.engine.set_levels(self.engine.levels().cloned());
         Ok(forked)
     }
 
@@ -286,7 +286,7 @@ impl Communicator {
         let Some(transport) = transport else { return Ok(None) };
         let mut group = Self::with_settings(transport, self.settings.of_child());
         match self.engine.levels().map(|levels| levels.of(members)) {
-            Some(Among::Hosts(levels)) => group.engine.levels = Some(Arc::new(levels)),
+            Some(Among::Hosts(levels)) => group.engine.set_levels(Some(Arc::new(levels))),
             Some(Among::OneHost { inside }) => group.settings.model = inside,
             None => {}
         }

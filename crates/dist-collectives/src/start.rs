@@ -280,11 +280,11 @@ impl Communicator {
         buffer: B,
         operation: impl FnOnce(&mut Engine, &mut B, &Manner<'_>) -> Result<()> + Send + 'static,
     ) -> Pending<B> {
-        let (settings, levels) = (self.settings, self.engine.levels.clone());
+        let (settings, levels) = (self.settings, self.engine.levels().cloned());
         let deadline = self.runtime.deadline(settings.timeout);
         match self.worker() {
             Ok(worker) => worker.start(buffer, move |engine, buffer| {
-                engine.levels = levels;
+                engine.set_levels(levels);
                 operation(engine, buffer, &Manner::until(&settings, deadline))
             }),
             Err(error) => Pending::failed(buffer, error),

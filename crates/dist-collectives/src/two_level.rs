@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::{Arc, LazyLock};
 
-use dist_algos::hierarchical::{self, LevelCosts, Phases, Plan, Steps};
-use dist_algos::{Chunks, CostModel, Hosts, Order, Schedule, Step};
+use dist_algos::hierarchical::{self, LevelCosts, Plan, Steps};
+use dist_algos::{CostModel, Hosts, Order};
 use dist_transport::Rank;
 
 use crate::algorithm::OneOf;
@@ -120,7 +120,7 @@ impl TwoLevel {
     }
 
     /// What a rank does, but for all_reduce, which has two phases.
-    fn steps(self, rank: Rank, hosts: &Hosts, root: usize) -> Option<Steps<'_>> {
+    pub(crate) fn steps(self, rank: Rank, hosts: &Hosts, root: usize) -> Option<Steps<'_>> {
         match self {
             Self::AllReduce(_) => None,
             Self::ReduceScatter => hierarchical::reduce_scatter(rank, hosts),
@@ -204,29 +204,11 @@ impl<A: OneOf> Chosen<A> {
         }
     }
 
-    /// The algorithm of an operation that has none of two levels.
-    pub(crate) fn flat(self) -> A {
-        match self {
-            Self::Flat(algorithm) => algorithm,
-            Self::TwoLevel(two, _) => unreachable!("{two} is of another operation"),
-        }
-    }
-
     /// Into how many chunks the buffer is cut.
     pub(crate) fn chunks(&self, world_size: usize) -> usize {
         match self {
             Self::Flat(algorithm) => algorithm.chunks(world_size),
             Self::TwoLevel(two, levels) => two.chunks(&levels.hosts),
-        }
-    }
-
-    /// What a rank does.
-    pub(crate) fn steps(&self, rank: Rank, root: usize) -> impl Iterator<Item = Step> {
-        match self {
-            Self::Flat(algorithm) => Either::Flat(algorithm.steps(rank, root)),
-            Self::TwoLevel(two, levels) => {
-                Either::TwoLevel(two.steps(rank, &levels.hosts, root).expect(SUPPORTED))
-            }
         }
     }
 
@@ -239,44 +221,7 @@ impl<A: OneOf> Chosen<A> {
     }
 }
 
-impl Chosen<AllReduce> {
-    /// What a rank does before and after the sums are complete, and the chunks that it then owns.
-    pub(crate) fn phases(&self, rank: Rank) -> TwoPhases<'_> {
-        match self {
-            Self::Flat(algorithm) => {
-                let phases = algorithm.phases(rank);
-                (Either::Flat(phases.reduce), phases.owned, Either::Flat(phases.gather))
-            }
-            Self::TwoLevel(TwoLevel::AllReduce(plan), levels) => {
-                let Phases { reduce, owned, gather } = plan.phases(rank, &levels.hosts).expect(SUPPORTED);
-                (Either::TwoLevel(reduce), owned, Either::TwoLevel(gather))
-            }
-            Self::TwoLevel(..) => unreachable!("an algorithm is chosen for its operation"),
-        }
-    }
-}
-
-type TwoPhases<'a> = (Either<Schedule, Steps<'a>>, Chunks, Either<Schedule, Steps<'a>>);
-
-/// One of two iterators over steps.
-#[derive(Clone, Debug)]
-pub(crate) enum Either<S, T> {
-    Flat(S),
-    TwoLevel(T),
-}
-
-impl<S: Iterator<Item = Step>, T: Iterator<Item = Step>> Iterator for Either<S, T> {
-    type Item = Step;
-
-    fn next(&mut self) -> Option<Step> {
-        match self {
-            Self::Flat(steps) => steps.next(),
-            Self::TwoLevel(steps) => steps.next(),
-        }
-    }
-}
-
-const SUPPORTED: &str = "settings choose what these hosts support, in a group of their ranks";
+pub(crate) const SUPPORTED: &str = "settings choose what these hosts support, in a group of their ranks";
 
 #[cfg(test)]
 mod tests {

@@ -4,9 +4,9 @@ use dist_algos::direct::Task;
 use dist_algos::{Choice, Order, Source};
 use dist_transport::Deadline;
 
-use super::direct::Job;
 use super::shares::Shares;
-use super::{Engine, Manner, nothing_to_combine, room};
+use super::ways::{Begun, Job, Work};
+use super::{Engine, Manner, from_input, in_place, nothing_to_combine, room};
 use crate::digest::digest;
 use crate::{AllToAll, Call, Element, Error, Operation, Result};
 
@@ -21,14 +21,17 @@ impl Engine {
         Self::check_length(Operation::AllToAll, "output", input.len(), output.len())?;
         let world_size = self.world_size();
         let shares = Shares::even(part, world_size);
-        let job = Job::of::<T>(Task::AllToAll, part, size_of_val(input), manner.sizes);
-        if self.begin_directly::<AllToAll>(&job, |_| part * size_of::<T>(), manner)?.is_some() {
-            let cut = shares.partition::<T>();
-            return self.run_directly((output, cut), Some((input, cut)), None, &manner.due);
+        let job = Job::of::<T>(Work::Task(Task::AllToAll), part, size_of_val(input), manner.sizes);
+        match self.begin_job::<AllToAll>(&job, |_| part * size_of::<T>(), manner)? {
+            Begun::Directly { .. } => {
+                let cut = shares.partition::<T>();
+                self.run_directly((output, cut), Some((input, cut)), None, &manner.due)
+            }
+            Begun::ByMessages { .. } => {
+                let (call, algorithm) = self.flat();
+                self.deal(&call, algorithm, (input, &shares), (output, &shares), manner.deadline())
+            }
         }
-        let algorithm = self.choose::<AllToAll>(size_of_val(input), manner)?;
-        let call = self.begin(self.shared::<T, _>(&algorithm, &shares, manner));
-        self.deal(&call, algorithm.flat(), (input, &shares), (output, &shares), manner.deadline())
     }
 
     pub(crate) fn all_to_all_v<T: Element>(
@@ -71,8 +74,8 @@ impl Engine {
         }
         let own = self.rank().index();
         output[received.range(own)].copy_from_slice(&input[sent.range(own)]);
-        let (input, output) = ((input, sent.partition::<T>()), (output, received.partition::<T>()));
-        self.run_from(call, algorithm.schedule(self.rank()), input, output, deadline)
+        let memory = from_input((input, sent.partition::<T>()), (output, received.partition::<T>()));
+        self.run_in(call, algorithm.schedule(self.rank()), memory, &mut nothing_to_combine, deadline)
     }
 
     /// Where parts that go the same way travel together, they travel in an order of their own.
@@ -91,7 +94,8 @@ impl Engine {
             parts[shares.range(place)].copy_from_slice(&input[shares.range(algorithm.before(rank, place))]);
         }
         let steps = algorithm.schedule(rank);
-        let done = self.run(call, steps, parts, shares.partition::<T>(), &mut nothing_to_combine, deadline);
+        let passed = in_place(parts, shares.partition::<T>());
+        let done = self.run_in(call, steps, passed, &mut nothing_to_combine, deadline);
         for place in 0..rank.world_size() {
             output[shares.range(algorithm.after(rank, place))].copy_from_slice(&parts[shares.range(place)]);
         }

@@ -32,18 +32,13 @@ impl Engine {
 
     /// The arithmetic of a call that was begun. A weighted mean adds the weights of all ranks first.
     #[inline]
-    pub(super) fn arithmetic<T: Element>(
-        &mut self,
-        call: impl FnOnce(&Self) -> Call,
-        op: ReduceOp,
-        manner: &Manner<'_>,
-    ) -> Result<Arithmetic> {
+    pub(super) fn arithmetic<T: Element>(&mut self, op: ReduceOp, manner: &Manner<'_>) -> Result<Arithmetic> {
         let (factor, divisor) = match op {
             #[allow(clippy::cast_precision_loss, reason = "a world has far fewer than 2^53 ranks")]
             ReduceOp::Mean => (None, Some(self.world_size() as f64)),
             ReduceOp::PreMulSum(factor) => (Some(factor), None),
             ReduceOp::WeightedMean(weight) => {
-                let call = call(self);
+                let call = self.known.current().call;
                 let total = self.total_weight(&call, weight, manner.deadline())?;
                 if !divides(total, T::DTYPE) {
                     return Err(Error::TotalWeight { total, dtype: T::DTYPE });

@@ -5,22 +5,20 @@ use std::time::Duration;
 use dist_algos::direct::Task;
 use dist_transport::{Cause, Deadline, Incoming, Outgoing, Sink};
 
-use super::direct::Job;
-use super::{Engine, Manner, nothing_to_combine, partition};
+use super::ways::{Begun, Job, Work};
+use super::{Engine, Manner, in_place, nothing_to_combine, partition};
 use crate::{Barrier, Call, Error, Operation, Result};
 
 impl Engine {
     pub(crate) fn barrier(&mut self, manner: &Manner<'_>) -> Result<()> {
-        let job = Job { dtype: None, ..Job::of::<u8>(Task::Barrier, 0, 0, manner.sizes) };
-        if self.begin_directly::<Barrier>(&job, |_| 0, manner)?.is_some() {
-            return self.meet(&mut [], nothing_to_combine, &manner.due);
+        let job = Job { dtype: None, ..Job::of::<u8>(Work::Task(Task::Barrier), 0, 0, manner.sizes) };
+        match self.begin_job::<Barrier>(&job, |_| 0, manner)? {
+            Begun::Directly { .. } => self.meet(&mut [], nothing_to_combine, &manner.due),
+            Begun::ByMessages { .. } => {
+                let nothing = in_place::<u8>(&mut [], partition::<u8>(0, 1));
+                self.run(nothing, &mut nothing_to_combine, manner.deadline())
+            }
         }
-        let algorithm = self.choose::<Barrier>(0, manner)?;
-        let call = self.begin(Call { dtype: None, ..self.chosen::<u8, _>(&algorithm, 0, manner) });
-        let rank = self.rank();
-        let schedule = algorithm.steps(rank, 0);
-        let nothing = partition::<u8>(0, 1);
-        self.run::<u8>(&call, schedule, &mut [], nothing, &mut nothing_to_combine, manner.deadline())
     }
 
     /// Every rank reports to rank 0 and waits for its word: which ranks are absent, one bit for each. Between them rank 0

@@ -3,10 +3,11 @@
 use dist_algos::Source;
 use dist_algos::direct::Task;
 
-use super::direct::Job;
 use super::shares::Shares;
-use super::{Engine, Manner, nothing_to_combine, partition, room};
-use crate::{AllGather, Broadcast, Call, Element, Gather, Operation, Result, Scatter};
+use super::ways::{Begun, Job, Work};
+use super::{Engine, Manner, from_input, in_place, nothing_to_combine, partition, room};
+use crate::algorithm::OneOf;
+use crate::{AllGather, Broadcast, Element, Gather, Operation, Result, Scatter};
 
 impl Engine {
     pub(crate) fn broadcast<T: Element>(
@@ -16,21 +17,19 @@ impl Engine {
         manner: &Manner<'_>,
     ) -> Result<()> {
         self.check_root(Operation::Broadcast, root)?;
-        let world_size = self.world_size();
-        let job = Job::of::<T>(Task::Broadcast { root }, buffer.len(), size_of_val(buffer), manner.sizes);
+        let work = Work::Task(Task::Broadcast { root });
+        let job = Job::of::<T>(work, buffer.len(), size_of_val(buffer), manner.sizes);
         let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
-        if let Some(parts) = self.begin_directly::<Broadcast>(&job, largest, manner)? {
-            let cut = partition::<T>(buffer.len(), parts);
-            return self.run_directly((buffer, cut), None, None, &manner.due);
+        match self.begin_job::<Broadcast>(&job, largest, manner)? {
+            Begun::Directly { parts } => {
+                let cut = partition::<T>(buffer.len(), parts);
+                self.run_directly((buffer, cut), None, None, &manner.due)
+            }
+            Begun::ByMessages { chunks } => {
+                let cut = partition::<T>(buffer.len(), chunks);
+                self.run(in_place(buffer, cut), &mut nothing_to_combine, manner.deadline())
+            }
         }
-        let algorithm = self.choose::<Broadcast>(size_of_val(buffer), manner)?;
-        let call =
-            Call { root: Some(self.code(root)), ..self.chosen::<T, _>(&algorithm, buffer.len(), manner) };
-        let call = self.begin(call);
-        let partition = partition::<T>(buffer.len(), algorithm.chunks(world_size));
-        let rank = self.rank();
-        let schedule = algorithm.steps(rank, root);
-        self.run(&call, schedule, buffer, partition, &mut nothing_to_combine, manner.deadline())
     }
 
     pub(crate) fn all_gather<T: Element>(
@@ -58,15 +57,6 @@ impl Engine {
         self.all_gather_shares(input, &shares, output, manner)
     }
 
-    pub(crate) fn all_gather_in_place<T: Element>(
-        &mut self,
-        buffer: &mut [T],
-        manner: &Manner<'_>,
-    ) -> Result<()> {
-        let part = self.check_divisible(Operation::AllGather, buffer.len())?;
-        self.all_gather_in(&Shares::even(part, self.world_size()), buffer, manner)
-    }
-
     fn all_gather_shares<T: Element>(
         &mut self,
         input: &[T],
@@ -74,52 +64,51 @@ impl Engine {
         output: &mut [T],
         manner: &Manner<'_>,
     ) -> Result<()> {
-        let own = self.rank().index();
-        if self.begin_gather::<T>(Source::Input, shares, manner)? {
-            let (part, whole) = (shares.of(own..own + 1), shares.partition::<T>());
-            let input = Some((input, part.partition::<T>()));
-            return self.run_directly((output, whole), input, None, &manner.due);
+        let own = self.rank.index();
+        match self.begin_gather::<T>(Source::Input, shares, manner)? {
+            Begun::Directly { .. } => {
+                let (part, whole) = (shares.of(own..own + 1), shares.partition::<T>());
+                let input = Some((input, part.partition::<T>()));
+                self.run_directly((output, whole), input, None, &manner.due)
+            }
+            Begun::ByMessages { .. } => {
+                output[shares.range(own)].copy_from_slice(input);
+                let memory = in_place(output, shares.partition::<T>());
+                self.run(memory, &mut nothing_to_combine, manner.deadline())
+            }
         }
-        output[shares.range(own)].copy_from_slice(input);
-        self.all_gather_by_messages(shares, output, manner)
     }
 
-    fn all_gather_in<T: Element>(
+    pub(crate) fn all_gather_in_place<T: Element>(
         &mut self,
-        shares: &Shares,
         buffer: &mut [T],
         manner: &Manner<'_>,
     ) -> Result<()> {
-        if self.begin_gather::<T>(Source::Buffer, shares, manner)? {
-            let memory = (buffer, shares.partition::<T>());
-            return self.run_directly(memory, None, None, &manner.due);
+        let part = self.check_divisible(Operation::AllGather, buffer.len())?;
+        let shares = Shares::even(part, self.world_size());
+        let begun = self.begin_gather::<T>(Source::Buffer, &shares, manner)?;
+        let cut = shares.partition::<T>();
+        match begun {
+            Begun::Directly { .. } => self.run_directly((buffer, cut), None, None, &manner.due),
+            Begun::ByMessages { .. } => {
+                self.run(in_place(buffer, cut), &mut nothing_to_combine, manner.deadline())
+            }
         }
-        self.all_gather_by_messages(shares, buffer, manner)
     }
 
-    /// Begins an all_gather that is done directly; not, if it is done by messages.
-    fn begin_gather<T: Element>(&mut self, of: Source, shares: &Shares, manner: &Manner<'_>) -> Result<bool> {
+    fn begin_gather<T: Element>(
+        &mut self,
+        of: Source,
+        shares: &Shares,
+        manner: &Manner<'_>,
+    ) -> Result<Begun> {
         let job = Job::of::<T>(
-            Task::AllGather { of },
+            Work::Task(Task::AllGather { of }),
             shares.count(),
             shares.total().saturating_mul(size_of::<T>()),
             shares.digest(manner.sizes),
         );
-        let largest = |_| shares.partition::<T>().chunk_bytes_max();
-        Ok(self.begin_directly::<AllGather>(&job, largest, manner)?.is_some())
-    }
-
-    fn all_gather_by_messages<T: Element>(
-        &mut self,
-        shares: &Shares,
-        buffer: &mut [T],
-        manner: &Manner<'_>,
-    ) -> Result<()> {
-        let rank = self.rank();
-        let algorithm = self.choose::<AllGather>(size_of_val(buffer), manner)?;
-        let schedule = algorithm.steps(rank, rank.index());
-        let call = self.begin(self.shared::<T, _>(&algorithm, shares, manner));
-        self.run(&call, schedule, buffer, shares.partition::<T>(), &mut nothing_to_combine, manner.deadline())
+        self.begin_job::<AllGather>(&job, |_| shares.partition::<T>().chunk_bytes_max(), manner)
     }
 
     pub(crate) fn gather<T: Element>(
@@ -162,12 +151,9 @@ impl Engine {
         manner: &Manner<'_>,
     ) -> Result<()> {
         self.check_root(Operation::Gather, root)?;
-        let rank = self.rank();
-        let algorithm = self.choose::<Gather>(shares.total().saturating_mul(size_of::<T>()), manner)?;
-        let call = self
-            .begin(Call { root: Some(self.code(root)), ..self.shared::<T, _>(&algorithm, shares, manner) });
+        let (rank, work) = (self.rank, Work::Gather { root });
+        let algorithm: Gather = self.begin_rooted::<T, _>(work, shares, manner)?;
         let own = shares.of(rank.index()..rank.index() + 1);
-        let algorithm = algorithm.flat();
         let held = algorithm.held(rank, root);
         let passing = shares.of(held.first()..held.end());
         let mut memory = std::mem::take(&mut self.copy);
@@ -178,14 +164,8 @@ impl Engine {
         if !held.is_empty() {
             buffer[passing.range(rank.index())].copy_from_slice(input);
         }
-        let steps = algorithm.schedule(rank, root);
-        let done = self.run_from(
-            &call,
-            steps,
-            (input, own.partition::<T>()),
-            (buffer, passing.partition::<T>()),
-            manner.deadline(),
-        );
+        let all = from_input((input, own.partition::<T>()), (buffer, passing.partition::<T>()));
+        let done = self.run(all, &mut nothing_to_combine, manner.deadline());
         self.copy = memory;
         done
     }
@@ -230,25 +210,23 @@ impl Engine {
         manner: &Manner<'_>,
     ) -> Result<()> {
         self.check_root(Operation::Scatter, root)?;
-        let rank = self.rank();
-        let algorithm = self.choose::<Scatter>(shares.total().saturating_mul(size_of::<T>()), manner)?;
-        let call = self
-            .begin(Call { root: Some(self.code(root)), ..self.shared::<T, _>(&algorithm, shares, manner) });
-        let algorithm = algorithm.flat();
+        let (rank, work) = (self.rank, Work::Scatter { root });
+        let algorithm: Scatter = self.begin_rooted::<T, _>(work, shares, manner)?;
         let held = algorithm.held(rank, root);
         let passing = shares.of(held.first()..held.end());
         let source = shares.of(if rank.index() == root { 0..rank.world_size() } else { 0..0 });
         let source = (if rank.index() == root { input } else { &[] }, source.partition::<T>());
-        let steps = algorithm.schedule(rank, root);
         if passing.total() == output.len() && held.first() == rank.index() {
             // Nothing but its own part comes to this rank.
             let cut = passing.partition::<T>();
-            return self.run_from(&call, steps, source, (output, cut), manner.deadline());
+            let memory = from_input(source, (output, cut));
+            return self.run(memory, &mut nothing_to_combine, manner.deadline());
         }
         let mut memory = std::mem::take(&mut self.copy);
         let buffer = room(&mut memory, passing.total(), &mut *self.transport)?;
         let cut = passing.partition::<T>();
-        let done = self.run_from(&call, steps, source, (buffer, cut), manner.deadline());
+        let all = from_input(source, (&mut *buffer, cut));
+        let done = self.run(all, &mut nothing_to_combine, manner.deadline());
         if done.is_ok() {
             output.copy_from_slice(if held.is_empty() {
                 &input[shares.range(rank.index())]
@@ -258,5 +236,18 @@ impl Engine {
         }
         self.copy = memory;
         done
+    }
+
+    /// Begins a gather or a scatter, and gives the algorithm.
+    fn begin_rooted<T: Element, A: OneOf>(
+        &mut self,
+        work: Work,
+        shares: &Shares,
+        manner: &Manner<'_>,
+    ) -> Result<A> {
+        let bytes = shares.total().saturating_mul(size_of::<T>());
+        let job = Job::of::<T>(work, shares.count(), bytes, shares.digest(manner.sizes));
+        self.begin_by_messages::<A>(&job, manner)?;
+        Ok(self.flat().1)
     }
 }

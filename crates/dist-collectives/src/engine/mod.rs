@@ -12,6 +12,7 @@ mod direct;
 mod messages;
 mod reductions;
 mod shares;
+mod ways;
 mod window;
 
 use std::sync::Arc;
@@ -19,13 +20,11 @@ use std::sync::Arc;
 use dist_algos::{Crew, Memory, Partition, RunError, Scratch, Step};
 use dist_transport::{Combine, Deadline, Due, Fingerprint, Rank, Runtime, Transport};
 
-use crate::algorithm::OneOf;
-use crate::digest::digest;
-use crate::settings::{Asked, Settings};
-use crate::two_level::{Chosen, Levels};
-use crate::{Algorithm, Call, Element, Error, Operation, ReduceOp, Result};
-use direct::{Known, Sharing, Turns};
-use shares::Shares;
+use crate::settings::Settings;
+use crate::two_level::Levels;
+use crate::{Algorithm, Call, Element, Error, Operation, Result};
+use direct::{Sharing, Turns};
+use ways::{Known, Script};
 
 pub use reductions::BLOCK_BYTES_OF_RANK;
 
@@ -73,10 +72,8 @@ pub(crate) struct Engine {
     known: Known,
     /// The last call that was begun, but for its number, and as bytes.
     encoded: Option<(Call, Fingerprint)>,
-    /// What was last chosen for each operation, and for what.
-    choices: [Option<(Asked, Algorithm)>; Operation::ALL.len()],
     /// What is known of hosts, if anything is.
-    pub(crate) levels: Option<Arc<Levels>>,
+    levels: Option<Arc<Levels>>,
     /// Whether all ranks of the group run on one host.
     on_one_host: bool,
     /// Which of them share a core there; on several hosts messages take longer than the work that they make.
@@ -103,7 +100,6 @@ impl Engine {
             turns: Turns::default(),
             known: Known::default(),
             encoded: None,
-            choices: [None; Operation::ALL.len()],
             levels: None,
             copy: Vec::new(),
         }
@@ -125,30 +121,17 @@ impl Engine {
         self.levels.as_ref()
     }
 
-    /// How an operation is done on so many bytes. To compare what all algorithms cost takes as many instructions as the rest of
-    /// a small call, so what was chosen last is heeded; not where hosts are known, since messages between them take long.
-    fn choose<A: OneOf>(&mut self, bytes: usize, manner: &Manner<'_>) -> Result<Chosen<A>> {
-        let asked = manner.settings.asked(A::SERVES, bytes);
-        let last = &mut self.choices[A::SERVES as usize];
-        if self.levels.is_none()
-            && let Some((of, algorithm)) = *last
-            && of == asked
-            && let Some(flat) = A::of(algorithm)
-        {
-            return Ok(Chosen::Flat(flat));
+    /// Lets what is done go by these hosts.
+    pub(crate) fn set_levels(&mut self, levels: Option<Arc<Levels>>) {
+        let same = match (&self.levels, &levels) {
+            (None, None) => true,
+            (Some(known), Some(levels)) => Arc::ptr_eq(known, levels),
+            _ => false,
+        };
+        if !same {
+            self.forget_ways();
         }
-        let chosen = asked.choose(self.crew, self.levels.as_ref())?;
-        *last = Some((asked, chosen.algorithm()));
-        Ok(chosen)
-    }
-
-    /// The next collective by an algorithm that was chosen.
-    fn chosen<T: Element, A: OneOf>(&self, chosen: &Chosen<A>, count: usize, manner: &Manner<'_>) -> Call {
-        let call = self.collective::<T>(chosen.algorithm(), count, manner);
-        match chosen.digest() {
-            None => call,
-            Some(hosts) => Call { sizes: digest([hosts, call.sizes]), ..call },
-        }
+        self.levels = levels;
     }
 
     /// The next collective, as far as all of them have it in common.
@@ -172,16 +155,6 @@ impl Engine {
             algorithm: Some(algorithm),
             order: None,
         }
-    }
-
-    /// A collective whose memory is cut into shares.
-    fn shared<T: Element, A: OneOf>(&self, chosen: &Chosen<A>, shares: &Shares, manner: &Manner<'_>) -> Call {
-        let call = self.chosen::<T, A>(chosen, shares.count(), manner);
-        Call { sizes: shares.digest(call.sizes), ..call }
-    }
-
-    fn reducing(call: Call, op: ReduceOp, manner: &Manner<'_>) -> Call {
-        Call { op: Some(op.kind()), order: Some(manner.settings.order), ..call }
     }
 
     /// From here on the call counts, and every message belongs to it.
@@ -208,31 +181,22 @@ impl Engine {
         }
     }
 
-    fn run<T: Element>(
+    /// Does what was begun by messages, up to where the sums of an all_reduce are complete.
+    fn run(&mut self, memory: Memory<'_>, combine: &mut Combine<'_>, deadline: Deadline) -> Result<()> {
+        self.run_phase(Script::reduce, memory, combine, deadline)
+    }
+
+    fn run_phase(
         &mut self,
-        call: &Call,
-        steps: impl IntoIterator<Item = Step>,
-        buffer: &mut [T],
-        cut: Partition<'_>,
+        phase: impl FnOnce(&Script) -> &[Step],
+        memory: Memory<'_>,
         combine: &mut Combine<'_>,
         deadline: Deadline,
     ) -> Result<()> {
-        let memory = Memory::new(bytemuck::cast_slice_mut(buffer), cut);
-        self.run_in(call, steps, memory, combine, deadline)
-    }
-
-    /// Runs a schedule that sends from an input as well, and combines nothing.
-    fn run_from<T: Element>(
-        &mut self,
-        call: &Call,
-        steps: impl IntoIterator<Item = Step>,
-        (input, input_cut): (&[T], Partition<'_>),
-        (buffer, cut): (&mut [T], Partition<'_>),
-        deadline: Deadline,
-    ) -> Result<()> {
-        let input = Some((bytemuck::cast_slice(input), input_cut));
-        let memory = Memory { buffer: bytemuck::cast_slice_mut(buffer), cut, input };
-        self.run_in(call, steps, memory, &mut nothing_to_combine, deadline)
+        let way = self.known.current();
+        let steps = phase(way.script()).iter().copied();
+        dist_algos::run(&mut *self.transport, steps, memory, combine, &mut self.scratch, deadline)
+            .map_err(|error| Self::failed(&way.call, error))
     }
 
     fn run_in(
@@ -301,6 +265,20 @@ impl Engine {
 
 /// For schedules whose messages only replace.
 fn nothing_to_combine(_: &mut [u8], _: &[u8]) {}
+
+/// A buffer that messages are sent from and received into.
+fn in_place<'a, T: Element>(buffer: &'a mut [T], cut: Partition<'a>) -> Memory<'a> {
+    Memory::new(bytemuck::cast_slice_mut(buffer), cut)
+}
+
+/// One that they are received into, where they are sent from an input.
+fn from_input<'a, T: Element>(
+    (input, input_cut): (&'a [T], Partition<'a>),
+    (buffer, cut): (&'a mut [T], Partition<'a>),
+) -> Memory<'a> {
+    let input = Some((bytemuck::cast_slice(input), input_cut));
+    Memory { buffer: bytemuck::cast_slice_mut(buffer), cut, input }
+}
 
 fn partition<T: Element>(len: usize, parts: usize) -> Partition<'static> {
     Partition::new(len, size_of::<T>(), parts)

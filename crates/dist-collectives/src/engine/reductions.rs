@@ -2,16 +2,17 @@
 
 use std::ops::Range;
 
+use dist_algos::Source;
 use dist_algos::direct::Task;
 use dist_algos::scan::Extent;
-use dist_algos::{Memory, Source, Step};
+use dist_transport::Deadline;
 
-use super::arithmetic::identity;
-use super::direct::{Held, Job};
+use super::arithmetic::{Arithmetic, identity};
+use super::direct::Held;
 use super::shares::Shares;
-use super::{Engine, Manner, partition, room};
-use crate::two_level::Chosen;
-use crate::{AllReduce, Call, Element, Error, Operation, Reduce, ReduceOp, ReduceScatter, Result, Scan};
+use super::ways::{Begun, Job, Script, Work};
+use super::{Engine, Manner, from_input, in_place, partition, room};
+use crate::{AllReduce, Element, Error, Operation, Reduce, ReduceOp, ReduceScatter, Result, Scan};
 
 /// Bytes of each rank's part of what ranks of one host reduce at once. Two ranks over TCP reduced 128 MiB fastest by blocks
 /// of 1 MiB, 16 MiB by 1 and 2; four ranks by 1 and 2 MiB.
@@ -25,39 +26,44 @@ impl Engine {
         manner: &Manner<'_>,
     ) -> Result<()> {
         Self::check_op::<T>(op)?;
-        let world_size = self.world_size();
         let mut held = held.into();
         let (len, [ownership, here]) = (held.len(), held.ownership());
         let job = Job {
             op: Some(op.kind()),
             ownership,
             here,
-            ..Job::of::<T>(Task::AllReduce, len, len * size_of::<T>(), manner.sizes)
+            ..Job::of::<T>(Work::Task(Task::AllReduce), len, len * size_of::<T>(), manner.sizes)
         };
         let largest = |parts| partition::<T>(len, parts).chunk_bytes_max();
-        if self.begin_directly::<AllReduce>(&job, largest, manner)?.is_some() {
-            let arithmetic = self.arithmetic::<T>(Self::current_call, op, manner)?;
-            return self.reduce_held(held, &arithmetic, &manner.due);
+        let begun = self.begin_job::<AllReduce>(&job, largest, manner)?;
+        let arithmetic = self.arithmetic::<T>(op, manner)?;
+        match begun {
+            Begun::Directly { .. } => self.reduce_held(held, &arithmetic, &manner.due),
+            Begun::ByMessages { chunks } => {
+                self.reduce_by_messages(held.elements(), chunks, &arithmetic, manner.deadline())
+            }
         }
-        let buffer = held.elements();
-        let at_once = self.bytes_at_once(Operation::AllReduce, size_of_val(buffer));
-        let algorithm = self.choose::<AllReduce>(at_once, manner)?;
-        let call = self.chosen::<T, _>(&algorithm, buffer.len(), manner);
-        let call = self.begin(Self::reducing(call, op, manner));
-        let arithmetic = self.arithmetic::<T>(|_| call, op, manner)?;
+    }
+
+    fn reduce_by_messages<T: Element>(
+        &mut self,
+        buffer: &mut [T],
+        chunks: usize,
+        arithmetic: &Arithmetic,
+        deadline: Deadline,
+    ) -> Result<()> {
         arithmetic.prepare(buffer);
+        let at_once = self.bytes_at_once(Operation::AllReduce, size_of_val(buffer));
         for block in blocks(buffer.len(), at_once / size_of::<T>()) {
             let block = &mut buffer[block];
-            let partition = partition::<T>(block.len(), algorithm.chunks(world_size));
-            // Large, so they are lent and not moved.
-            let (mut reduce, owned, mut gather) = algorithm.phases(self.rank());
+            let partition = partition::<T>(block.len(), chunks);
             let combine = &mut arithmetic.combine::<T>();
-            self.run(&call, &mut reduce, block, partition, combine, manner.deadline())?;
-            for chunk in owned.indices() {
+            self.run(in_place(block, partition), combine, deadline)?;
+            for chunk in self.known.current().script().owned.indices() {
                 let bytes = partition.range(chunk);
                 arithmetic.finish(&mut block[bytes.start / size_of::<T>()..bytes.end / size_of::<T>()]);
             }
-            self.run(&call, &mut gather, block, partition, combine, manner.deadline())?;
+            self.run_phase(Script::gather, in_place(block, partition), combine, deadline)?;
         }
         Ok(())
     }
@@ -81,31 +87,29 @@ impl Engine {
     ) -> Result<()> {
         self.check_root(Operation::Reduce, root)?;
         Self::check_op::<T>(op)?;
-        let world_size = self.world_size();
+        let work = Work::Task(Task::Reduce { root });
         let job = Job {
             op: Some(op.kind()),
-            ..Job::of::<T>(Task::Reduce { root }, buffer.len(), size_of_val(buffer), manner.sizes)
+            ..Job::of::<T>(work, buffer.len(), size_of_val(buffer), manner.sizes)
         };
         let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
-        if let Some(parts) = self.begin_directly::<Reduce>(&job, largest, manner)? {
-            let arithmetic = self.arithmetic::<T>(Self::current_call, op, manner)?;
-            arithmetic.prepare(buffer);
-            let cut = partition::<T>(buffer.len(), parts);
-            return self.run_directly((buffer, cut), None, Some(&arithmetic), &manner.due);
-        }
-        let algorithm = self.choose::<Reduce>(size_of_val(buffer), manner)?;
-        let call = self.chosen::<T, _>(&algorithm, buffer.len(), manner);
-        let call = self.begin(Call { root: Some(self.code(root)), ..Self::reducing(call, op, manner) });
-        let arithmetic = self.arithmetic::<T>(|_| call, op, manner)?;
+        let begun = self.begin_job::<Reduce>(&job, largest, manner)?;
+        let arithmetic = self.arithmetic::<T>(op, manner)?;
         arithmetic.prepare(buffer);
-        let partition = partition::<T>(buffer.len(), algorithm.chunks(world_size));
-        let rank = self.rank();
-        let schedule = algorithm.steps(rank, root);
-        self.run(&call, schedule, buffer, partition, &mut arithmetic.combine::<T>(), manner.deadline())?;
-        if self.rank().index() == root {
-            arithmetic.finish(buffer);
+        match begun {
+            Begun::Directly { parts } => {
+                let cut = partition::<T>(buffer.len(), parts);
+                self.run_directly((buffer, cut), None, Some(&arithmetic), &manner.due)
+            }
+            Begun::ByMessages { chunks } => {
+                let cut = partition::<T>(buffer.len(), chunks);
+                self.run(in_place(buffer, cut), &mut arithmetic.combine::<T>(), manner.deadline())?;
+                if self.rank.index() == root {
+                    arithmetic.finish(buffer);
+                }
+                Ok(())
+            }
         }
-        Ok(())
     }
 
     pub(crate) fn reduce_scatter<T: Element>(
@@ -142,7 +146,11 @@ impl Engine {
         manner: &Manner<'_>,
     ) -> Result<&'a mut [T]> {
         let part = self.check_divisible(Operation::ReduceScatter, buffer.len())?;
-        self.reduce_scatter_in(&Shares::even(part, self.world_size()), buffer, op, manner)
+        Self::check_op::<T>(op)?;
+        let shares = Shares::even(part, self.world_size());
+        let begun = self.begin_scatter::<T>(Source::Buffer, &shares, op, manner)?;
+        let arithmetic = self.arithmetic::<T>(op, manner)?;
+        self.reduce_scatter_in(begun, &shares, buffer, &arithmetic, manner)
     }
 
     fn reduce_scatter_shares<T: Element>(
@@ -156,104 +164,78 @@ impl Engine {
         Self::check_op::<T>(op)?;
         // What has to be scaled first is copied, since the input stays as it is.
         let scales = matches!(op, ReduceOp::PreMulSum(_) | ReduceOp::WeightedMean(_));
-        if !scales && self.begin_scatter::<T>(Source::Input, shares, op, manner)? {
-            let arithmetic = self.arithmetic::<T>(Self::current_call, op, manner)?;
-            let own = self.rank().index();
-            let (part, whole) = (shares.of(own..own + 1), shares.partition::<T>());
-            let (output, input) = ((output, part.partition::<T>()), Some((input, whole)));
-            return self.run_directly(output, input, Some(&arithmetic), &manner.due);
-        }
-        if !scales && let Some(algorithm) = self.sends_no_sums(size_of_val(input), manner)? {
-            return self.reduce_scatter_from(&algorithm, (input, shares), output, op, manner);
+        let of = if scales { Source::Buffer } else { Source::Input };
+        let begun = self.begin_scatter::<T>(of, shares, op, manner)?;
+        let arithmetic = self.arithmetic::<T>(op, manner)?;
+        let own = self.rank.index();
+        let part = shares.of(own..own + 1);
+        let (part, whole) = (part.partition::<T>(), shares.partition::<T>());
+        match begun {
+            Begun::Directly { .. } if !scales => {
+                let input = Some((input, whole));
+                return self.run_directly((output, part), input, Some(&arithmetic), &manner.due);
+            }
+            Begun::ByMessages { .. } if self.known.current().script().of == Source::Input => {
+                output.copy_from_slice(&input[shares.range(own)]);
+                let memory = from_input((input, whole), (&mut *output, part));
+                self.run(memory, &mut arithmetic.combine::<T>(), manner.deadline())?;
+                arithmetic.finish(output);
+                return Ok(());
+            }
+            _ => {}
         }
         let mut memory = std::mem::take(&mut self.copy);
         let copy = room(&mut memory, input.len(), &mut *self.transport)?;
         copy.copy_from_slice(input);
-        let done = self.reduce_scatter_in(shares, copy, op, manner).map(|part| output.copy_from_slice(part));
+        let done = self
+            .reduce_scatter_in(begun, shares, copy, &arithmetic, manner)
+            .map(|part| output.copy_from_slice(part));
         self.copy = memory;
         done
     }
 
-    /// The algorithm, if it works without a copy of the input.
-    fn sends_no_sums(&mut self, bytes: usize, manner: &Manner<'_>) -> Result<Option<Chosen<ReduceScatter>>> {
-        let (world_size, algorithm) = (self.world_size(), self.choose::<ReduceScatter>(bytes, manner)?);
-        let serves = matches!(&algorithm, Chosen::Flat(flat) if flat.sends_no_sums(world_size));
-        Ok(serves.then_some(algorithm))
-    }
-
-    /// Sends from the input, and reduces into the output.
-    fn reduce_scatter_from<T: Element>(
-        &mut self,
-        algorithm: &Chosen<ReduceScatter>,
-        (input, shares): (&[T], &Shares),
-        output: &mut [T],
-        op: ReduceOp,
-        manner: &Manner<'_>,
-    ) -> Result<()> {
-        let call = self.begin(Self::reducing(self.shared::<T, _>(algorithm, shares, manner), op, manner));
-        let arithmetic = self.arithmetic::<T>(|_| call, op, manner)?;
-        let (rank, own) = (self.rank(), self.rank().index());
-        output.copy_from_slice(&input[shares.range(own)]);
-        let part = shares.of(own..own + 1);
-        let memory = Memory {
-            buffer: bytemuck::cast_slice_mut(output),
-            cut: part.partition::<T>(),
-            input: Some((bytemuck::cast_slice(input), shares.partition::<T>())),
-        };
-        let steps = algorithm.steps(rank, own).map(Step::from_input);
-        self.run_in(&call, steps, memory, &mut arithmetic.combine::<T>(), manner.deadline())?;
-        arithmetic.finish(output);
-        Ok(())
-    }
-
     fn reduce_scatter_in<'a, T: Element>(
         &mut self,
+        begun: Begun,
         shares: &Shares,
         buffer: &'a mut [T],
-        op: ReduceOp,
+        arithmetic: &Arithmetic,
         manner: &Manner<'_>,
     ) -> Result<&'a mut [T]> {
-        Self::check_op::<T>(op)?;
-        let rank = self.rank();
-        if self.begin_scatter::<T>(Source::Buffer, shares, op, manner)? {
-            let arithmetic = self.arithmetic::<T>(Self::current_call, op, manner)?;
-            arithmetic.prepare(buffer);
-            let memory = (&mut *buffer, shares.partition::<T>());
-            self.run_directly(memory, None, Some(&arithmetic), &manner.due)?;
-            return Ok(&mut buffer[shares.range(rank.index())]);
-        }
-        let algorithm = self.choose::<ReduceScatter>(size_of_val(buffer), manner)?;
-        let schedule = algorithm.steps(rank, rank.index());
-        let call = Self::reducing(self.shared::<T, _>(&algorithm, shares, manner), op, manner);
-        let call = self.begin(call);
-        let arithmetic = self.arithmetic::<T>(|_| call, op, manner)?;
         arithmetic.prepare(buffer);
-        let combine = &mut arithmetic.combine::<T>();
-        self.run(&call, schedule, buffer, shares.partition::<T>(), combine, manner.deadline())?;
-        let own = &mut buffer[shares.range(rank.index())];
-        arithmetic.finish(own);
-        Ok(own)
+        let own = shares.range(self.rank.index());
+        let cut = shares.partition::<T>();
+        match begun {
+            Begun::Directly { .. } => {
+                self.run_directly((&mut *buffer, cut), None, Some(arithmetic), &manner.due)?;
+                Ok(&mut buffer[own])
+            }
+            Begun::ByMessages { .. } => {
+                self.run(in_place(buffer, cut), &mut arithmetic.combine::<T>(), manner.deadline())?;
+                let own = &mut buffer[own];
+                arithmetic.finish(own);
+                Ok(own)
+            }
+        }
     }
 
-    /// Begins a reduce_scatter that is done directly; not, if it is done by messages.
     fn begin_scatter<T: Element>(
         &mut self,
         of: Source,
         shares: &Shares,
         op: ReduceOp,
         manner: &Manner<'_>,
-    ) -> Result<bool> {
+    ) -> Result<Begun> {
         let job = Job {
             op: Some(op.kind()),
             ..Job::of::<T>(
-                Task::ReduceScatter { of },
+                Work::Task(Task::ReduceScatter { of }),
                 shares.count(),
                 shares.total().saturating_mul(size_of::<T>()),
                 shares.digest(manner.sizes),
             )
         };
-        let largest = |_| shares.partition::<T>().chunk_bytes_max();
-        Ok(self.begin_directly::<ReduceScatter>(&job, largest, manner)?.is_some())
+        self.begin_job::<ReduceScatter>(&job, |_| shares.partition::<T>().chunk_bytes_max(), manner)
     }
 
     pub(crate) fn scan<T: Element>(
@@ -267,21 +249,16 @@ impl Engine {
             return Err(Error::NoScan { op: op.kind() });
         }
         Self::check_op::<T>(op)?;
-        let rank = self.rank();
-        let algorithm = self.choose::<Scan>(size_of_val(buffer), manner)?;
-        let operation = match extent {
-            Extent::Inclusive => Operation::Scan,
-            Extent::Exclusive => Operation::ExclusiveScan,
+        let job = Job {
+            op: Some(op.kind()),
+            ..Job::of::<T>(Work::Scan(extent), buffer.len(), size_of_val(buffer), manner.sizes)
         };
-        let call = self.chosen::<T, _>(&algorithm, buffer.len(), manner);
-        let call = self.begin(Call { operation, ..Self::reducing(call, op, manner) });
-        let algorithm = algorithm.flat();
-        let arithmetic = self.arithmetic::<T>(|_| call, op, manner)?;
+        let chunks = self.begin_by_messages::<Scan>(&job, manner)?;
+        let arithmetic = self.arithmetic::<T>(op, manner)?;
         arithmetic.prepare(buffer);
-        let partition = partition::<T>(buffer.len(), algorithm.chunks(rank.world_size()));
-        let combine = &mut arithmetic.combine::<T>();
-        self.run(&call, algorithm.schedule(rank, extent), buffer, partition, combine, manner.deadline())?;
-        if extent == Extent::Exclusive && rank.index() == 0 {
+        let cut = partition::<T>(buffer.len(), chunks);
+        self.run(in_place(buffer, cut), &mut arithmetic.combine::<T>(), manner.deadline())?;
+        if extent == Extent::Exclusive && self.rank.index() == 0 {
             buffer.fill(identity(op));
         }
         Ok(())

@@ -6,7 +6,7 @@
 use dist_algos::direct::{Ownership, Task};
 use dist_transport::{Direct, Due, Exposed, Place, Rank, Reach, Result as TransportResult, Slots};
 
-use super::direct::Job;
+use super::ways::{Job, Work};
 use super::{Engine, Manner};
 use crate::{Call, Element, Error, Operation, ReduceOp, Result};
 
@@ -94,7 +94,7 @@ impl Engine {
 
 /// A window of so many elements on each rank; until it is closed its ranks meet as in a barrier.
 const fn window<T: Element>(len: usize, manner: &Manner<'_>) -> Job {
-    Job::of::<T>(Task::Barrier, len, 0, manner.sizes)
+    Job::of::<T>(Work::Task(Task::Barrier), len, 0, manner.sizes)
 }
 
 fn others(rank: Rank) -> impl Iterator<Item = usize> {

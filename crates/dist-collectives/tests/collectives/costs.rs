@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use dist_collectives::{AllReduce, Communicator, CostModel, KeptCosts, Operation, ReduceOp};
+use dist_collectives::{AllReduce, Communicator, CostModel, KeptCosts, Operation, ReduceOp, ReductionOrder};
 use dist_transport::sim;
 
 use crate::worlds::{Network, run};
@@ -84,6 +84,25 @@ fn what_was_chosen_before_is_not_what_is_done_after_a_setting_has_changed() {
     });
     // Halving-doubling sends 2·3/4 of the buffer, recursive doubling twice the buffer.
     assert_eq!(outcome.results, [([8192, 8192, 6 << 20], 6144, [6144, 8192]); 4]);
+}
+
+#[test]
+fn more_kinds_of_calls_than_are_kept_are_done_as_well() {
+    run(Network::Simulated, 3, |mut comm| {
+        for _ in 0..2 {
+            for len in 1..40 {
+                let mut sums = vec![1_u32; len];
+                comm.all_reduce(&mut sums, ReduceOp::Sum).unwrap();
+                assert_eq!(sums, vec![3; len]);
+                let mut maxima = vec![u32::try_from(comm.rank()).unwrap(); len];
+                comm.with_algorithm(AllReduce::Ring)
+                    .with_order(ReductionOrder::Any)
+                    .all_reduce(&mut maxima, ReduceOp::Max)
+                    .unwrap();
+                assert_eq!(maxima, vec![2; len]);
+            }
+        }
+    });
 }
 
 #[test]

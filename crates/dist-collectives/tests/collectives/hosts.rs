@@ -61,6 +61,28 @@ fn what_is_chosen_is_what_is_done() {
 }
 
 #[test]
+fn what_was_chosen_before_hosts_were_known_is_not_what_is_done_after() {
+    let sent = worlds::run(Network::Simulated, 8, |mut comm| {
+        comm.set_cost_model(FAR);
+        let sent = |comm: &mut Communicator| {
+            let before = comm.traffic().messages_sent;
+            comm.barrier().unwrap();
+            comm.traffic().messages_sent - before
+        };
+        let flat = [sent(&mut comm), sent(&mut comm)];
+        on_two_hosts(&mut comm);
+        let two_levels = [sent(&mut comm), sent(&mut comm)];
+        comm.set_hosts(Hosts::new(&[5, 5, 5, 5, 3, 3, 3, 3]), FAR).unwrap();
+        (flat, two_levels, sent(&mut comm))
+    });
+    let all = |of: fn(&([u64; 2], [u64; 2], u64)) -> u64| sent.iter().map(of).sum::<u64>();
+    let flat = all(|sent| sent.0[0]);
+    assert!(all(|sent| sent.1[0]) < flat, "{sent:?}");
+    assert_eq!([all(|sent| sent.0[1]), all(|sent| sent.2)], [flat; 2], "{sent:?}");
+    assert_eq!(all(|sent| sent.1[1]), all(|sent| sent.1[0]), "{sent:?}");
+}
+
+#[test]
 fn hosts_of_another_world_and_algorithms_without_hosts_are_refused() {
     worlds::run(Network::Simulated, 2, |mut comm| {
         let error = comm.set_hosts(Hosts::new(&[0, 0, 1]), NEAR).unwrap_err();

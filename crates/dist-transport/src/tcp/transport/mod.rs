@@ -140,7 +140,14 @@ impl TcpTransport {
 
     /// Opens the connections to these peers that are not open yet: first those that this rank dials, which needs
     /// nothing but the peer's service thread, then those that the peer dials when it comes to this call.
+    #[inline]
     fn connect(&mut self, peers: &[usize], deadline: Deadline) -> Result<(), Trouble> {
+        let connected = peers.iter().all(|&peer| self.links[peer].is_some());
+        if connected { Ok(()) } else { self.connect_to(peers, deadline) }
+    }
+
+    #[inline(never)]
+    fn connect_to(&mut self, peers: &[usize], deadline: Deadline) -> Result<(), Trouble> {
         for dialling in [true, false] {
             for &peer in peers {
                 let dials = self.rank.index() > peer;

@@ -1,0 +1,405 @@
+//! How collectives are done, thought of once for each kind of call.
+
+use dist_algos::direct::{self, Ownership, Plan, Task};
+use dist_algos::scan::Extent;
+use dist_algos::{Chunks, CostModel, Phases, Source, Step};
+use dist_transport::Fingerprint;
+
+use super::{Engine, Manner};
+use crate::algorithm::OneOf;
+use crate::digest::digest;
+use crate::two_level::{Chosen, SUPPORTED, TwoLevel};
+use crate::{Algorithm, Call, DType, Direct, Element, Operation, ReduceKind, ReductionOrder, Result};
+
+/// What is to be done. A collective that is told from another by nothing of this is done in the same way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Job {
+    pub(super) work: Work,
+    /// As in [`Call`].
+    pub(super) dtype: Option<DType>,
+    pub(super) count: usize,
+    pub(super) sizes: u64,
+    pub(super) op: Option<ReduceKind>,
+    /// Bytes of the buffer that holds every rank's part.
+    pub(super) bytes: usize,
+    /// Whose the memory is on all ranks, by which they choose, and whose it is here.
+    pub(super) ownership: Ownership,
+    pub(super) here: Ownership,
+}
+
+/// What ranks do together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Work {
+    /// What can be done through memory that they share.
+    Task(Task),
+    /// What is done by messages.
+    Gather {
+        root: usize,
+    },
+    Scatter {
+        root: usize,
+    },
+    Scan(Extent),
+}
+
+impl PartialEq for Job {
+    // As it would be derived, but part of the call.
+    #[inline(always)]
+    fn eq(&self, other: &Self) -> bool {
+        let Self { work, dtype, count, sizes, op, bytes, ownership, here } = *other;
+        (self.count, self.bytes, self.sizes) == (count, bytes, sizes)
+            && (self.dtype, self.op, self.ownership, self.here) == (dtype, op, ownership, here)
+            && self.work == work
+    }
+}
+
+impl Job {
+    /// On so many bytes of the caller's own memory, of elements of this type, with nothing to reduce.
+    #[inline]
+    pub(super) const fn of<T: Element>(work: Work, count: usize, bytes: usize, sizes: u64) -> Self {
+        let (ownership, here) = (Ownership::Borrowed, Ownership::Borrowed);
+        Self { work, dtype: Some(T::DTYPE), count, sizes, op: None, bytes, ownership, here }
+    }
+}
+
+impl Work {
+    pub(super) const fn root(self) -> Option<usize> {
+        match self {
+            Self::Task(task) => task.root(),
+            Self::Gather { root } | Self::Scatter { root } => Some(root),
+            Self::Scan(_) => None,
+        }
+    }
+
+    /// The operation, one of those that such an algorithm serves.
+    const fn operation<A: OneOf>(self) -> Operation {
+        match self {
+            Self::Scan(Extent::Exclusive) => Operation::ExclusiveScan,
+            _ => A::SERVES,
+        }
+    }
+}
+
+/// What was asked for besides.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct How {
+    order: ReductionOrder,
+    forced: Option<Algorithm>,
+}
+
+/// How a call that was begun is done.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Begun {
+    /// Directly, on memory that is cut into so many parts.
+    Directly { parts: usize },
+    /// By messages, on memory that is cut into so many chunks.
+    ByMessages { chunks: usize },
+}
+
+/// How collectives are done, kept from one call to the next of the same kind.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    all: Vec<Way>,
+    /// The one that is used, of the call that was begun last.
+    current: usize,
+    /// The one that makes room for another.
+    oldest: usize,
+}
+
+/// How one collective is done.
+#[derive(Debug)]
+pub(super) struct Way {
+    job: Job,
+    how: How,
+    done: Done,
+    /// The last call of this kind, or the one that is about to be the first.
+    pub(super) call: Call,
+    /// The next call of this kind as bytes, but for its number if others come between.
+    next: Fingerprint,
+}
+
+#[derive(Debug)]
+enum Done {
+    /// With this rank's steps, unless they are many.
+    Directly {
+        plan: Plan,
+        steps: Vec<direct::Step>,
+    },
+    ByMessages(Script),
+}
+
+/// What this rank does by messages.
+#[derive(Debug)]
+pub(super) struct Script {
+    algorithm: Algorithm,
+    /// What it was chosen by.
+    model: CostModel,
+    /// The memory that steps send from.
+    pub(super) of: Source,
+    chunks: usize,
+    /// Those that bring sums to their owners, then all others.
+    steps: Vec<Step>,
+    sums_complete: usize,
+    /// The chunks of which this rank then owns the sums.
+    pub(super) owned: Chunks,
+}
+
+impl Script {
+    /// Everything until sums are complete; of other operations than all_reduce nothing follows.
+    pub(super) fn reduce(&self) -> &[Step] {
+        &self.steps[..self.sums_complete]
+    }
+
+    pub(super) fn gather(&self) -> &[Step] {
+        &self.steps[self.sums_complete..]
+    }
+
+    fn filled(
+        mut self,
+        reduce: impl IntoIterator<Item = Step>,
+        owned: Chunks,
+        gather: impl IntoIterator<Item = Step>,
+    ) -> Self {
+        self.steps.extend(reduce);
+        self.sums_complete = self.steps.len();
+        self.steps.extend(gather);
+        Self { owned, ..self }
+    }
+}
+
+impl Way {
+    #[inline(always)]
+    fn fits(&self, job: &Job, how: How, model: &CostModel) -> bool {
+        let fits = self.job == *job && self.how == how;
+        fits && match &self.done {
+            Done::Directly { .. } => true,
+            Done::ByMessages(script) => script.model == *model,
+        }
+    }
+
+    /// The call with this number, as bytes.
+    #[inline]
+    fn begin(&mut self, sequence: u64) -> Fingerprint {
+        if self.call.sequence.wrapping_add(1) != sequence {
+            Call { sequence, ..self.call }.renumber(&mut self.next);
+        }
+        self.call.sequence = sequence;
+        let fingerprint = self.next;
+        debug_assert_eq!(fingerprint, self.call.encode(), "it was numbered ahead");
+        // The next call has its number from here on: bytes of which a part was written directly before they are copied
+        // keep a processor waiting until all that it has stored before is out.
+        Call { sequence: sequence.wrapping_add(1), ..self.call }.renumber(&mut self.next);
+        fingerprint
+    }
+
+    /// The plan of what is done directly.
+    #[inline(always)]
+    pub(super) fn plan(&self) -> &Plan {
+        let Done::Directly { plan, .. } = &self.done else { unreachable!("{DIRECTLY}") };
+        plan
+    }
+
+    /// The call that is done directly, its plan, and its steps if they are few.
+    #[inline(always)]
+    pub(super) fn directly(&mut self) -> (&Call, &mut Plan, &[direct::Step]) {
+        let Done::Directly { plan, steps } = &mut self.done else { unreachable!("{DIRECTLY}") };
+        (&self.call, plan, steps)
+    }
+
+    /// The script of what is done by messages.
+    pub(super) fn script(&self) -> &Script {
+        let Done::ByMessages(script) = &self.done else { unreachable!("{BY_MESSAGES}") };
+        script
+    }
+}
+
+impl Known {
+    /// Makes the way that such a job was done in the current one, if there is one.
+    #[inline(always)]
+    fn find(&mut self, job: &Job, how: How, model: &CostModel) -> bool {
+        let current = self.all.get(self.current);
+        current.is_some_and(|way| way.fits(job, how, model)) || self.find_another(job, how, model)
+    }
+
+    fn find_another(&mut self, job: &Job, how: How, model: &CostModel) -> bool {
+        let fits = |way: &Way| way.fits(job, how, model);
+        let found = self.all.iter().position(fits);
+        self.current = found.unwrap_or(self.current);
+        found.is_some()
+    }
+
+    /// Memory for steps: that of the way which makes room, if one has to.
+    fn memory(&mut self) -> (Vec<direct::Step>, Vec<Step>) {
+        let full = self.all.len() == WAYS_MAX;
+        let spent = self.all.get_mut(self.oldest).filter(|_| full);
+        match spent.map(|way| &mut way.done) {
+            None => (Vec::new(), Vec::new()),
+            Some(Done::Directly { steps, .. }) => (std::mem::take(steps), Vec::new()),
+            Some(Done::ByMessages(script)) => (Vec::new(), std::mem::take(&mut script.steps)),
+        }
+    }
+
+    /// Keeps a way, which is the current one from now on.
+    fn keep(&mut self, way: Way) {
+        if self.all.len() < WAYS_MAX {
+            self.current = self.all.len();
+            self.all.push(way);
+        } else {
+            self.current = self.oldest;
+            self.all[self.oldest] = way;
+            self.oldest = (self.oldest + 1) % WAYS_MAX;
+        }
+    }
+
+    pub(super) fn current(&self) -> &Way {
+        &self.all[self.current]
+    }
+
+    #[inline]
+    pub(super) fn current_mut(&mut self) -> &mut Way {
+        &mut self.all[self.current]
+    }
+}
+
+impl Engine {
+    /// Lets how collectives are done be thought of anew.
+    pub(crate) fn forget_ways(&mut self) {
+        self.known = Known::default();
+    }
+
+    /// Begins an operation. All ranks come to the same way to do it.
+    #[inline(always)]
+    pub(super) fn begin_job<A: OneOf>(
+        &mut self,
+        job: &Job,
+        part_bytes_max: impl Fn(usize) -> usize,
+        manner: &Manner<'_>,
+    ) -> Result<Begun> {
+        let settings = manner.settings;
+        let how = How { order: settings.order, forced: settings.forced_any(A::SERVES) };
+        if !self.known.find(job, how, &settings.model) {
+            let way = self.think_of_a_way::<A>(job, how, part_bytes_max, manner)?;
+            self.known.keep(way);
+        }
+        let way = self.known.current_mut();
+        let fingerprint = way.begin(self.sequence);
+        self.sequence += 1;
+        tracing::trace!(rank = self.rank.index(), channel = way.call.channel, "{}", way.call);
+        self.transport.begin(fingerprint);
+        Ok(match &way.done {
+            Done::Directly { plan, .. } => Begun::Directly { parts: plan.parts() },
+            Done::ByMessages(script) => Begun::ByMessages { chunks: script.chunks },
+        })
+    }
+
+    #[inline(never)]
+    fn think_of_a_way<A: OneOf>(
+        &mut self,
+        job: &Job,
+        how: How,
+        part_bytes_max: impl Fn(usize) -> usize,
+        manner: &Manner<'_>,
+    ) -> Result<Way> {
+        let operation = job.work.operation::<A>();
+        let call = self.call_of(operation, job, how.order);
+        if let Some(plan) = self.plan::<A>(job, part_bytes_max, manner)? {
+            let (mut steps, _) = self.known.memory();
+            steps.clear();
+            steps.extend(plan.schedule(self.rank).take(STEPS_MAX + 1));
+            if steps.len() > STEPS_MAX {
+                steps.clear();
+            }
+            let call = Call { algorithm: Some(Direct::new(A::SERVES, plan.form()).into()), ..call };
+            let done = Done::Directly { plan, steps };
+            return Ok(Way { job: *job, how, done, next: call.encode(), call });
+        }
+        let asked = manner.settings.asked(A::SERVES, self.bytes_at_once(operation, job.bytes));
+        let chosen: Chosen<A> = asked.choose(self.crew, self.levels.as_ref())?;
+        let (_, memory) = self.known.memory();
+        let script = self.write_script(&chosen, job.work, manner.settings.model, memory);
+        let sizes = chosen.digest().map_or(job.sizes, |hosts| digest([hosts, job.sizes]));
+        let call = Call { algorithm: Some(script.algorithm), sizes, ..call };
+        Ok(Way { job: *job, how, done: Done::ByMessages(script), next: call.encode(), call })
+    }
+
+    /// What this rank does, written into this memory.
+    fn write_script<A: OneOf>(
+        &self,
+        chosen: &Chosen<A>,
+        work: Work,
+        model: CostModel,
+        mut steps: Vec<Step>,
+    ) -> Script {
+        let rank = self.rank;
+        steps.clear();
+        let (algorithm, chunks) = (chosen.algorithm(), chosen.chunks(rank.world_size()));
+        let (of, owned) = (Source::Buffer, Chunks::NONE);
+        let empty = Script { algorithm, model, of, chunks, steps, sums_complete: 0, owned };
+        let root = work.root().unwrap_or_default();
+        match chosen {
+            Chosen::Flat(flat) => match (algorithm, work) {
+                (Algorithm::AllReduce(algorithm), _) => {
+                    let Phases { reduce, owned, gather, .. } = algorithm.phases(rank);
+                    empty.filled(reduce, owned, gather)
+                }
+                (Algorithm::ReduceScatter(scatter), Work::Task(Task::ReduceScatter { of }))
+                    if of == Source::Input && scatter.sends_no_sums(rank.world_size()) =>
+                {
+                    Script { of, ..empty }.filled(flat.steps(rank, root).map(Step::from_input), owned, [])
+                }
+                (Algorithm::Scan(scan), Work::Scan(extent)) => {
+                    empty.filled(scan.schedule(rank, extent), owned, [])
+                }
+                _ => empty.filled(flat.steps(rank, root), owned, []),
+            },
+            Chosen::TwoLevel(TwoLevel::AllReduce(plan), levels) => {
+                let phases = plan.phases(rank, &levels.hosts).expect(SUPPORTED);
+                empty.filled(phases.reduce, phases.owned, phases.gather)
+            }
+            Chosen::TwoLevel(two, levels) => {
+                empty.filled(two.steps(rank, &levels.hosts, root).expect(SUPPORTED), owned, [])
+            }
+        }
+    }
+
+    /// The next call, as long as it is not known how it is done.
+    pub(super) fn call_of(&self, operation: Operation, job: &Job, order: ReductionOrder) -> Call {
+        Call {
+            epoch: 0,
+            channel: self.transport.channel().get(),
+            sequence: self.sequence,
+            operation,
+            dtype: job.dtype,
+            count: job.count as u64,
+            sizes: job.sizes,
+            op: job.op,
+            root: job.work.root().map(|root| self.code(root)),
+            algorithm: None,
+            order: job.op.map(|_| order),
+        }
+    }
+
+    /// The call that was begun by messages, and the algorithm, of an operation that has none of two levels.
+    pub(super) fn flat<A: OneOf>(&self) -> (Call, A) {
+        let Way { call, .. } = self.known.current();
+        let flat = call.algorithm.and_then(A::of);
+        (*call, flat.expect("an algorithm is chosen for its operation"))
+    }
+
+    /// Begins an operation that is done by messages in any case; gives into how many chunks its memory is cut.
+    pub(super) fn begin_by_messages<A: OneOf>(&mut self, job: &Job, manner: &Manner<'_>) -> Result<usize> {
+        let begun = self.begin_job::<A>(job, |_| 0, manner)?;
+        let Begun::ByMessages { chunks } = begun else {
+            unreachable!("it is no task for memory that is shared")
+        };
+        Ok(chunks)
+    }
+}
+
+const DIRECTLY: &str = "a call's plan is asked for where it was begun directly";
+const BY_MESSAGES: &str = "a call's script is asked for where it was begun by messages";
+
+/// How many kinds of collectives are done without a thought.
+const WAYS_MAX: usize = 64;
+/// Steps of one that is done directly that are kept: where there are more, nobody notices what they take to make.
+const STEPS_MAX: usize = 64;
