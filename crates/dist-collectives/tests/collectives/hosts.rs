@@ -69,17 +69,16 @@ fn what_was_chosen_before_hosts_were_known_is_not_what_is_done_after() {
             comm.barrier().unwrap();
             comm.traffic().messages_sent - before
         };
-        let flat = [sent(&mut comm), sent(&mut comm)];
+        let before = [sent(&mut comm), sent(&mut comm)];
         on_two_hosts(&mut comm);
-        let two_levels = [sent(&mut comm), sent(&mut comm)];
+        let after = [sent(&mut comm), sent(&mut comm)];
         comm.set_hosts(Hosts::new(&[5, 5, 5, 5, 3, 3, 3, 3]), FAR).unwrap();
-        (flat, two_levels, sent(&mut comm))
+        [&before[..], &after, &[sent(&mut comm)]].concat()
     });
-    let all = |of: fn(&([u64; 2], [u64; 2], u64)) -> u64| sent.iter().map(of).sum::<u64>();
-    let flat = all(|sent| sent.0[0]);
-    assert!(all(|sent| sent.1[0]) < flat, "{sent:?}");
-    assert_eq!([all(|sent| sent.0[1]), all(|sent| sent.2)], [flat; 2], "{sent:?}");
-    assert_eq!(all(|sent| sent.1[1]), all(|sent| sent.1[0]), "{sent:?}");
+    let barriers = |call: usize| sent.iter().map(|sent| sent[call]).sum::<u64>();
+    let [flat, again, two_levels, once_more, far] = [0, 1, 2, 3, 4].map(barriers);
+    assert!(two_levels < flat, "{sent:?}");
+    assert_eq!([again, once_more, far], [flat, two_levels, flat], "{sent:?}");
 }
 
 #[test]
