@@ -82,9 +82,9 @@ impl Communicator {
     /// Joins the world that the environment describes: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and more, as
     /// set by `distctl run` or torchrun. Nothing set is a world of one.
     ///
-    /// The choice of algorithms goes by what was [measured](Self::tune) in the first such world on rank 0's host, and
-    /// is kept in [a file](crate::KeptCosts::of_user) since; the first measurement takes some hundredths of a second. On all
-    /// ranks alike, `DIST_COSTS=off` lets the choice go by fixed costs instead, and `DIST_COSTS=FILE` by those of
+    /// The choice of algorithms goes by what was [measured](Self::tune) in the first such world on rank 0's host that had
+    /// it for itself, and is kept in [a file](crate::KeptCosts::of_user) since; the first measurement takes some hundredths
+    /// of a second, a look whether it still holds some thousandths. On all ranks alike, `DIST_COSTS=off` lets the choice go by fixed costs instead, and `DIST_COSTS=FILE` by those of
     /// another file. `DIST_CROSSOVERS=staged=64K,write_to_all=1M`, or one of both, on all ranks alike, says from how many
     /// bytes on ranks that share memory use these [forms](crate::DirectForm).
     ///

@@ -99,6 +99,9 @@ impl Communicator {
     /// is measured now, which is then kept. Rank 0's file counts, and every rank has the same afterwards. `transport`
     /// is what moves the bytes, as in `tcp`: what one takes says nothing of another.
     ///
+    /// A few large messages are sent in any case: if they take less than three quarters of what was measured earlier, others
+    /// were at work then, and all is measured again. What has become slower since stays as it was kept.
+    ///
     /// That a file cannot be read or written is logged, and harms nothing else.
     ///
     /// # Errors
@@ -114,8 +117,12 @@ impl Communicator {
         let [1, round_ps, byte_ps, reduced_byte_ps] = words else {
             return self.tune_again(kept, transport);
         };
-        self.settings.model = CostModel { round_ps, byte_ps, reduced_byte_ps };
-        Ok(self.settings.model)
+        let found = CostModel { round_ps, byte_ps, reduced_byte_ps };
+        if self.are_too_high(&found)? {
+            return self.tune_again(kept, transport);
+        }
+        self.settings.model = found;
+        Ok(found)
     }
 
     /// As [`tune`](Self::tune), but measures in any case.
@@ -128,6 +135,20 @@ impl Communicator {
             kept.keep(&World::new(transport, &self.hosts()), self.settings.model);
         }
         Ok(self.settings.model)
+    }
+
+    /// Whether a large message that is reduced takes far less now than these costs say, on all ranks.
+    fn are_too_high(&mut self, costs: &CostModel) -> Result<bool> {
+        let CostModel { round_ps, byte_ps, reduced_byte_ps } = costs;
+        let mut message = Duration::MAX;
+        for _ in 0..CHECKS {
+            message = message.min(self.time_per_round(LARGE, 1)?);
+        }
+        let mut now = [picoseconds(message).saturating_add(picoseconds(self.time_per_reduction()))];
+        self.all_reduce(&mut now, ReduceOp::Max)?;
+        let kept =
+            u128::from(*round_ps) + LARGE as u128 * (u128::from(*byte_ps) + u128::from(*reduced_byte_ps));
+        Ok(u128::from(now[0]) * 4 < kept * 3)
     }
 
     fn time_per_round(&mut self, len: usize, rounds: u32) -> Result<Duration> {
@@ -172,6 +193,8 @@ fn picoseconds(time: Duration) -> u64 {
 
 /// How often everything is measured.
 const TRIES: u32 = 15;
+/// How often it is looked whether what was measured earlier still holds.
+const CHECKS: u32 = 3;
 const SMALL_ROUNDS: u32 = 32;
 /// Bytes that show, between them, what a byte takes.
 const MIDDLE: usize = 128 << 10;

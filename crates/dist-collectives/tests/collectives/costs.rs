@@ -1,6 +1,7 @@
 //! Costs are measured together, agreed on, kept, and decide which algorithm is chosen.
 
 use std::fs;
+use std::path::Path;
 
 use dist_collectives::{AllReduce, Communicator, CostModel, KeptCosts, Operation, ReduceOp, ReductionOrder};
 use dist_transport::sim;
@@ -22,19 +23,53 @@ fn every_rank_measures_the_same() {
     }
 }
 
+/// Every rank has a file of its own, as on hosts of their own, and some of them these costs in it.
+fn tune(directory: &Path, lines: &[&str]) -> Vec<CostModel> {
+    for (rank, line) in lines.iter().enumerate() {
+        fs::write(directory.join(format!("costs-{rank}")), line).unwrap();
+    }
+    let directory = directory.to_owned();
+    let tuned = run(Network::Threads, 3, move |mut comm| {
+        let kept = KeptCosts::at(directory.join(format!("costs-{}", comm.rank())));
+        let costs = comm.tune(&kept, "sim").unwrap();
+        assert_eq!(comm.cost_model(), costs);
+        costs
+    });
+    assert!(tuned.iter().all(|costs| *costs == tuned[0]), "{tuned:?}");
+    tuned
+}
+
+#[test]
+fn what_nobody_has_measured_is_measured_and_kept_by_rank_0() {
+    let directory = tempfile::tempdir().unwrap();
+    let measured = tune(directory.path(), &[]);
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    let kept = KeptCosts::at(directory.path().join("costs-0")).read().unwrap();
+    assert_eq!(kept.into_values().collect::<Vec<_>>(), measured[..1]);
+}
+
 #[test]
 fn what_was_measured_once_is_used_by_the_next_run_and_rank_0_decides() {
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().to_owned();
-    // Every rank has a file of its own, as on hosts of their own.
-    let tune = move |mut comm: Communicator| {
-        let kept = KeptCosts::at(path.join(format!("costs-{}", comm.rank())));
-        (comm.tune(&kept, "sim").unwrap(), comm.cost_model())
-    };
-    let first = run(Network::Threads, 3, tune.clone());
-    assert!(first.iter().all(|costs| *costs == first[0] && costs.0 == costs.1), "{first:?}");
-    assert_eq!(run(Network::Threads, 3, tune), first);
-    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    // Nothing is quicker.
+    let tuned = tune(directory.path(), &["sim 3 1 1 2 3", "sim 3 1 4 5 6"]);
+    assert_eq!(tuned[0], CostModel { round_ps: 1, byte_ps: 2, reduced_byte_ps: 3 });
+}
+
+#[test]
+fn what_was_measured_while_others_were_at_work_is_measured_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let kept = || fs::read_to_string(directory.path().join("costs-0")).unwrap();
+    tune(directory.path(), &[]);
+    let header: String = kept().split_inclusive('\n').filter(|line| line.starts_with('#')).collect();
+    // A second for each message, or for a few thousand bytes, or so much that no number holds the sum.
+    let most = format!("{0} {0} 1", u64::MAX);
+    for slow in ["1000000000000 1 1", "1 100000000 1", "1 1 100000000", &most] {
+        let costs = tune(directory.path(), &[&format!("{header}sim 3 1 {slow}\n")])[0];
+        let CostModel { round_ps, byte_ps, reduced_byte_ps } = costs;
+        assert!(round_ps < 1_000_000_000_000 && byte_ps.max(reduced_byte_ps) < 100_000_000, "{costs:?}");
+        assert_eq!(kept(), format!("{header}sim 3 1 {round_ps} {byte_ps} {reduced_byte_ps}\n"));
+    }
 }
 
 #[test]
