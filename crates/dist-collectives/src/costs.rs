@@ -69,25 +69,28 @@ impl Communicator {
     /// every rank gets the same. Nothing is changed.
     ///
     /// Messages go to the right while others come from the left. A byte is what one of 1 MiB takes longer than one of
-    /// 128 KiB, for each byte more; a round is the rest of the latter, or what a message of one byte takes, if that is more.
+    /// 256 KiB, or of 128 KiB where ranks share cores, for each byte more; a round is the rest of the latter, or what a
+    /// message of one byte takes, if that is more.
     /// A reduced byte is what it takes longer to add what comes than to receive it. The quickest of several tries counts,
     /// on the slowest rank.
     ///
     /// # Errors
     /// Those of a collective.
     pub fn measure_costs(&mut self) -> Result<CostModel> {
+        let crew = self.engine.crew();
+        let middle_bytes = if crew.cores < crew.ranks { MIDDLE_OF_SHARED_CORES } else { MIDDLE };
         let [mut small, mut middle, mut large] = [Duration::MAX; 3];
         // In turns, so that a machine that is slow for a while is so for all of them.
         for _ in 0..TRIES {
             small = small.min(self.time_per_round(1, SMALL_ROUNDS)?);
-            middle = middle.min(self.time_per_round(MIDDLE, LARGE_ROUNDS)?);
+            middle = middle.min(self.time_per_round(middle_bytes, LARGE_ROUNDS)?);
             large = large.min(self.time_per_round(LARGE, LARGE_ROUNDS)?);
         }
         let reduction = self.time_per_reduction();
-        let byte = picoseconds(large.saturating_sub(middle)) / (LARGE - MIDDLE) as u64;
+        let byte = picoseconds(large.saturating_sub(middle)) / (LARGE - middle_bytes) as u64;
         // Which algorithm serves is a question of messages of about this size: shorter ones take less than a line through
         // these says, and need the fewest rounds whatever a round takes.
-        let round = picoseconds(middle).saturating_sub(byte * MIDDLE as u64).max(picoseconds(small));
+        let round = picoseconds(middle).saturating_sub(byte * middle_bytes as u64).max(picoseconds(small));
         let mut costs = [round, byte, picoseconds(reduction) / LARGE as u64];
         self.all_reduce(&mut costs, ReduceOp::Max)?;
         // Where time stands still, as on a simulated network, there still is an order.
@@ -196,8 +199,10 @@ const TRIES: u32 = 15;
 /// How often it is looked whether what was measured earlier still holds.
 const CHECKS: u32 = 3;
 const SMALL_ROUNDS: u32 = 32;
-/// Bytes that show, between them, what a byte takes.
-const MIDDLE: usize = 128 << 10;
+/// Bytes that show, between them, what a byte takes. The longer messages of a connection are, the less each byte adds, and
+/// what is decided last is how a block of 512 KiB for each rank goes; where ranks share cores, that is decided earlier.
+const MIDDLE: usize = 256 << 10;
+const MIDDLE_OF_SHARED_CORES: usize = 128 << 10;
 const LARGE: usize = 1 << 20;
 const LARGE_ROUNDS: u32 = 8;
 /// Bytes that are reduced at once as they come.
