@@ -72,8 +72,11 @@ fn what_tune_measures_is_kept_for_the_next_run() {
     let kept = std::fs::read_to_string(&file).unwrap();
     let costs = ["round_ps", "byte_ps", "reduced_byte_ps"].map(|field| measured[field].to_string()).join(" ");
     assert_eq!(kept.lines().last(), Some(format!("shm 3 1 {costs}").as_str()));
+    // What nothing is quicker than is not measured again.
+    let quickest = kept.replace(&costs, "1 1 1");
+    std::fs::write(&file, &quickest).unwrap();
     distctl("bench barrier --ranks 3");
-    assert_eq!(std::fs::read_to_string(&file).unwrap(), kept, "measured once is enough");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), quickest, "measured once is enough");
     assert!(
         String::from_utf8(distctl("tune")).unwrap().starts_with("2 ranks, transport shm: a round takes ")
     );

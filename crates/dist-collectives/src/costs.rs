@@ -69,7 +69,7 @@ impl Communicator {
     /// every rank gets the same. Nothing is changed.
     ///
     /// Messages go to the right while others come from the left. A byte is what one of 1 MiB takes longer than one of
-    /// 256 KiB, or of 128 KiB where ranks share cores, for each byte more; a round is the rest of the latter, or what a
+    /// 256 KiB, or of 128 KiB where all ranks run on one host and share its cores, for each byte more; a round is the rest of the latter, or what a
     /// message of one byte takes, if that is more.
     /// A reduced byte is what it takes longer to add what comes than to receive it. The quickest of several tries counts,
     /// on the slowest rank.
@@ -78,7 +78,7 @@ impl Communicator {
     /// Those of a collective.
     pub fn measure_costs(&mut self) -> Result<CostModel> {
         let crew = self.engine.crew();
-        let middle_bytes = if crew.cores < crew.ranks { MIDDLE_OF_SHARED_CORES } else { MIDDLE };
+        let middle_bytes = if crew.is_crowded() { MIDDLE_OF_SHARED_CORES } else { MIDDLE };
         let [mut small, mut middle, mut large] = [Duration::MAX; 3];
         // In turns, so that a machine that is slow for a while is so for all of them.
         for _ in 0..TRIES {
@@ -140,18 +140,17 @@ impl Communicator {
         Ok(self.settings.model)
     }
 
-    /// Whether a large message that is reduced takes far less now than these costs say, on all ranks.
+    /// Whether a large message that is reduced takes far less now than these costs say.
     fn are_too_high(&mut self, costs: &CostModel) -> Result<bool> {
-        let CostModel { round_ps, byte_ps, reduced_byte_ps } = costs;
-        let mut message = Duration::MAX;
-        for _ in 0..CHECKS {
-            message = message.min(self.time_per_round(LARGE, 1)?);
+        let mut times = [0; CHECKS + 1];
+        for time in &mut times[..CHECKS] {
+            *time = picoseconds(self.time_per_round(LARGE, CHECK_ROUNDS)?);
         }
-        let mut now = [picoseconds(message).saturating_add(picoseconds(self.time_per_reduction()))];
-        self.all_reduce(&mut now, ReduceOp::Max)?;
-        let kept =
-            u128::from(*round_ps) + LARGE as u128 * (u128::from(*byte_ps) + u128::from(*reduced_byte_ps));
-        Ok(u128::from(now[0]) * 4 < kept * 3)
+        times[CHECKS] = picoseconds(self.time_per_reduction());
+        // A rank that was late for a message found it there, so each counts as on the slowest rank.
+        self.all_reduce(&mut times, ReduceOp::Max)?;
+        let message = times[..CHECKS].iter().min().expect("there are some");
+        Ok(is_far_less(message.saturating_add(times[CHECKS]), costs))
     }
 
     fn time_per_round(&mut self, len: usize, rounds: u32) -> Result<Duration> {
@@ -190,14 +189,23 @@ impl Communicator {
     }
 }
 
+/// Whether this is less than three quarters of what these costs say of one large message that is reduced. Where time stands
+/// still nothing is known.
+fn is_far_less(picoseconds: u64, costs: &CostModel) -> bool {
+    let [round, byte, reduced] = [costs.round_ps, costs.byte_ps, costs.reduced_byte_ps].map(u128::from);
+    let kept = round + LARGE as u128 * (byte + reduced);
+    picoseconds > 0 && u128::from(picoseconds) * 4 < kept * 3
+}
+
 fn picoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos().saturating_mul(1000)).unwrap_or(u64::MAX)
 }
 
 /// How often everything is measured.
 const TRIES: u32 = 15;
-/// How often it is looked whether what was measured earlier still holds.
-const CHECKS: u32 = 3;
+/// How often it is looked whether what was measured earlier still holds, with so many messages in a row.
+const CHECKS: usize = 3;
+const CHECK_ROUNDS: u32 = 2;
 const SMALL_ROUNDS: u32 = 32;
 /// Bytes that show, between them, what a byte takes. The longer messages of a connection are, the less each byte adds, and
 /// what is decided last is how a block of 512 KiB for each rank goes; where ranks share cores, that is decided earlier.
@@ -207,3 +215,18 @@ const LARGE: usize = 1 << 20;
 const LARGE_ROUNDS: u32 = 8;
 /// Bytes that are reduced at once as they come.
 const PIECE: usize = 64 << 10;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn costs_are_too_high_from_a_third_more_on() {
+        let costs = CostModel { round_ps: 4 << 20, byte_ps: 3, reduced_byte_ps: 1 };
+        assert!(is_far_less((6 << 20) - 1, &costs));
+        assert!(!is_far_less(6 << 20, &costs));
+        assert!(!is_far_less(0, &costs), "a clock that stands still tells nothing");
+        let most = CostModel { round_ps: u64::MAX, byte_ps: u64::MAX, reduced_byte_ps: u64::MAX };
+        assert!(is_far_less(u64::MAX, &most));
+    }
+}

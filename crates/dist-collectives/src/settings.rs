@@ -23,7 +23,7 @@ pub(crate) struct Settings {
 }
 
 /// All that a choice goes by, of one operation and among the same ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     bytes: usize,
     order: ReductionOrder,

@@ -70,7 +70,7 @@ pub(crate) struct Engine {
     sharing: Sharing,
     turns: Turns,
     known: Known,
-    /// The last call that was begun, but for its number, and as bytes.
+    /// The last call of those for which no way is kept, as messages, but for its number, and as bytes.
     encoded: Option<(Call, Fingerprint)>,
     /// What is known of hosts, if anything is.
     levels: Option<Arc<Levels>>,

@@ -32,7 +32,7 @@ pub(super) struct Job {
 pub(super) enum Work {
     /// What can be done through memory that they share.
     Task(Task),
-    /// What is done by messages.
+    // The others are done by messages.
     Gather {
         root: usize,
     },
@@ -63,7 +63,7 @@ impl Job {
 }
 
 impl Work {
-    pub(super) const fn root(self) -> Option<usize> {
+    const fn root(self) -> Option<usize> {
         match self {
             Self::Task(task) => task.root(),
             Self::Gather { root } | Self::Scatter { root } => Some(root),
@@ -82,7 +82,7 @@ impl Work {
 
 /// What was asked for besides.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct How {
+struct How {
     order: ReductionOrder,
     forced: Option<Algorithm>,
 }
@@ -104,6 +104,14 @@ pub(super) struct Known {
     current: usize,
     /// The one that makes room for another.
     oldest: usize,
+    /// The memory of steps that are not needed any more.
+    spare: Spare,
+}
+
+#[derive(Debug, Default)]
+struct Spare {
+    direct: Vec<direct::Step>,
+    messages: Vec<Step>,
 }
 
 /// How one collective is done.
@@ -128,7 +136,7 @@ enum Done {
     ByMessages(Script),
 }
 
-/// What this rank does by messages.
+/// What this rank does by messages: a few steps for each other rank at the most, as in a ring (130 kB among 512 ranks).
 #[derive(Debug)]
 pub(super) struct Script {
     algorithm: Algorithm,
@@ -228,15 +236,15 @@ impl Known {
         found.is_some()
     }
 
-    /// Memory for steps: that of the way which makes room, if one has to.
-    fn memory(&mut self) -> (Vec<direct::Step>, Vec<Step>) {
-        let full = self.all.len() == WAYS_MAX;
-        let spent = self.all.get_mut(self.oldest).filter(|_| full);
-        match spent.map(|way| &mut way.done) {
-            None => (Vec::new(), Vec::new()),
-            Some(Done::Directly { steps, .. }) => (std::mem::take(steps), Vec::new()),
-            Some(Done::ByMessages(script)) => (Vec::new(), std::mem::take(&mut script.steps)),
+    /// Memory for the steps of a new way: that of the way which makes room is no longer needed, if one has to.
+    fn spare(&mut self) -> &mut Spare {
+        if self.all.len() == WAYS_MAX {
+            match &mut self.all[self.oldest].done {
+                Done::Directly { steps, .. } => std::mem::swap(steps, &mut self.spare.direct),
+                Done::ByMessages(script) => std::mem::swap(&mut script.steps, &mut self.spare.messages),
+            }
         }
+        &mut self.spare
     }
 
     /// Keeps a way, which is the current one from now on.
@@ -303,7 +311,7 @@ impl Engine {
         let operation = job.work.operation::<A>();
         let call = self.call_of(operation, job, how.order);
         if let Some(plan) = self.plan::<A>(job, part_bytes_max, manner)? {
-            let (mut steps, _) = self.known.memory();
+            let mut steps = std::mem::take(&mut self.known.spare().direct);
             steps.clear();
             steps.extend(plan.schedule(self.rank).take(STEPS_MAX + 1));
             if steps.len() > STEPS_MAX {
@@ -315,7 +323,7 @@ impl Engine {
         }
         let asked = manner.settings.asked(A::SERVES, self.bytes_at_once(operation, job.bytes));
         let chosen: Chosen<A> = asked.choose(self.crew, self.levels.as_ref())?;
-        let (_, memory) = self.known.memory();
+        let memory = std::mem::take(&mut self.known.spare().messages);
         let script = self.write_script(&chosen, job.work, manner.settings.model, memory);
         let sizes = chosen.digest().map_or(job.sizes, |hosts| digest([hosts, job.sizes]));
         let call = Call { algorithm: Some(script.algorithm), sizes, ..call };
@@ -342,6 +350,8 @@ impl Engine {
                     let Phases { reduce, owned, gather, .. } = algorithm.phases(rank);
                     empty.filled(reduce, owned, gather)
                 }
+                // What parts go through depends on whether they go alone; their steps are made each time.
+                (Algorithm::AllToAll(_), _) => empty,
                 (Algorithm::ReduceScatter(scatter), Work::Task(Task::ReduceScatter { of }))
                     if of == Source::Input && scatter.sends_no_sums(rank.world_size()) =>
                 {

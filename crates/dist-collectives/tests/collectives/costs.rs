@@ -3,8 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use dist_collectives::{AllReduce, Communicator, CostModel, KeptCosts, Operation, ReduceOp, ReductionOrder};
+use dist_collectives::{AllReduce, Communicator, CostModel, KeptCosts, Operation, ReduceOp};
 use dist_transport::sim;
+use rstest::rstest;
 
 use crate::worlds::{Network, run};
 
@@ -121,20 +122,28 @@ fn what_was_chosen_before_is_not_what_is_done_after_a_setting_has_changed() {
     assert_eq!(outcome.results, [([8192, 8192, 6 << 20], 6144, [6144, 8192]); 4]);
 }
 
-#[test]
-fn more_kinds_of_calls_than_are_kept_are_done_as_well() {
-    run(Network::Simulated, 3, |mut comm| {
+#[rstest]
+fn more_kinds_of_calls_than_are_kept_are_done_as_well(
+    #[values(Network::Simulated, Network::SHARING[0])] network: Network,
+) {
+    run(network, 3, |mut comm| {
+        let own = u32::try_from(comm.rank()).unwrap() + 1;
         for _ in 0..2 {
             for len in 1..40 {
-                let mut sums = vec![1_u32; len];
+                let mut sums = vec![1; len];
                 comm.all_reduce(&mut sums, ReduceOp::Sum).unwrap();
                 assert_eq!(sums, vec![3; len]);
-                let mut maxima = vec![u32::try_from(comm.rank()).unwrap(); len];
-                comm.with_algorithm(AllReduce::Ring)
-                    .with_order(ReductionOrder::Any)
-                    .all_reduce(&mut maxima, ReduceOp::Max)
-                    .unwrap();
-                assert_eq!(maxima, vec![2; len]);
+                let mut of_root = vec![own; len];
+                comm.broadcast(&mut of_root, len % 3).unwrap();
+                assert_eq!(of_root, vec![u32::try_from(len % 3).unwrap() + 1; len]);
+                // By messages in any case.
+                let mut all = vec![0; 3 * len];
+                comm.gather(&vec![own; len], &mut all, len % 3).unwrap();
+                let gathered = [vec![1; len], vec![2; len], vec![3; len]].concat();
+                assert!(comm.rank() != len % 3 || all == gathered, "{all:?}");
+                let mut before = vec![own; len];
+                comm.scan(&mut before, ReduceOp::Sum).unwrap();
+                assert_eq!(before, vec![own * (own + 1) / 2; len]);
             }
         }
     });

@@ -60,14 +60,18 @@ fn what_is_chosen_is_what_is_done() {
     });
 }
 
-#[test]
-fn what_was_chosen_before_hosts_were_known_is_not_what_is_done_after() {
-    let sent = worlds::run(Network::Simulated, 8, |mut comm| {
+#[rstest]
+fn what_was_chosen_before_hosts_were_known_is_not_what_is_done_after(#[values(false, true)] started: bool) {
+    let sent = worlds::run(Network::Simulated, 8, move |mut comm| {
         comm.set_cost_model(FAR);
         let sent = |comm: &mut Communicator| {
-            let before = comm.traffic().messages_sent;
-            comm.barrier().unwrap();
-            comm.traffic().messages_sent - before
+            let all = |comm: &Communicator| (comm.traffic() + comm.traffic_of_started()).messages_sent;
+            let before = all(comm);
+            match started {
+                true => comm.start_barrier().wait().unwrap(),
+                false => comm.barrier().unwrap(),
+            }
+            all(comm) - before
         };
         let before = [sent(&mut comm), sent(&mut comm)];
         on_two_hosts(&mut comm);
