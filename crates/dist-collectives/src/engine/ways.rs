@@ -350,7 +350,7 @@ impl Engine {
                     let Phases { reduce, owned, gather, .. } = algorithm.phases(rank);
                     empty.filled(reduce, owned, gather)
                 }
-                // What parts go through depends on whether they go alone; their steps are made each time.
+                // It makes its steps itself, as it does where parts are uneven and no way is kept.
                 (Algorithm::AllToAll(_), _) => empty,
                 (Algorithm::ReduceScatter(scatter), Work::Task(Task::ReduceScatter { of }))
                     if of == Source::Input && scatter.sends_no_sums(rank.world_size()) =>
