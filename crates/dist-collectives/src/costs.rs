@@ -69,8 +69,8 @@ impl Communicator {
     /// every rank gets the same. Nothing is changed.
     ///
     /// Messages go to the right while others come from the left. A byte is what one of 1 MiB takes longer than one of
-    /// 256 KiB, or of 128 KiB where all ranks run on one host and share its cores, for each byte more; a round is the rest of the latter, or what a
-    /// message of one byte takes, if that is more.
+    /// 256 KiB, or of 128 KiB where all ranks run on one host and share its cores, for each byte more; a round is the rest
+    /// of the latter, or what a message of one byte takes, if that is more.
     /// A reduced byte is what it takes longer to add what comes than to receive it. The quickest of several tries counts,
     /// on the slowest rank.
     ///

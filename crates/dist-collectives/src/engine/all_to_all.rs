@@ -56,7 +56,9 @@ impl Engine {
         };
         // All that the ranks have in common is that their parts are uneven.
         let sizes = digest((manner.sizes != 0).then_some(manner.sizes));
-        let call = self.begin(Call { sizes, ..self.collective::<T>(algorithm, 0, manner) });
+        let job = Job::of::<T>(Work::Task(Task::AllToAll), 0, 0, sizes);
+        let call = self.call_of(operation, &job, manner.settings.order);
+        let call = self.begin(Call { algorithm: Some(algorithm.into()), ..call });
         self.compare_counts(&call, send_counts, receive_counts, manner)?;
         self.deal(&call, algorithm, (input, &sent), (output, &received), manner.deadline())
     }

@@ -11,8 +11,7 @@ use crate::{Barrier, Call, Error, Operation, Result};
 
 impl Engine {
     pub(crate) fn barrier(&mut self, manner: &Manner<'_>) -> Result<()> {
-        let job = Job { dtype: None, ..Job::of::<u8>(Work::Task(Task::Barrier), 0, 0, manner.sizes) };
-        match self.begin_job::<Barrier>(&job, |_| 0, manner)? {
+        match self.begin_job::<Barrier>(&of_nothing(manner), |_| 0, manner)? {
             Begun::Directly { .. } => self.meet(&mut [], nothing_to_combine, &manner.due),
             Begun::ByMessages { .. } => {
                 let nothing = in_place::<u8>(&mut [], partition::<u8>(0, 1));
@@ -24,12 +23,8 @@ impl Engine {
     /// Every rank reports to rank 0 and waits for its word: which ranks are absent, one bit for each. Between them rank 0
     /// says that it is here, and hears how long the rank can wait.
     pub(crate) fn monitored_barrier(&mut self, manner: &Manner<'_>) -> Result<()> {
-        let call = self.begin(Call {
-            operation: Operation::MonitoredBarrier,
-            dtype: None,
-            algorithm: None,
-            ..self.collective::<u8>(Barrier::Dissemination, 0, manner)
-        });
+        let (operation, order) = (Operation::MonitoredBarrier, manner.settings.order);
+        let call = self.begin(self.call_of(operation, &of_nothing(manner), order));
         if self.is_given_up(&call) {
             return Err(Error::Late);
         }
@@ -136,6 +131,11 @@ impl Engine {
         let received = self.transport.exchange(None, Some(incoming), deadline);
         received.map_err(|source| Error::in_call(*call, source))
     }
+}
+
+/// To meet, and to move nothing.
+const fn of_nothing(manner: &Manner<'_>) -> Job {
+    Job { dtype: None, ..Job::of::<u8>(Work::Task(Task::Barrier), 0, 0, manner.sizes) }
 }
 
 /// Ranks that have reported, with how long each can wait.

@@ -22,7 +22,7 @@ use dist_transport::{Combine, Deadline, Due, Fingerprint, Rank, Runtime, Transpo
 
 use crate::settings::Settings;
 use crate::two_level::Levels;
-use crate::{Algorithm, Call, Element, Error, Operation, Result};
+use crate::{Call, Element, Error, Operation, Result};
 use direct::{Sharing, Turns};
 use ways::{Known, Script};
 
@@ -123,38 +123,10 @@ impl Engine {
 
     /// Lets what is done go by these hosts.
     pub(crate) fn set_levels(&mut self, levels: Option<Arc<Levels>>) {
-        let same = match (&self.levels, &levels) {
-            (None, None) => true,
-            (Some(known), Some(levels)) => Arc::ptr_eq(known, levels),
-            _ => false,
-        };
-        if !same {
+        if self.levels.as_ref().map(Arc::as_ptr) != levels.as_ref().map(Arc::as_ptr) {
             self.forget_ways();
         }
         self.levels = levels;
-    }
-
-    /// The next collective, as far as all of them have it in common.
-    fn collective<T: Element>(
-        &self,
-        algorithm: impl Into<Algorithm>,
-        count: usize,
-        manner: &Manner<'_>,
-    ) -> Call {
-        let algorithm = algorithm.into();
-        Call {
-            epoch: 0,
-            channel: self.transport.channel().get(),
-            sequence: self.sequence,
-            operation: algorithm.operation(),
-            dtype: Some(T::DTYPE),
-            count: count as u64,
-            sizes: manner.sizes,
-            op: None,
-            root: None,
-            algorithm: Some(algorithm),
-            order: None,
-        }
     }
 
     /// From here on the call counts, and every message belongs to it.

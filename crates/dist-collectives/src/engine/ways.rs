@@ -139,8 +139,7 @@ enum Done {
 /// What this rank does by messages: a few steps for each other rank at the most, as in a ring (130 kB among 512 ranks).
 #[derive(Debug)]
 pub(super) struct Script {
-    algorithm: Algorithm,
-    /// What it was chosen by.
+    /// What it was chosen by; plans are not chosen by costs.
     model: CostModel,
     /// The memory that steps send from.
     pub(super) of: Source,
@@ -326,7 +325,7 @@ impl Engine {
         let memory = std::mem::take(&mut self.known.spare().messages);
         let script = self.write_script(&chosen, job.work, manner.settings.model, memory);
         let sizes = chosen.digest().map_or(job.sizes, |hosts| digest([hosts, job.sizes]));
-        let call = Call { algorithm: Some(script.algorithm), sizes, ..call };
+        let call = Call { algorithm: Some(chosen.algorithm()), sizes, ..call };
         Ok(Way { job: *job, how, done: Done::ByMessages(script), next: call.encode(), call })
     }
 
@@ -340,12 +339,11 @@ impl Engine {
     ) -> Script {
         let rank = self.rank;
         steps.clear();
-        let (algorithm, chunks) = (chosen.algorithm(), chosen.chunks(rank.world_size()));
-        let (of, owned) = (Source::Buffer, Chunks::NONE);
-        let empty = Script { algorithm, model, of, chunks, steps, sums_complete: 0, owned };
+        let (chunks, of, owned) = (chosen.chunks(rank.world_size()), Source::Buffer, Chunks::NONE);
+        let empty = Script { model, of, chunks, steps, sums_complete: 0, owned };
         let root = work.root().unwrap_or_default();
         match chosen {
-            Chosen::Flat(flat) => match (algorithm, work) {
+            Chosen::Flat(flat) => match (chosen.algorithm(), work) {
                 (Algorithm::AllReduce(algorithm), _) => {
                     let Phases { reduce, owned, gather, .. } = algorithm.phases(rank);
                     empty.filled(reduce, owned, gather)
