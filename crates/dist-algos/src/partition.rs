@@ -113,13 +113,11 @@ impl<'a> Partition<'a> {
     /// The bytes of one chunk. An index of `parts` or more is an empty chunk at the end.
     #[inline]
     pub fn range(&self, chunk: usize) -> Range<usize> {
-        if self.parts == 1 && chunk == 0 {
-            return 0..self.bytes();
-        }
         self.border(chunk)..self.border(chunk.saturating_add(1))
     }
 
     /// The bytes from the first chunk of the set to its last: what the set holds if it is contiguous.
+    #[inline]
     pub fn span(&self, chunks: Chunks) -> Range<usize> {
         self.border(chunks.first())..self.border(chunks.end())
     }
@@ -134,7 +132,9 @@ impl<'a> Partition<'a> {
     fn border(&self, chunk: usize) -> usize {
         let chunk = chunk.saturating_sub(self.first);
         let elements = match self.cut {
-            Cut::Even { parts } => even_border(self.elements, parts, chunk.min(parts)),
+            _ if chunk == 0 => 0,
+            Cut::Even { parts } if chunk >= parts => self.elements,
+            Cut::Even { parts } => even_border(self.elements, parts, chunk),
             Cut::At { borders, .. } => borders[chunk.min(borders.len() - 1)],
         };
         elements * self.element_size
@@ -148,7 +148,6 @@ const fn fits(elements: usize, element_size: usize) -> bool {
 }
 
 /// `chunk·elements/parts` without overflow, for a chunk up to `parts`.
-#[inline]
 fn even_border(elements: usize, parts: usize, chunk: usize) -> usize {
     let (whole, rest) = (elements / parts, elements % parts);
     match chunk.checked_mul(rest) {
