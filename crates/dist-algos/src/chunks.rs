@@ -109,26 +109,31 @@ impl Chunks {
     }
 
     /// How many chunks.
+    #[inline]
     pub const fn len(self) -> usize {
         self.count
     }
 
     /// Whether there is no chunk in the set.
+    #[inline]
     pub const fn is_empty(self) -> bool {
         self.count == 0
     }
 
     /// Whether the chunks are neighbours, so that their bytes are one piece of memory.
+    #[inline]
     pub const fn is_contiguous(self) -> bool {
         self.count == self.head
     }
 
     /// The first chunk; 0 if there is none.
+    #[inline]
     pub const fn first(self) -> usize {
         self.start
     }
 
     /// One past the last chunk; 0 if there is none.
+    #[inline]
     pub fn end(self) -> usize {
         let Some(last) = self.count.checked_sub(1) else { return 0 };
         self.checked_index(last).map_or(usize::MAX, |last| last.saturating_add(1))
@@ -148,6 +153,7 @@ impl Chunks {
     }
 
     /// Whether every index is below `chunks`, and none is named twice.
+    #[inline]
     pub fn fit(self, chunks: usize) -> bool {
         let Some(last) = self.count.checked_sub(1) else { return true };
         let apart = self.stride >= self.head && (self.is_two_runs() || self.stride >= self.block);

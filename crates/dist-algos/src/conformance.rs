@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use dist_transport::{Incoming, Outgoing, Rank, Runtime, Sink};
+use dist_transport::{Due, Incoming, Outgoing, Rank, Runtime, Sink};
 
 use crate::{AllReduce, Memory, Partition, RingTransport, Scratch, run};
 
@@ -66,17 +66,17 @@ impl<L: RingTransport> End<L> {
     }
 
     fn ring(&mut self, number: usize, len: usize) {
-        let (rank, deadline) = (self.link.rank(), self.runtime.deadline(LIMIT));
+        let (rank, due) = (self.link.rank(), &Due::from(self.runtime.deadline(LIMIT)));
         let (sent, mut received) = (payload(rank, number, len), vec![0; len]);
         let (head, tail) = sent.split_at(len / 3);
         let send = Outgoing { to: rank.right().index(), parts: &[head, &[], tail] };
         let receive = Incoming { from: rank.left().index(), len, sink: Sink::Into(&mut received) };
-        self.link.exchange(Some(send), Some(receive), deadline).unwrap();
+        self.link.exchange(Some(send), Some(receive), due).unwrap();
         assert!(received == payload(rank.left(), number, len), "a message of {len} bytes arrives whole");
     }
 
     fn pieces(&mut self, number: usize, len: usize) {
-        let (rank, deadline) = (self.link.rank(), self.runtime.deadline(LIMIT));
+        let (rank, due) = (self.link.rank(), &Due::from(self.runtime.deadline(LIMIT)));
         let (sent, mut received) = (payload(rank, number, len), Vec::new());
         let mut take = |offset: usize, bytes: &[u8]| {
             assert_eq!(offset, received.len(), "pieces come in order");
@@ -86,12 +86,12 @@ impl<L: RingTransport> End<L> {
         };
         let send = Outgoing { to: rank.left().index(), parts: &[&sent] };
         let receive = Incoming { from: rank.right().index(), len, sink: Sink::Each(&mut take) };
-        self.link.exchange(Some(send), Some(receive), deadline).unwrap();
+        self.link.exchange(Some(send), Some(receive), due).unwrap();
         assert!(received == payload(rank.right(), number, len), "pieces tile a message of {len} bytes");
     }
 
     fn in_place(&mut self, number: usize, len: usize) {
-        let (rank, deadline) = (self.link.rank(), self.runtime.deadline(LIMIT));
+        let (rank, due) = (self.link.rank(), &Due::from(self.runtime.deadline(LIMIT)));
         let peer = Rank::new(rank.index() ^ 1, rank.world_size()).unwrap_or(rank);
         let mut buffer = payload(rank, number, len);
         // Not symmetric: shows whose bytes these are, and that they come once.
@@ -100,7 +100,7 @@ impl<L: RingTransport> End<L> {
             assert_eq!(ours.len(), theirs.len(), "ranges are as long as what is combined into them");
             ours.iter_mut().zip(theirs).for_each(|(ours, theirs)| *ours = combined(*ours, *theirs));
         };
-        self.link.exchange_in_place(peer.index(), &mut buffer, &mut combine, deadline).unwrap();
+        self.link.exchange_in_place(peer.index(), &mut buffer, &mut combine, due).unwrap();
         let (ours, theirs) = (payload(rank, number, len), payload(peer, number, len));
         let expected = ours.into_iter().zip(theirs).map(|(ours, theirs)| combined(ours, theirs));
         assert!(buffer.into_iter().eq(expected), "an exchange in place of {len} bytes combines each once");
@@ -108,16 +108,16 @@ impl<L: RingTransport> End<L> {
 
     /// Rank 0 sends several messages to rank 1. A send may wait for its receiver.
     fn order(&mut self) {
-        let (rank, deadline) = (self.link.rank(), self.runtime.deadline(LIMIT));
+        let (rank, due) = (self.link.rank(), &Due::from(self.runtime.deadline(LIMIT)));
         for number in 0..20 {
             let len = number * 37 % 11;
             if rank.index() == 0 && rank.world_size() > 1 {
                 let sent = payload(rank, number, len);
-                self.link.exchange(Some(Outgoing { to: 1, parts: &[&sent] }), None, deadline).unwrap();
+                self.link.exchange(Some(Outgoing { to: 1, parts: &[&sent] }), None, due).unwrap();
             } else if rank.index() == 1 {
                 let mut received = vec![0; len];
                 let receive = Incoming { from: 0, len, sink: Sink::Into(&mut received) };
-                self.link.exchange(None, Some(receive), deadline).unwrap();
+                self.link.exchange(None, Some(receive), due).unwrap();
                 assert_eq!(received, payload(rank.minus(1), number, len), "messages arrive in order");
             }
         }
@@ -125,7 +125,7 @@ impl<L: RingTransport> End<L> {
 
     /// Everybody sends to everybody.
     fn all_at_once(&mut self) {
-        let (rank, deadline) = (self.link.rank(), self.runtime.deadline(LIMIT));
+        let (rank, due) = (self.link.rank(), &Due::from(self.runtime.deadline(LIMIT)));
         let len = LENGTHS[5];
         let sent = payload(rank, 1, len);
         let parts: [&[u8]; 1] = [&sent];
@@ -134,14 +134,14 @@ impl<L: RingTransport> End<L> {
         let receive = |(from, memory)| Incoming { from, len, sink: Sink::Into(memory) };
         let mut receives: Vec<_> =
             memory.iter_mut().enumerate().map(|(from, memory)| receive((from, &mut memory[..]))).collect();
-        self.link.exchange_all(&sends, &mut receives, deadline).unwrap();
+        self.link.exchange_all(&sends, &mut receives, due).unwrap();
         for (from, memory) in Rank::all(rank.world_size()).zip(memory) {
             assert!(memory == payload(from, 1, len), "many messages at once arrive whole");
         }
     }
 
     fn all_reduce(&mut self, algorithm: AllReduce, elements: usize) {
-        let (rank, deadline) = (self.link.rank(), self.runtime.deadline(LIMIT));
+        let (rank, due) = (self.link.rank(), &Due::from(self.runtime.deadline(LIMIT)));
         let world_size = rank.world_size();
         let mut buffer = vec![u8::try_from(rank.index() + 1).unwrap(); elements];
         let cut = Partition::new(elements, 1, algorithm.chunks(world_size)).unwrap();
@@ -152,7 +152,7 @@ impl<L: RingTransport> End<L> {
         let mut scratch = Scratch::new();
         for steps in [phases.reduce, phases.gather] {
             let memory = Memory::new(&mut buffer, cut);
-            run(&mut self.link, steps, memory, &mut add, &mut scratch, deadline).unwrap();
+            run(&mut self.link, steps, memory, &mut add, &mut scratch, due).unwrap();
         }
         let sum = u8::try_from(world_size * (world_size + 1) / 2).unwrap();
         assert_eq!(buffer, vec![sum; elements], "all_reduce by {algorithm} sums");

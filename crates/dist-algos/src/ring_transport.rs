@@ -2,7 +2,7 @@
 
 use std::error::Error as StdError;
 
-use dist_transport::{Combine, Deadline, Incoming, Outgoing, Progress, Rank, Sink, Transport};
+use dist_transport::{Combine, Due, Incoming, Outgoing, Progress, Rank, Sink, Transport};
 
 use crate::Scratch;
 
@@ -32,7 +32,7 @@ pub trait RingTransport {
         &mut self,
         send: Option<Outgoing<'_>>,
         receive: Option<Incoming<'_>>,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<(), Self::Error>;
 
     /// Sends all of `buffer` to `peer`, which does the same, and gives `combine` each range of `buffer` with the
@@ -48,14 +48,14 @@ pub trait RingTransport {
         peer: usize,
         buffer: &mut [u8],
         combine: &mut Combine<'_>,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<(), Self::Error> {
         let len = buffer.len();
         let mut scratch = Scratch::new();
         let theirs = scratch.bytes(len);
         let send = Outgoing { to: peer, parts: &[buffer] };
         let receive = Incoming { from: peer, len, sink: Sink::Into(theirs) };
-        self.exchange(Some(send), Some(receive), deadline)?;
+        self.exchange(Some(send), Some(receive), due)?;
         combine(buffer, theirs);
         Ok(())
     }
@@ -72,7 +72,7 @@ pub trait RingTransport {
         &mut self,
         sends: &[Outgoing<'_>],
         receives: &mut [Incoming<'_>],
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<(), Self::Error> {
         let rank = self.rank();
         for round in 0..rank.world_size() {
@@ -82,7 +82,7 @@ pub trait RingTransport {
             loop {
                 match (sends.next(), receives.next()) {
                     (None, None) => break,
-                    (send, receive) => self.exchange(send, receive.map(Incoming::reborrow), deadline)?,
+                    (send, receive) => self.exchange(send, receive.map(Incoming::reborrow), due)?,
                 }
             }
         }
@@ -103,9 +103,9 @@ impl<T: Transport + ?Sized> RingTransport for T {
         &mut self,
         send: Option<Outgoing<'_>>,
         receive: Option<Incoming<'_>>,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<(), Self::Error> {
-        Transport::exchange(self, send, receive, deadline)
+        Transport::exchange(self, send, receive, due)
     }
 
     fn exchange_in_place(
@@ -113,18 +113,18 @@ impl<T: Transport + ?Sized> RingTransport for T {
         peer: usize,
         buffer: &mut [u8],
         combine: &mut Combine<'_>,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<(), Self::Error> {
-        Transport::exchange_in_place(self, peer, buffer, combine, deadline)
+        Transport::exchange_in_place(self, peer, buffer, combine, due)
     }
 
     fn exchange_all(
         &mut self,
         sends: &[Outgoing<'_>],
         receives: &mut [Incoming<'_>],
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<(), Self::Error> {
-        Transport::exchange_all(self, sends, receives, deadline)
+        Transport::exchange_all(self, sends, receives, due)
     }
 
     fn note(&mut self, progress: Progress) {

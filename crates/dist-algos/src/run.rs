@@ -1,10 +1,12 @@
 //! The runner: the one place where steps become messages.
 
-use dist_transport::{Combine, Deadline, Incoming, Outgoing, Progress, Sink, copy};
+use std::borrow::Borrow;
+
+use dist_transport::{Combine, Due, Incoming, Outgoing, Progress, Rank, Sink, copy};
 use smallvec::{SmallVec, smallvec};
 
 use crate::pieces::{self, Pieces, PiecesMut, Scatter};
-use crate::validate::Parts;
+use crate::validate::{Check, Parts};
 use crate::{
     Chunks, Error, Partition, Place, ReceiveHalf, RingTransport, RunError, Scratch, SendHalf, Source, Step,
     Then,
@@ -57,17 +59,21 @@ impl<'a> Memory<'a> {
 /// If the transport fails, or a step names a rank, chunk or slot that makes no sense.
 pub fn run<T: RingTransport + ?Sized>(
     transport: &mut T,
-    steps: impl IntoIterator<Item = Step>,
-    memory: Memory<'_>,
+    steps: impl IntoIterator<Item = impl Borrow<Step>>,
+    mut memory: Memory<'_>,
     reduce: &mut Combine<'_>,
     scratch: &mut Scratch,
-    deadline: Deadline,
+    due: &Due<'_>,
 ) -> Result<(), RunError<T::Error>> {
     memory.check()?;
-    let parts = memory.parts();
-    let mut runner = Runner { transport, memory, parts, reduce, scratch, deadline };
+    let (rank, parts) = (transport.rank(), memory.parts());
+    let mut runner = Runner { transport, rank, memory: &mut memory, parts, reduce, scratch, due };
     for (index, step) in steps.into_iter().enumerate() {
-        runner.step(index, step)?;
+        let step = step.borrow();
+        match step.in_place() {
+            Some((peer, chunks)) => runner.exchange_in_place(index, peer, chunks)?,
+            None => runner.step(index, *step)?,
+        }
     }
     Ok(())
 }
@@ -75,26 +81,38 @@ pub fn run<T: RingTransport + ?Sized>(
 /// What there is one of for each of a few peers, without an allocation.
 type Few<T> = SmallVec<[T; 4]>;
 
-struct Runner<'a, 'reduce, T: ?Sized> {
+struct Runner<'a, 'memory, 'reduce, T: ?Sized> {
     transport: &'a mut T,
-    memory: Memory<'a>,
+    rank: Rank,
+    memory: &'a mut Memory<'memory>,
     parts: Parts,
     reduce: &'a mut Combine<'reduce>,
     scratch: &'a mut Scratch,
-    deadline: Deadline,
+    due: &'a Due<'a>,
 }
 
-impl<T: RingTransport + ?Sized> Runner<'_, '_, T> {
+impl<T: RingTransport + ?Sized> Runner<'_, '_, '_, T> {
+    /// What [`Step::in_place`] recognises.
+    #[inline(always)]
+    fn exchange_in_place(
+        &mut self,
+        index: usize,
+        peer: usize,
+        chunks: Chunks,
+    ) -> Result<(), RunError<T::Error>> {
+        Check { rank: self.rank, step: index, parts: self.parts }.in_place(peer, chunks)?;
+        self.transport.note(Progress { step: index, receives: Some((chunks.first(), chunks.len())) });
+        let shared = &mut self.memory.buffer[self.memory.cut.span(chunks)];
+        self.transport
+            .exchange_in_place(peer, shared, self.reduce, self.due)
+            .map_err(|source| RunError::Transport { step: index, source })
+    }
+
+    /// Any other.
+    #[inline(never)]
     fn step(&mut self, index: usize, step: Step) -> Result<(), RunError<T::Error>> {
-        step.validate(self.transport.rank(), index, self.parts)?;
+        step.validate(self.rank, index, self.parts)?;
         self.transport.note(Progress { step: index, receives: step.receives() });
-        if let Some((peer, chunks)) = step.in_place() {
-            let shared = &mut self.memory.buffer[self.memory.cut.span(chunks)];
-            return self
-                .transport
-                .exchange_in_place(peer, shared, self.reduce, self.deadline)
-                .map_err(|source| RunError::Transport { step: index, source });
-        }
         match step {
             Step::Exchange { send: Some(send), receive: Some(receive) } if step.swaps() => {
                 self.swap(index, send, receive)
@@ -118,10 +136,10 @@ impl<T: RingTransport + ?Sized> Runner<'_, '_, T> {
 
     fn send(&mut self, index: usize, send: Option<SendHalf>) -> Result<(), RunError<T::Error>> {
         let Some(send) = send else { return Ok(()) };
-        let Memory { buffer, cut, input } = &self.memory;
+        let Memory { buffer, cut, input } = &*self.memory;
         let pieces = outgoing(buffer, *cut, *input, send);
         self.transport
-            .exchange(Some(Outgoing { to: send.to, parts: &pieces }), None, self.deadline)
+            .exchange(Some(Outgoing { to: send.to, parts: &pieces }), None, self.due)
             .map_err(|source| RunError::Transport { step: index, source })
     }
 
@@ -131,8 +149,8 @@ impl<T: RingTransport + ?Sized> Runner<'_, '_, T> {
         send: Option<SendHalf>,
         receive: ReceiveHalf,
     ) -> Result<(), RunError<T::Error>> {
-        let rank = self.transport.rank().index();
-        let Memory { buffer, cut, input } = &mut self.memory;
+        let rank = self.rank.index();
+        let Memory { buffer, cut, input } = &mut *self.memory;
         let of_buffer =
             send.filter(|send| send.of == Source::Buffer).map_or(Chunks::NONE, |send| send.chunks);
         let (pieces, places) = pieces::split(buffer, cut, of_buffer, receive.chunks)
@@ -141,20 +159,20 @@ impl<T: RingTransport + ?Sized> Runner<'_, '_, T> {
             Source::Buffer => (send.to, pieces),
             Source::Input => (send.to, outgoing(&[], *cut, *input, send)),
         });
-        let (from, deadline, transport) = (receive.from, self.deadline, &mut *self.transport);
-        let mut exchange = Exchange { transport, send, from, deadline, step: index };
+        let (from, due, transport) = (receive.from, self.due, &mut *self.transport);
+        let mut exchange = Exchange { transport, send, from, due, step: index };
         exchange.receive(receive.then, places, self.reduce)
     }
 
     /// Receives beside the buffer what takes the place of what is sent.
     fn swap(&mut self, index: usize, send: SendHalf, receive: ReceiveHalf) -> Result<(), RunError<T::Error>> {
-        let Memory { buffer, cut, .. } = &mut self.memory;
+        let Memory { buffer, cut, .. } = &mut *self.memory;
         let arrived = self.scratch.staged(cut.bytes_of(receive.chunks));
         let pieces = pieces::read(buffer, cut, send.chunks);
         let send = Outgoing { to: send.to, parts: &pieces };
         let incoming = Incoming { from: receive.from, len: arrived.len(), sink: Sink::Into(arrived) };
         self.transport
-            .exchange(Some(send), Some(incoming), self.deadline)
+            .exchange(Some(send), Some(incoming), self.due)
             .map_err(|source| RunError::Transport { step: index, source })?;
         drop(pieces);
         let mut arrived = &*arrived;
@@ -168,8 +186,8 @@ impl<T: RingTransport + ?Sized> Runner<'_, '_, T> {
 
     /// Sends from the input and receives into the buffer, with several peers at once.
     fn window(&mut self, index: usize, step: Step) -> Result<(), RunError<T::Error>> {
-        let Memory { buffer, cut, input } = &mut self.memory;
-        let (sends, mut receives) = step.halves(self.transport.rank());
+        let Memory { buffer, cut, input } = &mut *self.memory;
+        let (sends, mut receives) = step.halves(self.rank);
         let pieces: Few<Pieces<'_>> = sends.iter().map(|send| outgoing(&[], *cut, *input, *send)).collect();
         let sends: Few<Outgoing<'_>> =
             sends.iter().zip(&pieces).map(|(send, parts)| Outgoing { to: send.to, parts }).collect();
@@ -186,7 +204,7 @@ impl<T: RingTransport + ?Sized> Runner<'_, '_, T> {
             })
             .collect();
         self.transport
-            .exchange_all(&sends, &mut receives, self.deadline)
+            .exchange_all(&sends, &mut receives, self.due)
             .map_err(|source| RunError::Transport { step: index, source })
     }
 
@@ -197,11 +215,11 @@ impl<T: RingTransport + ?Sized> Runner<'_, '_, T> {
         receive: ReceiveHalf,
         slot: usize,
     ) -> Result<(), RunError<T::Error>> {
-        let Memory { buffer, cut, input } = &self.memory;
+        let Memory { buffer, cut, input } = &*self.memory;
         let place = self.scratch.slot(slot, cut.chunk_bytes_max(), cut.bytes_of(receive.chunks));
         let send = send.map(|send| (send.to, outgoing(buffer, *cut, *input, send)));
-        let (from, deadline, transport) = (receive.from, self.deadline, &mut *self.transport);
-        let mut exchange = Exchange { transport, send, from, deadline, step: index };
+        let (from, due, transport) = (receive.from, self.due, &mut *self.transport);
+        let mut exchange = Exchange { transport, send, from, due, step: index };
         exchange.receive(receive.then, smallvec![place], self.reduce)
     }
 
@@ -247,7 +265,7 @@ struct Exchange<'a, T: ?Sized> {
     transport: &'a mut T,
     send: Option<(usize, Pieces<'a>)>,
     from: usize,
-    deadline: Deadline,
+    due: &'a Due<'a>,
     step: usize,
 }
 
@@ -287,7 +305,7 @@ impl<T: RingTransport + ?Sized> Exchange<'_, T> {
         let send = self.send.as_ref().map(|(to, parts)| Outgoing { to: *to, parts });
         let receive = Incoming { from: self.from, len, sink };
         self.transport
-            .exchange(send, Some(receive), self.deadline)
+            .exchange(send, Some(receive), self.due)
             .map_err(|source| RunError::Transport { step: self.step, source })
     }
 }

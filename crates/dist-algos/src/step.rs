@@ -147,6 +147,7 @@ impl Step {
 
     /// The peer and the chunks, if this step is the one exchange whose halves may share chunks: neighbouring
     /// chunks go to a peer, and what the same peer has for them is reduced into them.
+    #[inline]
     pub fn in_place(self) -> Option<(usize, Chunks)> {
         let Self::Exchange { send: Some(send), receive: Some(receive) } = self else { return None };
         let ReceiveHalf { from, chunks, place: Place::Buffer, then: Then::Reduce } = receive else {

@@ -20,8 +20,7 @@ impl Step {
         match self {
             Self::Exchange { send, receive } => {
                 if let Some((peer, chunks)) = self.in_place() {
-                    check.peer(peer)?;
-                    return check.chunks(chunks, parts.buffer);
+                    return check.in_place(peer, chunks);
                 }
                 send.map_or(Ok(()), |send| check.send(send))?;
                 receive.map_or(Ok(()), |receive| check.receive(receive))?;
@@ -55,13 +54,20 @@ fn halves_overlap(send: Option<SendHalf>, receive: Option<ReceiveHalf>) -> bool 
 }
 
 /// Whose step is looked at, and how many chunks there are.
-struct Check {
-    rank: Rank,
-    step: usize,
-    parts: Parts,
+pub(crate) struct Check {
+    pub(crate) rank: Rank,
+    pub(crate) step: usize,
+    pub(crate) parts: Parts,
 }
 
 impl Check {
+    /// What [`Step::in_place`] recognises.
+    #[inline]
+    pub(crate) fn in_place(&self, peer: usize, chunks: Chunks) -> Result<()> {
+        self.peer(peer)?;
+        self.chunks(chunks, self.parts.buffer)
+    }
+
     fn send(&self, send: SendHalf) -> Result<()> {
         self.peer(send.to)?;
         let parts = match send.of {
@@ -91,12 +97,14 @@ impl Check {
         if from == into { Err(Error::Overlap { rank, step }) } else { Ok(()) }
     }
 
+    #[inline]
     fn peer(&self, peer: usize) -> Result<()> {
         let (rank, step) = (self.rank.index(), self.step);
         let exists = peer < self.rank.world_size() && peer != rank;
         if exists { Ok(()) } else { Err(Error::NoPeer { rank, step, peer }) }
     }
 
+    #[inline]
     fn chunks(&self, chunks: Chunks, parts: usize) -> Result<()> {
         let (rank, step) = (self.rank.index(), self.step);
         if chunks.fit(parts) { Ok(()) } else { Err(Error::NoChunk { rank, step, chunks, parts }) }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use dist_algos::{AllReduce, Memory, Partition, RingTransport, Scratch, Step, run};
 use dist_transport::sim::{Network, SimTransport};
-use dist_transport::{Combine, Deadline, Error, Incoming, Outgoing, Rank, Result, Runtime, Sink, Transport};
+use dist_transport::{Combine, Due, Error, Incoming, Outgoing, Rank, Result, Runtime, Sink, Transport};
 use rstest::rstest;
 
 const WORLD: usize = 4;
@@ -60,13 +60,13 @@ impl Wrong {
         &mut self,
         send: Option<Outgoing<'_>>,
         receive: Option<Incoming<'_>>,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<()> {
         if send.is_some() {
-            self.inner.exchange(send, None, deadline)?;
+            self.inner.exchange(send, None, due)?;
         }
         if receive.is_some() {
-            self.inner.exchange(None, receive, deadline)?;
+            self.inner.exchange(None, receive, due)?;
         }
         Ok(())
     }
@@ -77,11 +77,11 @@ impl Wrong {
         send: Option<Outgoing<'_>>,
         receive: Incoming<'_>,
         [first, last]: [usize; 2],
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<()> {
         let Incoming { from, len, sink } = receive;
         let Sink::Each(deliver) = sink else {
-            return self.inner.exchange(send, Some(Incoming { from, len, sink }), deadline);
+            return self.inner.exchange(send, Some(Incoming { from, len, sink }), due);
         };
         let mut counted = |offset: usize, bytes: &[u8]| {
             let of_first = if offset == 0 { first } else { 1 };
@@ -89,7 +89,7 @@ impl Wrong {
             (0..of_first * of_last).for_each(|_| deliver(offset, bytes));
         };
         let receive = Incoming { from, len, sink: Sink::Each(&mut counted) };
-        self.inner.exchange(send, Some(receive), deadline)
+        self.inner.exchange(send, Some(receive), due)
     }
 }
 
@@ -104,29 +104,29 @@ impl RingTransport for Wrong {
         &mut self,
         send: Option<Outgoing<'_>>,
         receive: Option<Incoming<'_>>,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<()> {
         self.exchanges += 1;
         let is_wrong = self.inner.rank().index() == WRONG;
         match (self.mistake, receive) {
             (Mistake::ReceivesFirst, receive) => {
                 if receive.is_some() {
-                    self.inner.exchange(None, receive, deadline)?;
+                    self.inner.exchange(None, receive, due)?;
                 }
-                self.one_after_the_other(send, None, deadline)
+                self.one_after_the_other(send, None, due)
             }
-            (Mistake::SendsFirst, receive) => self.one_after_the_other(send, receive, deadline),
+            (Mistake::SendsFirst, receive) => self.one_after_the_other(send, receive, due),
             (Mistake::LosesMessage, receive) if is_wrong && self.exchanges == 2 => {
-                self.one_after_the_other(None, receive, deadline)
+                self.one_after_the_other(None, receive, due)
             }
             (Mistake::DoesNotWait, Some(receive)) if is_wrong => {
                 let at_once = self.inner.runtime().deadline(Duration::ZERO);
-                let nothing = !self.inner.silent(&[receive.from], at_once)?.is_empty();
-                self.one_after_the_other(send, (!nothing).then_some(receive), deadline)
+                let nothing = !self.inner.silent(&[receive.from], &at_once.into())?.is_empty();
+                self.one_after_the_other(send, (!nothing).then_some(receive), due)
             }
-            (Mistake::PieceTwice, Some(receive)) => self.in_pieces(send, receive, [2, 1], deadline),
-            (Mistake::PieceLost, Some(receive)) => self.in_pieces(send, receive, [1, 0], deadline),
-            (_, receive) => self.inner.exchange(send, receive, deadline),
+            (Mistake::PieceTwice, Some(receive)) => self.in_pieces(send, receive, [2, 1], due),
+            (Mistake::PieceLost, Some(receive)) => self.in_pieces(send, receive, [1, 0], due),
+            (_, receive) => self.inner.exchange(send, receive, due),
         }
     }
 
@@ -135,16 +135,16 @@ impl RingTransport for Wrong {
         peer: usize,
         buffer: &mut [u8],
         combine: &mut Combine<'_>,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<()> {
         if self.mistake != Mistake::CombinesFirst || self.inner.rank().index() < peer {
-            return self.inner.exchange_in_place(peer, buffer, combine, deadline);
+            return self.inner.exchange_in_place(peer, buffer, combine, due);
         }
         let mut theirs = vec![0; buffer.len()];
         let sink = Sink::Into(&mut theirs);
-        self.inner.exchange(None, Some(Incoming { from: peer, len: buffer.len(), sink }), deadline)?;
+        self.inner.exchange(None, Some(Incoming { from: peer, len: buffer.len(), sink }), due)?;
         combine(buffer, &theirs);
-        self.inner.exchange(Some(Outgoing { to: peer, parts: &[buffer] }), None, deadline)
+        self.inner.exchange(Some(Outgoing { to: peer, parts: &[buffer] }), None, due)
     }
 }
 
@@ -171,7 +171,7 @@ fn brought(rank: usize, group: u8, call: u8, at: usize) -> u8 {
 /// Sums in a group, by an algorithm and its real runner; wrong sums are panics.
 fn sums(mut end: Wrong, group: u8, algorithm: AllReduce) -> Box<dyn Transport> {
     let rank = end.inner.rank();
-    let deadline = end.inner.runtime().deadline(Duration::from_secs(60));
+    let due = &Due::from(end.inner.runtime().deadline(Duration::from_secs(60)));
     let cut = Partition::new(LEN, 1, algorithm.chunks(WORLD)).unwrap();
     for call in 0..CALLS {
         let mut buffer: Vec<u8> = (0..LEN).map(|at| brought(rank.index(), group, call, at)).collect();
@@ -182,7 +182,7 @@ fn sums(mut end: Wrong, group: u8, algorithm: AllReduce) -> Box<dyn Transport> {
         for phase in [phases.reduce, phases.gather] {
             let memory = Memory::new(&mut buffer, cut);
             let steps = steps(rank, phase, end.mistake);
-            run(&mut end, steps, memory, &mut add, &mut Scratch::new(), deadline).unwrap();
+            run(&mut end, steps, memory, &mut add, &mut Scratch::new(), due).unwrap();
         }
         let sum = |at| (0..WORLD).map(|rank| brought(rank, group, call, at)).sum::<u8>();
         assert!(buffer.iter().zip(0..).all(|(&byte, at)| byte == sum(at)), "a wrong sum");
@@ -216,11 +216,11 @@ fn groups(mut transport: SimTransport, algorithm: AllReduce, mistake: Mistake) {
     let tasks: Vec<_> = (0..GROUPS).map(start).collect();
     // Whoever is done stays until all are.
     let ended: Vec<_> = tasks.into_iter().map(|task| task.join().unwrap()).collect();
-    let deadline = runtime.deadline(Duration::from_secs(60));
+    let due = &Due::within(&runtime, Duration::from_secs(60));
     let sends: Vec<_> = everybody.iter().map(|&to| Outgoing { to, parts: &[] }).collect();
     let receive = |&from: &usize| Incoming { from, len: 0, sink: Sink::Into(&mut []) };
     let mut receives: Vec<_> = everybody.iter().map(receive).collect();
-    RingTransport::exchange_all(&mut transport, &sends, &mut receives, deadline).unwrap();
+    RingTransport::exchange_all(&mut transport, &sends, &mut receives, due).unwrap();
     drop(ended);
 }
 

@@ -10,8 +10,8 @@ use dist_collectives::{Buffer, Communicator, Config, Error, Medium, Message, Red
 use dist_transport::runtime::Runtime;
 use dist_transport::tcp::Coordinator;
 use dist_transport::{
-    Abort, ChannelId, Combine, Deadline, Error as TransportError, Fingerprint, Incoming, Outgoing, Rank,
-    Traffic, Transport, sim,
+    Abort, ChannelId, Combine, Due, Error as TransportError, Fingerprint, Incoming, Outgoing, Rank, Traffic,
+    Transport, sim,
 };
 use rstest::rstest;
 
@@ -244,9 +244,9 @@ impl Transport for Uncounted {
         &mut self,
         send: Option<Outgoing<'_>>,
         receive: Option<Incoming<'_>>,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<(), TransportError> {
-        self.uncounted(|transport| transport.exchange(send, receive, deadline))
+        self.uncounted(|transport| transport.exchange(send, receive, due))
     }
 
     fn exchange_in_place(
@@ -254,22 +254,22 @@ impl Transport for Uncounted {
         peer: usize,
         buffer: &mut [u8],
         combine: &mut Combine<'_>,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<(), TransportError> {
-        self.uncounted(|transport| transport.exchange_in_place(peer, buffer, combine, deadline))
+        self.uncounted(|transport| transport.exchange_in_place(peer, buffer, combine, due))
     }
 
     fn exchange_all(
         &mut self,
         sends: &[Outgoing<'_>],
         receives: &mut [Incoming<'_>],
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<(), TransportError> {
-        self.uncounted(|transport| transport.exchange_all(sends, receives, deadline))
+        self.uncounted(|transport| transport.exchange_all(sends, receives, due))
     }
 
-    fn silent(&mut self, peers: &[usize], deadline: Deadline) -> Result<Vec<usize>, TransportError> {
-        self.0.silent(peers, deadline)
+    fn silent(&mut self, peers: &[usize], due: &Due<'_>) -> Result<Vec<usize>, TransportError> {
+        self.0.silent(peers, due)
     }
 
     fn hosts(&self) -> Vec<u64> {

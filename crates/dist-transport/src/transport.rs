@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Add;
 
 use crate::check::check_all;
-use crate::{Abort, Allocation, ChannelId, Deadline, Direct, Due, Fingerprint, Rank, Result, Runtime};
+use crate::{Abort, Allocation, ChannelId, Direct, Due, Fingerprint, Rank, Result, Runtime};
 
 /// Bytes between the ranks of one group, on one channel.
 ///
@@ -12,7 +12,7 @@ use crate::{Abort, Allocation, ChannelId, Deadline, Direct, Due, Fingerprint, Ra
 /// message. Every message carries the [`Fingerprint`] given to [`begin`](Transport::begin) and its length: a
 /// receiver in another call, or expecting another length, gets an error before a byte is delivered.
 ///
-/// Every method that waits takes a [`Deadline`] and returns by it. After an error the bytes of the failed
+/// Every method that waits takes a [`Due`] and returns by its deadline. After an error the bytes of the failed
 /// message are lost, so the whole job is aborted: every later call on any of its transports fails with the
 /// same [`Abort`]. Calls with arguments that make no sense are refused without harm. Errors name ranks by their numbers in
 /// the world ([`members`](Transport::members)).
@@ -42,7 +42,7 @@ pub trait Transport: Send + fmt::Debug {
         &mut self,
         send: Option<Outgoing<'_>>,
         receive: Option<Incoming<'_>>,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<()>;
 
     /// Sends all of `buffer` to `peer`, which sends as many bytes of its own: `combine` is given each range of
@@ -55,7 +55,7 @@ pub trait Transport: Send + fmt::Debug {
         peer: usize,
         buffer: &mut [u8],
         combine: &mut Combine<'_>,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<()>;
 
     /// Sends and receives all of these messages at once, whatever order the peers do it in. Messages to one peer leave
@@ -70,7 +70,7 @@ pub trait Transport: Send + fmt::Debug {
         &mut self,
         sends: &[Outgoing<'_>],
         receives: &mut [Incoming<'_>],
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<()> {
         check_all((self.rank(), self.members()), sends, receives)?;
         let (me, world_size) = (self.rank().index(), self.rank().world_size());
@@ -81,7 +81,7 @@ pub trait Transport: Send + fmt::Debug {
             loop {
                 match (sends.next(), receives.next()) {
                     (None, None) => break,
-                    (send, receive) => self.exchange(send, receive.map(Incoming::reborrow), deadline)?,
+                    (send, receive) => self.exchange(send, receive.map(Incoming::reborrow), due)?,
                 }
             }
         }
@@ -93,7 +93,7 @@ pub trait Transport: Send + fmt::Debug {
     ///
     /// # Errors
     /// If the job is aborted, or a peer cannot be connected to.
-    fn silent(&mut self, peers: &[usize], deadline: Deadline) -> Result<Vec<usize>>;
+    fn silent(&mut self, peers: &[usize], due: &Due<'_>) -> Result<Vec<usize>>;
 
     /// Where each rank of the group runs: ranks with equal numbers share a machine and its memory. Any rank sees
     /// the same numbers.

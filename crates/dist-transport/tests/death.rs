@@ -32,7 +32,7 @@ fn rank(victim: usize) {
         let passed = transport.exchange(
             Some(Outgoing { to: rank.right().index(), parts: &[&round.to_le_bytes()] }),
             Some(Incoming { from: rank.left().index(), len: 8, sink: Sink::Into(&mut received) }),
-            deadline,
+            &deadline.into(),
         );
         if let Err(error) = passed {
             break error;
@@ -129,7 +129,7 @@ fn rank_beside_a_stopped_one() {
     let mut received = [0; 8];
     let deadline = transport.runtime().deadline(LIMIT);
     let error = transport
-        .exchange(None, Some(Incoming { from: 1, len: 8, sink: Sink::Into(&mut received) }), deadline)
+        .exchange(None, Some(Incoming { from: 1, len: 8, sink: Sink::Into(&mut received) }), &deadline.into())
         .unwrap_err();
     assert!(
         matches!(error, Error::Aborted(abort) if abort.rank == 1 && abort.cause == Cause::Silent),
@@ -147,7 +147,7 @@ fn rank_that_is_stopped_for_a_while(whom: usize) {
     let swap = |transport: &mut TcpTransport, pid: &mut [u8]| {
         let send = Outgoing { to: other, parts: &[&own] };
         let receive = Incoming { from: other, len: 4, sink: Sink::Into(pid) };
-        transport.exchange(Some(send), Some(receive), deadline).unwrap();
+        transport.exchange(Some(send), Some(receive), &deadline.into()).unwrap();
     };
     swap(&mut transport, &mut pid);
     if me == whom {
@@ -197,7 +197,7 @@ fn rank_that_meets_half_a_message() {
         }
     };
     let error = transport
-        .exchange_in_place(usize::from(!victim), &mut vec![1; 64 << 20], &mut combine, deadline)
+        .exchange_in_place(usize::from(!victim), &mut vec![1; 64 << 20], &mut combine, &deadline.into())
         .unwrap_err();
     assert!(
         matches!(error, Error::Aborted(abort) if abort.rank == 1 && abort.cause == Cause::Died),

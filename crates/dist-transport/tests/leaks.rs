@@ -14,7 +14,9 @@ fn meet(transport: &mut dyn Transport) {
     let (peer, deadline) = (transport.rank().right().index(), transport.runtime().deadline(LONG));
     let mut byte = [0];
     let incoming = Incoming { from: peer, len: 1, sink: Sink::Into(&mut byte) };
-    transport.exchange(Some(Outgoing { to: peer, parts: &[&[1]] }), Some(incoming), deadline).unwrap();
+    transport
+        .exchange(Some(Outgoing { to: peer, parts: &[&[1]] }), Some(incoming), &deadline.into())
+        .unwrap();
 }
 
 /// Shared memory that this process has mapped, and its open files, while nobody opens or closes anything.

@@ -42,7 +42,7 @@ fn pass_round(transport: &mut dyn Transport, bytes: &[u8]) -> Result<Vec<u8>, Er
     let mut received = vec![0; bytes.len()];
     let outgoing = Outgoing { to: rank.right().index(), parts: &[bytes] };
     let incoming = Incoming { from: rank.left().index(), len: bytes.len(), sink: Sink::Into(&mut received) };
-    transport.exchange(Some(outgoing), Some(incoming), deadline)?;
+    transport.exchange(Some(outgoing), Some(incoming), &deadline.into())?;
     Ok(received)
 }
 
@@ -268,12 +268,12 @@ fn whoever_waits_for_nobody_goes_ahead_where_ranks_share_cores() {
             } else {
                 let from = Incoming { from: rank.left().index(), len: 0, sink: Sink::Into(&mut []) };
                 transport.begin(Fingerprint::NONE);
-                transport.exchange(None, Some(from), deadline).unwrap();
+                transport.exchange(None, Some(from), &deadline.into()).unwrap();
             }
             transport.begin(Fingerprint::NONE);
             let to = Outgoing { to: rank.right().index(), parts: &[] };
             let last = rank.index() + 1 == rank.world_size();
-            transport.exchange((!last).then_some(to), None, deadline).unwrap();
+            transport.exchange((!last).then_some(to), None, &deadline.into()).unwrap();
             if rank.index() > 0 {
                 go_ahead(&mut transport);
             }

@@ -69,7 +69,7 @@ fn pass_round(transport: &mut TcpTransport, word: u64, limit: Duration) -> Resul
     transport.exchange(
         Some(Outgoing { to: rank.right().index(), parts: &[&word.to_le_bytes()] }),
         Some(Incoming { from: rank.left().index(), len: 8, sink: Sink::Into(&mut received) }),
-        deadline,
+        &deadline.into(),
     )?;
     Ok(u64::from_le_bytes(received))
 }
@@ -109,7 +109,7 @@ fn large_messages_meet_in_place() {
         let mut combine = |ours: &mut [u8], theirs: &[u8]| {
             ours.iter_mut().zip(theirs).for_each(|(ours, theirs)| *ours += theirs);
         };
-        transport.exchange_in_place(peer, &mut buffer, &mut combine, deadline).unwrap();
+        transport.exchange_in_place(peer, &mut buffer, &mut combine, &deadline.into()).unwrap();
         buffer.iter().all(|&byte| byte == 3)
     });
     assert_eq!(sums, [true; 2]);
@@ -391,7 +391,7 @@ fn a_peer_that_trickles_does_not_outlive_the_deadline() {
         };
         let deadline = runtime.deadline(if slow { LONG } else { limit });
         let peer = 1 - transport.rank().index();
-        transport.exchange_in_place(peer, &mut vec![0; 32 << 20], &mut combine, deadline).unwrap_err()
+        transport.exchange_in_place(peer, &mut vec![0; 32 << 20], &mut combine, &deadline.into()).unwrap_err()
     });
     assert!(matches!(&errors[0], Error::Timeout { peer: 1, .. }), "{}", errors[0]);
     assert!(

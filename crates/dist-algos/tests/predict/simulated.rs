@@ -75,7 +75,7 @@ fn simulated(
         let cut = Partition::new(bytes, 1, parts).unwrap();
         let memory = Memory { buffer: &mut buffer, cut, input: Some((&input, cut)) };
         let (steps, scratch) = (schedules(rank), &mut Scratch::new());
-        run(&mut transport, steps, memory, &mut |_, _| (), scratch, deadline).unwrap();
+        run(&mut transport, steps, memory, &mut |_, _| (), scratch, &deadline.into()).unwrap();
     };
     network.run(program).elapsed
 }

@@ -67,7 +67,7 @@ fn run_on(
 ) -> Traffic {
     let input = input.map(|(elements, cut)| (bytemuck::cast_slice(elements), cut));
     let memory = Memory { buffer: bytemuck::cast_slice_mut(buffer), cut, input };
-    run(end, steps, memory, &mut sum::<u64>, &mut Scratch::new(), deadline).expect("it runs");
+    run(end, steps, memory, &mut sum::<u64>, &mut Scratch::new(), &deadline.into()).expect("it runs");
     end.traffic()
 }
 
@@ -191,7 +191,7 @@ fn scans_are_the_oracles_sums_of_the_first_ranks(
         let cut = Partition::new(len, 4, 1).unwrap();
         let memory = Memory::new(bytemuck::cast_slice_mut(&mut buffer), cut);
         let schedule = Scan::RecursiveDoubling.schedule(rank, extent);
-        run(end, schedule, memory, &mut sum::<f32>, &mut Scratch::new(), deadline).expect("it runs");
+        run(end, schedule, memory, &mut sum::<f32>, &mut Scratch::new(), &deadline.into()).expect("it runs");
         assert_eq!(end.traffic(), report.traffic(rank.index(), &cut, None));
         buffer
     });

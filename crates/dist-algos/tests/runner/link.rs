@@ -2,7 +2,7 @@
 
 use dist_algos::{RingTransport, Scratch};
 use dist_transport::runtime::{Mailbox, Receiver, Unavailable};
-use dist_transport::{Deadline, Incoming, Outgoing, Rank, Runtime, Sink, Traffic};
+use dist_transport::{Due, Incoming, Outgoing, Rank, Runtime, Sink, Traffic};
 
 /// One rank's end: a mailbox to every rank and from every rank.
 pub(crate) struct Link {
@@ -61,7 +61,7 @@ impl RingTransport for Link {
         &mut self,
         send: Option<Outgoing<'_>>,
         receive: Option<Incoming<'_>>,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<(), LinkError> {
         if let Some(send) = send {
             self.to[send.to].send(send.parts.concat());
@@ -69,8 +69,9 @@ impl RingTransport for Link {
             self.traffic.bytes_sent += send.len() as u64;
         }
         let Some(Incoming { from, len, sink }) = receive else { return Ok(()) };
-        let message =
-            self.from[from].receive(Some(deadline)).map_err(|reason| LinkError::Nothing(from, reason))?;
+        let message = self.from[from]
+            .receive(Some(due.deadline()))
+            .map_err(|reason| LinkError::Nothing(from, reason))?;
         if message.len() != len {
             return Err(LinkError::Length(from, message.len(), len));
         }

@@ -34,7 +34,7 @@ impl<N: Number + bytemuck::Pod> Bench<'_, N> {
     fn run(&mut self, steps: impl IntoIterator<Item = Step>, chunks: usize, scratch: &mut Scratch) {
         let partition = partition::<N>(self.buffer.len(), chunks);
         let memory = Memory::new(bytemuck::cast_slice_mut(&mut self.buffer), partition);
-        run(self.end, steps, memory, &mut sum::<N>, scratch, self.deadline).expect("it runs");
+        run(self.end, steps, memory, &mut sum::<N>, scratch, &self.deadline.into()).expect("it runs");
     }
 }
 
@@ -286,7 +286,7 @@ fn check_refused(step: Step, expected: Error) {
         Memory::new(&mut [0; 4], partition),
         &mut sum::<u64>,
         &mut Scratch::new(),
-        deadline,
+        &deadline.into(),
     );
     assert!(matches!(&result, Err(RunError::Schedule(error)) if *error == expected), "{result:?}");
 }
@@ -310,11 +310,11 @@ fn a_buffer_that_is_not_the_partitions_is_refused() {
     let partition = partition::<u64>(4, 1);
     let result = run(
         &mut link,
-        [],
+        [] as [Step; 0],
         Memory::new(&mut [0; 31], partition),
         &mut sum::<u64>,
         &mut Scratch::new(),
-        deadline,
+        &deadline.into(),
     );
     let expected = Error::BufferLength { expected: 32, got: 31 };
     assert!(matches!(result, Err(RunError::Schedule(error)) if error == expected));
@@ -330,7 +330,7 @@ fn an_input_that_is_not_its_partitions_or_does_not_exist_is_refused() {
         let mut buffer = [0; 16];
         let memory = Memory { buffer: &mut buffer, cut, input: input.map(|input| (input, cut)) };
         let step = Step::Window { first: 1, last: 1 };
-        run(&mut link, [step], memory, &mut sum::<u64>, &mut Scratch::new(), deadline)
+        run(&mut link, [step], memory, &mut sum::<u64>, &mut Scratch::new(), &deadline.into())
     };
     let expected = Error::InputLength { expected: 16, got: 15 };
     assert!(matches!(run_with(Some(&[0; 15])), Err(RunError::Schedule(error)) if error == expected));
@@ -353,7 +353,7 @@ fn a_failing_transport_names_its_step() {
         Memory::new(&mut [0; 16], partition),
         &mut sum::<u64>,
         &mut Scratch::new(),
-        deadline,
+        &deadline.into(),
     );
     assert!(matches!(result, Err(RunError::Transport { step: 0, .. })), "{result:?}");
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dist_algos::RingTransport;
 use dist_transport::sim::{self, SimTransport};
-use dist_transport::{Combine, Deadline, Incoming, Outgoing, Rank, Runtime, Traffic, Transport};
+use dist_transport::{Combine, Deadline, Due, Incoming, Outgoing, Rank, Runtime, Traffic, Transport};
 
 use crate::link::{self, Link, LinkError};
 
@@ -87,11 +87,11 @@ impl RingTransport for End {
         &mut self,
         send: Option<Outgoing<'_>>,
         receive: Option<Incoming<'_>>,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<(), EndError> {
         match self {
-            Self::Link(link) => Ok(RingTransport::exchange(link, send, receive, deadline)?),
-            Self::Simulated(transport) => Ok(RingTransport::exchange(transport, send, receive, deadline)?),
+            Self::Link(link) => Ok(RingTransport::exchange(link, send, receive, due)?),
+            Self::Simulated(transport) => Ok(RingTransport::exchange(transport, send, receive, due)?),
         }
     }
 
@@ -100,12 +100,12 @@ impl RingTransport for End {
         peer: usize,
         buffer: &mut [u8],
         combine: &mut Combine<'_>,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<(), EndError> {
         match self {
-            Self::Link(link) => Ok(link.exchange_in_place(peer, buffer, combine, deadline)?),
+            Self::Link(link) => Ok(link.exchange_in_place(peer, buffer, combine, due)?),
             Self::Simulated(transport) => {
-                Ok(RingTransport::exchange_in_place(transport, peer, buffer, combine, deadline)?)
+                Ok(RingTransport::exchange_in_place(transport, peer, buffer, combine, due)?)
             }
         }
     }
@@ -114,13 +114,11 @@ impl RingTransport for End {
         &mut self,
         sends: &[Outgoing<'_>],
         receives: &mut [Incoming<'_>],
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<(), EndError> {
         match self {
-            Self::Link(link) => Ok(link.exchange_all(sends, receives, deadline)?),
-            Self::Simulated(transport) => {
-                Ok(RingTransport::exchange_all(transport, sends, receives, deadline)?)
-            }
+            Self::Link(link) => Ok(link.exchange_all(sends, receives, due)?),
+            Self::Simulated(transport) => Ok(RingTransport::exchange_all(transport, sends, receives, due)?),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use dist_algos::direct::Task;
 use dist_algos::{Choice, Order, Source};
-use dist_transport::Deadline;
+use dist_transport::Due;
 
 use super::shares::Shares;
 use super::ways::{Begun, Job, Work};
@@ -29,7 +29,7 @@ impl Engine {
             }
             Begun::ByMessages { .. } => {
                 let (call, algorithm) = self.flat();
-                self.deal(&call, algorithm, (input, &shares), (output, &shares), manner.deadline())
+                self.deal(&call, algorithm, (input, &shares), (output, &shares), &manner.due)
             }
         }
     }
@@ -60,7 +60,7 @@ impl Engine {
         let call = self.call_of(operation, &job, manner.settings.order);
         let call = self.begin(Call { algorithm: Some(algorithm.into()), ..call });
         self.compare_counts(&call, send_counts, receive_counts, manner)?;
-        self.deal(&call, algorithm, (input, &sent), (output, &received), manner.deadline())
+        self.deal(&call, algorithm, (input, &sent), (output, &received), &manner.due)
     }
 
     fn deal<T: Element>(
@@ -69,15 +69,15 @@ impl Engine {
         algorithm: AllToAll,
         (input, sent): (&[T], &Shares),
         (output, received): (&mut [T], &Shares),
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<()> {
         if passes_on(algorithm) {
-            return self.pass_on(call, algorithm, (input, sent), output, deadline);
+            return self.pass_on(call, algorithm, (input, sent), output, due);
         }
         let own = self.rank().index();
         output[received.range(own)].copy_from_slice(&input[sent.range(own)]);
         let memory = from_input((input, sent.partition::<T>()), (output, received.partition::<T>()));
-        self.run_in(call, algorithm.schedule(self.rank()), memory, &mut nothing_to_combine, deadline)
+        self.run_in(call, algorithm.schedule(self.rank()), memory, &mut nothing_to_combine, due)
     }
 
     /// Where parts that go the same way travel together, they travel in an order of their own.
@@ -87,7 +87,7 @@ impl Engine {
         algorithm: AllToAll,
         (input, shares): (&[T], &Shares),
         output: &mut [T],
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<()> {
         let rank = self.rank();
         let mut memory = std::mem::take(&mut self.copy);
@@ -97,7 +97,7 @@ impl Engine {
         }
         let steps = algorithm.schedule(rank);
         let passed = in_place(parts, shares.partition::<T>());
-        let done = self.run_in(call, steps, passed, &mut nothing_to_combine, deadline);
+        let done = self.run_in(call, steps, passed, &mut nothing_to_combine, due);
         for place in 0..rank.world_size() {
             output[shares.range(algorithm.after(rank, place))].copy_from_slice(&parts[shares.range(place)]);
         }
@@ -119,13 +119,13 @@ impl Engine {
         let shares = Shares::even(1, world_size);
         let algorithm =
             AllToAll::suggest_for(self.crew, size_of_val(&*sent), Order::Canonical, &manner.settings.model);
-        self.deal(call, algorithm, (&sent, &shares), (&mut announced, &shares), manner.deadline())?;
+        self.deal(call, algorithm, (&sent, &shares), (&mut announced, &shares), &manner.due)?;
         let differs = |(from, (&sent, &expected)): (usize, (&u64, &usize))| {
             (sent != expected as u64).then_some([from as u64, rank as u64, sent, expected as u64])
         };
         let own = announced.iter().zip(receive_counts).enumerate().find_map(differs);
         let mut first = own.unwrap_or(NO_DISAGREEMENT);
-        self.agree(call, bytemuck::bytes_of_mut(&mut first), &mut keep_lesser, manner.deadline())?;
+        self.agree(call, bytemuck::bytes_of_mut(&mut first), &mut keep_lesser, &manner.due)?;
         if first == NO_DISAGREEMENT {
             return Ok(());
         }

@@ -1,7 +1,7 @@
 //! What a reduce operation is made of on one rank.
 
 use dist_algos::{AllReduce, Choice, CostModel, Memory, Order, Partition};
-use dist_transport::{CHANGED_MAX, Combine, Deadline};
+use dist_transport::{CHANGED_MAX, Combine, Due};
 use smallvec::SmallVec;
 
 use super::{Engine, Manner};
@@ -39,7 +39,7 @@ impl Engine {
             ReduceOp::PreMulSum(factor) => (Some(factor), None),
             ReduceOp::WeightedMean(weight) => {
                 let call = self.known.current().call;
-                let total = self.total_weight(&call, weight, manner.deadline())?;
+                let total = self.total_weight(&call, weight, &manner.due)?;
                 if !divides(total, T::DTYPE) {
                     return Err(Error::TotalWeight { total, dtype: T::DTYPE });
                 }
@@ -51,10 +51,10 @@ impl Engine {
     }
 
     /// The sum of all ranks' weights, the same bits on every rank.
-    fn total_weight(&mut self, call: &Call, weight: f64, deadline: Deadline) -> Result<f64> {
+    fn total_weight(&mut self, call: &Call, weight: f64, due: &Due<'_>) -> Result<f64> {
         let mut total = [weight];
         let bytes = bytemuck::bytes_of_mut(&mut total);
-        self.agree(call, bytes, &mut combine_bytes::<f64>(ReduceOp::Sum), deadline)?;
+        self.agree(call, bytes, &mut combine_bytes::<f64>(ReduceOp::Sum), due)?;
         Ok(total[0])
     }
 }
@@ -66,7 +66,7 @@ impl Engine {
         call: &Call,
         value: &mut [u8],
         combine: &mut Combine<'_>,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<()> {
         let world_size = self.world_size();
         let algorithm = AllReduce::suggest(world_size, value.len(), Order::Canonical, &CostModel::default());
@@ -74,7 +74,7 @@ impl Engine {
             .expect("the sizes of values divide 64");
         let phases = algorithm.phases(self.rank());
         let memory = Memory::new(value, cut);
-        self.run_in(call, phases.reduce.chain(phases.gather), memory, combine, deadline)
+        self.run_in(call, phases.reduce.chain(phases.gather), memory, combine, due)
     }
 }
 
@@ -114,6 +114,11 @@ impl Arithmetic {
                 others.iter_mut().for_each(|other| other.copy_from_slice(sums));
             }
         }
+    }
+
+    /// Whether anything is done to what all ranks' elements came to.
+    pub(super) const fn finishes(&self) -> bool {
+        self.divisor.is_some()
     }
 
     /// To what all ranks' elements came to, by whoever owns it.

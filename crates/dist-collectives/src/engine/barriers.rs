@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dist_algos::direct::Task;
-use dist_transport::{Cause, Deadline, Incoming, Outgoing, Sink};
+use dist_transport::{Cause, Due, Incoming, Outgoing, Sink};
 
 use super::ways::{Begun, Job, Work};
 use super::{Engine, Manner, in_place, nothing_to_combine, partition};
@@ -15,7 +15,7 @@ impl Engine {
             Begun::Directly { .. } => self.meet(&mut [], nothing_to_combine, &manner.due),
             Begun::ByMessages { .. } => {
                 let nothing = in_place::<u8>(&mut [], partition::<u8>(0, 1));
-                self.run(nothing, &mut nothing_to_combine, manner.deadline())
+                self.run(nothing, &mut nothing_to_combine, &manner.due)
             }
         }
     }
@@ -30,9 +30,9 @@ impl Engine {
         }
         let mut word = vec![0; self.world_size().div_ceil(8)];
         if self.rank().index() == COUNTING {
-            self.count_ranks(&call, &mut word, manner.deadline())?;
+            self.count_ranks(&call, &mut word, &manner.due)?;
         } else {
-            self.report(&call, &mut word, manner.deadline())?;
+            self.report(&call, &mut word, &manner.due)?;
         }
         let is_absent = |rank: &usize| word[rank / 8] & (1 << (rank % 8)) != 0;
         let absent = (0..self.world_size()).filter(is_absent);
@@ -41,25 +41,25 @@ impl Engine {
     }
 
     /// Waits for the others, but leaves time to tell those that came.
-    fn count_ranks(&mut self, call: &Call, word: &mut [u8], deadline: Deadline) -> Result<()> {
+    fn count_ranks(&mut self, call: &Call, word: &mut [u8], due: &Due<'_>) -> Result<()> {
         let runtime = self.transport.runtime();
-        let own_patience = share_of_waiting(runtime.remaining(deadline));
+        let own_patience = share_of_waiting(runtime.remaining(due.deadline()));
         let others: Vec<usize> = (0..self.world_size()).filter(|&rank| rank != COUNTING).collect();
         // Those who are here already may not be able to wait as long as this rank.
-        let (early, others) = self.welcome(call, others, Duration::ZERO, deadline)?;
+        let (early, others) = self.welcome(call, others, Duration::ZERO, due)?;
         let patience = early.iter().map(|&(_, patience)| share_of_waiting(patience));
         let patience = patience.fold(own_patience, Duration::min);
-        let (late, absent) = self.welcome(call, others, patience, deadline)?;
+        let (late, absent) = self.welcome(call, others, patience, due)?;
         for &rank in &absent {
             word[rank / 8] |= 1 << (rank % 8);
         }
         let came: Vec<usize> = early.iter().chain(&late).map(|&(rank, _)| rank).collect();
         for &rank in &came {
-            self.tell(call, rank, word, deadline)?;
+            self.tell(call, rank, word, due)?;
         }
         if !absent.is_empty() {
             // Whoever has heard says so, because nobody hears anything of an aborted job.
-            let _heard = came.iter().try_for_each(|&rank| self.take(call, rank, &mut [], deadline));
+            let _heard = came.iter().try_for_each(|&rank| self.take(call, rank, &mut [], due));
             self.transport.abort();
         }
         Ok(())
@@ -71,34 +71,33 @@ impl Engine {
         call: &Call,
         mut ranks: Vec<usize>,
         patience: Duration,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<(Came, Vec<usize>)> {
         let until = self.transport.runtime().deadline(patience);
-        let silent = self.transport.silent(&ranks, until).map_err(|source| Error::in_call(*call, source))?;
+        let silent =
+            self.transport.silent(&ranks, &until.into()).map_err(|source| Error::in_call(*call, source))?;
         ranks.retain(|rank| !silent.contains(rank));
         for &rank in &ranks {
-            self.take(call, rank, &mut [], deadline)?;
-            self.tell(call, rank, &[], deadline)?;
+            self.take(call, rank, &mut [], due)?;
+            self.tell(call, rank, &[], due)?;
         }
         let patience = |rank| {
             let mut nanoseconds = [0; 8];
-            self.take(call, rank, &mut nanoseconds, deadline)?;
+            self.take(call, rank, &mut nanoseconds, due)?;
             Ok((rank, Duration::from_nanos(u64::from_le_bytes(nanoseconds))))
         };
         let came = ranks.into_iter().map(patience).collect::<Result<_>>()?;
         Ok((came, silent))
     }
 
-    fn report(&mut self, call: &Call, word: &mut [u8], deadline: Deadline) -> Result<()> {
-        let here = self
-            .tell(call, COUNTING, &[], deadline)
-            .and_then(|()| self.take(call, COUNTING, &mut [], deadline));
+    fn report(&mut self, call: &Call, word: &mut [u8], due: &Due<'_>) -> Result<()> {
+        let here = self.tell(call, COUNTING, &[], due).and_then(|()| self.take(call, COUNTING, &mut [], due));
         here.map_err(|error| self.who_is_absent(error))?;
-        let patience = self.transport.runtime().remaining(deadline).as_nanos();
+        let patience = self.transport.runtime().remaining(due.deadline()).as_nanos();
         let nanoseconds = u64::try_from(patience).unwrap_or(u64::MAX);
-        self.tell(call, COUNTING, &nanoseconds.to_le_bytes(), deadline)?;
-        self.take(call, COUNTING, word, deadline)?;
-        if word.iter().any(|&bits| bits != 0) { self.tell(call, COUNTING, &[], deadline) } else { Ok(()) }
+        self.tell(call, COUNTING, &nanoseconds.to_le_bytes(), due)?;
+        self.take(call, COUNTING, word, due)?;
+        if word.iter().any(|&bits| bits != 0) { self.tell(call, COUNTING, &[], due) } else { Ok(()) }
     }
 
     /// Whether the rank that counts ended this very call before this rank came: it waited for it in vain then, because
@@ -121,14 +120,14 @@ impl Engine {
         }
     }
 
-    fn tell(&mut self, call: &Call, to: usize, bytes: &[u8], deadline: Deadline) -> Result<()> {
-        let sent = self.transport.exchange(Some(Outgoing { to, parts: &[bytes] }), None, deadline);
+    fn tell(&mut self, call: &Call, to: usize, bytes: &[u8], due: &Due<'_>) -> Result<()> {
+        let sent = self.transport.exchange(Some(Outgoing { to, parts: &[bytes] }), None, due);
         sent.map_err(|source| Error::in_call(*call, source))
     }
 
-    fn take(&mut self, call: &Call, from: usize, bytes: &mut [u8], deadline: Deadline) -> Result<()> {
+    fn take(&mut self, call: &Call, from: usize, bytes: &mut [u8], due: &Due<'_>) -> Result<()> {
         let incoming = Incoming { from, len: bytes.len(), sink: Sink::Into(bytes) };
-        let received = self.transport.exchange(None, Some(incoming), deadline);
+        let received = self.transport.exchange(None, Some(incoming), due);
         received.map_err(|source| Error::in_call(*call, source))
     }
 }

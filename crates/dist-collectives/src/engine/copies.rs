@@ -27,7 +27,7 @@ impl Engine {
             }
             Begun::ByMessages { chunks } => {
                 let cut = partition::<T>(buffer.len(), chunks);
-                self.run(in_place(buffer, cut), &mut nothing_to_combine, manner.deadline())
+                self.run(in_place(buffer, cut), &mut nothing_to_combine, &manner.due)
             }
         }
     }
@@ -74,7 +74,7 @@ impl Engine {
             Begun::ByMessages { .. } => {
                 output[shares.range(own)].copy_from_slice(input);
                 let memory = in_place(output, shares.partition::<T>());
-                self.run(memory, &mut nothing_to_combine, manner.deadline())
+                self.run(memory, &mut nothing_to_combine, &manner.due)
             }
         }
     }
@@ -90,9 +90,7 @@ impl Engine {
         let cut = shares.partition::<T>();
         match begun {
             Begun::Directly { .. } => self.run_directly((buffer, cut), None, None, &manner.due),
-            Begun::ByMessages { .. } => {
-                self.run(in_place(buffer, cut), &mut nothing_to_combine, manner.deadline())
-            }
+            Begun::ByMessages { .. } => self.run(in_place(buffer, cut), &mut nothing_to_combine, &manner.due),
         }
     }
 
@@ -165,7 +163,7 @@ impl Engine {
             buffer[passing.range(rank.index())].copy_from_slice(input);
         }
         let all = from_input((input, own.partition::<T>()), (buffer, passing.partition::<T>()));
-        let done = self.run(all, &mut nothing_to_combine, manner.deadline());
+        let done = self.run(all, &mut nothing_to_combine, &manner.due);
         self.copy = memory;
         done
     }
@@ -220,13 +218,13 @@ impl Engine {
             // Nothing but its own part comes to this rank.
             let cut = passing.partition::<T>();
             let memory = from_input(source, (output, cut));
-            return self.run(memory, &mut nothing_to_combine, manner.deadline());
+            return self.run(memory, &mut nothing_to_combine, &manner.due);
         }
         let mut memory = std::mem::take(&mut self.copy);
         let buffer = room(&mut memory, passing.total(), &mut *self.transport)?;
         let cut = passing.partition::<T>();
         let all = from_input(source, (&mut *buffer, cut));
-        let done = self.run(all, &mut nothing_to_combine, manner.deadline());
+        let done = self.run(all, &mut nothing_to_combine, &manner.due);
         if done.is_ok() {
             output.copy_from_slice(if held.is_empty() {
                 &input[shares.range(rank.index())]

@@ -10,7 +10,7 @@ impl Engine {
         self.check_rank(to)?;
         let call = self.begin_messages::<T>(elements.len(), Some(self.rank().index()));
         let parts = [bytemuck::cast_slice(elements)];
-        let sent = self.transport.exchange(Some(Outgoing { to, parts: &parts }), None, manner.deadline());
+        let sent = self.transport.exchange(Some(Outgoing { to, parts: &parts }), None, &manner.due);
         sent.map_err(|source| Error::in_call(call, source))
     }
 
@@ -22,7 +22,7 @@ impl Engine {
     ) -> Result<()> {
         self.check_rank(from)?;
         let call = self.begin_messages::<T>(elements.len(), Some(from));
-        let received = self.transport.exchange(None, Some(incoming(elements, from)), manner.deadline());
+        let received = self.transport.exchange(None, Some(incoming(elements, from)), &manner.due);
         received.map_err(|source| Error::in_call(call, source))
     }
 
@@ -39,7 +39,7 @@ impl Engine {
         let call = self.begin_messages::<T>(0, None);
         let parts = [bytemuck::cast_slice(sent)];
         let (send, receive) = (Outgoing { to, parts: &parts }, incoming(received, from));
-        let done = self.transport.exchange(Some(send), Some(receive), manner.deadline());
+        let done = self.transport.exchange(Some(send), Some(receive), &manner.due);
         done.map_err(|source| Error::in_call(call, source))
     }
 
@@ -59,7 +59,7 @@ impl Engine {
         let peers = sends.iter().map(|send| send.to).chain(receives.iter().map(|receive| receive.from));
         peers.into_iter().try_for_each(|peer| self.check_rank(peer))?;
         let call = self.begin_messages::<T>(0, None);
-        let done = self.transport.exchange_all(&sends, &mut receives, manner.deadline());
+        let done = self.transport.exchange_all(&sends, &mut receives, &manner.due);
         done.map_err(|source| Error::in_call(call, source))
     }
 

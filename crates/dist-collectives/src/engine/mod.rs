@@ -49,11 +49,6 @@ impl<'a> Manner<'a> {
         Self { settings, due: deadline.into(), sizes: 0 }
     }
 
-    /// Until when the call may last.
-    pub(crate) fn deadline(&self) -> Deadline {
-        self.due.deadline()
-    }
-
     /// The same for a call whose ranks must agree on this digest too.
     pub(crate) fn with_sizes(self, sizes: u64) -> Self {
         Self { sizes, ..self }
@@ -154,8 +149,8 @@ impl Engine {
     }
 
     /// Does what was begun by messages, up to where the sums of an all_reduce are complete.
-    fn run(&mut self, memory: Memory<'_>, combine: &mut Combine<'_>, deadline: Deadline) -> Result<()> {
-        self.run_phase(Script::reduce, memory, combine, deadline)
+    fn run(&mut self, memory: Memory<'_>, combine: &mut Combine<'_>, due: &Due<'_>) -> Result<()> {
+        self.run_phase(Script::reduce, memory, combine, due)
     }
 
     fn run_phase(
@@ -163,11 +158,11 @@ impl Engine {
         phase: impl FnOnce(&Script) -> &[Step],
         memory: Memory<'_>,
         combine: &mut Combine<'_>,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<()> {
         let way = self.known.current();
-        let steps = phase(way.script()).iter().copied();
-        dist_algos::run(&mut *self.transport, steps, memory, combine, &mut self.scratch, deadline)
+        let steps = phase(way.script());
+        dist_algos::run(&mut *self.transport, steps, memory, combine, &mut self.scratch, due)
             .map_err(|error| Self::failed(&way.call, error))
     }
 
@@ -177,9 +172,9 @@ impl Engine {
         steps: impl IntoIterator<Item = Step>,
         memory: Memory<'_>,
         combine: &mut Combine<'_>,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<()> {
-        dist_algos::run(&mut *self.transport, steps, memory, combine, &mut self.scratch, deadline)
+        dist_algos::run(&mut *self.transport, steps, memory, combine, &mut self.scratch, due)
             .map_err(|error| Self::failed(call, error))
     }
 

@@ -1,11 +1,9 @@
 //! Operations that combine elements of different ranks.
 
-use std::ops::Range;
-
 use dist_algos::Source;
 use dist_algos::direct::Task;
 use dist_algos::scan::Extent;
-use dist_transport::Deadline;
+use dist_transport::Due;
 
 use super::arithmetic::{Arithmetic, identity};
 use super::direct::Held;
@@ -40,7 +38,7 @@ impl Engine {
         match begun {
             Begun::Directly { .. } => self.reduce_held(held, &arithmetic, &manner.due),
             Begun::ByMessages { chunks } => {
-                self.reduce_by_messages(held.elements(), chunks, &arithmetic, manner.deadline())
+                self.reduce_by_messages(held.elements(), chunks, &arithmetic, &manner.due)
             }
         }
     }
@@ -50,22 +48,40 @@ impl Engine {
         buffer: &mut [T],
         chunks: usize,
         arithmetic: &Arithmetic,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<()> {
         arithmetic.prepare(buffer);
-        let at_once = self.bytes_at_once(Operation::AllReduce, size_of_val(buffer));
-        for block in blocks(buffer.len(), at_once / size_of::<T>()) {
-            let block = &mut buffer[block];
-            let partition = partition::<T>(block.len(), chunks);
-            let combine = &mut arithmetic.combine::<T>();
-            self.run(in_place(block, partition), combine, deadline)?;
-            for chunk in self.known.current().script().owned.indices() {
-                let bytes = partition.range(chunk);
-                arithmetic.finish(&mut block[bytes.start / size_of::<T>()..bytes.end / size_of::<T>()]);
+        let at_once = self.bytes_at_once(Operation::AllReduce, size_of_val(buffer)) / size_of::<T>();
+        let mut rest = buffer;
+        loop {
+            // Without elements there are messages too.
+            let (block, later) = rest.split_at_mut(rest.len().min(at_once.max(1)));
+            self.reduce_block(block, chunks, arithmetic, due)?;
+            if later.is_empty() {
+                return Ok(());
             }
-            self.run_phase(Script::gather, in_place(block, partition), combine, deadline)?;
+            rest = later;
         }
-        Ok(())
+    }
+
+    fn reduce_block<T: Element>(
+        &mut self,
+        block: &mut [T],
+        chunks: usize,
+        arithmetic: &Arithmetic,
+        due: &Due<'_>,
+    ) -> Result<()> {
+        let partition = partition::<T>(block.len(), chunks);
+        let combine = &mut arithmetic.combine::<T>();
+        if !arithmetic.finishes() {
+            return self.run_phase(Script::all, in_place(block, partition), combine, due);
+        }
+        self.run(in_place(block, partition), combine, due)?;
+        for chunk in self.known.current().script().owned.indices() {
+            let bytes = partition.range(chunk);
+            arithmetic.finish(&mut block[bytes.start / size_of::<T>()..bytes.end / size_of::<T>()]);
+        }
+        self.run_phase(Script::gather, in_place(block, partition), combine, due)
     }
 
     /// How many bytes of a buffer an operation's algorithm is run on at once, again and again: all of them, but in an
@@ -103,7 +119,7 @@ impl Engine {
             }
             Begun::ByMessages { chunks } => {
                 let cut = partition::<T>(buffer.len(), chunks);
-                self.run(in_place(buffer, cut), &mut arithmetic.combine::<T>(), manner.deadline())?;
+                self.run(in_place(buffer, cut), &mut arithmetic.combine::<T>(), &manner.due)?;
                 if self.rank.index() == root {
                     arithmetic.finish(buffer);
                 }
@@ -178,7 +194,7 @@ impl Engine {
             Begun::ByMessages { .. } if self.known.current().script().of == Source::Input => {
                 output.copy_from_slice(&input[shares.range(own)]);
                 let memory = from_input((input, whole), (&mut *output, part));
-                self.run(memory, &mut arithmetic.combine::<T>(), manner.deadline())?;
+                self.run(memory, &mut arithmetic.combine::<T>(), &manner.due)?;
                 arithmetic.finish(output);
                 return Ok(());
             }
@@ -211,7 +227,7 @@ impl Engine {
                 Ok(&mut buffer[own])
             }
             Begun::ByMessages { .. } => {
-                self.run(in_place(buffer, cut), &mut arithmetic.combine::<T>(), manner.deadline())?;
+                self.run(in_place(buffer, cut), &mut arithmetic.combine::<T>(), &manner.due)?;
                 let own = &mut buffer[own];
                 arithmetic.finish(own);
                 Ok(own)
@@ -257,17 +273,10 @@ impl Engine {
         let arithmetic = self.arithmetic::<T>(op, manner)?;
         arithmetic.prepare(buffer);
         let cut = partition::<T>(buffer.len(), chunks);
-        self.run(in_place(buffer, cut), &mut arithmetic.combine::<T>(), manner.deadline())?;
+        self.run(in_place(buffer, cut), &mut arithmetic.combine::<T>(), &manner.due)?;
         if extent == Extent::Exclusive && self.rank.index() == 0 {
             buffer.fill(identity(op));
         }
         Ok(())
     }
-}
-
-/// So many elements in blocks of so many, at least one of them.
-fn blocks(len: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
-    let most = most.max(1);
-    let blocks = len.div_ceil(most).max(1);
-    (0..blocks).map(move |block| block * most..len.min((block + 1) * most))
 }

@@ -152,11 +152,16 @@ pub(super) struct Script {
 }
 
 impl Script {
+    pub(super) fn all(&self) -> &[Step] {
+        &self.steps
+    }
+
     /// Everything until sums are complete; of other operations than all_reduce nothing follows.
     pub(super) fn reduce(&self) -> &[Step] {
         &self.steps[..self.sums_complete]
     }
 
+    /// What follows in an all_reduce.
     pub(super) fn gather(&self) -> &[Step] {
         &self.steps[self.sums_complete..]
     }

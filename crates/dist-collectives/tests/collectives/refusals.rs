@@ -10,7 +10,7 @@ use dist_collectives::{
     Abort, ChannelId, Communicator, Error, Fingerprint, ReduceOp, Runtime, Traffic, Transport, TransportError,
 };
 use dist_transport::runtime::{Executor, Unparker, Wake};
-use dist_transport::{Combine, Deadline, Incoming, Outgoing, Rank, sim};
+use dist_transport::{Combine, Due, Incoming, Outgoing, Rank, sim};
 
 /// The system's threads, but for the first one that rank 0 asks for.
 struct Reluctant {
@@ -117,9 +117,9 @@ impl Transport for Single {
         &mut self,
         send: Option<Outgoing<'_>>,
         receive: Option<Incoming<'_>>,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<(), TransportError> {
-        self.transport.exchange(send, receive, deadline)
+        self.transport.exchange(send, receive, due)
     }
 
     fn exchange_in_place(
@@ -127,13 +127,13 @@ impl Transport for Single {
         peer: usize,
         buffer: &mut [u8],
         combine: &mut Combine<'_>,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<(), TransportError> {
-        self.transport.exchange_in_place(peer, buffer, combine, deadline)
+        self.transport.exchange_in_place(peer, buffer, combine, due)
     }
 
-    fn silent(&mut self, peers: &[usize], deadline: Deadline) -> Result<Vec<usize>, TransportError> {
-        self.transport.silent(peers, deadline)
+    fn silent(&mut self, peers: &[usize], due: &Due<'_>) -> Result<Vec<usize>, TransportError> {
+        self.transport.silent(peers, due)
     }
 
     fn hosts(&self) -> Vec<u64> {

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use crate::{Abort, Cause, Deadline, Error, Incoming, Outgoing, Rank, Result, Sink, Transport};
+use crate::{Abort, Cause, Due, Error, Incoming, Outgoing, Rank, Result, Sink, Transport};
 
 use super::backend::LONG;
 
 /// A deadline that is not to run out.
-pub(super) fn soon(transport: &dyn Transport) -> Deadline {
-    transport.runtime().deadline(LONG)
+pub(super) fn soon(transport: &dyn Transport) -> Due<'static> {
+    transport.runtime().deadline(LONG).into()
 }
 
 /// The bytes that `from` sends as its message number `round`: no two ranks and rounds send the same.
@@ -18,8 +18,8 @@ pub(super) fn payload(from: Rank, round: usize, len: usize) -> Vec<u8> {
 }
 
 pub(super) fn send(transport: &mut dyn Transport, to: usize, bytes: &[u8]) -> Result<()> {
-    let deadline = soon(transport);
-    transport.exchange(Some(Outgoing { to, parts: &[bytes] }), None, deadline)
+    let due = soon(transport);
+    transport.exchange(Some(Outgoing { to, parts: &[bytes] }), None, &due)
 }
 
 pub(super) fn receive(transport: &mut dyn Transport, from: usize, len: usize) -> Result<Vec<u8>> {
@@ -32,40 +32,40 @@ pub(super) fn receive_within(
     len: usize,
     limit: Duration,
 ) -> Result<Vec<u8>> {
-    let deadline = transport.runtime().deadline(limit);
+    let due = Due::from(transport.runtime().deadline(limit));
     let mut bytes = vec![0; len];
-    transport.exchange(None, Some(Incoming { from, len, sink: Sink::Into(&mut bytes) }), deadline)?;
+    transport.exchange(None, Some(Incoming { from, len, sink: Sink::Into(&mut bytes) }), &due)?;
     Ok(bytes)
 }
 
 /// Sends to the right while receiving as much from the left.
 pub(super) fn pass_round(transport: &mut dyn Transport, bytes: &[u8]) -> Result<Vec<u8>> {
-    let (rank, deadline) = (transport.rank(), soon(transport));
+    let (rank, due) = (transport.rank(), soon(transport));
     let mut received = vec![0; bytes.len()];
     let outgoing = Outgoing { to: rank.right().index(), parts: &[bytes] };
     let incoming = Incoming { from: rank.left().index(), len: bytes.len(), sink: Sink::Into(&mut received) };
-    transport.exchange(Some(outgoing), Some(incoming), deadline)?;
+    transport.exchange(Some(outgoing), Some(incoming), &due)?;
     Ok(received)
 }
 
 /// Every pair exchanges a byte: afterwards all connections of this rank are open. Others may still be at it, and
 /// meet the end of the job there.
 pub(super) fn meet_all(transport: &mut dyn Transport) -> Result<()> {
-    let (rank, deadline) = (transport.rank(), soon(transport));
+    let (rank, due) = (transport.rank(), soon(transport));
     for distance in 1..rank.world_size() {
         let outgoing = Outgoing { to: rank.plus(distance).index(), parts: &[&[0]] };
         let mut byte = [0];
         let incoming = Incoming { from: rank.minus(distance).index(), len: 1, sink: Sink::Into(&mut byte) };
-        transport.exchange(Some(outgoing), Some(incoming), deadline)?;
+        transport.exchange(Some(outgoing), Some(incoming), &due)?;
     }
     Ok(())
 }
 
 /// Waits for something to go wrong with `peer`, which sends nothing: the wait must be woken when it does.
 pub(super) fn wait_in_vain(transport: &mut dyn Transport, peer: usize) -> Error {
-    let deadline = soon(transport);
+    let due = soon(transport);
     let error = receive(transport, peer, 1).expect_err("nobody sends this byte");
-    assert!(!transport.runtime().expired(deadline), "not woken: {error}");
+    assert!(!transport.runtime().expired(due.deadline()), "not woken: {error}");
     error
 }
 
@@ -77,12 +77,12 @@ pub(super) fn stand_by(transport: &mut dyn Transport, peer: usize) -> Error {
 /// The record of an abort whose error this rank has already seen, or soon will.
 pub(super) fn await_abort(transport: &dyn Transport) -> Abort {
     let runtime = transport.runtime();
-    let deadline = soon(transport);
+    let due = soon(transport);
     loop {
         if let Some(abort) = transport.aborted() {
             return abort;
         }
-        assert!(!runtime.expired(deadline), "no abort came");
+        assert!(!runtime.expired(due.deadline()), "no abort came");
         runtime.park(Some(runtime.deadline(Duration::from_millis(1))));
     }
 }

@@ -1,6 +1,8 @@
 //! Memory that all ranks of a group share. Where a transport has none, these promises are kept.
 
-use crate::{Abort, CALLS_MAX, Cause, Direct, Error, Exposed, Fingerprint, Place, Result, Slots, Transport};
+use crate::{
+    Abort, CALLS_MAX, Cause, Direct, Due, Error, Exposed, Fingerprint, Place, Result, Slots, Transport,
+};
 
 use super::backend::{Backend, Fabric, LONG};
 use super::calls::{assert_one_contradicts, await_abort, meet_all, payload, receive_within, soon};
@@ -14,22 +16,21 @@ pub(super) fn call(number: u64, form: u8) -> Fingerprint {
 
 /// Every rank posts once, and waits for every other.
 pub(super) fn barrier(transport: &mut dyn Transport) -> Result<()> {
-    let (rank, deadline) = (transport.rank(), soon(transport));
-    let Some(direct) = transport.direct(&deadline.into())? else { return Ok(()) };
-    direct.enter(1, Slots::Unused, Exposed::Nothing, &deadline.into())?;
+    let (rank, due) = (transport.rank(), soon(transport));
+    let Some(direct) = transport.direct(&due)? else { return Ok(()) };
+    direct.enter(1, Slots::Unused, Exposed::Nothing, &due)?;
     direct.post();
-    (1..rank.world_size())
-        .try_for_each(|distance| direct.wait(rank.plus(distance).index(), 1, &deadline.into()))?;
+    (1..rank.world_size()).try_for_each(|distance| direct.wait(rank.plus(distance).index(), 1, &due))?;
     direct.settle();
     Ok(())
 }
 
 /// Takes part in a call in which it waits for nobody; `false` if there is no memory to do so in.
 fn pass(transport: &mut dyn Transport, call: Fingerprint) -> Result<bool> {
-    let deadline = soon(transport);
+    let due = soon(transport);
     transport.begin(call);
-    let Some(direct) = transport.direct(&deadline.into())? else { return Ok(false) };
-    direct.enter(1, Slots::Unused, Exposed::Nothing, &deadline.into())?;
+    let Some(direct) = transport.direct(&due)? else { return Ok(false) };
+    direct.enter(1, Slots::Unused, Exposed::Nothing, &due)?;
     direct.post();
     direct.settle();
     Ok(true)
@@ -40,12 +41,12 @@ pub fn all_ranks_of_a_group_share_memory_or_none_does(fabric: &'static dyn Fabri
     let backend = Backend(fabric);
     for world_size in [1, 2, 5] {
         let program = |mut transport: Box<dyn Transport>| {
-            let deadline = soon(&*transport);
+            let due = soon(&*transport);
             // Before, each has done something else.
             transport.begin(call(0, u8::from(transport.rank().index() == 1)));
-            let shared = transport.direct(&deadline.into()).unwrap().map(|direct| direct.shared());
+            let shared = transport.direct(&due).unwrap().map(|direct| direct.shared());
             transport.begin(call(1, 0));
-            assert_eq!(transport.direct(&deadline.into()).unwrap().map(|direct| direct.shared()), shared);
+            assert_eq!(transport.direct(&due).unwrap().map(|direct| direct.shared()), shared);
             // Others may still be agreeing.
             meet_all(&mut *transport).unwrap();
             shared
@@ -58,14 +59,14 @@ pub fn all_ranks_of_a_group_share_memory_or_none_does(fabric: &'static dyn Fabri
 pub fn what_is_published_is_seen_by_whoever_waits_for_the_post(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn one_call(transport: &mut dyn Transport, number: usize) {
-        let (rank, deadline) = (transport.rank(), soon(transport));
+        let (rank, due) = (transport.rank(), soon(transport));
         transport.begin(call(number as u64, 0));
-        let Some(direct) = transport.direct(&deadline.into()).unwrap() else { return };
+        let Some(direct) = transport.direct(&due).unwrap() else { return };
         let shared = direct.shared();
         let sheet = (Place::Sheet, 0, shared.sheet_bytes);
         let places = [(Place::Line, 0, shared.line_bytes), sheet, (Place::Slot(0), 64, 1000)];
         let last = (Place::Slot(shared.slots - 1), 0, shared.slot_bytes);
-        direct.enter(1, Slots::Used, Exposed::Nothing, &deadline.into()).unwrap();
+        direct.enter(1, Slots::Used, Exposed::Nothing, &due).unwrap();
         for (place, offset, len) in places.into_iter().chain([last]) {
             let bytes = payload(rank, number, len);
             direct.publish(place, offset, &bytes[..len / 2]);
@@ -75,7 +76,7 @@ pub fn what_is_published_is_seen_by_whoever_waits_for_the_post(fabric: &'static 
         direct.post();
         for distance in 1..rank.world_size() {
             let peer = rank.minus(distance);
-            direct.wait(peer.index(), 1, &deadline.into()).unwrap();
+            direct.wait(peer.index(), 1, &due).unwrap();
             for (place, offset, len) in places.into_iter().chain([last]) {
                 let mut read = vec![0; len];
                 direct.read(peer.index(), place, offset, &mut read).unwrap();
@@ -105,9 +106,9 @@ pub fn what_is_published_is_seen_by_whoever_waits_for_the_post(fabric: &'static 
 pub fn ranks_that_have_met_have_what_all_have_brought(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn meet(transport: &mut dyn Transport, number: usize) {
-        let (rank, deadline) = (transport.rank(), soon(transport));
+        let (rank, due) = (transport.rank(), soon(transport));
         transport.begin(call(number as u64, 0));
-        let Some(direct) = transport.direct(&deadline.into()).unwrap() else { return };
+        let Some(direct) = transport.direct(&due).unwrap() else { return };
         let (place, shift, len) = match number % 4 {
             0 => (Place::Line, 0, 40),
             1 => (Place::Slot(0), 0, 1000),
@@ -115,7 +116,7 @@ pub fn ranks_that_have_met_have_what_all_have_brought(fabric: &'static dyn Fabri
             _ => (Place::Slot(1), 1, 5000),
         };
         let bytes = payload(rank, number, len);
-        direct.meet(rank, (rank.plus(shift).index(), place, 0), &bytes, &deadline.into()).unwrap();
+        direct.meet(rank, (rank.plus(shift).index(), place, 0), &bytes, &due).unwrap();
         for distance in 0..rank.world_size() {
             let peer = rank.plus(distance);
             let mut read = vec![0; len];
@@ -137,11 +138,11 @@ pub fn each_post_of_a_call_hands_over_what_was_written_before_it(fabric: &'stati
     let backend = Backend(fabric);
     /// A word goes round: each rank adds one to what its left neighbour has written.
     fn go_round(transport: &mut dyn Transport, number: u64) {
-        let (rank, deadline) = (transport.rank(), soon(transport));
+        let (rank, due) = (transport.rank(), soon(transport));
         transport.begin(call(number, 0));
-        let Some(direct) = transport.direct(&deadline.into()).unwrap() else { return };
+        let Some(direct) = transport.direct(&due).unwrap() else { return };
         let posts = u32::try_from(rank.world_size()).unwrap();
-        direct.enter(posts, Slots::Used, Exposed::Nothing, &deadline.into()).unwrap();
+        direct.enter(posts, Slots::Used, Exposed::Nothing, &due).unwrap();
         let mut word = number + rank.index() as u64;
         for post in 1..=posts {
             let slot = Place::Slot(post as usize % 2);
@@ -149,7 +150,7 @@ pub fn each_post_of_a_call_hands_over_what_was_written_before_it(fabric: &'stati
             direct.post();
             // Neither neighbour may be more than a slot ahead.
             for peer in [rank.left(), rank.right()] {
-                direct.wait(peer.index(), post, &deadline.into()).unwrap();
+                direct.wait(peer.index(), post, &due).unwrap();
             }
             let mut theirs = [0; 8];
             direct.read(rank.left().index(), slot, 8, &mut theirs).unwrap();
@@ -183,18 +184,18 @@ pub fn nobody_writes_over_what_a_rank_is_still_reading(fabric: &'static dyn Fabr
         }
     }
     let program = |mut transport: Box<dyn Transport>| {
-        let (rank, deadline) = (transport.rank(), soon(&*transport));
+        let (rank, due) = (transport.rank(), soon(&*transport));
         for number in 1..=CALLS {
             transport.begin(call(number, 0));
-            let Some(direct) = transport.direct(&deadline.into()).unwrap() else { return };
+            let Some(direct) = transport.direct(&due).unwrap() else { return };
             let place = place_in(number);
-            direct.enter(1, Slots::of(place), Exposed::Nothing, &deadline.into()).unwrap();
+            direct.enter(1, Slots::of(place), Exposed::Nothing, &due).unwrap();
             if rank.index() == 0 {
                 direct.publish(place, 0, &number.to_le_bytes());
                 direct.post();
             } else {
                 direct.post();
-                direct.wait(0, 1, &deadline.into()).unwrap();
+                direct.wait(0, 1, &due).unwrap();
                 let mut read = [0; 8];
                 direct.read(0, place, 0, &mut read).unwrap();
                 assert_eq!(u64::from_le_bytes(read), number);
@@ -216,8 +217,8 @@ pub fn ranks_in_shared_memory_whose_calls_differ_all_hear_of_it(fabric: &'static
         fn disagree(transport: &mut dyn Transport) -> Result<bool> {
             barrier(transport)?;
             transport.begin(call(1, u8::from(transport.rank().index() == 1)));
-            let deadline = soon(transport);
-            let shares = transport.direct(&deadline.into())?.is_some();
+            let due = soon(transport);
+            let shares = transport.direct(&due)?.is_some();
             barrier(transport).map(|()| shares)
         }
         let program = |mut transport: Box<dyn Transport>| match disagree(&mut *transport) {
@@ -265,8 +266,8 @@ pub fn calls_that_can_never_meet_are_reported_by_ranks_that_went_ahead(fabric: &
     let backend = Backend(fabric);
     fn disagree(transport: &mut dyn Transport) -> Result<()> {
         barrier(transport)?;
-        let deadline = soon(transport);
-        if transport.direct(&deadline.into())?.is_none() {
+        let due = soon(transport);
+        if transport.direct(&due)?.is_none() {
             return Ok(());
         }
         if transport.rank().index() == 1 {
@@ -291,11 +292,11 @@ pub fn a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer(fabric: &
             barrier(&mut *group).unwrap();
             let (me, long) = (group.rank().index(), soon(&*group));
             let short = group.runtime().deadline(backend.short());
-            let deadline = if me == 0 { short } else { long };
-            let direct = group.direct(&deadline.into()).unwrap()?;
-            direct.enter(1, Slots::Used, Exposed::Nothing, &deadline.into()).unwrap();
+            let due = if me == 0 { short.into() } else { long };
+            let direct = group.direct(&due).unwrap()?;
+            direct.enter(1, Slots::Used, Exposed::Nothing, &due).unwrap();
             // The others wait for the first, and it for one that does not post.
-            let error = direct.wait(usize::from(me == 0), 1, &deadline.into()).expect_err("nobody posts");
+            let error = direct.wait(usize::from(me == 0), 1, &due).expect_err("nobody posts");
             Some((error, await_abort(&*group)))
         };
         let [first, silent, _] = members;
@@ -323,17 +324,17 @@ fn check_end(
 ) {
     /// Whether there is memory to wait in for the second rank.
     fn wait_for_the_second(transport: &mut dyn Transport) -> Result<bool> {
-        let deadline = soon(transport);
-        let Some(direct) = transport.direct(&deadline.into())? else { return Ok(false) };
-        direct.enter(1, Slots::Used, Exposed::Nothing, &deadline.into())?;
+        let due = soon(transport);
+        let Some(direct) = transport.direct(&due)? else { return Ok(false) };
+        direct.enter(1, Slots::Used, Exposed::Nothing, &due)?;
         direct.post();
-        direct.wait(1, 1, &deadline.into()).map(|()| true)
+        direct.wait(1, 1, &due).map(|()| true)
     }
     let program = move |mut transport: Box<dyn Transport>| {
         let met = barrier(&mut *transport);
-        let deadline = soon(&*transport);
+        let due = soon(&*transport);
         if transport.rank().index() == 1 {
-            let shares = transport.direct(&deadline.into()).unwrap().is_some();
+            let shares = transport.direct(&due).unwrap().is_some();
             if shares {
                 end(transport);
             }
@@ -345,7 +346,7 @@ fn check_end(
                 None
             }
             Err(error) => {
-                assert!(!transport.runtime().expired(deadline), "not woken: {error}");
+                assert!(!transport.runtime().expired(due.deadline()), "not woken: {error}");
                 Some(await_abort(&*transport))
             }
         }
@@ -368,13 +369,13 @@ pub fn an_abort_wakes_who_waits_in_shared_memory(fabric: &'static dyn Fabric) {
 pub fn groups_share_memory_of_their_own(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn tell(transport: &mut dyn Transport, number: u64) -> Vec<u64> {
-        let (rank, deadline) = (transport.rank(), soon(transport));
-        let Some(direct) = transport.direct(&deadline.into()).unwrap() else { return Vec::new() };
-        direct.enter(1, Slots::Used, Exposed::Nothing, &deadline.into()).unwrap();
+        let (rank, due) = (transport.rank(), soon(transport));
+        let Some(direct) = transport.direct(&due).unwrap() else { return Vec::new() };
+        direct.enter(1, Slots::Used, Exposed::Nothing, &due).unwrap();
         direct.publish(Place::Line, 0, &number.to_le_bytes());
         direct.post();
         let hear = |peer| {
-            direct.wait(peer, 1, &deadline.into()).unwrap();
+            direct.wait(peer, 1, &due).unwrap();
             let mut word = [0; 8];
             direct.read(peer, Place::Line, 0, &mut word).unwrap();
             u64::from_le_bytes(word)
@@ -403,22 +404,22 @@ pub fn groups_share_memory_of_their_own(fabric: &'static dyn Fabric) {
 pub fn a_rank_sees_its_own_places(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = |mut transport: Box<dyn Transport>| {
-        let (me, deadline) = (transport.rank().index(), soon(&*transport));
-        if let Some(direct) = transport.direct(&deadline.into()).unwrap() {
-            look_at_itself(direct, me, deadline);
+        let (me, due) = (transport.rank().index(), soon(&*transport));
+        if let Some(direct) = transport.direct(&due).unwrap() {
+            look_at_itself(direct, me, &due);
         }
         barrier(&mut *transport).unwrap();
     };
     backend.check(2, program, drop);
 }
 
-fn look_at_itself(direct: &mut dyn Direct, me: usize, deadline: crate::Deadline) {
-    direct.enter(1, Slots::Used, Exposed::Nothing, &deadline.into()).unwrap();
+fn look_at_itself(direct: &mut dyn Direct, me: usize, due: &Due<'_>) {
+    direct.enter(1, Slots::Used, Exposed::Nothing, due).unwrap();
     direct.publish(Place::Slot(0), 128, b"hello");
     let mut seen = [0; 5];
     direct.read(me, Place::Slot(0), 128, &mut seen).unwrap();
     assert_eq!(&seen, b"hello");
     direct.post();
-    direct.wait(me, 1, &deadline.into()).unwrap();
+    direct.wait(me, 1, due).unwrap();
     direct.settle();
 }

@@ -21,15 +21,15 @@ fn receive_refused(transport: &mut dyn Transport, from: usize, len: usize, in_me
     }
     let mut refuse = |_, _: &[u8]| panic!("bytes of a refused message were delivered");
     let incoming = Incoming { from, len, sink: Sink::Each(&mut refuse) };
-    let deadline = soon(transport);
-    transport.exchange(None, Some(incoming), deadline).unwrap_err()
+    let due = soon(transport);
+    transport.exchange(None, Some(incoming), &due).unwrap_err()
 }
 
 /// Combines what is to be refused.
 fn combine_refused(transport: &mut dyn Transport, peer: usize, len: usize) -> Error {
     let mut refuse = |_: &mut [u8], _: &[u8]| panic!("bytes of a refused message were combined");
-    let deadline = soon(transport);
-    transport.exchange_in_place(peer, &mut vec![7; len], &mut refuse, deadline).unwrap_err()
+    let due = soon(transport);
+    transport.exchange_in_place(peer, &mut vec![7; len], &mut refuse, &due).unwrap_err()
 }
 
 /// A message of another call is refused on every rank before a byte is delivered.
@@ -255,8 +255,8 @@ pub fn an_abort_wakes_every_wait_and_stands_for_ever(fabric: &'static dyn Fabric
             // What comes later changes nothing.
             transport.abort();
             transport.begin(THEIRS);
-            let deadline = soon(transport);
-            let in_place = transport.exchange_in_place(0, &mut [0; 8], &mut |_, _| {}, deadline).unwrap_err();
+            let due = soon(transport);
+            let in_place = transport.exchange_in_place(0, &mut [0; 8], &mut |_, _| {}, &due).unwrap_err();
             for error in [pass_round(transport, &[1]).unwrap_err(), wait_in_vain(transport, 0), in_place] {
                 assert!(matches!(error, Error::Aborted(again) if again == abort), "{error}");
             }
@@ -309,9 +309,9 @@ pub fn a_peer_outside_the_group_is_refused_without_harm(fabric: &'static dyn Fab
     fn check(backend: Backend, world_size: usize) {
         let program = move |mut transport: Box<dyn Transport>| {
             let transport = &mut *transport;
-            let deadline = soon(transport);
+            let due = soon(transport);
             for bad in [world_size, usize::MAX] {
-                let in_place = transport.exchange_in_place(bad, &mut [0], &mut |_, _| {}, deadline);
+                let in_place = transport.exchange_in_place(bad, &mut [0], &mut |_, _| {}, &due);
                 let received = receive(transport, bad, 1).map(drop);
                 for refused in [send(transport, bad, &[1]), received, in_place] {
                     let Err(Error::RankOutOfRange { rank, world_size: size }) = refused else {
@@ -335,11 +335,11 @@ pub fn receiving_into_memory_of_another_length_is_refused_without_harm(fabric: &
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {
         let program = |mut transport: Box<dyn Transport>| {
-            let (rank, deadline) = (transport.rank(), soon(&*transport));
+            let (rank, due) = (transport.rank(), soon(&*transport));
             let outgoing = Outgoing { to: rank.right().index(), parts: &[&[5; 10]] };
             let mut memory = [0; 9];
             let incoming = Incoming { from: rank.left().index(), len: 10, sink: Sink::Into(&mut memory) };
-            let error = transport.exchange(Some(outgoing), Some(incoming), deadline).unwrap_err();
+            let error = transport.exchange(Some(outgoing), Some(incoming), &due).unwrap_err();
             assert!(matches!(error, Error::Length { expected: 9, got: 10, .. }), "{error}");
             assert_eq!(pass_round(&mut *transport, &[6]).unwrap(), [6], "nothing was sent before");
             assert_eq!(transport.aborted(), None);

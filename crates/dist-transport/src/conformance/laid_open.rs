@@ -8,27 +8,25 @@ use super::direct::{barrier, call};
 
 /// Every rank reads from every other's memory and writes into it, as far as that goes.
 fn reach_into_all(transport: &mut dyn Transport, memory: &mut Owned<u8>, number: usize) {
-    let (rank, deadline) = (transport.rank(), soon(transport));
+    let (rank, due) = (transport.rank(), soon(transport));
     let (me, len) = (rank.index(), memory.len() / 2 / rank.world_size());
     let place = |of: usize| memory_place(of, len);
     memory.fill(0);
     memory[place(me)].copy_from_slice(&payload(rank, number, len));
     transport.begin(call(number as u64, 0));
-    let Some(direct) = transport.direct(&deadline.into()).unwrap() else { return };
+    let Some(direct) = transport.direct(&due).unwrap() else { return };
     let reach = if memory.is_allocated() { Reach::Write } else { direct.shared().reach };
     match reach {
         Reach::Slots => return,
-        Reach::Read => direct.enter(2, Slots::Used, Exposed::Read(memory), &deadline.into()).unwrap(),
-        Reach::Write => {
-            direct.enter(2, Slots::Used, Exposed::Write(memory.lend()), &deadline.into()).unwrap()
-        }
+        Reach::Read => direct.enter(2, Slots::Used, Exposed::Read(memory), &due).unwrap(),
+        Reach::Write => direct.enter(2, Slots::Used, Exposed::Write(memory.lend()), &due).unwrap(),
     }
     direct.show(memory);
     direct.post();
     let others = || (1..rank.world_size()).map(move |distance| rank.plus(distance));
     let half = memory.len() / 2;
     for peer in others() {
-        direct.wait(peer.index(), 1, &deadline.into()).unwrap();
+        direct.wait(peer.index(), 1, &due).unwrap();
         let expected = payload(peer, number, len);
         let mut seen = vec![0; len];
         direct.read(peer.index(), Place::Memory, place(peer.index()).start, &mut seen).unwrap();
@@ -47,7 +45,7 @@ fn reach_into_all(transport: &mut dyn Transport, memory: &mut Owned<u8>, number:
         assert!(matches!(outside, Error::OutOfReach { .. }), "{outside}");
     }
     direct.post();
-    others().for_each(|peer| direct.wait(peer.index(), 2, &deadline.into()).unwrap());
+    others().for_each(|peer| direct.wait(peer.index(), 2, &due).unwrap());
     direct.settle();
     assert!(direct.finished());
     if reach == Reach::Write {
@@ -90,23 +88,23 @@ pub fn memory_that_is_laid_open_is_read_and_written(fabric: &'static dyn Fabric)
 /// where it lies, or by reading and writing where that cannot be.
 fn change_in_all(transport: &mut dyn Transport, memory: &mut Owned<u8>, place: Place) {
     const LEN: usize = 640;
-    let (rank, deadline) = (transport.rank(), soon(transport));
+    let (rank, due) = (transport.rank(), soon(transport));
     let (me, world_size) = (rank.index(), rank.world_size());
     let contents = |of: usize, part: usize| vec![u8::try_from(of * world_size + part).unwrap(); LEN];
     let changed_by = |rank: usize| [u8::try_from(200 + rank).unwrap(); LEN];
     let parts: Vec<u8> = (0..world_size).flat_map(|part| contents(me, part)).collect();
     memory.copy_from_slice(&parts);
-    let direct = transport.direct(&deadline.into()).unwrap().expect("as before");
+    let direct = transport.direct(&due).unwrap().expect("as before");
     if place == Place::Memory {
-        direct.enter(2, Slots::Used, Exposed::Write(memory.lend()), &deadline.into()).unwrap();
+        direct.enter(2, Slots::Used, Exposed::Write(memory.lend()), &due).unwrap();
         direct.show(memory);
     } else {
-        direct.enter(2, Slots::Used, Exposed::Nothing, &deadline.into()).unwrap();
+        direct.enter(2, Slots::Used, Exposed::Nothing, &due).unwrap();
         direct.publish(place, 0, &parts);
     }
     direct.post();
     let others: Vec<usize> = (0..world_size).filter(|&peer| peer != me).collect();
-    others.iter().for_each(|&peer| direct.wait(peer, 1, &deadline.into()).unwrap());
+    others.iter().for_each(|&peer| direct.wait(peer, 1, &due).unwrap());
     let mut seen: Vec<Vec<u8>> = Vec::new();
     let there: Vec<(usize, usize)> = others.iter().map(|&peer| (peer, me * LEN)).collect();
     let changed = direct.change(place, &there, LEN, &mut |all| {
@@ -126,7 +124,7 @@ fn change_in_all(transport: &mut dyn Transport, memory: &mut Owned<u8>, place: P
     }
     assert!(seen.iter().eq(&others.iter().map(|&peer| contents(peer, me)).collect::<Vec<_>>()));
     direct.post();
-    others.iter().for_each(|&peer| direct.wait(peer, 2, &deadline.into()).unwrap());
+    others.iter().for_each(|&peer| direct.wait(peer, 2, &due).unwrap());
     if place != Place::Memory {
         direct.read(me, place, 0, memory).unwrap();
     }
@@ -146,8 +144,8 @@ pub fn memory_of_several_ranks_is_changed_at_once(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     for world_size in [2, CHANGED_MAX + 1, CHANGED_MAX + 2] {
         let program = |mut transport: Box<dyn Transport>| {
-            let deadline = soon(&*transport);
-            let Some(direct) = transport.direct(&deadline.into()).unwrap() else { return };
+            let due = soon(&*transport);
+            let Some(direct) = transport.direct(&due).unwrap() else { return };
             let reach = direct.shared().reach;
             let bytes = 640 * transport.rank().world_size();
             let mut private = Owned::from(vec![0; bytes]);
@@ -178,17 +176,17 @@ pub fn what_was_written_after_a_call_failed_is_no_result_of_it(fabric: &'static 
     let backend = Backend(fabric);
     let short = backend.short();
     let program = move |mut transport: Box<dyn Transport>| {
-        let (me, deadline) = (transport.rank().index(), soon(&*transport));
+        let (me, due) = (transport.rank().index(), soon(&*transport));
         let runtime = transport.runtime().clone();
-        let Some(direct) = transport.direct(&deadline.into()).unwrap() else { return };
+        let Some(direct) = transport.direct(&due).unwrap() else { return };
         if direct.shared().reach == Reach::Slots {
             return;
         }
         let mut memory = vec![1; LEN];
-        direct.enter(2, Slots::Used, Exposed::Read(&memory), &deadline.into()).unwrap();
+        direct.enter(2, Slots::Used, Exposed::Read(&memory), &due).unwrap();
         direct.show(&memory);
         direct.post();
-        direct.wait(1 - me, 1, &deadline.into()).unwrap();
+        direct.wait(1 - me, 1, &due).unwrap();
         if me == 0 {
             direct.post();
             direct.wait(1, 2, &runtime.deadline(short).into()).unwrap_err();
@@ -211,14 +209,14 @@ pub fn what_was_written_after_a_call_failed_is_no_result_of_it(fabric: &'static 
 pub fn what_is_not_laid_open_is_out_of_reach_which_harms_nothing(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = |mut transport: Box<dyn Transport>| {
-        let (peer, deadline) = (transport.rank().right().index(), soon(&*transport));
-        if let Some(direct) = transport.direct(&deadline.into()).unwrap() {
+        let (peer, due) = (transport.rank().right().index(), soon(&*transport));
+        if let Some(direct) = transport.direct(&due).unwrap() {
             let shared = direct.shared();
             for readable in [false, true] {
                 let exposed = if readable { Exposed::Read(&[7; 100]) } else { Exposed::Nothing };
-                direct.enter(1, Slots::Used, exposed, &deadline.into()).unwrap();
+                direct.enter(1, Slots::Used, exposed, &due).unwrap();
                 direct.post();
-                direct.wait(peer, 1, &deadline.into()).unwrap();
+                direct.wait(peer, 1, &due).unwrap();
                 let beyond = if readable { 100 } else { 0 };
                 let wrong = [
                     direct.read(peer, Place::Memory, beyond, &mut [0]),

@@ -10,13 +10,13 @@ pub fn messages_go_round_a_ring(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize, len: usize) {
         let program = move |mut transport: Box<dyn Transport>| {
-            let (rank, deadline) = (transport.rank(), soon(&*transport));
+            let (rank, due) = (transport.rank(), soon(&*transport));
             let bytes = payload(rank, 0, len);
             let (head, tail) = bytes.split_at(len / 3);
             let outgoing = Outgoing { to: rank.right().index(), parts: &[head, &[], tail] };
             let mut received = vec![0; len];
             let incoming = Incoming { from: rank.left().index(), len, sink: Sink::Into(&mut received) };
-            transport.exchange(Some(outgoing), Some(incoming), deadline).unwrap();
+            transport.exchange(Some(outgoing), Some(incoming), &due).unwrap();
             assert_eq!(received, payload(rank.left(), 0, len));
         };
         backend.check(world_size, program, drop);
@@ -33,7 +33,7 @@ pub fn a_rank_exchanges_with_itself(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize, len: usize) {
         let program = move |mut transport: Box<dyn Transport>| {
-            let (rank, deadline) = (transport.rank(), soon(&*transport));
+            let (rank, due) = (transport.rank(), soon(&*transport));
             let sent = payload(rank, 0, len);
             let mut received = Vec::new();
             let mut append = |offset, bytes: &[u8]| {
@@ -42,7 +42,7 @@ pub fn a_rank_exchanges_with_itself(fabric: &'static dyn Fabric) {
             };
             let outgoing = Outgoing { to: rank.index(), parts: &[&sent] };
             let incoming = Incoming { from: rank.index(), len, sink: Sink::Each(&mut append) };
-            transport.exchange(Some(outgoing), Some(incoming), deadline).unwrap();
+            transport.exchange(Some(outgoing), Some(incoming), &due).unwrap();
             assert_eq!(received, sent);
         };
         backend.check(world_size, program, drop);
@@ -90,16 +90,16 @@ pub fn both_halves_may_differ_in_peer_and_length(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {
         let program = |mut transport: Box<dyn Transport>| {
-            let (rank, deadline) = (transport.rank(), soon(&*transport));
+            let (rank, due) = (transport.rank(), soon(&*transport));
             let (to, from) = (rank.right(), rank.left());
             let mut received = vec![0; from.index() * 1000];
             let incoming =
                 Incoming { from: from.index(), len: received.len(), sink: Sink::Into(&mut received) };
             let sent = payload(rank, 0, rank.index() * 1000);
             let outgoing = Outgoing { to: to.index(), parts: &[&sent] };
-            transport.exchange(Some(outgoing), Some(incoming), deadline).unwrap();
+            transport.exchange(Some(outgoing), Some(incoming), &due).unwrap();
             assert_eq!(received, payload(from, 0, from.index() * 1000));
-            transport.exchange(None, None, deadline).unwrap();
+            transport.exchange(None, None, &due).unwrap();
         };
         backend.check(world_size, program, drop);
     }
@@ -113,7 +113,7 @@ pub fn pieces_tile_the_message_and_are_aligned(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn check(backend: Backend, len: usize) {
         let program = move |mut transport: Box<dyn Transport>| {
-            let (rank, deadline) = (transport.rank(), soon(&*transport));
+            let (rank, due) = (transport.rank(), soon(&*transport));
             let mut received = Vec::new();
             let mut take = |offset: usize, bytes: &[u8]| {
                 assert_eq!(offset, received.len(), "pieces come in order");
@@ -124,7 +124,7 @@ pub fn pieces_tile_the_message_and_are_aligned(fabric: &'static dyn Fabric) {
             let sent = payload(rank, 0, len);
             let outgoing = Outgoing { to: rank.right().index(), parts: &[&sent] };
             let incoming = Incoming { from: rank.left().index(), len, sink: Sink::Each(&mut take) };
-            transport.exchange(Some(outgoing), Some(incoming), deadline).unwrap();
+            transport.exchange(Some(outgoing), Some(incoming), &due).unwrap();
             assert_eq!(received, payload(rank.left(), 0, len));
         };
         backend.check(3, program, drop);
@@ -141,7 +141,7 @@ pub fn an_exchange_in_place_combines_every_byte_once_with_the_original_of_the_pe
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize, len: usize) {
         let program = move |mut transport: Box<dyn Transport>| {
-            let (rank, deadline) = (transport.rank(), soon(&*transport));
+            let (rank, due) = (transport.rank(), soon(&*transport));
             // Neighbours in pairs; the last of an odd world is its own peer.
             let peer = Some(rank.index() ^ 1).filter(|&peer| peer < world_size).unwrap_or(rank.index());
             let peer = crate::Rank::new(peer, world_size).unwrap();
@@ -157,7 +157,7 @@ pub fn an_exchange_in_place_combines_every_byte_once_with_the_original_of_the_pe
                     *ours = ours.wrapping_mul(3).wrapping_add(theirs.wrapping_mul(5)).wrapping_add(1);
                 });
             };
-            transport.exchange_in_place(peer.index(), &mut buffer, &mut combine, deadline).unwrap();
+            transport.exchange_in_place(peer.index(), &mut buffer, &mut combine, &due).unwrap();
             let expected = mine.iter().zip(&theirs);
             let expected = expected.map(|(mine, theirs)| {
                 mine.wrapping_mul(3).wrapping_add(theirs.wrapping_mul(5)).wrapping_add(1)
@@ -182,7 +182,7 @@ pub fn messages_and_bytes_are_counted(fabric: &'static dyn Fabric) {
             for len in [0, 1, 100] {
                 pass_round(&mut *transport, &vec![7; len]).unwrap();
             }
-            let (rank, deadline) = (transport.rank(), soon(&*transport));
+            let (rank, due) = (transport.rank(), soon(&*transport));
             match rank.index() {
                 0 => send(&mut *transport, rank.right().index(), &[1; 10]).unwrap(),
                 1 => drop(receive(&mut *transport, 0, 10).unwrap()),
@@ -192,7 +192,7 @@ pub fn messages_and_bytes_are_counted(fabric: &'static dyn Fabric) {
                 receive(&mut *transport, 0, 10).unwrap();
             }
             let me = rank.index();
-            transport.exchange_in_place(me, &mut [0; 3], &mut |_, _| {}, deadline).unwrap();
+            transport.exchange_in_place(me, &mut [0; 3], &mut |_, _| {}, &due).unwrap();
             transport.traffic()
         };
         backend.check(world_size, program, |traffic| {

@@ -2,7 +2,7 @@
 
 use crate::{Incoming, Outgoing, Rank, Sink, Transport};
 
-use super::backend::{Backend, Fabric, LONG};
+use super::backend::{Backend, Fabric};
 use super::calls::{pass_round, payload, receive, send, soon};
 
 /// Messages that every rank sends to every rank.
@@ -22,7 +22,7 @@ fn peers(rank: Rank) -> impl Iterator<Item = Rank> {
 
 /// Sends every rank its messages, receives theirs, and checks what came.
 fn exchange_with_all(transport: &mut dyn Transport, in_pieces: bool) {
-    let (rank, deadline) = (transport.rank(), soon(transport));
+    let (rank, due) = (transport.rank(), soon(transport));
     let to_all = (0..MESSAGES).flat_map(|message| peers(rank).map(move |to| (message, to)));
     let sent: Vec<_> =
         to_all.map(|(message, to)| (to, payload(rank, message, len(rank, to, message)))).collect();
@@ -46,14 +46,14 @@ fn exchange_with_all(transport: &mut dyn Transport, in_pieces: bool) {
             len: *len,
             sink: Sink::Each(take),
         });
-        transport.exchange_all(&sends, &mut receives.collect::<Vec<_>>(), deadline).unwrap();
+        transport.exchange_all(&sends, &mut receives.collect::<Vec<_>>(), &due).unwrap();
     } else {
         let receives = received.iter_mut().map(|(from, _, memory)| Incoming {
             from: from.index(),
             len: memory.len(),
             sink: Sink::Into(memory),
         });
-        transport.exchange_all(&sends, &mut receives.collect::<Vec<_>>(), deadline).unwrap();
+        transport.exchange_all(&sends, &mut receives.collect::<Vec<_>>(), &due).unwrap();
     }
     let bytes_received: usize = received.iter().map(|(.., bytes)| bytes.len()).sum();
     let bytes_sent: usize = sent.iter().map(|(_, bytes)| bytes.len()).sum();
@@ -84,14 +84,14 @@ pub fn every_rank_sends_several_messages_to_every_rank_at_once(fabric: &'static 
 pub fn messages_at_once_are_refused_as_single_ones_are(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = |mut transport: Box<dyn Transport>| {
-        let deadline = soon(&*transport);
+        let due = soon(&*transport);
         let mut byte = [0];
         let wrong = [
-            transport.exchange_all(&[Outgoing { to: 2, parts: &[] }], &mut [], deadline),
+            transport.exchange_all(&[Outgoing { to: 2, parts: &[] }], &mut [], &due),
             transport.exchange_all(
                 &[],
                 &mut [Incoming { from: 0, len: 2, sink: Sink::Into(&mut byte) }],
-                deadline,
+                &due,
             ),
         ];
         assert!(wrong.iter().all(Result::is_err));
@@ -106,16 +106,16 @@ pub fn the_silent_are_named_and_harm_nothing(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = move |mut transport: Box<dyn Transport>| match transport.rank().index() {
         0 => {
-            let all_come = transport.runtime().deadline(LONG);
-            assert_eq!(transport.silent(&[3, 1], all_come).unwrap(), []);
-            assert!(!transport.runtime().expired(all_come));
+            let all_come = soon(&*transport);
+            assert_eq!(transport.silent(&[3, 1], &all_come).unwrap(), []);
+            assert!(!transport.runtime().expired(all_come.deadline()));
             let not_all_come = transport.runtime().deadline(backend.short() / 4);
-            assert_eq!(transport.silent(&[1, 4, 2, 3], not_all_come).unwrap(), [4, 2]);
+            assert_eq!(transport.silent(&[1, 4, 2, 3], &not_all_come.into()).unwrap(), [4, 2]);
             for peer in [1, 3] {
                 assert_eq!(receive(&mut *transport, peer, 1).unwrap(), [7]);
             }
             let nothing_is_left = transport.runtime().deadline(backend.short() / 4);
-            assert_eq!(transport.silent(&[1], nothing_is_left).unwrap(), [1]);
+            assert_eq!(transport.silent(&[1], &nothing_is_left.into()).unwrap(), [1]);
             for peer in 1..5 {
                 send(&mut *transport, peer, &[8]).unwrap();
             }
@@ -139,12 +139,12 @@ pub fn the_silent_are_named_and_harm_nothing(fabric: &'static dyn Fabric) {
 pub fn a_rank_hears_itself_and_refuses_strangers(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = move |mut transport: Box<dyn Transport>| {
-        let deadline = transport.runtime().deadline(backend.short());
-        assert_eq!(transport.silent(&[0], deadline).unwrap(), [0]);
+        let short = transport.runtime().deadline(backend.short());
+        assert_eq!(transport.silent(&[0], &short.into()).unwrap(), [0]);
         send(&mut *transport, 0, &[1]).unwrap();
-        let deadline = soon(&*transport);
-        assert_eq!(transport.silent(&[0, 0], deadline).unwrap(), []);
-        assert!(transport.silent(&[1], deadline).is_err());
+        let due = soon(&*transport);
+        assert_eq!(transport.silent(&[0, 0], &due).unwrap(), []);
+        assert!(transport.silent(&[1], &due).is_err());
         assert_eq!(receive(&mut *transport, 0, 1).unwrap(), [1]);
     };
     backend.check(1, program, drop);
@@ -164,9 +164,9 @@ pub fn waiting_for_the_silent_ends_with_the_job(fabric: &'static dyn Fabric) {
                 return transport.abort();
             }
         }
-        let deadline = soon(&*transport);
-        let error = transport.silent(&[2], deadline).unwrap_err();
-        assert!(!transport.runtime().expired(deadline), "not woken: {error}");
+        let due = soon(&*transport);
+        let error = transport.silent(&[2], &due).unwrap_err();
+        assert!(!transport.runtime().expired(due.deadline()), "not woken: {error}");
         assert_eq!(transport.aborted().unwrap().rank, 2);
     };
     backend.check(3, program, drop);

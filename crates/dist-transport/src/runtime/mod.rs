@@ -59,37 +59,33 @@ impl Deadline {
 /// assert_eq!(due.deadline(), due.deadline());
 /// ```
 #[derive(Debug, Clone)]
-pub struct Due<'a>(Cell<Begun<'a>>);
-
-#[derive(Debug, Clone, Copy)]
-enum Begun<'a> {
-    NotYet(&'a Runtime, Duration),
-    By(Deadline),
+pub struct Due<'a> {
+    begun: Cell<Option<Deadline>>,
+    within: Option<(&'a Runtime, Duration)>,
 }
 
 impl<'a> Due<'a> {
     /// So long after it is first asked for.
     #[inline]
     pub const fn within(runtime: &'a Runtime, timeout: Duration) -> Self {
-        Self(Cell::new(Begun::NotYet(runtime, timeout)))
+        Self { begun: Cell::new(None), within: Some((runtime, timeout)) }
     }
 
     /// The deadline, which has begun now at the latest.
     pub fn deadline(&self) -> Deadline {
-        match self.0.get() {
-            Begun::By(deadline) => deadline,
-            Begun::NotYet(runtime, timeout) => {
-                let deadline = runtime.deadline(timeout);
-                self.0.set(Begun::By(deadline));
-                deadline
-            }
-        }
+        let begin = || {
+            let (runtime, timeout) = self.within.expect("a due has begun or will begin");
+            runtime.deadline(timeout)
+        };
+        let deadline = self.begun.get().unwrap_or_else(begin);
+        self.begun.set(Some(deadline));
+        deadline
     }
 }
 
 impl From<Deadline> for Due<'_> {
     fn from(deadline: Deadline) -> Self {
-        Self(Cell::new(Begun::By(deadline)))
+        Self { begun: Cell::new(Some(deadline)), within: None }
     }
 }
 

@@ -33,7 +33,7 @@ use crate::{MemoryCosts, Rank, Runtime};
 ///     let mut memory = [0; 1000];
 ///     let send = Outgoing { to: peer, parts: &[&[7; 1000]] };
 ///     let receive = Incoming { from: peer, len: 1000, sink: Sink::Into(&mut memory) };
-///     transport.exchange(Some(send), Some(receive), deadline).map(|()| transport.runtime().now())
+///     transport.exchange(Some(send), Some(receive), &deadline.into()).map(|()| transport.runtime().now())
 /// });
 /// // 8 µs for the bytes, 100 µs for the way; the second rank of a host waits for the first one's bytes.
 /// let times = outcome.results.into_iter().collect::<Result<Vec<_>, _>>()?;
@@ -222,11 +222,11 @@ impl Network {
     /// let found = sim::Network::new(2).find(0..100, |mut transport| {
     ///     let deadline = transport.runtime().deadline(Duration::from_secs(60));
     ///     if transport.rank().index() == 0 {
-    ///         transport.exchange(Some(Outgoing { to: 1, parts: &[&[7]] }), None, deadline).unwrap();
-    ///     } else if transport.silent(&[0], transport.runtime().deadline(Duration::ZERO)).unwrap().is_empty() {
+    ///         transport.exchange(Some(Outgoing { to: 1, parts: &[&[7]] }), None, &deadline.into()).unwrap();
+    ///     } else if transport.silent(&[0], &transport.runtime().deadline(Duration::ZERO).into()).unwrap().is_empty() {
     ///         let mut byte = [0];
     ///         let receive = Incoming { from: 0, len: 1, sink: Sink::Into(&mut byte) };
-    ///         transport.exchange(None, Some(receive), deadline).unwrap();
+    ///         transport.exchange(None, Some(receive), &deadline.into()).unwrap();
     ///     } else {
     ///         panic!("too early");
     ///     }

@@ -22,7 +22,7 @@ fn ring(mut transport: SimTransport, rounds: usize) -> End {
         let mut received = [0; 100];
         let send = Outgoing { to: rank.right().index(), parts: &[&[7; 100]] };
         let receive = Incoming { from: rank.left().index(), len: 100, sink: Sink::Into(&mut received) };
-        if let Err(error) = transport.exchange(Some(send), Some(receive), deadline) {
+        if let Err(error) = transport.exchange(Some(send), Some(receive), &deadline.into()) {
             let abort = transport.aborted().expect("an error ends the job");
             return (round, Some((error, abort)), runtime.now());
         }
@@ -285,7 +285,7 @@ fn a_changed_payload_is_delivered_because_nothing_checks_it() {
         let mut received = [0; 10];
         let receive = Incoming { from: peer, len: 10, sink: Sink::Into(&mut received) };
         let sent = Outgoing { to: peer, parts: &[&[8; 10]] };
-        transport.exchange(Some(sent), Some(receive), deadline).unwrap();
+        transport.exchange(Some(sent), Some(receive), &deadline.into()).unwrap();
         received
     });
     assert_eq!(outcome.results, [[8; 10], [8, 8, 8, 8, 8, 9, 8, 8, 8, 8]]);
@@ -311,7 +311,7 @@ fn a_wrong_clock_changes_when_its_rank_gives_up_and_nothing_else() {
             if transport.rank().index() == 1 {
                 let (mut byte, deadline) = ([0], runtime.deadline(MINUTE));
                 let receive = Incoming { from: 0, len: 1, sink: Sink::Into(&mut byte) };
-                assert!(transport.exchange(None, Some(receive), deadline).unwrap_err().is_timeout());
+                assert!(transport.exchange(None, Some(receive), &deadline.into()).unwrap_err().is_timeout());
                 assert!(runtime.now() - start >= MINUTE);
             } else {
                 runtime.park(Some(runtime.deadline(1000 * MINUTE)));
@@ -336,7 +336,7 @@ fn ring_once(transport: &mut dyn Transport) -> Result<()> {
     let mut received = [0; 100];
     let send = Outgoing { to: rank.right().index(), parts: &[&[7; 100]] };
     let receive = Incoming { from: rank.left().index(), len: 100, sink: Sink::Into(&mut received) };
-    transport.exchange(Some(send), Some(receive), deadline)
+    transport.exchange(Some(send), Some(receive), &deadline.into())
 }
 
 #[test]

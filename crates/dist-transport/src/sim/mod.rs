@@ -19,7 +19,7 @@
 //!     let mut byte = [0];
 //!     let peer = 1 - transport.rank().index();
 //!     let receive = Incoming { from: peer, len: 1, sink: Sink::Into(&mut byte) };
-//!     transport.exchange(None, Some(receive), deadline).is_err_and(|error| error.peer().is_some())
+//!     transport.exchange(None, Some(receive), &deadline.into()).is_err_and(|error| error.peer().is_some())
 //! });
 //! assert_eq!(outcome.results, [true, true]);
 //! assert_eq!(outcome.elapsed, Duration::from_secs(60));

@@ -16,19 +16,19 @@ fn shift(transport: &mut SimTransport, to: usize, from: usize, bytes: usize) -> 
     let deadline = transport.runtime().deadline(MINUTE);
     let send = Outgoing { to, parts: &[&sent] };
     let receive = Incoming { from, len: bytes, sink: Sink::Into(&mut received) };
-    transport.exchange(Some(send), Some(receive), deadline)?;
+    transport.exchange(Some(send), Some(receive), &deadline.into())?;
     assert_eq!(received, sent);
     Ok(())
 }
 
 fn send(transport: &mut SimTransport, to: usize, bytes: usize, deadline: Deadline) -> Result<()> {
-    transport.exchange(Some(Outgoing { to, parts: &[&vec![1; bytes]] }), None, deadline)
+    transport.exchange(Some(Outgoing { to, parts: &[&vec![1; bytes]] }), None, &deadline.into())
 }
 
 fn receive(transport: &mut SimTransport, from: usize, bytes: usize) -> Result<()> {
     let (mut memory, deadline) = (vec![0; bytes], transport.runtime().deadline(MINUTE));
     let receive = Incoming { from, len: bytes, sink: Sink::Into(&mut memory) };
-    transport.exchange(None, Some(receive), deadline)
+    transport.exchange(None, Some(receive), &deadline.into())
 }
 
 /// Every rank sends a thousand bytes to the one `distance` beyond: when the last has its own.
@@ -135,7 +135,7 @@ fn an_exchange_sends_and_receives_at_once_however_small_the_window() {
         shift(&mut transport, rank.right().index(), rank.left().index(), 1000)?;
         let deadline = transport.runtime().deadline(MINUTE);
         let peer = [1, 0, 2][rank.index()];
-        transport.exchange_in_place(peer, &mut [3; 100], &mut |_, _| {}, deadline)
+        transport.exchange_in_place(peer, &mut [3; 100], &mut |_, _| {}, &deadline.into())
     });
     assert!(outcome.results.iter().all(Result::is_ok), "{:?}", outcome.results);
 }

@@ -15,7 +15,7 @@ use crate::{Activity, Cause, Deadline, Error, Incoming, Outgoing, Result, Sink, 
 const MINUTE: Duration = Duration::from_secs(60);
 
 fn send(transport: &mut dyn Transport, to: usize, bytes: &[u8], deadline: Deadline) -> Result<()> {
-    transport.exchange(Some(Outgoing { to, parts: &[bytes] }), None, deadline)
+    transport.exchange(Some(Outgoing { to, parts: &[bytes] }), None, &deadline.into())
 }
 
 fn receive<const N: usize>(
@@ -25,7 +25,7 @@ fn receive<const N: usize>(
 ) -> Result<[u8; N]> {
     let mut bytes = [0; N];
     let incoming = Incoming { from, len: N, sink: Sink::Into(&mut bytes) };
-    transport.exchange(None, Some(incoming), deadline)?;
+    transport.exchange(None, Some(incoming), &deadline.into())?;
     Ok(bytes)
 }
 

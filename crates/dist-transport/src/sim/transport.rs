@@ -351,8 +351,9 @@ impl Transport for SimTransport {
         &mut self,
         send: Option<Outgoing<'_>>,
         receive: Option<Incoming<'_>>,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<()> {
+        let deadline = due.deadline();
         check_exchange((self.rank, &self.members), send.as_ref(), receive.as_ref())?;
         self.begin_operation()?;
         let sent = send.as_ref().map(Outgoing::len);
@@ -376,8 +377,9 @@ impl Transport for SimTransport {
         &mut self,
         sends: &[Outgoing<'_>],
         receives: &mut [Incoming<'_>],
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<()> {
+        let deadline = due.deadline();
         check_all((self.rank, &self.members), sends, receives)?;
         self.begin_operation()?;
         sends.iter().try_for_each(|&outgoing| self.send(outgoing))?;
@@ -395,8 +397,9 @@ impl Transport for SimTransport {
         peer: usize,
         buffer: &mut [u8],
         combine: &mut Combine<'_>,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<()> {
+        let deadline = due.deadline();
         check_peer(self.rank, peer)?;
         self.begin_operation()?;
         // A send copies: all of our bytes have left before the first of the peer's is delivered.
@@ -410,7 +413,8 @@ impl Transport for SimTransport {
         Ok(())
     }
 
-    fn silent(&mut self, peers: &[usize], deadline: Deadline) -> Result<Vec<usize>> {
+    fn silent(&mut self, peers: &[usize], due: &Due<'_>) -> Result<Vec<usize>> {
+        let deadline = due.deadline();
         peers.iter().try_for_each(|&peer| check_peer(self.rank, peer))?;
         self.begin_operation()?;
         let mut silent = Vec::new();

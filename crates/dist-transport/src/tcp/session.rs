@@ -329,6 +329,7 @@ impl Verdict {
         lock(&self.sleepers).remove(&channel);
     }
 
+    #[inline]
     pub(super) fn get(&self) -> Option<Abort> {
         // The flag spares the lock on every wait of a healthy job.
         if self.is_reached() { *lock(&self.record) } else { None }

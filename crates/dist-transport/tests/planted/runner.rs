@@ -12,13 +12,13 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 fn send(transport: &mut dyn Transport, to: usize, word: u64) {
     let deadline = transport.runtime().deadline(MINUTE);
-    transport.exchange(Some(Outgoing { to, parts: &[&word.to_le_bytes()] }), None, deadline).unwrap();
+    transport.exchange(Some(Outgoing { to, parts: &[&word.to_le_bytes()] }), None, &deadline.into()).unwrap();
 }
 
 fn receive(transport: &mut dyn Transport, from: usize) -> u64 {
     let (mut bytes, deadline) = ([0; 8], transport.runtime().deadline(MINUTE));
     let receive = Incoming { from, len: 8, sink: Sink::Into(&mut bytes) };
-    transport.exchange(None, Some(receive), deadline).unwrap();
+    transport.exchange(None, Some(receive), &deadline.into()).unwrap();
     u64::from_le_bytes(bytes)
 }
 
@@ -26,7 +26,7 @@ fn exchange(transport: &mut dyn Transport, to: usize, word: u64, from: usize) ->
     let (mut bytes, deadline) = ([0; 8], transport.runtime().deadline(MINUTE));
     let receive = Incoming { from, len: 8, sink: Sink::Into(&mut bytes) };
     transport
-        .exchange(Some(Outgoing { to, parts: &[&word.to_le_bytes()] }), Some(receive), deadline)
+        .exchange(Some(Outgoing { to, parts: &[&word.to_le_bytes()] }), Some(receive), &deadline.into())
         .unwrap();
     u64::from_le_bytes(bytes)
 }
@@ -286,7 +286,7 @@ pub(crate) fn trusts_in_time(mut transport: SimTransport, bug: Bug) {
         send(&mut transport, 1, 1);
     } else {
         let patience = runtime.deadline(if bug.is_planted() { Duration::from_millis(5) } else { MINUTE });
-        assert_eq!(transport.silent(&[0], patience).unwrap(), []);
+        assert_eq!(transport.silent(&[0], &patience.into()).unwrap(), []);
         assert_eq!(receive(&mut transport, 0), 1);
     }
     exchange_with_peer(&mut transport);
@@ -299,10 +299,10 @@ pub(crate) fn fills_the_window(mut transport: SimTransport, bug: Bug) {
     let send = Some(Outgoing { to: rank.right().index(), parts: &[&sent] });
     let receive = Some(Incoming { from: rank.left().index(), len: 1000, sink: Sink::Into(&mut received) });
     if bug.is_planted() {
-        transport.exchange(send, None, deadline).unwrap();
-        transport.exchange(None, receive, deadline).unwrap();
+        transport.exchange(send, None, &deadline.into()).unwrap();
+        transport.exchange(None, receive, &deadline.into()).unwrap();
     } else {
-        transport.exchange(send, receive, deadline).unwrap();
+        transport.exchange(send, receive, &deadline.into()).unwrap();
     }
     assert_eq!(received, sent);
 }

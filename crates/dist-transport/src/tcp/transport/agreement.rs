@@ -14,7 +14,7 @@ use crate::bookkeeping::Calls;
 use crate::shm::GroupMemory;
 use crate::tcp::link::Link;
 use crate::tcp::message::Fault;
-use crate::{Activity, Deadline, Error, Incoming, Outgoing, Reach, Result, Sink, auth};
+use crate::{Activity, Due, Error, Incoming, Outgoing, Reach, Result, Sink, auth};
 
 /// The rank that makes the memory.
 const MAKER: usize = 0;
@@ -24,29 +24,29 @@ const OFFER_BYTES: usize = 1 + 32;
 
 impl TcpTransport {
     /// Finds out with all ranks of the group whether they share memory, and how far they reach into each other's own.
-    pub(super) fn come_together(&mut self, deadline: Deadline) -> Result<Option<Together>> {
+    pub(super) fn come_together(&mut self, due: &Due<'_>) -> Result<Option<Together>> {
         if !self.session().may_all_share(&self.members) {
             return Ok(None);
         }
         // It belongs to no call: where the ranks come from, messages between some of them, may differ.
         let calls = std::mem::replace(&mut self.calls, Calls::NONE);
-        let together = self.agree(deadline);
+        let together = self.agree(due);
         self.calls = calls;
         Ok(together?.map(|together| together.after(calls)))
     }
 
-    fn agree(&mut self, deadline: Deadline) -> Result<Option<Together>> {
+    fn agree(&mut self, due: &Due<'_>) -> Result<Option<Together>> {
         let made = match self.rank.index() {
-            MAKER => self.make_memory(deadline),
-            _ => self.take_memory(deadline),
+            MAKER => self.make_memory(due),
+            _ => self.take_memory(due),
         };
-        let Some((memory, reach)) = made.map_err(|trouble| self.fail(trouble, deadline))? else {
+        let Some((memory, reach)) = made.map_err(|trouble| self.fail(trouble, due))? else {
             tracing::info!(channel = self.channel.get(), "not all ranks of the group share memory");
             return Ok(None);
         };
         let mut together =
             Together::new(memory, &self.membership, self.channel, self.rank, self.members.clone());
-        let reach = together.probe(reach, deadline)?;
+        let reach = together.probe(reach, due)?;
         tracing::info!(
             channel = self.channel.get(),
             members = ?self.members,
@@ -56,12 +56,12 @@ impl TcpTransport {
         Ok(Some(together))
     }
 
-    fn make_memory(&mut self, deadline: Deadline) -> Result<Option<(GroupMemory, Reach)>, Trouble> {
+    fn make_memory(&mut self, due: &Due<'_>) -> Result<Option<(GroupMemory, Reach)>, Trouble> {
         let others = 1..self.rank.world_size();
         let mut reach = self.membership.session.reach;
         let mut shared = true;
         for peer in others.clone() {
-            let [shares, reaches] = self.hear(peer, deadline)?;
+            let [shares, reaches] = self.hear(peer, due)?;
             shared &= shares != 0 && self.ring(peer).is_some();
             reach = reach.min(decode(reaches));
         }
@@ -83,21 +83,21 @@ impl TcpTransport {
                 passed.map_err(|e| Trouble { activity: Activity::Send, peer, fault: Fault::from(e) })?;
             }
         }
-        others.clone().try_for_each(|peer| self.say(peer, offer, deadline))?;
+        others.clone().try_for_each(|peer| self.say(peer, offer, due))?;
         let Some((_, memory)) = made else { return Ok(None) };
         let mut taken = true;
         for peer in others.clone() {
-            taken &= self.hear(peer, deadline)? == [1];
+            taken &= self.hear(peer, due)? == [1];
         }
-        others.clone().try_for_each(|peer| self.say(peer, [u8::from(taken), encode(reach)], deadline))?;
+        others.clone().try_for_each(|peer| self.say(peer, [u8::from(taken), encode(reach)], due))?;
         Ok(taken.then_some((memory, reach)))
     }
 
-    fn take_memory(&mut self, deadline: Deadline) -> Result<Option<(GroupMemory, Reach)>, Trouble> {
-        self.connect(&[MAKER], deadline)?;
+    fn take_memory(&mut self, due: &Due<'_>) -> Result<Option<(GroupMemory, Reach)>, Trouble> {
+        self.connect(&[MAKER], due)?;
         let shares = u8::from(self.ring(MAKER).is_some());
-        self.say(MAKER, [shares, encode(self.membership.session.reach)], deadline)?;
-        let offer: [u8; OFFER_BYTES] = self.hear(MAKER, deadline)?;
+        self.say(MAKER, [shares, encode(self.membership.session.reach)], due)?;
+        let offer: [u8; OFFER_BYTES] = self.hear(MAKER, due)?;
         let (offered, nonce) = offer.split_at(1);
         if offered != [1] {
             return Ok(None);
@@ -110,8 +110,8 @@ impl TcpTransport {
             None
         });
         let memory = memory.flatten();
-        self.say(MAKER, [u8::from(memory.is_some())], deadline)?;
-        let [taken, reach] = self.hear(MAKER, deadline)?;
+        self.say(MAKER, [u8::from(memory.is_some())], due)?;
+        let [taken, reach] = self.hear(MAKER, due)?;
         Ok(memory.filter(|_| taken == 1).map(|memory| (memory, decode(reach))))
     }
 
@@ -123,19 +123,14 @@ impl TcpTransport {
         }
     }
 
-    fn say<const N: usize>(
-        &mut self,
-        peer: usize,
-        words: [u8; N],
-        deadline: Deadline,
-    ) -> Result<(), Trouble> {
-        self.try_exchange(Some(Outgoing { to: peer, parts: &[&words] }), None, deadline)
+    fn say<const N: usize>(&mut self, peer: usize, words: [u8; N], due: &Due<'_>) -> Result<(), Trouble> {
+        self.try_exchange(Some(Outgoing { to: peer, parts: &[&words] }), None, due)
     }
 
-    fn hear<const N: usize>(&mut self, peer: usize, deadline: Deadline) -> Result<[u8; N], Trouble> {
+    fn hear<const N: usize>(&mut self, peer: usize, due: &Due<'_>) -> Result<[u8; N], Trouble> {
         let mut words = [0; N];
         let receive = Incoming { from: peer, len: N, sink: Sink::Into(&mut words) };
-        self.try_exchange(None, Some(receive), deadline)?;
+        self.try_exchange(None, Some(receive), due)?;
         Ok(words)
     }
 }

@@ -26,12 +26,12 @@ use crate::tcp::patience::Patience;
 use crate::tcp::rendezvous;
 use crate::tcp::session::{Membership, Session};
 use crate::{
-    Abort, Activity, ChannelId, Combine, Deadline, Error, Fingerprint, Incoming, Outgoing, Rank, Result,
+    Abort, Activity, ChannelId, Combine, Deadline, Due, Error, Fingerprint, Incoming, Outgoing, Rank, Result,
     Runtime, Sink, Traffic, Transport,
 };
 
 #[cfg(all(feature = "shm", target_os = "linux"))]
-use crate::{Allocation, Direct, Due};
+use crate::{Allocation, Direct};
 
 /// One channel of a process that is connected to its peers by TCP.
 #[derive(Debug)]
@@ -133,7 +133,7 @@ impl TcpTransport {
     fn agree_once(&mut self, due: &Due<'_>) -> Result<()> {
         self.check_alive()?;
         if self.together.is_none() {
-            self.together = Some(self.come_together(due.deadline())?.map(Box::new));
+            self.together = Some(self.come_together(due)?.map(Box::new));
         }
         Ok(())
     }
@@ -141,9 +141,9 @@ impl TcpTransport {
     /// Opens the connections to these peers that are not open yet: first those that this rank dials, which needs
     /// nothing but the peer's service thread, then those that the peer dials when it comes to this call.
     #[inline]
-    fn connect(&mut self, peers: &[usize], deadline: Deadline) -> Result<(), Trouble> {
+    fn connect(&mut self, peers: &[usize], due: &Due<'_>) -> Result<(), Trouble> {
         let connected = peers.iter().all(|&peer| self.links[peer].is_some());
-        if connected { Ok(()) } else { self.connect_to(peers, deadline) }
+        if connected { Ok(()) } else { self.connect_to(peers, due.deadline()) }
     }
 
     #[inline(never)]
@@ -186,10 +186,12 @@ impl TcpTransport {
     }
 
     /// Ends a message that failed: finds the reason, tells the others, and makes the error.
-    fn fail(&mut self, trouble: Trouble, deadline: Deadline) -> Error {
+    #[cold]
+    #[inline(never)]
+    fn fail(&mut self, trouble: Trouble, due: &Due<'_>) -> Error {
         self.scratch.clear();
         let (session, members) = (&*self.membership.session, &self.members);
-        Scene { session, members, channel: self.channel, call: self.call() }.fail(trouble, deadline)
+        Scene { session, members, channel: self.channel, call: self.call() }.fail(trouble, due.deadline())
     }
 
     /// Delivers this rank's oldest message to itself.
@@ -238,7 +240,7 @@ impl Transport for TcpTransport {
         &mut self,
         mut send: Option<Outgoing<'_>>,
         mut receive: Option<Incoming<'_>>,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<()> {
         check_exchange((self.rank, &self.members), send.as_ref(), receive.as_ref())?;
         self.check_alive()?;
@@ -250,11 +252,10 @@ impl Transport for TcpTransport {
         }
         if let Some(own) = receive.take_if(|receive| receive.from == me) {
             let mut sink = own.sink;
-            self.receive_own(own.len, &mut sink)
-                .map_err(|fault| self.fail(receiving(me)(fault), deadline))?;
+            self.receive_own(own.len, &mut sink).map_err(|fault| self.fail(receiving(me)(fault), due))?;
         }
         if send.is_some() || receive.is_some() {
-            self.try_exchange(send, receive, deadline).map_err(|trouble| self.fail(trouble, deadline))?;
+            self.try_exchange(send, receive, due).map_err(|trouble| self.fail(trouble, due))?;
         }
         self.traffic.count(sent, received);
         Ok(())
@@ -265,7 +266,7 @@ impl Transport for TcpTransport {
         peer: usize,
         buffer: &mut [u8],
         combine: &mut Combine<'_>,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<()> {
         check_peer(self.rank, peer)?;
         self.check_alive()?;
@@ -275,8 +276,8 @@ impl Transport for TcpTransport {
             self.scratch
                 .pass(&own, &mut |offset, bytes| combine(&mut buffer[offset..][..bytes.len()], bytes));
         } else {
-            self.try_exchange_in_place(peer, buffer, combine, deadline)
-                .map_err(|trouble| self.fail(trouble, deadline))?;
+            self.try_exchange_in_place(peer, buffer, combine, due)
+                .map_err(|trouble| self.fail(trouble, due))?;
         }
         self.traffic.count(Some(length), Some(length));
         Ok(())
@@ -286,7 +287,7 @@ impl Transport for TcpTransport {
         &mut self,
         sends: &[Outgoing<'_>],
         receives: &mut [Incoming<'_>],
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<()> {
         check_all((self.rank, &self.members), sends, receives)?;
         self.check_alive()?;
@@ -295,25 +296,22 @@ impl Transport for TcpTransport {
             self.own.push_back((self.call(), own.parts.concat()));
         }
         for own in receives.iter_mut().filter(|receive| receive.from == me) {
-            self.receive_own(own.len, &mut own.sink)
-                .map_err(|fault| self.fail(receiving(me)(fault), deadline))?;
+            self.receive_own(own.len, &mut own.sink).map_err(|fault| self.fail(receiving(me)(fault), due))?;
         }
-        self.try_exchange_all(sends, receives, deadline).map_err(|trouble| self.fail(trouble, deadline))?;
+        self.try_exchange_all(sends, receives, due).map_err(|trouble| self.fail(trouble, due))?;
         sends.iter().for_each(|send| self.traffic.count(Some(send.len()), None));
         receives.iter().for_each(|receive| self.traffic.count(None, Some(receive.len)));
         Ok(())
     }
 
-    fn silent(&mut self, peers: &[usize], deadline: Deadline) -> Result<Vec<usize>> {
+    fn silent(&mut self, peers: &[usize], due: &Due<'_>) -> Result<Vec<usize>> {
         peers.iter().try_for_each(|&peer| check_peer(self.rank, peer))?;
         self.check_alive()?;
         let mut silent = Vec::new();
         for &peer in peers {
             let here = match peer == self.rank.index() {
                 true => !self.own.is_empty(),
-                false => {
-                    self.await_message(peer, deadline).map_err(|trouble| self.fail(trouble, deadline))?
-                }
+                false => self.await_message(peer, due).map_err(|trouble| self.fail(trouble, due))?,
             };
             if !here {
                 silent.push(peer);

@@ -13,10 +13,17 @@ use crate::tcp::message::{Fault, Inbound, Outbound, Scratch};
 use crate::tcp::patience::Wait;
 use crate::tcp::session::{LongWait, Session};
 use crate::tcp::socket;
-use crate::{Activity, Combine, Deadline, Incoming, Outgoing};
+use crate::{Activity, Combine, Due, Incoming, Outgoing};
 
 /// What is not done yet, and with whom: what is to be sent, then what is to be received.
 type Waits = SmallVec<[(Activity, usize); 2]>;
+
+/// For how long nothing has moved.
+#[derive(Default)]
+struct Waiting {
+    short: Wait,
+    long: LongWait,
+}
 
 /// What there is one of for each of a few peers, without an allocation.
 type Few<T> = SmallVec<[T; 4]>;
@@ -26,17 +33,17 @@ impl TcpTransport {
         &mut self,
         send: Option<Outgoing<'_>>,
         receive: Option<Incoming<'_>>,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<(), Trouble> {
         let peers = send.iter().map(|send| send.to).chain(receive.iter().map(|receive| receive.from));
-        self.connect(&peers.collect::<SmallVec<[usize; 2]>>(), deadline)?;
+        self.connect(&peers.collect::<SmallVec<[usize; 2]>>(), due)?;
         let call = self.call();
         let mut outbound = send.map(|send| (send, Outbound::new(send.len(), &call)));
         let mut inbound = receive.map(|receive| {
             let message = Inbound::new(receive.len, &call);
             (receive, message)
         });
-        self.drive(deadline, |links, scratch, waits| {
+        self.drive(due, |links, scratch, waits| {
             let mut moved = false;
             if let Some((send, outbound)) = &mut outbound {
                 moved |= push(links, send, outbound, scratch, waits)?;
@@ -52,14 +59,14 @@ impl TcpTransport {
         &mut self,
         sends: &[Outgoing<'_>],
         receives: &mut [Incoming<'_>],
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<(), Trouble> {
         let me = self.rank.index();
         let sends = sends.iter().filter(|send| send.to != me);
         let mut receives: Few<_> = receives.iter_mut().filter(|receive| receive.from != me).collect();
         if sends.clone().count() <= 1 && receives.len() <= 1 {
             let (send, receive) = (sends.copied().next(), receives.pop().map(|receive| receive.reborrow()));
-            return self.try_exchange(send, receive, deadline);
+            return self.try_exchange(send, receive, due);
         }
         let call = self.call();
         let mut outbound: Few<_> = sends.map(|send| (send, Outbound::new(send.len(), &call))).collect();
@@ -69,8 +76,8 @@ impl TcpTransport {
             receives.into_iter().map(|receive| (message(receive), Scratch::default(), receive)).collect();
         let peers = outbound.iter().map(|(send, _)| send.to);
         let peers: Few<usize> = peers.chain(inbound.iter().map(|(_, _, receive)| receive.from)).collect();
-        self.connect(&peers, deadline)?;
-        self.drive(deadline, |links, scratch, waits| {
+        self.connect(&peers, due)?;
+        self.drive(due, |links, scratch, waits| {
             let mut moved = false;
             for (send, outbound) in &mut outbound {
                 // Behind a message to the same peer that has not left yet.
@@ -92,12 +99,12 @@ impl TcpTransport {
         peer: usize,
         buffer: &mut [u8],
         combine: &mut Combine<'_>,
-        deadline: Deadline,
+        due: &Due<'_>,
     ) -> Result<(), Trouble> {
-        self.connect(&[peer], deadline)?;
+        self.connect(&[peer], due)?;
         let mut outbound = Outbound::new(buffer.len(), &self.call());
         let mut inbound = Inbound::new(buffer.len(), &self.call());
-        self.drive(deadline, |links, scratch, waits| {
+        self.drive(due, |links, scratch, waits| {
             let link = connected(links, peer);
             let mut moved = false;
             if !outbound.done() {
@@ -119,8 +126,8 @@ impl TcpTransport {
     }
 
     /// Whether a message of this peer is here, at the deadline at the latest.
-    pub(super) fn await_message(&mut self, peer: usize, deadline: Deadline) -> Result<bool, Trouble> {
-        match self.connect(&[peer], deadline) {
+    pub(super) fn await_message(&mut self, peer: usize, due: &Due<'_>) -> Result<bool, Trouble> {
+        match self.connect(&[peer], due) {
             Err(Trouble { fault: Fault::TimedOut, .. }) => return Ok(false),
             outcome => outcome?,
         }
@@ -133,10 +140,10 @@ impl TcpTransport {
             if let Some(abort) = session.verdict.get() {
                 return Err(trouble(Fault::Aborted(abort)));
             }
-            if session.runtime.expired(deadline) {
+            if session.runtime.expired(due.deadline()) {
                 return Ok(false);
             }
-            let limit = session.runtime.remaining(deadline);
+            let limit = session.runtime.remaining(due.deadline());
             let waits = smallvec![(Activity::Receive, peer)];
             sleep(session, &mut self.links, &waits, limit).map_err(|e| trouble(Fault::Io(e)))?;
         }
@@ -146,45 +153,60 @@ impl TcpTransport {
     /// lists what is not done then, and says whether something moved, so that there may be more.
     fn drive(
         &mut self,
-        deadline: Deadline,
+        due: &Due<'_>,
         mut step: impl FnMut(&mut [Option<Link>], &mut Scratch, &mut Waits) -> Result<bool, Trouble>,
     ) -> Result<(), Trouble> {
-        let session = &*self.membership.session;
-        let mut wait = Wait::default();
-        let mut long = LongWait::default();
+        let mut waiting = Waiting::default();
         let mut waits = Waits::new();
         loop {
             waits.clear();
             let moved = step(&mut self.links, &mut self.scratch, &mut waits)?;
-            let Some(&(activity, peer)) = waits.last() else { return Ok(()) };
-            let trouble = |fault| Trouble { activity, peer, fault };
-            if let Some(abort) = session.verdict.get() {
-                return Err(trouble(Fault::Aborted(abort)));
+            if waits.is_empty() {
+                return Ok(());
             }
-            if moved {
-                wait.renew();
-                long.renew();
-            }
-            if self.patience.look_at_once(&mut wait, || may_share_core(&self.links, &waits)) {
-                continue;
-            }
-            if session.runtime.expired(deadline) {
-                return Err(trouble(Fault::TimedOut));
-            }
-            if moved || self.patience.look_again(&mut wait, &session.runtime) {
-                continue;
-            }
-            let runtime = &session.runtime;
-            let limit = runtime.remaining(deadline.earlier(long.until(runtime)));
-            sleep(session, &mut self.links, &waits, limit).map_err(|e| trouble(Fault::Io(e)))?;
-            if !long.tell(session, self.channel, &self.calls) {
-                continue;
-            }
+            self.wait(&waits, moved, &mut waiting, due)?;
+        }
+    }
+
+    /// Lets some time pass until one of these may go on, unless something moved a moment ago.
+    #[inline(never)]
+    fn wait(
+        &mut self,
+        waits: &Waits,
+        moved: bool,
+        Waiting { short, long }: &mut Waiting,
+        due: &Due<'_>,
+    ) -> Result<(), Trouble> {
+        let session = &*self.membership.session;
+        let &(activity, peer) = waits.last().expect("something is waited for");
+        let trouble = |fault| Trouble { activity, peer, fault };
+        if let Some(abort) = session.verdict.get() {
+            return Err(trouble(Fault::Aborted(abort)));
+        }
+        if moved {
+            short.renew();
+            long.renew();
+        }
+        if self.patience.look_at_once(short, || may_share_core(&self.links, waits)) {
+            return Ok(());
+        }
+        let deadline = due.deadline();
+        if session.runtime.expired(deadline) {
+            return Err(trouble(Fault::TimedOut));
+        }
+        if moved || self.patience.look_again(short, &session.runtime) {
+            return Ok(());
+        }
+        let runtime = &session.runtime;
+        let limit = runtime.remaining(deadline.earlier(long.until(runtime)));
+        sleep(session, &mut self.links, waits, limit).map_err(|e| trouble(Fault::Io(e)))?;
+        if long.tell(session, self.channel, &self.calls) {
             // Whoever was dialled may have left before, and then nobody takes the connection.
             for &(_, peer) in waits.iter().filter(|(_, peer)| *peer < self.rank.index()) {
                 session.ask(self.members[peer], self.origin);
             }
         }
+        Ok(())
     }
 }
 

@@ -5,14 +5,14 @@
 //! anywhere, and nobody does it.
 
 use super::Together;
-use crate::{Deadline, Direct, Exposed, Owned, Place, Reach, Result, Slots, Traffic, auth, shm};
+use crate::{Direct, Due, Exposed, Owned, Place, Reach, Result, Slots, Traffic, auth, shm};
 
 impl Together {
     /// Agrees with the others on how far ranks reach, which is not beyond `limit`.
-    pub(in crate::tcp::transport) fn probe(&mut self, limit: Reach, deadline: Deadline) -> Result<Reach> {
+    pub(in crate::tcp::transport) fn probe(&mut self, limit: Reach, due: &Due<'_>) -> Result<Reach> {
         if limit > Reach::Slots {
-            let found = self.try_reach(limit, deadline)?;
-            self.reach = self.least(found, deadline)?;
+            let found = self.try_reach(limit, due)?;
+            self.reach = self.least(found, due)?;
             // None of it was anybody's.
             self.traffic = Traffic::default();
         }
@@ -20,18 +20,18 @@ impl Together {
     }
 
     /// How far this rank reaches into every other's memory, and every other into its own.
-    fn try_reach(&mut self, limit: Reach, deadline: Deadline) -> Result<Reach> {
+    fn try_reach(&mut self, limit: Reach, due: &Due<'_>) -> Result<Reach> {
         let [number, ..]: [u64; 4] = bytemuck::pod_read_unaligned(&auth::random_bytes()?);
         let me = self.rank.index();
         // A cell for the number, and one for each rank to write it back to.
         let mut cells = Owned::from(vec![0_u64; 1 + self.rank.world_size()]);
         cells[0] = number;
-        self.enter(2, Slots::Unused, Exposed::Write(cells.lend()), &deadline.into())?;
+        self.enter(2, Slots::Unused, Exposed::Write(cells.lend()), due)?;
         self.publish(Place::Line, 0, &number.to_ne_bytes());
         self.post();
         let (mut reads, mut writes) = (true, limit == Reach::Write);
         for peer in self.others() {
-            self.wait(peer, 1, &deadline.into())?;
+            self.wait(peer, 1, due)?;
             let (mut told, mut found) = ([0; 8], [0; 8]);
             self.read(peer, Place::Line, 0, &mut told)?;
             reads &=
@@ -44,7 +44,7 @@ impl Together {
                 });
         }
         self.post();
-        self.others().try_for_each(|peer| self.wait(peer, 2, &deadline.into()))?;
+        self.others().try_for_each(|peer| self.wait(peer, 2, due))?;
         self.settle();
         writes &= self.others().all(|peer| cells[1 + peer] == number);
         cells.reclaim(self);
@@ -68,14 +68,14 @@ impl Together {
     }
 
     /// The least of what all ranks have found.
-    fn least(&mut self, found: Reach, deadline: Deadline) -> Result<Reach> {
+    fn least(&mut self, found: Reach, due: &Due<'_>) -> Result<Reach> {
         const ALL: [Reach; 3] = [Reach::Slots, Reach::Read, Reach::Write];
         let mut least = found;
-        self.enter(1, Slots::Unused, Exposed::Nothing, &deadline.into())?;
+        self.enter(1, Slots::Unused, Exposed::Nothing, due)?;
         self.publish(Place::Line, 0, &[found as u8]);
         self.post();
         for peer in self.others() {
-            self.wait(peer, 1, &deadline.into())?;
+            self.wait(peer, 1, due)?;
             let mut theirs = [0];
             self.read(peer, Place::Line, 0, &mut theirs)?;
             least = least.min(ALL.get(usize::from(theirs[0])).copied().unwrap_or(Reach::Slots));
