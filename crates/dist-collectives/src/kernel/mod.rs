@@ -114,8 +114,6 @@ loops! {
     Scalar:
     sum => reduce_sum;
     product => reduce_product;
-    min => reduce_min;
-    max => reduce_max;
 }
 
 loops! {
@@ -123,6 +121,44 @@ loops! {
     and => bitand;
     or => bitor;
     xor => bitxor;
+}
+
+/// Elements that are put aside at a time.
+const ASIDE: usize = 256;
+
+/// A loop that chooses one of two, compiled once per instruction set.
+///
+/// What is there is put aside first. To store it where it comes from is to leave it there, of which compilers make a store
+/// under a mask, and that takes AMD's processors a dozen times as long as another.
+macro_rules! choices {
+    ($($operation:ident => $rule:ident;)*) => {$(
+        #[inline]
+        fn $operation<T: Scalar>(into: &mut [T], from: &[T]) {
+            #[multiversion(targets("x86_64+avx2", "aarch64+neon"))]
+            fn many<T: Scalar>(into: &mut [T], aside: &[T], from: &[T]) {
+                for ((into, aside), from) in into.iter_mut().zip(aside).zip(from) {
+                    *into = T::$rule(*aside, *from);
+                }
+            }
+            if size_of_val(into) > FEW_BYTES {
+                let mut aside = [from[0]; ASIDE];
+                for (into, from) in into.chunks_mut(ASIDE).zip(from.chunks(ASIDE)) {
+                    let aside = &mut aside[..into.len()];
+                    aside.copy_from_slice(into);
+                    many(into, aside, from);
+                }
+                return;
+            }
+            for (into, from) in into.iter_mut().zip(from) {
+                *into = T::$rule(*into, *from);
+            }
+        }
+    )*};
+}
+
+choices! {
+    min => reduce_min;
+    max => reduce_max;
 }
 
 /// A loop over one buffer and a number, compiled once per instruction set.
