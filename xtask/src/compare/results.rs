@@ -121,12 +121,13 @@ fn table((transport, operation, ranks): &Subject, rows: &BTreeMap<String, Row>) 
     }
     for whose in [Peer::Ours, Peer::OursShared] {
         let Some(ours) = rows.get(whose.name()) else { continue };
-        text += &ratios("best peer", whose, &sizes, ours, |bytes| best_peer(rows, bytes));
-        for other in [Peer::Burn, Peer::Limit] {
-            if let Some(times) = rows.get(other.name()) {
-                text += &ratios(other.name(), whose, &sizes, ours, |bytes| {
-                    Some(("", median(times.get(&bytes)?)))
-                });
+        for of in [Of::Median, Of::Lowest] {
+            text += &ratios(("best peer", whose, of), &sizes, ours, |bytes| best_peer(rows, bytes, of));
+            for other in [Peer::Burn, Peer::Limit] {
+                if let Some(times) = rows.get(other.name()) {
+                    let other_time = |bytes| Some(("", of.times(times.get(&bytes)?)));
+                    text += &ratios((other.name(), whose, of), &sizes, ours, other_time);
+                }
             }
         }
     }
@@ -135,33 +136,49 @@ fn table((transport, operation, ranks): &Subject, rows: &BTreeMap<String, Row>) 
 
 /// How many times as long as ours another's time is, and whose that is.
 fn ratios<'a>(
-    what: &str,
-    whose: Peer,
+    (what, whose, of): (&str, Peer, Of),
     sizes: &BTreeSet<usize>,
     ours: &Row,
     other: impl Fn(usize) -> Option<(&'a str, f64)>,
 ) -> String {
     let cells = sizes.iter().map(|bytes| match other(*bytes).zip(ours.get(bytes)) {
-        Some(((name, time), ours)) => format!("{:.2} {name}", time / median(ours)).trim_end().to_owned(),
+        Some(((name, time), ours)) => format!("{:.2} {name}", time / of.times(ours)).trim_end().to_owned(),
         None => "-".to_owned(),
     });
-    format!("\n| {what} / {} | {} |", whose.name(), cells.collect::<Vec<_>>().join(" | "))
+    let note = if of == Of::Lowest { ", lowest" } else { "" };
+    format!("\n| {what} / {}{note} | {} |", whose.name(), cells.collect::<Vec<_>>().join(" | "))
+}
+
+/// What stands for the times of all rounds.
+#[derive(Clone, Copy, PartialEq)]
+enum Of {
+    Median,
+    /// Where the machine changes between rounds, each has this in its best state, and the medians are of any.
+    Lowest,
+}
+
+impl Of {
+    fn times(self, times: &[f64]) -> f64 {
+        match self {
+            Self::Median => median(times),
+            Self::Lowest => lowest(times),
+        }
+    }
 }
 
 /// The fastest other library at a size, among those between processes.
-fn best_peer(rows: &BTreeMap<String, Row>, bytes: usize) -> Option<(&str, f64)> {
+fn best_peer(rows: &BTreeMap<String, Row>, bytes: usize, of: Of) -> Option<(&str, f64)> {
     let no_peers = [Peer::Ours, Peer::OursShared, Peer::Burn, Peer::Limit].map(Peer::name);
     let peers = rows.iter().filter(|(peer, _)| !no_peers.contains(&&***peer));
-    let times = peers.filter_map(|(peer, row)| Some((&**peer, median(row.get(&bytes)?))));
+    let times = peers.filter_map(|(peer, row)| Some((&**peer, of.times(row.get(&bytes)?))));
     times.min_by(|(_, left), (_, right)| left.total_cmp(right))
 }
 
 fn cell(times: &[f64]) -> String {
-    let lowest = times.iter().copied().fold(f64::INFINITY, f64::min);
     let highest = times.iter().copied().fold(0.0, f64::max);
     match times.len() {
         1 => number(median(times)),
-        _ => format!("{} [{}–{}]", number(median(times)), number(lowest), number(highest)),
+        _ => format!("{} [{}–{}]", number(median(times)), number(lowest(times)), number(highest)),
     }
 }
 
@@ -172,6 +189,10 @@ pub(super) fn number(value: f64) -> String {
         ..100.0 => format!("{value:.1}"),
         _ => format!("{value:.0}"),
     }
+}
+
+fn lowest(times: &[f64]) -> f64 {
+    times.iter().copied().fold(f64::INFINITY, f64::min)
 }
 
 /// The middle one; the lower of two.
@@ -245,9 +266,15 @@ all_reduce over tcp, 2 ranks, microseconds
 | best peer / dist | 2.00 fast | - |
 | burn / dist | 0.60 | - |
 | duplex-limit / dist | - | 0.50 |
+| best peer / dist, lowest | 2.50 fast | - |
+| burn / dist, lowest | 0.75 | - |
+| duplex-limit / dist, lowest | - | 0.50 |
 | best peer / dist-shared | 5.00 fast | - |
 | burn / dist-shared | 1.50 | - |
 | duplex-limit / dist-shared | - | - |
+| best peer / dist-shared, lowest | 5.00 fast | - |
+| burn / dist-shared, lowest | 1.50 | - |
+| duplex-limit / dist-shared, lowest | - | - |
 ";
         assert_eq!(results(&[], &lines).tables(), expected);
     }
