@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 
 use self::courtesy::Courtesy;
 use self::laid_open::Located;
+use self::watch::Watch;
 use super::failure::{Scene, Trouble};
 use crate::bookkeeping::Calls;
 use crate::runtime::{Unparker, Wake};
@@ -39,6 +40,8 @@ pub(super) struct Together {
     /// The last calls of the transport, for reports of what it waits for.
     calls: Calls,
     courtesy: Courtesy,
+    /// Who has had this core of late, while that is of interest.
+    watch: Option<Watch>,
     /// Whether this rank waits for the others in each call, also where it could go ahead. To go ahead spares switches
     /// between ranks on one core; where each has its own, lines go to and fro faster between ranks that keep together.
     keeps_step: bool,
@@ -119,6 +122,7 @@ impl Together {
             rank,
             calls: Calls::NONE,
             courtesy: Courtesy::new(session.has_core_per_rank()),
+            watch: None,
             keeps_step: session.has_core_per_rank(),
             takes_short_turns: false,
             owes_wake: false,

@@ -42,7 +42,6 @@ impl Together {
         let session = &*self.membership.session;
         let mut now = session.runtime.now();
         let mut wait = Wait::begin(now);
-        let mut watch = None;
         let mut long = LongWait::default();
         loop {
             if !self.takes_short_turns && self.memory.has_met_stranger() {
@@ -55,19 +54,21 @@ impl Together {
             match self.courtesy.next(&mut wait, now, is_wanted) {
                 Next::Look => {}
                 Next::Yield => {
-                    if self.courtesy.is_watchful(now) && watch.is_none() {
-                        watch = Watch::begin(&self.memory, self.rank, &session.runtime);
+                    let is_watchful = self.courtesy.is_watchful(now);
+                    if is_watchful && self.watch.as_ref().is_none_or(|watch| watch.is_old(now)) {
+                        self.watch = Watch::begin(&self.memory, self.rank, &session.runtime);
                     }
                     session.runtime.yield_now();
                     // What it waited for may be there now: a stranger's turn counts all the same.
                     let after = session.runtime.now();
-                    let lost = || watch.as_ref().and_then(|watch| watch.lost(after));
+                    let watch = self.watch.as_ref().filter(|_| is_watchful);
+                    let lost = || watch.and_then(|watch| watch.lost(after));
                     if self.courtesy.gave_away(after, after - now, lost) {
                         self.memory.note_stranger();
                     }
                 }
                 Next::Sleep => {
-                    watch = None;
+                    self.watch = None;
                     let limit = session.runtime.remaining(deadline.earlier(long.until(&session.runtime)));
                     let ready = || {
                         look(&self.memory, 1).is_some()

@@ -8,7 +8,14 @@ use smallvec::SmallVec;
 use crate::shm::{self, GroupMemory};
 use crate::{Rank, Runtime};
 
+/// How long one watch is good for.
+const GOOD_FOR: Duration = Duration::from_millis(1);
+
 /// The ranks of one core, from when one of them began to give it away.
+///
+/// To begin takes a microsecond of system calls, as long as a short wait. So one watch is good for all waits of a
+/// millisecond: whoever gives the core away does not leave it idle meanwhile, and what little a call before lost counts in
+/// a yield that is too long anyway.
 ///
 /// Threads count with their process: a rank whose threads compute on other cores, or that shares its process with other
 /// ranks, may take a stranger for one of them.
@@ -26,6 +33,11 @@ impl Watch {
         let used = processor_time(&processes)?;
         // In this order: a rank may take the core meanwhile, and what it used must not be missing.
         Some(Self { since: runtime.now(), processes, used })
+    }
+
+    /// Whether the next wait had better begin anew.
+    pub(super) fn is_old(&self, now: Duration) -> bool {
+        now > self.since + GOOD_FOR
     }
 
     /// For how long until now none of them had the core, which none left idle.
