@@ -61,6 +61,8 @@ impl Deadline {
 #[derive(Debug, Clone)]
 pub struct Due<'a> {
     begun: Cell<Option<Deadline>>,
+    /// What it is made of when it begins; `None` if it has begun from the start. Not in the cell, where a borrowed runtime
+    /// could not be lent on for a shorter time.
     within: Option<(&'a Runtime, Duration)>,
 }
 
@@ -73,13 +75,12 @@ impl<'a> Due<'a> {
 
     /// The deadline, which has begun now at the latest.
     pub fn deadline(&self) -> Deadline {
-        let begin = || {
-            let (runtime, timeout) = self.within.expect("a due has begun or will begin");
-            runtime.deadline(timeout)
-        };
-        let deadline = self.begun.get().unwrap_or_else(begin);
-        self.begun.set(Some(deadline));
-        deadline
+        self.begun.get().unwrap_or_else(|| {
+            let (runtime, timeout) = self.within.expect("what has not begun will begin");
+            let deadline = runtime.deadline(timeout);
+            self.begun.set(Some(deadline));
+            deadline
+        })
     }
 }
 
