@@ -92,7 +92,8 @@ struct Runner<'a, 'memory, 'reduce, T: ?Sized> {
 }
 
 impl<T: RingTransport + ?Sized> Runner<'_, '_, '_, T> {
-    /// What [`Step::in_place`] recognises.
+    /// What [`Step::in_place`] recognises: all that a small all_reduce is made of, so nothing that only other steps need is
+    /// on its way.
     #[inline(always)]
     fn exchange_in_place(
         &mut self,

@@ -14,8 +14,8 @@ const GOOD_FOR: Duration = Duration::from_millis(1);
 /// The ranks of one core, from when one of them began to give it away.
 ///
 /// To begin takes a microsecond of system calls, as long as a short wait. So one watch is good for all waits of a
-/// millisecond: whoever gives the core away does not leave it idle meanwhile, and what little a call before lost counts in
-/// a yield that is too long anyway.
+/// millisecond, unless the rank sleeps in one. Where its program slept between two calls, or it was moved to another core,
+/// up to that millisecond counts as lost if the core is then away for longer than that.
 ///
 /// Threads count with their process: a rank whose threads compute on other cores, or that shares its process with other
 /// ranks, may take a stranger for one of them.
@@ -40,7 +40,7 @@ impl Watch {
         now > self.since + GOOD_FOR
     }
 
-    /// For how long until now none of them had the core, which none left idle.
+    /// For how long until now none of them had the core.
     pub(super) fn lost(&self, now: Duration) -> Option<Duration> {
         let used = processor_time(&self.processes)?.saturating_sub(self.used);
         Some((now - self.since).saturating_sub(used))
