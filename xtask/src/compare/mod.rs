@@ -21,8 +21,8 @@ use results::Results;
 pub(crate) const HELP: &str = "\
 cargo xtask compare [OPTIONS]
 
-Runs distctl bench and the libraries that are installed, taking turns, and prints the medians over all
-rounds with the ratio of the best peer's time to ours. Lines are added to target/compare/results.jsonl.
+Runs distctl bench and the installed libraries in turns, and prints the medians of all rounds, with the best
+peer's time to ours by medians and by the lowest. Lines are added to target/compare/results.jsonl.
 
   --ops LIST         operations, as distctl bench names them           [all_reduce]
   --ranks LIST       numbers of processes                              [2,4]
