@@ -131,7 +131,7 @@ fn sums(transport: &mut dyn Transport, form: Form, mistake: Mistake) -> bool {
     let cut = Partition::new(64 * 8, 1, Task::AllReduce.parts(form, WORLD)).unwrap();
     let plan = Plan::new((Task::AllReduce, form), WORLD, cut.chunk_bytes_max(), 64 * WORLD, SHARED).unwrap();
     (1..=3_u8).all(|call| {
-        transport.begin(Fingerprint([call; 48]));
+        transport.begin(&Fingerprint([call; 48]));
         // No two blocks, and no two calls, are alike.
         let brought = |at: usize| (usize::from(call) + at / 64) % 3 + 1;
         let word = |at: usize| u8::try_from(brought(at) << (2 * rank.index())).unwrap();

@@ -31,7 +31,7 @@ fn simulated(plan: Plan, seed: u64, cut: Partition<'static>) -> Duration {
     let network = network.with_shared_memory_costs(PACE.costs);
     let outcome = network.run(move |mut transport| {
         let (rank, deadline) = (transport.rank(), transport.runtime().deadline(Duration::from_secs(60)));
-        transport.begin(Fingerprint([1; 48]));
+        transport.begin(&Fingerprint([1; 48]));
         let input = vec![1_u8; cut.bytes()];
         let mut owned = Owned::from(input.clone());
         let own = match plan.form() {

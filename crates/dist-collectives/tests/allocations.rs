@@ -236,7 +236,7 @@ impl Transport for Uncounted {
         self.0.runtime()
     }
 
-    fn begin(&mut self, call: Fingerprint) {
+    fn begin(&mut self, call: &Fingerprint) {
         self.0.begin(call);
     }
 

@@ -14,9 +14,9 @@ impl Calls {
     pub(crate) const NONE: Self = Self { all: [Fingerprint::NONE; CALLS_MAX], current: 0 };
 
     #[inline]
-    pub(crate) fn begin(&mut self, call: Fingerprint) {
+    pub(crate) fn begin(&mut self, call: &Fingerprint) {
         self.current = (self.current + 1) % CALLS_MAX;
-        self.all[self.current] = call;
+        self.all[self.current] = *call;
     }
 
     #[inline]

@@ -32,7 +32,7 @@ pub trait Transport: Send + fmt::Debug {
     fn runtime(&self) -> &Runtime;
 
     /// Says which call the following messages belong to.
-    fn begin(&mut self, call: Fingerprint);
+    fn begin(&mut self, call: &Fingerprint);
 
     /// Sends to one peer while receiving from another, or the same; either half may be absent.
     ///

@@ -156,7 +156,7 @@ fn change_others(mut transport: TcpTransport) -> [bool; 2] {
     let changed = [(1, Place::Slot(0)), (2, Place::Memory)].map(|(number, place)| {
         let mut call = Fingerprint::NONE;
         call.0[0] = number;
-        transport.begin(call);
+        transport.begin(&call);
         let direct = transport.direct(&deadline.into()).unwrap().unwrap();
         let exposed = if place == Place::Memory { Exposed::Write(memory.lend()) } else { Exposed::Nothing };
         direct.enter(2, Slots::Used, exposed, &deadline.into()).unwrap();
@@ -248,7 +248,7 @@ fn whoever_waits_for_nobody_goes_ahead_where_ranks_share_cores() {
         for number in 1..CALLS_MAX {
             let mut call = Fingerprint::NONE;
             call.0[..8].copy_from_slice(&(number as u64).to_le_bytes());
-            transport.begin(call);
+            transport.begin(&call);
             let direct = transport.direct(&deadline.into()).unwrap().unwrap();
             direct.enter(1, Slots::Unused, Exposed::Nothing, &deadline.into()).unwrap();
             direct.post();
@@ -267,17 +267,17 @@ fn whoever_waits_for_nobody_goes_ahead_where_ranks_share_cores() {
                 go_ahead(&mut transport);
             } else {
                 let from = Incoming { from: rank.left().index(), len: 0, sink: Sink::Into(&mut []) };
-                transport.begin(Fingerprint::NONE);
+                transport.begin(&Fingerprint::NONE);
                 transport.exchange(None, Some(from), &deadline.into()).unwrap();
             }
-            transport.begin(Fingerprint::NONE);
+            transport.begin(&Fingerprint::NONE);
             let to = Outgoing { to: rank.right().index(), parts: &[] };
             let last = rank.index() + 1 == rank.world_size();
             transport.exchange((!last).then_some(to), None, &deadline.into()).unwrap();
             if rank.index() > 0 {
                 go_ahead(&mut transport);
             }
-            transport.begin(Fingerprint::NONE);
+            transport.begin(&Fingerprint::NONE);
             pass_round(&mut transport, &[]).unwrap();
         },
     );

@@ -405,7 +405,7 @@ fn a_peer_that_trickles_does_not_outlive_the_deadline() {
 fn a_peer_in_another_call_is_reported_on_every_rank() {
     let aborts = Job::new(4).run(|mut transport| {
         let odd = transport.rank().index() == 2;
-        transport.begin(Fingerprint([u8::from(odd) + 1; Fingerprint::SIZE]));
+        transport.begin(&Fingerprint([u8::from(odd) + 1; Fingerprint::SIZE]));
         let error = pass_until_error(&mut transport);
         while transport.aborted().is_none() {
             transport.runtime().yield_now();

@@ -134,7 +134,7 @@ impl Engine {
     fn announce(&mut self, call: &Call) {
         tracing::trace!(rank = self.rank().index(), channel = call.channel, "{call}");
         let fingerprint = self.fingerprint(call);
-        self.transport.begin(fingerprint);
+        self.transport.begin(&fingerprint);
     }
 
     /// The call as bytes. One that is repeated is encoded once: but for its number it stays the same.

@@ -3,7 +3,7 @@
 use dist_algos::direct::{self, Ownership, Plan, Task};
 use dist_algos::scan::Extent;
 use dist_algos::{Chunks, CostModel, Phases, Source, Step};
-use dist_transport::Fingerprint;
+use dist_transport::{Fingerprint, Transport};
 
 use super::{Engine, Manner};
 use crate::algorithm::OneOf;
@@ -189,19 +189,18 @@ impl Way {
         }
     }
 
-    /// The call with this number, as bytes.
+    /// Begins the call with this number.
     #[inline]
-    fn begin(&mut self, sequence: u64) -> Fingerprint {
+    fn begin(&mut self, sequence: u64, transport: &mut dyn Transport) {
         if self.call.sequence.wrapping_add(1) != sequence {
             Call { sequence, ..self.call }.renumber(&mut self.next);
         }
         self.call.sequence = sequence;
-        let fingerprint = self.next;
-        debug_assert_eq!(fingerprint, self.call.encode(), "it was numbered ahead");
+        debug_assert_eq!(self.next, self.call.encode(), "it was numbered ahead");
+        transport.begin(&self.next);
         // The next call has its number from here on: bytes of which a part was written directly before they are copied
         // keep a processor waiting until all that it has stored before is out.
         Call { sequence: sequence.wrapping_add(1), ..self.call }.renumber(&mut self.next);
-        fingerprint
     }
 
     /// The plan of what is done directly.
@@ -294,10 +293,9 @@ impl Engine {
             self.known.keep(way);
         }
         let way = self.known.current_mut();
-        let fingerprint = way.begin(self.sequence);
+        way.begin(self.sequence, &mut *self.transport);
         self.sequence += 1;
         tracing::trace!(rank = self.rank.index(), channel = way.call.channel, "{}", way.call);
-        self.transport.begin(fingerprint);
         Ok(match &way.done {
             Done::Directly { plan, .. } => Begun::Directly { parts: plan.parts() },
             Done::ByMessages(script) => Begun::ByMessages { chunks: script.chunks },

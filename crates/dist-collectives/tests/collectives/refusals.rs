@@ -109,7 +109,7 @@ impl Transport for Single {
         self.transport.runtime()
     }
 
-    fn begin(&mut self, call: Fingerprint) {
+    fn begin(&mut self, call: &Fingerprint) {
         self.transport.begin(call);
     }
 

@@ -28,7 +28,7 @@ pub(super) fn barrier(transport: &mut dyn Transport) -> Result<()> {
 /// Takes part in a call in which it waits for nobody; `false` if there is no memory to do so in.
 fn pass(transport: &mut dyn Transport, call: Fingerprint) -> Result<bool> {
     let due = soon(transport);
-    transport.begin(call);
+    transport.begin(&call);
     let Some(direct) = transport.direct(&due)? else { return Ok(false) };
     direct.enter(1, Slots::Unused, Exposed::Nothing, &due)?;
     direct.post();
@@ -43,9 +43,9 @@ pub fn all_ranks_of_a_group_share_memory_or_none_does(fabric: &'static dyn Fabri
         let program = |mut transport: Box<dyn Transport>| {
             let due = soon(&*transport);
             // Before, each has done something else.
-            transport.begin(call(0, u8::from(transport.rank().index() == 1)));
+            transport.begin(&call(0, u8::from(transport.rank().index() == 1)));
             let shared = transport.direct(&due).unwrap().map(|direct| direct.shared());
-            transport.begin(call(1, 0));
+            transport.begin(&call(1, 0));
             assert_eq!(transport.direct(&due).unwrap().map(|direct| direct.shared()), shared);
             // Others may still be agreeing.
             meet_all(&mut *transport).unwrap();
@@ -60,7 +60,7 @@ pub fn what_is_published_is_seen_by_whoever_waits_for_the_post(fabric: &'static 
     let backend = Backend(fabric);
     fn one_call(transport: &mut dyn Transport, number: usize) {
         let (rank, due) = (transport.rank(), soon(transport));
-        transport.begin(call(number as u64, 0));
+        transport.begin(&call(number as u64, 0));
         let Some(direct) = transport.direct(&due).unwrap() else { return };
         let shared = direct.shared();
         let sheet = (Place::Sheet, 0, shared.sheet_bytes);
@@ -107,7 +107,7 @@ pub fn ranks_that_have_met_have_what_all_have_brought(fabric: &'static dyn Fabri
     let backend = Backend(fabric);
     fn meet(transport: &mut dyn Transport, number: usize) {
         let (rank, due) = (transport.rank(), soon(transport));
-        transport.begin(call(number as u64, 0));
+        transport.begin(&call(number as u64, 0));
         let Some(direct) = transport.direct(&due).unwrap() else { return };
         let (place, shift, len) = match number % 4 {
             0 => (Place::Line, 0, 40),
@@ -139,7 +139,7 @@ pub fn each_post_of_a_call_hands_over_what_was_written_before_it(fabric: &'stati
     /// A word goes round: each rank adds one to what its left neighbour has written.
     fn go_round(transport: &mut dyn Transport, number: u64) {
         let (rank, due) = (transport.rank(), soon(transport));
-        transport.begin(call(number, 0));
+        transport.begin(&call(number, 0));
         let Some(direct) = transport.direct(&due).unwrap() else { return };
         let posts = u32::try_from(rank.world_size()).unwrap();
         direct.enter(posts, Slots::Used, Exposed::Nothing, &due).unwrap();
@@ -186,7 +186,7 @@ pub fn nobody_writes_over_what_a_rank_is_still_reading(fabric: &'static dyn Fabr
     let program = |mut transport: Box<dyn Transport>| {
         let (rank, due) = (transport.rank(), soon(&*transport));
         for number in 1..=CALLS {
-            transport.begin(call(number, 0));
+            transport.begin(&call(number, 0));
             let Some(direct) = transport.direct(&due).unwrap() else { return };
             let place = place_in(number);
             direct.enter(1, Slots::of(place), Exposed::Nothing, &due).unwrap();
@@ -216,7 +216,7 @@ pub fn ranks_in_shared_memory_whose_calls_differ_all_hear_of_it(fabric: &'static
         /// Whether there was memory to disagree in.
         fn disagree(transport: &mut dyn Transport) -> Result<bool> {
             barrier(transport)?;
-            transport.begin(call(1, u8::from(transport.rank().index() == 1)));
+            transport.begin(&call(1, u8::from(transport.rank().index() == 1)));
             let due = soon(transport);
             let shares = transport.direct(&due)?.is_some();
             barrier(transport).map(|()| shares)
@@ -245,7 +245,7 @@ pub fn calls_that_differ_are_noticed_where_nobody_waits_in_them(fabric: &'static
                 return Ok(false);
             }
         }
-        transport.begin(call(calls + 1, 0));
+        transport.begin(&call(calls + 1, 0));
         barrier(transport).map(|()| true)
     }
     for calls in 1..=CALLS_MAX as u64 + 1 {
@@ -271,7 +271,7 @@ pub fn calls_that_can_never_meet_are_reported_by_ranks_that_went_ahead(fabric: &
             return Ok(());
         }
         if transport.rank().index() == 1 {
-            transport.begin(call(1, 1));
+            transport.begin(&call(1, 1));
             return receive_within(transport, 0, 1, LONG).map(drop);
         }
         (1..=CALLS_MAX as u64).try_for_each(|number| pass(transport, call(number, 0)).map(drop))?;

@@ -44,12 +44,12 @@ pub fn a_message_of_another_call_is_refused_on_every_rank_before_a_byte_is_deliv
                 // The length differs too: the call is what is reported.
                 0 => {
                     meet_all(transport).unwrap();
-                    transport.begin(OURS);
+                    transport.begin(&OURS);
                     receive_refused(transport, 1, 100, in_memory)
                 }
                 1 => {
                     meet_all(transport).unwrap();
-                    transport.begin(THEIRS);
+                    transport.begin(&THEIRS);
                     send(transport, 0, &[7; 99]).unwrap();
                     wait_in_vain(transport, 0)
                 }
@@ -87,12 +87,12 @@ pub fn a_message_of_another_length_is_refused_on_every_rank_before_a_byte_is_del
             let error = match transport.rank().index() {
                 0 => {
                     meet_all(transport).unwrap();
-                    transport.begin(OURS);
+                    transport.begin(&OURS);
                     receive_refused(transport, 1, 100, in_memory)
                 }
                 1 => {
                     meet_all(transport).unwrap();
-                    transport.begin(OURS);
+                    transport.begin(&OURS);
                     send(transport, 0, &vec![7; sent]).unwrap();
                     wait_in_vain(transport, 0)
                 }
@@ -128,7 +128,7 @@ pub fn an_exchange_in_place_with_a_peer_that_disagrees_combines_nothing(fabric: 
             let transport = &mut *transport;
             meet_all(transport).unwrap();
             let odd = transport.rank().index() == 1;
-            transport.begin(if odd { call } else { OURS });
+            transport.begin(&if odd { call } else { OURS });
             let peer = transport.rank().right().index();
             let error = combine_refused(transport, peer, if odd { len } else { 70_000 });
             (error, await_abort(transport))
@@ -240,7 +240,7 @@ pub fn an_abort_wakes_every_wait_and_stands_for_ever(fabric: &'static dyn Fabric
             let transport = &mut *transport;
             meet_all(transport).unwrap();
             let rank = transport.rank();
-            transport.begin(OURS);
+            transport.begin(&OURS);
             if rank.index() == 0 {
                 for peer in 1..rank.world_size() {
                     receive(transport, peer, 1).unwrap();
@@ -254,7 +254,7 @@ pub fn an_abort_wakes_every_wait_and_stands_for_ever(fabric: &'static dyn Fabric
             let abort = await_abort(transport);
             // What comes later changes nothing.
             transport.abort();
-            transport.begin(THEIRS);
+            transport.begin(&THEIRS);
             let due = soon(transport);
             let in_place = transport.exchange_in_place(0, &mut [0; 8], &mut |_, _| {}, &due).unwrap_err();
             for error in [pass_round(transport, &[1]).unwrap_err(), wait_in_vain(transport, 0), in_place] {
@@ -363,7 +363,7 @@ pub fn calls_that_can_never_meet_are_reported_long_before_the_deadline(fabric: &
         }
         let program = move |mut transport: Box<dyn Transport>| {
             let transport = &mut *transport;
-            transport.begin(first_call(u8::from(transport.rank().index() == 1)));
+            transport.begin(&first_call(u8::from(transport.rank().index() == 1)));
             // Everybody receives and nobody sends: no message shows that the calls differ.
             let from = transport.rank().left().index();
             let error = receive_within(transport, from, 0, LONG).unwrap_err();

@@ -194,7 +194,7 @@ pub fn what_ends_a_group_ends_the_job_and_ranks_are_told_by_their_numbers_in_the
         let error = match group {
             Some(mut group) if group.rank().index() == 1 => {
                 meet_all(&mut *group).unwrap();
-                group.begin(call);
+                group.begin(&call);
                 receive_within(&mut *group, 0, 1, backend.short()).unwrap_err()
             }
             Some(mut group) => {

@@ -13,7 +13,7 @@ fn reach_into_all(transport: &mut dyn Transport, memory: &mut Owned<u8>, number:
     let place = |of: usize| memory_place(of, len);
     memory.fill(0);
     memory[place(me)].copy_from_slice(&payload(rank, number, len));
-    transport.begin(call(number as u64, 0));
+    transport.begin(&call(number as u64, 0));
     let Some(direct) = transport.direct(&due).unwrap() else { return };
     let reach = if memory.is_allocated() { Reach::Write } else { direct.shared().reach };
     match reach {
@@ -152,7 +152,7 @@ pub fn memory_of_several_ranks_is_changed_at_once(fabric: &'static dyn Fabric) {
             let mut allocated = transport.allocate(bytes).and_then(Owned::allocated);
             let mut numbers = 1..;
             let mut change = |memory: &mut Owned<u8>, place| {
-                transport.begin(call(numbers.next().unwrap(), 0));
+                transport.begin(&call(numbers.next().unwrap(), 0));
                 change_in_all(&mut *transport, memory, place);
             };
             for _ in 0..3 {

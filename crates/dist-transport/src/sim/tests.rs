@@ -407,17 +407,17 @@ fn a_report_says_what_every_rank_waited_for_and_where_it_was() {
         let mut fork = transport.fork(&[3, 0]).unwrap();
         match transport.rank().index() {
             0 => {
-                transport.begin(call(7));
+                transport.begin(&call(7));
                 transport.note(crate::Progress { step: 3, receives: Some((2, 1)) });
                 let _ = receive::<1>(&mut transport, 1, deadline);
             }
             1 => {
-                transport.begin(call(7));
+                transport.begin(&call(7));
                 transport.note(crate::Progress { step: 1, receives: Some((4, 5)) });
                 let _ = receive::<1>(&mut transport, 2, deadline);
             }
             2 => {
-                transport.begin(call(8));
+                transport.begin(&call(8));
                 let _ = send(&mut transport, 3, &[0; 9], deadline);
             }
             _ => {

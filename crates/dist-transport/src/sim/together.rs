@@ -143,7 +143,7 @@ impl Together {
     }
 
     /// Says which call the next one to be entered is.
-    pub(super) fn begin(&mut self, call: Fingerprint) {
+    pub(super) fn begin(&mut self, call: &Fingerprint) {
         self.posts.begin(call);
     }
 

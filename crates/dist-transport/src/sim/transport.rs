@@ -342,9 +342,9 @@ impl Transport for SimTransport {
         &self.runtime
     }
 
-    fn begin(&mut self, call: Fingerprint) {
+    fn begin(&mut self, call: &Fingerprint) {
         self.calls.begin(call);
-        self.fabric().note(self.own_place(), Position { call, progress: None });
+        self.fabric().note(self.own_place(), Position { call: *call, progress: None });
     }
 
     fn exchange(
@@ -465,7 +465,7 @@ impl Transport for SimTransport {
         }
         let call = self.call();
         Ok(self.together.as_deref_mut().map(|together| -> &mut dyn Direct {
-            together.begin(call);
+            together.begin(&call);
             together
         }))
     }

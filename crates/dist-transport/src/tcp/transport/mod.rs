@@ -228,7 +228,7 @@ impl Transport for TcpTransport {
         &self.membership.session.runtime
     }
 
-    fn begin(&mut self, call: Fingerprint) {
+    fn begin(&mut self, call: &Fingerprint) {
         self.calls.begin(call);
         #[cfg(all(feature = "shm", target_os = "linux"))]
         if let Some(Some(together)) = &mut self.together {

@@ -149,7 +149,7 @@ impl Together {
 
     /// Says which call the next one to be entered is.
     #[inline]
-    pub(super) fn begin(&mut self, call: Fingerprint) {
+    pub(super) fn begin(&mut self, call: &Fingerprint) {
         self.calls.begin(call);
     }
 
