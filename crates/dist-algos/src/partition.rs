@@ -78,6 +78,7 @@ impl<'a> Partition<'a> {
     /// let partition = Partition::new(6, 4, 2).and_then(|held| held.among(1, 4)).unwrap();
     /// assert_eq!([0, 1, 2, 3].map(|chunk| partition.range(chunk).len()), [0, 12, 12, 0]);
     /// ```
+    #[inline]
     pub fn among(self, first: usize, parts: usize) -> Option<Self> {
         let room = parts.checked_sub(first)?;
         (self.parts <= room).then(|| Self { parts, first: self.first + first, ..self })

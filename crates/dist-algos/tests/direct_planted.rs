@@ -142,12 +142,12 @@ fn sums(transport: &mut dyn Transport, form: Form, mistake: Mistake) -> bool {
             Form::WriteToAll => Own::Lent(owned.lend()),
             _ => Own::Borrowed(&mut owned),
         };
-        let memory = Memory { own, cut, input: None, piece_bytes: 64 };
+        let memory = &mut Memory { own, cut, input: None, piece_bytes: 64 };
         let combine = &mut |into: &mut [u8], from: &[u8]| {
             into.iter_mut().zip(from).for_each(|(into, from)| *into = into.wrapping_add(*from));
         };
         let complete = &mut |_: &mut [&mut [u8]]| unreachable!("nobody else's memory is within reach");
-        let kernel = Kernel { combine, finish: &mut |_| (), complete };
+        let kernel = &mut Kernel { combine, finish: &mut |_| (), complete };
         let (steps, scratch) = (plan.schedule(rank), &mut Scratch::new());
         let done = run(&mut direct, (&plan, rank), steps, memory, kernel, scratch, &deadline.into());
         done.is_ok()

@@ -230,14 +230,14 @@ fn once(direct: &mut Together, rank: Rank, (task, form): (Task, Form), len: usiz
         Form::WriteToAll => Own::Lent(owned.lend()),
         _ => Own::Borrowed(bytemuck::cast_slice_mut(&mut owned)),
     };
-    let memory = Memory { own, cut, input, piece_bytes: 256 };
+    let memory = &mut Memory { own, cut, input, piece_bytes: 256 };
     let combine = |into: &mut [u8], from: &[u8]| {
         let (into, from) = (bytemuck::cast_slice_mut::<_, f32>(into), bytemuck::cast_slice::<_, f32>(from));
         into.iter_mut().zip(from).for_each(|(into, from)| *into += from);
     };
     let finish =
         |bytes: &mut [u8]| bytemuck::cast_slice_mut::<_, f32>(bytes).iter_mut().for_each(|sum| *sum *= 2.0);
-    let kernel = Kernel {
+    let kernel = &mut Kernel {
         combine: &mut { combine },
         finish: &mut { finish },
         complete: &mut |all| {
@@ -308,8 +308,8 @@ fn memory_that_the_schedule_was_not_made_for_is_refused() {
     let rank = Rank::new(0, 1).unwrap();
     let error_of = |task: Task, form: Form, bytes: &mut [u8], cut: Partition<'_>| {
         let mut direct = Together { rank: 0, all: Arc::default(), bases: vec![0], turn: 0 };
-        let memory = Memory { own: Own::Borrowed(bytes), cut, input: None, piece_bytes: 64 };
-        let kernel = Kernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () };
+        let memory = &mut Memory { own: Own::Borrowed(bytes), cut, input: None, piece_bytes: 64 };
+        let kernel = &mut Kernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () };
         let (plan, scratch) = (Plan::new((task, form), 1, 64, 512, SHARED).unwrap(), &mut Scratch::new());
         match run(
             &mut direct,

@@ -1,5 +1,6 @@
 //! The runner of direct schedules: the one place where direct steps become bytes.
 
+use std::borrow::Borrow;
 use std::ops::Range;
 
 use dist_transport::{
@@ -37,17 +38,17 @@ pub enum Own<'a> {
 }
 
 /// The arithmetic of a reduction.
-pub struct Kernel<'a, 'f> {
+pub struct Kernel<'a> {
     /// Adds its second argument into its first; as for [`run`](crate::run()).
-    pub combine: &'a mut Combine<'f>,
+    pub combine: &'a mut Combine<'a>,
     /// What is done to complete sums, once, by whoever has computed them.
-    pub finish: &'a mut (dyn FnMut(&mut [u8]) + 'f),
+    pub finish: &'a mut (dyn FnMut(&mut [u8]) + 'a),
     /// Does both to the contributions of all ranks, in their order, which are of one length: what they come to, in
     /// canonical order, is left in each.
-    pub complete: &'a mut (dyn FnMut(&mut [&mut [u8]]) + 'f),
+    pub complete: &'a mut (dyn FnMut(&mut [&mut [u8]]) + 'a),
 }
 
-impl std::fmt::Debug for Kernel<'_, '_> {
+impl std::fmt::Debug for Kernel<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Kernel")
     }
@@ -62,14 +63,14 @@ impl std::fmt::Debug for Kernel<'_, '_> {
 pub fn run(
     direct: &mut dyn Direct,
     (plan, rank): (&Plan, Rank),
-    steps: impl Iterator<Item = Step>,
-    mut memory: Memory<'_>,
-    kernel: Kernel<'_, '_>,
+    steps: impl IntoIterator<Item = impl Borrow<Step>>,
+    memory: &mut Memory<'_>,
+    kernel: &mut Kernel<'_>,
     scratch: &mut Scratch,
     due: &Due<'_>,
 ) -> Result<(), RunError<TransportError>> {
-    check(plan, &memory)?;
-    let place_bytes = place_bytes(&*direct, plan, &memory)?;
+    check(plan, memory)?;
+    let place_bytes = place_bytes(&*direct, plan, memory)?;
     if plan.is_meeting() {
         let (own, Kernel { combine, finish, .. }) = (memory.own.bytes_mut(), kernel);
         meet(direct, (plan, rank), own, combine, scratch, due)?;
@@ -79,8 +80,8 @@ pub fn run(
     let failed = |step: usize| move |source| RunError::Transport { step, source };
     let mut runner = Runner { direct, rank, plan, place_bytes, memory, kernel, scratch, due };
     runner.enter().map_err(failed(0))?;
-    for (index, step) in steps.enumerate() {
-        runner.step(step).map_err(failed(index))?;
+    for (index, step) in steps.into_iter().enumerate() {
+        runner.step(step.borrow()).map_err(failed(index))?;
     }
     runner.direct.settle();
     if plan.form().exposure() == Exposure::Write {
@@ -117,16 +118,16 @@ pub fn meet(
     Tree { direct, rank, plan, there, own, scratch, combine }.sum().map_err(failed)
 }
 
-struct Runner<'a, 'f, 'd> {
+struct Runner<'a, 'm, 'k> {
     direct: &'a mut dyn Direct,
     rank: Rank,
     plan: &'a Plan,
     /// From one place in a slot to the next.
     place_bytes: usize,
-    memory: Memory<'a>,
-    kernel: Kernel<'a, 'f>,
+    memory: &'a mut Memory<'m>,
+    kernel: &'a mut Kernel<'k>,
     scratch: &'a mut Scratch,
-    due: &'a Due<'d>,
+    due: &'a Due<'a>,
 }
 
 /// From one place in a slot to the next, if they fit the slots, and all fits where else it is published.
@@ -154,7 +155,7 @@ impl Runner<'_, '_, '_> {
     #[inline]
     fn enter(&mut self) -> Result<(), TransportError> {
         let plan = self.plan;
-        let exposed = match (plan.form().exposure(), &mut self.memory) {
+        let exposed = match (plan.form().exposure(), &mut *self.memory) {
             (Exposure::Nothing, _) => Exposed::Nothing,
             (Exposure::Write, Memory { own: Own::Lent(lent), .. }) => Exposed::Write(lent.reborrow()),
             (_, memory) => Exposed::Read(contribution(plan, self.rank, memory)),
@@ -163,8 +164,8 @@ impl Runner<'_, '_, '_> {
     }
 
     #[inline]
-    fn step(&mut self, step: Step) -> Result<(), TransportError> {
-        match step {
+    fn step(&mut self, step: &Step) -> Result<(), TransportError> {
+        match *step {
             Step::Publish { parts, block, of, place } => self.publish(parts, block, of, place)?,
             Step::Post => self.post(),
             Step::Await { ranks, posts } => {
@@ -192,7 +193,7 @@ impl Runner<'_, '_, '_> {
     fn post(&mut self) {
         match (self.plan.form().exposure(), self.plan.task().source()) {
             (Exposure::Nothing, _) | (_, Source::Input) => {}
-            _ => self.direct.show(contribution(self.plan, self.rank, &self.memory)),
+            _ => self.direct.show(contribution(self.plan, self.rank, self.memory)),
         }
         self.direct.post();
     }

@@ -4,6 +4,7 @@ use dist_algos::direct::Task;
 use dist_algos::{Choice, Order, Source};
 use dist_transport::Due;
 
+use super::arithmetic::Arithmetic;
 use super::shares::Shares;
 use super::ways::{Begun, Job, Work};
 use super::{Engine, Manner, from_input, in_place, nothing_to_combine, room};
@@ -25,7 +26,7 @@ impl Engine {
         match self.begin_job::<AllToAll>(&job, |_| part * size_of::<T>(), manner)? {
             Begun::Directly { .. } => {
                 let cut = shares.partition::<T>();
-                self.run_directly((output, cut), Some((input, cut)), None, &manner.due)
+                self.run_directly((output, cut), Some((input, cut)), &Arithmetic::NONE, &manner.due)
             }
             Begun::ByMessages { .. } => {
                 let (call, algorithm) = self.flat();

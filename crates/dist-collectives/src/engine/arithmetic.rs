@@ -79,6 +79,9 @@ impl Engine {
 }
 
 impl Arithmetic {
+    /// That of memory which is only copied.
+    pub(super) const NONE: Self = Self { op: ReduceOp::Sum, factor: None, divisor: None };
+
     /// To this rank's elements, before they are combined with others.
     #[inline]
     pub(super) fn prepare<T: Element>(&self, own: &mut [T]) {

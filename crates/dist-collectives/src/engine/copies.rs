@@ -3,6 +3,7 @@
 use dist_algos::Source;
 use dist_algos::direct::Task;
 
+use super::arithmetic::Arithmetic;
 use super::shares::Shares;
 use super::ways::{Begun, Job, Work};
 use super::{Engine, Manner, from_input, in_place, nothing_to_combine, partition, room};
@@ -23,7 +24,7 @@ impl Engine {
         match self.begin_job::<Broadcast>(&job, largest, manner)? {
             Begun::Directly { parts } => {
                 let cut = partition::<T>(buffer.len(), parts);
-                self.run_directly((buffer, cut), None, None, &manner.due)
+                self.run_directly((buffer, cut), None, &Arithmetic::NONE, &manner.due)
             }
             Begun::ByMessages { chunks } => {
                 let cut = partition::<T>(buffer.len(), chunks);
@@ -69,7 +70,7 @@ impl Engine {
             Begun::Directly { .. } => {
                 let (part, whole) = (shares.of(own..own + 1), shares.partition::<T>());
                 let input = Some((input, part.partition::<T>()));
-                self.run_directly((output, whole), input, None, &manner.due)
+                self.run_directly((output, whole), input, &Arithmetic::NONE, &manner.due)
             }
             Begun::ByMessages { .. } => {
                 output[shares.range(own)].copy_from_slice(input);
@@ -89,7 +90,7 @@ impl Engine {
         let begun = self.begin_gather::<T>(Source::Buffer, &shares, manner)?;
         let cut = shares.partition::<T>();
         match begun {
-            Begun::Directly { .. } => self.run_directly((buffer, cut), None, None, &manner.due),
+            Begun::Directly { .. } => self.run_directly((buffer, cut), None, &Arithmetic::NONE, &manner.due),
             Begun::ByMessages { .. } => self.run(in_place(buffer, cut), &mut nothing_to_combine, &manner.due),
         }
     }

@@ -132,18 +132,18 @@ impl Engine {
     }
 
     /// Does what was begun, on memory that others read at most.
-    #[inline]
+    #[inline(always)]
     pub(super) fn run_directly<T: Element>(
         &mut self,
         (buffer, cut): (&mut [T], Partition<'_>),
         input: Option<(&[T], Partition<'_>)>,
-        arithmetic: Option<&Arithmetic>,
+        arithmetic: &Arithmetic,
         due: &Due<'_>,
     ) -> Result<()> {
         let own = Own::Borrowed(bytemuck::cast_slice_mut(buffer));
         let input = input.map(|(input, cut)| (bytemuck::cast_slice(input), cut));
-        let memory = Memory { own, cut, input, piece_bytes: ATTACHED_PIECE_BYTES };
-        self.run_on::<T>(memory, arithmetic, due)
+        let mut memory = Memory { own, cut, input, piece_bytes: ATTACHED_PIECE_BYTES };
+        self.run_on::<T>(&mut memory, arithmetic, due)
     }
 
     /// Does the all_reduce that was begun, on memory that others may write into, if it is owned.
@@ -178,18 +178,18 @@ impl Engine {
         let buffer = match held {
             Held::Owned(buffer) if plan.form().exposure() == Exposure::Write => buffer,
             Held::Owned(buffer) => {
-                return self.run_directly((&mut **buffer, cut), None, Some(arithmetic), due);
+                return self.run_directly((&mut **buffer, cut), None, arithmetic, due);
             }
             Held::Borrowed(buffer) => {
-                return self.run_directly((buffer, cut), None, Some(arithmetic), due);
+                return self.run_directly((buffer, cut), None, arithmetic, due);
             }
         };
         let piece_bytes = match buffer.ownership() {
             Ownership::Allocated => SHARED_PIECE_BYTES,
             _ => ATTACHED_PIECE_BYTES,
         };
-        let memory = Memory { own: Own::Lent(buffer.lend()), cut, input: None, piece_bytes };
-        let done = self.run_on::<T>(memory, Some(arithmetic), due);
+        let mut memory = Memory { own: Own::Lent(buffer.lend()), cut, input: None, piece_bytes };
+        let done = self.run_on::<T>(&mut memory, arithmetic, due);
         let direct = self.transport.direct(due);
         match direct {
             Ok(Some(direct)) => buffer.reclaim(direct),
@@ -201,8 +201,8 @@ impl Engine {
 
     fn run_on<T: Element>(
         &mut self,
-        memory: Memory<'_>,
-        arithmetic: Option<&Arithmetic>,
+        memory: &mut Memory<'_>,
+        arithmetic: &Arithmetic,
         due: &Due<'_>,
     ) -> Result<()> {
         let (rank, scratch) = (self.rank, &mut self.scratch);
@@ -211,10 +211,15 @@ impl Engine {
         let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
         let direct = direct.expect("a plan is made only where memory is shared");
         let program = (&*plan, rank);
-        let done = with_kernel::<T, _>(arithmetic, |kernel| match steps {
+        let kernel = &mut Kernel {
+            combine: &mut arithmetic.combine::<T>(),
+            finish: &mut |sums| arithmetic.finish::<T>(bytemuck::cast_slice_mut(sums)),
+            complete: &mut arithmetic.complete::<T>(),
+        };
+        let done = match steps {
             [] => direct::run(direct, program, plan.schedule(rank), memory, kernel, scratch, due),
-            steps => direct::run(direct, program, steps.iter().copied(), memory, kernel, scratch, due),
-        });
+            steps => direct::run(direct, program, steps, memory, kernel, scratch, due),
+        };
         let done = done.map_err(|error| Self::failed(call, error));
         if let Err(Error::Transport { source, .. }) = &done
             && matches!(**source, dist_transport::Error::OutOfReach { .. })
@@ -223,18 +228,6 @@ impl Engine {
             self.transport.abort();
         }
         done
-    }
-}
-
-/// Does this with a kernel for such arithmetic, if there is any to do.
-fn with_kernel<T: Element, R>(arithmetic: Option<&Arithmetic>, work: impl FnOnce(Kernel<'_, '_>) -> R) -> R {
-    match arithmetic {
-        Some(arithmetic) => work(Kernel {
-            combine: &mut arithmetic.combine::<T>(),
-            finish: &mut |sums| arithmetic.finish::<T>(bytemuck::cast_slice_mut(sums)),
-            complete: &mut arithmetic.complete::<T>(),
-        }),
-        None => work(Kernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () }),
     }
 }
 

@@ -133,19 +133,14 @@ impl Engine {
 
     fn announce(&mut self, call: &Call) {
         tracing::trace!(rank = self.rank().index(), channel = call.channel, "{call}");
-        let fingerprint = self.fingerprint(call);
-        self.transport.begin(&fingerprint);
-    }
-
-    /// The call as bytes. One that is repeated is encoded once: but for its number it stays the same.
-    fn fingerprint(&mut self, call: &Call) -> Fingerprint {
-        match &mut self.encoded {
-            Some((last, fingerprint)) if *last == Call { sequence: last.sequence, ..*call } => {
-                call.renumber(fingerprint);
-                *fingerprint
-            }
-            encoded => encoded.insert((*call, call.encode())).1,
+        // A call that is repeated is encoded once: but for its number it stays the same.
+        let (last, encoded) = self.encoded.get_or_insert_with(|| (*call, call.encode()));
+        if *last == (Call { sequence: last.sequence, ..*call }) {
+            call.renumber(encoded);
+        } else {
+            (*last, *encoded) = (*call, call.encode());
         }
+        self.transport.begin(encoded);
     }
 
     /// Does what was begun by messages, up to where the sums of an all_reduce are complete.

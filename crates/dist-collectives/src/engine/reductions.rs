@@ -115,7 +115,7 @@ impl Engine {
         match begun {
             Begun::Directly { parts } => {
                 let cut = partition::<T>(buffer.len(), parts);
-                self.run_directly((buffer, cut), None, Some(&arithmetic), &manner.due)
+                self.run_directly((buffer, cut), None, &arithmetic, &manner.due)
             }
             Begun::ByMessages { chunks } => {
                 let cut = partition::<T>(buffer.len(), chunks);
@@ -189,7 +189,7 @@ impl Engine {
         match begun {
             Begun::Directly { .. } if !scales => {
                 let input = Some((input, whole));
-                return self.run_directly((output, part), input, Some(&arithmetic), &manner.due);
+                return self.run_directly((output, part), input, &arithmetic, &manner.due);
             }
             Begun::ByMessages { .. } if self.known.current().script().of == Source::Input => {
                 output.copy_from_slice(&input[shares.range(own)]);
@@ -223,7 +223,7 @@ impl Engine {
         let cut = shares.partition::<T>();
         match begun {
             Begun::Directly { .. } => {
-                self.run_directly((&mut *buffer, cut), None, Some(arithmetic), &manner.due)?;
+                self.run_directly((&mut *buffer, cut), None, arithmetic, &manner.due)?;
                 Ok(&mut buffer[own])
             }
             Begun::ByMessages { .. } => {

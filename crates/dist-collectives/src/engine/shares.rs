@@ -26,6 +26,7 @@ enum Cut {
 
 impl Shares {
     /// Parts of so many elements, each.
+    #[inline]
     pub(super) fn even(part: usize, world_size: usize) -> Self {
         Self { cut: Cut::Even(part), held: 0..world_size, world_size }
     }
@@ -44,6 +45,7 @@ impl Shares {
     }
 
     /// The same parts, where only those of these ranks are there.
+    #[inline]
     pub(super) fn of(&self, held: Range<usize>) -> Self {
         let cut = match &self.cut {
             Cut::Even(part) => Cut::Even(*part),
@@ -65,6 +67,7 @@ impl Shares {
     }
 
     /// Elements of all parts that are there.
+    #[inline]
     pub(super) fn total(&self) -> usize {
         match &self.cut {
             Cut::Even(part) => part * self.held.len(),
@@ -73,6 +76,7 @@ impl Shares {
     }
 
     /// The parts as the chunks of a schedule, one for each rank.
+    #[inline]
     pub(super) fn partition<T>(&self) -> Partition<'_> {
         let partition = match &self.cut {
             Cut::Uneven(borders) if !self.held.is_empty() => Partition::at(borders, size_of::<T>()),

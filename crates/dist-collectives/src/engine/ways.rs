@@ -192,15 +192,20 @@ impl Way {
     /// Begins the call with this number.
     #[inline]
     fn begin(&mut self, sequence: u64, transport: &mut dyn Transport) {
-        if self.call.sequence.wrapping_add(1) != sequence {
-            Call { sequence, ..self.call }.renumber(&mut self.next);
-        }
+        let distance = sequence.wrapping_sub(self.call.sequence);
+        self.number(sequence);
         self.call.sequence = sequence;
-        debug_assert_eq!(self.next, self.call.encode(), "it was numbered ahead");
+        debug_assert_eq!(self.next, self.call.encode(), "but for the number it is the same");
         transport.begin(&self.next);
-        // The next call has its number from here on: bytes of which a part was written directly before they are copied
-        // keep a processor waiting until all that it has stored before is out.
-        Call { sequence: sequence.wrapping_add(1), ..self.call }.renumber(&mut self.next);
+        // The next call has its number from here on, if it is as far from this one as this one was from the last: bytes of
+        // which a part was written directly before they are copied keep a processor waiting until all that it has stored
+        // before is out.
+        self.number(sequence.wrapping_add(distance));
+    }
+
+    #[inline]
+    fn number(&mut self, sequence: u64) {
+        Call { sequence, ..self.call }.renumber(&mut self.next);
     }
 
     /// The plan of what is done directly.
