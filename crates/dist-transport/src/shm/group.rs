@@ -54,6 +54,9 @@ const LARGE_BYTES: usize = SHEETS_AT + CALLS_MAX * SHEET_BYTES;
 pub(crate) struct GroupMemory {
     mapping: Mapping,
     slots_at: usize,
+    /// Whether there are two ranks, of which each has its line where it has read the other's the last time: a post is seen
+    /// sooner where the line is at hand.
+    is_of_two: bool,
 }
 
 /// What a rank has laid open in a call.
@@ -106,20 +109,24 @@ impl GroupMemory {
     pub(crate) fn create(nonce: &Nonce, world_size: usize) -> io::Result<(OwnedFd, Self)> {
         let (file, mapping) = Mapping::create(bytes(world_size), Pages::OnDemand)?;
         mapping.copy_in(0, nonce);
-        Ok((file, Self { mapping, slots_at: slots_at(world_size) }))
+        Ok((file, Self::new(mapping, world_size)))
     }
 
     /// Opens the memory that another rank has made; `None` if it is not the one with this nonce.
     pub(crate) fn open(file: &OwnedFd, nonce: &Nonce, world_size: usize) -> io::Result<Option<Self>> {
         let mapping = Mapping::open(file, bytes(world_size))?;
         let found = mapping.filter(|mapping| mapping.bytes(0, nonce.len()) == nonce);
-        Ok(found.map(|mapping| Self { mapping, slots_at: slots_at(world_size) }))
+        Ok(found.map(|mapping| Self::new(mapping, world_size)))
+    }
+
+    fn new(mapping: Mapping, world_size: usize) -> Self {
+        Self { mapping, slots_at: slots_at(world_size), is_of_two: world_size == 2 }
     }
 
     /// How often a rank has posted, all calls together.
     #[inline]
     pub(crate) fn posts(&self, rank: usize, turn: Turn) -> &AtomicU64 {
-        self.mapping.counter(line(rank, turn))
+        self.mapping.counter(self.line(rank, turn))
     }
 
     /// Looks so many times, with pauses, whether a rank has posted so often by now, and gives how often it has. The loads
@@ -139,7 +146,7 @@ impl GroupMemory {
     /// What tells a rank's call from others. Read after a post of that call was seen.
     #[inline]
     pub(crate) fn hash(&self, rank: usize, turn: Turn) -> &AtomicU64 {
-        self.mapping.counter(line(rank, turn) + HASH_AT)
+        self.mapping.counter(self.line(rank, turn) + HASH_AT)
     }
 
     /// A rank's call in full. Read after a post of that call was seen.
@@ -337,9 +344,15 @@ impl GroupMemory {
         Ok(())
     }
 
+    #[inline]
+    fn line(&self, rank: usize, turn: Turn) -> usize {
+        let home = if self.is_of_two && turn.changes_hands() { 1 - rank } else { rank };
+        pair(home, 0, turn)
+    }
+
     fn place(&self, rank: usize, turn: Turn, place: Place, range: &Range<usize>) -> Option<usize> {
         let (start, len) = match place {
-            Place::Line => (line(rank, turn) + LINE_AT, LINE_BYTES),
+            Place::Line => (self.line(rank, turn) + LINE_AT, LINE_BYTES),
             Place::Slot(slot) if slot < SLOTS => {
                 let number = turn.half() * SLOTS + slot;
                 (self.slots_at + rank * LARGE_BYTES + number * SLOT_BYTES, SLOT_BYTES)
@@ -393,10 +406,6 @@ const fn pair(rank: usize, at: usize, turn: Turn) -> usize {
     block(rank) + at + turn.index() * PAIR_BYTES
 }
 
-const fn line(rank: usize, turn: Turn) -> usize {
-    pair(rank, 0, turn)
-}
-
 /// Half a page behind one's beginning, where no large vector begins: copies between two that begin nearly alike in their pages
 /// are [slow](crate::copy()).
 const fn slots_at(world_size: usize) -> usize {
@@ -448,6 +457,17 @@ mod tests {
         for (number, (rank, turn, place)) in (1_u8..).zip(all()) {
             let bytes = memory.published(rank, turn, place, 0..size(place)).unwrap();
             assert!(bytes.iter().all(|&byte| byte == number), "{rank} {turn:?} {place:?}");
+        }
+    }
+
+    #[test]
+    fn each_of_two_has_its_line_where_the_other_had_it_the_last_time() {
+        let (_file, memory) = GroupMemory::create(&[7; 32], 2).unwrap();
+        for call in 1..2 * CALLS_MAX {
+            memory.posts(0, Turn::of(call)).store(call as u64, Ordering::Relaxed);
+            let next = Turn::of(call + CALLS_MAX);
+            assert_eq!(memory.posts(1, next).load(Ordering::Relaxed), call as u64);
+            assert_ne!(memory.posts(0, next).load(Ordering::Relaxed), call as u64);
         }
     }
 

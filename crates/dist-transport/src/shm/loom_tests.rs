@@ -163,7 +163,11 @@ fn without_the_fence_a_wake_up_is_lost() {
 }
 
 /// Lines of two ranks, of which calls have so many in turn.
-struct Lines<const TURNS: usize>([[Line; TURNS]; 2]);
+struct Lines<const TURNS: usize> {
+    of_each: [[Line; TURNS]; 2],
+    /// Whether each rank has a line where the other had it the last time.
+    change_hands: bool,
+}
 
 #[derive(Default)]
 struct Line {
@@ -174,7 +178,9 @@ struct Line {
 
 impl<const TURNS: usize> Lines<TURNS> {
     fn line(&self, rank: usize, call: u64) -> &Line {
-        &self.0[rank][usize::try_from(call).expect("there are few") % TURNS]
+        let call = usize::try_from(call).expect("there are few");
+        let changed = self.change_hands && call / TURNS % 2 == 1;
+        &self.of_each[if changed { 1 - rank } else { rank }][call % TURNS]
     }
 
     fn wait(&self, rank: usize, call: u64) {
@@ -211,8 +217,17 @@ impl<const TURNS: usize> Lines<TURNS> {
 }
 
 fn lines<const TURNS: usize>(apart: u64, say: Ordering) {
+    explore_lines::<TURNS>(false, apart, say);
+}
+
+fn lines_that_change_hands<const TURNS: usize>(apart: u64, say: Ordering) {
+    explore_lines::<TURNS>(true, apart, say);
+}
+
+fn explore_lines<const TURNS: usize>(change_hands: bool, apart: u64, say: Ordering) {
     explore(2, move || {
-        let lines = Arc::new(Lines::<TURNS>([(); 2].map(|()| [(); TURNS].map(|()| Line::default()))));
+        let of_each = [(); 2].map(|()| [(); TURNS].map(|()| Line::default()));
+        let lines = Arc::new(Lines { of_each, change_hands });
         let reader = lines.clone();
         let reader = thread::spawn(move || reader.run(1, TURNS as u64 + 2, apart, say));
         lines.run(0, TURNS as u64 + 2, apart, say);
@@ -224,6 +239,8 @@ fn lines<const TURNS: usize>(apart: u64, say: Ordering) {
 #[case::two_turns(lines::<2>, 1)]
 #[case::three_turns(lines::<3>, 2)]
 #[case::as_many_as_there_are(lines::<CALLS_MAX>, CALLS_MAX as u64 - 1)]
+#[case::two_turns_that_change_hands(lines_that_change_hands::<2>, 1)]
+#[case::as_many_as_there_are_and_change_hands(lines_that_change_hands::<CALLS_MAX>, CALLS_MAX as u64 - 1)]
 fn a_line_is_used_again_when_all_have_left_its_last_call(
     #[case] lines: fn(u64, Ordering),
     #[case] apart: u64,

@@ -2,7 +2,8 @@
 
 use crate::{CALLS_MAX, Fingerprint};
 
-/// Of which of the calls that may be under way at once something is.
+/// Of which of the calls that may be under way at once something is, and whether that is the first or the second time of
+/// two that calls go round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Turn(usize);
 
@@ -10,16 +11,21 @@ impl Turn {
     /// That of the call with this number, counted by each rank.
     #[inline]
     pub(crate) const fn of(call: usize) -> Self {
-        Self(call % CALLS_MAX)
+        Self(call % ROUNDS)
     }
 
     pub(crate) const fn index(self) -> usize {
-        self.0
+        self.0 % CALLS_MAX
     }
 
-    /// That of the calls before it.
-    pub(crate) const fn before(self) -> Self {
-        Self((self.0 + CALLS_MAX - 1) % CALLS_MAX)
+    /// That of the call before the next one with the same index.
+    pub(crate) const fn before_next(self) -> Self {
+        Self((self.0 + CALLS_MAX - 1) % ROUNDS)
+    }
+
+    /// Where of two ranks each writes where the other has written the last time.
+    pub(super) const fn changes_hands(self) -> bool {
+        self.0 >= CALLS_MAX
     }
 
     /// Which half of the slots it has.
@@ -28,6 +34,9 @@ impl Turn {
         self.0 % 2
     }
 }
+
+/// Two rounds of calls.
+const ROUNDS: usize = 2 * CALLS_MAX;
 
 /// Whether a rank that has posted in a call was in the same as this one, whose hash is this and before which this often was
 /// posted.
