@@ -122,7 +122,8 @@ pub(super) struct Way {
     done: Done,
     /// The last call of this kind, or the one that is about to be the first.
     pub(super) call: Call,
-    /// The next call of this kind as bytes, but for its number if others come between.
+    /// The next call of this kind as bytes, with the number that it has if it is as far from the last one as that was from
+    /// the one before.
     next: Fingerprint,
 }
 

@@ -346,7 +346,7 @@ impl GroupMemory {
 
     #[inline]
     fn line(&self, rank: usize, turn: Turn) -> usize {
-        let home = if self.is_of_two && turn.changes_hands() { 1 - rank } else { rank };
+        let home = if self.is_of_two && turn.lies_with_the_other() { 1 - rank } else { rank };
         pair(home, 0, turn)
     }
 

@@ -23,8 +23,8 @@ impl Turn {
         Self((self.0 + CALLS_MAX - 1) % ROUNDS)
     }
 
-    /// Where of two ranks each writes where the other has written the last time.
-    pub(super) const fn changes_hands(self) -> bool {
+    /// Whether of two ranks each has its line in the other's block: in every second round.
+    pub(super) const fn lies_with_the_other(self) -> bool {
         self.0 >= CALLS_MAX
     }
 
@@ -41,7 +41,7 @@ const ROUNDS: usize = 2 * CALLS_MAX;
 /// Whether a rank that has posted in a call was in the same as this one, whose hash is this and before which this often was
 /// posted.
 ///
-/// Another hash that is `found` in its line may be that of the next call with the same turn. Then the rank has posted in
+/// Another hash that is `found` in its line may be that of the next call with the same index. Then the rank has posted in
 /// the call before that one, which it entered after it had compared this one itself: the line of that call says so, and no
 /// more than was posted before this one otherwise.
 #[inline(always)]

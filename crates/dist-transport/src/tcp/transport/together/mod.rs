@@ -298,7 +298,7 @@ impl Together {
     }
 }
 
-/// Lets some 15 ns pass between a post and the first look for that of the other of two, who posts at the same time: a look
+/// Lets some 15 ns pass (on Zen 4, where the compiler makes 60 stores to the stack of it) between a post and the first look for that of the other of two, who posts at the same time: a look
 /// that comes before it takes the line away from the core that is about to write it. `spin_loop` would take too long.
 #[inline(always)]
 fn linger() {
