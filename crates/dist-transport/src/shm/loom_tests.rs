@@ -162,71 +162,88 @@ fn without_the_fence_a_wake_up_is_lost() {
     explore(5, || posts(1, || Unfenced(AtomicU32::new(0))));
 }
 
-/// Lines of two ranks, of which calls have so many in turn.
-struct Lines<const TURNS: usize> {
-    of_each: [[Line; TURNS]; 2],
+/// Lines of two ranks, of which calls have so many in turn, with so many posts of each rank in a call.
+struct Lines<const TURNS: usize, const POSTS: usize> {
+    of_each: [[Line<POSTS>; TURNS]; 2],
     /// Whether each rank has a line where the other had it the last time.
     change_hands: bool,
 }
 
-#[derive(Default)]
-struct Line {
+struct Line<const POSTS: usize> {
     posts: AtomicU64,
     hash: AtomicU64,
-    data: UnsafeCell<u32>,
+    /// What each post of a call hands over.
+    data: [UnsafeCell<u32>; POSTS],
 }
 
-impl<const TURNS: usize> Lines<TURNS> {
-    fn line(&self, rank: usize, call: u64) -> &Line {
+impl<const TURNS: usize, const POSTS: usize> Lines<TURNS, POSTS> {
+    fn line(&self, rank: usize, call: u64) -> &Line<POSTS> {
         let call = usize::try_from(call).expect("there are few");
         let changed = self.change_hands && call / TURNS % 2 == 1;
         &self.of_each[if changed { 1 - rank } else { rank }][call % TURNS]
     }
 
-    fn wait(&self, rank: usize, call: u64) {
-        while self.line(rank, call).posts.load(Ordering::Acquire) < call {
+    /// Waits for one of the posts of a call, counted from 0.
+    fn wait(&self, rank: usize, call: u64, post: u64) {
+        while self.line(rank, call).posts.load(Ordering::Acquire) <= Self::posted_before(call) + post {
             thread::yield_now();
         }
+    }
+
+    const fn posted_before(call: u64) -> u64 {
+        POSTS as u64 * (call - 1)
     }
 
     /// The hash of a call is its number.
     fn compare(&self, rank: usize, call: u64) {
         let found = || self.line(rank, call).hash.load(Ordering::Acquire);
         let in_line_before = || self.line(rank, call + TURNS as u64 - 1).posts.load(Ordering::Acquire);
-        assert!(is_same_call((call, call - 1), found, in_line_before), "they seem to differ");
+        assert!(
+            is_same_call((call, Self::posted_before(call)), found, in_line_before),
+            "they seem to differ"
+        );
     }
 
-    /// Calls in a row, with one post in each: the first rank waits for nobody but to enter, as late as `apart` says, and
+    /// Calls in a row: the first rank waits for nobody but to enter, as late as `apart` says, and
     /// the other reads. Both compare calls late.
     fn run(&self, me: usize, calls: u64, apart: u64, say: Ordering) {
         for call in 1..=calls {
             if let Some(begun @ 1..) = call.checked_sub(apart) {
-                self.wait(1 - me, begun);
+                self.wait(1 - me, begun, 0);
                 self.compare(1 - me, begun);
             }
             let line = self.line(me, call);
             line.hash.store(call, say);
-            line.data.with_mut(drop);
-            line.posts.store(call, Ordering::Release);
+            for (post, data) in (0..).zip(&line.data) {
+                data.with_mut(drop);
+                line.posts.store(Self::posted_before(call) + post + 1, Ordering::Release);
+            }
             if me == 1 {
-                self.wait(0, call);
-                self.line(0, call).data.with(drop);
+                for (post, data) in (0..).zip(&self.line(0, call).data) {
+                    self.wait(0, call, post);
+                    data.with(drop);
+                }
             }
         }
     }
 }
 
 fn lines<const TURNS: usize>(apart: u64, say: Ordering) {
-    explore_lines::<TURNS>(false, apart, say);
+    explore_lines::<TURNS, 1>(false, apart, say);
 }
 
-fn lines_that_change_hands<const TURNS: usize>(apart: u64, say: Ordering) {
-    explore_lines::<TURNS>(true, apart, say);
+fn lines_that_change_hands<const TURNS: usize, const POSTS: usize>(apart: u64, say: Ordering) {
+    explore_lines::<TURNS, POSTS>(true, apart, say);
 }
 
-fn explore_lines<const TURNS: usize>(change_hands: bool, apart: u64, say: Ordering) {
+fn explore_lines<const TURNS: usize, const POSTS: usize>(change_hands: bool, apart: u64, say: Ordering) {
     explore(2, move || {
-        let of_each = [(); 2].map(|()| [(); TURNS].map(|()| Line::default()));
+        let line = || Line {
+            posts: AtomicU64::new(0),
+            hash: AtomicU64::new(0),
+            data: [(); POSTS].map(|()| UnsafeCell::new(0)),
+        };
+        let of_each = [(); 2].map(|()| [(); TURNS].map(|()| line()));
         let lines = Arc::new(Lines { of_each, change_hands });
         let reader = lines.clone();
         let reader = thread::spawn(move || reader.run(1, TURNS as u64 + 2, apart, say));
@@ -239,8 +256,8 @@ fn explore_lines<const TURNS: usize>(change_hands: bool, apart: u64, say: Orderi
 #[case::two_turns(lines::<2>, 1)]
 #[case::three_turns(lines::<3>, 2)]
 #[case::as_many_as_there_are(lines::<CALLS_MAX>, CALLS_MAX as u64 - 1)]
-#[case::two_turns_that_change_hands(lines_that_change_hands::<2>, 1)]
-#[case::as_many_as_there_are_and_change_hands(lines_that_change_hands::<CALLS_MAX>, CALLS_MAX as u64 - 1)]
+#[case::two_turns_that_change_hands(lines_that_change_hands::<2, 2>, 1)]
+#[case::as_many_as_there_are_and_change_hands(lines_that_change_hands::<CALLS_MAX, 1>, CALLS_MAX as u64 - 1)]
 fn a_line_is_used_again_when_all_have_left_its_last_call(
     #[case] lines: fn(u64, Ordering),
     #[case] apart: u64,
@@ -251,6 +268,8 @@ fn a_line_is_used_again_when_all_have_left_its_last_call(
 #[rstest]
 #[case::two_turns(lines::<2>, 2)]
 #[case::as_many_as_there_are(lines::<CALLS_MAX>, CALLS_MAX as u64)]
+#[case::two_turns_that_change_hands_while_there_are_posts(lines_that_change_hands::<2, 2>, 2)]
+#[case::as_many_as_there_are_and_change_hands_while_there_are_posts(lines_that_change_hands::<CALLS_MAX, 2>, CALLS_MAX as u64)]
 #[should_panic(expected = "ausality")]
 fn a_line_that_is_used_again_too_early_is_a_race(#[case] lines: fn(u64, Ordering), #[case] apart: u64) {
     lines(apart, Ordering::Release);
