@@ -64,7 +64,8 @@ pub trait Direct: fmt::Debug {
 
     /// Does all of a call that every rank brings some bytes to and posts once in, but for their use: enters it, publishes
     /// `bytes` at an offset of a place of `holder`'s, which is this rank or one whose slot it writes, posts, waits for every
-    /// other rank, and wakes those who sleep for its post. It is there to be called as one, in which no clock is looked at unless somebody waits.
+    /// other rank, and wakes those who sleep for its post. It is there to be called as one, in which no clock is looked at
+    /// unless somebody waits.
     ///
     /// # Errors
     /// As for [`enter`](Direct::enter), [`write`](Direct::write) and [`wait`](Direct::wait).

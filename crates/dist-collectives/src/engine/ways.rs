@@ -200,7 +200,7 @@ impl Way {
         transport.begin(&self.next);
         // The next call has its number from here on, if it is as far from this one as this one was from the last: bytes of
         // which a part was written directly before they are copied keep a processor waiting until all that it has stored
-        // before is out.
+        // before is out. The second call of a kind waits: nothing is known of it yet.
         self.number(sequence.wrapping_add(distance));
     }
 

@@ -2,8 +2,8 @@
 //!
 //! Each rank has, for each of the calls that may be under way at once, a line (how often it has posted, a hash of its call,
 //! and a few bytes of data), the call in full, what it has laid open, and a sheet; the words that it sleeps by; and its
-//! slots, half of them for every other call. All but sheets and slots are on pairs of cache lines of their own. A page of
-//! a sheet or a slot is there once it is touched.
+//! slots, half of them for every other call. Of two ranks each has its line in the other's block every other round. All
+//! but sheets and slots are on pairs of cache lines of their own. A page of a sheet or a slot is there once it is touched.
 
 use std::io;
 use std::ops::Range;
@@ -344,6 +344,7 @@ impl GroupMemory {
         Ok(())
     }
 
+    /// Where a rank has its line in a call.
     #[inline]
     fn line(&self, rank: usize, turn: Turn) -> usize {
         let home = if self.is_of_two && turn.lies_with_the_other() { 1 - rank } else { rank };

@@ -34,7 +34,7 @@ impl Together {
         self.say_exposed(exposure);
     }
 
-    /// Says it to the others, unless they know it from the last call that had this turn.
+    /// Says it to the others, unless they know it from the last call whose turn had this index.
     #[inline]
     pub(super) fn say_exposed(&mut self, exposure: Exposure) {
         let turn = self.current.turn();

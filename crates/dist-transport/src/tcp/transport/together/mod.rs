@@ -50,9 +50,9 @@ pub(super) struct Together {
     owes_wake: bool,
     reach: Reach,
     current: Call,
-    /// The last calls, by their turn; the current one among them.
+    /// The last calls, by the index of their turn; the current one among them.
     entered: [Entered; CALLS_MAX],
-    /// What this rank says of itself in calls, by their turn.
+    /// What this rank says of itself in calls, by the index of their turn.
     exposures: [Exposure; CALLS_MAX],
     peers: Vec<Peer>,
     /// The first call in which not all of them were found to be in the same as this rank.
@@ -298,16 +298,6 @@ impl Together {
     }
 }
 
-/// Lets some 15 ns pass (on Zen 4, where the compiler makes 60 stores to the stack of it) between a post and the first look for that of the other of two, who posts at the same time: a look
-/// that comes before it takes the line away from the core that is about to write it. `spin_loop` would take too long.
-#[inline(always)]
-fn linger() {
-    const ROUNDS: u32 = 60;
-    (0..ROUNDS).for_each(|round| {
-        std::hint::black_box(round);
-    });
-}
-
 impl Direct for Together {
     fn shared(&self) -> Shared {
         Shared {
@@ -380,7 +370,7 @@ impl Direct for Together {
         self.post();
         self.settle();
         if rank.world_size() == 2 {
-            linger();
+            waiting::linger();
         }
         self.wait_for_all(self.current.number, due)
     }
