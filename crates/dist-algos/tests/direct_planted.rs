@@ -104,6 +104,16 @@ impl Direct for Wrong<'_> {
         self.inner.view(rank, self.place(place), range, read)
     }
 
+    fn view_all(
+        &mut self,
+        place: Place,
+        there: &[(usize, usize)],
+        len: usize,
+        read: &mut dyn FnMut(&[&[u8]]),
+    ) -> Result<()> {
+        self.inner.view_all(self.place(place), there, len, read)
+    }
+
     fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
         self.inner.read(rank, self.place(place), offset, into)
     }
@@ -147,7 +157,7 @@ fn sums(transport: &mut dyn Transport, form: Form, mistake: Mistake) -> bool {
             into.iter_mut().zip(from).for_each(|(into, from)| *into = into.wrapping_add(*from));
         };
         let complete = &mut |_: &mut [&mut [u8]]| unreachable!("nobody else's memory is within reach");
-        let kernel = &mut Kernel { combine, finish: &mut |_| (), complete };
+        let kernel = &mut Kernel { combine, finish: &mut |_| (), total: None, complete };
         let (steps, scratch) = (plan.schedule(rank), &mut Scratch::new());
         let done = run(&mut direct, (&plan, rank), steps, memory, kernel, scratch, &deadline.into());
         done.is_ok()

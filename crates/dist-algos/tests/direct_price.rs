@@ -40,7 +40,12 @@ fn simulated(plan: Plan, seed: u64, cut: Partition<'static>) -> Duration {
         };
         let input = (plan.task().source() == Source::Input).then_some((&*input, cut));
         let memory = &mut Memory { own, cut, input, piece_bytes: PACE.piece_bytes };
-        let kernel = &mut Kernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () };
+        let kernel = &mut Kernel {
+            combine: &mut |_, _| (),
+            finish: &mut |_| (),
+            total: Some(&mut |_, _| ()),
+            complete: &mut |_| (),
+        };
         let direct = transport.direct(&deadline.into()).unwrap().unwrap();
         let (steps, scratch) = (plan.schedule(rank), &mut Scratch::new());
         run(direct, (&plan, rank), steps, memory, kernel, scratch, &deadline.into()).unwrap();

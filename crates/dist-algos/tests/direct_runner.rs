@@ -1,11 +1,12 @@
 //! Direct schedules do what they say: every task in every form against the oracle, on memory that threads share.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use std::iter;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use dist_algos::direct::{Form, Kernel, Memory, Own, Plan, Task, run};
+use dist_algos::direct::{Form, Kernel, Memory, Own, Plan, Task, Total, run};
 use dist_algos::{Partition, RunError, Scratch, Source};
 use dist_testkit::oracle::{self, Reduction};
 use dist_transport::{
@@ -136,6 +137,22 @@ impl Direct for Together {
         Ok(())
     }
 
+    fn view_all(
+        &mut self,
+        place: Place,
+        there: &[(usize, usize)],
+        len: usize,
+        read: &mut dyn FnMut(&[&[u8]]),
+    ) -> Result<()> {
+        let mut aligned: Vec<_> = there.iter().map(|_| Scratch::new()).collect();
+        let mut all: Vec<_> = aligned.iter_mut().map(|scratch| scratch.bytes(len)).collect();
+        for (&(rank, offset), bytes) in there.iter().zip(&mut all) {
+            self.read(rank, place, offset, bytes)?;
+        }
+        read(&all.iter().map(|bytes| &**bytes).collect::<Vec<_>>());
+        Ok(())
+    }
+
     fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
         let mut all = self.lock();
         into.copy_from_slice(&Self::bytes(&mut all[rank], self.calls(), place)[offset..offset + into.len()]);
@@ -237,9 +254,16 @@ fn once(direct: &mut Together, rank: Rank, (task, form): (Task, Form), len: usiz
     };
     let finish =
         |bytes: &mut [u8]| bytemuck::cast_slice_mut::<_, f32>(bytes).iter_mut().for_each(|sum| *sum *= 2.0);
+    let total: &mut Total<'_> = &mut |first, others| {
+        let floats = |bytes: &[u8]| bytemuck::cast_slice::<_, f32>(bytes).to_vec();
+        let all: Vec<_> = iter::once(floats(first)).chain(others.iter().map(|other| floats(other))).collect();
+        first.copy_from_slice(bytemuck::cast_slice(&oracle::all_reduce(&all, Reduction::Sum)));
+    };
     let kernel = &mut Kernel {
         combine: &mut { combine },
         finish: &mut { finish },
+        // In every other call.
+        total: direct.calls().is_multiple_of(2).then_some(total),
         complete: &mut |all| {
             let mut width = 1;
             while width < all.len() {
@@ -280,7 +304,7 @@ fn promised(task: Task, rank: usize, inputs: &[Vec<f32>], len: usize) -> Vec<Opt
 
 #[rstest]
 fn every_form_gives_what_the_oracle_says(
-    #[values(1, 2, 3, 4, 7)] world_size: usize,
+    #[values(1, 2, 3, 4, 7, 8)] world_size: usize,
     #[values(0, 1, 3, 150, 1000)] len: usize,
 ) {
     let root = world_size - 1;
@@ -309,7 +333,8 @@ fn memory_that_the_schedule_was_not_made_for_is_refused() {
     let error_of = |task: Task, form: Form, bytes: &mut [u8], cut: Partition<'_>| {
         let mut direct = Together { rank: 0, all: Arc::default(), bases: vec![0], turn: 0 };
         let memory = &mut Memory { own: Own::Borrowed(bytes), cut, input: None, piece_bytes: 64 };
-        let kernel = &mut Kernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () };
+        let kernel =
+            &mut Kernel { combine: &mut |_, _| (), finish: &mut |_| (), total: None, complete: &mut |_| () };
         let (plan, scratch) = (Plan::new((task, form), 1, 64, 512, SHARED).unwrap(), &mut Scratch::new());
         match run(
             &mut direct,

@@ -107,6 +107,19 @@ pub trait Direct: fmt::Debug {
         read: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<()>;
 
+    /// Lets `read` see as many bytes of what several ranks have published, [`CHANGED_MAX`] at the most, all at once: for each
+    /// of `there`, a rank and an offset, in this order.
+    ///
+    /// # Errors
+    /// If one of them has published no such range, as nobody has in [`Place::Memory`].
+    fn view_all(
+        &mut self,
+        place: Place,
+        there: &[(usize, usize)],
+        len: usize,
+        read: &mut dyn FnMut(&[&[u8]]),
+    ) -> Result<()>;
+
     /// Copies from what `rank` has published or laid open, beginning at `offset`.
     ///
     /// # Errors

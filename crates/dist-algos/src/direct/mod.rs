@@ -23,7 +23,7 @@ pub use cells::Cells;
 pub use choice::{Crossovers, CrossoversError, Ownership};
 pub use form::{Exposure, Form};
 pub use price::Pace;
-pub use run::{Kernel, Memory, Own, meet, run};
+pub use run::{Kernel, Memory, Own, Total, meet, run};
 pub use schedule::{Plan, Schedule};
 pub use step::{Parts, Peers, Step, Target};
 pub use task::Task;

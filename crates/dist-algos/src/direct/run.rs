@@ -37,14 +37,20 @@ pub enum Own<'a> {
     Lent(Lent<'a>),
 }
 
+/// What adds up the contributions of all ranks: the first, where the sums are left, and the others.
+pub type Total<'a> = dyn FnMut(&mut [u8], &[&[u8]]) + 'a;
+
 /// The arithmetic of a reduction.
 pub struct Kernel<'a> {
     /// Adds its second argument into its first; as for [`run`](crate::run()).
     pub combine: &'a mut Combine<'a>,
     /// What is done to complete sums, once, by whoever has computed them.
     pub finish: &'a mut (dyn FnMut(&mut [u8]) + 'a),
-    /// Does both to the contributions of all ranks, in their order, which are of one length: what they come to, in
-    /// canonical order, is left in each.
+    /// Adds up the contributions of all ranks, which are of one length, as canonical order adds the first, its first
+    /// argument, and the others after it. `None` if there is no loop over all at once: then two at a time are combined.
+    pub total: Option<&'a mut Total<'a>>,
+    /// Combines the contributions of all ranks, in their order, which are of one length, and finishes: what they come to,
+    /// in canonical order, is left in each.
     pub complete: &'a mut (dyn FnMut(&mut [&mut [u8]]) + 'a),
 }
 
@@ -72,8 +78,9 @@ pub fn run(
     check(plan, memory)?;
     let place_bytes = place_bytes(&*direct, plan, memory)?;
     if plan.is_meeting() {
-        let (own, Kernel { combine, finish, .. }) = (memory.own.bytes_mut(), kernel);
-        meet(direct, (plan, rank), own, combine, scratch, due)?;
+        let (own, Kernel { combine, total, finish, .. }) = (memory.own.bytes_mut(), kernel);
+        let total = total.as_deref_mut();
+        meet(direct, (plan, rank), own, (&mut **combine, total), scratch, due)?;
         finish(own);
         return Ok(());
     }
@@ -103,7 +110,7 @@ pub fn meet(
     direct: &mut dyn Direct,
     (plan, rank): (&Plan, Rank),
     own: &mut [u8],
-    combine: &mut (impl FnMut(&mut [u8], &[u8]) + ?Sized),
+    (mut combine, total): (impl FnMut(&mut [u8], &[u8]), Option<impl FnMut(&mut [u8], &[&[u8]])>),
     scratch: &mut Scratch,
     due: &Due<'_>,
 ) -> Result<(), RunError<TransportError>> {
@@ -115,7 +122,20 @@ pub fn meet(
         return direct.meet(rank, at, &[], due).map_err(failed);
     }
     direct.meet(rank, at, own, due).map_err(failed)?;
-    Tree { direct, rank, plan, there, own, scratch, combine }.sum().map_err(failed)
+    match total {
+        Some(mut total) if plan.adds_at_once() => {
+            let mut others = [(0, 0); CHANGED_MAX];
+            let others = &mut others[..rank.world_size() - 1];
+            for (other, distance) in others.iter_mut().zip(1..) {
+                *other = there.of_rank(plan, rank.index() ^ distance);
+            }
+            direct.view_all(place, others, own.len(), &mut |others| total(own, others)).map_err(failed)
+        }
+        _ => {
+            let combine = &mut combine;
+            Tree { direct, rank, plan, there, own, scratch, combine }.sum().map_err(failed)
+        }
+    }
 }
 
 struct Runner<'a, 'm, 'k> {

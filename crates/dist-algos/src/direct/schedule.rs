@@ -181,6 +181,13 @@ impl Plan {
         matches!((self.task, self.form), (Task::AllReduce | Task::Barrier, Form::OneShot)) && self.blocks == 1
     }
 
+    /// Whether the contributions of ranks that have met are added in one loop, where there is one: by each from its own
+    /// on, followed by those whose numbers differ from its own by 1, 2, 3 … bit by bit (exclusive or). That is canonical
+    /// order of a power of two, in which only sides of sums are exchanged. Of two ranks it comes to adding one to the other.
+    pub(super) const fn adds_at_once(&self) -> bool {
+        self.is_meeting() && matches!(self.world_size, 4 | 8)
+    }
+
     /// Whether what a rank copies into its buffer is so much, and used once, that it had better not go through the caches.
     pub const fn leaves_caches(&self) -> bool {
         self.leaves_caches

@@ -32,6 +32,10 @@ impl<'a> Sizes<'a> {
         Self { plan, buffer: cells(buffer), input: cells(input.unwrap_or(buffer)) }
     }
 
+    pub(super) const fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
     pub(super) fn moved(&self, step: Step) -> Moved {
         let others = self.plan.world_size() - 1;
         match step {

@@ -5,7 +5,7 @@ use dist_transport::{CHANGED_MAX, Combine, Due};
 use smallvec::SmallVec;
 
 use super::{Engine, Manner};
-use crate::kernel::{combine_into_first, sum_into_all};
+use crate::kernel::{combine_into_first, combines_at_once, sum_into_all, sum_into_first};
 use crate::{Call, DType, Element, Error, ReduceOp, Result, combine};
 
 /// What is done to this rank's elements before they are combined, to pairs of them, and to what comes of all.
@@ -95,13 +95,27 @@ impl Arithmetic {
         combine_bytes::<T>(self.op)
     }
 
+    /// To the elements of so many ranks, of which each has as many, if there is one loop for that: what they come to is left
+    /// with the first.
+    #[inline(always)]
+    pub(super) fn total<T: Element>(&self, count: usize) -> Option<impl FnMut(&mut [u8], &[&[u8]]) + use<T>> {
+        combines_at_once(self.op, count).then_some(|first: &mut [u8], others: &[&[u8]]| {
+            let mut elements: [&[T]; CHANGED_MAX] = [&[]; CHANGED_MAX];
+            for (elements, bytes) in elements.iter_mut().zip(others) {
+                *elements = bytemuck::cast_slice(bytes);
+            }
+            sum_into_first(bytemuck::cast_slice_mut(first), &elements[..others.len()]);
+        })
+    }
+
     /// To the elements of all ranks, in their order, of which each has as many: what they come to is left with each.
     pub(super) fn complete<T: Element>(&self) -> impl FnMut(&mut [&mut [u8]]) {
         |all| {
             let mut all: SmallVec<[&mut [T]; CHANGED_MAX + 1]> =
                 all.iter_mut().map(|one| bytemuck::cast_slice_mut(one)).collect();
-            if self.divisor.is_none() && sum_into_all(self.op, &mut all) {
-                return;
+            let at_once = combines_at_once(self.op, all.len());
+            if at_once && self.divisor.is_none() {
+                return sum_into_all(&mut all);
             }
             let (len, few) = (all[0].len(), NEAR_BYTES / all.len() / size_of::<T>());
             for start in (0..len).step_by(few) {
@@ -109,7 +123,9 @@ impl Arithmetic {
                 let mut all: SmallVec<[&mut [T]; CHANGED_MAX + 1]> =
                     all.iter_mut().map(|one| &mut one[range.clone()]).collect();
                 // One addition is one loop too, and what the others have is written afterwards.
-                if all.len() == 2 || !sum_into_all(self.op, &mut all) {
+                if at_once && all.len() > 2 {
+                    sum_into_all(&mut all);
+                } else {
                     combine_into_first(self.op, &mut all);
                 }
                 let (sums, others) = all.split_first_mut().expect("this rank is one of them");

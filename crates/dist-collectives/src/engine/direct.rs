@@ -120,14 +120,15 @@ impl Engine {
     pub(super) fn meet(
         &mut self,
         own: &mut [u8],
-        mut combine: impl FnMut(&mut [u8], &[u8]),
+        combine: impl FnMut(&mut [u8], &[u8]),
+        total: Option<impl FnMut(&mut [u8], &[&[u8]])>,
         due: &Due<'_>,
     ) -> Result<()> {
         let (rank, (call, plan, _)) = (self.rank, self.known.current_mut().directly());
         self.turns.take(plan);
         let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
         let direct = direct.expect("a plan is made only where memory is shared");
-        direct::meet(direct, (plan, rank), own, &mut combine, &mut self.scratch, due)
+        direct::meet(direct, (plan, rank), own, (combine, total), &mut self.scratch, due)
             .map_err(|error| Self::failed(call, error))
     }
 
@@ -157,7 +158,8 @@ impl Engine {
         if self.known.current().plan().is_meeting() {
             let own = held.elements();
             arithmetic.prepare(own);
-            self.meet(bytemuck::cast_slice_mut(own), arithmetic.combine::<T>(), due)?;
+            let total = arithmetic.total::<T>(self.world_size());
+            self.meet(bytemuck::cast_slice_mut(own), arithmetic.combine::<T>(), total, due)?;
             arithmetic.finish(own);
             Ok(())
         } else {
@@ -211,8 +213,10 @@ impl Engine {
         let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
         let direct = direct.expect("a plan is made only where memory is shared");
         let program = (&*plan, rank);
+        let mut total = arithmetic.total::<T>(rank.world_size());
         let kernel = &mut Kernel {
             combine: &mut arithmetic.combine::<T>(),
+            total: total.as_mut().map(|total| total as _),
             finish: &mut |sums| arithmetic.finish::<T>(bytemuck::cast_slice_mut(sums)),
             complete: &mut arithmetic.complete::<T>(),
         };

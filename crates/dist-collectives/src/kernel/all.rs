@@ -1,28 +1,101 @@
-//! Sums of what all ranks have, left with all of them, in one loop over the memory of all: what was read of another core's
-//! memory is written while it is at hand, and while one rank's lines are waited for, the others' are fetched.
+//! Sums of what all ranks have, in one loop over the memory of all: while one rank's lines are waited for, the others' are
+//! fetched, and what was read of another core's memory is written while it is at hand.
+
+use std::array;
+use std::ops::RangeInclusive;
 
 use multiversion::multiversion;
 
 use super::Scalar;
 
-/// Adds what all have, and leaves the sums with all; `false`, and nothing done, if there is no loop for so many.
-pub(super) fn sum<T: Scalar>(all: &mut [&mut [T]]) -> bool {
-    macro_rules! loops {
-        ($($count:literal)*) => {
-            match all.len() {
-                $($count => T::sum_many::<$count>(all.try_into().expect("they are so many")),)*
-                _ => return false,
+/// What so many ranks have, a row of each, in their order.
+#[allow(unnameable_types, reason = "it is no part of what users of `Element` see")]
+pub trait Rows<T, const COUNT: usize> {
+    /// Adds them in canonical order: so many columns at a time by `add`, those that are left by the rule.
+    fn sum_by<const LANES: usize>(self, add: impl Fn([T; LANES], [T; LANES]) -> [T; LANES]);
+}
+
+/// The sums are left in all rows.
+impl<T: Scalar, const COUNT: usize> Rows<T, COUNT> for &mut [&mut [T]; COUNT] {
+    #[inline(always)]
+    fn sum_by<const LANES: usize>(self, add: impl Fn([T; LANES], [T; LANES]) -> [T; LANES]) {
+        let len = self[0].len();
+        let (blocks, rest) = (len / LANES, len % LANES);
+        let mut all = self.each_mut().map(|one| {
+            let (one, one_rest) = one.as_chunks_mut::<LANES>();
+            (&mut one[..blocks], &mut one_rest[..rest])
+        });
+        for block in 0..blocks {
+            let sum = tree::<_, COUNT>(|rank| all[rank].0[block], &add);
+            for (one, _) in &mut all {
+                one[block] = sum;
             }
-        };
+        }
+        for number in 0..rest {
+            let sum = tree::<_, COUNT>(|rank| all[rank].1[number], T::reduce_sum);
+            for (_, one) in &mut all {
+                one[number] = sum;
+            }
+        }
     }
-    loops!(2 3 4 5 6 7 8);
-    true
+}
+
+/// The sums are put into the first row, which is by itself.
+impl<T: Scalar, const COUNT: usize> Rows<T, COUNT> for (&mut [T], &[&[T]]) {
+    #[inline(always)]
+    fn sum_by<const LANES: usize>(self, add: impl Fn([T; LANES], [T; LANES]) -> [T; LANES]) {
+        let (first, others) = self;
+        let (first, first_rest) = first.as_chunks_mut::<LANES>();
+        let others: [_; COUNT] = array::from_fn(|row| match row.checked_sub(1) {
+            None => (&[][..], &[][..]),
+            Some(other) => {
+                let (other, other_rest) = others[other].as_chunks::<LANES>();
+                (&other[..first.len()], &other_rest[..first_rest.len()])
+            }
+        });
+        for (block, first) in first.iter_mut().enumerate() {
+            *first = tree::<_, COUNT>(|row| if row == 0 { *first } else { others[row].0[block] }, &add);
+        }
+        for (number, first) in first_rest.iter_mut().enumerate() {
+            let value = |row: usize| if row == 0 { *first } else { others[row].1[number] };
+            *first = tree::<_, COUNT>(value, T::reduce_sum);
+        }
+    }
+}
+
+/// For how many ranks there is a loop.
+pub(super) const COUNTS: RangeInclusive<usize> = 2..=8;
+
+macro_rules! by_count {
+    ($sum:ident $arguments:tt of $all:expr, $($count:literal)*) => {
+        match $all {
+            $($count => $sum::<T, $count> $arguments,)*
+            count => unreachable!("there is no loop for {count}"),
+        }
+    };
+}
+
+/// Adds what all have, and leaves the sums with all.
+pub(super) fn sum<T: Scalar>(all: &mut [&mut [T]]) {
+    fn of<T: Scalar, const COUNT: usize>(all: &mut [&mut [T]]) {
+        let rows: &mut [&mut [T]; COUNT] = all.try_into().expect("they are so many");
+        T::sum_many(rows);
+    }
+    by_count!(of(all) of all.len(), 2 3 4 5 6 7 8);
+}
+
+/// Adds what all have, and leaves the sums with the first.
+pub(super) fn sum_into_first<T: Scalar>(first: &mut [T], others: &[&[T]]) {
+    fn of<T: Scalar, const COUNT: usize>(first: &mut [T], others: &[&[T]]) {
+        T::sum_many::<COUNT, _>((first, others));
+    }
+    by_count!(of(first, others) of 1 + others.len(), 2 3 4 5 6 7 8);
 }
 
 /// The loop for numbers that are added by their rule.
 #[multiversion(targets("x86_64+avx2", "aarch64+neon"))]
-pub(super) fn sum_by_rule<T: Scalar, const COUNT: usize, const LANES: usize>(all: &mut [&mut [T]; COUNT]) {
-    sum_by(all, add_by_rule::<T, LANES>);
+pub(super) fn sum_by_rule<T: Scalar, const COUNT: usize, const LANES: usize, R: Rows<T, COUNT>>(rows: R) {
+    rows.sum_by(add_by_rule::<T, LANES>);
 }
 
 #[inline(always)]
@@ -31,32 +104,6 @@ fn add_by_rule<T: Scalar, const LANES: usize>(mut left: [T; LANES], right: [T; L
         *left = left.reduce_sum(right);
     }
     left
-}
-
-/// The loop for numbers that `add` adds, so many at a time.
-#[inline(always)]
-pub(super) fn sum_by<T: Scalar, const COUNT: usize, const LANES: usize>(
-    all: &mut [&mut [T]; COUNT],
-    add: impl Fn([T; LANES], [T; LANES]) -> [T; LANES],
-) {
-    let len = all[0].len();
-    let (blocks, rest) = (len / LANES, len % LANES);
-    let mut all = all.each_mut().map(|one| {
-        let (one, one_rest) = one.as_chunks_mut::<LANES>();
-        (&mut one[..blocks], &mut one_rest[..rest])
-    });
-    for block in 0..blocks {
-        let sum = tree::<_, COUNT>(|rank| all[rank].0[block], &add);
-        for (one, _) in &mut all {
-            one[block] = sum;
-        }
-    }
-    for number in 0..rest {
-        let sum = tree::<_, COUNT>(|rank| all[rank].1[number], T::reduce_sum);
-        for (_, one) in &mut all {
-            one[number] = sum;
-        }
-    }
 }
 
 /// The sum of so many values in canonical order, written out so that all of it stays in registers.

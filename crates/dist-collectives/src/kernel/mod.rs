@@ -48,18 +48,31 @@ pub fn combine<T: Element>(op: ReduceOp, into: &mut [T], from: &[T]) {
     }
 }
 
-/// Adds what all have, in canonical order, and leaves the sums with all, in one loop over the memory of all: up to half of
-/// the time that it takes to add two at a time and to copy the sums, where the memory is another core's. `false`, and
-/// nothing done, for what is no sum, or if there is no loop for so many.
-///
-/// # Panics
-/// If the lengths differ.
-pub(crate) fn sum_into_all<T: Element>(op: ReduceOp, all: &mut [&mut [T]]) -> bool {
-    let as_long = |other: &&mut [T]| other.len() == all[0].len();
-    assert!(all.iter().all(as_long), "what all have is of one length");
+/// Whether there is one loop that combines what so many have: [`sum_into_all`], and [`sum_into_first`].
+pub(crate) fn combines_at_once(op: ReduceOp, count: usize) -> bool {
     let is_sum =
         matches!(op, ReduceOp::Sum | ReduceOp::Mean | ReduceOp::PreMulSum(_) | ReduceOp::WeightedMean(_));
-    is_sum && all::sum(all)
+    is_sum && all::COUNTS.contains(&count)
+}
+
+/// Adds what all have, in canonical order, and leaves the sums with all, in one loop over the memory of all: up to half of
+/// the time that it takes to add two at a time and to copy the sums, where the memory is another core's.
+///
+/// # Panics
+/// If the lengths differ, or there is no loop for so many.
+pub(crate) fn sum_into_all<T: Element>(all: &mut [&mut [T]]) {
+    let as_long = |other: &&mut [T]| other.len() == all[0].len();
+    assert!(all.iter().all(as_long), "what all have is of one length");
+    all::sum(all);
+}
+
+/// Adds what all have, in canonical order, and leaves the sums with the first, in one loop over the memory of all.
+///
+/// # Panics
+/// If the lengths differ, or there is no loop for so many.
+pub(crate) fn sum_into_first<T: Element>(first: &mut [T], others: &[&[T]]) {
+    assert!(others.iter().all(|other| other.len() == first.len()), "what all have is of one length");
+    all::sum_into_first(first, others);
 }
 
 /// Combines what all have, in canonical order, two at a time, and leaves that with the first; what the others have then is

@@ -16,8 +16,8 @@ pub(super) fn sum_f16(_into: &mut [half::f16], _from: &[half::f16]) -> bool {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) fn sum_many_f16<const COUNT: usize>(all: &mut [&mut [half::f16]; COUNT]) {
-    super::all::sum_by_rule::<_, _, 16>(all);
+pub(super) fn sum_many_f16<const COUNT: usize>(rows: impl super::all::Rows<half::f16, COUNT>) {
+    super::all::sum_by_rule::<_, _, 16, _>(rows);
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -33,7 +33,7 @@ mod x86_64 {
 
     use half::{bf16, f16};
 
-    use crate::kernel::all::{self, sum_by_rule};
+    use crate::kernel::all::{Rows, sum_by_rule};
     use crate::kernel::{Scalar, pairs};
 
     /// Adds all of one buffer to another of the same length; `false`, and nothing done, if the processor has no
@@ -49,14 +49,14 @@ mod x86_64 {
         true
     }
 
-    /// Adds what so many ranks have, and leaves the sums with all of them.
-    pub(in crate::kernel) fn sum_many_f16<const COUNT: usize>(all: &mut [&mut [f16]; COUNT]) {
+    /// Adds what so many ranks have.
+    pub(in crate::kernel) fn sum_many_f16<const COUNT: usize>(rows: impl Rows<f16, COUNT>) {
         match Width::of_this_processor() {
             // SAFETY: the processor has the instructions, as it was asked.
-            Some(Width::Numbers16) => unsafe { by_16::sum_many(all) },
+            Some(Width::Numbers16) => unsafe { by_16::sum_many(rows) },
             // SAFETY: as before.
-            Some(Width::Numbers8) => unsafe { by_8::sum_many(all) },
-            None => sum_by_rule::<_, _, 16>(all),
+            Some(Width::Numbers8) => unsafe { by_8::sum_many(rows) },
+            None => sum_by_rule::<_, _, 16, _>(rows),
         }
     }
 
@@ -70,13 +70,13 @@ mod x86_64 {
         true
     }
 
-    /// Adds what so many ranks have, and leaves the sums with all of them.
-    pub(in crate::kernel) fn sum_many_bf16<const COUNT: usize>(all: &mut [&mut [bf16]; COUNT]) {
+    /// Adds what so many ranks have.
+    pub(in crate::kernel) fn sum_many_bf16<const COUNT: usize>(rows: impl Rows<bf16, COUNT>) {
         if narrows_to_bf16() {
             // SAFETY: as before.
-            unsafe { narrowed::sum_many(all) }
+            unsafe { narrowed::sum_many(rows) }
         } else {
-            pairs::sum_many(all);
+            pairs::sum_many(rows);
         }
     }
 
@@ -145,8 +145,8 @@ mod x86_64 {
         }
 
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
-        pub(super) fn sum_many<const COUNT: usize>(all: &mut [&mut [bf16]; COUNT]) {
-            all::sum_by(all, |left, right| add(left, right));
+        pub(super) fn sum_many<const COUNT: usize>(rows: impl Rows<bf16, COUNT>) {
+            rows.sum_by(|left, right| add(left, right));
         }
 
         #[inline]
@@ -194,8 +194,8 @@ mod x86_64 {
                 }
 
                 #[target_feature(enable = $features)]
-                pub(super) fn sum_many<const COUNT: usize>(all: &mut [&mut [f16]; COUNT]) {
-                    all::sum_by(all, |left, right| add(left, right));
+                pub(super) fn sum_many<const COUNT: usize>(rows: impl Rows<f16, COUNT>) {
+                    rows.sum_by(|left, right| add(left, right));
                 }
 
                 #[inline]
@@ -293,7 +293,7 @@ mod x86_64 {
             has_the_bits_of_the_rule(
                 bf16::from_bits,
                 |into, from| assert!(pairs::sum(into, from)),
-                pairs::sum_many,
+                |all| pairs::sum_many(all),
             );
             if narrows_to_bf16() {
                 // SAFETY: the processor has the instructions.

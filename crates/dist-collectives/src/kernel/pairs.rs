@@ -3,7 +3,7 @@
 use half::bf16;
 use multiversion::multiversion;
 
-use super::all;
+use super::all::Rows;
 use super::halves::{round_bf16, sum_of_pairs, widen_bf16};
 
 /// Numbers that one turn of the loop takes: as many as fit the widest registers.
@@ -27,10 +27,10 @@ fn sum_words(into: &mut [bf16], from: &[bf16]) {
     }
 }
 
-/// Adds what so many ranks have, and leaves the sums with all of them.
+/// Adds what so many ranks have.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2", "aarch64+neon",))]
-pub(super) fn sum_many<const COUNT: usize>(all: &mut [&mut [bf16]; COUNT]) {
-    all::sum_by(all, add);
+pub(super) fn sum_many<const COUNT: usize, R: Rows<bf16, COUNT>>(rows: R) {
+    rows.sum_by(add);
 }
 
 #[inline(always)]

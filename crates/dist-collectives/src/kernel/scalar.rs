@@ -4,7 +4,7 @@ use std::ops::{BitAnd, BitOr, BitXor};
 
 use half::{bf16, f16};
 
-use super::all::sum_by_rule;
+use super::all::{Rows, sum_by_rule};
 use super::halves::{round_bf16, round_f16, widen_bf16, widen_f16};
 use super::native;
 
@@ -17,9 +17,9 @@ pub trait Scalar: Copy {
     fn sum_all(_into: &mut [Self], _from: &[Self]) -> bool {
         false
     }
-    /// Adds what so many ranks have, by the same rule, and leaves the sums with all of them.
+    /// Adds what so many ranks have, by the same rule.
     #[doc(hidden)]
-    fn sum_many<const COUNT: usize>(all: &mut [&mut [Self]; COUNT]);
+    fn sum_many<const COUNT: usize, R: Rows<Self, COUNT>>(rows: R);
     #[doc(hidden)]
     fn reduce_sum(self, other: Self) -> Self;
     #[doc(hidden)]
@@ -50,8 +50,8 @@ macro_rules! integers {
         impl Bits for $integer {}
 
         impl Scalar for $integer {
-            fn sum_many<const COUNT: usize>(all: &mut [&mut [Self]; COUNT]) {
-                sum_by_rule::<_, _, { VECTOR_BYTES / size_of::<Self>() }>(all);
+            fn sum_many<const COUNT: usize, R: Rows<Self, COUNT>>(rows: R) {
+                sum_by_rule::<_, _, { VECTOR_BYTES / size_of::<Self>() }, _>(rows);
             }
             #[inline(always)]
             fn reduce_sum(self, other: Self) -> Self {
@@ -83,8 +83,8 @@ macro_rules! floats {
             fn sum_all(into: &mut [Self], from: &[Self]) -> bool {
                 $sum_all(into, from)
             }
-            fn sum_many<const COUNT: usize>(all: &mut [&mut [Self]; COUNT]) {
-                $sum_many(all);
+            fn sum_many<const COUNT: usize, R: Rows<Self, COUNT>>(rows: R) {
+                $sum_many(rows);
             }
             #[inline(always)]
             fn reduce_sum(self, other: Self) -> Self {
@@ -133,8 +133,8 @@ macro_rules! floats {
 }
 
 floats! {
-    f32, i32, narrow, |value: f32| value, |value: f32| value, one_by_one, sum_by_rule::<_, _, 8>;
-    f64, i64, |number: f64| number, |value: f64| value, |value: f64| value, one_by_one, sum_by_rule::<_, _, 4>;
+    f32, i32, narrow, |value: f32| value, |value: f32| value, one_by_one, sum_by_rule::<_, _, 8, _>;
+    f64, i64, |number: f64| number, |value: f64| value, |value: f64| value, one_by_one, sum_by_rule::<_, _, 4, _>;
     f16, i16, narrow, widen_f16, round_f16, native::sum_f16, native::sum_many_f16;
     bf16, i16, narrow, widen_bf16, round_bf16, native::sum_bf16, native::sum_many_bf16;
 }

@@ -123,6 +123,15 @@ pub fn ranks_that_have_met_have_what_all_have_brought(fabric: &'static dyn Fabri
             direct.read(peer.plus(shift).index(), place, 0, &mut read).unwrap();
             assert!(read == payload(peer, number, len), "{place:?} of {peer} in call {number}");
         }
+        let others: Vec<_> = (1..rank.world_size()).map(|distance| rank.minus(distance)).collect();
+        let there: Vec<_> = others.iter().map(|peer| (peer.plus(shift).index(), 8)).collect();
+        let expected: Vec<_> = others.iter().map(|&peer| payload(peer, number, len)[8..].to_vec()).collect();
+        let mut seen = Vec::new();
+        let view = &mut |all: &[&[u8]]| seen.extend(all.iter().map(|one| one.to_vec()));
+        direct.view_all(place, &there, len - 8, view).unwrap();
+        assert!(seen == expected, "{place:?} of all in call {number}");
+        let nothing = direct.view_all(Place::Memory, &there, 1, &mut |all| assert!(all.is_empty()));
+        assert!(there.is_empty() || matches!(nothing, Err(Error::OutOfReach { .. })), "{nothing:?}");
     }
     for world_size in [1, 2, 4] {
         let program = |mut transport: Box<dyn Transport>| {

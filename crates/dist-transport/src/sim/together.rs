@@ -291,6 +291,29 @@ impl Direct for Together {
         Ok(())
     }
 
+    fn view_all(
+        &mut self,
+        place: Place,
+        there: &[(usize, usize)],
+        len: usize,
+        read: &mut dyn FnMut(&[&[u8]]),
+    ) -> Result<()> {
+        let mut all = vec![vec![Grain::ZERO; len.div_ceil(Grain::BYTES)]; there.len()];
+        for (&(rank, offset), grains) in there.iter().zip(&mut all) {
+            let range = offset..offset.saturating_add(len);
+            if place == Place::Memory {
+                return Err(self.out_of_reach(rank, &range));
+            }
+            self.traffic.bytes_received += len as u64;
+            self.spend(self.costs.viewed(place, len));
+            let bytes = &mut bytemuck::cast_slice_mut(grains)[..len];
+            self.with(rank, place, &range, |found| bytes.copy_from_slice(found))?;
+        }
+        let all: Vec<&[u8]> = all.iter().map(|grains| &bytemuck::cast_slice(grains)[..len]).collect();
+        read(&all);
+        Ok(())
+    }
+
     fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
         let range = offset..offset.saturating_add(into.len());
         self.traffic.bytes_received += range.len() as u64;

@@ -402,6 +402,24 @@ impl Direct for Together {
         Ok(())
     }
 
+    fn view_all(
+        &mut self,
+        place: Place,
+        there: &[(usize, usize)],
+        len: usize,
+        read: &mut dyn FnMut(&[&[u8]]),
+    ) -> Result<()> {
+        self.traffic.bytes_received += (there.len() * len) as u64;
+        let mut all: [&[u8]; CHANGED_MAX] = [&[]; CHANGED_MAX];
+        for (one, &(rank, offset)) in all.iter_mut().zip(there) {
+            let range = offset..offset.saturating_add(len);
+            let bytes = self.memory.published(rank, self.current.turn(), place, range.clone());
+            *one = bytes.ok_or_else(|| self.out_of_reach(rank, &range))?;
+        }
+        read(&all[..there.len()]);
+        Ok(())
+    }
+
     fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
         self.read_by(crate::copy, (rank, place, offset), into)
     }
