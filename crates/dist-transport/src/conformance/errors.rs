@@ -81,14 +81,14 @@ pub fn a_message_of_another_length_is_refused_on_every_rank_before_a_byte_is_del
     fabric: &'static dyn Fabric,
 ) {
     let backend = Backend(fabric);
-    fn check(backend: Backend, sent: usize, in_memory: bool) {
+    fn check(backend: Backend, world_size: usize, (sent, awaited): (usize, usize), in_memory: bool) {
         let program = move |mut transport: Box<dyn Transport>| {
             let transport = &mut *transport;
             let error = match transport.rank().index() {
                 0 => {
                     meet_all(transport).unwrap();
                     transport.begin(&OURS);
-                    receive_refused(transport, 1, 100, in_memory)
+                    receive_refused(transport, 1, awaited, in_memory)
                 }
                 1 => {
                     meet_all(transport).unwrap();
@@ -100,12 +100,12 @@ pub fn a_message_of_another_length_is_refused_on_every_rank_before_a_byte_is_del
             };
             (error, await_abort(transport))
         };
-        backend.check(3, program, move |ends| {
+        backend.check(world_size, program, move |ends| {
             for (rank, (error, abort)) in ends.iter().enumerate() {
                 assert_eq!((abort.rank, abort.reporter, abort.call), (1, 0, OURS));
                 match error {
-                    Error::Length { peer: 1, expected: 100, got } if rank == 0 => {
-                        assert_eq!(*got, sent as u64)
+                    Error::Length { peer: 1, expected, got } if rank == 0 => {
+                        assert_eq!((*got, *expected), (sent as u64, awaited as u64));
                     }
                     Error::Aborted(seen) if rank > 0 => assert_eq!(seen, abort),
                     other => panic!("rank {rank}: {other}"),
@@ -113,9 +113,9 @@ pub fn a_message_of_another_length_is_refused_on_every_rank_before_a_byte_is_del
             }
         });
     }
-    for sent in [0, 99, 101, 70_000] {
-        for in_memory in [true, false] {
-            check(backend, sent, in_memory);
+    for lengths in [(0, 100), (99, 100), (101, 100), (70_000, 100), (99, 70_000), (70_001, 70_000)] {
+        for (world_size, in_memory) in [(2, true), (3, true), (2, false)] {
+            check(backend, world_size, lengths, in_memory);
         }
     }
 }

@@ -5,12 +5,10 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 
-use socket2::Socket;
-
 use crate::shm::{End, Memory};
-use crate::tcp::link::Link;
+use crate::tcp::link::{Link, Stream};
 use crate::tcp::socket;
-use crate::{Abort, Combine, Error, Fingerprint, Grain, Sink};
+use crate::{Abort, Activity, Combine, Error, Fingerprint, Grain, Sink};
 
 /// Bytes in front of every message.
 pub(super) const HEADER_BYTES: usize = 64;
@@ -28,6 +26,8 @@ const COPIED_BYTES_MAX: usize = 4 << 10;
 const MAGIC: [u8; 8] = *b"dist msg";
 /// Of a message in memory that does not follow its header but lies on the tray.
 const LAID_MAGIC: [u8; 8] = *b"dist lay";
+/// Of a message whose payload comes by the connection beside that of the header.
+const BESIDE_MAGIC: [u8; 8] = *b"dist bsd";
 /// The length that stands for "nothing more will come".
 const GOODBYE: u64 = u64::MAX;
 
@@ -166,7 +166,7 @@ impl Outbound {
 
     fn push_to_socket(
         &mut self,
-        stream: &Socket,
+        stream: &mut Stream,
         scratch: &mut Scratch,
         parts: &[&[u8]],
     ) -> Result<bool, Fault> {
@@ -175,7 +175,9 @@ impl Outbound {
             message.clear();
             message.extend_from_slice(&self.header);
             parts.iter().for_each(|part| message.extend_from_slice(part));
-            socket::send(stream, &message[self.sent..])?
+            socket::send(&stream.socket, &message[self.sent..])?
+        } else if stream.sends_beside(self.total - HEADER_BYTES) {
+            return self.push_beside(stream, parts);
         } else {
             self.push_pieces(stream, parts)?
         };
@@ -183,7 +185,23 @@ impl Outbound {
         Ok(sent.is_some())
     }
 
-    fn push_pieces(&self, stream: &Socket, parts: &[&[u8]]) -> Result<Option<usize>, Fault> {
+    /// Sends the header by itself, and what is behind it by the connection beside.
+    fn push_beside(&mut self, stream: &mut Stream, parts: &[&[u8]]) -> Result<bool, Fault> {
+        let before = self.sent;
+        if self.sent < HEADER_BYTES {
+            self.header[..BESIDE_MAGIC.len()].copy_from_slice(&BESIDE_MAGIC);
+            self.sent += socket::send(&stream.socket, &self.header[self.sent..])?.unwrap_or(0);
+            stream.go_beside(Activity::Send, self.sent == HEADER_BYTES);
+        }
+        if self.sent >= HEADER_BYTES {
+            self.sent += self.push_pieces(stream, parts)?.unwrap_or(0);
+            stream.go_beside(Activity::Send, !self.done());
+        }
+        Ok(self.sent > before)
+    }
+
+    fn push_pieces(&self, stream: &Stream, parts: &[&[u8]]) -> Result<Option<usize>, Fault> {
+        let stream = stream.socket_for(Activity::Send);
         let mut pieces = [IoSlice::new(&[]); PARTS_MAX];
         let mut count = 0;
         let mut room = SEND_BYTES_MAX;
@@ -367,22 +385,28 @@ impl Inbound {
     }
 
     /// Receives into the scratch, the header in front.
-    fn refill(&mut self, stream: &Socket, scratch: &mut Scratch) -> Result<bool, Fault> {
+    fn refill(&mut self, stream: &mut Stream, scratch: &mut Scratch) -> Result<bool, Fault> {
         let missing = HEADER_BYTES - self.filled;
-        let wanted = missing + self.length - self.received;
+        let alone = missing > 0 && stream.may_come_beside(self.length);
+        let wanted = if alone { missing } else { missing + self.length - self.received };
         let room = scratch.room();
         let count = wanted.min(room.len());
         if count == 0 {
             return Ok(false);
         }
-        let Some(count) = arrived(socket::receive(stream, &mut room[..count])?)? else { return Ok(false) };
+        let received = socket::receive(stream.socket_for(Activity::Receive), &mut room[..count])?;
+        let Some(count) = arrived(received)? else { return Ok(false) };
         scratch.end += count;
         self.filled += count.min(missing);
         self.received += count.saturating_sub(missing);
         if missing > 0 && self.filled == HEADER_BYTES {
             self.header.copy_from_slice(scratch.take(HEADER_BYTES));
-            self.check()?;
+            self.check_on(stream)?;
+            if alone {
+                self.refill(stream, scratch)?;
+            }
         }
+        self.note_end(stream);
         Ok(true)
     }
 
@@ -402,21 +426,45 @@ impl Inbound {
     }
 
     /// Reads the rest of the header and into `room`, which is for the rest of the message, what follows it.
-    fn read(&mut self, stream: &Socket, room: &mut [u8]) -> Result<bool, Fault> {
+    fn read(&mut self, stream: &mut Stream, room: &mut [u8]) -> Result<bool, Fault> {
         let missing = HEADER_BYTES - self.filled;
-        let received = if missing > 0 {
+        let alone = missing > 0 && stream.may_come_beside(self.length);
+        let socket = stream.socket_for(Activity::Receive);
+        let received = if alone {
+            socket::receive(socket, &mut self.header[self.filled..])?
+        } else if missing > 0 {
             let head = IoSliceMut::new(&mut self.header[self.filled..]);
-            socket::receive_pieces(stream, &mut [head, IoSliceMut::new(room)])?
+            socket::receive_pieces(socket, &mut [head, IoSliceMut::new(room)])?
         } else {
-            socket::receive(stream, room)?
+            socket::receive(socket, room)?
         };
         let Some(count) = arrived(received)? else { return Ok(false) };
         self.filled += count.min(missing);
         self.received += count.saturating_sub(missing);
         if missing > 0 && self.filled == HEADER_BYTES {
-            self.check()?;
+            self.check_on(stream)?;
+            if alone {
+                self.read(stream, room)?;
+            }
         }
+        self.note_end(stream);
         Ok(true)
+    }
+
+    /// As [`check`](Self::check), of a header that may say that the payload comes beside it.
+    fn check_on(&mut self, stream: &mut Stream) -> Result<(), Fault> {
+        if stream.may_come_beside(self.length) && self.header.starts_with(&BESIDE_MAGIC) {
+            self.header[..MAGIC.len()].copy_from_slice(&MAGIC);
+            stream.go_beside(Activity::Receive, true);
+        }
+        self.check()
+    }
+
+    /// What comes next is another message.
+    fn note_end(&self, stream: &mut Stream) {
+        if self.received == self.length {
+            stream.go_beside(Activity::Receive, false);
+        }
     }
 
     /// Compares the header with what this rank expects.
@@ -432,7 +480,7 @@ impl Inbound {
         let (length, call) = rest.split_at(8);
         let length = u64::from_le_bytes(length.try_into().expect("split at 8"));
         let theirs = Fingerprint(call.try_into().expect("what follows the length is a fingerprint"));
-        if magic != MAGIC {
+        if magic != MAGIC && magic != BESIDE_MAGIC {
             Fault::Garbage
         } else if length == GOODBYE {
             Fault::Goodbye
