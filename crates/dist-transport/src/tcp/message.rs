@@ -7,6 +7,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 
 use crate::shm::{End, Memory};
 use crate::tcp::link::{Link, Stream};
+use crate::tcp::scratch::Scratch;
 use crate::tcp::socket;
 use crate::{Abort, Activity, Combine, Error, Fingerprint, Grain, Sink};
 
@@ -14,7 +15,6 @@ use crate::{Abort, Activity, Combine, Error, Fingerprint, Grain, Sink};
 pub(super) const HEADER_BYTES: usize = 64;
 /// What is sent or received by one system call at the most.
 const SEND_BYTES_MAX: usize = 1 << 20;
-const SCRATCH_BYTES: usize = 256 << 10;
 /// What is handed over in memory at once at the most: a header and 64 KiB.
 const PUBLISH_BYTES_MAX: usize = HEADER_BYTES + (64 << 10);
 /// Pieces of a message that one system call takes.
@@ -272,7 +272,7 @@ impl Inbound {
         let missing = self.filled < HEADER_BYTES || self.received < self.length;
         missing
             && match link {
-                Link::Socket(_) => scratch.end - scratch.start < SCRATCH_BYTES,
+                Link::Socket(_) => !scratch.is_full(),
                 Link::Memory(_) => self.filled < HEADER_BYTES || self.delivered < self.lockstep(outbound),
             }
     }
@@ -396,7 +396,7 @@ impl Inbound {
         }
         let received = socket::receive(stream.socket_for(Activity::Receive), &mut room[..count])?;
         let Some(count) = arrived(received)? else { return Ok(false) };
-        scratch.end += count;
+        scratch.stage(count);
         self.filled += count.min(missing);
         self.received += count.saturating_sub(missing);
         if missing > 0 && self.filled == HEADER_BYTES {
@@ -415,7 +415,7 @@ impl Inbound {
         if self.filled < HEADER_BYTES {
             return false;
         }
-        let staged = scratch.end - scratch.start;
+        let staged = scratch.staged();
         let whole = if self.received == self.length { staged } else { staged / Grain::BYTES * Grain::BYTES };
         let ready = whole.min(limit.saturating_sub(self.delivered));
         if ready > 0 {
@@ -495,57 +495,4 @@ impl Inbound {
 /// What a system call received; nothing at all is the end of the connection.
 fn arrived(received: Option<usize>) -> Result<Option<usize>, Fault> {
     if received == Some(0) { Err(Fault::Closed) } else { Ok(received) }
-}
-
-/// Where bytes stay between their arrival and their delivery: small enough for the cache, aligned for any
-/// element, and made when it is first needed.
-#[derive(Debug, Default)]
-pub(super) struct Scratch {
-    /// A small message that is sent.
-    outgoing: Vec<u8>,
-    grains: Vec<Grain>,
-    start: usize,
-    end: usize,
-}
-
-impl Scratch {
-    /// Forgets what is staged.
-    pub(super) fn clear(&mut self) {
-        (self.start, self.end) = (0, 0);
-    }
-
-    /// Delivers a message that is here already, by the rules of a [`Sink`](crate::Sink).
-    pub(super) fn pass(&mut self, message: &[u8], sink: &mut dyn FnMut(usize, &[u8])) {
-        let mut offset = 0;
-        while offset < message.len() {
-            let room = self.room();
-            let count = room.len().min(message.len() - offset);
-            room[..count].copy_from_slice(&message[offset..][..count]);
-            self.end += count;
-            sink(offset, self.take(count));
-            offset += count;
-        }
-    }
-
-    /// The memory behind what is staged.
-    fn room(&mut self) -> &mut [u8] {
-        if self.grains.is_empty() {
-            self.grains = vec![Grain::ZERO; SCRATCH_BYTES / Grain::BYTES];
-        }
-        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.grains);
-        if self.start == self.end {
-            (self.start, self.end) = (0, 0);
-        } else if self.end == bytes.len() && self.start > 0 {
-            bytes.copy_within(self.start..self.end, 0);
-            (self.start, self.end) = (0, self.end - self.start);
-        }
-        &mut bytes[self.end..]
-    }
-
-    /// The first `count` staged bytes, which are then no longer staged.
-    fn take(&mut self, count: usize) -> &[u8] {
-        let taken = self.start..self.start + count;
-        self.start = taken.end;
-        &bytemuck::cast_slice(&self.grains)[taken]
-    }
 }

@@ -15,6 +15,7 @@ mod link;
 mod message;
 mod patience;
 mod rendezvous;
+mod scratch;
 mod service;
 mod session;
 mod socket;

@@ -21,9 +21,10 @@ use crate::tcp::channels::Origin;
 use crate::tcp::config::{Config, Medium};
 use crate::tcp::control::Home;
 use crate::tcp::link::Link;
-use crate::tcp::message::{Fault, Scratch};
+use crate::tcp::message::Fault;
 use crate::tcp::patience::Patience;
 use crate::tcp::rendezvous;
+use crate::tcp::scratch::Scratch;
 use crate::tcp::session::{Membership, Session};
 use crate::{
     Abort, Activity, ChannelId, Combine, Deadline, Due, Error, Fingerprint, Incoming, Outgoing, Rank, Result,

@@ -1,0 +1,74 @@
+//! Where bytes stay between their arrival and their delivery.
+
+use crate::Grain;
+
+/// What is received before it is delivered, at the most.
+const BYTES: usize = 256 << 10;
+
+/// Where bytes stay between their arrival and their delivery: small enough for the cache, aligned for any
+/// element, and made when it is first needed.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    /// A small message that is sent.
+    pub(super) outgoing: Vec<u8>,
+    grains: Vec<Grain>,
+    start: usize,
+    end: usize,
+}
+
+impl Scratch {
+    /// Forgets what is staged.
+    pub(super) fn clear(&mut self) {
+        (self.start, self.end) = (0, 0);
+    }
+
+    /// How many bytes are staged.
+    pub(super) const fn staged(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// Whether there is no room for more until some of them are delivered.
+    pub(super) const fn is_full(&self) -> bool {
+        self.staged() == BYTES
+    }
+
+    /// Stages bytes that were written into the [room](Self::room).
+    pub(super) const fn stage(&mut self, count: usize) {
+        self.end += count;
+    }
+
+    /// Delivers a message that is here already, by the rules of a [`Sink`](crate::Sink).
+    pub(super) fn pass(&mut self, message: &[u8], sink: &mut dyn FnMut(usize, &[u8])) {
+        let mut offset = 0;
+        while offset < message.len() {
+            let room = self.room();
+            let count = room.len().min(message.len() - offset);
+            room[..count].copy_from_slice(&message[offset..][..count]);
+            self.stage(count);
+            sink(offset, self.take(count));
+            offset += count;
+        }
+    }
+
+    /// The memory behind what is staged.
+    pub(super) fn room(&mut self) -> &mut [u8] {
+        if self.grains.is_empty() {
+            self.grains = vec![Grain::ZERO; BYTES / Grain::BYTES];
+        }
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.grains);
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.end == bytes.len() && self.start > 0 {
+            bytes.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        &mut bytes[self.end..]
+    }
+
+    /// The first `count` staged bytes, which are then no longer staged.
+    pub(super) fn take(&mut self, count: usize) -> &[u8] {
+        let taken = self.start..self.start + count;
+        self.start = taken.end;
+        &bytemuck::cast_slice(&self.grains)[taken]
+    }
+}
