@@ -69,7 +69,7 @@ impl Communicator {
     /// every rank gets the same. Nothing is changed.
     ///
     /// Messages go to the right while others come from the left. A byte is what one of 1 MiB takes longer than one of
-    /// 256 KiB, or of 128 KiB where all ranks run on one host and share its cores, for each byte more; a round is the rest
+    /// 384 KiB, or of 128 KiB where all ranks run on one host and share its cores, for each byte more; a round is the rest
     /// of the latter, or what a message of one byte takes, if that is more.
     /// A reduced byte is what it takes longer to add what comes than to receive it. The quickest of several tries counts,
     /// on the slowest rank.
@@ -208,8 +208,9 @@ const CHECKS: usize = 3;
 const CHECK_ROUNDS: u32 = 2;
 const SMALL_ROUNDS: u32 = 32;
 /// Bytes that show, between them, what a byte takes. The longer messages of a connection are, the less each byte adds, and
-/// what is decided last is how a block of 512 KiB for each rank goes; where ranks share cores, that is decided earlier.
-const MIDDLE: usize = 256 << 10;
+/// what is decided last is how a block of 512 KiB for each rank goes, by one connection both ways as those of 384 KiB; where
+/// ranks share cores, that is decided earlier.
+const MIDDLE: usize = 384 << 10;
 const MIDDLE_OF_SHARED_CORES: usize = 128 << 10;
 const LARGE: usize = 1 << 20;
 const LARGE_ROUNDS: u32 = 8;
