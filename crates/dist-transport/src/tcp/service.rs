@@ -136,7 +136,7 @@ impl Service {
                 };
                 session.arrivals.put(channel, from, link, &session.verdict);
             }
-            Purpose::Beside(channel) if to == session.rank.index() => {
+            Purpose::Beside(channel) if to == session.rank.index() && from < session.rank.world_size() => {
                 self.besides.insert((channel, identity.from), stream);
             }
             Purpose::Arena(number) if to == session.rank.index() => {
