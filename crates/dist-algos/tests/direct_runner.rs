@@ -224,7 +224,13 @@ fn brought(rank: usize, world_size: usize, len: usize) -> Vec<f32> {
 }
 
 /// Does a task once; the rank's buffer afterwards.
-fn once(direct: &mut Together, rank: Rank, (task, form): (Task, Form), len: usize) -> Vec<f32> {
+fn once(
+    direct: &mut Together,
+    rank: Rank,
+    (task, form): (Task, Form),
+    len: usize,
+    at_once: bool,
+) -> Vec<f32> {
     let world_size = rank.world_size();
     let buffer = brought(rank.index(), world_size, len);
     let input = buffer.clone();
@@ -262,8 +268,7 @@ fn once(direct: &mut Together, rank: Rank, (task, form): (Task, Form), len: usiz
     let kernel = &mut Kernel {
         combine: &mut { combine },
         finish: &mut { finish },
-        // In every other call.
-        total: direct.calls().is_multiple_of(2).then_some(total),
+        total: at_once.then_some(total),
         complete: &mut |all| {
             let mut width = 1;
             while width < all.len() {
@@ -306,6 +311,7 @@ fn promised(task: Task, rank: usize, inputs: &[Vec<f32>], len: usize) -> Vec<Opt
 fn every_form_gives_what_the_oracle_says(
     #[values(1, 2, 3, 4, 7, 8)] world_size: usize,
     #[values(0, 1, 3, 150, 1000)] len: usize,
+    #[values(true, false)] at_once: bool,
 ) {
     let root = world_size - 1;
     let inputs: Vec<Vec<f32>> = (0..world_size).map(|rank| brought(rank, world_size, len)).collect();
@@ -314,7 +320,7 @@ fn every_form_gives_what_the_oracle_says(
         Task::all(root).into_iter().flat_map(|task| forms.map(|form| (task, form))).collect();
     let calls: Vec<(Task, Form)> = all.into_iter().filter(|(task, form)| form.serves(*task)).collect();
     let results = on_every_rank(world_size, |rank, direct| {
-        calls.iter().map(|&call| once(direct, rank, call, len)).collect::<Vec<_>>()
+        calls.iter().map(|&call| once(direct, rank, call, len, at_once)).collect::<Vec<_>>()
     });
     for (rank, results) in results.iter().enumerate() {
         for (&(task, form), result) in calls.iter().zip(results) {

@@ -175,7 +175,7 @@ impl fmt::Display for ReduceKind {
 pub enum ReductionOrder {
     /// Every element is reduced as the tree T(n) = T(largest power of two below n) + T(rest) over the ranks in
     /// order: the same bits for every size, algorithm and transport. Only which one of several different NaN comes out is not
-    /// decided by it.
+    /// decided by it, and may differ from rank to rank.
     #[default]
     Canonical,
     /// Any order that is the same in every run with the same number of ranks, size and algorithm.

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::{Due, Lent, Rank, Result};
 
-/// Of how many other ranks memory is [changed](Direct::change) at once, at the most.
+/// Of how many other ranks memory is [changed](Direct::change) or [viewed](Direct::view_all) at once, at the most.
 pub const CHANGED_MAX: usize = 7;
 
 /// How many calls may be under way at once: ranks that do not wait for each other are less than that apart.
@@ -112,6 +112,9 @@ pub trait Direct: fmt::Debug {
     ///
     /// # Errors
     /// If one of them has published no such range, as nobody has in [`Place::Memory`].
+    ///
+    /// # Panics
+    /// If they are more.
     fn view_all(
         &mut self,
         place: Place,

@@ -46,8 +46,8 @@ pub struct Kernel<'a> {
     pub combine: &'a mut Combine<'a>,
     /// What is done to complete sums, once, by whoever has computed them.
     pub finish: &'a mut (dyn FnMut(&mut [u8]) + 'a),
-    /// Adds up the contributions of all ranks, which are of one length, as canonical order adds the first, its first
-    /// argument, and the others after it. `None` if there is no loop over all at once: then two at a time are combined.
+    /// Combines the contributions of 4 or 8 ranks, which are of one length, in one loop: as canonical order does the first,
+    /// which is its first argument, and the others after it. `None` if there is no such loop: then two at a time are combined.
     pub total: Option<&'a mut Total<'a>>,
     /// Combines the contributions of all ranks, in their order, which are of one length, and finishes: what they come to,
     /// in canonical order, is left in each.

@@ -95,17 +95,19 @@ impl Arithmetic {
         combine_bytes::<T>(self.op)
     }
 
-    /// To the elements of so many ranks, of which each has as many, if there is one loop for that: what they come to is left
-    /// with the first.
+    /// To the elements of so many ranks, of which each has as many, if there is one loop for that, as there is for sums of 4
+    /// or 8: what they come to is left with the first.
     #[inline(always)]
     pub(super) fn total<T: Element>(&self, count: usize) -> Option<impl FnMut(&mut [u8], &[&[u8]]) + use<T>> {
-        combines_at_once(self.op, count).then_some(|first: &mut [u8], others: &[&[u8]]| {
-            let mut elements: [&[T]; CHANGED_MAX] = [&[]; CHANGED_MAX];
-            for (elements, bytes) in elements.iter_mut().zip(others) {
-                *elements = bytemuck::cast_slice(bytes);
-            }
-            sum_into_first(bytemuck::cast_slice_mut(first), &elements[..others.len()]);
-        })
+        (matches!(count, 4 | 8) && combines_at_once(self.op, count)).then_some(
+            |first: &mut [u8], others: &[&[u8]]| {
+                let mut elements: [&[T]; CHANGED_MAX] = [&[]; CHANGED_MAX];
+                for (elements, bytes) in elements.iter_mut().zip(others) {
+                    *elements = bytemuck::cast_slice(bytes);
+                }
+                sum_into_first(bytemuck::cast_slice_mut(first), &elements[..others.len()]);
+            },
+        )
     }
 
     /// To the elements of all ranks, in their order, of which each has as many: what they come to is left with each.

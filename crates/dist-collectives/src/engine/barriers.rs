@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use dist_algos::direct::Task;
+use dist_algos::direct::{Task, Total};
 use dist_transport::{Cause, Due, Incoming, Outgoing, Sink};
 
-use super::arithmetic::Arithmetic;
 use super::ways::{Begun, Job, Work};
 use super::{Engine, Manner, in_place, nothing_to_combine, partition};
 use crate::{Barrier, Call, Error, Operation, Result};
@@ -14,8 +13,7 @@ impl Engine {
     pub(crate) fn barrier(&mut self, manner: &Manner<'_>) -> Result<()> {
         match self.begin_job::<Barrier>(&of_nothing(manner), |_| 0, manner)? {
             Begun::Directly { .. } => {
-                let total = Arithmetic::NONE.total::<u8>(0);
-                self.meet(&mut [], nothing_to_combine, total, &manner.due)
+                self.meet(&mut [], nothing_to_combine, None::<&mut Total<'_>>, &manner.due)
             }
             Begun::ByMessages { .. } => {
                 let nothing = in_place::<u8>(&mut [], partition::<u8>(0, 1));

@@ -48,7 +48,7 @@ pub fn combine<T: Element>(op: ReduceOp, into: &mut [T], from: &[T]) {
     }
 }
 
-/// Whether there is one loop that combines what so many have: [`sum_into_all`], and [`sum_into_first`].
+/// Whether there is one loop that combines what so many have: [`sum_into_all`], and of 4 and 8 [`sum_into_first`].
 pub(crate) fn combines_at_once(op: ReduceOp, count: usize) -> bool {
     let is_sum =
         matches!(op, ReduceOp::Sum | ReduceOp::Mean | ReduceOp::PreMulSum(_) | ReduceOp::WeightedMean(_));
@@ -66,7 +66,7 @@ pub(crate) fn sum_into_all<T: Element>(all: &mut [&mut [T]]) {
     all::sum(all);
 }
 
-/// Adds what all have, in canonical order, and leaves the sums with the first, in one loop over the memory of all.
+/// Adds what 4 or 8 have, in canonical order, and leaves the sums with the first, in one loop over the memory of all.
 ///
 /// # Panics
 /// If the lengths differ, or there is no loop for so many.

@@ -155,6 +155,8 @@ fn is_combined_in_canonical_order<T: Element + Number>(op: ReduceOp, contributio
     );
     if at_once {
         sum_into_all(&mut all.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>());
+    }
+    if at_once && matches!(contributions.len(), 4 | 8) {
         let mut sums = contributions[0].clone();
         sum_into_first(&mut sums, &contributions[1..].iter().map(Vec::as_slice).collect::<Vec<_>>());
         all.push(sums);

@@ -111,7 +111,7 @@ pub fn both_halves_may_differ_in_peer_and_length(fabric: &'static dyn Fabric) {
 /// Pieces tile the message and are aligned.
 pub fn pieces_tile_the_message_and_are_aligned(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
-    fn check(backend: Backend, len: usize) {
+    fn check(backend: Backend, world_size: usize, len: usize) {
         let program = move |mut transport: Box<dyn Transport>| {
             let (rank, due) = (transport.rank(), soon(&*transport));
             let mut received = Vec::new();
@@ -127,10 +127,12 @@ pub fn pieces_tile_the_message_and_are_aligned(fabric: &'static dyn Fabric) {
             transport.exchange(Some(outgoing), Some(incoming), &due).unwrap();
             assert_eq!(received, payload(rank.left(), 0, len));
         };
-        backend.check(3, program, drop);
+        backend.check(world_size, program, drop);
     }
-    for len in [0, 1, 63, 64, 65, 4096, 1_000_003] {
-        check(backend, len);
+    for len in [0, 1, 63, 64, 65, 4096, 100_003, 1_000_003] {
+        for world_size in [2, 3] {
+            check(backend, world_size, len);
+        }
     }
 }
 

@@ -6,11 +6,11 @@ use super::backend::{Backend, Fabric};
 use super::calls::{pass_round, payload, receive, send, soon};
 
 /// Messages that every rank sends to every rank.
-const MESSAGES: usize = 3;
+const MESSAGES: usize = 5;
 
 /// Two long ones, so that nobody can send everything before it receives.
 fn len(from: Rank, to: Rank, message: usize) -> usize {
-    [400_001, 0, 300_000][message] + from.index() * 10 + to.index()
+    [400_001, 100_000, 0, 70_001, 300_000][message] + from.index() * 10 + to.index()
 }
 
 /// The ranks of the group in an order of this rank's own.

@@ -13,8 +13,8 @@ use super::fabric::Sent;
 use super::message::Message;
 use super::transport::SimTransport;
 use crate::{
-    Allocation, CALLS_MAX, ChannelId, Deadline, Direct, Due, Error, Exposed, Fingerprint, Grain, MemoryCosts,
-    Outgoing, Place, Reach, Result, Shared, Slots, Traffic, Transport,
+    Allocation, CALLS_MAX, CHANGED_MAX, ChannelId, Deadline, Direct, Due, Error, Exposed, Fingerprint, Grain,
+    MemoryCosts, Outgoing, Place, Reach, Result, Shared, Slots, Traffic, Transport,
 };
 
 const SHARED: Shared = Shared::on_host(Reach::Write);
@@ -298,6 +298,7 @@ impl Direct for Together {
         len: usize,
         read: &mut dyn FnMut(&[&[u8]]),
     ) -> Result<()> {
+        assert!(there.len() <= CHANGED_MAX, "so many are viewed at once");
         let mut all = vec![vec![Grain::ZERO; len.div_ceil(Grain::BYTES)]; there.len()];
         for (&(rank, offset), grains) in there.iter().zip(&mut all) {
             let range = offset..offset.saturating_add(len);

@@ -1,4 +1,4 @@
-//! A connection to a peer, for one channel: a socket, or memory that both share.
+//! A connection to a peer, for one channel: a socket, and perhaps another beside it, or memory that both share.
 
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -1,4 +1,5 @@
-//! Messages on one connection: a header of 64 bytes, then the payload, neither ever waiting.
+//! Messages of two ranks: a header of 64 bytes, then the payload, neither ever waiting. Some payloads come by a connection
+//! of their own.
 //!
 //! A connection takes and gives bytes as a socket does, or in memory that the peer sees: then whole grains move, and
 //! what has come is delivered from where it lies.
@@ -486,8 +487,10 @@ impl Inbound {
             Fault::Goodbye
         } else if call != &self.expected[16..] {
             Fault::Mismatch { theirs }
-        } else {
+        } else if length != self.length as u64 {
             Fault::Length { got: length, expected: self.length as u64 }
+        } else {
+            Fault::Garbage
         }
     }
 }

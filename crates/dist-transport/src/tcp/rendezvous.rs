@@ -236,7 +236,15 @@ pub(super) fn dial(session: &Session, peer: usize, channel: ChannelId, deadline:
     let dial = |purpose| dial_over_network(session, identity(purpose), deadline);
     // Before the other, with which it is handed over there.
     let has_beside = session.is_on_this_host(peer) && session.has_core_per_rank();
-    let beside = has_beside.then(|| dial(Purpose::Beside(channel))).transpose()?;
+    let beside = match has_beside.then(|| dial(Purpose::Beside(channel))).transpose() {
+        Err(error) if is_over(&error) => return Err(error),
+        // There may be no descriptor left, for one.
+        Err(error) => {
+            tracing::debug!(peer, %error, "no second connection");
+            None
+        }
+        Ok(beside) => beside,
+    };
     Ok(Link::Socket(Stream::new(dial(Purpose::Data(channel))?, beside, Activity::Send)))
 }
 
