@@ -9,7 +9,7 @@ use std::time::Duration;
 use dist_transport::{MemoryCosts, Place, Rank};
 
 use super::run::pieces;
-use super::volume::Sizes;
+use super::volume::{Moved, Sizes};
 use super::{Plan, Schedule, Step};
 use crate::Partition;
 
@@ -93,16 +93,18 @@ impl Clock {
             Step::Publish { place, .. } => self.work(costs.copied(place, sizes.moved(step).published)),
             Step::Take { of, .. } => self.work(costs.copied(of, sizes.moved(step).read.0)),
             Step::Keep { .. } => self.work(costs.copied(Place::Line, sizes.moved(step).kept)),
-            Step::Reduce { of, .. } => self.reduce((of, step), sizes, rank, pace),
+            Step::Reduce { of, .. } => {
+                let at_once = sizes.plan().adds_at_once();
+                let copied = if at_once { 0 } else { copied(rank.index(), 0, rank.world_size()).0 };
+                self.reduce(of, sizes.moved(step), copied, pace);
+            }
         }
         true
     }
 
-    fn reduce(&mut self, (of, step): (Place, Step), sizes: &Sizes<'_>, rank: Rank, pace: &Pace) {
-        let moved = sizes.moved(step);
+    /// Makes a sum, for which so many contributions are copied before others are added.
+    fn reduce(&mut self, of: Place, moved: Moved, copied: u64, pace: &Pace) {
         let (costs, (bytes, read), (_, written)) = (&pace.costs, moved.read, moved.written);
-        let copied =
-            if sizes.plan().adds_at_once() { 0 } else { copied(rank.index(), 0, rank.world_size()).0 };
         let viewed = read as u64 - copied;
         // In slots nothing depends on the pieces.
         let piece_bytes = if of == Place::Memory { pace.piece_bytes } else { bytes };
