@@ -151,6 +151,34 @@ fn ranks_try_again_until_the_coordinator_is_there() {
     ranks.into_iter().for_each(|rank| rank.join().unwrap().unwrap());
 }
 
+/// Whoever waits for the others gives no signs of life before all have come.
+#[test]
+fn ranks_may_come_long_after_one_another() {
+    const LONGER_THAN_SILENCE: Duration = Duration::from_millis(2500);
+    let job = Job::new(2);
+    let join = |rank: usize| {
+        let config = job.configs[rank].clone();
+        let work = move || pass_round(&mut TcpTransport::join(&config).unwrap(), rank as u64, LONG);
+        Runtime::system().spawn("rank", work).unwrap()
+    };
+    let first = join(0);
+    std::thread::sleep(LONGER_THAN_SILENCE);
+    let words = [first, join(1)].map(|rank| rank.join().unwrap().unwrap());
+    assert_eq!(words, [1, 0]);
+    assert_eq!(job.coordinator.aborted(), None);
+}
+
+/// The system accepts connections of whoever listens, even if that process does nothing.
+#[test]
+fn a_coordinator_that_says_nothing_is_an_error_in_time() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    let config = Config::new(1, 2, &address).unwrap().with_timeout(Duration::from_millis(300));
+    let error = TcpTransport::join(&config).unwrap_err();
+    assert!(matches!(&error, Error::NoCoordinator { address: at, .. } if *at == address), "{error:?}");
+    assert!(error.is_timeout());
+}
+
 #[test]
 fn strangers_do_not_disturb_a_job() {
     let job = Job::new(3);

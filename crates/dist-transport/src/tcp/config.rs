@@ -9,7 +9,7 @@ use crate::auth::Secret;
 use crate::tcp::LIVENESS;
 use crate::{Error, Rank, Reach, Result};
 
-const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
+pub(super) const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
 
 /// Which rank this process is, where the coordinator is, and what the job shares.
 #[derive(Debug, Clone)]

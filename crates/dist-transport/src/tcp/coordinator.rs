@@ -10,6 +10,7 @@ use rustix::event::PollFlags;
 
 use crate::auth::{Key, Purpose, Secret};
 use crate::runtime::Task;
+use crate::tcp::config::TIMEOUT_DEFAULT;
 use crate::tcp::control::{FRAME_BYTES, Frame, Home, Line};
 use crate::tcp::gate::{Admitted, Door, Gate};
 use crate::tcp::session::{Bell, lock};
@@ -44,12 +45,14 @@ impl Coordinator {
     /// # Errors
     /// If the address cannot be listened on, or lies beyond loopback and there is no secret.
     pub fn start(address: &str, world_size: usize, job: &str, secret: Option<Secret>) -> Result<Self> {
-        Self::start_epoch(&Runtime::system(), address, world_size, &Key::new(secret.as_ref(), job), 0, secret)
+        let runtime = Runtime::system();
+        let wanted = socket::resolve(address, &runtime, runtime.deadline(TIMEOUT_DEFAULT))?[0];
+        Self::start_epoch(&runtime, wanted, world_size, &Key::new(secret.as_ref(), job), 0, secret)
     }
 
     pub(super) fn start_epoch(
         runtime: &Runtime,
-        address: &str,
+        wanted: SocketAddr,
         world_size: usize,
         key: &Key,
         epoch: u32,
@@ -58,12 +61,11 @@ impl Coordinator {
         if world_size == 0 || u32::try_from(world_size).is_err() {
             return Err(Error::RankOutOfRange { rank: 0, world_size });
         }
-        let wanted = socket::resolve(address)?[0];
         let listener = socket::listen(wanted, secret.as_ref())?;
         let address = listener.local_addr().map_err(|source| Error::Address {
             activity: Activity::Rendezvous,
             action: "listen on",
-            address: address.to_owned(),
+            address: wanted.to_string(),
             source,
         })?;
         let (stop, verdict, present) = (Arc::new(Bell::new()?), Arc::default(), Arc::default());
@@ -304,6 +306,8 @@ impl Meeting {
             self.beat();
             if let Place::Taken(member) = &mut self.places[rank] {
                 member.answer_by = None;
+                // It gives signs of life from now on.
+                member.last_seen = self.runtime.now();
                 // A broken line is noticed when it is listened to.
                 let _ = member.line.push_all(&peers);
             }

@@ -4,7 +4,7 @@
 //! When all places are taken, those who knock next wait in the listener's queue until a place is free or the oldest
 //! has had its for longer than any handshake of ours takes.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
@@ -220,7 +220,7 @@ impl Gate {
             }
             knock.filled = 0;
             if let Some(responder) = &knock.responder {
-                let admitted = responder.accepts(&knock.proof) && knock.stream.write_all(&[ADMITTED]).is_ok();
+                let admitted = responder.accepts(&knock.proof) && socket::send_all(&knock.stream, &[ADMITTED]).is_ok();
                 let claim = responder.claim();
                 match claim.purpose {
                     _ if !admitted => return Progress::Refused,
@@ -233,7 +233,7 @@ impl Gate {
                 if !std::mem::replace(&mut self.other_version, true) {
                     tracing::warn!(%theirs, ours = %Version::OURS, "a process of another version knocks");
                 }
-                let _ = knock.stream.write_all(&auth::refusal());
+                let _ = socket::send_all(&knock.stream, &auth::refusal());
                 return Progress::Refused;
             }
             match Responder::new(self.key.clone(), &knock.hello) {
@@ -241,8 +241,7 @@ impl Gate {
                     if responder.claim().epoch == self.epoch
                         && self.door.is_for(responder.claim().purpose) =>
                 {
-                    // A new connection's buffer takes the whole challenge or the connection is of no use.
-                    if knock.stream.write_all(&responder.challenge()).is_err() {
+                    if socket::send_all(&knock.stream, &responder.challenge()).is_err() {
                         return Progress::Refused;
                     }
                     knock.responder = Some(responder);

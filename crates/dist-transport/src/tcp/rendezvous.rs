@@ -70,7 +70,7 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
     let coordinator = match config.host {
         Host::RankZero if config.rank.index() == 0 => Some(Coordinator::start_epoch(
             runtime,
-            &config.coordinator,
+            socket::resolve(&config.coordinator, runtime, deadline)?[0],
             config.rank.world_size(),
             &key,
             config.epoch,
@@ -104,9 +104,10 @@ fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: De
     let mut hang_ups = 0;
     loop {
         let mut failure = absent(io::ErrorKind::TimedOut.into());
-        let addresses = match socket::resolve(&config.coordinator) {
+        let addresses = match socket::resolve(&config.coordinator, runtime, deadline) {
             Ok(addresses) => addresses,
             Err(error) if is_malformed(&error) => return Err(error),
+            Err(error) if is_over(&error) => return Err(failure),
             // A name may come to be known with the host that it is of.
             Err(error) => {
                 failure = error;
@@ -116,9 +117,12 @@ fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: De
         for address in addresses {
             let attempt = Watch { deadline: deadline.earlier(runtime.deadline(CONNECT_LIMIT)), ..watch };
             match connect(address, attempt) {
-                Ok(stream) => match greet(stream, address, key, identity, watch)? {
-                    Some(stream) => return Ok(stream),
-                    None => count_hang_up(&mut hang_ups, identity, address)?,
+                Ok(stream) => match greet(stream, address, key, identity, attempt) {
+                    Ok(Some(stream)) => return Ok(stream),
+                    Ok(None) => count_hang_up(&mut hang_ups, identity, address)?,
+                    // Something listens there that has nothing to say, and another address may be the coordinator's.
+                    Err(Error::Address { source, .. }) if is_final(&source) => failure = absent(source),
+                    Err(error) => return Err(error),
                 },
                 Err(e) => failure = absent(e),
             }
@@ -165,7 +169,7 @@ fn greet(
     let address = address.to_string();
     let initiator = Initiator::new(key.clone(), identity)?;
     let mut challenge = [0; CHALLENGE_BYTES];
-    let heard = write_all(&stream, initiator.hello())
+    let heard = socket::send_all(&stream, initiator.hello())
         .and_then(|()| read_exact(&stream, &mut challenge, watch))
         .map(|()| initiator.answer(&challenge));
     if let Some(theirs) = auth::refused_by(&challenge) {
@@ -175,7 +179,7 @@ fn greet(
         Ok(None) => return Err(Error::Refused { activity, address }),
         Ok(Some(proof)) => {
             let mut word = [0];
-            write_all(&stream, &proof).and_then(|()| read_exact(&stream, &mut word, watch)).map(|()| word)
+            socket::send_all(&stream, &proof).and_then(|()| read_exact(&stream, &mut word, watch)).map(|()| word)
         }
         Err(source) => Err(source),
     };
@@ -398,11 +402,6 @@ fn introduce(
         }
     }
     Ok(homes)
-}
-
-/// A new connection takes these few bytes at once, or is of no use.
-fn write_all(mut stream: &Socket, bytes: &[u8]) -> io::Result<()> {
-    io::Write::write_all(&mut stream, bytes)
 }
 
 fn read_exact(mut stream: &Socket, bytes: &mut [u8], watch: Watch<'_>) -> io::Result<()> {

@@ -10,20 +10,32 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 use socket2::{Domain, SockRef, Socket, Type};
 
 use crate::auth::Secret;
-use crate::{Activity, Error, Result};
+use crate::{Activity, Deadline, Error, Result, Runtime};
 
 /// How many connections may wait to be accepted.
 pub(super) const BACKLOG: i32 = 1024;
 
-/// The addresses behind a name, as `host:port`.
-pub(super) fn resolve(address: &str) -> Result<Vec<SocketAddr>> {
+/// The addresses behind a name, as `host:port`, if they are found in time.
+pub(super) fn resolve(address: &str, runtime: &Runtime, deadline: Deadline) -> Result<Vec<SocketAddr>> {
+    if let Ok(literal) = address.parse() {
+        return Ok(vec![literal]);
+    }
     let failed = |source| Error::Address {
         activity: Activity::Rendezvous,
         action: "resolve",
         address: address.to_owned(),
         source,
     };
-    let found: Vec<_> = address.to_socket_addrs().map_err(failed)?.collect();
+    // The system asks servers for as long as it likes, so that a thread has to ask it.
+    let name = address.to_owned();
+    let asked = runtime
+        .spawn("dist-resolve", move || name.to_socket_addrs().map(Vec::from_iter))
+        .map_err(|source| Error::Resources { what: "thread", source })?;
+    let answer = match asked.join_by(deadline) {
+        Ok(answer) => answer.unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+        Err(_unanswered) => Err(io::ErrorKind::TimedOut.into()),
+    };
+    let found = answer.map_err(failed)?;
     if found.is_empty() {
         return Err(failed(io::ErrorKind::NotFound.into()));
     }
@@ -87,6 +99,11 @@ fn choose_congestion_control(socket: &Socket, ip: IpAddr) {
 const SEND_FLAGS: SendFlags = SendFlags::NOSIGNAL;
 #[cfg(target_vendor = "apple")]
 const SEND_FLAGS: SendFlags = SendFlags::empty();
+
+/// Sends a few bytes, which a new connection takes at once or is of no use.
+pub(super) fn send_all(stream: &Socket, bytes: &[u8]) -> io::Result<()> {
+    if send(stream, bytes)? == Some(bytes.len()) { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+}
 
 /// Sends what the connection takes without waiting; `None` if it takes nothing now.
 pub(super) fn send(stream: &Socket, bytes: &[u8]) -> io::Result<Option<usize>> {
