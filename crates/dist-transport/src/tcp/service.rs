@@ -79,8 +79,12 @@ impl Service {
             }
             self.session.service_bell.rung();
             let closing = self.session.closing.load(Ordering::Acquire);
-            self.speak();
+            let spoken = self.speak();
+            // What the coordinator said before it went is still to be heard, if nothing can be said to it any more.
             let leavings = self.hear();
+            if self.connected && spoken.is_err() {
+                self.lose_coordinator();
+            }
             let admitted: Vec<_> = self.gates.iter_mut().flat_map(Gate::advance).collect();
             admitted.into_iter().for_each(|admitted| self.admit(admitted));
             // Last, so that a connection which was opened before its peer left is found.
@@ -149,20 +153,18 @@ impl Service {
     }
 
     /// Says what is to be said, and that we live.
-    fn speak(&mut self) {
+    fn speak(&mut self) -> io::Result<()> {
         let runtime = self.session.runtime.clone();
         if runtime.expired(self.next_beat) {
             self.next_beat = runtime.deadline(BEAT);
             self.session.outgoing.push(Frame::Beat);
         }
         while let Some(frame) = self.session.outgoing.pop() {
-            if self.connected && self.line.push(frame).is_err() {
-                self.lose_coordinator();
+            if self.connected {
+                self.line.push(frame)?;
             }
         }
-        if self.connected && self.line.flush().is_err() {
-            self.lose_coordinator();
-        }
+        if self.connected { self.line.flush() } else { Ok(()) }
     }
 
     /// Hears what the coordinator has to say, and notices when it says nothing any more. Returns who has left what.
