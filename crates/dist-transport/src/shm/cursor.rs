@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use super::segment::RING_BYTES;
+use crate::Grain;
 
 /// How much is consumed before the room is given back: often enough for the producer, and rare for small messages.
 const GIVE_BACK_BYTES: u64 = RING_BYTES as u64 / 4;
@@ -24,7 +25,7 @@ impl Produced {
     pub(super) fn room(&mut self, wanted: usize, consumed: impl FnOnce() -> u64) -> Option<usize> {
         if self.free() < wanted {
             let now = consumed();
-            if now < self.consumed || now > self.produced {
+            if now < self.consumed || now > self.produced || !is_whole(now) {
                 return None;
             }
             self.consumed = now;
@@ -68,7 +69,7 @@ impl Consumed {
     pub(super) fn next(&mut self, max: usize, produced: impl FnOnce() -> u64) -> Option<Range<usize>> {
         if self.produced == self.consumed {
             let now = produced();
-            if now < self.produced || now - self.given_back > RING_BYTES as u64 {
+            if now < self.produced || now - self.given_back > RING_BYTES as u64 || !is_whole(now) {
                 return None;
             }
             self.produced = now;
@@ -90,6 +91,30 @@ impl Consumed {
     }
 }
 
+/// Whether a counter is one of whole grains.
+fn is_whole(counter: u64) -> bool {
+    counter.is_multiple_of(Grain::BYTES as u64)
+}
+
 fn position(counter: u64) -> usize {
     usize::try_from(counter % RING_BYTES as u64).expect("below the ring's length")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_counter_that_makes_no_sense_is_none() {
+        let ring = RING_BYTES as u64;
+        let ahead = |counter: u64| Consumed::default().next(64, || counter);
+        assert_eq!(ahead(128), Some(0..64));
+        assert_eq!([ahead(32), ahead(ring + 64)], [None, None]);
+        let mut produced = Produced::default();
+        produced.advance(RING_BYTES);
+        let mut room = |counter: u64| produced.room(64, || counter);
+        assert_eq!([room(32), room(ring + 64)], [None, None]);
+        assert_eq!(room(64), Some(64));
+        assert_eq!(produced.room(128, || 0), None, "it has been further");
+    }
 }

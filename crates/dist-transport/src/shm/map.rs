@@ -100,10 +100,16 @@ impl Mapping {
         Ok(Self { start, len, _space: space })
     }
 
+    /// Whether so many bytes from there on lie in the segment.
+    #[inline]
+    pub(crate) const fn holds(&self, offset: usize, len: usize) -> bool {
+        offset <= self.len && len <= self.len - offset
+    }
+
     /// A place in the segment from where `len` bytes lie inside it.
     #[inline]
     fn at(&self, offset: usize, len: usize) -> NonNull<u8> {
-        assert!(offset <= self.len && len <= self.len - offset, "outside the segment");
+        assert!(self.holds(offset, len), "outside the segment");
         // SAFETY: the mapping is `self.len` long and `offset` is at most that, as just checked.
         unsafe { self.start.add(offset) }
     }

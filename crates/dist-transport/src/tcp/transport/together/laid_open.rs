@@ -101,12 +101,16 @@ impl Together {
         let reach = if to_write { Reach::Write } else { Reach::Read };
         match exposure.origin {
             Origin::Heap { arena, offset } if inside && allowed => {
-                let offset = usize::try_from(offset).expect("an offset in mapped memory");
-                Ok(Located::Mapped(self.arena(rank, arena)?, offset + range.start))
+                let arena = self.arena(rank, arena)?;
+                let begin = usize::try_from(offset).ok().and_then(|offset| offset.checked_add(range.start));
+                match begin.filter(|&begin| arena.holds(begin, range.len())) {
+                    Some(begin) => Ok(Located::Mapped(arena, begin)),
+                    None => Err(self.out_of_reach(rank, range)),
+                }
             }
             Origin::Process { address } if inside && allowed && self.reach >= reach => {
                 let process = self.memory.process(rank).load(Ordering::Relaxed).cast_signed();
-                Ok(Located::Process(process, address + range.start as u64))
+                Ok(Located::Process(process, address.wrapping_add(range.start as u64)))
             }
             _ => Err(self.out_of_reach(rank, range)),
         }
