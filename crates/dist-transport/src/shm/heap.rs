@@ -49,12 +49,14 @@ impl Heap {
             }
         };
         let space = &mut arenas[arena];
-        let mut region = Region::new(space.mapping.clone(), offset, bytes);
+        let region = Region::new(space.mapping.clone(), offset, bytes);
         let used = space.used.saturating_sub(offset).min(bytes);
-        region.bytes_mut()[..used].fill(0);
         space.used = space.used.max(offset + len);
+        // Much memory is long in being zeroed, and others allocate meanwhile.
         drop(arenas);
-        Some(Box::new(Allocated { region, heap: self.clone(), arena, offset, len }))
+        let mut memory = Allocated { region, heap: self.clone(), arena, offset, len };
+        memory.bytes_mut()[..used].fill(0);
+        Some(Box::new(memory))
     }
 
     /// In which arena these bytes lie, and where, if they do.
