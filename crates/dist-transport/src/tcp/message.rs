@@ -128,7 +128,10 @@ impl Outbound {
         if self.sent == 0 && self.total > HEADER_BYTES && self.lay_down(memory, parts)? {
             return Ok(true);
         }
-        while !self.done() && self.push_piece(memory, parts)? {
+        // No more in one go than a socket takes: the peer may take it as fast as it comes, and the deadline is looked at
+        // in between.
+        let enough = self.total.min(self.sent + SEND_BYTES_MAX);
+        while self.sent < enough && self.push_piece(memory, parts)? {
             moved = true;
         }
         Ok(moved)
