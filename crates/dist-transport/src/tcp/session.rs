@@ -381,9 +381,9 @@ impl Verdict {
 pub(super) struct Arrivals(Mutex<HashMap<(ChannelId, usize), Link>>);
 
 impl Arrivals {
-    /// Keeps a connection until it is asked for. A second one of the same peer and channel is dropped.
+    /// Keeps a connection until it is asked for. Whoever connects once more has given up the one before.
     pub(super) fn put(&self, channel: ChannelId, peer: usize, link: Link, verdict: &Verdict) {
-        lock(&self.0).entry((channel, peer)).or_insert(link);
+        lock(&self.0).insert((channel, peer), link);
         verdict.look_again();
     }
 
