@@ -1,6 +1,7 @@
 //! The typed collectives of one group, as its user calls them.
 
 use std::fmt;
+use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use crate::engine::Engine;
 use crate::settings::Settings;
 use crate::two_level::{Among, Levels};
 use crate::worker::Worker;
-use crate::{Algorithm, Buffer, Element, Error, ReductionOrder, Result};
+use crate::{Algorithm, Buffer, Element, Error, Operation, ReductionOrder, Result};
 #[cfg(feature = "tcp")]
 use crate::{KeptCosts, crossovers_from_env};
 
@@ -233,24 +234,22 @@ impl Communicator {
     /// The communicator with another timeout, as long as the guard lives: for one call,
     /// `comm.with_timeout(limit).barrier()`.
     pub fn with_timeout(&mut self, timeout: Duration) -> Scoped<'_> {
-        self.scoped(|settings| settings.timeout = timeout)
+        let before = mem::replace(&mut self.settings.timeout, timeout);
+        Scoped { communicator: self, before: Before::Timeout(before) }
     }
 
     /// The communicator with another order of reduction, as long as the guard lives.
     pub fn with_order(&mut self, order: ReductionOrder) -> Scoped<'_> {
-        self.scoped(|settings| settings.order = order)
+        let before = mem::replace(&mut self.settings.order, order);
+        Scoped { communicator: self, before: Before::Order(before) }
     }
 
     /// The communicator with this algorithm for its operation, as long as the guard lives. A call that the
     /// algorithm cannot do, or not in the order asked for, is refused. Other operations ignore it.
     pub fn with_algorithm(&mut self, algorithm: impl Into<Algorithm>) -> Scoped<'_> {
-        self.scoped(|settings| settings.force(algorithm.into()))
-    }
-
-    fn scoped(&mut self, change: impl FnOnce(&mut Settings)) -> Scoped<'_> {
-        let before = self.settings;
-        change(&mut self.settings);
-        Scoped { communicator: self, before }
+        let algorithm = algorithm.into();
+        let before = self.settings.force(algorithm.operation(), Some(algorithm));
+        Scoped { communicator: self, before: Before::Algorithm(algorithm.operation(), before) }
     }
 
     /// Another communicator of the same ranks, for another thread. Nothing is communicated; every rank of the
@@ -295,7 +294,7 @@ impl Communicator {
 
     /// The worker, started if there is none. Without one the job is aborted, because peers would wait for this rank.
     pub(crate) fn worker(&mut self) -> Result<&Worker> {
-        let (overlap, failed) = match std::mem::replace(&mut self.overlap, Overlap::Starting) {
+        let (overlap, failed) = match mem::replace(&mut self.overlap, Overlap::Starting) {
             Overlap::Idle(transport) => match Worker::new(transport) {
                 Ok(worker) => (Overlap::Running(worker), None),
                 Err((transport, error)) => (Overlap::Idle(transport), Some(error)),
@@ -377,12 +376,20 @@ impl fmt::Debug for Communicator {
     }
 }
 
-/// A [`Communicator`] with other settings, which ends by giving it the old ones back.
+/// A [`Communicator`] with another setting, which ends by giving it the old one back.
 #[derive(Debug)]
-#[must_use = "the settings hold as long as this lives"]
+#[must_use = "the setting holds as long as this lives"]
 pub struct Scoped<'a> {
     communicator: &'a mut Communicator,
-    before: Settings,
+    before: Before,
+}
+
+/// The one setting that is given back; others may be changed meanwhile, and stay so.
+#[derive(Debug)]
+enum Before {
+    Timeout(Duration),
+    Order(ReductionOrder),
+    Algorithm(Operation, Option<Algorithm>),
 }
 
 impl Deref for Scoped<'_> {
@@ -401,6 +408,13 @@ impl DerefMut for Scoped<'_> {
 
 impl Drop for Scoped<'_> {
     fn drop(&mut self) {
-        self.communicator.settings = self.before;
+        let settings = &mut self.communicator.settings;
+        match self.before {
+            Before::Timeout(before) => settings.timeout = before,
+            Before::Order(before) => settings.order = before,
+            Before::Algorithm(operation, before) => {
+                settings.force(operation, before);
+            }
+        }
     }
 }

@@ -239,7 +239,17 @@ pub enum Error {
         /// The size of the group.
         world_size: usize,
     },
-    /// There is no memory for an output, or for what passes through this rank.
+    /// The counts of all ranks are together more elements than any memory holds.
+    #[error("{operation}: the counts are together more than any memory holds")]
+    TotalCount {
+        /// What was called.
+        operation: Operation,
+    },
+    /// A list of ranks makes no group.
+    #[error("a group cannot be made of these ranks")]
+    Members(#[source] Box<TransportError>),
+    /// There is no memory for an output, or for what passes through this rank. In an operation the others wait for this
+    /// rank: the job is aborted.
     #[error("no memory for {elements} elements")]
     Memory {
         /// How many.
@@ -256,9 +266,6 @@ pub enum Error {
         /// Bytes of the buffer.
         bytes: usize,
     },
-    /// A list of ranks makes no group.
-    #[error("a group cannot be made of these ranks")]
-    Members(#[source] Box<TransportError>),
     /// Ranks that a monitored barrier waited for in vain. Every rank that came gets this error. If it is rank 0 of the
     /// group that is absent, it alone is named, because nobody else knows of the others.
     #[error("monitored_barrier: ranks {ranks:?} did not come")]

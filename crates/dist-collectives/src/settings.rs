@@ -1,5 +1,6 @@
 //! What a communicator's calls are done with: the timeout, the order, the algorithms.
 
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,8 +50,13 @@ impl Settings {
         Self { forced: Self::default().forced, ..*self }
     }
 
-    pub(crate) fn force(&mut self, algorithm: Algorithm) {
-        self.forced[algorithm.operation() as usize] = Some(algorithm);
+    /// Asks for an algorithm of this operation, or for none; gives back what was asked for before.
+    pub(crate) const fn force(
+        &mut self,
+        operation: Operation,
+        algorithm: Option<Algorithm>,
+    ) -> Option<Algorithm> {
+        mem::replace(&mut self.forced[operation as usize], algorithm)
     }
 
     /// The algorithm that was asked for.

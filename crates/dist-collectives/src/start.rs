@@ -4,7 +4,7 @@ use dist_algos::scan::Extent;
 
 use crate::engine::{Engine, Manner};
 use crate::pending::Pending;
-use crate::{Buffer, Communicator, Element, ReduceOp, Result};
+use crate::{Buffer, Communicator, Element, Error, Operation, ReduceOp, Result};
 
 /// # Operations that do not block
 ///
@@ -48,7 +48,7 @@ impl Communicator {
     ) -> Pending<Buffer<T>> {
         let input = input.into();
         let len = input.len() / self.world_size();
-        self.start_into(input, len, move |engine, input, output, manner| {
+        self.start_into(input, Ok(len), move |engine, input, output, manner| {
             engine.reduce_scatter(input, output, op, manner)
         })
     }
@@ -74,7 +74,7 @@ impl Communicator {
         op: ReduceOp,
     ) -> Pending<Buffer<T>> {
         let len = self.own(&counts);
-        self.start_into(input.into(), len, move |engine, input, output, manner| {
+        self.start_into(input.into(), Ok(len), move |engine, input, output, manner| {
             engine.reduce_scatter_v(input, &counts, output, op, manner)
         })
     }
@@ -84,7 +84,7 @@ impl Communicator {
     pub fn start_all_gather<T: Element>(&mut self, input: impl Into<Buffer<T>>) -> Pending<Buffer<T>> {
         let input = input.into();
         let len = input.len().saturating_mul(self.world_size());
-        self.start_into(input, len, Engine::all_gather)
+        self.start_into(input, Ok(len), Engine::all_gather)
     }
 
     /// Begins an [`all_gather_in_place`](Self::all_gather_in_place).
@@ -102,7 +102,8 @@ impl Communicator {
         input: impl Into<Buffer<T>>,
         counts: Vec<usize>,
     ) -> Pending<Buffer<T>> {
-        self.start_into(input.into(), total(&counts), move |engine, input, output, manner| {
+        let len = total_count(Operation::AllGather, &counts);
+        self.start_into(input.into(), len, move |engine, input, output, manner| {
             engine.all_gather_v(input, &counts, output, manner)
         })
     }
@@ -116,7 +117,7 @@ impl Communicator {
     ) -> Pending<Buffer<T>> {
         let input = input.into();
         let len = if self.rank() == root { input.len().saturating_mul(self.world_size()) } else { 0 };
-        self.start_into(input, len, move |engine, input, output, manner| {
+        self.start_into(input, Ok(len), move |engine, input, output, manner| {
             engine.gather(input, output, root, manner)
         })
     }
@@ -129,7 +130,7 @@ impl Communicator {
         counts: Vec<usize>,
         root: usize,
     ) -> Pending<Buffer<T>> {
-        let len = if self.rank() == root { total(&counts) } else { 0 };
+        let len = if self.rank() == root { total_count(Operation::Gather, &counts) } else { Ok(0) };
         self.start_into(input.into(), len, move |engine, input, output, manner| {
             engine.gather_v(input, &counts, output, root, manner)
         })
@@ -143,7 +144,7 @@ impl Communicator {
         part: usize,
         root: usize,
     ) -> Pending<Buffer<T>> {
-        self.start_into(input.into(), part, move |engine, input, output, manner| {
+        self.start_into(input.into(), Ok(part), move |engine, input, output, manner| {
             engine.scatter(input, output, root, manner)
         })
     }
@@ -157,7 +158,7 @@ impl Communicator {
         root: usize,
     ) -> Pending<Buffer<T>> {
         let len = self.own(&counts);
-        self.start_into(input.into(), len, move |engine, input, output, manner| {
+        self.start_into(input.into(), Ok(len), move |engine, input, output, manner| {
             engine.scatter_v(input, &counts, output, root, manner)
         })
     }
@@ -167,7 +168,7 @@ impl Communicator {
     pub fn start_all_to_all<T: Element>(&mut self, input: impl Into<Buffer<T>>) -> Pending<Buffer<T>> {
         let input = input.into();
         let len = input.len();
-        self.start_into(input, len, Engine::all_to_all)
+        self.start_into(input, Ok(len), Engine::all_to_all)
     }
 
     /// Begins an [`all_to_all_v`](Self::all_to_all_v).
@@ -178,7 +179,8 @@ impl Communicator {
         send_counts: Vec<usize>,
         receive_counts: Vec<usize>,
     ) -> Pending<Buffer<T>> {
-        self.start_into(input.into(), total(&receive_counts), move |engine, input, output, manner| {
+        let len = total_count(Operation::AllToAll, &receive_counts);
+        self.start_into(input.into(), len, move |engine, input, output, manner| {
             engine.all_to_all_v(input, &send_counts, output, &receive_counts, manner)
         })
     }
@@ -240,6 +242,10 @@ impl Communicator {
     }
 
     /// Begins to [`send`](Self::send) a message, for `to` to take with [`start_recv`](Self::start_recv).
+    ///
+    /// It ends when `to` has taken it, and begins when all that was started before has ended. Ranks that send to each
+    /// other therefore start both at once, by [`start_send_recv`](Self::start_send_recv) or
+    /// [`start_batch`](Self::start_batch): if each started to receive before it sent, all would wait in vain.
     #[doc(alias = "MPI_Isend")]
     pub fn start_send<T: Element>(
         &mut self,
@@ -250,7 +256,8 @@ impl Communicator {
     }
 
     /// Begins to [receive](Self::recv) a message into this memory, one that `from` sends with
-    /// [`start_send`](Self::start_send).
+    /// [`start_send`](Self::start_send). What is started after it waits for it, so that messages both ways are started
+    /// [at once](Self::start_send).
     #[doc(alias = "MPI_Irecv")]
     pub fn start_recv<T: Element>(
         &mut self,
@@ -296,20 +303,26 @@ impl Communicator {
         counts.get(self.rank()).copied().unwrap_or(0)
     }
 
-    /// Starts an operation that reads one memory and writes another, of this length.
+    /// Starts an operation that reads one memory and writes another, of this length if it has one.
     fn start_into<T: Element>(
         &mut self,
         input: Buffer<T>,
-        len: usize,
+        len: Result<usize>,
         operation: impl FnOnce(&mut Engine, &[T], &mut [T], &Manner<'_>) -> Result<()> + Send + 'static,
     ) -> Pending<Buffer<T>> {
         self.start(input, move |engine, buffer, manner| {
-            let mut output = Buffer::zeroed(len)?;
+            let mut output = engine.output(len?)?;
             operation(engine, buffer, &mut output, manner)?;
             *buffer = output;
             Ok(())
         })
     }
+}
+
+/// All counts together.
+pub(crate) fn total_count(operation: Operation, counts: &[usize]) -> Result<usize> {
+    let total = counts.iter().try_fold(0_usize, |total, &count| total.checked_add(count));
+    total.ok_or(Error::TotalCount { operation })
 }
 
 /// All of them together, or more than there is memory for.

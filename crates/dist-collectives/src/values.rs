@@ -6,7 +6,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::engine::{Engine, Manner};
-use crate::{Communicator, Error, Operation, Pending, Result};
+use crate::start::total;
+use crate::{Buffer, Communicator, Error, Operation, Pending, Result};
 
 /// The longest encoding of one rank's value, in bytes.
 pub const VALUE_BYTES_MAX: usize = 1 << 30;
@@ -68,7 +69,7 @@ impl Communicator {
         root: usize,
     ) -> Result<V> {
         let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.broadcast_value(value, root, manner)
+        self.engine.broadcast_value(value.as_ref(), root, manner)
     }
 
     /// Gives the root the values of all ranks, in rank order; `None` on the other ranks.
@@ -106,14 +107,14 @@ impl Communicator {
         self.engine.all_gather_values(value, manner)
     }
 
-    /// Begins a [`broadcast_value`](Self::broadcast_value), which gives `Some`.
+    /// Begins a [`broadcast_value`](Self::broadcast_value), which gives `Some`. If it fails, what this rank gave comes back.
     pub fn start_broadcast_value<V: Serialize + DeserializeOwned + Send + 'static>(
         &mut self,
         value: Option<V>,
         root: usize,
     ) -> Pending<Option<V>> {
         self.start(value, move |engine, value, manner| {
-            *value = Some(engine.broadcast_value(value.take(), root, manner)?);
+            *value = Some(engine.broadcast_value(value.as_ref(), root, manner)?);
             Ok(())
         })
     }
@@ -146,20 +147,17 @@ impl Communicator {
 impl Engine {
     fn broadcast_value<V: Serialize + DeserializeOwned>(
         &mut self,
-        value: Option<V>,
+        value: Option<&V>,
         root: usize,
         manner: &Manner<'_>,
     ) -> Result<V> {
         let value = value.filter(|_| self.rank().index() == root);
-        let encoded = value.as_ref().map_or(Err((ValueProblem::Missing, None)), encode);
+        let encoded = value.map_or(Err((ValueProblem::Missing, None)), encode);
         let mut announced = [announcement(&encoded)];
         self.broadcast(&mut announced, root, manner)?;
         let mut bytes = match (length_of(announced[0]), encoded) {
-            (Ok(length), encoded) => {
-                let mut bytes = encoded.unwrap_or_default();
-                bytes.resize(length, 0);
-                bytes
-            }
+            (Ok(_), Ok(bytes)) => Buffer::from(bytes),
+            (Ok(length), Err(_)) => self.output(length)?,
             (Err(problem), Err((_, source))) => return Err(error(self.in_world(root), problem, source)),
             (Err(problem), Ok(_)) => return Err(error(self.in_world(root), problem, None)),
         };
@@ -177,7 +175,7 @@ impl Engine {
         self.check_root(Operation::Gather, root)?;
         let (bytes, counts) = self.encoded_with_counts(value, manner)?;
         let is_root = self.rank().index() == root;
-        let mut gathered = vec![0; if is_root { counts.iter().sum() } else { 0 }];
+        let mut gathered = self.output(if is_root { total(&counts) } else { 0 })?;
         self.gather_v(&bytes, &counts, &mut gathered, root, manner)?;
         is_root.then(|| decode_all(&gathered, &counts, self.transport.members())).transpose()
     }
@@ -188,7 +186,7 @@ impl Engine {
         manner: &Manner<'_>,
     ) -> Result<Vec<V>> {
         let (bytes, counts) = self.encoded_with_counts(value, manner)?;
-        let mut gathered = vec![0; counts.iter().sum()];
+        let mut gathered = self.output(total(&counts))?;
         self.all_gather_v(&bytes, &counts, &mut gathered, manner)?;
         decode_all(&gathered, &counts, self.transport.members())
     }

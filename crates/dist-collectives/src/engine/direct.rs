@@ -192,13 +192,18 @@ impl Engine {
         };
         let mut memory = Memory { own: Own::Lent(buffer.lend()), cut, input: None, piece_bytes };
         let done = self.run_on::<T>(&mut memory, arithmetic, due);
-        let direct = self.transport.direct(due);
-        match direct {
-            Ok(Some(direct)) => buffer.reclaim(direct),
-            // It is not known who is through with it.
-            Ok(None) | Err(_) => *buffer = Buffer::from(Vec::new()),
+        let (call, ..) = self.known.current_mut().directly();
+        match self.transport.direct(due) {
+            Ok(direct) => {
+                buffer.reclaim(direct.expect("a plan is made only where memory is shared"));
+                done
+            }
+            // The job is over, and it is not known who is through with the memory, even if this rank's part is done.
+            Err(source) => {
+                *buffer = Buffer::from(Vec::new());
+                done.and(Err(Error::in_call(*call, source)))
+            }
         }
-        done
     }
 
     fn run_on<T: Element>(

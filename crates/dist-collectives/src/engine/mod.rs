@@ -22,7 +22,7 @@ use dist_transport::{Combine, Deadline, Due, Fingerprint, Rank, Runtime, Transpo
 
 use crate::settings::Settings;
 use crate::two_level::Levels;
-use crate::{Call, Element, Error, Operation, Result};
+use crate::{Buffer, Call, Element, Error, Operation, Result};
 use direct::{Sharing, Turns};
 use ways::{Known, Script};
 
@@ -245,6 +245,13 @@ fn from_input<'a, T: Element>(
 fn partition<T: Element>(len: usize, parts: usize) -> Partition<'static> {
     Partition::new(len, size_of::<T>(), parts)
         .expect("a slice exists, elements divide 64 and a world has a rank")
+}
+
+impl Engine {
+    /// Memory for an operation's output. Without it, the job is over: the others wait.
+    pub(crate) fn output<T: Element>(&mut self, len: usize) -> Result<Buffer<T>> {
+        Buffer::zeroed(len).inspect_err(|_| self.transport.abort())
+    }
 }
 
 /// The front of memory that is kept between calls, for so many elements. Without it, the job is over: the others wait.

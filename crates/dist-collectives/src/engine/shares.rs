@@ -38,8 +38,7 @@ impl Shares {
         }
         let mut borders = vec![0_usize];
         for (rank, &count) in counts.iter().enumerate() {
-            // More than memory holds: no buffer has that length.
-            borders.push(borders[rank].saturating_add(count));
+            borders.push(borders[rank].checked_add(count).ok_or(Error::TotalCount { operation })?);
         }
         Ok(Self { cut: Cut::Uneven(borders), held: 0..world_size, world_size })
     }

@@ -4,7 +4,7 @@ use ndarray::{Array, Array1, ArrayD, ArrayRef, Dimension, Ix1, IxDyn};
 
 use super::shape;
 use crate::engine::Manner;
-use crate::start::total;
+use crate::start::{total, total_count};
 use crate::{Communicator, Element, Error, Operation, ReduceOp, Result};
 
 /// # Arrays, put together and divided
@@ -43,7 +43,7 @@ impl Communicator {
             Some(rows) => *rows = rows.saturating_mul(self.world_size()),
             None => dims.push(self.world_size()),
         }
-        let mut output = shape::zeroed(Operation::AllGather, IxDyn(&dims))?;
+        let mut output = shape::zeroed(&mut self.engine, Operation::AllGather, IxDyn(&dims))?;
         let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of(input.shape()));
         self.engine.all_gather(&shape::elements(input), slice(&mut output), manner)?;
         Ok(output)
@@ -64,7 +64,7 @@ impl Communicator {
         let (own, row) = shape::rows(operation, input)?;
         let rank = self.rank();
         shape::check_rows(operation, rows, self.world_size(), (|rows| rows[rank], own))?;
-        let mut output = shape::zeroed(operation, shape::with_rows(input, total(rows)))?;
+        let mut output = shape::zeroed(&mut self.engine, operation, shape::with_rows(input, total(rows)))?;
         let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of_rows(rows, row));
         let counts = shape::counts(rows, row);
         self.engine.all_gather_v(&shape::elements(input), &counts, slice(&mut output), manner)?;
@@ -86,7 +86,8 @@ impl Communicator {
         if !rows.is_multiple_of(world_size) {
             return Err(Error::IndivisibleRows { operation, rows, world_size });
         }
-        let mut output = shape::zeroed(operation, shape::with_rows(input, rows / world_size))?;
+        let mut output =
+            shape::zeroed(&mut self.engine, operation, shape::with_rows(input, rows / world_size))?;
         let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of(input.shape()));
         self.engine.reduce_scatter(&shape::elements(input), slice(&mut output), op, manner)?;
         Ok(output)
@@ -107,7 +108,8 @@ impl Communicator {
         let operation = Operation::ReduceScatter;
         let (all, row) = shape::rows(operation, input)?;
         shape::check_rows(operation, rows, self.world_size(), (total, all))?;
-        let mut output = shape::zeroed(operation, shape::with_rows(input, rows[self.rank()]))?;
+        let rank = self.rank();
+        let mut output = shape::zeroed(&mut self.engine, operation, shape::with_rows(input, rows[rank]))?;
         let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of_rows(rows, row));
         let counts = shape::counts(rows, row);
         self.engine.reduce_scatter_v(&shape::elements(input), &counts, slice(&mut output), op, manner)?;
@@ -124,7 +126,7 @@ impl Communicator {
         &mut self,
         input: &ArrayRef<T, D>,
     ) -> Result<Array<T, D>> {
-        let mut output = shape::zeroed(Operation::AllToAll, input.raw_dim())?;
+        let mut output = shape::zeroed(&mut self.engine, Operation::AllToAll, input.raw_dim())?;
         let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of(input.shape()));
         self.engine.all_to_all(&shape::elements(input), slice(&mut output), manner)?;
         Ok(output)
@@ -141,7 +143,11 @@ impl Communicator {
         send_counts: &[usize],
         receive_counts: &[usize],
     ) -> Result<Array1<T>> {
-        let mut output = shape::zeroed(Operation::AllToAll, Ix1(total(receive_counts)))?;
+        let mut output = shape::zeroed(
+            &mut self.engine,
+            Operation::AllToAll,
+            Ix1(total_count(Operation::AllToAll, receive_counts)?),
+        )?;
         let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.all_to_all_v(
             &shape::elements(input),

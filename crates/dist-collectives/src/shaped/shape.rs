@@ -5,7 +5,8 @@ use std::borrow::Cow;
 use ndarray::{Array, ArrayRef, Dimension, ErrorKind, ShapeError};
 
 use crate::digest::digest;
-use crate::{Buffer, Element, Error, Operation, Result};
+use crate::engine::Engine;
+use crate::{Element, Error, Operation, Result};
 
 /// What stands for a shape in a call.
 pub(super) fn digest_of(shape: &[usize]) -> u64 {
@@ -61,8 +62,12 @@ pub(super) fn check_rows(
 }
 
 /// An array for an operation's output.
-pub(super) fn zeroed<T: Element, D: Dimension>(operation: Operation, dim: D) -> Result<Array<T, D>> {
+pub(super) fn zeroed<T: Element, D: Dimension>(
+    engine: &mut Engine,
+    operation: Operation,
+    dim: D,
+) -> Result<Array<T, D>> {
     let too_large = |source| Error::Shape { operation, source };
     let len = dim.size_checked().ok_or_else(|| too_large(ShapeError::from_kind(ErrorKind::Overflow)))?;
-    Array::from_shape_vec(dim, Buffer::zeroed(len)?.into_vec()).map_err(too_large)
+    Array::from_shape_vec(dim, engine.output(len)?.into_vec()).map_err(too_large)
 }

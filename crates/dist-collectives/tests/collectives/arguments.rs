@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dist_collectives::{
-    AllGather, AllReduce, Communicator, DType, Error, Gather, Operation, ReduceKind, ReduceOp,
+    AllGather, AllReduce, Communicator, CostModel, DType, Error, Gather, Operation, ReduceKind, ReduceOp,
     ReductionOrder, Scatter,
 };
 use dist_transport::sim;
@@ -166,12 +166,43 @@ fn a_guard_changes_the_settings_for_one_call() {
     });
 }
 
+#[test]
+fn a_guard_gives_back_what_it_changed_and_nothing_else() {
+    worlds::run(Network::Simulated, 1, |mut comm| {
+        let (second, costs) = (Duration::from_secs(1), CostModel { round_ps: 7, ..CostModel::default() });
+        let timeout = comm.timeout();
+        {
+            let mut scoped = comm.with_timeout(second);
+            scoped.set_order(ReductionOrder::Any);
+            scoped.set_cost_model(costs);
+            let mut forced = scoped.with_algorithm(AllReduce::Ring);
+            assert_eq!(forced.algorithm(Operation::AllReduce, 8).unwrap(), Some(AllReduce::Ring.into()));
+            forced.set_timeout(second * 2);
+        }
+        assert_eq!((comm.timeout(), comm.order()), (timeout, ReductionOrder::Any));
+        assert_eq!(comm.cost_model(), costs);
+        assert_ne!(comm.algorithm(Operation::AllReduce, 8).unwrap(), Some(AllReduce::Ring.into()));
+    });
+}
+
 /// Ranks 0 and 3 see that their memory is of another length; rank 2, whose own part is right, is to pass on that of rank 3.
 #[rstest]
-fn what_no_memory_can_hold_does_not_pass_through_a_rank(
-    #[values(usize::MAX / 16, usize::MAX)] absurd: usize,
-    #[values(false, true)] scatters: bool,
-) {
+fn what_no_memory_can_hold_does_not_pass_through_a_rank(#[values(false, true)] scatters: bool) {
+    let errors = move_counted(scatters, usize::MAX / 16);
+    assert!(
+        matches!(&errors[..], [Error::Length { .. }, _, Error::Memory { .. }, Error::Length { .. }]),
+        "{errors:?}"
+    );
+}
+
+#[rstest]
+fn counts_that_nobody_can_add_up_are_refused_alike(#[values(false, true)] scatters: bool) {
+    let errors = move_counted(scatters, usize::MAX);
+    assert!(errors.iter().all(|error| matches!(error, Error::TotalCount { .. })), "{errors:?}");
+}
+
+/// What each of four ranks hears of parts of one element, of which the last has as many as this instead.
+fn move_counted(scatters: bool, absurd: usize) -> Vec<Error> {
     let outcome = sim::run(1, 4, move |transport| {
         let mut comm = Communicator::new(transport);
         comm.set_timeout(Duration::from_secs(1));
@@ -184,8 +215,20 @@ fn what_no_memory_can_hold_does_not_pass_through_a_rank(
             comm.gather_v(&[1.0_f32], &counts, &mut [0.0; 4], 0).unwrap_err()
         }
     });
-    for rank in [0, 3] {
-        assert!(matches!(outcome.results[rank], Error::Length { .. }), "{:?}", outcome.results);
-    }
-    assert!(matches!(outcome.results[2], Error::Memory { .. }), "{:?}", outcome.results);
+    outcome.results
+}
+
+/// The root alone needs memory for what all have.
+#[test]
+fn a_rank_without_memory_for_an_output_keeps_nobody_waiting() {
+    let outcome = sim::run(1, 2, |transport| {
+        let mut comm = Communicator::new(transport);
+        let theirs = if comm.rank() == 0 { usize::MAX / 16 } else { 1 };
+        let gathered = comm.start_gather_v(vec![1.0_f32], vec![1, theirs], 0).wait();
+        let met = comm.barrier();
+        (gathered.map(drop).map_err(|failed| *failed.error), met)
+    });
+    let [(root, _), (_, other)] = &outcome.results[..] else { unreachable!("two ranks ran") };
+    assert!(matches!(root, Err(Error::Memory { .. })), "{root:?}");
+    assert!(matches!(other, Err(Error::Aborted { rank: 0, .. })), "{other:?}");
 }

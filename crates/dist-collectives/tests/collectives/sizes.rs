@@ -73,7 +73,7 @@ const REFUSED: &[(Call, &str)] = &[
     ),
     (
         |comm| comm.reduce_scatter_v(&[1_u8], &[usize::MAX, 1], &mut [0], ReduceOp::Sum),
-        "reduce_scatter: the input has 1 elements, not 18446744073709551615",
+        "reduce_scatter: the counts are together more than any memory holds",
     ),
     (
         |comm| comm.reduce_scatter_v(&[1_u8; 3], &[1, 1], &mut [0], ReduceOp::Sum),
