@@ -460,6 +460,9 @@ impl Transport for SimTransport {
         let alone = hosts.len() == 1 || hosts.iter().any(|&host| host != hosts[0]);
         let world = self.world.clone();
         let Some(segments) = world.segments.as_ref().filter(|_| !alone) else { return Ok(None) };
+        if let Some(abort) = self.aborted() {
+            return Err(Error::Aborted(abort));
+        }
         if self.together.is_none() {
             self.together = Some(Box::new(Together::new(self, segments)));
         }
