@@ -479,6 +479,22 @@ fn a_job_that_is_told_to_end_is_not_started_again() {
     assert_eq!(told, ["distctl: SIGTERM: passed on to every rank"]);
 }
 
+/// The launcher looks for the cause in vain for most of the time.
+#[test]
+fn a_signal_between_the_end_of_all_ranks_and_their_next_start_is_heard() {
+    let mut command = distctl(&["run", "-n", "2", "--max-restarts", "20", "--", "false"]);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut told = BufReader::new(child.stderr.take().unwrap()).lines();
+    let again = |line: &String| line.contains("starting the job again");
+    assert!(told.any(|line| again(&line.unwrap())));
+    signal(&child, Signal::TERM);
+    let more = told.filter(|line| again(line.as_ref().unwrap())).count();
+    assert!(more <= 2, "started {more} times more");
+    // That of a rank, which may have been running after all.
+    let code = child.wait().unwrap().code();
+    assert!(matches!(code, Some(1 | 143)), "{code:?}");
+}
+
 #[test]
 fn all_machines_start_a_job_again() {
     if std::env::var(END).is_ok() {

@@ -375,15 +375,19 @@ impl Watch {
     }
 
     /// Gives the coordinator, when no rank is left, the time to hear what they have told it.
-    fn await_record(&self, inbox: &mut Receiver<Event>) {
+    fn await_record(&mut self, inbox: &mut Receiver<Event>) {
         // With one failure there is no doubt about the first.
         if self.code.is_some() || self.failures.len() < 2 {
             return;
         }
         let Phase::LastWords(deadline) = self.phase else { return };
         while self.meeting.aborted().is_none() && !self.runtime.expired(deadline) {
-            // Nobody is left whom a signal could be passed on to.
-            let _ = inbox.receive(Some(self.runtime.deadline(RECORD_POLL)));
+            match inbox.receive(Some(self.runtime.deadline(RECORD_POLL))) {
+                Ok(Event::Signalled(SIGTSTP)) => self.pause(),
+                // Nobody is left whom it could be passed on to, but the job is not to be started again.
+                Ok(Event::Signalled(_)) => self.is_stopped = true,
+                _ => {}
+            }
         }
     }
 
