@@ -187,7 +187,9 @@ impl<A> Fsdp<A> {
     /// # Errors
     /// If communication fails.
     pub fn gradient_norm(&mut self) -> Result<f64> {
-        let range = SquareRange::of(self.model.infos().iter().map(|info| info.dtype));
+        let precision = self.plan.options.precision;
+        let range =
+            SquareRange::of(self.plan.layout.strips().map(|(_, strip)| strip.reduce_dtype(precision)));
         let mut sum = SumOfSquares::new(range);
         let rank = self.groups.shards.rank();
         for (place, strip) in self.plan.layout.strips() {

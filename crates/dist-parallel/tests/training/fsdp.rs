@@ -377,6 +377,31 @@ fn a_wider_master_is_changed_alike_however_it_is_divided(
     }
 }
 
+/// Gradients are added in a type that holds less and more than that of the parameters.
+#[rstest]
+fn a_norm_is_taken_in_the_type_of_the_sums(#[values(1e-36, 1e-44)] scale: f32) {
+    let precision = Precision { master: None, reduce: Some(FloatType::F64) };
+    let norms = |ranks: usize| {
+        let outcome = sim::run(1, ranks, move |transport| {
+            let options = FsdpOptions::new(ShardingStrategy::FullShard).with_precision(precision);
+            let mut fsdp = Fsdp::new(Communicator::new(transport), model(7), &options).unwrap();
+            let report = fsdp.step(4, |index| {
+                let (input, target) = micro_batch(0, index);
+                Ok((input, move |output| {
+                    let (loss, gradient) = squared_error(target)(output)?;
+                    Ok((loss, gradient.into_iter().map(|value| value * scale).collect()))
+                }))
+            });
+            report.unwrap();
+            fsdp.gradient_norm().unwrap()
+        });
+        outcome.results
+    };
+    let alone = norms(1)[0];
+    assert!(alone > 0.0 && alone < f64::from(scale) * 1e3, "{alone}");
+    assert_eq!(norms(4), [alone; 4]);
+}
+
 #[rstest]
 fn parts_are_set_from_a_flat_slice(#[values(0, 1, 2, 3)] strategy: usize, #[values(1, 4)] ranks: usize) {
     let outcome = sim::run(1, ranks, move |transport| {
