@@ -1,9 +1,12 @@
 //! What a rank of a pipeline holds of a checkpoint: the parameters of its stages.
 
 use super::Pipeline;
-use crate::{Communicator, Holding, ParamInfo, Piece, Result, Shards, Slice, Values, ValuesMut, params};
+use crate::{
+    Communicator, Error, Holding, ParamInfo, Piece, Result, Shards, Slice, Values, ValuesMut, params,
+};
 
-/// One pipeline holds the model: of several beside each other, one is to save, and each loads for itself.
+/// One pipeline holds the model: of several beside each other, one is to save, and each loads for itself. One whose stages
+/// are divided among ranks has no parameter whole, and refuses both.
 impl<A> Shards for Pipeline<A> {
     fn infos(&self) -> &[ParamInfo] {
         self.infos()
@@ -21,14 +24,22 @@ impl<A> Shards for Pipeline<A> {
     fn read(&self, piece: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
         let Piece { parameter, .. } = self.held().nth(piece).expect(IN_THE_LIST);
         let own = self.stages.iter().find(|stage| stage.parameters.contains(&parameter)).expect(IN_THE_LIST);
-        params::read(&own.model, parameter - own.parameters.start, f)
+        let parameter = parameter - own.parameters.start;
+        if own.divides(parameter) {
+            return Err(Error::Freed);
+        }
+        params::read(&own.model, parameter, f)
     }
 
     fn write(&mut self, piece: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
         let Piece { parameter, .. } = self.held().nth(piece).expect(IN_THE_LIST);
         let own = self.stages.iter_mut().find(|stage| stage.parameters.contains(&parameter));
         let own = own.expect(IN_THE_LIST);
-        params::write(&mut own.model, parameter - own.parameters.start, |values| {
+        let parameter = parameter - own.parameters.start;
+        if own.divides(parameter) {
+            return Err(Error::Freed);
+        }
+        params::write(&mut own.model, parameter, |values| {
             f(values);
             Ok(())
         })

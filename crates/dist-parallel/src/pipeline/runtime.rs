@@ -152,6 +152,8 @@ impl<A> Pipeline<A> {
     /// `shards` varies faster than that of the data. The result is that of one process if also the number of shards is a
     /// power of two.
     ///
+    /// Load what is to be trained before: a pipeline whose stages are divided can neither be loaded nor saved.
+    ///
     /// # Errors
     /// As for [`reduce_over`](Self::reduce_over).
     pub fn shard_over(&mut self, mut shards: Communicator) -> Result<()> {

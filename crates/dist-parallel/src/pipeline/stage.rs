@@ -169,6 +169,11 @@ impl<A> Stage<A> {
         }
     }
 
+    /// Whether this parameter of the stage is divided, so that no rank has it whole between its uses.
+    pub(super) fn divides(&self, parameter: usize) -> bool {
+        self.shard.is_some() && self.sums.has(parameter)
+    }
+
     /// Gathers the parameters, if they are divided.
     pub(super) fn gather(&mut self, shards: Option<&mut Communicator>) -> Result<()> {
         match (&self.shard, shards) {

@@ -2,8 +2,8 @@
 
 use dist_collectives::Communicator;
 use dist_groups::Mesh;
-use dist_parallel::Params;
 use dist_parallel::pipeline::Kind;
+use dist_parallel::{Checkpoints, Params};
 use dist_transport::sim;
 use rstest::rstest;
 
@@ -56,6 +56,28 @@ fn a_mesh_trains_what_one_process_trains(
     // Copies of the tied weight and what is frozen are whole on every rank: l0, l2, l4 with its bias, l5, l7.
     let whole: usize = outcome.results.iter().map(|(_, left)| left).sum();
     assert_eq!(whole, 6 * degrees[0] * degrees[2]);
+}
+
+/// No rank has a parameter whole: what was loaded would be lost, and what was saved would be old.
+#[test]
+fn a_pipeline_whose_stages_are_divided_is_neither_saved_nor_loaded() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_owned();
+    let outcome = sim::run(3, 4, move |transport| {
+        let mut mesh = Mesh::new(Communicator::new(transport), [("pipeline", 2), ("shard", 2)]).unwrap();
+        let schedule = Kind::Gpipe.schedule(2, 4).unwrap();
+        let mut comm = |axis: &str| mesh.take(axis).unwrap().into_communicator();
+        let (shards, mut pipeline) = (comm("shard"), pipeline(comm("pipeline"), schedule));
+        let mut checkpoints = Checkpoints::at(path.join(shards.rank().to_string()));
+        checkpoints.save(&mut pipeline, None, 1).unwrap();
+        pipeline.shard_over(shards).unwrap();
+        let saved = checkpoints.save(&mut pipeline, None, 2).unwrap_err();
+        let loaded = checkpoints.load(&mut pipeline, None).unwrap_err();
+        [saved, loaded].map(|error| error.to_string())
+    });
+    for error in outcome.results.into_iter().flatten() {
+        assert!(error.contains("memory is freed between its uses"), "{error}");
+    }
 }
 
 #[cfg(feature = "tcp")]
