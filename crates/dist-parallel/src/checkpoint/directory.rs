@@ -38,7 +38,7 @@ pub(super) fn list(disk: &Disk, directory: &Path) -> Result<Vec<Name>, Checkpoin
 }
 
 /// Makes room for the next checkpoint, which has this step: a number that none has had, and an empty directory. What
-/// an earlier attempt has left behind is removed.
+/// an earlier attempt has left behind is removed if it can be.
 pub(super) fn begin(disk: &Disk, directory: &Path, step: u64) -> Result<Name, CheckpointError> {
     let failed = |error: io::Error| CheckpointError::io(directory, &error);
     disk.make_directory(directory).map_err(failed)?;
@@ -46,12 +46,16 @@ pub(super) fn begin(disk: &Disk, directory: &Path, step: u64) -> Result<Name, Ch
         disk.sync_directory(parent).map_err(failed)?;
     }
     let all = disk.list(directory).map_err(failed)?;
-    let left_behind = all.iter().filter(|name| name.strip_suffix(TEMPORARY).and_then(Name::parse).is_some());
-    for name in left_behind {
-        let path = directory.join(name);
-        disk.remove(&path).map_err(|error| CheckpointError::io(&path, &error))?;
+    let mut names: Vec<Name> = all.iter().filter_map(|name| Name::parse(name)).collect();
+    for left_behind in all.iter().filter_map(|name| Name::parse(name.strip_suffix(TEMPORARY)?)) {
+        let path = temporary(directory, left_behind);
+        if let Err(error) = disk.remove(&path) {
+            // Somebody may be reading it. Its number is not given again, so that it is in nobody's way.
+            tracing::warn!(%error, path = %path.display(), "what an earlier attempt has left behind stays");
+            names.push(left_behind);
+        }
     }
-    let latest = all.iter().filter_map(|name| Name::parse(name)).max();
+    let latest = names.into_iter().max();
     let number = latest.map_or(0, |name| name.number).saturating_add(1);
     let name = Name { number, step };
     let path = temporary(directory, name);

@@ -66,8 +66,14 @@ pub(super) fn entries(
     };
     let Holding { pieces, copy, copies } = shards.parameters();
     check(&pieces)?;
-    let dealt = deal(&pieces, copy, copies).into_iter();
+    let (trained, own): (Vec<usize>, Vec<usize>) =
+        (0..pieces.len()).partition(|&number| infos[pieces[number].parameter].trainable);
+    let shared: Vec<Piece> = trained.iter().map(|&number| pieces[number]).collect();
+    let dealt = deal(&shared, copy, copies).into_iter().map(|(place, piece)| (trained[place], piece));
+    // Of what is each rank's own, the first copy alone writes: parts of several would be nobody's.
+    let own = own.into_iter().filter(|_| copy == 0).map(|number| (number, pieces[number]));
     let mut entries: Vec<Entry> = dealt
+        .chain(own)
         .map(|(piece, Piece { parameter, offset, len })| Entry {
             tensor: TensorName::parameter(&infos[parameter].name),
             dtype: infos[parameter].dtype,
@@ -168,7 +174,7 @@ pub(super) fn trainer(tensor: &TensorName, reason: String) -> CheckpointError {
 
 /// What this rank holds of trained parameters and others hold too.
 ///
-/// What is not trained, such as a running mean, may be each rank's own.
+/// What is not trained, such as a running mean, may be each rank's own; that of the first copy is saved.
 pub(super) fn held(shards: &dyn Shards) -> Result<Vec<Held>, CheckpointError> {
     let infos = shards.infos();
     let Holding { pieces, copies, .. } = shards.parameters();
