@@ -5,7 +5,7 @@
 pub(super) struct Residuals(Vec<Vec<f32>>);
 
 impl Residuals {
-    /// What is left of a bucket of this length; zeros at first.
+    /// What is left of a bucket of this length; at first the zeros that change nothing they are added to, not even -0.
     pub(super) fn of(&mut self, bucket: usize, len: usize) -> &mut [f32] {
         if self.0.len() <= bucket {
             self.0.resize_with(bucket + 1, Vec::new);
@@ -13,7 +13,7 @@ impl Residuals {
         let residual = &mut self.0[bucket];
         if residual.len() != len {
             // Another bucket has this number now: what is left belongs to none of its values.
-            *residual = vec![0.0; len];
+            *residual = vec![-0.0; len];
         }
         residual
     }

@@ -184,7 +184,7 @@ fn take_largest(left: &mut [f32], count: usize, sent: &mut Vec<u32>) -> Result<(
     let mut indices: Vec<u32> = largest(left, count)?.into_iter().map(index_of).collect();
     indices.sort_unstable();
     for index in indices {
-        let value = std::mem::take(&mut left[index as usize]);
+        let value = std::mem::replace(&mut left[index as usize], -0.0);
         sent.extend([index, value.to_bits()]);
     }
     Ok(())
