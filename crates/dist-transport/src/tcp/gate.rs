@@ -220,7 +220,8 @@ impl Gate {
             }
             knock.filled = 0;
             if let Some(responder) = &knock.responder {
-                let admitted = responder.accepts(&knock.proof) && socket::send_all(&knock.stream, &[ADMITTED]).is_ok();
+                let admitted =
+                    responder.accepts(&knock.proof) && socket::send_all(&knock.stream, &[ADMITTED]).is_ok();
                 let claim = responder.claim();
                 match claim.purpose {
                     _ if !admitted => return Progress::Refused,

@@ -179,7 +179,9 @@ fn greet(
         Ok(None) => return Err(Error::Refused { activity, address }),
         Ok(Some(proof)) => {
             let mut word = [0];
-            socket::send_all(&stream, &proof).and_then(|()| read_exact(&stream, &mut word, watch)).map(|()| word)
+            socket::send_all(&stream, &proof)
+                .and_then(|()| read_exact(&stream, &mut word, watch))
+                .map(|()| word)
         }
         Err(source) => Err(source),
     };
