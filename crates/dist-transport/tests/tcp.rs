@@ -162,7 +162,7 @@ fn ranks_may_come_long_after_one_another() {
         Runtime::system().spawn("rank", work).unwrap()
     };
     let first = join(0);
-    std::thread::sleep(LONGER_THAN_SILENCE);
+    Runtime::system().sleep(LONGER_THAN_SILENCE);
     let words = [first, join(1)].map(|rank| rank.join().unwrap().unwrap());
     assert_eq!(words, [1, 0]);
     assert_eq!(job.coordinator.aborted(), None);
