@@ -62,30 +62,51 @@ mod x86_64 {
 
     /// Adds all of one buffer to another of the same length.
     pub(in crate::kernel) fn sum_bf16(into: &mut [bf16], from: &[bf16]) -> bool {
-        if !narrows_to_bf16() {
-            return pairs::sum(into, from);
+        match Narrowing::of_this_processor() {
+            // SAFETY: the processor has the instructions, as it was asked.
+            Narrowing::Instruction => unsafe { narrowed::sum(into, from) },
+            // SAFETY: as before.
+            Narrowing::Halves => unsafe { halves::sum(into, from) },
+            Narrowing::Rule => return pairs::sum(into, from),
         }
-        // SAFETY: the processor has the instructions, as it was asked.
-        unsafe { narrowed::sum(into, from) }
         true
     }
 
     /// Adds what so many ranks have.
     pub(in crate::kernel) fn sum_many_bf16<const COUNT: usize>(rows: impl Rows<bf16, COUNT>) {
-        if narrows_to_bf16() {
+        match Narrowing::of_this_processor() {
             // SAFETY: as before.
-            unsafe { narrowed::sum_many(rows) }
-        } else {
-            pairs::sum_many(rows);
+            Narrowing::Instruction => unsafe { narrowed::sum_many(rows) },
+            // SAFETY: as before.
+            Narrowing::Halves => unsafe { halves::sum_many(rows) },
+            Narrowing::Rule => pairs::sum_many(rows),
         }
     }
 
-    /// Whether the processor has an instruction that rounds to `bf16`.
-    fn narrows_to_bf16() -> bool {
-        is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bf16")
-            && is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512dq")
+    /// How sums are rounded to `bf16`.
+    #[derive(PartialEq, Eq)]
+    enum Narrowing {
+        /// By an instruction for it.
+        Instruction,
+        /// By those for numbers of 16 bits.
+        Halves,
+        /// By any.
+        Rule,
+    }
+
+    impl Narrowing {
+        fn of_this_processor() -> Self {
+            let is_wide = is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq");
+            if is_wide && is_x86_feature_detected!("avx512bf16") {
+                Self::Instruction
+            } else if !is_wide && is_x86_feature_detected!("avx2") {
+                Self::Halves
+            } else {
+                Self::Rule
+            }
+        }
     }
 
     /// How many numbers an instruction converts.
@@ -106,6 +127,101 @@ mod x86_64 {
         }
     }
 
+    /// Loops of sums of `bf16` by an `add` with these features.
+    macro_rules! sums_of_bf16 {
+        ($features:literal) => {
+            #[target_feature(enable = $features)]
+            pub(super) fn sum(into: &mut [bf16], from: &[bf16]) {
+                let (into, into_rest) = into.as_chunks_mut();
+                let (from, from_rest) = from.as_chunks();
+                for (into, from) in into.iter_mut().zip(from) {
+                    *into = add(*into, *from);
+                }
+                for (into, from) in into_rest.iter_mut().zip(from_rest) {
+                    *into = into.reduce_sum(*from);
+                }
+            }
+
+            #[target_feature(enable = $features)]
+            pub(super) fn sum_many<const COUNT: usize>(rows: impl Rows<bf16, COUNT>) {
+                rows.sum_by(|left, right| add(left, right));
+            }
+        };
+    }
+
+    /// Sums of `bf16`, two in a word, which are put together before they are rounded: what is kept of them, and what is cut
+    /// off, are numbers of 16 bits, of which an instruction takes twice as many.
+    mod halves {
+        use std::arch::x86_64::{
+            _mm256_adds_epi16, _mm256_and_si256, _mm256_blend_epi16, _mm256_castps_si256,
+            _mm256_castsi256_ps, _mm256_cmpgt_epi16, _mm256_or_ps, _mm256_set1_epi16, _mm256_set1_epi32,
+            _mm256_setzero_si256, _mm256_slli_epi32, _mm256_srli_epi32, _mm256_sub_epi16, _mm256_xor_si256,
+        };
+
+        use super::*;
+
+        const LANES: usize = pairs::LANES;
+        /// Those of two halves that are the upper ones of words.
+        const UPPER_HALVES: i32 = 0b1010_1010;
+
+        sums_of_bf16!("avx2");
+
+        #[inline]
+        #[target_feature(enable = "avx2")]
+        fn add(left: [bf16; LANES], right: [bf16; LANES]) -> [bf16; LANES] {
+            let (words, others): ([__m256i; 2], [__m256i; 2]) = (bytemuck::cast(left), bytemuck::cast(right));
+            let (first, second) = (Sums::of(words[0], others[0]), Sums::of(words[1], others[1]));
+            if _mm256_movemask_ps(_mm256_or_ps(first.nan(), second.nan())) != 0 {
+                return pairs::add(left, right);
+            }
+            bytemuck::cast([first.rounded(), second.rounded()])
+        }
+
+        /// The sums of the lower halves of words, and of the upper ones.
+        struct Sums {
+            lower: __m256,
+            upper: __m256,
+        }
+
+        impl Sums {
+            #[inline]
+            #[target_feature(enable = "avx2")]
+            fn of(left: __m256i, right: __m256i) -> Self {
+                let lower = |words| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words));
+                let upper = |words| _mm256_castsi256_ps(_mm256_and_si256(words, _mm256_set1_epi32(UPPER)));
+                Self {
+                    lower: _mm256_add_ps(lower(left), lower(right)),
+                    upper: _mm256_add_ps(upper(left), upper(right)),
+                }
+            }
+
+            /// Whether one of two that are in one word is NaN.
+            #[inline]
+            #[target_feature(enable = "avx2")]
+            fn nan(&self) -> __m256 {
+                _mm256_cmp_ps::<_CMP_UNORD_Q>(self.lower, self.upper)
+            }
+
+            /// What is kept becomes more by one where more than half of its last place is cut off, or half and that place is
+            /// odd. Both are compared as numbers with a sign, since there is nothing for others.
+            #[inline]
+            #[target_feature(enable = "avx2")]
+            fn rounded(&self) -> __m256i {
+                let (lower, upper) = (_mm256_castps_si256(self.lower), _mm256_castps_si256(self.upper));
+                let kept = _mm256_blend_epi16::<UPPER_HALVES>(_mm256_srli_epi32::<16>(lower), upper);
+                let cut = _mm256_blend_epi16::<UPPER_HALVES>(lower, _mm256_slli_epi32::<16>(upper));
+                let beyond_half = _mm256_xor_si256(cut, _mm256_set1_epi16(i16::MIN));
+                let odd = _mm256_and_si256(kept, _mm256_set1_epi16(1));
+                let up = _mm256_cmpgt_epi16(_mm256_adds_epi16(beyond_half, odd), _mm256_setzero_si256());
+                // All bits of what goes up are ones, which is -1.
+                _mm256_sub_epi16(kept, up)
+            }
+        }
+    }
+
+    /// The upper half of a word.
+    const UPPER: i32 = 0xffff_0000_u32.cast_signed();
+
     /// Sums of `bf16`, two in a word, which are rounded by an instruction. It takes small numbers for 0 and keeps which NaN
     /// there is; so where one of them is among the sums, all are rounded by the rule.
     mod narrowed {
@@ -119,8 +235,6 @@ mod x86_64 {
         const LANES: usize = pairs::LANES;
         /// Of either kind of NaN, or smaller than normal.
         const SPECIAL: i32 = 0x01 | 0x80 | 0x20;
-        /// The upper half of a word.
-        const UPPER: i32 = 0xffff_0000_u32.cast_signed();
         /// Which of 16 sums of lower halves, and 16 of upper, comes next.
         const IN_TURNS: [u16; LANES] = {
             let (mut order, mut word) = ([0; LANES], 0);
@@ -132,22 +246,7 @@ mod x86_64 {
         };
         const LOWER: [u16; LANES / 2] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
-        pub(super) fn sum(into: &mut [bf16], from: &[bf16]) {
-            let (into, into_rest) = into.as_chunks_mut();
-            let (from, from_rest) = from.as_chunks();
-            for (into, from) in into.iter_mut().zip(from) {
-                *into = add(*into, *from);
-            }
-            for (into, from) in into_rest.iter_mut().zip(from_rest) {
-                *into = into.reduce_sum(*from);
-            }
-        }
-
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
-        pub(super) fn sum_many<const COUNT: usize>(rows: impl Rows<bf16, COUNT>) {
-            rows.sum_by(|left, right| add(left, right));
-        }
+        sums_of_bf16!("avx512f,avx512bw,avx512dq,avx512bf16");
 
         #[inline]
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
@@ -289,13 +388,21 @@ mod x86_64 {
         }
 
         #[test]
-        fn sums_of_bf16_have_the_bits_of_the_rule_with_an_instruction_for_them_and_without() {
+        fn sums_of_bf16_of_each_narrowing_have_the_bits_of_the_rule() {
             has_the_bits_of_the_rule(
                 bf16::from_bits,
                 |into, from| assert!(pairs::sum(into, from)),
                 |all| pairs::sum_many(all),
             );
-            if narrows_to_bf16() {
+            if is_x86_feature_detected!("avx2") {
+                // SAFETY: the processor has the instructions.
+                has_the_bits_of_the_rule(
+                    bf16::from_bits,
+                    |into, from| unsafe { halves::sum(into, from) },
+                    |all| unsafe { halves::sum_many(all) },
+                );
+            }
+            if Narrowing::of_this_processor() == Narrowing::Instruction {
                 // SAFETY: the processor has the instructions.
                 has_the_bits_of_the_rule(
                     bf16::from_bits,
