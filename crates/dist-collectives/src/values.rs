@@ -107,6 +107,71 @@ impl Communicator {
         self.engine.all_gather_values(value, manner)
     }
 
+    /// Gives every rank the one of the root's values that has its number. The root gives as many as there are ranks, in rank
+    /// order; what the other ranks give is dropped.
+    ///
+    /// ```
+    /// use dist_collectives::Communicator;
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 2, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     let shares = if comm.rank() == 0 { vec!["half", "the other"] } else { Vec::new() };
+    ///     let shares: Vec<String> = shares.into_iter().map(str::to_owned).collect();
+    ///     comm.scatter_values(&shares, 0).unwrap()
+    /// });
+    /// assert_eq!(outcome.results, ["half", "the other"]);
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Value`] on every rank if the root gives too few, or one of them cannot be encoded, and on a rank whose value
+    /// cannot be decoded as a `V`; [`Error::Counts`] on the root, and a missing value on the others, if it gives too many. As
+    /// for [`scatter`](Self::scatter).
+    #[doc(alias = "scatter_object_list")]
+    pub fn scatter_values<V: Serialize + DeserializeOwned>(
+        &mut self,
+        values: &[V],
+        root: usize,
+    ) -> Result<V> {
+        let manner = &Manner::new(&self.settings, &self.runtime);
+        self.engine.scatter_values(values, root, manner)
+    }
+
+    /// Sends a value, which `to` takes with [`recv_value`](Self::recv_value), as two [messages](Self::send): its length and
+    /// its bytes.
+    ///
+    /// # Errors
+    /// [`Error::Value`] on both ranks if it cannot be encoded. As for [`send`](Self::send).
+    #[doc(alias = "send_object_list")]
+    pub fn send_value<V: Serialize>(&mut self, value: &V, to: usize) -> Result<()> {
+        let manner = &Manner::new(&self.settings, &self.runtime);
+        self.engine.send_value(value, to, manner)
+    }
+
+    /// Receives the oldest value that `from` has sent with [`send_value`](Self::send_value) and this rank has not received.
+    ///
+    /// ```
+    /// use dist_collectives::Communicator;
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 2, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     match comm.rank() {
+    ///         0 => comm.send_value(&("step", 7), 1).map(|()| None).unwrap(),
+    ///         _ => Some(comm.recv_value::<(String, i32)>(0).unwrap()),
+    ///     }
+    /// });
+    /// assert_eq!(outcome.results[1], Some(("step".to_owned(), 7)));
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Value`] if it could not be encoded, or cannot be decoded as a `V`. As for [`recv`](Self::recv).
+    #[doc(alias = "recv_object_list")]
+    pub fn recv_value<V: DeserializeOwned>(&mut self, from: usize) -> Result<V> {
+        let manner = &Manner::new(&self.settings, &self.runtime);
+        self.engine.receive_value(from, manner)
+    }
+
     /// Begins a [`broadcast_value`](Self::broadcast_value), which gives `Some`. If it fails, what this rank gave comes back.
     pub fn start_broadcast_value<V: Serialize + DeserializeOwned + Send + 'static>(
         &mut self,
@@ -189,6 +254,56 @@ impl Engine {
         let mut gathered = self.output(total(&counts))?;
         self.all_gather_v(&bytes, &counts, &mut gathered, manner)?;
         decode_all(&gathered, &counts, self.transport.members())
+    }
+
+    fn scatter_values<V: Serialize + DeserializeOwned>(
+        &mut self,
+        values: &[V],
+        root: usize,
+        manner: &Manner<'_>,
+    ) -> Result<V> {
+        let (operation, world_size) = (Operation::Scatter, self.rank().world_size());
+        self.check_root(operation, root)?;
+        let is_root = self.rank().index() == root;
+        let mut announced = vec![code(ValueProblem::Missing); world_size];
+        let (mut bytes, mut first_source) = (Vec::new(), None);
+        if is_root && values.len() <= world_size {
+            for (value, announced) in values.iter().zip(&mut announced) {
+                let encoded = encode(value);
+                *announced = announcement(&encoded);
+                match encoded {
+                    Ok(encoded) => bytes.extend(encoded),
+                    Err((_, source)) => first_source = first_source.or(source),
+                }
+            }
+        }
+        self.broadcast(&mut announced, root, manner)?;
+        if is_root && values.len() > world_size {
+            return Err(Error::Counts { operation, counts: values.len(), world_size });
+        }
+        let counts: Result<Vec<usize>, _> = announced.into_iter().map(length_of).collect();
+        let counts = counts.map_err(|problem| error(self.in_world(root), problem, first_source))?;
+        let mut own = self.output(counts[self.rank().index()])?;
+        self.scatter_v(&bytes, &counts, &mut own, root, manner)?;
+        decode(self.in_world(root), &own)
+    }
+
+    fn send_value<V: Serialize>(&mut self, value: &V, to: usize, manner: &Manner<'_>) -> Result<()> {
+        let encoded = encode(value);
+        self.send(&[announcement(&encoded)], to, manner)?;
+        let own = self.in_world(self.rank().index());
+        let bytes = encoded.map_err(|(problem, source)| error(own, problem, source))?;
+        self.send(&bytes, to, manner)
+    }
+
+    fn receive_value<V: DeserializeOwned>(&mut self, from: usize, manner: &Manner<'_>) -> Result<V> {
+        let mut announced = [0];
+        self.receive(&mut announced, from, manner)?;
+        let sender = self.in_world(from);
+        let length = length_of(announced[0]).map_err(|problem| error(sender, problem, None))?;
+        let mut bytes = self.output(length)?;
+        self.receive(&mut bytes, from, manner)?;
+        decode(sender, &bytes)
     }
 
     /// This rank's value as bytes, and how many bytes each rank's value has.

@@ -37,6 +37,15 @@ fn values_of_any_size_arrive_as_they_are(
             let all: Vec<Shape> = (0..world_size).map(shape).collect();
             assert_eq!(gathered, (rank == root).then(|| all.clone()));
             assert_eq!(comm.all_gather_values(&shape(rank)).unwrap(), all);
+            let given = if rank == root { all.as_slice() } else { &[] };
+            assert_eq!(comm.scatter_values(given, root).unwrap(), shape(rank));
+            // Two of each from everybody, the root too.
+            comm.send_value(&shape(rank), root).unwrap();
+            comm.send_value(&rank, root).unwrap();
+            for from in (0..world_size).filter(|_| rank == root) {
+                assert_eq!(comm.recv_value::<Shape>(from).unwrap(), shape(from));
+                assert_eq!(comm.recv_value::<usize>(from).unwrap(), from);
+            }
         }
         comm.broadcast_value(Some(()), 0).unwrap();
     });
@@ -139,6 +148,42 @@ fn a_value_that_cannot_be_encoded_is_everyones_error() {
     check(ValueProblem::NotEncodable, 1, |comm| comm.gather_values(&Stubborn(comm.rank() >= 1), 0).map(drop));
     check(ValueProblem::NotEncodable, 0, |comm| {
         comm.all_gather_values(&Stubborn(comm.rank() != 1)).map(drop)
+    });
+}
+
+#[test]
+fn values_that_cannot_be_scattered_are_everyones_error() {
+    check(ValueProblem::NotEncodable, 0, |comm| {
+        comm.scatter_values(&[Stubborn(false), Stubborn(true), Stubborn(false)], 0).map(drop)
+    });
+    check(ValueProblem::Missing, 1, |comm| comm.scatter_values(&["one of three".to_owned()], 1).map(drop));
+    worlds::run(Network::Simulated, 2, |mut comm| {
+        let error = comm.scatter_values(&[1, 2, 3], 0).unwrap_err();
+        match comm.rank() {
+            0 => assert_eq!(error.to_string(), "scatter: 3 counts for 2 ranks"),
+            _ => assert_eq!(error.to_string(), "the value of rank 0 is missing"),
+        }
+        assert_eq!(comm.scatter_values(&[1, 2], 0).unwrap(), comm.rank() + 1);
+    });
+}
+
+#[test]
+fn a_value_that_cannot_be_sent_is_the_error_of_both() {
+    worlds::run(Network::Simulated, 3, |mut comm| {
+        let error = match comm.rank() {
+            1 => comm.send_value(&Stubborn(true), 2).unwrap_err(),
+            2 => comm.recv_value::<u8>(1).unwrap_err(),
+            _ => return,
+        };
+        assert_eq!(error.to_string(), "the value of rank 1 cannot be encoded");
+        match comm.rank() {
+            1 => comm.send_value(&"seven", 2).unwrap(),
+            _ => {
+                let error = comm.recv_value::<u8>(1).unwrap_err();
+                let told = matches!(error, Error::Value { rank: 1, problem: ValueProblem::NotDecodable, .. });
+                assert!(told, "{error:?}");
+            }
+        }
     });
 }
 

@@ -431,9 +431,29 @@ fn address_error(action: &'static str, address: &str, source: io::Error) -> Erro
 
 #[cfg(test)]
 mod tests {
+    use rstest::rstest;
     use socket2::{Domain, Type};
 
     use super::*;
+
+    /// It may have been stopped while the job was started again.
+    #[rstest]
+    fn a_rank_of_an_earlier_start_of_the_job_is_refused(#[values(1, 0)] epoch: u32) {
+        let (runtime, key) = (Runtime::system(), Key::new(None, "test"));
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let coordinator = Coordinator::start_epoch(&runtime, any, 2, &key, 1, None).unwrap();
+        let ranks = [0, 1].map(|rank| {
+            let config = Config::new(rank, 2, &coordinator.address().to_string()).unwrap().with_job("test");
+            let config = Config { epoch, ..config.with_external_coordinator() };
+            runtime.spawn("rank", move || join(&config, &Runtime::system()).map(drop)).unwrap()
+        });
+        for rank in ranks {
+            match rank.join().unwrap() {
+                Ok(()) => assert_eq!(epoch, 1),
+                Err(error) => assert!(epoch == 0 && matches!(error, Error::Refused { .. }), "{error}"),
+            }
+        }
+    }
 
     #[test]
     fn a_connection_to_itself_is_none() {
