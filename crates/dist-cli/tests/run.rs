@@ -490,7 +490,7 @@ fn a_signal_between_the_end_of_all_ranks_and_their_next_start_is_heard() {
     signal(&child, Signal::TERM);
     let more = told.filter(|line| again(line.as_ref().unwrap())).count();
     assert!(more <= 2, "started {more} times more");
-    // That of a rank, which may have been running after all.
+    // The code of a rank, which may have been running after all.
     let code = child.wait().unwrap().code();
     assert!(matches!(code, Some(1 | 143)), "{code:?}");
 }

@@ -376,7 +376,8 @@ impl fmt::Debug for Communicator {
     }
 }
 
-/// A [`Communicator`] with another setting, which ends by giving it the old one back.
+/// A [`Communicator`] with another setting, which ends by giving it the old one back. Other settings that are changed
+/// meanwhile stay so.
 #[derive(Debug)]
 #[must_use = "the setting holds as long as this lives"]
 pub struct Scoped<'a> {
@@ -384,7 +385,7 @@ pub struct Scoped<'a> {
     before: Before,
 }
 
-/// The one setting that is given back; others may be changed meanwhile, and stay so.
+/// The one setting that is given back.
 #[derive(Debug)]
 enum Before {
     Timeout(Duration),

@@ -73,8 +73,8 @@ impl Communicator {
         counts: Vec<usize>,
         op: ReduceOp,
     ) -> Pending<Buffer<T>> {
-        let len = self.own(&counts);
-        self.start_into(input.into(), Ok(len), move |engine, input, output, manner| {
+        let len = self.own(Operation::ReduceScatter, &counts);
+        self.start_into(input.into(), len, move |engine, input, output, manner| {
             engine.reduce_scatter_v(input, &counts, output, op, manner)
         })
     }
@@ -157,8 +157,8 @@ impl Communicator {
         counts: Vec<usize>,
         root: usize,
     ) -> Pending<Buffer<T>> {
-        let len = self.own(&counts);
-        self.start_into(input.into(), Ok(len), move |engine, input, output, manner| {
+        let len = self.own(Operation::Scatter, &counts);
+        self.start_into(input.into(), len, move |engine, input, output, manner| {
             engine.scatter_v(input, &counts, output, root, manner)
         })
     }
@@ -298,9 +298,9 @@ impl Communicator {
         }
     }
 
-    /// This rank's count. A list that has none is refused when the operation comes to it.
-    fn own(&self, counts: &[usize]) -> usize {
-        counts.get(self.rank()).copied().unwrap_or(0)
+    /// This rank's count, if all can be added up. A list that has none is refused when the operation comes to it.
+    fn own(&self, operation: Operation, counts: &[usize]) -> Result<usize> {
+        total_count(operation, counts).map(|_| counts.get(self.rank()).copied().unwrap_or(0))
     }
 
     /// Starts an operation that reads one memory and writes another, of this length if it has one.
@@ -323,9 +323,4 @@ impl Communicator {
 pub(crate) fn total_count(operation: Operation, counts: &[usize]) -> Result<usize> {
     let total = counts.iter().try_fold(0_usize, |total, &count| total.checked_add(count));
     total.ok_or(Error::TotalCount { operation })
-}
-
-/// All of them together, or more than there is memory for.
-pub(crate) fn total(counts: &[usize]) -> usize {
-    counts.iter().fold(0, |total, &count| total.saturating_add(count))
 }

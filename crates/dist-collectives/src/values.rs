@@ -6,7 +6,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::engine::{Engine, Manner};
-use crate::start::total;
 use crate::{Buffer, Communicator, Error, Operation, Pending, Result};
 
 /// The longest encoding of one rank's value, in bytes.
@@ -108,7 +107,7 @@ impl Communicator {
     }
 
     /// Gives every rank the one of the root's values that has its number. The root gives as many as there are ranks, in rank
-    /// order; what the other ranks give is dropped.
+    /// order; what the other ranks give is ignored.
     ///
     /// ```
     /// use dist_collectives::Communicator;
@@ -240,7 +239,7 @@ impl Engine {
         self.check_root(Operation::Gather, root)?;
         let (bytes, counts) = self.encoded_with_counts(value, manner)?;
         let is_root = self.rank().index() == root;
-        let mut gathered = self.output(if is_root { total(&counts) } else { 0 })?;
+        let mut gathered = self.output(if is_root { counts.iter().sum() } else { 0 })?;
         self.gather_v(&bytes, &counts, &mut gathered, root, manner)?;
         is_root.then(|| decode_all(&gathered, &counts, self.transport.members())).transpose()
     }
@@ -251,7 +250,7 @@ impl Engine {
         manner: &Manner<'_>,
     ) -> Result<Vec<V>> {
         let (bytes, counts) = self.encoded_with_counts(value, manner)?;
-        let mut gathered = self.output(total(&counts))?;
+        let mut gathered = self.output(counts.iter().sum())?;
         self.all_gather_v(&bytes, &counts, &mut gathered, manner)?;
         decode_all(&gathered, &counts, self.transport.members())
     }
@@ -266,14 +265,16 @@ impl Engine {
         self.check_root(operation, root)?;
         let is_root = self.rank().index() == root;
         let mut announced = vec![code(ValueProblem::Missing); world_size];
-        let (mut bytes, mut first_source) = (Vec::new(), None);
-        if is_root && values.len() <= world_size {
-            for (value, announced) in values.iter().zip(&mut announced) {
-                let encoded = encode(value);
-                *announced = announcement(&encoded);
-                match encoded {
-                    Ok(encoded) => bytes.extend(encoded),
-                    Err((_, source)) => first_source = first_source.or(source),
+        let (mut bytes, mut source) = (Vec::new(), None);
+        let fitting = if is_root && values.len() <= world_size { values } else { &[] };
+        for (value, announced) in fitting.iter().zip(&mut announced) {
+            let encoded = encode(value);
+            *announced = announcement(&encoded);
+            match encoded {
+                Ok(encoded) => bytes.extend(encoded),
+                Err((_, because)) => {
+                    source = because;
+                    break;
                 }
             }
         }
@@ -282,7 +283,7 @@ impl Engine {
             return Err(Error::Counts { operation, counts: values.len(), world_size });
         }
         let counts: Result<Vec<usize>, _> = announced.into_iter().map(length_of).collect();
-        let counts = counts.map_err(|problem| error(self.in_world(root), problem, first_source))?;
+        let counts = counts.map_err(|problem| error(self.in_world(root), problem, source))?;
         let mut own = self.output(counts[self.rank().index()])?;
         self.scatter_v(&bytes, &counts, &mut own, root, manner)?;
         decode(self.in_world(root), &own)

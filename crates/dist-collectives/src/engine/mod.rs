@@ -186,6 +186,11 @@ impl Engine {
         if rank < world_size { Ok(()) } else { Err(Error::RankOutOfRange { rank, world_size }) }
     }
 
+    /// Memory for an operation's output. Without it, the job is over: the others wait.
+    pub(crate) fn output<T: Element>(&mut self, len: usize) -> Result<Buffer<T>> {
+        Buffer::zeroed(len).inspect_err(|_| self.transport.abort())
+    }
+
     pub(crate) fn check_root(&self, operation: Operation, root: usize) -> Result<()> {
         let world_size = self.world_size();
         if root < world_size { Ok(()) } else { Err(Error::RootOutOfRange { operation, root, world_size }) }
@@ -245,13 +250,6 @@ fn from_input<'a, T: Element>(
 fn partition<T: Element>(len: usize, parts: usize) -> Partition<'static> {
     Partition::new(len, size_of::<T>(), parts)
         .expect("a slice exists, elements divide 64 and a world has a rank")
-}
-
-impl Engine {
-    /// Memory for an operation's output. Without it, the job is over: the others wait.
-    pub(crate) fn output<T: Element>(&mut self, len: usize) -> Result<Buffer<T>> {
-        Buffer::zeroed(len).inspect_err(|_| self.transport.abort())
-    }
 }
 
 /// The front of memory that is kept between calls, for so many elements. Without it, the job is over: the others wait.

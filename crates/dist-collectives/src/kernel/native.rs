@@ -90,7 +90,7 @@ mod x86_64 {
         Instruction,
         /// By those for numbers of 16 bits.
         Halves,
-        /// By any.
+        /// By the scalar rule, in the widest vectors that there are.
         Rule,
     }
 
@@ -161,7 +161,7 @@ mod x86_64 {
         use super::*;
 
         const LANES: usize = pairs::LANES;
-        /// Those of two halves that are the upper ones of words.
+        /// The halves that are the upper ones of their words.
         const UPPER_HALVES: i32 = 0b1010_1010;
 
         sums_of_bf16!("avx2");
@@ -203,7 +203,7 @@ mod x86_64 {
             }
 
             /// What is kept becomes more by one where more than half of its last place is cut off, or half and that place is
-            /// odd. Both are compared as numbers with a sign, since there is nothing for others.
+            /// odd. Both stand for numbers with a sign there, since there is no comparison of others.
             #[inline]
             #[target_feature(enable = "avx2")]
             fn rounded(&self) -> __m256i {

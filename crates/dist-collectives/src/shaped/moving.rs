@@ -4,7 +4,7 @@ use ndarray::{Array, Array1, ArrayD, ArrayRef, Dimension, Ix1, IxDyn};
 
 use super::shape;
 use crate::engine::Manner;
-use crate::start::{total, total_count};
+use crate::start::total_count;
 use crate::{Communicator, Element, Error, Operation, ReduceOp, Result};
 
 /// # Arrays, put together and divided
@@ -64,7 +64,8 @@ impl Communicator {
         let (own, row) = shape::rows(operation, input)?;
         let rank = self.rank();
         shape::check_rows(operation, rows, self.world_size(), (|rows| rows[rank], own))?;
-        let mut output = shape::zeroed(&mut self.engine, operation, shape::with_rows(input, total(rows)))?;
+        let all = total_count(operation, rows)?;
+        let mut output = shape::zeroed(&mut self.engine, operation, shape::with_rows(input, all))?;
         let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of_rows(rows, row));
         let counts = shape::counts(rows, row);
         self.engine.all_gather_v(&shape::elements(input), &counts, slice(&mut output), manner)?;
@@ -107,7 +108,8 @@ impl Communicator {
     ) -> Result<Array<T, D>> {
         let operation = Operation::ReduceScatter;
         let (all, row) = shape::rows(operation, input)?;
-        shape::check_rows(operation, rows, self.world_size(), (total, all))?;
+        let total = total_count(operation, rows)?;
+        shape::check_rows(operation, rows, self.world_size(), (|_| total, all))?;
         let rank = self.rank();
         let mut output = shape::zeroed(&mut self.engine, operation, shape::with_rows(input, rows[rank]))?;
         let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of_rows(rows, row));
@@ -143,11 +145,8 @@ impl Communicator {
         send_counts: &[usize],
         receive_counts: &[usize],
     ) -> Result<Array1<T>> {
-        let mut output = shape::zeroed(
-            &mut self.engine,
-            Operation::AllToAll,
-            Ix1(total_count(Operation::AllToAll, receive_counts)?),
-        )?;
+        let len = total_count(Operation::AllToAll, receive_counts)?;
+        let mut output = shape::zeroed(&mut self.engine, Operation::AllToAll, Ix1(len))?;
         let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.all_to_all_v(
             &shape::elements(input),

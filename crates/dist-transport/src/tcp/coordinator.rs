@@ -40,7 +40,8 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// Starts the coordinator of `job` at `address` (`host:port`; port 0 for any that is free).
+    /// Starts the coordinator of `job` at `address` (`host:port`; port 0 for any that is free). A name is looked for for 60
+    /// seconds at most.
     ///
     /// # Errors
     /// If the address cannot be listened on, or lies beyond loopback and there is no secret.

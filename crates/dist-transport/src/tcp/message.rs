@@ -14,7 +14,7 @@ use crate::{Abort, Activity, Combine, Error, Fingerprint, Grain, Sink};
 
 /// Bytes in front of every message.
 pub(super) const HEADER_BYTES: usize = 64;
-/// What is sent or received by one system call at the most.
+/// What is sent or received in one go at the most, by one system call or through memory.
 const SEND_BYTES_MAX: usize = 1 << 20;
 /// What is handed over in memory at once at the most: a header and 64 KiB.
 const PUBLISH_BYTES_MAX: usize = HEADER_BYTES + (64 << 10);

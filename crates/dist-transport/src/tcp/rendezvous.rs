@@ -26,7 +26,7 @@ use crate::{Activity, ChannelId, Deadline, Error, Result, Runtime, Version};
 /// How long to wait before another try when the coordinator is not there yet, or the other side hangs up.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// How long to wait for one of the coordinator's addresses to take a connection before the next is tried.
+/// How long to wait for one of the coordinator's addresses to take a connection, and to answer, before the next is tried.
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 
 /// How often the other side may hang up before it counts as a refusal: it does so to strangers, but also when too
@@ -98,7 +98,6 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
 fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: Deadline) -> Result<Socket> {
     let from = number(config.rank.index())?;
     let identity = Identity { epoch: config.epoch, from, to: COORDINATOR, purpose: Purpose::Control };
-    let watch = Watch { runtime, verdict: None, deadline };
     let absent =
         |source| Error::NoCoordinator { address: config.coordinator.clone(), limit: config.timeout, source };
     let mut hang_ups = 0;
@@ -115,7 +114,8 @@ fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: De
             }
         };
         for address in addresses {
-            let attempt = Watch { deadline: deadline.earlier(runtime.deadline(CONNECT_LIMIT)), ..watch };
+            let limit = deadline.earlier(runtime.deadline(CONNECT_LIMIT));
+            let attempt = Watch { runtime, verdict: None, deadline: limit };
             match connect(address, attempt) {
                 Ok(stream) => match greet(stream, address, key, identity, attempt) {
                     Ok(Some(stream)) => return Ok(stream),

@@ -262,6 +262,14 @@ fn counts_that_fit_nothing_are_refused_by_the_operation() {
             "all_to_all: the input has 4 elements, not 3",
         ),
         (
+            |comm| boxed(comm.start_scatter_v(own(comm), vec![usize::MAX, 1], 1)),
+            "scatter: the counts are together more than any memory holds",
+        ),
+        (
+            |comm| boxed(comm.start_reduce_scatter_v(own(comm), vec![1, usize::MAX], ReduceOp::Sum)),
+            "reduce_scatter: the counts are together more than any memory holds",
+        ),
+        (
             |comm| boxed(comm.start_all_gather_v(own(comm), vec![4, usize::MAX])),
             "all_gather: the counts are together more than any memory holds",
         ),

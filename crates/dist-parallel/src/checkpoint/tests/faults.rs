@@ -12,6 +12,7 @@ use rstest::rstest;
 use super::holder::{Division, Holder};
 use super::{load, on_ranks, same_fault, save, saved};
 use crate::Error;
+use crate::checkpoint::disk::Act;
 use crate::checkpoint::{CheckpointProblem, Checkpoints, INDEX, Piece};
 
 /// Every act of every rank fails once. All ranks get the same error, or none where all was done already; what was saved
@@ -293,6 +294,27 @@ fn ranks_that_hold_different_values_of_one_parameter_save_nothing(
     }));
     assert!(matches!(fault.problem, CheckpointProblem::Diverged { rank: 3, other: 0 | 1 }), "{fault}");
     assert!(fault.to_string().contains("hold different values of it"), "{fault}");
+}
+
+/// Somebody may be reading it, on a file system that does not let go of what is read.
+#[test]
+fn what_cannot_be_removed_is_in_nobodys_way() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_owned();
+    on_ranks(2, Division::Even, move |holder| {
+        let mut checkpoints = Checkpoints::at(&path).keep_last(std::num::NonZeroUsize::MIN);
+        checkpoints.disk.watch = Some(Arc::new(|act, _| match act {
+            Act::Remove => Err(io::Error::other("somebody reads it")),
+            _ => Ok(()),
+        }));
+        for step in 1..=3 {
+            holder.fill(step);
+            save(&mut checkpoints, holder, step).unwrap();
+            assert_eq!(load(&checkpoints, holder).unwrap(), Some(step));
+            assert!(holder.is_of(step, true));
+        }
+        assert_eq!(checkpoints.steps().unwrap(), [3]);
+    });
 }
 
 /// It may be a mean of what each rank has seen: that of rank 0 is saved, and nothing of the others'.
