@@ -66,6 +66,8 @@ fn job(folder: &Path, transport: &str, world: usize) -> Command {
     }
     let mut command = Command::new(folder.join("distctl"));
     command.args(["run", "-n", &world.to_string(), "--"]).arg(program).env("DIST_TRANSPORT", transport);
+    // What is measured beside tests is not to be kept.
+    command.env("DIST_COSTS", "off");
     command
 }
 

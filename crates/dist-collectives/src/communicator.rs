@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use dist_algos::{CostModel, Hosts};
 #[cfg(feature = "tcp")]
-use dist_transport::tcp::{Config, TcpTransport};
+use dist_transport::tcp::{Config, Medium, TcpTransport};
 use dist_transport::{ChannelId, Error as TransportError, Runtime, Traffic, Transport};
 
 use crate::engine::Engine;
@@ -95,12 +95,12 @@ impl Communicator {
     pub fn from_env() -> Result<Self> {
         let config = Config::from_env().map_err(|source| Error::Join(Box::new(source)))?;
         let crossovers = crossovers_from_env()?;
-        let mut comm = Self::join(&config)?;
+        let (mut comm, medium) = Self::meet(&config)?;
         comm.set_crossovers(crossovers);
         if comm.world_size() > 1
             && let Some(kept) = KeptCosts::of_user()
         {
-            comm.tune(&kept, config.medium().name())?;
+            comm.tune(&kept, medium.name())?;
         }
         Ok(comm)
     }
@@ -124,10 +124,17 @@ impl Communicator {
     /// If the ranks do not meet in time, or do not belong together.
     #[cfg(feature = "tcp")]
     pub fn join(config: &Config) -> Result<Self> {
+        Self::meet(config).map(|(comm, _)| comm)
+    }
+
+    /// The world, and what its messages go through.
+    #[cfg(feature = "tcp")]
+    fn meet(config: &Config) -> Result<(Self, Medium)> {
         let transport = TcpTransport::join(config).map_err(|source| Error::Join(Box::new(source)))?;
+        let medium = transport.medium();
         let comm = Self::new(transport);
         tracing::info!(rank = comm.rank(), world_size = comm.world_size(), "joined the world");
-        Ok(comm)
+        Ok((comm, medium))
     }
 
     fn with_settings(mut transport: Box<dyn Transport>, settings: Settings) -> Self {

@@ -57,6 +57,10 @@ impl KeptCosts {
     /// If the file exists and cannot be read, or a line is none.
     pub fn read(&self) -> io::Result<BTreeMap<World, CostModel>> {
         let Some(path) = &self.path else { return Ok(BTreeMap::new()) };
+        // Of a pipe nobody knows when it ends.
+        if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+            return Ok(BTreeMap::new());
+        }
         match fs::read_to_string(path) {
             Ok(text) => parse(&text),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(BTreeMap::new()),
@@ -78,6 +82,8 @@ impl KeptCosts {
 
     fn try_keep(&self, world: &World, costs: CostModel) -> io::Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
+        // What a link leads to is replaced, and not the link.
+        let path = &fs::canonicalize(path).unwrap_or_else(|_| path.clone());
         if !is_ours(path)? {
             let message = "it holds something else, and stays as it is";
             return Err(io::Error::new(io::ErrorKind::InvalidData, message));
@@ -116,7 +122,10 @@ impl World {
         let mut distinct = hosts.to_vec();
         distinct.sort_unstable();
         distinct.dedup();
-        Self { transport: transport.to_owned(), ranks: hosts.len(), hosts: distinct.len() }
+        // A name is one word of a line, which is no remark.
+        let transport = transport.replace(|c: char| c.is_whitespace() || c == '#', "_");
+        let transport = if transport.is_empty() { "_".to_owned() } else { transport };
+        Self { transport, ranks: hosts.len(), hosts: distinct.len() }
     }
 }
 
@@ -144,10 +153,14 @@ fn parse_line(line: &str) -> Option<(World, CostModel)> {
     words.next().is_none().then_some((World { transport, ranks, hosts }, costs))
 }
 
-/// Whether there is no file yet, or one that was written here: lines may be wrong there, but nobody misses them.
+/// Whether there is no file yet, or one that was written here: lines may be wrong there, but nobody misses them. A device
+/// would be replaced by a file.
 fn is_ours(path: &Path) -> io::Result<bool> {
-    match fs::read(path) {
-        Ok(bytes) => Ok(bytes.is_empty() || bytes.starts_with(HEADER.as_bytes())),
+    match fs::metadata(path) {
+        Ok(found) => Ok(found.is_file() && {
+            let bytes = fs::read(path)?;
+            bytes.is_empty() || bytes.starts_with(HEADER.as_bytes())
+        }),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(true),
         Err(e) => Err(e),
     }
@@ -161,6 +174,34 @@ const HEADER: &str =
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whatever_a_transport_is_called_its_costs_are_found_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let kept = KeptCosts::at(folder.path().join("costs"));
+        for name in ["", "#", "my net", "tcp"] {
+            kept.keep(&World::new(name, &[1, 1]), FAST);
+        }
+        for name in ["", "#", "my net", "tcp"] {
+            assert_eq!(kept.find(&World::new(name, &[1, 1])), Some(FAST), "{name:?}");
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_stays_one_and_what_is_no_file_stays_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        fs::write(&file, "").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let world = World::new("tcp", &[1, 1]);
+        KeptCosts::at(&link).keep(&world, FAST);
+        assert!(link.is_symlink());
+        assert_eq!(KeptCosts::at(&file).find(&world), Some(FAST));
+        let directory = KeptCosts::at(folder.path());
+        assert!(directory.try_keep(&world, FAST).is_err());
+        assert_eq!(directory.find(&world), None);
+    }
 
     const FAST: CostModel = CostModel { round_ps: 1, byte_ps: 2, reduced_byte_ps: 3 };
     const SLOW: CostModel = CostModel { round_ps: 1_000_000, byte_ps: 200, reduced_byte_ps: u64::MAX };

@@ -207,7 +207,7 @@ impl<M: Params> LocalSgd<M> {
         self.steps += 1;
         self.losses += loss;
         self.traffic.steps += 1;
-        let meeting = if self.steps == self.inner_steps { Some(self.meet()?) } else { None };
+        let meeting = if self.steps >= self.inner_steps { Some(self.meet()?) } else { None };
         Ok(LocalStep { loss, meeting })
     }
 

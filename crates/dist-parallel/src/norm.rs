@@ -144,9 +144,9 @@ impl SumOfSquares {
     }
 }
 
-/// What gradients of this norm are multiplied by, if it is to be at most `max`.
+/// What gradients of this norm are multiplied by, if it is to be at most `max`; nothing is asked for that is no length.
 pub(crate) fn factor(norm: f64, max: f64) -> Option<f64> {
-    (norm.is_finite() && norm > max).then(|| max / norm)
+    (norm.is_finite() && max >= 0.0 && norm > max).then(|| max / norm)
 }
 
 /// Adds to a number; every digit stays below 2³².

@@ -33,8 +33,7 @@ pub(crate) struct Arguments {
     /// How many processes; inside a job this is the job's size, else 2 unless said otherwise
     #[arg(short = 'n', long, value_name = "N", value_parser = crate::parse::ranks)]
     ranks: Option<usize>,
-    /// What moves the bytes
-    /// unless said otherwise, what DIST_TRANSPORT says, else auto
+    /// What messages go through; auto unless DIST_TRANSPORT says otherwise
     #[arg(long, value_enum)]
     transport: Option<TransportName>,
     /// Sizes of each rank's input, as in 8,1K,1M
