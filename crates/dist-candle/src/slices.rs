@@ -46,7 +46,7 @@ pub(crate) fn read<T>(
 /// Calls `f` with the memory of `var`, which every tensor made from it sees; zeros if it was freed. `f` must not touch
 /// `var`.
 pub(crate) fn write(name: &str, var: &Var, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
-    let write = Write { name, f: RefCell::new(f), refused: RefCell::new(None) };
+    let write = Write { name, dtype: var.dtype(), f: RefCell::new(f), refused: RefCell::new(None) };
     let result = var.inplace_op1(&write);
     if let Some(refused) = write.refused.into_inner() {
         return Err(refused.into());
@@ -83,7 +83,7 @@ pub(crate) fn fill(
     f: &mut dyn FnMut(ValuesMut<'_>),
     spare: &Spare,
 ) -> Result<(), BoxError> {
-    let renew = Renew { spare, len: info.len() };
+    let renew = Renew { spare, dtype: var.dtype(), len: info.len() };
     let place = || format!("filling {}", info.name);
     var.inplace_op1(&renew).map_err(|source| CandleError::Candle { place: place(), source })?;
     write(&info.name, var, f)
@@ -92,6 +92,7 @@ pub(crate) fn fill(
 /// Gives freed memory of a variable back, as long as it was. Without it a write makes zeros.
 struct Renew<'a> {
     spare: &'a Spare,
+    dtype: DType,
     len: usize,
 }
 
@@ -104,7 +105,7 @@ impl InplaceOp1 for Renew<'_> {
         let whole = layout.contiguous_offsets() == Some((0, self.len));
         if whole
             && is_freed(storage, layout)
-            && let Some(memory) = self.spare.take(storage.dtype(), self.len)
+            && let Some(memory) = self.spare.take(self.dtype, self.len)
         {
             *storage = memory;
         }
@@ -124,13 +125,17 @@ impl InplaceOp1 for Free<'_> {
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
         let whole = layout.contiguous_offsets() == Some((0, storage_len(storage)));
-        if whole && let Some(nothing) = zeros(storage, 0) {
-            self.spare.give(std::mem::replace(storage, nothing));
+        if whole && storage_len(storage) > 0 {
+            self.spare.give(std::mem::replace(storage, NOTHING));
         }
         self.freed.set(whole || is_freed(storage, layout));
         Ok(())
     }
 }
+
+/// What stands for freed memory. Of a type that no parameter has, so that candle refuses it beside memory of theirs: of their
+/// own type it would multiply matrices that are not there, and read what lies behind.
+const NOTHING: CpuStorage = CpuStorage::U8(Vec::new());
 
 /// Whether the memory that belongs to this layout was freed.
 fn is_freed(storage: &CpuStorage, layout: &Layout) -> bool {
@@ -143,18 +148,19 @@ pub(crate) fn storage_len(storage: &CpuStorage) -> usize {
         CpuStorage::F64(all) => all.len(),
         CpuStorage::F16(all) => all.len(),
         CpuStorage::BF16(all) => all.len(),
+        CpuStorage::U8(all) if all.is_empty() => 0,
         // No parameter has another type, and nothing else is freed.
         _ => usize::MAX,
     }
 }
 
-/// So many zeros of the type of this memory, if parameters can be of it.
-fn zeros(like: &CpuStorage, len: usize) -> Option<CpuStorage> {
-    Some(match like {
-        CpuStorage::F32(_) => CpuStorage::F32(vec![0.0; len]),
-        CpuStorage::F64(_) => CpuStorage::F64(vec![0.0; len]),
-        CpuStorage::F16(_) => CpuStorage::F16(vec![Default::default(); len]),
-        CpuStorage::BF16(_) => CpuStorage::BF16(vec![Default::default(); len]),
+/// So many zeros of this type, if parameters can be of it.
+fn zeros(dtype: DType, len: usize) -> Option<CpuStorage> {
+    Some(match dtype {
+        DType::F32 => CpuStorage::F32(vec![0.0; len]),
+        DType::F64 => CpuStorage::F64(vec![0.0; len]),
+        DType::F16 => CpuStorage::F16(vec![Default::default(); len]),
+        DType::BF16 => CpuStorage::BF16(vec![Default::default(); len]),
         _ => return None,
     })
 }
@@ -162,6 +168,7 @@ fn zeros(like: &CpuStorage, len: usize) -> Option<CpuStorage> {
 /// candle's way to overwrite a tensor in place: an operation without arguments.
 struct Write<'a> {
     name: &'a str,
+    dtype: DType,
     f: RefCell<&'a mut dyn FnMut(ValuesMut<'_>)>,
     /// candle's own errors cannot carry ours.
     refused: RefCell<Option<CandleError>>,
@@ -171,7 +178,7 @@ impl Write<'_> {
     fn values<'s>(&self, storage: &'s mut CpuStorage, layout: &Layout) -> Result<ValuesMut<'s>, CandleError> {
         let (start, end) = layout.contiguous_offsets().ok_or_else(|| no_slice(self.name, SCATTERED))?;
         if is_freed(storage, layout)
-            && let Some(zeros) = zeros(storage, end)
+            && let Some(zeros) = zeros(self.dtype, end)
         {
             *storage = zeros;
         }
@@ -206,3 +213,26 @@ fn no_slice(name: &str, reason: &'static str) -> CandleError {
 const NOT_IN_MEMORY: &str = "it lives on a device";
 const FREED: &str = "its memory is freed between its uses";
 const SCATTERED: &str = "its values are not contiguous";
+
+#[cfg(test)]
+mod tests {
+    use candle_core::Device;
+
+    use super::*;
+
+    #[test]
+    fn what_was_freed_is_multiplied_by_nothing_and_comes_back_as_it_was_typed() {
+        let spare = Spare::default();
+        for dtype in [DType::F32, DType::F64] {
+            let var = Var::ones((64, 64), dtype, &Device::Cpu).unwrap();
+            assert!(matches!(free("w", &var, &spare), Ok(Unloaded::Freed)));
+            let whole = Tensor::ones((64, 64), dtype, &Device::Cpu).unwrap();
+            assert!(whole.matmul(&var.t().unwrap()).is_err());
+            assert!(var.matmul(&whole).is_err());
+            assert!(var.matmul(&var.t().unwrap()).is_err());
+            write("w", &var, &mut |values| assert_eq!(values.len(), 64 * 64)).unwrap();
+            let sum = var.matmul(&whole).and_then(|product| product.sum_all()?.to_dtype(DType::F64));
+            assert_eq!(sum.unwrap().to_scalar::<f64>().unwrap(), 0.0);
+        }
+    }
+}
