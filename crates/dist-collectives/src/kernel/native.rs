@@ -127,11 +127,11 @@ mod x86_64 {
         }
     }
 
-    /// Loops of sums of `bf16` by an `add` with these features.
-    macro_rules! sums_of_bf16 {
-        ($features:literal) => {
+    /// Loops of sums of this type by an `add` with these features.
+    macro_rules! sums_of {
+        ($number:ty, by $features:literal) => {
             #[target_feature(enable = $features)]
-            pub(super) fn sum(into: &mut [bf16], from: &[bf16]) {
+            pub(super) fn sum(into: &mut [$number], from: &[$number]) {
                 let (into, into_rest) = into.as_chunks_mut();
                 let (from, from_rest) = from.as_chunks();
                 for (into, from) in into.iter_mut().zip(from) {
@@ -143,7 +143,7 @@ mod x86_64 {
             }
 
             #[target_feature(enable = $features)]
-            pub(super) fn sum_many<const COUNT: usize>(rows: impl Rows<bf16, COUNT>) {
+            pub(super) fn sum_many<const COUNT: usize>(rows: impl Rows<$number, COUNT>) {
                 rows.sum_by(|left, right| add(left, right));
             }
         };
@@ -164,7 +164,7 @@ mod x86_64 {
         /// The halves that are the upper ones of their words.
         const UPPER_HALVES: i32 = 0b1010_1010;
 
-        sums_of_bf16!("avx2");
+        sums_of!(bf16, by "avx2");
 
         #[inline]
         #[target_feature(enable = "avx2")]
@@ -246,7 +246,7 @@ mod x86_64 {
         };
         const LOWER: [u16; LANES / 2] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
-        sums_of_bf16!("avx512f,avx512bw,avx512dq,avx512bf16");
+        sums_of!(bf16, by "avx512f,avx512bw,avx512dq,avx512bf16");
 
         #[inline]
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
@@ -280,22 +280,7 @@ mod x86_64 {
 
                 const LANES: usize = 2 * $lanes;
 
-                #[target_feature(enable = $features)]
-                pub(super) fn sum(into: &mut [f16], from: &[f16]) {
-                    let (into, into_rest) = into.as_chunks_mut();
-                    let (from, from_rest) = from.as_chunks();
-                    for (into, from) in into.iter_mut().zip(from) {
-                        *into = add(*into, *from);
-                    }
-                    for (into, from) in into_rest.iter_mut().zip(from_rest) {
-                        *into = into.reduce_sum(*from);
-                    }
-                }
-
-                #[target_feature(enable = $features)]
-                pub(super) fn sum_many<const COUNT: usize>(rows: impl Rows<f16, COUNT>) {
-                    rows.sum_by(|left, right| add(left, right));
-                }
+                sums_of!(f16, by $features);
 
                 #[inline]
                 #[target_feature(enable = $features)]
