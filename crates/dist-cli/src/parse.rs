@@ -1,5 +1,6 @@
 //! Values of arguments.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -10,18 +11,23 @@ use crate::run::Address;
 
 /// A number of ranks that one machine can run.
 pub(crate) fn ranks(text: &str) -> Result<usize, String> {
-    count(text, "ranks", RANKS_MAX)
+    count(text, "ranks", 1..=RANKS_MAX)
+}
+
+/// A number of ranks that have somebody to talk to.
+pub(crate) fn several_ranks(text: &str) -> Result<usize, String> {
+    count(text, "ranks", 2..=RANKS_MAX)
 }
 
 /// A number of machines.
 pub(crate) fn nodes(text: &str) -> Result<usize, String> {
-    count(text, "machines", NODES_MAX)
+    count(text, "machines", 1..=NODES_MAX)
 }
 
-/// How many there are of something: at least 1.
-pub(crate) fn count(text: &str, things: &str, most: usize) -> Result<usize, String> {
-    let count = text.parse().ok().filter(|count| (1..=most).contains(count));
-    count.ok_or_else(|| format!("this is not a number of {things} from 1 to {most}"))
+/// How many there are of something.
+pub(crate) fn count(text: &str, things: &str, range: RangeInclusive<usize>) -> Result<usize, String> {
+    let count = text.parse().ok().filter(|count| range.contains(count));
+    count.ok_or_else(|| format!("this is not a number of {things} from {} to {}", range.start(), range.end()))
 }
 
 /// What messages go through.

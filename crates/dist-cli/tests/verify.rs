@@ -43,8 +43,10 @@ fn every_algorithm_has_a_line_and_mutants_come_last() {
 }
 
 #[test]
-fn a_bound_that_leaves_nothing_to_change_is_no_proof_of_the_verifier() {
+fn a_bound_that_leaves_nothing_to_change_is_refused() {
     let output = verify(&["--max-ranks", "1"]);
-    assert_eq!(output.status.code(), Some(1), "{output:?}");
-    assert!(String::from_utf8(output.stdout).unwrap().contains("0 of 0 changed schedules"));
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("this is not a number of ranks from 2 to 4096"), "{text}");
+    assert!(verify(&["--max-ranks", "2"]).status.success());
 }

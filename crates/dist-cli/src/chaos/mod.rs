@@ -20,8 +20,8 @@ use verdict::Verdict;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// How many processes each job has
-    #[arg(short = 'n', long, value_name = "N", default_value = "4", value_parser = crate::parse::ranks)]
+    /// How many processes each job has: 2 at the least, for somebody has to hear of a fault
+    #[arg(short = 'n', long, value_name = "N", default_value = "4", value_parser = crate::parse::several_ranks)]
     ranks: usize,
     /// How many jobs are started, each with one fault
     #[arg(long, value_name = "N", default_value = "20")]
@@ -50,9 +50,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
         let config = Config::from_env()?;
         let medium = arguments.transport.map_or(config.medium(), TransportName::medium);
         return rank::run(&Plan::of(seed, fault, ranks), &config.with_medium(medium));
-    }
-    if ranks < 2 {
-        return Err(Error::Usage("somebody has to hear of a fault: --ranks 2 or more".to_owned()));
     }
     let mut all = Summary::default();
     let mut launcher = Launcher::new()?;

@@ -78,7 +78,7 @@ struct CollectiveArguments {
 const RANKS_MAX: usize = 10_000_000;
 
 fn ranks(text: &str) -> Result<usize, String> {
-    crate::parse::count(text, "ranks", RANKS_MAX)
+    crate::parse::count(text, "ranks", 1..=RANKS_MAX)
 }
 
 /// Predicts what was asked for.

@@ -63,11 +63,11 @@ fn time(text: &str) -> Result<Duration, String> {
 const COUNT_MAX: usize = 10_000_000;
 
 fn stages(text: &str) -> Result<usize, String> {
-    crate::parse::count(text, "stages", COUNT_MAX)
+    crate::parse::count(text, "stages", 1..=COUNT_MAX)
 }
 
 fn micro_batches(text: &str) -> Result<usize, String> {
-    crate::parse::count(text, "micro-batches", COUNT_MAX)
+    crate::parse::count(text, "micro-batches", 1..=COUNT_MAX)
 }
 
 /// The fields and their order are a contract with whoever reads them.

@@ -16,8 +16,8 @@ use line::Line;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Prove every world of up to so many ranks
-    #[arg(long, value_name = "N", default_value = "64", value_parser = crate::parse::ranks)]
+    /// Prove every world of up to so many ranks, 2 at the least
+    #[arg(long, value_name = "N", default_value = "64", value_parser = crate::parse::several_ranks)]
     max_ranks: usize,
     /// Which larger worlds are taken as well
     #[arg(long, value_name = "SEED", default_value = "0")]
@@ -44,8 +44,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
         print(&if arguments.json { line.json() } else { line.row() })?;
     }
     let (by_messages, direct) = (survey::mutants(arguments.max_ranks), direct::mutants(arguments.max_ranks));
-    // One rank alone has nothing to change.
-    all_right &= arguments.max_ranks < 2 || by_messages.is_enough() && direct.is_enough();
+    all_right &= by_messages.is_enough() && direct.is_enough();
     let mutants = by_messages.and(direct);
     print(&if arguments.json { mutants.json() } else { mutants.text() })?;
     Ok(if all_right { Outcome::Success } else { Outcome::Code(1) })
