@@ -9,8 +9,8 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub(crate) enum Error {
     /// The program is not there.
-    #[error("cannot start {program:?}: there is no such file")]
-    NoProgram { program: OsString },
+    #[error("cannot start {program:?}: there is no such file{}", if *.on_path { " in the folders of PATH" } else { "" })]
+    NoProgram { program: OsString, on_path: bool },
     /// The program is no program.
     #[error("cannot start {program:?}: {reason}")]
     Program { program: OsString, reason: &'static str },

@@ -127,6 +127,11 @@ impl World {
         let transport = if transport.is_empty() { "_".to_owned() } else { transport };
         Self { transport, ranks: hosts.len(), hosts: distinct.len() }
     }
+
+    /// How many ranks there are.
+    pub const fn ranks(&self) -> usize {
+        self.ranks
+    }
 }
 
 impl fmt::Display for World {

@@ -54,7 +54,9 @@ pub enum Error {
         members: Vec<usize>,
     },
     /// Only memory may be used, and it cannot be shared with this peer.
-    #[error("rank {peer} shares no memory with this rank, and nothing else is allowed")]
+    #[error(
+        "rank {peer} shares no memory with this rank, and shm allows nothing else: auto goes by TCP there"
+    )]
     NotShared {
         /// The peer.
         peer: usize,
@@ -130,7 +132,10 @@ pub enum Error {
     Aborted(#[source] Abort),
     /// The other side of a new connection could not prove that it belongs to this job, or refused to believe
     /// that this process does: another secret, another job, another epoch, or no rank of ours at all.
-    #[error("{activity}: {address} and this process do not share a secret, a job and an epoch")]
+    #[error(
+        "{activity}: {address} and this process do not share a secret, a job and an epoch: DIST_SECRET_FILE and \
+         DIST_JOB_ID are to be the same for all ranks, and all are to have been started together"
+    )]
     Refused {
         /// What was being done.
         activity: Activity,

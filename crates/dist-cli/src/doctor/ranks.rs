@@ -13,9 +13,11 @@ use crate::Error;
 const LIMIT: Duration = Duration::from_secs(60);
 /// Messages of this size tell how fast data moves.
 const LARGE: usize = 1 << 20;
-/// Round trips of a small and of a large message, after some that only make them warm.
+/// Round trips of a small and of a large message at the most, after some that only make them warm.
 const SMALL_TRIPS: u32 = 500;
 const LARGE_TRIPS: u32 = 20;
+/// How long a link is measured with messages of one size, unless a single round trip takes longer.
+const BUDGET: Duration = Duration::from_millis(500);
 
 /// Joins the job and finds out what there is; rank 0 gets the findings of all.
 pub(super) fn look_around(config: &Config) -> Result<Vec<Finding>, Error> {
@@ -35,8 +37,9 @@ pub(super) fn look_around(config: &Config) -> Result<Vec<Finding>, Error> {
     for peer in 1..hosts.len() {
         let way = if hosts[peer] == hosts[0] && reach.is_some() { "memory" } else { "TCP" };
         findings.extend(link(&mut comm, peer, way)?);
+        // Nobody waits longer than for one link.
+        comm.barrier()?;
     }
-    comm.barrier()?;
     Ok(if rank == 0 { findings } else { Vec::new() })
 }
 
@@ -91,24 +94,33 @@ fn link(comm: &mut Communicator, peer: usize, way: &str) -> Result<Option<Findin
     };
     let small = one_way(comm, towards, &mut [0; 8], SMALL_TRIPS)?.as_secs_f64() * 1e6;
     let large = LARGE as f64 / one_way(comm, towards, &mut vec![0; LARGE], LARGE_TRIPS)?.as_secs_f64() / 1e9;
-    let found = format!("to rank 0 by {way}: {small:.2} us one way, {large:.2} GB/s");
+    let speed = if large < 0.1 { format!("{:.2} MB/s", large * 1e3) } else { format!("{large:.2} GB/s") };
+    let found = format!("to rank 0 by {way}: {small:.2} us one way, {speed}");
     Ok((towards == peer).then(|| Finding { rank: peer, ..Finding::new("link", found) }))
 }
 
-/// Half a round trip, on average over so many.
-fn one_way(
-    comm: &mut Communicator,
-    towards: usize,
-    buffer: &mut [u8],
-    trips: u32,
-) -> Result<Duration, Error> {
+/// Half a round trip, on average over so many as there is time for, as rank 0 finds.
+fn one_way(comm: &mut Communicator, towards: usize, buffer: &mut [u8], most: u32) -> Result<Duration, Error> {
     let runtime = comm.runtime().clone();
-    let warm_up = trips / 4;
-    let mut start = runtime.now();
-    for trip in 0..warm_up + trips {
-        if trip == warm_up {
-            start = runtime.now();
-        }
+    round_trips(comm, towards, buffer, 1)?;
+    let start = runtime.now();
+    round_trips(comm, towards, buffer, 1)?;
+    let fit = BUDGET.as_nanos() / runtime.now().saturating_sub(start).as_nanos().max(1);
+    let mut trips = [u32::try_from(fit).unwrap_or(u32::MAX).clamp(1, most)];
+    if towards == 0 {
+        comm.recv(&mut trips, towards)?
+    } else {
+        comm.send(&trips, towards)?
+    }
+    let [trips] = trips;
+    round_trips(comm, towards, buffer, trips / 4)?;
+    let start = runtime.now();
+    round_trips(comm, towards, buffer, trips)?;
+    Ok(runtime.now().saturating_sub(start) / (2 * trips))
+}
+
+fn round_trips(comm: &mut Communicator, towards: usize, buffer: &mut [u8], trips: u32) -> Result<(), Error> {
+    for _ in 0..trips {
         if towards == 0 {
             comm.recv(buffer, towards)?;
             comm.send(buffer, towards)?;
@@ -117,5 +129,25 @@ fn one_way(
             comm.recv(buffer, towards)?;
         }
     }
-    Ok(runtime.now().saturating_sub(start) / (2 * trips))
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use dist_transport::sim::{Link, Network};
+
+    use super::*;
+
+    #[test]
+    fn a_slow_link_is_told_before_anybody_gives_up() {
+        let slow = Link::new(Duration::from_millis(150), 2_000_000);
+        let outcome = Network::new(2).with_hosts(&[0, 1]).with_host_link(slow).run(|transport| {
+            let mut comm = Communicator::new(transport);
+            let finding = link(&mut comm, 1, "TCP").unwrap();
+            (finding.map(|finding| finding.found), comm.runtime().now())
+        });
+        let [(Some(found), took), (None, _)] = &outcome.results[..] else { panic!("{:?}", outcome.results) };
+        assert_eq!(found, "to rank 0 by TCP: 300005.00 us one way, 1.27 MB/s");
+        assert!(*took < Duration::from_secs(10), "{took:?}");
+    }
 }

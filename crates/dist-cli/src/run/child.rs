@@ -19,15 +19,16 @@ pub(crate) const EXEC: &str = "exec-rank";
 pub(crate) fn check_program(program: &OsStr) -> Result<(), Error> {
     let failed = |reason| Error::Program { program: program.to_owned(), reason };
     let path = Path::new(program);
-    let candidates: Vec<PathBuf> = if program.as_encoded_bytes().contains(&b'/') {
-        vec![path.to_owned()]
-    } else {
+    let on_path = !program.as_encoded_bytes().contains(&b'/');
+    let candidates: Vec<PathBuf> = if on_path {
         let folders = std::env::var_os("PATH").unwrap_or_default();
         std::env::split_paths(&folders).map(|folder| folder.join(path)).collect()
+    } else {
+        vec![path.to_owned()]
     };
     let found: Vec<_> = candidates.iter().filter_map(|path| path.metadata().ok()).collect();
     match found.as_slice() {
-        [] => Err(Error::NoProgram { program: program.to_owned() }),
+        [] => Err(Error::NoProgram { program: program.to_owned(), on_path }),
         found if found.iter().all(std::fs::Metadata::is_dir) => Err(failed("it is a folder")),
         found if found.iter().all(|file| file.permissions().mode() & 0o111 == 0) => {
             Err(failed("it is not executable"))
@@ -139,7 +140,7 @@ mod tests {
 
     #[rstest]
     #[case("/nowhere/at-all", "there is no such file")]
-    #[case("no-such-program-on-any-path", "there is no such file")]
+    #[case("no-such-program-on-any-path", "there is no such file in the folders of PATH")]
     #[case("/", "it is a folder")]
     #[case("./Cargo.toml", "it is not executable")]
     fn a_program_that_cannot_be_started_is_named_with_the_reason(

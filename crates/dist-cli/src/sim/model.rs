@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use dist_algos::predict::{Link, Work};
-use dist_collectives::KeptCosts;
+use dist_collectives::{KeptCosts, World};
 use serde::{Deserialize, Serialize};
 
 use super::line::rounded;
@@ -63,11 +63,22 @@ impl Model {
             return Self::from_fields(fields).map_err(wrong);
         }
         let kept = KeptCosts::at(path).read().map_err(|e| wrong(e.to_string()))?;
-        let middle = format!(" {ranks} ");
-        let Some((_, costs)) = kept.iter().find(|(world, _)| world.to_string().contains(&middle)) else {
-            let known: Vec<_> = kept.keys().map(|world| format!("\"{world}\"")).collect();
-            return Err(wrong(format!("nothing is kept for {ranks} ranks, only for {}", known.join(", "))));
+        let listed = |worlds: &[&World]| {
+            worlds.iter().map(|world| format!("\"{world}\"")).collect::<Vec<_>>().join(", ")
         };
+        let fitting: Vec<_> = kept.keys().filter(|world| world.ranks() == ranks).collect();
+        let [world] = fitting[..] else {
+            return Err(wrong(if fitting.is_empty() {
+                let known: Vec<_> = kept.keys().collect();
+                format!("nothing is kept for {ranks} ranks, only for {}", listed(&known))
+            } else {
+                format!(
+                    "{} are all of {ranks} ranks: give it a file with one of these lines",
+                    listed(&fitting)
+                )
+            }));
+        };
+        let costs = kept[world];
         let seconds = |picoseconds: u64| picoseconds as f64 * 1e-12;
         Ok(Self {
             link: Link { latency: seconds(costs.round_ps), byte: seconds(costs.byte_ps) },
@@ -211,10 +222,14 @@ mod tests {
         assert_eq!((model.link.latency, model.work.send, model.cores), (5.0 * 1e-6, 2.0 * 1e-6, Some(2)));
         fs::write(&path, model.json()).unwrap();
         assert_eq!(Model::read(&path, 4).unwrap(), model);
-        fs::write(&path, "tcp 2 1 9000000 100 50\ntcp 4 1 31000000 190 55\n").unwrap();
+        let lines = "shm 2 1 500000 120 320\ntcp 2 1 9000000 100 50\ntcp 4 1 31000000 190 55\n";
+        fs::write(&path, lines).unwrap();
         assert_eq!(Model::read(&path, 4).unwrap().link.latency, 31e6 * 1e-12);
-        let error = Model::read(&path, 8).unwrap_err().to_string();
-        assert!(error.ends_with("nothing is kept for 8 ranks, only for \"tcp 2 1\", \"tcp 4 1\""), "{error}");
+        let error = |ranks| Model::read(&path, ranks).unwrap_err().to_string();
+        let none = "nothing is kept for 8 ranks, only for \"shm 2 1\", \"tcp 2 1\", \"tcp 4 1\"";
+        assert!(error(8).ends_with(none), "{}", error(8));
+        let two = "\"shm 2 1\", \"tcp 2 1\" are all of 2 ranks: give it a file with one of these lines";
+        assert!(error(2).ends_with(two), "{}", error(2));
     }
 
     #[test]

@@ -1,0 +1,17 @@
+//! The program of the workspace's README: the mean of a gradient of every rank.
+//!
+//! `distctl run -n 4 -- target/release/examples/mean` runs it as four processes.
+#![allow(clippy::print_stdout, reason = "it is a program")]
+
+use dist_collectives::{Communicator, ReduceOp};
+
+fn main() -> anyhow::Result<()> {
+    // RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say who and where; with none of them set, a world of one.
+    let mut comm = Communicator::from_env()?;
+    let mut gradient = vec![comm.rank() as f32; 1000];
+    comm.all_reduce(&mut gradient, ReduceOp::Mean)?;
+    if comm.rank() == 0 {
+        println!("the mean is {}", gradient[0]);
+    }
+    Ok(())
+}
