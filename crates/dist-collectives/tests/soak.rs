@@ -14,92 +14,122 @@ use rstest::rstest;
 const WORLD: usize = 4;
 const STEPS: u64 = 10_000;
 /// From here on nothing grows: every operation was met with every size.
-const WARM: u64 = STEPS / 2; // a multiple of FORK_STEPS
+const WARM: u64 = STEPS / 2;
 /// So many operations are in flight at once.
 const STARTED_MAX: usize = 4;
 /// The communicator beside the first is made anew after so many steps.
 const FORK_STEPS: u64 = 500;
+const _: () = assert!(WARM % FORK_STEPS == 0 && STEPS % FORK_STEPS == 0);
 /// What an allocator may need more now and then, up to 100 KiB as measured; 64 bytes lost in every step are more.
 const GROWTH_KIB_MAX: u64 = 256;
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What this process has: open descriptors, threads, and KiB of memory.
-fn possessions() -> (usize, usize, u64) {
-    let entries = |directory: &str| std::fs::read_dir(directory).unwrap().count();
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let resident = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
-    let kib = resident.trim().strip_suffix(" kB").unwrap().parse().unwrap();
-    (entries("/proc/self/fd"), entries("/proc/self/task"), kib)
+/// What this process has.
+#[derive(Debug)]
+struct Possessions {
+    descriptors: usize,
+    threads: usize,
+    /// Pieces of memory that it shares with others, or may.
+    shared: usize,
+    own_kib: u64,
 }
 
-/// What each rank brings, of which all ranks can tell what becomes of it: `base` and its rank.
-fn brought(base: u64, rank: usize, len: usize) -> Vec<u64> {
-    vec![base + rank as u64; len]
+impl Possessions {
+    fn count() -> Self {
+        let entries = |directory: &str| std::fs::read_dir(directory).unwrap().count();
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let own = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        Self {
+            descriptors: entries("/proc/self/fd"),
+            threads: entries("/proc/self/task"),
+            shared: maps.lines().filter(|line| line.contains("/memfd:")).count(),
+            own_kib: own.trim().strip_suffix(" kB").unwrap().parse().unwrap(),
+        }
+    }
+
+    fn check(&self, before: &Self) {
+        assert_eq!(
+            (self.descriptors, self.threads, self.shared),
+            (before.descriptors, before.threads, before.shared)
+        );
+        assert!(self.own_kib <= before.own_kib + GROWTH_KIB_MAX, "{before:?}, then {self:?}");
+    }
 }
 
-fn sum(base: u64) -> u64 {
-    (0..WORLD as u64).map(|rank| base + rank).sum()
+/// An element of what a rank brings to a step: no two are alike, and all ranks can tell what becomes of them.
+fn element(number: u64, rank: usize, index: usize) -> u64 {
+    (number * WORLD as u64 + rank as u64) << 32 | index as u64
 }
 
-/// An operation that was started, and what every element of its result is to be.
-type Started = (Pending<Buffer<u64>>, u64);
+fn brought(number: u64, rank: usize, len: usize) -> Vec<u64> {
+    (0..len).map(|index| element(number, rank, index)).collect()
+}
+
+/// The sum of what all ranks bring.
+fn sum(number: u64, len: usize) -> Vec<u64> {
+    (0..len).map(|index| (0..WORLD).map(|rank| element(number, rank, index)).sum()).collect()
+}
+
+/// A sum that was started, and what it is to be.
+type Started = (Pending<Buffer<u64>>, Vec<u64>);
 
 fn finish((pending, expected): Started) {
-    let result = pending.wait().unwrap();
-    assert!(result.iter().all(|&value| value == expected), "{expected}: {result:?}");
+    assert_eq!(*pending.wait().unwrap(), *expected);
 }
 
 /// One step, which all ranks take alike.
-fn step(comm: &mut Communicator, base: u64, shared: &mut Rng, started: &mut VecDeque<Started>) {
+fn step(comm: &mut Communicator, number: u64, shared: &mut Rng, started: &mut VecDeque<Started>) {
     let (rank, len) = (comm.rank(), shared.choice([0, 1, 7, 100, 1000, 5000]).unwrap());
-    let mut own = brought(base, rank, len);
-    let all: Vec<u64> = (0..WORLD).flat_map(|from| brought(base, from, len)).collect();
-    let root = shared.usize(0..WORLD);
+    let (root, whole) = (shared.usize(0..WORLD), WORLD * len);
+    let mut own = brought(number, rank, len);
     match shared.u8(0..9) {
         0 => {
             comm.all_reduce(&mut own, ReduceOp::Sum).unwrap();
-            assert_eq!(own, vec![sum(base); len]);
+            assert_eq!(own, sum(number, len));
         }
         1 => {
-            let mut gathered = vec![0; WORLD * len];
+            let mut gathered = vec![0; whole];
             comm.all_gather(&own, &mut gathered).unwrap();
-            assert_eq!(gathered, all);
+            let expected: Vec<u64> = (0..WORLD).flat_map(|from| brought(number, from, len)).collect();
+            assert_eq!(gathered, expected);
         }
         2 => {
-            let whole = brought(base, rank, WORLD * len);
-            comm.reduce_scatter(&whole, &mut own, ReduceOp::Sum).unwrap();
-            assert_eq!(own, vec![sum(base); len]);
+            comm.reduce_scatter(&brought(number, rank, whole), &mut own, ReduceOp::Sum).unwrap();
+            assert_eq!(own, sum(number, whole)[rank * len..][..len]);
         }
         3 => {
             comm.broadcast(&mut own, root).unwrap();
-            assert_eq!(own, brought(base, root, len));
+            assert_eq!(own, brought(number, root, len));
         }
         4 => {
             comm.reduce(&mut own, ReduceOp::Max, root).unwrap();
-            assert!(rank != root || own == vec![base + WORLD as u64 - 1; len], "{own:?}");
+            assert!(rank != root || own == brought(number, WORLD - 1, len), "{own:?}");
         }
         5 => {
-            let mut dealt = vec![0; WORLD * len];
-            comm.all_to_all(&brought(base, rank, WORLD * len), &mut dealt).unwrap();
-            assert_eq!(dealt, all);
+            let mut dealt = vec![0; whole];
+            comm.all_to_all(&brought(number, rank, whole), &mut dealt).unwrap();
+            for (from, part) in dealt.chunks(len.max(1)).enumerate() {
+                assert_eq!(part, &brought(number, from, whole)[rank * len..][..len]);
+            }
         }
         6 => {
             let (left, right) = ((rank + WORLD - 1) % WORLD, (rank + 1) % WORLD);
             let mut received = vec![0; len];
             comm.send_recv(&own, right, &mut received, left).unwrap();
-            assert_eq!(received, brought(base, left, len));
+            assert_eq!(received, brought(number, left, len));
         }
         7 => {
             let mut memory = comm.alloc::<u64>(len).unwrap();
             memory.copy_from_slice(&own);
             comm.all_reduce_buffer(&mut memory, ReduceOp::Sum).unwrap();
-            assert_eq!(*memory, vec![sum(base); len]);
+            assert_eq!(*memory, *sum(number, len));
         }
         _ => {
             if started.len() == STARTED_MAX {
                 finish(started.pop_front().unwrap());
             }
-            started.push_back((comm.start_all_reduce(own, ReduceOp::Sum), sum(base)));
+            started.push_back((comm.start_all_reduce(own, ReduceOp::Sum), sum(number, len)));
         }
     }
 }
@@ -119,29 +149,28 @@ fn ten_thousand_steps_are_right_and_leave_nothing_behind(#[values("auto", "tcp")
         return;
     }
     let mut comm = Communicator::from_env().unwrap();
-    let mut fork = comm.fork().unwrap();
     let (mut shared, mut skew) = (Rng::with_seed(28), Rng::with_seed(comm.rank() as u64));
-    let mut started = VecDeque::new();
-    let mut held = Vec::new();
-    for number in 0..STEPS {
-        if number % FORK_STEPS == 0 {
-            started.drain(..).for_each(finish);
-            fork = comm.fork().unwrap();
+    let mut before = None;
+    for first in (0..STEPS).step_by(FORK_STEPS as usize) {
+        let mut fork = comm.fork().unwrap();
+        let mut started = VecDeque::new();
+        for number in first..first + FORK_STEPS {
+            // Ranks have other work, too, and unequally much of it.
+            if skew.u8(0..32) == 0 {
+                comm.runtime().sleep(Duration::from_micros(skew.u64(0..300)));
+            }
+            let communicator = if shared.bool() { &mut comm } else { &mut fork };
+            step(communicator, number, &mut shared, &mut started);
         }
-        if skew.u8(0..32) == 0 {
-            comm.runtime().sleep(Duration::from_micros(skew.u64(0..300)));
-        }
-        let communicator = if shared.bool() { &mut comm } else { &mut fork };
-        step(communicator, number, &mut shared, &mut started);
-        // At the end of a fork's life, as after the last step, and while nobody goes on.
-        if number + 1 == WARM || number + 1 == STEPS {
-            started.drain(..).for_each(finish);
-            comm.barrier().unwrap();
-            held.push(possessions());
-            comm.barrier().unwrap();
+        started.drain(..).for_each(finish);
+        // Nobody goes on meanwhile.
+        comm.barrier().unwrap();
+        let now = Possessions::count();
+        comm.barrier().unwrap();
+        if first + FORK_STEPS == WARM {
+            before = Some(now);
+        } else if let Some(before) = &before {
+            now.check(before);
         }
     }
-    let [(descriptors, threads, kib), after] = held[..] else { unreachable!("there are two such steps") };
-    assert_eq!((after.0, after.1), (descriptors, threads));
-    assert!(after.2 <= kib + GROWTH_KIB_MAX, "{kib} KiB, then {} KiB", after.2);
 }

@@ -134,7 +134,7 @@ pub enum Error {
     /// that this process does: another secret, another job, another epoch, or no rank of ours at all.
     #[error(
         "{activity}: {address} and this process do not share a secret, a job and an epoch: DIST_SECRET_FILE and \
-         DIST_JOB_ID are to be the same for all ranks, and all are to have been started together"
+         DIST_JOB_ID are to be the same for all ranks, and all of one start of the job"
     )]
     Refused {
         /// What was being done.

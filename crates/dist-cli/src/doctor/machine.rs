@@ -8,7 +8,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::Finding;
 
-/// The variables that mean something to this library, as documented in docs/cli.md and docs/shared-memory.md.
+/// The variables that mean something to this library, as listed in docs/troubleshooting.md.
 const VARIABLES: [&str; 12] = [
     "DIST_COORDINATOR",
     "DIST_COSTS",

@@ -34,12 +34,8 @@ pub(super) fn look_around(config: &Config) -> Result<Vec<Finding>, Error> {
     let is_first = members[0] == rank;
     let here = if is_first { here(&members, cores, reach, config) } else { Vec::new() };
     let mut findings = comm.all_gather_values(&here)?.concat();
-    for peer in 1..hosts.len() {
-        let way = if hosts[peer] == hosts[0] && reach.is_some() { "memory" } else { "TCP" };
-        findings.extend(link(&mut comm, peer, way)?);
-        // Nobody waits longer than for one link.
-        comm.barrier()?;
-    }
+    let way = |peer: usize| if hosts[peer] == hosts[0] && reach.is_some() { "memory" } else { "TCP" };
+    findings.extend(links(&mut comm, way)?);
     Ok(if rank == 0 { findings } else { Vec::new() })
 }
 
@@ -85,34 +81,54 @@ fn memory(reach: Option<Reach>, medium: Medium) -> Finding {
     }
 }
 
-/// How long a small and a large message take one way between rank 0 and another, as rank 0 sees it; `None` on the rest.
-fn link(comm: &mut Communicator, peer: usize, way: &str) -> Result<Option<Finding>, Error> {
-    let towards = match comm.rank() {
-        0 => peer,
-        rank if rank == peer => 0,
-        _ => return Ok(None),
-    };
-    let small = one_way(comm, towards, &mut [0; 8], SMALL_TRIPS)?.as_secs_f64() * 1e6;
-    let large = LARGE as f64 / one_way(comm, towards, &mut vec![0; LARGE], LARGE_TRIPS)?.as_secs_f64() / 1e9;
-    let speed = if large < 0.1 { format!("{:.2} MB/s", large * 1e3) } else { format!("{large:.2} GB/s") };
-    let found = format!("to rank 0 by {way}: {small:.2} us one way, {speed}");
-    Ok((towards == peer).then(|| Finding { rank: peer, ..Finding::new("link", found) }))
+/// How long a small and a large message take one way between rank 0 and each other rank, for rank 0.
+fn links(comm: &mut Communicator, way: impl Fn(usize) -> &'static str) -> Result<Vec<Finding>, Error> {
+    let mut findings = Vec::new();
+    for peer in 1..comm.world_size() {
+        let small = one_way(comm, peer, &mut [0; 8], SMALL_TRIPS)?.as_secs_f64() * 1e6;
+        let large = LARGE as f64 / one_way(comm, peer, &mut vec![0; LARGE], LARGE_TRIPS)?.as_secs_f64() / 1e9;
+        let speed = if large < 0.1 { format!("{:.2} MB/s", large * 1e3) } else { format!("{large:.2} GB/s") };
+        let found = format!("to rank 0 by {}: {small:.2} us one way, {speed}", way(peer));
+        findings.push(Finding { rank: peer, ..Finding::new("link", found) });
+    }
+    Ok(if comm.rank() == 0 { findings } else { Vec::new() })
 }
 
-/// Half a round trip, on average over so many as there is time for, as rank 0 finds.
-fn one_way(comm: &mut Communicator, towards: usize, buffer: &mut [u8], most: u32) -> Result<Duration, Error> {
+/// Half a round trip between rank 0 and a peer, on average over so many as there is time for, as each of the two sees it.
+fn one_way(comm: &mut Communicator, peer: usize, buffer: &mut [u8], most: u32) -> Result<Duration, Error> {
+    let half = match comm.rank() {
+        0 => half_of_trips(comm, peer, buffer, most)?,
+        rank if rank == peer => half_of_trips(comm, 0, buffer, most)?,
+        _ => Duration::ZERO,
+    };
+    // The others wait for this, and for no more at once.
+    comm.barrier()?;
+    Ok(half)
+}
+
+fn half_of_trips(
+    comm: &mut Communicator,
+    towards: usize,
+    buffer: &mut [u8],
+    most: u32,
+) -> Result<Duration, Error> {
     let runtime = comm.runtime().clone();
     round_trips(comm, towards, buffer, 1)?;
     let start = runtime.now();
     round_trips(comm, towards, buffer, 1)?;
-    let fit = BUDGET.as_nanos() / runtime.now().saturating_sub(start).as_nanos().max(1);
-    let mut trips = [u32::try_from(fit).unwrap_or(u32::MAX).clamp(1, most)];
+    let single = runtime.now().saturating_sub(start);
+    let room = BUDGET.as_nanos() / single.as_nanos().max(1);
+    let mut trips = [most.min(u32::try_from(room).unwrap_or(most))];
+    // Rank 0 says how many there is time for.
     if towards == 0 {
-        comm.recv(&mut trips, towards)?
+        comm.recv(&mut trips, towards)?;
     } else {
-        comm.send(&trips, towards)?
+        comm.send(&trips, towards)?;
     }
     let [trips] = trips;
+    if trips == 0 {
+        return Ok(single / 2);
+    }
     round_trips(comm, towards, buffer, trips / 4)?;
     let start = runtime.now();
     round_trips(comm, towards, buffer, trips)?;
@@ -139,15 +155,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slow_link_is_told_before_anybody_gives_up() {
-        let slow = Link::new(Duration::from_millis(150), 2_000_000);
-        let outcome = Network::new(2).with_hosts(&[0, 1]).with_host_link(slow).run(|transport| {
+    fn slow_links_are_told_before_those_who_wait_give_up() {
+        let slow = Link::new(Duration::from_secs(1), 1_000_000);
+        let outcome = Network::new(4).with_hosts(&[0, 1, 2, 3]).with_host_link(slow).run(|transport| {
             let mut comm = Communicator::new(transport);
-            let finding = link(&mut comm, 1, "TCP").unwrap();
-            (finding.map(|finding| finding.found), comm.runtime().now())
+            let findings = links(&mut comm, |_| "TCP").unwrap();
+            findings.into_iter().map(|finding| finding.found).collect::<Vec<_>>()
         });
-        let [(Some(found), took), (None, _)] = &outcome.results[..] else { panic!("{:?}", outcome.results) };
-        assert_eq!(found, "to rank 0 by TCP: 300005.00 us one way, 1.27 MB/s");
-        assert!(*took < Duration::from_secs(10), "{took:?}");
+        let found = "to rank 0 by TCP: 2000008.00 us one way, 0.34 MB/s".to_owned();
+        assert_eq!(outcome.results[0], [found.clone(), found.clone(), found]);
+        assert!(outcome.results[1..].iter().all(Vec::is_empty));
     }
 }

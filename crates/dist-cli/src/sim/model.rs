@@ -63,22 +63,23 @@ impl Model {
             return Self::from_fields(fields).map_err(wrong);
         }
         let kept = KeptCosts::at(path).read().map_err(|e| wrong(e.to_string()))?;
-        let listed = |worlds: &[&World]| {
-            worlds.iter().map(|world| format!("\"{world}\"")).collect::<Vec<_>>().join(", ")
+        let fitting: Vec<_> = kept.iter().filter(|(world, _)| world.ranks() == ranks).collect();
+        let listed = |worlds: &mut dyn Iterator<Item = &World>| {
+            worlds.map(|world| format!("\"{world}\"")).collect::<Vec<_>>().join(", ")
         };
-        let fitting: Vec<_> = kept.keys().filter(|world| world.ranks() == ranks).collect();
-        let [world] = fitting[..] else {
-            return Err(wrong(if fitting.is_empty() {
-                let known: Vec<_> = kept.keys().collect();
-                format!("nothing is kept for {ranks} ranks, only for {}", listed(&known))
-            } else {
-                format!(
-                    "{} are all of {ranks} ranks: give it a file with one of these lines",
-                    listed(&fitting)
-                )
-            }));
+        let costs = match fitting[..] {
+            [(_, costs)] => costs,
+            [] => {
+                let known = listed(&mut kept.keys());
+                return Err(wrong(format!("nothing is kept for {ranks} ranks, only for {known}")));
+            }
+            _ => {
+                let all = listed(&mut fitting.iter().map(|(world, _)| *world));
+                return Err(wrong(format!(
+                    "{all} are all of {ranks} ranks: name a file with one of these lines"
+                )));
+            }
         };
-        let costs = kept[world];
         let seconds = |picoseconds: u64| picoseconds as f64 * 1e-12;
         Ok(Self {
             link: Link { latency: seconds(costs.round_ps), byte: seconds(costs.byte_ps) },
@@ -228,7 +229,7 @@ mod tests {
         let error = |ranks| Model::read(&path, ranks).unwrap_err().to_string();
         let none = "nothing is kept for 8 ranks, only for \"shm 2 1\", \"tcp 2 1\", \"tcp 4 1\"";
         assert!(error(8).ends_with(none), "{}", error(8));
-        let two = "\"shm 2 1\", \"tcp 2 1\" are all of 2 ranks: give it a file with one of these lines";
+        let two = "\"shm 2 1\", \"tcp 2 1\" are all of 2 ranks: name a file with one of these lines";
         assert!(error(2).ends_with(two), "{}", error(2));
     }
 

@@ -19,6 +19,7 @@ mod hosts;
 mod oracle;
 mod parity;
 mod pending;
+mod readme;
 mod refusals;
 #[cfg(feature = "ndarray")]
 mod shaped;

@@ -109,12 +109,8 @@ impl Config {
         if variables.get("RANK").is_none() && variables.get("WORLD_SIZE").is_none() {
             return Self::new(0, 1, "");
         }
-        let rank: usize = variables.number("RANK")?;
+        let rank = variables.number("RANK")?;
         let world_size = variables.number("WORLD_SIZE")?;
-        if rank >= world_size {
-            let value = rank.to_string();
-            return Err(Error::InvalidVariable { name: "RANK", value, expected: "below WORLD_SIZE" });
-        }
         let coordinator = match world_size {
             1 => String::new(),
             _ => format!("{}:{}", bracketed(variables.required("MASTER_ADDR")?), variables.port()?),
@@ -318,8 +314,8 @@ mod tests {
     #[case(&[("RANK", "0")], "WORLD_SIZE is not set")]
     #[case(&[("RANK", "0"), ("WORLD_SIZE", "2")], "MASTER_ADDR is not set")]
     #[case(&[("RANK", "one"), ("WORLD_SIZE", "2")], "RANK=\"one\" is not a number")]
-    #[case(&[("RANK", "2"), ("WORLD_SIZE", "2"), JOB[2], JOB[3]], "RANK=\"2\" is not below WORLD_SIZE")]
-    #[case(&[("RANK", "0"), ("WORLD_SIZE", "0"), JOB[2], JOB[3]], "RANK=\"0\" is not below WORLD_SIZE")]
+    #[case(&[("RANK", "2"), ("WORLD_SIZE", "2"), JOB[2], JOB[3]], "rank 2 is outside a group of 2")]
+    #[case(&[("RANK", "0"), ("WORLD_SIZE", "0"), JOB[2], JOB[3]], "rank 0 is outside a group of 0")]
     #[case(&[JOB[0], JOB[1], JOB[2], ("MASTER_PORT", "70000")], "MASTER_PORT=\"70000\" is not a port from")]
     #[case(&[JOB[0], JOB[1], JOB[2], ("MASTER_PORT", "0")], "MASTER_PORT=\"0\" is not a port from 1 to 65535")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_PORT", "0")], "DIST_PORT=\"0\" is not a port from 1 to 65535")]
