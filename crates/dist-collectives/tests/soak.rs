@@ -12,14 +12,13 @@ use fastrand::Rng;
 use rstest::rstest;
 
 const WORLD: usize = 4;
-const STEPS: u64 = 10_000;
-/// From here on nothing grows: every operation was met with every size.
-const WARM: u64 = STEPS / 2;
 /// So many operations are in flight at once.
 const STARTED_MAX: usize = 4;
-/// The communicator beside the first is made anew after so many steps.
+/// The communicator beside the first is made anew so often, and lives for so many steps.
+const FORKS: u64 = 20;
 const FORK_STEPS: u64 = 500;
-const _: () = assert!(WARM % FORK_STEPS == 0 && STEPS % FORK_STEPS == 0);
+/// From here on nothing grows: every operation was met with every size.
+const WARM_FORKS: u64 = FORKS / 2;
 /// What an allocator may need more now and then, up to 100 KiB as measured; 64 bytes lost in every step are more.
 const GROWTH_KIB_MAX: u64 = 256;
 const LIMIT: Duration = Duration::from_secs(120);
@@ -151,10 +150,10 @@ fn ten_thousand_steps_are_right_and_leave_nothing_behind(#[values("auto", "tcp")
     let mut comm = Communicator::from_env().unwrap();
     let (mut shared, mut skew) = (Rng::with_seed(28), Rng::with_seed(comm.rank() as u64));
     let mut before = None;
-    for first in (0..STEPS).step_by(FORK_STEPS as usize) {
+    for life in 1..=FORKS {
         let mut fork = comm.fork().unwrap();
         let mut started = VecDeque::new();
-        for number in first..first + FORK_STEPS {
+        for number in (life - 1) * FORK_STEPS..life * FORK_STEPS {
             // Ranks have other work, too, and unequally much of it.
             if skew.u8(0..32) == 0 {
                 comm.runtime().sleep(Duration::from_micros(skew.u64(0..300)));
@@ -167,10 +166,10 @@ fn ten_thousand_steps_are_right_and_leave_nothing_behind(#[values("auto", "tcp")
         comm.barrier().unwrap();
         let now = Possessions::count();
         comm.barrier().unwrap();
-        if first + FORK_STEPS == WARM {
-            before = Some(now);
-        } else if let Some(before) = &before {
-            now.check(before);
+        match &before {
+            None if life == WARM_FORKS => before = Some(now),
+            None => {}
+            Some(before) => now.check(before),
         }
     }
 }
