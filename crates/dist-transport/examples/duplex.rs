@@ -19,6 +19,7 @@ use socket2::SockRef;
 /// What is handed to one call at the most.
 const SENT_BYTES_MAX: usize = 1 << 20;
 const RECEIVED_BYTES_MAX: usize = 256 << 10;
+const PAGE: usize = 4 << 10;
 const WARMUPS: usize = 3;
 
 fn main() -> io::Result<()> {
@@ -52,7 +53,10 @@ fn measure(mut stream: TcpStream, sizes: &[usize], prints: bool) -> io::Result<(
     stream.set_nodelay(true)?;
     stream.set_nonblocking(true)?;
     let runtime = Runtime::system();
-    let mut scratch = vec![0; RECEIVED_BYTES_MAX];
+    let mut memory = vec![0; PAGE + RECEIVED_BYTES_MAX];
+    // Where a vector begins by itself, 16 bytes behind a page, processors of AMD copy two to three times as slowly.
+    let page = memory.as_ptr().align_offset(PAGE);
+    let scratch = &mut memory[page..][..RECEIVED_BYTES_MAX];
     for &bytes in sizes {
         let message = vec![0; bytes];
         let calls = ((16 << 20) / bytes.max(1)).clamp(1, 800);
@@ -61,7 +65,7 @@ fn measure(mut stream: TcpStream, sizes: &[usize], prints: bool) -> io::Result<(
         for sample in 0..WARMUPS + samples {
             let start = runtime.now();
             for _ in 0..calls {
-                exchange(&mut stream, &message, &mut scratch)?;
+                exchange(&mut stream, &message, scratch)?;
             }
             let time = (runtime.now() - start).as_secs_f64() * 1e6 / calls as f64;
             times.extend((sample >= WARMUPS).then_some(time));
