@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use dist_algos::CostModel;
 use dist_algos::direct::Crossovers;
+use dist_transport::copy;
 
 use crate::kept::{KeptCosts, World};
 use crate::{Algorithm, Communicator, Operation, Ownership, ReduceOp, Result, combine};
@@ -166,17 +167,19 @@ impl Communicator {
     }
 
     /// How much longer it takes to reduce [`LARGE`] bytes as they come than to receive them: they are copied to where caches
-    /// hold them, piece by piece, and added from there, instead of being copied to where they belong.
+    /// hold them, piece by piece, and added from there, instead of being copied to where they belong. Vectors that are made
+    /// one after the other lie a few bytes apart in their pages, unlike a transport's memory: hence [`copy`].
     fn time_per_reduction(&self) -> Duration {
         let (mut into, from) = (vec![0.0_f32; LARGE / 4], vec![1.0_f32; LARGE / 4]);
         let mut scratch = vec![0.0_f32; PIECE / 4];
         let reduced = self.shortest(|| {
             for (into, from) in into.chunks_mut(PIECE / 4).zip(from.chunks(PIECE / 4)) {
-                scratch.copy_from_slice(from);
+                copy(bytemuck::cast_slice(from), bytemuck::cast_slice_mut(&mut scratch));
                 combine(ReduceOp::Sum, into, &scratch);
             }
         });
-        reduced.saturating_sub(self.shortest(|| into.copy_from_slice(&from)))
+        let received = || copy(bytemuck::cast_slice(&from), bytemuck::cast_slice_mut(&mut into));
+        reduced.saturating_sub(self.shortest(received))
     }
 
     fn shortest(&self, mut work: impl FnMut()) -> Duration {
