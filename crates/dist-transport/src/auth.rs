@@ -164,8 +164,6 @@ pub enum Purpose {
     Control,
     /// Messages of one channel.
     Data(ChannelId),
-    /// Payloads of messages of one channel whose headers are sent by another connection.
-    Beside(ChannelId),
     /// Messages of one channel, through memory that both ranks share.
     Memory(ChannelId),
     /// An arena of the other rank's heap, which is to be mapped.
@@ -192,7 +190,6 @@ impl Identity {
             Purpose::Data(channel) => (1, channel.get()),
             Purpose::Memory(channel) => (2, channel.get()),
             Purpose::Arena(number) => (3, u64::from(number)),
-            Purpose::Beside(channel) => (4, channel.get()),
         };
         let mut hello = [0; HELLO_BYTES];
         hello[..16].copy_from_slice(&beginning(Version::OURS));
@@ -213,7 +210,6 @@ impl Identity {
             1 => Purpose::Data(ChannelId::from_number(channel)),
             2 => Purpose::Memory(ChannelId::from_number(channel)),
             3 => Purpose::Arena(word(32)),
-            4 => Purpose::Beside(ChannelId::from_number(channel)),
             _ => return None,
         };
         let identity = Self { epoch: word(20), from: word(24), to: word(28), purpose };

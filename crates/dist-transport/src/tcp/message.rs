@@ -1,16 +1,17 @@
-//! Messages of two ranks: a header of 64 bytes, then the payload, neither ever waiting. Some payloads come by a connection
-//! of their own.
+//! Messages on one connection: a header of 64 bytes, then the payload, neither ever waiting.
 //!
 //! A connection takes and gives bytes as a socket does, or in memory that the peer sees: then whole grains move, and
 //! what has come is delivered from where it lies.
 
 use std::io::{self, IoSlice, IoSliceMut};
 
+use socket2::Socket;
+
 use crate::shm::{End, Memory};
-use crate::tcp::link::{Link, Stream};
+use crate::tcp::link::Link;
 use crate::tcp::scratch::Scratch;
 use crate::tcp::socket;
-use crate::{Abort, Activity, Combine, Error, Fingerprint, Grain, Sink};
+use crate::{Abort, Combine, Error, Fingerprint, Grain, Sink};
 
 /// Bytes in front of every message.
 pub(super) const HEADER_BYTES: usize = 64;
@@ -27,8 +28,6 @@ const COPIED_BYTES_MAX: usize = 4 << 10;
 const MAGIC: [u8; 8] = *b"dist msg";
 /// Of a message in memory that does not follow its header but lies on the tray.
 const LAID_MAGIC: [u8; 8] = *b"dist lay";
-/// Of a message whose payload comes by the connection beside that of the header.
-const BESIDE_MAGIC: [u8; 8] = *b"dist bsd";
 /// The length that stands for "nothing more will come".
 const GOODBYE: u64 = u64::MAX;
 
@@ -170,7 +169,7 @@ impl Outbound {
 
     fn push_to_socket(
         &mut self,
-        stream: &mut Stream,
+        stream: &Socket,
         scratch: &mut Scratch,
         parts: &[&[u8]],
     ) -> Result<bool, Fault> {
@@ -179,9 +178,7 @@ impl Outbound {
             message.clear();
             message.extend_from_slice(&self.header);
             parts.iter().for_each(|part| message.extend_from_slice(part));
-            socket::send(&stream.socket, &message[self.sent..])?
-        } else if stream.sends_beside(self.total - HEADER_BYTES) {
-            return self.push_beside(stream, parts);
+            socket::send(stream, &message[self.sent..])?
         } else {
             self.push_pieces(stream, parts)?
         };
@@ -189,23 +186,7 @@ impl Outbound {
         Ok(sent.is_some())
     }
 
-    /// Sends the header by itself, and what is behind it by the connection beside.
-    fn push_beside(&mut self, stream: &mut Stream, parts: &[&[u8]]) -> Result<bool, Fault> {
-        let before = self.sent;
-        if self.sent < HEADER_BYTES {
-            self.header[..BESIDE_MAGIC.len()].copy_from_slice(&BESIDE_MAGIC);
-            self.sent += socket::send(&stream.socket, &self.header[self.sent..])?.unwrap_or(0);
-            stream.go_beside(Activity::Send, self.sent == HEADER_BYTES);
-        }
-        if self.sent >= HEADER_BYTES {
-            self.sent += self.push_pieces(stream, parts)?.unwrap_or(0);
-            stream.go_beside(Activity::Send, !self.done());
-        }
-        Ok(self.sent > before)
-    }
-
-    fn push_pieces(&self, stream: &Stream, parts: &[&[u8]]) -> Result<Option<usize>, Fault> {
-        let stream = stream.socket_for(Activity::Send);
+    fn push_pieces(&self, stream: &Socket, parts: &[&[u8]]) -> Result<Option<usize>, Fault> {
         let mut pieces = [IoSlice::new(&[]); PARTS_MAX];
         let mut count = 0;
         let mut room = SEND_BYTES_MAX;
@@ -389,28 +370,22 @@ impl Inbound {
     }
 
     /// Receives into the scratch, the header in front.
-    fn refill(&mut self, stream: &mut Stream, scratch: &mut Scratch) -> Result<bool, Fault> {
+    fn refill(&mut self, stream: &Socket, scratch: &mut Scratch) -> Result<bool, Fault> {
         let missing = HEADER_BYTES - self.filled;
-        let alone = missing > 0 && stream.may_come_beside(self.length);
-        let wanted = if alone { missing } else { missing + self.length - self.received };
+        let wanted = missing + self.length - self.received;
         let room = scratch.room();
         let count = wanted.min(room.len());
         if count == 0 {
             return Ok(false);
         }
-        let received = socket::receive(stream.socket_for(Activity::Receive), &mut room[..count])?;
-        let Some(count) = arrived(received)? else { return Ok(false) };
+        let Some(count) = arrived(socket::receive(stream, &mut room[..count])?)? else { return Ok(false) };
         scratch.stage(count);
         self.filled += count.min(missing);
         self.received += count.saturating_sub(missing);
         if missing > 0 && self.filled == HEADER_BYTES {
             self.header.copy_from_slice(scratch.take(HEADER_BYTES));
-            self.check_on(stream)?;
-            if alone {
-                self.refill(stream, scratch)?;
-            }
+            self.check()?;
         }
-        self.note_end(stream);
         Ok(true)
     }
 
@@ -430,45 +405,21 @@ impl Inbound {
     }
 
     /// Reads the rest of the header and into `room`, which is for the rest of the message, what follows it.
-    fn read(&mut self, stream: &mut Stream, room: &mut [u8]) -> Result<bool, Fault> {
+    fn read(&mut self, stream: &Socket, room: &mut [u8]) -> Result<bool, Fault> {
         let missing = HEADER_BYTES - self.filled;
-        let alone = missing > 0 && stream.may_come_beside(self.length);
-        let socket = stream.socket_for(Activity::Receive);
-        let received = if alone {
-            socket::receive(socket, &mut self.header[self.filled..])?
-        } else if missing > 0 {
+        let received = if missing > 0 {
             let head = IoSliceMut::new(&mut self.header[self.filled..]);
-            socket::receive_pieces(socket, &mut [head, IoSliceMut::new(room)])?
+            socket::receive_pieces(stream, &mut [head, IoSliceMut::new(room)])?
         } else {
-            socket::receive(socket, room)?
+            socket::receive(stream, room)?
         };
         let Some(count) = arrived(received)? else { return Ok(false) };
         self.filled += count.min(missing);
         self.received += count.saturating_sub(missing);
         if missing > 0 && self.filled == HEADER_BYTES {
-            self.check_on(stream)?;
-            if alone {
-                self.read(stream, room)?;
-            }
+            self.check()?;
         }
-        self.note_end(stream);
         Ok(true)
-    }
-
-    /// As [`check`](Self::check), of a header that may say that the payload comes beside it.
-    fn check_on(&mut self, stream: &mut Stream) -> Result<(), Fault> {
-        if stream.may_come_beside(self.length) && self.header.starts_with(&BESIDE_MAGIC) {
-            self.header[..MAGIC.len()].copy_from_slice(&MAGIC);
-            stream.go_beside(Activity::Receive, true);
-        }
-        self.check()
-    }
-
-    /// What comes next is another message.
-    fn note_end(&self, stream: &mut Stream) {
-        if self.received == self.length {
-            stream.go_beside(Activity::Receive, false);
-        }
     }
 
     /// Compares the header with what this rank expects.
@@ -484,16 +435,14 @@ impl Inbound {
         let (length, call) = rest.split_at(8);
         let length = u64::from_le_bytes(length.try_into().expect("split at 8"));
         let theirs = Fingerprint(call.try_into().expect("what follows the length is a fingerprint"));
-        if magic != MAGIC && magic != BESIDE_MAGIC {
+        if magic != MAGIC {
             Fault::Garbage
         } else if length == GOODBYE {
             Fault::Goodbye
         } else if call != &self.expected[16..] {
             Fault::Mismatch { theirs }
-        } else if length != self.length as u64 {
-            Fault::Length { got: length, expected: self.length as u64 }
         } else {
-            Fault::Garbage
+            Fault::Length { got: length, expected: self.length as u64 }
         }
     }
 }

@@ -2,11 +2,9 @@
 //!
 //! Every process joins the coordinator (on rank 0, or in the launcher), learns where its peers listen, and keeps
 //! its line to the coordinator for signs of life and for the abort. Connections between ranks are opened on first
-//! use, one or two per pair and channel. One service thread per process owns the listener, the handshakes and the line
+//! use, one per pair and channel. One service thread per process owns the listener, the handshakes and the line
 //! to the coordinator; data moves on the caller's thread only.
 
-#[cfg(test)]
-mod beside_tests;
 mod channels;
 mod config;
 mod control;

@@ -17,7 +17,7 @@ use crate::tcp::config::{Config, Host, Medium};
 use crate::tcp::control::{Frame, Home, Line};
 use crate::tcp::coordinator::{COORDINATOR, Coordinator};
 use crate::tcp::gate::ADMITTED;
-use crate::tcp::link::{Link, Stream};
+use crate::tcp::link::Link;
 use crate::tcp::service::{Service, listener_address};
 use crate::tcp::session::{Arrivals, Bell, Membership, Session, Verdict, Watch, timeout};
 use crate::tcp::{host, socket};
@@ -197,7 +197,7 @@ fn greet(
 const fn activity_of(identity: Identity) -> Activity {
     match identity.purpose {
         Purpose::Control => Activity::Rendezvous,
-        Purpose::Data(_) | Purpose::Beside(_) | Purpose::Memory(_) | Purpose::Arena(_) => Activity::Connect,
+        Purpose::Data(_) | Purpose::Memory(_) | Purpose::Arena(_) => Activity::Connect,
     }
 }
 
@@ -239,19 +239,7 @@ pub(super) fn dial(session: &Session, peer: usize, channel: ChannelId, deadline:
             return Err(Error::NotShared { peer });
         }
     }
-    let dial = |purpose| dial_over_network(session, identity(purpose), deadline);
-    // Before the other, with which it is handed over there.
-    let has_beside = session.is_on_this_host(peer) && session.has_core_per_rank();
-    let beside = match has_beside.then(|| dial(Purpose::Beside(channel))).transpose() {
-        Err(error) if is_over(&error) => return Err(error),
-        // There may be no descriptor left, for one.
-        Err(error) => {
-            tracing::debug!(peer, %error, "no second connection");
-            None
-        }
-        Ok(beside) => beside,
-    };
-    Ok(Link::Socket(Stream::new(dial(Purpose::Data(channel))?, beside, Activity::Send)))
+    dial_over_network(session, identity(Purpose::Data(channel)), deadline).map(Link::Socket)
 }
 
 /// Whether the time was over or the job was aborted meanwhile.

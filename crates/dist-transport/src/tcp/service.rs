@@ -1,6 +1,5 @@
 //! The service thread of a process: handshakes of those who connect, signs of life, and the abort.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -15,10 +14,10 @@ use crate::shm::{self, Memory};
 use crate::tcp::config::Host;
 use crate::tcp::control::{Frame, Line};
 use crate::tcp::gate::{Admitted, Door, Gate};
-use crate::tcp::link::{Link, Stream};
+use crate::tcp::link::Link;
 use crate::tcp::session::{GOODBYE_LIMIT, Session};
 use crate::tcp::{BEAT, socket};
-use crate::{Abort, Activity, Cause, ChannelId, Deadline, Fingerprint};
+use crate::{Abort, Cause, ChannelId, Deadline, Fingerprint};
 
 /// Everything that the service thread knows.
 pub(super) struct Service {
@@ -26,8 +25,6 @@ pub(super) struct Service {
     gates: Vec<Gate>,
     line: Line,
     session: Arc<Session>,
-    /// Connections that go with others which are still to come.
-    besides: HashMap<(ChannelId, u32), Socket>,
     next_beat: Deadline,
     last_look: Deadline,
     /// When the coordinator counts as silent.
@@ -60,7 +57,6 @@ impl Service {
         Self {
             gates: listeners.into_iter().filter_map(gate).collect(),
             line,
-            besides: HashMap::new(),
             next_beat: runtime.deadline(BEAT),
             last_look: runtime.deadline(BEAT),
             silent_by: runtime.deadline(session.liveness),
@@ -124,7 +120,7 @@ impl Service {
     }
 
     /// Hands a proven connection to whoever will ask for it.
-    fn admit(&mut self, Admitted { stream, identity, share }: Admitted) {
+    fn admit(&self, Admitted { stream, identity, share }: Admitted) {
         let session = &self.session;
         let (from, to) = (identity.from as usize, identity.to as usize);
         match identity.purpose {
@@ -133,15 +129,9 @@ impl Service {
             {
                 let link = match share {
                     Some(share) => Link::Memory(Memory::new(stream, share)),
-                    None => {
-                        let beside = self.besides.remove(&(channel, identity.from));
-                        Link::Socket(Stream::new(stream, beside, Activity::Receive))
-                    }
+                    None => Link::Socket(stream),
                 };
                 session.arrivals.put(channel, from, link, &session.verdict);
-            }
-            Purpose::Beside(channel) if to == session.rank.index() && from < session.rank.world_size() => {
-                self.besides.insert((channel, identity.from), stream);
             }
             Purpose::Arena(number) if to == session.rank.index() => {
                 if let Err(error) = shm::give_arena(&stream, &session.heap, number) {

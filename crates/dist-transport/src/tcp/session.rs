@@ -131,15 +131,12 @@ impl Session {
 
     /// Whether memory may be shared with a rank, as far as is known.
     pub(super) fn may_share(&self, peer: usize) -> bool {
+        let hosts = [self.rank.index(), peer].map(|rank| self.homes[rank].host);
         match self.medium {
             Medium::Tcp => false,
             Medium::Shm => true,
-            Medium::Auto => self.is_on_this_host(peer) && !lock(&self.apart).contains(&peer),
+            Medium::Auto => hosts[0] == hosts[1] && !lock(&self.apart).contains(&peer),
         }
-    }
-
-    pub(super) fn is_on_this_host(&self, peer: usize) -> bool {
-        self.homes[peer].host == self.homes[self.rank.index()].host
     }
 
     /// The ranks of this process's host, itself among them.

@@ -283,7 +283,7 @@ fn watch(session: &Session, links: &[Option<Link>], waits: &Waits, limit: Durati
     watched.push(session.verdict.watch());
     watched.extend(waits.iter().filter_map(|&(activity, peer)| {
         let link = links[peer].as_ref()?;
-        Some(PollFd::from_borrowed_fd(link.descriptor(activity), link.events(activity)))
+        Some(socket::watch(link, link.events(activity)))
     }));
     socket::poll(&mut watched, limit).map(drop)
 }
