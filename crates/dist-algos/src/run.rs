@@ -231,15 +231,11 @@ impl<T: RingTransport + ?Sized> Runner<'_, '_, '_, T> {
         match (from, into) {
             _ if len == 0 => {}
             (Place::Buffer, Place::Buffer) => {}
-            (Place::Buffer, Place::Slot(slot)) => {
-                self.scratch.slot(slot, slot_bytes, len).copy_from_slice(buffer)
-            }
-            (Place::Slot(slot), Place::Buffer) => {
-                buffer.copy_from_slice(self.scratch.slot(slot, slot_bytes, len))
-            }
+            (Place::Buffer, Place::Slot(slot)) => copy(buffer, self.scratch.slot(slot, slot_bytes, len)),
+            (Place::Slot(slot), Place::Buffer) => copy(self.scratch.slot(slot, slot_bytes, len), buffer),
             (Place::Slot(from), Place::Slot(into)) => {
                 let (from, into) = self.scratch.two_slots((from, into), slot_bytes, len);
-                into.copy_from_slice(from);
+                copy(from, into);
             }
         }
     }

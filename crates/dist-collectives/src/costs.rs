@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use dist_algos::CostModel;
 use dist_algos::direct::Crossovers;
-use dist_transport::copy;
 
+use crate::engine::copy;
 use crate::kept::{KeptCosts, World};
 use crate::{Algorithm, Communicator, Operation, Ownership, ReduceOp, Result, combine};
 
@@ -174,11 +174,11 @@ impl Communicator {
         let mut scratch = vec![0.0_f32; PIECE / 4];
         let reduced = self.shortest(|| {
             for (into, from) in into.chunks_mut(PIECE / 4).zip(from.chunks(PIECE / 4)) {
-                copy(bytemuck::cast_slice(from), bytemuck::cast_slice_mut(&mut scratch));
+                copy(from, &mut scratch);
                 combine(ReduceOp::Sum, into, &scratch);
             }
         });
-        let received = || copy(bytemuck::cast_slice(&from), bytemuck::cast_slice_mut(&mut into));
+        let received = || copy(&from, &mut into);
         reduced.saturating_sub(self.shortest(received))
     }
 

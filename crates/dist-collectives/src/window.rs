@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Deref;
 
-use crate::engine::Manner;
+use crate::engine::{Manner, copy};
 use crate::{Buffer, Call, Communicator, Element, Error, Failed, Result};
 
 /// A buffer that every rank of a group has for all of them to read, where it lies and whenever they like: nobody changes one
@@ -98,7 +98,7 @@ impl<T: Element> Window<T> {
         let end = start.checked_add(into.len()).filter(|&end| end <= len);
         let end = end.ok_or(Error::OutsideWindow { start, elements: into.len(), len })?;
         if rank == comm.rank() {
-            into.copy_from_slice(&buffer[start..end]);
+            copy(&buffer[start..end], into);
             return Ok(());
         }
         let due = Manner::new(&comm.settings, &comm.runtime).due;

@@ -7,7 +7,7 @@ use dist_transport::Due;
 use super::arithmetic::Arithmetic;
 use super::shares::Shares;
 use super::ways::{Begun, Job, Work};
-use super::{Engine, Manner, from_input, in_place, nothing_to_combine, room};
+use super::{Engine, Manner, copy, from_input, in_place, nothing_to_combine, room};
 use crate::digest::digest;
 use crate::{AllToAll, Call, Element, Error, Operation, Result};
 
@@ -76,7 +76,7 @@ impl Engine {
             return self.pass_on(call, algorithm, (input, sent), output, due);
         }
         let own = self.rank().index();
-        output[received.range(own)].copy_from_slice(&input[sent.range(own)]);
+        copy(&input[sent.range(own)], &mut output[received.range(own)]);
         let memory = from_input((input, sent.partition::<T>()), (output, received.partition::<T>()));
         self.run_in(call, algorithm.schedule(self.rank()), memory, &mut nothing_to_combine, due)
     }
@@ -94,13 +94,13 @@ impl Engine {
         let mut memory = std::mem::take(&mut self.copy);
         let parts = room(&mut memory, input.len(), &mut *self.transport)?;
         for place in 0..rank.world_size() {
-            parts[shares.range(place)].copy_from_slice(&input[shares.range(algorithm.before(rank, place))]);
+            copy(&input[shares.range(algorithm.before(rank, place))], &mut parts[shares.range(place)]);
         }
         let steps = algorithm.schedule(rank);
         let passed = in_place(parts, shares.partition::<T>());
         let done = self.run_in(call, steps, passed, &mut nothing_to_combine, due);
         for place in 0..rank.world_size() {
-            output[shares.range(algorithm.after(rank, place))].copy_from_slice(&parts[shares.range(place)]);
+            copy(&parts[shares.range(place)], &mut output[shares.range(algorithm.after(rank, place))]);
         }
         self.copy = memory;
         done

@@ -2,7 +2,7 @@
 
 use std::ops::DerefMut;
 
-use super::{Engine, Manner, room};
+use super::{Engine, Manner, copy, room};
 use crate::digest::digest;
 use crate::{Element, Result};
 
@@ -22,10 +22,10 @@ impl Engine {
         let mut memory = std::mem::take(&mut self.copy);
         let len = buffers.iter().map(|buffer| buffer.len()).sum();
         let packed = room(&mut memory, len, &mut *self.transport)?;
-        each(buffers, packed, |buffer, place| place.copy_from_slice(buffer));
+        each(buffers, packed, |buffer, place| copy(buffer, place));
         let done = operation(self, packed, manner);
         if done.is_ok() {
-            each(buffers, packed, |buffer, place| buffer.copy_from_slice(place));
+            each(buffers, packed, |buffer, place| copy(place, buffer));
         }
         self.copy = memory;
         done

@@ -6,7 +6,7 @@ use dist_algos::direct::Task;
 use super::arithmetic::Arithmetic;
 use super::shares::Shares;
 use super::ways::{Begun, Job, Work};
-use super::{Engine, Manner, from_input, in_place, nothing_to_combine, partition, room};
+use super::{Engine, Manner, copy, from_input, in_place, nothing_to_combine, partition, room};
 use crate::algorithm::OneOf;
 use crate::{AllGather, Broadcast, Element, Gather, Operation, Result, Scatter};
 
@@ -73,7 +73,7 @@ impl Engine {
                 self.run_directly((output, whole), input, &Arithmetic::NONE, &manner.due)
             }
             Begun::ByMessages { .. } => {
-                output[shares.range(own)].copy_from_slice(input);
+                copy(input, &mut output[shares.range(own)]);
                 let memory = in_place(output, shares.partition::<T>());
                 self.run(memory, &mut nothing_to_combine, &manner.due)
             }
@@ -161,7 +161,7 @@ impl Engine {
             _ => room(&mut memory, passing.total(), &mut *self.transport)?,
         };
         if !held.is_empty() {
-            buffer[passing.range(rank.index())].copy_from_slice(input);
+            copy(input, &mut buffer[passing.range(rank.index())]);
         }
         let all = from_input((input, own.partition::<T>()), (buffer, passing.partition::<T>()));
         let done = self.run(all, &mut nothing_to_combine, &manner.due);
@@ -227,11 +227,11 @@ impl Engine {
         let all = from_input(source, (&mut *buffer, cut));
         let done = self.run(all, &mut nothing_to_combine, &manner.due);
         if done.is_ok() {
-            output.copy_from_slice(if held.is_empty() {
-                &input[shares.range(rank.index())]
-            } else {
-                &buffer[passing.range(rank.index())]
-            });
+            let part = match held.is_empty() {
+                true => &input[shares.range(rank.index())],
+                false => &buffer[passing.range(rank.index())],
+            };
+            copy(part, output);
         }
         self.copy = memory;
         done

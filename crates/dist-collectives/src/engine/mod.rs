@@ -266,3 +266,8 @@ fn room<'m, T: Element>(
     memory.resize(words.max(memory.len()), 0);
     Ok(&mut bytemuck::cast_slice_mut(&mut memory[..words])[..len])
 }
+
+/// Copies elements to memory of the same length, [not much slower](dist_transport::copy) wherever the two lie.
+pub(crate) fn copy<T: Element>(from: &[T], into: &mut [T]) {
+    dist_transport::copy(bytemuck::cast_slice(from), bytemuck::cast_slice_mut(into));
+}
