@@ -211,8 +211,7 @@ const CHECKS: usize = 3;
 const CHECK_ROUNDS: u32 = 2;
 const SMALL_ROUNDS: u32 = 32;
 /// Bytes that show, between them, what a byte takes. The longer messages of a connection are, the less each byte adds, and
-/// what is decided last is how a block of 512 KiB for each rank goes, by one connection both ways as those of 384 KiB; where
-/// ranks share cores, that is decided earlier.
+/// what is decided last is how a block of 512 KiB for each rank goes; where ranks share cores, that is decided earlier.
 const MIDDLE: usize = 384 << 10;
 const MIDDLE_OF_SHARED_CORES: usize = 128 << 10;
 const LARGE: usize = 1 << 20;

@@ -7,10 +7,11 @@ const LINE: usize = 64;
 
 /// Copies bytes as [`copy_from_slice`](slice::copy_from_slice) does, and not much slower wherever they lie.
 ///
-/// The C library copies more than some 2 KiB by `rep movsb`, which processors of AMD (Zen 3 and 4) carry out 15 times as slowly
-/// where the destination lies 1 to 15 bytes further into its page than the source into its own, up to twice as slowly at
-/// 16 bytes, and somewhat up to 63. There vectors are copied one by one. Everywhere else nothing is faster than the
-/// instruction: on Zen 5, which loses a quarter at the most, it is nearly twice as fast as vectors of 16 bytes.
+/// The C library copies more than some 2 KiB by `rep movsb`, which processors of AMD carry out 15 to 20 times as slowly where
+/// the destination lies 1 to 15 bytes (Zen 4), or 1 to 31 (Zen 3), further into its page than the source into its own, and
+/// somewhat more slowly up to 63. So do vectors that are made one after the other: 16 bytes lie between them. There
+/// the processor's vectors are copied one by one. Everywhere else nothing is faster than the instruction: on Zen 5, which
+/// loses a quarter at the most, it is nearly twice as fast as vectors of 16 bytes.
 ///
 /// # Panics
 /// If one is not as long as the other.
