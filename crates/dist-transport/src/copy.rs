@@ -9,7 +9,7 @@ const LINE: usize = 64;
 ///
 /// The C library copies more than some 2 KiB by `rep movsb`, which processors of AMD carry out 15 to 20 times as slowly where
 /// the destination lies 1 to 15 bytes (Zen 4), or 1 to 31 (Zen 3), further into its page than the source into its own, and
-/// somewhat more slowly up to 63. So do vectors that are made one after the other: 16 bytes lie between them. There
+/// somewhat more slowly up to 63. Vectors that are made one after the other lie like that, with 16 bytes between them. There
 /// the processor's vectors are copied one by one. Everywhere else nothing is faster than the instruction: on Zen 5, which
 /// loses a quarter at the most, it is nearly twice as fast as vectors of 16 bytes.
 ///
