@@ -227,9 +227,10 @@ impl Engine {
         let all = from_input(source, (&mut *buffer, cut));
         let done = self.run(all, &mut nothing_to_combine, &manner.due);
         if done.is_ok() {
-            let part = match held.is_empty() {
-                true => &input[shares.range(rank.index())],
-                false => &buffer[passing.range(rank.index())],
+            let part = if held.is_empty() {
+                &input[shares.range(rank.index())]
+            } else {
+                &buffer[passing.range(rank.index())]
             };
             copy(part, output);
         }

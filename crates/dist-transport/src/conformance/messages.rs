@@ -59,7 +59,7 @@ pub fn messages_of_a_pair_arrive_in_order_whatever_their_length(fabric: &'static
     let backend = Backend(fabric);
     fn check(backend: Backend, world_size: usize) {
         const ROUNDS: usize = 40;
-        // Some follow others by another way.
+        // The long ones are as many bytes as lie on a tray or are received at once, and one more.
         const LONG: [usize; 4] = [65_537, 65_536, 262_144, 262_145];
         let len = |round: usize| if round % 5 == 4 { LONG[round / 5 % 4] } else { round * 37 % 11 };
         let program = move |mut transport: Box<dyn Transport>| {

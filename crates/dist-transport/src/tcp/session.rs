@@ -131,11 +131,11 @@ impl Session {
 
     /// Whether memory may be shared with a rank, as far as is known.
     pub(super) fn may_share(&self, peer: usize) -> bool {
-        let hosts = [self.rank.index(), peer].map(|rank| self.homes[rank].host);
+        let is_here = || self.homes[peer].host == self.homes[self.rank.index()].host;
         match self.medium {
             Medium::Tcp => false,
             Medium::Shm => true,
-            Medium::Auto => hosts[0] == hosts[1] && !lock(&self.apart).contains(&peer),
+            Medium::Auto => is_here() && !lock(&self.apart).contains(&peer),
         }
     }
 
