@@ -19,6 +19,7 @@ mod error;
 mod fingerprint;
 mod grain;
 mod owned;
+pub mod processor;
 mod rank;
 pub mod runtime;
 #[cfg(feature = "tcp")]

@@ -3,6 +3,7 @@
 use super::Together;
 use super::courtesy::{Next, SHORT_TURN, Wait};
 use super::watch::Watch;
+use crate::processor::is_intel;
 use crate::shm::{self, GroupMemory, Turn};
 use crate::tcp::message::Fault;
 use crate::tcp::session::LongWait;
@@ -16,10 +17,13 @@ const LOOKS: usize = 16;
 /// was measured is what the compiler makes of it: so many stores to the stack.
 #[inline(always)]
 pub(super) fn linger() {
-    const ROUNDS: u32 = 60;
-    (0..ROUNDS).for_each(|round| {
-        std::hint::black_box(round);
-    });
+    #[inline(always)]
+    fn pass(rounds: u32) {
+        (0..rounds).for_each(|round| {
+            std::hint::black_box(round);
+        });
+    }
+    if is_intel() { pass(80) } else { pass(60) }
 }
 
 impl Together {
