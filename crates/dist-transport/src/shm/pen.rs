@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-use super::map::copy_past;
+use super::map::{copy_across, copy_past};
 
 /// From how many bytes on a copy is judged.
 pub(crate) const LONG_BYTES: usize = 32 << 10;
@@ -46,7 +46,7 @@ impl Pen {
             crate::copy(from, into);
             self.learn(from.len(), now().saturating_sub(before));
         } else {
-            crate::copy(from, into);
+            copy_across(from, into);
         }
     }
 
