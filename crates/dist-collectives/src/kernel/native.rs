@@ -1,13 +1,17 @@
 //! Sums of half types by the processor's own conversions, faster than any loop without them.
 //!
 //! The only module of this crate that may be unsafe: to call what is compiled for instructions that not every
-//! processor has, and to take a vector of theirs for words.
+//! processor has, to take a vector of theirs for words, and to have memory fetched before it is read.
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86_64::{sum_bf16, sum_f16, sum_many_bf16, sum_many_f16};
+pub(super) use x86_64::{fetch, sum_bf16, sum_f16, sum_many_bf16, sum_many_f16};
 
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) use super::pairs::{sum as sum_bf16, sum_many as sum_many_bf16};
+
+/// Nothing is fetched before it is read.
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) fn fetch<T>(_soon: &T) {}
 
 /// There is no faster way.
 #[cfg(not(target_arch = "x86_64"))]
@@ -24,17 +28,24 @@ pub(super) fn sum_many_f16<const COUNT: usize>(rows: impl super::all::Rows<half:
 #[allow(unsafe_code, reason = "instructions are used that the processor was asked for")]
 mod x86_64 {
     use std::arch::x86_64::{
-        __m256, __m256i, __m512, __m512i, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm256_add_ps,
-        _mm256_blendv_ps, _mm256_cmp_ps, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_movemask_ps,
+        __m256, __m256i, __m512, __m512i, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _MM_HINT_T0, _mm_prefetch,
+        _mm256_add_ps, _mm256_blendv_ps, _mm256_cmp_ps, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_movemask_ps,
         _mm256_set_m128i, _mm256_set1_ps, _mm512_add_ps, _mm512_castsi256_si512, _mm512_cmp_ps_mask,
         _mm512_cvtph_ps, _mm512_cvtps_ph, _mm512_inserti64x4, _mm512_mask_mov_ps, _mm512_set1_ps,
     };
-    use std::mem;
+    use std::{mem, ptr};
 
     use half::{bf16, f16};
 
     use crate::kernel::all::{Rows, sum_by_rule};
     use crate::kernel::{Scalar, pairs};
+
+    /// Has the processor fetch the line in which something begins that is read soon.
+    #[inline(always)]
+    pub(in crate::kernel) fn fetch<T>(soon: &T) {
+        // SAFETY: every processor of this architecture has the instruction, which changes nothing that a program sees.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(ptr::from_ref(soon).cast()) }
+    }
 
     /// Adds all of one buffer to another of the same length; `false`, and nothing done, if the processor has no
     /// conversions.
