@@ -1,5 +1,5 @@
 //! Sums of what all ranks have, in one loop over the memory of all: while one rank's lines are waited for, the others' are
-//! fetched, and what was read of another core's memory is written while it is at hand.
+//! fetched, and what was read of another core's memory is written while it is at hand, or a little later.
 
 use std::array;
 use std::ops::RangeInclusive;
@@ -126,8 +126,8 @@ macro_rules! by_count {
 
 /// Adds what all have, and leaves the sums with all.
 pub(super) fn sum<T: Scalar>(all: &mut [&mut [T]]) {
-    // There a line that another core has is had sooner by who asks for it early, and none is asked for anew to be written
-    // while others are awaited that are read. On AMD's processors that is no faster, and large vectors take a quarter longer.
+    // There a line that another core has comes late, and to write one while others are awaited that are read holds both up.
+    // On AMD's processors one loop takes less time than pieces, and to ask early makes large vectors slower.
     if is_intel() { sum_in_pieces(all) } else { sum_by_turns(all) }
 }
 

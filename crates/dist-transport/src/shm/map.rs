@@ -273,7 +273,7 @@ impl Region {
 }
 
 /// Copies by the instruction that the C library takes for more than some 2 KiB. On Intel's processors it is faster for fewer,
-/// too, where another core has the lines that are written: it writes them as a whole, and need not have them first.
+/// too, where another core has read what is written over.
 #[cfg(target_arch = "x86_64")]
 mod string {
     use std::arch::asm;
