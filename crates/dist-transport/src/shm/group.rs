@@ -294,6 +294,14 @@ impl GroupMemory {
         Some(self.mapping.bytes(at, range.len()))
     }
 
+    /// Has the processor fetch what a rank has published, if there is such a place, before it is read.
+    #[inline]
+    pub(crate) fn fetch(&self, rank: usize, turn: Turn, place: Place, range: Range<usize>) {
+        if let Some(at) = self.place(rank, turn, place, &range) {
+            self.mapping.fetch(at, range.len());
+        }
+    }
+
     /// Lets `write` have bytes of a place of this rank's own. `None` if there is no such place.
     pub(crate) fn fill(
         &self,

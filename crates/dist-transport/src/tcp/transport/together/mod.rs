@@ -64,6 +64,9 @@ pub(super) struct Together {
     traffic: Traffic,
 }
 
+/// How much of what each has published is fetched before all have: as many lines as a processor waits for at once.
+const FETCHED_BYTES_MAX: usize = 1 << 10;
+
 /// The call that this rank is in.
 #[derive(Debug, Clone, Copy)]
 struct Call {
@@ -201,10 +204,22 @@ impl Together {
 
     #[inline(always)]
     fn wait_for_all(&mut self, call: usize, due: &Due<'_>) -> Result<()> {
+        self.wait_for_each(call, |_, _| {}, due)
+    }
+
+    /// The same, and `seen` hears of each rank as soon as it has been seen.
+    #[inline(always)]
+    fn wait_for_each(
+        &mut self,
+        call: usize,
+        mut seen: impl FnMut(&GroupMemory, usize),
+        due: &Due<'_>,
+    ) -> Result<()> {
         let mut peer = self.rank;
         for _ in 1..self.rank.world_size() {
             peer = peer.right();
             self.wait_in(call, peer.index(), 1, due)?;
+            seen(&self.memory, peer.index());
         }
         self.compared = call + 1;
         Ok(())
@@ -369,10 +384,16 @@ impl Direct for Together {
         }
         self.post();
         self.settle();
+        let Call { number, .. } = self.current;
         if rank.world_size() == 2 {
             waiting::linger();
+        } else if place != Place::Line {
+            // It comes while others are waited for, who may have to have this core first.
+            let (turn, range) = (self.current.turn(), offset..offset + bytes.len().min(FETCHED_BYTES_MAX));
+            let fetch = |memory: &GroupMemory, peer| memory.fetch(peer, turn, place, range.clone());
+            return self.wait_for_each(number, fetch, due);
         }
-        self.wait_for_all(self.current.number, due)
+        self.wait_for_all(number, due)
     }
 
     #[inline]
