@@ -302,6 +302,14 @@ impl GroupMemory {
         }
     }
 
+    /// Has the processor take back from the others, if there is such a place, where this rank publishes next.
+    #[inline]
+    pub(crate) fn claim(&self, me: usize, turn: Turn, place: Place, range: Range<usize>) {
+        if let Some(at) = self.place(me, turn, place, &range) {
+            self.mapping.claim(at, range.len());
+        }
+    }
+
     /// Lets `write` have bytes of a place of this rank's own. `None` if there is no such place.
     pub(crate) fn fill(
         &self,

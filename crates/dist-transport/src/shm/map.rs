@@ -149,10 +149,19 @@ impl Mapping {
     /// Has the processor fetch bytes that are read soon, where it can be told.
     #[inline]
     pub(crate) fn fetch(&self, offset: usize, len: usize) {
-        let place = self.at(offset, len);
-        for line in (0..len).step_by(LINE) {
-            fetch(place.as_ptr().wrapping_add(line));
-        }
+        self.lines(offset, len).for_each(ahead::fetch);
+    }
+
+    /// The same of bytes that are written soon: no other core has them then.
+    #[inline]
+    pub(crate) fn claim(&self, offset: usize, len: usize) {
+        self.lines(offset, len).for_each(ahead::claim);
+    }
+
+    #[inline]
+    fn lines(&self, offset: usize, len: usize) -> impl Iterator<Item = *const u8> {
+        let place = self.at(offset, len).as_ptr();
+        (0..len).step_by(LINE).map(move |line| place.wrapping_add(line).cast_const())
     }
 
     /// Lets `write` have bytes that nobody else reads or writes meanwhile: the caller's counters say so.
@@ -284,16 +293,31 @@ impl Region {
     }
 }
 
+/// Tells the processor what is read or written soon; what a program sees does not change.
 #[cfg(target_arch = "x86_64")]
-#[inline]
-fn fetch(place: *const u8) {
+mod ahead {
+    use std::arch::asm;
     use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-    // SAFETY: every processor of this architecture has the instruction, which changes nothing that a program sees.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) }
+
+    #[inline]
+    pub(super) fn fetch(line: *const u8) {
+        // SAFETY: every processor of this architecture has the instruction, and takes any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
+    }
+
+    #[inline]
+    pub(super) fn claim(line: *const u8) {
+        // SAFETY: as before; to a processor that does not know it, it is none.
+        unsafe { asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly)) }
+    }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn fetch(_: *const u8) {}
+mod ahead {
+    pub(super) fn fetch(_: *const u8) {}
+
+    pub(super) fn claim(_: *const u8) {}
+}
 
 /// Copies by the instruction that the C library takes for more than some 2 KiB. On Intel's processors it is faster for fewer,
 /// too, where another core has read what is written over.

@@ -17,6 +17,7 @@ use self::laid_open::Located;
 use self::watch::Watch;
 use super::failure::{Scene, Trouble};
 use crate::bookkeeping::Calls;
+use crate::processor::is_intel;
 use crate::runtime::{Unparker, Wake};
 use crate::shm::{
     self, Exposure, GroupMemory, LINE_BYTES, LONG_BYTES, Mapping, Pen, SHEET_BYTES, SLOT_BYTES, SLOTS, Turn,
@@ -391,7 +392,12 @@ impl Direct for Together {
             // It comes while others are waited for, who may have to have this core first.
             let (turn, range) = (self.current.turn(), offset..offset + bytes.len().min(FETCHED_BYTES_MAX));
             let fetch = |memory: &GroupMemory, peer| memory.fetch(peer, turn, place, range.clone());
-            return self.wait_for_each(number, fetch, due);
+            self.wait_for_each(number, fetch, due)?;
+            // All have left the call before, and what they read then comes back while this one's is added up.
+            if is_intel() {
+                self.memory.claim(rank.index(), Turn::of(number + 1), place, range);
+            }
+            return Ok(());
         }
         self.wait_for_all(number, due)
     }
