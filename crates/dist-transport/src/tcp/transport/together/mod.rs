@@ -388,18 +388,17 @@ impl Direct for Together {
         let Call { number, .. } = self.current;
         if rank.world_size() == 2 {
             waiting::linger();
-        } else if place != Place::Line {
-            // It comes while others are waited for, who may have to have this core first.
-            let (turn, range) = (self.current.turn(), offset..offset + bytes.len().min(FETCHED_BYTES_MAX));
-            let fetch = |memory: &GroupMemory, peer| memory.fetch(peer, turn, place, range.clone());
-            self.wait_for_each(number, fetch, due)?;
-            // All have left the call before, and what they read then comes back while this one's is added up.
-            if is_intel() {
-                self.memory.claim(rank.index(), Turn::of(number + 1), place, range);
-            }
-            return Ok(());
+            return self.wait_for_all(number, due);
         }
-        self.wait_for_all(number, due)
+        // What the others have published comes while the next is waited for, who may have to have this core first.
+        let (turn, range) = (self.current.turn(), offset..offset + bytes.len().clamp(1, FETCHED_BYTES_MAX));
+        let fetch = |memory: &GroupMemory, peer| memory.fetch(peer, turn, place, range.clone());
+        self.wait_for_each(number, fetch, due)?;
+        // All have left the call before, and what they read then comes back while this one's is added up.
+        if is_intel() {
+            self.memory.claim(rank.index(), Turn::of(number + 1), place, range);
+        }
+        Ok(())
     }
 
     #[inline]
