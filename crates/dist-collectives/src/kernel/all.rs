@@ -4,7 +4,6 @@
 use std::array;
 use std::ops::RangeInclusive;
 
-use dist_transport::processor::is_intel;
 use multiversion::multiversion;
 
 use super::{Scalar, native};
@@ -32,7 +31,7 @@ impl<T: Scalar, const COUNT: usize> Rows<T, COUNT> for &mut [&mut [T]; COUNT] {
 }
 
 /// The sums are left in all rows, of which a piece of each is read before the others' are written.
-pub(super) struct InPieces<'a, 'b, T, const COUNT: usize>(pub(super) &'a mut [&'b mut [T]; COUNT]);
+struct InPieces<'a, 'b, T, const COUNT: usize>(&'a mut [&'b mut [T]; COUNT]);
 
 /// So much of each is at hand while the sums are copied to the others.
 const PIECE_BYTES: usize = 2 << 10;
@@ -124,29 +123,13 @@ macro_rules! by_count {
     };
 }
 
-/// Adds what all have, and leaves the sums with all.
-pub(super) fn sum<T: Scalar>(all: &mut [&mut [T]]) {
-    // There a line that another core has comes late, and to write one while others are awaited that are read holds both up.
-    // On AMD's processors one loop takes less time than pieces, and to ask early makes large vectors slower.
-    if is_intel() { sum_in_pieces(all) } else { sum_by_turns(all) }
-}
-
-/// The same, each block read and written before the next.
-pub(super) fn sum_by_turns<T: Scalar>(all: &mut [&mut [T]]) {
-    fn of<T: Scalar, const COUNT: usize>(all: &mut [&mut [T]]) {
+/// Adds what all have, and leaves the sums with all: in pieces, or else each block before the next.
+pub(super) fn sum<T: Scalar>(all: &mut [&mut [T]], in_pieces: bool) {
+    fn of<T: Scalar, const COUNT: usize>(all: &mut [&mut [T]], in_pieces: bool) {
         let rows: &mut [&mut [T]; COUNT] = all.try_into().expect("they are so many");
-        T::sum_many(rows);
+        if in_pieces { T::sum_many(InPieces(rows)) } else { T::sum_many(rows) }
     }
-    by_count!(of(all) of all.len(), 2 3 4 5 6 7 8);
-}
-
-/// The same, a piece of all read before the others' are written.
-pub(super) fn sum_in_pieces<T: Scalar>(all: &mut [&mut [T]]) {
-    fn of<T: Scalar, const COUNT: usize>(all: &mut [&mut [T]]) {
-        let rows: &mut [&mut [T]; COUNT] = all.try_into().expect("they are so many");
-        T::sum_many(InPieces(rows));
-    }
-    by_count!(of(all) of all.len(), 2 3 4 5 6 7 8);
+    by_count!(of(all, in_pieces) of all.len(), 2 3 4 5 6 7 8);
 }
 
 /// Adds what 4 or 8 have, and leaves the sums with the first.

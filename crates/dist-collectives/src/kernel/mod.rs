@@ -9,6 +9,7 @@ mod native;
 mod pairs;
 mod scalar;
 
+use dist_transport::processor::is_intel;
 use multiversion::multiversion;
 
 pub(crate) use scalar::Scalar;
@@ -63,7 +64,9 @@ pub(crate) fn combines_at_once(op: ReduceOp, count: usize) -> bool {
 pub(crate) fn sum_into_all<T: Element>(all: &mut [&mut [T]]) {
     let as_long = |other: &&mut [T]| other.len() == all[0].len();
     assert!(all.iter().all(as_long), "what all have is of one length");
-    all::sum(all);
+    // On Intel's processors a line that another core has comes late, and to write one while others are awaited that are read
+    // holds both up. On AMD's one loop takes less time than pieces, and to ask early makes large vectors slower.
+    all::sum(all, is_intel());
 }
 
 /// Adds what 4 or 8 have, in canonical order, and leaves the sums with the first, in one loop over the memory of all.

@@ -154,7 +154,9 @@ fn is_combined_in_canonical_order<T: Element + Number>(op: ReduceOp, contributio
         matches!(op, ReduceOp::Sum | ReduceOp::Mean) && (2..=8).contains(&contributions.len())
     );
     if at_once {
-        for sum in [sum_into_all, all::sum_by_turns, all::sum_in_pieces] {
+        let ways: [fn(&mut [&mut [T]]); 3] =
+            [sum_into_all, |all| all::sum(all, false), |all| all::sum(all, true)];
+        for sum in ways {
             let mut sums = contributions.to_vec();
             sum(&mut sums.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>());
             all.append(&mut sums);
