@@ -20,10 +20,8 @@ use rustix::process::{Resource, getrlimit};
 use smallvec::SmallVec;
 
 use crate::CHANGED_MAX;
+use crate::grain::Grain;
 use crate::processor::is_intel;
-
-/// What a processor fetches at once.
-const LINE: usize = 64;
 
 /// Whether a segment's pages are there from the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -161,7 +159,7 @@ impl Mapping {
     #[inline]
     fn lines(&self, offset: usize, len: usize) -> impl Iterator<Item = *const u8> {
         let place = self.at(offset, len).as_ptr();
-        (0..len).step_by(LINE).map(move |line| place.wrapping_add(line).cast_const())
+        (0..len).step_by(Grain::BYTES).map(move |line| place.wrapping_add(line).cast_const())
     }
 
     /// Lets `write` have bytes that nobody else reads or writes meanwhile: the caller's counters say so.
@@ -307,7 +305,7 @@ mod ahead {
 
     #[inline]
     pub(super) fn claim(line: *const u8) {
-        // SAFETY: as before; to a processor that does not know it, it is none.
+        // SAFETY: a processor that does not know the instruction does nothing, and the others take any address.
         unsafe { asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly)) }
     }
 }

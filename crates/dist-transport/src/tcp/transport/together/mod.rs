@@ -391,6 +391,7 @@ impl Direct for Together {
             return self.wait_for_all(number, due);
         }
         // What the others have published comes while the next is waited for, who may have to have this core first.
+        // In a barrier it is nothing, but in a line all the same.
         let (turn, range) = (self.current.turn(), offset..offset + bytes.len().clamp(1, FETCHED_BYTES_MAX));
         let fetch = |memory: &GroupMemory, peer| memory.fetch(peer, turn, place, range.clone());
         self.wait_for_each(number, fetch, due)?;
