@@ -41,7 +41,23 @@ impl Communicator {
     #[doc(alias = "reduce_scatter_tensor")]
     pub fn reduce_scatter<T: Element>(&mut self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
         let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.reduce_scatter(input, output, op, manner)
+        self.engine.reduce_scatter(input.into(), output, op, manner)
+    }
+
+    /// As [`reduce_scatter`](Self::reduce_scatter), of an input that ranks which share a host may read where it lies, if it was
+    /// [allocated](Self::alloc): from 1 MiB on nobody copies it for them then. All ranks pass buffers of one kind: allocated
+    /// ones, or made from vectors.
+    ///
+    /// # Errors
+    /// As for [`reduce_scatter`](Self::reduce_scatter).
+    pub fn reduce_scatter_buffer<T: Element>(
+        &mut self,
+        input: &Buffer<T>,
+        output: &mut [T],
+        op: ReduceOp,
+    ) -> Result<()> {
+        let manner = &Manner::new(&self.settings, &self.runtime);
+        self.engine.reduce_scatter(input.into(), output, op, manner)
     }
 
     /// As [`reduce_scatter`](Self::reduce_scatter), without a copy of the input: the result is the own part of the
@@ -85,7 +101,7 @@ impl Communicator {
         op: ReduceOp,
     ) -> Result<()> {
         let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.reduce_scatter_v(input, counts, output, op, manner)
+        self.engine.reduce_scatter_v(input.into(), counts, output, op, manner)
     }
 
     /// Gives every rank the inputs of all ranks, one after the other in rank order.
@@ -98,7 +114,17 @@ impl Communicator {
     #[doc(alias = "all_gather_into_tensor")]
     pub fn all_gather<T: Element>(&mut self, input: &[T], output: &mut [T]) -> Result<()> {
         let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.all_gather(input, output, manner)
+        self.engine.all_gather(input.into(), output, manner)
+    }
+
+    /// As [`all_gather`](Self::all_gather), of an input that two ranks which share a host may read where it lies, if it was
+    /// [allocated](Self::alloc); see [`reduce_scatter_buffer`](Self::reduce_scatter_buffer).
+    ///
+    /// # Errors
+    /// As for [`all_gather`](Self::all_gather).
+    pub fn all_gather_buffer<T: Element>(&mut self, input: &Buffer<T>, output: &mut [T]) -> Result<()> {
+        let manner = &Manner::new(&self.settings, &self.runtime);
+        self.engine.all_gather(input.into(), output, manner)
     }
 
     /// As [`all_gather`](Self::all_gather), where each rank's input already lies at its place in the buffer: of as many
@@ -153,7 +179,7 @@ impl Communicator {
         output: &mut [T],
     ) -> Result<()> {
         let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.all_gather_v(input, counts, output, manner)
+        self.engine.all_gather_v(input.into(), counts, output, manner)
     }
 
     /// Gives every rank the root's buffer. What the other buffers held is lost.
@@ -265,7 +291,17 @@ impl Communicator {
     #[doc(alias = "all_to_all_single")]
     pub fn all_to_all<T: Element>(&mut self, input: &[T], output: &mut [T]) -> Result<()> {
         let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.all_to_all(input, output, manner)
+        self.engine.all_to_all(input.into(), output, manner)
+    }
+
+    /// As [`all_to_all`](Self::all_to_all), of an input that ranks which share a host may read where it lies, if it was
+    /// [allocated](Self::alloc); see [`reduce_scatter_buffer`](Self::reduce_scatter_buffer).
+    ///
+    /// # Errors
+    /// As for [`all_to_all`](Self::all_to_all).
+    pub fn all_to_all_buffer<T: Element>(&mut self, input: &Buffer<T>, output: &mut [T]) -> Result<()> {
+        let manner = &Manner::new(&self.settings, &self.runtime);
+        self.engine.all_to_all(input.into(), output, manner)
     }
 
     /// As [`all_to_all`](Self::all_to_all), where this rank sends `send_counts[d]` elements to rank `d` and expects

@@ -2,7 +2,7 @@
 
 use dist_algos::scan::Extent;
 
-use crate::engine::{Engine, Manner};
+use crate::engine::{Engine, Input, Manner};
 use crate::pending::Pending;
 use crate::{Buffer, Communicator, Element, Error, Operation, ReduceOp, Result};
 
@@ -13,6 +13,9 @@ use crate::{Buffer, Communicator, Element, Error, Operation, ReduceOp, Result};
 /// operation works in place, else new memory; if it fails, what it was given comes back. Operations that were started
 /// are done one after the other in the order of their starts, beside the blocking ones. The deadline begins at the
 /// start. Whatever can go wrong is reported by [`Pending::wait`].
+///
+/// What was [allocated](Self::alloc) is reached by the ranks of a host where it lies. All ranks pass buffers of one kind:
+/// allocated ones, or made from vectors.
 impl Communicator {
     /// Begins an [`all_reduce`](Self::all_reduce).
     ///
@@ -118,7 +121,7 @@ impl Communicator {
         let input = input.into();
         let len = if self.rank() == root { input.len().saturating_mul(self.world_size()) } else { 0 };
         self.start_into(input, Ok(len), move |engine, input, output, manner| {
-            engine.gather(input, output, root, manner)
+            engine.gather(input.elements(), output, root, manner)
         })
     }
 
@@ -132,7 +135,7 @@ impl Communicator {
     ) -> Pending<Buffer<T>> {
         let len = if self.rank() == root { total_count(Operation::Gather, &counts) } else { Ok(0) };
         self.start_into(input.into(), len, move |engine, input, output, manner| {
-            engine.gather_v(input, &counts, output, root, manner)
+            engine.gather_v(input.elements(), &counts, output, root, manner)
         })
     }
 
@@ -145,7 +148,7 @@ impl Communicator {
         root: usize,
     ) -> Pending<Buffer<T>> {
         self.start_into(input.into(), Ok(part), move |engine, input, output, manner| {
-            engine.scatter(input, output, root, manner)
+            engine.scatter(input.elements(), output, root, manner)
         })
     }
 
@@ -159,7 +162,7 @@ impl Communicator {
     ) -> Pending<Buffer<T>> {
         let len = self.own(Operation::Scatter, &counts);
         self.start_into(input.into(), len, move |engine, input, output, manner| {
-            engine.scatter_v(input, &counts, output, root, manner)
+            engine.scatter_v(input.elements(), &counts, output, root, manner)
         })
     }
 
@@ -181,7 +184,7 @@ impl Communicator {
     ) -> Pending<Buffer<T>> {
         let len = total_count(Operation::AllToAll, &receive_counts);
         self.start_into(input.into(), len, move |engine, input, output, manner| {
-            engine.all_to_all_v(input, &send_counts, output, &receive_counts, manner)
+            engine.all_to_all_v(input.elements(), &send_counts, output, &receive_counts, manner)
         })
     }
 
@@ -308,11 +311,11 @@ impl Communicator {
         &mut self,
         input: Buffer<T>,
         len: Result<usize>,
-        operation: impl FnOnce(&mut Engine, &[T], &mut [T], &Manner<'_>) -> Result<()> + Send + 'static,
+        operation: impl FnOnce(&mut Engine, Input<'_, T>, &mut [T], &Manner<'_>) -> Result<()> + Send + 'static,
     ) -> Pending<Buffer<T>> {
         self.start(input, move |engine, buffer, manner| {
             let mut output = engine.output(len?)?;
-            operation(engine, buffer, &mut output, manner)?;
+            operation(engine, (&*buffer).into(), &mut output, manner)?;
             *buffer = output;
             Ok(())
         })

@@ -251,7 +251,7 @@ impl Engine {
     ) -> Result<Vec<V>> {
         let (bytes, counts) = self.encoded_with_counts(value, manner)?;
         let mut gathered = self.output(counts.iter().sum())?;
-        self.all_gather_v(&bytes, &counts, &mut gathered, manner)?;
+        self.all_gather_v((&bytes[..]).into(), &counts, &mut gathered, manner)?;
         decode_all(&gathered, &counts, self.transport.members())
     }
 
@@ -315,7 +315,7 @@ impl Engine {
     ) -> Result<(Vec<u8>, Vec<usize>)> {
         let (rank, mut encoded) = (self.rank().index(), encode(value));
         let mut announced = vec![0; self.rank().world_size()];
-        self.all_gather(&[announcement(&encoded)], &mut announced, manner)?;
+        self.all_gather((&[announcement(&encoded)][..]).into(), &mut announced, manner)?;
         let mut counts = Vec::with_capacity(announced.len());
         for (other, announced) in announced.into_iter().enumerate() {
             let source =

@@ -34,6 +34,9 @@ pub struct Crossovers {
     pub staged: Option<usize>,
     /// [`Form::WriteToAll`] of allocated memory in place of these; 8 KiB among two ranks and 16 KiB among more.
     pub write_to_all: Option<usize>,
+    /// [`Form::ReadFromAll`] of allocated memory in place of [`Form::OneShot`], for reduce_scatter, all_to_all and, among two
+    /// ranks, all_gather; 1 MiB.
+    pub read_from_all: Option<usize>,
 }
 
 /// What a slot takes of a large buffer.
@@ -52,12 +55,18 @@ impl Form {
         ownership: Ownership,
         crossovers: Crossovers,
     ) -> Self {
-        let Crossovers { staged, write_to_all } = crossovers;
+        let Crossovers { staged, write_to_all, read_from_all } = crossovers;
         match (task, ownership) {
             (Task::AllReduce, Ownership::Allocated)
                 if bytes >= write_to_all.unwrap_or_else(|| write_to_all_from(world_size)) =>
             {
                 Self::WriteToAll
+            }
+            (_, Ownership::Allocated)
+                if is_read_in_place(task, world_size)
+                    && bytes >= read_from_all.unwrap_or(READ_FROM_ALL_FROM) =>
+            {
+                Self::ReadFromAll
             }
             (Task::AllReduce | Task::Reduce { .. }, _)
                 if bytes >= staged.unwrap_or_else(|| staged_from(task, world_size)) =>
@@ -96,6 +105,18 @@ const fn write_to_all_from(world_size: usize) -> usize {
     if world_size == 2 { 8 << 10 } else { 16 << 10 }
 }
 
+/// What it is faster to read where ranks have it than to publish. What all read is published once for all of them.
+const fn is_read_in_place(task: Task, world_size: usize) -> bool {
+    match task {
+        Task::ReduceScatter { .. } | Task::AllToAll => true,
+        Task::AllGather { .. } => world_size == 2,
+        _ => false,
+    }
+}
+
+/// From how many bytes on.
+const READ_FROM_ALL_FROM: usize = 1 << 20;
+
 impl FromStr for Crossovers {
     type Err = CrossoversError;
 
@@ -108,6 +129,7 @@ impl FromStr for Crossovers {
             let crossover = match name {
                 "staged" => &mut crossovers.staged,
                 "write_to_all" => &mut crossovers.write_to_all,
+                "read_from_all" => &mut crossovers.read_from_all,
                 _ => return Err(wrong()),
             };
             *crossover = Some(parse_bytes(bytes).ok_or_else(wrong)?);
@@ -118,7 +140,7 @@ impl FromStr for Crossovers {
 
 /// What was read as [`Crossovers`] and is none.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is neither staged=BYTES nor write_to_all=BYTES")]
+#[error("{0:?} is none of staged=BYTES, write_to_all=BYTES and read_from_all=BYTES")]
 pub struct CrossoversError(String);
 
 /// A number of bytes, as in `8`, `64K`, `1M` or `2G`.
@@ -134,6 +156,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
+    use crate::Source;
 
     #[rstest]
     #[case("staged=64K", Some((Some(64 << 10), None)))]
@@ -150,7 +173,8 @@ mod tests {
         #[case] text: &str,
         #[case] expected: Option<(Option<usize>, Option<usize>)>,
     ) {
-        let expected = expected.map(|(staged, write_to_all)| Crossovers { staged, write_to_all });
+        let expected =
+            expected.map(|(staged, write_to_all)| Crossovers { staged, write_to_all, read_from_all: None });
         assert_eq!(text.parse().ok(), expected);
     }
 
@@ -175,10 +199,32 @@ mod tests {
     }
 
     #[rstest]
+    #[case(Task::ReduceScatter { of: Source::Input }, 2, true)]
+    #[case(Task::ReduceScatter { of: Source::Buffer }, 4, true)]
+    #[case(Task::AllToAll, 4, true)]
+    #[case(Task::AllGather { of: Source::Buffer }, 2, true)]
+    #[case(Task::AllGather { of: Source::Buffer }, 3, false)]
+    #[case(Task::Broadcast { root: 0 }, 2, false)]
+    fn large_allocated_inputs_are_read_in_place(
+        #[case] task: Task,
+        #[case] world_size: usize,
+        #[case] read: bool,
+    ) {
+        let suggest = |bytes, ownership| {
+            Form::suggest(task, world_size, bytes, ownership, "read_from_all=2M".parse().unwrap())
+        };
+        assert_eq!(suggest((2 << 20) - 1, Ownership::Allocated), Form::OneShot);
+        assert_eq!(suggest(2 << 20, Ownership::Owned), Form::OneShot);
+        assert_eq!(suggest(2 << 20, Ownership::Allocated) == Form::ReadFromAll, read);
+        let default = Form::suggest(task, world_size, 1 << 20, Ownership::Allocated, Crossovers::default());
+        assert_eq!(default == Form::ReadFromAll, read);
+    }
+
+    #[rstest]
     #[case(Crossovers::default(), Ownership::Borrowed, [Form::OneShot, Form::OneShot, Form::OneShot])]
     #[case(Crossovers::default(), Ownership::Allocated, [Form::OneShot, Form::WriteToAll, Form::WriteToAll])]
     #[case(
-        Crossovers { staged: Some(8192), write_to_all: Some(8193) },
+        Crossovers { staged: Some(8192), write_to_all: Some(8193), read_from_all: None },
         Ownership::Allocated,
         [Form::OneShot, Form::Staged, Form::WriteToAll],
     )]

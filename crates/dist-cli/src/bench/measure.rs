@@ -190,13 +190,13 @@ impl Bench<'_> {
                 comm.all_reduce(input, op)?
             }
             Operation::AllReduce => comm.all_reduce_buffer(input, op)?,
-            Operation::ReduceScatter => comm.reduce_scatter(input, output, op)?,
-            Operation::AllGather => comm.all_gather(input, output)?,
+            Operation::ReduceScatter => comm.reduce_scatter_buffer(input, output, op)?,
+            Operation::AllGather => comm.all_gather_buffer(input, output)?,
             Operation::Broadcast => comm.broadcast(input, root)?,
             Operation::Reduce => comm.reduce(input, op, root)?,
             Operation::Gather => comm.gather(input, output, root)?,
             Operation::Scatter => comm.scatter(input, output, root)?,
-            Operation::AllToAll => comm.all_to_all(input, output)?,
+            Operation::AllToAll => comm.all_to_all_buffer(input, output)?,
             Operation::Scan => comm.scan(input, op)?,
             Operation::Barrier => comm.barrier()?,
             Operation::SendRecv => {

@@ -5,6 +5,7 @@ use dist_algos::{Choice, Order, Source};
 use dist_transport::Due;
 
 use super::arithmetic::Arithmetic;
+use super::direct::Input;
 use super::shares::Shares;
 use super::ways::{Begun, Job, Work};
 use super::{Engine, Manner, copy, from_input, in_place, nothing_to_combine, room};
@@ -14,7 +15,7 @@ use crate::{AllToAll, Call, Element, Error, Operation, Result};
 impl Engine {
     pub(crate) fn all_to_all<T: Element>(
         &mut self,
-        input: &[T],
+        input: Input<'_, T>,
         output: &mut [T],
         manner: &Manner<'_>,
     ) -> Result<()> {
@@ -22,7 +23,10 @@ impl Engine {
         Self::check_length(Operation::AllToAll, "output", input.len(), output.len())?;
         let world_size = self.world_size();
         let shares = Shares::even(part, world_size);
-        let job = Job::of::<T>(Work::Task(Task::AllToAll), part, size_of_val(input), manner.sizes);
+        let [ownership, here] = input.ownership();
+        let input = input.elements();
+        let work = Work::Task(Task::AllToAll);
+        let job = Job { ownership, here, ..Job::of::<T>(work, part, size_of_val(input), manner.sizes) };
         match self.begin_job::<AllToAll>(&job, |_| part * size_of::<T>(), manner)? {
             Begun::Directly { .. } => {
                 let cut = shares.partition::<T>();

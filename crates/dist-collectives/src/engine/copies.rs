@@ -1,9 +1,10 @@
 //! Operations that give all ranks, or one of them, what others have.
 
 use dist_algos::Source;
-use dist_algos::direct::Task;
+use dist_algos::direct::{Ownership, Task};
 
 use super::arithmetic::Arithmetic;
+use super::direct::{Held, Input};
 use super::shares::Shares;
 use super::ways::{Begun, Job, Work};
 use super::{Engine, Manner, copy, from_input, in_place, nothing_to_combine, partition, room};
@@ -35,7 +36,7 @@ impl Engine {
 
     pub(crate) fn all_gather<T: Element>(
         &mut self,
-        input: &[T],
+        input: Input<'_, T>,
         output: &mut [T],
         manner: &Manner<'_>,
     ) -> Result<()> {
@@ -46,7 +47,7 @@ impl Engine {
 
     pub(crate) fn all_gather_v<T: Element>(
         &mut self,
-        input: &[T],
+        input: Input<'_, T>,
         counts: &[usize],
         output: &mut [T],
         manner: &Manner<'_>,
@@ -60,13 +61,15 @@ impl Engine {
 
     fn all_gather_shares<T: Element>(
         &mut self,
-        input: &[T],
+        input: Input<'_, T>,
         shares: &Shares,
         output: &mut [T],
         manner: &Manner<'_>,
     ) -> Result<()> {
         let own = self.rank.index();
-        match self.begin_gather::<T>(Source::Input, shares, manner)? {
+        let begun = self.begin_gather::<T>((Source::Input, input.ownership()), shares, manner)?;
+        let input = input.elements();
+        match begun {
             Begun::Directly { .. } => {
                 let (part, whole) = (shares.of(own..own + 1), shares.partition::<T>());
                 let input = Some((input, part.partition::<T>()));
@@ -80,14 +83,17 @@ impl Engine {
         }
     }
 
-    pub(crate) fn all_gather_in_place<T: Element>(
+    pub(crate) fn all_gather_in_place<'a, T: Element>(
         &mut self,
-        buffer: &mut [T],
+        held: impl Into<Held<'a, T>>,
         manner: &Manner<'_>,
     ) -> Result<()> {
+        let held = held.into();
+        let ownership = held.ownership();
+        let buffer = held.into_elements();
         let part = self.check_divisible(Operation::AllGather, buffer.len())?;
         let shares = Shares::even(part, self.world_size());
-        let begun = self.begin_gather::<T>(Source::Buffer, &shares, manner)?;
+        let begun = self.begin_gather::<T>((Source::Buffer, ownership), &shares, manner)?;
         let cut = shares.partition::<T>();
         match begun {
             Begun::Directly { .. } => self.run_directly((buffer, cut), None, &Arithmetic::NONE, &manner.due),
@@ -97,16 +103,20 @@ impl Engine {
 
     fn begin_gather<T: Element>(
         &mut self,
-        of: Source,
+        (of, [ownership, here]): (Source, [Ownership; 2]),
         shares: &Shares,
         manner: &Manner<'_>,
     ) -> Result<Begun> {
-        let job = Job::of::<T>(
-            Work::Task(Task::AllGather { of }),
-            shares.count(),
-            shares.total().saturating_mul(size_of::<T>()),
-            shares.digest(manner.sizes),
-        );
+        let job = Job {
+            ownership,
+            here,
+            ..Job::of::<T>(
+                Work::Task(Task::AllGather { of }),
+                shares.count(),
+                shares.total().saturating_mul(size_of::<T>()),
+                shares.digest(manner.sizes),
+            )
+        };
         self.begin_job::<AllGather>(&job, |_| shares.partition::<T>().chunk_bytes_max(), manner)
     }
 

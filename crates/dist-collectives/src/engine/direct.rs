@@ -40,6 +40,14 @@ pub(crate) enum Held<'a, T> {
     Owned(&'a mut Buffer<T>),
 }
 
+/// The memory that an operation reads, which others may read too.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Input<'a, T> {
+    elements: &'a [T],
+    /// Whose it is on all ranks, and whose it is here.
+    ownership: [Ownership; 2],
+}
+
 impl Engine {
     /// How an operation is done directly; `None` if it is done by messages.
     pub(super) fn plan<A: OneOf>(
@@ -143,7 +151,7 @@ impl Engine {
     ) -> Result<()> {
         let own = Own::Borrowed(bytemuck::cast_slice_mut(buffer));
         let input = input.map(|(input, cut)| (bytemuck::cast_slice(input), cut));
-        let mut memory = Memory { own, cut, input, piece_bytes: ATTACHED_PIECE_BYTES };
+        let mut memory = Memory { own, cut, input, piece_bytes: self.piece_bytes() };
         self.run_on::<T>(&mut memory, arithmetic, due)
     }
 
@@ -186,10 +194,7 @@ impl Engine {
                 return self.run_directly((buffer, cut), None, arithmetic, due);
             }
         };
-        let piece_bytes = match buffer.ownership() {
-            Ownership::Allocated => SHARED_PIECE_BYTES,
-            _ => ATTACHED_PIECE_BYTES,
-        };
+        let piece_bytes = self.piece_bytes();
         let mut memory = Memory { own: Own::Lent(buffer.lend()), cut, input: None, piece_bytes };
         let done = self.run_on::<T>(&mut memory, arithmetic, due);
         let (call, ..) = self.known.current_mut().directly();
@@ -203,6 +208,14 @@ impl Engine {
                 *buffer = Buffer::from(Vec::new());
                 done.and(Err(Error::in_call(*call, source)))
             }
+        }
+    }
+
+    /// Bytes of other ranks' memory that a sum is made of at a time.
+    fn piece_bytes(&self) -> usize {
+        match self.known.current().here() {
+            Ownership::Allocated => SHARED_PIECE_BYTES,
+            _ => ATTACHED_PIECE_BYTES,
         }
     }
 
@@ -250,7 +263,7 @@ const fn reaches(form: Form, ownership: Ownership, reach: Reach) -> bool {
     }
 }
 
-impl<T: Element> Held<'_, T> {
+impl<'a, T: Element> Held<'a, T> {
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Borrowed(elements) => elements.len(),
@@ -273,6 +286,39 @@ impl<T: Element> Held<'_, T> {
             Self::Owned(buffer) => buffer,
         }
     }
+
+    pub(super) fn into_elements(self) -> &'a mut [T] {
+        match self {
+            Self::Borrowed(elements) => elements,
+            Self::Owned(buffer) => buffer,
+        }
+    }
+}
+
+impl<'a, T> Input<'a, T> {
+    pub(super) const fn len(&self) -> usize {
+        self.elements.len()
+    }
+
+    pub(crate) const fn elements(&self) -> &'a [T] {
+        self.elements
+    }
+
+    pub(super) const fn ownership(&self) -> [Ownership; 2] {
+        self.ownership
+    }
+}
+
+impl<'a, T> From<&'a [T]> for Input<'a, T> {
+    fn from(elements: &'a [T]) -> Self {
+        Self { elements, ownership: [Ownership::Borrowed; 2] }
+    }
+}
+
+impl<'a, T: Element> From<&'a Buffer<T>> for Input<'a, T> {
+    fn from(buffer: &'a Buffer<T>) -> Self {
+        Self { elements: buffer, ownership: [buffer.meant(), buffer.ownership()] }
+    }
 }
 
 impl<'a, T> From<&'a mut [T]> for Held<'a, T> {
@@ -287,8 +333,7 @@ impl<'a, T> From<&'a mut Buffer<T>> for Held<'a, T> {
     }
 }
 
-/// Bytes of other ranks' memory that a sum is made of at a time, where the system copies them: few calls, but what was
-/// copied stays in the second cache.
+/// Where the system copies what is read: few calls, but what was copied stays in the second cache.
 const ATTACHED_PIECE_BYTES: usize = 128 << 10;
-/// The same where they are read in place: what is summed up stays in the nearest cache until it is written to all.
+/// Where it is read in place: what is summed up stays in the nearest cache until it is written to all.
 const SHARED_PIECE_BYTES: usize = 16 << 10;

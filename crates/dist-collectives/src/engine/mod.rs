@@ -23,6 +23,7 @@ use dist_transport::{Combine, Deadline, Due, Fingerprint, Rank, Runtime, Transpo
 use crate::settings::Settings;
 use crate::two_level::Levels;
 use crate::{Buffer, Call, Element, Error, Operation, Result};
+pub(crate) use direct::Input;
 use direct::{Sharing, Turns};
 use ways::{Known, Script};
 

@@ -1,12 +1,12 @@
 //! Operations that combine elements of different ranks.
 
 use dist_algos::Source;
-use dist_algos::direct::Task;
+use dist_algos::direct::{Ownership, Task};
 use dist_algos::scan::Extent;
 use dist_transport::Due;
 
 use super::arithmetic::{Arithmetic, identity};
-use super::direct::Held;
+use super::direct::{Held, Input};
 use super::shares::Shares;
 use super::ways::{Begun, Job, Script, Work};
 use super::{Engine, Manner, copy, from_input, in_place, partition, room};
@@ -130,7 +130,7 @@ impl Engine {
 
     pub(crate) fn reduce_scatter<T: Element>(
         &mut self,
-        input: &[T],
+        input: Input<'_, T>,
         output: &mut [T],
         op: ReduceOp,
         manner: &Manner<'_>,
@@ -141,7 +141,7 @@ impl Engine {
 
     pub(crate) fn reduce_scatter_v<T: Element>(
         &mut self,
-        input: &[T],
+        input: Input<'_, T>,
         counts: &[usize],
         output: &mut [T],
         op: ReduceOp,
@@ -157,21 +157,24 @@ impl Engine {
     /// The own part of the buffer, which has the result.
     pub(crate) fn reduce_scatter_in_place<'a, T: Element>(
         &mut self,
-        buffer: &'a mut [T],
+        held: impl Into<Held<'a, T>>,
         op: ReduceOp,
         manner: &Manner<'_>,
     ) -> Result<&'a mut [T]> {
+        let held = held.into();
+        let ownership = held.ownership();
+        let buffer = held.into_elements();
         let part = self.check_divisible(Operation::ReduceScatter, buffer.len())?;
         Self::check_op::<T>(op)?;
         let shares = Shares::even(part, self.world_size());
-        let begun = self.begin_scatter::<T>(Source::Buffer, &shares, op, manner)?;
+        let begun = self.begin_scatter::<T>((Source::Buffer, ownership), &shares, op, manner)?;
         let arithmetic = self.arithmetic::<T>(op, manner)?;
         self.reduce_scatter_in(begun, &shares, buffer, &arithmetic, manner)
     }
 
     fn reduce_scatter_shares<T: Element>(
         &mut self,
-        input: &[T],
+        input: Input<'_, T>,
         shares: &Shares,
         output: &mut [T],
         op: ReduceOp,
@@ -180,8 +183,12 @@ impl Engine {
         Self::check_op::<T>(op)?;
         // What has to be scaled first is copied, since the input stays as it is.
         let scales = matches!(op, ReduceOp::PreMulSum(_) | ReduceOp::WeightedMean(_));
-        let of = if scales { Source::Buffer } else { Source::Input };
-        let begun = self.begin_scatter::<T>(of, shares, op, manner)?;
+        let read = match scales {
+            true => (Source::Buffer, [Ownership::Borrowed; 2]),
+            false => (Source::Input, input.ownership()),
+        };
+        let begun = self.begin_scatter::<T>(read, shares, op, manner)?;
+        let input = input.elements();
         let arithmetic = self.arithmetic::<T>(op, manner)?;
         let own = self.rank.index();
         let part = shares.of(own..own + 1);
@@ -237,13 +244,15 @@ impl Engine {
 
     fn begin_scatter<T: Element>(
         &mut self,
-        of: Source,
+        (of, [ownership, here]): (Source, [Ownership; 2]),
         shares: &Shares,
         op: ReduceOp,
         manner: &Manner<'_>,
     ) -> Result<Begun> {
         let job = Job {
             op: Some(op.kind()),
+            ownership,
+            here,
             ..Job::of::<T>(
                 Work::Task(Task::ReduceScatter { of }),
                 shares.count(),

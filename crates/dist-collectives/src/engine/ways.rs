@@ -209,6 +209,11 @@ impl Way {
         Call { sequence, ..self.call }.renumber(&mut self.next);
     }
 
+    /// Whose the memory is here.
+    pub(super) const fn here(&self) -> Ownership {
+        self.job.here
+    }
+
     /// The plan of what is done directly.
     #[inline(always)]
     pub(super) fn plan(&self) -> &Plan {

@@ -45,7 +45,7 @@ impl Communicator {
         }
         let mut output = shape::zeroed(&mut self.engine, Operation::AllGather, IxDyn(&dims))?;
         let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of(input.shape()));
-        self.engine.all_gather(&shape::elements(input), slice(&mut output), manner)?;
+        self.engine.all_gather((&*shape::elements(input)).into(), slice(&mut output), manner)?;
         Ok(output)
     }
 
@@ -90,7 +90,7 @@ impl Communicator {
         let mut output =
             shape::zeroed(&mut self.engine, operation, shape::with_rows(input, rows / world_size))?;
         let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of(input.shape()));
-        self.engine.reduce_scatter(&shape::elements(input), slice(&mut output), op, manner)?;
+        self.engine.reduce_scatter((&*shape::elements(input)).into(), slice(&mut output), op, manner)?;
         Ok(output)
     }
 
@@ -130,7 +130,7 @@ impl Communicator {
     ) -> Result<Array<T, D>> {
         let mut output = shape::zeroed(&mut self.engine, Operation::AllToAll, input.raw_dim())?;
         let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of(input.shape()));
-        self.engine.all_to_all(&shape::elements(input), slice(&mut output), manner)?;
+        self.engine.all_to_all((&*shape::elements(input)).into(), slice(&mut output), manner)?;
         Ok(output)
     }
 

@@ -34,6 +34,12 @@ fn does(
     }
 }
 
+fn allocated(comm: &mut Communicator, elements: &[f32]) -> Buffer<f32> {
+    let mut allocated = comm.alloc(elements.len()).unwrap();
+    allocated.copy_from_slice(elements);
+    allocated
+}
+
 fn all_reduces(comm: &mut Communicator, inputs: &[Vec<f32>], expected: &[f32]) {
     let rank = comm.rank();
     for way in ways(Operation::AllReduce) {
@@ -44,8 +50,7 @@ fn all_reduces(comm: &mut Communicator, inputs: &[Vec<f32>], expected: &[f32]) {
         if done {
             assert_same(&borrowed, expected, &format!("{way:?}"));
         }
-        let mut allocated = comm.alloc(expected.len()).unwrap();
-        allocated.copy_from_slice(&inputs[rank]);
+        let allocated = allocated(comm, &inputs[rank]);
         for mut buffer in [Buffer::from(inputs[rank].clone()), allocated] {
             if does(comm, way, |comm| comm.all_reduce_buffer(&mut buffer, ReduceOp::Sum)) {
                 assert_same(&buffer, expected, &format!("{way:?} of {buffer:?}"));
@@ -74,9 +79,18 @@ fn others(comm: &mut Communicator, inputs: &[Vec<f32>], expected: &[f32]) {
         let mut output = vec![0.0; part];
         does(comm, way, |comm| comm.reduce_scatter(&inputs[rank][..whole], &mut output, ReduceOp::Sum));
         assert_same(&output, &expected[own.clone()], &format!("reduce_scatter {way:?}"));
+        let input = allocated(comm, &inputs[rank][..whole]);
+        does(comm, way, |comm| comm.reduce_scatter_buffer(&input, &mut output, ReduceOp::Sum));
+        assert_same(&output, &expected[own.clone()], &format!("allocated reduce_scatter {way:?}"));
         let mut buffer = inputs[rank][..whole].to_vec();
         does(comm, way, |comm| comm.reduce_scatter_in_place(&mut buffer, ReduceOp::Sum).map(drop));
         assert_same(&buffer[own.clone()], &expected[own.clone()], &format!("in place {way:?}"));
+        let in_place = allocated(comm, &inputs[rank][..whole]);
+        does(comm, way, |comm| {
+            buffer = comm.start_reduce_scatter_in_place(in_place, ReduceOp::Sum).wait()?.into_vec();
+            Ok(())
+        });
+        assert_same(&buffer[own.clone()], &expected[own.clone()], &format!("allocated in place {way:?}"));
         let mut buffer = inputs[rank][..whole].to_vec();
         does(comm, way, |comm| match rank % 2 {
             0 => comm.reduce_scatter(&inputs[rank][..whole], &mut buffer[own.clone()], ReduceOp::Sum),
@@ -90,6 +104,10 @@ fn others(comm: &mut Communicator, inputs: &[Vec<f32>], expected: &[f32]) {
         let gathered: Vec<f32> =
             (0..world_size).flat_map(|from| inputs[from][from * part..(from + 1) * part].to_vec()).collect();
         assert_same(&output, &gathered, &format!("all_gather {way:?}"));
+        let input = allocated(comm, &inputs[rank][own.clone()]);
+        output.fill(0.0);
+        does(comm, way, |comm| comm.all_gather_buffer(&input, &mut output));
+        assert_same(&output, &gathered, &format!("allocated all_gather {way:?}"));
         // To the others it is all the same whether a rank has its part elsewhere or in place.
         let mut buffer = inputs[rank][..whole].to_vec();
         does(comm, way, |comm| match rank % 2 {
@@ -103,6 +121,10 @@ fn others(comm: &mut Communicator, inputs: &[Vec<f32>], expected: &[f32]) {
         does(comm, way, |comm| comm.all_to_all(&inputs[rank][..whole], &mut output));
         let dealt: Vec<f32> = inputs.iter().flat_map(|input| input[own.clone()].to_vec()).collect();
         assert_same(&output, &dealt, &format!("all_to_all {way:?}"));
+        let input = allocated(comm, &inputs[rank][..whole]);
+        output.fill(0.0);
+        does(comm, way, |comm| comm.all_to_all_buffer(&input, &mut output));
+        assert_same(&output, &dealt, &format!("allocated all_to_all {way:?}"));
     }
     for way in ways(Operation::Barrier) {
         does(comm, way, Communicator::barrier);
@@ -208,6 +230,32 @@ fn ranks_that_share_memory_choose_direct_forms_from_their_first_operation_on() {
         assert!(!before.starts_with("direct/"), "{before}");
         assert_eq!([borrowed, allocated], ["direct/staged", "direct/write_to_all"]);
         assert_eq!(names[0], names[1]);
+    }
+}
+
+/// What was allocated on some ranks alone is told from what was on all, where that makes a difference.
+#[test]
+fn ranks_that_allocate_alone_are_told_so() {
+    let len = (1 << 20) / size_of::<f32>();
+    let errors = move |mut comm: Communicator| {
+        let chosen = |comm: &Communicator, operation, ownership| {
+            comm.algorithm_on(operation, 1 << 20, ownership).unwrap().unwrap().name()
+        };
+        comm.barrier().unwrap();
+        for operation in [Operation::ReduceScatter, Operation::AllToAll, Operation::AllGather] {
+            let names = [Ownership::Borrowed, Ownership::Allocated].map(|it| chosen(&comm, operation, it));
+            assert_eq!(names, ["direct/one_shot", "direct/read_from_all"], "{operation}");
+        }
+        let input = match comm.rank() {
+            0 => comm.alloc(len).unwrap(),
+            _ => vec![0.0_f32; len].into(),
+        };
+        let mut output = vec![0.0; len / 2];
+        comm.reduce_scatter_buffer(&input, &mut output, ReduceOp::Sum).unwrap_err().to_string()
+    };
+    for &network in Network::SHARING {
+        let errors = worlds::run(network, 2, errors);
+        assert!(errors.iter().all(|error| error.contains("direct/read_from_all")), "{errors:?}");
     }
 }
 
