@@ -328,7 +328,7 @@ impl Communicator {
     /// every communicator.
     ///
     /// A rank that alone gets ordinary memory takes part in what the others do with theirs if they may reach into it;
-    /// otherwise an all_reduce of it fails ([`Error::OutOfReach`]) and ends the job.
+    /// otherwise an operation that reaches into it fails ([`Error::OutOfReach`]) and ends the job.
     ///
     /// ```
     /// use dist_collectives::{Communicator, ReduceOp};

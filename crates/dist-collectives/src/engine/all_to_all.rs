@@ -23,10 +23,9 @@ impl Engine {
         Self::check_length(Operation::AllToAll, "output", input.len(), output.len())?;
         let world_size = self.world_size();
         let shares = Shares::even(part, world_size);
-        let [ownership, here] = input.ownership();
-        let input = input.elements();
+        let (input, ownership) = (input.elements(), input.ownership());
         let work = Work::Task(Task::AllToAll);
-        let job = Job { ownership, here, ..Job::of::<T>(work, part, size_of_val(input), manner.sizes) };
+        let job = Job::of::<T>(work, part, size_of_val(input), manner.sizes).on(ownership);
         match self.begin_job::<AllToAll>(&job, |_| part * size_of::<T>(), manner)? {
             Begun::Directly { .. } => {
                 let cut = shares.partition::<T>();

@@ -88,9 +88,7 @@ impl Engine {
         held: impl Into<Held<'a, T>>,
         manner: &Manner<'_>,
     ) -> Result<()> {
-        let held = held.into();
-        let ownership = held.ownership();
-        let buffer = held.into_elements();
+        let (buffer, ownership) = held.into().into_parts();
         let part = self.check_divisible(Operation::AllGather, buffer.len())?;
         let shares = Shares::even(part, self.world_size());
         let begun = self.begin_gather::<T>((Source::Buffer, ownership), &shares, manner)?;
@@ -103,20 +101,17 @@ impl Engine {
 
     fn begin_gather<T: Element>(
         &mut self,
-        (of, [ownership, here]): (Source, [Ownership; 2]),
+        (of, ownership): (Source, [Ownership; 2]),
         shares: &Shares,
         manner: &Manner<'_>,
     ) -> Result<Begun> {
-        let job = Job {
-            ownership,
-            here,
-            ..Job::of::<T>(
-                Work::Task(Task::AllGather { of }),
-                shares.count(),
-                shares.total().saturating_mul(size_of::<T>()),
-                shares.digest(manner.sizes),
-            )
-        };
+        let job = Job::of::<T>(
+            Work::Task(Task::AllGather { of }),
+            shares.count(),
+            shares.total().saturating_mul(size_of::<T>()),
+            shares.digest(manner.sizes),
+        );
+        let job = job.on(ownership);
         self.begin_job::<AllGather>(&job, |_| shares.partition::<T>().chunk_bytes_max(), manner)
     }
 

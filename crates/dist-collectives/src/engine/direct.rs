@@ -287,10 +287,12 @@ impl<'a, T: Element> Held<'a, T> {
         }
     }
 
-    pub(super) fn into_elements(self) -> &'a mut [T] {
+    /// The elements, and whose they are.
+    pub(super) fn into_parts(self) -> (&'a mut [T], [Ownership; 2]) {
+        let ownership = self.ownership();
         match self {
-            Self::Borrowed(elements) => elements,
-            Self::Owned(buffer) => buffer,
+            Self::Borrowed(elements) => (elements, ownership),
+            Self::Owned(buffer) => (buffer, ownership),
         }
     }
 }

@@ -25,13 +25,9 @@ impl Engine {
     ) -> Result<()> {
         Self::check_op::<T>(op)?;
         let mut held = held.into();
-        let (len, [ownership, here]) = (held.len(), held.ownership());
-        let job = Job {
-            op: Some(op.kind()),
-            ownership,
-            here,
-            ..Job::of::<T>(Work::Task(Task::AllReduce), len, len * size_of::<T>(), manner.sizes)
-        };
+        let (len, work) = (held.len(), Work::Task(Task::AllReduce));
+        let job = Job::of::<T>(work, len, len * size_of::<T>(), manner.sizes).on(held.ownership());
+        let job = Job { op: Some(op.kind()), ..job };
         let largest = |parts| partition::<T>(len, parts).chunk_bytes_max();
         let begun = self.begin_job::<AllReduce>(&job, largest, manner)?;
         let arithmetic = self.arithmetic::<T>(op, manner)?;
@@ -161,9 +157,7 @@ impl Engine {
         op: ReduceOp,
         manner: &Manner<'_>,
     ) -> Result<&'a mut [T]> {
-        let held = held.into();
-        let ownership = held.ownership();
-        let buffer = held.into_elements();
+        let (buffer, ownership) = held.into().into_parts();
         let part = self.check_divisible(Operation::ReduceScatter, buffer.len())?;
         Self::check_op::<T>(op)?;
         let shares = Shares::even(part, self.world_size());
@@ -244,22 +238,18 @@ impl Engine {
 
     fn begin_scatter<T: Element>(
         &mut self,
-        (of, [ownership, here]): (Source, [Ownership; 2]),
+        (of, ownership): (Source, [Ownership; 2]),
         shares: &Shares,
         op: ReduceOp,
         manner: &Manner<'_>,
     ) -> Result<Begun> {
-        let job = Job {
-            op: Some(op.kind()),
-            ownership,
-            here,
-            ..Job::of::<T>(
-                Work::Task(Task::ReduceScatter { of }),
-                shares.count(),
-                shares.total().saturating_mul(size_of::<T>()),
-                shares.digest(manner.sizes),
-            )
-        };
+        let job = Job::of::<T>(
+            Work::Task(Task::ReduceScatter { of }),
+            shares.count(),
+            shares.total().saturating_mul(size_of::<T>()),
+            shares.digest(manner.sizes),
+        );
+        let job = Job { op: Some(op.kind()), ..job.on(ownership) };
         self.begin_job::<ReduceScatter>(&job, |_| shares.partition::<T>().chunk_bytes_max(), manner)
     }
 

@@ -60,6 +60,12 @@ impl Job {
         let (ownership, here) = (Ownership::Borrowed, Ownership::Borrowed);
         Self { work, dtype: Some(T::DTYPE), count, sizes, op: None, bytes, ownership, here }
     }
+
+    /// The same on memory that is somebody's: on all ranks, and here.
+    #[inline]
+    pub(super) const fn on(self, [ownership, here]: [Ownership; 2]) -> Self {
+        Self { ownership, here, ..self }
+    }
 }
 
 impl Work {

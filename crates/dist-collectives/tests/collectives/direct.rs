@@ -59,27 +59,16 @@ fn all_reduces(comm: &mut Communicator, inputs: &[Vec<f32>], expected: &[f32]) {
     }
 }
 
-fn others(comm: &mut Communicator, inputs: &[Vec<f32>], expected: &[f32]) {
-    let (rank, world_size) = (comm.rank(), comm.world_size());
-    let (root, part) = (world_size - 1, expected.len() / world_size);
-    let whole = part * world_size;
+fn reduce_scatters(comm: &mut Communicator, inputs: &[Vec<f32>], expected: &[f32]) {
+    let (rank, part) = (comm.rank(), expected.len() / comm.world_size());
+    let whole = part * comm.world_size();
     let own = rank * part..(rank + 1) * part;
-    for way in ways(Operation::Reduce) {
-        let mut buffer = inputs[rank].clone();
-        if does(comm, way, |comm| comm.reduce(&mut buffer, ReduceOp::Sum, root)) && rank == root {
-            assert_same(&buffer, expected, &format!("reduce {way:?}"));
-        }
-    }
-    for way in ways(Operation::Broadcast) {
-        let mut buffer = inputs[rank].clone();
-        does(comm, way, |comm| comm.broadcast(&mut buffer, root));
-        assert_same(&buffer, &inputs[root], &format!("broadcast {way:?}"));
-    }
     for way in ways(Operation::ReduceScatter) {
         let mut output = vec![0.0; part];
         does(comm, way, |comm| comm.reduce_scatter(&inputs[rank][..whole], &mut output, ReduceOp::Sum));
         assert_same(&output, &expected[own.clone()], &format!("reduce_scatter {way:?}"));
         let input = allocated(comm, &inputs[rank][..whole]);
+        output.fill(0.0);
         does(comm, way, |comm| comm.reduce_scatter_buffer(&input, &mut output, ReduceOp::Sum));
         assert_same(&output, &expected[own.clone()], &format!("allocated reduce_scatter {way:?}"));
         let mut buffer = inputs[rank][..whole].to_vec();
@@ -97,6 +86,24 @@ fn others(comm: &mut Communicator, inputs: &[Vec<f32>], expected: &[f32]) {
             _ => comm.reduce_scatter_in_place(&mut buffer, ReduceOp::Sum).map(drop),
         });
         assert_same(&buffer[own.clone()], &expected[own.clone()], &format!("some in place {way:?}"));
+    }
+}
+
+fn others(comm: &mut Communicator, inputs: &[Vec<f32>], expected: &[f32]) {
+    let (rank, world_size) = (comm.rank(), comm.world_size());
+    let (root, part) = (world_size - 1, expected.len() / world_size);
+    let whole = part * world_size;
+    let own = rank * part..(rank + 1) * part;
+    for way in ways(Operation::Reduce) {
+        let mut buffer = inputs[rank].clone();
+        if does(comm, way, |comm| comm.reduce(&mut buffer, ReduceOp::Sum, root)) && rank == root {
+            assert_same(&buffer, expected, &format!("reduce {way:?}"));
+        }
+    }
+    for way in ways(Operation::Broadcast) {
+        let mut buffer = inputs[rank].clone();
+        does(comm, way, |comm| comm.broadcast(&mut buffer, root));
+        assert_same(&buffer, &inputs[root], &format!("broadcast {way:?}"));
     }
     for way in ways(Operation::AllGather) {
         let mut output = vec![0.0; whole];
@@ -137,6 +144,7 @@ fn check(network: Network, world_size: usize, lengths: &'static [usize]) {
             let inputs = inputs::<f32>(world_size, len);
             let expected = oracle::all_reduce(&inputs, Reduction::Sum);
             all_reduces(&mut comm, &inputs, &expected);
+            reduce_scatters(&mut comm, &inputs, &expected);
             others(&mut comm, &inputs, &expected);
         }
     });
