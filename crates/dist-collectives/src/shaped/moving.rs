@@ -68,7 +68,7 @@ impl Communicator {
         let mut output = shape::zeroed(&mut self.engine, operation, shape::with_rows(input, all))?;
         let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of_rows(rows, row));
         let counts = shape::counts(rows, row);
-        self.engine.all_gather_v(&shape::elements(input), &counts, slice(&mut output), manner)?;
+        self.engine.all_gather_v((&*shape::elements(input)).into(), &counts, slice(&mut output), manner)?;
         Ok(output)
     }
 
@@ -114,7 +114,13 @@ impl Communicator {
         let mut output = shape::zeroed(&mut self.engine, operation, shape::with_rows(input, rows[rank]))?;
         let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of_rows(rows, row));
         let counts = shape::counts(rows, row);
-        self.engine.reduce_scatter_v(&shape::elements(input), &counts, slice(&mut output), op, manner)?;
+        self.engine.reduce_scatter_v(
+            (&*shape::elements(input)).into(),
+            &counts,
+            slice(&mut output),
+            op,
+            manner,
+        )?;
         Ok(output)
     }
 
