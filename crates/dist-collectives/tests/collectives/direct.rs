@@ -75,6 +75,7 @@ fn reduce_scatters(comm: &mut Communicator, inputs: &[Vec<f32>], expected: &[f32
         does(comm, way, |comm| comm.reduce_scatter_in_place(&mut buffer, ReduceOp::Sum).map(drop));
         assert_same(&buffer[own.clone()], &expected[own.clone()], &format!("in place {way:?}"));
         let in_place = allocated(comm, &inputs[rank][..whole]);
+        buffer.clear();
         does(comm, way, |comm| {
             buffer = comm.start_reduce_scatter_in_place(in_place, ReduceOp::Sum).wait()?.into_vec();
             Ok(())
