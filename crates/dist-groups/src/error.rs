@@ -64,8 +64,8 @@ pub enum Error {
         /// The name of the axis.
         name: String,
     },
-    /// A call of the parent communicator failed.
-    #[error("the groups could not be made")]
+    /// A collective failed: one by which groups are made, or one of a group.
+    #[error(transparent)]
     Collective(#[from] dist_collectives::Error),
 }
 
