@@ -121,13 +121,16 @@ pub struct Call {
     pub algorithm: Option<Algorithm>,
     /// In which order it reduces, if it does.
     pub order: Option<ReductionOrder>,
+    /// Whether the ranks have found out before it what they share, which has a number as a call has.
+    pub(crate) after_agreement: bool,
 }
 
 impl Call {
     /// The call as bytes.
     ///
     /// The first eight are the call's number among the collectives of its group, little-endian and counted from 1:
-    /// two ranks whose calls have one number and differ in another byte can never agree. They are 0 for messages.
+    /// two ranks whose calls have one number and differ in another byte can never agree. They are 0 for messages. That the
+    /// ranks agree on what they share has a number too, before the first call that wants to know.
     /// What a message has for itself, its count and its sender, is left out: all messages of a type look alike.
     pub fn encode(&self) -> Fingerprint {
         let mut bytes = [0; Fingerprint::SIZE];
@@ -143,6 +146,7 @@ impl Call {
         bytes[12] = code(&ReductionOrder::ALL, self.order);
         bytes[13] = self.algorithm.map_or(0, |algorithm| small(algorithm.index() + 1));
         bytes[14] = u8::from(root.is_some());
+        bytes[15] = u8::from(self.after_agreement);
         bytes[16..24].copy_from_slice(&self.channel.to_le_bytes());
         bytes[24..32].copy_from_slice(&count.to_le_bytes());
         bytes[32..36].copy_from_slice(&self.epoch.to_le_bytes());
@@ -165,7 +169,7 @@ impl Call {
     const fn number(&self) -> u64 {
         match self.operation {
             Operation::Message => 0,
-            _ => self.sequence.wrapping_add(1),
+            _ => self.sequence.wrapping_add(1 + self.after_agreement as u64),
         }
     }
 
@@ -181,12 +185,13 @@ impl Call {
             0 => None,
             code => Some(Algorithm::nth(operation, usize::from(code) - 1)?),
         };
+        let after_agreement = bytes[15] == 1;
         let call = Self {
             epoch: u32::from_le_bytes(word(bytes, 32)),
             channel: u64::from_le_bytes(word(bytes, 16)),
             sequence: match operation {
                 Operation::Message => 0,
-                _ => u64::from_le_bytes(word(bytes, 0)).wrapping_sub(1),
+                _ => u64::from_le_bytes(word(bytes, 0)).wrapping_sub(1 + u64::from(after_agreement)),
             },
             operation,
             dtype: decoded(&DType::ALL, bytes[10])?,
@@ -196,6 +201,7 @@ impl Call {
             root: (bytes[14] == 1).then(|| u32::from_le_bytes(word(bytes, 36))),
             algorithm,
             order: decoded(&ReductionOrder::ALL, bytes[12])?,
+            after_agreement,
         };
         // Whatever else the bytes hold belongs to a version that this one does not know.
         (call.encode() == *fingerprint).then_some(call)
@@ -243,7 +249,7 @@ impl fmt::Display for Call {
 }
 
 /// What marks every fingerprint of this version.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 
 /// The value's place in the list, counted from 1; 0 for none.
 fn code<T: Copy + PartialEq>(all: &[T], value: Option<T>) -> u8 {
@@ -287,6 +293,7 @@ mod tests {
         root: None,
         algorithm: Some(Algorithm::AllReduce(AllReduce::HalvingDoubling)),
         order: Some(ReductionOrder::Canonical),
+        after_agreement: false,
     };
 
     #[test]
@@ -304,7 +311,7 @@ mod tests {
     fn bytes_of_another_version_are_no_call() {
         assert_eq!(Call::decode(&Fingerprint::NONE), None);
         let spoilt =
-            [(8, 1), (9, 0), (9, 99), (10, 99), (11, 99), (12, 99), (13, 99), (14, 2), (15, 1), (36, 1)];
+            [(8, 1), (9, 0), (9, 99), (10, 99), (11, 99), (12, 99), (13, 99), (14, 2), (15, 2), (36, 1)];
         for (place, value) in spoilt {
             let mut fingerprint = SUM.encode();
             fingerprint.0[place] = value;
@@ -326,6 +333,7 @@ mod tests {
             Call { root: Some(0), ..SUM },
             Call { algorithm: Some(Algorithm::AllReduce(AllReduce::Ring)), ..SUM },
             Call { order: Some(ReductionOrder::Any), ..SUM },
+            Call { after_agreement: true, ..SUM },
         ];
         for other in others {
             assert_ne!(other.encode(), SUM.encode(), "{other:?}");
@@ -336,6 +344,7 @@ mod tests {
     #[test]
     fn the_number_of_a_collective_comes_first_and_a_message_has_none() {
         assert_eq!(SUM.encode().0[..8], 18_u64.to_le_bytes());
+        assert_eq!(Call { after_agreement: true, ..SUM }.encode().0[..8], 19_u64.to_le_bytes());
         let message = Call { operation: Operation::Message, algorithm: None, ..SUM };
         assert_eq!(message.encode().0[..8], [0; 8]);
     }
@@ -359,9 +368,12 @@ mod tests {
             op in prop::option::of(prop::sample::select(&ReduceKind::ALL)),
             order in prop::option::of(prop::sample::select(&ReductionOrder::ALL)),
             algorithm in 0_usize..9,
+            after_agreement in any::<bool>(),
         ) {
             let algorithm = Algorithm::of(operation).nth(algorithm);
-            let call = Call { epoch, channel, sequence, operation, dtype, count, sizes, op, root, algorithm, order };
+            let call = Call {
+                epoch, channel, sequence, operation, dtype, count, sizes, op, root, algorithm, order, after_agreement,
+            };
             let told = match operation {
                 Operation::Message => Call { sequence: 0, count: 0, root: None, ..call },
                 _ => call,

@@ -127,8 +127,8 @@ pub trait Transport: Send + fmt::Debug {
 
     /// Memory that all ranks of the group share, if they share any.
     ///
-    /// The first call is made by every rank of the group at the same place among its calls, and they agree: if one of
-    /// them cannot, none does. Later calls only look.
+    /// The first call is made by every rank of the group at the same place among its calls, with the same fingerprint
+    /// [begun](Self::begin), and they agree: if one of them cannot, none does. Later calls only look.
     ///
     /// # Errors
     /// If the ranks cannot come to an agreement by the deadline.

@@ -126,9 +126,13 @@ impl Engine {
     /// Does what was begun, if ranks only meet: on memory of which others see copies.
     #[inline(always)]
     pub(super) fn meet(
+            // Whoever does something else instead is found out as in any call.
         &mut self,
+            self.announce(&call);
         own: &mut [u8],
         combine: impl FnMut(&mut [u8], &[u8]),
+            // From here on calls have the next numbers.
+            self.forget_ways();
         total: Option<impl FnMut(&mut [u8], &[&[u8]])>,
         due: &Due<'_>,
     ) -> Result<()> {

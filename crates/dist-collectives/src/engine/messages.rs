@@ -78,6 +78,7 @@ impl Engine {
             root: sender.map(|sender| self.code(sender)),
             algorithm: None,
             order: None,
+            after_agreement: false,
         };
         self.announce(&call);
         call

@@ -5,6 +5,7 @@ use dist_algos::scan::Extent;
 use dist_algos::{Chunks, CostModel, Phases, Source, Step};
 use dist_transport::{Fingerprint, Transport};
 
+use super::direct::Sharing;
 use super::{Engine, Manner};
 use crate::algorithm::OneOf;
 use crate::digest::digest;
@@ -327,9 +328,10 @@ impl Engine {
         part_bytes_max: impl Fn(usize) -> usize,
         manner: &Manner<'_>,
     ) -> Result<Way> {
+        let plan = self.plan::<A>(job, part_bytes_max, manner)?;
         let operation = job.work.operation::<A>();
         let call = self.call_of(operation, job, how.order);
-        if let Some(plan) = self.plan::<A>(job, part_bytes_max, manner)? {
+        if let Some(plan) = plan {
             let mut steps = std::mem::take(&mut self.known.spare().direct);
             steps.clear();
             steps.extend(plan.schedule(self.rank).take(STEPS_MAX + 1));
@@ -404,6 +406,7 @@ impl Engine {
             root: job.work.root().map(|root| self.code(root)),
             algorithm: None,
             order: job.op.map(|_| order),
+            after_agreement: !matches!(self.sharing, Sharing::Unknown),
         }
     }
 

@@ -189,6 +189,27 @@ fn whatever_two_calls_meet_every_rank_learns_of_both(#[values(2, 3, 5, 6)] world
     }
 }
 
+/// In their first call ranks find out what they share, of which a rank that does something else knows nothing.
+#[cfg(all(feature = "shm", target_os = "linux"))]
+#[rstest]
+fn who_makes_another_first_call_is_found_out_while_the_others_agree_on_what_they_share(
+    #[values(0, 1)] deviating: usize,
+) {
+    const OTHERS: &[Program] = &[
+        |comm| comm.scatter(&[1_u8; 20][..20 * usize::from(comm.rank() == 0)], &mut [0; 10], 0),
+        |comm| comm.gather(&[1_u8; 10], &mut [0; 20][..20 * comm.rank()], 1),
+        |comm| sum_by(comm, AllReduce::Ring),
+        |comm| comm.barrier(),
+    ];
+    for &unusual in OTHERS {
+        worlds::run(Network::Shm, 2, move |mut comm| {
+            let program = if comm.rank() == deviating { unusual } else { sum };
+            let error = program(&mut comm).and_then(|()| comm.barrier()).unwrap_err();
+            assert!(calls(&error, deviating).is_some(), "{error:?}");
+        });
+    }
+}
+
 #[test]
 fn a_rank_that_skips_a_call_is_reported_with_both_numbers() {
     worlds::run(Network::Simulated, 3, |mut comm| {

@@ -2,7 +2,7 @@
 //!
 //! The first rank of the group makes the memory and passes it to the others on the Unix sockets of the rings that it
 //! shares with them, so that only those get it who have proven to belong to the job. What is said beside are ordinary
-//! messages, outside any call: a rank that does something else, a death and the deadline end it as they end any exchange.
+//! messages of the call that was begun: a rank that does something else, a death and the deadline end it as they end any exchange.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
@@ -10,7 +10,6 @@ use std::sync::atomic::Ordering;
 use super::TcpTransport;
 use super::failure::Trouble;
 use super::together::Together;
-use crate::bookkeeping::Calls;
 use crate::shm::GroupMemory;
 use crate::tcp::link::Link;
 use crate::tcp::message::Fault;
@@ -28,14 +27,6 @@ impl TcpTransport {
         if !self.session().may_all_share(&self.members) {
             return Ok(None);
         }
-        // It belongs to no call: where the ranks come from, messages between some of them, may differ.
-        let calls = std::mem::replace(&mut self.calls, Calls::NONE);
-        let together = self.agree(due);
-        self.calls = calls;
-        Ok(together?.map(|together| together.after(calls)))
-    }
-
-    fn agree(&mut self, due: &Due<'_>) -> Result<Option<Together>> {
         let made = match self.rank.index() {
             MAKER => self.make_memory(due),
             _ => self.take_memory(due),
@@ -44,8 +35,9 @@ impl TcpTransport {
             tracing::info!(channel = self.channel.get(), "not all ranks of the group share memory");
             return Ok(None);
         };
+        let members = self.members.clone();
         let mut together =
-            Together::new(memory, &self.membership, self.channel, self.rank, self.members.clone());
+            Together::new(memory, &self.membership, (self.channel, self.calls), self.rank, members);
         let reach = together.probe(reach, due)?;
         tracing::info!(
             channel = self.channel.get(),

@@ -111,7 +111,7 @@ impl Together {
     pub(super) fn new(
         memory: GroupMemory,
         membership: &Arc<Membership>,
-        channel: ChannelId,
+        (channel, calls): (ChannelId, Calls),
         rank: Rank,
         members: Vec<usize>,
     ) -> Self {
@@ -124,7 +124,7 @@ impl Together {
             memory,
             channel,
             rank,
-            calls: Calls::NONE,
+            calls,
             courtesy: Courtesy::new(session.has_core_per_rank()),
             watch: None,
             keeps_step: session.has_core_per_rank(),
@@ -143,12 +143,6 @@ impl Together {
             members,
             membership: membership.clone(),
         }
-    }
-
-    /// The same, after these calls of the transport.
-    pub(super) fn after(mut self, calls: Calls) -> Self {
-        self.calls = calls;
-        self
     }
 
     /// Says which call the next one to be entered is.
