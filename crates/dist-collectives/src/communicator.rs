@@ -172,7 +172,7 @@ impl Communicator {
     }
 
     /// Says which ranks share a host, and what messages between these take: what [`cost_model`](Self::cost_model) says
-    /// then holds for messages from host to host. The following operations go by it where that is faster: among the
+    /// then holds for messages from host to host; where all share one it is set to what messages take inside. The following operations go by it where that is faster: among the
     /// ranks of each host, and across. Every rank must set the same. Forks and subgroups made later go by it too.
     ///
     /// ```
@@ -194,6 +194,9 @@ impl Communicator {
         let (ranks, world_size) = (hosts.world_size(), self.world_size());
         if ranks != world_size {
             return Err(Error::Hosts { ranks, world_size });
+        }
+        if hosts.count() == 1 {
+            self.settings.model = inside;
         }
         self.engine.set_levels(Some(Arc::new(Levels::new(hosts, inside))));
         Ok(())

@@ -52,8 +52,11 @@ impl Communicator {
         bytes: usize,
         ownership: Ownership,
     ) -> Result<Option<Algorithm>> {
-        match self.settings.forced_any(operation) {
-            Some(direct @ Algorithm::Direct(_)) => return Ok(Some(direct)),
+        match self.settings.forced(operation) {
+            Some(Algorithm::Direct(direct)) => {
+                self.engine.check_direct(direct, ownership)?;
+                return Ok(Some(direct.into()));
+            }
             Some(_) => {}
             None => {
                 let form = self.engine.direct_form(operation, bytes, ownership, self.settings.crossovers);
@@ -67,7 +70,8 @@ impl Communicator {
     }
 
     /// Measures what messages and reductions take in this group, all ranks at once, in some hundredths of a second;
-    /// every rank gets the same. Nothing is changed.
+    /// every rank gets the same. Nothing is changed. Where links are slow, what is measured twice (11 MiB each way each time)
+    /// has to do, so that a connection of 10 Mbit/s takes 20 s.
     ///
     /// Messages go to the right while others come from the left. A byte is what one of 1 MiB takes longer than one of
     /// 384 KiB, or of 128 KiB where all ranks run on one host and share its cores, for each byte more; a round is the rest
@@ -81,11 +85,19 @@ impl Communicator {
         let crew = self.engine.crew();
         let middle_bytes = if crew.is_crowded() { MIDDLE_OF_SHARED_CORES } else { MIDDLE };
         let [mut small, mut middle, mut large] = [Duration::MAX; 3];
+        let (mut tries, mut done) = (TRIES, 0);
         // In turns, so that a machine that is slow for a while is so for all of them.
-        for _ in 0..TRIES {
+        while done < tries {
+            let start = self.runtime().now();
             small = small.min(self.time_per_round(1, SMALL_ROUNDS)?);
             middle = middle.min(self.time_per_round(middle_bytes, LARGE_ROUNDS)?);
             large = large.min(self.time_per_round(LARGE, LARGE_ROUNDS)?);
+            if done == 0 {
+                let mut took = [picoseconds(self.runtime().now() - start)];
+                self.all_reduce(&mut took, ReduceOp::Max)?;
+                tries = tries_within(took[0]);
+            }
+            done += 1;
         }
         let reduction = self.time_per_reduction();
         let byte = picoseconds(large.saturating_sub(middle)) / (LARGE - middle_bytes) as u64;
@@ -200,12 +212,19 @@ fn is_far_less(picoseconds: u64, costs: &CostModel) -> bool {
     picoseconds > 0 && u128::from(picoseconds) * 4 < kept * 3
 }
 
+/// How often to measure all if once takes so long.
+fn tries_within(once: u64) -> u64 {
+    (picoseconds(TRYING) / once.max(1)).clamp(TRIES_MIN, TRIES)
+}
+
 fn picoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos().saturating_mul(1000)).unwrap_or(u64::MAX)
 }
 
-/// How often everything is measured.
-const TRIES: u32 = 15;
+/// How often everything is measured: at least and at most, and within which time if it can be.
+const TRIES_MIN: u64 = 2;
+const TRIES: u64 = 15;
+const TRYING: Duration = Duration::from_secs(1);
 /// How often it is looked whether what was measured earlier still holds, with so many messages in a row.
 const CHECKS: usize = 3;
 const CHECK_ROUNDS: u32 = 2;
@@ -222,6 +241,12 @@ const PIECE: usize = 64 << 10;
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_slow_link_is_not_measured_for_long() {
+        let tries = |ms| tries_within(picoseconds(Duration::from_millis(ms)));
+        assert_eq!([0, 20, 100, 400, 9_000].map(tries), [15, 15, 10, 2, 2]);
+    }
 
     #[test]
     fn costs_are_too_high_from_a_third_more_on() {

@@ -60,12 +60,7 @@ impl Settings {
     }
 
     /// The algorithm that was asked for.
-    pub(crate) fn forced<A: OneOf>(&self) -> Option<A> {
-        self.forced[A::SERVES as usize].and_then(A::of)
-    }
-
-    /// The algorithm that was asked for, of whatever kind.
-    pub(crate) fn forced_any(&self, operation: Operation) -> Option<Algorithm> {
+    pub(crate) fn forced(&self, operation: Operation) -> Option<Algorithm> {
         self.forced[operation as usize]
     }
 
@@ -73,7 +68,7 @@ impl Settings {
     #[inline]
     pub(crate) fn asked(&self, operation: Operation, bytes: usize) -> Asked {
         let Self { order, model, .. } = *self;
-        Asked { bytes, order, model, forced: self.forced_any(operation) }
+        Asked { bytes, order, model, forced: self.forced(operation) }
     }
 }
 

@@ -8,7 +8,8 @@ use crate::{Buffer, Communicator, Element, Error, Operation, ReduceOp, Result};
 
 /// # Operations that do not block
 ///
-/// Every operation on slices and values has a `start_` form, which returns at once. It takes the memory that it works on as a
+/// Every operation on slices has a `start_` form, and so have `broadcast_value`, `gather_values` and `all_gather_values`, which
+/// returns at once. It takes the memory that it works on as a
 /// [`Buffer`], owns it while the operation runs, and gives the output from [`Pending::wait`]: the same memory if the
 /// operation works in place, else new memory; if it fails, what it was given comes back. Operations that were started
 /// are done one after the other in the order of their starts, beside the blocking ones. The deadline begins at the

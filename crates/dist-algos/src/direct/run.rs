@@ -389,7 +389,7 @@ impl Own<'_> {
     }
 }
 
-/// A range cut into pieces of so many bytes; one, if it is empty.
+/// A range cut into pieces of so many bytes; none, if it is empty.
 pub(super) fn pieces(len: usize, piece_bytes: usize) -> impl Iterator<Item = Range<usize>> {
     let piece_bytes = piece_bytes.max(64);
     let mut start = 0;

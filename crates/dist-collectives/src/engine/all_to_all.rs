@@ -1,7 +1,7 @@
 //! Every rank has a part for every rank.
 
 use dist_algos::direct::Task;
-use dist_algos::{Choice, Order, Source};
+use dist_algos::{Choice, CostModel, Order, Source};
 use dist_transport::Due;
 
 use super::arithmetic::Arithmetic;
@@ -9,6 +9,7 @@ use super::direct::Input;
 use super::shares::Shares;
 use super::ways::{Begun, Job, Work};
 use super::{Engine, Manner, copy, from_input, in_place, nothing_to_combine, room};
+use crate::algorithm::OneOf;
 use crate::digest::digest;
 use crate::{AllToAll, Call, Element, Error, Operation, Result};
 
@@ -51,12 +52,12 @@ impl Engine {
         let received = Shares::counted(operation, receive_counts, world_size)?;
         Self::check_length(operation, "input", sent.total(), input.len())?;
         Self::check_length(operation, "output", received.total(), output.len())?;
-        let algorithm = match manner.settings.forced::<AllToAll>() {
-            None => AllToAll::suggest_uneven(world_size),
-            Some(algorithm) if passes_on(algorithm) => {
-                return Err(Error::NeedsEvenParts { algorithm: algorithm.into() });
+        let algorithm = match manner.settings.forced(operation) {
+            None => AllToAll::UNEVEN,
+            Some(algorithm) => {
+                let serves = AllToAll::of(algorithm).filter(|&algorithm| !passes_on(algorithm));
+                serves.ok_or(Error::NeedsEvenParts { algorithm })?
             }
-            Some(algorithm) => algorithm,
         };
         // All that the ranks have in common is that their parts are uneven.
         let sizes = digest((manner.sizes != 0).then_some(manner.sizes));
@@ -121,8 +122,9 @@ impl Engine {
         let sent: Vec<u64> = send_counts.iter().map(|&count| count as u64).collect();
         let mut announced = vec![0; world_size];
         let shares = Shares::even(1, world_size);
-        let algorithm =
-            AllToAll::suggest_for(self.crew, size_of_val(&*sent), Order::Canonical, &manner.settings.model);
+        // In no fingerprint: it has to be the same whatever costs a rank goes by.
+        let model = &CostModel::default();
+        let algorithm = AllToAll::suggest_for(self.crew, size_of_val(&*sent), Order::Canonical, model);
         self.deal(call, algorithm, (&sent, &shares), (&mut announced, &shares), &manner.due)?;
         let differs = |(from, (&sent, &expected)): (usize, (&u64, &usize))| {
             (sent != expected as u64).then_some([from as u64, rank as u64, sent, expected as u64])

@@ -56,8 +56,8 @@ impl Engine {
         part_bytes_max: impl Fn(usize) -> usize,
         manner: &Manner<'_>,
     ) -> Result<Option<Plan>> {
-        let forced = match manner.settings.forced_any(A::SERVES) {
-            None if self.levels.is_none() => None,
+        let forced = match manner.settings.forced(A::SERVES) {
+            None if !self.goes_by_host() => None,
             Some(Algorithm::Direct(direct)) => Some(direct),
             _ => return Ok(None),
         };
@@ -102,7 +102,20 @@ impl Engine {
         let Sharing::Memory(_) = self.sharing else { return None };
         let task = Task::all(0).into_iter().find(|task| task.name() == operation.name())?;
         let form = Form::suggest(task, self.world_size(), bytes, ownership, crossovers);
-        self.levels.is_none().then_some(Direct::new(operation, form))
+        (!self.goes_by_host()).then_some(Direct::new(operation, form))
+    }
+
+    /// Whether a form that was asked for serves memory of this kind, as far as it is known what the ranks share.
+    pub(crate) fn check_direct(&self, direct: Direct, ownership: Ownership) -> Result<()> {
+        let algorithm = direct.into();
+        match self.sharing {
+            Sharing::Memory(shared) if !reaches(direct.form(), ownership, shared.reach) => {
+                Err(Error::NotOpen { algorithm })
+            }
+            Sharing::Nothing => Err(Error::NotShared { algorithm }),
+            _ if self.world_size() == 1 => Err(Error::NotShared { algorithm }),
+            _ => Ok(()),
+        }
     }
 
     /// What ranks share, which they find out in the first operation of a group that wants to know.
@@ -113,9 +126,13 @@ impl Engine {
         manner: &Manner<'_>,
     ) -> Result<Option<Shared>> {
         if let Sharing::Unknown = self.sharing {
+            // Whoever does something else instead is found out as in any call.
             let call = self.call_of(operation, job, manner.settings.order);
+            self.announce(&call);
             let direct = self.transport.direct(&manner.due).map_err(|source| Error::in_call(call, source))?;
             self.sharing = direct.map_or(Sharing::Nothing, |direct| Sharing::Memory(direct.shared()));
+            // From here on calls have the next numbers.
+            self.forget_ways();
         }
         match self.sharing {
             Sharing::Memory(shared) => Ok(Some(shared)),
@@ -126,13 +143,9 @@ impl Engine {
     /// Does what was begun, if ranks only meet: on memory of which others see copies.
     #[inline(always)]
     pub(super) fn meet(
-            // Whoever does something else instead is found out as in any call.
         &mut self,
-            self.announce(&call);
         own: &mut [u8],
         combine: impl FnMut(&mut [u8], &[u8]),
-            // From here on calls have the next numbers.
-            self.forget_ways();
         total: Option<impl FnMut(&mut [u8], &[&[u8]])>,
         due: &Due<'_>,
     ) -> Result<()> {
@@ -141,7 +154,7 @@ impl Engine {
         let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
         let direct = direct.expect("a plan is made only where memory is shared");
         direct::meet(direct, (plan, rank), own, (combine, total), &mut self.scratch, due)
-            .map_err(|error| Self::failed(call, error))
+            .map_err(|error| Self::failed(&mut *self.transport, call, error))
     }
 
     /// Does what was begun, on memory that others read at most.
@@ -246,14 +259,7 @@ impl Engine {
             [] => direct::run(direct, program, plan.schedule(rank), memory, kernel, scratch, due),
             steps => direct::run(direct, program, steps, memory, kernel, scratch, due),
         };
-        let done = done.map_err(|error| Self::failed(call, error));
-        if let Err(Error::Transport { source, .. }) = &done
-            && matches!(**source, dist_transport::Error::OutOfReach { .. })
-        {
-            // The others know nothing of it: each reads for itself.
-            self.transport.abort();
-        }
-        done
+        done.map_err(|error| Self::failed(&mut *self.transport, call, error))
     }
 }
 

@@ -117,6 +117,11 @@ impl Engine {
         self.levels.as_ref()
     }
 
+    /// Whether there is a choice between ways inside of hosts and across.
+    fn goes_by_host(&self) -> bool {
+        self.levels.as_ref().is_some_and(|levels| levels.hosts.count() > 1)
+    }
+
     /// Lets what is done go by these hosts.
     pub(crate) fn set_levels(&mut self, levels: Option<Arc<Levels>>) {
         if self.levels.as_ref().map(Arc::as_ptr) != levels.as_ref().map(Arc::as_ptr) {
@@ -159,7 +164,7 @@ impl Engine {
         let way = self.known.current();
         let steps = phase(way.script());
         dist_algos::run(&mut *self.transport, steps, memory, combine, &mut self.scratch, due)
-            .map_err(|error| Self::failed(&way.call, error))
+            .map_err(|error| Self::failed(&mut *self.transport, &way.call, error))
     }
 
     fn run_in(
@@ -171,13 +176,23 @@ impl Engine {
         due: &Due<'_>,
     ) -> Result<()> {
         dist_algos::run(&mut *self.transport, steps, memory, combine, &mut self.scratch, due)
-            .map_err(|error| Self::failed(call, error))
+            .map_err(|error| Self::failed(&mut *self.transport, call, error))
     }
 
-    fn failed(call: &Call, error: RunError<dist_transport::Error>) -> Error {
+    /// The error of a run that has failed. What this rank alone knows of, the others hear.
+    #[cold]
+    fn failed(transport: &mut dyn Transport, call: &Call, error: RunError<dist_transport::Error>) -> Error {
         match error {
-            RunError::Transport { source, .. } => Error::in_call(*call, source),
-            RunError::Schedule(source) => Error::Schedule { call: Box::new(*call), source: Box::new(source) },
+            RunError::Transport { source, .. } => {
+                if matches!(source, dist_transport::Error::OutOfReach { .. }) {
+                    transport.abort();
+                }
+                Error::in_call(*call, source)
+            }
+            RunError::Schedule(source) => {
+                transport.abort();
+                Error::Schedule { call: Box::new(*call), source: Box::new(source) }
+            }
             _ => unreachable!("a run fails by its transport or by its schedule"),
         }
     }

@@ -305,7 +305,7 @@ impl Engine {
         manner: &Manner<'_>,
     ) -> Result<Begun> {
         let settings = manner.settings;
-        let how = How { order: settings.order, forced: settings.forced_any(A::SERVES) };
+        let how = How { order: settings.order, forced: settings.forced(A::SERVES) };
         if !self.known.find(job, how, &settings.model) {
             let way = self.think_of_a_way::<A>(job, how, part_bytes_max, manner)?;
             self.known.keep(way);

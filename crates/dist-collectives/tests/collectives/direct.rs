@@ -277,6 +277,8 @@ fn a_direct_form_is_refused_where_no_memory_is_shared() {
             comm.with_algorithm(direct.unwrap()).all_reduce(&mut [1.0_f32], ReduceOp::Sum).unwrap_err();
         let mut values = [1.0_f32];
         comm.all_reduce(&mut values, ReduceOp::Sum).unwrap();
+        let chosen = comm.with_algorithm(direct.unwrap()).algorithm(Operation::AllReduce, 4);
+        assert!(matches!(chosen, Err(Error::NotShared { .. })), "{chosen:?}");
         (matches!(error, Error::NotShared { .. }), values)
     });
     assert_eq!(refused, [(true, [2.0]); 2]);

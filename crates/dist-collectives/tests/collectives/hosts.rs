@@ -105,6 +105,17 @@ fn hosts_of_another_world_and_algorithms_without_hosts_are_refused() {
 }
 
 #[test]
+fn ranks_of_one_host_go_by_what_messages_take_there_and_share_its_memory() {
+    worlds::run(Network::Together(1), 4, |mut comm| {
+        comm.set_hosts(Hosts::new(&[7; 4]), NEAR).unwrap();
+        comm.barrier().unwrap();
+        let algorithm = comm.algorithm(Operation::AllReduce, 4096).unwrap().unwrap();
+        assert!(algorithm.name().starts_with("direct/"), "{algorithm:?}");
+        assert_eq!(comm.cost_model(), NEAR);
+    });
+}
+
+#[test]
 fn ranks_that_see_other_hosts_are_told() {
     let errors = worlds::run(Network::Simulated, 4, |mut comm| {
         let hosts: &[u64] = if comm.rank() == 2 { &[0, 0, 0, 1] } else { &[0, 0, 1, 1] };

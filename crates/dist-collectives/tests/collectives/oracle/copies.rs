@@ -111,8 +111,8 @@ fn all_to_all<T: Probe>(comm: &mut World, len: usize) {
             assert_same(&output, &expected, &context);
         }
         let mut output = blank(uneven.len());
-        if let Some(bruck @ Algorithm::AllToAll(AllToAll::Bruck)) = way {
-            let mut comm = comm.with_algorithm(bruck);
+        if let Some(even @ (Algorithm::AllToAll(AllToAll::Bruck) | Algorithm::Direct(_))) = way {
+            let mut comm = comm.with_algorithm(even);
             let refused = comm.all_to_all_v(&inputs[rank], &counts[rank], &mut output, &received);
             assert!(matches!(refused, Err(Error::NeedsEvenParts { .. })), "{context}: {refused:?}");
             continue;
