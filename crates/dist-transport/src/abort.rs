@@ -28,6 +28,9 @@ impl fmt::Display for Abort {
                 let (lower, upper) = (rank.min(reporter), rank.max(reporter));
                 write!(f, "ranks {lower} and {upper} are in different calls")
             }
+            Cause::Length { expected, got } => {
+                write!(f, "rank {rank} sends {got} bytes where rank {reporter} expects {expected}")
+            }
             _ if rank == reporter => write!(f, "rank {rank} {cause}"),
             _ => write!(f, "rank {rank} {cause} (reported by rank {reporter})"),
         }
@@ -55,6 +58,15 @@ pub enum Cause {
     Mismatch {
         /// The call that the named rank was in; [`Abort::call`] is the reporter's.
         theirs: Fingerprint,
+    },
+    /// It was in the same call as the reporter and sent another number of bytes than that expected: nobody knows which of the
+    /// two is wrong.
+    #[error("sent {got} bytes where {expected} were expected")]
+    Length {
+        /// Bytes that the reporter expected.
+        expected: u64,
+        /// Bytes that the named rank sent.
+        got: u64,
     },
     /// It sent what no correct peer sends.
     #[error("broke the protocol")]

@@ -45,7 +45,7 @@ pub(crate) fn culprit(error: &Error) -> (usize, &'static str) {
             Cause::CoordinatorLost => "coordinator lost",
             Cause::TimedOut => "timed out",
             Cause::Protocol => "protocol",
-            Cause::Mismatch { .. } => "mismatch",
+            Cause::Mismatch { .. } | Cause::Length { .. } => "mismatch",
             other => panic!("{other}"),
         },
         Error::Mismatch { .. } => "mismatch",

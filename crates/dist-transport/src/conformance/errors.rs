@@ -100,9 +100,13 @@ pub fn a_message_of_another_length_is_refused_on_every_rank_before_a_byte_is_del
             };
             (error, await_abort(transport))
         };
+        let (expected, got) = (awaited as u64, sent as u64);
+        let record = Abort { cause: Cause::Length { expected, got }, rank: 1, reporter: 0, call: OURS };
         backend.check(world_size, program, move |ends| {
             for (rank, (error, abort)) in ends.iter().enumerate() {
-                assert_eq!((abort.rank, abort.reporter, abort.call), (1, 0, OURS));
+                assert_eq!(*abort, record, "rank {rank}");
+                let told = format!("rank 1 sends {got} bytes where rank 0 expects {expected}");
+                assert_eq!(abort.to_string(), told);
                 match error {
                     Error::Length { peer: 1, expected, got } if rank == 0 => {
                         assert_eq!((*got, *expected), (sent as u64, awaited as u64));

@@ -218,7 +218,7 @@ impl SimTransport {
         let expected = len as u64;
         if got != expected {
             let error = |peer| Error::Length { peer, expected, got };
-            return Err(self.fail(peer, Cause::Mismatch { theirs }, error));
+            return Err(self.fail(peer, Cause::Length { expected, got }, error));
         }
         Ok(message)
     }

@@ -104,10 +104,10 @@ impl Frame {
                 frame.number(6_u32);
             }
             Self::Abort(abort) => {
-                let (kind, theirs) = encode_cause(abort.cause);
+                let (kind, details) = encode_cause(abort.cause);
                 let word = |rank: usize| u32::try_from(rank).unwrap_or(u32::MAX);
                 frame.number(7_u32).number(kind).number(word(abort.rank)).number(word(abort.reporter));
-                frame.bytes(&abort.call.0).bytes(&theirs.0);
+                frame.bytes(&abort.call.0).bytes(&details);
             }
             Self::Goodbye => {
                 frame.number(8_u32);
@@ -139,7 +139,7 @@ impl Frame {
                 Self::Join { world_size, patience_ms, liveness_ms, home: frame.home() }
             }
             1 => Self::Peer { rank: frame.number(), home: frame.home() },
-            2 => Self::Missing { rank: frame.number(), refused: u64::from_le_bytes(frame.bytes()) },
+            2 => Self::Missing { rank: frame.number(), refused: frame.long() },
             3 => Self::NotAll,
             4 => Self::Duplicate,
             5 => Self::WorldSize { expected: frame.number() },
@@ -147,8 +147,8 @@ impl Frame {
             7 => {
                 let kind = frame.number();
                 let (rank, reporter) = (frame.number() as usize, frame.number() as usize);
-                let (call, theirs) = (Fingerprint(frame.bytes()), Fingerprint(frame.bytes()));
-                Self::Abort(Abort { cause: decode_cause(kind, theirs)?, rank, reporter, call })
+                let (call, details) = (Fingerprint(frame.bytes()), frame.bytes());
+                Self::Abort(Abort { cause: decode_cause(kind, details)?, rank, reporter, call })
             }
             8 => Self::Goodbye,
             9 => {
@@ -164,32 +164,45 @@ impl Frame {
     }
 }
 
-fn encode_cause(cause: Cause) -> (u32, Fingerprint) {
+/// A number, and what else there is to say of some causes.
+fn encode_cause(cause: Cause) -> (u32, [u8; Fingerprint::SIZE]) {
+    let mut details = [0; Fingerprint::SIZE];
     let kind = match cause {
         Cause::Died => 0,
         Cause::Silent => 1,
         Cause::Left => 2,
         Cause::TimedOut => 3,
-        Cause::Mismatch { theirs } => return (4, theirs),
+        Cause::Mismatch { theirs } => {
+            details = theirs.0;
+            4
+        }
         Cause::Protocol => 5,
         Cause::GaveUp => 6,
         Cause::CoordinatorLost => 7,
         Cause::LauncherLost => 8,
+        Cause::Length { expected, got } => {
+            details[..16].copy_from_slice([expected.to_le_bytes(), got.to_le_bytes()].as_flattened());
+            9
+        }
     };
-    (kind, Fingerprint::NONE)
+    (kind, details)
 }
 
-fn decode_cause(kind: u32, theirs: Fingerprint) -> Option<Cause> {
+fn decode_cause(kind: u32, details: [u8; Fingerprint::SIZE]) -> Option<Cause> {
     Some(match kind {
         0 => Cause::Died,
         1 => Cause::Silent,
         2 => Cause::Left,
         3 => Cause::TimedOut,
-        4 => Cause::Mismatch { theirs },
+        4 => Cause::Mismatch { theirs: Fingerprint(details) },
         5 => Cause::Protocol,
         6 => Cause::GaveUp,
         7 => Cause::CoordinatorLost,
         8 => Cause::LauncherLost,
+        9 => {
+            let mut details = Decoder { bytes: &details };
+            Cause::Length { expected: details.long(), got: details.long() }
+        }
         _ => return None,
     })
 }
@@ -249,8 +262,12 @@ impl Decoder<'_> {
         u32::from_le_bytes(self.bytes())
     }
 
+    fn long(&mut self) -> u64 {
+        u64::from_le_bytes(self.bytes())
+    }
+
     fn channel(&mut self) -> ChannelId {
-        ChannelId::from_number(u64::from_le_bytes(self.bytes()))
+        ChannelId::from_number(self.long())
     }
 
     /// `None` if it is too long.
@@ -264,7 +281,7 @@ impl Decoder<'_> {
     }
 
     fn home(&mut self) -> Home {
-        let (address, host) = (self.address(), u64::from_le_bytes(self.bytes()));
+        let (address, host) = (self.address(), self.long());
         let shares = self.number() != 0;
         Home { address, host, shares, cores: Cores { first: self.number(), count: self.number() } }
     }
@@ -397,6 +414,7 @@ mod tests {
             Frame::Beat,
             Frame::Abort(abort),
             Frame::Abort(Abort { cause: Cause::Silent, ..abort }),
+            Frame::Abort(Abort { cause: Cause::Length { expected: 3, got: u64::MAX }, ..abort }),
             Frame::Goodbye,
             Frame::Left { rank: 5 },
             Frame::Ask { rank: 6, origin: Origin::new(&forks).unwrap() },

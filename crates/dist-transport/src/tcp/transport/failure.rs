@@ -61,7 +61,7 @@ impl Scene<'_> {
                 (Cause::Mismatch { theirs }, Error::Mismatch { peer, ours, theirs })
             }
             Fault::Length { got, expected } => {
-                (Cause::Mismatch { theirs: ours }, Error::Length { peer, got, expected })
+                (Cause::Length { got, expected }, Error::Length { peer, got, expected })
             }
             Fault::Garbage => (Cause::Protocol, Error::Garbage { peer }),
             Fault::Io(source) => (Cause::Died, Error::Io { activity, peer, source }),
