@@ -24,7 +24,9 @@ pub const CALLS_MAX: usize = 4;
 /// posted in the previous call if slots are used, and otherwise in the one three before. A transport may wait for more
 /// where that is faster.
 ///
-/// After an error the whole job is aborted, as after one of a [`Transport`](crate::Transport)'s.
+/// After an error the whole job is aborted, as after one of a [`Transport`](crate::Transport)'s. Only
+/// [`OutOfReach`](crate::Error::OutOfReach) ends nothing by itself: this rank goes on with the call, or calls
+/// [`abort`](crate::Transport::abort).
 pub trait Direct: fmt::Debug {
     /// What there is; the same on all ranks.
     fn shared(&self) -> Shared;
