@@ -70,18 +70,8 @@ impl Coordinator {
             source,
         })?;
         let (stop, verdict, present) = (Arc::new(Bell::new()?), Arc::default(), Arc::default());
-        let mut meeting = Meeting {
-            gate: Gate::new(Door::Network, listener.into(), key.clone(), epoch, runtime.clone()),
-            arriving: Vec::new(),
-            places: (0..world_size).map(|_| Place::Empty).collect(),
-            started: false,
-            leavings: Vec::new(),
-            verdict: Arc::clone(&verdict),
-            present: Arc::clone(&present),
-            last_look: runtime.now(),
-            next_beat: runtime.deadline(BEAT),
-            runtime: runtime.clone(),
-        };
+        let gate = Gate::new(Door::Network, listener.into(), key.clone(), epoch, runtime.clone());
+        let mut meeting = Meeting::new(gate, world_size, Arc::clone(&verdict), Arc::clone(&present), runtime);
         let stopped = stop.clone();
         let task = runtime
             .spawn("dist-coordinator", move || while !meeting.turn(&stopped) {})
@@ -167,19 +157,41 @@ struct Member {
 }
 
 impl Meeting {
+    fn new(
+        gate: Gate,
+        world_size: usize,
+        verdict: Arc<Mutex<Option<Abort>>>,
+        present: Arc<AtomicUsize>,
+        runtime: &Runtime,
+    ) -> Self {
+        Self {
+            gate,
+            arriving: Vec::new(),
+            places: (0..world_size).map(|_| Place::Empty).collect(),
+            started: false,
+            leavings: Vec::new(),
+            verdict,
+            present,
+            last_look: runtime.now(),
+            next_beat: runtime.deadline(BEAT),
+            runtime: runtime.clone(),
+        }
+    }
+
     /// Waits for something to happen and deals with it. `true` when there is nothing more to do.
     fn turn(&mut self, stop: &Bell) -> bool {
-        if let Err(e) = self.wait(stop) {
-            tracing::error!(error = %e, "the coordinator cannot wait for its ranks and ends");
-            return true;
-        }
+        let ready = match self.wait(stop) {
+            Ok(ready) => ready,
+            Err(e) => {
+                tracing::error!(error = %e, "the coordinator cannot wait for its ranks and ends");
+                return true;
+            }
+        };
         for admitted in self.gate.advance() {
             self.admit(admitted);
         }
         self.welcome();
-        for rank in 0..self.places.len() {
-            self.listen(rank);
-        }
+        ready.into_iter().for_each(|rank| self.listen(rank));
         self.tell_leavings();
         self.watch_silence();
         if self.started {
@@ -195,10 +207,12 @@ impl Meeting {
         over || stopped
     }
 
-    fn wait(&self, stop: &Bell) -> io::Result<()> {
+    /// Waits for something to happen, and says which ranks' lines have something to be heard or take more.
+    fn wait(&self, stop: &Bell) -> io::Result<Vec<usize>> {
         let mut watched = vec![stop.watch()];
         watched.extend(self.gate.watch());
         watched.extend(self.arriving.iter().map(|(_, line, _)| socket::watch(&line.stream, PollFlags::IN)));
+        let first = watched.len();
         watched.extend(self.members().map(|member| {
             let unsent = if member.line.unsent() { PollFlags::OUT } else { PollFlags::empty() };
             socket::watch(&member.line.stream, PollFlags::IN | unsent)
@@ -206,7 +220,11 @@ impl Meeting {
         let answers = self.members().filter_map(|member| member.answer_by);
         let next = answers.chain([self.next_beat]).map(|deadline| self.runtime.remaining(deadline));
         let next = next.chain(self.gate.look_again_in()).min();
-        socket::poll(&mut watched, next.unwrap_or(BEAT)).map(drop)
+        socket::poll(&mut watched, next.unwrap_or(BEAT))?;
+        // To read where nothing has come is a system call for each rank, and every sign of life of a rank ends this wait.
+        let taken = self.places.iter().enumerate().filter(|(_, place)| matches!(place, Place::Taken(_)));
+        let ready = taken.zip(&watched[first..]).filter(|(_, line)| !line.revents().is_empty());
+        Ok(ready.map(|((rank, _), _)| rank).collect())
     }
 
     /// Counts the ranks that have not left, for whoever hosts this as well.
@@ -452,5 +470,47 @@ impl Meeting {
                 let _ = member.line.push(Frame::NotAll);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use socket2::{Domain, Socket, Type};
+
+    use super::*;
+    use crate::tcp::control::Cores;
+
+    fn line_pair() -> [Line; 2] {
+        let (ours, theirs) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
+        ours.set_nonblocking(true).unwrap();
+        [ours, theirs].map(Line::new)
+    }
+
+    #[test]
+    fn only_ranks_that_have_something_to_say_are_listened_to() {
+        let runtime = Runtime::system();
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let listener = socket::listen(any, None).unwrap().into();
+        let gate = Gate::new(Door::Network, listener, Key::new(None, "test"), 0, runtime.clone());
+        let mut meeting = Meeting::new(gate, 4, Arc::default(), Arc::default(), &runtime);
+        let cores = Cores { first: 0, count: 1 };
+        let home = Home { address: any, host: 0, shares: false, cores };
+        let mut ranks = [0, 2, 3].map(|rank| {
+            let [ours, theirs] = line_pair();
+            let liveness = Duration::from_secs(60);
+            meeting.join((rank, ours), 4, home, [liveness; 2]);
+            theirs
+        });
+        let stop = Bell::new().unwrap();
+        ranks[1].push(Frame::Beat).unwrap();
+        assert_eq!(meeting.wait(&stop).unwrap(), [2], "the second of those who have come is rank 2");
+        meeting.listen(2);
+        stop.ring();
+        assert_eq!(meeting.wait(&stop).unwrap(), []);
+        let [first, _, last] = ranks;
+        drop((first, last));
+        assert_eq!(meeting.wait(&stop).unwrap(), [0, 3], "they have gone");
     }
 }
