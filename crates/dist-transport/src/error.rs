@@ -290,7 +290,7 @@ fn first_of(ranks: &[usize]) -> String {
 fn turned_away(connections: u64) -> String {
     match connections {
         0 => String::new(),
-        _ => format!(" ({connections} connections of another secret, job or epoch were turned away)"),
+        _ => format!(" ({connections} connections did not prove that they belong to this job)"),
     }
 }
 
@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(message(1..3, 0), "rendezvous: ranks [1, 2] did not come within 4s");
         let many = message(0..70_000, 3);
         assert!(
-            many.contains("14, 15] and 69984 more did not come within 4s (3 connections of another secret"),
+            many.contains("14, 15] and 69984 more did not come within 4s (3 connections did not prove"),
             "{many}"
         );
     }
