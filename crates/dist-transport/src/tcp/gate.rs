@@ -112,9 +112,12 @@ impl Gate {
         listener.into_iter().chain(half_open)
     }
 
-    /// How soon to look again although nothing that is watched has happened, if that is so.
+    /// How soon to look again although nothing that is watched has happened, if that is so: for room, and for the oldest
+    /// handshake, which is the first whose time is over.
     pub(super) fn look_again_in(&self) -> Option<Duration> {
-        (!self.has_room()).then_some(LOOK_AGAIN)
+        let for_room = (!self.has_room()).then_some(LOOK_AGAIN);
+        let oldest = self.half_open.first().map(|knock| self.runtime.remaining(knock.deadline));
+        for_room.into_iter().chain(oldest).min()
     }
 
     /// Takes every handshake as far as it goes without waiting, and returns those who have proven themselves.
@@ -262,5 +265,27 @@ impl Gate {
 
     fn wait_for(&self, knock: &HalfOpen) -> Progress {
         if self.runtime.expired(knock.deadline) { Progress::Refused } else { Progress::Waiting }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpStream};
+
+    use super::*;
+
+    #[test]
+    fn a_stranger_that_says_nothing_is_looked_at_when_its_time_is_over() {
+        let listener = socket::listen((Ipv4Addr::LOCALHOST, 0).into(), None).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (key, runtime) = (Key::new(None, "test"), Runtime::system());
+        let mut gate = Gate::new(Door::Network, listener.into(), key, 0, runtime);
+        assert_eq!(gate.look_again_in(), None);
+        let _stranger = TcpStream::connect(address).unwrap();
+        let mut watched: Vec<_> = gate.watch().collect();
+        assert!(socket::poll(&mut watched, Duration::from_secs(60)).unwrap());
+        assert!(gate.advance().is_empty());
+        let limit = gate.look_again_in().unwrap();
+        assert!(limit <= HANDSHAKE_LIMIT, "{limit:?}");
     }
 }
