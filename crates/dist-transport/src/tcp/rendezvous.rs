@@ -68,14 +68,18 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
         return Ok(Membership { session, service: None, coordinator: None });
     }
     let coordinator = match config.host {
-        Host::RankZero if config.rank.index() == 0 => Some(Coordinator::start_epoch(
-            runtime,
-            socket::resolve(&config.coordinator, runtime, deadline)?[0],
-            config.rank.world_size(),
-            &key,
-            config.epoch,
-            config.secret.clone(),
-        )?),
+        Host::RankZero if config.rank.index() == 0 => {
+            let address = socket::resolve(&config.coordinator, runtime, deadline)?[0];
+            if leads_to_loopback(&config.coordinator, address) {
+                tracing::warn!(
+                    name = %config.coordinator,
+                    %address,
+                    "no rank of another machine reaches the coordinator: its name leads to loopback here, perhaps by /etc/hosts"
+                );
+            }
+            let (world_size, secret) = (config.rank.world_size(), config.secret.clone());
+            Some(Coordinator::start_epoch(runtime, address, world_size, &key, config.epoch, secret)?)
+        }
         _ => None,
     };
     let stream = reach_coordinator(config, &key, runtime, deadline)?;
@@ -85,13 +89,40 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
     let address = listener.local_addr().map_err(at)?;
     let host_door = open_host_door(config.medium, address)?;
     let home = Home { address, host, shares: host_door.is_some(), cores: host::cores() };
-    let session = session(introduce(&mut line, home, config, runtime, deadline)?)?;
+    let homes = introduce(&mut line, home, config, runtime, deadline)?;
+    if let Some((inside, outside)) = parted_by_loopback(&homes) {
+        tracing::warn!(
+            rank = inside,
+            address = %homes[inside].address,
+            from = outside,
+            "no rank of another machine reaches this one: it came to the coordinator by loopback, others did not"
+        );
+    }
+    let session = session(homes)?;
     let service = Service::new(session.clone(), listener, host_door, line);
     let service = runtime
         .spawn("dist-service", move || service.run())
         .map_err(|source| Error::Resources { what: "thread", source })?;
     tracing::info!(rank = %config.rank, "joined the job");
     Ok(Membership { session, service: Some(service), coordinator })
+}
+
+/// Whether a name leads to loopback that does not say so, as a machine's own often does on that machine.
+fn leads_to_loopback(name: &str, address: SocketAddr) -> bool {
+    let host = name.rsplit_once(':').map_or(name, |(host, _)| host);
+    let says_so = name.parse::<SocketAddr>().is_ok() || host.eq_ignore_ascii_case("localhost");
+    is_loopback(address) && !says_so
+}
+
+fn is_loopback(address: SocketAddr) -> bool {
+    address.ip().to_canonical().is_loopback()
+}
+
+/// A rank that only its own machine reaches, and one that may run on another.
+fn parted_by_loopback(homes: &[Home]) -> Option<(usize, usize)> {
+    let inside = homes.iter().position(|home| is_loopback(home.address))?;
+    let outside = homes.iter().position(|home| !is_loopback(home.address))?;
+    Some((inside, outside))
 }
 
 /// Connects to the coordinator, again and again until it is there.
@@ -441,6 +472,35 @@ mod tests {
                 Err(error) => assert!(epoch == 0 && matches!(error, Error::Refused { .. }), "{error}"),
             }
         }
+    }
+
+    #[rstest]
+    #[case::of_the_machine("node0:29500", "127.0.1.1:29500", true)]
+    #[case::of_the_machine_in_ipv6("node0:29500", "[::1]:29500", true)]
+    #[case::of_loopback("Localhost:29500", "127.0.0.1:29500", false)]
+    #[case::literal("127.0.1.1:29500", "127.0.1.1:29500", false)]
+    #[case::literal_in_ipv6("[::1]:29500", "[::1]:29500", false)]
+    #[case::of_an_interface("node0:29500", "10.0.0.1:29500", false)]
+    fn a_name_is_told_from_loopback(#[case] name: &str, #[case] address: &str, #[case] leads: bool) {
+        assert_eq!(leads_to_loopback(name, address.parse().unwrap()), leads);
+    }
+
+    #[rstest]
+    #[case::one_machine(&["127.0.0.1:1", "[::1]:2", "127.0.1.1:3"], None)]
+    #[case::several(&["10.0.0.1:1", "10.0.0.2:1"], None)]
+    #[case::mixed(&["10.0.0.1:1", "10.0.0.2:1", "127.0.1.1:1"], Some((2, 0)))]
+    #[case::mixed_in_ipv6(&["[::ffff:127.0.0.1]:1", "[fe80::1]:1"], Some((0, 1)))]
+    fn ranks_on_loopback_are_told_from_others(
+        #[case] addresses: &[&str],
+        #[case] expected: Option<(usize, usize)>,
+    ) {
+        let home = |address: &&str| Home {
+            address: address.parse().unwrap(),
+            host: 0,
+            shares: false,
+            cores: host::cores(),
+        };
+        assert_eq!(parted_by_loopback(&addresses.iter().map(home).collect::<Vec<_>>()), expected);
     }
 
     #[test]
