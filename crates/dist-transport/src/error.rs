@@ -226,7 +226,7 @@ pub enum Error {
     Address {
         /// What was being done.
         activity: Activity,
-        /// What was tried: `listen on`, `connect to`, `resolve`, `shake hands with`.
+        /// What was tried: `listen on`, `connect to`, `resolve`, `share memory with`.
         action: &'static str,
         /// The address as it was given.
         address: String,

@@ -19,7 +19,7 @@ use crate::tcp::coordinator::{COORDINATOR, Coordinator};
 use crate::tcp::gate::ADMITTED;
 use crate::tcp::link::Link;
 use crate::tcp::service::{Service, listener_address};
-use crate::tcp::session::{Arrivals, Bell, Membership, Session, Verdict, Watch, timeout};
+use crate::tcp::session::{Arrivals, Bell, Membership, Session, Verdict, WaitError, Watch, timeout};
 use crate::tcp::{host, socket};
 use crate::{Activity, ChannelId, Deadline, Error, Result, Runtime, Version};
 
@@ -131,13 +131,14 @@ fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: De
     let identity = Identity { epoch: config.epoch, from, to: COORDINATOR, purpose: Purpose::Control };
     let absent =
         |source| Error::NoCoordinator { address: config.coordinator.clone(), limit: config.timeout, source };
+    let late = || absent(io::ErrorKind::TimedOut.into());
     let mut hang_ups = 0;
     loop {
-        let mut failure = absent(io::ErrorKind::TimedOut.into());
+        let mut failure = late();
         let addresses = match socket::resolve(&config.coordinator, runtime, deadline) {
             Ok(addresses) => addresses,
             Err(error) if is_malformed(&error) => return Err(error),
-            Err(error) if is_over(&error) => return Err(failure),
+            Err(_) if runtime.expired(deadline) => return Err(failure),
             // A name may come to be known with the host that it is of.
             Err(error) => {
                 failure = error;
@@ -151,11 +152,12 @@ fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: De
                 Ok(stream) => match greet(stream, address, key, identity, attempt) {
                     Ok(Some(stream)) => return Ok(stream),
                     Ok(None) => count_hang_up(&mut hang_ups, identity, address)?,
+                    Err(WaitError::Failed(error)) => return Err(error),
                     // Something listens there that has nothing to say, and another address may be the coordinator's.
-                    Err(Error::Address { source, .. }) if is_final(&source) => failure = absent(source),
-                    Err(error) => return Err(error),
+                    Err(WaitError::Late | WaitError::Aborted(_)) => failure = late(),
                 },
-                Err(e) => failure = absent(e),
+                Err(WaitError::Failed(e)) => failure = absent(e),
+                Err(WaitError::Late | WaitError::Aborted(_)) => failure = late(),
             }
         }
         if runtime.remaining(deadline) <= RETRY {
@@ -171,14 +173,20 @@ fn is_malformed(error: &Error) -> bool {
 }
 
 /// Opens a connection.
-fn connect(address: SocketAddr, watch: Watch<'_>) -> io::Result<Socket> {
-    let stream = socket::begin_connect(address)?;
+fn connect(address: SocketAddr, watch: Watch<'_>) -> Result<Socket, WaitError> {
+    finish_connect(socket::begin_connect(address)?, watch)
+}
+
+fn finish_connect(stream: Socket, watch: Watch<'_>) -> Result<Socket, WaitError> {
     watch.ready(&stream, PollFlags::OUT)?;
     if let Some(error) = stream.take_error()? {
-        return Err(error);
+        return Err(error.into());
     }
     // Where nobody listens yet, the system may give a connection the very port that it goes to.
-    if is_loop(&stream) { Err(io::ErrorKind::ConnectionRefused.into()) } else { Ok(stream) }
+    if is_loop(&stream) {
+        return Err(io::Error::from(io::ErrorKind::ConnectionRefused).into());
+    }
+    Ok(stream)
 }
 
 /// Whether both ends of a connection are one socket.
@@ -195,33 +203,34 @@ fn greet(
     key: &Key,
     identity: Identity,
     watch: Watch<'_>,
-) -> Result<Option<Socket>> {
+) -> Result<Option<Socket>, WaitError<Error>> {
     let activity = activity_of(identity);
     let address = address.to_string();
     let initiator = Initiator::new(key.clone(), identity)?;
     let mut challenge = [0; CHALLENGE_BYTES];
     let heard = socket::send_all(&stream, initiator.hello())
+        .map_err(WaitError::Failed)
         .and_then(|()| read_exact(&stream, &mut challenge, watch))
         .map(|()| initiator.answer(&challenge));
     if let Some(theirs) = auth::refused_by(&challenge) {
-        return Err(Error::Version { activity, address, ours: Version::OURS, theirs });
+        return Err(Error::Version { activity, address, ours: Version::OURS, theirs }.into());
     }
     let admitted = match heard {
-        Ok(None) => return Err(Error::Refused { activity, address }),
+        Ok(None) => return Err(Error::Refused { activity, address }.into()),
         Ok(Some(proof)) => {
             let mut word = [0];
             socket::send_all(&stream, &proof)
+                .map_err(WaitError::Failed)
                 .and_then(|()| read_exact(&stream, &mut word, watch))
                 .map(|()| word)
         }
-        Err(source) => Err(source),
+        Err(error) => Err(error),
     };
     match admitted {
         Ok([ADMITTED]) => Ok(Some(stream)),
-        Err(source) if is_final(&source) => {
-            Err(Error::Address { activity, action: "shake hands with", address, source })
-        }
-        _ => Ok(None),
+        Ok(_) | Err(WaitError::Failed(_)) => Ok(None),
+        Err(WaitError::Late) => Err(WaitError::Late),
+        Err(WaitError::Aborted(abort)) => Err(WaitError::Aborted(abort)),
     }
 }
 
@@ -257,39 +266,38 @@ fn open_host_door(medium: Medium, beside: SocketAddr) -> Result<Option<Socket>> 
 }
 
 /// Opens a proven connection to a rank, for one channel: through memory if that can be.
-pub(super) fn dial(session: &Session, peer: usize, channel: ChannelId, deadline: Deadline) -> Result<Link> {
+pub(super) fn dial(
+    session: &Session,
+    peer: usize,
+    channel: ChannelId,
+    deadline: Deadline,
+) -> Result<Link, WaitError<Error>> {
     let (from, to) = (number(session.rank.index())?, number(peer)?);
     let identity = |purpose| Identity { epoch: session.epoch, from, to, purpose };
     if session.may_share(peer) {
         match share(session, identity(Purpose::Memory(channel)), deadline) {
             Ok(memory) => return Ok(Link::Memory(memory)),
-            Err(error) if is_over(&error) => return Err(error),
-            Err(reason) => session.note_apart(peer, &reason),
+            Err(WaitError::Failed(reason)) => session.note_apart(peer, &reason),
+            Err(over) => return Err(over),
         }
         if session.medium == Medium::Shm {
-            return Err(Error::NotShared { peer });
+            return Err(Error::NotShared { peer }.into());
         }
     }
     dial_over_network(session, identity(Purpose::Data(channel)), deadline).map(Link::Socket)
 }
 
-/// Whether the time was over or the job was aborted meanwhile.
-fn is_over(error: &Error) -> bool {
-    matches!(error, Error::Address { source, .. } if is_final(source))
-}
-
-/// As [`Watch::check`] has it.
-fn is_final(source: &io::Error) -> bool {
-    matches!(source.kind(), io::ErrorKind::TimedOut | io::ErrorKind::ConnectionAborted)
-}
-
-fn dial_over_network(session: &Session, identity: Identity, deadline: Deadline) -> Result<Socket> {
+fn dial_over_network(
+    session: &Session,
+    identity: Identity,
+    deadline: Deadline,
+) -> Result<Socket, WaitError<Error>> {
     let address = session.homes[identity.to as usize].address;
     let watch = Watch { runtime: &session.runtime, verdict: Some(&session.verdict), deadline };
     let mut hang_ups = 0;
     loop {
-        let stream =
-            connect(address, watch).map_err(|source| connect_error("connect to", address, source))?;
+        let failed = |source| connect_error("connect to", address, source);
+        let stream = connect(address, watch).map_err(|error| error.map(failed))?;
         if let Some(stream) = greet(stream, address, &session.key, identity, watch)? {
             return Ok(stream);
         }
@@ -299,15 +307,15 @@ fn dial_over_network(session: &Session, identity: Identity, deadline: Deadline) 
 }
 
 /// Makes memory and shares it with a rank that listens on this host.
-fn share(session: &Session, identity: Identity, deadline: Deadline) -> Result<Memory> {
+fn share(session: &Session, identity: Identity, deadline: Deadline) -> Result<Memory, WaitError<Error>> {
     let (stream, address) = enter_host_door(session, identity, deadline)?;
     let failed = |source| connect_error("share memory with", address, source);
     let share = shm::offer(&stream, &auth::random_bytes()?).map_err(failed)?;
     let mut answer = [0];
     let watch = Watch { runtime: &session.runtime, verdict: Some(&session.verdict), deadline };
-    read_exact(&stream, &mut answer, watch).map_err(failed)?;
+    read_exact(&stream, &mut answer, watch).map_err(|error| error.map(failed))?;
     if answer != [shm::ACCEPTED] {
-        return Err(failed(io::Error::new(io::ErrorKind::Unsupported, "it was refused")));
+        return Err(failed(io::Error::new(io::ErrorKind::Unsupported, "it was refused")).into());
     }
     Ok(Memory::new(stream, share))
 }
@@ -317,10 +325,9 @@ fn enter_host_door(
     session: &Session,
     identity: Identity,
     deadline: Deadline,
-) -> Result<(Socket, SocketAddr)> {
+) -> Result<(Socket, SocketAddr), WaitError<Error>> {
     let address = session.homes[identity.to as usize].address;
     let watch = Watch { runtime: &session.runtime, verdict: Some(&session.verdict), deadline };
-    let failed = |source| connect_error("share memory with", address, source);
     let mut hang_ups = 0;
     loop {
         match shm::connect(address) {
@@ -328,8 +335,8 @@ fn enter_host_door(
                 Some(stream) => return Ok((stream, address)),
                 None => count_hang_up(&mut hang_ups, identity, address)?,
             },
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => watch.check().map_err(failed)?,
-            Err(e) => return Err(failed(e)),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => watch.check()?,
+            Err(e) => return Err(connect_error("share memory with", address, e).into()),
         }
         session.runtime.park(Some(session.runtime.deadline(RETRY)));
     }
@@ -342,7 +349,7 @@ pub(super) fn map_arena(
     peer: usize,
     number: u32,
     deadline: Deadline,
-) -> Result<shm::Mapping> {
+) -> Result<shm::Mapping, WaitError<Error>> {
     let (from, to) = (self::number(session.rank.index())?, self::number(peer)?);
     let identity = Identity { epoch: session.epoch, from, to, purpose: Purpose::Arena(number) };
     let (stream, address) = enter_host_door(session, identity, deadline)?;
@@ -351,9 +358,9 @@ pub(super) fn map_arena(
     loop {
         match shm::take_arena(&stream) {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                watch.ready(&stream, PollFlags::IN).map_err(failed)?;
+                watch.ready(&stream, PollFlags::IN).map_err(|error| error.map(failed))?;
             }
-            taken => return taken.map_err(failed),
+            taken => return Ok(taken.map_err(failed)?),
         }
     }
 }
@@ -382,9 +389,12 @@ fn introduce(
             source,
         },
     };
-    let late = |source| match config.host {
+    let late = || match config.host {
         Host::RankZero => timeout(runtime, activity, 0, deadline),
-        Host::Launcher => Error::NoCoordinator { address: coordinator(), limit: config.timeout, source },
+        Host::Launcher => {
+            let source = io::ErrorKind::TimedOut.into();
+            Error::NoCoordinator { address: coordinator(), limit: config.timeout, source }
+        }
     };
     let milliseconds = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
     let patience_ms = milliseconds(runtime.remaining(deadline));
@@ -416,24 +426,25 @@ fn introduce(
             }
             Some(Frame::Abort(abort)) => return Err(Error::Aborted(abort)),
             Some(_) => return Err(gone(io::ErrorKind::InvalidData.into())),
-            None => watch.ready(&line.stream, PollFlags::IN).map_err(|e| match e.kind() {
-                io::ErrorKind::TimedOut => late(e),
-                _ => gone(e),
+            None => watch.ready(&line.stream, PollFlags::IN).map_err(|error| match error {
+                WaitError::Late => late(),
+                WaitError::Aborted(abort) => Error::Aborted(abort),
+                WaitError::Failed(e) => gone(e),
             })?,
         }
     }
     Ok(homes)
 }
 
-fn read_exact(mut stream: &Socket, bytes: &mut [u8], watch: Watch<'_>) -> io::Result<()> {
+fn read_exact(mut stream: &Socket, bytes: &mut [u8], watch: Watch<'_>) -> Result<(), WaitError> {
     let mut filled = 0;
     while filled < bytes.len() {
         match io::Read::read(&mut stream, &mut bytes[filled..]) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
             Ok(count) => filled += count,
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => watch.ready(stream, PollFlags::IN)?,
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
+            Err(e) => return Err(e.into()),
         }
     }
     Ok(())
@@ -501,6 +512,25 @@ mod tests {
             cores: host::cores(),
         };
         assert_eq!(parted_by_loopback(&addresses.iter().map(home).collect::<Vec<_>>()), expected);
+    }
+
+    /// As it does after some two minutes, unless it is told to be quicker.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_connection_that_the_system_gives_up_is_not_late() {
+        let full = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        full.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+        // A queue of one, which is taken: nobody else gets an answer.
+        full.listen(0).unwrap();
+        let address = full.local_addr().unwrap().as_socket().unwrap();
+        let _queued = std::net::TcpStream::connect(address).unwrap();
+        let unanswered = socket::begin_connect(address).unwrap();
+        unanswered.set_tcp_user_timeout(Some(Duration::from_millis(1))).unwrap();
+        let runtime = Runtime::system();
+        let deadline = runtime.deadline(Duration::from_secs(60));
+        let error =
+            finish_connect(unanswered, Watch { runtime: &runtime, verdict: None, deadline }).unwrap_err();
+        assert!(matches!(&error, WaitError::Failed(e) if e.kind() == io::ErrorKind::TimedOut), "{error:?}");
     }
 
     #[test]

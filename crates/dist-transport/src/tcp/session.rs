@@ -209,8 +209,8 @@ impl Watch<'_> {
     /// Waits until the connection is ready for one of these.
     ///
     /// # Errors
-    /// `TimedOut` at the deadline, `ConnectionAborted` when the job is aborted.
-    pub(super) fn ready(&self, stream: &impl AsFd, events: PollFlags) -> io::Result<()> {
+    /// At the deadline, when the job is aborted, and if the system cannot wait.
+    pub(super) fn ready(&self, stream: &impl AsFd, events: PollFlags) -> Result<(), WaitError> {
         loop {
             let mut watched = vec![socket::watch(stream, events)];
             watched.extend(self.verdict.map(Verdict::watch));
@@ -225,15 +225,44 @@ impl Watch<'_> {
     /// Whether the wait may go on.
     ///
     /// # Errors
-    /// As for [`ready`](Self::ready).
-    pub(super) fn check(&self) -> io::Result<()> {
-        if self.verdict.is_some_and(|verdict| verdict.get().is_some()) {
-            return Err(io::ErrorKind::ConnectionAborted.into());
+    /// Not at the deadline, nor when the job is aborted.
+    pub(super) fn check<E>(&self) -> Result<(), WaitError<E>> {
+        if let Some(abort) = self.verdict.and_then(Verdict::get) {
+            return Err(WaitError::Aborted(abort));
         }
         if self.runtime.expired(self.deadline) {
-            return Err(io::ErrorKind::TimedOut.into());
+            return Err(WaitError::Late);
         }
         Ok(())
+    }
+}
+
+/// Why a wait for one connection came to nothing. What the system calls a timeout is none of ours: it gives up a connection long
+/// before a deadline of minutes.
+#[derive(Debug)]
+pub(super) enum WaitError<E = io::Error> {
+    /// The deadline passed.
+    Late,
+    /// The job was aborted.
+    Aborted(Abort),
+    /// The connection failed.
+    Failed(E),
+}
+
+impl<E> WaitError<E> {
+    /// The same, with this said of a failure.
+    pub(super) fn map<F>(self, say: impl FnOnce(E) -> F) -> WaitError<F> {
+        match self {
+            Self::Late => WaitError::Late,
+            Self::Aborted(abort) => WaitError::Aborted(abort),
+            Self::Failed(error) => WaitError::Failed(say(error)),
+        }
+    }
+}
+
+impl<E> From<E> for WaitError<E> {
+    fn from(error: E) -> Self {
+        Self::Failed(error)
     }
 }
 

@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use crate::tcp::message::Fault;
-use crate::tcp::session::{Session, timeout};
+use crate::tcp::session::{Session, WaitError, timeout};
 use crate::tcp::socket;
 use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Fingerprint};
 
@@ -21,10 +21,11 @@ pub(super) struct Trouble {
 
 impl Fault {
     /// Why there is no connection. One that was not there in time is a wait like any other.
-    pub(super) fn unconnected(error: Error) -> Self {
+    pub(super) fn unconnected(error: WaitError<Error>) -> Self {
         match error {
-            Error::Address { source, .. } if source.kind() == io::ErrorKind::TimedOut => Self::TimedOut,
-            error => Self::Unconnected(error),
+            WaitError::Late => Self::TimedOut,
+            WaitError::Aborted(abort) => Self::Aborted(abort),
+            WaitError::Failed(error) => Self::Unconnected(error),
         }
     }
 }
@@ -100,5 +101,24 @@ fn is_own_failure(error: &Error) -> bool {
         ),
         Error::Resources { .. } | Error::NotShared { .. } => true,
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_the_system_does_not_reach_is_not_late_and_no_failure_of_ours() {
+        let unreached = Error::Address {
+            activity: Activity::Connect,
+            action: "connect to",
+            address: "10.0.0.1:1".to_owned(),
+            source: rustix::io::Errno::TIMEDOUT.into(),
+        };
+        let fault = Fault::unconnected(unreached.into());
+        assert!(matches!(&fault, Fault::Unconnected(error) if !is_own_failure(error)), "{fault:?}");
+        let fault = Fault::unconnected(WaitError::Late);
+        assert!(matches!(fault, Fault::TimedOut), "{fault:?}");
     }
 }
