@@ -243,6 +243,14 @@ pub enum Error {
         /// What the system says.
         source: io::Error,
     },
+    /// The system failed this process, whatever its peers: it has no memory left for a message or a wait, say.
+    #[error("{activity}: the system fails this process")]
+    System {
+        /// What was being done.
+        activity: Activity,
+        /// What the system says.
+        source: io::Error,
+    },
     /// The system has no thread, socket or descriptor left for us.
     #[error("cannot make a {what}")]
     Resources {

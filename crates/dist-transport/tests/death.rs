@@ -184,6 +184,47 @@ fn a_stopped_rank_is_named_long_before_the_deadline(#[values("tcp", "shm")] medi
     }
 }
 
+/// One rank of six, the last of which is allowed to watch too few connections for what it waits for.
+fn rank_beside_one_with_a_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    let (rank, deadline) = (transport.rank(), transport.runtime().deadline(LIMIT));
+    let peers = || (0..rank.world_size()).filter(|&peer| peer != rank.index());
+    let sends: Vec<_> = peers().map(|to| Outgoing { to, parts: &[&[7]] }).collect();
+    let mut exchange = |sends: &[Outgoing<'_>]| {
+        let mut bytes = vec![0; rank.world_size()];
+        let mut receives: Vec<_> = peers()
+            .zip(bytes.chunks_mut(1))
+            .map(|(from, byte)| Incoming { from, len: 1, sink: Sink::Into(byte) })
+            .collect();
+        transport.exchange_all(sends, &mut receives, &deadline.into())
+    };
+    exchange(&sends).unwrap();
+    let is_limited = rank.index() == rank.world_size() - 1;
+    if is_limited {
+        // The service thread watches three: its bell, its listener and its line to the coordinator.
+        let limit = Rlimit { current: Some(4), ..getrlimit(Resource::Nofile) };
+        setrlimit(Resource::Nofile, limit).unwrap();
+    }
+    let error = exchange(&[]).unwrap_err();
+    let abort = transport.aborted().unwrap();
+    assert_eq!((abort.rank, abort.cause), (rank.world_size() - 1, Cause::GaveUp));
+    match error {
+        Error::System { .. } => assert!(is_limited),
+        Error::Aborted(_) => assert!(!is_limited),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_rank_whose_system_fails_it_blames_no_other() {
+    if process::rank().is_some() {
+        return rank_beside_one_with_a_limit();
+    }
+    let name = std::thread::current().name().unwrap().to_owned();
+    process::ranks_with(6, &name, LIMIT, &[(MEDIUM, "tcp")]).assert_success();
+}
+
 /// One rank of two, of which the second dies in the middle of a message larger than what is ever under way.
 fn rank_that_meets_half_a_message() {
     let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();

@@ -5,6 +5,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 
+use rustix::io::Errno;
 use socket2::Socket;
 
 use crate::shm::{End, Memory};
@@ -44,8 +45,10 @@ pub(super) enum Fault {
     Length { got: u64, expected: u64 },
     /// The peer does not speak our language.
     Garbage,
-    /// The system failed.
+    /// The system failed at this connection.
     Io(io::Error),
+    /// The system failed this process, whatever the peer.
+    Own(io::Error),
     /// There is no connection, for this reason.
     Unconnected(Error),
     /// The deadline passed.
@@ -54,12 +57,22 @@ pub(super) enum Fault {
     Aborted(Abort),
 }
 
+impl Fault {
+    /// What the system says of a connection; that it has no memory left is not about the peer.
+    pub(super) fn of_system(e: io::Error) -> Self {
+        match Errno::from_io_error(&e) {
+            Some(Errno::NOMEM | Errno::NOBUFS) => Self::Own(e),
+            _ => Self::Io(e),
+        }
+    }
+}
+
 impl From<io::Error> for Fault {
     fn from(e: io::Error) -> Self {
         use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, NotConnected, UnexpectedEof};
         match e.kind() {
             BrokenPipe | ConnectionAborted | ConnectionReset | NotConnected | UnexpectedEof => Self::Closed,
-            _ => Self::Io(e),
+            _ => Self::of_system(e),
         }
     }
 }

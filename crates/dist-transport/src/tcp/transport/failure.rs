@@ -66,6 +66,10 @@ impl Scene<'_> {
             }
             Fault::Garbage => (Cause::Protocol, Error::Garbage { peer }),
             Fault::Io(source) => (Cause::Died, Error::Io { activity, peer, source }),
+            Fault::Own(source) => {
+                session.give_up(ours);
+                return Error::System { activity, source };
+            }
             Fault::Unconnected(_) if left => (Cause::Left, Error::Closed { activity, peer }),
             Fault::Unconnected(error) if is_own_failure(&error) => {
                 session.give_up(ours);

@@ -146,7 +146,7 @@ impl TcpTransport {
             }
             let limit = session.runtime.remaining(due.deadline());
             let waits = smallvec![(Activity::Receive, peer)];
-            sleep(session, &mut self.links, &waits, limit).map_err(|e| trouble(Fault::Io(e)))?;
+            sleep(session, &mut self.links, &waits, limit).map_err(|e| trouble(Fault::Own(e)))?;
         }
     }
 
@@ -200,7 +200,7 @@ impl TcpTransport {
         }
         let runtime = &session.runtime;
         let limit = runtime.remaining(deadline.earlier(long.until(runtime)));
-        sleep(session, &mut self.links, waits, limit).map_err(|e| trouble(Fault::Io(e)))?;
+        sleep(session, &mut self.links, waits, limit).map_err(|e| trouble(Fault::Own(e)))?;
         if long.tell(session, self.channel, &self.calls) {
             // Whoever was dialled may have left before, and then nobody takes the connection.
             for &(_, peer) in waits.iter().filter(|(_, peer)| *peer < self.rank.index()) {

@@ -292,7 +292,7 @@ impl Together {
     }
 
     fn broken(&self, rank: usize, error: std::io::Error) -> Error {
-        let fault = if self.memory.has_failed(rank) { Fault::Closed } else { Fault::Io(error) };
+        let fault = if self.memory.has_failed(rank) { Fault::Closed } else { Fault::of_system(error) };
         self.fail(self.current.turn(), (rank, fault), self.by_now())
     }
 
