@@ -8,6 +8,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use rustix::fs::FallocateFlags;
+
 use super::map::{HASHED_BYTES, Mapping, Pages, Region};
 use crate::{Allocation, Grain};
 
@@ -15,6 +17,9 @@ use crate::{Allocation, Grain};
 const ARENA_BYTES: usize = 256 << 20;
 /// Allocations do not share pages, so that one that is leaked keeps nothing else.
 const UNIT_BYTES: usize = 4096;
+/// From so many bytes on, the system gets the pages of what is given back. Less is kept, as allocators do: its pages need not come
+/// again.
+const RETURNED_BYTES_MIN: usize = 4 << 20;
 
 /// This process's part of the heap.
 #[derive(Debug, Default)]
@@ -130,7 +135,24 @@ impl Allocation for Allocated {
 
 impl Drop for Allocated {
     fn drop(&mut self) {
+        if self.len >= RETURNED_BYTES_MIN {
+            // Much memory is long in being returned, and others allocate meanwhile.
+            self.return_pages();
+        }
         self.heap.arenas()[self.arena].give_back(self.offset, self.len);
+    }
+}
+
+impl Allocated {
+    /// Gives the system the pages, in place of which zeros are read from now on. Nobody may write there any more, since what is
+    /// lent is never dropped; who still reads there is in a call that has failed for this rank, and throws away what it read.
+    fn return_pages(&self) {
+        let file = self.heap.arenas()[self.arena].file.clone();
+        let (offset, len) = (self.offset as u64, self.len as u64);
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        if let Err(error) = rustix::fs::fallocate(&file, hole, offset, len) {
+            tracing::debug!(%error, len, "memory that was given back is kept");
+        }
     }
 }
 
@@ -155,6 +177,27 @@ mod tests {
         drop(memory);
         let memory = heap.allocate(8000).unwrap();
         assert_eq!(place(&*memory), (first.0, 8000));
+        assert!(memory.bytes().iter().all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn much_memory_that_is_given_back_is_the_systems_again() {
+        let heap = Arc::new(Heap::default());
+        let held = |heap: &Heap| {
+            let (file, _) = heap.file(0).unwrap();
+            usize::try_from(rustix::fs::fstat(&file).unwrap().st_blocks).unwrap() * 512
+        };
+        let mut all = [UNIT_BYTES, RETURNED_BYTES_MIN, UNIT_BYTES].map(|len| heap.allocate(len).unwrap());
+        all.iter_mut().for_each(|memory| memory.bytes_mut().fill(7));
+        let touched = held(&heap);
+        assert!(touched >= RETURNED_BYTES_MIN + 2 * UNIT_BYTES);
+        let [before, memory, behind] = all;
+        let first = place(&*memory);
+        drop(memory);
+        assert!(held(&heap) <= touched - RETURNED_BYTES_MIN, "{} of {touched} bytes", held(&heap));
+        assert_eq!((before.bytes(), behind.bytes()), (&[7; UNIT_BYTES][..], &[7; UNIT_BYTES][..]));
+        let memory = heap.allocate(RETURNED_BYTES_MIN).unwrap();
+        assert_eq!(place(&*memory), first);
         assert!(memory.bytes().iter().all(|&byte| byte == 0));
     }
 
