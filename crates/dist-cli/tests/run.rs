@@ -306,6 +306,66 @@ fn the_job_ends_when_nobody_takes_its_words() {
     lines(&output.stdout).iter().for_each(|pid| wait_until_gone(pid));
 }
 
+/// A job whose only rank has printed more than this process has taken, and is gone; and what it printed.
+#[cfg(target_os = "linux")]
+fn waiting_for_its_reader(options: &[&str]) -> (Child, String) {
+    // More than the pipes and the launcher hold leaves the launcher with a line that it cannot pass on.
+    let script = "echo $$ >&2; seq 20000";
+    let mut command = distctl(&[&["run", "-n", "1"], options, &["--", "sh", "-c", script]].concat());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut error = BufReader::new(child.stderr.take().unwrap());
+    let mut pid = String::new();
+    error.read_line(&mut pid).unwrap();
+    child.stderr = Some(error.into_inner());
+    // It is gone when the launcher has seen its end.
+    while std::fs::exists(format!("/proc/{}", pid.trim_end())).unwrap() {}
+    (child, (1..=20000).map(|line| format!("{line}\n")).collect())
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn who_takes_the_output_may_pause() {
+    let folder = tempfile::tempdir().unwrap();
+    let (child, printed) = waiting_for_its_reader(&["--log-dir", folder.path().to_str().unwrap()]);
+    let launcher = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
+    // Longer than the launcher waits for a process that holds the pipe and says nothing.
+    let pause = Timespec { tv_sec: 6, tv_nsec: 0 };
+    assert_eq!(poll(&mut [PollFd::new(&launcher, PollFlags::IN)], Some(&pause)).unwrap(), 0);
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(String::from_utf8(output.stdout).unwrap() == printed);
+    let log = std::fs::read_to_string(folder.path().join("r0.log")).unwrap();
+    assert_eq!(lines(log.as_bytes()).len(), 20001);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_launcher_whose_output_nobody_takes_ends_by_a_signal() {
+    let (mut child, _) = waiting_for_its_reader(&[]);
+    // Dropped here, it would end the job by itself.
+    let _output = child.stdout.take().unwrap();
+    signal(&child, Signal::TERM);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(143), "{output:?}");
+    assert!(
+        lines(&output.stderr).contains(&"distctl: leaving output that nobody takes".to_owned()),
+        "{output:?}"
+    );
+}
+
+#[cfg(target_os = "linux")]
+#[rstest]
+#[case("exec sleep 60")]
+#[case("trap '' PIPE; i=0; while [ $((i += 1)) -lt 600 ]; do echo more; sleep 0.1; done")]
+fn a_process_that_keeps_the_output_is_not_waited_for(#[case] stay: &str) {
+    // It has left the group of the rank, which is killed, when it no longer holds the pipe of `$(...)`.
+    let script = format!("echo $(setsid -f sh -c \"echo \\$\\$; exec >&2; {}\")", stay.replace('$', "\\$"));
+    let output = run(&["-n", "1"], &script);
+    assert!(output.status.success(), "{output:?}");
+    let stray = Pid::from_raw(lines(&output.stdout)[0].parse().unwrap()).unwrap();
+    kill_process(stray, Signal::KILL).expect("it is still there");
+}
+
 #[test]
 fn whole_lines_come_out_however_the_ranks_write_them() {
     let script = "i=0; while [ $i -lt 300 ]; do printf \"begin-$RANK-\"; printf \"%s\" $i; echo -end-$RANK; i=$((i+1)); done";

@@ -118,6 +118,11 @@ pub(super) fn exit_code(status: ExitStatus) -> u8 {
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
 }
 
+/// What a shell would make of an end by a signal.
+pub(super) fn signal_code(signal: i32) -> Option<u8> {
+    u8::try_from(128 + signal).ok()
+}
+
 /// A status in words.
 pub(super) fn describe(status: ExitStatus) -> String {
     match status.signal() {

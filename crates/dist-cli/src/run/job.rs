@@ -5,6 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::process::ExitStatus;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use dist_transport::runtime::{Mailbox, Receiver, Task, Unavailable};
@@ -23,6 +24,8 @@ use crate::Error;
 const LAST_WORDS: Duration = Duration::from_millis(500);
 /// How long a killed process may take to be gone, and output to arrive that is still on its way.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How often a thread that passes on output is looked at, once only that is missing.
+const OUTPUT_POLL: Duration = Duration::from_millis(5);
 /// How often the coordinator is asked for its record when only that is missing.
 const RECORD_POLL: Duration = Duration::from_millis(5);
 /// How long the coordinator is there for the ranks of other machines after a failure, so that they hear of it.
@@ -166,7 +169,7 @@ impl Job {
             meeting: self.meeting(restart)?,
             failures: Vec::new(),
             code: None,
-            is_stopped: false,
+            stopped: None,
         };
         for local in 0..self.ranks {
             let started = self.start(local, &watch.meeting).and_then(|child| {
@@ -209,7 +212,7 @@ fn watch_child(
     events: &Mailbox<Event>,
     take: &Arc<dyn Take>,
     ranks: &mut Vec<Option<Running>>,
-) -> Result<[Task<()>; 2], Error> {
+) -> Result<[Reader; 2], Error> {
     let output = child.stdout.take().expect("the output is a pipe");
     let error = child.stderr.take().expect("the error output is a pipe");
     let running = Running::new(child);
@@ -228,6 +231,13 @@ fn watch_child(
     ])
 }
 
+/// A thread that passes on what a rank prints.
+struct Reader {
+    task: Task<()>,
+    /// Whether it has a line that is still to be taken, and does not wait for the rank.
+    is_passing: Arc<AtomicBool>,
+}
+
 fn reader(
     runtime: &Runtime,
     rank: usize,
@@ -235,14 +245,22 @@ fn reader(
     source: impl io::Read + Send + 'static,
     events: &Mailbox<Event>,
     take: &Arc<dyn Take>,
-) -> Result<Task<()>, Error> {
-    let (events, take) = (events.clone(), take.clone());
+) -> Result<Reader, Error> {
+    let is_passing = Arc::new(AtomicBool::new(false));
+    let (events, take, passing) = (events.clone(), take.clone(), is_passing.clone());
     let read = move || {
-        if read_lines(rank, stream, source, &*take).is_err() {
+        let pass = |line: &[u8]| {
+            passing.store(true, Ordering::Relaxed);
+            let passed = take.take(rank, stream, line);
+            passing.store(false, Ordering::Relaxed);
+            passed
+        };
+        if read_lines(source, pass).is_err() {
             events.send(Event::Unwritable);
         }
     };
-    runtime.spawn("lines", read).map_err(Error::Thread)
+    let task = runtime.spawn("lines", read).map_err(Error::Thread)?;
+    Ok(Reader { task, is_passing })
 }
 
 fn watch_signals(runtime: &Runtime, events: &Mailbox<Event>) -> Result<(), Error> {
@@ -273,7 +291,7 @@ struct Watch {
     /// The processes that have not been reaped, from it on.
     ranks: Vec<Option<Running>>,
     /// The threads that pass on what the ranks print.
-    readers: Vec<Task<()>>,
+    readers: Vec<Reader>,
     voice: Mailbox<String>,
     phase: Phase,
     grace: Duration,
@@ -282,8 +300,8 @@ struct Watch {
     failures: Vec<(usize, ExitStatus)>,
     /// The code to pass on, once it is settled which failure was the first.
     code: Option<u8>,
-    /// Whether somebody wanted the job to end.
-    is_stopped: bool,
+    /// If somebody wanted the job to end, the code for that.
+    stopped: Option<u8>,
 }
 
 impl Watch {
@@ -295,14 +313,10 @@ impl Watch {
         self.await_record(inbox);
         self.name_cause();
         self.await_other_machines(inbox);
-        let patience = self.runtime.deadline(PATIENCE);
-        for reader in self.readers {
-            // A process that has left its group may hold the pipe open for as long as it likes.
-            let _ = reader.join_by(patience);
-        }
+        self.await_output(inbox);
         Ok(match self.code {
             None => Outcome::Success,
-            Some(code) if self.is_stopped => Outcome::Stopped(code),
+            Some(code) if self.stopped.is_some() => Outcome::Stopped(code),
             Some(code) => Outcome::Code(code),
         })
     }
@@ -385,7 +399,7 @@ impl Watch {
             match inbox.receive(Some(self.runtime.deadline(RECORD_POLL))) {
                 Ok(Event::Signalled(SIGTSTP)) => self.pause(),
                 // Nobody is left whom it could be passed on to, but the job is not to be started again.
-                Ok(Event::Signalled(_)) => self.is_stopped = true,
+                Ok(Event::Signalled(signal)) => self.stopped = child::signal_code(signal),
                 _ => {}
             }
         }
@@ -408,8 +422,8 @@ impl Watch {
                 Ok(Event::Signalled(SIGTSTP)) => self.pause(),
                 Ok(Event::Signalled(signal)) => {
                     self.say(&format!("{}: leaving the ranks of other machines", child::signal_name(signal)));
-                    self.code = self.code.or(u8::try_from(128 + signal).ok());
-                    self.is_stopped = true;
+                    self.stopped = child::signal_code(signal);
+                    self.code = self.code.or(self.stopped);
                     break;
                 }
                 _ => {}
@@ -421,6 +435,40 @@ impl Watch {
         {
             self.say(&format!("the job failed on another machine: {abort}"));
             self.code = Some(1);
+        }
+    }
+
+    /// Waits until all that the ranks have printed is passed on. Whoever takes it may do so slowly, unless somebody wants
+    /// the job to end; but a process that has left its group may hold a pipe open for as long as it likes.
+    fn await_output(&mut self, inbox: &mut Receiver<Event>) {
+        let mut idle = Duration::ZERO;
+        while let Some(Reader { task, is_passing }) = self.readers.pop() {
+            if let Err(task) = task.join_by(self.runtime.deadline(OUTPUT_POLL)) {
+                self.readers.push(Reader { task, is_passing });
+            }
+            while let Some(event) = inbox.try_receive() {
+                match event {
+                    Event::Ended(_) => {}
+                    Event::Unwritable => self.output_is_gone(),
+                    Event::Signalled(SIGTSTP) => self.pause(),
+                    Event::Signalled(signal) => {
+                        self.stopped = self.stopped.or(child::signal_code(signal));
+                        self.code = self.code.or(self.stopped);
+                        idle = PATIENCE;
+                    }
+                }
+            }
+            let is_passing = self.readers.iter().any(|reader| reader.is_passing.load(Ordering::Relaxed));
+            if !is_passing || self.stopped.is_some() {
+                idle += OUTPUT_POLL;
+            }
+            if idle >= PATIENCE {
+                if is_passing {
+                    self.say("leaving output that nobody takes");
+                    self.code = self.code.or(self.stopped);
+                }
+                return;
+            }
         }
     }
 
@@ -449,7 +497,7 @@ impl Watch {
             return self.pause();
         }
         self.name_cause();
-        self.is_stopped = true;
+        self.stopped = self.stopped.or(child::signal_code(signal));
         self.say(&format!("{}: passed on to every rank", child::signal_name(signal)));
         if let Some(signal) = Signal::from_named_raw(signal) {
             self.end_with(signal);
@@ -470,7 +518,7 @@ impl Watch {
     fn output_is_gone(&mut self) {
         if let Phase::Running = self.phase {
             self.code = Some(SIGPIPE_CODE);
-            self.is_stopped = true;
+            self.stopped = self.code;
             self.say("nobody reads the output any more; ending the job");
             self.end_with(Signal::TERM);
         }

@@ -35,14 +35,14 @@ pub(crate) trait Take: Send + Sync {
 }
 
 /// Gives each line to `take`, until the rank closes its end. The last line is ended if the rank did not.
-pub(super) fn read_lines(rank: usize, stream: Stream, source: impl Read, take: &dyn Take) -> io::Result<()> {
+pub(super) fn read_lines(source: impl Read, take: impl Fn(&[u8]) -> io::Result<()>) -> io::Result<()> {
     let mut source = BufReader::new(source);
     let mut line = Vec::new();
     while (&mut source).take(LINE_BYTES_MAX).read_until(b'\n', &mut line)? > 0 {
         if line.last() != Some(&b'\n') {
             line.push(b'\n');
         }
-        take.take(rank, stream, &line)?;
+        take(&line)?;
         line.clear();
     }
     Ok(())
@@ -103,20 +103,14 @@ impl Take for Forward {
 mod tests {
     use super::*;
 
-    #[derive(Default)]
-    struct Kept(Mutex<Vec<Vec<u8>>>);
-
-    impl Take for Kept {
-        fn take(&self, _rank: usize, _stream: Stream, line: &[u8]) -> io::Result<()> {
-            self.0.lock().unwrap().push(line.to_vec());
-            Ok(())
-        }
-    }
-
     fn lines_of(text: &[u8]) -> Vec<Vec<u8>> {
-        let kept = Kept::default();
-        read_lines(0, Stream::Output, text, &kept).unwrap();
-        kept.0.into_inner().unwrap()
+        let lines = Mutex::new(Vec::new());
+        let keep = |line: &[u8]| {
+            lines.lock().unwrap().push(line.to_vec());
+            Ok(())
+        };
+        read_lines(text, keep).unwrap();
+        lines.into_inner().unwrap()
     }
 
     #[test]
