@@ -5,6 +5,7 @@ use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
 use std::panic::AssertUnwindSafe;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -293,17 +294,47 @@ fn wait_until_stopped(pid: &str, stopped: bool) {
     while state() != stopped {}
 }
 
+/// A script that starts the launcher, and stays.
 #[cfg(target_os = "linux")]
-#[test]
-fn ranks_stop_and_go_on_with_the_launcher() {
-    let (child, mut processes) = running(&["-n", "2"], "echo $$; exec sleep 1000");
-    processes.push(child.id().to_string());
+const SCRIPT: [&str; 3] = ["sh", "-c", "\"$0\" \"$@\"; exit $?"];
+
+#[cfg(target_os = "linux")]
+#[rstest]
+#[case(&["env"])]
+#[case(&SCRIPT)]
+fn ranks_stop_and_go_on_with_the_launcher(#[case] starter: &[&str]) {
+    let ranks = ["run", "-n", "2", "--", "sh", "-c", "echo $PPID $$; exec sleep 1000"];
+    let mut command = behind(starter, &distctl(&ranks));
+    // As a shell starts a job.
+    command.process_group(0);
+    let (child, pids) = first_lines(command, 2);
+    let processes: Vec<&str> = pids.iter().flat_map(|pids| pids.split(' ')).collect();
+    let launcher = Pid::from_raw(processes[0].parse().unwrap()).unwrap();
     for (sent, stopped) in [(Signal::TSTP, true), (Signal::CONT, false), (Signal::TSTP, true)] {
-        signal(&child, sent);
+        kill_process(launcher, sent).unwrap();
         processes.iter().for_each(|pid| wait_until_stopped(pid, stopped));
     }
-    signal(&child, Signal::CONT);
-    signal(&child, Signal::TERM);
+    kill_process(launcher, Signal::CONT).unwrap();
+    kill_process(launcher, Signal::TERM).unwrap();
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(143));
+}
+
+#[cfg(target_os = "linux")]
+#[rstest]
+#[case(&["setsid"])]
+#[case(&[&["setsid"], &SCRIPT[..]].concat())]
+fn what_no_shell_can_let_go_on_is_not_stopped(#[case] starter: &[&str]) {
+    let launcher = distctl(&["run", "-n", "1", "--", "sh", "-c", "echo $PPID; exec sleep 1000"]);
+    let (child, launchers) = first_lines(behind(starter, &launcher), 1);
+    let launcher = Pid::from_raw(launchers[0].parse().unwrap()).unwrap();
+    kill_process(launcher, Signal::TSTP).unwrap();
+    kill_process(launcher, Signal::TERM).unwrap();
+    let started = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
+    let half_a_minute = Timespec { tv_sec: 30, tv_nsec: 0 };
+    let ended = poll(&mut [PollFd::new(&started, PollFlags::IN)], Some(&half_a_minute)).unwrap();
+    // One that is stopped would stay.
+    let _ = kill_process(launcher, Signal::CONT);
+    assert_eq!(ended, 1);
     assert_eq!(child.wait_with_output().unwrap().status.code(), Some(143));
 }
 

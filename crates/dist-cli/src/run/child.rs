@@ -7,7 +7,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpgid, getppid, getsid};
 
 use super::cores;
 use crate::Error;
@@ -69,7 +69,7 @@ fn end_with_parent() -> Result<(), Error> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .map_err(|e| Error::Wait(e.into()))?;
     // The parent may have ended before we asked.
-    let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().to_string());
+    let parent = getppid().map(|pid| pid.as_raw_nonzero().to_string());
     if parent != std::env::var(PARENT).ok() {
         return Err(Error::Orphan);
     }
@@ -110,6 +110,30 @@ pub(super) fn wait_for_end(pid: Pid) -> io::Result<()> {
             other => return other.map(drop).map_err(Into::into),
         }
     }
+}
+
+/// Whether a shell can let this process go on when it is stopped: whether it, or a script that it is a part of, was
+/// started as a job by a process of the same session. Otherwise its process group is orphaned, and the system itself
+/// stops none of it by SIGTSTP.
+pub(super) fn can_be_continued() -> bool {
+    let (session, group) = (getsid(None), getpgid(None));
+    let mut parent = getppid();
+    while let Some(process) = parent
+        && getsid(Some(process)) == session
+    {
+        if getpgid(Some(process)) != group {
+            return true;
+        }
+        parent = parent_of(process);
+    }
+    false
+}
+
+/// The parent of a process, where the system tells.
+fn parent_of(process: Pid) -> Option<Pid> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+    Pid::from_raw(parent.trim().parse().ok()?)
 }
 
 /// What a shell would make of a status: the code, or 128 and the signal.

@@ -516,8 +516,11 @@ impl Watch {
     }
 
     /// Stops until a shell lets this process go on, and every rank with it: ranks that went on alone would take the
-    /// launcher for dead.
+    /// launcher for dead. Where no shell can, nothing stops.
     fn pause(&self) {
+        if !child::can_be_continued() {
+            return;
+        }
         self.running().for_each(|running| running.signal(Signal::STOP));
         let stopped = signal_hook::low_level::emulate_default_handler(SIGTSTP);
         self.running().for_each(|running| running.signal(Signal::CONT));
