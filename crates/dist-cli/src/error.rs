@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 
+use crate::run::Stream;
+
 /// What can go wrong in `distctl` itself; what happens to a rank is in its exit code.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -41,6 +43,12 @@ pub(crate) enum Error {
     /// The logs cannot be written.
     #[error("cannot keep logs in {}", folder.display())]
     LogFolder { folder: PathBuf, source: io::Error },
+    /// What a rank prints cannot be read.
+    #[error("cannot read what rank {rank} prints")]
+    Printed { rank: usize, source: io::Error },
+    /// What the ranks print cannot be passed on.
+    #[error("cannot write the {stream}")]
+    Forward { stream: Stream, source: io::Error },
     /// Arguments that make no sense together.
     #[error("{0}")]
     Usage(String),
@@ -77,6 +85,17 @@ pub(crate) enum Error {
 }
 
 impl Error {
+    /// The error and what led to it, on one line.
+    pub(crate) fn with_causes(&self) -> String {
+        let mut text = self.to_string();
+        let mut source = std::error::Error::source(self);
+        while let Some(cause) = source {
+            text.push_str(&format!(": {cause}"));
+            source = cause.source();
+        }
+        text
+    }
+
     /// As shells have it: 127 for a program that is not there, 126 for one that cannot be started.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {

@@ -73,20 +73,9 @@ fn main() -> ExitCode {
         Ok(Outcome::Success) => ExitCode::SUCCESS,
         Ok(Outcome::Code(code) | Outcome::Stopped(code)) => ExitCode::from(code),
         Err(error) => {
-            report(&error);
+            // When nobody listens, nobody has to be told.
+            let _ = writeln!(io::stderr().lock(), "distctl: {}", error.with_causes());
             ExitCode::from(error.exit_code())
         }
     }
-}
-
-/// The error and what led to it, on one line.
-fn report(error: &Error) {
-    let mut text = format!("distctl: {error}");
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text.push_str(&format!(": {cause}"));
-        source = cause.source();
-    }
-    // When nobody listens, nobody has to be told.
-    let _ = writeln!(io::stderr().lock(), "{text}");
 }

@@ -365,6 +365,37 @@ fn the_job_ends_when_nobody_reads_its_output() {
     pids.iter().for_each(|pid| wait_until_gone(pid));
 }
 
+#[cfg(target_os = "linux")]
+#[rstest]
+#[case("echo $RANK; exec sleep 1000")]
+#[case("exec yes")]
+#[case("echo $RANK")]
+fn a_full_disk_is_said_and_the_job_not_started_again(#[case] script: &str) {
+    let mut command = distctl(&["run", "-n", "2", "--max-restarts", "3", "--", "sh", "-c", script]);
+    let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = command.stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let told =
+        "distctl: cannot write the output: No space left on device (os error 28); ending the job".to_owned();
+    assert_eq!(lines(&output.stderr), [told]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_log_that_cannot_be_written_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("r1.log");
+    std::os::unix::fs::symlink("/dev/full", &log).unwrap();
+    let output =
+        run(&["-n", "2", "--log-dir", folder.path().to_str().unwrap()], "echo $RANK; exec sleep 1000");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let told = format!(
+        "distctl: cannot write {}: No space left on device (os error 28); ending the job",
+        log.display()
+    );
+    assert_eq!(lines(&output.stderr), [told]);
+}
+
 #[test]
 fn the_job_ends_when_nobody_takes_its_words() {
     // The pipe is full from the beginning.

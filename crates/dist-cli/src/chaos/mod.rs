@@ -123,7 +123,7 @@ impl Heard {
 }
 
 impl Take for Heard {
-    fn take(&self, rank: usize, stream: Stream, line: &[u8]) -> io::Result<()> {
+    fn take(&self, rank: usize, stream: Stream, line: &[u8]) -> Result<(), Error> {
         match serde_json::from_slice(line) {
             Ok(word) if stream == Stream::Output => {
                 self.words.lock().unwrap_or_else(PoisonError::into_inner)[rank].push(word);

@@ -66,7 +66,7 @@ enum Event {
     /// This process was sent a signal.
     Signalled(i32),
     /// What the ranks print cannot be passed on any more.
-    Unwritable,
+    Unwritable(Error),
 }
 
 /// What hears of signals, also between two jobs: the next one ends because of them.
@@ -242,7 +242,7 @@ fn reader(
     runtime: &Runtime,
     rank: usize,
     stream: Stream,
-    source: impl io::Read + Send + 'static,
+    mut source: impl io::Read + Send + 'static,
     events: &Mailbox<Event>,
     take: &Arc<dyn Take>,
 ) -> Result<Reader, Error> {
@@ -255,8 +255,9 @@ fn reader(
             passing.store(false, Ordering::Relaxed);
             passed
         };
-        if read_lines(source, pass).is_err() {
-            events.send(Event::Unwritable);
+        // The pipe is closed after that: the rank may end because of it.
+        if let Err(error) = read_lines(rank, &mut source, pass) {
+            events.send(Event::Unwritable(error));
         }
     };
     let task = runtime.spawn("lines", read).map_err(Error::Thread)?;
@@ -337,7 +338,7 @@ impl Watch {
             match inbox.receive(self.deadline()) {
                 Ok(Event::Ended(rank)) => self.reap(rank, inbox)?,
                 Ok(Event::Signalled(signal)) => self.forward(signal),
-                Ok(Event::Unwritable) => self.output_is_gone(),
+                Ok(Event::Unwritable(error)) => self.output_is_gone(&error),
                 Err(Unavailable::TimedOut) => self.escalate()?,
                 Err(Unavailable::Closed) => unreachable!("the thread that watches signals keeps it open"),
             }
@@ -371,7 +372,7 @@ impl Watch {
                     next = inbox.try_receive();
                 }
                 Event::Signalled(signal) => self.forward(signal),
-                Event::Unwritable => self.output_is_gone(),
+                Event::Unwritable(error) => self.output_is_gone(&error),
             }
         }
         let (killed, ended): (Vec<_>, Vec<_>) = statuses
@@ -437,6 +438,7 @@ impl Watch {
                     self.code = self.code.or(self.stopped);
                     break;
                 }
+                Ok(Event::Unwritable(error)) => self.output_is_gone(&error),
                 _ => {}
             }
         }
@@ -460,7 +462,7 @@ impl Watch {
             while let Some(event) = inbox.try_receive() {
                 match event {
                     Event::Ended(_) => {}
-                    Event::Unwritable => self.output_is_gone(),
+                    Event::Unwritable(error) => self.output_is_gone(&error),
                     Event::Signalled(SIGTSTP) => self.pause(),
                     Event::Signalled(signal) => {
                         self.stopped = self.stopped.or(child::signal_code(signal));
@@ -529,11 +531,18 @@ impl Watch {
         }
     }
 
-    fn output_is_gone(&mut self) {
+    fn output_is_gone(&mut self, error: &Error) {
         if let Phase::Running = self.phase {
-            self.code = Some(SIGPIPE_CODE);
+            let (code, words) = match error {
+                Error::Forward { source, .. } if source.kind() == io::ErrorKind::BrokenPipe => {
+                    (SIGPIPE_CODE, "nobody reads the output any more".to_owned())
+                }
+                // Another start would meet it too.
+                error => (error.exit_code(), error.with_causes()),
+            };
+            self.code = Some(code);
             self.stopped = self.code;
-            self.say("nobody reads the output any more; ending the job");
+            self.say(&format!("{words}; ending the job"));
             self.end_with(Signal::TERM);
         }
     }

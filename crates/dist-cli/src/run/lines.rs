@@ -1,10 +1,11 @@
 //! What ranks print: taken line by line, so that no line is ever torn by another.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use crate::Error;
@@ -19,13 +20,22 @@ pub(crate) enum Stream {
     Error,
 }
 
+impl fmt::Display for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Output => "output",
+            Self::Error => "error output",
+        })
+    }
+}
+
 /// Where lines go.
 pub(crate) trait Take: Send + Sync {
     /// Takes one line, its end included.
     ///
     /// # Errors
     /// If it cannot be written; the job is then ended, as a pipeline is whose reader has left.
-    fn take(&self, rank: usize, stream: Stream, line: &[u8]) -> io::Result<()>;
+    fn take(&self, rank: usize, stream: Stream, line: &[u8]) -> Result<(), Error>;
 
     /// Takes what the launcher itself has to say.
     fn say(&self, text: &str) {
@@ -35,17 +45,31 @@ pub(crate) trait Take: Send + Sync {
 }
 
 /// Gives each line to `take`, until the rank closes its end. The last line is ended if the rank did not.
-pub(super) fn read_lines(source: impl Read, take: impl Fn(&[u8]) -> io::Result<()>) -> io::Result<()> {
+pub(super) fn read_lines(
+    rank: usize,
+    source: impl Read,
+    take: impl Fn(&[u8]) -> Result<(), Error>,
+) -> Result<(), Error> {
     let mut source = BufReader::new(source);
     let mut line = Vec::new();
-    while (&mut source).take(LINE_BYTES_MAX).read_until(b'\n', &mut line)? > 0 {
+    loop {
+        let read = (&mut source).take(LINE_BYTES_MAX).read_until(b'\n', &mut line);
+        if read.map_err(|source| Error::Printed { rank, source })? == 0 {
+            return Ok(());
+        }
         if line.last() != Some(&b'\n') {
             line.push(b'\n');
         }
         take(&line)?;
         line.clear();
     }
-    Ok(())
+}
+
+/// A file that keeps what a rank prints.
+#[derive(Debug)]
+struct Log {
+    path: PathBuf,
+    file: Mutex<File>,
 }
 
 /// Passes lines on to this process's own output and error output, and into a log per rank.
@@ -54,7 +78,7 @@ pub(crate) struct Forward {
     tag_output: bool,
     tag_error: bool,
     /// By rank.
-    logs: BTreeMap<usize, Mutex<File>>,
+    logs: BTreeMap<usize, Log>,
 }
 
 impl Forward {
@@ -74,28 +98,30 @@ impl Forward {
         let failed = |source| Error::LogFolder { folder: folder.to_owned(), source };
         std::fs::create_dir_all(folder).map_err(failed)?;
         for rank in ranks {
-            let log = File::create(folder.join(format!("r{rank}.log"))).map_err(failed)?;
-            self.logs.insert(rank, Mutex::new(log));
+            let path = folder.join(format!("r{rank}.log"));
+            let file = Mutex::new(File::create(&path).map_err(failed)?);
+            self.logs.insert(rank, Log { path, file });
         }
         Ok(self)
     }
 }
 
 impl Take for Forward {
-    fn take(&self, rank: usize, stream: Stream, line: &[u8]) -> io::Result<()> {
-        if let Some(log) = self.logs.get(&rank) {
-            log.lock().unwrap_or_else(PoisonError::into_inner).write_all(line)?;
+    fn take(&self, rank: usize, stream: Stream, line: &[u8]) -> Result<(), Error> {
+        if let Some(Log { path, file }) = self.logs.get(&rank) {
+            let written = file.lock().unwrap_or_else(PoisonError::into_inner).write_all(line);
+            written.map_err(|source| Error::Write { path: path.clone(), source })?;
         }
         let tagged =
             |tag: bool| if tag { [format!("[r{rank}] ").as_bytes(), line].concat() } else { line.to_vec() };
-        match stream {
+        let written = match stream {
             Stream::Output => {
                 let mut output = io::stdout().lock();
-                output.write_all(&tagged(self.tag_output))?;
-                output.flush()
+                output.write_all(&tagged(self.tag_output)).and_then(|()| output.flush())
             }
             Stream::Error => io::stderr().lock().write_all(&tagged(self.tag_error)),
-        }
+        };
+        written.map_err(|source| Error::Forward { stream, source })
     }
 }
 
@@ -109,7 +135,7 @@ mod tests {
             lines.lock().unwrap().push(line.to_vec());
             Ok(())
         };
-        read_lines(text, keep).unwrap();
+        read_lines(0, text, keep).unwrap();
         lines.into_inner().unwrap()
     }
 
