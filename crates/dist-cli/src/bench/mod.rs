@@ -51,7 +51,7 @@ pub(crate) struct Arguments {
     /// In which order elements may be reduced
     #[arg(long, default_value = "canonical", value_parser = crate::parse::order())]
     order: ReductionOrder,
-    /// Whose memory an all_reduce works on
+    /// Whose memory an all_reduce works on, or reduce_scatter, all_gather and all_to_all read
     #[arg(long, value_enum, default_value = "private")]
     buffers: BufferKind,
     /// How ranks begin a sample
@@ -64,7 +64,8 @@ pub(crate) struct Arguments {
     switches: Switches,
 }
 
-/// Whose memory an all_reduce works on; other operations work on the caller's.
+/// Whose memory an all_reduce works on. Of reduce_scatter, all_gather and all_to_all the input may be shared; other
+/// operations work on the caller's memory in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum BufferKind {
     /// The operation's, ordinary memory
