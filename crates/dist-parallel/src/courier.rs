@@ -122,8 +122,8 @@ fn summed(hook: &mut dyn BucketHook, gradients: BucketGradients<'_>, comm: &mut 
 
 /// What a hook failed with: its own error, or one of ours or of communication that it passes on.
 fn failed(source: BoxError, hook: impl FnOnce() -> String) -> Error {
-    match source.downcast() {
-        Ok(error) => *error,
+    match Error::passed_on(source) {
+        Ok(error) => error,
         Err(source) => match source.downcast() {
             Ok(error) => Error::Communication(error),
             Err(source) => Error::Hook { hook: hook(), source },

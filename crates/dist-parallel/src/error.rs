@@ -387,6 +387,15 @@ impl Error {
 
     /// What a computation failed with: its own error, or one of ours that it passes on.
     pub(crate) fn compute(source: BoxError) -> Self {
-        source.downcast().map_or_else(Self::Compute, |error| *error)
+        Self::passed_on(source).unwrap_or_else(Self::Compute)
+    }
+
+    /// The error of ours that a caller's code has passed on, unless every rank would have it: only this one failed.
+    pub(crate) fn passed_on(source: BoxError) -> Result<Self, BoxError> {
+        match source.downcast::<Self>() {
+            Ok(error) if error.harms_nobody() => Err(error),
+            Ok(error) => Ok(*error),
+            Err(source) => Err(source),
+        }
     }
 }

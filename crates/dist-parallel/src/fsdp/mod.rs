@@ -407,7 +407,7 @@ impl<A> Fsdp<A> {
     /// Aborts the job if something failed that the other ranks cannot know.
     fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result {
-            if !matches!(error, Error::MicroBatchesDiffer { .. } | Error::NoMicroBatches) {
+            if !error.harms_nobody() {
                 tracing::warn!(%error, "training ends the job");
                 self.world.abort();
             }

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use dist_collectives::Communicator;
 use dist_parallel::{
-    Ddp, DdpOptions, Error, FloatType, Momentum, ParamInfo, Params, Sgd, SgdOptions, Values, ValuesMut,
+    BoxError, Ddp, DdpOptions, Error, FloatType, Fsdp, FsdpOptions, LocalSgd, LocalSgdOptions, Momentum,
+    ParamInfo, Params, Sgd, SgdOptions, ShardingStrategy, Values, ValuesMut,
 };
 use dist_transport::sim;
 use rstest::rstest;
 
 use crate::ddp::options;
-use crate::plain::{Bag, model};
+use crate::plain::{Bag, micro_batch, model, squared_error};
 
 /// Runs without the clock of the simulation coming near a deadline.
 pub(crate) fn run_at_once<T: Send + 'static>(
@@ -111,7 +112,9 @@ fn two_parameters_of_one_name_are_refused() {
 }
 
 /// A step in which one rank does something wrong.
-fn step_with_fault(fault: fn(&Bag, &mut dist_parallel::Ready<'_>) -> Result<(), Error>) -> Vec<Error> {
+fn step_with_fault(
+    fault: impl Fn(&Bag, &mut dist_parallel::Ready<'_>) -> Result<(), Error> + Send + Sync + 'static,
+) -> Vec<Error> {
     const CULPRIT: usize = 1;
     let results = run_at_once(3, move |comm| {
         let rank = comm.rank();
@@ -157,6 +160,73 @@ fn a_computation_that_fails_ends_the_job_for_everybody() {
     });
     assert_eq!(errors[0].as_ref().unwrap_err().source().unwrap().to_string(), "no more data");
     assert!(matches!(&errors[1], Err(Error::Communication(_))), "{errors:?}");
+}
+
+/// What one rank's data source says is not what all ranks have found out about a step.
+#[rstest]
+#[case::none(|| Error::NoMicroBatches)]
+#[case::nothing(|| Error::NothingCounts { micro_batches: 6 })]
+#[case::differ(|| Error::MicroBatchesDiffer { expected: 6, computed: 5 })]
+#[case::steps(|| Error::StepsDiffer { computed: 5 })]
+#[case::inner_steps(|| Error::InnerStepsDiffer { own: 1 })]
+fn an_error_that_every_rank_has_ends_the_job_if_one_rank_computes_it(#[case] error: fn() -> Error) {
+    let errors = step_with_fault(move |_, _| Err(error()));
+    let Error::Compute(source) = &errors[1] else { panic!("{errors:?}") };
+    assert_eq!(source.to_string(), error().to_string());
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Trainer {
+    Accumulating,
+    Joining,
+    Sharded,
+    Apart,
+}
+
+/// A step of which this rank computes something from what `data` gives.
+fn step_from(
+    trainer: Trainer,
+    comm: Communicator,
+    mut data: impl FnMut() -> Result<(), BoxError>,
+) -> Result<(), Error> {
+    let ddp = |comm| Ddp::new(comm, model(1), DdpOptions::default());
+    match trainer {
+        Trainer::Accumulating => {
+            let mut ddp = ddp(comm)?;
+            ddp.accumulate_with(2, |_, _, _| data().map(|()| 0.0))?;
+            ddp.synchronise().map(drop)
+        }
+        Trainer::Joining => ddp(comm)?.join_with(1, |_, _, _| data().map(|()| 0.0)).map(drop),
+        Trainer::Sharded => {
+            let options = FsdpOptions::new(ShardingStrategy::FullShard);
+            let batch = |index| {
+                data()?;
+                let (input, target) = micro_batch(0, index);
+                Ok((input, squared_error(target)))
+            };
+            Fsdp::new(comm, model(1), &options)?.step(2, batch).map(drop)
+        }
+        Trainer::Apart => {
+            let mut local = LocalSgd::new(comm, model(1), LocalSgdOptions::average(1))?;
+            local.step_with(|_| data().map(|()| 0.0)).map(drop)
+        }
+    }
+}
+
+#[rstest]
+fn a_data_source_without_micro_batches_ends_the_job(
+    #[values(Trainer::Accumulating, Trainer::Joining, Trainer::Sharded, Trainer::Apart)] trainer: Trainer,
+) {
+    let results = run_at_once(2, move |mut comm| {
+        let rank = comm.rank();
+        let data = || if rank == 1 { Err(Error::NoMicroBatches.into()) } else { Ok(()) };
+        let result = step_from(trainer, comm.fork().unwrap(), data);
+        // This rank has not gone, and yet nobody waits for it.
+        assert!(comm.barrier().is_err(), "{result:?}");
+        result
+    });
+    assert!(matches!(&results[1], Err(Error::Compute(_))), "{results:?}");
+    assert!(matches!(&results[0], Err(Error::Communication(_))), "{results:?}");
 }
 
 #[test]
@@ -238,16 +308,12 @@ impl Params for Liar {
         &self.infos
     }
 
-    fn read(&self, _: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), dist_parallel::BoxError> {
+    fn read(&self, _: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
         f(Values::F32(&[0.0; 6]));
         Ok(())
     }
 
-    fn write(
-        &mut self,
-        index: usize,
-        f: &mut dyn FnMut(ValuesMut<'_>),
-    ) -> Result<(), dist_parallel::BoxError> {
+    fn write(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
         let len = match self.lie {
             Lie::Nothing if index == 2 => return Ok(()),
             Lie::Failure if index == 2 => return Err("out of memory".into()),
