@@ -238,9 +238,10 @@ pub enum Error {
         /// How many micro-batches all ranks have computed.
         micro_batches: usize,
     },
-    /// The ranks did not compute as many micro-batches as they should have: not all were asked for the same number.
+    /// The ranks did not compute the micro-batches that they should have: not all were asked for the same number since the
+    /// last step, or not for the same parts of it.
     #[error(
-        "this rank was asked for {expected} micro-batches, another one for a different number: {computed} were computed on all ranks"
+        "this rank was asked for {expected} micro-batches, another one for a different number or to accumulate others of them: {computed} were computed on all ranks"
     )]
     MicroBatchesDiffer {
         /// How many this rank expects from all ranks.

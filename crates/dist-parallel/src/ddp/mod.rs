@@ -53,8 +53,9 @@ use crate::{
 ///
 /// An error on one rank aborts the job, so that no other waits for it. Some errors harm nothing, because every rank
 /// gets one of them: [`MicroBatchesDiffer`](Error::MicroBatchesDiffer), when the ranks were asked for different numbers
-/// of micro-batches, none on some of them included; [`StepsDiffer`](Error::StepsDiffer), when only some of them
-/// [join](Self::join_with); [`NoMicroBatches`](Error::NoMicroBatches), when all were asked for none; and
+/// of micro-batches, none on some of them included, or accumulated different parts of them;
+/// [`StepsDiffer`](Error::StepsDiffer), when only some of them [join](Self::join_with);
+/// [`NoMicroBatches`](Error::NoMicroBatches), when all were asked for none; and
 /// [`NothingCounts`](Error::NothingCounts). What was accumulated is then forgotten, and the next step can be taken.
 pub struct Ddp<M> {
     comm: Communicator,

@@ -100,10 +100,14 @@ impl<'a> Tally<'a> {
         Self { computed, count, expected: [expected, squares], used }
     }
 
-    /// What the sums are to be divided by, if the ranks agree and there is something. Every rank comes to the same
-    /// conclusion.
+    /// What the sums are to be divided by, if the ranks agree, all that they expect is there, and it is something. Every
+    /// rank comes to the same conclusion.
     pub(crate) fn divisor(&self, expected: Expected, world_size: usize) -> Result<usize> {
-        if !self.agrees(world_size) {
+        let complete = match expected {
+            Expected::Exactly(expected) => self.micro_batches() == expected,
+            Expected::Any => true,
+        };
+        if !self.agrees(world_size) || !complete {
             let computed = self.computed;
             return Err(match expected {
                 Expected::Exactly(expected) => Error::MicroBatchesDiffer { expected, computed },

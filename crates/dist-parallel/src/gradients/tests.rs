@@ -341,9 +341,9 @@ fn tally(expected: [Expected; 3], computed: usize, count: u64) -> Vec<i64> {
 #[test]
 fn ranks_agree_if_and_only_if_all_expect_the_same() {
     use Expected::{Any, Exactly};
-    for expected in [[4, 4, 4], [4, 4, 5], [3, 4, 5], [0, 0, 12]] {
-        let divisor = Tally::decode(&tally(expected.map(Exactly), 4, 1)).divisor(Exactly(4), 3);
-        assert_eq!(divisor.is_ok(), expected == [4, 4, 4], "{expected:?}");
+    for expected in [[12, 12, 12], [12, 12, 13], [11, 12, 13], [0, 0, 36]] {
+        let divisor = Tally::decode(&tally(expected.map(Exactly), 4, 1)).divisor(Exactly(12), 3);
+        assert_eq!(divisor.is_ok(), expected == [12, 12, 12], "{expected:?}");
     }
     assert!(Tally::decode(&tally([Any; 3], 4, 4)).divisor(Any, 3).is_ok());
     for expected in [[Any, Exactly(0), Any], [Any, Exactly(1), Exactly(1)], [Any, Any, Exactly(7)]] {
@@ -352,6 +352,14 @@ fn ranks_agree_if_and_only_if_all_expect_the_same() {
         assert!(matches!(sums.divisor(Any, 3), Err(Error::StepsDiffer { computed: 12 })));
         assert!(matches!(sums.divisor(Exactly(1), 3), Err(Error::MicroBatchesDiffer { .. })));
     }
+}
+
+#[rstest]
+fn micro_batches_that_are_missing_or_too_many_are_noticed(#[values(0, 1, 3, 4)] each: usize) {
+    let expected = Expected::Exactly(6);
+    let sums = tally([expected; 3], each, 1);
+    let divisor = Tally::decode(&sums).divisor(expected, 3);
+    assert!(matches!(divisor, Err(Error::MicroBatchesDiffer { expected: 6, .. })), "{divisor:?}");
 }
 
 #[test]

@@ -280,6 +280,33 @@ fn ranks_that_disagree_about_the_number_of_micro_batches_are_told(
     }
 }
 
+/// The shares of the parts leave one out that a share of the whole has, or have one twice.
+#[rstest]
+#[case::one_missing(&[1, 1], &[2], 1)]
+#[case::one_twice(&[2], &[1, 1], 3)]
+fn ranks_that_accumulate_different_parts_of_a_step_are_told(
+    #[case] first: &'static [usize],
+    #[case] second: &'static [usize],
+    #[case] together: i64,
+) {
+    let results = run_at_once(2, move |comm| {
+        let parts = if comm.rank() == 0 { first } else { second };
+        let mut ddp = Ddp::new(comm, Bag::new(infos(), 1), DdpOptions::default()).unwrap();
+        let (last, before) = parts.split_last().unwrap();
+        for part in before {
+            ddp.accumulate_with(*part, |bag, index, ready| bag.report(index, ready)).unwrap();
+        }
+        let refused = ddp.step_with(*last, |bag, index, ready| bag.report(index, ready));
+        let next = ddp.step_with(2, |bag, index, ready| bag.report(index, ready));
+        (refused, next.map(|report| report.micro_batches))
+    });
+    for (refused, next) in &results {
+        let Err(Error::MicroBatchesDiffer { expected: 2, computed }) = refused else { panic!("{refused:?}") };
+        assert_eq!(*computed, together);
+        assert!(matches!(next, Ok(2)), "{next:?}");
+    }
+}
+
 #[test]
 fn a_step_of_nothing_is_refused_and_harms_nobody() {
     let results = run_at_once(2, |comm| {
