@@ -232,6 +232,9 @@ pub enum Error {
     /// A step without micro-batches was asked for, on every rank.
     #[error("there is no micro-batch to take the mean of")]
     NoMicroBatches,
+    /// Of the micro-batches of one step only some say how much they count.
+    #[error("either all micro-batches of a step say how much they count, or none does")]
+    PartlyWeighted,
     /// The micro-batches of a step count for nothing, all together; every rank gets this same error.
     #[error("{micro_batches} micro-batches count for nothing")]
     NothingCounts {
@@ -239,9 +242,9 @@ pub enum Error {
         micro_batches: usize,
     },
     /// The ranks did not compute the micro-batches that they should have: not all were asked for the same number since the
-    /// last step, or not for the same parts of it.
+    /// last step, for the same parts of it, or for micro-batches that count alike.
     #[error(
-        "this rank was asked for {expected} micro-batches, another one for a different number or to accumulate others of them: {computed} were computed on all ranks"
+        "this rank was asked for {expected} micro-batches, another one for a different number or to accumulate or weight them otherwise: {computed} were computed on all ranks"
     )]
     MicroBatchesDiffer {
         /// How many this rank expects from all ranks.

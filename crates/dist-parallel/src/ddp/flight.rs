@@ -63,22 +63,23 @@ impl Flight {
         Ok(())
     }
 
-    /// Waits for everything and divides by what all micro-batches count: by `divisor`, if that is known already.
+    /// Waits for everything and divides by what all micro-batches count.
     pub(super) fn land(
         &mut self,
         gradients: &mut Gradients,
         expected: Expected,
-        divisor: Option<usize>,
         world_size: usize,
     ) -> Result<Landed> {
+        // As much as there are micro-batches, if the ranks agree: nothing has to be waited for to divide.
+        let known = if let Expected::Exactly(count) = expected { Some(count) } else { None };
         let mut sums = Vec::with_capacity(self.buckets.len());
         for bucket in self.buckets.drain(..) {
             let mut sum = match bucket {
                 OnItsWay::Plain(pending) => pending.wait()?,
                 OnItsWay::Hooked(delivery) => delivery.wait()?,
             };
-            if let Some(divisor) = divisor {
-                divide(&mut sum, divisor);
+            if let Some(count) = known {
+                divide(&mut sum, count);
             }
             sums.push(sum);
         }
@@ -90,7 +91,7 @@ impl Flight {
         let tally = Tally::decode(&numbers);
         let counted = tally.divisor(expected, world_size)?;
         ValuesMut::F32(&mut loss).divide(counted);
-        if divisor.is_none() {
+        if known.is_none() {
             sums.iter_mut().for_each(|sum| divide(sum, counted));
         }
         gradients.synchronised(sums, tally.used());

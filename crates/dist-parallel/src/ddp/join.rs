@@ -63,7 +63,7 @@ impl<M: Params> Ddp<M> {
     ) -> Result<Option<StepReport>> {
         let mut counted =
             |model: &mut M, index, ready: &mut Ready<'_>| Ok((compute(model, index, ready)?, 1));
-        match self.synchronise_after(0..own, Expected::Any, None, &mut counted) {
+        match self.synchronise_after(0..own, Expected::Any, &mut counted) {
             Ok(report) => Ok(Some(report)),
             Err(Error::NoMicroBatches) => Ok(None),
             Err(error) => Err(error),

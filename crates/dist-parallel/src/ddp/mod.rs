@@ -63,8 +63,9 @@ pub struct Ddp<M> {
     gradients: Gradients,
     /// What reduces the buckets, if they have a hook.
     courier: Option<Courier>,
-    /// Micro-batches of all ranks since the last synchronisation.
+    /// Micro-batches of all ranks since the last synchronisation, and whether they say how much they count.
     micro_batches: usize,
+    weighted: bool,
 }
 
 /// Settings of [`Ddp`].
@@ -155,7 +156,7 @@ impl<M: Params> Ddp<M> {
             buckets = gradients.bucket_count(),
             "training begins"
         );
-        Ok(Self { comm, model, gradients, courier, micro_batches: 0 })
+        Ok(Self { comm, model, gradients, courier, micro_batches: 0, weighted: false })
     }
 
     /// The micro-batches, out of a number of them, that this rank computes: contiguous, and as equal shares as
@@ -170,7 +171,8 @@ impl<M: Params> Ddp<M> {
     ///
     /// # Errors
     /// If `compute` fails, a gradient is reported twice or does not look like its parameter, if the ranks were not
-    /// all asked for the same number of micro-batches or all for none, or if communication fails.
+    /// all asked for the same number of micro-batches or all for none, if only some of the step's micro-batches say how
+    /// much they count, or if communication fails.
     pub fn step_with(
         &mut self,
         micro_batches: usize,
@@ -179,14 +181,13 @@ impl<M: Params> Ddp<M> {
         let total = self.micro_batches + micro_batches;
         let mut counted =
             |model: &mut M, index, ready: &mut Ready<'_>| Ok((compute(model, index, ready)?, 1));
-        let share = self.share(micro_batches);
-        // As many as there are micro-batches, if the ranks agree: nothing has to be waited for to divide.
-        self.synchronise_after(share, Expected::Exactly(total), Some(total), &mut counted)
+        self.synchronise_after(self.share(micro_batches), Expected::Exactly(total), &mut counted)
     }
 
     /// As [`step_with`](Self::step_with), for micro-batches that count differently: `compute` reports the gradients of,
     /// and returns, the sum of the losses of some tokens or samples, and how many they are. The means are over all
-    /// tokens, or samples, of all micro-batches.
+    /// tokens, or samples, of all micro-batches, those included that were
+    /// [accumulated](Self::accumulate_weighted_with) in the same way before.
     ///
     /// Sums are divided by the total count, rounded to the type that is calculated in: exactly up to 2²⁴ for `f32`.
     ///
@@ -200,8 +201,7 @@ impl<M: Params> Ddp<M> {
         mut compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<(f32, u64), BoxError>,
     ) -> Result<StepReport> {
         let total = self.micro_batches + micro_batches;
-        let share = self.share(micro_batches);
-        self.synchronise_after(share, Expected::Exactly(total), None, &mut compute)
+        self.synchronise_after(self.share(micro_batches), Expected::Weighted(total), &mut compute)
     }
 
     /// Computes this rank's share of `micro_batches` micro-batches without communicating; the next step adds its
@@ -216,21 +216,35 @@ impl<M: Params> Ddp<M> {
         micro_batches: usize,
         mut compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<f32, BoxError>,
     ) -> Result<()> {
-        self.micro_batches += micro_batches;
-        self.gradients.begin_step();
-        let share = self.share(micro_batches);
         let mut counted =
             |model: &mut M, index, ready: &mut Ready<'_>| Ok((compute(model, index, ready)?, 1));
-        let result = share.into_iter().try_for_each(|index| self.run(index, &mut counted, None));
+        let result = self.sum_up(micro_batches, false, &mut counted);
+        self.or_abort(result)
+    }
+
+    /// As [`accumulate_with`](Self::accumulate_with), for micro-batches that count differently, as those of
+    /// [`step_weighted_with`](Self::step_weighted_with), which adds its own. All micro-batches of a step are of one kind.
+    ///
+    /// # Errors
+    /// As for [`step_with`](Self::step_with).
+    pub fn accumulate_weighted_with(
+        &mut self,
+        micro_batches: usize,
+        mut compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<(f32, u64), BoxError>,
+    ) -> Result<()> {
+        let result = self.sum_up(micro_batches, true, &mut compute);
         self.or_abort(result)
     }
 
     /// Computes the mean gradients of what was accumulated.
     ///
     /// # Errors
-    /// If nothing was accumulated, or as for [`step_with`](Self::step_with).
+    /// If nothing was accumulated, or as for [`step_with`](Self::step_with) or
+    /// [`step_weighted_with`](Self::step_weighted_with).
     pub fn synchronise(&mut self) -> Result<StepReport> {
-        self.step_with(0, |_, _, _| unreachable!("nobody has a share of nothing"))
+        let total = self.micro_batches;
+        let expected = if self.weighted { Expected::Weighted(total) } else { Expected::Exactly(total) };
+        self.synchronise_after(0..0, expected, &mut |_, _, _| unreachable!("nobody has a share of nothing"))
     }
 
     /// The mean gradient of a parameter, from a step to the next computation; `None` if no micro-batch had one.
@@ -309,7 +323,6 @@ impl<M: Params> Ddp<M> {
         &mut self,
         share: Range<usize>,
         expected: Expected,
-        divisor: Option<usize>,
         compute: &mut Compute<'_, M>,
     ) -> Result<StepReport> {
         let runtime = self.comm.runtime().clone();
@@ -317,9 +330,9 @@ impl<M: Params> Ddp<M> {
         self.gradients.begin_step();
         // Outlives the attempt: what is in flight ends by its deadline, or at once when the job is aborted.
         let mut flight = Flight::default();
-        let result = self.attempt(share, expected, divisor, compute, &mut flight);
+        let result = self.attempt(share, expected, compute, &mut flight);
         let (Landed { loss, micro_batches }, exposed) = self.or_abort(result)?;
-        self.micro_batches = 0;
+        (self.micro_batches, self.weighted) = (0, false);
         let elapsed = runtime.now().saturating_sub(started);
         let bytes_sent = self.bytes_sent() - sent_before;
         Ok(StepReport { loss, micro_batches, elapsed, exposed, bytes_sent })
@@ -330,18 +343,34 @@ impl<M: Params> Ddp<M> {
         &mut self,
         share: Range<usize>,
         expected: Expected,
-        divisor: Option<usize>,
         compute: &mut Compute<'_, M>,
         flight: &mut Flight,
     ) -> Result<(Landed, Duration)> {
+        self.check_weighted(matches!(expected, Expected::Weighted(_)))?;
         for index in share.clone() {
             let last = index + 1 == share.end;
             self.run(index, compute, last.then_some(&mut *flight))?;
         }
         flight.launch_rest(&mut self.gradients, &mut self.comm, self.courier.as_ref(), expected)?;
         let waiting = self.comm.runtime().now();
-        let landed = flight.land(&mut self.gradients, expected, divisor, self.comm.world_size())?;
+        let landed = flight.land(&mut self.gradients, expected, self.comm.world_size())?;
         Ok((landed, self.comm.runtime().now().saturating_sub(waiting)))
+    }
+
+    /// Adds this rank's share of these micro-batches to what was accumulated.
+    fn sum_up(&mut self, micro_batches: usize, weighted: bool, compute: &mut Compute<'_, M>) -> Result<()> {
+        self.check_weighted(weighted)?;
+        self.gradients.begin_step();
+        (self.micro_batches, self.weighted) = (self.micro_batches + micro_batches, weighted);
+        self.share(micro_batches).try_for_each(|index| self.run(index, compute, None))
+    }
+
+    /// That what was accumulated counts in the same way.
+    const fn check_weighted(&self, weighted: bool) -> Result<()> {
+        if self.micro_batches > 0 && self.weighted != weighted {
+            return Err(Error::PartlyWeighted);
+        }
+        Ok(())
     }
 
     /// What was sent for all steps so far.
@@ -395,7 +424,7 @@ impl<M: Params> Ddp<M> {
     /// Forgets all gradients.
     pub(crate) fn forget(&mut self) {
         self.gradients.forget();
-        self.micro_batches = 0;
+        (self.micro_batches, self.weighted) = (0, false);
     }
 }
 

@@ -33,7 +33,10 @@ pub(crate) struct Gradients {
 /// How many micro-batches a rank expects of all ranks together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expected {
+    /// So many, which count once each.
     Exactly(usize),
+    /// So many, which say how much they count.
+    Weighted(usize),
     /// As many as the ranks have.
     Any,
 }
@@ -84,9 +87,10 @@ pub(crate) struct Tally<'a> {
 impl<'a> Tally<'a> {
     pub(crate) fn encode(computed: usize, count: u64, expected: Expected, used: &[bool]) -> Vec<i64> {
         let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        // No two that differ are the same number.
         let expected = match expected {
-            Expected::Exactly(expected) => number(expected as u64),
-            // No rank expects so many.
+            Expected::Exactly(expected) => number((expected as u64).saturating_mul(2)),
+            Expected::Weighted(expected) => number((expected as u64).saturating_mul(2).saturating_add(1)),
             Expected::Any => -1,
         };
         let numbers = [number(computed as u64), number(count), expected, expected.saturating_mul(expected)];
@@ -104,13 +108,15 @@ impl<'a> Tally<'a> {
     /// rank comes to the same conclusion.
     pub(crate) fn divisor(&self, expected: Expected, world_size: usize) -> Result<usize> {
         let complete = match expected {
-            Expected::Exactly(expected) => self.micro_batches() == expected,
+            Expected::Exactly(expected) | Expected::Weighted(expected) => self.micro_batches() == expected,
             Expected::Any => true,
         };
         if !self.agrees(world_size) || !complete {
             let computed = self.computed;
             return Err(match expected {
-                Expected::Exactly(expected) => Error::MicroBatchesDiffer { expected, computed },
+                Expected::Exactly(expected) | Expected::Weighted(expected) => {
+                    Error::MicroBatchesDiffer { expected, computed }
+                }
                 Expected::Any => Error::StepsDiffer { computed },
             });
         }
@@ -126,7 +132,7 @@ impl<'a> Tally<'a> {
         usize::try_from(self.computed).unwrap_or(0)
     }
 
-    /// Whether all ranks expected the same number of micro-batches. Every rank comes to the same conclusion: the
+    /// Whether all ranks expected the same number of micro-batches, and that they count alike. Every rank comes to the same conclusion: the
     /// numbers of n ranks are equal if, and only if, n times the sum of their squares is the square of their sum.
     pub(crate) fn agrees(&self, world_size: usize) -> bool {
         let [sum, squares] = self.expected.map(i128::from);
