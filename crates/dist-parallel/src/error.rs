@@ -244,12 +244,12 @@ pub enum Error {
     /// The ranks did not compute the micro-batches that they should have: not all were asked for the same number since the
     /// last step, for the same parts of it, or for micro-batches that count alike.
     #[error(
-        "this rank was asked for {expected} micro-batches, another one for a different number or to accumulate or weight them otherwise: {computed} were computed on all ranks"
+        "this rank was asked for {expected} micro-batches, another one for a different number or to accumulate or weight them otherwise: {computed} were dealt to all ranks"
     )]
     MicroBatchesDiffer {
-        /// How many this rank expects from all ranks.
+        /// How many this rank expects from all ranks, those that were accumulated included.
         expected: usize,
-        /// How many all ranks have computed.
+        /// How many all ranks have computed, or would have.
         computed: i64,
     },
     /// Some ranks brought what micro-batches they have, others expected a number of all ranks.

@@ -236,7 +236,7 @@ impl<A> Fsdp<A> {
         Ok(loss[0])
     }
 
-    /// That all ranks were asked for the same.
+    /// That all ranks were asked for the same: for as many micro-batches since the last step, and to step or not.
     fn agree(&mut self, micro_batches: usize, last: bool) -> Result<()> {
         let total = self.micro_batches + micro_batches;
         let deal = self.plan.deal(self.world.rank());
@@ -248,7 +248,10 @@ impl<A> Fsdp<A> {
         self.world.all_reduce(&mut tally, ReduceOp::Sum).map_err(Error::communication)?;
         let tally = Tally::decode(&tally);
         if !tally.agrees(self.world.world_size()) {
-            return Err(Error::MicroBatchesDiffer { expected: micro_batches, computed: tally.computed });
+            // Of what was accumulated all ranks have agreed before.
+            let accumulated = i64::try_from(self.micro_batches).unwrap_or(i64::MAX);
+            let computed = accumulated.saturating_add(tally.computed);
+            return Err(Error::MicroBatchesDiffer { expected: total, computed });
         }
         if last && total == 0 {
             return Err(Error::NoMicroBatches);
