@@ -42,9 +42,7 @@ pub(super) fn list(disk: &Disk, directory: &Path) -> Result<Vec<Name>, Checkpoin
 pub(super) fn begin(disk: &Disk, directory: &Path, step: u64) -> Result<Name, CheckpointError> {
     let failed = |error: io::Error| CheckpointError::io(directory, &error);
     disk.make_directory(directory).map_err(failed)?;
-    if let Some(parent) = directory.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-        disk.sync_directory(parent).map_err(failed)?;
-    }
+    disk.sync_name(directory).map_err(failed)?;
     let all = disk.list(directory).map_err(failed)?;
     let mut names: Vec<Name> = all.iter().filter_map(|name| Name::parse(name)).collect();
     for left_behind in all.iter().filter_map(|name| Name::parse(name.strip_suffix(TEMPORARY)?)) {

@@ -83,6 +83,12 @@ impl Disk {
         File::open(path)?.sync_all()
     }
 
+    /// Returns when the name of a file or directory is on the disk, in the directory that it lies in.
+    pub(super) fn sync_name(&self, path: &Path) -> io::Result<()> {
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        self.sync_directory(parent.unwrap_or(Path::new(".")))
+    }
+
     pub(super) fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.before(Act::Rename, to)?;
         fs::rename(from, to)

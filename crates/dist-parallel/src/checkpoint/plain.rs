@@ -117,8 +117,7 @@ pub(super) fn consolidate(
     part::write(disk, &temporary, &entries, |entry, write| reader.read(entry.source, write))?;
     let failed = |error: io::Error| CheckpointError::io(to, &error);
     disk.rename(&temporary, to).map_err(failed)?;
-    let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty());
-    disk.sync_directory(parent.unwrap_or(Path::new("."))).map_err(failed)
+    disk.sync_name(to).map_err(failed)
 }
 
 fn whole(tensor: &StoredTensor) -> Entry<&StoredTensor> {

@@ -12,8 +12,8 @@ use rstest::rstest;
 use super::holder::{Division, Holder};
 use super::{load, on_ranks, same_fault, save, saved};
 use crate::Error;
-use crate::checkpoint::disk::Act;
-use crate::checkpoint::{CheckpointProblem, Checkpoints, INDEX, Piece};
+use crate::checkpoint::disk::{Act, Disk};
+use crate::checkpoint::{CheckpointProblem, Checkpoints, INDEX, Piece, directory};
 
 /// Every act of every rank fails once. All ranks get the same error, or none where all was done already; what was saved
 /// before is still the newest, or the new is; and the next save succeeds.
@@ -66,6 +66,19 @@ fn a_failure_at_any_moment_of_a_save_is_told_to_all(#[values(0, 1, 2)] unlucky: 
     for (outcome, step) in &outcomes[0] {
         assert_eq!(*step, Some(if outcome.is_ok() { 2 } else { 1 }), "{outcome:?}");
     }
+}
+
+/// Tests run in the directory of their package, so that these are there.
+#[rstest]
+#[case::bare("src", ".")]
+#[case::below_another("src/checkpoint", "src")]
+fn the_name_of_the_directory_is_put_on_the_disk(#[case] path: &str, #[case] parent: &str) {
+    let watch = Arc::new(|act, path: &Path| match act {
+        Act::MakeDirectory => Ok(()),
+        _ => Err(io::Error::other(format!("{act:?} of {}", path.display()))),
+    });
+    let fault = directory::begin(&Disk { watch: Some(watch) }, Path::new(path), 1).unwrap_err().to_string();
+    assert!(fault.contains(&format!("SyncDirectory of {parent}")), "{fault}");
 }
 
 #[derive(Debug, Clone, Copy)]
