@@ -100,6 +100,11 @@ impl Disk {
         if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }
     }
 
+    pub(super) fn remove_file(&self, path: &Path) -> io::Result<()> {
+        self.before(Act::Remove, path)?;
+        fs::remove_file(path)
+    }
+
     /// Opens a file to read it, and tells its size.
     pub(super) fn open(&self, path: &Path) -> io::Result<(File, u64)> {
         self.before(Act::Open, path)?;

@@ -114,9 +114,14 @@ pub(super) fn consolidate(
     name.push(".tmp");
     let temporary = to.with_file_name(name);
     let mut reader = Reader { checkpoint, open: None, scratch: Vec::new() };
-    part::write(disk, &temporary, &entries, |entry, write| reader.read(entry.source, write))?;
+    let written = part::write(disk, &temporary, &entries, |entry, write| reader.read(entry.source, write));
     let failed = |error: io::Error| CheckpointError::io(to, &error);
-    disk.rename(&temporary, to).map_err(failed)?;
+    let renamed = written.and_then(|_| disk.rename(&temporary, to).map_err(failed));
+    renamed.inspect_err(|_| {
+        if let Err(error) = disk.remove_file(&temporary) {
+            tracing::debug!(%error, path = %temporary.display(), "an unfinished file cannot be removed");
+        }
+    })?;
     disk.sync_name(to).map_err(failed)
 }
 

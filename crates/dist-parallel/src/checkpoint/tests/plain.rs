@@ -1,8 +1,10 @@
 //! One plain safetensors file, by which other programs read and write parameters.
 
 use std::collections::HashMap;
-use std::fs;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{fs, io};
 
 use rstest::rstest;
 use safetensors::tensor::TensorView;
@@ -70,6 +72,49 @@ fn a_changed_byte_is_not_consolidated() {
         .filter(|name| faults.iter().any(|fault| fault == *name))
         .count();
     assert!(parameters >= 3 && !faults.iter().any(|name| name.contains('/')), "{faults:?}");
+}
+
+/// Every act fails once: then the file is whole or not there, and nothing lies beside it.
+#[test]
+fn a_failure_at_any_moment_leaves_no_unfinished_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("all.safetensors");
+    let mut checkpoints = Checkpoints::at(directory.path().join("checkpoints"));
+    saved(&directory.path().join("checkpoints"), 2, Division::Even, &[1]);
+    let mut left_behind = Vec::new();
+    for moment in 0.. {
+        let acts = Arc::new(AtomicUsize::new(0));
+        let counted = acts.clone();
+        checkpoints.disk.watch = Some(Arc::new(move |_, _| {
+            let now = counted.fetch_add(1, Ordering::Relaxed) == moment;
+            if now { Err(io::Error::other("no space left")) } else { Ok(()) }
+        }));
+        let outcome = checkpoints.consolidate(None, &file);
+        let names = fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<_> = names.map(|name| name.into_string().unwrap()).collect();
+        names.retain(|name| name != "checkpoints");
+        if acts.load(Ordering::Relaxed) <= moment {
+            assert!(outcome.is_ok() && names == ["all.safetensors"], "{outcome:?}, {names:?}");
+            break;
+        }
+        assert!(outcome.unwrap_err().to_string().contains("no space left"));
+        left_behind.push(names);
+        let _removed = fs::remove_file(&file);
+    }
+    // The file has its name before that is on the disk.
+    assert_eq!(left_behind.pop().unwrap(), ["all.safetensors"]);
+    assert!(left_behind.len() >= 10 && left_behind.iter().all(Vec::is_empty), "{left_behind:?}");
+}
+
+#[test]
+fn what_cannot_be_written_to_is_not_removed() {
+    let directory = tempfile::tempdir().unwrap();
+    saved(directory.path(), 1, Division::Even, &[1]);
+    let inside = directory.path().join("all.safetensors.tmp/inside");
+    fs::create_dir_all(&inside).unwrap();
+    let file = directory.path().join("all.safetensors");
+    assert!(Checkpoints::at(directory.path()).consolidate(None, &file).is_err());
+    assert!(inside.exists());
 }
 
 /// Types and shapes, by name.
