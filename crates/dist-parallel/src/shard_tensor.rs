@@ -43,7 +43,7 @@ pub fn shard_tensor<'a, T>(
     };
     let row_len = values.len().checked_div(rows).unwrap_or(0);
     let shard = |part| {
-        let Range { start, end } = rows_of_part(rows, parts, part);
+        let Range { start, end } = range_of_part(rows, parts, part);
         let shape = [&[end - start], trailing].concat();
         TensorShard { shape, values: &values[start * row_len..end * row_len] }
     };
@@ -76,9 +76,9 @@ pub fn gather_shards<T: Clone>(shards: &[TensorShard<'_, T>]) -> Result<(Vec<usi
     Ok((shape, shards.iter().flat_map(|shard| shard.values).cloned().collect()))
 }
 
-/// The rows of one part, where earlier parts get one row more.
-fn rows_of_part(rows: usize, parts: usize, part: usize) -> Range<usize> {
-    let (each, longer) = (rows / parts, rows % parts);
+/// One of contiguous parts as equal as possible, where earlier ones get one more.
+pub(crate) fn range_of_part(len: usize, parts: usize, part: usize) -> Range<usize> {
+    let (each, longer) = (len / parts, len % parts);
     let start = |part: usize| part * each + part.min(longer);
     start(part)..start(part + 1)
 }

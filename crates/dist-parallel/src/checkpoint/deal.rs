@@ -1,14 +1,13 @@
 //! Which of several ranks that hold the same writes which part of it.
 
-use std::ops::Range;
-
 use super::Piece;
+use crate::shard_tensor::range_of_part;
 
 /// Of the values that `copies` ranks all hold, those that rank `copy` of them writes: neighbours in the list, and as
 /// equal shares as possible. With each part comes the number of the piece that it is from.
 pub(super) fn deal(pieces: &[Piece], copy: usize, copies: usize) -> Vec<(usize, Piece)> {
     let total = pieces.iter().map(|piece| piece.len).sum();
-    let share = share(total, copy, copies);
+    let share = range_of_part(total, copies, copy);
     let mut start = 0;
     let mut dealt = Vec::new();
     for (number, piece) in pieces.iter().enumerate() {
@@ -19,13 +18,6 @@ pub(super) fn deal(pieces: &[Piece], copy: usize, copies: usize) -> Vec<(usize, 
         start += piece.len;
     }
     dealt
-}
-
-/// Share `index` of `count` as equal ones of `total`.
-fn share(total: usize, index: usize, count: usize) -> Range<usize> {
-    let (each, left) = (total / count, total % count);
-    let start = |index: usize| index * each + index.min(left);
-    start(index)..start(index + 1)
 }
 
 #[cfg(test)]

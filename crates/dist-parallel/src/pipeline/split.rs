@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 use std::ops::Range;
 use std::time::Duration;
 
+use crate::shard_tensor::range_of_part;
 use crate::{Error, Result};
 
 /// Cuts layers into stages of equal length; the first ones are longer by one where it does not come out even.
@@ -19,9 +20,7 @@ use crate::{Error, Result};
 /// If there are no stages, or more than layers.
 pub fn split_into_stages(layers: usize, stages: usize) -> Result<Vec<Range<usize>>> {
     check(layers, stages)?;
-    let (each, longer) = (layers / stages, layers % stages);
-    let start = |stage: usize| stage * each + stage.min(longer);
-    Ok((0..stages).map(|stage| start(stage)..start(stage + 1)).collect())
+    Ok((0..stages).map(|stage| range_of_part(layers, stages, stage)).collect())
 }
 
 /// Cuts layers into stages so that the most expensive stage costs as little as can be. Among those cuts, the costs are
