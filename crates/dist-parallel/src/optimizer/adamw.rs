@@ -73,8 +73,8 @@ impl AdamW {
         let AdamWOptions { learning_rate, beta1, beta2, epsilon, weight_decay } = self.options;
         let len = parameters.len();
         let moments = entry(&mut self.moments, slice).get_or_insert_with(|| Moments {
-            mean: T::Math::zeros(len),
-            square: T::Math::zeros(len),
+            mean: Kept::zeros(T::Math::DTYPE, len),
+            square: Kept::zeros(T::Math::DTYPE, len),
             powers: (1.0, 1.0),
         });
         let mean = kept::<T::Math>(&mut moments.mean, slice, len)?;

@@ -93,20 +93,18 @@ const fn calculated(parameters: FloatType) -> FloatType {
 
 /// A type that optimizers calculate in.
 trait Calculated: num_traits::Float {
+    const DTYPE: FloatType;
     fn from_setting(value: f64) -> Self;
-    fn zeros(len: usize) -> Kept;
     /// `None` if the values kept are of the other type.
     fn of(kept: &mut Kept) -> Option<&mut [Self]>;
 }
 
 impl Calculated for f32 {
+    const DTYPE: FloatType = FloatType::F32;
+
     #[expect(clippy::cast_possible_truncation, reason = "settings are rounded to the type calculated in")]
     fn from_setting(value: f64) -> Self {
         value as Self
-    }
-
-    fn zeros(len: usize) -> Kept {
-        Kept::F32(vec![0.0; len])
     }
 
     fn of(kept: &mut Kept) -> Option<&mut [Self]> {
@@ -118,12 +116,10 @@ impl Calculated for f32 {
 }
 
 impl Calculated for f64 {
+    const DTYPE: FloatType = FloatType::F64;
+
     fn from_setting(value: f64) -> Self {
         value
-    }
-
-    fn zeros(len: usize) -> Kept {
-        Kept::F64(vec![0.0; len])
     }
 
     fn of(kept: &mut Kept) -> Option<&mut [Self]> {

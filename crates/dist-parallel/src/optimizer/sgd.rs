@@ -82,7 +82,7 @@ impl Sgd {
         };
         let velocity = entry(&mut self.velocities, slice);
         let first = velocity.is_none();
-        let velocity = velocity.get_or_insert_with(|| T::Math::zeros(parameters.len()));
+        let velocity = velocity.get_or_insert_with(|| Kept::zeros(T::Math::DTYPE, parameters.len()));
         let velocity = kept::<T::Math>(velocity, slice, parameters.len())?;
         for ((p, &g), v) in parameters.iter_mut().zip(gradients).zip(velocity) {
             let g = decayed(*p, g);
