@@ -44,8 +44,9 @@ pub fn all_ranks_of_a_group_share_memory_or_none_does(fabric: &'static dyn Fabri
             let due = soon(&*transport);
             // Before, each has done something else.
             transport.begin(&call(0, u8::from(transport.rank().index() == 1)));
-            let shared = transport.direct(&due).unwrap().map(|direct| direct.shared());
             transport.begin(&call(1, 0));
+            let shared = transport.direct(&due).unwrap().map(|direct| direct.shared());
+            transport.begin(&call(2, 0));
             assert_eq!(transport.direct(&due).unwrap().map(|direct| direct.shared()), shared);
             // Others may still be agreeing.
             meet_all(&mut *transport).unwrap();
