@@ -99,6 +99,10 @@ pub trait Direct: fmt::Debug {
     /// start of the range. Offsets are multiples of 64, and so is the length of each piece but the last. Pieces of slots
     /// are as long as the range.
     ///
+    /// Memory that a rank's program was given by [`allocate`](crate::Transport::allocate) is mapped here when it is first
+    /// read or written, by the deadline of the last call in which this rank has laid something open: so a rank that reaches
+    /// for what others have laid open lays open something too, if only no bytes.
+    ///
     /// # Errors
     /// If `rank` has laid no such range open, or the system fails to read it.
     fn view(
