@@ -138,8 +138,14 @@ fn hooks_that_differ_are_an_error_on_every_rank() {
 }
 
 /// A hook that fails in one way or another on rank 1.
-struct Failing {
-    panics: bool,
+struct Failing(Failure);
+
+#[derive(Clone, Copy, Debug)]
+enum Failure {
+    Own,
+    /// With an error that otherwise every rank has.
+    Everybodys,
+    Panic,
 }
 
 impl BucketHook for Failing {
@@ -148,27 +154,31 @@ impl BucketHook for Failing {
     }
 
     fn sum(&mut self, bucket: BucketGradients<'_>, comm: &mut Communicator) -> Result<(), BoxError> {
-        match (comm.rank(), self.panics) {
-            (1, true) => panic!("on purpose"),
-            (1, false) => Err("no codebook".into()),
+        match (comm.rank(), self.0) {
+            (1, Failure::Own) => Err("no codebook".into()),
+            (1, Failure::Everybodys) => Err(Error::NoMicroBatches.into()),
+            (1, Failure::Panic) => panic!("on purpose"),
             _ => hook("bf16").sum(bucket, comm),
         }
     }
 }
 
 #[rstest]
-fn a_hook_that_fails_ends_the_job_for_everybody(#[values(false, true)] panics: bool) {
+fn a_hook_that_fails_ends_the_job_for_everybody(
+    #[values(Failure::Own, Failure::Everybodys, Failure::Panic)] failure: Failure,
+) {
     let results = run_at_once(3, move |comm| {
         let bag = Bag::new(infos(), 1);
-        let mut ddp = Ddp::with_hook(comm, bag, options(30), Failing { panics }).unwrap();
+        let mut ddp = Ddp::with_hook(comm, bag, options(30), Failing(failure)).unwrap();
         ddp.step_with(3, |bag, index, ready| bag.report(index, ready)).unwrap_err()
     });
     for (rank, error) in results.iter().enumerate() {
-        match (rank, panics, error) {
-            (1, false, Error::Hook { hook, source }) => {
+        match (rank, failure, error) {
+            (1, Failure::Own, Error::Hook { hook, source }) => {
                 assert_eq!((&**hook, &*source.to_string()), ("failing", "no codebook"));
             }
-            (1, true, Error::HookPanicked { hook }) => assert_eq!(hook, "failing"),
+            (1, Failure::Everybodys, Error::Hook { source, .. }) => assert!(source.is::<Error>()),
+            (1, Failure::Panic, Error::HookPanicked { hook }) => assert_eq!(hook, "failing"),
             (0 | 2, _, Error::Communication(source)) => assert_eq!(source.peer(), Some(1), "{source}"),
             _ => panic!("rank {rank}: {error:?}"),
         }

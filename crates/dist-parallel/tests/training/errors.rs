@@ -307,6 +307,36 @@ fn ranks_that_accumulate_different_parts_of_a_step_are_told(
     }
 }
 
+#[rstest]
+#[case::another_number([2, 4], [true, true], [4, 6], 5)]
+#[case::accumulated_by_one([2, 2], [false, true], [4, 4], 4)]
+fn ranks_that_shard_are_told_what_they_were_asked_for(
+    #[case] micro_batches: [usize; 2],
+    #[case] steps: [bool; 2],
+    #[case] totals: [usize; 2],
+    #[case] together: i64,
+) {
+    let results = run_at_once(2, move |comm| {
+        let options = FsdpOptions::new(ShardingStrategy::FullShard);
+        let mut fsdp = Fsdp::new(comm, model(1), &options).unwrap();
+        let batch = |index| {
+            let (input, target) = micro_batch(0, index);
+            Ok((input, squared_error(target)))
+        };
+        fsdp.accumulate(2, batch).unwrap();
+        let (micro_batches, steps) = (micro_batches[fsdp.rank()], steps[fsdp.rank()]);
+        if steps { fsdp.step(micro_batches, batch).map(drop) } else { fsdp.accumulate(micro_batches, batch) }
+    });
+    for (result, total) in results.iter().zip(totals) {
+        let Err(error @ Error::MicroBatchesDiffer { expected, computed }) = result else {
+            panic!("{result:?}")
+        };
+        assert_eq!((*expected, *computed), (total, together));
+        let text = error.to_string();
+        assert!(text.contains(&format!("asked for {total} ")) && text.contains("or to accumulate"), "{text}");
+    }
+}
+
 #[test]
 fn a_step_of_nothing_is_refused_and_harms_nobody() {
     let results = run_at_once(2, |comm| {

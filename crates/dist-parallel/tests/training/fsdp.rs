@@ -330,35 +330,6 @@ fn ranks_that_do_not_agree_are_told_so_and_can_go_on() {
     assert_eq!(outcome.results, [true; 2]);
 }
 
-#[rstest]
-#[case::another_number([2, 4], [true, true], [4, 6], 5)]
-#[case::accumulated_by_one([2, 2], [false, true], [4, 4], 4)]
-fn ranks_that_do_not_agree_are_told_what_they_were_asked_for(
-    #[case] micro_batches: [usize; 2],
-    #[case] steps: [bool; 2],
-    #[case] totals: [usize; 2],
-    #[case] together: i64,
-) {
-    let outcome = sim::run(1, 2, move |transport| {
-        let options = FsdpOptions::new(ShardingStrategy::FullShard);
-        let mut fsdp = Fsdp::new(Communicator::new(transport), model(7), &options).unwrap();
-        fsdp.accumulate(2, batch_of(0)).unwrap();
-        let rank = fsdp.rank();
-        if steps[rank] {
-            return fsdp.step(micro_batches[rank], batch_of(0)).map(drop);
-        }
-        fsdp.accumulate(micro_batches[rank], batch_of(0))
-    });
-    for (result, total) in outcome.results.iter().zip(totals) {
-        let Err(error @ Error::MicroBatchesDiffer { expected, computed }) = result else {
-            panic!("{result:?}")
-        };
-        assert_eq!((*expected, *computed), (total, together));
-        let text = error.to_string();
-        assert!(text.contains(&format!("asked for {total} ")) && text.contains("or to accumulate"), "{text}");
-    }
-}
-
 #[test]
 fn ranks_that_cannot_be_divided_are_an_error() {
     let refused = |options: FsdpOptions| {
