@@ -172,8 +172,9 @@ impl Communicator {
     }
 
     /// Says which ranks share a host, and what messages between these take: what [`cost_model`](Self::cost_model) says
-    /// then holds for messages from host to host; where all share one it is set to what messages take inside. The following operations go by it where that is faster: among the
-    /// ranks of each host, and across. Every rank must set the same. Forks and subgroups made later go by it too.
+    /// then holds for messages from host to host; where all share one it is set to what messages take inside. The
+    /// following operations go by it where that is faster: among the ranks of each host, and across. Every rank must set
+    /// the same. Forks and subgroups made later go by it too.
     ///
     /// ```
     /// use dist_collectives::{Communicator, CostModel, Hosts, Operation};

@@ -69,9 +69,9 @@ impl Communicator {
         Algorithm::chosen(operation, &self.settings, self.engine.crew(), at_once, self.engine.levels())
     }
 
-    /// Measures what messages and reductions take in this group, all ranks at once, in some hundredths of a second;
-    /// every rank gets the same. Nothing is changed. Where links are slow, what is measured twice (11 MiB each way each time)
-    /// has to do, so that a connection of 10 Mbit/s takes 20 s.
+    /// Measures what messages and reductions take in this group, all ranks at once, in a second at most where links are
+    /// fast; every rank gets the same. Nothing is changed. Where they are slow, what is measured twice (11 MiB each way each
+    /// time) has to do, so that a connection of 10 Mbit/s takes 20 s.
     ///
     /// Messages go to the right while others come from the left. A byte is what one of 1 MiB takes longer than one of
     /// 384 KiB, or of 128 KiB where all ranks run on one host and share its cores, for each byte more; a round is the rest
@@ -86,6 +86,8 @@ impl Communicator {
         let middle_bytes = if crew.is_crowded() { MIDDLE_OF_SHARED_CORES } else { MIDDLE };
         let [mut small, mut middle, mut large] = [Duration::MAX; 3];
         let (mut tries, mut done) = (TRIES, 0);
+        // Who comes late makes nothing slow.
+        self.barrier()?;
         // In turns, so that a machine that is slow for a while is so for all of them.
         while done < tries {
             let start = self.runtime().now();

@@ -8,12 +8,11 @@ use crate::{Buffer, Communicator, Element, Error, Operation, ReduceOp, Result};
 
 /// # Operations that do not block
 ///
-/// Every operation on slices has a `start_` form, and so have `broadcast_value`, `gather_values` and `all_gather_values`, which
-/// returns at once. It takes the memory that it works on as a
-/// [`Buffer`], owns it while the operation runs, and gives the output from [`Pending::wait`]: the same memory if the
-/// operation works in place, else new memory; if it fails, what it was given comes back. Operations that were started
-/// are done one after the other in the order of their starts, beside the blocking ones. The deadline begins at the
-/// start. Whatever can go wrong is reported by [`Pending::wait`].
+/// Every operation on slices has a `start_` form, and so have `broadcast_value`, `gather_values` and `all_gather_values`. It
+/// returns at once, takes the memory that it works on as a [`Buffer`], owns it while the operation runs, and gives the output
+/// from [`Pending::wait`]: the same memory if the operation works in place, else new memory; if it fails, what it was given
+/// comes back. Operations that were started are done one after the other in the order of their starts, beside the blocking
+/// ones. The deadline begins at the start. Whatever can go wrong is reported by [`Pending::wait`].
 ///
 /// What was [allocated](Self::alloc) is reached by the ranks of a host where it lies. All ranks pass buffers of one kind:
 /// allocated ones, or made from vectors.

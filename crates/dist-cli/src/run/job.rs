@@ -456,9 +456,9 @@ impl Watch {
     fn await_output(&mut self, inbox: &mut Receiver<Event>) {
         let mut idle = Duration::ZERO;
         while let Some(Reader { task, is_passing }) = self.readers.pop() {
-            if let Err(task) = task.join_by(self.runtime.deadline(OUTPUT_POLL)) {
-                self.readers.push(Reader { task, is_passing });
-            }
+            let unfinished = task.join_by(self.runtime.deadline(OUTPUT_POLL)).err();
+            let has_waited = unfinished.is_some();
+            self.readers.extend(unfinished.map(|task| Reader { task, is_passing }));
             while let Some(event) = inbox.try_receive() {
                 match event {
                     Event::Ended(_) => {}
@@ -472,7 +472,7 @@ impl Watch {
                 }
             }
             let is_passing = self.readers.iter().any(|reader| reader.is_passing.load(Ordering::Relaxed));
-            if !is_passing || self.stopped.is_some() {
+            if has_waited && (!is_passing || self.stopped.is_some()) {
                 idle += OUTPUT_POLL;
             }
             if idle >= PATIENCE {
@@ -532,18 +532,21 @@ impl Watch {
     }
 
     fn output_is_gone(&mut self, error: &Error) {
+        let (code, words) = match error {
+            Error::Forward { source, .. } if source.kind() == io::ErrorKind::BrokenPipe => {
+                (SIGPIPE_CODE, "nobody reads the output any more".to_owned())
+            }
+            // Another start would meet it too.
+            error => (error.exit_code(), error.with_causes()),
+        };
         if let Phase::Running = self.phase {
-            let (code, words) = match error {
-                Error::Forward { source, .. } if source.kind() == io::ErrorKind::BrokenPipe => {
-                    (SIGPIPE_CODE, "nobody reads the output any more".to_owned())
-                }
-                // Another start would meet it too.
-                error => (error.exit_code(), error.with_causes()),
-            };
             self.code = Some(code);
             self.stopped = self.code;
             self.say(&format!("{words}; ending the job"));
             self.end_with(Signal::TERM);
+        } else if code != SIGPIPE_CODE {
+            // The job ends in any case, for a reason of its own.
+            self.say(&words);
         }
     }
 

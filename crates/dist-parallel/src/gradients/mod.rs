@@ -132,8 +132,9 @@ impl<'a> Tally<'a> {
         usize::try_from(self.computed).unwrap_or(0)
     }
 
-    /// Whether all ranks expected the same number of micro-batches, and that they count alike. Every rank comes to the same conclusion: the
-    /// numbers of n ranks are equal if, and only if, n times the sum of their squares is the square of their sum.
+    /// Whether all ranks expected the same number of micro-batches, and that they count alike. Every rank comes to the same
+    /// conclusion: the numbers of n ranks are equal if, and only if, n times the sum of their squares is the square of their
+    /// sum.
     pub(crate) fn agrees(&self, world_size: usize) -> bool {
         let [sum, squares] = self.expected.map(i128::from);
         i128::try_from(world_size).is_ok_and(|world_size| world_size * squares == sum * sum)

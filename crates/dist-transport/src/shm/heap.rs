@@ -17,9 +17,6 @@ use crate::{Allocation, Grain};
 const ARENA_BYTES: usize = 256 << 20;
 /// Allocations do not share pages, so that one that is leaked keeps nothing else.
 const UNIT_BYTES: usize = 4096;
-/// From so many bytes on, the system gets the pages of what is given back. Less is kept, as allocators do: its pages need not come
-/// again.
-const RETURNED_BYTES_MIN: usize = 4 << 20;
 
 /// This process's part of the heap.
 #[derive(Debug, Default)]
@@ -46,6 +43,8 @@ impl Heap {
         let (arena, offset) = match found {
             Some(found) => found,
             None => {
+                // Before there is more, what is free is no longer kept: buffers that grow would keep all that they were.
+                arenas.iter_mut().for_each(Arena::return_pages);
                 let made = Arena::new(len.max(ARENA_BYTES))
                     .inspect_err(|error| tracing::info!(%error, bytes, "no memory for the heap"));
                 arenas.push(made.ok()?);
@@ -111,6 +110,24 @@ impl Arena {
         }
         self.holes.insert(start, len);
     }
+
+    /// Gives the system the pages of what is free, in place of which zeros are read from now on. Nobody writes there any more,
+    /// since what is lent is never given back; who still reads there is in a call that has failed for this rank, and throws
+    /// away what it read.
+    fn return_pages(&mut self) {
+        for (&start, &len) in &self.holes {
+            let end = self.used.min(start + len);
+            if start >= end {
+                continue;
+            }
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            match rustix::fs::fallocate(&self.file, flags, start as u64, (end - start) as u64) {
+                Ok(()) if end == self.used => self.used = start,
+                Ok(()) => {}
+                Err(error) => tracing::debug!(%error, "free memory of the heap is kept"),
+            }
+        }
+    }
 }
 
 /// Memory that was given away.
@@ -135,24 +152,7 @@ impl Allocation for Allocated {
 
 impl Drop for Allocated {
     fn drop(&mut self) {
-        if self.len >= RETURNED_BYTES_MIN {
-            // Much memory is long in being returned, and others allocate meanwhile.
-            self.return_pages();
-        }
         self.heap.arenas()[self.arena].give_back(self.offset, self.len);
-    }
-}
-
-impl Allocated {
-    /// Gives the system the pages, in place of which zeros are read from now on. Nobody may write there any more, since what is
-    /// lent is never dropped; who still reads there is in a call that has failed for this rank, and throws away what it read.
-    fn return_pages(&self) {
-        let file = self.heap.arenas()[self.arena].file.clone();
-        let (offset, len) = (self.offset as u64, self.len as u64);
-        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        if let Err(error) = rustix::fs::fallocate(&file, hole, offset, len) {
-            tracing::debug!(%error, len, "memory that was given back is kept");
-        }
     }
 }
 
@@ -181,24 +181,30 @@ mod tests {
     }
 
     #[test]
-    fn much_memory_that_is_given_back_is_the_systems_again() {
+    fn what_is_free_is_the_systems_again_before_the_heap_grows() {
+        const LEN: usize = 64 * UNIT_BYTES;
         let heap = Arc::new(Heap::default());
         let held = |heap: &Heap| {
             let (file, _) = heap.file(0).unwrap();
             usize::try_from(rustix::fs::fstat(&file).unwrap().st_blocks).unwrap() * 512
         };
-        let mut all = [UNIT_BYTES, RETURNED_BYTES_MIN, UNIT_BYTES].map(|len| heap.allocate(len).unwrap());
+        let mut all = [UNIT_BYTES, LEN, UNIT_BYTES, LEN].map(|len| heap.allocate(len).unwrap());
         all.iter_mut().for_each(|memory| memory.bytes_mut().fill(7));
         let touched = held(&heap);
-        assert!(touched >= RETURNED_BYTES_MIN + 2 * UNIT_BYTES);
-        let [before, memory, behind] = all;
-        let first = place(&*memory);
-        drop(memory);
-        assert!(held(&heap) <= touched - RETURNED_BYTES_MIN, "{} of {touched} bytes", held(&heap));
-        assert_eq!((before.bytes(), behind.bytes()), (&[7; UNIT_BYTES][..], &[7; UNIT_BYTES][..]));
-        let memory = heap.allocate(RETURNED_BYTES_MIN).unwrap();
-        assert_eq!(place(&*memory), first);
-        assert!(memory.bytes().iter().all(|&byte| byte == 0));
+        let [before, memory, between, last] = all;
+        let places = [place(&*memory), place(&*last)];
+        drop((memory, last));
+        assert_eq!(held(&heap), touched, "the next of this size need not find its pages again");
+        let large = heap.allocate(ARENA_BYTES).unwrap();
+        assert!(large.bytes().iter().step_by(UNIT_BYTES << 10).all(|&byte| byte == 0));
+        assert_eq!(held(&heap), touched - 2 * LEN);
+        assert_eq!((before.bytes(), between.bytes()), (&[7; UNIT_BYTES][..], &[7; UNIT_BYTES][..]));
+        for expected in places {
+            let again = heap.allocate(LEN).unwrap();
+            assert_eq!(place(&*again), expected);
+            assert!(again.bytes().iter().all(|&byte| byte == 0));
+            std::mem::forget(again);
+        }
     }
 
     #[test]

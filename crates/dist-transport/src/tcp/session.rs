@@ -225,7 +225,7 @@ impl Watch<'_> {
     /// Whether the wait may go on.
     ///
     /// # Errors
-    /// Not at the deadline, nor when the job is aborted.
+    /// At the deadline, and when the job is aborted.
     pub(super) fn check<E>(&self) -> Result<(), WaitError<E>> {
         if let Some(abort) = self.verdict.and_then(Verdict::get) {
             return Err(WaitError::Aborted(abort));
