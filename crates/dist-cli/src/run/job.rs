@@ -544,8 +544,8 @@ impl Watch {
             self.stopped = self.code;
             self.say(&format!("{words}; ending the job"));
             self.end_with(Signal::TERM);
-        } else if code != SIGPIPE_CODE {
-            // The job ends in any case, for a reason of its own.
+        } else if code != SIGPIPE_CODE && self.stopped.is_none() {
+            // The job ends in any case, because a rank has failed.
             self.say(&words);
         }
     }
