@@ -69,16 +69,7 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
     }
     let coordinator = match config.host {
         Host::RankZero if config.rank.index() == 0 => {
-            let address = socket::resolve(&config.coordinator, runtime, deadline)?[0];
-            if leads_to_loopback(&config.coordinator, address) {
-                tracing::warn!(
-                    name = %config.coordinator,
-                    %address,
-                    "no rank of another machine reaches the coordinator: its name leads to loopback here, perhaps by /etc/hosts"
-                );
-            }
-            let (world_size, secret) = (config.rank.world_size(), config.secret.clone());
-            Some(Coordinator::start_epoch(runtime, address, world_size, &key, config.epoch, secret)?)
+            Some(start_coordinator(config, &key, runtime, deadline)?)
         }
         _ => None,
     };
@@ -105,6 +96,25 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
         .map_err(|source| Error::Resources { what: "thread", source })?;
     tracing::info!(rank = %config.rank, "joined the job");
     Ok(Membership { session, service: Some(service), coordinator })
+}
+
+/// The coordinator of a job that rank 0 hosts.
+fn start_coordinator(
+    config: &Config,
+    key: &Key,
+    runtime: &Runtime,
+    deadline: Deadline,
+) -> Result<Coordinator> {
+    let address = socket::resolve(&config.coordinator, runtime, deadline)?[0];
+    if leads_to_loopback(&config.coordinator, address) {
+        tracing::warn!(
+            name = %config.coordinator,
+            %address,
+            "no rank of another machine reaches the coordinator: its name leads to loopback here, perhaps by /etc/hosts"
+        );
+    }
+    let (world_size, secret) = (config.rank.world_size(), config.secret.clone());
+    Coordinator::start_epoch(runtime, address, world_size, key, config.epoch, secret)
 }
 
 /// Whether a name leads to loopback that does not say so, as a machine's own often does on that machine.
