@@ -252,6 +252,7 @@ fn what_a_rank_leaves_behind_is_ended() {
 #[case(Signal::QUIT, "QUIT", 131)]
 fn signals_are_passed_on(#[case] sent: Signal, #[case] name: &str, #[case] code: i32) {
     if is_ignored(sent) {
+        // Then it is not passed on, which another test is about.
         return;
     }
     let script = format!(

@@ -131,9 +131,20 @@ pub(super) fn can_be_continued() -> bool {
 
 /// The parent of a process, where the system tells.
 fn parent_of(process: Pid) -> Option<Pid> {
+    Pid::from_raw(status_of(process, "PPid:")?.parse().ok()?)
+}
+
+/// The signals that this process ignores, a bit for each from 1 on, if the system tells.
+pub(super) fn ignored_signals() -> u64 {
+    let set = status_of(rustix::process::getpid(), "SigIgn:");
+    set.and_then(|set| u64::from_str_radix(&set, 16).ok()).unwrap_or(0)
+}
+
+/// What Linux says of a process under this heading.
+fn status_of(process: Pid, heading: &str) -> Option<String> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
-    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
-    Pid::from_raw(parent.trim().parse().ok()?)
+    let found = status.lines().find_map(|line| line.strip_prefix(heading))?;
+    Some(found.trim().to_owned())
 }
 
 /// What a shell would make of a status: the code, or 128 and the signal.

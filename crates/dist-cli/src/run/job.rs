@@ -265,21 +265,14 @@ fn reader(
 }
 
 fn watch_signals(runtime: &Runtime, events: &Mailbox<Event>) -> Result<(), Error> {
-    let ignored = ignored();
+    // Before any is watched for: what whoever started this process ignored.
+    let ignored = child::ignored_signals();
     // Behind nohup, or in the background of a script, a job goes on as any other program does.
     let heeded = [SIGHUP, SIGINT, SIGQUIT].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
     let mut signals = Signals::new(heeded.chain([SIGTERM, SIGTSTP])).map_err(Error::Signals)?;
     let events = events.clone();
     let watch = move || signals.forever().for_each(|signal| events.send(Event::Signalled(signal)));
     runtime.spawn("signals", watch).map(drop).map_err(Error::Thread)
-}
-
-/// The signals that this process ignores, a bit for each from 1 on, if the system tells: those that whoever started it
-/// ignored, before any is watched for.
-fn ignored() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
 }
 
 /// A thread that says what this process has to say: whoever takes it may do so slowly or not at all, and the end of
