@@ -4,15 +4,17 @@
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::panic::AssertUnwindSafe;
 use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
 
-use dist_collectives::Communicator;
+use dist_collectives::{Communicator, Runtime};
 use rstest::rstest;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, kill_process_group, pidfd_open};
 
 fn distctl(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_distctl"));
@@ -79,8 +81,14 @@ fn wait_until_gone(pid: &str) {
     let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
     // A process that is gone already cannot be opened.
     if let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) {
-        poll(&mut [PollFd::new(&process, PollFlags::IN)], None).unwrap();
+        assert!(ends(&process), "process {pid} stays");
     }
+}
+
+/// Whether a process ends while there is any sense in waiting.
+fn ends(process: &OwnedFd) -> bool {
+    let half_a_minute = Timespec { tv_sec: 30, tv_nsec: 0 };
+    poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&half_a_minute)).unwrap() == 1
 }
 
 #[test]
@@ -149,7 +157,7 @@ fn be_a_rank(end: &str) {
     }));
     panicked.unwrap_err();
     // The launcher sees this end second.
-    poll(&mut [PollFd::new(&victim, PollFlags::IN)], None).unwrap();
+    assert!(ends(&victim));
     std::process::exit(7);
 }
 
@@ -292,12 +300,21 @@ fn wait_until_stopped(pid: &str, stopped: bool) {
         let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
         status.rsplit_once(") ").unwrap().1.starts_with('T')
     };
-    while state() != stopped {}
+    let (runtime, millisecond) = (Runtime::system(), Duration::from_millis(1));
+    let in_time = (0..30_000).any(|_| {
+        runtime.sleep(millisecond);
+        state() == stopped
+    });
+    assert!(in_time, "process {pid}: stopped is not {stopped}");
 }
 
 /// A script that starts the launcher, and stays.
 #[cfg(target_os = "linux")]
 const SCRIPT: [&str; 3] = ["sh", "-c", "\"$0\" \"$@\"; exit $?"];
+
+/// Where there are only the processes of what it starts.
+#[cfg(target_os = "linux")]
+const CONTAINER: [&str; 5] = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"];
 
 #[cfg(target_os = "linux")]
 #[rstest]
@@ -322,21 +339,18 @@ fn ranks_stop_and_go_on_with_the_launcher(#[case] starter: &[&str]) {
 
 #[cfg(target_os = "linux")]
 #[rstest]
-#[case(&["setsid"])]
-#[case(&[&["setsid"], &SCRIPT[..]].concat())]
+#[case::a_session_of_its_own(&["setsid"])]
+#[case::a_script(&[&["setsid"], &SCRIPT[..]].concat())]
+#[case::out_of_sight_of_who_leads_it(&[&["setsid"], &CONTAINER[..], &SCRIPT[..]].concat())]
 fn what_no_shell_can_let_go_on_is_not_stopped(#[case] starter: &[&str]) {
-    let launcher = distctl(&["run", "-n", "1", "--", "sh", "-c", "echo $PPID; exec sleep 1000"]);
-    let (child, launchers) = first_lines(behind(starter, &launcher), 1);
-    let launcher = Pid::from_raw(launchers[0].parse().unwrap()).unwrap();
-    kill_process(launcher, Signal::TSTP).unwrap();
-    kill_process(launcher, Signal::TERM).unwrap();
+    let script = "kill -TSTP $PPID; kill -TERM $PPID; exec sleep 1000";
+    let mut command = behind(starter, &distctl(&["run", "-n", "1", "--", "sh", "-c", script]));
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let started = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
-    let half_a_minute = Timespec { tv_sec: 30, tv_nsec: 0 };
-    let ended = poll(&mut [PollFd::new(&started, PollFlags::IN)], Some(&half_a_minute)).unwrap();
+    let ended = ends(&started);
     // One that is stopped would stay.
-    let _ = kill_process(launcher, Signal::CONT);
-    assert_eq!(ended, 1);
-    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(143));
+    let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+    assert_eq!((ended, child.wait().unwrap().code()), (true, Some(143)));
 }
 
 #[test]

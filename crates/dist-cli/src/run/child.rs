@@ -1,13 +1,14 @@
 //! One rank's process: started, watched, signalled and ended.
 
 use std::ffi::{OsStr, OsString};
+use std::fmt::Display;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpgid, getppid, getsid};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getppid};
 
 use super::cores;
 use crate::Error;
@@ -114,37 +115,44 @@ pub(super) fn wait_for_end(pid: Pid) -> io::Result<()> {
 
 /// Whether a shell can let this process go on when it is stopped: whether it, or a script that it is a part of, was
 /// started as a job by a process of the same session. Otherwise its process group is orphaned, and the system itself
-/// stops none of it by SIGTSTP.
+/// stops none of it by SIGTSTP. Where the system does not tell, a shell can.
 pub(super) fn can_be_continued() -> bool {
-    let (session, group) = (getsid(None), getpgid(None));
-    let mut parent = getppid();
-    while let Some(process) = parent
-        && getsid(Some(process)) == session
+    let Some(own) = Kin::of("self") else { return true };
+    let mut process = own.parent;
+    while let Some(kin) = Kin::of(process)
+        && kin.session == own.session
     {
-        if getpgid(Some(process)) != group {
+        if kin.group != own.group {
             return true;
         }
-        parent = parent_of(process);
+        process = kin.parent;
     }
     false
 }
 
-/// The parent of a process, where the system tells.
-fn parent_of(process: Pid) -> Option<Pid> {
-    Pid::from_raw(status_of(process, "PPid:")?.parse().ok()?)
+/// What a process belongs to. The group and the session are 0 if who leads them is out of sight, as in a container.
+struct Kin {
+    parent: u32,
+    group: u32,
+    session: u32,
+}
+
+impl Kin {
+    /// What Linux says of a process.
+    fn of(process: impl Display) -> Option<Self> {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+        // The name before may hold anything.
+        let (_, rest) = stat.rsplit_once(") ")?;
+        let mut numbers = rest.split(' ').skip(1).map_while(|word| word.parse().ok());
+        Some(Self { parent: numbers.next()?, group: numbers.next()?, session: numbers.next()? })
+    }
 }
 
 /// The signals that this process ignores, a bit for each from 1 on, if the system tells.
 pub(super) fn ignored_signals() -> u64 {
-    let set = status_of(rustix::process::getpid(), "SigIgn:");
-    set.and_then(|set| u64::from_str_radix(&set, 16).ok()).unwrap_or(0)
-}
-
-/// What Linux says of a process under this heading.
-fn status_of(process: Pid, heading: &str) -> Option<String> {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
-    let found = status.lines().find_map(|line| line.strip_prefix(heading))?;
-    Some(found.trim().to_owned())
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0)
 }
 
 /// What a shell would make of a status: the code, or 128 and the signal.
