@@ -15,8 +15,7 @@ use rstest::rstest;
 const WORLD: usize = 3;
 const SEEDS: u64 = 2000;
 /// Slots of a pipeline of many blocks.
-const SHARED: Shared =
-    Shared { slots: 4, slot_bytes: 64 * WORLD, line_bytes: 48, sheet_bytes: 4096, reach: Reach::Write };
+const SHARED: Shared = Shared { slot_bytes: 64 * WORLD, sheet_bytes: 4096, ..Shared::on_host(Reach::Write) };
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mistake {

@@ -14,8 +14,7 @@ use dist_transport::{
 };
 use rstest::rstest;
 
-const SHARED: Shared =
-    Shared { slots: 4, slot_bytes: 1024, line_bytes: 48, sheet_bytes: 4096, reach: Reach::Write };
+const SHARED: Shared = Shared { slot_bytes: 1024, sheet_bytes: 4096, ..Shared::on_host(Reach::Write) };
 
 /// What a rank shares with the others: lines and sheets for calls in turn, and slots for every other.
 #[derive(Debug, Default)]

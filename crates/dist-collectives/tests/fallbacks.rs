@@ -26,11 +26,14 @@ const WORLD: usize = 3;
 const ALL_SHARE: &str = "the ranks of the group share memory";
 const NOT_ALL_SHARE: &str = "not all ranks of the group share memory";
 
-/// One rank: sums by messages, and as the library likes, in all kinds of memory.
+/// One rank: sums by messages, and as the library likes, in all kinds of memory, and exchanges large ordinary memory, which is
+/// read in place where that is possible.
 fn rank() {
     tracing_subscriber::fmt().with_ansi(false).with_max_level(LevelFilter::INFO).init();
     let mut comm = Communicator::join(&Config::from_env().unwrap()).unwrap();
     comm.set_timeout(LIMIT);
+    comm.set_crossovers("read_ordinary=64K".parse().unwrap());
+    let me = u32::try_from(comm.rank()).unwrap();
     for len in [1, 100_000] {
         let (one, sum) = (vec![1.0_f32; len], vec![3.0; len]);
         let mut borrowed = one.clone();
@@ -45,6 +48,9 @@ fn rank() {
             comm.all_reduce_buffer(&mut buffer, ReduceOp::Sum).unwrap();
             assert_eq!(*buffer, sum);
         }
+        let mut exchanged = vec![0; WORLD * len];
+        comm.all_to_all(&vec![me; WORLD * len], &mut exchanged).unwrap();
+        assert!(exchanged.chunks(len).zip(0..).all(|(part, from)| part.iter().all(|&value| value == from)));
     }
     comm.barrier().unwrap();
 }

@@ -209,12 +209,15 @@ pub struct Shared {
     pub sheet_bytes: usize,
     /// What can be done with memory that a rank lays open and that is not [allocated](crate::Transport::allocate).
     pub reach: Reach,
+    /// Whether the system copies much ordinary memory to another rank faster than it goes through slots.
+    pub fast_attach: bool,
 }
 
 impl Shared {
     /// What ranks of one host share in this crate's transports, where they reach so far.
     pub const fn on_host(reach: Reach) -> Self {
-        Self { slots: 4, slot_bytes: 512 << 10, line_bytes: 48, sheet_bytes: 64 << 10, reach }
+        let (slots, slot_bytes, line_bytes, sheet_bytes) = (4, 512 << 10, 48, 64 << 10);
+        Self { slots, slot_bytes, line_bytes, sheet_bytes, reach, fast_attach: false }
     }
 }
 

@@ -106,7 +106,7 @@ write into where the system lets them; allocated in the memory that all share.
 fn choice(task: Task, ranks: usize, ownership: Ownership) -> String {
     let (mut text, mut last) = (String::new(), None);
     for power in 3..=30 {
-        let form = Form::suggest(task, ranks, 1 << power, ownership, Crossovers::default());
+        let form = Form::suggest(task, ranks, 1 << power, (ownership, &SHARED), Crossovers::default());
         if last != Some(form) {
             let from = if last.is_none() { String::new() } else { format!(", from {} ", size(power)) };
             text += &format!("{from}{form}");

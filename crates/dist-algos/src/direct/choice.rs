@@ -3,6 +3,8 @@
 use std::str::FromStr;
 
 use super::schedule::SLOTS;
+use dist_transport::{Reach, Shared};
+
 use super::{Form, Task};
 
 /// Whose the memory is that an operation works on.
@@ -20,9 +22,11 @@ pub enum Ownership {
 ///
 /// ```
 /// use dist_algos::direct::{Crossovers, Form, Ownership, Task};
+/// use dist_transport::{Reach, Shared};
 ///
+/// let (memory, shared) = (Ownership::Borrowed, Shared::on_host(Reach::Read));
 /// let crossovers: Crossovers = "staged=64K,write_to_all=1M".parse()?;
-/// let form = |bytes| Form::suggest(Task::AllReduce, 2, bytes, Ownership::Borrowed, crossovers);
+/// let form = |bytes| Form::suggest(Task::AllReduce, 2, bytes, (memory, &shared), crossovers);
 /// assert_eq!([form((64 << 10) - 1), form(64 << 10)], [Form::OneShot, Form::Staged]);
 /// # Ok::<_, dist_algos::direct::CrossoversError>(())
 /// ```
@@ -37,6 +41,10 @@ pub struct Crossovers {
     /// [`Form::ReadFromAll`] of allocated memory in place of [`Form::OneShot`], for reduce_scatter, all_to_all and, among two
     /// ranks, all_gather; 1 MiB.
     pub read_from_all: Option<usize>,
+    /// [`Form::ReadFromAll`] of ordinary memory that others may read in place of [`Form::OneShot`], for all_to_all and, among
+    /// two ranks, all_gather, of buffers of all ranks that come to 32 MiB at the most; 1 MiB where the system copies
+    /// [fast](Shared::fast_attach), and never elsewhere.
+    pub read_ordinary: Option<usize>,
 }
 
 /// What a slot takes of a large buffer.
@@ -45,17 +53,15 @@ const BLOCK_BYTES: usize = 256 << 10;
 const BLOCK_BYTES_MIN: usize = 64 << 10;
 
 impl Form {
-    /// The fastest form for a buffer of so many bytes.
-    ///
-    /// Calls of the system that copy from one process to another are slower than slots at every size.
+    /// The fastest form for a buffer of so many bytes, of ranks that share this.
     pub fn suggest(
         task: Task,
         world_size: usize,
         bytes: usize,
-        ownership: Ownership,
+        (ownership, shared): (Ownership, &Shared),
         crossovers: Crossovers,
     ) -> Self {
-        let Crossovers { staged, write_to_all, read_from_all } = crossovers;
+        let Crossovers { staged, write_to_all, read_from_all, read_ordinary } = crossovers;
         match (task, ownership) {
             (Task::AllReduce, Ownership::Allocated)
                 if bytes >= write_to_all.unwrap_or_else(|| write_to_all_from(world_size)) =>
@@ -65,6 +71,12 @@ impl Form {
             (_, Ownership::Allocated)
                 if is_read_in_place(task, world_size)
                     && bytes >= read_from_all.unwrap_or(READ_FROM_ALL_FROM) =>
+            {
+                Self::ReadFromAll
+            }
+            (_, Ownership::Borrowed | Ownership::Owned)
+                if is_copied_in_place(task, world_size, bytes, shared)
+                    && bytes >= read_ordinary.unwrap_or_else(|| read_ordinary_from(shared)) =>
             {
                 Self::ReadFromAll
             }
@@ -117,6 +129,20 @@ const fn is_read_in_place(task: Task, world_size: usize) -> bool {
 /// From how many bytes on.
 const READ_FROM_ALL_FROM: usize = 1 << 20;
 
+/// What it may be faster to have the system copy from where ranks have it than to publish it.
+fn is_copied_in_place(task: Task, world_size: usize, bytes: usize, shared: &Shared) -> bool {
+    let is_copied = is_read_in_place(task, world_size) && !matches!(task, Task::ReduceScatter { .. });
+    is_copied && shared.reach >= Reach::Read && bytes.saturating_mul(world_size) <= COPIED_BYTES_MAX
+}
+
+/// From how many bytes on.
+const fn read_ordinary_from(shared: &Shared) -> usize {
+    if shared.fast_attach { 1 << 20 } else { usize::MAX }
+}
+
+/// The most that all ranks have together. What comes to more goes past the caches through slots, which the system does not.
+const COPIED_BYTES_MAX: usize = 32 << 20;
+
 impl FromStr for Crossovers {
     type Err = CrossoversError;
 
@@ -130,6 +156,7 @@ impl FromStr for Crossovers {
                 "staged" => &mut crossovers.staged,
                 "write_to_all" => &mut crossovers.write_to_all,
                 "read_from_all" => &mut crossovers.read_from_all,
+                "read_ordinary" => &mut crossovers.read_ordinary,
                 _ => return Err(wrong()),
             };
             *crossover = Some(parse_bytes(bytes).ok_or_else(wrong)?);
@@ -140,7 +167,7 @@ impl FromStr for Crossovers {
 
 /// What was read as [`Crossovers`] and is none.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is none of staged=BYTES, write_to_all=BYTES and read_from_all=BYTES")]
+#[error("{0:?} is none of staged=BYTES, write_to_all=BYTES, read_from_all=BYTES and read_ordinary=BYTES")]
 pub struct CrossoversError(String);
 
 /// A number of bytes, as in `8`, `64K`, `1M` or `2G`.
@@ -158,6 +185,8 @@ mod tests {
     use super::*;
     use crate::Source;
 
+    const SHARED: Shared = Shared::on_host(Reach::Write);
+
     #[rstest]
     #[case("staged=64K", Some((Some(64 << 10), None)))]
     #[case("write_to_all=1M,staged=0", Some((Some(0), Some(1 << 20))))]
@@ -173,8 +202,11 @@ mod tests {
         #[case] text: &str,
         #[case] expected: Option<(Option<usize>, Option<usize>)>,
     ) {
-        let expected =
-            expected.map(|(staged, write_to_all)| Crossovers { staged, write_to_all, read_from_all: None });
+        let expected = expected.map(|(staged, write_to_all)| Crossovers {
+            staged,
+            write_to_all,
+            ..Crossovers::default()
+        });
         assert_eq!(text.parse().ok(), expected);
     }
 
@@ -183,7 +215,8 @@ mod tests {
     #[case(Task::AllReduce, 4, 32 << 10)]
     #[case(Task::Reduce { root: 0 }, 4, 4 << 20)]
     fn large_buffers_are_staged(#[case] task: Task, #[case] world_size: usize, #[case] from: usize) {
-        let form = |bytes| Form::suggest(task, world_size, bytes, Ownership::Borrowed, Crossovers::default());
+        let memory = (Ownership::Borrowed, &SHARED);
+        let form = |bytes| Form::suggest(task, world_size, bytes, memory, Crossovers::default());
         assert_eq!([from - 1, from].map(form), [Form::OneShot, Form::Staged]);
     }
 
@@ -192,8 +225,8 @@ mod tests {
     #[case(4, 16 << 10)]
     fn large_allocated_buffers_are_written_to_all(#[case] world_size: usize, #[case] from: usize) {
         let suggest = |bytes| {
-            let crossovers = Crossovers::default();
-            Form::suggest(Task::AllReduce, world_size, bytes, Ownership::Allocated, crossovers)
+            let memory = (Ownership::Allocated, &SHARED);
+            Form::suggest(Task::AllReduce, world_size, bytes, memory, Crossovers::default())
         };
         assert_eq!([from - 1, from].map(suggest), [Form::OneShot, Form::WriteToAll]);
     }
@@ -211,20 +244,52 @@ mod tests {
         #[case] read: bool,
     ) {
         let suggest = |bytes, ownership| {
-            Form::suggest(task, world_size, bytes, ownership, "read_from_all=2M".parse().unwrap())
+            let crossovers = "read_from_all=2M".parse().unwrap();
+            Form::suggest(task, world_size, bytes, (ownership, &SHARED), crossovers)
         };
         assert_eq!(suggest((2 << 20) - 1, Ownership::Allocated), Form::OneShot);
         assert_eq!(suggest(2 << 20, Ownership::Owned), Form::OneShot);
         assert_eq!(suggest(2 << 20, Ownership::Allocated) == Form::ReadFromAll, read);
-        let default = Form::suggest(task, world_size, 1 << 20, Ownership::Allocated, Crossovers::default());
+        let memory = (Ownership::Allocated, &SHARED);
+        let default = Form::suggest(task, world_size, 1 << 20, memory, Crossovers::default());
         assert_eq!(default == Form::ReadFromAll, read);
+    }
+
+    #[rstest]
+    #[case(Task::AllToAll, 2, Some(16 << 20))]
+    #[case(Task::AllToAll, 4, Some(8 << 20))]
+    #[case(Task::AllGather { of: Source::Input }, 2, Some(16 << 20))]
+    #[case(Task::AllGather { of: Source::Input }, 3, None)]
+    #[case(Task::ReduceScatter { of: Source::Input }, 2, None)]
+    #[case(Task::AllReduce, 2, None)]
+    fn large_ordinary_inputs_are_read_in_place_where_the_system_is_fast(
+        #[case] task: Task,
+        #[case] world_size: usize,
+        #[case] to: Option<usize>,
+        #[values(Ownership::Borrowed, Ownership::Owned)] ownership: Ownership,
+    ) {
+        let fast = Shared { fast_attach: true, ..Shared::on_host(Reach::Read) };
+        let forbidden = Shared { reach: Reach::Slots, ..fast };
+        let is_read = |bytes, shared, crossovers| {
+            Form::suggest(task, world_size, bytes, (ownership, shared), crossovers) == Form::ReadFromAll
+        };
+        let by_default = |bytes, shared| is_read(bytes, shared, Crossovers::default());
+        for bytes in [(1 << 20) - 1, 1 << 20, 16 << 20, (16 << 20) + 1] {
+            let expected = bytes >= 1 << 20 && to.is_some_and(|to| bytes <= to);
+            assert_eq!(by_default(bytes, &fast), expected, "{bytes}");
+            assert!(!by_default(bytes, &SHARED), "{bytes}");
+            assert!(!by_default(bytes, &forbidden), "{bytes}");
+        }
+        let said = "read_ordinary=64K".parse().unwrap();
+        assert_eq!(is_read(64 << 10, &SHARED, said), to.is_some());
+        assert!(!is_read((64 << 10) - 1, &fast, said));
     }
 
     #[rstest]
     #[case(Crossovers::default(), Ownership::Borrowed, [Form::OneShot, Form::OneShot, Form::OneShot])]
     #[case(Crossovers::default(), Ownership::Allocated, [Form::OneShot, Form::WriteToAll, Form::WriteToAll])]
     #[case(
-        Crossovers { staged: Some(8192), write_to_all: Some(8193), read_from_all: None },
+        Crossovers { staged: Some(8192), write_to_all: Some(8193), ..Crossovers::default() },
         Ownership::Allocated,
         [Form::OneShot, Form::Staged, Form::WriteToAll],
     )]
@@ -233,7 +298,7 @@ mod tests {
         #[case] ownership: Ownership,
         #[case] expected: [Form; 3],
     ) {
-        let form = |bytes| Form::suggest(Task::AllReduce, 2, bytes, ownership, crossovers);
+        let form = |bytes| Form::suggest(Task::AllReduce, 2, bytes, (ownership, &SHARED), crossovers);
         assert_eq!([8191, 8192, 8193].map(form), expected);
     }
 }

@@ -31,11 +31,11 @@ pub(super) fn predict(operation: Operation, ranks: usize, bytes: usize, pace: &P
     let forms = Direct::of(operation).filter(|_| (2..=RANKS_MAX).contains(&ranks));
     let prediction = |algorithm: Direct| {
         let (task, whole) = (task(operation)?, whole(operation, ranks, bytes)?);
-        let crossovers = Crossovers::default();
-        let chosen = Form::suggest(task, ranks, whole, Ownership::Borrowed, crossovers);
+        let shared = Shared::on_host(Reach::Write);
+        let memory = (Ownership::Borrowed, &shared);
+        let chosen = Form::suggest(task, ranks, whole, memory, Crossovers::default());
         let size = if whole.is_multiple_of(4) { 4 } else { 1 };
         let cut = Partition::new(whole / size, size, task.parts(algorithm.form(), ranks))?;
-        let shared = Shared::on_host(Reach::Write);
         let form = algorithm.form();
         let block_bytes = form.block_bytes(task, whole);
         let plan = Plan::new((task, form), ranks, cut.chunk_bytes_max(), block_bytes, shared)?;

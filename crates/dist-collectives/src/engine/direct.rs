@@ -69,7 +69,7 @@ impl Engine {
         let world_size = self.world_size();
         let suggest = || {
             let crossovers = manner.settings.crossovers;
-            Form::suggest(task, world_size, job.bytes, job.ownership, crossovers)
+            Form::suggest(task, world_size, job.bytes, (job.ownership, &shared), crossovers)
         };
         let form = forced.map_or_else(suggest, Direct::form);
         let part_bytes_max = part_bytes_max(task.parts(form, world_size));
@@ -99,9 +99,9 @@ impl Engine {
         ownership: Ownership,
         crossovers: Crossovers,
     ) -> Option<Direct> {
-        let Sharing::Memory(_) = self.sharing else { return None };
+        let Sharing::Memory(shared) = &self.sharing else { return None };
         let task = Task::all(0).into_iter().find(|task| task.name() == operation.name())?;
-        let form = Form::suggest(task, self.world_size(), bytes, ownership, crossovers);
+        let form = Form::suggest(task, self.world_size(), bytes, (ownership, shared), crossovers);
         (!self.goes_by_host()).then_some(Direct::new(operation, form))
     }
 

@@ -20,10 +20,10 @@ use super::segment::Nonce;
 use super::turn::Turn;
 use crate::{CALLS_MAX, CHANGED_MAX, Fingerprint, Grain, Place, Rank, Reach, Shared};
 
-pub(crate) const SLOTS: usize = Shared::on_host(Reach::Slots).slots;
-pub(crate) const SLOT_BYTES: usize = Shared::on_host(Reach::Slots).slot_bytes;
-pub(crate) const SHEET_BYTES: usize = Shared::on_host(Reach::Slots).sheet_bytes;
-pub(crate) const LINE_BYTES: usize = Grain::BYTES - LINE_AT;
+const SLOTS: usize = Shared::on_host(Reach::Slots).slots;
+const SLOT_BYTES: usize = Shared::on_host(Reach::Slots).slot_bytes;
+const SHEET_BYTES: usize = Shared::on_host(Reach::Slots).sheet_bytes;
+const LINE_BYTES: usize = Grain::BYTES - LINE_AT;
 const _: () = assert!(LINE_BYTES == Shared::on_host(Reach::Slots).line_bytes, "as it is predicted");
 
 const PAGE_BYTES: usize = 4096;

@@ -17,7 +17,7 @@ mod segment;
 mod turn;
 
 pub(crate) use door::{connect, is_ours, listen};
-pub(crate) use group::{Exposure, GroupMemory, LINE_BYTES, Origin, SHEET_BYTES, SLOT_BYTES, SLOTS};
+pub(crate) use group::{Exposure, GroupMemory, Origin};
 pub(crate) use heap::Heap;
 pub(crate) use map::{
     Mapping, change, copy_past, processor_time, read_process, take_short_turns, write_process,

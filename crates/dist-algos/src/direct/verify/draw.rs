@@ -12,7 +12,7 @@ use crate::verify::table;
 /// use dist_algos::direct::{Form, Plan, Task, verify::draw};
 /// use dist_transport::{Reach, Shared};
 ///
-/// let shared = Shared { slots: 4, slot_bytes: 1 << 20, line_bytes: 48, sheet_bytes: 4096, reach: Reach::Slots };
+/// let shared = Shared { slot_bytes: 1 << 20, sheet_bytes: 4096, ..Shared::on_host(Reach::Slots) };
 /// let plan = Plan::new((Task::Broadcast { root: 0 }, Form::OneShot), 2, 4096, 4096, shared).unwrap();
 /// let expected = "\
 /// posts  rank 0       rank 1

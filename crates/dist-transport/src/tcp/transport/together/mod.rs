@@ -19,9 +19,7 @@ use super::failure::{Scene, Trouble};
 use crate::bookkeeping::Calls;
 use crate::processor::is_intel;
 use crate::runtime::{Unparker, Wake};
-use crate::shm::{
-    self, Exposure, GroupMemory, LINE_BYTES, LONG_BYTES, Mapping, Pen, SHEET_BYTES, SLOT_BYTES, SLOTS, Turn,
-};
+use crate::shm::{self, Exposure, GroupMemory, LONG_BYTES, Mapping, Pen, Turn};
 use crate::tcp::message::Fault;
 use crate::tcp::session::{Membership, WAITING_LIMIT};
 use crate::{
@@ -310,13 +308,7 @@ impl Together {
 
 impl Direct for Together {
     fn shared(&self) -> Shared {
-        Shared {
-            slots: SLOTS,
-            slot_bytes: SLOT_BYTES,
-            line_bytes: LINE_BYTES,
-            sheet_bytes: SHEET_BYTES,
-            reach: self.reach,
-        }
+        Shared { fast_attach: is_intel(), ..Shared::on_host(self.reach) }
     }
 
     #[inline]
