@@ -14,42 +14,46 @@ enum { SAMPLES_MAX = 21, SAMPLES_MIN = 7, WARMUPS = 3, TOUCH_BYTES_MIN = 64 << 1
 static int rank, ranks, touching, calls;
 static float *input, *output;
 
-static int is(const char *operation, const char *name) { return strcmp(operation, name) == 0; }
+enum operation {
+    ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, BROADCAST, REDUCE, GATHER, SCATTER, SCAN, BARRIER, SENDRECV, PINGPONG,
+    OPERATIONS
+};
+static const char *const names[OPERATIONS] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce",
+                                              "gather", "scatter", "scan", "barrier", "sendrecv", "pingpong"};
 
-static int is_between_two(const char *operation) { return is(operation, "sendrecv") || is(operation, "pingpong"); }
+static int is_between_two(enum operation operation) { return operation == SENDRECV || operation == PINGPONG; }
 
-static void between_two(const char *operation, int count) {
-    int peer = 1 - rank;
-    if (is(operation, "sendrecv"))
-        MPI_Sendrecv(input, count, MPI_FLOAT, peer, 0, output, count, MPI_FLOAT, peer, 0, MPI_COMM_WORLD,
-                     MPI_STATUS_IGNORE);
-    if (is(operation, "pingpong"))
-        for (int turn = 0; turn < 2; turn++) {
-            if (turn == rank) MPI_Send(input, count, MPI_FLOAT, peer, 0, MPI_COMM_WORLD);
-            else MPI_Recv(input, count, MPI_FLOAT, peer, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
-        }
+static void to_and_fro(int count) {
+    for (int turn = 0; turn < 2; turn++) {
+        if (turn == rank) MPI_Send(input, count, MPI_FLOAT, 1 - rank, 0, MPI_COMM_WORLD);
+        else MPI_Recv(input, count, MPI_FLOAT, 1 - rank, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+    }
 }
 
-static void call(const char *operation, int count) {
+static void call(enum operation operation, int count) {
     int root = calls++ % ranks, part = count / ranks;
     MPI_Comm all = MPI_COMM_WORLD;
-    if (is(operation, "all_reduce")) MPI_Allreduce(MPI_IN_PLACE, input, count, MPI_FLOAT, MPI_SUM, all);
-    else if (is(operation, "reduce_scatter"))
-        MPI_Reduce_scatter_block(input, output, part, MPI_FLOAT, MPI_SUM, all);
-    else if (is(operation, "all_gather")) MPI_Allgather(input, count, MPI_FLOAT, output, count, MPI_FLOAT, all);
-    else if (is(operation, "all_to_all")) MPI_Alltoall(input, part, MPI_FLOAT, output, part, MPI_FLOAT, all);
-    else if (is(operation, "broadcast")) MPI_Bcast(input, count, MPI_FLOAT, root, all);
-    else if (is(operation, "reduce"))
-        MPI_Reduce(rank == root ? MPI_IN_PLACE : input, input, count, MPI_FLOAT, MPI_SUM, root, all);
-    else if (is(operation, "gather")) MPI_Gather(input, count, MPI_FLOAT, output, count, MPI_FLOAT, root, all);
-    else if (is(operation, "scatter")) MPI_Scatter(input, part, MPI_FLOAT, output, part, MPI_FLOAT, root, all);
-    else if (is(operation, "scan")) MPI_Scan(MPI_IN_PLACE, input, count, MPI_FLOAT, MPI_SUM, all);
-    else if (is(operation, "barrier")) MPI_Barrier(all);
-    else if (rank < 2) between_two(operation, count);
+    if (is_between_two(operation) && rank > 1) return;
+    switch (operation) {
+    case ALL_REDUCE: MPI_Allreduce(MPI_IN_PLACE, input, count, MPI_FLOAT, MPI_SUM, all); break;
+    case REDUCE_SCATTER: MPI_Reduce_scatter_block(input, output, part, MPI_FLOAT, MPI_SUM, all); break;
+    case ALL_GATHER: MPI_Allgather(input, count, MPI_FLOAT, output, count, MPI_FLOAT, all); break;
+    case ALL_TO_ALL: MPI_Alltoall(input, part, MPI_FLOAT, output, part, MPI_FLOAT, all); break;
+    case BROADCAST: MPI_Bcast(input, count, MPI_FLOAT, root, all); break;
+    case REDUCE: MPI_Reduce(rank == root ? MPI_IN_PLACE : input, input, count, MPI_FLOAT, MPI_SUM, root, all); break;
+    case GATHER: MPI_Gather(input, count, MPI_FLOAT, output, count, MPI_FLOAT, root, all); break;
+    case SCATTER: MPI_Scatter(input, part, MPI_FLOAT, output, part, MPI_FLOAT, root, all); break;
+    case SCAN: MPI_Scan(MPI_IN_PLACE, input, count, MPI_FLOAT, MPI_SUM, all); break;
+    case BARRIER: MPI_Barrier(all); break;
+    case SENDRECV:
+        MPI_Sendrecv(input, count, MPI_FLOAT, 1 - rank, 0, output, count, MPI_FLOAT, 1 - rank, 0, all, MPI_STATUS_IGNORE);
+        break;
+    default: to_and_fro(count);
+    }
 }
 
 // Seconds that so many calls take on this rank.
-static double spent(const char *operation, int count, int repeats) {
+static double spent(enum operation operation, int count, int repeats) {
     int touch = touching && count * sizeof *input >= TOUCH_BYTES_MIN;
     double total = 0;
     MPI_Barrier(MPI_COMM_WORLD);
@@ -78,11 +82,17 @@ static int ascending(const void *left, const void *right) {
     return (a > b) - (a < b);
 }
 
-static void measure(const char *peer, const char *transport, const char *operation, long bytes) {
-    int count = (int)(bytes / sizeof *input), trips = is(operation, "pingpong") ? 2 : 1;
+static double median(const double *sorted, int count) { return (sorted[(count - 1) / 2] + sorted[count / 2]) / 2; }
+
+static long output_bytes(enum operation operation, long bytes) {
+    return operation == ALL_GATHER || operation == GATHER ? bytes * ranks : bytes;
+}
+
+static void measure(const char *peer, const char *transport, enum operation operation, long bytes) {
+    int count = (int)(bytes / sizeof *input), trips = operation == PINGPONG ? 2 : 1;
     double one = 0, times[SAMPLES_MAX];
     calls = 0;
-    memset(input, 0, bytes);
+    memset(input, 0, bytes), memset(output, 0, output_bytes(operation, bytes));
     for (int i = 0; i < WARMUPS; i++) one = spent(operation, count, 1) * 1e6;
     MPI_Allreduce(MPI_IN_PLACE, &one, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
     if (one < 0.01) one = 0.01;
@@ -93,7 +103,7 @@ static void measure(const char *peer, const char *transport, const char *operati
     if (rank == 0)
         printf("{\"peer\":\"%s\",\"transport\":\"%s\",\"op\":\"%s\",\"ranks\":%d,\"bytes\":%ld,\"median_us\":%.3f,"
                "\"min_us\":%.3f,\"max_us\":%.3f,\"samples\":%d,\"touch\":%s}\n",
-               peer, transport, operation, ranks, bytes, times[samples / 2], times[0], times[samples - 1], samples,
+               peer, transport, names[operation], ranks, bytes, median(times, samples), times[0], times[samples - 1], samples,
                touching && bytes >= TOUCH_BYTES_MIN ? "true" : "false");
     fflush(stdout);
 }
@@ -110,13 +120,15 @@ int main(int argc, char **argv) {
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     if (argc != 6) return 2;
     touching = atoi(argv[3]);
-    for (char *rest, *operation = strtok_r(argv[4], ",", &rest); operation; operation = strtok_r(NULL, ",", &rest)) {
+    for (char *rest, *name = strtok_r(argv[4], ",", &rest); name; name = strtok_r(NULL, ",", &rest)) {
+        enum operation operation = 0;
+        while (operation < OPERATIONS && strcmp(name, names[operation])) operation++;
+        if (operation == OPERATIONS) continue;
         char sizes[1024], *tail;
-        snprintf(sizes, sizeof sizes, "%s", is(operation, "barrier") ? "0" : argv[5]);
+        snprintf(sizes, sizeof sizes, "%s", operation == BARRIER ? "0" : argv[5]);
         for (char *size = strtok_r(sizes, ",", &tail); size; size = strtok_r(NULL, ",", &tail)) {
             long bytes = atol(size);
-            int gathers = is(operation, "all_gather") || is(operation, "gather");
-            input = memory(bytes), output = memory(gathers ? bytes * ranks : bytes);
+            input = memory(bytes), output = memory(output_bytes(operation, bytes));
             measure(argv[1], argv[2], operation, bytes);
             free(input), free(output);
         }

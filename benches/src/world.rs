@@ -155,20 +155,25 @@ fn connected(coordinator: &Coordinator, medium: Medium, ranks: usize) -> Vec<Joi
 
 const JOB: &str = "bench";
 
+/// A zero that is not all zeros in memory, and stays what it is however often it is added to itself.
+const WRITTEN: f32 = -0.0;
+
 /// Calls back to back, after a barrier.
 fn time(comm: &mut Communicator, case: Case, calls: u64) -> Result<Duration> {
     let len = case.bytes / size_of::<f32>();
     let world_size = comm.world_size();
-    let mut input = vec![0_f32; len];
+    // Memory that was never written is one page of zeros for all.
+    let mut input = vec![WRITTEN; len];
     let mut output = match case.algorithm.operation() {
-        Operation::ReduceScatter | Operation::Scatter => vec![0_f32; len / world_size],
-        Operation::AllGather | Operation::Gather => vec![0_f32; len * world_size],
-        Operation::AllToAll => vec![0_f32; len / world_size * world_size],
+        Operation::ReduceScatter | Operation::Scatter => vec![WRITTEN; len / world_size],
+        Operation::AllGather | Operation::Gather => vec![WRITTEN; len * world_size],
+        Operation::AllToAll => vec![WRITTEN; len / world_size * world_size],
         _ => Vec::new(),
     };
     let writes =
         matches!(case.algorithm, Algorithm::Direct(direct) if direct.form() == DirectForm::WriteToAll);
     let mut shared = if writes { comm.alloc(len)? } else { Buffer::from(Vec::<f32>::new()) };
+    shared.fill(WRITTEN);
     // What is cut into one part for each rank.
     let parts = len / world_size * world_size;
     let runtime = comm.runtime().clone();

@@ -109,7 +109,8 @@ impl Bench<'_> {
             buffers: kind.name(),
             start: self.plan.start.name(),
             touch: self.touches(bytes),
-            checked: check,
+            // A barrier has no result.
+            checked: check && operation != Operation::Barrier,
         };
         Ok(line.with_times(times, operation.bus_factor(world_size)))
     }
@@ -121,6 +122,7 @@ impl Bench<'_> {
     /// Times of one call in microseconds, one per sample, each on its slowest rank.
     fn times<T: Exact>(&mut self, buffers: &mut Buffers<T>) -> Result<Vec<f64>, Error> {
         buffers.input.fill(T::whole(0));
+        buffers.output.fill(T::whole(0));
         let runtime = self.comm.runtime().clone();
         let mut one = 0.0;
         for _ in 0..WARMUPS {
@@ -239,7 +241,14 @@ impl Bench<'_> {
                 *element = T::whole(exact::input(rank, index));
             }
             buffers.output.fill(T::whole(0));
-            self.call(buffers)?;
+            if self.plan.operation == Operation::PingPong && rank == 0 {
+                // What is still there has not come back.
+                self.comm.send(&buffers.input, 1)?;
+                buffers.input.fill(T::whole(0));
+                self.comm.recv(&mut buffers.input, 1)?;
+            } else {
+                self.call(buffers)?;
+            }
             if let Some(exact::Wrong { index, got, expected }) = self.wrong(buffers, root) {
                 let bytes = size_of_val(&*buffers.input);
                 let point = format!("{} of {bytes} bytes, rank {rank}", self.plan.operation);
