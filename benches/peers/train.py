@@ -50,7 +50,8 @@ def distribute(model, mode, ranks):
         return nn.parallel.DistributedDataParallel(model)
     mesh = dist.init_device_mesh("cpu", (ranks,))
     for unit in [*model, model]:
-        fully_shard(unit, mesh=mesh, reshard_after_forward=mode == "fsdp")
+        # The last layer's backward comes at once.
+        fully_shard(unit, mesh=mesh, reshard_after_forward=mode == "fsdp" and unit is not model[-1])
     return model
 
 

@@ -55,26 +55,6 @@ fn rank() {
     comm.barrier().unwrap();
 }
 
-/// Forbids system calls by their numbers, as a container's profile does, and goes on as another program.
-const FORBID: &str = r#"
-import ctypes, os, sys
-class Instruction(ctypes.Structure):
-    _fields_ = [("code", ctypes.c_ushort), ("jt", ctypes.c_ubyte), ("jf", ctypes.c_ubyte), ("k", ctypes.c_uint)]
-class Program(ctypes.Structure):
-    _fields_ = [("len", ctypes.c_ushort), ("filter", ctypes.POINTER(Instruction))]
-machine = os.uname().machine
-numbers = {"x86_64": {"read": 310, "write": 311}, "aarch64": {"read": 270, "write": 271}}[machine]
-steps = [(0x20, 0, 0, 0)]
-for name in sys.argv[1].split(","):
-    steps += [(0x15, 0, 1, numbers[name]), (0x06, 0, 0, 0x00050001)]
-steps += [(0x06, 0, 0, 0x7FFF0000)]
-filter = (Instruction * len(steps))(*[Instruction(*step) for step in steps])
-libc = ctypes.CDLL(None, use_errno=True)
-assert libc.prctl(38, 1, 0, 0, 0) == 0
-assert libc.prctl(22, 2, ctypes.byref(Program(len(steps), filter)), 0, 0) == 0
-os.execvp(sys.argv[2], sys.argv[2:])
-"#;
-
 /// Files, and so what a rank gives away, have at most 100 MiB: whoever makes a longer one is killed by a signal.
 const OWN_MEMORY_ONLY: &str = "ulimit -f 204800";
 
@@ -96,8 +76,8 @@ fn can_start(starter: &[String]) -> bool {
 
 #[rstest]
 #[case::nothing(&["env"], Some("reach=Write"))]
-#[case::reading_and_writing_others(&["python3", "-c", FORBID, "read,write"], Some("reach=Slots"))]
-#[case::writing_into_others(&["python3", "-c", FORBID, "write"], Some("reach=Read"))]
+#[case::reading_and_writing_others(&["python3", "-c", process::FORBID_ATTACH, "read,write"], Some("reach=Slots"))]
+#[case::writing_into_others(&["python3", "-c", process::FORBID_ATTACH, "write"], Some("reach=Read"))]
 #[case::seeing_their_processes(&["unshare", "--pid", "--fork", "--kill-child"], Some("reach=Slots"))]
 #[case::their_users(&["unshare", "--user"], None)]
 #[case::their_users_as_root(&["unshare", "--user", "--map-root-user"], None)]

