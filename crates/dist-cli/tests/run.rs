@@ -293,6 +293,15 @@ fn signals_that_were_ignored_from_the_start_stay_so(#[case] sent: Signal, #[case
     assert_eq!(lines(&output.stderr), ["distctl: SIGTERM: passed on to every rank"]);
 }
 
+/// Where a starter does not want to hear of its children, neither would who it starts.
+#[test]
+fn ranks_that_end_are_heard_of_whatever_the_starter_ignores() {
+    let launcher = distctl(&["run", "-n", "2", "--", "sh", "-c", "sleep 0.$RANK; exit $((RANK * 7))"]);
+    let output = behind(&["sh", "-c", "trap '' CHLD; exec \"$0\" \"$@\""], &launcher).output().unwrap();
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+    assert_eq!(lines(&output.stderr), ["distctl: rank 1 exited with code 7; ending the others"]);
+}
+
 /// Waits until a process stands still, or no longer does.
 #[cfg(target_os = "linux")]
 fn wait_until_stopped(pid: &str, stopped: bool) {

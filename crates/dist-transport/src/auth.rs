@@ -290,16 +290,8 @@ impl Responder {
 /// Bytes that nobody can guess.
 pub(crate) fn random_bytes() -> Result<[u8; 32]> {
     let mut bytes = [0; 32];
-    let mut filled = 0;
-    while filled < bytes.len() {
-        match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
-            Ok(count) => filled += count,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(e) => {
-                return Err(Error::Resources { what: "random number", source: io::Error::from(e) });
-            }
-        }
-    }
+    getrandom::fill(&mut bytes)
+        .map_err(|e| Error::Resources { what: "random number", source: io::Error::from(e) })?;
     Ok(bytes)
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use dist_transport::runtime::{Mailbox, Receiver, Task, Unavailable};
 use dist_transport::{Cause, Deadline, Runtime};
 use rustix::process::Signal;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
 use signal_hook::iterator::Signals;
 
 use super::child::{self, Running};
@@ -269,9 +269,13 @@ fn watch_signals(runtime: &Runtime, events: &Mailbox<Event>) -> Result<(), Error
     let ignored = child::ignored_signals();
     // Behind nohup, or in the background of a script, a job goes on as any other program does.
     let heeded = [SIGHUP, SIGINT, SIGQUIT].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
-    let mut signals = Signals::new(heeded.chain([SIGTERM, SIGTSTP])).map_err(Error::Signals)?;
+    // Where that is ignored, the system itself reaps a process that has ended, and nobody learns how.
+    let mut signals = Signals::new(heeded.chain([SIGTERM, SIGTSTP, SIGCHLD])).map_err(Error::Signals)?;
     let events = events.clone();
-    let watch = move || signals.forever().for_each(|signal| events.send(Event::Signalled(signal)));
+    let watch = move || {
+        let told = signals.forever().filter(|&signal| signal != SIGCHLD);
+        told.for_each(|signal| events.send(Event::Signalled(signal)));
+    };
     runtime.spawn("signals", watch).map(drop).map_err(Error::Thread)
 }
 

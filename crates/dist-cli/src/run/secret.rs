@@ -23,10 +23,19 @@ impl SecretFile {
         Ok(Self { path: path.to_owned(), secret: Secret::from_file(path)?, is_ours: false })
     }
 
-    /// A fresh secret, in the user's own folder for such things if there is one.
+    /// A fresh secret, in the user's own folder for such things, or else where anybody's files may be: some of that is
+    /// somebody else's, or can only be read, as in a container.
     pub(super) fn create(job: &str) -> Result<Self, Error> {
-        let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_dir());
-        Self::create_in(&own.unwrap_or_else(std::env::temp_dir), job)
+        let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+        let folders = own.into_iter().chain([std::env::temp_dir(), PathBuf::from("/dev/shm")]);
+        Self::create_in_one_of(folders, job)
+    }
+
+    /// In the first of these where that can be; where it cannot be in any, the first says why.
+    fn create_in_one_of(folders: impl IntoIterator<Item = PathBuf>, job: &str) -> Result<Self, Error> {
+        let mut tries = folders.into_iter().map(|folder| Self::create_in(&folder, job));
+        let first = tries.next().expect("there are some");
+        first.or_else(|error| tries.find_map(Result::ok).ok_or(error))
     }
 
     fn create_in(folder: &Path, job: &str) -> Result<Self, Error> {
@@ -76,6 +85,19 @@ mod tests {
         assert!(file.path().exists());
         drop(file);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_file_for_the_job_is_where_it_can_be() {
+        let folder = tempfile::tempdir().unwrap();
+        let nowhere = folder.path().join("nowhere");
+        let folders = [nowhere.clone(), folder.path().to_owned()];
+        let file = SecretFile::create_in_one_of(folders, "dist-1").unwrap();
+        assert_eq!(file.path().parent(), Some(folder.path()));
+        let error =
+            SecretFile::create_in_one_of([nowhere.clone(), nowhere.join("further")], "dist-1").unwrap_err();
+        let Error::SecretFile { path, .. } = error else { panic!("{error}") };
+        assert_eq!(path.parent(), Some(&*nowhere));
     }
 
     #[test]
