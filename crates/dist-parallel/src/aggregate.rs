@@ -300,9 +300,8 @@ impl Lists {
             return Ok(());
         }
         let list: Vec<_> = list.collect();
-        let text = format!("{list:?}");
         let mut all = vec![0; self.comm.world_size()];
-        self.comm.all_gather(&[agreement::hash(text.bytes())], &mut all).map_err(Error::communication)?;
+        self.comm.all_gather(&[agreement::fingerprint(&list)], &mut all).map_err(Error::communication)?;
         if let Some(rank) = all.iter().position(|theirs| *theirs != all[0]) {
             return Err(Error::GradientsDiffer { rank });
         }

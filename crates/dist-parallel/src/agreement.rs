@@ -4,6 +4,8 @@
 //! for by halves, each time comparing the hashes of a beginning of the list: all ranks see the same hashes, so all
 //! take the same turns and end with the same answer.
 
+use std::fmt;
+
 use bytemuck::Pod;
 use dist_collectives::{Communicator, Element};
 
@@ -73,8 +75,13 @@ fn prefixes(infos: &[ParamInfo]) -> Vec<u64> {
     hashes
 }
 
+/// A number that differs where settings do, the same on every rank, whichever compiler built it.
+pub(crate) fn fingerprint(settings: &(impl fmt::Debug + ?Sized)) -> u64 {
+    hash(format!("{settings:?}").bytes())
+}
+
 /// A hash that is the same on every rank.
-pub(crate) fn hash(bytes: impl IntoIterator<Item = u8>) -> u64 {
+fn hash(bytes: impl IntoIterator<Item = u8>) -> u64 {
     hash_more(0xcbf2_9ce4_8422_2325, bytes)
 }
 

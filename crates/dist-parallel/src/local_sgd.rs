@@ -176,7 +176,7 @@ impl<M: Params> LocalSgd<M> {
             })?),
         };
         params::validate(model.infos())?;
-        let settings = [inner_steps as u64, agreement::hash(format!("{outer:?}").bytes())];
+        let settings = [inner_steps as u64, agreement::fingerprint(&outer)];
         agreement::check(&mut comm, model.infos(), settings)?;
         let plan = BucketPlan::new(model.infos(), BucketBytes::default());
         let mut local = Self {

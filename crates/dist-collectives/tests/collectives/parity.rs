@@ -1,4 +1,4 @@
-//! Behaviour that every operation shares, or that a system before this one had.
+//! Behaviour that every operation shares.
 
 use std::time::Duration;
 

@@ -139,7 +139,7 @@ impl<M: Params> Ddp<M> {
     ) -> Result<Self> {
         params::validate(model.infos())?;
         let name = hook.as_ref().map(|hook| hook.name()).unwrap_or_default();
-        let settings = agreement::hash(format!("{:?} {name}", options.bucket_bytes).bytes());
+        let settings = agreement::fingerprint(&(options.bucket_bytes, name));
         agreement::check(&mut comm, model.infos(), [settings, 0])?;
         let plan = BucketPlan::new(model.infos(), options.bucket_bytes);
         let tensors = tensors(&plan, model.infos());

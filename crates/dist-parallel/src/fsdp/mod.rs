@@ -15,7 +15,6 @@ mod spare;
 mod step;
 
 use std::fmt;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 use dist_collectives::{Communicator, ReduceOp};
@@ -138,7 +137,11 @@ impl<A> Fsdp<A> {
     ) -> Result<Self> {
         params::validate(model.infos())?;
         let plan = Plan::new(model.infos(), model.starts(), world.world_size(), options);
-        agreement::check(&mut world, model.infos(), [fingerprint(options), fingerprint(model.starts())])?;
+        agreement::check(
+            &mut world,
+            model.infos(),
+            [agreement::fingerprint(options), agreement::fingerprint(model.starts())],
+        )?;
         let plan = plan?;
         let mut groups = Groups::new(&mut world, plan.degrees, plan.keepers)?;
         let (degrees, precision) = (plan.degrees, options.precision);
@@ -423,13 +426,6 @@ impl<A> Fsdp<A> {
         (self.taken, self.micro_batches) = (0, 0);
         self.losses.clear();
     }
-}
-
-/// A number that differs where settings do, the same on every rank that runs the same program.
-fn fingerprint(settings: &(impl Hash + ?Sized)) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    settings.hash(&mut hasher);
-    hasher.finish()
 }
 
 impl<A> fmt::Debug for Fsdp<A> {

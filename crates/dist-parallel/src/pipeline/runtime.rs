@@ -1,7 +1,6 @@
 //! Training a model whose stages are on different ranks.
 
 use std::fmt;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 use std::time::Duration;
 
@@ -90,7 +89,7 @@ impl<A> Pipeline<A> {
     ) -> Result<Self> {
         params::validate(model.infos())?;
         check(&comm, &model, &schedule, stages)?;
-        let settings = [fingerprint(&schedule), fingerprint(stages)];
+        let settings = [agreement::fingerprint(&schedule), agreement::fingerprint(stages)];
         agreement::check(&mut comm, model.infos(), settings)?;
         let infos = model.infos().to_vec();
         let mut first: Vec<usize> = stages.iter().map(|blocks| model.starts()[blocks.start]).collect();
@@ -171,7 +170,11 @@ impl<A> Pipeline<A> {
     /// Makes sure that these ranks have the same stages, and gives them rank 0's parameters.
     fn agree(&mut self, comm: &mut Communicator) -> Result<()> {
         let numbers: Vec<usize> = self.stages.iter().map(|stage| stage.number).collect();
-        agreement::check(comm, &self.infos, [fingerprint(&self.schedule), fingerprint(&numbers)])?;
+        agreement::check(
+            comm,
+            &self.infos,
+            [agreement::fingerprint(&self.schedule), agreement::fingerprint(&numbers)],
+        )?;
         self.each_own(|model, parameter, _, _| {
             params::write(model, parameter, |values| broadcast(comm, values, 0))
         })?;
@@ -439,12 +442,6 @@ fn check<A>(
         return Err(Error::Stages { stages: schedule.stages(), blocks, given: stages.to_vec() });
     }
     Ok(())
-}
-
-fn fingerprint(value: &(impl Hash + ?Sized)) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    value.hash(&mut hasher);
-    hasher.finish()
 }
 
 /// Gives every rank the root's values.
