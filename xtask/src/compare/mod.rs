@@ -26,8 +26,7 @@ peer's time to ours by medians and by the lowest. Lines are added to target/comp
 
   --ops LIST         operations, as distctl bench names them           [all_reduce]
   --ranks LIST       numbers of processes                              [2,4]
-  --transport LIST   tcp, shm, shm-nocma (cross-memory attach is forbidden to all, by Python): what a peer
-                     has of these                                      [tcp]
+  --transport LIST   tcp, shm, shm-nocma (no cross-memory attach): what a peer has of these  [tcp]
   --bytes LIST       sizes of each rank's input                        [8,1K,64K,1M,16M,128M]
   --rounds N         how often everyone gets a turn                    [3]
   --touch            from 64 KiB on, rewrite buffers before each call, outside the measured time
