@@ -115,7 +115,7 @@ pub(super) fn wait_for_end(pid: Pid) -> io::Result<()> {
 
 /// Whether a shell can let this process go on when it is stopped: whether it, or a script that it is a part of, was
 /// started as a job by a process of the same session. Otherwise its process group is orphaned, and the system itself
-/// stops none of it by SIGTSTP. Where the system does not tell, a shell can.
+/// stops none of it by SIGTSTP. Where there is no /proc, a shell can.
 pub(super) fn can_be_continued() -> bool {
     let Some(own) = Kin::of("self") else { return true };
     let mut process = own.parent;
