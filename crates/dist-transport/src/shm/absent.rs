@@ -56,7 +56,7 @@ pub(crate) fn give_arena(_socket: &Socket, _heap: &Heap, _number: u32) -> io::Re
 }
 
 impl Memory {
-    pub(crate) fn new(_socket: Socket, share: Share) -> Self {
+    pub(crate) fn new(_socket: Socket, share: Share, _lends: bool) -> Self {
         match share.0 {}
     }
 
@@ -85,6 +85,30 @@ impl Memory {
     }
 
     pub(crate) fn clear_tray(&mut self) {
+        match self.0 {}
+    }
+
+    pub(crate) fn lend(&mut self, _header: &[u8], _message: &[u8]) -> Result<bool, End> {
+        match self.0 {}
+    }
+
+    pub(crate) fn taken(&mut self, _bytes: usize) -> Result<Option<usize>, End> {
+        match self.0 {}
+    }
+
+    pub(crate) fn call_back(&mut self) {
+        match self.0 {}
+    }
+
+    pub(crate) fn receive_loan(&mut self) -> Result<u64, End> {
+        match self.0 {}
+    }
+
+    pub(crate) fn borrow(&mut self, _address: u64, _into: &mut [u8]) -> bool {
+        match self.0 {}
+    }
+
+    pub(crate) fn give_back(&mut self, _taken: usize) -> Result<(), End> {
         match self.0 {}
     }
 

@@ -12,8 +12,10 @@ use rustix::net::{
 use socket2::Socket;
 
 use super::heap::Heap;
-use super::map::{Mapping, peer_of};
-use super::segment::{self, Broken, Consumer, Ends, Nonce, Producer, Sleep, TRAY_BYTES, Tray};
+use super::loan;
+use super::map::{Mapping, peer_of, read_process};
+use super::segment::{self, Broken, Consumer, Ends, Nonce, Producer, RING_BYTES, Sleep, TRAY_BYTES, Tray};
+use crate::Grain;
 
 /// What is said on the socket, a byte at a time.
 const REFUSED: u8 = 0;
@@ -34,6 +36,12 @@ pub(crate) struct Memory {
     incoming: Consumer,
     tray: Tray,
     sleep: Sleep,
+    /// Whether messages may stay in a side's own memory, for the other to copy from there.
+    lends: bool,
+    /// Whether one of this side's does, and the peer has not said that it has it.
+    lent: bool,
+    /// The peer's process, once it was asked for.
+    peer: Option<i32>,
     /// What the peer has passed and nobody has asked for yet.
     file: Option<OwnedFd>,
     /// Set when nothing more will come or go than what is in the rings.
@@ -138,9 +146,14 @@ fn hear(socket: &Socket, words: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>
 }
 
 impl Memory {
-    /// Memory that both sides have agreed on.
-    pub(crate) fn new(socket: Socket, Share(Ends { outgoing, incoming, tray, sleep }): Share) -> Self {
-        Self { socket, outgoing, incoming, tray, sleep, file: None, ended: None }
+    /// Memory that both sides have agreed on. Large messages may be lent if both say so.
+    pub(crate) fn new(
+        socket: Socket,
+        Share(Ends { outgoing, incoming, tray, sleep }): Share,
+        lends: bool,
+    ) -> Self {
+        let (lent, peer, file, ended) = (false, None, None, None);
+        Self { socket, outgoing, incoming, tray, sleep, lends, lent, peer, file, ended }
     }
 
     /// How many bytes can be written, if `wanted` are to be; whole grains.
@@ -189,6 +202,88 @@ impl Memory {
         self.tray.clear();
     }
 
+    /// Writes the header of a message and where it lies, for the peer to copy it from there; `false` if messages are not
+    /// lent, or there is no room. A message that the ring has room for is not: its sender need not wait for the peer.
+    pub(crate) fn lend(&mut self, header: &[u8], message: &[u8]) -> Result<bool, End> {
+        let bytes = header.len() + Grain::BYTES;
+        if !self.lends || message.len() < RING_BYTES || self.room(bytes)? < bytes {
+            return Ok(false);
+        }
+        let mut place = [0; Grain::BYTES];
+        place[..8].copy_from_slice(&(message.as_ptr().expose_provenance() as u64).to_ne_bytes());
+        loan::open(self.outgoing.loan());
+        self.lent = true;
+        self.write(0, header);
+        self.write(header.len(), &place);
+        self.publish(bytes);
+        Ok(true)
+    }
+
+    /// How many bytes of what was lent the peer has taken, once it says so. It wants the others in the ring, then and from
+    /// then on.
+    pub(crate) fn taken(&mut self, bytes: usize) -> Result<Option<usize>, End> {
+        let Some(taken) = loan::taken(self.outgoing.loan()) else {
+            return self.ended.map_or(Ok(None), Err);
+        };
+        let taken = usize::try_from(taken).ok().filter(|&taken| taken <= bytes).ok_or(End::Broken)?;
+        self.lent = false;
+        self.lends &= taken == bytes;
+        Ok(Some(taken))
+    }
+
+    /// Ends a loan that the peer has not answered: this side's call has failed.
+    pub(crate) fn call_back(&mut self) {
+        if std::mem::take(&mut self.lent) {
+            loan::call_back(self.outgoing.loan());
+        }
+    }
+
+    /// Where the message lies in the peer's memory whose header was read last.
+    pub(crate) fn receive_loan(&mut self) -> Result<u64, End> {
+        let place = self.peek(Grain::BYTES)?;
+        let address = place.first_chunk().copied().map(u64::from_ne_bytes).ok_or(End::Broken)?;
+        self.advance(Grain::BYTES);
+        Ok(address)
+    }
+
+    /// Copies bytes of a message that the peer has lent; `false` if they are out of reach.
+    pub(crate) fn borrow(&mut self, address: u64, into: &mut [u8]) -> bool {
+        let copied = self.peer().and_then(|peer| {
+            if self.lends {
+                read_process(peer, address, into)
+            } else {
+                Err(ErrorKind::PermissionDenied.into())
+            }
+        });
+        if let Err(error) = &copied {
+            tracing::info!(%error, "a message is out of reach that was lent, and comes through the ring");
+        }
+        copied.is_ok()
+    }
+
+    /// Tells the peer how much of what it has lent was copied.
+    pub(crate) fn give_back(&mut self, taken: usize) -> Result<(), End> {
+        // Another process may have the number of one that has ended.
+        self.listen();
+        if self.ended.is_some() || !loan::settle(self.incoming.loan(), taken as u64) {
+            return Err(self.ended.unwrap_or(End::Closed));
+        }
+        self.wake_peer();
+        Ok(())
+    }
+
+    #[cfg(test)]
+    pub(crate) fn lend_no_more(&mut self) {
+        self.lends = false;
+    }
+
+    fn peer(&mut self) -> io::Result<i32> {
+        if self.peer.is_none() {
+            self.peer = Some(self.peer_process()?.cast_signed());
+        }
+        self.peer.ok_or_else(|| ErrorKind::NotFound.into())
+    }
+
     /// Hands the next bytes over to the peer, rounded up to whole grains.
     pub(crate) fn publish(&mut self, bytes: usize) {
         self.outgoing.publish(bytes);
@@ -219,8 +314,12 @@ impl Memory {
     /// Says that this side is about to sleep until it can do the one or the other; `false` if it need not sleep.
     pub(crate) fn lie_down(&mut self, to_receive: bool) -> bool {
         self.sleep.begin();
-        let ready = if to_receive { self.peek(1).map(<[u8]>::len) } else { self.room(1) };
-        matches!(ready, Ok(0))
+        let ready = match to_receive {
+            true => self.peek(1).map(|come| !come.is_empty()),
+            false if self.lent => self.ended.map_or(Ok(loan::taken(self.outgoing.loan()).is_some()), Err),
+            false => self.room(1).map(|room| room > 0),
+        };
+        matches!(ready, Ok(false))
     }
 
     /// Says that this side is awake, and listens to what the peer has said meanwhile.
@@ -322,7 +421,7 @@ mod tests {
         let offered = offer(&one, &[5; 32]).unwrap();
         let taken = take(&other).unwrap().expect("it is what was offered");
         assert_eq!(answer(&one), ACCEPTED);
-        (Memory::new(one, offered), Memory::new(other, taken))
+        (Memory::new(one, offered, true), Memory::new(other, taken, true))
     }
 
     fn send(memory: &mut Memory, bytes: &[u8]) {

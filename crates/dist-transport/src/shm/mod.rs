@@ -10,6 +10,7 @@ mod cursor;
 mod door;
 mod group;
 mod heap;
+mod loan;
 mod map;
 mod memory;
 mod pen;

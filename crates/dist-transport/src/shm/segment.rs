@@ -1,7 +1,8 @@
 //! Memory that two processes have mapped, with a ring of bytes in each direction, and a tray that goes back and forth.
 //!
 //! The layout is fixed: a page with the counters, each in a cache line of its own, two rings, the tray. What is written is
-//! published by raising a counter, and only what is published is read; what was read is given back in the same way.
+//! published by raising a counter, and only what is published is read; what was read is given back in the same way. Of
+//! messages that are lent the page says how much was taken (`loan.rs`).
 //! Both processes run this code, which every one of them has proven before it was given the memory.
 
 use std::io;
@@ -110,6 +111,11 @@ impl Ring {
         mapping.counter((2 + 2 * self.0) * COUNTER_STEP)
     }
 
+    /// Behind the words that the sides sleep by.
+    fn loan(self, mapping: &Mapping) -> &AtomicU64 {
+        mapping.counter((7 + self.0) * COUNTER_STEP)
+    }
+
     const fn offset(self, position: usize) -> usize {
         PAGE_BYTES + self.0 * RING_BYTES + position
     }
@@ -151,6 +157,11 @@ impl Producer {
         let count = self.cursor.advance(bytes.next_multiple_of(Grain::BYTES));
         self.ring.produced(&self.mapping).store(count, Ordering::Release);
     }
+
+    /// Where it is settled what the other side takes of a message that is lent.
+    pub(super) fn loan(&self) -> &AtomicU64 {
+        self.ring.loan(&self.mapping)
+    }
 }
 
 /// The end of a ring that bytes come out of.
@@ -177,6 +188,11 @@ impl Consumer {
             self.ring.consumed(&self.mapping).store(count, Ordering::Release);
         }
         given_back.is_some()
+    }
+
+    /// Where this side says what it takes of a message that is lent.
+    pub(super) fn loan(&self) -> &AtomicU64 {
+        self.ring.loan(&self.mapping)
     }
 }
 

@@ -27,6 +27,13 @@ impl Link {
         }
     }
 
+    /// Takes back what the peer may be copying, for a call that has failed.
+    pub(super) fn call_back(&mut self) {
+        if let Self::Memory(memory) = self {
+            memory.call_back();
+        }
+    }
+
     /// Gets ready to sleep until the connection is ready for this; `false` if it is already.
     pub(super) fn lie_down(&mut self, activity: Activity) -> bool {
         match self {

@@ -327,7 +327,7 @@ fn share(session: &Session, identity: Identity, deadline: Deadline) -> Result<Me
     if answer != [shm::ACCEPTED] {
         return Err(failed(io::Error::new(io::ErrorKind::Unsupported, "it was refused")).into());
     }
-    Ok(Memory::new(stream, share))
+    Ok(Memory::new(stream, share, session.lends()))
 }
 
 /// Opens a proven connection to a rank of this host, through its Unix socket.

@@ -128,7 +128,7 @@ impl Service {
                 if to == session.rank.index() && from < session.rank.world_size() =>
             {
                 let link = match share {
-                    Some(share) => Link::Memory(Memory::new(stream, share)),
+                    Some(share) => Link::Memory(Memory::new(stream, share, session.lends())),
                     None => Link::Socket(stream),
                 };
                 session.arrivals.put(channel, from, link, &session.verdict);

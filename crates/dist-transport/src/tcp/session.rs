@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use crate::auth::Key;
 use crate::bookkeeping::Calls;
+use crate::processor::is_intel;
 use crate::runtime::{Task, Unparker};
 use crate::shm::Heap;
 use crate::tcp::channels::{Channels, Origin};
@@ -163,6 +164,11 @@ impl Session {
     pub(super) fn may_all_share(&self, members: &[usize]) -> bool {
         let homes = || members.iter().map(|&member| &self.homes[member]);
         members.len() > 1 && homes().all(|home| home.shares && home.host == self.homes[members[0]].host)
+    }
+
+    /// Whether messages may be lent, as far as is known: the system copies them faster than two sides do.
+    pub(super) fn lends(&self) -> bool {
+        is_intel() && self.reach >= Reach::Read
     }
 
     /// Notes that memory cannot be shared with a rank, so that it is not tried again.

@@ -191,6 +191,7 @@ impl TcpTransport {
     #[inline(never)]
     fn fail(&mut self, trouble: Trouble, due: &Due<'_>) -> Error {
         self.scratch.clear();
+        self.links.iter_mut().flatten().for_each(Link::call_back);
         let (session, members) = (&*self.membership.session, &self.members);
         Scene { session, members, channel: self.channel, call: self.call() }.fail(trouble, due.deadline())
     }

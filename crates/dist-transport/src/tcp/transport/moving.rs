@@ -14,10 +14,13 @@ use crate::tcp::patience::Wait;
 use crate::tcp::scratch::Scratch;
 use crate::tcp::session::{LongWait, Session};
 use crate::tcp::socket;
-use crate::{Activity, Combine, Due, Incoming, Outgoing};
+use crate::{Activity, Combine, Due, Incoming, Outgoing, Sink};
 
 /// What is not done yet, and with whom: what is to be sent, then what is to be received.
 type Waits = SmallVec<[(Activity, usize); 2]>;
+
+/// From how many bytes on a message is lent while as many come.
+const LENT_BYTES_MIN: usize = 1 << 20;
 
 /// For how long nothing has moved.
 #[derive(Default)]
@@ -39,7 +42,8 @@ impl TcpTransport {
         let peers = send.iter().map(|send| send.to).chain(receive.iter().map(|receive| receive.from));
         self.connect(&peers.collect::<SmallVec<[usize; 2]>>(), due)?;
         let call = self.call();
-        let mut outbound = send.map(|send| (send, Outbound::new(send.len(), &call)));
+        let both = receive.iter().any(is_large);
+        let mut outbound = send.map(|send| (send, Outbound::new(send.len(), &call).lent_if(both)));
         let mut inbound = receive.map(|receive| {
             let message = Inbound::new(receive.len, &call);
             (receive, message)
@@ -70,7 +74,9 @@ impl TcpTransport {
             return self.try_exchange(send, receive, due);
         }
         let call = self.call();
-        let mut outbound: Few<_> = sends.map(|send| (send, Outbound::new(send.len(), &call))).collect();
+        let both = receives.iter().any(|receive| is_large(receive));
+        let mut outbound: Few<_> =
+            sends.map(|send| (send, Outbound::new(send.len(), &call).lent_if(both))).collect();
         // Messages that arrive at the same time cannot be staged in the same place.
         let message = |receive: &Incoming<'_>| Inbound::new(receive.len, &call).straight();
         let mut inbound: Few<_> =
@@ -209,6 +215,12 @@ impl TcpTransport {
         }
         Ok(())
     }
+}
+
+/// Whether a message takes a rank so long to receive that others should copy what it sends themselves: through memory each
+/// byte is copied twice, by both sides at once where each has nothing else to do.
+fn is_large(receive: &Incoming<'_>) -> bool {
+    matches!(receive.sink, Sink::Into(_)) && receive.len >= LENT_BYTES_MIN
 }
 
 /// Sends what the connection takes of a message.

@@ -1,0 +1,319 @@
+//! A message on its way in.
+
+use std::io::IoSliceMut;
+
+use socket2::Socket;
+
+use super::outbound::Outbound;
+use super::{
+    COPIED_BYTES_MAX, Fault, GOODBYE, HEADER_BYTES, LAID_MAGIC, LENT_MAGIC, MAGIC, PUBLISH_BYTES_MAX,
+    SEND_BYTES_MAX, encode,
+};
+use crate::shm::Memory;
+use crate::tcp::link::Link;
+use crate::tcp::scratch::Scratch;
+use crate::tcp::socket;
+use crate::{Combine, Fingerprint, Grain, Sink};
+
+/// Where the bytes of a message come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// From a socket, or a ring in memory.
+    Stream,
+    /// From the tray in memory.
+    Tray,
+    /// From the sender's own memory, where they begin at this address.
+    Loan(u64),
+}
+
+/// A message on its way in.
+#[derive(Debug)]
+pub(in crate::tcp) struct Inbound {
+    header: [u8; HEADER_BYTES],
+    filled: usize,
+    /// What the header has to be.
+    expected: [u8; HEADER_BYTES],
+    length: usize,
+    received: usize,
+    pub(super) delivered: usize,
+    way: Way,
+    /// Whether it may come through the scratch even if it goes straight into memory.
+    copied: bool,
+}
+
+impl Inbound {
+    pub(in crate::tcp) fn new(length: usize, call: &Fingerprint) -> Self {
+        let copied = HEADER_BYTES + length <= COPIED_BYTES_MAX;
+        let header = [0; HEADER_BYTES];
+        Self {
+            header,
+            filled: 0,
+            expected: encode(length as u64, call),
+            length,
+            received: 0,
+            delivered: 0,
+            way: Way::Stream,
+            copied,
+        }
+    }
+
+    /// The same, but never copied: for one of many messages, each of which would need a scratch of its own.
+    pub(in crate::tcp) const fn straight(self) -> Self {
+        Self { copied: false, ..self }
+    }
+
+    pub(in crate::tcp) fn done(&self) -> bool {
+        self.filled == HEADER_BYTES && self.delivered == self.length
+    }
+
+    /// Whether more can be received now, if no more of `outbound` leaves: not while all of the scratch holds what may
+    /// not be delivered yet, nor from memory what would have to lie there.
+    pub(in crate::tcp) fn wants_more(&self, link: &Link, scratch: &Scratch, outbound: &Outbound) -> bool {
+        let missing = self.filled < HEADER_BYTES || self.received < self.length;
+        missing
+            && match link {
+                Link::Socket(_) => !scratch.is_full(),
+                Link::Memory(_) => self.filled < HEADER_BYTES || self.delivered < self.lockstep(outbound),
+            }
+    }
+
+    /// Up to where may be delivered what is combined with the bytes that `outbound` sends.
+    fn lockstep(&self, outbound: &Outbound) -> usize {
+        if outbound.done() { self.length } else { outbound.payload_sent() / Grain::BYTES * Grain::BYTES }
+    }
+
+    /// Receives and delivers what has come, through `scratch` if it comes in unequal pieces; `true` if something came.
+    pub(in crate::tcp) fn pull(
+        &mut self,
+        link: &mut Link,
+        scratch: &mut Scratch,
+        sink: &mut Sink<'_>,
+    ) -> Result<bool, Fault> {
+        match (link, sink) {
+            (Link::Socket(stream), Sink::Into(memory)) if self.copied => {
+                let came = self.refill(stream, scratch)?;
+                self.deliver(scratch, self.length, &mut |offset, bytes| {
+                    memory[offset..][..bytes.len()].copy_from_slice(bytes);
+                });
+                Ok(came)
+            }
+            (Link::Socket(stream), Sink::Into(memory)) => {
+                let received = self.received;
+                let came = self.read(stream, &mut memory[received..])?;
+                self.delivered = self.received;
+                Ok(came)
+            }
+            (Link::Socket(stream), Sink::Each(sink)) => {
+                let came = self.refill(stream, scratch)?;
+                self.deliver(scratch, self.length, sink);
+                Ok(came)
+            }
+            (Link::Memory(memory), sink) => {
+                let came = self.open(memory)?;
+                let moved = match (self.way, sink) {
+                    (Way::Loan(address), Sink::Into(into)) => {
+                        let start = self.delivered;
+                        let piece = (self.length - start).min(SEND_BYTES_MAX);
+                        self.borrow(memory, address, &mut into[start..][..piece])?
+                    }
+                    (_, Sink::Into(into)) => {
+                        self.pull_from_memory(memory, scratch, self.length, &mut |offset, bytes| {
+                            crate::copy(bytes, &mut into[offset..][..bytes.len()]);
+                        })?
+                    }
+                    (_, Sink::Each(sink)) => self.pull_from_memory(memory, scratch, self.length, sink)?,
+                };
+                Ok(came || moved)
+            }
+        }
+    }
+
+    /// Like [`pull`](Self::pull), combining into the memory whose own bytes `outbound` sends, and never ahead of them.
+    pub(in crate::tcp) fn pull_in_place(
+        &mut self,
+        link: &mut Link,
+        scratch: &mut Scratch,
+        outbound: &Outbound,
+        memory: &mut [u8],
+        combine: &mut Combine<'_>,
+    ) -> Result<bool, Fault> {
+        let limit = self.lockstep(outbound);
+        let mut sink = |offset: usize, bytes: &[u8]| combine(&mut memory[offset..][..bytes.len()], bytes);
+        match link {
+            Link::Socket(stream) => {
+                let came = self.refill(stream, scratch)?;
+                Ok(self.deliver(scratch, limit, &mut sink) || came)
+            }
+            Link::Memory(memory) => {
+                let came = self.open(memory)?;
+                Ok(self.pull_from_memory(memory, scratch, limit, &mut sink)? || came)
+            }
+        }
+    }
+
+    /// Reads the header in memory, if it has come and was not read yet, and what it says of the message's way.
+    #[inline]
+    fn open(&mut self, memory: &mut Memory) -> Result<bool, Fault> {
+        if self.filled == HEADER_BYTES {
+            return Ok(false);
+        }
+        let header = memory.peek(HEADER_BYTES)?;
+        if header.is_empty() {
+            return Ok(false);
+        }
+        self.header.copy_from_slice(header);
+        self.filled = HEADER_BYTES;
+        memory.advance(HEADER_BYTES);
+        let (magic, _) = self.header.split_first_chunk().expect("a header begins with it");
+        let (laid, lent) = (*magic == LAID_MAGIC, *magic == LENT_MAGIC);
+        if laid || lent {
+            self.header[..MAGIC.len()].copy_from_slice(&MAGIC);
+        }
+        self.check()?;
+        if laid {
+            memory.receive_tray(self.length)?;
+            self.way = Way::Tray;
+        } else if lent {
+            self.way = Way::Loan(memory.receive_loan()?);
+        }
+        Ok(true)
+    }
+
+    /// Delivers the next piece of what has come, up to `limit` from the start of the message, from where it lies or through
+    /// `scratch`; `true` if that was anything.
+    fn pull_from_memory(
+        &mut self,
+        memory: &mut Memory,
+        scratch: &mut Scratch,
+        limit: usize,
+        sink: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<bool, Fault> {
+        let start = self.delivered;
+        if self.filled < HEADER_BYTES || start >= limit {
+            return Ok(false);
+        }
+        match self.way {
+            Way::Tray => {
+                sink(start, memory.on_tray(start..limit));
+                self.delivered = limit;
+                if limit == self.length {
+                    memory.clear_tray();
+                }
+            }
+            Way::Stream => {
+                let piece = memory.peek((limit - start).min(PUBLISH_BYTES_MAX))?;
+                let count = piece.len();
+                if count > 0 {
+                    sink(start, piece);
+                    memory.advance(count);
+                    self.delivered += count;
+                }
+            }
+            Way::Loan(address) => {
+                let room = scratch.room();
+                let piece = (limit - start).min(room.len());
+                if self.borrow(memory, address, &mut room[..piece])? {
+                    scratch.stage(piece);
+                    sink(start, scratch.take(piece));
+                }
+            }
+        }
+        self.received = self.delivered;
+        Ok(self.delivered > start)
+    }
+
+    /// Copies the next bytes of a message that the peer has lent; `false` if they are out of reach, and so will come through
+    /// the ring.
+    fn borrow(&mut self, memory: &mut Memory, address: u64, into: &mut [u8]) -> Result<bool, Fault> {
+        let copied = memory.borrow(address.wrapping_add(self.delivered as u64), into);
+        self.delivered += if copied { into.len() } else { 0 };
+        if !copied || self.delivered == self.length {
+            memory.give_back(self.delivered)?;
+            self.way = Way::Stream;
+        }
+        self.received = self.delivered;
+        Ok(copied)
+    }
+
+    /// Receives into the scratch, the header in front.
+    fn refill(&mut self, stream: &Socket, scratch: &mut Scratch) -> Result<bool, Fault> {
+        let missing = HEADER_BYTES - self.filled;
+        let wanted = missing + self.length - self.received;
+        let room = scratch.room();
+        let count = wanted.min(room.len());
+        if count == 0 {
+            return Ok(false);
+        }
+        let Some(count) = arrived(socket::receive(stream, &mut room[..count])?)? else { return Ok(false) };
+        scratch.stage(count);
+        self.filled += count.min(missing);
+        self.received += count.saturating_sub(missing);
+        if missing > 0 && self.filled == HEADER_BYTES {
+            self.header.copy_from_slice(scratch.take(HEADER_BYTES));
+            self.check()?;
+        }
+        Ok(true)
+    }
+
+    /// Delivers what is staged, up to `limit` from the start of the message; `true` if that was anything.
+    fn deliver(&mut self, scratch: &mut Scratch, limit: usize, sink: &mut dyn FnMut(usize, &[u8])) -> bool {
+        if self.filled < HEADER_BYTES {
+            return false;
+        }
+        let staged = scratch.staged();
+        let whole = if self.received == self.length { staged } else { staged / Grain::BYTES * Grain::BYTES };
+        let ready = whole.min(limit.saturating_sub(self.delivered));
+        if ready > 0 {
+            sink(self.delivered, scratch.take(ready));
+            self.delivered += ready;
+        }
+        ready > 0
+    }
+
+    /// Reads the rest of the header and into `room`, which is for the rest of the message, what follows it.
+    fn read(&mut self, stream: &Socket, room: &mut [u8]) -> Result<bool, Fault> {
+        let missing = HEADER_BYTES - self.filled;
+        let received = if missing > 0 {
+            let head = IoSliceMut::new(&mut self.header[self.filled..]);
+            socket::receive_pieces(stream, &mut [head, IoSliceMut::new(room)])?
+        } else {
+            socket::receive(stream, room)?
+        };
+        let Some(count) = arrived(received)? else { return Ok(false) };
+        self.filled += count.min(missing);
+        self.received += count.saturating_sub(missing);
+        if missing > 0 && self.filled == HEADER_BYTES {
+            self.check()?;
+        }
+        Ok(true)
+    }
+
+    /// Compares the header with what this rank expects.
+    #[inline]
+    fn check(&self) -> Result<(), Fault> {
+        if self.header == self.expected { Ok(()) } else { Err(self.contradiction()) }
+    }
+
+    /// What a header says that is not as expected.
+    #[cold]
+    fn contradiction(&self) -> Fault {
+        let (magic, rest) = self.header.split_at(8);
+        let (length, call) = rest.split_at(8);
+        let length = u64::from_le_bytes(length.try_into().expect("split at 8"));
+        let theirs = Fingerprint(call.try_into().expect("what follows the length is a fingerprint"));
+        if magic != MAGIC {
+            Fault::Garbage
+        } else if length == GOODBYE {
+            Fault::Goodbye
+        } else if call != &self.expected[16..] {
+            Fault::Mismatch { theirs }
+        } else {
+            Fault::Length { got: length, expected: self.length as u64 }
+        }
+    }
+}
+
+/// What a system call received; nothing at all is the end of the connection.
+fn arrived(received: Option<usize>) -> Result<Option<usize>, Fault> {
+    if received == Some(0) { Err(Fault::Closed) } else { Ok(received) }
+}

@@ -1,0 +1,201 @@
+//! Messages through memory between two sides of one process, a step at a time.
+
+use std::io::Read;
+
+use rstest::rstest;
+use socket2::{Domain, Socket, Type};
+
+use super::outbound::Loan;
+use super::{Fault, Inbound, Outbound};
+use crate::shm::Memory;
+use crate::tcp::link::Link;
+use crate::tcp::scratch::Scratch;
+use crate::tcp::socket;
+use crate::{Activity, Fingerprint, Grain, Sink};
+
+const CALL: Fingerprint = Fingerprint([7; 48]);
+const MIB: usize = 1 << 20;
+
+/// Two sides, of which each lends and borrows if this is so.
+fn pair(lends: [bool; 2]) -> [Link; 2] {
+    let (one, other) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
+    one.set_nonblocking(true).unwrap();
+    other.set_nonblocking(true).unwrap();
+    let offered = crate::shm::offer(&one, &[5; 32]).unwrap();
+    let taken = crate::shm::take(&other).unwrap().expect("it is what was offered");
+    let mut accepted = [0];
+    (&one).read_exact(&mut accepted).unwrap();
+    [Link::Memory(Memory::new(one, offered, lends[0])), Link::Memory(Memory::new(other, taken, lends[1]))]
+}
+
+fn bytes(len: usize) -> Vec<u8> {
+    (0..len).map(|at| u8::try_from(at % 251).expect("below 251")).collect()
+}
+
+fn lent(len: usize) -> Outbound {
+    Outbound::new(len, &CALL).lent_if(true)
+}
+
+/// Moves a message from side to side; whether it was lent first.
+fn pass([from, to]: &mut [Link; 2], sent: &[u8], sink: &mut Sink<'_>) -> bool {
+    let (mut outbound, mut inbound) = (lent(sent.len()), Inbound::new(sent.len(), &CALL));
+    let mut scratch = Scratch::default();
+    outbound.push(from, &mut Scratch::default(), &[sent]).unwrap();
+    let was_lent = outbound.loan == Loan::Open;
+    while !(outbound.done() && inbound.done()) {
+        let moved = !outbound.done() && outbound.push(from, &mut Scratch::default(), &[sent]).unwrap();
+        let came = !inbound.done() && inbound.pull(to, &mut scratch, sink).unwrap();
+        assert!(moved || came, "neither side can go on");
+    }
+    was_lent
+}
+
+#[rstest]
+#[case::what_the_ring_has_room_for(MIB - 64, false)]
+#[case::what_it_has_none_for(MIB, true)]
+#[case::several_pieces(3 * MIB + 1, true)]
+fn a_large_message_is_lent(#[case] len: usize, #[case] is_lent: bool, #[values(true, false)] into: bool) {
+    let mut links = pair([true; 2]);
+    let sent = bytes(len);
+    // The second goes the other way.
+    for _ in 0..2 {
+        let mut received = vec![0; if into { len } else { 0 }];
+        let mut append = |offset: usize, piece: &[u8]| {
+            assert_eq!((offset, offset % Grain::BYTES), (received.len(), 0));
+            assert!(piece.as_ptr().addr().is_multiple_of(Grain::BYTES));
+            received.extend_from_slice(piece);
+        };
+        let was_lent = match into {
+            true => pass(&mut links, &sent, &mut Sink::Into(&mut received)),
+            false => pass(&mut links, &sent, &mut Sink::Each(&mut append)),
+        };
+        assert_eq!(was_lent, is_lent);
+        assert!(received == sent);
+        links.reverse();
+    }
+}
+
+#[test]
+fn what_is_lent_is_combined_no_further_than_own_bytes_have_left() {
+    let mut links = pair([true; 2]);
+    let sent = bytes(MIB);
+    lent(MIB).push(&mut links[0], &mut Scratch::default(), &[&sent]).unwrap();
+    let (mut inbound, mut own) = (Inbound::new(MIB, &CALL), Outbound::new(MIB, &CALL));
+    let mut memory = vec![1; MIB];
+    let mut combine = |ours: &mut [u8], theirs: &[u8]| {
+        ours.iter_mut().zip(theirs).for_each(|(ours, theirs)| *ours = ours.wrapping_add(*theirs));
+    };
+    own.push(&mut links[1], &mut Scratch::default(), &[&memory]).unwrap();
+    let left = own.payload_sent();
+    assert!(left < MIB, "the ring has no room for all");
+    let mut scratch = Scratch::default();
+    while inbound.pull_in_place(&mut links[1], &mut scratch, &own, &mut memory, &mut combine).unwrap() {}
+    assert!(memory[..left].iter().zip(&sent).all(|(ours, theirs)| *ours == theirs.wrapping_add(1)));
+    assert!(memory[left..].iter().all(|&byte| byte == 1));
+}
+
+#[test]
+fn what_is_out_of_reach_comes_through_the_ring_and_so_does_what_follows() {
+    let mut links = pair([true, false]);
+    let sent = bytes(2 * MIB + 5);
+    let mut pass = || {
+        let mut received = vec![0; sent.len()];
+        let was_lent = pass(&mut links, &sent, &mut Sink::Into(&mut received));
+        assert!(received == sent);
+        was_lent
+    };
+    assert_eq!([pass(), pass()], [true, false]);
+}
+
+#[test]
+fn what_gets_out_of_reach_midway_goes_on_through_the_ring() {
+    let [mut from, mut to] = pair([true; 2]);
+    let sent = bytes(2 * MIB + 5);
+    let mut received = vec![0; sent.len()];
+    let mut sink = Sink::Into(&mut received);
+    let (mut outbound, mut inbound) = (lent(sent.len()), Inbound::new(sent.len(), &CALL));
+    let scratch = &mut Scratch::default();
+    outbound.push(&mut from, scratch, &[&sent]).unwrap();
+    inbound.pull(&mut to, scratch, &mut sink).unwrap();
+    assert_eq!(inbound.delivered, MIB);
+    let Link::Memory(memory) = &mut to else { unreachable!("both are memory") };
+    memory.lend_no_more();
+    while !inbound.done() {
+        inbound.pull(&mut to, scratch, &mut sink).unwrap();
+        if !outbound.done() {
+            outbound.push(&mut from, scratch, &[&sent]).unwrap();
+        }
+    }
+    assert!(outbound.done());
+    assert!(received == sent);
+}
+
+#[rstest]
+#[case::before_it_was_looked_at(false)]
+#[case::while_it_was_copied(true)]
+fn what_was_called_back_is_not_received(#[case] begun: bool) {
+    let [mut from, mut to] = pair([true; 2]);
+    let sent = bytes(2 * MIB);
+    let mut received = vec![0; sent.len()];
+    let mut sink = Sink::Into(&mut received);
+    let mut inbound = Inbound::new(sent.len(), &CALL);
+    let scratch = &mut Scratch::default();
+    lent(sent.len()).push(&mut from, scratch, &[&sent]).unwrap();
+    if begun {
+        inbound.pull(&mut to, scratch, &mut sink).unwrap();
+    }
+    from.call_back();
+    let fault = loop {
+        match inbound.pull(&mut to, scratch, &mut sink) {
+            Ok(_) => assert!(!inbound.done()),
+            Err(fault) => break fault,
+        }
+    };
+    assert!(matches!(fault, Fault::Closed), "{fault:?}");
+}
+
+#[test]
+fn what_was_lent_by_a_peer_that_is_gone_is_not_received() {
+    let [mut from, mut to] = pair([true; 2]);
+    let sent = bytes(MIB);
+    let mut received = vec![0; MIB];
+    let scratch = &mut Scratch::default();
+    lent(MIB).push(&mut from, scratch, &[&sent]).unwrap();
+    drop(from);
+    let fault = Inbound::new(MIB, &CALL).pull(&mut to, scratch, &mut Sink::Into(&mut received));
+    assert!(matches!(fault, Err(Fault::Closed)), "{fault:?}");
+}
+
+#[test]
+fn who_waits_for_what_it_has_lent_hears_that_the_peer_is_gone() {
+    let [mut from, to] = pair([true; 2]);
+    let (sent, scratch) = (bytes(MIB), &mut Scratch::default());
+    let mut outbound = lent(MIB);
+    outbound.push(&mut from, scratch, &[&sent]).unwrap();
+    assert!(from.lie_down(Activity::Send), "nobody has taken it");
+    drop(to);
+    from.get_up();
+    let fault = outbound.push(&mut from, scratch, &[&sent]);
+    assert!(matches!(fault, Err(Fault::Closed)), "{fault:?}");
+}
+
+#[test]
+fn who_sleeps_until_what_it_has_lent_is_taken_is_woken() {
+    let [mut from, mut to] = pair([true; 2]);
+    let (sent, mut received) = (bytes(MIB), vec![0; MIB]);
+    let scratch = &mut Scratch::default();
+    let mut outbound = lent(MIB);
+    outbound.push(&mut from, scratch, &[&sent]).unwrap();
+    assert!(from.lie_down(Activity::Send), "nobody has taken it");
+    let watch = |link: &Link| {
+        let mut watched = [socket::watch(link, link.events(Activity::Send))];
+        socket::poll(&mut watched, std::time::Duration::ZERO).unwrap()
+    };
+    assert!(!watch(&from));
+    Inbound::new(MIB, &CALL).pull(&mut to, scratch, &mut Sink::Into(&mut received)).unwrap();
+    assert!(watch(&from));
+    from.get_up();
+    assert!(!from.lie_down(Activity::Send), "it was taken");
+    outbound.push(&mut from, scratch, &[&sent]).unwrap();
+    assert!(outbound.done() && received == sent);
+}
