@@ -15,7 +15,7 @@ use crate::tcp::control::{FRAME_BYTES, Frame, Home, Line};
 use crate::tcp::gate::{Admitted, Door, Gate};
 use crate::tcp::session::{Bell, lock};
 use crate::tcp::{BEAT, socket};
-use crate::{Abort, Activity, CALLS_MAX, Cause, ChannelId, Deadline, Error, Fingerprint, Result, Runtime};
+use crate::{Abort, CALLS_MAX, Cause, ChannelId, Deadline, Error, Fingerprint, Result, Runtime};
 
 /// The number by which the coordinator is connected to.
 pub(super) const COORDINATOR: u32 = u32::MAX;
@@ -47,13 +47,14 @@ impl Coordinator {
     /// If the address cannot be listened on, or lies beyond loopback and there is no secret.
     pub fn start(address: &str, world_size: usize, job: &str, secret: Option<Secret>) -> Result<Self> {
         let runtime = Runtime::system();
-        let wanted = socket::resolve(address, &runtime, runtime.deadline(TIMEOUT_DEFAULT))?[0];
-        Self::start_epoch(&runtime, wanted, world_size, &Key::new(secret.as_ref(), job), 0, secret)
+        let wanted = socket::resolve(address, &runtime, runtime.deadline(TIMEOUT_DEFAULT))?;
+        Self::start_epoch(&runtime, &wanted, world_size, &Key::new(secret.as_ref(), job), 0, secret)
     }
 
+    /// Starts it at the first of these addresses that this machine has.
     pub(super) fn start_epoch(
         runtime: &Runtime,
-        wanted: SocketAddr,
+        wanted: &[SocketAddr],
         world_size: usize,
         key: &Key,
         epoch: u32,
@@ -62,13 +63,7 @@ impl Coordinator {
         if world_size == 0 || u32::try_from(world_size).is_err() {
             return Err(Error::RankOutOfRange { rank: 0, world_size });
         }
-        let listener = socket::listen(wanted, secret.as_ref())?;
-        let address = listener.local_addr().map_err(|source| Error::Address {
-            activity: Activity::Rendezvous,
-            action: "listen on",
-            address: wanted.to_string(),
-            source,
-        })?;
+        let (listener, address) = socket::listen_on_any(wanted, secret.as_ref())?;
         let (stop, verdict, present) = (Arc::new(Bell::new()?), Arc::default(), Arc::default());
         let gate = Gate::new(Door::Network, listener.into(), key.clone(), epoch, runtime.clone());
         let mut meeting = Meeting::new(gate, world_size, Arc::clone(&verdict), Arc::clone(&present), runtime);

@@ -105,7 +105,17 @@ fn start_coordinator(
     runtime: &Runtime,
     deadline: Deadline,
 ) -> Result<Coordinator> {
-    let address = socket::resolve(&config.coordinator, runtime, deadline)?[0];
+    let addresses = loop {
+        match socket::resolve(&config.coordinator, runtime, deadline) {
+            Ok(addresses) => break addresses,
+            Err(error) if is_malformed(&error) || runtime.remaining(deadline) <= RETRY => return Err(error),
+            // A name may come to be known with the host that it is of.
+            Err(_) => runtime.park(Some(runtime.deadline(RETRY))),
+        }
+    };
+    let (world_size, secret) = (config.rank.world_size(), config.secret.clone());
+    let coordinator = Coordinator::start_epoch(runtime, &addresses, world_size, key, config.epoch, secret)?;
+    let address = coordinator.address();
     if leads_to_loopback(&config.coordinator, address) {
         tracing::warn!(
             name = %config.coordinator,
@@ -113,8 +123,7 @@ fn start_coordinator(
             "no rank of another machine reaches the coordinator: its name leads to loopback here, perhaps by /etc/hosts"
         );
     }
-    let (world_size, secret) = (config.rank.world_size(), config.secret.clone());
-    Coordinator::start_epoch(runtime, address, world_size, key, config.epoch, secret)
+    Ok(coordinator)
 }
 
 /// Whether a name leads to loopback that does not say so, as a machine's own often does on that machine.
@@ -481,7 +490,7 @@ mod tests {
     fn a_rank_of_an_earlier_start_of_the_job_is_refused(#[values(1, 0)] epoch: u32) {
         let (runtime, key) = (Runtime::system(), Key::new(None, "test"));
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let coordinator = Coordinator::start_epoch(&runtime, any, 2, &key, 1, None).unwrap();
+        let coordinator = Coordinator::start_epoch(&runtime, &[any], 2, &key, 1, None).unwrap();
         let ranks = [0, 1].map(|rank| {
             let config = Config::new(rank, 2, &coordinator.address().to_string()).unwrap().with_job("test");
             let config = Config { epoch, ..config.with_external_coordinator() };

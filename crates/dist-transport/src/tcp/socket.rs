@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 use socket2::{Domain, SockRef, Socket, Type};
 
@@ -56,12 +57,33 @@ pub(super) fn listen(address: SocketAddr, secret: Option<&Secret>) -> Result<Tcp
         socket.set_nonblocking(true)?;
         Ok(socket.into())
     };
-    open().map_err(|source| Error::Address {
-        activity: Activity::Rendezvous,
-        action: "listen on",
-        address: address.to_string(),
-        source,
-    })
+    open().map_err(|source| cannot_listen(address, source))
+}
+
+/// Listens on the first of a name's addresses that this machine has, and says on which one, with its port.
+pub(super) fn listen_on_any(
+    addresses: &[SocketAddr],
+    secret: Option<&Secret>,
+) -> Result<(TcpListener, SocketAddr)> {
+    let (first, others) = addresses.split_first().expect("a name has addresses");
+    let listener = others.iter().fold(listen(*first, secret), |listener, &other| match listener {
+        Err(error) if is_elsewhere(&error) => listen(other, secret).or(Err(error)),
+        listener => listener,
+    })?;
+    let address = listener.local_addr().map_err(|source| cannot_listen(*first, source))?;
+    Ok((listener, address))
+}
+
+/// Whether an address is of another machine, or of a family that this one does not have.
+fn is_elsewhere(error: &Error) -> bool {
+    let Error::Address { source, .. } = error else { return false };
+    source.kind() == io::ErrorKind::AddrNotAvailable
+        || Errno::from_io_error(source) == Some(Errno::AFNOSUPPORT)
+}
+
+fn cannot_listen(address: SocketAddr, source: io::Error) -> Error {
+    let (activity, action) = (Activity::Rendezvous, "listen on");
+    Error::Address { activity, action, address: address.to_string(), source }
 }
 
 /// Begins to connect; the connection is made when the socket becomes writable.
@@ -71,7 +93,7 @@ pub(super) fn begin_connect(address: SocketAddr) -> io::Result<Socket> {
     choose_congestion_control(&socket, address.ip());
     match socket.connect(&address.into()) {
         Ok(()) => {}
-        Err(e) if e.raw_os_error() == Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => {}
+        Err(e) if e.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {}
         Err(e) => return Err(e),
     }
     prepare(&socket)?;
@@ -132,7 +154,6 @@ pub(super) fn peek(stream: &Socket) -> io::Result<Option<usize>> {
 }
 
 fn would_block(moved: rustix::io::Result<usize>) -> io::Result<Option<usize>> {
-    use rustix::io::Errno;
     match moved {
         Ok(count) => Ok(Some(count)),
         Err(Errno::AGAIN | Errno::INTR) => Ok(None),
@@ -146,7 +167,7 @@ pub(super) fn poll(watched: &mut [PollFd<'_>], limit: Duration) -> io::Result<bo
     let limit = Timespec::try_from(limit).ok();
     match rustix::event::poll(watched, limit.as_ref()) {
         Ok(ready) => Ok(ready > 0),
-        Err(rustix::io::Errno::INTR) => Ok(true),
+        Err(Errno::INTR) => Ok(true),
         Err(e) => Err(e.into()),
     }
 }
@@ -154,4 +175,23 @@ pub(super) fn poll(watched: &mut [PollFd<'_>], limit: Duration) -> io::Result<bo
 /// Watches a descriptor for these events.
 pub(super) fn watch<'a>(descriptor: &'a impl AsFd, events: PollFlags) -> PollFd<'a> {
     PollFd::new(descriptor, events)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whoever_has_several_addresses_listens_on_the_first_that_is_of_this_machine() {
+        // Reserved, and given to nobody.
+        let secret = Secret::from_bytes(&[7; 32]).unwrap();
+        let elsewhere = |last| SocketAddr::from(([240, 0, 0, last], 0));
+        let here = SocketAddr::from(([127, 0, 0, 1], 0));
+        let (_, address) = listen_on_any(&[elsewhere(1), here], Some(&secret)).unwrap();
+        assert!(address.ip() == here.ip() && address.port() != 0);
+        let refused = listen_on_any(&[elsewhere(1), elsewhere(2)], Some(&secret)).unwrap_err();
+        assert!(refused.to_string().contains("240.0.0.1:0"), "{refused}");
+        let unsafe_first = listen_on_any(&[elsewhere(1), here], None).unwrap_err();
+        assert!(matches!(unsafe_first, Error::SecretNeeded { .. }), "{unsafe_first}");
+    }
 }
