@@ -11,7 +11,6 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
-use rustix::thread::sched_getcpu;
 use smallvec::SmallVec;
 
 use super::bell;
@@ -389,6 +388,9 @@ impl GroupMemory {
 pub(crate) struct Core(u32);
 
 impl Core {
+    /// Where the system does not say: ranks seem to share one then, and let each other run.
+    const UNKNOWN: u32 = u32::MAX;
+
     /// Says in a word where this process runs.
     pub(super) fn note(word: &AtomicU32) -> Self {
         let core = Self::current();
@@ -405,7 +407,7 @@ impl Core {
     }
 
     fn current() -> Self {
-        Self(u32::try_from(sched_getcpu() + 1).expect("a host has fewer than 2^32 cores"))
+        Self(map::current_core().map_or(Self::UNKNOWN, |core| core + 1))
     }
 }
 

@@ -438,6 +438,13 @@ pub(super) fn peer_of(socket: &impl AsFd) -> io::Result<(u32, u32)> {
     }
 }
 
+/// The core that this thread runs on, if the system says. The C library has it in memory on every architecture, where
+/// `rustix` makes a system call on some.
+pub(super) fn current_core() -> Option<u32> {
+    // SAFETY: it takes nothing and says a number.
+    u32::try_from(unsafe { libc::sched_getcpu() }).ok()
+}
+
 /// Asks the system to let this thread and others take turns on a core this often, if it is scheduled like any other.
 /// It keeps its share of the core; systems before Linux 6.12 take no notice.
 ///
