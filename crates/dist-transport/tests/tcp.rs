@@ -11,6 +11,7 @@ use dist_transport::tcp::{Config, Coordinator, Medium, Secret, TcpTransport};
 use dist_transport::{
     Activity, Cause, Error, Fingerprint, Incoming, Outgoing, Runtime, Sink, Transport, Version, auth,
 };
+use rstest::rstest;
 
 /// A job whose ranks are threads: the test's own coordinator stands in for the launcher's.
 struct Job {
@@ -51,6 +52,19 @@ fn an_address_that_is_none_is_an_error_at_once() {
         matches!(&error, Error::Address { action: "resolve", address, .. } if address == "nowhere"),
         "{error:?}"
     );
+}
+
+#[rstest]
+#[case::where_the_coordinator_is_hosted(0)]
+#[case::elsewhere(1)]
+fn a_name_that_nobody_knows_is_looked_for_until_the_deadline(#[case] rank: usize) {
+    let limit = Duration::from_millis(300);
+    let config = Config::new(rank, 2, "name.invalid:4711").unwrap().with_timeout(limit);
+    let runtime = Runtime::system();
+    let begun = runtime.now();
+    let error = TcpTransport::join(&config).unwrap_err();
+    assert!(error.to_string().contains("name.invalid:4711"), "{error}");
+    assert!(runtime.now() - begun > limit / 2, "it could have come to be known");
 }
 
 /// What the coordinator has to say to all of them about all of them is much, and nobody is lost over it.
