@@ -95,8 +95,6 @@ impl fmt::Display for Operation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Call {
-    /// Which incarnation of the group this is; 0 for the first.
-    pub epoch: u32,
     /// The number of the channel that the group communicates on.
     pub channel: u64,
     /// How many operations came before it on this communicator; 0 for messages, which are not counted.
@@ -149,7 +147,6 @@ impl Call {
         bytes[15] = u8::from(self.after_agreement);
         bytes[16..24].copy_from_slice(&self.channel.to_le_bytes());
         bytes[24..32].copy_from_slice(&count.to_le_bytes());
-        bytes[32..36].copy_from_slice(&self.epoch.to_le_bytes());
         bytes[36..40].copy_from_slice(&root.unwrap_or(0).to_le_bytes());
         bytes[40..48].copy_from_slice(&self.sizes.to_le_bytes());
         Fingerprint(bytes)
@@ -187,7 +184,6 @@ impl Call {
         };
         let after_agreement = bytes[15] == 1;
         let call = Self {
-            epoch: u32::from_le_bytes(word(bytes, 32)),
             channel: u64::from_le_bytes(word(bytes, 16)),
             sequence: match operation {
                 Operation::Message => 0,
@@ -282,7 +278,6 @@ mod tests {
     use super::*;
 
     const SUM: Call = Call {
-        epoch: 0,
         channel: 0,
         sequence: 17,
         operation: Operation::AllReduce,
@@ -310,9 +305,9 @@ mod tests {
     #[test]
     fn bytes_of_another_version_are_no_call() {
         assert_eq!(Call::decode(&Fingerprint::NONE), None);
-        let spoilt =
-            [(8, 1), (9, 0), (9, 99), (10, 99), (11, 99), (12, 99), (13, 99), (14, 2), (15, 2), (36, 1)];
-        for (place, value) in spoilt {
+        let codes = [(8, 1), (9, 0), (9, 99), (10, 99), (11, 99), (12, 99), (13, 99), (14, 2), (15, 2)];
+        let unused = [(32, 1), (36, 1)];
+        for (place, value) in codes.into_iter().chain(unused) {
             let mut fingerprint = SUM.encode();
             fingerprint.0[place] = value;
             assert_eq!(Call::decode(&fingerprint), None, "byte {place}");
@@ -322,7 +317,6 @@ mod tests {
     #[test]
     fn every_field_is_in_the_fingerprint() {
         let others = [
-            Call { epoch: 1, ..SUM },
             Call { channel: 1, ..SUM },
             Call { sequence: 18, ..SUM },
             Call { operation: Operation::Reduce, algorithm: None, ..SUM },
@@ -361,7 +355,7 @@ mod tests {
     proptest! {
         #[test]
         fn decoding_undoes_encoding(
-            (epoch, channel, sequence, count, sizes) in any::<(u32, u64, u64, u64, u64)>(),
+            (channel, sequence, count, sizes) in any::<(u64, u64, u64, u64)>(),
             root in any::<Option<u32>>(),
             operation in prop::sample::select(&Operation::ALL),
             dtype in prop::option::of(prop::sample::select(&DType::ALL)),
@@ -372,7 +366,7 @@ mod tests {
         ) {
             let algorithm = Algorithm::of(operation).nth(algorithm);
             let call = Call {
-                epoch, channel, sequence, operation, dtype, count, sizes, op, root, algorithm, order, after_agreement,
+                channel, sequence, operation, dtype, count, sizes, op, root, algorithm, order, after_agreement,
             };
             let told = match operation {
                 Operation::Message => Call { sequence: 0, count: 0, root: None, ..call },

@@ -67,7 +67,6 @@ impl Engine {
     /// is known of a single one is for the errors of this rank.
     fn begin_messages<T: Element>(&mut self, count: usize, sender: Option<usize>) -> Call {
         let call = Call {
-            epoch: 0,
             channel: self.transport.channel().get(),
             sequence: 0,
             operation: Operation::Message,

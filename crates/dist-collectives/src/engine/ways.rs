@@ -395,7 +395,6 @@ impl Engine {
     /// The next call, as long as it is not known how it is done.
     pub(super) fn call_of(&self, operation: Operation, job: &Job, order: ReductionOrder) -> Call {
         Call {
-            epoch: 0,
             channel: self.transport.channel().get(),
             sequence: self.sequence,
             operation,
