@@ -156,7 +156,7 @@ impl Call {
     #[inline]
     pub(crate) fn renumber(&self, Fingerprint(bytes): &mut Fingerprint) {
         let number = self.number().to_le_bytes();
-        // Messages all have number 0: to write it again would make the copy of the whole that follows wait.
+        // Where it stands already, to write it again would make the copy of the whole that follows wait.
         if bytes[0..8] != number {
             bytes[0..8].copy_from_slice(&number);
         }

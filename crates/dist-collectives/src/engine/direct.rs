@@ -128,7 +128,7 @@ impl Engine {
         if let Sharing::Unknown = self.sharing {
             // Whoever does something else instead is found out as in any call.
             let call = self.call_of(operation, job, manner.settings.order);
-            self.announce(&call);
+            self.announce(&call, &call.encode());
             let direct = self.transport.direct(&manner.due).map_err(|source| Error::in_call(call, source))?;
             self.sharing = direct.map_or(Sharing::Nothing, |direct| Sharing::Memory(direct.shared()));
             // From here on calls have the next numbers.

@@ -79,7 +79,11 @@ impl Engine {
             order: None,
             after_agreement: false,
         };
-        self.announce(&call);
+        let encoded = match self.messages {
+            Some((dtype, encoded)) if dtype == T::DTYPE => encoded,
+            _ => self.messages.insert((T::DTYPE, call.encode())).1,
+        };
+        self.announce(&call, &encoded);
         call
     }
 }

@@ -22,7 +22,7 @@ use dist_transport::{Combine, Deadline, Due, Fingerprint, Rank, Runtime, Transpo
 
 use crate::settings::Settings;
 use crate::two_level::Levels;
-use crate::{Buffer, Call, Element, Error, Operation, Result};
+use crate::{Buffer, Call, DType, Element, Error, Operation, Result};
 pub(crate) use direct::Input;
 use direct::{Sharing, Turns};
 use ways::{Known, Script};
@@ -66,8 +66,8 @@ pub(crate) struct Engine {
     sharing: Sharing,
     turns: Turns,
     known: Known,
-    /// The last call of those for which no way is kept, as messages, but for its number, and as bytes.
-    encoded: Option<(Call, Fingerprint)>,
+    /// What the last messages carried, by the type of their elements: all of a type carry the same.
+    messages: Option<(DType, Fingerprint)>,
     /// What is known of hosts, if anything is.
     levels: Option<Arc<Levels>>,
     /// Whether all ranks of the group run on one host.
@@ -95,7 +95,7 @@ impl Engine {
             sharing: Sharing::Unknown,
             turns: Turns::default(),
             known: Known::default(),
-            encoded: None,
+            messages: None,
             levels: None,
             copy: Vec::new(),
         }
@@ -133,19 +133,12 @@ impl Engine {
     /// From here on the call counts, and every message belongs to it.
     fn begin(&mut self, call: Call) -> Call {
         self.sequence += 1;
-        self.announce(&call);
+        self.announce(&call, &call.encode());
         call
     }
 
-    fn announce(&mut self, call: &Call) {
+    fn announce(&mut self, call: &Call, encoded: &Fingerprint) {
         tracing::trace!(rank = self.rank().index(), channel = call.channel, "{call}");
-        // A call that is repeated is encoded once: but for its number it stays the same.
-        let (last, encoded) = self.encoded.get_or_insert_with(|| (*call, call.encode()));
-        if *last == (Call { sequence: last.sequence, ..*call }) {
-            call.renumber(encoded);
-        } else {
-            (*last, *encoded) = (*call, call.encode());
-        }
         self.transport.begin(encoded);
     }
 
