@@ -99,8 +99,7 @@ macro_rules! algorithms {
                         return Self::chosen(Operation::Scan, settings, crew, bytes, levels);
                     }
                     $(Operation::$operation => {
-                        let asked = settings.asked(operation, bytes);
-                        Some(asked.choose::<$operation>(crew, levels)?.algorithm())
+                        Some(settings.choose::<$operation>(crew, bytes, levels)?.algorithm())
                     })*
                     _ => None,
                 })

@@ -23,15 +23,6 @@ pub(crate) struct Settings {
     forced: [Option<Algorithm>; Operation::ALL.len()],
 }
 
-/// All that a choice goes by, of one operation and among the same ranks.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked {
-    bytes: usize,
-    order: ReductionOrder,
-    model: CostModel,
-    forced: Option<Algorithm>,
-}
-
 impl Default for Settings {
     fn default() -> Self {
         Self {
@@ -64,25 +55,21 @@ impl Settings {
         self.forced[operation as usize]
     }
 
-    /// What the choice of an operation's algorithm on so many bytes goes by.
-    #[inline]
-    pub(crate) fn asked(&self, operation: Operation, bytes: usize) -> Asked {
-        let Self { order, model, .. } = *self;
-        Asked { bytes, order, model, forced: self.forced(operation) }
-    }
-}
-
-impl Asked {
-    /// How an operation is done. Every rank chooses for itself, from what all ranks have in common: the choice is in
-    /// the call that they compare.
-    pub(crate) fn choose<A: OneOf>(self, crew: Crew, levels: Option<&Arc<Levels>>) -> Result<Chosen<A>> {
-        let Self { bytes, order, model, forced } = self;
+    /// How an operation is done on so many bytes. Every rank chooses for itself, from what all ranks have in common: the
+    /// choice is in the call that they compare.
+    pub(crate) fn choose<A: OneOf>(
+        &self,
+        crew: Crew,
+        bytes: usize,
+        levels: Option<&Arc<Levels>>,
+    ) -> Result<Chosen<A>> {
+        let Self { order, ref model, .. } = *self;
         let (world_size, least) = (crew.ranks, order.least());
-        let Some(algorithm) = forced else {
-            let flat = A::suggest_for(crew, bytes, least, &model);
+        let Some(algorithm) = self.forced(A::SERVES) else {
+            let flat = A::suggest_for(crew, bytes, least, model);
             let two_level = levels.and_then(|levels| {
-                let (two, time) = levels.suggest(A::SERVES, bytes, least, &model)?;
-                let faster = time < flat.picoseconds(crew, bytes, &model);
+                let (two, time) = levels.suggest(A::SERVES, bytes, least, model)?;
+                let faster = time < flat.picoseconds(crew, bytes, model);
                 faster.then(|| Chosen::TwoLevel(two, Arc::clone(levels)))
             });
             return Ok(two_level.unwrap_or(Chosen::Flat(flat)));

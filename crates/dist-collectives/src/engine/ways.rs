@@ -342,8 +342,8 @@ impl Engine {
             let done = Done::Directly { plan, steps };
             return Ok(Way { job: *job, how, done, next: call.encode(), call });
         }
-        let asked = manner.settings.asked(A::SERVES, self.bytes_at_once(operation, job.bytes));
-        let chosen: Chosen<A> = asked.choose(self.crew, self.levels.as_ref())?;
+        let bytes = self.bytes_at_once(operation, job.bytes);
+        let chosen: Chosen<A> = manner.settings.choose(self.crew, bytes, self.levels.as_ref())?;
         let memory = std::mem::take(&mut self.known.spare().messages);
         let script = self.write_script(&chosen, job.work, manner.settings.model, memory);
         let sizes = chosen.digest().map_or(job.sizes, |hosts| digest([hosts, job.sizes]));
