@@ -19,7 +19,6 @@ mod tree;
 pub mod verify;
 mod volume;
 
-pub use cells::Cells;
 pub use choice::{Crossovers, CrossoversError, Ownership};
 pub use form::{Exposure, Form};
 pub use price::Pace;

@@ -1,6 +1,6 @@
 //! One step of a direct schedule.
 //!
-//! A step names parts and blocks of a rank's memory as [`Cells`](super::Cells) cuts it, and knows no bytes, no element
+//! A step names parts and blocks of a rank's memory as a [`Plan`](super::Plan) cuts it, and knows no bytes, no element
 //! type and no operation.
 
 use std::fmt;

@@ -2,15 +2,15 @@
 
 use dist_transport::{Rank, Traffic};
 
-use super::{Cells, Parts, Peers, Plan, Step, Target};
+use super::{Parts, Peers, Plan, Step, Target, cells};
 use crate::{Partition, Source};
 
 /// The cells that the steps of a schedule are about.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes<'a> {
     plan: Plan,
-    buffer: Cells<'a>,
-    input: Cells<'a>,
+    buffer: Partition<'a>,
+    input: Partition<'a>,
 }
 
 /// What one step moves, in bytes.
@@ -28,8 +28,7 @@ pub(super) struct Moved {
 
 impl<'a> Sizes<'a> {
     pub(super) fn new(plan: Plan, buffer: Partition<'a>, input: Option<Partition<'a>>) -> Self {
-        let cells = |cut| Cells::new(cut, plan.blocks());
-        Self { plan, buffer: cells(buffer), input: cells(input.unwrap_or(buffer)) }
+        Self { plan, buffer, input: input.unwrap_or(buffer) }
     }
 
     pub(super) const fn plan(&self) -> &Plan {
@@ -44,13 +43,13 @@ impl<'a> Sizes<'a> {
                 Moved { published: self.published(parts, block, of), ..Moved::default() }
             }
             Step::Take { block, into, .. } => {
-                Moved { read: (self.buffer.range(into, block).len(), 1), ..Moved::default() }
+                Moved { read: (self.bytes(&self.buffer, into, block), 1), ..Moved::default() }
             }
             Step::Keep { part, block } => {
-                Moved { kept: self.buffer.range(part, block).len(), ..Moved::default() }
+                Moved { kept: self.bytes(&self.buffer, part, block), ..Moved::default() }
             }
             Step::Reduce { part, block, into, .. } => {
-                let bytes = self.buffer.range(part, block).len();
+                let bytes = self.bytes(&self.buffer, part, block);
                 let read = Moved { read: (bytes, others), ..Moved::default() };
                 match into {
                     Target::Buffer => read,
@@ -62,11 +61,15 @@ impl<'a> Sizes<'a> {
     }
 
     fn published(&self, parts: Parts, block: usize, of: Source) -> usize {
-        let cells = match of {
+        let cut = match of {
             Source::Buffer => &self.buffer,
             Source::Input => &self.input,
         };
-        parts.indices(self.plan.parts()).map(|part| cells.range(part, block).len()).sum()
+        parts.indices(self.plan.parts()).map(|part| self.bytes(cut, part, block)).sum()
+    }
+
+    fn bytes(&self, cut: &Partition<'_>, part: usize, block: usize) -> usize {
+        cells::range(cut, self.plan.blocks(), (part, block)).len()
     }
 }
 
