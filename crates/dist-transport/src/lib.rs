@@ -10,6 +10,7 @@ pub mod auth;
 #[cfg(any(feature = "tcp", feature = "sim"))]
 mod bookkeeping;
 mod channel;
+#[cfg(any(feature = "tcp", feature = "sim"))]
 mod check;
 #[cfg(feature = "conformance")]
 pub mod conformance;

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::ops::Add;
 
-use crate::check::check_all;
 use crate::{Abort, Allocation, ChannelId, Direct, Due, Fingerprint, Rank, Result, Runtime};
 
 /// Bytes between the ranks of one group, on one channel.
@@ -61,9 +60,6 @@ pub trait Transport: Send + fmt::Debug {
     /// Sends and receives all of these messages at once, whatever order the peers do it in. Messages to one peer leave
     /// in the order of the list, and those of one peer are received in the order of theirs.
     ///
-    /// This provided form goes through the peers one after the other, in an order in which no two ranks wait for
-    /// each other: in round `c` ranks `i` and `j` meet where `i + j = c` modulo the world size.
-    ///
     /// # Errors
     /// As for [`exchange`](Transport::exchange).
     fn exchange_all(
@@ -71,22 +67,7 @@ pub trait Transport: Send + fmt::Debug {
         sends: &[Outgoing<'_>],
         receives: &mut [Incoming<'_>],
         due: &Due<'_>,
-    ) -> Result<()> {
-        check_all((self.rank(), self.members()), sends, receives)?;
-        let (me, world_size) = (self.rank().index(), self.rank().world_size());
-        for round in 0..world_size {
-            let peer = (round + world_size - me) % world_size;
-            let mut sends = sends.iter().filter(|send| send.to == peer).copied();
-            let mut receives = receives.iter_mut().filter(|receive| receive.from == peer);
-            loop {
-                match (sends.next(), receives.next()) {
-                    (None, None) => break,
-                    (send, receive) => self.exchange(send, receive.map(Incoming::reborrow), due)?,
-                }
-            }
-        }
-        Ok(())
-    }
+    ) -> Result<()>;
 
     /// Waits until each of these peers has sent something that was not received yet; gives those that have not by
     /// the deadline, in the order of the list. Their silence harms nothing: messages can be received as before.

@@ -132,6 +132,15 @@ impl Transport for Single {
         self.transport.exchange_in_place(peer, buffer, combine, due)
     }
 
+    fn exchange_all(
+        &mut self,
+        sends: &[Outgoing<'_>],
+        receives: &mut [Incoming<'_>],
+        due: &Due<'_>,
+    ) -> Result<(), TransportError> {
+        self.transport.exchange_all(sends, receives, due)
+    }
+
     fn silent(&mut self, peers: &[usize], due: &Due<'_>) -> Result<Vec<usize>, TransportError> {
         self.transport.silent(peers, due)
     }
