@@ -43,13 +43,13 @@ named!("all_reduce", AllReduce {
 /// The two halves of an all_reduce. What comes between is done once for every chunk, by its owner, or by every
 /// rank alike where all own it: the division of a mean.
 #[derive(Clone, Debug)]
-pub struct Phases {
+pub struct Phases<S = Schedule> {
     /// Brings the sum of every chunk to its owners.
-    pub reduce: Schedule,
+    pub reduce: S,
     /// The chunks that this rank then owns.
     pub owned: Chunks,
     /// Brings every chunk from its owners to the others.
-    pub gather: Schedule,
+    pub gather: S,
 }
 
 impl AllReduce {

@@ -15,7 +15,7 @@ use crate::{
 use level::{Level, Ranks, Spread};
 
 pub use level::Steps;
-pub use plan::{Form, Phases, Plan};
+pub use plan::{Form, Plan};
 
 /// What a two-level schedule costs at most, in its own chunks. Where hosts have different numbers of ranks, the
 /// smaller ones wait for the larger.

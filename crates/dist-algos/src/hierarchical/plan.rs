@@ -6,7 +6,7 @@ use dist_transport::Rank;
 
 use super::level::{Spread, Steps};
 use super::{LevelCosts, Seat};
-use crate::{AllGather, AllReduce, Chunks, CostModel, Hosts, Order, ReduceScatter, binomial};
+use crate::{AllGather, AllReduce, Chunks, CostModel, Hosts, Order, Phases, ReduceScatter, binomial};
 
 /// A two-level all_reduce: what ranks do on their hosts, and what they do across.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -43,17 +43,6 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.form.name(), self.across)
     }
-}
-
-/// The two halves of a two-level all_reduce, as those of [`AllReduce`](crate::Phases).
-#[derive(Clone, Debug)]
-pub struct Phases<'a> {
-    /// Brings the sum of every chunk to its owners.
-    pub reduce: Steps<'a>,
-    /// The chunks that this rank then owns.
-    pub owned: Chunks,
-    /// Brings every chunk from its owners to the others.
-    pub gather: Steps<'a>,
 }
 
 impl Plan {
@@ -98,7 +87,7 @@ impl Plan {
     }
 
     /// The schedules of a rank; `None` in hosts that the plan does not support or whose world is another.
-    pub fn phases(self, rank: Rank, hosts: &Hosts) -> Option<Phases<'_>> {
+    pub fn phases(self, rank: Rank, hosts: &Hosts) -> Option<Phases<Steps<'_>>> {
         let seat = Seat::of(rank, hosts, 0).filter(|_| self.supports(hosts))?;
         let (phases, chunks) = (self.across.phases(seat.across), self.across.chunks(hosts.count()));
         let each = Spread::Neighbours { first: 0, each: chunks };
