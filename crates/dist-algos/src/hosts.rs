@@ -15,6 +15,7 @@ use crate::Order;
 /// assert_eq!(hosts.members(1), [2, 4]);
 /// assert_eq!(hosts.leaders().collect::<Vec<_>>(), [0, 2]);
 /// assert_eq!((hosts.of(3), hosts.place(3)), (0, 2));
+/// assert_eq!(hosts.across(1).collect::<Vec<_>>(), [1, 4]);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hosts {
@@ -90,6 +91,11 @@ impl Hosts {
         (0..self.count()).map(|host| self.members(host)[0])
     }
 
+    /// The ranks at this place on their hosts, host by host; hosts with fewer ranks have none.
+    pub fn across(&self, place: usize) -> impl Iterator<Item = usize> + '_ {
+        (0..self.count()).filter_map(move |host| self.members(host).get(place)).copied()
+    }
+
     /// Ranks of the largest host.
     pub fn largest(&self) -> usize {
         (0..self.count()).map(|host| self.members(host).len()).max().unwrap_or(0)
@@ -129,6 +135,8 @@ impl Hosts {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     /// Hosts of neighbouring ranks, so many on each.
@@ -169,5 +177,20 @@ mod tests {
             assert_eq!(of_sizes(sizes).order(), Order::Uniform, "{sizes:?}");
         }
         assert_eq!(Hosts::new(&[0, 1, 0, 1]).order(), Order::Uniform);
+    }
+
+    proptest! {
+        #[test]
+        fn every_rank_is_where_its_name_is(names in prop::collection::vec(0_u64..6, 0..40)) {
+            let hosts = Hosts::new(&names);
+            for (rank, name) in names.iter().enumerate() {
+                let together: Vec<usize> = (0..names.len()).filter(|&other| names[other] == *name).collect();
+                prop_assert_eq!(hosts.members(hosts.of(rank)), &together);
+                prop_assert_eq!(together[hosts.place(rank)], rank);
+                prop_assert!(hosts.across(hosts.place(rank)).any(|other| other == rank));
+            }
+            prop_assert!(hosts.leaders().eq(hosts.across(0)) && hosts.leaders().is_sorted());
+            prop_assert_eq!((0..40).flat_map(|place| hosts.across(place)).count(), names.len());
+        }
     }
 }

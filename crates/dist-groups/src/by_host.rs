@@ -1,8 +1,8 @@
 //! The choice to go by host.
 
-use dist_collectives::{Communicator, CostModel, KeptCosts, ReduceOp};
+use dist_collectives::{Communicator, CostModel, Hosts, KeptCosts, ReduceOp};
 
-use crate::{Group, Result, Topology};
+use crate::{Group, Result};
 
 /// Lets the operations of a communicator, and of the forks, groups and meshes that are made of it later, go by host
 /// where that should be faster: among the ranks of each host, and from host to host, so that fewer messages and bytes
@@ -33,8 +33,8 @@ use crate::{Group, Result, Topology};
 /// # Errors
 /// Those of a collective.
 pub fn go_by_host(communicator: &mut Communicator, kept: &KeptCosts, transport: &str) -> Result<bool> {
-    let topology = Topology::of(communicator);
-    if !topology.has_levels() {
+    let hosts = Hosts::new(&communicator.hosts());
+    if hosts.count() == 1 || hosts.largest() == 1 {
         return Ok(false);
     }
     // A host may have as many ranks as there are hosts.
@@ -47,7 +47,7 @@ pub fn go_by_host(communicator: &mut Communicator, kept: &KeptCosts, transport: 
     let mut costs = [inside, across.map_or([0; 3], words)].concat();
     communicator.all_reduce(&mut costs, ReduceOp::Max)?;
     communicator.set_cost_model(model(&costs[3..]));
-    communicator.set_hosts(topology.hosts().clone(), model(&costs[..3]))?;
+    communicator.set_hosts(hosts, model(&costs[..3]))?;
     Ok(true)
 }
 

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 
-use dist_collectives::Communicator;
+use dist_collectives::{Communicator, Hosts};
 
-use crate::{Error, Result, Topology};
+use crate::{Error, Result};
 
 /// Some ranks of a parent communicator, numbered anew, with a communicator of their own: it dereferences to it.
 ///
@@ -92,21 +92,20 @@ impl Group {
     /// If the transport cannot be forked.
     #[doc(alias = "MPI_Comm_split_type")]
     pub fn on_host(parent: &mut Communicator) -> Result<Self> {
-        let topology = Topology::of(parent);
-        let ranks = topology.host_of(parent.rank()).and_then(|host| topology.ranks_on(host));
-        Self::of_own(parent, ranks.expect("a rank runs on a host"))
+        let hosts = Hosts::new(&parent.hosts());
+        Self::of_own(parent, hosts.members(hosts.of(parent.rank())))
     }
 
     /// The ranks of the parent that have this rank's number on their hosts, numbered by host: as many as there are
-    /// hosts if the [topology](Topology) is regular, else those that there are. Nothing is communicated; every rank of
+    /// hosts if all have [equally many](Hosts::regular), else those that there are. Nothing is communicated; every rank of
     /// the parent makes the same call.
     ///
     /// # Errors
     /// If the transport cannot be forked.
     pub fn across_hosts(parent: &mut Communicator) -> Result<Self> {
-        let topology = Topology::of(parent);
-        let local = topology.local_rank_of(parent.rank()).expect("a rank runs on a host");
-        Self::of_own(parent, &topology.across(local))
+        let hosts = Hosts::new(&parent.hosts());
+        let across: Vec<usize> = hosts.across(hosts.place(parent.rank())).collect();
+        Self::of_own(parent, &across)
     }
 
     /// The first rank of each host, numbered by host; `None` on the others. Nothing is communicated; every rank of
@@ -115,7 +114,7 @@ impl Group {
     /// # Errors
     /// If the transport cannot be forked.
     pub fn of_leaders(parent: &mut Communicator) -> Result<Option<Self>> {
-        let leaders = Topology::of(parent).leaders();
+        let leaders: Vec<usize> = Hosts::new(&parent.hosts()).leaders().collect();
         Self::new(parent, &leaders)
     }
 

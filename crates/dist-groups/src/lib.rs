@@ -5,10 +5,8 @@ mod error;
 mod group;
 mod mesh;
 mod shape;
-mod topology;
 
 pub use by_host::go_by_host;
 pub use error::{Error, Result};
 pub use group::Group;
 pub use mesh::Mesh;
-pub use topology::Topology;

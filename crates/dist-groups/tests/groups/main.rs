@@ -2,9 +2,9 @@
 
 mod by_host;
 mod concurrent;
+mod hosts;
 mod lists;
 mod many;
 mod mesh;
-mod topology;
 mod translation;
 mod worlds;

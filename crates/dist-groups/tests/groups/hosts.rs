@@ -1,8 +1,8 @@
 //! Groups by host, where ranks say which host they run on.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use dist_collectives::{Communicator, Config};
-use dist_groups::{Group, Topology};
+use dist_collectives::{Communicator, Config, Hosts};
+use dist_groups::Group;
 use dist_testkit::process;
 use dist_transport::sim;
 use rstest::rstest;
@@ -21,16 +21,16 @@ fn groups(world: &mut Communicator) -> [Option<Vec<u64>>; 3] {
 #[case(&[3, 4, 5])]
 #[case(&[5, 5, 5, 3, 3, 3])]
 #[case(&[5, 3, 5, 3, 4, 3, 3])]
-fn groups_by_host_have_the_ranks_of_the_topology(#[case] ids: &'static [u64]) {
+fn groups_by_host_have_the_ranks_of_the_hosts(#[case] ids: &'static [u64]) {
     let outcome = sim::Network::new(ids.len()).with_hosts(ids).run(move |transport| {
         let mut world = Communicator::new(transport);
-        let topology = Topology::of(&world);
-        assert_eq!(topology, Topology::new(ids));
+        let hosts = Hosts::new(&world.hosts());
+        assert_eq!(hosts, Hosts::new(ids));
         let (rank, numbers) =
             (world.rank(), |ranks: &[usize]| ranks.iter().map(|&rank| rank as u64).collect());
-        let on_host = numbers(topology.ranks_on(topology.host_of(rank).unwrap()).unwrap());
-        let across = numbers(&topology.across(topology.local_rank_of(rank).unwrap()));
-        let leaders = topology.leaders();
+        let on_host = numbers(hosts.members(hosts.of(rank)));
+        let across = numbers(&hosts.across(hosts.place(rank)).collect::<Vec<_>>());
+        let leaders: Vec<usize> = hosts.leaders().collect();
         let leaders = leaders.contains(&rank).then(|| numbers(&leaders));
         assert_eq!(groups(&mut world), [Some(on_host), Some(across), leaders]);
     });
@@ -38,19 +38,19 @@ fn groups_by_host_have_the_ranks_of_the_topology(#[case] ids: &'static [u64]) {
 }
 
 #[test]
-fn a_group_has_a_topology_of_its_own() {
+fn a_group_knows_the_hosts_of_its_own_ranks() {
     let outcome = sim::Network::new(5).with_hosts(&[1, 2, 2, 1, 2]).run(|transport| {
         let mut world = Communicator::new(transport);
         let group = Group::new(&mut world, &[4, 3, 1]).unwrap();
-        group.map(|group| Topology::of(&group))
+        group.map(|group| Hosts::new(&group.hosts()))
     });
-    assert_eq!(outcome.results[4], Some(Topology::new(&[2, 1, 2])));
+    assert_eq!(outcome.results[4], Some(Hosts::new(&[2, 1, 2])));
 }
 
 #[test]
 fn processes_that_say_where_they_run_are_grouped_by_it() {
     let Some(rank) = process::rank() else {
-        let name = "topology::processes_that_say_where_they_run_are_grouped_by_it";
+        let name = "hosts::processes_that_say_where_they_run_are_grouped_by_it";
         return process::ranks(4, name, PROCESS_LIMIT).assert_success();
     };
     let config = Config::from_env().unwrap().with_host_id(["a", "b", "b", "a"][rank]);
