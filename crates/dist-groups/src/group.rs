@@ -35,7 +35,6 @@ pub struct Group {
     communicator: Communicator,
     /// The parent's numbers, in the group's order.
     members: Vec<usize>,
-    parent_size: usize,
 }
 
 impl Group {
@@ -48,11 +47,10 @@ impl Group {
     #[doc(alias = "MPI_Comm_create")]
     #[doc(alias = "new_group")]
     pub fn new(parent: &mut Communicator, members: &[usize]) -> Result<Option<Self>> {
-        let parent_size = parent.world_size();
-        check(members, parent_size)?;
+        check(members, parent.world_size())?;
         let communicator = parent.subgroup(members)?;
         let members = members.to_vec();
-        Ok(communicator.map(|communicator| Self { communicator, members, parent_size }))
+        Ok(communicator.map(|communicator| Self { communicator, members }))
     }
 
     /// The group of all ranks of the parent that give the same colour, numbered by key, and by their numbers in
@@ -132,17 +130,12 @@ impl Group {
     #[doc(alias = "MPI_Comm_dup")]
     pub fn duplicate(&mut self) -> Result<Self> {
         let communicator = self.communicator.fork()?;
-        Ok(Self { communicator, members: self.members.clone(), parent_size: self.parent_size })
+        Ok(Self { communicator, members: self.members.clone() })
     }
 
     /// The members by their numbers in the parent, in the group's order.
     pub fn members(&self) -> &[usize] {
         &self.members
-    }
-
-    /// How many ranks the parent has.
-    pub fn parent_size(&self) -> usize {
-        self.parent_size
     }
 
     /// The number in the parent of the member with this number in the group; `None` if the group has no such rank.

@@ -62,11 +62,6 @@ impl<T: Pod> Owned<T> {
 }
 
 impl<T> Owned<T> {
-    /// Whether other processes may still write into the memory.
-    pub const fn is_lent(&self) -> bool {
-        self.lent
-    }
-
     /// Whether the elements lie in memory that a transport gave.
     pub const fn is_allocated(&self) -> bool {
         matches!(self.memory, Memory::Allocated(_))
@@ -200,7 +195,6 @@ mod tests {
         assert_eq!(freed.load(Ordering::Relaxed), 1);
         let mut lent = Owned::<f32>::allocated(memory()).unwrap();
         lent.lend().fill(1);
-        assert!(lent.is_lent());
         drop(lent);
         assert_eq!(freed.load(Ordering::Relaxed), 1);
     }

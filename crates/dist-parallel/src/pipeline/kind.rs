@@ -73,11 +73,6 @@ impl Kind {
         }
     }
 
-    /// Whether backwards are split into the gradient of the input and those of the parameters.
-    pub const fn splits_backward(self) -> bool {
-        matches!(self, Self::Zb1p | Self::Zbv)
-    }
-
     /// The schedule for this many ranks and micro-batches, which are any numbers but 0.
     ///
     /// # Errors

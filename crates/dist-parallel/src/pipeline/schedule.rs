@@ -72,11 +72,6 @@ impl Schedule {
         &self.placement
     }
 
-    /// The stages that a rank has, in order.
-    pub fn stages_of(&self, rank: usize) -> impl Iterator<Item = usize> {
-        self.placement.iter().enumerate().filter(move |&(_, &owner)| owner == rank).map(|(stage, _)| stage)
-    }
-
     /// For each rank, how many activations of a stage it may keep at once.
     pub fn kept_max(&self) -> &[usize] {
         &self.kept_max
