@@ -67,7 +67,8 @@ impl Engine {
         manner: &Manner<'_>,
     ) -> Result<()> {
         let own = self.rank.index();
-        let begun = self.begin_gather::<T>((Source::Input, input.ownership()), shares, manner)?;
+        let work = Work::Task(Task::AllGather { of: Source::Input });
+        let begun = self.begin_shares::<T, AllGather>(work, None, input.ownership(), shares, manner)?;
         let input = input.elements();
         match begun {
             Begun::Directly { .. } => {
@@ -91,28 +92,13 @@ impl Engine {
         let (buffer, ownership) = held.into().into_parts();
         let part = self.check_divisible(Operation::AllGather, buffer.len())?;
         let shares = Shares::even(part, self.world_size());
-        let begun = self.begin_gather::<T>((Source::Buffer, ownership), &shares, manner)?;
+        let work = Work::Task(Task::AllGather { of: Source::Buffer });
+        let begun = self.begin_shares::<T, AllGather>(work, None, ownership, &shares, manner)?;
         let cut = shares.partition::<T>();
         match begun {
             Begun::Directly { .. } => self.run_directly((buffer, cut), None, &Arithmetic::NONE, &manner.due),
             Begun::ByMessages { .. } => self.run(in_place(buffer, cut), &mut nothing_to_combine, &manner.due),
         }
-    }
-
-    fn begin_gather<T: Element>(
-        &mut self,
-        (of, ownership): (Source, [Ownership; 2]),
-        shares: &Shares,
-        manner: &Manner<'_>,
-    ) -> Result<Begun> {
-        let job = Job::of::<T>(
-            Work::Task(Task::AllGather { of }),
-            shares.count(),
-            shares.total().saturating_mul(size_of::<T>()),
-            shares.digest(manner.sizes),
-        );
-        let job = job.on(ownership);
-        self.begin_job::<AllGather>(&job, |_| shares.partition::<T>().chunk_bytes_max(), manner)
     }
 
     pub(crate) fn gather<T: Element>(
@@ -250,9 +236,7 @@ impl Engine {
         shares: &Shares,
         manner: &Manner<'_>,
     ) -> Result<A> {
-        let bytes = shares.total().saturating_mul(size_of::<T>());
-        let job = Job::of::<T>(work, shares.count(), bytes, shares.digest(manner.sizes));
-        self.begin_by_messages::<A>(&job, manner)?;
+        self.begin_shares::<T, A>(work, None, [Ownership::Borrowed; 2], shares, manner)?;
         Ok(self.flat().1)
     }
 }

@@ -161,7 +161,8 @@ impl Engine {
         let part = self.check_divisible(Operation::ReduceScatter, buffer.len())?;
         Self::check_op::<T>(op)?;
         let shares = Shares::even(part, self.world_size());
-        let begun = self.begin_scatter::<T>((Source::Buffer, ownership), &shares, op, manner)?;
+        let work = Work::Task(Task::ReduceScatter { of: Source::Buffer });
+        let begun = self.begin_shares::<T, ReduceScatter>(work, Some(op), ownership, &shares, manner)?;
         let arithmetic = self.arithmetic::<T>(op, manner)?;
         self.reduce_scatter_in(begun, &shares, buffer, &arithmetic, manner)
     }
@@ -177,11 +178,12 @@ impl Engine {
         Self::check_op::<T>(op)?;
         // What has to be scaled first is copied, since the input stays as it is.
         let scales = matches!(op, ReduceOp::PreMulSum(_) | ReduceOp::WeightedMean(_));
-        let read = match scales {
+        let (of, ownership) = match scales {
             true => (Source::Buffer, [Ownership::Borrowed; 2]),
             false => (Source::Input, input.ownership()),
         };
-        let begun = self.begin_scatter::<T>(read, shares, op, manner)?;
+        let work = Work::Task(Task::ReduceScatter { of });
+        let begun = self.begin_shares::<T, ReduceScatter>(work, Some(op), ownership, shares, manner)?;
         let input = input.elements();
         let arithmetic = self.arithmetic::<T>(op, manner)?;
         let own = self.rank.index();
@@ -234,23 +236,6 @@ impl Engine {
                 Ok(own)
             }
         }
-    }
-
-    fn begin_scatter<T: Element>(
-        &mut self,
-        (of, ownership): (Source, [Ownership; 2]),
-        shares: &Shares,
-        op: ReduceOp,
-        manner: &Manner<'_>,
-    ) -> Result<Begun> {
-        let job = Job::of::<T>(
-            Work::Task(Task::ReduceScatter { of }),
-            shares.count(),
-            shares.total().saturating_mul(size_of::<T>()),
-            shares.digest(manner.sizes),
-        );
-        let job = Job { op: Some(op.kind()), ..job.on(ownership) };
-        self.begin_job::<ReduceScatter>(&job, |_| shares.partition::<T>().chunk_bytes_max(), manner)
     }
 
     pub(crate) fn scan<T: Element>(

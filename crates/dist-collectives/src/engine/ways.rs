@@ -6,11 +6,14 @@ use dist_algos::{Chunks, CostModel, Phases, Source, Step};
 use dist_transport::{Fingerprint, Transport};
 
 use super::direct::Sharing;
+use super::shares::Shares;
 use super::{Engine, Manner};
 use crate::algorithm::OneOf;
 use crate::digest::digest;
 use crate::two_level::{Chosen, SUPPORTED, TwoLevel};
-use crate::{Algorithm, Call, DType, Direct, Element, Operation, ReduceKind, ReductionOrder, Result};
+use crate::{
+    Algorithm, Call, DType, Direct, Element, Operation, ReduceKind, ReduceOp, ReductionOrder, Result,
+};
 
 /// What is to be done. A collective that is told from another by nothing of this is done in the same way.
 #[derive(Clone, Copy, Debug)]
@@ -318,6 +321,21 @@ impl Engine {
             Done::Directly { plan, .. } => Begun::Directly { parts: plan.parts() },
             Done::ByMessages(script) => Begun::ByMessages { chunks: script.chunks },
         })
+    }
+
+    /// Begins an operation on memory in which every rank has a share.
+    pub(super) fn begin_shares<T: Element, A: OneOf>(
+        &mut self,
+        work: Work,
+        op: Option<ReduceOp>,
+        ownership: [Ownership; 2],
+        shares: &Shares,
+        manner: &Manner<'_>,
+    ) -> Result<Begun> {
+        let bytes = shares.total().saturating_mul(size_of::<T>());
+        let job = Job::of::<T>(work, shares.count(), bytes, shares.digest(manner.sizes)).on(ownership);
+        let job = Job { op: op.map(ReduceOp::kind), ..job };
+        self.begin_job::<A>(&job, |_| shares.partition::<T>().chunk_bytes_max(), manner)
     }
 
     #[inline(never)]
