@@ -60,12 +60,13 @@ fn every_operation_has_its_algorithms_side_by_side(#[case] operation: &str) {
 
 #[test]
 fn the_lines_and_the_table_are_those_that_are_documented() {
-    let arguments = "sim all_reduce --ranks 8 --hosts 2 --bytes 1M --straggler 3:+1ms --algorithm parts+ring";
-    insta::assert_snapshot!(text(&format!("{arguments} --json")), @r#"{"op":"all_reduce","ranks":8,"hosts":2,"bytes":1048576,"algorithm":"parts+ring","order":"canonical","chosen":false,"fastest":true,"engine":"queues","predicted_us":2444.363,"algbw_GBps":0.429,"busbw_GBps":0.7507,"rounds":null,"sent_max_bytes":1835008,"sent_total_bytes":14680064,"host_sent_max_bytes":1048576,"skipped":null}"#);
+    let arguments =
+        "sim all_reduce --ranks 8 --hosts 2 --bytes 1M --straggler 3:+1ms --algorithm two_level/parts/ring";
+    insta::assert_snapshot!(text(&format!("{arguments} --json")), @r#"{"op":"all_reduce","ranks":8,"hosts":2,"bytes":1048576,"algorithm":"two_level/parts/ring","order":"canonical","chosen":false,"fastest":true,"engine":"queues","predicted_us":2444.363,"algbw_GBps":0.429,"busbw_GBps":0.7507,"rounds":null,"sent_max_bytes":1835008,"sent_total_bytes":14680064,"host_sent_max_bytes":1048576,"skipped":null}"#);
     insta::assert_snapshot!(text(arguments), @r"
     all_reduce of 1 MiB, 8 ranks on 2 hosts
-    algorithm                          time   busbw GB/s    rounds   rank sends   host sends  order     engine
-    parts+ring *                    2.44 ms        0.751         -      1.8 MiB        1 MiB  canonical queues
+    algorithm                                    time   busbw GB/s    rounds   rank sends   host sends  order     engine
+    two_level/parts/ring *                    2.44 ms        0.751         -      1.8 MiB        1 MiB  canonical queues
     ");
     check_documented(&lines(&format!("{arguments} --json"))[0]);
 }
@@ -267,12 +268,12 @@ fn the_engine_is_the_one_that_the_network_needs() {
 }
 
 #[rstest]
-#[case("all_reduce", &["leaders+ring", "parts+ring"])]
-#[case("reduce_scatter", &["parts+two_level"])]
-#[case("all_gather", &["parts+two_level"])]
-#[case("broadcast", &["leaders+binomial", "leaders+chain"])]
-#[case("reduce", &["leaders+binomial"])]
-#[case("barrier", &["leaders+dissemination"])]
+#[case("all_reduce", &["two_level/leaders/ring", "two_level/parts/ring"])]
+#[case("reduce_scatter", &["two_level"])]
+#[case("all_gather", &["two_level"])]
+#[case("broadcast", &["two_level/binomial", "two_level/chain"])]
+#[case("reduce", &["two_level/binomial"])]
+#[case("barrier", &["two_level/dissemination"])]
 fn where_ranks_share_hosts_there_are_algorithms_of_two_levels(
     #[case] operation: &str,
     #[case] names: &[&str],

@@ -79,7 +79,7 @@ impl Settings {
             (None, Algorithm::TwoLevel(two)) => {
                 let levels = levels.ok_or(Error::NoHosts { algorithm })?;
                 let chosen = Chosen::TwoLevel(two, Arc::clone(levels));
-                (two.supports(&levels.hosts), two.order(&levels.hosts) >= least, chosen)
+                (two.supports(&levels.hosts), two.keeps(least, &levels.hosts), chosen)
             }
             (None, Algorithm::Direct(_)) => return Err(Error::NotShared { algorithm }),
             (None, _) => unreachable!("every algorithm is forced for its operation"),

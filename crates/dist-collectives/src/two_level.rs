@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::{Arc, LazyLock};
 
-use dist_algos::hierarchical::{self, LevelCosts, Plan, Steps};
-use dist_algos::{CostModel, Hosts, Order};
+use dist_algos::hierarchical::{self, LevelCosts, Plan};
+use dist_algos::{CostModel, Hosts, Order, Step};
 use dist_transport::Rank;
 
 use crate::algorithm::OneOf;
@@ -88,17 +88,23 @@ impl TwoLevel {
         }
     }
 
-    /// In which order it reduces, or a stricter one; canonical if it does not.
-    pub fn order(self, hosts: &Hosts) -> Order {
+    /// In which order it reduces, or a stricter one, if it reduces.
+    pub fn order(self, hosts: &Hosts) -> Option<Order> {
         match self {
-            Self::AllReduce(plan) => plan.order(hosts),
-            Self::ReduceScatter => hierarchical::reduce_scatter_order(hosts),
-            Self::Reduce(across) => hosts.order().min(across.order(hosts.count())),
-            Self::AllGather | Self::Broadcast(_) | Self::Barrier(_) => Order::Canonical,
+            Self::AllReduce(plan) => Some(plan.order(hosts)),
+            Self::ReduceScatter => Some(hierarchical::reduce_scatter_order(hosts)),
+            Self::Reduce(across) => Some(hosts.order().min(across.order(hosts.count()))),
+            Self::AllGather | Self::Broadcast(_) | Self::Barrier(_) => None,
         }
     }
 
-    fn cost(self, hosts: &Hosts) -> LevelCosts {
+    /// Whether it reduces in this order or a stricter one, if it reduces.
+    pub(crate) fn keeps(self, order: Order, hosts: &Hosts) -> bool {
+        self.order(hosts).is_none_or(|own| own >= order)
+    }
+
+    /// What it costs in hosts that it supports.
+    pub fn cost(self, hosts: &Hosts) -> LevelCosts {
         match self {
             Self::AllReduce(plan) => plan.cost(hosts),
             Self::ReduceScatter => hierarchical::reduce_scatter_cost(hosts),
@@ -109,7 +115,8 @@ impl TwoLevel {
         }
     }
 
-    fn chunks(self, hosts: &Hosts) -> usize {
+    /// Into how many chunks the memory is cut; one that is empty for a barrier.
+    pub fn chunks(self, hosts: &Hosts) -> usize {
         match self {
             Self::AllReduce(plan) => plan.chunks(hosts),
             Self::ReduceScatter | Self::AllGather => hosts.world_size(),
@@ -119,16 +126,21 @@ impl TwoLevel {
         }
     }
 
-    /// What a rank does, but for all_reduce, which has two phases.
-    pub(crate) fn steps(self, rank: Rank, hosts: &Hosts, root: usize) -> Option<Steps<'_>> {
-        match self {
-            Self::AllReduce(_) => None,
-            Self::ReduceScatter => hierarchical::reduce_scatter(rank, hosts),
-            Self::AllGather => hierarchical::all_gather(rank, hosts),
-            Self::Broadcast(across) => hierarchical::broadcast(rank, hosts, across, root),
-            Self::Reduce(across) => hierarchical::reduce(rank, hosts, across, root),
-            Self::Barrier(across) => hierarchical::barrier(rank, hosts, across),
-        }
+    /// What a rank does; `None` in hosts that it does not support or whose world is another. A root says nothing if the
+    /// operation has none.
+    pub fn steps(self, rank: Rank, hosts: &Hosts, root: usize) -> Option<impl Iterator<Item = Step> + '_> {
+        let (steps, gather) = match self {
+            Self::AllReduce(plan) => {
+                let phases = plan.phases(rank, hosts)?;
+                (Some(phases.reduce), Some(phases.gather))
+            }
+            Self::ReduceScatter => (hierarchical::reduce_scatter(rank, hosts), None),
+            Self::AllGather => (hierarchical::all_gather(rank, hosts), None),
+            Self::Broadcast(across) => (hierarchical::broadcast(rank, hosts, across, root), None),
+            Self::Reduce(across) => (hierarchical::reduce(rank, hosts, across, root), None),
+            Self::Barrier(across) => (hierarchical::barrier(rank, hosts, across), None),
+        };
+        Some(steps?.chain(gather.into_iter().flatten()))
     }
 }
 
@@ -172,7 +184,7 @@ impl Levels {
         order: Order,
         across: &CostModel,
     ) -> Option<(TwoLevel, u128)> {
-        let fits = |two: &TwoLevel| two.supports(&self.hosts) && two.order(&self.hosts) >= order;
+        let fits = |two: &TwoLevel| two.supports(&self.hosts) && two.keeps(order, &self.hosts);
         let time = |two: TwoLevel| {
             two.cost(&self.hosts).picoseconds(&self.inside, across, bytes, two.chunks(&self.hosts))
         };

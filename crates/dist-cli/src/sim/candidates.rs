@@ -5,10 +5,9 @@ use dist_algos::{
     AllGather, AllReduce, AllToAll, Barrier, Broadcast, Choice, Gather, Hosts, Order, Partition, Reduce,
     ReduceScatter, Scan, Scatter, Step,
 };
-use dist_collectives::{BLOCK_BYTES_OF_RANK, Operation};
+use dist_collectives::{BLOCK_BYTES_OF_RANK, Operation, TwoLevel};
 use dist_transport::Rank;
 
-use super::two_levels;
 use super::world::World;
 use crate::Error;
 
@@ -119,44 +118,56 @@ impl Candidate<'_> {
 
 /// What the choice among algorithms looks at.
 #[derive(Debug)]
-pub(super) struct Traits {
-    pub(super) name: String,
-    pub(super) order: Option<Order>,
+struct Traits {
+    name: String,
+    order: Option<Order>,
     /// Messages that follow one another, of all kinds.
-    pub(super) rounds: usize,
-    pub(super) two_levels: bool,
-    pub(super) chunks: usize,
-    pub(super) chosen: bool,
+    rounds: usize,
+    two_levels: bool,
+    chunks: usize,
+    chosen: bool,
 }
 
 impl<'a> Case<'a> {
     /// All algorithms that serve so many ranks.
     pub(super) fn candidates(&self) -> Result<Vec<Candidate<'a>>, Error> {
-        match self.operation {
-            Operation::AllReduce => self.with(self.all::<AllReduce>()?, two_levels::all_reduce),
-            Operation::ReduceScatter => self.with(self.reduce_scatters()?, two_levels::reduce_scatter),
-            Operation::AllGather => self.with(self.all::<AllGather>()?, two_levels::all_gather),
-            Operation::Broadcast => self.with(self.all::<Broadcast>()?, two_levels::broadcast),
-            Operation::Reduce => self.with(self.all::<Reduce>()?, two_levels::reduce),
-            Operation::AllToAll => self.all::<AllToAll>(),
-            Operation::Gather => self.all::<Gather>(),
-            Operation::Scatter => self.all::<Scatter>(),
-            Operation::Scan => self.all::<Scan>(),
-            Operation::Barrier => self.with(self.all::<Barrier>()?, two_levels::barrier),
-            other => Err(Error::Usage(format!("{other} has no algorithms to choose from"))),
-        }
-    }
-
-    /// Adds what there is for ranks that share hosts.
-    fn with(
-        &self,
-        mut all: Vec<Candidate<'a>>,
-        two_levels: fn(&Self, &'a Hosts) -> Result<Vec<Candidate<'a>>, Error>,
-    ) -> Result<Vec<Candidate<'a>>, Error> {
+        let mut all = match self.operation {
+            Operation::AllReduce => self.all::<AllReduce>()?,
+            Operation::ReduceScatter => self.reduce_scatters()?,
+            Operation::AllGather => self.all::<AllGather>()?,
+            Operation::Broadcast => self.all::<Broadcast>()?,
+            Operation::Reduce => self.all::<Reduce>()?,
+            Operation::AllToAll => self.all::<AllToAll>()?,
+            Operation::Gather => self.all::<Gather>()?,
+            Operation::Scatter => self.all::<Scatter>()?,
+            Operation::Scan => self.all::<Scan>()?,
+            Operation::Barrier => self.all::<Barrier>()?,
+            other => return Err(Error::Usage(format!("{other} has no algorithms to choose from"))),
+        };
         if let Some(hosts) = self.world.shared_hosts() {
-            all.extend(two_levels(self, hosts)?);
+            all.extend(self.two_levels(hosts)?);
         }
         Ok(all)
+    }
+
+    /// What there is for ranks that share hosts.
+    fn two_levels(&self, hosts: &'a Hosts) -> Result<Vec<Candidate<'a>>, Error> {
+        let candidate = |two: TwoLevel| {
+            let cost = two.cost(hosts);
+            let traits = Traits {
+                name: two.name().to_owned(),
+                order: two.order(hosts),
+                rounds: cost.inside.rounds + cost.across.rounds,
+                two_levels: true,
+                chunks: two.chunks(hosts),
+                // None is chosen by costs that are the same everywhere.
+                chosen: false,
+            };
+            self.candidate(traits, move |rank, root| {
+                two.steps(rank, hosts, root).expect("they are supported")
+            })
+        };
+        TwoLevel::of(self.operation).filter(|two| two.supports(hosts)).map(candidate).collect()
     }
 
     fn all<A: Choice>(&self) -> Result<Vec<Candidate<'a>>, Error> {
@@ -204,7 +215,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    pub(super) fn candidate<I: Iterator<Item = Step> + 'a>(
+    fn candidate<I: Iterator<Item = Step> + 'a>(
         &self,
         traits: Traits,
         steps: impl Fn(Rank, usize) -> I + Copy + 'a,

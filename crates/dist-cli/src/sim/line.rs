@@ -138,7 +138,7 @@ impl fmt::Display for Table<'_> {
         writeln!(f, "{} of {size}, {} ranks on {hosts}{racks}", first.op, self.world.ranks())?;
         writeln!(
             f,
-            "{:<28} {:>10} {:>12} {:>9} {:>12} {:>12}  {:<9} engine",
+            "{:<38} {:>10} {:>12} {:>9} {:>12} {:>12}  {:<9} engine",
             "algorithm", "time", "busbw GB/s", "rounds", "rank sends", "host sends", "order"
         )?;
         for line in self.lines {
@@ -158,13 +158,13 @@ impl Table<'_> {
             name.push_str(" (auto)");
         }
         let Some(us) = line.predicted_us else {
-            return writeln!(f, "{name:<28} {:>10}", line.skipped.as_deref().unwrap_or("-"));
+            return writeln!(f, "{name:<38} {:>10}", line.skipped.as_deref().unwrap_or("-"));
         };
         let number = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.3}"));
         let bytes = |value: Option<u64>| value.map_or("-".to_owned(), show_bytes);
         writeln!(
             f,
-            "{name:<28} {:>10} {:>12} {:>9} {:>12} {:>12}  {:<9} {}",
+            "{name:<38} {:>10} {:>12} {:>9} {:>12} {:>12}  {:<9} {}",
             show_time(us / 1e6),
             number(line.busbw),
             line.rounds.map_or("-".to_owned(), |rounds| rounds.to_string()),

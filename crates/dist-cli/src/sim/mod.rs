@@ -12,7 +12,6 @@ mod model;
 mod pipeline;
 mod quantity;
 mod train;
-mod two_levels;
 mod world;
 
 use std::io::{self, Write};

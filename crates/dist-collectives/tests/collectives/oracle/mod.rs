@@ -121,7 +121,9 @@ impl World {
         let (supported, order) = match (algorithm, &self.hosts) {
             (Algorithm::Direct(_), _) => return None,
             (Algorithm::TwoLevel(_), None) => return Some(Refusal::NoHosts),
-            (Algorithm::TwoLevel(two), Some(hosts)) => (two.supports(hosts), two.order(hosts)),
+            (Algorithm::TwoLevel(two), Some(hosts)) => {
+                (two.supports(hosts), two.order(hosts).unwrap_or(Order::Canonical))
+            }
             (Algorithm::AllReduce(flat), _) => (flat.supports(n), flat.order(n)),
             (Algorithm::ReduceScatter(flat), _) => (flat.supports(n), flat.order(n)),
             (Algorithm::Reduce(flat), _) => (flat.supports(n), flat.order(n)),
