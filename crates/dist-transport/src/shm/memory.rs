@@ -1,29 +1,16 @@
 //! A connection whose bytes go through memory.
 
-use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io::{self, ErrorKind};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
-};
 use socket2::Socket;
 
-use super::heap::Heap;
 use super::loan;
-use super::map::{Mapping, peer_of, read_process};
-use super::segment::{self, Broken, Consumer, Ends, Nonce, Producer, RING_BYTES, Sleep, TRAY_BYTES, Tray};
+use super::map::{peer_of, read_process};
+use super::offer::{FILE, GOODBYE, Share, WAKE, hear, say, send_file};
+use super::segment::{Broken, Consumer, Ends, Producer, RING_BYTES, Sleep, TRAY_BYTES, Tray};
 use crate::Grain;
-
-/// What is said on the socket, a byte at a time.
-const REFUSED: u8 = 0;
-pub(crate) const ACCEPTED: u8 = 1;
-const WAKE: u8 = 2;
-const GOODBYE: u8 = 3;
-/// With a descriptor.
-const FILE: u8 = 4;
 
 /// So many times at the most what lies before a descriptor is heard, 64 words at a time.
 const PASSED_BEFORE_MAX: usize = 64;
@@ -63,86 +50,6 @@ impl From<Broken> for End {
     fn from(_: Broken) -> Self {
         Self::Broken
     }
-}
-
-/// Memory that is made or taken, before anything moved.
-#[derive(Debug)]
-pub(crate) struct Share(Ends);
-
-/// Makes memory and offers it to the proven peer on the other side, which answers with [`ACCEPTED`] or something else.
-///
-/// # Errors
-/// If the system has no memory to give, or the peer is gone.
-pub(crate) fn offer(socket: &Socket, nonce: &Nonce) -> io::Result<Share> {
-    let (file, ends) = segment::create(nonce)?;
-    send_file(socket, nonce, file.as_fd())?;
-    Ok(Share(ends))
-}
-
-/// Takes the memory that the proven peer on the other side offers, and tells it. `None` if it is not to be had: then
-/// the peer is told that.
-///
-/// # Errors
-/// `WouldBlock` if nothing is offered yet; otherwise if the peer is gone.
-pub(crate) fn take(socket: &Socket) -> io::Result<Option<Share>> {
-    let mut nonce = Nonce::default();
-    let (count, file) = hear(socket, &mut nonce)?;
-    let ends = match file {
-        Some(file) if count == nonce.len() => segment::open(&file, &nonce).unwrap_or_else(|error| {
-            tracing::debug!(%error, "memory that was offered cannot be mapped");
-            None
-        }),
-        _ => None,
-    };
-    say(socket, if ends.is_some() { ACCEPTED } else { REFUSED })?;
-    Ok(ends.map(Share))
-}
-
-/// Gives the proven peer on the other side an arena of this process's heap; nothing if there is none of this number.
-///
-/// # Errors
-/// If the peer is gone.
-pub(crate) fn give_arena(socket: &Socket, heap: &Heap, number: u32) -> io::Result<()> {
-    match heap.file(number) {
-        Some((file, len)) => send_file(socket, &(len as u64).to_le_bytes(), file.as_fd()),
-        None => Ok(()),
-    }
-}
-
-/// Takes the arena that the proven peer on the other side gives.
-///
-/// # Errors
-/// `WouldBlock` if it has not come yet; otherwise if it cannot be mapped, or the peer has none.
-pub(crate) fn take_arena(socket: &Socket) -> io::Result<Mapping> {
-    let mut len = [0; 8];
-    let (count, file) = hear(socket, &mut len)?;
-    let len = usize::try_from(u64::from_le_bytes(len)).ok().filter(|_| count == 8);
-    let mapping = file.zip(len).map(|(file, len)| Mapping::open(&file, len)).transpose()?;
-    mapping.flatten().ok_or_else(|| ErrorKind::InvalidData.into())
-}
-
-/// Says something and passes a descriptor with it.
-fn send_file(socket: &Socket, words: &[u8], file: BorrowedFd<'_>) -> io::Result<()> {
-    let files = [file];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut attached = SendAncillaryBuffer::new(&mut space);
-    attached.push(SendAncillaryMessage::ScmRights(&files));
-    let sent = rustix::net::sendmsg(socket, &[IoSlice::new(words)], &mut attached, SendFlags::NOSIGNAL)?;
-    // A connection's buffer takes these few bytes at once.
-    if sent == words.len() { Ok(()) } else { Err(ErrorKind::WriteZero.into()) }
-}
-
-/// Hears what is said, and takes the last descriptor that was passed with it.
-fn hear(socket: &Socket, words: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut attached = RecvAncillaryBuffer::new(&mut space);
-    let message =
-        rustix::net::recvmsg(socket, &mut [IoSliceMut::new(words)], &mut attached, RecvFlags::CMSG_CLOEXEC)?;
-    let files = attached.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(files) => Some(files),
-        _ => None,
-    });
-    Ok((message.bytes, files.flatten().last()))
 }
 
 impl Memory {
@@ -388,32 +295,13 @@ impl AsFd for Memory {
     }
 }
 
-fn say(socket: &Socket, word: u8) -> io::Result<()> {
-    let sent = rustix::net::send(socket, &[word], SendFlags::NOSIGNAL)?;
-    if sent == 1 { Ok(()) } else { Err(ErrorKind::WriteZero.into()) }
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Read;
 
-    use socket2::{Domain, Type};
-
+    use super::super::offer::tests::{answer, sockets};
+    use super::super::offer::{ACCEPTED, offer, take};
     use super::*;
-
-    fn sockets() -> (Socket, Socket) {
-        let (one, other) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
-        one.set_nonblocking(true).unwrap();
-        other.set_nonblocking(true).unwrap();
-        (one, other)
-    }
-
-    fn answer(socket: &Socket) -> u8 {
-        let mut word = [9];
-        let mut socket = socket;
-        socket.read_exact(&mut word).unwrap();
-        word[0]
-    }
 
     fn shared() -> (Memory, Memory) {
         let (one, other) = sockets();
@@ -431,28 +319,6 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_offer_is_refused_and_told_so() {
-        let (one, other) = sockets();
-        rustix::net::send(&one, &[5; 32], SendFlags::NOSIGNAL).unwrap();
-        assert!(take(&other).unwrap().is_none());
-        assert_eq!(answer(&one), REFUSED);
-    }
-
-    #[test]
-    fn an_offer_of_something_else_is_refused_and_told_so() {
-        let (one, other) = sockets();
-        let (file, _ends) = segment::create(&[5; 32]).unwrap();
-        let files = [file.as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut attached = SendAncillaryBuffer::new(&mut space);
-        attached.push(SendAncillaryMessage::ScmRights(&files));
-        let nonce = [6; 32];
-        rustix::net::sendmsg(&one, &[IoSlice::new(&nonce)], &mut attached, SendFlags::NOSIGNAL).unwrap();
-        assert!(take(&other).unwrap().is_none());
-        assert_eq!(answer(&one), REFUSED);
-    }
-
-    #[test]
     fn a_descriptor_is_taken_from_behind_wake_ups() {
         let (mut one, mut other) = shared();
         assert!(other.lie_down(true));
@@ -460,20 +326,6 @@ mod tests {
         one.pass(other.as_fd()).unwrap();
         assert!(other.take_file().is_some());
         assert!(other.take_file().is_none());
-    }
-
-    #[test]
-    fn an_arena_is_given_by_its_number() {
-        let heap = std::sync::Arc::new(Heap::default());
-        let mut memory = heap.allocate(100).unwrap();
-        memory.bytes_mut().fill(7);
-        let (one, other) = sockets();
-        assert_eq!(take_arena(&other).unwrap_err().kind(), ErrorKind::WouldBlock);
-        give_arena(&one, &heap, 0).unwrap();
-        assert_eq!(take_arena(&other).unwrap().bytes(0, 100), [7; 100]);
-        give_arena(&one, &heap, 1).unwrap();
-        drop(one);
-        assert_eq!(take_arena(&other).unwrap_err().kind(), ErrorKind::InvalidData);
     }
 
     #[test]
