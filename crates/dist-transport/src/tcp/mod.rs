@@ -9,6 +9,7 @@ mod channels;
 mod config;
 mod control;
 mod coordinator;
+mod dial;
 mod gate;
 mod host;
 mod link;

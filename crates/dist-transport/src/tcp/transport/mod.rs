@@ -23,9 +23,9 @@ use crate::tcp::control::Home;
 use crate::tcp::link::Link;
 use crate::tcp::message::Fault;
 use crate::tcp::patience::Patience;
-use crate::tcp::rendezvous;
 use crate::tcp::scratch::Scratch;
 use crate::tcp::session::{Membership, Session};
+use crate::tcp::{dial, rendezvous};
 use crate::{
     Abort, Activity, ChannelId, Combine, Deadline, Due, Error, Fingerprint, Incoming, Outgoing, Rank, Result,
     Runtime, Sink, Traffic, Transport,
@@ -171,8 +171,7 @@ impl TcpTransport {
     }
 
     fn dial(&self, peer: usize, deadline: Deadline) -> Result<Link, Fault> {
-        rendezvous::dial(self.session(), self.members[peer], self.channel, deadline)
-            .map_err(Fault::unconnected)
+        dial::dial(self.session(), self.members[peer], self.channel, deadline).map_err(Fault::unconnected)
     }
 
     fn await_dial(&self, peer: usize, deadline: Deadline) -> Result<Link, Fault> {

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 
 use super::Together;
 use crate::shm::{self, Exposure, Mapping, Origin};
+use crate::tcp::dial;
 use crate::tcp::message::Fault;
-use crate::tcp::rendezvous;
 use crate::tcp::session::lock;
 use crate::{Exposed, Grain, Reach, Result};
 
@@ -127,7 +127,7 @@ impl Together {
         let mapping = match known {
             Some(mapping) => mapping,
             None => {
-                let mapped = rendezvous::map_arena(session, member, number, self.deadline);
+                let mapped = dial::map_arena(session, member, number, self.deadline);
                 let mapping = mapped.map_err(|e| {
                     self.fail(self.current.turn(), (rank, Fault::unconnected(e)), self.deadline)
                 })?;
