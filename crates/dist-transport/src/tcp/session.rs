@@ -51,10 +51,6 @@ pub(super) struct Session {
     /// Ranks of this host that memory turned out not to be shared with.
     pub(super) apart: Mutex<HashSet<usize>>,
     /// How far ranks may reach into each other's ordinary memory, as far as this one is concerned.
-    #[cfg_attr(
-        not(all(feature = "shm", target_os = "linux")),
-        expect(dead_code, reason = "nobody shares memory")
-    )]
     pub(super) reach: Reach,
     /// Memory that this process gives away.
     pub(super) heap: Arc<Heap>,
