@@ -6,6 +6,7 @@ mod chaos;
 mod doctor;
 mod error;
 mod operation;
+mod output;
 mod parse;
 mod run;
 mod sim;
@@ -13,11 +14,12 @@ mod tune;
 mod verify;
 
 use std::ffi::OsString;
-use std::io::{self, Write};
+use std::io;
 use std::process::ExitCode;
 
 use clap::Parser;
 use error::Error;
+use output::say;
 use run::Outcome;
 
 /// Starts, measures and checks distributed programs.
@@ -73,8 +75,7 @@ fn main() -> ExitCode {
         Ok(Outcome::Success) => ExitCode::SUCCESS,
         Ok(Outcome::Code(code) | Outcome::Stopped(code)) => ExitCode::from(code),
         Err(error) => {
-            // When nobody listens, nobody has to be told.
-            let _ = writeln!(io::stderr().lock(), "distctl: {}", error.with_causes());
+            say(&error.with_causes());
             ExitCode::from(error.exit_code())
         }
     }

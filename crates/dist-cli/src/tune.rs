@@ -1,12 +1,12 @@
 //! `distctl tune`: what messages take here, measured anew and kept.
 
-use std::io::{self, Write};
 use std::sync::Arc;
 
 use dist_collectives::{Communicator, CostModel, KeptCosts};
 use dist_transport::tcp::{Config, TcpTransport};
 
 use crate::Error;
+use crate::output::print;
 use crate::run::{Forward, Job, Outcome};
 
 #[derive(Debug, clap::Args)]
@@ -46,7 +46,7 @@ fn measure(arguments: &Arguments) -> Result<Outcome, Error> {
     } else {
         sentences(&comm, medium, costs, &kept)
     };
-    io::stdout().lock().write_all(text.as_bytes()).map_err(Error::Output)?;
+    print(&text)?;
     Ok(Outcome::Success)
 }
 

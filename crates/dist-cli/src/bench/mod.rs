@@ -7,7 +7,6 @@ mod operation;
 mod sample;
 mod start;
 
-use std::io::{self, Write};
 use std::sync::Arc;
 
 use dist_collectives::{
@@ -16,6 +15,7 @@ use dist_collectives::{
 use dist_transport::tcp::{Config, Medium, TcpTransport};
 
 use crate::Error;
+use crate::output::{print, say};
 use crate::parse::TransportName;
 use crate::run::{Forward, Job, Outcome};
 use line::{Line, Table};
@@ -236,14 +236,12 @@ impl Report {
         if self.rank != 0 {
             return Ok(());
         }
-        let text = if self.json { line.json() } else { self.table.rows(line) };
-        let mut output = io::stdout().lock();
-        output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(Error::Output)
+        print(&if self.json { line.json() } else { self.table.rows(line) })
     }
 
     /// Says what is wrong with this rank's result.
     fn wrong(&self, what: &str) {
         // The exit code says it too.
-        let _ = writeln!(io::stderr().lock(), "distctl: check failed: {what}");
+        say(&format!("check failed: {what}"));
     }
 }

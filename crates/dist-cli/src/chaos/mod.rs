@@ -5,13 +5,13 @@ mod plan;
 mod rank;
 mod verdict;
 
-use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dist_transport::tcp::Config;
 
 use crate::Error;
+use crate::output::{print, say};
 use crate::parse::TransportName;
 use crate::run::{Job, Launcher, Outcome, Stream, Take};
 use plan::{Kind, Plan};
@@ -64,16 +64,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
             heard.complain(&verdict);
         }
         if arguments.json {
-            print(&serde_json::to_string(&verdict).expect("it is text and numbers"))?;
+            print(&(serde_json::to_string(&verdict).expect("it is text and numbers") + "\n"))?;
         }
         all.add(verdict);
     }
-    print(&if arguments.json { all.json() } else { all.table() })?;
+    let summary = if arguments.json { all.json() } else { all.table() };
+    print(&(summary + "\n"))?;
     Ok(if all.is_right() { Outcome::Success } else { Outcome::Code(1) })
-}
-
-fn print(text: &str) -> Result<(), Error> {
-    writeln!(io::stdout().lock(), "{text}").map_err(Error::Output)
 }
 
 impl Arguments {
@@ -112,13 +109,11 @@ impl Heard {
 
     /// Says what went wrong, and everything that was said on the way.
     fn complain(&self, Verdict { fault, kind, victim, wrong, .. }: &Verdict) {
-        let mut error = io::stderr().lock();
-        // When nobody listens, nobody has to be told.
-        let _ =
-            writeln!(error, "distctl: fault {fault}, {} of rank {victim}: {}", kind.name(), wrong.join("; "));
+        let mut text = format!("fault {fault}, {} of rank {victim}: {}", kind.name(), wrong.join("; "));
         for line in &*self.besides.lock().unwrap_or_else(PoisonError::into_inner) {
-            let _ = writeln!(error, "    {line}");
+            text.push_str(&format!("\n    {line}"));
         }
+        say(&text);
     }
 }
 

@@ -1,6 +1,5 @@
 //! A rank of a job that meets a fault.
 
-use std::io::{self, Write};
 use std::time::Duration;
 
 use dist_collectives::{Communicator, Error as CallError};
@@ -13,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::calls::Calls;
 use super::plan::{Kind, Plan};
 use crate::Error;
+use crate::output::print;
 use crate::run::Outcome;
 
 /// How long a call may take: much longer than anybody is to need to hear of a fault.
@@ -170,7 +170,7 @@ fn now() -> Duration {
 }
 
 fn tell(word: &Word) {
-    let line = serde_json::to_string(word).expect("it is text and numbers");
+    let line = serde_json::to_string(word).expect("it is text and numbers") + "\n";
     // Whoever does not hear it takes this rank for one that said nothing.
-    let _ = writeln!(io::stdout().lock(), "{line}");
+    let _ = print(&line);
 }

@@ -4,13 +4,13 @@ mod machine;
 mod ranks;
 
 use std::fmt;
-use std::io::{self, Write};
 use std::sync::Arc;
 
 use dist_transport::tcp::Config;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::output::print;
 use crate::run::{Forward, Job, Outcome};
 
 #[derive(Debug, clap::Args)]
@@ -72,6 +72,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     } else {
         findings.iter().map(Finding::to_string).collect()
     };
-    io::stdout().lock().write_all(text.as_bytes()).map_err(Error::Output)?;
+    print(&text)?;
     Ok(Outcome::Success)
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use crate::Error;
+use crate::{Error, output};
 
 /// Longer lines are cut into lines of this length, so that a rank cannot fill the memory with one.
 const LINE_BYTES_MAX: u64 = 1 << 20;
@@ -39,8 +39,7 @@ pub(crate) trait Take: Send + Sync {
 
     /// Takes what the launcher itself has to say.
     fn say(&self, text: &str) {
-        // When nobody listens, nobody has to be told.
-        let _ = writeln!(io::stderr().lock(), "distctl: {text}");
+        output::say(text);
     }
 }
 
@@ -115,11 +114,8 @@ impl Take for Forward {
         let tagged =
             |tag: bool| if tag { [format!("[r{rank}] ").as_bytes(), line].concat() } else { line.to_vec() };
         let written = match stream {
-            Stream::Output => {
-                let mut output = io::stdout().lock();
-                output.write_all(&tagged(self.tag_output)).and_then(|()| output.flush())
-            }
-            Stream::Error => io::stderr().lock().write_all(&tagged(self.tag_error)),
+            Stream::Output => output::write(io::stdout().lock(), &tagged(self.tag_output)),
+            Stream::Error => output::write(io::stderr().lock(), &tagged(self.tag_error)),
         };
         written.map_err(|source| Error::Forward { stream, source })
     }

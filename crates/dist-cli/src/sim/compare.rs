@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use dist_algos::Order;
@@ -18,6 +17,7 @@ use super::model::Model;
 use super::quantity::{show_bytes, show_time};
 use super::world::World;
 use super::{direct, fit};
+use crate::output::print;
 use crate::run::Outcome;
 use crate::{Error, operation};
 
@@ -120,8 +120,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     } else {
         table(&lines, (!points.is_empty()).then_some(&model))
     };
-    let mut output = io::stdout().lock();
-    output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(Error::Output)?;
+    print(&text)?;
     Ok(Outcome::Success)
 }
 

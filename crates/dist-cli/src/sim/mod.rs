@@ -14,12 +14,12 @@ mod quantity;
 mod train;
 mod world;
 
-use std::io::{self, Write};
 use std::path::PathBuf;
 
 use dist_collectives::{Operation, ReductionOrder};
 
 use crate::Error;
+use crate::output::print;
 use crate::run::Outcome;
 use candidates::Case;
 use dist_algos::direct::Pace;
@@ -94,7 +94,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
 
 /// Predicts every point and prints it.
 fn collectives(operation: Operation, arguments: &CollectiveArguments) -> Result<Outcome, Error> {
-    let mut output = io::stdout().lock();
     let pace = arguments.pace.as_deref().map(direct::read).transpose()?;
     for &ranks in &arguments.ranks {
         let world = arguments.world.of(ranks)?;
@@ -107,10 +106,9 @@ fn collectives(operation: Operation, arguments: &CollectiveArguments) -> Result<
             } else {
                 Table { world: &world, lines: &lines }.to_string()
             };
-            output.write_all(text.as_bytes()).map_err(Error::Output)?;
+            print(&text)?;
         }
     }
-    output.flush().map_err(Error::Output)?;
     Ok(Outcome::Success)
 }
 

@@ -2,7 +2,6 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -12,6 +11,7 @@ use serde::Serialize;
 use super::line::rounded;
 use super::quantity;
 use crate::Error;
+use crate::output::print;
 use crate::run::Outcome;
 
 #[derive(Debug, clap::Args)]
@@ -88,7 +88,6 @@ struct Line<'a> {
 
 /// Predicts a step for every schedule.
 pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
-    let mut output = io::stdout().lock();
     let mut drawn = Vec::new();
     for &kind in &arguments.schedule {
         let (kind, schedule) = arguments.schedule(kind)?;
@@ -102,10 +101,9 @@ pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
             (false, true) => actions(&schedule),
             (false, false) => format!("{}{timeline}", line.head()),
         };
-        output.write_all(text.as_bytes()).map_err(Error::Output)?;
+        print(&text)?;
         drawn.push((line.title(), timeline));
     }
-    output.flush().map_err(Error::Output)?;
     if let Some(path) = &arguments.svg {
         let panels: Vec<_> = drawn.iter().map(|(title, timeline)| Panel { title, timeline }).collect();
         fs::write(path, svg(&panels)).map_err(|source| Error::Write { path: path.clone(), source })?;

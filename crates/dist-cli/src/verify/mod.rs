@@ -6,11 +6,10 @@ mod line;
 mod survey;
 mod two_levels;
 
-use std::io::{self, Write};
-
 use dist_algos::verify::Subject;
 
 use crate::Error;
+use crate::output::print;
 use crate::run::Outcome;
 use line::Line;
 
@@ -48,9 +47,4 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     let mutants = by_messages.and(direct);
     print(&if arguments.json { mutants.json() } else { mutants.text() })?;
     Ok(if all_right { Outcome::Success } else { Outcome::Code(1) })
-}
-
-fn print(text: &str) -> Result<(), Error> {
-    let mut output = io::stdout().lock();
-    output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(Error::Output)
 }

@@ -8,7 +8,6 @@ mod memory;
 mod timeline;
 
 use std::fs;
-use std::io::{self, Write};
 use std::path::PathBuf;
 
 use dist_collectives::{Operation, ReductionOrder};
@@ -21,6 +20,7 @@ use super::line::rounded;
 use super::quantity::{self, show_bytes, show_time};
 use super::world::{World, WorldArguments};
 use crate::Error;
+use crate::output::print;
 use crate::run::Outcome;
 use memory::Model;
 use timeline::{Collectives, Rounds, Step};
@@ -165,9 +165,8 @@ struct Line {
 /// Predicts a step for every strategy and number of ranks.
 pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     let mut curves = Vec::new();
-    let mut output = io::stdout().lock();
     if !arguments.json {
-        output.write_all(head(arguments).as_bytes()).map_err(Error::Output)?;
+        print(&head(arguments))?;
     }
     for &strategy in &arguments.strategy {
         let mut points = Vec::new();
@@ -179,7 +178,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
             } else {
                 row(&line)
             };
-            output.write_all(text.as_bytes()).and_then(|()| output.flush()).map_err(Error::Output)?;
+            print(&text)?;
         }
         curves.push(Curve { label: strategy.name(), points });
     }
