@@ -19,7 +19,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use error::Error;
-use output::say;
+use output::{Patient, say};
 use run::Outcome;
 
 /// Starts, measures and checks distributed programs.
@@ -60,7 +60,7 @@ const WORDS: &str = "warn,dist_transport::tcp::coordinator=error";
 fn main() -> ExitCode {
     let filter = tracing_subscriber::EnvFilter::try_from_env("DIST_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(WORDS));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).init();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Patient(io::stderr().lock())).init();
     let outcome = match Arguments::parse().command {
         Command::Run(arguments) => run::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "what a test prepares must work")]
 
 use std::fs::OpenOptions;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, ErrorKind, PipeReader, PipeWriter, Read, Write};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
@@ -462,6 +462,46 @@ fn who_takes_the_output_may_pause() {
     assert!(String::from_utf8(output.stdout).unwrap() == printed);
     let log = std::fs::read_to_string(folder.path().join("r0.log")).unwrap();
     assert_eq!(lines(log.as_bytes()).len(), 20001);
+}
+
+/// What is left of a pipe when its writer has made it non-blocking and written as much as it takes: both ends.
+#[cfg(target_os = "linux")]
+fn full_pipe() -> (PipeReader, PipeWriter) {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    rustix::io::ioctl_fionbio(&writer, true).unwrap();
+    let full = writer.write_all(&[b'\n'; 1 << 20]).unwrap_err();
+    assert_eq!(full.kind(), ErrorKind::WouldBlock);
+    (reader, writer)
+}
+
+#[cfg(target_os = "linux")]
+#[rstest]
+// The last line is longer than the pipe.
+#[case::output(&["run", "-n", "1", "--", "sh", "-c", "seq 20000; printf %0200000d 20001"], false)]
+#[case::error_output(&["run", "-n", "1", "--", "sh", "-c", "exec >&2; seq 20000; printf %0200000d 20001"], true)]
+#[case::own_words(&["run", "-n", "1", "--", "sh", "-c", "exit 7"], true)]
+#[case::results(&["sim", "all_reduce", "--ranks", "2,4,8,16", "--bytes", "1,1K,1M"], false)]
+fn nothing_is_lost_where_a_full_pipe_does_not_block(#[case] arguments: &[&str], #[case] is_error: bool) {
+    let expected = distctl(arguments).output().unwrap();
+    let (mut reader, writer) = full_pipe();
+    let mut command = distctl(arguments);
+    if is_error {
+        command.stderr(writer)
+    } else {
+        command.stdout(writer)
+    };
+    let mut child = command.spawn().unwrap();
+    // Its copies of the pipe's end would keep the pipe open.
+    drop(command);
+    let launcher = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
+    let half_a_second = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
+    assert_eq!(poll(&mut [PollFd::new(&launcher, PollFlags::IN)], Some(&half_a_second)).unwrap(), 0);
+    let mut printed = String::new();
+    reader.read_to_string(&mut printed).unwrap();
+    assert_eq!(child.wait().unwrap().code(), expected.status.code());
+    let expected = if is_error { expected.stderr } else { expected.stdout };
+    // What it was full of comes first.
+    assert!(printed.trim_start_matches('\n').as_bytes() == expected, "{} bytes", printed.len());
 }
 
 #[cfg(target_os = "linux")]
