@@ -6,6 +6,7 @@ mod job;
 mod lines;
 mod meeting;
 mod secret;
+mod watch;
 
 use std::ffi::OsString;
 use std::path::PathBuf;

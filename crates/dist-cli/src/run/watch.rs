@@ -1,0 +1,441 @@
+//! Watching over a job of this machine until its end: what is done when a rank ends, a signal comes, or output cannot go on.
+
+use std::io;
+use std::process::{Child, ExitStatus};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use dist_transport::runtime::{Mailbox, Receiver, Task, Unavailable};
+use dist_transport::{Cause, Deadline, Runtime};
+use rustix::process::Signal;
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
+use signal_hook::iterator::Signals;
+
+use super::child::{self, Running};
+use super::job::Outcome;
+use super::lines::{Stream, Take, read_lines};
+use super::meeting::Meeting;
+use crate::Error;
+
+/// How long the other ranks have to say what they saw, once one has failed.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+/// How long a killed process may take to be gone, and output to arrive that is still on its way.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+/// How often a thread that passes on output is looked at, once only that is missing.
+const OUTPUT_POLL: Duration = Duration::from_millis(5);
+/// How often the coordinator is asked for its record when only that is missing.
+const RECORD_POLL: Duration = Duration::from_millis(5);
+/// How long the coordinator is there for the ranks of other machines after a failure, so that they hear of it.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// The exit code of a program whose reader has left: 128 and SIGPIPE.
+const SIGPIPE_CODE: u8 = 128 + 13;
+
+/// Everything that the main thread knows about the running job.
+pub(super) struct Watch {
+    runtime: Runtime,
+    /// The first rank of this machine.
+    first: usize,
+    /// The processes that have not been reaped, from it on.
+    ranks: Vec<Option<Running>>,
+    /// The threads that pass on what the ranks print.
+    readers: Vec<Reader>,
+    voice: Mailbox<String>,
+    phase: Phase,
+    grace: Duration,
+    pub(super) meeting: Meeting,
+    /// The ranks that failed, in the order in which that was seen.
+    failures: Vec<(usize, ExitStatus)>,
+    /// The code to pass on, once it is settled which failure was the first.
+    code: Option<u8>,
+    /// If somebody wanted the job to end, the code for that.
+    stopped: Option<u8>,
+}
+
+/// How far the end of the job has come.
+#[derive(Clone, Copy)]
+enum Phase {
+    Running,
+    LastWords(Deadline),
+    Terminating(Deadline),
+    Killing(Deadline),
+}
+
+impl Watch {
+    /// For ranks from `first` on, none of which has been started.
+    pub(super) fn new(
+        runtime: &Runtime,
+        voice: &Mailbox<String>,
+        first: usize,
+        grace: Duration,
+        meeting: Meeting,
+    ) -> Self {
+        Self {
+            runtime: runtime.clone(),
+            first,
+            ranks: Vec::new(),
+            readers: Vec::new(),
+            voice: voice.clone(),
+            phase: Phase::Running,
+            grace,
+            meeting,
+            failures: Vec::new(),
+            code: None,
+            stopped: None,
+        }
+    }
+
+    /// Adds the next rank, with threads that tell of its end and take what it prints.
+    pub(super) fn add(
+        &mut self,
+        mut child: Child,
+        events: &Mailbox<Event>,
+        take: &Arc<dyn Take>,
+    ) -> Result<(), Error> {
+        let rank = self.first + self.ranks.len();
+        let output = child.stdout.take().expect("the output is a pipe");
+        let error = child.stderr.take().expect("the error output is a pipe");
+        let running = Running::new(child);
+        let pid = running.pid();
+        self.ranks.push(Some(running));
+        let ended = events.clone();
+        let wait = move || {
+            // It can only fail if there is no such child, and then it is not running either.
+            let _ = child::wait_for_end(pid);
+            ended.send(Event::Ended(rank));
+        };
+        self.runtime.spawn("wait", wait).map_err(Error::Thread)?;
+        self.readers.push(reader(&self.runtime, rank, Stream::Output, output, events, take)?);
+        self.readers.push(reader(&self.runtime, rank, Stream::Error, error, events, take)?);
+        Ok(())
+    }
+
+    /// Returns when no rank is left, and what they printed is passed on.
+    pub(super) fn until_all_have_ended(mut self, inbox: &mut Receiver<Event>) -> Result<Outcome, Error> {
+        if let Err(error) = self.watch(inbox) {
+            self.kill_all();
+            return Err(error);
+        }
+        self.await_record(inbox);
+        self.name_cause();
+        self.await_other_machines(inbox);
+        self.await_output(inbox);
+        Ok(match self.code {
+            None => Outcome::Success,
+            Some(code) if self.stopped.is_some() => Outcome::Stopped(code),
+            Some(code) => Outcome::Code(code),
+        })
+    }
+
+    fn watch(&mut self, inbox: &mut Receiver<Event>) -> Result<(), Error> {
+        while self.running().next().is_some() {
+            match inbox.receive(self.deadline()) {
+                Ok(Event::Ended(rank)) => self.reap(rank, inbox)?,
+                Ok(Event::Signalled(signal)) => self.forward(signal),
+                Ok(Event::Unwritable(error)) => self.output_is_gone(&error),
+                Err(Unavailable::TimedOut) => self.escalate()?,
+                Err(Unavailable::Closed) => unreachable!("the thread that watches signals keeps it open"),
+            }
+        }
+        Ok(())
+    }
+
+    fn running(&self) -> impl Iterator<Item = &Running> {
+        self.ranks.iter().flatten()
+    }
+
+    fn deadline(&self) -> Option<Deadline> {
+        match self.phase {
+            Phase::Running => None,
+            Phase::LastWords(deadline) | Phase::Terminating(deadline) | Phase::Killing(deadline) => {
+                Some(deadline)
+            }
+        }
+    }
+
+    /// Takes the status of a rank that has ended, and of all others that have ended meanwhile. If several have
+    /// failed, one that was killed is the likelier cause than one that gave up.
+    fn reap(&mut self, rank: usize, inbox: &mut Receiver<Event>) -> Result<(), Error> {
+        let mut statuses = Vec::new();
+        let mut next = Some(Event::Ended(rank));
+        while let Some(event) = next.take() {
+            match event {
+                Event::Ended(rank) => {
+                    let running = self.ranks[rank - self.first].take().expect("a rank ends once");
+                    statuses.push((rank, running.reap().map_err(Error::Wait)?));
+                    next = inbox.try_receive();
+                }
+                Event::Signalled(signal) => self.forward(signal),
+                Event::Unwritable(error) => self.output_is_gone(&error),
+            }
+        }
+        let (killed, ended): (Vec<_>, Vec<_>) = statuses
+            .into_iter()
+            .filter(|(_, status)| !status.success())
+            .partition(|(_, status)| status.code().is_none());
+        self.failures.extend(killed.into_iter().chain(ended));
+        if self.failures.is_empty() {
+            return Ok(());
+        }
+        if let Phase::Running = self.phase {
+            self.phase = Phase::LastWords(self.runtime.deadline(LAST_WORDS));
+        }
+        if !matches!(self.phase, Phase::LastWords(_)) || self.blamed().is_some() {
+            self.name_cause();
+        }
+        Ok(())
+    }
+
+    /// The rank that the coordinator's record names, if it is one of those that failed, and what it did. The ranks
+    /// that noticed can be gone before it is.
+    fn blamed(&self) -> Option<(usize, ExitStatus, Cause)> {
+        let abort = self.meeting.aborted()?;
+        let failure = self.failures.iter().find(|(rank, _)| *rank == abort.rank);
+        failure.map(|&(rank, status)| (rank, status, abort.cause))
+    }
+
+    /// Gives the coordinator, when no rank is left, the time to hear what they have told it.
+    fn await_record(&mut self, inbox: &mut Receiver<Event>) {
+        // With one failure there is no doubt about the first.
+        if self.code.is_some() || self.failures.len() < 2 {
+            return;
+        }
+        let Phase::LastWords(deadline) = self.phase else { return };
+        while self.meeting.aborted().is_none() && !self.runtime.expired(deadline) {
+            match inbox.receive(Some(self.runtime.deadline(RECORD_POLL))) {
+                Ok(Event::Signalled(SIGTSTP)) => self.pause(),
+                // Nobody is left whom it could be passed on to, but the job is not to be started again.
+                Ok(Event::Signalled(signal)) => self.stopped = child::signal_code(signal),
+                _ => {}
+            }
+        }
+    }
+
+    /// Hosts the coordinator for the ranks of other machines: until they have left, or, after a failure, could hear of it.
+    fn await_other_machines(&mut self, inbox: &mut Receiver<Event>) {
+        if self.meeting.world_size() == self.ranks.len() {
+            return;
+        }
+        let mut farewell = None;
+        while self.meeting.present() > 0 {
+            if self.code.is_some() || self.meeting.aborted().is_some() {
+                let end = *farewell.get_or_insert_with(|| self.runtime.deadline(FAREWELL));
+                if self.runtime.expired(end) {
+                    break;
+                }
+            }
+            match inbox.receive(Some(self.runtime.deadline(RECORD_POLL))) {
+                Ok(Event::Signalled(SIGTSTP)) => self.pause(),
+                Ok(Event::Signalled(signal)) => {
+                    self.say(&format!("{}: leaving the ranks of other machines", child::signal_name(signal)));
+                    self.stopped = child::signal_code(signal);
+                    self.code = self.code.or(self.stopped);
+                    break;
+                }
+                Ok(Event::Unwritable(error)) => self.output_is_gone(&error),
+                _ => {}
+            }
+        }
+        // The ranks of this machine may have ended before.
+        if self.code.is_none()
+            && let Some(abort) = self.meeting.aborted()
+        {
+            self.say(&format!("the job failed on another machine: {abort}"));
+            self.code = Some(1);
+        }
+    }
+
+    /// Waits until all that the ranks have printed is passed on. Whoever takes it may do so slowly, unless somebody wants
+    /// the job to end; but a process that has left its group may hold a pipe open for as long as it likes.
+    fn await_output(&mut self, inbox: &mut Receiver<Event>) {
+        let mut idle = Duration::ZERO;
+        while let Some(Reader { task, is_passing }) = self.readers.pop() {
+            let unfinished = task.join_by(self.runtime.deadline(OUTPUT_POLL)).err();
+            let has_waited = unfinished.is_some();
+            self.readers.extend(unfinished.map(|task| Reader { task, is_passing }));
+            while let Some(event) = inbox.try_receive() {
+                match event {
+                    Event::Ended(_) => {}
+                    Event::Unwritable(error) => self.output_is_gone(&error),
+                    Event::Signalled(SIGTSTP) => self.pause(),
+                    Event::Signalled(signal) => {
+                        self.stopped = self.stopped.or(child::signal_code(signal));
+                        self.code = self.code.or(self.stopped);
+                        idle = PATIENCE;
+                    }
+                }
+            }
+            let is_passing = self.readers.iter().any(|reader| reader.is_passing.load(Ordering::Relaxed));
+            if has_waited && (!is_passing || self.stopped.is_some()) {
+                idle += OUTPUT_POLL;
+            }
+            if idle >= PATIENCE {
+                if is_passing {
+                    self.say("leaving output that nobody takes");
+                    self.code = self.code.or(self.stopped);
+                }
+                return;
+            }
+        }
+    }
+
+    /// Settles which failure was the first, if there is one: what the coordinator says, else what was seen.
+    fn name_cause(&mut self) {
+        let Some(&(first, first_status)) = self.failures.first().filter(|_| self.code.is_none()) else {
+            return;
+        };
+        let (rank, status, cause) = match self.blamed() {
+            Some((rank, status, cause)) => (rank, status, format!(" (it {cause})")),
+            // Who is the cause may go on, or have ended as if all were well.
+            None => {
+                let cause = self.meeting.aborted().map(|abort| format!(" ({abort})"));
+                (first, first_status, cause.unwrap_or_default())
+            }
+        };
+        self.code = Some(child::exit_code(status));
+        if let Phase::LastWords(_) = self.phase {
+            self.say(&format!("rank {rank} {}{cause}; ending the others", child::describe(status)));
+        }
+    }
+
+    /// Passes a signal on to every rank.
+    fn forward(&mut self, signal: i32) {
+        if signal == SIGTSTP {
+            return self.pause();
+        }
+        self.name_cause();
+        self.stopped = self.stopped.or(child::signal_code(signal));
+        self.say(&format!("{}: passed on to every rank", child::signal_name(signal)));
+        if let Some(signal) = Signal::from_named_raw(signal) {
+            self.end_with(signal);
+        }
+    }
+
+    /// Stops until a shell lets this process go on, and every rank with it: ranks that went on alone would take the
+    /// launcher for dead. Where no shell can, nothing stops.
+    fn pause(&self) {
+        if !child::can_be_continued() {
+            return;
+        }
+        self.running().for_each(|running| running.signal(Signal::STOP));
+        let stopped = signal_hook::low_level::emulate_default_handler(SIGTSTP);
+        self.running().for_each(|running| running.signal(Signal::CONT));
+        if let Err(error) = stopped {
+            self.say(&format!("cannot stop: {error}"));
+        }
+    }
+
+    fn output_is_gone(&mut self, error: &Error) {
+        let (code, words) = match error {
+            Error::Forward { source, .. } if source.kind() == io::ErrorKind::BrokenPipe => {
+                (SIGPIPE_CODE, "nobody reads the output any more".to_owned())
+            }
+            // Another start would meet it too.
+            error => (error.exit_code(), error.with_causes()),
+        };
+        if let Phase::Running = self.phase {
+            self.code = Some(code);
+            self.stopped = self.code;
+            self.say(&format!("{words}; ending the job"));
+            self.end_with(Signal::TERM);
+        } else if code != SIGPIPE_CODE && self.stopped.is_none() {
+            // The job ends in any case, because a rank has failed.
+            self.say(&words);
+        }
+    }
+
+    /// Signals every rank; those who are still there after the grace period are killed.
+    fn end_with(&mut self, signal: Signal) {
+        self.running().for_each(|running| running.signal(signal));
+        if !matches!(self.phase, Phase::Terminating(_) | Phase::Killing(_)) {
+            self.phase = Phase::Terminating(self.runtime.deadline(self.grace));
+        }
+    }
+
+    /// A deadline has passed: the next harder measure.
+    fn escalate(&mut self) -> Result<(), Error> {
+        match self.phase {
+            Phase::Running => {}
+            Phase::LastWords(_) => {
+                self.name_cause();
+                self.end_with(Signal::TERM);
+            }
+            Phase::Terminating(_) => {
+                self.kill_all();
+                self.phase = Phase::Killing(self.runtime.deadline(PATIENCE));
+            }
+            Phase::Killing(_) => {
+                let pids = self.running().map(|running| running.pid().as_raw_nonzero().get()).collect();
+                return Err(Error::Unkillable { pids });
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn kill_all(&self) {
+        self.running().for_each(|running| running.signal(Signal::KILL));
+    }
+
+    fn say(&self, text: &str) {
+        self.voice.send(text.to_owned());
+    }
+}
+
+#[derive(Debug)]
+pub(super) enum Event {
+    /// The process of a rank has ended and waits to be reaped.
+    Ended(usize),
+    /// This process was sent a signal.
+    Signalled(i32),
+    /// What the ranks print cannot be passed on any more.
+    Unwritable(Error),
+}
+
+/// A thread that passes on what a rank prints.
+struct Reader {
+    task: Task<()>,
+    /// Whether it has a line that is still to be taken, and does not wait for the rank.
+    is_passing: Arc<AtomicBool>,
+}
+
+fn reader(
+    runtime: &Runtime,
+    rank: usize,
+    stream: Stream,
+    mut source: impl io::Read + Send + 'static,
+    events: &Mailbox<Event>,
+    take: &Arc<dyn Take>,
+) -> Result<Reader, Error> {
+    let is_passing = Arc::new(AtomicBool::new(false));
+    let (events, take, passing) = (events.clone(), take.clone(), is_passing.clone());
+    let read = move || {
+        let pass = |line: &[u8]| {
+            passing.store(true, Ordering::Relaxed);
+            let passed = take.take(rank, stream, line);
+            passing.store(false, Ordering::Relaxed);
+            passed
+        };
+        // The pipe is closed after that: the rank may end because of it.
+        if let Err(error) = read_lines(rank, &mut source, pass) {
+            events.send(Event::Unwritable(error));
+        }
+    };
+    let task = runtime.spawn("lines", read).map_err(Error::Thread)?;
+    Ok(Reader { task, is_passing })
+}
+
+/// A thread that tells of signals.
+pub(super) fn watch_signals(runtime: &Runtime, events: &Mailbox<Event>) -> Result<(), Error> {
+    // Before any is watched for: what whoever started this process ignored.
+    let ignored = child::ignored_signals();
+    // Behind nohup, or in the background of a script, a job goes on as any other program does.
+    let heeded = [SIGHUP, SIGINT, SIGQUIT].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
+    // Where that is ignored, the system itself reaps a process that has ended, and nobody learns how.
+    let mut signals = Signals::new(heeded.chain([SIGTERM, SIGTSTP, SIGCHLD])).map_err(Error::Signals)?;
+    let events = events.clone();
+    let watch = move || {
+        let told = signals.forever().filter(|&signal| signal != SIGCHLD);
+        told.for_each(|signal| events.send(Event::Signalled(signal)));
+    };
+    runtime.spawn("signals", watch).map(drop).map_err(Error::Thread)
+}
