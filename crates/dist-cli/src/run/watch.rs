@@ -22,10 +22,8 @@ use crate::Error;
 const LAST_WORDS: Duration = Duration::from_millis(500);
 /// How long a killed process may take to be gone, and output to arrive that is still on its way.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
-/// How often a thread that passes on output is looked at, once only that is missing.
-const OUTPUT_POLL: Duration = Duration::from_millis(5);
-/// How often the coordinator is asked for its record when only that is missing.
-const RECORD_POLL: Duration = Duration::from_millis(5);
+/// How often is looked for what no event tells of: the coordinator's record, and the end of a thread that passes on output.
+const POLL: Duration = Duration::from_millis(5);
 /// How long the coordinator is there for the ranks of other machines after a failure, so that they hear of it.
 const FAREWELL: Duration = Duration::from_secs(1);
 /// The exit code of a program whose reader has left: 128 and SIGPIPE.
@@ -131,8 +129,7 @@ impl Watch {
         while self.running().next().is_some() {
             match inbox.receive(self.deadline()) {
                 Ok(Event::Ended(rank)) => self.reap(rank, inbox)?,
-                Ok(Event::Signalled(signal)) => self.forward(signal),
-                Ok(Event::Unwritable(error)) => self.output_is_gone(&error),
+                Ok(event) => self.pass_on(event),
                 Err(Unavailable::TimedOut) => self.escalate()?,
                 Err(Unavailable::Closed) => unreachable!("the thread that watches signals keeps it open"),
             }
@@ -165,8 +162,7 @@ impl Watch {
                     statuses.push((rank, running.reap().map_err(Error::Wait)?));
                     next = inbox.try_receive();
                 }
-                Event::Signalled(signal) => self.forward(signal),
-                Event::Unwritable(error) => self.output_is_gone(&error),
+                event => self.pass_on(event),
             }
         }
         let (killed, ended): (Vec<_>, Vec<_>) = statuses
@@ -202,11 +198,9 @@ impl Watch {
         }
         let Phase::LastWords(deadline) = self.phase else { return };
         while self.meeting.aborted().is_none() && !self.runtime.expired(deadline) {
-            match inbox.receive(Some(self.runtime.deadline(RECORD_POLL))) {
-                Ok(Event::Signalled(SIGTSTP)) => self.pause(),
-                // Nobody is left whom it could be passed on to, but the job is not to be started again.
-                Ok(Event::Signalled(signal)) => self.stopped = child::signal_code(signal),
-                _ => {}
+            if let Ok(event) = inbox.receive(Some(self.runtime.deadline(POLL))) {
+                // Nobody is left whom a signal could be passed on to.
+                self.hear(event);
             }
         }
     }
@@ -224,16 +218,11 @@ impl Watch {
                     break;
                 }
             }
-            match inbox.receive(Some(self.runtime.deadline(RECORD_POLL))) {
-                Ok(Event::Signalled(SIGTSTP)) => self.pause(),
-                Ok(Event::Signalled(signal)) => {
-                    self.say(&format!("{}: leaving the ranks of other machines", child::signal_name(signal)));
-                    self.stopped = child::signal_code(signal);
-                    self.code = self.code.or(self.stopped);
-                    break;
-                }
-                Ok(Event::Unwritable(error)) => self.output_is_gone(&error),
-                _ => {}
+            let event = inbox.receive(Some(self.runtime.deadline(POLL))).ok();
+            if let Some(signal) = event.and_then(|event| self.hear(event)) {
+                self.say(&format!("{}: leaving the ranks of other machines", child::signal_name(signal)));
+                self.code = self.code.or(self.stopped);
+                break;
             }
         }
         // The ranks of this machine may have ended before.
@@ -250,24 +239,18 @@ impl Watch {
     fn await_output(&mut self, inbox: &mut Receiver<Event>) {
         let mut idle = Duration::ZERO;
         while let Some(Reader { task, is_passing }) = self.readers.pop() {
-            let unfinished = task.join_by(self.runtime.deadline(OUTPUT_POLL)).err();
+            let unfinished = task.join_by(self.runtime.deadline(POLL)).err();
             let has_waited = unfinished.is_some();
             self.readers.extend(unfinished.map(|task| Reader { task, is_passing }));
             while let Some(event) = inbox.try_receive() {
-                match event {
-                    Event::Ended(_) => {}
-                    Event::Unwritable(error) => self.output_is_gone(&error),
-                    Event::Signalled(SIGTSTP) => self.pause(),
-                    Event::Signalled(signal) => {
-                        self.stopped = self.stopped.or(child::signal_code(signal));
-                        self.code = self.code.or(self.stopped);
-                        idle = PATIENCE;
-                    }
+                if self.hear(event).is_some() {
+                    self.code = self.code.or(self.stopped);
+                    idle = PATIENCE;
                 }
             }
             let is_passing = self.readers.iter().any(|reader| reader.is_passing.load(Ordering::Relaxed));
             if has_waited && (!is_passing || self.stopped.is_some()) {
-                idle += OUTPUT_POLL;
+                idle += POLL;
             }
             if idle >= PATIENCE {
                 if is_passing {
@@ -298,13 +281,36 @@ impl Watch {
         }
     }
 
-    /// Passes a signal on to every rank.
-    fn forward(&mut self, signal: i32) {
-        if signal == SIGTSTP {
-            return self.pause();
+    /// Takes an event; gives back a signal that wants the job to end.
+    fn hear(&mut self, event: Event) -> Option<i32> {
+        match event {
+            // Where ranks are left, that is heard by who reaps them.
+            Event::Ended(_) => None,
+            Event::Unwritable(error) => {
+                self.output_is_gone(&error);
+                None
+            }
+            Event::Signalled(SIGTSTP) => {
+                self.pause();
+                None
+            }
+            Event::Signalled(signal) => {
+                self.note_stop(child::signal_code(signal));
+                Some(signal)
+            }
         }
+    }
+
+    /// Somebody wants the job to end, by a signal or by taking no output: it is not started again. Whoever wanted it first
+    /// decides about the code.
+    fn note_stop(&mut self, code: Option<u8>) {
+        self.stopped = self.stopped.or(code);
+    }
+
+    /// Takes an event, and passes a signal on to every rank.
+    fn pass_on(&mut self, event: Event) {
+        let Some(signal) = self.hear(event) else { return };
         self.name_cause();
-        self.stopped = self.stopped.or(child::signal_code(signal));
         self.say(&format!("{}: passed on to every rank", child::signal_name(signal)));
         if let Some(signal) = Signal::from_named_raw(signal) {
             self.end_with(signal);
@@ -334,8 +340,8 @@ impl Watch {
             error => (error.exit_code(), error.with_causes()),
         };
         if let Phase::Running = self.phase {
-            self.code = Some(code);
-            self.stopped = self.code;
+            self.note_stop(Some(code));
+            self.code = self.stopped;
             self.say(&format!("{words}; ending the job"));
             self.end_with(Signal::TERM);
         } else if code != SIGPIPE_CODE && self.stopped.is_none() {
