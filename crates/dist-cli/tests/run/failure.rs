@@ -1,0 +1,147 @@
+//! A rank fails: which one is named, what becomes of the others, and what is started again.
+
+use std::io::{BufRead, BufReader};
+use std::panic::AssertUnwindSafe;
+use std::process::Stdio;
+
+use dist_collectives::Communicator;
+use rstest::rstest;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
+
+use super::{END, distctl, ends, lines, run, running, signal};
+
+#[rstest]
+#[case("exit 7", 7, "rank 2 exited with code 7")]
+#[case("kill -KILL $$", 137, "rank 2 was killed by SIGKILL")]
+fn the_first_failing_rank_is_named_and_the_rest_is_ended(
+    #[case] end: &str,
+    #[case] code: i32,
+    #[case] words: &str,
+) {
+    let output = run(&["-n", "4"], &format!("test $RANK = 2 && {end}; sleep 1000"));
+    assert_eq!(output.status.code(), Some(code), "{output:?}");
+    assert_eq!(lines(&output.stderr), [format!("distctl: {words}; ending the others")]);
+}
+
+/// What the ranks of the next test do: this test binary is their program.
+fn be_a_rank(end: &str) {
+    let mut comm = Communicator::from_env().unwrap();
+    let mut pids = vec![0; comm.world_size()];
+    comm.all_gather(&[std::process::id()], &mut pids).unwrap();
+    if comm.rank() != 1 {
+        comm.barrier().unwrap_err();
+        std::process::exit(3);
+    }
+    // It cannot end before this rank does or gives up.
+    let pid = Pid::from_raw(pids[0].try_into().unwrap()).unwrap();
+    let victim = pidfd_open(pid, PidfdFlags::empty()).unwrap();
+    if end == "at once" {
+        std::process::exit(7);
+    }
+    let panicked = std::panic::catch_unwind(AssertUnwindSafe(move || {
+        let _comm = comm;
+        panic!("rank 1 gives up");
+    }));
+    panicked.unwrap_err();
+    // The launcher sees this end second.
+    assert!(ends(&victim));
+    std::process::exit(7);
+}
+
+#[rstest]
+#[case("at once", "died")]
+#[case("after a victim", "panicked or gave up")]
+fn the_rank_that_began_is_named_whoever_ends_first(#[case] end: &str, #[case] words: &str) {
+    if let Ok(end) = std::env::var(END) {
+        return be_a_rank(&end);
+    }
+    let program = std::env::current_exe().unwrap();
+    let test = std::thread::current().name().unwrap().to_owned();
+    for _ in 0..5 {
+        let mut command = distctl(&["run", "-n", "3", "--", program.to_str().unwrap(), "--exact", &test]);
+        let output = command.arg("--nocapture").env(END, end).env("DIST_LOG", "off").output().unwrap();
+        assert_eq!(output.status.code(), Some(7), "{output:?}");
+        let told = format!("distctl: rank 1 exited with code 7 (it {words}); ending the others");
+        assert!(lines(&output.stderr).contains(&told), "{output:?}");
+    }
+}
+
+#[test]
+fn the_cause_is_named_though_it_ended_as_if_all_were_well() {
+    if std::env::var(END).is_ok() {
+        let mut comm = Communicator::from_env().unwrap();
+        let alone = comm.rank() == 0 && comm.barrier().is_ok() && comm.barrier().is_err();
+        if comm.rank() == 1 {
+            comm.barrier().unwrap();
+        }
+        std::process::exit(if alone { 3 } else { 0 });
+    }
+    let program = std::env::current_exe().unwrap();
+    let test = std::thread::current().name().unwrap().to_owned();
+    let mut command = distctl(&["run", "-n", "2", "--", program.to_str().unwrap(), "--exact", &test]);
+    let output = command.arg("--nocapture").env(END, "early").output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    let told = lines(&output.stderr);
+    let begins = |line: &String| line.starts_with("distctl: rank 0 exited with code 3 (rank 1 ");
+    assert!(told.iter().any(begins) && told.iter().all(|line| line.starts_with("distctl: ")), "{told:?}");
+}
+
+#[test]
+fn the_others_may_say_what_they_saw() {
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("fifo").display().to_string();
+    // A process that has ended can be signalled until it is reaped.
+    let see =
+        format!("read pid < {fifo}; while kill -0 $pid 2>&-; do :; done; echo rank 0 is gone >&2; exit 1");
+    let script = format!("mkfifo {fifo} 2>&-; case $RANK in 0) echo $$ > {fifo}; exit 3;; 1) {see};; esac");
+    let output = run(&["-n", "2"], &script);
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    assert!(lines(&output.stderr).contains(&"rank 0 is gone".to_owned()), "{output:?}");
+}
+
+#[rstest]
+#[case(2, 0, 1)]
+#[case(1, 8, 2)]
+#[case(0, 7, 1)]
+fn a_job_that_fails_is_started_again(#[case] restarts: usize, #[case] code: i32, #[case] failures: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    // Fails at the first start, and at the second if there is no third.
+    let fail = if failures == 2 { "test $DIST_RESTART = 1 && exit 8;" } else { "" };
+    let script = format!("echo $RANK $DIST_RESTART; test $DIST_RESTART$RANK = 01 && exit 7; {fail} exit 0");
+    let options = ["-n", "2", "--max-restarts", &restarts.to_string(), "--log-dir"];
+    let output = run(&[&options[..], &[folder.path().to_str().unwrap()]].concat(), &script);
+    assert_eq!(output.status.code(), Some(code), "{output:?}");
+    let starts = restarts.min(1);
+    let expected: Vec<_> = (0..=starts).map(|start| format!("1 {start}")).collect();
+    assert_eq!(lines(&std::fs::read(folder.path().join("r1.log")).unwrap()), expected);
+    let again = format!("distctl: starting the job again, 1 of at most {restarts} times");
+    assert_eq!(lines(&output.stderr).iter().filter(|line| **line == again).count(), starts, "{output:?}");
+}
+
+#[test]
+fn a_job_that_is_told_to_end_is_not_started_again() {
+    let script = "trap 'exit 9' TERM; echo $$; while :; do sleep 0.01; done";
+    let (child, _) = running(&["-n", "2", "--max-restarts", "3"], script);
+    signal(&child, Signal::TERM);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(9), "{output:?}");
+    // The shell itself has a word for a sleep that was signalled.
+    let told: Vec<_> = lines(&output.stderr).into_iter().filter(|line| line.starts_with("distctl")).collect();
+    assert_eq!(told, ["distctl: SIGTERM: passed on to every rank"]);
+}
+
+/// The launcher looks for the cause in vain for most of the time.
+#[test]
+fn a_signal_between_the_end_of_all_ranks_and_their_next_start_is_heard() {
+    let mut command = distctl(&["run", "-n", "2", "--max-restarts", "20", "--", "false"]);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut told = BufReader::new(child.stderr.take().unwrap()).lines();
+    let again = |line: &String| line.contains("starting the job again");
+    assert!(told.any(|line| again(&line.unwrap())));
+    signal(&child, Signal::TERM);
+    let more = told.filter(|line| again(line.as_ref().unwrap())).count();
+    assert!(more <= 2, "started {more} times more");
+    // The code of a rank, which may have been running after all.
+    let code = child.wait().unwrap().code();
+    assert!(matches!(code, Some(1 | 143)), "{code:?}");
+}

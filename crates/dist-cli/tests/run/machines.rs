@@ -1,0 +1,154 @@
+//! Jobs on several machines, which are all this one.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::net::TcpListener;
+use std::os::unix::fs::OpenOptionsExt;
+use std::process::{Command, Output, Stdio};
+
+use dist_collectives::Communicator;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use super::{END, distctl, lines};
+
+/// A job on two machines, which are both this one.
+struct Machines {
+    /// Where its secret is.
+    folder: tempfile::TempDir,
+    rendezvous: String,
+    options: Vec<&'static str>,
+}
+
+impl Machines {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut secret = OpenOptions::new();
+        let mut secret =
+            secret.write(true).create_new(true).mode(0o600).open(folder.path().join("secret")).unwrap();
+        secret.write_all(b"known to the ranks of this job").unwrap();
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self { folder, rendezvous: free.local_addr().unwrap().to_string(), options: Vec::new() }
+    }
+
+    /// What one of them starts, so many times.
+    fn start(&self, machine: usize, ranks: &str, command: &[&str]) -> Command {
+        let machine = machine.to_string();
+        let place = ["--nnodes", "2", "--node-rank", &machine, "--rdzv", &self.rendezvous];
+        let mut launcher =
+            distctl(&[&["run", "-n", ranks], &place[..], &self.options, &["--"], command].concat());
+        launcher.env("DIST_SECRET_FILE", self.folder.path().join("secret"));
+        launcher.stdout(Stdio::piped()).stderr(Stdio::piped());
+        launcher
+    }
+
+    /// What becomes of both if all ranks are this test, told what to do.
+    fn run_this_test(&self, ranks: &str, task: &str) -> [Output; 2] {
+        let program = std::env::current_exe().unwrap().display().to_string();
+        let test = std::thread::current().name().unwrap().to_owned();
+        let launched = [0, 1].map(|machine| {
+            let command = [&program, "--exact", &test, "--nocapture"];
+            self.start(machine, ranks, &command).env(END, task).spawn().unwrap()
+        });
+        launched.map(|launcher| launcher.wait_with_output().unwrap())
+    }
+}
+
+#[test]
+fn every_rank_learns_its_place_among_those_of_all_machines() {
+    let machines = Machines::new();
+    let script = "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR:$MASTER_PORT";
+    for (machine, places) in [["0 0 4 2", "1 1 4 2"], ["2 0 4 2", "3 1 4 2"]].into_iter().enumerate() {
+        let output = machines.start(machine, "2", &["sh", "-c", script]).output().unwrap();
+        assert_eq!(lines(&output.stdout), places.map(|place| format!("{place} {}", machines.rendezvous)));
+        assert!(output.status.success(), "{output:?}");
+    }
+    assert!(machines.folder.path().join("secret").exists());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn the_coordinator_is_there_for_as_long_as_a_rank_of_any_machine_is() {
+    if std::env::var(END).is_ok() {
+        let mut comm = Communicator::from_env().unwrap();
+        let mut launchers = [0; 4];
+        let parent = rustix::process::getppid().unwrap().as_raw_nonzero().get();
+        comm.all_gather(&[parent], &mut launchers).unwrap();
+        if comm.rank() >= 2 {
+            let first = pidfd_open(Pid::from_raw(launchers[0]).unwrap(), PidfdFlags::empty()).unwrap();
+            let half_a_second = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
+            // Its ranks end at once.
+            assert_eq!(poll(&mut [PollFd::new(&first, PollFlags::IN)], Some(&half_a_second)).unwrap(), 0);
+        }
+        return;
+    }
+    for output in Machines::new().run_this_test("2", "leave") {
+        assert!(output.status.success(), "{output:?}");
+    }
+}
+
+#[test]
+fn ranks_of_all_machines_hear_which_one_failed() {
+    if let Ok(failing) = std::env::var(END) {
+        let mut comm = Communicator::from_env().unwrap();
+        comm.barrier().unwrap();
+        if comm.rank().to_string() == failing {
+            std::process::exit(7);
+        }
+        eprintln!("{}", comm.barrier().unwrap_err());
+        std::process::exit(3);
+    }
+    for (failing, machine) in [("0", 0), ("1", 1)] {
+        let outputs = Machines::new().run_this_test("1", failing);
+        assert_eq!(outputs[machine].status.code(), Some(7), "{outputs:?}");
+        let other = &outputs[1 - machine];
+        assert_eq!(other.status.code(), Some(3), "{outputs:?}");
+        let told = lines(&other.stderr);
+        let heard =
+            |line: &String| line.starts_with("barrier #1") && line.contains(&format!("rank {failing} died"));
+        assert!(told.iter().any(heard), "{told:?}");
+        if machine == 1 {
+            let named = "distctl: rank 0 exited with code 3 (rank 1 died); ending the others";
+            assert!(told.contains(&named.to_owned()), "{told:?}");
+        }
+    }
+}
+
+#[test]
+fn a_failure_on_another_machine_is_one_of_the_job() {
+    if std::env::var(END).is_ok() {
+        let mut comm = Communicator::from_env().unwrap();
+        comm.barrier().unwrap();
+        if comm.rank() == 1 {
+            // It waits for nobody, and the other has left.
+            std::process::exit(7);
+        }
+        return;
+    }
+    let [first, second] = Machines::new().run_this_test("1", "fail");
+    assert_eq!((first.status.code(), second.status.code()), (Some(1), Some(7)), "{first:?} {second:?}");
+    assert!(
+        lines(&first.stderr).contains(&"distctl: the job failed on another machine: rank 1 died".to_owned()),
+        "{first:?}"
+    );
+}
+
+#[test]
+fn all_machines_start_a_job_again() {
+    if std::env::var(END).is_ok() {
+        let mut comm = Communicator::from_env().unwrap();
+        comm.barrier().unwrap();
+        if std::env::var("DIST_RESTART").unwrap() == "0" {
+            let failing = comm.rank() == 3 || comm.barrier().is_err();
+            std::process::exit(if failing { 7 } else { 0 });
+        }
+        comm.barrier().unwrap();
+        return;
+    }
+    let machines = Machines { options: vec!["--max-restarts", "1"], ..Machines::new() };
+    for output in machines.run_this_test("2", "fail once") {
+        assert!(output.status.success(), "{output:?}");
+        let again = "distctl: starting the job again, 1 of at most 1 times".to_owned();
+        assert!(lines(&output.stderr).contains(&again), "{output:?}");
+    }
+}

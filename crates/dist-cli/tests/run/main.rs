@@ -1,0 +1,176 @@
+//! `distctl run` as a person uses it: real processes, their output, their exit codes, their signals.
+#![allow(clippy::unwrap_used, reason = "what a test prepares must work")]
+
+mod failure;
+mod machines;
+mod output;
+mod signals;
+
+use std::io::{BufRead, BufReader};
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, Output, Stdio};
+
+use rstest::rstest;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+
+/// Tells a test that it is the program of a rank, and what is to happen.
+const END: &str = "TEST_END";
+
+fn distctl(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_distctl"));
+    command.env("DIST_COSTS", "off");
+    // A launcher that is killed leaves its secret behind; let that be where tests leave things.
+    command.args(arguments).stdin(Stdio::null()).env("XDG_RUNTIME_DIR", env!("CARGO_TARGET_TMPDIR"));
+    command
+}
+
+/// The command, started by another program: these words, which it is put behind.
+#[cfg(target_os = "linux")]
+fn behind(starter: &[&str], command: &Command) -> Command {
+    let mut started = Command::new(starter[0]);
+    started.args(&starter[1..]).arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
+    started.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    started
+}
+
+/// Runs `script` with sh on every rank.
+fn run(options: &[&str], script: &str) -> Output {
+    distctl(&[&["run"], options, &["--", "sh", "-c", script]].concat()).output().unwrap()
+}
+
+fn lines(bytes: &[u8]) -> Vec<String> {
+    let mut lines: Vec<_> = String::from_utf8_lossy(bytes).lines().map(str::to_owned).collect();
+    lines.sort();
+    lines
+}
+
+/// A job that goes on until it is stopped, and the first line of each rank.
+fn running(options: &[&str], script: &str) -> (Child, Vec<String>) {
+    let ranks: usize = options[1].parse().unwrap();
+    first_lines(distctl(&[&["run"], options, &["--", "sh", "-c", script]].concat()), ranks)
+}
+
+/// What a command has started, and the first lines that it prints.
+fn first_lines(mut command: Command, count: usize) -> (Child, Vec<String>) {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let first = (0..count).map(|_| {
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    });
+    let first = first.collect();
+    child.stdout = Some(output.into_inner());
+    (child, first)
+}
+
+fn signal(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).unwrap();
+}
+
+/// Returns when the process is gone.
+fn wait_until_gone(pid: &str) {
+    let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
+    // A process that is gone already cannot be opened.
+    if let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) {
+        assert!(ends(&process), "process {pid} stays");
+    }
+}
+
+/// Whether a process ends while there is any sense in waiting.
+fn ends(process: &OwnedFd) -> bool {
+    let half_a_minute = Timespec { tv_sec: 30, tv_nsec: 0 };
+    poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&half_a_minute)).unwrap() == 1
+}
+
+#[test]
+fn every_rank_learns_its_place() {
+    let script = "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $DIST_COORDINATOR";
+    let output = run(&["-n", "3"], script);
+    let expected = ["0 0 3 3 127.0.0.1 external", "1 1 3 3 127.0.0.1 external", "2 2 3 3 127.0.0.1 external"];
+    assert_eq!(lines(&output.stdout), expected);
+    assert!(output.status.success());
+}
+
+#[test]
+fn the_secret_is_private_and_gone_afterwards() {
+    let output =
+        run(&["-n", "1"], "stat -c '%a %s' $DIST_SECRET_FILE; echo $DIST_SECRET_FILE; env | grep -c SECRET");
+    let [path, count, private] = &lines(&output.stdout)[..] else { panic!("{output:?}") };
+    assert_eq!((private.as_str(), count.as_str()), ("600 64", "1"), "{path}");
+    assert!(!std::path::Path::new(path).exists(), "{path}");
+}
+
+#[rstest]
+#[case(None, 1)]
+#[case(Some("7"), 7)]
+fn compute_threads_share_the_cores_unless_said_otherwise(#[case] set: Option<&str>, #[case] threads: usize) {
+    let mut command = distctl(&["run", "-n", "64", "--", "sh", "-c", "echo $RAYON_NUM_THREADS"]);
+    command.env_remove("RAYON_NUM_THREADS").envs(set.map(|threads| ("RAYON_NUM_THREADS", threads)));
+    let cores = std::thread::available_parallelism().unwrap().get();
+    let expected = if set.is_some() { threads } else { (cores / 64).max(1) };
+    assert_eq!(lines(&command.output().unwrap().stdout), vec![expected.to_string(); 64]);
+}
+
+#[cfg(target_os = "linux")]
+#[rstest]
+#[case(&["--ranks", "2"], true)]
+#[case(&["--ranks", "2", "--bind", "none"], false)]
+#[case(&["--ranks", "1"], false)]
+fn each_rank_is_bound_to_its_share_of_the_cores(#[case] options: &[&str], #[case] bound: bool) {
+    let cores = std::thread::available_parallelism().unwrap().get();
+    let ran = run(options, "nproc; test -z \"$DISTCTL_CORES\" && grep Cpus_allowed: /proc/self/status");
+    assert!(ran.status.success(), "{ran:?}");
+    let lines = lines(&ran.stdout);
+    let (sets, counts): (Vec<_>, Vec<_>) = lines.iter().partition(|line| line.starts_with("Cpus"));
+    let counts: Vec<usize> = counts.iter().map(|count| count.parse().unwrap()).collect();
+    match (bound, cores) {
+        (false, _) => assert!(counts.iter().all(|&count| count == cores), "{lines:?}"),
+        (true, 1) => assert_eq!(counts, [1, 1]),
+        (true, _) => {
+            assert_eq!(counts.iter().sum::<usize>(), cores, "{lines:?}");
+            assert_ne!(sets[0], sets[1]);
+        }
+    }
+}
+
+#[test]
+fn ranks_do_not_see_what_a_surrounding_job_has_set() {
+    let mut command =
+        distctl(&["run", "-n", "1", "--", "sh", "-c", "env | grep -E '^(TORCHELASTIC|DIST_PORT)'"]);
+    for name in
+        ["DIST_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"]
+    {
+        command.env(name, "1");
+    }
+    assert_eq!(lines(&command.output().unwrap().stdout), [""; 0]);
+}
+
+#[test]
+fn what_a_rank_leaves_behind_is_ended() {
+    let output = run(&["-n", "2"], "sleep 1000 & echo $!");
+    assert!(output.status.success());
+    lines(&output.stdout).iter().for_each(|pid| wait_until_gone(pid));
+}
+
+#[rstest]
+#[case(&["run", "-n", "2", "--", "/no/such/program"], 127, "cannot start \"/no/such/program\": there is no such file")]
+#[case(&["run", "-n", "2", "--", "/etc/passwd"], 126, "cannot start \"/etc/passwd\": it is not executable")]
+#[case(&["run", "-n", "2", "--", "/etc"], 126, "cannot start \"/etc\": it is a folder")]
+#[case(&["run", "-n", "2", "--grace", "-3", "--", "true"], 2, "not a number of seconds")]
+#[case(&["tune", "-n", "0"], 2, "not a number of ranks from 1 to")]
+#[case(&["run", "-n", "0", "--", "true"], 2, "not a number of ranks from 1 to")]
+#[case(&["run", "-n", "two", "--", "true"], 2, "not a number of ranks")]
+#[case(&["run", "-n", "2"], 2, "PROGRAM")]
+#[case(&["run", "-n", "2", "--nnodes", "2", "--", "true"], 2, "--rdzv <HOST:PORT>")]
+#[case(&["run", "-n", "2", "--node-rank", "1", "--", "true"], 2, "--nnodes <N>")]
+#[case(&["run", "-n", "2", "--nnodes", "0", "--", "true"], 2, "not a number of machines from 1 to")]
+#[case(&["run", "-n", "2", "--nnodes", "2", "--node-rank", "2", "--rdzv", "::1:1", "--", "true"], 2, "not a host and a port")]
+#[case(&["run", "-n", "2", "--nnodes", "2", "--node-rank", "2", "--rdzv", "h:1", "--", "true"], 2, "no machine 2 of 2")]
+#[case(&["run", "-n", "2", "--nnodes", "2", "--node-rank", "1", "--rdzv", "h:1", "--", "true"], 2, "DIST_SECRET_FILE")]
+fn what_cannot_be_started_is_said(#[case] arguments: &[&str], #[case] code: i32, #[case] words: &str) {
+    let output = distctl(arguments).output().unwrap();
+    assert_eq!(output.status.code(), Some(code));
+    assert!(String::from_utf8_lossy(&output.stderr).contains(words), "{output:?}");
+}

@@ -1,0 +1,184 @@
+//! What ranks print: where it goes, and who does not take it.
+
+use std::fs::OpenOptions;
+use std::io::{BufRead, BufReader, ErrorKind, PipeReader, PipeWriter, Read, Write};
+use std::process::{Child, Stdio};
+
+use rstest::rstest;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+
+use super::{distctl, lines, run, running, signal, wait_until_gone};
+
+#[test]
+fn the_job_ends_when_nobody_reads_its_output() {
+    let (mut child, pids) = running(&["-n", "1"], "echo $$; while echo more; do :; done");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(141), "{output:?}");
+    pids.iter().for_each(|pid| wait_until_gone(pid));
+}
+
+#[cfg(target_os = "linux")]
+#[rstest]
+#[case("echo $RANK; exec sleep 1000")]
+#[case("exec yes")]
+#[case("echo $RANK")]
+fn a_full_disk_is_said_and_the_job_not_started_again(#[case] script: &str) {
+    let mut command = distctl(&["run", "-n", "2", "--max-restarts", "3", "--", "sh", "-c", script]);
+    let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = command.stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let told =
+        "distctl: cannot write the output: No space left on device (os error 28); ending the job".to_owned();
+    assert_eq!(lines(&output.stderr), [told]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_log_that_cannot_be_written_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("r1.log");
+    std::os::unix::fs::symlink("/dev/full", &log).unwrap();
+    let output =
+        run(&["-n", "2", "--log-dir", folder.path().to_str().unwrap()], "echo $RANK; exec sleep 1000");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let told = format!(
+        "distctl: cannot write {}: No space left on device (os error 28); ending the job",
+        log.display()
+    );
+    assert_eq!(lines(&output.stderr), [told]);
+}
+
+#[test]
+fn the_job_ends_when_nobody_takes_its_words() {
+    // The pipe is full from the beginning.
+    let (_reader, mut writer) = std::io::pipe().unwrap();
+    writer.write_all(&[b'\n'; 1 << 16]).unwrap();
+    let script = "echo $$; test $RANK = 1 && exit 7; exec sleep 1000";
+    let mut command = distctl(&["run", "-n", "2", "--", "sh", "-c", script]);
+    let output = command.stderr(writer).output().unwrap();
+    assert_eq!(output.status.code(), Some(7));
+    lines(&output.stdout).iter().for_each(|pid| wait_until_gone(pid));
+}
+
+/// A job whose only rank has printed more than this process has taken, and is gone; and what it printed.
+#[cfg(target_os = "linux")]
+fn waiting_for_its_reader(options: &[&str]) -> (Child, String) {
+    // More than the pipes and the launcher hold leaves the launcher with a line that it cannot pass on.
+    let script = "echo $$ >&2; seq 20000";
+    let mut command = distctl(&[&["run", "-n", "1"], options, &["--", "sh", "-c", script]].concat());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut error = BufReader::new(child.stderr.take().unwrap());
+    let mut pid = String::new();
+    error.read_line(&mut pid).unwrap();
+    child.stderr = Some(error.into_inner());
+    // It is gone when the launcher has seen its end.
+    while std::fs::exists(format!("/proc/{}", pid.trim_end())).unwrap() {}
+    (child, (1..=20000).map(|line| format!("{line}\n")).collect())
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn who_takes_the_output_may_pause() {
+    let folder = tempfile::tempdir().unwrap();
+    let (child, printed) = waiting_for_its_reader(&["--log-dir", folder.path().to_str().unwrap()]);
+    let launcher = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
+    // Longer than the launcher waits for a process that holds the pipe and says nothing.
+    let pause = Timespec { tv_sec: 6, tv_nsec: 0 };
+    assert_eq!(poll(&mut [PollFd::new(&launcher, PollFlags::IN)], Some(&pause)).unwrap(), 0);
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert!(String::from_utf8(output.stdout).unwrap() == printed);
+    let log = std::fs::read_to_string(folder.path().join("r0.log")).unwrap();
+    assert_eq!(lines(log.as_bytes()).len(), 20001);
+}
+
+/// What is left of a pipe when its writer has made it non-blocking and written as much as it takes: both ends.
+#[cfg(target_os = "linux")]
+fn full_pipe() -> (PipeReader, PipeWriter) {
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    rustix::io::ioctl_fionbio(&writer, true).unwrap();
+    let full = writer.write_all(&[b'\n'; 1 << 20]).unwrap_err();
+    assert_eq!(full.kind(), ErrorKind::WouldBlock);
+    (reader, writer)
+}
+
+#[cfg(target_os = "linux")]
+#[rstest]
+// The last line is longer than the pipe.
+#[case::output(&["run", "-n", "1", "--", "sh", "-c", "seq 20000; printf %0200000d 20001"], false)]
+#[case::error_output(&["run", "-n", "1", "--", "sh", "-c", "exec >&2; seq 20000; printf %0200000d 20001"], true)]
+#[case::own_words(&["run", "-n", "1", "--", "sh", "-c", "exit 7"], true)]
+#[case::results(&["sim", "all_reduce", "--ranks", "2,4,8,16", "--bytes", "1,1K,1M"], false)]
+fn nothing_is_lost_where_a_full_pipe_does_not_block(#[case] arguments: &[&str], #[case] is_error: bool) {
+    let expected = distctl(arguments).output().unwrap();
+    let (mut reader, writer) = full_pipe();
+    let mut command = distctl(arguments);
+    if is_error {
+        command.stderr(writer)
+    } else {
+        command.stdout(writer)
+    };
+    let mut child = command.spawn().unwrap();
+    // Its copies of the pipe's end would keep the pipe open.
+    drop(command);
+    let launcher = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
+    let half_a_second = Timespec { tv_sec: 0, tv_nsec: 500_000_000 };
+    assert_eq!(poll(&mut [PollFd::new(&launcher, PollFlags::IN)], Some(&half_a_second)).unwrap(), 0);
+    let mut printed = String::new();
+    reader.read_to_string(&mut printed).unwrap();
+    assert_eq!(child.wait().unwrap().code(), expected.status.code());
+    let expected = if is_error { expected.stderr } else { expected.stdout };
+    // What it was full of comes first.
+    assert!(printed.trim_start_matches('\n').as_bytes() == expected, "{} bytes", printed.len());
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_launcher_whose_output_nobody_takes_ends_by_a_signal() {
+    let (mut child, _) = waiting_for_its_reader(&[]);
+    // Dropped here, it would end the job by itself.
+    let _output = child.stdout.take().unwrap();
+    signal(&child, Signal::TERM);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(143), "{output:?}");
+    assert!(
+        lines(&output.stderr).contains(&"distctl: leaving output that nobody takes".to_owned()),
+        "{output:?}"
+    );
+}
+
+#[cfg(target_os = "linux")]
+#[rstest]
+#[case("exec sleep 60")]
+#[case("trap '' PIPE; i=0; while [ $((i += 1)) -lt 600 ]; do echo more; sleep 0.1; done")]
+fn a_process_that_keeps_the_output_is_not_waited_for(#[case] stay: &str) {
+    // It has left the group of the rank, which is killed, when it no longer holds the pipe of `$(...)`.
+    let script = format!("echo $(setsid -f sh -c \"echo \\$\\$; exec >&2; {}\")", stay.replace('$', "\\$"));
+    let output = run(&["-n", "1"], &script);
+    assert!(output.status.success(), "{output:?}");
+    let stray = Pid::from_raw(lines(&output.stdout)[0].parse().unwrap()).unwrap();
+    kill_process(stray, Signal::KILL).expect("it is still there");
+}
+
+#[test]
+fn whole_lines_come_out_however_the_ranks_write_them() {
+    let script = "i=0; while [ $i -lt 300 ]; do printf \"begin-$RANK-\"; printf \"%s\" $i; echo -end-$RANK; i=$((i+1)); done";
+    let output = run(&["-n", "4", "--tag"], script);
+    let mut expected: Vec<_> =
+        (0..4).flat_map(|r| (0..300).map(move |i| format!("[r{r}] begin-{r}-{i}-end-{r}"))).collect();
+    expected.sort();
+    assert_eq!(lines(&output.stdout), expected);
+}
+
+#[test]
+fn logs_hold_what_each_rank_printed() {
+    let folder = tempfile::tempdir().unwrap();
+    let logs = folder.path().join("logs");
+    run(&["-n", "2", "--log-dir", logs.to_str().unwrap()], "echo out $RANK; echo err $RANK >&2");
+    for rank in 0..2 {
+        let log = std::fs::read(logs.join(format!("r{rank}.log"))).unwrap();
+        assert_eq!(lines(&log), [format!("err {rank}"), format!("out {rank}")]);
+    }
+}
