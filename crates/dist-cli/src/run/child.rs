@@ -117,21 +117,13 @@ pub(super) fn wait_for_end(pid: Pid) -> io::Result<()> {
 /// started as a job by a process of the same session. Otherwise its process group is orphaned, and the system itself
 /// stops none of it by SIGTSTP. Where there is no /proc, a shell can.
 pub(super) fn can_be_continued() -> bool {
-    let Some(own) = Kin::of("self") else { return true };
-    let mut process = own.parent;
-    while let Some(kin) = Kin::of(process)
-        && kin.session == own.session
-    {
-        if kin.group != own.group {
-            return true;
-        }
-        process = kin.parent;
-    }
-    false
+    Kin::of("self").is_none_or(|own| own.is_in_a_job(Kin::of))
 }
 
 /// What a process belongs to. The group and the session are 0 if who leads them is out of sight, as in a container.
+#[derive(Clone, Copy)]
 struct Kin {
+    process: u32,
     parent: u32,
     group: u32,
     session: u32,
@@ -141,10 +133,32 @@ impl Kin {
     /// What Linux says of a process.
     fn of(process: impl Display) -> Option<Self> {
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-        // The name before may hold anything.
-        let (_, rest) = stat.rsplit_once(") ")?;
+        // The name between may hold anything.
+        let (process, rest) = (stat.split(' ').next()?, stat.rsplit_once(") ")?.1);
         let mut numbers = rest.split(' ').skip(1).map_while(|word| word.parse().ok());
-        Some(Self { parent: numbers.next()?, group: numbers.next()?, session: numbers.next()? })
+        Some(Self {
+            process: process.parse().ok()?,
+            parent: numbers.next()?,
+            group: numbers.next()?,
+            session: numbers.next()?,
+        })
+    }
+
+    /// Whether a process of the same session, but of another group, is one that it descends from.
+    fn is_in_a_job(self, kin_of: impl Fn(u32) -> Option<Self>) -> bool {
+        let mut kin = self;
+        // Who leads the session was started by a process of another.
+        while kin.process != self.session {
+            kin = match kin_of(kin.parent) {
+                Some(parent) if parent.session != self.session => return false,
+                Some(parent) if parent.group != self.group => return true,
+                Some(parent) => parent,
+                // It can be hidden as another user's, such as sudo; who leads the session is still further on. But
+                // init, and what a container was started by, have no jobs.
+                None => return kin.parent > 1,
+            };
+        }
+        false
     }
 }
 
@@ -204,6 +218,24 @@ mod tests {
     #[case("/bin/sh")]
     fn a_program_is_found_by_path_and_by_name(#[case] program: &str) {
         check_program(OsStr::new(program)).unwrap();
+    }
+
+    /// Each process is given by its id, and those of its parent, its group and its session; the first one is asked for.
+    #[rstest]
+    #[case::a_shell(&[[30, 20, 30, 20], [20, 10, 20, 20]], true)]
+    #[case::a_script_of_a_shell(&[[40, 30, 30, 20], [30, 20, 30, 20], [20, 10, 20, 20]], true)]
+    #[case::somebody_hidden(&[[40, 30, 30, 20]], true)]
+    #[case::a_session_of_its_own(&[[30, 20, 30, 30], [20, 10, 20, 20]], false)]
+    #[case::a_session_that_somebody_hidden_started(&[[40, 30, 30, 30], [30, 20, 30, 30]], false)]
+    #[case::an_orphan(&[[30, 1, 30, 20], [1, 0, 1, 1]], false)]
+    #[case::an_orphan_where_init_is_hidden(&[[30, 1, 30, 20]], false)]
+    #[case::a_container(&[[2, 1, 0, 0], [1, 0, 0, 0]], false)]
+    fn a_job_can_be_continued_by_whoever_started_it(#[case] processes: &[[u32; 4]], #[case] can: bool) {
+        let kin_of = |id| {
+            let &[process, parent, group, session] = processes.iter().find(|[process, ..]| *process == id)?;
+            Some(Kin { process, parent, group, session })
+        };
+        assert_eq!(kin_of(processes[0][0]).unwrap().is_in_a_job(kin_of), can);
     }
 
     #[rstest]
