@@ -445,3 +445,24 @@ pub(super) fn watch_signals(runtime: &Runtime, events: &Mailbox<Event>) -> Resul
     };
     runtime.spawn("signals", watch).map(drop).map_err(Error::Thread)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    #[test]
+    fn the_first_signal_decides_about_the_code_also_when_no_rank_is_left() {
+        let runtime = Runtime::system();
+        let (voice, _words) = runtime.mailbox();
+        let (events, mut inbox) = runtime.mailbox();
+        let mut watch = Watch::new(&runtime, &voice, 0, Duration::ZERO, Meeting::here(2, 0).unwrap());
+        watch.failures = [1, 0].map(|rank| (rank, ExitStatus::from_raw(7 << 8))).to_vec();
+        watch.phase = Phase::LastWords(runtime.deadline(Duration::from_millis(100)));
+        [SIGINT, SIGTERM].into_iter().for_each(|signal| events.send(Event::Signalled(signal)));
+        watch.await_record(&mut inbox);
+        watch.name_cause();
+        assert_eq!((watch.stopped, watch.code), (Some(130), Some(7)));
+    }
+}
