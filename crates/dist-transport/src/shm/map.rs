@@ -285,7 +285,7 @@ impl Region {
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         let place = self.mapping.at(self.offset, self.len);
         // SAFETY: the bytes are inside the mapping, which `self` keeps; the region is borrowed exclusively, and no other
-        // region of this process has them. Another process writes there only between a loan and its end, as the system
+        // region of this process has them. Another process writes there only while it is lent to a call, as the system
         // does in a read that is under way.
         unsafe { slice::from_raw_parts_mut(place.as_ptr(), self.len) }
     }

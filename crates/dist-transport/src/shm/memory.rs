@@ -12,9 +12,6 @@ use super::offer::{FILE, GOODBYE, Share, WAKE, hear, say, send_file};
 use super::segment::{Broken, Consumer, Ends, Producer, RING_BYTES, Sleep, TRAY_BYTES, Tray};
 use crate::Grain;
 
-/// So many times at the most what lies before a descriptor is heard, 64 words at a time.
-const PASSED_BEFORE_MAX: usize = 64;
-
 /// Memory shared with one peer, for one channel.
 #[derive(Debug)]
 pub(crate) struct Memory {
@@ -23,8 +20,10 @@ pub(crate) struct Memory {
     incoming: Consumer,
     tray: Tray,
     sleep: Sleep,
-    /// Whether messages may stay in a side's own memory, for the other to copy from there.
+    /// Whether messages may stay in this side's own memory, for the other to copy from there.
     lends: bool,
+    /// Whether this side copies from the other's.
+    borrows: bool,
     /// Whether one of this side's does, and the peer has not said that it has it.
     lent: bool,
     /// The peer's process, once it was asked for.
@@ -53,14 +52,14 @@ impl From<Broken> for End {
 }
 
 impl Memory {
-    /// Memory that both sides have agreed on. Large messages may be lent if both say so.
+    /// Memory that both sides have agreed on. Whether this side lends large messages, and borrows them, it says itself.
     pub(crate) fn new(
         socket: Socket,
         Share(Ends { outgoing, incoming, tray, sleep }): Share,
         lends: bool,
     ) -> Self {
-        let (lent, peer, file, ended) = (false, None, None, None);
-        Self { socket, outgoing, incoming, tray, sleep, lends, lent, peer, file, ended }
+        let (borrows, lent, peer, file, ended) = (lends, false, None, None, None);
+        Self { socket, outgoing, incoming, tray, sleep, lends, borrows, lent, peer, file, ended }
     }
 
     /// How many bytes can be written, if `wanted` are to be; whole grains.
@@ -155,40 +154,41 @@ impl Memory {
 
     /// Copies bytes of a message that the peer has lent; `false` if they are out of reach.
     pub(crate) fn borrow(&mut self, address: u64, into: &mut [u8]) -> bool {
-        let copied = self.peer().and_then(|peer| {
-            if self.lends {
-                read_process(peer, address, into)
-            } else {
-                Err(ErrorKind::PermissionDenied.into())
-            }
-        });
+        if !self.borrows {
+            return false;
+        }
+        let copied = self.peer().and_then(|peer| read_process(peer, address, into));
         if let Err(error) = &copied {
             tracing::info!(%error, "a message is out of reach that was lent, and comes through the ring");
         }
         copied.is_ok()
     }
 
-    /// Tells the peer how much of what it has lent was copied.
-    pub(crate) fn give_back(&mut self, taken: usize) -> Result<(), End> {
+    /// Tells the peer how much of what it has lent was copied; `false` if it has called that back, and nothing counts.
+    pub(crate) fn give_back(&mut self, taken: usize) -> Result<bool, End> {
         // Another process may have the number of one that has ended.
         self.listen();
-        if self.ended.is_some() || !loan::settle(self.incoming.loan(), taken as u64) {
-            return Err(self.ended.unwrap_or(End::Closed));
+        if let Some(end) = self.ended {
+            return Err(end);
         }
-        self.wake_peer();
-        Ok(())
+        let settled = loan::settle(self.incoming.loan(), taken as u64);
+        if settled {
+            self.wake_peer();
+        }
+        Ok(settled)
     }
 
     #[cfg(test)]
-    pub(crate) fn lend_no_more(&mut self) {
-        self.lends = false;
+    pub(crate) fn borrow_no_more(&mut self) {
+        self.borrows = false;
     }
 
     fn peer(&mut self) -> io::Result<i32> {
-        if self.peer.is_none() {
-            self.peer = Some(self.peer_process()?.cast_signed());
+        if let Some(peer) = self.peer {
+            return Ok(peer);
         }
-        self.peer.ok_or_else(|| ErrorKind::NotFound.into())
+        let peer = self.peer_process()?.cast_signed();
+        Ok(*self.peer.insert(peer))
     }
 
     /// Hands the next bytes over to the peer, rounded up to whole grains.
@@ -235,20 +235,24 @@ impl Memory {
         self.listen();
     }
 
+    /// Hears all that the peer has said.
     fn listen(&mut self) {
         let mut said = [0; 64];
-        match hear(&self.socket, &mut said) {
-            Ok((0, _)) => self.ended = self.ended.or(Some(End::Closed)),
-            Ok((count, file)) => {
-                self.file = file.or_else(|| self.file.take());
-                if said[..count].contains(&GOODBYE) {
-                    self.ended = Some(End::Goodbye);
+        loop {
+            match hear(&self.socket, &mut said) {
+                Ok((0, _)) => self.ended = self.ended.or(Some(End::Closed)),
+                Ok((count, file)) => {
+                    self.file = file.or_else(|| self.file.take());
+                    if said[..count].contains(&GOODBYE) {
+                        self.ended = Some(End::Goodbye);
+                    }
+                    continue;
                 }
+                Err(e) if e.kind() == ErrorKind::Interrupted => continue,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => {}
+                Err(_) => self.ended = self.ended.or(Some(End::Closed)),
             }
-            Err(e) if !matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
-                self.ended = self.ended.or(Some(End::Closed));
-            }
-            Err(_) => {}
+            return;
         }
     }
 
@@ -259,13 +263,7 @@ impl Memory {
 
     /// Takes the descriptor that the peer has passed, after a message that says so.
     pub(crate) fn take_file(&mut self) -> Option<OwnedFd> {
-        // Wake-ups may lie before it.
-        for _ in 0..PASSED_BEFORE_MAX {
-            if self.file.is_some() || self.ended.is_some() {
-                break;
-            }
-            self.listen();
-        }
+        self.listen();
         self.file.take()
     }
 

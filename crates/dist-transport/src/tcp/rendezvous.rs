@@ -99,7 +99,9 @@ fn start_coordinator(
     let addresses = loop {
         match socket::resolve(&config.coordinator, runtime, deadline) {
             Ok(addresses) => break addresses,
-            Err(error) if is_malformed(&error) || runtime.remaining(deadline) <= RETRY => return Err(error),
+            Err(error) if !may_come_to_be_known(&error) || runtime.remaining(deadline) <= RETRY => {
+                return Err(error);
+            }
             // A name may come to be known with the host that it is of.
             Err(_) => runtime.park(Some(runtime.deadline(RETRY))),
         }
@@ -147,7 +149,7 @@ fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: De
         let mut failure = late();
         let addresses = match socket::resolve(&config.coordinator, runtime, deadline) {
             Ok(addresses) => addresses,
-            Err(error) if is_malformed(&error) => return Err(error),
+            Err(error) if !may_come_to_be_known(&error) => return Err(error),
             Err(_) if runtime.expired(deadline) => return Err(failure),
             // A name may come to be known with the host that it is of.
             Err(error) => {
@@ -177,9 +179,9 @@ fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: De
     }
 }
 
-/// Whether an address is none, whatever names will be known.
-fn is_malformed(error: &Error) -> bool {
-    matches!(error, Error::Address { source, .. } if source.kind() == io::ErrorKind::InvalidInput)
+/// Whether a name that was not found may be: one that is malformed may not, and for lack of a thread none was looked for.
+fn may_come_to_be_known(error: &Error) -> bool {
+    matches!(error, Error::Address { source, .. } if source.kind() != io::ErrorKind::InvalidInput)
 }
 
 /// Listens where the ranks of this host find this one, if it may share memory with them.

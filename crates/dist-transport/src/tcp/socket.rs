@@ -67,7 +67,10 @@ pub(super) fn listen_on_any(
 ) -> Result<(TcpListener, SocketAddr)> {
     let (first, others) = addresses.split_first().expect("a name has addresses");
     let listener = others.iter().fold(listen(*first, secret), |listener, &other| match listener {
-        Err(error) if is_elsewhere(&error) => listen(other, secret).or(Err(error)),
+        Err(error) if is_elsewhere(&error) => match listen(other, secret) {
+            Err(too) if is_elsewhere(&too) => Err(error),
+            listener => listener,
+        },
         listener => listener,
     })?;
     let address = listener.local_addr().map_err(|source| cannot_listen(*first, source))?;
@@ -191,6 +194,10 @@ mod tests {
         assert!(address.ip() == here.ip() && address.port() != 0);
         let refused = listen_on_any(&[elsewhere(1), elsewhere(2)], Some(&secret)).unwrap_err();
         assert!(refused.to_string().contains("240.0.0.1:0"), "{refused}");
+        let taken = TcpListener::bind(here).unwrap();
+        let addresses = [elsewhere(1), taken.local_addr().unwrap(), here];
+        let in_use = listen_on_any(&addresses, Some(&secret)).unwrap_err();
+        assert!(in_use.to_string().contains(&addresses[1].to_string()), "{in_use}");
         let unsafe_first = listen_on_any(&[elsewhere(1), here], None).unwrap_err();
         assert!(matches!(unsafe_first, Error::SecretNeeded { .. }), "{unsafe_first}");
     }

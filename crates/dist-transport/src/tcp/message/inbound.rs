@@ -6,8 +6,7 @@ use socket2::Socket;
 
 use super::outbound::Outbound;
 use super::{
-    COPIED_BYTES_MAX, Fault, GOODBYE, HEADER_BYTES, LAID_MAGIC, LENT_MAGIC, MAGIC, PUBLISH_BYTES_MAX,
-    SEND_BYTES_MAX, encode,
+    COPIED_BYTES_MAX, Fault, GOODBYE, HEADER_BYTES, LAID_MAGIC, LENT_MAGIC, MAGIC, PUBLISH_BYTES_MAX, encode,
 };
 use crate::shm::Memory;
 use crate::tcp::link::Link;
@@ -25,6 +24,9 @@ enum Way {
     /// From the sender's own memory, where they begin at this address.
     Loan(u64),
 }
+
+/// What the system is asked for of a message at once: the deadline is looked at in between.
+const BORROWED_BYTES_MAX: usize = 256 << 10;
 
 /// A message on its way in.
 #[derive(Debug)]
@@ -113,7 +115,7 @@ impl Inbound {
                 let moved = match (self.way, sink) {
                     (Way::Loan(address), Sink::Into(into)) => {
                         let start = self.delivered;
-                        let piece = (self.length - start).min(SEND_BYTES_MAX);
+                        let piece = (self.length - start).min(BORROWED_BYTES_MAX);
                         self.borrow(memory, address, &mut into[start..][..piece])?
                     }
                     (_, Sink::Into(into)) => {
@@ -223,15 +225,17 @@ impl Inbound {
     }
 
     /// Copies the next bytes of a message that the peer has lent; `false` if they are out of reach, and so will come through
-    /// the ring.
+    /// the ring, or count for nothing, since the peer's call has failed: then nothing more comes until this rank hears of it.
     fn borrow(&mut self, memory: &mut Memory, address: u64, into: &mut [u8]) -> Result<bool, Fault> {
         let copied = memory.borrow(address.wrapping_add(self.delivered as u64), into);
-        self.delivered += if copied { into.len() } else { 0 };
-        if !copied || self.delivered == self.length {
-            memory.give_back(self.delivered)?;
+        let taken = self.delivered + if copied { into.len() } else { 0 };
+        if !copied || taken == self.length {
             self.way = Way::Stream;
+            if !memory.give_back(taken)? {
+                return Ok(false);
+            }
         }
-        self.received = self.delivered;
+        (self.delivered, self.received) = (taken, taken);
         Ok(copied)
     }
 

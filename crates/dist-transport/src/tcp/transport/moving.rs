@@ -19,7 +19,7 @@ use crate::{Activity, Combine, Due, Incoming, Outgoing, Sink};
 /// What is not done yet, and with whom: what is to be sent, then what is to be received.
 type Waits = SmallVec<[(Activity, usize); 2]>;
 
-/// From how many bytes on a message is lent while as many come.
+/// From how many received bytes on messages are lent.
 const LENT_BYTES_MIN: usize = 1 << 20;
 
 /// For how long nothing has moved.
@@ -42,8 +42,8 @@ impl TcpTransport {
         let peers = send.iter().map(|send| send.to).chain(receive.iter().map(|receive| receive.from));
         self.connect(&peers.collect::<SmallVec<[usize; 2]>>(), due)?;
         let call = self.call();
-        let both = receive.iter().any(is_large);
-        let mut outbound = send.map(|send| (send, Outbound::new(send.len(), &call).lent_if(both)));
+        let lent = goes_both_ways(send.map_or(0, |send| send.len()), receive.iter());
+        let mut outbound = send.map(|send| (send, Outbound::new(send.len(), &call).lent_if(lent)));
         let mut inbound = receive.map(|receive| {
             let message = Inbound::new(receive.len, &call);
             (receive, message)
@@ -74,9 +74,10 @@ impl TcpTransport {
             return self.try_exchange(send, receive, due);
         }
         let call = self.call();
-        let both = receives.iter().any(|receive| is_large(receive));
+        let sent = sends.clone().map(Outgoing::len).sum();
+        let lent = goes_both_ways(sent, receives.iter().map(|receive| &**receive));
         let mut outbound: Few<_> =
-            sends.map(|send| (send, Outbound::new(send.len(), &call).lent_if(both))).collect();
+            sends.map(|send| (send, Outbound::new(send.len(), &call).lent_if(lent))).collect();
         // Messages that arrive at the same time cannot be staged in the same place.
         let message = |receive: &Incoming<'_>| Inbound::new(receive.len, &call).straight();
         let mut inbound: Few<_> =
@@ -217,10 +218,15 @@ impl TcpTransport {
     }
 }
 
-/// Whether a message takes a rank so long to receive that others should copy what it sends themselves: through memory each
-/// byte is copied twice, by both sides at once where each has nothing else to do.
-fn is_large(receive: &Incoming<'_>) -> bool {
-    matches!(receive.sink, Sink::Into(_)) && receive.len >= LENT_BYTES_MIN
+/// Whether a rank has so much to receive, and at least as much as it sends, that others should copy what it sends themselves:
+/// through the ring each byte is copied twice, by both sides at once where each has nothing else to do. Nobody is called
+/// meanwhile who could end the call and leave others copying.
+fn goes_both_ways<'a, 'b: 'a>(
+    sent: usize,
+    mut receives: impl Iterator<Item = &'a Incoming<'b>> + Clone,
+) -> bool {
+    let received: usize = receives.clone().map(|receive| receive.len).sum();
+    received >= sent.max(LENT_BYTES_MIN) && receives.all(|receive| matches!(receive.sink, Sink::Into(_)))
 }
 
 /// Sends what the connection takes of a message.
