@@ -108,7 +108,7 @@ impl Memory {
         match self.0 {}
     }
 
-    pub(crate) fn give_back(&mut self, _taken: usize) -> Result<(), End> {
+    pub(crate) fn give_back(&mut self, _taken: usize) -> Result<bool, End> {
         match self.0 {}
     }
 
