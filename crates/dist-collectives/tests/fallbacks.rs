@@ -27,7 +27,7 @@ const ALL_SHARE: &str = "the ranks of the group share memory";
 const NOT_ALL_SHARE: &str = "not all ranks of the group share memory";
 
 /// One rank: sums by messages, and as the library likes, in all kinds of memory, and exchanges large ordinary memory, which is
-/// read in place where that is possible.
+/// read in place where that is possible, to all and to a neighbour.
 fn rank() {
     tracing_subscriber::fmt().with_ansi(false).with_max_level(LevelFilter::INFO).init();
     let mut comm = Communicator::join(&Config::from_env().unwrap()).unwrap();
@@ -51,6 +51,15 @@ fn rank() {
         let mut exchanged = vec![0; WORLD * len];
         comm.all_to_all(&vec![me; WORLD * len], &mut exchanged).unwrap();
         assert!(exchanged.chunks(len).zip(0..).all(|(part, from)| part.iter().all(|&value| value == from)));
+    }
+    // Lent where that is faster and possible, and through the ring otherwise, as what follows then.
+    let (left, right) = ((comm.rank() + WORLD - 1) % WORLD, (comm.rank() + 1) % WORLD);
+    for round in 0..3 {
+        let sent = vec![[me, round]; 200_000];
+        let mut received = vec![[0; 2]; sent.len()];
+        comm.send_recv(sent.as_flattened(), right, received.as_flattened_mut(), left).unwrap();
+        let from = u32::try_from(left).unwrap();
+        assert!(received.iter().all(|&value| value == [from, round]));
     }
     comm.barrier().unwrap();
 }
