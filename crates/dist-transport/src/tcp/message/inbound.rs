@@ -6,7 +6,8 @@ use socket2::Socket;
 
 use super::outbound::Outbound;
 use super::{
-    COPIED_BYTES_MAX, Fault, GOODBYE, HEADER_BYTES, LAID_MAGIC, LENT_MAGIC, MAGIC, PUBLISH_BYTES_MAX, encode,
+    COPIED_BYTES_MAX, Fault, GOODBYE, HEADER_BYTES, LAID_MAGIC, LENT_MAGIC, MAGIC, PUBLISH_BYTES_MAX,
+    SEND_BYTES_MAX, encode,
 };
 use crate::shm::Memory;
 use crate::tcp::link::Link;
@@ -24,9 +25,6 @@ enum Way {
     /// From the sender's own memory, where they begin at this address.
     Loan(u64),
 }
-
-/// What the system is asked for of a message at once: the deadline is looked at in between.
-const BORROWED_BYTES_MAX: usize = 256 << 10;
 
 /// A message on its way in.
 #[derive(Debug)]
@@ -115,7 +113,7 @@ impl Inbound {
                 let moved = match (self.way, sink) {
                     (Way::Loan(address), Sink::Into(into)) => {
                         let start = self.delivered;
-                        let piece = (self.length - start).min(BORROWED_BYTES_MAX);
+                        let piece = (self.length - start).min(SEND_BYTES_MAX);
                         self.borrow(memory, address, &mut into[start..][..piece])?
                     }
                     (_, Sink::Into(into)) => {
