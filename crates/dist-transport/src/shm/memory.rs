@@ -26,8 +26,6 @@ pub(crate) struct Memory {
     borrows: bool,
     /// Whether one of this side's does, and the peer has not said that it has it.
     lent: bool,
-    /// The peer's process, once it was asked for.
-    peer: Option<i32>,
     /// What the peer has passed and nobody has asked for yet.
     file: Option<OwnedFd>,
     /// Set when nothing more will come or go than what is in the rings.
@@ -58,8 +56,8 @@ impl Memory {
         Share(Ends { outgoing, incoming, tray, sleep }): Share,
         lends: bool,
     ) -> Self {
-        let (borrows, lent, peer, file, ended) = (lends, false, None, None, None);
-        Self { socket, outgoing, incoming, tray, sleep, lends, borrows, lent, peer, file, ended }
+        let (borrows, lent, file, ended) = (lends, false, None, None);
+        Self { socket, outgoing, incoming, tray, sleep, lends, borrows, lent, file, ended }
     }
 
     /// How many bytes can be written, if `wanted` are to be; whole grains.
@@ -157,7 +155,7 @@ impl Memory {
         if !self.borrows {
             return false;
         }
-        let copied = self.peer().and_then(|peer| read_process(peer, address, into));
+        let copied = self.peer_process().and_then(|peer| read_process(peer.cast_signed(), address, into));
         if let Err(error) = &copied {
             tracing::info!(%error, "a message is out of reach that was lent, and comes through the ring");
         }
@@ -181,14 +179,6 @@ impl Memory {
     #[cfg(test)]
     pub(crate) fn borrow_no_more(&mut self) {
         self.borrows = false;
-    }
-
-    fn peer(&mut self) -> io::Result<i32> {
-        if let Some(peer) = self.peer {
-            return Ok(peer);
-        }
-        let peer = self.peer_process()?.cast_signed();
-        Ok(*self.peer.insert(peer))
     }
 
     /// Hands the next bytes over to the peer, rounded up to whole grains.

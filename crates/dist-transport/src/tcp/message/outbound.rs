@@ -78,7 +78,7 @@ impl Outbound {
         }
         match (self.loan, parts) {
             (Loan::Wanted, &[message]) => {
-                let lent = self.sent == 0 && memory.lend(&self.marked(LENT_MAGIC), message)?;
+                let lent = memory.lend(&self.marked(LENT_MAGIC), message)?;
                 self.loan = if lent { Loan::Open } else { Loan::None };
                 if lent {
                     return Ok(true);
