@@ -165,7 +165,7 @@ impl Sums {
     }
 }
 
-pub(super) fn merge(left: &mut Flat, right: Flat, spare: &mut Vec<Flat>) {
+fn merge(left: &mut Flat, right: Flat, spare: &mut Vec<Flat>) {
     left.add(&right);
     spare.push(right);
 }

@@ -12,7 +12,6 @@ use dist_collectives::Communicator;
 use super::activations::Look;
 use super::link::{Receiver, Sender};
 use super::links::{self, End};
-use super::sums::merge;
 use super::{Action, Schedule};
 use crate::flat::Flat;
 use crate::tree::TreeSum;
@@ -111,7 +110,6 @@ pub(super) struct Node {
     /// The first stage's sum, and whether there is anything in it.
     sum: TreeSum<Flat>,
     used: bool,
-    spare: Vec<Flat>,
 }
 
 /// Where the sums of later stages come from.
@@ -154,7 +152,6 @@ impl Node {
             own: BTreeMap::new(),
             sum: TreeSum::new(),
             used: false,
-            spare: Vec::new(),
         };
         if let Later::There(link) = &mut node.later {
             link.expect(look.clone());
@@ -167,7 +164,7 @@ impl Node {
 
     /// Takes what a parameter of this stage has found.
     pub(super) fn report(&mut self, micro_batch: usize, parameter: usize, values: Values<'_>) -> Result<()> {
-        let mut own = self.spare.pop().unwrap_or_else(|| Flat::zeros(self.info.dtype, self.info.len()));
+        let mut own = Flat::zeros(self.info.dtype, self.info.len());
         let taken = own.slice_mut(0, self.info.len()).copy_from(values);
         taken.map_err(|source| Error::WrongGradient {
             parameter: self.info.name.clone(),
@@ -187,8 +184,7 @@ impl Node {
         if !matches!(self.earlier, Earlier::Sum) {
             return None;
         }
-        let Self { sum, spare, .. } = self;
-        let sum = sum.finish(|left, right| merge(left, right, spare))?;
+        let sum = self.sum.finish(add)?;
         Some((sum, std::mem::take(&mut self.used)))
     }
 
@@ -261,7 +257,7 @@ impl Node {
             Some(match sum {
                 None => own,
                 Some(mut sum) => {
-                    merge(&mut sum, own, &mut self.spare);
+                    sum.add(&own);
                     sum
                 }
             })
@@ -274,8 +270,7 @@ impl Node {
         let micro_batch = self.order[self.passed - 1];
         self.used |= sum.is_some();
         let leaf = sum.unwrap_or_else(|| Flat::zeros(self.info.dtype, self.info.len()));
-        let Self { sum, spare, .. } = self;
-        sum.add(micro_batch, leaf, |left, right| merge(left, right, spare));
+        self.sum.add(micro_batch, leaf, add);
     }
 }
 
@@ -305,6 +300,11 @@ pub(super) fn pass_on(nodes: &mut [Node], wait: bool) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Adds the right sum to the left one, and keeps no memory: as much comes from other stages as sums take.
+fn add(left: &mut Flat, right: Flat) {
+    left.add(&right);
 }
 
 /// A sum as a message.

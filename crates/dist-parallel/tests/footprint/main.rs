@@ -4,6 +4,7 @@
 #[cfg(all(feature = "tcp", target_os = "linux"))]
 mod limit;
 mod memory;
+mod tied;
 mod verified;
 mod weights;
 mod wire;
