@@ -70,10 +70,6 @@ impl Direct for Wrong<'_> {
         }
     }
 
-    fn fill(&mut self, place: Place, range: Range<usize>, write: &mut dyn FnMut(&mut [u8])) {
-        self.inner.fill(self.place(place), range, write);
-    }
-
     fn post(&mut self) {
         self.posts += 1;
         if self.mistake != Mistake::LostPost || self.posts != 2 {

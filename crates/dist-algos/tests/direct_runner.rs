@@ -105,11 +105,6 @@ impl Direct for Together {
             .copy_from_slice(bytes);
     }
 
-    fn fill(&mut self, place: Place, range: std::ops::Range<usize>, write: &mut dyn FnMut(&mut [u8])) {
-        let mut all = self.lock();
-        write(&mut Self::bytes(&mut all[self.rank], self.calls(), place)[range]);
-    }
-
     fn post(&mut self) {
         self.lock()[self.rank].posts += 1;
     }

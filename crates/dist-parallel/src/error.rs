@@ -141,6 +141,14 @@ pub enum Error {
         /// How many blocks there are.
         blocks: usize,
     },
+    /// Blocks do not have all parameters of a model, each after those of the block before.
+    #[error("blocks whose parameters begin at {starts:?} are not those of a model with {parameters}")]
+    Starts {
+        /// The index of each block's first parameter, and the end.
+        starts: Vec<usize>,
+        /// How many parameters there are.
+        parameters: usize,
+    },
     /// Parameters cannot be gathered ahead.
     #[error("parameters cannot be gathered ahead: {reason}")]
     Prefetch {

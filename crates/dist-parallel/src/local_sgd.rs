@@ -79,6 +79,12 @@ pub struct LocalSgd<M> {
     traffic: LocalTraffic,
 }
 
+/// What all ranks have in common right after a meeting. It is not the trainer itself that hands out [`Shards`]: beside the
+/// outer optimizer no other may be saved, since what those of the ranks keep differs.
+///
+/// [`Shards`]: crate::Shards
+pub(crate) struct Met<'a, M>(pub(crate) &'a mut LocalSgd<M>);
+
 /// Settings of [`LocalSgd`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LocalSgdOptions {
@@ -234,7 +240,7 @@ impl<M: Params> LocalSgd<M> {
     /// # Errors
     /// As for [`Checkpoints::save`], and if there were steps since the last meeting; nothing is saved then.
     pub fn save(&mut self, checkpoints: &mut Checkpoints, step: u64) -> Result<()> {
-        self.with_outer(|local, outer| checkpoints.save(local, outer.map(|outer| &*outer), step))
+        self.met(|mut met, outer| checkpoints.save(&mut met, outer.map(|outer| &*outer), step))
     }
 
     /// As [`save`](Self::save), while training goes on.
@@ -242,7 +248,7 @@ impl<M: Params> LocalSgd<M> {
     /// # Errors
     /// As for [`Checkpoints::start_save`], and as for [`save`](Self::save).
     pub fn start_save(&mut self, checkpoints: &mut Checkpoints, step: u64) -> Result<Saving> {
-        self.with_outer(|local, outer| checkpoints.start_save(local, outer.map(|outer| &*outer), step))
+        self.met(|mut met, outer| checkpoints.start_save(&mut met, outer.map(|outer| &*outer), step))
     }
 
     /// Goes on from the newest checkpoint, by any number of ranks, and tells its step; `None` if there is none. All ranks
@@ -250,22 +256,22 @@ impl<M: Params> LocalSgd<M> {
     ///
     /// # Errors
     /// As for [`Checkpoints::load`].
-    pub fn load(&mut self, checkpoints: &Checkpoints) -> Result<Option<u64>> {
-        self.with_outer(|local, outer| checkpoints.load(local, outer))
+    pub fn load(&mut self, checkpoints: &mut Checkpoints) -> Result<Option<u64>> {
+        self.met(|mut met, outer| checkpoints.load(&mut met, outer))
     }
 
     /// As [`load`](Self::load), from the newest checkpoint of this step.
     ///
     /// # Errors
     /// As for [`Checkpoints::load_step`].
-    pub fn load_step(&mut self, checkpoints: &Checkpoints, step: u64) -> Result<()> {
-        self.with_outer(|local, outer| checkpoints.load_step(step, local, outer))
+    pub fn load_step(&mut self, checkpoints: &mut Checkpoints, step: u64) -> Result<()> {
+        self.met(|mut met, outer| checkpoints.load_step(step, &mut met, outer))
     }
 
-    /// Calls `f` with the outer optimizer beside the rest.
-    fn with_outer<T>(&mut self, f: impl FnOnce(&mut Self, Option<&mut dyn Optimizer>) -> T) -> T {
+    /// Calls `f` with what the ranks have in common, and the outer optimizer.
+    fn met<T>(&mut self, f: impl FnOnce(Met<'_, M>, Option<&mut dyn Optimizer>) -> T) -> T {
         let mut outer = self.outer.take();
-        let result = f(self, outer.as_mut().map(|outer| -> &mut dyn Optimizer { outer }));
+        let result = f(Met(self), outer.as_mut().map(|outer| -> &mut dyn Optimizer { outer }));
         self.outer = outer;
         result
     }

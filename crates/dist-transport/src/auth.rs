@@ -9,7 +9,7 @@
 //! with other libraries of this kind. Between hosts the job needs a network that its users trust.
 
 use std::fmt;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -89,17 +89,14 @@ impl Secret {
         let origin = path.display().to_string();
         let failed = |reason, source| Error::Secret { origin: origin.clone(), reason, source };
         let descriptor = origin.strip_prefix("fd:").map(|number| format!("/dev/fd/{number}"));
-        let place = descriptor.as_deref().map_or(path, Path::new);
-        if descriptor.is_none() {
-            let mode = fs::metadata(place).map_err(|e| failed("no such file", Some(e)))?.permissions().mode();
-            if mode & 0o077 != 0 {
-                return Err(failed("others than its owner can read it: chmod 600", None));
-            }
+        let unreadable = |e| failed("it cannot be read", Some(e));
+        let file = File::open(descriptor.as_deref().map_or(path, Path::new)).map_err(unreadable)?;
+        let mode = file.metadata().map_err(unreadable)?.permissions().mode();
+        if descriptor.is_none() && mode & 0o077 != 0 {
+            return Err(failed("others than its owner can read it: chmod 600", None));
         }
         let mut bytes = Vec::new();
-        File::open(place)
-            .and_then(|file| file.take(SECRET_BYTES_MAX).read_to_end(&mut bytes))
-            .map_err(|e| failed("it cannot be read", Some(e)))?;
+        file.take(SECRET_BYTES_MAX).read_to_end(&mut bytes).map_err(unreadable)?;
         Self::parse(&origin, &bytes)
     }
 
@@ -297,6 +294,8 @@ pub(crate) fn random_bytes() -> Result<[u8; 32]> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use proptest::prelude::*;
 
     use super::*;

@@ -46,13 +46,6 @@ pub trait Direct: fmt::Debug {
     /// If the bytes do not fit, or `place` is [`Place::Memory`].
     fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]);
 
-    /// Lets `write` fill a range of this rank's line, of its sheet or of one of its slots, in which it finds what was there
-    /// before.
-    ///
-    /// # Panics
-    /// If there is no such range, or `place` is [`Place::Memory`].
-    fn fill(&mut self, place: Place, range: Range<usize>, write: &mut dyn FnMut(&mut [u8]));
-
     /// Says to the others that this rank has come as far as this. Those who sleep are woken when this one begins to wait,
     /// at the latest by [`settle`](Direct::settle).
     fn post(&mut self);

@@ -1,7 +1,68 @@
 //! What went wrong on one rank is told to all, so that no rank waits for another that has given up.
 
-use super::CheckpointError;
+use std::time::Duration;
+
+use super::{CheckpointError, Shards};
 use crate::{Communicator, Error, Result};
+
+/// All ranks of a training, for one checkpoint.
+pub(super) struct Ranks {
+    /// Those that hold one copy of the model together.
+    pub(super) group: Communicator,
+    /// Those that hold what this one does in other such groups.
+    replicas: Option<Communicator>,
+}
+
+impl Ranks {
+    /// Ranks that wait for each other so long; as long as the trainer's if nothing is said.
+    pub(super) fn of(shards: &mut dyn Shards, timeout: Option<Duration>) -> Result<Self> {
+        let fork = |comm: &mut Communicator| -> Result<Communicator> {
+            let mut fork = comm.fork().map_err(Error::communication)?;
+            if let Some(timeout) = timeout {
+                fork.set_timeout(timeout);
+            }
+            Ok(fork)
+        };
+        let group = fork(shards.communicator_mut())?;
+        let replicas = shards.replicas_mut().map(fork).transpose()?;
+        Ok(Self { group, replicas })
+    }
+
+    /// Whether this rank's group is the one of all that saves.
+    pub(super) fn saves(&self) -> bool {
+        self.replicas.as_ref().is_none_or(|replicas| replicas.rank() == 0)
+    }
+
+    /// Whether this is the one rank that says what is loaded.
+    pub(super) fn is_first(&self) -> bool {
+        self.group.rank() == 0 && self.saves()
+    }
+
+    /// What this rank has, if all ranks have something; otherwise one and the same error on all.
+    pub(super) fn agree<T>(&mut self, own: Result<T, CheckpointError>) -> Result<T> {
+        let own = agree(&mut self.group, own);
+        self.tell(own)
+    }
+
+    /// What came of something that all ranks of this group know of, if it came to nothing bad in any group; otherwise the
+    /// error of the first.
+    pub(super) fn tell<T>(&mut self, own: Result<T>) -> Result<T> {
+        let Some(replicas) = &mut self.replicas else { return own };
+        match own {
+            Ok(own) => agree(replicas, Ok(own)),
+            Err(Error::Checkpoint(error)) => agree(replicas, Err(*error)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The first rank's bytes, on every rank.
+    pub(super) fn share(&mut self, mut bytes: Vec<u8>) -> Result<Vec<u8>> {
+        if let (0, Some(replicas)) = (self.group.rank(), &mut self.replicas) {
+            bytes = share(replicas, bytes)?;
+        }
+        share(&mut self.group, bytes)
+    }
+}
 
 /// What this rank has, if all ranks have something; otherwise the error of the first rank that has one, on all.
 pub(super) fn agree<T>(comm: &mut Communicator, own: Result<T, CheckpointError>) -> Result<T> {
@@ -19,7 +80,7 @@ pub(super) fn agree<T>(comm: &mut Communicator, own: Result<T, CheckpointError>)
 }
 
 /// Rank 0's bytes, on every rank.
-pub(super) fn share(comm: &mut Communicator, bytes: Vec<u8>) -> Result<Vec<u8>> {
+fn share(comm: &mut Communicator, bytes: Vec<u8>) -> Result<Vec<u8>> {
     let mut len = [bytes.len() as u64];
     comm.broadcast(&mut len, 0).map_err(Error::communication)?;
     broadcast(comm, bytes, len[0], 0)

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use dist_transport::runtime::{Mailbox, Receiver};
 
+use super::agree::Ranks;
 use super::disk::Disk;
 use super::save::Plan;
 use super::{CheckpointError, Saving, Shards, directory, load, part, plain};
-use crate::{Communicator, Error, Optimizer, Result};
+use crate::{Error, Optimizer, Result};
 
 /// A directory in which a training saves checkpoints, and from which it goes on.
 ///
@@ -92,13 +93,10 @@ impl Checkpoints {
         optimizer: Option<&dyn Optimizer>,
         step: u64,
     ) -> Result<()> {
-        if let Some(mut before) = self.latest.take() {
-            // It closes without a message.
-            let _closed = before.receive(None);
-        }
+        end(self.latest.take());
         let plan = self.plan(shards, optimizer, step);
-        let mut comm = fork(shards, self.timeout)?;
-        plan.run(&mut comm, |entry, write| part::read(shards, optimizer, entry, write))
+        let mut ranks = Ranks::of(shards, Some(self.timeout))?;
+        plan.run(&mut ranks, |entry, write| part::read(shards, optimizer, entry, write))
     }
 
     /// Copies what all ranks hold, and saves the copy while training goes on. All ranks call this with the same
@@ -113,12 +111,12 @@ impl Checkpoints {
         step: u64,
     ) -> Result<Saving> {
         let plan = self.plan(shards, optimizer, step);
-        let copy = copy(&plan, shards, optimizer);
-        let mut comm = fork(shards, self.timeout)?;
-        let runtime = comm.runtime().clone();
+        let mut ranks = Ranks::of(shards, Some(self.timeout))?;
+        let copy = if ranks.saves() { copy(&plan, shards, optimizer) } else { Ok(Vec::new()) };
+        let runtime = ranks.group.runtime().clone();
         let (sender, ended) = runtime.mailbox();
         let before = self.latest.replace(ended);
-        let save = move || save(&plan, &mut comm, copy, before, sender);
+        let save = move || save(&plan, &mut ranks, copy, before, sender);
         let task = runtime
             .spawn("checkpoint", save)
             .map_err(|error| Error::Checkpoint(Box::new(CheckpointError::io(&self.directory, &error))));
@@ -129,7 +127,7 @@ impl Checkpoints {
     }
 
     /// Puts what the newest checkpoint has in place of what all ranks hold, and tells its step; `None` if there is no
-    /// checkpoint, and nothing is changed. All ranks call this.
+    /// checkpoint, and nothing is changed. All ranks call this. A save that was [started](Self::start_save) ends before.
     ///
     /// With an optimizer, its state is loaded too. Without one, only the parameters are.
     ///
@@ -137,12 +135,13 @@ impl Checkpoints {
     /// On every rank, with the file and the tensor at fault, if anything is missing, changed or does not fit the model;
     /// then nothing is changed on any rank. If communication fails.
     pub fn load(
-        &self,
+        &mut self,
         shards: &mut dyn Shards,
         optimizer: Option<&mut dyn Optimizer>,
     ) -> Result<Option<u64>> {
-        let mut comm = fork(shards, self.timeout)?;
-        load::load(&self.disk, &mut comm, &self.directory, None, shards, optimizer)
+        end(self.latest.take());
+        let mut ranks = Ranks::of(shards, Some(self.timeout))?;
+        load::load(&self.disk, &mut ranks, &self.directory, None, shards, optimizer)
     }
 
     /// As [`load`](Self::load), from the newest checkpoint of this step.
@@ -150,16 +149,17 @@ impl Checkpoints {
     /// # Errors
     /// As for [`load`](Self::load), and if there is no checkpoint of this step.
     pub fn load_step(
-        &self,
+        &mut self,
         step: u64,
         shards: &mut dyn Shards,
         optimizer: Option<&mut dyn Optimizer>,
     ) -> Result<()> {
-        let mut comm = fork(shards, self.timeout)?;
-        load::load(&self.disk, &mut comm, &self.directory, Some(step), shards, optimizer).map(drop)
+        end(self.latest.take());
+        let mut ranks = Ranks::of(shards, Some(self.timeout))?;
+        load::load(&self.disk, &mut ranks, &self.directory, Some(step), shards, optimizer).map(drop)
     }
 
-    /// The steps of the checkpoints in this directory, oldest first.
+    /// The steps of the checkpoints in this directory, oldest first; without that of a save that has not ended.
     ///
     /// # Errors
     /// If the directory cannot be read.
@@ -212,30 +212,28 @@ fn copy(
 /// Saves a copy, once the save before it has ended. The sender is dropped at the end.
 fn save(
     plan: &Plan,
-    comm: &mut Communicator,
+    ranks: &mut Ranks,
     copy: Result<Vec<u8>, CheckpointError>,
     before: Option<Receiver<()>>,
     _ended: Mailbox<()>,
 ) -> Result<()> {
-    if let Some(mut before) = before {
-        // It closes without a message.
-        let _closed = before.receive(None);
-    }
-    let mut end = 0;
-    plan.run(comm, |entry, write| {
+    end(before);
+    let mut done = 0;
+    plan.run(ranks, |entry, write| {
         // What could not be copied is known to this rank only, until it would have written it.
         let copy = copy.as_ref().map_err(Clone::clone)?;
-        let start = end;
-        end += entry.bytes();
-        write(&copy[start..end])
+        let start = done;
+        done += entry.bytes();
+        write(&copy[start..done])
     })
 }
 
-/// A communicator for one checkpoint, whose ranks wait for each other so long.
-fn fork(shards: &mut dyn Shards, timeout: Duration) -> Result<Communicator> {
-    let mut comm = shards.communicator_mut().fork().map_err(Error::communication)?;
-    comm.set_timeout(timeout);
-    Ok(comm)
+/// Waits until a save has ended that was started.
+fn end(save: Option<Receiver<()>>) {
+    if let Some(mut save) = save {
+        // It closes without a message.
+        let _closed = save.receive(None);
+    }
 }
 
 impl fmt::Debug for Checkpoints {

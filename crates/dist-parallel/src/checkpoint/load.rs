@@ -1,41 +1,40 @@
 //! How all ranks together go on from a checkpoint.
 //!
-//! Rank 0 says which checkpoint, and gives every rank its index. Each rank makes sure that the index is about its
+//! The first rank says which checkpoint, and gives every rank its index. Each rank makes sure that the index is about its
 //! model, reads what it holds into memory of its own, and compares it with the checksums. When all ranks have all that
 //! they need, and only then, they put it in place.
 
 use std::collections::HashMap;
 use std::path::Path;
 
+use super::agree::Ranks;
 use super::disk::Disk;
 use super::fetch::{Wanted, fetch};
 use super::index::{Index, StoredTensor, TensorName};
-use super::{
-    CheckpointError, CheckpointProblem, INDEX, INDEX_BYTES_MAX, Piece, Shards, Slice, agree, directory,
-};
+use super::{CheckpointError, CheckpointProblem, INDEX, INDEX_BYTES_MAX, Piece, Shards, Slice, directory};
 use crate::{Communicator, Error, FloatType, Optimizer, ParamInfo, Result, ValuesMut};
 
 /// Loads the newest checkpoint, or the newest of a step, and tells its step; `None` if there is no checkpoint at all.
 pub(super) fn load(
     disk: &Disk,
-    comm: &mut Communicator,
+    ranks: &mut Ranks,
     directory: &Path,
     step: Option<u64>,
     shards: &mut dyn Shards,
     optimizer: Option<&mut dyn Optimizer>,
 ) -> Result<Option<u64>> {
-    let found = if comm.rank() == 0 { find(disk, directory, step) } else { Ok(None) };
-    let found = agree::agree(comm, found)?;
+    let found = if ranks.is_first() { find(disk, directory, step) } else { Ok(None) };
+    let found = ranks.agree(found)?;
     let name = found.as_ref().map(|(name, _)| name.directory()).unwrap_or_default();
-    let name = agree::share(comm, name.into_bytes())?;
+    let name = ranks.share(name.into_bytes())?;
     if name.is_empty() {
         return Ok(None);
     }
     let path = directory.join(String::from_utf8_lossy(&name).into_owned()).join(INDEX);
-    let bytes = agree::share(comm, found.map(|(_, bytes)| bytes).unwrap_or_default())?;
-    let index = agree::agree(comm, Index::decode(&path, &bytes))?;
+    let bytes = ranks.share(found.map(|(_, bytes)| bytes).unwrap_or_default())?;
+    let index = ranks.agree(Index::decode(&path, &bytes))?;
     let checkpoint = Checkpoint { disk, path: &path, index: &index };
-    checkpoint.put_in_place(comm, shards, optimizer)?;
+    checkpoint.put_in_place(ranks, shards, optimizer)?;
     Ok(Some(index.step))
 }
 
@@ -75,16 +74,16 @@ impl Checkpoint<'_> {
     /// Puts what it has in place of what this rank holds, if every rank can.
     pub(super) fn put_in_place(
         self,
-        comm: &mut Communicator,
+        ranks: &mut Ranks,
         shards: &mut dyn Shards,
         optimizer: Option<&mut dyn Optimizer>,
     ) -> Result<()> {
-        let staged = self.stage(comm, shards, optimizer.as_deref());
-        let staged = agree::agree(comm, staged)?;
+        let staged = self.stage(&ranks.group, shards, optimizer.as_deref());
+        let staged = ranks.agree(staged)?;
         let placed = staged.place(shards, optimizer);
         if placed.is_err() {
             // Other ranks have other values by now.
-            comm.abort();
+            ranks.group.abort();
         }
         placed
     }

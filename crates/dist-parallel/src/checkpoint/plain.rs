@@ -6,13 +6,14 @@ use std::path::Path;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
+use super::agree::Ranks;
 use super::disk::Disk;
 use super::fetch::OpenFile;
 use super::index::{Index, Run, StoredFile, StoredTensor, TensorName};
 use super::load::{Checkpoint, find};
 use super::part::{self, Entry, WriteBytes};
-use super::{CheckpointError, CheckpointProblem, INDEX, Shards, agree};
-use crate::{Error, FloatType, Result};
+use super::{CheckpointError, CheckpointProblem, INDEX, Shards};
+use crate::{FloatType, Result};
 
 /// Puts the parameters of one safetensors file in place of what all ranks hold, by whatever program it was written. All
 /// ranks call this, and see the same file. Its tensors are the model's parameters, by name, shape and type; a
@@ -26,14 +27,14 @@ use crate::{Error, FloatType, Result};
 /// nothing is changed on any rank. If communication fails.
 pub fn load_safetensors(path: impl AsRef<Path>, shards: &mut dyn Shards) -> Result<()> {
     let (disk, path) = (Disk::default(), path.as_ref());
-    let mut comm = shards.communicator_mut().fork().map_err(Error::communication)?;
-    let header = if comm.rank() == 0 { read_header(&disk, path) } else { Ok((0, Vec::new())) };
-    let (size, header) = agree::agree(&mut comm, header)?;
-    let size = agree::share(&mut comm, size.to_le_bytes().to_vec())?;
-    let size = u64::from_le_bytes(size.try_into().expect("rank 0 shares eight bytes"));
-    let header = agree::share(&mut comm, header)?;
-    let index = agree::agree(&mut comm, index(path, size, &header))?;
-    Checkpoint { disk: &disk, path, index: &index }.put_in_place(&mut comm, shards, None)
+    let mut ranks = Ranks::of(shards, None)?;
+    let header = if ranks.is_first() { read_header(&disk, path) } else { Ok((0, Vec::new())) };
+    let (size, header) = ranks.agree(header)?;
+    let size = ranks.share(size.to_le_bytes().to_vec())?;
+    let size = u64::from_le_bytes(size.try_into().expect("the first rank shares eight bytes"));
+    let header = ranks.share(header)?;
+    let index = ranks.agree(index(path, size, &header))?;
+    Checkpoint { disk: &disk, path, index: &index }.put_in_place(&mut ranks, shards, None)
 }
 
 /// The size of a file, and its header without the length.

@@ -1,7 +1,8 @@
-//! What a rank of [`Ddp`] or [`LocalSgd`] holds: everything, as every other rank does.
+//! What a rank of [`Ddp`] holds, or one that has just met the others in local SGD: everything, as every other rank does.
 
 use super::{Holding, Piece, Shards, Slice};
-use crate::{Communicator, Ddp, Error, LocalSgd, ParamInfo, Params, Result, Values, ValuesMut, params};
+use crate::local_sgd::Met;
+use crate::{Communicator, Ddp, Error, ParamInfo, Params, Result, Values, ValuesMut, params};
 
 impl<M: Params> Shards for Ddp<M> {
     fn infos(&self) -> &[ParamInfo] {
@@ -34,37 +35,36 @@ impl<M: Params> Shards for Ddp<M> {
     }
 }
 
-/// Right after a meeting.
-impl<M: Params> Shards for LocalSgd<M> {
+impl<M: Params> Shards for Met<'_, M> {
     fn infos(&self) -> &[ParamInfo] {
-        self.model().infos()
+        self.0.model().infos()
     }
 
     fn parameters(&self) -> Holding<Piece> {
-        everything(self.communicator(), pieces(self.model()))
+        everything(self.0.communicator(), pieces(self.0.model()))
     }
 
     fn slices(&self) -> Holding<Slice> {
-        everything(self.communicator(), trained(self.model()))
+        everything(self.0.communicator(), trained(self.0.model()))
     }
 
     fn read(&self, piece: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
-        match self.steps() {
-            0 => params::read(self.model(), parameter(self.model(), piece), f),
+        match self.0.steps() {
+            0 => params::read(self.0.model(), parameter(self.0.model(), piece), f),
             steps => Err(Error::NotMet { steps }),
         }
     }
 
     fn write(&mut self, piece: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
-        write(self.model_mut(), piece, f)
+        write(self.0.model_mut(), piece, f)
     }
 
     fn loaded(&mut self) -> Result<()> {
-        self.start_here()
+        self.0.start_here()
     }
 
     fn communicator_mut(&mut self) -> &mut Communicator {
-        self.communicator_mut()
+        self.0.communicator_mut()
     }
 }
 

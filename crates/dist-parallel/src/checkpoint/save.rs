@@ -10,10 +10,11 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
+use super::agree::{self, Ranks};
 use super::disk::Disk;
 use super::index::{Index, StoredTensor, TensorName};
 use super::part::{self, Entry, Held, Part, WriteBytes};
-use super::{CheckpointError, CheckpointProblem, INDEX, agree, directory};
+use super::{CheckpointError, CheckpointProblem, INDEX, directory};
 use crate::{Communicator, ParamInfo, Result};
 
 /// A checkpoint that is to be written.
@@ -32,8 +33,18 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Writes the checkpoint together with the other ranks. `read` gives the values of this rank's entries.
+    /// Writes the checkpoint together with the other ranks, if it is this group that does. `read` gives the values of this
+    /// rank's entries.
     pub(super) fn run(
+        &self,
+        ranks: &mut Ranks,
+        read: impl FnMut(&Entry, &mut WriteBytes<'_>) -> Result<(), CheckpointError>,
+    ) -> Result<()> {
+        let saved = if ranks.saves() { self.save(&mut ranks.group, read) } else { Ok(()) };
+        ranks.tell(saved)
+    }
+
+    fn save(
         &self,
         comm: &mut Communicator,
         read: impl FnMut(&Entry, &mut WriteBytes<'_>) -> Result<(), CheckpointError>,

@@ -40,6 +40,12 @@ pub trait Shards {
 
     /// The group whose ranks hold the model.
     fn communicator_mut(&mut self) -> &mut Communicator;
+
+    /// The ranks that hold what this one does in other such groups, if there are any, in the same order for all ranks of a
+    /// group. The first group saves, all load, and none goes on where another fails.
+    fn replicas_mut(&mut self) -> Option<&mut Communicator> {
+        None
+    }
 }
 
 /// Neighbouring values of one parameter, which is read in row-major order. A piece can begin and end anywhere.

@@ -344,7 +344,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::{FsdpOptions, ParamInfo, Reshard, ShardingStrategy};
+    use crate::{Error, FsdpOptions, ParamInfo, Reshard, ShardingStrategy};
 
     const BLOCKS: usize = 5;
     const LEN: usize = 6000;
@@ -355,6 +355,25 @@ mod tests {
         let infos: Vec<ParamInfo> =
             (0..BLOCKS).map(|index| ParamInfo::new(format!("p{index}"), [LEN], FloatType::F32)).collect();
         Plan::new(&infos, &Vec::from_iter(0..=BLOCKS), ranks, options).unwrap()
+    }
+
+    #[rstest]
+    #[case::no_end(&[])]
+    #[case::not_all(&[0, 1])]
+    #[case::too_many(&[0, 3])]
+    #[case::not_from_the_first(&[1, 2])]
+    #[case::backwards(&[0, 2, 1, 2])]
+    fn blocks_have_all_parameters_in_order(#[case] starts: &[usize]) {
+        let infos = ["a", "b"].map(|name| ParamInfo::new(name, [LEN], FloatType::F32));
+        let refused = Plan::new(&infos, starts, 2, &FsdpOptions::default()).unwrap_err();
+        assert!(matches!(refused, Error::Starts { parameters: 2, .. }), "{refused}");
+    }
+
+    #[test]
+    fn what_is_tied_to_nothing_is_refused() {
+        let nothing = ParamInfo { same_as: Some(7), ..ParamInfo::new("a", [LEN], FloatType::F32) };
+        let refused = Plan::new(&[nothing], &[0, 1], 2, &FsdpOptions::default()).unwrap_err();
+        assert!(matches!(refused, Error::CannotTie { .. }), "{refused}");
     }
 
     #[rstest]

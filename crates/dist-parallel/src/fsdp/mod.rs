@@ -135,7 +135,6 @@ impl<A> Fsdp<A> {
         options: &FsdpOptions,
         mut fill: impl FnMut(&mut Communicator, &Sequence<A>, &Strip, &mut Flat) -> Result<()>,
     ) -> Result<Self> {
-        params::validate(model.infos())?;
         let plan = Plan::new(model.infos(), model.starts(), world.world_size(), options);
         agreement::check(
             &mut world,
@@ -185,7 +184,8 @@ impl<A> Fsdp<A> {
     }
 
     /// The norm of all gradients together, as if they were one vector: exact but for one rounding, and so the same bits
-    /// however training is divided. Infinite or NaN if a gradient is.
+    /// however training is divided. Infinite or NaN if a gradient is. Every rank calls this, unlike that of
+    /// [`Ddp`](crate::Ddp): each has a part of the gradients.
     ///
     /// # Errors
     /// If communication fails.
@@ -205,7 +205,7 @@ impl<A> Fsdp<A> {
     }
 
     /// Multiplies all gradients by the same factor where their norm is above `max`, so that it becomes `max`; gives
-    /// the norm before. A norm that is infinite or NaN changes nothing: look at it before the update.
+    /// the norm before. A norm that is infinite or NaN changes nothing: look at it before the update. Every rank calls this.
     ///
     /// # Errors
     /// If communication fails.
@@ -219,7 +219,8 @@ impl<A> Fsdp<A> {
     }
 
     /// Changes the parameters by their gradients; those without a gradient are left as they are. The optimizer is given
-    /// this rank's part of each parameter, of which the parameter's index is the number, and keeps its state for that.
+    /// this rank's part of each parameter, of which the parameter's index is the number, and keeps its state for that. Every
+    /// rank calls this.
     ///
     /// # Errors
     /// If the optimizer fails, or communication.

@@ -4,7 +4,7 @@ use super::deal::Deal;
 use super::layout::Layout;
 use super::options::{Degrees, FsdpOptions};
 use super::order::Use;
-use crate::{ParamInfo, Result};
+use crate::{Error, ParamInfo, Result, params};
 
 /// Which rank keeps what of a model, and when it is gathered and freed: pure data, which every rank computes alike.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,13 +20,18 @@ impl Plan {
     /// to `starts[i + 1]`; the last start is the number of parameters.
     ///
     /// # Errors
-    /// If the ranks cannot be divided as the strategy wants, or units are not made of all blocks.
+    /// If parameters have one name, are the same as others that do not look like them, or are not those of the blocks; if the
+    /// ranks cannot be divided as the strategy wants, or units are not made of all blocks.
     pub fn new(
         infos: &[ParamInfo],
         starts: &[usize],
         world_size: usize,
         options: &FsdpOptions,
     ) -> Result<Self> {
+        params::validate(infos)?;
+        if starts.first() != Some(&0) || starts.last() != Some(&infos.len()) || !starts.is_sorted() {
+            return Err(Error::Starts { starts: starts.to_vec(), parameters: infos.len() });
+        }
         let degrees = options.strategy.degrees(world_size)?;
         let layout = Layout::new(infos, starts, &options.units, degrees.shards)?;
         let keepers = options.reshard.group(degrees)?;

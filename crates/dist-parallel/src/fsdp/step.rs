@@ -80,10 +80,10 @@ impl<A> Fsdp<A> {
     }
 
     /// Begins to gather the first units of the next forward, if they are gathered at all. Without it the forward begins with
-    /// that.
+    /// that. Every rank calls this.
     ///
     /// # Errors
-    /// If it was done since the last forward, or parameters are not sharded.
+    /// If it was done since the last forward, or parameters are not sharded. If there is no memory.
     pub fn prefetch(&mut self) -> Result<()> {
         if !self.plan.degrees.frees {
             return Err(Error::Prefetch { reason: "every rank has all of them" });
@@ -92,7 +92,8 @@ impl<A> Fsdp<A> {
             return Err(Error::Prefetch { reason: "they already are, and no forward has used them" });
         }
         while let Some(&Action::Gather(unit)) = self.forward.get(self.taken) {
-            self.parameters.gather(&self.plan.layout, unit, &mut self.groups)?;
+            let gathered = self.parameters.gather(&self.plan.layout, unit, &mut self.groups);
+            self.or_abort(gathered)?;
             self.taken += 1;
         }
         Ok(())

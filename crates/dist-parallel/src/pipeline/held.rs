@@ -5,8 +5,8 @@ use crate::{
     Communicator, Error, Holding, ParamInfo, Piece, Result, Shards, Slice, Values, ValuesMut, params,
 };
 
-/// One pipeline holds the model: of several beside each other, one is to save, and each loads for itself. One whose stages
-/// are divided among ranks has no parameter whole, and refuses both.
+/// One pipeline holds the model; of several beside each other the first saves. One whose stages are divided among ranks has
+/// no parameter whole, and refuses to be saved and loaded.
 impl<A> Shards for Pipeline<A> {
     fn infos(&self) -> &[ParamInfo] {
         self.infos()
@@ -53,6 +53,10 @@ impl<A> Shards for Pipeline<A> {
 
     fn communicator_mut(&mut self) -> &mut Communicator {
         self.communicator_mut()
+    }
+
+    fn replicas_mut(&mut self) -> Option<&mut Communicator> {
+        self.data.as_mut()
     }
 }
 

@@ -1,5 +1,8 @@
 //! Pipelines beside each other, and stages divided among ranks, on one mesh.
 
+use std::fs;
+use std::num::NonZeroUsize;
+
 use dist_collectives::Communicator;
 use dist_groups::Mesh;
 use dist_parallel::pipeline::Kind;
@@ -8,7 +11,7 @@ use dist_transport::sim;
 use rstest::rstest;
 
 use crate::model::{Trained, alone};
-use crate::training::{pipeline, train};
+use crate::training::{Pipe, pipeline, train, whole};
 
 /// Trains on a mesh of data × pipeline × shard; what was trained, and how many parameters are in memory afterwards.
 fn train_on_mesh(
@@ -56,6 +59,72 @@ fn a_mesh_trains_what_one_process_trains(
     // Copies of the tied weight and what is frozen are whole on every rank: l0, l2, l4 with its bias, l5, l7.
     let whole: usize = outcome.results.iter().map(|(_, left)| left).sum();
     assert_eq!(whole, 6 * degrees[0] * degrees[2]);
+}
+
+/// A pipeline beside others, on a mesh of data × pipeline.
+fn beside(transport: sim::SimTransport, [data, pipelined]: [usize; 2]) -> Pipe {
+    let mut mesh =
+        Mesh::new(Communicator::new(transport), [("data", data), ("pipeline", pipelined)]).unwrap();
+    let mut comm = |axis: &str| mesh.take(axis).unwrap().into_communicator();
+    let mut pipeline = pipeline(comm("pipeline"), Kind::Gpipe.schedule(pipelined, 12 / data).unwrap());
+    pipeline.reduce_over(comm("data")).unwrap();
+    pipeline
+}
+
+/// Every pipeline has all parameters: one of them saves, all hear of it, and all load the same.
+#[rstest]
+fn pipelines_beside_each_other_save_once_and_go_on_together(
+    #[values([3, 2], [1, 2], [2, 1])] later: [usize; 2],
+) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_owned();
+    let before = path.clone();
+    let saved = sim::run(3, 6, move |transport| {
+        let mut pipeline = beside(transport, [3, 2]);
+        let (trained, _) = train(&mut pipeline);
+        let mut checkpoints = Checkpoints::at(&before).keep_last(NonZeroUsize::new(2).unwrap());
+        for step in 1..4 {
+            checkpoints.save(&mut pipeline, None, step).unwrap();
+        }
+        checkpoints.start_save(&mut pipeline, None, 4).unwrap().wait().unwrap();
+        assert_eq!(checkpoints.steps().unwrap(), [3, 4]);
+        trained
+    });
+    let loaded = sim::run(4, later.iter().product(), move |transport| {
+        let mut pipeline = beside(transport, later);
+        assert_eq!(Checkpoints::at(&path).load(&mut pipeline, None).unwrap(), Some(4));
+        whole(&mut pipeline)
+    });
+    for loaded in loaded.results {
+        assert_eq!(loaded, saved.results[0]);
+    }
+}
+
+/// What one pipeline finds is every rank's error, so that no pipeline goes on without the others.
+#[test]
+fn what_goes_wrong_in_one_of_several_pipelines_is_told_to_all() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_owned();
+    let outcome = sim::run(3, 4, move |transport| {
+        let mut pipeline = beside(transport, [2, 2]);
+        let own = pipeline.share().start / pipeline.schedule().micro_batches();
+        let mut checkpoints = Checkpoints::at(path.join("checkpoints"));
+        checkpoints.save(&mut pipeline, None, 1).unwrap();
+        // Only the second pipeline has another place to look, where there is nothing.
+        let mut elsewhere = Checkpoints::at(path.join(["checkpoints", "elsewhere"][own]));
+        let found = elsewhere.steps().unwrap();
+        let file = path.join("file");
+        fs::write(&file, []).unwrap();
+        let saved = Checkpoints::at(file).save(&mut pipeline, None, 2).unwrap_err();
+        let before = whole(&mut pipeline);
+        let loaded = elsewhere.load(&mut pipeline, None).unwrap_err();
+        assert_eq!(whole(&mut pipeline), before);
+        (found.len(), [saved, loaded].map(|error| error.to_string()))
+    });
+    let (counts, errors): (Vec<_>, Vec<_>) = outcome.results.into_iter().unzip();
+    assert_eq!(counts, [1, 1, 0, 0]);
+    assert!(errors.iter().all(|found| *found == errors[0]), "{errors:?}");
+    assert!(errors[0][0].contains("file"), "{errors:?}");
 }
 
 /// No rank has a parameter whole: what was loaded would be lost, and what was saved would be old.

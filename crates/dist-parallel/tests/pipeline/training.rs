@@ -32,7 +32,7 @@ pub(crate) fn train(pipeline: &mut Pipe) -> Trained {
 }
 
 /// All parameters of the whole model, as [`bits`] has them for one process.
-fn whole(pipeline: &mut Pipe) -> Vec<u32> {
+pub(crate) fn whole(pipeline: &mut Pipe) -> Vec<u32> {
     let mut all: Vec<Vec<u32>> = vec![Vec::new(); pipeline.infos().len()];
     pipeline
         .for_each_parameter(|index, values| match values {

@@ -269,10 +269,10 @@ fn training_goes_on_from_a_meeting_that_was_saved(
     let resumed = sim::run(2, ranks.1, move |transport| {
         let mut local = LocalSgd::new(Communicator::new(transport), bag(7), options).unwrap();
         let mut seen = Vec::new();
-        let checkpoints = Checkpoints::at(&path);
-        assert_eq!(local.load(&checkpoints).unwrap(), Some(6));
+        let mut checkpoints = Checkpoints::at(&path);
+        assert_eq!(local.load(&mut checkpoints).unwrap(), Some(6));
         seen.push(bits(local.model()));
-        local.load_step(&checkpoints, 2).unwrap();
+        local.load_step(&mut checkpoints, 2).unwrap();
         steps(&mut local, 2..6);
         seen.push(bits(local.model()));
         seen

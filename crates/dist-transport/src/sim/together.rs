@@ -244,14 +244,13 @@ impl Direct for Together {
     }
 
     fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
-        self.fill(place, offset..offset + bytes.len(), &mut |room| room.copy_from_slice(bytes));
-    }
-
-    fn fill(&mut self, place: Place, range: Range<usize>, write: &mut dyn FnMut(&mut [u8])) {
         assert!(place != Place::Memory, "memory is not published");
-        self.traffic.bytes_sent += range.len() as u64;
-        self.spend(self.costs.copied(place, range.len()));
-        self.with(self.posts.rank().index(), place, &range, write).expect("there is room");
+        self.traffic.bytes_sent += bytes.len() as u64;
+        self.spend(self.costs.copied(place, bytes.len()));
+        let range = offset..offset + bytes.len();
+        let publish = &mut |room: &mut [u8]| room.copy_from_slice(bytes);
+        let published = self.with(self.posts.rank().index(), place, &range, publish);
+        published.expect("there is room");
     }
 
     fn post(&mut self) {

@@ -42,7 +42,7 @@ fn a_failure_at_any_moment_of_a_save_is_told_to_all(#[values(0, 1, 2)] unlucky: 
             holder.comm.broadcast(&mut failed, unlucky).unwrap();
             // Something else, to see that it is overwritten.
             holder.fill(9);
-            let step = load(&Checkpoints::at(&path), holder).unwrap();
+            let step = load(&mut Checkpoints::at(&path), holder).unwrap();
             assert!(holder.is_of(step.unwrap(), true));
             if failed == [0] {
                 return outcomes;
@@ -117,7 +117,7 @@ fn files_that_are_missing_or_have_another_size_are_named_on_every_rank(
     let path = directory.path().to_owned();
     let results = on_ranks(ranks, division, move |holder| {
         holder.fill(5);
-        let loaded = load(&Checkpoints::at(&path), holder);
+        let loaded = load(&mut Checkpoints::at(&path), holder);
         assert!(holder.is_of(5, true) && holder.loaded == 0, "nothing is changed");
         // The one before is as good as ever.
         let (mut trainer, optimizer) = holder.parts();
@@ -158,7 +158,7 @@ fn a_changed_byte_anywhere_is_noticed_by_every_rank() {
                     fs::write(&file, &changed).unwrap();
                 }
                 holder.comm.barrier().unwrap();
-                let fault = match load(&Checkpoints::at(&path), holder) {
+                let fault = match load(&mut Checkpoints::at(&path), holder) {
                     Err(Error::Checkpoint(fault)) => *fault,
                     other => panic!("byte {place} of {name}: {other:?}"),
                 };
@@ -172,7 +172,7 @@ fn a_changed_byte_anywhere_is_noticed_by_every_rank() {
             }
         }
         holder.comm.barrier().unwrap();
-        assert_eq!(load(&Checkpoints::at(&path), holder).unwrap(), Some(1));
+        assert_eq!(load(&mut Checkpoints::at(&path), holder).unwrap(), Some(1));
         noticed
     });
     assert_eq!(noticed[0], noticed[1]);
@@ -189,7 +189,7 @@ fn a_trainer_that_refuses_is_named_on_every_rank(#[values(false, true)] copied: 
     let results = on_ranks(2, Division::Even, move |holder| {
         holder.fill(5);
         *holder.refuses.lock().unwrap() = (holder.comm.rank() == 1).then_some(1);
-        let loaded = load(&Checkpoints::at(&path), holder);
+        let loaded = load(&mut Checkpoints::at(&path), holder);
         let mut checkpoints = Checkpoints::at(&path);
         let saved = if copied {
             let (mut trainer, optimizer) = holder.parts();
@@ -227,7 +227,7 @@ fn a_trainer_with_a_piece_that_no_parameter_has_is_refused(
             holder.claim(Piece { parameter, offset, len });
         }
         let mut checkpoints = Checkpoints::at(&path);
-        (load(&checkpoints, holder), save(&mut checkpoints, holder, 5))
+        (load(&mut checkpoints, holder), save(&mut checkpoints, holder, 5))
     });
     let (loaded, saved): (Vec<_>, Vec<_>) = results.into_iter().unzip();
     for fault in [same_fault(loaded), same_fault(saved)] {
@@ -323,7 +323,7 @@ fn what_cannot_be_removed_is_in_nobodys_way() {
         for step in 1..=3 {
             holder.fill(step);
             save(&mut checkpoints, holder, step).unwrap();
-            assert_eq!(load(&checkpoints, holder).unwrap(), Some(step));
+            assert_eq!(load(&mut checkpoints, holder).unwrap(), Some(step));
             assert!(holder.is_of(step, true));
         }
         assert_eq!(checkpoints.steps().unwrap(), [3]);
@@ -349,7 +349,7 @@ fn what_is_not_trained_may_be_each_ranks_own() {
         values(holder, &|values| values.fill(own));
         let mut checkpoints = Checkpoints::at(&path);
         save(&mut checkpoints, holder, 1).unwrap();
-        load(&checkpoints, holder).unwrap();
+        load(&mut checkpoints, holder).unwrap();
         values(holder, &|values| assert_eq!(values, [f16::ZERO; 11]));
     });
 }

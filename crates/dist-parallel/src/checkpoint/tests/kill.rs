@@ -89,7 +89,7 @@ fn checkpoints(path: &Path) -> Checkpoints {
 fn newest_whole(path: &Path) -> (Option<u64>, bool) {
     let path = path.to_owned();
     let loaded = on_ranks(1, Division::Replicated, move |holder| {
-        let step = load(&checkpoints(&path), holder).unwrap();
+        let step = load(&mut checkpoints(&path), holder).unwrap();
         (step, step.is_none_or(|step| holder.is_of(step % super::holder::STEPS, true)))
     });
     loaded[0]
@@ -102,7 +102,7 @@ fn die(rank: usize) {
     let path = PathBuf::from(variable("CHECKPOINTS"));
     let mut holder = Holder::new(Communicator::from_env().unwrap(), Division::Even);
     let mut checkpoints = checkpoints(&path);
-    let step = load(&checkpoints, &mut holder).unwrap();
+    let step = load(&mut checkpoints, &mut holder).unwrap();
     let next = step.map_or(1, |step| step + 1);
     holder.fill(next % super::holder::STEPS);
     if rank == victim {

@@ -61,7 +61,7 @@ fn refused(directory: &Path, infos: Vec<ParamInfo>) -> CheckpointError {
         let comm = Communicator::new(transport);
         let mut holder = Holder::with_infos(comm, Division::Even, infos.clone());
         holder.fill(5);
-        let loaded = load(&Checkpoints::at(&path), &mut holder);
+        let loaded = load(&mut Checkpoints::at(&path), &mut holder);
         assert!(holder.is_of(5, true) && holder.loaded == 0, "nothing is changed");
         loaded
     });

@@ -43,7 +43,7 @@ fn save(checkpoints: &mut Checkpoints, holder: &mut Holder, step: u64) -> crate:
     checkpoints.save(&mut trainer, Some(optimizer), step)
 }
 
-fn load(checkpoints: &Checkpoints, holder: &mut Holder) -> crate::Result<Option<u64>> {
+fn load(checkpoints: &mut Checkpoints, holder: &mut Holder) -> crate::Result<Option<u64>> {
     let (mut trainer, optimizer) = holder.parts();
     checkpoints.load(&mut trainer, Some(optimizer))
 }

@@ -25,7 +25,7 @@ fn any_ranks_and_division_load_what_any_others_saved(
         for to in DIVISIONS {
             let path = path.clone();
             let loaded = on_ranks(after, to, move |holder| {
-                let step = load(&Checkpoints::at(&path), holder).unwrap();
+                let step = load(&mut Checkpoints::at(&path), holder).unwrap();
                 (step, holder.is_of(7, true), holder.loaded)
             });
             assert_eq!(loaded, vec![(Some(7), true, 1); after], "{from:?} to {to:?}");
@@ -39,7 +39,7 @@ fn without_a_checkpoint_nothing_is_loaded() {
     let path = directory.path().join("not yet");
     let loaded = on_ranks(3, Division::Even, move |holder| {
         holder.fill(5);
-        (load(&Checkpoints::at(&path), holder).unwrap(), holder.is_of(5, true), holder.loaded)
+        (load(&mut Checkpoints::at(&path), holder).unwrap(), holder.is_of(5, true), holder.loaded)
     });
     assert_eq!(loaded, [(None, true, 0); 3]);
 }
@@ -50,8 +50,8 @@ fn the_newest_is_loaded_whatever_its_step_and_older_ones_by_theirs() {
     saved(directory.path(), 2, Division::Even, &[10, 20, 15, 10]);
     let path = directory.path().to_owned();
     let loaded = on_ranks(3, Division::Even, move |holder| {
-        let checkpoints = Checkpoints::at(&path);
-        let newest = load(&checkpoints, holder).unwrap();
+        let mut checkpoints = Checkpoints::at(&path);
+        let newest = load(&mut checkpoints, holder).unwrap();
         let is_newest = holder.is_of(10, true);
         let (mut trainer, optimizer) = holder.parts();
         checkpoints.load_step(20, &mut trainer, Some(optimizer)).unwrap();
@@ -89,7 +89,7 @@ fn parameters_alone_can_be_loaded_and_saved() {
         let (mut trainer, _) = holder.parts();
         Checkpoints::at(&without).save(&mut trainer, None, 7).unwrap();
         assert_eq!(Checkpoints::at(&without).load(&mut trainer, None).unwrap(), Some(7));
-        let other_kind = [load(&Checkpoints::at(&without), holder).unwrap_err().to_string(), {
+        let other_kind = [load(&mut Checkpoints::at(&without), holder).unwrap_err().to_string(), {
             let mut sgd = Sgd::new(SgdOptions::default()).unwrap();
             let (mut trainer, _) = holder.parts();
             Checkpoints::at(&with).load(&mut trainer, Some(&mut sgd)).unwrap_err().to_string()
@@ -161,9 +161,30 @@ fn training_goes_on_while_a_save_waits_for_its_disk() {
         let done = saving.is_done();
         drop(begin);
         saving.wait().unwrap();
-        (done, load(&Checkpoints::at(&path), holder).unwrap(), holder.is_of(1, true))
+        (done, load(&mut Checkpoints::at(&path), holder).unwrap(), holder.is_of(1, true))
     });
     assert_eq!(loaded, [(false, Some(1), true); 2]);
+}
+
+/// What was saved last is what is loaded, whatever the disk has of it by then.
+#[test]
+fn a_save_that_was_started_ends_before_anything_is_loaded() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_owned();
+    let loaded = on_ranks(2, Division::Even, move |holder| {
+        let mut checkpoints = Checkpoints::at(&path);
+        let mut start = |checkpoints: &mut Checkpoints, step| {
+            holder.fill(step);
+            let (mut trainer, optimizer) = holder.parts();
+            checkpoints.start_save(&mut trainer, Some(optimizer), step).unwrap()
+        };
+        let savings = [1, 2, 3].map(|step| start(&mut checkpoints, step));
+        holder.fill(4);
+        let newest = (load(&mut checkpoints, holder).unwrap(), holder.is_of(3, true));
+        savings.into_iter().for_each(|saving| saving.wait().unwrap());
+        newest
+    });
+    assert_eq!(loaded, [(Some(3), true); 2]);
 }
 
 #[test]
@@ -232,7 +253,7 @@ fn a_rank_reads_the_bytes_that_it_needs(#[case] before: usize, #[case] after: us
             }
             Ok(())
         }));
-        load(&checkpoints, holder).unwrap();
+        load(&mut checkpoints, holder).unwrap();
         let (trainer, optimizer) = holder.parts();
         (bytes.load(Ordering::Relaxed), needs(&trainer, optimizer))
     });

@@ -335,12 +335,6 @@ impl Direct for Together {
         self.traffic.bytes_sent += bytes.len() as u64;
     }
 
-    fn fill(&mut self, place: Place, range: Range<usize>, write: &mut dyn FnMut(&mut [u8])) {
-        self.traffic.bytes_sent += range.len() as u64;
-        let filled = self.memory.fill(self.rank.index(), self.current.turn(), place, range, write);
-        filled.expect("places are filled where there is room");
-    }
-
     #[inline]
     fn post(&mut self) {
         self.current.posted += 1;
