@@ -17,6 +17,26 @@ pub struct Abort {
     pub call: Fingerprint,
 }
 
+impl Abort {
+    /// The same, but if a rank was waited for too long, of the rank for which that one and others have waited in turn, in this
+    /// call: `waits_for` says for which a rank waits in it. Where they wait for each other in a circle, the first is as good
+    /// as any.
+    #[must_use]
+    pub(crate) fn followed(self, waits_for: impl Fn(usize) -> Option<usize>) -> Self {
+        if self.cause != Cause::TimedOut || self.call == Fingerprint::NONE {
+            return self;
+        }
+        let mut chain = vec![self.reporter, self.rank];
+        while let Some(next) = chain.last().copied().and_then(&waits_for) {
+            if chain.contains(&next) {
+                return self;
+            }
+            chain.push(next);
+        }
+        Self { rank: chain[chain.len() - 1], ..self }
+    }
+}
+
 impl std::error::Error for Abort {}
 
 impl fmt::Display for Abort {

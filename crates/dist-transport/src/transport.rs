@@ -100,7 +100,8 @@ pub trait Transport: Send + fmt::Debug {
     /// Ends the job for every rank, with this rank as the cause.
     fn abort(&mut self);
 
-    /// Why the job was aborted, if it was.
+    /// Why the job was aborted, if it was: the same on every rank, once whoever decides has been heard. Until then it is what this
+    /// rank has noticed itself.
     fn aborted(&self) -> Option<Abort>;
 
     /// What this transport has moved so far.

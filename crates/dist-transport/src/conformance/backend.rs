@@ -67,5 +67,8 @@ impl Backend {
     }
 }
 
+/// A timeout that runs out when all others have been waiting for long, and have said so.
+pub(super) const AFTER_ALL_WAIT: Duration = Duration::from_secs(2);
+
 /// A timeout for what must not run out.
 pub(super) const LONG: Duration = Duration::from_secs(60);

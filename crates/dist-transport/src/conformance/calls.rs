@@ -74,6 +74,16 @@ pub(super) fn stand_by(transport: &mut dyn Transport, peer: usize) -> Error {
     meet_all(transport).err().unwrap_or_else(|| wait_in_vain(transport, peer))
 }
 
+/// Waits until this rank has heard of this end of the job, whatever it took for its reason itself.
+pub(super) fn await_record(transport: &dyn Transport, record: Abort) {
+    let runtime = transport.runtime();
+    let due = soon(transport);
+    while transport.aborted() != Some(record) {
+        assert!(!runtime.expired(due.deadline()), "it is {:?}", transport.aborted());
+        runtime.park(Some(runtime.deadline(Duration::from_millis(1))));
+    }
+}
+
 /// The record of an abort whose error this rank has already seen, or soon will.
 pub(super) fn await_abort(transport: &dyn Transport) -> Abort {
     let runtime = transport.runtime();

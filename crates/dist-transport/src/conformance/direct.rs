@@ -4,8 +4,10 @@ use crate::{
     Abort, CALLS_MAX, Cause, Direct, Due, Error, Exposed, Fingerprint, Place, Result, Slots, Transport,
 };
 
-use super::backend::{Backend, Fabric, LONG};
-use super::calls::{assert_one_contradicts, await_abort, meet_all, payload, receive_within, soon};
+use super::backend::{AFTER_ALL_WAIT, Backend, Fabric, LONG};
+use super::calls::{
+    assert_one_contradicts, await_abort, await_record, meet_all, payload, receive_within, soon,
+};
 
 /// The call with this number, in one of several forms.
 pub(super) fn call(number: u64, form: u8) -> Fingerprint {
@@ -323,6 +325,28 @@ pub fn a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer(fabric: &
     for members in [[0, 1, 2], [2, 0, 1]] {
         check(Backend(fabric), members);
     }
+}
+
+/// Of ranks that wait for each other's posts in turn, the last is named.
+pub fn who_keeps_a_chain_of_ranks_in_shared_memory_is_named(fabric: &'static dyn Fabric) {
+    let record = Abort { cause: Cause::TimedOut, rank: 3, reporter: 0, call: call(1, 0) };
+    let program = move |mut transport: Box<dyn Transport>| {
+        let transport = &mut *transport;
+        barrier(transport).unwrap();
+        transport.begin(&call(1, 0));
+        let (rank, long) = (transport.rank(), soon(transport));
+        let due = match rank.index() {
+            0 => transport.runtime().deadline(AFTER_ALL_WAIT).into(),
+            _ => long,
+        };
+        let Some(direct) = transport.direct(&due).unwrap() else { return };
+        direct.enter(1, Slots::Unused, Exposed::Nothing, &due).unwrap();
+        if rank.index() < 3 {
+            direct.wait(rank.right().index(), 1, &due).expect_err("nobody posts");
+        }
+        await_record(transport, record);
+    };
+    Backend(fabric).check(4, program, |_| {});
 }
 
 /// What ends a rank's part in shared memory wakes who waits for it.

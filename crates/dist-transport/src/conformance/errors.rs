@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use crate::{Abort, Activity, Cause, Error, Fingerprint, Incoming, Outgoing, Sink, Transport};
 
-use super::backend::{Backend, Fabric, LONG};
+use super::backend::{AFTER_ALL_WAIT, Backend, Fabric, LONG};
 use super::calls::{
-    assert_one_contradicts, await_abort, meet_all, pass_round, receive, receive_within, send, soon, stand_by,
-    wait_in_vain,
+    assert_one_contradicts, await_abort, await_record, meet_all, pass_round, receive, receive_within, send,
+    soon, stand_by, wait_in_vain,
 };
 
 const OURS: Fingerprint = Fingerprint([1; Fingerprint::SIZE]);
@@ -191,6 +191,37 @@ pub fn a_wait_ends_at_its_deadline_and_names_the_peer(fabric: &'static dyn Fabri
         for at_once in [false, true] {
             check(backend, world_size, at_once);
         }
+    }
+}
+
+/// Of ranks that wait for each other in turn, the last is named: it keeps all others. In a circle that is nobody.
+pub fn who_keeps_a_chain_of_ranks_is_named(fabric: &'static dyn Fabric) {
+    fn check(backend: Backend, is_circle: bool) {
+        let rank = if is_circle { 1 } else { 3 };
+        let record = Abort { cause: Cause::TimedOut, rank, reporter: 0, call: OURS };
+        let program = move |mut transport: Box<dyn Transport>| {
+            let transport = &mut *transport;
+            meet_all(transport).unwrap();
+            transport.begin(&OURS);
+            let right = transport.rank().right().index();
+            let error = match transport.rank().index() {
+                0 => Some(receive_within(transport, right, 1, AFTER_ALL_WAIT).unwrap_err()),
+                last if last == 3 && !is_circle => None,
+                _ => Some(wait_in_vain(transport, right)),
+            };
+            await_record(transport, record);
+            error
+        };
+        backend.check(4, program, move |errors| {
+            for (rank, error) in errors.into_iter().enumerate() {
+                // Who notices it says what it has seen.
+                let has_seen = matches!(error, Some(Error::Timeout { peer: 1, .. }));
+                assert_eq!(has_seen, rank == 0, "rank {rank}: {error:?}");
+            }
+        });
+    }
+    for is_circle in [false, true] {
+        check(Backend(fabric), is_circle);
     }
 }
 

@@ -48,6 +48,7 @@ pub use direct::{
     nobody_writes_over_what_a_rank_is_still_reading,
     ranks_in_shared_memory_whose_calls_differ_all_hear_of_it, ranks_that_have_met_have_what_all_have_brought,
     what_is_published_is_seen_by_whoever_waits_for_the_post,
+    who_keeps_a_chain_of_ranks_in_shared_memory_is_named,
 };
 pub use errors::{
     a_message_of_another_call_is_refused_on_every_rank_before_a_byte_is_delivered,
@@ -59,7 +60,7 @@ pub use errors::{
     a_wait_ends_at_its_deadline_and_names_the_peer, an_abort_wakes_every_wait_and_stands_for_ever,
     an_exchange_in_place_with_a_peer_that_disagrees_combines_nothing,
     calls_that_can_never_meet_are_reported_long_before_the_deadline,
-    receiving_into_memory_of_another_length_is_refused_without_harm,
+    receiving_into_memory_of_another_length_is_refused_without_harm, who_keeps_a_chain_of_ranks_is_named,
 };
 pub use forks::{
     a_channel_that_waits_does_not_hold_up_another,
@@ -103,6 +104,7 @@ macro_rules! conformance {
             calls_that_differ_are_noticed_where_nobody_waits_in_them
             calls_that_can_never_meet_are_reported_by_ranks_that_went_ahead
             a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer
+            who_keeps_a_chain_of_ranks_in_shared_memory_is_named
             a_rank_that_leaves_shared_memory_is_named
             an_abort_wakes_who_waits_in_shared_memory
             groups_share_memory_of_their_own
@@ -115,6 +117,7 @@ macro_rules! conformance {
             a_message_of_another_length_is_refused_on_every_rank_before_a_byte_is_delivered
             an_exchange_in_place_with_a_peer_that_disagrees_combines_nothing
             a_wait_ends_at_its_deadline_and_names_the_peer
+            who_keeps_a_chain_of_ranks_is_named
             a_rank_that_leaves_is_named_after_its_last_message_has_arrived
             an_abort_wakes_every_wait_and_stands_for_ever
             a_panic_with_the_transport_in_hand_is_the_cause_everywhere

@@ -319,6 +319,7 @@ impl Fabric {
     pub(super) fn abort(&self, abort: Abort, now: Duration) -> Result<(), Abort> {
         let woken = {
             let state = &mut *self.lock();
+            let abort = abort.followed(|rank| state.waits_for(rank, &abort.call));
             state.control.propose(abort, now, &state.weather)?;
             state.wake_if_told()
         };
@@ -420,6 +421,16 @@ impl State {
         members.find_map(|(rank, member)| {
             let contradiction = Fingerprint::contradiction(calls, &member.waited_in);
             contradiction.map(|(ours, theirs)| Elsewhere { rank, ours, theirs })
+        })
+    }
+
+    /// For which rank another waits, if it does so in this call.
+    fn waits_for(&self, world_rank: usize, call: &Fingerprint) -> Option<usize> {
+        self.channels.iter().find_map(|(channel, members)| {
+            let place = members.iter().position(|member| member.world_rank == world_rank)?;
+            let on = members[place].waits_on()?;
+            let home = self.homes.get(channel).unwrap_or(channel);
+            self.channels[home][place].waited_in.contains(call).then(|| members[on.peer()].world_rank)
         })
     }
 

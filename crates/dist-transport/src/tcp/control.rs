@@ -41,8 +41,8 @@ pub(super) enum Frame {
     Ask { rank: u32, origin: Origin },
     /// To this rank: the channel was left. The coordinator passes it on, with the rank that has left.
     LeftChannel { rank: u32, channel: ChannelId },
-    /// The rank has been waiting for a while on this channel. These are its last calls there, in no order.
-    Waiting { channel: ChannelId, calls: [Fingerprint; CALLS_MAX] },
+    /// The rank has been waiting for a while on this channel, for this other one. These are its last calls there, in no order.
+    Waiting { channel: ChannelId, on: u32, calls: [Fingerprint; CALLS_MAX] },
 }
 
 /// Where a rank runs.
@@ -121,10 +121,11 @@ impl Frame {
             Self::LeftChannel { rank, channel } => {
                 frame.number(12_u32).number(rank).bytes(&channel.get().to_le_bytes());
             }
-            Self::Waiting { channel, calls } => {
+            Self::Waiting { channel, on, calls } => {
                 frame
                     .number(9_u32)
                     .bytes(&channel.get().to_le_bytes())
+                    .number(on)
                     .bytes(bytemuck::cast_slice(&calls.map(|call| call.0)));
             }
         }
@@ -152,8 +153,8 @@ impl Frame {
             }
             8 => Self::Goodbye,
             9 => {
-                let channel = frame.channel();
-                Self::Waiting { channel, calls: [(); CALLS_MAX].map(|()| Fingerprint(frame.bytes())) }
+                let (channel, on) = (frame.channel(), frame.number());
+                Self::Waiting { channel, on, calls: [(); CALLS_MAX].map(|()| Fingerprint(frame.bytes())) }
             }
             10 => Self::Left { rank: frame.number() },
             11 => Self::Ask { rank: frame.number(), origin: frame.origin()? },
@@ -422,6 +423,7 @@ mod tests {
             Frame::LeftChannel { rank: 7, channel: forks[0].channel },
             Frame::Waiting {
                 channel: ChannelId::WORLD.child(3, &[0]),
+                on: 4,
                 calls: [abort.call, Fingerprint::NONE, Fingerprint([8; 48]), Fingerprint([9; 48])],
             },
         ];

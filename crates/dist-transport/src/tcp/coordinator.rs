@@ -147,8 +147,8 @@ struct Member {
     last_seen: Duration,
     /// How long it may be silent.
     liveness: Duration,
-    /// The channel on which it was waiting when it last said so, and its last calls there.
-    waiting: Option<(ChannelId, [Fingerprint; CALLS_MAX])>,
+    /// The channel on which it was waiting when it last said so, for which rank, and its last calls there.
+    waiting: Option<(ChannelId, u32, [Fingerprint; CALLS_MAX])>,
 }
 
 impl Meeting {
@@ -338,8 +338,8 @@ impl Meeting {
                 Ok(None) => return,
                 Ok(Some(Frame::Beat)) => member.last_seen = self.runtime.now(),
                 Ok(Some(Frame::Abort(abort))) => self.abort(abort),
-                Ok(Some(Frame::Waiting { channel, calls })) => {
-                    member.waiting = Some((channel, calls));
+                Ok(Some(Frame::Waiting { channel, on, calls })) => {
+                    member.waiting = Some((channel, on, calls));
                     self.compare(rank, channel, &calls);
                 }
                 Ok(Some(Frame::Ask { rank: peer, origin })) => {
@@ -382,7 +382,7 @@ impl Meeting {
     fn compare(&mut self, reporter: usize, channel: ChannelId, calls: &[Fingerprint]) {
         let contradiction = self.places.iter().enumerate().find_map(|(rank, place)| {
             let Place::Taken(member) = place else { return None };
-            let (_, theirs) = member.waiting.filter(|(waiting_on, _)| *waiting_on == channel)?;
+            let (_, _, theirs) = member.waiting.filter(|(waiting_on, ..)| *waiting_on == channel)?;
             Fingerprint::contradiction(calls, &theirs).map(|(call, theirs)| (rank, call, theirs))
         });
         if let Some((rank, call, theirs)) = contradiction {
@@ -405,12 +405,20 @@ impl Meeting {
         if lock(&self.verdict).is_some() {
             return;
         }
+        let abort = abort.followed(|rank| self.waits_for(rank, &abort.call));
         *lock(&self.verdict) = Some(abort);
         for member in self.members_mut() {
             let _ = member.line.push(Frame::Abort(abort));
         }
         // Last, because a log may keep its writer waiting.
         tracing::warn!(%abort, "the job is aborted");
+    }
+
+    /// For which rank another has last said that it waits, if that was in this call.
+    fn waits_for(&self, rank: usize, call: &Fingerprint) -> Option<usize> {
+        let Some(Place::Taken(member)) = self.places.get(rank) else { return None };
+        let (_, on, _) = member.waiting.filter(|(_, _, calls)| calls.contains(call))?;
+        Some(on as usize)
     }
 
     fn watch_silence(&mut self) {

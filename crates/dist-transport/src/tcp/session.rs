@@ -86,9 +86,11 @@ impl Session {
         }
     }
 
-    /// Says that this rank has been waiting for a while, so that calls which can never meet are noticed.
-    pub(super) fn tell_waiting(&self, channel: ChannelId, calls: &Calls) {
-        self.outgoing.push(Frame::Waiting { channel, calls: *calls.all() });
+    /// Says that this rank has been waiting for a while for `peer`, by its number in the world, so that calls which can never
+    /// meet are noticed, and who keeps all others.
+    pub(super) fn tell_waiting(&self, channel: ChannelId, calls: &Calls, peer: usize) {
+        let on = u32::try_from(peer).expect("ranks are numbered by this type");
+        self.outgoing.push(Frame::Waiting { channel, on, calls: *calls.all() });
         self.service_bell.ring();
     }
 
@@ -272,7 +274,8 @@ impl<E> From<E> for WaitError<E> {
 #[derive(Debug, Default)]
 pub(super) struct LongWait {
     due: Option<Deadline>,
-    told: bool,
+    /// For whom, as was told last.
+    told: Option<usize>,
 }
 
 impl LongWait {
@@ -283,15 +286,15 @@ impl LongWait {
 
     /// Until when to sleep at the most.
     pub(super) fn until(&mut self, runtime: &Runtime) -> Deadline {
-        let limit = if self.told { BEAT } else { WAITING_LIMIT };
+        let limit = if self.told.is_some() { BEAT } else { WAITING_LIMIT };
         *self.due.get_or_insert_with(|| runtime.deadline(limit))
     }
 
-    /// Whether that time has come, of which the first is told.
-    pub(super) fn tell(&mut self, session: &Session, channel: ChannelId, calls: &Calls) -> bool {
+    /// Whether that time has come, which is told the first time for each `peer`, by its number in the world.
+    pub(super) fn tell(&mut self, session: &Session, channel: ChannelId, calls: &Calls, peer: usize) -> bool {
         let is_due = self.due.take_if(|due| session.runtime.expired(*due)).is_some();
-        if is_due && !std::mem::replace(&mut self.told, true) {
-            session.tell_waiting(channel, calls);
+        if is_due && self.told.replace(peer) != Some(peer) {
+            session.tell_waiting(channel, calls, peer);
         }
         is_due
     }

@@ -179,7 +179,7 @@ impl TcpTransport {
         let (peer, mut told) = (self.members[peer], false);
         session.arrivals.take(self.channel, peer, session, deadline, || {
             if !std::mem::replace(&mut told, true) {
-                session.tell_waiting(self.channel, &self.calls);
+                session.tell_waiting(self.channel, &self.calls, peer);
             }
             session.ask(peer, self.origin);
         })

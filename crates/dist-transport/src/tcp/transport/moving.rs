@@ -208,7 +208,7 @@ impl TcpTransport {
         let runtime = &session.runtime;
         let limit = runtime.remaining(deadline.earlier(long.until(runtime)));
         sleep(session, &mut self.links, waits, limit).map_err(|e| trouble(Fault::Own(e)))?;
-        if long.tell(session, self.channel, &self.calls) {
+        if long.tell(session, self.channel, &self.calls, self.members[peer]) {
             // Whoever was dialled may have left before, and then nobody takes the connection.
             for &(_, peer) in waits.iter().filter(|(_, peer)| *peer < self.rank.index()) {
                 session.ask(self.members[peer], self.origin);

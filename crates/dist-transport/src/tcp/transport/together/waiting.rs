@@ -92,7 +92,7 @@ impl Together {
                             || session.verdict.get().is_some()
                     };
                     self.memory.sleep(self.rank.index(), peer, limit, ready);
-                    long.tell(session, self.channel, &self.calls);
+                    long.tell(session, self.channel, &self.calls, self.members[peer]);
                 }
             }
             if let Some(seen) = look(&self.memory, if is_wanted { 1 } else { LOOKS }) {
