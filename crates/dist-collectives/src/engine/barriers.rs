@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dist_algos::direct::{Task, Total};
-use dist_transport::{Cause, Due, Incoming, Outgoing, Sink};
+use dist_transport::{Due, Incoming, Outgoing, Sink};
 
 use super::ways::{Begun, Job, Work};
 use super::{Engine, Manner, in_place, nothing_to_combine, partition};
@@ -59,10 +59,14 @@ impl Engine {
         for &rank in &came {
             self.tell(call, rank, word, due)?;
         }
-        if !absent.is_empty() {
+        if let Some(&first) = absent.first() {
             // Whoever has heard says so, because nobody hears anything of an aborted job.
             let _heard = came.iter().try_for_each(|&rank| self.take(call, rank, &mut [], due));
-            self.transport.abort();
+            // A wait for it that is over at once ends the job, with the absent rank as the cause.
+            let over = self.transport.runtime().deadline(Duration::ZERO).into();
+            if self.take(call, first, &mut [], &over).is_ok() {
+                self.transport.abort();
+            }
         }
         Ok(())
     }
@@ -105,11 +109,10 @@ impl Engine {
     /// Whether the rank that counts ended this very call before this rank came: it waited for it in vain then, because
     /// no barrier is over before all have come.
     fn is_given_up(&self, call: &Call) -> bool {
-        self.transport.aborted().is_some_and(|abort| {
-            matches!(abort.cause, Cause::GaveUp)
-                && abort.rank == self.in_world(COUNTING)
-                && abort.call == call.encode()
-        })
+        let counting = self.in_world(COUNTING);
+        self.transport
+            .aborted()
+            .is_some_and(|abort| abort.reporter == counting && abort.call == call.encode())
     }
 
     /// If the rank that counts has not come, it is the one that is absent.
