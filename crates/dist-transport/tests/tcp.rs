@@ -291,6 +291,18 @@ fn a_rank_that_came_and_gave_up_is_not_said_to_be_missing() {
 }
 
 #[test]
+fn where_all_have_come_but_never_together_those_are_named_who_have_gone_again() {
+    let job = Job::new(2);
+    let join = |rank: usize| {
+        TcpTransport::join(&job.configs[rank].clone().with_timeout(Duration::from_millis(300))).unwrap_err()
+    };
+    for (rank, other) in [(0, 1), (1, 0)] {
+        let error = join(rank);
+        assert!(matches!(&error, Error::Missing { missing, .. } if missing == &[other]), "{error}");
+    }
+}
+
+#[test]
 fn another_world_size_is_an_error_with_both_numbers() {
     let job = Job::new(3);
     let (sender, receiver) = std::sync::mpsc::channel();

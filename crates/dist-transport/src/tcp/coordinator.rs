@@ -459,10 +459,16 @@ impl Meeting {
         self.answer(|member| member.answer_by.is_some_and(|deadline| runtime.expired(deadline)));
     }
 
-    /// Tells some of those who have come who has not.
+    /// Tells some of those who have come who has not; if all have come, but not at one time, who has gone again.
     fn answer(&mut self, to_whom: impl Fn(&Member) -> bool) {
-        let empty = (0..).zip(&self.places).filter(|(_, place)| matches!(place, Place::Empty));
-        let missing: Vec<u32> = empty.map(|(rank, _)| rank).collect();
+        let those = |is_meant: fn(&Place) -> bool| {
+            let meant = (0..).zip(&self.places).filter(|(_, place)| is_meant(place));
+            meant.map(|(rank, _)| rank).collect::<Vec<u32>>()
+        };
+        let mut missing = those(|place| matches!(place, Place::Empty));
+        if missing.is_empty() {
+            missing = those(|place| matches!(place, Place::GaveUp));
+        }
         let refused = self.gate.refused();
         for member in self.members_mut() {
             if to_whom(member) {
