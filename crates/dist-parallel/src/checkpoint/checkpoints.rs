@@ -64,10 +64,12 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// The checkpoints in `directory`, which is made when the first is saved. All are kept.
+    /// The checkpoints in `directory`, which is made when the first is saved; none named is the one that the process is in.
+    /// All are kept.
     pub fn at(directory: impl Into<PathBuf>) -> Self {
-        let timeout = TIMEOUT;
-        Self { directory: directory.into(), keep: None, timeout, disk: Disk::default(), latest: None }
+        let (directory, timeout) = (directory.into(), TIMEOUT);
+        let directory = if directory.as_os_str().is_empty() { PathBuf::from(".") } else { directory };
+        Self { directory, keep: None, timeout, disk: Disk::default(), latest: None }
     }
 
     /// Removes all but the last `keep` checkpoints, after each that was saved.
@@ -117,9 +119,9 @@ impl Checkpoints {
         let (sender, ended) = runtime.mailbox();
         let before = self.latest.replace(ended);
         let save = move || save(&plan, &mut ranks, copy, before, sender);
-        let task = runtime
-            .spawn("checkpoint", save)
-            .map_err(|error| Error::Checkpoint(Box::new(CheckpointError::io(&self.directory, &error))));
+        let task = runtime.spawn("checkpoint", save).map_err(|error| {
+            Error::Checkpoint(Box::new(CheckpointError::unwritten(&self.directory, &error)))
+        });
         if task.is_err() {
             shards.communicator_mut().abort();
         }

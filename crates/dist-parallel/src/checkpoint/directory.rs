@@ -31,7 +31,7 @@ impl Name {
 
 /// The checkpoints in a directory, oldest first.
 pub(super) fn list(disk: &Disk, directory: &Path) -> Result<Vec<Name>, CheckpointError> {
-    let all = disk.list(directory).map_err(|error| CheckpointError::io(directory, &error))?;
+    let all = disk.list(directory).map_err(|error| CheckpointError::unread(directory, &error))?;
     let mut names: Vec<Name> = all.iter().filter_map(|name| Name::parse(name)).collect();
     names.sort_unstable();
     Ok(names)
@@ -40,7 +40,7 @@ pub(super) fn list(disk: &Disk, directory: &Path) -> Result<Vec<Name>, Checkpoin
 /// Makes room for the next checkpoint, which has this step: a number that none has had, and an empty directory. What
 /// an earlier attempt has left behind is removed if it can be.
 pub(super) fn begin(disk: &Disk, directory: &Path, step: u64) -> Result<Name, CheckpointError> {
-    let failed = |error: io::Error| CheckpointError::io(directory, &error);
+    let failed = |error: io::Error| CheckpointError::unwritten(directory, &error);
     disk.make_directory(directory).map_err(failed)?;
     disk.sync_name(directory).map_err(failed)?;
     let all = disk.list(directory).map_err(failed)?;
@@ -57,14 +57,14 @@ pub(super) fn begin(disk: &Disk, directory: &Path, step: u64) -> Result<Name, Ch
     let number = latest.map_or(0, |name| name.number).saturating_add(1);
     let name = Name { number, step };
     let path = temporary(directory, name);
-    disk.make_directory(&path).map_err(|error| CheckpointError::io(&path, &error))?;
+    disk.make_directory(&path).map_err(|error| CheckpointError::unwritten(&path, &error))?;
     Ok(name)
 }
 
 /// Makes a checkpoint exist whose files are all on the disk. If whether it exists cannot be made sure of, it does not.
 pub(super) fn commit(disk: &Disk, directory: &Path, name: Name) -> Result<(), CheckpointError> {
     let (from, to) = (temporary(directory, name), directory.join(name.directory()));
-    let failed = |error: io::Error| CheckpointError::io(&to, &error);
+    let failed = |error: io::Error| CheckpointError::unwritten(&to, &error);
     disk.sync_directory(&from).map_err(failed)?;
     disk.rename(&from, &to).map_err(failed)?;
     disk.sync_directory(directory).map_err(|error| {
@@ -85,7 +85,7 @@ pub(super) fn prune(disk: &Disk, directory: &Path, keep: usize) -> Result<(), Ch
         renamed
             .and_then(|()| disk.sync_directory(directory))
             .and_then(|()| disk.remove(&temporary))
-            .map_err(|error| CheckpointError::io(&temporary, &error))?;
+            .map_err(|error| CheckpointError::unwritten(&temporary, &error))?;
     }
     Ok(())
 }

@@ -97,12 +97,16 @@ impl CheckpointError {
         Self { path: path.into(), tensor: None, rank: None, problem }
     }
 
-    pub(super) fn io(path: &Path, error: &io::Error) -> Self {
+    pub(super) fn unread(path: &Path, error: &io::Error) -> Self {
         let problem = match error.kind() {
             io::ErrorKind::NotFound => CheckpointProblem::Missing,
-            _ => CheckpointProblem::Io(error.to_string()),
+            _ => CheckpointProblem::Io(format!("it cannot be read: {error}")),
         };
         Self::new(path, problem)
+    }
+
+    pub(super) fn unwritten(path: &Path, error: &io::Error) -> Self {
+        Self::new(path, CheckpointProblem::Io(format!("it cannot be written: {error}")))
     }
 
     pub(super) fn malformed(path: impl Into<PathBuf>, reason: impl fmt::Display) -> Self {

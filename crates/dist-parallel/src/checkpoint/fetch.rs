@@ -108,7 +108,8 @@ impl<'a> OpenFile<'a> {
     ) -> Result<Self, CheckpointError> {
         let stored = &checkpoint.index.files[number];
         let path = checkpoint.path.with_file_name(&stored.name);
-        let (file, got) = checkpoint.disk.open(&path).map_err(|error| CheckpointError::io(&path, &error))?;
+        let (file, got) =
+            checkpoint.disk.open(&path).map_err(|error| CheckpointError::unread(&path, &error))?;
         if got != stored.bytes {
             let problem = CheckpointProblem::Size { expected: stored.bytes, got };
             return Err(CheckpointError::new(path, problem));
@@ -179,7 +180,7 @@ impl<'a> OpenFile<'a> {
     fn read_at<'s>(&self, at: u64, len: u64, scratch: &'s mut Vec<u8>) -> Result<&'s [u8], CheckpointError> {
         scratch.resize(in_memory(len.min(BLOCK)), 0);
         let read = self.disk.read_at(&self.file, &self.path, at, scratch);
-        read.map_err(|error| CheckpointError::io(&self.path, &error))?;
+        read.map_err(|error| CheckpointError::unread(&self.path, &error))?;
         Ok(scratch)
     }
 

@@ -54,7 +54,8 @@ pub(super) fn find(
         return step.map_or(Ok(None), none);
     };
     let path = directory.join(name.directory()).join(INDEX);
-    let bytes = disk.read_all(&path, INDEX_BYTES_MAX).map_err(|error| CheckpointError::io(&path, &error))?;
+    let bytes =
+        disk.read_all(&path, INDEX_BYTES_MAX).map_err(|error| CheckpointError::unread(&path, &error))?;
     let bytes = bytes.ok_or_else(|| {
         CheckpointError::malformed(&path, format!("an index has at most {INDEX_BYTES_MAX} bytes"))
     })?;

@@ -241,7 +241,7 @@ pub(super) fn write<S>(
     mut read: impl FnMut(&Entry<S>, &mut WriteBytes<'_>) -> Result<(), CheckpointError>,
 ) -> Result<(StoredFile, Vec<PartTensor>), CheckpointError> {
     let header = header(path, entries)?;
-    let failed = |error: io::Error| CheckpointError::io(path, &error);
+    let failed = |error: io::Error| CheckpointError::unwritten(path, &error);
     let mut file = disk.create(path).map_err(failed)?;
     disk.write(&mut file, path, &header).map_err(failed)?;
     let mut at = header.len() as u64;
@@ -313,7 +313,9 @@ struct RunWriter<'a> {
 impl RunWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
         self.checksums.add(bytes);
-        self.disk.write(self.file, self.path, bytes).map_err(|error| CheckpointError::io(self.path, &error))
+        self.disk
+            .write(self.file, self.path, bytes)
+            .map_err(|error| CheckpointError::unwritten(self.path, &error))
     }
 }
 

@@ -39,7 +39,7 @@ pub fn load_safetensors(path: impl AsRef<Path>, shards: &mut dyn Shards) -> Resu
 
 /// The size of a file, and its header without the length.
 fn read_header(disk: &Disk, path: &Path) -> Result<(u64, Vec<u8>), CheckpointError> {
-    let failed = |error: io::Error| CheckpointError::io(path, &error);
+    let failed = |error: io::Error| CheckpointError::unread(path, &error);
     let (file, size) = disk.open(path).map_err(failed)?;
     let mut len = [0; 8];
     disk.read_at(&file, path, 0, &mut len).map_err(failed)?;
@@ -116,7 +116,7 @@ pub(super) fn consolidate(
     let temporary = to.with_file_name(name);
     let mut reader = Reader { checkpoint, open: None, scratch: Vec::new() };
     let written = part::write(disk, &temporary, &entries, |entry, write| reader.read(entry.source, write));
-    let failed = |error: io::Error| CheckpointError::io(to, &error);
+    let failed = |error: io::Error| CheckpointError::unwritten(to, &error);
     let renamed = written.and_then(|_| disk.rename(&temporary, to).map_err(failed));
     renamed.inspect_err(|_| {
         if let Err(error) = disk.remove_file(&temporary) {

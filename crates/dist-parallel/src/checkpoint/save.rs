@@ -96,7 +96,7 @@ impl Plan {
     /// Writes the index and makes the checkpoint exist.
     fn commit(&self, name: directory::Name, parts: &[Vec<u8>]) -> Result<(), CheckpointError> {
         let path = directory::temporary(&self.directory, name).join(INDEX);
-        let failed = |error: io::Error| CheckpointError::io(&path, &error);
+        let failed = |error: io::Error| CheckpointError::unwritten(&path, &error);
         let index = self.index(&path, parts)?;
         let bytes = index.encode().map_err(|error| CheckpointError::malformed(&path, error))?;
         let mut file = self.disk.create(&path).map_err(failed)?;
