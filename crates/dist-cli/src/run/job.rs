@@ -102,16 +102,17 @@ impl Job {
         let Launcher { runtime, events, inbox } = launcher;
         let (voice, speaker) = voice(runtime, take.clone())?;
         let mut restart = 0;
-        let outcome = loop {
-            match self.run_once(restart, runtime, (events, inbox), &voice, &take)? {
-                Outcome::Code(_) if restart < self.restarts => restart += 1,
-                outcome => break outcome,
+        let ended = loop {
+            match self.run_once(restart, runtime, (events, inbox), &voice, &take) {
+                Ok(Outcome::Code(_)) if restart < self.restarts => restart += 1,
+                ended => break ended,
             }
             voice.send(format!("starting the job again, {restart} of at most {} times", self.restarts));
         };
         drop(voice);
+        // What was said before an error comes before it.
         let _ = speaker.join_by(runtime.deadline(PATIENCE));
-        Ok(outcome)
+        ended
     }
 
     fn run_once(

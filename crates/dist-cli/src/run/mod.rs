@@ -65,6 +65,12 @@ impl Arguments {
         if index >= count {
             return Err(Error::Usage(format!("there is no machine {index} of {count}: they count from 0")));
         }
+        let (port, restarts) = (rendezvous.port, self.max_restarts);
+        if port.checked_add(restarts).is_none() {
+            return Err(Error::Usage(format!(
+                "there is no port {restarts} after {port}, at which the job could meet again"
+            )));
+        }
         let Some(secret) = std::env::var_os("DIST_SECRET_FILE") else {
             return Err(Error::Usage(
                 "a job on several machines needs a secret: put the same file on each, \

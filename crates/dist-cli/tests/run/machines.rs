@@ -152,3 +152,26 @@ fn all_machines_start_a_job_again() {
         assert!(lines(&output.stderr).contains(&again), "{output:?}");
     }
 }
+
+#[test]
+fn what_led_to_a_start_that_fails_is_said_before_it() {
+    let (first, _taken) = std::iter::repeat_with(|| TcpListener::bind("127.0.0.1:0").unwrap())
+        .find_map(|first| {
+            let next = first.local_addr().unwrap().port().checked_add(1)?;
+            Some((first, TcpListener::bind(("127.0.0.1", next)).ok()?))
+        })
+        .unwrap();
+    let rendezvous = first.local_addr().unwrap().to_string();
+    drop(first);
+    let options = vec!["--max-restarts", "1"];
+    let machines = Machines { rendezvous, options, ..Machines::new() };
+    let mut command = machines.start(0, "1", &["sh", "-c", "exit 7"]);
+    // Nobody comes from the other machine.
+    let output = command.env("DIST_LOG", "off").output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let told = String::from_utf8(output.stderr).unwrap();
+    let [failed, again, error] = told.lines().collect::<Vec<_>>()[..] else { panic!("{told}") };
+    assert_eq!(failed, "distctl: rank 0 exited with code 7; ending the others");
+    assert_eq!(again, "distctl: starting the job again, 1 of at most 1 times");
+    assert!(error.contains("cannot listen"), "{told}");
+}

@@ -169,6 +169,7 @@ fn what_a_rank_leaves_behind_is_ended() {
 #[case(&["run", "-n", "2", "--nnodes", "2", "--node-rank", "2", "--rdzv", "::1:1", "--", "true"], 2, "not a host and a port")]
 #[case(&["run", "-n", "2", "--nnodes", "2", "--node-rank", "2", "--rdzv", "h:1", "--", "true"], 2, "no machine 2 of 2")]
 #[case(&["run", "-n", "2", "--nnodes", "2", "--node-rank", "1", "--rdzv", "h:1", "--", "true"], 2, "DIST_SECRET_FILE")]
+#[case(&["run", "-n", "2", "--nnodes", "2", "--node-rank", "1", "--rdzv", "h:65533", "--max-restarts", "3", "--", "true"], 2, "no port 3 after 65533")]
 fn what_cannot_be_started_is_said(#[case] arguments: &[&str], #[case] code: i32, #[case] words: &str) {
     let output = distctl(arguments).output().unwrap();
     assert_eq!(output.status.code(), Some(code));
