@@ -184,7 +184,7 @@ impl Arguments {
             lengths = vec![0];
         }
         let Switches { touch, check, .. } = self.switches;
-        if check && !exact::possible(dtype, self.op, world_size) {
+        if check && operation.reduces() && !exact::possible(dtype, self.op, world_size) {
             let text =
                 format!("the {} of {world_size} ranks is not exact in {dtype}, as --check needs it", self.op);
             return Err(Error::Usage(text));
@@ -243,5 +243,23 @@ impl Report {
     fn wrong(&self, what: &str) {
         // The exit code says it too.
         say(&format!("check failed: {what}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args, FromArgMatches};
+
+    use super::*;
+
+    #[test]
+    fn only_what_reduces_has_to_be_exact() {
+        let plan = |operation| {
+            let command = Arguments::augment_args(clap::Command::new("bench"));
+            let arguments = ["bench", operation, "--dtype", "bf16", "--bytes", "8", "--check"];
+            Arguments::from_arg_matches(&command.get_matches_from(arguments)).unwrap().plan(300)
+        };
+        assert!(plan("broadcast").is_ok() && plan("all_gather").is_ok() && plan("barrier").is_ok());
+        assert!(plan("all_reduce").is_err() && plan("scan").is_err());
     }
 }
