@@ -85,6 +85,35 @@ fn what_tune_measures_is_kept_for_the_next_run() {
 }
 
 #[test]
+fn costs_that_cannot_be_kept_are_not_said_to_be() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("costs");
+    std::fs::write(&file, "something else").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_distctl"));
+    let output = command.args(["tune", "--json"]).env("DIST_COSTS", &file).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let fields = r#"{"transport":"shm","ranks":2,"round_ps":"#;
+    let line = String::from_utf8(output.stdout).unwrap();
+    assert!(line.starts_with(fields) && line.ends_with(",\"file\":null}\n"), "{line}");
+    let told = format!("cannot write {}: it holds something else", file.display());
+    assert!(String::from_utf8(output.stderr).unwrap().contains(&told));
+}
+
+#[rstest]
+#[case("bench barrier")]
+#[case("doctor")]
+#[case("tune")]
+fn another_number_of_ranks_than_the_jobs_is_refused(#[case] command: &str) {
+    let program = env!("CARGO_BIN_EXE_distctl");
+    let arguments = format!("run -n 2 -- {program} {command} -n 3");
+    let mut launcher = Command::new(program);
+    launcher.args(arguments.split_whitespace()).env_remove("DIST_COSTS");
+    let output = launcher.env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR")).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--ranks 3 inside a job of 2"), "{output:?}");
+}
+
+#[test]
 fn inside_a_job_only_rank_0_prints() {
     let program = env!("CARGO_BIN_EXE_distctl");
     let lines = lines(&format!("run -n 4 -- {program} bench broadcast --bytes 64K --touch --json"));

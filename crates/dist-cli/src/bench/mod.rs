@@ -7,8 +7,6 @@ mod operation;
 mod sample;
 mod start;
 
-use std::sync::Arc;
-
 use dist_collectives::{
     Algorithm, Communicator, DType, KeptCosts, Ownership, ReduceOp, ReductionOrder, crossovers_from_env,
 };
@@ -17,7 +15,7 @@ use dist_transport::tcp::{Config, Medium, TcpTransport};
 use crate::Error;
 use crate::output::{print, say};
 use crate::parse::TransportName;
-use crate::run::{Forward, Job, Outcome};
+use crate::run::{Outcome, in_a_job};
 use line::{Line, Table};
 use operation::Operation;
 use start::Start;
@@ -107,29 +105,14 @@ struct Switches {
     json: bool,
 }
 
-/// How many processes are started when nothing is said.
-const RANKS_DEFAULT: usize = 2;
-
 /// Measures the job that this process is a rank of; alone, starts one.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
-    if std::env::var_os("RANK").is_some() {
-        return measure_job(arguments);
-    }
-    let ranks = arguments.ranks.unwrap_or(RANKS_DEFAULT);
-    arguments.plan(ranks)?;
-    Job::of_this_command(ranks)?.run(Arc::new(Forward::untagged()))
+    in_a_job(arguments.ranks, |ranks| arguments.plan(ranks), |config, plan| measure(arguments, config, plan))
 }
 
-fn measure_job(arguments: &Arguments) -> Result<Outcome, Error> {
-    let config = Config::from_env()?;
+fn measure(arguments: &Arguments, config: &Config, plan: Plan) -> Result<Outcome, Error> {
     let medium = arguments.transport.map_or(config.medium(), TransportName::medium);
-    let config = config.with_medium(medium);
-    let world_size = config.rank().world_size();
-    if let Some(ranks) = arguments.ranks.filter(|&ranks| ranks != world_size) {
-        return Err(Error::Usage(format!("--ranks {ranks} inside a job of {world_size}")));
-    }
-    let plan = arguments.plan(world_size)?;
-    let transport = TcpTransport::join(&config)?;
+    let transport = TcpTransport::join(&config.clone().with_medium(medium))?;
     let medium = transport.medium();
     let plan = Plan { medium, ..plan };
     let mut comm = Communicator::new(transport);

@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use dist_transport::Runtime;
 use dist_transport::runtime::{Mailbox, Receiver, Task};
+use dist_transport::tcp::Config;
 
 use super::child;
 use super::cores::{self, Bind};
-use super::lines::Take;
+use super::lines::{Forward, Take};
 use super::meeting::{Meeting, Nodes};
 use super::watch::{Event, PATIENCE, Watch, watch_signals};
 use crate::Error;
@@ -74,7 +75,7 @@ impl Job {
     }
 
     /// This very command, as the program of each rank.
-    pub(crate) fn of_this_command(ranks: usize) -> Result<Self, Error> {
+    fn of_this_command(ranks: usize) -> Result<Self, Error> {
         let own = std::env::current_exe().map_err(Error::OwnProgram)?;
         Ok(Self::of(ranks, own.into_os_string(), std::env::args_os().skip(1).collect()))
     }
@@ -93,7 +94,7 @@ impl Job {
     }
 
     /// Runs this job only.
-    pub(crate) fn run(&self, take: Arc<dyn Take>) -> Result<Outcome, Error> {
+    pub(super) fn run(&self, take: Arc<dyn Take>) -> Result<Outcome, Error> {
         self.run_by(&mut Launcher::new()?, take)
     }
 
@@ -152,6 +153,30 @@ impl Job {
         command.spawn().map_err(failed)
     }
 }
+
+/// What a command does as a rank of a job, once it is prepared for that number of ranks. Where this process is no rank,
+/// the same command is started as the program of a job of its own.
+pub(crate) fn in_a_job<T>(
+    ranks: Option<usize>,
+    prepare: impl FnOnce(usize) -> Result<T, Error>,
+    be_a_rank: impl FnOnce(&Config, T) -> Result<Outcome, Error>,
+) -> Result<Outcome, Error> {
+    if std::env::var_os("RANK").is_none() {
+        let ranks = ranks.unwrap_or(RANKS_DEFAULT);
+        // What makes no sense is said once.
+        prepare(ranks)?;
+        return Job::of_this_command(ranks)?.run(Arc::new(Forward::untagged()));
+    }
+    let config = Config::from_env()?;
+    let world_size = config.rank().world_size();
+    if let Some(ranks) = ranks.filter(|&ranks| ranks != world_size) {
+        return Err(Error::Usage(format!("--ranks {ranks} inside a job of {world_size}")));
+    }
+    be_a_rank(&config, prepare(world_size)?)
+}
+
+/// How many processes are started when nothing is said.
+const RANKS_DEFAULT: usize = 2;
 
 /// A thread that says what this process has to say: whoever takes it may do so slowly or not at all, and the end of
 /// the job must not wait for that.

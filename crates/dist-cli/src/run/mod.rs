@@ -15,12 +15,13 @@ use std::time::Duration;
 
 pub(crate) use child::{EXEC, become_program};
 pub(crate) use cores::Bind;
-pub(crate) use job::{Job, Launcher, Outcome};
-pub(crate) use lines::{Forward, Stream, Take};
+pub(crate) use job::{Job, Launcher, Outcome, in_a_job};
+pub(crate) use lines::{Stream, Take};
 pub(crate) use meeting::{Address, Nodes};
 
 use crate::Error;
 use child::check_program;
+use lines::Forward;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {

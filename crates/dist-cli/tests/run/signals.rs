@@ -51,7 +51,8 @@ fn signals_without_a_meaning_of_their_own_end_no_job(#[case] sent: Signal, #[cas
         return;
     }
     // Whoever ends the job has no grace.
-    let script = format!("trap 'sleep 0.2; echo saved; exit 0' {name}; echo $$; while :; do sleep 0.01; done");
+    let script =
+        format!("trap 'sleep 0.2; echo saved; exit 0' {name}; echo $$; while :; do sleep 0.01; done");
     let (child, _) = running(&["-n", "2", "--grace", "0"], &script);
     signal(&child, sent);
     let output = child.wait_with_output().unwrap();
