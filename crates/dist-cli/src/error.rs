@@ -96,9 +96,17 @@ impl Error {
         text
     }
 
-    /// As shells have it: 127 for a program that is not there, 126 for one that cannot be started.
+    /// Whether nobody reads what is printed, as behind `head`: no failure, and nothing to say.
+    pub(crate) fn is_unread(&self) -> bool {
+        let (Self::Output(source) | Self::Forward { source, .. }) = self else { return false };
+        source.kind() == io::ErrorKind::BrokenPipe
+    }
+
+    /// As shells have it: 127 for a program that is not there, 126 for one that cannot be started, 128 and SIGPIPE for one
+    /// whose reader has left.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
+            _ if self.is_unread() => 128 + 13,
             Self::NoProgram { .. } => 127,
             Self::Usage(_) => 2,
             Self::Program { .. } | Self::Start { .. } | Self::Exec { .. } => 126,

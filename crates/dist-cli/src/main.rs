@@ -75,7 +75,9 @@ fn main() -> ExitCode {
         Ok(Outcome::Success) => ExitCode::SUCCESS,
         Ok(Outcome::Code(code) | Outcome::Stopped(code)) => ExitCode::from(code),
         Err(error) => {
-            say(&error.with_causes());
+            if !error.is_unread() {
+                say(&error.with_causes());
+            }
             ExitCode::from(error.exit_code())
         }
     }

@@ -26,8 +26,6 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(5);
 /// How long the coordinator is there for the ranks of other machines after a failure, so that they hear of it.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// The exit code of a program whose reader has left: 128 and SIGPIPE.
-const SIGPIPE_CODE: u8 = 128 + 13;
 
 /// Everything that the main thread knows about the running job.
 pub(super) struct Watch {
@@ -350,19 +348,17 @@ impl Watch {
     }
 
     fn output_is_gone(&mut self, error: &Error) {
-        let (code, words) = match error {
-            Error::Forward { source, .. } if source.kind() == io::ErrorKind::BrokenPipe => {
-                (SIGPIPE_CODE, "nobody reads the output any more".to_owned())
-            }
-            // Another start would meet it too.
-            error => (error.exit_code(), error.with_causes()),
+        let words = match error.is_unread() {
+            true => "nobody reads the output any more".to_owned(),
+            false => error.with_causes(),
         };
         if let Phase::Running = self.phase {
-            self.note_stop(Some(code));
+            // Another start would meet it too.
+            self.note_stop(Some(error.exit_code()));
             self.code = self.stopped;
             self.say(&format!("{words}; ending the job"));
             self.end_with(Signal::TERM);
-        } else if code != SIGPIPE_CODE && self.stopped.is_none() {
+        } else if !error.is_unread() && self.stopped.is_none() {
             // The job ends in any case, because a rank has failed.
             self.say(&words);
         }
