@@ -25,6 +25,11 @@ pub(crate) enum Error {
     /// The launcher was gone before this rank's program began.
     #[error("the launcher is gone")]
     Orphan,
+    /// The launcher would run out of descriptors.
+    #[error(
+        "{ranks} ranks take {needed} open files of distctl, which may have {limit}: raise the limit (ulimit -Hn {needed})"
+    )]
+    Files { ranks: usize, needed: u64, limit: u64 },
     /// No thread to watch a process with.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),

@@ -10,7 +10,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getppid};
 
-use super::cores;
+use super::{cores, files};
 use crate::Error;
 
 /// The hidden subcommand that turns into a rank's program.
@@ -60,7 +60,10 @@ pub(crate) fn become_program(command: &[OsString]) -> Error {
         return error;
     }
     cores::bind();
-    let source = Command::new(program).args(arguments).env_remove(PARENT).env_remove(cores::CORES).exec();
+    files::restore();
+    let mut command = Command::new(program);
+    command.args(arguments).env_remove(PARENT).env_remove(cores::CORES).env_remove(files::FILES);
+    let source = command.exec();
     Error::Exec { program: program.clone(), source }
 }
 

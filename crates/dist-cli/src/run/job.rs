@@ -12,6 +12,7 @@ use dist_transport::tcp::Config;
 
 use super::child;
 use super::cores::{self, Bind};
+use super::files;
 use super::lines::{Forward, Take};
 use super::meeting::{Meeting, Nodes};
 use super::watch::{Event, PATIENCE, Watch, watch_signals};
@@ -49,6 +50,7 @@ pub(crate) struct Launcher {
     runtime: Runtime,
     events: Mailbox<Event>,
     inbox: Receiver<Event>,
+    files: files::Before,
 }
 
 impl Launcher {
@@ -56,7 +58,7 @@ impl Launcher {
         let runtime = Runtime::system();
         let (events, inbox) = runtime.mailbox();
         watch_signals(&runtime, &events)?;
-        Ok(Self { runtime, events, inbox })
+        Ok(Self { runtime, events, inbox, files: files::Before::raise() })
     }
 }
 
@@ -86,6 +88,15 @@ impl Job {
         first..first + self.ranks
     }
 
+    /// How many ranks, on any machine, have their coordinator here.
+    fn hosted(&self) -> usize {
+        match &self.nodes {
+            None => self.ranks,
+            Some(nodes) if nodes.index == 0 => nodes.count * self.ranks,
+            Some(_) => 0,
+        }
+    }
+
     fn meeting(&self, restart: u16) -> Result<Meeting, Error> {
         match &self.nodes {
             None => Meeting::here(self.ranks, restart),
@@ -93,18 +104,14 @@ impl Job {
         }
     }
 
-    /// Runs this job only.
-    pub(super) fn run(&self, take: Arc<dyn Take>) -> Result<Outcome, Error> {
-        self.run_by(&mut Launcher::new()?, take)
-    }
-
     /// Starts all ranks and returns when none is left, and none is to be started again.
     pub(crate) fn run_by(&self, launcher: &mut Launcher, take: Arc<dyn Take>) -> Result<Outcome, Error> {
-        let Launcher { runtime, events, inbox } = launcher;
+        files::check(self.ranks, self.hosted())?;
+        let Launcher { runtime, events, inbox, files } = launcher;
         let (voice, speaker) = voice(runtime, take.clone())?;
         let mut restart = 0;
         let ended = loop {
-            match self.run_once(restart, runtime, (events, inbox), &voice, &take) {
+            match self.run_once(restart, runtime, (events, inbox), files, (&voice, &take)) {
                 Ok(Outcome::Code(_)) if restart < self.restarts => restart += 1,
                 ended => break ended,
             }
@@ -121,12 +128,13 @@ impl Job {
         restart: u16,
         runtime: &Runtime,
         (events, inbox): (&Mailbox<Event>, &mut Receiver<Event>),
-        voice: &Mailbox<String>,
-        take: &Arc<dyn Take>,
+        files: &files::Before,
+        (voice, take): (&Mailbox<String>, &Arc<dyn Take>),
     ) -> Result<Outcome, Error> {
         let mut watch = Watch::new(runtime, voice, self.local().start, self.grace, self.meeting(restart)?);
         for local in 0..self.ranks {
-            let started = self.start(local, &watch.meeting).and_then(|child| watch.add(child, events, take));
+            let started = self.start(local, &watch.meeting, files);
+            let started = started.and_then(|child| watch.add(child, events, take));
             if let Err(error) = started {
                 watch.kill_all();
                 return Err(error);
@@ -136,11 +144,12 @@ impl Job {
     }
 
     /// Starts one of this machine's ranks.
-    fn start(&self, local: usize, meeting: &Meeting) -> Result<Child, Error> {
+    fn start(&self, local: usize, meeting: &Meeting, files: &files::Before) -> Result<Child, Error> {
         let rank = self.local().start + local;
         let failed = |source| Error::Start { program: self.program.clone(), rank, source };
         let mut command = child::command(&self.program, &self.arguments).map_err(failed)?;
         meeting.tell(&mut command);
+        files.tell(&mut command);
         command.env("RANK", rank.to_string()).env("LOCAL_RANK", local.to_string());
         command.env("LOCAL_WORLD_SIZE", self.ranks.to_string());
         if std::env::var_os("RAYON_NUM_THREADS").is_none() {
@@ -165,7 +174,7 @@ pub(crate) fn in_a_job<T>(
         let ranks = ranks.unwrap_or(RANKS_DEFAULT);
         // What makes no sense is said once.
         prepare(ranks)?;
-        return Job::of_this_command(ranks)?.run(Arc::new(Forward::untagged()));
+        return Job::of_this_command(ranks)?.run_by(&mut Launcher::new()?, Arc::new(Forward::untagged()));
     }
     let config = Config::from_env()?;
     let world_size = config.rank().world_size();

@@ -2,6 +2,7 @@
 
 mod child;
 mod cores;
+mod files;
 mod job;
 mod lines;
 mod meeting;
@@ -15,6 +16,7 @@ use std::time::Duration;
 
 pub(crate) use child::{EXEC, become_program};
 pub(crate) use cores::Bind;
+pub(crate) use files::needed as files_needed;
 pub(crate) use job::{Job, Launcher, Outcome, in_a_job};
 pub(crate) use lines::{Stream, Take};
 pub(crate) use meeting::{Address, Nodes};
@@ -87,6 +89,7 @@ impl Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     let (program, rest) = arguments.command.split_first().expect("clap asks for a program");
     check_program(program)?;
+    let mut launcher = Launcher::new()?;
     let mut forward = Forward::new(arguments.tag);
     let job = Job {
         ranks: arguments.ranks,
@@ -100,5 +103,5 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     if let Some(folder) = &arguments.log_dir {
         forward = forward.with_logs(folder, job.local())?;
     }
-    job.run(Arc::new(forward))
+    job.run_by(&mut launcher, Arc::new(forward))
 }

@@ -135,6 +135,20 @@ fn each_rank_is_bound_to_its_share_of_the_cores(#[case] options: &[&str], #[case
     }
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn a_launcher_may_have_more_files_open_than_its_ranks() {
+    let launcher = distctl(&["run", "-n", "30", "--", "sh", "-c", "ulimit -n; test -z \"$DISTCTL_FILES\""]);
+    let limited = |option| format!("ulimit {option} 64; exec \"$0\" \"$@\"");
+    let output = behind(&["sh", "-c", &limited("-Sn")], &launcher).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(lines(&output.stdout), ["64"; 30]);
+    let output = behind(&["sh", "-c", &limited("-n")], &launcher).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let told = "distctl: 30 ranks take 122 open files of distctl, which may have 64: raise the limit (ulimit -Hn 122)";
+    assert_eq!(lines(&output.stderr), [told]);
+}
+
 #[test]
 fn ranks_do_not_see_what_a_surrounding_job_has_set() {
     let mut command =
