@@ -81,7 +81,9 @@ impl Arguments {
                     .to_owned(),
             ));
         };
-        Ok(Some(Nodes { count, index, rendezvous: rendezvous.clone(), secret: secret.into() }))
+        let job = std::env::var("DIST_JOB_ID").ok().filter(|job| !job.is_empty());
+        let job = job.unwrap_or_else(|| "dist".to_owned());
+        Ok(Some(Nodes { count, index, rendezvous: rendezvous.clone(), job, secret: secret.into() }))
     }
 }
 

@@ -7,6 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Command, Output, Stdio};
 
 use dist_collectives::Communicator;
+use rstest::rstest;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -64,6 +65,17 @@ fn every_rank_learns_its_place_among_those_of_all_machines() {
         assert!(output.status.success(), "{output:?}");
     }
     assert!(machines.folder.path().join("secret").exists());
+}
+
+#[rstest]
+#[case(None, "dist-0")]
+#[case(Some(""), "dist-0")]
+#[case(Some("mine"), "mine-0")]
+fn a_job_on_several_machines_has_the_name_that_it_was_given(#[case] name: Option<&str>, #[case] job: &str) {
+    let machines = Machines::new();
+    let mut command = machines.start(0, "1", &["sh", "-c", "echo $DIST_JOB_ID"]);
+    let output = command.env_remove("DIST_JOB_ID").envs(name.map(|name| ("DIST_JOB_ID", name))).output();
+    assert_eq!(lines(&output.unwrap().stdout), [job]);
 }
 
 #[cfg(target_os = "linux")]
