@@ -175,6 +175,19 @@ fn results_that_nobody_reads_are_no_failure(#[case] arguments: &[&str]) {
 }
 
 #[test]
+fn what_nobody_can_log_by_is_said_once() {
+    let mut command = distctl(&["run", "-n", "2", "--", "true"]);
+    let output = command.env("DIST_LOG", "dist_transport=loud").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        told.starts_with("distctl: DIST_LOG=\"dist_transport=loud\" is ignored: ")
+            && told.lines().count() == 1,
+        "{told}"
+    );
+}
+
+#[test]
 fn whole_lines_come_out_however_the_ranks_write_them() {
     let script = "i=0; while [ $i -lt 300 ]; do printf \"begin-$RANK-\"; printf \"%s\" $i; echo -end-$RANK; i=$((i+1)); done";
     let output = run(&["-n", "4", "--tag"], script);
