@@ -102,6 +102,15 @@ fn the_secret_is_private_and_gone_afterwards() {
     assert!(!std::path::Path::new(path).exists(), "{path}");
 }
 
+#[test]
+fn the_secret_is_found_from_any_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("own")).unwrap();
+    let mut command = distctl(&["run", "-n", "1", "--", "sh", "-c", "cd / && test -f $DIST_SECRET_FILE"]);
+    let output = command.current_dir(&folder).env("XDG_RUNTIME_DIR", "own").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
 #[rstest]
 #[case(None, 1)]
 #[case(Some("7"), 7)]
