@@ -1,5 +1,6 @@
 //! What can go wrong in `distctl` itself.
 
+use std::collections::TryReserveError;
 use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
@@ -72,6 +73,9 @@ pub(crate) enum Error {
     /// Where this program is cannot be found out.
     #[error("cannot find the file of this program")]
     OwnProgram(#[source] io::Error),
+    /// What is to be measured needs more than there is.
+    #[error("there is no memory for {bytes} bytes")]
+    Memory { bytes: usize, source: TryReserveError },
     /// Nobody takes the results.
     #[error("cannot write the results")]
     Output(#[source] io::Error),

@@ -140,6 +140,7 @@ fn without_json_there_is_a_table() {
 #[case("bench all_reduce --algorithm best", "is done by auto, recursive_doubling, ")]
 #[case("bench all_reduce --ranks 3 --algorithm ring", "ring does not reduce in canonical order on 3 ranks")]
 #[case("bench pingpong --ranks 1", "pingpong needs 2 ranks")]
+#[case("bench all_gather --ranks 5 --bytes 4294967296G", "bytes of each of 5 ranks are too many")]
 #[case("bench all_reduce --ranks 200 --dtype bf16 --check", "the sum of 200 ranks is not exact in bf16")]
 #[case("bench all_reduce --transport carrier_pigeon", "possible values: auto, tcp, shm")]
 fn what_makes_no_sense_is_said_once_and_before_anything_starts(#[case] arguments: &str, #[case] words: &str) {
@@ -147,4 +148,13 @@ fn what_makes_no_sense_is_said_once_and_before_anything_starts(#[case] arguments
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert_eq!(text.matches(words).count(), 1, "{text}");
+}
+
+#[test]
+fn a_buffer_that_no_memory_holds_is_refused() {
+    let output = distctl("bench all_reduce --ranks 1 --bytes 9999999G");
+    assert_eq!(output.status.code(), Some(1));
+    let told = String::from_utf8(output.stderr).unwrap();
+    let words = "there is no memory for 10737417166258176 bytes";
+    assert!(told.contains(words) && !told.contains("panicked"), "{told}");
 }

@@ -161,6 +161,11 @@ impl Arguments {
             if bytes % dtype.size() != 0 {
                 return Err(Error::Usage(format!("{bytes} bytes are no whole number of {dtype}")));
             }
+            if bytes.checked_mul(world_size).is_none() {
+                return Err(Error::Usage(format!(
+                    "{bytes} bytes of each of {world_size} ranks are too many"
+                )));
+            }
             lengths.push(operation.input_len(bytes / dtype.size(), world_size));
         }
         if operation == Operation::Barrier {
