@@ -52,6 +52,13 @@ fn nobody_hears_of_a_fault_in_a_world_of_one() {
 }
 
 #[test]
+fn only_the_rank_of_a_job_is_a_victim() {
+    let output = chaos(&["--fault", "3"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--faults says how many"), "{output:?}");
+}
+
+#[test]
 fn a_signal_ends_it_all_and_not_only_the_job_of_the_moment() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_distctl"));
     command.env("XDG_RUNTIME_DIR", env!("CARGO_TARGET_TMPDIR"));

@@ -48,6 +48,12 @@ const GRACE: Duration = Duration::from_millis(100);
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     let Arguments { ranks, seed, .. } = *arguments;
     if let Some(fault) = arguments.fault {
+        // The rank of nobody's job would be its own victim.
+        if std::env::var_os("RANK").is_none() {
+            return Err(Error::Usage(
+                "--fault is for ranks of a job: --faults says how many there are".to_owned(),
+            ));
+        }
         let config = Config::from_env()?;
         let medium = arguments.transport.map_or(config.medium(), TransportName::medium);
         return rank::run(&Plan::of(seed, fault, ranks), &config.with_medium(medium));
