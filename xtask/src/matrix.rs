@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::command::{Failure, cargo, line, output, show};
+use crate::command::{Failure, cargo, line, show, target_folder};
 
 pub(crate) const HELP: &str = "\
 cargo xtask matrix [--filter TEXT]
@@ -47,13 +47,6 @@ pub(crate) fn run(filter: &str) -> Result<(), Failure> {
     }
     print!("{table}");
     table.verdict(filter)
-}
-
-fn target_folder() -> Result<PathBuf, Failure> {
-    let metadata = output(&mut cargo("metadata --no-deps --format-version 1"))?;
-    let metadata: Value = serde_json::from_str(&metadata).map_err(std::io::Error::from)?;
-    let folder = metadata["target_directory"].as_str();
-    folder.map(Into::into).ok_or_else(|| Failure::Check("cargo metadata names no target folder".to_owned()))
 }
 
 /// One set of ranks that does all cases of a world.

@@ -1,5 +1,6 @@
 //! What can go wrong in `distctl` itself.
 
+use std::collections::TryReserveError;
 use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
@@ -25,6 +26,11 @@ pub(crate) enum Error {
     /// The launcher was gone before this rank's program began.
     #[error("the launcher is gone")]
     Orphan,
+    /// The launcher would run out of descriptors.
+    #[error(
+        "{ranks} ranks take {needed} open files of distctl, which may have {limit}: raise the limit (ulimit -Hn {needed})"
+    )]
+    Files { ranks: usize, needed: u64, limit: u64 },
     /// No thread to watch a process with.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
@@ -67,6 +73,9 @@ pub(crate) enum Error {
     /// Where this program is cannot be found out.
     #[error("cannot find the file of this program")]
     OwnProgram(#[source] io::Error),
+    /// What is to be measured needs more than there is.
+    #[error("there is no memory for {bytes} bytes")]
+    Memory { bytes: usize, source: TryReserveError },
     /// Nobody takes the results.
     #[error("cannot write the results")]
     Output(#[source] io::Error),
@@ -96,9 +105,17 @@ impl Error {
         text
     }
 
-    /// As shells have it: 127 for a program that is not there, 126 for one that cannot be started.
+    /// Whether nobody reads what is printed, as behind `head`: no failure, and nothing to say.
+    pub(crate) fn is_unread(&self) -> bool {
+        let (Self::Output(source) | Self::Forward { source, .. }) = self else { return false };
+        source.kind() == io::ErrorKind::BrokenPipe
+    }
+
+    /// As shells have it: 127 for a program that is not there, 126 for one that cannot be started, 128 and SIGPIPE for one
+    /// whose reader has left.
     pub(crate) fn exit_code(&self) -> u8 {
         match self {
+            _ if self.is_unread() => 128 + 13,
             Self::NoProgram { .. } => 127,
             Self::Usage(_) => 2,
             Self::Program { .. } | Self::Start { .. } | Self::Exec { .. } => 126,

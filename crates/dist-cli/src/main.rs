@@ -21,6 +21,7 @@ use clap::Parser;
 use error::Error;
 use output::{Patient, say};
 use run::Outcome;
+use tracing_subscriber::EnvFilter;
 
 /// Starts, measures and checks distributed programs.
 #[derive(Debug, Parser)]
@@ -58,9 +59,7 @@ enum Command {
 const WORDS: &str = "warn,dist_transport::tcp::coordinator=error";
 
 fn main() -> ExitCode {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("DIST_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(WORDS));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Patient(io::stderr().lock())).init();
+    tracing_subscriber::fmt().with_env_filter(filter()).with_writer(|| Patient(io::stderr().lock())).init();
     let outcome = match Arguments::parse().command {
         Command::Run(arguments) => run::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
@@ -75,8 +74,23 @@ fn main() -> ExitCode {
         Ok(Outcome::Success) => ExitCode::SUCCESS,
         Ok(Outcome::Code(code) | Outcome::Stopped(code)) => ExitCode::from(code),
         Err(error) => {
-            say(&error.with_causes());
+            if !error.is_unread() {
+                say(&error.with_causes());
+            }
             ExitCode::from(error.exit_code())
         }
     }
+}
+
+/// What `DIST_LOG` says is to be logged, or else the usual.
+fn filter() -> EnvFilter {
+    let usual = || EnvFilter::new(WORDS);
+    let Some(wanted) = std::env::var_os("DIST_LOG") else { return usual() };
+    EnvFilter::try_new(wanted.to_string_lossy()).unwrap_or_else(|error| {
+        // Whoever started the ranks has said it.
+        if std::env::var_os("RANK").is_none() {
+            say(&format!("DIST_LOG={wanted:?} is ignored: {error}"));
+        }
+        usual()
+    })
 }

@@ -1,13 +1,14 @@
 //! `distctl tune`: what messages take here, measured anew and kept.
 
-use std::sync::Arc;
+use std::path::Path;
 
-use dist_collectives::{Communicator, CostModel, KeptCosts};
+use dist_collectives::{Communicator, CostModel, KeptCosts, World};
 use dist_transport::tcp::{Config, TcpTransport};
+use serde::Serialize;
 
 use crate::Error;
 use crate::output::print;
-use crate::run::{Forward, Job, Outcome};
+use crate::run::{Outcome, in_a_job};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -19,58 +20,58 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-const RANKS_DEFAULT: usize = 2;
+/// The fields and their order are a contract with whoever reads them.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    transport: &'static str,
+    ranks: usize,
+    round_ps: u64,
+    byte_ps: u64,
+    reduced_byte_ps: u64,
+    /// Where they are kept, if they are.
+    file: Option<&'a Path>,
+}
 
 /// Measures the job that this process is a rank of; alone, starts one.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
-    if std::env::var_os("RANK").is_some() {
-        return measure(arguments);
-    }
-    let ranks = arguments.ranks.unwrap_or(RANKS_DEFAULT);
-    Job::of_this_command(ranks)?.run(Arc::new(Forward::untagged()))
+    let kept =
+        |_| KeptCosts::of_user().ok_or_else(|| Error::Usage("DIST_COSTS=off keeps no costs".to_owned()));
+    in_a_job(arguments.ranks, kept, |config, kept| measure(arguments, config, &kept))
 }
 
-fn measure(arguments: &Arguments) -> Result<Outcome, Error> {
-    let Some(kept) = KeptCosts::of_user() else {
-        return Err(Error::Usage("DIST_COSTS=off keeps no costs".to_owned()));
-    };
-    let transport = TcpTransport::join(&Config::from_env()?)?;
+fn measure(arguments: &Arguments, config: &Config, kept: &KeptCosts) -> Result<Outcome, Error> {
+    let transport = TcpTransport::join(config)?;
     let medium = transport.medium().name();
     let mut comm = Communicator::new(transport);
-    let costs = comm.tune_again(&kept, medium)?;
+    let costs = comm.measure_costs()?;
     if comm.rank() != 0 {
         return Ok(Outcome::Success);
     }
-    let text = if arguments.json {
-        json(&comm, medium, costs, &kept)
-    } else {
-        sentences(&comm, medium, costs, &kept)
-    };
-    print(&text)?;
-    Ok(Outcome::Success)
-}
-
-fn json(comm: &Communicator, medium: &str, costs: CostModel, kept: &KeptCosts) -> String {
-    let line = serde_json::json!({
-        "transport": medium,
-        "ranks": comm.world_size(),
-        "round_ps": costs.round_ps,
-        "byte_ps": costs.byte_ps,
-        "reduced_byte_ps": costs.reduced_byte_ps,
-        "file": kept.path(),
-    });
-    format!("{line}\n")
-}
-
-fn sentences(comm: &Communicator, medium: &str, costs: CostModel, kept: &KeptCosts) -> String {
+    let written = kept.keep(&World::new(medium, &comm.hosts()), costs);
+    let file = kept.path().filter(|_| written.is_ok());
     let CostModel { round_ps, byte_ps, reduced_byte_ps } = costs;
-    let gigabytes = |byte_ps: u64| 1000.0 / byte_ps as f64;
-    let file = kept.path().map_or("nowhere".to_owned(), |path| format!("in {}", path.display()));
-    format!(
-        "{} ranks, transport {medium}: a round takes {:.1} µs, a link moves {:.2} GB/s, a core reduces {:.1} GB/s; kept {file}\n",
-        comm.world_size(),
-        round_ps as f64 / 1e6,
-        gigabytes(byte_ps),
-        gigabytes(reduced_byte_ps),
-    )
+    let line = Line { transport: medium, ranks: comm.world_size(), round_ps, byte_ps, reduced_byte_ps, file };
+    print(&if arguments.json { line.json() } else { line.sentence() })?;
+    match (written, kept.path()) {
+        (Err(source), Some(path)) => Err(Error::Write { path: path.to_owned(), source }),
+        _ => Ok(Outcome::Success),
+    }
+}
+
+impl Line<'_> {
+    fn json(&self) -> String {
+        serde_json::to_string(self).expect("it is text and numbers") + "\n"
+    }
+
+    fn sentence(&self) -> String {
+        let Self { transport, ranks, round_ps, byte_ps, reduced_byte_ps, file } = *self;
+        let gigabytes = |byte_ps: u64| 1000.0 / byte_ps as f64;
+        let file = file.map_or("nowhere".to_owned(), |path| format!("in {}", path.display()));
+        format!(
+            "{ranks} ranks, transport {transport}: a round takes {:.1} µs, a link moves {:.2} GB/s, a core reduces {:.1} GB/s; kept {file}\n",
+            round_ps as f64 / 1e6,
+            gigabytes(byte_ps),
+            gigabytes(reduced_byte_ps),
+        )
+    }
 }

@@ -85,6 +85,35 @@ fn what_tune_measures_is_kept_for_the_next_run() {
 }
 
 #[test]
+fn costs_that_cannot_be_kept_are_not_said_to_be() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("costs");
+    std::fs::write(&file, "something else").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_distctl"));
+    let output = command.args(["tune", "--json"]).env("DIST_COSTS", &file).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let fields = r#"{"transport":"shm","ranks":2,"round_ps":"#;
+    let line = String::from_utf8(output.stdout).unwrap();
+    assert!(line.starts_with(fields) && line.ends_with(",\"file\":null}\n"), "{line}");
+    let told = format!("cannot write {}: it holds something else", file.display());
+    assert!(String::from_utf8(output.stderr).unwrap().contains(&told));
+}
+
+#[rstest]
+#[case("bench barrier")]
+#[case("doctor")]
+#[case("tune")]
+fn another_number_of_ranks_than_the_jobs_is_refused(#[case] command: &str) {
+    let program = env!("CARGO_BIN_EXE_distctl");
+    let arguments = format!("run -n 2 -- {program} {command} -n 3");
+    let mut launcher = Command::new(program);
+    launcher.args(arguments.split_whitespace()).env_remove("DIST_COSTS");
+    let output = launcher.env("XDG_CACHE_HOME", env!("CARGO_TARGET_TMPDIR")).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--ranks 3 inside a job of 2"), "{output:?}");
+}
+
+#[test]
 fn inside_a_job_only_rank_0_prints() {
     let program = env!("CARGO_BIN_EXE_distctl");
     let lines = lines(&format!("run -n 4 -- {program} bench broadcast --bytes 64K --touch --json"));
@@ -111,6 +140,7 @@ fn without_json_there_is_a_table() {
 #[case("bench all_reduce --algorithm best", "is done by auto, recursive_doubling, ")]
 #[case("bench all_reduce --ranks 3 --algorithm ring", "ring does not reduce in canonical order on 3 ranks")]
 #[case("bench pingpong --ranks 1", "pingpong needs 2 ranks")]
+#[case("bench all_gather --ranks 5 --bytes 4294967296G", "bytes of each of 5 ranks are too many")]
 #[case("bench all_reduce --ranks 200 --dtype bf16 --check", "the sum of 200 ranks is not exact in bf16")]
 #[case("bench all_reduce --transport carrier_pigeon", "possible values: auto, tcp, shm")]
 fn what_makes_no_sense_is_said_once_and_before_anything_starts(#[case] arguments: &str, #[case] words: &str) {
@@ -118,4 +148,13 @@ fn what_makes_no_sense_is_said_once_and_before_anything_starts(#[case] arguments
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert_eq!(text.matches(words).count(), 1, "{text}");
+}
+
+#[test]
+fn a_buffer_that_no_memory_holds_is_refused() {
+    let output = distctl("bench all_reduce --ranks 1 --bytes 9999999G");
+    assert_eq!(output.status.code(), Some(1));
+    let told = String::from_utf8(output.stderr).unwrap();
+    let words = "there is no memory for 10737417166258176 bytes";
+    assert!(told.contains(words) && !told.contains("panicked"), "{told}");
 }

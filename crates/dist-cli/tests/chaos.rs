@@ -52,6 +52,13 @@ fn nobody_hears_of_a_fault_in_a_world_of_one() {
 }
 
 #[test]
+fn only_the_rank_of_a_job_is_a_victim() {
+    let output = chaos(&["--fault", "3"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("--faults says how many"), "{output:?}");
+}
+
+#[test]
 fn a_signal_ends_it_all_and_not_only_the_job_of_the_moment() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_distctl"));
     command.env("XDG_RUNTIME_DIR", env!("CARGO_TARGET_TMPDIR"));
@@ -63,5 +70,10 @@ fn a_signal_ends_it_all_and_not_only_the_job_of_the_moment() {
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     let mut rest = String::new();
     output.read_to_string(&mut rest).unwrap();
-    assert!(!child.wait().unwrap().success() && !rest.contains("\"faults\""), "{rest}");
+    assert!(!child.wait().unwrap().success());
+    // What was found until then is told.
+    let last = rest.lines().last().unwrap();
+    let all: Value = serde_json::from_str(last).unwrap();
+    let faults = all["faults"].as_u64().unwrap();
+    assert!(faults < 40 && last.starts_with(&format!("{{\"faults\":{faults},\"right\":")), "{last}");
 }

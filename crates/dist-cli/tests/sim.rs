@@ -336,14 +336,20 @@ fn files_give_links_and_what_was_measured() {
 #[case("sim all_reduce --ranks 8 --algorithm star", "is done by all, auto, recursive_doubling, ")]
 #[case("sim all_reduce --ranks 8 --straggler 8:x2", "there is no rank 8 among 8")]
 #[case("sim all_reduce --ranks 8 --straggler 7", "a straggler is a rank and how late or slow it is")]
-#[case("sim pipeline --stages 3 --micro-batches 4 --schedule zbv", "3 stages are not 2 for each of 1 ranks")]
+#[case("sim pipeline --stages 3 --micro-batches 4 --schedule zbv", "3 stages on 1 ranks: zbv has 2 on each")]
+#[case("sim pipeline --stages 1 --micro-batches 4 --schedule zbv", "1 stages on 1 ranks: zbv has 2 on each")]
+#[case(
+    "sim pipeline --stages 5 --ranks 2 --micro-batches 4 --schedule interleaved",
+    "5 stages on 2 ranks: interleaved has as many on each"
+)]
 #[case(
     "sim pipeline --stages 2 --ranks 4 --micro-batches 4 --schedule interleaved",
-    "2 stages are not 1 for each of 4"
+    "2 stages on 4 ranks: interleaved has as many on each"
 )]
 #[case("sim pipeline --stages 4 --micro-batches 10000000", "there is no pipeline schedule of 4 ranks")]
 #[case("sim pipeline --stages 4 --micro-batches 4 --schedule 2f2b", "it is one of gpipe, 1f1b, ")]
-#[case("sim all_gather --ranks 10000000 --bytes 1G", "bytes from each of 10000000 ranks are too many")]
+#[case("sim all_gather --ranks 10000000 --bytes 1G", "bytes of each of 10000000 ranks are too many")]
+#[case("sim all_reduce --ranks 8 --bytes 9999999G", "bytes of each of 8 ranks are too many")]
 fn what_makes_no_sense_is_said_once(#[case] arguments: &str, #[case] words: &str) {
     let output = distctl(arguments);
     let text = String::from_utf8(output.stderr).unwrap();

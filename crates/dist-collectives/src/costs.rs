@@ -150,7 +150,8 @@ impl Communicator {
     pub fn tune_again(&mut self, kept: &KeptCosts, transport: &str) -> Result<CostModel> {
         self.settings.model = self.measure_costs()?;
         if self.rank() == 0 {
-            kept.keep(&World::new(transport, &self.hosts()), self.settings.model);
+            let written = kept.keep(&World::new(transport, &self.hosts()), self.settings.model);
+            let _ = written.inspect_err(|e| kept.complain("write", e));
         }
         Ok(self.settings.model)
     }

@@ -73,14 +73,12 @@ impl KeptCosts {
         kept.get(world).copied()
     }
 
-    /// Keeps these costs in place of earlier ones. Two processes that do it at once may lose what one of them kept.
-    pub(crate) fn keep(&self, world: &World, costs: CostModel) {
-        if let Err(e) = self.try_keep(world, costs) {
-            self.complain("write", &e);
-        }
-    }
-
-    fn try_keep(&self, world: &World, costs: CostModel) -> io::Result<()> {
+    /// Keeps these costs in place of earlier ones, if there is a place to keep anything. Two processes that do it at once
+    /// may lose what one of them kept.
+    ///
+    /// # Errors
+    /// If the file cannot be written, or holds something else.
+    pub fn keep(&self, world: &World, costs: CostModel) -> io::Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
         // What a link leads to is replaced, and not the link.
         let path = &fs::canonicalize(path).unwrap_or_else(|_| path.clone());
@@ -103,7 +101,7 @@ impl KeptCosts {
         fs::rename(&new, path)
     }
 
-    fn complain(&self, what: &str, error: &io::Error) {
+    pub(crate) fn complain(&self, what: &str, error: &io::Error) {
         tracing::warn!(path = ?self.path, %error, "cannot {what} the kept costs");
     }
 }
@@ -117,8 +115,9 @@ pub struct World {
 }
 
 impl World {
-    /// The kind of world that has these hosts, one for each rank.
-    pub(crate) fn new(transport: &str, hosts: &[u64]) -> Self {
+    /// The kind of world that has these hosts, one for each rank as `Communicator::hosts` has them, and in which this
+    /// moves the bytes, as in `tcp`.
+    pub fn new(transport: &str, hosts: &[u64]) -> Self {
         let mut distinct = hosts.to_vec();
         distinct.sort_unstable();
         distinct.dedup();
@@ -185,7 +184,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let kept = KeptCosts::at(folder.path().join("costs"));
         for name in ["", "#", "my net", "tcp"] {
-            kept.keep(&World::new(name, &[1, 1]), FAST);
+            kept.keep(&World::new(name, &[1, 1]), FAST).unwrap();
         }
         for name in ["", "#", "my net", "tcp"] {
             assert_eq!(kept.find(&World::new(name, &[1, 1])), Some(FAST), "{name:?}");
@@ -200,11 +199,11 @@ mod tests {
         fs::write(&file, "").unwrap();
         std::os::unix::fs::symlink(&file, &link).unwrap();
         let world = World::new("tcp", &[1, 1]);
-        KeptCosts::at(&link).keep(&world, FAST);
+        KeptCosts::at(&link).keep(&world, FAST).unwrap();
         assert!(link.is_symlink());
         assert_eq!(KeptCosts::at(&file).find(&world), Some(FAST));
         let directory = KeptCosts::at(folder.path());
-        assert!(directory.try_keep(&world, FAST).is_err());
+        assert!(directory.keep(&world, FAST).is_err());
         assert_eq!(directory.find(&world), None);
     }
 
@@ -217,9 +216,9 @@ mod tests {
         let kept = KeptCosts::at(directory.path().join("not/there/yet"));
         let (two, four) = (World::new("tcp", &[7, 7]), World::new("tcp", &[7, 8, 8, 7]));
         assert_eq!(kept.find(&two), None);
-        kept.keep(&two, SLOW);
-        kept.keep(&four, SLOW);
-        kept.keep(&two, FAST);
+        kept.keep(&two, SLOW).unwrap();
+        kept.keep(&four, SLOW).unwrap();
+        kept.keep(&two, FAST).unwrap();
         assert_eq!((kept.find(&two), kept.find(&four)), (Some(FAST), Some(SLOW)));
         assert_eq!(kept.find(&World::new("shm", &[7, 7])), None);
         assert_eq!(four.to_string(), "tcp 4 2");
@@ -238,7 +237,7 @@ mod tests {
             assert!(error.starts_with("line 4 is not"), "{error}");
             assert_eq!(kept.find(&world), None);
         }
-        kept.keep(&world, FAST);
+        kept.keep(&world, FAST).unwrap();
         assert_eq!(kept.read().unwrap().into_iter().collect::<Vec<_>>(), [(world, FAST)]);
     }
 
@@ -247,7 +246,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let kept = KeptCosts::at(directory.path().join("thesis.tex"));
         fs::write(kept.path().unwrap(), "years of work").unwrap();
-        kept.keep(&World::new("tcp", &[0]), FAST);
+        kept.keep(&World::new("tcp", &[0]), FAST).unwrap_err();
         assert_eq!(fs::read_to_string(kept.path().unwrap()).unwrap(), "years of work");
     }
 }

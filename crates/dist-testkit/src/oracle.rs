@@ -119,16 +119,6 @@ pub fn weighted_mean<T: Number>(inputs: &[Vec<T>], weights: &[f64]) -> Vec<T> {
     scaled_sum(inputs, weights).into_iter().map(quotient).collect()
 }
 
-/// What this rank must hold after a reduce_scatter.
-///
-/// # Panics
-/// If the inputs' length is no multiple of their number.
-pub fn reduce_scatter<T: Number>(inputs: &[Vec<T>], reduction: Reduction, rank: usize) -> Vec<T> {
-    let len = inputs[0].len() / inputs.len();
-    assert_eq!(len * inputs.len(), inputs[0].len(), "the inputs cannot be scattered evenly");
-    all_reduce(inputs, reduction)[rank * len..(rank + 1) * len].to_vec()
-}
-
 /// What every rank must hold after an all_gather.
 pub fn all_gather<T: Number>(inputs: &[Vec<T>]) -> Vec<T> {
     inputs.concat()

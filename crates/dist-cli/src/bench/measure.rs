@@ -65,9 +65,9 @@ impl Bench<'_> {
             let output = self.plan.operation.output_len(len, self.comm.world_size());
             let input = match self.plan.buffers {
                 BufferKind::Shared => self.comm.alloc(len)?,
-                BufferKind::Private | BufferKind::Borrowed => Buffer::from(vec![T::whole(0); len]),
+                BufferKind::Private | BufferKind::Borrowed => Buffer::from(zeros::<T>(len)?),
             };
-            let mut buffers = Buffers { input, output: vec![T::whole(0); output], next_root: 0 };
+            let mut buffers = Buffers { input, output: zeros(output)?, next_root: 0 };
             if self.plan.check && !self.check(&mut buffers, report)? {
                 outcome = Outcome::Code(1);
                 continue;
@@ -293,6 +293,15 @@ impl Bench<'_> {
             | Operation::Stream => None,
         }
     }
+}
+
+/// Memory that was written.
+fn zeros<T: Exact>(len: usize) -> Result<Vec<T>, Error> {
+    let mut zeros = Vec::new();
+    let failed = |source| Error::Memory { bytes: len * size_of::<T>(), source };
+    zeros.try_reserve_exact(len).map_err(failed)?;
+    zeros.resize(len, T::whole(0));
+    Ok(zeros)
 }
 
 /// Calls before the first that counts; the last of them tells how many make up a sample.

@@ -7,8 +7,6 @@ mod operation;
 mod sample;
 mod start;
 
-use std::sync::Arc;
-
 use dist_collectives::{
     Algorithm, Communicator, DType, KeptCosts, Ownership, ReduceOp, ReductionOrder, crossovers_from_env,
 };
@@ -17,7 +15,7 @@ use dist_transport::tcp::{Config, Medium, TcpTransport};
 use crate::Error;
 use crate::output::{print, say};
 use crate::parse::TransportName;
-use crate::run::{Forward, Job, Outcome};
+use crate::run::{Outcome, in_a_job};
 use line::{Line, Table};
 use operation::Operation;
 use start::Start;
@@ -107,29 +105,14 @@ struct Switches {
     json: bool,
 }
 
-/// How many processes are started when nothing is said.
-const RANKS_DEFAULT: usize = 2;
-
 /// Measures the job that this process is a rank of; alone, starts one.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
-    if std::env::var_os("RANK").is_some() {
-        return measure_job(arguments);
-    }
-    let ranks = arguments.ranks.unwrap_or(RANKS_DEFAULT);
-    arguments.plan(ranks)?;
-    Job::of_this_command(ranks)?.run(Arc::new(Forward::untagged()))
+    in_a_job(arguments.ranks, |ranks| arguments.plan(ranks), |config, plan| measure(arguments, config, plan))
 }
 
-fn measure_job(arguments: &Arguments) -> Result<Outcome, Error> {
-    let config = Config::from_env()?;
+fn measure(arguments: &Arguments, config: &Config, plan: Plan) -> Result<Outcome, Error> {
     let medium = arguments.transport.map_or(config.medium(), TransportName::medium);
-    let config = config.with_medium(medium);
-    let world_size = config.rank().world_size();
-    if let Some(ranks) = arguments.ranks.filter(|&ranks| ranks != world_size) {
-        return Err(Error::Usage(format!("--ranks {ranks} inside a job of {world_size}")));
-    }
-    let plan = arguments.plan(world_size)?;
-    let transport = TcpTransport::join(&config)?;
+    let transport = TcpTransport::join(&config.clone().with_medium(medium))?;
     let medium = transport.medium();
     let plan = Plan { medium, ..plan };
     let mut comm = Communicator::new(transport);
@@ -178,13 +161,18 @@ impl Arguments {
             if bytes % dtype.size() != 0 {
                 return Err(Error::Usage(format!("{bytes} bytes are no whole number of {dtype}")));
             }
+            if bytes.checked_mul(world_size).is_none() {
+                return Err(Error::Usage(format!(
+                    "{bytes} bytes of each of {world_size} ranks are too many"
+                )));
+            }
             lengths.push(operation.input_len(bytes / dtype.size(), world_size));
         }
         if operation == Operation::Barrier {
             lengths = vec![0];
         }
         let Switches { touch, check, .. } = self.switches;
-        if check && !exact::possible(dtype, self.op, world_size) {
+        if check && operation.reduces() && !exact::possible(dtype, self.op, world_size) {
             let text =
                 format!("the {} of {world_size} ranks is not exact in {dtype}, as --check needs it", self.op);
             return Err(Error::Usage(text));
@@ -243,5 +231,23 @@ impl Report {
     fn wrong(&self, what: &str) {
         // The exit code says it too.
         say(&format!("check failed: {what}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args, FromArgMatches};
+
+    use super::*;
+
+    #[test]
+    fn only_what_reduces_has_to_be_exact() {
+        let plan = |operation| {
+            let command = Arguments::augment_args(clap::Command::new("bench"));
+            let arguments = ["bench", operation, "--dtype", "bf16", "--bytes", "8", "--check"];
+            Arguments::from_arg_matches(&command.get_matches_from(arguments)).unwrap().plan(300)
+        };
+        assert!(plan("broadcast").is_ok() && plan("all_gather").is_ok() && plan("barrier").is_ok());
+        assert!(plan("all_reduce").is_err() && plan("scan").is_err());
     }
 }

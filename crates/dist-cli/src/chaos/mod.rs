@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dist_transport::tcp::Config;
+use serde::Serialize;
 
 use crate::Error;
 use crate::output::{print, say};
@@ -47,17 +48,26 @@ const GRACE: Duration = Duration::from_millis(100);
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     let Arguments { ranks, seed, .. } = *arguments;
     if let Some(fault) = arguments.fault {
+        // The rank of nobody's job would be its own victim.
+        if std::env::var_os("RANK").is_none() {
+            return Err(Error::Usage(
+                "--fault is for ranks of a job: --faults says how many there are".to_owned(),
+            ));
+        }
         let config = Config::from_env()?;
         let medium = arguments.transport.map_or(config.medium(), TransportName::medium);
         return rank::run(&Plan::of(seed, fault, ranks), &config.with_medium(medium));
     }
     let mut all = Summary::default();
     let mut launcher = Launcher::new()?;
+    let mut stopped = None;
     for fault in 0..arguments.faults {
         let plan = Plan::of(seed, fault, ranks);
         let heard = Arc::new(Heard::new(ranks));
-        if let stopped @ Outcome::Stopped(_) = arguments.start(fault, &mut launcher, heard.clone())? {
-            return Ok(stopped);
+        if let outcome @ Outcome::Stopped(_) = arguments.start(fault, &mut launcher, heard.clone())? {
+            // Of this job nothing is known.
+            stopped = Some(outcome);
+            break;
         }
         let verdict = Verdict::of(fault, &plan, &heard.words());
         if !verdict.is_right() {
@@ -70,7 +80,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     }
     let summary = if arguments.json { all.json() } else { all.table() };
     print(&(summary + "\n"))?;
-    Ok(if all.is_right() { Outcome::Success } else { Outcome::Code(1) })
+    let outcome = if all.is_right() { Outcome::Success } else { Outcome::Code(1) };
+    Ok(stopped.unwrap_or(outcome))
 }
 
 impl Arguments {
@@ -133,6 +144,14 @@ impl Take for Heard {
     }
 }
 
+/// The last line. The fields and their order are a contract with whoever reads them.
+#[derive(Debug, Serialize)]
+struct All {
+    faults: usize,
+    right: usize,
+    calls: usize,
+}
+
 /// All faults of a run.
 #[derive(Debug, Default)]
 struct Summary(Vec<Verdict>);
@@ -149,7 +168,7 @@ impl Summary {
     fn json(&self) -> String {
         let right = self.0.iter().filter(|verdict| verdict.is_right()).count();
         let calls: usize = self.0.iter().map(|verdict| verdict.calls).sum();
-        serde_json::json!({ "faults": self.0.len(), "right": right, "calls": calls }).to_string()
+        serde_json::to_string(&All { faults: self.0.len(), right, calls }).expect("these are numbers")
     }
 
     /// A row for each kind of fault that there was.

@@ -7,6 +7,7 @@ use dist_collectives::KeptCosts;
 use rustix::process::{Resource, getrlimit};
 
 use super::Finding;
+use crate::run::files_needed;
 
 /// The variables that mean something to this library, as listed in docs/troubleshooting.md.
 const VARIABLES: [&str; 12] = [
@@ -27,18 +28,29 @@ const VARIABLES: [&str; 12] = [
 /// Files that a process may have open beside those of its job, by a generous guess.
 const OTHER_FILES: u64 = 64;
 
-/// What there is to say of this machine for a job of so many ranks.
-pub(super) fn look_around(world_size: usize) -> impl Iterator<Item = Finding> {
-    let found = [files(world_size), file_size(), quota(), name(), congestion(), variables(), costs()];
+/// What there is to say of this machine for a job of so many ranks, of which it has `ranks` and hosts the coordinator of
+/// `hosted`.
+pub(super) fn look_around(world_size: usize, ranks: usize, hosted: usize) -> impl Iterator<Item = Finding> {
+    let found =
+        [files(world_size, ranks, hosted), file_size(), quota(), name(), congestion(), variables(), costs()];
     found.into_iter().flatten()
 }
 
-/// A rank has a connection to each that it exchanges messages with, and memory that it shares with it.
-fn files(world_size: usize) -> Option<Finding> {
-    let limit = getrlimit(Resource::Nofile).current?;
-    let enough = 2 * world_size as u64 + OTHER_FILES;
-    let finding = Finding::new("files", format!("a process may have {limit} open"));
-    Some(finding.but_if(limit < enough, format!("{world_size} ranks may need {enough}: ulimit -n {enough}")))
+/// A rank has a connection to each that it exchanges messages with, and memory that it shares with it; a launcher asks for
+/// as many as it can have.
+fn files(world_size: usize, ranks: usize, hosted: usize) -> Option<Finding> {
+    let limit = getrlimit(Resource::Nofile);
+    let (current, most) = (limit.current?, limit.maximum.unwrap_or(u64::MAX));
+    let finding = Finding::new("files", format!("a process may have {current} open, and {most} if it asks"));
+    let (enough, launcher) = (2 * world_size as u64 + OTHER_FILES, files_needed(ranks, hosted));
+    if most < launcher {
+        return Some(
+            finding.but(format!("distctl may need {launcher} for {ranks} ranks: ulimit -Hn {launcher}")),
+        );
+    }
+    Some(
+        finding.but_if(current < enough, format!("{world_size} ranks may need {enough}: ulimit -n {enough}")),
+    )
 }
 
 fn file_size() -> Option<Finding> {

@@ -4,14 +4,13 @@ mod machine;
 mod ranks;
 
 use std::fmt;
-use std::sync::Arc;
 
 use dist_transport::tcp::Config;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
 use crate::output::print;
-use crate::run::{Forward, Job, Outcome};
+use crate::run::{Outcome, in_a_job};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -22,8 +21,6 @@ pub(crate) struct Arguments {
     #[arg(long)]
     json: bool,
 }
-
-const RANKS_DEFAULT: usize = 2;
 
 /// Something that was found out, of one machine or of the ranks. The fields and their order are a contract with whoever
 /// reads them.
@@ -62,11 +59,11 @@ impl fmt::Display for Finding {
 
 /// Looks around in the job that this process is a rank of; alone, starts one.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
-    if std::env::var_os("RANK").is_none() {
-        let ranks = arguments.ranks.unwrap_or(RANKS_DEFAULT);
-        return Job::of_this_command(ranks)?.run(Arc::new(Forward::untagged()));
-    }
-    let findings = ranks::look_around(&Config::from_env()?)?;
+    in_a_job(arguments.ranks, |_| Ok(()), |config, ()| report(arguments, config))
+}
+
+fn report(arguments: &Arguments, config: &Config) -> Result<Outcome, Error> {
+    let findings = ranks::look_around(config)?;
     let text: String = if arguments.json {
         findings.iter().map(|finding| serde_json::to_string(finding).expect("it is text") + "\n").collect()
     } else {

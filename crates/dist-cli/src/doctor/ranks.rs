@@ -43,7 +43,9 @@ pub(super) fn look_around(config: &Config) -> Result<Vec<Finding>, Error> {
 fn here(members: &[usize], cores: usize, reach: Option<Reach>, config: &Config) -> Vec<Finding> {
     let shared = (members.len() > 1).then(|| memory(reach, config.medium()));
     let findings = [Some(ranks(members, cores)), shared].into_iter().flatten();
-    let findings = findings.chain(machine::look_around(config.rank().world_size()));
+    let world_size = config.rank().world_size();
+    let hosted = if members[0] == 0 { world_size } else { 0 };
+    let findings = findings.chain(machine::look_around(world_size, members.len(), hosted));
     findings.map(|finding| Finding { rank: members[0], ..finding }).collect()
 }
 

@@ -10,7 +10,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getppid};
 
-use super::cores;
+use super::{cores, files};
 use crate::Error;
 
 /// The hidden subcommand that turns into a rank's program.
@@ -27,6 +27,8 @@ pub(crate) fn check_program(program: &OsStr) -> Result<(), Error> {
     } else {
         vec![path.to_owned()]
     };
+    // Without a name, each folder itself would be found.
+    let candidates = if program.is_empty() { Vec::new() } else { candidates };
     let found: Vec<_> = candidates.iter().filter_map(|path| path.metadata().ok()).collect();
     match found.as_slice() {
         [] => Err(Error::NoProgram { program: program.to_owned(), on_path }),
@@ -60,7 +62,10 @@ pub(crate) fn become_program(command: &[OsString]) -> Error {
         return error;
     }
     cores::bind();
-    let source = Command::new(program).args(arguments).env_remove(PARENT).env_remove(cores::CORES).exec();
+    files::restore();
+    let mut command = Command::new(program);
+    command.args(arguments).env_remove(PARENT).env_remove(cores::CORES).env_remove(files::FILES);
+    let source = command.exec();
     Error::Exec { program: program.clone(), source }
 }
 
@@ -203,6 +208,7 @@ mod tests {
     #[rstest]
     #[case("/nowhere/at-all", "there is no such file")]
     #[case("no-such-program-on-any-path", "there is no such file in the folders of PATH")]
+    #[case("", "there is no such file in the folders of PATH")]
     #[case("/", "it is a folder")]
     #[case("./Cargo.toml", "it is not executable")]
     fn a_program_that_cannot_be_started_is_named_with_the_reason(

@@ -8,10 +8,12 @@ use std::time::Duration;
 
 use dist_transport::Runtime;
 use dist_transport::runtime::{Mailbox, Receiver, Task};
+use dist_transport::tcp::Config;
 
 use super::child;
 use super::cores::{self, Bind};
-use super::lines::Take;
+use super::files;
+use super::lines::{Forward, Take};
 use super::meeting::{Meeting, Nodes};
 use super::watch::{Event, PATIENCE, Watch, watch_signals};
 use crate::Error;
@@ -48,6 +50,7 @@ pub(crate) struct Launcher {
     runtime: Runtime,
     events: Mailbox<Event>,
     inbox: Receiver<Event>,
+    files: files::Before,
 }
 
 impl Launcher {
@@ -55,7 +58,7 @@ impl Launcher {
         let runtime = Runtime::system();
         let (events, inbox) = runtime.mailbox();
         watch_signals(&runtime, &events)?;
-        Ok(Self { runtime, events, inbox })
+        Ok(Self { runtime, events, inbox, files: files::Before::raise() })
     }
 }
 
@@ -74,7 +77,7 @@ impl Job {
     }
 
     /// This very command, as the program of each rank.
-    pub(crate) fn of_this_command(ranks: usize) -> Result<Self, Error> {
+    fn of_this_command(ranks: usize) -> Result<Self, Error> {
         let own = std::env::current_exe().map_err(Error::OwnProgram)?;
         Ok(Self::of(ranks, own.into_os_string(), std::env::args_os().skip(1).collect()))
     }
@@ -85,6 +88,15 @@ impl Job {
         first..first + self.ranks
     }
 
+    /// How many ranks, on any machine, have their coordinator here.
+    fn hosted(&self) -> usize {
+        match &self.nodes {
+            None => self.ranks,
+            Some(nodes) if nodes.index == 0 => nodes.count * self.ranks,
+            Some(_) => 0,
+        }
+    }
+
     fn meeting(&self, restart: u16) -> Result<Meeting, Error> {
         match &self.nodes {
             None => Meeting::here(self.ranks, restart),
@@ -92,26 +104,23 @@ impl Job {
         }
     }
 
-    /// Runs this job only.
-    pub(crate) fn run(&self, take: Arc<dyn Take>) -> Result<Outcome, Error> {
-        self.run_by(&mut Launcher::new()?, take)
-    }
-
     /// Starts all ranks and returns when none is left, and none is to be started again.
     pub(crate) fn run_by(&self, launcher: &mut Launcher, take: Arc<dyn Take>) -> Result<Outcome, Error> {
-        let Launcher { runtime, events, inbox } = launcher;
+        files::check(self.ranks, self.hosted())?;
+        let Launcher { runtime, events, inbox, files } = launcher;
         let (voice, speaker) = voice(runtime, take.clone())?;
         let mut restart = 0;
-        let outcome = loop {
-            match self.run_once(restart, runtime, (events, inbox), &voice, &take)? {
-                Outcome::Code(_) if restart < self.restarts => restart += 1,
-                outcome => break outcome,
+        let ended = loop {
+            match self.run_once(restart, runtime, (events, inbox), files, (&voice, &take)) {
+                Ok(Outcome::Code(_)) if restart < self.restarts => restart += 1,
+                ended => break ended,
             }
             voice.send(format!("starting the job again, {restart} of at most {} times", self.restarts));
         };
         drop(voice);
+        // What was said before an error comes before it.
         let _ = speaker.join_by(runtime.deadline(PATIENCE));
-        Ok(outcome)
+        ended
     }
 
     fn run_once(
@@ -119,12 +128,13 @@ impl Job {
         restart: u16,
         runtime: &Runtime,
         (events, inbox): (&Mailbox<Event>, &mut Receiver<Event>),
-        voice: &Mailbox<String>,
-        take: &Arc<dyn Take>,
+        files: &files::Before,
+        (voice, take): (&Mailbox<String>, &Arc<dyn Take>),
     ) -> Result<Outcome, Error> {
         let mut watch = Watch::new(runtime, voice, self.local().start, self.grace, self.meeting(restart)?);
         for local in 0..self.ranks {
-            let started = self.start(local, &watch.meeting).and_then(|child| watch.add(child, events, take));
+            let started = self.start(local, &watch.meeting, files);
+            let started = started.and_then(|child| watch.add(child, events, take));
             if let Err(error) = started {
                 watch.kill_all();
                 return Err(error);
@@ -134,11 +144,12 @@ impl Job {
     }
 
     /// Starts one of this machine's ranks.
-    fn start(&self, local: usize, meeting: &Meeting) -> Result<Child, Error> {
+    fn start(&self, local: usize, meeting: &Meeting, files: &files::Before) -> Result<Child, Error> {
         let rank = self.local().start + local;
         let failed = |source| Error::Start { program: self.program.clone(), rank, source };
         let mut command = child::command(&self.program, &self.arguments).map_err(failed)?;
         meeting.tell(&mut command);
+        files.tell(&mut command);
         command.env("RANK", rank.to_string()).env("LOCAL_RANK", local.to_string());
         command.env("LOCAL_WORLD_SIZE", self.ranks.to_string());
         if std::env::var_os("RAYON_NUM_THREADS").is_none() {
@@ -151,6 +162,30 @@ impl Job {
         command.spawn().map_err(failed)
     }
 }
+
+/// What a command does as a rank of a job, once it is prepared for that number of ranks. Where this process is no rank,
+/// the same command is started as the program of a job of its own.
+pub(crate) fn in_a_job<T>(
+    ranks: Option<usize>,
+    prepare: impl FnOnce(usize) -> Result<T, Error>,
+    be_a_rank: impl FnOnce(&Config, T) -> Result<Outcome, Error>,
+) -> Result<Outcome, Error> {
+    if std::env::var_os("RANK").is_none() {
+        let ranks = ranks.unwrap_or(RANKS_DEFAULT);
+        // What makes no sense is said once.
+        prepare(ranks)?;
+        return Job::of_this_command(ranks)?.run_by(&mut Launcher::new()?, Arc::new(Forward::untagged()));
+    }
+    let config = Config::from_env()?;
+    let world_size = config.rank().world_size();
+    if let Some(ranks) = ranks.filter(|&ranks| ranks != world_size) {
+        return Err(Error::Usage(format!("--ranks {ranks} inside a job of {world_size}")));
+    }
+    be_a_rank(&config, prepare(world_size)?)
+}
+
+/// How many processes are started when nothing is said.
+const RANKS_DEFAULT: usize = 2;
 
 /// A thread that says what this process has to say: whoever takes it may do so slowly or not at all, and the end of
 /// the job must not wait for that.

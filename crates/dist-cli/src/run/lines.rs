@@ -51,15 +51,21 @@ pub(super) fn read_lines(
 ) -> Result<(), Error> {
     let mut source = BufReader::new(source);
     let mut line = Vec::new();
+    let mut is_cut = false;
     loop {
         let read = (&mut source).take(LINE_BYTES_MAX).read_until(b'\n', &mut line);
         if read.map_err(|source| Error::Printed { rank, source })? == 0 {
             return Ok(());
         }
-        if line.last() != Some(&b'\n') {
+        // Of a line that was cut, its end may be all that is left.
+        let is_rest = is_cut && line == b"\n";
+        is_cut = line.last() != Some(&b'\n');
+        if is_cut {
             line.push(b'\n');
         }
-        take(&line)?;
+        if !is_rest {
+            take(&line)?;
+        }
         line.clear();
     }
 }
@@ -150,5 +156,8 @@ mod tests {
     fn an_endless_line_is_cut() {
         let lines = lines_of(&vec![b'x'; 3 << 19]);
         assert_eq!(lines.iter().map(Vec::len).collect::<Vec<_>>(), [(1 << 20) + 1, (1 << 19) + 1]);
+        // One that is just as long is whole.
+        let whole = [&[b'x'; 1 << 20][..], b"\n\n"].concat();
+        assert_eq!(lines_of(&whole).iter().map(Vec::len).collect::<Vec<_>>(), [(1 << 20) + 1, 1]);
     }
 }

@@ -22,6 +22,8 @@ pub(crate) struct Nodes {
     pub(crate) index: usize,
     /// Where the coordinator listens, on the first of them.
     pub(crate) rendezvous: Address,
+    /// What the names of its starts begin with.
+    pub(crate) job: String,
     /// The secret of the job, which somebody has put on each of them.
     pub(crate) secret: PathBuf,
 }
@@ -67,14 +69,10 @@ impl Meeting {
     /// Of a job on several machines. Each start meets at a port of its own: on another machine it may begin while here
     /// the one before has not ended.
     pub(super) fn across(nodes: &Nodes, world_size: usize, restart: u16) -> Result<Self, Error> {
-        let job = format!("dist-{restart}");
+        let job = format!("{}-{restart}", nodes.job);
         let secret = SecretFile::given(&nodes.secret)?;
         let Address { host, port } = nodes.rendezvous.clone();
-        let port = port.checked_add(restart).ok_or_else(|| {
-            Error::Usage(format!(
-                "there is no port {restart} after {port}, at which the job could meet again"
-            ))
-        })?;
+        let port = port.checked_add(restart).expect("the last one is a port too");
         let address = Address { host, port };
         let host =
             || Coordinator::start(&address.to_string(), world_size, &job, Some(secret.secret().clone()));

@@ -2,6 +2,7 @@
 
 mod child;
 mod cores;
+mod files;
 mod job;
 mod lines;
 mod meeting;
@@ -15,12 +16,14 @@ use std::time::Duration;
 
 pub(crate) use child::{EXEC, become_program};
 pub(crate) use cores::Bind;
-pub(crate) use job::{Job, Launcher, Outcome};
-pub(crate) use lines::{Forward, Stream, Take};
+pub(crate) use files::needed as files_needed;
+pub(crate) use job::{Job, Launcher, Outcome, in_a_job};
+pub(crate) use lines::{Stream, Take};
 pub(crate) use meeting::{Address, Nodes};
 
 use crate::Error;
 use child::check_program;
+use lines::Forward;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -65,6 +68,12 @@ impl Arguments {
         if index >= count {
             return Err(Error::Usage(format!("there is no machine {index} of {count}: they count from 0")));
         }
+        let (port, restarts) = (rendezvous.port, self.max_restarts);
+        if port.checked_add(restarts).is_none() {
+            return Err(Error::Usage(format!(
+                "there is no port {restarts} after {port}, at which the job could meet again"
+            )));
+        }
         let Some(secret) = std::env::var_os("DIST_SECRET_FILE") else {
             return Err(Error::Usage(
                 "a job on several machines needs a secret: put the same file on each, \
@@ -72,7 +81,9 @@ impl Arguments {
                     .to_owned(),
             ));
         };
-        Ok(Some(Nodes { count, index, rendezvous: rendezvous.clone(), secret: secret.into() }))
+        let job = std::env::var("DIST_JOB_ID").ok().filter(|job| !job.is_empty());
+        let job = job.unwrap_or_else(|| "dist".to_owned());
+        Ok(Some(Nodes { count, index, rendezvous: rendezvous.clone(), job, secret: secret.into() }))
     }
 }
 
@@ -80,6 +91,7 @@ impl Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     let (program, rest) = arguments.command.split_first().expect("clap asks for a program");
     check_program(program)?;
+    let mut launcher = Launcher::new()?;
     let mut forward = Forward::new(arguments.tag);
     let job = Job {
         ranks: arguments.ranks,
@@ -93,5 +105,5 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     if let Some(folder) = &arguments.log_dir {
         forward = forward.with_logs(folder, job.local())?;
     }
-    job.run(Arc::new(forward))
+    job.run_by(&mut launcher, Arc::new(forward))
 }

@@ -20,7 +20,10 @@ pub(super) struct SecretFile {
 impl SecretFile {
     /// A secret that somebody else has made, and keeps.
     pub(super) fn given(path: &Path) -> Result<Self, Error> {
-        Ok(Self { path: path.to_owned(), secret: Secret::from_file(path)?, is_ours: false })
+        let secret = Secret::from_file(path)?;
+        let is_number = path.as_os_str().as_encoded_bytes().starts_with(b"fd:");
+        let path = if is_number { path.to_owned() } else { absolute(path)? };
+        Ok(Self { path, secret, is_ours: false })
     }
 
     /// A fresh secret, in the user's own folder for such things, or else where anybody's files may be: some of that is
@@ -40,7 +43,7 @@ impl SecretFile {
 
     fn create_in(folder: &Path, job: &str) -> Result<Self, Error> {
         let (secret, text) = Secret::generate()?;
-        let path = folder.join(format!("{job}.secret"));
+        let path = absolute(&folder.join(format!("{job}.secret")))?;
         let failed = |source| Error::SecretFile { path: path.clone(), source };
         // `create_new` follows no link that another user may have put here.
         let mut file =
@@ -57,6 +60,11 @@ impl SecretFile {
     pub(super) fn secret(&self) -> &Secret {
         &self.secret
     }
+}
+
+/// The same file for a program that goes to another folder.
+fn absolute(path: &Path) -> Result<PathBuf, Error> {
+    std::path::absolute(path).map_err(|source| Error::SecretFile { path: path.to_owned(), source })
 }
 
 impl Drop for SecretFile {

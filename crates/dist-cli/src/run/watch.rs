@@ -9,7 +9,7 @@ use std::time::Duration;
 use dist_transport::runtime::{Mailbox, Receiver, Task, Unavailable};
 use dist_transport::{Cause, Deadline, Runtime};
 use rustix::process::Signal;
-use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
 use super::child::{self, Running};
@@ -26,8 +26,6 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(5);
 /// How long the coordinator is there for the ranks of other machines after a failure, so that they hear of it.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// The exit code of a program whose reader has left: 128 and SIGPIPE.
-const SIGPIPE_CODE: u8 = 128 + 13;
 
 /// Everything that the main thread knows about the running job.
 pub(super) struct Watch {
@@ -294,6 +292,10 @@ impl Watch {
                 self.pause();
                 None
             }
+            Event::Signalled(signal @ (SIGUSR1 | SIGUSR2)) => {
+                self.notify(signal);
+                None
+            }
             Event::Signalled(signal) => {
                 self.note_stop(child::signal_code(signal));
                 Some(signal)
@@ -311,10 +313,24 @@ impl Watch {
     fn pass_on(&mut self, event: Event) {
         let Some(signal) = self.hear(event) else { return };
         self.name_cause();
-        self.say(&format!("{}: passed on to every rank", child::signal_name(signal)));
+        self.say_passed_on(signal);
         if let Some(signal) = Signal::from_named_raw(signal) {
             self.end_with(signal);
         }
+    }
+
+    /// Passes on a signal that means what the program makes of it, as a warning of a cluster that it is time to save.
+    fn notify(&self, signal: i32) {
+        if let Some(named) = Signal::from_named_raw(signal)
+            && self.running().next().is_some()
+        {
+            self.say_passed_on(signal);
+            self.running().for_each(|running| running.signal(named));
+        }
+    }
+
+    fn say_passed_on(&self, signal: i32) {
+        self.say(&format!("{}: passed on to every rank", child::signal_name(signal)));
     }
 
     /// Stops until a shell lets this process go on, and every rank with it: ranks that went on alone would take the
@@ -332,19 +348,17 @@ impl Watch {
     }
 
     fn output_is_gone(&mut self, error: &Error) {
-        let (code, words) = match error {
-            Error::Forward { source, .. } if source.kind() == io::ErrorKind::BrokenPipe => {
-                (SIGPIPE_CODE, "nobody reads the output any more".to_owned())
-            }
-            // Another start would meet it too.
-            error => (error.exit_code(), error.with_causes()),
+        let words = match error.is_unread() {
+            true => "nobody reads the output any more".to_owned(),
+            false => error.with_causes(),
         };
         if let Phase::Running = self.phase {
-            self.note_stop(Some(code));
+            // Another start would meet it too.
+            self.note_stop(Some(error.exit_code()));
             self.code = self.stopped;
             self.say(&format!("{words}; ending the job"));
             self.end_with(Signal::TERM);
-        } else if code != SIGPIPE_CODE && self.stopped.is_none() {
+        } else if !error.is_unread() && self.stopped.is_none() {
             // The job ends in any case, because a rank has failed.
             self.say(&words);
         }
@@ -435,7 +449,8 @@ pub(super) fn watch_signals(runtime: &Runtime, events: &Mailbox<Event>) -> Resul
     // Before any is watched for: what whoever started this process ignored.
     let ignored = child::ignored_signals();
     // Behind nohup, or in the background of a script, a job goes on as any other program does.
-    let heeded = [SIGHUP, SIGINT, SIGQUIT].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 0);
+    let heeded = [SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2].into_iter();
+    let heeded = heeded.filter(|signal| ignored >> (signal - 1) & 1 == 0);
     // Where that is ignored, the system itself reaps a process that has ended, and nobody learns how.
     let mut signals = Signals::new(heeded.chain([SIGTERM, SIGTSTP, SIGCHLD])).map_err(Error::Signals)?;
     let events = events.clone();

@@ -259,7 +259,7 @@ impl<'a> Case<'a> {
         };
         let bytes = self.bytes.checked_mul(parts).filter(|&bytes| bytes <= WHOLE_MAX);
         bytes.ok_or_else(|| {
-            Error::Usage(format!("{} bytes from each of {parts} ranks are too many", self.bytes))
+            Error::Usage(format!("{} bytes of each of {} ranks are too many", self.bytes, self.world.ranks()))
         })
     }
 }

@@ -113,18 +113,17 @@ pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
 
 impl Arguments {
     fn schedule(&self, kind: Kind) -> Result<(Kind, Schedule), Error> {
-        let ranks = self.ranks.unwrap_or(self.stages / kind.stages_per_rank());
-        let each = self.stages.checked_div(ranks).unwrap_or(0);
-        let kind = match kind {
-            Kind::Interleaved { .. } => Kind::Interleaved { stages_per_rank: each },
-            kind => kind,
+        let ranks = self.ranks.unwrap_or(self.stages / kind.stages_per_rank()).max(1);
+        let (kind, each) = match kind {
+            Kind::Interleaved { .. } => {
+                (Kind::Interleaved { stages_per_rank: self.stages / ranks }, "as many".to_owned())
+            }
+            kind => (kind, kind.stages_per_rank().to_string()),
         };
         if kind.stages_per_rank() * ranks != self.stages {
-            let each = kind.stages_per_rank().max(1);
-            return Err(Error::Usage(format!(
-                "{} stages are not {each} for each of {ranks} ranks",
-                self.stages
-            )));
+            let (stages, kind) = (self.stages, kind.name());
+            let text = format!("{stages} stages on {ranks} ranks: {kind} has {each} on each");
+            return Err(Error::Usage(text));
         }
         let schedule = kind.schedule(ranks, self.micro_batches);
         Ok((kind, schedule.map_err(|error| Error::Usage(error.to_string()))?))

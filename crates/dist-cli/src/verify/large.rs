@@ -12,8 +12,8 @@ const WORK_MAX: usize = 1 << 20;
 /// The largest power of two and some other sizes between the bound and the largest world.
 pub(super) fn worlds(bound: usize, seed: u64) -> Vec<usize> {
     let Some(room) = RANKS_MAX.checked_sub(bound).filter(|&room| room > 0) else { return Vec::new() };
-    let mut state = seed;
-    let mut sizes: Vec<usize> = (0..4).map(|_| bound + 1 + below(&mut state, room)).collect();
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut sizes: Vec<usize> = (0..4).map(|_| bound + 1 + random.usize(..room)).collect();
     sizes.push(RANKS_MAX);
     sizes.sort_unstable();
     sizes.dedup();
@@ -36,16 +36,6 @@ pub(super) fn prove(subject: Subject, world_size: usize) -> Result<bool, Error> 
     }
     let root = subject.roots(world_size).end / 3;
     subject.prove(world_size, root).map(|_| true)
-}
-
-/// The next number below a bound, of a sequence that the seed decides: splitmix64.
-fn below(state: &mut u64, bound: usize) -> usize {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut bits = *state;
-    bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    bits ^= bits >> 31;
-    usize::try_from(bits % bound as u64).expect("it is below a usize")
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Command, Output, Stdio};
 
 use dist_collectives::Communicator;
+use rstest::rstest;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -64,6 +65,17 @@ fn every_rank_learns_its_place_among_those_of_all_machines() {
         assert!(output.status.success(), "{output:?}");
     }
     assert!(machines.folder.path().join("secret").exists());
+}
+
+#[rstest]
+#[case(None, "dist-0")]
+#[case(Some(""), "dist-0")]
+#[case(Some("mine"), "mine-0")]
+fn a_job_on_several_machines_has_the_name_that_it_was_given(#[case] name: Option<&str>, #[case] job: &str) {
+    let machines = Machines::new();
+    let mut command = machines.start(0, "1", &["sh", "-c", "echo $DIST_JOB_ID"]);
+    let output = command.env_remove("DIST_JOB_ID").envs(name.map(|name| ("DIST_JOB_ID", name))).output();
+    assert_eq!(lines(&output.unwrap().stdout), [job]);
 }
 
 #[cfg(target_os = "linux")]
@@ -151,4 +163,27 @@ fn all_machines_start_a_job_again() {
         let again = "distctl: starting the job again, 1 of at most 1 times".to_owned();
         assert!(lines(&output.stderr).contains(&again), "{output:?}");
     }
+}
+
+#[test]
+fn what_led_to_a_start_that_fails_is_said_before_it() {
+    let (first, _taken) = std::iter::repeat_with(|| TcpListener::bind("127.0.0.1:0").unwrap())
+        .find_map(|first| {
+            let next = first.local_addr().unwrap().port().checked_add(1)?;
+            Some((first, TcpListener::bind(("127.0.0.1", next)).ok()?))
+        })
+        .unwrap();
+    let rendezvous = first.local_addr().unwrap().to_string();
+    drop(first);
+    let options = vec!["--max-restarts", "1"];
+    let machines = Machines { rendezvous, options, ..Machines::new() };
+    let mut command = machines.start(0, "1", &["sh", "-c", "exit 7"]);
+    // Nobody comes from the other machine.
+    let output = command.env("DIST_LOG", "off").output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let told = String::from_utf8(output.stderr).unwrap();
+    let [failed, again, error] = told.lines().collect::<Vec<_>>()[..] else { panic!("{told}") };
+    assert_eq!(failed, "distctl: rank 0 exited with code 7; ending the others");
+    assert_eq!(again, "distctl: starting the job again, 1 of at most 1 times");
+    assert!(error.contains("cannot listen"), "{told}");
 }

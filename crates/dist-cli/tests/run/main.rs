@@ -102,6 +102,15 @@ fn the_secret_is_private_and_gone_afterwards() {
     assert!(!std::path::Path::new(path).exists(), "{path}");
 }
 
+#[test]
+fn the_secret_is_found_from_any_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("own")).unwrap();
+    let mut command = distctl(&["run", "-n", "1", "--", "sh", "-c", "cd / && test -f $DIST_SECRET_FILE"]);
+    let output = command.current_dir(&folder).env("XDG_RUNTIME_DIR", "own").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
 #[rstest]
 #[case(None, 1)]
 #[case(Some("7"), 7)]
@@ -133,6 +142,20 @@ fn each_rank_is_bound_to_its_share_of_the_cores(#[case] options: &[&str], #[case
             assert_ne!(sets[0], sets[1]);
         }
     }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_launcher_may_have_more_files_open_than_its_ranks() {
+    let launcher = distctl(&["run", "-n", "30", "--", "sh", "-c", "ulimit -n; test -z \"$DISTCTL_FILES\""]);
+    let limited = |option| format!("ulimit {option} 64; exec \"$0\" \"$@\"");
+    let output = behind(&["sh", "-c", &limited("-Sn")], &launcher).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(lines(&output.stdout), ["64"; 30]);
+    let output = behind(&["sh", "-c", &limited("-n")], &launcher).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let told = "distctl: 30 ranks take 122 open files of distctl, which may have 64: raise the limit (ulimit -Hn 122)";
+    assert_eq!(lines(&output.stderr), [told]);
 }
 
 #[test]
@@ -169,6 +192,7 @@ fn what_a_rank_leaves_behind_is_ended() {
 #[case(&["run", "-n", "2", "--nnodes", "2", "--node-rank", "2", "--rdzv", "::1:1", "--", "true"], 2, "not a host and a port")]
 #[case(&["run", "-n", "2", "--nnodes", "2", "--node-rank", "2", "--rdzv", "h:1", "--", "true"], 2, "no machine 2 of 2")]
 #[case(&["run", "-n", "2", "--nnodes", "2", "--node-rank", "1", "--rdzv", "h:1", "--", "true"], 2, "DIST_SECRET_FILE")]
+#[case(&["run", "-n", "2", "--nnodes", "2", "--node-rank", "1", "--rdzv", "h:65533", "--max-restarts", "3", "--", "true"], 2, "no port 3 after 65533")]
 fn what_cannot_be_started_is_said(#[case] arguments: &[&str], #[case] code: i32, #[case] words: &str) {
     let output = distctl(arguments).output().unwrap();
     assert_eq!(output.status.code(), Some(code));

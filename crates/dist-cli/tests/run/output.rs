@@ -162,6 +162,31 @@ fn a_process_that_keeps_the_output_is_not_waited_for(#[case] stay: &str) {
     kill_process(stray, Signal::KILL).expect("it is still there");
 }
 
+#[rstest]
+#[case(&["sim", "all_reduce", "--ranks", "2"])]
+#[case(&["verify", "--max-ranks", "2"])]
+#[case(&["chaos", "--ranks", "2", "--faults", "1", "--json"])]
+fn results_that_nobody_reads_are_no_failure(#[case] arguments: &[&str]) {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = distctl(arguments).stdout(writer).output().unwrap();
+    assert_eq!(output.status.code(), Some(141));
+    assert_eq!(lines(&output.stderr), [""; 0]);
+}
+
+#[test]
+fn what_nobody_can_log_by_is_said_once() {
+    let mut command = distctl(&["run", "-n", "2", "--", "true"]);
+    let output = command.env("DIST_LOG", "dist_transport=loud").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        told.starts_with("distctl: DIST_LOG=\"dist_transport=loud\" is ignored: ")
+            && told.lines().count() == 1,
+        "{told}"
+    );
+}
+
 #[test]
 fn whole_lines_come_out_however_the_ranks_write_them() {
     let script = "i=0; while [ $i -lt 300 ]; do printf \"begin-$RANK-\"; printf \"%s\" $i; echo -end-$RANK; i=$((i+1)); done";

@@ -42,11 +42,32 @@ fn signals_are_passed_on(#[case] sent: Signal, #[case] name: &str, #[case] code:
     pids.iter().for_each(|pid| wait_until_gone(pid));
 }
 
+/// They mean what the program makes of them.
+#[rstest]
+#[case(Signal::USR1, "USR1")]
+#[case(Signal::USR2, "USR2")]
+fn signals_without_a_meaning_of_their_own_end_no_job(#[case] sent: Signal, #[case] name: &str) {
+    if is_ignored(sent) {
+        return;
+    }
+    // Whoever ends the job has no grace.
+    let script =
+        format!("trap 'sleep 0.2; echo saved; exit 0' {name}; echo $$; while :; do sleep 0.01; done");
+    let (child, _) = running(&["-n", "2", "--grace", "0"], &script);
+    signal(&child, sent);
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(lines(&output.stdout), ["saved", "saved"]);
+    let told = format!("distctl: SIG{name}: passed on to every rank");
+    assert!(lines(&output.stderr).contains(&told), "{output:?}");
+}
+
 #[cfg(target_os = "linux")]
 #[rstest]
 #[case(Signal::HUP, "HUP")]
 #[case(Signal::INT, "INT")]
 #[case(Signal::QUIT, "QUIT")]
+#[case(Signal::USR1, "USR1")]
 fn signals_that_were_ignored_from_the_start_stay_so(#[case] sent: Signal, #[case] name: &str) {
     let launcher = distctl(&["run", "-n", "1", "--", "sh", "-c", "echo $$; exec sleep 1000"]);
     let ignoring = ["sh", "-c", &format!("trap '' {name}; exec \"$0\" \"$@\"")];
