@@ -17,6 +17,7 @@ pub struct Abort {
     pub call: Fingerprint,
 }
 
+#[cfg(any(feature = "tcp", feature = "sim"))]
 impl Abort {
     /// The same, but if a rank was waited for too long, of the rank for which that one and others have waited in turn, in this
     /// call: `waits_for` says for which a rank waits in it. Where they wait for each other in a circle, the first is as good

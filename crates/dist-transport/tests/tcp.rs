@@ -302,6 +302,24 @@ fn where_all_have_come_but_never_together_those_are_named_who_have_gone_again() 
     }
 }
 
+/// Also where the others have not left yet, among them the one that hosts the coordinator.
+#[test]
+fn a_rank_that_has_left_waits_for_the_next_world() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let rank = move |rank: usize| {
+        let config = Config::new(rank, 3, &format!("127.0.0.1:{port}")).unwrap().with_timeout(LONG);
+        let runtime = Runtime::system();
+        for _world in 0..3 {
+            let mut transport = TcpTransport::join(&config).unwrap();
+            assert_eq!(pass_round(&mut transport, 7, LONG).unwrap(), 7);
+            // In turns: the host is the last.
+            runtime.sleep(Duration::from_millis(200) * u32::try_from(2 - rank).unwrap());
+        }
+    };
+    let ranks = [0, 1, 2].map(|number| Runtime::system().spawn("rank", move || rank(number)).unwrap());
+    ranks.into_iter().for_each(|rank| rank.join().unwrap());
+}
+
 #[test]
 fn another_world_size_is_an_error_with_both_numbers() {
     let job = Job::new(3);

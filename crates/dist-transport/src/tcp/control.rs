@@ -25,6 +25,8 @@ pub(super) enum Frame {
     NotAll,
     /// Another process has joined as this rank.
     Duplicate,
+    /// The world that met here has had this rank, which has left or is gone: the next one meets when it has ended.
+    Over,
     /// The job has another size.
     WorldSize { expected: u32 },
     /// A rank has come that says so.
@@ -94,6 +96,9 @@ impl Frame {
             Self::Duplicate => {
                 frame.number(4_u32);
             }
+            Self::Over => {
+                frame.number(14_u32);
+            }
             Self::WorldSize { expected } => {
                 frame.number(5_u32).number(expected);
             }
@@ -160,6 +165,7 @@ impl Frame {
             11 => Self::Ask { rank: frame.number(), origin: frame.origin()? },
             12 => Self::LeftChannel { rank: frame.number(), channel: frame.channel() },
             13 => Self::OtherWorldSize { rank: frame.number(), size: frame.number() },
+            14 => Self::Over,
             _ => return None,
         })
     }
@@ -410,6 +416,7 @@ mod tests {
             Frame::Missing { rank: 1, refused: u64::MAX },
             Frame::NotAll,
             Frame::Duplicate,
+            Frame::Over,
             Frame::WorldSize { expected: 8 },
             Frame::OtherWorldSize { rank: 3, size: 4 },
             Frame::Beat,
@@ -434,7 +441,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_frame_or_refused(bytes in prop::collection::vec(any::<u8>(), FRAME_BYTES), kind in 0_u8..15) {
+        fn any_bytes_are_a_frame_or_refused(bytes in prop::collection::vec(any::<u8>(), FRAME_BYTES), kind in 0_u8..16) {
             let mut bytes: [u8; FRAME_BYTES] = bytes.try_into().unwrap();
             bytes[..4].copy_from_slice(&[kind, 0, 0, 0]);
             if let Some(frame) = Frame::decode(&bytes) {

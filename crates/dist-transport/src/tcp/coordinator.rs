@@ -280,8 +280,13 @@ impl Meeting {
             }
             return;
         };
-        if matches!(place, Place::Taken(_) | Place::Left) {
-            let _ = line.push(Frame::Duplicate);
+        let refusal = match place {
+            Place::Empty | Place::GaveUp => None,
+            Place::Taken(_) => Some(Frame::Duplicate),
+            Place::Left => Some(Frame::Over),
+        };
+        if let Some(refusal) = refusal {
+            let _ = line.push(refusal);
             return;
         }
         let margin = (patience / 4).min(ANSWER_MARGIN_MAX);

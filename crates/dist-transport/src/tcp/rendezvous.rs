@@ -64,14 +64,20 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
         }
         _ => None,
     };
-    let stream = reach_coordinator(config, &key, runtime, deadline)?;
-    let at = |source| address_error("listen on", &config.coordinator, source);
-    let listener = socket::listen(listener_address(&stream).map_err(at)?, config.secret.as_ref())?;
-    let mut line = Line::new(stream);
-    let address = listener.local_addr().map_err(at)?;
-    let host_door = open_host_door(config.medium, address)?;
-    let home = Home { address, host, shares: host_door.is_some(), cores: host::cores() };
-    let homes = introduce(&mut line, home, config, runtime, deadline)?;
+    let (line, listener, host_door, homes) = loop {
+        let stream = reach_coordinator(config, &key, runtime, deadline)?;
+        let at = |source| address_error("listen on", &config.coordinator, source);
+        let listener = socket::listen(listener_address(&stream).map_err(at)?, config.secret.as_ref())?;
+        let mut line = Line::new(stream);
+        let address = listener.local_addr().map_err(at)?;
+        let host_door = open_host_door(config.medium, address)?;
+        let home = Home { address, host, shares: host_door.is_some(), cores: host::cores() };
+        match introduce(&mut line, home, config, runtime, deadline)? {
+            Some(homes) => break (line, listener, host_door, homes),
+            // The coordinator of the world before is still there.
+            None => runtime.park(Some(runtime.deadline(RETRY))),
+        }
+    };
     if let Some((inside, outside)) = parted_by_loopback(&homes) {
         tracing::warn!(
             rank = inside,
@@ -199,14 +205,15 @@ fn open_host_door(medium: Medium, beside: SocketAddr) -> Result<Option<Socket>> 
     }
 }
 
-/// Says where this rank runs, and hears where the others do.
+/// Says where this rank runs, and hears where the others do; `None` if the world that meets there is one that this rank was in
+/// before.
 fn introduce(
     line: &mut Line,
     home: Home,
     config: &Config,
     runtime: &Runtime,
     deadline: Deadline,
-) -> Result<Vec<Home>> {
+) -> Result<Option<Vec<Home>>> {
     let watch = Watch { runtime, verdict: None, deadline };
     let activity = Activity::Rendezvous;
     let coordinator = || config.coordinator.clone();
@@ -245,6 +252,7 @@ fn introduce(
             Some(Frame::NotAll) => {
                 return Err(Error::Missing { missing, refused: refusals, limit: config.timeout });
             }
+            Some(Frame::Over) => return Ok(None),
             Some(Frame::Duplicate) => return Err(Error::DuplicateRank { rank: config.rank.index() }),
             Some(Frame::WorldSize { expected }) => {
                 let ours = config.rank.world_size();
@@ -263,7 +271,7 @@ fn introduce(
             })?,
         }
     }
-    Ok(homes)
+    Ok(Some(homes))
 }
 
 fn address_error(action: &'static str, address: &str, source: io::Error) -> Error {
