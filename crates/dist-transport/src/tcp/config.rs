@@ -91,8 +91,8 @@ impl Config {
     /// `DIST_COORDINATOR=external` (the launcher hosts the coordinator), `DIST_HOST_ID` (see
     /// [`with_host_id`](Self::with_host_id)), `DIST_TRANSPORT` (`auto`, `tcp` or `shm`, see
     /// [`with_medium`](Self::with_medium)), `DIST_SHM_CMA` (`on`, `read` or `off`, see
-    /// [`with_reach`](Self::with_reach)), `DIST_LIVENESS` (seconds, see [`with_liveness`](Self::with_liveness)) and
-    /// `TORCHELASTIC_RESTART_COUNT`.
+    /// [`with_reach`](Self::with_reach)), `DIST_LIVENESS` (seconds, see [`with_liveness`](Self::with_liveness)) and, where rank
+    /// 0 hosts the coordinator, `TORCHELASTIC_RESTART_COUNT`.
     /// A world of one if neither `RANK` nor `WORLD_SIZE` is set.
     ///
     /// Under torchrun, whose agent holds `MASTER_PORT`, the coordinator uses the next port.
@@ -158,7 +158,8 @@ impl Config {
             };
             config.liveness = liveness;
         }
-        if variables.get("TORCHELASTIC_RESTART_COUNT").is_some() {
+        // A launcher that hosts the coordinator has one for each start, and tells it of none.
+        if config.host == Host::RankZero && variables.get("TORCHELASTIC_RESTART_COUNT").is_some() {
             config.epoch = variables.number("TORCHELASTIC_RESTART_COUNT")?;
         }
         Ok(config)
@@ -301,6 +302,14 @@ mod tests {
         let config = parse(&[&JOB[..], more].concat()).unwrap();
         assert_eq!(config.coordinator, expected);
         assert_eq!(config.rank(), Rank::new(1, 4).unwrap());
+    }
+
+    #[rstest]
+    #[case("rank0", 3)]
+    #[case("external", 0)]
+    fn starts_are_counted_where_rank_0_hosts_the_coordinator(#[case] host: &str, #[case] epoch: u32) {
+        let more = [("TORCHELASTIC_RESTART_COUNT", "3"), ("DIST_COORDINATOR", host)];
+        assert_eq!(parse(&[&JOB[..], &more].concat()).unwrap().epoch, epoch);
     }
 
     #[test]
