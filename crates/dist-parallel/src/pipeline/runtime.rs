@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
-use dist_collectives::Communicator;
+use dist_collectives::{Communicator, ReduceOp};
 
 use super::activations::Activations;
 use super::links::Links;
@@ -13,6 +13,7 @@ use super::stage::Stage;
 use super::ties::{self, Node, Tie};
 use super::{Schedule, Span, Timeline};
 use crate::flat::Flat;
+use crate::norm::{self, SquareRange, SumOfSquares};
 use crate::tree::TreeSum;
 use crate::{Error, Optimizer, ParamInfo, Params, Result, Sequence, Values, ValuesMut, agreement, params};
 
@@ -236,6 +237,48 @@ impl<A> Pipeline<A> {
             return None;
         }
         stage.sums.mean(parameter - stage.parameters.start, stage.means.as_deref(), &stage.used)
+    }
+
+    /// The norm of all gradients together, as if they were one vector: exact but for one rounding, and so the same bits
+    /// however training is divided. Infinite or NaN if a gradient is. Every rank calls this, since each has the gradients of its
+    /// stages.
+    ///
+    /// # Errors
+    /// If communication fails.
+    pub fn gradient_norm(&mut self) -> Result<f64> {
+        let norm = self.try_gradient_norm();
+        self.or_abort(norm)
+    }
+
+    fn try_gradient_norm(&mut self) -> Result<f64> {
+        let range = SquareRange::of(self.infos.iter().map(|info| info.dtype));
+        let mut sum = SumOfSquares::new(range);
+        // What is not divided, every shard has.
+        let is_first = self.shards.as_ref().is_none_or(|shards| shards.rank() == 0);
+        let tied = self.tied_means.iter().flatten().filter(|_| is_first);
+        let of_stages = self.stages.iter().flat_map(|stage| stage.means.iter().flatten());
+        of_stages.chain(tied).for_each(|mean| sum.add(mean.slice(0, mean.len())));
+        let mut encoded = sum.encode();
+        for comm in [Some(&mut self.comm), self.shards.as_mut()].into_iter().flatten() {
+            comm.all_reduce(&mut encoded, ReduceOp::Sum).map_err(Error::communication)?;
+        }
+        Ok(SumOfSquares::root(range, &encoded))
+    }
+
+    /// Multiplies all gradients by the same factor where their norm is above `max`, so that it becomes `max`; gives
+    /// the norm before. A norm that is infinite or NaN changes nothing: look at it before the update. Every rank calls this.
+    ///
+    /// # Errors
+    /// If communication fails.
+    #[doc(alias = "clip_grad_norm_")]
+    pub fn clip_gradients(&mut self, max: f64) -> Result<f64> {
+        let norm = self.gradient_norm()?;
+        if let Some(factor) = norm::factor(norm, max) {
+            let of_stages = self.stages.iter_mut().flat_map(|stage| stage.means.iter_mut().flatten());
+            let means = of_stages.chain(self.tied_means.iter_mut().flatten());
+            means.for_each(|mean| mean.slice_mut(0, mean.len()).scale(factor));
+        }
+        Ok(norm)
     }
 
     /// Changes this rank's parameters by their gradients; those without a gradient are left as they are. A parameter's

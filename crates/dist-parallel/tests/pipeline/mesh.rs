@@ -10,8 +10,8 @@ use dist_parallel::{Checkpoints, Params};
 use dist_transport::sim;
 use rstest::rstest;
 
-use crate::model::{Trained, alone};
-use crate::training::{Pipe, pipeline, train, whole};
+use crate::model::{Trained, alone, alone_with};
+use crate::training::{Pipe, pipeline, train, train_with, whole};
 
 /// Trains on a mesh of data × pipeline × shard; what was trained, and how many parameters are in memory afterwards.
 fn train_on_mesh(
@@ -59,6 +59,42 @@ fn a_mesh_trains_what_one_process_trains(
     // Copies of the tied weight and what is frozen are whole on every rank: l0, l2, l4 with its bias, l5, l7.
     let whole: usize = outcome.results.iter().map(|(_, left)| left).sum();
     assert_eq!(whole, 6 * degrees[0] * degrees[2]);
+}
+
+/// What gradients are to come to: less than they do.
+const NORM_MAX: f64 = 0.01;
+
+/// Also of parameters that are in several stages, and of those that are divided.
+#[rstest]
+#[case::one_pipeline([1, 3, 1])]
+#[case::beside_each_other([2, 2, 1])]
+#[case::divided([1, 2, 2])]
+#[case::both([2, 2, 2])]
+fn gradients_are_clipped_as_in_one_process(#[case] degrees: [usize; 3]) {
+    let expected = alone_with(4 * degrees[0] * degrees[2], |ddp| {
+        assert!(ddp.clip_gradients(NORM_MAX) > 2.0 * NORM_MAX);
+    });
+    assert_ne!(expected, alone(4 * degrees[0] * degrees[2]));
+    let outcome = sim::run(3, degrees.iter().product(), move |transport| {
+        let (world, [data, pipelined, shards]) = (Communicator::new(transport), degrees);
+        let mut mesh =
+            Mesh::new(world, [("data", data), ("pipeline", pipelined), ("shard", shards)]).unwrap();
+        let mut comm = |axis: &str| mesh.take(axis).unwrap().into_communicator();
+        let mut pipeline =
+            pipeline(comm("pipeline"), Kind::OneForwardOneBackward.schedule(pipelined, 4).unwrap());
+        pipeline.reduce_over(comm("data")).unwrap();
+        if shards > 1 {
+            pipeline.shard_over(comm("shard")).unwrap();
+        }
+        train_with(&mut pipeline, |pipeline| {
+            let norm = pipeline.clip_gradients(NORM_MAX).unwrap();
+            let clipped = pipeline.gradient_norm().unwrap();
+            assert!(norm > 2.0 * NORM_MAX && (clipped / NORM_MAX - 1.0).abs() < 1e-6, "{norm}, {clipped}");
+        })
+    });
+    for (rank, trained) in outcome.results.iter().enumerate() {
+        assert_eq!(*trained, expected, "rank {rank}");
+    }
 }
 
 /// A pipeline beside others, on a mesh of data × pipeline.

@@ -44,6 +44,11 @@ pub(crate) fn optimizer() -> AdamW {
 
 /// What one process trains, without a pipeline.
 pub(crate) fn alone(micro_batches: usize) -> Trained {
+    alone_with(micro_batches, |_| ())
+}
+
+/// The same, where something is done to the gradients of every step.
+pub(crate) fn alone_with(micro_batches: usize, change: fn(&mut Ddp<Sequence<Rows>>)) -> Trained {
     let mut outcome = sim::run(1, 1, move |transport| {
         let mut ddp = Ddp::new(Communicator::new(transport), deep(7), DdpOptions::default()).unwrap();
         let mut optimizer = optimizer();
@@ -54,6 +59,7 @@ pub(crate) fn alone(micro_batches: usize) -> Trained {
                 Ok((input, squared_error(target)))
             });
             losses.push(report.unwrap().loss.to_bits());
+            change(&mut ddp);
             ddp.update(&mut optimizer).unwrap();
         }
         (bits(ddp.model()), losses)

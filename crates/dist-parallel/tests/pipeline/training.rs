@@ -18,6 +18,11 @@ pub(crate) fn pipeline(comm: Communicator, schedule: Schedule) -> Pipe {
 }
 
 pub(crate) fn train(pipeline: &mut Pipe) -> Trained {
+    train_with(pipeline, |_| ())
+}
+
+/// What was trained where something is done to the gradients of every step.
+pub(crate) fn train_with(pipeline: &mut Pipe, mut change: impl FnMut(&mut Pipe)) -> Trained {
     let mut optimizer = optimizer();
     let mut losses = Vec::new();
     for step in 0..STEPS {
@@ -26,6 +31,7 @@ pub(crate) fn train(pipeline: &mut Pipe) -> Trained {
             |index, output| squared_error(micro_batch(step, index).1)(output),
         );
         losses.push(report.unwrap().loss.to_bits());
+        change(pipeline);
         pipeline.update(&mut optimizer).unwrap();
     }
     (whole(pipeline), losses)
