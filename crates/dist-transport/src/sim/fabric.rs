@@ -315,16 +315,17 @@ impl Fabric {
         state.contradiction(place, calls).map_or(Room::Waiting, Room::Elsewhere)
     }
 
-    /// Ends the job, as far as the reporter's word reaches; if it knows of an end already, gives that.
-    pub(super) fn abort(&self, abort: Abort, now: Duration) -> Result<(), Abort> {
-        let woken = {
+    /// Ends the job, as far as the reporter's word reaches, and gives what is told of it; if the reporter knows of an end
+    /// already, that is the error.
+    pub(super) fn abort(&self, abort: Abort, now: Duration) -> Result<Abort, Abort> {
+        let (told, woken) = {
             let state = &mut *self.lock();
-            let abort = abort.followed(|rank| state.waits_for(rank, &abort.call));
-            state.control.propose(abort, now, &state.weather)?;
-            state.wake_if_told()
+            let told = abort.followed(|rank| state.waits_for(rank, &abort.call));
+            state.control.propose(told, now, &state.weather)?;
+            (told, state.wake_if_told())
         };
         wake(woken);
-        Ok(())
+        Ok(told)
     }
 
     /// How many channels somebody is in, or may still come to.

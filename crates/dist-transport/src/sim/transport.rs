@@ -300,7 +300,7 @@ impl SimTransport {
     fn never_meets(&self, Elsewhere { rank, ours, theirs }: Elsewhere) -> Error {
         let abort = Abort { call: ours, ..self.record(rank, Cause::Mismatch { theirs }) };
         let first = self.fabric().abort(abort, self.world.clock.now());
-        first.map_or_else(Error::Aborted, |()| Error::Mismatch { peer: abort.rank, ours, theirs })
+        first.map_or_else(Error::Aborted, |told| Error::Mismatch { peer: told.rank, ours, theirs })
     }
 
     fn closed(&self, activity: Activity, peer: usize) -> Error {
@@ -317,7 +317,7 @@ impl SimTransport {
     fn fail(&self, peer: usize, cause: Cause, error: impl FnOnce(usize) -> Error) -> Error {
         let record = self.record(peer, cause);
         let aborted = self.fabric().abort(record, self.world.clock.now());
-        aborted.map_or_else(Error::Aborted, |()| error(record.rank))
+        aborted.map_or_else(Error::Aborted, |told| error(told.rank))
     }
 
     fn record(&self, rank: usize, cause: Cause) -> Abort {

@@ -337,6 +337,8 @@ impl Bell {
 #[derive(Debug)]
 pub(super) struct Verdict {
     reached: AtomicBool,
+    /// Whether the record is the coordinator's word.
+    is_final: AtomicBool,
     record: Mutex<Option<Abort>>,
     /// Rung once and never silenced.
     bell: Bell,
@@ -348,8 +350,9 @@ pub(super) struct Verdict {
 
 impl Verdict {
     pub(super) fn new() -> Result<Self> {
-        let (reached, record, waiting) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
-        Ok(Self { reached, record, waiting, sleepers: Mutex::default(), bell: Bell::new()? })
+        let [reached, is_final] = [false; 2].map(AtomicBool::new);
+        let (record, waiting) = (Mutex::default(), Mutex::default());
+        Ok(Self { reached, is_final, record, waiting, sleepers: Mutex::default(), bell: Bell::new()? })
     }
 
     /// Wakes this one too when the verdict is reached, until it is dismissed.
@@ -391,7 +394,23 @@ impl Verdict {
     /// The coordinator's word.
     pub(super) fn decide(&self, abort: Abort) {
         *lock(&self.record) = Some(abort);
+        self.is_final.store(true, Ordering::Release);
         self.announce();
+    }
+
+    /// Waits for the coordinator's word; `None` if it does not come by then.
+    pub(super) fn await_word(&self, runtime: &Runtime, deadline: Deadline) -> Option<Abort> {
+        loop {
+            // Registered before the look: what is decided after the look wakes us.
+            lock(&self.waiting).push(runtime.unparker());
+            if self.is_final.load(Ordering::Acquire) {
+                return *lock(&self.record);
+            }
+            if runtime.expired(deadline) {
+                return None;
+            }
+            runtime.park(Some(deadline));
+        }
     }
 
     fn announce(&self) {

@@ -11,6 +11,9 @@ use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Fingerprint};
 /// How long to wait for the reason when a connection breaks.
 const REASON_LIMIT: Duration = Duration::from_millis(250);
 
+/// How long to wait for the coordinator's word on a wait that was in vain.
+const WORD_LIMIT: Duration = Duration::from_millis(50);
+
 /// What went wrong with which peer.
 pub(super) struct Trouble {
     pub(super) activity: Activity,
@@ -77,8 +80,24 @@ impl Scene<'_> {
             }
             Fault::Unconnected(error) => (Cause::Died, error),
         };
-        session.report(Abort { cause, rank: peer, reporter: session.rank.index(), call: ours });
-        error
+        let own = Abort { cause, rank: peer, reporter: session.rank.index(), call: ours };
+        session.report(own);
+        if cause == Cause::TimedOut && peer != own.reporter { self.heed(own, error) } else { error }
+    }
+
+    /// Gives the error of a wait that was in vain the name that all others hear: whom it was for may have been waiting itself.
+    fn heed(&self, own: Abort, error: Error) -> Error {
+        let runtime = &self.session.runtime;
+        let word = self.session.verdict.await_word(runtime, runtime.deadline(WORD_LIMIT));
+        match (word, error) {
+            (Some(word), Error::Timeout { activity, elapsed, limit, .. })
+                if word == (Abort { rank: word.rank, ..own }) =>
+            {
+                Error::Timeout { activity, peer: word.rank, elapsed, limit }
+            }
+            (Some(word), _) => Error::Aborted(word),
+            (None, error) => error,
+        }
     }
 
     /// The coordinator notices a death as soon as the peer does: its word tells more than a broken connection.
