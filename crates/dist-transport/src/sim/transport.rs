@@ -300,7 +300,7 @@ impl SimTransport {
     fn never_meets(&self, Elsewhere { rank, ours, theirs }: Elsewhere) -> Error {
         let abort = Abort { call: ours, ..self.record(rank, Cause::Mismatch { theirs }) };
         let first = self.fabric().abort(abort, self.world.clock.now());
-        first.map_or_else(Error::Aborted, |told| Error::Mismatch { peer: told.rank, ours, theirs })
+        first.map_or_else(Error::Aborted, |_| Error::Mismatch { peer: abort.rank, ours, theirs })
     }
 
     fn closed(&self, activity: Activity, peer: usize) -> Error {
