@@ -5,13 +5,26 @@ use std::num::NonZeroUsize;
 
 use dist_collectives::Communicator;
 use dist_groups::Mesh;
-use dist_parallel::pipeline::Kind;
+use dist_parallel::pipeline::{Kind, Schedule};
 use dist_parallel::{Checkpoints, Params};
 use dist_transport::sim;
 use rstest::rstest;
 
 use crate::model::{Trained, alone, alone_with};
 use crate::training::{Pipe, pipeline, train, train_with, whole};
+
+/// A pipeline on a mesh of data × pipeline × shard, whose stages are divided or not.
+fn on_mesh(world: Communicator, schedule: Schedule, [data, shards]: [usize; 2], is_divided: bool) -> Pipe {
+    let axes = [("data", data), ("pipeline", schedule.ranks()), ("shard", shards)];
+    let mut mesh = Mesh::new(world, axes).unwrap();
+    let mut comm = |axis: &str| mesh.take(axis).unwrap().into_communicator();
+    let mut pipeline = pipeline(comm("pipeline"), schedule);
+    pipeline.reduce_over(comm("data")).unwrap();
+    if is_divided {
+        pipeline.shard_over(comm("shard")).unwrap();
+    }
+    pipeline
+}
 
 /// Trains on a mesh of data × pipeline × shard; what was trained, and how many parameters are in memory afterwards.
 fn train_on_mesh(
@@ -20,15 +33,11 @@ fn train_on_mesh(
     [data, pipelined, shards]: [usize; 3],
     gathered_max: Option<usize>,
 ) -> (Trained, usize) {
-    let mut mesh = Mesh::new(world, [("data", data), ("pipeline", pipelined), ("shard", shards)]).unwrap();
     let mut schedule = kind.schedule(pipelined, 4).unwrap();
     if let Some(gathered_max) = gathered_max {
         schedule = schedule.with_gathers(gathered_max);
     }
-    let comm = |mesh: &mut Mesh, axis: &str| mesh.take(axis).unwrap().into_communicator();
-    let mut pipeline = pipeline(comm(&mut mesh, "pipeline"), schedule);
-    pipeline.reduce_over(comm(&mut mesh, "data")).unwrap();
-    pipeline.shard_over(comm(&mut mesh, "shard")).unwrap();
+    let mut pipeline = on_mesh(world, schedule, [data, shards], true);
     let trained = train(&mut pipeline);
     let in_memory = |stage: &dyn Params| {
         let all = 0..stage.infos().len();
@@ -77,15 +86,8 @@ fn gradients_are_clipped_as_in_one_process(#[case] degrees: [usize; 3]) {
     assert_ne!(expected, alone(4 * degrees[0] * degrees[2]));
     let outcome = sim::run(3, degrees.iter().product(), move |transport| {
         let (world, [data, pipelined, shards]) = (Communicator::new(transport), degrees);
-        let mut mesh =
-            Mesh::new(world, [("data", data), ("pipeline", pipelined), ("shard", shards)]).unwrap();
-        let mut comm = |axis: &str| mesh.take(axis).unwrap().into_communicator();
-        let mut pipeline =
-            pipeline(comm("pipeline"), Kind::OneForwardOneBackward.schedule(pipelined, 4).unwrap());
-        pipeline.reduce_over(comm("data")).unwrap();
-        if shards > 1 {
-            pipeline.shard_over(comm("shard")).unwrap();
-        }
+        let schedule = Kind::OneForwardOneBackward.schedule(pipelined, 4).unwrap();
+        let mut pipeline = on_mesh(world, schedule, [data, shards], shards > 1);
         train_with(&mut pipeline, |pipeline| {
             let norm = pipeline.clip_gradients(NORM_MAX).unwrap();
             let clipped = pipeline.gradient_norm().unwrap();
@@ -99,12 +101,8 @@ fn gradients_are_clipped_as_in_one_process(#[case] degrees: [usize; 3]) {
 
 /// A pipeline beside others, on a mesh of data × pipeline.
 fn beside(transport: sim::SimTransport, [data, pipelined]: [usize; 2]) -> Pipe {
-    let mut mesh =
-        Mesh::new(Communicator::new(transport), [("data", data), ("pipeline", pipelined)]).unwrap();
-    let mut comm = |axis: &str| mesh.take(axis).unwrap().into_communicator();
-    let mut pipeline = pipeline(comm("pipeline"), Kind::Gpipe.schedule(pipelined, 12 / data).unwrap());
-    pipeline.reduce_over(comm("data")).unwrap();
-    pipeline
+    let schedule = Kind::Gpipe.schedule(pipelined, 12 / data).unwrap();
+    on_mesh(Communicator::new(transport), schedule, [data, 1], false)
 }
 
 /// Every pipeline has all parameters: one of them saves, all hear of it, and all load the same.
