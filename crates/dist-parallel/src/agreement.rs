@@ -54,7 +54,7 @@ fn describe(comm: &mut Communicator, mine: Option<&ParamInfo>, index: usize) -> 
 }
 
 /// The inputs of all ranks, in rank order.
-fn gather<T: Element, const N: usize>(comm: &mut Communicator, mine: [T; N]) -> Result<Vec<[T; N]>>
+pub(crate) fn gather<T: Element, const N: usize>(comm: &mut Communicator, mine: [T; N]) -> Result<Vec<[T; N]>>
 where
     [T; N]: Pod,
 {

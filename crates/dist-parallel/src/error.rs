@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::pipeline::{Flaw, Look};
-use crate::{CheckpointError, FloatType};
+use crate::{Asked, CheckpointError, FloatType};
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -249,28 +249,36 @@ pub enum Error {
         /// How many micro-batches all ranks have computed.
         micro_batches: usize,
     },
-    /// The ranks did not compute the micro-batches that they should have: not all were asked for the same number since the
-    /// last step, for the same parts of it, or for micro-batches that count alike.
-    #[error(
-        "this rank was asked for {expected} micro-batches, another one for a different number or to accumulate or weight them otherwise: {computed} were dealt to all ranks"
-    )]
-    MicroBatchesDiffer {
-        /// How many this rank expects from all ranks, those that were accumulated included.
-        expected: usize,
-        /// How many all ranks have computed, or would have.
-        computed: i64,
-    },
-    /// Some ranks brought what micro-batches they have, others expected a number of all ranks.
-    #[error("not every rank joins with the micro-batches that it has; {computed} were computed on all ranks")]
+    /// Not every rank was asked for the same step; every rank gets this same error.
+    #[error("rank {rank} was asked for {there}, rank 0 for {on_rank_0}")]
     StepsDiffer {
-        /// How many all ranks have computed.
-        computed: i64,
+        /// The first rank that disagrees with rank 0.
+        rank: usize,
+        /// What it was asked for.
+        there: Asked,
+        /// What rank 0 was asked for.
+        on_rank_0: Asked,
     },
-    /// The ranks meet after different numbers of steps; every rank gets this error, with its own number.
-    #[error("not every rank meets after {own} steps")]
+    /// The ranks were asked for the same number of micro-batches in different parts, and parts are dealt each by itself;
+    /// every rank gets this same error.
+    #[error(
+        "{computed} micro-batches were computed of {micro_batches}: not all ranks have accumulated the same parts"
+    )]
+    AccumulatedDiffers {
+        /// How many every rank was asked for, those that were accumulated included.
+        micro_batches: usize,
+        /// How many all ranks have computed.
+        computed: usize,
+    },
+    /// The ranks meet after different numbers of steps; every rank gets this same error.
+    #[error("rank {rank} meets after {there} steps, rank 0 after {on_rank_0}")]
     InnerStepsDiffer {
-        /// How many steps this rank has taken since the last meeting.
-        own: usize,
+        /// The first rank that disagrees with rank 0.
+        rank: usize,
+        /// How many steps it has taken since the last meeting.
+        there: u64,
+        /// How many rank 0 has taken.
+        on_rank_0: u64,
     },
     /// The model does not hand out a parameter as what it is said to be.
     #[error("the model does not hand out parameter {parameter}")]
@@ -389,8 +397,8 @@ impl Error {
     pub(crate) const fn harms_nobody(&self) -> bool {
         matches!(
             self,
-            Self::MicroBatchesDiffer { .. }
-                | Self::StepsDiffer { .. }
+            Self::StepsDiffer { .. }
+                | Self::AccumulatedDiffers { .. }
                 | Self::NoMicroBatches
                 | Self::NothingCounts { .. }
                 | Self::InnerStepsDiffer { .. }

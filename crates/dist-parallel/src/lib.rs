@@ -16,6 +16,7 @@ mod fsdp;
 mod gradients;
 mod lent;
 mod local_sgd;
+mod loss;
 mod norm;
 mod number;
 mod optimizer;
@@ -25,6 +26,7 @@ mod plan;
 mod reduce;
 mod sequence;
 mod shard_tensor;
+mod tally;
 mod tree;
 mod values;
 
@@ -53,6 +55,7 @@ pub use fsdp::{Fsdp, FsdpOptions, Memory, Plan, Precision, Reshard, ShardingStra
 pub use half::{bf16, f16};
 pub use lent::{Lent, Loaded, Slot, Unloaded};
 pub use local_sgd::{LocalSgd, LocalSgdOptions, LocalStep, LocalTraffic, Meeting, OuterStep};
+pub use loss::Loss;
 pub use optimizer::{
     AdamW, AdamWOptions, Decay, Momentum, Optimizer, Schedule, Sgd, SgdOptions, SliceState, SliceStateMut,
     StateLayout,
@@ -62,6 +65,7 @@ pub use plan::{Bucket, BucketBytes, BucketPlan, Place};
 pub use reduce::reduce;
 pub use sequence::Sequence;
 pub use shard_tensor::{TensorShard, gather_shards, shard_tensor};
+pub use tally::{Asked, Call};
 pub use values::{Values, ValuesMut};
 
 /// Which of the ways to shard a model to take, and what each costs.

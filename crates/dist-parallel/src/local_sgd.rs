@@ -358,14 +358,13 @@ impl<M: Params> LocalSgd<M> {
     }
 }
 
-/// Makes sure that all ranks have taken as many steps. Every rank comes to the same conclusion: the numbers of n ranks
-/// are equal if, and only if, n times the sum of their squares is the square of their sum.
+/// Makes sure that all ranks have taken as many steps.
 fn agree_on_steps(comm: &mut Communicator, steps: usize) -> Result<()> {
-    let own = u64::try_from(steps).unwrap_or(u64::MAX);
-    let mut sums = [own, own.wrapping_mul(own)];
-    comm.all_reduce(&mut sums, ReduceOp::Sum).map_err(Error::communication)?;
-    let (ranks, [sum, squares]) = (comm.world_size() as u128, sums.map(u128::from));
-    if ranks * squares == sum * sum { Ok(()) } else { Err(Error::InnerStepsDiffer { own: steps }) }
+    let all = agreement::gather(comm, [steps as u64])?;
+    match all.iter().position(|there| *there != all[0]) {
+        Some(rank) => Err(Error::InnerStepsDiffer { rank, there: all[rank][0], on_rank_0: all[0][0] }),
+        None => Ok(()),
+    }
 }
 
 /// The parameters of one bucket, one after the other.

@@ -1,39 +1,23 @@
 //! Micro-batches that are computed before the step that they belong to.
 
-use super::{Compute, Ddp, StepReport, there_and_back};
-use crate::gradients::Expected;
-use crate::{Block, BoxError, Params, Ready, Result};
+use super::{Compute, Ddp, StepReport, counted, there_and_back};
+use crate::tally::{Asked, Call};
+use crate::{Block, BoxError, Loss, Params, Ready, Result};
 
 impl<M: Params> Ddp<M> {
     /// Computes this rank's share of `micro_batches` micro-batches without communicating; the next step adds its
     /// own. Several calls and a step give what one step with all their micro-batches gives, if that one deals
-    /// each rank the same.
+    /// each rank the same. All micro-batches of a step have [losses](Loss) of one kind.
     ///
     /// # Errors
     /// As for [`step_with`](Self::step_with).
     #[doc(alias = "no_sync")]
-    pub fn accumulate_with(
+    pub fn accumulate_with<C: Loss>(
         &mut self,
         micro_batches: usize,
-        mut compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<f32, BoxError>,
+        compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
     ) -> Result<()> {
-        let mut counted =
-            |model: &mut M, index, ready: &mut Ready<'_>| Ok((compute(model, index, ready)?, 1));
-        let result = self.sum_up(micro_batches, false, &mut counted);
-        self.or_abort(result)
-    }
-
-    /// As [`accumulate_with`](Self::accumulate_with), for micro-batches that count differently, as those of
-    /// [`step_weighted_with`](Self::step_weighted_with), which adds its own. All micro-batches of a step are of one kind.
-    ///
-    /// # Errors
-    /// As for [`step_with`](Self::step_with).
-    pub fn accumulate_weighted_with(
-        &mut self,
-        micro_batches: usize,
-        mut compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<(f32, u64), BoxError>,
-    ) -> Result<()> {
-        let result = self.sum_up(micro_batches, true, &mut compute);
+        let result = self.sum_up(micro_batches, C::WEIGHTED, &mut counted(compute));
         self.or_abort(result)
     }
 
@@ -41,14 +25,14 @@ impl<M: Params> Ddp<M> {
     ///
     /// # Errors
     /// As for [`step_with`](Self::step_with).
-    pub fn accumulate<A, L>(
+    pub fn accumulate<A, C: Loss, L>(
         &mut self,
         micro_batches: usize,
         mut batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
     ) -> Result<()>
     where
         M: Block<A>,
-        L: FnOnce(A) -> Result<(f32, A), BoxError>,
+        L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
         self.accumulate_with(micro_batches, |model, index, ready| there_and_back(model, batch(index)?, ready))
     }
@@ -56,12 +40,10 @@ impl<M: Params> Ddp<M> {
     /// Computes the mean gradients of what was accumulated.
     ///
     /// # Errors
-    /// If nothing was accumulated, or as for [`step_with`](Self::step_with) or
-    /// [`step_weighted_with`](Self::step_weighted_with).
+    /// If nothing was accumulated, or as for [`step_with`](Self::step_with).
     pub fn synchronise(&mut self) -> Result<StepReport> {
-        let total = self.micro_batches;
-        let expected = if self.weighted { Expected::Weighted(total) } else { Expected::Exactly(total) };
-        self.synchronise_after(0..0, expected, &mut |_, _, _| unreachable!("nobody has a share of nothing"))
+        let asked = Asked::new(Call::Step, self.micro_batches, self.weighted);
+        self.synchronise_after(0..0, asked, &mut |_, _, _| unreachable!("nobody has a share of nothing"))
     }
 
     /// Adds this rank's share of these micro-batches to what was accumulated.

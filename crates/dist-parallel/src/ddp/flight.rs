@@ -4,7 +4,8 @@ use dist_collectives::{Buffer, Communicator, Pending, ReduceOp};
 
 use crate::courier::{Courier, Delivery};
 use crate::flat::{self, Flat, PendingFlat};
-use crate::gradients::{Expected, Gradients, Tally};
+use crate::gradients::Gradients;
+use crate::tally::{Asked, Call, Tally};
 use crate::{FloatType, Result, ValuesMut};
 
 /// What is being reduced.
@@ -52,12 +53,12 @@ impl Flight {
         gradients: &mut Gradients,
         comm: &mut Communicator,
         courier: Option<&Courier>,
-        expected: Expected,
+        asked: Asked,
     ) -> Result<()> {
         while self.buckets.len() < gradients.bucket_count() {
             self.launch(gradients, comm, courier)?;
         }
-        let (loss, tally) = gradients.take_tally(expected);
+        let (loss, tally) = gradients.take_tally(asked);
         self.loss = Some(comm.start_all_reduce(vec![loss], ReduceOp::Sum));
         self.tally = Some(comm.start_all_reduce(tally, ReduceOp::Sum));
         Ok(())
@@ -67,11 +68,11 @@ impl Flight {
     pub(super) fn land(
         &mut self,
         gradients: &mut Gradients,
-        expected: Expected,
-        world_size: usize,
+        comm: &mut Communicator,
+        asked: Asked,
     ) -> Result<Landed> {
         // As much as there are micro-batches, if the ranks agree: nothing has to be waited for to divide.
-        let known = if let Expected::Exactly(count) = expected { Some(count) } else { None };
+        let known = (asked.call == Call::Step && !asked.weighted).then_some(asked.micro_batches);
         let mut sums = Vec::with_capacity(self.buckets.len());
         for bucket in self.buckets.drain(..) {
             let mut sum = match bucket {
@@ -89,7 +90,10 @@ impl Flight {
         }
         let numbers = self.tally.take().map_or_else(|| Ok(Vec::new().into()), flat::wait)?;
         let tally = Tally::decode(&numbers);
-        let counted = tally.divisor(expected, world_size)?;
+        if !tally.agrees(comm.world_size()) {
+            return Err(asked.differ(comm));
+        }
+        let counted = tally.divisor(asked)?;
         ValuesMut::F32(&mut loss).divide(counted);
         if known.is_none() {
             sums.iter_mut().for_each(|sum| divide(sum, counted));

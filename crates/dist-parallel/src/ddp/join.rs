@@ -1,15 +1,15 @@
 //! Steps of ranks that do not have the same number of micro-batches.
 
-use super::{Ddp, StepReport, there_and_back};
-use crate::gradients::Expected;
-use crate::{Block, BoxError, Error, Params, Ready, Result};
+use super::{Ddp, StepReport, counted, there_and_back};
+use crate::tally::{Asked, Call};
+use crate::{Block, BoxError, Error, Loss, Params, Ready, Result};
 
 impl<M: Params> Ddp<M> {
     /// Computes the mean gradients of the micro-batches that the ranks have: `own` of them this rank, none if it has
     /// run out. `None`, on every rank, if none has any: training is over.
     ///
     /// A rank that has run out neither keeps the others waiting nor counts: sums are divided by the number of
-    /// micro-batches that were computed. It goes on taking steps, because the parameters go on changing.
+    /// micro-batches that were computed, or by [what they count](Loss). It goes on taking steps, because the parameters go on changing.
     ///
     /// ```
     /// use dist_collectives::Communicator;
@@ -56,14 +56,13 @@ impl<M: Params> Ddp<M> {
     /// # Errors
     /// As for [`step_with`](Self::step_with); if some ranks take a step of another kind.
     #[doc(alias = "Join")]
-    pub fn join_with(
+    pub fn join_with<C: Loss>(
         &mut self,
         own: usize,
-        mut compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<f32, BoxError>,
+        compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
     ) -> Result<Option<StepReport>> {
-        let mut counted =
-            |model: &mut M, index, ready: &mut Ready<'_>| Ok((compute(model, index, ready)?, 1));
-        match self.synchronise_after(0..own, Expected::Any, &mut counted) {
+        let asked = Asked::new(Call::Join, 0, C::WEIGHTED);
+        match self.synchronise_after(0..own, asked, &mut counted(compute)) {
             Ok(report) => Ok(Some(report)),
             Err(Error::NoMicroBatches) => Ok(None),
             Err(error) => Err(error),
@@ -74,14 +73,14 @@ impl<M: Params> Ddp<M> {
     ///
     /// # Errors
     /// As for [`join_with`](Self::join_with).
-    pub fn join<A, L>(
+    pub fn join<A, C: Loss, L>(
         &mut self,
         own: usize,
         mut batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
     ) -> Result<Option<StepReport>>
     where
         M: Block<A>,
-        L: FnOnce(A) -> Result<(f32, A), BoxError>,
+        L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
         self.join_with(own, |model, index, ready| there_and_back(model, batch(index)?, ready))
     }

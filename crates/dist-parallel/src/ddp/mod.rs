@@ -14,11 +14,13 @@ use self::flight::{Flight, Landed};
 use crate::broadcast::broadcast;
 use crate::courier::Courier;
 use crate::fsdp::share;
-use crate::gradients::{Expected, Gradients};
+use crate::gradients::Gradients;
+use crate::loss::Counted;
 use crate::norm::{SquareRange, SumOfSquares};
+use crate::tally::{Asked, Call};
 use crate::{
-    Block, BoxError, BucketBytes, BucketHook, BucketPlan, BucketTensor, Error, Optimizer, ParamInfo, Params,
-    Place, Ready, Result, Values, agreement, norm, params,
+    Block, BoxError, BucketBytes, BucketHook, BucketPlan, BucketTensor, Error, Loss, Optimizer, ParamInfo,
+    Params, Place, Ready, Result, Values, agreement, norm, params,
 };
 
 /// Distributed data parallel training: every rank has the whole model and computes some of a step's micro-batches;
@@ -53,9 +55,9 @@ use crate::{
 /// # Errors
 ///
 /// An error on one rank aborts the job, so that no other waits for it. Some errors harm nothing, because every rank
-/// gets one of them: [`MicroBatchesDiffer`](Error::MicroBatchesDiffer), when the ranks were asked for different numbers
-/// of micro-batches, none on some of them included, or accumulated different parts of them;
-/// [`StepsDiffer`](Error::StepsDiffer), when only some of them [join](Self::join_with);
+/// gets the same: [`StepsDiffer`](Error::StepsDiffer), when they were asked for different numbers of micro-batches, none on
+/// some of them included, or for some that say how much they count, or only some [join](Self::join_with);
+/// [`AccumulatedDiffers`](Error::AccumulatedDiffers), when they accumulated different parts;
 /// [`NoMicroBatches`](Error::NoMicroBatches), when all were asked for none; and
 /// [`NothingCounts`](Error::NothingCounts). What was accumulated is then forgotten, and the next step can be taken.
 pub struct Ddp<M> {
@@ -100,9 +102,6 @@ pub struct StepReport {
     /// How many bytes this rank has sent for it.
     pub bytes_sent: u64,
 }
-
-/// What one micro-batch brings: its loss, and how much it counts.
-type Counted = (f32, u64);
 
 impl<M: Params> Ddp<M> {
     /// Begins to train `model` on all ranks of the group. Every rank then has rank 0's parameters.
@@ -168,41 +167,19 @@ impl<M: Params> Ddp<M> {
 
     /// Computes the mean gradients of `micro_batches` micro-batches, and of those that were accumulated before, on
     /// all ranks. `compute` is called for each micro-batch of this rank's share, in order: it goes forward and
-    /// backward, reports each gradient to [`Ready`], and returns the loss.
+    /// backward, reports each gradient to [`Ready`], and returns the [`Loss`], which says what the means are over.
     ///
     /// # Errors
     /// If `compute` fails, a gradient is reported twice or does not look like its parameter, if the ranks were not
     /// all asked for the same number of micro-batches or all for none, if only some of the step's micro-batches say how
-    /// much they count, or if communication fails.
-    pub fn step_with(
+    /// much they count or all of them count for nothing, or if communication fails.
+    pub fn step_with<C: Loss>(
         &mut self,
         micro_batches: usize,
-        mut compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<f32, BoxError>,
+        compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
     ) -> Result<StepReport> {
-        let total = self.micro_batches + micro_batches;
-        let mut counted =
-            |model: &mut M, index, ready: &mut Ready<'_>| Ok((compute(model, index, ready)?, 1));
-        self.synchronise_after(self.share(micro_batches), Expected::Exactly(total), &mut counted)
-    }
-
-    /// As [`step_with`](Self::step_with), for micro-batches that count differently: `compute` reports the gradients of,
-    /// and returns, the sum of the losses of some tokens or samples, and how many they are. The means are over all
-    /// tokens, or samples, of all micro-batches, those included that were
-    /// [accumulated](Self::accumulate_weighted_with) in the same way before.
-    ///
-    /// Sums are divided by the total count, rounded to the type that is calculated in: exactly up to 2²⁴ for `f32`.
-    ///
-    /// # Errors
-    /// As for [`step_with`](Self::step_with); [`NothingCounts`](Error::NothingCounts) on every rank if all counts are
-    /// zero, which harms nothing.
-    #[doc(alias = "token-normalised loss")]
-    pub fn step_weighted_with(
-        &mut self,
-        micro_batches: usize,
-        mut compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<(f32, u64), BoxError>,
-    ) -> Result<StepReport> {
-        let total = self.micro_batches + micro_batches;
-        self.synchronise_after(self.share(micro_batches), Expected::Weighted(total), &mut compute)
+        let asked = Asked::new(Call::Step, self.micro_batches + micro_batches, C::WEIGHTED);
+        self.synchronise_after(self.share(micro_batches), asked, &mut counted(compute))
     }
 
     /// The mean gradient of a parameter, from a step to the next computation; `None` if no micro-batch had one.
@@ -280,7 +257,7 @@ impl<M: Params> Ddp<M> {
     fn synchronise_after(
         &mut self,
         share: Range<usize>,
-        expected: Expected,
+        asked: Asked,
         compute: &mut Compute<'_, M>,
     ) -> Result<StepReport> {
         let runtime = self.comm.runtime().clone();
@@ -288,7 +265,7 @@ impl<M: Params> Ddp<M> {
         self.gradients.begin_step();
         // Outlives the attempt: what is in flight ends by its deadline, or at once when the job is aborted.
         let mut flight = Flight::default();
-        let result = self.attempt(share, expected, compute, &mut flight);
+        let result = self.attempt(share, asked, compute, &mut flight);
         let (Landed { loss, micro_batches }, exposed) = self.or_abort(result)?;
         (self.micro_batches, self.weighted) = (0, false);
         let elapsed = runtime.now().saturating_sub(started);
@@ -300,18 +277,18 @@ impl<M: Params> Ddp<M> {
     fn attempt(
         &mut self,
         share: Range<usize>,
-        expected: Expected,
+        asked: Asked,
         compute: &mut Compute<'_, M>,
         flight: &mut Flight,
     ) -> Result<(Landed, Duration)> {
-        self.check_weighted(matches!(expected, Expected::Weighted(_)))?;
+        self.check_weighted(asked.weighted)?;
         for index in share.clone() {
             let last = index + 1 == share.end;
             self.run(index, compute, last.then_some(&mut *flight))?;
         }
-        flight.launch_rest(&mut self.gradients, &mut self.comm, self.courier.as_ref(), expected)?;
+        flight.launch_rest(&mut self.gradients, &mut self.comm, self.courier.as_ref(), asked)?;
         let waiting = self.comm.runtime().now();
-        let landed = flight.land(&mut self.gradients, expected, self.comm.world_size())?;
+        let landed = flight.land(&mut self.gradients, &mut self.comm, asked)?;
         Ok((landed, self.comm.runtime().now().saturating_sub(waiting)))
     }
 
@@ -384,14 +361,14 @@ impl<M: Params> Ddp<M> {
     ///
     /// # Errors
     /// As for [`step_with`](Self::step_with).
-    pub fn step<A, L>(
+    pub fn step<A, C: Loss, L>(
         &mut self,
         micro_batches: usize,
         mut batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
     ) -> Result<StepReport>
     where
         M: Block<A>,
-        L: FnOnce(A) -> Result<(f32, A), BoxError>,
+        L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
         self.step_with(micro_batches, |model, index, ready| there_and_back(model, batch(index)?, ready))
     }
@@ -410,18 +387,25 @@ impl<M: Params> Ddp<M> {
 }
 
 /// Goes forward and backward.
-fn there_and_back<A, L>(
+fn there_and_back<A, C, L>(
     model: &mut (impl Block<A> + ?Sized),
     (input, loss): (A, L),
     ready: &mut Ready<'_>,
-) -> Result<f32, BoxError>
+) -> Result<C, BoxError>
 where
-    L: FnOnce(A) -> Result<(f32, A), BoxError>,
+    L: FnOnce(A) -> Result<(C, A), BoxError>,
 {
     let (output, saved) = model.forward(input)?;
     let (loss, output_gradient) = loss(output)?;
     model.backward(saved, output_gradient, ready)?;
     Ok(loss)
+}
+
+/// What `compute` computes, and how much it counts.
+fn counted<M, C: Loss>(
+    mut compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
+) -> impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<Counted, BoxError> {
+    move |model, index, ready| Ok(compute(model, index, ready)?.counted())
 }
 
 /// Computes a micro-batch and reports its gradients.

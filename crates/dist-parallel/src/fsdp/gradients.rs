@@ -214,13 +214,8 @@ impl Gradients {
         Ok(())
     }
 
-    /// Waits for everything, and divides this rank's part by the number of micro-batches.
-    pub(crate) fn end_step(
-        &mut self,
-        layout: &Layout,
-        groups: &mut Groups,
-        micro_batches: usize,
-    ) -> Result<()> {
+    /// Waits for everything, and divides this rank's part by what all micro-batches count.
+    pub(crate) fn end_step(&mut self, layout: &Layout, groups: &mut Groups, count: usize) -> Result<()> {
         for unit in self.order.clone() {
             self.conclude(layout, groups, unit);
         }
@@ -232,7 +227,7 @@ impl Gradients {
                     of.mean = Some(if whole { sum } else { own_part(&sum, strip, groups, None)? });
                 }
                 if let Some(mean) = &mut of.mean {
-                    mean.slice_mut(0, strip.part).divide(micro_batches);
+                    mean.slice_mut(0, strip.part).divide(count);
                 }
             }
         }

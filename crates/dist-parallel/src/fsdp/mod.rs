@@ -68,8 +68,9 @@ use parameters::Parameters;
 ///
 /// # Errors
 ///
-/// As for [`Ddp`](crate::Ddp): an error on one rank aborts the job, but for
-/// [`MicroBatchesDiffer`](Error::MicroBatchesDiffer) and [`NoMicroBatches`](Error::NoMicroBatches).
+/// As for [`Ddp`](crate::Ddp): an error on one rank aborts the job, but for those that every rank gets alike:
+/// [`StepsDiffer`](Error::StepsDiffer), [`NoMicroBatches`](Error::NoMicroBatches) and
+/// [`NothingCounts`](Error::NothingCounts).
 pub struct Fsdp<A> {
     parameters: Parameters,
     gradients: Gradients,
@@ -84,8 +85,11 @@ pub struct Fsdp<A> {
     backward: Vec<Action>,
     /// How many actions of the next forward were taken ahead of it.
     taken: usize,
-    /// Micro-batches of all ranks since the last step.
+    /// Micro-batches of all ranks since the last step, and whether they say how much they count.
     micro_batches: usize,
+    weighted: bool,
+    /// What those of this rank count.
+    count: u64,
     /// This rank's losses since then, one for each round.
     losses: Vec<f32>,
 }
@@ -167,6 +171,8 @@ impl<A> Fsdp<A> {
             plan,
             taken: 0,
             micro_batches: 0,
+            weighted: false,
+            count: 0,
             losses: Vec::new(),
         })
     }
@@ -424,7 +430,7 @@ impl<A> Fsdp<A> {
     fn forget(&mut self) {
         self.parameters.forget();
         self.gradients.forget();
-        (self.taken, self.micro_batches) = (0, 0);
+        (self.taken, self.micro_batches, self.count) = (0, 0, 0);
         self.losses.clear();
     }
 }

@@ -5,9 +5,10 @@ use dist_collectives::ReduceOp;
 use super::Fsdp;
 use super::groups::bytes_sent;
 use super::order::Action;
-use crate::gradients::{Expected, Tally};
+use crate::loss::Counted;
+use crate::tally::{Asked, Call, Tally};
 use crate::tree::TreeSum;
-use crate::{BoxError, Error, Result, Saved, StepReport, Values, ValuesMut};
+use crate::{BoxError, Error, Loss, Result, Saved, StepReport, Values, ValuesMut};
 
 /// A micro-batch's input, and the function that computes its loss and the loss's gradient.
 type Batch<A> = (A, fn(A) -> Result<(f32, A), BoxError>);
@@ -22,26 +23,39 @@ struct Pass<A> {
 
 impl<A> Fsdp<A> {
     /// Computes the mean gradients of `micro_batches` micro-batches, and of those that were accumulated before, on all
-    /// ranks. `batch` gives an input by the micro-batch's number, and the function that computes the loss and its
-    /// gradient from the model's output.
+    /// ranks. `batch` gives an input by the micro-batch's number, and the function that computes the [`Loss`], which says
+    /// what the means are over, and its gradient from the model's output.
     ///
     /// # Errors
     /// If `batch`, a block or the loss fails, a gradient is reported twice or does not look like its parameter, if the
-    /// ranks were not all asked for the same number of micro-batches or all for none, or if communication fails.
-    pub fn step<L>(
+    /// ranks were not all asked for the same number of micro-batches or all for none, if only some of the step's
+    /// micro-batches say how much they count or all of them count for nothing, or if communication fails.
+    pub fn step<C: Loss, L>(
         &mut self,
+        micro_batches: usize,
+        batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
+    ) -> Result<StepReport>
+    where
+        L: FnOnce(A) -> Result<(C, A), BoxError>,
+    {
+        self.step_of(self.asked(Call::Step, micro_batches, C::WEIGHTED), micro_batches, batch)
+    }
+
+    fn step_of<C: Loss, L>(
+        &mut self,
+        asked: Asked,
         micro_batches: usize,
         mut batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
     ) -> Result<StepReport>
     where
-        L: FnOnce(A) -> Result<(f32, A), BoxError>,
+        L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
         let (started, sent_before) = (self.world.runtime().now(), self.bytes_sent());
         self.groups.take_waited();
-        let total = self.micro_batches + micro_batches;
-        let result = self.rounds(micro_batches, true, &mut batch).and_then(|()| self.finish(total));
+        let total = asked.micro_batches;
+        let result = self.rounds(asked, micro_batches, &mut batch).and_then(|()| self.finish(total));
         let loss = self.or_abort(result)?;
-        self.micro_batches = 0;
+        (self.micro_batches, self.count) = (0, 0);
         let elapsed = self.world.runtime().now().saturating_sub(started);
         let (exposed, bytes_sent) = (self.groups.take_waited(), self.bytes_sent() - sent_before);
         Ok(StepReport { loss, micro_batches: total, elapsed, exposed, bytes_sent })
@@ -53,21 +67,23 @@ impl<A> Fsdp<A> {
 
     /// Computes gradients that the next step adds to its own. Where gradients are sharded, each rank keeps its part of
     /// them. Several calls and a step give what one step with all their micro-batches gives, if that one deals the same.
+    /// All micro-batches of a step have [losses](Loss) of one kind.
     ///
     /// # Errors
     /// As for [`step`](Self::step).
     #[doc(alias = "no_sync")]
-    pub fn accumulate<L>(
+    pub fn accumulate<C: Loss, L>(
         &mut self,
         micro_batches: usize,
         mut batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
     ) -> Result<()>
     where
-        L: FnOnce(A) -> Result<(f32, A), BoxError>,
+        L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
-        let result = self.rounds(micro_batches, false, &mut batch);
+        let asked = self.asked(Call::Accumulate, micro_batches, C::WEIGHTED);
+        let result = self.rounds(asked, micro_batches, &mut batch);
         self.or_abort(result)?;
-        self.micro_batches += micro_batches;
+        (self.micro_batches, self.weighted) = (asked.micro_batches, asked.weighted);
         Ok(())
     }
 
@@ -76,7 +92,12 @@ impl<A> Fsdp<A> {
     /// # Errors
     /// If nothing was accumulated, or as for [`step`](Self::step).
     pub fn synchronise(&mut self) -> Result<StepReport> {
-        self.step(0, |_| -> Result<Batch<A>, BoxError> { Err("nobody has a share of nothing".into()) })
+        let nothing = |_| -> Result<Batch<A>, BoxError> { unreachable!("nobody has a share of nothing") };
+        self.step_of(self.asked(Call::Step, 0, self.weighted), 0, nothing)
+    }
+
+    const fn asked(&self, call: Call, micro_batches: usize, weighted: bool) -> Asked {
+        Asked::new(call, self.micro_batches + micro_batches, weighted)
     }
 
     /// Begins to gather the first units of the next forward, if they are gathered at all. Without it the forward begins with
@@ -122,30 +143,35 @@ impl<A> Fsdp<A> {
     }
 
     /// All micro-batches of one call.
-    fn rounds<L>(
+    fn rounds<C: Loss, L>(
         &mut self,
+        asked: Asked,
         micro_batches: usize,
-        last: bool,
         batch: &mut impl FnMut(usize) -> Result<(A, L), BoxError>,
     ) -> Result<()>
     where
-        L: FnOnce(A) -> Result<(f32, A), BoxError>,
+        L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
-        self.agree(micro_batches, last)?;
+        if self.micro_batches > 0 && self.weighted != asked.weighted {
+            return Err(Error::PartlyWeighted);
+        }
+        self.agree(asked)?;
+        let last = asked.call == Call::Step;
         self.gradients.begin_step(&self.plan.layout);
         let deal = self.plan.deal(self.world.rank());
         let rounds = deal.rounds(micro_batches);
         for round in 0..rounds {
             let index = deal.micro_batch(micro_batches, round);
             self.gradients.begin_round(&self.plan.layout, index.is_some(), last && round + 1 == rounds);
-            let loss = match index {
+            let (loss, count) = match index {
                 Some(index) => {
                     let (input, loss) = batch(index).map_err(Error::compute)?;
                     self.pass(Some((input, loss)))?
                 }
-                None => self.pass::<L>(None)?,
+                None => self.pass::<C, L>(None)?,
             };
             self.losses.push(loss);
+            self.count = self.count.saturating_add(count);
             self.gradients.end_round(&self.plan.layout, &mut self.groups)?;
         }
         self.gradients.rest();
@@ -153,9 +179,9 @@ impl<A> Fsdp<A> {
     }
 
     /// One micro-batch, or what others need this rank for in theirs.
-    fn pass<L>(&mut self, batch: Option<(A, L)>) -> Result<f32>
+    fn pass<C: Loss, L>(&mut self, batch: Option<(A, L)>) -> Result<Counted>
     where
-        L: FnOnce(A) -> Result<(f32, A), BoxError>,
+        L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
         let (input, loss) = batch.unzip();
         let mut pass = Pass { current: input, saved: Vec::new() };
@@ -168,16 +194,16 @@ impl<A> Fsdp<A> {
             self.act(self.backward[place], &mut pass)?;
         }
         // Neutral where there is nothing, so that sums do not depend on it.
-        let mut value = -0.0;
+        let mut counted = (-0.0, 0);
         if let (Some(loss), Some(output)) = (loss, pass.current.take()) {
-            let (of_batch, gradient) = loss(output).map_err(Error::compute)?;
-            value = of_batch;
+            let (loss, gradient) = loss(output).map_err(Error::compute)?;
+            counted = loss.counted();
             pass.current = Some(gradient);
         }
         for place in ahead..self.backward.len() {
             self.act(self.backward[place], &mut pass)?;
         }
-        Ok(value)
+        Ok(counted)
     }
 
     fn act(&mut self, action: Action, pass: &mut Pass<A>) -> Result<()> {
@@ -212,16 +238,19 @@ impl<A> Fsdp<A> {
 
     /// Ends a step: gives the mean loss.
     fn finish(&mut self, micro_batches: usize) -> Result<f32> {
-        self.gradients.end_step(&self.plan.layout, &mut self.groups, micro_batches)?;
-        let mut tally = Tally::encode(0, 0, Expected::Exactly(0), self.gradients.used_mut());
+        let asked = Asked::new(Call::Step, 0, false);
+        let mut tally = Tally::encode(0, self.count, asked, self.gradients.used_mut());
         self.world.all_reduce(&mut tally, ReduceOp::Sum).map_err(Error::communication)?;
-        let used = Tally::decode(&tally);
-        self.gradients.used_mut().iter_mut().zip(used.used()).for_each(|(mine, of_any)| *mine = of_any);
-        self.mean_loss(micro_batches)
+        let tally = Tally::decode(&tally);
+        self.gradients.used_mut().iter_mut().zip(tally.used()).for_each(|(mine, of_any)| *mine = of_any);
+        let count = tally.count();
+        self.gradients.end_step(&self.plan.layout, &mut self.groups, count)?;
+        let loss = self.mean_loss(count)?;
+        if count == 0 { Err(Error::NothingCounts { micro_batches }) } else { Ok(loss) }
     }
 
     /// Sums losses in the order of gradients.
-    fn mean_loss(&mut self, micro_batches: usize) -> Result<f32> {
+    fn mean_loss(&mut self, count: usize) -> Result<f32> {
         let mut losses = std::mem::take(&mut self.losses);
         let shards = &mut self.groups.shards;
         if self.plan.degrees.each_round {
@@ -233,28 +262,18 @@ impl<A> Fsdp<A> {
         let mut loss = [sum.finish(add).unwrap_or(-0.0)];
         let others = if self.plan.degrees.each_round { &mut self.groups.replicas } else { shards };
         others.all_reduce(&mut loss, ReduceOp::Sum).map_err(Error::communication)?;
-        ValuesMut::F32(&mut loss).divide(micro_batches);
+        ValuesMut::F32(&mut loss).divide(count);
         Ok(loss[0])
     }
 
-    /// That all ranks were asked for the same: for as many micro-batches since the last step, and to step or not.
-    fn agree(&mut self, micro_batches: usize, last: bool) -> Result<()> {
-        let total = self.micro_batches + micro_batches;
-        let deal = self.plan.deal(self.world.rank());
-        let own = (0..deal.rounds(micro_batches))
-            .filter(|&round| deal.micro_batch(micro_batches, round).is_some())
-            .count();
-        let asked = 2 * total + usize::from(last);
-        let mut tally = Tally::encode(own, own as u64, Expected::Exactly(asked), &[]);
+    /// That all ranks were asked for the same, and for something.
+    fn agree(&mut self, asked: Asked) -> Result<()> {
+        let mut tally = Tally::encode(0, 0, asked, &[]);
         self.world.all_reduce(&mut tally, ReduceOp::Sum).map_err(Error::communication)?;
-        let tally = Tally::decode(&tally);
-        if !tally.agrees(self.world.world_size()) {
-            // Of what was accumulated all ranks have agreed before.
-            let accumulated = i64::try_from(self.micro_batches).unwrap_or(i64::MAX);
-            let computed = accumulated.saturating_add(tally.computed);
-            return Err(Error::MicroBatchesDiffer { expected: total, computed });
+        if !Tally::decode(&tally).agrees(self.world.world_size()) {
+            return Err(asked.differ(&mut self.world));
         }
-        if last && total == 0 {
+        if asked.call == Call::Step && asked.micro_batches == 0 {
             return Err(Error::NoMicroBatches);
         }
         Ok(())

@@ -5,6 +5,7 @@
 //! strategy, so that it cannot matter who computed what.
 
 use crate::flat::Flat;
+use crate::tally::{Asked, Tally};
 use crate::tree::TreeSum;
 use crate::{Bucket, BucketPlan, Error, FloatType, ParamInfo, Place, Result, Values};
 
@@ -28,17 +29,6 @@ pub(crate) struct Gradients {
     /// because nothing of a gradient comes later.
     ever_used: Option<Vec<bool>>,
     synchronised: bool,
-}
-
-/// How many micro-batches a rank expects of all ranks together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Expected {
-    /// So many, which count once each.
-    Exactly(usize),
-    /// So many, which say how much they count.
-    Weighted(usize),
-    /// As many as the ranks have.
-    Any,
 }
 
 /// Where a parameter's gradient goes. Several parameters that are the same share a home.
@@ -70,81 +60,6 @@ struct BucketSum {
 
 /// Memory to travel in, all zero.
 pub(crate) type Allocate<'a> = dyn FnMut(FloatType, usize) -> Result<Flat> + 'a;
-
-/// What the sums over all ranks contain: integers, themselves summed over all ranks.
-#[derive(Debug)]
-pub(crate) struct Tally<'a> {
-    /// Micro-batches that were computed.
-    pub(crate) computed: i64,
-    /// What they count.
-    count: i64,
-    /// The sum of what each rank expected to be computed, and the sum of its squares.
-    expected: [i64; 2],
-    /// For each parameter: on how many ranks it has had a gradient.
-    used: &'a [i64],
-}
-
-impl<'a> Tally<'a> {
-    pub(crate) fn encode(computed: usize, count: u64, expected: Expected, used: &[bool]) -> Vec<i64> {
-        let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-        // No two that differ are the same number.
-        let expected = match expected {
-            Expected::Exactly(expected) => number((expected as u64).saturating_mul(2)),
-            Expected::Weighted(expected) => number((expected as u64).saturating_mul(2).saturating_add(1)),
-            Expected::Any => -1,
-        };
-        let numbers = [number(computed as u64), number(count), expected, expected.saturating_mul(expected)];
-        numbers.into_iter().chain(used.iter().map(|&used| i64::from(used))).collect()
-    }
-
-    /// Reads the sum of what all ranks have encoded.
-    pub(crate) fn decode(sums: &'a [i64]) -> Self {
-        let (&[computed, count, expected, squares], used) =
-            sums.split_first_chunk().expect("every rank encodes four numbers and more");
-        Self { computed, count, expected: [expected, squares], used }
-    }
-
-    /// What the sums are to be divided by, if the ranks agree, all that they expect is there, and it is something. Every
-    /// rank comes to the same conclusion.
-    pub(crate) fn divisor(&self, expected: Expected, world_size: usize) -> Result<usize> {
-        let complete = match expected {
-            Expected::Exactly(expected) | Expected::Weighted(expected) => self.micro_batches() == expected,
-            Expected::Any => true,
-        };
-        if !self.agrees(world_size) || !complete {
-            let computed = self.computed;
-            return Err(match expected {
-                Expected::Exactly(expected) | Expected::Weighted(expected) => {
-                    Error::MicroBatchesDiffer { expected, computed }
-                }
-                Expected::Any => Error::StepsDiffer { computed },
-            });
-        }
-        match (self.micro_batches(), usize::try_from(self.count)) {
-            (0, _) => Err(Error::NoMicroBatches),
-            (micro_batches, Ok(0) | Err(_)) => Err(Error::NothingCounts { micro_batches }),
-            (_, Ok(count)) => Ok(count),
-        }
-    }
-
-    /// How many micro-batches all ranks have computed.
-    pub(crate) fn micro_batches(&self) -> usize {
-        usize::try_from(self.computed).unwrap_or(0)
-    }
-
-    /// Whether all ranks expected the same number of micro-batches, and that they count alike. Every rank comes to the same
-    /// conclusion: the numbers of n ranks are equal if, and only if, n times the sum of their squares is the square of their
-    /// sum.
-    pub(crate) fn agrees(&self, world_size: usize) -> bool {
-        let [sum, squares] = self.expected.map(i128::from);
-        i128::try_from(world_size).is_ok_and(|world_size| world_size * squares == sum * sum)
-    }
-
-    /// For each parameter, whether any rank has had a gradient for it.
-    pub(crate) fn used(&self) -> impl Iterator<Item = bool> {
-        self.used.iter().map(|&ranks| ranks > 0)
-    }
-}
 
 impl Gradients {
     pub(crate) fn new(infos: &[ParamInfo], plan: BucketPlan, keeps_residual: bool) -> Self {
@@ -273,10 +188,10 @@ impl Gradients {
     }
 
     /// This rank's sum of losses, and what the sums contain.
-    pub(crate) fn take_tally(&mut self, expected: Expected) -> (f32, Vec<i64>) {
+    pub(crate) fn take_tally(&mut self, asked: Asked) -> (f32, Vec<i64>) {
         let loss = self.losses.finish(|left, right| *left += right).unwrap_or(0.0);
         let (leaves, count) = (std::mem::take(&mut self.leaves), std::mem::take(&mut self.count));
-        (loss, Tally::encode(leaves, count, expected, &self.used))
+        (loss, Tally::encode(leaves, count, asked, &self.used))
     }
 
     /// Takes what the synchronisation gave: for each bucket the mean over all ranks, and which parameters have had

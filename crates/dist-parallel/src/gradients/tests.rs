@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use rstest::rstest;
 
 use super::*;
+use crate::tally::Call;
 use crate::{BucketBytes, FloatType};
 
 /// Two ordinary parameters, a frozen one, one in a half type, and one that is the same as the first.
@@ -22,6 +23,10 @@ fn infos() -> Vec<ParamInfo> {
     infos[2].trainable = false;
     infos[4].same_as = Some(0);
     infos
+}
+
+const fn step(micro_batches: usize) -> Asked {
+    Asked::new(Call::Step, micro_batches, false)
 }
 
 /// Values that f32 sums round, different for every micro-batch and use.
@@ -110,11 +115,11 @@ fn synchronise(ranks: &mut [Gradients], micro_batches: usize) -> Vec<f32> {
         }
     }
     let tallies: Vec<(f32, Vec<i64>)> =
-        ranks.iter_mut().map(|gradients| gradients.take_tally(Expected::Exactly(micro_batches))).collect();
+        ranks.iter_mut().map(|gradients| gradients.take_tally(step(micro_batches))).collect();
     let sum = |index: usize| tallies.iter().map(|(_, tally)| tally[index]).sum::<i64>();
     let tally: Vec<i64> = (0..tallies[0].1.len()).map(sum).collect();
     let tally = Tally::decode(&tally);
-    assert_eq!(tally.divisor(Expected::Exactly(micro_batches), ranks.len()).unwrap(), micro_batches);
+    assert_eq!(tally.divisor(step(micro_batches)).unwrap(), micro_batches);
     assert_eq!(tally.micro_batches(), micro_batches);
     for (gradients, means) in ranks.iter_mut().zip(means) {
         gradients.synchronised(means, tally.used());
@@ -193,7 +198,7 @@ fn memory_stays_within_that_of_a_binary_counter() {
             }
             let buckets = 0..gradients.bucket_count();
             let buffers = buckets.map(|bucket| gradients.take_sum(bucket, &mut allocate).unwrap()).collect();
-            gradients.take_tally(Expected::Exactly(share));
+            gradients.take_tally(step(share));
             gradients.synchronised(buffers, std::iter::repeat_n(true, 6));
             for bucket in &gradients.buckets {
                 // At rest every buffer that was ever made is here.
@@ -330,44 +335,4 @@ proptest! {
             }
         }
     }
-}
-
-/// The sum of what three ranks say that expect this, with so many micro-batches each that count so much.
-fn tally(expected: [Expected; 3], computed: usize, count: u64) -> Vec<i64> {
-    let tallies = expected.map(|expected| Tally::encode(computed, count, expected, &[]));
-    (0..4).map(|index| tallies.iter().map(|tally| tally[index]).sum()).collect()
-}
-
-#[test]
-fn ranks_agree_if_and_only_if_all_expect_the_same() {
-    use Expected::{Any, Exactly};
-    for expected in [[12, 12, 12], [12, 12, 13], [11, 12, 13], [0, 0, 36]] {
-        let divisor = Tally::decode(&tally(expected.map(Exactly), 4, 1)).divisor(Exactly(12), 3);
-        assert_eq!(divisor.is_ok(), expected == [12, 12, 12], "{expected:?}");
-    }
-    assert!(Tally::decode(&tally([Any; 3], 4, 4)).divisor(Any, 3).is_ok());
-    for expected in [[Any, Exactly(0), Any], [Any, Exactly(1), Exactly(1)], [Any, Any, Exactly(7)]] {
-        let sums = tally(expected, 4, 4);
-        let sums = Tally::decode(&sums);
-        assert!(matches!(sums.divisor(Any, 3), Err(Error::StepsDiffer { computed: 12 })));
-        assert!(matches!(sums.divisor(Exactly(1), 3), Err(Error::MicroBatchesDiffer { .. })));
-    }
-}
-
-#[rstest]
-fn micro_batches_that_are_missing_or_too_many_are_noticed(#[values(0, 1, 3, 4)] each: usize) {
-    let expected = Expected::Exactly(6);
-    let sums = tally([expected; 3], each, 1);
-    let divisor = Tally::decode(&sums).divisor(expected, 3);
-    assert!(matches!(divisor, Err(Error::MicroBatchesDiffer { expected: 6, .. })), "{divisor:?}");
-}
-
-#[test]
-fn sums_are_divided_by_what_micro_batches_count() {
-    let divisor = |computed, count| {
-        Tally::decode(&tally([Expected::Any; 3], computed, count)).divisor(Expected::Any, 3)
-    };
-    assert_eq!(divisor(2, 70).unwrap(), 210);
-    assert!(matches!(divisor(2, 0), Err(Error::NothingCounts { micro_batches: 6 })));
-    assert!(matches!(divisor(0, 0), Err(Error::NoMicroBatches)));
 }

@@ -17,3 +17,4 @@ mod plain;
 mod processes;
 mod sequence;
 mod simulation;
+mod weighted;

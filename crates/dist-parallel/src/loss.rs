@@ -1,0 +1,39 @@
+//! What a micro-batch's loss is, and how much the micro-batch counts.
+
+/// The loss of one micro-batch.
+///
+/// | loss | the gradients that are reported are those of | what is divided by, once |
+/// |---|---|---|
+/// | `f32` | this loss | the number of micro-batches of the step |
+/// | `(f32, u64)` | the sum of the losses of some tokens or samples, and how many they are | the number of all of them |
+///
+/// The second is for micro-batches that count differently, as those of texts of different lengths: the means are then over
+/// tokens. All micro-batches of a step are of one kind. Sums are divided by their count as rounded to the type that is
+/// calculated in: exactly up to 2²⁴ for `f32`.
+#[doc(alias = "token-normalised loss")]
+pub trait Loss {
+    /// Whether micro-batches say how much they count.
+    const WEIGHTED: bool;
+
+    /// The loss, and how much it counts.
+    fn counted(self) -> (f32, u64);
+}
+
+/// A loss, and how much it counts.
+pub(crate) type Counted = (f32, u64);
+
+impl Loss for f32 {
+    const WEIGHTED: bool = false;
+
+    fn counted(self) -> (f32, u64) {
+        (self, 1)
+    }
+}
+
+impl Loss for (f32, u64) {
+    const WEIGHTED: bool = true;
+
+    fn counted(self) -> (f32, u64) {
+        self
+    }
+}

@@ -1,0 +1,206 @@
+//! What all ranks have computed in a step, and whether they were asked for the same.
+
+use std::fmt;
+
+use dist_collectives::Communicator;
+
+use crate::{Error, Result, agreement};
+
+/// What a rank was asked for since the last step, as the others hear of it in an error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Asked {
+    /// By which call.
+    pub call: Call,
+    /// Micro-batches of all ranks, those included that were accumulated before; 0 if each brings what it has.
+    pub micro_batches: usize,
+    /// Whether they [say how much they count](crate::Loss).
+    pub weighted: bool,
+}
+
+/// A call that micro-batches are computed by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Call {
+    /// A step of a number of micro-batches that are dealt to the ranks.
+    Step,
+    /// A step of the micro-batches that each rank has.
+    Join,
+    /// The computation of some micro-batches before a step.
+    Accumulate,
+}
+
+impl Asked {
+    pub(crate) const fn new(call: Call, micro_batches: usize, weighted: bool) -> Self {
+        Self { call, micro_batches, weighted }
+    }
+
+    /// A number of its own, but for 2²⁸ micro-batches and more, which are all the same: so that its square is a number.
+    fn encode(self) -> i64 {
+        let call = match self.call {
+            Call::Step => 0,
+            Call::Join => 1,
+            Call::Accumulate => 2,
+        };
+        let micro_batches = i64::try_from(self.micro_batches.min(1 << 28)).expect("2²⁸ is an i64");
+        micro_batches * 8 + call * 2 + i64::from(self.weighted)
+    }
+
+    fn decode(number: i64) -> Self {
+        let call = match number / 2 % 4 {
+            0 => Call::Step,
+            1 => Call::Join,
+            _ => Call::Accumulate,
+        };
+        Self::new(call, usize::try_from(number / 8).unwrap_or(0), number % 2 == 1)
+    }
+
+    /// The error of ranks that were not all asked for the same. All of them call this.
+    pub(crate) fn differ(self, comm: &mut Communicator) -> Error {
+        let all = match agreement::gather(comm, [self.encode()]) {
+            Ok(all) => all,
+            Err(error) => return error,
+        };
+        let rank = all.iter().position(|there| *there != all[0]).unwrap_or_default();
+        Error::StepsDiffer { rank, there: Self::decode(all[rank][0]), on_rank_0: Self::decode(all[0][0]) }
+    }
+}
+
+impl fmt::Display for Asked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.call {
+            Call::Step => write!(f, "a step of {} micro-batches", self.micro_batches)?,
+            Call::Join => f.write_str("a step of the micro-batches that it has")?,
+            Call::Accumulate => write!(f, "accumulating up to {} micro-batches", self.micro_batches)?,
+        }
+        if self.weighted { f.write_str(" that say how much they count") } else { Ok(()) }
+    }
+}
+
+/// What the sums over all ranks contain: integers, themselves summed over all ranks.
+#[derive(Debug)]
+pub(crate) struct Tally<'a> {
+    /// Micro-batches that were computed, and what they count.
+    computed: i64,
+    count: i64,
+    /// The sum of what each rank was asked for, as a number, and the sum of its squares.
+    asked: [i128; 2],
+    /// For each parameter: on how many ranks it has had a gradient.
+    used: &'a [i64],
+}
+
+impl<'a> Tally<'a> {
+    pub(crate) fn encode(computed: usize, count: u64, asked: Asked, used: &[bool]) -> Vec<i64> {
+        let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        let asked = asked.encode();
+        let numbers = [number(computed as u64), number(count), asked, asked * asked];
+        numbers.into_iter().chain(used.iter().map(|&used| i64::from(used))).collect()
+    }
+
+    /// Reads the sum of what all ranks have encoded.
+    pub(crate) fn decode(sums: &'a [i64]) -> Self {
+        let (&[computed, count, asked, squares], used) =
+            sums.split_first_chunk().expect("every rank encodes four numbers and more");
+        Self { computed, count, asked: [asked.into(), squares.into()], used }
+    }
+
+    /// Whether all ranks were asked for the same. Every rank comes to the same conclusion: the numbers of n ranks are equal
+    /// if, and only if, n times the sum of their squares is the square of their sum.
+    pub(crate) const fn agrees(&self, world_size: usize) -> bool {
+        let [sum, squares] = self.asked;
+        world_size as i128 * squares == sum * sum
+    }
+
+    /// What the sums of ranks that agree are to be divided by, if all that they were asked for is there, and it is something.
+    /// Every rank comes to the same conclusion.
+    pub(crate) fn divisor(&self, asked: Asked) -> Result<usize> {
+        let computed = self.micro_batches();
+        if asked.call != Call::Join && computed != asked.micro_batches {
+            return Err(Error::AccumulatedDiffers { micro_batches: asked.micro_batches, computed });
+        }
+        match (computed, self.count()) {
+            (0, _) => Err(Error::NoMicroBatches),
+            (micro_batches, 0) => Err(Error::NothingCounts { micro_batches }),
+            (_, count) => Ok(count),
+        }
+    }
+
+    /// How many micro-batches all ranks have computed.
+    pub(crate) fn micro_batches(&self) -> usize {
+        usize::try_from(self.computed).unwrap_or(0)
+    }
+
+    /// What all of these count.
+    pub(crate) fn count(&self) -> usize {
+        usize::try_from(self.count).unwrap_or(0)
+    }
+
+    /// For each parameter, whether any rank has had a gradient for it.
+    pub(crate) fn used(&self) -> impl Iterator<Item = bool> {
+        self.used.iter().map(|&ranks| ranks > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    const fn step(micro_batches: usize) -> Asked {
+        Asked::new(Call::Step, micro_batches, false)
+    }
+
+    const JOIN: Asked = Asked::new(Call::Join, 0, false);
+
+    /// The sum of what three ranks say that were asked for this, with so many micro-batches each that count so much.
+    fn tally(asked: [Asked; 3], computed: usize, count: u64) -> Vec<i64> {
+        let tallies = asked.map(|asked| Tally::encode(computed, count, asked, &[]));
+        (0..4).map(|index| tallies.iter().map(|tally| tally[index]).sum()).collect()
+    }
+
+    #[test]
+    fn ranks_agree_if_and_only_if_all_were_asked_for_the_same() {
+        for counts in [[12, 12, 12], [12, 12, 13], [11, 12, 13], [0, 0, 36]] {
+            let agrees = Tally::decode(&tally(counts.map(step), 4, 1)).agrees(3);
+            assert_eq!(agrees, counts == [12, 12, 12], "{counts:?}");
+        }
+        assert!(Tally::decode(&tally([JOIN; 3], 4, 4)).agrees(3));
+        let weighted = Asked { weighted: true, ..step(4) };
+        let accumulated = Asked { call: Call::Accumulate, ..step(4) };
+        for asked in [[JOIN, step(0), JOIN], [JOIN, step(1), step(1)], [step(4), step(4), weighted]]
+            .into_iter()
+            .chain([[accumulated, step(4), accumulated]])
+        {
+            assert!(!Tally::decode(&tally(asked, 4, 4)).agrees(3), "{asked:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_rank_was_asked_for_is_read_back() {
+        for call in [Call::Step, Call::Join, Call::Accumulate] {
+            for (micro_batches, weighted) in [(0, false), (1, true), (7, false), (1 << 20, true)] {
+                let asked = Asked::new(call, micro_batches, weighted);
+                assert_eq!(Asked::decode(asked.encode()), asked);
+            }
+        }
+        assert_eq!(Asked::decode(step(usize::MAX).encode()), step(1 << 28));
+    }
+
+    #[rstest]
+    fn micro_batches_that_are_missing_or_too_many_are_noticed(#[values(0, 1, 3, 4)] each: usize) {
+        let divisor = Tally::decode(&tally([step(6); 3], each, 1)).divisor(step(6));
+        let Err(Error::AccumulatedDiffers { micro_batches: 6, computed }) = divisor else {
+            panic!("{divisor:?}")
+        };
+        assert_eq!(computed, 3 * each);
+    }
+
+    #[test]
+    fn sums_are_divided_by_what_micro_batches_count() {
+        let divisor = |computed, count| Tally::decode(&tally([JOIN; 3], computed, count)).divisor(JOIN);
+        assert_eq!(divisor(2, 70).unwrap(), 210);
+        assert!(matches!(divisor(2, 0), Err(Error::NothingCounts { micro_batches: 6 })));
+        assert!(matches!(divisor(0, 0), Err(Error::NoMicroBatches)));
+    }
+}

@@ -1,0 +1,247 @@
+//! Micro-batches that count differently.
+
+use dist_collectives::Communicator;
+use dist_parallel::{
+    BoxError, Ddp, DdpOptions, Error, FloatType, Fsdp, FsdpOptions, ParamInfo, ShardingStrategy, Values,
+};
+use dist_transport::sim;
+use rstest::rstest;
+
+use crate::ddp::optimizer;
+use crate::errors::run_at_once;
+use crate::join::{gradient, tree};
+use crate::plain::{Bag, Rows, bits, micro_batch, model, squared_error};
+
+fn tokens(index: usize) -> u64 {
+    [3, 0, 128, 1, 77, 50, 2, 9][index]
+}
+
+/// Micro-batches of different numbers of tokens, whose gradients are sums over their tokens.
+#[rstest]
+fn a_weighted_mean_is_the_mean_of_all_tokens(
+    #[values(1, 2, 4)] ranks: usize,
+    #[values(4, 8)] micro_batches: usize,
+) {
+    let outcome = sim::run(1, ranks, move |transport| {
+        let infos = vec![ParamInfo::new("w", [3], FloatType::F32)];
+        let mut ddp =
+            Ddp::new(Communicator::new(transport), Bag::new(infos, 1), DdpOptions::default()).unwrap();
+        let report = ddp.step_with(micro_batches, |_, index, ready| {
+            ready(0, Values::F32(&gradient(0, 0, index)))?;
+            Ok((gradient(1, 1, index)[0], tokens(index)))
+        });
+        let report = report.unwrap();
+        assert_eq!(report.micro_batches, micro_batches);
+        let Some(Values::F32(mean)) = ddp.gradient(0) else { panic!("there is a gradient") };
+        (mean.iter().map(|value| value.to_bits()).collect::<Vec<_>>(), report.loss.to_bits())
+    });
+    let all = (0..micro_batches).map(tokens).sum::<u64>() as f32;
+    let sum = |of: &dyn Fn(usize) -> Vec<f32>| tree(&(0..micro_batches).map(of).collect::<Vec<_>>());
+    let mean = sum(&|index| gradient(0, 0, index)).into_iter().map(|sum| (sum / all).to_bits()).collect();
+    let loss = (sum(&|index| gradient(1, 1, index))[0] / all).to_bits();
+    assert_eq!(outcome.results, vec![(mean, loss); ranks]);
+}
+
+#[rstest]
+fn accumulated_weighted_micro_batches_count_as_those_of_one_larger_step(#[values(1, 2, 3)] ranks: usize) {
+    let run = move |parts: &'static [usize], last: Option<usize>| {
+        let program = move |transport| {
+            let comm = Communicator::new(transport);
+            let rank = comm.rank();
+            let infos = vec![ParamInfo::new("w", [3], FloatType::F32)];
+            let mut ddp = Ddp::new(comm, Bag::new(infos, 1), DdpOptions::default()).unwrap();
+            let mut done = 0;
+            // Whatever the parts, a rank computes the same in the order in which it is asked.
+            let mut next = |_: &mut Bag, _, ready: &mut dist_parallel::Ready<'_>| {
+                let index = done;
+                done += 1;
+                ready(0, Values::F32(&gradient(rank, 0, index)))?;
+                Ok((gradient(rank, 1, index)[0], tokens(index + rank)))
+            };
+            for part in parts {
+                ddp.accumulate_with(part * ranks, &mut next).unwrap();
+            }
+            let report = match last {
+                Some(last) => ddp.step_with(last * ranks, &mut next),
+                None => ddp.synchronise(),
+            };
+            let report = report.unwrap();
+            assert_eq!(report.micro_batches, 6 * ranks);
+            let Some(Values::F32(mean)) = ddp.gradient(0) else { panic!("there is a gradient") };
+            (mean.iter().map(|value| value.to_bits()).collect::<Vec<_>>(), report.loss.to_bits())
+        };
+        sim::run(3, ranks, program).results
+    };
+    let whole = run(&[], Some(6));
+    assert_eq!(run(&[3], Some(3)), whole);
+    assert_eq!(run(&[1, 2, 0, 2], Some(1)), whole);
+    assert_eq!(run(&[4, 2], Some(0)), whole, "a step may be all that is communicated");
+    assert_eq!(run(&[4, 2], None), whole);
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Call {
+    Accumulate,
+    AccumulateWeighted,
+    Step,
+    StepWeighted,
+    Join,
+}
+
+#[rstest]
+#[case(Call::Accumulate, Call::AccumulateWeighted)]
+#[case(Call::Accumulate, Call::StepWeighted)]
+#[case(Call::AccumulateWeighted, Call::Accumulate)]
+#[case(Call::AccumulateWeighted, Call::Step)]
+#[case(Call::AccumulateWeighted, Call::Join)]
+fn micro_batches_that_say_how_much_they_count_are_not_mixed_with_others(
+    #[case] first: Call,
+    #[case] second: Call,
+) {
+    let results = run_at_once(1, move |comm| {
+        let mut ddp = Ddp::new(comm, model(1), DdpOptions::default()).unwrap();
+        let mut call = |call| match call {
+            Call::Accumulate => ddp.accumulate_with(2, |_, _, _| Ok(1.0)),
+            Call::AccumulateWeighted => ddp.accumulate_with(2, |_, _, _| Ok((1.0, 7))),
+            Call::Step => ddp.step_with(2, |_, _, _| Ok(1.0)).map(drop),
+            Call::StepWeighted => ddp.step_with(2, |_, _, _| Ok((1.0, 7))).map(drop),
+            Call::Join => ddp.join_with(1, |_, _, _| Ok(1.0)).map(drop),
+        };
+        call(first).unwrap();
+        call(second)
+    });
+    assert!(matches!(&results[0], Err(Error::PartlyWeighted)), "{results:?}");
+}
+
+/// Each would divide by something else.
+#[test]
+fn ranks_that_do_not_count_alike_are_told_and_can_go_on() {
+    let results = run_at_once(2, |comm| {
+        let rank = comm.rank();
+        let mut ddp = Ddp::new(comm, model(1), DdpOptions::default()).unwrap();
+        let refused = match rank {
+            0 => ddp.step_with(4, |_, _, _| Ok(1.0)).map(drop),
+            _ => ddp.step_with(4, |_, _, _| Ok((1.0, 7))).map(drop),
+        };
+        (refused, ddp.step_with(2, |_, _, _| Ok(1.0)).map(|report| report.loss))
+    });
+    for (refused, next) in &results {
+        let told = refused.as_ref().unwrap_err().to_string();
+        let asked =
+            "a step of 4 micro-batches that say how much they count, rank 0 for a step of 4 micro-batches";
+        assert_eq!(told, format!("rank 1 was asked for {asked}"));
+        assert!(matches!(next, Ok(1.0)), "{results:?}");
+    }
+}
+
+#[test]
+fn micro_batches_that_count_for_nothing_are_refused_and_harm_nobody() {
+    let results = run_at_once(2, |comm| {
+        let mut ddp = Ddp::new(comm, model(1), DdpOptions::default()).unwrap();
+        let refused = ddp.step_with(4, |_, _, _| Ok((1.0, 0))).map(drop);
+        (refused, ddp.step_with(4, |_, _, _| Ok((1.0, 4))).unwrap().loss)
+    });
+    for (refused, loss) in &results {
+        assert!(matches!(refused, Err(Error::NothingCounts { micro_batches: 4 })), "{refused:?}");
+        assert_eq!(*loss, 0.25);
+    }
+}
+
+/// The loss, and gradient, of all values of a micro-batch of `tokens` of them.
+fn of_tokens(index: usize) -> impl FnOnce(Rows) -> Result<((f32, u64), Rows), BoxError> {
+    let (_, target) = micro_batch(0, index);
+    move |output| {
+        let (loss, gradient) = squared_error(target)(output)?;
+        let tokens = tokens(index);
+        let factor = f32::from(u16::try_from(tokens)?);
+        Ok(((loss * factor, tokens), gradient.into_iter().map(|value| value * factor).collect()))
+    }
+}
+
+fn input(index: usize) -> Rows {
+    micro_batch(0, index).0
+}
+
+#[rstest]
+fn sharded_training_divides_by_what_micro_batches_count_as_one_process_does(
+    #[values(1, 2, 4)] ranks: usize,
+    #[values(
+        ShardingStrategy::FullShard,
+        ShardingStrategy::ShardGradOp,
+        ShardingStrategy::ShardOptimizer,
+        ShardingStrategy::NoShard
+    )]
+    strategy: ShardingStrategy,
+    #[values(false, true)] accumulates: bool,
+) {
+    let alone = sim::run(1, 1, |transport| {
+        let mut ddp = Ddp::new(Communicator::new(transport), model(7), DdpOptions::default()).unwrap();
+        let report = ddp.step(8, |index| Ok((input(index), of_tokens(index)))).unwrap();
+        ddp.update(&mut *optimizer("sgd")).unwrap();
+        (bits(ddp.model()), report.loss.to_bits(), report.micro_batches)
+    });
+    let outcome = sim::run(1, ranks, move |transport| {
+        let comm = Communicator::new(transport);
+        let (rank, half) = (comm.rank(), 4 / comm.world_size());
+        let mut fsdp = Fsdp::new(comm, model(7), &FsdpOptions::new(strategy)).unwrap();
+        let batch = |index| Ok((input(index), of_tokens(index)));
+        // What a step of all 8 would deal to this rank in the same place.
+        let of_all = |part: usize, index: usize| match strategy {
+            ShardingStrategy::FullShard | ShardingStrategy::ShardGradOp => part * 4 + index,
+            _ => rank * half + part * half + index,
+        };
+        let report = if accumulates {
+            fsdp.accumulate(4, |index| batch(of_all(0, index))).unwrap();
+            fsdp.step(4, |index| batch(of_all(1, index))).unwrap()
+        } else {
+            fsdp.step(8, batch).unwrap()
+        };
+        fsdp.update(&mut *optimizer("sgd")).unwrap();
+        let (_, model) = fsdp.into_parts().unwrap();
+        (bits(&model), report.loss.to_bits(), report.micro_batches)
+    });
+    assert!(outcome.results.iter().all(|result| *result == alone.results[0]), "{:?}", outcome.results);
+}
+
+#[test]
+fn sharded_training_refuses_what_counts_for_nothing_or_in_part_and_goes_on() {
+    let results = run_at_once(2, |comm| {
+        let rank = comm.rank();
+        let options = FsdpOptions::new(ShardingStrategy::FullShard);
+        let mut fsdp = Fsdp::new(comm, model(7), &options).unwrap();
+        let nothing = |index| {
+            let loss = squared_error(micro_batch(0, index).1);
+            Ok((input(index), move |output| loss(output).map(|(loss, gradient)| ((loss, 0), gradient))))
+        };
+        let refused = fsdp.step(2, nothing).unwrap_err();
+        assert!(matches!(refused, Error::NothingCounts { micro_batches: 2 }), "{refused}");
+        let plain = |index| Ok((input(index), squared_error(micro_batch(0, index).1)));
+        let weighted = |index| Ok((input(index), of_tokens(index)));
+        let differ = if rank == 0 { fsdp.step(2, plain) } else { fsdp.step(2, weighted) }.unwrap_err();
+        assert!(
+            differ.to_string().contains("rank 1 was asked for a step of 2 micro-batches that say"),
+            "{differ}"
+        );
+        assert!(fsdp.step(2, plain).unwrap().loss.is_finite());
+        fsdp.accumulate(2, plain).unwrap();
+        fsdp.step(2, weighted).map(drop)
+    });
+    assert!(results.iter().all(|result| matches!(result, Err(Error::PartlyWeighted))), "{results:?}");
+}
+
+#[test]
+fn ranks_that_join_divide_by_what_all_of_their_micro_batches_count() {
+    let outcome = sim::run(1, 3, |transport| {
+        let comm = Communicator::new(transport);
+        let rank = comm.rank();
+        let infos = vec![ParamInfo::new("w", [1], FloatType::F32)];
+        let mut ddp = Ddp::new(comm, Bag::new(infos, 1), DdpOptions::default()).unwrap();
+        let report = ddp.join_with(rank, |_, index, ready| {
+            ready(0, Values::F32(&[5.0]))?;
+            Ok((2.0, (rank + index) as u64))
+        });
+        (report.unwrap().map(|report| (report.loss, report.micro_batches)), ddp.gradient(0).is_some())
+    });
+    // Of one token on rank 1, and of two and three on rank 2.
+    assert_eq!(outcome.results, [(Some((1.0, 3)), true); 3]);
+}
