@@ -9,7 +9,7 @@ use std::time::Duration;
 use dist_algos::{CostModel, Hosts};
 #[cfg(feature = "tcp")]
 use dist_transport::tcp::{Config, Medium, TcpTransport};
-use dist_transport::{ChannelId, Error as TransportError, Runtime, Traffic, Transport};
+use dist_transport::{Cause, Chain, ChannelId, Error as TransportError, Runtime, Traffic, Transport};
 
 use crate::engine::Engine;
 use crate::settings::Settings;
@@ -320,7 +320,7 @@ impl Communicator {
         match (failed, &self.overlap) {
             (None, Overlap::Running(worker)) => Ok(worker),
             (Some(error), _) => {
-                self.engine.transport.abort();
+                self.engine.transport.abort(Cause::gave_up(Chain(&error)));
                 Err(error)
             }
             (None, _) => unreachable!("a worker that does not run has failed to start"),
@@ -359,17 +359,18 @@ impl Communicator {
         shared.map_or_else(|| Buffer::standing_in(len), Ok)
     }
 
-    /// Ends the job for every rank, with this rank as the cause.
+    /// Ends the job for every rank, with this rank as the cause: the others' errors say [why](Cause::gave_up) it gave up.
+    /// With [anyhow](https://docs.rs/anyhow), `format_args!("{error:#}")` is an error and all that led to it.
     #[doc(alias = "MPI_Abort")]
-    pub fn abort(&mut self) {
-        self.engine.transport.abort();
+    pub fn abort(&mut self, why: impl fmt::Display) {
+        self.engine.transport.abort(Cause::gave_up(why));
     }
 }
 
 impl Drop for Communicator {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.abort();
+            self.engine.transport.abort(Cause::Panicked);
         }
     }
 }

@@ -382,7 +382,7 @@ impl Error {
                 Self::Aborted {
                     call: ours,
                     rank: abort.rank,
-                    cause: abort.cause,
+                    cause: abort.cause.clone(),
                     theirs: theirs.map(Box::new),
                     reporter: abort.reporter,
                     reported: Call::decode(&abort.call).map(Box::new),

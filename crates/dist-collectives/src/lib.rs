@@ -56,7 +56,7 @@ pub use dist_transport::Error as TransportError;
 #[doc(no_inline)]
 pub use dist_transport::tcp::{Config, Medium, Secret};
 #[doc(no_inline)]
-pub use dist_transport::{Abort, Cause, ChannelId, Fingerprint, Runtime, Traffic, Transport};
+pub use dist_transport::{Abort, Cause, Chain, ChannelId, Fingerprint, Runtime, Traffic, Transport};
 pub use dtype::{DType, Element};
 pub use engine::BLOCK_BYTES_OF_RANK;
 pub use error::{Error, Result};

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use dist_transport::runtime::{Mailbox, Task};
-use dist_transport::{Runtime, Traffic, Transport};
+use dist_transport::{Cause, Runtime, Traffic, Transport};
 
 use crate::engine::Engine;
 use crate::pending::{Failed, Pending};
@@ -79,7 +79,7 @@ impl Worker {
         let job = move |engine: &mut Engine| {
             let done =
                 catch_unwind(AssertUnwindSafe(|| operation(engine, &mut buffer))).unwrap_or_else(|_| {
-                    engine.transport.abort();
+                    engine.transport.abort(Cause::Panicked);
                     Err(Error::Panicked)
                 });
             *traffic.lock().unwrap_or_else(PoisonError::into_inner) = engine.transport.traffic();
@@ -133,6 +133,6 @@ impl Alarm {
     }
 
     pub(crate) fn ring(&self) {
-        self.transport.lock().unwrap_or_else(PoisonError::into_inner).abort();
+        self.transport.lock().unwrap_or_else(PoisonError::into_inner).abort(Cause::Panicked);
     }
 }

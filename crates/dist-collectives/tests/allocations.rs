@@ -10,8 +10,8 @@ use dist_collectives::{Buffer, Communicator, Config, Error, Medium, Message, Red
 use dist_transport::runtime::Runtime;
 use dist_transport::tcp::Coordinator;
 use dist_transport::{
-    Abort, ChannelId, Combine, Due, Error as TransportError, Fingerprint, Incoming, Outgoing, Rank, Traffic,
-    Transport, sim,
+    Abort, Cause, ChannelId, Combine, Due, Error as TransportError, Fingerprint, Incoming, Outgoing, Rank,
+    Traffic, Transport, sim,
 };
 use rstest::rstest;
 
@@ -280,8 +280,8 @@ impl Transport for Uncounted {
         Ok(self.0.fork(members)?.map(|fork| -> Box<dyn Transport> { Box::new(Self(fork)) }))
     }
 
-    fn abort(&mut self) {
-        self.0.abort();
+    fn abort(&mut self, cause: Cause) {
+        self.0.abort(cause);
     }
 
     fn aborted(&self) -> Option<Abort> {

@@ -1,6 +1,8 @@
 //! Making the gradients of one rank the mean over all ranks, for people with their own loop.
 
-use dist_collectives::{Communicator, Element, ReduceOp};
+use std::fmt;
+
+use dist_collectives::{Chain, Communicator, Element, ReduceOp};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
@@ -32,8 +34,8 @@ pub trait GradientAggregator {
     /// As for [`aggregate`](Self::aggregate).
     fn broadcast(&mut self, parameters: &mut [ValuesMut<'_>]) -> Result<()>;
 
-    /// Ends the job, so that no other rank waits for this one.
-    fn abort(&mut self);
+    /// Ends the job, so that no other rank waits for this one, and tells them why.
+    fn abort(&mut self, why: &dyn fmt::Display);
 }
 
 /// One rank that trains alone: nothing is communicated.
@@ -98,7 +100,7 @@ impl GradientAggregator for LocalAggregator {
         Ok(())
     }
 
-    fn abort(&mut self) {}
+    fn abort(&mut self, _why: &dyn fmt::Display) {}
 }
 
 impl GradientAggregator for AllReduceAggregator {
@@ -114,8 +116,8 @@ impl GradientAggregator for AllReduceAggregator {
         self.0.apply(Collective::Broadcast(0), parameters)
     }
 
-    fn abort(&mut self) {
-        self.0.comm.abort();
+    fn abort(&mut self, why: &dyn fmt::Display) {
+        self.0.comm.abort(why);
     }
 }
 
@@ -133,8 +135,8 @@ impl GradientAggregator for ParameterServer {
         self.lists.apply(Collective::Broadcast(self.server), parameters)
     }
 
-    fn abort(&mut self) {
-        self.lists.comm.abort();
+    fn abort(&mut self, why: &dyn fmt::Display) {
+        self.lists.comm.abort(why);
     }
 }
 
@@ -230,8 +232,8 @@ pub fn train_step<G: GradientSlices>(
         Ok(loss)
     };
     let result = step();
-    if result.is_err() {
-        aggregator.abort();
+    if let Err(error) = &result {
+        aggregator.abort(&Chain(error));
     }
     result
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use dist_collectives::{Communicator, ReductionOrder};
+use dist_collectives::{Chain, Communicator, ReductionOrder};
 use dist_transport::Runtime;
 use dist_transport::runtime::{Mailbox, Receiver, Task};
 
@@ -55,8 +55,8 @@ impl Courier {
                     BucketGradients { bucket, tensors: &tensors[bucket], values: sum.slice_mut(0, len) };
                 let done = summed(&mut *hook, gradients, &mut forked);
                 counter.store(forked.traffic().bytes_sent, Ordering::Relaxed);
-                if done.is_err() {
-                    forked.abort();
+                if let Err(error) = &done {
+                    forked.abort(Chain(error));
                 }
                 reply.send(done.map(|()| sum));
             }

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use dist_collectives::{Communicator, ReduceOp};
+use dist_collectives::{Chain, Communicator, ReduceOp};
 
 use crate::broadcast::broadcast;
 use crate::checkpoint::{Checkpoints, Saving};
@@ -351,8 +351,10 @@ impl<M: Params> LocalSgd<M> {
     }
 
     fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
-        if result.as_ref().is_err_and(|error| !error.harms_nobody()) {
-            self.comm.abort();
+        if let Err(error) = &result
+            && !error.harms_nobody()
+        {
+            self.comm.abort(Chain(error));
         }
         result
     }

@@ -1,11 +1,12 @@
 //! Why a job ended early: one record, the same on every rank.
 
+use std::error::Error;
 use std::fmt;
 
 use crate::Fingerprint;
 
 /// The first thing that went wrong in a job. The first writer wins, and every rank is told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Abort {
     /// What happened.
     pub cause: Cause,
@@ -20,15 +21,15 @@ pub struct Abort {
 #[cfg(any(feature = "tcp", feature = "sim"))]
 impl Abort {
     /// The same, but if a rank was waited for too long, of the rank for which that one and others have waited in turn, in this
-    /// call: `waits_for` says for which a rank waits in it. Where they wait for each other in a circle, the first is as good
+    /// call: `waits_for` says for which a rank waits in a call. Where they wait for each other in a circle, the first is as good
     /// as any.
     #[must_use]
-    pub(crate) fn followed(self, waits_for: impl Fn(usize) -> Option<usize>) -> Self {
+    pub(crate) fn followed(self, waits_for: impl Fn(usize, &Fingerprint) -> Option<usize>) -> Self {
         if self.cause != Cause::TimedOut || self.call == Fingerprint::NONE {
             return self;
         }
         let mut chain = vec![self.reporter, self.rank];
-        while let Some(next) = chain.last().copied().and_then(&waits_for) {
+        while let Some(next) = chain.last().and_then(|&last| waits_for(last, &self.call)) {
             if chain.contains(&next) {
                 return self;
             }
@@ -38,7 +39,7 @@ impl Abort {
     }
 }
 
-impl std::error::Error for Abort {}
+impl Error for Abort {}
 
 impl fmt::Display for Abort {
     /// Of two ranks whose calls differ nobody knows which is wrong.
@@ -59,7 +60,7 @@ impl fmt::Display for Abort {
 }
 
 /// What happened to the rank that an [`Abort`] names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
     /// Its process ended without a goodbye.
@@ -92,13 +93,79 @@ pub enum Cause {
     /// It sent what no correct peer sends.
     #[error("broke the protocol")]
     Protocol,
-    /// Its program panicked or gave up, and said so.
-    #[error("panicked or gave up")]
-    GaveUp,
+    /// Its program panicked.
+    #[error("panicked")]
+    Panicked,
+    /// Its program gave up, and said so.
+    #[error("gave up{}{why}", if why.is_empty() { "" } else { ": " })]
+    GaveUp {
+        /// Why, in its own words: a line of at most [`WHY_BYTES`](Self::WHY_BYTES); empty if it did not say.
+        why: Box<str>,
+    },
     /// Its process, which hosts the coordinator, went away.
     #[error("hosted the coordinator, which went away")]
     CoordinatorLost,
     /// Its launcher, which hosts the coordinator, went away or stopped responding.
     #[error("lost its launcher, which hosts the coordinator")]
     LauncherLost,
+}
+
+impl Cause {
+    /// How much of [`GaveUp`](Self::GaveUp)'s reason the others hear, in bytes.
+    pub const WHY_BYTES: usize = 160;
+
+    /// That a program gives up: why, cut to one line that can be told.
+    pub fn gave_up(why: impl fmt::Display) -> Self {
+        let mut why = why.to_string().replace(char::is_control, " ");
+        if why.len() > Self::WHY_BYTES {
+            why.truncate(why.floor_char_boundary(Self::WHY_BYTES - "…".len()));
+            why.push('…');
+        }
+        Self::GaveUp { why: why.into() }
+    }
+}
+
+/// An error and all that led to it, one after the other on a line. What one says already at its end is not repeated.
+#[derive(Clone, Copy, Debug)]
+pub struct Chain<'a>(pub &'a (dyn Error + 'static));
+
+impl fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut line = self.0.to_string();
+        for error in std::iter::successors(self.0.source(), |&error| error.source()) {
+            let error = error.to_string();
+            if !line.ends_with(&error) {
+                line = format!("{line}: {error}");
+            }
+        }
+        f.write_str(&line)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_rank_says_is_one_line_that_can_be_told() {
+        let told = |why: &str| Cause::gave_up(why).to_string();
+        assert_eq!(told("no more data"), "gave up: no more data");
+        assert_eq!(told("two\nlines\0"), "gave up: two lines ");
+        assert_eq!(told(""), "gave up");
+        let most = "é".repeat(Cause::WHY_BYTES / 2);
+        assert_eq!(told(&most), format!("gave up: {most}"));
+        let Cause::GaveUp { why } = Cause::gave_up(most + "!") else { panic!("it gave up") };
+        assert!(why.len() <= Cause::WHY_BYTES && why.ends_with("é…"), "{why}");
+    }
+
+    #[test]
+    fn an_error_and_all_that_led_to_it_are_one_line() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("{0}")]
+        struct Step(&'static str, #[source] Option<Box<Self>>);
+        let first = Step("no such file", None);
+        let said_already = Step("opening data: no such file", Some(Box::new(first)));
+        let last = Step("step 3", Some(Box::new(said_already)));
+        assert_eq!(Chain(&last).to_string(), "step 3: opening data: no such file");
+    }
 }

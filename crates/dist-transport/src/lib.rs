@@ -33,7 +33,7 @@ pub mod tcp;
 mod transport;
 mod version;
 
-pub use abort::{Abort, Cause};
+pub use abort::{Abort, Cause, Chain};
 pub use channel::ChannelId;
 pub use copy::copy;
 pub use direct::{CALLS_MAX, CHANGED_MAX, Direct, Exposed, MemoryCosts, Place, Reach, Shared, Slots};

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Add;
 
-use crate::{Abort, Allocation, ChannelId, Direct, Due, Fingerprint, Rank, Result, Runtime};
+use crate::{Abort, Allocation, Cause, ChannelId, Direct, Due, Fingerprint, Rank, Result, Runtime};
 
 /// Bytes between the ranks of one group, on one channel.
 ///
@@ -97,8 +97,9 @@ pub trait Transport: Send + fmt::Debug {
     /// If the list is empty, names a rank twice, or names one that does not exist.
     fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>>;
 
-    /// Ends the job for every rank, with this rank as the cause.
-    fn abort(&mut self);
+    /// Ends the job for every rank, with this rank as the cause: it has [given up](crate::Cause::gave_up) or panicked. An earlier
+    /// abort stands.
+    fn abort(&mut self, cause: Cause);
 
     /// Why the job was aborted, if it was: the same on every rank, once whoever decides has been heard. Until then it is what this
     /// rank has noticed itself.

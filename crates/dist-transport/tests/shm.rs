@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use dist_transport::tcp::{Config, Coordinator, Medium, TcpTransport};
 use dist_transport::{
-    CALLS_MAX, CHANGED_MAX, Cause, Error, Exposed, Fingerprint, Incoming, Outgoing, Owned, Place, Reach,
-    Runtime, Sink, Slots, Traffic, Transport,
+    Abort, CALLS_MAX, CHANGED_MAX, Cause, Error, Exposed, Fingerprint, Incoming, Outgoing, Owned, Place,
+    Reach, Runtime, Sink, Slots, Traffic, Transport,
 };
 use rstest::rstest;
 
@@ -199,7 +199,8 @@ fn a_pair_that_must_share_memory_and_cannot_says_so() {
         config.with_medium(if rank == 0 { Medium::Tcp } else { Medium::Shm })
     };
     let errors = run(2, hosts, |mut transport| pass_round(&mut transport, &[1]).unwrap_err());
-    assert!(matches!(errors[0], Error::Aborted(abort) if abort.rank == 1 && abort.cause == Cause::GaveUp));
+    let Error::Aborted(Abort { cause, rank: 1, .. }) = &errors[0] else { panic!("{}", errors[0]) };
+    assert_eq!(*cause, Cause::gave_up(&errors[1]));
     assert!(matches!(errors[1], Error::NotShared { peer: 0 }), "{}", errors[1]);
 }
 

@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use dist_collectives::{Communicator, TransportError};
+use dist_collectives::{Chain, Communicator, TransportError};
 use dist_parallel::BoxError;
 use tracing_subscriber::EnvFilter;
 
@@ -38,7 +38,7 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             let rank = variable("RANK").map_or_else(String::new, |rank| format!(" rank {rank}:"));
-            eprintln!("train_lm:{rank} {}", chain(&error));
+            eprintln!("train_lm:{rank} {}", Chain(&error));
             if is_collateral(&error) { ExitCode::from(processes::COLLATERAL) } else { ExitCode::FAILURE }
         }
     }
@@ -124,19 +124,6 @@ fn check_world(options: &Options, world_size: usize) -> Result<(), DemoError> {
 
 fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
-}
-
-/// An error and everything that led to it. Who says it already in other words is not repeated.
-fn chain(error: &(dyn Error + 'static)) -> String {
-    let mut text = String::new();
-    for message in sources(error).map(ToString::to_string) {
-        if text.is_empty() {
-            text = message;
-        } else if !text.ends_with(&message) {
-            text = format!("{text}: {message}");
-        }
-    }
-    text
 }
 
 /// Whether this process failed only because another rank did.

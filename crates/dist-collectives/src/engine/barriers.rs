@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dist_algos::direct::{Task, Total};
-use dist_transport::{Due, Incoming, Outgoing, Sink};
+use dist_transport::{Cause, Due, Incoming, Outgoing, Sink};
 
 use super::ways::{Begun, Job, Work};
 use super::{Engine, Manner, in_place, nothing_to_combine, partition};
@@ -65,7 +65,8 @@ impl Engine {
             // A wait for it that is over at once ends the job, with the absent rank as the cause.
             let over = self.transport.runtime().deadline(Duration::ZERO).into();
             if self.take(call, first, &mut [], &over).is_ok() {
-                self.transport.abort();
+                self.transport
+                    .abort(Cause::gave_up(format_args!("rank {first} came to the barrier too late")));
             }
         }
         Ok(())

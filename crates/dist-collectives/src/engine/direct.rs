@@ -2,7 +2,7 @@
 
 use dist_algos::Partition;
 use dist_algos::direct::{self, Crossovers, Exposure, Form, Kernel, Memory, Own, Ownership, Plan, Task};
-use dist_transport::{Due, Reach, Shared};
+use dist_transport::{Cause, Due, Reach, Shared};
 
 use super::arithmetic::Arithmetic;
 use super::ways::{Job, Work};
@@ -85,8 +85,9 @@ impl Engine {
         }
         if is_open(job.ownership) {
             // The others can, and wait for this rank.
-            self.transport.abort();
-            return Err(Error::OutOfReach { operation: A::SERVES, bytes: job.bytes });
+            let error = Error::OutOfReach { operation: A::SERVES, bytes: job.bytes };
+            self.transport.abort(Cause::gave_up(&error));
+            return Err(error);
         }
         forced.map_or(Ok(None), |direct| Err(Error::NotOpen { algorithm: direct.into() }))
     }

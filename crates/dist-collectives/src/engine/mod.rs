@@ -18,7 +18,7 @@ mod window;
 use std::sync::Arc;
 
 use dist_algos::{Crew, Memory, Partition, RunError, Scratch, Step};
-use dist_transport::{Combine, Deadline, Due, Fingerprint, Rank, Runtime, Transport};
+use dist_transport::{Cause, Chain, Combine, Deadline, Due, Fingerprint, Rank, Runtime, Transport};
 
 use crate::settings::Settings;
 use crate::two_level::Levels;
@@ -178,12 +178,12 @@ impl Engine {
         match error {
             RunError::Transport { source, .. } => {
                 if matches!(source, dist_transport::Error::OutOfReach { .. }) {
-                    transport.abort();
+                    transport.abort(Cause::gave_up(Chain(&source)));
                 }
                 Error::in_call(*call, source)
             }
             RunError::Schedule(source) => {
-                transport.abort();
+                transport.abort(Cause::gave_up(Chain(&source)));
                 Error::Schedule { call: Box::new(*call), source: Box::new(source) }
             }
             _ => unreachable!("a run fails by its transport or by its schedule"),
@@ -197,7 +197,7 @@ impl Engine {
 
     /// Memory for an operation's output. Without it, the job is over: the others wait.
     pub(crate) fn output<T: Element>(&mut self, len: usize) -> Result<Buffer<T>> {
-        Buffer::zeroed(len).inspect_err(|_| self.transport.abort())
+        Buffer::zeroed(len).inspect_err(|error| self.transport.abort(Cause::gave_up(Chain(error))))
     }
 
     pub(crate) fn check_root(&self, operation: Operation, root: usize) -> Result<()> {
@@ -269,8 +269,9 @@ fn room<'m, T: Element>(
 ) -> Result<&'m mut [T]> {
     let words = len.saturating_mul(size_of::<T>()).div_ceil(size_of::<u64>());
     if let Err(source) = memory.try_reserve(words.saturating_sub(memory.len())) {
-        transport.abort();
-        return Err(Error::Memory { elements: len, source });
+        let error = Error::Memory { elements: len, source };
+        transport.abort(Cause::gave_up(Chain(&error)));
+        return Err(error);
     }
     memory.resize(words.max(memory.len()), 0);
     Ok(&mut bytemuck::cast_slice_mut(&mut memory[..words])[..len])

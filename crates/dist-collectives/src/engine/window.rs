@@ -4,7 +4,9 @@
 //! read no more. What is between takes as long as the caller likes.
 
 use dist_algos::direct::{Ownership, Task};
-use dist_transport::{Direct, Due, Exposed, Place, Rank, Reach, Result as TransportResult, Slots};
+use dist_transport::{
+    Cause, Chain, Direct, Due, Exposed, Place, Rank, Reach, Result as TransportResult, Slots,
+};
 
 use super::ways::{Job, Work};
 use super::{Engine, Manner};
@@ -40,7 +42,7 @@ impl Engine {
             Ok(())
         });
         // Memory out of reach is known to this rank alone.
-        opened.inspect_err(|_| self.transport.abort())?;
+        opened.inspect_err(|error| self.transport.abort(Cause::gave_up(Chain(error))))?;
         Ok(call)
     }
 

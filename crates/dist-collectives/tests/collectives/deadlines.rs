@@ -3,7 +3,7 @@
 use std::error::Error as _;
 use std::time::Duration;
 
-use dist_collectives::{AllReduce, Communicator, Error, Operation, ReduceOp, ReductionOrder};
+use dist_collectives::{AllReduce, Chain, Communicator, Error, Operation, ReduceOp, ReductionOrder};
 use dist_transport::sim;
 use rstest::rstest;
 
@@ -54,7 +54,7 @@ fn the_error_names_the_peer_and_how_long_it_took() {
         let error = comm.with_timeout(Duration::from_secs(7)).recv(&mut [0_u8; 3], 1).unwrap_err();
         assert_eq!(error.peer(), Some(1));
         assert_eq!(comm.timeout(), MINUTE);
-        chain(&error)
+        Chain(&error).to_string()
     });
     let expected = "message of 3 u8 (from rank 1) failed: \
                     receiving: rank 1 did not do its part within 7s (waited 7s)";
@@ -87,13 +87,13 @@ fn a_rank_that_gave_up_is_named_on_every_rank_at_once() {
     let outcome = sim::run(2, 5, |transport| {
         let mut comm = Communicator::new(transport);
         if comm.rank() == 3 {
-            comm.abort();
+            comm.abort("no more data");
             return;
         }
         let error = comm.barrier().unwrap_err();
         assert!(matches!(error, Error::Aborted { rank: 3, .. }), "{error:?}");
-        let expected = "barrier #0 (dissemination): the job was aborted: rank 3 panicked or gave up";
-        assert_eq!(chain(&error), expected);
+        let expected = "barrier #0 (dissemination): the job was aborted: rank 3 gave up: no more data";
+        assert_eq!(Chain(&error).to_string(), expected);
         assert!(!error.is_timeout());
         // It stays so.
         assert!(matches!(comm.barrier().unwrap_err(), Error::Aborted { rank: 3, .. }));
@@ -110,15 +110,7 @@ fn the_rendezvous_ends_by_the_timeout_of_the_configuration() {
     let error = Communicator::join(&config).unwrap_err();
     assert!(error.is_timeout(), "{error:?}");
     let expected = "cannot join the world: rendezvous: ranks [1] did not come within 2s";
-    assert_eq!(chain(&error), expected);
-}
-
-/// An error and everything that led to it, as programs print it.
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    std::iter::successors(Some(error), |&error| error.source())
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join(": ")
+    assert_eq!(Chain(&error).to_string(), expected);
 }
 
 #[test]

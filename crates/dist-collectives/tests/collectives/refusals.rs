@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use dist_collectives::{
-    Abort, ChannelId, Communicator, Error, Fingerprint, ReduceOp, Runtime, Traffic, Transport, TransportError,
+    Abort, Cause, ChannelId, Communicator, Error, Fingerprint, ReduceOp, Runtime, Traffic, Transport,
+    TransportError,
 };
 use dist_transport::runtime::{Executor, Unparker, Wake};
 use dist_transport::{Combine, Due, Incoming, Outgoing, Rank, sim};
@@ -154,8 +155,8 @@ impl Transport for Single {
         Err(TransportError::Members { members: members.to_vec() })
     }
 
-    fn abort(&mut self) {
-        self.transport.abort();
+    fn abort(&mut self, cause: Cause) {
+        self.transport.abort(cause);
     }
 
     fn aborted(&self) -> Option<Abort> {

@@ -140,7 +140,7 @@ fn groups_of_a_split_work_side_by_side_and_can_be_parents() {
 fn a_split_that_fails_says_why() {
     run(2, |world| {
         if world.rank() == 1 {
-            world.abort();
+            world.abort("enough");
             return;
         }
         let error = Group::split(world, Some(0), 0).unwrap_err();

@@ -5,6 +5,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use dist_collectives::Chain;
 use dist_transport::runtime::{Mailbox, Receiver};
 
 use super::agree::Ranks;
@@ -122,8 +123,8 @@ impl Checkpoints {
         let task = runtime.spawn("checkpoint", save).map_err(|error| {
             Error::Checkpoint(Box::new(CheckpointError::unwritten(&self.directory, &error)))
         });
-        if task.is_err() {
-            shards.communicator_mut().abort();
+        if let Err(error) = &task {
+            shards.communicator_mut().abort(Chain(error));
         }
         Ok(Saving::new(task?, runtime, step))
     }

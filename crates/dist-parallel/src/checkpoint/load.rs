@@ -7,6 +7,8 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use dist_collectives::Chain;
+
 use super::agree::Ranks;
 use super::disk::Disk;
 use super::fetch::{Wanted, fetch};
@@ -82,9 +84,9 @@ impl Checkpoint<'_> {
         let staged = self.stage(&ranks.group, shards, optimizer.as_deref());
         let staged = ranks.agree(staged)?;
         let placed = staged.place(shards, optimizer);
-        if placed.is_err() {
+        if let Err(error) = &placed {
             // Other ranks have other values by now.
-            ranks.group.abort();
+            ranks.group.abort(Chain(error));
         }
         placed
     }

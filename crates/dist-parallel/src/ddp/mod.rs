@@ -8,7 +8,7 @@ use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
-use dist_collectives::Communicator;
+use dist_collectives::{Chain, Communicator};
 
 use self::flight::{Flight, Landed};
 use crate::broadcast::broadcast;
@@ -145,12 +145,11 @@ impl<M: Params> Ddp<M> {
         let keeps_residual = hook.as_ref().is_some_and(|hook| hook.keeps_residual());
         let gradients = Gradients::new(model.infos(), plan, keeps_residual);
         let courier = hook.map(|hook| Courier::start(&mut comm, hook, tensors)).transpose();
-        let told = broadcast(&mut comm, &mut model);
-        if told.is_err() || courier.is_err() {
-            comm.abort();
+        let begun = broadcast(&mut comm, &mut model).and(courier);
+        if let Err(error) = &begun {
+            comm.abort(Chain(error));
         }
-        told?;
-        let courier = courier?;
+        let courier = begun?;
         tracing::debug!(
             parameters = model.infos().len(),
             buckets = gradients.bucket_count(),
@@ -341,7 +340,7 @@ impl<M: Params> Ddp<M> {
         if let Err(error) = &result {
             if !error.harms_nobody() {
                 tracing::warn!(%error, "training ends the job");
-                self.comm.abort();
+                self.comm.abort(Chain(error));
             }
             self.forget();
         }

@@ -17,7 +17,7 @@ mod step;
 use std::fmt;
 use std::ops::Range;
 
-use dist_collectives::{Communicator, ReduceOp};
+use dist_collectives::{Chain, Communicator, ReduceOp};
 
 pub(crate) use deal::share;
 pub(crate) use groups::bytes_sent;
@@ -151,8 +151,8 @@ impl<A> Fsdp<A> {
         let mut fill = |model: &mut _, strip: &_, whole: &mut _| fill(&mut world, model, strip, whole);
         let parameters =
             Parameters::new(&plan.layout, degrees, precision, &mut groups, &mut model, &mut fill);
-        if parameters.is_err() {
-            world.abort();
+        if let Err(error) = &parameters {
+            world.abort(Chain(error));
         }
         let names = model.infos().iter().map(|info| info.name.clone()).collect();
         let kept = model.infos().iter().zip(&plan.layout.homes).map(|(info, home)| {
@@ -419,7 +419,7 @@ impl<A> Fsdp<A> {
         if let Err(error) = &result {
             if !error.harms_nobody() {
                 tracing::warn!(%error, "training ends the job");
-                self.world.abort();
+                self.world.abort(Chain(error));
             }
             self.forget();
         }

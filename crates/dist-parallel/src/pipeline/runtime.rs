@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
-use dist_collectives::{Communicator, ReduceOp};
+use dist_collectives::{Chain, Communicator, ReduceOp};
 
 use super::activations::Activations;
 use super::links::Links;
@@ -446,7 +446,7 @@ impl<A> Pipeline<A> {
     pub(super) fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result {
             tracing::warn!(%error, "training ends the job");
-            self.comm.abort();
+            self.comm.abort(Chain(error));
             self.forget();
         }
         result

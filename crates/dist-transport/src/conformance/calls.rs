@@ -75,10 +75,10 @@ pub(super) fn stand_by(transport: &mut dyn Transport, peer: usize) -> Error {
 }
 
 /// Waits until this rank has heard of this end of the job, whatever it took for its reason itself.
-pub(super) fn await_record(transport: &dyn Transport, record: Abort) {
+pub(super) fn await_record(transport: &dyn Transport, record: &Abort) {
     let runtime = transport.runtime();
     let due = soon(transport);
-    while transport.aborted() != Some(record) {
+    while transport.aborted().as_ref() != Some(record) {
         assert!(!runtime.expired(due.deadline()), "it is {:?}", transport.aborted());
         runtime.park(Some(runtime.deadline(Duration::from_millis(1))));
     }

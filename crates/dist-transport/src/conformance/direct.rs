@@ -344,7 +344,7 @@ pub fn who_keeps_a_chain_of_ranks_in_shared_memory_is_named(fabric: &'static dyn
         if rank.index() < 3 {
             direct.wait(rank.right().index(), 1, &due).expect_err("nobody posts");
         }
-        await_record(transport, record);
+        await_record(transport, &record);
     };
     Backend(fabric).check(4, program, |_| {});
 }
@@ -389,13 +389,15 @@ fn check_end(
 
 /// A rank that leaves shared memory is named.
 pub fn a_rank_that_leaves_shared_memory_is_named(fabric: &'static dyn Fabric) {
-    check_end(Backend(fabric), drop, |abort| assert_eq!((abort.cause, abort.rank), (Cause::Left, 1)));
+    check_end(Backend(fabric), drop, |abort| assert_eq!((&abort.cause, abort.rank), (&Cause::Left, 1)));
 }
 
 /// An abort wakes who waits in shared memory.
 pub fn an_abort_wakes_who_waits_in_shared_memory(fabric: &'static dyn Fabric) {
-    let end = |mut transport: Box<dyn Transport>| transport.abort();
-    check_end(Backend(fabric), end, |abort| assert_eq!((abort.cause, abort.rank), (Cause::GaveUp, 1)));
+    let end = |mut transport: Box<dyn Transport>| transport.abort(Cause::gave_up("enough"));
+    check_end(Backend(fabric), end, |abort| {
+        assert_eq!((&abort.cause, abort.rank), (&Cause::gave_up("enough"), 1));
+    });
 }
 
 /// Groups share memory of their own.

@@ -199,6 +199,7 @@ pub fn who_keeps_a_chain_of_ranks_is_named(fabric: &'static dyn Fabric) {
     fn check(backend: Backend, is_circle: bool) {
         let rank = if is_circle { 1 } else { 3 };
         let record = Abort { cause: Cause::TimedOut, rank, reporter: 0, call: OURS };
+        let told = record.clone();
         let program = move |mut transport: Box<dyn Transport>| {
             let transport = &mut *transport;
             meet_all(transport).unwrap();
@@ -209,7 +210,7 @@ pub fn who_keeps_a_chain_of_ranks_is_named(fabric: &'static dyn Fabric) {
                 last if last == 3 && !is_circle => None,
                 _ => Some(wait_in_vain(transport, right)),
             };
-            await_record(transport, record);
+            await_record(transport, &told);
             error
         };
         backend.check(4, program, move |errors| {
@@ -283,7 +284,7 @@ pub fn an_abort_wakes_every_wait_and_stands_for_ever(fabric: &'static dyn Fabric
                 for peer in 1..rank.world_size() {
                     receive(transport, peer, 1).unwrap();
                 }
-                transport.abort();
+                transport.abort(Cause::gave_up("no more data"));
             } else {
                 send(transport, 0, &[1]).unwrap();
                 let error = wait_in_vain(transport, rank.right().index());
@@ -291,19 +292,19 @@ pub fn an_abort_wakes_every_wait_and_stands_for_ever(fabric: &'static dyn Fabric
             }
             let abort = await_abort(transport);
             // What comes later changes nothing.
-            transport.abort();
+            transport.abort(Cause::gave_up("too late"));
             transport.begin(&THEIRS);
             let due = soon(transport);
             let in_place = transport.exchange_in_place(0, &mut [0; 8], &mut |_, _| {}, &due).unwrap_err();
             for error in [pass_round(transport, &[1]).unwrap_err(), wait_in_vain(transport, 0), in_place] {
-                assert!(matches!(error, Error::Aborted(again) if again == abort), "{error}");
+                assert!(matches!(&error, Error::Aborted(again) if *again == abort), "{error}");
             }
-            assert_eq!(transport.aborted(), Some(abort));
+            assert_eq!(transport.aborted().as_ref(), Some(&abort));
             abort
         };
-        let record = Abort { cause: Cause::GaveUp, rank: 0, reporter: 0, call: OURS };
+        let record = Abort { cause: Cause::gave_up("no more data"), rank: 0, reporter: 0, call: OURS };
         backend
-            .check(world_size, program, move |aborts| assert!(aborts.iter().all(|&abort| abort == record)));
+            .check(world_size, program, move |aborts| assert!(aborts.iter().all(|abort| *abort == record)));
     }
     for world_size in [1, 2, 3, 5, 8] {
         check(backend, world_size);
@@ -329,10 +330,10 @@ pub fn a_panic_with_the_transport_in_hand_is_the_cause_everywhere(fabric: &'stat
             Some((error.peer(), await_abort(&*transport)))
         };
         let last = world_size - 1;
-        let record = Abort { cause: Cause::GaveUp, rank: last, reporter: last, call: Fingerprint::NONE };
+        let record = Abort { cause: Cause::Panicked, rank: last, reporter: last, call: Fingerprint::NONE };
         backend.check(world_size, program, move |ends| {
             for end in ends.into_iter().take(last) {
-                assert_eq!(end, Some((Some(last), record)));
+                assert_eq!(end, Some((Some(last), record.clone())));
             }
         });
     }

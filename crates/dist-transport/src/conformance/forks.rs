@@ -261,7 +261,7 @@ pub fn a_rank_that_leaves_a_group_is_noticed_there_although_it_stays_in_the_job(
         };
         backend.check(3, program, move |ends| {
             for (rank, (error, abort)) in ends.iter().enumerate() {
-                assert_eq!((abort.rank, abort.cause), (leaving, Cause::Left), "rank {rank}");
+                assert_eq!((abort.rank, &abort.cause), (leaving, &Cause::Left), "rank {rank}");
                 let noticed =
                     matches!(error, Error::Closed { peer, .. } if *peer == leaving && rank != leaving);
                 assert!(noticed || matches!(error, Error::Aborted(_)), "rank {rank}: {error}");

@@ -1,6 +1,6 @@
 //! Many messages at once, and looking for messages without receiving them.
 
-use crate::{Incoming, Outgoing, Rank, Sink, Transport};
+use crate::{Cause, Incoming, Outgoing, Rank, Sink, Transport};
 
 use super::backend::{Backend, Fabric};
 use super::calls::{pass_round, payload, receive, send, soon};
@@ -161,7 +161,7 @@ pub fn waiting_for_the_silent_ends_with_the_job(fabric: &'static dyn Fabric) {
             1 => {}
             _ => {
                 send(&mut *transport, 0, &[0]).unwrap();
-                return transport.abort();
+                return transport.abort(Cause::gave_up("enough"));
             }
         }
         let due = soon(&*transport);

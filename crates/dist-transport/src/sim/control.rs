@@ -62,7 +62,7 @@ impl Control {
 
     /// What this rank knows of the job's end.
     pub(super) fn known(&self, rank: usize) -> Option<Abort> {
-        self.ranks[rank].known
+        self.ranks[rank].known.clone()
     }
 
     pub(super) fn is_dead(&self, rank: usize) -> bool {
@@ -72,8 +72,8 @@ impl Control {
     /// Ends the job as far as the reporter's word reaches; if it knows of an end already, gives that.
     pub(super) fn propose(&mut self, abort: Abort, now: Duration, weather: &Weather) -> Result<(), Abort> {
         let known = &mut self.ranks[abort.reporter].known;
-        if let Some(first) = *known {
-            return Err(first);
+        if let Some(first) = known {
+            return Err(first.clone());
         }
         *known = Some(abort);
         self.spread(now, weather);
@@ -214,12 +214,12 @@ impl Control {
             speaks && standing.heard.is_some() && standing.seen.is_some()
         });
         let mut proposals = proposals.filter(|&rank| self.reaches(rank, now, weather));
-        let proposal = proposals.find_map(|rank| self.ranks[rank].known);
-        self.verdict = self.verdict.or(proposal);
-        if let Some(verdict) = self.verdict {
+        let proposal = proposals.find_map(|rank| self.ranks[rank].known.clone());
+        self.verdict = self.verdict.take().or(proposal);
+        if let Some(verdict) = self.verdict.clone() {
             for rank in 0..self.ranks.len() {
                 if self.heard_by(rank, now, weather) && self.ranks[rank].seen.is_some() {
-                    self.ranks[rank].known = Some(verdict);
+                    self.ranks[rank].known = Some(verdict.clone());
                 }
             }
         }

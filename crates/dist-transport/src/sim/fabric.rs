@@ -320,8 +320,8 @@ impl Fabric {
     pub(super) fn abort(&self, abort: Abort, now: Duration) -> Result<Abort, Abort> {
         let (told, woken) = {
             let state = &mut *self.lock();
-            let told = abort.followed(|rank| state.waits_for(rank, &abort.call));
-            state.control.propose(told, now, &state.weather)?;
+            let told = abort.followed(|rank, call| state.waits_for(rank, call));
+            state.control.propose(told.clone(), now, &state.weather)?;
             (told, state.wake_if_told())
         };
         wake(woken);

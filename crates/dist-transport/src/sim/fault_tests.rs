@@ -47,7 +47,7 @@ fn ends(network: &Network) -> Vec<Option<End>> {
 fn assert_told(ends: &[Option<End>], victim: usize, cause: Cause, (from, to): (Duration, Duration)) {
     for (rank, end) in ends.iter().enumerate().filter(|(rank, _)| *rank != victim) {
         let Some((_, Some((_, abort)), time)) = end else { panic!("rank {rank} was told nothing: {end:?}") };
-        assert_eq!((abort.cause, abort.rank), (cause, victim), "rank {rank}");
+        assert_eq!((&abort.cause, abort.rank), (&cause, victim), "rank {rank}");
         assert!((from..=to).contains(time), "rank {rank} was told at {time:?}");
     }
 }
@@ -232,7 +232,7 @@ fn a_partition_that_lasts_is_told_as_each_side_sees_it(
     for (rank, end) in ends.into_iter().enumerate() {
         let (_, error, time) = end.unwrap();
         let (_, abort) = error.unwrap();
-        assert_eq!((abort.cause, abort.rank), if rank == 2 { told_apart } else { told }, "rank {rank}");
+        assert_eq!(&(abort.cause, abort.rank), if rank == 2 { &told_apart } else { &told }, "rank {rank}");
         assert!((2 * SECOND..=2510 * MS).contains(&time), "rank {rank} at {time:?}");
     }
 }

@@ -299,8 +299,9 @@ impl SimTransport {
     /// Aborts the job because two ranks wait in calls that can never meet.
     fn never_meets(&self, Elsewhere { rank, ours, theirs }: Elsewhere) -> Error {
         let abort = Abort { call: ours, ..self.record(rank, Cause::Mismatch { theirs }) };
+        let peer = abort.rank;
         let first = self.fabric().abort(abort, self.world.clock.now());
-        first.map_or_else(Error::Aborted, |_| Error::Mismatch { peer: abort.rank, ours, theirs })
+        first.map_or_else(Error::Aborted, |_| Error::Mismatch { peer, ours, theirs })
     }
 
     fn closed(&self, activity: Activity, peer: usize) -> Error {
@@ -441,9 +442,8 @@ impl Transport for SimTransport {
         Ok(Some(Box::new(child)))
     }
 
-    fn abort(&mut self) {
-        // An earlier abort stands.
-        let record = self.record(self.rank.index(), Cause::GaveUp);
+    fn abort(&mut self, cause: Cause) {
+        let record = self.record(self.rank.index(), cause);
         let _ = self.fabric().abort(record, self.world.clock.now());
     }
 
@@ -492,7 +492,7 @@ impl Transport for SimTransport {
 impl Drop for SimTransport {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.abort();
+            self.abort(Cause::Panicked);
         }
         self.fabric().leave(self.own_place(), self.world.clock.now());
     }

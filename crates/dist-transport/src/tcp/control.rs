@@ -13,7 +13,7 @@ use crate::{Abort, CALLS_MAX, Cause, ChannelId, Fingerprint};
 pub(super) const FRAME_BYTES: usize = 256;
 
 /// One thing said on a line to the coordinator.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Frame {
     /// A rank has come. It runs here, must be answered within this time, and is not dead before it was silent for so long.
     Join { world_size: u32, patience_ms: u32, liveness_ms: u32, home: Home },
@@ -108,8 +108,8 @@ impl Frame {
             Self::Beat => {
                 frame.number(6_u32);
             }
-            Self::Abort(abort) => {
-                let (kind, details) = encode_cause(abort.cause);
+            Self::Abort(ref abort) => {
+                let (kind, details) = encode_cause(&abort.cause);
                 let word = |rank: usize| u32::try_from(rank).unwrap_or(u32::MAX);
                 frame.number(7_u32).number(kind).number(word(abort.rank)).number(word(abort.reporter));
                 frame.bytes(&abort.call.0).bytes(&details);
@@ -172,19 +172,24 @@ impl Frame {
 }
 
 /// A number, and what else there is to say of some causes.
-fn encode_cause(cause: Cause) -> (u32, [u8; Fingerprint::SIZE]) {
-    let mut details = [0; Fingerprint::SIZE];
+fn encode_cause(cause: &Cause) -> (u32, [u8; Cause::WHY_BYTES]) {
+    let mut details = [0; Cause::WHY_BYTES];
     let kind = match cause {
         Cause::Died => 0,
         Cause::Silent => 1,
         Cause::Left => 2,
         Cause::TimedOut => 3,
         Cause::Mismatch { theirs } => {
-            details = theirs.0;
+            details[..Fingerprint::SIZE].copy_from_slice(&theirs.0);
             4
         }
         Cause::Protocol => 5,
-        Cause::GaveUp => 6,
+        Cause::GaveUp { why } => {
+            let why = &why[..why.floor_char_boundary(Cause::WHY_BYTES)];
+            details[..why.len()].copy_from_slice(why.as_bytes());
+            6
+        }
+        Cause::Panicked => 10,
         Cause::CoordinatorLost => 7,
         Cause::LauncherLost => 8,
         Cause::Length { expected, got } => {
@@ -195,21 +200,23 @@ fn encode_cause(cause: Cause) -> (u32, [u8; Fingerprint::SIZE]) {
     (kind, details)
 }
 
-fn decode_cause(kind: u32, details: [u8; Fingerprint::SIZE]) -> Option<Cause> {
+fn decode_cause(kind: u32, details: [u8; Cause::WHY_BYTES]) -> Option<Cause> {
+    let mut fields = Decoder { bytes: &details };
     Some(match kind {
         0 => Cause::Died,
         1 => Cause::Silent,
         2 => Cause::Left,
         3 => Cause::TimedOut,
-        4 => Cause::Mismatch { theirs: Fingerprint(details) },
+        4 => Cause::Mismatch { theirs: Fingerprint(fields.bytes()) },
         5 => Cause::Protocol,
-        6 => Cause::GaveUp,
+        6 => {
+            let why = details.split(|&byte| byte == 0).next().unwrap_or_default();
+            Cause::gave_up(String::from_utf8_lossy(why))
+        }
         7 => Cause::CoordinatorLost,
         8 => Cause::LauncherLost,
-        9 => {
-            let mut details = Decoder { bytes: &details };
-            Cause::Length { expected: details.long(), got: details.long() }
-        }
+        9 => Cause::Length { expected: fields.long(), got: fields.long() },
+        10 => Cause::Panicked,
         _ => return None,
     })
 }
@@ -420,8 +427,11 @@ mod tests {
             Frame::WorldSize { expected: 8 },
             Frame::OtherWorldSize { rank: 3, size: 4 },
             Frame::Beat,
-            Frame::Abort(abort),
+            Frame::Abort(abort.clone()),
             Frame::Abort(Abort { cause: Cause::Silent, ..abort }),
+            Frame::Abort(Abort { cause: Cause::Panicked, ..abort }),
+            Frame::Abort(Abort { cause: Cause::gave_up(""), ..abort }),
+            Frame::Abort(Abort { cause: Cause::gave_up("é".repeat(Cause::WHY_BYTES / 2)), ..abort }),
             Frame::Abort(Abort { cause: Cause::Length { expected: 3, got: u64::MAX }, ..abort }),
             Frame::Goodbye,
             Frame::Left { rank: 5 },

@@ -81,7 +81,7 @@ impl Coordinator {
 
     /// Why the job was aborted, if it was: the record that every rank gets.
     pub fn aborted(&self) -> Option<Abort> {
-        *lock(&self.verdict)
+        lock(&self.verdict).clone()
     }
 
     /// How many ranks would miss the coordinator: those that have not left or gone, once all had come; 0 before.
@@ -410,10 +410,10 @@ impl Meeting {
         if lock(&self.verdict).is_some() {
             return;
         }
-        let abort = abort.followed(|rank| self.waits_for(rank, &abort.call));
-        *lock(&self.verdict) = Some(abort);
+        let abort = abort.followed(|rank, call| self.waits_for(rank, call));
+        *lock(&self.verdict) = Some(abort.clone());
         for member in self.members_mut() {
-            let _ = member.line.push(Frame::Abort(abort));
+            let _ = member.line.push(Frame::Abort(abort.clone()));
         }
         // Last, because a log may keep its writer waiting.
         tracing::warn!(%abort, "the job is aborted");

@@ -80,7 +80,7 @@ pub(super) struct Membership {
 impl Session {
     /// Says what went wrong: to this process at once, to the others through the coordinator, whose word is final.
     pub(super) fn report(&self, abort: Abort) {
-        if self.verdict.propose(abort) {
+        if self.verdict.propose(&abort) {
             self.outgoing.push(Frame::Abort(abort));
             self.service_bell.ring();
         }
@@ -177,16 +177,16 @@ impl Session {
     }
 
     /// Ends the job because of this process.
-    pub(super) fn give_up(&self, call: Fingerprint) {
+    pub(super) fn give_up(&self, cause: Cause, call: Fingerprint) {
         let rank = self.rank.index();
-        self.report(Abort { cause: Cause::GaveUp, rank, reporter: rank, call });
+        self.report(Abort { cause, rank, reporter: rank, call });
     }
 }
 
 impl Drop for Membership {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.session.give_up(Fingerprint::NONE);
+            self.session.give_up(Cause::Panicked, Fingerprint::NONE);
         }
         self.session.outgoing.push(Frame::Goodbye);
         self.session.closing.store(true, Ordering::Release);
@@ -369,7 +369,7 @@ impl Verdict {
     #[inline]
     pub(super) fn get(&self) -> Option<Abort> {
         // The flag spares the lock on every wait of a healthy job.
-        if self.is_reached() { *lock(&self.record) } else { None }
+        if self.is_reached() { lock(&self.record).clone() } else { None }
     }
 
     #[inline]
@@ -382,10 +382,10 @@ impl Verdict {
     }
 
     /// This process's view, which holds until the coordinator's word comes. `false` if there is one already.
-    fn propose(&self, abort: Abort) -> bool {
+    fn propose(&self, abort: &Abort) -> bool {
         let mut record = lock(&self.record);
         let first = record.is_none();
-        record.get_or_insert(abort);
+        record.get_or_insert_with(|| abort.clone());
         drop(record);
         self.announce();
         first
@@ -404,7 +404,7 @@ impl Verdict {
             // Registered before the look: what is decided after the look wakes us.
             lock(&self.waiting).push(runtime.unparker());
             if self.is_final.load(Ordering::Acquire) {
-                return *lock(&self.record);
+                return lock(&self.record).clone();
             }
             if runtime.expired(deadline) {
                 return None;

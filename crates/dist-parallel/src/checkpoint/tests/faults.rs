@@ -275,7 +275,7 @@ fn a_rank_that_is_gone_ends_the_save_of_the_others() {
     let errors = on_ranks(3, Division::Even, move |holder| {
         holder.fill(1);
         if holder.comm.rank() == 2 {
-            holder.comm.abort();
+            holder.comm.abort("enough");
             return true;
         }
         matches!(save(&mut Checkpoints::at(&path), holder, 1), Err(Error::Communication(_)))

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::tcp::message::Fault;
 use crate::tcp::session::{Session, WaitError, timeout};
 use crate::tcp::socket;
-use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Fingerprint};
+use crate::{Abort, Activity, Cause, Chain, ChannelId, Deadline, Error, Fingerprint};
 
 /// How long to wait for the reason when a connection breaks.
 const REASON_LIMIT: Duration = Duration::from_millis(250);
@@ -47,8 +47,8 @@ impl Scene<'_> {
     pub(super) fn fail(&self, Trouble { activity, peer, fault }: Trouble, deadline: Deadline) -> Error {
         let (session, ours) = (self.session, self.call);
         // A connection breaks when its peer dies, but also when its peer gave up because of somebody else.
-        let reason = match fault {
-            Fault::Aborted(abort) => Some(abort),
+        let reason = match &fault {
+            Fault::Aborted(abort) => Some(abort.clone()),
             Fault::Closed | Fault::Io(_) | Fault::Unconnected(_) => self.await_reason(deadline),
             _ => session.verdict.get(),
         };
@@ -70,28 +70,28 @@ impl Scene<'_> {
             Fault::Garbage => (Cause::Protocol, Error::Garbage { peer }),
             Fault::Io(source) => (Cause::Died, Error::Io { activity, peer, source }),
             Fault::Own(source) => {
-                session.give_up(ours);
+                session.give_up(Cause::gave_up(format_args!("{activity}: {source}")), ours);
                 return Error::System { activity, source };
             }
             Fault::Unconnected(_) if left => (Cause::Left, Error::Closed { activity, peer }),
             Fault::Unconnected(error) if is_own_failure(&error) => {
-                session.give_up(ours);
+                session.give_up(Cause::gave_up(Chain(&error)), ours);
                 return error;
             }
             Fault::Unconnected(error) => (Cause::Died, error),
         };
         let own = Abort { cause, rank: peer, reporter: session.rank.index(), call: ours };
-        session.report(own);
-        if cause == Cause::TimedOut && peer != own.reporter { self.heed(own, error) } else { error }
+        session.report(own.clone());
+        if own.cause == Cause::TimedOut && peer != own.reporter { self.heed(&own, error) } else { error }
     }
 
     /// Gives the error of a wait that was in vain the name that all others hear: whom it was for may have been waiting itself.
-    fn heed(&self, own: Abort, error: Error) -> Error {
+    fn heed(&self, own: &Abort, error: Error) -> Error {
         let runtime = &self.session.runtime;
         let word = self.session.verdict.await_word(runtime, runtime.deadline(WORD_LIMIT));
         match (word, error) {
             (Some(word), Error::Timeout { activity, elapsed, limit, .. })
-                if word == (Abort { rank: word.rank, ..own }) =>
+                if word == (Abort { rank: word.rank, ..own.clone() }) =>
             {
                 Error::Timeout { activity, peer: word.rank, elapsed, limit }
             }

@@ -27,8 +27,8 @@ use crate::tcp::scratch::Scratch;
 use crate::tcp::session::{Membership, Session};
 use crate::tcp::{dial, rendezvous};
 use crate::{
-    Abort, Activity, ChannelId, Combine, Deadline, Due, Error, Fingerprint, Incoming, Outgoing, Rank, Result,
-    Runtime, Sink, Traffic, Transport,
+    Abort, Activity, Cause, ChannelId, Combine, Deadline, Due, Error, Fingerprint, Incoming, Outgoing, Rank,
+    Result, Runtime, Sink, Traffic, Transport,
 };
 
 #[cfg(all(feature = "shm", target_os = "linux"))]
@@ -341,8 +341,8 @@ impl Transport for TcpTransport {
         Ok(child)
     }
 
-    fn abort(&mut self) {
-        self.session().give_up(self.call());
+    fn abort(&mut self, cause: Cause) {
+        self.session().give_up(cause, self.call());
     }
 
     fn aborted(&self) -> Option<Abort> {
@@ -378,7 +378,7 @@ impl Transport for TcpTransport {
 impl Drop for TcpTransport {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.session().give_up(self.call());
+            self.session().give_up(Cause::Panicked, self.call());
         }
         self.session().channels.leave(self.channel);
         let unasked = self.session().arrivals.forget(self.channel);
