@@ -75,6 +75,26 @@ pub enum Error {
         /// What it was to be.
         value: f64,
     },
+    /// An option that a parameter has of its own makes no sense.
+    #[error("{name} of {parameter} cannot be {value}")]
+    ParamSetting {
+        /// The parameter's name.
+        parameter: String,
+        /// The setting.
+        name: &'static str,
+        /// What it was to be.
+        value: f64,
+    },
+    /// An optimizer whose groups are those of one model was given a slice of another.
+    #[error(
+        "slice {slice} is in no group: the optimizer's groups are those of a model with {parameters} parameters"
+    )]
+    SliceWithoutGroup {
+        /// The slice's number.
+        slice: usize,
+        /// How many parameters the groups were made of.
+        parameters: usize,
+    },
     /// A slice has another length or type than at its last step.
     #[error("slice {slice} has another length or type than at its last step")]
     SliceChanged {

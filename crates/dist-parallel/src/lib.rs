@@ -57,8 +57,8 @@ pub use lent::{Lent, Loaded, Slot, Unloaded};
 pub use local_sgd::{LocalSgd, LocalSgdOptions, LocalStep, LocalTraffic, Meeting, OuterStep};
 pub use loss::Loss;
 pub use optimizer::{
-    AdamW, AdamWOptions, Decay, Momentum, Optimizer, Schedule, Sgd, SgdOptions, SliceState, SliceStateMut,
-    StateLayout,
+    AdamW, AdamWOptions, Decay, Momentum, Optimizer, ParamGroups, ParamOptions, Schedule, Sgd, SgdOptions,
+    SliceState, SliceStateMut, StateLayout,
 };
 pub use params::{FloatType, ParamInfo, Params};
 pub use plan::{Bucket, BucketBytes, BucketPlan, Place};

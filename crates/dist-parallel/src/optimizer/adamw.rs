@@ -2,8 +2,10 @@
 
 use num_traits::Float as _;
 
+use super::groups::rate_and_decay;
 use super::{
-    Calculated, Kept, Optimizer, SliceState, SliceStateMut, StateLayout, calculated, check, entry, kept,
+    Calculated, Kept, Optimizer, ParamGroups, SliceState, SliceStateMut, StateLayout, calculated, check,
+    entry, kept,
 };
 use crate::number::Number;
 use crate::values::with_both;
@@ -17,6 +19,7 @@ use crate::{FloatType, Result, Values, ValuesMut};
 #[derive(Debug)]
 pub struct AdamW {
     options: AdamWOptions,
+    groups: Option<ParamGroups>,
     moments: Vec<Option<Moments>>,
 }
 
@@ -61,7 +64,16 @@ impl AdamW {
         check("beta2", options.beta2, (0.0..1.0).contains(&options.beta2))?;
         check("epsilon", options.epsilon, options.epsilon >= 0.0)?;
         check("the weight decay", options.weight_decay, options.weight_decay >= 0.0)?;
-        Ok(Self { options, moments: Vec::new() })
+        Ok(Self { options, groups: None, moments: Vec::new() })
+    }
+
+    /// With options of their own for some parameters. A slice's number is then its parameter's in the list that the
+    /// groups were made of, as it is for every trainer. What is kept of a slice is the same whatever its group.
+    ///
+    /// # Errors
+    /// If an option is negative or not finite, naming the parameter.
+    pub fn with_groups(self, groups: ParamGroups) -> Result<Self> {
+        Ok(Self { groups: Some(groups.checked()?), ..self })
     }
 
     fn step<T: Number<Math: Calculated>>(
@@ -71,6 +83,8 @@ impl AdamW {
         gradients: &[T],
     ) -> Result<()> {
         let AdamWOptions { learning_rate, beta1, beta2, epsilon, weight_decay } = self.options;
+        let (learning_rate, weight_decay) =
+            rate_and_decay(self.groups.as_ref(), slice, learning_rate, weight_decay)?;
         let len = parameters.len();
         let moments = entry(&mut self.moments, slice).get_or_insert_with(|| Moments {
             mean: Kept::zeros(T::Math::DTYPE, len),

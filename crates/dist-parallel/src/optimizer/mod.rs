@@ -3,6 +3,7 @@
 //! The same slices, gradients and settings give the same bits, on any number of ranks.
 
 mod adamw;
+mod groups;
 mod schedule;
 mod sgd;
 mod state;
@@ -10,6 +11,7 @@ mod state;
 mod tests;
 
 pub use adamw::{AdamW, AdamWOptions};
+pub use groups::{ParamGroups, ParamOptions};
 pub use schedule::{Decay, Schedule};
 pub use sgd::{Momentum, Sgd, SgdOptions};
 pub use state::{SliceState, SliceStateMut, StateLayout};
@@ -27,7 +29,7 @@ pub trait Optimizer {
     /// If parameters and gradients differ in type or length, or differ from the last step's.
     fn update(&mut self, slice: usize, parameters: ValuesMut<'_>, gradients: Values<'_>) -> Result<()>;
 
-    /// The present learning rate.
+    /// The present learning rate, which [groups](ParamGroups) have a multiple of.
     fn learning_rate(&self) -> f64;
 
     /// Sets the learning rate of the following steps.

@@ -1,7 +1,9 @@
 //! Stochastic gradient descent.
 
+use super::groups::rate_and_decay;
 use super::{
-    Calculated, Kept, Optimizer, SliceState, SliceStateMut, StateLayout, calculated, check, entry, kept,
+    Calculated, Kept, Optimizer, ParamGroups, SliceState, SliceStateMut, StateLayout, calculated, check,
+    entry, kept,
 };
 use crate::number::Number;
 use crate::values::with_both;
@@ -14,6 +16,7 @@ use crate::{FloatType, Result, Values, ValuesMut};
 #[derive(Debug)]
 pub struct Sgd {
     options: SgdOptions,
+    groups: Option<ParamGroups>,
     velocities: Vec<Option<Kept>>,
 }
 
@@ -56,7 +59,16 @@ impl Sgd {
         if let Momentum::Plain(factor) | Momentum::Nesterov(factor) = options.momentum {
             check("the momentum", factor, factor >= 0.0)?;
         }
-        Ok(Self { options, velocities: Vec::new() })
+        Ok(Self { options, groups: None, velocities: Vec::new() })
+    }
+
+    /// With options of their own for some parameters. A slice's number is then its parameter's in the list that the
+    /// groups were made of, as it is for every trainer. What is kept of a slice is the same whatever its group.
+    ///
+    /// # Errors
+    /// If an option is negative or not finite, naming the parameter.
+    pub fn with_groups(self, groups: ParamGroups) -> Result<Self> {
+        Ok(Self { groups: Some(groups.checked()?), ..self })
     }
 
     fn step<T: Number<Math: Calculated>>(
@@ -65,12 +77,15 @@ impl Sgd {
         parameters: &mut [T],
         gradients: &[T],
     ) -> Result<()> {
-        let rate = T::Math::from_setting(self.options.learning_rate);
-        let decay = T::Math::from_setting(self.options.weight_decay);
+        let SgdOptions { learning_rate, momentum, weight_decay } = self.options;
+        let (learning_rate, weight_decay) =
+            rate_and_decay(self.groups.as_ref(), slice, learning_rate, weight_decay)?;
+        let rate = T::Math::from_setting(learning_rate);
+        let decay = T::Math::from_setting(weight_decay);
         // Without decay nothing is added, so that an infinite parameter does not make its gradient NaN.
-        let decays = self.options.weight_decay > 0.0;
+        let decays = weight_decay > 0.0;
         let decayed = |p: T, g: T| if decays { g.widen() + decay * p.widen() } else { g.widen() };
-        let (factor, nesterov) = match self.options.momentum {
+        let (factor, nesterov) = match momentum {
             Momentum::None => {
                 for (p, &g) in parameters.iter_mut().zip(gradients) {
                     *p = T::narrow(p.widen() - rate * decayed(*p, g));

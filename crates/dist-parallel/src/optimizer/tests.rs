@@ -4,6 +4,7 @@ use half::{bf16, f16};
 use rstest::rstest;
 
 use super::*;
+use crate::ParamInfo;
 use crate::flat::Flat;
 
 /// One value's history under the textbook formulas of AdamW.
@@ -106,12 +107,125 @@ fn adamw_follows_its_formulas(#[case] options: AdamWOptions) {
 }
 
 fn optimizers() -> [Box<dyn Optimizer>; 2] {
-    let momentum = Momentum::Nesterov(0.9);
-    let sgd = SgdOptions { learning_rate: 0.05, momentum, weight_decay: 0.01 };
-    [
-        Box::new(Sgd::new(sgd).unwrap()),
-        Box::new(AdamW::new(AdamWOptions { learning_rate: 0.05, ..AdamWOptions::default() }).unwrap()),
-    ]
+    let (sgd, adamw) = decaying(0.01);
+    [Box::new(sgd), Box::new(adamw)]
+}
+
+fn decaying(weight_decay: f64) -> (Sgd, AdamW) {
+    let (learning_rate, momentum) = (0.05, Momentum::Nesterov(0.9));
+    let adamw = AdamWOptions { learning_rate, weight_decay, ..AdamWOptions::default() };
+    (Sgd::new(SgdOptions { learning_rate, momentum, weight_decay }).unwrap(), AdamW::new(adamw).unwrap())
+}
+
+/// A matrix, a vector, another matrix, and another name of the first.
+fn infos() -> Vec<ParamInfo> {
+    let shapes = [("w", vec![LEN, 1]), ("b", vec![LEN]), ("e", vec![1, LEN]), ("again", vec![LEN, 1])];
+    let mut infos = Vec::from(shapes.map(|(name, shape)| ParamInfo::new(name, shape, FloatType::F32)));
+    infos[3].same_as = Some(0);
+    infos
+}
+
+/// What is not a matrix does not decay, and one matrix has a learning rate and a decay of its own.
+fn groups() -> ParamGroups {
+    let mut groups = ParamGroups::new(&infos()).unwrap();
+    for (info, options) in groups.iter_mut().filter(|(info, _)| info.shape.len() < 2) {
+        assert_eq!(info.name, "b");
+        options.weight_decay = Some(0.0);
+    }
+    *groups.named("e").unwrap() = ParamOptions { learning_rate_factor: 0.3, weight_decay: Some(0.2) };
+    groups
+}
+
+#[rstest]
+fn a_group_steps_like_an_optimizer_of_its_own(#[values(0, 1)] which: usize) {
+    let nth = |(sgd, adamw): (Sgd, AdamW)| -> Box<dyn Optimizer> {
+        if which == 0 { Box::new(sgd) } else { Box::new(adamw) }
+    };
+    let (sgd, adamw) = decaying(0.01);
+    let mut grouped = nth((sgd.with_groups(groups()).unwrap(), adamw.with_groups(groups()).unwrap()));
+    let mut own = [(0.01, 1.0), (0.0, 1.0), (0.2, 0.3)].map(|(decay, factor)| (nth(decaying(decay)), factor));
+    let mut parameters = [[0.5_f32; LEN]; 3];
+    let mut expected = parameters;
+    for step in 0..STEPS {
+        let (gradients, rate) = (gradients(step), 0.05 / (step + 1) as f64);
+        grouped.set_learning_rate(rate).unwrap();
+        for (slice, (own, factor)) in own.iter_mut().enumerate() {
+            grouped.update(slice, (&mut parameters[slice][..]).into(), (&*gradients).into()).unwrap();
+            own.set_learning_rate(rate * *factor).unwrap();
+            own.update(0, (&mut expected[slice][..]).into(), (&*gradients).into()).unwrap();
+        }
+    }
+    assert_eq!(
+        parameters.map(|slice| slice.map(f32::to_bits)),
+        expected.map(|slice| slice.map(f32::to_bits))
+    );
+    let [all, undecayed, other] = expected;
+    assert!(all != undecayed && all != other && undecayed != other);
+    assert_eq!(grouped.learning_rate(), 0.05 / STEPS as f64);
+    for (slice, (own, _)) in own.iter().enumerate() {
+        assert_eq!(grouped.state(slice), own.state(0));
+    }
+}
+
+#[test]
+fn another_name_of_a_parameter_has_its_options() {
+    let mut groups = groups();
+    groups.named("again").unwrap().learning_rate_factor = 0.0;
+    assert_eq!(groups.named("w").unwrap().learning_rate_factor, 0.0);
+    assert_eq!(groups.iter_mut().map(|(info, _)| &*info.name).collect::<Vec<_>>(), ["w", "b", "e"]);
+    let mut sgd = Sgd::new(SgdOptions::default()).unwrap().with_groups(groups).unwrap();
+    for slice in [0, 3] {
+        let mut parameters = [1.0_f32; LEN];
+        sgd.update(slice, (&mut parameters[..]).into(), (&[1.0_f32; LEN][..]).into()).unwrap();
+        assert_eq!(parameters, [1.0; LEN]);
+    }
+}
+
+#[test]
+fn groups_that_make_no_sense_are_refused() {
+    let error = groups().named("missing").unwrap_err();
+    assert!(matches!(&error, Error::UnknownName { name } if name == "missing"), "{error}");
+    let mut infos = infos();
+    infos[1].name = "w".to_owned();
+    assert!(matches!(ParamGroups::new(&infos), Err(Error::DuplicateName { name }) if name == "w"));
+
+    let refused = [
+        (ParamOptions { weight_decay: Some(-0.1), ..ParamOptions::default() }, "the weight decay"),
+        (ParamOptions { weight_decay: Some(f64::NAN), ..ParamOptions::default() }, "the weight decay"),
+        (
+            ParamOptions { learning_rate_factor: -1.0, ..ParamOptions::default() },
+            "the factor of the learning rate",
+        ),
+        (
+            ParamOptions { learning_rate_factor: f64::INFINITY, ..ParamOptions::default() },
+            "the factor of the learning rate",
+        ),
+    ];
+    for (options, expected) in refused {
+        let mut groups = groups();
+        *groups.named("b").unwrap() = options;
+        let (sgd, adamw) = decaying(0.0);
+        for refused in [sgd.with_groups(groups.clone()).map(drop), adamw.with_groups(groups).map(drop)] {
+            let error = refused.unwrap_err();
+            let (parameter, name) = match &error {
+                Error::ParamSetting { parameter, name, .. } => (&**parameter, *name),
+                other => panic!("{other}"),
+            };
+            assert_eq!((parameter, name), ("b", expected));
+        }
+    }
+}
+
+#[test]
+fn a_slice_of_another_model_than_that_of_the_groups_is_refused() {
+    let (sgd, adamw) = decaying(0.0);
+    let (mut sgd, mut adamw) = (sgd.with_groups(groups()).unwrap(), adamw.with_groups(groups()).unwrap());
+    for optimizer in [&mut sgd as &mut dyn Optimizer, &mut adamw] {
+        let mut parameters = [1.0_f32; LEN];
+        let outcome = optimizer.update(4, (&mut parameters[..]).into(), (&[1.0_f32; LEN][..]).into());
+        assert!(matches!(outcome, Err(Error::SliceWithoutGroup { slice: 4, parameters: 4 })), "{outcome:?}");
+        assert_eq!((parameters, optimizer.state(4)), ([1.0; LEN], None));
+    }
 }
 
 /// A step of a half type is the step of `f32` with the parameter rounded.

@@ -1,7 +1,10 @@
 //! Pipelines, from the level of their users.
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
+#[path = "../training/by_hand.rs"]
+mod by_hand;
 mod errors;
+mod groups;
 mod interpreter;
 mod mesh;
 mod model;

@@ -14,7 +14,12 @@ use crate::model::{Trained, alone, alone_with};
 use crate::training::{Pipe, pipeline, train, train_with, whole};
 
 /// A pipeline on a mesh of data × pipeline × shard, whose stages are divided or not.
-fn on_mesh(world: Communicator, schedule: Schedule, [data, shards]: [usize; 2], is_divided: bool) -> Pipe {
+pub(crate) fn on_mesh(
+    world: Communicator,
+    schedule: Schedule,
+    [data, shards]: [usize; 2],
+    is_divided: bool,
+) -> Pipe {
     let axes = [("data", data), ("pipeline", schedule.ranks()), ("shard", shards)];
     let mut mesh = Mesh::new(world, axes).unwrap();
     let mut comm = |axis: &str| mesh.take(axis).unwrap().into_communicator();

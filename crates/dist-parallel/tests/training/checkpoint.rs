@@ -6,21 +6,22 @@ use std::path::Path;
 use dist_collectives::Communicator;
 use dist_parallel::{
     AdamW, AdamWOptions, Checkpoints, Ddp, DdpOptions, Decay, FloatType, Fsdp, FsdpOptions, Momentum,
-    Optimizer, Precision, Schedule, Sequence, Sgd, SgdOptions, ShardingStrategy, Shards, Units,
+    Optimizer, Params, Precision, Schedule, Sequence, Sgd, SgdOptions, ShardingStrategy, Shards, Units,
 };
 use dist_transport::sim;
 use rstest::rstest;
 
+use crate::by_hand::{ByHand, grouped};
 use crate::plain::{Rows, bits, micro_batch, model, squared_error};
 
 /// How a model is trained.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Way {
+pub(crate) enum Way {
     Ddp,
     Sharded(ShardingStrategy),
 }
 
-const WAYS: [Way; 6] = [
+pub(crate) const WAYS: [Way; 6] = [
     Way::Ddp,
     Way::Sharded(ShardingStrategy::FullShard),
     Way::Sharded(ShardingStrategy::ShardGradOp),
@@ -29,7 +30,7 @@ const WAYS: [Way; 6] = [
     Way::Sharded(ShardingStrategy::HybridShard { shard_degree: 2 }),
 ];
 
-const STEPS: u64 = 6;
+pub(crate) const STEPS: u64 = 6;
 const MICRO_BATCHES: usize = 4;
 
 fn optimizer(name: &str) -> Box<dyn Optimizer> {
@@ -38,6 +39,8 @@ fn optimizer(name: &str) -> Box<dyn Optimizer> {
             let options = SgdOptions { momentum: Momentum::Nesterov(0.9), ..SgdOptions::default() };
             Box::new(Sgd::new(options).unwrap())
         }
+        "groups" => Box::new(grouped(model(0).infos(), "again.weight")),
+        "by hand" => Box::new(ByHand::new(model(0).infos(), "again.weight")),
         _ => Box::new(AdamW::new(AdamWOptions::default()).unwrap()),
     }
 }
@@ -85,7 +88,13 @@ fn trainer(comm: Communicator, way: Way, seed: u64, options: FsdpOptions) -> Box
 }
 
 /// Trains from the newest checkpoint, or from the beginning, up to a step, and saves.
-fn train(directory: &Path, ranks: usize, way: Way, name: &'static str, until: u64) -> Vec<Vec<u32>> {
+pub(crate) fn train(
+    directory: &Path,
+    ranks: usize,
+    way: Way,
+    name: &'static str,
+    until: u64,
+) -> Vec<Vec<u32>> {
     let directory = directory.to_owned();
     let program = move |transport| {
         let comm = Communicator::new(transport);
@@ -104,7 +113,7 @@ fn train(directory: &Path, ranks: usize, way: Way, name: &'static str, until: u6
     sim::run(ranks as u64, ranks, program).results
 }
 
-fn ranks_of(way: Way) -> usize {
+pub(crate) fn ranks_of(way: Way) -> usize {
     if way == Way::Ddp { 2 } else { 4 }
 }
 

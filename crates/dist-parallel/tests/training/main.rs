@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
 mod aggregate;
+mod by_hand;
 mod checkpoint;
 mod compress;
 mod ddp;
@@ -9,6 +10,7 @@ mod dtypes;
 mod errors;
 mod faults;
 mod fsdp;
+mod groups;
 mod halves;
 mod join;
 mod local_sgd;

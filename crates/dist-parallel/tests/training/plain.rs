@@ -296,6 +296,11 @@ impl Bag {
         Self { infos, memory }
     }
 
+    /// The values of one parameter.
+    pub(crate) fn values(&self, index: usize) -> Values<'_> {
+        self.memory[index].values()
+    }
+
     /// Reports a gradient for every parameter, different for every number.
     pub(crate) fn report(&self, number: usize, ready: &mut Ready<'_>) -> Result<f32, BoxError> {
         let mut numbers = Numbers(number as u64);

@@ -1,0 +1,122 @@
+//! Options of an optimizer that some parameters have of their own.
+
+use crate::{Error, ParamInfo, Result, params};
+
+use super::check;
+
+/// Which parameters of a model are trained with options of their own: parameter groups, where those that have the same
+/// options are a group.
+///
+/// [`Sgd::with_groups`](crate::Sgd::with_groups) and [`AdamW::with_groups`](crate::AdamW::with_groups) take it. Every
+/// trainer numbers an optimizer's slices by the parameters of the whole model, so that it is made of their list wherever
+/// they lie: `model.infos()`, before the model is given away. A parameter that is another name of an earlier one has that
+/// one's options.
+///
+/// Here what has fewer than two dims, biases and the scales of norms, does not decay, and the embedding learns more slowly:
+///
+/// ```
+/// use dist_parallel::{AdamW, AdamWOptions, FloatType, Optimizer, ParamGroups, ParamInfo};
+///
+/// # let info = |name: &str, shape: &[usize]| ParamInfo::new(name, shape, FloatType::F32);
+/// # let infos = [info("embed.weight", &[256, 8]), info("norm.weight", &[8]), info("head.bias", &[256])];
+/// let mut groups = ParamGroups::new(&infos)?;
+/// for (info, options) in groups.iter_mut() {
+///     if info.shape.len() < 2 {
+///         options.weight_decay = Some(0.0);
+///     }
+/// }
+/// groups.named("embed.weight")?.learning_rate_factor = 0.1;
+///
+/// let mut adamw = AdamW::new(AdamWOptions { weight_decay: 0.1, ..AdamWOptions::default() })?.with_groups(groups)?;
+/// // A schedule sets one learning rate; the embedding has a tenth of it, whatever it is.
+/// adamw.set_learning_rate(0.003)?;
+/// # Ok::<_, dist_parallel::Error>(())
+/// ```
+#[doc(alias = "param_groups")]
+#[derive(Debug, Clone, PartialEq)]
+pub struct ParamGroups {
+    infos: Vec<ParamInfo>,
+    /// One for each parameter; those of another name of an earlier parameter are not used.
+    options: Vec<ParamOptions>,
+}
+
+/// What an optimizer does otherwise for one parameter. The default is nothing.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ParamOptions {
+    /// What the optimizer's learning rate, as a schedule sets it, is multiplied by; 1 by default.
+    pub learning_rate_factor: f64,
+    /// The weight decay in place of the optimizer's; `None`, the default, leaves that.
+    pub weight_decay: Option<f64>,
+}
+
+impl Default for ParamOptions {
+    fn default() -> Self {
+        Self { learning_rate_factor: 1.0, weight_decay: None }
+    }
+}
+
+impl ParamGroups {
+    /// All parameters of a model in one group, without options of their own.
+    ///
+    /// # Errors
+    /// If two parameters have the same name, or one is said to be the same as another that it cannot be.
+    pub fn new(infos: &[ParamInfo]) -> Result<Self> {
+        params::validate(infos)?;
+        Ok(Self { infos: infos.to_vec(), options: vec![ParamOptions::default(); infos.len()] })
+    }
+
+    /// The parameters and their options, to be changed. Other names of earlier parameters are left out.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (&ParamInfo, &mut ParamOptions)> {
+        self.infos.iter().zip(&mut self.options).filter(|(info, _)| info.same_as.is_none())
+    }
+
+    /// The options of the parameter with this name, to be changed.
+    ///
+    /// # Errors
+    /// [`UnknownName`](Error::UnknownName) if there is none.
+    pub fn named(&mut self, name: &str) -> Result<&mut ParamOptions> {
+        let index = self.infos.iter().position(|info| info.name == name);
+        let index = index.ok_or_else(|| Error::UnknownName { name: name.to_owned() })?;
+        let original = self.original(index);
+        Ok(&mut self.options[original])
+    }
+
+    /// The parameter that this one is another name of, or itself.
+    fn original(&self, parameter: usize) -> usize {
+        self.infos[parameter].same_as.unwrap_or(parameter)
+    }
+
+    /// These groups, if their options make sense.
+    pub(super) fn checked(mut self) -> Result<Self> {
+        for (info, &mut ParamOptions { learning_rate_factor, weight_decay }) in self.iter_mut() {
+            let settings = [
+                ("the factor of the learning rate", learning_rate_factor),
+                ("the weight decay", weight_decay.unwrap_or(0.0)),
+            ];
+            for (name, value) in settings {
+                check(name, value, value >= 0.0).map_err(|_| Error::ParamSetting {
+                    parameter: info.name.clone(),
+                    name,
+                    value,
+                })?;
+            }
+        }
+        Ok(self)
+    }
+}
+
+/// The learning rate and the weight decay of a slice, given those of the optimizer.
+pub(super) fn rate_and_decay(
+    groups: Option<&ParamGroups>,
+    slice: usize,
+    learning_rate: f64,
+    weight_decay: f64,
+) -> Result<(f64, f64)> {
+    let Some(groups) = groups else { return Ok((learning_rate, weight_decay)) };
+    let parameters = groups.infos.len();
+    if slice >= parameters {
+        return Err(Error::SliceWithoutGroup { slice, parameters });
+    }
+    let own = groups.options[groups.original(slice)];
+    Ok((learning_rate * own.learning_rate_factor, own.weight_decay.unwrap_or(weight_decay)))
+}
