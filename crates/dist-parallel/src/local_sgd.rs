@@ -334,7 +334,7 @@ impl<M: Params> LocalSgd<M> {
             match outer {
                 None => {
                     own.all_reduce(comm, ReduceOp::Mean)?;
-                    write(model, bucket, &own)?;
+                    params::unpack(model, &bucket.places, &own)?;
                 }
                 Some(optimizer) => {
                     let start = &mut start[number];
@@ -343,7 +343,7 @@ impl<M: Params> LocalSgd<M> {
                     for &Place { parameter, offset, len } in &bucket.places {
                         optimizer.update(parameter, start.slice_mut(offset, len), own.slice(offset, len))?;
                     }
-                    write(model, bucket, start)?;
+                    params::unpack(model, &bucket.places, start)?;
                 }
             }
         }
@@ -372,21 +372,8 @@ fn agree_on_steps(comm: &mut Communicator, steps: usize) -> Result<()> {
 /// The parameters of one bucket, one after the other.
 fn parameters(model: &impl Params, bucket: &Bucket) -> Result<Flat> {
     let mut flat = Flat::zeros(bucket.dtype, bucket.len());
-    for place in &bucket.places {
-        let mut into = flat.slice_mut(place.offset, place.len);
-        let mut copied = Ok(());
-        params::read(model, place.parameter, &mut |values| copied = into.copy_from(values))?;
-        copied?;
-    }
+    params::pack(model, &bucket.places, &mut flat)?;
     Ok(flat)
-}
-
-fn write(model: &mut impl Params, bucket: &Bucket, flat: &Flat) -> Result<()> {
-    for place in &bucket.places {
-        let values = flat.slice(place.offset, place.len);
-        params::write(model, place.parameter, |mut memory| memory.copy_from(values))?;
-    }
-    Ok(())
 }
 
 impl<M> fmt::Debug for LocalSgd<M> {

@@ -5,7 +5,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BoxError, Error, Lent, Loaded, Result, Slot, Unloaded, Values, ValuesMut};
+use crate::flat::Flat;
+use crate::{BoxError, Error, Lent, Loaded, Place, Result, Slot, Unloaded, Values, ValuesMut};
 
 /// Named parameters in an order that is the same on every rank.
 ///
@@ -225,6 +226,23 @@ pub(crate) fn read(model: &impl Params, parameter: usize, f: &mut dyn FnMut(Valu
         outcome = Some(looks_as_said(info, values).map(|()| f(values)));
     });
     handed_out(info, called, outcome.map(|looks| looks.map(Ok)))
+}
+
+/// Copies parameters to their places in a buffer, in whose type they are put.
+pub(crate) fn pack(model: &impl Params, places: &[Place], buffer: &mut Flat) -> Result<()> {
+    places.iter().try_for_each(|&Place { parameter, offset, len }| {
+        read(model, parameter, &mut |values| buffer.slice_mut(offset, len).convert_from(values))
+    })
+}
+
+/// Copies parameters from their places in a buffer, in their own type.
+pub(crate) fn unpack(model: &mut impl Params, places: &[Place], buffer: &Flat) -> Result<()> {
+    places.iter().try_for_each(|&Place { parameter, offset, len }| {
+        write(model, parameter, |mut values| {
+            values.convert_from(buffer.slice(offset, len));
+            Ok(())
+        })
+    })
 }
 
 /// Changes a parameter in place, after a look whether it is what it is said to be.

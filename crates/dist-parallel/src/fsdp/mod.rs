@@ -103,11 +103,7 @@ impl<A> Fsdp<A> {
     pub fn new(comm: Communicator, model: Sequence<A>, options: &FsdpOptions) -> Result<Self> {
         Self::begin(comm, model, options, |world, model, strip, whole| {
             if world.rank() == 0 {
-                for place in &strip.places {
-                    params::read(model, place.parameter, &mut |values| {
-                        whole.slice_mut(place.offset, place.len).convert_from(values);
-                    })?;
-                }
+                params::pack(model, &strip.places, whole)?;
             }
             whole.broadcast(world)
         })

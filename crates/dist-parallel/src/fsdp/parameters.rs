@@ -85,7 +85,7 @@ impl Parameters {
                 if degrees.frees {
                     unload(strip, model)?;
                 } else {
-                    install(strip, &whole, model)?;
+                    params::unpack(model, &strip.places, &whole)?;
                 }
             }
         }
@@ -304,7 +304,7 @@ impl Parameters {
     ) -> Result<()> {
         let arriving = self.shards[unit][index].arriving.take();
         let whole = groups.wait(arriving.expect("a strip is told before it is copied"))?;
-        install(&layout.units[unit].strips[index], &whole, model)?;
+        params::unpack(model, &layout.units[unit].strips[index].places, &whole)?;
         self.spare.give(whole);
         Ok(())
     }
@@ -365,16 +365,6 @@ impl Reader<'_> {
         }
         Ok(())
     }
-}
-
-/// Copies a whole strip into the model.
-fn install(strip: &Strip, whole: &Flat, model: &mut impl Params) -> Result<()> {
-    strip.places.iter().try_for_each(|place| {
-        params::write(model, place.parameter, |mut values| {
-            values.convert_from(whole.slice(place.offset, place.len));
-            Ok(())
-        })
-    })
 }
 
 fn unload(strip: &Strip, model: &mut impl Params) -> Result<()> {
