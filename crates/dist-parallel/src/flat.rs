@@ -4,19 +4,8 @@ use dist_collectives::{Buffer, Communicator, Element, Failed, Pending, ReduceOp,
 use half::{bf16, f16};
 
 use crate::number::Number;
+use crate::values::{map_values, with_values};
 use crate::{Error, FloatType, Result, Values, ValuesMut};
-
-/// The operation that `$body` starts with the buffer, whatever its type.
-macro_rules! started {
-    ($flat:expr, |$buffer:ident| $body:expr) => {
-        match $flat {
-            Flat::F32($buffer) => PendingFlat::F32($body),
-            Flat::F64($buffer) => PendingFlat::F64($body),
-            Flat::F16($buffer) => PendingFlat::F16($body),
-            Flat::Bf16($buffer) => PendingFlat::Bf16($body),
-        }
-    };
-}
 
 /// A buffer that can travel.
 #[derive(Debug)]
@@ -25,18 +14,6 @@ pub(crate) enum Flat {
     F64(Buffer<f64>),
     F16(Buffer<f16>),
     Bf16(Buffer<bf16>),
-}
-
-/// The value of `$body` with the buffer, whatever its type.
-macro_rules! with_buffer {
-    ($flat:expr, |$buffer:ident| $body:expr) => {
-        match $flat {
-            Flat::F32($buffer) => $body,
-            Flat::F64($buffer) => $body,
-            Flat::F16($buffer) => $body,
-            Flat::Bf16($buffer) => $body,
-        }
-    };
 }
 
 impl Flat {
@@ -64,27 +41,17 @@ impl Flat {
     }
 
     pub(crate) fn len(&self) -> usize {
-        with_buffer!(self, |buffer| buffer.len())
+        with_values!(Flat, self, |buffer| buffer.len())
     }
 
     pub(crate) fn slice(&self, offset: usize, len: usize) -> Values<'_> {
         let range = offset..offset + len;
-        match self {
-            Self::F32(buffer) => Values::F32(&buffer[range]),
-            Self::F64(buffer) => Values::F64(&buffer[range]),
-            Self::F16(buffer) => Values::F16(&buffer[range]),
-            Self::Bf16(buffer) => Values::Bf16(&buffer[range]),
-        }
+        map_values!(Flat => Values, self, |buffer| &buffer[range])
     }
 
     pub(crate) fn slice_mut(&mut self, offset: usize, len: usize) -> ValuesMut<'_> {
         let range = offset..offset + len;
-        match self {
-            Self::F32(buffer) => ValuesMut::F32(&mut buffer[range]),
-            Self::F64(buffer) => ValuesMut::F64(&mut buffer[range]),
-            Self::F16(buffer) => ValuesMut::F16(&mut buffer[range]),
-            Self::Bf16(buffer) => ValuesMut::Bf16(&mut buffer[range]),
-        }
+        map_values!(Flat => ValuesMut, self, |buffer| &mut buffer[range])
     }
 
     /// Adds a buffer that looks the same.
@@ -106,7 +73,7 @@ impl Flat {
 
     /// Reduces the buffers of all ranks.
     pub(crate) fn all_reduce(&mut self, comm: &mut Communicator, op: ReduceOp) -> Result<()> {
-        with_buffer!(self, |buffer| comm.all_reduce(buffer, op)).map_err(Error::communication)
+        with_values!(Flat, self, |buffer| comm.all_reduce(buffer, op)).map_err(Error::communication)
     }
 
     /// Becomes what has to be subtracted from a buffer that looks the same to get this one.
@@ -122,22 +89,22 @@ impl Flat {
 
     /// Begins to add up the buffers of all ranks.
     pub(crate) fn start_sum(self, comm: &mut Communicator) -> PendingFlat {
-        started!(self, |buffer| comm.start_all_reduce(buffer, ReduceOp::Sum))
+        map_values!(Flat => PendingFlat, self, |buffer| comm.start_all_reduce(buffer, ReduceOp::Sum))
     }
 
     /// Begins to add up the buffers of all ranks, of which each gets the sum of its own part.
     pub(crate) fn start_scattered_sum(self, comm: &mut Communicator) -> PendingFlat {
-        started!(self, |buffer| comm.start_reduce_scatter_in_place(buffer, ReduceOp::Sum))
+        map_values!(Flat => PendingFlat, self, |buffer| comm.start_reduce_scatter_in_place(buffer, ReduceOp::Sum))
     }
 
     /// Begins to fill in the parts of the other ranks.
     pub(crate) fn start_gather(self, comm: &mut Communicator) -> PendingFlat {
-        started!(self, |buffer| comm.start_all_gather_in_place(buffer))
+        map_values!(Flat => PendingFlat, self, |buffer| comm.start_all_gather_in_place(buffer))
     }
 
     /// Whether all ranks can read what each of them has in such a buffer. All ranks come to the same.
     pub(crate) fn can_open(&self, comm: &mut Communicator) -> Result<bool> {
-        with_buffer!(self, |buffer| comm.can_open(buffer)).map_err(Error::communication)
+        with_values!(Flat, self, |buffer| comm.can_open(buffer)).map_err(Error::communication)
     }
 
     /// Lets all ranks read it.
@@ -160,7 +127,7 @@ impl Flat {
 
     /// Gives every rank rank 0's values.
     pub(crate) fn broadcast(&mut self, comm: &mut Communicator) -> Result<()> {
-        with_buffer!(self, |buffer| comm.broadcast(buffer, 0)).map_err(Error::communication)
+        with_values!(Flat, self, |buffer| comm.broadcast(buffer, 0)).map_err(Error::communication)
     }
 }
 
@@ -175,64 +142,37 @@ fn subtract<T: Number>(own: &mut [T], other: &[T]) {
 impl Flat {
     /// Memory of their own for these values.
     pub(crate) fn copy_of(values: Values<'_>) -> Self {
-        match values {
-            Values::F32(values) => Self::F32(values.to_vec().into()),
-            Values::F64(values) => Self::F64(values.to_vec().into()),
-            Values::F16(values) => Self::F16(values.to_vec().into()),
-            Values::Bf16(values) => Self::Bf16(values.to_vec().into()),
-        }
+        map_values!(Values => Flat, values, |values| values.to_vec().into())
     }
 
     /// Begins to send the buffer.
     pub(crate) fn start_send(self, comm: &mut Communicator, to: usize) -> PendingFlat {
-        started!(self, |buffer| comm.start_send(buffer, to))
+        map_values!(Flat => PendingFlat, self, |buffer| comm.start_send(buffer, to))
     }
 
     /// Begins to receive as much as the buffer holds.
     pub(crate) fn start_receive(self, comm: &mut Communicator, from: usize) -> PendingFlat {
-        started!(self, |buffer| comm.start_recv(buffer, from))
+        map_values!(Flat => PendingFlat, self, |buffer| comm.start_recv(buffer, from))
     }
 
     /// Sends the buffer.
     pub(crate) fn send(&self, comm: &mut Communicator, to: usize) -> Result<()> {
-        match self {
-            Self::F32(buffer) => comm.send(buffer, to),
-            Self::F64(buffer) => comm.send(buffer, to),
-            Self::F16(buffer) => comm.send(buffer, to),
-            Self::Bf16(buffer) => comm.send(buffer, to),
-        }
-        .map_err(Error::communication)
+        with_values!(Flat, self, |buffer| comm.send(buffer, to)).map_err(Error::communication)
     }
 
     /// Receives as much as the buffer holds.
     pub(crate) fn receive(&mut self, comm: &mut Communicator, from: usize) -> Result<()> {
-        match self {
-            Self::F32(buffer) => comm.recv(buffer, from),
-            Self::F64(buffer) => comm.recv(buffer, from),
-            Self::F16(buffer) => comm.recv(buffer, from),
-            Self::Bf16(buffer) => comm.recv(buffer, from),
-        }
-        .map_err(Error::communication)
+        with_values!(Flat, self, |buffer| comm.recv(buffer, from)).map_err(Error::communication)
     }
 
     /// Sets one value to 1.
     pub(crate) fn set_one(&mut self, index: usize) {
-        match self {
-            Self::F32(buffer) => buffer[index] = 1.0,
-            Self::F64(buffer) => buffer[index] = 1.0,
-            Self::F16(buffer) => buffer[index] = f16::ONE,
-            Self::Bf16(buffer) => buffer[index] = bf16::ONE,
-        }
+        with_values!(Flat, self, |buffer| buffer[index] = Number::of(1.0));
     }
 
     /// Whether a value is 1.
     pub(crate) fn is_one(&self, index: usize) -> bool {
-        match self.slice(index, 1) {
-            Values::F32(values) => values == [1.0],
-            Values::F64(values) => values == [1.0],
-            Values::F16(values) => values == [f16::ONE],
-            Values::Bf16(values) => values == [bf16::ONE],
-        }
+        with_values!(Flat, self, |buffer| buffer[index].to_f64() == 1.0)
     }
 }
 
@@ -248,21 +188,11 @@ pub(crate) enum PendingFlat {
 impl PendingFlat {
     /// Whether waiting for it does not wait.
     pub(crate) fn is_done(&mut self) -> bool {
-        match self {
-            Self::F32(pending) => pending.is_done(),
-            Self::F64(pending) => pending.is_done(),
-            Self::F16(pending) => pending.is_done(),
-            Self::Bf16(pending) => pending.is_done(),
-        }
+        with_values!(PendingFlat, self, |pending| pending.is_done())
     }
 
     pub(crate) fn wait(self) -> Result<Flat> {
-        Ok(match self {
-            Self::F32(pending) => Flat::F32(wait(pending)?),
-            Self::F64(pending) => Flat::F64(wait(pending)?),
-            Self::F16(pending) => Flat::F16(wait(pending)?),
-            Self::Bf16(pending) => Flat::Bf16(wait(pending)?),
-        })
+        Ok(map_values!(PendingFlat => Flat, self, |pending| wait(pending)?))
     }
 }
 
@@ -284,12 +214,7 @@ impl FlatWindow {
     /// This rank's own.
     pub(crate) fn own(&self, offset: usize, len: usize) -> Values<'_> {
         let range = offset..offset + len;
-        match self {
-            Self::F32(window) => Values::F32(&window[range]),
-            Self::F64(window) => Values::F64(&window[range]),
-            Self::F16(window) => Values::F16(&window[range]),
-            Self::Bf16(window) => Values::Bf16(&window[range]),
-        }
+        map_values!(FlatWindow => Values, self, |window| &window[range])
     }
 
     /// Copies what a rank has from an offset on, where the types are the same.

@@ -25,19 +25,33 @@ macro_rules! with_both {
 
 pub(crate) use with_both;
 
-/// The value of `$body` with the slice, whatever its type; of `Values` or `ValuesMut`.
+/// The value of `$body` with what an enum over all types holds, whatever its type.
 macro_rules! with_values {
     ($kind:ident, $values:expr, |$slice:ident| $body:expr) => {
         match $values {
-            $crate::$kind::F32($slice) => $body,
-            $crate::$kind::F64($slice) => $body,
-            $crate::$kind::F16($slice) => $body,
-            $crate::$kind::Bf16($slice) => $body,
+            $kind::F32($slice) => $body,
+            $kind::F64($slice) => $body,
+            $kind::F16($slice) => $body,
+            $kind::Bf16($slice) => $body,
         }
     };
 }
 
 pub(crate) use with_values;
+
+/// What `$body` makes of what an enum over all types holds, in another such enum or the same.
+macro_rules! map_values {
+    ($from:ident => $to:ident, $values:expr, |$slice:ident| $body:expr) => {
+        match $values {
+            $from::F32($slice) => $to::F32($body),
+            $from::F64($slice) => $to::F64($body),
+            $from::F16($slice) => $to::F16($body),
+            $from::Bf16($slice) => $to::Bf16($body),
+        }
+    };
+}
+
+pub(crate) use map_values;
 
 /// Values to read.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -68,12 +82,7 @@ pub enum ValuesMut<'a> {
 impl<'a> Values<'a> {
     /// Their memory: little-endian on the machines that this runs on.
     pub(crate) fn as_bytes(self) -> &'a [u8] {
-        match self {
-            Self::F32(values) => bytemuck::cast_slice(values),
-            Self::F64(values) => bytemuck::cast_slice(values),
-            Self::F16(values) => bytemuck::cast_slice(values),
-            Self::Bf16(values) => bytemuck::cast_slice(values),
-        }
+        with_values!(Values, self, |values| bytemuck::cast_slice(values))
     }
 
     /// Their type.
@@ -88,12 +97,7 @@ impl<'a> Values<'a> {
 
     /// How many there are.
     pub const fn len(&self) -> usize {
-        match self {
-            Self::F32(values) => values.len(),
-            Self::F64(values) => values.len(),
-            Self::F16(values) => values.len(),
-            Self::Bf16(values) => values.len(),
-        }
+        with_values!(Values, self, |values| values.len())
     }
 
     /// Whether there are none.
@@ -103,24 +107,14 @@ impl<'a> Values<'a> {
 
     /// Some of them.
     pub(crate) fn part(self, range: Range<usize>) -> Self {
-        match self {
-            Self::F32(values) => Self::F32(&values[range]),
-            Self::F64(values) => Self::F64(&values[range]),
-            Self::F16(values) => Self::F16(&values[range]),
-            Self::Bf16(values) => Self::Bf16(&values[range]),
-        }
+        map_values!(Values => Values, self, |values| &values[range])
     }
 }
 
 impl ValuesMut<'_> {
     /// Their memory, to overwrite.
     pub(crate) fn as_bytes_mut(&mut self) -> &mut [u8] {
-        match self {
-            Self::F32(values) => bytemuck::cast_slice_mut(values),
-            Self::F64(values) => bytemuck::cast_slice_mut(values),
-            Self::F16(values) => bytemuck::cast_slice_mut(values),
-            Self::Bf16(values) => bytemuck::cast_slice_mut(values),
-        }
+        with_values!(ValuesMut, self, |values| bytemuck::cast_slice_mut(values))
     }
 
     /// Their type.
@@ -140,12 +134,7 @@ impl ValuesMut<'_> {
 
     /// The same values, to read.
     pub const fn as_values(&self) -> Values<'_> {
-        match self {
-            Self::F32(values) => Values::F32(values),
-            Self::F64(values) => Values::F64(values),
-            Self::F16(values) => Values::F16(values),
-            Self::Bf16(values) => Values::Bf16(values),
-        }
+        map_values!(ValuesMut => Values, self, |values| values)
     }
 
     /// Copies `source` over these values.
@@ -168,43 +157,23 @@ impl ValuesMut<'_> {
 
     /// Makes every value +0.
     pub fn clear(&mut self) {
-        match self {
-            Self::F32(values) => values.fill(0.0),
-            Self::F64(values) => values.fill(0.0),
-            Self::F16(values) => values.fill(f16::ZERO),
-            Self::Bf16(values) => values.fill(bf16::ZERO),
-        }
+        with_values!(ValuesMut, self, |values| values.fill(Number::of(0.0)));
     }
 
     /// Divides these values by `count`. Half types are widened to `f32`, divided, and rounded to nearest even.
     pub fn divide(&mut self, count: usize) {
-        let divided = match self {
-            Self::F32(values) => divide_by_count(values, count),
-            Self::F64(values) => divide_by_count(values, count),
-            Self::F16(values) => divide_by_count(values, count),
-            Self::Bf16(values) => divide_by_count(values, count),
-        };
+        let divided = with_values!(ValuesMut, self, |values| divide_by_count(values, count));
         debug_assert!(divided, "floats have a mean");
     }
 
     /// Some of them.
     pub(crate) fn part(self, range: Range<usize>) -> Self {
-        match self {
-            Self::F32(values) => Self::F32(&mut values[range]),
-            Self::F64(values) => Self::F64(&mut values[range]),
-            Self::F16(values) => Self::F16(&mut values[range]),
-            Self::Bf16(values) => Self::Bf16(&mut values[range]),
-        }
+        map_values!(ValuesMut => ValuesMut, self, |values| &mut values[range])
     }
 
     /// The same values, for a while.
     pub(crate) fn reborrow(&mut self) -> ValuesMut<'_> {
-        match self {
-            Self::F32(values) => ValuesMut::F32(values),
-            Self::F64(values) => ValuesMut::F64(values),
-            Self::F16(values) => ValuesMut::F16(values),
-            Self::Bf16(values) => ValuesMut::Bf16(values),
-        }
+        map_values!(ValuesMut => ValuesMut, self, |values| values)
     }
 
     /// Copies as many values of any type over these, rounded once to nearest even.

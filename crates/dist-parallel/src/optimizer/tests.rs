@@ -327,16 +327,7 @@ fn settings_that_make_no_sense_are_refused() {
 
 fn rounded(dtype: FloatType, values: &[f32]) -> Flat {
     let mut flat = Flat::zeros(dtype, values.len());
-    match flat.slice_mut(0, values.len()) {
-        ValuesMut::F32(into) => into.copy_from_slice(values),
-        ValuesMut::F64(into) => into.iter_mut().zip(values).for_each(|(into, &value)| *into = value.into()),
-        ValuesMut::F16(into) => {
-            into.iter_mut().zip(values).for_each(|(into, &value)| *into = f16::from_f32(value));
-        }
-        ValuesMut::Bf16(into) => {
-            into.iter_mut().zip(values).for_each(|(into, &value)| *into = bf16::from_f32(value));
-        }
-    }
+    flat.slice_mut(0, values.len()).convert_from(values.into());
     flat
 }
 
