@@ -13,6 +13,7 @@ mod dial;
 mod gate;
 mod host;
 mod link;
+mod meeting;
 mod message;
 mod patience;
 mod rendezvous;

@@ -1,0 +1,441 @@
+//! Where the ranks of a job meet, and are watched until they have left: what the coordinator's thread does.
+
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rustix::event::PollFlags;
+
+use crate::auth::Purpose;
+use crate::tcp::control::{FRAME_BYTES, Frame, Home, Line};
+use crate::tcp::coordinator::COORDINATOR;
+use crate::tcp::gate::{Admitted, Gate};
+use crate::tcp::session::{Bell, lock};
+use crate::tcp::{BEAT, socket};
+use crate::{Abort, CALLS_MAX, Cause, ChannelId, Deadline, Fingerprint, Runtime};
+
+/// How long one that has proven to belong to the job may take to join it.
+const JOIN_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long before a rank's patience ends it is told who is missing, at the most.
+const ANSWER_MARGIN_MAX: Duration = Duration::from_secs(1);
+
+/// Everything that the coordinator's thread knows.
+pub(super) struct Meeting {
+    gate: Gate,
+    /// Those who have proven that they belong to the job and have not said yet that they join.
+    arriving: Vec<(u32, Line, Deadline)>,
+    places: Vec<Place>,
+    started: bool,
+    /// What the others have yet to hear of those who have left: all at once, since often all ranks leave together.
+    leavings: Vec<[u8; FRAME_BYTES]>,
+    /// The first thing that went wrong.
+    verdict: Arc<Mutex<Option<Abort>>>,
+    /// How many have not left since all had come, for whoever hosts this.
+    present: Arc<AtomicUsize>,
+    last_look: Duration,
+    next_beat: Deadline,
+    runtime: Runtime,
+}
+
+/// A rank as the coordinator sees it.
+enum Place {
+    Empty,
+    Taken(Box<Member>),
+    /// It was told before the start that not all have come, and went. It may come again, but is none of those who did not.
+    GaveUp,
+    Left,
+}
+
+struct Member {
+    line: Line,
+    home: Home,
+    /// None once it was told that all have come, or that not all have.
+    answer_by: Option<Deadline>,
+    last_seen: Duration,
+    /// How long it may be silent.
+    liveness: Duration,
+    /// The channel on which it was waiting when it last said so, for which rank, and its last calls there.
+    waiting: Option<(ChannelId, u32, [Fingerprint; CALLS_MAX])>,
+}
+
+impl Meeting {
+    pub(super) fn new(
+        gate: Gate,
+        world_size: usize,
+        verdict: Arc<Mutex<Option<Abort>>>,
+        present: Arc<AtomicUsize>,
+        runtime: &Runtime,
+    ) -> Self {
+        Self {
+            gate,
+            arriving: Vec::new(),
+            places: (0..world_size).map(|_| Place::Empty).collect(),
+            started: false,
+            leavings: Vec::new(),
+            verdict,
+            present,
+            last_look: runtime.now(),
+            next_beat: runtime.deadline(BEAT),
+            runtime: runtime.clone(),
+        }
+    }
+
+    /// Waits for something to happen and deals with it. `true` when there is nothing more to do.
+    pub(super) fn turn(&mut self, stop: &Bell) -> bool {
+        let ready = match self.wait(stop) {
+            Ok(ready) => ready,
+            Err(e) => {
+                tracing::error!(error = %e, "the coordinator cannot wait for its ranks and ends");
+                return true;
+            }
+        };
+        for admitted in self.gate.advance() {
+            self.admit(admitted);
+        }
+        self.welcome();
+        ready.into_iter().for_each(|rank| self.listen(rank));
+        self.tell_leavings();
+        self.watch_silence();
+        if self.started {
+            self.beat();
+        } else {
+            self.answer_the_impatient();
+        }
+        let over = self.started && self.count_present() == 0;
+        let stopped = stop.rung();
+        if stopped && !self.started {
+            self.answer(|_| true);
+        }
+        over || stopped
+    }
+
+    /// Waits for something to happen, and says which ranks' lines have something to be heard or take more.
+    fn wait(&self, stop: &Bell) -> io::Result<Vec<usize>> {
+        let mut watched = vec![stop.watch()];
+        watched.extend(self.gate.watch());
+        watched.extend(self.arriving.iter().map(|(_, line, _)| socket::watch(&line.stream, PollFlags::IN)));
+        let first = watched.len();
+        watched.extend(self.members().map(|member| {
+            let unsent = if member.line.unsent() { PollFlags::OUT } else { PollFlags::empty() };
+            socket::watch(&member.line.stream, PollFlags::IN | unsent)
+        }));
+        let answers = self.members().filter_map(|member| member.answer_by);
+        let next = answers.chain([self.next_beat]).map(|deadline| self.runtime.remaining(deadline));
+        let next = next.chain(self.gate.look_again_in()).min();
+        socket::poll(&mut watched, next.unwrap_or(BEAT))?;
+        // To read where nothing has come is a system call for each rank, and every sign of life of a rank ends this wait.
+        let taken = self.places.iter().enumerate().filter(|(_, place)| matches!(place, Place::Taken(_)));
+        let ready = taken.zip(&watched[first..]).filter(|(_, line)| !line.revents().is_empty());
+        Ok(ready.map(|((rank, _), _)| rank).collect())
+    }
+
+    /// Counts the ranks that have not left, for whoever hosts this as well.
+    fn count_present(&self) -> usize {
+        let present = self.members().count();
+        self.present.store(present, Ordering::Release);
+        present
+    }
+
+    fn members(&self) -> impl Iterator<Item = &Member> {
+        self.places
+            .iter()
+            .filter_map(|place| if let Place::Taken(member) = place { Some(&**member) } else { None })
+    }
+
+    fn members_mut(&mut self) -> impl Iterator<Item = &mut Member> {
+        self.places
+            .iter_mut()
+            .filter_map(|place| if let Place::Taken(member) = place { Some(&mut **member) } else { None })
+    }
+
+    fn admit(&mut self, Admitted { stream, identity, .. }: Admitted) {
+        if identity.purpose == Purpose::Control && identity.to == COORDINATOR {
+            self.arriving.push((identity.from, Line::new(stream), self.runtime.deadline(JOIN_LIMIT)));
+        }
+    }
+
+    /// Hears those who have just arrived.
+    fn welcome(&mut self) {
+        for (rank, mut line, deadline) in std::mem::take(&mut self.arriving) {
+            match line.pull() {
+                Ok(None) if self.runtime.expired(deadline) => {}
+                Ok(None) => self.arriving.push((rank, line, deadline)),
+                Ok(Some(Frame::Join { world_size, patience_ms, liveness_ms, home })) => {
+                    let [patience, liveness] =
+                        [patience_ms, liveness_ms].map(|time| Duration::from_millis(time.into()));
+                    self.join((rank, line), world_size, home, [patience, liveness]);
+                }
+                Ok(Some(_)) | Err(_) => {}
+            }
+        }
+    }
+
+    fn join(
+        &mut self,
+        (rank, mut line): (u32, Line),
+        size: u32,
+        home: Home,
+        [patience, liveness]: [Duration; 2],
+    ) {
+        let expected = u32::try_from(self.places.len()).expect("checked when the coordinator was started");
+        let place = self.places.get_mut(rank as usize).filter(|_| size == expected);
+        // Whoever cannot join is told why; if the line breaks meanwhile there is nobody left to tell.
+        let Some(place) = place else {
+            let _ = line.push(Frame::WorldSize { expected });
+            if !self.started {
+                self.part(rank, size);
+            }
+            return;
+        };
+        let refusal = match place {
+            Place::Empty | Place::GaveUp => None,
+            Place::Taken(_) => Some(Frame::Duplicate),
+            Place::Left => Some(Frame::Over),
+        };
+        if let Some(refusal) = refusal {
+            let _ = line.push(refusal);
+            return;
+        }
+        let margin = (patience / 4).min(ANSWER_MARGIN_MAX);
+        *place = Place::Taken(Box::new(Member {
+            line,
+            home,
+            answer_by: Some(self.runtime.deadline(patience - margin)),
+            last_seen: self.runtime.now(),
+            liveness,
+            waiting: None,
+        }));
+        tracing::debug!(rank, address = %home.address, "joined");
+        if self.members().count() == self.places.len() {
+            self.start();
+        }
+    }
+
+    /// Tells those who have come that they wait in vain: a rank of the job takes it for another.
+    fn part(&mut self, rank: u32, size: u32) {
+        for member in self.members_mut() {
+            member.answer_by = None;
+            let _ = member.line.push(Frame::OtherWorldSize { rank, size });
+        }
+    }
+
+    /// Tells everyone where everyone is.
+    fn start(&mut self) {
+        self.started = true;
+        // Before anybody can hear of it, do all there is to do, and leave.
+        self.count_present();
+        let peers =
+            (0..).zip(self.members()).map(|(rank, member)| Frame::Peer { rank, home: member.home }.encode());
+        let peers: Vec<_> = peers.collect();
+        for rank in 0..self.places.len() {
+            // Those who were told first wait for signs of life while the last are told.
+            self.beat();
+            if let Place::Taken(member) = &mut self.places[rank] {
+                member.answer_by = None;
+                // It gives signs of life from now on.
+                member.last_seen = self.runtime.now();
+                // A broken line is noticed when it is listened to.
+                let _ = member.line.push_all(&peers);
+            }
+        }
+    }
+
+    /// Hears what one rank has to say.
+    fn listen(&mut self, rank: usize) {
+        let number = u32::try_from(rank).expect("checked when the coordinator was started");
+        loop {
+            let Place::Taken(member) = &mut self.places[rank] else { return };
+            let heard = member.line.flush().and_then(|()| member.line.pull());
+            match heard {
+                Ok(None) => return,
+                Ok(Some(Frame::Beat)) => member.last_seen = self.runtime.now(),
+                Ok(Some(Frame::Abort(abort))) => self.abort(abort),
+                Ok(Some(Frame::Waiting { channel, on, calls })) => {
+                    member.waiting = Some((channel, on, calls));
+                    self.compare(rank, channel, &calls);
+                }
+                Ok(Some(Frame::Ask { rank: peer, origin })) => {
+                    self.pass_on(peer, Frame::Ask { rank: number, origin });
+                }
+                Ok(Some(Frame::LeftChannel { rank: peer, channel })) => {
+                    self.pass_on(peer, Frame::LeftChannel { rank: number, channel });
+                }
+                Ok(Some(Frame::Goodbye)) => {
+                    self.places[rank] = Place::Left;
+                    self.leavings.push(Frame::Left { rank: number }.encode());
+                }
+                Ok(Some(_)) => self.lose(rank, Cause::Protocol),
+                Err(e) if e.kind() == io::ErrorKind::InvalidData => self.lose(rank, Cause::Protocol),
+                Err(_) => self.lose(rank, Cause::Died),
+            }
+        }
+    }
+
+    /// Tells one rank what another says to it; one that has left needs no telling.
+    fn pass_on(&mut self, to: u32, frame: Frame) {
+        if let Some(Place::Taken(member)) = self.places.get_mut(to as usize) {
+            // A broken line is noticed when it is listened to.
+            let _ = member.line.push(frame);
+        }
+    }
+
+    /// Tells the others who has left, for those who might wait for a connection of theirs.
+    fn tell_leavings(&mut self) {
+        let leavings = std::mem::take(&mut self.leavings);
+        if !leavings.is_empty() {
+            for member in self.members_mut() {
+                let _ = member.line.push_all(&leavings);
+            }
+        }
+    }
+
+    /// Ranks that wait in calls which cannot meet would do so until their deadline: what they last said is enough
+    /// to know, however old it is.
+    fn compare(&mut self, reporter: usize, channel: ChannelId, calls: &[Fingerprint]) {
+        let contradiction = self.places.iter().enumerate().find_map(|(rank, place)| {
+            let Place::Taken(member) = place else { return None };
+            let (_, _, theirs) = member.waiting.filter(|(waiting_on, ..)| *waiting_on == channel)?;
+            Fingerprint::contradiction(calls, &theirs).map(|(call, theirs)| (rank, call, theirs))
+        });
+        if let Some((rank, call, theirs)) = contradiction {
+            self.abort(Abort { cause: Cause::Mismatch { theirs }, rank, reporter, call });
+        }
+    }
+
+    /// A rank is gone without a goodbye: before the start it may come again, after it that is the job's end.
+    fn lose(&mut self, rank: usize, cause: Cause) {
+        if self.started {
+            self.places[rank] = Place::Left;
+            self.abort(Abort { cause, rank, reporter: rank, call: Fingerprint::NONE });
+            return;
+        }
+        let answered = matches!(&self.places[rank], Place::Taken(member) if member.answer_by.is_none());
+        self.places[rank] = if answered { Place::GaveUp } else { Place::Empty };
+    }
+
+    fn abort(&mut self, abort: Abort) {
+        if lock(&self.verdict).is_some() {
+            return;
+        }
+        let abort = abort.followed(|rank, call| self.waits_for(rank, call));
+        *lock(&self.verdict) = Some(abort.clone());
+        for member in self.members_mut() {
+            let _ = member.line.push(Frame::Abort(abort.clone()));
+        }
+        // Last, because a log may keep its writer waiting.
+        tracing::warn!(%abort, "the job is aborted");
+    }
+
+    /// For which rank another has last said that it waits, if that was in this call.
+    fn waits_for(&self, rank: usize, call: &Fingerprint) -> Option<usize> {
+        let Some(Place::Taken(member)) = self.places.get(rank) else { return None };
+        let (_, on, _) = member.waiting.filter(|(_, _, calls)| calls.contains(call))?;
+        Some(on as usize)
+    }
+
+    fn watch_silence(&mut self) {
+        let now = self.runtime.now();
+        let slept = now.saturating_sub(std::mem::replace(&mut self.last_look, now));
+        if slept > 2 * BEAT {
+            // Not they were silent, we were not looking.
+            self.members_mut().for_each(|member| member.last_seen = now);
+        }
+        if !self.started {
+            return;
+        }
+        for rank in 0..self.places.len() {
+            let is_silent = |member: &Member| now.saturating_sub(member.last_seen) > member.liveness;
+            if matches!(&self.places[rank], Place::Taken(member) if is_silent(member)) {
+                // Told as well, should it ever hear it; but nobody waits for it any longer.
+                self.abort(Abort { cause: Cause::Silent, rank, reporter: rank, call: Fingerprint::NONE });
+                self.places[rank] = Place::Left;
+            }
+        }
+    }
+
+    fn beat(&mut self) {
+        if self.runtime.expired(self.next_beat) {
+            self.next_beat = self.runtime.deadline(BEAT);
+            for member in self.members_mut() {
+                let _ = member.line.push(Frame::Beat);
+            }
+        }
+    }
+
+    /// Tells those who cannot wait any longer who is missing.
+    fn answer_the_impatient(&mut self) {
+        if self.runtime.expired(self.next_beat) {
+            self.next_beat = self.runtime.deadline(BEAT);
+        }
+        let runtime = self.runtime.clone();
+        self.answer(|member| member.answer_by.is_some_and(|deadline| runtime.expired(deadline)));
+    }
+
+    /// Tells some of those who have come who has not; if all have come, but not at one time, who has gone again.
+    fn answer(&mut self, to_whom: impl Fn(&Member) -> bool) {
+        let those = |is_meant: fn(&Place) -> bool| {
+            let meant = (0..).zip(&self.places).filter(|(_, place)| is_meant(place));
+            meant.map(|(rank, _)| rank).collect::<Vec<u32>>()
+        };
+        let mut missing = those(|place| matches!(place, Place::Empty));
+        if missing.is_empty() {
+            missing = those(|place| matches!(place, Place::GaveUp));
+        }
+        let refused = self.gate.refused();
+        for member in self.members_mut() {
+            if to_whom(member) {
+                member.answer_by = None;
+                for &rank in &missing {
+                    let _ = member.line.push(Frame::Missing { rank, refused });
+                }
+                let _ = member.line.push(Frame::NotAll);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    use socket2::{Domain, Socket, Type};
+
+    use super::*;
+    use crate::auth::Key;
+    use crate::tcp::control::Cores;
+    use crate::tcp::gate::Door;
+
+    fn line_pair() -> [Line; 2] {
+        let (ours, theirs) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
+        ours.set_nonblocking(true).unwrap();
+        [ours, theirs].map(Line::new)
+    }
+
+    #[test]
+    fn only_ranks_that_have_something_to_say_are_listened_to() {
+        let runtime = Runtime::system();
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let listener = socket::listen(any, None).unwrap().into();
+        let gate = Gate::new(Door::Network, listener, Key::new(None, "test"), 0, runtime.clone());
+        let mut meeting = Meeting::new(gate, 4, Arc::default(), Arc::default(), &runtime);
+        let cores = Cores { first: 0, count: 1 };
+        let home = Home { address: any, host: 0, shares: false, cores };
+        let mut ranks = [0, 2, 3].map(|rank| {
+            let [ours, theirs] = line_pair();
+            let liveness = Duration::from_secs(60);
+            meeting.join((rank, ours), 4, home, [liveness; 2]);
+            theirs
+        });
+        let stop = Bell::new().unwrap();
+        ranks[1].push(Frame::Beat).unwrap();
+        assert_eq!(meeting.wait(&stop).unwrap(), [2], "the second of those who have come is rank 2");
+        meeting.listen(2);
+        stop.ring();
+        assert_eq!(meeting.wait(&stop).unwrap(), []);
+        let [first, _, last] = ranks;
+        drop((first, last));
+        assert_eq!(meeting.wait(&stop).unwrap(), [0, 3], "they have gone");
+    }
+}
