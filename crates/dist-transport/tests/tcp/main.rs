@@ -2,6 +2,8 @@
 #![cfg(feature = "tcp")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod rendezvous;
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
@@ -149,52 +151,6 @@ fn rank_zero_hosts_the_coordinator_where_no_launcher_does() {
 }
 
 #[test]
-fn ranks_try_again_until_the_coordinator_is_there() {
-    let other = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = other.local_addr().unwrap();
-    let join = |rank| {
-        let config = Config::new(rank, 2, &address.to_string()).unwrap().with_job("test").with_timeout(LONG);
-        let config = config.with_external_coordinator();
-        Runtime::system().spawn("rank", move || TcpTransport::join(&config).map(drop)).unwrap()
-    };
-    let ranks = [0, 1].map(join);
-    // A rank has come before there is a coordinator, and finds somebody else, who hangs up.
-    drop(other.accept().unwrap());
-    drop(other);
-    let _coordinator = Coordinator::start(&address.to_string(), 2, "test", None).unwrap();
-    ranks.into_iter().for_each(|rank| rank.join().unwrap().unwrap());
-}
-
-/// Whoever waits for the others gives no signs of life before all have come. It takes as long as it does: what is silent
-/// is told by the system's clock.
-#[test]
-fn ranks_may_come_long_after_one_another() {
-    const LONGER_THAN_SILENCE: Duration = Duration::from_millis(2500);
-    let job = Job::new(2);
-    let join = |rank: usize| {
-        let config = job.configs[rank].clone();
-        let work = move || pass_round(&mut TcpTransport::join(&config).unwrap(), rank as u64, LONG);
-        Runtime::system().spawn("rank", work).unwrap()
-    };
-    let first = join(0);
-    Runtime::system().sleep(LONGER_THAN_SILENCE);
-    let words = [first, join(1)].map(|rank| rank.join().unwrap().unwrap());
-    assert_eq!(words, [1, 0]);
-    assert_eq!(job.coordinator.aborted(), None);
-}
-
-/// The system accepts connections of whoever listens, even if that process does nothing.
-#[test]
-fn a_coordinator_that_says_nothing_is_an_error_in_time() {
-    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = silent.local_addr().unwrap().to_string();
-    let config = Config::new(1, 2, &address).unwrap().with_timeout(Duration::from_millis(300));
-    let error = TcpTransport::join(&config).unwrap_err();
-    assert!(matches!(&error, Error::NoCoordinator { address: at, .. } if *at == address), "{error:?}");
-    assert!(error.is_timeout());
-}
-
-#[test]
 fn strangers_do_not_disturb_a_job() {
     let job = Job::new(3);
     let address = job.coordinator.address();
@@ -263,87 +219,6 @@ fn a_process_of_another_version_is_told_so() {
 }
 
 #[test]
-fn a_second_process_of_the_same_rank_is_told_so() {
-    let job = Job::new(2);
-    let first = job.configs[0].clone().with_timeout(Duration::from_secs(2));
-    let first = Runtime::system().spawn("rank", move || TcpTransport::join(&first).unwrap_err()).unwrap();
-    // Whichever of the two comes first waits for rank 1 in vain; the other is refused at once.
-    let second =
-        TcpTransport::join(&job.configs[0].clone().with_timeout(Duration::from_secs(2))).unwrap_err();
-    let mut both = [first.join().unwrap().to_string(), second.to_string()];
-    both.sort();
-    assert_eq!(both[0], "another process has already joined as rank 0");
-    assert!(both[1].starts_with("rendezvous: ranks [1] did not come within 2s"), "{}", both[1]);
-}
-
-#[test]
-fn a_rank_that_came_and_gave_up_is_not_said_to_be_missing() {
-    let job = Job::new(3);
-    let join = |rank: usize, patience| {
-        let config = job.configs[rank].clone().with_timeout(Duration::from_millis(patience));
-        Runtime::system().spawn("rank", move || TcpTransport::join(&config).unwrap_err()).unwrap()
-    };
-    for error in [join(0, 300), join(1, 1000)].map(|rank| rank.join().unwrap()) {
-        assert!(matches!(&error, Error::Missing { missing, .. } if missing == &[2]), "{error}");
-    }
-    let again: Vec<_> = job.run(|mut transport| pass_round(&mut transport, 7, LONG).unwrap());
-    assert_eq!(again, [7; 3], "who gave up may come again");
-}
-
-#[test]
-fn where_all_have_come_but_never_together_those_are_named_who_have_gone_again() {
-    let job = Job::new(2);
-    let join = |rank: usize| {
-        TcpTransport::join(&job.configs[rank].clone().with_timeout(Duration::from_millis(300))).unwrap_err()
-    };
-    for (rank, other) in [(0, 1), (1, 0)] {
-        let error = join(rank);
-        assert!(matches!(&error, Error::Missing { missing, .. } if missing == &[other]), "{error}");
-    }
-}
-
-/// Also where the others have not left yet, among them the one that hosts the coordinator.
-#[test]
-fn a_rank_that_has_left_waits_for_the_next_world() {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let rank = move |rank: usize| {
-        let config = Config::new(rank, 3, &format!("127.0.0.1:{port}")).unwrap().with_timeout(LONG);
-        let runtime = Runtime::system();
-        for _world in 0..3 {
-            let mut transport = TcpTransport::join(&config).unwrap();
-            assert_eq!(pass_round(&mut transport, 7, LONG).unwrap(), 7);
-            // In turns: the host is the last.
-            runtime.sleep(Duration::from_millis(200) * u32::try_from(2 - rank).unwrap());
-        }
-    };
-    let ranks = [0, 1, 2].map(|number| Runtime::system().spawn("rank", move || rank(number)).unwrap());
-    ranks.into_iter().for_each(|rank| rank.join().unwrap());
-}
-
-#[test]
-fn another_world_size_is_an_error_with_both_numbers() {
-    let job = Job::new(3);
-    let (sender, receiver) = std::sync::mpsc::channel();
-    for config in &job.configs[..2] {
-        let (sender, config) = (sender.clone(), config.clone());
-        let join = move || sender.send(TcpTransport::join(&config).unwrap_err()).unwrap();
-        drop(Runtime::system().spawn("rank", join).unwrap());
-    }
-    // Those who have not come by then are told when it comes again.
-    let mut errors = Vec::new();
-    while errors.len() < 2 {
-        errors.extend(receiver.try_iter());
-        let config = Config::new(2, 4, &job.coordinator.address().to_string()).unwrap();
-        let error = TcpTransport::join(&config.with_job("test").with_external_coordinator()).unwrap_err();
-        assert!(matches!(error, Error::WorldSize { ours: 4, theirs: 3 }), "{error}");
-    }
-    for error in errors {
-        assert!(matches!(error, Error::OtherWorldSize { rank: 2, ours: 3, theirs: 4 }), "{error}");
-        assert_eq!(error.peer(), Some(2));
-    }
-}
-
-#[test]
 fn a_port_in_use_is_named() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
@@ -358,14 +233,6 @@ fn a_port_in_use_is_named() {
 fn listening_beyond_loopback_needs_a_secret() {
     let error = Coordinator::start("0.0.0.0:0", 2, "dist", None).unwrap_err();
     assert!(matches!(&error, Error::SecretNeeded { .. }), "{error}");
-}
-
-#[test]
-fn a_coordinator_that_never_comes_is_an_error_in_time() {
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let config = Config::new(1, 2, &free).unwrap().with_timeout(Duration::from_millis(100));
-    let error = TcpTransport::join(&config).unwrap_err();
-    assert!(matches!(&error, Error::NoCoordinator { address, .. } if *address == free), "{error}");
 }
 
 #[test]
@@ -489,21 +356,6 @@ fn a_peer_in_another_call_is_reported_on_every_rank() {
         [theirs.0[0], abort.call.0[0]].iter().map(|&call| u32::from(call)).sum::<u32>()
     });
     assert_eq!(aborts, [3; 4]);
-}
-
-#[test]
-fn ranks_that_came_learn_who_is_missing_also_when_the_host_of_the_coordinator_gives_up_first() {
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let runtime = Runtime::system();
-    let join = |rank, timeout| {
-        let config = Config::new(rank, 3, &address).unwrap().with_timeout(timeout);
-        runtime.spawn("rank", move || TcpTransport::join(&config).unwrap_err()).unwrap()
-    };
-    let (host, other) = (join(0, Duration::from_millis(1500)), join(1, LONG));
-    for error in [host.join().unwrap(), other.join().unwrap()] {
-        // The host may give up before the other has come.
-        assert!(matches!(&error, Error::Missing { missing, .. } if missing.ends_with(&[2])), "{error:?}");
-    }
 }
 
 #[test]
