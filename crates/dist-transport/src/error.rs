@@ -73,7 +73,7 @@ pub enum Error {
         /// How long it was allowed to last.
         limit: Duration,
     },
-    /// Some ranks never came to the rendezvous.
+    /// Some ranks never came to the rendezvous, or are still in the world before.
     #[error("rendezvous: ranks {} did not come within {limit:?}{}", first_of(missing), turned_away(*refused))]
     Missing {
         /// The ranks that did not come.

@@ -14,7 +14,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use super::{END, distctl, lines};
 
 /// A job on two machines, which are both this one.
-struct Machines {
+pub(super) struct Machines {
     /// Where its secret is.
     folder: tempfile::TempDir,
     rendezvous: String,
@@ -22,7 +22,7 @@ struct Machines {
 }
 
 impl Machines {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut secret = OpenOptions::new();
         let mut secret =
@@ -44,7 +44,7 @@ impl Machines {
     }
 
     /// What becomes of both if all ranks are this test, told what to do.
-    fn run_this_test(&self, ranks: &str, task: &str) -> [Output; 2] {
+    pub(super) fn run_this_test(&self, ranks: &str, task: &str) -> [Output; 2] {
         let program = std::env::current_exe().unwrap().display().to_string();
         let test = std::thread::current().name().unwrap().to_owned();
         let launched = [0, 1].map(|machine| {

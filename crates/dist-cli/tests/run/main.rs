@@ -5,6 +5,7 @@ mod failure;
 mod machines;
 mod output;
 mod signals;
+mod worlds;
 
 use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;

@@ -19,13 +19,14 @@ pub(super) enum Frame {
     Join { world_size: u32, patience_ms: u32, liveness_ms: u32, home: Home },
     /// Where a rank runs. A rank that has heard this of every rank has joined.
     Peer { rank: u32, home: Home },
-    /// A rank has not come in time.
+    /// A rank has not come in time, or not yet.
     Missing { rank: u32, refused: u64 },
     /// No more missing ranks.
     NotAll,
     /// Another process has joined as this rank.
     Duplicate,
-    /// The world that met here has had this rank, which has left or is gone: the next one meets when it has ended.
+    /// The world that met here has had this rank, which has left or is gone: the next one meets when it has ended. Those who
+    /// are still in it were named before, as missing.
     Over,
     /// The job has another size.
     WorldSize { expected: u32 },

@@ -9,7 +9,7 @@ use crate::auth::{Key, Secret};
 use crate::runtime::Task;
 use crate::tcp::config::TIMEOUT_DEFAULT;
 use crate::tcp::gate::{Door, Gate};
-use crate::tcp::meeting::Meeting;
+use crate::tcp::meeting::{Meeting, Worlds};
 use crate::tcp::session::{Bell, lock};
 use crate::tcp::socket;
 use crate::{Abort, Error, Result, Runtime};
@@ -21,6 +21,9 @@ pub(super) const COORDINATOR: u32 = u32::MAX;
 const FAREWELL_LIMIT: Duration = Duration::from_secs(1);
 
 /// A coordinator for one job, on a thread of its own. It ends when it is dropped.
+///
+/// Once all ranks of a world have left in order, the next world of the job, of the same size, meets at the same address. After
+/// an abort none does.
 #[derive(Debug)]
 pub struct Coordinator {
     address: SocketAddr,
@@ -39,12 +42,14 @@ impl Coordinator {
     pub fn start(address: &str, world_size: usize, job: &str, secret: Option<Secret>) -> Result<Self> {
         let runtime = Runtime::system();
         let wanted = socket::resolve(address, &runtime, runtime.deadline(TIMEOUT_DEFAULT))?;
-        Self::start_epoch(&runtime, &wanted, world_size, &Key::new(secret.as_ref(), job), 0, secret)
+        let key = Key::new(secret.as_ref(), job);
+        Self::start_epoch(&runtime, Worlds::InTurn, &wanted, world_size, &key, 0, secret)
     }
 
     /// Starts it at the first of these addresses that this machine has.
     pub(super) fn start_epoch(
         runtime: &Runtime,
+        worlds: Worlds,
         wanted: &[SocketAddr],
         world_size: usize,
         key: &Key,
@@ -57,7 +62,8 @@ impl Coordinator {
         let (listener, address) = socket::listen_on_any(wanted, secret.as_ref())?;
         let (stop, verdict, present) = (Arc::new(Bell::new()?), Arc::default(), Arc::default());
         let gate = Gate::new(Door::Network, listener.into(), key.clone(), epoch, runtime.clone());
-        let mut meeting = Meeting::new(gate, world_size, Arc::clone(&verdict), Arc::clone(&present), runtime);
+        let mut meeting =
+            Meeting::new(gate, worlds, world_size, Arc::clone(&verdict), Arc::clone(&present), runtime);
         let stopped = stop.clone();
         let task = runtime
             .spawn("dist-coordinator", move || while !meeting.turn(&stopped) {})

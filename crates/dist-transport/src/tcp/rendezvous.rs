@@ -16,6 +16,7 @@ use crate::tcp::config::{Config, Host, Medium};
 use crate::tcp::control::{Frame, Home, Line};
 use crate::tcp::coordinator::{COORDINATOR, Coordinator};
 use crate::tcp::dial::{RETRY, connect, count_hang_up, greet, number};
+use crate::tcp::meeting::{Worlds, answer_margin};
 use crate::tcp::service::{Service, listener_address};
 use crate::tcp::session::{Arrivals, Bell, Membership, Session, Verdict, WaitError, Watch, timeout};
 use crate::tcp::{host, socket};
@@ -74,7 +75,7 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
         let home = Home { address, host, shares: host_door.is_some(), cores: host::cores() };
         match introduce(&mut line, home, config, runtime, deadline)? {
             Some(homes) => break (line, listener, host_door, homes),
-            // The coordinator of the world before is still there.
+            // The world before is still there.
             None => runtime.park(Some(runtime.deadline(RETRY))),
         }
     };
@@ -113,7 +114,8 @@ fn start_coordinator(
         }
     };
     let (world_size, secret) = (config.rank.world_size(), config.secret.clone());
-    let coordinator = Coordinator::start_epoch(runtime, &addresses, world_size, key, config.epoch, secret)?;
+    let coordinator =
+        Coordinator::start_epoch(runtime, Worlds::One, &addresses, world_size, key, config.epoch, secret)?;
     let address = coordinator.address();
     if leads_to_loopback(&config.coordinator, address) {
         tracing::warn!(
@@ -241,6 +243,7 @@ fn introduce(
     let mut homes = Vec::new();
     let mut missing = Vec::new();
     let mut refusals = 0;
+    let margin = answer_margin(config.timeout);
     while homes.len() < config.rank.world_size() {
         match line.pull().map_err(gone)? {
             Some(Frame::Peer { rank, home }) if rank as usize == homes.len() => homes.push(home),
@@ -249,10 +252,12 @@ fn introduce(
                 missing.push(rank as usize);
                 refusals = refused;
             }
-            Some(Frame::NotAll) => {
+            Some(Frame::Over) if missing.is_empty() || runtime.remaining(deadline) > margin => {
+                return Ok(None);
+            }
+            Some(Frame::NotAll | Frame::Over) => {
                 return Err(Error::Missing { missing, refused: refusals, limit: config.timeout });
             }
-            Some(Frame::Over) => return Ok(None),
             Some(Frame::Duplicate) => return Err(Error::DuplicateRank { rank: config.rank.index() }),
             Some(Frame::WorldSize { expected }) => {
                 let ours = config.rank.world_size();
@@ -289,7 +294,7 @@ mod tests {
     fn a_rank_of_an_earlier_start_of_the_job_is_refused(#[values(1, 0)] epoch: u32) {
         let (runtime, key) = (Runtime::system(), Key::new(None, "test"));
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let coordinator = Coordinator::start_epoch(&runtime, &[any], 2, &key, 1, None).unwrap();
+        let coordinator = Coordinator::start_epoch(&runtime, Worlds::One, &[any], 2, &key, 1, None).unwrap();
         let ranks = [0, 1].map(|rank| {
             let config = Config::new(rank, 2, &coordinator.address().to_string()).unwrap().with_job("test");
             let config = Config { epoch, ..config.with_external_coordinator() };

@@ -4,9 +4,10 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use dist_transport::tcp::{Config, Coordinator, TcpTransport};
-use dist_transport::{Error, Runtime};
+use dist_transport::{Cause, Error, Runtime, Transport};
+use rstest::rstest;
 
-use super::{Job, LONG, pass_round};
+use super::{Job, LONG, pass_round, pass_until_error};
 
 #[test]
 fn ranks_try_again_until_the_coordinator_is_there() {
@@ -95,21 +96,73 @@ fn where_all_have_come_but_never_together_those_are_named_who_have_gone_again() 
 }
 
 /// Also where the others have not left yet, among them the one that hosts the coordinator.
-#[test]
-fn a_rank_that_has_left_waits_for_the_next_world() {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let rank = move |rank: usize| {
-        let config = Config::new(rank, 3, &format!("127.0.0.1:{port}")).unwrap().with_timeout(LONG);
+#[rstest]
+fn a_rank_that_has_left_waits_for_the_next_world(#[values(false, true)] launched: bool) {
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let coordinator = launched.then(|| Coordinator::start(&free, 3, "dist", None).unwrap());
+    let rank = move |rank: usize, config: &Config| {
         let runtime = Runtime::system();
         for _world in 0..3 {
-            let mut transport = TcpTransport::join(&config).unwrap();
+            let mut transport = TcpTransport::join(config).unwrap();
             assert_eq!(pass_round(&mut transport, 7, LONG).unwrap(), 7);
             // In turns: the host is the last.
             runtime.sleep(Duration::from_millis(200) * u32::try_from(2 - rank).unwrap());
         }
     };
-    let ranks = [0, 1, 2].map(|number| Runtime::system().spawn("rank", move || rank(number)).unwrap());
+    let ranks = [0, 1, 2].map(|number| {
+        let config = Config::new(number, 3, &free).unwrap().with_timeout(LONG);
+        let config = if launched { config.with_external_coordinator() } else { config };
+        Runtime::system().spawn("rank", move || rank(number, &config)).unwrap()
+    });
     ranks.into_iter().for_each(|rank| rank.join().unwrap());
+    let left = coordinator.map(|coordinator| (coordinator.aborted(), coordinator.present()));
+    assert_eq!(left, launched.then_some((None, 0)));
+}
+
+#[rstest]
+#[case::one_stays_in_the_world_before(true)]
+#[case::one_does_not_come_again(false)]
+fn those_who_come_again_without_the_others_are_told_who_is_missing(#[case] stays: bool) {
+    let job = Job::new(3);
+    let configs = job.configs.clone();
+    let (told, telling) = crossbeam::channel::unbounded::<()>();
+    let errors = job.run(move |transport| {
+        let rank = transport.rank().index();
+        let stays = stays && rank == 2;
+        if stays {
+            // Until the others have been told.
+            assert_eq!(telling.iter().take(2).count(), 2);
+        }
+        drop(transport);
+        if rank == 2 {
+            return None;
+        }
+        let short = configs[rank].clone().with_timeout(Duration::from_secs(2));
+        let error = TcpTransport::join(&short).unwrap_err();
+        told.send(()).unwrap();
+        Some(error)
+    });
+    for error in errors.into_iter().flatten() {
+        assert!(matches!(&error, Error::Missing { missing, .. } if missing == &[2]), "{error}");
+    }
+    let again = job.run(|mut transport| pass_round(&mut transport, 7, LONG).unwrap());
+    assert_eq!(again, [7; 3], "all of them may");
+}
+
+#[test]
+fn after_a_world_that_was_aborted_no_other_meets() {
+    let job = Job::new(2);
+    let aborts = job.run(|mut transport| {
+        if transport.rank().index() == 1 {
+            transport.abort();
+        }
+        pass_until_error(&mut transport);
+        transport.aborted().map(|abort| (abort.cause, abort.rank))
+    });
+    assert_eq!(aborts, [Some((Cause::GaveUp, 1)); 2]);
+    let error = TcpTransport::join(&job.configs[1].clone().with_timeout(Duration::from_secs(1))).unwrap_err();
+    assert!(matches!(error, Error::NoCoordinator { .. }), "{error}");
+    assert_eq!(job.coordinator.aborted().map(|abort| abort.rank), Some(1), "the record stays");
 }
 
 #[test]

@@ -21,9 +21,27 @@ const JOIN_LIMIT: Duration = Duration::from_secs(30);
 /// How long before a rank's patience ends it is told who is missing, at the most.
 const ANSWER_MARGIN_MAX: Duration = Duration::from_secs(1);
 
+/// How many of the ranks that are still in the world before are named to one that waits for the next.
+const NAMED_MAX: usize = 16;
+
+/// Which worlds meet at one coordinator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Worlds {
+    /// One: whoever hosts the coordinator is a rank of it.
+    One,
+    /// One after the other, until one of them is aborted.
+    InTurn,
+}
+
+/// How long before so much patience of a rank ends it is told who is missing.
+pub(super) fn answer_margin(patience: Duration) -> Duration {
+    (patience / 4).min(ANSWER_MARGIN_MAX)
+}
+
 /// Everything that the coordinator's thread knows.
 pub(super) struct Meeting {
     gate: Gate,
+    worlds: Worlds,
     /// Those who have proven that they belong to the job and have not said yet that they join.
     arriving: Vec<(u32, Line, Deadline)>,
     places: Vec<Place>,
@@ -63,6 +81,7 @@ struct Member {
 impl Meeting {
     pub(super) fn new(
         gate: Gate,
+        worlds: Worlds,
         world_size: usize,
         verdict: Arc<Mutex<Option<Abort>>>,
         present: Arc<AtomicUsize>,
@@ -70,6 +89,7 @@ impl Meeting {
     ) -> Self {
         Self {
             gate,
+            worlds,
             arriving: Vec::new(),
             places: (0..world_size).map(|_| Place::Empty).collect(),
             started: false,
@@ -94,21 +114,34 @@ impl Meeting {
         for admitted in self.gate.advance() {
             self.admit(admitted);
         }
-        self.welcome();
+        // Before those who have arrived: a rank that comes again has said before that it leaves.
         ready.into_iter().for_each(|rank| self.listen(rank));
         self.tell_leavings();
+        self.welcome();
         self.watch_silence();
         if self.started {
             self.beat();
         } else {
             self.answer_the_impatient();
         }
-        let over = self.started && self.count_present() == 0;
+        let over = self.started && self.count_present() == 0 && !self.begin_anew();
         let stopped = stop.rung();
         if stopped && !self.started {
             self.answer(|_| true);
         }
-        over || stopped
+        // Whoever has just arrived is still to hear that it is over.
+        over && self.arriving.is_empty() || stopped
+    }
+
+    /// Lets the next world meet here, if one may.
+    fn begin_anew(&mut self) -> bool {
+        let may = self.worlds == Worlds::InTurn && lock(&self.verdict).is_none();
+        if may {
+            self.started = false;
+            self.places.fill_with(|| Place::Empty);
+            tracing::debug!("all ranks have left: the next world may meet");
+        }
+        may
     }
 
     /// Waits for something to happen, and says which ranks' lines have something to be heard or take more.
@@ -195,14 +228,18 @@ impl Meeting {
             Place::Left => Some(Frame::Over),
         };
         if let Some(refusal) = refusal {
+            if refusal == Frame::Over {
+                let mut still_there = those(&self.places, |place| matches!(place, Place::Taken(_)));
+                still_there.truncate(NAMED_MAX);
+                tell_missing(&mut line, &still_there, self.gate.refused());
+            }
             let _ = line.push(refusal);
             return;
         }
-        let margin = (patience / 4).min(ANSWER_MARGIN_MAX);
         *place = Place::Taken(Box::new(Member {
             line,
             home,
-            answer_by: Some(self.runtime.deadline(patience - margin)),
+            answer_by: Some(self.runtime.deadline(patience - answer_margin(patience))),
             last_seen: self.runtime.now(),
             liveness,
             waiting: None,
@@ -375,67 +412,32 @@ impl Meeting {
 
     /// Tells some of those who have come who has not; if all have come, but not at one time, who has gone again.
     fn answer(&mut self, to_whom: impl Fn(&Member) -> bool) {
-        let those = |is_meant: fn(&Place) -> bool| {
-            let meant = (0..).zip(&self.places).filter(|(_, place)| is_meant(place));
-            meant.map(|(rank, _)| rank).collect::<Vec<u32>>()
-        };
-        let mut missing = those(|place| matches!(place, Place::Empty));
+        let mut missing = those(&self.places, |place| matches!(place, Place::Empty));
         if missing.is_empty() {
-            missing = those(|place| matches!(place, Place::GaveUp));
+            missing = those(&self.places, |place| matches!(place, Place::GaveUp));
         }
         let refused = self.gate.refused();
         for member in self.members_mut() {
             if to_whom(member) {
                 member.answer_by = None;
-                for &rank in &missing {
-                    let _ = member.line.push(Frame::Missing { rank, refused });
-                }
+                tell_missing(&mut member.line, &missing, refused);
                 let _ = member.line.push(Frame::NotAll);
             }
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::net::{Ipv4Addr, SocketAddr};
+/// The ranks whose places are meant.
+fn those(places: &[Place], is_meant: impl Fn(&Place) -> bool) -> Vec<u32> {
+    (0..).zip(places).filter(|(_, place)| is_meant(place)).map(|(rank, _)| rank).collect()
+}
 
-    use socket2::{Domain, Socket, Type};
-
-    use super::*;
-    use crate::auth::Key;
-    use crate::tcp::control::Cores;
-    use crate::tcp::gate::Door;
-
-    fn line_pair() -> [Line; 2] {
-        let (ours, theirs) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
-        ours.set_nonblocking(true).unwrap();
-        [ours, theirs].map(Line::new)
-    }
-
-    #[test]
-    fn only_ranks_that_have_something_to_say_are_listened_to() {
-        let runtime = Runtime::system();
-        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let listener = socket::listen(any, None).unwrap().into();
-        let gate = Gate::new(Door::Network, listener, Key::new(None, "test"), 0, runtime.clone());
-        let mut meeting = Meeting::new(gate, 4, Arc::default(), Arc::default(), &runtime);
-        let cores = Cores { first: 0, count: 1 };
-        let home = Home { address: any, host: 0, shares: false, cores };
-        let mut ranks = [0, 2, 3].map(|rank| {
-            let [ours, theirs] = line_pair();
-            let liveness = Duration::from_secs(60);
-            meeting.join((rank, ours), 4, home, [liveness; 2]);
-            theirs
-        });
-        let stop = Bell::new().unwrap();
-        ranks[1].push(Frame::Beat).unwrap();
-        assert_eq!(meeting.wait(&stop).unwrap(), [2], "the second of those who have come is rank 2");
-        meeting.listen(2);
-        stop.ring();
-        assert_eq!(meeting.wait(&stop).unwrap(), []);
-        let [first, _, last] = ranks;
-        drop((first, last));
-        assert_eq!(meeting.wait(&stop).unwrap(), [0, 3], "they have gone");
+fn tell_missing(line: &mut Line, missing: &[u32], refused: u64) {
+    for &rank in missing {
+        // A broken line is noticed when it is listened to.
+        let _ = line.push(Frame::Missing { rank, refused });
     }
 }
+
+#[cfg(test)]
+mod tests;

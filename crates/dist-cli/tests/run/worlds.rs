@@ -1,0 +1,114 @@
+//! One world after the other in the same processes, for all of which `distctl run` hosts the coordinator.
+
+use std::path::Path;
+use std::process::Output;
+use std::time::Duration;
+
+use dist_collectives::{Communicator, ReduceOp};
+use dist_transport::tcp::{Config, Secret, TcpTransport};
+use rstest::rstest;
+use rustix::process::{Signal, kill_process};
+
+use super::machines::Machines;
+use super::{END, distctl, lines};
+
+/// A world in which all ranks find each other.
+fn meet() -> Communicator {
+    let mut comm = Communicator::from_env().unwrap();
+    let mut sum = [1_u32];
+    comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+    assert_eq!(sum, [u32::try_from(comm.world_size()).unwrap()]);
+    comm
+}
+
+/// What becomes of a job of three ranks that are all this test, told what to do.
+fn run_this_test(options: &[&str], task: &str) -> Output {
+    let program = std::env::current_exe().unwrap().display().to_string();
+    let test = std::thread::current().name().unwrap().to_owned();
+    let command = ["--", &program, "--exact", &test, "--nocapture"];
+    distctl(&[&["run", "-n", "3"], options, &command].concat()).env(END, task).output().unwrap()
+}
+
+#[rstest]
+#[case(2)]
+#[case(3)]
+fn a_world_meets_after_another(#[case] worlds: usize) {
+    if std::env::var(END).is_ok() {
+        return (0..worlds).for_each(|_| drop(meet()));
+    }
+    let output = run_this_test(&[], "meet");
+    assert!(output.status.success(), "{output:?}");
+    for output in Machines::new().run_this_test("2", "meet") {
+        assert!(output.status.success(), "{output:?}");
+    }
+}
+
+#[rstest]
+#[case::one_that_ends("end", 7, "rank 1 exited with code 7 (it died)")]
+#[case::one_that_stops("stop", 3, " exited with code 3 (rank 1 stopped responding)")]
+fn a_failure_in_the_second_world_is_told_as_in_the_first(
+    #[case] task: &str,
+    #[case] code: i32,
+    #[case] words: &str,
+) {
+    if let Ok(task) = std::env::var(END) {
+        drop(meet());
+        let mut comm = meet();
+        if comm.rank() != 1 {
+            eprintln!("{}", comm.barrier().unwrap_err());
+            std::process::exit(3);
+        }
+        if task == "end" {
+            std::process::exit(7);
+        }
+        kill_process(rustix::process::getpid(), Signal::STOP).unwrap();
+        // This thread may be stopped last.
+        loop {
+            std::hint::spin_loop();
+        }
+    }
+    let output = run_this_test(&[], task);
+    assert_eq!(output.status.code(), Some(code), "{output:?}");
+    let told = lines(&output.stderr);
+    let named = format!("{words}; ending the others");
+    assert!(told.iter().any(|line| line.starts_with("distctl: ") && line.ends_with(&named)), "{told:?}");
+}
+
+#[test]
+fn a_job_that_fails_in_its_second_world_is_started_again() {
+    if std::env::var(END).is_ok() {
+        drop(meet());
+        let mut comm = meet();
+        if std::env::var("DIST_RESTART").unwrap() == "0" {
+            let failing = comm.rank() == 2 || comm.barrier().is_err();
+            std::process::exit(if failing { 7 } else { 0 });
+        }
+        return;
+    }
+    let output = run_this_test(&["--max-restarts", "1"], "fail once");
+    assert!(output.status.success(), "{output:?}");
+    let again = "distctl: starting the job again, 1 of at most 1 times".to_owned();
+    assert!(lines(&output.stderr).contains(&again), "{output:?}");
+}
+
+#[rstest]
+#[case::of_the_same_world("3", "rendezvous: ranks [2] did not come within 2s")]
+#[case::of_a_smaller_world("2", "this process expects a world of 2, the coordinator one of 3")]
+fn some_of_the_ranks_are_no_world(#[case] world_size: &str, #[case] words: &str) {
+    if let Ok(world_size) = std::env::var(END) {
+        let rank = meet().rank();
+        if rank < 2 {
+            let [host, port, job, secret] = ["MASTER_ADDR", "MASTER_PORT", "DIST_JOB_ID", "DIST_SECRET_FILE"]
+                .map(|name| std::env::var(name).unwrap());
+            let config = Config::new(rank, world_size.parse().unwrap(), &format!("{host}:{port}")).unwrap();
+            let config = config.with_job(&job).with_secret(Secret::from_file(Path::new(&secret)).unwrap());
+            let config = config.with_external_coordinator().with_timeout(Duration::from_secs(2));
+            eprintln!("{}", TcpTransport::join(&config).unwrap_err());
+        }
+        return;
+    }
+    let output = run_this_test(&[], world_size);
+    let told = lines(&output.stderr);
+    assert_eq!(told.iter().filter(|line| *line == words).count(), 2, "{told:?}");
+    assert!(output.status.success(), "{output:?}");
+}

@@ -1,0 +1,87 @@
+//! One turn of the coordinator's thread after the other.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use rstest::rstest;
+use socket2::{Domain, Socket, Type};
+
+use super::*;
+use crate::auth::Key;
+use crate::tcp::control::Cores;
+use crate::tcp::gate::Door;
+
+fn line_pair() -> [Line; 2] {
+    let (ours, theirs) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
+    ours.set_nonblocking(true).unwrap();
+    [ours, theirs].map(Line::new)
+}
+
+/// A meeting of four, and the lines of those who have come.
+fn meeting<const N: usize>(ranks: [u32; N]) -> (Meeting, [Line; N]) {
+    let runtime = Runtime::system();
+    let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let listener = socket::listen(any, None).unwrap().into();
+    let gate = Gate::new(Door::Network, listener, Key::new(None, "test"), 0, runtime.clone());
+    let mut meeting = Meeting::new(gate, Worlds::One, 4, Arc::default(), Arc::default(), &runtime);
+    let cores = Cores { first: 0, count: 1 };
+    let home = Home { address: any, host: 0, shares: false, cores };
+    let lines = ranks.map(|rank| {
+        let [ours, theirs] = line_pair();
+        let liveness = Duration::from_secs(60);
+        meeting.join((rank, ours), 4, home, [liveness; 2]);
+        theirs
+    });
+    (meeting, lines)
+}
+
+#[test]
+fn only_ranks_that_have_something_to_say_are_listened_to() {
+    let (mut meeting, mut ranks) = meeting([0, 2, 3]);
+    let stop = Bell::new().unwrap();
+    ranks[1].push(Frame::Beat).unwrap();
+    assert_eq!(meeting.wait(&stop).unwrap(), [2], "the second of those who have come is rank 2");
+    meeting.listen(2);
+    stop.ring();
+    assert_eq!(meeting.wait(&stop).unwrap(), []);
+    let [first, _, last] = ranks;
+    drop((first, last));
+    assert_eq!(meeting.wait(&stop).unwrap(), [0, 3], "they have gone");
+}
+
+/// A rank that has proven that it is rank 0, and what it has to say then.
+fn arrival(meeting: &mut Meeting) -> (Line, Frame) {
+    let [ours, theirs] = line_pair();
+    theirs.stream.set_nonblocking(true).unwrap();
+    meeting.arriving.push((0, ours, meeting.runtime.deadline(JOIN_LIMIT)));
+    let home = meeting.members().next().unwrap().home;
+    (theirs, Frame::Join { world_size: 4, patience_ms: 60_000, liveness_ms: 60_000, home })
+}
+
+fn hears_that_it_is_over(line: &mut Line) -> bool {
+    std::iter::from_fn(|| line.pull().unwrap()).any(|frame| frame == Frame::Over)
+}
+
+#[rstest]
+fn a_rank_that_comes_again_has_left_however_late_its_goodbye_is_heard(
+    #[values(Worlds::One, Worlds::InTurn)] worlds: Worlds,
+) {
+    let (mut meeting, mut ranks) = meeting([0, 1, 2, 3]);
+    meeting.worlds = worlds;
+    let (mut again, join) = arrival(&mut meeting);
+    ranks[0].push(Frame::Goodbye).unwrap();
+    again.push(join).unwrap();
+    assert!(!meeting.turn(&Bell::new().unwrap()));
+    assert!(hears_that_it_is_over(&mut again), "it is no second process of its rank");
+}
+
+#[test]
+fn a_rank_that_comes_again_when_the_last_one_leaves_is_not_hung_up_on() {
+    let (mut meeting, mut ranks) = meeting([0, 1, 2, 3]);
+    let stop = Bell::new().unwrap();
+    let (mut again, join) = arrival(&mut meeting);
+    ranks.iter_mut().for_each(|line| line.push(Frame::Goodbye).unwrap());
+    assert!(!meeting.turn(&stop), "one has come and not been heard");
+    again.push(join).unwrap();
+    assert!(meeting.turn(&stop), "all is said");
+    assert!(hears_that_it_is_over(&mut again));
+}
