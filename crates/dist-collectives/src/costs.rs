@@ -120,7 +120,8 @@ impl Communicator {
     /// A few large messages are sent in any case: if they take less than three quarters of what was measured earlier, others
     /// were at work then, and all is measured again. What has become slower since stays as it was kept.
     ///
-    /// That a file cannot be read or written is logged, and harms nothing else.
+    /// That a file cannot be read or written is logged, and harms nothing else. Whoever wants to measure in any case, or to know
+    /// whether it was written, has [`measure_costs`](Self::measure_costs) and, on rank 0, [`KeptCosts::keep`].
     ///
     /// # Errors
     /// Those of a collective.
@@ -133,24 +134,20 @@ impl Communicator {
         }
         self.broadcast(&mut words, 0)?;
         let [1, round_ps, byte_ps, reduced_byte_ps] = words else {
-            return self.tune_again(kept, transport);
+            return self.measure_and_keep(kept, &world);
         };
         let found = CostModel { round_ps, byte_ps, reduced_byte_ps };
         if self.are_too_high(&found)? {
-            return self.tune_again(kept, transport);
+            return self.measure_and_keep(kept, &world);
         }
         self.settings.model = found;
         Ok(found)
     }
 
-    /// As [`tune`](Self::tune), but measures in any case.
-    ///
-    /// # Errors
-    /// Those of a collective.
-    pub fn tune_again(&mut self, kept: &KeptCosts, transport: &str) -> Result<CostModel> {
+    fn measure_and_keep(&mut self, kept: &KeptCosts, world: &World) -> Result<CostModel> {
         self.settings.model = self.measure_costs()?;
         if self.rank() == 0 {
-            let written = kept.keep(&World::new(transport, &self.hosts()), self.settings.model);
+            let written = kept.keep(world, self.settings.model);
             let _ = written.inspect_err(|e| kept.complain("write", e));
         }
         Ok(self.settings.model)
