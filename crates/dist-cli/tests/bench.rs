@@ -84,6 +84,21 @@ fn what_tune_measures_is_kept_for_the_next_run() {
     );
 }
 
+#[rstest]
+#[case(0, false)]
+#[case(1, true)]
+fn rank_0_says_whether_costs_are_measured(#[case] off: usize, #[case] measured: bool) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("costs");
+    let program = env!("CARGO_BIN_EXE_distctl");
+    let script = format!("test $RANK = {off} && export DIST_COSTS=off; exec {program} bench barrier");
+    let mut launcher = Command::new(program);
+    launcher.args(["run", "-n", "2", "--", "sh", "-c", &script]).env("DIST_COSTS", &file);
+    let output = launcher.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(file.exists(), measured);
+}
+
 #[test]
 fn costs_that_cannot_be_kept_are_not_said_to_be() {
     let folder = tempfile::tempdir().unwrap();

@@ -85,8 +85,8 @@ impl Communicator {
     ///
     /// The choice of algorithms goes by what was [measured](Self::tune) in the first such world on rank 0's host that had
     /// it for itself, and is kept in [a file](crate::KeptCosts::of_user) since; the first measurement takes some hundredths
-    /// of a second, a look whether it still holds some thousandths. On all ranks alike, `DIST_COSTS=off` lets the choice go by
-    /// fixed costs instead, and `DIST_COSTS=FILE` by those of another file. `DIST_CROSSOVERS=staged=64K,write_to_all=1M,read_from_all=4M,read_ordinary=2M`, or some of them, on all ranks alike, says from how many
+    /// of a second, a look whether it still holds some thousandths. On rank 0, `DIST_COSTS=off` lets the choice of all ranks
+    /// go by fixed costs instead, and `DIST_COSTS=FILE` by those of another file. `DIST_CROSSOVERS=staged=64K,write_to_all=1M,read_from_all=4M,read_ordinary=2M`, or some of them, on all ranks alike, says from how many
     /// bytes on ranks that share memory use these [forms](crate::DirectForm).
     ///
     /// # Errors
@@ -97,10 +97,8 @@ impl Communicator {
         let crossovers = crossovers_from_env()?;
         let (mut comm, medium) = Self::meet(&config)?;
         comm.set_crossovers(crossovers);
-        if comm.world_size() > 1
-            && let Some(kept) = KeptCosts::of_user()
-        {
-            comm.tune(&kept, medium.name())?;
+        if comm.world_size() > 1 {
+            comm.tune(KeptCosts::of_user().as_ref(), medium.name())?;
         }
         Ok(comm)
     }

@@ -114,43 +114,40 @@ impl Communicator {
     }
 
     /// Lets the choice of algorithms go by what was measured in an earlier run on a world like this, or else by what
-    /// is measured now, which is then kept. Rank 0's file counts, and every rank has the same afterwards. `transport`
-    /// is what moves the bytes, as in `tcp`: what one takes says nothing of another.
+    /// is measured now, which is then kept. Rank 0's file counts, and every rank has the same afterwards. Where rank 0 has
+    /// `None`, as [`KeptCosts::of_user`] gives it for `DIST_COSTS=off`, nothing is measured, and all go by what rank 0 goes by
+    /// already. `transport` is what moves the bytes, as in `tcp`: what one takes says nothing of another.
     ///
-    /// A few large messages are sent in any case: if they take less than three quarters of what was measured earlier, others
-    /// were at work then, and all is measured again. What has become slower since stays as it was kept.
+    /// What was kept is compared with a few large messages: if they take less than three quarters of it, others were at work
+    /// when it was measured, and all is measured again. What has become slower since stays as it was kept.
     ///
     /// That a file cannot be read or written is logged, and harms nothing else. Whoever wants to measure in any case, or to know
     /// whether it was written, has [`measure_costs`](Self::measure_costs) and, on rank 0, [`KeptCosts::keep`].
     ///
     /// # Errors
     /// Those of a collective.
-    pub fn tune(&mut self, kept: &KeptCosts, transport: &str) -> Result<CostModel> {
+    pub fn tune(&mut self, kept: Option<&KeptCosts>, transport: &str) -> Result<CostModel> {
         let world = World::new(transport, &self.hosts());
-        let found = if self.rank() == 0 { kept.find(&world) } else { None };
-        let mut words = [0; 4];
-        if let Some(CostModel { round_ps, byte_ps, reduced_byte_ps }) = found {
-            words = [1, round_ps, byte_ps, reduced_byte_ps];
-        }
-        self.broadcast(&mut words, 0)?;
-        let [1, round_ps, byte_ps, reduced_byte_ps] = words else {
-            return self.measure_and_keep(kept, &world);
+        let kept = kept.filter(|_| self.rank() == 0);
+        let (word, costs) = match kept.map(|kept| kept.find(&world)) {
+            None => (SET, self.settings.model),
+            Some(Some(found)) => (FOUND, found),
+            Some(None) => (UNKNOWN, self.settings.model),
         };
-        let found = CostModel { round_ps, byte_ps, reduced_byte_ps };
-        if self.are_too_high(&found)? {
-            return self.measure_and_keep(kept, &world);
+        let mut words = [word, costs.round_ps, costs.byte_ps, costs.reduced_byte_ps];
+        self.broadcast(&mut words, 0)?;
+        let [word, round_ps, byte_ps, reduced_byte_ps] = words;
+        let costs = CostModel { round_ps, byte_ps, reduced_byte_ps };
+        if word == UNKNOWN || word == FOUND && self.are_too_high(&costs)? {
+            let measured = self.measure_costs()?;
+            self.settings.model = measured;
+            if let Some(kept) = kept {
+                let _ = kept.keep(&world, measured).inspect_err(|e| kept.complain("write", e));
+            }
+            return Ok(measured);
         }
-        self.settings.model = found;
-        Ok(found)
-    }
-
-    fn measure_and_keep(&mut self, kept: &KeptCosts, world: &World) -> Result<CostModel> {
-        self.settings.model = self.measure_costs()?;
-        if self.rank() == 0 {
-            let written = kept.keep(world, self.settings.model);
-            let _ = written.inspect_err(|e| kept.complain("write", e));
-        }
-        Ok(self.settings.model)
+        self.settings.model = costs;
+        Ok(costs)
     }
 
     /// Whether a large message that is reduced takes far less now than these costs say.
@@ -222,6 +219,10 @@ fn picoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos().saturating_mul(1000)).unwrap_or(u64::MAX)
 }
 
+/// What rank 0 says of its costs: that they hold, that they were found in its file, or that none were.
+const SET: u64 = 0;
+const FOUND: u64 = 1;
+const UNKNOWN: u64 = 2;
 /// How often everything is measured: at least and at most, and within which time if it can be.
 const TRIES_MIN: u64 = 2;
 const TRIES: u64 = 15;

@@ -40,9 +40,10 @@ pub fn go_by_host(communicator: &mut Communicator, kept: &KeptCosts, transport: 
     // A host may have as many ranks as there are hosts.
     let [name_inside, name_across] = ["inside", "across"].map(|level| format!("{transport}-{level}"));
     let mut on_host = Group::on_host(communicator)?;
-    let inside = if on_host.world_size() > 1 { words(on_host.tune(kept, &name_inside)?) } else { [0; 3] };
+    let inside =
+        if on_host.world_size() > 1 { words(on_host.tune(Some(kept), &name_inside)?) } else { [0; 3] };
     let leaders = Group::of_leaders(communicator)?;
-    let across = leaders.map(|mut leaders| leaders.tune(kept, &name_across)).transpose()?;
+    let across = leaders.map(|mut leaders| leaders.tune(Some(kept), &name_across)).transpose()?;
     // Every host has measured for itself: the slowest counts.
     let mut costs = [inside, across.map_or([0; 3], words)].concat();
     communicator.all_reduce(&mut costs, ReduceOp::Max)?;

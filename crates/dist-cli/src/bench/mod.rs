@@ -117,9 +117,7 @@ fn measure(arguments: &Arguments, config: &Config, plan: Plan) -> Result<Outcome
     let plan = Plan { medium, ..plan };
     let mut comm = Communicator::new(transport);
     comm.set_crossovers(crossovers_from_env()?);
-    if let Some(kept) = KeptCosts::of_user() {
-        comm.tune(&kept, medium.name())?;
-    }
+    comm.tune(KeptCosts::of_user().as_ref(), medium.name())?;
     comm.set_order(arguments.order);
     let mut report = Report { rank: comm.rank(), json: arguments.switches.json, table: Table::default() };
     measure::points(&plan, comm, &mut report)

@@ -32,7 +32,7 @@ fn tune(directory: &Path, lines: &[&str]) -> Vec<CostModel> {
     let directory = directory.to_owned();
     let tuned = run(Network::Threads, 3, move |mut comm| {
         let kept = KeptCosts::at(directory.join(format!("costs-{}", comm.rank())));
-        let costs = comm.tune(&kept, "sim").unwrap();
+        let costs = comm.tune(Some(&kept), "sim").unwrap();
         assert_eq!(comm.cost_model(), costs);
         costs
     });
@@ -57,6 +57,20 @@ fn what_was_measured_once_is_used_by_the_next_run_and_rank_0_decides() {
     assert_eq!(tuned[0], CostModel { round_ps: 1, byte_ps: 2, reduced_byte_ps: 3 });
 }
 
+#[rstest]
+#[case::rank_0_has_no_file([false, true], true)]
+#[case::the_other_has_none([true, false], false)]
+fn rank_0_decides_whether_anything_is_measured(#[case] measures: [bool; 2], #[case] fixed: bool) {
+    let costs = run(Network::Threads, 2, move |mut comm| {
+        let kept = measures[comm.rank()].then(KeptCosts::nowhere);
+        comm.tune(kept.as_ref(), "sim").unwrap();
+        comm.all_reduce(&mut [1.0_f32; 1024], ReduceOp::Sum).unwrap();
+        comm.cost_model()
+    });
+    assert_eq!(costs[0], costs[1]);
+    assert_eq!(costs[0] == CostModel::default(), fixed);
+}
+
 #[test]
 fn what_was_measured_while_others_were_at_work_is_measured_again() {
     let directory = tempfile::tempdir().unwrap();
@@ -75,8 +89,9 @@ fn what_was_measured_while_others_were_at_work_is_measured_again() {
 
 #[test]
 fn a_file_that_cannot_be_used_harms_nothing() {
-    let costs =
-        run(Network::Threads, 2, |mut comm| comm.tune(&KeptCosts::at("/dev/null/costs"), "sim").unwrap());
+    let costs = run(Network::Threads, 2, |mut comm| {
+        comm.tune(Some(&KeptCosts::at("/dev/null/costs")), "sim").unwrap()
+    });
     assert_eq!(costs[0], costs[1]);
 }
 
