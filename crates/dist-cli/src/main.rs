@@ -14,12 +14,12 @@ mod tune;
 mod verify;
 
 use std::ffi::OsString;
-use std::io;
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
 use clap::Parser;
 use error::Error;
-use output::{Patient, say};
+use output::{Patient, print, say, write};
 use run::Outcome;
 use tracing_subscriber::EnvFilter;
 
@@ -60,7 +60,11 @@ const WORDS: &str = "warn,dist_transport::tcp::meeting=error";
 
 fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter()).with_writer(|| Patient(io::stderr().lock())).init();
-    let outcome = match Arguments::parse().command {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => return told_by_clap(&error),
+    };
+    let outcome = match arguments.command {
         Command::Run(arguments) => run::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Tune(arguments) => tune::run(&arguments),
@@ -73,13 +77,31 @@ fn main() -> ExitCode {
     match outcome {
         Ok(Outcome::Success) => ExitCode::SUCCESS,
         Ok(Outcome::Code(code) | Outcome::Stopped(code)) => ExitCode::from(code),
-        Err(error) => {
-            if !error.is_unread() {
-                say(&error.with_causes());
-            }
-            ExitCode::from(error.exit_code())
-        }
+        Err(error) => end_with(&error),
     }
+}
+
+fn end_with(error: &Error) -> ExitCode {
+    if !error.is_unread() {
+        say(&error.with_causes());
+    }
+    ExitCode::from(error.exit_code())
+}
+
+/// Prints help, or what is wrong with the arguments. On a terminal clap does it, in colours.
+fn told_by_clap(error: &clap::Error) -> ExitCode {
+    let is_terminal =
+        if error.use_stderr() { io::stderr().is_terminal() } else { io::stdout().is_terminal() };
+    if is_terminal {
+        error.exit();
+    }
+    let text = error.render().to_string();
+    if error.use_stderr() {
+        // When nobody listens, nobody has to be told.
+        let _ = write(io::stderr().lock(), text.as_bytes());
+        return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(u8::MAX));
+    }
+    print(&text).map_or_else(|error| end_with(&error), |()| ExitCode::SUCCESS)
 }
 
 /// What `DIST_LOG` says is to be logged, or else the usual.

@@ -110,6 +110,8 @@ fn full_pipe() -> (PipeReader, PipeWriter) {
 #[case::output(&["run", "-n", "1", "--", "sh", "-c", "seq 20000; printf %0200000d 20001"], false)]
 #[case::error_output(&["run", "-n", "1", "--", "sh", "-c", "exec >&2; seq 20000; printf %0200000d 20001"], true)]
 #[case::own_words(&["run", "-n", "1", "--", "sh", "-c", "exit 7"], true)]
+#[case::help(&["run", "--help"], false)]
+#[case::wrong_arguments(&["run", "--no-such-option"], true)]
 #[case::results(&["sim", "all_reduce", "--ranks", "2,4,8,16", "--bytes", "1,1K,1M"], false)]
 fn nothing_is_lost_where_a_full_pipe_does_not_block(#[case] arguments: &[&str], #[case] is_error: bool) {
     let expected = distctl(arguments).output().unwrap();
@@ -163,6 +165,7 @@ fn a_process_that_keeps_the_output_is_not_waited_for(#[case] stay: &str) {
 }
 
 #[rstest]
+#[case(&["--help"])]
 #[case(&["sim", "all_reduce", "--ranks", "2"])]
 #[case(&["verify", "--max-ranks", "2"])]
 #[case(&["chaos", "--ranks", "2", "--faults", "1", "--json"])]
