@@ -160,7 +160,7 @@ fn a_computation_that_fails_ends_the_job_for_everybody() {
     });
     assert_eq!(errors[0].as_ref().unwrap_err().source().unwrap().to_string(), "no more data");
     let heard = Chain(errors[1].as_ref().unwrap_err()).to_string();
-    assert!(heard.ends_with("rank 0 gave up: computing the gradients failed: no more data"), "{heard}");
+    assert!(heard.contains("rank 0 gave up: computing the gradients failed: no more data"), "{heard}");
 }
 
 /// What one rank's data source says is not what all ranks have found out about a step.

@@ -154,12 +154,12 @@ fn after_a_world_that_was_aborted_no_other_meets() {
     let job = Job::new(2);
     let aborts = job.run(|mut transport| {
         if transport.rank().index() == 1 {
-            transport.abort();
+            transport.abort(Cause::gave_up("enough"));
         }
         pass_until_error(&mut transport);
         transport.aborted().map(|abort| (abort.cause, abort.rank))
     });
-    assert_eq!(aborts, [Some((Cause::GaveUp, 1)); 2]);
+    assert_eq!(aborts, vec![Some((Cause::gave_up("enough"), 1)); 2]);
     let error = TcpTransport::join(&job.configs[1].clone().with_timeout(Duration::from_secs(1))).unwrap_err();
     assert!(matches!(error, Error::NoCoordinator { .. }), "{error}");
     assert_eq!(job.coordinator.aborted().map(|abort| abort.rank), Some(1), "the record stays");
