@@ -28,6 +28,7 @@ mod kind;
 mod link;
 mod links;
 mod measure;
+mod parameters;
 mod runtime;
 mod schedule;
 mod shard;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use dist_collectives::Communicator;
 
-use super::runtime::broadcast;
+use super::parameters::broadcast;
 use crate::flat::Flat;
 use crate::{Bucket, Error, Lent, Params, Place, Result, Values, ValuesMut, params};
 

@@ -6,7 +6,7 @@ use dist_collectives::{Communicator, ReduceOp};
 
 use super::activations::Look;
 use super::link::Receiver;
-use super::runtime::broadcast;
+use super::parameters::broadcast;
 use super::stage::{PROVEN, Part, Reducing, Stage};
 use super::{Action, Item, Pipeline, Span, ties};
 use crate::flat::Flat;

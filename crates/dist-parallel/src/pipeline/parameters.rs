@@ -1,0 +1,155 @@
+//! What becomes of a pipeline's parameters between steps: they are changed, told and handed out.
+
+use dist_collectives::Communicator;
+
+use super::Pipeline;
+use super::stage::Stage;
+use crate::flat::Flat;
+use crate::{Error, Optimizer, Result, Sequence, Values, ValuesMut, params};
+
+impl<A> Pipeline<A> {
+    /// Changes this rank's parameters by their gradients; those without a gradient are left as they are. A parameter's
+    /// index in the whole model is the number of its slice. A parameter of several stages is changed by the rank of the
+    /// first of them, which tells the others.
+    ///
+    /// # Errors
+    /// If the model does not hand out its parameters, the optimizer fails, or communication.
+    pub fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
+        let result = self.each_own(|model, parameter, original, mean| {
+            let Some(mean) = mean else { return Ok(()) };
+            params::write(model, parameter, |values| optimizer.update(original, values, mean))
+        });
+        let result = result.and_then(|()| self.update_shards(optimizer)).and_then(|()| self.tell_ties());
+        self.or_abort(result)
+    }
+
+    /// Calls `f` on every rank with every parameter of the whole model that is not the same as an earlier one, in order,
+    /// whoever has it.
+    ///
+    /// # Errors
+    /// If a model does not hand out its parameters, or communication fails.
+    pub fn for_each_parameter(&mut self, mut f: impl FnMut(usize, Values<'_>)) -> Result<()> {
+        let result = self.try_for_each_parameter(&mut f);
+        self.or_abort(result)
+    }
+
+    /// Changes this rank's parts of divided parameters.
+    fn update_shards(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
+        for stage in &mut self.stages {
+            let Stage { shard: Some(shard), sums, means, used, parameters, .. } = stage else { continue };
+            shard.change(sums.buckets(), means.as_deref(), |parameter, values, mean| {
+                let Some(mean) = mean.filter(|_| used[parameter]) else { return Ok(()) };
+                optimizer.update(parameters.start + parameter, values, mean)
+            })?;
+        }
+        Ok(())
+    }
+
+    fn try_for_each_parameter(&mut self, f: &mut dyn FnMut(usize, Values<'_>)) -> Result<()> {
+        self.stages.iter_mut().try_for_each(|stage| stage.gather(self.shards.as_mut()))?;
+        for parameter in 0..self.infos.len() {
+            let info = &self.infos[parameter];
+            if info.same_as.is_some() {
+                continue;
+            }
+            let mut values = Flat::zeros(info.dtype, info.len());
+            let stage = self.stage_of(parameter);
+            if let Some(own) = self.stages.iter().find(|own| own.number == stage) {
+                let mut copied = Ok(());
+                params::read(&own.model, parameter - own.parameters.start, &mut |read| {
+                    copied = values.slice_mut(0, read.len()).copy_from(read);
+                })?;
+                copied?;
+            }
+            let len = values.len();
+            broadcast(&mut self.comm, values.slice_mut(0, len), self.schedule.placement()[stage])?;
+            f(parameter, values.slice(0, len));
+        }
+        self.stages.iter_mut().try_for_each(Stage::free)
+    }
+
+    /// Gives every stage of a tie the values of its first one.
+    pub(super) fn tell_ties(&mut self) -> Result<()> {
+        let rank = self.comm.rank();
+        for tie in &self.ties {
+            let info = &self.infos[tie.parameter];
+            let (root, others) = tie.ranks(&self.schedule);
+            if rank != root && !others.contains(&rank) {
+                continue;
+            }
+            let of_tie = |stage: &&mut Stage<A>| tie.stages.contains(&stage.number);
+            let stage = self.stages.iter_mut().find(of_tie).expect("this rank has one of the tie's stages");
+            let same =
+                |&parameter: &usize| self.infos[parameter].same_as.unwrap_or(parameter) == tie.parameter;
+            let parameter = stage.parameters.clone().find(same).expect("the stage has the parameter");
+            let parameter = parameter - stage.parameters.start;
+            let mut values = Flat::zeros(info.dtype, info.len());
+            if rank == root {
+                let mut copied = Ok(());
+                params::read(&stage.model, parameter, &mut |read| {
+                    copied = values.slice_mut(0, read.len()).copy_from(read);
+                })?;
+                copied?;
+            }
+            pass_around(&mut self.comm, &mut values, root, &others)?;
+            if rank != root {
+                params::write(&mut stage.model, parameter, |mut own| {
+                    own.copy_from(values.slice(0, info.len()))
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls `f` with everything that this rank changes and that is not divided: a stage's model, a parameter's number
+    /// there and in the whole model, and its mean gradient. Of a parameter with several names it is the first on this
+    /// rank, in memory that all of them share.
+    pub(super) fn each_own(
+        &mut self,
+        mut f: impl FnMut(&mut Sequence<A>, usize, usize, Option<Values<'_>>) -> Result<()>,
+    ) -> Result<()> {
+        let Self { stages, infos, ties, tied_means, .. } = self;
+        let mut changed = vec![false; infos.len()];
+        for stage in stages {
+            let stage_is_divided = stage.shard.is_some();
+            let Stage { model, parameters, sums, means, used, .. } = stage;
+            for number in parameters.clone() {
+                let original = infos[number].same_as.unwrap_or(number);
+                let divided = stage_is_divided && sums.has(number - parameters.start);
+                if std::mem::replace(&mut changed[original], true) || divided {
+                    continue;
+                }
+                let parameter = number - parameters.start;
+                let mean = match ties.iter().position(|tie| tie.parameter == original) {
+                    Some(tie) => tied_means[tie].as_ref().map(|mean| mean.slice(0, mean.len())),
+                    None => sums.mean(parameter, means.as_deref(), used),
+                };
+                f(model, parameter, original, mean)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn stage_of(&self, parameter: usize) -> usize {
+        self.first.partition_point(|&start| start <= parameter) - 1
+    }
+}
+
+/// Gives every rank the root's values.
+pub(super) fn broadcast(comm: &mut Communicator, values: ValuesMut<'_>, root: usize) -> Result<()> {
+    match values {
+        ValuesMut::F32(values) => comm.broadcast(values, root),
+        ValuesMut::F64(values) => comm.broadcast(values, root),
+        ValuesMut::F16(values) => comm.broadcast(values, root),
+        ValuesMut::Bf16(values) => comm.broadcast(values, root),
+    }
+    .map_err(Error::communication)
+}
+
+/// Sends what one rank has to others, one after the other.
+fn pass_around(comm: &mut Communicator, values: &mut Flat, from: usize, to: &[usize]) -> Result<()> {
+    if comm.rank() == from {
+        return to.iter().try_for_each(|&rank| values.send(comm, rank));
+    }
+    values.receive(comm, from)
+}
