@@ -260,6 +260,16 @@ pub enum Error {
     /// A step without micro-batches was asked for, on every rank.
     #[error("there is no micro-batch to take the mean of")]
     NoMicroBatches,
+    /// The ranks were asked to evaluate different numbers of micro-batches; every rank gets this error, with its own number.
+    #[error("this rank was asked to evaluate {own} micro-batches, and others {least} to {most}")]
+    EvaluationsDiffer {
+        /// How many this rank was asked for.
+        own: u64,
+        /// The smallest number that any rank was asked for.
+        least: u64,
+        /// The largest.
+        most: u64,
+    },
     /// Of the micro-batches of one step only some say how much they count.
     #[error("either all micro-batches of a step say how much they count, or none does")]
     PartlyWeighted,
@@ -420,6 +430,7 @@ impl Error {
             Self::StepsDiffer { .. }
                 | Self::AccumulatedDiffers { .. }
                 | Self::NoMicroBatches
+                | Self::EvaluationsDiffer { .. }
                 | Self::NothingCounts { .. }
                 | Self::InnerStepsDiffer { .. }
         )

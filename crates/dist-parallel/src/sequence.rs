@@ -66,13 +66,24 @@ impl<A> Sequence<A> {
         input: A,
     ) -> Result<(A, Vec<Saved>), BoxError> {
         let mut saved = Vec::with_capacity(blocks.len());
+        let output = self.forward_with(blocks, input, |kept| saved.push(kept))?;
+        Ok((output, saved))
+    }
+
+    /// Goes forward through some of the blocks; `keep` is given what each keeps, before the next begins.
+    pub(crate) fn forward_with(
+        &mut self,
+        blocks: Range<usize>,
+        input: A,
+        mut keep: impl FnMut(Saved),
+    ) -> Result<A, BoxError> {
         let mut activation = input;
         for block in &mut self.blocks[blocks] {
             let (output, kept) = block.forward(activation)?;
-            saved.push(kept);
+            keep(kept);
             activation = output;
         }
-        Ok((activation, saved))
+        Ok(activation)
     }
 
     /// Goes backward through some of the blocks.

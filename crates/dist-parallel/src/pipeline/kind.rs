@@ -79,8 +79,7 @@ impl Kind {
     /// If there are no ranks, no stages or no micro-batches, or more than a schedule is made for.
     pub fn schedule(self, ranks: usize, micro_batches: usize) -> Result<Schedule> {
         let stages = ranks.saturating_mul(self.stages_per_rank());
-        let items = stages.checked_mul(micro_batches);
-        if items.is_none_or(|items| items == 0 || items > ITEMS_MAX) {
+        if !can_be_made(stages, micro_batches) {
             return Err(Error::NoSchedule { ranks, stages, micro_batches });
         }
         Ok(match self {
@@ -119,6 +118,11 @@ impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
+}
+
+/// Whether there is something to do, and no more than anyone waits for.
+pub(super) fn can_be_made(stages: usize, micro_batches: usize) -> bool {
+    stages.checked_mul(micro_batches).is_some_and(|items| (1..=ITEMS_MAX).contains(&items))
 }
 
 /// As many computations as anyone waits for.

@@ -2,7 +2,8 @@
 //!
 //! A link is a communicator of its own, with a worker, so that links do not wait for each other: sending
 //! returns at once, and one message is received ahead of when it is needed. The shape travels before the first message
-//! of activations; both ends know it from then on, and that of the gradients, which look the same.
+//! of activations; both ends know it from then on, and that of the gradients, which look the same. In an evaluation every
+//! message has a shape of its own, which travels before it.
 
 use std::collections::VecDeque;
 
@@ -28,8 +29,10 @@ pub(super) struct Receiver {
     comm: Communicator,
     from: usize,
     look: Option<Look>,
-    /// How many messages of this step have not been received.
+    /// How many messages of this pass have not been received.
     left: usize,
+    /// Whether each of them comes with what it looks like.
+    each_described: bool,
     posted: Option<Posted>,
 }
 
@@ -66,6 +69,13 @@ impl Sender {
         Some(())
     }
 
+    /// Sends what may look like anything, and says so; `None` if nothing can look like this.
+    pub(super) fn send_any(&mut self, look: &Look, values: Flat) -> Option<()> {
+        self.header = Some(self.comm.start_send(look.encode()?, self.to));
+        self.under_way.push_back(values.start_send(&mut self.comm, self.to));
+        Some(())
+    }
+
     /// Gives back the memory of messages that have arrived; the error of one that failed.
     pub(super) fn collect(&mut self) -> Result<()> {
         while self.under_way.front_mut().is_some_and(PendingFlat::is_done) {
@@ -97,12 +107,7 @@ impl Sender {
 impl Receiver {
     /// The end of a link from a rank.
     pub(super) const fn new(comm: Communicator, from: usize) -> Self {
-        Self { comm, from, look: None, left: 0, posted: None }
-    }
-
-    /// What messages look like, once that is known.
-    pub(super) const fn look(&self) -> Option<&Look> {
-        self.look.as_ref()
+        Self { comm, from, look: None, left: 0, each_described: false, posted: None }
     }
 
     /// Says what messages look like, which the sender knows.
@@ -110,9 +115,14 @@ impl Receiver {
         self.look = Some(look);
     }
 
-    /// Begins a step of so many messages.
+    /// Begins a step of so many messages, which look alike.
     pub(super) fn begin(&mut self, messages: usize) {
-        self.left = messages;
+        (self.left, self.each_described) = (messages, false);
+    }
+
+    /// Begins a pass of so many messages, each of which comes with what it looks like.
+    pub(super) fn begin_any(&mut self, messages: usize) {
+        (self.left, self.each_described) = (messages, true);
     }
 
     /// Whether the next message has arrived; from now on, one is received ahead.
@@ -124,36 +134,43 @@ impl Receiver {
         }
     }
 
-    /// Waits for the next message of the step, and begins to receive the one behind it.
-    pub(super) fn receive(&mut self) -> Result<Flat> {
+    /// Waits for the next message of the pass, and begins to receive the one behind it; also what it looks like.
+    pub(super) fn receive(&mut self) -> Result<(Look, Flat)> {
         self.post();
-        if let Some(Posted::Header(_)) = &self.posted
-            && let Some(Posted::Header(header)) = self.posted.take()
-        {
-            self.look = Some(Look::decode(&flat::wait(header)?).ok_or(Error::NoActivation)?);
-            self.post();
-        }
-        let Some(Posted::Values(values)) = self.posted.take() else {
-            unreachable!("a proven schedule receives no more than is sent")
+        let (look, values) = match self.posted.take().expect("no more is received than is sent") {
+            Posted::Values(values) => {
+                (self.look.clone().expect("it was begun by what it looks like"), values)
+            }
+            Posted::Header(header) => {
+                let look = Look::decode(&flat::wait(header)?).ok_or(Error::NoActivation)?;
+                if !self.each_described {
+                    self.look = Some(look.clone());
+                }
+                let values = self.start(&look);
+                (look, values)
+            }
         };
         let values = values.wait()?;
         self.left -= 1;
         self.post();
-        Ok(values)
+        Ok((look, values))
     }
 
-    /// Begins to receive the next message of the step, if there is one and it is not yet begun.
+    /// Begins to receive the next message of the pass, if there is one and it is not yet begun.
     fn post(&mut self) {
         if self.posted.is_some() || self.left == 0 {
             return;
         }
-        self.posted = Some(match &self.look {
-            Some(look) => {
-                let memory = Flat::zeros(look.dtype, look.len().unwrap_or(0));
-                Posted::Values(memory.start_receive(&mut self.comm, self.from))
-            }
+        let known = self.look.clone().filter(|_| !self.each_described);
+        self.posted = Some(match known {
+            Some(look) => Posted::Values(self.start(&look)),
             None => Posted::Header(self.comm.start_recv(vec![0; HEADER_LEN], self.from)),
         });
+    }
+
+    fn start(&mut self, look: &Look) -> PendingFlat {
+        let memory = Flat::zeros(look.dtype, look.len().unwrap_or(0));
+        memory.start_receive(&mut self.comm, self.from)
     }
 
     /// Waits for what was received ahead, whatever becomes of it.

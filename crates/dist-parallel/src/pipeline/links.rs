@@ -43,6 +43,11 @@ impl Links {
         receivers.for_each(|link| link.begin(messages));
     }
 
+    /// Begins an evaluation of so many micro-batches, in which nothing goes back.
+    pub(super) fn begin_evaluation(&mut self, micro_batches: usize) {
+        self.inputs.values_mut().for_each(|link| link.begin_any(micro_batches));
+    }
+
     pub(super) fn bytes_sent(&self) -> u64 {
         self.outputs.values().chain(self.input_gradients.values()).map(Sender::bytes_sent).sum()
     }

@@ -15,7 +15,6 @@ use super::ties::{self, Node, Tie};
 use super::{Schedule, Span, Timeline};
 use crate::flat::Flat;
 use crate::norm::{self, SquareRange, SumOfSquares};
-use crate::tree::TreeSum;
 use crate::{Error, ParamInfo, Params, Result, Sequence, Values, agreement, params};
 
 /// Pipeline parallel training: every rank has some stages of the model, and a step's micro-batches flow through them as
@@ -65,7 +64,6 @@ pub struct Pipeline<A> {
     pub(super) nodes: Vec<Node>,
     /// For each tie, the mean gradient, if this rank has its first stage and a micro-batch had one.
     pub(super) tied_means: Vec<Option<Flat>>,
-    pub(super) losses: TreeSum<f32>,
     pub(super) spans: Vec<Span>,
     pub(super) kept_most: usize,
 }
@@ -120,7 +118,6 @@ impl<A> Pipeline<A> {
             tied_means: ties.iter().map(|_| None).collect(),
             ties,
             nodes,
-            losses: TreeSum::new(),
             spans: Vec::new(),
             kept_most: 0,
         };
@@ -216,13 +213,17 @@ impl<A> Pipeline<A> {
 
     /// The micro-batches of all pipelines that this one computes in a step.
     pub fn share(&self) -> Range<usize> {
-        let count = self.schedule.micro_batches();
+        let (count, (pipeline, _)) = (self.schedule.micro_batches(), self.beside());
+        pipeline * count..(pipeline + 1) * count
+    }
+
+    /// Which of all pipelines this one is, and how many there are.
+    pub(super) fn beside(&self) -> (usize, usize) {
         let place = |comm: &Option<Communicator>| {
             comm.as_ref().map_or((0, 1), |comm| (comm.rank(), comm.world_size()))
         };
-        let ((data, _), (shard, shards)) = (place(&self.data), place(&self.shards));
-        let pipeline = data * shards + shard;
-        pipeline * count..(pipeline + 1) * count
+        let ((data, pipelines), (shard, shards)) = (place(&self.data), place(&self.shards));
+        (data * shards + shard, pipelines * shards)
     }
 
     /// The mean gradient of a parameter, by its index in the whole model, from a step to the next; `None` if no
@@ -319,7 +320,9 @@ impl<A> Pipeline<A> {
 
     /// Aborts the job if something failed that the other ranks cannot know, and forgets what was begun.
     pub(super) fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
-        if let Err(error) = &result {
+        if let Err(error) = &result
+            && !error.harms_nobody()
+        {
             tracing::warn!(%error, "training ends the job");
             self.comm.abort(Chain(error));
             self.forget();
@@ -333,7 +336,6 @@ impl<A> Pipeline<A> {
         self.stages.iter_mut().for_each(Stage::forget);
         self.nodes.iter_mut().for_each(Node::forget);
         self.tied_means.iter_mut().for_each(|mean| *mean = None);
-        self.losses = TreeSum::new();
     }
 }
 

@@ -1,6 +1,7 @@
 //! Pipeline schedules: for every rank, what it does in which order.
 
-use super::{Action, Flaw, Item, Proof, validate};
+use super::{Action, Flaw, Item, Proof, generate, kind, validate};
+use crate::{Error, Result};
 
 /// For every rank, what it does in which order, in one step of training.
 ///
@@ -50,6 +51,26 @@ impl Schedule {
         let lists = std::mem::take(&mut self.actions);
         self.actions = lists.into_iter().map(|list| with_gathers(&list, gathered_max.max(1))).collect();
         self
+    }
+
+    /// What `rank` does to evaluate so many micro-batches: only forwards, in an order in which ranks wait no longer than it
+    /// takes to fill the pipeline, where all stages take the same time. A stage's output can wait until the one
+    /// before it has been received; nobody waits forever then. Where the rank gathers sharded parameters in training, it has
+    /// as many stages gathered at once here.
+    ///
+    /// # Errors
+    /// If there are no micro-batches, or more than a schedule is made for; if stages are on ranks that there are not.
+    pub fn forwards(&self, rank: usize, micro_batches: usize) -> Result<Vec<Action>> {
+        validate::shape(self)?;
+        let (ranks, stages) = (self.ranks, self.stages());
+        if !kind::can_be_made(stages, micro_batches) {
+            return Err(Error::NoSchedule { ranks, stages, micro_batches });
+        }
+        let list = self.with_messages(generate::forwards(&self.placement, ranks, micro_batches, rank));
+        Ok(match self.actions.get(rank).map_or(0, |training| gathered_most(training)) {
+            0 => list,
+            gathered_max => with_gathers(&list, gathered_max),
+        })
     }
 
     /// Number of ranks.
@@ -161,6 +182,20 @@ fn with_gathers(list: &[Action], gathered_max: usize) -> Vec<Action> {
     }
     with.extend(gathered.into_iter().map(Action::Free));
     with
+}
+
+/// How many stages a list has gathered at most at once.
+fn gathered_most(list: &[Action]) -> usize {
+    let (mut now, mut most) = (0_usize, 0);
+    for action in list {
+        match action {
+            Action::Gather(_) => now += 1,
+            Action::Free(_) => now = now.saturating_sub(1),
+            _ => {}
+        }
+        most = most.max(now);
+    }
+    most
 }
 
 /// The stages' ranks where stage s is on rank s modulo the number of ranks.

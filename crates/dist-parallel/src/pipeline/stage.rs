@@ -110,6 +110,12 @@ impl<A> Stage<A> {
         Ok(output)
     }
 
+    /// Goes forward, and keeps nothing.
+    pub(super) fn evaluate(&mut self, input: A) -> Result<A> {
+        let blocks = 0..self.model.blocks().len();
+        self.model.forward_with(blocks, input, drop).map_err(Error::compute)
+    }
+
     /// Goes backward, wholly or in part; gradients go to the sums, and those of tied parameters to the nodes.
     pub(super) fn backward(
         &mut self,

@@ -1,22 +1,15 @@
-//! One step of a pipeline: its actions, one after the other, and what is reduced at the end.
-
-use std::time::Duration;
+//! One step of a pipeline: a pass there and back, and what is reduced at the end.
 
 use dist_collectives::{Communicator, ReduceOp};
 
-use super::activations::Look;
-use super::link::Receiver;
 use super::parameters::broadcast;
-use super::stage::{PROVEN, Part, Reducing, Stage};
-use super::{Action, Item, Pipeline, Span, ties};
+use super::pass::{Clock, Output, Pass};
+use super::stage::{PROVEN, Reducing, Stage};
+use super::{Pipeline, ties};
 use crate::flat::Flat;
 use crate::fsdp::bytes_sent;
+use crate::tree::TreeSum;
 use crate::{BoxError, Error, Result, StepReport, ValuesMut};
-
-/// Gives the input of a micro-batch.
-type Input<'a, A> = dyn FnMut(usize) -> Result<A, BoxError> + 'a;
-/// Gives the loss of a micro-batch, and its gradient, for the model's output.
-type Loss<'a, A> = dyn FnMut(usize, A) -> Result<(f32, A), BoxError> + 'a;
 
 impl<A> Pipeline<A> {
     /// Computes the mean gradients of the schedule's micro-batches, of all pipelines. `input` gives a micro-batch's input
@@ -35,18 +28,39 @@ impl<A> Pipeline<A> {
         let mut clock = Clock::new(&self.comm);
         let sent_before = self.bytes_sent();
         self.begin();
-        let result = self.attempt(&mut input, &mut loss, &mut clock);
+        let first = self.share().start;
+        let mut losses = TreeSum::new();
+        let mut differentiate = |index: usize, output: A| {
+            let (loss, gradient) = loss(index, output)?;
+            losses.add(index - first, loss, |left, right| *left += right);
+            Ok(gradient)
+        };
+        let list = self.schedule.actions()[self.comm.rank()].clone();
+        let output = Output::Step(&mut differentiate);
+        let passed = self.run(list, &mut Pass { first, input: &mut input, output, clock: &mut clock });
+        let sum = losses.finish(|left, right| *left += right).unwrap_or(0.0);
+        let result = passed.and_then(|()| clock.waiting(|| self.finish(sum)));
         let loss = self.or_abort(result)?;
-        Ok(StepReport {
+        Ok(self.report(loss, self.total(), &clock, sent_before))
+    }
+
+    pub(super) fn report(
+        &self,
+        loss: f32,
+        micro_batches: usize,
+        clock: &Clock,
+        sent_before: u64,
+    ) -> StepReport {
+        StepReport {
             loss,
-            micro_batches: self.total(),
+            micro_batches,
             elapsed: clock.now(),
             exposed: clock.waited,
             bytes_sent: self.bytes_sent() - sent_before,
-        })
+        }
     }
 
-    fn bytes_sent(&self) -> u64 {
+    pub(super) fn bytes_sent(&self) -> u64 {
         let ties = self.nodes.iter().map(ties::Node::bytes_sent).sum::<u64>();
         let groups = [Some(&self.comm), self.data.as_ref(), self.shards.as_ref()];
         groups.into_iter().flatten().map(bytes_sent).sum::<u64>() + self.links.bytes_sent() + ties
@@ -63,157 +77,11 @@ impl<A> Pipeline<A> {
 
     /// Micro-batches of all pipelines.
     fn total(&self) -> usize {
-        let groups = [&self.data, &self.shards].into_iter().flatten();
-        self.schedule.micro_batches() * groups.map(Communicator::world_size).product::<usize>()
-    }
-
-    /// Everything of a step that may fail; the loss.
-    fn attempt(
-        &mut self,
-        input: &mut Input<'_, A>,
-        loss: &mut Loss<'_, A>,
-        clock: &mut Clock,
-    ) -> Result<f32> {
-        let first = self.share().start;
-        let list = self.schedule.actions()[self.comm.rank()].clone();
-        let gathers = list.iter().any(|action| matches!(action, Action::Gather(_)));
-        if !gathers {
-            clock.waiting(|| {
-                self.stages.iter_mut().try_for_each(|stage| stage.gather(self.shards.as_mut()))
-            })?;
-        }
-        for action in list {
-            match action {
-                Action::Forward(item) => self.forward(item, first, (&mut *input, &mut *loss), clock)?,
-                Action::Backward(item) => self.backward(action, item, Part::Whole, clock)?,
-                Action::InputGradient(item) => self.backward(action, item, Part::Input, clock)?,
-                Action::WeightGradient(item) => self.backward(action, item, Part::Weight, clock)?,
-                Action::SendActivation(item) => self.send_activation(item)?,
-                Action::ReceiveActivation(item) => self.receive_activation(item, clock)?,
-                Action::SendGradient(item) => self.send_gradient(item)?,
-                Action::ReceiveGradient(item) => self.receive_gradient(item, clock)?,
-                Action::Gather(stage) => clock.waiting(|| self.gather(stage))?,
-                Action::Free(stage) => self.stage(stage).free()?,
-                Action::ReduceGradients(stage) => self.start_reducing(stage),
-            }
-        }
-        if !gathers {
-            self.stages.iter_mut().try_for_each(Stage::free)?;
-        }
-        clock.waiting(|| self.finish())
-    }
-
-    fn gather(&mut self, stage: usize) -> Result<()> {
-        let own = self.stages.iter_mut().find(|own| own.number == stage).expect(PROVEN);
-        own.gather(self.shards.as_mut())
-    }
-
-    fn forward(
-        &mut self,
-        item: Item,
-        first: usize,
-        (input, loss): (&mut Input<'_, A>, &mut Loss<'_, A>),
-        clock: &mut Clock,
-    ) -> Result<()> {
-        let Item { stage, micro_batch } = item;
-        let is_last = stage + 1 == self.schedule.stages();
-        let received = self.stage(stage).inputs.remove(&micro_batch);
-        let start = clock.now();
-        let activation = match (stage.checked_sub(1), received) {
-            (None, _) => input(first + micro_batch).map_err(Error::compute)?,
-            (Some(_), Some(received)) => received,
-            (Some(before), None) => self.stage(before).outputs.remove(&micro_batch).expect(PROVEN),
-        };
-        let own = self.stage(stage);
-        let output = own.forward(micro_batch, activation)?;
-        if is_last {
-            let (loss, gradient) = loss(first + micro_batch, output).map_err(Error::compute)?;
-            own.output_gradients.insert(micro_batch, gradient);
-            self.losses.add(micro_batch, loss, |left, right| *left += right);
-        } else {
-            own.outputs.insert(micro_batch, output);
-        }
-        self.spans.push(Span { action: Action::Forward(item), start, end: clock.now() });
-        self.kept_most = self.kept_most.max(self.stages.iter().map(Stage::kept).sum());
-        Ok(())
-    }
-
-    fn backward(&mut self, action: Action, item: Item, part: Part, clock: &mut Clock) -> Result<()> {
-        let Item { stage, micro_batch } = item;
-        let mut gradient = self.stage(stage).output_gradients.remove(&micro_batch);
-        if gradient.is_none() && part != Part::Weight {
-            gradient = self.stage(stage + 1).input_gradients.remove(&micro_batch);
-        }
-        let start = clock.now();
-        let own = self.stages.iter_mut().find(|own| own.number == stage).expect(PROVEN);
-        own.backward(micro_batch, part, gradient, &mut self.nodes)?;
-        self.spans.push(Span { action, start, end: clock.now() });
-        ties::pass_on(&mut self.nodes, false)
-    }
-
-    fn send_activation(&mut self, Item { stage, micro_batch }: Item) -> Result<()> {
-        let output = self.stage(stage).outputs.remove(&micro_batch).expect(PROVEN);
-        let (got, values) = self.take_apart(&output)?;
-        let link = self.links.outputs.get_mut(&stage).expect(PROVEN);
-        if let Some(expected) = link.look().filter(|expected| **expected != got) {
-            return Err(Error::ActivationShape { stage, expected: expected.clone(), got });
-        }
-        link.collect()?;
-        link.send(&got, values).ok_or(Error::TooManyDims { stage, dims: got.shape.len() })?;
-        self.links.output_gradients.get_mut(&stage).expect(PROVEN).expect(got);
-        Ok(())
-    }
-
-    fn receive_activation(&mut self, Item { stage, micro_batch }: Item, clock: &mut Clock) -> Result<()> {
-        let link = self.links.inputs.get_mut(&stage).expect(PROVEN);
-        let (look, values) = receive(link, clock)?;
-        self.links.input_gradients.get_mut(&stage).expect(PROVEN).expect(look.clone());
-        let input = self.put_together(&look, &values)?;
-        self.stage(stage).inputs.insert(micro_batch, input);
-        Ok(())
-    }
-
-    fn send_gradient(&mut self, Item { stage, micro_batch }: Item) -> Result<()> {
-        let gradient = self.stage(stage).input_gradients.remove(&micro_batch).expect(PROVEN);
-        let (got, values) = self.take_apart(&gradient)?;
-        let link = self.links.input_gradients.get_mut(&stage).expect(PROVEN);
-        let expected = link.look().expect("the input was received");
-        if *expected != got {
-            return Err(Error::GradientShape { stage, expected: expected.clone(), got });
-        }
-        link.collect()?;
-        link.send(&got, values).expect("it looks like what was received");
-        Ok(())
-    }
-
-    fn receive_gradient(&mut self, Item { stage, micro_batch }: Item, clock: &mut Clock) -> Result<()> {
-        let link = self.links.output_gradients.get_mut(&stage).expect(PROVEN);
-        let (look, values) = receive(link, clock)?;
-        let gradient = self.put_together(&look, &values)?;
-        self.stage(stage).output_gradients.insert(micro_batch, gradient);
-        Ok(())
-    }
-
-    fn take_apart(&self, activation: &A) -> Result<(Look, Flat)> {
-        let mut parts = None;
-        let read = self.activations.take_apart(activation, &mut |shape, values| {
-            parts = Some((Look { dtype: values.dtype(), shape: shape.to_vec() }, Flat::copy_of(values)));
-        });
-        read.map_err(Error::compute)?;
-        parts.filter(|(look, values)| look.len() == Some(values.len())).ok_or(Error::NoActivation)
-    }
-
-    fn put_together(&self, look: &Look, values: &Flat) -> Result<A> {
-        let made = self.activations.put_together(&look.shape, values.slice(0, values.len()));
-        made.map_err(Error::compute)
-    }
-
-    fn stage(&mut self, number: usize) -> &mut Stage<A> {
-        self.stages.iter_mut().find(|stage| stage.number == number).expect(PROVEN)
+        self.schedule.micro_batches() * self.beside().1
     }
 
     /// Begins to add up a stage's gradients with those of other pipelines.
-    fn start_reducing(&mut self, number: usize) {
+    pub(super) fn start_reducing(&mut self, number: usize) {
         let stage = self.stages.iter_mut().find(|stage| stage.number == number).expect(PROVEN);
         stage.used = stage.sums.take_used();
         let sums = stage.sums.take().into_iter();
@@ -225,12 +93,13 @@ impl<A> Pipeline<A> {
         });
     }
 
-    /// Everything that is left when all actions are done: means of ties, gradients and losses; the loss.
-    fn finish(&mut self) -> Result<f32> {
+    /// Everything that is left when all actions are done: means of ties, gradients and losses, of which
+    /// this pipeline has this sum; the mean loss.
+    fn finish(&mut self, loss: f32) -> Result<f32> {
         let total = self.total();
         ties::pass_on(&mut self.nodes, true)?;
         let mut tied = self.start_ties()?;
-        let loss = self.mean_loss()?;
+        let loss = self.mean_loss(vec![loss], total)?;
         self.add_used(&mut tied)?;
         for stage in &mut self.stages {
             let mut means = Vec::new();
@@ -267,16 +136,22 @@ impl<A> Pipeline<A> {
         Ok(tied)
     }
 
-    /// The mean loss of all micro-batches, on all ranks.
-    fn mean_loss(&mut self) -> Result<f32> {
+    /// The mean loss of so many micro-batches, on all ranks. Sums of every pipeline's `losses` are added in the canonical
+    /// order; only the rank of the last stage has any.
+    pub(super) fn mean_loss(&mut self, mut losses: Vec<f32>, micro_batches: usize) -> Result<f32> {
         let last = self.schedule.placement()[self.schedule.stages() - 1];
-        let mut loss = [self.losses.finish(|left, right| *left += right).unwrap_or(0.0)];
         if self.comm.rank() == last {
             for group in [&mut self.shards, &mut self.data].into_iter().flatten() {
-                group.all_reduce(&mut loss, ReduceOp::Sum).map_err(Error::communication)?;
+                group.all_reduce(&mut losses, ReduceOp::Sum).map_err(Error::communication)?;
             }
         }
-        ValuesMut::F32(&mut loss).divide(self.total());
+        let mut sum = TreeSum::new();
+        losses
+            .into_iter()
+            .enumerate()
+            .for_each(|(index, loss)| sum.add(index, loss, |left, right| *left += right));
+        let mut loss = [sum.finish(|left, right| *left += right).unwrap_or(0.0)];
+        ValuesMut::F32(&mut loss).divide(micro_batches);
         broadcast(&mut self.comm, ValuesMut::F32(&mut loss), last)?;
         Ok(loss[0])
     }
@@ -308,36 +183,4 @@ fn mean(sum: Reducing, count: usize) -> Result<Flat> {
     let mut mean = sum.wait()?;
     mean.slice_mut(0, mean.len()).divide(count);
     Ok(mean)
-}
-
-/// The next message of a link, and what it looks like.
-fn receive(link: &mut Receiver, clock: &mut Clock) -> Result<(Look, Flat)> {
-    let values = clock.waiting(|| link.receive())?;
-    Ok((link.look().expect("a message has been received").clone(), values))
-}
-
-/// The time since a step began.
-struct Clock {
-    runtime: dist_collectives::Runtime,
-    began: Duration,
-    /// How much of it was spent waiting.
-    waited: Duration,
-}
-
-impl Clock {
-    fn new(comm: &Communicator) -> Self {
-        let runtime = comm.runtime().clone();
-        Self { began: runtime.now(), runtime, waited: Duration::ZERO }
-    }
-
-    fn now(&self) -> Duration {
-        self.runtime.now().saturating_sub(self.began)
-    }
-
-    fn waiting<T>(&mut self, wait: impl FnOnce() -> T) -> T {
-        let began = self.now();
-        let done = wait();
-        self.waited += self.now().saturating_sub(began);
-        done
-    }
 }

@@ -247,7 +247,7 @@ impl Node {
                 if !wait && !link.is_ready() {
                     return Ok(None);
                 }
-                unpack(&self.info, &link.receive()?)
+                unpack(&self.info, &link.receive()?.1)
             }
         };
         self.passed += 1;

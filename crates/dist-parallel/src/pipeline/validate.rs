@@ -21,7 +21,7 @@ pub(super) fn validate(schedule: &Schedule) -> Result<Proof, Flaw> {
 }
 
 /// That the parts are about the same ranks.
-fn shape(schedule: &Schedule) -> Result<(), Flaw> {
+pub(super) fn shape(schedule: &Schedule) -> Result<(), Flaw> {
     let (ranks, stages) = (schedule.ranks(), schedule.stages());
     let (lists, bounds) = (schedule.actions().len(), schedule.kept_max().len());
     let micro_batches = schedule.micro_batches();

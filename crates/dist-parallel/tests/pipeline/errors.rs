@@ -8,8 +8,10 @@ use dist_parallel::{Block, BoxError, Error, Params, Ready, Saved, Sequence, Valu
 use dist_transport::sim::{self, Fault, Link, Network, SimTransport, When};
 use rstest::rstest;
 
+use crate::mesh::on_mesh;
 use crate::model::{BLOCKS, deep};
 use crate::plain::{Linear, Rows, micro_batch, squared_error};
+use crate::training::train;
 
 const F: Kind = Kind::OneForwardOneBackward;
 
@@ -115,6 +117,24 @@ impl Block<Rows> for Odd {
 
 /// Three stages, the middle of which is odd; what each rank's step ends with.
 fn step_with(odd: impl Fn() -> Odd + Send + Sync + 'static) -> Vec<Error> {
+    end_of(odd, |pipeline| {
+        let step = pipeline.step(
+            |index| Ok(micro_batch(0, index).0),
+            |index, output| squared_error(micro_batch(0, index).1)(output),
+        );
+        step.unwrap_err()
+    })
+}
+
+/// What each rank's evaluation ends with.
+fn evaluate_with(odd: impl Fn() -> Odd + Send + Sync + 'static) -> Vec<Error> {
+    end_of(odd, |pipeline| pipeline.evaluate(6, |index| Ok(micro_batch(0, index).0), |_, _| Ok(0.0)).unwrap_err())
+}
+
+fn end_of(
+    odd: impl Fn() -> Odd + Send + Sync + 'static,
+    call: impl Fn(&mut Pipeline<Rows>) -> Error + Send + Sync + 'static,
+) -> Vec<Error> {
     let outcome = sim::run(1, 3, move |transport| {
         let blocks: Vec<Box<dyn Block<Rows>>> =
             vec![Box::new(Linear::new("a", 3, 3, 1)), Box::new(odd()), Box::new(Linear::new("b", 3, 2, 2))];
@@ -123,11 +143,7 @@ fn step_with(odd: impl Fn() -> Odd + Send + Sync + 'static) -> Vec<Error> {
         let schedule = F.schedule(3, 4).unwrap();
         let comm = Communicator::new(transport);
         let mut pipeline = Pipeline::new(comm, model, schedule, &stages, PlainVectors).unwrap();
-        let step = pipeline.step(
-            |index| Ok(micro_batch(0, index).0),
-            |index, output| squared_error(micro_batch(0, index).1)(output),
-        );
-        step.unwrap_err()
+        call(&mut pipeline)
     });
     assert!(outcome.elapsed < Duration::from_secs(1), "somebody waited for {:?}", outcome.elapsed);
     outcome.results
@@ -150,6 +166,67 @@ fn a_stage_that_fails_ends_the_job_for_all() {
     });
     assert!(matches!(&results[1], Error::Compute(source) if source.to_string().contains("had enough")));
     others_are_told(&results, 1);
+}
+
+#[test]
+fn a_stage_that_fails_in_an_evaluation_ends_the_job_for_all() {
+    let results = evaluate_with(|| Odd {
+        forward: |call, rows| if call == 4 { Err("this stage has had enough".into()) } else { Ok(rows) },
+        ..Odd::new()
+    });
+    assert!(matches!(&results[1], Error::Compute(source) if source.to_string().contains("had enough")));
+    others_are_told(&results, 1);
+}
+
+#[rstest]
+fn an_input_or_a_loss_that_fails_in_an_evaluation_ends_the_job_for_all(#[values(0, 2)] culprit: usize) {
+    let results = end_of(Odd::new, move |pipeline| {
+        let fails = |at: usize, index: usize| if culprit == at && index == 3 { Err("no more") } else { Ok(()) };
+        let input = |index| {
+            fails(0, index)?;
+            Ok(micro_batch(0, index).0)
+        };
+        let loss = |index, _| {
+            fails(2, index)?;
+            Ok(0.0)
+        };
+        pipeline.evaluate(6, input, loss).unwrap_err()
+    });
+    assert!(matches!(&results[culprit], Error::Compute(source) if source.to_string() == "no more"));
+    others_are_told(&results, culprit);
+}
+
+/// Pipelines beside each other, of which a rank of one is asked for something else; training goes on afterwards.
+#[rstest]
+fn ranks_that_evaluate_different_numbers_are_all_told_and_none_waits(
+    #[values(0, 1, 2, 3)] other: usize,
+    #[values(0, 4, 6)] number: usize,
+) {
+    let outcome = sim::run(1, 4, move |transport| {
+        let world = Communicator::new(transport);
+        let own = if world.rank() == other { number } else { 5 };
+        let mut pipeline = on_mesh(world, F.schedule(2, 1).unwrap(), [2, 1], false);
+        let evaluate = |pipeline: &mut Pipeline<Rows>, count| {
+            pipeline.evaluate(count, |index| Ok(micro_batch(0, index).0), |_, _| Ok(1.0))
+        };
+        let differ = evaluate(&mut pipeline, own).unwrap_err();
+        let nothing = evaluate(&mut pipeline, 0).unwrap_err();
+        let too_much = evaluate(&mut pipeline, usize::MAX).unwrap_err();
+        assert!(matches!(nothing, Error::NoMicroBatches), "{nothing}");
+        assert!(matches!(too_much, Error::NoSchedule { ranks: 2, .. }), "{too_much}");
+        let report = evaluate(&mut pipeline, 5).unwrap();
+        assert_eq!((report.loss, report.micro_batches), (1.0, 5));
+        train(&mut pipeline);
+        (own as u64, differ)
+    });
+    assert!(outcome.elapsed < Duration::from_secs(1), "somebody waited for {:?}", outcome.elapsed);
+    let (few, many) = (number.min(5) as u64, number.max(5) as u64);
+    for (asked, error) in outcome.results {
+        assert!(
+            matches!(error, Error::EvaluationsDiffer { own, least, most } if (own, least, most) == (asked, few, many)),
+            "{error}"
+        );
+    }
 }
 
 #[test]
@@ -181,7 +258,7 @@ fn a_later_stage_must_have_a_gradient_of_its_input() {
     others_are_told(&results, 1);
 }
 
-/// Three stages, for so long that something can happen meanwhile.
+/// Three stages, which are trained and evaluated for so long that something can happen meanwhile.
 fn twenty_steps(transport: SimTransport) -> Result<(), Error> {
     let (comm, stages) = (Communicator::new(transport), split_into_stages(BLOCKS, 3)?);
     let mut pipeline = Pipeline::new(comm, deep(7), Kind::Zb1p.schedule(3, 4)?, &stages, PlainVectors)?;
@@ -190,6 +267,7 @@ fn twenty_steps(transport: SimTransport) -> Result<(), Error> {
             |index| Ok(micro_batch(step, index).0),
             |index, output| squared_error(micro_batch(step, index).1)(output),
         )?;
+        pipeline.evaluate(5, |index| Ok(micro_batch(step, index).0), |_, _| Ok(0.0))?;
     }
     Ok(())
 }

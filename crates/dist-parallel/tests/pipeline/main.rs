@@ -4,6 +4,7 @@
 #[path = "../training/by_hand.rs"]
 mod by_hand;
 mod errors;
+mod evaluate;
 mod groups;
 mod interpreter;
 mod mesh;

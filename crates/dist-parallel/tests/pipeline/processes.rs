@@ -7,20 +7,21 @@ use dist_parallel::pipeline::Kind;
 use dist_testkit::process;
 use rstest::rstest;
 
+use crate::evaluate::{TRAINED, alone_finds, train_and_evaluate};
 use crate::model::alone;
-use crate::training::{pipeline, train};
+use crate::training::pipeline;
 
 #[rstest]
 #[case(Kind::OneForwardOneBackward, 2)]
 #[case(Kind::Zbv, 3)]
-fn processes_train_what_one_process_trains(#[case] kind: Kind, #[case] ranks: usize) {
+fn processes_train_and_evaluate_what_one_process_does(#[case] kind: Kind, #[case] ranks: usize) {
     if process::rank().is_none() {
-        let name = format!("processes::processes_train_what_one_process_trains::case_{}", ranks - 1);
+        let name = format!("processes::processes_train_and_evaluate_what_one_process_does::case_{}", ranks - 1);
         process::ranks(ranks, &name, Duration::from_secs(60)).assert_success();
         return;
     }
     let comm = Communicator::from_env().unwrap();
     assert_eq!(comm.world_size(), ranks);
-    let mut pipeline = pipeline(comm, kind.schedule(ranks, 6).unwrap());
-    assert_eq!(train(&mut pipeline), alone(6));
+    let mut pipeline = pipeline(comm, kind.schedule(ranks, TRAINED).unwrap());
+    assert_eq!(train_and_evaluate(&mut pipeline, 40), (alone(TRAINED), alone_finds(40)));
 }

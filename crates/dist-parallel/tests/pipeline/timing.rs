@@ -60,13 +60,13 @@ impl Block<Vec<f32>> for Sleeper {
     }
 }
 
-fn sleepers(costs: &[StageCost], runtime: &Runtime) -> Sequence<Vec<f32>> {
+pub(crate) fn sleepers(costs: &[StageCost], runtime: &Runtime) -> Sequence<Vec<f32>> {
     let block = |&cost: &StageCost| Box::new(Sleeper { runtime: runtime.clone(), cost }) as Box<dyn Block<_>>;
     Sequence::new(costs.iter().map(block).collect()).unwrap()
 }
 
 /// Times that look random, 1 to 64 milliseconds.
-fn random_costs(stages: usize, seed: u64) -> Vec<StageCost> {
+pub(crate) fn random_costs(stages: usize, seed: u64) -> Vec<StageCost> {
     let mut numbers = Numbers(seed);
     let mut time = || Duration::from_millis(1) + Duration::from_millis(63).mul_f32(numbers.next().abs());
     (0..stages)

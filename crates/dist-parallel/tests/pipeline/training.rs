@@ -51,7 +51,7 @@ pub(crate) fn whole(pipeline: &mut Pipe) -> Vec<u32> {
     same_as.into_iter().flat_map(|index| all[index].clone()).collect()
 }
 
-const KINDS: [Kind; 6] = [
+pub(crate) const KINDS: [Kind; 6] = [
     Kind::Gpipe,
     Kind::OneForwardOneBackward,
     Kind::Interleaved { stages_per_rank: 2 },

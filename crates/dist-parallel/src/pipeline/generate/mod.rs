@@ -1,11 +1,13 @@
 //! The generators of schedules: pure functions from numbers to lists.
 
+mod forwards;
 mod gpipe;
 mod interleaved;
 mod one_forward_one_backward;
 mod zb1p;
 mod zbv;
 
+pub(super) use forwards::forwards;
 pub(super) use gpipe::gpipe;
 pub(super) use interleaved::interleaved;
 pub(super) use one_forward_one_backward::one_forward_one_backward;

@@ -1,0 +1,207 @@
+//! One pass of micro-batches through the stages of a rank: its actions, one after the other.
+
+use std::time::Duration;
+
+use dist_collectives::Communicator;
+
+use super::activations::Look;
+use super::stage::{PROVEN, Part, Stage};
+use super::{Action, Item, Pipeline, Span, ties};
+use crate::flat::Flat;
+use crate::{BoxError, Error, Result};
+
+/// What a pass is given.
+pub(super) struct Pass<'a, A> {
+    /// The number of this pipeline's first micro-batch.
+    pub(super) first: usize,
+    /// Gives the input of a micro-batch.
+    pub(super) input: &'a mut (dyn FnMut(usize) -> Result<A, BoxError> + 'a),
+    pub(super) output: Output<'a, A>,
+    pub(super) clock: &'a mut Clock,
+}
+
+/// Takes the model's output for a micro-batch.
+pub(super) enum Output<'a, A> {
+    /// Gives its gradient: a step of training.
+    Step(&'a mut (dyn FnMut(usize, A) -> Result<A, BoxError> + 'a)),
+    /// Nothing is kept and nothing goes back.
+    Evaluation(&'a mut (dyn FnMut(usize, A) -> Result<(), BoxError> + 'a)),
+}
+
+impl<A> Pipeline<A> {
+    /// Does what is in the list. Where that gathers no stages, all of them are gathered as long as it takes.
+    pub(super) fn run(&mut self, list: Vec<Action>, pass: &mut Pass<'_, A>) -> Result<()> {
+        let gathers = list.iter().any(|action| matches!(action, Action::Gather(_)));
+        if !gathers {
+            pass.clock.waiting(|| {
+                self.stages.iter_mut().try_for_each(|stage| stage.gather(self.shards.as_mut()))
+            })?;
+        }
+        for action in list {
+            match action {
+                Action::Forward(item) => self.forward(item, pass)?,
+                Action::Backward(item) => self.backward(action, item, Part::Whole, pass.clock)?,
+                Action::InputGradient(item) => self.backward(action, item, Part::Input, pass.clock)?,
+                Action::WeightGradient(item) => self.backward(action, item, Part::Weight, pass.clock)?,
+                Action::SendActivation(item) => self.send_activation(item, pass)?,
+                Action::ReceiveActivation(item) => self.receive_activation(item, pass)?,
+                Action::SendGradient(item) => self.send_gradient(item)?,
+                Action::ReceiveGradient(item) => self.receive_gradient(item, pass.clock)?,
+                Action::Gather(stage) => pass.clock.waiting(|| self.gather(stage))?,
+                Action::Free(stage) => self.stage(stage).free()?,
+                Action::ReduceGradients(stage) => self.start_reducing(stage),
+            }
+        }
+        if !gathers {
+            self.stages.iter_mut().try_for_each(Stage::free)?;
+        }
+        Ok(())
+    }
+
+    fn gather(&mut self, stage: usize) -> Result<()> {
+        let own = self.stages.iter_mut().find(|own| own.number == stage).expect(PROVEN);
+        own.gather(self.shards.as_mut())
+    }
+
+    fn forward(&mut self, item: Item, pass: &mut Pass<'_, A>) -> Result<()> {
+        let Item { stage, micro_batch } = item;
+        let is_last = stage + 1 == self.schedule.stages();
+        let received = self.stage(stage).inputs.remove(&micro_batch);
+        let start = pass.clock.now();
+        let activation = match (stage.checked_sub(1), received) {
+            (None, _) => (pass.input)(pass.first + micro_batch).map_err(Error::compute)?,
+            (Some(_), Some(received)) => received,
+            (Some(before), None) => self.stage(before).outputs.remove(&micro_batch).expect(PROVEN),
+        };
+        let own = self.stage(stage);
+        let output = match pass.output {
+            Output::Step(_) => own.forward(micro_batch, activation)?,
+            Output::Evaluation(_) => own.evaluate(activation)?,
+        };
+        match &mut pass.output {
+            _ if !is_last => _ = own.outputs.insert(micro_batch, output),
+            Output::Step(loss) => {
+                let gradient = loss(pass.first + micro_batch, output).map_err(Error::compute)?;
+                own.output_gradients.insert(micro_batch, gradient);
+            }
+            Output::Evaluation(loss) => loss(pass.first + micro_batch, output).map_err(Error::compute)?,
+        }
+        if let Output::Step(_) = pass.output {
+            self.spans.push(Span { action: Action::Forward(item), start, end: pass.clock.now() });
+            self.kept_most = self.kept_most.max(self.stages.iter().map(Stage::kept).sum());
+        }
+        Ok(())
+    }
+
+    fn backward(&mut self, action: Action, item: Item, part: Part, clock: &mut Clock) -> Result<()> {
+        let Item { stage, micro_batch } = item;
+        let mut gradient = self.stage(stage).output_gradients.remove(&micro_batch);
+        if gradient.is_none() && part != Part::Weight {
+            gradient = self.stage(stage + 1).input_gradients.remove(&micro_batch);
+        }
+        let start = clock.now();
+        let own = self.stages.iter_mut().find(|own| own.number == stage).expect(PROVEN);
+        own.backward(micro_batch, part, gradient, &mut self.nodes)?;
+        self.spans.push(Span { action, start, end: clock.now() });
+        ties::pass_on(&mut self.nodes, false)
+    }
+
+    fn send_activation(&mut self, Item { stage, micro_batch }: Item, pass: &mut Pass<'_, A>) -> Result<()> {
+        let output = self.stage(stage).outputs.remove(&micro_batch).expect(PROVEN);
+        let (got, values) = self.take_apart(&output)?;
+        drop(output);
+        let link = self.links.outputs.get_mut(&stage).expect(PROVEN);
+        let too_many = Error::TooManyDims { stage, dims: got.shape.len() };
+        if let Output::Evaluation(_) = pass.output {
+            pass.clock.waiting(|| link.finish())?;
+            return link.send_any(&got, values).ok_or(too_many);
+        }
+        if let Some(expected) = link.look().filter(|expected| **expected != got) {
+            return Err(Error::ActivationShape { stage, expected: expected.clone(), got });
+        }
+        link.collect()?;
+        link.send(&got, values).ok_or(too_many)?;
+        self.links.output_gradients.get_mut(&stage).expect(PROVEN).expect(got);
+        Ok(())
+    }
+
+    fn receive_activation(
+        &mut self,
+        Item { stage, micro_batch }: Item,
+        pass: &mut Pass<'_, A>,
+    ) -> Result<()> {
+        let link = self.links.inputs.get_mut(&stage).expect(PROVEN);
+        let (look, values) = pass.clock.waiting(|| link.receive())?;
+        let input = self.put_together(&look, &values)?;
+        if let Output::Step(_) = pass.output {
+            self.links.input_gradients.get_mut(&stage).expect(PROVEN).expect(look);
+        }
+        self.stage(stage).inputs.insert(micro_batch, input);
+        Ok(())
+    }
+
+    fn send_gradient(&mut self, Item { stage, micro_batch }: Item) -> Result<()> {
+        let gradient = self.stage(stage).input_gradients.remove(&micro_batch).expect(PROVEN);
+        let (got, values) = self.take_apart(&gradient)?;
+        let link = self.links.input_gradients.get_mut(&stage).expect(PROVEN);
+        let expected = link.look().expect("the input was received");
+        if *expected != got {
+            return Err(Error::GradientShape { stage, expected: expected.clone(), got });
+        }
+        link.collect()?;
+        link.send(&got, values).expect("it looks like what was received");
+        Ok(())
+    }
+
+    fn receive_gradient(&mut self, Item { stage, micro_batch }: Item, clock: &mut Clock) -> Result<()> {
+        let link = self.links.output_gradients.get_mut(&stage).expect(PROVEN);
+        let (look, values) = clock.waiting(|| link.receive())?;
+        let gradient = self.put_together(&look, &values)?;
+        self.stage(stage).output_gradients.insert(micro_batch, gradient);
+        Ok(())
+    }
+
+    fn take_apart(&self, activation: &A) -> Result<(Look, Flat)> {
+        let mut parts = None;
+        let read = self.activations.take_apart(activation, &mut |shape, values| {
+            parts = Some((Look { dtype: values.dtype(), shape: shape.to_vec() }, Flat::copy_of(values)));
+        });
+        read.map_err(Error::compute)?;
+        parts.filter(|(look, values)| look.len() == Some(values.len())).ok_or(Error::NoActivation)
+    }
+
+    fn put_together(&self, look: &Look, values: &Flat) -> Result<A> {
+        let made = self.activations.put_together(&look.shape, values.slice(0, values.len()));
+        made.map_err(Error::compute)
+    }
+
+    pub(super) fn stage(&mut self, number: usize) -> &mut Stage<A> {
+        self.stages.iter_mut().find(|stage| stage.number == number).expect(PROVEN)
+    }
+}
+
+/// The time since a pass began.
+pub(super) struct Clock {
+    runtime: dist_collectives::Runtime,
+    began: Duration,
+    /// How much of it was spent waiting.
+    pub(super) waited: Duration,
+}
+
+impl Clock {
+    pub(super) fn new(comm: &Communicator) -> Self {
+        let runtime = comm.runtime().clone();
+        Self { began: runtime.now(), runtime, waited: Duration::ZERO }
+    }
+
+    pub(super) fn now(&self) -> Duration {
+        self.runtime.now().saturating_sub(self.began)
+    }
+
+    pub(super) fn waiting<T>(&mut self, wait: impl FnOnce() -> T) -> T {
+        let began = self.now();
+        let done = wait();
+        self.waited += self.now().saturating_sub(began);
+        done
+    }
+}
