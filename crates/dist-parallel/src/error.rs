@@ -257,18 +257,20 @@ pub enum Error {
     /// A block was used that another rank has.
     #[error("this block is on another rank")]
     Elsewhere,
-    /// A step without micro-batches was asked for, on every rank.
+    /// A step or an evaluation without micro-batches was asked for, on every rank.
     #[error("there is no micro-batch to take the mean of")]
     NoMicroBatches,
-    /// The ranks were asked to evaluate different numbers of micro-batches; every rank gets this error, with its own number.
-    #[error("this rank was asked to evaluate {own} micro-batches, and others {least} to {most}")]
+    /// Not every rank of all pipelines was asked for the same evaluation; every rank gets this same error.
+    #[error("rank {rank} of pipeline {pipeline} was asked for {there}, rank 0 of pipeline 0 for {on_first}")]
     EvaluationsDiffer {
-        /// How many this rank was asked for.
-        own: u64,
-        /// The smallest number that any rank was asked for.
-        least: u64,
-        /// The largest.
-        most: u64,
+        /// The first pipeline that has a rank which disagrees with rank 0 of the first one.
+        pipeline: usize,
+        /// That rank's number in its pipeline.
+        rank: usize,
+        /// What it was asked for.
+        there: Asked,
+        /// What rank 0 of the first pipeline was asked for.
+        on_first: Asked,
     },
     /// Of the micro-batches of one step only some say how much they count.
     #[error("either all micro-batches of a step say how much they count, or none does")]

@@ -28,6 +28,8 @@ pub enum Call {
     Join,
     /// The computation of some micro-batches before a step.
     Accumulate,
+    /// Forwards only.
+    Evaluation,
 }
 
 impl Asked {
@@ -36,21 +38,23 @@ impl Asked {
     }
 
     /// A number of its own, but for 2²⁸ micro-batches and more, which are all the same: so that its square is a number.
-    fn encode(self) -> i64 {
+    pub(crate) fn encode(self) -> i64 {
         let call = match self.call {
             Call::Step => 0,
             Call::Join => 1,
             Call::Accumulate => 2,
+            Call::Evaluation => 3,
         };
         let micro_batches = i64::try_from(self.micro_batches.min(1 << 28)).expect("2²⁸ is an i64");
         micro_batches * 8 + call * 2 + i64::from(self.weighted)
     }
 
-    fn decode(number: i64) -> Self {
+    pub(crate) fn decode(number: i64) -> Self {
         let call = match number / 2 % 4 {
             0 => Call::Step,
             1 => Call::Join,
-            _ => Call::Accumulate,
+            2 => Call::Accumulate,
+            _ => Call::Evaluation,
         };
         Self::new(call, usize::try_from(number / 8).unwrap_or(0), number % 2 == 1)
     }
@@ -72,6 +76,7 @@ impl fmt::Display for Asked {
             Call::Step => write!(f, "a step of {} micro-batches", self.micro_batches)?,
             Call::Join => f.write_str("a step of the micro-batches that it has")?,
             Call::Accumulate => write!(f, "accumulating up to {} micro-batches", self.micro_batches)?,
+            Call::Evaluation => write!(f, "an evaluation of {} micro-batches", self.micro_batches)?,
         }
         if self.weighted { f.write_str(" that say how much they count") } else { Ok(()) }
     }
@@ -178,7 +183,7 @@ mod tests {
 
     #[test]
     fn what_a_rank_was_asked_for_is_read_back() {
-        for call in [Call::Step, Call::Join, Call::Accumulate] {
+        for call in [Call::Step, Call::Join, Call::Accumulate, Call::Evaluation] {
             for (micro_batches, weighted) in [(0, false), (1, true), (7, false), (1 << 20, true)] {
                 let asked = Asked::new(call, micro_batches, weighted);
                 assert_eq!(Asked::decode(asked.encode()), asked);

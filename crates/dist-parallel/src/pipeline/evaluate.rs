@@ -1,18 +1,16 @@
 //! Evaluating a model whose stages are on different ranks: a pass there, without the way back.
 
-use dist_collectives::ReduceOp;
-
 use super::Pipeline;
 use super::pass::{Clock, Output, Pass};
 use crate::fsdp::share;
-use crate::{BoxError, Error, Result, StepReport};
+use crate::{Asked, BoxError, Call, Error, Result, StepReport};
 
 impl<A> Pipeline<A> {
     /// Goes forward only, through all stages, with as many micro-batches as are wanted: the mean of their losses, on all
-    /// ranks. Every rank of all pipelines calls this, with the same number. `input` gives a micro-batch's input and is called
-    /// on the rank of the first stage; `loss` is given the model's output, for whatever is to be found out of it, and
-    /// is called on the rank of the last. Both are given the micro-batch's number. Of several pipelines beside each other,
-    /// each computes a contiguous share, as equal as can be, which may be nothing.
+    /// ranks. Every rank of all pipelines calls this, with the same number. `input` gives a micro-batch's input and is
+    /// called on the rank of the first stage; `loss` is given the model's output, for whatever is to be found out of it,
+    /// and is called on the rank of the last. Both are given the micro-batch's number. Of several pipelines beside each
+    /// other, each computes a contiguous share, as equal as can be, which may be nothing.
     ///
     /// Losses are summed in the canonical order. The mean is bit for bit that of one process, with any number of
     /// pipelines, whatever their shares.
@@ -29,14 +27,14 @@ impl<A> Pipeline<A> {
     /// begun and not ended. Where the system holds what is under way, as sockets do, its buffers come on top. Stages that
     /// are divided are gathered and freed as in a step, as many at once.
     ///
-    /// Every activation travels with what it looks like, 80 bytes. Before the first one, ranks compare how many
-    /// micro-batches they are asked for, 16 bytes each; at the end the last stage's ranks of all pipelines add up
-    /// a list of 4 bytes for each micro-batch, and the mean is sent to all.
+    /// Every activation travels with what it looks like, 80 bytes. Before the first one, every rank tells all others in 8
+    /// bytes what it is asked for. At the end the last stage's ranks of all pipelines add up a list of 4 bytes for each
+    /// micro-batch, and the mean is sent to all.
     ///
     /// # Errors
     /// If there are no micro-batches, more than a schedule is made for, or not as many on all ranks: every rank then has
-    /// such an error, and the next step can be taken. If `input`, `loss` or a block fails, an activation has too many
-    /// dims, or communication fails, which ends the job.
+    /// this error, and training can go on. If `input`, `loss` or a block fails, an activation has too many dims, or
+    /// communication fails, which ends the job.
     #[doc(alias = "eval")]
     pub fn evaluate(
         &mut self,
@@ -46,7 +44,8 @@ impl<A> Pipeline<A> {
     ) -> Result<StepReport> {
         let mut clock = Clock::new(&self.comm);
         let sent_before = self.bytes_sent();
-        let agreed = clock.waiting(|| self.agree_to_evaluate(micro_batches));
+        let asked = Asked::new(Call::Evaluation, micro_batches, false);
+        let agreed = clock.waiting(|| self.agree_to_evaluate(asked));
         self.or_abort(agreed)?;
         let (pipeline, pipelines) = self.beside();
         let own = share(micro_batches, pipelines, pipeline);
@@ -73,19 +72,21 @@ impl<A> Pipeline<A> {
         Ok(self.report(loss, micro_batches, &clock, sent_before))
     }
 
-    /// Makes sure that all ranks of all pipelines are asked for as many micro-batches, and for some.
-    fn agree_to_evaluate(&mut self, micro_batches: usize) -> Result<()> {
-        let own = micro_batches as u64;
-        // The most, and from what is most of the complements, the least.
-        let mut most = [own, !own];
+    /// Makes sure that all ranks of all pipelines are asked for the same, and for something.
+    fn agree_to_evaluate(&mut self, asked: Asked) -> Result<()> {
+        // In the end for all pipelines, one after the other, what each of their ranks is asked for.
+        let mut all = vec![asked.encode()];
         let groups = [Some(&mut self.comm), self.shards.as_mut(), self.data.as_mut()];
         for group in groups.into_iter().flatten() {
-            group.all_reduce(&mut most, ReduceOp::Max).map_err(Error::communication)?;
+            let mut of_group = vec![0; all.len() * group.world_size()];
+            group.all_gather(&all, &mut of_group).map_err(Error::communication)?;
+            all = of_group;
         }
-        match most {
-            [0, _] => Err(Error::NoMicroBatches),
-            [most, rest] if most != !rest => Err(Error::EvaluationsDiffer { own, least: !rest, most }),
-            _ => Ok(()),
+        if let Some(at) = all.iter().position(|there| *there != all[0]) {
+            let (pipeline, rank) = (at / self.schedule.ranks(), at % self.schedule.ranks());
+            let (there, on_first) = (Asked::decode(all[at]), Asked::decode(all[0]));
+            return Err(Error::EvaluationsDiffer { pipeline, rank, there, on_first });
         }
+        if asked.micro_batches == 0 { Err(Error::NoMicroBatches) } else { Ok(()) }
     }
 }

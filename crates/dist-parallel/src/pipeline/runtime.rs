@@ -35,7 +35,8 @@ use crate::{Error, ParamInfo, Params, Result, Sequence, Values, agreement, param
 ///
 /// Computing waits for the messages that it receives, never for those that it sends; one message per link is received
 /// ahead. The shape of a link's activations travels once, before the first of them: all further ones have to have it,
-/// and gradients have the shape of their activations. A message has the communicator's timeout, from when it is sent or
+/// and gradients have the shape of their activations. In an [evaluation](Self::evaluate) every activation may look
+/// different, and brings its shape along. A message has the communicator's timeout, from when it is sent or
 /// received ahead.
 ///
 /// # Memory
@@ -46,7 +47,9 @@ use crate::{Error, ParamInfo, Params, Result, Sequence, Values, agreement, param
 ///
 /// # Errors
 ///
-/// An error on one rank aborts the job, so that no other waits for it.
+/// An error on one rank aborts the job, so that no other waits for it. Some errors harm nothing, because every rank gets
+/// them: of evaluations [`NoMicroBatches`](Error::NoMicroBatches),
+/// [`EvaluationsDiffer`](Error::EvaluationsDiffer) and [`NoSchedule`](Error::NoSchedule).
 pub struct Pipeline<A> {
     pub(super) comm: Communicator,
     pub(super) data: Option<Communicator>,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dist_collectives::Communicator;
 use dist_parallel::pipeline::{Action, Flaw, Kind, Pipeline, PlainVectors, split_into_stages};
-use dist_parallel::{Block, BoxError, Error, Params, Ready, Saved, Sequence, Values, ValuesMut};
+use dist_parallel::{Block, BoxError, Call, Error, Params, Ready, Saved, Sequence, Values, ValuesMut};
 use dist_transport::sim::{self, Fault, Link, Network, SimTransport, When};
 use rstest::rstest;
 
@@ -128,7 +128,9 @@ fn step_with(odd: impl Fn() -> Odd + Send + Sync + 'static) -> Vec<Error> {
 
 /// What each rank's evaluation ends with.
 fn evaluate_with(odd: impl Fn() -> Odd + Send + Sync + 'static) -> Vec<Error> {
-    end_of(odd, |pipeline| pipeline.evaluate(6, |index| Ok(micro_batch(0, index).0), |_, _| Ok(0.0)).unwrap_err())
+    end_of(odd, |pipeline| {
+        pipeline.evaluate(6, |index| Ok(micro_batch(0, index).0), |_, _| Ok(0.0)).unwrap_err()
+    })
 }
 
 fn end_of(
@@ -181,7 +183,8 @@ fn a_stage_that_fails_in_an_evaluation_ends_the_job_for_all() {
 #[rstest]
 fn an_input_or_a_loss_that_fails_in_an_evaluation_ends_the_job_for_all(#[values(0, 2)] culprit: usize) {
     let results = end_of(Odd::new, move |pipeline| {
-        let fails = |at: usize, index: usize| if culprit == at && index == 3 { Err("no more") } else { Ok(()) };
+        let fails =
+            |at: usize, index: usize| if culprit == at && index == 3 { Err("no more") } else { Ok(()) };
         let input = |index| {
             fails(0, index)?;
             Ok(micro_batch(0, index).0)
@@ -217,15 +220,17 @@ fn ranks_that_evaluate_different_numbers_are_all_told_and_none_waits(
         let report = evaluate(&mut pipeline, 5).unwrap();
         assert_eq!((report.loss, report.micro_batches), (1.0, 5));
         train(&mut pipeline);
-        (own as u64, differ)
+        differ
     });
     assert!(outcome.elapsed < Duration::from_secs(1), "somebody waited for {:?}", outcome.elapsed);
-    let (few, many) = (number.min(5) as u64, number.max(5) as u64);
-    for (asked, error) in outcome.results {
-        assert!(
-            matches!(error, Error::EvaluationsDiffer { own, least, most } if (own, least, most) == (asked, few, many)),
-            "{error}"
-        );
+    // The first rank that disagrees with the first of all, which may be that one itself.
+    let named = other.max(1);
+    for error in outcome.results {
+        let Error::EvaluationsDiffer { pipeline, rank, there, on_first } = error else { panic!("{error}") };
+        assert_eq!((pipeline, rank), (named / 2, named % 2));
+        let counts = if other == 0 { (5, number) } else { (number, 5) };
+        assert_eq!((there.micro_batches, on_first.micro_batches), counts);
+        assert_eq!((there.call, there.weighted), (Call::Evaluation, false));
     }
 }
 

@@ -16,7 +16,8 @@ use crate::training::pipeline;
 #[case(Kind::Zbv, 3)]
 fn processes_train_and_evaluate_what_one_process_does(#[case] kind: Kind, #[case] ranks: usize) {
     if process::rank().is_none() {
-        let name = format!("processes::processes_train_and_evaluate_what_one_process_does::case_{}", ranks - 1);
+        let name =
+            format!("processes::processes_train_and_evaluate_what_one_process_does::case_{}", ranks - 1);
         process::ranks(ranks, &name, Duration::from_secs(60)).assert_success();
         return;
     }
