@@ -2,15 +2,17 @@
 
 use super::Pipeline;
 use super::pass::{Clock, Output, Pass};
+use super::step::Losses;
 use crate::fsdp::share;
-use crate::{Asked, BoxError, Call, Error, Result, StepReport};
+use crate::{Asked, BoxError, Call, Error, Loss, Result, StepReport};
 
 impl<A> Pipeline<A> {
     /// Goes forward only, through all stages, with as many micro-batches as are wanted: the mean of their losses, on all
     /// ranks. Every rank of all pipelines calls this, with the same number. `input` gives a micro-batch's input and is
     /// called on the rank of the first stage; `loss` is given the model's output, for whatever is to be found out of it,
-    /// and is called on the rank of the last. Both are given the micro-batch's number. Of several pipelines beside each
-    /// other, each computes a contiguous share, as equal as can be, which may be nothing.
+    /// and is called on the rank of the last. Its [`Loss`] says what the mean is over. Both are given the micro-batch's
+    /// number. Of several pipelines beside each other, each computes a contiguous share, as equal as can be, which may be
+    /// nothing.
     ///
     /// Losses are summed in the canonical order. The mean is bit for bit that of one process, with any number of
     /// pipelines, whatever their shares.
@@ -29,22 +31,22 @@ impl<A> Pipeline<A> {
     ///
     /// Every activation travels with what it looks like, 80 bytes. Before the first one, every rank tells all others in 8
     /// bytes what it is asked for. At the end the last stage's ranks of all pipelines add up a list of 4 bytes for each
-    /// micro-batch, and the mean is sent to all.
+    /// micro-batch and 16 bytes more, and the mean is sent to all, in 24 bytes.
     ///
     /// # Errors
-    /// If there are no micro-batches, more than a schedule is made for, or not as many on all ranks: every rank then has
-    /// this error, and training can go on. If `input`, `loss` or a block fails, an activation has too many dims, or
-    /// communication fails, which ends the job.
+    /// If there are no micro-batches, more than a schedule is made for, not as many on all ranks, or if they count for
+    /// nothing: every rank then has this error, and training can go on. If `input`, `loss` or a block fails, an
+    /// activation has too many dims, or communication fails, which ends the job.
     #[doc(alias = "eval")]
-    pub fn evaluate(
+    pub fn evaluate<C: Loss>(
         &mut self,
         micro_batches: usize,
         mut input: impl FnMut(usize) -> Result<A, BoxError>,
-        mut loss: impl FnMut(usize, A) -> Result<f32, BoxError>,
+        mut loss: impl FnMut(usize, A) -> Result<C, BoxError>,
     ) -> Result<StepReport> {
         let mut clock = Clock::new(&self.comm);
         let sent_before = self.bytes_sent();
-        let asked = Asked::new(Call::Evaluation, micro_batches, false);
+        let asked = Asked::new(Call::Evaluation, micro_batches, C::WEIGHTED);
         let agreed = clock.waiting(|| self.agree_to_evaluate(asked));
         self.or_abort(agreed)?;
         let (pipeline, pipelines) = self.beside();
@@ -54,9 +56,11 @@ impl<A> Pipeline<A> {
         list.retain(|action| action.micro_batch().is_none_or(|micro_batch| micro_batch < own.len()));
         self.links.begin_evaluation(own.len());
         // What another pipeline computes is a zero here, the one that even leaves −0 as it is when it is added.
-        let mut losses = vec![-0.0; micro_batches];
+        let mut losses = Losses { losses: vec![-0.0; micro_batches], count: 0, weighted: C::WEIGHTED };
         let mut take = |index: usize, output: A| {
-            losses[index] = loss(index, output)?;
+            let (loss, count) = loss(index, output)?.counted();
+            losses.losses[index] = loss;
+            losses.count = losses.count.saturating_add(count);
             Ok(())
         };
         let output = Output::Evaluation(&mut take);
@@ -68,7 +72,7 @@ impl<A> Pipeline<A> {
                 self.mean_loss(losses, micro_batches)
             })
         });
-        let loss = self.or_abort(result)?;
+        let (loss, _) = self.or_abort(result)?;
         Ok(self.report(loss, micro_batches, &clock, sent_before))
     }
 

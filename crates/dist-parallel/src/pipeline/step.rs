@@ -2,28 +2,30 @@
 
 use dist_collectives::{Communicator, ReduceOp};
 
-use super::parameters::broadcast;
 use super::pass::{Clock, Output, Pass};
 use super::stage::{PROVEN, Reducing, Stage};
 use super::{Pipeline, ties};
 use crate::flat::Flat;
 use crate::fsdp::bytes_sent;
+use crate::loss::Counted;
 use crate::tree::TreeSum;
-use crate::{BoxError, Error, Result, StepReport, ValuesMut};
+use crate::{BoxError, Error, Loss, Result, StepReport, ValuesMut};
 
 impl<A> Pipeline<A> {
     /// Computes the mean gradients of the schedule's micro-batches, of all pipelines. `input` gives a micro-batch's input
-    /// and is called on the rank of the first stage; `loss` computes the loss, and its gradient, from the model's output,
-    /// and is called on the rank of the last. Both are given the number of a micro-batch of this pipeline's
-    /// [`share`](Self::share).
+    /// and is called on the rank of the first stage; `loss` computes the [`Loss`], which says what the means are over,
+    /// and its gradient from the model's output, and is called on the rank of the last. Both are given the number of a
+    /// micro-batch of this pipeline's [`share`](Self::share).
     ///
     /// # Errors
-    /// If `input`, `loss` or a block fails, a gradient is reported twice or does not look like its parameter, an
-    /// activation does not look like those before it or its gradient like itself, or communication fails.
-    pub fn step(
+    /// If all micro-batches count for nothing: every rank then has this error, and the next step can be taken. If only those
+    /// of some pipelines say how much they count, `input`, `loss` or a block fails, a gradient is reported twice or does
+    /// not look like its parameter, an activation does not look like those before it or its gradient like itself, or
+    /// communication fails, which ends the job.
+    pub fn step<C: Loss>(
         &mut self,
         mut input: impl FnMut(usize) -> Result<A, BoxError>,
-        mut loss: impl FnMut(usize, A) -> Result<(f32, A), BoxError>,
+        mut loss: impl FnMut(usize, A) -> Result<(C, A), BoxError>,
     ) -> Result<StepReport> {
         let mut clock = Clock::new(&self.comm);
         let sent_before = self.bytes_sent();
@@ -32,16 +34,20 @@ impl<A> Pipeline<A> {
         let mut losses = TreeSum::new();
         let mut differentiate = |index: usize, output: A| {
             let (loss, gradient) = loss(index, output)?;
-            losses.add(index - first, loss, |left, right| *left += right);
+            losses.add(index - first, loss.counted(), add);
             Ok(gradient)
         };
         let list = self.schedule.actions()[self.comm.rank()].clone();
         let output = Output::Step(&mut differentiate);
         let passed = self.run(list, &mut Pass { first, input: &mut input, output, clock: &mut clock });
-        let sum = losses.finish(|left, right| *left += right).unwrap_or(0.0);
-        let result = passed.and_then(|()| clock.waiting(|| self.finish(sum)));
-        let loss = self.or_abort(result)?;
-        Ok(self.report(loss, self.total(), &clock, sent_before))
+        let (loss, count) = losses.finish(add).unwrap_or_default();
+        let own = Losses { losses: vec![loss], count, weighted: C::WEIGHTED };
+        let result = passed.and_then(|()| clock.waiting(|| self.finish(own)));
+        let ended = self.or_abort(result);
+        if ended.is_err() {
+            self.forget();
+        }
+        Ok(self.report(ended?, self.total(), &clock, sent_before))
     }
 
     pub(super) fn report(
@@ -93,13 +99,11 @@ impl<A> Pipeline<A> {
         });
     }
 
-    /// Everything that is left when all actions are done: means of ties, gradients and losses, of which
-    /// this pipeline has this sum; the mean loss.
-    fn finish(&mut self, loss: f32) -> Result<f32> {
-        let total = self.total();
+    /// Everything that is left when all actions are done: means of ties, gradients and losses; the mean loss.
+    fn finish(&mut self, losses: Losses) -> Result<f32> {
         ties::pass_on(&mut self.nodes, true)?;
         let mut tied = self.start_ties()?;
-        let loss = self.mean_loss(vec![loss], total)?;
+        let (loss, count) = self.mean_loss(losses, self.total())?;
         self.add_used(&mut tied)?;
         for stage in &mut self.stages {
             let mut means = Vec::new();
@@ -107,13 +111,13 @@ impl<A> Pipeline<A> {
                 if let Some(shard) = &stage.shard {
                     sum = Reducing::start(shard.own_part(&sum.wait()?), self.data.as_mut());
                 }
-                means.push(mean(sum, total)?);
+                means.push(mean(sum, count)?);
             }
             stage.means = Some(means);
         }
         for (tie, sum) in tied.into_iter().enumerate() {
             if let Some((sum, used)) = sum {
-                self.tied_means[tie] = Some(mean(sum, total)?).filter(|_| used);
+                self.tied_means[tie] = Some(mean(sum, count)?).filter(|_| used);
             }
         }
         self.links.finish()?;
@@ -136,24 +140,36 @@ impl<A> Pipeline<A> {
         Ok(tied)
     }
 
-    /// The mean loss of so many micro-batches, on all ranks. Sums of every pipeline's `losses` are added in the canonical
-    /// order; only the rank of the last stage has any.
-    pub(super) fn mean_loss(&mut self, mut losses: Vec<f32>, micro_batches: usize) -> Result<f32> {
+    /// The mean loss of so many micro-batches, and what they count, on all ranks. Only the rank of the last stage has
+    /// losses; those of all pipelines are added first, and the sums then in the canonical order.
+    pub(super) fn mean_loss(&mut self, own: Losses, micro_batches: usize) -> Result<(f32, usize)> {
+        let Losses { mut losses, count, weighted } = own;
+        let mut counts = [i64::try_from(count).unwrap_or(i64::MAX), weighted.into()];
         let last = self.schedule.placement()[self.schedule.stages() - 1];
         if self.comm.rank() == last {
             for group in [&mut self.shards, &mut self.data].into_iter().flatten() {
                 group.all_reduce(&mut losses, ReduceOp::Sum).map_err(Error::communication)?;
+                group.all_reduce(&mut counts, ReduceOp::Sum).map_err(Error::communication)?;
             }
         }
         let mut sum = TreeSum::new();
-        losses
-            .into_iter()
-            .enumerate()
-            .for_each(|(index, loss)| sum.add(index, loss, |left, right| *left += right));
-        let mut loss = [sum.finish(|left, right| *left += right).unwrap_or(0.0)];
-        ValuesMut::F32(&mut loss).divide(micro_batches);
-        broadcast(&mut self.comm, ValuesMut::F32(&mut loss), last)?;
-        Ok(loss[0])
+        for (index, loss) in losses.into_iter().enumerate() {
+            sum.add(index, loss, |left, right| *left += right);
+        }
+        let sum = sum.finish(|left, right| *left += right).unwrap_or_default();
+        let mut told = [sum.to_bits().into(), counts[0], counts[1]];
+        self.comm.broadcast(&mut told, last).map_err(Error::communication)?;
+        let [sum, count, weighted] = told.map(|number| u64::try_from(number).unwrap_or(0));
+        if weighted != 0 && weighted != self.beside().1 as u64 {
+            return Err(Error::PartlyWeighted);
+        }
+        let count = usize::try_from(count).unwrap_or(usize::MAX);
+        if count == 0 {
+            return Err(Error::NothingCounts { micro_batches });
+        }
+        let mut loss = [f32::from_bits(u32::try_from(sum).expect("it was made of as many bits"))];
+        ValuesMut::F32(&mut loss).divide(count);
+        Ok((loss[0], count))
     }
 
     /// Lets every pipeline know which parameters have had a gradient in any.
@@ -168,6 +184,22 @@ impl<A> Pipeline<A> {
         flags.iter_mut().zip(counts).for_each(|(used, count)| **used = count > 0);
         Ok(())
     }
+}
+
+/// What one pipeline brings to the mean loss.
+pub(super) struct Losses {
+    /// Of its micro-batches, or the sum of them.
+    pub(super) losses: Vec<f32>,
+    /// What they count.
+    pub(super) count: u64,
+    /// Whether they say so.
+    pub(super) weighted: bool,
+}
+
+/// Adds the right losses, and what they count, to the left ones.
+fn add(left: &mut Counted, right: Counted) {
+    left.0 += right.0;
+    left.1 = left.1.saturating_add(right.1);
 }
 
 impl Reducing {

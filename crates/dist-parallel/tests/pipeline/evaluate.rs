@@ -354,7 +354,7 @@ fn what_travels_is_what_the_documentation_says() {
         (first - expected, found)
     });
     // What ranks are asked for goes to the neighbour in the pipeline, and what both are to the other pipeline.
-    let (numbers, shape, losses, mean) = (8 + 2 * 8, 8 * (2 + 8), 5 * 4, 4);
+    let (numbers, shape, losses, mean) = (8 + 2 * 8, 8 * (2 + 8), 5 * 4 + 2 * 8, 3 * 8);
     // The first pipeline has micro-batches 0 and 1, the other one 2 to 4, of one to three rows of 3 numbers.
     let rows = |rows: u64| rows * 3 * 4;
     assert_eq!(outcome.results[0], (shape, numbers + 2 * shape + rows(1 + 2)));

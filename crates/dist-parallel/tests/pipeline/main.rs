@@ -18,3 +18,4 @@ mod processes;
 mod schedules;
 mod timing;
 mod training;
+mod weighted;

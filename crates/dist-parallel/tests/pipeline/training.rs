@@ -187,7 +187,7 @@ fn pipelines_beside_each_other_train_what_one_process_trains(#[case] ranks: usiz
 }
 
 /// Every message is counted: activations and their gradients, tied weights with a number that says whether there is one,
-/// and the loss; and in the first step the shape.
+/// and the loss, with what micro-batches count and whether they say so; and in the first step the shape.
 #[test]
 fn what_travels_is_what_the_documentation_says() {
     let outcome = sim::run(1, 2, |transport| {
@@ -203,7 +203,7 @@ fn what_travels_is_what_the_documentation_says() {
         [step(), step()]
     });
     // Two rows of 3 numbers forward, and as many back; 4 micro-batches; l0.weight has 9 numbers and is on both ranks.
-    let (rows, weight, loss) = (4 * 6 * 4, 4 * (9 + 1), 4);
+    let (rows, weight, loss) = (4 * 6 * 4, 4 * (9 + 1), 3 * 8);
     let shape = 8 * (2 + 8);
     // Rank 0 sends activations, and at first their shape.
     assert_eq!(outcome.results[0], [shape + rows, rows]);
