@@ -1,8 +1,10 @@
-//! Waits for the posts of other ranks.
+//! Waits for the posts of other ranks, whose calls are compared with this rank's.
 
-use super::Together;
+use std::sync::atomic::Ordering;
+
 use super::courtesy::{Next, SHORT_TURN, Wait};
 use super::watch::Watch;
+use super::{Entered, Together};
 use crate::processor::is_intel;
 use crate::shm::{self, GroupMemory, Turn};
 use crate::tcp::message::Fault;
@@ -28,6 +30,72 @@ pub(super) fn linger() {
 }
 
 impl Together {
+    /// Waits until every rank has posted in one of the last calls.
+    #[inline(never)]
+    pub(super) fn wait_for_all_in(&mut self, call: usize, due: &Due<'_>) -> Result<()> {
+        self.wait_for_all(call, due)
+    }
+
+    #[inline(always)]
+    pub(super) fn wait_for_all(&mut self, call: usize, due: &Due<'_>) -> Result<()> {
+        self.wait_for_each(call, |_, _| {}, due)
+    }
+
+    /// The same, and `seen` hears of each rank as soon as it has been seen.
+    #[inline(always)]
+    pub(super) fn wait_for_each(
+        &mut self,
+        call: usize,
+        mut seen: impl FnMut(&GroupMemory, usize),
+        due: &Due<'_>,
+    ) -> Result<()> {
+        let mut peer = self.rank;
+        for _ in 1..self.rank.world_size() {
+            peer = peer.right();
+            self.wait_in(call, peer.index(), 1, due)?;
+            seen(&self.memory, peer.index());
+        }
+        self.compared = call + 1;
+        Ok(())
+    }
+
+    /// Waits until a rank has posted so often in one of the last calls.
+    #[inline(always)]
+    pub(super) fn wait_in(&mut self, call: usize, rank: usize, posts: u32, due: &Due<'_>) -> Result<()> {
+        let turn = Turn::of(call);
+        let Entered { hash, base } = self.entered[turn.index()];
+        let wanted = base + u64::from(posts);
+        if self.peers[rank].seen < wanted {
+            let seen = match self.memory.look(rank, turn, wanted, 1) {
+                Some(seen) => seen,
+                None => self.wait_for((rank, turn), wanted, due)?,
+            };
+            self.peers[rank].seen = seen;
+        }
+        let compared = self.peers[rank].compared;
+        if compared <= call && posts > 0 {
+            if compared < call || self.memory.hash(rank, turn).load(Ordering::Acquire) != hash {
+                (compared..=call).try_for_each(|call| self.compare(rank, call, due))?;
+            }
+            self.peers[rank].compared = call + 1;
+        }
+        Ok(())
+    }
+
+    /// Finds out whether a rank that has posted in one of the last calls was in the same as this one.
+    #[cold]
+    fn compare(&self, rank: usize, call: usize, due: &Due<'_>) -> Result<()> {
+        let turn = Turn::of(call);
+        let Entered { hash, base } = self.entered[turn.index()];
+        let found = || self.memory.hash(rank, turn).load(Ordering::Acquire);
+        let in_line_before = || self.memory.posts(rank, turn.before_next()).load(Ordering::Acquire);
+        if shm::is_same_call((hash, base), found, in_line_before) {
+            return Ok(());
+        }
+        let fault = Fault::Mismatch { theirs: self.memory.call(rank, turn) };
+        Err(self.fail(turn, (rank, fault), due.deadline()))
+    }
+
     /// Gives how often the rank has posted, in a call with this turn, which is as often as is wanted.
     #[inline(never)]
     pub(super) fn wait_for(
