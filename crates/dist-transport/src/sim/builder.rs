@@ -11,7 +11,7 @@ use super::link::{Link, Links};
 use super::random::{SplitMix64, mix};
 use super::scheduler::{Failure, Scheduler, Statistics};
 use super::together::Segments;
-use super::transport::World;
+use super::world::World;
 use super::{Outcome, SimTransport};
 use crate::runtime::Executor;
 use crate::{MemoryCosts, Rank, Runtime};

@@ -40,6 +40,7 @@ mod storm;
 mod together;
 mod transport;
 mod weather;
+mod world;
 
 use std::time::Duration;
 

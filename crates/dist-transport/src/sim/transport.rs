@@ -6,12 +6,11 @@ use std::thread;
 use std::time::Duration;
 
 use super::clock::Skew;
-use super::fabric::{Elsewhere, Fabric, Found, Place, Room, Sent, wake};
+use super::fabric::{Elsewhere, Fabric, Found, Place, Room, Sent};
 use super::message::{Message, Spoilt};
 use super::report::Position;
-use super::scheduler::Scheduler;
-use super::storm::{Effects, Turn};
-use super::together::{Allocated, Segments, Together};
+use super::together::{Allocated, Together};
+use super::world::World;
 use crate::bookkeeping::{self, Calls};
 use crate::check::{check_all, check_exchange, check_peer};
 use crate::runtime::Unparker;
@@ -42,61 +41,8 @@ pub struct SimTransport {
     together: Option<Box<Together>>,
 }
 
-/// What all transports of a network share.
-#[derive(Debug)]
-pub(super) struct World {
-    pub(super) fabric: Fabric,
-    /// The clock that messages take their time by.
-    pub(super) clock: Runtime,
-    /// What can end and hold up ranks, where something can.
-    pub(super) scheduler: Option<Scheduler>,
-    /// Where each rank runs.
-    pub(super) hosts: Vec<u64>,
-    /// So many bytes to one peer may be under way or unreceived when a send returns.
-    pub(super) window: Option<usize>,
-    /// The memory that groups share; `None` where they share none.
-    pub(super) segments: Option<Segments>,
-    /// The ranks that are given no memory.
-    pub(super) without_heap: Vec<usize>,
-}
-
-impl World {
-    /// The transport of this rank, on the channel of all.
-    pub(super) fn enter(self: &Arc<Self>, runtime: Runtime, skew: Skew, rank: Rank) -> SimTransport {
-        let members = (0..rank.world_size()).collect();
-        SimTransport::enter(self.clone(), (runtime, skew), rank, [ChannelId::WORLD; 2], members)
-    }
-
-    /// Does what is due at its time, for ever.
-    pub(super) fn keep_time(&self) {
-        loop {
-            let (effects, next) = self.fabric.turn(self.clock.now(), self.clock.unparker());
-            self.carry_out(effects);
-            let until = |next: Duration| self.clock.deadline(next.saturating_sub(self.clock.now()));
-            self.clock.park(next.map(until));
-        }
-    }
-
-    /// Whether threads were ended or held up.
-    fn carry_out(&self, effects: Effects) -> bool {
-        let changes_turns = !effects.fates.is_empty();
-        if let Some(scheduler) = &self.scheduler {
-            for (rank, turn) in effects.fates {
-                match turn {
-                    Turn::Unwind => scheduler.kill(rank),
-                    Turn::StandStill { for_ever } => scheduler.stall(rank, for_ever),
-                    Turn::GoOn => scheduler.resume(rank),
-                }
-            }
-        }
-        wake(effects.woken);
-        effects.station.iter().for_each(Unparker::unpark);
-        changes_turns
-    }
-}
-
 impl SimTransport {
-    fn enter(
+    pub(super) fn enter(
         world: Arc<World>,
         (runtime, skew): (Runtime, Skew),
         rank: Rank,
