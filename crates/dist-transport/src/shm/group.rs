@@ -14,6 +14,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::bell;
+use super::exposure::{EXPOSURE_BYTES, Exposure};
 use super::map::{self, Mapping, Pages};
 use super::segment::Nonce;
 use super::turn::Turn;
@@ -56,51 +57,6 @@ pub(crate) struct GroupMemory {
     /// Whether there are two ranks, of which each has its line where it has read the other's the last time: a post is seen
     /// sooner where the line is at hand.
     is_of_two: bool,
-}
-
-/// What a rank has laid open in a call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Exposure {
-    pub(crate) len: u64,
-    pub(crate) writable: bool,
-    pub(crate) origin: Origin,
-}
-
-/// Where laid-open memory is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Origin {
-    /// In the rank's process, at this address.
-    Process { address: u64 },
-    /// In this arena of the rank's part of the heap, from this byte on.
-    Heap { arena: u32, offset: u64 },
-}
-
-impl Exposure {
-    pub(crate) const NOTHING: Self = Self { len: 0, writable: false, origin: Origin::Process { address: 0 } };
-
-    fn encode(self) -> [u8; 32] {
-        let (kind, arena, start) = match self.origin {
-            Origin::Process { address } => (0_u32, 0_u32, address),
-            Origin::Heap { arena, offset } => (1, arena, offset),
-        };
-        let mut bytes = [0; 32];
-        bytes[..4].copy_from_slice(&kind.to_ne_bytes());
-        bytes[4..8].copy_from_slice(&arena.to_ne_bytes());
-        bytes[8..16].copy_from_slice(&start.to_ne_bytes());
-        bytes[16..24].copy_from_slice(&self.len.to_ne_bytes());
-        bytes[24] = u8::from(self.writable);
-        bytes
-    }
-
-    fn decode(bytes: &[u8]) -> Self {
-        let half = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
-        let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
-        let origin = match half(0) {
-            0 => Origin::Process { address: word(8) },
-            _ => Origin::Heap { arena: half(4), offset: word(8) },
-        };
-        Self { len: word(16), writable: bytes[24] != 0, origin }
-    }
 }
 
 impl GroupMemory {
@@ -161,7 +117,7 @@ impl GroupMemory {
 
     /// What a rank has laid open. Read after a post of that call was seen.
     pub(crate) fn exposure(&self, rank: usize, turn: Turn) -> Exposure {
-        Exposure::decode(self.mapping.bytes(pair(rank, EXPOSURES_AT, turn), 32))
+        Exposure::decode(self.mapping.bytes(pair(rank, EXPOSURES_AT, turn), EXPOSURE_BYTES))
     }
 
     pub(crate) fn expose(&self, rank: usize, turn: Turn, exposure: Exposure) {
@@ -437,6 +393,7 @@ const fn bytes(world_size: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use super::super::exposure::Origin;
     use super::*;
 
     #[test]

@@ -8,6 +8,7 @@
 mod bell;
 mod cursor;
 mod door;
+mod exposure;
 mod group;
 mod heap;
 mod loan;
@@ -19,7 +20,8 @@ mod segment;
 mod turn;
 
 pub(crate) use door::{connect, is_ours, listen};
-pub(crate) use group::{Exposure, GroupMemory, Origin};
+pub(crate) use exposure::{Exposure, Origin};
+pub(crate) use group::GroupMemory;
 pub(crate) use heap::Heap;
 pub(crate) use map::{
     Mapping, change, copy_past, processor_time, read_process, take_short_turns, write_process,
