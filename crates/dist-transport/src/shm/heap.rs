@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::FallocateFlags;
 
-use super::map::{HASHED_BYTES, Mapping, Pages, Region};
+use super::apart::HASHED_BYTES;
+use super::map::{Mapping, Pages, Region};
 use crate::{Allocation, Grain};
 
 /// Bytes of an arena, unless one allocation takes more. Its pages come when they are touched.

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
@@ -19,9 +19,10 @@ use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
 use smallvec::SmallVec;
 
+use super::apart::{self, HASHED_BYTES};
+use super::pen::copy_across;
 use crate::CHANGED_MAX;
 use crate::grain::Grain;
-use crate::processor::is_intel;
 
 /// Whether a segment's pages are there from the start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,13 +81,8 @@ impl Mapping {
     fn new(file: &impl AsFd, len: usize) -> io::Result<Self> {
         let room = if len < HASHED_BYTES { 0 } else { HASHED_BYTES };
         let space = Space::reserve(len.checked_add(room).ok_or(io::ErrorKind::OutOfMemory)?)?;
-        let ahead = match room {
-            0 => 0,
-            _ => {
-                let begin = LARGE.fetch_add(1, Ordering::Relaxed).wrapping_mul(APART_BYTES);
-                begin.wrapping_sub(space.start.addr().get()) % room
-            }
-        };
+        let address = space.start.addr().get();
+        let ahead = if room == 0 { 0 } else { apart::next_beginning().wrapping_sub(address) % room };
         // SAFETY: the space is `room` longer than the segment, and `ahead` less than that, or 0.
         let start = unsafe { space.start.add(ahead) };
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
@@ -237,19 +233,6 @@ pub(crate) fn change<'a>(
     change(&mut all);
 }
 
-/// Copies to where another core has read.
-///
-/// # Panics
-/// If one is not as long as the other.
-#[inline]
-pub(crate) fn copy_across(from: &[u8], into: &mut [u8]) {
-    if string::BYTES.contains(&from.len()) && is_intel() {
-        string::copy(from, into);
-    } else {
-        crate::copy(from, into);
-    }
-}
-
 /// Copies past this core's caches, but for what lies before the first place that whole vectors can be written to.
 ///
 /// # Panics
@@ -320,16 +303,16 @@ mod ahead {
 /// Copies by the instruction that the C library takes for more than some 2 KiB. On Intel's processors it is faster for fewer,
 /// too, where another core has read what is written over.
 #[cfg(target_arch = "x86_64")]
-mod string {
+pub(super) mod string {
     use std::arch::asm;
     use std::ops::Range;
 
     /// How much is copied like that: what is more, the library copies so.
-    pub(super) const BYTES: Range<usize> = 1 << 10..4 << 10;
+    pub(in super::super) const BYTES: Range<usize> = 1 << 10..4 << 10;
 
     /// # Panics
     /// If one is not as long as the other.
-    pub(super) fn copy(from: &[u8], into: &mut [u8]) {
+    pub(in super::super) fn copy(from: &[u8], into: &mut [u8]) {
         assert_eq!(from.len(), into.len(), "what is copied has one length");
         // SAFETY: as many bytes are read as there are at the one place, and written as there are at the other, upwards, as the
         // direction flag is clear between any two statements of a program.
@@ -347,11 +330,9 @@ mod string {
 
 /// Nobody copies like that here.
 #[cfg(not(target_arch = "x86_64"))]
-mod string {
-    use std::ops::Range;
-
-    pub(super) const BYTES: Range<usize> = 0..0;
-    pub(super) use crate::copy;
+pub(super) mod string {
+    pub(in super::super) const BYTES: std::ops::Range<usize> = 0..0;
+    pub(in super::super) use crate::copy;
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -511,24 +492,6 @@ fn transfer(
     }
     Ok(())
 }
-
-/// How many large segments this process has mapped.
-static LARGE: AtomicUsize = AtomicUsize::new(0);
-
-/// AMD's processors from Zen to Zen 4 find a line in their first cache by its place in a page and by eight bits that they make
-/// of its address: bits 12 to 27, each of the lower eight joined with one of the upper eight. Two lines that look alike to
-/// them throw each other out, and a loop over both takes ten times as long. So it is with what ranks have at one offset of
-/// segments that begin a multiple of this apart.
-pub(super) const HASHED_BYTES: usize = 1 << 28;
-
-/// How much further each large segment begins in such a stretch of addresses than the one before: as much as a huge page, so
-/// that segments can have those, and so that 128 in a row differ in the upper bits alone.
-const APART_BYTES: usize = 2 << 20;
-
-const _: () = assert!(
-    HASHED_BYTES.is_power_of_two() && HASHED_BYTES.is_multiple_of(APART_BYTES),
-    "after the last comes the first"
-);
 
 #[cfg(test)]
 #[path = "map_tests.rs"]

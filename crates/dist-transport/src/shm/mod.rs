@@ -5,6 +5,7 @@
 //! The socket stays: whoever sleeps is woken through it, and it ends when its process does. Whether two processes
 //! can share memory is found out by doing so: the taker looks for a number in it that only the maker knows.
 
+mod apart;
 mod bell;
 mod cursor;
 mod door;

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-use super::map::{copy_across, copy_past};
+use super::map::{copy_past, string};
+use crate::processor::is_intel;
 
 /// From how many bytes on a copy is judged.
 pub(crate) const LONG_BYTES: usize = 32 << 10;
@@ -71,6 +72,19 @@ impl Pen {
             // After that, one is enough.
             (self.slow, self.past) = (SLOW_COPIES - 1, PAST_BYTES);
         }
+    }
+}
+
+/// Copies to where another core has read.
+///
+/// # Panics
+/// If one is not as long as the other.
+#[inline]
+pub(super) fn copy_across(from: &[u8], into: &mut [u8]) {
+    if string::BYTES.contains(&from.len()) && is_intel() {
+        string::copy(from, into);
+    } else {
+        crate::copy(from, into);
     }
 }
 
