@@ -1,7 +1,5 @@
 //! Micro-batches that count differently, in pipelines.
 
-use std::time::Duration;
-
 use dist_collectives::Communicator;
 use dist_parallel::pipeline::Kind;
 use dist_parallel::{BoxError, Ddp, DdpOptions, Error};
