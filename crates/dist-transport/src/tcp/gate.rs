@@ -1,8 +1,9 @@
 //! Where strangers knock: accepts connections and lets in those that prove that they belong to the job.
 //!
 //! Nothing here waits: a stranger that says nothing costs a place among the half-open connections for two seconds.
-//! When all places are taken, those who knock next wait in the listener's queue until a place is free or the oldest
-//! has had its for longer than any handshake of ours takes.
+//! When all places are taken, the oldest that has not said hello makes room for whoever knocks next: ours say it at once.
+//! Where all have said it, the next wait in the listener's queue until a place is free or the oldest has had its for longer
+//! than any handshake of ours takes.
 
 use std::io::{self, ErrorKind, Read};
 use std::time::Duration;
@@ -11,10 +12,11 @@ use rustix::event::{PollFd, PollFlags};
 use socket2::Socket;
 
 use crate::auth::{self, HELLO_BYTES, Identity, Key, PROOF_BYTES, Purpose, Responder};
+use crate::tcp::rendezvous::CONNECT_LIMIT;
 use crate::tcp::socket::{self, BACKLOG};
 use crate::{Deadline, Runtime, Version, shm};
 
-const HALF_OPEN_MAX: usize = 64;
+const HALF_OPEN_MAX: usize = 128;
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(2);
 /// What is said to those who have proven themselves, so that they know: others are hung up on.
 pub(super) const ADMITTED: u8 = 1;
@@ -24,6 +26,12 @@ const PLACE_LIMIT: Duration = Duration::from_millis(200);
 const EXHAUSTED_LIMIT: Duration = Duration::from_millis(100);
 /// How soon to look again while no connection can be accepted.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+const _: () = assert!(
+    CONNECT_LIMIT.as_millis() * HALF_OPEN_MAX as u128
+        > PLACE_LIMIT.saturating_add(LOOK_AGAIN).as_millis() * BACKLOG.unsigned_abs() as u128,
+    "whoever gets into the queue comes to its end before it gives up, also behind strangers who say hello"
+);
 
 #[derive(Debug)]
 pub(super) struct Gate {
@@ -86,6 +94,13 @@ struct HalfOpen {
     proven: Option<Identity>,
 }
 
+impl HalfOpen {
+    fn new(stream: Socket, deadline: Deadline) -> Self {
+        let (hello, proof) = ([0; HELLO_BYTES], [0; PROOF_BYTES]);
+        Self { stream, deadline, hello, proof, filled: 0, responder: None, proven: None }
+    }
+}
+
 /// How far a handshake has come.
 enum Progress {
     Waiting,
@@ -123,74 +138,22 @@ impl Gate {
     /// Takes every handshake as far as it goes without waiting, and returns those who have proven themselves.
     pub(super) fn advance(&mut self) -> Vec<Admitted> {
         let mut admitted = Vec::new();
-        // All that have come by now, and no more: strangers must not keep the thread from everything else.
-        for _ in 0..BACKLOG as usize / HALF_OPEN_MAX {
-            let accepted = self.accept();
-            for mut knock in std::mem::take(&mut self.half_open) {
-                match self.progress(&mut knock) {
-                    Progress::Waiting => self.half_open.push(knock),
-                    Progress::Done(identity, share) => {
-                        admitted.push(Admitted { stream: knock.stream, identity, share });
-                    }
-                    Progress::Refused => {
-                        self.refused += 1;
-                        let peer = knock.stream.peer_addr().ok().and_then(|peer| peer.as_socket());
-                        tracing::debug!(?peer, "refused a connection");
-                    }
-                }
-            }
-            if !accepted {
-                break;
-            }
+        for knock in std::mem::take(&mut self.half_open) {
+            self.go_on(knock, &mut admitted);
         }
-        admitted
-    }
-
-    /// Those who have not proven themselves, whose places are few, from the oldest on.
-    fn strangers(&self) -> impl Iterator<Item = (usize, &HalfOpen)> {
-        self.half_open.iter().enumerate().filter(|(_, knock)| knock.proven.is_none())
-    }
-
-    /// Whether another connection can be accepted: there is a place, or the oldest has had its for long enough.
-    fn has_room(&self) -> bool {
-        let room = match self.strangers().next() {
-            Some((_, oldest)) if self.strangers().count() >= HALF_OPEN_MAX => {
-                self.runtime.elapsed(oldest.deadline) > PLACE_LIMIT
-            }
-            _ => true,
-        };
-        room && self.exhausted.is_none_or(|until| self.runtime.expired(until))
-    }
-
-    /// Accepts as many connections as there is room for; `true` if there were any.
-    fn accept(&mut self) -> bool {
-        let mut accepted = false;
-        for _ in 0..HALF_OPEN_MAX {
+        // All that have come by now, and no more: strangers must not keep the thread from everything else.
+        for _ in 0..BACKLOG {
             if !self.has_room() {
                 break;
             }
             match self.listener.accept() {
-                Ok((stream, _)) => {
-                    accepted = true;
-                    if self.door.prepare(&stream).is_err() {
-                        self.refused += 1;
-                        continue;
-                    }
-                    let oldest = self.strangers().next().map(|(at, _)| at);
-                    if let Some(oldest) = oldest.filter(|_| self.strangers().count() == HALF_OPEN_MAX) {
-                        self.half_open.remove(oldest);
-                        self.refused += 1;
-                    }
-                    self.half_open.push(HalfOpen {
-                        stream,
-                        deadline: self.runtime.deadline(HANDSHAKE_LIMIT),
-                        hello: [0; HELLO_BYTES],
-                        proof: [0; PROOF_BYTES],
-                        filled: 0,
-                        responder: None,
-                        proven: None,
-                    });
+                Ok((stream, _)) if self.door.prepare(&stream).is_ok() => {
+                    self.make_room();
+                    // What it has said is heard before it can be the one to make room.
+                    let deadline = self.runtime.deadline(HANDSHAKE_LIMIT);
+                    self.go_on(HalfOpen::new(stream, deadline), &mut admitted);
                 }
+                Ok(_) => self.refused += 1,
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
                 // A connection that failed before it was accepted is no failure of ours.
                 Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
@@ -200,7 +163,52 @@ impl Gate {
                 }
             }
         }
-        accepted
+        admitted
+    }
+
+    fn go_on(&mut self, mut knock: HalfOpen, admitted: &mut Vec<Admitted>) {
+        match self.progress(&mut knock) {
+            Progress::Waiting => self.half_open.push(knock),
+            Progress::Done(identity, share) => {
+                admitted.push(Admitted { stream: knock.stream, identity, share });
+            }
+            Progress::Refused => {
+                self.refused += 1;
+                let peer = knock.stream.peer_addr().ok().and_then(|peer| peer.as_socket());
+                tracing::debug!(?peer, "refused a connection");
+            }
+        }
+    }
+
+    /// Those who have not proven themselves, whose places are few, from the oldest on.
+    fn strangers(&self) -> impl Iterator<Item = (usize, &HalfOpen)> {
+        self.half_open.iter().enumerate().filter(|(_, knock)| knock.proven.is_none())
+    }
+
+    /// Whether all places are taken.
+    fn is_full(&self) -> bool {
+        self.strangers().count() >= HALF_OPEN_MAX
+    }
+
+    /// Who makes room for another when all places are taken: the oldest that has not said hello, else the oldest, once it has
+    /// had its place for long enough.
+    fn first_to_go(&self) -> Option<usize> {
+        let silent = self.strangers().find(|(_, knock)| knock.responder.is_none());
+        let is_slow = |knock: &HalfOpen| self.runtime.elapsed(knock.deadline) > PLACE_LIMIT;
+        silent.or_else(|| self.strangers().next().filter(|(_, oldest)| is_slow(oldest))).map(|(at, _)| at)
+    }
+
+    /// Whether another connection can be accepted.
+    fn has_room(&self) -> bool {
+        (!self.is_full() || self.first_to_go().is_some())
+            && self.exhausted.is_none_or(|until| self.runtime.expired(until))
+    }
+
+    fn make_room(&mut self) {
+        if let Some(first) = self.first_to_go().filter(|_| self.is_full()) {
+            self.half_open.remove(first);
+            self.refused += 1;
+        }
     }
 
     fn progress(&mut self, knock: &mut HalfOpen) -> Progress {
@@ -270,22 +278,57 @@ impl Gate {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv4Addr, TcpStream};
+    use std::io::Write;
+    use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 
     use super::*;
+    use crate::auth::{CHALLENGE_BYTES, Initiator};
 
-    #[test]
-    fn a_stranger_that_says_nothing_is_looked_at_when_its_time_is_over() {
+    fn gate() -> (Gate, SocketAddr) {
         let listener = socket::listen((Ipv4Addr::LOCALHOST, 0).into(), None).unwrap();
         let address = listener.local_addr().unwrap();
         let (key, runtime) = (Key::new(None, "test"), Runtime::system());
-        let mut gate = Gate::new(Door::Network, listener.into(), key, 0, runtime);
-        assert_eq!(gate.look_again_in(), None);
-        let _stranger = TcpStream::connect(address).unwrap();
+        (Gate::new(Door::Network, listener.into(), key, 0, runtime), address)
+    }
+
+    /// Waits for something to happen, and deals with it.
+    fn turn(gate: &mut Gate) -> Vec<Admitted> {
         let mut watched: Vec<_> = gate.watch().collect();
         assert!(socket::poll(&mut watched, Duration::from_secs(60)).unwrap());
-        assert!(gate.advance().is_empty());
+        gate.advance()
+    }
+
+    #[test]
+    fn a_stranger_that_says_nothing_is_looked_at_when_its_time_is_over() {
+        let (mut gate, address) = gate();
+        assert_eq!(gate.look_again_in(), None);
+        let _stranger = TcpStream::connect(address).unwrap();
+        assert!(turn(&mut gate).is_empty());
         let limit = gate.look_again_in().unwrap();
         assert!(limit <= HANDSHAKE_LIMIT, "{limit:?}");
+    }
+
+    /// The oldest of all would be the one that has said hello.
+    #[test]
+    fn strangers_that_do_not_say_hello_keep_nobody_out() {
+        let (mut gate, address) = gate();
+        let identity = Identity { epoch: 0, from: 1, to: 0, purpose: Purpose::Control };
+        let ours = Initiator::new(Key::new(None, "test"), identity).unwrap();
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(ours.hello()).unwrap();
+        let mut strangers = Vec::new();
+        for count in 1..=2 * HALF_OPEN_MAX {
+            let mut stranger = TcpStream::connect(address).unwrap();
+            stranger.write_all(&ours.hello()[..count % 3]).unwrap();
+            strangers.push(stranger);
+            assert!(turn(&mut gate).is_empty());
+            assert!(gate.has_room(), "after {count} strangers");
+        }
+        let mut challenge = [0; CHALLENGE_BYTES];
+        stream.read_exact(&mut challenge).unwrap();
+        stream.write_all(&ours.answer(&challenge).unwrap()).unwrap();
+        let admitted = std::iter::repeat_with(|| turn(&mut gate)).find_map(|mut admitted| admitted.pop());
+        assert_eq!(admitted.unwrap().identity, identity);
+        assert!(gate.half_open.len() <= HALF_OPEN_MAX);
     }
 }

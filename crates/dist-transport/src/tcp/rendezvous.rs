@@ -23,7 +23,7 @@ use crate::tcp::{host, socket};
 use crate::{Activity, Deadline, Error, Result, Runtime, shm};
 
 /// How long to wait for one of the coordinator's addresses to take a connection, and to answer, before the next is tried.
-const CONNECT_LIMIT: Duration = Duration::from_secs(3);
+pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 
 /// Meets the other ranks of the job. A world of one has nobody to meet and opens no socket.
 pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {

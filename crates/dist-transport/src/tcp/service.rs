@@ -1,7 +1,7 @@
 //! The service thread of a process: handshakes of those who connect, signs of life, and the abort.
 
 use std::io;
-use std::net::{Shutdown, SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -57,7 +57,8 @@ impl Service {
         Self {
             gates: listeners.into_iter().filter_map(gate).collect(),
             line,
-            next_beat: runtime.deadline(BEAT),
+            // The coordinator counts its silence since it told this rank that all have come.
+            next_beat: runtime.deadline(Duration::ZERO),
             last_look: runtime.deadline(BEAT),
             silent_by: runtime.deadline(session.liveness),
             connected: true,
@@ -91,20 +92,13 @@ impl Service {
         }
     }
 
-    /// Whether the coordinator has heard everything. It hangs up when it hears the goodbye; to hang up first, with
-    /// something of its unread, could take away from it what it has not read.
+    /// Whether the coordinator has hung up, as it does when it hears the goodbye, or has had long enough for it. To hang up
+    /// first, with something of its unread, could take away from it what it has not read. Until then it gets signs of life.
     fn farewell_is_over(&mut self) -> bool {
-        if !self.connected {
-            return true;
-        }
-        if self.farewell.is_none() && !self.line.unsent() {
-            // If the line is broken, the next look at it says so.
-            let _ = self.line.stream.shutdown(Shutdown::Write);
-        }
         let runtime = &self.session.runtime;
         let farewell = *self.farewell.get_or_insert_with(|| runtime.deadline(GOODBYE_LIMIT));
         self.next_beat = self.next_beat.earlier(farewell);
-        runtime.expired(farewell)
+        !self.connected || runtime.expired(farewell)
     }
 
     fn wait(&self) -> io::Result<()> {
@@ -144,12 +138,13 @@ impl Service {
 
     /// Says what is to be said, and that we live.
     fn speak(&mut self) -> io::Result<()> {
-        let runtime = self.session.runtime.clone();
-        if runtime.expired(self.next_beat) {
+        let runtime = &self.session.runtime;
+        let beat = runtime.expired(self.next_beat).then_some(Frame::Beat);
+        if beat.is_some() {
             self.next_beat = runtime.deadline(BEAT);
-            self.session.outgoing.push(Frame::Beat);
         }
-        while let Some(frame) = self.session.outgoing.pop() {
+        let outgoing = std::iter::from_fn(|| self.session.outgoing.pop());
+        for frame in beat.into_iter().chain(outgoing) {
             if self.connected {
                 self.line.push(frame)?;
             }
@@ -217,4 +212,48 @@ pub(super) fn listener_address(line: &Socket) -> io::Result<SocketAddr> {
     let mut address = address.ok_or(io::ErrorKind::AddrNotAvailable)?;
     address.set_port(0);
     Ok(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+    use crate::Runtime;
+    use crate::auth::Key;
+    use crate::tcp::Config;
+    use crate::tcp::rendezvous::join;
+
+    #[test]
+    fn a_rank_gives_signs_of_life_from_the_start_until_the_coordinator_hangs_up() {
+        let runtime = Runtime::system();
+        let listener = socket::listen((Ipv4Addr::LOCALHOST, 0).into(), None).unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let config = Config::new(1, 2, &address).unwrap().with_job("test").with_external_coordinator();
+        let rank = move || drop(join(&config, &Runtime::system()).unwrap());
+        let rank = runtime.spawn("rank", rank).unwrap();
+        let mut gate = Gate::new(Door::Network, listener.into(), Key::new(None, "test"), 0, runtime);
+        let stream = loop {
+            let mut watched: Vec<_> = gate.watch().collect();
+            assert!(socket::poll(&mut watched, Duration::from_secs(60)).unwrap());
+            if let Some(Admitted { stream, .. }) = gate.advance().pop() {
+                break stream;
+            }
+        };
+        let mut line = Line::new(stream);
+        let hear = |line: &mut Line| loop {
+            if let Some(frame) = line.pull().expect("it has not hung up") {
+                return frame;
+            }
+            let mut watched = [socket::watch(&line.stream, PollFlags::IN)];
+            assert!(socket::poll(&mut watched, Duration::from_secs(60)).unwrap());
+        };
+        let Frame::Join { home, .. } = hear(&mut line) else { panic!("it joins first") };
+        line.push_all(&[0, 1].map(|rank| Frame::Peer { rank, home }.encode())).unwrap();
+        assert_eq!(hear(&mut line), Frame::Beat, "it gives one at once");
+        while hear(&mut line) != Frame::Goodbye {}
+        assert_eq!(hear(&mut line), Frame::Beat);
+        drop(line);
+        rank.join().unwrap();
+    }
 }

@@ -111,6 +111,7 @@ impl Meeting {
                 return true;
             }
         };
+        let looked_at = self.runtime.now();
         for admitted in self.gate.advance() {
             self.admit(admitted);
         }
@@ -118,7 +119,7 @@ impl Meeting {
         ready.into_iter().for_each(|rank| self.listen(rank));
         self.tell_leavings();
         self.welcome();
-        self.watch_silence();
+        self.watch_silence(looked_at);
         if self.started {
             self.beat();
         } else {
@@ -284,8 +285,9 @@ impl Meeting {
         let number = u32::try_from(rank).expect("checked when the coordinator was started");
         loop {
             let Place::Taken(member) = &mut self.places[rank] else { return };
-            let heard = member.line.flush().and_then(|()| member.line.pull());
-            match heard {
+            // A broken line says so when all was heard that came by it: a rank that has said goodbye may have hung up first.
+            let _ = member.line.flush();
+            match member.line.pull() {
                 Ok(None) => return,
                 Ok(Some(Frame::Beat)) => member.last_seen = self.runtime.now(),
                 Ok(Some(Frame::Abort(abort))) => self.abort(abort),
@@ -372,18 +374,18 @@ impl Meeting {
         Some(on as usize)
     }
 
-    fn watch_silence(&mut self) {
-        let now = self.runtime.now();
-        let slept = now.saturating_sub(std::mem::replace(&mut self.last_look, now));
+    /// Notices ranks of which nothing had come for too long when all were `looked_at`: what has come since is not seen yet.
+    fn watch_silence(&mut self, looked_at: Duration) {
+        let slept = looked_at.saturating_sub(std::mem::replace(&mut self.last_look, looked_at));
         if slept > 2 * BEAT {
             // Not they were silent, we were not looking.
-            self.members_mut().for_each(|member| member.last_seen = now);
+            self.members_mut().for_each(|member| member.last_seen = looked_at);
         }
         if !self.started {
             return;
         }
         for rank in 0..self.places.len() {
-            let is_silent = |member: &Member| now.saturating_sub(member.last_seen) > member.liveness;
+            let is_silent = |member: &Member| looked_at.saturating_sub(member.last_seen) > member.liveness;
             if matches!(&self.places[rank], Place::Taken(member) if is_silent(member)) {
                 // Told as well, should it ever hear it; but nobody waits for it any longer.
                 self.abort(Abort { cause: Cause::Silent, rank, reporter: rank, call: Fingerprint::NONE });

@@ -10,14 +10,16 @@ use crate::auth::Key;
 use crate::tcp::control::Cores;
 use crate::tcp::gate::Door;
 
+const LONG: Duration = Duration::from_secs(60);
+
 fn line_pair() -> [Line; 2] {
     let (ours, theirs) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
     ours.set_nonblocking(true).unwrap();
     [ours, theirs].map(Line::new)
 }
 
-/// A meeting of four, and the lines of those who have come.
-fn meeting<const N: usize>(ranks: [u32; N]) -> (Meeting, [Line; N]) {
+/// A meeting of four, and the lines of those who have come and may be silent for so long.
+fn meeting<const N: usize>(ranks: [u32; N], liveness: Duration) -> (Meeting, [Line; N]) {
     let runtime = Runtime::system();
     let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let listener = socket::listen(any, None).unwrap().into();
@@ -27,8 +29,7 @@ fn meeting<const N: usize>(ranks: [u32; N]) -> (Meeting, [Line; N]) {
     let home = Home { address: any, host: 0, shares: false, cores };
     let lines = ranks.map(|rank| {
         let [ours, theirs] = line_pair();
-        let liveness = Duration::from_secs(60);
-        meeting.join((rank, ours), 4, home, [liveness; 2]);
+        meeting.join((rank, ours), 4, home, [LONG, liveness]);
         theirs
     });
     (meeting, lines)
@@ -36,7 +37,7 @@ fn meeting<const N: usize>(ranks: [u32; N]) -> (Meeting, [Line; N]) {
 
 #[test]
 fn only_ranks_that_have_something_to_say_are_listened_to() {
-    let (mut meeting, mut ranks) = meeting([0, 2, 3]);
+    let (mut meeting, mut ranks) = meeting([0, 2, 3], LONG);
     let stop = Bell::new().unwrap();
     ranks[1].push(Frame::Beat).unwrap();
     assert_eq!(meeting.wait(&stop).unwrap(), [2], "the second of those who have come is rank 2");
@@ -65,7 +66,7 @@ fn hears_that_it_is_over(line: &mut Line) -> bool {
 fn a_rank_that_comes_again_has_left_however_late_its_goodbye_is_heard(
     #[values(Worlds::One, Worlds::InTurn)] worlds: Worlds,
 ) {
-    let (mut meeting, mut ranks) = meeting([0, 1, 2, 3]);
+    let (mut meeting, mut ranks) = meeting([0, 1, 2, 3], LONG);
     meeting.worlds = worlds;
     let (mut again, join) = arrival(&mut meeting);
     ranks[0].push(Frame::Goodbye).unwrap();
@@ -76,7 +77,7 @@ fn a_rank_that_comes_again_has_left_however_late_its_goodbye_is_heard(
 
 #[test]
 fn a_rank_that_comes_again_when_the_last_one_leaves_is_not_hung_up_on() {
-    let (mut meeting, mut ranks) = meeting([0, 1, 2, 3]);
+    let (mut meeting, mut ranks) = meeting([0, 1, 2, 3], LONG);
     let stop = Bell::new().unwrap();
     let (mut again, join) = arrival(&mut meeting);
     ranks.iter_mut().for_each(|line| line.push(Frame::Goodbye).unwrap());
@@ -84,4 +85,30 @@ fn a_rank_that_comes_again_when_the_last_one_leaves_is_not_hung_up_on() {
     again.push(join).unwrap();
     assert!(meeting.turn(&stop), "all is said");
     assert!(hears_that_it_is_over(&mut again));
+}
+
+/// Whoever leaves waits no longer than a second for a coordinator that has much to do.
+#[test]
+fn a_rank_that_has_said_goodbye_has_not_died_where_it_hung_up_first() {
+    let (mut meeting, [mut leaving, ..]) = meeting([0, 1, 2, 3], LONG);
+    leaving.push(Frame::Goodbye).unwrap();
+    drop(leaving);
+    // It is told of others, as it is not known to have left, and takes nothing any more.
+    meeting.pass_on(0, Frame::Left { rank: 1 });
+    meeting.listen(0);
+    assert_eq!(*lock(&meeting.verdict), None);
+    assert!(matches!(meeting.places[0], Place::Left));
+}
+
+/// However long ago that was: a coordinator that has much to do comes late to what has come since.
+#[test]
+fn ranks_are_silent_of_which_nothing_had_come_at_the_last_look() {
+    const LIVENESS: Duration = Duration::from_nanos(1);
+    let (mut meeting, _ranks) = meeting([0, 1, 2, 3], LIVENESS);
+    let told = meeting.members().map(|member| member.last_seen).min().expect("all have come");
+    meeting.last_look = told;
+    meeting.watch_silence(told + LIVENESS);
+    assert_eq!(*lock(&meeting.verdict), None);
+    meeting.watch_silence(told + 2 * LIVENESS);
+    assert!(matches!(*lock(&meeting.verdict), Some(Abort { cause: Cause::Silent, .. })));
 }
