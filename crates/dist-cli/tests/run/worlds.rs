@@ -67,7 +67,8 @@ fn a_failure_in_the_second_world_is_told_as_in_the_first(
             std::hint::spin_loop();
         }
     }
-    let output = run_this_test(&[], task);
+    // One that has stopped does not end when it is asked to.
+    let output = run_this_test(&["--grace", "0"], task);
     assert_eq!(output.status.code(), Some(code), "{output:?}");
     let told = lines(&output.stderr);
     let named = format!("{words}; ending the others");
