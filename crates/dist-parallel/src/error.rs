@@ -452,3 +452,21 @@ impl Error {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::TrainingCall;
+
+    /// As tests/training/errors.rs has it of the errors that can be made elsewhere.
+    #[test]
+    fn what_ranks_were_asked_for_is_not_what_a_computation_fails_with() {
+        let asked = |micro_batches| Asked::new(TrainingCall::Step, micro_batches, false);
+        let (there, first) = (asked(1), asked(2));
+        let steps = Error::StepsDiffer { rank: 1, there, on_rank_0: first };
+        let evaluations = Error::EvaluationsDiffer { pipeline: 0, rank: 1, there, on_first: first };
+        for error in [steps, evaluations] {
+            assert!(matches!(Error::compute(error.into()), Error::Compute(_)));
+        }
+    }
+}

@@ -65,7 +65,7 @@ pub use plan::{Bucket, BucketBytes, BucketPlan, Place};
 pub use reduce::reduce;
 pub use sequence::Sequence;
 pub use shard_tensor::{TensorShard, gather_shards, shard_tensor};
-pub use tally::{Asked, Call};
+pub use tally::{Asked, TrainingCall};
 pub use values::{Values, ValuesMut};
 
 /// Which of the ways to shard a model to take, and what each costs.

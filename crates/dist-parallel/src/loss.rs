@@ -22,6 +22,11 @@ pub trait Loss {
 /// A loss, and how much it counts.
 pub(crate) type Counted = (f32, u64);
 
+/// A count as ranks add it up: no more than 2⁴⁶, so that 2¹⁷ of them have a sum.
+pub(crate) fn to_be_summed(count: u64) -> i64 {
+    i64::try_from(count.min(1 << 46)).expect("2⁴⁶ is an i64")
+}
+
 impl Loss for f32 {
     const WEIGHTED: bool = false;
 

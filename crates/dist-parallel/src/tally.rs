@@ -4,6 +4,7 @@ use std::fmt;
 
 use dist_collectives::Communicator;
 
+use crate::loss::to_be_summed;
 use crate::{Error, Result, agreement};
 
 /// What a rank was asked for since the last step, as the others hear of it in an error.
@@ -11,7 +12,7 @@ use crate::{Error, Result, agreement};
 #[non_exhaustive]
 pub struct Asked {
     /// By which call.
-    pub call: Call,
+    pub call: TrainingCall,
     /// Micro-batches of all ranks, those included that were accumulated before; 0 if each brings what it has.
     pub micro_batches: usize,
     /// Whether they [say how much they count](crate::Loss).
@@ -21,7 +22,7 @@ pub struct Asked {
 /// A call that micro-batches are computed by.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Call {
+pub enum TrainingCall {
     /// A step of a number of micro-batches that are dealt to the ranks.
     Step,
     /// A step of the micro-batches that each rank has.
@@ -33,28 +34,29 @@ pub enum Call {
 }
 
 impl Asked {
-    pub(crate) const fn new(call: Call, micro_batches: usize, weighted: bool) -> Self {
+    pub(crate) const fn new(call: TrainingCall, micro_batches: usize, weighted: bool) -> Self {
         Self { call, micro_batches, weighted }
     }
 
-    /// A number of its own, but for 2²⁸ micro-batches and more, which are all the same: so that its square is a number.
+    /// A number of its own, but for 2²⁰ micro-batches and more, which are all the same: so that the squares of 2¹⁷ ranks have
+    /// a sum.
     pub(crate) fn encode(self) -> i64 {
         let call = match self.call {
-            Call::Step => 0,
-            Call::Join => 1,
-            Call::Accumulate => 2,
-            Call::Evaluation => 3,
+            TrainingCall::Step => 0,
+            TrainingCall::Join => 1,
+            TrainingCall::Accumulate => 2,
+            TrainingCall::Evaluation => 3,
         };
-        let micro_batches = i64::try_from(self.micro_batches.min(1 << 28)).expect("2²⁸ is an i64");
+        let micro_batches = i64::try_from(self.micro_batches.min(1 << 20)).expect("2²⁰ is an i64");
         micro_batches * 8 + call * 2 + i64::from(self.weighted)
     }
 
     pub(crate) fn decode(number: i64) -> Self {
         let call = match number / 2 % 4 {
-            0 => Call::Step,
-            1 => Call::Join,
-            2 => Call::Accumulate,
-            _ => Call::Evaluation,
+            0 => TrainingCall::Step,
+            1 => TrainingCall::Join,
+            2 => TrainingCall::Accumulate,
+            _ => TrainingCall::Evaluation,
         };
         Self::new(call, usize::try_from(number / 8).unwrap_or(0), number % 2 == 1)
     }
@@ -73,10 +75,10 @@ impl Asked {
 impl fmt::Display for Asked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.call {
-            Call::Step => write!(f, "a step of {} micro-batches", self.micro_batches)?,
-            Call::Join => f.write_str("a step of the micro-batches that it has")?,
-            Call::Accumulate => write!(f, "accumulating up to {} micro-batches", self.micro_batches)?,
-            Call::Evaluation => write!(f, "an evaluation of {} micro-batches", self.micro_batches)?,
+            TrainingCall::Step => write!(f, "a step of {} micro-batches", self.micro_batches)?,
+            TrainingCall::Join => f.write_str("a step of the micro-batches that it has")?,
+            TrainingCall::Accumulate => write!(f, "accumulating up to {} micro-batches", self.micro_batches)?,
+            TrainingCall::Evaluation => write!(f, "an evaluation of {} micro-batches", self.micro_batches)?,
         }
         if self.weighted { f.write_str(" that say how much they count") } else { Ok(()) }
     }
@@ -96,9 +98,8 @@ pub(crate) struct Tally<'a> {
 
 impl<'a> Tally<'a> {
     pub(crate) fn encode(computed: usize, count: u64, asked: Asked, used: &[bool]) -> Vec<i64> {
-        let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
         let asked = asked.encode();
-        let numbers = [number(computed as u64), number(count), asked, asked * asked];
+        let numbers = [to_be_summed(computed as u64), to_be_summed(count), asked, asked * asked];
         numbers.into_iter().chain(used.iter().map(|&used| i64::from(used))).collect()
     }
 
@@ -120,7 +121,7 @@ impl<'a> Tally<'a> {
     /// Every rank comes to the same conclusion.
     pub(crate) fn divisor(&self, asked: Asked) -> Result<usize> {
         let computed = self.micro_batches();
-        if asked.call != Call::Join && computed != asked.micro_batches {
+        if asked.call != TrainingCall::Join && computed != asked.micro_batches {
             return Err(Error::AccumulatedDiffers { micro_batches: asked.micro_batches, computed });
         }
         match (computed, self.count()) {
@@ -153,10 +154,10 @@ mod tests {
     use super::*;
 
     const fn step(micro_batches: usize) -> Asked {
-        Asked::new(Call::Step, micro_batches, false)
+        Asked::new(TrainingCall::Step, micro_batches, false)
     }
 
-    const JOIN: Asked = Asked::new(Call::Join, 0, false);
+    const JOIN: Asked = Asked::new(TrainingCall::Join, 0, false);
 
     /// The sum of what three ranks say that were asked for this, with so many micro-batches each that count so much.
     fn tally(asked: [Asked; 3], computed: usize, count: u64) -> Vec<i64> {
@@ -172,7 +173,7 @@ mod tests {
         }
         assert!(Tally::decode(&tally([JOIN; 3], 4, 4)).agrees(3));
         let weighted = Asked { weighted: true, ..step(4) };
-        let accumulated = Asked { call: Call::Accumulate, ..step(4) };
+        let accumulated = Asked { call: TrainingCall::Accumulate, ..step(4) };
         for asked in [[JOIN, step(0), JOIN], [JOIN, step(1), step(1)], [step(4), step(4), weighted]]
             .into_iter()
             .chain([[accumulated, step(4), accumulated]])
@@ -183,13 +184,15 @@ mod tests {
 
     #[test]
     fn what_a_rank_was_asked_for_is_read_back() {
-        for call in [Call::Step, Call::Join, Call::Accumulate, Call::Evaluation] {
-            for (micro_batches, weighted) in [(0, false), (1, true), (7, false), (1 << 20, true)] {
+        for call in
+            [TrainingCall::Step, TrainingCall::Join, TrainingCall::Accumulate, TrainingCall::Evaluation]
+        {
+            for (micro_batches, weighted) in [(0, false), (1, true), (7, false), (1 << 19, true)] {
                 let asked = Asked::new(call, micro_batches, weighted);
                 assert_eq!(Asked::decode(asked.encode()), asked);
             }
         }
-        assert_eq!(Asked::decode(step(usize::MAX).encode()), step(1 << 28));
+        assert_eq!(Asked::decode(step(usize::MAX).encode()), step(1 << 20));
     }
 
     #[rstest]

@@ -65,8 +65,9 @@ impl Engine {
             // A wait for it that is over at once ends the job, with the absent rank as the cause.
             let over = self.transport.runtime().deadline(Duration::ZERO).into();
             if self.take(call, first, &mut [], &over).is_ok() {
+                let late = self.in_world(first);
                 self.transport
-                    .abort(Cause::gave_up(format_args!("rank {first} came to the barrier too late")));
+                    .abort(Cause::gave_up(format_args!("rank {late} came to the barrier too late")));
             }
         }
         Ok(())

@@ -5,7 +5,7 @@ use dist_collectives::{Buffer, Communicator, Pending, ReduceOp};
 use crate::courier::{Courier, Delivery};
 use crate::flat::{self, Flat, PendingFlat};
 use crate::gradients::Gradients;
-use crate::tally::{Asked, Call, Tally};
+use crate::tally::{Asked, Tally, TrainingCall};
 use crate::{FloatType, Result, ValuesMut};
 
 /// What is being reduced.
@@ -72,7 +72,7 @@ impl Flight {
         asked: Asked,
     ) -> Result<Landed> {
         // As much as there are micro-batches, if the ranks agree: nothing has to be waited for to divide.
-        let known = (asked.call == Call::Step && !asked.weighted).then_some(asked.micro_batches);
+        let known = (asked.call == TrainingCall::Step && !asked.weighted).then_some(asked.micro_batches);
         let mut sums = Vec::with_capacity(self.buckets.len());
         for bucket in self.buckets.drain(..) {
             let mut sum = match bucket {

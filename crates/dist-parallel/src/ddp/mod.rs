@@ -17,7 +17,7 @@ use crate::fsdp::share;
 use crate::gradients::Gradients;
 use crate::loss::Counted;
 use crate::norm::{SquareRange, SumOfSquares};
-use crate::tally::{Asked, Call};
+use crate::tally::{Asked, TrainingCall};
 use crate::{
     Block, BoxError, BucketBytes, BucketHook, BucketPlan, BucketTensor, Error, Loss, Optimizer, ParamInfo,
     Params, Place, Ready, Result, Values, agreement, norm, params,
@@ -29,8 +29,8 @@ use crate::{
 /// # Which sums are the same
 ///
 /// Gradients, and losses, are summed in the canonical order: the tree T(n) = T(largest power of two below n) +
-/// T(rest), over this rank's micro-batches first and then over the ranks, and divided by the number of micro-batches
-/// once. What the ranks compute together is therefore:
+/// T(rest), over this rank's micro-batches first and then over the ranks, and divided once, by the number of micro-batches
+/// or by [what they count](crate::Loss). What the ranks compute together is therefore:
 ///
 /// * on any number of ranks, bit for bit what one process computes, if every rank's [`share`](Self::share) of the
 ///   micro-batches is the same power of two;
@@ -59,7 +59,8 @@ use crate::{
 /// some of them included, or for some that say how much they count, or only some [join](Self::join_with);
 /// [`AccumulatedDiffers`](Error::AccumulatedDiffers), when they accumulated different parts;
 /// [`NoMicroBatches`](Error::NoMicroBatches), when all were asked for none; and
-/// [`NothingCounts`](Error::NothingCounts). What was accumulated is then forgotten, and the next step can be taken.
+/// [`NothingCounts`](Error::NothingCounts). What was accumulated is then forgotten, but for what a hook keeps, and the next
+/// step can be taken.
 pub struct Ddp<M> {
     comm: Communicator,
     model: M,
@@ -91,7 +92,7 @@ impl DdpOptions {
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct StepReport {
-    /// The mean of the losses of all micro-batches.
+    /// The mean of the losses of all micro-batches, or of all that they [count](crate::Loss).
     pub loss: f32,
     /// How many micro-batches there were.
     pub micro_batches: usize,
@@ -177,7 +178,7 @@ impl<M: Params> Ddp<M> {
         micro_batches: usize,
         compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
     ) -> Result<StepReport> {
-        let asked = Asked::new(Call::Step, self.micro_batches + micro_batches, C::WEIGHTED);
+        let asked = Asked::new(TrainingCall::Step, self.micro_batches + micro_batches, C::WEIGHTED);
         self.synchronise_after(self.share(micro_batches), asked, &mut counted(compute))
     }
 

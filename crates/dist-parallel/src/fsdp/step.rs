@@ -6,7 +6,7 @@ use super::Fsdp;
 use super::groups::bytes_sent;
 use super::order::Action;
 use crate::loss::Counted;
-use crate::tally::{Asked, Call, Tally};
+use crate::tally::{Asked, Tally, TrainingCall};
 use crate::tree::TreeSum;
 use crate::{BoxError, Error, Loss, Result, Saved, StepReport, Values, ValuesMut};
 
@@ -38,7 +38,7 @@ impl<A> Fsdp<A> {
     where
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
-        self.step_of(self.asked(Call::Step, micro_batches, C::WEIGHTED), micro_batches, batch)
+        self.step_of(self.asked(TrainingCall::Step, micro_batches, C::WEIGHTED), micro_batches, batch)
     }
 
     fn step_of<C: Loss, L>(
@@ -80,7 +80,7 @@ impl<A> Fsdp<A> {
     where
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
-        let asked = self.asked(Call::Accumulate, micro_batches, C::WEIGHTED);
+        let asked = self.asked(TrainingCall::Accumulate, micro_batches, C::WEIGHTED);
         let result = self.rounds(asked, micro_batches, &mut batch);
         self.or_abort(result)?;
         (self.micro_batches, self.weighted) = (asked.micro_batches, asked.weighted);
@@ -93,10 +93,10 @@ impl<A> Fsdp<A> {
     /// If nothing was accumulated, or as for [`step`](Self::step).
     pub fn synchronise(&mut self) -> Result<StepReport> {
         let nothing = |_| -> Result<Batch<A>, BoxError> { unreachable!("nobody has a share of nothing") };
-        self.step_of(self.asked(Call::Step, 0, self.weighted), 0, nothing)
+        self.step_of(self.asked(TrainingCall::Step, 0, self.weighted), 0, nothing)
     }
 
-    const fn asked(&self, call: Call, micro_batches: usize, weighted: bool) -> Asked {
+    const fn asked(&self, call: TrainingCall, micro_batches: usize, weighted: bool) -> Asked {
         Asked::new(call, self.micro_batches + micro_batches, weighted)
     }
 
@@ -156,7 +156,7 @@ impl<A> Fsdp<A> {
             return Err(Error::PartlyWeighted);
         }
         self.agree(asked)?;
-        let last = asked.call == Call::Step;
+        let last = asked.call == TrainingCall::Step;
         self.gradients.begin_step(&self.plan.layout);
         let deal = self.plan.deal(self.world.rank());
         let rounds = deal.rounds(micro_batches);
@@ -238,7 +238,7 @@ impl<A> Fsdp<A> {
 
     /// Ends a step: gives the mean loss.
     fn finish(&mut self, micro_batches: usize) -> Result<f32> {
-        let asked = Asked::new(Call::Step, 0, false);
+        let asked = Asked::new(TrainingCall::Step, 0, false);
         let mut tally = Tally::encode(0, self.count, asked, self.gradients.used_mut());
         self.world.all_reduce(&mut tally, ReduceOp::Sum).map_err(Error::communication)?;
         let tally = Tally::decode(&tally);
@@ -273,7 +273,7 @@ impl<A> Fsdp<A> {
         if !Tally::decode(&tally).agrees(self.world.world_size()) {
             return Err(asked.differ(&mut self.world));
         }
-        if asked.call == Call::Step && asked.micro_batches == 0 {
+        if asked.call == TrainingCall::Step && asked.micro_batches == 0 {
             return Err(Error::NoMicroBatches);
         }
         Ok(())

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use rstest::rstest;
 
 use super::*;
-use crate::tally::Call;
+use crate::tally::TrainingCall;
 use crate::{BucketBytes, FloatType};
 
 /// Two ordinary parameters, a frozen one, one in a half type, and one that is the same as the first.
@@ -26,7 +26,7 @@ fn infos() -> Vec<ParamInfo> {
 }
 
 const fn step(micro_batches: usize) -> Asked {
-    Asked::new(Call::Step, micro_batches, false)
+    Asked::new(TrainingCall::Step, micro_batches, false)
 }
 
 /// Values that f32 sums round, different for every micro-batch and use.

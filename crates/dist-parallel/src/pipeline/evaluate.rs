@@ -4,7 +4,7 @@ use super::Pipeline;
 use super::pass::{Clock, Output, Pass};
 use super::step::Losses;
 use crate::fsdp::share;
-use crate::{Asked, BoxError, Call, Error, Loss, Result, StepReport};
+use crate::{Asked, BoxError, Error, Loss, Result, StepReport, TrainingCall};
 
 impl<A> Pipeline<A> {
     /// Goes forward only, through all stages, with as many micro-batches as are wanted: the mean of their losses, on all
@@ -46,7 +46,7 @@ impl<A> Pipeline<A> {
     ) -> Result<StepReport> {
         let mut clock = Clock::new(&self.comm);
         let sent_before = self.bytes_sent();
-        let asked = Asked::new(Call::Evaluation, micro_batches, C::WEIGHTED);
+        let asked = Asked::new(TrainingCall::Evaluation, micro_batches, C::WEIGHTED);
         let agreed = clock.waiting(|| self.agree_to_evaluate(asked));
         self.or_abort(agreed)?;
         let (pipeline, pipelines) = self.beside();

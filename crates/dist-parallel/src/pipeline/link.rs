@@ -3,7 +3,8 @@
 //! A link is a communicator of its own, with a worker, so that links do not wait for each other: sending
 //! returns at once, and one message is received ahead of when it is needed. The shape travels before the first message
 //! of activations; both ends know it from then on, and that of the gradients, which look the same. In an evaluation every
-//! message has a shape of its own, which travels before it.
+//! message has a shape of its own, which travels before it and is all that is received ahead; its sender waits until the one
+//! before it has arrived.
 
 use std::collections::VecDeque;
 

@@ -5,6 +5,7 @@ use dist_collectives::Communicator;
 use super::Pipeline;
 use super::stage::Stage;
 use crate::flat::Flat;
+use crate::values::with_values;
 use crate::{Error, Optimizer, Result, Sequence, Values, ValuesMut, params};
 
 impl<A> Pipeline<A> {
@@ -55,11 +56,9 @@ impl<A> Pipeline<A> {
             let mut values = Flat::zeros(info.dtype, info.len());
             let stage = self.stage_of(parameter);
             if let Some(own) = self.stages.iter().find(|own| own.number == stage) {
-                let mut copied = Ok(());
                 params::read(&own.model, parameter - own.parameters.start, &mut |read| {
-                    copied = values.slice_mut(0, read.len()).copy_from(read);
+                    values.slice_mut(0, read.len()).convert_from(read);
                 })?;
-                copied?;
             }
             let len = values.len();
             broadcast(&mut self.comm, values.slice_mut(0, len), self.schedule.placement()[stage])?;
@@ -85,11 +84,9 @@ impl<A> Pipeline<A> {
             let parameter = parameter - stage.parameters.start;
             let mut values = Flat::zeros(info.dtype, info.len());
             if rank == root {
-                let mut copied = Ok(());
                 params::read(&stage.model, parameter, &mut |read| {
-                    copied = values.slice_mut(0, read.len()).copy_from(read);
+                    values.slice_mut(0, read.len()).convert_from(read);
                 })?;
-                copied?;
             }
             pass_around(&mut self.comm, &mut values, root, &others)?;
             if rank != root {
@@ -137,13 +134,7 @@ impl<A> Pipeline<A> {
 
 /// Gives every rank the root's values.
 pub(super) fn broadcast(comm: &mut Communicator, values: ValuesMut<'_>, root: usize) -> Result<()> {
-    match values {
-        ValuesMut::F32(values) => comm.broadcast(values, root),
-        ValuesMut::F64(values) => comm.broadcast(values, root),
-        ValuesMut::F16(values) => comm.broadcast(values, root),
-        ValuesMut::Bf16(values) => comm.broadcast(values, root),
-    }
-    .map_err(Error::communication)
+    with_values!(ValuesMut, values, |values| comm.broadcast(values, root)).map_err(Error::communication)
 }
 
 /// Sends what one rank has to others, one after the other.

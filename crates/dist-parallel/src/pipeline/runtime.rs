@@ -36,7 +36,8 @@ use crate::{Error, ParamInfo, Params, Result, Sequence, Values, agreement, param
 /// Computing waits for the messages that it receives, never for those that it sends; one message per link is received
 /// ahead. The shape of a link's activations travels once, before the first of them: all further ones have to have it,
 /// and gradients have the shape of their activations. In an [evaluation](Self::evaluate) every activation may look
-/// different, and brings its shape along. A message has the communicator's timeout, from when it is sent or
+/// different, and brings its shape along: an output waits there until the one before it has been received, and only what an
+/// activation looks like is received ahead. A message has the communicator's timeout, from when it is sent or
 /// received ahead.
 ///
 /// # Memory

@@ -25,13 +25,7 @@ impl Shard {
         for bucket in buckets {
             let part = bucket.len().div_ceil(ranks);
             let mut whole = Flat::zeros(bucket.dtype, part * ranks);
-            for place in &bucket.places {
-                let mut copied = Ok(());
-                params::read(model, place.parameter, &mut |values| {
-                    copied = whole.slice_mut(place.offset, place.len).copy_from(values);
-                })?;
-                copied?;
-            }
+            params::pack(model, &bucket.places, &mut whole)?;
             masters.push(whole.part(bucket.dtype, rank * part, part));
         }
         let shard = Self { rank, ranks, masters };

@@ -7,7 +7,7 @@ use super::stage::{PROVEN, Reducing, Stage};
 use super::{Pipeline, ties};
 use crate::flat::Flat;
 use crate::fsdp::bytes_sent;
-use crate::loss::Counted;
+use crate::loss::{Counted, to_be_summed};
 use crate::tree::TreeSum;
 use crate::{BoxError, Error, Loss, Result, StepReport, ValuesMut};
 
@@ -144,7 +144,7 @@ impl<A> Pipeline<A> {
     /// losses; those of all pipelines are added first, and the sums then in the canonical order.
     pub(super) fn mean_loss(&mut self, own: Losses, micro_batches: usize) -> Result<(f32, usize)> {
         let Losses { mut losses, count, weighted } = own;
-        let mut counts = [i64::try_from(count).unwrap_or(i64::MAX), weighted.into()];
+        let mut counts = [to_be_summed(count), weighted.into()];
         let last = self.schedule.placement()[self.schedule.stages() - 1];
         if self.comm.rank() == last {
             for group in [&mut self.shards, &mut self.data].into_iter().flatten() {

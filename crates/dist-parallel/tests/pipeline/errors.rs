@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use dist_collectives::Communicator;
 use dist_parallel::pipeline::{Action, Flaw, Kind, Pipeline, PlainVectors, split_into_stages};
-use dist_parallel::{Block, BoxError, Call, Error, Params, Ready, Saved, Sequence, Values, ValuesMut};
+use dist_parallel::{
+    Block, BoxError, Error, Params, Ready, Saved, Sequence, TrainingCall, Values, ValuesMut,
+};
 use dist_transport::sim::{self, Fault, Link, Network, SimTransport, When};
 use rstest::rstest;
 
@@ -230,7 +232,7 @@ fn ranks_that_evaluate_different_numbers_are_all_told_and_none_waits(
         assert_eq!((pipeline, rank), (named / 2, named % 2));
         let counts = if other == 0 { (5, number) } else { (number, 5) };
         assert_eq!((there.micro_batches, on_first.micro_batches), counts);
-        assert_eq!((there.call, there.weighted), (Call::Evaluation, false));
+        assert_eq!((there.call, there.weighted), (TrainingCall::Evaluation, false));
     }
 }
 
