@@ -18,12 +18,12 @@ use crate::{Abort, Error, Result, Runtime};
 pub(super) const COORDINATOR: u32 = u32::MAX;
 
 /// How long the coordinator of an aborted job outlives the rank that hosts it.
-const FAREWELL_LIMIT: Duration = Duration::from_secs(1);
+pub(super) const FAREWELL_LIMIT: Duration = Duration::from_secs(1);
 
 /// A coordinator for one job, on a thread of its own. It ends when it is dropped.
 ///
 /// Once all ranks of a world have left in order, the next world of the job, of the same size, meets at the same address. After
-/// an abort none does.
+/// an abort none does, and whoever comes is told why.
 #[derive(Debug)]
 pub struct Coordinator {
     address: SocketAddr,

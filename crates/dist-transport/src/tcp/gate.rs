@@ -148,7 +148,7 @@ impl Gate {
             }
             match self.listener.accept() {
                 Ok((stream, _)) if self.door.prepare(&stream).is_ok() => {
-                    self.make_room();
+                    self.make_room(&mut admitted);
                     // What it has said is heard before it can be the one to make room.
                     let deadline = self.runtime.deadline(HANDSHAKE_LIMIT);
                     self.go_on(HalfOpen::new(stream, deadline), &mut admitted);
@@ -204,10 +204,20 @@ impl Gate {
             && self.exhausted.is_none_or(|until| self.runtime.expired(until))
     }
 
-    fn make_room(&mut self) {
-        if let Some(first) = self.first_to_go().filter(|_| self.is_full()) {
-            self.half_open.remove(first);
-            self.refused += 1;
+    fn make_room(&mut self, admitted: &mut Vec<Admitted>) {
+        while let Some(first) = self.first_to_go().filter(|_| self.is_full()) {
+            let mut knock = self.half_open.remove(first);
+            let was_silent = knock.responder.is_none();
+            // What it has said since it was last listened to is heard before it has to go.
+            match self.progress(&mut knock) {
+                Progress::Waiting if was_silent && knock.responder.is_some() => {
+                    self.half_open.insert(first, knock);
+                }
+                Progress::Done(identity, share) => {
+                    admitted.push(Admitted { stream: knock.stream, identity, share });
+                }
+                Progress::Waiting | Progress::Refused => self.refused += 1,
+            }
         }
     }
 
@@ -330,5 +340,22 @@ mod tests {
         let admitted = std::iter::repeat_with(|| turn(&mut gate)).find_map(|mut admitted| admitted.pop());
         assert_eq!(admitted.unwrap().identity, identity);
         assert!(gate.half_open.len() <= HALF_OPEN_MAX);
+    }
+
+    #[test]
+    fn whoever_has_said_hello_since_it_was_last_heard_makes_no_room() {
+        let (mut gate, address) = gate();
+        let identity = Identity { epoch: 0, from: 1, to: 0, purpose: Purpose::Control };
+        let ours = Initiator::new(Key::new(None, "test"), identity).unwrap();
+        let mut stream = TcpStream::connect(address).unwrap();
+        assert!(turn(&mut gate).is_empty());
+        let mut strangers = Vec::new();
+        while !gate.is_full() {
+            strangers.push(TcpStream::connect(address).unwrap());
+            assert!(turn(&mut gate).is_empty());
+        }
+        stream.write_all(ours.hello()).unwrap();
+        gate.make_room(&mut Vec::new());
+        assert!(!gate.is_full() && gate.half_open[0].responder.is_some());
     }
 }

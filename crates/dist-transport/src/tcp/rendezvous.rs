@@ -25,6 +25,9 @@ use crate::{Activity, Deadline, Error, Result, Runtime, shm};
 /// How long to wait for one of the coordinator's addresses to take a connection, and to answer, before the next is tried.
 pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 
+/// How soon to ask again whether the next world may meet.
+const NEXT_WORLD_RETRY: Duration = Duration::from_millis(100);
+
 /// Meets the other ranks of the job. A world of one has nobody to meet and opens no socket.
 pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
     let deadline = runtime.deadline(config.timeout);
@@ -76,7 +79,7 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
         match introduce(&mut line, home, config, runtime, deadline)? {
             Some(homes) => break (line, listener, host_door, homes),
             // The world before is still there.
-            None => runtime.park(Some(runtime.deadline(RETRY))),
+            None => runtime.park(Some(runtime.deadline(NEXT_WORLD_RETRY))),
         }
     };
     if let Some((inside, outside)) = parted_by_loopback(&homes) {

@@ -9,7 +9,7 @@ use rustix::event::PollFlags;
 
 use crate::auth::Purpose;
 use crate::tcp::control::{FRAME_BYTES, Frame, Home, Line};
-use crate::tcp::coordinator::COORDINATOR;
+use crate::tcp::coordinator::{COORDINATOR, FAREWELL_LIMIT};
 use crate::tcp::gate::{Admitted, Gate};
 use crate::tcp::session::{Bell, lock};
 use crate::tcp::{BEAT, socket};
@@ -21,8 +21,9 @@ const JOIN_LIMIT: Duration = Duration::from_secs(30);
 /// How long before a rank's patience ends it is told who is missing, at the most.
 const ANSWER_MARGIN_MAX: Duration = Duration::from_secs(1);
 
-/// How many of the ranks that are still in the world before are named to one that waits for the next.
-const NAMED_MAX: usize = 16;
+/// How many of the ranks that are still in the world before are named to one that waits for the next: what a connection takes
+/// at once.
+const NAMED_MAX: usize = 64;
 
 /// Which worlds meet at one coordinator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,8 +113,11 @@ impl Meeting {
             }
         };
         let looked_at = self.runtime.now();
-        for admitted in self.gate.advance() {
-            self.admit(admitted);
+        // Whoever comes when all have left is to find the next coordinator, and not to keep this one.
+        if !self.is_over() {
+            for admitted in self.gate.advance() {
+                self.admit(admitted);
+            }
         }
         // Before those who have arrived: a rank that comes again has said before that it leaves.
         ready.into_iter().for_each(|rank| self.listen(rank));
@@ -125,30 +129,45 @@ impl Meeting {
         } else {
             self.answer_the_impatient();
         }
-        let over = self.started && self.count_present() == 0 && !self.begin_anew();
+        if self.started && self.count_present() == 0 {
+            self.end_world();
+        }
         let stopped = stop.rung();
         if stopped && !self.started {
             self.answer(|_| true);
         }
         // Whoever has just arrived is still to hear that it is over.
-        over && self.arriving.is_empty() || stopped
+        self.is_over() && self.arriving.is_empty() || stopped
     }
 
-    /// Lets the next world meet here, if one may.
-    fn begin_anew(&mut self) -> bool {
-        let may = self.worlds == Worlds::InTurn && lock(&self.verdict).is_none();
-        if may {
-            self.started = false;
-            self.places.fill_with(|| Place::Empty);
-            tracing::debug!("all ranks have left: the next world may meet");
+    /// Whether nobody is left of the only world that meets here. Of worlds in turn there always may be another, or somebody to
+    /// be told that there is none.
+    fn is_over(&self) -> bool {
+        self.worlds == Worlds::One && self.started && self.members().next().is_none()
+    }
+
+    /// Goes on when all ranks of a world have left or are gone: the next one may meet, if there is one after it.
+    fn end_world(&mut self) {
+        match self.worlds {
+            Worlds::One => {
+                let farewell = self.runtime.deadline(FAREWELL_LIMIT);
+                let deadlines = self.arriving.iter_mut().map(|(_, _, deadline)| deadline);
+                deadlines.for_each(|deadline| *deadline = deadline.earlier(farewell));
+            }
+            Worlds::InTurn if lock(&self.verdict).is_none() => {
+                self.started = false;
+                self.places.fill_with(|| Place::Empty);
+                tracing::debug!("all ranks have left: the next world may meet");
+            }
+            Worlds::InTurn => {}
         }
-        may
     }
 
     /// Waits for something to happen, and says which ranks' lines have something to be heard or take more.
     fn wait(&self, stop: &Bell) -> io::Result<Vec<usize>> {
         let mut watched = vec![stop.watch()];
-        watched.extend(self.gate.watch());
+        let gate = Some(&self.gate).filter(|_| !self.is_over());
+        watched.extend(gate.into_iter().flat_map(Gate::watch));
         watched.extend(self.arriving.iter().map(|(_, line, _)| socket::watch(&line.stream, PollFlags::IN)));
         let first = watched.len();
         watched.extend(self.members().map(|member| {
@@ -157,7 +176,7 @@ impl Meeting {
         }));
         let answers = self.members().filter_map(|member| member.answer_by);
         let next = answers.chain([self.next_beat]).map(|deadline| self.runtime.remaining(deadline));
-        let next = next.chain(self.gate.look_again_in()).min();
+        let next = next.chain(gate.and_then(Gate::look_again_in)).min();
         socket::poll(&mut watched, next.unwrap_or(BEAT))?;
         // To read where nothing has come is a system call for each rank, and every sign of life of a rank ends this wait.
         let taken = self.places.iter().enumerate().filter(|(_, place)| matches!(place, Place::Taken(_)));
@@ -213,6 +232,10 @@ impl Meeting {
         home: Home,
         [patience, liveness]: [Duration; 2],
     ) {
+        if let Some(abort) = self.aborted_for_all() {
+            let _ = line.push(Frame::Abort(abort));
+            return;
+        }
         let expected = u32::try_from(self.places.len()).expect("checked when the coordinator was started");
         let place = self.places.get_mut(rank as usize).filter(|_| size == expected);
         // Whoever cannot join is told why; if the line breaks meanwhile there is nobody left to tell.
@@ -229,7 +252,8 @@ impl Meeting {
             Place::Left => Some(Frame::Over),
         };
         if let Some(refusal) = refusal {
-            if refusal == Frame::Over {
+            // All others come again anyway.
+            if refusal == Frame::Over && patience < 2 * ANSWER_MARGIN_MAX {
                 let mut still_there = those(&self.places, |place| matches!(place, Place::Taken(_)));
                 still_there.truncate(NAMED_MAX);
                 tell_missing(&mut line, &still_there, self.gate.refused());
@@ -249,6 +273,11 @@ impl Meeting {
         if self.members().count() == self.places.len() {
             self.start();
         }
+    }
+
+    /// Why no world meets here any more, if one that was aborted was to be followed by others.
+    fn aborted_for_all(&self) -> Option<Abort> {
+        lock(&self.verdict).clone().filter(|_| self.worlds == Worlds::InTurn)
     }
 
     /// Tells those who have come that they wait in vain: a rank of the job takes it for another.
@@ -302,7 +331,12 @@ impl Meeting {
                     self.pass_on(peer, Frame::LeftChannel { rank: number, channel });
                 }
                 Ok(Some(Frame::Goodbye)) => {
-                    self.places[rank] = Place::Left;
+                    let left = std::mem::replace(&mut self.places[rank], Place::Left);
+                    // Whoever is hung up on finds itself counted.
+                    if self.started {
+                        self.count_present();
+                    }
+                    drop(left);
                     self.leavings.push(Frame::Left { rank: number }.encode());
                 }
                 Ok(Some(_)) => self.lose(rank, Cause::Protocol),
@@ -435,10 +469,9 @@ fn those(places: &[Place], is_meant: impl Fn(&Place) -> bool) -> Vec<u32> {
 }
 
 fn tell_missing(line: &mut Line, missing: &[u32], refused: u64) {
-    for &rank in missing {
-        // A broken line is noticed when it is listened to.
-        let _ = line.push(Frame::Missing { rank, refused });
-    }
+    let frames: Vec<_> = missing.iter().map(|&rank| Frame::Missing { rank, refused }.encode()).collect();
+    // A broken line is noticed when it is listened to.
+    let _ = line.push_all(&frames);
 }
 
 #[cfg(test)]

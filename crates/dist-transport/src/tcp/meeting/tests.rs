@@ -87,6 +87,21 @@ fn a_rank_that_comes_again_when_the_last_one_leaves_is_not_hung_up_on() {
     assert!(hears_that_it_is_over(&mut again));
 }
 
+/// Rank 0 waits for its coordinator when it leaves.
+#[test]
+fn nobody_who_comes_when_all_have_left_keeps_the_coordinator_for_long() {
+    let (mut meeting, mut ranks) = meeting([0, 1, 2, 3], LONG);
+    let stop = Bell::new().unwrap();
+    let (silent, _) = arrival(&mut meeting);
+    ranks.iter_mut().for_each(|line| line.push(Frame::Goodbye).unwrap());
+    assert!(!meeting.turn(&stop));
+    let farewell = meeting.runtime.remaining(meeting.arriving[0].2);
+    assert!(farewell <= FAREWELL_LIMIT, "{farewell:?}");
+    assert!(meeting.is_over(), "nobody else is let in");
+    drop(silent);
+    assert!(meeting.turn(&stop));
+}
+
 /// Whoever leaves waits no longer than a second for a coordinator that has much to do.
 #[test]
 fn a_rank_that_has_said_goodbye_has_not_died_where_it_hung_up_first() {
