@@ -260,9 +260,9 @@ pub enum Error {
     /// A step or an evaluation without micro-batches was asked for, on every rank.
     #[error("there is no micro-batch to take the mean of")]
     NoMicroBatches,
-    /// Not every rank of all pipelines was asked for the same evaluation; every rank gets this same error.
+    /// Not every rank of all pipelines was asked for the same step or evaluation; every rank gets this same error.
     #[error("rank {rank} of pipeline {pipeline} was asked for {there}, rank 0 of pipeline 0 for {on_first}")]
-    EvaluationsDiffer {
+    PipelinesDiffer {
         /// The first pipeline that has a rank which disagrees with rank 0 of the first one.
         pipeline: usize,
         /// That rank's number in its pipeline.
@@ -432,7 +432,7 @@ impl Error {
             Self::StepsDiffer { .. }
                 | Self::AccumulatedDiffers { .. }
                 | Self::NoMicroBatches
-                | Self::EvaluationsDiffer { .. }
+                | Self::PipelinesDiffer { .. }
                 | Self::NothingCounts { .. }
                 | Self::InnerStepsDiffer { .. }
         )
@@ -464,7 +464,7 @@ mod tests {
         let asked = |micro_batches| Asked::new(TrainingCall::Step, micro_batches, false);
         let (there, first) = (asked(1), asked(2));
         let steps = Error::StepsDiffer { rank: 1, there, on_rank_0: first };
-        let evaluations = Error::EvaluationsDiffer { pipeline: 0, rank: 1, there, on_first: first };
+        let evaluations = Error::PipelinesDiffer { pipeline: 0, rank: 1, there, on_first: first };
         for error in [steps, evaluations] {
             assert!(matches!(Error::compute(error.into()), Error::Compute(_)));
         }

@@ -56,7 +56,7 @@ impl<A> Pipeline<A> {
         list.retain(|action| action.micro_batch().is_none_or(|micro_batch| micro_batch < own.len()));
         self.links.begin_evaluation(own.len());
         // What another pipeline computes is a zero here, the one that even leaves −0 as it is when it is added.
-        let mut losses = Losses { losses: vec![-0.0; micro_batches], count: 0, weighted: C::WEIGHTED };
+        let mut losses = Losses { losses: vec![-0.0; micro_batches], count: 0, asked };
         let mut take = |index: usize, output: A| {
             let (loss, count) = loss(index, output)?.counted();
             losses.losses[index] = loss;
@@ -69,7 +69,7 @@ impl<A> Pipeline<A> {
         let result = passed.and_then(|()| {
             clock.waiting(|| {
                 self.links.finish()?;
-                self.mean_loss(losses, micro_batches)
+                self.mean_loss(losses)
             })
         });
         let (loss, _) = self.or_abort(result)?;
@@ -78,7 +78,15 @@ impl<A> Pipeline<A> {
 
     /// Makes sure that all ranks of all pipelines are asked for the same, and for something.
     fn agree_to_evaluate(&mut self, asked: Asked) -> Result<()> {
-        // In the end for all pipelines, one after the other, what each of their ranks is asked for.
+        let all = self.all_asked(asked)?;
+        if all.iter().any(|there| *there != all[0]) {
+            return Err(self.differ(&all));
+        }
+        if asked.micro_batches == 0 { Err(Error::NoMicroBatches) } else { Ok(()) }
+    }
+
+    /// For all pipelines, one after the other, what each of their ranks is asked for. All of them call this.
+    pub(super) fn all_asked(&mut self, asked: Asked) -> Result<Vec<i64>> {
         let mut all = vec![asked.encode()];
         let groups = [Some(&mut self.comm), self.shards.as_mut(), self.data.as_mut()];
         for group in groups.into_iter().flatten() {
@@ -86,11 +94,14 @@ impl<A> Pipeline<A> {
             group.all_gather(&all, &mut of_group).map_err(Error::communication)?;
             all = of_group;
         }
-        if let Some(at) = all.iter().position(|there| *there != all[0]) {
-            let (pipeline, rank) = (at / self.schedule.ranks(), at % self.schedule.ranks());
-            let (there, on_first) = (Asked::decode(all[at]), Asked::decode(all[0]));
-            return Err(Error::EvaluationsDiffer { pipeline, rank, there, on_first });
-        }
-        if asked.micro_batches == 0 { Err(Error::NoMicroBatches) } else { Ok(()) }
+        Ok(all)
+    }
+
+    /// The error of ranks that are not all asked for the same.
+    pub(super) fn differ(&self, all: &[i64]) -> Error {
+        let at = all.iter().position(|there| *there != all[0]).unwrap_or_default();
+        let (pipeline, rank) = (at / self.schedule.ranks(), at % self.schedule.ranks());
+        let (there, on_first) = (Asked::decode(all[at]), Asked::decode(all[0]));
+        Error::PipelinesDiffer { pipeline, rank, there, on_first }
     }
 }

@@ -49,8 +49,8 @@ use crate::{Error, ParamInfo, Params, Result, Sequence, Values, agreement, param
 /// # Errors
 ///
 /// An error on one rank aborts the job, so that no other waits for it. Some errors harm nothing, because every rank gets
-/// them: [`NothingCounts`](Error::NothingCounts), and of evaluations [`NoMicroBatches`](Error::NoMicroBatches),
-/// [`EvaluationsDiffer`](Error::EvaluationsDiffer) and [`NoSchedule`](Error::NoSchedule).
+/// them: [`NothingCounts`](Error::NothingCounts), [`PipelinesDiffer`](Error::PipelinesDiffer), and of evaluations
+/// [`NoMicroBatches`](Error::NoMicroBatches) and [`NoSchedule`](Error::NoSchedule).
 pub struct Pipeline<A> {
     pub(super) comm: Communicator,
     pub(super) data: Option<Communicator>,

@@ -9,7 +9,7 @@ use crate::flat::Flat;
 use crate::fsdp::bytes_sent;
 use crate::loss::{Counted, to_be_summed};
 use crate::tree::TreeSum;
-use crate::{BoxError, Error, Loss, Result, StepReport, ValuesMut};
+use crate::{Asked, BoxError, Error, Loss, Result, StepReport, TrainingCall, ValuesMut};
 
 impl<A> Pipeline<A> {
     /// Computes the mean gradients of the schedule's micro-batches, of all pipelines. `input` gives a micro-batch's input
@@ -18,8 +18,8 @@ impl<A> Pipeline<A> {
     /// micro-batch of this pipeline's [`share`](Self::share).
     ///
     /// # Errors
-    /// If all micro-batches count for nothing: every rank then has this error, and the next step can be taken. If only those
-    /// of some pipelines say how much they count, `input`, `loss` or a block fails, a gradient is reported twice or does
+    /// If all micro-batches count for nothing, or only those of some pipelines say how much they count: every rank then has
+    /// this error, and the next step can be taken. If `input`, `loss` or a block fails, a gradient is reported twice or does
     /// not look like its parameter, an activation does not look like those before it or its gradient like itself, or
     /// communication fails, which ends the job.
     pub fn step<C: Loss>(
@@ -41,7 +41,8 @@ impl<A> Pipeline<A> {
         let output = Output::Step(&mut differentiate);
         let passed = self.run(list, &mut Pass { first, input: &mut input, output, clock: &mut clock });
         let (loss, count) = losses.finish(add).unwrap_or_default();
-        let own = Losses { losses: vec![loss], count, weighted: C::WEIGHTED };
+        let asked = Asked::new(TrainingCall::Step, self.total(), C::WEIGHTED);
+        let own = Losses { losses: vec![loss], count, asked };
         let result = passed.and_then(|()| clock.waiting(|| self.finish(own)));
         let ended = self.or_abort(result);
         if ended.is_err() {
@@ -103,7 +104,7 @@ impl<A> Pipeline<A> {
     fn finish(&mut self, losses: Losses) -> Result<f32> {
         ties::pass_on(&mut self.nodes, true)?;
         let mut tied = self.start_ties()?;
-        let (loss, count) = self.mean_loss(losses, self.total())?;
+        let (loss, count) = self.mean_loss(losses)?;
         self.add_used(&mut tied)?;
         for stage in &mut self.stages {
             let mut means = Vec::new();
@@ -140,11 +141,11 @@ impl<A> Pipeline<A> {
         Ok(tied)
     }
 
-    /// The mean loss of so many micro-batches, and what they count, on all ranks. Only the rank of the last stage has
+    /// The mean loss of all micro-batches, and what they count, on all ranks. Only the rank of the last stage has
     /// losses; those of all pipelines are added first, and the sums then in the canonical order.
-    pub(super) fn mean_loss(&mut self, own: Losses, micro_batches: usize) -> Result<(f32, usize)> {
-        let Losses { mut losses, count, weighted } = own;
-        let mut counts = [to_be_summed(count), weighted.into()];
+    pub(super) fn mean_loss(&mut self, own: Losses) -> Result<(f32, usize)> {
+        let Losses { mut losses, count, asked } = own;
+        let mut counts = [to_be_summed(count), asked.weighted.into()];
         let last = self.schedule.placement()[self.schedule.stages() - 1];
         if self.comm.rank() == last {
             for group in [&mut self.shards, &mut self.data].into_iter().flatten() {
@@ -161,11 +162,12 @@ impl<A> Pipeline<A> {
         self.comm.broadcast(&mut told, last).map_err(Error::communication)?;
         let [sum, count, weighted] = told.map(|number| u64::try_from(number).unwrap_or(0));
         if weighted != 0 && weighted != self.beside().1 as u64 {
-            return Err(Error::PartlyWeighted);
+            let all = self.all_asked(asked)?;
+            return Err(self.differ(&all));
         }
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         if count == 0 {
-            return Err(Error::NothingCounts { micro_batches });
+            return Err(Error::NothingCounts { micro_batches: asked.micro_batches });
         }
         let mut loss = [f32::from_bits(u32::try_from(sum).expect("it was made of as many bits"))];
         ValuesMut::F32(&mut loss).divide(count);
@@ -192,8 +194,8 @@ pub(super) struct Losses {
     pub(super) losses: Vec<f32>,
     /// What they count.
     pub(super) count: u64,
-    /// Whether they say so.
-    pub(super) weighted: bool,
+    /// What its ranks were asked for.
+    pub(super) asked: Asked,
 }
 
 /// Adds the right losses, and what they count, to the left ones.

@@ -228,7 +228,7 @@ fn ranks_that_evaluate_different_numbers_are_all_told_and_none_waits(
     // The first rank that disagrees with the first of all, which may be that one itself.
     let named = other.max(1);
     for error in outcome.results {
-        let Error::EvaluationsDiffer { pipeline, rank, there, on_first } = error else { panic!("{error}") };
+        let Error::PipelinesDiffer { pipeline, rank, there, on_first } = error else { panic!("{error}") };
         assert_eq!((pipeline, rank), (named / 2, named % 2));
         let counts = if other == 0 { (5, number) } else { (number, 5) };
         assert_eq!((there.micro_batches, on_first.micro_batches), counts);
