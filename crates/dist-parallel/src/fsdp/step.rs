@@ -52,13 +52,12 @@ impl<A> Fsdp<A> {
     {
         let (started, sent_before) = (self.world.runtime().now(), self.bytes_sent());
         self.groups.take_waited();
-        let total = asked.micro_batches;
-        let result = self.rounds(asked, micro_batches, &mut batch).and_then(|()| self.finish(total));
+        let result = self.rounds(asked, micro_batches, &mut batch).and_then(|()| self.finish(asked));
         let loss = self.or_abort(result)?;
         (self.micro_batches, self.count) = (0, 0);
         let elapsed = self.world.runtime().now().saturating_sub(started);
         let (exposed, bytes_sent) = (self.groups.take_waited(), self.bytes_sent() - sent_before);
-        Ok(StepReport { loss, micro_batches: total, elapsed, exposed, bytes_sent })
+        Ok(StepReport { loss, micro_batches: asked.micro_batches, elapsed, exposed, bytes_sent })
     }
 
     fn bytes_sent(&self) -> u64 {
@@ -237,8 +236,7 @@ impl<A> Fsdp<A> {
     }
 
     /// Ends a step: gives the mean loss.
-    fn finish(&mut self, micro_batches: usize) -> Result<f32> {
-        let asked = Asked::new(TrainingCall::Step, 0, false);
+    fn finish(&mut self, asked: Asked) -> Result<f32> {
         let mut tally = Tally::encode(0, self.count, asked, self.gradients.used_mut());
         self.world.all_reduce(&mut tally, ReduceOp::Sum).map_err(Error::communication)?;
         let tally = Tally::decode(&tally);
@@ -246,6 +244,7 @@ impl<A> Fsdp<A> {
         let count = tally.count();
         self.gradients.end_step(&self.plan.layout, &mut self.groups, count)?;
         let loss = self.mean_loss(count)?;
+        let micro_batches = asked.micro_batches;
         if count == 0 { Err(Error::NothingCounts { micro_batches }) } else { Ok(loss) }
     }
 
