@@ -4,14 +4,12 @@ use std::time::Duration;
 
 use dist_collectives::Communicator;
 use dist_parallel::pipeline::{Action, Flaw, Kind, Pipeline, PlainVectors, split_into_stages};
-use dist_parallel::{
-    Block, BoxError, Error, Params, Ready, Saved, Sequence, TrainingCall, Values, ValuesMut,
-};
+use dist_parallel::{Block, BoxError, Error, Ready, Saved, Sequence, TrainingCall};
 use dist_transport::sim::{self, Fault, Link, Network, SimTransport, When};
 use rstest::rstest;
 
 use crate::mesh::on_mesh;
-use crate::model::{BLOCKS, deep};
+use crate::model::{BLOCKS, deep, without_parameters};
 use crate::plain::{Linear, Rows, micro_batch, squared_error};
 use crate::training::train;
 
@@ -94,17 +92,7 @@ impl Odd {
     }
 }
 
-impl Params for Odd {
-    fn infos(&self) -> &[dist_parallel::ParamInfo] {
-        &[]
-    }
-    fn read(&self, _: usize, _: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
-        Err("there are no parameters".into())
-    }
-    fn write(&mut self, _: usize, _: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
-        Err("there are no parameters".into())
-    }
-}
+without_parameters!(Odd);
 
 impl Block<Rows> for Odd {
     fn forward(&mut self, input: Rows) -> Result<(Rows, Saved), BoxError> {

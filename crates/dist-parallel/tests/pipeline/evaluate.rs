@@ -8,15 +8,12 @@ use dist_collectives::Communicator;
 use dist_parallel::pipeline::{
     Action, Costs, Item, Kind, Pipeline, PlainVectors, Schedule, StageCost, Timeline, split_into_stages,
 };
-use dist_parallel::{
-    Block, BoxError, Ddp, DdpOptions, Error, ParamInfo, Params, Ready, Saved, Sequence, StepReport, Values,
-    ValuesMut,
-};
+use dist_parallel::{Block, BoxError, Ddp, DdpOptions, Error, Params, Ready, Saved, Sequence, StepReport};
 use dist_transport::sim::{self, Network};
 use rstest::rstest;
 
 use crate::mesh::on_mesh;
-use crate::model::{STEPS, Trained, alone, deep, optimizer};
+use crate::model::{STEPS, Trained, alone, deep, optimizer, without_parameters};
 use crate::plain::{Numbers, Rows, micro_batch, squared_error};
 use crate::timing::{random_costs, sleepers};
 use crate::training::{KINDS, Pipe, pipeline, whole};
@@ -377,17 +374,7 @@ impl Drop for Kept {
     }
 }
 
-impl Params for Keeper {
-    fn infos(&self) -> &[ParamInfo] {
-        &[]
-    }
-    fn read(&self, _: usize, _: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
-        Err("there are no parameters".into())
-    }
-    fn write(&mut self, _: usize, _: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
-        Err("there are no parameters".into())
-    }
-}
+without_parameters!(Keeper);
 
 impl Block<Rows> for Keeper {
     fn forward(&mut self, input: Rows) -> Result<(Rows, Saved), BoxError> {

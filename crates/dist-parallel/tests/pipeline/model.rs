@@ -66,3 +66,30 @@ pub(crate) fn alone_with(micro_batches: usize, change: fn(&mut Ddp<Sequence<Rows
     });
     outcome.results.remove(0)
 }
+
+/// Makes of a type the parameters of a block that has none.
+macro_rules! without_parameters {
+    ($block:ty) => {
+        impl dist_parallel::Params for $block {
+            fn infos(&self) -> &[dist_parallel::ParamInfo] {
+                &[]
+            }
+            fn read(
+                &self,
+                _: usize,
+                _: &mut dyn FnMut(dist_parallel::Values<'_>),
+            ) -> Result<(), dist_parallel::BoxError> {
+                Err("there are no parameters".into())
+            }
+            fn write(
+                &mut self,
+                _: usize,
+                _: &mut dyn FnMut(dist_parallel::ValuesMut<'_>),
+            ) -> Result<(), dist_parallel::BoxError> {
+                Err("there are no parameters".into())
+            }
+        }
+    };
+}
+
+pub(crate) use without_parameters;

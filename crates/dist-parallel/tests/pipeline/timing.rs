@@ -7,10 +7,11 @@ use dist_parallel::pipeline::{
     Costs, Kind, Pipeline, PlainVectors, StageCost, Timeline, measure_blocks, split_by_cost,
     split_into_stages,
 };
-use dist_parallel::{Block, BoxError, ParamInfo, Params, Ready, Saved, Sequence, Values, ValuesMut};
+use dist_parallel::{Block, BoxError, Ready, Saved, Sequence};
 use dist_transport::sim;
 use rstest::rstest;
 
+use crate::model::without_parameters;
 use crate::plain::Numbers;
 
 /// A block that only takes its time.
@@ -19,17 +20,7 @@ struct Sleeper {
     cost: StageCost,
 }
 
-impl Params for Sleeper {
-    fn infos(&self) -> &[ParamInfo] {
-        &[]
-    }
-    fn read(&self, _: usize, _: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
-        Err("there are no parameters".into())
-    }
-    fn write(&mut self, _: usize, _: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
-        Err("there are no parameters".into())
-    }
-}
+without_parameters!(Sleeper);
 
 impl Block<Vec<f32>> for Sleeper {
     fn forward(&mut self, input: Vec<f32>) -> Result<(Vec<f32>, Saved), BoxError> {
