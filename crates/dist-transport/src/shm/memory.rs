@@ -9,7 +9,7 @@ use socket2::Socket;
 use super::loan;
 use super::map::{peer_of, read_process};
 use super::offer::{FILE, GOODBYE, Share, WAKE, hear, say, send_file};
-use super::segment::{Broken, Consumer, Ends, Producer, RING_BYTES, Sleep, TRAY_BYTES, Tray};
+use super::segment::{Broken, Consumer, Ends, Producer, RING_BYTES, Sleep, TRAY_BYTES, Trays};
 use crate::Grain;
 
 /// Memory shared with one peer, for one channel.
@@ -18,7 +18,7 @@ pub(crate) struct Memory {
     socket: Socket,
     outgoing: Producer,
     incoming: Consumer,
-    tray: Tray,
+    trays: Trays,
     sleep: Sleep,
     /// Whether messages may stay in this side's own memory, for the other to copy from there.
     lends: bool,
@@ -53,11 +53,11 @@ impl Memory {
     /// Memory that both sides have agreed on. Whether this side lends large messages, and borrows them, it says itself.
     pub(crate) fn new(
         socket: Socket,
-        Share(Ends { outgoing, incoming, tray, sleep }): Share,
+        Share(Ends { outgoing, incoming, trays, sleep }): Share,
         lends: bool,
     ) -> Self {
         let (borrows, lent, file, ended) = (lends, false, None, None);
-        Self { socket, outgoing, incoming, tray, sleep, lends, borrows, lent, file, ended }
+        Self { socket, outgoing, incoming, trays, sleep, lends, borrows, lent, file, ended }
     }
 
     /// How many bytes can be written, if `wanted` are to be; whole grains.
@@ -73,37 +73,37 @@ impl Memory {
         self.outgoing.write(ahead, bytes);
     }
 
-    /// Writes the header of a message of so many bytes, and its parts on the tray, and hands both over; `false` if that is
-    /// not here, or something does not fit.
+    /// Writes the parts of a message of so many bytes on a tray, and its header, and hands both over; `false` if no tray is
+    /// here, or something does not fit.
     pub(crate) fn lay_down(&mut self, header: &[u8], parts: &[&[u8]], bytes: usize) -> Result<bool, End> {
-        if !self.tray.takes(bytes) || self.room(header.len())? < header.len() {
+        if !self.trays.takes(bytes) || self.room(header.len())? < header.len() {
             return Ok(false);
         }
         let mut at = 0;
         for part in parts {
-            self.tray.write(at, part);
+            self.trays.write(at, part);
             at += part.len();
         }
-        self.tray.hand_over();
+        self.trays.hand_over();
         self.write(0, header);
         self.publish(header.len());
         Ok(true)
     }
 
-    /// Notes that the tray is here, with a message of so many bytes, as its header says.
+    /// Notes that a tray has come with a message of so many bytes, as its header says.
     pub(crate) fn receive_tray(&mut self, bytes: usize) -> Result<(), End> {
-        self.tray.receive();
+        self.trays.receive()?;
         if bytes <= TRAY_BYTES { Ok(()) } else { Err(End::Broken) }
     }
 
-    /// A range of the message that lies on the tray.
+    /// A range of the message on the tray that came last.
     pub(crate) fn on_tray(&self, range: Range<usize>) -> &[u8] {
-        self.tray.bytes(range)
+        self.trays.bytes(range)
     }
 
-    /// Notes that the message on the tray is not needed any more.
+    /// Notes that this message is not needed any more.
     pub(crate) const fn clear_tray(&mut self) {
-        self.tray.clear();
+        self.trays.clear();
     }
 
     /// Writes the header of a message and where it lies, for the peer to copy it from there; `false` if messages are not

@@ -1,6 +1,6 @@
-//! Memory that two processes have mapped, with a ring of bytes in each direction, and a tray that goes back and forth.
+//! Memory that two processes have mapped, with a ring of bytes in each direction, and two trays that go back and forth.
 //!
-//! The layout is fixed: a page with the counters, each in a cache line of its own, two rings, the tray. What is written is
+//! The layout is fixed: a page with the counters, each in a cache line of its own, two rings, the trays. What is written is
 //! published by raising a counter, and only what is published is read; what was read is given back in the same way. Of
 //! messages that are lent the page says how much was taken (`loan.rs`).
 //! Both processes run this code, which every one of them has proven before it was given the memory.
@@ -21,12 +21,12 @@ use crate::Grain;
 /// it is still there.
 pub(super) const RING_BYTES: usize = 1 << 20;
 
-/// Bytes of the tray.
+/// Bytes of a tray.
 pub(super) const TRAY_BYTES: usize = 64 << 10;
 
 const PAGE_BYTES: usize = 4096;
-const TRAY_AT: usize = PAGE_BYTES + 2 * RING_BYTES;
-const SEGMENT_BYTES: usize = TRAY_AT + TRAY_BYTES;
+const TRAYS_AT: usize = PAGE_BYTES + 2 * RING_BYTES;
+const SEGMENT_BYTES: usize = TRAYS_AT + 2 * TRAY_BYTES;
 
 /// Counters lie this far apart: two cache lines, which processors fetch together.
 const COUNTER_STEP: usize = 128;
@@ -44,22 +44,12 @@ enum Side {
     Taker,
 }
 
-impl Side {
-    /// Who has the tray first.
-    const fn tray(self) -> TrayState {
-        match self {
-            Self::Maker => TrayState::Empty,
-            Self::Taker => TrayState::Away,
-        }
-    }
-}
-
 /// What a side does with a segment.
 #[derive(Debug)]
 pub(super) struct Ends {
     pub(super) outgoing: Producer,
     pub(super) incoming: Consumer,
-    pub(super) tray: Tray,
+    pub(super) trays: Trays,
     pub(super) sleep: Sleep,
 }
 
@@ -92,7 +82,7 @@ impl Ends {
                 pen: Pen::default(),
             },
             incoming: Consumer { mapping: mapping.clone(), ring: Ring(second), cursor: Consumed::default() },
-            tray: Tray { mapping: mapping.clone(), state: side.tray() },
+            trays: Trays::beginning(mapping.clone(), first),
             sleep: Sleep { mapping, mine: first, theirs: second },
         }
     }
@@ -196,60 +186,65 @@ impl Consumer {
     }
 }
 
-/// What one message at a time lies on, whose sender has it: the receiver has it next, and answers where it has read.
+/// Two places for one message each. Each side has one at first; a message goes over with the tray that its sender has had
+/// for longest, which the receiver has then. So both know which it is.
 ///
 /// A core writes lines for little that it has just read from another one, and slowly those that are its own and others
-/// have read since. Only the side that has the tray reaches into it; what is published in the ring hands it over.
+/// have read since. With two trays that is so in both directions at once too. Only the side that has a tray reaches into
+/// it; what is published in the ring hands it over.
 #[derive(Debug)]
-pub(super) struct Tray {
+pub(super) struct Trays {
     mapping: Arc<Mapping>,
-    state: TrayState,
+    /// Those that are here, then those that are not, each in the order in which they go over.
+    order: [usize; 2],
+    /// How many are here.
+    here: usize,
+    /// Whether the message on the one that came last is still needed.
+    laden: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum TrayState {
-    /// The other side has it.
-    Away,
-    /// It is here, with a message that has come.
-    Laden,
-    /// It is here, and nothing on it is needed any more.
-    Empty,
-}
+impl Trays {
+    const fn beginning(mapping: Arc<Mapping>, own: usize) -> Self {
+        Self { mapping, order: [own, 1 - own], here: 1, laden: false }
+    }
 
-impl Tray {
-    /// Whether a message of so many bytes can be laid on it.
+    /// Whether there is one for a message of so many bytes.
     pub(super) fn takes(&self, bytes: usize) -> bool {
-        self.state == TrayState::Empty && bytes <= TRAY_BYTES
+        self.here > usize::from(self.laden) && bytes <= TRAY_BYTES
     }
 
     /// Lays bytes on it.
     pub(super) fn write(&mut self, at: usize, bytes: &[u8]) {
-        assert!(self.takes(at + bytes.len()), "the tray is here and has room");
-        self.mapping.copy_in(TRAY_AT + at, bytes);
+        assert!(self.takes(at + bytes.len()), "a tray is here and has room");
+        self.mapping.copy_in(TRAYS_AT + self.order[0] * TRAY_BYTES + at, bytes);
     }
 
     /// Leaves it to the other side, which what is published next tells that.
     pub(super) const fn hand_over(&mut self) {
-        self.state = TrayState::Away;
+        self.order = [self.order[1], self.order[0]];
+        self.here -= 1;
     }
 
-    /// Notes that it is here with a message, as was read.
-    pub(super) const fn receive(&mut self) {
-        self.state = TrayState::Laden;
+    /// Notes that one has come with a message, as was read.
+    pub(super) const fn receive(&mut self) -> Result<(), Broken> {
+        if self.here == 2 || self.laden {
+            return Err(Broken);
+        }
+        self.here += 1;
+        self.laden = true;
+        Ok(())
     }
 
-    /// What lies there.
+    /// What lies on the one that came last.
     pub(super) fn bytes(&self, range: Range<usize>) -> &[u8] {
-        assert!(
-            self.state == TrayState::Laden && range.end <= TRAY_BYTES,
-            "a message of that length is here"
-        );
-        self.mapping.bytes(TRAY_AT + range.start, range.len())
+        assert!(self.laden && range.end <= TRAY_BYTES, "a message of that length has come");
+        let newest = self.order[self.here - 1];
+        self.mapping.bytes(TRAYS_AT + newest * TRAY_BYTES + range.start, range.len())
     }
 
-    /// Notes that the message is not needed any more.
+    /// Notes that the message on it is not needed any more.
     pub(super) const fn clear(&mut self) {
-        self.state = TrayState::Empty;
+        self.laden = false;
     }
 }
 

@@ -42,22 +42,29 @@ fn a_counter_that_makes_no_sense_is_noticed() {
 }
 
 #[test]
-fn the_tray_goes_from_side_to_side_with_messages() {
+fn ranks_that_answer_each_other_always_have_a_tray() {
     let (mut maker, mut taker) = pair();
-    assert!(maker.tray.takes(TRAY_BYTES) && !maker.tray.takes(TRAY_BYTES + 1));
-    assert!(!taker.tray.takes(0), "the other side has it");
-    for number in 0..3 {
-        maker.tray.write(0, &[number; 60]);
-        maker.tray.write(60, &[9; 40]);
-        maker.tray.hand_over();
-        assert!(!maker.tray.takes(0));
-        taker.tray.receive();
-        assert!(!taker.tray.takes(0), "the message is still needed");
-        assert_eq!(taker.tray.bytes(0..60), [number; 60]);
-        assert_eq!(taker.tray.bytes(60..100), [9; 40]);
-        taker.tray.clear();
+    for number in 0..5 {
+        assert!(maker.trays.takes(TRAY_BYTES) && !maker.trays.takes(TRAY_BYTES + 1));
+        maker.trays.write(0, &[number; 60]);
+        maker.trays.write(60, &[9; 40]);
+        maker.trays.hand_over();
+        taker.trays.receive().unwrap();
+        assert_eq!(taker.trays.bytes(0..60), [number; 60]);
+        assert_eq!(taker.trays.bytes(60..100), [9; 40]);
+        taker.trays.clear();
         std::mem::swap(&mut maker, &mut taker);
     }
+}
+
+#[test]
+fn a_tray_that_cannot_have_come_is_noticed() {
+    let (mut maker, mut taker) = pair();
+    assert!(maker.trays.receive().is_ok());
+    assert!(maker.trays.receive().is_err(), "both are here");
+    taker.trays.hand_over();
+    assert!(taker.trays.receive().is_ok());
+    assert!(taker.trays.receive().is_err(), "the message before is still needed");
 }
 
 #[test]
@@ -121,6 +128,39 @@ fn no_wake_up_is_lost() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whoever lays messages on trays, and whenever they are read: each side finds what the other has laid, in order, and
+    /// no tray is lost.
+    #[test]
+    fn trays_go_from_side_to_side_with_messages(moves in prop::collection::vec((0..3, any::<bool>()), 1..60)) {
+        let (maker, taker) = pair();
+        let mut sides = [maker.trays, taker.trays];
+        let mut under_way = [const { VecDeque::<u8>::new() }; 2];
+        let mut read = [None::<u8>; 2];
+        for (number, (kind, of_taker)) in (0..).zip(moves) {
+            let (side, other) = (usize::from(of_taker), usize::from(!of_taker));
+            match kind {
+                0 if sides[side].takes(1) => {
+                    sides[side].write(0, &[number]);
+                    sides[side].hand_over();
+                    under_way[other].push_back(number);
+                }
+                1 if read[side].is_none() => {
+                    read[side] = under_way[side].pop_front();
+                    if read[side].is_some() {
+                        prop_assert!(sides[side].receive().is_ok());
+                    }
+                }
+                2 if read[side].take().is_some() => sides[side].clear(),
+                _ => {}
+            }
+            for side in 0..2 {
+                prop_assert!(read[side].is_none_or(|number| sides[side].bytes(0..1) == [number]));
+            }
+            let here = sides.iter().map(|trays| trays.here).sum::<usize>();
+            prop_assert_eq!(here + under_way.iter().map(VecDeque::len).sum::<usize>(), 2);
+        }
+    }
 
     /// A ring is a queue of grains: whatever is written comes out once, in order, in aligned pieces.
     #[test]
