@@ -24,6 +24,13 @@ pub(crate) enum End {
     Broken,
 }
 
+#[derive(Debug)]
+#[allow(dead_code, reason = "nothing comes where nothing can be shared")]
+pub(crate) enum Next<'a> {
+    Following(&'a [u8]),
+    Laid(&'a [u8]),
+}
+
 fn unsupported<T>() -> io::Result<T> {
     Err(io::Error::new(io::ErrorKind::Unsupported, "built without shared memory"))
 }
@@ -72,7 +79,7 @@ impl Memory {
         match self.0 {}
     }
 
-    pub(crate) fn lay_down(&mut self, _header: &[u8], _parts: &[&[u8]], _bytes: usize) -> Result<bool, End> {
+    pub(crate) fn lay_down(&mut self, _about: &[u8], _parts: &[&[u8]], _bytes: usize) -> Result<bool, End> {
         match self.0 {}
     }
 
@@ -109,6 +116,14 @@ impl Memory {
     }
 
     pub(crate) fn give_back(&mut self, _taken: usize) -> Result<bool, End> {
+        match self.0 {}
+    }
+
+    pub(crate) fn next(&mut self, _header: usize) -> Result<Option<Next<'_>>, End> {
+        match self.0 {}
+    }
+
+    pub(crate) fn has_come(&mut self) -> Result<bool, End> {
         match self.0 {}
     }
 

@@ -69,14 +69,27 @@ impl Consumed {
     pub(super) fn next(&mut self, max: usize, produced: impl FnOnce() -> u64) -> Option<Range<usize>> {
         if self.produced == self.consumed {
             let now = produced();
-            if now < self.produced || now - self.given_back > RING_BYTES as u64 || !is_whole(now) {
+            // Grains that were left out may not be counted yet.
+            if now > self.produced {
+                self.produced = now;
+            }
+            if self.produced - self.given_back > RING_BYTES as u64 || !is_whole(now) {
                 return None;
             }
-            self.produced = now;
         }
         let start = position(self.consumed);
         let there = usize::try_from(self.produced - self.consumed).expect("no more than the ring holds");
         Some(start..start + there.min(max).min(RING_BYTES - start))
+    }
+
+    /// The counter behind the next grain.
+    pub(super) const fn next_grain(&self) -> u64 {
+        self.consumed + Grain::BYTES as u64
+    }
+
+    /// Counts the next grain as there, which the other side has left out.
+    pub(super) fn skip(&mut self) {
+        self.produced = self.produced.max(self.next_grain());
     }
 
     /// Counts bytes as consumed. Gives the counter that is to be told to the producer, if it is.

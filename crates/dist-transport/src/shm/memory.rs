@@ -32,6 +32,15 @@ pub(crate) struct Memory {
     ended: Option<End>,
 }
 
+/// What is said of the next message.
+#[derive(Debug)]
+pub(crate) enum Next<'a> {
+    /// Its header, which it follows in the ring.
+    Following(&'a [u8]),
+    /// What its header says, without the magic; it lies on a tray.
+    Laid(&'a [u8]),
+}
+
 /// Why nothing more will come or go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
@@ -73,10 +82,10 @@ impl Memory {
         self.outgoing.write(ahead, bytes);
     }
 
-    /// Writes the parts of a message of so many bytes on a tray, and its header, and hands both over; `false` if no tray is
-    /// here, or something does not fit.
-    pub(crate) fn lay_down(&mut self, header: &[u8], parts: &[&[u8]], bytes: usize) -> Result<bool, End> {
-        if !self.trays.takes(bytes) || self.room(header.len())? < header.len() {
+    /// Hands over a message of so many bytes on a tray, with what is said of it; `false` if no tray is here, or something
+    /// does not fit.
+    pub(crate) fn lay_down(&mut self, about: &[u8], parts: &[&[u8]], bytes: usize) -> Result<bool, End> {
+        if !self.trays.takes(bytes) || self.room(Grain::BYTES)? == 0 {
             return Ok(false);
         }
         let mut at = 0;
@@ -84,15 +93,30 @@ impl Memory {
             self.trays.write(at, part);
             at += part.len();
         }
-        self.trays.hand_over();
-        self.write(0, header);
-        self.publish(header.len());
+        self.trays.hand_over(about, self.outgoing.skip());
+        self.wake_peer();
         Ok(true)
     }
 
-    /// Notes that a tray has come with a message of so many bytes, as its header says.
+    /// What is said of the next message, if that has come: in the ring, in so many bytes, or on a tray.
+    pub(crate) fn next(&mut self, header: usize) -> Result<Option<Next<'_>>, End> {
+        let Self { incoming, trays, ended, .. } = self;
+        let count = incoming.next();
+        let in_ring = incoming.peek(header)?;
+        // Now: whoever sees that a grain of the ring is published sees the tray that it stands for.
+        Ok(match (trays.look(count), in_ring) {
+            (Some(about), _) => Some(Next::Laid(about)),
+            (None, []) => return ended.map_or(Ok(None), Err),
+            (None, header) => Some(Next::Following(header)),
+        })
+    }
+
+    /// Takes the tray that was just seen to have come, with a message of so many bytes.
     pub(crate) fn receive_tray(&mut self, bytes: usize) -> Result<(), End> {
-        self.trays.receive()?;
+        self.trays.receive();
+        if self.incoming.skip() {
+            self.wake_peer();
+        }
         if bytes <= TRAY_BYTES { Ok(()) } else { Err(End::Broken) }
     }
 
@@ -196,6 +220,11 @@ impl Memory {
         }
     }
 
+    /// Whether a message or more of one has come that was not received yet.
+    pub(crate) fn has_come(&mut self) -> Result<bool, End> {
+        self.next(1).map(|next| next.is_some())
+    }
+
     /// Leaves these bytes behind, rounded up to whole grains.
     pub(crate) fn advance(&mut self, bytes: usize) {
         if self.incoming.advance(bytes) {
@@ -212,7 +241,7 @@ impl Memory {
     pub(crate) fn lie_down(&mut self, to_receive: bool) -> bool {
         self.sleep.begin();
         let ready = match to_receive {
-            true => self.peek(1).map(|come| !come.is_empty()),
+            true => self.has_come(),
             false if self.lent => self.ended.map_or(Ok(loan::taken(self.outgoing.loan()).is_some()), Err),
             false => self.room(1).map(|room| room > 0),
         };

@@ -27,7 +27,7 @@ pub(crate) use heap::Heap;
 pub(crate) use map::{
     Mapping, change, copy_past, processor_time, read_process, take_short_turns, write_process,
 };
-pub(crate) use memory::{End, Memory};
+pub(crate) use memory::{End, Memory, Next};
 pub(crate) use offer::{ACCEPTED, Share, give_arena, offer, take, take_arena};
 pub(crate) use pen::{LONG_BYTES, Pen};
 pub(crate) use turn::{Turn, hash, is_same_call};

@@ -21,12 +21,17 @@ use crate::Grain;
 /// it is still there.
 pub(super) const RING_BYTES: usize = 1 << 20;
 
-/// Bytes of a tray.
+/// Bytes that a tray takes, behind a line that says what they are.
 pub(super) const TRAY_BYTES: usize = 64 << 10;
 
 const PAGE_BYTES: usize = 4096;
 const TRAYS_AT: usize = PAGE_BYTES + 2 * RING_BYTES;
-const SEGMENT_BYTES: usize = TRAYS_AT + 2 * TRAY_BYTES;
+/// In the first line of a tray.
+const TRAY_COUNTER_BYTES: usize = size_of::<u64>();
+/// Behind it: what is said of the message.
+const TRAY_HEADER_BYTES: usize = Grain::BYTES - TRAY_COUNTER_BYTES;
+const TRAY_STEP: usize = PAGE_BYTES + TRAY_BYTES;
+const SEGMENT_BYTES: usize = TRAYS_AT + 2 * TRAY_STEP;
 
 /// Counters lie this far apart: two cache lines, which processors fetch together.
 const COUNTER_STEP: usize = 128;
@@ -148,6 +153,12 @@ impl Producer {
         self.ring.produced(&self.mapping).store(count, Ordering::Release);
     }
 
+    /// Leaves out a grain, for a message that does not lie in the ring, and gives the counter behind it. What is published
+    /// next says so too.
+    pub(super) fn skip(&mut self) -> u64 {
+        self.cursor.advance(Grain::BYTES)
+    }
+
     /// Where it is settled what the other side takes of a message that is lent.
     pub(super) fn loan(&self) -> &AtomicU64 {
         self.ring.loan(&self.mapping)
@@ -180,6 +191,17 @@ impl Consumer {
         given_back.is_some()
     }
 
+    /// The counter behind the next grain.
+    pub(super) const fn next(&self) -> u64 {
+        self.cursor.next_grain()
+    }
+
+    /// Leaves behind a grain that the other side has left out; `true` if room was given back.
+    pub(super) fn skip(&mut self) -> bool {
+        self.cursor.skip();
+        self.advance(Grain::BYTES)
+    }
+
     /// Where this side says what it takes of a message that is lent.
     pub(super) fn loan(&self) -> &AtomicU64 {
         self.ring.loan(&self.mapping)
@@ -191,10 +213,14 @@ impl Consumer {
 ///
 /// A core writes lines for little that it has just read from another one, and slowly those that are its own and others
 /// have read since. With two trays that is so in both directions at once too. Only the side that has a tray reaches into
-/// it; what is published in the ring hands it over.
+/// it. What hands it over is in its first line, beside what is said of the message: the counter of the ring behind a grain
+/// that is left out there for it, and whose ring that is. So messages on trays and in the ring keep their order, and of a
+/// small one no line moves but those it lies on.
 #[derive(Debug)]
 pub(super) struct Trays {
     mapping: Arc<Mapping>,
+    /// The number of this side's ring: counters are whole grains and have room for it.
+    ring: usize,
     /// Those that are here, then those that are not, each in the order in which they go over.
     order: [usize; 2],
     /// How many are here.
@@ -205,7 +231,11 @@ pub(super) struct Trays {
 
 impl Trays {
     const fn beginning(mapping: Arc<Mapping>, own: usize) -> Self {
-        Self { mapping, order: [own, 1 - own], here: 1, laden: false }
+        Self { mapping, ring: own, order: [own, 1 - own], here: 1, laden: false }
+    }
+
+    const fn offset(&self, place: usize) -> usize {
+        TRAYS_AT + self.order[place] * TRAY_STEP
     }
 
     /// Whether there is one for a message of so many bytes.
@@ -216,30 +246,41 @@ impl Trays {
     /// Lays bytes on it.
     pub(super) fn write(&mut self, at: usize, bytes: &[u8]) {
         assert!(self.takes(at + bytes.len()), "a tray is here and has room");
-        self.mapping.copy_in(TRAYS_AT + self.order[0] * TRAY_BYTES + at, bytes);
+        self.mapping.copy_in(self.offset(0) + Grain::BYTES + at, bytes);
     }
 
-    /// Leaves it to the other side, which what is published next tells that.
-    pub(super) const fn hand_over(&mut self) {
+    /// Hands it over, with what is said of the message and the counter behind the grain that stands for it.
+    pub(super) fn hand_over(&mut self, about: &[u8], count: u64) {
+        assert!(about.len() == TRAY_HEADER_BYTES, "it fills the line");
+        let offset = self.offset(0);
+        self.mapping.copy_in(offset + TRAY_COUNTER_BYTES, about);
+        self.mapping.counter(offset).store(count | self.ring as u64, Ordering::Release);
         self.order = [self.order[1], self.order[0]];
         self.here -= 1;
     }
 
-    /// Notes that one has come with a message, as was read.
-    pub(super) const fn receive(&mut self) -> Result<(), Broken> {
-        if self.here == 2 || self.laden {
-            return Err(Broken);
+    /// What is said of the next message, if it lies on a tray that has come: the one with this counter.
+    pub(super) fn look(&self, count: u64) -> Option<&[u8]> {
+        if self.here == 2 {
+            return None;
         }
+        let offset = self.offset(self.here);
+        let theirs = count | (1 - self.ring) as u64;
+        let come = self.mapping.counter(offset).load(Ordering::Acquire) == theirs;
+        come.then(|| self.mapping.bytes(offset + TRAY_COUNTER_BYTES, TRAY_HEADER_BYTES))
+    }
+
+    /// Takes the tray that was just seen to have come.
+    pub(super) fn receive(&mut self) {
+        assert!(self.here < 2 && !self.laden, "messages come one after the other");
         self.here += 1;
         self.laden = true;
-        Ok(())
     }
 
     /// What lies on the one that came last.
     pub(super) fn bytes(&self, range: Range<usize>) -> &[u8] {
         assert!(self.laden && range.end <= TRAY_BYTES, "a message of that length has come");
-        let newest = self.order[self.here - 1];
-        self.mapping.bytes(TRAYS_AT + newest * TRAY_BYTES + range.start, range.len())
+        self.mapping.bytes(self.offset(self.here - 1) + Grain::BYTES + range.start, range.len())
     }
 
     /// Notes that the message on it is not needed any more.

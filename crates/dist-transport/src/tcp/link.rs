@@ -49,9 +49,9 @@ impl Link {
                 Some(0) => Err(Fault::Closed),
                 come => Ok(come.is_some()),
             },
-            Self::Memory(memory) => match memory.peek(1) {
+            Self::Memory(memory) => match memory.has_come() {
                 Err(End::Goodbye) => Ok(true),
-                come => Ok(!come?.is_empty()),
+                come => Ok(come?),
             },
         }
     }

@@ -6,10 +6,9 @@ use socket2::Socket;
 
 use super::outbound::Outbound;
 use super::{
-    COPIED_BYTES_MAX, Fault, GOODBYE, HEADER_BYTES, LAID_MAGIC, LENT_MAGIC, MAGIC, PUBLISH_BYTES_MAX,
-    SEND_BYTES_MAX, encode,
+    COPIED_BYTES_MAX, Fault, GOODBYE, HEADER_BYTES, LENT_MAGIC, MAGIC, PUBLISH_BYTES_MAX, SEND_BYTES_MAX,
 };
-use crate::shm::Memory;
+use crate::shm::{Memory, Next};
 use crate::tcp::link::Link;
 use crate::tcp::scratch::Scratch;
 use crate::tcp::socket;
@@ -20,7 +19,7 @@ use crate::{Combine, Fingerprint, Grain, Sink};
 enum Way {
     /// From a socket, or a ring in memory.
     Stream,
-    /// From the tray in memory.
+    /// From a tray in memory.
     Tray,
     /// From the sender's own memory, where they begin at this address.
     Loan(u64),
@@ -31,8 +30,8 @@ enum Way {
 pub(in crate::tcp) struct Inbound {
     header: [u8; HEADER_BYTES],
     filled: usize,
-    /// What the header has to be.
-    expected: [u8; HEADER_BYTES],
+    /// What the header has to say, beside the length.
+    call: Fingerprint,
     length: usize,
     received: usize,
     pub(super) delivered: usize,
@@ -45,16 +44,7 @@ impl Inbound {
     pub(in crate::tcp) fn new(length: usize, call: &Fingerprint) -> Self {
         let copied = HEADER_BYTES + length <= COPIED_BYTES_MAX;
         let header = [0; HEADER_BYTES];
-        Self {
-            header,
-            filled: 0,
-            expected: encode(length as u64, call),
-            length,
-            received: 0,
-            delivered: 0,
-            way: Way::Stream,
-            copied,
-        }
+        Self { header, filled: 0, call: *call, length, received: 0, delivered: 0, way: Way::Stream, copied }
     }
 
     /// The same, but never copied: for one of many messages, each of which would need a scratch of its own.
@@ -157,23 +147,28 @@ impl Inbound {
         if self.filled == HEADER_BYTES {
             return Ok(false);
         }
-        let header = memory.peek(HEADER_BYTES)?;
-        if header.is_empty() {
-            return Ok(false);
+        let (magic, about, laid) = match memory.next(HEADER_BYTES)? {
+            None => return Ok(false),
+            Some(Next::Laid(about)) => (&MAGIC, about, true),
+            Some(Next::Following(header)) => {
+                let (magic, about) = header.split_first_chunk().ok_or(Fault::Garbage)?;
+                (magic, about, false)
+            }
+        };
+        let lent = *magic == LENT_MAGIC;
+        if !self.is_expected(about) || !(lent || *magic == MAGIC) {
+            self.header[..MAGIC.len()].copy_from_slice(if lent { &MAGIC } else { magic });
+            self.header[MAGIC.len()..].copy_from_slice(about);
+            return Err(self.contradiction());
         }
-        self.header.copy_from_slice(header);
         self.filled = HEADER_BYTES;
-        memory.advance(HEADER_BYTES);
-        let (magic, _) = self.header.split_first_chunk().expect("a header begins with it");
-        let (laid, lent) = (*magic == LAID_MAGIC, *magic == LENT_MAGIC);
-        if laid || lent {
-            self.header[..MAGIC.len()].copy_from_slice(&MAGIC);
-        }
-        self.check()?;
         if laid {
             memory.receive_tray(self.length)?;
             self.way = Way::Tray;
-        } else if lent {
+            return Ok(true);
+        }
+        memory.advance(HEADER_BYTES);
+        if lent {
             self.way = Way::Loan(memory.receive_loan()?);
         }
         Ok(true)
@@ -293,7 +288,14 @@ impl Inbound {
     /// Compares the header with what this rank expects.
     #[inline]
     fn check(&self) -> Result<(), Fault> {
-        if self.header == self.expected { Ok(()) } else { Err(self.contradiction()) }
+        let (magic, about) = self.header.split_at(MAGIC.len());
+        if magic == MAGIC && self.is_expected(about) { Ok(()) } else { Err(self.contradiction()) }
+    }
+
+    /// Whether a header says this behind its magic.
+    fn is_expected(&self, about: &[u8]) -> bool {
+        let (length, call) = about.split_at(size_of::<u64>());
+        length == (self.length as u64).to_le_bytes() && call == self.call.0
     }
 
     /// What a header says that is not as expected.
@@ -307,7 +309,7 @@ impl Inbound {
             Fault::Garbage
         } else if length == GOODBYE {
             Fault::Goodbye
-        } else if call != &self.expected[16..] {
+        } else if theirs != self.call {
             Fault::Mismatch { theirs }
         } else {
             Fault::Length { got: length, expected: self.length as u64 }

@@ -30,8 +30,6 @@ const COPIED_BYTES_MAX: usize = 4 << 10;
 
 type Magic = [u8; 8];
 const MAGIC: Magic = *b"dist msg";
-/// Of a message in memory that does not follow its header but lies on the tray.
-const LAID_MAGIC: Magic = *b"dist lay";
 /// Of a message in memory that its sender keeps until it was copied from there.
 const LENT_MAGIC: Magic = *b"dist len";
 /// The length that stands for "nothing more will come".

@@ -5,8 +5,7 @@ use std::io::IoSlice;
 use socket2::Socket;
 
 use super::{
-    COPIED_BYTES_MAX, Fault, HEADER_BYTES, LAID_MAGIC, LENT_MAGIC, Magic, PUBLISH_BYTES_MAX, SEND_BYTES_MAX,
-    encode,
+    COPIED_BYTES_MAX, Fault, HEADER_BYTES, LENT_MAGIC, MAGIC, PUBLISH_BYTES_MAX, SEND_BYTES_MAX, encode,
 };
 use crate::Fingerprint;
 use crate::shm::Memory;
@@ -73,12 +72,12 @@ impl Outbound {
 
     fn push_to_memory(&mut self, memory: &mut Memory, parts: &[&[u8]]) -> Result<bool, Fault> {
         let mut moved = false;
-        if self.sent == 0 && self.total > HEADER_BYTES && self.lay_down(memory, parts)? {
+        if self.sent == 0 && self.lay_down(memory, parts)? {
             return Ok(true);
         }
         match (self.loan, parts) {
             (Loan::Wanted, &[message]) => {
-                let lent = memory.lend(&self.marked(LENT_MAGIC), message)?;
+                let lent = memory.lend(&self.lending(), message)?;
                 self.loan = if lent { Loan::Open } else { Loan::None };
                 if lent {
                     return Ok(true);
@@ -103,15 +102,16 @@ impl Outbound {
 
     /// Hands the whole message over on the tray, if that can be.
     fn lay_down(&mut self, memory: &mut Memory, parts: &[&[u8]]) -> Result<bool, Fault> {
-        let laid = memory.lay_down(&self.marked(LAID_MAGIC), parts, self.total - HEADER_BYTES)?;
+        let about = &self.header[MAGIC.len()..];
+        let laid = memory.lay_down(about, parts, self.total - HEADER_BYTES)?;
         self.sent = if laid { self.total } else { 0 };
         Ok(laid)
     }
 
-    /// The header of a message that does not follow it.
-    fn marked(&self, magic: Magic) -> [u8; HEADER_BYTES] {
+    /// The header of a message that is lent.
+    fn lending(&self) -> [u8; HEADER_BYTES] {
         let mut header = self.header;
-        header[..magic.len()].copy_from_slice(&magic);
+        header[..LENT_MAGIC.len()].copy_from_slice(&LENT_MAGIC);
         header
     }
 
