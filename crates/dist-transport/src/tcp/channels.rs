@@ -4,11 +4,11 @@
 //! when they have waited for a while. What was left is not remembered: a channel's [`Origin`] tells whether it was
 //! made, because a process makes the forks of each channel in order.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
 
+use crate::ChannelId;
 use crate::tcp::session::lock;
-use crate::{ChannelId, Deadline};
 
 /// Forks between the world's channel and the deepest that can be asked about.
 pub(super) const DEPTH_MAX: usize = 8;
@@ -64,9 +64,8 @@ pub(super) struct Channels(Mutex<HashMap<ChannelId, Channel>>);
 struct Channel {
     /// How often it was forked.
     forks: u64,
-    /// Ranks of the world that have left it, and when that is old enough to be sure that nothing of theirs is under
-    /// way.
-    left: HashMap<usize, Deadline>,
+    /// Ranks of the world that have left it.
+    left: HashSet<usize>,
 }
 
 impl Channels {
@@ -105,15 +104,15 @@ impl Channels {
     }
 
     /// Notes that a peer has left a channel, if this process is still there.
-    pub(super) fn note_left(&self, channel: ChannelId, rank: usize, sure: Deadline) {
+    pub(super) fn note_left(&self, channel: ChannelId, rank: usize) {
         if let Some(channel) = lock(&self.0).get_mut(&channel) {
-            channel.left.entry(rank).or_insert(sure);
+            channel.left.insert(rank);
         }
     }
 
-    /// Whether a peer is known to have left a channel: when it will be sure, or was.
-    pub(super) fn left(&self, channel: ChannelId, rank: usize) -> Option<Deadline> {
-        lock(&self.0).get(&channel)?.left.get(&rank).copied()
+    /// Whether a peer is known to have left a channel.
+    pub(super) fn was_left_by(&self, channel: ChannelId, rank: usize) -> bool {
+        lock(&self.0).get(&channel).is_some_and(|channel| channel.left.contains(&rank))
     }
 }
 

@@ -10,8 +10,9 @@ use crate::runtime::Task;
 use crate::tcp::config::TIMEOUT_DEFAULT;
 use crate::tcp::gate::{Door, Gate};
 use crate::tcp::meeting::{Meeting, Worlds};
-use crate::tcp::session::{Bell, lock};
+use crate::tcp::session::lock;
 use crate::tcp::socket;
+use crate::tcp::verdict::Bell;
 use crate::{Abort, Error, Result, Runtime};
 
 /// The number by which the coordinator is connected to.

@@ -22,6 +22,7 @@ mod service;
 mod session;
 mod socket;
 mod transport;
+mod verdict;
 
 use std::time::Duration;
 

@@ -18,7 +18,8 @@ use crate::tcp::coordinator::{COORDINATOR, Coordinator};
 use crate::tcp::dial::{RETRY, connect, count_hang_up, greet, number};
 use crate::tcp::meeting::{Worlds, answer_margin};
 use crate::tcp::service::{Service, listener_address};
-use crate::tcp::session::{Arrivals, Bell, Membership, Session, Verdict, WaitError, Watch, timeout};
+use crate::tcp::session::{Arrivals, Membership, Session, WaitError, Watch, timeout};
+use crate::tcp::verdict::{Bell, Verdict};
 use crate::tcp::{host, socket};
 use crate::{Activity, Deadline, Error, Result, Runtime, shm};
 

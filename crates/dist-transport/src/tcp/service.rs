@@ -17,7 +17,7 @@ use crate::tcp::gate::{Admitted, Door, Gate};
 use crate::tcp::link::Link;
 use crate::tcp::session::{GOODBYE_LIMIT, Session};
 use crate::tcp::{BEAT, socket};
-use crate::{Abort, Cause, ChannelId, Deadline, Fingerprint};
+use crate::{Abort, Cause, Deadline, Fingerprint};
 
 /// Everything that the service thread knows.
 pub(super) struct Service {
@@ -33,12 +33,6 @@ pub(super) struct Service {
     connected: bool,
     /// How long to wait for the coordinator to hang up, once the session is closing.
     farewell: Option<Deadline>,
-}
-
-/// A rank has left a channel, or the job.
-struct Leaving {
-    rank: u32,
-    channel: Option<ChannelId>,
 }
 
 impl Service {
@@ -78,14 +72,13 @@ impl Service {
             let closing = self.session.closing.load(Ordering::Acquire);
             let spoken = self.speak();
             // What the coordinator said before it went is still to be heard, if nothing can be said to it any more.
-            let leavings = self.hear();
+            self.hear();
             if self.connected && spoken.is_err() {
                 self.lose_coordinator();
             }
+            // Whoever is told here that it is let in counts its connection as open, and cannot have left before.
             let admitted: Vec<_> = self.gates.iter_mut().flat_map(Gate::advance).collect();
             admitted.into_iter().for_each(|admitted| self.admit(admitted));
-            // Last, so that a connection which was opened before its peer left is found.
-            leavings.into_iter().for_each(|leaving| self.note(leaving));
             if closing && self.farewell_is_over() {
                 return;
             }
@@ -152,9 +145,8 @@ impl Service {
         if self.connected { self.line.flush() } else { Ok(()) }
     }
 
-    /// Hears what the coordinator has to say, and notices when it says nothing any more. Returns who has left what.
-    fn hear(&mut self) -> Vec<Leaving> {
-        let mut leavings = Vec::new();
+    /// Hears what the coordinator has to say, and notices when it says nothing any more.
+    fn hear(&mut self) {
         let runtime = self.session.runtime.clone();
         while self.connected {
             match self.line.pull() {
@@ -163,10 +155,10 @@ impl Service {
                     self.silent_by = runtime.deadline(self.session.liveness);
                     match frame {
                         Frame::Abort(abort) => self.session.verdict.decide(abort),
-                        Frame::Left { rank } => leavings.push(Leaving { rank, channel: None }),
+                        Frame::Left { rank } => self.session.note_left(rank as usize),
                         Frame::Ask { rank, origin } => self.session.answer(rank, &origin),
                         Frame::LeftChannel { rank, channel } => {
-                            leavings.push(Leaving { rank, channel: Some(channel) });
+                            self.session.note_left_channel(channel, rank as usize);
                         }
                         _ => {}
                     }
@@ -181,14 +173,6 @@ impl Service {
         self.last_look = runtime.deadline(BEAT);
         if self.connected && runtime.expired(self.silent_by) {
             self.lose_coordinator();
-        }
-        leavings
-    }
-
-    fn note(&self, Leaving { rank, channel }: Leaving) {
-        match channel {
-            None => self.session.note_left(rank as usize),
-            Some(channel) => self.session.note_left_channel(channel, rank as usize),
         }
     }
 

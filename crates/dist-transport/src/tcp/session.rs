@@ -1,35 +1,31 @@
 //! One process's part in a job: what all its transports share.
 
 use std::collections::{HashMap, HashSet};
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crossbeam::queue::SegQueue;
-use rustix::event::{PollFd, PollFlags};
+use rustix::event::PollFlags;
 
 use crate::auth::Key;
 use crate::bookkeeping::Calls;
 use crate::processor::is_intel;
-use crate::runtime::{Task, Unparker};
+use crate::runtime::Task;
 use crate::shm::Heap;
 use crate::tcp::channels::{Channels, Origin};
 use crate::tcp::config::{Host, Medium};
 use crate::tcp::control::{Cores, Frame, Home};
 use crate::tcp::coordinator::Coordinator;
 use crate::tcp::link::Link;
-use crate::tcp::message::Fault;
+use crate::tcp::verdict::{Bell, Verdict};
 use crate::tcp::{BEAT, socket};
 use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Fingerprint, Rank, Reach, Result, Runtime};
 
 /// How long a leaving process waits for its goodbye to be sent.
 pub(super) const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
-
-/// How long after a rank's leaving a connection that it has opened may still arrive.
-const UNDER_WAY_LIMIT: Duration = Duration::from_millis(100);
 
 /// After how long a wait is told to the coordinator.
 pub(super) const WAITING_LIMIT: Duration = Duration::from_millis(100);
@@ -60,8 +56,8 @@ pub(super) struct Session {
     pub(super) verdict: Verdict,
     pub(super) arrivals: Arrivals,
     pub(super) channels: Channels,
-    /// Ranks that have left in order, and when that is old enough to be sure that nothing of theirs is under way.
-    pub(super) left: Mutex<HashMap<usize, Deadline>>,
+    /// Ranks that have left in order.
+    pub(super) left: Mutex<HashSet<usize>>,
     /// What the service thread is to say to the coordinator.
     pub(super) outgoing: SegQueue<Frame>,
     pub(super) closing: AtomicBool,
@@ -96,19 +92,21 @@ impl Session {
 
     /// Notes that a rank has left in order, and lets those look again who might wait for it.
     pub(super) fn note_left(&self, rank: usize) {
-        lock(&self.left).insert(rank, self.runtime.deadline(UNDER_WAY_LIMIT));
+        lock(&self.left).insert(rank);
         self.verdict.look_again();
     }
 
     /// Notes that a rank has left a channel, and lets those look again who might wait for it there.
     pub(super) fn note_left_channel(&self, channel: ChannelId, rank: usize) {
-        self.channels.note_left(channel, rank, self.runtime.deadline(UNDER_WAY_LIMIT));
+        self.channels.note_left(channel, rank);
         self.verdict.look_again();
     }
 
-    /// Whether a rank has left the job or this channel in order: when it will be sure, or was.
-    pub(super) fn left(&self, channel: ChannelId, rank: usize) -> Option<Deadline> {
-        lock(&self.left).get(&rank).copied().or_else(|| self.channels.left(channel, rank))
+    /// Whether a rank is known to have left the job or this channel in order. Every connection that it has opened before has
+    /// [arrived](Arrivals) by then: the service thread, which hears of the leaving, hands over a connection in the turn in which
+    /// it says so to the rank.
+    pub(super) fn has_left(&self, channel: ChannelId, rank: usize) -> bool {
+        lock(&self.left).contains(&rank) || self.channels.was_left_by(channel, rank)
     }
 
     /// Asks a rank whether it has left a channel.
@@ -298,131 +296,13 @@ impl LongWait {
         }
         is_due
     }
-}
 
-/// A descriptor that becomes readable when it is rung.
-#[derive(Debug)]
-pub(super) struct Bell {
-    rope: UnixStream,
-    bell: UnixStream,
-}
-
-impl Bell {
-    pub(super) fn new() -> Result<Self> {
-        let make = || {
-            let (rope, bell) = UnixStream::pair()?;
-            rope.set_nonblocking(true)?;
-            bell.set_nonblocking(true)?;
-            Ok(Self { rope, bell })
-        };
-        make().map_err(|source| Error::Resources { what: "socket pair", source })
-    }
-
-    pub(super) fn ring(&self) {
-        // A full buffer means that it rings already.
-        let _ = (&self.rope).write(&[1]);
-    }
-
-    pub(super) fn watch(&self) -> PollFd<'_> {
-        socket::watch(&self.bell, PollFlags::IN)
-    }
-
-    /// Whether it was rung since the last time; it is silent afterwards.
-    pub(super) fn rung(&self) -> bool {
-        matches!((&self.bell).read(&mut [0; 64]), Ok(1..))
-    }
-}
-
-/// Why the job ended, once it has: watched by every wait.
-#[derive(Debug)]
-pub(super) struct Verdict {
-    reached: AtomicBool,
-    /// Whether the record is the coordinator's word.
-    is_final: AtomicBool,
-    record: Mutex<Option<Abort>>,
-    /// Rung once and never silenced.
-    bell: Bell,
-    /// Those who wait without a descriptor.
-    waiting: Mutex<Vec<Unparker>>,
-    /// Those who sleep in memory that they share, time and again, by channel.
-    sleepers: Mutex<HashMap<ChannelId, Unparker>>,
-}
-
-impl Verdict {
-    pub(super) fn new() -> Result<Self> {
-        let [reached, is_final] = [false; 2].map(AtomicBool::new);
-        let (record, waiting) = (Mutex::default(), Mutex::default());
-        Ok(Self { reached, is_final, record, waiting, sleepers: Mutex::default(), bell: Bell::new()? })
-    }
-
-    /// Wakes this one too when the verdict is reached, until it is dismissed.
-    #[cfg(all(feature = "shm", target_os = "linux"))]
-    pub(super) fn enlist(&self, channel: ChannelId, sleeper: Unparker) {
-        lock(&self.sleepers).insert(channel, sleeper);
-    }
-
-    #[cfg(all(feature = "shm", target_os = "linux"))]
-    pub(super) fn dismiss(&self, channel: ChannelId) {
-        lock(&self.sleepers).remove(&channel);
-    }
-
+    /// What was waited for has come, which is told if the wait was.
     #[inline]
-    pub(super) fn get(&self) -> Option<Abort> {
-        // The flag spares the lock on every wait of a healthy job.
-        if self.is_reached() { lock(&self.record).clone() } else { None }
-    }
-
-    #[inline]
-    pub(super) fn is_reached(&self) -> bool {
-        self.reached.load(Ordering::Acquire)
-    }
-
-    pub(super) fn watch(&self) -> PollFd<'_> {
-        self.bell.watch()
-    }
-
-    /// This process's view, which holds until the coordinator's word comes. `false` if there is one already.
-    fn propose(&self, abort: &Abort) -> bool {
-        let mut record = lock(&self.record);
-        let first = record.is_none();
-        record.get_or_insert_with(|| abort.clone());
-        drop(record);
-        self.announce();
-        first
-    }
-
-    /// The coordinator's word.
-    pub(super) fn decide(&self, abort: Abort) {
-        *lock(&self.record) = Some(abort);
-        self.is_final.store(true, Ordering::Release);
-        self.announce();
-    }
-
-    /// Waits for the coordinator's word; `None` if it does not come by then.
-    pub(super) fn await_word(&self, runtime: &Runtime, deadline: Deadline) -> Option<Abort> {
-        loop {
-            // Registered before the look: what is decided after the look wakes us.
-            lock(&self.waiting).push(runtime.unparker());
-            if self.is_final.load(Ordering::Acquire) {
-                return lock(&self.record).clone();
-            }
-            if runtime.expired(deadline) {
-                return None;
-            }
-            runtime.park(Some(deadline));
+    pub(super) fn end(&mut self, session: &Session, channel: ChannelId, calls: &Calls) {
+        if self.told.take().is_some() {
+            session.tell_waiting(channel, calls, session.rank.index());
         }
-    }
-
-    fn announce(&self) {
-        self.reached.store(true, Ordering::Release);
-        self.bell.ring();
-        lock(&self.sleepers).values().for_each(Unparker::unpark);
-        self.look_again();
-    }
-
-    /// Wakes those who wait without a descriptor.
-    fn look_again(&self) {
-        lock(&self.waiting).drain(..).for_each(|unparker| unparker.unpark());
     }
 }
 
@@ -444,44 +324,12 @@ impl Arrivals {
 
     /// Says goodbye on a connection that nobody will ask for.
     fn dismiss(&self, channel: ChannelId, peer: usize) {
-        let link = lock(&self.0).remove(&(channel, peer));
-        link.iter().for_each(Link::say_goodbye);
+        self.take(channel, peer).iter().for_each(Link::say_goodbye);
     }
 
-    /// Waits for a peer's connection.
-    pub(super) fn take(
-        &self,
-        channel: ChannelId,
-        peer: usize,
-        session: &Session,
-        deadline: Deadline,
-        mut ask: impl FnMut(),
-    ) -> Result<Link, Fault> {
-        let runtime = &session.runtime;
-        let mut patience = runtime.deadline(WAITING_LIMIT);
-        loop {
-            // Registered before the look: whoever comes after the look wakes us.
-            lock(&session.verdict.waiting).push(runtime.unparker());
-            if let Some(link) = lock(&self.0).remove(&(channel, peer)) {
-                return Ok(link);
-            }
-            if let Some(abort) = session.verdict.get() {
-                return Err(Fault::Aborted(abort));
-            }
-            let left = session.left(channel, peer);
-            if left.is_some_and(|sure| runtime.expired(sure)) {
-                return Err(Fault::Goodbye);
-            }
-            if runtime.expired(deadline) {
-                return Err(Fault::TimedOut);
-            }
-            if runtime.expired(patience) {
-                ask();
-                patience = runtime.deadline(BEAT);
-            }
-            let until = left.into_iter().fold(deadline.earlier(patience), Deadline::earlier);
-            runtime.park(Some(until));
-        }
+    /// Gives a peer's connection, if it is here.
+    pub(super) fn take(&self, channel: ChannelId, peer: usize) -> Option<Link> {
+        lock(&self.0).remove(&(channel, peer))
     }
 }
 

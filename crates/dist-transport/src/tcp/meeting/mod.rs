@@ -11,7 +11,8 @@ use crate::auth::Purpose;
 use crate::tcp::control::{FRAME_BYTES, Frame, Home, Line};
 use crate::tcp::coordinator::{COORDINATOR, FAREWELL_LIMIT};
 use crate::tcp::gate::{Admitted, Gate};
-use crate::tcp::session::{Bell, lock};
+use crate::tcp::session::lock;
+use crate::tcp::verdict::Bell;
 use crate::tcp::{BEAT, socket};
 use crate::{Abort, CALLS_MAX, Cause, ChannelId, Deadline, Fingerprint, Runtime};
 

@@ -56,7 +56,7 @@ impl Scene<'_> {
             return Error::Aborted(abort);
         }
         let peer = self.members[peer];
-        let left = session.left(self.channel, peer).is_some();
+        let left = session.has_left(self.channel, peer);
         let (cause, error) = match fault {
             Fault::Aborted(abort) => return Error::Aborted(abort),
             Fault::TimedOut => (Cause::TimedOut, timeout(&session.runtime, activity, peer, deadline)),

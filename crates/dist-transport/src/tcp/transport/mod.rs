@@ -24,7 +24,7 @@ use crate::tcp::link::Link;
 use crate::tcp::message::Fault;
 use crate::tcp::patience::Patience;
 use crate::tcp::scratch::Scratch;
-use crate::tcp::session::{Membership, Session};
+use crate::tcp::session::{LongWait, Membership, Session};
 use crate::tcp::{dial, rendezvous};
 use crate::{
     Abort, Activity, Cause, ChannelId, Combine, Deadline, Due, Error, Fingerprint, Incoming, Outgoing, Rank,
@@ -175,14 +175,30 @@ impl TcpTransport {
     }
 
     fn await_dial(&self, peer: usize, deadline: Deadline) -> Result<Link, Fault> {
-        let session = self.session();
-        let (peer, mut told) = (self.members[peer], false);
-        session.arrivals.take(self.channel, peer, session, deadline, || {
-            if !std::mem::replace(&mut told, true) {
-                session.tell_waiting(self.channel, &self.calls, peer);
+        let (session, runtime) = (self.session(), self.runtime());
+        let (peer, mut long) = (self.members[peer], LongWait::default());
+        let _woken = session.verdict.wake_me(runtime);
+        loop {
+            // Asked before the look: a connection that the peer has opened before it left is here then.
+            let has_left = session.has_left(self.channel, peer);
+            if let Some(link) = session.arrivals.take(self.channel, peer) {
+                long.end(session, self.channel, &self.calls);
+                return Ok(link);
             }
-            session.ask(peer, self.origin);
-        })
+            if let Some(abort) = session.verdict.get() {
+                return Err(Fault::Aborted(abort));
+            }
+            if has_left {
+                return Err(Fault::Goodbye);
+            }
+            if runtime.expired(deadline) {
+                return Err(Fault::TimedOut);
+            }
+            if long.tell(session, self.channel, &self.calls, peer) {
+                session.ask(peer, self.origin);
+            }
+            runtime.park(Some(deadline.earlier(long.until(runtime))));
+        }
     }
 
     /// Ends a message that failed: finds the reason, tells the others, and makes the error.

@@ -1,0 +1,177 @@
+//! Why the job ended, and what wakes those who wait when it does.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, ThreadId};
+
+use rustix::event::{PollFd, PollFlags};
+
+use crate::runtime::Unparker;
+use crate::tcp::session::lock;
+use crate::tcp::socket;
+use crate::{Abort, ChannelId, Deadline, Error, Result, Runtime};
+
+/// Why the job ended, once it has: watched by every wait.
+#[derive(Debug)]
+pub(super) struct Verdict {
+    reached: AtomicBool,
+    /// Whether the record is the coordinator's word.
+    is_final: AtomicBool,
+    record: Mutex<Option<Abort>>,
+    /// Rung once and never silenced.
+    bell: Bell,
+    /// Those who wait without a descriptor.
+    waiting: Mutex<HashMap<ThreadId, Unparker>>,
+    /// Those who sleep in memory that they share, time and again, by channel.
+    sleepers: Mutex<HashMap<ChannelId, Unparker>>,
+}
+
+impl Verdict {
+    pub(super) fn new() -> Result<Self> {
+        let [reached, is_final] = [false; 2].map(AtomicBool::new);
+        let (record, waiting) = (Mutex::default(), Mutex::default());
+        Ok(Self { reached, is_final, record, waiting, sleepers: Mutex::default(), bell: Bell::new()? })
+    }
+
+    /// Wakes this one too when the verdict is reached, until it is dismissed.
+    #[cfg(all(feature = "shm", target_os = "linux"))]
+    pub(super) fn enlist(&self, channel: ChannelId, sleeper: Unparker) {
+        lock(&self.sleepers).insert(channel, sleeper);
+    }
+
+    #[cfg(all(feature = "shm", target_os = "linux"))]
+    pub(super) fn dismiss(&self, channel: ChannelId) {
+        lock(&self.sleepers).remove(&channel);
+    }
+
+    #[inline]
+    pub(super) fn get(&self) -> Option<Abort> {
+        // The flag spares the lock on every wait of a healthy job.
+        if self.is_reached() { lock(&self.record).clone() } else { None }
+    }
+
+    #[inline]
+    pub(super) fn is_reached(&self) -> bool {
+        self.reached.load(Ordering::Acquire)
+    }
+
+    pub(super) fn watch(&self) -> PollFd<'_> {
+        self.bell.watch()
+    }
+
+    /// This process's view, which holds until the coordinator's word comes. `false` if there is one already.
+    pub(super) fn propose(&self, abort: &Abort) -> bool {
+        let mut record = lock(&self.record);
+        let first = record.is_none();
+        record.get_or_insert_with(|| abort.clone());
+        drop(record);
+        self.announce();
+        first
+    }
+
+    /// The coordinator's word.
+    pub(super) fn decide(&self, abort: Abort) {
+        *lock(&self.record) = Some(abort);
+        self.is_final.store(true, Ordering::Release);
+        self.announce();
+    }
+
+    /// Waits for the coordinator's word; `None` if it does not come by then.
+    pub(super) fn await_word(&self, runtime: &Runtime, deadline: Deadline) -> Option<Abort> {
+        let _woken = self.wake_me(runtime);
+        loop {
+            if self.is_final.load(Ordering::Acquire) {
+                return lock(&self.record).clone();
+            }
+            if runtime.expired(deadline) {
+                return None;
+            }
+            runtime.park(Some(deadline));
+        }
+    }
+
+    fn announce(&self) {
+        self.reached.store(true, Ordering::Release);
+        self.bell.ring();
+        lock(&self.sleepers).values().for_each(Unparker::unpark);
+        self.look_again();
+    }
+
+    /// Wakes those who wait without a descriptor.
+    pub(super) fn look_again(&self) {
+        lock(&self.waiting).values().for_each(Unparker::unpark);
+    }
+
+    /// Wakes this thread too whenever there is reason to look again, until what this gives is dropped. Whoever looks after this
+    /// misses nothing.
+    pub(super) fn wake_me(&self, runtime: &Runtime) -> Woken<'_> {
+        let thread = thread::current().id();
+        lock(&self.waiting).insert(thread, runtime.unparker());
+        Woken { verdict: self, thread }
+    }
+}
+
+/// A thread that is woken whenever there is reason to look again.
+#[derive(Debug)]
+pub(super) struct Woken<'a> {
+    verdict: &'a Verdict,
+    thread: ThreadId,
+}
+
+impl Drop for Woken<'_> {
+    fn drop(&mut self) {
+        lock(&self.verdict.waiting).remove(&self.thread);
+    }
+}
+
+/// A descriptor that becomes readable when it is rung.
+#[derive(Debug)]
+pub(super) struct Bell {
+    rope: UnixStream,
+    bell: UnixStream,
+}
+
+impl Bell {
+    pub(super) fn new() -> Result<Self> {
+        let make = || {
+            let (rope, bell) = UnixStream::pair()?;
+            rope.set_nonblocking(true)?;
+            bell.set_nonblocking(true)?;
+            Ok(Self { rope, bell })
+        };
+        make().map_err(|source| Error::Resources { what: "socket pair", source })
+    }
+
+    pub(super) fn ring(&self) {
+        // A full buffer means that it rings already.
+        let _ = (&self.rope).write(&[1]);
+    }
+
+    pub(super) fn watch(&self) -> PollFd<'_> {
+        socket::watch(&self.bell, PollFlags::IN)
+    }
+
+    /// Whether it was rung since the last time; it is silent afterwards.
+    pub(super) fn rung(&self) -> bool {
+        matches!((&self.bell).read(&mut [0; 64]), Ok(1..))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn nothing_is_kept_of_waits_that_nobody_woke() {
+        let (runtime, verdict) = (Runtime::system(), Verdict::new().unwrap());
+        for _ in 0..3 {
+            assert_eq!(verdict.await_word(&runtime, runtime.deadline(Duration::from_millis(1))), None);
+        }
+        assert!(lock(&verdict.waiting).is_empty());
+    }
+}
