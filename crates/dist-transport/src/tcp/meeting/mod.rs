@@ -68,6 +68,13 @@ enum Place {
     Left,
 }
 
+impl Place {
+    /// Whether a rank has come that has not been told how that ends.
+    fn is_expectant(&self) -> bool {
+        matches!(self, Self::Taken(member) if member.answer_by.is_some())
+    }
+}
+
 struct Member {
     line: Line,
     home: Home,
@@ -271,7 +278,8 @@ impl Meeting {
             waiting: None,
         }));
         tracing::debug!(rank, address = %home.address, "joined");
-        if self.members().count() == self.places.len() {
+        // Whoever was told that not all have come is about to go, and may come again.
+        if self.places.iter().all(Place::is_expectant) {
             self.start();
         }
     }
@@ -451,7 +459,7 @@ impl Meeting {
     fn answer(&mut self, to_whom: impl Fn(&Member) -> bool) {
         let mut missing = those(&self.places, |place| matches!(place, Place::Empty));
         if missing.is_empty() {
-            missing = those(&self.places, |place| matches!(place, Place::GaveUp));
+            missing = those(&self.places, |place| !place.is_expectant());
         }
         let refused = self.gate.refused();
         for member in self.members_mut() {

@@ -14,7 +14,7 @@ const LONG: Duration = Duration::from_secs(60);
 
 fn line_pair() -> [Line; 2] {
     let (ours, theirs) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
-    ours.set_nonblocking(true).unwrap();
+    [&ours, &theirs].iter().for_each(|end| end.set_nonblocking(true).unwrap());
     [ours, theirs].map(Line::new)
 }
 
@@ -25,14 +25,39 @@ fn meeting<const N: usize>(ranks: [u32; N], liveness: Duration) -> (Meeting, [Li
     let listener = socket::listen(any, None).unwrap().into();
     let gate = Gate::new(Door::Network, listener, Key::new(None, "test"), 0, runtime.clone());
     let mut meeting = Meeting::new(gate, Worlds::One, 4, Arc::default(), Arc::default(), &runtime);
-    let cores = Cores { first: 0, count: 1 };
-    let home = Home { address: any, host: 0, shares: false, cores };
-    let lines = ranks.map(|rank| {
-        let [ours, theirs] = line_pair();
-        meeting.join((rank, ours), 4, home, [LONG, liveness]);
-        theirs
-    });
+    let lines = ranks.map(|rank| join(&mut meeting, rank, liveness));
     (meeting, lines)
+}
+
+/// A rank comes, which may be silent for so long.
+fn join(meeting: &mut Meeting, rank: u32, liveness: Duration) -> Line {
+    let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let home = Home { address: any, host: 0, shares: false, cores: Cores { first: 0, count: 1 } };
+    let [ours, theirs] = line_pair();
+    meeting.join((rank, ours), 4, home, [LONG, liveness]);
+    theirs
+}
+
+/// What a rank has been told.
+fn heard(line: &mut Line) -> Vec<Frame> {
+    std::iter::from_fn(|| line.pull().unwrap()).collect()
+}
+
+/// It is about to hang up, and will not be there.
+#[test]
+fn no_world_starts_with_a_rank_that_was_told_that_it_does_not() {
+    let (mut meeting, mut told) = meeting([0, 1, 2], LONG);
+    meeting.answer(|_| true);
+    let missing = |rank| Frame::Missing { rank, refused: 0 };
+    assert!(told.iter_mut().all(|line| heard(line) == [missing(3), Frame::NotAll]));
+    let mut last = join(&mut meeting, 3, LONG);
+    assert!(!meeting.started);
+    meeting.answer(|member| member.answer_by.is_some());
+    assert_eq!(heard(&mut last), [missing(0), missing(1), missing(2), Frame::NotAll]);
+    drop((told, last));
+    (0..4).for_each(|rank| meeting.listen(rank));
+    let _again = [0, 1, 2, 3].map(|rank| join(&mut meeting, rank, LONG));
+    assert!(meeting.started, "who comes again is one of them");
 }
 
 #[test]
@@ -52,7 +77,6 @@ fn only_ranks_that_have_something_to_say_are_listened_to() {
 /// A rank that has proven that it is rank 0, and what it has to say then.
 fn arrival(meeting: &mut Meeting) -> (Line, Frame) {
     let [ours, theirs] = line_pair();
-    theirs.stream.set_nonblocking(true).unwrap();
     meeting.arriving.push((0, ours, meeting.runtime.deadline(JOIN_LIMIT)));
     let home = meeting.members().next().unwrap().home;
     (theirs, Frame::Join { world_size: 4, patience_ms: 60_000, liveness_ms: 60_000, home })
