@@ -247,7 +247,8 @@ fn introduce(
     let mut homes = Vec::new();
     let mut missing = Vec::new();
     let mut refusals = 0;
-    let margin = answer_margin(config.timeout);
+    // Later there is no time for another try.
+    let margin = answer_margin(config.timeout).max(2 * NEXT_WORLD_RETRY);
     while homes.len() < config.rank.world_size() {
         match line.pull().map_err(gone)? {
             Some(Frame::Peer { rank, home }) if rank as usize == homes.len() => homes.push(home),
@@ -290,6 +291,7 @@ fn address_error(action: &'static str, address: &str, source: io::Error) -> Erro
 #[cfg(test)]
 mod tests {
     use rstest::rstest;
+    use socket2::{Domain, Type};
 
     use super::*;
 
@@ -310,6 +312,22 @@ mod tests {
                 Err(error) => assert!(epoch == 0 && matches!(error, Error::Refused { .. }), "{error}"),
             }
         }
+    }
+
+    #[test]
+    fn whoever_has_no_time_for_another_try_is_told_who_is_still_in_the_world_before() {
+        let (ours, theirs) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let [mut ours, mut theirs] = [ours, theirs].map(Line::new);
+        let still_there = Frame::Missing { rank: 1, refused: 0 };
+        theirs.push_all(&[still_there, Frame::Over].map(|frame| frame.encode())).unwrap();
+        let (runtime, limit) = (Runtime::system(), Duration::from_millis(300));
+        let config = Config::new(0, 2, "127.0.0.1:1").unwrap().with_timeout(limit);
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+        let home = Home { address, host: 0, shares: false, cores: host::cores() };
+        let deadline = runtime.deadline(2 * NEXT_WORLD_RETRY);
+        let error = introduce(&mut ours, home, &config, &runtime, deadline).unwrap_err();
+        assert!(matches!(&error, Error::Missing { missing, .. } if *missing == [1]), "{error}");
     }
 
     #[rstest]
