@@ -23,8 +23,18 @@ fn run<T: Send + 'static>(
     configure: impl Fn(usize, Config) -> Config,
     program: impl Fn(TcpTransport) -> T + Send + Sync + 'static,
 ) -> Vec<T> {
+    run_at("127.0.0.1", world_size, configure, program)
+}
+
+/// The same where ranks know the coordinator by this address.
+fn run_at<T: Send + 'static>(
+    address: &str,
+    world_size: usize,
+    configure: impl Fn(usize, Config) -> Config,
+    program: impl Fn(TcpTransport) -> T + Send + Sync + 'static,
+) -> Vec<T> {
     let coordinator = Coordinator::start("127.0.0.1:0", world_size, "test", None).unwrap();
-    let address = coordinator.address().to_string();
+    let address = format!("{address}:{}", coordinator.address().port());
     let (runtime, program) = (Runtime::system(), Arc::new(program));
     let start = |rank| {
         let config = Config::new(rank, world_size, &address).unwrap();
@@ -44,6 +54,15 @@ fn pass_round(transport: &mut dyn Transport, bytes: &[u8]) -> Result<Vec<u8>, Er
     let incoming = Incoming { from: rank.left().index(), len: bytes.len(), sink: Sink::Into(&mut received) };
     transport.exchange(Some(outgoing), Some(incoming), &deadline.into())?;
     Ok(received)
+}
+
+/// What a rank's listener is named by and what others are told of it are the same.
+#[test]
+fn ranks_that_reach_the_coordinator_by_ipv4_through_ipv6_share_memory() {
+    let configure = |_, config: Config| config.with_medium(Medium::Shm);
+    let pass = |mut transport: TcpTransport| pass_round(&mut transport, &[7]).unwrap();
+    let words = run_at("[::ffff:127.0.0.1]", 3, configure, pass);
+    assert_eq!(words, [[7]; 3]);
 }
 
 /// How much shared memory of ours this process has mapped.

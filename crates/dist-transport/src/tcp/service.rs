@@ -190,10 +190,11 @@ impl Service {
     }
 }
 
-/// Where this process's listener is to be: on the interface that reached the coordinator.
+/// Where this process's listener is to be: on the interface that reached the coordinator, by the name that others are told.
 pub(super) fn listener_address(line: &Socket) -> io::Result<SocketAddr> {
     let address = line.local_addr()?.as_socket();
     let mut address = address.ok_or(io::ErrorKind::AddrNotAvailable)?;
+    address.set_ip(address.ip().to_canonical());
     address.set_port(0);
     Ok(address)
 }
