@@ -43,6 +43,7 @@ pub(crate) fn culprit(error: &Error) -> (usize, &'static str) {
             Cause::Died => "died",
             Cause::Silent => "silent",
             Cause::CoordinatorLost => "coordinator lost",
+            Cause::LauncherLost => "launcher lost",
             Cause::TimedOut => "timed out",
             Cause::Protocol => "protocol",
             Cause::Mismatch { .. } | Cause::Length { .. } => "mismatch",

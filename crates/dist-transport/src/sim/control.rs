@@ -115,7 +115,7 @@ impl Control {
         self.lost = true;
         for rank in 0..self.ranks.len() {
             if self.heard_by(rank, now, weather) {
-                self.ranks[rank].lose_coordinator(rank);
+                self.ranks[rank].lose_coordinator(rank, self.home);
             }
         }
     }
@@ -156,7 +156,7 @@ impl Control {
             let standing = &mut self.ranks[rank];
             let silent = standing.heard.is_some_and(|heard| now.saturating_sub(heard) >= LIVENESS);
             if silent && standing.presence == Presence::Here && !standing.stalled {
-                standing.lose_coordinator(rank);
+                standing.lose_coordinator(rank, self.home);
             }
         }
         if self.runs() {
@@ -244,10 +244,13 @@ impl Control {
 }
 
 impl Standing {
-    /// The rank gives up the coordinator, and ends the job for itself.
-    fn lose_coordinator(&mut self, rank: usize) {
+    /// The rank gives up the coordinator, which a rank hosts or its launcher, and ends the job for itself.
+    fn lose_coordinator(&mut self, rank: usize, home: Option<usize>) {
         self.heard = None;
-        let abort = Abort { reporter: rank, ..ended(Cause::CoordinatorLost, 0) };
+        let abort = match home {
+            Some(home) => Abort { reporter: rank, ..ended(Cause::CoordinatorLost, home) },
+            None => ended(Cause::LauncherLost, rank),
+        };
         self.known.get_or_insert(abort);
     }
 }

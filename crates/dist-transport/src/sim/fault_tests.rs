@@ -176,10 +176,10 @@ fn a_coordinator_elsewhere_does_not_share_the_fate_of_rank_zero() {
     let killed = ends(&network.clone().with_fault(AT_TEN, Fault::Kill { rank: 0 }));
     assert_told(&killed, 0, Cause::Died, (10 * MS, 10 * MS));
     let dead = ends(&network.with_fault(AT_TEN, Fault::CoordinatorDeath));
-    for end in dead {
+    for (rank, end) in dead.into_iter().enumerate() {
         let (_, told, time) = end.unwrap();
         let (_, abort) = told.unwrap();
-        assert_eq!((abort.cause, abort.rank, time), (Cause::CoordinatorLost, 0, 10 * MS));
+        assert_eq!((abort.cause, abort.rank, time), (Cause::LauncherLost, rank, 10 * MS));
     }
 }
 
