@@ -49,6 +49,8 @@ pub struct TcpTransport {
     /// Messages of this rank to itself.
     own: VecDeque<(Fingerprint, Vec<u8>)>,
     scratch: Scratch,
+    /// For messages that arrive at the same time.
+    scratches: Vec<Scratch>,
     /// They tell where this rank comes from if it has to wait for long.
     calls: Calls,
     patience: Patience,
@@ -90,6 +92,7 @@ impl TcpTransport {
             children: 0,
             own: VecDeque::new(),
             scratch: Scratch::default(),
+            scratches: Vec::new(),
             calls: Calls::NONE,
             patience: Patience::new(core_per_rank),
             traffic: Traffic::default(),

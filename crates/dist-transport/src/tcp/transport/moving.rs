@@ -80,8 +80,9 @@ impl TcpTransport {
             sends.map(|send| (send, Outbound::new(send.len(), &call).lent_if(lent))).collect();
         // Messages that arrive at the same time cannot be staged in the same place.
         let message = |receive: &Incoming<'_>| Inbound::new(receive.len, &call).straight();
+        let mut scratch = || self.scratches.pop().unwrap_or_default();
         let mut inbound: Few<_> =
-            receives.into_iter().map(|receive| (message(receive), Scratch::default(), receive)).collect();
+            receives.into_iter().map(|receive| (message(receive), scratch(), receive)).collect();
         let peers = outbound.iter().map(|(send, _)| send.to);
         let peers: Few<usize> = peers.chain(inbound.iter().map(|(_, _, receive)| receive.from)).collect();
         self.connect(&peers, due)?;
@@ -99,7 +100,9 @@ impl TcpTransport {
                 }
             }
             Ok(moved)
-        })
+        })?;
+        self.scratches.extend(inbound.into_iter().map(|(_, scratch, _)| scratch));
+        Ok(())
     }
 
     pub(super) fn try_exchange_in_place(
