@@ -24,6 +24,8 @@ pub const CALLS_MAX: usize = 4;
 /// posted in the previous call if slots are used, and otherwise in the one three before. A transport may wait for more
 /// where that is faster.
 ///
+/// Ranks are numbered as in the group; a method that is given one which is not of the group panics.
+///
 /// After an error the whole job is aborted, as after one of a [`Transport`](crate::Transport)'s. Only
 /// [`OutOfReach`](crate::Error::OutOfReach) ends nothing by itself: this rank goes on with the call, or calls
 /// [`abort`](crate::Transport::abort).

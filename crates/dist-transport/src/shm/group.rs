@@ -53,6 +53,7 @@ const LARGE_BYTES: usize = SHEETS_AT + CALLS_MAX * SHEET_BYTES;
 #[derive(Debug)]
 pub(crate) struct GroupMemory {
     mapping: Mapping,
+    ranks: usize,
     slots_at: usize,
     /// Whether there are two ranks, of which each has its line where it has read the other's the last time: a post is seen
     /// sooner where the line is at hand.
@@ -75,7 +76,7 @@ impl GroupMemory {
     }
 
     fn new(mapping: Mapping, world_size: usize) -> Self {
-        Self { mapping, slots_at: slots_at(world_size), is_of_two: world_size == 2 }
+        Self { mapping, ranks: world_size, slots_at: slots_at(world_size), is_of_two: world_size == 2 }
     }
 
     /// How often a rank has posted, all calls together.
@@ -117,6 +118,7 @@ impl GroupMemory {
 
     /// What a rank has laid open. Read after a post of that call was seen.
     pub(crate) fn exposure(&self, rank: usize, turn: Turn) -> Exposure {
+        self.check(rank);
         Exposure::decode(self.mapping.bytes(pair(rank, EXPOSURES_AT, turn), EXPOSURE_BYTES))
     }
 
@@ -322,7 +324,14 @@ impl GroupMemory {
         pair(home, 0, turn)
     }
 
+    /// Whoever is not of the group has no memory here.
+    #[inline]
+    fn check(&self, rank: usize) {
+        assert!(rank < self.ranks, "rank {rank} is one of {}", self.ranks);
+    }
+
     fn place(&self, rank: usize, turn: Turn, place: Place, range: &Range<usize>) -> Option<usize> {
+        self.check(rank);
         let (start, len) = match place {
             Place::Line => (self.line(rank, turn) + LINE_AT, LINE_BYTES),
             Place::Slot(slot) if slot < SLOTS => {
@@ -393,6 +402,8 @@ const fn bytes(world_size: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use rstest::rstest;
+
     use super::super::exposure::Origin;
     use super::*;
 
@@ -458,6 +469,18 @@ mod tests {
             (Place::Memory, 0..1),
         ] {
             assert_eq!(memory.published(0, Turn::of(0), place, range), None);
+        }
+    }
+
+    #[rstest]
+    #[should_panic = "rank 3 is one of 3"]
+    fn whoever_is_not_of_the_group_has_nothing_in_it(
+        #[values(Place::Line, Place::Sheet, Place::Slot(0), Place::Memory)] place: Place,
+    ) {
+        let (_file, memory) = GroupMemory::create(&[7; 32], 3).unwrap();
+        match place {
+            Place::Memory => drop(memory.exposure(3, Turn::of(0))),
+            _ => drop(memory.published(3, Turn::of(0), place, 0..1).map(<[u8]>::len)),
         }
     }
 
