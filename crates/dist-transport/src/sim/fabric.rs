@@ -436,31 +436,44 @@ impl State {
     }
 
     /// Whether this rank can never send or receive here again.
-    fn has_left(&mut self, place: Place) -> bool {
+    fn has_left(&self, place: Place) -> bool {
+        let gone = self.transports[place.world_rank] == 0 || self.is_gone(place.channel, place.rank);
         // Who died has said no goodbye.
-        let gone = self.transports[place.world_rank] == 0 || self.member(place).presence == Presence::Gone;
         gone && !self.control.is_dead(place.world_rank)
+    }
+
+    /// Whether a rank has left a channel; one that has left another channel does not come to that of its posts any more.
+    fn is_gone(&self, channel: ChannelId, rank: usize) -> bool {
+        let Some(members) = self.channels.get(&channel) else { return true };
+        match members[rank].presence {
+            Presence::Gone => true,
+            Presence::Here => false,
+            Presence::Expected => self.homes.get(&channel).is_some_and(|&home| self.is_gone(home, rank)),
+        }
     }
 
     fn leave(&mut self, place: Place, now: Duration) -> Vec<Waiting> {
         let world_rank = place.world_rank;
         *self.member(place) = Member { presence: Presence::Gone, world_rank, ..Member::default() };
         self.transports[world_rank] -= 1;
-        let woken = if self.transports[world_rank] == 0 {
+        let mut woken = Vec::new();
+        if self.transports[world_rank] == 0 {
             self.control.leave(world_rank, now, &self.weather);
-            self.all_waiting()
-        } else {
-            let members = self.members(place.channel).iter_mut();
+            woken = self.all_waiting();
+        }
+        let posts = self.homes.iter().find(|(_, home)| **home == place.channel).map(|(posts, _)| *posts);
+        for channel in std::iter::once(place.channel).chain(posts) {
             let its = |waiting: &mut Waiting| waiting.on.peer() == place.rank;
-            members.filter_map(|member| member.waiting.take_if(its)).collect()
-        };
-        self.forget(place.channel);
+            woken.extend(self.members(channel).iter_mut().filter_map(|member| member.waiting.take_if(its)));
+            self.forget(channel);
+        }
         woken
     }
 
     /// Drops a channel that nobody can use any more.
     fn forget(&mut self, channel: ChannelId) {
-        if self.channels[&channel].iter().all(|member| member.presence == Presence::Gone) {
+        let ranks = self.channels[&channel].len();
+        if (0..ranks).all(|rank| self.is_gone(channel, rank)) {
             self.channels.remove(&channel);
             self.homes.remove(&channel);
         }
