@@ -175,7 +175,9 @@ impl SimTransport {
         match incoming.sink {
             Sink::Into(memory) => memory.copy_from_slice(message.bytes()),
             Sink::Each(take) => {
+                let alarm = Alarm(self);
                 message.pieces().for_each(|piece| take(piece.start, &message.bytes()[piece]));
+                std::mem::forget(alarm);
             }
         }
         Ok(())
@@ -267,6 +269,12 @@ impl SimTransport {
         aborted.map_or_else(Error::Aborted, |told| error(told.rank))
     }
 
+    /// Aborts the job because of this rank.
+    fn give_up(&self, cause: Cause) {
+        let record = self.record(self.rank.index(), cause);
+        let _ = self.fabric().abort(record, self.world.clock.now());
+    }
+
     fn record(&self, rank: usize, cause: Cause) -> Abort {
         Abort { cause, rank: self.members[rank], reporter: self.world_rank(), call: self.call() }
     }
@@ -352,9 +360,11 @@ impl Transport for SimTransport {
         // A send copies: all of our bytes have left before the first of the peer's is delivered.
         self.send(Outgoing { to: peer, parts: &[buffer] })?;
         let message = self.receive(peer, buffer.len(), deadline)?;
+        let alarm = Alarm(self);
         for piece in message.pieces() {
             combine(&mut buffer[piece.clone()], &message.bytes()[piece]);
         }
+        std::mem::forget(alarm);
         self.wait_for_room(peer, deadline)?;
         self.traffic.count(Some(buffer.len()), Some(buffer.len()));
         Ok(())
@@ -389,8 +399,7 @@ impl Transport for SimTransport {
     }
 
     fn abort(&mut self, cause: Cause) {
-        let record = self.record(self.rank.index(), cause);
-        let _ = self.fabric().abort(record, self.world.clock.now());
+        self.give_up(cause);
     }
 
     fn aborted(&self) -> Option<Abort> {
@@ -438,9 +447,18 @@ impl Transport for SimTransport {
 impl Drop for SimTransport {
     fn drop(&mut self) {
         if thread::panicking() {
-            self.abort(Cause::Panicked);
+            self.give_up(Cause::Panicked);
         }
         self.fabric().leave(self.own_place(), self.world.clock.now());
+    }
+}
+
+/// Ends the job if it is dropped, as only a panic does: one of a function that was given bytes of a message.
+struct Alarm<'a>(&'a SimTransport);
+
+impl Drop for Alarm<'_> {
+    fn drop(&mut self) {
+        self.0.give_up(Cause::Panicked);
     }
 }
 

@@ -3,6 +3,7 @@
 use std::io;
 use std::time::Duration;
 
+use crate::bookkeeping::Calls;
 use crate::tcp::message::Fault;
 use crate::tcp::session::{Session, WaitError, timeout};
 use crate::tcp::socket;
@@ -30,6 +31,19 @@ impl Fault {
             WaitError::Aborted(abort) => Self::Aborted(abort),
             WaitError::Failed(error) => Self::Unconnected(error),
         }
+    }
+}
+
+/// Ends the job if it is dropped, as only a panic does: one of a function that was given bytes of a message, which is half taken
+/// then, whoever catches the panic.
+pub(super) struct Alarm<'a> {
+    pub(super) session: &'a Session,
+    pub(super) calls: &'a Calls,
+}
+
+impl Drop for Alarm<'_> {
+    fn drop(&mut self) {
+        self.session.give_up(Cause::Panicked, *self.calls.current());
     }
 }
 

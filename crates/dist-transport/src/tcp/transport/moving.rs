@@ -7,7 +7,7 @@ use rustix::event::PollFd;
 use smallvec::{SmallVec, smallvec};
 
 use super::TcpTransport;
-use super::failure::Trouble;
+use super::failure::{Alarm, Trouble};
 use crate::tcp::link::Link;
 use crate::tcp::message::{Fault, Inbound, Outbound};
 use crate::tcp::patience::Wait;
@@ -171,8 +171,12 @@ impl TcpTransport {
         let mut waits = Waits::new();
         loop {
             waits.clear();
-            let moved = step(&mut self.links, &mut self.scratch, &mut waits)?;
+            let alarm = Alarm { session: &self.membership.session, calls: &self.calls };
+            let moved = step(&mut self.links, &mut self.scratch, &mut waits);
+            std::mem::forget(alarm);
+            let moved = moved?;
             if waits.is_empty() {
+                waiting.long.end(&self.membership.session, self.channel, &self.calls);
                 return Ok(());
             }
             self.wait(&waits, moved, &mut waiting, due)?;
