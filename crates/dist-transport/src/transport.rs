@@ -11,8 +11,9 @@ use crate::{Abort, Allocation, Cause, ChannelId, Direct, Due, Fingerprint, Rank,
 /// message. Every message carries the [`Fingerprint`] given to [`begin`](Transport::begin) and its length: a
 /// receiver in another call, or expecting another length, gets an error before a byte is delivered.
 ///
-/// Every method that waits takes a [`Due`] and returns by its deadline. After an error the bytes of the failed
-/// message are lost, so the whole job is aborted: every later call on any of its transports fails with the
+/// Every method that waits takes a [`Due`] and returns by its deadline; where that is what ends it, it may take some 50
+/// milliseconds more to hear who was waited for in truth. After an error, or a panic of a function that was given bytes, the
+/// bytes of the message are lost, so the whole job is aborted: every later call on any of its transports fails with the
 /// same [`Abort`]. Calls with arguments that make no sense are refused without harm. Errors name ranks by their numbers in
 /// the world ([`members`](Transport::members)).
 ///

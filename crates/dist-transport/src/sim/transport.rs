@@ -24,7 +24,7 @@ use crate::{
 ///
 /// Dropping it is an orderly goodbye: what it sent is still delivered, but who waits for more gets
 /// [`Error::Closed`], and the job is aborted with [`Cause::Left`]. Dropping it in a panic aborts the job with
-/// [`Cause::GaveUp`].
+/// [`Cause::Panicked`].
 pub struct SimTransport {
     world: Arc<World>,
     runtime: Runtime,
