@@ -2,9 +2,16 @@
 
 use std::time::Duration;
 
-use crate::{Abort, Cause, Due, Error, Incoming, Outgoing, Rank, Result, Sink, Transport};
+use crate::{Abort, Cause, Due, Error, Fingerprint, Incoming, Outgoing, Rank, Result, Sink, Transport};
 
 use super::backend::LONG;
+
+/// The call with this number, in one of several forms.
+pub(super) fn call(number: u64, form: u8) -> Fingerprint {
+    let mut call = [form; Fingerprint::SIZE];
+    call[..8].copy_from_slice(&number.to_le_bytes());
+    Fingerprint(call)
+}
 
 /// A deadline that is not to run out.
 pub(super) fn soon(transport: &dyn Transport) -> Due<'static> {

@@ -4,17 +4,10 @@ use crate::{
     Abort, CALLS_MAX, Cause, Direct, Due, Error, Exposed, Fingerprint, Place, Result, Slots, Transport,
 };
 
-use super::backend::{AFTER_ALL_WAIT, Backend, Fabric, LONG};
+use super::backend::{Backend, Fabric, LONG};
 use super::calls::{
-    assert_one_contradicts, await_abort, await_record, meet_all, payload, receive_within, soon,
+    assert_one_contradicts, await_abort, call, meet_all, payload, receive_within, soon, wait_in_vain,
 };
-
-/// The call with this number, in one of several forms.
-pub(super) fn call(number: u64, form: u8) -> Fingerprint {
-    let mut call = [form; Fingerprint::SIZE];
-    call[..8].copy_from_slice(&number.to_le_bytes());
-    Fingerprint(call)
-}
 
 /// Every rank posts once, and waits for every other.
 pub(super) fn barrier(transport: &mut dyn Transport) -> Result<()> {
@@ -295,58 +288,13 @@ pub fn calls_that_can_never_meet_are_reported_by_ranks_that_went_ahead(fabric: &
     backend.check(3, program, |ends| assert_one_contradicts(ends.into_iter().flatten()));
 }
 
-/// A wait in shared memory ends at its deadline and names the peer, by its number in the world.
-pub fn a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer(fabric: &'static dyn Fabric) {
-    fn check(backend: Backend, members: [usize; 3]) {
-        let program = move |mut transport: Box<dyn Transport>| {
-            let mut group = transport.fork(&members).unwrap().unwrap();
-            barrier(&mut *group).unwrap();
-            let (me, long) = (group.rank().index(), soon(&*group));
-            let short = group.runtime().deadline(backend.short());
-            let due = if me == 0 { short.into() } else { long };
-            let direct = group.direct(&due).unwrap()?;
-            direct.enter(1, Slots::Used, Exposed::Nothing, &due).unwrap();
-            // The others wait for the first, and it for one that does not post.
-            let error = direct.wait(usize::from(me == 0), 1, &due).expect_err("nobody posts");
-            Some((error, await_abort(&*group)))
-        };
-        let [first, silent, _] = members;
-        backend.check(3, program, move |ends| {
-            for (rank, (error, abort)) in ends.into_iter().flatten().enumerate() {
-                assert_eq!((abort.cause, abort.rank, abort.reporter), (Cause::TimedOut, silent, first));
-                match error {
-                    Error::Timeout { peer, .. } if rank == first => assert_eq!(peer, silent),
-                    Error::Aborted(_) if rank != first => {}
-                    other => panic!("rank {rank}: {other}"),
-                }
-            }
-        });
-    }
-    for members in [[0, 1, 2], [2, 0, 1]] {
-        check(Backend(fabric), members);
-    }
-}
-
-/// Of ranks that wait for each other's posts in turn, the last is named.
-pub fn who_keeps_a_chain_of_ranks_in_shared_memory_is_named(fabric: &'static dyn Fabric) {
-    let record = Abort { cause: Cause::TimedOut, rank: 3, reporter: 0, call: call(1, 0) };
-    let program = move |mut transport: Box<dyn Transport>| {
-        let transport = &mut *transport;
-        barrier(transport).unwrap();
-        transport.begin(&call(1, 0));
-        let (rank, long) = (transport.rank(), soon(transport));
-        let due = match rank.index() {
-            0 => transport.runtime().deadline(AFTER_ALL_WAIT).into(),
-            _ => long,
-        };
-        let Some(direct) = transport.direct(&due).unwrap() else { return };
-        direct.enter(1, Slots::Unused, Exposed::Nothing, &due).unwrap();
-        if rank.index() < 3 {
-            direct.wait(rank.right().index(), 1, &due).expect_err("nobody posts");
-        }
-        await_record(transport, &record);
-    };
-    Backend(fabric).check(4, program, |_| {});
+/// Whether there is memory to wait in for the second rank.
+fn wait_for_the_second(transport: &mut dyn Transport) -> Result<bool> {
+    let due = soon(transport);
+    let Some(direct) = transport.direct(&due)? else { return Ok(false) };
+    direct.enter(1, Slots::Used, Exposed::Nothing, &due)?;
+    direct.post();
+    direct.wait(1, 1, &due).map(|()| true)
 }
 
 /// What ends a rank's part in shared memory wakes who waits for it.
@@ -355,14 +303,6 @@ fn check_end(
     end: fn(Box<dyn Transport>),
     expected: impl Fn(&Abort) + Copy + Send + Sync + 'static,
 ) {
-    /// Whether there is memory to wait in for the second rank.
-    fn wait_for_the_second(transport: &mut dyn Transport) -> Result<bool> {
-        let due = soon(transport);
-        let Some(direct) = transport.direct(&due)? else { return Ok(false) };
-        direct.enter(1, Slots::Used, Exposed::Nothing, &due)?;
-        direct.post();
-        direct.wait(1, 1, &due).map(|()| true)
-    }
     let program = move |mut transport: Box<dyn Transport>| {
         let met = barrier(&mut *transport);
         let due = soon(&*transport);
@@ -390,6 +330,42 @@ fn check_end(
 /// A rank that leaves shared memory is named.
 pub fn a_rank_that_leaves_shared_memory_is_named(fabric: &'static dyn Fabric) {
     check_end(Backend(fabric), drop, |abort| assert_eq!((&abort.cause, abort.rank), (&Cause::Left, 1)));
+}
+
+/// A rank that leaves a group before it is asked for its memory there is named.
+pub fn a_rank_that_leaves_a_group_before_it_shares_memory_is_named(fabric: &'static dyn Fabric) {
+    /// Whether there was memory in which it was waited for in vain.
+    fn lose_the_second(transport: &mut dyn Transport) -> Result<bool> {
+        barrier(transport)?;
+        let due = soon(transport);
+        if transport.direct(&due)?.is_none() {
+            return Ok(false);
+        }
+        let mut group = transport.fork(&[0, 1, 2])?.expect("all are in it");
+        if transport.rank().index() == 1 {
+            drop(group);
+            return Err(wait_in_vain(transport, 0));
+        }
+        wait_for_the_second(&mut *group)
+    }
+    let program = |mut transport: Box<dyn Transport>| {
+        let due = soon(&*transport);
+        match lose_the_second(&mut *transport) {
+            Ok(waited) => {
+                assert!(!waited, "it has not posted");
+                None
+            }
+            Err(error) => {
+                assert!(!transport.runtime().expired(due.deadline()), "not woken: {error}");
+                Some(await_abort(&*transport))
+            }
+        }
+    };
+    Backend(fabric).check(3, program, |ends| {
+        for abort in ends.into_iter().flatten() {
+            assert_eq!((abort.cause, abort.rank), (Cause::Left, 1));
+        }
+    });
 }
 
 /// An abort wakes who waits in shared memory.

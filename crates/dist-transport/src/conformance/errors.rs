@@ -1,14 +1,13 @@
 //! Nothing waits for ever, nothing false is delivered, and every rank learns the same reason.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Duration;
 
 use crate::{Abort, Activity, Cause, Error, Fingerprint, Incoming, Outgoing, Sink, Transport};
 
-use super::backend::{AFTER_ALL_WAIT, Backend, Fabric, LONG};
+use super::backend::{Backend, Fabric, LONG};
 use super::calls::{
-    assert_one_contradicts, await_abort, await_record, meet_all, pass_round, receive, receive_within, send,
-    soon, stand_by, wait_in_vain,
+    assert_one_contradicts, await_abort, meet_all, pass_round, receive, receive_within, send, soon, stand_by,
+    wait_in_vain,
 };
 
 const OURS: Fingerprint = Fingerprint([1; Fingerprint::SIZE]);
@@ -156,79 +155,6 @@ pub fn an_exchange_in_place_with_a_peer_that_disagrees_combines_nothing(fabric: 
     }
 }
 
-/// A wait ends at its deadline and names the peer.
-pub fn a_wait_ends_at_its_deadline_and_names_the_peer(fabric: &'static dyn Fabric) {
-    let backend = Backend(fabric);
-    fn check(backend: Backend, world_size: usize, at_once: bool) {
-        let expected = if at_once { Duration::ZERO } else { backend.short() };
-        let program = move |mut transport: Box<dyn Transport>| {
-            let transport = &mut *transport;
-            let error = match transport.rank().index() {
-                0 => {
-                    meet_all(transport).unwrap();
-                    receive_within(transport, 1, 1, expected).unwrap_err()
-                }
-                _ => stand_by(transport, 0),
-            };
-            (error, await_abort(transport))
-        };
-        let record = Abort { cause: Cause::TimedOut, rank: 1, reporter: 0, call: Fingerprint::NONE };
-        backend.check(world_size, program, move |ends| {
-            for (rank, (error, abort)) in ends.iter().enumerate() {
-                assert_eq!(*abort, record, "rank {rank}");
-                match error {
-                    Error::Timeout { activity: Activity::Receive, peer: 1, elapsed, limit } if rank == 0 => {
-                        assert_eq!(*limit, expected);
-                        assert!((expected..LONG).contains(elapsed), "{elapsed:?}");
-                    }
-                    Error::Aborted(abort) if rank > 0 => assert_eq!(*abort, record),
-                    other => panic!("rank {rank}: {other}"),
-                }
-            }
-        });
-    }
-    for world_size in [2, 3, 5, 8] {
-        for at_once in [false, true] {
-            check(backend, world_size, at_once);
-        }
-    }
-}
-
-/// Of ranks that wait for each other in turn, the last is named: it keeps all others. In a circle that is nobody.
-pub fn who_keeps_a_chain_of_ranks_is_named(fabric: &'static dyn Fabric) {
-    fn check(backend: Backend, is_circle: bool) {
-        let rank = if is_circle { 1 } else { 3 };
-        let record = Abort { cause: Cause::TimedOut, rank, reporter: 0, call: OURS };
-        let told = record.clone();
-        let program = move |mut transport: Box<dyn Transport>| {
-            let transport = &mut *transport;
-            meet_all(transport).unwrap();
-            transport.begin(&OURS);
-            let right = transport.rank().right().index();
-            let error = match transport.rank().index() {
-                0 => Some(receive_within(transport, right, 1, AFTER_ALL_WAIT).unwrap_err()),
-                last if last == 3 && !is_circle => None,
-                _ => Some(wait_in_vain(transport, right)),
-            };
-            await_record(transport, &told);
-            error
-        };
-        backend.check(4, program, move |errors| {
-            for (rank, error) in errors.into_iter().enumerate() {
-                match error {
-                    Some(Error::Timeout { peer, .. }) if rank == 0 => assert_eq!(peer, record.rank),
-                    Some(Error::Aborted(abort)) if rank > 0 => assert_eq!(abort, record),
-                    None if rank == record.rank => {}
-                    other => panic!("rank {rank}: {other:?}"),
-                }
-            }
-        });
-    }
-    for is_circle in [false, true] {
-        check(Backend(fabric), is_circle);
-    }
-}
-
 /// A rank that leaves is named after its last message has arrived.
 pub fn a_rank_that_leaves_is_named_after_its_last_message_has_arrived(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
@@ -339,6 +265,63 @@ pub fn a_panic_with_the_transport_in_hand_is_the_cause_everywhere(fabric: &'stat
     }
     for world_size in [2, 3, 5, 8] {
         check(backend, world_size);
+    }
+}
+
+/// A panic of a function that is given bytes is the cause everywhere, also where it is caught: the message is half taken.
+pub fn a_panic_of_a_function_that_is_given_bytes_is_the_cause_everywhere(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn check(backend: Backend, world_size: usize, in_place: bool) {
+        const LEN: usize = 100_000;
+        let program = move |mut transport: Box<dyn Transport>| {
+            let transport = &mut *transport;
+            if transport.rank().index() > 1 {
+                return (stand_by(transport, 0), await_abort(transport));
+            }
+            meet_all(transport).unwrap();
+            transport.begin(&OURS);
+            let due = soon(transport);
+            let mut memory = vec![7; LEN];
+            let planted = || std::panic::resume_unwind(Box::new("planted"));
+            let peer = match transport.rank().index() {
+                0 => {
+                    let panics = AssertUnwindSafe(|| {
+                        if in_place {
+                            let _ = transport.exchange_in_place(1, &mut memory, &mut |_, _| planted(), &due);
+                        } else {
+                            let mut sink = |_, _: &[u8]| planted();
+                            let incoming = Incoming { from: 1, len: LEN, sink: Sink::Each(&mut sink) };
+                            let _ = transport.exchange(None, Some(incoming), &due);
+                        }
+                    });
+                    catch_unwind(panics).unwrap_err();
+                    1
+                }
+                1 if in_place => {
+                    let _ = transport.exchange_in_place(0, &mut memory, &mut |_, _| {}, &due);
+                    0
+                }
+                _ => {
+                    // Much of it may still be under way when the other panics.
+                    let _ = send(transport, 0, &memory);
+                    0
+                }
+            };
+            let error = wait_in_vain(transport, peer);
+            (error, await_abort(transport))
+        };
+        let record = Abort { cause: Cause::Panicked, rank: 0, reporter: 0, call: OURS };
+        backend.check(world_size, program, move |ends| {
+            for (rank, (error, abort)) in ends.iter().enumerate() {
+                assert_eq!(*abort, record, "rank {rank}");
+                assert!(matches!(error, Error::Aborted(seen) if *seen == record), "rank {rank}: {error}");
+            }
+        });
+    }
+    for world_size in [2, 3] {
+        for in_place in [true, false] {
+            check(backend, world_size, in_place);
+        }
     }
 }
 

@@ -3,8 +3,8 @@
 use crate::{CHANGED_MAX, Error, Exposed, Owned, Place, Reach, Slots, Transport};
 
 use super::backend::{Backend, Fabric};
-use super::calls::{pass_round, payload, soon};
-use super::direct::{barrier, call};
+use super::calls::{call, pass_round, payload, soon};
+use super::direct::barrier;
 
 /// Every rank reads from every other's memory and writes into it, as far as that goes.
 fn reach_into_all(transport: &mut dyn Transport, memory: &mut Owned<u8>, number: usize) {

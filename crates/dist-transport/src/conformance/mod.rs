@@ -36,31 +36,32 @@ mod forks;
 mod laid_open;
 mod messages;
 mod together;
+mod waits;
 
 pub use backend::{Fabric, Program};
 pub use direct::{
-    a_rank_sees_its_own_places, a_rank_that_leaves_shared_memory_is_named,
-    a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer,
-    all_ranks_of_a_group_share_memory_or_none_does, an_abort_wakes_who_waits_in_shared_memory,
+    a_rank_sees_its_own_places, a_rank_that_leaves_a_group_before_it_shares_memory_is_named,
+    a_rank_that_leaves_shared_memory_is_named, all_ranks_of_a_group_share_memory_or_none_does,
+    an_abort_wakes_who_waits_in_shared_memory,
     calls_that_can_never_meet_are_reported_by_ranks_that_went_ahead,
     calls_that_differ_are_noticed_where_nobody_waits_in_them,
     each_post_of_a_call_hands_over_what_was_written_before_it, groups_share_memory_of_their_own,
     nobody_writes_over_what_a_rank_is_still_reading,
     ranks_in_shared_memory_whose_calls_differ_all_hear_of_it, ranks_that_have_met_have_what_all_have_brought,
     what_is_published_is_seen_by_whoever_waits_for_the_post,
-    who_keeps_a_chain_of_ranks_in_shared_memory_is_named,
 };
 pub use errors::{
     a_message_of_another_call_is_refused_on_every_rank_before_a_byte_is_delivered,
     a_message_of_another_length_is_refused_on_every_rank_before_a_byte_is_delivered,
+    a_panic_of_a_function_that_is_given_bytes_is_the_cause_everywhere,
     a_panic_with_the_transport_in_hand_is_the_cause_everywhere,
     a_peer_outside_the_group_is_refused_without_harm,
     a_rank_that_leaves_before_anybody_has_heard_of_it_is_named,
     a_rank_that_leaves_is_named_after_its_last_message_has_arrived,
-    a_wait_ends_at_its_deadline_and_names_the_peer, an_abort_wakes_every_wait_and_stands_for_ever,
+    an_abort_wakes_every_wait_and_stands_for_ever,
     an_exchange_in_place_with_a_peer_that_disagrees_combines_nothing,
     calls_that_can_never_meet_are_reported_long_before_the_deadline,
-    receiving_into_memory_of_another_length_is_refused_without_harm, who_keeps_a_chain_of_ranks_is_named,
+    receiving_into_memory_of_another_length_is_refused_without_harm,
 };
 pub use forks::{
     a_channel_that_waits_does_not_hold_up_another,
@@ -84,9 +85,17 @@ pub use messages::{
     messages_of_a_pair_arrive_in_order_whatever_their_length, pieces_tile_the_message_and_are_aligned,
 };
 pub use together::{
-    a_rank_hears_itself_and_refuses_strangers, every_rank_sends_several_messages_to_every_rank_at_once,
-    messages_at_once_are_refused_as_single_ones_are, ranks_that_share_a_machine_have_one_host,
-    the_silent_are_named_and_harm_nothing, waiting_for_the_silent_ends_with_the_job,
+    a_rank_hears_itself_and_refuses_strangers, calls_of_those_who_wait_for_the_silent_are_compared_too,
+    every_rank_sends_several_messages_to_every_rank_at_once, messages_at_once_are_refused_as_single_ones_are,
+    ranks_that_share_a_machine_have_one_host, the_silent_are_named_and_harm_nothing,
+    waiting_for_the_silent_ends_with_the_job,
+};
+pub use waits::{
+    a_wait_ends_at_its_deadline_and_names_the_peer,
+    a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer,
+    who_has_waited_and_waits_no_longer_is_named,
+    who_has_waited_in_shared_memory_and_waits_no_longer_is_named,
+    who_keeps_a_chain_of_ranks_in_shared_memory_is_named, who_keeps_a_chain_of_ranks_is_named,
 };
 
 /// Makes a test of each promise of [`conformance`](mod@crate::conformance), for the [`Fabric`] that is a constant
@@ -103,9 +112,8 @@ macro_rules! conformance {
             ranks_in_shared_memory_whose_calls_differ_all_hear_of_it
             calls_that_differ_are_noticed_where_nobody_waits_in_them
             calls_that_can_never_meet_are_reported_by_ranks_that_went_ahead
-            a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer
-            who_keeps_a_chain_of_ranks_in_shared_memory_is_named
             a_rank_that_leaves_shared_memory_is_named
+            a_rank_that_leaves_a_group_before_it_shares_memory_is_named
             an_abort_wakes_who_waits_in_shared_memory
             groups_share_memory_of_their_own
             a_rank_sees_its_own_places
@@ -116,11 +124,10 @@ macro_rules! conformance {
             a_message_of_another_call_is_refused_on_every_rank_before_a_byte_is_delivered
             a_message_of_another_length_is_refused_on_every_rank_before_a_byte_is_delivered
             an_exchange_in_place_with_a_peer_that_disagrees_combines_nothing
-            a_wait_ends_at_its_deadline_and_names_the_peer
-            who_keeps_a_chain_of_ranks_is_named
             a_rank_that_leaves_is_named_after_its_last_message_has_arrived
             an_abort_wakes_every_wait_and_stands_for_ever
             a_panic_with_the_transport_in_hand_is_the_cause_everywhere
+            a_panic_of_a_function_that_is_given_bytes_is_the_cause_everywhere
             a_peer_outside_the_group_is_refused_without_harm
             receiving_into_memory_of_another_length_is_refused_without_harm
             calls_that_can_never_meet_are_reported_long_before_the_deadline
@@ -147,7 +154,14 @@ macro_rules! conformance {
             the_silent_are_named_and_harm_nothing
             a_rank_hears_itself_and_refuses_strangers
             waiting_for_the_silent_ends_with_the_job
+            calls_of_those_who_wait_for_the_silent_are_compared_too
             ranks_that_share_a_machine_have_one_host
+            a_wait_ends_at_its_deadline_and_names_the_peer
+            who_keeps_a_chain_of_ranks_is_named
+            who_has_waited_and_waits_no_longer_is_named
+            a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer
+            who_keeps_a_chain_of_ranks_in_shared_memory_is_named
+            who_has_waited_in_shared_memory_and_waits_no_longer_is_named
         }
     };
     ($fabric:expr => $($promise:ident)*) => {
@@ -171,6 +185,7 @@ mod tests {
             include_str!("forks.rs"),
             include_str!("messages.rs"),
             include_str!("together.rs"),
+            include_str!("waits.rs"),
         ];
         let text = include_str!("mod.rs");
         let (_, listed) = text.split_once("$fabric =>\n").expect("the macro lists the promises");

@@ -3,7 +3,9 @@
 use crate::{Cause, Incoming, Outgoing, Rank, Sink, Transport};
 
 use super::backend::{Backend, Fabric};
-use super::calls::{pass_round, payload, receive, send, soon};
+use super::calls::{
+    assert_one_contradicts, await_abort, call, meet_all, pass_round, payload, receive, send, soon,
+};
 
 /// Messages that every rank sends to every rank.
 const MESSAGES: usize = 5;
@@ -170,6 +172,31 @@ pub fn waiting_for_the_silent_ends_with_the_job(fabric: &'static dyn Fabric) {
         assert_eq!(transport.aborted().unwrap().rank, 2);
     };
     backend.check(3, program, drop);
+}
+
+/// Whoever waits for the silent in a call that can never meet another's hears of it long before the deadline.
+pub fn calls_of_those_who_wait_for_the_silent_are_compared_too(fabric: &'static dyn Fabric) {
+    fn check(backend: Backend, is_connected: bool) {
+        let program = move |mut transport: Box<dyn Transport>| {
+            let transport = &mut *transport;
+            if is_connected {
+                meet_all(transport).unwrap();
+            }
+            let me = transport.rank().index();
+            transport.begin(&call(1, u8::from(me == 1)));
+            let due = soon(transport);
+            let error = match me {
+                0 => transport.silent(&[1], &due).unwrap_err(),
+                _ => receive(transport, 0, 1).unwrap_err(),
+            };
+            assert!(!transport.runtime().expired(due.deadline()), "not noticed: {error}");
+            (error, await_abort(transport))
+        };
+        backend.check(2, program, assert_one_contradicts);
+    }
+    for is_connected in [true, false] {
+        check(Backend(fabric), is_connected);
+    }
 }
 
 /// Ranks that share a machine have one host.

@@ -275,6 +275,11 @@ impl Fabric {
         state.contradiction(place, calls).map_or(Found::Nothing { arrives }, Found::Elsewhere)
     }
 
+    /// Notes that a rank waits no longer for what it has looked for.
+    pub(super) fn stop_waiting(&self, place: Place) {
+        self.lock().member(place).waiting = None;
+    }
+
     /// Takes the oldest message of this rank of the group, which has arrived.
     pub(super) fn take(&self, place: Place, from: usize) -> Option<Message> {
         let (message, woken) = {

@@ -380,6 +380,7 @@ impl Transport for SimTransport {
                 silent.push(peer);
             }
         }
+        self.fabric().stop_waiting(self.own_place());
         Ok(silent)
     }
 

@@ -44,7 +44,8 @@ pub(super) enum Frame {
     Ask { rank: u32, origin: Origin },
     /// To this rank: the channel was left. The coordinator passes it on, with the rank that has left.
     LeftChannel { rank: u32, channel: ChannelId },
-    /// The rank has been waiting for a while on this channel, for this other one. These are its last calls there, in no order.
+    /// The rank has been waiting for a while on this channel, for this other one, or it waits no longer, if that is the rank
+    /// itself. These are its last calls there, in no order.
     Waiting { channel: ChannelId, on: u32, calls: [Fingerprint; CALLS_MAX] },
 }
 

@@ -83,7 +83,7 @@ impl Session {
     }
 
     /// Says that this rank has been waiting for a while for `peer`, by its number in the world, so that calls which can never
-    /// meet are noticed, and who keeps all others.
+    /// meet are noticed, and who keeps all others; or, if that is this rank itself, that it waits no longer.
     pub(super) fn tell_waiting(&self, channel: ChannelId, calls: &Calls, peer: usize) {
         let on = u32::try_from(peer).expect("ranks are numbered by this type");
         self.outgoing.push(Frame::Waiting { channel, on, calls: *calls.all() });

@@ -83,7 +83,8 @@ struct Member {
     last_seen: Duration,
     /// How long it may be silent.
     liveness: Duration,
-    /// The channel on which it was waiting when it last said so, for which rank, and its last calls there.
+    /// The channel on which it was waiting when it last said so, for which rank, itself if it waits no longer, and its last
+    /// calls there.
     waiting: Option<(ChannelId, u32, [Fingerprint; CALLS_MAX])>,
 }
 
@@ -410,11 +411,12 @@ impl Meeting {
         tracing::warn!(%abort, "the job is aborted");
     }
 
-    /// For which rank another has last said that it waits, if that was in this call.
+    /// For which rank another has last said that it waits, if that was in this call and it has not said since that it waits no
+    /// longer.
     fn waits_for(&self, rank: usize, call: &Fingerprint) -> Option<usize> {
         let Some(Place::Taken(member)) = self.places.get(rank) else { return None };
         let (_, on, _) = member.waiting.filter(|(_, _, calls)| calls.contains(call))?;
-        Some(on as usize)
+        Some(on as usize).filter(|&on| on != rank)
     }
 
     /// Notices ranks of which nothing had come for too long when all were `looked_at`: what has come since is not seen yet.

@@ -139,25 +139,35 @@ impl TcpTransport {
     /// Whether a message of this peer is here, at the deadline at the latest.
     pub(super) fn await_message(&mut self, peer: usize, due: &Due<'_>) -> Result<bool, Trouble> {
         match self.connect(&[peer], due) {
-            Err(Trouble { fault: Fault::TimedOut, .. }) => return Ok(false),
+            Err(Trouble { fault: Fault::TimedOut, .. }) => {
+                let session = self.session();
+                session.tell_waiting(self.channel, &self.calls, session.rank.index());
+                return Ok(false);
+            }
             outcome => outcome?,
         }
         let session = &*self.membership.session;
-        let trouble = receiving(peer);
-        loop {
+        let runtime = &session.runtime;
+        let (trouble, deadline, mut long) = (receiving(peer), due.deadline(), LongWait::default());
+        let has_come = loop {
             if connected(&mut self.links, peer).has_come().map_err(&trouble)? {
-                return Ok(true);
+                break true;
             }
             if let Some(abort) = session.verdict.get() {
                 return Err(trouble(Fault::Aborted(abort)));
             }
-            if session.runtime.expired(due.deadline()) {
-                return Ok(false);
+            if runtime.expired(deadline) {
+                break false;
             }
-            let limit = session.runtime.remaining(due.deadline());
+            let limit = runtime.remaining(deadline.earlier(long.until(runtime)));
             let waits = smallvec![(Activity::Receive, peer)];
             sleep(session, &mut self.links, &waits, limit).map_err(|e| trouble(Fault::Own(e)))?;
-        }
+            if long.tell(session, self.channel, &self.calls, self.members[peer]) && peer < self.rank.index() {
+                session.ask(self.members[peer], self.origin);
+            }
+        };
+        long.end(session, self.channel, &self.calls);
+        Ok(has_come)
     }
 
     /// Moves messages as far as they go, again and again, waiting in between. `step` moves what goes without waiting,

@@ -127,7 +127,7 @@ impl Together {
         let mut now = session.runtime.now();
         let mut wait = Wait::begin(now);
         let mut long = LongWait::default();
-        loop {
+        let seen = loop {
             if !self.takes_short_turns && self.memory.has_met_stranger() {
                 self.takes_short_turns = true;
                 if let Err(error) = shm::take_short_turns(SHORT_TURN) {
@@ -164,20 +164,22 @@ impl Together {
                 }
             }
             if let Some(seen) = look(&self.memory, if is_wanted { 1 } else { LOOKS }) {
-                return Ok(seen);
+                break seen;
             }
             if let Some(abort) = session.verdict.get() {
                 return Err(Fault::Aborted(abort));
             }
             if self.memory.has_left(peer) {
                 // It may have posted before it left.
-                return look(&self.memory, 1).ok_or(Fault::Goodbye);
+                break look(&self.memory, 1).ok_or(Fault::Goodbye)?;
             }
             now = session.runtime.now();
             if deadline.has_passed(now) {
                 return Err(Fault::TimedOut);
             }
-        }
+        };
+        long.end(session, self.channel, &self.calls);
+        Ok(seen)
     }
 
     /// Whether this core is wanted by a rank of the group that has not come as far as this one in its call.

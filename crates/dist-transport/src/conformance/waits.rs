@@ -1,0 +1,207 @@
+//! A wait ends in time, and the error names whoever keeps all others.
+
+use std::time::Duration;
+
+use crate::{Abort, Activity, Cause, Due, Error, Exposed, Fingerprint, Slots, Transport};
+
+use super::backend::{AFTER_ALL_WAIT, Backend, Fabric, LONG};
+use super::calls::{
+    await_abort, await_record, call, meet_all, receive, receive_within, send, soon, stand_by, wait_in_vain,
+};
+use super::direct::barrier;
+
+const OURS: Fingerprint = Fingerprint([1; Fingerprint::SIZE]);
+
+/// For so long a rank waits that has said so, and then waits no longer.
+const SAID: Duration = Duration::from_millis(300);
+
+/// A wait ends at its deadline and names the peer.
+pub fn a_wait_ends_at_its_deadline_and_names_the_peer(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    fn check(backend: Backend, world_size: usize, at_once: bool) {
+        let expected = if at_once { Duration::ZERO } else { backend.short() };
+        let program = move |mut transport: Box<dyn Transport>| {
+            let transport = &mut *transport;
+            let error = match transport.rank().index() {
+                0 => {
+                    meet_all(transport).unwrap();
+                    receive_within(transport, 1, 1, expected).unwrap_err()
+                }
+                _ => stand_by(transport, 0),
+            };
+            (error, await_abort(transport))
+        };
+        let record = Abort { cause: Cause::TimedOut, rank: 1, reporter: 0, call: Fingerprint::NONE };
+        backend.check(world_size, program, move |ends| {
+            for (rank, (error, abort)) in ends.iter().enumerate() {
+                assert_eq!(*abort, record, "rank {rank}");
+                match error {
+                    Error::Timeout { activity: Activity::Receive, peer: 1, elapsed, limit } if rank == 0 => {
+                        assert_eq!(*limit, expected);
+                        assert!((expected..LONG).contains(elapsed), "{elapsed:?}");
+                    }
+                    Error::Aborted(abort) if rank > 0 => assert_eq!(*abort, record),
+                    other => panic!("rank {rank}: {other}"),
+                }
+            }
+        });
+    }
+    for world_size in [2, 3, 5, 8] {
+        for at_once in [false, true] {
+            check(backend, world_size, at_once);
+        }
+    }
+}
+
+/// Of ranks that wait for each other in turn, the last is named: it keeps all others. In a circle that is nobody.
+pub fn who_keeps_a_chain_of_ranks_is_named(fabric: &'static dyn Fabric) {
+    fn check(backend: Backend, is_circle: bool) {
+        let rank = if is_circle { 1 } else { 3 };
+        let record = Abort { cause: Cause::TimedOut, rank, reporter: 0, call: OURS };
+        let told = record.clone();
+        let program = move |mut transport: Box<dyn Transport>| {
+            let transport = &mut *transport;
+            meet_all(transport).unwrap();
+            transport.begin(&OURS);
+            let right = transport.rank().right().index();
+            let error = match transport.rank().index() {
+                0 => Some(receive_within(transport, right, 1, AFTER_ALL_WAIT).unwrap_err()),
+                last if last == 3 && !is_circle => None,
+                _ => Some(wait_in_vain(transport, right)),
+            };
+            await_record(transport, &told);
+            error
+        };
+        backend.check(4, program, move |errors| {
+            for (rank, error) in errors.into_iter().enumerate() {
+                match error {
+                    Some(Error::Timeout { peer, .. }) if rank == 0 => assert_eq!(peer, record.rank),
+                    Some(Error::Aborted(abort)) if rank > 0 => assert_eq!(abort, record),
+                    None if rank == record.rank => {}
+                    other => panic!("rank {rank}: {other:?}"),
+                }
+            }
+        });
+    }
+    for is_circle in [false, true] {
+        check(Backend(fabric), is_circle);
+    }
+}
+
+/// A rank that has waited and waits no longer keeps those who wait for it itself.
+pub fn who_has_waited_and_waits_no_longer_is_named(fabric: &'static dyn Fabric) {
+    fn check(backend: Backend, is_connected: bool, listens: bool) {
+        let record = Abort { cause: Cause::TimedOut, rank: 1, reporter: 0, call: OURS };
+        let told = record.clone();
+        let program = move |mut transport: Box<dyn Transport>| {
+            let transport = &mut *transport;
+            if is_connected {
+                meet_all(transport).unwrap();
+            }
+            transport.begin(&OURS);
+            let mut error = None;
+            match transport.rank().index() {
+                0 => error = Some(receive_within(transport, 1, 1, AFTER_ALL_WAIT).unwrap_err()),
+                1 if listens => {
+                    let due = Due::from(transport.runtime().deadline(SAID));
+                    assert_eq!(transport.silent(&[2], &due).unwrap(), [2]);
+                }
+                1 => assert_eq!(receive(transport, 2, 1).unwrap(), [5]),
+                _ if listens => {}
+                _ => {
+                    transport.runtime().sleep(SAID);
+                    send(transport, 1, &[5]).unwrap();
+                }
+            }
+            await_record(transport, &told);
+            error
+        };
+        backend.check(3, program, move |errors| {
+            assert!(matches!(errors[0], Some(Error::Timeout { peer: 1, .. })), "{:?}", errors[0]);
+        });
+    }
+    for is_connected in [true, false] {
+        for listens in [true, false] {
+            check(Backend(fabric), is_connected, listens);
+        }
+    }
+}
+
+/// A wait in shared memory ends at its deadline and names the peer, by its number in the world.
+pub fn a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer(fabric: &'static dyn Fabric) {
+    fn check(backend: Backend, members: [usize; 3]) {
+        let program = move |mut transport: Box<dyn Transport>| {
+            let mut group = transport.fork(&members).unwrap().unwrap();
+            barrier(&mut *group).unwrap();
+            let (me, long) = (group.rank().index(), soon(&*group));
+            let short = group.runtime().deadline(backend.short());
+            let due = if me == 0 { short.into() } else { long };
+            let direct = group.direct(&due).unwrap()?;
+            direct.enter(1, Slots::Used, Exposed::Nothing, &due).unwrap();
+            // The others wait for the first, and it for one that does not post.
+            let error = direct.wait(usize::from(me == 0), 1, &due).expect_err("nobody posts");
+            Some((error, await_abort(&*group)))
+        };
+        let [first, silent, _] = members;
+        backend.check(3, program, move |ends| {
+            for (rank, (error, abort)) in ends.into_iter().flatten().enumerate() {
+                assert_eq!((abort.cause, abort.rank, abort.reporter), (Cause::TimedOut, silent, first));
+                match error {
+                    Error::Timeout { peer, .. } if rank == first => assert_eq!(peer, silent),
+                    Error::Aborted(_) if rank != first => {}
+                    other => panic!("rank {rank}: {other}"),
+                }
+            }
+        });
+    }
+    for members in [[0, 1, 2], [2, 0, 1]] {
+        check(Backend(fabric), members);
+    }
+}
+
+/// Of ranks that wait for each other's posts in turn, the last is named.
+pub fn who_keeps_a_chain_of_ranks_in_shared_memory_is_named(fabric: &'static dyn Fabric) {
+    let record = Abort { cause: Cause::TimedOut, rank: 3, reporter: 0, call: call(1, 0) };
+    let program = move |mut transport: Box<dyn Transport>| {
+        let transport = &mut *transport;
+        barrier(transport).unwrap();
+        transport.begin(&call(1, 0));
+        let (rank, long) = (transport.rank(), soon(transport));
+        let due = match rank.index() {
+            0 => transport.runtime().deadline(AFTER_ALL_WAIT).into(),
+            _ => long,
+        };
+        let Some(direct) = transport.direct(&due).unwrap() else { return };
+        direct.enter(1, Slots::Unused, Exposed::Nothing, &due).unwrap();
+        if rank.index() < 3 {
+            direct.wait(rank.right().index(), 1, &due).expect_err("nobody posts");
+        }
+        await_record(transport, &record);
+    };
+    Backend(fabric).check(4, program, |_| {});
+}
+
+/// A rank that has waited for posts and waits no longer keeps those who wait for it itself.
+pub fn who_has_waited_in_shared_memory_and_waits_no_longer_is_named(fabric: &'static dyn Fabric) {
+    let record = Abort { cause: Cause::TimedOut, rank: 1, reporter: 0, call: call(1, 0) };
+    let program = move |mut transport: Box<dyn Transport>| {
+        let transport = &mut *transport;
+        barrier(transport).unwrap();
+        transport.begin(&call(1, 0));
+        let (rank, long, runtime) = (transport.rank(), soon(transport), transport.runtime().clone());
+        let due = if rank.index() == 0 { runtime.deadline(AFTER_ALL_WAIT).into() } else { long };
+        let Some(direct) = transport.direct(&due).unwrap() else { return };
+        direct.enter(1, Slots::Unused, Exposed::Nothing, &due).unwrap();
+        match rank.index() {
+            0 => drop(direct.wait(1, 1, &due).expect_err("it does not post")),
+            1 => direct.wait(2, 1, &due).unwrap(),
+            _ => {
+                runtime.sleep(SAID);
+                direct.post();
+                direct.settle();
+            }
+        }
+        await_record(transport, &record);
+    };
+    Backend(fabric).check(3, program, |_| {});
+}
