@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use dist_transport::runtime::{Mailbox, Task};
 use dist_transport::{Cause, Runtime, Traffic, Transport};
@@ -16,7 +16,8 @@ pub(crate) struct Worker {
     /// Taken when the worker is told to end.
     jobs: Option<Mailbox<Job>>,
     task: Option<Task<()>>,
-    alarm: Alarm,
+    /// Of this rank alone: what handles abort the job by. It leaves with the worker, however long they live.
+    alone: Arc<Mutex<Box<dyn Transport>>>,
     runtime: Runtime,
     /// How often each of the two threads looks for what the other has for it before it sleeps.
     looks: u32,
@@ -42,9 +43,10 @@ impl Worker {
     /// Starts the thread. When there is none to be had, the transport comes back.
     pub(crate) fn new(mut transport: Box<dyn Transport>) -> Result<Self, (Box<dyn Transport>, Error)> {
         let runtime = transport.runtime().clone();
-        let alarm = match Alarm::new(&mut *transport) {
-            Ok(alarm) => alarm,
-            Err(error) => return Err((transport, error)),
+        let rank = transport.rank().index();
+        let alone = match transport.fork(&[rank]) {
+            Ok(alone) => alone.expect("a rank is a member of the group of itself"),
+            Err(source) => return Err((transport, Error::Members(Box::new(source)))),
         };
         let (jobs, mut queue) = runtime.mailbox::<Job>();
         let looks = looks(&*transport);
@@ -57,14 +59,15 @@ impl Worker {
                 job(&mut engine);
             }
         };
-        let name = format!("dist-worker-{}", alarm.rank);
+        let name = format!("dist-worker-{rank}");
         let task = match runtime.spawn(&name, work) {
             Ok(task) => task,
             Err(error) => return Err((transport, Error::Worker(error))),
         };
         hand_over.send(transport);
-        tracing::debug!(rank = alarm.rank, "started the thread for operations that do not block");
-        Ok(Self { jobs: Some(jobs), task: Some(task), alarm, runtime, looks, traffic: Arc::default() })
+        tracing::debug!(rank, "started the thread for operations that do not block");
+        let alone = Arc::new(Mutex::new(alone));
+        Ok(Self { jobs: Some(jobs), task: Some(task), alone, runtime, looks, traffic: Arc::default() })
     }
 
     /// Puts an operation into the queue, with the memory that it works on. If it fails, the memory goes back as the
@@ -89,7 +92,7 @@ impl Worker {
             });
         };
         self.jobs.as_ref().expect("the queue is open until the worker is dropped").send(Box::new(job));
-        Pending::running(result, self.looks, self.runtime.clone(), self.alarm.clone())
+        Pending::running(result, self.looks, self.runtime.clone(), Alarm(Arc::downgrade(&self.alone)))
     }
 
     /// What the operations that have ended have moved.
@@ -116,23 +119,14 @@ impl fmt::Debug for Worker {
     }
 }
 
-/// What aborts the job for those who have no transport: a group of this rank alone.
-#[derive(Clone, Debug)]
-pub(crate) struct Alarm {
-    transport: Arc<Mutex<Box<dyn Transport>>>,
-    /// For the thread's name.
-    rank: usize,
-}
+/// What aborts the job for those who have no transport, as long as the worker has one.
+#[derive(Debug)]
+pub(crate) struct Alarm(Weak<Mutex<Box<dyn Transport>>>);
 
 impl Alarm {
-    fn new(transport: &mut dyn Transport) -> Result<Self> {
-        let rank = transport.rank().index();
-        let alone = transport.fork(&[rank]).map_err(|source| Error::Members(Box::new(source)))?;
-        let alone = alone.expect("a rank is a member of the group of itself");
-        Ok(Self { transport: Arc::new(Mutex::new(alone)), rank })
-    }
-
     pub(crate) fn ring(&self) {
-        self.transport.lock().unwrap_or_else(PoisonError::into_inner).abort(Cause::Panicked);
+        if let Some(transport) = self.0.upgrade() {
+            transport.lock().unwrap_or_else(PoisonError::into_inner).abort(Cause::Panicked);
+        }
     }
 }

@@ -180,6 +180,41 @@ fn a_panic_aborts_the_job_instead_of_waiting(#[case] keep_the_communicator: bool
     drop(kept);
 }
 
+/// Rank 1 keeps the handle of what has ended until rank 0, whose transports wait in the end until all others have left, is
+/// through with that.
+#[cfg(feature = "tcp")]
+#[test]
+fn a_handle_that_outlives_the_communicator_does_not_keep_its_rank_in_the_job() {
+    use dist_collectives::Config;
+    let runtime = Runtime::system();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap().to_string();
+    drop(free);
+    let (gone, mut has_gone) = runtime.mailbox();
+    let start = |rank| {
+        let config = Config::new(rank, 2, &address).unwrap();
+        move || {
+            let mut comm = Communicator::join(&config).unwrap();
+            let pending = comm.start_all_reduce(vec![1_u8], ReduceOp::Sum);
+            drop(comm);
+            pending
+        }
+    };
+    let (host, keeper) = (start(0), start(1));
+    let host = runtime.spawn("rank 0", move || {
+        let sum = host().wait().unwrap();
+        gone.send(());
+        sum.into_vec()
+    });
+    let keeper = runtime.spawn("rank 1", move || {
+        let (pending, runtime) = (keeper(), Runtime::system());
+        let left = has_gone.receive(Some(runtime.deadline(MINUTE / 2)));
+        (left.is_ok(), pending.wait().unwrap().into_vec())
+    });
+    assert_eq!(keeper.unwrap().join().unwrap(), (true, vec![2]), "rank 0 was held back");
+    assert_eq!(host.unwrap().join().unwrap(), [2]);
+}
+
 #[test]
 fn refused_arguments_come_back_with_the_buffer() {
     worlds::run(Network::Simulated, 2, |mut comm| {
