@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use dist_algos::direct::{Task, Total};
-use dist_transport::{Cause, Due, Incoming, Outgoing, Sink};
+use dist_transport::{Abort, Cause, Due, Incoming, Outgoing, Sink};
 
 use super::ways::{Begun, Job, Work};
 use super::{Engine, Manner, in_place, nothing_to_combine, partition};
@@ -100,7 +100,7 @@ impl Engine {
 
     fn report(&mut self, call: &Call, word: &mut [u8], due: &Due<'_>) -> Result<()> {
         let here = self.tell(call, COUNTING, &[], due).and_then(|()| self.take(call, COUNTING, &mut [], due));
-        here.map_err(|error| self.who_is_absent(error))?;
+        here.map_err(|error| self.who_is_absent(call, error))?;
         let patience = self.transport.runtime().remaining(due.deadline()).as_nanos();
         let nanoseconds = u64::try_from(patience).unwrap_or(u64::MAX);
         self.tell(call, COUNTING, &nanoseconds.to_le_bytes(), due)?;
@@ -108,19 +108,25 @@ impl Engine {
         if word.iter().any(|&bits| bits != 0) { self.tell(call, COUNTING, &[], due) } else { Ok(()) }
     }
 
-    /// Whether the rank that counts ended this very call before this rank came: it waited for it in vain then, because
-    /// no barrier is over before all have come.
+    /// Whether this very call was given up before this rank came: by the rank that counts, which waited for it in vain then
+    /// because no barrier is over before all have come, or by others, which waited for this one.
     fn is_given_up(&self, call: &Call) -> bool {
-        let counting = self.in_world(COUNTING);
-        self.transport
-            .aborted()
-            .is_some_and(|abort| abort.reporter == counting && abort.call == call.encode())
+        let [own, counting] = [self.rank().index(), COUNTING].map(|rank| self.in_world(rank));
+        let of_this_call = self.transport.aborted().filter(|abort| abort.call == call.encode());
+        of_this_call.is_some_and(|Abort { cause, rank, reporter, .. }| match cause {
+            Cause::TimedOut => reporter == counting || rank == own,
+            Cause::GaveUp { .. } => reporter == counting,
+            _ => false,
+        })
     }
 
-    /// If the rank that counts has not come, it is the one that is absent.
-    fn who_is_absent(&self, error: Error) -> Error {
+    /// If the rank that counts has not come to this call, it is the one that is absent. Others may have waited for it
+    /// elsewhere.
+    fn who_is_absent(&self, call: &Call, error: Error) -> Error {
         let counting = self.in_world(COUNTING);
-        if error.is_timeout() && error.peer() == Some(counting) {
+        let elsewhere =
+            matches!(&error, Error::Aborted { reported, .. } if reported.as_deref() != Some(call));
+        if !elsewhere && error.is_timeout() && error.peer() == Some(counting) {
             Error::Absent { ranks: vec![counting] }
         } else {
             error

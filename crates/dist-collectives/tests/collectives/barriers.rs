@@ -127,6 +127,67 @@ fn rank_0_hides_the_others_that_do_not_come() {
     }
 }
 
+/// It is in the barrier when a rank gives it up that waits for it in vain elsewhere.
+#[test]
+fn rank_0_has_come_though_another_call_waits_for_it_in_vain() {
+    let outcome = sim::run(3, 4, |transport| {
+        let mut comm = Communicator::new(transport);
+        match comm.rank() {
+            1 => return comm.with_timeout(LIMIT / 4).recv(&mut [0_u8], 0).unwrap_err(),
+            // So that it waits for rank 0's first word when it hears of it.
+            2 => comm.runtime().sleep(LIMIT / 8),
+            _ => {}
+        }
+        comm.with_timeout(LIMIT).monitored_barrier().unwrap_err()
+    });
+    for error in &outcome.results[1..] {
+        assert!(!matches!(error, Error::Absent { .. } | Error::Late), "{error:?}");
+        assert_eq!(error.peer(), Some(0), "{error:?}");
+    }
+    let told = &outcome.results[2];
+    assert!(matches!(told, Error::Aborted { rank: 0, cause: Cause::TimedOut, reporter: 1, .. }), "{told:?}");
+}
+
+/// Whoever comes after the end of the job hears why it ended.
+#[rstest]
+#[case::who_left(|_: &mut Communicator| Ok(()))]
+#[case::who_does_something_else(Communicator::barrier)]
+fn who_comes_after_another_end_of_the_barrier_is_not_called_late(
+    #[case] unusual: fn(&mut Communicator) -> Result<(), Error>,
+) {
+    let outcome = sim::run(3, 3, move |transport| {
+        let mut comm = Communicator::new(transport);
+        comm.set_timeout(LIMIT);
+        match comm.rank() {
+            1 => return unusual(&mut comm).err(),
+            2 => comm.runtime().sleep(LIMIT / 8),
+            _ => {}
+        }
+        Some(comm.monitored_barrier().unwrap_err())
+    });
+    let told = outcome.results[2].as_ref().unwrap();
+    assert!(matches!(told, Error::Aborted { rank: 0 | 1, .. }) && !told.is_timeout(), "{told:?}");
+}
+
+/// The others, which know of nobody but rank 0, are told that it is absent.
+#[rstest]
+fn rank_0_is_late_too_when_it_comes_after_the_others_have_given_it_up(#[values(2, 4)] world_size: usize) {
+    let outcome = sim::run(3, world_size, |transport| {
+        let mut comm = Communicator::new(transport);
+        if comm.rank() == 0 {
+            comm.runtime().sleep(2 * LIMIT);
+        }
+        comm.with_timeout(LIMIT).monitored_barrier().unwrap_err()
+    });
+    for (rank, error) in outcome.results.into_iter().enumerate() {
+        let told = match rank {
+            0 => matches!(error, Error::Late),
+            _ => matches!(&error, Error::Absent { ranks } if *ranks == [0]),
+        };
+        assert!(told, "rank {rank}: {error:?}");
+    }
+}
+
 /// The others have left when it comes, well before its own deadline and theirs.
 #[rstest]
 fn a_rank_that_comes_after_the_counting_is_told_that_it_is_late(#[values(2, 4)] world_size: usize) {
