@@ -349,6 +349,8 @@ impl Error {
         match self {
             Self::Mismatch { peer, .. } => Some(*peer),
             Self::Aborted { rank, .. } => Some(*rank),
+            #[cfg(feature = "serde")]
+            Self::Value { rank, .. } => Some(*rank),
             Self::Absent { ranks } => <[usize; 1]>::try_from(ranks.as_slice()).ok().map(|[rank]| rank),
             Self::Transport { source, .. } | Self::Join(source) => source.peer(),
             _ => None,

@@ -115,6 +115,7 @@ fn what_attributes_of_serde_ask_for_is_done(#[case] level: u8) {
 fn check(problem: ValueProblem, of: usize, program: fn(&mut Communicator) -> Result<(), Error>) {
     worlds::run(Network::Simulated, 3, move |mut comm| {
         let error = program(&mut comm).unwrap_err();
+        assert_eq!(error.peer(), Some(of));
         let Error::Value { rank, problem: found, .. } = error else { panic!("{error:?}") };
         assert_eq!((rank, found), (of, problem));
         comm.barrier().unwrap();
