@@ -119,6 +119,8 @@ pub struct Call {
     pub algorithm: Option<Algorithm>,
     /// In which order it reduces, if it does.
     pub order: Option<ReductionOrder>,
+    /// How many forks and subgroups of this communicator were made before it; 0 for messages, which need not agree in that.
+    pub children: u32,
     /// Whether the ranks have found out before it what they share, which has a number as a call has.
     pub(crate) after_agreement: bool,
 }
@@ -132,9 +134,9 @@ impl Call {
     /// What a message has for itself, its count and its sender, is left out: all messages of a type look alike.
     pub fn encode(&self) -> Fingerprint {
         let mut bytes = [0; Fingerprint::SIZE];
-        let (count, root) = match self.operation {
-            Operation::Message => (0, None),
-            _ => (self.count, self.root),
+        let (count, root, children) = match self.operation {
+            Operation::Message => (0, None, 0),
+            _ => (self.count, self.root, self.children),
         };
         bytes[0..8].copy_from_slice(&self.number().to_le_bytes());
         bytes[8] = VERSION;
@@ -147,6 +149,7 @@ impl Call {
         bytes[15] = u8::from(self.after_agreement);
         bytes[16..24].copy_from_slice(&self.channel.to_le_bytes());
         bytes[24..32].copy_from_slice(&count.to_le_bytes());
+        bytes[32..36].copy_from_slice(&children.to_le_bytes());
         bytes[36..40].copy_from_slice(&root.unwrap_or(0).to_le_bytes());
         bytes[40..48].copy_from_slice(&self.sizes.to_le_bytes());
         Fingerprint(bytes)
@@ -163,7 +166,7 @@ impl Call {
     }
 
     /// The call's number among the collectives of its group, counted from 1; 0 for messages.
-    const fn number(&self) -> u64 {
+    pub(crate) const fn number(&self) -> u64 {
         match self.operation {
             Operation::Message => 0,
             _ => self.sequence.wrapping_add(1 + self.after_agreement as u64),
@@ -197,6 +200,7 @@ impl Call {
             root: (bytes[14] == 1).then(|| u32::from_le_bytes(word(bytes, 36))),
             algorithm,
             order: decoded(&ReductionOrder::ALL, bytes[12])?,
+            children: u32::from_le_bytes(word(bytes, 32)),
             after_agreement,
         };
         // Whatever else the bytes hold belongs to a version that this one does not know.
@@ -245,7 +249,7 @@ impl fmt::Display for Call {
 }
 
 /// What marks every fingerprint of this version.
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
 
 /// The value's place in the list, counted from 1; 0 for none.
 fn code<T: Copy + PartialEq>(all: &[T], value: Option<T>) -> u8 {
@@ -288,6 +292,7 @@ mod tests {
         root: None,
         algorithm: Some(Algorithm::AllReduce(AllReduce::HalvingDoubling)),
         order: Some(ReductionOrder::Canonical),
+        children: 0,
         after_agreement: false,
     };
 
@@ -306,9 +311,12 @@ mod tests {
     fn bytes_of_another_version_are_no_call() {
         assert_eq!(Call::decode(&Fingerprint::NONE), None);
         let codes = [(8, 1), (9, 0), (9, 99), (10, 99), (11, 99), (12, 99), (13, 99), (14, 2), (15, 2)];
-        let unused = [(32, 1), (36, 1)];
-        for (place, value) in codes.into_iter().chain(unused) {
-            let mut fingerprint = SUM.encode();
+        let unused = [(36, 1)];
+        let message = Call { operation: Operation::Message, op: None, algorithm: None, order: None, ..SUM };
+        let of_sum = codes.into_iter().chain(unused).map(|place| (SUM, place));
+        for (call, (place, value)) in of_sum.chain([(message, (32, 1))]) {
+            let mut fingerprint = call.encode();
+            assert!(Call::decode(&fingerprint).is_some());
             fingerprint.0[place] = value;
             assert_eq!(Call::decode(&fingerprint), None, "byte {place}");
         }
@@ -327,6 +335,7 @@ mod tests {
             Call { root: Some(0), ..SUM },
             Call { algorithm: Some(Algorithm::AllReduce(AllReduce::Ring)), ..SUM },
             Call { order: Some(ReductionOrder::Any), ..SUM },
+            Call { children: 1, ..SUM },
             Call { after_agreement: true, ..SUM },
         ];
         for other in others {
@@ -346,7 +355,7 @@ mod tests {
     #[test]
     fn all_messages_of_a_type_look_alike() {
         let message = Call { operation: Operation::Message, algorithm: None, op: None, order: None, ..SUM };
-        let other = Call { count: 3, root: Some(1), sequence: 4, ..message };
+        let other = Call { count: 3, root: Some(1), sequence: 4, children: 2, ..message };
         assert_eq!(other.encode(), message.encode());
         assert_ne!(Call { dtype: Some(DType::U8), ..other }.encode(), message.encode());
         assert_eq!(Call::decode(&other.encode()).unwrap().to_string(), "message of f32");
@@ -362,14 +371,15 @@ mod tests {
             op in prop::option::of(prop::sample::select(&ReduceKind::ALL)),
             order in prop::option::of(prop::sample::select(&ReductionOrder::ALL)),
             algorithm in 0_usize..9,
-            after_agreement in any::<bool>(),
+            (children, after_agreement) in any::<(u32, bool)>(),
         ) {
             let algorithm = Algorithm::of(operation).nth(algorithm);
             let call = Call {
-                channel, sequence, operation, dtype, count, sizes, op, root, algorithm, order, after_agreement,
+                channel, sequence, operation, dtype, count, sizes, op, root, algorithm, order, children,
+                after_agreement,
             };
             let told = match operation {
-                Operation::Message => Call { sequence: 0, count: 0, root: None, ..call },
+                Operation::Message => Call { sequence: 0, count: 0, root: None, children: 0, ..call },
                 _ => call,
             };
             prop_assert_eq!(Call::decode(&call.encode()), Some(told));

@@ -136,8 +136,9 @@ impl Communicator {
     }
 
     fn with_settings(mut transport: Box<dyn Transport>, settings: Settings) -> Self {
-        let overlap = match fork(&mut *transport) {
-            Ok(forked) => Overlap::Idle(forked),
+        let all: Vec<usize> = (0..transport.rank().world_size()).collect();
+        let overlap = match transport.fork(&all) {
+            Ok(forked) => Overlap::Idle(forked.expect(OF_ALL)),
             Err(error) => Overlap::Unavailable(Arc::new(error)),
         };
         let runtime = transport.runtime().clone();
@@ -262,14 +263,15 @@ impl Communicator {
     }
 
     /// Another communicator of the same ranks, for another thread. Nothing is communicated; every rank of the
-    /// group makes the same forks and subgroups in the same order.
+    /// group makes the same forks and subgroups at the same places among its calls. If one does not, the next collective
+    /// call of this communicator is an [`Error::Mismatch`](crate::Error::Mismatch) that says so.
     ///
     /// # Errors
     /// If the transport cannot be forked.
     #[doc(alias = "MPI_Comm_dup")]
     pub fn fork(&mut self) -> Result<Self> {
-        let transport =
-            fork(&mut *self.engine.transport).map_err(|source| Error::Members(Box::new(source)))?;
+        let all: Vec<usize> = (0..self.world_size()).collect();
+        let transport = self.engine.fork(&all)?.expect(OF_ALL);
         let mut forked = Self::with_settings(transport, self.settings.of_child());
         forked.engine.set_levels(self.engine.levels().cloned());
         Ok(forked)
@@ -277,7 +279,7 @@ impl Communicator {
 
     /// A communicator of these ranks, numbered in the order of the list, with the timeout and the order of this
     /// one; `None` on ranks that are not in the list. Nothing is communicated; every rank of the group, member or
-    /// not, makes the same forks and subgroups in the same order.
+    /// not, makes the same forks and subgroups at the same places among its calls, as for [`fork`](Self::fork).
     ///
     /// Several groups that share no rank can be made by one call: each rank names the members of its own group.
     ///
@@ -289,9 +291,7 @@ impl Communicator {
     #[doc(alias = "MPI_Comm_create")]
     #[doc(alias = "new_group")]
     pub fn subgroup(&mut self, members: &[usize]) -> Result<Option<Self>> {
-        let transport =
-            self.engine.transport.fork(members).map_err(|source| Error::Members(Box::new(source)))?;
-        let Some(transport) = transport else { return Ok(None) };
+        let Some(transport) = self.engine.fork(members)? else { return Ok(None) };
         let mut group = Self::with_settings(transport, self.settings.of_child());
         match self.engine.levels().map(|levels| levels.of(members)) {
             Some(Among::Hosts(levels)) => group.engine.set_levels(Some(Arc::new(levels))),
@@ -373,18 +373,13 @@ impl Drop for Communicator {
     }
 }
 
-/// A transport of the same ranks.
-fn fork(transport: &mut dyn Transport) -> Result<Box<dyn Transport>, TransportError> {
-    let members: Vec<usize> = (0..transport.rank().world_size()).collect();
-    let forked = transport.fork(&members)?;
-    Ok(forked.expect("every rank is a member of a group of all"))
-}
-
 impl fmt::Debug for Communicator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Communicator({}, channel {:x})", self.engine.rank(), self.channel().get())
     }
 }
+
+const OF_ALL: &str = "every rank is a member of a group of all";
 
 /// A [`Communicator`] with another setting, which ends by giving it the old one back. Other settings that are changed
 /// meanwhile stay so.

@@ -277,7 +277,7 @@ pub enum Error {
     #[error("monitored_barrier: this rank came too late, the others had given it up")]
     Late,
     /// A peer is in another call. Nothing that it sent was used.
-    #[error("rank {peer} is in {theirs}, this rank in {ours}{}", hint(.ours, .theirs))]
+    #[error("rank {peer} is in {theirs}, this rank in {ours}{}", hint(("this rank", .ours), (&format!("rank {peer}"), .theirs)))]
     Mismatch {
         /// The peer that disagrees, by its number in the world.
         peer: usize,
@@ -412,7 +412,8 @@ fn because(
     match (theirs, reported) {
         // Which of the two is wrong, nobody knows.
         (Some(theirs), Some(reported)) => {
-            let hint = hint(theirs, reported);
+            let (named, noticed) = (format!("rank {rank}"), format!("rank {reporter}"));
+            let hint = hint((&named, theirs), (&noticed, reported));
             format!(": rank {rank} in {theirs} and rank {reporter} in {reported} do not agree{hint}")
         }
         (Some(theirs), None) => format!(": rank {rank} was in {theirs} (reported by rank {reporter})"),
@@ -428,12 +429,18 @@ fn because(
     }
 }
 
-/// What digests that differ mean, where two calls differ in nothing else.
-fn hint(ours: &Call, theirs: &Call) -> &'static str {
-    let same_sizes = Call { sizes: theirs.sizes, ..*ours };
-    if ours != theirs && same_sizes == *theirs {
-        ": the sizes of parts, buffers, shapes or hosts differ"
-    } else {
-        ""
+/// What two ranks have done differently, where their calls do not show it: digests that differ, and nothing else; other
+/// numbers of communicators before calls that have one number.
+fn hint((one, first): (&str, &Call), (other, second): (&str, &Call)) -> String {
+    let same_sizes = Call { sizes: second.sizes, ..*first };
+    if first != second && same_sizes == *second {
+        return ": the sizes of parts, buffers, shapes or hosts differ".to_owned();
     }
+    if first.number() == second.number() && first.children != second.children {
+        return format!(
+            ": they have made different numbers of forks and subgroups of this communicator ({one}: {}, {other}: {})",
+            first.children, second.children
+        );
+    }
+    String::new()
 }

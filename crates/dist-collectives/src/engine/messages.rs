@@ -77,6 +77,7 @@ impl Engine {
             root: sender.map(|sender| self.code(sender)),
             algorithm: None,
             order: None,
+            children: 0,
             after_agreement: false,
         };
         let encoded = match self.messages {

@@ -62,6 +62,8 @@ pub(crate) struct Engine {
     rank: Rank,
     /// Collectives so far.
     sequence: u64,
+    /// Forks and subgroups so far.
+    children: u32,
     scratch: Scratch,
     sharing: Sharing,
     turns: Turns,
@@ -91,6 +93,7 @@ impl Engine {
             crew: Crew { ranks, cores },
             transport,
             sequence: 0,
+            children: 0,
             scratch: Scratch::new(),
             sharing: Sharing::Unknown,
             turns: Turns::default(),
@@ -128,6 +131,15 @@ impl Engine {
             self.forget_ways();
         }
         self.levels = levels;
+    }
+
+    /// A transport among these ranks of the group; `None` if this rank is not among them. From here on calls say that it was
+    /// made: a rank that makes one alone would have other channels than its peers ever after.
+    pub(crate) fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {
+        let forked = self.transport.fork(members).map_err(|source| Error::Members(Box::new(source)))?;
+        self.children = self.children.wrapping_add(1);
+        self.forget_ways();
+        Ok(forked)
     }
 
     /// From here on the call counts, and every message belongs to it.

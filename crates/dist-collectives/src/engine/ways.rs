@@ -423,6 +423,7 @@ impl Engine {
             root: job.work.root().map(|root| self.code(root)),
             algorithm: None,
             order: job.op.map(|_| order),
+            children: self.children,
             after_agreement: !matches!(self.sharing, Sharing::Unknown),
         }
     }

@@ -113,7 +113,29 @@ const DEVIATIONS: &[(Program, Program, Field, (&str, &str))] = &[
         |call| format!("{} #{}", call.operation, call.sequence),
         ("barrier #1", "all_reduce #1"),
     ),
+    (
+        sum,
+        |comm| comm.fork().and_then(|_fork| sum(comm)),
+        |call| format!("{} #{} after {}", call.operation, call.sequence, call.children),
+        ("all_reduce #0 after 0", "all_reduce #0 after 1"),
+    ),
+    // How it is done is known by then.
+    (
+        |comm| twice(comm).and_then(|()| Ok(drop(comm.fork()?))).and_then(|()| twice(comm)),
+        |comm| {
+            twice(comm)?;
+            let _alone = comm.subgroup(&[comm.rank()])?;
+            let _pair = comm.subgroup(&[0, 1])?;
+            twice(comm)
+        },
+        |call| format!("{} #{} after {}", call.operation, call.sequence, call.children),
+        ("all_reduce #2 after 1", "all_reduce #2 after 2"),
+    ),
 ];
+
+fn twice(comm: &mut Communicator) -> Result<(), Error> {
+    sum(comm).and_then(|()| sum(comm))
+}
 
 #[rstest]
 fn the_field_that_differs_is_reported_on_every_rank(
@@ -241,6 +263,46 @@ fn messages_must_agree_in_type_and_count() {
             assert_eq!(error.peer(), Some(0));
         });
     }
+}
+
+#[rstest]
+#[case::a_fork(|comm: &mut Communicator| comm.fork().map(drop))]
+#[case::a_subgroup_without_it(|comm: &mut Communicator| comm.subgroup(&[0]).map(drop))]
+fn a_rank_that_makes_a_communicator_alone_is_told_so_in_the_next_call(
+    #[case] make: Program,
+    #[values(2, 3, 5)] world_size: usize,
+) {
+    const ALONE: usize = 1;
+    for network in [Network::Simulated, Network::Together(3), Network::Threads] {
+        let errors = worlds::run(network, world_size, move |mut comm| {
+            make(&mut comm)?;
+            twice(&mut comm)?;
+            if comm.rank() == ALONE {
+                make(&mut comm)?;
+            }
+            twice(&mut comm)
+        });
+        for (rank, error) in errors.into_iter().enumerate() {
+            let text = error.unwrap_err().to_string();
+            let hint = "they have made different numbers of forks and subgroups of this communicator (";
+            let (calls, made) = text.split_once(hint).unwrap_or_else(|| panic!("rank {rank}: {text}"));
+            assert!(calls.contains("all_reduce #2"), "rank {rank}: {text}");
+            let alone =
+                if rank == ALONE && calls.contains("this rank") { "this rank: 2" } else { "rank 1: 2" };
+            assert!(made.contains(alone) && made.contains(": 1"), "rank {rank}: {text}");
+        }
+    }
+}
+
+/// Messages are between two ranks, whatever these have made.
+#[test]
+fn messages_agree_whatever_communicators_were_made() {
+    worlds::run(Network::Simulated, 2, |mut comm| {
+        let _fork = (comm.rank() == 0).then(|| comm.fork().unwrap());
+        let mut word = [7_u8];
+        if comm.rank() == 0 { comm.send(&word, 1) } else { comm.recv(&mut word, 0) }.unwrap();
+        assert_eq!(word, [7]);
+    });
 }
 
 #[test]

@@ -79,6 +79,40 @@ fn groups_that_share_ranks_run_at_the_same_time() {
     }
 }
 
+/// Of calls that were made before, and of such as are made first between two of them.
+#[test]
+fn calls_go_on_when_all_ranks_make_the_same_communicators() {
+    let networks = [&[Network::Simulated, Network::Threads], Network::SHARING].concat();
+    for (network, world_size) in
+        networks.into_iter().flat_map(|network| [1, 2, 3].map(|size| (network, size)))
+    {
+        worlds::run(network, world_size, |mut comm| {
+            let ranks = u32::try_from(comm.world_size()).unwrap();
+            let calls = |comm: &mut Communicator| {
+                for len in [3, 5000] {
+                    for _ in 0..3 {
+                        let mut ones = vec![1_u32; len];
+                        comm.all_reduce(&mut ones, ReduceOp::Sum).unwrap();
+                        assert!(ones.iter().all(|&sum| sum == ranks));
+                    }
+                    comm.barrier().unwrap();
+                }
+            };
+            calls(&mut comm);
+            let mut fork = comm.fork().unwrap();
+            calls(&mut comm);
+            calls(&mut fork);
+            let mut own = comm.subgroup(&[comm.rank()]).unwrap().unwrap();
+            let mut inner = fork.fork().unwrap();
+            for comm in [&mut comm, &mut fork, &mut inner] {
+                calls(comm);
+                comm.monitored_barrier().unwrap();
+            }
+            own.barrier().unwrap();
+        });
+    }
+}
+
 #[rstest]
 fn messages_are_counted_for_each_pair_and_direction(
     #[values(Network::Simulated, Network::Threads)] network: Network,
