@@ -4,8 +4,8 @@ use dist_transport::Rank;
 
 use crate::binary_blocks::Deal;
 use crate::{
-    Source, Step, all_to_all, barrier, binomial, chain, circulant, halving_doubling, knomial, linear,
-    neighbour, pairwise, recursive_doubling, ring, scan,
+    Step, all_to_all, barrier, binomial, chain, circulant, halving_doubling, knomial, linear, neighbour,
+    pairwise, recursive_doubling, ring, scan,
 };
 
 /// All steps of one rank, made one at a time, in some tens of nanoseconds each.
@@ -44,8 +44,8 @@ pub(crate) enum Kind {
     ChainBroadcast { root: usize },
     BinomialGather { root: usize },
     BinomialScatter { root: usize },
-    LinearGather { root: usize, of: Source },
-    LinearScatter { root: usize, of: Source },
+    LinearGather { root: usize },
+    LinearScatter { root: usize },
     PairwiseAllToAll,
     WindowedAllToAll,
     BruckAllToAll,
@@ -91,8 +91,8 @@ impl Schedule {
             Kind::ChainBroadcast { root } => chain::broadcast_step(rank, *root, index),
             Kind::BinomialGather { root } => binomial::gather_step(rank, *root, index),
             Kind::BinomialScatter { root } => binomial::scatter_step(rank, *root, index),
-            Kind::LinearGather { root, of } => linear::gather_step(rank, *root, *of, index),
-            Kind::LinearScatter { root, of } => linear::scatter_step(rank, *root, *of, index),
+            Kind::LinearGather { root } => linear::gather_step(rank, *root, index),
+            Kind::LinearScatter { root } => linear::scatter_step(rank, *root, index),
             Kind::PairwiseAllToAll => Some(all_to_all::pairwise_step(rank, index)),
             Kind::WindowedAllToAll => Some(all_to_all::windowed_step(rank, index)),
             Kind::BruckAllToAll => Some(all_to_all::bruck_step(rank, index)),

@@ -3,7 +3,7 @@
 use dist_transport::Rank;
 
 use super::named;
-use crate::{Chunks, Cost, Schedule, Source, binomial, linear};
+use crate::{Chunks, Cost, Schedule, binomial, linear};
 
 /// How a gather can be done: the root ends with chunk `r` of every rank `r`, of as many chunks as there are ranks.
 /// Chunks can have any sizes.
@@ -65,7 +65,7 @@ impl Gather {
     /// The schedule of a rank. A root outside the world is taken modulo its size.
     pub const fn schedule(self, rank: Rank, root: usize) -> Schedule {
         match self {
-            Self::Linear => linear::gather(rank, root, Source::Input),
+            Self::Linear => linear::gather(rank, root),
             Self::Binomial => binomial::gather(rank, root),
         }
     }

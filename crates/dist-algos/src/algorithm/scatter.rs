@@ -3,7 +3,7 @@
 use dist_transport::Rank;
 
 use super::named;
-use crate::{Chunks, Cost, Schedule, Source, binomial, linear};
+use crate::{Chunks, Cost, Schedule, binomial, linear};
 
 /// How a scatter can be done: every other rank `r` ends with chunk `r` of the root's input, of as many chunks as there
 /// are ranks. Chunks can have any sizes.
@@ -62,7 +62,7 @@ impl Scatter {
     /// The schedule of a rank. A root outside the world is taken modulo its size.
     pub const fn schedule(self, rank: Rank, root: usize) -> Schedule {
         match self {
-            Self::Linear => linear::scatter(rank, root, Source::Input),
+            Self::Linear => linear::scatter(rank, root),
             Self::Binomial => binomial::scatter(rank, root),
         }
     }

@@ -8,7 +8,7 @@ use dist_algos::predict::{
     self, Engine, Link, Network, Prediction, Straggler, Work, queues, symmetric, timeline, wavefront,
 };
 use dist_algos::{
-    AllReduce, AllToAll, Broadcast, Chunks, Error, Partition, ReceiveHalf, Source, Step, linear, verify,
+    AllReduce, AllToAll, Broadcast, Chunks, Error, Partition, ReceiveHalf, Step, linear, verify,
 };
 use rstest::rstest;
 
@@ -69,11 +69,11 @@ fn a_rank_works_while_bytes_are_on_their_way(#[case] work: Work, #[case] seconds
 
 #[test]
 fn latencies_of_messages_that_follow_one_another_are_not_added_up() {
-    let schedules: Schedules = Box::new(|rank| Box::new(linear::scatter(rank, 0, Source::Buffer)));
+    let schedules: Schedules = Box::new(|rank| Box::new(linear::scatter(rank, 0)));
     let network = Network::new(9, LINK, NO_WORK);
     // Eight chunks of one byte leave one after the other; the last is on its way for 8 s more.
     assert_close(wavefront(&plan(&schedules, 9, 9), &network).unwrap().seconds, 8.0 * 2.0 + 8.0, "scatter");
-    let schedules: Schedules = Box::new(|rank| Box::new(linear::gather(rank, 0, Source::Buffer)));
+    let schedules: Schedules = Box::new(|rank| Box::new(linear::gather(rank, 0)));
     // All come at once, and the root's link lets one after the other in.
     assert_close(wavefront(&plan(&schedules, 9, 9), &network).unwrap().seconds, 8.0 * 2.0 + 8.0, "gather");
 }
@@ -198,7 +198,7 @@ fn messages_of_one_rank_to_others_share_its_link_as_far_as_sockets_take_them(
     #[case] window: u64,
     #[case] expected: [f64; 3],
 ) {
-    let schedules: Schedules = Box::new(|rank| Box::new(linear::scatter(rank, 0, Source::Buffer)));
+    let schedules: Schedules = Box::new(|rank| Box::new(linear::scatter(rank, 0)));
     let network = Network::new(3, LINK, NO_WORK).with_shared_uplinks().with_window(window);
     for (end, expected) in ends(&schedules, 3, 30, &network).into_iter().zip(expected) {
         assert_close(end, expected, "a rank's end");
@@ -207,7 +207,7 @@ fn messages_of_one_rank_to_others_share_its_link_as_far_as_sockets_take_them(
 
 #[test]
 fn messages_to_one_rank_share_the_link_to_it_and_those_of_a_connection_keep_their_order() {
-    let gather: Schedules = Box::new(|rank| Box::new(linear::gather(rank, 0, Source::Buffer)));
+    let gather: Schedules = Box::new(|rank| Box::new(linear::gather(rank, 0)));
     let network = Network::new(3, LINK, NO_WORK).with_shared_uplinks();
     assert_eq!(ends(&gather, 3, 30, &network), [48.0, 40.0, 40.0]);
     // Two messages to the same rank: the second one's first byte follows the first one's last.
