@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -96,7 +97,7 @@ impl KeptCosts {
             fs::create_dir_all(directory)?;
         }
         // Whoever reads meanwhile finds the old file or the new one.
-        let new = path.with_extension(format!("{}.new", std::process::id()));
+        let new = beside(path);
         fs::write(&new, text)?;
         fs::rename(&new, path)
     }
@@ -157,6 +158,15 @@ fn parse_line(line: &str) -> Option<(World, CostModel)> {
     words.next().is_none().then_some((World { transport, ranks, hosts }, costs))
 }
 
+/// A name beside this one that no other process takes, and no other thread: processes of several hosts or containers, which may
+/// have the same number, can share the folder.
+fn beside(path: &Path) -> PathBuf {
+    let random = RandomState::new().hash_one(std::process::id());
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{random:016x}.new"));
+    path.with_file_name(name)
+}
+
 /// Whether there is no file yet, or one that was written here: lines may be wrong there, but nobody misses them. A device
 /// would be replaced by a file.
 fn is_ours(path: &Path) -> io::Result<bool> {
@@ -205,6 +215,17 @@ mod tests {
         let directory = KeptCosts::at(folder.path());
         assert!(directory.keep(&world, FAST).is_err());
         assert_eq!(directory.find(&world), None);
+    }
+
+    #[test]
+    fn what_is_written_first_has_the_whole_name_and_one_of_its_own() {
+        let path = Path::new("/shared/costs-node.cluster");
+        let (one, other) = (beside(path), beside(path));
+        for new in [&one, &other] {
+            let name = new.to_str().unwrap();
+            assert!(name.starts_with("/shared/costs-node.cluster.") && name.ends_with(".new"), "{name}");
+        }
+        assert_ne!(one, other);
     }
 
     const FAST: CostModel = CostModel { round_ps: 1, byte_ps: 2, reduced_byte_ps: 3 };
