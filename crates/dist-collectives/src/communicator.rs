@@ -56,14 +56,14 @@ use crate::{KeptCosts, crossovers_from_env};
 /// counts as dead, and the job is aborted: [`std::process::exit`] drops nothing, so drop the communicator before it.
 pub struct Communicator {
     /// First, so that what was started ends before the group says goodbye.
-    overlap: Overlap,
+    pub(crate) overlap: Overlap,
     pub(crate) engine: Engine,
     pub(crate) settings: Settings,
     pub(crate) runtime: Runtime,
 }
 
 /// What does the operations that do not block.
-enum Overlap {
+pub(crate) enum Overlap {
     /// None was started yet; this is the transport that they will use. It was forked when the communicator was
     /// made, so that its channel does not depend on when the first is started.
     Idle(Box<dyn Transport>),

@@ -5,6 +5,7 @@ use std::time::Duration;
 use dist_algos::CostModel;
 use dist_algos::direct::Crossovers;
 
+use crate::communicator::Overlap;
 use crate::engine::copy;
 use crate::kept::{KeptCosts, World};
 use crate::{Algorithm, Communicator, Operation, Ownership, ReduceOp, Result, combine};
@@ -24,10 +25,13 @@ impl Communicator {
     }
 
     /// Lets the choice of a form go by these, where the ranks share memory. Every rank must set the same, as for
-    /// [`set_cost_model`](Self::set_cost_model), and before it starts operations. Forks and subgroups made later have them too.
+    /// [`set_cost_model`](Self::set_cost_model). Forks and subgroups made later have them too.
     pub fn set_crossovers(&mut self, crossovers: Crossovers) {
         self.settings.crossovers = crossovers;
         self.engine.forget_ways();
+        if let Overlap::Running(worker) = &self.overlap {
+            worker.forget_ways();
+        }
     }
 
     /// The algorithm that an operation on a buffer of so many bytes is done with, as things are set now; `None` for

@@ -91,8 +91,17 @@ impl Worker {
                 Err(error) => Err(Failed::new(buffer, error)),
             });
         };
-        self.jobs.as_ref().expect("the queue is open until the worker is dropped").send(Box::new(job));
+        self.send(Box::new(job));
         Pending::running(result, self.looks, self.runtime.clone(), Alarm(Arc::downgrade(&self.alone)))
+    }
+
+    /// Lets how operations are done be thought of anew in those that are started from now on.
+    pub(crate) fn forget_ways(&self) {
+        self.send(Box::new(Engine::forget_ways));
+    }
+
+    fn send(&self, job: Job) {
+        self.jobs.as_ref().expect("the queue is open until the worker is dropped").send(job);
     }
 
     /// What the operations that have ended have moved.

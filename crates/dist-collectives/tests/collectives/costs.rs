@@ -117,6 +117,28 @@ fn the_choice_goes_by_the_costs_that_were_set() {
     );
 }
 
+/// The thread that does what is started knows how calls of this kind were done before.
+#[test]
+fn what_is_started_after_crossovers_were_set_goes_by_them() {
+    let moved = run(Network::Together(5), 3, |mut comm| {
+        let moved = |comm: &mut Communicator| {
+            let before = comm.traffic_of_started();
+            let _sum = comm.start_all_reduce(vec![1.0_f32; 1024], ReduceOp::Sum).wait().unwrap();
+            let after = comm.traffic_of_started();
+            [after.bytes_sent - before.bytes_sent, after.bytes_received - before.bytes_received]
+        };
+        let before = [moved(&mut comm), moved(&mut comm)];
+        comm.set_crossovers("staged=1K".parse().unwrap());
+        let after = moved(&mut comm);
+        let mut fork = comm.fork().unwrap();
+        (before, after, [moved(&mut fork), moved(&mut fork)])
+    });
+    for (before, after, of_fork) in moved {
+        assert_ne!(before[1], after);
+        assert_eq!(after, of_fork[1]);
+    }
+}
+
 #[test]
 fn what_was_chosen_before_is_not_what_is_done_after_a_setting_has_changed() {
     let outcome = sim::run(3, 4, |transport| {
