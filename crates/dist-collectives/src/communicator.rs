@@ -329,8 +329,9 @@ impl Communicator {
     /// other's; in ordinary memory where there is none to share, or no more of it. What is allocated here can be used with
     /// every communicator.
     ///
-    /// A rank that alone gets ordinary memory takes part in what the others do with theirs if they may reach into it;
-    /// otherwise an operation that reaches into it fails ([`Error::OutOfReach`]) and ends the job.
+    /// A rank that gets ordinary memory, as where files may not have the 256 MiB that shared memory begins with (`ulimit -f`),
+    /// takes part in what is done with shared memory if the others may reach into its own; otherwise an operation that
+    /// reaches into it fails ([`Error::OutOfReach`]) and ends the job, even if all ranks got ordinary memory.
     ///
     /// ```
     /// use dist_collectives::{Communicator, ReduceOp};

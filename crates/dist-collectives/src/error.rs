@@ -257,8 +257,9 @@ pub enum Error {
         /// What the allocator says.
         source: TryReserveError,
     },
-    /// This rank alone got no memory that the ranks share ([`Communicator::alloc`](crate::Communicator::alloc)), and the
-    /// others may not reach into what it has instead. It is told so, and the job is aborted.
+    /// This rank got no memory that the ranks share ([`Communicator::alloc`](crate::Communicator::alloc)), and the others may
+    /// not reach into what it has instead. It is told so, and the job is aborted, also where no rank got any: none knows
+    /// of the others.
     #[error("{operation}: this rank's {bytes} bytes lie where no other rank can reach them")]
     OutOfReach {
         /// What was called.
