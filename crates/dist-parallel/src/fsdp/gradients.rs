@@ -202,7 +202,7 @@ impl Gradients {
         if leaves_now {
             self.in_flight = Some(unit);
         } else if self.last {
-            self.conclude(layout, groups, unit);
+            self.conclude(layout, groups, unit)?;
         }
         Ok(())
     }
@@ -217,7 +217,7 @@ impl Gradients {
     /// Waits for everything, and divides this rank's part by what all micro-batches count.
     pub(crate) fn end_step(&mut self, layout: &Layout, groups: &mut Groups, count: usize) -> Result<()> {
         for unit in self.order.clone() {
-            self.conclude(layout, groups, unit);
+            self.conclude(layout, groups, unit)?;
         }
         for unit in self.order.clone() {
             for (of, strip) in self.units[unit].strips.iter_mut().zip(&layout.units[unit].strips) {
@@ -311,35 +311,44 @@ impl Gradients {
             self.spare.give(leaf);
         }
         if self.last {
-            self.conclude(layout, groups, unit);
+            self.conclude(layout, groups, unit)?;
         }
         Ok(())
     }
 
     /// Sends a unit's sums on their last way, or takes them for the result if they have none before them.
-    fn conclude(&mut self, layout: &Layout, groups: &mut Groups, unit: usize) {
+    fn conclude(&mut self, layout: &Layout, groups: &mut Groups, unit: usize) -> Result<()> {
         if std::mem::replace(&mut self.units[unit].concluded, true) {
-            return;
+            return Ok(());
         }
-        let dtype = |strip: &Strip| strip.reduce_dtype(self.precision);
+        let comm = if self.each_round { &mut groups.replicas } else { &mut groups.shards };
         for (of, strip) in self.units[unit].strips.iter_mut().zip(&layout.units[unit].strips) {
             if !strip.trainable {
                 continue;
             }
-            let len = if self.each_round { strip.part } else { strip.padded(layout.shards) };
-            let sum = of.sum.finish(merge).unwrap_or_else(|| {
-                let mut nothing = Flat::zeros(dtype(strip), len);
-                nothing.slice_mut(0, len.min(strip.len())).fill_neutral();
-                nothing
-            });
+            let sum = match of.sum.finish(merge) {
+                Some(sum) => sum,
+                None => {
+                    let len = if self.each_round { strip.part } else { strip.padded(layout.shards) };
+                    let mut nothing = match of.room.take() {
+                        Some(room) => room,
+                        // It travels in the same kind of memory as the sums of ranks that have some.
+                        None => Flat::allocated(comm, strip.reduce_dtype(self.precision), len)?,
+                    };
+                    nothing.slice_mut(0, len).clear();
+                    nothing.slice_mut(0, len.min(strip.len())).fill_neutral();
+                    nothing
+                }
+            };
             if !self.each_round {
-                of.adding = Some(sum.start_scattered_sum(&mut groups.shards));
-            } else if groups.replicas.world_size() > 1 {
-                of.adding = Some(sum.start_sum(&mut groups.replicas));
+                of.adding = Some(sum.start_scattered_sum(comm));
+            } else if comm.world_size() > 1 {
+                of.adding = Some(sum.start_sum(comm));
             } else {
                 of.mean = Some(sum);
             }
         }
+        Ok(())
     }
 
     fn wrong_gradient(

@@ -12,6 +12,7 @@ mod faults;
 mod fsdp;
 mod groups;
 mod halves;
+mod idle;
 mod join;
 mod local_sgd;
 mod plain;
