@@ -101,8 +101,8 @@ pub enum Error {
         /// The slice's number.
         slice: usize,
     },
-    /// A gradient was reported for a parameter that the model does not have.
-    #[error("a gradient was reported for parameter number {index} of a model with {count}")]
+    /// A gradient was reported for a parameter that the model, or the block that reported it, does not have.
+    #[error("a gradient was reported for parameter number {index} of a model or block with {count}")]
     NoSuchParameter {
         /// The index that was given.
         index: usize,

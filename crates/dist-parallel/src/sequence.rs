@@ -95,12 +95,10 @@ impl<A> Sequence<A> {
         ready: &mut Ready<'_>,
     ) -> Result<Option<A>, BoxError> {
         let mut gradient = Some(output_gradient);
-        let blocks = self.blocks[blocks.clone()].iter_mut().zip(&self.starts[blocks]).zip(saved);
-        for ((block, &start), kept) in blocks.rev() {
+        for ((block, index), kept) in self.blocks[blocks.clone()].iter_mut().zip(blocks).zip(saved).rev() {
             // Where nobody wants a gradient, everything before it has none either.
             let Some(output_gradient) = gradient else { break };
-            let mut of_model = |index: usize, values: Values<'_>| ready(start + index, values);
-            gradient = block.backward(kept, output_gradient, &mut of_model)?;
+            gradient = block.backward(kept, output_gradient, &mut of_block(&self.starts, index, ready))?;
         }
         Ok(gradient)
     }
@@ -191,11 +189,10 @@ impl<A> Block<A> for Sequence<A> {
         }
         let mut halves = Halves::with_capacity(saved.len());
         let mut gradient = Some(output_gradient);
-        let blocks = self.blocks.iter_mut().zip(&self.starts).zip(saved).enumerate();
-        for (index, ((block, &start), kept)) in blocks.rev() {
+        for (index, (block, kept)) in self.blocks.iter_mut().zip(saved).enumerate().rev() {
             let Some(output_gradient) = gradient else { break };
-            let mut of_model = |parameter: usize, values: Values<'_>| ready(start + parameter, values);
-            let (of_input, left) = block.input_gradient(kept, output_gradient, &mut of_model)?;
+            let mut ready = of_block(&self.starts, index, ready);
+            let (of_input, left) = block.input_gradient(kept, output_gradient, &mut ready)?;
             halves.push((index, left));
             gradient = of_input;
         }
@@ -204,11 +201,25 @@ impl<A> Block<A> for Sequence<A> {
 
     fn weight_gradient(&mut self, saved: Saved, ready: &mut Ready<'_>) -> Result<(), BoxError> {
         for (index, left) in saved.take::<Halves>()? {
-            let (block, &start) =
-                self.blocks.get_mut(index).zip(self.starts.get(index)).ok_or(Error::ForeignSaved)?;
-            block.weight_gradient(left, &mut |parameter, values| ready(start + parameter, values))?;
+            let block = self.blocks.get_mut(index).ok_or(Error::ForeignSaved)?;
+            block.weight_gradient(left, &mut of_block(&self.starts, index, ready))?;
         }
         Ok(())
+    }
+}
+
+/// Takes the gradients of one block, of which each is for a parameter that the block has.
+fn of_block(
+    starts: &[usize],
+    block: usize,
+    ready: &mut Ready<'_>,
+) -> impl FnMut(usize, Values<'_>) -> Result<(), BoxError> {
+    let (start, count) = (starts[block], starts[block + 1] - starts[block]);
+    move |index, values| {
+        if index >= count {
+            return Err(Error::NoSuchParameter { index, count }.into());
+        }
+        ready(start + index, values)
     }
 }
 

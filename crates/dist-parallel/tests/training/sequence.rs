@@ -1,6 +1,9 @@
 //! Blocks one after another.
 
-use dist_parallel::{Block, Error, Params, Saved, Sequence, Values, ValuesMut};
+use dist_parallel::{
+    Block, BoxError, Error, FloatType, ParamInfo, Params, Ready, Saved, Sequence, Values, ValuesMut,
+};
+use rstest::rstest;
 
 use crate::plain::{Linear, Relu, Rows, micro_batch, model, squared_error};
 
@@ -140,4 +143,88 @@ fn what_another_model_saved_is_refused() {
     assert!(matches!(error.downcast_ref(), Some(Error::ForeignSaved)), "{error}");
     let error = long.backward(Saved::new(3), vec![1.0], &mut |_, _| Ok(())).unwrap_err();
     assert!(matches!(error.downcast_ref(), Some(Error::ForeignSaved)), "{error}");
+}
+
+/// Gives back what it is given, and reports a gradient for a parameter that it does not have.
+struct Astray {
+    infos: [ParamInfo; 1],
+    parameter: usize,
+    /// In which half of the backward.
+    late: bool,
+}
+
+impl Params for Astray {
+    fn infos(&self) -> &[ParamInfo] {
+        &self.infos
+    }
+
+    fn read(&self, _: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
+        f(Values::F32(&[0.0]));
+        Ok(())
+    }
+
+    fn write(&mut self, _: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
+        f(ValuesMut::F32(&mut [0.0]));
+        Ok(())
+    }
+}
+
+impl Block<Rows> for Astray {
+    fn forward(&mut self, input: Rows) -> Result<(Rows, Saved), BoxError> {
+        Ok((input, Saved::new(())))
+    }
+
+    fn backward(
+        &mut self,
+        _: Saved,
+        gradient: Rows,
+        ready: &mut Ready<'_>,
+    ) -> Result<Option<Rows>, BoxError> {
+        ready(self.parameter, Values::F32(&[1.0]))?;
+        Ok(Some(gradient))
+    }
+
+    fn input_gradient(
+        &mut self,
+        saved: Saved,
+        gradient: Rows,
+        ready: &mut Ready<'_>,
+    ) -> Result<(Option<Rows>, Saved), BoxError> {
+        let gradient = if self.late { Some(gradient) } else { self.backward(saved, gradient, ready)? };
+        Ok((gradient, Saved::new(())))
+    }
+
+    fn weight_gradient(&mut self, _: Saved, ready: &mut Ready<'_>) -> Result<(), BoxError> {
+        if self.late { ready(self.parameter, Values::F32(&[1.0])) } else { Ok(()) }
+    }
+}
+
+#[rstest]
+fn a_block_reports_no_gradient_for_another_blocks_parameter(
+    #[values(1, 2, usize::MAX)] parameter: usize,
+    #[values(Some(false), Some(true), None)] half: Option<bool>,
+) {
+    let late = half.unwrap_or(false);
+    let infos = [ParamInfo::new("own", [1], FloatType::F32)];
+    let blocks: Vec<Box<dyn Block<Rows>>> = vec![
+        Box::new(Linear::new("before", 1, 1, 1)),
+        Box::new(Astray { infos, parameter, late }),
+        Box::new(Linear::new("behind", 1, 1, 2)),
+    ];
+    let mut model = Sequence::new(blocks).unwrap();
+    let (output, saved) = model.forward(vec![1.0]).unwrap();
+    let mut reported = Vec::new();
+    let mut ready = |index: usize, _: Values<'_>| {
+        reported.push(index);
+        Ok(())
+    };
+    let done = match half {
+        None => model.backward(saved, output, &mut ready).map(drop),
+        Some(_) => model
+            .input_gradient(saved, output, &mut ready)
+            .and_then(|(_, half)| model.weight_gradient(half, &mut ready)),
+    };
+    let error = *done.unwrap_err().downcast::<Error>().unwrap();
+    assert!(matches!(error, Error::NoSuchParameter { index, count: 1 } if index == parameter), "{error}");
+    assert!(reported.iter().all(|&index| index > 2), "the block behind has reported its own: {reported:?}");
 }
