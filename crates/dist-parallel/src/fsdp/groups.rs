@@ -38,6 +38,12 @@ impl Groups {
         })
     }
 
+    /// Does from now on what is done with these ranks in the manner of the communicator that they are from.
+    pub(crate) fn follow(&mut self, world: &Communicator) {
+        let groups = [Some(&mut self.shards), Some(&mut self.replicas), self.keepers.as_mut()];
+        groups.into_iter().flatten().for_each(|group| follow(group, world));
+    }
+
     pub(crate) fn wait(&mut self, pending: PendingFlat) -> Result<Flat> {
         self.timed(|| pending.wait())
     }
@@ -71,6 +77,12 @@ impl Groups {
     pub(crate) fn take_waited(&mut self) -> Duration {
         std::mem::take(&mut self.waited)
     }
+}
+
+/// Gives a communicator the timeout and the order of the one that it was made of, which may have others by now.
+pub(crate) fn follow(comm: &mut Communicator, parent: &Communicator) {
+    comm.set_timeout(parent.timeout());
+    comm.set_order(parent.order());
 }
 
 /// How many bytes this rank has sent by one communicator.

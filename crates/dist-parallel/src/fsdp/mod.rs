@@ -20,7 +20,7 @@ use std::ops::Range;
 use dist_collectives::{Chain, Communicator, ReduceOp};
 
 pub(crate) use deal::share;
-pub(crate) use groups::bytes_sent;
+pub(crate) use groups::{bytes_sent, follow};
 pub use memory::Memory;
 pub use options::{FsdpOptions, Precision, Reshard, ShardingStrategy, Units};
 pub use plan::Plan;
@@ -201,6 +201,7 @@ impl<A> Fsdp<A> {
             self.gradients.means(strip, place, rank).for_each(|(_, mean)| sum.add(mean));
         }
         let mut encoded = sum.encode();
+        self.follow();
         let added = self.groups.shards.all_reduce(&mut encoded, ReduceOp::Sum);
         self.or_abort(added.map_err(Error::communication))?;
         Ok(SumOfSquares::root(range, &encoded))
@@ -297,6 +298,7 @@ impl<A> Fsdp<A> {
 
     /// Gives every rank's model the parts of these strips that the others have changed, where models have all parameters.
     fn tell(&mut self, changed: impl Fn(&Strip) -> bool) -> Result<()> {
+        self.follow();
         let Self { parameters, model, plan, groups, .. } = self;
         // What was gathered ahead is not what it was.
         self.taken = 0;
@@ -382,9 +384,16 @@ impl<A> Fsdp<A> {
         &self.world
     }
 
-    /// The communicator, for what else the ranks have to say to each other.
+    /// The communicator, for what else the ranks have to say to each other. A timeout and an order that it is given hold for
+    /// every later call of this training.
     pub const fn communicator_mut(&mut self) -> &mut Communicator {
         &mut self.world
+    }
+
+    /// Communicates from now on as the communicator says, which may have been told something since the last call.
+    fn follow(&mut self) {
+        self.groups.follow(&self.world);
+        self.parameters.follow(&self.world);
     }
 
     /// Has each unit in the model once.
@@ -392,6 +401,7 @@ impl<A> Fsdp<A> {
         &mut self,
         mut f: impl FnMut(&Sequence<A>, &layout::Layout, usize) -> Result<()>,
     ) -> Result<()> {
+        self.follow();
         let Self { parameters, groups, model, plan, .. } = self;
         parameters.forget();
         self.taken = 0;

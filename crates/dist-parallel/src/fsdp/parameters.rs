@@ -186,6 +186,14 @@ impl Parameters {
         self.parts.are_read()
     }
 
+    /// Communicates from now on in the manner of this communicator.
+    pub(crate) fn follow(&mut self, comm: &Communicator) {
+        self.parts.follow(comm);
+        if let Some(told) = &mut self.told {
+            told.follow(comm);
+        }
+    }
+
     /// Frees what is kept for the units to come, and lets the own part be changed again: a pass is over.
     pub(crate) fn rest(&mut self, groups: &mut Groups) -> Result<()> {
         self.spare.clear();

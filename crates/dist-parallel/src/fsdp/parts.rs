@@ -5,6 +5,7 @@
 
 use dist_collectives::Communicator;
 
+use super::groups::follow;
 use crate::flat::{Flat, FlatWindow};
 use crate::{Error, FloatType, Result, Values, ValuesMut};
 
@@ -84,6 +85,15 @@ impl Parts {
             self.allocate();
         }
         Ok(())
+    }
+
+    /// Opens from now on in the manner of the communicator that ranks share the model by.
+    pub(crate) fn follow(&mut self, comm: &Communicator) {
+        for of_type in &mut self.0 {
+            if let Memory::Openable(_, opener) = &mut of_type.memory {
+                follow(opener, comm);
+            }
+        }
     }
 
     /// Whether ranks read each other's parts.

@@ -111,6 +111,7 @@ impl<A> Fsdp<A> {
         if self.taken > 0 {
             return Err(Error::Prefetch { reason: "they already are, and no forward has used them" });
         }
+        self.follow();
         while let Some(&Action::Gather(unit)) = self.forward.get(self.taken) {
             let gathered = self.parameters.gather(&self.plan.layout, unit, &mut self.groups);
             self.or_abort(gathered)?;
@@ -129,6 +130,7 @@ impl<A> Fsdp<A> {
     }
 
     fn evaluate(&mut self, input: A) -> Result<A> {
+        self.follow();
         let actions = self.plan.uses().forward(&self.plan.layout, false);
         // What was gathered ahead is what this begins with, too.
         let taken = std::mem::take(&mut self.taken);
@@ -155,6 +157,7 @@ impl<A> Fsdp<A> {
             return Err(Error::PartlyWeighted);
         }
         self.agree(asked)?;
+        self.follow();
         let last = asked.call == TrainingCall::Step;
         self.gradients.begin_step(&self.plan.layout);
         let deal = self.plan.deal(self.world.rank());

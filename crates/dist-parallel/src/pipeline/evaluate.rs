@@ -54,6 +54,7 @@ impl<A> Pipeline<A> {
         // Ranks that divide a stage gather it together, whether or not they have a micro-batch for it.
         let mut list = self.schedule.forwards(self.comm.rank(), micro_batches.div_ceil(pipelines))?;
         list.retain(|action| action.micro_batch().is_none_or(|micro_batch| micro_batch < own.len()));
+        self.links.follow(&self.comm);
         self.links.begin_evaluation(own.len());
         // What another pipeline computes is a zero here, the one that even leaves −0 as it is when it is added.
         let mut losses = Losses { losses: vec![-0.0; micro_batches], count: 0, asked };

@@ -12,7 +12,7 @@ use dist_collectives::{Buffer, Communicator, Pending};
 
 use super::activations::{HEADER_LEN, Look};
 use crate::flat::{self, Flat, PendingFlat};
-use crate::fsdp::bytes_sent;
+use crate::fsdp::{bytes_sent, follow};
 use crate::{Error, Result};
 
 /// The end of a link that sends.
@@ -47,6 +47,11 @@ impl Sender {
     /// The end of a link to a rank.
     pub(super) const fn new(comm: Communicator, to: usize) -> Self {
         Self { comm, to, look: None, header: None, under_way: VecDeque::new() }
+    }
+
+    /// Sends from now on in the manner of the communicator between the stages.
+    pub(super) fn follow(&mut self, comm: &Communicator) {
+        follow(&mut self.comm, comm);
     }
 
     /// What messages look like, once that is known.
@@ -109,6 +114,11 @@ impl Receiver {
     /// The end of a link from a rank.
     pub(super) const fn new(comm: Communicator, from: usize) -> Self {
         Self { comm, from, look: None, left: 0, each_described: false, posted: None }
+    }
+
+    /// Receives from now on in the manner of the communicator between the stages.
+    pub(super) fn follow(&mut self, comm: &Communicator) {
+        follow(&mut self.comm, comm);
     }
 
     /// Says what messages look like, which the sender knows.

@@ -37,6 +37,12 @@ impl Links {
         Ok(links)
     }
 
+    /// Sends and receives from now on in the manner of the communicator between the stages.
+    pub(super) fn follow(&mut self, comm: &Communicator) {
+        self.outputs.values_mut().chain(self.input_gradients.values_mut()).for_each(|link| link.follow(comm));
+        self.inputs.values_mut().chain(self.output_gradients.values_mut()).for_each(|link| link.follow(comm));
+    }
+
     /// Begins a step, in which every link carries so many messages.
     pub(super) fn begin(&mut self, messages: usize) {
         let receivers = self.inputs.values_mut().chain(self.output_gradients.values_mut());

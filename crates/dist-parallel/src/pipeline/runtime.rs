@@ -210,7 +210,8 @@ impl<A> Pipeline<A> {
         &self.comm
     }
 
-    /// The communicator between the stages, for what else the ranks have to say to each other.
+    /// The communicator between the stages, for what else the ranks have to say to each other. A timeout and an order that
+    /// it is given hold for every later call; what pipelines beside each other were joined by keeps its own.
     pub const fn communicator_mut(&mut self) -> &mut Communicator {
         &mut self.comm
     }

@@ -76,9 +76,10 @@ impl<A> Pipeline<A> {
     fn begin(&mut self) {
         self.spans.clear();
         self.kept_most = 0;
+        self.links.follow(&self.comm);
         self.links.begin(self.schedule.micro_batches());
         self.stages.iter_mut().for_each(Stage::begin);
-        self.nodes.iter_mut().for_each(ties::Node::begin);
+        self.nodes.iter_mut().for_each(|node| node.begin(&self.comm));
         self.tied_means.iter_mut().for_each(|mean| *mean = None);
     }
 

@@ -193,12 +193,16 @@ impl Node {
         matches!(self.earlier, Earlier::Sum)
     }
 
-    /// Begins a step.
-    pub(super) fn begin(&mut self) {
+    /// Begins a step, whose messages are sent and received in the manner of the communicator between the stages.
+    pub(super) fn begin(&mut self, comm: &Communicator) {
         self.passed = 0;
         self.ended.fill(false);
         if let Later::There(link) = &mut self.later {
+            link.follow(comm);
             link.begin(self.order.len());
+        }
+        if let Earlier::There(link) = &mut self.earlier {
+            link.follow(comm);
         }
     }
 

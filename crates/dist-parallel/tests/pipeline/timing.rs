@@ -144,3 +144,19 @@ fn blocks_are_measured_and_cut_by_what_they_cost() {
     });
     assert_eq!(outcome.results, [3]);
 }
+
+#[test]
+fn stages_wait_as_long_as_the_communicator_is_told_to() {
+    const MINUTE: Duration = Duration::from_secs(60);
+    let cost = StageCost { forward: 2 * MINUTE, ..StageCost::default() };
+    let outcome = sim::run(1, 2, move |transport| {
+        let comm = Communicator::new(transport);
+        let model = sleepers(&[cost; 2], comm.runtime());
+        let schedule = Kind::Gpipe.schedule(2, 1).unwrap();
+        let mut pipeline = Pipeline::new(comm, model, schedule, &[0..1, 1..2], PlainVectors).unwrap();
+        pipeline.communicator_mut().set_timeout(10 * MINUTE);
+        pipeline.step(|_| Ok(vec![1.0]), |_, output| Ok((1.0, output))).unwrap();
+        pipeline.evaluate(1, |_| Ok(vec![1.0]), |_, _| Ok(1.0)).unwrap();
+    });
+    assert_eq!(outcome.elapsed, 8 * MINUTE);
+}

@@ -3,11 +3,14 @@
 use std::time::Duration;
 
 use dist_collectives::Communicator;
-use dist_parallel::{Ddp, Error, FloatType, ParamInfo, StepReport, Values};
+use dist_parallel::{
+    Ddp, Error, FloatType, Fsdp, FsdpOptions, ParamInfo, ShardingStrategy, StepReport, Values,
+};
 use dist_transport::{Runtime, sim};
+use rstest::rstest;
 
 use crate::ddp::{options, train};
-use crate::plain::Bag;
+use crate::plain::{Bag, micro_batch, model, squared_error};
 
 #[test]
 fn the_seed_decides_everything_but_the_result() {
@@ -123,4 +126,33 @@ fn buckets_leave_in_the_order_of_the_plan_whatever_is_final_first() {
         gradients
     });
     assert_eq!(outcome.results, [[[0.0, 4.0], [1.0, 4.0]]; 2]);
+}
+
+#[rstest]
+fn ranks_of_a_sharded_training_wait_as_long_as_its_communicator_is_told_to(
+    #[values(false, true)] shares: bool,
+    #[values(ShardingStrategy::FullShard, ShardingStrategy::NoShard)] strategy: ShardingStrategy,
+) {
+    let network = sim::Network::new(2);
+    let network = if shares { network.with_shared_memory() } else { network };
+    let outcome = network.run(move |transport| {
+        let comm = Communicator::new(transport);
+        let (runtime, is_slow) = (comm.runtime().clone(), comm.rank() == 1);
+        let mut fsdp = Fsdp::new(comm, model(7), &FsdpOptions::new(strategy)).unwrap();
+        fsdp.communicator_mut().set_timeout(10 * MINUTE);
+        let report = fsdp.step(2, |index| {
+            if is_slow {
+                runtime.sleep(2 * MINUTE);
+            }
+            let (input, target) = micro_batch(0, index);
+            Ok((input, squared_error(target)))
+        });
+        report.unwrap();
+        let input = || micro_batch(0, 0).0;
+        if is_slow {
+            runtime.sleep(2 * MINUTE);
+        }
+        fsdp.forward(input()).unwrap();
+    });
+    assert!(outcome.elapsed >= 4 * MINUTE);
 }
