@@ -71,7 +71,8 @@ pub(super) fn entries(
     let shared: Vec<Piece> = trained.iter().map(|&number| pieces[number]).collect();
     let dealt = deal(&shared, copy, copies).into_iter().map(|(place, piece)| (trained[place], piece));
     // Of what is each rank's own, the first copy alone writes: parts of several would be nobody's.
-    let own = own.into_iter().filter(|_| copy == 0).map(|number| (number, pieces[number]));
+    let own = own.into_iter().filter(|&number| copy == 0 && pieces[number].len > 0);
+    let own = own.map(|number| (number, pieces[number]));
     let mut entries: Vec<Entry> = dealt
         .chain(own)
         .map(|(piece, Piece { parameter, offset, len })| Entry {

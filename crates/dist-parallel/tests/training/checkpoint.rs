@@ -6,13 +6,14 @@ use std::path::Path;
 use dist_collectives::Communicator;
 use dist_parallel::{
     AdamW, AdamWOptions, Checkpoints, Ddp, DdpOptions, Decay, FloatType, Fsdp, FsdpOptions, Momentum,
-    Optimizer, Params, Precision, Schedule, Sequence, Sgd, SgdOptions, ShardingStrategy, Shards, Units,
+    Optimizer, ParamInfo, Params, Precision, Schedule, Sequence, Sgd, SgdOptions, ShardingStrategy, Shards,
+    Units,
 };
 use dist_transport::sim;
 use rstest::rstest;
 
 use crate::by_hand::{ByHand, grouped};
-use crate::plain::{Rows, bits, micro_batch, model, squared_error};
+use crate::plain::{Bag, Rows, bits, micro_batch, model, squared_error};
 
 /// How a model is trained.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -198,4 +199,29 @@ fn the_parameters_that_a_consolidated_file_has_are_the_models() {
         trainer.bits()
     };
     assert_eq!(sim::run(1, 3, program).results, vec![trained; 3]);
+}
+
+#[test]
+fn a_frozen_parameter_without_values_is_saved_and_loaded_as_one_with_values() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().to_owned();
+    let outcome = sim::run(1, 2, move |transport| {
+        let mut infos: Vec<ParamInfo> =
+            [0, 3].map(|len| ParamInfo::new(format!("p{len}"), [len], FloatType::F32)).into();
+        infos[0].trainable = false;
+        let mut fork = Communicator::new(transport);
+        let mut trainer = |seed| {
+            Ddp::new(fork.fork().unwrap(), Bag::new(infos.clone(), seed), DdpOptions::default()).unwrap()
+        };
+        let mut checkpoints = Checkpoints::at(&directory);
+        let mut saved = trainer(1);
+        checkpoints.save(&mut saved, None, 1).unwrap();
+        let mut loaded = trainer(2);
+        assert_ne!(bits(loaded.model()), bits(saved.model()));
+        assert_eq!(checkpoints.load(&mut loaded, None).unwrap(), Some(1));
+        bits(loaded.model()) == bits(saved.model())
+    });
+    assert_eq!(outcome.results, [true; 2]);
+    let file = folder.path().join("all.safetensors");
+    Checkpoints::at(folder.path()).consolidate(None, &file).unwrap();
 }
