@@ -120,10 +120,12 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Whether there is something to do, and no more than anyone waits for.
+/// Whether there is something to do, and no more than anyone waits for. Some schedules, and what is predicted of all, take
+/// time that grows with the square of the stages.
 pub(super) fn can_be_made(stages: usize, micro_batches: usize) -> bool {
-    stages.checked_mul(micro_batches).is_some_and(|items| (1..=ITEMS_MAX).contains(&items))
+    let steps = stages.checked_mul(micro_batches.max(stages));
+    micro_batches > 0 && steps.is_some_and(|steps| (1..=STEPS_MAX).contains(&steps))
 }
 
-/// As many computations as anyone waits for.
-const ITEMS_MAX: usize = 1 << 24;
+/// As many steps of making a schedule as anyone waits for.
+const STEPS_MAX: usize = 1 << 24;

@@ -114,6 +114,8 @@ fn messages_that_take_time_are_waited_for() {
 #[case(Kind::Interleaved { stages_per_rank: 0 }, 4, 4)]
 #[case(Kind::OneForwardOneBackward, usize::MAX, 2)]
 #[case(Kind::Zbv, 1 << 20, 1 << 20)]
+#[case::time_grows_with_the_square_of_the_ranks(Kind::Gpipe, 1 << 13, 1)]
+#[case::and_of_the_stages(Kind::Interleaved { stages_per_rank: 1 << 10 }, 1 << 3, 1)]
 fn there_is_no_schedule_for_nothing_and_none_for_too_much(
     #[case] kind: Kind,
     #[case] ranks: usize,
