@@ -14,17 +14,16 @@ pub(super) struct Ranks {
 }
 
 impl Ranks {
-    /// Ranks that wait for each other so long; as long as the trainer's if nothing is said.
-    pub(super) fn of(shards: &mut dyn Shards, timeout: Option<Duration>) -> Result<Self> {
-        let fork = |comm: &mut Communicator| -> Result<Communicator> {
+    /// Ranks that wait for each other so long in each phase. Those of other groups wait for all phases at once.
+    pub(super) fn of(shards: &mut dyn Shards, timeout: Duration) -> Result<Self> {
+        let fork = |comm: &mut Communicator, timeout| -> Result<Communicator> {
             let mut fork = comm.fork().map_err(Error::communication)?;
-            if let Some(timeout) = timeout {
-                fork.set_timeout(timeout);
-            }
+            fork.set_timeout(timeout);
             Ok(fork)
         };
-        let group = fork(shards.communicator_mut())?;
-        let replicas = shards.replicas_mut().map(fork).transpose()?;
+        let group = fork(shards.communicator_mut(), timeout)?;
+        let of_all_phases = timeout.saturating_mul(PHASES);
+        let replicas = shards.replicas_mut().map(|replicas| fork(replicas, of_all_phases)).transpose()?;
         Ok(Self { group, replicas })
     }
 
@@ -119,3 +118,7 @@ fn encode(error: &CheckpointError, rank: usize) -> Vec<u8> {
 fn in_memory(len: u64) -> usize {
     usize::try_from(len).expect("what lies in a rank's memory fits into another's")
 }
+
+/// How often the ranks of a group wait for one of them that writes or reads, at most: a save begins, parts are written, and
+/// the index.
+const PHASES: u32 = 3;

@@ -73,14 +73,15 @@ impl Checkpoints {
         Self { directory, keep: None, timeout, disk: Disk::default(), latest: None }
     }
 
-    /// Removes all but the last `keep` checkpoints, after each that was saved.
+    /// Removes all but the last `keep` checkpoints, after each that was saved. One rank does; the others do not wait for it.
     #[must_use]
     pub fn keep_last(self, keep: NonZeroUsize) -> Self {
         Self { keep: Some(keep), ..self }
     }
 
-    /// How long a rank waits for another to have written or read its part: by default ten minutes. A rank that dies
-    /// is noticed at once.
+    /// How long a rank waits for another to have written or read its part: by default ten minutes. Where pipelines beside
+    /// each other are saved, those that do not save wait three times as long, for all that the others do. A rank that dies is
+    /// noticed at once.
     #[must_use]
     pub fn with_timeout(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
@@ -98,7 +99,7 @@ impl Checkpoints {
     ) -> Result<()> {
         end(self.latest.take());
         let plan = self.plan(shards, optimizer, step);
-        let mut ranks = Ranks::of(shards, Some(self.timeout))?;
+        let mut ranks = Ranks::of(shards, self.timeout)?;
         plan.run(&mut ranks, |entry, write| part::read(shards, optimizer, entry, write))
     }
 
@@ -114,7 +115,7 @@ impl Checkpoints {
         step: u64,
     ) -> Result<Saving> {
         let plan = self.plan(shards, optimizer, step);
-        let mut ranks = Ranks::of(shards, Some(self.timeout))?;
+        let mut ranks = Ranks::of(shards, self.timeout)?;
         let copy = if ranks.saves() { copy(&plan, shards, optimizer) } else { Ok(Vec::new()) };
         let runtime = ranks.group.runtime().clone();
         let (sender, ended) = runtime.mailbox();
@@ -143,7 +144,7 @@ impl Checkpoints {
         optimizer: Option<&mut dyn Optimizer>,
     ) -> Result<Option<u64>> {
         end(self.latest.take());
-        let mut ranks = Ranks::of(shards, Some(self.timeout))?;
+        let mut ranks = Ranks::of(shards, self.timeout)?;
         load::load(&self.disk, &mut ranks, &self.directory, None, shards, optimizer)
     }
 
@@ -158,7 +159,7 @@ impl Checkpoints {
         optimizer: Option<&mut dyn Optimizer>,
     ) -> Result<()> {
         end(self.latest.take());
-        let mut ranks = Ranks::of(shards, Some(self.timeout))?;
+        let mut ranks = Ranks::of(shards, self.timeout)?;
         load::load(&self.disk, &mut ranks, &self.directory, Some(step), shards, optimizer).map(drop)
     }
 
@@ -245,4 +246,5 @@ impl fmt::Debug for Checkpoints {
     }
 }
 
-const TIMEOUT: Duration = Duration::from_secs(600);
+/// How long ranks wait for each other's files unless something else is said.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(600);

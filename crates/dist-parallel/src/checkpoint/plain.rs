@@ -7,6 +7,7 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::agree::Ranks;
+use super::checkpoints::TIMEOUT;
 use super::disk::Disk;
 use super::fetch::OpenFile;
 use super::index::{Index, Run, StoredFile, StoredTensor, TensorName};
@@ -20,14 +21,14 @@ use crate::{FloatType, Result};
 /// parameter that is another name of an earlier one can be left out. What an optimizer keeps is left as it is.
 ///
 /// Such a file has no checksums, so that a change of values is not noticed, unlike one of the list of tensors. Nothing
-/// is changed until every rank has read all that it needs.
+/// is changed until every rank has read all that it needs, for which ranks wait ten minutes for each other.
 ///
 /// # Errors
 /// On every rank, with the tensor at fault, if the file cannot be read, contradicts itself, or is of another model; then
 /// nothing is changed on any rank. If communication fails.
 pub fn load_safetensors(path: impl AsRef<Path>, shards: &mut dyn Shards) -> Result<()> {
     let (disk, path) = (Disk::default(), path.as_ref());
-    let mut ranks = Ranks::of(shards, None)?;
+    let mut ranks = Ranks::of(shards, TIMEOUT)?;
     let header = if ranks.is_first() { read_header(&disk, path) } else { Ok((0, Vec::new())) };
     let (size, header) = ranks.agree(header)?;
     let size = ranks.share(size.to_le_bytes().to_vec())?;

@@ -41,7 +41,11 @@ impl Plan {
         read: impl FnMut(&Entry, &mut WriteBytes<'_>) -> Result<(), CheckpointError>,
     ) -> Result<()> {
         let saved = if ranks.saves() { self.save(&mut ranks.group, read) } else { Ok(()) };
-        ranks.tell(saved)
+        ranks.tell(saved)?;
+        if ranks.is_first() {
+            self.prune();
+        }
+        Ok(())
     }
 
     fn save(
@@ -57,7 +61,6 @@ impl Plan {
         let committed = agree::agree(comm, committed);
         self.clean_up(comm, begun, committed)?;
         tracing::debug!(step = self.step, directory = %self.directory.display(), "checkpoint saved");
-        self.prune(comm);
         Ok(())
     }
 
@@ -144,9 +147,9 @@ impl Plan {
         outcome
     }
 
-    /// Rank 0 removes the oldest. What was saved is saved, whether that works or not.
-    fn prune(&self, comm: &Communicator) {
-        if let (Some(keep), 0) = (self.keep, comm.rank())
+    /// Removes the oldest. What was saved is saved, whether that works or not, and nobody waits for it.
+    fn prune(&self) {
+        if let Some(keep) = self.keep
             && let Err(error) = directory::prune(&self.disk, &self.directory, keep.get())
         {
             tracing::warn!(%error, "an old checkpoint cannot be removed");

@@ -126,9 +126,9 @@ fn pipelines_beside_each_other_save_once_and_go_on_together(
             checkpoints.save(&mut pipeline, None, step).unwrap();
         }
         checkpoints.start_save(&mut pipeline, None, 4).unwrap().wait().unwrap();
-        assert_eq!(checkpoints.steps().unwrap(), [3, 4]);
         trained
     });
+    assert_eq!(Checkpoints::at(&path).steps().unwrap(), [3, 4]);
     let loaded = sim::run(4, later.iter().product(), move |transport| {
         let mut pipeline = beside(transport, later);
         assert_eq!(Checkpoints::at(&path).load(&mut pipeline, None).unwrap(), Some(4));

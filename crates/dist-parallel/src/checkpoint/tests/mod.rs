@@ -1,5 +1,6 @@
 //! Checkpoints of a trainer that holds any pieces of a model.
 
+mod beside;
 mod faults;
 mod holder;
 mod kill;

@@ -220,3 +220,19 @@ fn refused(path: &Path) -> crate::CheckpointError {
         loaded
     }))
 }
+
+#[test]
+fn a_rank_that_comes_later_is_waited_for_as_by_every_other_call_that_loads() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("all.safetensors");
+    write(&file, |_| ());
+    let loaded = on_ranks(2, Division::Even, move |holder| {
+        if holder.comm.rank() == 0 {
+            holder.comm.runtime().sleep(std::time::Duration::from_secs(300));
+        }
+        let (mut trainer, _) = holder.parts();
+        load_safetensors(&file, &mut trainer).unwrap();
+        holder.loaded
+    });
+    assert_eq!(loaded, [1; 2]);
+}

@@ -1,0 +1,97 @@
+//! Trainers beside each other, of which one saves.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use dist_transport::sim;
+
+use super::holder::{Division, Holder, Trainer};
+use crate::checkpoint::disk::Act;
+use crate::checkpoint::{Checkpoints, Holding, Piece, Shards, Slice};
+use crate::{Communicator, ParamInfo, Result, Values, ValuesMut};
+
+/// One of several groups that hold the same.
+struct Beside<'a> {
+    trainer: Trainer<'a>,
+    replicas: &'a mut Communicator,
+}
+
+impl Shards for Beside<'_> {
+    fn infos(&self) -> &[ParamInfo] {
+        self.trainer.infos()
+    }
+
+    fn parameters(&self) -> Holding<Piece> {
+        self.trainer.parameters()
+    }
+
+    fn slices(&self) -> Holding<Slice> {
+        self.trainer.slices()
+    }
+
+    fn read(&self, piece: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
+        self.trainer.read(piece, f)
+    }
+
+    fn write(&mut self, piece: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
+        self.trainer.write(piece, f)
+    }
+
+    fn loaded(&mut self) -> Result<()> {
+        self.trainer.loaded()
+    }
+
+    fn communicator_mut(&mut self) -> &mut Communicator {
+        self.trainer.communicator_mut()
+    }
+
+    fn replicas_mut(&mut self) -> Option<&mut Communicator> {
+        Some(self.replicas)
+    }
+}
+
+/// Rank 0 of the group that saves takes nearly as long as it may in each phase, and far longer to remove what is old.
+#[test]
+fn the_others_wait_for_all_phases_of_the_group_that_saves_and_not_for_what_it_removes() {
+    const TIMEOUT: Duration = Duration::from_secs(10);
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_owned();
+    let outcome = sim::run(1, 4, move |transport| {
+        let mut world = Communicator::new(transport);
+        let rank = world.rank();
+        let (first, other) = (rank / 2 * 2, (rank + 2) % 4);
+        let group = world.subgroup(&[first, first + 1]).unwrap().unwrap();
+        let mut replicas = world.subgroup(&[rank.min(other), rank.max(other)]).unwrap().unwrap();
+        let runtime = world.runtime().clone();
+        let keep = NonZeroUsize::MIN;
+        let mut checkpoints = Checkpoints::at(&path).with_timeout(TIMEOUT).keep_last(keep);
+        if rank == 0 {
+            let runtime = runtime.clone();
+            checkpoints.disk.watch = Some(Arc::new(move |act, _| {
+                match act {
+                    Act::List | Act::Create => runtime.sleep(TIMEOUT / 5 * 4),
+                    Act::Remove => runtime.sleep(10 * TIMEOUT),
+                    _ => {}
+                }
+                Ok(())
+            }));
+        }
+        let mut holder = Holder::new(group, Division::Even);
+        let mut times = Vec::new();
+        for step in 1..=2 {
+            world.set_timeout(20 * TIMEOUT);
+            world.barrier().unwrap();
+            let began = runtime.now();
+            let (trainer, optimizer) = holder.parts();
+            let mut beside = Beside { trainer, replicas: &mut replicas };
+            checkpoints.save(&mut beside, Some(optimizer), step).unwrap();
+            times.push(runtime.now() - began);
+        }
+        times
+    });
+    for times in &outcome.results[2..] {
+        assert!(times.iter().all(|time| *time > TIMEOUT && *time < 3 * TIMEOUT), "{times:?}");
+    }
+    assert!(outcome.results[0][1] > 10 * TIMEOUT, "what is old was removed");
+}
