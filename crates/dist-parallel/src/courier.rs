@@ -11,7 +11,7 @@ use dist_transport::Runtime;
 use dist_transport::runtime::{Mailbox, Receiver, Task};
 
 use crate::flat::Flat;
-use crate::{BoxError, BucketGradients, BucketHook, BucketTensor, Error, Result};
+use crate::{BoxError, BucketGradients, BucketHook, BucketTensor, Error, Result, fsdp};
 
 /// Takes buckets and sums them over all ranks, one after the other.
 pub(crate) struct Courier {
@@ -23,7 +23,13 @@ pub(crate) struct Courier {
     bytes_sent: Arc<AtomicU64>,
 }
 
-struct Job {
+enum Job {
+    Sum(Bucket),
+    /// What the hook keeps is of no use any more.
+    Forget(Mailbox<Result<()>>),
+}
+
+struct Bucket {
     bucket: usize,
     sum: Flat,
     timeout: Duration,
@@ -47,14 +53,21 @@ impl Courier {
         let counter = Arc::clone(&bytes_sent);
         let (jobs, mut queue) = runtime.mailbox::<Job>();
         let work = move || {
-            while let Ok(Job { bucket, mut sum, timeout, order, reply }) = queue.receive(None) {
+            while let Ok(job) = queue.receive(None) {
+                let Bucket { bucket, mut sum, timeout, order, reply } = match job {
+                    Job::Sum(bucket) => bucket,
+                    Job::Forget(reply) => {
+                        reply.send(forgotten(&mut *hook));
+                        continue;
+                    }
+                };
                 forked.set_timeout(timeout);
                 forked.set_order(order);
                 let len = sum.len();
                 let gradients =
                     BucketGradients { bucket, tensors: &tensors[bucket], values: sum.slice_mut(0, len) };
                 let done = summed(&mut *hook, gradients, &mut forked);
-                counter.store(forked.traffic().bytes_sent, Ordering::Relaxed);
+                counter.store(fsdp::bytes_sent(&forked), Ordering::Relaxed);
                 if let Err(error) = &done {
                     forked.abort(Chain(error));
                 }
@@ -68,9 +81,19 @@ impl Courier {
     /// Gives a bucket to the hook; its operations are done in the manner of this communicator.
     pub(crate) fn send(&self, bucket: usize, sum: Flat, comm: &Communicator) -> Delivery {
         let (reply, delivery) = self.runtime.mailbox();
-        let jobs = self.jobs.as_ref().expect("the queue is open until the courier is dropped");
-        jobs.send(Job { bucket, sum, timeout: comm.timeout(), order: comm.order(), reply });
+        self.ask(Job::Sum(Bucket { bucket, sum, timeout: comm.timeout(), order: comm.order(), reply }));
         Delivery(delivery)
+    }
+
+    /// Lets the hook forget what it keeps, and waits for it.
+    pub(crate) fn forget(&self) -> Result<()> {
+        let (reply, mut forgotten) = self.runtime.mailbox();
+        self.ask(Job::Forget(reply));
+        forgotten.receive(None).expect(ANSWERED)
+    }
+
+    fn ask(&self, job: Job) {
+        self.jobs.as_ref().expect("the queue is open until the courier is dropped").send(job);
     }
 
     /// What the hook has sent so far.
@@ -82,7 +105,7 @@ impl Courier {
 impl Delivery {
     /// The sum over all ranks.
     pub(crate) fn wait(mut self) -> Result<Flat> {
-        self.0.receive(None).expect("the courier answers every job before it ends")
+        self.0.receive(None).expect(ANSWERED)
     }
 }
 
@@ -112,12 +135,20 @@ impl fmt::Debug for Delivery {
 /// Lets the hook do its work, whatever it does.
 fn summed(hook: &mut dyn BucketHook, gradients: BucketGradients<'_>, comm: &mut Communicator) -> Result<()> {
     let done = catch_unwind(AssertUnwindSafe(|| hook.sum(gradients, comm)));
-    let name = || catch_unwind(AssertUnwindSafe(|| hook.name())).unwrap_or_default();
     match done {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(source)) => Err(failed(source, name)),
-        Err(_) => Err(Error::HookPanicked { hook: name() }),
+        Ok(Err(source)) => Err(failed(source, || name(hook))),
+        Err(_) => Err(Error::HookPanicked { hook: name(hook) }),
     }
+}
+
+/// Lets the hook forget, whatever it does.
+fn forgotten(hook: &mut dyn BucketHook) -> Result<()> {
+    catch_unwind(AssertUnwindSafe(|| hook.forget())).map_err(|_| Error::HookPanicked { hook: name(hook) })
+}
+
+fn name(hook: &dyn BucketHook) -> String {
+    catch_unwind(AssertUnwindSafe(|| hook.name())).unwrap_or_default()
 }
 
 /// What a hook failed with: its own error, or one of ours or of communication that it passes on.
@@ -130,3 +161,5 @@ fn failed(source: BoxError, hook: impl FnOnce() -> String) -> Error {
         },
     }
 }
+
+const ANSWERED: &str = "the courier answers every job before it ends";

@@ -26,8 +26,7 @@ impl<M: Params> Shards for Ddp<M> {
     }
 
     fn loaded(&mut self) -> Result<()> {
-        self.forget();
-        Ok(())
+        self.begin_anew()
     }
 
     fn communicator_mut(&mut self) -> &mut Communicator {

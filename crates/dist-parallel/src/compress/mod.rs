@@ -55,6 +55,9 @@ pub trait BucketHook: Send {
         false
     }
 
+    /// Forgets what it keeps of earlier steps: parameters were loaded that these have nothing to do with.
+    fn forget(&mut self) {}
+
     /// Replaces this rank's sum of gradients by the sum over all ranks, or what comes near to it: the same bits on
     /// every rank. Buckets come in the same order on every rank.
     ///
@@ -70,6 +73,10 @@ impl<H: BucketHook + ?Sized> BucketHook for Box<H> {
 
     fn keeps_residual(&self) -> bool {
         (**self).keeps_residual()
+    }
+
+    fn forget(&mut self) {
+        (**self).forget();
     }
 
     fn sum(&mut self, bucket: BucketGradients<'_>, comm: &mut Communicator) -> Result<(), BoxError> {

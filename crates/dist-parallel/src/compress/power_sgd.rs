@@ -101,6 +101,10 @@ impl BucketHook for PowerSgdHook {
         true
     }
 
+    fn forget(&mut self) {
+        (self.residuals, self.found) = (Residuals::default(), Vec::new());
+    }
+
     fn sum(&mut self, bucket: BucketGradients<'_>, comm: &mut Communicator) -> Result<(), BoxError> {
         let BucketGradients { bucket, tensors, values } = bucket;
         as_f32(values, |values| Ok(self.sum_f32(bucket, tensors, values, comm)?))

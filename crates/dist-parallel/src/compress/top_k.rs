@@ -93,6 +93,10 @@ impl BucketHook for TopKHook {
         true
     }
 
+    fn forget(&mut self) {
+        self.residuals = Residuals::default();
+    }
+
     fn sum(&mut self, bucket: BucketGradients<'_>, comm: &mut Communicator) -> Result<(), BoxError> {
         let BucketGradients { bucket, tensors, values } = bucket;
         as_f32(values, |values| Ok(self.sum_f32(bucket, tensors, values, comm)?))

@@ -348,10 +348,17 @@ impl<M: Params> Ddp<M> {
         result
     }
 
-    /// Forgets all gradients.
-    pub(crate) fn forget(&mut self) {
+    /// Forgets all gradients, but for what a hook keeps.
+    fn forget(&mut self) {
         self.gradients.forget();
         (self.micro_batches, self.weighted) = (0, false);
+    }
+
+    /// Forgets all gradients, as if training had just begun.
+    pub(crate) fn begin_anew(&mut self) -> Result<()> {
+        self.forget();
+        self.gradients.forget_residuals();
+        self.courier.as_ref().map_or(Ok(()), Courier::forget)
     }
 }
 

@@ -237,6 +237,13 @@ impl Gradients {
         self.synchronised = false;
     }
 
+    /// Forgets that something of earlier steps may come later.
+    pub(crate) fn forget_residuals(&mut self) {
+        if let Some(ever_used) = &mut self.ever_used {
+            ever_used.fill(false);
+        }
+    }
+
     /// Adds a bucket's leaf to its sum, if it has not been added.
     fn close_leaf(&mut self, index: usize) {
         let BucketSum { sum, leaf, written, spare, .. } = &mut self.buckets[index];

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use dist_collectives::{Communicator, ReduceOp};
 use dist_parallel::{
-    BoxError, BucketGradients, BucketHook, Compression, Ddp, DdpOptions, Error, FloatType, ParamInfo, Sgd,
-    SgdOptions, TopKHook, Values, ValuesMut,
+    AdamW, AdamWOptions, BoxError, BucketGradients, BucketHook, Checkpoints, Compression, Ddp, DdpOptions,
+    Error, FloatType, ParamInfo, Sgd, SgdOptions, TopKHook, Values, ValuesMut,
 };
 use dist_transport::sim;
 use rstest::rstest;
 
 use crate::ddp::{options, train_alone};
 use crate::errors::run_at_once;
-use crate::plain::{Bag, bits, micro_batch, model, squared_error};
+use crate::plain::{Bag, Numbers, bits, micro_batch, model, squared_error};
 
 fn hook(text: &str) -> Box<dyn BucketHook> {
     text.parse::<Compression>().unwrap().hook().unwrap().unwrap()
@@ -258,4 +258,71 @@ fn a_model_without_parameters_and_parameters_without_values_are_trained_too() {
             assert_eq!(outcome.results, [1.5; 2]);
         }
     }
+}
+
+/// A hook that sums as without one, by an operation that it starts.
+struct Started;
+
+impl BucketHook for Started {
+    fn name(&self) -> String {
+        "started".to_owned()
+    }
+
+    fn sum(&mut self, bucket: BucketGradients<'_>, comm: &mut Communicator) -> Result<(), BoxError> {
+        let ValuesMut::F32(values) = bucket.values else { return Err("this hook sums f32".into()) };
+        let sum = comm.start_all_reduce(values.to_vec(), ReduceOp::Sum).wait();
+        values.copy_from_slice(&sum.map_err(|failed| failed.error)?);
+        Ok(())
+    }
+}
+
+#[test]
+fn what_a_hook_sends_by_what_it_starts_is_counted_too() {
+    let outcome = sim::run(1, 2, |transport| {
+        let model = Bag::new(vec![ParamInfo::new("w", [40, 50], FloatType::F32)], 1);
+        let mut ddp = Ddp::with_hook(Communicator::new(transport), model, options(1 << 20), Started).unwrap();
+        ddp.step_with(2, |bag, index, ready| bag.report(index, ready)).unwrap().bytes_sent
+    });
+    assert_eq!(outcome.results, bytes_sent("none")[..]);
+}
+
+/// Of two parameters, one has gradients in some steps only, which a checkpoint comes before.
+#[rstest]
+fn who_loads_an_earlier_step_goes_on_as_a_new_process_does(
+    #[values("topk:0.25", "powersgd:1")] text: &'static str,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().to_owned();
+    let run = move |is_new: bool| {
+        let directory = directory.clone();
+        let program = move |transport| {
+            let infos = ["always", "later"].map(|name| ParamInfo::new(name, [4, 4], FloatType::F32)).into();
+            let comm = Communicator::new(transport);
+            let mut ddp = Ddp::with_hook(comm, Bag::new(infos, 1), options(0), hook(text)).unwrap();
+            let mut optimizer = AdamW::new(AdamWOptions::default()).unwrap();
+            let mut checkpoints = Checkpoints::at(&directory);
+            let step = |ddp: &mut Ddp<Bag>, optimizer: &mut AdamW, number: u64, parameters: usize| {
+                let report = ddp.step_with(2, |_, index, ready| {
+                    let mut numbers = Numbers(2 * number + index as u64);
+                    (0..parameters)
+                        .try_for_each(|parameter| ready(parameter, (&*numbers.take(16)).into()))?;
+                    Ok(0.0)
+                });
+                report.unwrap();
+                ddp.update(optimizer).unwrap();
+            };
+            if !is_new {
+                step(&mut ddp, &mut optimizer, 1, 1);
+                checkpoints.save(&mut ddp, Some(&optimizer), 1).unwrap();
+                step(&mut ddp, &mut optimizer, 2, 2);
+            }
+            assert_eq!(checkpoints.load(&mut ddp, Some(&mut optimizer)).unwrap(), Some(1));
+            step(&mut ddp, &mut optimizer, 3, 1);
+            step(&mut ddp, &mut optimizer, 4, 1);
+            bits(ddp.model())
+        };
+        sim::run(1, 2, program).results
+    };
+    let went_back = run(false);
+    assert_eq!(went_back, run(true));
 }
