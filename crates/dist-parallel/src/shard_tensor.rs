@@ -83,7 +83,8 @@ pub(crate) fn range_of_part(len: usize, parts: usize, part: usize) -> Range<usiz
     start(part)..start(part + 1)
 }
 
-fn check(shape: &[usize], len: usize) -> Result<()> {
+/// Makes sure that a tensor of this shape has so many values.
+pub(crate) fn check(shape: &[usize], len: usize) -> Result<()> {
     let expected = shape.iter().try_fold(1_usize, |product, &dim| product.checked_mul(dim));
     // A product with a zero is zero, whatever comes before it.
     let expected = if shape.contains(&0) { Some(0) } else { expected };

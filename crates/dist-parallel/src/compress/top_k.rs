@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::residual::Residuals;
 use super::{BucketGradients, BucketHook, BucketTensor, as_f32};
 use crate::tree::TreeSum;
-use crate::{BoxError, Error, Result};
+use crate::{BoxError, Error, Result, shard_tensor};
 
 /// Sums of each tensor only the ⌈ratio·n⌉ values that are largest in magnitude on each rank, and keeps the rest for
 /// later: error feedback.
@@ -142,9 +142,7 @@ impl SparseGradient {
     /// If the shape has another number of values, there are not as many indices as values, or one is out of range.
     pub fn decompress(&self, shape: &[usize]) -> Result<Vec<f32>> {
         let &Self { ref indices, ref values, len } = self;
-        if shape.iter().try_fold(1_usize, |product, &dim| product.checked_mul(dim)) != Some(len) {
-            return Err(Error::ShapeDiffers { shape: shape.to_vec(), len });
-        }
+        shard_tensor::check(shape, len)?;
         if indices.len() != values.len() {
             return Err(Error::SparseDiffers { indices: indices.len(), values: values.len() });
         }
@@ -285,6 +283,8 @@ mod tests {
         let sparse = SparseGradient::largest(&[1.0, 2.0, 3.0], 1.0).unwrap();
         assert!(matches!(sparse.decompress(&[2]), Err(Error::ShapeDiffers { len: 3, .. })));
         assert!(matches!(sparse.decompress(&[usize::MAX, 9]), Err(Error::ShapeDiffers { .. })));
+        let empty = SparseGradient::largest(&[], 1.0).unwrap();
+        assert_eq!(empty.decompress(&[usize::MAX, 2, 0]).unwrap(), [0.0; 0], "as shards have it");
         let fewer = SparseGradient { values: vec![1.0], ..sparse.clone() };
         assert!(matches!(fewer.decompress(&[3]), Err(Error::SparseDiffers { indices: 3, values: 1 })));
         let beyond = SparseGradient { indices: vec![0, 3, 1], ..sparse };
