@@ -4,17 +4,18 @@
 //! as a tree. A parameter without a gradient in a micro-batch counts as +0 there, on every rank and in every
 //! strategy, so that it cannot matter who computed what.
 
+mod homes;
+
+pub(crate) use homes::{Homes, merge};
+
 use crate::flat::Flat;
 use crate::tally::{Asked, Tally};
 use crate::tree::TreeSum;
-use crate::{Bucket, BucketPlan, Error, FloatType, ParamInfo, Place, Result, Values};
+use crate::{Bucket, BucketPlan, FloatType, ParamInfo, Result, Values};
 
 #[derive(Debug)]
 pub(crate) struct Gradients {
-    plan: BucketPlan,
-    /// For each parameter of the model: where its gradient goes, `None` if it has none.
-    homes: Vec<Option<Home>>,
-    names: Vec<String>,
+    homes: Homes,
     buckets: Vec<BucketSum>,
     losses: TreeSum<f32>,
     /// Micro-batches that this rank has summed since the last synchronisation, and what they count together.
@@ -29,14 +30,6 @@ pub(crate) struct Gradients {
     /// because nothing of a gradient comes later.
     ever_used: Option<Vec<bool>>,
     synchronised: bool,
-}
-
-/// Where a parameter's gradient goes. Several parameters that are the same share a home.
-#[derive(Debug, Clone, Copy)]
-struct Home {
-    bucket: usize,
-    /// Which of the bucket's places.
-    place: usize,
 }
 
 #[derive(Debug)]
@@ -63,26 +56,12 @@ pub(crate) type Allocate<'a> = dyn FnMut(FloatType, usize) -> Result<Flat> + 'a;
 
 impl Gradients {
     pub(crate) fn new(infos: &[ParamInfo], plan: BucketPlan, keeps_residual: bool) -> Self {
-        let mut homes = vec![None; infos.len()];
-        let mut buckets = Vec::with_capacity(plan.buckets().len());
-        for (bucket, planned) in plan.buckets().iter().enumerate() {
-            for (place, at) in planned.places.iter().enumerate() {
-                homes[at.parameter] = Some(Home { bucket, place });
-            }
-            buckets.push(BucketSum::new(planned.places.len()));
-        }
-        for (parameter, info) in infos.iter().enumerate() {
-            if let (true, Some(earlier)) = (info.trainable, info.same_as) {
-                homes[parameter] = homes[earlier];
-            }
-            if let Some(home) = homes[parameter] {
-                buckets[home.bucket].reporters += 1;
-            }
-        }
+        let homes = Homes::new(infos, plan);
+        let sum = |planned: &Bucket| BucketSum::new(planned.places.len());
+        let mut buckets: Vec<BucketSum> = homes.buckets().iter().map(sum).collect();
+        homes.of_all().for_each(|home| buckets[home.bucket].reporters += 1);
         Self {
-            plan,
             homes,
-            names: infos.iter().map(|info| info.name.clone()).collect(),
             buckets,
             losses: TreeSum::new(),
             leaves: 0,
@@ -96,7 +75,7 @@ impl Gradients {
 
     /// Parameters with a gradient of their own.
     pub(crate) fn parameters(&self) -> impl Iterator<Item = usize> {
-        let places = self.plan.buckets().iter().flat_map(|bucket| &bucket.places);
+        let places = self.homes.buckets().iter().flat_map(|bucket| &bucket.places);
         places.map(|place| place.parameter)
     }
 
@@ -111,7 +90,7 @@ impl Gradients {
     pub(crate) fn begin(&mut self, allocate: &mut Allocate<'_>) -> Result<()> {
         self.begin_step();
         self.reported.fill(false);
-        for (bucket, planned) in self.buckets.iter_mut().zip(self.plan.buckets()) {
+        for (bucket, planned) in self.buckets.iter_mut().zip(self.homes.buckets()) {
             bucket.written.fill(false);
             bucket.outstanding = bucket.reporters;
             bucket.leaf = Some(if self.leaves == 0 {
@@ -135,24 +114,12 @@ impl Gradients {
 
     /// Takes the gradient of one parameter for the present micro-batch.
     pub(crate) fn report(&mut self, parameter: usize, values: Values<'_>) -> Result<()> {
-        let count = self.homes.len();
-        let home = *self.homes.get(parameter).ok_or(Error::NoSuchParameter { index: parameter, count })?;
-        if std::mem::replace(&mut self.reported[parameter], true) {
-            return Err(Error::ReportedTwice { parameter: self.names[parameter].clone() });
-        }
-        let Some(Home { bucket, place }) = home else { return Ok(()) };
-        let at = self.plan.buckets()[bucket].places[place];
-        let bucket = &mut self.buckets[bucket];
+        let Some(home) = self.homes.reported(parameter, &mut self.reported)? else { return Ok(()) };
+        let bucket = &mut self.buckets[home.bucket];
         let leaf = bucket.leaf.as_mut().expect("a bucket is closed once every parameter has reported");
-        let mut into = leaf.slice_mut(at.offset, at.len);
-        let taken = if bucket.written[place] { into.add(values) } else { into.copy_from(values) };
-        taken.map_err(|source| Error::WrongGradient {
-            parameter: self.names[parameter].clone(),
-            source: Box::new(source),
-        })?;
-        bucket.written[place] = true;
+        let owner = self.homes.put(parameter, home, values, (leaf, &mut bucket.written))?;
         bucket.outstanding -= 1;
-        self.used[at.parameter] = true;
+        self.used[owner] = true;
         Ok(())
     }
 
@@ -181,7 +148,7 @@ impl Gradients {
         if let Some(sum) = sum.finish(|left, right| merge(left, right, spare)) {
             return Ok(sum);
         }
-        let planned = &self.plan.buckets()[index];
+        let planned = &self.homes.buckets()[index];
         let mut zeros = self.buckets[index].vessel(planned, allocate)?;
         zeros.slice_mut(0, planned.len()).clear();
         Ok(zeros)
@@ -212,10 +179,7 @@ impl Gradients {
 
     /// The mean gradient of a parameter; `None` if there is none.
     pub(crate) fn mean(&self, parameter: usize) -> Option<Values<'_>> {
-        let Home { bucket, place } = (*self.homes.get(parameter)?)?;
-        let Place { parameter, offset, len } = self.plan.buckets()[bucket].places[place];
-        let mean = self.buckets[bucket].mean.as_ref().filter(|_| self.used[parameter])?;
-        Some(mean.slice(offset, len))
+        self.homes.mean(parameter, &self.used, |bucket| self.buckets[bucket].mean.as_ref())
     }
 
     /// Multiplies all mean gradients by a factor.
@@ -248,10 +212,7 @@ impl Gradients {
     fn close_leaf(&mut self, index: usize) {
         let BucketSum { sum, leaf, written, spare, .. } = &mut self.buckets[index];
         let Some(mut closed) = leaf.take() else { return };
-        for (at, _) in self.plan.buckets()[index].places.iter().zip(written).filter(|(_, written)| !**written)
-        {
-            closed.slice_mut(at.offset, at.len).clear();
-        }
+        self.homes.clear_unwritten(index, &mut closed, written);
         sum.add(self.leaves, closed, |left, right| merge(left, right, spare));
     }
 }
@@ -274,11 +235,6 @@ impl BucketSum {
     fn vessel(&mut self, planned: &Bucket, allocate: &mut Allocate<'_>) -> Result<Flat> {
         self.vessel.take().map_or_else(|| allocate(planned.dtype, planned.len()), Ok)
     }
-}
-
-fn merge(left: &mut Flat, right: Flat, spare: &mut Vec<Flat>) {
-    left.add(&right);
-    spare.push(right);
 }
 
 #[cfg(test)]

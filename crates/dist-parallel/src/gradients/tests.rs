@@ -9,7 +9,7 @@ use rstest::rstest;
 
 use super::*;
 use crate::tally::TrainingCall;
-use crate::{BucketBytes, FloatType};
+use crate::{BucketBytes, Error, FloatType};
 
 /// Two ordinary parameters, a frozen one, one in a half type, and one that is the same as the first.
 fn infos() -> Vec<ParamInfo> {

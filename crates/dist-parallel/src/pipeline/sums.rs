@@ -3,17 +3,15 @@
 use std::collections::BTreeMap;
 
 use crate::flat::Flat;
+use crate::gradients::{Homes, merge};
 use crate::tree::TreeSum;
-use crate::{Bucket, BucketBytes, BucketPlan, Error, ParamInfo, Place, Result, Values};
+use crate::{Bucket, BucketBytes, BucketPlan, ParamInfo, Result, Values};
 
 /// The gradients of a stage's own parameters. Sums are those of [`TreeSum`], by the index of the micro-batch: a
 /// schedule may finish micro-batches in any order.
 pub(super) struct Sums {
-    /// One bucket per type.
-    plan: BucketPlan,
-    /// For each parameter of the stage, its bucket and place.
-    homes: Vec<Option<(usize, usize)>>,
-    names: Vec<String>,
+    /// In one bucket per type.
+    homes: Homes,
     /// For each bucket.
     trees: Vec<TreeSum<Flat>>,
     /// Gradients of micro-batches whose backward has begun and not ended.
@@ -35,23 +33,10 @@ impl Sums {
     /// Sums for a stage's parameters; those that are not trainable have none.
     pub(super) fn new(infos: &[ParamInfo]) -> Self {
         let plan = BucketPlan::new(infos, BucketBytes { first_max: usize::MAX, other_max: usize::MAX });
-        let mut homes = vec![None; infos.len()];
-        for (bucket, planned) in plan.buckets().iter().enumerate() {
-            for (place, at) in planned.places.iter().enumerate() {
-                homes[at.parameter] = Some((bucket, place));
-            }
-        }
-        for (parameter, info) in infos.iter().enumerate() {
-            if let (true, Some(earlier)) = (info.trainable, info.same_as) {
-                homes[parameter] = homes[earlier];
-            }
-        }
         Self {
-            homes,
-            names: infos.iter().map(|info| info.name.clone()).collect(),
             trees: plan.buckets().iter().map(|_| TreeSum::new()).collect(),
             spare: plan.buckets().iter().map(|_| Vec::new()).collect(),
-            plan,
+            homes: Homes::new(infos, plan),
             open: BTreeMap::new(),
             used: vec![false; infos.len()],
         }
@@ -59,22 +44,11 @@ impl Sums {
 
     /// Takes a gradient of a micro-batch.
     pub(super) fn report(&mut self, micro_batch: usize, parameter: usize, values: Values<'_>) -> Result<()> {
-        let count = self.homes.len();
-        let home = *self.homes.get(parameter).ok_or(Error::NoSuchParameter { index: parameter, count })?;
         self.open(micro_batch);
         let leaf = self.open.get_mut(&micro_batch).expect("it was just opened");
-        if std::mem::replace(&mut leaf.reported[parameter], true) {
-            return Err(Error::ReportedTwice { parameter: self.names[parameter].clone() });
-        }
-        let Some((bucket, place)) = home else { return Ok(()) };
-        let Place { parameter: owner, offset, len } = self.plan.buckets()[bucket].places[place];
-        let mut into = leaf.buckets[bucket].slice_mut(offset, len);
-        let written = std::mem::replace(&mut leaf.written[bucket][place], true);
-        let taken = if written { into.add(values) } else { into.copy_from(values) };
-        taken.map_err(|source| Error::WrongGradient {
-            parameter: self.names[parameter].clone(),
-            source: Box::new(source),
-        })?;
+        let Some(home) = self.homes.reported(parameter, &mut leaf.reported)? else { return Ok(()) };
+        let bucket = (&mut leaf.buckets[home.bucket], &mut *leaf.written[home.bucket]);
+        let owner = self.homes.put(parameter, home, values, bucket)?;
         self.used[owner] = true;
         Ok(())
     }
@@ -84,14 +58,7 @@ impl Sums {
         self.open(micro_batch);
         let leaf = self.open.remove(&micro_batch).expect("it was just opened");
         for (bucket, mut buffer) in leaf.buckets.into_iter().enumerate() {
-            for (at, _) in self.plan.buckets()[bucket]
-                .places
-                .iter()
-                .zip(&leaf.written[bucket])
-                .filter(|(_, written)| !**written)
-            {
-                buffer.slice_mut(at.offset, at.len).clear();
-            }
+            self.homes.clear_unwritten(bucket, &mut buffer, &leaf.written[bucket]);
             let spare = &mut self.spare[bucket];
             self.trees[bucket].add(micro_batch, buffer, |left, right| merge(left, right, spare));
         }
@@ -99,7 +66,7 @@ impl Sums {
 
     /// The sum of all micro-batches, which are all ended, by bucket.
     pub(super) fn take(&mut self) -> Vec<Flat> {
-        let planned = self.plan.buckets().iter();
+        let planned = self.homes.buckets().iter();
         let trees = self.trees.iter_mut().zip(&mut self.spare);
         let sums = planned.zip(trees).map(|(planned, (tree, spare))| {
             let sum = tree.finish(|left, right| merge(left, right, spare));
@@ -121,12 +88,12 @@ impl Sums {
 
     /// Whether a parameter's gradients are summed here.
     pub(super) fn has(&self, parameter: usize) -> bool {
-        self.homes[parameter].is_some()
+        self.homes.of(parameter).is_some()
     }
 
     /// Where gradients lie: one bucket per type.
     pub(super) fn buckets(&self) -> &[Bucket] {
-        self.plan.buckets()
+        self.homes.buckets()
     }
 
     /// The mean gradient of a parameter, given the means by bucket and which parameters have one.
@@ -136,10 +103,7 @@ impl Sums {
         means: Option<&'a [Flat]>,
         used: &[bool],
     ) -> Option<Values<'a>> {
-        let (bucket, place) = (*self.homes.get(parameter)?)?;
-        let Place { parameter, offset, len } = self.plan.buckets()[bucket].places[place];
-        let means = means.filter(|_| used[parameter])?;
-        Some(means[bucket].slice(offset, len))
+        self.homes.mean(parameter, used, |bucket| Some(&means?[bucket]))
     }
 
     /// Forgets everything that was summed.
@@ -150,22 +114,17 @@ impl Sums {
     }
 
     fn open(&mut self, micro_batch: usize) {
-        let Self { plan, spare, homes, open, .. } = self;
+        let Self { spare, homes, open, .. } = self;
         open.entry(micro_batch).or_insert_with(|| {
-            let buckets = plan.buckets().iter().zip(spare);
+            let buckets = homes.buckets().iter().zip(spare);
             let buffer = |(planned, spare): (&Bucket, &mut Vec<Flat>)| {
                 spare.pop().unwrap_or_else(|| Flat::zeros(planned.dtype, planned.len()))
             };
             Leaf {
                 buckets: buckets.map(buffer).collect(),
-                written: plan.buckets().iter().map(|planned| vec![false; planned.places.len()]).collect(),
+                written: homes.buckets().iter().map(|planned| vec![false; planned.places.len()]).collect(),
                 reported: vec![false; homes.len()],
             }
         });
     }
-}
-
-fn merge(left: &mut Flat, right: Flat, spare: &mut Vec<Flat>) {
-    left.add(&right);
-    spare.push(right);
 }
