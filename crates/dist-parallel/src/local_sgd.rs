@@ -5,8 +5,9 @@
 
 use std::fmt;
 
-use dist_collectives::{Chain, Communicator, ReduceOp};
+use dist_collectives::{Communicator, ReduceOp};
 
+use crate::abort::or_abort;
 use crate::broadcast::broadcast;
 use crate::checkpoint::{Checkpoints, Saving};
 use crate::flat::Flat;
@@ -198,7 +199,7 @@ impl<M: Params> LocalSgd<M> {
             traffic: LocalTraffic::default(),
         };
         let begun = broadcast(&mut local.comm, &mut local.model).and_then(|()| local.start_here());
-        local.or_abort(begun)?;
+        or_abort(&mut local.comm, begun)?;
         Ok(local)
     }
 
@@ -209,7 +210,7 @@ impl<M: Params> LocalSgd<M> {
     /// If `inner` fails, or as for [`meet`](Self::meet).
     pub fn step_with(&mut self, inner: impl FnOnce(&mut M) -> Result<f32, BoxError>) -> Result<LocalStep> {
         let computed = inner(&mut self.model).map_err(Error::compute);
-        let loss = self.or_abort(computed)?;
+        let loss = or_abort(&mut self.comm, computed)?;
         self.steps += 1;
         self.losses += loss;
         self.traffic.steps += 1;
@@ -226,7 +227,7 @@ impl<M: Params> LocalSgd<M> {
     pub fn meet(&mut self) -> Result<Meeting> {
         let sent_before = self.comm.traffic().bytes_sent;
         let met = self.try_to_meet();
-        let loss = self.or_abort(met)?;
+        let loss = or_abort(&mut self.comm, met)?;
         let bytes_sent = self.comm.traffic().bytes_sent - sent_before;
         self.traffic.meetings += 1;
         self.traffic.bytes_sent += bytes_sent;
@@ -348,15 +349,6 @@ impl<M: Params> LocalSgd<M> {
             }
         }
         Ok(loss[0])
-    }
-
-    fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
-        if let Err(error) = &result
-            && !error.harms_nobody()
-        {
-            self.comm.abort(Chain(error));
-        }
-        result
     }
 }
 

@@ -8,9 +8,10 @@ use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
-use dist_collectives::{Chain, Communicator};
+use dist_collectives::Communicator;
 
 use self::flight::{Flight, Landed};
+use crate::abort::or_abort;
 use crate::broadcast::broadcast;
 use crate::courier::Courier;
 use crate::fsdp::share;
@@ -147,10 +148,7 @@ impl<M: Params> Ddp<M> {
         let gradients = Gradients::new(model.infos(), plan, keeps_residual);
         let courier = hook.map(|hook| Courier::start(&mut comm, hook, tensors)).transpose();
         let begun = broadcast(&mut comm, &mut model).and(courier);
-        if let Err(error) = &begun {
-            comm.abort(Chain(error));
-        }
-        let courier = begun?;
+        let courier = or_abort(&mut comm, begun)?;
         tracing::debug!(
             parameters = model.infos().len(),
             buckets = gradients.bucket_count(),
@@ -336,16 +334,9 @@ impl<M: Params> Ddp<M> {
         Ok(())
     }
 
-    /// Aborts the job if something failed that the other ranks cannot know.
+    /// Aborts the job if something failed that the other ranks cannot know, and forgets all gradients.
     fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
-        if let Err(error) = &result {
-            if !error.harms_nobody() {
-                tracing::warn!(%error, "training ends the job");
-                self.comm.abort(Chain(error));
-            }
-            self.forget();
-        }
-        result
+        or_abort(&mut self.comm, result).inspect_err(|_| self.forget())
     }
 
     /// Forgets all gradients, but for what a hook keeps.

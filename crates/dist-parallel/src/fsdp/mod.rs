@@ -17,7 +17,7 @@ mod step;
 use std::fmt;
 use std::ops::Range;
 
-use dist_collectives::{Chain, Communicator, ReduceOp};
+use dist_collectives::{Communicator, ReduceOp};
 
 pub(crate) use deal::share;
 pub(crate) use groups::{bytes_sent, follow};
@@ -25,6 +25,7 @@ pub use memory::Memory;
 pub use options::{FsdpOptions, Precision, Reshard, ShardingStrategy, Units};
 pub use plan::Plan;
 
+use crate::abort::or_abort;
 use crate::flat::Flat;
 use crate::norm::{SquareRange, SumOfSquares};
 use crate::{
@@ -147,16 +148,14 @@ impl<A> Fsdp<A> {
         let mut fill = |model: &mut _, strip: &_, whole: &mut _| fill(&mut world, model, strip, whole);
         let parameters =
             Parameters::new(&plan.layout, degrees, precision, &mut groups, &mut model, &mut fill);
-        if let Err(error) = &parameters {
-            world.abort(Chain(error));
-        }
+        let parameters = or_abort(&mut world, parameters)?;
         let names = model.infos().iter().map(|info| info.name.clone()).collect();
         let kept = model.infos().iter().zip(&plan.layout.homes).map(|(info, home)| {
             let strip = &plan.layout.units[home.unit].strips[home.strip];
             ParamInfo { dtype: strip.master_dtype(precision), ..info.clone() }
         });
         Ok(Self {
-            parameters: parameters?,
+            parameters,
             gradients: Gradients::new(&plan.layout, names, precision, degrees.each_round),
             groups,
             kept: kept.collect(),
@@ -420,16 +419,9 @@ impl<A> Fsdp<A> {
         parameters.rest(groups)
     }
 
-    /// Aborts the job if something failed that the other ranks cannot know.
+    /// Aborts the job if something failed that the other ranks cannot know, and forgets all gradients.
     fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
-        if let Err(error) = &result {
-            if !error.harms_nobody() {
-                tracing::warn!(%error, "training ends the job");
-                self.world.abort(Chain(error));
-            }
-            self.forget();
-        }
-        result
+        or_abort(&mut self.world, result).inspect_err(|_| self.forget())
     }
 
     /// Forgets all gradients, and the parameters of other ranks.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
-use dist_collectives::{Chain, Communicator, ReduceOp};
+use dist_collectives::{Communicator, ReduceOp};
 
 use super::activations::Activations;
 use super::links::Links;
@@ -13,6 +13,7 @@ use super::shard::Shard;
 use super::stage::Stage;
 use super::ties::{self, Node, Tie};
 use super::{Schedule, Span, Timeline};
+use crate::abort::or_abort;
 use crate::flat::Flat;
 use crate::norm::{self, SquareRange, SumOfSquares};
 use crate::{Error, ParamInfo, Params, Result, Sequence, Values, agreement, params};
@@ -325,14 +326,11 @@ impl<A> Pipeline<A> {
 
     /// Aborts the job if something failed that the other ranks cannot know, and forgets what was begun.
     pub(super) fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
-        if let Err(error) = &result
-            && !error.harms_nobody()
-        {
-            tracing::warn!(%error, "training ends the job");
-            self.comm.abort(Chain(error));
-            self.forget();
-        }
-        result
+        or_abort(&mut self.comm, result).inspect_err(|error| {
+            if !error.harms_nobody() {
+                self.forget();
+            }
+        })
     }
 
     /// Forgets everything but the parameters.
