@@ -14,7 +14,7 @@ pub(crate) fn broadcast(comm: &mut Communicator, model: &mut impl Params) -> Res
         if is_root {
             params::pack(model, &bucket.places, &mut flat)?;
         }
-        flat.broadcast(comm)?;
+        flat.slice_mut(0, bucket.len()).broadcast(comm, 0)?;
         if !is_root {
             params::unpack(model, &bucket.places, &flat)?;
         }

@@ -124,11 +124,6 @@ impl Flat {
             }
         })
     }
-
-    /// Gives every rank rank 0's values.
-    pub(crate) fn broadcast(&mut self, comm: &mut Communicator) -> Result<()> {
-        with_values!(Flat, self, |buffer| comm.broadcast(buffer, 0)).map_err(Error::communication)
-    }
 }
 
 /// `own = other − own`, rounded once; half types in `f32`.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use dist_collectives::{ReduceOp, combine, divide_by_count};
+use dist_collectives::{Communicator, ReduceOp, combine, divide_by_count};
 use half::{bf16, f16};
 
 use crate::number::Number;
@@ -164,6 +164,11 @@ impl ValuesMut<'_> {
     pub fn divide(&mut self, count: usize) {
         let divided = with_values!(ValuesMut, self, |values| divide_by_count(values, count));
         debug_assert!(divided, "floats have a mean");
+    }
+
+    /// Gives every rank the root's values.
+    pub(crate) fn broadcast(self, comm: &mut Communicator, root: usize) -> Result<()> {
+        with_values!(ValuesMut, self, |values| comm.broadcast(values, root)).map_err(Error::communication)
     }
 
     /// Some of them.

@@ -106,7 +106,8 @@ impl<A> Fsdp<A> {
             if world.rank() == 0 {
                 params::pack(model, &strip.places, whole)?;
             }
-            whole.broadcast(world)
+            let len = whole.len();
+            whole.slice_mut(0, len).broadcast(world, 0)
         })
     }
 

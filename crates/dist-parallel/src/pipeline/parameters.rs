@@ -5,8 +5,7 @@ use dist_collectives::Communicator;
 use super::Pipeline;
 use super::stage::Stage;
 use crate::flat::Flat;
-use crate::values::with_values;
-use crate::{Error, Optimizer, Result, Sequence, Values, ValuesMut, params};
+use crate::{Optimizer, Result, Sequence, Values, params};
 
 impl<A> Pipeline<A> {
     /// Changes this rank's parameters by their gradients; those without a gradient are left as they are. A parameter's
@@ -61,7 +60,7 @@ impl<A> Pipeline<A> {
                 })?;
             }
             let len = values.len();
-            broadcast(&mut self.comm, values.slice_mut(0, len), self.schedule.placement()[stage])?;
+            values.slice_mut(0, len).broadcast(&mut self.comm, self.schedule.placement()[stage])?;
             f(parameter, values.slice(0, len));
         }
         self.stages.iter_mut().try_for_each(Stage::free)
@@ -130,11 +129,6 @@ impl<A> Pipeline<A> {
     fn stage_of(&self, parameter: usize) -> usize {
         self.first.partition_point(|&start| start <= parameter) - 1
     }
-}
-
-/// Gives every rank the root's values.
-pub(super) fn broadcast(comm: &mut Communicator, values: ValuesMut<'_>, root: usize) -> Result<()> {
-    with_values!(ValuesMut, values, |values| comm.broadcast(values, root)).map_err(Error::communication)
 }
 
 /// Sends what one rank has to others, one after the other.

@@ -8,7 +8,6 @@ use dist_collectives::{Communicator, ReduceOp};
 
 use super::activations::Activations;
 use super::links::Links;
-use super::parameters::broadcast;
 use super::shard::Shard;
 use super::stage::Stage;
 use super::ties::{self, Node, Tie};
@@ -180,7 +179,7 @@ impl<A> Pipeline<A> {
             [agreement::fingerprint(&self.schedule), agreement::fingerprint(&numbers)],
         )?;
         self.each_own(|model, parameter, _, _| {
-            params::write(model, parameter, |values| broadcast(comm, values, 0))
+            params::write(model, parameter, |values| values.broadcast(comm, 0))
         })?;
         let mut shards = self.stages.iter_mut().filter_map(|stage| stage.shard.as_mut());
         shards.try_for_each(|shard| shard.broadcast(comm))

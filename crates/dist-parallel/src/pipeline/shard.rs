@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use dist_collectives::Communicator;
 
-use super::parameters::broadcast;
 use crate::flat::Flat;
 use crate::{Bucket, Error, Lent, Params, Place, Result, Values, ValuesMut, params};
 
@@ -111,7 +110,7 @@ impl Shard {
     pub(super) fn broadcast(&mut self, comm: &mut Communicator) -> Result<()> {
         self.masters.iter_mut().try_for_each(|master| {
             let len = master.len();
-            broadcast(comm, master.slice_mut(0, len), 0)
+            master.slice_mut(0, len).broadcast(comm, 0)
         })
     }
 }
