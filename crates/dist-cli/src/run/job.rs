@@ -10,12 +10,14 @@ use dist_transport::Runtime;
 use dist_transport::runtime::{Mailbox, Receiver, Task};
 use dist_transport::tcp::Config;
 
+use super::again;
 use super::child;
 use super::cores::{self, Bind};
 use super::files;
 use super::lines::{Forward, Take};
 use super::meeting::{Meeting, Nodes};
-use super::watch::{Event, PATIENCE, Watch, watch_signals};
+use super::signals::watch_signals;
+use super::watch::{Event, LAST_WORDS, PATIENCE, Watch};
 use crate::Error;
 
 /// One program on `ranks` processes of this machine.
@@ -112,7 +114,12 @@ impl Job {
         let mut restart = 0;
         let ended = loop {
             match self.run_once(restart, runtime, (events, inbox), files, (&voice, &take)) {
-                Ok(Outcome::Code(_)) if restart < self.restarts => restart += 1,
+                Ok(outcome @ Outcome::Code(_)) if restart < self.restarts => {
+                    let Some(next) = self.next_start(restart, runtime, inbox, &voice) else {
+                        break Ok(outcome);
+                    };
+                    restart = next;
+                }
                 ended => break ended,
             }
             voice.send(format!("starting the job again, {restart} of at most {} times", self.restarts));
@@ -126,6 +133,22 @@ impl Job {
     fn run_once(
         &self,
         restart: u16,
+    /// The start that follows one that failed, once it can be; `None` if it never can.
+    fn next_start(
+        &self,
+        failed: u16,
+        runtime: &Runtime,
+        inbox: &mut Receiver<Event>,
+        voice: &Mailbox<String>,
+    ) -> Option<u16> {
+        match &self.nodes {
+            Some(nodes) if nodes.index > 0 => {
+                again::follow(nodes, failed, self.restarts, runtime, inbox, |words| voice.send(words))
+            }
+            _ => Some(failed + 1),
+        }
+    }
+
         runtime: &Runtime,
         (events, inbox): (&Mailbox<Event>, &mut Receiver<Event>),
         files: &files::Before,

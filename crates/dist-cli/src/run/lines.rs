@@ -6,8 +6,13 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use dist_transport::Runtime;
+use dist_transport::runtime::{Mailbox, Task};
+
+use super::watch::Event;
 use crate::{Error, output};
 
 /// Longer lines are cut into lines of this length, so that a rank cannot fill the memory with one.
@@ -44,7 +49,7 @@ pub(crate) trait Take: Send + Sync {
 }
 
 /// Gives each line to `take`, until the rank closes its end. The last line is ended if the rank did not.
-pub(super) fn read_lines(
+fn read_lines(
     rank: usize,
     source: impl Read,
     take: impl Fn(&[u8]) -> Result<(), Error>,
@@ -68,6 +73,40 @@ pub(super) fn read_lines(
         }
         line.clear();
     }
+}
+
+/// A thread that passes on what a rank prints.
+pub(super) struct Reader {
+    pub(super) task: Task<()>,
+    /// Whether it has a line that is still to be taken, and does not wait for the rank.
+    pub(super) is_passing: Arc<AtomicBool>,
+}
+
+/// Starts such a thread.
+pub(super) fn reader(
+    runtime: &Runtime,
+    rank: usize,
+    stream: Stream,
+    mut source: impl Read + Send + 'static,
+    events: &Mailbox<Event>,
+    take: &Arc<dyn Take>,
+) -> Result<Reader, Error> {
+    let is_passing = Arc::new(AtomicBool::new(false));
+    let (events, take, passing) = (events.clone(), take.clone(), is_passing.clone());
+    let read = move || {
+        let pass = |line: &[u8]| {
+            passing.store(true, Ordering::Relaxed);
+            let passed = take.take(rank, stream, line);
+            passing.store(false, Ordering::Relaxed);
+            passed
+        };
+        // The pipe is closed after that: the rank may end because of it.
+        if let Err(error) = read_lines(rank, &mut source, pass) {
+            events.send(Event::Unwritable(error));
+        }
+    };
+    let task = runtime.spawn("lines", read).map_err(Error::Thread)?;
+    Ok(Reader { task, is_passing })
 }
 
 /// A file that keeps what a rank prints.

@@ -1,8 +1,8 @@
 //! Where the ranks of a job meet, on this machine or on several, and what they are told of it.
 
 use std::fmt;
-use std::path::PathBuf;
 use std::process::Command;
+use std::sync::Arc;
 
 use dist_transport::Abort;
 use dist_transport::tcp::Coordinator;
@@ -15,7 +15,7 @@ const FOREIGN: [&str; 4] =
     ["DIST_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE"];
 
 /// The machines of a job: the same program is started on each of them, with as many ranks.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) struct Nodes {
     pub(crate) count: usize,
     /// Which of them this is.
@@ -25,7 +25,14 @@ pub(crate) struct Nodes {
     /// What the names of its starts begin with.
     pub(crate) job: String,
     /// The secret of the job, which somebody has put on each of them.
-    pub(crate) secret: PathBuf,
+    pub(super) secret: Arc<SecretFile>,
+}
+
+impl Nodes {
+    /// Where a start of the job meets, if it was started so often before.
+    pub(super) fn port(&self, restart: u16) -> u16 {
+        self.rendezvous.port.checked_add(restart).expect("the last one is a port too")
+    }
 }
 
 /// A host, by name or number, and a port there.
@@ -50,7 +57,7 @@ pub(super) struct Meeting {
     restart: u16,
     world_size: usize,
     address: Address,
-    secret: SecretFile,
+    secret: Arc<SecretFile>,
     /// Unless another machine hosts it.
     coordinator: Option<Coordinator>,
 }
@@ -58,8 +65,8 @@ pub(super) struct Meeting {
 impl Meeting {
     /// Of a job on this machine alone, which nobody else can join.
     pub(super) fn here(world_size: usize, restart: u16) -> Result<Self, Error> {
-        let job = format!("dist-{}-{:x}", std::process::id(), unique());
-        let secret = SecretFile::create(&job)?;
+        let job = own_name();
+        let secret = Arc::new(SecretFile::create(&job)?);
         let coordinator = Coordinator::start("127.0.0.1:0", world_size, &job, Some(secret.secret().clone()))?;
         let address = coordinator.address();
         let address = Address { host: address.ip().to_string(), port: address.port() };
@@ -70,10 +77,8 @@ impl Meeting {
     /// the one before has not ended.
     pub(super) fn across(nodes: &Nodes, world_size: usize, restart: u16) -> Result<Self, Error> {
         let job = format!("{}-{restart}", nodes.job);
-        let secret = SecretFile::given(&nodes.secret)?;
-        let Address { host, port } = nodes.rendezvous.clone();
-        let port = port.checked_add(restart).expect("the last one is a port too");
-        let address = Address { host, port };
+        let secret = nodes.secret.clone();
+        let address = Address { host: nodes.rendezvous.host.clone(), port: nodes.port(restart) };
         let host =
             || Coordinator::start(&address.to_string(), world_size, &job, Some(secret.secret().clone()));
         let coordinator = (nodes.index == 0).then(host).transpose()?;
@@ -109,6 +114,11 @@ impl Meeting {
     pub(super) const fn world_size(&self) -> usize {
         self.world_size
     }
+}
+
+/// A name that nothing else has.
+pub(super) fn own_name() -> String {
+    format!("dist-{}-{:x}", std::process::id(), unique())
 }
 
 /// A number that tells two jobs of one process apart, and a process from an earlier one with the same id.

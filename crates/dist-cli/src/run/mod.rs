@@ -1,5 +1,6 @@
 //! `distctl run`: one program, started once per rank on this machine, which may be one of several.
 
+mod again;
 mod child;
 mod cores;
 mod files;
@@ -7,10 +8,11 @@ mod job;
 mod lines;
 mod meeting;
 mod secret;
+mod signals;
 mod watch;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +26,8 @@ pub(crate) use meeting::{Address, Nodes};
 use crate::Error;
 use child::check_program;
 use lines::Forward;
+use meeting::own_name;
+use secret::SecretFile;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -83,7 +87,8 @@ impl Arguments {
         };
         let job = std::env::var("DIST_JOB_ID").ok().filter(|job| !job.is_empty());
         let job = job.unwrap_or_else(|| "dist".to_owned());
-        Ok(Some(Nodes { count, index, rendezvous: rendezvous.clone(), job, secret: secret.into() }))
+        let secret = Arc::new(SecretFile::given(Path::new(&secret), &own_name())?);
+        Ok(Some(Nodes { count, index, rendezvous: rendezvous.clone(), job, secret }))
     }
 }
 
@@ -94,13 +99,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     let mut launcher = Launcher::new()?;
     let mut forward = Forward::new(arguments.tag);
     let job = Job {
-        ranks: arguments.ranks,
-        program: program.clone(),
-        arguments: rest.to_vec(),
         grace: arguments.grace,
         bind: arguments.bind,
         nodes: arguments.nodes()?,
         restarts: arguments.max_restarts,
+        ..Job::of(arguments.ranks, program.clone(), rest.to_vec())
     };
     if let Some(folder) = &arguments.log_dir {
         forward = forward.with_logs(folder, job.local())?;

@@ -1,7 +1,9 @@
 //! The secret of a job: a file that only this user can read. One made for the job is gone when the job is.
 
-use std::fs::{self, OpenOptions};
-use std::io::Write;
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -18,37 +20,45 @@ pub(super) struct SecretFile {
 }
 
 impl SecretFile {
-    /// A secret that somebody else has made, and keeps.
-    pub(super) fn given(path: &Path) -> Result<Self, Error> {
-        let secret = Secret::from_file(path)?;
-        let is_number = path.as_os_str().as_encoded_bytes().starts_with(b"fd:");
-        let path = if is_number { path.to_owned() } else { absolute(path)? };
-        Ok(Self { path, secret, is_ours: false })
+    /// A secret that somebody else has made, and keeps: in a file, or behind `fd:N`, an open descriptor. What comes by a
+    /// pipe can be read once, so ranks have that from a file of the name `name`.
+    pub(super) fn given(path: &Path, name: &str) -> Result<Self, Error> {
+        let Some(number) = path.as_os_str().as_bytes().strip_prefix(b"fd:") else {
+            return Ok(Self { path: absolute(path)?, secret: Secret::from_file(path)?, is_ours: false });
+        };
+        let failed = |source| Error::Read { path: path.to_owned(), source };
+        let source = File::open(Path::new("/dev/fd").join(OsStr::from_bytes(number))).map_err(failed)?;
+        let mut bytes = Vec::new();
+        source.take(GIVEN_BYTES_MAX).read_to_end(&mut bytes).map_err(failed)?;
+        Self::create_in_one_of(folders(), name, &Secret::from_bytes(&bytes)?, &bytes)
     }
 
-    /// A fresh secret, in the user's own folder for such things, or else where anybody's files may be: some of that is
-    /// somebody else's, or can only be read, as in a container.
-    pub(super) fn create(job: &str) -> Result<Self, Error> {
-        let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-        let folders = own.into_iter().chain([std::env::temp_dir(), PathBuf::from("/dev/shm")]);
-        Self::create_in_one_of(folders, job)
+    /// A fresh secret, in a file of this name.
+    pub(super) fn create(name: &str) -> Result<Self, Error> {
+        let (secret, text) = Secret::generate()?;
+        Self::create_in_one_of(folders(), name, &secret, text.as_bytes())
     }
 
     /// In the first of these where that can be; where it cannot be in any, the first says why.
-    fn create_in_one_of(folders: impl IntoIterator<Item = PathBuf>, job: &str) -> Result<Self, Error> {
-        let mut tries = folders.into_iter().map(|folder| Self::create_in(&folder, job));
+    fn create_in_one_of(
+        folders: impl IntoIterator<Item = PathBuf>,
+        name: &str,
+        secret: &Secret,
+        bytes: &[u8],
+    ) -> Result<Self, Error> {
+        let mut tries =
+            folders.into_iter().map(|folder| Self::create_in(&folder, name, secret.clone(), bytes));
         let first = tries.next().expect("there are some");
         first.or_else(|error| tries.find_map(Result::ok).ok_or(error))
     }
 
-    fn create_in(folder: &Path, job: &str) -> Result<Self, Error> {
-        let (secret, text) = Secret::generate()?;
-        let path = absolute(&folder.join(format!("{job}.secret")))?;
+    fn create_in(folder: &Path, name: &str, secret: Secret, bytes: &[u8]) -> Result<Self, Error> {
+        let path = folder.join(format!("{name}.secret"));
         let failed = |source| Error::SecretFile { path: path.clone(), source };
         // `create_new` follows no link that another user may have put here.
         let mut file =
             OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).map_err(failed)?;
-        let written = file.write_all(text.as_bytes()).map_err(failed);
+        let written = file.write_all(bytes).map_err(failed);
         let this = Self { path: path.clone(), secret, is_ours: true };
         written.map(|()| this)
     }
@@ -60,6 +70,17 @@ impl SecretFile {
     pub(super) fn secret(&self) -> &Secret {
         &self.secret
     }
+}
+
+/// More than a secret has; what is beyond, ranks do not read either.
+const GIVEN_BYTES_MAX: u64 = 4096;
+
+/// The user's own folder for such things, or else where anybody's files may be: some of that is somebody else's, or can only
+/// be read, as in a container. A variable that is empty, or says where from here, names none.
+fn folders() -> impl Iterator<Item = PathBuf> {
+    let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    let all = own.into_iter().chain([std::env::temp_dir(), "/tmp".into(), "/dev/shm".into()]);
+    all.filter(|folder| folder.is_absolute())
 }
 
 /// The same file for a program that goes to another folder.
@@ -82,12 +103,17 @@ mod tests {
 
     use super::*;
 
+    fn create_in_one_of(folders: impl IntoIterator<Item = PathBuf>) -> Result<SecretFile, Error> {
+        let (secret, text) = Secret::generate()?;
+        SecretFile::create_in_one_of(folders, "dist-1", &secret, text.as_bytes())
+    }
+
     #[test]
     fn a_file_for_the_job_is_private_and_goes_away_with_it() {
         let folder = tempfile::tempdir().unwrap();
-        let file = SecretFile::create_in(folder.path(), "dist-1").unwrap();
+        let file = create_in_one_of([folder.path().to_owned()]).unwrap();
         assert_eq!(fs::metadata(file.path()).unwrap().permissions().mode() & 0o777, 0o600);
-        let given = SecretFile::given(file.path()).unwrap();
+        let given = SecretFile::given(file.path(), "dist-2").unwrap();
         assert!(given.secret() == file.secret());
         drop(given);
         assert!(file.path().exists());
@@ -100,10 +126,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let nowhere = folder.path().join("nowhere");
         let folders = [nowhere.clone(), folder.path().to_owned()];
-        let file = SecretFile::create_in_one_of(folders, "dist-1").unwrap();
+        let file = create_in_one_of(folders).unwrap();
         assert_eq!(file.path().parent(), Some(folder.path()));
-        let error =
-            SecretFile::create_in_one_of([nowhere.clone(), nowhere.join("further")], "dist-1").unwrap_err();
+        let error = create_in_one_of([nowhere.clone(), nowhere.join("further")]).unwrap_err();
         let Error::SecretFile { path, .. } = error else { panic!("{error}") };
         assert_eq!(path.parent(), Some(&*nowhere));
     }
@@ -112,7 +137,7 @@ mod tests {
     fn a_file_that_somebody_put_there_is_not_used() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("dist-1.secret"), "known to somebody").unwrap();
-        let error = SecretFile::create_in(folder.path(), "dist-1").unwrap_err();
+        let error = create_in_one_of([folder.path().to_owned()]).unwrap_err();
         assert!(matches!(error, Error::SecretFile { .. }), "{error}");
     }
 }

@@ -1,20 +1,18 @@
 //! Watching over a job of this machine until its end: what is done when a rank ends, a signal comes, or output cannot go on.
 
-use std::io;
 use std::process::{Child, ExitStatus};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use dist_transport::runtime::{Mailbox, Receiver, Task, Unavailable};
-use dist_transport::{Cause, Deadline, Runtime};
+use dist_transport::runtime::{Mailbox, Receiver, Unavailable};
+use dist_transport::{Abort, Cause, Deadline, Runtime};
 use rustix::process::Signal;
-use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
-use signal_hook::iterator::Signals;
+use signal_hook::consts::{SIGTSTP, SIGUSR1, SIGUSR2};
 
 use super::child::{self, Running};
 use super::job::Outcome;
-use super::lines::{Stream, Take, read_lines};
+use super::lines::{Reader, Stream, Take, reader};
 use super::meeting::Meeting;
 use crate::Error;
 
@@ -411,59 +409,13 @@ pub(super) enum Event {
     Unwritable(Error),
 }
 
-/// A thread that passes on what a rank prints.
-struct Reader {
-    task: Task<()>,
-    /// Whether it has a line that is still to be taken, and does not wait for the rank.
-    is_passing: Arc<AtomicBool>,
-}
-
-fn reader(
-    runtime: &Runtime,
-    rank: usize,
-    stream: Stream,
-    mut source: impl io::Read + Send + 'static,
-    events: &Mailbox<Event>,
-    take: &Arc<dyn Take>,
-) -> Result<Reader, Error> {
-    let is_passing = Arc::new(AtomicBool::new(false));
-    let (events, take, passing) = (events.clone(), take.clone(), is_passing.clone());
-    let read = move || {
-        let pass = |line: &[u8]| {
-            passing.store(true, Ordering::Relaxed);
-            let passed = take.take(rank, stream, line);
-            passing.store(false, Ordering::Relaxed);
-            passed
-        };
-        // The pipe is closed after that: the rank may end because of it.
-        if let Err(error) = read_lines(rank, &mut source, pass) {
-            events.send(Event::Unwritable(error));
-        }
-    };
-    let task = runtime.spawn("lines", read).map_err(Error::Thread)?;
-    Ok(Reader { task, is_passing })
-}
-
-/// A thread that tells of signals.
-pub(super) fn watch_signals(runtime: &Runtime, events: &Mailbox<Event>) -> Result<(), Error> {
-    // Before any is watched for: what whoever started this process ignored.
-    let ignored = child::ignored_signals();
-    // Behind nohup, or in the background of a script, a job goes on as any other program does.
-    let heeded = [SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2].into_iter();
-    let heeded = heeded.filter(|signal| ignored >> (signal - 1) & 1 == 0);
-    // Where that is ignored, the system itself reaps a process that has ended, and nobody learns how.
-    let mut signals = Signals::new(heeded.chain([SIGTERM, SIGTSTP, SIGCHLD])).map_err(Error::Signals)?;
-    let events = events.clone();
-    let watch = move || {
-        let told = signals.forever().filter(|&signal| signal != SIGCHLD);
-        told.for_each(|signal| events.send(Event::Signalled(signal)));
-    };
-    runtime.spawn("signals", watch).map(drop).map_err(Error::Thread)
-}
-
 #[cfg(test)]
 mod tests {
-    use std::os::unix::process::ExitStatusExt;
+    use std::os::unix::process::{CommandExt, ExitStatusExt};
+    use std::process::{Command, Stdio};
+    use std::sync::Mutex;
+
+    use signal_hook::consts::{SIGINT, SIGTERM};
 
     use super::*;
 

@@ -1,17 +1,20 @@
 //! Jobs on several machines, which are all this one.
 
 use std::fs::OpenOptions;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use dist_collectives::Communicator;
+use dist_transport::tcp::{Config, TcpTransport};
 use rstest::rstest;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
-use super::{END, distctl, lines};
+use super::{END, behind, distctl, lines};
 
 /// A job on two machines, which are both this one.
 pub(super) struct Machines {
@@ -163,6 +166,66 @@ fn all_machines_start_a_job_again() {
         let again = "distctl: starting the job again, 1 of at most 1 times".to_owned();
         assert!(lines(&output.stderr).contains(&again), "{output:?}");
     }
+}
+
+/// The ranks of one machine fail before all have met, whom those of the other miss only later.
+#[rstest]
+#[case::the_first_machine("0")]
+#[case::another_machine("1")]
+fn machines_meet_again_whichever_failed_alone(#[case] failing: &str) {
+    if let Ok(task) = std::env::var(END) {
+        let (failing, folder) = task.split_once(' ').unwrap();
+        let config = Config::from_env().unwrap();
+        if config.rank().index().to_string() == failing {
+            let times = ["once", "twice", "thrice"].map(|times| Path::new(folder).join(times));
+            let mut options = OpenOptions::new();
+            if times.iter().any(|times| options.write(true).create_new(true).open(times).is_ok()) {
+                std::process::exit(7);
+            }
+        }
+        let config = config.with_timeout(Duration::from_secs(2));
+        let mut comm = Communicator::new(TcpTransport::join(&config).unwrap());
+        let mut starts = [0_u32; 2];
+        let start = std::env::var("DIST_RESTART").unwrap().parse().unwrap();
+        comm.all_gather(&[start], &mut starts).unwrap();
+        assert_eq!(starts, [start; 2]);
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let machines = Machines { options: vec!["--max-restarts", "8"], ..Machines::new() };
+    for output in machines.run_this_test("1", &format!("{failing} {}", folder.path().display())) {
+        assert!(output.status.success(), "{output:?}");
+    }
+}
+
+#[test]
+fn a_signal_ends_the_wait_for_the_first_machine() {
+    let machines = Machines { options: vec!["--max-restarts", "5"], ..Machines::new() };
+    let mut child = machines.start(1, "1", &["sh", "-c", "exit 7"]).spawn().unwrap();
+    let mut told = BufReader::new(child.stderr.take().unwrap()).lines();
+    let waits = |line: &String| line == "distctl: waiting until machine 0 starts the job again";
+    assert!(told.any(|line| waits(&line.unwrap())));
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(7));
+    let rest: Vec<String> = told.map(Result::unwrap).collect();
+    assert_eq!(rest, ["distctl: SIGTERM: the job is not started again"]);
+}
+
+/// A pipe can be read once, and each of the ranks, in each of the starts, needs what came by it.
+#[test]
+fn a_secret_may_come_by_a_pipe() {
+    let machines = Machines { options: vec!["--max-restarts", "1"], ..Machines::new() };
+    let script = "cat $DIST_SECRET_FILE; echo; echo $DIST_SECRET_FILE >&2; exit $((1 - DIST_RESTART))";
+    let job = machines.start(0, "2", &["sh", "-c", script]);
+    let given = r#"printf 0123456789abcdef | DIST_SECRET_FILE=fd:0 "$0" "$@""#;
+    let mut command = behind(&["sh", "-c", given], &job);
+    command.env_remove("DIST_SECRET_FILE").env("DIST_LOG", "off");
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(lines(&output.stdout), ["0123456789abcdef"; 4]);
+    let told = lines(&output.stderr);
+    let files: Vec<_> = told.iter().filter(|line| line.ends_with(".secret")).collect();
+    assert!(files.len() == 4 && !files.iter().any(|file| Path::new(file).exists()), "{told:?}");
 }
 
 #[test]

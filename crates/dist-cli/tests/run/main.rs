@@ -27,7 +27,6 @@ fn distctl(arguments: &[&str]) -> Command {
 }
 
 /// The command, started by another program: these words, which it is put behind.
-#[cfg(target_os = "linux")]
 fn behind(starter: &[&str], command: &Command) -> Command {
     let mut started = Command::new(starter[0]);
     started.args(&starter[1..]).arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
@@ -110,6 +109,17 @@ fn the_secret_is_found_from_any_folder() {
     let mut command = distctl(&["run", "-n", "1", "--", "sh", "-c", "cd / && test -f $DIST_SECRET_FILE"]);
     let output = command.current_dir(&folder).env("XDG_RUNTIME_DIR", "own").output().unwrap();
     assert!(output.status.success(), "{output:?}");
+}
+
+#[rstest]
+#[case("")]
+#[case(".")]
+fn no_secret_is_left_where_a_job_happens_to_be_started(#[case] nowhere: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = distctl(&["run", "-n", "1", "--", "sh", "-c", "test -f $DIST_SECRET_FILE; ls -A"]);
+    command.envs(["XDG_RUNTIME_DIR", "TMPDIR"].map(|variable| (variable, nowhere)));
+    let output = command.current_dir(&folder).output().unwrap();
+    assert!(output.status.success() && output.stdout.is_empty(), "{output:?}");
 }
 
 #[rstest]

@@ -106,6 +106,8 @@ enum Progress {
     Waiting,
     Done(Identity, Option<shm::Share>),
     Refused,
+    /// It hung up and had said nothing: somebody has looked whether anybody listens.
+    Left,
 }
 
 impl Gate {
@@ -172,6 +174,7 @@ impl Gate {
             Progress::Done(identity, share) => {
                 admitted.push(Admitted { stream: knock.stream, identity, share });
             }
+            Progress::Left => {}
             Progress::Refused => {
                 self.refused += 1;
                 let peer = knock.stream.peer_addr().ok().and_then(|peer| peer.as_socket());
@@ -216,6 +219,7 @@ impl Gate {
                 Progress::Done(identity, share) => {
                     admitted.push(Admitted { stream: knock.stream, identity, share });
                 }
+                Progress::Left => {}
                 Progress::Waiting | Progress::Refused => self.refused += 1,
             }
         }
@@ -232,6 +236,7 @@ impl Gate {
             };
             while knock.filled < wanted.len() {
                 match knock.stream.read(&mut wanted[knock.filled..]) {
+                    Ok(0) if knock.filled == 0 && knock.responder.is_none() => return Progress::Left,
                     Ok(0) => return Progress::Refused,
                     Ok(count) => knock.filled += count,
                     Err(e) if e.kind() == ErrorKind::Interrupted => {}
@@ -316,6 +321,21 @@ mod tests {
         assert!(turn(&mut gate).is_empty());
         let limit = gate.look_again_in().unwrap();
         assert!(limit <= HANDSHAKE_LIMIT, "{limit:?}");
+    }
+
+    #[test]
+    fn whoever_hangs_up_and_has_said_nothing_was_not_refused() {
+        let (mut gate, address) = gate();
+        for (said, refused) in [(&b""[..], 0), (b"hello", 1), (b"", 1)] {
+            let mut stranger = TcpStream::connect(address).unwrap();
+            stranger.write_all(said).unwrap();
+            drop(stranger);
+            turn(&mut gate);
+            while !gate.half_open.is_empty() {
+                turn(&mut gate);
+            }
+            assert_eq!(gate.refused(), refused, "{said:?}");
+        }
     }
 
     /// The oldest of all would be the one that has said hello.

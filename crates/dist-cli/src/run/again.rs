@@ -1,0 +1,95 @@
+//! When a machine other than the first starts its ranks again: once the first has, whose starts alone are counted.
+//!
+//! A rank that fails before all have met is not missed on the other machines until they have waited for it in vain, so
+//! machines that each counted for themselves would wait for each other at different ports.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+use dist_transport::runtime::Receiver;
+use dist_transport::{Deadline, Runtime};
+use signal_hook::consts::{SIGTSTP, SIGUSR1, SIGUSR2};
+use signal_hook::low_level::emulate_default_handler;
+
+use super::child;
+use super::meeting::Nodes;
+use super::watch::Event;
+
+/// How long the first machine may be between two starts.
+const BETWEEN_STARTS: Duration = Duration::from_secs(60);
+/// How often it is looked for.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
+/// How long a connection may take.
+const CONNECT_LIMIT: Duration = Duration::from_secs(1);
+
+/// Waits until the first machine is in a later start than the one that failed here, and says in which; for as long as it is
+/// still in that one. `None` if it ends there, or a signal ends it all here.
+pub(super) fn follow(
+    nodes: &Nodes,
+    failed: u16,
+    last: u16,
+    runtime: &Runtime,
+    inbox: &mut Receiver<Event>,
+    say: impl Fn(String),
+) -> Option<u16> {
+    let mut patience = runtime.deadline(BETWEEN_STARTS);
+    let mut has_waited = false;
+    loop {
+        let hosts = (nodes.rendezvous.host.as_str(), 0).to_socket_addrs();
+        let hosts: Vec<SocketAddr> = hosts.map_or_else(|_| Vec::new(), Iterator::collect);
+        for start in failed + 1..=last {
+            if is_listened_to(&hosts, nodes.port(start)) {
+                return Some(start);
+            }
+            if is_told_to_end(inbox, runtime.deadline(Duration::ZERO), &say) {
+                return None;
+            }
+        }
+        if is_listened_to(&hosts, nodes.port(failed)) {
+            patience = runtime.deadline(BETWEEN_STARTS);
+        }
+        if runtime.expired(patience) {
+            say(format!("machine 0 does not start the job again: nobody listens at {}", nodes.rendezvous));
+            return None;
+        }
+        if !std::mem::replace(&mut has_waited, true) {
+            say("waiting until machine 0 starts the job again".to_owned());
+        }
+        if is_told_to_end(inbox, runtime.deadline(LOOK_AGAIN), &say) {
+            return None;
+        }
+    }
+}
+
+/// Whether a coordinator is there. Nothing is said to it.
+fn is_listened_to(hosts: &[SocketAddr], port: u16) -> bool {
+    hosts.iter().any(|&host| {
+        let connect = |at: SocketAddr| -> io::Result<bool> {
+            let stream = TcpStream::connect_timeout(&at, CONNECT_LIMIT)?;
+            // On this machine the port may be picked for this end, which then has reached itself.
+            Ok(stream.local_addr()? != at)
+        };
+        connect(SocketAddr::new(host.ip(), port)).unwrap_or(false)
+    })
+}
+
+/// Takes what comes until the deadline: whether it is a signal that ends the job. No rank is there that it could be passed
+/// on to.
+fn is_told_to_end(inbox: &mut Receiver<Event>, deadline: Deadline, say: impl Fn(String)) -> bool {
+    while let Ok(event) = inbox.receive(Some(deadline)) {
+        match event {
+            Event::Signalled(SIGTSTP) if child::can_be_continued() => {
+                if let Err(error) = emulate_default_handler(SIGTSTP) {
+                    say(format!("cannot stop: {error}"));
+                }
+            }
+            Event::Signalled(SIGTSTP | SIGUSR1 | SIGUSR2) | Event::Ended(_) | Event::Unwritable(_) => {}
+            Event::Signalled(signal) => {
+                say(format!("{}: the job is not started again", child::signal_name(signal)));
+                return true;
+            }
+        }
+    }
+    false
+}
