@@ -93,7 +93,8 @@ impl Arguments {
         arguments.extend(numbers.map(|(name, value)| format!("{name}={value}")));
         arguments.extend(self.transport.map(|name| format!("--transport={}", name.medium().name())));
         let arguments = arguments.into_iter().map(Into::into).collect();
-        Job { grace: GRACE, ..Job::of(self.ranks, own.into_os_string(), arguments) }.run_by(launcher, heard)
+        let job = Job::of(self.ranks, own.into_os_string(), arguments);
+        Job { last_words: rank::HANG, grace: GRACE, ..job }.run_by(launcher, heard)
     }
 }
 

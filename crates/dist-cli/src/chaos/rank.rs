@@ -19,7 +19,7 @@ use crate::run::Outcome;
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// When a rank that goes on still stands in a call that it should have left: rank 0 has all stop after one [`TIMEOUT`], and
 /// no call takes longer than another.
-const HANG: Duration = TIMEOUT.saturating_mul(2).saturating_add(Duration::from_secs(10));
+pub(super) const HANG: Duration = TIMEOUT.saturating_mul(2).saturating_add(Duration::from_secs(10));
 /// How long calls go on after a fault that must not end them.
 const AFTERWARDS: Duration = Duration::from_millis(200);
 /// How many calls are made between two questions whether to go on.

@@ -26,6 +26,8 @@ pub(crate) struct Job {
     pub(crate) ranks: usize,
     pub(crate) program: OsString,
     pub(crate) arguments: Vec<OsString>,
+    /// How long the other ranks have to say what they saw, once one has failed.
+    pub(crate) last_words: Duration,
     /// How long between asking a process to end and ending it.
     pub(crate) grace: Duration,
     pub(crate) bind: Bind,
@@ -71,6 +73,7 @@ impl Job {
             ranks,
             program,
             arguments,
+            last_words: LAST_WORDS,
             grace: Duration::from_secs(5),
             bind: Bind::Cores,
             nodes: None,
@@ -130,9 +133,6 @@ impl Job {
         ended
     }
 
-    fn run_once(
-        &self,
-        restart: u16,
     /// The start that follows one that failed, once it can be; `None` if it never can.
     fn next_start(
         &self,
@@ -149,12 +149,16 @@ impl Job {
         }
     }
 
+    fn run_once(
+        &self,
+        restart: u16,
         runtime: &Runtime,
         (events, inbox): (&Mailbox<Event>, &mut Receiver<Event>),
         files: &files::Before,
         (voice, take): (&Mailbox<String>, &Arc<dyn Take>),
     ) -> Result<Outcome, Error> {
-        let mut watch = Watch::new(runtime, voice, self.local().start, self.grace, self.meeting(restart)?);
+        let (first, limits) = (self.local().start, [self.last_words, self.grace]);
+        let mut watch = Watch::new(runtime, voice, first, limits, self.meeting(restart)?);
         for local in 0..self.ranks {
             let started = self.start(local, &watch.meeting, files);
             let started = started.and_then(|child| watch.add(child, events, take));

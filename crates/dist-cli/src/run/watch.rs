@@ -16,8 +16,8 @@ use super::lines::{Reader, Stream, Take, reader};
 use super::meeting::Meeting;
 use crate::Error;
 
-/// How long the other ranks have to say what they saw, once one has failed.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+/// How long the other ranks usually have to say what they saw, once one has failed.
+pub(super) const LAST_WORDS: Duration = Duration::from_millis(500);
 /// How long a killed process may take to be gone, and output to arrive that is still on its way.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// How often is looked for what no event tells of: the coordinator's record, and the end of a thread that passes on output.
@@ -36,6 +36,7 @@ pub(super) struct Watch {
     readers: Vec<Reader>,
     voice: Mailbox<String>,
     phase: Phase,
+    last_words: Duration,
     grace: Duration,
     pub(super) meeting: Meeting,
     /// The ranks that failed, in the order in which that was seen.
@@ -61,7 +62,7 @@ impl Watch {
         runtime: &Runtime,
         voice: &Mailbox<String>,
         first: usize,
-        grace: Duration,
+        [last_words, grace]: [Duration; 2],
         meeting: Meeting,
     ) -> Self {
         Self {
@@ -71,6 +72,7 @@ impl Watch {
             readers: Vec::new(),
             voice: voice.clone(),
             phase: Phase::Running,
+            last_words,
             grace,
             meeting,
             failures: Vec::new(),
@@ -170,20 +172,32 @@ impl Watch {
             return Ok(());
         }
         if let Phase::Running = self.phase {
-            self.phase = Phase::LastWords(self.runtime.deadline(LAST_WORDS));
+            self.phase = Phase::LastWords(self.runtime.deadline(self.last_words));
         }
         if !matches!(self.phase, Phase::LastWords(_)) || self.blamed().is_some() {
             self.name_cause();
         }
+        if let Phase::LastWords(_) = self.phase
+            && self.only_the_silent_are_left()
+        {
+            self.escalate()?;
+        }
         Ok(())
+    }
+
+    /// Whether nobody is left but a rank that has stopped responding, of which no word is to be expected.
+    fn only_the_silent_are_left(&self) -> bool {
+        let silent = self.meeting.aborted().filter(|abort| abort.cause == Cause::Silent);
+        let silent = silent.and_then(|abort| self.ranks.get(abort.rank.checked_sub(self.first)?));
+        matches!(silent, Some(Some(_))) && self.running().count() == 1
     }
 
     /// The rank that the coordinator's record names, if it is one of those that failed, and what it did. The ranks
     /// that noticed can be gone before it is.
-    fn blamed(&self) -> Option<(usize, ExitStatus, Cause)> {
+    fn blamed(&self) -> Option<(usize, ExitStatus, Abort)> {
         let abort = self.meeting.aborted()?;
         let failure = self.failures.iter().find(|(rank, _)| *rank == abort.rank);
-        failure.map(|&(rank, status)| (rank, status, abort.cause))
+        failure.map(|&(rank, status)| (rank, status, abort))
     }
 
     /// Gives the coordinator, when no rank is left, the time to hear what they have told it.
@@ -193,6 +207,7 @@ impl Watch {
             return;
         }
         let Phase::LastWords(deadline) = self.phase else { return };
+        let deadline = deadline.earlier(self.runtime.deadline(LAST_WORDS));
         while self.meeting.aborted().is_none() && !self.runtime.expired(deadline) {
             if let Ok(event) = inbox.receive(Some(self.runtime.deadline(POLL))) {
                 // Nobody is left whom a signal could be passed on to.
@@ -264,7 +279,14 @@ impl Watch {
             return;
         };
         let (rank, status, cause) = match self.blamed() {
-            Some((rank, status, cause)) => (rank, status, format!(" (it {cause})")),
+            Some((rank, status, abort)) => {
+                let cause = match &abort.cause {
+                    // Nobody knows which of the two is wrong.
+                    Cause::Mismatch { .. } | Cause::Length { .. } => abort.to_string(),
+                    cause => format!("it {cause}"),
+                };
+                (rank, status, format!(" ({cause})"))
+            }
             // Who is the cause may go on, or have ended as if all were well.
             None => {
                 let cause = self.meeting.aborted().map(|abort| format!(" ({abort})"));
@@ -419,12 +441,44 @@ mod tests {
 
     use super::*;
 
+    /// Lines that ranks print.
+    #[derive(Default)]
+    struct Heard(Mutex<Vec<String>>);
+
+    impl Take for Heard {
+        fn take(&self, _: usize, _: Stream, line: &[u8]) -> Result<(), Error> {
+            self.0.lock().unwrap().push(String::from_utf8_lossy(line).into_owned());
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_others_have_as_long_for_their_last_words_as_the_job_says() {
+        let runtime = Runtime::system();
+        let (voice, _words) = runtime.mailbox();
+        let (events, mut inbox) = runtime.mailbox();
+        let heard = Arc::new(Heard::default());
+        let minute = Duration::from_secs(60);
+        let meeting = Meeting::here(2, 0).unwrap();
+        let mut watch = Watch::new(&runtime, &voice, 0, [minute, Duration::ZERO], meeting);
+        let take: Arc<dyn Take> = heard.clone();
+        for script in ["exit 7", "sleep 1; echo heard"] {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]).stdin(Stdio::null()).process_group(0);
+            let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+            watch.add(child, &events, &take).unwrap();
+        }
+        assert_eq!(watch.until_all_have_ended(&mut inbox).unwrap(), Outcome::Code(7));
+        assert_eq!(*heard.0.lock().unwrap(), ["heard\n"]);
+    }
+
     #[test]
     fn the_first_signal_decides_about_the_code_also_when_no_rank_is_left() {
         let runtime = Runtime::system();
         let (voice, _words) = runtime.mailbox();
         let (events, mut inbox) = runtime.mailbox();
-        let mut watch = Watch::new(&runtime, &voice, 0, Duration::ZERO, Meeting::here(2, 0).unwrap());
+        let mut watch =
+            Watch::new(&runtime, &voice, 0, [LAST_WORDS, Duration::ZERO], Meeting::here(2, 0).unwrap());
         watch.failures = [1, 0].map(|rank| (rank, ExitStatus::from_raw(7 << 8))).to_vec();
         watch.phase = Phase::LastWords(runtime.deadline(Duration::from_millis(100)));
         [SIGINT, SIGTERM].into_iter().for_each(|signal| events.send(Event::Signalled(signal)));

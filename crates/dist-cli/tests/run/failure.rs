@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::panic::AssertUnwindSafe;
 use std::process::Stdio;
 
-use dist_collectives::Communicator;
+use dist_collectives::{Communicator, ReduceOp};
 use rstest::rstest;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 
@@ -64,6 +64,33 @@ fn the_rank_that_began_is_named_whoever_ends_first(#[case] end: &str, #[case] wo
         let told = format!("distctl: rank 1 exited with code 7 (it {words}); ending the others");
         assert!(lines(&output.stderr).contains(&told), "{output:?}");
     }
+}
+
+#[rstest]
+#[case::in_different_calls("calls", "ranks 0 and 1 are in different calls")]
+#[case::of_different_lengths("lengths", "rank 1 sends 8 bytes where rank 0 expects 16")]
+fn of_two_ranks_that_differ_neither_is_blamed(#[case] task: &str, #[case] words: &str) {
+    if let Ok(task) = std::env::var(END) {
+        let mut comm = Communicator::from_env().unwrap();
+        let differs = match (task.as_str(), comm.rank()) {
+            ("calls", 0) => comm.all_reduce(&mut [1.0_f32], ReduceOp::Sum),
+            ("calls", _) => comm.broadcast(&mut [1.0_f32], 0),
+            (_, 0) => comm.recv(&mut [0.0_f32; 4], 1),
+            _ => comm.send(&[1.0_f32; 2], 0).and_then(|()| comm.barrier()),
+        };
+        differs.unwrap_err();
+        // It has told the coordinator when it has left.
+        drop(comm);
+        std::process::exit(3);
+    }
+    let program = std::env::current_exe().unwrap();
+    let test = std::thread::current().name().unwrap().to_owned();
+    let mut command = distctl(&["run", "-n", "2", "--", program.to_str().unwrap(), "--exact", &test]);
+    let output = command.arg("--nocapture").env(END, task).output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    let told = lines(&output.stderr);
+    let named = format!(" exited with code 3 ({words}); ending the others");
+    assert!(told.iter().any(|line| line.starts_with("distctl: rank ") && line.ends_with(&named)), "{told:?}");
 }
 
 #[test]
