@@ -8,6 +8,7 @@ mod error;
 mod operation;
 mod output;
 mod parse;
+mod quantity;
 mod run;
 mod sim;
 mod tune;
@@ -43,7 +44,7 @@ enum Command {
     Doctor(doctor::Arguments),
     /// Kill, stop or hold up a rank of job after job, and see that the others hear of it as they should
     Chaos(chaos::Arguments),
-    /// Prove every schedule for every world size and root up to a bound, and reject changed ones
+    /// Prove every schedule for every world size up to a bound, and reject changed ones
     Verify(verify::Arguments),
     /// Predict how long collectives take on a network that need not exist
     Sim(Box<sim::Arguments>),

@@ -221,6 +221,31 @@ fn measurements_stand_beside_predictions() {
     assert!(again.contains("2 ranks: 2 points, median error "), "{again}");
 }
 
+#[rstest]
+#[case("tcp ring, shm ring", "", "through tcp in some of these lines and through shm in others")]
+#[case("shm direct/staged", "--pace-to F --fit-to", "--fit-to: none of these lines is of messages")]
+#[case("shm ring", "--pace-to", "--pace-to: none of these lines is of a direct schedule")]
+fn lines_that_nothing_can_be_fitted_to_are_refused(
+    #[case] measured: &str,
+    #[case] option: &str,
+    #[case] words: &str,
+) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).display().to_string();
+    let line = |(transport, algorithm)| {
+        let call = r#"{"op":"all_reduce","ranks":2,"bytes":1024,"median_us":5"#;
+        format!(r#"{call},"transport":"{transport}","algorithm":"{algorithm}"}}"#) + "\n"
+    };
+    let measured: String = measured.split(", ").map(|line| line.split_once(' ').unwrap()).map(line).collect();
+    std::fs::write(path("measured"), measured).unwrap();
+    let option = option.replace('F', &path("pace"));
+    let to = if option.is_empty() { String::new() } else { path("fitted") };
+    let output = distctl(&format!("sim compare {} {option} {to}", path("measured")));
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(2) && text.contains(words), "{text}");
+    assert!(!directory.path().join("fitted").exists());
+}
+
 #[test]
 fn direct_schedules_stand_beside_those_of_messages_where_a_pace_is_known() {
     let directory = tempfile::tempdir().unwrap();
@@ -326,6 +351,18 @@ fn files_give_links_and_what_was_measured() {
 #[case("sim train --params 100M --compute 1ms --ranks 8..2", "8 is more than 2")]
 #[case("sim train --params none --compute 1ms", "a model has between 1 and 10^13 parameters")]
 #[case("sim train --params 100M --compute 1ms --element-bytes 3", "a parameter has 2, 4 or 8 bytes")]
+#[case(
+    "sim train --params 1M --compute 1ms --ranks 4 --strategy hybrid --straggler 1:x2",
+    "--straggler is not predicted"
+)]
+#[case(
+    "sim train --params 1M --compute 1ms --ranks 4 --strategy hybrid --links /dev/null",
+    "--links is not predicted"
+)]
+#[case(
+    "sim train --params 1M --compute 1ms --ranks 4 --strategy hybrid --cores 1",
+    "--cores is not predicted"
+)]
 #[case("sim pipeline --stages 0 --micro-batches 4", "not a number of stages from 1 to")]
 #[case("sim all_reduce --ranks 0", "not a number of ranks from 1 to")]
 #[case("sim all_reduce --ranks 99999999", "not a number of ranks from 1 to 10000000")]
@@ -355,6 +392,32 @@ fn what_makes_no_sense_is_said_once(#[case] arguments: &str, #[case] words: &str
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert_eq!(text.matches(words).count(), 1, "{text}");
+}
+
+/// Links between hosts that no message takes.
+#[rstest]
+#[case("--latency 1ms", "halving_doubling")]
+#[case("--local-latency 1ms", "recursive_doubling")]
+fn on_one_host_the_choice_goes_by_the_links_within(#[case] link: &str, #[case] algorithm: &str) {
+    let lines = lines(&format!("sim all_reduce --ranks 8 --hosts 1 --bytes 64K --json {link}"));
+    let chosen: Vec<_> = lines.iter().filter(|line| line["chosen"] == true).collect();
+    assert!(chosen.len() == 1 && chosen[0]["algorithm"] == algorithm, "{chosen:?}");
+}
+
+#[test]
+fn what_was_measured_on_one_host_counts_for_hybrid_training_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("model").display().to_string();
+    let sending = |latency_us: f64| {
+        let model = format!(
+            r#"{{"latency_us":{latency_us},"byte_ns":1,"send_us":0,"receive_us":0,"copy_byte_ns":0,"reduce_byte_ns":0}}"#
+        );
+        std::fs::write(&file, model).unwrap();
+        let train = "sim train --params 1M --compute 1ms --ranks 4 --hosts 1 --strategy hybrid --json";
+        lines(&format!("{train} --model {file}"))[0]["communication_ms"].as_f64().unwrap()
+    };
+    // A second for each message.
+    assert!(sending(1e6) - sending(0.0) > 1000.0);
 }
 
 #[rstest]

@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::quantity::{rounded, show_bytes};
+
 /// The fields and their order are a contract with whoever reads them.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Line {
@@ -27,21 +29,35 @@ pub(super) struct Line {
     pub(super) checked: bool,
 }
 
-impl Line {
-    /// Fills in the times, given in microseconds, and what follows from them.
-    pub(super) fn with_times(mut self, mut times: Vec<f64>, bus_factor: f64) -> Self {
+/// What follows from the times of a point.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Times {
+    pub(super) median_us: f64,
+    pub(super) min_us: f64,
+    pub(super) max_us: f64,
+    pub(super) algbw: f64,
+    pub(super) busbw: f64,
+    pub(super) samples: usize,
+}
+
+impl Times {
+    /// Of a call of so many bytes, given in microseconds.
+    pub(super) fn of(mut times: Vec<f64>, bytes: usize, bus_factor: f64) -> Self {
         times.sort_by(f64::total_cmp);
         let median = median(&times);
-        let algbw = if median > 0.0 { self.bytes as f64 / median / 1e3 } else { 0.0 };
-        self.median_us = rounded(median, 3);
-        self.min_us = rounded(times[0], 3);
-        self.max_us = rounded(times[times.len() - 1], 3);
-        self.algbw = rounded(algbw, 4);
-        self.busbw = rounded(algbw * bus_factor, 4);
-        self.samples = times.len();
-        self
+        let algbw = if median > 0.0 { bytes as f64 / median / 1e3 } else { 0.0 };
+        Self {
+            median_us: rounded(median, 3),
+            min_us: rounded(times[0], 3),
+            max_us: rounded(times[times.len() - 1], 3),
+            algbw: rounded(algbw, 4),
+            busbw: rounded(algbw * bus_factor, 4),
+            samples: times.len(),
+        }
     }
+}
 
+impl Line {
     /// The line, its end included.
     pub(super) fn json(&self) -> String {
         serde_json::to_string(self).expect("a line has only numbers and text") + "\n"
@@ -55,11 +71,6 @@ fn median(sorted: &[f64]) -> f64 {
     } else {
         sorted[middle]
     }
-}
-
-fn rounded(value: f64, digits: i32) -> f64 {
-    let scale = 10_f64.powi(digits);
-    (value * scale).round() / scale
 }
 
 /// The same for people. The head is printed once.
@@ -83,7 +94,7 @@ impl Table {
         let checked = if line.checked { ", checked" } else { "" };
         text.push_str(&format!(
             "{:>10} {:>12.2} {:>12.2} {:>12.2} {:>11.3} {:>11.3} {:>8}  {}{checked}\n",
-            size(line.bytes),
+            show_bytes(line.bytes as u64),
             line.median_us,
             line.min_us,
             line.max_us,
@@ -96,32 +107,25 @@ impl Table {
     }
 }
 
-/// A number of bytes as people write it.
-fn size(bytes: usize) -> String {
-    match bytes {
-        0..1024 => format!("{bytes} B"),
-        1024..0x10_0000 => format!("{} KiB", rounded(bytes as f64 / 1024.0, 1)),
-        _ => format!("{} MiB", rounded(bytes as f64 / 1_048_576.0, 1)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn line() -> Line {
-        let line = Line {
+        let times = vec![512.0, 524.288, 498.123_456, 600.0];
+        let Times { median_us, min_us, max_us, algbw, busbw, samples } = Times::of(times, 1 << 20, 1.5);
+        Line {
             peer: "dist",
             transport: "tcp".to_owned(),
             op: "all_reduce",
             ranks: 4,
             bytes: 1 << 20,
-            median_us: 0.0,
-            min_us: 0.0,
-            max_us: 0.0,
-            algbw: 0.0,
-            samples: 0,
-            busbw: 0.0,
+            median_us,
+            min_us,
+            max_us,
+            algbw,
+            samples,
+            busbw,
             dtype: "f32",
             algorithm: "halving_doubling",
             order: "canonical",
@@ -129,8 +133,7 @@ mod tests {
             start: "barrier",
             touch: false,
             checked: true,
-        };
-        line.with_times(vec![512.0, 524.288, 498.123_456, 600.0], 1.5)
+        }
     }
 
     #[test]
@@ -156,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_barrier_moves_no_bytes() {
-        let barrier = Line { bytes: 0, ..line() }.with_times(vec![10.0], 1.0);
+        let barrier = Times::of(vec![10.0], 0, 1.0);
         assert_eq!((barrier.algbw, barrier.busbw, barrier.median_us), (0.0, 0.0, 10.0));
     }
 }

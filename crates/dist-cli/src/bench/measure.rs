@@ -7,7 +7,7 @@ use dist_transport::Runtime;
 use half::{bf16, f16};
 
 use super::exact::{self, Exact};
-use super::line::Line;
+use super::line::{Line, Times};
 use super::operation::{Operation, STREAM};
 use super::start::Starter;
 use super::{BufferKind, Plan, Report, sample};
@@ -91,18 +91,20 @@ impl Bench<'_> {
             BufferKind::Private => transport,
             BufferKind::Shared | BufferKind::Borrowed => format!("{transport}-{}", kind.name()),
         };
-        let line = Line {
+        let Times { median_us, min_us, max_us, algbw, busbw, samples } =
+            Times::of(times, bytes, operation.bus_factor(world_size));
+        Ok(Line {
             peer: "dist",
             transport,
             op: operation.name(),
             ranks: world_size,
             bytes,
-            median_us: 0.0,
-            min_us: 0.0,
-            max_us: 0.0,
-            algbw: 0.0,
-            samples: 0,
-            busbw: 0.0,
+            median_us,
+            min_us,
+            max_us,
+            algbw,
+            samples,
+            busbw,
             dtype: T::DTYPE.name(),
             algorithm: operation.algorithm(self.comm, bytes, kind.ownership())?,
             order: order.name(),
@@ -111,8 +113,7 @@ impl Bench<'_> {
             touch: self.touches(bytes),
             // A barrier has no result.
             checked: check && operation != Operation::Barrier,
-        };
-        Ok(line.with_times(times, operation.bus_factor(world_size)))
+        })
     }
 
     fn touches(&self, bytes: usize) -> bool {

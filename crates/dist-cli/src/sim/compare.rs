@@ -11,13 +11,12 @@ use dist_transport::tcp::Medium;
 use serde::{Deserialize, Serialize};
 
 use super::candidates::{Candidate, Case};
-use super::line::rounded;
 use super::messages::Messages;
 use super::model::Model;
-use super::quantity::{show_bytes, show_time};
 use super::world::World;
 use super::{direct, fit};
 use crate::output::print;
+use crate::quantity::{rounded, show_bytes, show_time};
 use crate::run::Outcome;
 use crate::{Error, operation};
 
@@ -39,7 +38,7 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "FILE", conflicts_with = "pace")]
     pace_to: Option<PathBuf>,
     /// How fast a core reduces, where lines of single messages do not tell
-    #[arg(long, value_name = "SPEED", conflicts_with = "model", value_parser = super::quantity::speed)]
+    #[arg(long, value_name = "SPEED", conflicts_with = "model", value_parser = crate::quantity::speed)]
     reduce: Option<f64>,
     /// How many cores the ranks shared; those of this machine unless said otherwise
     #[arg(long, value_name = "C", value_parser = super::ranks)]
@@ -84,10 +83,21 @@ pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     let cores = (!arguments.apart).then(|| arguments.cores.unwrap_or(own));
     let setting = Setting { apart: arguments.apart };
     let points = setting.points(&measured)?;
+    if let Some((a, b)) = differing_media(&points) {
+        return Err(Error::Usage(format!(
+            "messages went through {a} in some of these lines and through {b} in others, which no one model fits"
+        )));
+    }
+    if arguments.fit_to.is_some() && points.is_empty() {
+        return Err(Error::Usage("--fit-to: none of these lines is of messages".to_owned()));
+    }
     let directs: Vec<_> = measured.iter().filter_map(direct_point).collect();
+    if arguments.pace_to.is_some() && directs.is_empty() {
+        return Err(Error::Usage("--pace-to: none of these lines is of a direct schedule".to_owned()));
+    }
     let pace = match (&arguments.pace, &arguments.pace_to) {
         (Some(path), _) => Some(direct::read(path)?),
-        (None, Some(path)) if !directs.is_empty() => Some(fit_pace(&directs, path)?),
+        (None, Some(path)) => Some(fit_pace(&directs, path)?),
         _ => None,
     };
     let directs = if pace.is_some() { directs } else { Vec::new() };
@@ -144,7 +154,7 @@ fn read(files: &[PathBuf]) -> Result<Vec<Measured>, Error> {
 fn medians(lines: Vec<Measured>) -> Vec<Measured> {
     let mut points: Vec<(Measured, Vec<f64>)> = Vec::new();
     for line in lines {
-        let key = |line: &Measured| (line.op.clone(), line.algorithm.clone(), line.ranks, line.bytes);
+        let key = |line: &Measured| Measured { median_us: 0.0, ..line.clone() };
         match points.iter_mut().find(|(point, _)| key(point) == key(&line)) {
             Some((_, times)) => times.push(line.median_us),
             None => points.push((line.clone(), vec![line.median_us])),
@@ -155,6 +165,13 @@ fn medians(lines: Vec<Measured>) -> Vec<Measured> {
         f64::midpoint(times[(times.len() - 1) / 2], times[times.len() / 2])
     };
     points.into_iter().map(|(point, times)| Measured { median_us: median(times), ..point }).collect()
+}
+
+/// Two of these that went through different things, if there are such: what follows in a transport's name is how.
+fn differing_media<'a>(points: &[&'a Measured]) -> Option<(&'a str, &'a str)> {
+    let medium = |point: &&'a Measured| point.transport.split('-').next().unwrap_or_default();
+    let first = points.first().map(medium)?;
+    points.iter().map(medium).find(|&other| other != first).map(|other| (first, other))
 }
 
 /// The sum of the squares of relative errors; what cannot be predicted counts as far off.
@@ -375,6 +392,18 @@ mod tests {
         let line = |algorithm: &str, us: f64| measured("all_reduce", algorithm, 2, 8, us);
         let lines = vec![line("ring", 9.0), line("binomial", 1.0), line("ring", 2.0), line("ring", 4.0)];
         assert_eq!(medians(lines), [line("ring", 4.0), line("binomial", 1.0)]);
+    }
+
+    #[test]
+    fn what_went_through_different_things_is_not_one_point() {
+        let line = |transport: &str, us: f64| Measured {
+            transport: transport.to_owned(),
+            ..measured("all_reduce", "ring", 2, 8, us)
+        };
+        let lines = [line("tcp", 9.0), line("tcp-any", 8.0), line("shm", 1.0)];
+        assert_eq!(medians(lines.to_vec()), lines);
+        assert_eq!(differing_media(&[&lines[0], &lines[1]]), None);
+        assert_eq!(differing_media(&[&lines[0], &lines[1], &lines[2]]), Some(("tcp", "shm")));
     }
 
     #[test]

@@ -11,8 +11,8 @@ use dist_transport::{MemoryCosts, Reach, Shared};
 use serde::{Deserialize, Serialize};
 
 use super::fit;
-use super::line::rounded;
 use crate::Error;
+use crate::quantity::rounded;
 
 /// A way to do an operation directly.
 #[derive(Debug, Clone, Copy)]

@@ -8,10 +8,10 @@ use serde::Serialize;
 
 use super::candidates::{Candidate, Case};
 use super::direct::Prediction;
-use super::quantity::{show_bytes, show_time};
 use super::world::World;
 use crate::Error;
 use crate::operation::bus_factor;
+use crate::quantity::{rounded, show_bytes, show_time};
 
 /// The fields and their order are a contract with whoever reads them.
 #[derive(Debug, Clone, Serialize)]
@@ -108,11 +108,6 @@ pub(super) fn mark_fastest(lines: &mut [Line]) {
     if let Some(line) = timed.min_by(|a, b| key(a).total_cmp(&key(b))) {
         line.fastest = true;
     }
-}
-
-pub(super) fn rounded(value: f64, digits: i32) -> f64 {
-    let scale = 10_f64.powi(digits);
-    (value * scale).round() / scale
 }
 
 /// The same for people.

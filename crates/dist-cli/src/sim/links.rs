@@ -5,8 +5,8 @@ use std::path::Path;
 
 use dist_algos::predict::Link;
 
-use super::quantity;
 use crate::Error;
+use crate::quantity;
 
 /// A link in one direction.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -10,7 +10,6 @@ mod links;
 mod messages;
 mod model;
 mod pipeline;
-mod quantity;
 mod train;
 mod world;
 

@@ -7,8 +7,8 @@ use dist_algos::predict::{Link, Work};
 use dist_collectives::{KeptCosts, World};
 use serde::{Deserialize, Serialize};
 
-use super::line::rounded;
 use crate::Error;
+use crate::quantity::rounded;
 
 /// A network whose links and ranks are alike.
 #[derive(Debug, Clone, Copy, PartialEq)]

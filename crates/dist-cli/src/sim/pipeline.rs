@@ -8,10 +8,10 @@ use std::time::Duration;
 use dist_parallel::pipeline::{Costs, Kind, Panel, Proof, Schedule, StageCost, Timeline, svg};
 use serde::Serialize;
 
-use super::line::rounded;
-use super::quantity;
 use crate::Error;
 use crate::output::print;
+use crate::quantity;
+use crate::quantity::rounded;
 use crate::run::Outcome;
 
 #[derive(Debug, clap::Args)]

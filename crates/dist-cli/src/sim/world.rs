@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use dist_algos::predict::{Link, Network, QUEUE_STEPS_MAX, Straggler, Work};
 use dist_algos::{CostModel, Crew, Hosts};
 
+use super::links;
 use super::model::Model;
-use super::{links, quantity};
-use crate::Error;
+use crate::{Error, quantity};
 
 /// Where no file says otherwise: 10 GbE and TCP.
 #[derive(Debug, clap::Args)]
@@ -104,8 +104,7 @@ impl WorldArguments {
             return Err(Error::Usage(format!("there is no rank {} among {ranks}", stranger.rank)));
         }
         let cores = self.cores.or(model.cores);
-        // What was measured was measured on one host, if there is only one here.
-        let within = if self.model.is_some() && hosts == 1 { model.link } else { self.within() };
+        let within = self.within(&model, hosts);
         // Shared, or with an equal part of each link for every rank that may use it.
         let network = |shared: bool| {
             let part = |link, users| if shared { link } else { part_of(link, users) };
@@ -130,7 +129,9 @@ impl WorldArguments {
         let name = |rank: usize| (rank / each) as u64;
         let hosts = several.then(|| Hosts::new(&(0..ranks).map(name).collect::<Vec<_>>()));
         let parted = (shares && cores.is_none()).then(|| network(false));
-        Ok(World { exact, parted, hosts, model, costs: costs(&model) })
+        // Messages take the link between hosts only where there are several.
+        let link = if each == ranks { within } else { model.link };
+        Ok(World { exact, parted, hosts, model, costs: costs(&Model { link, ..model }) })
     }
 }
 
@@ -168,12 +169,27 @@ impl WorldArguments {
         Link { latency: self.rack_latency, byte: self.rack_bandwidth }
     }
 
-    const fn within(&self) -> Link {
+    /// What is between ranks of one of so many hosts. What was measured was measured on one host, if there is only one here.
+    const fn within(&self, model: &Model, hosts: usize) -> Link {
+        if self.model.is_some() && hosts == 1 {
+            return model.link;
+        }
         Link { latency: self.local_latency, byte: self.local_bandwidth }
     }
 
     /// The ranks of one host by themselves, and one rank of every host, to which a part of each link belongs.
+    ///
+    /// # Errors
+    /// Beside those of [`of`](Self::of), if something is said of single ranks or hosts, or of cores: one rank stands for all.
     pub(super) fn levels(&self, ranks: usize) -> Result<(World, World), Error> {
+        let said = [
+            ("--straggler", !self.straggler.is_empty()),
+            ("--links", self.links.is_some()),
+            ("--cores", self.cores.is_some()),
+        ];
+        if let Some((option, _)) = said.into_iter().find(|(_, is_said)| *is_said) {
+            return Err(Error::Usage(format!("{option} is not predicted for hybrid training")));
+        }
         let world = self.of(ranks)?;
         let (model, hosts) = (self.model(ranks)?, world.hosts());
         let each = ranks / hosts;
@@ -181,7 +197,7 @@ impl WorldArguments {
             let model = Model { link, ..model };
             World { exact, parted: None, hosts: None, model, costs: costs(&model) }
         };
-        let (within, part) = (self.within(), part_of(model.link, each));
+        let (within, part) = (self.within(&model, hosts), part_of(model.link, each));
         let inside = Network::new(each, within, model.work);
         let mut across = Network::new(hosts, part, model.work);
         if let Some(count) = self.hosts_per_rack(hosts)? {

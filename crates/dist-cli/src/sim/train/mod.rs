@@ -16,11 +16,10 @@ use serde::Serialize;
 
 use super::candidates::Case;
 use super::chart::{Chart, Curve};
-use super::line::rounded;
-use super::quantity::{self, show_bytes, show_time};
 use super::world::{World, WorldArguments};
 use crate::Error;
 use crate::output::print;
+use crate::quantity::{self, rounded, show_bytes, show_time};
 use crate::run::Outcome;
 use memory::Model;
 use timeline::{Collectives, Rounds, Step};

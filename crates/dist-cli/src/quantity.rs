@@ -1,7 +1,7 @@
-//! Times and speeds as people write them.
+//! Times, speeds and sizes as people write them.
 
 /// A time: `25us`, `1.5ms`, `2s`, `300ns`. In seconds.
-pub(super) fn time(text: &str) -> Result<f64, String> {
+pub(crate) fn time(text: &str) -> Result<f64, String> {
     const UNITS: [(&str, f64); 4] = [("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("s", 1.0)];
     let seconds = scaled(text, &UNITS).ok_or("a time is a number and a unit, as in 25us, 1.5ms or 2s")?;
     if seconds.is_finite() && (0.0..=TIME_MAX).contains(&seconds) {
@@ -15,7 +15,7 @@ pub(super) fn time(text: &str) -> Result<f64, String> {
 const TIME_MAX: f64 = 1e9;
 
 /// A speed: `10Gbps` and `100Mbps` in bits, `1.2GB/s` and `500MB/s` in bytes. In seconds per byte.
-pub(super) fn speed(text: &str) -> Result<f64, String> {
+pub(crate) fn speed(text: &str) -> Result<f64, String> {
     const UNITS: [(&str, f64); 8] = [
         ("Kbps", 125.0),
         ("Mbps", 125e3),
@@ -43,7 +43,7 @@ fn scaled(text: &str, units: &[(&str, f64)]) -> Option<f64> {
 }
 
 /// A time for people, with three digits that count.
-pub(super) fn show_time(seconds: f64) -> String {
+pub(crate) fn show_time(seconds: f64) -> String {
     let (value, unit) = match seconds {
         s if s >= 1.0 => (s, "s"),
         s if s >= 1e-3 => (s * 1e3, "ms"),
@@ -58,12 +58,18 @@ pub(super) fn show_time(seconds: f64) -> String {
 }
 
 /// A number of bytes for people.
-pub(super) fn show_bytes(bytes: u64) -> String {
+pub(crate) fn show_bytes(bytes: u64) -> String {
     const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let unit = (bytes.max(1).ilog2() / 10) as usize;
     let value = bytes as f64 / 1024_f64.powi(i32::try_from(unit).unwrap_or(0));
     let whole = value.fract() == 0.0 || value >= 100.0;
     if whole { format!("{value:.0} {}", UNITS[unit]) } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+/// A number with so many digits behind the point.
+pub(crate) fn rounded(value: f64, digits: i32) -> f64 {
+    let scale = 10_f64.powi(digits);
+    (value * scale).round() / scale
 }
 
 #[cfg(test)]
