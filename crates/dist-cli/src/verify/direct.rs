@@ -7,8 +7,9 @@ use dist_algos::direct::{Form, Task};
 use dist_collectives::{Direct, Operation};
 
 use super::line::{Line, Mutants};
+use super::roots;
 
-/// Proves every form of every operation, with the first and the last root, in all worlds up to so many ranks.
+/// Proves every form of every operation in all worlds up to so many ranks.
 pub(super) fn lines(max_ranks: usize) -> impl Iterator<Item = Line> {
     Operation::ALL.into_iter().flat_map(Direct::of).map(move |direct| line(direct, max_ranks))
 }
@@ -17,7 +18,7 @@ fn line(direct: Direct, max_ranks: usize) -> Line {
     let (operation, form) = (direct.operation().name(), direct.form());
     let mut line = Line::new(operation, direct.name());
     for world_size in 1..=max_ranks {
-        for task in tasks(world_size).filter(|task| task.name() == operation && form.serves(*task)) {
+        for task in tasks(&roots(world_size)).filter(|task| task.name() == operation && form.serves(*task)) {
             if let Err(error) = prove(&plans(task, form, world_size)) {
                 line.wrong = Some(format!("{world_size} ranks: {error}"));
                 return line;
@@ -38,27 +39,26 @@ const CALLS: [usize; 3] = [0, 1, 2];
 
 /// Changes every step of every rank in small worlds, of one call among others.
 pub(super) fn mutants(max_ranks: usize) -> Mutants {
-    let mut mutants = Mutants { mutants: 0, rejected: 0, survivors: Vec::new() };
+    let mut mutants = Mutants::default();
     let served =
         |task| Form::ALL.into_iter().filter(move |form| form.serves(task)).map(move |form| (task, form));
     for world_size in MUTATED.into_iter().filter(|&world_size| world_size <= max_ranks) {
-        for (task, form) in tasks(world_size).flat_map(served) {
+        for (task, form) in tasks(&[0, world_size - 1]).flat_map(served) {
             for mutated in CALLS {
                 // A schedule that is wrong itself has its own line.
                 let score = Score::of(&plans(task, form, world_size), mutated).unwrap_or_default();
-                mutants.mutants += score.mutants;
-                mutants.rejected += score.rejected();
                 let name = |mutant| format!("{} by {form} of {world_size} ranks: {mutant}", task.name());
-                mutants.survivors.extend(score.survivors.iter().map(name));
+                mutants.add(score.mutants, score.rejected(), score.survivors.iter().map(name));
             }
         }
     }
     mutants
 }
 
-fn tasks(world_size: usize) -> impl Iterator<Item = Task> {
-    let with_last_root = Task::all(world_size - 1).into_iter().filter(|task| task.root().is_some());
-    Task::all(0).into_iter().chain(with_last_root.filter(move |_| world_size > 1))
+/// All tasks, those that have a root with each of these, of which the first is 0.
+fn tasks(roots: &[usize]) -> impl Iterator<Item = Task> {
+    let more = roots[1..].iter().flat_map(|&root| Task::all(root)).filter(|task| task.root().is_some());
+    Task::all(0).into_iter().chain(more)
 }
 
 fn reduces(task: Task) -> bool {

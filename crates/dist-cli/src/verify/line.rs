@@ -40,7 +40,7 @@ pub(super) struct Bound {
 }
 
 /// How the verifier fared against changed schedules.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub(super) struct Mutants {
     pub(super) mutants: usize,
     pub(super) rejected: usize,
@@ -113,12 +113,16 @@ impl Orders {
 }
 
 impl Mutants {
-    /// All of both.
-    pub(super) fn and(mut self, other: Self) -> Self {
-        self.mutants += other.mutants;
-        self.rejected += other.rejected;
-        self.survivors.extend(other.survivors);
-        self
+    /// Counts so many more, of which so many were rejected; the others are named.
+    pub(super) fn add(
+        &mut self,
+        mutants: usize,
+        rejected: usize,
+        survivors: impl IntoIterator<Item = String>,
+    ) {
+        self.mutants += mutants;
+        self.rejected += rejected;
+        self.survivors.extend(survivors);
     }
 
     /// Whether at least 99 % were rejected, of at least one.

@@ -49,15 +49,13 @@ const MUTATED: [usize; 7] = [2, 3, 4, 5, 6, 7, 8];
 
 /// Changes every step of every rank in small worlds, with the first and the last root.
 pub(super) fn mutants(max_ranks: usize) -> Mutants {
-    let mut mutants = Mutants { mutants: 0, rejected: 0, survivors: Vec::new() };
+    let mut mutants = Mutants::default();
     // A schedule that is wrong itself has its own line.
     let sizes = MUTATED.into_iter().filter(|&world_size| world_size <= max_ranks);
     for (subject, world_size, score) in Score::of_all(sizes) {
-        mutants.mutants += score.mutants;
-        mutants.rejected += score.rejected();
         let (operation, algorithm) = (subject.operation(), subject.algorithm());
         let name = |mutant| format!("{operation} by {algorithm} of {world_size} ranks: {mutant}");
-        mutants.survivors.extend(score.survivors.iter().map(name));
+        mutants.add(score.mutants, score.rejected(), score.survivors.iter().map(name));
     }
     mutants
 }

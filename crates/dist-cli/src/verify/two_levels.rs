@@ -5,6 +5,7 @@ use dist_algos::verify::{Report, hierarchical};
 use dist_algos::{AllGather, AllReduce, Barrier, Broadcast, Hosts, Reduce, ReduceScatter, Result};
 
 use super::line::{Line, Orders};
+use super::roots;
 
 /// Ranks on each host.
 const SIZES: [usize; 4] = [2, 3, 4, 8];
@@ -19,12 +20,13 @@ const OPERATIONS: [Proofs; 6] = [
     (ReduceScatter::OPERATION, |hosts| vec![hierarchical::reduce_scatter(hosts)]),
     (AllGather::OPERATION, |hosts| vec![hierarchical::all_gather(hosts)]),
     (Broadcast::OPERATION, |hosts| {
-        let last = hosts.world_size() - 1;
-        Broadcast::ALL.iter().map(|&across| hierarchical::broadcast(across, hosts, last)).collect()
+        let proofs =
+            |root| Broadcast::ALL.iter().map(move |&across| hierarchical::broadcast(across, hosts, root));
+        roots(hosts.world_size()).into_iter().flat_map(proofs).collect()
     }),
     (Reduce::OPERATION, |hosts| {
-        let last = hosts.world_size() - 1;
-        Reduce::ALL.iter().map(|&across| hierarchical::reduce(across, hosts, last)).collect()
+        let proofs = |root| Reduce::ALL.iter().map(move |&across| hierarchical::reduce(across, hosts, root));
+        roots(hosts.world_size()).into_iter().flat_map(proofs).collect()
     }),
     (Barrier::OPERATION, |hosts| {
         Barrier::ALL.iter().map(|&across| hierarchical::barrier(across, hosts)).collect()
