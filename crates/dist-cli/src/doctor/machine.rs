@@ -4,7 +4,7 @@ use std::fs;
 use std::net::{IpAddr, ToSocketAddrs};
 
 use dist_collectives::KeptCosts;
-use rustix::process::{Resource, getrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit};
 
 use super::Finding;
 use crate::run::files_needed;
@@ -39,11 +39,21 @@ pub(super) fn look_around(world_size: usize, ranks: usize, hosted: usize) -> imp
 /// A rank has a connection to each that it exchanges messages with, and memory that it shares with it; a launcher asks for
 /// as many as it can have.
 fn files(world_size: usize, ranks: usize, hosted: usize) -> Option<Finding> {
-    let limit = getrlimit(Resource::Nofile);
-    let (current, most) = (limit.current?, limit.maximum.unwrap_or(u64::MAX));
-    let finding = Finding::new("files", format!("a process may have {current} open, and {most} if it asks"));
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    files_within(current?, maximum, (world_size, ranks, hosted))
+}
+
+/// The same where a process may have so many open, and at most, if there is a most.
+fn files_within(
+    current: u64,
+    most: Option<u64>,
+    (world_size, ranks, hosted): (usize, usize, usize),
+) -> Option<Finding> {
+    let at_most = most.map_or("as many as it likes".to_owned(), |most| most.to_string());
+    let finding =
+        Finding::new("files", format!("a process may have {current} open, and {at_most} if it asks"));
     let (enough, launcher) = (2 * world_size as u64 + OTHER_FILES, files_needed(ranks, hosted));
-    if most < launcher {
+    if most.is_some_and(|most| most < launcher) {
         return Some(
             finding.but(format!("distctl may need {launcher} for {ranks} ranks: ulimit -Hn {launcher}")),
         );
@@ -124,6 +134,32 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
+
+    #[rstest]
+    #[case(1024, Some(4096), "1024 open, and 4096 if it asks", None)]
+    #[case(1024, None, "1024 open, and as many as it likes if it asks", None)]
+    #[case(
+        64,
+        None,
+        "64 open, and as many as it likes if it asks",
+        Some("8 ranks may need 80: ulimit -n 80")
+    )]
+    #[case(
+        16,
+        Some(16),
+        "16 open, and 16 if it asks",
+        Some("distctl may need 56 for 8 ranks: ulimit -Hn 56")
+    )]
+    fn a_process_may_have_so_many_files_open(
+        #[case] current: u64,
+        #[case] most: Option<u64>,
+        #[case] found: &str,
+        #[case] advice: Option<&str>,
+    ) {
+        let finding = files_within(current, most, (8, 8, 8)).unwrap();
+        assert_eq!(finding.found, format!("a process may have {found}"));
+        assert_eq!(finding.advice.as_deref(), advice);
+    }
 
     #[rstest]
     #[case("max 100000\n", None)]
