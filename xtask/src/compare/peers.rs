@@ -117,7 +117,10 @@ impl Programs<'_> {
         match peer {
             Peer::Ours | Peer::OursShared | Peer::Limit => Ok(()),
             Peer::Burn => exists(&self.installed("cargo/release/peer-burn")?),
-            Peer::OneCcl => exists(&self.installed("ccl-bench")?),
+            // Started by Intel's MPI.
+            Peer::OneCcl => ["ccl-bench", "venv-ccl", "venv-intel"]
+                .into_iter()
+                .try_for_each(|what| self.installed(what).map(drop)),
             Peer::Gloo => {
                 let mut import = Command::new(self.python());
                 import.args(["-c", "import torch.distributed as d; assert d.is_gloo_available()"]);

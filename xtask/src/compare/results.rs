@@ -202,7 +202,8 @@ pub(super) fn median(times: &[f64]) -> f64 {
     sorted[(sorted.len() - 1) / 2]
 }
 
-fn size(bytes: usize) -> String {
+/// A number of bytes for people.
+pub(crate) fn size(bytes: usize) -> String {
     match bytes {
         0..1024 => format!("{bytes} B"),
         1024..0x10_0000 => format!("{} KiB", bytes >> 10),

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
+use crate::compare::size;
+
 /// A line of `distctl sim compare --json`.
 #[derive(serde::Deserialize)]
 pub(super) struct Line {
@@ -74,14 +76,6 @@ fn time(us: f64) -> String {
         _ => 5,
     };
     format!("{ms:.digits$}")
-}
-
-fn size(bytes: usize) -> String {
-    match bytes {
-        0..1024 => format!("{bytes} B"),
-        1024..0x10_0000 => format!("{} KiB", bytes >> 10),
-        _ => format!("{} MiB", bytes >> 20),
-    }
 }
 
 /// Errors and choices, for each number of ranks, of what is held to the bounds and of the rest.

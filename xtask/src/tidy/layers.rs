@@ -11,7 +11,6 @@ const LAYERS: &[&str] = &[
     "dist-groups",
     "dist-parallel",
     "dist-candle",
-    "dist-mpi",
     "dist-cli",
     "dist-testkit",
 ];
