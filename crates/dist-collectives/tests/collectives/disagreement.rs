@@ -121,7 +121,7 @@ const DEVIATIONS: &[(Program, Program, Field, (&str, &str))] = &[
     ),
     // How it is done is known by then.
     (
-        |comm| twice(comm).and_then(|()| Ok(drop(comm.fork()?))).and_then(|()| twice(comm)),
+        |comm| twice(comm).and_then(|()| comm.fork()).and_then(|_| twice(comm)),
         |comm| {
             twice(comm)?;
             let _alone = comm.subgroup(&[comm.rank()])?;
