@@ -117,7 +117,13 @@ impl Memory {
         if self.incoming.skip() {
             self.wake_peer();
         }
-        if bytes <= TRAY_BYTES { Ok(()) } else { Err(End::Broken) }
+        match bytes {
+            // Nothing is to be delivered after which it would be cleared.
+            0 => self.trays.clear(),
+            ..=TRAY_BYTES => {}
+            _ => return Err(End::Broken),
+        }
+        Ok(())
     }
 
     /// A range of the message on the tray that came last.

@@ -50,6 +50,25 @@ fn pass([from, to]: &mut [Link; 2], sent: &[u8], sink: &mut Sink<'_>) -> bool {
     was_lent
 }
 
+#[test]
+fn what_is_received_without_bytes_leaves_the_tray_to_the_next() {
+    let mut links = pair();
+    // Then the first side has both trays.
+    for (from_second, len) in
+        [(true, 1), (false, 0), (false, 1), (true, 0), (true, 65_536), (false, 65_537), (false, 0)]
+    {
+        let (sent, mut received) = (bytes(len), vec![0; len]);
+        if from_second {
+            links.reverse();
+        }
+        pass(&mut links, &sent, &mut Sink::Into(&mut received));
+        if from_second {
+            links.reverse();
+        }
+        assert_eq!(received, sent);
+    }
+}
+
 #[rstest]
 #[case::what_the_ring_has_room_for(MIB - 64, false)]
 #[case::what_it_has_none_for(MIB, true)]
