@@ -105,7 +105,12 @@ impl Engine {
         let nanoseconds = u64::try_from(patience).unwrap_or(u64::MAX);
         self.tell(call, COUNTING, &nanoseconds.to_le_bytes(), due)?;
         self.take(call, COUNTING, word, due)?;
-        if word.iter().any(|&bits| bits != 0) { self.tell(call, COUNTING, &[], due) } else { Ok(()) }
+        if word.iter().any(|&bits| bits != 0) {
+            self.tell(call, COUNTING, &[], due)?;
+            // Nothing comes, and the job ends: whoever hears before that that this rank has left takes it for the cause.
+            let _ended = self.take(call, COUNTING, &mut [], due);
+        }
+        Ok(())
     }
 
     /// Whether this very call was given up before this rank came: by the rank that counts, which waited for it in vain then
