@@ -120,7 +120,7 @@ impl Memory {
         match bytes {
             // Nothing is to be delivered after which it would be cleared.
             0 => self.trays.clear(),
-            ..=TRAY_BYTES => {}
+            1..=TRAY_BYTES => {}
             _ => return Err(End::Broken),
         }
         Ok(())
