@@ -271,11 +271,12 @@ pub fn a_panic_with_the_transport_in_hand_is_the_cause_everywhere(fabric: &'stat
 /// A panic of a function that is given bytes is the cause everywhere, also where it is caught: the message is half taken.
 pub fn a_panic_of_a_function_that_is_given_bytes_is_the_cause_everywhere(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
-    fn check(backend: Backend, world_size: usize, in_place: bool) {
+    fn check(backend: Backend, world_size: usize, in_place: bool, from: usize) {
         const LEN: usize = 100_000;
         let program = move |mut transport: Box<dyn Transport>| {
             let transport = &mut *transport;
-            if transport.rank().index() > 1 {
+            // Of what a rank sends to itself the others know nothing.
+            if transport.rank().index() > from {
                 return (stand_by(transport, 0), await_abort(transport));
             }
             meet_all(transport).unwrap();
@@ -287,11 +288,14 @@ pub fn a_panic_of_a_function_that_is_given_bytes_is_the_cause_everywhere(fabric:
                 0 => {
                     let panics = AssertUnwindSafe(|| {
                         if in_place {
-                            let _ = transport.exchange_in_place(1, &mut memory, &mut |_, _| planted(), &due);
+                            let _ =
+                                transport.exchange_in_place(from, &mut memory, &mut |_, _| planted(), &due);
                         } else {
                             let mut sink = |_, _: &[u8]| planted();
-                            let incoming = Incoming { from: 1, len: LEN, sink: Sink::Each(&mut sink) };
-                            let _ = transport.exchange(None, Some(incoming), &due);
+                            let incoming = Incoming { from, len: LEN, sink: Sink::Each(&mut sink) };
+                            let parts = [&memory[..]];
+                            let own = (from == 0).then_some(Outgoing { to: 0, parts: &parts });
+                            let _ = transport.exchange(own, Some(incoming), &due);
                         }
                     });
                     catch_unwind(panics).unwrap_err();
@@ -319,8 +323,8 @@ pub fn a_panic_of_a_function_that_is_given_bytes_is_the_cause_everywhere(fabric:
         });
     }
     for world_size in [2, 3] {
-        for in_place in [true, false] {
-            check(backend, world_size, in_place);
+        for (in_place, from) in [(true, 1), (false, 1), (true, 0), (false, 0)] {
+            check(backend, world_size, in_place, from);
         }
     }
 }

@@ -277,9 +277,12 @@ pub(super) struct LongWait {
 }
 
 impl LongWait {
-    /// Something has come: what is waited for now is the next.
-    pub(super) const fn renew(&mut self) {
+    /// Something has come: what is waited for now is the next, of `peer`, by its number in the world.
+    pub(super) fn renew(&mut self, session: &Session, channel: ChannelId, calls: &Calls, peer: usize) {
         self.due = None;
+        if self.told.is_some_and(|told| told != peer) {
+            self.end(session, channel, calls);
+        }
     }
 
     /// Until when to sleep at the most.

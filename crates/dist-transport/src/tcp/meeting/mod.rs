@@ -1,5 +1,6 @@
 //! Where the ranks of a job meet, and are watched until they have left: what the coordinator's thread does.
 
+use std::collections::HashMap;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -83,9 +84,9 @@ struct Member {
     last_seen: Duration,
     /// How long it may be silent.
     liveness: Duration,
-    /// The channel on which it was waiting when it last said so, for which rank, itself if it waits no longer, and its last
-    /// calls there.
-    waiting: Option<(ChannelId, u32, [Fingerprint; CALLS_MAX])>,
+    /// By channel, for which rank it waits there, as it has said, and its last calls there. Of waits that are over, which are
+    /// for itself, only the last is kept.
+    waiting: HashMap<ChannelId, (u32, [Fingerprint; CALLS_MAX])>,
 }
 
 impl Meeting {
@@ -276,7 +277,7 @@ impl Meeting {
             answer_by: Some(self.runtime.deadline(patience - answer_margin(patience))),
             last_seen: self.runtime.now(),
             liveness,
-            waiting: None,
+            waiting: HashMap::new(),
         }));
         tracing::debug!(rank, address = %home.address, "joined");
         // Whoever was told that not all have come is about to go, and may come again.
@@ -331,7 +332,8 @@ impl Meeting {
                 Ok(Some(Frame::Beat)) => member.last_seen = self.runtime.now(),
                 Ok(Some(Frame::Abort(abort))) => self.abort(abort),
                 Ok(Some(Frame::Waiting { channel, on, calls })) => {
-                    member.waiting = Some((channel, on, calls));
+                    member.waiting.retain(|_, (on, _)| *on != number);
+                    member.waiting.insert(channel, (on, calls));
                     self.compare(rank, channel, &calls);
                 }
                 Ok(Some(Frame::Ask { rank: peer, origin })) => {
@@ -379,8 +381,8 @@ impl Meeting {
     fn compare(&mut self, reporter: usize, channel: ChannelId, calls: &[Fingerprint]) {
         let contradiction = self.places.iter().enumerate().find_map(|(rank, place)| {
             let Place::Taken(member) = place else { return None };
-            let (_, _, theirs) = member.waiting.filter(|(waiting_on, ..)| *waiting_on == channel)?;
-            Fingerprint::contradiction(calls, &theirs).map(|(call, theirs)| (rank, call, theirs))
+            let (_, theirs) = member.waiting.get(&channel)?;
+            Fingerprint::contradiction(calls, theirs).map(|(call, theirs)| (rank, call, theirs))
         });
         if let Some((rank, call, theirs)) = contradiction {
             self.abort(Abort { cause: Cause::Mismatch { theirs }, rank, reporter, call });
@@ -415,8 +417,8 @@ impl Meeting {
     /// longer.
     fn waits_for(&self, rank: usize, call: &Fingerprint) -> Option<usize> {
         let Some(Place::Taken(member)) = self.places.get(rank) else { return None };
-        let (_, on, _) = member.waiting.filter(|(_, _, calls)| calls.contains(call))?;
-        Some(on as usize).filter(|&on| on != rank)
+        let (on, _) = member.waiting.values().find(|(_, calls)| calls.contains(call))?;
+        Some(*on as usize).filter(|&on| on != rank)
     }
 
     /// Notices ranks of which nothing had come for too long when all were `looked_at`: what has come since is not seen yet.

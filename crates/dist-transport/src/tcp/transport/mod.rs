@@ -11,7 +11,7 @@ mod together;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use self::failure::{Scene, Trouble};
+use self::failure::{Alarm, Scene, Trouble};
 use self::moving::receiving;
 #[cfg(all(feature = "shm", target_os = "linux"))]
 use self::together::Together;
@@ -195,6 +195,7 @@ impl TcpTransport {
                 return Err(Fault::Goodbye);
             }
             if runtime.expired(deadline) {
+                long.end(session, self.channel, &self.calls);
                 return Err(Fault::TimedOut);
             }
             if long.tell(session, self.channel, &self.calls, peer) {
@@ -225,9 +226,16 @@ impl TcpTransport {
         }
         match sink {
             Sink::Into(memory) => memory.copy_from_slice(&message),
-            Sink::Each(sink) => self.scratch.pass(&message, sink),
+            Sink::Each(sink) => self.pass_own(&message, sink),
         }
         Ok(())
+    }
+
+    /// Delivers this rank's bytes to itself.
+    fn pass_own(&mut self, bytes: &[u8], sink: &mut dyn FnMut(usize, &[u8])) {
+        let alarm = Alarm { session: &self.membership.session, calls: &self.calls };
+        self.scratch.pass(bytes, sink);
+        std::mem::forget(alarm);
     }
 }
 
@@ -293,8 +301,7 @@ impl Transport for TcpTransport {
         let length = buffer.len();
         if peer == self.rank.index() {
             let own = buffer.to_vec();
-            self.scratch
-                .pass(&own, &mut |offset, bytes| combine(&mut buffer[offset..][..bytes.len()], bytes));
+            self.pass_own(&own, &mut |offset, bytes| combine(&mut buffer[offset..][..bytes.len()], bytes));
         } else {
             self.try_exchange_in_place(peer, buffer, combine, due)
                 .map_err(|trouble| self.fail(trouble, due))?;

@@ -139,11 +139,7 @@ impl TcpTransport {
     /// Whether a message of this peer is here, at the deadline at the latest.
     pub(super) fn await_message(&mut self, peer: usize, due: &Due<'_>) -> Result<bool, Trouble> {
         match self.connect(&[peer], due) {
-            Err(Trouble { fault: Fault::TimedOut, .. }) => {
-                let session = self.session();
-                session.tell_waiting(self.channel, &self.calls, session.rank.index());
-                return Ok(false);
-            }
+            Err(Trouble { fault: Fault::TimedOut, .. }) => return Ok(false),
             outcome => outcome?,
         }
         let session = &*self.membership.session;
@@ -210,7 +206,7 @@ impl TcpTransport {
         }
         if moved {
             short.renew();
-            long.renew();
+            long.renew(session, self.channel, &self.calls, self.members[peer]);
         }
         if self.patience.look_at_once(short, || may_share_core(&self.links, waits)) {
             return Ok(());
