@@ -98,8 +98,12 @@ impl KeptCosts {
         }
         // Whoever reads meanwhile finds the old file or the new one.
         let new = beside(path);
-        fs::write(&new, text)?;
-        fs::rename(&new, path)
+        let kept = fs::write(&new, text).and_then(|()| fs::rename(&new, path));
+        if kept.is_err() {
+            // What cannot be kept leaves nothing behind.
+            let _ = fs::remove_file(&new);
+        }
+        kept
     }
 
     pub(crate) fn complain(&self, what: &str, error: &io::Error) {
