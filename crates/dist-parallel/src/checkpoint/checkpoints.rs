@@ -73,7 +73,8 @@ impl Checkpoints {
         Self { directory, keep: None, timeout, disk: Disk::default(), latest: None }
     }
 
-    /// Removes all but the last `keep` checkpoints, after each that was saved. One rank does; the others do not wait for it.
+    /// Removes all but the last `keep` checkpoints, after each that was saved. Rank 0 does, and the others do not wait for it here:
+    /// after [`save`](Self::save) it is late for the next call by as long as that takes.
     #[must_use]
     pub fn keep_last(self, keep: NonZeroUsize) -> Self {
         Self { keep: Some(keep), ..self }

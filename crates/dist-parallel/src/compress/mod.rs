@@ -50,7 +50,7 @@ pub trait BucketHook: Send {
     fn name(&self) -> String;
 
     /// Whether something of a step's gradients may come out of a later step's sum. A parameter that has had a
-    /// gradient then has one in every later step.
+    /// gradient then has one in every later step. Such a hook forgets it in [`forget`](Self::forget).
     fn keeps_residual(&self) -> bool {
         false
     }

@@ -76,12 +76,12 @@ impl Homes {
     ) -> Result<usize> {
         let Place { parameter: owner, offset, len } = self.place(home);
         let mut into = leaf.slice_mut(offset, len);
-        let is_second = std::mem::replace(&mut written[home.place], true);
-        let taken = if is_second { into.add(values) } else { into.copy_from(values) };
+        let taken = if written[home.place] { into.add(values) } else { into.copy_from(values) };
         taken.map_err(|source| Error::WrongGradient {
             parameter: self.names[parameter].clone(),
             source: Box::new(source),
         })?;
+        written[home.place] = true;
         Ok(owner)
     }
 
