@@ -38,20 +38,27 @@ pub(super) fn follow(
     loop {
         let hosts = (nodes.rendezvous.host.as_str(), 0).to_socket_addrs();
         let hosts: Vec<SocketAddr> = hosts.map_or_else(|_| Vec::new(), Iterator::collect);
-        for start in failed + 1..=last {
+        // It is in one start at a time: what listens at a later port meanwhile is somebody else.
+        let still_there = is_listened_to(&hosts, nodes.port(failed));
+        if still_there {
+            patience = runtime.deadline(BETWEEN_STARTS);
+        }
+        let later = if still_there { 0..0 } else { failed + 1..last.saturating_add(1) };
+        for start in later {
             if is_listened_to(&hosts, nodes.port(start)) {
                 return Some(start);
+            }
+            if runtime.expired(patience) {
+                let (host, first) = (&nodes.rendezvous.host, nodes.port(failed));
+                let last = nodes.port(last);
+                say(format!(
+                    "machine 0 does not start the job again: nobody listens at {host}, ports {first} to {last}"
+                ));
+                return None;
             }
             if is_told_to_end(inbox, runtime.deadline(Duration::ZERO), &say) {
                 return None;
             }
-        }
-        if is_listened_to(&hosts, nodes.port(failed)) {
-            patience = runtime.deadline(BETWEEN_STARTS);
-        }
-        if runtime.expired(patience) {
-            say(format!("machine 0 does not start the job again: nobody listens at {}", nodes.rendezvous));
-            return None;
         }
         if !std::mem::replace(&mut has_waited, true) {
             say("waiting until machine 0 starts the job again".to_owned());
