@@ -297,6 +297,20 @@ fn wait_for_the_second(transport: &mut dyn Transport) -> Result<bool> {
     direct.wait(1, 1, &due).map(|()| true)
 }
 
+/// Why the job was aborted, if there was memory in which the second rank was waited for, in vain and not to the deadline.
+fn woken_by(transport: &dyn Transport, waited: Result<bool>, due: &Due<'_>) -> Option<Abort> {
+    match waited {
+        Ok(waited) => {
+            assert!(!waited, "it has not posted");
+            None
+        }
+        Err(error) => {
+            assert!(!transport.runtime().expired(due.deadline()), "not woken: {error}");
+            Some(await_abort(transport))
+        }
+    }
+}
+
 /// What ends a rank's part in shared memory wakes who waits for it.
 fn check_end(
     backend: Backend,
@@ -313,16 +327,8 @@ fn check_end(
             }
             return None;
         }
-        match met.and_then(|()| wait_for_the_second(&mut *transport)) {
-            Ok(waited) => {
-                assert!(!waited, "it has not posted");
-                None
-            }
-            Err(error) => {
-                assert!(!transport.runtime().expired(due.deadline()), "not woken: {error}");
-                Some(await_abort(&*transport))
-            }
-        }
+        let waited = met.and_then(|()| wait_for_the_second(&mut *transport));
+        woken_by(&*transport, waited, &due)
     };
     backend.check(3, program, move |ends| ends.iter().flatten().for_each(expected));
 }
@@ -350,16 +356,8 @@ pub fn a_rank_that_leaves_a_group_before_it_shares_memory_is_named(fabric: &'sta
     }
     let program = |mut transport: Box<dyn Transport>| {
         let due = soon(&*transport);
-        match lose_the_second(&mut *transport) {
-            Ok(waited) => {
-                assert!(!waited, "it has not posted");
-                None
-            }
-            Err(error) => {
-                assert!(!transport.runtime().expired(due.deadline()), "not woken: {error}");
-                Some(await_abort(&*transport))
-            }
-        }
+        let waited = lose_the_second(&mut *transport);
+        woken_by(&*transport, waited, &due)
     };
     Backend(fabric).check(3, program, |ends| {
         for abort in ends.into_iter().flatten() {
