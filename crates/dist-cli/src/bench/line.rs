@@ -12,14 +12,8 @@ pub(super) struct Line {
     pub(super) op: &'static str,
     pub(super) ranks: usize,
     pub(super) bytes: usize,
-    pub(super) median_us: f64,
-    pub(super) min_us: f64,
-    pub(super) max_us: f64,
-    #[serde(rename = "algbw_GBps")]
-    pub(super) algbw: f64,
-    pub(super) samples: usize,
-    #[serde(rename = "busbw_GBps")]
-    pub(super) busbw: f64,
+    #[serde(flatten)]
+    pub(super) times: Times,
     pub(super) dtype: &'static str,
     pub(super) algorithm: &'static str,
     pub(super) order: &'static str,
@@ -29,15 +23,17 @@ pub(super) struct Line {
     pub(super) checked: bool,
 }
 
-/// What follows from the times of a point.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// What follows from the times of a point, as a part of its [`Line`].
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(super) struct Times {
-    pub(super) median_us: f64,
-    pub(super) min_us: f64,
-    pub(super) max_us: f64,
-    pub(super) algbw: f64,
-    pub(super) busbw: f64,
-    pub(super) samples: usize,
+    median_us: f64,
+    min_us: f64,
+    max_us: f64,
+    #[serde(rename = "algbw_GBps")]
+    algbw: f64,
+    samples: usize,
+    #[serde(rename = "busbw_GBps")]
+    busbw: f64,
 }
 
 impl Times {
@@ -51,8 +47,8 @@ impl Times {
             min_us: rounded(times[0], 3),
             max_us: rounded(times[times.len() - 1], 3),
             algbw: rounded(algbw, 4),
-            busbw: rounded(algbw * bus_factor, 4),
             samples: times.len(),
+            busbw: rounded(algbw * bus_factor, 4),
         }
     }
 }
@@ -91,16 +87,17 @@ impl Table {
                 "bytes", "median us", "min us", "max us", "algbw GB/s", "busbw GB/s", "samples", "algorithm",
             ));
         }
+        let times = &line.times;
         let checked = if line.checked { ", checked" } else { "" };
         text.push_str(&format!(
             "{:>10} {:>12.2} {:>12.2} {:>12.2} {:>11.3} {:>11.3} {:>8}  {}{checked}\n",
             show_bytes(line.bytes as u64),
-            line.median_us,
-            line.min_us,
-            line.max_us,
-            line.algbw,
-            line.busbw,
-            line.samples,
+            times.median_us,
+            times.min_us,
+            times.max_us,
+            times.algbw,
+            times.busbw,
+            times.samples,
             line.algorithm,
         ));
         text
@@ -113,19 +110,13 @@ mod tests {
 
     fn line() -> Line {
         let times = vec![512.0, 524.288, 498.123_456, 600.0];
-        let Times { median_us, min_us, max_us, algbw, busbw, samples } = Times::of(times, 1 << 20, 1.5);
         Line {
             peer: "dist",
             transport: "tcp".to_owned(),
             op: "all_reduce",
             ranks: 4,
             bytes: 1 << 20,
-            median_us,
-            min_us,
-            max_us,
-            algbw,
-            samples,
-            busbw,
+            times: Times::of(times, 1 << 20, 1.5),
             dtype: "f32",
             algorithm: "halving_doubling",
             order: "canonical",

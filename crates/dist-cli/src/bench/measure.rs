@@ -91,20 +91,13 @@ impl Bench<'_> {
             BufferKind::Private => transport,
             BufferKind::Shared | BufferKind::Borrowed => format!("{transport}-{}", kind.name()),
         };
-        let Times { median_us, min_us, max_us, algbw, busbw, samples } =
-            Times::of(times, bytes, operation.bus_factor(world_size));
         Ok(Line {
             peer: "dist",
             transport,
             op: operation.name(),
             ranks: world_size,
             bytes,
-            median_us,
-            min_us,
-            max_us,
-            algbw,
-            samples,
-            busbw,
+            times: Times::of(times, bytes, operation.bus_factor(world_size)),
             dtype: T::DTYPE.name(),
             algorithm: operation.algorithm(self.comm, bytes, kind.ownership())?,
             order: order.name(),
