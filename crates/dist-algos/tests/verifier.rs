@@ -41,29 +41,33 @@ fn the_best_algorithms_meet_the_lower_bounds() {
     for world_size in WORLDS {
         let bound = Goal::AllReduce.lower_bound(world_size);
         for algorithm in [AllReduce::Ring, AllReduce::PairwiseCirculant] {
-            assert_eq!(verify::all_reduce(algorithm, world_size).unwrap().path, bound.moved);
+            assert_eq!(Subject::AllReduce(algorithm).prove(world_size, 0).unwrap().path, bound.moved);
         }
-        let circulant = verify::all_reduce(AllReduce::Circulant, world_size).unwrap();
+        let circulant = Subject::AllReduce(AllReduce::Circulant).prove(world_size, 0).unwrap();
         assert_eq!((circulant.path, circulant.rounds), (bound.moved, 2 * bound.rounds));
         let bound = Goal::AllGather.lower_bound(world_size);
         for algorithm in [AllGather::Bruck, AllGather::Circulant] {
-            let report = verify::all_gather(algorithm, world_size).unwrap();
+            let report = Subject::AllGather(algorithm).prove(world_size, 0).unwrap();
             assert_eq!((report.path, report.rounds), (bound.moved, bound.rounds));
         }
         if world_size.is_power_of_two() {
             let bound = Goal::AllReduce.lower_bound(world_size);
-            let halving = verify::all_reduce(AllReduce::HalvingDoubling, world_size).unwrap();
+            let halving = Subject::AllReduce(AllReduce::HalvingDoubling).prove(world_size, 0).unwrap();
             assert_eq!((halving.path, halving.rounds), (bound.moved, 2 * bound.rounds));
-            let doubling = verify::all_reduce(AllReduce::RecursiveDoubling, world_size).unwrap();
+            let doubling = Subject::AllReduce(AllReduce::RecursiveDoubling).prove(world_size, 0).unwrap();
             assert_eq!(doubling.rounds, bound.rounds);
             let bound = Goal::ReduceScatter.lower_bound(world_size);
-            let halving = verify::reduce_scatter(ReduceScatter::HalvingDoubling, world_size).unwrap();
+            let halving =
+                Subject::ReduceScatter(ReduceScatter::HalvingDoubling).prove(world_size, 0).unwrap();
             assert_eq!((halving.path, halving.rounds), (bound.moved, bound.rounds));
         }
         let rounds = Goal::Barrier.lower_bound(world_size).rounds;
-        assert_eq!(verify::barrier(Barrier::Dissemination, world_size).unwrap().rounds, rounds);
-        assert_eq!(verify::broadcast(Broadcast::Binomial, world_size, 0).unwrap().rounds, rounds);
-        assert_eq!(verify::reduce(Reduce::Binomial, world_size, world_size - 1).unwrap().rounds, rounds);
+        assert_eq!(Subject::Barrier(Barrier::Dissemination).prove(world_size, 0).unwrap().rounds, rounds);
+        assert_eq!(Subject::Broadcast(Broadcast::Binomial).prove(world_size, 0).unwrap().rounds, rounds);
+        assert_eq!(
+            Subject::Reduce(Reduce::Binomial).prove(world_size, world_size - 1).unwrap().rounds,
+            rounds
+        );
     }
 }
 
@@ -79,20 +83,20 @@ fn the_best_algorithms_meet_the_lower_bounds() {
 #[case::a_circle_of_a_power_of_two(AllReduce::Circulant, 16, Order::Uniform)]
 #[case::any_world(AllReduce::PairwiseCirculant, 13, Order::Canonical)]
 fn orders_are_as_documented(#[case] algorithm: AllReduce, #[case] world_size: usize, #[case] order: Order) {
-    assert_eq!(verify::all_reduce(algorithm, world_size).unwrap().order, Some(order));
+    assert_eq!(Subject::AllReduce(algorithm).prove(world_size, 0).unwrap().order, Some(order));
 }
 
 #[test]
 fn slots_grow_with_the_logarithm_and_only_pairwise_needs_any() {
     for world_size in WORLDS {
         let depth = world_size.next_power_of_two().ilog2() as usize;
-        let pairwise = verify::reduce_scatter(ReduceScatter::Pairwise, world_size).unwrap();
+        let pairwise = Subject::ReduceScatter(ReduceScatter::Pairwise).prove(world_size, 0).unwrap();
         assert!(pairwise.slots_max <= 2 * depth, "{} slots for {world_size}", pairwise.slots_max);
         for rank in 0..world_size {
             assert_eq!(pairwise.reductions(rank), world_size - 1);
         }
-        assert_eq!(verify::reduce_scatter(ReduceScatter::Ring, world_size).unwrap().slots_max, 0);
-        assert_eq!(verify::all_reduce(AllReduce::HalvingDoubling, world_size).unwrap().slots_max, 0);
+        assert_eq!(Subject::ReduceScatter(ReduceScatter::Ring).prove(world_size, 0).unwrap().slots_max, 0);
+        assert_eq!(Subject::AllReduce(AllReduce::HalvingDoubling).prove(world_size, 0).unwrap().slots_max, 0);
     }
 }
 
@@ -107,7 +111,7 @@ fn halving_in_blocks_costs_more_the_smaller_the_smallest_block(
     #[case] path: usize,
     #[case] sent: usize,
 ) {
-    let report = verify::all_reduce(AllReduce::HalvingDoubling, world_size).unwrap();
+    let report = Subject::AllReduce(AllReduce::HalvingDoubling).prove(world_size, 0).unwrap();
     assert_eq!((report.rounds, report.path, report.chunks_sent_max()), (rounds, path, sent));
 }
 
@@ -122,17 +126,17 @@ fn scattering_in_blocks_has_fewer_rounds_than_pairwise_if_they_are_of_like_sizes
     #[case] path: usize,
     #[case] sent: usize,
 ) {
-    let report = verify::reduce_scatter(ReduceScatter::HalvingDoubling, world_size).unwrap();
+    let report = Subject::ReduceScatter(ReduceScatter::HalvingDoubling).prove(world_size, 0).unwrap();
     assert_eq!((report.rounds, report.path, report.chunks_sent_max()), (rounds, path, sent));
     assert_eq!(report.order, Some(Order::Canonical));
 }
 
 #[test]
 fn a_ring_needs_two_peers_and_doubling_a_logarithm_of_them() {
-    assert_eq!(verify::all_reduce(AllReduce::Ring, 64).unwrap().peers_max, 2);
-    assert_eq!(verify::all_gather(AllGather::NeighbourExchange, 64).unwrap().peers_max, 2);
-    assert_eq!(verify::all_reduce(AllReduce::RecursiveDoubling, 64).unwrap().peers_max, 6);
-    assert_eq!(verify::all_reduce(AllReduce::PairwiseCirculant, 64).unwrap().peers_max, 63);
+    assert_eq!(Subject::AllReduce(AllReduce::Ring).prove(64, 0).unwrap().peers_max, 2);
+    assert_eq!(Subject::AllGather(AllGather::NeighbourExchange).prove(64, 0).unwrap().peers_max, 2);
+    assert_eq!(Subject::AllReduce(AllReduce::RecursiveDoubling).prove(64, 0).unwrap().peers_max, 6);
+    assert_eq!(Subject::AllReduce(AllReduce::PairwiseCirculant).prove(64, 0).unwrap().peers_max, 63);
 }
 
 #[test]
@@ -140,7 +144,7 @@ fn bytes_are_counted_for_every_length() {
     for world_size in 1..=9 {
         for elements in [0, 1, world_size - 1, world_size, 1009] {
             let partition = Partition::new(elements, 4, world_size).unwrap();
-            let report = verify::all_reduce(AllReduce::Ring, world_size).unwrap();
+            let report = Subject::AllReduce(AllReduce::Ring).prove(world_size, 0).unwrap();
             let ranks: Vec<_> = (0..world_size).map(|rank| report.traffic(rank, &partition, None)).collect();
             let sent: u64 = ranks.iter().map(|traffic| traffic.bytes_sent).sum();
             let received: u64 = ranks.iter().map(|traffic| traffic.bytes_received).sum();
@@ -155,12 +159,12 @@ fn bytes_are_counted_for_every_length() {
 #[test]
 fn worlds_and_roots_that_do_not_exist_are_refused() {
     let unsupported = |result: Result<Report, Error>| matches!(result, Err(Error::Unsupported { .. }));
-    assert!(unsupported(verify::all_reduce(AllReduce::RecursiveDoubling, 0)));
-    assert!(unsupported(verify::reduce_scatter(ReduceScatter::HalvingDoubling, 0)));
-    assert!(unsupported(verify::all_gather(AllGather::RecursiveDoubling, 3)));
-    assert!(unsupported(verify::all_gather(AllGather::NeighbourExchange, 5)));
-    assert!(unsupported(verify::broadcast(Broadcast::Binomial, 4, 4)));
-    assert!(unsupported(verify::reduce(Reduce::PairwiseGather, 4, 9)));
+    assert!(unsupported(Subject::AllReduce(AllReduce::RecursiveDoubling).prove(0, 0)));
+    assert!(unsupported(Subject::ReduceScatter(ReduceScatter::HalvingDoubling).prove(0, 0)));
+    assert!(unsupported(Subject::AllGather(AllGather::RecursiveDoubling).prove(3, 0)));
+    assert!(unsupported(Subject::AllGather(AllGather::NeighbourExchange).prove(5, 0)));
+    assert!(unsupported(Subject::Broadcast(Broadcast::Binomial).prove(4, 4)));
+    assert!(unsupported(Subject::Reduce(Reduce::PairwiseGather).prove(4, 9)));
     assert!(verify::check(Goal::AllReduce, 3, &[]).is_ok_and(|report| report.messages() == 0));
     for &algorithm in AllReduce::ALL {
         assert_eq!(algorithm.cost(0).rounds, 0);
@@ -173,7 +177,7 @@ fn worlds_and_roots_that_do_not_exist_are_refused() {
 fn scans_are_canonical_on_every_rank() {
     for extent in [Extent::Inclusive, Extent::Exclusive] {
         for world_size in 2..=200 {
-            let report = verify::scan(Scan::RecursiveDoubling, extent, world_size).unwrap();
+            let report = Subject::Scan(Scan::RecursiveDoubling, extent).prove(world_size, 0).unwrap();
             assert_eq!(report.order, Some(Order::Canonical));
             assert!(report.slots_max <= 3);
         }
@@ -189,7 +193,7 @@ fn bruck_takes_few_rounds_of_about_half_the_buffer(
     #[case] rounds: usize,
     #[case] sent: usize,
 ) {
-    let report = verify::all_to_all(AllToAll::Bruck, world_size).unwrap();
+    let report = Subject::AllToAll(AllToAll::Bruck).prove(world_size, 0).unwrap();
     assert_eq!((report.rounds, report.chunks_sent_max()), (rounds, sent));
 }
 

@@ -7,9 +7,10 @@
 //! itself (order, cost) is compared with what was found.
 //!
 //! ```
-//! use dist_algos::{AllReduce, Order, Partition, verify};
+//! use dist_algos::verify::Subject;
+//! use dist_algos::{AllReduce, Order, Partition};
 //!
-//! let report = verify::all_reduce(AllReduce::PairwiseCirculant, 5)?;
+//! let report = Subject::AllReduce(AllReduce::PairwiseCirculant).prove(5, 0)?;
 //! assert_eq!(report.order, Some(Order::Canonical));
 //! assert_eq!(report.rounds, 7);
 //! let partition = Partition::new(1000, 4, 5).unwrap();
@@ -29,11 +30,7 @@ pub mod symmetry;
 
 use std::ops::Range;
 
-use crate::scan::Extent;
-use crate::{
-    AllGather, AllReduce, AllToAll, Barrier, Broadcast, Chunks, Error, Gather, Messages, Order, Reduce,
-    ReduceScatter, Result, Scan, Scatter, Step,
-};
+use crate::{Chunks, Error, Messages, Order, Result, Step};
 use forest::{Forest, Tree};
 use goal::End;
 use machine::Machine;
@@ -221,89 +218,4 @@ impl Sums {
             (false, false) => Order::Any,
         }
     }
-}
-
-/// Proves an all_reduce for a world of this size.
-///
-/// # Errors
-/// As for [`check`], or if the algorithm is not what it says about itself.
-pub fn all_reduce(algorithm: AllReduce, world_size: usize) -> Result<Report> {
-    Subject::AllReduce(algorithm).prove(world_size, 0)
-}
-
-/// Proves a reduce_scatter for a world of this size.
-///
-/// # Errors
-/// As for [`all_reduce`], or if the algorithm does not support the world.
-pub fn reduce_scatter(algorithm: ReduceScatter, world_size: usize) -> Result<Report> {
-    Subject::ReduceScatter(algorithm).prove(world_size, 0)
-}
-
-/// Proves an all_gather for a world of this size.
-///
-/// # Errors
-/// As for [`all_reduce`], or if the algorithm does not support the world.
-pub fn all_gather(algorithm: AllGather, world_size: usize) -> Result<Report> {
-    Subject::AllGather(algorithm).prove(world_size, 0)
-}
-
-/// Proves a broadcast for a world of this size and a root.
-///
-/// # Errors
-/// As for [`all_reduce`].
-pub fn broadcast(algorithm: Broadcast, world_size: usize, root: usize) -> Result<Report> {
-    Subject::Broadcast(algorithm).prove(world_size, root)
-}
-
-/// Proves a reduce for a world of this size and a root.
-///
-/// # Errors
-/// As for [`all_reduce`].
-pub fn reduce(algorithm: Reduce, world_size: usize, root: usize) -> Result<Report> {
-    Subject::Reduce(algorithm).prove(world_size, root)
-}
-
-/// Proves a gather for a world of this size and a root.
-///
-/// # Errors
-/// As for [`all_reduce`].
-pub fn gather(algorithm: Gather, world_size: usize, root: usize) -> Result<Report> {
-    Subject::Gather(algorithm).prove(world_size, root)
-}
-
-/// Proves a scatter for a world of this size and a root.
-///
-/// # Errors
-/// As for [`all_reduce`].
-pub fn scatter(algorithm: Scatter, world_size: usize, root: usize) -> Result<Report> {
-    Subject::Scatter(algorithm).prove(world_size, root)
-}
-
-/// Proves an all_to_all for a world of this size.
-///
-/// # Errors
-/// As for [`all_reduce`].
-pub fn all_to_all(algorithm: AllToAll, world_size: usize) -> Result<Report> {
-    Subject::AllToAll(algorithm).prove(world_size, 0)
-}
-
-/// Proves a scan for a world of this size.
-///
-/// # Errors
-/// As for [`all_reduce`].
-pub fn scan(algorithm: Scan, extent: Extent, world_size: usize) -> Result<Report> {
-    Subject::Scan(algorithm, extent).prove(world_size, 0)
-}
-
-/// Proves a barrier for a world of this size.
-///
-/// # Errors
-/// As for [`all_reduce`].
-pub fn barrier(algorithm: Barrier, world_size: usize) -> Result<Report> {
-    Subject::Barrier(algorithm).prove(world_size, 0)
-}
-
-/// The programs of an all_reduce: one for each rank.
-pub fn all_reduce_programs(algorithm: AllReduce, world_size: usize) -> Vec<Program> {
-    Subject::AllReduce(algorithm).programs(world_size, 0)
 }

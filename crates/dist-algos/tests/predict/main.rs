@@ -7,9 +7,8 @@ mod simulated;
 use dist_algos::predict::{
     self, Engine, Link, Network, Prediction, Straggler, Work, queues, symmetric, timeline, wavefront,
 };
-use dist_algos::{
-    AllReduce, AllToAll, Broadcast, Chunks, Error, Partition, ReceiveHalf, Step, linear, verify,
-};
+use dist_algos::verify::Subject;
+use dist_algos::{AllReduce, AllToAll, Broadcast, Chunks, Error, Partition, ReceiveHalf, Step, linear};
 use rstest::rstest;
 
 use schedules::{Schedules, all_reduce, all_schedules, plan};
@@ -264,7 +263,7 @@ fn as_many_bytes_are_predicted_as_the_verifier_counts() {
             let parts = algorithm.chunks(world_size);
             let predicted =
                 wavefront(&plan(&schedules, parts, 1000), &Network::new(world_size, LINK, WORK)).unwrap();
-            let report = verify::all_reduce(algorithm, world_size).unwrap();
+            let report = Subject::AllReduce(algorithm).prove(world_size, 0).unwrap();
             let partition = Partition::new(1000, 1, parts).unwrap();
             let sent = (0..world_size).map(|rank| report.traffic(rank, &partition, None).bytes_sent as u64);
             assert_eq!(predicted.sent_total, sent.clone().sum::<u64>(), "{algorithm} {world_size}");

@@ -1,7 +1,7 @@
 //! Operations whose input and output are apart, with chunks of any sizes; and scans.
 
 use dist_algos::scan::Extent;
-use dist_algos::verify;
+use dist_algos::verify::Subject;
 use dist_algos::{
     AllToAll, Chunks, Gather, Memory, Partition, RingTransport, Scan, Scatter, Scratch, Step, run,
 };
@@ -78,7 +78,7 @@ fn all_to_all_of_any_sizes_brings_every_message_to_its_rank(
     #[values(Sizes::Even(0), Sizes::Even(33), Sizes::Uneven)] sizes: Sizes,
 ) {
     for algorithm in [AllToAll::Windowed, AllToAll::Pairwise] {
-        let report = verify::all_to_all(algorithm, world_size).unwrap();
+        let report = Subject::AllToAll(algorithm).prove(world_size, 0).unwrap();
         network.run(world_size, move |end, deadline| {
             let rank = RingTransport::rank(end);
             let own = rank.index();
@@ -101,7 +101,7 @@ fn bruck_turns_what_is_for_others_into_what_is_from_others(
     #[values(0, 1, 33)] len: usize,
 ) {
     let (algorithm, sizes) = (AllToAll::Bruck, Sizes::Even(len));
-    let report = verify::all_to_all(algorithm, world_size).unwrap();
+    let report = Subject::AllToAll(algorithm).prove(world_size, 0).unwrap();
     network.run(world_size, move |end, deadline| {
         let rank = RingTransport::rank(end);
         let before = |chunk| sizes.message(rank.index(), algorithm.before(rank, chunk));
@@ -130,7 +130,7 @@ fn gather_and_scatter_work_with_every_root_and_any_sizes(
 ) {
     for root in 0..world_size {
         for &algorithm in Gather::ALL {
-            let report = verify::gather(algorithm, world_size, root).unwrap();
+            let report = Subject::Gather(algorithm).prove(world_size, root).unwrap();
             network.run(world_size, move |end, deadline| {
                 let rank = RingTransport::rank(end);
                 let held = algorithm.held(rank, root);
@@ -152,7 +152,7 @@ fn gather_and_scatter_work_with_every_root_and_any_sizes(
             });
         }
         for &algorithm in Scatter::ALL {
-            let report = verify::scatter(algorithm, world_size, root).unwrap();
+            let report = Subject::Scatter(algorithm).prove(world_size, root).unwrap();
             network.run(world_size, move |end, deadline| {
                 let rank = RingTransport::rank(end);
                 let held = algorithm.held(rank, root);
@@ -182,7 +182,7 @@ fn scans_are_the_oracles_sums_of_the_first_ranks(
     #[values(0, 1, 100)] len: usize,
     #[values(Extent::Inclusive, Extent::Exclusive)] extent: Extent,
 ) {
-    let report = verify::scan(Scan::RecursiveDoubling, extent, world_size).unwrap();
+    let report = Subject::Scan(Scan::RecursiveDoubling, extent).prove(world_size, 0).unwrap();
     let inputs: Vec<Vec<f32>> = (0..world_size).map(|rank| oracle::sample(11, rank, len)).collect();
     let begin = inputs.clone();
     let ranks = network.run(world_size, move |end, deadline| {

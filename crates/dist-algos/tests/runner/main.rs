@@ -8,7 +8,7 @@ mod network;
 use std::fmt::Debug;
 use std::time::Duration;
 
-use dist_algos::verify::{self, Report};
+use dist_algos::verify::{Report, Subject};
 use dist_algos::{
     AllGather, AllReduce, Barrier, Broadcast, Chunks, Error, Memory, Order, Partition, Reduce, ReduceScatter,
     RingTransport, RunError, Scratch, Step, pairwise, run,
@@ -97,7 +97,7 @@ fn check_all_reduce<N: Number + bytemuck::Pod + Send + Sync>(
     algorithm: AllReduce,
     world_size: usize,
 ) {
-    let (report, chunks) = (verify::all_reduce(algorithm, world_size), algorithm.chunks(world_size));
+    let (report, chunks) = (Subject::AllReduce(algorithm).prove(world_size, 0), algorithm.chunks(world_size));
     let report = report.expect("it is proven");
     for len in lengths(world_size) {
         let inputs = inputs::<N>(world_size, len);
@@ -134,7 +134,7 @@ fn check_reduce_scatter<N: Number + bytemuck::Pod + Send + Sync>(
     algorithm: ReduceScatter,
     world_size: usize,
 ) {
-    let report = verify::reduce_scatter(algorithm, world_size).expect("it is proven");
+    let report = Subject::ReduceScatter(algorithm).prove(world_size, 0).expect("it is proven");
     for len in lengths(world_size) {
         let inputs = inputs::<N>(world_size, len);
         let buffers = check_ranks(network, &inputs, &report, world_size, move |bench| {
@@ -172,7 +172,7 @@ fn all_gather_brings_every_chunk_to_every_rank(
         if !algorithm.supports(world_size) {
             continue;
         }
-        let report = verify::all_gather(algorithm, world_size).unwrap();
+        let report = Subject::AllGather(algorithm).prove(world_size, 0).unwrap();
         for len in lengths(world_size) {
             let whole: Vec<u64> = oracle::sample(3, 0, len);
             let partition = partition::<u8>(len, world_size);
@@ -203,7 +203,7 @@ fn broadcast_and_reduce_work_with_every_root(
         let inputs = inputs::<f32>(world_size, len);
         for &algorithm in Broadcast::ALL {
             let (report, chunks) =
-                (verify::broadcast(algorithm, world_size, root), algorithm.chunks(world_size));
+                (Subject::Broadcast(algorithm).prove(world_size, root), algorithm.chunks(world_size));
             let buffers = check_ranks(network, &inputs, &report.unwrap(), chunks, move |bench| {
                 bench.run(algorithm.schedule(bench.rank(), root), chunks, &mut Scratch::new());
             });
@@ -214,7 +214,7 @@ fn broadcast_and_reduce_work_with_every_root(
         let expected = oracle::all_reduce(&inputs, Reduction::Sum);
         for &algorithm in Reduce::ALL {
             let (report, chunks) =
-                (verify::reduce(algorithm, world_size, root), algorithm.chunks(world_size));
+                (Subject::Reduce(algorithm).prove(world_size, root), algorithm.chunks(world_size));
             let buffers = check_ranks(network, &inputs, &report.unwrap(), chunks, move |bench| {
                 bench.run(algorithm.schedule(bench.rank(), root), chunks, &mut Scratch::new());
             });
@@ -229,7 +229,7 @@ fn barriers_send_messages_of_no_bytes(
     #[values(1, 2, 3, 8)] world_size: usize,
 ) {
     for &algorithm in Barrier::ALL {
-        let report = verify::barrier(algorithm, world_size).unwrap();
+        let report = Subject::Barrier(algorithm).prove(world_size, 0).unwrap();
         check_ranks(network, &inputs::<u64>(world_size, 0), &report, 1, move |bench| {
             bench.run(algorithm.schedule(bench.rank()), 1, &mut Scratch::new());
         });
@@ -238,7 +238,7 @@ fn barriers_send_messages_of_no_bytes(
 
 #[test]
 fn scratch_is_as_large_as_the_slots_and_serves_again() {
-    let slots = verify::reduce_scatter(ReduceScatter::Pairwise, 7).unwrap().slots_max;
+    let slots = Subject::ReduceScatter(ReduceScatter::Pairwise).prove(7, 0).unwrap().slots_max;
     let ranks = Network::Mailboxes.run(7, |end, deadline| {
         let rank = RingTransport::rank(end);
         let mut bench = Bench { end, buffer: vec![0_u64; 700], deadline };
@@ -261,7 +261,7 @@ fn scratch_is_as_large_as_the_slots_and_serves_again() {
 
 #[test]
 fn a_ring_adds_in_another_order_than_the_tree() {
-    let report = verify::all_reduce(AllReduce::Ring, 5).unwrap();
+    let report = Subject::AllReduce(AllReduce::Ring).prove(5, 0).unwrap();
     let inputs = inputs::<f32>(5, 1000);
     let buffers = check_ranks(Network::Mailboxes, &inputs, &report, 5, move |bench| {
         let phases = AllReduce::Ring.phases(bench.rank());

@@ -1,7 +1,7 @@
 //! What goes over the wire is what the verifier counts in the schedule that was asked for, to the byte.
 
 use dist_algos::scan::Extent;
-use dist_algos::verify::{self, Report, hierarchical};
+use dist_algos::verify::{Report, Subject, hierarchical};
 use dist_algos::{Choice, CostModel, Order, Partition};
 use dist_collectives::{
     Algorithm, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Communicator, Error, Gather, Hosts, Plan,
@@ -93,14 +93,14 @@ fn borders(counts: &[usize]) -> Vec<usize> {
 #[rstest]
 fn reductions(#[values(1, 2, 3, 4, 5, 7, 8, 13, 16, 17)] n: usize) {
     for (algorithm, report) in
-        proven(AllReduce::ALL, |it| it.supports(n), |algorithm| verify::all_reduce(algorithm, n))
+        proven(AllReduce::ALL, |it| it.supports(n), |algorithm| Subject::AllReduce(algorithm).prove(n, 0))
     {
         let call = |comm: &mut Communicator| comm.all_reduce(&mut [1.0_f32; LEN], ReduceOp::Sum);
         check(n, algorithm, call, |rank| report.traffic(rank, &cut(LEN, algorithm.chunks(n)), None));
     }
     let root = n / 2;
     for (algorithm, report) in
-        proven(Reduce::ALL, |it| it.supports(n), |algorithm| verify::reduce(algorithm, n, root))
+        proven(Reduce::ALL, |it| it.supports(n), |algorithm| Subject::Reduce(algorithm).prove(n, root))
     {
         let call = move |comm: &mut Communicator| comm.reduce(&mut [1.0_f32; LEN], ReduceOp::Max, root);
         check(n, algorithm, call, |rank| report.traffic(rank, &cut(LEN, algorithm.chunks(n)), None));
@@ -111,14 +111,16 @@ fn reductions(#[values(1, 2, 3, 4, 5, 7, 8, 13, 16, 17)] n: usize) {
     ];
     for (extent, call) in extents {
         for (algorithm, report) in
-            proven(Scan::ALL, |it| it.supports(n), |algorithm| verify::scan(algorithm, extent, n))
+            proven(Scan::ALL, |it| it.supports(n), |algorithm| Subject::Scan(algorithm, extent).prove(n, 0))
         {
             check(n, algorithm, call, |rank| report.traffic(rank, &cut(LEN, algorithm.chunks(n)), None));
         }
     }
-    for (algorithm, report) in
-        proven(ReduceScatter::ALL, |it| it.supports(n), |algorithm| verify::reduce_scatter(algorithm, n))
-    {
+    for (algorithm, report) in proven(
+        ReduceScatter::ALL,
+        |it| it.supports(n),
+        |algorithm| Subject::ReduceScatter(algorithm).prove(n, 0),
+    ) {
         let call = |comm: &mut Communicator| {
             let part = [1_i32; 10];
             comm.reduce_scatter(&part.repeat(comm.world_size()), &mut [0; 10], ReduceOp::Sum)
@@ -140,13 +142,13 @@ fn copies(#[values(1, 2, 3, 4, 5, 7, 8, 13, 16, 17)] n: usize) {
     let (root, borders) = (n / 2, borders(&counts(n)));
     let (even, uneven) = (cut(10 * n, n), Partition::at(&borders, 4).unwrap());
     for (algorithm, report) in
-        proven(Broadcast::ALL, |it| it.supports(n), |algorithm| verify::broadcast(algorithm, n, root))
+        proven(Broadcast::ALL, |it| it.supports(n), |algorithm| Subject::Broadcast(algorithm).prove(n, root))
     {
         let call = move |comm: &mut Communicator| comm.broadcast(&mut [1.0_f32; LEN], root);
         check(n, algorithm, call, |rank| report.traffic(rank, &cut(LEN, algorithm.chunks(n)), None));
     }
     for (algorithm, report) in
-        proven(AllGather::ALL, |it| it.supports(n), |algorithm| verify::all_gather(algorithm, n))
+        proven(AllGather::ALL, |it| it.supports(n), |algorithm| Subject::AllGather(algorithm).prove(n, 0))
     {
         let call =
             |comm: &mut Communicator| comm.all_gather(&[1_u32; 10], &mut vec![0; 10 * comm.world_size()]);
@@ -159,7 +161,7 @@ fn copies(#[values(1, 2, 3, 4, 5, 7, 8, 13, 16, 17)] n: usize) {
         check(n, algorithm, call, |rank| report.traffic(rank, &uneven, None));
     }
     for (algorithm, report) in
-        proven(Gather::ALL, |it| it.supports(n), |algorithm| verify::gather(algorithm, n, root))
+        proven(Gather::ALL, |it| it.supports(n), |algorithm| Subject::Gather(algorithm).prove(n, root))
     {
         let call = move |comm: &mut Communicator| {
             comm.gather(&[1_u32; 10], &mut vec![0; 10 * comm.world_size()], root)
@@ -173,7 +175,7 @@ fn copies(#[values(1, 2, 3, 4, 5, 7, 8, 13, 16, 17)] n: usize) {
         check(n, algorithm, call, |rank| report.traffic(rank, &uneven, Some(&uneven)));
     }
     for (algorithm, report) in
-        proven(Scatter::ALL, |it| it.supports(n), |algorithm| verify::scatter(algorithm, n, root))
+        proven(Scatter::ALL, |it| it.supports(n), |algorithm| Subject::Scatter(algorithm).prove(n, root))
     {
         let call = move |comm: &mut Communicator| {
             comm.scatter(&vec![1_u32; 10 * comm.world_size()], &mut [0; 10], root)
@@ -187,7 +189,7 @@ fn copies(#[values(1, 2, 3, 4, 5, 7, 8, 13, 16, 17)] n: usize) {
         check(n, algorithm, call, |rank| report.traffic(rank, &uneven, Some(&uneven)));
     }
     for (algorithm, report) in
-        proven(Barrier::ALL, |it| it.supports(n), |algorithm| verify::barrier(algorithm, n))
+        proven(Barrier::ALL, |it| it.supports(n), |algorithm| Subject::Barrier(algorithm).prove(n, 0))
     {
         check(n, algorithm, |comm| comm.barrier(), |rank| report.traffic(rank, &cut(0, 1), None));
     }
@@ -197,14 +199,14 @@ fn copies(#[values(1, 2, 3, 4, 5, 7, 8, 13, 16, 17)] n: usize) {
 fn agreement(rank: usize, n: usize, bytes: usize) -> Traffic {
     let algorithm = AllReduce::suggest(n, bytes, Order::Canonical, &CostModel::default());
     let cut = Partition::new(1, bytes, algorithm.chunks(n)).unwrap();
-    verify::all_reduce(algorithm, n).unwrap().traffic(rank, &cut, None)
+    Subject::AllReduce(algorithm).prove(n, 0).unwrap().traffic(rank, &cut, None)
 }
 
 #[rstest]
 fn all_to_all(#[values(1, 2, 3, 4, 5, 7, 8, 13, 16, 17)] n: usize) {
     let even = cut(10 * n, n);
     for (algorithm, report) in
-        proven(AllToAll::ALL, |it| it.supports(n), |algorithm| verify::all_to_all(algorithm, n))
+        proven(AllToAll::ALL, |it| it.supports(n), |algorithm| Subject::AllToAll(algorithm).prove(n, 0))
     {
         let call = |comm: &mut Communicator| {
             let (input, mut output) = (vec![1_u32; 10 * comm.world_size()], vec![0; 10 * comm.world_size()]);
@@ -228,7 +230,7 @@ fn all_to_all(#[values(1, 2, 3, 4, 5, 7, 8, 13, 16, 17)] n: usize) {
             let announcing = AllToAll::suggest(n, 8 * n, Order::Canonical, &CostModel::default());
             let numbers = Partition::new(n, 8, n).unwrap();
             let announced =
-                verify::all_to_all(announcing, n).unwrap().traffic(rank, &numbers, Some(&numbers));
+                Subject::AllToAll(announcing).prove(n, 0).unwrap().traffic(rank, &numbers, Some(&numbers));
             data + announced + agreement(rank, n, 32)
         });
     }
@@ -237,7 +239,7 @@ fn all_to_all(#[values(1, 2, 3, 4, 5, 7, 8, 13, 16, 17)] n: usize) {
 #[rstest]
 fn a_weighted_mean_moves_one_number_more(#[values(1, 2, 5, 8)] n: usize) {
     for (algorithm, report) in
-        proven(AllReduce::ALL, |it| it.supports(n), |algorithm| verify::all_reduce(algorithm, n))
+        proven(AllReduce::ALL, |it| it.supports(n), |algorithm| Subject::AllReduce(algorithm).prove(n, 0))
     {
         let call =
             |comm: &mut Communicator| comm.all_reduce(&mut [1.0_f32; LEN], ReduceOp::WeightedMean(0.5));

@@ -1,6 +1,7 @@
 //! Bytes on the wire for any number of ranks: those that the verifier counts for the schedules that were chosen.
 
-use dist_algos::{Partition, verify};
+use dist_algos::Partition;
+use dist_algos::verify::Subject;
 use dist_collectives::{Algorithm, Communicator, Operation};
 use dist_parallel::{
     BucketBytes, BucketPlan, Ddp, DdpOptions, Fsdp, FsdpOptions, Loaded, Params, ShardingStrategy,
@@ -20,9 +21,11 @@ fn sent(comm: &Communicator, operation: Operation, len: usize, size: usize) -> u
     let (ranks, rank) = (comm.world_size(), comm.rank());
     let Some(algorithm) = comm.algorithm(operation, len * size).unwrap() else { panic!("{operation:?}") };
     let (report, chunks) = match algorithm {
-        Algorithm::AllReduce(algorithm) => (verify::all_reduce(algorithm, ranks), algorithm.chunks(ranks)),
-        Algorithm::ReduceScatter(algorithm) => (verify::reduce_scatter(algorithm, ranks), ranks),
-        Algorithm::AllGather(algorithm) => (verify::all_gather(algorithm, ranks), ranks),
+        Algorithm::AllReduce(algorithm) => {
+            (Subject::AllReduce(algorithm).prove(ranks, 0), algorithm.chunks(ranks))
+        }
+        Algorithm::ReduceScatter(algorithm) => (Subject::ReduceScatter(algorithm).prove(ranks, 0), ranks),
+        Algorithm::AllGather(algorithm) => (Subject::AllGather(algorithm).prove(ranks, 0), ranks),
         other => panic!("{other:?}"),
     };
     let cut = Partition::new(len, size, chunks.max(1)).unwrap();
