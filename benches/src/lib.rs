@@ -31,7 +31,7 @@ pub fn bench(criterion: &mut Criterion, operations: &[Operation], names: &[&str]
             let mut world = World::start(network, ranks);
             let hosts = World::hosts(ranks);
             for &operation in operations {
-                let two_level = TwoLevel::of(operation).filter(|two| two.supports(&hosts));
+                let two_level = TwoLevel::of(operation.name()).filter(|two| two.supports(&hosts));
                 let all = Algorithm::of(operation).chain(two_level.map(Algorithm::TwoLevel));
                 let direct = Direct::of(operation).filter(|_| network == Network::Shm);
                 let all = all.chain(direct.map(Algorithm::Direct));

@@ -1,9 +1,9 @@
 //! The verifier notices when a schedule is changed: a wrong peer, a wrong chunk, a missing step …
 
-use dist_algos::Hosts;
-use dist_algos::hierarchical::Plan;
+use dist_algos::hierarchical::TwoLevel;
 use dist_algos::verify::mutate::{Mutation, Score};
 use dist_algos::verify::{self, Goal};
+use dist_algos::{AllReduce, Hosts};
 
 #[derive(Default)]
 struct Total {
@@ -28,11 +28,11 @@ fn mutants_are_rejected() {
     }
     for names in [&[0, 0, 1, 1][..], &[0, 1, 0, 1, 0], &[0, 0, 1, 1, 2, 2]] {
         let hosts = Hosts::new(names);
-        for plan in Plan::all(&hosts) {
-            let programs = verify::hierarchical::all_reduce_programs(plan, &hosts);
-            let proven = |programs: &[_]| verify::check(Goal::AllReduce, plan.chunks(&hosts), programs);
-            let score = Score::of(plan.chunks(&hosts), &programs, proven).expect("the original is right");
-            total.add(&format!("{plan:?} on {names:?}"), &score);
+        for two in TwoLevel::of(AllReduce::OPERATION).filter(|two| two.supports(&hosts)) {
+            let (programs, chunks) = (verify::two_level_programs(two, &hosts, 0), two.chunks(&hosts));
+            let proven = |programs: &[_]| verify::check(Goal::AllReduce, chunks, programs);
+            let score = Score::of(chunks, &programs, proven).expect("the original is right");
+            total.add(&format!("{two} on {names:?}"), &score);
         }
     }
     let Total { mutants, survivors } = total;

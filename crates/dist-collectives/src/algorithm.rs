@@ -9,8 +9,8 @@ pub use dist_algos::{
 use dist_algos::{Choice, Crew};
 
 use crate::settings::Settings;
-use crate::two_level::{Levels, TwoLevel};
-use crate::{Direct, Operation, ReductionOrder, Result};
+use crate::two_level::Levels;
+use crate::{Direct, Operation, ReductionOrder, Result, TwoLevel};
 
 /// An algorithm of one operation, beside those of all.
 pub(crate) trait OneOf: Choice + Into<Algorithm> {
@@ -42,10 +42,10 @@ macro_rules! algorithms {
 
         impl Algorithm {
             /// The operation that this is an algorithm of.
-            pub const fn operation(self) -> Operation {
+            pub fn operation(self) -> Operation {
                 match self {
                     $(Self::$operation(_) => Operation::$operation,)*
-                    Self::TwoLevel(two) => two.operation(),
+                    Self::TwoLevel(two) => Operation::parse(two.operation()).expect("its operation is one of these"),
                     Self::Direct(direct) => direct.operation(),
                 }
             }
@@ -159,7 +159,7 @@ impl Algorithm {
 
     /// Every algorithm of an operation, whatever it needs to know.
     pub(crate) fn every(operation: Operation) -> impl Iterator<Item = Self> {
-        let two_levels = TwoLevel::of(operation).map(Self::TwoLevel);
+        let two_levels = TwoLevel::of(operation.name()).map(Self::TwoLevel);
         Self::of(operation).chain(two_levels).chain(Direct::of(operation).map(Self::Direct))
     }
 

@@ -43,9 +43,9 @@ pub use dist_algos::Error as AlgorithmError;
 /// Forms of [`Direct`] algorithms, and whose memory they work on.
 #[doc(no_inline)]
 pub use dist_algos::direct::{Crossovers, CrossoversError, Form as DirectForm, Ownership};
-/// What the choice of algorithms goes by.
+/// Algorithms for ranks of which some share a host, as [`Communicator::set_hosts`] says, and how all_reduce is done by them.
 #[doc(no_inline)]
-pub use dist_algos::hierarchical::{Form, Plan};
+pub use dist_algos::hierarchical::{Form, Plan, TwoLevel};
 /// What algorithms are chosen by.
 #[doc(no_inline)]
 pub use dist_algos::{CostModel, Hosts};
@@ -70,7 +70,6 @@ pub use messages::{Message, OwnedMessage};
 pub use ndarray;
 pub use pending::{Failed, Pending};
 pub use reduce_op::{ReduceKind, ReduceOp, ReductionOrder};
-pub use two_level::TwoLevel;
 #[cfg(feature = "serde")]
 pub use values::{VALUE_BYTES_MAX, ValueProblem};
 pub use variables::crossovers_from_env;

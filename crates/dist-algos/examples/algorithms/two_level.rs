@@ -1,9 +1,8 @@
 //! The part of the page on schedules of two levels.
 
-use dist_algos::hierarchical::{self, Form, LevelCosts, Plan, Steps};
-use dist_algos::verify::{self, Program, draw_programs};
+use dist_algos::hierarchical::{Form, LevelCosts, Plan, TwoLevel};
+use dist_algos::verify::{draw_programs, two_level_programs};
 use dist_algos::{AllReduce, Barrier, Broadcast, Choice, CostModel, Crew, Hosts, Order, Reduce};
-use dist_transport::Rank;
 
 use super::{part, size};
 
@@ -33,101 +32,43 @@ fn hosts(count: u64, each: usize) -> Hosts {
     Hosts::new(&(0..count).flat_map(|host| vec![host; each]).collect::<Vec<u64>>())
 }
 
-struct Shown {
-    name: &'static str,
-    about: &'static str,
-    chunks: usize,
-    cost: LevelCosts,
-    order: Option<Order>,
-    programs: Vec<Program>,
-}
+/// What is shown, and what there is to say of it.
+const SHOWN: [(TwoLevel, &str); 7] = [
+    (
+        TwoLevel::AllReduce(Plan { form: Form::Leaders, across: AllReduce::Binomial }),
+        "To the first rank of each host, among these, and back.",
+    ),
+    (
+        TwoLevel::AllReduce(Plan { form: Form::Parts, across: AllReduce::PairwiseCirculant }),
+        "A reduce_scatter on each host, an all_reduce of each part across, and an all_gather on each host.",
+    ),
+    (TwoLevel::ReduceScatter, "A reduce_scatter on each host, then one across."),
+    (TwoLevel::AllGather, "An all_gather across, then one on each host."),
+    (TwoLevel::Broadcast(Broadcast::Binomial), "To one rank of each host, then to the others."),
+    (TwoLevel::Reduce(Reduce::Binomial), "To one rank of each host, then from these to the root."),
+    (
+        TwoLevel::Barrier(Barrier::Dissemination),
+        "The first rank of each host hears of the others, then of the other hosts, and tells its own.",
+    ),
+];
 
 pub(super) fn section() -> String {
     let hosts = hosts(3, 2);
     let mut page = INTRODUCTION.to_owned() + "| schedule | inside | across | order |\n|---|---|---|---|\n";
-    let all = shown(&hosts);
-    for Shown { name, chunks, cost: LevelCosts { inside, across }, order, .. } in &all {
-        let order = order.map_or("–".to_owned(), |order| order.to_string());
+    for (two, _) in SHOWN {
+        let LevelCosts { inside, across } = two.cost(&hosts);
+        let order = two.order(&hosts).map_or("–".to_owned(), |order| order.to_string());
         let [inside, across] =
-            [inside, across].map(|cost| format!("{} / {}", cost.rounds, part(cost.path, *chunks)));
-        page += &format!("| {name} | {inside} | {across} | {order} |\n");
+            [inside, across].map(|cost| format!("{} / {}", cost.rounds, part(cost.path, two.chunks(&hosts))));
+        page += &format!("| {} by {two} | {inside} | {across} | {order} |\n", two.operation());
     }
     page += CHOICES;
     page += &choices();
-    for Shown { name, about, programs, .. } in &all {
-        page += &format!("\n### {name}\n\n{about}\n\n```text\n{}```\n", draw_programs(programs));
+    for (two, about) in SHOWN {
+        let drawn = draw_programs(&two_level_programs(two, &hosts, 0));
+        page += &format!("\n### {} by {two}\n\n{about}\n\n```text\n{drawn}```\n", two.operation());
     }
     page
-}
-
-fn shown(hosts: &Hosts) -> Vec<Shown> {
-    let (broadcast, reduce, barrier) = (Broadcast::Binomial, Reduce::Binomial, Barrier::Dissemination);
-    let world_size = hosts.world_size();
-    vec![
-        plan(
-            hosts,
-            Plan { form: Form::Leaders, across: AllReduce::Binomial },
-            "all_reduce by two_level/leaders/binomial",
-            "To the first rank of each host, among these, and back.",
-        ),
-        plan(
-            hosts,
-            Plan { form: Form::Parts, across: AllReduce::PairwiseCirculant },
-            "all_reduce by two_level/parts/pairwise_circulant",
-            "A reduce_scatter on each host, an all_reduce of each part across, and an all_gather on each host.",
-        ),
-        Shown {
-            name: "reduce_scatter by two_level",
-            about: "A reduce_scatter on each host, then one across.",
-            chunks: world_size,
-            cost: hierarchical::reduce_scatter_cost(hosts),
-            order: Some(hierarchical::reduce_scatter_order(hosts)),
-            programs: programs(hosts, |rank| hierarchical::reduce_scatter(rank, hosts)),
-        },
-        Shown {
-            name: "all_gather by two_level",
-            about: "An all_gather across, then one on each host.",
-            chunks: world_size,
-            cost: hierarchical::all_gather_cost(hosts),
-            order: None,
-            programs: programs(hosts, |rank| hierarchical::all_gather(rank, hosts)),
-        },
-        Shown {
-            name: "broadcast by two_level/binomial",
-            about: "To one rank of each host, then to the others.",
-            chunks: broadcast.chunks(hosts.count()),
-            cost: hierarchical::broadcast_cost(hosts, broadcast),
-            order: None,
-            programs: programs(hosts, |rank| hierarchical::broadcast(rank, hosts, broadcast, 0)),
-        },
-        Shown {
-            name: "reduce by two_level/binomial",
-            about: "To one rank of each host, then from these to the root.",
-            chunks: reduce.chunks(hosts.count()),
-            cost: hierarchical::reduce_cost(hosts, reduce),
-            order: Some(hosts.order().min(reduce.order(hosts.count()))),
-            programs: programs(hosts, |rank| hierarchical::reduce(rank, hosts, reduce, 0)),
-        },
-        Shown {
-            name: "barrier by two_level/dissemination",
-            about: "The first rank of each host hears of the others, then of the other hosts, and tells its own.",
-            chunks: 1,
-            cost: hierarchical::barrier_cost(hosts, barrier),
-            order: None,
-            programs: programs(hosts, |rank| hierarchical::barrier(rank, hosts, barrier)),
-        },
-    ]
-}
-
-fn plan(hosts: &Hosts, plan: Plan, name: &'static str, about: &'static str) -> Shown {
-    let programs = verify::hierarchical::all_reduce_programs(plan, hosts);
-    let (chunks, cost, order) = (plan.chunks(hosts), plan.cost(hosts), Some(plan.order(hosts)));
-    Shown { name, about, chunks, cost, order, programs }
-}
-
-fn programs<'a>(hosts: &Hosts, steps: impl Fn(Rank) -> Option<Steps<'a>>) -> Vec<Program> {
-    let program = |rank| Program { steps: steps(rank).into_iter().flatten().collect(), finish: None };
-    Rank::all(hosts.world_size()).map(program).collect()
 }
 
 /// What all_reduce is done by, from the smallest buffers to the largest.
@@ -160,9 +101,6 @@ fn chosen(hosts: &Hosts, bytes: usize, order: Order) -> String {
     let ranks = hosts.world_size();
     let flat = AllReduce::suggest(ranks, bytes, order, &across);
     let flat_time = flat.picoseconds(Crew::spacious(ranks), bytes, &across);
-    let time = |plan: Plan| plan.cost(hosts).picoseconds(&inside, &across, bytes, plan.chunks(hosts));
-    match Plan::suggest(hosts, bytes, order, &inside, &across).filter(|&plan| time(plan) < flat_time) {
-        Some(plan) => format!("two_level/{plan}"),
-        None => flat.name().to_owned(),
-    }
+    let two_level = TwoLevel::suggest(AllReduce::OPERATION, hosts, bytes, order, &inside, &across);
+    two_level.filter(|&(_, time)| time < flat_time).map_or(flat.name(), |(two, _)| two.name()).to_owned()
 }

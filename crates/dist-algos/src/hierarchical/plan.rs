@@ -4,9 +4,10 @@ use std::fmt;
 
 use dist_transport::Rank;
 
+use super::LevelCosts;
 use super::level::{Spread, Steps};
-use super::{LevelCosts, Seat};
-use crate::{AllGather, AllReduce, Chunks, CostModel, Hosts, Order, Phases, ReduceScatter, binomial};
+use super::seat::Seat;
+use crate::{AllGather, AllReduce, Chunks, Hosts, Order, Phases, ReduceScatter, binomial};
 
 /// A two-level all_reduce: what ranks do on their hosts, and what they do across.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -46,21 +47,13 @@ impl fmt::Display for Plan {
 }
 
 impl Plan {
-    /// Every plan that serves these hosts; none for a world of no ranks.
-    pub fn all(hosts: &Hosts) -> impl Iterator<Item = Self> + '_ {
-        let forms = [Form::Leaders, Form::Parts].into_iter();
-        forms
-            .flat_map(|form| AllReduce::ALL.iter().map(move |&across| Self { form, across }))
-            .filter(|plan| plan.supports(hosts))
-    }
-
     /// Whether there are schedules for these hosts.
-    pub fn supports(self, hosts: &Hosts) -> bool {
+    pub(super) fn supports(self, hosts: &Hosts) -> bool {
         self.across.supports(hosts.count()) && (self.form == Form::Leaders || hosts.regular().is_some())
     }
 
     /// Into how many chunks the buffer is cut.
-    pub fn chunks(self, hosts: &Hosts) -> usize {
+    pub(super) fn chunks(self, hosts: &Hosts) -> usize {
         match self.form {
             Form::Leaders => self.across.chunks(hosts.count()),
             Form::Parts => hosts.largest() * self.across.chunks(hosts.count()),
@@ -68,7 +61,7 @@ impl Plan {
     }
 
     /// In which order it reduces, or a stricter one: canonical only where [`Hosts::order`] is.
-    pub fn order(self, hosts: &Hosts) -> Order {
+    pub(super) fn order(self, hosts: &Hosts) -> Order {
         let inside = match self.form {
             Form::Leaders => Order::Canonical,
             Form::Parts => scattering(hosts.largest()).order(hosts.largest()),
@@ -77,7 +70,7 @@ impl Plan {
     }
 
     /// What it costs in hosts that it supports.
-    pub fn cost(self, hosts: &Hosts) -> LevelCosts {
+    pub(super) fn cost(self, hosts: &Hosts) -> LevelCosts {
         let (count, size) = (hosts.count(), hosts.largest());
         let inside = match self.form {
             Form::Leaders => AllReduce::Binomial.cost(size),
@@ -112,20 +105,6 @@ impl Plan {
             owned,
             gather: Steps::new([gather, after, seat.nothing()]),
         })
-    }
-
-    /// The cheapest plan that reduces in this order or a stricter one, given how long messages take inside of hosts
-    /// and across. `None` if there is none, as for canonical order in hosts that do not keep it.
-    pub fn suggest(
-        hosts: &Hosts,
-        bytes: usize,
-        order: Order,
-        inside: &CostModel,
-        across: &CostModel,
-    ) -> Option<Self> {
-        Self::all(hosts)
-            .filter(|plan| plan.order(hosts) >= order)
-            .min_by_key(|plan| plan.cost(hosts).picoseconds(inside, across, bytes, plan.chunks(hosts)))
     }
 }
 

@@ -21,12 +21,12 @@
 mod draw;
 mod forest;
 mod goal;
-pub mod hierarchical;
 mod machine;
 pub mod mutate;
 mod report;
 mod subject;
 pub mod symmetry;
+mod two_level;
 
 use std::ops::Range;
 
@@ -40,6 +40,7 @@ pub use draw::{draw, draw_programs};
 pub use goal::{Goal, LowerBound};
 pub use report::Report;
 pub use subject::{Proof, Subject};
+pub use two_level::{two_level, two_level_programs};
 
 /// What one rank does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use dist_algos::hierarchical::{self, Plan};
-use dist_algos::verify::hierarchical as verify;
-use dist_algos::{Barrier, Broadcast, Hosts, Order, Reduce, Scratch};
-use dist_testkit::oracle::{self, Reduction};
+use dist_algos::hierarchical::TwoLevel;
+use dist_algos::{Hosts, Order, Scratch, verify};
+use dist_testkit::oracle::{self, Number, Reduction};
 use rstest::rstest;
 
 use crate::network::Network;
@@ -17,23 +16,41 @@ const LAYOUTS: [&[u64]; 6] =
 
 const NETWORKS: [Network; 2] = [Network::Mailboxes, Network::Simulated { seed: 11 }];
 
+/// What serves these hosts of an operation.
+fn supported<'a>(operation: &'a str, hosts: &'a Hosts) -> impl Iterator<Item = TwoLevel> + 'a {
+    TwoLevel::of(operation).filter(|two| two.supports(hosts))
+}
+
+/// What becomes of these inputs.
+#[track_caller]
+fn run<N: Number + bytemuck::Pod + Send + Sync>(
+    network: Network,
+    inputs: &[Vec<N>],
+    two: TwoLevel,
+    hosts: &Arc<Hosts>,
+    root: usize,
+) -> Vec<Vec<N>> {
+    let report = verify::two_level(two, hosts, root).expect("it is proven");
+    let (all, chunks) = (Arc::clone(hosts), two.chunks(hosts));
+    check_ranks(network, inputs, &report, chunks, move |bench| {
+        let steps = two.steps(bench.rank(), &all, root).expect("it is supported");
+        bench.run(steps, chunks, &mut Scratch::new());
+    })
+}
+
 #[rstest]
 fn all_reduce_is_the_oracles_to_the_last_bit(#[values(0, 1, 2, 3, 4, 5)] layout: usize) {
     let hosts = Arc::new(Hosts::new(LAYOUTS[layout]));
-    for (plan, network) in Plan::all(&hosts).flat_map(|plan| NETWORKS.map(|network| (plan, network))) {
-        let (report, chunks) = (verify::all_reduce(plan, &hosts).expect("it is proven"), plan.chunks(&hosts));
+    let all = supported("all_reduce", &hosts);
+    for (two, network) in all.flat_map(|two| NETWORKS.map(|network| (two, network))) {
         for len in lengths(hosts.world_size()) {
-            let all = hosts.clone();
             let inputs = inputs::<f32>(hosts.world_size(), len);
-            let buffers = check_ranks(network, &inputs, &report, chunks, move |bench| {
-                let phases = plan.phases(bench.rank(), &all).expect("it is supported");
-                bench.run(phases.reduce.chain(phases.gather), chunks, &mut Scratch::new());
-            });
+            let buffers = run(network, &inputs, two, &hosts, 0);
             let expected = oracle::all_reduce(&inputs, Reduction::Sum);
             for buffer in &buffers {
-                assert_same(&format!("{plan:?}, {len} elements, ranks agree"), buffer, &buffers[0]);
-                if plan.order(&hosts) == Order::Canonical {
-                    assert_same(&format!("{plan:?}, {len} elements"), buffer, &expected);
+                assert_same(&format!("{two}, {len} elements, ranks agree"), buffer, &buffers[0]);
+                if two.order(&hosts) == Some(Order::Canonical) {
+                    assert_same(&format!("{two}, {len} elements"), buffer, &expected);
                 }
             }
         }
@@ -43,15 +60,11 @@ fn all_reduce_is_the_oracles_to_the_last_bit(#[values(0, 1, 2, 3, 4, 5)] layout:
 #[rstest]
 fn integers_come_out_whatever_the_order(#[values(0, 1, 2, 3, 4, 5)] layout: usize) {
     let hosts = Arc::new(Hosts::new(LAYOUTS[layout]));
-    for plan in Plan::all(&hosts) {
-        let (report, chunks) = (verify::all_reduce(plan, &hosts).expect("it is proven"), plan.chunks(&hosts));
-        let (all, inputs) = (hosts.clone(), inputs::<u64>(hosts.world_size(), 101));
-        let buffers = check_ranks(Network::Mailboxes, &inputs, &report, chunks, move |bench| {
-            let phases = plan.phases(bench.rank(), &all).expect("it is supported");
-            bench.run(phases.reduce.chain(phases.gather), chunks, &mut Scratch::new());
-        });
+    for two in supported("all_reduce", &hosts) {
+        let inputs = inputs::<u64>(hosts.world_size(), 101);
+        let buffers = run(Network::Mailboxes, &inputs, two, &hosts, 0);
         let expected = oracle::all_reduce(&inputs, Reduction::Sum);
-        buffers.iter().for_each(|buffer| assert_same(&format!("{plan:?}"), buffer, &expected));
+        buffers.iter().for_each(|buffer| assert_same(two.name(), buffer, &expected));
     }
 }
 
@@ -64,24 +77,13 @@ fn reduce_and_broadcast_work_with_every_root(
     let inputs = inputs::<u64>(hosts.world_size(), len);
     let expected = oracle::all_reduce(&inputs, Reduction::Sum);
     for root in 0..hosts.world_size() {
-        for &across in Reduce::ALL {
-            let (report, chunks) = (verify::reduce(across, &hosts, root), across.chunks(hosts.count()));
-            let all = hosts.clone();
-            let buffers = check_ranks(Network::Mailboxes, &inputs, &report.unwrap(), chunks, move |bench| {
-                let steps = hierarchical::reduce(bench.rank(), &all, across, root).expect("it exists");
-                bench.run(steps, chunks, &mut Scratch::new());
-            });
-            assert_same(&format!("{across} to {root}"), &buffers[root], &expected);
+        for two in supported("reduce", &hosts) {
+            let buffers = run(Network::Mailboxes, &inputs, two, &hosts, root);
+            assert_same(&format!("{two} to {root}"), &buffers[root], &expected);
         }
-        for &across in Broadcast::ALL {
-            let (report, chunks) = (verify::broadcast(across, &hosts, root), across.chunks(hosts.count()));
-            let all = hosts.clone();
-            let buffers = check_ranks(Network::Mailboxes, &inputs, &report.unwrap(), chunks, move |bench| {
-                let steps = hierarchical::broadcast(bench.rank(), &all, across, root).expect("it exists");
-                bench.run(steps, chunks, &mut Scratch::new());
-            });
-            for buffer in buffers {
-                assert_same(&format!("{across} from {root}"), &buffer, &inputs[root]);
+        for two in supported("broadcast", &hosts) {
+            for buffer in run(Network::Mailboxes, &inputs, two, &hosts, root) {
+                assert_same(&format!("{two} from {root}"), &buffer, &inputs[root]);
             }
         }
     }
@@ -97,33 +99,21 @@ fn all_gather_and_reduce_scatter_work_on_contiguous_hosts(
     for len in lengths(world_size) {
         let inputs = inputs::<u64>(world_size, len);
         let (sums, cut) = (oracle::all_reduce(&inputs, Reduction::Sum), partition::<u8>(len, world_size));
-        let (all, report) = (hosts.clone(), verify::reduce_scatter(&hosts).unwrap());
-        let scattered = check_ranks(Network::Mailboxes, &inputs, &report, world_size, move |bench| {
-            let steps = hierarchical::reduce_scatter(bench.rank(), &all).expect("hosts are contiguous");
-            bench.run(steps, world_size, &mut Scratch::new());
-        });
+        let scattered = run(Network::Mailboxes, &inputs, TwoLevel::ReduceScatter, &hosts, 0);
         for (rank, buffer) in scattered.iter().enumerate() {
             assert_same(&format!("rank {rank}"), &buffer[cut.range(rank)], &sums[cut.range(rank)]);
         }
-        let (all, report) = (hosts.clone(), verify::all_gather(&hosts).unwrap());
-        let gathered = check_ranks(Network::Mailboxes, &scattered, &report, world_size, move |bench| {
-            let steps = hierarchical::all_gather(bench.rank(), &all).expect("hosts are contiguous");
-            bench.run(steps, world_size, &mut Scratch::new());
-        });
+        let gathered = run(Network::Mailboxes, &scattered, TwoLevel::AllGather, &hosts, 0);
         gathered.iter().for_each(|buffer| assert_same(&format!("{len} elements"), buffer, &sums));
     }
 }
 
 #[test]
 fn barriers_send_messages_of_no_bytes() {
-    for (layout, &across) in
-        LAYOUTS.iter().flat_map(|layout| Barrier::ALL.iter().map(move |all| (layout, all)))
-    {
+    for layout in LAYOUTS {
         let hosts = Arc::new(Hosts::new(layout));
-        let (report, inputs) = (verify::barrier(across, &hosts).unwrap(), inputs::<u64>(layout.len(), 0));
-        check_ranks(Network::Mailboxes, &inputs, &report, 1, move |bench| {
-            let steps = hierarchical::barrier(bench.rank(), &hosts, across).expect("it exists");
-            bench.run(steps, 1, &mut Scratch::new());
-        });
+        for two in supported("barrier", &hosts) {
+            run(Network::Mailboxes, &inputs::<u64>(layout.len(), 0), two, &hosts, 0);
+        }
     }
 }

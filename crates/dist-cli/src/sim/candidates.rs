@@ -167,7 +167,7 @@ impl<'a> Case<'a> {
                 two.steps(rank, hosts, root).expect("they are supported")
             })
         };
-        TwoLevel::of(self.operation).filter(|two| two.supports(hosts)).map(candidate).collect()
+        TwoLevel::of(self.operation.name()).filter(|two| two.supports(hosts)).map(candidate).collect()
     }
 
     fn all<A: Choice>(&self) -> Result<Vec<Candidate<'a>>, Error> {

@@ -10,9 +10,10 @@ use super::shares::Shares;
 use super::{Engine, Manner};
 use crate::algorithm::OneOf;
 use crate::digest::digest;
-use crate::two_level::{Chosen, SUPPORTED, TwoLevel};
+use crate::two_level::{Chosen, SUPPORTED};
 use crate::{
     Algorithm, Call, DType, Direct, Element, Operation, ReduceKind, ReduceOp, ReductionOrder, Result,
+    TwoLevel,
 };
 
 /// What is to be done. A collective that is told from another by nothing of this is done in the same way.

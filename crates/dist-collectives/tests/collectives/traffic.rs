@@ -1,11 +1,11 @@
 //! What goes over the wire is what the verifier counts in the schedule that was asked for, to the byte.
 
 use dist_algos::scan::Extent;
-use dist_algos::verify::{Report, Subject, hierarchical};
+use dist_algos::verify::{self, Report, Subject};
 use dist_algos::{Choice, CostModel, Order, Partition};
 use dist_collectives::{
-    Algorithm, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Communicator, Error, Gather, Hosts, Plan,
-    Reduce, ReduceOp, ReduceScatter, ReductionOrder, Scan, Scatter, Traffic, TwoLevel,
+    Algorithm, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Communicator, Error, Gather, Hosts,
+    Operation, Reduce, ReduceOp, ReduceScatter, ReductionOrder, Scan, Scatter, Traffic, TwoLevel,
 };
 use rstest::rstest;
 
@@ -16,26 +16,22 @@ type Call = fn(&mut Communicator) -> Result<(), Error>;
 /// Elements of the longest buffer, of 4 bytes each: no world divides it, so that chunks differ.
 const LEN: usize = 1009;
 
-/// Makes a call by this algorithm among hosts that are known, and compares what it moves with what was counted.
+/// Makes a call by each two-level algorithm of an operation that serves these hosts, and compares what it moves with
+/// what was counted. The buffer has so many elements.
 #[track_caller]
-fn check_two_level(
-    hosts: &'static [u64],
-    two: TwoLevel,
-    call: Call,
-    counted: dist_algos::Result<Report>,
-    cut: &Partition<'_>,
-) {
-    if !two.supports(&Hosts::new(hosts)) {
-        assert!(counted.is_err(), "{two} among {hosts:?}");
-        return;
+fn check_two_levels(hosts: &'static [u64], operation: Operation, len: usize, call: Call) {
+    let known = Hosts::new(hosts);
+    for two in TwoLevel::of(operation.name()).filter(|two| two.supports(&known)) {
+        let root = two.roots(&known).end - 1;
+        let report = verify::two_level(two, &known, root).expect("what serves hosts is proven for them");
+        let call = move |comm: &mut Communicator| {
+            let model = CostModel::default();
+            comm.set_hosts(Hosts::new(hosts), model).and_then(|()| call(&mut comm.with_algorithm(two)))
+        };
+        let cut = cut(len, two.chunks(&known));
+        // The order stays as it is; the algorithm is asked for when the hosts are known.
+        check(hosts.len(), Barrier::Ring, call, |rank| report.traffic(rank, &cut, None));
     }
-    let report = counted.expect("what serves hosts is proven for them");
-    let call = move |comm: &mut Communicator| {
-        let model = CostModel::default();
-        comm.set_hosts(Hosts::new(hosts), model).and_then(|()| call(&mut comm.with_algorithm(two)))
-    };
-    // The order stays as it is; the algorithm is asked for when the hosts are known.
-    check(hosts.len(), Barrier::Ring, call, |rank| report.traffic(rank, cut, None));
 }
 
 /// Makes a call by this algorithm, and compares what it moves with what was counted for each rank.
@@ -252,34 +248,19 @@ fn a_weighted_mean_moves_one_number_more(#[values(1, 2, 5, 8)] n: usize) {
 fn two_levels(
     #[values(&[0, 0, 1, 1, 2, 2], &[0, 1, 0, 1], &[0, 0, 0, 1, 1], &[0, 0], &[4, 3])] hosts: &'static [u64],
 ) {
-    let (known, n) = (Hosts::new(hosts), hosts.len());
-    let (root, even) = (n - 1, cut(10 * n, n));
-    for plan in Plan::all(&known) {
-        let call: Call = |comm| comm.all_reduce(&mut [1.0_f32; LEN], ReduceOp::Sum);
-        let counted = hierarchical::all_reduce(plan, &known);
-        check_two_level(hosts, TwoLevel::AllReduce(plan), call, counted, &cut(LEN, plan.chunks(&known)));
-    }
-    for &across in Broadcast::ALL {
-        let call: Call = |comm| comm.broadcast(&mut [1.0_f32; LEN], comm.world_size() - 1);
-        let counted = hierarchical::broadcast(across, &known, root);
-        let cut = cut(LEN, across.chunks(known.count()));
-        check_two_level(hosts, TwoLevel::Broadcast(across), call, counted, &cut);
-    }
-    for &across in Reduce::ALL {
-        let call: Call = |comm| comm.reduce(&mut [1.0_f32; LEN], ReduceOp::Sum, comm.world_size() - 1);
-        let counted = hierarchical::reduce(across, &known, root);
-        let cut = cut(LEN, across.chunks(known.count()));
-        check_two_level(hosts, TwoLevel::Reduce(across), call, counted, &cut);
-    }
-    let call: Call = |comm| comm.all_gather(&[1_u32; 10], &mut vec![0; 10 * comm.world_size()]);
-    check_two_level(hosts, TwoLevel::AllGather, call, hierarchical::all_gather(&known), &even);
-    let call: Call =
-        |comm| comm.reduce_scatter(&vec![1_i32; 10 * comm.world_size()], &mut [0; 10], ReduceOp::Sum);
-    check_two_level(hosts, TwoLevel::ReduceScatter, call, hierarchical::reduce_scatter(&known), &even);
-    for &across in Barrier::ALL {
-        let counted = hierarchical::barrier(across, &known);
-        check_two_level(hosts, TwoLevel::Barrier(across), |comm| comm.barrier(), counted, &cut(0, 1));
-    }
+    let check = |operation, len, call| check_two_levels(hosts, operation, len, call);
+    check(Operation::AllReduce, LEN, |comm| comm.all_reduce(&mut [1.0_f32; LEN], ReduceOp::Sum));
+    check(Operation::Broadcast, LEN, |comm| comm.broadcast(&mut [1.0_f32; LEN], comm.world_size() - 1));
+    check(Operation::Reduce, LEN, |comm| {
+        comm.reduce(&mut [1.0_f32; LEN], ReduceOp::Sum, comm.world_size() - 1)
+    });
+    check(Operation::AllGather, 10 * hosts.len(), |comm| {
+        comm.all_gather(&[1_u32; 10], &mut vec![0; 10 * comm.world_size()])
+    });
+    check(Operation::ReduceScatter, 10 * hosts.len(), |comm| {
+        comm.reduce_scatter(&vec![1_i32; 10 * comm.world_size()], &mut [0; 10], ReduceOp::Sum)
+    });
+    check(Operation::Barrier, 0, |comm| comm.barrier());
 }
 
 /// Each rank says that it has come and, in 8 bytes once it is heard, how long it can wait, and hears one bit for every rank.

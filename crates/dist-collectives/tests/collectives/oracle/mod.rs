@@ -50,7 +50,7 @@ pub(crate) fn assert_same<T: Number>(found: &[T], expected: &[T], context: &dyn 
 
 /// The library's choice, and every algorithm of the operation: those of two levels serve where hosts are known.
 fn ways(operation: Operation) -> impl Iterator<Item = Option<Algorithm>> {
-    let two_level = TwoLevel::of(operation).map(Algorithm::from);
+    let two_level = TwoLevel::of(operation.name()).map(Algorithm::from);
     std::iter::once(None).chain(Algorithm::of(operation).chain(two_level).map(Some))
 }
 

@@ -1,0 +1,57 @@
+//! Where a rank is among the ranks of its host, and its host among hosts.
+
+use dist_transport::Rank;
+
+use super::level::{Level, Ranks, Spread};
+use crate::{Hosts, Schedule};
+
+/// Where a rank is.
+pub(super) struct Seat<'a> {
+    rank: Rank,
+    hosts: &'a Hosts,
+    /// The rank among those of its host.
+    pub(super) inside: Rank,
+    /// Its host among hosts.
+    pub(super) across: Rank,
+    pub(super) root: usize,
+    /// The place of the rank that leads its host.
+    pub(super) lead: usize,
+}
+
+impl<'a> Seat<'a> {
+    pub(super) fn of(rank: Rank, hosts: &'a Hosts, root: usize) -> Option<Self> {
+        if rank.world_size() != hosts.world_size() {
+            return None;
+        }
+        let (host, root) = (hosts.of(rank.index()), root % rank.world_size());
+        let inside = Rank::new(hosts.place(rank.index()), hosts.members(host).len())?;
+        let across = Rank::new(host, hosts.count())?;
+        let lead = if hosts.of(root) == host { hosts.place(root) } else { 0 };
+        Some(Self { rank, hosts, inside, across, root, lead })
+    }
+
+    /// One chunk that is all of the buffer's.
+    pub(super) const fn whole(chunks: usize) -> Spread {
+        Spread::Neighbours { first: 0, each: chunks }
+    }
+
+    pub(super) fn among_members(&self, schedule: Schedule, spread: Spread) -> Level<'a> {
+        let ranks = Ranks::Members(self.hosts.members(self.across.index()));
+        Level { schedule, ranks, spread }
+    }
+
+    /// Only those who lead their hosts take part.
+    pub(super) fn among_leaders(&self, schedule: Schedule) -> Level<'a> {
+        let leads = self.inside.index() == self.lead;
+        let schedule = if leads { schedule } else { Schedule::nothing(self.rank) };
+        Level { schedule, ranks: Ranks::Leaders { hosts: self.hosts, root: self.root }, spread: Spread::SAME }
+    }
+
+    pub(super) const fn among_places(&self, schedule: Schedule, spread: Spread) -> Level<'a> {
+        Level { schedule, ranks: Ranks::Places { hosts: self.hosts, place: self.inside.index() }, spread }
+    }
+
+    pub(super) const fn nothing(&self) -> Level<'a> {
+        self.among_places(Schedule::nothing(self.rank), Spread::SAME)
+    }
+}

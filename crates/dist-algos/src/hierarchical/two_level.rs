@@ -1,0 +1,281 @@
+//! Every algorithm of two levels, and what there is to know of it.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::LazyLock;
+
+use dist_transport::Rank;
+
+use super::level::Spread;
+use super::seat::Seat;
+use super::{Form, LevelCosts, Plan, Steps};
+use crate::{
+    AllGather, AllReduce, Barrier, Broadcast, CostModel, Hosts, Order, Reduce, ReduceScatter, Step, binomial,
+};
+
+/// How an operation is done among the ranks of each host, and across hosts. It needs to know which ranks share a
+/// host.
+///
+/// ```
+/// use dist_algos::hierarchical::TwoLevel;
+/// use dist_algos::{Broadcast, Hosts};
+///
+/// let (two, hosts) = (TwoLevel::Broadcast(Broadcast::Binomial), Hosts::new(&[7, 7, 7, 8, 8, 8]));
+/// assert_eq!((two.operation(), two.name()), ("broadcast", "two_level/binomial"));
+/// assert_eq!(two.cost(&hosts).across.rounds, 1);
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TwoLevel {
+    /// Of all_reduce.
+    AllReduce(Plan),
+    /// Of reduce_scatter; for hosts of equally many neighbouring ranks. [All_gather](Self::AllGather) backwards, so that
+    /// every host sends one sum of each chunk to each other host.
+    ReduceScatter,
+    /// Of all_gather; for hosts of equally many neighbouring ranks. First each rank gathers the chunks of those at its
+    /// place on other hosts, so that every chunk goes to every other host once.
+    AllGather,
+    /// Of broadcast, and what it is across hosts: first to one rank of each host, then to the others.
+    Broadcast(Broadcast),
+    /// Of reduce, and what it is across hosts: first to one rank of each host, the root on its own, then across.
+    Reduce(Reduce),
+    /// Of barrier, and what it is across hosts: each rank tells the first of its host, these tell each other, and then
+    /// their hosts.
+    Barrier(Barrier),
+}
+
+impl TwoLevel {
+    /// Every one, whatever the hosts.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let forms = [Form::Leaders, Form::Parts].into_iter();
+        forms
+            .flat_map(|form| AllReduce::ALL.iter().map(move |&across| Self::AllReduce(Plan { form, across })))
+            .chain([Self::ReduceScatter, Self::AllGather])
+            .chain(Broadcast::ALL.iter().map(|&across| Self::Broadcast(across)))
+            .chain(Reduce::ALL.iter().map(|&across| Self::Reduce(across)))
+            .chain(Barrier::ALL.iter().map(|&across| Self::Barrier(across)))
+    }
+
+    /// Every one of the operation of this name, whatever the hosts.
+    pub fn of(operation: &str) -> impl Iterator<Item = Self> {
+        Self::all().filter(move |two| two.operation() == operation)
+    }
+
+    /// The name of the operation that this is an algorithm of.
+    pub const fn operation(self) -> &'static str {
+        match self {
+            Self::AllReduce(_) => AllReduce::OPERATION,
+            Self::ReduceScatter => ReduceScatter::OPERATION,
+            Self::AllGather => AllGather::OPERATION,
+            Self::Broadcast(_) => Broadcast::OPERATION,
+            Self::Reduce(_) => Reduce::OPERATION,
+            Self::Barrier(_) => Barrier::OPERATION,
+        }
+    }
+
+    /// The name, unique among the algorithms of its operation: `two_level`, and what is done across hosts.
+    pub fn name(self) -> &'static str {
+        static NAMES: LazyLock<Vec<(TwoLevel, String)>> =
+            LazyLock::new(|| TwoLevel::all().map(|two| (two, two.full_name())).collect());
+        let known = NAMES.iter().find(|(two, _)| *two == self);
+        known.map_or("two_level", |(_, name)| name)
+    }
+
+    fn full_name(self) -> String {
+        match self {
+            Self::AllReduce(plan) => format!("two_level/{plan}"),
+            Self::ReduceScatter | Self::AllGather => "two_level".to_owned(),
+            Self::Broadcast(across) => format!("two_level/{across}"),
+            Self::Reduce(across) => format!("two_level/{across}"),
+            Self::Barrier(across) => format!("two_level/{across}"),
+        }
+    }
+
+    /// Whether there are schedules for these hosts.
+    pub fn supports(self, hosts: &Hosts) -> bool {
+        match self {
+            Self::AllReduce(plan) => plan.supports(hosts),
+            Self::ReduceScatter | Self::AllGather => hosts.contiguous().is_some_and(|size| size > 0),
+            Self::Broadcast(across) => across.supports(hosts.count()),
+            Self::Reduce(across) => across.supports(hosts.count()),
+            Self::Barrier(across) => across.supports(hosts.count()),
+        }
+    }
+
+    /// The roots to choose from: every rank, or just one number if the operation has no root.
+    pub fn roots(self, hosts: &Hosts) -> Range<usize> {
+        match self {
+            Self::Broadcast(_) | Self::Reduce(_) => 0..hosts.world_size(),
+            Self::AllReduce(_) | Self::ReduceScatter | Self::AllGather | Self::Barrier(_) => 0..1,
+        }
+    }
+
+    /// In which order it reduces, or a stricter one, if it reduces: canonical only where [`Hosts::order`] is.
+    pub fn order(self, hosts: &Hosts) -> Option<Order> {
+        match self {
+            Self::AllReduce(plan) => Some(plan.order(hosts)),
+            Self::ReduceScatter => {
+                let size = hosts.largest();
+                Some(hosts.order().min(scattering(size, ReduceScatter::Ring).order(size)))
+            }
+            Self::Reduce(across) => Some(hosts.order().min(across.order(hosts.count()))),
+            Self::AllGather | Self::Broadcast(_) | Self::Barrier(_) => None,
+        }
+    }
+
+    /// Whether it reduces in this order or a stricter one, if it reduces.
+    pub fn keeps(self, order: Order, hosts: &Hosts) -> bool {
+        self.order(hosts).is_none_or(|own| own >= order)
+    }
+
+    /// What it costs in hosts that it supports, for the root that makes most of it.
+    pub fn cost(self, hosts: &Hosts) -> LevelCosts {
+        let (count, size) = (hosts.count(), hosts.largest());
+        let (inside, across) = match self {
+            Self::AllReduce(plan) => return plan.cost(hosts),
+            Self::ReduceScatter => {
+                let inside = scattering(size, ReduceScatter::Ring).cost(size).magnified(count);
+                (inside, scattering(count, ReduceScatter::Pairwise).cost(count))
+            }
+            Self::AllGather => (gathering(size).cost(size).magnified(count), gathering(count).cost(count)),
+            Self::Broadcast(across) => {
+                (Broadcast::Binomial.cost(size).magnified(across.chunks(count)), across.cost(count))
+            }
+            Self::Reduce(across) => {
+                (Reduce::Binomial.cost(size).magnified(across.chunks(count)), across.cost(count))
+            }
+            Self::Barrier(across) => (AllReduce::Binomial.cost(size).magnified(0), across.cost(count)),
+        };
+        LevelCosts { inside, across }
+    }
+
+    /// Into how many chunks the memory is cut; one that is empty for a barrier.
+    pub fn chunks(self, hosts: &Hosts) -> usize {
+        match self {
+            Self::AllReduce(plan) => plan.chunks(hosts),
+            Self::ReduceScatter | Self::AllGather => hosts.world_size(),
+            Self::Broadcast(across) => across.chunks(hosts.count()),
+            Self::Reduce(across) => across.chunks(hosts.count()),
+            Self::Barrier(across) => across.chunks(hosts.count()),
+        }
+    }
+
+    /// What a rank does; `None` in hosts that it does not support or whose world is another. A root says nothing if the
+    /// operation has none, and is taken modulo the size of the world.
+    pub fn steps(self, rank: Rank, hosts: &Hosts, root: usize) -> Option<impl Iterator<Item = Step> + '_> {
+        let (steps, gather) = match self {
+            Self::AllReduce(plan) => {
+                let phases = plan.phases(rank, hosts)?;
+                (phases.reduce, Some(phases.gather))
+            }
+            Self::ReduceScatter => (reduce_scatter(rank, hosts)?, None),
+            Self::AllGather => (all_gather(rank, hosts)?, None),
+            Self::Broadcast(across) => (broadcast(rank, hosts, across, root)?, None),
+            Self::Reduce(across) => (reduce(rank, hosts, across, root)?, None),
+            Self::Barrier(across) => (barrier(rank, hosts, across)?, None),
+        };
+        Some(steps.chain(gather.into_iter().flatten()))
+    }
+
+    /// The cheapest of an operation that reduces in this order or a stricter one, and how long it takes, given how long
+    /// messages take inside of hosts and across. `None` if there is none, as for canonical order in hosts that do not
+    /// keep it.
+    pub fn suggest(
+        operation: &str,
+        hosts: &Hosts,
+        bytes: usize,
+        order: Order,
+        inside: &CostModel,
+        across: &CostModel,
+    ) -> Option<(Self, u128)> {
+        let fits = |two: &Self| two.supports(hosts) && two.keeps(order, hosts);
+        let time = |two: Self| two.cost(hosts).picoseconds(inside, across, bytes, two.chunks(hosts));
+        Self::of(operation).filter(fits).map(|two| (two, time(two))).min_by_key(|&(_, time)| time)
+    }
+}
+
+impl fmt::Display for TwoLevel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+fn reduce(rank: Rank, hosts: &Hosts, across: Reduce, root: usize) -> Option<Steps<'_>> {
+    let seat = Seat::of(rank, hosts, root)?;
+    let [first, second] = across.parts(seat.across, hosts.of(seat.root));
+    let inside = binomial::reduce(seat.inside, seat.lead);
+    let whole = Seat::whole(across.chunks(hosts.count()));
+    Some(Steps::new([
+        seat.among_members(inside, whole),
+        seat.among_leaders(first),
+        seat.among_leaders(second),
+    ]))
+}
+
+fn broadcast(rank: Rank, hosts: &Hosts, across: Broadcast, root: usize) -> Option<Steps<'_>> {
+    let seat = Seat::of(rank, hosts, root)?;
+    let [first, second] = across.parts(seat.across, hosts.of(seat.root));
+    let inside = binomial::broadcast(seat.inside, seat.lead);
+    let whole = Seat::whole(across.chunks(hosts.count()));
+    Some(Steps::new([
+        seat.among_leaders(first),
+        seat.among_leaders(second),
+        seat.among_members(inside, whole),
+    ]))
+}
+
+fn barrier(rank: Rank, hosts: &Hosts, across: Barrier) -> Option<Steps<'_>> {
+    let seat = Seat::of(rank, hosts, 0)?;
+    let (up, down) = (binomial::reduce(seat.inside, 0), binomial::broadcast(seat.inside, 0));
+    Some(Steps::new([
+        seat.among_members(up, Seat::whole(0)),
+        seat.among_leaders(across.schedule(seat.across)),
+        seat.among_members(down, Seat::whole(0)),
+    ]))
+}
+
+fn all_gather(rank: Rank, hosts: &Hosts) -> Option<Steps<'_>> {
+    let (seat, size) = (Seat::of(rank, hosts, 0)?, hosts.contiguous()?);
+    let across = gathering(hosts.count()).schedule(seat.across)?;
+    let inside = gathering(size).schedule(seat.inside)?;
+    let repeated = Spread::Repeated { period: size, times: hosts.count() };
+    Some(Steps::new([
+        seat.among_places(across, Spread::Apart { first: hosts.place(rank.index()), step: size }),
+        seat.among_members(inside, repeated),
+        seat.nothing(),
+    ]))
+}
+
+fn reduce_scatter(rank: Rank, hosts: &Hosts) -> Option<Steps<'_>> {
+    let (seat, size) = (Seat::of(rank, hosts, 0)?, hosts.contiguous()?);
+    let across = scattering(hosts.count(), ReduceScatter::Pairwise).schedule(seat.across)?;
+    let inside = scattering(size, ReduceScatter::Ring).schedule(seat.inside)?;
+    let repeated = Spread::Repeated { period: size, times: hosts.count() };
+    Some(Steps::new([
+        seat.among_members(inside, repeated),
+        seat.among_places(across, Spread::Apart { first: hosts.place(rank.index()), step: size }),
+        seat.nothing(),
+    ]))
+}
+
+/// How so many ranks gather, in messages whose chunks can lie apart.
+const fn gathering(ranks: usize) -> AllGather {
+    if ranks.is_power_of_two() { AllGather::RecursiveDoubling } else { AllGather::Ring }
+}
+
+/// How so many ranks reduce and scatter, in messages whose chunks can lie apart.
+const fn scattering(ranks: usize, otherwise: ReduceScatter) -> ReduceScatter {
+    if ranks.is_power_of_two() { ReduceScatter::HalvingDoubling } else { otherwise }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_in_their_operation() {
+        for two in TwoLevel::all() {
+            assert_eq!(TwoLevel::of(two.operation()).filter(|other| other.name() == two.name()).count(), 1);
+        }
+    }
+}
