@@ -1,9 +1,10 @@
 //! Direct schedules are proven in every world, and the verifier notices what goes wrong in them.
 
 use dist_algos::Error;
-use dist_algos::direct::verify::mutate::{Mutation, Score};
+use dist_algos::direct::verify::mutate::Mutation;
 use dist_algos::direct::verify::{Call, check, plans, prove};
 use dist_algos::direct::{Form, Parts, Peers, Plan, Step, Task};
+use dist_algos::verify::mutate::Score;
 use dist_transport::Place;
 use rstest::rstest;
 
@@ -78,7 +79,7 @@ fn mutants_are_rejected() {
         for (task, form) in all(world_size) {
             let plans = plans(task, form, world_size);
             for mutated in 0..4 {
-                let score = Score::of(&plans, mutated).expect("the original is right");
+                let score = Score::of_call(&plans, mutated).expect("the original is right");
                 mutants += score.mutants;
                 for mutant in score.survivors {
                     // What passes is proven to be as good as the original: a slot is free sooner than it has to be.

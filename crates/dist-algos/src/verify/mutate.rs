@@ -67,25 +67,33 @@ impl fmt::Display for Mutant {
 }
 
 /// How many mutants there were, and those that were taken for the original.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Score {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Score<M = Mutant> {
     /// How many there were.
     pub mutants: usize,
     /// Those that passed.
-    pub survivors: Vec<Mutant>,
+    pub survivors: Vec<M>,
+}
+
+impl<M> Default for Score<M> {
+    fn default() -> Self {
+        Self { mutants: 0, survivors: Vec::new() }
+    }
+}
+
+impl<M> Score<M> {
+    /// How many were rejected.
+    pub const fn rejected(&self) -> usize {
+        self.mutants - self.survivors.len()
+    }
 }
 
 impl Score {
-    /// How many were rejected.
-    pub fn rejected(&self) -> usize {
-        self.mutants - self.survivors.len()
-    }
-
     /// Tries every mutant of an algorithm's schedules.
     ///
     /// # Errors
     /// If they are not proven.
-    pub fn of_subject(subject: Subject, world_size: usize, root: usize) -> Result<Self> {
+    fn of_subject(subject: Subject, world_size: usize, root: usize) -> Result<Self> {
         let programs = subject.programs(world_size, root);
         Self::of(subject.chunks(world_size), &programs, |programs| subject.prove_programs(programs, root))
     }

@@ -1,9 +1,9 @@
 //! What is proven of schedules for ranks that share memory.
 
 use dist_algos::Order;
-use dist_algos::direct::verify::mutate::Score;
 use dist_algos::direct::verify::{plans, prove};
 use dist_algos::direct::{Form, Task};
+use dist_algos::verify::mutate::Score;
 use dist_collectives::{Direct, Operation};
 
 use super::line::{Line, Mutants};
@@ -46,7 +46,7 @@ pub(super) fn mutants(max_ranks: usize) -> Mutants {
         for (task, form) in tasks(&[0, world_size - 1]).flat_map(served) {
             for mutated in CALLS {
                 // A schedule that is wrong itself has its own line.
-                let score = Score::of(&plans(task, form, world_size), mutated).unwrap_or_default();
+                let score = Score::of_call(&plans(task, form, world_size), mutated).unwrap_or_default();
                 let name = |mutant| format!("{} by {form} of {world_size} ranks: {mutant}", task.name());
                 mutants.add(score.mutants, score.rejected(), score.survivors.iter().map(name));
             }

@@ -6,6 +6,7 @@ use dist_transport::Place;
 
 use super::{Call, check};
 use crate::direct::{Parts, Peers, Plan, Step, Target};
+use crate::verify::mutate::Score;
 use crate::{Result, Source};
 
 /// How a step is changed, or its place among the others.
@@ -72,26 +73,12 @@ impl fmt::Display for Mutant {
     }
 }
 
-/// How many mutants there were, and those that were taken for the original.
-#[derive(Clone, Debug, Default)]
-pub struct Score {
-    /// How many there were.
-    pub mutants: usize,
-    /// Those that passed.
-    pub survivors: Vec<Mutant>,
-}
-
-impl Score {
-    /// How many were rejected.
-    pub fn rejected(&self) -> usize {
-        self.mutants - self.survivors.len()
-    }
-
+impl Score<Mutant> {
     /// Tries every mutant of one of these calls, between the others.
     ///
     /// # Errors
     /// If the originals are not proven.
-    pub fn of(plans: &[Plan], mutated: usize) -> Result<Self> {
+    pub fn of_call(plans: &[Plan], mutated: usize) -> Result<Self> {
         let mut calls: Vec<Call> = plans.iter().map(|&plan| Call::new(plan)).collect();
         let original = check(&calls)?;
         let mut score = Self::default();
