@@ -28,8 +28,9 @@ pub const fn broadcast(rank: Rank, root: usize) -> Schedule {
     Schedule::new(rank, log2_ceil(rank.world_size()), Kind::BinomialBroadcast { root })
 }
 
-/// The root's buffer gets chunk `r` of every other rank `r`. A rank that [`gather_held`] says has no buffer sends of
-/// its input; the others have their own chunk in the buffer. A root outside the world is taken modulo its size.
+/// The root's buffer gets chunk `r` of every other rank `r`. A rank that holds nothing there
+/// ([`Gather::held`](crate::Gather::held)) sends of its input; the others have their own chunk in the buffer. A root
+/// outside the world is taken modulo its size.
 pub const fn gather(rank: Rank, root: usize) -> Schedule {
     let root = root % rank.world_size();
     Schedule::new(rank, log2_ceil(rank.world_size()), Kind::BinomialGather { root })
@@ -43,7 +44,7 @@ pub const fn scatter(rank: Rank, root: usize) -> Schedule {
 
 /// The chunks that pass through the buffer of a rank in [`gather`]: those of all ranks that it gathers from, and its
 /// own if there are others.
-pub fn gather_held(rank: Rank, root: usize) -> Chunks {
+pub(crate) fn gather_held(rank: Rank, root: usize) -> Chunks {
     if rank.index() == root {
         return Chunks::all(rank.world_size());
     }
@@ -52,7 +53,7 @@ pub fn gather_held(rank: Rank, root: usize) -> Chunks {
 }
 
 /// The chunks that pass through the buffer of a rank in [`scatter`]: none on the root, which sends of its input.
-pub fn scatter_held(rank: Rank, root: usize) -> Chunks {
+pub(crate) fn scatter_held(rank: Rank, root: usize) -> Chunks {
     if rank.index() == root { Chunks::NONE } else { subtree(rank, root) }
 }
 

@@ -9,9 +9,10 @@ use crate::schedule::Kind;
 use crate::{Chunks, ReceiveHalf, Schedule, SendHalf, Step};
 
 /// Into how many chunks the buffer is cut.
-pub const CHUNKS: usize = 32;
+pub(crate) const CHUNKS: usize = 32;
 
-/// The buffer of `root` ends on every rank; the chain begins there and goes on to the right.
+/// The buffer of `root`, in the chunks of [`Broadcast::Chain`](crate::Broadcast::chunks), ends on every rank; the chain
+/// begins there and goes on to the right.
 /// A root outside the world is taken modulo its size.
 pub const fn broadcast(rank: Rank, root: usize) -> Schedule {
     let root = root % rank.world_size();

@@ -122,7 +122,7 @@ impl Chunks {
 
     /// Whether the chunks are neighbours, so that their bytes are one piece of memory.
     #[inline]
-    pub const fn is_contiguous(self) -> bool {
+    pub(crate) const fn is_contiguous(self) -> bool {
         self.count == self.head
     }
 

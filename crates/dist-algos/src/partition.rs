@@ -91,7 +91,7 @@ impl<'a> Partition<'a> {
     }
 
     /// Bytes of an element.
-    pub const fn element_size(&self) -> usize {
+    pub(crate) const fn element_size(&self) -> usize {
         self.element_size
     }
 
@@ -124,7 +124,7 @@ impl<'a> Partition<'a> {
     }
 
     /// Bytes of all chunks of a set.
-    pub fn bytes_of(&self, chunks: Chunks) -> usize {
+    pub(crate) fn bytes_of(&self, chunks: Chunks) -> usize {
         chunks.contiguous().map(|run| self.span(run).len()).sum()
     }
 

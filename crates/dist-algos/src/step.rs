@@ -116,7 +116,7 @@ impl Step {
     }
 
     /// Sends only, from either memory.
-    pub const fn send_half(send: SendHalf) -> Self {
+    pub(crate) const fn send_half(send: SendHalf) -> Self {
         Self::Exchange { send: Some(send), receive: None }
     }
 

@@ -28,7 +28,8 @@ impl ChannelId {
     }
 
     /// The id with this number, as read from a peer.
-    pub const fn from_number(number: u64) -> Self {
+    #[cfg(feature = "auth")]
+    pub(crate) const fn from_number(number: u64) -> Self {
         Self(number)
     }
 }

@@ -125,7 +125,7 @@ impl Plan {
 
     /// What the ranks say of slots when they enter the call.
     #[inline]
-    pub const fn use_of_slots(&self) -> Slots {
+    pub(super) const fn use_of_slots(&self) -> Slots {
         if self.slots() == 0 { Slots::Unused } else { Slots::Used }
     }
 

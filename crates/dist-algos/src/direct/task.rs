@@ -86,7 +86,7 @@ impl Task {
 
     /// The same with this root, if it has one.
     #[must_use]
-    pub const fn rooted_at(self, root: usize) -> Self {
+    pub(super) const fn rooted_at(self, root: usize) -> Self {
         match self {
             Self::Reduce { .. } => Self::Reduce { root },
             Self::Broadcast { .. } => Self::Broadcast { root },

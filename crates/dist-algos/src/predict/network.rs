@@ -185,7 +185,7 @@ impl Network {
     }
 
     /// The host of a rank.
-    pub const fn host_of(&self, rank: usize) -> usize {
+    pub(super) const fn host_of(&self, rank: usize) -> usize {
         if self.ranks_per_host == 1 { rank } else { rank / self.ranks_per_host }
     }
 

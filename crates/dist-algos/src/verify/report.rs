@@ -39,7 +39,7 @@ pub(super) struct RankReport {
 
 impl Report {
     /// How many chunks a rank sends.
-    pub fn chunks_sent(&self, rank: usize) -> usize {
+    fn chunks_sent(&self, rank: usize) -> usize {
         self.ranks[rank].sent.iter().map(|(_, chunks)| chunks.len()).sum()
     }
 
@@ -58,22 +58,18 @@ impl Report {
         self.ranks[rank].reductions
     }
 
-    /// How often the rank reduces a chunk that does so most often.
-    pub fn reductions_max(&self) -> usize {
-        self.ranks.iter().map(|rank| rank.reductions).max().unwrap_or(0)
-    }
-
     /// What it costs.
     pub(super) fn cost(&self) -> Cost {
         let chunks = (0..self.ranks.len()).map(|rank| self.chunks_sent(rank)).sum();
+        let reductions = self.ranks.iter().map(|rank| rank.reductions);
         Cost {
             rounds: self.rounds,
             path: self.path,
             sent_max: self.chunks_sent_max(),
-            reduced_max: self.reductions_max(),
+            reduced_max: reductions.clone().max().unwrap_or(0),
             all: Messages::new(self.messages(), chunks),
             depth: self.depth,
-            reduced: self.ranks.iter().map(|rank| rank.reductions).sum(),
+            reduced: reductions.sum(),
         }
     }
 

@@ -212,7 +212,7 @@ impl Subject {
     ///
     /// # Errors
     /// As for [`prove`](Subject::prove).
-    pub fn prove_programs(self, programs: &[Program], root: usize) -> Result<Report> {
+    pub(super) fn prove_programs(self, programs: &[Program], root: usize) -> Result<Report> {
         let world_size = programs.len();
         let report = check(self.goal(root), self.chunks(world_size), programs)?;
         self.check_held(programs, root)?;

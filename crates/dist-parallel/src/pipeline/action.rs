@@ -78,7 +78,7 @@ impl Action {
     }
 
     /// Whether it computes: neither communicates nor manages memory.
-    pub const fn is_computation(self) -> bool {
+    pub(crate) const fn is_computation(self) -> bool {
         matches!(
             self,
             Self::Forward(_) | Self::Backward(_) | Self::InputGradient(_) | Self::WeightGradient(_)

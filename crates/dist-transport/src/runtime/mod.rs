@@ -35,7 +35,7 @@ impl Deadline {
     }
 
     /// Whether it has passed at this time by the same clock.
-    pub fn has_passed(&self, now: Duration) -> bool {
+    pub(crate) fn has_passed(&self, now: Duration) -> bool {
         now >= self.expires
     }
 
