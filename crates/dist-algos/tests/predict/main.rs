@@ -265,7 +265,7 @@ fn as_many_bytes_are_predicted_as_the_verifier_counts() {
                 wavefront(&plan(&schedules, parts, 1000), &Network::new(world_size, LINK, WORK)).unwrap();
             let report = Subject::AllReduce(algorithm).prove(world_size, 0).unwrap();
             let partition = Partition::new(1000, 1, parts).unwrap();
-            let sent = (0..world_size).map(|rank| report.traffic(rank, &partition, None).bytes_sent as u64);
+            let sent = (0..world_size).map(|rank| report.traffic(rank, &partition, None).bytes_sent);
             assert_eq!(predicted.sent_total, sent.clone().sum::<u64>(), "{algorithm} {world_size}");
             assert_eq!(predicted.sent_max, sent.max().unwrap(), "{algorithm} {world_size}");
         }
