@@ -1,7 +1,8 @@
 //! What every transport promises, as tests that anybody can run on their own.
 //!
-//! Every function here checks one promise of [`Transport`](crate::Transport), which its name says, and panics where it is
-//! broken; [`conformance!`](crate::conformance!) makes a test of each. This project's own transports are checked by it.
+//! Every function of these modules checks one promise of [`Transport`](crate::Transport), which its name says, and panics
+//! where it is broken; [`conformance!`](crate::conformance!) makes a test of each. This project's own transports are
+//! checked by it.
 //! A promise says what each rank does, through the trait alone, and relies on no more than the trait says: a send may
 //! wait for its receiver.
 //!
@@ -24,79 +25,21 @@
 //! dist_transport::conformance!(Simulated);
 //!
 //! // Or one of them.
-//! conformance::messages_go_round_a_ring(&Simulated);
+//! conformance::messages::messages_go_round_a_ring(&Simulated);
 //! ```
 #![allow(clippy::unwrap_used, reason = "a promise that is broken ends in a panic")]
 
 mod backend;
 mod calls;
-mod direct;
-mod errors;
-mod forks;
-mod laid_open;
-mod messages;
-mod together;
-mod waits;
+pub mod direct;
+pub mod errors;
+pub mod forks;
+pub mod laid_open;
+pub mod messages;
+pub mod together;
+pub mod waits;
 
 pub use backend::{Fabric, Program};
-pub use direct::{
-    a_rank_sees_its_own_places, a_rank_that_leaves_a_group_before_it_shares_memory_is_named,
-    a_rank_that_leaves_shared_memory_is_named, all_ranks_of_a_group_share_memory_or_none_does,
-    an_abort_wakes_who_waits_in_shared_memory,
-    calls_that_can_never_meet_are_reported_by_ranks_that_went_ahead,
-    calls_that_differ_are_noticed_where_nobody_waits_in_them,
-    each_post_of_a_call_hands_over_what_was_written_before_it, groups_share_memory_of_their_own,
-    nobody_writes_over_what_a_rank_is_still_reading,
-    ranks_in_shared_memory_whose_calls_differ_all_hear_of_it, ranks_that_have_met_have_what_all_have_brought,
-    what_is_published_is_seen_by_whoever_waits_for_the_post,
-};
-pub use errors::{
-    a_message_of_another_call_is_refused_on_every_rank_before_a_byte_is_delivered,
-    a_message_of_another_length_is_refused_on_every_rank_before_a_byte_is_delivered,
-    a_panic_of_a_function_that_is_given_bytes_is_the_cause_everywhere,
-    a_panic_with_the_transport_in_hand_is_the_cause_everywhere,
-    a_peer_outside_the_group_is_refused_without_harm,
-    a_rank_that_leaves_before_anybody_has_heard_of_it_is_named,
-    a_rank_that_leaves_is_named_after_its_last_message_has_arrived,
-    an_abort_wakes_every_wait_and_stands_for_ever,
-    an_exchange_in_place_with_a_peer_that_disagrees_combines_nothing,
-    calls_that_can_never_meet_are_reported_long_before_the_deadline,
-    receiving_into_memory_of_another_length_is_refused_without_harm,
-};
-pub use forks::{
-    a_channel_that_waits_does_not_hold_up_another,
-    a_group_is_numbered_in_the_order_of_its_list_and_others_get_none, a_group_of_a_group_is_translated_twice,
-    a_list_of_members_that_makes_no_group_is_refused_without_harm,
-    a_rank_that_comes_late_to_a_group_is_waited_for,
-    a_rank_that_leaves_a_group_is_noticed_there_although_it_stays_in_the_job,
-    a_rank_that_nobody_waits_for_may_leave, messages_of_different_channels_never_meet,
-    one_call_makes_several_groups_that_share_no_rank,
-    what_ends_a_group_ends_the_job_and_ranks_are_told_by_their_numbers_in_the_world,
-};
-pub use laid_open::{
-    memory_of_several_ranks_is_changed_at_once, memory_that_is_laid_open_is_read_and_written,
-    what_is_not_laid_open_is_out_of_reach_which_harms_nothing,
-    what_was_written_after_a_call_failed_is_no_result_of_it,
-};
-pub use messages::{
-    a_rank_exchanges_with_itself,
-    an_exchange_in_place_combines_every_byte_once_with_the_original_of_the_peer,
-    both_halves_may_differ_in_peer_and_length, messages_and_bytes_are_counted, messages_go_round_a_ring,
-    messages_of_a_pair_arrive_in_order_whatever_their_length, pieces_tile_the_message_and_are_aligned,
-};
-pub use together::{
-    a_rank_hears_itself_and_refuses_strangers, calls_of_those_who_wait_for_the_silent_are_compared_too,
-    every_rank_sends_several_messages_to_every_rank_at_once, messages_at_once_are_refused_as_single_ones_are,
-    ranks_that_share_a_machine_have_one_host, the_silent_are_named_and_harm_nothing,
-    waiting_for_the_silent_ends_with_the_job,
-};
-pub use waits::{
-    a_wait_ends_at_its_deadline_and_names_the_peer,
-    a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer,
-    who_has_waited_and_waits_no_longer_is_named,
-    who_has_waited_in_shared_memory_and_waits_no_longer_is_named,
-    who_keeps_a_chain_of_ranks_in_shared_memory_is_named, who_keeps_a_chain_of_ranks_is_named,
-};
 
 /// Makes a test of each promise of [`conformance`](mod@crate::conformance), for the [`Fabric`] that is a constant
 /// expression.
@@ -104,73 +47,87 @@ pub use waits::{
 macro_rules! conformance {
     ($fabric:expr) => {
         $crate::conformance! { $fabric =>
-            all_ranks_of_a_group_share_memory_or_none_does
-            what_is_published_is_seen_by_whoever_waits_for_the_post
-            ranks_that_have_met_have_what_all_have_brought
-            each_post_of_a_call_hands_over_what_was_written_before_it
-            nobody_writes_over_what_a_rank_is_still_reading
-            ranks_in_shared_memory_whose_calls_differ_all_hear_of_it
-            calls_that_differ_are_noticed_where_nobody_waits_in_them
-            calls_that_can_never_meet_are_reported_by_ranks_that_went_ahead
-            a_rank_that_leaves_shared_memory_is_named
-            a_rank_that_leaves_a_group_before_it_shares_memory_is_named
-            an_abort_wakes_who_waits_in_shared_memory
-            groups_share_memory_of_their_own
-            a_rank_sees_its_own_places
-            memory_that_is_laid_open_is_read_and_written
-            memory_of_several_ranks_is_changed_at_once
-            what_was_written_after_a_call_failed_is_no_result_of_it
-            what_is_not_laid_open_is_out_of_reach_which_harms_nothing
-            a_message_of_another_call_is_refused_on_every_rank_before_a_byte_is_delivered
-            a_message_of_another_length_is_refused_on_every_rank_before_a_byte_is_delivered
-            an_exchange_in_place_with_a_peer_that_disagrees_combines_nothing
-            a_rank_that_leaves_is_named_after_its_last_message_has_arrived
-            an_abort_wakes_every_wait_and_stands_for_ever
-            a_panic_with_the_transport_in_hand_is_the_cause_everywhere
-            a_panic_of_a_function_that_is_given_bytes_is_the_cause_everywhere
-            a_peer_outside_the_group_is_refused_without_harm
-            receiving_into_memory_of_another_length_is_refused_without_harm
-            calls_that_can_never_meet_are_reported_long_before_the_deadline
-            a_rank_that_leaves_before_anybody_has_heard_of_it_is_named
-            messages_of_different_channels_never_meet
-            a_channel_that_waits_does_not_hold_up_another
-            a_group_is_numbered_in_the_order_of_its_list_and_others_get_none
-            a_group_of_a_group_is_translated_twice
-            one_call_makes_several_groups_that_share_no_rank
-            a_list_of_members_that_makes_no_group_is_refused_without_harm
-            what_ends_a_group_ends_the_job_and_ranks_are_told_by_their_numbers_in_the_world
-            a_rank_that_nobody_waits_for_may_leave
-            a_rank_that_leaves_a_group_is_noticed_there_although_it_stays_in_the_job
-            a_rank_that_comes_late_to_a_group_is_waited_for
-            messages_go_round_a_ring
-            a_rank_exchanges_with_itself
-            messages_of_a_pair_arrive_in_order_whatever_their_length
-            both_halves_may_differ_in_peer_and_length
-            pieces_tile_the_message_and_are_aligned
-            an_exchange_in_place_combines_every_byte_once_with_the_original_of_the_peer
-            messages_and_bytes_are_counted
-            every_rank_sends_several_messages_to_every_rank_at_once
-            messages_at_once_are_refused_as_single_ones_are
-            the_silent_are_named_and_harm_nothing
-            a_rank_hears_itself_and_refuses_strangers
-            waiting_for_the_silent_ends_with_the_job
-            calls_of_those_who_wait_for_the_silent_are_compared_too
-            ranks_that_share_a_machine_have_one_host
-            a_wait_ends_at_its_deadline_and_names_the_peer
-            who_keeps_a_chain_of_ranks_is_named
-            who_has_waited_and_waits_no_longer_is_named
-            a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer
-            who_keeps_a_chain_of_ranks_in_shared_memory_is_named
-            who_has_waited_in_shared_memory_and_waits_no_longer_is_named
+            direct {
+                all_ranks_of_a_group_share_memory_or_none_does
+                what_is_published_is_seen_by_whoever_waits_for_the_post
+                ranks_that_have_met_have_what_all_have_brought
+                each_post_of_a_call_hands_over_what_was_written_before_it
+                nobody_writes_over_what_a_rank_is_still_reading
+                ranks_in_shared_memory_whose_calls_differ_all_hear_of_it
+                calls_that_differ_are_noticed_where_nobody_waits_in_them
+                calls_that_can_never_meet_are_reported_by_ranks_that_went_ahead
+                a_rank_that_leaves_shared_memory_is_named
+                a_rank_that_leaves_a_group_before_it_shares_memory_is_named
+                an_abort_wakes_who_waits_in_shared_memory
+                groups_share_memory_of_their_own
+                a_rank_sees_its_own_places
+            }
+            laid_open {
+                memory_that_is_laid_open_is_read_and_written
+                memory_of_several_ranks_is_changed_at_once
+                what_was_written_after_a_call_failed_is_no_result_of_it
+                what_is_not_laid_open_is_out_of_reach_which_harms_nothing
+            }
+            errors {
+                a_message_of_another_call_is_refused_on_every_rank_before_a_byte_is_delivered
+                a_message_of_another_length_is_refused_on_every_rank_before_a_byte_is_delivered
+                an_exchange_in_place_with_a_peer_that_disagrees_combines_nothing
+                a_rank_that_leaves_is_named_after_its_last_message_has_arrived
+                an_abort_wakes_every_wait_and_stands_for_ever
+                a_panic_with_the_transport_in_hand_is_the_cause_everywhere
+                a_panic_of_a_function_that_is_given_bytes_is_the_cause_everywhere
+                a_peer_outside_the_group_is_refused_without_harm
+                receiving_into_memory_of_another_length_is_refused_without_harm
+                calls_that_can_never_meet_are_reported_long_before_the_deadline
+                a_rank_that_leaves_before_anybody_has_heard_of_it_is_named
+            }
+            forks {
+                messages_of_different_channels_never_meet
+                a_channel_that_waits_does_not_hold_up_another
+                a_group_is_numbered_in_the_order_of_its_list_and_others_get_none
+                a_group_of_a_group_is_translated_twice
+                one_call_makes_several_groups_that_share_no_rank
+                a_list_of_members_that_makes_no_group_is_refused_without_harm
+                what_ends_a_group_ends_the_job_and_ranks_are_told_by_their_numbers_in_the_world
+                a_rank_that_nobody_waits_for_may_leave
+                a_rank_that_leaves_a_group_is_noticed_there_although_it_stays_in_the_job
+                a_rank_that_comes_late_to_a_group_is_waited_for
+            }
+            messages {
+                messages_go_round_a_ring
+                a_rank_exchanges_with_itself
+                messages_of_a_pair_arrive_in_order_whatever_their_length
+                both_halves_may_differ_in_peer_and_length
+                pieces_tile_the_message_and_are_aligned
+                an_exchange_in_place_combines_every_byte_once_with_the_original_of_the_peer
+                messages_and_bytes_are_counted
+            }
+            together {
+                every_rank_sends_several_messages_to_every_rank_at_once
+                messages_at_once_are_refused_as_single_ones_are
+                the_silent_are_named_and_harm_nothing
+                a_rank_hears_itself_and_refuses_strangers
+                waiting_for_the_silent_ends_with_the_job
+                calls_of_those_who_wait_for_the_silent_are_compared_too
+                ranks_that_share_a_machine_have_one_host
+            }
+            waits {
+                a_wait_ends_at_its_deadline_and_names_the_peer
+                who_keeps_a_chain_of_ranks_is_named
+                who_has_waited_and_waits_no_longer_is_named
+                a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer
+                who_keeps_a_chain_of_ranks_in_shared_memory_is_named
+                who_has_waited_in_shared_memory_and_waits_no_longer_is_named
+            }
         }
     };
-    ($fabric:expr => $($promise:ident)*) => {
-        $(
+    ($fabric:expr => $($module:ident { $($promise:ident)* })*) => {
+        $($(
             #[test]
             fn $promise() {
-                $crate::conformance::$promise(&$fabric);
+                $crate::conformance::$module::$promise(&$fabric);
             }
-        )*
+        )*)*
     };
 }
 
@@ -178,22 +135,26 @@ macro_rules! conformance {
 mod tests {
     #[test]
     fn every_promise_becomes_a_test() {
-        let sources = [
-            include_str!("direct.rs"),
-            include_str!("laid_open.rs"),
-            include_str!("errors.rs"),
-            include_str!("forks.rs"),
-            include_str!("messages.rs"),
-            include_str!("together.rs"),
-            include_str!("waits.rs"),
+        let modules = [
+            ("direct", include_str!("direct.rs")),
+            ("laid_open", include_str!("laid_open.rs")),
+            ("errors", include_str!("errors.rs")),
+            ("forks", include_str!("forks.rs")),
+            ("messages", include_str!("messages.rs")),
+            ("together", include_str!("together.rs")),
+            ("waits", include_str!("waits.rs")),
         ];
-        let text = include_str!("mod.rs");
-        let (_, listed) = text.split_once("$fabric =>\n").expect("the macro lists the promises");
-        let listed: Vec<_> = listed.lines().map(str::trim).take_while(|line| *line != "}").collect();
-        let promises = sources.iter().flat_map(|source| source.lines()).filter_map(|line| {
-            let (name, _) = line.strip_prefix("pub fn ")?.split_once('(')?;
-            Some(name)
-        });
-        assert_eq!(listed, promises.collect::<Vec<_>>());
+        let (_, listed) =
+            include_str!("mod.rs").split_once("$fabric =>\n").expect("the macro lists the promises");
+        let listed: Vec<_> = listed.lines().map(str::trim).take_while(|line| *line != "};").collect();
+        let mut promises = Vec::new();
+        for (module, source) in modules {
+            promises.push(format!("{module} {{"));
+            let names = source.lines().filter_map(|line| line.strip_prefix("pub fn ")?.split_once('('));
+            promises.extend(names.map(|(name, _)| name.to_owned()));
+            promises.push("}".to_owned());
+        }
+        promises.push("}".to_owned());
+        assert_eq!(listed, promises);
     }
 }

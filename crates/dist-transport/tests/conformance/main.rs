@@ -148,11 +148,17 @@ mod shm_within_limits {
 
     #[test]
     fn memory_that_is_laid_open_is_out_of_reach_but_for_the_heap() {
-        conformance::memory_that_is_laid_open_is_read_and_written(&Processes(Medium::Shm, Reach::Slots));
+        conformance::laid_open::memory_that_is_laid_open_is_read_and_written(&Processes(
+            Medium::Shm,
+            Reach::Slots,
+        ));
     }
 
     #[test]
     fn memory_that_is_laid_open_is_read_only_but_for_the_heap() {
-        conformance::memory_that_is_laid_open_is_read_and_written(&Processes(Medium::Shm, Reach::Read));
+        conformance::laid_open::memory_that_is_laid_open_is_read_and_written(&Processes(
+            Medium::Shm,
+            Reach::Read,
+        ));
     }
 }
