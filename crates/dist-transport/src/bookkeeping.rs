@@ -1,7 +1,17 @@
-//! What every transport counts in the same way: its calls, its traffic and its forks.
+//! What every transport does in the same way: it counts its calls and its forks, gives signs of life, and sends a header.
+
+use std::time::Duration;
 
 use crate::check::check_peer;
 use crate::{CALLS_MAX, ChannelId, Error, Fingerprint, Rank, Result, Traffic};
+
+/// How often every process gives a sign of life.
+pub(crate) const BEAT: Duration = Duration::from_millis(500);
+/// After how long without a sign a process counts as dead, unless it says otherwise.
+pub(crate) const LIVENESS: Duration = Duration::from_secs(2);
+
+/// Bytes in front of every message.
+pub(crate) const HEADER_BYTES: usize = 64;
 
 /// The last calls of a rank: as many as others may be ahead of it or behind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
+use super::PAGE_BYTES;
 use super::bell;
 use super::exposure::{EXPOSURE_BYTES, Exposure};
 use super::map::{self, Mapping, Pages};
@@ -26,7 +27,6 @@ const SHEET_BYTES: usize = Shared::on_host(Reach::Slots).sheet_bytes;
 const LINE_BYTES: usize = Grain::BYTES - LINE_AT;
 const _: () = assert!(LINE_BYTES == Shared::on_host(Reach::Slots).line_bytes, "as it is predicted");
 
-const PAGE_BYTES: usize = 4096;
 /// Two cache lines, which processors fetch together.
 const PAIR_BYTES: usize = 128;
 const BLOCK_BYTES: usize = EXPOSURES_AT + CALLS_MAX * PAIR_BYTES;

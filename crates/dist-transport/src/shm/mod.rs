@@ -31,3 +31,5 @@ pub(crate) use memory::{End, Memory, Next};
 pub(crate) use offer::{ACCEPTED, Share, give_arena, offer, take, take_arena};
 pub(crate) use pen::{LONG_BYTES, Pen};
 pub(crate) use turn::{Turn, hash, is_same_call};
+
+const PAGE_BYTES: usize = 4096;

@@ -11,6 +11,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
+use super::PAGE_BYTES;
 use super::cursor::{Consumed, Produced};
 use super::group::Core;
 use super::map::{Mapping, Pages};
@@ -24,7 +25,6 @@ pub(super) const RING_BYTES: usize = 1 << 20;
 /// Bytes that a tray takes, behind a line that says what they are.
 pub(super) const TRAY_BYTES: usize = 64 << 10;
 
-const PAGE_BYTES: usize = 4096;
 const TRAYS_AT: usize = PAGE_BYTES + 2 * RING_BYTES;
 /// In the first line of a tray.
 const TRAY_COUNTER_BYTES: usize = size_of::<u64>();

@@ -6,12 +6,9 @@
 use std::time::Duration;
 
 use super::weather::Weather;
+use crate::bookkeeping::{BEAT, LIVENESS};
 use crate::{Abort, Cause, Fingerprint};
 
-/// How often signs of life are given.
-const BEAT: Duration = Duration::from_millis(500);
-/// How long may pass without one.
-const LIVENESS: Duration = Duration::from_secs(2);
 /// How long after a fault somebody's silence can still be news.
 const WATCH: Duration = Duration::from_secs(6);
 

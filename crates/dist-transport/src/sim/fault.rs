@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::random::SplitMix64;
+use crate::bookkeeping::HEADER_BYTES;
 
 /// Something that goes wrong. Ranks are numbered as in the world.
 ///
@@ -149,9 +150,6 @@ impl Fault {
         }
     }
 }
-
-/// Bytes in front of a message's payload, as TCP sends them.
-pub(super) const HEADER_BYTES: usize = 64;
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

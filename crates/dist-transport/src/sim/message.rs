@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::fault::HEADER_BYTES;
+use crate::bookkeeping::HEADER_BYTES;
 use crate::{Fingerprint, Grain, Outgoing};
 
 /// A message on its way.

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::auth::Secret;
-use crate::tcp::LIVENESS;
+use crate::bookkeeping::LIVENESS;
 use crate::{Error, Rank, Reach, Result};
 
 pub(super) const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);

@@ -24,15 +24,8 @@ mod socket;
 mod transport;
 mod verdict;
 
-use std::time::Duration;
-
 pub use config::{Config, Medium};
 pub use coordinator::Coordinator;
 pub use transport::TcpTransport;
 
 pub use crate::auth::Secret;
-
-/// How often every process gives a sign of life.
-const BEAT: Duration = Duration::from_millis(500);
-/// After how long without a sign a process counts as dead, unless it says otherwise.
-const LIVENESS: Duration = Duration::from_secs(2);

@@ -10,13 +10,14 @@ use rustix::event::PollFlags;
 use socket2::Socket;
 
 use crate::auth::Purpose;
+use crate::bookkeeping::BEAT;
 use crate::shm::{self, Memory};
 use crate::tcp::config::Host;
 use crate::tcp::control::{Frame, Line};
 use crate::tcp::gate::{Admitted, Door, Gate};
 use crate::tcp::link::Link;
 use crate::tcp::session::{GOODBYE_LIMIT, Session};
-use crate::tcp::{BEAT, socket};
+use crate::tcp::socket;
 use crate::{Abort, Cause, Deadline, Fingerprint};
 
 /// Everything that the service thread knows.

@@ -11,7 +11,7 @@ use crossbeam::queue::SegQueue;
 use rustix::event::PollFlags;
 
 use crate::auth::Key;
-use crate::bookkeeping::Calls;
+use crate::bookkeeping::{BEAT, Calls};
 use crate::processor::is_intel;
 use crate::runtime::Task;
 use crate::shm::Heap;
@@ -20,8 +20,8 @@ use crate::tcp::config::{Host, Medium};
 use crate::tcp::control::{Cores, Frame, Home};
 use crate::tcp::coordinator::Coordinator;
 use crate::tcp::link::Link;
+use crate::tcp::socket;
 use crate::tcp::verdict::{Bell, Verdict};
-use crate::tcp::{BEAT, socket};
 use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Fingerprint, Rank, Reach, Result, Runtime};
 
 /// How long a leaving process waits for its goodbye to be sent.

@@ -9,12 +9,13 @@ use std::time::Duration;
 use rustix::event::PollFlags;
 
 use crate::auth::Purpose;
+use crate::bookkeeping::BEAT;
 use crate::tcp::control::{FRAME_BYTES, Frame, Home, Line};
 use crate::tcp::coordinator::{COORDINATOR, FAREWELL_LIMIT};
 use crate::tcp::gate::{Admitted, Gate};
 use crate::tcp::session::lock;
+use crate::tcp::socket;
 use crate::tcp::verdict::Bell;
-use crate::tcp::{BEAT, socket};
 use crate::{Abort, CALLS_MAX, Cause, ChannelId, Deadline, Fingerprint, Runtime};
 
 /// How long one that has proven to belong to the job may take to join it.

@@ -15,11 +15,10 @@ use rustix::io::Errno;
 
 pub(super) use self::inbound::Inbound;
 pub(super) use self::outbound::Outbound;
+use crate::bookkeeping::HEADER_BYTES;
 use crate::shm::End;
 use crate::{Abort, Error, Fingerprint};
 
-/// Bytes in front of every message.
-pub(super) const HEADER_BYTES: usize = 64;
 /// What is sent or received in one go at the most, by one system call or through memory.
 const SEND_BYTES_MAX: usize = 1 << 20;
 /// What is handed over in memory at once at the most: a header and 64 KiB.
