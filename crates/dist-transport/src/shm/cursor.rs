@@ -68,14 +68,13 @@ impl Consumed {
     /// looked at only when nothing seems to be there, makes no sense.
     pub(super) fn next(&mut self, max: usize, produced: impl FnOnce() -> u64) -> Option<Range<usize>> {
         if self.produced == self.consumed {
-            let now = produced();
+            let counted = produced();
             // Grains that were left out may not be counted yet.
-            if now > self.produced {
-                self.produced = now;
-            }
-            if self.produced - self.given_back > RING_BYTES as u64 || !is_whole(now) {
+            let now = counted.max(self.produced);
+            if now - self.given_back > RING_BYTES as u64 || !is_whole(counted) {
                 return None;
             }
+            self.produced = now;
         }
         let start = position(self.consumed);
         let there = usize::try_from(self.produced - self.consumed).expect("no more than the ring holds");
@@ -123,6 +122,11 @@ mod tests {
         let ahead = |counter: u64| Consumed::default().next(64, || counter);
         assert_eq!(ahead(128), Some(0..64));
         assert_eq!([ahead(32), ahead(ring + 64)], [None, None]);
+        for broken in [32, ring + 64] {
+            let mut consumed = Consumed::default();
+            let looks = [broken; 2].map(|counter| consumed.next(64, || counter));
+            assert_eq!(looks, [None, None], "it makes no more sense at the next look");
+        }
         let mut produced = Produced::default();
         produced.advance(RING_BYTES);
         let mut room = |counter: u64| produced.room(64, || counter);
