@@ -69,10 +69,13 @@ pub(crate) fn give_arena(socket: &Socket, heap: &Heap, number: u32) -> io::Resul
 /// Takes the arena that the proven peer on the other side gives.
 ///
 /// # Errors
-/// `WouldBlock` if it has not come yet; otherwise if it cannot be mapped, or the peer has none.
+/// `WouldBlock` if it has not come yet, `ConnectionReset` if the peer gives none; otherwise if it cannot be mapped.
 pub(crate) fn take_arena(socket: &Socket) -> io::Result<Mapping> {
     let mut len = [0; 8];
     let (count, file) = hear(socket, &mut len)?;
+    if count == 0 {
+        return Err(ErrorKind::ConnectionReset.into());
+    }
     let len = usize::try_from(u64::from_le_bytes(len)).ok().filter(|_| count == 8);
     let mapping = file.zip(len).map(|(file, len)| Mapping::open(&file, len)).transpose()?;
     mapping.flatten().ok_or_else(|| ErrorKind::InvalidData.into())
@@ -163,6 +166,13 @@ pub(super) mod tests {
         assert_eq!(take_arena(&other).unwrap().bytes(0, 100), [7; 100]);
         give_arena(&one, &heap, 1).unwrap();
         drop(one);
+        assert_eq!(take_arena(&other).unwrap_err().kind(), ErrorKind::ConnectionReset, "it has none");
+    }
+
+    #[test]
+    fn an_arena_whose_descriptor_is_lost_on_the_way_is_no_failure_of_the_peer() {
+        let (one, other) = sockets();
+        rustix::net::send(&one, &8u64.to_le_bytes(), SendFlags::NOSIGNAL).unwrap();
         assert_eq!(take_arena(&other).unwrap_err().kind(), ErrorKind::InvalidData);
     }
 }
