@@ -12,6 +12,11 @@ use super::offer::{FILE, GOODBYE, Share, WAKE, hear, say, send_file};
 use super::segment::{Broken, Consumer, Ends, Producer, RING_BYTES, Sleep, TRAY_BYTES, Trays};
 use crate::Grain;
 
+/// What is heard at once of what a peer says on its socket.
+const HEARD_BYTES: usize = 64;
+/// How often in a row: whoever says more and more must not keep this side from its deadline.
+const HEARD_MAX: usize = 16;
+
 /// Memory shared with one peer, for one channel.
 #[derive(Debug)]
 pub(crate) struct Memory {
@@ -260,10 +265,10 @@ impl Memory {
         self.listen();
     }
 
-    /// Hears all that the peer has said.
+    /// Hears what the peer has said.
     fn listen(&mut self) {
-        let mut said = [0; 64];
-        loop {
+        let mut said = [0; HEARD_BYTES];
+        for _ in 0..HEARD_MAX {
             match hear(&self.socket, &mut said) {
                 Ok((0, _)) => self.ended = self.ended.or(Some(End::Closed)),
                 Ok((count, file)) => {
@@ -322,6 +327,8 @@ impl AsFd for Memory {
 mod tests {
     use std::io::Read;
 
+    use rustix::net::{RecvFlags, SendFlags};
+
     use super::super::offer::tests::{answer, sockets};
     use super::super::offer::{ACCEPTED, offer, take};
     use super::*;
@@ -349,6 +356,18 @@ mod tests {
         one.pass(other.as_fd()).unwrap();
         assert!(other.take_file().is_some());
         assert!(other.take_file().is_none());
+    }
+
+    #[test]
+    fn a_peer_that_says_more_and_more_is_not_listened_to_for_ever() {
+        let (one, mut other) = shared();
+        rustix::net::send(&one.socket, &[WAKE; 2 * HEARD_MAX * HEARD_BYTES], SendFlags::NOSIGNAL).unwrap();
+        drop(one);
+        other.get_up();
+        assert!(rustix::net::recv(&other.socket, &mut [0][..], RecvFlags::PEEK).unwrap().0 > 0);
+        assert_eq!(other.peek(64).unwrap(), []);
+        (0..=HEARD_MAX).for_each(|_| other.get_up());
+        assert_eq!(other.peek(64).unwrap_err(), End::Closed);
     }
 
     #[test]
