@@ -226,6 +226,40 @@ fn a_rank_whose_system_fails_it_blames_no_other() {
     process::ranks_with(6, &name, LIMIT, &[(MEDIUM, "tcp")]).assert_success();
 }
 
+/// One rank of two, of which the second may not watch what its service thread has to.
+fn rank_beside_one_without_service() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    let (me, deadline) = (transport.rank().index(), transport.runtime().deadline(LIMIT));
+    if me == 1 {
+        // The least that it watches is its bell and its line to the coordinator. This thread watches nothing.
+        let limit = Rlimit { current: Some(1), ..getrlimit(Resource::Nofile) };
+        setrlimit(Resource::Nofile, limit).unwrap();
+    } else {
+        let mut byte = [0];
+        let receive = Incoming { from: 1, len: 1, sink: Sink::Into(&mut byte) };
+        transport.exchange(None, Some(receive), &deadline.into()).unwrap_err();
+    }
+    let abort = loop {
+        if let Some(abort) = transport.aborted() {
+            break abort;
+        }
+        assert!(!transport.runtime().expired(deadline));
+        transport.runtime().sleep(Duration::from_millis(1));
+    };
+    let gave_up = matches!(&abort.cause, Cause::GaveUp { why } if why.starts_with("waiting: "));
+    assert!(abort.rank == 1 && gave_up, "{abort}");
+}
+
+#[test]
+fn a_rank_whose_service_thread_cannot_go_on_blames_no_other() {
+    if process::rank().is_some() {
+        return rank_beside_one_without_service();
+    }
+    let name = std::thread::current().name().unwrap().to_owned();
+    process::ranks_with(2, &name, LIMIT, &[(MEDIUM, "tcp")]).assert_success();
+}
+
 /// One rank of two, of which the second dies in the middle of a message larger than what is ever under way.
 fn rank_that_meets_half_a_message() {
     let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();

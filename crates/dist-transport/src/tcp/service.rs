@@ -67,7 +67,10 @@ impl Service {
         loop {
             if let Err(e) = self.wait() {
                 tracing::error!(error = %e, "the service thread cannot wait and ends");
-                return self.lose_coordinator();
+                self.session.give_up(Cause::gave_up(format_args!("waiting: {e}")), Fingerprint::NONE);
+                // Where it cannot be said, the end of the line says that this process is gone.
+                let _ = self.speak();
+                return;
             }
             self.session.service_bell.rung();
             let closing = self.session.closing.load(Ordering::Acquire);
