@@ -58,8 +58,9 @@ impl<T: Element> OwnedMessage<T> {
 
 /// # Messages between two ranks
 impl Communicator {
-    /// Sends a message, which `to` takes with [`recv`](Self::recv). It may return before that. A rank may send to
-    /// itself.
+    /// Sends a message, which `to` takes with [`recv`](Self::recv). It may return before that, or wait for it: as a long message
+    /// does, and between processes the first to a rank with a higher number, which opens the connection when it sends to this
+    /// one or receives from it. A rank may send to itself.
     ///
     /// # Errors
     /// If there is no such rank, if it died or does not take the message in time.

@@ -28,6 +28,42 @@ pub fn messages_go_round_a_ring(fabric: &'static dyn Fabric) {
     }
 }
 
+/// The first messages between ranks that have not met go round a ring one after the other, where one of them waits for what
+/// comes back already when it sends.
+pub fn first_messages_wait_for_nobody_but_their_receiver(fabric: &'static dyn Fabric) {
+    fn check(backend: Backend, first: usize, upwards: bool, messages: usize, len: usize) {
+        let program = move |mut transport: Box<dyn Transport>| {
+            let (rank, due) = (transport.rank(), soon(&*transport));
+            let (to, from) = if upwards { (rank.right(), rank.left()) } else { (rank.left(), rank.right()) };
+            let bytes = payload(rank, 0, len);
+            let parts: [&[u8]; 1] = [&bytes];
+            let sends = vec![Outgoing { to: to.index(), parts: &parts }; messages];
+            let mut received = vec![vec![0; len]; messages];
+            let receives = received.iter_mut().map(|memory| Incoming {
+                from: from.index(),
+                len,
+                sink: Sink::Into(memory),
+            });
+            let mut receives: Vec<_> = receives.collect();
+            if rank.index() == first {
+                transport.exchange_all(&sends, &mut receives, &due).unwrap();
+            } else {
+                transport.exchange_all(&[], &mut receives, &due).unwrap();
+                transport.exchange_all(&sends, &mut [], &due).unwrap();
+            }
+            assert_eq!(received, vec![payload(from, 0, len); messages]);
+        };
+        backend.check(3, program, drop);
+    }
+    for first in [0, 1, 2] {
+        for upwards in [true, false] {
+            for (messages, len) in [(1, 1), (2, 100_001)] {
+                check(Backend(fabric), first, upwards, messages, len);
+            }
+        }
+    }
+}
+
 /// A rank exchanges with itself.
 pub fn a_rank_exchanges_with_itself(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);

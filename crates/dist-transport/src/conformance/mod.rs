@@ -95,6 +95,7 @@ macro_rules! conformance {
             }
             messages {
                 messages_go_round_a_ring
+                first_messages_wait_for_nobody_but_their_receiver
                 a_rank_exchanges_with_itself
                 messages_of_a_pair_arrive_in_order_whatever_their_length
                 both_halves_may_differ_in_peer_and_length

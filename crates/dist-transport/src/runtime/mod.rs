@@ -185,7 +185,7 @@ pub struct Unparker(Arc<dyn Wake>);
 
 impl Unparker {
     /// Wakes what does not wait in [`Runtime::park`].
-    #[cfg(all(feature = "shm", target_os = "linux"))]
+    #[cfg(feature = "tcp")]
     pub(crate) fn of(wake: Arc<dyn Wake>) -> Self {
         Self(wake)
     }

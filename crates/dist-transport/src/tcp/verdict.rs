@@ -9,7 +9,7 @@ use std::thread::{self, ThreadId};
 
 use rustix::event::{PollFd, PollFlags};
 
-use crate::runtime::Unparker;
+use crate::runtime::{Unparker, Wake};
 use crate::tcp::session::lock;
 use crate::tcp::socket;
 use crate::{Abort, ChannelId, Deadline, Error, Result, Runtime};
@@ -23,7 +23,7 @@ pub(super) struct Verdict {
     record: Mutex<Option<Abort>>,
     /// Rung once and never silenced.
     bell: Bell,
-    /// Those who wait without a descriptor.
+    /// Those who wait for more than the end of the job.
     waiting: Mutex<HashMap<ThreadId, Unparker>>,
     /// Those who sleep in memory that they share, time and again, by channel.
     sleepers: Mutex<HashMap<ChannelId, Unparker>>,
@@ -81,7 +81,7 @@ impl Verdict {
 
     /// Waits for the coordinator's word; `None` if it does not come by then.
     pub(super) fn await_word(&self, runtime: &Runtime, deadline: Deadline) -> Option<Abort> {
-        let _woken = self.wake_me(runtime);
+        let _woken = self.wake(runtime.unparker());
         loop {
             if self.is_final.load(Ordering::Acquire) {
                 return lock(&self.record).clone();
@@ -100,16 +100,16 @@ impl Verdict {
         self.look_again();
     }
 
-    /// Wakes those who wait without a descriptor.
+    /// Wakes those who wait for more than the end of the job.
     pub(super) fn look_again(&self) {
         lock(&self.waiting).values().for_each(Unparker::unpark);
     }
 
-    /// Wakes this thread too whenever there is reason to look again, until what this gives is dropped. Whoever looks after this
-    /// misses nothing.
-    pub(super) fn wake_me(&self, runtime: &Runtime) -> Woken<'_> {
+    /// Wakes this thread too, by this, whenever there is reason to look again, until what this gives is dropped. Whoever looks
+    /// after this misses nothing.
+    pub(super) fn wake(&self, sleeper: Unparker) -> Woken<'_> {
         let thread = thread::current().id();
-        lock(&self.waiting).insert(thread, runtime.unparker());
+        lock(&self.waiting).insert(thread, sleeper);
         Woken { verdict: self, thread }
     }
 }
@@ -157,6 +157,12 @@ impl Bell {
     /// Whether it was rung since the last time; it is silent afterwards.
     pub(super) fn rung(&self) -> bool {
         matches!((&self.bell).read(&mut [0; 64]), Ok(1..))
+    }
+}
+
+impl Wake for Bell {
+    fn wake(&self) {
+        self.ring();
     }
 }
 

@@ -9,11 +9,12 @@ use std::sync::atomic::Ordering;
 
 use super::TcpTransport;
 use super::failure::Trouble;
+use super::moving::unconnected;
 use super::together::Together;
 use crate::shm::GroupMemory;
 use crate::tcp::link::Link;
 use crate::tcp::message::Fault;
-use crate::{Activity, Due, Error, Incoming, Outgoing, Reach, Result, Sink, auth};
+use crate::{Activity, Due, Incoming, Outgoing, Reach, Result, Sink, auth};
 
 /// The rank that makes the memory.
 const MAKER: usize = 0;
@@ -57,7 +58,7 @@ impl TcpTransport {
             shared &= shares != 0 && self.ring(peer).is_some();
             reach = reach.min(decode(reaches));
         }
-        let nonce = auth::random_bytes().map_err(|error| unconnected(MAKER, error))?;
+        let nonce = auth::random_bytes().map_err(Fault::Unconnected).map_err(unconnected(MAKER))?;
         let made = shared
             .then(|| GroupMemory::create(&nonce, self.rank.world_size()))
             .and_then(|made| made.inspect_err(|error| tracing::info!(%error, "no memory for a group")).ok());
@@ -125,10 +126,6 @@ impl TcpTransport {
         self.try_exchange(None, Some(receive), due)?;
         Ok(words)
     }
-}
-
-fn unconnected(peer: usize, error: Error) -> Trouble {
-    Trouble { activity: Activity::Connect, peer, fault: Fault::Unconnected(error) }
 }
 
 const fn encode(reach: Reach) -> u8 {

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use self::failure::{Alarm, Scene, Trouble};
-use self::moving::receiving;
+use self::moving::{receiving, unconnected};
 #[cfg(all(feature = "shm", target_os = "linux"))]
 use self::together::Together;
 use crate::bookkeeping::{self, Calls};
@@ -24,11 +24,11 @@ use crate::tcp::link::Link;
 use crate::tcp::message::Fault;
 use crate::tcp::patience::Patience;
 use crate::tcp::scratch::Scratch;
-use crate::tcp::session::{LongWait, Membership, Session};
+use crate::tcp::session::{Membership, Session, WaitError};
 use crate::tcp::{dial, rendezvous};
 use crate::{
-    Abort, Activity, Cause, ChannelId, Combine, Deadline, Due, Error, Fingerprint, Incoming, Outgoing, Rank,
-    Result, Runtime, Sink, Traffic, Transport,
+    Abort, Cause, ChannelId, Combine, Deadline, Due, Error, Fingerprint, Incoming, Outgoing, Rank, Result,
+    Runtime, Sink, Traffic, Transport,
 };
 
 #[cfg(all(feature = "shm", target_os = "linux"))]
@@ -142,8 +142,8 @@ impl TcpTransport {
         Ok(())
     }
 
-    /// Opens the connections to these peers that are not open yet: first those that this rank dials, which needs
-    /// nothing but the peer's service thread, then those that the peer dials when it comes to this call.
+    /// Opens the connections to these peers that are not open yet and that this rank dials, which needs nothing but the
+    /// peer's service thread. A peer that dials does it when it comes to this call: what is for it waits, and nothing else.
     #[inline]
     fn connect(&mut self, peers: &[usize], due: &Due<'_>) -> Result<(), Trouble> {
         let connected = peers.iter().all(|&peer| self.links[peer].is_some());
@@ -152,57 +152,30 @@ impl TcpTransport {
 
     #[inline(never)]
     fn connect_to(&mut self, peers: &[usize], deadline: Deadline) -> Result<(), Trouble> {
-        for dialling in [true, false] {
-            for &peer in peers {
-                let dials = self.rank.index() > peer;
-                if self.links[peer].is_none() && dials == dialling {
-                    let link =
-                        if dials { self.dial(peer, deadline) } else { self.await_dial(peer, deadline) };
-                    let trouble = |fault| Trouble { activity: Activity::Connect, peer, fault };
-                    let link = link.map_err(trouble)?;
-                    if self.session().medium == Medium::Shm && !matches!(link, Link::Memory(_)) {
-                        let error = Error::NotShared { peer: self.members[peer] };
-                        return Err(trouble(Fault::Unconnected(error)));
-                    }
-                    let through = if matches!(link, Link::Memory(_)) { "shared memory" } else { "tcp" };
-                    tracing::info!(peer = self.members[peer], through, "messages");
-                    self.links[peer] = Some(link);
-                }
-            }
+        peers.iter().try_for_each(|&peer| {
+            self.dial(peer, deadline).map_err(|error| unconnected(peer)(Fault::unconnected(error)))
+        })
+    }
+
+    /// Opens the connection to a peer, unless it is open or the peer dials.
+    fn dial(&mut self, peer: usize, deadline: Deadline) -> Result<(), WaitError<Error>> {
+        if self.rank.index() <= peer || self.links[peer].is_some() {
+            return Ok(());
         }
+        let link = dial::dial(self.session(), self.members[peer], self.channel, deadline)?;
+        Ok(self.adopt(peer, link)?)
+    }
+
+    /// Takes a new connection into use.
+    fn adopt(&mut self, peer: usize, link: Link) -> Result<()> {
+        let in_memory = matches!(link, Link::Memory(_));
+        if self.session().medium == Medium::Shm && !in_memory {
+            return Err(Error::NotShared { peer: self.members[peer] });
+        }
+        let through = if in_memory { "shared memory" } else { "tcp" };
+        tracing::info!(peer = self.members[peer], through, "messages");
+        self.links[peer] = Some(link);
         Ok(())
-    }
-
-    fn dial(&self, peer: usize, deadline: Deadline) -> Result<Link, Fault> {
-        dial::dial(self.session(), self.members[peer], self.channel, deadline).map_err(Fault::unconnected)
-    }
-
-    fn await_dial(&self, peer: usize, deadline: Deadline) -> Result<Link, Fault> {
-        let (session, runtime) = (self.session(), self.runtime());
-        let (peer, mut long) = (self.members[peer], LongWait::default());
-        let _woken = session.verdict.wake_me(runtime);
-        loop {
-            // Asked before the look: a connection that the peer has opened before it left is here then.
-            let has_left = session.has_left(self.channel, peer);
-            if let Some(link) = session.arrivals.take(self.channel, peer) {
-                long.end(session, self.channel, &self.calls);
-                return Ok(link);
-            }
-            if let Some(abort) = session.verdict.get() {
-                return Err(Fault::Aborted(abort));
-            }
-            if has_left {
-                return Err(Fault::Goodbye);
-            }
-            if runtime.expired(deadline) {
-                long.end(session, self.channel, &self.calls);
-                return Err(Fault::TimedOut);
-            }
-            if long.tell(session, self.channel, &self.calls, peer) {
-                session.ask(peer, self.origin);
-            }
-            runtime.park(Some(deadline.earlier(long.until(runtime))));
-        }
     }
 
     /// Ends a message that failed: finds the reason, tells the others, and makes the error.
@@ -334,6 +307,7 @@ impl Transport for TcpTransport {
     fn silent(&mut self, peers: &[usize], due: &Due<'_>) -> Result<Vec<usize>> {
         peers.iter().try_for_each(|&peer| check_peer(self.rank, peer))?;
         self.check_alive()?;
+        self.connect_in_time(peers, due).map_err(|trouble| self.fail(trouble, due))?;
         let mut silent = Vec::new();
         for &peer in peers {
             let here = match peer == self.rank.index() {

@@ -1,20 +1,23 @@
 //! How messages move: as far as they go without waiting, again and again, with a wait in between.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::PollFd;
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
 use super::TcpTransport;
 use super::failure::{Alarm, Trouble};
+use crate::runtime::Unparker;
 use crate::tcp::link::Link;
 use crate::tcp::message::{Fault, Inbound, Outbound};
 use crate::tcp::patience::Wait;
 use crate::tcp::scratch::Scratch;
-use crate::tcp::session::{LongWait, Session};
+use crate::tcp::session::{LongWait, Session, WaitError};
 use crate::tcp::socket;
-use crate::{Activity, Combine, Due, Incoming, Outgoing, Sink};
+use crate::tcp::verdict::Bell;
+use crate::{Activity, Combine, Deadline, Due, Incoming, Outgoing, Sink};
 
 /// What is not done yet, and with whom: what is to be sent, then what is to be received.
 type Waits = SmallVec<[(Activity, usize); 2]>;
@@ -116,7 +119,7 @@ impl TcpTransport {
         let mut outbound = Outbound::new(buffer.len(), &self.call());
         let mut inbound = Inbound::new(buffer.len(), &self.call());
         self.drive(due, |links, scratch, waits| {
-            let link = connected(links, peer);
+            let Some(link) = link_to(links, peer, waits) else { return Ok(false) };
             let mut moved = false;
             if !outbound.done() {
                 moved |= outbound.push(link, scratch, &[buffer]).map_err(sending(peer))?;
@@ -136,33 +139,44 @@ impl TcpTransport {
         })
     }
 
+    /// Opens the connections to these peers that this rank dials, as far as they answer in time.
+    pub(super) fn connect_in_time(&mut self, peers: &[usize], due: &Due<'_>) -> Result<(), Trouble> {
+        if peers.iter().all(|&peer| self.links[peer].is_some()) {
+            return Ok(());
+        }
+        let deadline = due.deadline();
+        for &peer in peers {
+            match self.dial(peer, deadline) {
+                Ok(()) | Err(WaitError::Late) => {}
+                Err(error) => return Err(unconnected(peer)(Fault::unconnected(error))),
+            }
+        }
+        Ok(())
+    }
+
     /// Whether a message of this peer is here, at the deadline at the latest.
     pub(super) fn await_message(&mut self, peer: usize, due: &Due<'_>) -> Result<bool, Trouble> {
-        match self.connect(&[peer], due) {
-            Err(Trouble { fault: Fault::TimedOut, .. }) => return Ok(false),
-            outcome => outcome?,
-        }
-        let session = &*self.membership.session;
-        let runtime = &session.runtime;
-        let (trouble, deadline, mut long) = (receiving(peer), due.deadline(), LongWait::default());
+        let (trouble, mut long) = (receiving(peer), LongWait::default());
         let has_come = loop {
-            if connected(&mut self.links, peer).has_come().map_err(&trouble)? {
-                break true;
+            let mut waits = Waits::new();
+            if let Some(link) = link_to(&mut self.links, peer, &mut waits) {
+                if link.has_come().map_err(&trouble)? {
+                    break true;
+                }
+                waits.push((Activity::Receive, peer));
             }
-            if let Some(abort) = session.verdict.get() {
+            if let Some(abort) = self.session().verdict.get() {
                 return Err(trouble(Fault::Aborted(abort)));
             }
-            if runtime.expired(deadline) {
+            if self.welcome(&waits)? {
+                continue;
+            }
+            if self.session().runtime.expired(due.deadline()) {
                 break false;
             }
-            let limit = runtime.remaining(deadline.earlier(long.until(runtime)));
-            let waits = smallvec![(Activity::Receive, peer)];
-            sleep(session, &mut self.links, &waits, limit).map_err(|e| trouble(Fault::Own(e)))?;
-            if long.tell(session, self.channel, &self.calls, self.members[peer]) && peer < self.rank.index() {
-                session.ask(self.members[peer], self.origin);
-            }
+            self.sleep(&waits, &mut long, due.deadline())?;
         };
-        long.end(session, self.channel, &self.calls);
+        long.end(&self.membership.session, self.channel, &self.calls);
         Ok(has_come)
     }
 
@@ -211,21 +225,67 @@ impl TcpTransport {
         if self.patience.look_at_once(short, || may_share_core(&self.links, waits)) {
             return Ok(());
         }
-        let deadline = due.deadline();
-        if session.runtime.expired(deadline) {
-            return Err(trouble(Fault::TimedOut));
-        }
-        if moved || self.patience.look_again(short, &session.runtime) {
+        // Before the deadline counts, as what has come of a message does.
+        if self.welcome(waits)? {
+            short.renew();
             return Ok(());
         }
-        let runtime = &session.runtime;
-        let limit = runtime.remaining(deadline.earlier(long.until(runtime)));
-        sleep(session, &mut self.links, waits, limit).map_err(|e| trouble(Fault::Own(e)))?;
-        if long.tell(session, self.channel, &self.calls, self.members[peer]) {
-            // Whoever was dialled may have left before, and then nobody takes the connection.
-            for &(_, peer) in waits.iter().filter(|(_, peer)| *peer < self.rank.index()) {
-                session.ask(self.members[peer], self.origin);
+        let (runtime, deadline) = (&self.membership.session.runtime, due.deadline());
+        if runtime.expired(deadline) {
+            return Err(trouble(Fault::TimedOut));
+        }
+        if moved || self.patience.look_again(short, runtime) {
+            return Ok(());
+        }
+        self.sleep(waits, long, deadline)
+    }
+
+    /// Takes the connections that are waited for and that peers have opened by now; `true` if there were any.
+    fn welcome(&mut self, waits: &Waits) -> Result<bool, Trouble> {
+        let mut came = false;
+        for &(_, peer) in waits.iter().filter(|(activity, _)| *activity == Activity::Connect) {
+            let (session, member) = (&*self.membership.session, self.members[peer]);
+            // Asked before the look: a connection that the peer has opened before it left is here then.
+            let has_left = session.has_left(self.channel, member);
+            match session.arrivals.take(self.channel, member) {
+                Some(link) => {
+                    self.adopt(peer, link).map_err(Fault::Unconnected).map_err(unconnected(peer))?;
+                    came = true;
+                }
+                None if has_left && self.links[peer].is_none() => {
+                    return Err(unconnected(peer)(Fault::Goodbye));
+                }
+                None => {}
             }
+        }
+        Ok(came)
+    }
+
+    /// Sleeps until one of these may go on, or the job is aborted, or the time is over.
+    fn sleep(&mut self, waits: &Waits, long: &mut LongWait, deadline: Deadline) -> Result<(), Trouble> {
+        let &(activity, peer) = waits.last().expect("something is waited for");
+        let membership = self.membership.clone();
+        let session = &*membership.session;
+        let is_missing = waits.iter().any(|(activity, _)| *activity == Activity::Connect);
+        let bell = is_missing.then(Bell::new).transpose();
+        let bell = bell.map_err(Fault::Unconnected).map_err(unconnected(peer))?.map(Arc::new);
+        let _woken = bell.clone().map(|bell| session.verdict.wake(Unparker::of(bell)));
+        // What came before the bell would ring.
+        if self.welcome(waits)? {
+            return Ok(());
+        }
+        let limit = session.runtime.remaining(deadline.earlier(long.until(&session.runtime)));
+        sleep(session, &mut self.links, waits, bell.as_deref(), limit).map_err(|e| Trouble {
+            activity,
+            peer,
+            fault: Fault::Own(e),
+        })?;
+        if long.tell(session, self.channel, &self.calls, self.members[peer]) {
+            // Whoever was dialled may have left before, and then nobody takes the connection; whoever dials may never do it.
+            let (me, origin) = (self.rank.index(), self.origin);
+            let may_have_left = |(activity, peer)| peer < me || activity == Activity::Connect;
+            let asked = waits.iter().copied().filter(|&wait| may_have_left(wait));
+            asked.for_each(|(_, peer)| session.ask(self.members[peer], origin));
         }
         Ok(())
     }
@@ -253,7 +313,7 @@ fn push(
     if outbound.done() {
         return Ok(false);
     }
-    let link = connected(links, send.to);
+    let Some(link) = link_to(links, send.to, waits) else { return Ok(false) };
     let moved = outbound.push(link, scratch, send.parts).map_err(sending(send.to))?;
     if !outbound.done() {
         waits.push((Activity::Send, send.to));
@@ -272,7 +332,7 @@ fn pull(
     if inbound.done() {
         return Ok(false);
     }
-    let link = connected(links, receive.from);
+    let Some(link) = link_to(links, receive.from, waits) else { return Ok(false) };
     let moved = inbound.pull(link, scratch, &mut receive.sink).map_err(receiving(receive.from))?;
     if !inbound.done() {
         waits.push((Activity::Receive, receive.from));
@@ -280,8 +340,18 @@ fn pull(
     Ok(moved)
 }
 
-fn connected(links: &mut [Option<Link>], peer: usize) -> &mut Link {
-    links[peer].as_mut().expect("whoever moves messages has connected first")
+/// The connection to a peer, unless the peer has yet to open it, which is waited for then.
+#[inline]
+fn link_to<'a>(links: &'a mut [Option<Link>], peer: usize, waits: &mut Waits) -> Option<&'a mut Link> {
+    let link = links[peer].as_mut();
+    if link.is_none() {
+        waits.push((Activity::Connect, peer));
+    }
+    link
+}
+
+pub(super) fn unconnected(peer: usize) -> impl Fn(Fault) -> Trouble {
+    move |fault| Trouble { activity: Activity::Connect, peer, fault }
 }
 
 fn sending(peer: usize) -> impl Fn(Fault) -> Trouble {
@@ -295,23 +365,44 @@ pub(super) fn receiving(peer: usize) -> impl Fn(Fault) -> Trouble {
 /// Whether one of those that are waited for may have to run on this core.
 #[inline(never)]
 fn may_share_core(links: &[Option<Link>], waits: &Waits) -> bool {
-    waits.iter().any(|&(_, peer)| links[peer].as_ref().is_some_and(Link::may_share_core))
+    waits.iter().any(|&(_, peer)| links[peer].as_ref().is_none_or(Link::may_share_core))
 }
 
-/// Waits until one of these connections takes more, or more comes on one, or the job is aborted, or the time is over.
-fn sleep(session: &Session, links: &mut [Option<Link>], waits: &Waits, limit: Duration) -> io::Result<()> {
-    let lie_down = |&(activity, peer): &(Activity, usize)| connected(links, peer).lie_down(activity);
-    let woken = if waits.iter().all(lie_down) { watch(session, links, waits, limit) } else { Ok(()) };
-    waits.iter().for_each(|&(_, peer)| connected(links, peer).get_up());
+/// Waits until one of these connections takes more, or more comes on one, or the bell rings, or the job is aborted, or the
+/// time is over.
+fn sleep(
+    session: &Session,
+    links: &mut [Option<Link>],
+    waits: &Waits,
+    bell: Option<&Bell>,
+    limit: Duration,
+) -> io::Result<()> {
+    let mut lie_down = |&(activity, peer): &(Activity, usize)| {
+        links[peer].as_mut().is_none_or(|link| link.lie_down(activity))
+    };
+    let may_sleep = waits.iter().all(&mut lie_down);
+    let woken = if may_sleep { watch(session, links, waits, bell, limit) } else { Ok(()) };
+    for &(_, peer) in waits {
+        if let Some(link) = &mut links[peer] {
+            link.get_up();
+        }
+    }
     woken
 }
 
 /// Up to so many connections are watched without an allocation for every sleep.
 const WATCHED_INLINE: usize = 32;
 
-fn watch(session: &Session, links: &[Option<Link>], waits: &Waits, limit: Duration) -> io::Result<()> {
+fn watch(
+    session: &Session,
+    links: &[Option<Link>],
+    waits: &Waits,
+    bell: Option<&Bell>,
+    limit: Duration,
+) -> io::Result<()> {
     let mut watched: SmallVec<[PollFd<'_>; WATCHED_INLINE]> = SmallVec::new();
     watched.push(session.verdict.watch());
+    watched.extend(bell.map(Bell::watch));
     watched.extend(waits.iter().filter_map(|&(activity, peer)| {
         let link = links[peer].as_ref()?;
         Some(socket::watch(link, link.events(activity)))
