@@ -107,6 +107,8 @@ macro_rules! conformance {
                 every_rank_sends_several_messages_to_every_rank_at_once
                 messages_at_once_are_refused_as_single_ones_are
                 the_silent_are_named_and_harm_nothing
+                whoever_looks_for_messages_and_never_waits_sees_them_come
+                a_silent_rank_hides_no_other
                 a_rank_hears_itself_and_refuses_strangers
                 waiting_for_the_silent_ends_with_the_job
                 calls_of_those_who_wait_for_the_silent_are_compared_too

@@ -1,14 +1,19 @@
 //! Many messages at once, and looking for messages without receiving them.
 
+use std::time::Duration;
+
 use crate::{Cause, Incoming, Outgoing, Rank, Sink, Transport};
 
-use super::backend::{Backend, Fabric};
+use super::backend::{AFTER_ALL_WAIT, Backend, Fabric};
 use super::calls::{
     assert_one_contradicts, await_abort, call, meet_all, pass_round, payload, receive, send, soon,
 };
 
 /// Messages that every rank sends to every rank.
 const MESSAGES: usize = 5;
+
+/// Between two looks of a rank that does not wait.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Two long ones, so that nobody can send everything before it receives.
 fn len(from: Rank, to: Rank, message: usize) -> usize {
@@ -135,6 +140,50 @@ pub fn the_silent_are_named_and_harm_nothing(fabric: &'static dyn Fabric) {
         }
     };
     backend.check(5, program, drop);
+}
+
+/// Whoever looks again and again, and never waits, sees the first message of another come.
+pub fn whoever_looks_for_messages_and_never_waits_sees_them_come(fabric: &'static dyn Fabric) {
+    fn check(backend: Backend, listener: usize) {
+        let program = move |mut transport: Box<dyn Transport>| {
+            let (peer, due) = (transport.rank().right().index(), soon(&*transport));
+            if transport.rank().index() != listener {
+                return send(&mut *transport, peer, &[7]).unwrap();
+            }
+            while look(&mut *transport, &[peer], Duration::ZERO) == [peer] {
+                assert!(!transport.runtime().expired(due.deadline()), "it is not seen");
+                transport.runtime().sleep(PAUSE);
+            }
+            assert_eq!(receive(&mut *transport, peer, 1).unwrap(), [7]);
+        };
+        backend.check(2, program, drop);
+    }
+    for listener in [0, 1] {
+        check(Backend(fabric), listener);
+    }
+}
+
+/// A rank that is waited for in vain does not hide what the next in the list has sent.
+pub fn a_silent_rank_hides_no_other(fabric: &'static dyn Fabric) {
+    let program = |mut transport: Box<dyn Transport>| {
+        let transport = &mut *transport;
+        match transport.rank().index() {
+            0 => assert_eq!(receive(transport, 2, 1).unwrap(), [8]),
+            1 => send(transport, 2, &[7]).unwrap(),
+            _ => {
+                assert_eq!(look(transport, &[0, 1], AFTER_ALL_WAIT), [0]);
+                assert_eq!(receive(transport, 1, 1).unwrap(), [7]);
+                send(transport, 0, &[8]).unwrap();
+            }
+        }
+    };
+    Backend(fabric).check(3, program, drop);
+}
+
+/// Which of these have sent nothing within this time.
+fn look(transport: &mut dyn Transport, peers: &[usize], time: Duration) -> Vec<usize> {
+    let due = transport.runtime().deadline(time).into();
+    transport.silent(peers, &due).unwrap()
 }
 
 /// A rank hears itself and refuses strangers.

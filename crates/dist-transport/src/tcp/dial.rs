@@ -12,12 +12,15 @@ use crate::shm::{self, Memory};
 use crate::tcp::config::Medium;
 use crate::tcp::gate::ADMITTED;
 use crate::tcp::link::Link;
-use crate::tcp::session::{Session, WaitError, Watch};
+use crate::tcp::session::{Session, WaitError, Watch, at_least};
 use crate::tcp::socket;
 use crate::{Activity, ChannelId, Deadline, Error, Result, Version};
 
 /// How long to wait before another try when the coordinator is not there yet, or the other side hangs up.
 pub(super) const RETRY: Duration = Duration::from_millis(20);
+
+/// How long a process that answers has for it, also where a deadline is shorter.
+pub(super) const ANSWER_LIMIT: Duration = Duration::from_millis(50);
 
 /// How often the other side may hang up before it counts as a refusal: it does so to strangers, but also when too
 /// many knock at once.
@@ -71,7 +74,7 @@ fn share(session: &Session, identity: Identity, deadline: Deadline) -> Result<Me
     let share = shm::offer(&stream, &auth::random_bytes()?).map_err(failed)?;
     let mut answer = [0];
     let watch = Watch { runtime: &session.runtime, verdict: Some(&session.verdict), deadline };
-    read_exact(&stream, &mut answer, watch).map_err(|error| error.map(failed))?;
+    read_answer(&stream, &mut answer, watch).map_err(|error| error.map(failed))?;
     if answer != [shm::ACCEPTED] {
         return Err(failed(io::Error::new(io::ErrorKind::Unsupported, "it was refused")).into());
     }
@@ -176,7 +179,7 @@ pub(super) fn greet(
             let mut word = [0];
             socket::send_all(&stream, &proof)
                 .map_err(WaitError::Failed)
-                .and_then(|()| read_exact(&stream, &mut word, watch))
+                .and_then(|()| read_answer(&stream, &mut word, watch))
                 .map(|()| word)
         }
         Err(error) => Err(error),
@@ -185,6 +188,7 @@ pub(super) fn greet(
         Ok([ADMITTED]) => Ok(Some(stream)),
         Ok(_) | Err(WaitError::Failed(_)) => Ok(None),
         Err(WaitError::Late) => Err(WaitError::Late),
+        Err(WaitError::Unanswered) => Err(WaitError::Unanswered),
         Err(WaitError::Aborted(abort)) => Err(WaitError::Aborted(abort)),
     }
 }
@@ -203,6 +207,16 @@ pub(super) fn count_hang_up(hang_ups: &mut u32, identity: Identity, address: Soc
         return Ok(());
     }
     Err(Error::Refused { activity: activity_of(identity), address: address.to_string() })
+}
+
+/// Reads the answer of a process to which this one has proven itself, and which may count the connection as open then: it has
+/// time for it.
+fn read_answer(stream: &Socket, bytes: &mut [u8], watch: Watch<'_>) -> Result<(), WaitError> {
+    let deadline = at_least(watch.runtime, watch.deadline, ANSWER_LIMIT);
+    match read_exact(stream, bytes, Watch { deadline, ..watch }) {
+        Err(WaitError::Late) => Err(WaitError::Unanswered),
+        outcome => outcome,
+    }
 }
 
 fn read_exact(mut stream: &Socket, bytes: &mut [u8], watch: Watch<'_>) -> Result<(), WaitError> {
@@ -250,6 +264,18 @@ mod tests {
         let error =
             finish_connect(unanswered, Watch { runtime: &runtime, verdict: None, deadline }).unwrap_err();
         assert!(matches!(&error, WaitError::Failed(e) if e.kind() == io::ErrorKind::TimedOut), "{error:?}");
+    }
+
+    #[test]
+    fn whoever_waits_in_vain_after_its_proof_cannot_tell_whether_the_connection_is_open() {
+        let (stream, _silent) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let runtime = Runtime::system();
+        let watch = Watch { runtime: &runtime, verdict: None, deadline: runtime.deadline(Duration::ZERO) };
+        let challenge = read_exact(&stream, &mut [0], watch).unwrap_err();
+        assert!(matches!(challenge, WaitError::Late), "{challenge:?}");
+        let answer = read_answer(&stream, &mut [0], watch).unwrap_err();
+        assert!(matches!(answer, WaitError::Unanswered), "{answer:?}");
     }
 
     #[test]

@@ -178,10 +178,10 @@ fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: De
                     Ok(None) => count_hang_up(&mut hang_ups, identity, address)?,
                     Err(WaitError::Failed(error)) => return Err(error),
                     // Something listens there that has nothing to say, and another address may be the coordinator's.
-                    Err(WaitError::Late | WaitError::Aborted(_)) => failure = late(),
+                    Err(WaitError::Late | WaitError::Unanswered | WaitError::Aborted(_)) => failure = late(),
                 },
                 Err(WaitError::Failed(e)) => failure = absent(e),
-                Err(WaitError::Late | WaitError::Aborted(_)) => failure = late(),
+                Err(WaitError::Late | WaitError::Unanswered | WaitError::Aborted(_)) => failure = late(),
             }
         }
         if runtime.remaining(deadline) <= RETRY {
@@ -275,7 +275,7 @@ fn introduce(
             Some(Frame::Abort(abort)) => return Err(Error::Aborted(abort)),
             Some(_) => return Err(gone(io::ErrorKind::InvalidData.into())),
             None => watch.ready(&line.stream, PollFlags::IN).map_err(|error| match error {
-                WaitError::Late => late(),
+                WaitError::Late | WaitError::Unanswered => late(),
                 WaitError::Aborted(abort) => Error::Aborted(abort),
                 WaitError::Failed(e) => gone(e),
             })?,

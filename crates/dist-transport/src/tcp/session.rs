@@ -245,6 +245,8 @@ impl Watch<'_> {
 pub(super) enum WaitError<E = io::Error> {
     /// The deadline passed.
     Late,
+    /// The deadline passed after this side had proven itself: the other may count the connection as open.
+    Unanswered,
     /// The job was aborted.
     Aborted(Abort),
     /// The connection failed.
@@ -256,6 +258,7 @@ impl<E> WaitError<E> {
     pub(super) fn map<F>(self, say: impl FnOnce(E) -> F) -> WaitError<F> {
         match self {
             Self::Late => WaitError::Late,
+            Self::Unanswered => WaitError::Unanswered,
             Self::Aborted(abort) => WaitError::Aborted(abort),
             Self::Failed(error) => WaitError::Failed(say(error)),
         }
@@ -334,6 +337,11 @@ impl Arrivals {
     pub(super) fn take(&self, channel: ChannelId, peer: usize) -> Option<Link> {
         lock(&self.0).remove(&(channel, peer))
     }
+}
+
+/// This deadline, or a later one where less than this is left of it.
+pub(super) fn at_least(runtime: &Runtime, deadline: Deadline, limit: Duration) -> Deadline {
+    if runtime.remaining(deadline) < limit { runtime.deadline(limit) } else { deadline }
 }
 
 /// The error of a wait that lasted too long.

@@ -27,7 +27,7 @@ impl Fault {
     /// Why there is no connection. One that was not there in time is a wait like any other.
     pub(super) fn unconnected(error: WaitError<Error>) -> Self {
         match error {
-            WaitError::Late => Self::TimedOut,
+            WaitError::Late | WaitError::Unanswered => Self::TimedOut,
             WaitError::Aborted(abort) => Self::Aborted(abort),
             WaitError::Failed(error) => Self::Unconnected(error),
         }

@@ -10,11 +10,12 @@ use smallvec::SmallVec;
 use super::TcpTransport;
 use super::failure::{Alarm, Trouble};
 use crate::runtime::Unparker;
+use crate::tcp::dial::ANSWER_LIMIT;
 use crate::tcp::link::Link;
 use crate::tcp::message::{Fault, Inbound, Outbound};
 use crate::tcp::patience::Wait;
 use crate::tcp::scratch::Scratch;
-use crate::tcp::session::{LongWait, Session, WaitError};
+use crate::tcp::session::{LongWait, Session, WaitError, at_least};
 use crate::tcp::socket;
 use crate::tcp::verdict::Bell;
 use crate::{Activity, Combine, Deadline, Due, Incoming, Outgoing, Sink};
@@ -139,12 +140,13 @@ impl TcpTransport {
         })
     }
 
-    /// Opens the connections to these peers that this rank dials, as far as they answer in time.
+    /// Opens the connections to these peers that this rank dials, as far as they answer in time. One that answers has some
+    /// time for it, however short the deadline: it would count as open a connection that is given up.
     pub(super) fn connect_in_time(&mut self, peers: &[usize], due: &Due<'_>) -> Result<(), Trouble> {
         if peers.iter().all(|&peer| self.links[peer].is_some()) {
             return Ok(());
         }
-        let deadline = due.deadline();
+        let deadline = at_least(&self.membership.session.runtime, due.deadline(), ANSWER_LIMIT);
         for &peer in peers {
             match self.dial(peer, deadline) {
                 Ok(()) | Err(WaitError::Late) => {}
