@@ -41,7 +41,7 @@ pub(crate) fn run() -> Result<(), Failure> {
 
 /// Each crate with the combinations of features that it is checked with.
 const COMBINATIONS: &[(&str, &[&str])] = &[
-    ("dist-transport", &["", "auth", "tcp", "sim", "tcp,sim", "shm", "shm,sim", "conformance"]),
+    ("dist-transport", &["", "tcp", "sim", "tcp,sim", "shm", "shm,sim", "conformance"]),
     ("dist-algos", &["", "conformance"]),
     ("dist-collectives", &["", "tcp", "sim", "tcp,sim", "shm,sim", "serde", "ndarray", "serde,ndarray"]),
     ("dist-groups", &[""]),

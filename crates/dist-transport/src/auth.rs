@@ -20,28 +20,28 @@ use sha2::{Digest, Sha256};
 use crate::{ChannelId, Error, Result, Version};
 
 /// Bytes of the first message, from the side that connects.
-pub const HELLO_BYTES: usize = 80;
+pub(crate) const HELLO_BYTES: usize = 80;
 /// Bytes of the answer.
-pub const CHALLENGE_BYTES: usize = 64;
+pub(crate) const CHALLENGE_BYTES: usize = 64;
 /// Bytes of the last message, from the side that connects.
-pub const PROOF_BYTES: usize = 32;
+pub(crate) const PROOF_BYTES: usize = 32;
 
 const MAGIC: [u8; 8] = *b"dist job";
 const SECRET_BYTES_MIN: usize = 16;
 const SECRET_BYTES_MAX: u64 = 4096;
 
 /// What is answered to a hello of another version.
-pub fn refusal() -> [u8; CHALLENGE_BYTES] {
+pub(crate) fn refusal() -> [u8; CHALLENGE_BYTES] {
     refusal_of(Version::OURS)
 }
 
 /// The version of a process that has answered like this; `None` if it has sent a challenge.
-pub fn refused_by(answer: &[u8; CHALLENGE_BYTES]) -> Option<Version> {
+pub(crate) fn refused_by(answer: &[u8; CHALLENGE_BYTES]) -> Option<Version> {
     version_in(answer).filter(|&version| refusal_of(version) == *answer)
 }
 
 /// The version of a process that has sent this hello; `None` if that is none of ours.
-pub fn greeted_by(hello: &[u8; HELLO_BYTES]) -> Option<Version> {
+pub(crate) fn greeted_by(hello: &[u8; HELLO_BYTES]) -> Option<Version> {
     version_in(hello)
 }
 
@@ -128,12 +128,12 @@ impl fmt::Debug for Secret {
 
 /// The key that a job's connections are opened with.
 #[derive(Clone)]
-pub struct Key(Hmac<Sha256>);
+pub(crate) struct Key(Hmac<Sha256>);
 
 impl Key {
     /// The key of a job. Without a secret it is made of the job's name: that keeps jobs of one host apart,
     /// and keeps nobody out who knows the name.
-    pub fn new(secret: Option<&Secret>, job: &str) -> Self {
+    pub(crate) fn new(secret: Option<&Secret>, job: &str) -> Self {
         let mut hash = Sha256::new();
         match secret {
             Some(secret) => hash.update([b"secret", &secret.0[..]].concat()),
@@ -156,7 +156,7 @@ impl fmt::Debug for Key {
 
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Purpose {
+pub(crate) enum Purpose {
     /// A rank's line to the coordinator.
     Control,
     /// Messages of one channel.
@@ -169,15 +169,15 @@ pub enum Purpose {
 
 /// Who opens a connection to whom, and for what. Ranks are numbered as in the world.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Identity {
+pub(crate) struct Identity {
     /// How often the job has been restarted.
-    pub epoch: u32,
+    pub(crate) epoch: u32,
     /// The rank that connects.
-    pub from: u32,
+    pub(crate) from: u32,
     /// The rank that is connected to.
-    pub to: u32,
+    pub(crate) to: u32,
     /// What the connection is for.
-    pub purpose: Purpose,
+    pub(crate) purpose: Purpose,
 }
 
 impl Identity {
@@ -217,7 +217,7 @@ impl Identity {
 
 /// The side that connects.
 #[derive(Debug)]
-pub struct Initiator {
+pub(crate) struct Initiator {
     key: Key,
     hello: [u8; HELLO_BYTES],
 }
@@ -227,17 +227,17 @@ impl Initiator {
     ///
     /// # Errors
     /// If the system has no randomness to give.
-    pub fn new(key: Key, identity: Identity) -> Result<Self> {
+    pub(crate) fn new(key: Key, identity: Identity) -> Result<Self> {
         Ok(Self { key, hello: identity.encode(&random_bytes()?) })
     }
 
     /// The first message.
-    pub fn hello(&self) -> &[u8; HELLO_BYTES] {
+    pub(crate) fn hello(&self) -> &[u8; HELLO_BYTES] {
         &self.hello
     }
 
     /// The last message, if the challenge proves that the other side knows the key.
-    pub fn answer(&self, challenge: &[u8; CHALLENGE_BYTES]) -> Option<[u8; PROOF_BYTES]> {
+    pub(crate) fn answer(&self, challenge: &[u8; CHALLENGE_BYTES]) -> Option<[u8; PROOF_BYTES]> {
         let (nonce, proof) = challenge.split_at(32);
         let nonce = nonce.try_into().expect("a challenge begins with 32 bytes of nonce");
         self.key.mac(b"server", &self.hello, nonce).verify_slice(proof).ok()?;
@@ -247,7 +247,7 @@ impl Initiator {
 
 /// The side that is connected to, after the first message.
 #[derive(Debug)]
-pub struct Responder {
+pub(crate) struct Responder {
     key: Key,
     identity: Identity,
     hello: [u8; HELLO_BYTES],
@@ -259,18 +259,18 @@ impl Responder {
     ///
     /// # Errors
     /// If the system has no randomness to give.
-    pub fn new(key: Key, hello: &[u8; HELLO_BYTES]) -> Result<Option<Self>> {
+    pub(crate) fn new(key: Key, hello: &[u8; HELLO_BYTES]) -> Result<Option<Self>> {
         let nonce = random_bytes()?;
         Ok(Identity::decode(hello).map(|identity| Self { key, identity, hello: *hello, nonce }))
     }
 
     /// Who claims to be connecting; nothing of it is proven before [`accepts`](Self::accepts).
-    pub fn claim(&self) -> Identity {
+    pub(crate) fn claim(&self) -> Identity {
         self.identity
     }
 
     /// The answer to the first message.
-    pub fn challenge(&self) -> [u8; CHALLENGE_BYTES] {
+    pub(crate) fn challenge(&self) -> [u8; CHALLENGE_BYTES] {
         let mut challenge = [0; CHALLENGE_BYTES];
         let proof = self.key.mac(b"server", &self.hello, &self.nonce).finalize().into_bytes();
         challenge[..32].copy_from_slice(&self.nonce);
@@ -279,7 +279,7 @@ impl Responder {
     }
 
     /// Whether the last message proves that the other side knows the key; compared in constant time.
-    pub fn accepts(&self, proof: &[u8; PROOF_BYTES]) -> bool {
+    pub(crate) fn accepts(&self, proof: &[u8; PROOF_BYTES]) -> bool {
         self.key.mac(b"client", &self.hello, &self.nonce).verify_slice(proof).is_ok()
     }
 }

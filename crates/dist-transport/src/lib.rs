@@ -5,8 +5,8 @@
 compile_error!("dist-transport needs Unix sockets and poll: Windows is not supported");
 
 mod abort;
-#[cfg(feature = "auth")]
-pub mod auth;
+#[cfg(feature = "tcp")]
+mod auth;
 #[cfg(any(feature = "tcp", feature = "sim"))]
 mod bookkeeping;
 mod channel;

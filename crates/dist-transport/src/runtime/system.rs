@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-#[cfg(all(feature = "auth", target_os = "linux"))]
+#[cfg(all(feature = "tcp", target_os = "linux"))]
 use rustix::time::{ClockId, clock_gettime};
 
 use super::{Executor, Wake};
@@ -14,21 +14,21 @@ use super::{Executor, Wake};
 pub(super) struct System {
     start: Instant,
     /// The same by the clock that also says when it was last updated.
-    #[cfg(all(feature = "auth", target_os = "linux"))]
+    #[cfg(all(feature = "tcp", target_os = "linux"))]
     start_by_ticks: Duration,
 }
 
 impl System {
     pub(super) fn new() -> Self {
         Self {
-            #[cfg(all(feature = "auth", target_os = "linux"))]
+            #[cfg(all(feature = "tcp", target_os = "linux"))]
             start_by_ticks: by_ticks(ClockId::Monotonic),
             start: Instant::now(),
         }
     }
 }
 
-#[cfg(all(feature = "auth", target_os = "linux"))]
+#[cfg(all(feature = "tcp", target_os = "linux"))]
 fn by_ticks(clock: ClockId) -> Duration {
     clock_gettime(clock).try_into().unwrap_or_default()
 }
@@ -42,7 +42,7 @@ impl Executor for System {
         self.start.elapsed()
     }
 
-    #[cfg(all(feature = "auth", target_os = "linux"))]
+    #[cfg(all(feature = "tcp", target_os = "linux"))]
     fn now_or_shortly_before(&self) -> Duration {
         // The time of the last tick is known in a fourth of the time that it takes to find out what it is now.
         by_ticks(ClockId::MonotonicCoarse).saturating_sub(self.start_by_ticks)

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use dist_transport::tcp::{Config, Coordinator, Medium, Secret, TcpTransport};
 use dist_transport::{
-    Activity, Cause, Error, Fingerprint, Incoming, Outgoing, Runtime, Sink, Transport, Version, auth,
+    Activity, Cause, Error, Fingerprint, Incoming, Outgoing, Runtime, Sink, Transport, Version,
 };
 use rstest::rstest;
 
@@ -200,9 +200,9 @@ fn a_process_of_another_version_is_told_so() {
     let config = Config::new(1, 2, &address).unwrap().with_timeout(LONG);
     let rank = Runtime::system().spawn("rank", move || TcpTransport::join(&config).unwrap_err()).unwrap();
     let (mut stream, _) = newer.accept().unwrap();
-    let mut hello = [0; auth::HELLO_BYTES];
+    let mut hello = [0; 80];
     stream.read_exact(&mut hello).unwrap();
-    let refusal = [&of_the_next(&hello[..16])[..], &[0; auth::CHALLENGE_BYTES - 16]].concat();
+    let refusal = [&of_the_next(&hello[..16])[..], &[0; 48]].concat();
     stream.write_all(&refusal).unwrap();
     let expected = Version { minor: Version::OURS.minor + 1, ..Version::OURS };
     let error = rank.join().unwrap();
@@ -214,9 +214,9 @@ fn a_process_of_another_version_is_told_so() {
     let job = Job::new(2);
     let mut stream = TcpStream::connect(job.coordinator.address()).unwrap();
     stream.write_all(&of_the_next(&hello)).unwrap();
-    let mut answer = [0; auth::CHALLENGE_BYTES];
+    let mut answer = [0; 64];
     stream.read_exact(&mut answer).unwrap();
-    assert_eq!(auth::refused_by(&answer), Some(Version::OURS));
+    assert_eq!(answer[..], [&hello[..16], &[0; 48]].concat(), "a refusal begins as our hello does");
     assert_eq!(stream.read(&mut answer).unwrap(), 0, "nobody is let in");
 }
 
