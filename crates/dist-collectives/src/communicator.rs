@@ -302,7 +302,7 @@ impl Communicator {
     }
 
     /// The worker, started if there is none. Without one the job is aborted, because peers would wait for this rank.
-    pub(crate) fn worker(&mut self) -> Result<&Worker> {
+    pub(crate) fn worker(&mut self) -> Result<&mut Worker> {
         let (overlap, failed) = match mem::replace(&mut self.overlap, Overlap::Starting) {
             Overlap::Idle(transport) => match Worker::new(transport) {
                 Ok(worker) => (Overlap::Running(worker), None),
@@ -315,7 +315,7 @@ impl Communicator {
             overlap => (overlap, None),
         };
         self.overlap = overlap;
-        match (failed, &self.overlap) {
+        match (failed, &mut self.overlap) {
             (None, Overlap::Running(worker)) => Ok(worker),
             (Some(error), _) => {
                 self.engine.transport.abort(Cause::gave_up(Chain(&error)));

@@ -3,6 +3,7 @@
 use std::collections::TryReserveError;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use dist_transport::{Cause, Error as TransportError};
 
@@ -329,6 +330,13 @@ pub enum Error {
     /// do not block.
     #[error("this communicator has no transport for operations that do not block")]
     NoOverlap(#[source] Arc<TransportError>),
+    /// An operation that does not block had not begun when its deadline passed: one that was started before it has a longer
+    /// timeout and had not ended.
+    #[error("the operation did not get its turn within {limit:?}: one started before it had not ended")]
+    NoTurn {
+        /// How long it could wait.
+        limit: Duration,
+    },
     /// The transport panicked in an operation that does not block.
     #[error("the thread for operations that do not block panicked")]
     Panicked,
@@ -340,7 +348,7 @@ impl Error {
         match self {
             Self::Transport { source, .. } | Self::Join(source) => source.is_timeout(),
             Self::Aborted { cause, .. } => matches!(cause, Cause::TimedOut),
-            Self::Absent { .. } | Self::Late => true,
+            Self::Absent { .. } | Self::Late | Self::NoTurn { .. } => true,
             _ => false,
         }
     }

@@ -3,11 +3,11 @@
 use std::fmt;
 use std::time::Duration;
 
-use dist_transport::Runtime;
-use dist_transport::runtime::{Receiver, Unavailable};
+use dist_transport::runtime::{Deadline, Receiver, Unavailable};
+use dist_transport::{Cause, Runtime};
 
 use crate::Error;
-use crate::worker::Alarm;
+use crate::worker::{Alarm, Turn};
 
 /// An operation that was started and not yet waited for, and the memory `B` that it owns until then: a
 /// [`Buffer`](crate::Buffer), several of them, or none.
@@ -24,19 +24,21 @@ enum State<B> {
     Taken,
 }
 
-type Done<B> = Result<B, Failed<B>>;
+pub(crate) type Done<B> = Result<B, Failed<B>>;
 
-struct Running<B> {
-    result: Receiver<Done<B>>,
+pub(crate) struct Running<B> {
+    pub(crate) result: Receiver<Done<B>>,
     /// How often to look for it before sleeping.
-    looks: u32,
-    runtime: Runtime,
-    alarm: Alarm,
+    pub(crate) looks: u32,
+    pub(crate) runtime: Runtime,
+    pub(crate) alarm: Alarm,
+    /// If one that was started before may last longer than this one.
+    pub(crate) turn: Option<Turn>,
 }
 
 impl<B> Pending<B> {
-    pub(crate) fn running(result: Receiver<Done<B>>, looks: u32, runtime: Runtime, alarm: Alarm) -> Self {
-        Self(State::Running(Running { result, looks, runtime, alarm }))
+    pub(crate) const fn running(running: Running<B>) -> Self {
+        Self(State::Running(running))
     }
 
     pub(crate) fn failed(buffer: B, error: Error) -> Self {
@@ -50,9 +52,7 @@ impl<B> Pending<B> {
     pub fn wait(mut self) -> Result<B, Failed<B>> {
         match std::mem::replace(&mut self.0, State::Taken) {
             State::Done(done) => done,
-            State::Running(Running { mut result, looks, .. }) => {
-                result.receive_after_looks(looks, None).expect(ANSWERED)
-            }
+            State::Running(mut running) => running.receive(running.looks, None).expect(ANSWERED),
             State::Taken => unreachable!("only methods that take the handle take the result"),
         }
     }
@@ -64,7 +64,7 @@ impl<B> Pending<B> {
     pub fn wait_timeout(mut self, limit: Duration) -> Result<Result<B, Failed<B>>, Self> {
         if let State::Running(running) = &mut self.0 {
             let deadline = running.runtime.deadline(limit);
-            match running.result.receive(Some(deadline)) {
+            match running.receive(0, Some(deadline)) {
                 Ok(done) => self.0 = State::Done(done),
                 Err(Unavailable::TimedOut) => return Err(self),
                 Err(Unavailable::Closed) => unreachable!("{ANSWERED}"),
@@ -75,12 +75,37 @@ impl<B> Pending<B> {
 
     /// Whether the operation has ended, so that [`wait`](Self::wait) does not wait.
     pub fn is_done(&mut self) -> bool {
-        if let State::Running(running) = &mut self.0
-            && let Some(done) = running.result.try_receive()
-        {
-            self.0 = State::Done(done);
+        if let State::Running(running) = &mut self.0 {
+            match running.result.try_receive() {
+                Some(done) => self.0 = State::Done(done),
+                None => running.give_up_if_late(),
+            }
         }
         !matches!(self.0, State::Running(_))
+    }
+}
+
+impl<B> Running<B> {
+    /// How it ended, if it does by then. One whose own deadline passes before its turn ends the job, and so what is before it.
+    fn receive(&mut self, looks: u32, until: Option<Deadline>) -> Result<Done<B>, Unavailable> {
+        if let Some(Turn { deadline, .. }) = self.turn {
+            let first = until.map_or(deadline, |until| until.earlier(deadline));
+            let done = self.result.receive_after_looks(looks, Some(first));
+            if !matches!(done, Err(Unavailable::TimedOut)) {
+                return done;
+            }
+            self.give_up_if_late();
+        }
+        self.result.receive_after_looks(looks, until)
+    }
+
+    fn give_up_if_late(&mut self) {
+        let Self { turn, runtime, .. } = self;
+        if let Some(turn) = turn.take_if(|turn| runtime.expired(turn.deadline))
+            && turn.take()
+        {
+            self.alarm.ring(Cause::gave_up(turn.missed()));
+        }
     }
 }
 
@@ -88,10 +113,10 @@ impl<B> Drop for Pending<B> {
     fn drop(&mut self) {
         if let State::Running(running) = &mut self.0 {
             if std::thread::panicking() {
-                running.alarm.ring();
+                running.alarm.ring(Cause::Panicked);
             } else {
                 // Whoever drops the handle does not want to know how it ended.
-                let _done = running.result.receive(None);
+                let _done = running.receive(0, None);
             }
         }
     }

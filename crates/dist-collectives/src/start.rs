@@ -12,7 +12,9 @@ use crate::{Buffer, Communicator, Element, Error, Operation, ReduceOp, Result};
 /// returns at once, takes the memory that it works on as a [`Buffer`], owns it while the operation runs, and gives the output
 /// from [`Pending::wait`]: the same memory if the operation works in place, else new memory; if it fails, what it was given
 /// comes back. Operations that were started are done one after the other in the order of their starts, beside the blocking
-/// ones. The deadline begins at the start. Whatever can go wrong is reported by [`Pending::wait`].
+/// ones. The deadline begins at the start, also of one that waits for its turn: if that has not come by then, whoever waits for
+/// the operation is told so ([`Error::NoTurn`]) and the job is aborted. Whatever can go wrong is reported by
+/// [`Pending::wait`].
 ///
 /// What was [allocated](Self::alloc) is reached by the ranks of a host where it lies. All ranks pass buffers of one kind:
 /// allocated ones, or made from vectors.
@@ -293,7 +295,7 @@ impl Communicator {
         let (settings, levels) = (self.settings, self.engine.levels().cloned());
         let deadline = self.runtime.deadline(settings.timeout);
         match self.worker() {
-            Ok(worker) => worker.start(buffer, move |engine, buffer| {
+            Ok(worker) => worker.start(buffer, deadline, move |engine, buffer| {
                 engine.set_levels(levels);
                 operation(engine, buffer, &Manner::until(&settings, deadline))
             }),

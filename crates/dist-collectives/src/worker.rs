@@ -2,13 +2,14 @@
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use dist_transport::runtime::{Mailbox, Task};
+use dist_transport::runtime::{Deadline, Mailbox, Task};
 use dist_transport::{Cause, Runtime, Traffic, Transport};
 
 use crate::engine::Engine;
-use crate::pending::{Failed, Pending};
+use crate::pending::{Failed, Pending, Running};
 use crate::{Error, Result};
 
 /// A thread with a transport of its own, and the queue of what it is to do.
@@ -21,8 +22,17 @@ pub(crate) struct Worker {
     runtime: Runtime,
     /// How often each of the two threads looks for what the other has for it before it sleeps.
     looks: u32,
-    /// Of the operations that have ended.
-    traffic: Arc<Mutex<Traffic>>,
+    started: u64,
+    /// The last deadline of what was started since all had ended.
+    longest: Option<Deadline>,
+    ended: Arc<Mutex<Ended>>,
+}
+
+/// The operations that have ended.
+#[derive(Clone, Copy, Debug, Default)]
+struct Ended {
+    count: u64,
+    traffic: Traffic,
 }
 
 type Job = Box<dyn FnOnce(&mut Engine) + Send>;
@@ -67,32 +77,55 @@ impl Worker {
         hand_over.send(transport);
         tracing::debug!(rank, "started the thread for operations that do not block");
         let alone = Arc::new(Mutex::new(alone));
-        Ok(Self { jobs: Some(jobs), task: Some(task), alone, runtime, looks, traffic: Arc::default() })
+        let (jobs, task, ended) = (Some(jobs), Some(task), Arc::default());
+        Ok(Self { jobs, task, alone, runtime, looks, started: 0, longest: None, ended })
     }
 
-    /// Puts an operation into the queue, with the memory that it works on. If it fails, the memory goes back as the
-    /// operation has left it.
+    /// Puts an operation into the queue, with the memory that it works on and its deadline. If it fails, the memory goes back
+    /// as the operation has left it.
     pub(crate) fn start<B: Send + 'static>(
-        &self,
+        &mut self,
         mut buffer: B,
+        deadline: Deadline,
         operation: impl FnOnce(&mut Engine, &mut B) -> Result<()> + Send + 'static,
     ) -> Pending<B> {
         let (reply, result) = self.runtime.mailbox();
-        let traffic = Arc::clone(&self.traffic);
+        let ended = Arc::clone(&self.ended);
+        let turn = self.turn(deadline);
+        let own = turn.clone();
         let job = move |engine: &mut Engine| {
-            let done =
-                catch_unwind(AssertUnwindSafe(|| operation(engine, &mut buffer))).unwrap_or_else(|_| {
-                    engine.transport.abort(Cause::Panicked);
-                    Err(Error::Panicked)
-                });
-            *traffic.lock().unwrap_or_else(PoisonError::into_inner) = engine.transport.traffic();
+            let work = || match own {
+                Some(turn) if !turn.take() => Err(turn.missed()),
+                _ => operation(engine, &mut buffer),
+            };
+            let done = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+                engine.transport.abort(Cause::Panicked);
+                Err(Error::Panicked)
+            });
+            let mut ended = ended.lock().unwrap_or_else(PoisonError::into_inner);
+            *ended = Ended { count: ended.count + 1, traffic: engine.transport.traffic() };
+            drop(ended);
             reply.send(match done {
                 Ok(()) => Ok(buffer),
                 Err(error) => Err(Failed::new(buffer, error)),
             });
         };
         self.send(Box::new(job));
-        Pending::running(result, self.looks, self.runtime.clone(), Alarm(Arc::downgrade(&self.alone)))
+        let (runtime, alarm) = (self.runtime.clone(), Alarm(Arc::downgrade(&self.alone)));
+        Pending::running(Running { result, looks: self.looks, runtime, alarm, turn })
+    }
+
+    /// The turn of what is started now, if it may have to wait for it beyond its deadline: where none of those before it has a
+    /// later one, they end in time.
+    fn turn(&mut self, deadline: Deadline) -> Option<Turn> {
+        let all_have_ended = self.ended().count == self.started;
+        self.started += 1;
+        let before = self.longest.filter(|_| !all_have_ended);
+        if before.is_some_and(|before| before.earlier(deadline) != before) {
+            return Some(Turn { deadline, taken: Arc::default() });
+        }
+        self.longest = Some(deadline);
+        None
     }
 
     /// Lets how operations are done be thought of anew in those that are started from now on.
@@ -106,7 +139,11 @@ impl Worker {
 
     /// What the operations that have ended have moved.
     pub(crate) fn traffic(&self) -> Traffic {
-        *self.traffic.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ended().traffic
+    }
+
+    fn ended(&self) -> Ended {
+        *self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -133,9 +170,29 @@ impl fmt::Debug for Worker {
 pub(crate) struct Alarm(Weak<Mutex<Box<dyn Transport>>>);
 
 impl Alarm {
-    pub(crate) fn ring(&self) {
+    pub(crate) fn ring(&self, cause: Cause) {
         if let Some(transport) = self.0.upgrade() {
-            transport.lock().unwrap_or_else(PoisonError::into_inner).abort(Cause::Panicked);
+            transport.lock().unwrap_or_else(PoisonError::into_inner).abort(cause);
         }
+    }
+}
+
+/// The turn of an operation in the queue, which either the worker takes that comes to it, or the handle when the deadline has
+/// passed before.
+#[derive(Clone, Debug)]
+pub(crate) struct Turn {
+    pub(crate) deadline: Deadline,
+    taken: Arc<AtomicBool>,
+}
+
+impl Turn {
+    /// Whether it was there to be taken.
+    pub(crate) fn take(&self) -> bool {
+        !self.taken.swap(true, Ordering::AcqRel)
+    }
+
+    /// What an operation tells that the handle has taken it from.
+    pub(crate) fn missed(&self) -> Error {
+        Error::NoTurn { limit: self.deadline.limit() }
     }
 }

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use dist_collectives::{Communicator, Error, ReduceOp};
+use dist_collectives::{Cause, Communicator, Error, ReduceOp};
 use dist_transport::runtime::Runtime;
 use dist_transport::sim;
 use rstest::rstest;
@@ -107,6 +107,84 @@ fn the_deadline_of_one_that_waits_for_its_turn_has_begun() {
             let (_, error) = second.wait().unwrap_err();
             assert!(error.is_timeout(), "{}: {error:?}", case.name);
             assert_eq!(comm.runtime().now(), 30 * SECOND, "{}", case.name);
+            first.wait().unwrap();
+        });
+    }
+}
+
+/// How whoever has the handle of an operation comes to its end.
+#[derive(Clone, Copy)]
+enum Ending {
+    Waiting,
+    WaitingAWhile,
+    Asking,
+    Dropping,
+}
+
+/// What is ahead of it has longer, and waits for the same rank.
+#[rstest]
+fn one_that_has_no_turn_by_its_own_deadline_ends_then(
+    #[values(Ending::Waiting, Ending::WaitingAWhile, Ending::Asking, Ending::Dropping)] ending: Ending,
+) {
+    let cases = waiting_cases().take(if matches!(ending, Ending::Waiting) { usize::MAX } else { 1 });
+    for case in cases {
+        let _outcome = sim::run(1, 2, move |transport| {
+            let mut comm = Communicator::new(transport);
+            if comm.rank() == 0 {
+                idle(&comm, 120 * SECOND);
+                let told = comm.barrier().unwrap_err();
+                let gave_up = matches!(
+                    &told,
+                    Error::Aborted { rank: 1, cause: Cause::GaveUp { why }, .. }
+                        if why.contains("did not get its turn within 1s")
+                );
+                return assert!(gave_up, "{}: {told:?}", case.name);
+            }
+            let first = comm.with_timeout(60 * SECOND).start_barrier();
+            let mut second = (case.start)(&mut comm.with_timeout(SECOND));
+            match ending {
+                Ending::WaitingAWhile => {
+                    second = second.wait_timeout(SECOND / 2).unwrap_err();
+                    assert_eq!(comm.runtime().now(), SECOND / 2);
+                    second = second.wait_timeout(SECOND / 2).unwrap_err();
+                }
+                Ending::Asking => {
+                    idle(&comm, SECOND);
+                    second.is_done();
+                }
+                Ending::Waiting | Ending::Dropping => {}
+            }
+            if matches!(ending, Ending::Dropping) {
+                drop(second);
+            } else {
+                let (given, error) = second.wait().unwrap_err();
+                assert!(matches!(error, Error::NoTurn { limit: SECOND }), "{}: {error:?}", case.name);
+                assert!(error.is_timeout());
+                assert!(case.name == "barrier" || given == own(&comm), "{}: {given:?}", case.name);
+            }
+            assert_eq!(comm.runtime().now(), SECOND, "{}", case.name);
+            let told = first.wait().unwrap_err();
+            assert!(matches!(*told.error, Error::Aborted { rank: 1, .. }), "{}: {told:?}", case.name);
+            assert_eq!(comm.runtime().now(), SECOND, "{}", case.name);
+        });
+    }
+}
+
+#[test]
+fn one_that_has_its_turn_in_time_names_whom_it_waits_for() {
+    for case in waiting_cases() {
+        let _outcome = sim::run(1, 2, |transport| {
+            let mut comm = Communicator::new(transport);
+            if comm.rank() == 0 {
+                idle(&comm, SECOND / 2);
+                comm.start_barrier().wait().unwrap();
+                return idle(&comm, 120 * SECOND);
+            }
+            let first = comm.with_timeout(60 * SECOND).start_barrier();
+            let second = (case.start)(&mut comm.with_timeout(SECOND));
+            let (_, error) = second.wait().unwrap_err();
+            assert!(error.is_timeout() && error.peer() == Some(0), "{}: {error:?}", case.name);
+            assert_eq!(comm.runtime().now(), SECOND, "{}", case.name);
             first.wait().unwrap();
         });
     }
