@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use dist_algos::direct::{Task, Total};
+use dist_transport::runtime::Deadline;
 use dist_transport::{Abort, Cause, Due, Incoming, Outgoing, Sink};
 
 use super::ways::{Begun, Job, Work};
@@ -23,7 +24,8 @@ impl Engine {
     }
 
     /// Every rank reports to rank 0 and waits for its word: which ranks are absent, one bit for each. Between them rank 0
-    /// says that it is here, and hears how long the rank can wait.
+    /// says that it is here, and hears how long the rank can wait; it looks for those that have come again and again, so that
+    /// one which cannot wait long is heard in time.
     pub(crate) fn monitored_barrier(&mut self, manner: &Manner<'_>) -> Result<()> {
         let (operation, order) = (Operation::MonitoredBarrier, manner.settings.order);
         let call = self.begin(self.call_of(operation, &of_nothing(manner), order));
@@ -44,18 +46,28 @@ impl Engine {
 
     /// Waits for the others, but leaves time to tell those that came.
     fn count_ranks(&mut self, call: &Call, word: &mut [u8], due: &Due<'_>) -> Result<()> {
-        let runtime = self.transport.runtime();
-        let own_patience = share_of_waiting(runtime.remaining(due.deadline()));
-        let others: Vec<usize> = (0..self.world_size()).filter(|&rank| rank != COUNTING).collect();
-        // Those who are here already may not be able to wait as long as this rank.
-        let (early, others) = self.welcome(call, others, Duration::ZERO, due)?;
-        let patience = early.iter().map(|&(_, patience)| share_of_waiting(patience));
-        let patience = patience.fold(own_patience, Duration::min);
-        let (late, absent) = self.welcome(call, others, patience, due)?;
+        let runtime = self.transport.runtime().clone();
+        let share_of = |patience| runtime.deadline(share_of_waiting(patience));
+        let mut end = share_of(runtime.remaining(due.deadline()));
+        let mut absent: Vec<usize> = (0..self.world_size()).filter(|&rank| rank != COUNTING).collect();
+        let mut came = Vec::new();
+        // At first for those who are here already.
+        let mut round = Duration::ZERO;
+        loop {
+            let newcomers = self.welcome(call, &mut absent, runtime.deadline(round).earlier(end), due)?;
+            for (rank, patience) in newcomers {
+                // It may not be able to wait as long as those before it.
+                end = end.earlier(share_of(patience));
+                came.push(rank);
+            }
+            if absent.is_empty() || runtime.expired(end) {
+                break;
+            }
+            round = end.limit() / ROUNDS;
+        }
         for &rank in &absent {
             word[rank / 8] |= 1 << (rank % 8);
         }
-        let came: Vec<usize> = early.iter().chain(&late).map(|&(rank, _)| rank).collect();
         for &rank in &came {
             self.tell(call, rank, word, due)?;
         }
@@ -73,19 +85,19 @@ impl Engine {
         Ok(())
     }
 
-    /// Waits so long for ranks to report. Gives those that do, with how long each can wait, and the others.
+    /// Waits until then for absent ranks to report. Those that do are absent no longer; gives how long each of them can wait.
     fn welcome(
         &mut self,
         call: &Call,
-        mut ranks: Vec<usize>,
-        patience: Duration,
+        absent: &mut Vec<usize>,
+        until: Deadline,
         due: &Due<'_>,
-    ) -> Result<(Came, Vec<usize>)> {
-        let until = self.transport.runtime().deadline(patience);
+    ) -> Result<Vec<(usize, Duration)>> {
         let silent =
-            self.transport.silent(&ranks, &until.into()).map_err(|source| Error::in_call(*call, source))?;
-        ranks.retain(|rank| !silent.contains(rank));
-        for &rank in &ranks {
+            self.transport.silent(absent, &until.into()).map_err(|source| Error::in_call(*call, source))?;
+        let mut came = std::mem::replace(absent, silent);
+        came.retain(|rank| !absent.contains(rank));
+        for &rank in &came {
             self.take(call, rank, &mut [], due)?;
             self.tell(call, rank, &[], due)?;
         }
@@ -94,8 +106,7 @@ impl Engine {
             self.take(call, rank, &mut nanoseconds, due)?;
             Ok((rank, Duration::from_nanos(u64::from_le_bytes(nanoseconds))))
         };
-        let came = ranks.into_iter().map(patience).collect::<Result<_>>()?;
-        Ok((came, silent))
+        came.into_iter().map(patience).collect()
     }
 
     fn report(&mut self, call: &Call, word: &mut [u8], due: &Due<'_>) -> Result<()> {
@@ -155,13 +166,13 @@ const fn of_nothing(manner: &Manner<'_>) -> Job {
     Job { dtype: None, ..Job::of::<u8>(Work::Task(Task::Barrier), 0, 0, manner.sizes) }
 }
 
-/// Ranks that have reported, with how long each can wait.
-type Came = Vec<(usize, Duration)>;
-
 /// The rank that the others report to.
 const COUNTING: usize = 0;
 
-/// How much of its time the counting rank waits.
+/// How much of its time, or of another's, the counting rank waits.
 fn share_of_waiting(limit: Duration) -> Duration {
     limit / 4 * 3
 }
+
+/// How often in that time it looks for ranks that have come.
+const ROUNDS: u32 = 16;

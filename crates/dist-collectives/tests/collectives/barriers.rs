@@ -110,6 +110,34 @@ fn rank_0_may_come_late_and_names_who_does_not_come_at_all(#[values(2, 3, 6)] ei
     }
 }
 
+/// Those that come have less time than rank 0, and are told in theirs, whether they were there before it or not.
+#[rstest]
+fn one_that_cannot_wait_long_is_told_who_does_not_come(
+    #[values(0, 1, 100)] late_ms: u64,
+    #[values(2, 4, 8)] divisor: u32,
+) {
+    const ABSENT: usize = 2;
+    let outcome = sim::run(3, 4, move |transport| {
+        let mut comm = Communicator::new(transport);
+        let limit = match comm.rank() {
+            ABSENT => {
+                comm.set_timeout(10 * LIMIT);
+                comm.recv(&mut [0_u8], ABSENT).unwrap_err();
+                return None;
+            }
+            3 => LIMIT / divisor,
+            _ => LIMIT,
+        };
+        if comm.rank() != 0 {
+            comm.runtime().sleep(Duration::from_millis(late_ms));
+        }
+        Some(comm.with_timeout(limit).monitored_barrier().unwrap_err())
+    });
+    for error in outcome.results.into_iter().flatten() {
+        assert!(matches!(&error, Error::Absent { ranks } if *ranks == [ABSENT]), "{error:?}");
+    }
+}
+
 /// Nobody but rank 0 hears of every rank.
 #[test]
 fn rank_0_hides_the_others_that_do_not_come() {
