@@ -41,7 +41,7 @@ impl Communicator {
     #[doc(alias = "reduce_scatter_tensor")]
     pub fn reduce_scatter<T: Element>(&mut self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
         let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.reduce_scatter(input.into(), output, op, manner)
+        self.engine.reduce_scatter(input.into(), None, output, op, manner)
     }
 
     /// As [`reduce_scatter`](Self::reduce_scatter), of an input that ranks which share a host may read where it lies, if it was
@@ -57,7 +57,7 @@ impl Communicator {
         op: ReduceOp,
     ) -> Result<()> {
         let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.reduce_scatter(input.into(), output, op, manner)
+        self.engine.reduce_scatter(input.into(), None, output, op, manner)
     }
 
     /// As [`reduce_scatter`](Self::reduce_scatter), without a copy of the input: the result is the own part of the
@@ -101,7 +101,7 @@ impl Communicator {
         op: ReduceOp,
     ) -> Result<()> {
         let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.reduce_scatter_v(input.into(), counts, output, op, manner)
+        self.engine.reduce_scatter(input.into(), Some(counts), output, op, manner)
     }
 
     /// Gives every rank the inputs of all ranks, one after the other in rank order.
@@ -114,7 +114,7 @@ impl Communicator {
     #[doc(alias = "all_gather_into_tensor")]
     pub fn all_gather<T: Element>(&mut self, input: &[T], output: &mut [T]) -> Result<()> {
         let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.all_gather(input.into(), output, manner)
+        self.engine.all_gather(input.into(), None, output, manner)
     }
 
     /// As [`all_gather`](Self::all_gather), of an input that two ranks which share a host may read where it lies, if it was
@@ -124,7 +124,7 @@ impl Communicator {
     /// As for [`all_gather`](Self::all_gather).
     pub fn all_gather_buffer<T: Element>(&mut self, input: &Buffer<T>, output: &mut [T]) -> Result<()> {
         let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.all_gather(input.into(), output, manner)
+        self.engine.all_gather(input.into(), None, output, manner)
     }
 
     /// As [`all_gather`](Self::all_gather), where each rank's input already lies at its place in the buffer: of as many
@@ -179,7 +179,7 @@ impl Communicator {
         output: &mut [T],
     ) -> Result<()> {
         let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.all_gather_v(input.into(), counts, output, manner)
+        self.engine.all_gather(input.into(), Some(counts), output, manner)
     }
 
     /// Gives every rank the root's buffer. What the other buffers held is lost.
@@ -216,7 +216,7 @@ impl Communicator {
     #[doc(alias = "ncclGather")]
     pub fn gather<T: Element>(&mut self, input: &[T], output: &mut [T], root: usize) -> Result<()> {
         let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.gather(input, output, root, manner)
+        self.engine.gather(input, None, output, root, manner)
     }
 
     /// As [`gather`](Self::gather), where the input of rank `r` has `counts[r]` elements. Every rank passes the counts of
@@ -233,7 +233,7 @@ impl Communicator {
         root: usize,
     ) -> Result<()> {
         let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.gather_v(input, counts, output, root, manner)
+        self.engine.gather(input, Some(counts), output, root, manner)
     }
 
     /// Gives rank `r` part `r` of the root's input, of as many equal parts as there are ranks. Only the root's input is
@@ -246,7 +246,7 @@ impl Communicator {
     #[doc(alias = "ncclScatter")]
     pub fn scatter<T: Element>(&mut self, input: &[T], output: &mut [T], root: usize) -> Result<()> {
         let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.scatter(input, output, root, manner)
+        self.engine.scatter(input, None, output, root, manner)
     }
 
     /// As [`scatter`](Self::scatter), where rank `r` gets `counts[r]` elements. Every rank passes the counts of all
@@ -263,7 +263,7 @@ impl Communicator {
         root: usize,
     ) -> Result<()> {
         let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.scatter_v(input, counts, output, root, manner)
+        self.engine.scatter(input, Some(counts), output, root, manner)
     }
 
     /// Gives rank `d` part `d` of every rank's input, in rank order, of as many equal parts as there are ranks: the

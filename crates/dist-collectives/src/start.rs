@@ -4,7 +4,7 @@ use dist_algos::scan::Extent;
 
 use crate::engine::{Engine, Input, Manner};
 use crate::pending::Pending;
-use crate::{Buffer, Communicator, Element, Error, Operation, ReduceOp, Result};
+use crate::{Buffer, Communicator, Element, Operation, ReduceOp, Result};
 
 /// # Operations that do not block
 ///
@@ -54,7 +54,7 @@ impl Communicator {
         let input = input.into();
         let len = input.len() / self.world_size();
         self.start_into(input, Ok(len), move |engine, input, output, manner| {
-            engine.reduce_scatter(input, output, op, manner)
+            engine.reduce_scatter(input, None, output, op, manner)
         })
     }
 
@@ -78,9 +78,10 @@ impl Communicator {
         counts: Vec<usize>,
         op: ReduceOp,
     ) -> Pending<Buffer<T>> {
-        let len = self.own(Operation::ReduceScatter, &counts);
-        self.start_into(input.into(), len, move |engine, input, output, manner| {
-            engine.reduce_scatter_v(input, &counts, output, op, manner)
+        let input = input.into();
+        let len = self.own_part(Operation::ReduceScatter, &counts, Some(("input", input.len())));
+        self.start_into(input, len, move |engine, input, output, manner| {
+            engine.reduce_scatter(input, Some(&counts), output, op, manner)
         })
     }
 
@@ -89,7 +90,9 @@ impl Communicator {
     pub fn start_all_gather<T: Element>(&mut self, input: impl Into<Buffer<T>>) -> Pending<Buffer<T>> {
         let input = input.into();
         let len = input.len().saturating_mul(self.world_size());
-        self.start_into(input, Ok(len), Engine::all_gather)
+        self.start_into(input, Ok(len), |engine, input, output, manner| {
+            engine.all_gather(input, None, output, manner)
+        })
     }
 
     /// Begins an [`all_gather_in_place`](Self::all_gather_in_place).
@@ -107,9 +110,10 @@ impl Communicator {
         input: impl Into<Buffer<T>>,
         counts: Vec<usize>,
     ) -> Pending<Buffer<T>> {
-        let len = total_count(Operation::AllGather, &counts);
-        self.start_into(input.into(), len, move |engine, input, output, manner| {
-            engine.all_gather_v(input, &counts, output, manner)
+        let input = input.into();
+        let len = self.all_parts(Operation::AllGather, &counts, input.len());
+        self.start_into(input, len, move |engine, input, output, manner| {
+            engine.all_gather(input, Some(&counts), output, manner)
         })
     }
 
@@ -123,7 +127,7 @@ impl Communicator {
         let input = input.into();
         let len = if self.rank() == root { input.len().saturating_mul(self.world_size()) } else { 0 };
         self.start_into(input, Ok(len), move |engine, input, output, manner| {
-            engine.gather(input.elements(), output, root, manner)
+            engine.gather(input.elements(), None, output, root, manner)
         })
     }
 
@@ -135,9 +139,10 @@ impl Communicator {
         counts: Vec<usize>,
         root: usize,
     ) -> Pending<Buffer<T>> {
-        let len = if self.rank() == root { total_count(Operation::Gather, &counts) } else { Ok(0) };
-        self.start_into(input.into(), len, move |engine, input, output, manner| {
-            engine.gather_v(input.elements(), &counts, output, root, manner)
+        let (input, is_root) = (input.into(), self.rank() == root);
+        let len = if is_root { self.all_parts(Operation::Gather, &counts, input.len()) } else { Ok(0) };
+        self.start_into(input, len, move |engine, input, output, manner| {
+            engine.gather(input.elements(), Some(&counts), output, root, manner)
         })
     }
 
@@ -149,8 +154,11 @@ impl Communicator {
         part: usize,
         root: usize,
     ) -> Pending<Buffer<T>> {
-        self.start_into(input.into(), Ok(part), move |engine, input, output, manner| {
-            engine.scatter(input.elements(), output, root, manner)
+        let input = input.into();
+        let whole = (self.rank() == root).then_some(("input", input.len()));
+        let len = self.engine.shares(Operation::Scatter, None, ("output", part), whole).map(|_| part);
+        self.start_into(input, len, move |engine, input, output, manner| {
+            engine.scatter(input.elements(), None, output, root, manner)
         })
     }
 
@@ -162,9 +170,11 @@ impl Communicator {
         counts: Vec<usize>,
         root: usize,
     ) -> Pending<Buffer<T>> {
-        let len = self.own(Operation::Scatter, &counts);
-        self.start_into(input.into(), len, move |engine, input, output, manner| {
-            engine.scatter_v(input.elements(), &counts, output, root, manner)
+        let input = input.into();
+        let whole = (self.rank() == root).then_some(("input", input.len()));
+        let len = self.own_part(Operation::Scatter, &counts, whole);
+        self.start_into(input, len, move |engine, input, output, manner| {
+            engine.scatter(input.elements(), Some(&counts), output, root, manner)
         })
     }
 
@@ -184,8 +194,10 @@ impl Communicator {
         send_counts: Vec<usize>,
         receive_counts: Vec<usize>,
     ) -> Pending<Buffer<T>> {
-        let len = total_count(Operation::AllToAll, &receive_counts);
-        self.start_into(input.into(), len, move |engine, input, output, manner| {
+        let input = input.into();
+        let dealt = self.engine.dealt(input.len(), &send_counts, &receive_counts);
+        let len = dealt.map(|[_, received]| received.total());
+        self.start_into(input, len, move |engine, input, output, manner| {
             engine.all_to_all_v(input.elements(), &send_counts, output, &receive_counts, manner)
         })
     }
@@ -303,12 +315,24 @@ impl Communicator {
         }
     }
 
-    /// This rank's count, if all can be added up. A list that has none is refused when the operation comes to it.
-    fn own(&self, operation: Operation, counts: &[usize]) -> Result<usize> {
-        total_count(operation, counts).map(|_| counts.get(self.rank()).copied().unwrap_or(0))
+    /// How long this rank's part is, if the counts and the whole, where this rank has it, are what the operation takes.
+    fn own_part(
+        &self,
+        operation: Operation,
+        counts: &[usize],
+        whole: Option<(&'static str, usize)>,
+    ) -> Result<usize> {
+        let own = counts.get(self.rank()).copied().unwrap_or(0);
+        self.engine.shares(operation, Some(counts), ("output", own), whole).map(|_| own)
     }
 
-    /// Starts an operation that reads one memory and writes another, of this length if it has one.
+    /// How long all parts are together, if the counts and this rank's part are what the operation takes.
+    fn all_parts(&self, operation: Operation, counts: &[usize], own: usize) -> Result<usize> {
+        self.engine.shares(operation, Some(counts), ("input", own), None).map(|shares| shares.total())
+    }
+
+    /// Starts an operation that reads one memory and writes another. The length of that is what the operation takes, or why
+    /// it takes none: no memory is made for one that it would refuse.
     fn start_into<T: Element>(
         &mut self,
         input: Buffer<T>,
@@ -322,10 +346,4 @@ impl Communicator {
             Ok(())
         })
     }
-}
-
-/// All counts together.
-pub(crate) fn total_count(operation: Operation, counts: &[usize]) -> Result<usize> {
-    let total = counts.iter().try_fold(0_usize, |total, &count| total.checked_add(count));
-    total.ok_or(Error::TotalCount { operation })
 }

@@ -240,7 +240,7 @@ impl Engine {
         let (bytes, counts) = self.encoded_with_counts(value, manner)?;
         let is_root = self.rank().index() == root;
         let mut gathered = self.output(if is_root { counts.iter().sum() } else { 0 })?;
-        self.gather_v(&bytes, &counts, &mut gathered, root, manner)?;
+        self.gather(&bytes, Some(&counts), &mut gathered, root, manner)?;
         is_root.then(|| decode_all(&gathered, &counts, self.transport.members())).transpose()
     }
 
@@ -251,7 +251,7 @@ impl Engine {
     ) -> Result<Vec<V>> {
         let (bytes, counts) = self.encoded_with_counts(value, manner)?;
         let mut gathered = self.output(counts.iter().sum())?;
-        self.all_gather_v((&bytes[..]).into(), &counts, &mut gathered, manner)?;
+        self.all_gather((&bytes[..]).into(), Some(&counts), &mut gathered, manner)?;
         decode_all(&gathered, &counts, self.transport.members())
     }
 
@@ -285,7 +285,7 @@ impl Engine {
         let counts: Result<Vec<usize>, _> = announced.into_iter().map(length_of).collect();
         let counts = counts.map_err(|problem| error(self.in_world(root), problem, source))?;
         let mut own = self.output(counts[self.rank().index()])?;
-        self.scatter_v(&bytes, &counts, &mut own, root, manner)?;
+        self.scatter(&bytes, Some(&counts), &mut own, root, manner)?;
         decode(self.in_world(root), &own)
     }
 
@@ -315,7 +315,7 @@ impl Engine {
     ) -> Result<(Vec<u8>, Vec<usize>)> {
         let (rank, mut encoded) = (self.rank().index(), encode(value));
         let mut announced = vec![0; self.rank().world_size()];
-        self.all_gather((&[announcement(&encoded)][..]).into(), &mut announced, manner)?;
+        self.all_gather((&[announcement(&encoded)][..]).into(), None, &mut announced, manner)?;
         let mut counts = Vec::with_capacity(announced.len());
         for (other, announced) in announced.into_iter().enumerate() {
             let source =

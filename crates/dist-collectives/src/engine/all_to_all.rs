@@ -47,10 +47,8 @@ impl Engine {
         receive_counts: &[usize],
         manner: &Manner<'_>,
     ) -> Result<()> {
-        let (operation, world_size) = (Operation::AllToAll, self.world_size());
-        let sent = Shares::counted(operation, send_counts, world_size)?;
-        let received = Shares::counted(operation, receive_counts, world_size)?;
-        Self::check_length(operation, "input", sent.total(), input.len())?;
+        let operation = Operation::AllToAll;
+        let [sent, received] = self.dealt(input.len(), send_counts, receive_counts)?;
         Self::check_length(operation, "output", received.total(), output.len())?;
         let algorithm = match manner.settings.forced(operation) {
             None => AllToAll::UNEVEN,
@@ -66,6 +64,20 @@ impl Engine {
         let call = self.begin(Call { algorithm: Some(algorithm.into()), ..call });
         self.compare_counts(&call, send_counts, receive_counts, manner)?;
         self.deal(&call, algorithm, (input, &sent), (output, &received), &manner.due)
+    }
+
+    /// How an input of this length is dealt by these counts, and what is received.
+    pub(crate) fn dealt(
+        &self,
+        input: usize,
+        send_counts: &[usize],
+        receive_counts: &[usize],
+    ) -> Result<[Shares; 2]> {
+        let (operation, world_size) = (Operation::AllToAll, self.world_size());
+        let sent = Shares::counted(operation, send_counts, world_size)?;
+        let received = Shares::counted(operation, receive_counts, world_size)?;
+        Self::check_length(operation, "input", sent.total(), input)?;
+        Ok([sent, received])
     }
 
     fn deal<T: Element>(

@@ -37,35 +37,12 @@ impl Engine {
     pub(crate) fn all_gather<T: Element>(
         &mut self,
         input: Input<'_, T>,
+        counts: Option<&[usize]>,
         output: &mut [T],
         manner: &Manner<'_>,
     ) -> Result<()> {
-        self.check_parts(Operation::AllGather, output.len(), input.len())?;
-        let shares = Shares::even(input.len(), self.world_size());
-        self.all_gather_shares(input, &shares, output, manner)
-    }
-
-    pub(crate) fn all_gather_v<T: Element>(
-        &mut self,
-        input: Input<'_, T>,
-        counts: &[usize],
-        output: &mut [T],
-        manner: &Manner<'_>,
-    ) -> Result<()> {
-        let operation = Operation::AllGather;
-        let shares = Shares::counted(operation, counts, self.world_size())?;
-        Self::check_length(operation, "input", counts[self.rank().index()], input.len())?;
-        Self::check_length(operation, "output", shares.total(), output.len())?;
-        self.all_gather_shares(input, &shares, output, manner)
-    }
-
-    fn all_gather_shares<T: Element>(
-        &mut self,
-        input: Input<'_, T>,
-        shares: &Shares,
-        output: &mut [T],
-        manner: &Manner<'_>,
-    ) -> Result<()> {
+        let (operation, whole) = (Operation::AllGather, Some(("output", output.len())));
+        let shares = &self.shares(operation, counts, ("input", input.len()), whole)?;
         let own = self.rank.index();
         let work = Work::Task(Task::AllGather { of: Source::Input });
         let begun = self.begin_shares::<T, AllGather>(work, None, input.ownership(), shares, manner)?;
@@ -104,42 +81,13 @@ impl Engine {
     pub(crate) fn gather<T: Element>(
         &mut self,
         input: &[T],
+        counts: Option<&[usize]>,
         output: &mut [T],
         root: usize,
         manner: &Manner<'_>,
     ) -> Result<()> {
-        if self.rank().index() == root {
-            self.check_parts(Operation::Gather, output.len(), input.len())?;
-        }
-        let shares = Shares::even(input.len(), self.world_size());
-        self.gather_shares(input, &shares, output, root, manner)
-    }
-
-    pub(crate) fn gather_v<T: Element>(
-        &mut self,
-        input: &[T],
-        counts: &[usize],
-        output: &mut [T],
-        root: usize,
-        manner: &Manner<'_>,
-    ) -> Result<()> {
-        let operation = Operation::Gather;
-        let shares = Shares::counted(operation, counts, self.world_size())?;
-        Self::check_length(operation, "input", counts[self.rank().index()], input.len())?;
-        if self.rank().index() == root {
-            Self::check_length(operation, "output", shares.total(), output.len())?;
-        }
-        self.gather_shares(input, &shares, output, root, manner)
-    }
-
-    fn gather_shares<T: Element>(
-        &mut self,
-        input: &[T],
-        shares: &Shares,
-        output: &mut [T],
-        root: usize,
-        manner: &Manner<'_>,
-    ) -> Result<()> {
+        let whole = (self.rank.index() == root).then_some(("output", output.len()));
+        let shares = &self.shares(Operation::Gather, counts, ("input", input.len()), whole)?;
         self.check_root(Operation::Gather, root)?;
         let (rank, work) = (self.rank, Work::Gather { root });
         let algorithm: Gather = self.begin_rooted::<T, _>(work, shares, manner)?;
@@ -163,42 +111,13 @@ impl Engine {
     pub(crate) fn scatter<T: Element>(
         &mut self,
         input: &[T],
+        counts: Option<&[usize]>,
         output: &mut [T],
         root: usize,
         manner: &Manner<'_>,
     ) -> Result<()> {
-        if self.rank().index() == root {
-            self.check_parts(Operation::Scatter, input.len(), output.len())?;
-        }
-        let shares = Shares::even(output.len(), self.world_size());
-        self.scatter_shares(input, &shares, output, root, manner)
-    }
-
-    pub(crate) fn scatter_v<T: Element>(
-        &mut self,
-        input: &[T],
-        counts: &[usize],
-        output: &mut [T],
-        root: usize,
-        manner: &Manner<'_>,
-    ) -> Result<()> {
-        let operation = Operation::Scatter;
-        let shares = Shares::counted(operation, counts, self.world_size())?;
-        Self::check_length(operation, "output", counts[self.rank().index()], output.len())?;
-        if self.rank().index() == root {
-            Self::check_length(operation, "input", shares.total(), input.len())?;
-        }
-        self.scatter_shares(input, &shares, output, root, manner)
-    }
-
-    fn scatter_shares<T: Element>(
-        &mut self,
-        input: &[T],
-        shares: &Shares,
-        output: &mut [T],
-        root: usize,
-        manner: &Manner<'_>,
-    ) -> Result<()> {
+        let whole = (self.rank.index() == root).then_some(("input", input.len()));
+        let shares = &self.shares(Operation::Scatter, counts, ("output", output.len()), whole)?;
         self.check_root(Operation::Scatter, root)?;
         let (rank, work) = (self.rank, Work::Scatter { root });
         let algorithm: Scatter = self.begin_rooted::<T, _>(work, shares, manner)?;

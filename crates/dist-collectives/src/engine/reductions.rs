@@ -127,54 +127,13 @@ impl Engine {
     pub(crate) fn reduce_scatter<T: Element>(
         &mut self,
         input: Input<'_, T>,
+        counts: Option<&[usize]>,
         output: &mut [T],
         op: ReduceOp,
         manner: &Manner<'_>,
     ) -> Result<()> {
-        self.check_parts(Operation::ReduceScatter, input.len(), output.len())?;
-        self.reduce_scatter_shares(input, &Shares::even(output.len(), self.world_size()), output, op, manner)
-    }
-
-    pub(crate) fn reduce_scatter_v<T: Element>(
-        &mut self,
-        input: Input<'_, T>,
-        counts: &[usize],
-        output: &mut [T],
-        op: ReduceOp,
-        manner: &Manner<'_>,
-    ) -> Result<()> {
-        let operation = Operation::ReduceScatter;
-        let shares = Shares::counted(operation, counts, self.world_size())?;
-        Self::check_length(operation, "input", shares.total(), input.len())?;
-        Self::check_length(operation, "output", counts[self.rank().index()], output.len())?;
-        self.reduce_scatter_shares(input, &shares, output, op, manner)
-    }
-
-    /// The own part of the buffer, which has the result.
-    pub(crate) fn reduce_scatter_in_place<'a, T: Element>(
-        &mut self,
-        held: impl Into<Held<'a, T>>,
-        op: ReduceOp,
-        manner: &Manner<'_>,
-    ) -> Result<&'a mut [T]> {
-        let (buffer, ownership) = held.into().into_parts();
-        let part = self.check_divisible(Operation::ReduceScatter, buffer.len())?;
-        Self::check_op::<T>(op)?;
-        let shares = Shares::even(part, self.world_size());
-        let work = Work::Task(Task::ReduceScatter { of: Source::Buffer });
-        let begun = self.begin_shares::<T, ReduceScatter>(work, Some(op), ownership, &shares, manner)?;
-        let arithmetic = self.arithmetic::<T>(op, manner)?;
-        self.reduce_scatter_in(begun, &shares, buffer, &arithmetic, manner)
-    }
-
-    fn reduce_scatter_shares<T: Element>(
-        &mut self,
-        input: Input<'_, T>,
-        shares: &Shares,
-        output: &mut [T],
-        op: ReduceOp,
-        manner: &Manner<'_>,
-    ) -> Result<()> {
+        let (operation, whole) = (Operation::ReduceScatter, Some(("input", input.len())));
+        let shares = &self.shares(operation, counts, ("output", output.len()), whole)?;
         Self::check_op::<T>(op)?;
         // What has to be scaled first is copied, since the input stays as it is.
         let scales = matches!(op, ReduceOp::PreMulSum(_) | ReduceOp::WeightedMean(_));
@@ -211,6 +170,23 @@ impl Engine {
             .map(|part| copy(part, output));
         self.copy = memory;
         done
+    }
+
+    /// The own part of the buffer, which has the result.
+    pub(crate) fn reduce_scatter_in_place<'a, T: Element>(
+        &mut self,
+        held: impl Into<Held<'a, T>>,
+        op: ReduceOp,
+        manner: &Manner<'_>,
+    ) -> Result<&'a mut [T]> {
+        let (buffer, ownership) = held.into().into_parts();
+        let part = self.check_divisible(Operation::ReduceScatter, buffer.len())?;
+        Self::check_op::<T>(op)?;
+        let shares = Shares::even(part, self.world_size());
+        let work = Work::Task(Task::ReduceScatter { of: Source::Buffer });
+        let begun = self.begin_shares::<T, ReduceScatter>(work, Some(op), ownership, &shares, manner)?;
+        let arithmetic = self.arithmetic::<T>(op, manner)?;
+        self.reduce_scatter_in(begun, &shares, buffer, &arithmetic, manner)
     }
 
     fn reduce_scatter_in<'a, T: Element>(

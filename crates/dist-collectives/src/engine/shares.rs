@@ -4,12 +4,13 @@ use std::ops::Range;
 
 use dist_algos::Partition;
 
+use super::Engine;
 use crate::digest::digest;
 use crate::{Error, Operation, Result};
 
 /// What each rank has of memory in which the parts of all ranks lie one after the other, or those of some neighbours.
 #[derive(Clone, Debug)]
-pub(super) struct Shares {
+pub(crate) struct Shares {
     cut: Cut,
     /// The ranks whose parts are there.
     held: Range<usize>,
@@ -22,6 +23,28 @@ enum Cut {
     Even(usize),
     /// Parts of any sizes, by the elements at which they begin and the last one ends.
     Uneven(Vec<usize>),
+}
+
+impl Engine {
+    /// How memory is cut by these counts, or evenly into parts as long as this rank's. What this rank has of it, its part, and
+    /// the whole if it has that, have names and are refused unless they are as long.
+    #[inline]
+    pub(crate) fn shares(
+        &self,
+        operation: Operation,
+        counts: Option<&[usize]>,
+        (part, part_len): (&'static str, usize),
+        whole: Option<(&'static str, usize)>,
+    ) -> Result<Shares> {
+        let Some(counts) = counts else {
+            whole.map_or(Ok(()), |(_, len)| self.check_parts(operation, len, part_len))?;
+            return Ok(Shares::even(part_len, self.world_size()));
+        };
+        let shares = Shares::counted(operation, counts, self.world_size())?;
+        Self::check_length(operation, part, counts[self.rank.index()], part_len)?;
+        whole.map_or(Ok(()), |(name, len)| Self::check_length(operation, name, shares.total(), len))?;
+        Ok(shares)
+    }
 }
 
 impl Shares {
@@ -67,7 +90,7 @@ impl Shares {
 
     /// Elements of all parts that are there.
     #[inline]
-    pub(super) fn total(&self) -> usize {
+    pub(crate) fn total(&self) -> usize {
         match &self.cut {
             Cut::Even(part) => part * self.held.len(),
             Cut::Uneven(borders) => borders[self.held.len()],

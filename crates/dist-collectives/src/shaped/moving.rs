@@ -4,7 +4,6 @@ use ndarray::{Array, Array1, ArrayD, ArrayRef, Dimension, Ix1, IxDyn};
 
 use super::shape;
 use crate::engine::Manner;
-use crate::start::total_count;
 use crate::{Communicator, Element, Error, Operation, ReduceOp, Result};
 
 /// # Arrays, put together and divided
@@ -45,7 +44,7 @@ impl Communicator {
         }
         let mut output = shape::zeroed(&mut self.engine, Operation::AllGather, IxDyn(&dims))?;
         let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of(input.shape()));
-        self.engine.all_gather((&*shape::elements(input)).into(), slice(&mut output), manner)?;
+        self.engine.all_gather((&*shape::elements(input)).into(), None, slice(&mut output), manner)?;
         Ok(output)
     }
 
@@ -64,11 +63,11 @@ impl Communicator {
         let (own, row) = shape::rows(operation, input)?;
         let rank = self.rank();
         shape::check_rows(operation, rows, self.world_size(), (|rows| rows[rank], own))?;
-        let all = total_count(operation, rows)?;
+        let all = shape::total_rows(operation, rows)?;
         let mut output = shape::zeroed(&mut self.engine, operation, shape::with_rows(input, all))?;
         let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of_rows(rows, row));
-        let counts = shape::counts(rows, row);
-        self.engine.all_gather_v((&*shape::elements(input)).into(), &counts, slice(&mut output), manner)?;
+        let (elements, counts) = (shape::elements(input), shape::counts(rows, row));
+        self.engine.all_gather((&*elements).into(), Some(&counts), slice(&mut output), manner)?;
         Ok(output)
     }
 
@@ -90,7 +89,13 @@ impl Communicator {
         let mut output =
             shape::zeroed(&mut self.engine, operation, shape::with_rows(input, rows / world_size))?;
         let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of(input.shape()));
-        self.engine.reduce_scatter((&*shape::elements(input)).into(), slice(&mut output), op, manner)?;
+        self.engine.reduce_scatter(
+            (&*shape::elements(input)).into(),
+            None,
+            slice(&mut output),
+            op,
+            manner,
+        )?;
         Ok(output)
     }
 
@@ -108,19 +113,13 @@ impl Communicator {
     ) -> Result<Array<T, D>> {
         let operation = Operation::ReduceScatter;
         let (all, row) = shape::rows(operation, input)?;
-        let total = total_count(operation, rows)?;
+        let total = shape::total_rows(operation, rows)?;
         shape::check_rows(operation, rows, self.world_size(), (|_| total, all))?;
         let rank = self.rank();
         let mut output = shape::zeroed(&mut self.engine, operation, shape::with_rows(input, rows[rank]))?;
         let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of_rows(rows, row));
-        let counts = shape::counts(rows, row);
-        self.engine.reduce_scatter_v(
-            (&*shape::elements(input)).into(),
-            &counts,
-            slice(&mut output),
-            op,
-            manner,
-        )?;
+        let (elements, counts) = (shape::elements(input), shape::counts(rows, row));
+        self.engine.reduce_scatter((&*elements).into(), Some(&counts), slice(&mut output), op, manner)?;
         Ok(output)
     }
 
@@ -151,8 +150,8 @@ impl Communicator {
         send_counts: &[usize],
         receive_counts: &[usize],
     ) -> Result<Array1<T>> {
-        let len = total_count(Operation::AllToAll, receive_counts)?;
-        let mut output = shape::zeroed(&mut self.engine, Operation::AllToAll, Ix1(len))?;
+        let [_, received] = self.engine.dealt(input.len(), send_counts, receive_counts)?;
+        let mut output = shape::zeroed(&mut self.engine, Operation::AllToAll, Ix1(received.total()))?;
         let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.all_to_all_v(
             &shape::elements(input),

@@ -34,6 +34,12 @@ pub(super) fn rows<T, D: Dimension>(
     array.shape().split_first().map(|(&rows, row)| (rows, row)).ok_or(Error::NoRows { operation })
 }
 
+/// All rows together.
+pub(super) fn total_rows(operation: Operation, rows: &[usize]) -> Result<usize> {
+    let total = rows.iter().try_fold(0_usize, |total, &rows| total.checked_add(rows));
+    total.ok_or(Error::TotalCount { operation })
+}
+
 /// As many elements as these rows have, for each rank.
 pub(super) fn counts(rows: &[usize], row: &[usize]) -> Vec<usize> {
     let row = row.iter().product();

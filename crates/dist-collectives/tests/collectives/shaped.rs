@@ -222,6 +222,9 @@ fn all_to_all_v_checks_its_counts_in_a_world_of_one_too() {
         assert_eq!(total, "all_to_all: the input has 4 elements, not 3");
         let list = comm.all_to_all_v_array(&input, &[2, 2], &[4]).unwrap_err().to_string();
         assert_eq!(list, "all_to_all: 2 counts for 1 ranks");
+        let huge = comm.all_to_all_v_array(&input, &[3], &[usize::MAX / 16]).unwrap_err().to_string();
+        assert_eq!(huge, total, "no memory is asked for");
+        comm.barrier().unwrap();
     });
 }
 

@@ -351,6 +351,23 @@ fn counts_that_fit_nothing_are_refused_by_the_operation() {
             |comm| boxed(comm.start_all_gather_v(own(comm), vec![4, usize::MAX])),
             "all_gather: the counts are together more than any memory holds",
         ),
+        // No memory is asked for on the way.
+        (
+            |comm| boxed(comm.start_reduce_scatter_v(own(comm), vec![usize::MAX / 16; 2], ReduceOp::Sum)),
+            "reduce_scatter: the input has 4 elements, not 2305843009213693950",
+        ),
+        (
+            |comm| boxed(comm.start_all_gather_v(own(comm), vec![usize::MAX / 16; 2])),
+            "all_gather: the input has 4 elements, not 1152921504606846975",
+        ),
+        (
+            |comm| boxed(comm.start_gather_v(own(comm), vec![usize::MAX / 16; 2], 0)),
+            "gather: the input has 4 elements, not 1152921504606846975",
+        ),
+        (
+            |comm| boxed(comm.start_all_to_all_v(own(comm), vec![1, 2], vec![usize::MAX / 16, 0])),
+            "all_to_all: the input has 4 elements, not 3",
+        ),
     ];
     worlds::run(Network::Simulated, 2, move |mut comm| {
         for (start, message) in refused {
