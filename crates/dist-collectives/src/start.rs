@@ -260,8 +260,8 @@ impl Communicator {
 
     /// Begins to [`send`](Self::send) a message, for `to` to take with [`start_recv`](Self::start_recv).
     ///
-    /// It ends when `to` has taken it, and begins when all that was started before has ended. Ranks that send to each
-    /// other therefore start both at once, by [`start_send_recv`](Self::start_send_recv) or
+    /// It begins when all that was started before has ended. It may end before `to` has taken it, or only then. Ranks that
+    /// send to each other therefore start both at once, by [`start_send_recv`](Self::start_send_recv) or
     /// [`start_batch`](Self::start_batch): if each started to receive before it sent, all would wait in vain.
     #[doc(alias = "MPI_Isend")]
     pub fn start_send<T: Element>(
