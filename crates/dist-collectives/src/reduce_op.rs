@@ -45,7 +45,7 @@ pub enum ReduceOp {
     /// bits of [`Mean`](Self::Mean).
     ///
     /// A weight is finite and not negative. The weights are added in `f64` in canonical order; if they add up to zero
-    /// or to what the type cannot hold, every rank gets the same error.
+    /// or to what is not finite in the arithmetic (`f32`, but for `f64`), every rank gets the same error.
     WeightedMean(f64),
 }
 
@@ -178,7 +178,8 @@ pub enum ReductionOrder {
     /// decided by it, and may differ from rank to rank.
     #[default]
     Canonical,
-    /// Any order that is the same in every run with the same number of ranks, size and algorithm.
+    /// Any order that is the same in every run with the same number of ranks, size, algorithm and placement: which ranks
+    /// share a host.
     Any,
 }
 
