@@ -115,14 +115,6 @@ pub(super) struct Known {
     current: usize,
     /// The one that makes room for another.
     oldest: usize,
-    /// The memory of steps that are not needed any more.
-    spare: Spare,
-}
-
-#[derive(Debug, Default)]
-struct Spare {
-    direct: Vec<direct::Step>,
-    messages: Vec<Step>,
 }
 
 /// How one collective is done.
@@ -261,17 +253,6 @@ impl Known {
         found.is_some()
     }
 
-    /// Memory for the steps of a new way: that of the way which makes room is no longer needed, if one has to.
-    fn spare(&mut self) -> &mut Spare {
-        if self.all.len() == WAYS_MAX {
-            match &mut self.all[self.oldest].done {
-                Done::Directly { steps, .. } => std::mem::swap(steps, &mut self.spare.direct),
-                Done::ByMessages(script) => std::mem::swap(&mut script.steps, &mut self.spare.messages),
-            }
-        }
-        &mut self.spare
-    }
-
     /// Keeps a way, which is the current one from now on.
     fn keep(&mut self, way: Way) {
         if self.all.len() < WAYS_MAX {
@@ -351,37 +332,25 @@ impl Engine {
         let operation = job.work.operation::<A>();
         let call = self.call_of(operation, job, how.order);
         if let Some(plan) = plan {
-            let mut steps = std::mem::take(&mut self.known.spare().direct);
-            steps.clear();
-            steps.extend(plan.schedule(self.rank).take(STEPS_MAX + 1));
-            if steps.len() > STEPS_MAX {
-                steps.clear();
-            }
+            let steps: Vec<_> = plan.schedule(self.rank).take(STEPS_MAX + 1).collect();
+            let steps = if steps.len() > STEPS_MAX { Vec::new() } else { steps };
             let call = Call { algorithm: Some(Direct::new(A::SERVES, plan.form()).into()), ..call };
             let done = Done::Directly { plan, steps };
             return Ok(Way { job: *job, how, done, next: call.encode(), call });
         }
         let bytes = self.bytes_at_once(operation, job.bytes);
         let chosen: Chosen<A> = manner.settings.choose(self.crew, bytes, self.levels.as_ref())?;
-        let memory = std::mem::take(&mut self.known.spare().messages);
-        let script = self.write_script(&chosen, job.work, manner.settings.model, memory);
+        let script = self.write_script(&chosen, job.work, manner.settings.model);
         let sizes = chosen.digest().map_or(job.sizes, |hosts| digest([hosts, job.sizes]));
         let call = Call { algorithm: Some(chosen.algorithm()), sizes, ..call };
         Ok(Way { job: *job, how, done: Done::ByMessages(script), next: call.encode(), call })
     }
 
-    /// What this rank does, written into this memory.
-    fn write_script<A: OneOf>(
-        &self,
-        chosen: &Chosen<A>,
-        work: Work,
-        model: CostModel,
-        mut steps: Vec<Step>,
-    ) -> Script {
+    /// What this rank does.
+    fn write_script<A: OneOf>(&self, chosen: &Chosen<A>, work: Work, model: CostModel) -> Script {
         let rank = self.rank;
-        steps.clear();
         let (chunks, of, owned) = (chosen.chunks(rank.world_size()), Source::Buffer, Chunks::NONE);
-        let empty = Script { model, of, chunks, steps, sums_complete: 0, owned };
+        let empty = Script { model, of, chunks, steps: Vec::new(), sums_complete: 0, owned };
         let root = work.root().unwrap_or_default();
         match chosen {
             Chosen::Flat(flat) => match (chosen.algorithm(), work) {
