@@ -22,6 +22,9 @@ impl Engine {
         let reach = self.reach(&window::<u8>(0, manner), manner)?;
         let can = reach.is_some_and(|reach| here == Ownership::Allocated || reach != Reach::Slots);
         let mut all = [u8::from(can)];
+        // In a way of its own, whatever was asked for of the caller's reductions.
+        let settings = manner.settings.of_child();
+        let manner = &Manner { settings: &settings, ..manner.clone() };
         self.all_reduce(&mut all[..], ReduceOp::Min, manner)?;
         Ok(all[0] == 1)
     }

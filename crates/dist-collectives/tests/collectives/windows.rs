@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use dist_collectives::{Buffer, Communicator, Element, Error, Operation, ReduceOp, bf16};
+use dist_collectives::{
+    Algorithm, AllReduce, Buffer, Communicator, Direct, Element, Error, Operation, ReduceOp, bf16,
+};
 use rstest::rstest;
 
 use crate::worlds::{Network, run};
@@ -149,6 +151,22 @@ fn ranks_that_share_no_memory_are_told_so_alike() {
         let failed = comm.open(own).unwrap_err();
         assert!(matches!(*failed.error, Error::NoWindow) && failed.buffer.len() == 10);
     });
+}
+
+#[test]
+fn whether_a_window_can_be_opened_is_found_out_whatever_algorithm_is_asked_for() {
+    for network in [Network::Simulated, Network::Together(7)] {
+        run(network, 3, move |mut comm| {
+            let own = buffer(&mut comm, 10, true);
+            // A reduction is refused by some of these: for its order, or for its memory.
+            let forms = Direct::of(Operation::AllReduce);
+            let asked = forms.map(Algorithm::from).chain([AllReduce::Ring.into()]);
+            for algorithm in asked {
+                let can = comm.with_algorithm(algorithm).can_open(&own).unwrap();
+                assert_eq!(can, network != Network::Simulated, "{algorithm}");
+            }
+        });
+    }
 }
 
 #[test]
