@@ -337,8 +337,9 @@ pub enum Error {
         /// How long it could wait.
         limit: Duration,
     },
-    /// The transport panicked in an operation that does not block.
-    #[error("the thread for operations that do not block panicked")]
+    /// An operation that does not block panicked, on this rank: the transport, or where it moves values, what encodes or
+    /// decodes them.
+    #[error("an operation that does not block panicked")]
     Panicked,
 }
 
