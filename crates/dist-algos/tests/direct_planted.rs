@@ -152,7 +152,7 @@ fn sums(transport: &mut dyn Transport, form: Form, mistake: Mistake) -> bool {
             into.iter_mut().zip(from).for_each(|(into, from)| *into = into.wrapping_add(*from));
         };
         let complete = &mut |_: &mut [&mut [u8]]| unreachable!("nobody else's memory is within reach");
-        let kernel = &mut Kernel { combine, finish: &mut |_| (), total: None, complete };
+        let kernel = &mut Kernel { combine, finish: &mut |_| (), complete };
         let (steps, scratch) = (plan.schedule(rank), &mut Scratch::new());
         let done = run(&mut direct, (&plan, rank), steps, memory, kernel, scratch, &deadline.into());
         done.is_ok()

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use dist_algos::direct::{Form, Kernel, Memory, Own, Pace, Plan, Task, run};
+use dist_algos::direct::{Form, Kernel, Memory, Own, Pace, Plan, Task, meet, run};
 use dist_algos::{Partition, Scratch, Source};
 use dist_transport::{Fingerprint, MemoryCosts, Owned, Reach, Shared, Transport, sim};
 use rstest::rstest;
@@ -39,16 +39,21 @@ fn simulated(plan: Plan, seed: u64, cut: Partition<'static>) -> Duration {
             _ => Own::Borrowed(&mut owned),
         };
         let input = (plan.task().source() == Source::Input).then_some((&*input, cut));
-        let memory = &mut Memory { own, cut, input, piece_bytes: PACE.piece_bytes };
-        let kernel = &mut Kernel {
-            combine: &mut |_, _| (),
-            finish: &mut |_| (),
-            total: Some(&mut |_, _| ()),
-            complete: &mut |_| (),
-        };
-        let direct = transport.direct(&deadline.into()).unwrap().unwrap();
-        let (steps, scratch) = (plan.schedule(rank), &mut Scratch::new());
-        run(direct, (&plan, rank), steps, memory, kernel, scratch, &deadline.into()).unwrap();
+        let (program, steps) = ((&plan, rank), plan.schedule(rank));
+        let (scratch, due) = (&mut Scratch::new(), &deadline.into());
+        let direct = transport.direct(due).unwrap().unwrap();
+        match own {
+            Own::Borrowed(own) if plan.is_meeting() => {
+                let arithmetic = (|_: &mut [u8], _: &[u8]| (), Some(|_: &mut [u8], _: &[&[u8]]| ()));
+                meet(direct, program, own, arithmetic, scratch, due).unwrap();
+            }
+            own => {
+                let memory = &mut Memory { own, cut, input, piece_bytes: PACE.piece_bytes };
+                let kernel =
+                    &mut Kernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () };
+                run(direct, program, steps, memory, kernel, scratch, due).unwrap();
+            }
+        }
         owned.reclaim(direct);
     });
     outcome.elapsed

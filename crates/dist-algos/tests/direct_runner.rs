@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use dist_algos::direct::{Form, Kernel, Memory, Own, Plan, Task, Total, run};
+use dist_algos::direct::{Form, Kernel, Memory, Own, Plan, Task, Total, meet, run};
 use dist_algos::{Partition, RunError, Scratch, Source};
 use dist_testkit::oracle::{self, Reduction};
 use dist_transport::{
@@ -217,13 +217,21 @@ fn brought(rank: usize, world_size: usize, len: usize) -> Vec<f32> {
     oracle::sample(7, rank, len * world_size)
 }
 
+/// How a call is done in which ranks only meet.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Meeting {
+    InSteps,
+    ByPairs,
+    AtOnce,
+}
+
 /// Does a task once; the rank's buffer afterwards.
 fn once(
     direct: &mut Together,
     rank: Rank,
     (task, form): (Task, Form),
     len: usize,
-    at_once: bool,
+    meeting: Meeting,
 ) -> Vec<f32> {
     let world_size = rank.world_size();
     let buffer = brought(rank.index(), world_size, len);
@@ -243,11 +251,6 @@ fn once(
         _ => None,
     };
     let mut owned = Owned::from(buffer);
-    let own = match form {
-        Form::WriteToAll => Own::Lent(owned.lend()),
-        _ => Own::Borrowed(bytemuck::cast_slice_mut(&mut owned)),
-    };
-    let memory = &mut Memory { own, cut, input, piece_bytes: 256 };
     let combine = |into: &mut [u8], from: &[u8]| {
         let (into, from) = (bytemuck::cast_slice_mut::<_, f32>(into), bytemuck::cast_slice::<_, f32>(from));
         into.iter_mut().zip(from).for_each(|(into, from)| *into += from);
@@ -259,10 +262,22 @@ fn once(
         let all: Vec<_> = iter::once(floats(first)).chain(others.iter().map(|other| floats(other))).collect();
         first.copy_from_slice(bytemuck::cast_slice(&oracle::all_reduce(&all, Reduction::Sum)));
     };
+    let (program, scratch, due) = ((&plan, rank), &mut Scratch::new(), &deadline().into());
+    if plan.is_meeting() && meeting != Meeting::InSteps {
+        let own = bytemuck::cast_slice_mut(&mut owned);
+        let total = (meeting == Meeting::AtOnce).then_some(total);
+        meet(direct, program, own, (combine, total), scratch, due).unwrap();
+        finish(own);
+        return owned.into_vec().unwrap();
+    }
+    let own = match form {
+        Form::WriteToAll => Own::Lent(owned.lend()),
+        _ => Own::Borrowed(bytemuck::cast_slice_mut(&mut owned)),
+    };
+    let memory = &mut Memory { own, cut, input, piece_bytes: 256 };
     let kernel = &mut Kernel {
         combine: &mut { combine },
         finish: &mut { finish },
-        total: at_once.then_some(total),
         complete: &mut |all| {
             let mut width = 1;
             while width < all.len() {
@@ -277,8 +292,7 @@ fn once(
             others.iter_mut().for_each(|other| other.copy_from_slice(sum));
         },
     };
-    run(direct, (&plan, rank), plan.schedule(rank), memory, kernel, &mut Scratch::new(), &deadline().into())
-        .unwrap();
+    run(direct, program, plan.schedule(rank), memory, kernel, scratch, due).unwrap();
     owned.reclaim(direct);
     owned.into_vec().unwrap()
 }
@@ -305,7 +319,7 @@ fn promised(task: Task, rank: usize, inputs: &[Vec<f32>], len: usize) -> Vec<Opt
 fn every_form_gives_what_the_oracle_says(
     #[values(1, 2, 3, 4, 7, 8)] world_size: usize,
     #[values(0, 1, 3, 150, 1000)] len: usize,
-    #[values(true, false)] at_once: bool,
+    #[values(Meeting::InSteps, Meeting::ByPairs, Meeting::AtOnce)] meeting: Meeting,
 ) {
     let root = world_size - 1;
     let inputs: Vec<Vec<f32>> = (0..world_size).map(|rank| brought(rank, world_size, len)).collect();
@@ -314,7 +328,7 @@ fn every_form_gives_what_the_oracle_says(
         Task::all(root).into_iter().flat_map(|task| forms.map(|form| (task, form))).collect();
     let calls: Vec<(Task, Form)> = all.into_iter().filter(|(task, form)| form.serves(*task)).collect();
     let results = on_every_rank(world_size, |rank, direct| {
-        calls.iter().map(|&call| once(direct, rank, call, len, at_once)).collect::<Vec<_>>()
+        calls.iter().map(|&call| once(direct, rank, call, len, meeting)).collect::<Vec<_>>()
     });
     for (rank, results) in results.iter().enumerate() {
         for (&(task, form), result) in calls.iter().zip(results) {
@@ -333,8 +347,7 @@ fn memory_that_the_schedule_was_not_made_for_is_refused() {
     let error_of = |task: Task, form: Form, bytes: &mut [u8], cut: Partition<'_>| {
         let mut direct = Together { rank: 0, all: Arc::default(), bases: vec![0], turn: 0 };
         let memory = &mut Memory { own: Own::Borrowed(bytes), cut, input: None, piece_bytes: 64 };
-        let kernel =
-            &mut Kernel { combine: &mut |_, _| (), finish: &mut |_| (), total: None, complete: &mut |_| () };
+        let kernel = &mut Kernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () };
         let (plan, scratch) = (Plan::new((task, form), 1, 64, 512, SHARED).unwrap(), &mut Scratch::new());
         match run(
             &mut direct,

@@ -26,7 +26,7 @@ pub struct Pace {
 
 impl Plan {
     /// How long it takes until the last rank is through, if all begin at once; of memory that is cut like this. A reduction is
-    /// taken for a sum, of which there is a [loop](super::Kernel::total) over all.
+    /// taken for a sum, of which there is a [loop](super::Total) over all.
     pub fn duration(self, cut: Partition<'_>, input: Option<Partition<'_>>, pace: &Pace) -> Duration {
         let sizes = Sizes::new(self, cut, input);
         let mut posted = vec![Vec::new(); self.world_size()];

@@ -37,7 +37,8 @@ pub enum Own<'a> {
     Lent(Lent<'a>),
 }
 
-/// What adds up the contributions of all ranks: the first, where the sums are left, and the others.
+/// What adds up the contributions of 4 or 8 ranks, which are of one length, in one loop, in canonical order: the first, where
+/// the sums are left, and the others after it.
 pub type Total<'a> = dyn FnMut(&mut [u8], &[&[u8]]) + 'a;
 
 /// The arithmetic of a reduction.
@@ -46,9 +47,6 @@ pub struct Kernel<'a> {
     pub combine: &'a mut Combine<'a>,
     /// What is done to complete sums, once, by whoever has computed them.
     pub finish: &'a mut (dyn FnMut(&mut [u8]) + 'a),
-    /// Combines the contributions of 4 or 8 ranks, which are of one length, in one loop: as canonical order does the first,
-    /// which is its first argument, and the others after it. `None` if there is no such loop: then two at a time are combined.
-    pub total: Option<&'a mut Total<'a>>,
     /// Combines the contributions of all ranks, in their order, which are of one length, and finishes: what they come to,
     /// in canonical order, is left in each.
     pub complete: &'a mut (dyn FnMut(&mut [&mut [u8]]) + 'a),
@@ -77,13 +75,6 @@ pub fn run(
 ) -> Result<(), RunError<TransportError>> {
     check(plan, memory)?;
     let place_bytes = place_bytes(&*direct, plan, memory)?;
-    if plan.is_meeting() {
-        let (own, Kernel { combine, total, finish, .. }) = (memory.own.bytes_mut(), kernel);
-        let total = total.as_deref_mut();
-        meet(direct, (plan, rank), own, (&mut **combine, total), scratch, due)?;
-        finish(own);
-        return Ok(());
-    }
     let failed = |step: usize| move |source| RunError::Transport { step, source };
     let mut runner = Runner { direct, rank, plan, place_bytes, memory, kernel, scratch, due };
     runner.enter().map_err(failed(0))?;
@@ -97,8 +88,9 @@ pub fn run(
     Ok(())
 }
 
-/// Does a call that is a [meeting](Plan::is_meeting), as [`run`] does it too: all of its steps are one. What is done to
-/// complete sums is left to the caller. After an error the memory's contents are unspecified.
+/// Does a call that is a [meeting](Plan::is_meeting), whose steps are one here, in less time than [`run`] takes for them. If
+/// there is no [`Total`], two contributions are combined at a time. What is done to complete sums is left to the caller. After
+/// an error the memory's contents are unspecified.
 ///
 /// # Errors
 /// If the transport fails.

@@ -249,10 +249,8 @@ impl Engine {
         let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
         let direct = direct.expect("a plan is made only where memory is shared");
         let program = (&*plan, rank);
-        let mut total = arithmetic.total::<T>(rank.world_size());
         let kernel = &mut Kernel {
             combine: &mut arithmetic.combine::<T>(),
-            total: total.as_mut().map(|total| total as _),
             finish: &mut |sums| arithmetic.finish::<T>(bytemuck::cast_slice_mut(sums)),
             complete: &mut arithmetic.complete::<T>(),
         };
