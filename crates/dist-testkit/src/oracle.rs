@@ -125,7 +125,7 @@ pub fn all_gather<T: Number>(inputs: &[Vec<T>]) -> Vec<T> {
 }
 
 /// An element as the oracle sees it.
-pub trait Number: Copy + Debug + PartialEq {
+pub trait Number: Copy + Debug + PartialEq + 'static {
     /// The sum; integers wrap.
     #[must_use]
     fn sum(self, other: Self) -> Self;
@@ -153,20 +153,33 @@ pub trait Number: Copy + Debug + PartialEq {
     /// A value made from arbitrary bits: small numbers, large ones, zeros of both signs, but nothing that is
     /// not finite.
     fn from_noise(noise: u64) -> Self;
+    /// What is not finite, zeros of both signs, the largest number and the smallest ones; integers have none of these.
+    const SPECIAL: &'static [Self];
 }
 
 /// `len` numbers that depend on nothing but the seed and the rank.
 pub fn sample<T: Number>(seed: u64, rank: usize, len: usize) -> Vec<T> {
+    noise(seed, rank).map(T::from_noise).take(len).collect()
+}
+
+/// As [`sample`]; a fifth of the numbers are [special](Number::SPECIAL), if the type has any.
+pub fn sample_with_special<T: Number>(seed: u64, rank: usize, len: usize) -> Vec<T> {
+    let choices = T::SPECIAL.len() as u64 * 5;
+    let special = |noise: u64| T::SPECIAL.get(usize::try_from(noise.checked_rem(choices)?).ok()?).copied();
+    let number = |noise| special(noise).unwrap_or_else(|| T::from_noise(noise));
+    noise(seed, rank).map(number).take(len).collect()
+}
+
+/// Arbitrary bits, by SplitMix64.
+fn noise(seed: u64, rank: usize) -> impl Iterator<Item = u64> {
     let mut state =
         seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (rank as u64 + 1).wrapping_mul(0xd1b5_4a32_d192_ed03);
-    let mut next = || {
-        // SplitMix64.
+    std::iter::repeat_with(move || {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^ (mixed >> 31)
-    };
-    (0..len).map(|_| T::from_noise(next())).collect()
+    })
 }
 
 fn wrapping_sum<T: WrappingAdd>(left: T, right: T) -> T {
@@ -233,6 +246,7 @@ macro_rules! integers {
             fn from_noise(noise: u64) -> Self {
                 noise as Self
             }
+            const SPECIAL: &'static [Self] = &[];
         }
     )*};
 }
@@ -271,6 +285,17 @@ macro_rules! floats {
             fn from_noise(noise: u64) -> Self {
                 noisy(noise)
             }
+            const SPECIAL: &'static [Self] = &[
+                Self::NAN,
+                Self::INFINITY,
+                Self::NEG_INFINITY,
+                Self::MAX,
+                Self::MIN_POSITIVE,
+                // The smallest of all, and zeros.
+                Self::from_bits(1),
+                Self::from_bits(0),
+                Self::from_bits(!(!0 >> 1)),
+            ];
         }
     )*};
 }
@@ -297,5 +322,19 @@ mod tests {
     fn samples_differ_by_rank_and_repeat_by_seed() {
         assert_eq!(sample::<f32>(1, 2, 9), sample::<f32>(1, 2, 9));
         assert_ne!(sample::<f32>(1, 2, 9), sample::<f32>(1, 3, 9));
+    }
+
+    #[test]
+    fn special_numbers_are_among_others_where_the_type_has_them() {
+        fn all_are_there<T: Number>() -> bool {
+            let sample = sample_with_special::<T>(1, 2, 1000);
+            let is_there = |special: &T| sample.iter().any(|number| number.same(*special));
+            let usual =
+                sample.iter().filter(|number| !T::SPECIAL.iter().any(|special| special.same(**number)));
+            T::SPECIAL.iter().all(is_there) && usual.count() > 700
+        }
+        assert!(f16::SPECIAL[7] == f16::NEG_ZERO && f16::SPECIAL[7].is_sign_negative());
+        assert!(all_are_there::<f64>() && all_are_there::<bf16>());
+        assert_eq!(sample_with_special::<i32>(1, 2, 9), sample::<i32>(1, 2, 9));
     }
 }

@@ -27,7 +27,10 @@ impl<'a, T: Probe> Case<'a, T> {
         len: usize,
         ways: &'a dyn Fn(Operation) -> Vec<Option<Algorithm>>,
     ) -> Self {
-        let inputs = inputs::<T>(world_size, len);
+        Self::of(op, inputs::<T>(world_size, len), ways)
+    }
+
+    fn of(op: ReduceOp, inputs: Vec<Vec<T>>, ways: &'a dyn Fn(Operation) -> Vec<Option<Algorithm>>) -> Self {
         let expected = oracle::all_reduce(&inputs, reduction(op));
         Self { op, inputs, expected, ways }
     }
@@ -154,6 +157,10 @@ fn check_type_by<T: Probe>(comm: &mut World, ways: &dyn Fn(Operation) -> Vec<Opt
     for op in ReduceOp::PLAIN.into_iter().filter(|op| op.supports(T::DTYPE)) {
         for len in [world_size + 1, 127] {
             Case::<T>::new(op, world_size, len, ways).check(comm, std::iter::once(len % world_size));
+        }
+        if T::DTYPE.is_float() {
+            let special = (0..world_size).map(|rank| oracle::sample_with_special(7, rank, 127)).collect();
+            Case::<T>::of(op, special, ways).check(comm, std::iter::once(0));
         }
     }
 }
