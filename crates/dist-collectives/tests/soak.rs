@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use dist_collectives::{Buffer, Communicator, Pending, ReduceOp};
+use dist_collectives::{Buffer, Communicator, Message, Pending, ReduceOp};
 use dist_testkit::process;
 use fastrand::Rng;
 use rstest::rstest;
@@ -82,7 +82,7 @@ fn step(comm: &mut Communicator, number: u64, shared: &mut Rng, started: &mut Ve
     let (rank, len) = (comm.rank(), shared.choice([0, 1, 7, 100, 1000, 5000]).unwrap());
     let (root, whole) = (shared.usize(0..WORLD), WORLD * len);
     let mut own = brought(number, rank, len);
-    match shared.u8(0..9) {
+    match shared.u8(0..19) {
         0 => {
             comm.all_reduce(&mut own, ReduceOp::Sum).unwrap();
             assert_eq!(own, sum(number, len));
@@ -112,17 +112,27 @@ fn step(comm: &mut Communicator, number: u64, shared: &mut Rng, started: &mut Ve
                 assert_eq!(part, &brought(number, from, whole)[rank * len..][..len]);
             }
         }
-        6 => {
-            let (left, right) = ((rank + WORLD - 1) % WORLD, (rank + 1) % WORLD);
-            let mut received = vec![0; len];
-            comm.send_recv(&own, right, &mut received, left).unwrap();
-            assert_eq!(received, brought(number, left, len));
-        }
+        6 | 17 => step_of_messages(comm, number, shared, &own),
         7 => {
             let mut memory = comm.alloc::<u64>(len).unwrap();
             memory.copy_from_slice(&own);
             comm.all_reduce_buffer(&mut memory, ReduceOp::Sum).unwrap();
             assert_eq!(*memory, *sum(number, len));
+        }
+        8 => {
+            comm.scan(&mut own, ReduceOp::Sum).unwrap();
+            let up_to = |index| (0..=rank).map(|rank| element(number, rank, index)).sum::<u64>();
+            assert!(own.into_iter().eq((0..len).map(up_to)));
+        }
+        9 => {
+            comm.exclusive_scan(&mut own, ReduceOp::Max).unwrap();
+            assert_eq!(own, if rank == 0 { vec![0; len] } else { brought(number, rank - 1, len) });
+        }
+        10..=15 => step_of_parts(comm, number, shared, (len, root)),
+        #[cfg(feature = "serde")]
+        16 => {
+            let values = comm.all_gather_values(&(rank, own)).unwrap();
+            assert!((0..WORLD).map(|from| (from, brought(number, from, len))).eq(values));
         }
         _ => {
             if started.len() == STARTED_MAX {
@@ -131,6 +141,94 @@ fn step(comm: &mut Communicator, number: u64, shared: &mut Rng, started: &mut Ve
             started.push_back((comm.start_all_reduce(own, ReduceOp::Sum), sum(number, len)));
         }
     }
+}
+
+/// A step in which ranks send what they have brought to others: to the next, or all of it to each.
+fn step_of_messages(comm: &mut Communicator, number: u64, shared: &mut Rng, own: &[u64]) {
+    let (rank, len) = (comm.rank(), own.len());
+    if shared.bool() {
+        let (left, right) = ((rank + WORLD - 1) % WORLD, (rank + 1) % WORLD);
+        let mut received = vec![0; len];
+        comm.send_recv(own, right, &mut received, left).unwrap();
+        assert_eq!(received, brought(number, left, len));
+        return;
+    }
+    let others: Vec<usize> = (0..WORLD).filter(|&other| other != rank).collect();
+    let mut received = vec![vec![0; len]; WORLD - 1];
+    let sends = others.iter().map(|&to| Message::Send { to, elements: own });
+    let pairs = others.iter().zip(&mut received);
+    let receives = pairs.map(|(&from, elements)| Message::Receive { from, elements: &mut elements[..] });
+    comm.batch(&mut sends.chain(receives).collect::<Vec<_>>()).unwrap();
+    assert!(others.into_iter().map(|from| brought(number, from, len)).eq(received));
+}
+
+/// A step in which ranks have parts of what one or all of them get, equal ones or not.
+fn step_of_parts(comm: &mut Communicator, number: u64, shared: &mut Rng, (len, root): (usize, usize)) {
+    let (rank, whole) = (comm.rank(), WORLD * len);
+    // Those of some ranks are empty.
+    let counts: Vec<usize> = (0..WORLD).map(|part| len * ((part + root) % 3)).collect();
+    let uneven: usize = counts.iter().sum();
+    let start: usize = counts[..rank].iter().sum();
+    let part = start..start + counts[rank];
+    let mut own = vec![0; len];
+    let mut own_uneven = vec![0; counts[rank]];
+    match shared.u8(0..7) {
+        0 => {
+            let mut gathered = vec![0; if rank == root { whole } else { 0 }];
+            comm.gather(&brought(number, rank, len), &mut gathered, root).unwrap();
+            let expected = (0..WORLD).flat_map(|from| brought(number, from, len));
+            assert!(rank != root || expected.eq(gathered));
+        }
+        1 => {
+            comm.scatter(&brought(number, rank, whole), &mut own, root).unwrap();
+            assert_eq!(own, brought(number, root, whole)[rank * len..][..len]);
+        }
+        2 => {
+            let mut gathered = vec![0; uneven];
+            comm.all_gather_v(&brought(number, rank, counts[rank]), &counts, &mut gathered).unwrap();
+            let expected = (0..WORLD).flat_map(|from| brought(number, from, counts[from]));
+            assert!(expected.eq(gathered));
+        }
+        3 => {
+            let mut gathered = vec![0; if rank == root { uneven } else { 0 }];
+            comm.gather_v(&brought(number, rank, counts[rank]), &counts, &mut gathered, root).unwrap();
+            let expected = (0..WORLD).flat_map(|from| brought(number, from, counts[from]));
+            assert!(rank != root || expected.eq(gathered));
+        }
+        4 => {
+            comm.scatter_v(&brought(number, rank, uneven), &counts, &mut own_uneven, root).unwrap();
+            assert_eq!(own_uneven, brought(number, root, uneven)[part]);
+        }
+        5 => {
+            let input = brought(number, rank, uneven);
+            comm.reduce_scatter_v(&input, &counts, &mut own_uneven, ReduceOp::Sum).unwrap();
+            assert_eq!(own_uneven, sum(number, uneven)[part]);
+        }
+        _ => {
+            // A rank's part for every other is as long as that of any.
+            let (mut dealt, sends) = (vec![0; uneven], [counts[rank]; WORLD]);
+            let input = brought(number, rank, WORLD * counts[rank]);
+            comm.all_to_all_v(&input, &sends, &mut dealt, &counts).unwrap();
+            let part_of = |(from, &len): (usize, &usize)| {
+                brought(number, from, WORLD * len).into_iter().skip(rank * len).take(len)
+            };
+            assert!(counts.iter().enumerate().flat_map(part_of).eq(dealt));
+        }
+    }
+}
+
+/// Reads what the next rank has where it lies, if the ranks share memory.
+fn look_into_a_window(mut comm: Communicator, number: u64) -> Communicator {
+    const LEN: usize = 1000;
+    let (rank, mut memory) = (comm.rank(), comm.alloc::<u64>(LEN).unwrap());
+    memory.copy_from_slice(&brought(number, rank, LEN));
+    if !comm.can_open(&memory).unwrap() {
+        return comm;
+    }
+    let (mut window, next, mut read) = (comm.open(memory).unwrap(), (rank + 1) % WORLD, [0; LEN / 2]);
+    window.read(next, LEN / 4, &mut read).unwrap();
+    assert_eq!(read, brought(number, next, LEN)[LEN / 4..][..LEN / 2]);
+    window.close().unwrap().0
 }
 
 #[rstest]
@@ -162,6 +260,7 @@ fn ten_thousand_steps_are_right_and_leave_nothing_behind(#[values("auto", "tcp")
             step(communicator, number, &mut shared, &mut started);
         }
         started.drain(..).for_each(finish);
+        let _fork = look_into_a_window(fork, life);
         // Nobody goes on meanwhile.
         comm.barrier().unwrap();
         let now = Possessions::count();
