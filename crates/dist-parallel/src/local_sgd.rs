@@ -176,11 +176,11 @@ impl<M: Params> LocalSgd<M> {
         }
         let outer_optimizer = match outer {
             OuterStep::Average => None,
-            OuterStep::Nesterov { learning_rate, momentum } => Some(Sgd::new(SgdOptions {
-                learning_rate,
-                momentum: Momentum::Nesterov(momentum),
-                weight_decay: 0.0,
-            })?),
+            OuterStep::Nesterov { learning_rate, momentum } => {
+                let momentum = Momentum::Nesterov(momentum);
+                let options = SgdOptions { learning_rate, momentum, weight_decay: 0.0 };
+                Some(Sgd::new(options)?.named("diloco"))
+            }
         };
         params::validate(model.infos())?;
         let settings = [inner_steps as u64, agreement::fingerprint(&outer)];
@@ -253,7 +253,8 @@ impl<M: Params> LocalSgd<M> {
     }
 
     /// Goes on from the newest checkpoint, by any number of ranks, and tells its step; `None` if there is none. All ranks
-    /// call this.
+    /// call this. DiLoCo goes on from a checkpoint of DiLoCo, with its velocity; from any other it
+    /// [begins](Self::load_parameters).
     ///
     /// # Errors
     /// As for [`Checkpoints::load`].
@@ -267,6 +268,19 @@ impl<M: Params> LocalSgd<M> {
     /// As for [`Checkpoints::load_step`].
     pub fn load_step(&mut self, checkpoints: &mut Checkpoints, step: u64) -> Result<()> {
         self.met(|mut met, outer| checkpoints.load_step(step, &mut met, outer))
+    }
+
+    /// Begins with the parameters of the newest checkpoint, by whatever it was saved, and tells its step; `None` if there is
+    /// none. DiLoCo has no velocity then. All ranks call this.
+    ///
+    /// # Errors
+    /// As for [`Checkpoints::load`].
+    pub fn load_parameters(&mut self, checkpoints: &mut Checkpoints) -> Result<Option<u64>> {
+        let step = checkpoints.load(&mut Met(self), None)?;
+        if let (Some(_), Some(outer)) = (step, &mut self.outer) {
+            outer.clear_state();
+        }
+        Ok(step)
     }
 
     /// Calls `f` with what the ranks have in common, and the outer optimizer.

@@ -18,6 +18,7 @@ pub struct Sgd {
     options: SgdOptions,
     groups: Option<ParamGroups>,
     velocities: Vec<Option<Kept>>,
+    name: &'static str,
 }
 
 /// Settings of [`Sgd`].
@@ -59,7 +60,13 @@ impl Sgd {
         if let Momentum::Plain(factor) | Momentum::Nesterov(factor) = options.momentum {
             check("the momentum", factor, factor >= 0.0)?;
         }
-        Ok(Self { options, groups: None, velocities: Vec::new() })
+        Ok(Self { options, groups: None, velocities: Vec::new(), name: "sgd" })
+    }
+
+    /// The same under another name, since its velocity is one of something else than gradients.
+    pub(crate) const fn named(mut self, name: &'static str) -> Self {
+        self.name = name;
+        self
     }
 
     /// With options of their own for some parameters. A slice's number is then its parameter's in the list that the
@@ -125,7 +132,7 @@ impl Optimizer for Sgd {
     }
 
     fn name(&self) -> &'static str {
-        "sgd"
+        self.name
     }
 
     fn layout(&self, parameters: FloatType) -> StateLayout {

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use dist_collectives::Communicator;
 use dist_parallel::{
-    BoxError, Checkpoints, Error, FloatType, LocalSgd, LocalSgdOptions, OuterStep, ParamInfo, Params,
-    ValuesMut,
+    BoxError, CheckpointProblem, Checkpoints, Ddp, DdpOptions, Error, FloatType, LocalSgd, LocalSgdOptions,
+    Momentum, OuterStep, ParamInfo, Params, Sgd, SgdOptions, ValuesMut,
 };
 use dist_transport::sim;
 use rstest::rstest;
@@ -301,4 +301,79 @@ fn ranks_that_have_not_met_are_not_saved() {
         assert!(refused.contains("1 steps since they met"), "{refused}");
         assert_eq!(steps, [2]);
     }
+}
+
+fn with_momentum() -> Sgd {
+    Sgd::new(SgdOptions { momentum: Momentum::Plain(0.9), ..SgdOptions::default() }).unwrap()
+}
+
+/// Both keep a velocity of each parameter, but one of gradients and one of what all ranks have changed.
+#[test]
+fn the_velocities_of_diloco_and_of_sgd_are_not_taken_for_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_owned();
+    let refused = sim::run(1, 2, move |transport| {
+        let mut comm = Communicator::new(transport);
+        let mut ddp = Ddp::new(comm.fork().unwrap(), bag(0), DdpOptions::default()).unwrap();
+        let mut local = LocalSgd::new(comm, bag(0), LocalSgdOptions::diloco(2)).unwrap();
+        let mut sgd = with_momentum();
+        ddp.step_with(2, |bag, index, ready| bag.report(index, ready)).unwrap();
+        ddp.update(&mut sgd).unwrap();
+        let [mut of_sgd, mut of_diloco] = ["sgd", "diloco"].map(|name| Checkpoints::at(path.join(name)));
+        of_sgd.save(&mut ddp, Some(&sgd), 1).unwrap();
+        steps(&mut local, 0..2);
+        local.save(&mut of_diloco, 2).unwrap();
+        [local.load(&mut of_sgd).unwrap_err(), of_diloco.load(&mut ddp, Some(&mut sgd)).unwrap_err()]
+    });
+    let differ = |training: &str, checkpoint: &str| CheckpointProblem::Optimizer {
+        training: training.to_owned(),
+        checkpoint: checkpoint.to_owned(),
+    };
+    for refused in refused.results {
+        let problems = refused.map(|error| match error {
+            Error::Checkpoint(error) => error.problem,
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(problems, [differ("diloco", "sgd"), differ("sgd", "diloco")]);
+    }
+}
+
+/// As if it had not met before, whatever it has done meanwhile.
+#[rstest]
+fn a_training_begins_with_parameters_that_another_has_saved(
+    #[values(LocalSgdOptions::average(2), LocalSgdOptions::diloco(2))] options: LocalSgdOptions,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_owned();
+    let outcome = sim::run(1, 2, move |transport| {
+        let mut comm = Communicator::new(transport);
+        let mut ddp = Ddp::new(comm.fork().unwrap(), bag(3), DdpOptions::default()).unwrap();
+        let mut checkpoints = Checkpoints::at(&path);
+        let mut begin = |met_before: bool, checkpoints: &mut Checkpoints| {
+            let mut local = LocalSgd::new(comm.fork().unwrap(), bag(0), options).unwrap();
+            if met_before {
+                steps(&mut local, 0..3);
+            }
+            let step = local.load_parameters(checkpoints).unwrap();
+            let first = bits(local.model());
+            steps(&mut local, 3..7);
+            (step, first, bits(local.model()))
+        };
+        assert_eq!(begin(true, &mut checkpoints).0, None);
+        checkpoints.save(&mut ddp, Some(&with_momentum()), 1).unwrap();
+        let begun = begin(true, &mut checkpoints);
+        assert_eq!((begun.0, &begun.1), (Some(1), &bits(ddp.model())));
+        assert_eq!(begun, begin(false, &mut checkpoints));
+    });
+    assert_eq!(outcome.results.len(), 2);
+}
+
+#[test]
+fn ranks_of_which_only_some_have_settings_that_make_no_sense_are_all_told() {
+    let results = run_at_once(3, |comm| {
+        let inner_steps = if comm.rank() == 2 { 0 } else { 4 };
+        LocalSgd::new(comm, bag(0), LocalSgdOptions::average(inner_steps)).map(drop)
+    });
+    let named = |result: &Result<(), Error>| matches!(result, Err(Error::OptionsDiffer { rank: 2 }));
+    assert!(results.iter().all(named), "{results:?}");
 }
