@@ -168,9 +168,12 @@ impl<M: Params> LocalSgd<M> {
     /// Begins to train `model` on all ranks of the group. Every rank then has rank 0's parameters.
     ///
     /// # Errors
-    /// If a setting makes no sense. On every rank, if parameters or options differ between ranks. If communication fails.
+    /// On every rank, if a setting makes no sense, or parameters or options differ between ranks. If communication fails.
     pub fn new(mut comm: Communicator, model: M, options: LocalSgdOptions) -> Result<Self> {
         let LocalSgdOptions { inner_steps, outer } = options;
+        let settings = [inner_steps as u64, agreement::fingerprint(&outer)];
+        agreement::check(&mut comm, model.infos(), settings)?;
+        params::validate(model.infos())?;
         if inner_steps == 0 {
             return Err(Error::Setting { name: "the number of inner steps", value: 0.0 });
         }
@@ -182,9 +185,6 @@ impl<M: Params> LocalSgd<M> {
                 Some(Sgd::new(options)?.named("diloco"))
             }
         };
-        params::validate(model.infos())?;
-        let settings = [inner_steps as u64, agreement::fingerprint(&outer)];
-        agreement::check(&mut comm, model.infos(), settings)?;
         let plan = BucketPlan::new(model.infos(), BucketBytes::default());
         let mut local = Self {
             comm,

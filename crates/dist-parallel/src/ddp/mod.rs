@@ -138,12 +138,12 @@ impl<M: Params> Ddp<M> {
         options: DdpOptions,
         hook: Option<Box<dyn BucketHook>>,
     ) -> Result<Self> {
-        params::validate(model.infos())?;
         let name = hook.as_ref().map(|hook| hook.name()).unwrap_or_default();
         let settings = agreement::fingerprint(&(options.bucket_bytes, name));
         agreement::check(&mut comm, model.infos(), [settings, 0])?;
         let plan = BucketPlan::new(model.infos(), options.bucket_bytes);
         let tensors = tensors(&plan, model.infos());
+        params::validate(model.infos())?;
         let keeps_residual = hook.as_ref().is_some_and(|hook| hook.keeps_residual());
         let gradients = Gradients::new(model.infos(), plan, keeps_residual);
         let courier = hook.map(|hook| Courier::start(&mut comm, hook, tensors)).transpose();

@@ -81,9 +81,9 @@ impl<A> Pipeline<A> {
     /// first one.
     ///
     /// # Errors
-    /// Before anything is sent, if the schedule has a flaw or is for another number of ranks, or if the stages are not
-    /// as many as the schedule's or do not have all blocks in order. On every rank, if the models or schedules differ
-    /// between ranks. If communication fails.
+    /// On every rank, if the schedule has a flaw or is for another number of ranks, if the stages are not as many as the
+    /// schedule's or do not have all blocks in order, or if models, schedules or stages differ between ranks. If
+    /// communication fails.
     pub fn new(
         mut comm: Communicator,
         model: Sequence<A>,
@@ -91,10 +91,11 @@ impl<A> Pipeline<A> {
         stages: &[Range<usize>],
         activations: impl Activations<A> + 'static,
     ) -> Result<Self> {
+        let starts: Vec<_> = stages.iter().map(|stage| model.starts().get(stage.start)).collect();
+        let cut = agreement::fingerprint(&(stages, starts, model.blocks().len()));
+        agreement::check(&mut comm, model.infos(), [agreement::fingerprint(&schedule), cut])?;
         params::validate(model.infos())?;
         check(&comm, &model, &schedule, stages)?;
-        let settings = [agreement::fingerprint(&schedule), agreement::fingerprint(stages)];
-        agreement::check(&mut comm, model.infos(), settings)?;
         let infos = model.infos().to_vec();
         let mut first: Vec<usize> = stages.iter().map(|blocks| model.starts()[blocks.start]).collect();
         first.push(infos.len());
@@ -341,7 +342,7 @@ impl<A> Pipeline<A> {
     }
 }
 
-/// Makes sure, before anything is sent, that schedule, stages, model and ranks fit together.
+/// Makes sure that schedule, stages, model and ranks fit together.
 fn check<A>(
     comm: &Communicator,
     model: &Sequence<A>,

@@ -1,4 +1,4 @@
-//! What is refused before anything is sent, and what every rank is told when something goes wrong on one.
+//! What is refused from the start, and what every rank is told when something goes wrong on one.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ fn refused(
 }
 
 #[test]
-fn what_does_not_fit_together_is_refused_before_anything_is_sent() {
+fn what_does_not_fit_together_is_refused() {
     let four = || split_into_stages(BLOCKS, 4).unwrap();
     for error in
         refused(3, move |comm| Pipeline::new(comm, deep(1), F.schedule(4, 4)?, &four(), PlainVectors))
@@ -76,6 +76,28 @@ fn ranks_that_want_different_things_are_told_so() {
         }) {
             assert!(matches!(error, Error::OptionsDiffer { rank: 1 }), "{error}");
         }
+    }
+}
+
+/// One rank alone has a schedule for more ranks than there are, stages without the last block, or a model with the same
+/// parameters in one block.
+#[rstest]
+#[case::ranks(4, BLOCKS, false)]
+#[case::stages(3, BLOCKS - 1, false)]
+#[case::blocks(3, BLOCKS, true)]
+fn what_does_not_fit_together_on_one_rank_is_told_to_all(
+    #[case] ranks: usize,
+    #[case] blocks: usize,
+    #[case] in_one: bool,
+) {
+    for error in refused(3, move |comm| {
+        let (ranks, blocks, in_one) =
+            if comm.rank() == 2 { (ranks, blocks, in_one) } else { (3, BLOCKS, false) };
+        let model = if in_one { Sequence::new(vec![Box::new(deep(1))])? } else { deep(1) };
+        let stages = split_into_stages(blocks, ranks)?;
+        Pipeline::new(comm, model, F.schedule(ranks, 4)?, &stages, PlainVectors)
+    }) {
+        assert!(matches!(error, Error::OptionsDiffer { rank: 2 }), "{error}");
     }
 }
 

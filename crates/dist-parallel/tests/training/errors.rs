@@ -111,6 +111,20 @@ fn two_parameters_of_one_name_are_refused() {
     assert!(results.iter().all(refused), "{results:?}");
 }
 
+#[test]
+fn a_model_that_makes_no_sense_on_one_rank_is_told_to_all() {
+    let results = run_at_once(3, |comm| {
+        let mut infos = infos();
+        if comm.rank() == 1 {
+            infos[5].name = "layer.1".into();
+        }
+        Ddp::new(comm, Bag::new(infos, 1), DdpOptions::default()).map(drop)
+    });
+    let told =
+        |result: &Result<(), Error>| matches!(result, Err(Error::ModelsDiffer { index: 5, rank: 1, .. }));
+    assert!(results.iter().all(told), "{results:?}");
+}
+
 /// A step in which one rank does something wrong.
 fn step_with_fault(
     fault: impl Fn(&Bag, &mut dist_parallel::Ready<'_>) -> Result<(), Error> + Send + Sync + 'static,
