@@ -17,7 +17,9 @@ impl<M: Params> Ddp<M> {
         micro_batches: usize,
         compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
     ) -> Result<()> {
+        self.begin();
         let result = self.sum_up(micro_batches, C::WEIGHTED, &mut counted(compute));
+        self.computes = false;
         self.or_abort(result)
     }
 
@@ -49,7 +51,6 @@ impl<M: Params> Ddp<M> {
     /// Adds this rank's share of these micro-batches to what was accumulated.
     fn sum_up(&mut self, micro_batches: usize, weighted: bool, compute: &mut Compute<'_, M>) -> Result<()> {
         self.check_weighted(weighted)?;
-        self.gradients.begin_step();
         (self.micro_batches, self.weighted) = (self.micro_batches + micro_batches, weighted);
         self.share(micro_batches).try_for_each(|index| self.run(index, compute, None))
     }

@@ -71,6 +71,8 @@ pub struct Ddp<M> {
     /// Micro-batches of all ranks since the last synchronisation, and whether they say how much they count.
     micro_batches: usize,
     weighted: bool,
+    /// While this rank computes. Set afterwards, too, if that has panicked.
+    computes: bool,
 }
 
 /// Settings of [`Ddp`].
@@ -141,9 +143,9 @@ impl<M: Params> Ddp<M> {
         let name = hook.as_ref().map(|hook| hook.name()).unwrap_or_default();
         let settings = agreement::fingerprint(&(options.bucket_bytes, name));
         agreement::check(&mut comm, model.infos(), [settings, 0])?;
+        params::validate(model.infos())?;
         let plan = BucketPlan::new(model.infos(), options.bucket_bytes);
         let tensors = tensors(&plan, model.infos());
-        params::validate(model.infos())?;
         let keeps_residual = hook.as_ref().is_some_and(|hook| hook.keeps_residual());
         let gradients = Gradients::new(model.infos(), plan, keeps_residual);
         let courier = hook.map(|hook| Courier::start(&mut comm, hook, tensors)).transpose();
@@ -154,7 +156,7 @@ impl<M: Params> Ddp<M> {
             buckets = gradients.bucket_count(),
             "training begins"
         );
-        Ok(Self { comm, model, gradients, courier, micro_batches: 0, weighted: false })
+        Ok(Self { comm, model, gradients, courier, micro_batches: 0, weighted: false, computes: false })
     }
 
     /// The micro-batches, out of a number of them, that this rank computes: contiguous, and as equal shares as
@@ -260,15 +262,25 @@ impl<M: Params> Ddp<M> {
     ) -> Result<StepReport> {
         let runtime = self.comm.runtime().clone();
         let (started, sent_before) = (runtime.now(), self.bytes_sent());
-        self.gradients.begin_step();
+        self.begin();
         // Outlives the attempt: what is in flight ends by its deadline, or at once when the job is aborted.
         let mut flight = Flight::default();
         let result = self.attempt(share, asked, compute, &mut flight);
+        self.computes = false;
         let (Landed { loss, micro_batches }, exposed) = self.or_abort(result)?;
         (self.micro_batches, self.weighted) = (0, false);
         let elapsed = runtime.now().saturating_sub(started);
         let bytes_sent = self.bytes_sent() - sent_before;
         Ok(StepReport { loss, micro_batches, elapsed, exposed, bytes_sent })
+    }
+
+    /// Begins to compute. What is there of a computation that has panicked, which the caller must have caught, is forgotten:
+    /// nobody knows how much of it there is.
+    fn begin(&mut self) {
+        if std::mem::replace(&mut self.computes, true) {
+            self.forget();
+        }
+        self.gradients.begin_step();
     }
 
     /// Everything of a step that may fail, and how long this rank waited for others.
