@@ -151,7 +151,7 @@ impl Trainer {
                     }
                 })?;
                 written?;
-                Ok((pipeline.into_parts().0, whole))
+                Ok((pipeline.into_parts()?.0, whole))
             }
         }
     }

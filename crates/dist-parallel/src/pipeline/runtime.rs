@@ -133,7 +133,7 @@ impl<A> Pipeline<A> {
 
     /// Joins this pipeline with others beside it: `data` connects the ranks that have the same stages, in the order of
     /// the pipelines. Gradients and losses are then means over the micro-batches of all of them; pipeline d of D computes
-    /// the d-th contiguous share. Every stage then has the parameters of pipeline 0.
+    /// the d-th contiguous share. Every stage then has the parameters of pipeline 0, and no gradients of a step before.
     ///
     /// # Errors
     /// On every rank, if models or schedules differ between pipelines; if communication fails.
@@ -141,6 +141,7 @@ impl<A> Pipeline<A> {
         let result = self.agree(&mut data);
         self.or_abort(result)?;
         self.data = Some(data);
+        self.forget();
         Ok(())
     }
 
@@ -168,6 +169,7 @@ impl<A> Pipeline<A> {
         });
         self.or_abort(result)?;
         self.shards = Some(shards);
+        self.forget();
         Ok(())
     }
 
@@ -196,7 +198,8 @@ impl<A> Pipeline<A> {
         &self.schedule
     }
 
-    /// This rank's stages: their numbers, and their parts of the model.
+    /// This rank's stages: their numbers, and their parts of the model. Parameters that are [divided](Self::shard_over) are
+    /// freed between steps; [`into_parts`](Self::into_parts) gives them back whole.
     pub fn stages(&self) -> impl Iterator<Item = (usize, &Sequence<A>)> {
         self.stages.iter().map(|stage| (stage.number, &stage.model))
     }
@@ -319,9 +322,15 @@ impl<A> Pipeline<A> {
         })
     }
 
-    /// Ends the training and gives back the communicator and this rank's stages.
-    pub fn into_parts(self) -> (Communicator, Vec<Sequence<A>>) {
-        (self.comm, self.stages.into_iter().map(|stage| stage.model).collect())
+    /// Ends the training and gives back the communicator and this rank's stages, which have all of their parameters. Every
+    /// rank calls this.
+    ///
+    /// # Errors
+    /// If communication fails, or a block does not take its parameters.
+    pub fn into_parts(mut self) -> Result<(Communicator, Vec<Sequence<A>>)> {
+        let gathered = self.stages.iter_mut().try_for_each(|stage| stage.gather(self.shards.as_mut()));
+        self.or_abort(gathered)?;
+        Ok((self.comm, self.stages.into_iter().map(|stage| stage.model).collect()))
     }
 
     /// Aborts the job if something failed that the other ranks cannot know, and forgets what was begun.

@@ -10,7 +10,8 @@ use dist_parallel::{Checkpoints, Params};
 use dist_transport::sim;
 use rstest::rstest;
 
-use crate::model::{Trained, alone, alone_with};
+use crate::model::{Trained, alone, alone_with, optimizer};
+use crate::plain::{bits, micro_batch, squared_error};
 use crate::training::{Pipe, pipeline, train, train_with, whole};
 
 /// A pipeline on a mesh of data × pipeline × shard, whose stages are divided or not.
@@ -110,6 +111,15 @@ fn beside(transport: sim::SimTransport, [data, pipelined]: [usize; 2]) -> Pipe {
     on_mesh(Communicator::new(transport), schedule, [data, 1], false)
 }
 
+/// One step's gradients.
+fn step(pipeline: &mut Pipe) {
+    let step = pipeline.step(
+        |index| Ok(micro_batch(0, index).0),
+        |index, output| squared_error(micro_batch(0, index).1)(output),
+    );
+    step.unwrap();
+}
+
 /// Every pipeline has all parameters: one of them saves, all hear of it, and all load the same.
 #[rstest]
 fn pipelines_beside_each_other_save_once_and_go_on_together(
@@ -185,6 +195,55 @@ fn a_pipeline_whose_stages_are_divided_is_neither_saved_nor_loaded() {
     });
     for error in outcome.results.into_iter().flatten() {
         assert!(error.contains("memory is freed between its uses"), "{error}");
+    }
+}
+
+/// What a step gave before is not about what the pipeline then is: nothing is changed by it.
+#[rstest]
+fn a_pipeline_that_is_joined_with_others_forgets_its_gradients(#[values(false, true)] is_divided: bool) {
+    let outcome = sim::run(3, 4, move |transport| {
+        let mut mesh = Mesh::new(Communicator::new(transport), [("pipeline", 2), ("beside", 2)]).unwrap();
+        let schedule = Kind::Gpipe.schedule(2, 4).unwrap();
+        let mut comm = |axis: &str| mesh.take(axis).unwrap().into_communicator();
+        let (beside, mut pipeline) = (comm("beside"), pipeline(comm("pipeline"), schedule));
+        step(&mut pipeline);
+        let before = whole(&mut pipeline);
+        if is_divided {
+            pipeline.shard_over(beside).unwrap();
+        } else {
+            pipeline.reduce_over(beside).unwrap();
+        }
+        pipeline.update(&mut optimizer()).unwrap();
+        assert_eq!(pipeline.gradient_norm().unwrap(), 0.0);
+        whole(&mut pipeline) == before
+    });
+    assert_eq!(outcome.results, [true; 4]);
+}
+
+/// Also those of stages that were divided, of which no rank had a parameter whole.
+#[rstest]
+fn a_pipeline_gives_its_stages_back_with_all_that_was_trained(#[values(false, true)] is_divided: bool) {
+    let expected = alone(8).0;
+    let outcome = sim::run(3, 4, move |transport| {
+        let schedule = Kind::OneForwardOneBackward.schedule(2, if is_divided { 4 } else { 8 }).unwrap();
+        let world = Communicator::new(transport);
+        let rank = world.rank();
+        // Two pipelines of the same stages, one after the other or with a part of them on each rank.
+        let mut pipeline = if is_divided {
+            on_mesh(world, schedule, [1, 2], true)
+        } else {
+            let mut mesh = Mesh::new(world, [("pipeline", 2), ("twice", 2)]).unwrap();
+            pipeline(mesh.take("pipeline").unwrap().into_communicator(), schedule)
+        };
+        train(&mut pipeline);
+        let (_, stages) = pipeline.into_parts().unwrap();
+        (rank, stages.iter().flat_map(|stage| bits(stage)).collect::<Vec<u32>>())
+    });
+    // The axis of what lies beside each other varies faster.
+    for beside in 0..2 {
+        let of_pipeline = |&(rank, _): &&(usize, Vec<u32>)| rank % 2 == beside;
+        let whole = outcome.results.iter().filter(of_pipeline).flat_map(|(_, bits)| bits.clone());
+        assert_eq!(whole.collect::<Vec<_>>(), expected);
     }
 }
 

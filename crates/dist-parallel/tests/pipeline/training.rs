@@ -71,7 +71,7 @@ fn every_schedule_trains_what_one_process_trains(
         let program = move |transport| {
             let mut pipeline = pipeline(Communicator::new(transport), schedule.clone());
             let trained = train(&mut pipeline);
-            let own = pipeline.into_parts().1.iter().flat_map(|stage| bits(stage)).count();
+            let own = pipeline.into_parts().unwrap().1.iter().flat_map(|stage| bits(stage)).count();
             (trained, own)
         };
         let results = sim::run(ranks as u64, ranks, program).results;
