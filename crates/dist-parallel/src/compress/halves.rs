@@ -44,7 +44,7 @@ impl BucketHook for F16Hook {
 
     fn sum(&mut self, bucket: BucketGradients<'_>, comm: &mut Communicator) -> Result<(), BoxError> {
         // Powers of two: nothing is rounded.
-        let ranks = u16::try_from(comm.world_size().next_power_of_two()).map_or(f32::INFINITY, f32::from);
+        let ranks = power_of_two_from(comm.world_size());
         as_f32(bucket.values, |values| {
             values.iter_mut().for_each(|value| *value /= ranks);
             sum(values, &mut self.memory, comm)?;
@@ -68,4 +68,26 @@ where
     comm.all_reduce(memory, ReduceOp::Sum)?;
     memory.convert_to_f32_slice(values);
     Ok(())
+}
+
+/// The smallest power of two that is no less than a number of ranks.
+fn power_of_two_from(ranks: usize) -> f32 {
+    (0..ranks.next_power_of_two().trailing_zeros()).fold(1.0, |power, _| 2.0 * power)
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case(1, 1.0)]
+    #[case(5, 8.0)]
+    #[case(32_768, 32_768.0)]
+    #[case(32_769, 65_536.0)]
+    #[case((1 << 40) - 1, 1_099_511_627_776.0)]
+    fn any_number_of_ranks_has_its_power_of_two(#[case] ranks: usize, #[case] expected: f32) {
+        assert_eq!(power_of_two_from(ranks), expected);
+    }
 }
