@@ -41,8 +41,7 @@ pub(super) fn list(disk: &Disk, directory: &Path) -> Result<Vec<Name>, Checkpoin
 /// an earlier attempt has left behind is removed if it can be.
 pub(super) fn begin(disk: &Disk, directory: &Path, step: u64) -> Result<Name, CheckpointError> {
     let failed = |error: io::Error| CheckpointError::unwritten(directory, &error);
-    disk.make_directory(directory).map_err(failed)?;
-    disk.sync_name(directory).map_err(failed)?;
+    disk.make_lasting_directory(directory).map_err(failed)?;
     let all = disk.list(directory).map_err(failed)?;
     let mut names: Vec<Name> = all.iter().filter_map(|name| Name::parse(name)).collect();
     for left_behind in all.iter().filter_map(|name| Name::parse(name.strip_suffix(TEMPORARY)?)) {

@@ -50,6 +50,16 @@ impl Disk {
         fs::create_dir_all(path)
     }
 
+    /// Makes a directory, and those that it lies in, if there is none. Returns when its name is on the disk, and those of the
+    /// others that were made, each before the next was.
+    pub(super) fn make_lasting_directory(&self, path: &Path) -> io::Result<()> {
+        if !parent(path).exists() {
+            self.make_lasting_directory(parent(path))?;
+        }
+        self.make_directory(path)?;
+        self.sync_name(path)
+    }
+
     /// The names of what lies in a directory; nothing if there is no such directory.
     pub(super) fn list(&self, path: &Path) -> io::Result<Vec<String>> {
         self.before(Act::List, path)?;
@@ -85,8 +95,7 @@ impl Disk {
 
     /// Returns when the name of a file or directory is on the disk, in the directory that it lies in.
     pub(super) fn sync_name(&self, path: &Path) -> io::Result<()> {
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        self.sync_directory(parent.unwrap_or(Path::new(".")))
+        self.sync_directory(parent(path))
     }
 
     pub(super) fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
@@ -128,4 +137,9 @@ impl Disk {
         file.take(max).read_to_end(&mut bytes)?;
         Ok(Some(bytes))
     }
+}
+
+/// What the name of a file or directory lies in.
+fn parent(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }

@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use half::f16;
@@ -67,6 +68,28 @@ fn a_failure_at_any_moment_of_a_save_is_told_to_all(#[values(0, 1, 2)] unlucky: 
         assert_eq!(*step, Some(if outcome.is_ok() { 2 } else { 1 }), "{outcome:?}");
     }
 }
+/// Each before the next is made in it.
+#[test]
+fn the_names_of_all_directories_that_are_made_are_put_on_the_disk() {
+    let there = tempfile::tempdir().unwrap();
+    let acts = Arc::new(Mutex::new(Vec::new()));
+    let (seen, base) = (acts.clone(), there.path().to_owned());
+    let watch = Arc::new(move |act, path: &Path| {
+        seen.lock().unwrap().push((act, path.strip_prefix(&base).unwrap().to_owned()));
+        Ok(())
+    });
+    directory::begin(&Disk { watch: Some(watch) }, &there.path().join("a/b/c"), 1).unwrap();
+    let expected = [
+        (Act::MakeDirectory, "a"),
+        (Act::SyncDirectory, ""),
+        (Act::MakeDirectory, "a/b"),
+        (Act::SyncDirectory, "a"),
+        (Act::MakeDirectory, "a/b/c"),
+        (Act::SyncDirectory, "a/b"),
+    ];
+    assert_eq!(acts.lock().unwrap()[..6], expected.map(|(act, path)| (act, PathBuf::from(path))));
+}
+
 
 /// Tests run in the directory of their package, so that these are there.
 #[rstest]
