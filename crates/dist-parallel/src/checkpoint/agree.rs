@@ -1,7 +1,9 @@
 //! What went wrong on one rank is told to all, so that no rank waits for another that has given up.
 
+use std::path::Path;
 use std::time::Duration;
 
+use super::claim::{self, Claim};
 use super::{CheckpointError, Shards};
 use crate::{Communicator, Error, Result};
 
@@ -23,13 +25,19 @@ impl Ranks {
         };
         let group = fork(shards.communicator_mut(), timeout)?;
         let of_all_phases = timeout.saturating_mul(PHASES);
-        let replicas = shards.replicas_mut().map(|replicas| fork(replicas, of_all_phases)).transpose()?;
+        let replicas = shards.replicas_mut().filter(|replicas| replicas.world_size() > 1);
+        let replicas = replicas.map(|replicas| fork(replicas, of_all_phases)).transpose()?;
         Ok(Self { group, replicas })
     }
 
     /// Whether this rank's group is the one of all that saves.
     pub(super) fn saves(&self) -> bool {
         self.replicas.as_ref().is_none_or(|replicas| replicas.rank() == 0)
+    }
+
+    /// Whether there are other groups beside this rank's.
+    pub(super) const fn are_beside(&self) -> bool {
+        self.replicas.is_some()
     }
 
     /// Whether this is the one rank that says what is loaded.
@@ -46,12 +54,20 @@ impl Ranks {
     /// What came of something that all ranks of this group know of, if it came to nothing bad in any group; otherwise the
     /// error of the first.
     pub(super) fn tell<T>(&mut self, own: Result<T>) -> Result<T> {
-        let Some(replicas) = &mut self.replicas else { return own };
-        match own {
-            Ok(own) => agree(replicas, Ok(own)),
-            Err(Error::Checkpoint(error)) => agree(replicas, Err(*error)),
-            Err(error) => Err(error),
+        match &mut self.replicas {
+            Some(replicas) => pass_on(replicas, own),
+            None => own,
         }
+    }
+
+    /// Makes sure that all ranks were asked for the same, and hold the same where they should.
+    pub(super) fn compare(&mut self, path: &Path, own: Result<Claim, CheckpointError>) -> Result<()> {
+        let own = self.agree(own.map_err(|error| error.at(path)))?;
+        let compared = claim::compare(&mut self.group, path, &own);
+        self.tell(compared)?;
+        let Some(replicas) = &mut self.replicas else { return Ok(()) };
+        let compared = claim::compare(replicas, path, &own);
+        pass_on(&mut self.group, compared)
     }
 
     /// The first rank's bytes, on every rank.
@@ -63,15 +79,26 @@ impl Ranks {
     }
 }
 
+/// What came of something, if nothing bad came of it on any rank; otherwise the first such error, on all.
+fn pass_on<T>(comm: &mut Communicator, own: Result<T>) -> Result<T> {
+    match own {
+        Ok(own) => agree(comm, Ok(own)),
+        Err(Error::Checkpoint(error)) => agree(comm, Err(*error)),
+        Err(error) => Err(error),
+    }
+}
+
 /// What this rank has, if all ranks have something; otherwise the error of the first rank that has one, on all.
 pub(super) fn agree<T>(comm: &mut Communicator, own: Result<T, CheckpointError>) -> Result<T> {
-    let message = own.as_ref().err().map(|error| encode(error, comm.rank())).unwrap_or_default();
+    let number = comm.members_in_world()[comm.rank()];
+    let message = own.as_ref().err().map(|error| encode(error, number)).unwrap_or_default();
     let mut lens = vec![0; comm.world_size()];
     comm.all_gather(&[message.len() as u64], &mut lens).map_err(Error::communication)?;
     let Some(rank) = lens.iter().position(|&len| len > 0) else {
         return own.map_err(Error::from);
     };
     let message = broadcast(comm, message, lens[rank], rank)?;
+    let rank = comm.members_in_world()[rank];
     let error: CheckpointError = serde_json::from_slice(&message).unwrap_or_else(|error| {
         CheckpointError::malformed("", format!("rank {rank} has failed and cannot be understood: {error}"))
     });

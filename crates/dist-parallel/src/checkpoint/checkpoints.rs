@@ -9,6 +9,7 @@ use dist_collectives::Chain;
 use dist_transport::runtime::{Mailbox, Receiver};
 
 use super::agree::Ranks;
+use super::claim::Claim;
 use super::disk::Disk;
 use super::save::Plan;
 use super::{CheckpointError, Saving, Shards, directory, load, part, plain};
@@ -49,8 +50,9 @@ use crate::{Error, Optimizer, Result};
 ///
 /// # What is checked
 ///
-/// Saving fails if ranks hold different values of a trained parameter that they should hold in common: each writes a share
-/// of it, and a mixture of both would be saved. For that each rank reads all of it once.
+/// Saving fails if ranks hold different values of a trained parameter that they should hold in common, those of pipelines
+/// beside each other included: of one pipeline or of copies each rank writes a share, and a mixture of both would be saved.
+/// For that each rank reads all of it once.
 ///
 /// Loading changes nothing until every rank has read all that it needs into memory of its own and compared it with
 /// the checksums, and all have agreed that everything fits. For that long a rank needs the memory of its parameters
@@ -91,7 +93,8 @@ impl Checkpoints {
     /// Saves what all ranks hold, and returns when it is on the disk. All ranks call this with the same step.
     ///
     /// # Errors
-    /// On every rank, if any cannot write its part. The checkpoints before it are as they were.
+    /// On every rank, if they were asked for different steps or optimizers, or any cannot write its part. The checkpoints
+    /// before it are as they were.
     pub fn save(
         &mut self,
         shards: &mut dyn Shards,
@@ -99,8 +102,8 @@ impl Checkpoints {
         step: u64,
     ) -> Result<()> {
         end(self.latest.take());
-        let plan = self.plan(shards, optimizer, step);
         let mut ranks = Ranks::of(shards, self.timeout)?;
+        let plan = self.plan(&ranks, shards, optimizer, step);
         plan.run(&mut ranks, |entry, write| part::read(shards, optimizer, entry, write))
     }
 
@@ -115,8 +118,8 @@ impl Checkpoints {
         optimizer: Option<&dyn Optimizer>,
         step: u64,
     ) -> Result<Saving> {
-        let plan = self.plan(shards, optimizer, step);
         let mut ranks = Ranks::of(shards, self.timeout)?;
+        let plan = self.plan(&ranks, shards, optimizer, step);
         let copy = if ranks.saves() { copy(&plan, shards, optimizer) } else { Ok(Vec::new()) };
         let runtime = ranks.group.runtime().clone();
         let (sender, ended) = runtime.mailbox();
@@ -137,8 +140,8 @@ impl Checkpoints {
     /// With an optimizer, its state is loaded too. Without one, only the parameters are.
     ///
     /// # Errors
-    /// On every rank, with the file and the tensor at fault, if anything is missing, changed or does not fit the model;
-    /// then nothing is changed on any rank. If communication fails.
+    /// On every rank, with the file and the tensor at fault, if anything is missing, changed or does not fit the model, or if
+    /// the ranks were asked for different steps or optimizers; then nothing is changed on any rank. If communication fails.
     pub fn load(
         &mut self,
         shards: &mut dyn Shards,
@@ -182,17 +185,18 @@ impl Checkpoints {
         Ok(plain::consolidate(&self.disk, &self.directory, step, file.as_ref())?)
     }
 
-    fn plan(&self, shards: &dyn Shards, optimizer: Option<&dyn Optimizer>, step: u64) -> Plan {
+    fn plan(&self, ranks: &Ranks, shards: &dyn Shards, optimizer: Option<&dyn Optimizer>, step: u64) -> Plan {
         let parameters = shards.infos().iter().filter(|info| info.same_as.is_none());
+        let kind = optimizer.map(Optimizer::name);
         Plan {
             disk: self.disk.clone(),
             directory: self.directory.clone(),
             keep: self.keep,
             step,
-            optimizer: optimizer.map(Optimizer::name),
+            optimizer: kind,
+            claim: part::held(shards, ranks).map(|held| Claim::of_save(step, kind, held)),
             parameters: parameters.cloned().collect(),
             entries: part::entries(shards, optimizer),
-            held: part::held(shards),
         }
     }
 }

@@ -14,7 +14,7 @@ pub struct CheckpointError {
     pub path: PathBuf,
     /// The tensor concerned, if it is about one: a parameter's name, or `optimizer/ARRAY/PARAMETER`.
     pub tensor: Option<String>,
-    /// The first rank that met the problem, where all ranks take part.
+    /// The first rank that met the problem, by its number in the world, where all ranks take part.
     pub rank: Option<usize>,
     /// What it is.
     pub problem: CheckpointProblem,
@@ -70,19 +70,21 @@ pub enum CheckpointProblem {
         checkpoint: String,
     },
     /// The ranks were not asked for the same.
-    #[error("rank {rank} saves {on_rank}, rank 0 saves {on_rank_0}")]
+    #[error("rank {rank} {on_rank}, rank {other} {on_other}")]
     RanksDiffer {
-        /// The first rank that disagrees with rank 0.
+        /// The first rank that disagrees with one before it, by its number in the world.
         rank: usize,
-        /// What is saved there.
+        /// What it does: saves or loads which step, with which optimizer.
         on_rank: String,
-        /// What is saved on rank 0.
-        on_rank_0: String,
+        /// The rank that it disagrees with.
+        other: usize,
+        /// What that one does.
+        on_other: String,
     },
     /// Ranks that should hold the same values of a parameter do not.
     #[error("ranks {other} and {rank} hold different values of it: their trainings have diverged")]
     Diverged {
-        /// The first rank that holds other values than one before it.
+        /// The first rank that holds other values than one before it, by its number in the world.
         rank: usize,
         /// The first rank that holds it.
         other: usize,

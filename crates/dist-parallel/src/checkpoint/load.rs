@@ -10,6 +10,7 @@ use std::path::Path;
 use dist_collectives::Chain;
 
 use super::agree::Ranks;
+use super::claim::Claim;
 use super::disk::Disk;
 use super::fetch::{Wanted, fetch};
 use super::index::{Index, StoredTensor, TensorName};
@@ -25,6 +26,8 @@ pub(super) fn load(
     shards: &mut dyn Shards,
     optimizer: Option<&mut dyn Optimizer>,
 ) -> Result<Option<u64>> {
+    let claim = Claim::of_load(step, optimizer.as_deref().map(Optimizer::name));
+    ranks.compare(directory, Ok(claim))?;
     let found = if ranks.is_first() { find(disk, directory, step) } else { Ok(None) };
     let found = ranks.agree(found)?;
     let name = found.as_ref().map(|(name, _)| name.directory()).unwrap_or_default();

@@ -5,6 +5,7 @@
 
 mod agree;
 mod checkpoints;
+mod claim;
 mod deal;
 mod directory;
 mod disk;

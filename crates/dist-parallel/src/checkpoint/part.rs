@@ -1,6 +1,6 @@
 //! The part of a checkpoint that one rank writes: a safetensors file, and what the index has to know of it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -9,6 +9,8 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
 
+use super::agree::Ranks;
+use super::claim::Held;
 use super::deal::deal;
 use super::disk::Disk;
 use super::index::{CHECKED_BYTES, Run, StoredFile, TensorName};
@@ -176,11 +178,11 @@ pub(super) fn trainer(tensor: &TensorName, reason: String) -> CheckpointError {
 /// What this rank holds of trained parameters and others hold too.
 ///
 /// What is not trained, such as a running mean, may be each rank's own; that of the first copy is saved.
-pub(super) fn held(shards: &dyn Shards) -> Result<Vec<Held>, CheckpointError> {
+pub(super) fn held(shards: &dyn Shards, ranks: &Ranks) -> Result<Vec<Held>, CheckpointError> {
     let infos = shards.infos();
     let Holding { pieces, copies, .. } = shards.parameters();
     let mut held = Vec::new();
-    for (number, &piece) in pieces.iter().enumerate().filter(|_| copies > 1) {
+    for (number, &piece) in pieces.iter().enumerate().filter(|_| copies > 1 || ranks.are_beside()) {
         let Ok(info) = piece.parameter(infos) else { continue };
         if info.trainable {
             let (tensor, mut crc32) = (TensorName::parameter(&info.name), 0);
@@ -192,35 +194,11 @@ pub(super) fn held(shards: &dyn Shards) -> Result<Vec<Held>, CheckpointError> {
     Ok(held)
 }
 
-/// A piece that several ranks hold, and what tells whether they hold the same.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Held {
-    tensor: TensorName,
-    offset: usize,
-    len: usize,
-    crc32: u32,
-}
-
-/// The first piece that two ranks hold different values of, with them.
-pub(super) fn diverged(parts: &[Part]) -> Option<(&TensorName, [usize; 2])> {
-    let mut first = HashMap::new();
-    parts.iter().enumerate().find_map(|(rank, part)| {
-        part.held.iter().find_map(|held| {
-            let &mut (other, crc32) =
-                first.entry((&held.tensor, held.offset, held.len)).or_insert((rank, held.crc32));
-            (crc32 != held.crc32).then_some((&held.tensor, [other, rank]))
-        })
-    })
-}
-
 /// What the index has to know of a part.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Part {
-    pub(super) step: u64,
-    pub(super) optimizer: Option<String>,
     pub(super) file: StoredFile,
     pub(super) tensors: Vec<PartTensor>,
-    pub(super) held: Vec<Held>,
 }
 
 /// A tensor of which a part has one run.

@@ -11,10 +11,11 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use super::agree::{self, Ranks};
+use super::claim::Claim;
 use super::disk::Disk;
 use super::index::{Index, StoredTensor, TensorName};
-use super::part::{self, Entry, Held, Part, WriteBytes};
-use super::{CheckpointError, CheckpointProblem, INDEX, directory};
+use super::part::{self, Entry, Part, WriteBytes};
+use super::{CheckpointError, INDEX, directory};
 use crate::{Communicator, ParamInfo, Result};
 
 /// A checkpoint that is to be written.
@@ -24,12 +25,12 @@ pub(super) struct Plan {
     pub(super) keep: Option<NonZeroUsize>,
     pub(super) step: u64,
     pub(super) optimizer: Option<&'static str>,
+    /// What the others compare with their own.
+    pub(super) claim: Result<Claim, CheckpointError>,
     /// The parameters of the model that have memory of their own.
     pub(super) parameters: Vec<ParamInfo>,
     /// What this rank writes; what is wrong with it is known to this rank only, until it would have written it.
     pub(super) entries: Result<Vec<Entry>, CheckpointError>,
-    /// What this rank holds and others hold too; as for the entries.
-    pub(super) held: Result<Vec<Held>, CheckpointError>,
 }
 
 impl Plan {
@@ -40,6 +41,7 @@ impl Plan {
         ranks: &mut Ranks,
         read: impl FnMut(&Entry, &mut WriteBytes<'_>) -> Result<(), CheckpointError>,
     ) -> Result<()> {
+        ranks.compare(&self.directory, self.claim.clone())?;
         let saved = if ranks.saves() { self.save(&mut ranks.group, read) } else { Ok(()) };
         ranks.tell(saved)?;
         if ranks.is_first() {
@@ -73,9 +75,7 @@ impl Plan {
         let begun = agree::agree(comm, begun)?;
         let mut number = [begun.number];
         comm.broadcast(&mut number, 0).map_err(crate::Error::communication)?;
-        let mut steps = vec![0; comm.world_size()];
-        comm.all_gather(&[self.step], &mut steps).map_err(crate::Error::communication)?;
-        Ok(directory::Name { number: number[0], step: steps[0] })
+        Ok(directory::Name { number: number[0], step: self.step })
     }
 
     /// Writes this rank's part, and tells what the index has to know of it.
@@ -87,13 +87,10 @@ impl Plan {
     ) -> Result<Vec<u8>, CheckpointError> {
         let file = format!("part-{}-of-{}.safetensors", comm.rank() + 1, comm.world_size());
         let path = directory::temporary(&self.directory, name).join(file);
-        let held = self.held.clone().map_err(|error| error.at(&path))?;
         let entries = self.entries.as_ref().map_err(Clone::clone);
         let written = entries.and_then(|entries| part::write(&self.disk, &path, entries, read));
         let (file, tensors) = written.map_err(|error| error.at(&path))?;
-        let optimizer = self.optimizer.map(str::to_owned);
-        serde_json::to_vec(&Part { step: self.step, optimizer, file, tensors, held })
-            .map_err(|error| CheckpointError::malformed(path, error))
+        serde_json::to_vec(&Part { file, tensors }).map_err(|error| CheckpointError::malformed(path, error))
     }
 
     /// Writes the index and makes the checkpoint exist.
@@ -114,19 +111,6 @@ impl Plan {
             serde_json::from_slice(bytes).map_err(|error| CheckpointError::malformed(path, error))
         };
         let parts: Vec<Part> = parts.iter().map(decode).collect::<Result<_, _>>()?;
-        let saves = |part: &Part| {
-            let optimizer = part.optimizer.as_deref().unwrap_or("no");
-            format!("step {} with the state of {optimizer} optimizer", part.step)
-        };
-        if let Some(rank) = parts.iter().position(|part| saves(part) != saves(&parts[0])) {
-            let (on_rank, on_rank_0) = (saves(&parts[rank]), saves(&parts[0]));
-            let problem = CheckpointProblem::RanksDiffer { rank, on_rank, on_rank_0 };
-            return Err(CheckpointError::new(path, problem));
-        }
-        if let Some((tensor, [other, rank])) = part::diverged(&parts) {
-            let problem = CheckpointProblem::Diverged { rank, other };
-            return Err(CheckpointError::new(path, problem).about(tensor));
-        }
         let files = parts.iter().map(|part| part.file.clone()).collect();
         let tensors = merge(&self.parameters, parts);
         let optimizer = self.optimizer.map(str::to_owned);

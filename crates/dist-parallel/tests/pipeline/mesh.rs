@@ -6,8 +6,8 @@ use std::num::NonZeroUsize;
 use dist_collectives::Communicator;
 use dist_groups::Mesh;
 use dist_parallel::pipeline::{Kind, Schedule};
-use dist_parallel::{Checkpoints, Params};
-use dist_transport::sim;
+use dist_parallel::{Checkpoints, Error, Optimizer, Params, Shards, ValuesMut};
+use dist_transport::{Transport as _, sim};
 use rstest::rstest;
 
 use crate::model::{Trained, alone, alone_with, optimizer};
@@ -195,6 +195,96 @@ fn a_pipeline_whose_stages_are_divided_is_neither_saved_nor_loaded() {
     });
     for error in outcome.results.into_iter().flatten() {
         assert!(error.contains("memory is freed between its uses"), "{error}");
+    }
+}
+
+/// All pipelines hear which rank it is, by its number in the world, and nothing is saved.
+#[rstest]
+#[case::another_step(&[2, 3], true, "rank 2 saves step 2 without an optimizer, rank 0 saves step 1 without an optimizer")]
+#[case::another_step_of_one_rank(&[2], true, "rank 3 saves step 1 without an optimizer, rank 2 saves step 2 without an optimizer")]
+#[case::another_value(&[3], false, "tensor l5.bias, on rank 1: ranks 1 and 3 hold different values of it")]
+fn pipelines_beside_each_other_that_differ_save_nothing(
+    #[case] odd: &'static [usize],
+    #[case] differs_in_step: bool,
+    #[case] expected: &str,
+    #[values(false, true)] copied: bool,
+) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_owned();
+    let outcome = sim::run(3, 4, move |transport| {
+        let rank = transport.rank().index();
+        let mut pipeline = beside(transport, [2, 2]);
+        // The second pipeline has ranks 2 and 3.
+        let is_odd = odd.contains(&rank);
+        if is_odd && !differs_in_step {
+            let change = &mut |values: ValuesMut<'_>| match values {
+                ValuesMut::F32(values) => values.iter_mut().for_each(|value| *value = 1.0 - *value),
+                other => panic!("the model is not {}", other.dtype()),
+            };
+            Shards::write(&mut pipeline, 0, change).unwrap();
+        }
+        let number = if is_odd && differs_in_step { 2 } else { 1 };
+        let mut checkpoints = Checkpoints::at(&path);
+        let saved = if copied {
+            checkpoints.start_save(&mut pipeline, None, number).unwrap().wait()
+        } else {
+            checkpoints.save(&mut pipeline, None, number)
+        };
+        assert!(checkpoints.steps().unwrap().is_empty());
+        saved.unwrap_err().to_string()
+    });
+    for error in &outcome.results {
+        assert!(error.contains(expected) && *error == outcome.results[0], "{error}");
+    }
+}
+
+/// Rank 3 is rank 1 of its pipeline.
+#[test]
+fn what_a_rank_of_another_pipeline_cannot_load_is_told_by_its_number_in_the_world() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_owned();
+    let outcome = sim::run(3, 4, move |transport| {
+        let rank = transport.rank().index();
+        let mut pipeline = beside(transport, [2, 2]);
+        Checkpoints::at(&path).save(&mut pipeline, None, 1).unwrap();
+        // Only the rank itself does not find the parts.
+        let own = if rank == 3 { path.join("elsewhere") } else { path.clone() };
+        let Err(Error::Checkpoint(error)) = Checkpoints::at(own).load(&mut pipeline, None) else {
+            panic!("rank 3 has nothing to load")
+        };
+        error.rank
+    });
+    assert_eq!(outcome.results, [Some(3); 4]);
+}
+
+/// The first rank of every pipeline takes an optimizer that the others do not have.
+#[rstest]
+#[case::of_one_pipeline([2, 2], 1)]
+#[case::of_one_rank([1, 4], 3)]
+fn ranks_that_load_with_different_optimizers_change_nothing(#[case] degrees: [usize; 2], #[case] odd: usize) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_owned();
+    let outcome = sim::run(3, 4, move |transport| {
+        let rank = transport.rank().index();
+        let mut pipeline = beside(transport, degrees);
+        let mut optimizer = optimizer();
+        step(&mut pipeline);
+        pipeline.update(&mut optimizer).unwrap();
+        let mut checkpoints = Checkpoints::at(&path);
+        checkpoints.save(&mut pipeline, Some(&optimizer), 1).unwrap();
+        step(&mut pipeline);
+        pipeline.update(&mut optimizer).unwrap();
+        let before = whole(&mut pipeline);
+        let with: Option<&mut dyn Optimizer> = if rank == odd { None } else { Some(&mut optimizer) };
+        let error = checkpoints.load(&mut pipeline, with).unwrap_err();
+        assert_eq!(whole(&mut pipeline), before);
+        error.to_string()
+    });
+    for error in outcome.results {
+        let expected = format!(
+            "rank {odd} loads the newest checkpoint without an optimizer, rank 0 loads the newest checkpoint with adamw"
+        );
+        assert!(error.contains(&expected), "{error}");
     }
 }
 

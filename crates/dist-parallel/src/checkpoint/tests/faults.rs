@@ -3,9 +3,8 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use half::f16;
 use rstest::rstest;
@@ -68,6 +67,7 @@ fn a_failure_at_any_moment_of_a_save_is_told_to_all(#[values(0, 1, 2)] unlucky: 
         assert_eq!(*step, Some(if outcome.is_ok() { 2 } else { 1 }), "{outcome:?}");
     }
 }
+
 /// Each before the next is made in it.
 #[test]
 fn the_names_of_all_directories_that_are_made_are_put_on_the_disk() {
@@ -89,7 +89,6 @@ fn the_names_of_all_directories_that_are_made_are_put_on_the_disk() {
     ];
     assert_eq!(acts.lock().unwrap()[..6], expected.map(|(act, path)| (act, PathBuf::from(path))));
 }
-
 
 /// Tests run in the directory of their package, so that these are there.
 #[rstest]
@@ -260,8 +259,8 @@ fn a_trainer_with_a_piece_that_no_parameter_has_is_refused(
 }
 
 #[rstest]
-#[case::step(|rank: usize| (rank as u64, true), "rank 1 saves step 1 with the state of adamw optimizer")]
-#[case::optimizer(|rank: usize| (0, rank == 0), "rank 1 saves step 0 with the state of no optimizer")]
+#[case::step(|rank: usize| (rank as u64, true), "rank 1 saves step 1 with adamw, rank 0 saves step 0 with adamw")]
+#[case::optimizer(|rank: usize| (0, rank == 0), "rank 1 saves step 0 without an optimizer")]
 fn ranks_that_save_different_things_are_told(#[case] what: fn(usize) -> (u64, bool), #[case] expected: &str) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().to_owned();
@@ -277,6 +276,36 @@ fn ranks_that_save_different_things_are_told(#[case] what: fn(usize) -> (u64, bo
     let left: Vec<PathBuf> =
         fs::read_dir(directory.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert!(left.is_empty(), "{left:?}");
+}
+
+#[rstest]
+#[case::step(Some(1), true, "rank 1 loads step 1 with adamw, rank 0 loads the newest checkpoint with adamw")]
+#[case::optimizer(None, false, "rank 1 loads the newest checkpoint without an optimizer")]
+fn ranks_that_load_different_things_are_told_and_change_nothing(
+    #[case] step: Option<u64>,
+    #[case] with_optimizer: bool,
+    #[case] expected: &str,
+) {
+    let directory = tempfile::tempdir().unwrap();
+    saved(directory.path(), 3, Division::Even, &[1, 2]);
+    let path = directory.path().to_owned();
+    let results = on_ranks(3, Division::Even, move |holder| {
+        holder.fill(5);
+        let (step, with_optimizer) =
+            if holder.comm.rank() == 1 { (step, with_optimizer) } else { (None, true) };
+        let (mut trainer, optimizer) = holder.parts();
+        let optimizer: Option<&mut dyn crate::Optimizer> =
+            if with_optimizer { Some(optimizer) } else { None };
+        let mut checkpoints = Checkpoints::at(&path);
+        let loaded = match step {
+            Some(step) => checkpoints.load_step(step, &mut trainer, optimizer),
+            None => checkpoints.load(&mut trainer, optimizer).map(drop),
+        };
+        assert!(holder.is_of(5, true) && holder.loaded == 0, "nothing is changed");
+        loaded
+    });
+    let fault = same_fault(results).to_string();
+    assert!(fault.contains(expected), "{fault}");
 }
 
 #[test]

@@ -37,7 +37,7 @@ fn written(directory: &Path, lens: &[usize], files: usize) -> Index {
             write(bytemuck::cast_slice(&values(entry.source, entry.offset, entry.len)))
         })
         .unwrap();
-        part::Part { step: 0, optimizer: None, file, tensors, held: Vec::new() }
+        part::Part { file, tensors }
     });
     let parts: Vec<part::Part> = parts.collect();
     let infos: Vec<ParamInfo> = lens

@@ -1,0 +1,83 @@
+//! What each rank was asked for, and what it holds that others hold too: compared before anything is saved or loaded.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::index::TensorName;
+use super::{CheckpointError, CheckpointProblem, agree};
+use crate::{Communicator, Result};
+
+/// What one rank says of itself.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Claim {
+    /// As the others are told if they were asked for something else.
+    asked: String,
+    held: Vec<Held>,
+}
+
+/// A piece that several ranks hold, and what tells whether they hold the same.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Held {
+    pub(super) tensor: TensorName,
+    pub(super) offset: usize,
+    pub(super) len: usize,
+    pub(super) crc32: u32,
+}
+
+impl Claim {
+    /// Of a rank that saves a step, with the state of this kind of optimizer.
+    pub(super) fn of_save(step: u64, optimizer: Option<&str>, held: Vec<Held>) -> Self {
+        Self { asked: format!("saves step {step} {}", with(optimizer)), held }
+    }
+
+    /// Of a rank that loads a step, or the newest checkpoint, with the state of this kind of optimizer.
+    pub(super) fn of_load(step: Option<u64>, optimizer: Option<&str>) -> Self {
+        let what = step.map_or_else(|| "the newest checkpoint".to_owned(), |step| format!("step {step}"));
+        Self { asked: format!("loads {what} {}", with(optimizer)), held: Vec::new() }
+    }
+}
+
+fn with(optimizer: Option<&str>) -> String {
+    optimizer.map_or_else(|| "without an optimizer".to_owned(), |name| format!("with {name}"))
+}
+
+/// Compares what the ranks of a group claim; what differs is the same error on all.
+pub(super) fn compare(comm: &mut Communicator, path: &Path, own: &Claim) -> Result<()> {
+    let bytes = serde_json::to_vec(own).expect("it is made of numbers and text");
+    let all = agree::collect(comm, &bytes)?;
+    let compared = if comm.rank() == 0 { check(path, &all, comm.members_in_world()) } else { Ok(()) };
+    agree::agree(comm, compared)
+}
+
+/// Makes sure that the claims of these ranks go together.
+fn check(path: &Path, claims: &[Vec<u8>], ranks: &[usize]) -> Result<(), CheckpointError> {
+    let read = |bytes: &Vec<u8>| {
+        serde_json::from_slice(bytes).map_err(|error| CheckpointError::malformed(path, error))
+    };
+    let claims: Vec<Claim> = claims.iter().map(read).collect::<Result<_, _>>()?;
+    if let Some(at) = claims.iter().position(|claim| claim.asked != claims[0].asked) {
+        let (rank, on_rank) = (ranks[at], claims[at].asked.clone());
+        let (other, on_other) = (ranks[0], claims[0].asked.clone());
+        let problem = CheckpointProblem::RanksDiffer { rank, on_rank, other, on_other };
+        return Err(CheckpointError::new(path, problem));
+    }
+    if let Some((tensor, [other, at])) = diverged(&claims) {
+        let problem = CheckpointProblem::Diverged { rank: ranks[at], other: ranks[other] };
+        return Err(CheckpointError::new(path, problem).about(tensor));
+    }
+    Ok(())
+}
+
+/// The first piece that two ranks hold different values of, with them.
+fn diverged(claims: &[Claim]) -> Option<(&TensorName, [usize; 2])> {
+    let mut first = HashMap::new();
+    claims.iter().enumerate().find_map(|(at, claim)| {
+        claim.held.iter().find_map(|held| {
+            let &mut (other, crc32) =
+                first.entry((&held.tensor, held.offset, held.len)).or_insert((at, held.crc32));
+            (crc32 != held.crc32).then_some((&held.tensor, [other, at]))
+        })
+    })
+}
