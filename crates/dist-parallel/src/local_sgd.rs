@@ -17,7 +17,8 @@ use crate::{
 };
 
 /// Training in which every rank steps by itself, on its own data with an optimizer of its own, and all ranks meet after
-/// a number of steps: then all have the same parameters again, to the last bit.
+/// a number of steps: then what is trained is the same on all of them again, to the last bit. What is not trained, such as
+/// the running means of a batch norm, is each rank's own from the beginning on.
 ///
 /// ```
 /// use dist_collectives::Communicator;

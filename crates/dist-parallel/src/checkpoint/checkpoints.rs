@@ -50,9 +50,9 @@ use crate::{Error, Optimizer, Result};
 ///
 /// # What is checked
 ///
-/// Saving fails if ranks hold different values of a trained parameter that they should hold in common, those of pipelines
-/// beside each other included: of one pipeline or of copies each rank writes a share, and a mixture of both would be saved.
-/// For that each rank reads all of it once.
+/// Saving fails if ranks hold different values of a trained parameter that they should hold in common: each writes a share
+/// of it, and a mixture of both would be saved. Pipelines beside each other are compared in the same way. For that each rank
+/// reads all of it once.
 ///
 /// Loading changes nothing until every rank has read all that it needs into memory of its own and compared it with
 /// the checksums, and all have agreed that everything fits. For that long a rank needs the memory of its parameters

@@ -25,7 +25,8 @@ use crate::{
 };
 
 /// Distributed data parallel training: every rank has the whole model and computes some of a step's micro-batches;
-/// the mean of their gradients is the same on every rank, and so the parameters stay the same.
+/// the mean of their gradients is the same on every rank, and so the parameters that are trained stay the same. What a block
+/// changes by itself, such as running means, is each rank's own; a checkpoint has that of rank 0.
 ///
 /// # Which sums are the same
 ///
