@@ -77,7 +77,7 @@ fn train_sharded(
             "embed.0 cannot be reached as a slice: its memory is freed between its uses"
         );
     }
-    fsdp.read_all(|_, values| seen.extend(bits(values)))?;
+    fsdp.for_each_parameter(|_, values| seen.extend(bits(values)))?;
     Ok(seen)
 }
 
@@ -165,7 +165,7 @@ fn candle_reads_a_consolidated_checkpoint_and_writes_what_is_loaded() {
         fsdp.communicator_mut().barrier().unwrap();
         load_safetensors(&candles, &mut fsdp).unwrap();
         let mut loaded = Vec::new();
-        fsdp.read_all(|_, values| loaded.extend(bits(values))).unwrap();
+        fsdp.for_each_parameter(|_, values| loaded.extend(bits(values))).unwrap();
         loaded
     };
     let vars = parts().into_iter().flat_map(|(_, vars, _)| vars);

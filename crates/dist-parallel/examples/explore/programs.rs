@@ -319,7 +319,7 @@ fn train_sharded(
         save(&mut fsdp, &sgd, step + 1)?;
     }
     let mut bits = Vec::new();
-    fsdp.read_all(|_, values| bits.extend(bits_of(&values)))?;
+    fsdp.for_each_parameter(|_, values| bits.extend(bits_of(&values)))?;
     Ok(bits)
 }
 

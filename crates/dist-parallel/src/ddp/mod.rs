@@ -198,6 +198,18 @@ impl<M: Params> Ddp<M> {
         self.or_abort(result)
     }
 
+    /// Calls `f` with each parameter's index and its values, in order; those that are the same as an earlier one are left out.
+    /// Unlike that of [`Fsdp`](crate::Fsdp), this is no call of all ranks.
+    ///
+    /// # Errors
+    /// If the model does not hand out its parameters.
+    pub fn for_each_parameter(&self, mut f: impl FnMut(usize, Values<'_>)) -> Result<()> {
+        let own = self.model.infos().iter().enumerate().filter(|(_, info)| info.same_as.is_none());
+        own.map(|(parameter, _)| parameter).try_for_each(|parameter| {
+            params::read(&self.model, parameter, &mut |values| f(parameter, values))
+        })
+    }
+
     /// The norm of all gradients together, as if they were one vector: exact but for one rounding, and so the same
     /// bits however training is divided. Infinite or NaN if a gradient is.
     pub fn gradient_norm(&self) -> f64 {

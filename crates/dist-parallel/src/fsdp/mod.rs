@@ -330,7 +330,7 @@ impl<A> Fsdp<A> {
     ///
     /// # Errors
     /// If communication fails.
-    pub fn read_all(&mut self, mut f: impl FnMut(usize, Values<'_>)) -> Result<()> {
+    pub fn for_each_parameter(&mut self, mut f: impl FnMut(usize, Values<'_>)) -> Result<()> {
         let result = self.for_each_unit(|model, layout, unit| {
             layout.units[unit].strips.iter().flat_map(|strip| &strip.places).try_for_each(|place| {
                 params::read(model, place.parameter, &mut |values| f(place.parameter, values))
@@ -346,7 +346,7 @@ impl<A> Fsdp<A> {
     /// If communication fails.
     pub fn into_parts(mut self) -> Result<(Communicator, Sequence<A>)> {
         let mut whole: Vec<Option<Flat>> = self.model.infos().iter().map(|_| None).collect();
-        self.read_all(|parameter, values| {
+        self.for_each_parameter(|parameter, values| {
             let mut copy = Flat::zeros(values.dtype(), values.len());
             copy.slice_mut(0, values.len()).convert_from(values);
             whole[parameter] = Some(copy);

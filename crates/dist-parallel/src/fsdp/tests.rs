@@ -211,7 +211,7 @@ fn no_rank_waits_for_all_that_another_does_with_units() {
         let mut fsdp = Fsdp::new(comm, model(), &options).unwrap();
         assert!(fsdp.parameters.are_read());
         // Far longer than a call may last, all units together.
-        let read = fsdp.read_all(|_, _| {
+        let read = fsdp.for_each_parameter(|_, _| {
             if rank == 0 {
                 runtime.sleep(each);
             }

@@ -3,8 +3,8 @@
 use crate::plain::{self, Rows, bits, micro_batch, model, squared_error};
 use dist_collectives::{Communicator, ReduceOp};
 use dist_parallel::{
-    AdamW, AdamWOptions, BucketBytes, Ddp, DdpOptions, Momentum, Optimizer, Params, Sequence, Sgd,
-    SgdOptions, Values,
+    AdamW, AdamWOptions, BucketBytes, Ddp, DdpOptions, Fsdp, FsdpOptions, Momentum, Optimizer, Params,
+    Sequence, Sgd, SgdOptions, Values,
 };
 use dist_transport::sim;
 use rstest::rstest;
@@ -308,4 +308,28 @@ fn slices_are_reduced_as_if_one_by_one(#[values(1, 2, 3, 5)] ranks: usize) {
         slices == one_by_one
     });
     assert!(outcome.results.into_iter().all(|equal| equal));
+}
+
+/// Those that are another name of an earlier one are left out, and a sharded model has the same.
+#[test]
+fn each_parameter_is_handed_out_once() {
+    let outcome = sim::run(1, 2, |transport| {
+        let mut comm = Communicator::new(transport);
+        let ddp = Ddp::new(comm.fork().unwrap(), model(7), DdpOptions::default()).unwrap();
+        let mut fsdp = Fsdp::new(comm, model(7), &FsdpOptions::default()).unwrap();
+        let [mut of_ddp, mut of_fsdp] = [Vec::new(), Vec::new()];
+        let bits = |values: Values<'_>| match values {
+            Values::F32(values) => values.iter().map(|value| value.to_bits()).collect::<Vec<u32>>(),
+            other => panic!("the model is not {}", other.dtype()),
+        };
+        ddp.for_each_parameter(|index, values| of_ddp.push((index, bits(values)))).unwrap();
+        fsdp.for_each_parameter(|index, values| of_fsdp.push((index, bits(values)))).unwrap();
+        of_fsdp.sort();
+        assert_eq!(of_ddp, of_fsdp);
+        let infos = ddp.model().infos();
+        let own = (0..infos.len()).filter(|&index| infos[index].same_as.is_none());
+        assert_eq!(of_ddp.iter().map(|(index, _)| *index).collect::<Vec<_>>(), own.collect::<Vec<_>>());
+        infos.len() - of_ddp.len()
+    });
+    assert_eq!(outcome.results, [1; 2]);
 }

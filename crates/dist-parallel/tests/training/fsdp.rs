@@ -410,7 +410,7 @@ fn parts_are_set_from_a_flat_slice(#[values(0, 1, 2, 3)] strategy: usize, #[valu
         let part = vec![1.5; fsdp.part_len()];
         fsdp.set_part(Values::F32(&part)).unwrap();
         let mut all = Vec::new();
-        fsdp.read_all(|parameter, values| {
+        fsdp.for_each_parameter(|parameter, values| {
             all.push((parameter, values == Values::F32(&vec![1.5; values.len()])))
         })
         .unwrap();
@@ -452,7 +452,7 @@ fn what_ranks_hold_is_every_value_once_and_comes_back(
         }
         fsdp.loaded().unwrap();
         let mut right = 0;
-        fsdp.read_all(|parameter, values| {
+        fsdp.for_each_parameter(|parameter, values| {
             let Values::F32(values) = values else { panic!("the model is f32") };
             let number = |index| (100 * parameter + index) as f32;
             right += values.iter().enumerate().filter(|(index, value)| **value == number(*index)).count();
