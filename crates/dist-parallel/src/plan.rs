@@ -54,11 +54,17 @@ impl Default for BucketBytes {
 impl BucketPlan {
     /// The plan for these parameters.
     pub fn new(infos: &[ParamInfo], bytes: BucketBytes) -> Self {
+        Self::of(infos, bytes, |info| info.trainable && info.same_as.is_none())
+    }
+
+    /// The plan for those of these parameters that have a place in it.
+    pub(crate) fn of(
+        infos: &[ParamInfo],
+        bytes: BucketBytes,
+        has_place: impl Fn(&ParamInfo) -> bool,
+    ) -> Self {
         let mut buckets: Vec<Bucket> = Vec::new();
-        for (parameter, info) in infos.iter().enumerate().rev() {
-            if !info.trainable || info.same_as.is_some() {
-                continue;
-            }
+        for (parameter, info) in infos.iter().enumerate().rev().filter(|(_, info)| has_place(info)) {
             let latest = buckets.iter().rposition(|bucket| bucket.dtype == info.dtype);
             let max = if latest == Some(0) { bytes.first_max } else { bytes.other_max };
             let open = latest.map(|index| &mut buckets[index]);
