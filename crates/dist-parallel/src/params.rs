@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -243,6 +244,25 @@ pub(crate) fn unpack(model: &mut impl Params, places: &[Place], buffer: &Flat) -
             Ok(())
         })
     })
+}
+
+/// Lends a model parameters that lie in one buffer.
+pub(crate) fn lend(model: &mut impl Params, places: &[Place], buffer: &Arc<Flat>) -> Result<()> {
+    places.iter().try_for_each(|&Place { parameter, offset, len }| {
+        let lent = model.load(parameter, Lent::new(Arc::clone(buffer), offset, len));
+        lent.map(drop).map_err(|source| refused(model, parameter, source))
+    })
+}
+
+/// Tells a model that it does not need parameters for now.
+pub(crate) fn unload(model: &mut impl Params, places: &[Place]) -> Result<()> {
+    places.iter().try_for_each(|&Place { parameter, .. }| {
+        model.unload(parameter).map(drop).map_err(|source| refused(model, parameter, source))
+    })
+}
+
+fn refused(model: &impl Params, parameter: usize, source: BoxError) -> Error {
+    Error::Model { parameter: model.infos()[parameter].name.clone(), source }
 }
 
 /// Changes a parameter in place, after a look whether it is what it is said to be.

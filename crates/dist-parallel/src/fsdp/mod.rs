@@ -21,6 +21,7 @@ use dist_collectives::{Communicator, ReduceOp};
 
 pub(crate) use deal::share;
 pub(crate) use groups::{bytes_sent, follow};
+pub(crate) use layout::Strip;
 pub use memory::Memory;
 pub use options::{FsdpOptions, Precision, Reshard, ShardingStrategy, Units};
 pub use plan::Plan;
@@ -33,7 +34,7 @@ use crate::{
 };
 use gradients::Gradients;
 use groups::Groups;
-use layout::{Piece, Strip};
+use layout::Piece;
 use order::Action;
 use parameters::Parameters;
 

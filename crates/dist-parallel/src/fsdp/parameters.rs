@@ -10,7 +10,7 @@ use super::options::{Degrees, Precision};
 use super::parts::{Parts, Spot};
 use super::spare::Spare;
 use crate::flat::{Flat, PendingFlat};
-use crate::{BoxError, Error, FloatType, Lent, Params, Result, Values, ValuesMut, params};
+use crate::{Error, FloatType, Params, Result, Values, ValuesMut, params};
 
 #[derive(Debug)]
 pub(crate) struct Parameters {
@@ -83,7 +83,7 @@ impl Parameters {
                     parts.slice_mut(own, 0, strip.part)?.copy_from(part)?;
                 }
                 if degrees.frees {
-                    unload(strip, model)?;
+                    params::unload(model, &strip.places)?;
                 } else {
                     params::unpack(model, &strip.places, &whole)?;
                 }
@@ -149,11 +149,7 @@ impl Parameters {
                 shard.kept = Some(whole.part(strip.dtype, keepers.rank() * len, len));
             }
             let whole = Arc::new(whole);
-            for place in &strip.places {
-                let lent = Lent::new(Arc::clone(&whole), place.offset, place.len);
-                let loaded = model.load(place.parameter, lent);
-                loaded.map_err(|source| of_model(model, place.parameter, source))?;
-            }
+            params::lend(model, &strip.places, &whole)?;
             match Arc::try_unwrap(whole) {
                 Ok(copied) => self.spare.give(copied),
                 Err(lent) => shard.whole = Some(lent),
@@ -165,7 +161,7 @@ impl Parameters {
     /// Frees a unit.
     pub(crate) fn free(&mut self, layout: &Layout, unit: usize, model: &mut impl Params) -> Result<()> {
         for (shard, strip) in self.shards[unit].iter_mut().zip(&layout.units[unit].strips) {
-            unload(strip, model)?;
+            params::unload(model, &strip.places)?;
             // Unless somebody still has a part of it.
             if let Some(whole) = shard.whole.take().and_then(Arc::into_inner) {
                 self.spare.give(whole);
@@ -373,18 +369,6 @@ impl Reader<'_> {
         }
         Ok(())
     }
-}
-
-fn unload(strip: &Strip, model: &mut impl Params) -> Result<()> {
-    for place in &strip.places {
-        let unloaded = model.unload(place.parameter);
-        unloaded.map_err(|source| of_model(model, place.parameter, source))?;
-    }
-    Ok(())
-}
-
-fn of_model(model: &impl Params, parameter: usize, source: BoxError) -> Error {
-    Error::Model { parameter: model.infos()[parameter].name.clone(), source }
 }
 
 const DIVIDED: &str = "what is freed between its uses was divided";

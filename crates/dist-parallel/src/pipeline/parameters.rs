@@ -36,8 +36,8 @@ impl<A> Pipeline<A> {
     /// Changes this rank's parts of divided parameters.
     fn update_shards(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         for stage in &mut self.stages {
-            let Stage { shard: Some(shard), sums, means, used, parameters, .. } = stage else { continue };
-            shard.change(sums.buckets(), means.as_deref(), |parameter, values, mean| {
+            let Stage { shard: Some(shard), means, used, parameters, .. } = stage else { continue };
+            shard.change(means.as_deref(), |parameter, values, mean| {
                 let Some(mean) = mean.filter(|_| used[parameter]) else { return Ok(()) };
                 optimizer.update(parameters.start + parameter, values, mean)
             })?;

@@ -5,14 +5,17 @@ use std::sync::Arc;
 use dist_collectives::Communicator;
 
 use crate::flat::Flat;
-use crate::{Bucket, Error, Lent, Params, Place, Result, Values, ValuesMut, params};
+use crate::fsdp::Strip;
+use crate::{Bucket, Params, Result, Values, ValuesMut, params};
 
 /// One rank's part of a stage's parameters: those that the stage sums gradients of, by type, each an equal part of all
 /// of a type one after the other, padded with zeros.
 pub(super) struct Shard {
     rank: usize,
     ranks: usize,
-    /// The own parts, which the optimizer changes.
+    /// One for each bucket.
+    strips: Vec<Strip>,
+    /// The own parts of the strips, which the optimizer changes.
     masters: Vec<Flat>,
 }
 
@@ -20,59 +23,51 @@ impl Shard {
     /// Divides the parameters that are in these buckets, and frees them.
     pub(super) fn new(comm: &Communicator, buckets: &[Bucket], model: &mut impl Params) -> Result<Self> {
         let (rank, ranks) = (comm.rank(), comm.world_size());
-        let mut masters = Vec::with_capacity(buckets.len());
-        for bucket in buckets {
-            let part = bucket.len().div_ceil(ranks);
-            let mut whole = Flat::zeros(bucket.dtype, part * ranks);
-            params::pack(model, &bucket.places, &mut whole)?;
-            masters.push(whole.part(bucket.dtype, rank * part, part));
+        let strip = |bucket: &Bucket| Strip {
+            dtype: bucket.dtype,
+            trainable: true,
+            places: bucket.places.clone(),
+            part: bucket.len().div_ceil(ranks),
+        };
+        let strips: Vec<Strip> = buckets.iter().map(strip).collect();
+        let mut masters = Vec::with_capacity(strips.len());
+        for strip in &strips {
+            let mut whole = Flat::zeros(strip.dtype, strip.padded(ranks));
+            params::pack(model, &strip.places, &mut whole)?;
+            masters.push(whole.part(strip.dtype, rank * strip.part, strip.part));
         }
-        let shard = Self { rank, ranks, masters };
-        shard.free(buckets, model)?;
+        let shard = Self { rank, ranks, strips, masters };
+        shard.free(model)?;
         Ok(shard)
     }
 
     /// Gathers the parameters, and lends them to the model.
-    pub(super) fn gather(
-        &self,
-        comm: &mut Communicator,
-        buckets: &[Bucket],
-        model: &mut impl Params,
-    ) -> Result<()> {
-        let mut arriving = Vec::with_capacity(buckets.len());
-        for master in &self.masters {
-            let part = master.len();
-            let mut whole = Flat::zeros(master.dtype(), part * self.ranks);
-            whole.slice_mut(self.rank * part, part).copy_from(master.slice(0, part))?;
+    pub(super) fn gather(&self, comm: &mut Communicator, model: &mut impl Params) -> Result<()> {
+        let mut arriving = Vec::with_capacity(self.strips.len());
+        for (strip, master) in self.strips.iter().zip(&self.masters) {
+            let mut whole = Flat::zeros(strip.dtype, strip.padded(self.ranks));
+            let own = master.slice(0, strip.part);
+            whole.slice_mut(self.rank * strip.part, strip.part).copy_from(own)?;
             arriving.push(whole.start_gather(comm));
         }
-        for (bucket, whole) in buckets.iter().zip(arriving) {
-            let whole = Arc::new(whole.wait()?);
-            for place in &bucket.places {
-                let lent = Lent::new(Arc::clone(&whole), place.offset, place.len);
-                let loaded = model.load(place.parameter, lent);
-                loaded.map_err(|source| refused(model, place.parameter, source))?;
-            }
+        for (strip, whole) in self.strips.iter().zip(arriving) {
+            params::lend(model, &strip.places, &Arc::new(whole.wait()?))?;
         }
         Ok(())
     }
 
     /// Frees what was gathered.
-    pub(super) fn free(&self, buckets: &[Bucket], model: &mut impl Params) -> Result<()> {
-        for place in buckets.iter().flat_map(|bucket| &bucket.places) {
-            let unloaded = model.unload(place.parameter);
-            unloaded.map_err(|source| refused(model, place.parameter, source))?;
-        }
-        Ok(())
+    pub(super) fn free(&self, model: &mut impl Params) -> Result<()> {
+        self.strips.iter().try_for_each(|strip| params::unload(model, &strip.places))
     }
 
-    /// A sum of gradients with as many zeros behind it as make equal parts.
-    pub(super) fn padded(&self, sum: Flat) -> Flat {
-        let part = sum.len().div_ceil(self.ranks);
-        if part * self.ranks == sum.len() {
+    /// A bucket's sum of gradients with as many zeros behind it as make equal parts.
+    pub(super) fn padded(&self, bucket: usize, sum: Flat) -> Flat {
+        let padded_len = self.strips[bucket].padded(self.ranks);
+        if padded_len == sum.len() {
             return sum;
         }
-        let mut padded = Flat::zeros(sum.dtype(), part * self.ranks);
+        let mut padded = Flat::zeros(sum.dtype(), padded_len);
         let copied = padded.slice_mut(0, sum.len()).copy_from(sum.slice(0, sum.len()));
         copied.expect("both are of one type");
         padded
@@ -87,20 +82,13 @@ impl Shard {
     /// Calls `f` with each of this rank's pieces of parameters: the parameter, its values here, and their mean gradient.
     pub(super) fn change(
         &mut self,
-        buckets: &[Bucket],
         means: Option<&[Flat]>,
         mut f: impl FnMut(usize, ValuesMut<'_>, Option<Values<'_>>) -> Result<()>,
     ) -> Result<()> {
-        for (index, (bucket, master)) in buckets.iter().zip(&mut self.masters).enumerate() {
-            let part = master.len();
-            let own = self.rank * part..(self.rank + 1) * part;
-            for &Place { parameter, offset, len } in &bucket.places {
-                let (start, end) = (offset.max(own.start), (offset + len).min(own.end));
-                if start < end {
-                    let at = start - own.start;
-                    let mean = means.map(|means| means[index].slice(at, end - start));
-                    f(parameter, master.slice_mut(at, end - start), mean)?;
-                }
+        for (index, (strip, master)) in self.strips.iter().zip(&mut self.masters).enumerate() {
+            for piece in strip.pieces(self.rank) {
+                let mean = means.map(|means| means[index].slice(piece.at, piece.len));
+                f(piece.parameter, master.slice_mut(piece.at, piece.len), mean)?;
             }
         }
         Ok(())
@@ -113,8 +101,4 @@ impl Shard {
             master.slice_mut(0, len).broadcast(comm, 0)
         })
     }
-}
-
-fn refused(model: &impl Params, parameter: usize, source: crate::BoxError) -> Error {
-    Error::Model { parameter: model.infos()[parameter].name.clone(), source }
 }

@@ -183,7 +183,7 @@ impl<A> Stage<A> {
     /// Gathers the parameters, if they are divided.
     pub(super) fn gather(&mut self, shards: Option<&mut Communicator>) -> Result<()> {
         match (&self.shard, shards) {
-            (Some(shard), Some(shards)) => shard.gather(shards, self.sums.buckets(), &mut self.model),
+            (Some(shard), Some(shards)) => shard.gather(shards, &mut self.model),
             _ => Ok(()),
         }
     }
@@ -191,7 +191,7 @@ impl<A> Stage<A> {
     /// Frees the parameters, if they are divided.
     pub(super) fn free(&mut self) -> Result<()> {
         match &self.shard {
-            Some(shard) => shard.free(self.sums.buckets(), &mut self.model),
+            Some(shard) => shard.free(&mut self.model),
             None => Ok(()),
         }
     }

@@ -95,7 +95,8 @@ impl<A> Pipeline<A> {
         let sums = stage.sums.take().into_iter();
         stage.reducing = Some(match (&stage.shard, &mut self.shards) {
             (Some(shard), Some(shards)) => {
-                sums.map(|sum| Reducing::There(shard.padded(sum).start_scattered_sum(shards))).collect()
+                let padded = sums.enumerate().map(|(bucket, sum)| shard.padded(bucket, sum));
+                padded.map(|sum| Reducing::There(sum.start_scattered_sum(shards))).collect()
             }
             _ => sums.map(|sum| Reducing::start(sum, self.data.as_mut())).collect(),
         });
