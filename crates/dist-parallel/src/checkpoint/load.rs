@@ -30,14 +30,11 @@ pub(super) fn load(
     ranks.compare(directory, Ok(claim))?;
     let found = if ranks.is_first() { find(disk, directory, step) } else { Ok(None) };
     let found = ranks.agree(found)?;
-    let name = found.as_ref().map(|(name, _)| name.directory()).unwrap_or_default();
-    let name = ranks.share(name.into_bytes())?;
-    if name.is_empty() {
-        return Ok(None);
-    }
-    let path = directory.join(String::from_utf8_lossy(&name).into_owned()).join(INDEX);
-    let bytes = ranks.share(found.map(|(_, bytes)| bytes).unwrap_or_default())?;
-    let index = ranks.agree(Index::decode(&path, &bytes))?;
+    let found = found.map(|(name, index)| [name.directory().as_bytes(), b"/", &index].concat());
+    let told = ranks.share(found.unwrap_or_default())?;
+    let Some(end) = told.iter().position(|&byte| byte == b'/') else { return Ok(None) };
+    let path = directory.join(&*String::from_utf8_lossy(&told[..end])).join(INDEX);
+    let index = ranks.agree(Index::decode(&path, &told[end + 1..]))?;
     let checkpoint = Checkpoint { disk, path: &path, index: &index };
     checkpoint.put_in_place(ranks, shards, optimizer)?;
     Ok(Some(index.step))

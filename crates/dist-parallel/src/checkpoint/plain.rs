@@ -31,10 +31,9 @@ pub fn load_safetensors(path: impl AsRef<Path>, shards: &mut dyn Shards) -> Resu
     let mut ranks = Ranks::of(shards, TIMEOUT)?;
     let header = if ranks.is_first() { read_header(&disk, path) } else { Ok((0, Vec::new())) };
     let (size, header) = ranks.agree(header)?;
-    let size = ranks.share(size.to_le_bytes().to_vec())?;
-    let size = u64::from_le_bytes(size.try_into().expect("the first rank shares eight bytes"));
-    let header = ranks.share(header)?;
-    let index = ranks.agree(index(path, size, &header))?;
+    let told = ranks.share([&size.to_le_bytes()[..], &header].concat())?;
+    let (&size, header) = told.split_first_chunk().expect("the first rank shares eight bytes and more");
+    let index = ranks.agree(index(path, u64::from_le_bytes(size), header))?;
     Checkpoint { disk: &disk, path, index: &index }.put_in_place(&mut ranks, shards, None)
 }
 
