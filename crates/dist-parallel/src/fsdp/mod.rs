@@ -65,7 +65,7 @@ use parameters::Parameters;
 /// | `ShardOptimizer`, `NoShard` | a contiguous share | each share is the same power of two |
 /// | `HybridShard` | of its copy's contiguous share, every S-th | S is a power of two, and each copy's share the same one |
 ///
-/// Otherwise they are the same on every rank and in every run. Either way they do not depend on units, prefetch, what is
+/// Otherwise, and where ranks [join](Self::join), they are the same on every rank and in every run. Either way they do not depend on units, prefetch, what is
 /// freed when, timing or transport.
 ///
 /// # Errors

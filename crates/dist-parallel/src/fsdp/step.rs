@@ -41,23 +41,63 @@ impl<A> Fsdp<A> {
         self.step_of(self.asked(TrainingCall::Step, micro_batches, C::WEIGHTED), micro_batches, batch)
     }
 
+    /// Computes the mean gradients of the micro-batches that the ranks have, and of those that were accumulated before:
+    /// `own` of them this rank, none if it has run out; `batch` is given their numbers on this rank. `None`, on every rank, if
+    /// none has any: training is over.
+    ///
+    /// A rank that has run out does not count: sums are divided by the number of micro-batches that were computed, or by
+    /// [what they count](Loss). It goes on taking steps, because the others need its part of the parameters, and these go on
+    /// changing. Ranks that share a copy make as many rounds as the one of them that has the most micro-batches, and in each
+    /// add up what those have that have one; then the rounds are summed.
+    ///
+    /// # Errors
+    /// As for [`step`](Self::step); if some ranks take a step of another kind.
+    #[doc(alias = "Join")]
+    pub fn join<C: Loss, L>(
+        &mut self,
+        own: usize,
+        batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
+    ) -> Result<Option<StepReport>>
+    where
+        L: FnOnce(A) -> Result<(C, A), BoxError>,
+    {
+        match self.step_of(Asked::new(TrainingCall::Join, 0, C::WEIGHTED), own, batch) {
+            Ok(report) => Ok(Some(report)),
+            Err(Error::NoMicroBatches) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     fn step_of<C: Loss, L>(
         &mut self,
         asked: Asked,
-        micro_batches: usize,
+        given: usize,
         mut batch: impl FnMut(usize) -> Result<(A, L), BoxError>,
     ) -> Result<StepReport>
     where
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
+        let report = self.reported(|fsdp| {
+            let result = fsdp.rounds(asked, given, &mut batch);
+            let result =
+                result.and_then(|micro_batches| Ok((fsdp.finish(asked, micro_batches)?, micro_batches)));
+            fsdp.or_abort(result)
+        })?;
+        (self.micro_batches, self.count) = (0, 0);
+        Ok(report)
+    }
+
+    /// Does what gives the mean loss of so many micro-batches, and says what it took.
+    fn reported(
+        &mut self,
+        compute: impl FnOnce(&mut Self) -> Result<(f32, usize)>,
+    ) -> Result<StepReport> {
         let (started, sent_before) = (self.world.runtime().now(), self.bytes_sent());
         self.groups.take_waited();
-        let result = self.rounds(asked, micro_batches, &mut batch).and_then(|()| self.finish(asked));
-        let loss = self.or_abort(result)?;
-        (self.micro_batches, self.count) = (0, 0);
+        let (loss, micro_batches) = compute(self)?;
         let elapsed = self.world.runtime().now().saturating_sub(started);
         let (exposed, bytes_sent) = (self.groups.take_waited(), self.bytes_sent() - sent_before);
-        Ok(StepReport { loss, micro_batches: asked.micro_batches, elapsed, exposed, bytes_sent })
+        Ok(StepReport { loss, micro_batches, elapsed, exposed, bytes_sent })
     }
 
     fn bytes_sent(&self) -> u64 {
@@ -81,8 +121,8 @@ impl<A> Fsdp<A> {
     {
         let asked = self.asked(TrainingCall::Accumulate, micro_batches, C::WEIGHTED);
         let result = self.rounds(asked, micro_batches, &mut batch);
-        self.or_abort(result)?;
-        (self.micro_batches, self.weighted) = (asked.micro_batches, asked.weighted);
+        self.micro_batches = self.or_abort(result)?;
+        self.weighted = asked.weighted;
         Ok(())
     }
 
@@ -143,27 +183,30 @@ impl<A> Fsdp<A> {
         Ok(pass.current.expect("forward gives an output for an input"))
     }
 
-    /// All micro-batches of one call.
+    /// All micro-batches of one call, which was given a number to deal to the ranks or, where they join, this rank's own. Gives
+    /// how many there are since the last step.
     fn rounds<C: Loss, L>(
         &mut self,
         asked: Asked,
-        micro_batches: usize,
+        given: usize,
         batch: &mut impl FnMut(usize) -> Result<(A, L), BoxError>,
-    ) -> Result<()>
+    ) -> Result<usize>
     where
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
         if self.micro_batches > 0 && self.weighted != asked.weighted {
             return Err(Error::PartlyWeighted);
         }
-        self.agree(asked)?;
+        let joins = asked.call == TrainingCall::Join;
+        let micro_batches = self.agree(asked, if joins { given } else { 0 })?;
         self.follow();
-        let last = asked.call == TrainingCall::Step;
+        let last = asked.call != TrainingCall::Accumulate;
         self.gradients.begin_step(&self.plan.layout);
         let deal = self.plan.deal(self.world.rank());
-        let rounds = deal.rounds(micro_batches);
+        let rounds = if joins { self.rounds_of_copy(given)? } else { deal.rounds(given) };
         for round in 0..rounds {
-            let index = deal.micro_batch(micro_batches, round);
+            let own = Some(round).filter(|&round| round < given);
+            let index = if joins { own } else { deal.micro_batch(given, round) };
             self.gradients.begin_round(&self.plan.layout, index.is_some(), last && round + 1 == rounds);
             let (loss, count) = match index {
                 Some(index) => {
@@ -177,7 +220,17 @@ impl<A> Fsdp<A> {
             self.gradients.end_round(&self.plan.layout, &mut self.groups)?;
         }
         self.gradients.rest();
-        self.parameters.rest(&mut self.groups)
+        self.parameters.rest(&mut self.groups)?;
+        Ok(micro_batches)
+    }
+
+    /// How many rounds this rank's copy makes whose ranks bring so many micro-batches each: as many as all of them need.
+    fn rounds_of_copy(&mut self, own: usize) -> Result<usize> {
+        let mut most = [own as u64];
+        if self.plan.degrees.each_round {
+            self.groups.shards.all_reduce(&mut most, ReduceOp::Max).map_err(Error::communication)?;
+        }
+        Ok(usize::try_from(most[0]).unwrap_or(usize::MAX))
     }
 
     /// One micro-batch, or what others need this rank for in theirs.
@@ -239,7 +292,7 @@ impl<A> Fsdp<A> {
     }
 
     /// Ends a step: gives the mean loss.
-    fn finish(&mut self, asked: Asked) -> Result<f32> {
+    fn finish(&mut self, asked: Asked, micro_batches: usize) -> Result<f32> {
         let mut tally = Tally::encode(0, self.count, asked, self.gradients.used_mut());
         self.world.all_reduce(&mut tally, ReduceOp::Sum).map_err(Error::communication)?;
         let tally = Tally::decode(&tally);
@@ -247,7 +300,6 @@ impl<A> Fsdp<A> {
         let count = tally.count();
         self.gradients.end_step(&self.plan.layout, &mut self.groups, count)?;
         let loss = self.mean_loss(count)?;
-        let micro_batches = asked.micro_batches;
         if count == 0 { Err(Error::NothingCounts { micro_batches }) } else { Ok(loss) }
     }
 
@@ -258,26 +310,37 @@ impl<A> Fsdp<A> {
         if self.plan.degrees.each_round {
             shards.all_reduce(&mut losses, ReduceOp::Sum).map_err(Error::communication)?;
         }
-        let mut sum = TreeSum::new();
-        let add = |left: &mut f32, right| *left += right;
-        losses.into_iter().enumerate().for_each(|(round, loss)| sum.add(round, loss, add));
-        let mut loss = [sum.finish(add).unwrap_or(-0.0)];
+        let mut loss = [sum_of(losses)];
         let others = if self.plan.degrees.each_round { &mut self.groups.replicas } else { shards };
         others.all_reduce(&mut loss, ReduceOp::Sum).map_err(Error::communication)?;
         ValuesMut::F32(&mut loss).divide(count);
         Ok(loss[0])
     }
 
-    /// That all ranks were asked for the same, and for something.
-    fn agree(&mut self, asked: Asked) -> Result<()> {
-        let mut tally = Tally::encode(0, 0, asked, &[]);
+    /// That all ranks were asked for the same, and for something. Gives how many micro-batches that is, those included that were
+    /// accumulated before, and those that ranks bring of their own.
+    fn agree(&mut self, asked: Asked, own: usize) -> Result<usize> {
+        let mut tally = Tally::encode(own, 0, asked, &[]);
         self.world.all_reduce(&mut tally, ReduceOp::Sum).map_err(Error::communication)?;
-        if !Tally::decode(&tally).agrees(self.world.world_size()) {
+        let tally = Tally::decode(&tally);
+        if !tally.agrees(self.world.world_size()) {
             return Err(asked.differ(&mut self.world));
         }
-        if asked.call == TrainingCall::Step && asked.micro_batches == 0 {
+        let micro_batches = match asked.call {
+            TrainingCall::Join => self.micro_batches + tally.micro_batches(),
+            _ => asked.micro_batches,
+        };
+        if micro_batches == 0 && asked.call != TrainingCall::Accumulate {
             return Err(Error::NoMicroBatches);
         }
-        Ok(())
+        Ok(micro_batches)
     }
+}
+
+/// The sum of losses, in the canonical order.
+fn sum_of(losses: Vec<f32>) -> f32 {
+    let mut sum = TreeSum::new();
+    let add = |left: &mut f32, right| *left += right;
+    losses.into_iter().enumerate().for_each(|(index, loss)| sum.add(index, loss, add));
+    sum.finish(add).unwrap_or(-0.0)
 }

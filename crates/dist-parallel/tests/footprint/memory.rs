@@ -35,11 +35,30 @@ struct Needed {
     predicted: Memory,
 }
 
+/// Whose micro-batches steps have.
+#[derive(Debug, Clone, Copy)]
+enum Steps {
+    /// So many, which are dealt to the ranks.
+    Of(usize),
+    /// Each of four ranks has so many of its own.
+    Own([usize; 4]),
+}
+
+impl Steps {
+    /// As many micro-batches as make the same rounds if they are dealt.
+    fn dealt(self) -> usize {
+        match self {
+            Self::Of(micro_batches) => micro_batches,
+            Self::Own(own) => 4 * own.into_iter().max().unwrap_or(0),
+        }
+    }
+}
+
 /// Every rank's bytes in a training of so many more steps than two, with a smallest block of so many parameters.
 fn needed(
     smallest: usize,
     ranks: usize,
-    micro_batches: usize,
+    steps: Steps,
     more: usize,
     loaded: Loaded,
     options: &FsdpOptions,
@@ -52,7 +71,10 @@ fn needed(
         let built = measure(|| fsdp = Some(Fsdp::with_values(comm, model, &options, initial).unwrap()));
         let mut fsdp = fsdp.unwrap();
         let mut step = || {
-            fsdp.step(micro_batches, batch).unwrap();
+            match steps {
+                Steps::Of(micro_batches) => drop(fsdp.step(micro_batches, batch).unwrap()),
+                Steps::Own(own) => drop(fsdp.join(own[fsdp.rank()], batch).unwrap().unwrap()),
+            }
             fsdp.update(&mut optimizer).unwrap();
         };
         let first = measure(&mut step);
@@ -61,15 +83,15 @@ fn needed(
         let persistent = built.bytes_current + first.bytes_current;
         let peak = persistent + i64::try_from(second.bytes_max).unwrap();
         let bytes = [built.bytes_current, persistent, persistent + second.bytes_current, peak];
-        Needed { bytes, more, predicted: fsdp.plan().memory(micro_batches, 2, loaded) }
+        Needed { bytes, more, predicted: fsdp.plan().memory(steps.dealt(), 2, loaded) }
     };
     sim::run(1, ranks, program).results
 }
 
 #[track_caller]
-fn check_for(more: usize, ranks: usize, micro_batches: usize, loaded: Loaded, options: &FsdpOptions) {
+fn check_for(more: usize, ranks: usize, steps: Steps, loaded: Loaded, options: &FsdpOptions) {
     let smallest = smallest(options.strategy);
-    let run = |smallest| needed(smallest, ranks, micro_batches, more, loaded, options);
+    let run = |smallest| needed(smallest, ranks, steps, more, loaded, options);
     for (small, large) in run(smallest).into_iter().zip(run(2 * smallest)) {
         let difference = [0, 1, 2, 3].map(|index| large.bytes[index] - small.bytes[index]);
         let of = |memory: &Memory| {
@@ -85,13 +107,13 @@ fn check_for(more: usize, ranks: usize, micro_batches: usize, loaded: Loaded, op
 
 #[track_caller]
 fn check(ranks: usize, micro_batches: usize, loaded: Loaded, options: FsdpOptions) {
-    check_for(0, ranks, micro_batches, loaded, &options);
+    check_for(0, ranks, Steps::Of(micro_batches), loaded, &options);
 }
 
 #[test]
 fn nothing_leaks_in_a_hundred_steps() {
     let options = FsdpOptions::new(ShardingStrategy::FullShard).with_prefetch(1);
-    check_for(100, 4, 4, Loaded::Lent, &options.with_reshard(Reshard::ToGroup(2)));
+    check_for(100, 4, Steps::Of(4), Loaded::Lent, &options.with_reshard(Reshard::ToGroup(2)));
 }
 
 /// In a world of one nothing is handed to other threads, so not a byte may be left, of whatever size.
@@ -101,7 +123,7 @@ fn steps_of_one_process_leave_not_a_byte_behind(
     strategy: ShardingStrategy,
 ) {
     let options = FsdpOptions::new(strategy).with_prefetch(1);
-    let needed = needed(128, 1, 3, 100, Loaded::Lent, &options);
+    let needed = needed(128, 1, Steps::Of(3), 100, Loaded::Lent, &options);
     assert_eq!(needed[0].more, 0);
 }
 
@@ -116,6 +138,14 @@ fn each_strategy_needs_the_memory_that_its_plan_says(
     #[values(1, 3)] rounds: usize,
 ) {
     check(4, 4 * rounds, Loaded::Lent, FsdpOptions::new(strategy));
+}
+
+/// A rank without a micro-batch in a round needs what those need that have one.
+#[rstest]
+fn ranks_that_join_need_the_memory_of_as_many_rounds(
+    #[values(ShardingStrategy::FullShard, ShardingStrategy::ShardGradOp)] strategy: ShardingStrategy,
+) {
+    check_for(20, 4, Steps::Own([1, 0, 3, 2]), Loaded::Lent, &FsdpOptions::new(strategy));
 }
 
 #[rstest]

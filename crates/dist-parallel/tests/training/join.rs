@@ -3,14 +3,17 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use dist_collectives::Communicator;
-use dist_parallel::{Ddp, DdpOptions, Error, FloatType, ParamInfo, Ready, Values};
+use dist_parallel::{
+    Block, BoxError, Ddp, DdpOptions, Error, FloatType, Fsdp, FsdpOptions, ParamInfo, Params, Ready, Saved,
+    Sequence, ShardingStrategy, Slot, StepReport, Values,
+};
 use dist_transport::sim;
 use proptest::prelude::*;
 use rstest::rstest;
 
 use crate::ddp::{optimizer, options};
 use crate::errors::run_at_once;
-use crate::plain::{Bag, Numbers, bits, micro_batch, model, squared_error};
+use crate::plain::{Bag, Numbers, Rows, bits, micro_batch, model, squared_error};
 
 pub(crate) fn tree(leaves: &[Vec<f32>]) -> Vec<f32> {
     if let [leaf] = leaves {
@@ -187,4 +190,273 @@ fn a_step_that_panicked_leaves_nothing_for_the_next(#[values(false, true)] accum
         attempt(false)
     });
     assert_eq!(outcome.results, [(6, 3.0); 2]);
+}
+
+/// Three parameters whose gradients are the block's input, which it passes on.
+struct Echo {
+    infos: [ParamInfo; 1],
+    slots: [Slot; 1],
+}
+
+impl Echo {
+    fn model() -> Sequence<Rows> {
+        let infos = [ParamInfo::new("w", [3], FloatType::F32)];
+        Sequence::new(vec![Box::new(Self { infos, slots: [Slot::from(vec![0.0_f32; 3])] })]).unwrap()
+    }
+}
+
+impl Params for Echo {
+    fn infos(&self) -> &[ParamInfo] {
+        &self.infos
+    }
+
+    fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    fn slots_mut(&mut self) -> &mut [Slot] {
+        &mut self.slots
+    }
+}
+
+impl Block<Rows> for Echo {
+    fn forward(&mut self, input: Rows) -> Result<(Rows, Saved), BoxError> {
+        Ok((input.clone(), Saved::new(input)))
+    }
+
+    fn backward(&mut self, saved: Saved, of: Rows, ready: &mut Ready<'_>) -> Result<Option<Rows>, BoxError> {
+        ready(0, Values::F32(&saved.take::<Rows>()?))?;
+        Ok(Some(of))
+    }
+}
+
+/// What ranks that divide a copy among so many have the mean of, by the definition: each round is added up over the ranks of
+/// a copy, the rounds are summed, and then the copies.
+fn mean_of_rounds(step: usize, own: &[usize], copy: usize) -> Vec<u32> {
+    let of_copy = |(number, own): (usize, &[usize])| {
+        let of_rank = |round: usize, rank: usize| match own[rank] {
+            own if round < own => gradient(number * copy + rank, step, round),
+            _ => vec![-0.0; 3],
+        };
+        let of_round = |round| tree(&(0..copy).map(|rank| of_rank(round, rank)).collect::<Vec<_>>());
+        let rounds: Vec<Vec<f32>> = (0..own.iter().copied().max().unwrap_or(0)).map(of_round).collect();
+        if rounds.is_empty() { vec![-0.0; 3] } else { tree(&rounds) }
+    };
+    let sum = tree(&own.chunks(copy).enumerate().map(of_copy).collect::<Vec<_>>());
+    let count = own.iter().sum::<usize>() as f32;
+    sum.into_iter().map(|sum| (sum / count).to_bits()).collect()
+}
+
+/// A report, and this rank's part of the gradient, each value with its place.
+type Step = (StepReport, Vec<(usize, u32)>);
+
+/// Steps until no rank has anything left, each rank with so many micro-batches in each.
+fn join_sharded(comm: Communicator, own: &[usize], strategy: ShardingStrategy) -> Vec<Step> {
+    let rank = comm.rank();
+    let mut fsdp = Fsdp::new(comm, Echo::model(), &FsdpOptions::new(strategy)).unwrap();
+    let (mut steps, mut own) = (Vec::new(), own.iter());
+    loop {
+        let step = steps.len();
+        let report = fsdp.join(own.next().copied().unwrap_or(0), |index| {
+            let loss = gradient(rank, step, index)[0];
+            Ok((gradient(rank, step, index), move |output| Ok((loss, output))))
+        });
+        let Some(report) = report.unwrap() else { break };
+        let part = fsdp.gradient(0).map_or_else(Vec::new, |(range, values)| {
+            let Values::F32(values) = values else { panic!("the model is f32") };
+            range.zip(values).map(|(place, value)| (place, value.to_bits())).collect()
+        });
+        steps.push((report, part));
+    }
+    // Whoever has joined can go on with steps of another kind.
+    fsdp.step(3, |_| Ok((vec![1.0; 3], |output| Ok((1.0, output))))).unwrap();
+    steps
+}
+
+#[track_caller]
+fn check_sharded(steps: &[Vec<usize>], strategy: ShardingStrategy) {
+    let (ranks, given) = (steps.len(), steps.to_vec());
+    let copy = match strategy {
+        ShardingStrategy::FullShard | ShardingStrategy::ShardGradOp => ranks,
+        ShardingStrategy::HybridShard { shard_degree } => shard_degree,
+        _ => 1,
+    };
+    let outcome = sim::run(1, ranks, move |transport| {
+        let comm = Communicator::new(transport);
+        let rank = comm.rank();
+        join_sharded(comm, &given[rank], strategy)
+    });
+    let last = steps.iter().map(Vec::len).max().unwrap_or(0);
+    for step in 0..last {
+        let own: Vec<usize> = steps.iter().map(|own| own.get(step).copied().unwrap_or(0)).collect();
+        let expected = mean_of_rounds(step, &own, copy);
+        let mut seen = [false; 3];
+        for of_rank in &outcome.results {
+            let (report, part) = &of_rank[step];
+            assert_eq!(report.micro_batches, own.iter().sum::<usize>());
+            assert_eq!(report.loss.to_bits(), expected[0], "losses are those of the first parameter");
+            for &(place, bits) in part {
+                seen[place] = true;
+                assert_eq!(bits, expected[place], "{strategy:?}, step {step} of {own:?}");
+            }
+        }
+        assert_eq!(seen, [true; 3], "{strategy:?}, step {step} of {own:?}");
+    }
+    assert!(outcome.results.iter().all(|steps| steps.len() == last));
+}
+
+const STRATEGIES: [ShardingStrategy; 5] = [
+    ShardingStrategy::FullShard,
+    ShardingStrategy::ShardGradOp,
+    ShardingStrategy::ShardOptimizer,
+    ShardingStrategy::NoShard,
+    ShardingStrategy::HybridShard { shard_degree: 2 },
+];
+
+#[rstest]
+fn sharded_ranks_join_with_what_they_have(
+    #[values(0, 1, 2, 3, 4)] strategy: usize,
+    #[values(
+        [&[2][..], &[0, 1], &[3], &[1]],
+        // A copy of two ranks that has nothing.
+        [&[][..], &[], &[3, 1, 2], &[1, 1]],
+        [&[][..], &[5], &[], &[]],
+        [&[][..]; 4]
+    )]
+    steps: [&[usize]; 4],
+) {
+    check_sharded(&steps.map(<[usize]>::to_vec), STRATEGIES[strategy]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(30))]
+
+    #[test]
+    fn a_sharded_step_is_the_mean_of_what_the_ranks_have(
+        // A rank that has had nothing may have something later; the last step has something.
+        mut steps in prop::collection::vec(prop::collection::vec(0..4_usize, 3), 1..6),
+        strategy in prop::sample::select(STRATEGIES.to_vec()),
+    ) {
+        for step in 0..3 {
+            let rank = step % steps.len();
+            steps[rank][step] += 1;
+        }
+        if matches!(strategy, ShardingStrategy::HybridShard { .. }) && steps.len() % 2 == 1 {
+            steps.push(vec![0, 2, 1]);
+        }
+        check_sharded(&steps, strategy);
+    }
+}
+
+/// Three ranks that run out at different times, on the model with weights in two units.
+#[rstest]
+fn sharded_models_are_trained_the_same_on_ranks_that_run_out(#[values(0, 1, 2, 3)] strategy: usize) {
+    const RANKS: usize = 3;
+    let own = |rank: usize, step: usize| usize::from(step <= 2 * rank) * (1 + step % 2);
+    let batch = |rank: usize, step: usize| {
+        move |index| {
+            let (input, target) = micro_batch(step, 10 * rank + index);
+            Ok((input, squared_error(target)))
+        }
+    };
+    let outcome = sim::run(1, RANKS, move |transport| {
+        let comm = Communicator::new(transport);
+        let rank = comm.rank();
+        let options = FsdpOptions::new(STRATEGIES[strategy]).with_prefetch(1);
+        let mut fsdp = Fsdp::new(comm, model(7), &options).unwrap();
+        let (mut sgd, mut steps) = (optimizer("sgd"), 0);
+        loop {
+            // It is used, or forgotten by the last step, of which nothing comes.
+            if STRATEGIES[strategy] == ShardingStrategy::FullShard {
+                fsdp.prefetch().unwrap();
+            }
+            let Some(report) = fsdp.join(own(rank, steps), batch(rank, steps)).unwrap() else { break };
+            assert_eq!(report.micro_batches, (0..RANKS).map(|rank| own(rank, steps)).sum::<usize>());
+            fsdp.update(&mut *sgd).unwrap();
+            steps += 1;
+        }
+        if STRATEGIES[strategy] == ShardingStrategy::FullShard {
+            assert!(fsdp.model().read(0, &mut |_| ()).is_err(), "its memory is freed");
+        }
+        fsdp.step(4, batch(0, 99)).unwrap();
+        fsdp.update(&mut *sgd).unwrap();
+        (steps, bits(&fsdp.into_parts().unwrap().1))
+    });
+    assert!(outcome.results.iter().all(|result| *result == outcome.results[0] && result.0 == 5));
+    // Where each rank sums its own first, that is what copies of the whole model do.
+    if matches!(STRATEGIES[strategy], ShardingStrategy::ShardOptimizer | ShardingStrategy::NoShard) {
+        let whole = sim::run(1, RANKS, move |transport| {
+            let comm = Communicator::new(transport);
+            let rank = comm.rank();
+            let mut ddp = Ddp::new(comm, model(7), options(30)).unwrap();
+            let mut sgd = optimizer("sgd");
+            for step in 0..5 {
+                ddp.join(own(rank, step), batch(rank, step)).unwrap();
+                ddp.update(&mut *sgd).unwrap();
+            }
+            ddp.step(4, batch(0, 99)).unwrap();
+            ddp.update(&mut *sgd).unwrap();
+            bits(ddp.model())
+        });
+        assert_eq!(outcome.results[0].1, whole.results[0]);
+    }
+}
+
+#[rstest]
+fn what_was_accumulated_counts_where_sharded_ranks_join(
+    #[values(0, 1, 2, 3, 4)] strategy: usize,
+    #[values(false, true)] more: bool,
+) {
+    let outcome = sim::run(1, 4, move |transport| {
+        let comm = Communicator::new(transport);
+        let own = if more { comm.rank() } else { 0 };
+        let mut fsdp = Fsdp::new(comm, Echo::model(), &FsdpOptions::new(STRATEGIES[strategy])).unwrap();
+        let batch = |value: f32| move |_| Ok((vec![value; 3], move |output| Ok((value, output))));
+        fsdp.accumulate(4, batch(1.0)).unwrap();
+        let report = fsdp.join(own, batch(6.0)).unwrap().unwrap();
+        let part =
+            fsdp.gradient(0).map(|(_, values)| values == Values::F32(&vec![report.loss; values.len()]));
+        assert_ne!(part, Some(false));
+        (report.loss, report.micro_batches, fsdp.join(0, batch(9.0)).unwrap().is_none())
+    });
+    assert_eq!(outcome.results, [if more { (4.0, 10, true) } else { (1.0, 4, true) }; 4]);
+}
+
+#[rstest]
+fn sharded_ranks_that_join_divide_by_what_micro_batches_count(#[values(0, 1, 2, 3, 4)] strategy: usize) {
+    let outcome = sim::run(1, 4, move |transport| {
+        let comm = Communicator::new(transport);
+        let rank = comm.rank();
+        let mut fsdp = Fsdp::new(comm, Echo::model(), &FsdpOptions::new(STRATEGIES[strategy])).unwrap();
+        let counts = |count: u64| move |_| Ok((vec![5.0; 3], move |output| Ok(((2.0, count), output))));
+        let nothing = fsdp.join(rank, counts(0)).unwrap_err();
+        assert!(matches!(nothing, Error::NothingCounts { micro_batches: 6 }), "{nothing}");
+        let report = fsdp.join(rank / 2, counts(1 + rank as u64)).unwrap().unwrap();
+        let part = fsdp.gradient(0);
+        assert!(part.is_none_or(|(_, values)| values == Values::F32(&vec![10.0 / 7.0; values.len()])));
+        (report.loss, report.micro_batches)
+    });
+    // Of three tokens on rank 2 and four on rank 3.
+    assert_eq!(outcome.results, [(4.0 / 7.0, 2); 4]);
+}
+
+#[test]
+fn joining_and_sharing_in_one_sharded_step_is_an_error_on_every_rank_and_harms_nobody() {
+    let results = run_at_once(3, |comm| {
+        let rank = comm.rank();
+        let options = FsdpOptions::new(ShardingStrategy::FullShard);
+        let mut fsdp = Fsdp::new(comm, Echo::model(), &options).unwrap();
+        let batch = |_| Ok((vec![1.0; 3], |output| Ok((1.0, output))));
+        let refused = match rank {
+            2 => fsdp.join(2, batch).map(drop),
+            _ => fsdp.step(6, batch).map(drop),
+        };
+        (refused, fsdp.join(rank, batch).unwrap().map(|report| report.micro_batches))
+    });
+    for (refused, next) in &results {
+        let told = refused.as_ref().unwrap_err().to_string();
+        let asked = "a step of the micro-batches that it has, rank 0 for a step of 6 micro-batches";
+        assert_eq!(told, format!("rank 2 was asked for {asked}"));
+        assert_eq!(*next, Some(3));
+    }
 }
