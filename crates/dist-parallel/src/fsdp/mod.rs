@@ -1,6 +1,7 @@
 //! Training a model of which each rank keeps only a part.
 
 mod deal;
+mod evaluate;
 mod gradients;
 mod groups;
 mod held;

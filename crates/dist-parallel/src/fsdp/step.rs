@@ -14,11 +14,11 @@ use crate::{BoxError, Error, Loss, Result, Saved, StepReport, Values, ValuesMut}
 type Batch<A> = (A, fn(A) -> Result<(f32, A), BoxError>);
 
 /// Where one micro-batch is.
-struct Pass<A> {
+pub(super) struct Pass<A> {
     /// What the last block gave; `None` if this rank has no micro-batch, or nobody wants a gradient.
-    current: Option<A>,
+    pub(super) current: Option<A>,
     /// What each unit's blocks keep for their backward.
-    saved: Vec<Vec<Saved>>,
+    pub(super) saved: Vec<Vec<Saved>>,
 }
 
 impl<A> Fsdp<A> {
@@ -88,7 +88,7 @@ impl<A> Fsdp<A> {
     }
 
     /// Does what gives the mean loss of so many micro-batches, and says what it took.
-    fn reported(
+    pub(super) fn reported(
         &mut self,
         compute: impl FnOnce(&mut Self) -> Result<(f32, usize)>,
     ) -> Result<StepReport> {
@@ -158,29 +158,6 @@ impl<A> Fsdp<A> {
             self.taken += 1;
         }
         Ok(())
-    }
-
-    /// Goes forward only, to evaluate the model. Every rank calls this, each with an input of its own.
-    ///
-    /// # Errors
-    /// If a block fails, or communication.
-    pub fn forward(&mut self, input: A) -> Result<A> {
-        let result = self.evaluate(input);
-        self.or_abort(result)
-    }
-
-    fn evaluate(&mut self, input: A) -> Result<A> {
-        self.follow();
-        let actions = self.plan.uses().forward(&self.plan.layout, false);
-        // What was gathered ahead is what this begins with, too.
-        let taken = std::mem::take(&mut self.taken);
-        let mut pass = Pass { current: Some(input), saved: Vec::new() };
-        for &action in &actions[taken..] {
-            self.act(action, &mut pass)?;
-            pass.saved.clear();
-        }
-        self.parameters.rest(&mut self.groups)?;
-        Ok(pass.current.expect("forward gives an output for an input"))
     }
 
     /// All micro-batches of one call, which was given a number to deal to the ranks or, where they join, this rank's own. Gives
@@ -261,7 +238,7 @@ impl<A> Fsdp<A> {
         Ok(counted)
     }
 
-    fn act(&mut self, action: Action, pass: &mut Pass<A>) -> Result<()> {
+    pub(super) fn act(&mut self, action: Action, pass: &mut Pass<A>) -> Result<()> {
         let Self { parameters, gradients, groups, model, plan, .. } = self;
         let layout = &plan.layout;
         match action {
@@ -319,7 +296,7 @@ impl<A> Fsdp<A> {
 
     /// That all ranks were asked for the same, and for something. Gives how many micro-batches that is, those included that were
     /// accumulated before, and those that ranks bring of their own.
-    fn agree(&mut self, asked: Asked, own: usize) -> Result<usize> {
+    pub(super) fn agree(&mut self, asked: Asked, own: usize) -> Result<usize> {
         let mut tally = Tally::encode(own, 0, asked, &[]);
         self.world.all_reduce(&mut tally, ReduceOp::Sum).map_err(Error::communication)?;
         let tally = Tally::decode(&tally);
@@ -338,7 +315,7 @@ impl<A> Fsdp<A> {
 }
 
 /// The sum of losses, in the canonical order.
-fn sum_of(losses: Vec<f32>) -> f32 {
+pub(super) fn sum_of(losses: Vec<f32>) -> f32 {
     let mut sum = TreeSum::new();
     let add = |left: &mut f32, right| *left += right;
     losses.into_iter().enumerate().for_each(|(index, loss)| sum.add(index, loss, add));

@@ -8,6 +8,7 @@ mod compress;
 mod ddp;
 mod dtypes;
 mod errors;
+mod evaluate;
 mod faults;
 mod fsdp;
 mod groups;
