@@ -272,10 +272,11 @@ pub enum Error {
         /// What rank 0 of the first pipeline was asked for.
         on_first: Asked,
     },
-    /// Of the micro-batches of one step only some say how much they count.
+    /// Of the micro-batches of one step, or of the steps from one meeting to the next, only some say how much they count.
     #[error("either all micro-batches of a step say how much they count, or none does")]
     PartlyWeighted,
-    /// The micro-batches of a step count for nothing, all together; every rank gets this same error.
+    /// The micro-batches of a step, or the steps of a meeting, count for nothing, all together; every rank gets this same
+    /// error.
     #[error("{micro_batches} micro-batches count for nothing")]
     NothingCounts {
         /// How many micro-batches all ranks have computed.
@@ -302,7 +303,8 @@ pub enum Error {
         /// How many all ranks have computed.
         computed: usize,
     },
-    /// The ranks meet after different numbers of steps; every rank gets this same error.
+    /// The ranks meet after different numbers of steps, which do not [say how much they count](crate::Loss); the job is
+    /// aborted, because they would not come together again.
     #[error("rank {rank} meets after {there} steps, rank 0 after {on_rank_0}")]
     InnerStepsDiffer {
         /// The first rank that disagrees with rank 0.
@@ -434,7 +436,6 @@ impl Error {
                 | Self::NoMicroBatches
                 | Self::PipelinesDiffer { .. }
                 | Self::NothingCounts { .. }
-                | Self::InnerStepsDiffer { .. }
         )
     }
 

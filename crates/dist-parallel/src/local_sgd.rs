@@ -11,8 +11,9 @@ use crate::abort::or_abort;
 use crate::broadcast::broadcast;
 use crate::checkpoint::{Checkpoints, Saving};
 use crate::flat::Flat;
+use crate::loss::to_be_summed;
 use crate::{
-    BoxError, Bucket, BucketBytes, BucketPlan, Error, Momentum, Optimizer, Params, Place, Result, Sgd,
+    BoxError, Bucket, BucketBytes, BucketPlan, Error, Loss, Momentum, Optimizer, Params, Place, Result, Sgd,
     SgdOptions, ValuesMut, agreement, params,
 };
 
@@ -60,7 +61,12 @@ use crate::{
 /// assert!(outcome.results.iter().all(|weight| (weight - 0.5).abs() < 0.02));
 /// ```
 ///
-/// Every rank takes as many steps. An error on one rank aborts the job, so that no other waits for it.
+/// Every rank takes as many steps, and counts as much as every other, unless its steps say how much they count: by their
+/// [`Loss`]. Then a rank counts for what its steps since the last meeting do: the mean of the ranks' parameters, or of what they
+/// have changed, is weighted by that. Ranks need not have taken as many steps then, so one that has run out of data can go on
+/// [meeting](Self::meet) the others.
+///
+/// An error on one rank aborts the job, so that no other waits for it.
 ///
 /// # Checkpoints
 ///
@@ -75,9 +81,12 @@ pub struct LocalSgd<M> {
     start: Vec<Flat>,
     outer: Option<Sgd>,
     keeps_start: bool,
-    /// Since the last meeting: steps of this rank, and the sum of their losses.
+    /// Since the last meeting: steps of this rank, the sum of their losses, and what they count.
     steps: usize,
     losses: f32,
+    count: u64,
+    /// Whether steps of this rank say how much they count, as far as it has taken any.
+    weighted: bool,
     traffic: LocalTraffic,
 }
 
@@ -99,7 +108,7 @@ pub struct LocalSgdOptions {
 /// What is made of the ranks' parameters when they meet.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum OuterStep {
-    /// Their mean: local SGD.
+    /// Their mean, weighted by what the ranks' steps count: local SGD.
     Average,
     /// A step from the parameters of the meeting before, along the mean of what the ranks have changed, with Nesterov's
     /// momentum: DiLoCo. It keeps the parameters of the last meeting, and a velocity as large.
@@ -128,7 +137,7 @@ impl LocalSgdOptions {
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct LocalStep {
-    /// This rank's loss.
+    /// This rank's loss, or sum of losses, as it was computed.
     pub loss: f32,
     /// What came of the meeting, if this step was followed by one.
     pub meeting: Option<Meeting>,
@@ -138,7 +147,7 @@ pub struct LocalStep {
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Meeting {
-    /// The mean of the losses of all ranks' steps since the meeting before.
+    /// The mean of the losses of all ranks' steps since the meeting before, or of all that they [count](crate::Loss).
     pub loss: f32,
     /// How many bytes this rank has sent for it.
     pub bytes_sent: u64,
@@ -197,6 +206,8 @@ impl<M: Params> LocalSgd<M> {
             outer: outer_optimizer,
             steps: 0,
             losses: 0.0,
+            count: 0,
+            weighted: false,
             traffic: LocalTraffic::default(),
         };
         let begun = broadcast(&mut local.comm, &mut local.model).and_then(|()| local.start_here());
@@ -204,27 +215,84 @@ impl<M: Params> LocalSgd<M> {
         Ok(local)
     }
 
-    /// Takes a step of this rank alone: `inner` computes, changes the parameters and returns the loss. After every so
-    /// many steps the ranks meet.
+    /// Takes a step of this rank alone: `inner` computes, changes the parameters and returns the [`Loss`], which says how much
+    /// the step counts. After every so many steps the ranks meet.
     ///
     /// # Errors
-    /// If `inner` fails, or as for [`meet`](Self::meet).
-    pub fn step_with(&mut self, inner: impl FnOnce(&mut M) -> Result<f32, BoxError>) -> Result<LocalStep> {
-        let computed = inner(&mut self.model).map_err(Error::compute);
-        let loss = or_abort(&mut self.comm, computed)?;
+    /// If `inner` fails, if only some of the steps since the last meeting say how much they count, or as for
+    /// [`meet`](Self::meet).
+    pub fn step_with<C: Loss>(
+        &mut self,
+        inner: impl FnOnce(&mut M) -> Result<C, BoxError>,
+    ) -> Result<LocalStep> {
+        let computed = match self.steps {
+            1.. if self.weighted != C::WEIGHTED => Err(Error::PartlyWeighted),
+            _ => inner(&mut self.model).map_err(Error::compute),
+        };
+        let (loss, count) = or_abort(&mut self.comm, computed)?.counted();
         self.steps += 1;
         self.losses += loss;
+        self.count = self.count.saturating_add(count);
+        self.weighted = C::WEIGHTED;
         self.traffic.steps += 1;
         let meeting = if self.steps >= self.inner_steps { Some(self.meet()?) } else { None };
         Ok(LocalStep { loss, meeting })
     }
 
     /// Lets the ranks meet now, as after the last step of a training whose steps are not a multiple. Every rank calls
-    /// it, after as many steps.
+    /// it, after as many steps unless these say how much they count.
+    ///
+    /// If they do, a rank that has taken no step, or none that counts, only gets the parameters of the others. So a rank that
+    /// has run out of data meets until it is told that nothing counts any more, as all ranks are then. It waits for the others'
+    /// next meeting, and no longer than the communicator's timeout.
+    ///
+    /// ```
+    /// # use dist_collectives::Communicator;
+    /// # use dist_parallel::{BoxError, FloatType, ParamInfo, Params, Values, ValuesMut};
+    /// # struct Number([ParamInfo; 1], [f32; 1]);
+    /// # impl Params for Number {
+    /// #     fn infos(&self) -> &[ParamInfo] { &self.0 }
+    /// #     fn read(&self, _: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
+    /// #         f(Values::F32(&self.1));
+    /// #         Ok(())
+    /// #     }
+    /// #     fn write(&mut self, _: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
+    /// #         f(ValuesMut::F32(&mut self.1));
+    /// #         Ok(())
+    /// #     }
+    /// # }
+    /// use dist_parallel::{Error, LocalSgd, LocalSgdOptions};
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 2, |transport| {
+    ///     let comm = Communicator::new(transport);
+    ///     // Rank 0 has three texts, rank 1 has one: of so many tokens.
+    ///     let mut texts = if comm.rank() == 0 { vec![1, 2, 3] } else { vec![6] }.into_iter();
+    ///     # let model = Number([ParamInfo::new("w", [1], FloatType::F32)], [0.0]);
+    ///     let mut local = LocalSgd::new(comm, model, LocalSgdOptions::average(2)).unwrap();
+    ///     loop {
+    ///         let met = match texts.next() {
+    ///             Some(tokens) => local.step_with(|model| Ok((model.1[0], tokens))).map(drop),
+    ///             None => local.meet().map(drop),
+    ///         };
+    ///         match met {
+    ///             Ok(()) => {}
+    ///             Err(Error::NothingCounts { .. }) => break,
+    ///             Err(error) => panic!("{error}"),
+    ///         }
+    ///     }
+    ///     local.traffic().meetings
+    /// });
+    /// // After two steps, after rank 0's last one, and to find that nothing is left, which is none.
+    /// assert_eq!(outcome.results, [2; 2]);
+    /// ```
     ///
     /// # Errors
-    /// [`InnerStepsDiffer`](Error::InnerStepsDiffer) on every rank if they have not taken as many steps. If the model
-    /// does not hand out its parameters, or communication fails.
+    /// [`NothingCounts`](Error::NothingCounts) on every rank if steps say how much they count, and none does: the
+    /// parameters are left as they are, and the next step can be taken. [`InnerStepsDiffer`](Error::InnerStepsDiffer) if the
+    /// ranks have not taken as many steps, and these do not say how much they count, and
+    /// [`PartlyWeighted`](Error::PartlyWeighted) if only those of some ranks do; both end the job. If the model does not hand
+    /// out its parameters, or communication fails.
     pub fn meet(&mut self) -> Result<Meeting> {
         let sent_before = self.comm.traffic().bytes_sent;
         let met = self.try_to_meet();
@@ -233,7 +301,7 @@ impl<M: Params> LocalSgd<M> {
         self.traffic.meetings += 1;
         self.traffic.bytes_sent += bytes_sent;
         self.traffic.bytes_without += bytes_sent * (self.steps as u64).max(1);
-        (self.steps, self.losses) = (0, 0.0);
+        (self.steps, self.losses, self.count) = (0, 0.0, 0);
         Ok(Meeting { loss, bytes_sent })
     }
 
@@ -299,7 +367,7 @@ impl<M: Params> LocalSgd<M> {
 
     /// Begins anew from the parameters that the model has, which are the same on every rank.
     pub(crate) fn start_here(&mut self) -> Result<()> {
-        (self.steps, self.losses) = (0, 0.0);
+        (self.steps, self.losses, self.count) = (0, 0.0, 0);
         if !self.keeps_start {
             return Ok(());
         }
@@ -340,22 +408,23 @@ impl<M: Params> LocalSgd<M> {
 
     /// Gives every rank the same parameters, and the mean loss.
     fn try_to_meet(&mut self) -> Result<f32> {
-        let Self { comm, model, plan, start, outer, steps, losses, .. } = self;
-        agree_on_steps(comm, *steps)?;
+        let Self { comm, model, plan, start, outer, steps, losses, count, weighted, .. } = self;
+        let part = Part::agree(comm, *steps, *count, *weighted)?;
         let mut loss = [*losses];
-        comm.all_reduce(&mut loss, ReduceOp::Mean).map_err(Error::communication)?;
-        ValuesMut::F32(&mut loss).divide((*steps).max(1));
+        let op = if part.total.is_some() { ReduceOp::Sum } else { ReduceOp::Mean };
+        comm.all_reduce(&mut loss, op).map_err(Error::communication)?;
+        ValuesMut::F32(&mut loss).divide(part.total.unwrap_or((*steps).max(1)));
         for (number, bucket) in plan.buckets().iter().enumerate() {
             let mut own = parameters(model, bucket)?;
             match outer {
                 None => {
-                    own.all_reduce(comm, ReduceOp::Mean)?;
+                    part.mean(&mut own, comm)?;
                     params::unpack(model, &bucket.places, &own)?;
                 }
                 Some(optimizer) => {
                     let start = &mut start[number];
                     own.subtract_from(start);
-                    own.all_reduce(comm, ReduceOp::Mean)?;
+                    part.mean(&mut own, comm)?;
                     for &Place { parameter, offset, len } in &bucket.places {
                         optimizer.update(parameter, start.slice_mut(offset, len), own.slice(offset, len))?;
                     }
@@ -367,12 +436,53 @@ impl<M: Params> LocalSgd<M> {
     }
 }
 
-/// Makes sure that all ranks have taken as many steps.
-fn agree_on_steps(comm: &mut Communicator, steps: usize) -> Result<()> {
-    let all = agreement::gather(comm, [steps as u64])?;
-    match all.iter().position(|there| *there != all[0]) {
-        Some(rank) => Err(Error::InnerStepsDiffer { rank, there: all[rank][0], on_rank_0: all[0][0] }),
-        None => Ok(()),
+/// What part a rank has in a meeting.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Part {
+    /// What its values are multiplied by; `None` if all ranks count alike.
+    factor: Option<f64>,
+    /// What the steps of all ranks count, if they say so.
+    total: Option<usize>,
+}
+
+impl Part {
+    /// What ranks have a part in that have taken so many steps, which count so much. All of them call this.
+    fn agree(comm: &mut Communicator, steps: usize, count: u64, weighted: bool) -> Result<Self> {
+        let own = to_be_summed(count).unsigned_abs();
+        let all = agreement::gather(comm, [steps as u64, own, weighted.into()])?;
+        if all.iter().all(|[_, _, weighted]| *weighted == 0) {
+            return match all.iter().position(|[steps, ..]| *steps != all[0][0]) {
+                Some(rank) => {
+                    Err(Error::InnerStepsDiffer { rank, there: all[rank][0], on_rank_0: all[0][0] })
+                }
+                None => Ok(Self { factor: None, total: None }),
+            };
+        }
+        if all.iter().any(|[steps, _, weighted]| *steps > 0 && *weighted == 0) {
+            return Err(Error::PartlyWeighted);
+        }
+        let total: u64 = all.iter().map(|[_, count, _]| count).sum();
+        if total == 0 {
+            let steps: u64 = all.iter().map(|[steps, ..]| steps).sum();
+            return Err(Error::NothingCounts { micro_batches: usize::try_from(steps).unwrap_or(usize::MAX) });
+        }
+        let alike = all.iter().all(|[_, count, _]| *count == own);
+        let factor = (!alike).then(|| own as f64 / total as f64);
+        Ok(Self { factor, total: Some(usize::try_from(total).unwrap_or(usize::MAX)) })
+    }
+
+    /// Makes the values of all ranks their mean. They are multiplied before they are added, which in a half type could
+    /// overflow.
+    fn mean(self, values: &mut Flat, comm: &mut Communicator) -> Result<()> {
+        let Some(factor) = self.factor else { return values.all_reduce(comm, ReduceOp::Mean) };
+        let mut own = values.slice_mut(0, values.len());
+        if factor == 0.0 {
+            // Whatever they are.
+            own.fill_neutral();
+        } else {
+            own.scale(factor);
+        }
+        values.all_reduce(comm, ReduceOp::Sum)
     }
 }
 

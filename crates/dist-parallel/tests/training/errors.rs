@@ -182,7 +182,6 @@ fn a_computation_that_fails_ends_the_job_for_everybody() {
 #[case::none(|| Error::NoMicroBatches)]
 #[case::nothing(|| Error::NothingCounts { micro_batches: 6 })]
 #[case::parts(|| Error::AccumulatedDiffers { micro_batches: 6, computed: 5 })]
-#[case::inner_steps(|| Error::InnerStepsDiffer { rank: 1, there: 2, on_rank_0: 1 })]
 fn an_error_that_every_rank_has_ends_the_job_if_one_rank_computes_it(#[case] error: fn() -> Error) {
     let errors = step_with_fault(move |_, _| Err(error()));
     let Error::Compute(source) = &errors[1] else { panic!("{errors:?}") };
