@@ -6,8 +6,9 @@ use dist_collectives::{Chain, Communicator, Element, ReduceOp};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
+use crate::loss::to_be_summed;
 use crate::reduce::{BUCKET_BYTES_MAX, groups, reduce};
-use crate::{BoxError, Error, FloatType, Result, ValuesMut, agreement};
+use crate::{BoxError, Error, FloatType, Loss, Result, ValuesMut, agreement};
 
 /// A way to make every rank's gradients the mean over the ranks.
 ///
@@ -19,6 +20,14 @@ pub trait GradientAggregator {
     /// If the lists differ, which every rank is told; if communication fails. The contents are then unspecified.
     fn aggregate(&mut self, gradients: &mut [ValuesMut<'_>]) -> Result<()>;
 
+    /// Replaces each of these slices, which count so much as a rank says of its own, by the sum of the slices at its place in
+    /// the other ranks' lists, divided once by what all of them count together: that is returned. What counts for nothing is
+    /// ignored; its rank gets the mean too. Where nothing counts, everything becomes +0.
+    ///
+    /// # Errors
+    /// As for [`aggregate`](Self::aggregate).
+    fn aggregate_counted(&mut self, gradients: &mut [ValuesMut<'_>], count: u64) -> Result<u64>;
+
     /// As [`aggregate`](Self::aggregate), but over the ranks that are present only, whose number is returned. What an
     /// absent rank brings is ignored; it gets the mean too. With nobody present, everything becomes +0.
     ///
@@ -26,7 +35,10 @@ pub trait GradientAggregator {
     ///
     /// # Errors
     /// As for [`aggregate`](Self::aggregate).
-    fn aggregate_present(&mut self, gradients: &mut [ValuesMut<'_>], present: bool) -> Result<usize>;
+    fn aggregate_present(&mut self, gradients: &mut [ValuesMut<'_>], present: bool) -> Result<usize> {
+        let ranks = self.aggregate_counted(gradients, present.into())?;
+        Ok(usize::try_from(ranks).unwrap_or(usize::MAX))
+    }
 
     /// Gives every rank the parameters of one of them: the server's, rank 0's where there is none.
     ///
@@ -89,11 +101,9 @@ impl GradientAggregator for LocalAggregator {
         Ok(())
     }
 
-    fn aggregate_present(&mut self, gradients: &mut [ValuesMut<'_>], present: bool) -> Result<usize> {
-        if !present {
-            gradients.iter_mut().for_each(ValuesMut::clear);
-        }
-        Ok(present.into())
+    fn aggregate_counted(&mut self, gradients: &mut [ValuesMut<'_>], count: u64) -> Result<u64> {
+        divide(gradients, count);
+        Ok(count)
     }
 
     fn broadcast(&mut self, _: &mut [ValuesMut<'_>]) -> Result<()> {
@@ -108,8 +118,8 @@ impl GradientAggregator for AllReduceAggregator {
         self.0.apply(Collective::AllReduce(ReduceOp::Mean), gradients)
     }
 
-    fn aggregate_present(&mut self, gradients: &mut [ValuesMut<'_>], present: bool) -> Result<usize> {
-        self.0.mean_of_present(Collective::AllReduce(ReduceOp::Sum), gradients, present)
+    fn aggregate_counted(&mut self, gradients: &mut [ValuesMut<'_>], count: u64) -> Result<u64> {
+        self.0.mean_of_counted(Collective::AllReduce(ReduceOp::Sum), gradients, count)
     }
 
     fn broadcast(&mut self, parameters: &mut [ValuesMut<'_>]) -> Result<()> {
@@ -126,9 +136,9 @@ impl GradientAggregator for ParameterServer {
         self.lists.apply(Collective::ByServer(ReduceOp::Mean, self.server), gradients)
     }
 
-    fn aggregate_present(&mut self, gradients: &mut [ValuesMut<'_>], present: bool) -> Result<usize> {
+    fn aggregate_counted(&mut self, gradients: &mut [ValuesMut<'_>], count: u64) -> Result<u64> {
         let sum = Collective::ByServer(ReduceOp::Sum, self.server);
-        self.lists.mean_of_present(sum, gradients, present)
+        self.lists.mean_of_counted(sum, gradients, count)
     }
 
     fn broadcast(&mut self, parameters: &mut [ValuesMut<'_>]) -> Result<()> {
@@ -193,7 +203,10 @@ macro_rules! gradient_slices {
 gradient_slices! { f32 f64 f16 bf16 }
 
 /// One step of a loop of one's own: `compute` gives this rank's loss and gradients, `aggregator` makes the gradients
-/// the mean over all ranks, `apply` changes the parameters by them. Gives this rank's loss.
+/// the mean over all ranks, `apply` changes the parameters by them. Gives this rank's loss, or sum of losses, as it was
+/// computed.
+///
+/// The [`Loss`] says what the mean is over: the ranks, or all that they count. Where that is nothing, `apply` is given zeros.
 ///
 /// ```
 /// use dist_collectives::Communicator;
@@ -220,14 +233,19 @@ gradient_slices! { f32 f64 f16 bf16 }
 ///
 /// # Errors
 /// If one of the three fails. Then the next is not begun, and the job is aborted, so that no other rank waits.
-pub fn train_step<G: GradientSlices>(
-    compute: impl FnOnce() -> Result<(f32, G), BoxError>,
+pub fn train_step<C: Loss, G: GradientSlices>(
+    compute: impl FnOnce() -> Result<(C, G), BoxError>,
     apply: impl FnOnce(G) -> Result<(), BoxError>,
     aggregator: &mut (impl GradientAggregator + ?Sized),
 ) -> Result<f32> {
     let step = || {
         let (loss, mut gradients) = compute().map_err(Error::compute)?;
-        aggregator.aggregate(&mut gradients.slices())?;
+        let (loss, count) = loss.counted();
+        if C::WEIGHTED {
+            aggregator.aggregate_counted(&mut gradients.slices(), count)?;
+        } else {
+            aggregator.aggregate(&mut gradients.slices())?;
+        }
         apply(gradients).map_err(Error::Apply)?;
         Ok(loss)
     };
@@ -274,23 +292,21 @@ impl Lists {
         collective.apply(&mut self.comm, &mut bf16s)
     }
 
-    /// The mean over those who are present, and how many they are.
-    fn mean_of_present(
+    /// The mean over what all gradients count, and how much that is.
+    fn mean_of_counted(
         &mut self,
         sum: Collective,
         gradients: &mut [ValuesMut<'_>],
-        present: bool,
-    ) -> Result<usize> {
-        if !present {
+        count: u64,
+    ) -> Result<u64> {
+        if count == 0 {
             gradients.iter_mut().for_each(ValuesMut::clear);
         }
-        let mut count = [u64::from(present)];
-        self.comm.all_reduce(&mut count, ReduceOp::Sum).map_err(Error::communication)?;
+        let mut counts = [to_be_summed(count)];
+        self.comm.all_reduce(&mut counts, ReduceOp::Sum).map_err(Error::communication)?;
         self.apply(sum, gradients)?;
-        let count = usize::try_from(count[0]).expect("no more than there are ranks");
-        if count > 0 {
-            gradients.iter_mut().for_each(|gradient| gradient.divide(count));
-        }
+        let count = counts[0].unsigned_abs();
+        divide(gradients, count);
         Ok(count)
     }
 
@@ -324,6 +340,16 @@ impl Collective {
                 comm.broadcast(packed, server)
             }),
             Self::Broadcast(root) => packed(slices, |packed| comm.broadcast(packed, root)),
+        }
+    }
+}
+
+/// Divides sums by what they count; those of nothing are +0.
+fn divide(sums: &mut [ValuesMut<'_>], count: u64) {
+    for sum in sums {
+        match usize::try_from(count).unwrap_or(usize::MAX) {
+            0 => sum.clear(),
+            count => sum.divide(count),
         }
     }
 }

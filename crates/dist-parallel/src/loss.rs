@@ -8,9 +8,10 @@
 /// | `(f32, u64)` | the sum of the losses of some tokens or samples, and how many they are | the number of all of them |
 ///
 /// The second is for micro-batches that count differently, as those of texts of different lengths: the means are then over
-/// tokens. All micro-batches of a step are of one kind. Sums are divided by their count as rounded to the type that is
-/// calculated in: exactly up to 2²⁴ for `f32`. A rank's micro-batches of a step count at most 2⁴⁶ together; more is taken for
-/// that.
+/// tokens. All micro-batches of a step are of one kind. What a rank computes by itself, as a step of
+/// [`LocalSgd`](crate::LocalSgd) or of [`train_step`](crate::train_step), counts as a micro-batch does. Sums are divided by
+/// their count as rounded to the type that is calculated in: exactly up to 2²⁴ for `f32`. A rank's micro-batches of a step
+/// count at most 2⁴⁶ together; more is taken for that.
 #[doc(alias = "token-normalised loss")]
 pub trait Loss {
     /// Whether micro-batches say how much they count.

@@ -162,6 +162,41 @@ fn divided(mut sum: Mixed, count: usize) -> Mixed {
 }
 
 #[rstest]
+fn gradients_are_divided_by_what_they_count(
+    #[values(
+        Aggregation::AllReduce,
+        Aggregation::ParameterServer { server: 1 }
+    )]
+    aggregation: Aggregation,
+    #[values([3, 0, 128, 70], [5; 4], [0, 0, 1, 0], [0; 4], [u64::MAX, 1, 0, 0])] counts: [u64; 4],
+) {
+    let outcome = sim::run(4, 4, move |transport| {
+        let comm = Communicator::new(transport);
+        let rank = comm.rank();
+        let mut aggregator = aggregation.over(comm).unwrap();
+        let mut gradients = Mixed::of(rank);
+        let count = aggregator.aggregate_counted(&mut gradients.slices(), counts[rank]).unwrap();
+        (count, gradients.bits())
+    });
+    // What counts for nothing adds +0 at its place; what is more than can be counted is as much as can be.
+    let place = |rank: usize| if counts[rank] > 0 { Mixed::of(rank) } else { zeros() };
+    let [a, b, c, d] = [0, 1, 2, 3].map(place);
+    let count: u64 = counts.iter().map(|count| count.min(&(1 << 46))).sum();
+    let mean = divided(add(add(a, &b), &add(c, &d)), usize::try_from(count).unwrap());
+    assert_eq!(outcome.results, vec![(count, mean.bits()); 4]);
+}
+
+#[test]
+fn alone_gradients_are_divided_by_what_they_count() {
+    let mut aggregator = dist_parallel::LocalAggregator;
+    let mut gradients = Mixed::of(3);
+    assert_eq!(aggregator.aggregate_counted(&mut gradients.slices(), 7).unwrap(), 7);
+    assert_eq!(gradients, divided(Mixed::of(3), 7));
+    assert_eq!(aggregator.aggregate_counted(&mut gradients.slices(), 0).unwrap(), 0);
+    assert!(gradients.bits().iter().all(|&bits| bits == 0));
+}
+
+#[rstest]
 #[case(Aggregation::AllReduce, 0)]
 #[case(Aggregation::ParameterServer { server: 2 }, 2)]
 fn parameters_are_broadcast_from_rank_0_or_the_server(#[case] aggregation: Aggregation, #[case] root: usize) {
@@ -242,6 +277,30 @@ fn a_loop_of_ones_own_trains_the_same_with_every_aggregator() {
     assert!((f32::from_bits(expected[0].0) - 1.1).abs() < 0.05);
     assert_eq!(learned(3, Aggregation::ParameterServer { server: 1 }), expected);
     assert_eq!(learned(1, Aggregation::Local), learned(1, Aggregation::AllReduce));
+}
+
+/// The weight is the mean over tokens, of which the ranks have different numbers.
+#[rstest]
+fn a_loop_of_ones_own_divides_by_what_its_gradients_count(
+    #[values((1, Aggregation::Local), (3, Aggregation::AllReduce), (3, Aggregation::ParameterServer { server: 2 }))]
+    (ranks, aggregation): (usize, Aggregation),
+) {
+    let outcome = sim::run(1, ranks, move |transport| {
+        let comm = Communicator::new(transport);
+        let (rank, tokens) = (comm.rank(), [2, 0, 6][comm.rank()]);
+        let mut aggregator = aggregation.over(comm).unwrap();
+        // Gradients are sums over tokens; what counts for nothing may be anything.
+        let gradient = [8.0, f32::NAN, 4.0][rank];
+        let mut applied = Vec::new();
+        let compute = || Ok(((10.0, tokens), vec![gradient]));
+        let loss = train_step(compute, |mean: Vec<f32>| Ok(applied = mean), &mut *aggregator).unwrap();
+        let compute = || Ok(((10.0, 0), vec![gradient]));
+        let nothing = |mean: Vec<f32>| Ok(assert_eq!(mean[0].to_bits(), 0));
+        train_step(compute, nothing, &mut *aggregator).unwrap();
+        (loss, applied)
+    });
+    let mean = if ranks == 1 { 8.0 / 2.0 } else { (8.0 + 4.0) / (2.0 + 6.0) };
+    assert_eq!(outcome.results, vec![(10.0, vec![mean]); ranks]);
 }
 
 #[rstest]
