@@ -20,7 +20,9 @@ use crate::{CandleError, backward_from, slices};
 ///
 /// Every variable that the module uses must be among the block's own: a backward pass that finds a gradient for
 /// another fails with [`CandleError::UnlistedVariable`], for that gradient would be lost. What is not to be
-/// trained is listed and [frozen](Self::freeze), or used detached.
+/// trained is listed and [frozen](Self::freeze), or used detached. And a backward pass that finds no gradient for one of
+/// the block's own that is trained fails with [`CandleError::NoGradient`], unless it was said that the parameter
+/// [may be unused](Self::may_be_unused): an operation on the way may have no backward pass.
 ///
 /// A variable of two blocks, such as the table of token vectors that is also the head's weight, is listed in
 /// both. A [`SequenceBuilder`](crate::SequenceBuilder) sees that it is one parameter;
@@ -36,6 +38,8 @@ pub struct CandleBlock<M> {
     name: String,
     infos: Vec<ParamInfo>,
     vars: Vec<Var>,
+    /// The parameters for which a backward pass need not find a gradient.
+    may_be_unused: HashSet<usize>,
     module: M,
     spare: Spare,
 }
@@ -57,7 +61,7 @@ impl<M: Module + Send> CandleBlock<M> {
         let named =
             variables.into_iter().map(|(variable, var)| (format!("{name}.{}", variable.as_ref()), var));
         let (infos, vars) = describe(&name, named.collect())?;
-        Ok(Self { name, infos, vars, module, spare: Spare::default() })
+        Ok(Self { name, infos, vars, may_be_unused: HashSet::new(), module, spare: Spare::default() })
     }
 
     /// The block called `name` with all variables of `map` whose names begin with `name.`, sorted by name: a
@@ -78,7 +82,7 @@ impl<M: Module + Send> CandleBlock<M> {
         }
         named.sort_by(|(a, _), (b, _)| a.cmp(b));
         let (infos, vars) = describe(&name, named)?;
-        Ok(Self { name, infos, vars, module, spare: Spare::default() })
+        Ok(Self { name, infos, vars, may_be_unused: HashSet::new(), module, spare: Spare::default() })
     }
 
     /// The same block, with one parameter that training leaves as it is.
@@ -86,14 +90,28 @@ impl<M: Module + Send> CandleBlock<M> {
     /// # Errors
     /// If the block has no such parameter.
     pub fn freeze(mut self, parameter: &str) -> Result<Self, CandleError> {
-        let Some(index) = self.infos.iter().position(|info| info.name == parameter) else {
-            return Err(CandleError::UnknownName { block: self.name, name: parameter.to_owned() });
-        };
-        let original = self.infos[index].same_as.unwrap_or(index);
+        let original = self.original(parameter)?;
         for (index, info) in self.infos.iter_mut().enumerate() {
             info.trainable &= index != original && info.same_as != Some(original);
         }
         Ok(self)
+    }
+
+    /// The same block, with one parameter that the module does not use in every forward, as one of an expert that gets no
+    /// tokens: a micro-batch without a gradient for it is none that has lost it.
+    ///
+    /// # Errors
+    /// If the block has no such parameter.
+    pub fn may_be_unused(mut self, parameter: &str) -> Result<Self, CandleError> {
+        self.may_be_unused.insert(self.original(parameter)?);
+        Ok(self)
+    }
+
+    /// The index of the first of the names that a parameter has.
+    fn original(&self, parameter: &str) -> Result<usize, CandleError> {
+        let unknown = || CandleError::UnknownName { block: self.name.clone(), name: parameter.to_owned() };
+        let index = self.infos.iter().position(|info| info.name == parameter).ok_or_else(unknown)?;
+        Ok(self.infos[index].same_as.unwrap_or(index))
     }
 
     /// The module.
@@ -135,22 +153,26 @@ impl<M: Module + Send> CandleBlock<M> {
         if let Some(stray) = stray_variable(&output, &gradients, own) {
             return Err(CandleError::UnlistedVariable { block: self.name.clone(), shape: stray }.into());
         }
+        if input.as_ref().is_some_and(|input| gradients.get(input).is_none()) {
+            return Err(CandleError::NoInputGradient { block: self.name.clone() }.into());
+        }
+        let own = || self.infos.iter().zip(&self.vars).enumerate().rev();
+        let own = || own().filter(|(_, (info, _))| info.trainable && info.same_as.is_none());
+        let is_lost =
+            |index: usize, var: &Var| !self.may_be_unused.contains(&index) && gradients.get(var).is_none();
+        if let Some((_, (info, _))) = own().find(|&(index, (_, var))| is_lost(index, var)) {
+            let (block, parameter) = (self.name.clone(), info.name.clone());
+            return Err(CandleError::NoGradient { block, parameter }.into());
+        }
         // The graph, and with it every activation in between.
         drop(output);
-        for (index, (info, var)) in self.infos.iter().zip(&self.vars).enumerate().rev() {
-            if !info.trainable || info.same_as.is_some() {
-                continue;
-            }
+        for (index, (info, var)) in own() {
             if let Some(gradient) = gradients.remove(var) {
                 let gradient = gradient.contiguous().map_err(&failed)?;
                 slices::read(&info.name, &gradient, |values| ready(index, values))??;
             }
         }
-        let Some(input) = input else { return Ok(None) };
-        match gradients.remove(&input) {
-            Some(gradient) => Ok(Some(gradient)),
-            None => Err(CandleError::NoInputGradient { block: self.name.clone() }.into()),
-        }
+        Ok(input.and_then(|input| gradients.remove(&input)))
     }
 }
 

@@ -61,6 +61,20 @@ pub enum CandleError {
         /// The block.
         block: String,
     },
+    /// No gradient reaches a parameter of the block: the module does not use it, or some operation after it has no backward
+    /// pass, as [`NoInputGradient`](Self::NoInputGradient) says of the input.
+    ///
+    /// A parameter that is not used in every forward is said to be one that [may be
+    /// unused](crate::CandleBlock::may_be_unused).
+    #[error(
+        "block {block}: no gradient reaches {parameter}, which is not used, or an operation has no backward pass"
+    )]
+    NoGradient {
+        /// The block.
+        block: String,
+        /// The parameter.
+        parameter: String,
+    },
     /// A gradient reaches a variable that is not among the block's own, and would be lost.
     ///
     /// List the variable, also if another block lists it; [freeze](crate::CandleBlock::freeze) it if it is not to

@@ -183,6 +183,80 @@ fn an_operation_without_a_backward_pass_is_an_error_and_not_a_missing_gradient()
     assert!(error.to_string().contains("block norm: no gradient reaches the input"), "{error}");
 }
 
+/// x + scale · norm(x), by one norm or another: the gradient of x also arrives around the norm.
+fn residual(
+    norm: impl Fn(&Tensor, &Tensor, &Tensor) -> candle_core::Result<Tensor> + Send,
+) -> CandleBlock<impl Module + Send> {
+    let vars = [("gain", 1), ("bias", 2), ("scale", 3)].map(|(name, seed)| (name, var(&[WIDTH], seed)));
+    let [gain, bias, scale] = vars.each_ref().map(|(_, var)| var.as_tensor().clone());
+    let module = move |x: &Tensor| x + norm(x, &gain, &bias)?.broadcast_mul(&scale)?;
+    CandleBlock::new("layer", vars, module).expect("a valid block")
+}
+
+/// What is reported of a backward pass.
+fn reported(block: &mut CandleBlock<impl Module + Send>) -> (Result<(), String>, Vec<usize>) {
+    let (output, saved) = block.forward(var(&[2, WIDTH], 3).as_tensor().clone()).expect("shapes that fit");
+    let mut reported = Vec::new();
+    let mut ready = |index: usize, _: Values<'_>| {
+        reported.push(index);
+        Ok(())
+    };
+    let result = block.backward(saved, output.ones_like().expect("a tensor in memory"), &mut ready);
+    (result.map(drop).map_err(|error| error.to_string()), reported)
+}
+
+#[test]
+fn a_norm_without_a_backward_pass_beside_a_residual_connection_is_an_error() {
+    let slow =
+        |x: &Tensor, gain: &Tensor, bias: &Tensor| candle_nn::ops::layer_norm_slow(x, gain, bias, 1e-5);
+    assert_eq!(reported(&mut residual(slow)), (Ok(()), vec![2, 1, 0]));
+    let fused = |x: &Tensor, gain: &Tensor, bias: &Tensor| candle_nn::ops::layer_norm(x, gain, bias, 1e-5);
+    let (error, seen) = reported(&mut residual(fused));
+    let why = "which is not used, or an operation has no backward pass";
+    assert_eq!(error.unwrap_err(), format!("block layer: no gradient reaches layer.bias, {why}"));
+    assert!(seen.is_empty(), "the error comes before any gradient leaves the block");
+}
+
+#[test]
+fn a_parameter_that_may_be_unused_may_have_no_gradient_and_another_may_not() {
+    let block = || {
+        let (gain, expert) = (var(&[WIDTH], 1), var(&[WIDTH], 2));
+        let (of_all, of_expert) = (gain.as_tensor().clone(), expert.as_tensor().clone());
+        // The expert is given texts of more than one row.
+        let module = move |x: &Tensor| match x.dim(0)? {
+            1 => x.broadcast_mul(&of_all),
+            _ => x.broadcast_mul(&of_all)?.broadcast_mul(&of_expert),
+        };
+        CandleBlock::new("layer", [("gain", gain), ("expert", expert)], module).expect("a valid block")
+    };
+    let mut blocks = [block(), block().may_be_unused("layer.expert").expect("a parameter")];
+    let mut forward_and_back = |number: usize, rows: usize| {
+        let block = &mut blocks[number];
+        let (output, saved) = block.forward(var(&[rows, WIDTH], 3).as_tensor().clone()).unwrap();
+        let mut reported = Vec::new();
+        let mut ready = |index: usize, _: Values<'_>| {
+            reported.push(index);
+            Ok(())
+        };
+        let result = block.backward(saved, output.ones_like().unwrap(), &mut ready);
+        result.map(|_| reported).map_err(|error| error.to_string())
+    };
+    assert_eq!(forward_and_back(0, 2), Ok(vec![1, 0]));
+    assert!(forward_and_back(0, 1).unwrap_err().contains("no gradient reaches layer.expert"));
+    assert_eq!(forward_and_back(1, 2), Ok(vec![1, 0]));
+    assert_eq!(forward_and_back(1, 1), Ok(vec![0]));
+    // Either of the names of a variable stands for it.
+    let unused = || {
+        let of_b = var(&[1], 0);
+        let names = ["w", "again"].map(|name| (name, of_b.clone()));
+        CandleBlock::new("b", names, |x: &Tensor| Ok(x.clone())).expect("a valid block")
+    };
+    assert!(reported(&mut unused()).0.unwrap_err().contains("no gradient reaches b.w"));
+    assert_eq!(reported(&mut unused().may_be_unused("b.again").unwrap()), (Ok(()), vec![]));
+    let error = unused().may_be_unused("b.v").unwrap_err();
+    assert_eq!(error.to_string(), "block b has no parameter named b.v");
+}
+
 type Uses = fn(&Tensor, &Var) -> candle_core::Result<Tensor>;
 
 /// The backward pass of a block with one parameter and a module that also uses a variable or constant of its own.
