@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::Error;
 use crate::output::{print, say};
 use crate::parse::TransportName;
-use crate::run::{Job, Launcher, Outcome, Stream, Take};
+use crate::run::{Job, Launcher, Outcome, Stream, Take, own_program};
 use plan::{Kind, Plan};
 use rank::Word;
 use verdict::Verdict;
@@ -87,7 +87,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
 impl Arguments {
     /// One job, to its end.
     fn start(&self, fault: u64, launcher: &mut Launcher, heard: Arc<Heard>) -> Result<Outcome, Error> {
-        let own = std::env::current_exe().map_err(Error::OwnProgram)?;
+        let own = own_program().map_err(Error::OwnProgram)?;
         let numbers = [("--ranks", self.ranks as u64), ("--seed", self.seed), ("--fault", fault)];
         let mut arguments = vec!["chaos".to_owned()];
         arguments.extend(numbers.map(|(name, value)| format!("{name}={value}")));

@@ -40,11 +40,17 @@ pub(crate) fn check_program(program: &OsStr) -> Result<(), Error> {
     }
 }
 
+/// This very program, also where its file was replaced or removed after it had been started.
+pub(crate) fn own_program() -> io::Result<PathBuf> {
+    // Whoever follows this link gets what it runs itself, and all that do so here run this.
+    if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() }
+}
+
 /// A command that starts `program` in a process group of its own, so that a terminal's Ctrl-C reaches only us
 /// and that a signal from us reaches all that the program has started.
 pub(super) fn command(program: &OsString, arguments: &[OsString]) -> io::Result<Command> {
     // The program is started through this one, which asks the system to end it if we are killed.
-    let mut command = Command::new(std::env::current_exe()?);
+    let mut command = Command::new(own_program()?);
     command.arg(EXEC).arg("--").arg(program).args(arguments);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     command.env(PARENT, std::process::id().to_string());

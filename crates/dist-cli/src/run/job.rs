@@ -83,7 +83,7 @@ impl Job {
 
     /// This very command, as the program of each rank.
     fn of_this_command(ranks: usize) -> Result<Self, Error> {
-        let own = std::env::current_exe().map_err(Error::OwnProgram)?;
+        let own = child::own_program().map_err(Error::OwnProgram)?;
         Ok(Self::of(ranks, own.into_os_string(), std::env::args_os().skip(1).collect()))
     }
 

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) use child::{EXEC, become_program};
+pub(crate) use child::{EXEC, become_program, own_program};
 pub(crate) use cores::Bind;
 pub(crate) use files::needed as files_needed;
 pub(crate) use job::{Job, Launcher, Outcome, in_a_job};

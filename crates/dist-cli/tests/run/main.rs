@@ -133,6 +133,25 @@ fn compute_threads_share_the_cores_unless_said_otherwise(#[case] set: Option<&st
     assert_eq!(lines(&command.output().unwrap().stdout), vec![expected.to_string(); 64]);
 }
 
+/// As when a new version is installed meanwhile.
+#[cfg(target_os = "linux")]
+#[rstest]
+#[case(&["run", "-n", "1", "--max-restarts", "1", "--", "sh", "-c", "exit $((1 - DIST_RESTART))"])]
+#[case(&["chaos", "-n", "2", "--faults", "2"])]
+#[case(&["doctor"])]
+fn jobs_go_on_where_the_file_of_distctl_is_gone(#[case] arguments: &[&str]) {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let file = folder.path().join("distctl");
+    std::fs::hard_link(env!("CARGO_BIN_EXE_distctl"), &file).unwrap();
+    let like = distctl(arguments);
+    let mut command = Command::new(&file);
+    command.args(arguments).envs(like.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::fs::remove_file(&file).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
 #[cfg(target_os = "linux")]
 #[rstest]
 #[case(&["--ranks", "2"], true)]
