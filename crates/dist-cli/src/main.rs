@@ -111,7 +111,7 @@ fn filter() -> EnvFilter {
     let Some(wanted) = std::env::var_os("DIST_LOG") else { return usual() };
     EnvFilter::try_new(wanted.to_string_lossy()).unwrap_or_else(|error| {
         // Whoever started the ranks has said it.
-        if std::env::var_os("RANK").is_none() {
+        if !run::is_a_rank() {
             say(&format!("DIST_LOG={wanted:?} is ignored: {error}"));
         }
         usual()

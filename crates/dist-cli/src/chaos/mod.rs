@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::Error;
 use crate::output::{print, say};
 use crate::parse::TransportName;
-use crate::run::{Job, Launcher, Outcome, Stream, Take, own_program};
+use crate::run::{Job, Launcher, Outcome, Stream, Take, is_a_rank, own_program};
 use plan::{Kind, Plan};
 use rank::Word;
 use verdict::Verdict;
@@ -49,7 +49,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     let Arguments { ranks, seed, .. } = *arguments;
     if let Some(fault) = arguments.fault {
         // The rank of nobody's job would be its own victim.
-        if std::env::var_os("RANK").is_none() {
+        if !is_a_rank() {
             return Err(Error::Usage(
                 "--fault is for ranks of a job: --faults says how many there are".to_owned(),
             ));

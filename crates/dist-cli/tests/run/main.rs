@@ -152,6 +152,41 @@ fn jobs_go_on_where_the_file_of_distctl_is_gone(#[case] arguments: &[&str]) {
     assert!(output.status.success(), "{output:?}");
 }
 
+/// By launchers that tell no `RANK`.
+#[rstest]
+#[case(&["bench", "barrier"], "OMPI_COMM_WORLD_SIZE")]
+#[case(&["doctor"], "PMI_SIZE")]
+#[case(&["tune"], "SLURM_STEP_NUM_TASKS")]
+fn what_others_have_started_several_times_starts_no_jobs(#[case] arguments: &[&str], #[case] variable: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = distctl(arguments);
+    command.env("DIST_COSTS", folder.path().join("costs")).env(variable, "2");
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let told = format!("distctl: this was started several times ({variable}), ");
+    assert!(lines(&output.stderr)[0].starts_with(&told), "{output:?}");
+    // What `distctl run` starts inside has been told its rank.
+    let inside = distctl(&["run", "-n", "2", "--", env!("CARGO_BIN_EXE_distctl"), "doctor"])
+        .env(variable, "2")
+        .output();
+    assert!(inside.unwrap().status.success());
+}
+
+#[rstest]
+#[case(&[("RANK", ""), ("WORLD_SIZE", "")], "\"ranks\":2", "")]
+#[case(&[("WORLD_SIZE", "2")], "", "distctl: RANK is not set: ")]
+fn a_rank_is_who_was_told_a_rank_or_a_world(
+    #[case] variables: &[(&str, &str)],
+    #[case] measured: &str,
+    #[case] told: &str,
+) {
+    let mut command = distctl(&["bench", "barrier", "--samples", "1", "--json"]);
+    let output = command.envs(variables.iter().copied()).output().unwrap();
+    assert_eq!(output.status.success(), told.is_empty(), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stderr).starts_with(told), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains(measured), "{output:?}");
+}
+
 #[cfg(target_os = "linux")]
 #[rstest]
 #[case(&["--ranks", "2"], true)]
