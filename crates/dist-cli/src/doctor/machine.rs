@@ -52,7 +52,7 @@ fn files_within(
     let at_most = most.map_or("as many as it likes".to_owned(), |most| most.to_string());
     let finding =
         Finding::new("files", format!("a process may have {current} open, and {at_most} if it asks"));
-    let (enough, launcher) = (2 * world_size as u64 + OTHER_FILES, files_needed(ranks, hosted));
+    let (enough, launcher) = (2 * world_size as u64 + OTHER_FILES, files_needed(ranks, hosted, 0));
     if most.is_some_and(|most| most < launcher) {
         return Some(
             finding.but(format!("distctl may need {launcher} for {ranks} ranks: ulimit -Hn {launcher}")),

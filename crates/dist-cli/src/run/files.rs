@@ -12,10 +12,10 @@ pub(super) const FILES: &str = "DISTCTL_FILES";
 /// Files that a launcher has open beside those of its ranks, by a generous guess.
 const OTHERS: u64 = 32;
 
-/// How many files the launcher of so many ranks may have open at once: two pipes for each of them, and a connection to each
-/// of those, on any machine, whose coordinator it hosts.
-pub(crate) const fn needed(ranks: usize, hosted: usize) -> u64 {
-    2 * ranks as u64 + hosted as u64 + OTHERS
+/// How many files the launcher of so many ranks may have open at once: two pipes for each of them, a connection to each
+/// of those, on any machine, whose coordinator it hosts, and what keeps their output.
+pub(crate) const fn needed(ranks: usize, hosted: usize, logs: usize) -> u64 {
+    2 * ranks as u64 + hosted as u64 + logs as u64 + OTHERS
 }
 
 /// How many this process might have open before it asked for more.
@@ -38,8 +38,8 @@ impl Before {
 }
 
 /// Says that so many ranks are too many for one launcher, before any is started.
-pub(super) fn check(ranks: usize, hosted: usize) -> Result<(), Error> {
-    let (needed, limit) = (needed(ranks, hosted), getrlimit(Resource::Nofile).current);
+pub(super) fn check(ranks: usize, hosted: usize, logs: usize) -> Result<(), Error> {
+    let (needed, limit) = (needed(ranks, hosted, logs), getrlimit(Resource::Nofile).current);
     match limit.filter(|&limit| limit < needed) {
         Some(limit) => Err(Error::Files { ranks, needed, limit }),
         None => Ok(()),

@@ -103,6 +103,11 @@ impl Job {
         }
     }
 
+    /// Says that this process may not have as many files open as the job takes, with so many that keep output.
+    pub(super) fn check_files(&self, logs: usize) -> Result<(), Error> {
+        files::check(self.ranks, self.hosted(), logs)
+    }
+
     fn meeting(&self, restart: u16) -> Result<Meeting, Error> {
         match &self.nodes {
             None => Meeting::here(self.ranks, restart),
@@ -112,7 +117,7 @@ impl Job {
 
     /// Starts all ranks and returns when none is left, and none is to be started again.
     pub(crate) fn run_by(&self, launcher: &mut Launcher, take: Arc<dyn Take>) -> Result<Outcome, Error> {
-        files::check(self.ranks, self.hosted())?;
+        self.check_files(0)?;
         let Launcher { runtime, events, inbox, files } = launcher;
         let (voice, speaker) = voice(runtime, take.clone())?;
         let mut restart = 0;

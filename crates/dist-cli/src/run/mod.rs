@@ -107,6 +107,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
         ..Job::of(arguments.ranks, program.clone(), rest.to_vec())
     };
     if let Some(folder) = &arguments.log_dir {
+        job.check_files(job.ranks)?;
         forward = forward.with_logs(folder, job.local())?;
     }
     job.run_by(&mut launcher, Arc::new(forward))

@@ -221,6 +221,14 @@ fn a_launcher_may_have_more_files_open_than_its_ranks() {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let told = "distctl: 30 ranks take 122 open files of distctl, which may have 64: raise the limit (ulimit -Hn 122)";
     assert_eq!(lines(&output.stderr), [told]);
+    let folder = tempfile::tempdir().unwrap();
+    let logs = folder.path().join("logs");
+    let options = ["run", "-n", "30", "--log-dir", logs.to_str().unwrap(), "--", "true"];
+    let output =
+        behind(&["sh", "-c", "ulimit -n 130; exec \"$0\" \"$@\""], &distctl(&options)).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(lines(&output.stderr)[0].contains("30 ranks take 152 open files"), "{output:?}");
+    assert!(!logs.exists());
 }
 
 #[test]
