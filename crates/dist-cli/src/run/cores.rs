@@ -1,4 +1,6 @@
-//! The cores that each rank is bound to.
+//! The cores that each rank is bound to, and how many threads it computes with.
+
+use std::process::Command;
 
 #[cfg(target_os = "linux")]
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
@@ -28,6 +30,21 @@ pub(super) fn of_rank(rank: usize, ranks: usize) -> Option<String> {
     let cores = allowed().filter(|cores| !cores.is_empty())?;
     let share = share(&cores, rank, ranks).iter().map(usize::to_string);
     Some(share.collect::<Vec<_>>().join(","))
+}
+
+/// How many threads a rank computes with.
+const THREADS: &str = "RAYON_NUM_THREADS";
+/// That number, where a launcher has chosen it: one that is itself a rank, and has fewer cores, chooses again.
+const CHOSEN_THREADS: &str = "DISTCTL_THREADS";
+
+/// Tells one of so many ranks of this machine with how many threads to compute, unless somebody has said it.
+pub(super) fn tell_threads(command: &mut Command, ranks: usize) {
+    let set = std::env::var_os(THREADS);
+    if set.is_none() || set == std::env::var_os(CHOSEN_THREADS) {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = (cores / ranks).max(1).to_string();
+        command.env(THREADS, &threads).env(CHOSEN_THREADS, &threads);
+    }
 }
 
 /// The cores that this process may use.

@@ -185,10 +185,7 @@ impl Job {
         files.tell(&mut command);
         command.env("RANK", rank.to_string()).env("LOCAL_RANK", local.to_string());
         command.env("LOCAL_WORLD_SIZE", self.ranks.to_string());
-        if std::env::var_os("RAYON_NUM_THREADS").is_none() {
-            let cores = std::thread::available_parallelism().map_or(1, usize::from);
-            command.env("RAYON_NUM_THREADS", (cores / self.ranks).max(1).to_string());
-        }
+        cores::tell_threads(&mut command, self.ranks);
         if let Some(cores) = cores::of_rank(local, self.ranks).filter(|_| self.bind == Bind::Cores) {
             command.env(cores::CORES, cores);
         }

@@ -133,6 +133,20 @@ fn compute_threads_share_the_cores_unless_said_otherwise(#[case] set: Option<&st
     assert_eq!(lines(&command.output().unwrap().stdout), vec![expected.to_string(); 64]);
 }
 
+/// Who starts the inner one has all cores for one rank.
+#[test]
+fn compute_threads_of_a_job_inside_a_rank_share_the_cores_too() {
+    let inner = "exec \"$0\" run -n 64 -- sh -c 'echo $RAYON_NUM_THREADS'";
+    let threads = |set: &str| {
+        let mut command = distctl(&["run", "-n", "1", "--", "sh", "-c", &format!("{set} {inner}")]);
+        let output = command.arg(env!("CARGO_BIN_EXE_distctl")).env_remove("RAYON_NUM_THREADS").output();
+        lines(&output.unwrap().stdout)
+    };
+    let cores = std::thread::available_parallelism().unwrap().get();
+    assert_eq!(threads(""), vec![(cores / 64).max(1).to_string(); 64]);
+    assert_eq!(threads("export RAYON_NUM_THREADS=7;"), ["7"; 64]);
+}
+
 /// As when a new version is installed meanwhile.
 #[cfg(target_os = "linux")]
 #[rstest]
