@@ -6,6 +6,7 @@ mod chaos;
 mod doctor;
 mod error;
 mod operation;
+mod outcome;
 mod output;
 mod parse;
 mod quantity;
@@ -21,7 +22,6 @@ use std::process::ExitCode;
 use clap::Parser;
 use error::Error;
 use output::{Patient, print, say, write};
-use run::Outcome;
 use tracing_subscriber::EnvFilter;
 
 /// Starts, measures and checks distributed programs.
@@ -76,8 +76,7 @@ fn main() -> ExitCode {
         Command::ExecRank { command } => Err(run::become_program(&command)),
     };
     match outcome {
-        Ok(Outcome::Success) => ExitCode::SUCCESS,
-        Ok(Outcome::Code(code) | Outcome::Stopped(code)) => ExitCode::from(code),
+        Ok(outcome) => outcome.into(),
         Err(error) => end_with(&error),
     }
 }

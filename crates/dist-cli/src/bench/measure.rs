@@ -12,7 +12,7 @@ use super::operation::{Operation, STREAM};
 use super::start::Starter;
 use super::{BufferKind, Plan, Report, sample};
 use crate::Error;
-use crate::run::Outcome;
+use crate::outcome::Outcome;
 
 /// Measures all points of a plan with elements of its type.
 pub(super) fn points(plan: &Plan, mut comm: Communicator, report: &mut Report) -> Result<Outcome, Error> {

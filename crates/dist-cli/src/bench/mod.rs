@@ -13,9 +13,10 @@ use dist_collectives::{
 use dist_transport::tcp::{Config, Medium, TcpTransport};
 
 use crate::Error;
+use crate::outcome::Outcome;
 use crate::output::{print, say};
 use crate::parse::TransportName;
-use crate::run::{Outcome, in_a_job};
+use crate::run::in_a_job;
 use line::{Line, Table};
 use operation::Operation;
 use start::Start;

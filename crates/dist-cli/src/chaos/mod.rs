@@ -12,9 +12,10 @@ use dist_transport::tcp::Config;
 use serde::Serialize;
 
 use crate::Error;
+use crate::outcome::Outcome;
 use crate::output::{print, say};
 use crate::parse::TransportName;
-use crate::run::{Job, Launcher, Outcome, Stream, Take, is_a_rank, own_program};
+use crate::run::{Job, Launcher, Stream, Take, is_a_rank, own_program};
 use plan::{Kind, Plan};
 use rank::Word;
 use verdict::Verdict;
@@ -64,9 +65,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     for fault in 0..arguments.faults {
         let plan = Plan::of(seed, fault, ranks);
         let heard = Arc::new(Heard::new(ranks));
-        if let outcome @ Outcome::Stopped(_) = arguments.start(fault, &mut launcher, heard.clone())? {
+        if let Outcome::Stopped { by, .. } = arguments.start(fault, &mut launcher, heard.clone())? {
             // Of this job nothing is known.
-            stopped = Some(outcome);
+            stopped = Some(Outcome::Code(by));
             break;
         }
         let verdict = Verdict::of(fault, &plan, &heard.words());

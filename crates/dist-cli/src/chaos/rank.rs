@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use super::calls::Calls;
 use super::plan::{Kind, Plan};
 use crate::Error;
+use crate::outcome::Outcome;
 use crate::output::print;
-use crate::run::Outcome;
 
 /// How long a call may take: much longer than anybody is to need to hear of a fault.
 const TIMEOUT: Duration = Duration::from_secs(20);

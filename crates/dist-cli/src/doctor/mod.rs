@@ -9,8 +9,9 @@ use dist_transport::tcp::Config;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
+use crate::outcome::Outcome;
 use crate::output::print;
-use crate::run::{Outcome, in_a_job};
+use crate::run::in_a_job;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {

@@ -20,6 +20,7 @@ use super::meeting::{Meeting, Nodes};
 use super::signals::watch_signals;
 use super::watch::{Event, LAST_WORDS, PATIENCE, Watch};
 use crate::Error;
+use crate::outcome::Outcome;
 
 /// One program on `ranks` processes of this machine.
 #[derive(Debug)]
@@ -36,17 +37,6 @@ pub(crate) struct Job {
     pub(crate) nodes: Option<Nodes>,
     /// How often it is started again after a failure.
     pub(crate) restarts: u16,
-}
-
-/// How a job ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// Every rank returned 0, or the command that was asked for found nothing wrong.
-    Success,
-    /// The exit code to pass on.
-    Code(u8),
-    /// The same, where somebody wanted it to end.
-    Stopped(u8),
 }
 
 /// What hears of signals, also between two jobs: the next one ends because of them.

@@ -106,6 +106,11 @@ impl Meeting {
         self.coordinator.as_ref()?.aborted()
     }
 
+    /// Whether the coordinator is in this process.
+    pub(super) const fn is_hosted(&self) -> bool {
+        self.coordinator.is_some()
+    }
+
     /// How many ranks would miss the coordinator that this process hosts.
     pub(super) fn present(&self) -> usize {
         self.coordinator.as_ref().map_or(0, Coordinator::present)

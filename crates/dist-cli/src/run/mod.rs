@@ -20,11 +20,12 @@ use std::time::Duration;
 pub(crate) use child::{EXEC, become_program, own_program};
 pub(crate) use cores::Bind;
 pub(crate) use files::needed as files_needed;
-pub(crate) use job::{Job, Launcher, Outcome, in_a_job, is_a_rank};
+pub(crate) use job::{Job, Launcher, in_a_job, is_a_rank};
 pub(crate) use lines::{Stream, Take};
 pub(crate) use meeting::{Address, Nodes};
 
 use crate::Error;
+use crate::outcome::Outcome;
 use child::check_program;
 use lines::Forward;
 use meeting::own_name;

@@ -15,9 +15,9 @@ use super::messages::Messages;
 use super::model::Model;
 use super::world::World;
 use super::{direct, fit};
+use crate::outcome::Outcome;
 use crate::output::print;
 use crate::quantity::{rounded, show_bytes, show_time};
-use crate::run::Outcome;
 use crate::{Error, operation};
 
 #[derive(Debug, clap::Args)]

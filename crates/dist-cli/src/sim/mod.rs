@@ -18,8 +18,8 @@ use std::path::PathBuf;
 use dist_collectives::{Operation, ReductionOrder};
 
 use crate::Error;
+use crate::outcome::Outcome;
 use crate::output::print;
-use crate::run::Outcome;
 use candidates::Case;
 use dist_algos::direct::Pace;
 use line::{Line, Table};

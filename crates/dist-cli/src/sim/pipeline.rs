@@ -9,10 +9,10 @@ use dist_parallel::pipeline::{Costs, Kind, Panel, Proof, Schedule, StageCost, Ti
 use serde::Serialize;
 
 use crate::Error;
+use crate::outcome::Outcome;
 use crate::output::print;
 use crate::quantity;
 use crate::quantity::rounded;
-use crate::run::Outcome;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Arguments {

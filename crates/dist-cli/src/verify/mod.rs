@@ -9,8 +9,8 @@ mod two_levels;
 use dist_algos::verify::Subject;
 
 use crate::Error;
+use crate::outcome::Outcome;
 use crate::output::print;
-use crate::run::Outcome;
 use line::Line;
 
 #[derive(Debug, clap::Args)]

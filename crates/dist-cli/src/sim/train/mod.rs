@@ -18,9 +18,9 @@ use super::candidates::Case;
 use super::chart::{Chart, Curve};
 use super::world::{World, WorldArguments};
 use crate::Error;
+use crate::outcome::Outcome;
 use crate::output::print;
 use crate::quantity::{self, rounded, show_bytes, show_time};
-use crate::run::Outcome;
 use memory::Model;
 use timeline::{Collectives, Rounds, Step};
 

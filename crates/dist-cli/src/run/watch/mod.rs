@@ -11,10 +11,10 @@ use rustix::process::Signal;
 use signal_hook::consts::{SIGTSTP, SIGUSR1, SIGUSR2};
 
 use super::child::{self, Running};
-use super::job::Outcome;
 use super::lines::{Reader, Stream, Take, reader};
 use super::meeting::Meeting;
 use crate::Error;
+use crate::outcome::Outcome;
 
 /// How long the other ranks usually have to say what they saw, once one has failed.
 pub(super) const LAST_WORDS: Duration = Duration::from_millis(500);
@@ -116,10 +116,10 @@ impl Watch {
         self.name_cause();
         self.await_other_machines(inbox);
         self.await_output(inbox);
-        Ok(match self.code {
-            None => Outcome::Success,
-            Some(code) if self.stopped.is_some() => Outcome::Stopped(code),
-            Some(code) => Outcome::Code(code),
+        Ok(match (self.code, self.stopped) {
+            (None, None) => Outcome::Success,
+            (Some(code), None) => Outcome::Code(code),
+            (code, Some(by)) => Outcome::Stopped { code: code.unwrap_or(0), by },
         })
     }
 
@@ -203,7 +203,7 @@ impl Watch {
     /// Gives the coordinator, when no rank is left, the time to hear what they have told it.
     fn await_record(&mut self, inbox: &mut Receiver<Event>) {
         // With one failure there is no doubt about the first.
-        if self.code.is_some() || self.failures.len() < 2 {
+        if self.code.is_some() || self.failures.len() < 2 || !self.meeting.is_hosted() {
             return;
         }
         let Phase::LastWords(deadline) = self.phase else { return };
@@ -432,58 +432,4 @@ pub(super) enum Event {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::process::{CommandExt, ExitStatusExt};
-    use std::process::{Command, Stdio};
-    use std::sync::Mutex;
-
-    use signal_hook::consts::{SIGINT, SIGTERM};
-
-    use super::*;
-
-    /// Lines that ranks print.
-    #[derive(Default)]
-    struct Heard(Mutex<Vec<String>>);
-
-    impl Take for Heard {
-        fn take(&self, _: usize, _: Stream, line: &[u8]) -> Result<(), Error> {
-            self.0.lock().unwrap().push(String::from_utf8_lossy(line).into_owned());
-            Ok(())
-        }
-    }
-
-    #[test]
-    fn the_others_have_as_long_for_their_last_words_as_the_job_says() {
-        let runtime = Runtime::system();
-        let (voice, _words) = runtime.mailbox();
-        let (events, mut inbox) = runtime.mailbox();
-        let heard = Arc::new(Heard::default());
-        let minute = Duration::from_secs(60);
-        let meeting = Meeting::here(2, 0).unwrap();
-        let mut watch = Watch::new(&runtime, &voice, 0, [minute, Duration::ZERO], meeting);
-        let take: Arc<dyn Take> = heard.clone();
-        for script in ["exit 7", "sleep 1; echo heard"] {
-            let mut command = Command::new("sh");
-            command.args(["-c", script]).stdin(Stdio::null()).process_group(0);
-            let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-            watch.add(child, &events, &take).unwrap();
-        }
-        assert_eq!(watch.until_all_have_ended(&mut inbox).unwrap(), Outcome::Code(7));
-        assert_eq!(*heard.0.lock().unwrap(), ["heard\n"]);
-    }
-
-    #[test]
-    fn the_first_signal_decides_about_the_code_also_when_no_rank_is_left() {
-        let runtime = Runtime::system();
-        let (voice, _words) = runtime.mailbox();
-        let (events, mut inbox) = runtime.mailbox();
-        let mut watch =
-            Watch::new(&runtime, &voice, 0, [LAST_WORDS, Duration::ZERO], Meeting::here(2, 0).unwrap());
-        watch.failures = [1, 0].map(|rank| (rank, ExitStatus::from_raw(7 << 8))).to_vec();
-        watch.phase = Phase::LastWords(runtime.deadline(Duration::from_millis(100)));
-        [SIGINT, SIGTERM].into_iter().for_each(|signal| events.send(Event::Signalled(signal)));
-        watch.await_record(&mut inbox);
-        watch.name_cause();
-        assert_eq!((watch.stopped, watch.code), (Some(130), Some(7)));
-    }
-}
+mod tests;

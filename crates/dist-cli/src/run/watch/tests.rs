@@ -1,0 +1,72 @@
+//! Ranks that end, and signals that come when none is left.
+
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use super::*;
+
+/// Lines that ranks print.
+#[derive(Default)]
+struct Heard(Mutex<Vec<String>>);
+
+impl Take for Heard {
+    fn take(&self, _: usize, _: Stream, line: &[u8]) -> Result<(), Error> {
+        self.0.lock().unwrap().push(String::from_utf8_lossy(line).into_owned());
+        Ok(())
+    }
+}
+
+#[test]
+fn the_others_have_as_long_for_their_last_words_as_the_job_says() {
+    let runtime = Runtime::system();
+    let (voice, _words) = runtime.mailbox();
+    let (events, mut inbox) = runtime.mailbox();
+    let heard = Arc::new(Heard::default());
+    let minute = Duration::from_secs(60);
+    let meeting = Meeting::here(2, 0).unwrap();
+    let mut watch = Watch::new(&runtime, &voice, 0, [minute, Duration::ZERO], meeting);
+    let take: Arc<dyn Take> = heard.clone();
+    for script in ["exit 7", "sleep 1; echo heard"] {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).stdin(Stdio::null()).process_group(0);
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        watch.add(child, &events, &take).unwrap();
+    }
+    assert_eq!(watch.until_all_have_ended(&mut inbox).unwrap(), Outcome::Code(7));
+    assert_eq!(*heard.0.lock().unwrap(), ["heard\n"]);
+}
+
+#[test]
+fn a_signal_that_comes_when_all_ranks_have_ended_is_told_beside_their_success() {
+    let runtime = Runtime::system();
+    let (voice, _words) = runtime.mailbox();
+    let (events, mut inbox) = runtime.mailbox();
+    let mut watch =
+        Watch::new(&runtime, &voice, 0, [LAST_WORDS, Duration::ZERO], Meeting::here(1, 0).unwrap());
+    let mut command = Command::new("true");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    let rank = command.spawn().unwrap();
+    child::wait_for_end(rustix::process::Pid::from_child(&rank)).unwrap();
+    events.send(Event::Signalled(SIGINT));
+    watch.add(rank, &events, &(Arc::new(Heard::default()) as Arc<dyn Take>)).unwrap();
+    let ended = watch.until_all_have_ended(&mut inbox).unwrap();
+    assert_eq!(ended, Outcome::Stopped { code: 0, by: 130 });
+}
+
+#[test]
+fn the_first_signal_decides_about_the_code_also_when_no_rank_is_left() {
+    let runtime = Runtime::system();
+    let (voice, _words) = runtime.mailbox();
+    let (events, mut inbox) = runtime.mailbox();
+    let mut watch =
+        Watch::new(&runtime, &voice, 0, [LAST_WORDS, Duration::ZERO], Meeting::here(2, 0).unwrap());
+    watch.failures = [1, 0].map(|rank| (rank, ExitStatus::from_raw(7 << 8))).to_vec();
+    watch.phase = Phase::LastWords(runtime.deadline(Duration::from_millis(100)));
+    [SIGINT, SIGTERM].into_iter().for_each(|signal| events.send(Event::Signalled(signal)));
+    watch.await_record(&mut inbox);
+    watch.name_cause();
+    assert_eq!((watch.stopped, watch.code), (Some(130), Some(7)));
+}
