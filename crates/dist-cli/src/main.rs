@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![allow(clippy::print_stdout, reason = "a program prints")]
 
+mod address;
 mod bench;
 mod chaos;
 mod doctor;

@@ -7,8 +7,6 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use dist_collectives::{DType, ReduceOp, ReductionOrder};
 use dist_transport::tcp::Medium;
 
-use crate::run::Address;
-
 /// A number of ranks that one machine can run.
 pub(crate) fn ranks(text: &str) -> Result<usize, String> {
     count(text, "ranks", 1..=RANKS_MAX)
@@ -45,20 +43,6 @@ impl TransportName {
             Self::Tcp => Medium::Tcp,
             Self::Shm => Medium::Shm,
         }
-    }
-}
-
-/// Where to meet, as in `node0:29500`, `10.0.0.1:29500` or `[fd00::1]:29500`.
-pub(crate) fn address(text: &str) -> Result<Address, String> {
-    let wrong = || "this is not a host and a port, as in node0:29500 or [fd00::1]:29500".to_owned();
-    let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
-    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-    let port = port.parse().ok().filter(|&port| port > 0).ok_or_else(wrong)?;
-    match bare.unwrap_or(host) {
-        "" => Err(wrong()),
-        // Without brackets nobody can tell where the host ends.
-        host if bare.is_none() && host.contains(':') => Err(wrong()),
-        host => Ok(Address { host: host.to_owned(), port }),
     }
 }
 
@@ -132,17 +116,5 @@ mod tests {
     fn seconds_are_not_negative() {
         assert_eq!(seconds("0.25"), Ok(Duration::from_millis(250)));
         assert!(seconds("-1").is_err() && seconds("soon").is_err());
-    }
-
-    #[rstest]
-    #[case("node0:29500", Some("node0:29500"))]
-    #[case("[fd00::1]:29500", Some("[fd00::1]:29500"))]
-    #[case("fd00::1:29500", None)]
-    #[case("10.0.0.1", None)]
-    #[case(":29500", None)]
-    #[case("10.0.0.1:0", None)]
-    #[case("10.0.0.1:65536", None)]
-    fn an_address_is_a_host_and_a_port(#[case] text: &str, #[case] expected: Option<&str>) {
-        assert_eq!(address(text).ok().map(|address| address.to_string()).as_deref(), expected);
     }
 }

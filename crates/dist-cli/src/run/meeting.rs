@@ -1,6 +1,5 @@
 //! Where the ranks of a job meet, on this machine or on several, and what they are told of it.
 
-use std::fmt;
 use std::process::Command;
 use std::sync::Arc;
 
@@ -9,6 +8,7 @@ use dist_transport::tcp::Coordinator;
 
 use super::secret::SecretFile;
 use crate::Error;
+use crate::address::Address;
 
 /// Variables of a surrounding launcher's job that lead elsewhere if this job's ranks see them.
 const FOREIGN: [&str; 4] =
@@ -32,20 +32,6 @@ impl Nodes {
     /// Where a start of the job meets, if it was started so often before.
     pub(super) fn port(&self, restart: u16) -> u16 {
         self.rendezvous.port.checked_add(restart).expect("the last one is a port too")
-    }
-}
-
-/// A host, by name or number, and a port there.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Address {
-    pub(crate) host: String,
-    pub(crate) port: u16,
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { host, port } = self;
-        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
     }
 }
 

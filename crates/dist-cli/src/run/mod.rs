@@ -22,9 +22,10 @@ pub(crate) use cores::Bind;
 pub(crate) use files::needed as files_needed;
 pub(crate) use job::{Job, Launcher, in_a_job, is_a_rank};
 pub(crate) use lines::{Stream, Take};
-pub(crate) use meeting::{Address, Nodes};
+pub(crate) use meeting::Nodes;
 
 use crate::Error;
+use crate::address::Address;
 use crate::outcome::Outcome;
 use child::check_program;
 use lines::Forward;
@@ -43,7 +44,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "K", requires = "nnodes")]
     node_rank: Option<usize>,
     /// Where all ranks meet: an address of machine 0, and a port that is free there
-    #[arg(long, value_name = "HOST:PORT", requires = "nnodes", value_parser = crate::parse::address)]
+    #[arg(long, value_name = "HOST:PORT", requires = "nnodes", value_parser = Address::parse)]
     rdzv: Option<Address>,
     /// How often to start the job again when it fails; on several machines, HOST:PORT and as many ports after it are used
     #[arg(long, value_name = "R", default_value = "0")]
