@@ -2,16 +2,17 @@
 
 use std::time::Duration;
 
-use dist_collectives::{Buffer, Communicator, Element, ReduceOp};
+use dist_collectives::{Buffer, Communicator, Element, Operation as Collective, ReduceOp};
 use dist_transport::Runtime;
 use half::{bf16, f16};
 
 use super::exact::{self, Exact};
 use super::line::{Line, Times};
-use super::operation::{Operation, STREAM};
+use super::operation::Operation;
 use super::start::Starter;
 use super::{BufferKind, Plan, Report, sample};
 use crate::Error;
+use crate::operation::Messages;
 use crate::outcome::Outcome;
 
 /// Measures all points of a plan with elements of its type.
@@ -104,8 +105,7 @@ impl Bench<'_> {
             buffers: kind.name(),
             start: self.plan.start.name(),
             touch: self.touches(bytes),
-            // A barrier has no result.
-            checked: check && operation != Operation::Barrier,
+            checked: check && !operation.is_barrier(),
         })
     }
 
@@ -181,46 +181,25 @@ impl Bench<'_> {
         let root = *next_root;
         *next_root = if root + 1 == self.comm.world_size() { 0 } else { root + 1 };
         let (comm, op) = (&mut *self.comm, self.plan.op);
-        match self.plan.operation {
-            Operation::AllReduce if self.plan.buffers == BufferKind::Borrowed => {
+        let collective = match self.plan.operation {
+            Operation::Collective(collective) => collective,
+            Operation::Messages(messages) => return exchange(messages, comm, input, output),
+        };
+        match collective {
+            Collective::AllReduce if self.plan.buffers == BufferKind::Borrowed => {
                 comm.all_reduce(input, op)?
             }
-            Operation::AllReduce => comm.all_reduce_buffer(input, op)?,
-            Operation::ReduceScatter => comm.reduce_scatter_buffer(input, output, op)?,
-            Operation::AllGather => comm.all_gather_buffer(input, output)?,
-            Operation::Broadcast => comm.broadcast(input, root)?,
-            Operation::Reduce => comm.reduce(input, op, root)?,
-            Operation::Gather => comm.gather(input, output, root)?,
-            Operation::Scatter => comm.scatter(input, output, root)?,
-            Operation::AllToAll => comm.all_to_all_buffer(input, output)?,
-            Operation::Scan => comm.scan(input, op)?,
-            Operation::Barrier => comm.barrier()?,
-            Operation::SendRecv => {
-                let peer = 1 - comm.rank().min(1);
-                if comm.rank() < 2 {
-                    comm.send_recv(input, peer, output, peer)?;
-                }
-            }
-            Operation::PingPong => match comm.rank() {
-                0 => {
-                    comm.send(input, 1)?;
-                    comm.recv(input, 1)?;
-                }
-                1 => {
-                    comm.recv(input, 0)?;
-                    comm.send(input, 0)?;
-                }
-                _ => {}
-            },
-            Operation::Stream => {
-                for _ in 0..STREAM {
-                    match comm.rank() {
-                        0 => comm.send(input, 1)?,
-                        1 => comm.recv(input, 0)?,
-                        _ => {}
-                    }
-                }
-            }
+            Collective::AllReduce => comm.all_reduce_buffer(input, op)?,
+            Collective::ReduceScatter => comm.reduce_scatter_buffer(input, output, op)?,
+            Collective::AllGather => comm.all_gather_buffer(input, output)?,
+            Collective::Broadcast => comm.broadcast(input, root)?,
+            Collective::Reduce => comm.reduce(input, op, root)?,
+            Collective::Gather => comm.gather(input, output, root)?,
+            Collective::Scatter => comm.scatter(input, output, root)?,
+            Collective::AllToAll => comm.all_to_all_buffer(input, output)?,
+            Collective::Scan => comm.scan(input, op)?,
+            Collective::Barrier => comm.barrier()?,
+            _ => unreachable!("the arguments name no other operation"),
         }
         Ok(())
     }
@@ -235,7 +214,7 @@ impl Bench<'_> {
                 *element = T::whole(exact::input(rank, index));
             }
             buffers.output.fill(T::whole(0));
-            if self.plan.operation == Operation::PingPong && rank == 0 {
+            if self.plan.operation == Operation::Messages(Messages::PingPong) && rank == 0 {
                 // What is still there has not come back.
                 self.comm.send(&buffers.input, 1)?;
                 buffers.input.fill(T::whole(0));
@@ -260,33 +239,60 @@ impl Bench<'_> {
         let Buffers { input, output, .. } = buffers;
         let reduced = |index| exact::reduced(self.plan.op, world_size, index);
         let of = |rank: usize| move |index| T::whole(exact::input(rank, index));
-        match self.plan.operation {
-            Operation::AllReduce => exact::compare(input, reduced),
-            Operation::Reduce if rank == root => exact::compare(input, reduced),
-            Operation::ReduceScatter => exact::compare(output, |index| reduced(rank * output.len() + index)),
-            Operation::Scan => exact::compare(input, |index| exact::reduced(self.plan.op, rank + 1, index)),
-            Operation::AllGather => {
+        let collective = match self.plan.operation {
+            Operation::Collective(collective) => collective,
+            Operation::Messages(_) if rank >= 2 => return None,
+            Operation::Messages(Messages::SendRecv) => return exact::compare(output, of(1 - rank)),
+            Operation::Messages(_) => return exact::compare(input, of(0)),
+        };
+        match collective {
+            Collective::AllReduce => exact::compare(input, reduced),
+            Collective::Reduce if rank == root => exact::compare(input, reduced),
+            Collective::ReduceScatter => exact::compare(output, |index| reduced(rank * output.len() + index)),
+            Collective::Scan => exact::compare(input, |index| exact::reduced(self.plan.op, rank + 1, index)),
+            Collective::AllGather => {
                 exact::compare(output, |index| of(index / input.len())(index % input.len()))
             }
-            Operation::Gather if rank == root => {
+            Collective::Gather if rank == root => {
                 exact::compare(output, |index| of(index / input.len())(index % input.len()))
             }
-            Operation::Scatter => exact::compare(output, |index| of(root)(rank * output.len() + index)),
-            Operation::AllToAll => {
+            Collective::Scatter => exact::compare(output, |index| of(root)(rank * output.len() + index)),
+            Collective::AllToAll => {
                 let part = output.len() / world_size;
                 exact::compare(output, |index| of(index / part)(rank * part + index % part))
             }
-            Operation::Broadcast => exact::compare(input, of(root)),
-            Operation::SendRecv if rank < 2 => exact::compare(output, of(1 - rank)),
-            Operation::PingPong | Operation::Stream if rank < 2 => exact::compare(input, of(0)),
-            Operation::Reduce
-            | Operation::Gather
-            | Operation::Barrier
-            | Operation::SendRecv
-            | Operation::PingPong
-            | Operation::Stream => None,
+            Collective::Broadcast => exact::compare(input, of(root)),
+            Collective::Reduce | Collective::Gather | Collective::Barrier => None,
+            _ => unreachable!("the arguments name no other operation"),
         }
     }
+}
+
+/// What ranks 0 and 1 send each other in one call; the others do nothing.
+fn exchange<T: Element>(
+    messages: Messages,
+    comm: &mut Communicator,
+    input: &mut [T],
+    output: &mut [T],
+) -> Result<(), Error> {
+    match (messages, comm.rank()) {
+        (_, 2..) => {}
+        (Messages::SendRecv, rank) => comm.send_recv(input, 1 - rank, output, 1 - rank)?,
+        (Messages::PingPong, 0) => {
+            comm.send(input, 1)?;
+            comm.recv(input, 1)?;
+        }
+        (Messages::PingPong, _) => {
+            comm.recv(input, 0)?;
+            comm.send(input, 0)?;
+        }
+        (Messages::Stream, rank) => {
+            for _ in 0..messages.trips() {
+                if rank == 0 { comm.send(input, 1)? } else { comm.recv(input, 0)? }
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Memory that was written.

@@ -8,7 +8,8 @@ mod sample;
 mod start;
 
 use dist_collectives::{
-    Algorithm, Communicator, DType, KeptCosts, Ownership, ReduceOp, ReductionOrder, crossovers_from_env,
+    Algorithm, Communicator, DType, KeptCosts, Operation as Collective, Ownership, ReduceOp, ReductionOrder,
+    crossovers_from_env,
 };
 use dist_transport::tcp::{Config, Medium, TcpTransport};
 
@@ -27,7 +28,7 @@ const BYTES_DEFAULT: &str = "8,1K,64K,1M,16M,128M";
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// What to measure
-    #[arg(value_enum, value_name = "OP")]
+    #[arg(value_name = "OP", value_parser = Operation::parser())]
     operation: Operation,
     /// How many processes; inside a job this is the job's size, else 2 unless said otherwise
     #[arg(short = 'n', long, value_name = "N", value_parser = crate::parse::ranks)]
@@ -148,7 +149,7 @@ impl Arguments {
         if operation.reduces() && !self.op.supports(dtype) {
             return Err(Error::Usage(format!("{} is not for {dtype}", self.op)));
         }
-        if operation == Operation::Scan && self.op == ReduceOp::Mean {
+        if operation == Operation::Collective(Collective::Scan) && self.op == ReduceOp::Mean {
             return Err(Error::Usage("there is no scan with mean".to_owned()));
         }
         if operation.between_two() && world_size < 2 {
@@ -167,7 +168,7 @@ impl Arguments {
             }
             lengths.push(operation.input_len(bytes / dtype.size(), world_size));
         }
-        if operation == Operation::Barrier {
+        if operation.is_barrier() {
             lengths = vec![0];
         }
         let Switches { touch, check, .. } = self.switches;

@@ -2,94 +2,92 @@
 
 use std::fmt;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use dist_collectives::{Algorithm, Communicator, Direct, Operation as Collective, Ownership, ReductionOrder};
 
 use crate::Error;
-use crate::operation::bus_factor;
+use crate::operation::{self, Messages, bus_factor};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-#[value(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Operation {
-    AllReduce,
-    ReduceScatter,
-    AllGather,
-    Broadcast,
-    Reduce,
-    Gather,
-    Scatter,
-    AllToAll,
-    Scan,
-    Barrier,
-    /// Ranks 0 and 1 send to each other at the same time
-    #[value(name = "sendrecv")]
-    SendRecv,
-    /// Rank 0 sends to rank 1, which sends back; the time is half of both
-    #[value(name = "pingpong")]
-    PingPong,
-    /// Rank 0 sends 32 messages to rank 1, one after the other; the time is one message's
-    Stream,
+    Collective(Collective),
+    Messages(Messages),
 }
 
-/// Messages of a stream.
-pub(super) const STREAM: u32 = 32;
-
 impl Operation {
+    /// Reads one of the names, which the help lists.
+    pub(super) fn parser() -> impl TypedValueParser<Value = Self> {
+        let collectives = operation::collectives().map(|collective| PossibleValue::new(collective.name()));
+        let messages = Messages::ALL.map(|messages| {
+            PossibleValue::new(messages.name()).help(match messages {
+                Messages::SendRecv => "Ranks 0 and 1 send to each other at the same time",
+                Messages::PingPong => "Rank 0 sends to rank 1, which sends back; the time is half of both",
+                Messages::Stream => {
+                    "Rank 0 sends 32 messages to rank 1, one after the other; the time is one message's"
+                }
+            })
+        });
+        PossibleValuesParser::new(collectives.chain(messages)).map(|name| {
+            let messages = Messages::parse(&name).map(Self::Messages);
+            messages
+                .or_else(|| operation::parse(&name).map(Self::Collective))
+                .expect("it is one of the names")
+        })
+    }
+
     /// The name in lines and arguments.
     pub(super) fn name(self) -> &'static str {
-        match (self, self.collective()) {
-            (_, Some(collective)) => collective.name(),
-            (Self::SendRecv, None) => "sendrecv",
-            (Self::Stream, None) => "stream",
-            (_, None) => "pingpong",
+        match self {
+            Self::Collective(collective) => collective.name(),
+            Self::Messages(messages) => messages.name(),
         }
     }
 
     /// Whether elements of different ranks become one.
     pub(super) fn reduces(self) -> bool {
-        matches!(self, Self::AllReduce | Self::ReduceScatter | Self::Reduce | Self::Scan)
+        use Collective::{AllReduce, Reduce, ReduceScatter, Scan};
+        matches!(self, Self::Collective(AllReduce | ReduceScatter | Reduce | Scan))
     }
 
     /// Whether only ranks 0 and 1 take part.
     pub(super) fn between_two(self) -> bool {
-        matches!(self, Self::SendRecv | Self::PingPong | Self::Stream)
+        matches!(self, Self::Messages(_))
     }
 
     /// Whether there is a root, which moves on by one with each call.
     pub(super) fn is_rooted(self) -> bool {
-        matches!(self, Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter)
+        use Collective::{Broadcast, Gather, Reduce, Scatter};
+        matches!(self, Self::Collective(Broadcast | Reduce | Gather | Scatter))
     }
 
-    /// Messages that follow one another in one call.
+    /// Whether it has no input, and no result.
+    pub(super) fn is_barrier(self) -> bool {
+        self == Self::Collective(Collective::Barrier)
+    }
+
+    /// Messages that follow one another in one call, of which the time is one's.
     pub(super) fn trips(self) -> u32 {
-        match self {
-            Self::PingPong => 2,
-            Self::Stream => STREAM,
-            _ => 1,
-        }
+        if let Self::Messages(messages) = self { messages.trips() } else { 1 }
     }
 
     /// Elements of each rank's input, for a wish.
     pub(super) fn input_len(self, wish: usize, world_size: usize) -> usize {
+        use Collective::{AllToAll, Barrier, ReduceScatter, Scatter};
         match self {
-            Self::ReduceScatter | Self::Scatter | Self::AllToAll => wish / world_size * world_size,
-            Self::Barrier => 0,
+            Self::Collective(ReduceScatter | Scatter | AllToAll) => wish / world_size * world_size,
+            Self::Collective(Barrier) => 0,
             _ => wish,
         }
     }
 
     /// Elements of each rank's output; none where the input is worked on in place.
     pub(super) fn output_len(self, input: usize, world_size: usize) -> usize {
+        use Collective::{AllGather, AllToAll, Gather, ReduceScatter, Scatter};
         match self {
-            Self::ReduceScatter | Self::Scatter => input / world_size,
-            Self::AllGather | Self::Gather => input * world_size,
-            Self::AllToAll | Self::SendRecv => input,
-            Self::AllReduce
-            | Self::Broadcast
-            | Self::Reduce
-            | Self::Scan
-            | Self::Barrier
-            | Self::PingPong
-            | Self::Stream => 0,
+            Self::Collective(ReduceScatter | Scatter) => input / world_size,
+            Self::Collective(AllGather | Gather) => input * world_size,
+            Self::Collective(AllToAll) | Self::Messages(Messages::SendRecv) => input,
+            Self::Collective(_) | Self::Messages(Messages::PingPong | Messages::Stream) => 0,
         }
     }
 
@@ -99,20 +97,8 @@ impl Operation {
     }
 
     /// The collective that this measures, if it is one.
-    pub(super) fn collective(self) -> Option<Collective> {
-        match self {
-            Self::AllReduce => Some(Collective::AllReduce),
-            Self::ReduceScatter => Some(Collective::ReduceScatter),
-            Self::AllGather => Some(Collective::AllGather),
-            Self::Broadcast => Some(Collective::Broadcast),
-            Self::Reduce => Some(Collective::Reduce),
-            Self::Gather => Some(Collective::Gather),
-            Self::Scatter => Some(Collective::Scatter),
-            Self::AllToAll => Some(Collective::AllToAll),
-            Self::Scan => Some(Collective::Scan),
-            Self::Barrier => Some(Collective::Barrier),
-            Self::SendRecv | Self::PingPong | Self::Stream => None,
-        }
+    fn collective(self) -> Option<Collective> {
+        if let Self::Collective(collective) = self { Some(collective) } else { None }
     }
 
     /// The algorithms that can be asked for.
@@ -129,7 +115,7 @@ impl Operation {
         ownership: Ownership,
     ) -> Result<&'static str, Error> {
         let Some(collective) = self.collective() else { return Ok("message") };
-        let gathers = matches!(self, Self::AllGather | Self::Gather);
+        let gathers = matches!(collective, Collective::AllGather | Collective::Gather);
         let whole = if gathers { bytes * comm.world_size() } else { bytes };
         Ok(comm.algorithm_on(collective, whole, ownership)?.map_or("only", |algorithm| algorithm.name()))
     }

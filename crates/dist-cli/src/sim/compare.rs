@@ -11,10 +11,10 @@ use dist_transport::tcp::Medium;
 use serde::{Deserialize, Serialize};
 
 use super::candidates::{Candidate, Case};
-use super::messages::Messages;
 use super::model::Model;
 use super::world::World;
-use super::{direct, fit};
+use super::{direct, fit, messages};
+use crate::operation::Messages;
 use crate::outcome::Outcome;
 use crate::output::print;
 use crate::quantity::{rounded, show_bytes, show_time};
@@ -269,7 +269,7 @@ fn fit_pace(points: &[(&Measured, Operation)], path: &Path) -> Result<Pace, Erro
 /// What was measured, if it can be predicted.
 fn candidate<'a>(point: &Measured, world: &'a World) -> Result<Option<Candidate<'a>>, Error> {
     if let Some(messages) = Messages::parse(&point.op) {
-        return messages.candidate(point.bytes).map(Some);
+        return messages::candidate(messages, point.bytes).map(Some);
     }
     let Some(operation) = operation::parse(&point.op) else { return Ok(None) };
     let case = Case { operation, bytes: point.bytes, order: Order::Any, world };
