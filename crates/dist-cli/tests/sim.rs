@@ -247,6 +247,20 @@ fn lines_that_nothing_can_be_fitted_to_are_refused(
 }
 
 #[test]
+fn a_line_of_more_ranks_than_there_are_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("measured").display().to_string();
+    let line = r#"{"op":"all_reduce","ranks":1000000000000,"bytes":8,"median_us":5,"algorithm":"ring"}"#;
+    std::fs::write(&file, line).unwrap();
+    let output = distctl(&format!("sim compare {file}"));
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert_eq!(
+        String::from_utf8(output.stderr).unwrap(),
+        format!("distctl: {file}, line 1: more than 10000000 ranks\n")
+    );
+}
+
+#[test]
 fn direct_schedules_stand_beside_those_of_messages_where_a_pace_is_known() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).display().to_string();

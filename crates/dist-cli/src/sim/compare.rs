@@ -60,7 +60,20 @@ struct Measured {
     algorithm: String,
     #[serde(default)]
     transport: String,
+    #[serde(flatten)]
+    manner: Manner,
     median_us: f64,
+}
+
+/// In which way a point was measured, as far as its line says so: times of different ways are those of different points.
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(default)]
+struct Manner {
+    dtype: String,
+    order: String,
+    buffers: String,
+    start: String,
+    touch: bool,
 }
 
 /// The fields and their order are a contract with whoever reads them.
@@ -70,6 +83,8 @@ struct Line {
     ranks: usize,
     bytes: usize,
     algorithm: String,
+    #[serde(skip)]
+    manner: Manner,
     measured_us: f64,
     predicted_us: f64,
     error: f64,
@@ -139,11 +154,12 @@ fn read(files: &[PathBuf]) -> Result<Vec<Measured>, Error> {
     for path in files {
         let text = fs::read_to_string(path).map_err(|source| Error::Read { path: path.clone(), source })?;
         for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-            let measured = serde_json::from_str(line).map_err(|e| Error::Line {
-                path: path.clone(),
-                line: index + 1,
-                reason: format!("no line of distctl bench --json: {e}"),
-            })?;
+            let failed = |reason| Error::Line { path: path.clone(), line: index + 1, reason };
+            let measured: Measured = serde_json::from_str(line)
+                .map_err(|e| failed(format!("no line of distctl bench --json: {e}")))?;
+            if measured.ranks > super::RANKS_MAX {
+                return Err(failed(format!("more than {} ranks", super::RANKS_MAX)));
+            }
             all.push(measured);
         }
     }
@@ -234,6 +250,7 @@ fn line(point: &Measured, predicted_us: f64, bound: bool) -> Line {
         ranks: point.ranks,
         bytes: point.bytes,
         algorithm: point.algorithm.clone(),
+        manner: point.manner.clone(),
         measured_us: point.median_us,
         predicted_us: rounded(predicted_us, 3),
         error: rounded(predicted_us / point.median_us - 1.0, 4),
@@ -328,9 +345,9 @@ fn table(lines: &[Line], model: Option<&Model>) -> String {
 
 /// How much slower than the fastest the algorithm was that was predicted to be the fastest, at worst.
 fn choices<'a>(lines: impl Iterator<Item = &'a Line>) -> String {
-    let mut points: BTreeMap<(&str, usize), Vec<&Line>> = BTreeMap::new();
+    let mut points: BTreeMap<(&str, usize, &Manner), Vec<&Line>> = BTreeMap::new();
     for line in lines {
-        points.entry((&line.op, line.bytes)).or_default().push(line);
+        points.entry((&line.op, line.bytes, &line.manner)).or_default().push(line);
     }
     let several = points.values().filter(|lines| lines.len() > 1);
     let worst = several
@@ -347,11 +364,13 @@ fn choices<'a>(lines: impl Iterator<Item = &'a Line>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use rstest::rstest;
+
     use super::*;
 
     fn measured(op: &str, algorithm: &str, ranks: usize, bytes: usize, median_us: f64) -> Measured {
         let (op, algorithm, transport) = (op.to_owned(), algorithm.to_owned(), String::new());
-        Measured { op, ranks, bytes, algorithm, transport, median_us }
+        Measured { op, ranks, bytes, algorithm, transport, manner: Manner::default(), median_us }
     }
 
     #[test]
@@ -406,6 +425,29 @@ mod tests {
         assert_eq!(differing_media(&[&lines[0], &lines[1], &lines[2]]), Some(("tcp", "shm")));
     }
 
+    #[rstest]
+    #[case(r#""dtype":"f64""#)]
+    #[case(r#""order":"any""#)]
+    #[case(r#""buffers":"shared""#)]
+    #[case(r#""start":"clock""#)]
+    #[case(r#""touch":true"#)]
+    fn what_was_measured_in_different_ways_is_not_one_point(#[case] other: &str) {
+        let call = r#""op":"all_reduce","ranks":2,"bytes":8,"algorithm":"ring""#;
+        let usual =
+            r#""dtype":"f32","order":"canonical","buffers":"private","start":"barrier","touch":false"#;
+        let (name, _) = other.split_once(':').unwrap();
+        let others = usual.split(',').map(|field| if field.starts_with(name) { other } else { field });
+        let others = others.collect::<Vec<_>>().join(",");
+        let line = |manner: &str, us: f64| -> Measured {
+            serde_json::from_str(&format!("{{{call},{manner},\"median_us\":{us}}}")).unwrap()
+        };
+        let lines = [line(usual, 9.0), line(&others, 1.0), line(usual, 9.0)];
+        assert_eq!(medians(lines.to_vec()), lines[..2]);
+        // What is faster in another way is no other choice.
+        let beside = |point: &Measured| super::line(point, point.median_us, true);
+        assert_eq!(choices([beside(&lines[0]), beside(&lines[1])].iter()), "");
+    }
+
     #[test]
     fn lines_of_what_has_no_schedule_are_left_out() {
         let lines = [
@@ -426,6 +468,7 @@ mod tests {
             ranks: 2,
             bytes: 8,
             algorithm: algorithm.to_owned(),
+            manner: Manner::default(),
             measured_us,
             predicted_us,
             error: 0.0,
