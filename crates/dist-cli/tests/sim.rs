@@ -157,6 +157,29 @@ fn strategies_send_what_their_formulas_say(
     assert!((sent / expected - 1.0).abs() < 1e-6, "{sent} for {expected}: {line}");
 }
 
+/// Each of them took hours.
+#[rstest]
+#[case("--strategy ddp --params 7B --bucket-bytes 1")]
+#[case("--strategy zero2 --params 1B --bucket-bytes 1M --micro-batches 4096")]
+#[case("--strategy fsdp --params 1B --units 10000 --micro-batches 4096")]
+fn steps_of_more_collectives_than_are_followed_are_skipped(#[case] arguments: &str) {
+    let line = lines(&format!("sim train {arguments} --compute 1s --ranks 2 --json")).remove(0);
+    assert_eq!(
+        (&line["step_ms"], &line["skipped"]),
+        (&Value::Null, &"more than 10000000 collectives".into())
+    );
+    assert!(line["memory_bytes"].as_u64().unwrap() > 0, "{line}");
+}
+
+#[rstest]
+#[case("--bucket-bytes 0", "a bucket has at least one byte")]
+#[case("--units 10001", "this is not a number of units from 1 to 10000")]
+fn a_model_is_cut_into_some_and_not_too_many(#[case] option: &str, #[case] words: &str) {
+    let output = distctl(&format!("sim train --params 1M --compute 1s {option}"));
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(String::from_utf8(output.stderr).unwrap().contains(words));
+}
+
 #[test]
 fn efficiency_over_ranks_is_drawn() {
     let directory = tempfile::tempdir().unwrap();

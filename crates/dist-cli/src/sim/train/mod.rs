@@ -42,10 +42,10 @@ pub(super) struct Arguments {
     #[arg(long, value_name = "K", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=4096))]
     micro_batches: u32,
     /// How large buckets of gradients are
-    #[arg(long, value_name = "BYTES", default_value = "25M", value_parser = crate::parse::bytes)]
+    #[arg(long, value_name = "BYTES", default_value = "25M", value_parser = bucket)]
     bucket_bytes: usize,
     /// Into how many units the model is cut where parameters are sharded
-    #[arg(long, value_name = "U", default_value = "24", value_parser = super::ranks)]
+    #[arg(long, value_name = "U", default_value = "24", value_parser = units)]
     units: usize,
     /// Bytes of a parameter, and of a gradient: 2, 4 or 8; the optimizer keeps two numbers of as many, or of 4
     #[arg(long = "element-bytes", value_name = "BYTES", default_value = "4", value_parser = element)]
@@ -133,6 +133,17 @@ fn count(text: &str) -> Result<u64, String> {
 
 const PARAMETERS_MAX: f64 = 1e13;
 
+/// The size of a bucket that holds something.
+fn bucket(text: &str) -> Result<usize, String> {
+    let bytes = crate::parse::bytes(text)?;
+    if bytes > 0 { Ok(bytes) } else { Err("a bucket has at least one byte".to_owned()) }
+}
+
+/// A number of units, as few as can be looked at one beside the other.
+fn units(text: &str) -> Result<usize, String> {
+    crate::parse::count(text, "units", 1..=10_000)
+}
+
 /// A type of so many bytes; which of several makes no difference.
 fn element(text: &str) -> Result<FloatType, String> {
     match text {
@@ -142,6 +153,9 @@ fn element(text: &str) -> Result<FloatType, String> {
         _ => Err("a parameter has 2, 4 or 8 bytes".to_owned()),
     }
 }
+
+/// A step of more of them is not followed.
+const COLLECTIVES_MAX: u64 = 10_000_000;
 
 /// The fields and their order are a contract with whoever reads them.
 #[derive(Debug, Clone, Serialize)]
@@ -198,7 +212,6 @@ impl Arguments {
         let world = self.world.of(ranks)?;
         let each = ranks / world.hosts();
         let model = Model { params: self.params, element: self.element, units: self.units as u64 };
-        let step = self.step(strategy, ranks, &world, &model);
         let line = Line {
             strategy: strategy.name(),
             ranks,
@@ -214,7 +227,12 @@ impl Arguments {
             sent_max_bytes: None,
             skipped: None,
         };
-        match step {
+        let collectives =
+            timeline::collectives(strategy, &model, self.bucket_bytes as u64, self.micro_batches);
+        if collectives > COLLECTIVES_MAX {
+            return Ok(Line { skipped: Some(format!("more than {COLLECTIVES_MAX} collectives")), ..line });
+        }
+        match self.step(strategy, ranks, &world, &model) {
             Ok(step) => Ok(Line {
                 collectives: step.collectives,
                 step_ms: Some(rounded(step.seconds * 1e3, 6)),

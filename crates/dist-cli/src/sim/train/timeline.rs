@@ -87,6 +87,23 @@ pub(super) fn step(
     Ok(Step { seconds: ends, ..collectives.step })
 }
 
+/// How many collectives a step has at most, which says how long it takes to predict it.
+pub(super) fn collectives(strategy: Strategy, model: &Model, bucket_bytes: u64, micro_batches: u32) -> u64 {
+    let (buckets, rounds) = (model.bytes().div_ceil(bucket(model, bucket_bytes)), u64::from(micro_batches));
+    match strategy {
+        Strategy::Ddp => buckets,
+        Strategy::Zero1 => 2 * buckets,
+        Strategy::Zero2 => buckets.saturating_mul(rounds + 1),
+        // Gathered twice and reduced once, and across hosts once more.
+        Strategy::Fsdp | Strategy::Hybrid => model.units.saturating_mul(3 * rounds + 1),
+    }
+}
+
+/// The bytes of a bucket: at least an element, and no more than there are.
+fn bucket(model: &Model, bucket_bytes: u64) -> u64 {
+    bucket_bytes.clamp(model.element_bytes(), model.bytes())
+}
+
 /// Of what a rank computes, this part is forward.
 const FORWARD: f64 = 1.0 / 3.0;
 
@@ -100,8 +117,7 @@ fn by_bucket(
     Rounds { count, compute }: Rounds,
     collectives: &mut Collectives<'_>,
 ) -> Result<f64, Error> {
-    let bytes = model.bytes();
-    let bucket = bucket_bytes.clamp(model.element_bytes(), bytes);
+    let (bytes, bucket) = (model.bytes(), bucket(model, bucket_bytes));
     let operation = if strategy == Strategy::Ddp { Operation::AllReduce } else { Operation::ReduceScatter };
     let mut ends = f64::from(count) * compute;
     for round in if strategy == Strategy::Zero2 { 0..count } else { count - 1..count } {
