@@ -125,6 +125,8 @@ struct Traits {
     rounds: usize,
     two_levels: bool,
     chunks: usize,
+    /// How many chunks a rank copies beside its steps.
+    copied: usize,
     chosen: bool,
 }
 
@@ -133,7 +135,7 @@ impl<'a> Case<'a> {
     pub(super) fn candidates(&self) -> Result<Vec<Candidate<'a>>, Error> {
         let mut all = match self.operation {
             Operation::AllReduce => self.all::<AllReduce>()?,
-            Operation::ReduceScatter => self.reduce_scatters()?,
+            Operation::ReduceScatter => self.all::<ReduceScatter>()?,
             Operation::AllGather => self.all::<AllGather>()?,
             Operation::Broadcast => self.all::<Broadcast>()?,
             Operation::Reduce => self.all::<Reduce>()?,
@@ -160,6 +162,8 @@ impl<'a> Case<'a> {
                 rounds: cost.inside.rounds + cost.across.rounds,
                 two_levels: true,
                 chunks: two.chunks(hosts),
+                // Its steps reduce into their input.
+                copied: if self.operation == Operation::ReduceScatter { two.chunks(hosts) } else { 0 },
                 // None is chosen by costs that are the same everywhere.
                 chosen: false,
             };
@@ -180,25 +184,12 @@ impl<'a> Case<'a> {
                 rounds: algorithm.cost(ranks).rounds,
                 two_levels: false,
                 chunks: algorithm.chunks(ranks),
+                copied: algorithm.copied(ranks),
                 chosen: algorithm == chosen,
             };
             self.candidate(traits, move |rank, root| algorithm.steps(rank, root))
         };
         A::ALL.iter().copied().filter(|algorithm| algorithm.supports(ranks)).map(candidate).collect()
-    }
-
-    /// Those of reduce_scatter; some send what they only read, and need no copy of it.
-    fn reduce_scatters(&self) -> Result<Vec<Candidate<'a>>, Error> {
-        let ranks = self.world.ranks();
-        let mut all = self.all::<ReduceScatter>()?;
-        let algorithms = ReduceScatter::ALL.iter().filter(|algorithm| algorithm.supports(ranks));
-        for (candidate, algorithm) in all.iter_mut().zip(algorithms) {
-            if algorithm.sends_no_sums(ranks) {
-                candidate.copied = (self.bytes / ranks) as u64;
-                candidate.memory = self.memory(self.bytes, candidate.copied);
-            }
-        }
-        Ok(all)
     }
 
     /// Bytes that a rank works on again and again, before it goes on to others, which it has to fetch. What an operation
@@ -220,12 +211,12 @@ impl<'a> Case<'a> {
         traits: Traits,
         steps: impl Fn(Rank, usize) -> I + Copy + 'a,
     ) -> Result<Candidate<'a>, Error> {
-        let Traits { name, order, rounds, two_levels, chunks, chosen } = traits;
+        let Traits { name, order, rounds, two_levels, chunks, copied, chosen } = traits;
         let whole = self.whole()?;
         let size = if whole.is_multiple_of(4) { 4 } else { 1 };
         let buffer = Partition::new(whole / size, size, chunks)
             .ok_or_else(|| Error::Usage(format!("{whole} bytes cannot be cut into {chunks} chunks")))?;
-        let copied = self.copied();
+        let copied = (whole / chunks.max(1) * copied) as u64 + self.put_out();
         Ok(Candidate {
             name,
             order,
@@ -241,12 +232,11 @@ impl<'a> Case<'a> {
         })
     }
 
-    /// Bytes that a rank copies so that its input stays as it is, and to its output.
-    fn copied(&self) -> u64 {
-        let bytes = self.bytes as u64;
+    /// Bytes that a rank copies to its output: its own part, where the schedule works elsewhere or others bring the rest.
+    fn put_out(&self) -> u64 {
         match self.operation {
-            Operation::ReduceScatter => bytes + bytes / self.world.ranks() as u64,
-            Operation::AllGather => bytes,
+            Operation::ReduceScatter => (self.bytes / self.world.ranks()) as u64,
+            Operation::AllGather => self.bytes as u64,
             _ => 0,
         }
     }
@@ -266,3 +256,29 @@ impl<'a> Case<'a> {
 
 /// So that sums of the bytes of all ranks are numbers.
 const WHOLE_MAX: usize = 1 << 50;
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::super::model::Model;
+    use super::*;
+
+    #[rstest]
+    #[case(Operation::AllToAll, "bruck", 2 * 4096)]
+    #[case(Operation::AllToAll, "pairwise", 0)]
+    #[case(Operation::ReduceScatter, "halving_doubling", 4096 + 1024)]
+    #[case(Operation::ReduceScatter, "pairwise", 1024)]
+    #[case(Operation::AllGather, "ring", 4096)]
+    #[case(Operation::AllReduce, "ring", 0)]
+    fn what_a_rank_copies_beside_its_steps_is_predicted_too(
+        #[case] operation: Operation,
+        #[case] name: &str,
+        #[case] copied: u64,
+    ) {
+        let world = World::like(4, &Model::default(), true);
+        let case = Case { operation, bytes: 4096, order: Order::Any, world: &world };
+        let all = case.candidates().unwrap();
+        assert_eq!(all.iter().find(|candidate| candidate.name == name).unwrap().copied, copied);
+    }
+}
