@@ -1,6 +1,8 @@
 //! `distctl bench` as a person uses it: points measured and checked between real processes.
 #![allow(clippy::unwrap_used, reason = "what a test prepares must work")]
 
+mod documented;
+
 use std::process::{Command, Output};
 
 use rstest::rstest;
@@ -70,6 +72,7 @@ fn what_tune_measures_is_kept_for_the_next_run() {
         output.stdout
     };
     let measured: Value = serde_json::from_slice(&distctl("tune --ranks 3 --json")).unwrap();
+    documented::check("distctl tune", &measured);
     assert_eq!((&measured["ranks"], measured["file"].as_str()), (&3.into(), file.to_str()));
     let kept = std::fs::read_to_string(&file).unwrap();
     let costs = ["round_ps", "byte_ps", "reduced_byte_ps"].map(|field| measured[field].to_string()).join(" ");

@@ -1,6 +1,8 @@
 //! `distctl chaos` as a person uses it: real processes, real signals.
 #![allow(clippy::unwrap_used, reason = "what a test prepares must work")]
 
+mod documented;
+
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Output, Stdio};
 
@@ -25,8 +27,10 @@ fn everybody_hears_of_every_fault(#[case] transport: &str) {
     let text = String::from_utf8(output.stdout).unwrap();
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let (all, faults) = lines.split_last().unwrap();
+    documented::check("distctl chaos", all);
     assert_eq!((&all["faults"], &all["right"]), (&10.into(), &10.into()), "{text}");
     for (number, fault) in faults.iter().enumerate() {
+        documented::check("distctl chaos", fault);
         assert_eq!((&fault["fault"], &fault["wrong"]), (&number.into(), &Value::Array(Vec::new())));
         let heard = if fault["kind"] == "stall" { 0 } else { 2 };
         assert_eq!(fault["heard_ms"].as_array().unwrap().len(), heard, "{fault}");

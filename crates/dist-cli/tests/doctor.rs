@@ -1,6 +1,8 @@
 //! `distctl doctor` as a person uses it.
 #![allow(clippy::unwrap_used, reason = "what a test prepares must work")]
 
+mod documented;
+
 use std::process::{Command, Output};
 
 use rstest::rstest;
@@ -16,7 +18,9 @@ fn doctor(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
 fn found(output: &Output, check: &str) -> Vec<(u64, String, Option<String>)> {
     assert!(output.status.success(), "{output:?}");
     let lines = std::str::from_utf8(&output.stdout).unwrap().lines();
-    let lines = lines.map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let lines = lines
+        .map(|line| serde_json::from_str::<Value>(line).unwrap())
+        .inspect(|line| documented::check("distctl doctor", line));
     let text = |value: &Value| value.as_str().map(str::to_owned);
     lines
         .filter(|line| line["check"] == check)

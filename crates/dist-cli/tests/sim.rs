@@ -1,6 +1,8 @@
 //! `distctl sim` as a person uses it.
 #![allow(clippy::unwrap_used, reason = "what a test prepares must work")]
 
+mod documented;
+
 use std::process::{Command, Output};
 
 use rstest::rstest;
@@ -68,7 +70,7 @@ fn the_lines_and_the_table_are_those_that_are_documented() {
     algorithm                                    time   busbw GB/s    rounds   rank sends   host sends  order     engine
     two_level/parts/ring *                    2.44 ms        0.751         -      1.8 MiB        1 MiB  canonical queues
     ");
-    check_documented(&lines(&format!("{arguments} --json"))[0]);
+    documented::check("distctl sim OP", &lines(&format!("{arguments} --json"))[0]);
 }
 
 /// Eight ranks in two racks: the last round goes through the link of a rack four times at once.
@@ -89,15 +91,6 @@ fn hosts_of_a_rack_share_its_link() {
     assert!(step(racks) > step("") + 0.1, "what goes across hosts goes across racks");
 }
 
-#[track_caller]
-fn check_documented(line: &Value) {
-    let documented = include_str!("../../../docs/cli.md");
-    for field in line.as_object().unwrap().keys() {
-        let names = |row: &str| row.starts_with('|') && row.contains(&format!("`{field}`"));
-        assert!(documented.lines().any(names), "docs/cli.md does not have {field}");
-    }
-}
-
 #[test]
 fn steps_of_training_are_those_that_are_documented() {
     let arguments = "sim train --params 1M --compute 10ms --ranks 4 --strategy fsdp --units 4";
@@ -107,7 +100,7 @@ fn steps_of_training_are_those_that_are_documented() {
     strategy    ranks   hosts        step     exposed     sending efficiency       memory   rank sends
     fsdp            4       4     11.4 ms     1.37 ms     7.45 ms     87.9 %      6.7 MiB      7.9 MiB
     ");
-    check_documented(&lines(&format!("{arguments} --json"))[0]);
+    documented::check("distctl sim train", &lines(&format!("{arguments} --json"))[0]);
 }
 
 /// A hundred million parameters in buckets of 25 MiB: the last bucket is ready when nothing is left to compute.
@@ -201,7 +194,7 @@ fn steps_of_a_pipeline_are_those_that_are_documented() {
     rank 1  .  F0 F1 .  .  .  B0------ F2 B1------ F3 B2------ .  B3------ .  .  .
     rank 2  .  .  F0 B0------ F1 B1------ F2 B2------ F3 B3------ .  .  .  .  .  .
     ");
-    check_documented(&lines(&format!("{arguments} --json"))[0]);
+    documented::check("distctl sim pipeline", &lines(&format!("{arguments} --json"))[0]);
     insta::assert_snapshot!(text("sim pipeline --stages 2 --micro-batches 1 --actions"), @r"
     rank 0: 0F0 0SF0 0RB0 0B0 0R
     rank 1: 1RF0 1F0 1B0 1SB0 1R
@@ -236,7 +229,7 @@ fn measurements_stand_beside_predictions() {
     let compare = format!("sim compare {} --cores 2", path("measured"));
     let lines = lines(&format!("{compare} --fit-to {} --json", path("model")));
     assert_eq!(lines.len(), 2);
-    check_documented(&lines[0]);
+    documented::check("distctl sim compare", &lines[0]);
     for line in &lines {
         assert!(line["error"].as_f64().unwrap().abs() < 0.1, "{line}");
     }

@@ -1,6 +1,8 @@
 //! `distctl verify` as a person uses it.
 #![allow(clippy::unwrap_used, reason = "what a test prepares must work")]
 
+mod documented;
+
 use std::process::{Command, Output};
 
 use dist_algos::verify::Subject;
@@ -17,6 +19,7 @@ fn every_algorithm_has_a_line_and_mutants_come_last() {
     assert!(output.status.success(), "{output:?}");
     let text = String::from_utf8(output.stdout).unwrap();
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    lines.iter().for_each(|line| documented::check("distctl verify", line));
     for subject in Subject::all() {
         let is_its = |line: &&Value| {
             line["operation"] == subject.operation() && line["algorithm"] == subject.algorithm()
@@ -25,6 +28,7 @@ fn every_algorithm_has_a_line_and_mutants_come_last() {
         let supported = (1..=6).filter(|&world_size| subject.supports(world_size)).count();
         assert_eq!((&line["worlds"], &line["wrong"]), (&supported.into(), &Value::Null));
         let largest = &line["largest"];
+        documented::check("distctl verify", largest);
         assert!(largest["buffers"].as_f64() >= largest["buffers_min"].as_f64(), "{line}");
     }
     let two_levels: Vec<&Value> = lines.iter().filter(|line| line["algorithm"] == "two_levels").collect();
