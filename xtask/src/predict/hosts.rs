@@ -147,17 +147,7 @@ impl Hosts {
             command.env("DIST_COSTS", "off");
             command
         };
-        let others =
-            (1..self.count).map(|rank| command(rank).stdin(Stdio::null()).stdout(Stdio::null()).spawn());
-        let others = others.collect::<Result<Vec<Child>, _>>()?;
-        let lines = output(&mut command(0));
-        for mut other in others {
-            let status = other.wait()?;
-            if !status.success() && lines.is_ok() {
-                return Err(Failure::Program(line(&command(1))));
-            }
-        }
-        lines
+        run_all(command, self.count)
     }
 
     fn switch(&self) -> String {
@@ -190,6 +180,25 @@ impl Drop for Hosts {
     }
 }
 
+/// Runs the commands of all ranks, to the end of each that could be started; what that of rank 0 prints.
+fn run_all(command: impl Fn(usize) -> Command, count: usize) -> Result<String, Failure> {
+    let mut others = Vec::new();
+    let started = (1..count).try_for_each(|rank| -> Result<(), Failure> {
+        others.push((rank, command(rank).stdin(Stdio::null()).stdout(Stdio::null()).spawn()?));
+        Ok(())
+    });
+    // Without one of them, the others wait for it until their deadlines.
+    let lines = started.and_then(|()| output(&mut command(0)));
+    let ended: Vec<_> = others.into_iter().map(|(rank, mut other)| (rank, other.wait())).collect();
+    let lines = lines?;
+    for (rank, status) in ended {
+        if !status?.success() {
+            return Err(Failure::Program(line(&command(rank))));
+        }
+    }
+    Ok(lines)
+}
+
 /// The command by which this program becomes what keeps packets.
 pub(crate) const FORWARD: &str = "forward-packets";
 
@@ -215,4 +224,39 @@ fn ip(arguments: &str) -> Result<(), Failure> {
 
 fn run(program: &str, arguments: &str) -> Result<(), Failure> {
     output(Command::new(program).args(arguments.split_whitespace())).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every rank writes a file when it ends.
+    #[test]
+    fn the_rank_that_failed_is_named_when_all_have_ended() {
+        let folder = std::env::temp_dir().join(format!("{PREFIX}-{}", std::process::id()));
+        std::fs::create_dir(&folder).expect("no other process has this number");
+        let of = |failing: usize| {
+            let folder = &folder;
+            move |rank: usize| {
+                let script = "sleep 0.$0; touch $1; echo lines of $0; exit $2";
+                let mut command = Command::new("sh");
+                command.args(["-c", script, &rank.to_string()]).arg(folder.join(format!("{failing}-{rank}")));
+                command.arg(if rank == failing { "7" } else { "0" });
+                command
+            }
+        };
+        let ended =
+            |failing: usize| (0..4).filter(|rank| folder.join(format!("{failing}-{rank}")).exists()).count();
+        assert_eq!(run_all(of(4), 4).ok().as_deref(), Some("lines of 0\n"));
+        for failing in 0..4 {
+            let failed = run_all(of(failing), 4).map_err(|failure| failure.to_string());
+            let named = format!("{failing}-{failing} 7");
+            assert!(failed.as_ref().is_err_and(|text| text.ends_with(&named)), "{failed:?}");
+            assert_eq!(ended(failing), 4);
+        }
+        let missing = |rank: usize| if rank == 2 { Command::new("/no/such/program") } else { of(5)(rank) };
+        assert!(matches!(run_all(missing, 3), Err(Failure::System(_))));
+        assert_eq!(ended(5), 1);
+        std::fs::remove_dir_all(&folder).expect("it is there");
+    }
 }
