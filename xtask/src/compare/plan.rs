@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use lexopt::Arg::{Long, Short};
 use lexopt::ValueExt;
 
+use super::peers::Peer;
 use super::results::Line;
 use crate::command::Failure;
 
@@ -29,6 +30,9 @@ pub(super) struct Plan {
 
 /// From this size on `--touch` says something.
 pub(super) const TOUCH_BYTES_MIN: usize = 64 << 10;
+
+/// Whose steps of training are measured.
+const TRAINERS: [&str; 2] = ["dist", "torch"];
 
 /// As `step_time` of dist-candle names them.
 const MODELS: [&str; 5] = ["mlp-1M", "transformer-1M", "mlp-10M", "transformer-10M", "mlp-100M"];
@@ -55,6 +59,15 @@ impl Plan {
 
     pub(super) fn wants(&self, name: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|only| only == name)
+    }
+
+    /// Says which of `--only` is nobody's name.
+    fn check_names(&self) -> Result<(), Failure> {
+        let known = if self.training { TRAINERS.to_vec() } else { Peer::ALL.map(Peer::name).to_vec() };
+        match self.only.iter().find(|name| !known.contains(&name.as_str())) {
+            Some(name) => Err(Failure::Usage(format!("--only: {name:?} is none of {}", known.join(", ")))),
+            None => Ok(()),
+        }
     }
 
     /// Every kind of world that is measured.
@@ -100,6 +113,7 @@ pub(super) fn parse(mut arguments: lexopt::Parser) -> Result<Option<Plan>, Failu
         }
     }
     let both = || vec!["shm".to_owned(), "tcp".to_owned()];
+    plan.check_names()?;
     plan.ranks = ranks.unwrap_or(if plan.training { vec![2] } else { plan.ranks });
     plan.transports = transports.unwrap_or(if plan.training { both() } else { plan.transports });
     Ok(Some(plan))
@@ -138,6 +152,10 @@ mod tests {
         assert_eq!((plan.operations, plan.touch), (vec!["broadcast".to_owned(), "barrier".to_owned()], true));
         for wrong in [["--bytes", "8k"], ["--ranks", "two"], ["--ops", "a,,b"], ["--sizes", "8"]] {
             assert!(parse(lexopt::Parser::from_args(wrong)).is_err(), "{wrong:?}");
+        }
+        assert!(parse(lexopt::Parser::from_args(["--training", "--only", "torch"])).is_ok());
+        for wrong in ["--only=dist,glo", "--only=torch"] {
+            assert!(matches!(parse(lexopt::Parser::from_args([wrong])), Err(Failure::Usage(_))), "{wrong}");
         }
         assert!(parse(lexopt::Parser::from_args(["--help"])).unwrap().is_none());
     }

@@ -158,7 +158,19 @@ impl Wish {
         {
             return Err(Failure::Usage(format!("there are no links {name:?}\n\n{HELP}")));
         }
+        if let Some(name) = wish.operation.as_ref().filter(|name| !OPERATIONS.contains(&name.as_str())) {
+            return Err(Failure::Usage(format!("{name:?} is not measured\n\n{HELP}")));
+        }
+        if let Some(number) = &wish.ranks
+            && !wish.places().any(|place| place.ranks.iter().any(|ranks| ranks.to_string() == *number))
+        {
+            return Err(Failure::Usage(format!("there are no {number:?} ranks at these links\n\n{HELP}")));
+        }
         Ok(Some(wish))
+    }
+
+    fn places(&self) -> impl Iterator<Item = &'static Place> {
+        PLACES.iter().filter(|place| wanted(self.place.as_ref(), place.name))
     }
 
     fn rounds(&self) -> Result<usize, Failure> {
@@ -184,7 +196,7 @@ pub(crate) fn run(arguments: lexopt::Parser) -> Result<(), Failure> {
     let folder = target.join("predict");
     fs::create_dir_all(&folder)?;
     let bench = Bench { program, folder };
-    for place in PLACES.iter().filter(|place| wanted(wish.place.as_ref(), place.name)) {
+    for place in wish.places() {
         if !wish.kept {
             match place.links().and_then(|_| Hosts::missing()) {
                 Some(reason) => eprintln!("     {}: skipped, {reason}", place.name),
@@ -438,4 +450,26 @@ fn private(path: &Path, text: &str) -> Result<(), Failure> {
     use std::os::unix::fs::OpenOptionsExt;
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
     Ok(file.write_all(text.as_bytes())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_there_to_be_measured_is_refused() {
+        let wish = |words: &[&str]| Wish::parse(lexopt::Parser::from_args(words.iter().copied()));
+        for right in [&["--operation", "reduce"][..], &["--ranks", "8"], &["--filter", "1ms", "--ranks", "4"]]
+        {
+            assert!(wish(right).is_ok_and(|wish| wish.is_some()), "{right:?}");
+        }
+        for wrong in [
+            &["--operation", "allreduce"][..],
+            &["--ranks", "3"],
+            &["--filter", "1ms", "--ranks", "8"],
+            &["--filter", "2ms"],
+        ] {
+            assert!(matches!(wish(wrong), Err(Failure::Usage(_))), "{wrong:?}");
+        }
+    }
 }
