@@ -13,7 +13,7 @@ Runs, and stops at the first that fails:
   clippy    every target of every crate; warnings are errors
   tidy      cargo xtask tidy
   docs      rustdoc; warnings are errors
-  crates    each crate alone, with each combination of its features, and what it may pull in
+  crates    each crate alone, with combinations of its features, and what it may pull in
   deny      cargo-deny, if it is installed: bans, licences, sources; advisories where a database is at hand
   demo      cargo demo, two steps of it
   test      cargo xtask test
@@ -45,7 +45,7 @@ const COMBINATIONS: &[(&str, &[&str])] = &[
     ("dist-algos", &["", "conformance"]),
     ("dist-collectives", &["", "tcp", "sim", "tcp,sim", "shm,sim", "serde", "ndarray", "serde,ndarray"]),
     ("dist-groups", &[""]),
-    ("dist-parallel", &["", "tcp", "sim", "tcp,sim"]),
+    ("dist-parallel", &["", "tcp", "sim", "tcp,sim", "shm"]),
     ("dist-candle", &[""]),
     ("dist-cli", &[""]),
     ("dist-testkit", &[""]),
