@@ -8,8 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use dist_testkit::forward::Forwarder;
-
+use super::forward::Forwarder;
 use super::private;
 use crate::command::{Failure, line, output};
 

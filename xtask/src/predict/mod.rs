@@ -1,5 +1,6 @@
 //! `cargo xtask predict`: what is measured here beside what is predicted for it.
 
+mod forward;
 mod hosts;
 mod tables;
 

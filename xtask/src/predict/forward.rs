@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// A switch, and the frames that it keeps.
 #[derive(Debug)]
-pub struct Forwarder {
+pub(super) struct Forwarder {
     socket: UdpSocket,
     delay: Duration,
     ports: Vec<SocketAddr>,
@@ -41,7 +41,7 @@ const KEPT_MAX: usize = 65_536;
 
 impl Forwarder {
     /// A switch between hosts at these addresses, which packets come from whatever their ports.
-    pub fn new(socket: UdpSocket, delay: Duration, ports: Vec<SocketAddr>) -> Self {
+    pub(super) fn new(socket: UdpSocket, delay: Duration, ports: Vec<SocketAddr>) -> Self {
         Self { socket, delay, ports, homes: HashMap::new(), kept: VecDeque::new() }
     }
 
@@ -49,7 +49,7 @@ impl Forwarder {
     ///
     /// # Errors
     /// The socket's.
-    pub fn run(mut self) -> io::Result<()> {
+    pub(super) fn run(mut self) -> io::Result<()> {
         self.socket.set_nonblocking(true)?;
         let mut packet = vec![0; PACKET_MAX];
         loop {
