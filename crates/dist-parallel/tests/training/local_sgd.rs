@@ -14,26 +14,26 @@ use crate::errors::run_at_once;
 use crate::join::tree;
 use crate::plain::{Bag, Numbers, bits};
 
-const LEN: usize = 6;
+pub(crate) const LEN: usize = 6;
 
-fn bag(seed: u64) -> Bag {
+pub(crate) fn bag(seed: u64) -> Bag {
     let mut infos: Vec<ParamInfo> =
         ["a", "b", "frozen"].map(|name| ParamInfo::new(name, [LEN / 2], FloatType::F32)).into();
     infos[2].trainable = false;
     Bag::new(infos, seed)
 }
 
-fn values(model: &dyn Params) -> Vec<f32> {
+pub(crate) fn values(model: &dyn Params) -> Vec<f32> {
     bits(model)[..LEN].iter().map(|&bits| f32::from_bits(bits)).collect()
 }
 
 /// What a rank changes in a step.
-fn change(rank: usize, step: usize) -> Vec<f32> {
+pub(crate) fn change(rank: usize, step: usize) -> Vec<f32> {
     Numbers((rank * 1000 + step) as u64).take(LEN)
 }
 
 /// One step of plain gradient descent on one rank; the loss says which.
-fn inner(rank: usize, step: usize) -> impl FnOnce(&mut Bag) -> Result<f32, BoxError> {
+pub(crate) fn inner(rank: usize, step: usize) -> impl FnOnce(&mut Bag) -> Result<f32, BoxError> {
     move |model| {
         let change = change(rank, step);
         for index in 0..2 {
@@ -48,7 +48,7 @@ fn inner(rank: usize, step: usize) -> impl FnOnce(&mut Bag) -> Result<f32, BoxEr
 }
 
 /// The parameters after so many steps, by the definition.
-fn expected(ranks: usize, steps: usize, inner_steps: usize, outer: OuterStep) -> Vec<u32> {
+pub(crate) fn expected(ranks: usize, steps: usize, inner_steps: usize, outer: OuterStep) -> Vec<u32> {
     let mut start = values(&bag(0));
     let mut velocity: Option<Vec<f32>> = None;
     for first in (0..steps).step_by(inner_steps) {
@@ -372,194 +372,4 @@ fn ranks_of_which_only_some_have_settings_that_make_no_sense_are_all_told() {
     });
     let named = |result: &Result<(), Error>| matches!(result, Err(Error::OptionsDiffer { rank: 2 }));
     assert!(results.iter().all(named), "{results:?}");
-}
-
-/// What the ranks have changed after one step each, which counts so much.
-fn counted(rank: usize, step: usize, count: u64) -> impl FnOnce(&mut Bag) -> Result<(f32, u64), BoxError> {
-    move |model| Ok((inner(rank, step)(model)?, count))
-}
-
-/// The sum of the ranks' values, each multiplied by what part of all it counts; those of rank 0 alone if the others count for
-/// nothing.
-fn weighted(all: &[Vec<f32>], counts: &[u64]) -> Vec<f32> {
-    let total = counts.iter().sum::<u64>() as f64;
-    #[expect(clippy::cast_possible_truncation, reason = "factors are rounded to the type of the parameters")]
-    let part = |count: u64| (count as f64 / total) as f32;
-    let scaled = |(values, &count): (&Vec<f32>, &u64)| {
-        values.iter().map(|value| if count == 0 { -0.0 } else { value * part(count) }).collect()
-    };
-    tree(&all.iter().zip(counts).map(scaled).collect::<Vec<_>>())
-}
-
-/// Of rank r, what it has in a first and a second meeting: so many steps, each of which counts so much.
-const UNEQUAL: [[(usize, u64); 2]; 3] = [[(2, 5), (1, 3)], [(2, 0), (0, 9)], [(1, 2), (2, 7)]];
-
-#[rstest]
-fn ranks_count_for_what_their_steps_do(
-    #[values(
-        OuterStep::Average,
-        OuterStep::Nesterov { learning_rate: 0.7, momentum: 0.9 }
-    )]
-    outer: OuterStep,
-) {
-    let outcome = sim::run(1, 3, move |transport| {
-        let comm = Communicator::new(transport);
-        let rank = comm.rank();
-        let mut local = LocalSgd::new(comm, bag(0), LocalSgdOptions { inner_steps: 10, outer }).unwrap();
-        let mut met = Vec::new();
-        for (meeting, (steps, count)) in UNEQUAL[rank].into_iter().enumerate() {
-            for step in 0..steps {
-                let report = local.step_with(counted(rank, 10 * meeting + step, count)).unwrap();
-                assert_eq!(report.loss, (100 * (10 * meeting + step) + rank) as f32);
-            }
-            met.push((local.meet().unwrap().loss, values(local.model())));
-        }
-        // Nobody has anything left, and everybody has the same.
-        let nothing = local.meet().unwrap_err();
-        assert!(matches!(nothing, Error::NothingCounts { micro_batches: 0 }), "{nothing}");
-        met.push((0.0, values(local.model())));
-        met
-    });
-    let (mut start, mut velocity, mut expected) = (values(&bag(0)), vec![0.0; LEN], Vec::new());
-    for meeting in 0..2 {
-        let of_rank = |(rank, of): (usize, &[(usize, u64); 2])| {
-            let mut own = start.clone();
-            for step in 0..of[meeting].0 {
-                let change = change(rank, 10 * meeting + step);
-                own.iter_mut().zip(change).for_each(|(own, change)| *own -= 0.25 * change);
-            }
-            own
-        };
-        let all: Vec<Vec<f32>> = UNEQUAL.iter().enumerate().map(of_rank).collect();
-        let counts = UNEQUAL.map(|of| of[meeting].0 as u64 * of[meeting].1);
-        match outer {
-            OuterStep::Average => start = weighted(&all, &counts),
-            OuterStep::Nesterov { .. } => {
-                let gone = |own: &Vec<f32>| start.iter().zip(own).map(|(start, own)| start - own).collect();
-                let gone = weighted(&all.iter().map(gone).collect::<Vec<_>>(), &counts);
-                for ((start, v), gone) in start.iter_mut().zip(&mut velocity).zip(gone) {
-                    *v = if meeting == 0 { gone } else { 0.9 * *v + gone };
-                    *start -= 0.7 * (gone + 0.9 * *v);
-                }
-            }
-        }
-        let losses = UNEQUAL.iter().enumerate().map(|(rank, of)| {
-            (0..of[meeting].0).map(|step| (100 * (10 * meeting + step) + rank) as f32).sum::<f32>()
-        });
-        let loss = losses.sum::<f32>() / counts.iter().sum::<u64>() as f32;
-        expected.push((loss, start.clone()));
-    }
-    expected.push((0.0, start));
-    assert_eq!(outcome.results, vec![expected; 3]);
-}
-
-/// Whatever they count, as long as it is the same.
-#[rstest]
-fn ranks_that_count_alike_meet_as_those_that_say_nothing(
-    #[values(LocalSgdOptions::average(2), LocalSgdOptions::diloco(2))] options: LocalSgdOptions,
-    #[values(2, 3)] ranks: usize,
-) {
-    let run = move |count: Option<u64>| {
-        let outcome = sim::run(1, ranks, move |transport| {
-            let comm = Communicator::new(transport);
-            let rank = comm.rank();
-            let mut local = LocalSgd::new(comm, bag(0), options).unwrap();
-            for step in 0..4 {
-                match count {
-                    None => local.step_with(inner(rank, step)).unwrap(),
-                    Some(count) => local.step_with(counted(rank, step, count)).unwrap(),
-                };
-            }
-            bits(local.model())
-        });
-        outcome.results
-    };
-    assert_eq!(run(Some(7)), run(None));
-}
-
-/// What a rank that counts for nothing has, it has for itself; half types do not overflow on the way to their mean.
-#[test]
-fn only_what_counts_is_in_the_mean() {
-    let outcome = sim::run(1, 3, |transport| {
-        let comm = Communicator::new(transport);
-        let rank = comm.rank();
-        let infos = vec![ParamInfo::new("w", [1], FloatType::F16)];
-        let mut local = LocalSgd::new(comm, Bag::new(infos, 1), LocalSgdOptions::average(1)).unwrap();
-        let value = [32_768.0, f32::NAN, 61_440.0][rank];
-        let set = |model: &mut Bag| {
-            model.write(0, &mut |values| {
-                let ValuesMut::F16(values) = values else { panic!("the model is f16") };
-                values[0] = half::f16::from_f32(value);
-            })?;
-            Ok((0.0, [1, 0, 3][rank]))
-        };
-        local.step_with(set).unwrap();
-        bits(local.model())
-    });
-    assert_eq!(outcome.results, vec![vec![u32::from(half::f16::from_f32(54_272.0).to_bits())]; 3]);
-}
-
-#[test]
-fn steps_that_count_for_nothing_are_refused_and_harm_nobody() {
-    let results = run_at_once(2, |comm| {
-        let rank = comm.rank();
-        let mut local = LocalSgd::new(comm, bag(0), LocalSgdOptions::average(1)).unwrap();
-        let refused = local.step_with(counted(rank, 0, 0)).unwrap_err();
-        let meeting = local.step_with(counted(rank, 1, 2 + rank as u64)).unwrap().meeting.unwrap();
-        (refused, meeting.loss, bits(local.model()))
-    });
-    for (refused, loss, model) in &results {
-        assert!(matches!(refused, Error::NothingCounts { micro_batches: 2 }), "{refused}");
-        // Losses of 0 and 100 on rank 0, of 1 and 101 on rank 1.
-        assert_eq!((*loss, model), (202.0 / 5.0, &results[0].2));
-    }
-}
-
-#[rstest]
-#[case::on_one_rank(|rank, _| rank == 1)]
-#[case::one_after_the_other(|_, step| step == 1)]
-fn steps_of_which_only_some_say_how_much_they_count_end_the_job(#[case] counts: fn(usize, usize) -> bool) {
-    let results = run_at_once(2, move |comm| {
-        let rank = comm.rank();
-        // One rank may give up while the other still waits for its first parameters.
-        let mut local = LocalSgd::new(comm, bag(0), LocalSgdOptions::average(2))?;
-        let step = |step| match counts(rank, step) {
-            true => local.step_with(counted(rank, step, 1)).map(drop),
-            false => local.step_with(inner(rank, step)).map(drop),
-        };
-        (0..2).try_for_each(step)
-    });
-    for result in &results {
-        let why = "either all micro-batches of a step say how much they count, or none does";
-        assert!(Chain(result.as_ref().unwrap_err()).to_string().contains(why), "{results:?}");
-    }
-}
-
-#[test]
-fn a_rank_that_has_taken_no_step_meets_those_that_count() {
-    let outcome = sim::run(1, 2, |transport| {
-        let comm = Communicator::new(transport);
-        let rank = comm.rank();
-        let mut local = LocalSgd::new(comm, bag(0), LocalSgdOptions::diloco(2)).unwrap();
-        let mut meetings = 0;
-        loop {
-            let met = match rank {
-                // It never has any data.
-                1 => local.meet().map(drop),
-                _ if meetings == 3 => local.meet().map(drop),
-                _ => (0..2)
-                    .try_for_each(|step| local.step_with(counted(rank, 2 * meetings + step, 4)).map(drop)),
-            };
-            match met {
-                Ok(()) => meetings += 1,
-                Err(Error::NothingCounts { micro_batches: 0 }) => break,
-                Err(error) => panic!("{error}"),
-            }
-        }
-        (meetings, bits(local.model()))
-    });
-    let expected = expected(1, 6, 2, LocalSgdOptions::diloco(2).outer);
-    for (meetings, model) in &outcome.results {
-        assert_eq!((*meetings, &model[..LEN]), (3, &expected[..]));
-    }
 }

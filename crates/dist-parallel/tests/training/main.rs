@@ -16,6 +16,7 @@ mod halves;
 mod idle;
 mod join;
 mod local_sgd;
+mod local_sgd_counts;
 mod plain;
 #[cfg(feature = "tcp")]
 mod processes;
