@@ -28,7 +28,7 @@ impl ChannelId {
     }
 
     /// The id with this number, as read from a peer.
-    #[cfg(feature = "auth")]
+    #[cfg(feature = "tcp")]
     pub(crate) const fn from_number(number: u64) -> Self {
         Self(number)
     }
