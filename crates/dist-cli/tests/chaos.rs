@@ -74,7 +74,7 @@ fn a_signal_ends_it_all_and_not_only_the_job_of_the_moment() {
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     let mut rest = String::new();
     output.read_to_string(&mut rest).unwrap();
-    assert!(!child.wait().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(143));
     // What was found until then is told.
     let last = rest.lines().last().unwrap();
     let all: Value = serde_json::from_str(last).unwrap();
