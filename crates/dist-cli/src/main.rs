@@ -21,6 +21,7 @@ use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 
 use clap::Parser;
+use dist_transport::tcp::Config;
 use error::Error;
 use output::{Patient, print, say, write};
 use tracing_subscriber::EnvFilter;
@@ -111,7 +112,7 @@ fn filter() -> EnvFilter {
     let Some(wanted) = std::env::var_os("DIST_LOG") else { return usual() };
     EnvFilter::try_new(wanted.to_string_lossy()).unwrap_or_else(|error| {
         // Whoever started the ranks has said it.
-        if !run::is_a_rank() {
+        if !Config::is_in_env() {
             say(&format!("DIST_LOG={wanted:?} is ignored: {error}"));
         }
         usual()

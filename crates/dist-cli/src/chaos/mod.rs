@@ -15,7 +15,7 @@ use crate::Error;
 use crate::outcome::Outcome;
 use crate::output::{print, say};
 use crate::parse::TransportName;
-use crate::run::{Job, Launcher, Stream, Take, is_a_rank, own_program};
+use crate::run::{Job, Launcher, Stream, Take, own_program};
 use plan::{Kind, Plan};
 use rank::Word;
 use verdict::Verdict;
@@ -50,7 +50,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     let Arguments { ranks, seed, .. } = *arguments;
     if let Some(fault) = arguments.fault {
         // The rank of nobody's job would be its own victim.
-        if !is_a_rank() {
+        if !Config::is_in_env() {
             return Err(Error::Usage(
                 "--fault is for ranks of a job: --faults says how many there are".to_owned(),
             ));

@@ -14,7 +14,6 @@ use super::again;
 use super::child;
 use super::cores::{self, Bind};
 use super::files;
-use super::foreign;
 use super::lines::{Forward, Take};
 use super::meeting::{Meeting, Nodes};
 use super::signals::watch_signals;
@@ -190,8 +189,7 @@ pub(crate) fn in_a_job<T>(
     prepare: impl FnOnce(usize) -> Result<T, Error>,
     be_a_rank: impl FnOnce(&Config, T) -> Result<Outcome, Error>,
 ) -> Result<Outcome, Error> {
-    if !is_a_rank() {
-        foreign::refuse()?;
+    if !Config::is_in_env() {
         let ranks = ranks.unwrap_or(RANKS_DEFAULT);
         // What makes no sense is said once.
         prepare(ranks)?;
@@ -203,12 +201,6 @@ pub(crate) fn in_a_job<T>(
         return Err(Error::Usage(format!("--ranks {ranks} inside a job of {world_size}")));
     }
     be_a_rank(&config, prepare(world_size)?)
-}
-
-/// Whether a launcher has told this process that it is a rank, in the way that programs hear of it here: whether
-/// [`Config::from_env`] looks for a job.
-pub(crate) fn is_a_rank() -> bool {
-    ["RANK", "WORLD_SIZE"].iter().any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()))
 }
 
 /// How many processes are started when nothing is said.

@@ -4,7 +4,6 @@ mod again;
 mod child;
 mod cores;
 mod files;
-mod foreign;
 mod job;
 mod lines;
 mod meeting;
@@ -20,7 +19,7 @@ use std::time::Duration;
 pub(crate) use child::{EXEC, become_program, own_program};
 pub(crate) use cores::Bind;
 pub(crate) use files::needed as files_needed;
-pub(crate) use job::{Job, Launcher, in_a_job, is_a_rank};
+pub(crate) use job::{Job, Launcher, in_a_job};
 pub(crate) use lines::{Stream, Take};
 pub(crate) use meeting::Nodes;
 

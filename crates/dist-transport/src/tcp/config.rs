@@ -93,7 +93,10 @@ impl Config {
     /// [`with_medium`](Self::with_medium)), `DIST_SHM_CMA` (`on`, `read` or `off`, see
     /// [`with_reach`](Self::with_reach)), `DIST_LIVENESS` (seconds, see [`with_liveness`](Self::with_liveness)) and, where rank
     /// 0 hosts the coordinator, `TORCHELASTIC_RESTART_COUNT`.
-    /// A world of one if neither `RANK` nor `WORLD_SIZE` is set.
+    /// A world of one if neither `RANK` nor `WORLD_SIZE` is set, unless the process was started with others by a launcher that
+    /// calls these otherwise: `OMPI_COMM_WORLD_RANK` and `OMPI_COMM_WORLD_SIZE` (Open MPI's mpirun), `PMI_RANK` and `PMI_SIZE`
+    /// (that of MPICH, Intel MPI and others), `SLURM_PROCID` and `SLURM_STEP_NUM_TASKS` (srun). They give no address:
+    /// `MASTER_ADDR` and `MASTER_PORT` have to be set for all.
     ///
     /// Under torchrun, whose agent holds `MASTER_PORT`, the coordinator uses the next port.
     ///
@@ -104,13 +107,16 @@ impl Config {
         Self::from_variables(|name| env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
 
+    /// Whether the environment says that this process is a rank; [`from_env`](Self::from_env) is a world of one if not.
+    pub fn is_in_env() -> bool {
+        Variables(|name| env::var(name).ok()).names_of_rank().is_some()
+    }
+
     fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let variables = Variables(get);
-        if variables.get("RANK").is_none() && variables.get("WORLD_SIZE").is_none() {
-            return Self::new(0, 1, "");
-        }
-        let rank = variables.number("RANK")?;
-        let world_size = variables.number("WORLD_SIZE")?;
+        let Some([rank, world_size]) = variables.names_of_rank() else { return Self::new(0, 1, "") };
+        let rank = variables.number(rank)?;
+        let world_size = variables.number(world_size)?;
         let coordinator = match world_size {
             1 => String::new(),
             _ => format!("{}:{}", bracketed(variables.required("MASTER_ADDR")?), variables.port()?),
@@ -234,9 +240,27 @@ fn bracketed(host: String) -> String {
     if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host }
 }
 
+/// What launchers call a process's rank, and the number of ranks: Open MPI's, that of MPICH and what comes from it, and a step of
+/// Slurm. A batch script of Slurm, which runs once, has no number of the step's.
+const RANKS_OF_OTHERS: [[&str; 2]; 3] = [
+    ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
+    ["PMI_RANK", "PMI_SIZE"],
+    ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS"],
+];
+
 struct Variables<F>(F);
 
 impl<F: Fn(&str) -> Option<String>> Variables<F> {
+    /// What says the rank and the number of ranks, if this process is one of several, or was told that it is a rank.
+    fn names_of_rank(&self) -> Option<[&'static str; 2]> {
+        const NAMES: [&str; 2] = ["RANK", "WORLD_SIZE"];
+        if NAMES.iter().any(|name| self.get(name).is_some()) {
+            return Some(NAMES);
+        }
+        let several = |[_, size]: &[&str; 2]| self.get(size).is_some_and(|size| size != "1");
+        RANKS_OF_OTHERS.into_iter().find(several)
+    }
+
     fn get(&self, name: &str) -> Option<String> {
         (self.0)(name).filter(|value| !value.is_empty())
     }
@@ -294,6 +318,22 @@ mod tests {
     }
 
     #[rstest]
+    #[case(&[("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2")], 1, 2)]
+    #[case(&[("PMI_RANK", "1"), ("PMI_SIZE", "2")], 1, 2)]
+    #[case(&[("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "2")], 1, 2)]
+    #[case::as_the_user_says(&[("PMI_RANK", "1"), ("PMI_SIZE", "2"), JOB[0], JOB[1]], 1, 4)]
+    #[case::a_step_of_one(&[("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1")], 0, 1)]
+    #[case::a_batch_script(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8")], 0, 1)]
+    fn other_launchers_say_it_in_their_own_words(
+        #[case] words: &[(&str, &str)],
+        #[case] rank: usize,
+        #[case] world_size: usize,
+    ) {
+        let config = parse(&[words, &JOB[2..]].concat()).unwrap();
+        assert_eq!(config.rank(), Rank::new(rank, world_size).unwrap());
+    }
+
+    #[rstest]
     #[case(&[], "127.0.0.1:29500")]
     #[case(&[("DIST_PORT", "7000")], "127.0.0.1:7000")]
     #[case(&[("TORCHELASTIC_USE_AGENT_STORE", "True")], "127.0.0.1:29501")]
@@ -322,6 +362,8 @@ mod tests {
     #[case(&[("WORLD_SIZE", "2")], "RANK is not set")]
     #[case(&[("RANK", "0")], "WORLD_SIZE is not set")]
     #[case(&[("RANK", "0"), ("WORLD_SIZE", "2")], "MASTER_ADDR is not set")]
+    #[case(&[("PMI_RANK", "0"), ("PMI_SIZE", "2")], "MASTER_ADDR is not set")]
+    #[case(&[("PMI_SIZE", "2")], "PMI_RANK is not set")]
     #[case(&[("RANK", "one"), ("WORLD_SIZE", "2")], "RANK=\"one\" is not a number")]
     #[case(&[("RANK", "2"), ("WORLD_SIZE", "2"), JOB[2], JOB[3]], "rank 2 is outside a group of 2")]
     #[case(&[("RANK", "0"), ("WORLD_SIZE", "0"), JOB[2], JOB[3]], "rank 0 is outside a group of 0")]
