@@ -34,15 +34,17 @@ pub(super) fn of_rank(rank: usize, ranks: usize) -> Option<String> {
 
 /// How many threads a rank computes with.
 const THREADS: &str = "RAYON_NUM_THREADS";
-/// That number, where a launcher has chosen it: one that is itself a rank, and has fewer cores, chooses again.
+/// That number, where a launcher has chosen it: another that is itself one of its ranks divides that among its own.
 const CHOSEN_THREADS: &str = "DISTCTL_THREADS";
 
 /// Tells one of so many ranks of this machine with how many threads to compute, unless somebody has said it.
 pub(super) fn tell_threads(command: &mut Command, ranks: usize) {
-    let set = std::env::var_os(THREADS);
-    if set.is_none() || set == std::env::var_os(CHOSEN_THREADS) {
+    let [set, chosen] = [THREADS, CHOSEN_THREADS].map(std::env::var_os);
+    if set.is_none() || set == chosen {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = (cores / ranks).max(1).to_string();
+        // A rank may not be bound to the cores whose number it was told.
+        let own = set.and_then(|threads| threads.to_str()?.parse().ok()).map_or(cores, |own| cores.min(own));
+        let threads = (own / ranks).max(1).to_string();
         command.env(THREADS, &threads).env(CHOSEN_THREADS, &threads);
     }
 }

@@ -1,8 +1,8 @@
 //! `distctl sim compare`: what was measured, and what is predicted for it.
 
-use std::collections::BTreeMap;
-use std::fs;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::{fmt, fs};
 
 use dist_algos::Order;
 use dist_algos::direct::Pace;
@@ -66,7 +66,7 @@ struct Measured {
 }
 
 /// In which way a point was measured, as far as its line says so: times of different ways are those of different points.
-#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default)]
 struct Manner {
     dtype: String,
@@ -76,6 +76,13 @@ struct Manner {
     touch: bool,
 }
 
+impl fmt::Display for Manner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { dtype, order, buffers, start, touch } = self;
+        write!(f, "{dtype} {order} {buffers} {start}{}", if *touch { " touch" } else { "" })
+    }
+}
+
 /// The fields and their order are a contract with whoever reads them.
 #[derive(Debug, Clone, Serialize)]
 struct Line {
@@ -83,7 +90,7 @@ struct Line {
     ranks: usize,
     bytes: usize,
     algorithm: String,
-    #[serde(skip)]
+    #[serde(flatten)]
     manner: Manner,
     measured_us: f64,
     predicted_us: f64,
@@ -312,9 +319,11 @@ fn table(lines: &[Line], model: Option<&Model>) -> String {
         "{:<16} {:>6} {:>10} {:<22} {:>12} {:>12} {:>8}\n",
         "operation", "ranks", "bytes", "algorithm", "measured", "predicted", "error"
     );
+    let manners: BTreeSet<&Manner> = lines.iter().map(|line| &line.manner).collect();
     for line in lines {
+        let manner = if manners.len() > 1 { format!("  {}", line.manner) } else { String::new() };
         text.push_str(&format!(
-            "{:<16} {:>6} {:>10} {:<22} {:>12} {:>12} {:>+7.0} %\n",
+            "{:<16} {:>6} {:>10} {:<22} {:>12} {:>12} {:>+7.0} %{manner}\n",
             line.op,
             line.ranks,
             show_bytes(line.bytes as u64),
@@ -443,9 +452,12 @@ mod tests {
         };
         let lines = [line(usual, 9.0), line(&others, 1.0), line(usual, 9.0)];
         assert_eq!(medians(lines.to_vec()), lines[..2]);
-        // What is faster in another way is no other choice.
-        let beside = |point: &Measured| super::line(point, point.median_us, true);
-        assert_eq!(choices([beside(&lines[0]), beside(&lines[1])].iter()), "");
+        // What is faster in another way is no other choice, and says which.
+        let beside = [&lines[0], &lines[1]].map(|point| super::line(point, point.median_us, true));
+        assert_eq!(choices(beside.iter()), "");
+        let table = table(&beside, None);
+        let told = |line: &Line| table.lines().filter(|row| row.ends_with(&line.manner.to_string())).count();
+        assert_eq!(beside.each_ref().map(told), [1, 1], "{table}");
     }
 
     #[test]

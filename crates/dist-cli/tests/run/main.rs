@@ -147,6 +147,16 @@ fn compute_threads_of_a_job_inside_a_rank_share_the_cores_too() {
     assert_eq!(threads("export RAYON_NUM_THREADS=7;"), ["7"; 64]);
 }
 
+/// A rank that is bound to no core has all of them, but was told how many are its own.
+#[test]
+fn a_job_inside_an_unbound_rank_computes_with_what_the_rank_was_told() {
+    let inner = "exec \"$0\" run -n 1 -- sh -c 'echo $RAYON_NUM_THREADS'";
+    let mut command = distctl(&["run", "-n", "2", "--bind", "none", "--", "sh", "-c", inner]);
+    let output = command.arg(env!("CARGO_BIN_EXE_distctl")).env_remove("RAYON_NUM_THREADS").output();
+    let cores = std::thread::available_parallelism().unwrap().get();
+    assert_eq!(lines(&output.unwrap().stdout), vec![(cores / 2).max(1).to_string(); 2]);
+}
+
 /// As when a new version is installed meanwhile.
 #[cfg(target_os = "linux")]
 #[rstest]
