@@ -109,7 +109,7 @@ impl Config {
 
     /// Whether the environment says that this process is a rank; [`from_env`](Self::from_env) is a world of one if not.
     pub fn is_in_env() -> bool {
-        Variables(|name| env::var(name).ok()).names_of_rank().is_some()
+        Variables(|name: &str| env::var(name).ok()).names_of_rank().is_some()
     }
 
     fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
