@@ -13,7 +13,8 @@ use crate::worker::{Alarm, Turn};
 /// [`Buffer`](crate::Buffer), several of them, or none.
 ///
 /// Dropping it waits for the operation, until its deadline at most, and drops the memory. Dropping it in a panic
-/// aborts the job.
+/// aborts the job, and so does waiting for, asking for or dropping one whose deadline passes before its turn
+/// ([`Error::NoTurn`]).
 #[must_use = "the result comes from wait; dropping waits too"]
 pub struct Pending<B>(State<B>);
 
@@ -57,7 +58,8 @@ impl<B> Pending<B> {
         }
     }
 
-    /// Waits for the operation to end, but not longer than this; the operation goes on.
+    /// Waits for the operation to end, but not longer than this; the operation goes on, unless its own deadline passes
+    /// meanwhile.
     ///
     /// # Errors
     /// The handle, if the operation has not ended. Inside, those of [`wait`](Self::wait).
@@ -73,7 +75,8 @@ impl<B> Pending<B> {
         Ok(self.wait())
     }
 
-    /// Whether the operation has ended, so that [`wait`](Self::wait) does not wait.
+    /// Whether the operation has ended, so that [`wait`](Self::wait) does not wait. Asking ends one whose
+    /// deadline has passed before its turn, and the job with it.
     pub fn is_done(&mut self) -> bool {
         if let State::Running(running) = &mut self.0 {
             match running.result.try_receive() {
