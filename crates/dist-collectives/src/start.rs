@@ -195,8 +195,7 @@ impl Communicator {
         receive_counts: Vec<usize>,
     ) -> Pending<Buffer<T>> {
         let input = input.into();
-        let dealt = self.engine.dealt(input.len(), &send_counts, &receive_counts);
-        let len = dealt.map(|[_, received]| received.total());
+        let len = self.engine.check_dealt(input.len(), &send_counts, &receive_counts);
         self.start_into(input, len, move |engine, input, output, manner| {
             engine.all_to_all_v(input.elements(), &send_counts, output, &receive_counts, manner)
         })
@@ -323,12 +322,12 @@ impl Communicator {
         whole: Option<(&'static str, usize)>,
     ) -> Result<usize> {
         let own = counts.get(self.rank()).copied().unwrap_or(0);
-        self.engine.shares(operation, Some(counts), ("output", own), whole).map(|_| own)
+        self.engine.check_counts(operation, counts, ("output", own), whole).map(|_| own)
     }
 
     /// How long all parts are together, if the counts and this rank's part are what the operation takes.
     fn all_parts(&self, operation: Operation, counts: &[usize], own: usize) -> Result<usize> {
-        self.engine.shares(operation, Some(counts), ("input", own), None).map(|shares| shares.total())
+        self.engine.check_counts(operation, counts, ("input", own), None)
     }
 
     /// Starts an operation that reads one memory and writes another. The length of that is what the operation takes, or why

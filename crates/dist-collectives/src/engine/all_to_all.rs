@@ -48,8 +48,8 @@ impl Engine {
         manner: &Manner<'_>,
     ) -> Result<()> {
         let operation = Operation::AllToAll;
-        let [sent, received] = self.dealt(input.len(), send_counts, receive_counts)?;
-        Self::check_length(operation, "output", received.total(), output.len())?;
+        let received = self.check_dealt(input.len(), send_counts, receive_counts)?;
+        Self::check_length(operation, "output", received, output.len())?;
         let algorithm = match manner.settings.forced(operation) {
             None => AllToAll::UNEVEN,
             Some(algorithm) => {
@@ -63,21 +63,22 @@ impl Engine {
         let call = self.call_of(operation, &job, manner.settings.order);
         let call = self.begin(Call { algorithm: Some(algorithm.into()), ..call });
         self.compare_counts(&call, send_counts, receive_counts, manner)?;
+        let [sent, received] = [send_counts, receive_counts].map(Shares::counted);
         self.deal(&call, algorithm, (input, &sent), (output, &received), &manner.due)
     }
 
-    /// How an input of this length is dealt by these counts, and what is received.
-    pub(crate) fn dealt(
+    /// How long what is received is, if an input of this length is dealt by these counts.
+    pub(crate) fn check_dealt(
         &self,
         input: usize,
         send_counts: &[usize],
         receive_counts: &[usize],
-    ) -> Result<[Shares; 2]> {
-        let (operation, world_size) = (Operation::AllToAll, self.world_size());
-        let sent = Shares::counted(operation, send_counts, world_size)?;
-        let received = Shares::counted(operation, receive_counts, world_size)?;
-        Self::check_length(operation, "input", sent.total(), input)?;
-        Ok([sent, received])
+    ) -> Result<usize> {
+        let operation = Operation::AllToAll;
+        let sent = self.total(operation, send_counts)?;
+        let received = self.total(operation, receive_counts)?;
+        Self::check_length(operation, "input", sent, input)?;
+        Ok(received)
     }
 
     fn deal<T: Element>(

@@ -40,10 +40,32 @@ impl Engine {
             whole.map_or(Ok(()), |(_, len)| self.check_parts(operation, len, part_len))?;
             return Ok(Shares::even(part_len, self.world_size()));
         };
-        let shares = Shares::counted(operation, counts, self.world_size())?;
+        self.check_counts(operation, counts, (part, part_len), whole)?;
+        Ok(Shares::counted(counts))
+    }
+
+    /// How long all parts are together, if [`shares`](Self::shares) takes these counts.
+    pub(crate) fn check_counts(
+        &self,
+        operation: Operation,
+        counts: &[usize],
+        (part, part_len): (&'static str, usize),
+        whole: Option<(&'static str, usize)>,
+    ) -> Result<usize> {
+        let total = self.total(operation, counts)?;
         Self::check_length(operation, part, counts[self.rank.index()], part_len)?;
-        whole.map_or(Ok(()), |(name, len)| Self::check_length(operation, name, shares.total(), len))?;
-        Ok(shares)
+        whole.map_or(Ok(()), |(name, len)| Self::check_length(operation, name, total, len))?;
+        Ok(total)
+    }
+
+    /// The sum of counts, of which there is one for each rank.
+    pub(crate) fn total(&self, operation: Operation, counts: &[usize]) -> Result<usize> {
+        let world_size = self.world_size();
+        if counts.len() != world_size {
+            return Err(Error::Counts { operation, counts: counts.len(), world_size });
+        }
+        let total = counts.iter().try_fold(0_usize, |total, &count| total.checked_add(count));
+        total.ok_or(Error::TotalCount { operation })
     }
 }
 
@@ -54,16 +76,13 @@ impl Shares {
         Self { cut: Cut::Even(part), held: 0..world_size, world_size }
     }
 
-    /// Parts of so many elements, one for each rank.
-    pub(super) fn counted(operation: Operation, counts: &[usize], world_size: usize) -> Result<Self> {
-        if counts.len() != world_size {
-            return Err(Error::Counts { operation, counts: counts.len(), world_size });
-        }
-        let mut borders = vec![0_usize];
+    /// Parts of so many elements, one for each rank, that have a [total](Engine::total).
+    pub(super) fn counted(counts: &[usize]) -> Self {
+        let mut borders = vec![0; counts.len() + 1];
         for (rank, &count) in counts.iter().enumerate() {
-            borders.push(borders[rank].checked_add(count).ok_or(Error::TotalCount { operation })?);
+            borders[rank + 1] = borders[rank] + count;
         }
-        Ok(Self { cut: Cut::Uneven(borders), held: 0..world_size, world_size })
+        Self { cut: Cut::Uneven(borders), held: 0..counts.len(), world_size: counts.len() }
     }
 
     /// The same parts, where only those of these ranks are there.
@@ -90,7 +109,7 @@ impl Shares {
 
     /// Elements of all parts that are there.
     #[inline]
-    pub(crate) fn total(&self) -> usize {
+    pub(super) fn total(&self) -> usize {
         match &self.cut {
             Cut::Even(part) => part * self.held.len(),
             Cut::Uneven(borders) => borders[self.held.len()],

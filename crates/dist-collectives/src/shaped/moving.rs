@@ -61,9 +61,8 @@ impl Communicator {
     ) -> Result<Array<T, D>> {
         let operation = Operation::AllGather;
         let (own, row) = shape::rows(operation, input)?;
-        let rank = self.rank();
-        shape::check_rows(operation, rows, self.world_size(), (|rows| rows[rank], own))?;
-        let all = shape::total_rows(operation, rows)?;
+        let all = self.engine.total(operation, rows)?;
+        shape::check_rows(operation, rows[self.rank()], own)?;
         let mut output = shape::zeroed(&mut self.engine, operation, shape::with_rows(input, all))?;
         let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of_rows(rows, row));
         let (elements, counts) = (shape::elements(input), shape::counts(rows, row));
@@ -113,8 +112,7 @@ impl Communicator {
     ) -> Result<Array<T, D>> {
         let operation = Operation::ReduceScatter;
         let (all, row) = shape::rows(operation, input)?;
-        let total = shape::total_rows(operation, rows)?;
-        shape::check_rows(operation, rows, self.world_size(), (|_| total, all))?;
+        shape::check_rows(operation, self.engine.total(operation, rows)?, all)?;
         let rank = self.rank();
         let mut output = shape::zeroed(&mut self.engine, operation, shape::with_rows(input, rows[rank]))?;
         let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of_rows(rows, row));
@@ -150,8 +148,8 @@ impl Communicator {
         send_counts: &[usize],
         receive_counts: &[usize],
     ) -> Result<Array1<T>> {
-        let [_, received] = self.engine.dealt(input.len(), send_counts, receive_counts)?;
-        let mut output = shape::zeroed(&mut self.engine, Operation::AllToAll, Ix1(received.total()))?;
+        let received = self.engine.check_dealt(input.len(), send_counts, receive_counts)?;
+        let mut output = shape::zeroed(&mut self.engine, Operation::AllToAll, Ix1(received))?;
         let manner = &Manner::new(&self.settings, &self.runtime);
         self.engine.all_to_all_v(
             &shape::elements(input),

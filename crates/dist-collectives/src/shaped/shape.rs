@@ -34,12 +34,6 @@ pub(super) fn rows<T, D: Dimension>(
     array.shape().split_first().map(|(&rows, row)| (rows, row)).ok_or(Error::NoRows { operation })
 }
 
-/// All rows together.
-pub(super) fn total_rows(operation: Operation, rows: &[usize]) -> Result<usize> {
-    let total = rows.iter().try_fold(0_usize, |total, &rows| total.checked_add(rows));
-    total.ok_or(Error::TotalCount { operation })
-}
-
 /// As many elements as these rows have, for each rank.
 pub(super) fn counts(rows: &[usize], row: &[usize]) -> Vec<usize> {
     let row = row.iter().product();
@@ -53,17 +47,8 @@ pub(super) fn with_rows<T, D: Dimension>(array: &ArrayRef<T, D>, rows: usize) ->
     dim
 }
 
-/// Refuses a list of rows that does not fit the ranks, or of which this part is not as long as it should be.
-pub(super) fn check_rows(
-    operation: Operation,
-    rows: &[usize],
-    world_size: usize,
-    (expected, got): (impl FnOnce(&[usize]) -> usize, usize),
-) -> Result<()> {
-    if rows.len() != world_size {
-        return Err(Error::Counts { operation, counts: rows.len(), world_size });
-    }
-    let expected = expected(rows);
+/// Refuses an array that does not have as many rows as the list says.
+pub(super) fn check_rows(operation: Operation, expected: usize, got: usize) -> Result<()> {
     if expected == got { Ok(()) } else { Err(Error::Rows { operation, expected, got }) }
 }
 

@@ -280,6 +280,18 @@ const REFUSED: &[(Refused, &str)] = &[
         "reduce_scatter: the array has 4 rows, not 3",
     ),
     (
+        |comm| comm.reduce_scatter_v_array(&numbered(0, &[4, 2]), &[usize::MAX, 1], ReduceOp::Sum),
+        "reduce_scatter: 2 counts for 3 ranks",
+    ),
+    (
+        |comm| comm.reduce_scatter_v_array(&numbered(0, &[4, 2]), &[usize::MAX, 4, 1], ReduceOp::Sum),
+        "reduce_scatter: the counts are together more than any memory holds",
+    ),
+    (
+        |comm| comm.all_gather_v_array(&numbered(0, &[2, 3]), &[2, 2, usize::MAX]),
+        "all_gather: the counts are together more than any memory holds",
+    ),
+    (
         |comm| comm.all_gather_array(&ArrayD::zeros(IxDyn(&[isize::MAX.unsigned_abs(), 0]))),
         "all_gather: there is no array of the output's shape",
     ),
