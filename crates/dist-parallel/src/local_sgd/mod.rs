@@ -3,15 +3,19 @@
 //!
 //! For links on which a step's gradients take longer than the step.
 
+mod checkpoint;
+mod part;
+
 use std::fmt;
 
 use dist_collectives::{Communicator, ReduceOp};
 
+pub(crate) use checkpoint::Met;
+
+use self::part::Part;
 use crate::abort::or_abort;
 use crate::broadcast::broadcast;
-use crate::checkpoint::{Checkpoints, Saving};
 use crate::flat::Flat;
-use crate::loss::to_be_summed;
 use crate::{
     BoxError, Bucket, BucketBytes, BucketPlan, Error, Loss, Momentum, Optimizer, Params, Place, Result, Sgd,
     SgdOptions, ValuesMut, agreement, params,
@@ -89,12 +93,6 @@ pub struct LocalSgd<M> {
     weighted: bool,
     traffic: LocalTraffic,
 }
-
-/// What all ranks have in common right after a meeting. It is not the trainer itself that hands out [`Shards`]: beside the
-/// outer optimizer no other may be saved, since what those of the ranks keep differs.
-///
-/// [`Shards`]: crate::Shards
-pub(crate) struct Met<'a, M>(pub(crate) &'a mut LocalSgd<M>);
 
 /// Settings of [`LocalSgd`].
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -305,61 +303,6 @@ impl<M: Params> LocalSgd<M> {
         Ok(Meeting { loss, bytes_sent })
     }
 
-    /// Saves what all ranks have in common, and returns when it is on the disk. All ranks call this, right after a meeting.
-    ///
-    /// # Errors
-    /// As for [`Checkpoints::save`], and if there were steps since the last meeting; nothing is saved then.
-    pub fn save(&mut self, checkpoints: &mut Checkpoints, step: u64) -> Result<()> {
-        self.met(|mut met, outer| checkpoints.save(&mut met, outer.map(|outer| &*outer), step))
-    }
-
-    /// As [`save`](Self::save), while training goes on.
-    ///
-    /// # Errors
-    /// As for [`Checkpoints::start_save`], and as for [`save`](Self::save).
-    pub fn start_save(&mut self, checkpoints: &mut Checkpoints, step: u64) -> Result<Saving> {
-        self.met(|mut met, outer| checkpoints.start_save(&mut met, outer.map(|outer| &*outer), step))
-    }
-
-    /// Goes on from the newest checkpoint, by any number of ranks, and tells its step; `None` if there is none. All ranks
-    /// call this. DiLoCo goes on from a checkpoint of DiLoCo, with its velocity; from any other it
-    /// [begins](Self::load_parameters).
-    ///
-    /// # Errors
-    /// As for [`Checkpoints::load`].
-    pub fn load(&mut self, checkpoints: &mut Checkpoints) -> Result<Option<u64>> {
-        self.met(|mut met, outer| checkpoints.load(&mut met, outer))
-    }
-
-    /// As [`load`](Self::load), from the newest checkpoint of this step.
-    ///
-    /// # Errors
-    /// As for [`Checkpoints::load_step`].
-    pub fn load_step(&mut self, checkpoints: &mut Checkpoints, step: u64) -> Result<()> {
-        self.met(|mut met, outer| checkpoints.load_step(step, &mut met, outer))
-    }
-
-    /// Begins with the parameters of the newest checkpoint, by whatever it was saved, and tells its step; `None` if there is
-    /// none. DiLoCo has no velocity then. All ranks call this.
-    ///
-    /// # Errors
-    /// As for [`Checkpoints::load`].
-    pub fn load_parameters(&mut self, checkpoints: &mut Checkpoints) -> Result<Option<u64>> {
-        let step = checkpoints.load(&mut Met(self), None)?;
-        if let (Some(_), Some(outer)) = (step, &mut self.outer) {
-            outer.clear_state();
-        }
-        Ok(step)
-    }
-
-    /// Calls `f` with what the ranks have in common, and the outer optimizer.
-    fn met<T>(&mut self, f: impl FnOnce(Met<'_, M>, Option<&mut dyn Optimizer>) -> T) -> T {
-        let mut outer = self.outer.take();
-        let result = f(Met(self), outer.as_mut().map(|outer| -> &mut dyn Optimizer { outer }));
-        self.outer = outer;
-        result
-    }
-
     /// How many steps this rank has taken since the last meeting.
     pub(crate) const fn steps(&self) -> usize {
         self.steps
@@ -433,56 +376,6 @@ impl<M: Params> LocalSgd<M> {
             }
         }
         Ok(loss[0])
-    }
-}
-
-/// What part a rank has in a meeting.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Part {
-    /// What its values are multiplied by; `None` if all ranks count alike.
-    factor: Option<f64>,
-    /// What the steps of all ranks count, if they say so.
-    total: Option<usize>,
-}
-
-impl Part {
-    /// What ranks have a part in that have taken so many steps, which count so much. All of them call this.
-    fn agree(comm: &mut Communicator, steps: usize, count: u64, weighted: bool) -> Result<Self> {
-        let own = to_be_summed(count).unsigned_abs();
-        let all = agreement::gather(comm, [steps as u64, own, weighted.into()])?;
-        if all.iter().all(|[_, _, weighted]| *weighted == 0) {
-            return match all.iter().position(|[steps, ..]| *steps != all[0][0]) {
-                Some(rank) => {
-                    Err(Error::InnerStepsDiffer { rank, there: all[rank][0], on_rank_0: all[0][0] })
-                }
-                None => Ok(Self { factor: None, total: None }),
-            };
-        }
-        if all.iter().any(|[steps, _, weighted]| *steps > 0 && *weighted == 0) {
-            return Err(Error::PartlyWeighted);
-        }
-        let total: u64 = all.iter().map(|[_, count, _]| count).sum();
-        if total == 0 {
-            let steps: u64 = all.iter().map(|[steps, ..]| steps).sum();
-            return Err(Error::NothingCounts { micro_batches: usize::try_from(steps).unwrap_or(usize::MAX) });
-        }
-        let alike = all.iter().all(|[_, count, _]| *count == own);
-        let factor = (!alike).then(|| own as f64 / total as f64);
-        Ok(Self { factor, total: Some(usize::try_from(total).unwrap_or(usize::MAX)) })
-    }
-
-    /// Makes the values of all ranks their mean. They are multiplied before they are added, which in a half type could
-    /// overflow.
-    fn mean(self, values: &mut Flat, comm: &mut Communicator) -> Result<()> {
-        let Some(factor) = self.factor else { return values.all_reduce(comm, ReduceOp::Mean) };
-        let mut own = values.slice_mut(0, values.len());
-        if factor == 0.0 {
-            // Whatever they are.
-            own.fill_neutral();
-        } else {
-            own.scale(factor);
-        }
-        values.all_reduce(comm, ReduceOp::Sum)
     }
 }
 

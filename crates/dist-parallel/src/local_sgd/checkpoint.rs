@@ -1,0 +1,68 @@
+//! Saving and loading what ranks that train by themselves have in common.
+
+use super::LocalSgd;
+use crate::checkpoint::{Checkpoints, Saving};
+use crate::{Optimizer, Params, Result};
+
+/// What all ranks have in common right after a meeting. It is not the trainer itself that hands out [`Shards`]: beside the
+/// outer optimizer no other may be saved, since what those of the ranks keep differs.
+///
+/// [`Shards`]: crate::Shards
+pub(crate) struct Met<'a, M>(pub(crate) &'a mut LocalSgd<M>);
+
+impl<M: Params> LocalSgd<M> {
+    /// Saves what all ranks have in common, and returns when it is on the disk. All ranks call this, right after a meeting.
+    ///
+    /// # Errors
+    /// As for [`Checkpoints::save`], and if there were steps since the last meeting; nothing is saved then.
+    pub fn save(&mut self, checkpoints: &mut Checkpoints, step: u64) -> Result<()> {
+        self.met(|mut met, outer| checkpoints.save(&mut met, outer.map(|outer| &*outer), step))
+    }
+
+    /// As [`save`](Self::save), while training goes on.
+    ///
+    /// # Errors
+    /// As for [`Checkpoints::start_save`], and as for [`save`](Self::save).
+    pub fn start_save(&mut self, checkpoints: &mut Checkpoints, step: u64) -> Result<Saving> {
+        self.met(|mut met, outer| checkpoints.start_save(&mut met, outer.map(|outer| &*outer), step))
+    }
+
+    /// Goes on from the newest checkpoint, by any number of ranks, and tells its step; `None` if there is none. All ranks
+    /// call this. DiLoCo goes on from a checkpoint of DiLoCo, with its velocity; from any other it
+    /// [begins](Self::load_parameters).
+    ///
+    /// # Errors
+    /// As for [`Checkpoints::load`].
+    pub fn load(&mut self, checkpoints: &mut Checkpoints) -> Result<Option<u64>> {
+        self.met(|mut met, outer| checkpoints.load(&mut met, outer))
+    }
+
+    /// As [`load`](Self::load), from the newest checkpoint of this step.
+    ///
+    /// # Errors
+    /// As for [`Checkpoints::load_step`].
+    pub fn load_step(&mut self, checkpoints: &mut Checkpoints, step: u64) -> Result<()> {
+        self.met(|mut met, outer| checkpoints.load_step(step, &mut met, outer))
+    }
+
+    /// Begins with the parameters of the newest checkpoint, by whatever it was saved, and tells its step; `None` if there is
+    /// none. DiLoCo has no velocity then. All ranks call this.
+    ///
+    /// # Errors
+    /// As for [`Checkpoints::load`].
+    pub fn load_parameters(&mut self, checkpoints: &mut Checkpoints) -> Result<Option<u64>> {
+        let step = checkpoints.load(&mut Met(self), None)?;
+        if let (Some(_), Some(outer)) = (step, &mut self.outer) {
+            outer.clear_state();
+        }
+        Ok(step)
+    }
+
+    /// Calls `f` with what the ranks have in common, and the outer optimizer.
+    fn met<T>(&mut self, f: impl FnOnce(Met<'_, M>, Option<&mut dyn Optimizer>) -> T) -> T {
+        let mut outer = self.outer.take();
+        let result = f(Met(self), outer.as_mut().map(|outer| -> &mut dyn Optimizer { outer }));
+        self.outer = outer;
+        result
+    }
+}
