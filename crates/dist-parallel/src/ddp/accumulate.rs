@@ -44,6 +44,7 @@ impl<M: Params> Ddp<M> {
     /// # Errors
     /// If nothing was accumulated, or as for [`step_with`](Self::step_with).
     pub fn synchronise(&mut self) -> Result<StepReport> {
+        self.begin();
         let asked = Asked::new(TrainingCall::Step, self.micro_batches, self.weighted);
         self.synchronise_after(0..0, asked, &mut |_, _, _| unreachable!("nobody has a share of nothing"))
     }

@@ -61,6 +61,7 @@ impl<M: Params> Ddp<M> {
         own: usize,
         compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
     ) -> Result<Option<StepReport>> {
+        self.begin();
         let asked = Asked::new(TrainingCall::Join, 0, C::WEIGHTED);
         match self.synchronise_after(0..own, asked, &mut counted(compute)) {
             Ok(report) => Ok(Some(report)),

@@ -179,6 +179,7 @@ impl<M: Params> Ddp<M> {
         micro_batches: usize,
         compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
     ) -> Result<StepReport> {
+        self.begin();
         let asked = Asked::new(TrainingCall::Step, self.micro_batches + micro_batches, C::WEIGHTED);
         self.synchronise_after(self.share(micro_batches), asked, &mut counted(compute))
     }
@@ -266,7 +267,8 @@ impl<M: Params> Ddp<M> {
         (self.comm, self.model)
     }
 
-    /// Computes these micro-batches of this rank, and then the mean gradients of what all ranks have.
+    /// Computes these micro-batches of this rank, and then the mean gradients of what all ranks have. It has [begun](Self::begin)
+    /// before anything was asked for.
     fn synchronise_after(
         &mut self,
         share: Range<usize>,
@@ -275,7 +277,6 @@ impl<M: Params> Ddp<M> {
     ) -> Result<StepReport> {
         let runtime = self.comm.runtime().clone();
         let (started, sent_before) = (runtime.now(), self.bytes_sent());
-        self.begin();
         // Outlives the attempt: what is in flight ends by its deadline, or at once when the job is aborted.
         let mut flight = Flight::default();
         let result = self.attempt(share, asked, compute, &mut flight);

@@ -1,7 +1,5 @@
 //! Ranks with different numbers of micro-batches.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use dist_collectives::Communicator;
 use dist_parallel::{
     Block, BoxError, Ddp, DdpOptions, Error, FloatType, Fsdp, FsdpOptions, ParamInfo, Params, Ready, Saved,
@@ -163,33 +161,6 @@ fn a_rank_that_stops_without_joining_is_named() {
         let Some(Error::Communication(source)) = &results[rank] else { panic!("{results:?}") };
         assert_eq!(source.peer(), Some(1), "{source}");
     }
-}
-
-/// The caller catches the panic and takes the step again: what the first attempt had summed must not count.
-#[rstest]
-fn a_step_that_panicked_leaves_nothing_for_the_next(#[values(false, true)] accumulates: bool) {
-    let outcome = sim::run(1, 2, move |transport| {
-        let infos = vec![ParamInfo::new("w", [1], FloatType::F32)];
-        let mut ddp =
-            Ddp::new(Communicator::new(transport), Bag::new(infos, 1), DdpOptions::default()).unwrap();
-        let mut attempt = |fails: bool| {
-            let compute = |_: &mut Bag, index: usize, ready: &mut Ready<'_>| {
-                assert!(!fails || index < 2, "the third micro-batch cannot be read");
-                ready(0, Values::F32(&[[1.0, 2.0, 6.0][index]]))?;
-                Ok(1.0)
-            };
-            if accumulates {
-                ddp.accumulate_with(6, |bag, index, ready| compute(bag, index % 3, ready)).unwrap();
-            }
-            let own = if accumulates { 0 } else { 3 };
-            let report = ddp.join_with(own, compute).unwrap().unwrap();
-            let Some(Values::F32(mean)) = ddp.gradient(0) else { panic!("there was a gradient") };
-            (report.micro_batches, mean[0])
-        };
-        catch_unwind(AssertUnwindSafe(|| attempt(true))).unwrap_err();
-        attempt(false)
-    });
-    assert_eq!(outcome.results, [(6, 3.0); 2]);
 }
 
 /// Three parameters whose gradients are the block's input, which it passes on.

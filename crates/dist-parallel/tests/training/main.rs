@@ -17,6 +17,7 @@ mod idle;
 mod join;
 mod local_sgd;
 mod local_sgd_counts;
+mod panicked;
 mod plain;
 #[cfg(feature = "tcp")]
 mod processes;
