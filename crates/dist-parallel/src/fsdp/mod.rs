@@ -95,6 +95,8 @@ pub struct Fsdp<A> {
     count: u64,
     /// This rank's losses since then, one for each round.
     losses: Vec<f32>,
+    /// While this rank computes gradients. Set afterwards, too, if that has panicked.
+    computes: bool,
 }
 
 impl<A> Fsdp<A> {
@@ -172,6 +174,7 @@ impl<A> Fsdp<A> {
             weighted: false,
             count: 0,
             losses: Vec::new(),
+            computes: false,
         })
     }
 
@@ -425,6 +428,14 @@ impl<A> Fsdp<A> {
     /// Aborts the job if something failed that the other ranks cannot know, and forgets all gradients.
     fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
         or_abort(&mut self.world, result).inspect_err(|_| self.forget())
+    }
+
+    /// Begins to compute gradients. What is there of a computation that has panicked, which the caller must have caught, is
+    /// forgotten: nobody knows how much of it there is.
+    fn begin_to_compute(&mut self) {
+        if std::mem::replace(&mut self.computes, true) {
+            self.forget();
+        }
     }
 
     /// Forgets all gradients, and the parameters of other ranks.

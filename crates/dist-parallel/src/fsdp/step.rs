@@ -38,6 +38,7 @@ impl<A> Fsdp<A> {
     where
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
+        self.begin_to_compute();
         self.step_of(self.asked(TrainingCall::Step, micro_batches, C::WEIGHTED), micro_batches, batch)
     }
 
@@ -61,6 +62,7 @@ impl<A> Fsdp<A> {
     where
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
+        self.begin_to_compute();
         match self.step_of(Asked::new(TrainingCall::Join, 0, C::WEIGHTED), own, batch) {
             Ok(report) => Ok(Some(report)),
             Err(Error::NoMicroBatches) => Ok(None),
@@ -68,6 +70,7 @@ impl<A> Fsdp<A> {
         }
     }
 
+    /// A step that has [begun](Self::begin_to_compute) before anything was asked for.
     fn step_of<C: Loss, L>(
         &mut self,
         asked: Asked,
@@ -81,6 +84,7 @@ impl<A> Fsdp<A> {
             let result = fsdp.rounds(asked, given, &mut batch);
             let result =
                 result.and_then(|micro_batches| Ok((fsdp.finish(asked, micro_batches)?, micro_batches)));
+            fsdp.computes = false;
             fsdp.or_abort(result)
         })?;
         (self.micro_batches, self.count) = (0, 0);
@@ -119,8 +123,10 @@ impl<A> Fsdp<A> {
     where
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
+        self.begin_to_compute();
         let asked = self.asked(TrainingCall::Accumulate, micro_batches, C::WEIGHTED);
         let result = self.rounds(asked, micro_batches, &mut batch);
+        self.computes = false;
         self.micro_batches = self.or_abort(result)?;
         self.weighted = asked.weighted;
         Ok(())
@@ -131,6 +137,7 @@ impl<A> Fsdp<A> {
     /// # Errors
     /// If nothing was accumulated, or as for [`step`](Self::step).
     pub fn synchronise(&mut self) -> Result<StepReport> {
+        self.begin_to_compute();
         let nothing = |_| -> Result<Batch<A>, BoxError> { unreachable!("nobody has a share of nothing") };
         self.step_of(self.asked(TrainingCall::Step, 0, self.weighted), 0, nothing)
     }

@@ -164,13 +164,13 @@ fn a_rank_that_stops_without_joining_is_named() {
 }
 
 /// Three parameters whose gradients are the block's input, which it passes on.
-struct Echo {
+pub(crate) struct Echo {
     infos: [ParamInfo; 1],
     slots: [Slot; 1],
 }
 
 impl Echo {
-    fn model() -> Sequence<Rows> {
+    pub(crate) fn model() -> Sequence<Rows> {
         let infos = [ParamInfo::new("w", [3], FloatType::F32)];
         Sequence::new(vec![Box::new(Self { infos, slots: [Slot::from(vec![0.0_f32; 3])] })]).unwrap()
     }
@@ -276,7 +276,7 @@ fn check_sharded(steps: &[Vec<usize>], strategy: ShardingStrategy) {
     assert!(outcome.results.iter().all(|steps| steps.len() == last));
 }
 
-const STRATEGIES: [ShardingStrategy; 5] = [
+pub(crate) const STRATEGIES: [ShardingStrategy; 5] = [
     ShardingStrategy::FullShard,
     ShardingStrategy::ShardGradOp,
     ShardingStrategy::ShardOptimizer,
