@@ -70,6 +70,8 @@ pub struct Pipeline<A> {
     pub(super) tied_means: Vec<Option<Flat>>,
     pub(super) spans: Vec<Span>,
     pub(super) kept_most: usize,
+    /// During a step. Set afterwards, too, if that has panicked.
+    pub(super) computes: bool,
 }
 
 impl<A> Pipeline<A> {
@@ -125,6 +127,7 @@ impl<A> Pipeline<A> {
             nodes,
             spans: Vec::new(),
             kept_most: 0,
+            computes: false,
         };
         let told = pipeline.tell_ties();
         pipeline.or_abort(told)?;

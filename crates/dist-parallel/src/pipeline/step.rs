@@ -44,6 +44,7 @@ impl<A> Pipeline<A> {
         let asked = Asked::new(TrainingCall::Step, self.total(), C::WEIGHTED);
         let own = Losses { losses: vec![loss], count, asked };
         let result = passed.and_then(|()| clock.waiting(|| self.finish(own)));
+        self.computes = false;
         let ended = self.or_abort(result);
         if ended.is_err() {
             self.forget();
@@ -73,7 +74,11 @@ impl<A> Pipeline<A> {
         groups.into_iter().flatten().map(bytes_sent).sum::<u64>() + self.links.bytes_sent() + ties
     }
 
+    /// Begins a step. What is there of one that has panicked, which the caller must have caught, is forgotten.
     fn begin(&mut self) {
+        if std::mem::replace(&mut self.computes, true) {
+            self.forget();
+        }
         self.spans.clear();
         self.kept_most = 0;
         self.links.follow(&self.comm);

@@ -1,5 +1,7 @@
 //! What a pipeline trains, against what one process trains: equal to the last bit.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use dist_collectives::Communicator;
 use dist_parallel::pipeline::{Kind, Pipeline, PlainVectors, Schedule, split_into_stages};
 use dist_parallel::{Params, Values};
@@ -80,6 +82,25 @@ fn every_schedule_trains_what_one_process_trains(
         }
         let own: usize = results.iter().map(|(_, own)| own).sum();
         assert_eq!(own, expected.0.len(), "every parameter is on one rank");
+    }
+}
+
+/// On one rank that catches it; where there are others, they wait for what it has not sent.
+#[test]
+fn a_step_that_panicked_leaves_nothing_for_the_next() {
+    for kind in KINDS {
+        let schedule = kind.schedule(1, 4).unwrap();
+        let outcome = sim::run(1, 1, move |transport| {
+            let mut pipeline = pipeline(Communicator::new(transport), schedule.clone());
+            let input = |index| Ok(micro_batch(9, index).0);
+            let loss = |index: usize, output| {
+                assert!(index < 2, "the third micro-batch has no loss");
+                squared_error(micro_batch(9, index).1)(output)
+            };
+            catch_unwind(AssertUnwindSafe(|| pipeline.step(input, loss))).unwrap_err();
+            train(&mut pipeline)
+        });
+        assert_eq!(outcome.results, [alone(4)], "{kind:?}");
     }
 }
 
