@@ -14,7 +14,8 @@ impl<M: Params> LocalSgd<M> {
     /// Saves what all ranks have in common, and returns when it is on the disk. All ranks call this, right after a meeting.
     ///
     /// # Errors
-    /// As for [`Checkpoints::save`], and if there were steps since the last meeting; nothing is saved then.
+    /// As for [`Checkpoints::save`], and if there were steps since the last meeting, or ranks differ since nothing counted at
+    /// it; nothing is saved then.
     pub fn save(&mut self, checkpoints: &mut Checkpoints, step: u64) -> Result<()> {
         self.met(|mut met, outer| checkpoints.save(&mut met, outer.map(|outer| &*outer), step))
     }

@@ -85,7 +85,7 @@ pub struct LocalSgd<M> {
     start: Vec<Flat>,
     outer: Option<Sgd>,
     keeps_start: bool,
-    /// Since the last meeting: steps of this rank, the sum of their losses, and what they count.
+    /// Since the ranks last came to meet: steps of this rank, the sum of their losses, and what they count.
     steps: usize,
     losses: f32,
     count: u64,
@@ -241,7 +241,7 @@ impl<M: Params> LocalSgd<M> {
     /// it, after as many steps unless these say how much they count.
     ///
     /// If they do, a rank that has taken no step, or none that counts, only gets the parameters of the others. So a rank that
-    /// has run out of data meets until it is told that nothing counts any more, as all ranks are then. It waits for the others'
+    /// has run out of data meets until it is told that no rank has taken a step, as all ranks are then. It waits for the others'
     /// next meeting, and no longer than the communicator's timeout.
     ///
     /// ```
@@ -264,8 +264,8 @@ impl<M: Params> LocalSgd<M> {
     ///
     /// let outcome = sim::run(1, 2, |transport| {
     ///     let comm = Communicator::new(transport);
-    ///     // Rank 0 has three texts, rank 1 has one: of so many tokens.
-    ///     let mut texts = if comm.rank() == 0 { vec![1, 2, 3] } else { vec![6] }.into_iter();
+    ///     // Rank 0 has five texts, rank 1 has one: of so many tokens.
+    ///     let mut texts = if comm.rank() == 0 { vec![1, 2, 0, 0, 3] } else { vec![6] }.into_iter();
     ///     # let model = Number([ParamInfo::new("w", [1], FloatType::F32)], [0.0]);
     ///     let mut local = LocalSgd::new(comm, model, LocalSgdOptions::average(2)).unwrap();
     ///     loop {
@@ -274,36 +274,40 @@ impl<M: Params> LocalSgd<M> {
     ///             None => local.meet().map(drop),
     ///         };
     ///         match met {
-    ///             Ok(()) => {}
+    ///             // Somebody has taken steps, though they may count for nothing.
+    ///             Ok(()) | Err(Error::NothingCounts { micro_batches: 1.. }) => {}
     ///             Err(Error::NothingCounts { .. }) => break,
     ///             Err(error) => panic!("{error}"),
     ///         }
     ///     }
     ///     local.traffic().meetings
     /// });
-    /// // After two steps, after rank 0's last one, and to find that nothing is left, which is none.
+    /// // After two steps, and after rank 0's last one. It is none where nothing counts, or nothing is left.
     /// assert_eq!(outcome.results, [2; 2]);
     /// ```
     ///
     /// # Errors
-    /// [`NothingCounts`](Error::NothingCounts) on every rank if steps say how much they count, and none does: the
-    /// parameters are left as they are, and the next step can be taken. [`InnerStepsDiffer`](Error::InnerStepsDiffer) if the
+    /// [`NothingCounts`](Error::NothingCounts) on every rank if steps say how much they count, and none does. The steps, whose
+    /// number it tells, are over and the next can be taken; the parameters are left as they are, which may not be the same on all
+    /// ranks until the next meeting at which something counts. [`InnerStepsDiffer`](Error::InnerStepsDiffer) if the
     /// ranks have not taken as many steps, and these do not say how much they count, and
     /// [`PartlyWeighted`](Error::PartlyWeighted) if only those of some ranks do; both end the job. If the model does not hand
     /// out its parameters, or communication fails.
     pub fn meet(&mut self) -> Result<Meeting> {
         let sent_before = self.comm.traffic().bytes_sent;
         let met = self.try_to_meet();
+        // Where nothing counts the next steps begin anew, too.
+        let steps = std::mem::take(&mut self.steps);
+        (self.losses, self.count) = (0.0, 0);
         let loss = or_abort(&mut self.comm, met)?;
         let bytes_sent = self.comm.traffic().bytes_sent - sent_before;
         self.traffic.meetings += 1;
         self.traffic.bytes_sent += bytes_sent;
-        self.traffic.bytes_without += bytes_sent * (self.steps as u64).max(1);
-        (self.steps, self.losses, self.count) = (0, 0.0, 0);
+        self.traffic.bytes_without += bytes_sent * (steps as u64).max(1);
         Ok(Meeting { loss, bytes_sent })
     }
 
-    /// How many steps this rank has taken since the last meeting.
+    /// How many steps this rank has taken since the ranks last came to meet.
     pub(crate) const fn steps(&self) -> usize {
         self.steps
     }

@@ -2,7 +2,8 @@
 
 use dist_collectives::{Chain, Communicator};
 use dist_parallel::{
-    BoxError, Error, FloatType, LocalSgd, LocalSgdOptions, OuterStep, ParamInfo, Params, ValuesMut,
+    BoxError, CheckpointProblem, Checkpoints, Error, FloatType, LocalSgd, LocalSgdOptions, OuterStep,
+    ParamInfo, Params, ValuesMut,
 };
 use dist_transport::sim;
 use rstest::rstest;
@@ -148,9 +149,56 @@ fn steps_that_count_for_nothing_are_refused_and_harm_nobody() {
     });
     for (refused, loss, model) in &results {
         assert!(matches!(refused, Error::NothingCounts { micro_batches: 2 }), "{refused}");
-        // Losses of 0 and 100 on rank 0, of 1 and 101 on rank 1.
-        assert_eq!((*loss, model), (202.0 / 5.0, &results[0].2));
+        // Of the steps since then, of 100 on rank 0 and 101 on rank 1.
+        assert_eq!((*loss, model), (201.0 / 5.0, &results[0].2));
     }
+}
+
+/// Rank 0 has texts that count so much, rank 1 has none, and gets what rank 0 has in so many meetings, after so many steps.
+/// What all have in the end can be saved if it is the same.
+#[rstest]
+#[case::what_comes_after_counts(&[0, 0, 3], 1, 3)]
+#[case::what_comes_before_and_after_counts(&[3, 0, 0, 0, 5], 2, 5)]
+#[case::what_comes_last_counts_for_nothing(&[2, 0, 0, 0], 1, 2)]
+fn ranks_go_on_where_nothing_counts_until_no_step_is_left(
+    #[case] texts: &'static [u64],
+    #[case] meetings: u64,
+    #[case] steps: usize,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_owned();
+    let results = run_at_once(2, move |comm| {
+        let rank = comm.rank();
+        let mut local = LocalSgd::new(comm, bag(0), LocalSgdOptions::average(2)).unwrap();
+        let mut left = if rank == 0 { texts } else { &[] }.iter().enumerate();
+        let mut calls = 0;
+        loop {
+            calls += 1;
+            assert!(calls < 10, "training does not end");
+            let met = match left.next() {
+                Some((step, &count)) => local.step_with(counted(0, step, count)).map(drop),
+                None => local.meet().map(drop),
+            };
+            match met {
+                Ok(()) | Err(Error::NothingCounts { micro_batches: 1.. }) => {}
+                Err(Error::NothingCounts { .. }) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        let saved = match local.save(&mut Checkpoints::at(&path), 1) {
+            Ok(()) => true,
+            Err(Error::Checkpoint(error))
+                if matches!(error.problem, CheckpointProblem::Diverged { rank: 1, .. }) =>
+            {
+                false
+            }
+            Err(error) => panic!("{error}"),
+        };
+        (local.traffic().meetings, saved, bits(local.model())[..LEN].to_vec())
+    });
+    let after = |steps| expected(1, steps, steps, OuterStep::Average);
+    let same = steps == texts.len();
+    assert_eq!(results, [(meetings, same, after(texts.len())), (meetings, same, after(steps))]);
 }
 
 #[rstest]
