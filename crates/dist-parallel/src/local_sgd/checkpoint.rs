@@ -53,10 +53,27 @@ impl<M: Params> LocalSgd<M> {
     /// As for [`Checkpoints::load`].
     pub fn load_parameters(&mut self, checkpoints: &mut Checkpoints) -> Result<Option<u64>> {
         let step = checkpoints.load(&mut Met(self), None)?;
-        if let (Some(_), Some(outer)) = (step, &mut self.outer) {
-            outer.clear_state();
+        if step.is_some() {
+            self.clear_velocity();
         }
         Ok(step)
+    }
+
+    /// As [`load_parameters`](Self::load_parameters), from the newest checkpoint of this step.
+    ///
+    /// # Errors
+    /// As for [`Checkpoints::load_step`].
+    pub fn load_parameters_of(&mut self, checkpoints: &mut Checkpoints, step: u64) -> Result<()> {
+        checkpoints.load_step(step, &mut Met(self), None)?;
+        self.clear_velocity();
+        Ok(())
+    }
+
+    /// What DiLoCo has of the meetings before.
+    fn clear_velocity(&mut self) {
+        if let Some(outer) = &mut self.outer {
+            outer.clear_state();
+        }
     }
 
     /// Calls `f` with what the ranks have in common, and the outer optimizer.

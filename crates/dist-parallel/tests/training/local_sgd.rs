@@ -345,21 +345,33 @@ fn a_training_begins_with_parameters_that_another_has_saved(
         let mut comm = Communicator::new(transport);
         let mut ddp = Ddp::new(comm.fork().unwrap(), bag(3), DdpOptions::default()).unwrap();
         let mut checkpoints = Checkpoints::at(&path);
-        let mut begin = |met_before: bool, checkpoints: &mut Checkpoints| {
+        let mut begin = |met_before: bool, of: Option<u64>, checkpoints: &mut Checkpoints| {
             let mut local = LocalSgd::new(comm.fork().unwrap(), bag(0), options).unwrap();
             if met_before {
                 steps(&mut local, 0..3);
             }
-            let step = local.load_parameters(checkpoints).unwrap();
+            let step = match of {
+                None => local.load_parameters(checkpoints).unwrap(),
+                Some(step) => local.load_parameters_of(checkpoints, step).map(|()| of).unwrap(),
+            };
             let first = bits(local.model());
             steps(&mut local, 3..7);
             (step, first, bits(local.model()))
         };
-        assert_eq!(begin(true, &mut checkpoints).0, None);
+        assert_eq!(begin(true, None, &mut checkpoints).0, None);
         checkpoints.save(&mut ddp, Some(&with_momentum()), 1).unwrap();
-        let begun = begin(true, &mut checkpoints);
+        let begun = begin(true, None, &mut checkpoints);
         assert_eq!((begun.0, &begun.1), (Some(1), &bits(ddp.model())));
-        assert_eq!(begun, begin(false, &mut checkpoints));
+        assert_eq!(begun, begin(false, None, &mut checkpoints));
+        // The same of a step that is not the newest.
+        ddp.step_with(2, |bag, index, ready| bag.report(index, ready)).unwrap();
+        ddp.update(&mut with_momentum()).unwrap();
+        checkpoints.save(&mut ddp, Some(&with_momentum()), 2).unwrap();
+        assert_eq!(begin(false, None, &mut checkpoints).1, bits(ddp.model()));
+        assert_eq!(
+            [true, false].map(|met_before| begin(met_before, Some(1), &mut checkpoints)),
+            [begun.clone(), begun]
+        );
     });
     assert_eq!(outcome.results.len(), 2);
 }
