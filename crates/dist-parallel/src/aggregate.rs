@@ -102,6 +102,7 @@ impl GradientAggregator for LocalAggregator {
     }
 
     fn aggregate_counted(&mut self, gradients: &mut [ValuesMut<'_>], count: u64) -> Result<u64> {
+        let count = to_be_summed(count).unsigned_abs();
         divide(gradients, count);
         Ok(count)
     }
@@ -346,6 +347,9 @@ impl Collective {
 
 /// Divides sums by what they count; those of nothing are +0.
 fn divide(sums: &mut [ValuesMut<'_>], count: u64) {
+    if count == 1 {
+        return;
+    }
     for sum in sums {
         match usize::try_from(count).unwrap_or(usize::MAX) {
             0 => sum.clear(),

@@ -192,6 +192,10 @@ fn alone_gradients_are_divided_by_what_they_count() {
     let mut gradients = Mixed::of(3);
     assert_eq!(aggregator.aggregate_counted(&mut gradients.slices(), 7).unwrap(), 7);
     assert_eq!(gradients, divided(Mixed::of(3), 7));
+    // As ranks that are several do, it takes what is more than can be counted for as much as can be.
+    let mut gradients = Mixed::of(3);
+    assert_eq!(aggregator.aggregate_counted(&mut gradients.slices(), u64::MAX).unwrap(), 1 << 46);
+    assert_eq!(gradients, divided(Mixed::of(3), 1 << 46));
     assert_eq!(aggregator.aggregate_counted(&mut gradients.slices(), 0).unwrap(), 0);
     assert!(gradients.bits().iter().all(|&bits| bits == 0));
 }
