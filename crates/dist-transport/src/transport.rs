@@ -72,6 +72,7 @@ pub trait Transport: Send + fmt::Debug {
 
     /// Waits until each of these peers has sent something that was not received yet; gives those that have not by
     /// the deadline, in the order of the list. Their silence harms nothing: messages can be received as before.
+    /// It may take longer than the deadline by as much as connections take that were not open yet.
     ///
     /// # Errors
     /// If the job is aborted, or a peer cannot be connected to.

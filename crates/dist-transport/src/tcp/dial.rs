@@ -14,12 +14,12 @@ use crate::tcp::gate::ADMITTED;
 use crate::tcp::link::Link;
 use crate::tcp::session::{Session, WaitError, Watch, at_least};
 use crate::tcp::socket;
-use crate::{Activity, ChannelId, Deadline, Error, Result, Version};
+use crate::{Activity, ChannelId, Error, Result, Version};
 
 /// How long to wait before another try when the coordinator is not there yet, or the other side hangs up.
 pub(super) const RETRY: Duration = Duration::from_millis(20);
 
-/// How long a process that answers has for it, also where a deadline is shorter.
+/// How long a process has to answer, also where a deadline is sooner.
 pub(super) const ANSWER_LIMIT: Duration = Duration::from_millis(50);
 
 /// How often the other side may hang up before it counts as a refusal: it does so to strangers, but also when too
@@ -31,12 +31,12 @@ pub(super) fn dial(
     session: &Session,
     peer: usize,
     channel: ChannelId,
-    deadline: Deadline,
+    watch: Watch<'_>,
 ) -> Result<Link, WaitError<Error>> {
     let (from, to) = (number(session.rank.index())?, number(peer)?);
     let identity = |purpose| Identity { epoch: session.epoch, from, to, purpose };
     if session.may_share(peer) {
-        match share(session, identity(Purpose::Memory(channel)), deadline) {
+        match share(session, identity(Purpose::Memory(channel)), watch) {
             Ok(memory) => return Ok(Link::Memory(memory)),
             Err(WaitError::Failed(reason)) => session.note_apart(peer, &reason),
             Err(over) => return Err(over),
@@ -45,16 +45,15 @@ pub(super) fn dial(
             return Err(Error::NotShared { peer }.into());
         }
     }
-    dial_over_network(session, identity(Purpose::Data(channel)), deadline).map(Link::Socket)
+    dial_over_network(session, identity(Purpose::Data(channel)), watch).map(Link::Socket)
 }
 
 fn dial_over_network(
     session: &Session,
     identity: Identity,
-    deadline: Deadline,
+    watch: Watch<'_>,
 ) -> Result<Socket, WaitError<Error>> {
     let address = session.homes[identity.to as usize].address;
-    let watch = Watch { runtime: &session.runtime, verdict: Some(&session.verdict), deadline };
     let mut hang_ups = 0;
     loop {
         let failed = |source| connect_error("connect to", address, source);
@@ -68,12 +67,11 @@ fn dial_over_network(
 }
 
 /// Makes memory and shares it with a rank that listens on this host.
-fn share(session: &Session, identity: Identity, deadline: Deadline) -> Result<Memory, WaitError<Error>> {
-    let (stream, address) = enter_host_door(session, identity, deadline)?;
+fn share(session: &Session, identity: Identity, watch: Watch<'_>) -> Result<Memory, WaitError<Error>> {
+    let (stream, address) = enter_host_door(session, identity, watch)?;
     let failed = |source| connect_error("share memory with", address, source);
     let share = shm::offer(&stream, &auth::random_bytes()?).map_err(failed)?;
     let mut answer = [0];
-    let watch = Watch { runtime: &session.runtime, verdict: Some(&session.verdict), deadline };
     read_answer(&stream, &mut answer, watch).map_err(|error| error.map(failed))?;
     if answer != [shm::ACCEPTED] {
         return Err(failed(io::Error::new(io::ErrorKind::Unsupported, "it was refused")).into());
@@ -85,10 +83,9 @@ fn share(session: &Session, identity: Identity, deadline: Deadline) -> Result<Me
 fn enter_host_door(
     session: &Session,
     identity: Identity,
-    deadline: Deadline,
+    watch: Watch<'_>,
 ) -> Result<(Socket, SocketAddr), WaitError<Error>> {
     let address = session.homes[identity.to as usize].address;
-    let watch = Watch { runtime: &session.runtime, verdict: Some(&session.verdict), deadline };
     let mut hang_ups = 0;
     loop {
         match shm::connect(address) {
@@ -109,13 +106,12 @@ pub(super) fn map_arena(
     session: &Session,
     peer: usize,
     number: u32,
-    deadline: Deadline,
+    watch: Watch<'_>,
 ) -> Result<shm::Mapping, WaitError<Error>> {
     let (from, to) = (self::number(session.rank.index())?, self::number(peer)?);
     let identity = Identity { epoch: session.epoch, from, to, purpose: Purpose::Arena(number) };
-    let (stream, address) = enter_host_door(session, identity, deadline)?;
+    let (stream, address) = enter_host_door(session, identity, watch)?;
     let failed = |source| connect_error("share memory with", address, source);
-    let watch = Watch { runtime: &session.runtime, verdict: Some(&session.verdict), deadline };
     loop {
         match shm::take_arena(&stream) {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
@@ -212,7 +208,7 @@ pub(super) fn count_hang_up(hang_ups: &mut u32, identity: Identity, address: Soc
 /// Reads the answer of a process to which this one has proven itself, and which may count the connection as open then: it has
 /// time for it.
 fn read_answer(stream: &Socket, bytes: &mut [u8], watch: Watch<'_>) -> Result<(), WaitError> {
-    let deadline = at_least(watch.runtime, watch.deadline, ANSWER_LIMIT);
+    let deadline = at_least(watch.runtime, watch.deadline, watch.answer_limit);
     match read_exact(stream, bytes, Watch { deadline, ..watch }) {
         Err(WaitError::Late) => Err(WaitError::Unanswered),
         outcome => outcome,
@@ -261,8 +257,7 @@ mod tests {
         unanswered.set_tcp_user_timeout(Some(Duration::from_millis(1))).unwrap();
         let runtime = Runtime::system();
         let deadline = runtime.deadline(Duration::from_secs(60));
-        let error =
-            finish_connect(unanswered, Watch { runtime: &runtime, verdict: None, deadline }).unwrap_err();
+        let error = finish_connect(unanswered, Watch::before_the_job(&runtime, deadline)).unwrap_err();
         assert!(matches!(&error, WaitError::Failed(e) if e.kind() == io::ErrorKind::TimedOut), "{error:?}");
     }
 
@@ -271,11 +266,29 @@ mod tests {
         let (stream, _silent) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
         stream.set_nonblocking(true).unwrap();
         let runtime = Runtime::system();
-        let watch = Watch { runtime: &runtime, verdict: None, deadline: runtime.deadline(Duration::ZERO) };
+        let watch = Watch::before_the_job(&runtime, runtime.deadline(Duration::ZERO));
         let challenge = read_exact(&stream, &mut [0], watch).unwrap_err();
         assert!(matches!(challenge, WaitError::Late), "{challenge:?}");
         let answer = read_answer(&stream, &mut [0], watch).unwrap_err();
         assert!(matches!(answer, WaitError::Unanswered), "{answer:?}");
+    }
+
+    #[test]
+    fn whoever_may_wait_longer_for_the_answer_to_its_proof_than_for_a_connection_gets_it() {
+        let (stream, slow) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let runtime = Runtime::system();
+        let answer = move || {
+            Runtime::system().sleep(2 * ANSWER_LIMIT);
+            io::Write::write_all(&mut &slow, &[ADMITTED]).unwrap();
+        };
+        let slow = runtime.spawn("slow", answer).unwrap();
+        let at_once = Watch::before_the_job(&runtime, runtime.deadline(Duration::ZERO));
+        let watch = Watch { answer_limit: Duration::from_secs(60), ..at_once };
+        let mut word = [0];
+        read_answer(&stream, &mut word, watch).unwrap();
+        assert_eq!(word, [ADMITTED]);
+        slow.join().unwrap();
     }
 
     #[test]

@@ -171,7 +171,7 @@ fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: De
         };
         for address in addresses {
             let limit = deadline.earlier(runtime.deadline(CONNECT_LIMIT));
-            let attempt = Watch { runtime, verdict: None, deadline: limit };
+            let attempt = Watch::before_the_job(runtime, limit);
             match connect(address, attempt) {
                 Ok(stream) => match greet(stream, address, key, identity, attempt) {
                     Ok(Some(stream)) => return Ok(stream),
@@ -220,7 +220,7 @@ fn introduce(
     runtime: &Runtime,
     deadline: Deadline,
 ) -> Result<Option<Vec<Home>>> {
-    let watch = Watch { runtime, verdict: None, deadline };
+    let watch = Watch::before_the_job(runtime, deadline);
     let activity = Activity::Rendezvous;
     let coordinator = || config.coordinator.clone();
     let gone = |source| match config.host {

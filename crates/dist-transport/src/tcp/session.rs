@@ -19,6 +19,7 @@ use crate::tcp::channels::{Channels, Origin};
 use crate::tcp::config::{Host, Medium};
 use crate::tcp::control::{Cores, Frame, Home};
 use crate::tcp::coordinator::Coordinator;
+use crate::tcp::dial::ANSWER_LIMIT;
 use crate::tcp::link::Link;
 use crate::tcp::socket;
 use crate::tcp::verdict::{Bell, Verdict};
@@ -136,6 +137,11 @@ impl Session {
         }
     }
 
+    /// A wait for a connection to another rank.
+    pub(super) fn watch(&self, deadline: Deadline) -> Watch<'_> {
+        Watch { verdict: Some(&self.verdict), ..Watch::before_the_job(&self.runtime, deadline) }
+    }
+
     /// The ranks of this process's host, itself among them.
     fn neighbours(&self) -> impl Iterator<Item = &Home> {
         let here = self.homes[self.rank.index()].host;
@@ -205,9 +211,16 @@ pub(super) struct Watch<'a> {
     /// None while the job has not begun.
     pub(super) verdict: Option<&'a Verdict>,
     pub(super) deadline: Deadline,
+    /// How long the other side has to answer a proof, also where the deadline is sooner.
+    pub(super) answer_limit: Duration,
 }
 
-impl Watch<'_> {
+impl<'a> Watch<'a> {
+    /// For connections by which a process comes to a job.
+    pub(super) fn before_the_job(runtime: &'a Runtime, deadline: Deadline) -> Self {
+        Self { runtime, verdict: None, deadline, answer_limit: ANSWER_LIMIT }
+    }
+
     /// Waits until the connection is ready for one of these.
     ///
     /// # Errors

@@ -24,7 +24,7 @@ use crate::tcp::link::Link;
 use crate::tcp::message::Fault;
 use crate::tcp::patience::Patience;
 use crate::tcp::scratch::Scratch;
-use crate::tcp::session::{Membership, Session, WaitError};
+use crate::tcp::session::{Membership, Session, WaitError, Watch};
 use crate::tcp::{dial, rendezvous};
 use crate::{
     Abort, Cause, ChannelId, Combine, Deadline, Due, Error, Fingerprint, Incoming, Outgoing, Rank, Result,
@@ -152,17 +152,19 @@ impl TcpTransport {
 
     #[inline(never)]
     fn connect_to(&mut self, peers: &[usize], deadline: Deadline) -> Result<(), Trouble> {
+        let membership = self.membership.clone();
+        let watch = membership.session.watch(deadline);
         peers.iter().try_for_each(|&peer| {
-            self.dial(peer, deadline).map_err(|error| unconnected(peer)(Fault::unconnected(error)))
+            self.dial(peer, watch).map_err(|error| unconnected(peer)(Fault::unconnected(error)))
         })
     }
 
     /// Opens the connection to a peer, unless it is open or the peer dials.
-    fn dial(&mut self, peer: usize, deadline: Deadline) -> Result<(), WaitError<Error>> {
+    fn dial(&mut self, peer: usize, watch: Watch<'_>) -> Result<(), WaitError<Error>> {
         if self.rank.index() <= peer || self.links[peer].is_some() {
             return Ok(());
         }
-        let link = dial::dial(self.session(), self.members[peer], self.channel, deadline)?;
+        let link = dial::dial(self.session(), self.members[peer], self.channel, watch)?;
         Ok(self.adopt(peer, link)?)
     }
 

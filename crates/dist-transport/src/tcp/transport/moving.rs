@@ -15,7 +15,7 @@ use crate::tcp::link::Link;
 use crate::tcp::message::{Fault, Inbound, Outbound};
 use crate::tcp::patience::Wait;
 use crate::tcp::scratch::Scratch;
-use crate::tcp::session::{LongWait, Session, WaitError, at_least};
+use crate::tcp::session::{LongWait, Session, WaitError, Watch, at_least};
 use crate::tcp::socket;
 use crate::tcp::verdict::Bell;
 use crate::{Activity, Combine, Deadline, Due, Incoming, Outgoing, Sink};
@@ -141,14 +141,18 @@ impl TcpTransport {
     }
 
     /// Opens the connections to these peers that this rank dials, as far as they answer in time. One that answers has some
-    /// time for it, however short the deadline: it would count as open a connection that is given up.
+    /// time for it, however short the deadline, and so long for its answer to the proof that the coordinator would have
+    /// found it dead: it would count as open a connection that is given up.
     pub(super) fn connect_in_time(&mut self, peers: &[usize], due: &Due<'_>) -> Result<(), Trouble> {
         if peers.iter().all(|&peer| self.links[peer].is_some()) {
             return Ok(());
         }
-        let deadline = at_least(&self.membership.session.runtime, due.deadline(), ANSWER_LIMIT);
+        let membership = self.membership.clone();
+        let session = &*membership.session;
+        let deadline = at_least(&session.runtime, due.deadline(), ANSWER_LIMIT);
+        let watch = Watch { answer_limit: 2 * session.liveness, ..session.watch(deadline) };
         for &peer in peers {
-            match self.dial(peer, deadline) {
+            match self.dial(peer, watch) {
                 Ok(()) | Err(WaitError::Late) => {}
                 Err(error) => return Err(unconnected(peer)(Fault::unconnected(error))),
             }

@@ -127,7 +127,7 @@ impl Together {
         let mapping = match known {
             Some(mapping) => mapping,
             None => {
-                let mapped = dial::map_arena(session, member, number, self.deadline);
+                let mapped = dial::map_arena(session, member, number, session.watch(self.deadline));
                 let mapping = mapped.map_err(|e| {
                     self.fail(self.current.turn(), (rank, Fault::unconnected(e)), self.deadline)
                 })?;
