@@ -260,6 +260,46 @@ fn a_rank_whose_service_thread_cannot_go_on_blames_no_other() {
     process::ranks_with(2, &name, LIMIT, &[(MEDIUM, "tcp")]).assert_success();
 }
 
+/// One rank of three, of which the second can open no file while it waits for the connection of the third.
+fn rank_beside_one_without_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    use std::os::fd::AsRawFd;
+    let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    let rank = transport.rank();
+    let long = transport.runtime().deadline(LIMIT).into();
+    if rank.index() == 1 {
+        let before = getrlimit(Resource::Nofile);
+        let next = std::fs::File::open("/dev/null").unwrap().as_raw_fd();
+        let none = Rlimit { current: Some(next.try_into().unwrap()), ..before };
+        setrlimit(Resource::Nofile, none).unwrap();
+        std::fs::File::open("/dev/null").unwrap_err();
+        let short = transport.runtime().deadline(Duration::from_millis(50)).into();
+        assert_eq!(transport.silent(&[2], &short).unwrap(), [2]);
+        setrlimit(Resource::Nofile, before).unwrap();
+    }
+    let mut byte = [0];
+    let incoming = Incoming { from: rank.right().index(), len: 1, sink: Sink::Into(&mut byte) };
+    let outgoing = Outgoing { to: rank.left().index(), parts: &[&[7]] };
+    let (send, receive) = (Some(outgoing), Some(incoming));
+    // It goes from 1 to 0, to 2, and back to 1: nobody connects to it before.
+    if rank.index() == 1 {
+        transport.exchange(send, None, &long).unwrap();
+        transport.exchange(None, receive, &long).unwrap();
+    } else {
+        transport.exchange(None, receive, &long).unwrap();
+        transport.exchange(send, None, &long).unwrap();
+    }
+}
+
+#[test]
+fn a_rank_without_files_waits_for_connections_all_the_same() {
+    if process::rank().is_some() {
+        return rank_beside_one_without_files();
+    }
+    let name = std::thread::current().name().unwrap().to_owned();
+    process::ranks_with(3, &name, LIMIT, &[(MEDIUM, "tcp")]).assert_success();
+}
+
 /// One rank of two, of which the second dies in the middle of a message larger than what is ever under way.
 fn rank_that_meets_half_a_message() {
     let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();

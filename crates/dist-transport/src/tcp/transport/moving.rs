@@ -31,7 +31,12 @@ const LENT_BYTES_MIN: usize = 1 << 20;
 struct Waiting {
     short: Wait,
     long: LongWait,
+    /// Rings when there is reason to look for a connection: made when one is first waited for.
+    bell: Option<Arc<Bell>>,
 }
+
+/// How long to sleep for a connection where the system has no bell to give.
+const WITHOUT_BELL: Duration = Duration::from_millis(10);
 
 /// What there is one of for each of a few peers, without an allocation.
 type Few<T> = SmallVec<[T; 4]>;
@@ -162,7 +167,7 @@ impl TcpTransport {
 
     /// Whether a message of this peer is here, at the deadline at the latest.
     pub(super) fn await_message(&mut self, peer: usize, due: &Due<'_>) -> Result<bool, Trouble> {
-        let (trouble, mut long) = (receiving(peer), LongWait::default());
+        let (trouble, mut waiting) = (receiving(peer), Waiting::default());
         let has_come = loop {
             let mut waits = Waits::new();
             if let Some(link) = link_to(&mut self.links, peer, &mut waits) {
@@ -180,9 +185,9 @@ impl TcpTransport {
             if self.session().runtime.expired(due.deadline()) {
                 break false;
             }
-            self.sleep(&waits, &mut long, due.deadline())?;
+            self.sleep(&waits, &mut waiting, due.deadline())?;
         };
-        long.end(&self.membership.session, self.channel, &self.calls);
+        waiting.long.end(&self.membership.session, self.channel, &self.calls);
         Ok(has_come)
     }
 
@@ -215,9 +220,10 @@ impl TcpTransport {
         &mut self,
         waits: &Waits,
         moved: bool,
-        Waiting { short, long }: &mut Waiting,
+        waiting: &mut Waiting,
         due: &Due<'_>,
     ) -> Result<(), Trouble> {
+        let Waiting { short, long, .. } = waiting;
         let session = &*self.membership.session;
         let &(activity, peer) = waits.last().expect("something is waited for");
         let trouble = |fault| Trouble { activity, peer, fault };
@@ -243,7 +249,7 @@ impl TcpTransport {
         if moved || self.patience.look_again(short, runtime) {
             return Ok(());
         }
-        self.sleep(waits, long, deadline)
+        self.sleep(waits, waiting, deadline)
     }
 
     /// Takes the connections that are waited for and that peers have opened by now; `true` if there were any.
@@ -268,19 +274,20 @@ impl TcpTransport {
     }
 
     /// Sleeps until one of these may go on, or the job is aborted, or the time is over.
-    fn sleep(&mut self, waits: &Waits, long: &mut LongWait, deadline: Deadline) -> Result<(), Trouble> {
+    fn sleep(&mut self, waits: &Waits, waiting: &mut Waiting, deadline: Deadline) -> Result<(), Trouble> {
         let &(activity, peer) = waits.last().expect("something is waited for");
         let membership = self.membership.clone();
         let session = &*membership.session;
         let is_missing = waits.iter().any(|(activity, _)| *activity == Activity::Connect);
-        let bell = is_missing.then(Bell::new).transpose();
-        let bell = bell.map_err(Fault::Unconnected).map_err(unconnected(peer))?.map(Arc::new);
+        let bell = if is_missing { waiting.silent_bell() } else { None };
         let _woken = bell.clone().map(|bell| session.verdict.wake(Unparker::of(bell)));
         // What came before the bell would ring.
         if self.welcome(waits)? {
             return Ok(());
         }
+        let long = &mut waiting.long;
         let limit = session.runtime.remaining(deadline.earlier(long.until(&session.runtime)));
+        let limit = if is_missing && bell.is_none() { limit.min(WITHOUT_BELL) } else { limit };
         sleep(session, &mut self.links, waits, bell.as_deref(), limit).map_err(|e| Trouble {
             activity,
             peer,
@@ -294,6 +301,19 @@ impl TcpTransport {
             asked.for_each(|(_, peer)| session.ask(self.members[peer], origin));
         }
         Ok(())
+    }
+}
+
+impl Waiting {
+    /// A bell that nobody has rung, if the system has one.
+    fn silent_bell(&mut self) -> Option<Arc<Bell>> {
+        if self.bell.is_none() {
+            self.bell = Bell::new().ok().map(Arc::new);
+        }
+        let bell = self.bell.clone()?;
+        // It may have been rung for an earlier sleep.
+        bell.rung();
+        Some(bell)
     }
 }
 
