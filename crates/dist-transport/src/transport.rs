@@ -70,12 +70,12 @@ pub trait Transport: Send + fmt::Debug {
         due: &Due<'_>,
     ) -> Result<()>;
 
-    /// Waits until each of these peers has sent something that was not received yet; gives those that have not by
-    /// the deadline, in the order of the list. Their silence harms nothing: messages can be received as before.
-    /// It may take longer than the deadline by as much as connections take that were not open yet.
+    /// Waits until one of these peers has sent something that was not received yet; gives those that have not by then, or by
+    /// the deadline, in the order of the list. Their silence harms nothing: messages can be received as before. It may
+    /// take longer than the deadline by as much as connections take that were not open yet.
     ///
     /// # Errors
-    /// If the job is aborted, or a peer cannot be connected to.
+    /// If the job is aborted, a peer has left, or one cannot be connected to.
     fn silent(&mut self, peers: &[usize], due: &Due<'_>) -> Result<Vec<usize>>;
 
     /// Where each rank of the group runs: ranks with equal numbers share a machine and its memory. Any rank sees

@@ -24,8 +24,8 @@ impl Engine {
     }
 
     /// Every rank reports to rank 0 and waits for its word: which ranks are absent, one bit for each. Between them rank 0
-    /// says that it is here, and hears how long the rank can wait; it looks for those that have come again and again, so that
-    /// one which cannot wait long is heard in time.
+    /// says that it is here, and hears how long the rank can wait: as soon as it comes, so that one which cannot wait long is
+    /// heard in time.
     pub(crate) fn monitored_barrier(&mut self, manner: &Manner<'_>) -> Result<()> {
         let (operation, order) = (Operation::MonitoredBarrier, manner.settings.order);
         let call = self.begin(self.call_of(operation, &of_nothing(manner), order));
@@ -51,19 +51,16 @@ impl Engine {
         let mut end = share_of(runtime.remaining(due.deadline()));
         let mut absent: Vec<usize> = (0..self.world_size()).filter(|&rank| rank != COUNTING).collect();
         let mut came = Vec::new();
-        // At first for those who are here already.
-        let mut round = Duration::ZERO;
-        loop {
-            let newcomers = self.welcome(call, &mut absent, runtime.deadline(round).earlier(end), due)?;
+        while !absent.is_empty() {
+            let newcomers = self.welcome(call, &mut absent, end, due)?;
+            if newcomers.is_empty() {
+                break;
+            }
             for (rank, patience) in newcomers {
                 // It may not be able to wait as long as those before it.
                 end = end.earlier(share_of(patience));
                 came.push(rank);
             }
-            if absent.is_empty() || runtime.expired(end) {
-                break;
-            }
-            round = end.limit() / ROUNDS;
         }
         for &rank in &absent {
             word[rank / 8] |= 1 << (rank % 8);
@@ -85,7 +82,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Waits until then for absent ranks to report. Those that do are absent no longer; gives how long each of them can wait.
+    /// Waits until then for absent ranks to report, of which the first ends it. Those that do are absent no longer; gives how
+    /// long each of them can wait.
     fn welcome(
         &mut self,
         call: &Call,
@@ -173,6 +171,3 @@ const COUNTING: usize = 0;
 fn share_of_waiting(limit: Duration) -> Duration {
     limit / 4 * 3
 }
-
-/// How often in that time it looks for ranks that have come.
-const ROUNDS: u32 = 16;

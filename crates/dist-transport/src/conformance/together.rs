@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{Cause, Incoming, Outgoing, Rank, Sink, Transport};
 
-use super::backend::{AFTER_ALL_WAIT, Backend, Fabric};
+use super::backend::{Backend, Fabric};
 use super::calls::{
     assert_one_contradicts, await_abort, call, meet_all, pass_round, payload, receive, send, soon,
 };
@@ -113,11 +113,14 @@ pub fn the_silent_are_named_and_harm_nothing(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = move |mut transport: Box<dyn Transport>| match transport.rank().index() {
         0 => {
-            let all_come = soon(&*transport);
-            assert_eq!(transport.silent(&[3, 1], &all_come).unwrap(), []);
-            assert!(!transport.runtime().expired(all_come.deadline()));
-            let not_all_come = transport.runtime().deadline(backend.short() / 4);
-            assert_eq!(transport.silent(&[1, 4, 2, 3], &not_all_come.into()).unwrap(), [4, 2]);
+            let some_come = soon(&*transport);
+            for peer in [3, 1] {
+                assert_eq!(transport.silent(&[peer], &some_come).unwrap(), []);
+            }
+            assert_eq!(transport.silent(&[1, 4, 2, 3], &some_come).unwrap(), [4, 2]);
+            assert!(!transport.runtime().expired(some_come.deadline()));
+            let nobody_comes = transport.runtime().deadline(backend.short() / 4);
+            assert_eq!(transport.silent(&[4, 2], &nobody_comes.into()).unwrap(), [4, 2]);
             for peer in [1, 3] {
                 assert_eq!(receive(&mut *transport, peer, 1).unwrap(), [7]);
             }
@@ -163,21 +166,34 @@ pub fn whoever_looks_for_messages_and_never_waits_sees_them_come(fabric: &'stati
     }
 }
 
-/// A rank that is waited for in vain does not hide what the next in the list has sent.
+/// A rank that is silent does not keep another from being heard at once.
 pub fn a_silent_rank_hides_no_other(fabric: &'static dyn Fabric) {
-    let program = |mut transport: Box<dyn Transport>| {
-        let transport = &mut *transport;
-        match transport.rank().index() {
-            0 => assert_eq!(receive(transport, 2, 1).unwrap(), [8]),
-            1 => send(transport, 2, &[7]).unwrap(),
-            _ => {
-                assert_eq!(look(transport, &[0, 1], AFTER_ALL_WAIT), [0]);
-                assert_eq!(receive(transport, 1, 1).unwrap(), [7]);
-                send(transport, 0, &[8]).unwrap();
+    fn check(backend: Backend, is_connected: bool, [listener, silent, other]: [usize; 3]) {
+        let program = move |mut transport: Box<dyn Transport>| {
+            let transport = &mut *transport;
+            if is_connected {
+                meet_all(transport).unwrap();
             }
+            let (rank, due) = (transport.rank().index(), soon(transport));
+            if rank == silent {
+                assert_eq!(receive(transport, listener, 1).unwrap(), [8]);
+            } else if rank == other {
+                transport.runtime().sleep(PAUSE);
+                send(transport, listener, &[7]).unwrap();
+            } else {
+                assert_eq!(transport.silent(&[silent, other], &due).unwrap(), [silent]);
+                assert!(!transport.runtime().expired(due.deadline()), "it has waited for all");
+                assert_eq!(receive(transport, other, 1).unwrap(), [7]);
+                send(transport, silent, &[8]).unwrap();
+            }
+        };
+        backend.check(3, program, drop);
+    }
+    for is_connected in [true, false] {
+        for ranks in [[2, 0, 1], [0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0]] {
+            check(Backend(fabric), is_connected, ranks);
         }
-    };
-    Backend(fabric).check(3, program, drop);
+    }
 }
 
 /// Which of these have sent nothing within this time.

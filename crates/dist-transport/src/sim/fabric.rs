@@ -13,6 +13,7 @@ use super::message::Message;
 use super::random::SplitMix64;
 use super::report::{self, Channel, Describe, Position};
 use super::storm::{Effects, Plan};
+use super::waiting::{On, Waiting, wake};
 use super::weather::Weather;
 use crate::runtime::Unparker;
 use crate::{Abort, ChannelId, Fingerprint};
@@ -117,21 +118,6 @@ pub(super) enum Presence {
 struct Queue {
     messages: VecDeque<(Duration, Message)>,
     bytes: usize,
-}
-
-#[derive(Debug)]
-pub(super) struct Waiting {
-    on: On,
-    unparker: Unparker,
-}
-
-/// What a rank waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum On {
-    /// A message of this rank.
-    Message(usize),
-    /// That this rank receives what was sent to it.
-    Room(usize),
 }
 
 impl Fabric {
@@ -240,18 +226,18 @@ impl Fabric {
             let queue = member.inbox.entry(place.rank).or_default();
             queue.bytes += message.len();
             queue.messages.push_back((arrives, message));
-            member.waiting.take_if(|waiting| waiting.on == On::Message(place.rank))
+            member.waiting.take_if(|waiting| waiting.on.may_be_message_of(place.rank))
         };
         wake(woken);
         Sent::Queued
     }
 
-    /// Looks for a message of `from`, or remembers whom to wake when one is sent; these are the last
-    /// calls of the one who looks.
+    /// Looks for a message of `from`, or remembers whom to wake when what it waits `on` comes; these are the last calls of
+    /// the one who looks.
     pub(super) fn look(
         &self,
         place: Place,
-        from: Place,
+        (from, on): (Place, On),
         calls: &[Fingerprint],
         now: Duration,
         unparker: Unparker,
@@ -271,7 +257,7 @@ impl Fabric {
         if sender_left && arrives.is_none() {
             return Found::Left;
         }
-        member.waiting = Some(Waiting { on: On::Message(from.rank), unparker });
+        member.waiting = Some(Waiting { on, unparker });
         state.contradiction(place, calls).map_or(Found::Nothing { arrives }, Found::Elsewhere)
     }
 
@@ -348,14 +334,6 @@ impl Fabric {
 impl Member {
     pub(super) fn waits_on(&self) -> Option<On> {
         self.waiting.as_ref().map(|waiting| waiting.on)
-    }
-}
-
-impl On {
-    pub(super) fn peer(self) -> usize {
-        match self {
-            Self::Message(peer) | Self::Room(peer) => peer,
-        }
     }
 }
 
@@ -468,7 +446,7 @@ impl State {
         }
         let posts = self.homes.iter().find(|(_, home)| **home == place.channel).map(|(posts, _)| *posts);
         for channel in std::iter::once(place.channel).chain(posts) {
-            let its = |waiting: &mut Waiting| waiting.on.peer() == place.rank;
+            let its = |waiting: &mut Waiting| waiting.on.may_be_of(place.rank);
             woken.extend(self.members(channel).iter_mut().filter_map(|member| member.waiting.take_if(its)));
             self.forget(channel);
         }
@@ -490,11 +468,5 @@ impl State {
         channels.sort_unstable_by_key(|(id, _)| **id);
         let members = channels.into_iter().flat_map(|(_, members)| members);
         members.filter_map(|member| member.waiting.take()).collect()
-    }
-}
-
-pub(super) fn wake(woken: impl IntoIterator<Item = Waiting>) {
-    for waiting in woken {
-        waiting.unparker.unpark();
     }
 }

@@ -39,6 +39,7 @@ mod state;
 mod storm;
 mod together;
 mod transport;
+mod waiting;
 mod weather;
 mod world;
 

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use super::fabric::{Member, On, Presence};
+use super::fabric::{Member, Presence};
+use super::waiting::On;
 use crate::{ChannelId, Fingerprint, Progress};
 
 /// How calls read, if somebody has said.
@@ -72,6 +73,7 @@ fn wait(channel: &Channel<'_>, rank: usize, on: On, describe: Option<Describe>) 
             format!(" for {count} chunks, the first {first}, from rank {from}")
         }
         (On::Message(_), _) => format!(" for a message from rank {from}"),
+        (On::AnyMessage(_), _) => format!(" for a message from rank {from} or another"),
     };
     if channel.home.is_none() && channel.id != ChannelId::WORLD {
         line += &format!(" on channel {:016x}", channel.id.get());

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use super::fabric::{State, Waiting};
+use super::fabric::State;
 use super::fault::{Fault, Ways, When};
 use super::link::NEVER;
+use super::waiting::Waiting;
 use super::weather::{Cut, Delay, Loss};
 use crate::runtime::Unparker;
 

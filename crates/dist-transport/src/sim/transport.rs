@@ -10,6 +10,7 @@ use super::fabric::{Elsewhere, Fabric, Found, Place, Room, Sent};
 use super::message::{Message, Spoilt};
 use super::report::Position;
 use super::together::{Allocated, Together};
+use super::waiting::On;
 use super::world::World;
 use crate::bookkeeping::{self, Calls};
 use crate::check::{check_all, check_exchange, check_peer};
@@ -194,19 +195,26 @@ impl SimTransport {
     /// Whether a message of this peer is here, at the deadline at the latest.
     fn message_comes(&self, peer: usize, deadline: Deadline) -> Result<bool> {
         loop {
-            let (now, unparker) = (self.world.clock.now(), self.runtime.unparker());
-            let (own, peers) = (self.own_place(), self.place(peer));
-            let wake_by = match self.fabric().look(own, peers, self.calls.all(), now, unparker) {
-                Found::Message => return Ok(true),
-                Found::Aborted(abort) => return Err(Error::Aborted(abort)),
-                Found::Left => return Err(self.closed(Activity::Receive, peer)),
-                Found::Elsewhere(elsewhere) => return Err(self.never_meets(elsewhere)),
-                Found::Nothing { arrives } => arrives,
+            let Found::Nothing { arrives } = self.look_for_message(peer, On::Message(peer))? else {
+                return Ok(true);
             };
             if self.runtime.expired(deadline) {
                 return Ok(false);
             }
-            self.park(deadline, wake_by);
+            self.park(deadline, arrives);
+        }
+    }
+
+    /// Finds a message of this peer, or nothing: then this thread is woken when what it waits `on` may be there; one that
+    /// is on its way arrives then.
+    fn look_for_message(&self, peer: usize, on: On) -> Result<Found> {
+        let (now, unparker) = (self.world.clock.now(), self.runtime.unparker());
+        let from = (self.place(peer), on);
+        match self.fabric().look(self.own_place(), from, self.calls.all(), now, unparker) {
+            Found::Aborted(abort) => Err(Error::Aborted(abort)),
+            Found::Left => Err(self.closed(Activity::Receive, peer)),
+            Found::Elsewhere(elsewhere) => Err(self.never_meets(elsewhere)),
+            found @ (Found::Message | Found::Nothing { .. }) => Ok(found),
         }
     }
 
@@ -374,12 +382,20 @@ impl Transport for SimTransport {
         let deadline = due.deadline();
         peers.iter().try_for_each(|&peer| check_peer(self.rank, peer))?;
         self.begin_operation()?;
-        let mut silent = Vec::new();
-        for &peer in peers {
-            if !self.message_comes(peer, deadline)? {
-                silent.push(peer);
+        let silent = loop {
+            let (mut silent, mut next) = (Vec::new(), None::<Duration>);
+            for &peer in peers {
+                if let Found::Nothing { arrives } = self.look_for_message(peer, On::AnyMessage(peers[0]))? {
+                    silent.push(peer);
+                    next = next.into_iter().chain(arrives).min();
+                }
             }
-        }
+            let is_over = silent.is_empty() || silent.len() < peers.len();
+            if is_over || self.runtime.expired(deadline) {
+                break silent;
+            }
+            self.park(deadline, next);
+        };
         self.fabric().stop_waiting(self.own_place());
         Ok(silent)
     }

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::clock::Skew;
-use super::fabric::{Fabric, wake};
+use super::fabric::Fabric;
 use super::scheduler::Scheduler;
 use super::storm::{Effects, Turn};
 use super::together::Segments;
 use super::transport::SimTransport;
+use super::waiting::wake;
 use crate::runtime::Unparker;
 use crate::{ChannelId, Rank, Runtime};
 

@@ -310,17 +310,7 @@ impl Transport for TcpTransport {
         peers.iter().try_for_each(|&peer| check_peer(self.rank, peer))?;
         self.check_alive()?;
         self.connect_in_time(peers, due).map_err(|trouble| self.fail(trouble, due))?;
-        let mut silent = Vec::new();
-        for &peer in peers {
-            let here = match peer == self.rank.index() {
-                true => !self.own.is_empty(),
-                false => self.await_message(peer, due).map_err(|trouble| self.fail(trouble, due))?,
-            };
-            if !here {
-                silent.push(peer);
-            }
-        }
-        Ok(silent)
+        self.await_message(peers, due).map_err(|trouble| self.fail(trouble, due))
     }
 
     fn hosts(&self) -> Vec<u64> {

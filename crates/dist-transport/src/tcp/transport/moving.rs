@@ -165,29 +165,45 @@ impl TcpTransport {
         Ok(())
     }
 
-    /// Whether a message of this peer is here, at the deadline at the latest.
-    pub(super) fn await_message(&mut self, peer: usize, due: &Due<'_>) -> Result<bool, Trouble> {
-        let (trouble, mut waiting) = (receiving(peer), Waiting::default());
-        let has_come = loop {
-            let mut waits = Waits::new();
-            if let Some(link) = link_to(&mut self.links, peer, &mut waits) {
-                if link.has_come().map_err(&trouble)? {
-                    break true;
+    /// Waits until a message of one of these peers is here, or for the deadline; gives those of which none is.
+    pub(super) fn await_message(&mut self, peers: &[usize], due: &Due<'_>) -> Result<Vec<usize>, Trouble> {
+        let (me, mut waiting) = (self.rank.index(), Waiting::default());
+        let is_new = |links: &[Option<Link>], peer: usize| peer != me && links[peer].is_none();
+        let silent = loop {
+            let connects = peers.iter().filter(|&&peer| is_new(&self.links, peer));
+            let connects: Waits = connects.map(|&peer| (Activity::Connect, peer)).collect();
+            self.welcome(&connects)?;
+            let (mut silent, mut waits) = (Vec::new(), Waits::new());
+            for &peer in peers {
+                if !self.has_come(peer, &mut waits)? {
+                    silent.push(peer);
                 }
-                waits.push((Activity::Receive, peer));
             }
+            // The first of them is the one that is said to be waited for.
+            waits.reverse();
+            let Some(&(activity, peer)) = waits.last() else { break silent };
             if let Some(abort) = self.session().verdict.get() {
-                return Err(trouble(Fault::Aborted(abort)));
+                return Err(Trouble { activity, peer, fault: Fault::Aborted(abort) });
             }
-            if self.welcome(&waits)? {
-                continue;
-            }
-            if self.session().runtime.expired(due.deadline()) {
-                break false;
+            if silent.len() < peers.len() || self.session().runtime.expired(due.deadline()) {
+                break silent;
             }
             self.sleep(&waits, &mut waiting, due.deadline())?;
         };
         waiting.long.end(&self.membership.session, self.channel, &self.calls);
+        Ok(silent)
+    }
+
+    /// Whether a message of this peer is here. If not, that is what this rank waits for.
+    fn has_come(&mut self, peer: usize, waits: &mut Waits) -> Result<bool, Trouble> {
+        if peer == self.rank.index() {
+            return Ok(!self.own.is_empty());
+        }
+        let Some(link) = link_to(&mut self.links, peer, waits) else { return Ok(false) };
+        let has_come = link.has_come().map_err(receiving(peer))?;
+        if !has_come {
+            waits.push((Activity::Receive, peer));
+        }
         Ok(has_come)
     }
 
