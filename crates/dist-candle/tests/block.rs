@@ -7,7 +7,7 @@ use candle_nn::{VarBuilder, VarMap};
 use dist_candle::{CandleBlock, CandleError, SequenceBuilder, backward_from, loss_and_gradient};
 use dist_collectives::Communicator;
 use dist_parallel::{
-    AdamW, AdamWOptions, Block, Ddp, DdpOptions, Error, Params, Sequence, Values, ValuesMut,
+    AdamW, AdamWOptions, Block, BoxError, Ddp, DdpOptions, Error, Params, Sequence, Values, ValuesMut,
 };
 use dist_transport::sim;
 use rstest::rstest;
@@ -193,8 +193,8 @@ fn residual(
     CandleBlock::new("layer", vars, module).expect("a valid block")
 }
 
-/// What is reported of a backward pass.
-fn reported(block: &mut CandleBlock<impl Module + Send>) -> (Result<(), String>, Vec<usize>) {
+/// What a backward pass gives, and what it has reported.
+fn backward(block: &mut CandleBlock<impl Module + Send>) -> (Result<Option<Tensor>, BoxError>, Vec<usize>) {
     let (output, saved) = block.forward(var(&[2, WIDTH], 3).as_tensor().clone()).expect("shapes that fit");
     let mut reported = Vec::new();
     let mut ready = |index: usize, _: Values<'_>| {
@@ -202,6 +202,12 @@ fn reported(block: &mut CandleBlock<impl Module + Send>) -> (Result<(), String>,
         Ok(())
     };
     let result = block.backward(saved, output.ones_like().expect("a tensor in memory"), &mut ready);
+    (result, reported)
+}
+
+/// What is reported of a backward pass.
+fn reported(block: &mut CandleBlock<impl Module + Send>) -> (Result<(), String>, Vec<usize>) {
+    let (result, reported) = backward(block);
     (result.map(drop).map_err(|error| error.to_string()), reported)
 }
 
@@ -265,13 +271,7 @@ fn backward_with(foreign: Var, uses: Uses) -> Result<Vec<usize>, String> {
     let gain = own.as_tensor().clone();
     let module = move |x: &Tensor| uses(&x.broadcast_mul(&gain)?, &foreign);
     let mut block = CandleBlock::new("odd", [("gain", own)], module).expect("a valid block");
-    let (output, saved) = block.forward(var(&[2, WIDTH], 3).as_tensor().clone()).expect("shapes that fit");
-    let mut reported = Vec::new();
-    let mut ready = |index: usize, _: Values<'_>| {
-        reported.push(index);
-        Ok(())
-    };
-    let result = block.backward(saved, output.ones_like().expect("a tensor in memory"), &mut ready);
+    let (result, reported) = backward(&mut block);
     match result {
         Ok(of_input) => assert!(of_input.is_some()),
         Err(error) => {

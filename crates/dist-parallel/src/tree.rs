@@ -68,6 +68,14 @@ impl<B> TreeSum<B> {
     }
 }
 
+/// The sum of losses, in the canonical order.
+pub(crate) fn sum_of(losses: Vec<f32>) -> f32 {
+    let mut sum = TreeSum::new();
+    let add = |left: &mut f32, right| *left += right;
+    losses.into_iter().enumerate().for_each(|(index, loss)| sum.add(index, loss, add));
+    sum.finish(add).unwrap_or(-0.0)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -4,8 +4,9 @@ use dist_collectives::ReduceOp;
 
 use super::Fsdp;
 use super::order::Action;
-use super::step::{Pass, sum_of};
+use super::step::Pass;
 use crate::loss::to_be_summed;
+use crate::tree::sum_of;
 use crate::{Asked, BoxError, Error, Loss, Result, StepReport, TrainingCall, ValuesMut};
 
 impl<A> Fsdp<A> {

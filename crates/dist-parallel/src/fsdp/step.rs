@@ -7,7 +7,7 @@ use super::groups::bytes_sent;
 use super::order::Action;
 use crate::loss::Counted;
 use crate::tally::{Asked, Tally, TrainingCall};
-use crate::tree::TreeSum;
+use crate::tree::sum_of;
 use crate::{BoxError, Error, Loss, Result, Saved, StepReport, Values, ValuesMut};
 
 /// A micro-batch's input, and the function that computes its loss and the loss's gradient.
@@ -319,12 +319,4 @@ impl<A> Fsdp<A> {
         }
         Ok(micro_batches)
     }
-}
-
-/// The sum of losses, in the canonical order.
-pub(super) fn sum_of(losses: Vec<f32>) -> f32 {
-    let mut sum = TreeSum::new();
-    let add = |left: &mut f32, right| *left += right;
-    losses.into_iter().enumerate().for_each(|(index, loss)| sum.add(index, loss, add));
-    sum.finish(add).unwrap_or(-0.0)
 }

@@ -8,7 +8,7 @@ use super::{Pipeline, ties};
 use crate::flat::Flat;
 use crate::fsdp::bytes_sent;
 use crate::loss::{Counted, to_be_summed};
-use crate::tree::TreeSum;
+use crate::tree::{TreeSum, sum_of};
 use crate::{Asked, BoxError, Error, Loss, Result, StepReport, TrainingCall, ValuesMut};
 
 impl<A> Pipeline<A> {
@@ -160,12 +160,7 @@ impl<A> Pipeline<A> {
                 group.all_reduce(&mut counts, ReduceOp::Sum).map_err(Error::communication)?;
             }
         }
-        let mut sum = TreeSum::new();
-        for (index, loss) in losses.into_iter().enumerate() {
-            sum.add(index, loss, |left, right| *left += right);
-        }
-        let sum = sum.finish(|left, right| *left += right).unwrap_or_default();
-        let mut told = [sum.to_bits().into(), counts[0], counts[1]];
+        let mut told = [sum_of(losses).to_bits().into(), counts[0], counts[1]];
         self.comm.broadcast(&mut told, last).map_err(Error::communication)?;
         let [sum, count, weighted] = told.map(|number| u64::try_from(number).unwrap_or(0));
         if weighted != 0 && weighted != self.beside().1 as u64 {
