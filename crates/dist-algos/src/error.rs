@@ -5,8 +5,9 @@ use crate::{Chunks, Order};
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+dist_transport::error_enum! {
 /// What can be wrong with a schedule, or with what it is run on. Steps of a rank are counted from 0.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// No algorithm has this name.
@@ -264,9 +265,10 @@ pub enum Error {
         found: Order,
     },
 }
+}
 
 /// Why a schedule could not be run to its end.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError<E: std::error::Error + 'static> {
     /// The transport failed.
@@ -280,6 +282,17 @@ pub enum RunError<E: std::error::Error + 'static> {
     /// The schedule makes no sense, or does not fit the buffer.
     #[error("the schedule cannot be run")]
     Schedule(#[source] Error),
+}
+
+impl<E: std::error::Error + 'static> std::fmt::Debug for RunError<E> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Transport { step, source } => {
+                dist_transport::show_error(f, self, "Transport", &[("step", step), ("source", source)])
+            }
+            Self::Schedule(error) => dist_transport::show_error(f, self, "Schedule", &[("", error)]),
+        }
+    }
 }
 
 impl<E: std::error::Error + 'static> From<Error> for RunError<E> {

@@ -2,8 +2,9 @@
 
 use candle_core::{DType, Shape};
 
+dist_parallel::error_enum! {
 /// What can go wrong between candle and parallel training.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum CandleError {
     /// candle could not compute something.
@@ -104,4 +105,5 @@ pub enum CandleError {
         /// Its shape.
         shape: Shape,
     },
+}
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use dist_algos::{CostModel, Hosts};
 #[cfg(feature = "tcp")]
 use dist_transport::tcp::{Config, Medium, TcpTransport};
-use dist_transport::{Cause, Chain, ChannelId, Error as TransportError, Runtime, Traffic, Transport};
+use dist_transport::{Cause, Chain, ChannelId, Error as TransportError, Runtime, Source, Traffic, Transport};
 
 use crate::engine::Engine;
 use crate::settings::Settings;
@@ -69,7 +69,7 @@ pub(crate) enum Overlap {
     Idle(Box<dyn Transport>),
     Running(Worker),
     /// That fork failed. It is not tried again: a rank that forks alone has other channels than its peers.
-    Unavailable(Arc<TransportError>),
+    Unavailable(Source<TransportError>),
     /// For the moment in which the worker is started.
     Starting,
 }
@@ -93,7 +93,7 @@ impl Communicator {
     /// If the environment makes no sense, or the ranks do not meet in time.
     #[cfg(feature = "tcp")]
     pub fn from_env() -> Result<Self> {
-        let config = Config::from_env().map_err(|source| Error::Join(Box::new(source)))?;
+        let config = Config::from_env().map_err(|source| Error::Join(source.into()))?;
         let crossovers = crossovers_from_env()?;
         let (mut comm, medium) = Self::meet(&config)?;
         comm.set_crossovers(crossovers);
@@ -128,7 +128,7 @@ impl Communicator {
     /// The world, and what its messages go through.
     #[cfg(feature = "tcp")]
     fn meet(config: &Config) -> Result<(Self, Medium)> {
-        let transport = TcpTransport::join(config).map_err(|source| Error::Join(Box::new(source)))?;
+        let transport = TcpTransport::join(config).map_err(|source| Error::Join(source.into()))?;
         let medium = transport.medium();
         let comm = Self::new(transport);
         tracing::info!(rank = comm.rank(), world_size = comm.world_size(), "joined the world");
@@ -139,7 +139,7 @@ impl Communicator {
         let all: Vec<usize> = (0..transport.rank().world_size()).collect();
         let overlap = match transport.fork(&all) {
             Ok(forked) => Overlap::Idle(forked.expect(OF_ALL)),
-            Err(error) => Overlap::Unavailable(Arc::new(error)),
+            Err(error) => Overlap::Unavailable(error.into()),
         };
         let runtime = transport.runtime().clone();
         Self { engine: Engine::new(transport), settings, runtime, overlap }
@@ -309,7 +309,7 @@ impl Communicator {
                 Err((transport, error)) => (Overlap::Idle(transport), Some(error)),
             },
             Overlap::Unavailable(source) => {
-                let error = Error::NoOverlap(Arc::clone(&source));
+                let error = Error::NoOverlap(source.clone());
                 (Overlap::Unavailable(source), Some(error))
             }
             overlap => (overlap, None),

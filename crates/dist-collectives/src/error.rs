@@ -2,16 +2,16 @@
 
 use std::collections::TryReserveError;
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
-use dist_transport::{Cause, Error as TransportError};
+use dist_transport::{Cause, Error as TransportError, Source};
 
 use crate::{Algorithm, Call, DType, Operation, ReduceKind, ReductionOrder};
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+dist_transport::error_enum! {
 /// What can go wrong in a collective.
 ///
 /// The variants up to [`Members`](Error::Members) are arguments that make no sense, of this rank or of all ranks
@@ -19,7 +19,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// the contents of a buffer that was passed for writing are unspecified.
 ///
 /// No message repeats what its source says: print the whole chain of sources to see everything.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The root is not in the group.
@@ -248,7 +248,7 @@ pub enum Error {
     },
     /// A list of ranks makes no group.
     #[error("a group cannot be made of these ranks")]
-    Members(#[source] Box<TransportError>),
+    Members(#[source] Source<TransportError>),
     /// There is no memory for an output, or for what passes through this rank. In an operation the others wait for this
     /// rank: the job is aborted.
     #[error("no memory for {elements} elements")]
@@ -310,7 +310,7 @@ pub enum Error {
         /// The call that this rank was in.
         call: Box<Call>,
         /// What the transport says.
-        source: Box<TransportError>,
+        source: Source<TransportError>,
     },
     /// The algorithm does not work with this transport.
     #[error("{call} cannot be done")]
@@ -318,18 +318,18 @@ pub enum Error {
         /// The call that this rank was in.
         call: Box<Call>,
         /// What is wrong.
-        source: Box<dist_algos::Error>,
+        source: Source<dist_algos::Error>,
     },
     /// The world could not be joined.
     #[error("cannot join the world")]
-    Join(#[source] Box<TransportError>),
+    Join(#[source] Source<TransportError>),
     /// There is no thread for operations that do not block.
     #[error("cannot start a thread for operations that do not block")]
     Worker(#[source] io::Error),
     /// The transport refused to be forked when the communicator was made, so that there is none for operations that
     /// do not block.
     #[error("this communicator has no transport for operations that do not block")]
-    NoOverlap(#[source] Arc<TransportError>),
+    NoOverlap(#[source] Source<TransportError>),
     /// An operation that does not block had not begun when its deadline passed: one that was started before it has a longer
     /// timeout and had not ended.
     #[error("the operation did not get its turn within {limit:?}: one started before it had not ended")]
@@ -341,6 +341,7 @@ pub enum Error {
     /// decodes them.
     #[error("an operation that does not block panicked")]
     Panicked,
+}
 }
 
 impl Error {
@@ -384,7 +385,7 @@ impl Error {
         match &source {
             TransportError::Mismatch { peer, theirs, .. } => match Call::decode(theirs) {
                 Some(theirs) => Self::Mismatch { peer: *peer, ours, theirs: Box::new(theirs) },
-                None => Self::Transport { call: ours, source: Box::new(source) },
+                None => Self::Transport { call: ours, source: source.into() },
             },
             TransportError::Aborted(abort) => {
                 let theirs = match &abort.cause {
@@ -406,7 +407,7 @@ impl Error {
                 let theirs = Box::new(Call { count: count(got), ..call });
                 Self::Mismatch { peer, ours: Box::new(Call { count: count(expected), ..call }), theirs }
             }
-            _ => Self::Transport { call: ours, source: Box::new(source) },
+            _ => Self::Transport { call: ours, source: source.into() },
         }
     }
 }

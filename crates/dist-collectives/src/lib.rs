@@ -52,11 +52,13 @@ pub use dist_algos::{CostModel, Hosts};
 /// What a transport says, in the errors of this crate.
 #[doc(no_inline)]
 pub use dist_transport::Error as TransportError;
+#[doc(no_inline)]
+#[doc(hidden)]
+pub use dist_transport::error_enum;
 #[cfg(feature = "tcp")]
 #[doc(no_inline)]
 pub use dist_transport::tcp::{Config, Medium, Secret};
-#[doc(no_inline)]
-pub use dist_transport::{Abort, Cause, Chain, ChannelId, Fingerprint, Runtime, Traffic, Transport};
+pub use dist_transport::{Abort, Cause, Chain, ChannelId, Fingerprint, Runtime, Source, Traffic, Transport};
 pub use dtype::{DType, Element};
 pub use engine::BLOCK_BYTES_OF_RANK;
 pub use error::{Error, Result};

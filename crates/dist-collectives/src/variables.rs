@@ -18,7 +18,7 @@ fn crossovers(get: impl Fn(&'static str) -> Option<String>) -> Result<Crossovers
     let Some(value) = get(name).filter(|value| !value.is_empty()) else { return Ok(Crossovers::default()) };
     value.parse().map_err(|_| {
         let expected = "staged=BYTES, write_to_all=BYTES, read_from_all=BYTES, read_ordinary=BYTES or several, as in staged=64K,write_to_all=1M";
-        Error::Join(Box::new(TransportError::InvalidVariable { name, value, expected }))
+        Error::Join(TransportError::InvalidVariable { name, value, expected }.into())
     })
 }
 

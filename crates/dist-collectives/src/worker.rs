@@ -56,7 +56,7 @@ impl Worker {
         let rank = transport.rank().index();
         let alone = match transport.fork(&[rank]) {
             Ok(alone) => alone.expect("a rank is a member of the group of itself"),
-            Err(source) => return Err((transport, Error::Members(Box::new(source)))),
+            Err(source) => return Err((transport, Error::Members(source.into()))),
         };
         let (jobs, mut queue) = runtime.mailbox::<Job>();
         let looks = looks(&*transport);

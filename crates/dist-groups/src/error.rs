@@ -5,9 +5,10 @@ use std::fmt::Write;
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
+dist_collectives::error_enum! {
 /// What can be wrong with a group or a mesh. Ranks are numbered as in the parent, but for those in
 /// [`Collective`](Self::Collective), which have their numbers in the world.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A group needs at least one rank.
@@ -65,8 +66,24 @@ pub enum Error {
         name: String,
     },
     /// A collective failed: one by which groups are made, or one of a group.
-    #[error(transparent)]
+    #[error("communication between the ranks failed")]
     Collective(#[from] dist_collectives::Error),
+}
+}
+
+impl Error {
+    /// Whether a deadline ran out, this rank's or another's.
+    pub fn is_timeout(&self) -> bool {
+        matches!(self, Self::Collective(source) if source.is_timeout())
+    }
+
+    /// The one rank that the error is about, if it is about one, by its number in the world.
+    pub fn peer(&self) -> Option<usize> {
+        match self {
+            Self::Collective(source) => source.peer(),
+            _ => None,
+        }
+    }
 }
 
 /// `data 2 x shard 3 = 6`.

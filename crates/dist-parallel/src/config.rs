@@ -47,7 +47,7 @@ impl DataParallelConfig {
     /// If there is no such rank, also when the world size is 0.
     pub fn world(&self) -> Result<Config> {
         Config::new(self.rank, self.world_size, &self.coordinator)
-            .map_err(|source| Error::communication(dist_collectives::Error::Join(Box::new(source))))
+            .map_err(|source| Error::communication(dist_collectives::Error::Join(source.into())))
     }
 
     /// Joins the world, and gives the aggregator over its ranks. With [`Aggregation::Local`] nobody is joined.

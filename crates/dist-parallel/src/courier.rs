@@ -156,7 +156,7 @@ fn failed(source: BoxError, hook: impl FnOnce() -> String) -> Error {
     match Error::passed_on(source) {
         Ok(error) => error,
         Err(source) => match source.downcast() {
-            Ok(error) => Error::Communication(error),
+            Ok(error) => Error::communication(*error),
             Err(source) => Error::Hook { hook: hook(), source },
         },
     }

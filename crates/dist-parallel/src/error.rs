@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use dist_collectives::{Error as CollectiveError, Source};
+
 use crate::pipeline::{Flaw, Look};
 use crate::{Asked, CheckpointError, FloatType};
 
@@ -11,8 +13,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// An error of code that this crate calls: a model, a data source.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
+dist_transport::error_enum! {
 /// What can go wrong in parallel training.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Two parameters of one model have the same name.
@@ -121,7 +124,7 @@ pub enum Error {
         /// The parameter's name.
         parameter: String,
         /// How it differs.
-        source: Box<Self>,
+        source: Source<Self>,
     },
     /// Not every rank has the same model; every rank gets this same error.
     #[error(
@@ -413,7 +416,8 @@ pub enum Error {
     Checkpoint(Box<CheckpointError>),
     /// Communication failed.
     #[error("communication between the ranks failed")]
-    Communication(#[source] Box<dist_collectives::Error>),
+    Communication(#[source] Source<CollectiveError>),
+}
 }
 
 impl From<CheckpointError> for Error {
@@ -423,8 +427,33 @@ impl From<CheckpointError> for Error {
 }
 
 impl Error {
-    pub(crate) fn communication(source: dist_collectives::Error) -> Self {
-        Self::Communication(Box::new(source))
+    pub(crate) fn communication(source: CollectiveError) -> Self {
+        Self::Communication(source.into())
+    }
+
+    /// Whether a deadline ran out, this rank's or another's.
+    pub fn is_timeout(&self) -> bool {
+        self.collective().is_some_and(CollectiveError::is_timeout)
+    }
+
+    /// The one rank that the error is about, if it is about one, by its number in the world. If the ranks of a trainer
+    /// disagree, it is the first that disagrees with rank 0, by its number among them.
+    pub fn peer(&self) -> Option<usize> {
+        match self {
+            Self::ModelsDiffer { rank, .. }
+            | Self::OptionsDiffer { rank }
+            | Self::StepsDiffer { rank, .. }
+            | Self::InnerStepsDiffer { rank, .. }
+            | Self::GradientsDiffer { rank } => Some(*rank),
+            Self::Checkpoint(error) => error.rank,
+            _ => self.collective()?.peer(),
+        }
+    }
+
+    /// The collective's error that led to this one, also through code of the caller.
+    fn collective(&self) -> Option<&CollectiveError> {
+        std::iter::successors(Some(self as &(dyn std::error::Error + 'static)), |error| error.source())
+            .find_map(|error| error.downcast_ref())
     }
 
     /// Whether every rank has an error like this, and none waits for another.
@@ -458,6 +487,21 @@ impl Error {
 mod tests {
     use super::*;
     use crate::TrainingCall;
+
+    #[test]
+    fn who_is_late_can_be_asked_of_an_error_of_training() {
+        let late = || CollectiveError::Absent { ranks: vec![3] };
+        let failures =
+            [Error::communication(late()), Error::Compute(late().into()), Error::Apply(Box::new(late()))];
+        for error in failures {
+            assert_eq!((error.peer(), error.is_timeout()), (Some(3), true), "{error}");
+            let source = std::error::Error::source(&error).unwrap();
+            assert!(matches!(source.downcast_ref(), Some(CollectiveError::Absent { .. })), "{error}");
+            assert!(format!("{error:?}").contains("ranks [3] did not come\n"), "{error:?}");
+        }
+        assert_eq!(Error::GradientsDiffer { rank: 2 }.peer(), Some(2));
+        assert!(!Error::NoMicroBatches.is_timeout());
+    }
 
     /// As tests/training/errors.rs has it of the errors that can be made elsewhere.
     #[test]

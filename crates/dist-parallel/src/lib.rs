@@ -48,6 +48,8 @@ pub use ddp::{Ddp, DdpOptions, StepReport};
 /// What a communicator says, in [`Error::Communication`].
 #[doc(no_inline)]
 pub use dist_collectives::Error as CollectiveError;
+#[doc(hidden)]
+pub use dist_collectives::error_enum;
 #[doc(no_inline)]
 pub use dist_collectives::{Communicator, Element, ReduceOp};
 pub use error::{BoxError, Error, Result};

@@ -33,10 +33,11 @@ impl std::fmt::Display for Activity {
     }
 }
 
+crate::error_enum! {
 /// What can go wrong between ranks. Ranks have their numbers in the world, whichever group the failing transport serves, so
 /// that an error names the same process to everybody; only a rank that is refused, since the group has none such, is told as it
 /// was given.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A rank that is not in the group was named.
@@ -259,6 +260,7 @@ pub enum Error {
         /// What the system says.
         source: io::Error,
     },
+}
 }
 
 impl Error {

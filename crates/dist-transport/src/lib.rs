@@ -28,6 +28,7 @@ pub mod runtime;
 mod shm;
 #[cfg(feature = "sim")]
 pub mod sim;
+mod source;
 #[cfg(feature = "tcp")]
 pub mod tcp;
 mod transport;
@@ -43,5 +44,8 @@ pub use grain::Grain;
 pub use owned::{Allocation, Lent, Owned};
 pub use rank::Rank;
 pub use runtime::{Deadline, Due, Runtime};
+pub use source::Source;
+#[doc(hidden)]
+pub use source::show_error;
 pub use transport::{Combine, Incoming, Outgoing, Progress, Sink, Traffic, Transport};
 pub use version::Version;

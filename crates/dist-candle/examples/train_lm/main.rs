@@ -129,7 +129,7 @@ fn variable(name: &str) -> Option<String> {
 /// Whether this process failed only because another rank did.
 fn is_collateral(error: &(dyn Error + 'static)) -> bool {
     let own_rank = variable("RANK").and_then(|rank| rank.parse().ok());
-    sources(error).filter_map(communication).any(|error| match error {
+    sources(error).filter_map(|error| error.downcast_ref()).any(|error| match error {
         dist_collectives::Error::Aborted { rank, .. } => Some(*rank) != own_rank,
         dist_collectives::Error::Transport { source, .. } | dist_collectives::Error::Join(source) => {
             match &**source {
@@ -140,12 +140,6 @@ fn is_collateral(error: &(dyn Error + 'static)) -> bool {
         }
         _ => false,
     })
-}
-
-/// An error of the collectives, which dist-parallel keeps in a box.
-fn communication<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a dist_collectives::Error> {
-    let boxed = error.downcast_ref::<Box<dist_collectives::Error>>();
-    boxed.map(Box::as_ref).or_else(|| error.downcast_ref())
 }
 
 fn sources<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {

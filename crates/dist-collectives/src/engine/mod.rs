@@ -136,7 +136,7 @@ impl Engine {
     /// A transport among these ranks of the group; `None` if this rank is not among them. From here on calls say that it was
     /// made: a rank that makes one alone would have other channels than its peers ever after.
     pub(crate) fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {
-        let forked = self.transport.fork(members).map_err(|source| Error::Members(Box::new(source)))?;
+        let forked = self.transport.fork(members).map_err(|source| Error::Members(source.into()))?;
         self.children = self.children.wrapping_add(1);
         self.forget_ways();
         Ok(forked)
@@ -196,7 +196,7 @@ impl Engine {
             }
             RunError::Schedule(source) => {
                 transport.abort(Cause::gave_up(Chain(&source)));
-                Error::Schedule { call: Box::new(*call), source: Box::new(source) }
+                Error::Schedule { call: Box::new(*call), source: source.into() }
             }
             _ => unreachable!("a run fails by its transport or by its schedule"),
         }

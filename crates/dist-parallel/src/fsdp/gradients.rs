@@ -358,7 +358,7 @@ impl Gradients {
         values: Values<'_>,
     ) -> Error {
         let (got_len, got) = (values.len(), values.dtype());
-        let source = Box::new(Error::ValuesDiffer { expected_len, expected, got_len, got });
+        let source = Error::ValuesDiffer { expected_len, expected, got_len, got }.into();
         Error::WrongGradient { parameter: self.names[parameter].clone(), source }
     }
 }

@@ -79,7 +79,7 @@ impl Homes {
         let taken = if written[home.place] { into.add(values) } else { into.copy_from(values) };
         taken.map_err(|source| Error::WrongGradient {
             parameter: self.names[parameter].clone(),
-            source: Box::new(source),
+            source: source.into(),
         })?;
         written[home.place] = true;
         Ok(owner)

@@ -168,7 +168,7 @@ impl Node {
         let taken = own.slice_mut(0, self.info.len()).copy_from(values);
         taken.map_err(|source| Error::WrongGradient {
             parameter: self.info.name.clone(),
-            source: Box::new(source),
+            source: source.into(),
         })?;
         self.own.entry(micro_batch).or_default().insert(parameter, own);
         Ok(())
