@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fmt;
+use std::time::Duration;
 
 use dist_collectives::{Buffer, Communicator, Config, Error, Medium, Message, ReduceOp, ReductionOrder};
 use dist_transport::runtime::Runtime;
@@ -117,6 +118,33 @@ fn check(comm: &mut Communicator, order: ReductionOrder) {
             assert!(bytes <= bytes_max, "{name} of {part} elements: {bytes} bytes");
         }
     }
+}
+
+/// A rank that waits for long tells so, which allocates nothing either.
+#[rstest]
+fn a_call_that_waits_for_long_allocates_nothing(
+    #[values(Medium::Tcp, Medium::Shm)] medium: Medium,
+    #[values(2, 3)] world_size: usize,
+) {
+    // The wait is told after 100 ms.
+    const LATE: Duration = Duration::from_millis(300);
+    let check = |comm: &mut Communicator| {
+        (0..WARM_UP).for_each(|_| comm.barrier().unwrap());
+        if comm.rank() == 0 {
+            Runtime::system().sleep(LATE);
+        }
+        let mut done = Ok(());
+        let counted = allocation_counter::measure(|| done = comm.barrier());
+        done.unwrap();
+        assert_eq!(counted.count_total, 0, "{} bytes", counted.bytes_total);
+    };
+    let coordinator = Coordinator::start("127.0.0.1:0", world_size, "waits", None).unwrap();
+    let address = coordinator.address().to_string();
+    on_threads((0..world_size).map(|rank| {
+        let config = Config::new(rank, world_size, &address).unwrap().with_job("waits");
+        let config = config.with_external_coordinator().with_medium(medium);
+        move || check(&mut Communicator::join(&config).unwrap())
+    }));
 }
 
 fn counted(

@@ -6,7 +6,6 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crossbeam::queue::SegQueue;
 use rustix::event::PollFlags;
 use socket2::Socket;
 
@@ -18,7 +17,7 @@ use crate::tcp::coordinator::{COORDINATOR, Coordinator};
 use crate::tcp::dial::{RETRY, connect, count_hang_up, greet, number};
 use crate::tcp::meeting::{Worlds, answer_margin};
 use crate::tcp::service::{Service, listener_address};
-use crate::tcp::session::{Arrivals, Membership, Session, WaitError, Watch, timeout};
+use crate::tcp::session::{Arrivals, FrameQueue, Membership, Session, WaitError, Watch, timeout};
 use crate::tcp::verdict::{Bell, Verdict};
 use crate::tcp::{host, socket};
 use crate::{Activity, Deadline, Error, Result, Runtime, shm};
@@ -52,7 +51,7 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
             arrivals: Arrivals::default(),
             channels: Channels::new(),
             left: Mutex::default(),
-            outgoing: SegQueue::new(),
+            outgoing: FrameQueue::new(),
             closing: AtomicBool::new(false),
             service_bell: Bell::new()?,
         }))

@@ -1,13 +1,12 @@
 //! One process's part in a job: what all its transports share.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crossbeam::queue::SegQueue;
 use rustix::event::PollFlags;
 
 use crate::auth::Key;
@@ -60,10 +59,31 @@ pub(super) struct Session {
     /// Ranks that have left in order.
     pub(super) left: Mutex<HashSet<usize>>,
     /// What the service thread is to say to the coordinator.
-    pub(super) outgoing: SegQueue<Frame>,
+    pub(super) outgoing: FrameQueue,
     pub(super) closing: AtomicBool,
     /// Wakes the service thread.
     pub(super) service_bell: Bell,
+}
+
+/// Frames that wait to be sent. A call that waits for long puts some here, and must not allocate.
+#[derive(Debug)]
+pub(super) struct FrameQueue(Mutex<VecDeque<Frame>>);
+
+impl FrameQueue {
+    /// More frames than long waits put here before the service thread, if it runs at all, sends them.
+    const CAPACITY: usize = 64;
+
+    pub(super) fn new() -> Self {
+        Self(Mutex::new(VecDeque::with_capacity(Self::CAPACITY)))
+    }
+
+    pub(super) fn push(&self, frame: Frame) {
+        lock(&self.0).push_back(frame);
+    }
+
+    pub(super) fn pop(&self) -> Option<Frame> {
+        lock(&self.0).pop_front()
+    }
 }
 
 /// Keeps a session's threads; dropped with its last transport.
