@@ -69,6 +69,9 @@ pub enum Cause {
     /// Its process lives, or seems to, but gave no sign of life for too long.
     #[error("stopped responding")]
     Silent,
+    /// Its process ended before it joined the world that others were waiting for, as its launcher has seen.
+    #[error("ended before it joined")]
+    NotJoined,
     /// It closed its communicator while a peer was still waiting for it.
     #[error("left while a peer was waiting for it")]
     Left,

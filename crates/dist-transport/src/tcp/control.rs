@@ -34,6 +34,8 @@ pub(super) enum Frame {
     OtherWorldSize { rank: u32, size: u32 },
     /// A sign of life.
     Beat,
+    /// This rank's process has ended, as its launcher has seen.
+    Ended { rank: u32 },
     /// Something went wrong.
     Abort(Abort),
     /// The rank leaves in order.
@@ -110,6 +112,9 @@ impl Frame {
             Self::Beat => {
                 frame.number(6_u32);
             }
+            Self::Ended { rank } => {
+                frame.number(15_u32).number(rank);
+            }
             Self::Abort(ref abort) => {
                 let (kind, details) = encode_cause(&abort.cause);
                 let word = |rank: usize| u32::try_from(rank).unwrap_or(u32::MAX);
@@ -168,6 +173,7 @@ impl Frame {
             12 => Self::LeftChannel { rank: frame.number(), channel: frame.channel() },
             13 => Self::OtherWorldSize { rank: frame.number(), size: frame.number() },
             14 => Self::Over,
+            15 => Self::Ended { rank: frame.number() },
             _ => return None,
         })
     }
@@ -194,6 +200,7 @@ fn encode_cause(cause: &Cause) -> (u32, [u8; Cause::WHY_BYTES]) {
         Cause::Panicked => 10,
         Cause::CoordinatorLost => 7,
         Cause::LauncherLost => 8,
+        Cause::NotJoined => 12,
         Cause::Length { expected, got } => {
             details[..16].copy_from_slice([expected.to_le_bytes(), got.to_le_bytes()].as_flattened());
             9
@@ -219,6 +226,7 @@ fn decode_cause(kind: u32, details: [u8; Cause::WHY_BYTES]) -> Option<Cause> {
         8 => Cause::LauncherLost,
         9 => Cause::Length { expected: fields.long(), got: fields.long() },
         10 => Cause::Panicked,
+        12 => Cause::NotJoined,
         _ => return None,
     })
 }
@@ -429,7 +437,9 @@ mod tests {
             Frame::WorldSize { expected: 8 },
             Frame::OtherWorldSize { rank: 3, size: 4 },
             Frame::Beat,
+            Frame::Ended { rank: 3 },
             Frame::Abort(abort.clone()),
+            Frame::Abort(Abort { cause: Cause::NotJoined, ..abort }),
             Frame::Abort(Abort { cause: Cause::Silent, ..abort }),
             Frame::Abort(Abort { cause: Cause::Panicked, ..abort }),
             Frame::Abort(Abort { cause: Cause::gave_up(""), ..abort }),
@@ -453,7 +463,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_a_frame_or_refused(bytes in prop::collection::vec(any::<u8>(), FRAME_BYTES), kind in 0_u8..16) {
+        fn any_bytes_are_a_frame_or_refused(bytes in prop::collection::vec(any::<u8>(), FRAME_BYTES), kind in 0_u8..18) {
             let mut bytes: [u8; FRAME_BYTES] = bytes.try_into().unwrap();
             bytes[..4].copy_from_slice(&[kind, 0, 0, 0]);
             if let Some(frame) = Frame::decode(&bytes) {

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use crate::auth::{Key, Secret};
 use crate::runtime::Task;
-use crate::tcp::config::TIMEOUT_DEFAULT;
+use crate::tcp::config::{Config, TIMEOUT_DEFAULT};
 use crate::tcp::gate::{Door, Gate};
-use crate::tcp::meeting::{Meeting, Worlds};
+use crate::tcp::meeting::{EndedRanks, Meeting, Worlds};
 use crate::tcp::session::lock;
-use crate::tcp::socket;
 use crate::tcp::verdict::Bell;
+use crate::tcp::{rendezvous, socket};
 use crate::{Abort, Error, Result, Runtime};
 
 /// The number by which the coordinator is connected to.
@@ -31,6 +31,7 @@ pub struct Coordinator {
     stop: Arc<Bell>,
     verdict: Arc<Mutex<Option<Abort>>>,
     present: Arc<AtomicUsize>,
+    ended: Arc<EndedRanks>,
     task: Option<Task<()>>,
 }
 
@@ -62,14 +63,16 @@ impl Coordinator {
         }
         let (listener, address) = socket::listen_on_any(wanted, secret.as_ref())?;
         let (stop, verdict, present) = (Arc::new(Bell::new()?), Arc::default(), Arc::default());
+        let ended = Arc::new(EndedRanks::new()?);
         let gate = Gate::new(Door::Network, listener.into(), key.clone(), epoch, runtime.clone());
         let mut meeting =
-            Meeting::new(gate, worlds, world_size, Arc::clone(&verdict), Arc::clone(&present), runtime);
+            Meeting::new(gate, worlds, world_size, Arc::clone(&verdict), Arc::clone(&present), runtime)
+                .with_ended(Arc::clone(&ended));
         let stopped = stop.clone();
         let task = runtime
             .spawn("dist-coordinator", move || while !meeting.turn(&stopped) {})
             .map_err(|source| Error::Resources { what: "thread", source })?;
-        Ok(Self { address, stop, verdict, present, task: Some(task) })
+        Ok(Self { address, stop, verdict, present, ended, task: Some(task) })
     }
 
     /// Where ranks connect.
@@ -85,6 +88,23 @@ impl Coordinator {
     /// How many ranks would miss the coordinator: those that have not left or gone, once all had come; 0 before.
     pub fn present(&self) -> usize {
         self.present.load(Ordering::Acquire)
+    }
+
+    /// Notes that the process of a rank has ended and nothing is left of it that could join: a launcher sees that. If other
+    /// ranks wait for it to join, or come later, they are told at once.
+    pub fn note_ended(&self, rank: usize) {
+        if let Ok(rank) = u32::try_from(rank) {
+            self.ended.push(rank);
+        }
+    }
+
+    /// The same of a coordinator on another machine, for a launcher that has started these ranks: that of one of them says how
+    /// the coordinator is reached, and for how long it is tried.
+    ///
+    /// # Errors
+    /// If the coordinator cannot be reached.
+    pub fn tell_ended(config: &Config, ranks: &[usize]) -> Result<()> {
+        rendezvous::tell_ended(config, ranks)
     }
 
     /// Serves until every rank has left or is gone; after an abort only until they should have heard of it.

@@ -99,6 +99,27 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
     Ok(Membership { session, service: Some(service), coordinator })
 }
 
+/// Tells the coordinator that the processes of these ranks have ended.
+pub(super) fn tell_ended(config: &Config, ranks: &[usize]) -> Result<()> {
+    let runtime = Runtime::system();
+    let deadline = runtime.deadline(config.timeout);
+    let key = Key::new(config.secret.as_ref(), &config.job);
+    let mut line = Line::new(reach_coordinator(config, &key, &runtime, deadline)?);
+    let watch = Watch::before_the_job(&runtime, deadline);
+    let failed = |source| address_error("tell the coordinator at", &config.coordinator, source);
+    for &rank in ranks {
+        line.push(Frame::Ended { rank: number(rank)? }).map_err(failed)?;
+    }
+    while line.unsent() {
+        watch.ready(&line.stream, PollFlags::OUT).map_err(|error| match error {
+            WaitError::Failed(source) => failed(source),
+            _ => failed(io::ErrorKind::TimedOut.into()),
+        })?;
+        line.flush().map_err(failed)?;
+    }
+    Ok(())
+}
+
 /// The coordinator of a job that rank 0 hosts.
 fn start_coordinator(
     config: &Config,

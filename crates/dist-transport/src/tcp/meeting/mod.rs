@@ -1,6 +1,6 @@
 //! Where the ranks of a job meet, and are watched until they have left: what the coordinator's thread does.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ use crate::tcp::gate::{Admitted, Gate};
 use crate::tcp::session::lock;
 use crate::tcp::socket;
 use crate::tcp::verdict::Bell;
-use crate::{Abort, CALLS_MAX, Cause, ChannelId, Deadline, Fingerprint, Runtime};
+use crate::{Abort, CALLS_MAX, Cause, ChannelId, Deadline, Fingerprint, Result, Runtime};
 
 /// How long one that has proven to belong to the job may take to join it.
 const JOIN_LIMIT: Duration = Duration::from_secs(30);
@@ -56,9 +56,36 @@ pub(super) struct Meeting {
     verdict: Arc<Mutex<Option<Abort>>>,
     /// How many have not left since all had come, for whoever hosts this.
     present: Arc<AtomicUsize>,
+    /// The ranks whose processes have ended.
+    ended: BTreeSet<u32>,
+    /// Those that whoever hosts this has seen since it was last looked at.
+    ended_here: Option<Arc<EndedRanks>>,
     last_look: Duration,
     next_beat: Deadline,
     runtime: Runtime,
+}
+
+/// Ranks whose processes have ended, for the coordinator's thread from another one.
+#[derive(Debug)]
+pub(super) struct EndedRanks {
+    ranks: Mutex<Vec<u32>>,
+    bell: Bell,
+}
+
+impl EndedRanks {
+    pub(super) fn new() -> Result<Self> {
+        Ok(Self { ranks: Mutex::default(), bell: Bell::new()? })
+    }
+
+    pub(super) fn push(&self, rank: u32) {
+        lock(&self.ranks).push(rank);
+        self.bell.ring();
+    }
+
+    fn take(&self) -> Vec<u32> {
+        self.bell.rung();
+        std::mem::take(&mut *lock(&self.ranks))
+    }
 }
 
 /// A rank as the coordinator sees it.
@@ -108,10 +135,17 @@ impl Meeting {
             leavings: Vec::new(),
             verdict,
             present,
+            ended: BTreeSet::new(),
+            ended_here: None,
             last_look: runtime.now(),
             next_beat: runtime.deadline(BEAT),
             runtime: runtime.clone(),
         }
+    }
+
+    /// The same, told of ranks whose processes have ended.
+    pub(super) fn with_ended(self, ended: Arc<EndedRanks>) -> Self {
+        Self { ended_here: Some(ended), ..self }
     }
 
     /// Waits for something to happen and deals with it. `true` when there is nothing more to do.
@@ -134,6 +168,7 @@ impl Meeting {
         ready.into_iter().for_each(|rank| self.listen(rank));
         self.tell_leavings();
         self.welcome();
+        self.miss_ended();
         self.watch_silence(looked_at);
         if self.started {
             self.beat();
@@ -177,6 +212,7 @@ impl Meeting {
     /// Waits for something to happen, and says which ranks' lines have something to be heard or take more.
     fn wait(&self, stop: &Bell) -> io::Result<Vec<usize>> {
         let mut watched = vec![stop.watch()];
+        watched.extend(self.ended_here.iter().map(|ended| ended.bell.watch()));
         let gate = Some(&self.gate).filter(|_| !self.is_over());
         watched.extend(gate.into_iter().flat_map(Gate::watch));
         watched.extend(self.arriving.iter().map(|(_, line, _)| socket::watch(&line.stream, PollFlags::IN)));
@@ -231,8 +267,27 @@ impl Meeting {
                         [patience_ms, liveness_ms].map(|time| Duration::from_millis(time.into()));
                     self.join((rank, line), world_size, home, [patience, liveness]);
                 }
+                Ok(Some(Frame::Ended { rank: ended })) => {
+                    self.ended.insert(ended);
+                    // There may be more.
+                    self.arriving.push((rank, line, deadline));
+                }
                 Ok(Some(_)) | Err(_) => {}
             }
+        }
+    }
+
+    /// Ends the job if others wait for a rank to join whose process has ended.
+    fn miss_ended(&mut self) {
+        self.ended.extend(self.ended_here.iter().flat_map(|ended| ended.take()));
+        if self.started || self.members().next().is_none() {
+            return;
+        }
+        let has_not_come =
+            |&rank: &u32| matches!(self.places.get(rank as usize), Some(Place::Empty | Place::GaveUp));
+        if let Some(rank) = self.ended.iter().copied().find(has_not_come) {
+            let rank = rank as usize;
+            self.abort(Abort { cause: Cause::NotJoined, rank, reporter: rank, call: Fingerprint::NONE });
         }
     }
 

@@ -61,6 +61,38 @@ fn no_world_starts_with_a_rank_that_was_told_that_it_does_not() {
 }
 
 #[test]
+fn those_who_wait_for_a_rank_whose_process_has_ended_are_told_at_once() {
+    let (mut meeting, mut told) = meeting([0, 2], LONG);
+    let ended = Arc::new(EndedRanks::new().unwrap());
+    meeting = meeting.with_ended(Arc::clone(&ended));
+    let (mut launcher, _) = arrival(&mut meeting);
+    // One that has come may be told of as well: that its process has ended is noticed in another way.
+    launcher.push(Frame::Ended { rank: 2 }).unwrap();
+    let stop = Bell::new().unwrap();
+    assert!(!meeting.turn(&stop));
+    assert!(told.iter_mut().all(|line| heard(line).is_empty()));
+    launcher.push(Frame::Ended { rank: 1 }).unwrap();
+    assert!(!meeting.turn(&stop));
+    let abort = Abort { cause: Cause::NotJoined, rank: 1, reporter: 1, call: Fingerprint::NONE };
+    assert!(told.iter_mut().all(|line| heard(line) == [Frame::Abort(abort.clone())]));
+}
+
+#[test]
+fn whoever_waits_for_nobody_is_not_told_of_processes_that_have_ended() {
+    let (mut meeting, _) = meeting([], LONG);
+    let ended = Arc::new(EndedRanks::new().unwrap());
+    meeting = meeting.with_ended(Arc::clone(&ended));
+    (0..4).for_each(|rank| ended.push(rank));
+    let stop = Bell::new().unwrap();
+    assert!(!meeting.turn(&stop) && lock(&meeting.verdict).is_none());
+    // One that comes later waits in vain.
+    let mut late = join(&mut meeting, 3, LONG);
+    ended.push(0);
+    assert!(!meeting.turn(&stop));
+    assert!(matches!(heard(&mut late)[..], [Frame::Abort(Abort { rank: 0, cause: Cause::NotJoined, .. })]));
+}
+
+#[test]
 fn only_ranks_that_have_something_to_say_are_listened_to() {
     let (mut meeting, mut ranks) = meeting([0, 2, 3], LONG);
     let stop = Bell::new().unwrap();
