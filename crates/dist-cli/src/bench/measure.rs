@@ -14,6 +14,7 @@ use super::{BufferKind, Plan, Report, sample};
 use crate::Error;
 use crate::operation::Messages;
 use crate::outcome::Outcome;
+use crate::progress::Progress;
 
 /// Measures all points of a plan with elements of its type.
 pub(super) fn points(plan: &Plan, mut comm: Communicator, report: &mut Report) -> Result<Outcome, Error> {
@@ -62,7 +63,13 @@ const TOUCH_BYTES_MIN: usize = 64 << 10;
 impl Bench<'_> {
     fn points<T: Exact>(&mut self, report: &mut Report) -> Result<Outcome, Error> {
         let mut outcome = Outcome::Success;
+        // Of all ranks it is rank 0 that speaks.
+        let progress = (self.comm.rank() == 0).then(Progress::start).transpose()?;
         for &len in &self.plan.lengths {
+            if let Some(progress) = &progress {
+                let (operation, bytes) = (self.plan.operation, len * size_of::<T>());
+                progress.doing(format!("measuring {operation} of {bytes} bytes"));
+            }
             let output = self.plan.operation.output_len(len, self.comm.world_size());
             let input = match self.plan.buffers {
                 BufferKind::Shared => self.comm.alloc(len)?,

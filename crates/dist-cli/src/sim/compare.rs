@@ -17,6 +17,7 @@ use super::{direct, fit, messages};
 use crate::operation::Messages;
 use crate::outcome::Outcome;
 use crate::output::print;
+use crate::progress::Progress;
 use crate::quantity::{rounded, show_bytes, show_time};
 use crate::{Error, operation};
 
@@ -100,6 +101,8 @@ struct Line {
 
 /// Predicts every point that was measured.
 pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
+    let progress = Progress::start()?;
+    progress.doing("reading what was measured");
     let measured = read(&arguments.files)?;
     let own = std::thread::available_parallelism().map_or(1, usize::from);
     let cores = (!arguments.apart).then(|| arguments.cores.unwrap_or(own));
@@ -119,7 +122,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     }
     let pace = match (&arguments.pace, &arguments.pace_to) {
         (Some(path), _) => Some(direct::read(path)?),
-        (None, Some(path)) => Some(fit_pace(&directs, path)?),
+        (None, Some(path)) => {
+            progress.doing(format!("fitting a pace to {} measured points", directs.len()));
+            Some(fit_pace(&directs, path)?)
+        }
         _ => None,
     };
     let directs = if pace.is_some() { directs } else { Vec::new() };
@@ -136,12 +142,14 @@ pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
         None => {
             let shared = points.iter().all(|point| point.transport.starts_with(Medium::Shm.name()));
             let known = fit::Known { cores, reduce: arguments.reduce, shared };
+            progress.doing(format!("fitting a model to {} measured points", points.len()));
             fit::fit(known, |model| squares(&setting, &points, model))
         }
     };
     if let Some(path) = &arguments.fit_to {
         fs::write(path, model.json()).map_err(|source| Error::Write { path: path.clone(), source })?;
     }
+    progress.doing(format!("predicting {} measured points", points.len() + directs.len()));
     let mut lines = points.iter().map(|point| setting.line(point, &model)).collect::<Result<Vec<_>, _>>()?;
     for (point, operation) in directs {
         let us = pace.and_then(|pace| direct_us(point, operation, &pace));

@@ -20,6 +20,7 @@ use dist_collectives::{Operation, ReductionOrder};
 use crate::Error;
 use crate::outcome::Outcome;
 use crate::output::print;
+use crate::progress::Progress;
 use candidates::Case;
 use dist_algos::direct::Pace;
 use line::{Line, Table};
@@ -94,12 +95,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
 /// Predicts every point and prints it.
 fn collectives(operation: Operation, arguments: &CollectiveArguments) -> Result<Outcome, Error> {
     let pace = arguments.pace.as_deref().map(direct::read).transpose()?;
+    let progress = Progress::start()?;
     for &ranks in &arguments.ranks {
         let world = arguments.world.of(ranks)?;
         let pace = pace.as_ref().filter(|_| world.hosts() == 1);
         let sizes: &[usize] = if operation == Operation::Barrier { &[0] } else { &arguments.bytes };
         for &bytes in sizes {
-            let lines = point(operation, arguments, (&world, pace), bytes)?;
+            let lines = point(operation, arguments, (&world, pace), bytes, &progress)?;
             let text = if arguments.json {
                 lines.iter().map(Line::json).collect()
             } else {
@@ -117,7 +119,9 @@ fn point(
     arguments: &CollectiveArguments,
     (world, pace): (&World, Option<&Pace>),
     bytes: usize,
+    progress: &Progress,
 ) -> Result<Vec<Line>, Error> {
+    progress.doing(format!("predicting {operation} of {bytes} bytes on {} ranks", world.ranks()));
     let case = Case { operation, bytes, order: arguments.order.least(), world };
     let directs = pace.map_or(Vec::new(), |pace| direct::predict(operation, world.ranks(), bytes, pace));
     let mut all = case.candidates()?;
@@ -145,6 +149,8 @@ fn point(
     }
     let mut lines = Vec::new();
     for candidate in found {
+        let (name, ranks) = (&candidate.name, world.ranks());
+        progress.doing(format!("predicting {operation} of {bytes} bytes on {ranks} ranks by {name}"));
         lines.push(Line::of(&case, candidate)?);
     }
     lines.extend(found_directs.into_iter().map(|direct| Line::of_direct(&case, direct)));

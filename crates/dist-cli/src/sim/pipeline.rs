@@ -11,6 +11,7 @@ use serde::Serialize;
 use crate::Error;
 use crate::outcome::Outcome;
 use crate::output::print;
+use crate::progress::Progress;
 use crate::quantity;
 use crate::quantity::rounded;
 
@@ -43,7 +44,7 @@ pub(super) struct Arguments {
     /// Print what every rank does, messages included, and not when
     #[arg(long)]
     actions: bool,
-    /// Draw it into this file
+    /// Draw it into this file, if all schedules together have at most 100000 pairs of a stage and a micro-batch
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     /// One JSON object per line instead of text
@@ -88,8 +89,12 @@ struct Line<'a> {
 
 /// Predicts a step for every schedule.
 pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
+    arguments.check_picture()?;
+    let progress = Progress::start()?;
     let mut drawn = Vec::new();
     for &kind in &arguments.schedule {
+        let (name, stages, micro_batches) = (kind.name(), arguments.stages, arguments.micro_batches);
+        progress.doing(format!("predicting {name} of {stages} stages and {micro_batches} micro-batches"));
         let (kind, schedule) = arguments.schedule(kind)?;
         let proof = schedule.validate()?;
         let costs = arguments.costs();
@@ -111,7 +116,22 @@ pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     Ok(Outcome::Success)
 }
 
+/// What a picture shows at most: each makes two or three bars, of some 100 bytes in the file.
+const DRAWN_MAX: usize = 100_000;
+
 impl Arguments {
+    /// Refuses a picture of more than anybody can see, before anything is predicted.
+    fn check_picture(&self) -> Result<(), Error> {
+        let pairs = self.stages.saturating_mul(self.micro_batches).saturating_mul(self.schedule.len());
+        if self.svg.is_none() || pairs <= DRAWN_MAX {
+            return Ok(());
+        }
+        Err(Error::Usage(format!(
+            "--svg draws at most {DRAWN_MAX} pairs of a stage and a micro-batch, and these are {pairs}: \
+             take fewer micro-batches, stages or schedules"
+        )))
+    }
+
     fn schedule(&self, kind: Kind) -> Result<(Kind, Schedule), Error> {
         let ranks = self.ranks.unwrap_or(self.stages / kind.stages_per_rank()).max(1);
         let (kind, each) = match kind {

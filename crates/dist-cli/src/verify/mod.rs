@@ -11,6 +11,7 @@ use dist_algos::verify::Subject;
 use crate::Error;
 use crate::outcome::Outcome;
 use crate::output::print;
+use crate::progress::Progress;
 use line::Line;
 
 #[derive(Debug, clap::Args)]
@@ -41,18 +42,22 @@ const ALL_ROOTS_MAX: usize = 16;
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     let larger = large::worlds(arguments.max_ranks, arguments.seed);
     let mut all_right = true;
+    let progress = Progress::start()?;
     if !arguments.json {
         print(Line::HEADER)?;
     }
     for subject in Subject::all() {
+        progress.doing(format!("proving {} by {}", subject.operation(), subject.algorithm()));
         let line = survey::line(subject, arguments.max_ranks, &larger);
         all_right &= line.wrong.is_none();
         print(&if arguments.json { line.json() } else { line.row() })?;
     }
+    progress.doing("proving schedules on two levels and in shared memory");
     for line in two_levels::lines(arguments.max_ranks).chain(direct::lines(arguments.max_ranks)) {
         all_right &= line.wrong.is_none();
         print(&if arguments.json { line.json() } else { line.row() })?;
     }
+    progress.doing("changing schedules, which are to be rejected");
     let (mut mutants, direct) = (survey::mutants(arguments.max_ranks), direct::mutants(arguments.max_ranks));
     all_right &= mutants.is_enough() && direct.is_enough();
     mutants.add(direct.mutants, direct.rejected, direct.survivors);

@@ -20,6 +20,7 @@ use super::world::{World, WorldArguments};
 use crate::Error;
 use crate::outcome::Outcome;
 use crate::output::print;
+use crate::progress::Progress;
 use crate::quantity::{self, rounded, show_bytes, show_time};
 use memory::Model;
 use timeline::{Collectives, Rounds, Step};
@@ -181,9 +182,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
     if !arguments.json {
         print(&head(arguments))?;
     }
+    let progress = Progress::start()?;
     for &strategy in &arguments.strategy {
         let mut points = Vec::new();
         for &ranks in &arguments.ranks.0 {
+            progress.doing(format!("predicting a step of {} on {ranks} ranks", strategy.name()));
             let line = arguments.line(strategy, ranks)?;
             points.extend(line.efficiency.map(|efficiency| (ranks as f64, 100.0 * efficiency)));
             let text = if arguments.json {
