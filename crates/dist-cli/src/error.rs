@@ -23,9 +23,12 @@ pub(crate) enum Error {
     /// A rank's process could not become the program.
     #[error("cannot start {program:?}")]
     Exec { program: OsString, source: io::Error },
-    /// The launcher was gone before this rank's program began.
-    #[error("the launcher is gone")]
+    /// The process that has started this one was gone before this one could ask to be told of that.
+    #[error("the process that has started this one is gone")]
     Orphan,
+    /// The system would not start the launcher.
+    #[error("cannot start the launcher")]
+    Launcher(#[source] io::Error),
     /// The launcher would run out of descriptors.
     #[error(
         "{ranks} ranks take {needed} open files of distctl, which may have {limit}: raise the limit (ulimit -Hn {needed})"

@@ -10,6 +10,7 @@ mod operation;
 mod outcome;
 mod output;
 mod parse;
+mod progress;
 mod quantity;
 mod run;
 mod sim;
@@ -78,7 +79,7 @@ fn main() -> ExitCode {
         Command::ExecRank { command } => Err(run::become_program(&command)),
     };
     match outcome {
-        Ok(outcome) => outcome.into(),
+        Ok(outcome) => outcome.end(),
         Err(error) => end_with(&error),
     }
 }
@@ -111,8 +112,8 @@ fn filter() -> EnvFilter {
     let usual = || EnvFilter::new(WORDS);
     let Some(wanted) = std::env::var_os("DIST_LOG") else { return usual() };
     EnvFilter::try_new(wanted.to_string_lossy()).unwrap_or_else(|error| {
-        // Whoever started the ranks has said it.
-        if !Config::is_in_env() {
+        // The process that started this one has said it.
+        if !Config::is_in_env() && !run::is_launcher() {
             say(&format!("DIST_LOG={wanted:?} is ignored: {error}"));
         }
         usual()

@@ -15,7 +15,8 @@ use crate::Error;
 use crate::outcome::Outcome;
 use crate::output::{print, say};
 use crate::parse::TransportName;
-use crate::run::{Job, Launcher, Stream, Take, own_program};
+use crate::progress::Progress;
+use crate::run::{Job, Launcher, Stream, Take, in_launcher, own_program};
 use plan::{Kind, Plan};
 use rank::Word;
 use verdict::Verdict;
@@ -47,7 +48,6 @@ const GRACE: Duration = Duration::from_millis(100);
 
 /// Goes through the faults; in a job of its own, is one of its ranks.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
-    let Arguments { ranks, seed, .. } = *arguments;
     if let Some(fault) = arguments.fault {
         // The rank of nobody's job would be its own victim.
         if !Config::is_in_env() {
@@ -57,35 +57,42 @@ pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
         }
         let config = Config::from_env()?;
         let medium = arguments.transport.map_or(config.medium(), TransportName::medium);
-        return rank::run(&Plan::of(seed, fault, ranks), &config.with_medium(medium));
+        return rank::run(&Plan::of(arguments.seed, fault, arguments.ranks), &config.with_medium(medium));
     }
-    let mut all = Summary::default();
-    let mut launcher = Launcher::new()?;
-    let mut stopped = None;
-    for fault in 0..arguments.faults {
-        let plan = Plan::of(seed, fault, ranks);
-        let heard = Arc::new(Heard::new(ranks));
-        if let Outcome::Stopped { by, .. } = arguments.start(fault, &mut launcher, heard.clone())? {
-            // Of this job nothing is known.
-            stopped = Some(Outcome::Code(by));
-            break;
-        }
-        let verdict = Verdict::of(fault, &plan, &heard.words());
-        if !verdict.is_right() {
-            heard.complain(&verdict);
-        }
-        if arguments.json {
-            print(&(serde_json::to_string(&verdict).expect("it is text and numbers") + "\n"))?;
-        }
-        all.add(verdict);
-    }
-    let summary = if arguments.json { all.json() } else { all.table() };
-    print(&(summary + "\n"))?;
-    let outcome = if all.is_right() { Outcome::Success } else { Outcome::Code(1) };
-    Ok(stopped.unwrap_or(outcome))
+    in_launcher(|| arguments.start_all())
 }
 
 impl Arguments {
+    /// Goes through the faults.
+    fn start_all(&self) -> Result<Outcome, Error> {
+        let mut all = Summary::default();
+        let mut launcher = Launcher::new()?;
+        let progress = Progress::start()?;
+        let mut stopped = None;
+        for fault in 0..self.faults {
+            let plan = Plan::of(self.seed, fault, self.ranks);
+            let heard = Arc::new(Heard::new(self.ranks));
+            progress.doing(format!("fault {} of {}, {}", fault + 1, self.faults, plan.kind.name()));
+            if let Outcome::Stopped { by, .. } = self.start(fault, &mut launcher, heard.clone())? {
+                // Of this job nothing is known.
+                stopped = Some(Outcome::Stopped { code: by.code(), by });
+                break;
+            }
+            let verdict = Verdict::of(fault, &plan, &heard.words());
+            if !verdict.is_right() {
+                heard.complain(&verdict);
+            }
+            if self.json {
+                print(&(serde_json::to_string(&verdict).expect("it is text and numbers") + "\n"))?;
+            }
+            all.add(verdict);
+        }
+        let summary = if self.json { all.json() } else { all.table() };
+        print(&(summary + "\n"))?;
+        let outcome = if all.is_right() { Outcome::Success } else { Outcome::Code(1) };
+        Ok(stopped.unwrap_or(outcome))
+    }
+
     /// One job, to its end.
     fn start(&self, fault: u64, launcher: &mut Launcher, heard: Arc<Heard>) -> Result<Outcome, Error> {
         let own = own_program().map_err(Error::OwnProgram)?;

@@ -13,6 +13,7 @@ use signal_hook::consts::{SIGTSTP, SIGUSR1, SIGUSR2};
 use signal_hook::low_level::emulate_default_handler;
 
 use super::child;
+use super::job::NextStart;
 use super::meeting::Nodes;
 use super::watch::Event;
 
@@ -23,8 +24,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// How long a connection may take.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 
-/// Waits until the first machine is in a later start than the one that failed here, and says in which; for as long as it is
-/// still in that one. `None` if it ends there, or a signal ends it all here.
+/// Waits until the first machine is in a later start than the one that failed here, for as long as it is still in that one.
 pub(super) fn follow(
     nodes: &Nodes,
     failed: u16,
@@ -32,7 +32,7 @@ pub(super) fn follow(
     runtime: &Runtime,
     inbox: &mut Receiver<Event>,
     say: impl Fn(String),
-) -> Option<u16> {
+) -> NextStart {
     let mut patience = runtime.deadline(BETWEEN_STARTS);
     let mut has_waited = false;
     loop {
@@ -46,7 +46,7 @@ pub(super) fn follow(
         let later = if still_there { 0..0 } else { failed + 1..last.saturating_add(1) };
         for start in later {
             if is_listened_to(&hosts, nodes.port(start)) {
-                return Some(start);
+                return NextStart::Number(start);
             }
             if runtime.expired(patience) {
                 let (host, first) = (&nodes.rendezvous.host, nodes.port(failed));
@@ -54,17 +54,17 @@ pub(super) fn follow(
                 say(format!(
                     "machine 0 does not start the job again: nobody listens at {host}, ports {first} to {last}"
                 ));
-                return None;
+                return NextStart::Never;
             }
-            if is_told_to_end(inbox, runtime.deadline(Duration::ZERO), &say) {
-                return None;
+            if let Some(signal) = told_to_end(inbox, runtime.deadline(Duration::ZERO), &say) {
+                return NextStart::Stopped(signal);
             }
         }
         if !std::mem::replace(&mut has_waited, true) {
             say("waiting until machine 0 starts the job again".to_owned());
         }
-        if is_told_to_end(inbox, runtime.deadline(LOOK_AGAIN), &say) {
-            return None;
+        if let Some(signal) = told_to_end(inbox, runtime.deadline(LOOK_AGAIN), &say) {
+            return NextStart::Stopped(signal);
         }
     }
 }
@@ -81,22 +81,22 @@ fn is_listened_to(hosts: &[SocketAddr], port: u16) -> bool {
     })
 }
 
-/// Takes what comes until the deadline: whether it is a signal that ends the job. No rank is there that it could be passed
-/// on to.
-fn is_told_to_end(inbox: &mut Receiver<Event>, deadline: Deadline, say: impl Fn(String)) -> bool {
+/// Takes what comes until the deadline, and returns a signal that ends the job. No rank is there that it could be passed on
+/// to.
+fn told_to_end(inbox: &mut Receiver<Event>, deadline: Deadline, say: impl Fn(String)) -> Option<i32> {
     while let Ok(event) = inbox.receive(Some(deadline)) {
         match event {
-            Event::Signalled(SIGTSTP) if child::can_be_continued() => {
+            Event::Signalled(SIGTSTP) => {
                 if let Err(error) = emulate_default_handler(SIGTSTP) {
                     say(format!("cannot stop: {error}"));
                 }
             }
-            Event::Signalled(SIGTSTP | SIGUSR1 | SIGUSR2) | Event::Ended(_) | Event::Unwritable(_) => {}
+            Event::Signalled(SIGUSR1 | SIGUSR2) | Event::Ended(_) | Event::Unwritable(_) => {}
             Event::Signalled(signal) => {
                 say(format!("{}: the job is not started again", child::signal_name(signal)));
-                return true;
+                return Some(signal);
             }
         }
     }
-    false
+    None
 }

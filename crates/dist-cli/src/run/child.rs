@@ -1,5 +1,6 @@
 //! One rank's process: started, watched, signalled and ended.
 
+use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::fmt::Display;
 use std::io;
@@ -7,10 +8,15 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getppid};
+use dist_transport::Runtime;
+use rustix::process::{
+    Pid, Signal, WaitId, WaitIdOptions, WaitOptions, getppid, kill_process, kill_process_group, waitpid,
+};
 
-use super::{cores, files};
+use super::{cores, files, front};
 use crate::Error;
 
 /// The hidden subcommand that turns into a rank's program.
@@ -53,7 +59,7 @@ pub(super) fn command(program: &OsString, arguments: &[OsString]) -> io::Result<
     let mut command = Command::new(own_program()?);
     command.arg(EXEC).arg("--").arg(program).args(arguments);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-    command.env(PARENT, std::process::id().to_string());
+    command.env(PARENT, std::process::id().to_string()).env_remove(front::FRONT);
     Ok(command)
 }
 
@@ -64,7 +70,7 @@ const PARENT: &str = "DISTCTL_PID";
 pub(crate) fn become_program(command: &[OsString]) -> Error {
     let (program, arguments) = command.split_first().expect("clap asks for a program");
     #[cfg(target_os = "linux")]
-    if let Err(error) = end_with_parent() {
+    if let Err(error) = end_with_parent(&std::env::var(PARENT).unwrap_or_default(), Signal::KILL) {
         return error;
     }
     cores::bind();
@@ -75,17 +81,111 @@ pub(crate) fn become_program(command: &[OsString]) -> Error {
     Error::Exec { program: program.clone(), source }
 }
 
-/// Asks the system to end this process when its parent ends.
+/// Asks the system to send this process a signal when its parent ends, which is to be this one.
 #[cfg(target_os = "linux")]
-fn end_with_parent() -> Result<(), Error> {
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(|e| Error::Wait(e.into()))?;
+pub(super) fn end_with_parent(parent: &str, signal: Signal) -> Result<(), Error> {
+    rustix::process::set_parent_process_death_signal(Some(signal)).map_err(|e| Error::Wait(e.into()))?;
     // The parent may have ended before we asked.
-    let parent = getppid().map(|pid| pid.as_raw_nonzero().to_string());
-    if parent != std::env::var(PARENT).ok() {
-        return Err(Error::Orphan);
+    if is_parent(parent) { Ok(()) } else { Err(Error::Orphan) }
+}
+
+/// Whether the parent of this process is the one with this number.
+pub(super) fn is_parent(process: &str) -> bool {
+    getppid().is_some_and(|parent| parent.as_raw_nonzero().to_string() == process)
+}
+
+/// The processes of ranks that were started and not reaped. The id of each, which is that of its group, is its own until
+/// then. Any thread can end them.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Started(Arc<Mutex<HashSet<Pid>>>);
+
+impl Started {
+    fn lock(&self) -> MutexGuard<'_, HashSet<Pid>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    Ok(())
+
+    /// Starts the process of a rank.
+    pub(super) fn spawn(&self, command: &mut Command) -> io::Result<Child> {
+        let mut started = self.lock();
+        let child = command.spawn()?;
+        started.insert(Pid::from_child(&child));
+        Ok(child)
+    }
+
+    /// Reaps children that are no ranks and have ended: what ranks have left behind, if this process adopts it.
+    pub(super) fn reap_strays(&self) {
+        reap_but(&self.lock());
+    }
+
+    /// Returns `true` if a process is there that a rank has left behind outside of its process group.
+    pub(super) fn has_strays(&self) -> bool {
+        !reap_but(&self.lock()).is_empty()
+    }
+
+    /// Ends what ranks have left behind outside of their process groups, if this process adopts it.
+    pub(super) fn end_strays(&self) {
+        end_but(&self.lock());
+    }
+
+    /// Ends all ranks and all that they have started, as far as this process adopts it. While the result is kept, no other
+    /// thread can start or reap a rank.
+    #[must_use]
+    pub(super) fn end_all(&self) -> MutexGuard<'_, HashSet<Pid>> {
+        let started = self.lock();
+        started.iter().for_each(|&rank| signal_group(rank, Signal::KILL));
+        end_but(&HashSet::new());
+        started
+    }
+}
+
+/// How long processes that have left their rank's group have to end when they are asked to.
+const STRAY_GRACE: Duration = Duration::from_millis(100);
+/// How long killed processes may take to be gone.
+const STRAY_LIMIT: Duration = Duration::from_secs(5);
+/// How often is looked whether they are.
+const STRAY_POLL: Duration = Duration::from_millis(2);
+
+/// Ends all children of this process but these. The children of one that ends become ours.
+fn end_but(these: &HashSet<Pid>) {
+    let runtime = Runtime::system();
+    let (grace, limit) = (runtime.deadline(STRAY_GRACE), runtime.deadline(STRAY_LIMIT));
+    let mut asked = HashSet::new();
+    loop {
+        let strays = reap_but(these);
+        if strays.is_empty() || runtime.expired(limit) {
+            return;
+        }
+        for stray in strays {
+            // It fails only if the stray has ended. The number is its own until it is reaped here.
+            if runtime.expired(grace) {
+                let _ = kill_process(stray, Signal::KILL);
+            } else if asked.insert(stray) {
+                let _ = kill_process(stray, Signal::TERM);
+            }
+        }
+        runtime.sleep(STRAY_POLL);
+    }
+}
+
+/// Reaps all children of this process that have ended but these, and returns those that have not.
+fn reap_but(these: &HashSet<Pid>) -> Vec<Pid> {
+    let others = children().into_iter().filter(|child| !these.contains(child));
+    others.filter(|&child| matches!(waitpid(Some(child), WaitOptions::NOHANG), Ok(None))).collect()
+}
+
+/// The children of this process, as far as the system tells. What it adopts belongs to its first thread, which also starts
+/// the ranks.
+fn children() -> Vec<Pid> {
+    let own = std::process::id();
+    let list = std::fs::read_to_string(format!("/proc/self/task/{own}/children"));
+    let list = list.unwrap_or_default();
+    list.split_ascii_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
+}
+
+/// Signals a rank's process and all that is in its group.
+fn signal_group(rank: Pid, signal: Signal) {
+    // It fails only if nobody is left to be signalled.
+    let _ = kill_process_group(rank, signal);
 }
 
 /// A process that has not been waited for: its id, and its group's, is its own until [`reap`](Self::reap).
@@ -103,13 +203,14 @@ impl Running {
 
     /// Signals the process and all that it has started.
     pub(super) fn signal(&self, signal: Signal) {
-        // It fails only if nobody is left to be signalled.
-        let _ = rustix::process::kill_process_group(self.pid(), signal);
+        signal_group(self.pid(), signal);
     }
 
-    /// The status of the process, which has ended; what it has started and left behind is killed.
-    pub(super) fn reap(mut self) -> io::Result<ExitStatus> {
+    /// The status of the process, which has ended; what it has started and left in its group is killed.
+    pub(super) fn reap(mut self, started: &Started) -> io::Result<ExitStatus> {
+        let mut started = started.lock();
         self.signal(Signal::KILL);
+        started.remove(&self.pid());
         self.0.wait()
     }
 }
@@ -184,11 +285,6 @@ pub(super) fn ignored_signals() -> u64 {
 pub(super) fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
-}
-
-/// What a shell would make of an end by a signal.
-pub(super) fn signal_code(signal: i32) -> Option<u8> {
-    u8::try_from(128 + signal).ok()
 }
 
 /// A status in words.

@@ -11,15 +11,27 @@ use dist_transport::runtime::{Mailbox, Receiver, Task};
 use dist_transport::tcp::Config;
 
 use super::again;
-use super::child;
+use super::child::{self, Started};
 use super::cores::{self, Bind};
 use super::files;
+use super::front::in_launcher;
 use super::lines::{Forward, Take};
 use super::meeting::{Meeting, Nodes};
 use super::signals::watch_signals;
 use super::watch::{Event, LAST_WORDS, PATIENCE, Watch};
 use crate::Error;
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, Stop};
+
+/// What follows a start that failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NextStart {
+    /// The start of this number.
+    Number(u16),
+    /// None, because the first machine starts the job no more.
+    Never,
+    /// None, because this signal has come.
+    Stopped(i32),
+}
 
 /// One program on `ranks` processes of this machine.
 #[derive(Debug)]
@@ -45,14 +57,16 @@ pub(crate) struct Launcher {
     events: Mailbox<Event>,
     inbox: Receiver<Event>,
     files: files::Before,
+    started: Started,
 }
 
 impl Launcher {
     pub(crate) fn new() -> Result<Self, Error> {
         let runtime = Runtime::system();
         let (events, inbox) = runtime.mailbox();
-        watch_signals(&runtime, &events)?;
-        Ok(Self { runtime, events, inbox, files: files::Before::raise() })
+        let started = Started::default();
+        watch_signals(&runtime, &events, &started)?;
+        Ok(Self { runtime, events, inbox, files: files::Before::raise(), started })
     }
 }
 
@@ -107,16 +121,19 @@ impl Job {
     /// Starts all ranks and returns when none is left, and none is to be started again.
     pub(crate) fn run_by(&self, launcher: &mut Launcher, take: Arc<dyn Take>) -> Result<Outcome, Error> {
         self.check_files(0)?;
-        let Launcher { runtime, events, inbox, files } = launcher;
+        let Launcher { runtime, events, inbox, files, started } = launcher;
         let (voice, speaker) = voice(runtime, take.clone())?;
         let mut restart = 0;
         let ended = loop {
-            match self.run_once(restart, runtime, (events, inbox), files, (&voice, &take)) {
-                Ok(outcome @ Outcome::Code(_)) if restart < self.restarts => {
-                    let Some(next) = self.next_start(restart, runtime, inbox, &voice) else {
-                        break Ok(outcome);
-                    };
-                    restart = next;
+            match self.run_once(restart, runtime, (events, inbox), (files, started), (&voice, &take)) {
+                Ok(Outcome::Code(code)) if restart < self.restarts => {
+                    match self.next_start(restart, runtime, inbox, &voice) {
+                        NextStart::Number(next) => restart = next,
+                        NextStart::Never => break Ok(Outcome::Code(code)),
+                        NextStart::Stopped(signal) => {
+                            break Ok(Outcome::Stopped { code, by: Stop::Signal(signal) });
+                        }
+                    }
                 }
                 ended => break ended,
             }
@@ -128,19 +145,19 @@ impl Job {
         ended
     }
 
-    /// The start that follows one that failed, once it can be; `None` if it never can.
+    /// The start that follows one that failed, once it can be.
     fn next_start(
         &self,
         failed: u16,
         runtime: &Runtime,
         inbox: &mut Receiver<Event>,
         voice: &Mailbox<String>,
-    ) -> Option<u16> {
+    ) -> NextStart {
         match &self.nodes {
             Some(nodes) if nodes.index > 0 => {
                 again::follow(nodes, failed, self.restarts, runtime, inbox, |words| voice.send(words))
             }
-            _ => Some(failed + 1),
+            _ => NextStart::Number(failed + 1),
         }
     }
 
@@ -149,15 +166,15 @@ impl Job {
         restart: u16,
         runtime: &Runtime,
         (events, inbox): (&Mailbox<Event>, &mut Receiver<Event>),
-        files: &files::Before,
+        (files, started): (&files::Before, &Started),
         (voice, take): (&Mailbox<String>, &Arc<dyn Take>),
     ) -> Result<Outcome, Error> {
         let (first, limits) = (self.local().start, [self.last_words, self.grace]);
-        let mut watch = Watch::new(runtime, voice, first, limits, self.meeting(restart)?);
+        let mut watch = Watch::new(runtime, voice, first, limits, self.meeting(restart)?, started);
         for local in 0..self.ranks {
-            let started = self.start(local, &watch.meeting, files);
-            let started = started.and_then(|child| watch.add(child, events, take));
-            if let Err(error) = started {
+            let child = self.start(local, &watch.meeting, files, started);
+            let added = child.and_then(|child| watch.add(child, events, take));
+            if let Err(error) = added {
                 watch.kill_all();
                 return Err(error);
             }
@@ -166,7 +183,13 @@ impl Job {
     }
 
     /// Starts one of this machine's ranks.
-    fn start(&self, local: usize, meeting: &Meeting, files: &files::Before) -> Result<Child, Error> {
+    fn start(
+        &self,
+        local: usize,
+        meeting: &Meeting,
+        files: &files::Before,
+        started: &Started,
+    ) -> Result<Child, Error> {
         let rank = self.local().start + local;
         let failed = |source| Error::Start { program: self.program.clone(), rank, source };
         let mut command = child::command(&self.program, &self.arguments).map_err(failed)?;
@@ -178,7 +201,7 @@ impl Job {
         if let Some(cores) = cores::of_rank(local, self.ranks).filter(|_| self.bind == Bind::Cores) {
             command.env(cores::CORES, cores);
         }
-        command.spawn().map_err(failed)
+        started.spawn(&mut command).map_err(failed)
     }
 }
 
@@ -191,9 +214,11 @@ pub(crate) fn in_a_job<T>(
 ) -> Result<Outcome, Error> {
     if !Config::is_in_env() {
         let ranks = ranks.unwrap_or(RANKS_DEFAULT);
-        // What makes no sense is said once.
-        prepare(ranks)?;
-        return Job::of_this_command(ranks)?.run_by(&mut Launcher::new()?, Arc::new(Forward::untagged()));
+        return in_launcher(|| {
+            // What makes no sense is said once.
+            prepare(ranks)?;
+            Job::of_this_command(ranks)?.run_by(&mut Launcher::new()?, Arc::new(Forward::untagged()))
+        });
     }
     let config = Config::from_env()?;
     let world_size = config.rank().world_size();

@@ -2,11 +2,13 @@
 
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
-use dist_transport::Abort;
-use dist_transport::tcp::Coordinator;
+use dist_transport::runtime::Task;
+use dist_transport::tcp::{Config, Coordinator};
+use dist_transport::{Abort, Runtime};
 
-use super::secret::SecretFile;
+use super::secret::{SecretFile, own_name};
 use crate::Error;
 use crate::address::Address;
 
@@ -34,6 +36,9 @@ impl Nodes {
         self.rendezvous.port.checked_add(restart).expect("the last one is a port too")
     }
 }
+
+/// How long the coordinator on another machine is looked for to be told that ranks of this one have ended.
+const TELL_LIMIT: Duration = Duration::from_secs(60);
 
 /// What all ranks of a job have in common.
 #[derive(Debug)]
@@ -92,6 +97,26 @@ impl Meeting {
         self.coordinator.as_ref()?.aborted()
     }
 
+    /// Tells the coordinator that the processes of these ranks have ended. If it is on another machine, a thread does that,
+    /// which is returned.
+    pub(super) fn tell_ended(&self, ranks: Vec<usize>, runtime: &Runtime) -> Result<Option<Task<()>>, Error> {
+        if let Some(coordinator) = &self.coordinator {
+            ranks.into_iter().for_each(|rank| coordinator.note_ended(rank));
+            return Ok(None);
+        }
+        let Some(&first) = ranks.first() else { return Ok(None) };
+        let config = Config::new(first, self.world_size, &self.address.to_string())?;
+        let config = config.with_external_coordinator().with_job(&self.job).with_timeout(TELL_LIMIT);
+        let config = config.with_secret(self.secret.secret().clone());
+        let tell = move || {
+            if let Err(error) = Coordinator::tell_ended(&config, &ranks) {
+                // As when the job is over there, too.
+                tracing::debug!(%error, ?ranks, "the coordinator was not told that these ranks have ended");
+            }
+        };
+        runtime.spawn("ended", tell).map(Some).map_err(Error::Thread)
+    }
+
     /// Whether the coordinator is in this process.
     pub(super) const fn is_hosted(&self) -> bool {
         self.coordinator.is_some()
@@ -105,15 +130,4 @@ impl Meeting {
     pub(super) const fn world_size(&self) -> usize {
         self.world_size
     }
-}
-
-/// A name that nothing else has.
-pub(super) fn own_name() -> String {
-    format!("dist-{}-{:x}", std::process::id(), unique())
-}
-
-/// A number that tells two jobs of one process apart, and a process from an earlier one with the same id.
-fn unique() -> u128 {
-    use std::time::SystemTime;
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_nanos())
 }

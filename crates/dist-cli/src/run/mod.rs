@@ -4,6 +4,7 @@ mod again;
 mod child;
 mod cores;
 mod files;
+mod front;
 mod job;
 mod lines;
 mod meeting;
@@ -19,6 +20,7 @@ use std::time::Duration;
 pub(crate) use child::{EXEC, become_program, own_program};
 pub(crate) use cores::Bind;
 pub(crate) use files::needed as files_needed;
+pub(crate) use front::{in_launcher, is_launcher};
 pub(crate) use job::{Job, Launcher, in_a_job};
 pub(crate) use lines::{Stream, Take};
 pub(crate) use meeting::Nodes;
@@ -28,8 +30,7 @@ use crate::address::Address;
 use crate::outcome::Outcome;
 use child::check_program;
 use lines::Forward;
-use meeting::own_name;
-use secret::SecretFile;
+use secret::{SecretFile, own_name};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -96,6 +97,10 @@ impl Arguments {
 
 /// Runs the job as far as it is on this machine, to its end; the exit code is the first failing rank's.
 pub(crate) fn run(arguments: &Arguments) -> Result<Outcome, Error> {
+    in_launcher(|| launch(arguments))
+}
+
+fn launch(arguments: &Arguments) -> Result<Outcome, Error> {
     let (program, rest) = arguments.command.split_first().expect("clap asks for a program");
     check_program(program)?;
     let mut launcher = Launcher::new()?;

@@ -1,4 +1,6 @@
 //! The secret of a job: a file that only this user can read. One made for the job is gone when the job is.
+//!
+//! If the launcher is killed, the front process removes it, and the other way round.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -53,7 +55,7 @@ impl SecretFile {
     }
 
     fn create_in(folder: &Path, name: &str, secret: Secret, bytes: &[u8]) -> Result<Self, Error> {
-        let path = folder.join(format!("{name}.secret"));
+        let path = folder.join(format!("{name}{ENDING}"));
         let failed = |source| Error::SecretFile { path: path.clone(), source };
         // `create_new` follows no link that another user may have put here.
         let mut file =
@@ -69,6 +71,41 @@ impl SecretFile {
 
     pub(super) fn secret(&self) -> &Secret {
         &self.secret
+    }
+}
+
+/// What the names of such files end with.
+const ENDING: &str = ".secret";
+
+/// A name that nothing else has, for a job that this process starts or for its file.
+pub(super) fn own_name() -> String {
+    format!("{}{:x}", beginning(std::process::id()), unique())
+}
+
+/// What the names that a process gives begin with.
+fn beginning(process: u32) -> String {
+    format!("dist-{process}-")
+}
+
+/// A number that tells two jobs of one process apart, and a process from an earlier one with the same id.
+fn unique() -> u128 {
+    use std::time::SystemTime;
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_nanos())
+}
+
+/// Removes the files that a process, which has ended or is about to, has made for its jobs.
+pub(super) fn remove_files_of(process: u32) {
+    let beginning = beginning(process);
+    for folder in folders() {
+        // A folder that cannot be read has no file of ours.
+        for file in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let name = file.file_name();
+            let name = name.to_string_lossy();
+            if name.starts_with(&beginning) && name.ends_with(ENDING) {
+                // It is not ours if this fails.
+                let _ = fs::remove_file(file.path());
+            }
+        }
     }
 }
 

@@ -1,10 +1,11 @@
 //! A rank fails: which one is named, what becomes of the others, and what is started again.
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::panic::AssertUnwindSafe;
 use std::process::Stdio;
 
-use dist_collectives::{Communicator, ReduceOp};
+use dist_collectives::{Chain, Communicator, ReduceOp};
 use rstest::rstest;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 
@@ -151,7 +152,7 @@ fn a_job_that_is_told_to_end_is_not_started_again() {
     let (child, _) = running(&["-n", "2", "--max-restarts", "3"], script);
     signal(&child, Signal::TERM);
     let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(9), "{output:?}");
+    assert_eq!(output.status.signal(), Some(Signal::TERM.as_raw()), "{output:?}");
     // The shell itself has a word for a sleep that was signalled.
     let told: Vec<_> = lines(&output.stderr).into_iter().filter(|line| line.starts_with("distctl")).collect();
     assert_eq!(told, ["distctl: SIGTERM: passed on to every rank"]);
@@ -168,7 +169,51 @@ fn a_signal_between_the_end_of_all_ranks_and_their_next_start_is_heard() {
     signal(&child, Signal::TERM);
     let more = told.filter(|line| again(line.as_ref().unwrap())).count();
     assert!(more <= 2, "started {more} times more");
-    // The code of a rank, which may have been running after all.
-    let code = child.wait().unwrap().code();
-    assert!(matches!(code, Some(1 | 143)), "{code:?}");
+    assert_eq!(child.wait().unwrap().signal(), Some(Signal::TERM.as_raw()));
+}
+
+/// A rank that joins a job whose rank 1 does not: what it is told.
+fn join_in_vain() -> ! {
+    if std::env::var("RANK").unwrap() == "1" {
+        std::process::exit(0);
+    }
+    eprintln!("{}", Chain(&Communicator::from_env().unwrap_err()));
+    std::process::exit(3);
+}
+
+#[test]
+fn a_rank_that_ends_before_it_joined_is_named_at_once() {
+    if std::env::var(END).is_ok() {
+        join_in_vain();
+    }
+    let program = std::env::current_exe().unwrap();
+    let test = std::thread::current().name().unwrap().to_owned();
+    let mut command = distctl(&["run", "-n", "3", "--", program.to_str().unwrap(), "--exact", &test]);
+    let output = command.arg("--nocapture").env(END, "absent").output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    let told = lines(&output.stderr);
+    let by_ranks = told
+        .iter()
+        .filter(|line| line.starts_with("cannot join") && line.contains("rank 1 ended before it joined"));
+    assert_eq!(by_ranks.count(), 2, "{told:?}");
+    let named = "exited with code 3 (rank 1 ended before it joined); ending the others";
+    assert!(told.iter().any(|line| line.starts_with("distctl: rank ") && line.ends_with(named)), "{told:?}");
+}
+
+/// The process of the rank itself has ended, and what it has left behind joins.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_rank_may_join_by_a_process_that_its_wrapper_leaves_behind() {
+    if std::env::var(END).is_ok() {
+        let mut comm = Communicator::from_env().unwrap();
+        return comm.barrier().unwrap();
+    }
+    let program = std::env::current_exe().unwrap();
+    let test = std::thread::current().name().unwrap().to_owned();
+    // The others have long been there when it comes.
+    let wrapper =
+        r#"test $RANK = 1 || exec "$0" "$@"; setsid -f sh -c 'sleep 0.5; exec "$0" "$@"' "$0" "$@""#;
+    let mut command = distctl(&["run", "-n", "3", "--", "sh", "-c", wrapper, program.to_str().unwrap()]);
+    let output = command.args(["--exact", &test, "--nocapture"]).env(END, "late").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
 }

@@ -4,11 +4,12 @@ use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use dist_collectives::Communicator;
+use dist_collectives::{Chain, Communicator, Runtime};
 use dist_transport::tcp::{Config, TcpTransport};
 use rstest::rstest;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -148,6 +149,35 @@ fn a_failure_on_another_machine_is_one_of_the_job() {
     );
 }
 
+#[rstest]
+#[case::the_first_machine(0)]
+#[case::another_machine(1)]
+fn ranks_of_all_machines_hear_of_one_that_ends_before_it_joined(#[case] machine: usize) {
+    if let Ok(task) = std::env::var(END) {
+        let (machine, folder) = task.split_once(' ').unwrap();
+        let rank = std::env::var("RANK").unwrap();
+        // Of the two ranks of one machine the second does not join, and ends when the others are about to.
+        if rank == (2 * machine.parse::<usize>().unwrap() + 1).to_string() {
+            while std::fs::read_dir(folder).unwrap().count() < 3 {
+                Runtime::system().yield_now();
+            }
+            return;
+        }
+        std::fs::write(Path::new(folder).join(rank), []).unwrap();
+        eprintln!("{}", Chain(&Communicator::from_env().unwrap_err()));
+        std::process::exit(3);
+    }
+    let rank = 2 * machine + 1;
+    let folder = tempfile::tempdir().unwrap();
+    let task = format!("{machine} {}", folder.path().display());
+    for output in Machines::new().run_this_test("2", &task) {
+        assert_eq!(output.status.code(), Some(3), "{output:?}");
+        let told = lines(&output.stderr);
+        let named = format!("rank {rank} ended before it joined");
+        assert!(told.iter().any(|line| line.starts_with("cannot join") && line.contains(&named)), "{told:?}");
+    }
+}
+
 #[test]
 fn all_machines_start_a_job_again() {
     if std::env::var(END).is_ok() {
@@ -168,7 +198,7 @@ fn all_machines_start_a_job_again() {
     }
 }
 
-/// The ranks of one machine fail before all have met, whom those of the other miss only later.
+/// The ranks of one machine fail before all have met.
 #[rstest]
 #[case::the_first_machine("0")]
 #[case::another_machine("1")]
@@ -183,6 +213,7 @@ fn machines_meet_again_whichever_failed_alone(#[case] failing: &str) {
                 std::process::exit(7);
             }
         }
+        // A machine may have begun its next start before a rank of the other one has come to this one.
         let config = config.with_timeout(Duration::from_secs(2));
         let mut comm = Communicator::new(TcpTransport::join(&config).unwrap());
         let mut starts = [0_u32; 2];
@@ -206,7 +237,7 @@ fn a_signal_ends_the_wait_for_the_first_machine() {
     let waits = |line: &String| line == "distctl: waiting until machine 0 starts the job again";
     assert!(told.any(|line| waits(&line.unwrap())));
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(7));
+    assert_eq!(child.wait().unwrap().signal(), Some(Signal::TERM.as_raw()));
     let rest: Vec<String> = told.map(Result::unwrap).collect();
     assert_eq!(rest, ["distctl: SIGTERM: the job is not started again"]);
 }

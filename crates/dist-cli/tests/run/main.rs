@@ -9,7 +9,8 @@ mod worlds;
 
 use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;
-use std::process::{Child, Command, Output, Stdio};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
 use rstest::rstest;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -21,7 +22,7 @@ const END: &str = "TEST_END";
 fn distctl(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_distctl"));
     command.env("DIST_COSTS", "off");
-    // A launcher that is killed leaves its secret behind; let that be where tests leave things.
+    // Where tests may leave things.
     command.args(arguments).stdin(Stdio::null()).env("XDG_RUNTIME_DIR", env!("CARGO_TARGET_TMPDIR"));
     command
 }
@@ -63,6 +64,11 @@ fn first_lines(mut command: Command, count: usize) -> (Child, Vec<String>) {
     let first = first.collect();
     child.stdout = Some(output.into_inner());
     (child, first)
+}
+
+/// How a shell reports a status: the code, or 128 and the signal.
+fn shell_code(status: ExitStatus) -> Option<i32> {
+    status.code().or_else(|| status.signal().map(|signal| 128 + signal))
 }
 
 fn signal(child: &Child, signal: Signal) {

@@ -2,11 +2,12 @@
 
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, ErrorKind, PipeReader, PipeWriter, Read, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Stdio};
 
 use rstest::rstest;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 
 use super::{distctl, lines, run, running, signal, wait_until_gone};
 
@@ -144,7 +145,7 @@ fn a_launcher_whose_output_nobody_takes_ends_by_a_signal() {
     let _output = child.stdout.take().unwrap();
     signal(&child, Signal::TERM);
     let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(143), "{output:?}");
+    assert_eq!(output.status.signal(), Some(Signal::TERM.as_raw()), "{output:?}");
     assert!(
         lines(&output.stderr).contains(&"distctl: leaving output that nobody takes".to_owned()),
         "{output:?}"
@@ -154,14 +155,14 @@ fn a_launcher_whose_output_nobody_takes_ends_by_a_signal() {
 #[cfg(target_os = "linux")]
 #[rstest]
 #[case("exec sleep 60")]
-#[case("trap '' PIPE; i=0; while [ $((i += 1)) -lt 600 ]; do echo more; sleep 0.1; done")]
-fn a_process_that_keeps_the_output_is_not_waited_for(#[case] stay: &str) {
-    // It has left the group of the rank, which is killed, when it no longer holds the pipe of `$(...)`.
+#[case("trap '' PIPE; while :; do echo more; sleep 0.1; done")]
+#[case("trap '' TERM; while :; do sleep 0.1; done")]
+fn a_process_that_has_left_the_group_of_its_rank_ends_with_the_job(#[case] stay: &str) {
+    // It has left the group of the rank when it no longer holds the pipe of `$(...)`.
     let script = format!("echo $(setsid -f sh -c \"echo \\$\\$; exec >&2; {}\")", stay.replace('$', "\\$"));
     let output = run(&["-n", "1"], &script);
     assert!(output.status.success(), "{output:?}");
-    let stray = Pid::from_raw(lines(&output.stdout)[0].parse().unwrap()).unwrap();
-    kill_process(stray, Signal::KILL).expect("it is still there");
+    wait_until_gone(&lines(&output.stdout)[0]);
 }
 
 #[rstest]
@@ -174,7 +175,8 @@ fn results_that_nobody_reads_are_no_failure(#[case] arguments: &[&str]) {
     drop(reader);
     let output = distctl(arguments).stdout(writer).output().unwrap();
     assert_eq!(output.status.code(), Some(141));
-    assert_eq!(lines(&output.stderr), [""; 0]);
+    // A busy machine may have it say what it does.
+    assert!(lines(&output.stderr).iter().all(|line| line.contains(" s: ")), "{output:?}");
 }
 
 #[test]

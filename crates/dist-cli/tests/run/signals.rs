@@ -1,6 +1,6 @@
 //! Signals: passed on, ignored, and those that stop a job for a while.
 
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use dist_collectives::Runtime;
 use rstest::rstest;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, kill_process_group, pidfd_open};
 
-use super::{behind, distctl, ends, first_lines, lines, running, signal, wait_until_gone};
+use super::{behind, distctl, ends, first_lines, lines, running, shell_code, signal, wait_until_gone};
 
 /// Whether this process ignores a signal, as behind nohup, and so all that it starts.
 fn is_ignored(signal: Signal) -> bool {
@@ -19,11 +19,11 @@ fn is_ignored(signal: Signal) -> bool {
 }
 
 #[rstest]
-#[case(Signal::INT, "INT", 130)]
-#[case(Signal::TERM, "TERM", 143)]
-#[case(Signal::HUP, "HUP", 129)]
-#[case(Signal::QUIT, "QUIT", 131)]
-fn signals_are_passed_on(#[case] sent: Signal, #[case] name: &str, #[case] code: i32) {
+#[case(Signal::INT, "INT")]
+#[case(Signal::TERM, "TERM")]
+#[case(Signal::HUP, "HUP")]
+#[case(Signal::QUIT, "QUIT")]
+fn a_signal_ends_the_ranks_and_then_distctl_itself(#[case] sent: Signal, #[case] name: &str) {
     if is_ignored(sent) {
         // Then it is not passed on, which another test is about.
         return;
@@ -34,7 +34,7 @@ fn signals_are_passed_on(#[case] sent: Signal, #[case] name: &str, #[case] code:
     let (child, pids) = running(&["-n", "2"], &script);
     signal(&child, sent);
     let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(code), "{output:?}");
+    assert_eq!(output.status.signal(), Some(sent.as_raw()), "{output:?}");
     assert_eq!(lines(&output.stdout), ["got it", "got it"]);
     // The shell itself has a word for a sleep that was signalled.
     let told = format!("distctl: SIG{name}: passed on to every rank");
@@ -75,7 +75,7 @@ fn signals_that_were_ignored_from_the_start_stay_so(#[case] sent: Signal, #[case
     signal(&child, sent);
     signal(&child, Signal::TERM);
     let output = child.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(143), "{output:?}");
+    assert_eq!(output.status.signal(), Some(Signal::TERM.as_raw()), "{output:?}");
     assert_eq!(lines(&output.stderr), ["distctl: SIGTERM: passed on to every rank"]);
 }
 
@@ -103,7 +103,14 @@ fn wait_until_stopped(pid: &str, stopped: bool) {
     assert!(in_time, "process {pid}: stopped is not {stopped}");
 }
 
-/// A script that starts the launcher, and stays.
+/// The parent of a process.
+#[cfg(target_os = "linux")]
+fn parent(pid: &str) -> String {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    status.rsplit_once(") ").unwrap().1.split(' ').nth(1).unwrap().to_owned()
+}
+
+/// A script that starts distctl, and stays.
 #[cfg(target_os = "linux")]
 const SCRIPT: [&str; 3] = ["sh", "-c", "\"$0\" \"$@\"; exit $?"];
 
@@ -121,15 +128,17 @@ fn ranks_stop_and_go_on_with_the_launcher(#[case] starter: &[&str]) {
     // As a shell starts a job.
     command.process_group(0);
     let (child, pids) = first_lines(command, 2);
-    let processes: Vec<&str> = pids.iter().flat_map(|pids| pids.split(' ')).collect();
-    let launcher = Pid::from_raw(processes[0].parse().unwrap()).unwrap();
+    let mut processes: Vec<&str> = pids.iter().flat_map(|pids| pids.split(' ')).collect();
+    let front = parent(processes[0]);
+    processes.push(&front);
+    let distctl = Pid::from_raw(front.parse().unwrap()).unwrap();
     for (sent, stopped) in [(Signal::TSTP, true), (Signal::CONT, false), (Signal::TSTP, true)] {
-        kill_process(launcher, sent).unwrap();
+        kill_process(distctl, sent).unwrap();
         processes.iter().for_each(|pid| wait_until_stopped(pid, stopped));
     }
-    kill_process(launcher, Signal::CONT).unwrap();
-    kill_process(launcher, Signal::TERM).unwrap();
-    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(143));
+    kill_process(distctl, Signal::CONT).unwrap();
+    kill_process(distctl, Signal::TERM).unwrap();
+    assert_eq!(shell_code(child.wait_with_output().unwrap().status), Some(143));
 }
 
 #[cfg(target_os = "linux")]
@@ -138,14 +147,15 @@ fn ranks_stop_and_go_on_with_the_launcher(#[case] starter: &[&str]) {
 #[case::a_script(&[&["setsid"], &SCRIPT[..]].concat())]
 #[case::out_of_sight_of_who_leads_it(&[&["setsid"], &CONTAINER[..], &SCRIPT[..]].concat())]
 fn what_no_shell_can_let_go_on_is_not_stopped(#[case] starter: &[&str]) {
-    let script = "kill -TSTP $PPID; kill -TERM $PPID; exec sleep 1000";
+    let script =
+        "read -r _ _ _ front _ < /proc/$PPID/stat; kill -TSTP $front; kill -TERM $front; exec sleep 1000";
     let mut command = behind(starter, &distctl(&["run", "-n", "1", "--", "sh", "-c", script]));
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let started = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
     let ended = ends(&started);
     // One that is stopped would stay.
     let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
-    assert_eq!((ended, child.wait().unwrap().code()), (true, Some(143)));
+    assert_eq!((ended, shell_code(child.wait().unwrap())), (true, Some(143)));
 }
 
 #[test]
@@ -153,15 +163,110 @@ fn a_rank_that_will_not_end_is_killed() {
     let (child, pids) =
         running(&["-n", "2", "--grace", "0.1"], "trap '' TERM; echo $$; while :; do sleep 1; done");
     signal(&child, Signal::TERM);
-    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(137));
+    assert_eq!(child.wait_with_output().unwrap().status.signal(), Some(Signal::TERM.as_raw()));
     pids.iter().for_each(|pid| wait_until_gone(pid));
 }
 
-#[cfg(target_os = "linux")]
+/// As a terminal sends Ctrl-C to all that it has in the foreground.
 #[test]
-fn ranks_end_when_the_launcher_is_killed() {
-    let (mut child, pids) = running(&["-n", "3"], "echo $$; exec sleep 1000");
+fn ctrl_c_ends_a_loop_of_jobs_in_a_shell() {
+    if is_ignored(Signal::INT) {
+        return;
+    }
+    let jobs = r#"for i in 1 2 3; do "$0" "$@"; echo job $i has ended >&2; done"#;
+    let mut command = behind(
+        &["bash", "-c", jobs],
+        &distctl(&["run", "-n", "2", "--", "sh", "-c", "echo $$; exec sleep 1000"]),
+    );
+    command.process_group(0);
+    let (child, pids) = first_lines(command, 2);
+    kill_process_group(Pid::from_child(&child), Signal::INT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(lines(&output.stderr), ["distctl: SIGINT: passed on to every rank"], "{output:?}");
+    assert_eq!(output.status.signal(), Some(Signal::INT.as_raw()), "{output:?}");
+    pids.iter().for_each(|pid| wait_until_gone(pid));
+}
+
+/// The program has done what the signal asked for.
+#[test]
+fn a_job_whose_ranks_all_return_0_after_a_signal_has_succeeded() {
+    let (child, _) = running(&["-n", "2"], "trap 'exit 0' TERM; echo $$; while :; do sleep 0.01; done");
+    signal(&child, Signal::TERM);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+}
+
+/// Which of its two processes is killed.
+#[cfg(target_os = "linux")]
+#[derive(Debug, Clone, Copy)]
+enum Killed {
+    Front,
+    Launcher,
+    /// The front process, while all are stopped.
+    Stopped,
+}
+
+#[cfg(target_os = "linux")]
+const WRAPPER: &str = "sleep 1000 & echo $PPID $$ $!; wait; true";
+
+#[cfg(target_os = "linux")]
+#[rstest]
+#[case::a_program("echo $PPID $$; exec sleep 1000")]
+#[case::a_wrapper(WRAPPER)]
+#[case::a_wrapper_that_ignores_signals("trap '' TERM HUP INT; sleep 1000 & echo $PPID $$ $!; wait; true")]
+#[case::a_session_of_its_own(
+    "echo $PPID $$ $(setsid -f sh -c 'echo $$; exec >&2; exec sleep 1000'); wait; exec sleep 1000"
+)]
+#[case::a_stubborn_session_of_its_own(
+    "echo $PPID $$ $(setsid -f sh -c 'trap \"\" TERM; echo $$; exec >&2; while :; do sleep 0.1; done'); exec sleep 1000"
+)]
+fn no_process_of_a_job_outlives_distctl(
+    #[case] script: &str,
+    #[values(Killed::Front, Killed::Launcher, Killed::Stopped)] killed: Killed,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let script = format!("{script}; exit 0");
+    let mut command = distctl(&["run", "-n", "3", "--", "sh", "-c", &script]);
+    command.env("XDG_RUNTIME_DIR", folder.path()).process_group(0);
+    let (mut child, pids) = first_lines(command, 3);
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1, "the secret");
+    let processes: Vec<&str> = pids.iter().flat_map(|pids| pids.split(' ')).collect();
+    let launcher = Pid::from_raw(processes[0].parse().unwrap()).unwrap();
+    match killed {
+        Killed::Front => child.kill().unwrap(),
+        Killed::Launcher => kill_process(launcher, Signal::KILL).unwrap(),
+        Killed::Stopped => {
+            signal(&child, Signal::TSTP);
+            wait_until_stopped(&child.id().to_string(), true);
+            child.kill().unwrap();
+        }
+    }
+    assert_eq!(shell_code(child.wait().unwrap()), Some(137));
+    processes.iter().for_each(|pid| wait_until_gone(pid));
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "the secret");
+}
+
+/// Of all subcommands that start jobs.
+#[cfg(target_os = "linux")]
+#[rstest]
+#[case(&["chaos", "--ranks", "2", "--faults", "1000"])]
+#[case(&["bench", "all_reduce", "--bytes", "64M", "--samples", "1000"])]
+#[case(&["run", "-n", "1", "--", env!("CARGO_BIN_EXE_distctl"), "run", "-n", "2", "--", "sleep", "1000"])]
+fn no_secret_and_no_launcher_is_left_by_any_command(#[case] arguments: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = distctl(arguments);
+    let mut child = command.env("XDG_RUNTIME_DIR", folder.path()).stdout(Stdio::null()).spawn().unwrap();
+    let files = || std::fs::read_dir(&folder).unwrap().count();
+    let runtime = Runtime::system();
+    let jobs = if arguments.contains(&"sleep") { 2 } else { 1 };
+    assert!((0..30_000).any(|_| {
+        runtime.sleep(Duration::from_millis(1));
+        files() == jobs
+    }));
+    let front = child.id().to_string();
+    let launcher = std::fs::read_to_string(format!("/proc/{front}/task/{front}/children")).unwrap();
     child.kill().unwrap();
     child.wait().unwrap();
-    pids.iter().for_each(|pid| wait_until_gone(pid));
+    wait_until_gone(launcher.trim_end());
+    assert_eq!(files(), 0);
 }

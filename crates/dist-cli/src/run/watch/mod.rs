@@ -5,16 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use dist_transport::runtime::{Mailbox, Receiver, Unavailable};
+use dist_transport::runtime::{Mailbox, Receiver, Task, Unavailable};
 use dist_transport::{Abort, Cause, Deadline, Runtime};
 use rustix::process::Signal;
 use signal_hook::consts::{SIGTSTP, SIGUSR1, SIGUSR2};
 
-use super::child::{self, Running};
+use super::child::{self, Running, Started};
 use super::lines::{Reader, Stream, Take, reader};
 use super::meeting::Meeting;
 use crate::Error;
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, Stop};
 
 /// How long the other ranks usually have to say what they saw, once one has failed.
 pub(super) const LAST_WORDS: Duration = Duration::from_millis(500);
@@ -22,6 +22,8 @@ pub(super) const LAST_WORDS: Duration = Duration::from_millis(500);
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// How often is looked for what no event tells of: the coordinator's record, and the end of a thread that passes on output.
 const POLL: Duration = Duration::from_millis(5);
+/// How long the end of a job waits until the first machine has heard of the ranks that have ended here.
+const TELL_AT_END: Duration = Duration::from_secs(1);
 /// How long the coordinator is there for the ranks of other machines after a failure, so that they hear of it.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -43,8 +45,11 @@ pub(super) struct Watch {
     failures: Vec<(usize, ExitStatus)>,
     /// The code to pass on, once it is settled which failure was the first.
     code: Option<u8>,
-    /// If somebody wanted the job to end, the code for that.
-    stopped: Option<u8>,
+    /// What has stopped the job, if anything has.
+    stopped: Option<Stop>,
+    started: Started,
+    /// The threads that tell a coordinator on another machine of ranks that have ended.
+    telling: Vec<Task<()>>,
 }
 
 /// How far the end of the job has come.
@@ -64,6 +69,7 @@ impl Watch {
         first: usize,
         [last_words, grace]: [Duration; 2],
         meeting: Meeting,
+        started: &Started,
     ) -> Self {
         Self {
             runtime: runtime.clone(),
@@ -78,6 +84,8 @@ impl Watch {
             failures: Vec::new(),
             code: None,
             stopped: None,
+            started: started.clone(),
+            telling: Vec::new(),
         }
     }
 
@@ -112,10 +120,15 @@ impl Watch {
             self.kill_all();
             return Err(error);
         }
+        self.started.end_strays();
         self.await_record(inbox);
         self.name_cause();
         self.await_other_machines(inbox);
         self.await_output(inbox);
+        for telling in self.telling.drain(..) {
+            // It tells nobody if the job is over on the first machine, or has not begun there.
+            let _ = telling.join_by(self.runtime.deadline(TELL_AT_END));
+        }
         Ok(match (self.code, self.stopped) {
             (None, None) => Outcome::Success,
             (Some(code), None) => Outcome::Code(code),
@@ -157,12 +170,13 @@ impl Watch {
             match event {
                 Event::Ended(rank) => {
                     let running = self.ranks[rank - self.first].take().expect("a rank ends once");
-                    statuses.push((rank, running.reap().map_err(Error::Wait)?));
+                    statuses.push((rank, running.reap(&self.started).map_err(Error::Wait)?));
                     next = inbox.try_receive();
                 }
                 event => self.pass_on(event),
             }
         }
+        self.tell_ended(statuses.iter().map(|(rank, _)| *rank).collect())?;
         let (killed, ended): (Vec<_>, Vec<_>) = statuses
             .into_iter()
             .filter(|(_, status)| !status.success())
@@ -181,6 +195,15 @@ impl Watch {
             && self.only_the_silent_are_left()
         {
             self.escalate()?;
+        }
+        Ok(())
+    }
+
+    /// Tells the coordinator of ranks whose processes have ended, so that nobody waits for them to join. A rank may have left a
+    /// process behind that joins in its place: nobody knows of which rank it is, and nothing is told then.
+    fn tell_ended(&mut self, ranks: Vec<usize>) -> Result<(), Error> {
+        if !self.started.has_strays() {
+            self.telling.extend(self.meeting.tell_ended(ranks, &self.runtime)?);
         }
         Ok(())
     }
@@ -222,7 +245,9 @@ impl Watch {
             return;
         }
         let mut farewell = None;
-        while self.meeting.present() > 0 {
+        // Ranks that nobody counts yet may be about to come, if one that has ended is why no world has started.
+        let is_missed = |abort: Abort| abort.cause == Cause::NotJoined;
+        while self.meeting.present() > 0 || self.meeting.aborted().is_some_and(is_missed) {
             if self.code.is_some() || self.meeting.aborted().is_some() {
                 let end = *farewell.get_or_insert_with(|| self.runtime.deadline(FAREWELL));
                 if self.runtime.expired(end) {
@@ -232,7 +257,7 @@ impl Watch {
             let event = inbox.receive(Some(self.runtime.deadline(POLL))).ok();
             if let Some(signal) = event.and_then(|event| self.hear(event)) {
                 self.say(&format!("{}: leaving the ranks of other machines", child::signal_name(signal)));
-                self.code = self.code.or(self.stopped);
+                self.code = self.code.or(self.stop_code());
                 break;
             }
         }
@@ -255,7 +280,7 @@ impl Watch {
             self.readers.extend(unfinished.map(|task| Reader { task, is_passing }));
             while let Some(event) = inbox.try_receive() {
                 if self.hear(event).is_some() {
-                    self.code = self.code.or(self.stopped);
+                    self.code = self.code.or(self.stop_code());
                     idle = PATIENCE;
                 }
             }
@@ -266,7 +291,7 @@ impl Watch {
             if idle >= PATIENCE {
                 if is_passing {
                     self.say("leaving output that nobody takes");
-                    self.code = self.code.or(self.stopped);
+                    self.code = self.code.or(self.stop_code());
                 }
                 return;
             }
@@ -317,7 +342,7 @@ impl Watch {
                 None
             }
             Event::Signalled(signal) => {
-                self.note_stop(child::signal_code(signal));
+                self.note_stop(Stop::Signal(signal));
                 Some(signal)
             }
         }
@@ -325,8 +350,13 @@ impl Watch {
 
     /// Somebody wants the job to end, by a signal or by taking no output: it is not started again. Whoever wanted it first
     /// decides about the code.
-    fn note_stop(&mut self, code: Option<u8>) {
-        self.stopped = self.stopped.or(code);
+    fn note_stop(&mut self, by: Stop) {
+        self.stopped = self.stopped.or(Some(by));
+    }
+
+    /// The exit code that says what has stopped the job.
+    fn stop_code(&self) -> Option<u8> {
+        self.stopped.map(Stop::code)
     }
 
     /// Takes an event, and passes a signal on to every rank.
@@ -353,12 +383,9 @@ impl Watch {
         self.say(&format!("{}: passed on to every rank", child::signal_name(signal)));
     }
 
-    /// Stops until a shell lets this process go on, and every rank with it: ranks that went on alone would take the
-    /// launcher for dead. Where no shell can, nothing stops.
+    /// Stops until the front process lets this process go on, and every rank with it: ranks that went on alone would take
+    /// the launcher for dead. The front process knows whether a shell can let the job go on, and stops with it.
     fn pause(&self) {
-        if !child::can_be_continued() {
-            return;
-        }
         self.running().for_each(|running| running.signal(Signal::STOP));
         let stopped = signal_hook::low_level::emulate_default_handler(SIGTSTP);
         self.running().for_each(|running| running.signal(Signal::CONT));
@@ -374,8 +401,8 @@ impl Watch {
         };
         if let Phase::Running = self.phase {
             // Another start would meet it too.
-            self.note_stop(Some(error.exit_code()));
-            self.code = self.stopped;
+            self.note_stop(Stop::Output(error.exit_code()));
+            self.code = self.stop_code();
             self.say(&format!("{words}; ending the job"));
             self.end_with(Signal::TERM);
         } else if !error.is_unread() && self.stopped.is_none() {

@@ -27,7 +27,7 @@ fn the_others_have_as_long_for_their_last_words_as_the_job_says() {
     let heard = Arc::new(Heard::default());
     let minute = Duration::from_secs(60);
     let meeting = Meeting::here(2, 0).unwrap();
-    let mut watch = Watch::new(&runtime, &voice, 0, [minute, Duration::ZERO], meeting);
+    let mut watch = Watch::new(&runtime, &voice, 0, [minute, Duration::ZERO], meeting, &Started::default());
     let take: Arc<dyn Take> = heard.clone();
     for script in ["exit 7", "sleep 1; echo heard"] {
         let mut command = Command::new("sh");
@@ -44,8 +44,9 @@ fn a_signal_that_comes_when_all_ranks_have_ended_is_told_beside_their_success() 
     let runtime = Runtime::system();
     let (voice, _words) = runtime.mailbox();
     let (events, mut inbox) = runtime.mailbox();
-    let mut watch =
-        Watch::new(&runtime, &voice, 0, [LAST_WORDS, Duration::ZERO], Meeting::here(1, 0).unwrap());
+    let limits = [LAST_WORDS, Duration::ZERO];
+    let meeting = Meeting::here(1, 0).unwrap();
+    let mut watch = Watch::new(&runtime, &voice, 0, limits, meeting, &Started::default());
     let mut command = Command::new("true");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
     let rank = command.spawn().unwrap();
@@ -53,7 +54,7 @@ fn a_signal_that_comes_when_all_ranks_have_ended_is_told_beside_their_success() 
     events.send(Event::Signalled(SIGINT));
     watch.add(rank, &events, &(Arc::new(Heard::default()) as Arc<dyn Take>)).unwrap();
     let ended = watch.until_all_have_ended(&mut inbox).unwrap();
-    assert_eq!(ended, Outcome::Stopped { code: 0, by: 130 });
+    assert_eq!(ended, Outcome::Stopped { code: 0, by: Stop::Signal(SIGINT) });
 }
 
 #[test]
@@ -61,12 +62,34 @@ fn the_first_signal_decides_about_the_code_also_when_no_rank_is_left() {
     let runtime = Runtime::system();
     let (voice, _words) = runtime.mailbox();
     let (events, mut inbox) = runtime.mailbox();
-    let mut watch =
-        Watch::new(&runtime, &voice, 0, [LAST_WORDS, Duration::ZERO], Meeting::here(2, 0).unwrap());
+    let limits = [LAST_WORDS, Duration::ZERO];
+    let meeting = Meeting::here(2, 0).unwrap();
+    let mut watch = Watch::new(&runtime, &voice, 0, limits, meeting, &Started::default());
     watch.failures = [1, 0].map(|rank| (rank, ExitStatus::from_raw(7 << 8))).to_vec();
     watch.phase = Phase::LastWords(runtime.deadline(Duration::from_millis(100)));
     [SIGINT, SIGTERM].into_iter().for_each(|signal| events.send(Event::Signalled(signal)));
     watch.await_record(&mut inbox);
     watch.name_cause();
-    assert_eq!((watch.stopped, watch.code), (Some(130), Some(7)));
+    assert_eq!((watch.stopped, watch.code), (Some(Stop::Signal(SIGINT)), Some(7)));
+}
+
+/// It has left the group of its rank, and nothing makes it a child of this process.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_process_that_keeps_the_output_is_not_waited_for() {
+    let runtime = Runtime::system();
+    let (voice, _words) = runtime.mailbox();
+    let (events, mut inbox) = runtime.mailbox();
+    let heard = Arc::new(Heard::default());
+    let limits = [LAST_WORDS, Duration::ZERO];
+    let meeting = Meeting::here(1, 0).unwrap();
+    let mut watch = Watch::new(&runtime, &voice, 0, limits, meeting, &Started::default());
+    let mut command = Command::new("sh");
+    command.args(["-c", "echo $(setsid -f sh -c 'echo $$; exec >&2; exec sleep 60')"]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    watch.add(command.spawn().unwrap(), &events, &(heard.clone() as Arc<dyn Take>)).unwrap();
+    assert_eq!(watch.until_all_have_ended(&mut inbox).unwrap(), Outcome::Success);
+    let stray: i32 = heard.0.lock().unwrap()[0].trim_end().parse().unwrap();
+    let stray = rustix::process::Pid::from_raw(stray).unwrap();
+    rustix::process::kill_process(stray, Signal::KILL).expect("it is still there");
 }
