@@ -1,6 +1,6 @@
 //! A candle module as a block.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 use candle_core::{Module, Tensor, Var};
@@ -185,14 +185,16 @@ struct Kept {
 fn describe(block: &str, named: Vec<(String, Var)>) -> Result<(Vec<ParamInfo>, Vec<Var>), CandleError> {
     let mut infos: Vec<ParamInfo> = Vec::with_capacity(named.len());
     let mut vars: Vec<Var> = Vec::with_capacity(named.len());
-    let mut names = HashSet::new();
+    let (mut names, mut first) = (HashSet::new(), HashMap::new());
     for (name, var) in named {
         if !names.insert(name.clone()) {
             return Err(CandleError::DuplicateName { block: block.to_owned(), name });
         }
         let dtype = slices::float_type(&name, var.dtype())?;
         slices::read(&name, &var, |_| ())?;
-        let same_as = vars.iter().position(|earlier| earlier.id() == var.id());
+        // The number of the variable's first name.
+        let original = *first.entry(var.id()).or_insert(vars.len());
+        let same_as = (original < vars.len()).then_some(original);
         infos.push(ParamInfo { same_as, ..ParamInfo::new(name, var.dims(), dtype) });
         vars.push(var);
     }

@@ -197,26 +197,31 @@ impl fmt::Display for FloatType {
 /// Checks that names are different and that ties make sense.
 pub(crate) fn validate(infos: &[ParamInfo]) -> Result<()> {
     let mut names = HashSet::new();
-    for (index, info) in infos.iter().enumerate() {
-        if !names.insert(&info.name) {
-            return Err(Error::DuplicateName { name: info.name.clone() });
+    (0..infos.len()).try_for_each(|index| {
+        if !names.insert(&infos[index].name) {
+            return Err(Error::DuplicateName { name: infos[index].name.clone() });
         }
-        let Some(earlier) = info.same_as else { continue };
-        let other = infos.get(earlier);
-        let reason = match other {
-            Some(_) if earlier >= index => "it does not come after it",
-            Some(other) if other.same_as.is_some() => "that one is itself the same as another",
-            Some(other) if (&info.shape, info.dtype) != (&other.shape, other.dtype) => {
-                "they differ in shape or type"
-            }
-            Some(other) if info.trainable != other.trainable => "only one of them is trainable",
-            Some(_) => continue,
-            None => "there is no such parameter",
-        };
-        let same_as = other.map_or_else(|| format!("number {earlier}"), |other| other.name.clone());
-        return Err(Error::CannotTie { name: info.name.clone(), same_as, reason });
-    }
-    Ok(())
+        validate_tie(infos, index)
+    })
+}
+
+/// Checks that a parameter's tie makes sense, if it has one.
+pub(crate) fn validate_tie(infos: &[ParamInfo], index: usize) -> Result<()> {
+    let info = &infos[index];
+    let Some(earlier) = info.same_as else { return Ok(()) };
+    let other = infos.get(earlier);
+    let reason = match other {
+        Some(_) if earlier >= index => "it does not come after it",
+        Some(other) if other.same_as.is_some() => "that one is itself the same as another",
+        Some(other) if (&info.shape, info.dtype) != (&other.shape, other.dtype) => {
+            "they differ in shape or type"
+        }
+        Some(other) if info.trainable != other.trainable => "only one of them is trainable",
+        Some(_) => return Ok(()),
+        None => "there is no such parameter",
+    };
+    let same_as = other.map_or_else(|| format!("number {earlier}"), |other| other.name.clone());
+    Err(Error::CannotTie { name: info.name.clone(), same_as, reason })
 }
 
 /// Reads a parameter, after a look whether it is what it is said to be.

@@ -1,5 +1,6 @@
 //! Blocks one after another, as one block.
 
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::ops::Range;
 
@@ -14,6 +15,10 @@ pub struct Sequence<A> {
     infos: Vec<ParamInfo>,
     /// For each block, the index of its first parameter; and the number of parameters at the end.
     starts: Vec<usize>,
+    /// For each name, the parameter's number.
+    numbers: HashMap<String, usize>,
+    /// Parameters that others may be further names of.
+    originals: HashSet<usize>,
 }
 
 impl<A> Sequence<A> {
@@ -36,7 +41,9 @@ impl<A> Sequence<A> {
             starts.push(infos.len());
         }
         params::validate(&infos)?;
-        Ok(Self { blocks, infos, starts })
+        let numbers = infos.iter().enumerate().map(|(number, info)| (info.name.clone(), number)).collect();
+        let originals = infos.iter().filter_map(|info| info.same_as).collect();
+        Ok(Self { blocks, infos, starts, numbers, originals })
     }
 
     /// Declares that parameter `name` of a later block has the memory of parameter `same_as` of an earlier one.
@@ -46,7 +53,14 @@ impl<A> Sequence<A> {
     pub fn tie(&mut self, name: &str, same_as: &str) -> Result<()> {
         let (later, earlier) = (self.index(name)?, self.index(same_as)?);
         let before = self.infos[later].same_as.replace(earlier);
-        params::validate(&self.infos).inspect_err(|_| self.infos[later].same_as = before)
+        // Further names of the later one would be names of a name.
+        let checked = match self.originals.contains(&later) {
+            true => params::validate(&self.infos),
+            false => params::validate_tie(&self.infos, later),
+        };
+        checked.inspect_err(|_| self.infos[later].same_as = before)?;
+        self.originals.insert(earlier);
+        Ok(())
     }
 
     /// The blocks, in order.
@@ -113,8 +127,7 @@ impl<A> Sequence<A> {
     }
 
     fn index(&self, name: &str) -> Result<usize> {
-        let found = self.infos.iter().position(|info| info.name == name);
-        found.ok_or_else(|| Error::UnknownName { name: name.to_owned() })
+        self.numbers.get(name).copied().ok_or_else(|| Error::UnknownName { name: name.to_owned() })
     }
 
     /// The block that parameter `index` belongs to, and its index there.
