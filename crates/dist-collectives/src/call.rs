@@ -38,11 +38,14 @@ pub enum Operation {
     Message,
     /// Every rank may read every rank's buffer, until all have closed theirs.
     Window,
+    /// Something that is made of many calls, such as a step of a training, of which the ranks have
+    /// [announced](crate::Communicator::announce) that they begin it.
+    Announced,
 }
 
 impl Operation {
     /// Every operation.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::AllReduce,
         Self::ReduceScatter,
         Self::AllGather,
@@ -57,6 +60,7 @@ impl Operation {
         Self::MonitoredBarrier,
         Self::Message,
         Self::Window,
+        Self::Announced,
     ];
 
     /// The name, in lower case.
@@ -76,6 +80,7 @@ impl Operation {
             Self::MonitoredBarrier => "monitored_barrier",
             Self::Message => "message",
             Self::Window => "window",
+            Self::Announced => "announced",
         }
     }
 
@@ -104,11 +109,11 @@ pub struct Call {
     /// The type of the elements, if it moves any.
     pub dtype: Option<DType>,
     /// How many elements the call is about: of the buffer; of one part, where every rank has a part of the same size;
-    /// of all parts together, where the sizes differ. Of a message it is known to the ranks that it is between, but
+    /// of all parts together, where the sizes differ. Of an announced call, the first eight bytes of its name. Of a message it is known to the ranks that it is between, but
     /// stands in no fingerprint: the transport compares lengths.
     pub count: u64,
     /// A digest of the sizes that the count does not tell: those of all ranks' parts where they may differ, of many
-    /// buffers, of an array's axes; 0 where there are none.
+    /// buffers, of an array's axes; 0 where there are none. Of an announced call, the other eight bytes of its name.
     pub sizes: u64,
     /// How elements are reduced, if they are.
     pub op: Option<ReduceKind>,
@@ -119,13 +124,45 @@ pub struct Call {
     pub algorithm: Option<Algorithm>,
     /// In which order it reduces, if it does.
     pub order: Option<ReductionOrder>,
-    /// How many forks and subgroups of this communicator were made before it; 0 for messages, which need not agree in that.
+    /// How many forks and subgroups of this communicator were made before it; 0 for messages, which need not agree in that. Of
+    /// an announced call, a digest of its kind.
     pub children: u32,
     /// Whether the ranks have found out before it what they share, which has a number as a call has.
     pub(crate) after_agreement: bool,
 }
 
 impl Call {
+    /// The call of this kind and name that ranks announce, number `sequence` of those.
+    pub(crate) fn announced(channel: u64, sequence: u64, kind: &str, name: &str) -> Self {
+        // FNV-1a, the same on every rank.
+        let kind = kind
+            .bytes()
+            .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+        let name: [u8; 16] = std::array::from_fn(|index| name.as_bytes().get(index).copied().unwrap_or(0));
+        Self {
+            channel,
+            sequence,
+            operation: Operation::Announced,
+            dtype: None,
+            count: u64::from_le_bytes(word(&name, 0)),
+            sizes: u64::from_le_bytes(word(&name, 8)),
+            op: None,
+            root: None,
+            algorithm: None,
+            order: None,
+            children: kind,
+            after_agreement: false,
+        }
+    }
+
+    /// What was announced, such as `step`, if this is such a call.
+    pub fn announced_name(&self) -> Option<String> {
+        let bytes = [self.count.to_le_bytes(), self.sizes.to_le_bytes()].concat();
+        let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+        let name = String::from_utf8_lossy(&bytes[..end]).into_owned();
+        (self.operation == Operation::Announced).then_some(name)
+    }
+
     /// The call as bytes.
     ///
     /// The first eight are the call's number among the collectives of its group, little-endian and counted from 1:
@@ -165,10 +202,11 @@ impl Call {
         }
     }
 
-    /// The call's number among the collectives of its group, counted from 1; 0 for messages.
+    /// The call's number among the collectives of its group, counted from 1, or from 2⁶³ + 1 if it is announced; 0 for messages.
     pub(crate) const fn number(&self) -> u64 {
         match self.operation {
             Operation::Message => 0,
+            Operation::Announced => self.sequence.wrapping_add(1) | ANNOUNCED,
             _ => self.sequence.wrapping_add(1 + self.after_agreement as u64),
         }
     }
@@ -190,6 +228,7 @@ impl Call {
             channel: u64::from_le_bytes(word(bytes, 16)),
             sequence: match operation {
                 Operation::Message => 0,
+                Operation::Announced => (u64::from_le_bytes(word(bytes, 0)) & !ANNOUNCED).wrapping_sub(1),
                 _ => u64::from_le_bytes(word(bytes, 0)).wrapping_sub(1 + u64::from(after_agreement)),
             },
             operation,
@@ -211,6 +250,9 @@ impl Call {
 impl fmt::Display for Call {
     /// As in `all_reduce #17 of 1000 f32 (sum, canonical, halving_doubling)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(name) = self.announced_name() {
+            return write!(f, "{name} #{}", self.sequence);
+        }
         write!(f, "{}", self.operation)?;
         let is_message = self.operation == Operation::Message;
         if !is_message {
@@ -248,6 +290,9 @@ impl fmt::Display for Call {
     }
 }
 
+/// What marks the number of an announced call.
+const ANNOUNCED: u64 = 1 << 63;
+
 /// What marks every fingerprint of this version.
 const VERSION: u8 = 4;
 
@@ -270,7 +315,7 @@ fn small(number: usize) -> u8 {
     u8::try_from(number).expect("the lists are short")
 }
 
-fn word<const N: usize>(bytes: &[u8; Fingerprint::SIZE], start: usize) -> [u8; N] {
+fn word<const N: usize>(bytes: &[u8], start: usize) -> [u8; N] {
     std::array::from_fn(|index| bytes[start + index])
 }
 
@@ -303,6 +348,9 @@ mod tests {
         assert_eq!(Call { operation: Operation::Barrier, ..none }.to_string(), "barrier #17");
         let message = Call { operation: Operation::Message, root: Some(3), dtype: Some(DType::U8), ..none };
         assert_eq!(message.to_string(), "message of 1000 u8 (from rank 3)");
+        let announced = Call::announced(7, 3, "step", "clip_gradients");
+        assert_eq!(announced.to_string(), "clip_gradients #3");
+        assert_eq!(Call::decode(&announced.encode()), Some(announced));
         let reduce = Call { operation: Operation::Reduce, root: Some(2), algorithm: None, ..SUM };
         assert_eq!(reduce.to_string(), "reduce #17 of 1000 f32 (sum, to rank 2, canonical)");
     }
@@ -380,6 +428,9 @@ mod tests {
             };
             let told = match operation {
                 Operation::Message => Call { sequence: 0, count: 0, root: None, children: 0, ..call },
+                Operation::Announced => {
+                    Call { sequence: (sequence.wrapping_add(1) & !ANNOUNCED).wrapping_sub(1), ..call }
+                }
                 _ => call,
             };
             prop_assert_eq!(Call::decode(&call.encode()), Some(told));

@@ -15,7 +15,7 @@ use crate::engine::Engine;
 use crate::settings::Settings;
 use crate::two_level::{Among, Levels};
 use crate::worker::Worker;
-use crate::{Algorithm, Buffer, Element, Error, Operation, ReductionOrder, Result};
+use crate::{Algorithm, Buffer, Call, Element, Error, Operation, ReductionOrder, Result};
 #[cfg(feature = "tcp")]
 use crate::{KeptCosts, crossovers_from_env};
 
@@ -60,6 +60,8 @@ pub struct Communicator {
     pub(crate) engine: Engine,
     pub(crate) settings: Settings,
     pub(crate) runtime: Runtime,
+    /// How many calls were announced.
+    announced: u64,
 }
 
 /// What does the operations that do not block.
@@ -142,7 +144,7 @@ impl Communicator {
             Err(error) => Overlap::Unavailable(error.into()),
         };
         let runtime = transport.runtime().clone();
-        Self { engine: Engine::new(transport), settings, runtime, overlap }
+        Self { engine: Engine::new(transport), settings, runtime, overlap, announced: 0 }
     }
 
     /// This rank's number in the group.
@@ -323,6 +325,35 @@ impl Communicator {
             }
             (None, _) => unreachable!("a worker that does not run has failed to start"),
         }
+    }
+
+    /// Announces that this rank begins something that is made of many calls, perhaps of several communicators: a step of a
+    /// training, a save. All ranks announce calls of the same kinds in the same order. Nothing is sent. If a rank waits for
+    /// long, in whatever call, and has announced another kind than a rank that waits as well, the job ends, and the errors have
+    /// the names of both calls, of which 16 bytes count: such ranks may wait for each other in calls of different
+    /// communicators, where nothing else would tell before the deadline. Calls of one kind find out by themselves what they do
+    /// not agree in, and may have different names.
+    ///
+    /// ```
+    /// use dist_collectives::Communicator;
+    /// use dist_transport::sim;
+    ///
+    /// let outcome = sim::run(1, 2, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     let mut other = comm.fork().unwrap();
+    ///     let name = if comm.rank() == 0 { "save" } else { "step" };
+    ///     comm.announce(name, name);
+    ///     let done = if comm.rank() == 0 { other.barrier() } else { comm.barrier() };
+    ///     done.unwrap_err().to_string()
+    /// });
+    /// assert!(outcome.results.iter().all(|error| error.contains("save #0") && error.contains("step #0")));
+    /// ```
+    pub fn announce(&mut self, kind: &str, name: &str) {
+        let channel = self.channel().of_announcements().get();
+        let call = Call::announced(channel, self.announced, kind, name);
+        self.announced += 1;
+        tracing::trace!(rank = self.rank(), "{call}");
+        self.engine.transport.announce(&call.encode());
     }
 
     /// Elements, all zero, in memory that the ranks of this host share, so that operations on them reach into each

@@ -383,8 +383,13 @@ impl Error {
     pub(crate) fn in_call(call: Call, source: TransportError) -> Self {
         let ours = Box::new(call);
         match &source {
-            TransportError::Mismatch { peer, theirs, .. } => match Call::decode(theirs) {
-                Some(theirs) => Self::Mismatch { peer: *peer, ours, theirs: Box::new(theirs) },
+            TransportError::Mismatch { peer, ours: begun, theirs } => match Call::decode(theirs) {
+                Some(theirs) => {
+                    // Where announced calls differ, it is not the present one that is wrong.
+                    let announced = Call::decode(begun).filter(|call| call.operation == Operation::Announced);
+                    let ours = announced.map_or(ours, Box::new);
+                    Self::Mismatch { peer: *peer, ours, theirs: Box::new(theirs) }
+                }
                 None => Self::Transport { call: ours, source: source.into() },
             },
             TransportError::Aborted(abort) => {

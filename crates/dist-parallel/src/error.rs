@@ -411,6 +411,20 @@ pub enum Error {
         /// The shape of this one.
         got: Vec<usize>,
     },
+    /// Ranks have called functions of a trainer that do not go together, such as a save on one rank only; the job is aborted.
+    #[error("rank {rank} called {there}, {} called {here}", named(*.other))]
+    CallsDiffer {
+        /// A rank, by its number in the world.
+        rank: usize,
+        /// What it called.
+        there: String,
+        /// The rank that it disagrees with, likewise; `None` for the one that has this error.
+        other: Option<usize>,
+        /// What that one called.
+        here: String,
+        /// What the communicator says.
+        source: Source<CollectiveError>,
+    },
     /// A checkpoint could not be saved or loaded.
     #[error(transparent)]
     Checkpoint(Box<CheckpointError>),
@@ -428,7 +442,20 @@ impl From<CheckpointError> for Error {
 
 impl Error {
     pub(crate) fn communication(source: CollectiveError) -> Self {
-        Self::Communication(source.into())
+        use CollectiveError::{Aborted, Mismatch};
+        let (rank, there, other, here) = match &source {
+            Mismatch { peer, ours, theirs } => (*peer, Some(theirs), None, Some(ours)),
+            Aborted { rank, theirs, reporter, reported, .. } => {
+                (*rank, theirs.as_ref(), Some(*reporter), reported.as_ref())
+            }
+            _ => return Self::Communication(source.into()),
+        };
+        let names =
+            there.and_then(|call| call.announced_name()).zip(here.and_then(|call| call.announced_name()));
+        match names {
+            Some((there, here)) => Self::CallsDiffer { rank, there, other, here, source: source.into() },
+            None => Self::Communication(source.into()),
+        }
     }
 
     /// Whether a deadline ran out, this rank's or another's.
@@ -481,6 +508,11 @@ impl Error {
             Err(source) => Err(source),
         }
     }
+}
+
+/// A rank, or the one that has the error.
+fn named(rank: Option<usize>) -> String {
+    rank.map_or_else(|| "this rank".to_owned(), |rank| format!("rank {rank}"))
 }
 
 #[cfg(test)]

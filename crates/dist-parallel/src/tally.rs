@@ -33,6 +33,10 @@ pub enum TrainingCall {
     Evaluation,
 }
 
+/// The kind of all calls that compare what they were [`Asked`] for: what ranks were asked for that differs is then an error on
+/// all, and ends no job.
+pub(crate) const STEP: &str = "step";
+
 impl Asked {
     pub(crate) const fn new(call: TrainingCall, micro_batches: usize, weighted: bool) -> Self {
         Self { call, micro_batches, weighted }

@@ -22,6 +22,13 @@ impl ChannelId {
         Self((hash ^ (hash >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
+    /// The id under which [announced](crate::Transport::announce) calls of this channel are compared. Their numbers are not those
+    /// of its other calls.
+    #[must_use]
+    pub const fn of_announcements(self) -> Self {
+        Self(self.0 ^ 0xa5a5_5a5a_c3c3_3c3c)
+    }
+
     /// The id as a number.
     pub const fn get(self) -> u64 {
         self.0

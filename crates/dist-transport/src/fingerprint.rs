@@ -7,7 +7,8 @@ use std::fmt;
 /// A transport sends the fingerprint in front of every message and compares it with its own before it delivers
 /// a byte. What the bytes mean is not its business, but for one thing: the first eight are the number of the call
 /// among those that all ranks of a channel make in the same order, counted from 1, or 0 if it is not one of those.
-/// Two ranks whose calls have the same number and differ otherwise can never meet.
+/// Two ranks whose calls have the same number and differ otherwise can never meet. Numbers from 2⁶³ on are those of
+/// [announced](crate::Transport::announce) calls: their bytes 24 to 31 and 40 to 47 are a name, which may differ.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint(pub [u8; Self::SIZE]);
 
@@ -21,7 +22,17 @@ impl Fingerprint {
     /// Whether two ranks of one channel that are in these calls can never meet.
     pub fn contradicts(&self, other: &Self) -> bool {
         let number = &self.0[..8];
-        number != [0; 8] && *number == other.0[..8] && self != other
+        let is_announced = number[7] >= 0x80;
+        let differ = if is_announced { self.without_name() != other.without_name() } else { self != other };
+        number != [0; 8] && *number == other.0[..8] && differ
+    }
+
+    /// What ranks compare of an announced call.
+    fn without_name(&self) -> Self {
+        let mut compared = *self;
+        compared.0[24..32].fill(0);
+        compared.0[40..48].fill(0);
+        compared
     }
 
     /// Two of these calls that contradict each other: one of ours and one of theirs.

@@ -34,6 +34,13 @@ pub trait Transport: Send + fmt::Debug {
     /// Says which call the following messages belong to.
     fn begin(&mut self, call: &Fingerprint);
 
+    /// Announces a call that is made of many others, on this channel and on others: a step of a training, a save. All ranks of
+    /// the group announce the same calls in the same order, numbered as those that they [begin](Self::begin) are, but by
+    /// themselves. Nothing is sent. If a rank waits for long, whatever for, its last announced calls are compared with those of
+    /// the other ranks that do: two with one number that differ end the job with [`Cause::Mismatch`], because ranks in different
+    /// calls of this kind wait for each other where they never meet. A transport that does not compare them does nothing.
+    fn announce(&mut self, _call: &Fingerprint) {}
+
     /// Sends to one peer while receiving from another, or the same; either half may be absent.
     ///
     /// # Errors

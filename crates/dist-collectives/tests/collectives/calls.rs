@@ -15,8 +15,9 @@ pub(crate) enum Way {
 
 /// Every operation in every way that a world of this size has, where no rank knows of hosts or of shared memory.
 pub(crate) fn every(world_size: usize) -> impl Iterator<Item = (Operation, Way)> {
-    // Windows are of shared memory alone.
-    let operations = Operation::ALL.into_iter().filter(|operation| *operation != Operation::Window);
+    // Windows are of shared memory alone, and what is announced moves nothing.
+    let others = [Operation::Window, Operation::Announced];
+    let operations = Operation::ALL.into_iter().filter(move |operation| !others.contains(operation));
     operations.flat_map(move |operation| {
         let algorithms = Algorithm::of(operation).filter(move |algorithm| algorithm.supports(world_size));
         let mut ways: Vec<Way> = algorithms.map(|algorithm| Way::Even(Some(algorithm))).collect();

@@ -1,7 +1,7 @@
 //! Steps of ranks that do not have the same number of micro-batches.
 
 use super::{Ddp, StepReport, counted, there_and_back};
-use crate::tally::{Asked, TrainingCall};
+use crate::tally::{Asked, STEP, TrainingCall};
 use crate::{Block, BoxError, Error, Loss, Params, Ready, Result};
 
 impl<M: Params> Ddp<M> {
@@ -61,6 +61,7 @@ impl<M: Params> Ddp<M> {
         own: usize,
         compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
     ) -> Result<Option<StepReport>> {
+        self.comm.announce(STEP, "join");
         self.begin();
         let asked = Asked::new(TrainingCall::Join, 0, C::WEIGHTED);
         match self.synchronise_after(0..own, asked, &mut counted(compute)) {

@@ -18,7 +18,7 @@ use crate::fsdp::share;
 use crate::gradients::Gradients;
 use crate::loss::Counted;
 use crate::norm::{SquareRange, SumOfSquares};
-use crate::tally::{Asked, TrainingCall};
+use crate::tally::{Asked, STEP, TrainingCall};
 use crate::{
     Block, BoxError, BucketBytes, BucketHook, BucketPlan, BucketTensor, Error, Loss, Optimizer, ParamInfo,
     Params, Place, Ready, Result, Values, agreement, norm, params,
@@ -179,6 +179,7 @@ impl<M: Params> Ddp<M> {
         micro_batches: usize,
         compute: impl FnMut(&mut M, usize, &mut Ready<'_>) -> Result<C, BoxError>,
     ) -> Result<StepReport> {
+        self.comm.announce(STEP, "step");
         self.begin();
         let asked = Asked::new(TrainingCall::Step, self.micro_batches + micro_batches, C::WEIGHTED);
         self.synchronise_after(self.share(micro_batches), asked, &mut counted(compute))
@@ -369,6 +370,11 @@ impl<M: Params> Ddp<M> {
     fn forget(&mut self) {
         self.gradients.forget();
         (self.micro_batches, self.weighted) = (0, false);
+    }
+
+    /// Micro-batches of all ranks that were accumulated and not yet used by a step.
+    pub(crate) const fn accumulated(&self) -> usize {
+        self.micro_batches
     }
 
     /// Forgets all gradients, as if training had just begun.

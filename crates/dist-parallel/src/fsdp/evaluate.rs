@@ -6,6 +6,7 @@ use super::Fsdp;
 use super::order::Action;
 use super::step::Pass;
 use crate::loss::to_be_summed;
+use crate::tally::STEP;
 use crate::tree::sum_of;
 use crate::{Asked, BoxError, Error, Loss, Result, StepReport, TrainingCall, ValuesMut};
 
@@ -16,6 +17,7 @@ impl<A> Fsdp<A> {
     /// # Errors
     /// If a block fails, or communication.
     pub fn forward(&mut self, input: A) -> Result<A> {
+        self.announce("forward");
         let result = self.try_forward(input);
         self.or_abort(result)
     }
@@ -50,6 +52,7 @@ impl<A> Fsdp<A> {
         mut input: impl FnMut(usize) -> Result<A, BoxError>,
         mut loss: impl FnMut(usize, A) -> Result<C, BoxError>,
     ) -> Result<StepReport> {
+        self.world.announce(STEP, "evaluate");
         self.reported(|fsdp| match fsdp.try_to_evaluate(micro_batches, &mut input, &mut loss) {
             // Every rank has this error, and nothing was changed.
             Err(error @ (Error::NoMicroBatches | Error::NothingCounts { .. })) => Err(error),

@@ -242,10 +242,13 @@ impl Gradients {
         (unit, index): (usize, usize),
         rank: usize,
     ) -> impl Iterator<Item = (Piece, Values<'a>)> {
-        let mean = self.units[unit].strips[index].mean.as_ref();
-        let pieces =
-            mean.map(|mean| strip.pieces(rank).map(|piece| (piece, mean.slice(piece.at, piece.len))));
-        pieces.into_iter().flatten().filter(|(piece, _)| self.used[piece.parameter])
+        strip.pieces(rank).filter_map(move |piece| Some((piece, self.mean((unit, index), piece)?)))
+    }
+
+    /// The mean gradient of a piece of this rank's part of a strip; `None` if no micro-batch had a gradient for its parameter.
+    pub(crate) fn mean(&self, (unit, index): (usize, usize), piece: Piece) -> Option<Values<'_>> {
+        let mean = self.units[unit].strips[index].mean.as_ref()?;
+        self.used[piece.parameter].then(|| mean.slice(piece.at, piece.len))
     }
 
     /// Multiplies all mean gradients by a factor.

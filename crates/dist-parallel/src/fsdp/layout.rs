@@ -137,16 +137,20 @@ impl Strip {
 
     /// What one rank's part has of each parameter; a parameter is in it once or not at all.
     pub(crate) fn pieces(&self, shard: usize) -> impl Iterator<Item = Piece> {
+        (0..self.places.len()).filter_map(move |place| self.piece(place, shard))
+    }
+
+    /// What one rank's part has of the parameter at this place of the strip.
+    pub(crate) fn piece(&self, place: usize, shard: usize) -> Option<Piece> {
         let part = shard * self.part..(shard + 1) * self.part;
-        self.places.iter().filter_map(move |place| {
-            let start = place.offset.max(part.start);
-            let end = (place.offset + place.len).min(part.end);
-            (start < end).then(|| Piece {
-                parameter: place.parameter,
-                offset: start - place.offset,
-                len: end - start,
-                at: start - part.start,
-            })
+        let place = self.places[place];
+        let start = place.offset.max(part.start);
+        let end = (place.offset + place.len).min(part.end);
+        (start < end).then(|| Piece {
+            parameter: place.parameter,
+            offset: start - place.offset,
+            len: end - start,
+            at: start - part.start,
         })
     }
 }

@@ -183,10 +183,8 @@ impl<A> Fsdp<A> {
     pub fn gradient(&self, parameter: usize) -> Option<(Range<usize>, Values<'_>)> {
         let home = self.plan.layout.homes.get(parameter)?;
         let strip = &self.plan.layout.units[home.unit].strips[home.strip];
-        let place = self.plan.layout.place_of(*home).parameter;
-        let rank = self.groups.shards.rank();
-        let mut means = self.gradients.means(strip, (home.unit, home.strip), rank);
-        let (piece, values) = means.find(|(piece, _)| piece.parameter == place)?;
+        let piece = strip.piece(home.place, self.groups.shards.rank())?;
+        let values = self.gradients.mean((home.unit, home.strip), piece)?;
         Some((piece.offset..piece.offset + piece.len, values))
     }
 
@@ -197,6 +195,11 @@ impl<A> Fsdp<A> {
     /// # Errors
     /// If communication fails.
     pub fn gradient_norm(&mut self) -> Result<f64> {
+        self.announce("gradient_norm");
+        self.norm()
+    }
+
+    fn norm(&mut self) -> Result<f64> {
         let precision = self.plan.options.precision;
         let range =
             SquareRange::of(self.plan.layout.strips().map(|(_, strip)| strip.reduce_dtype(precision)));
@@ -219,7 +222,8 @@ impl<A> Fsdp<A> {
     /// If communication fails.
     #[doc(alias = "clip_grad_norm_")]
     pub fn clip_gradients(&mut self, max: f64) -> Result<f64> {
-        let norm = self.gradient_norm()?;
+        self.announce("clip_gradients");
+        let norm = self.norm()?;
         if let Some(factor) = norm::factor(norm, max) {
             self.gradients.scale(factor);
         }
@@ -233,6 +237,7 @@ impl<A> Fsdp<A> {
     /// # Errors
     /// If the optimizer fails, or communication.
     pub fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
+        self.announce("update");
         let result = self.try_update(optimizer);
         self.or_abort(result)
     }
@@ -262,6 +267,7 @@ impl<A> Fsdp<A> {
     /// If there are more or fewer values, or they are of another type, naming what is expected; that ends the job, as other
     /// ranks may already count on this one. If communication fails.
     pub fn set_part(&mut self, values: Values<'_>) -> Result<()> {
+        self.announce("set_part");
         let result = self.try_set_part(values).and_then(|()| self.tell(|_| true));
         self.or_abort(result)
     }
@@ -335,7 +341,12 @@ impl<A> Fsdp<A> {
     ///
     /// # Errors
     /// If communication fails.
-    pub fn for_each_parameter(&mut self, mut f: impl FnMut(usize, Values<'_>)) -> Result<()> {
+    pub fn for_each_parameter(&mut self, f: impl FnMut(usize, Values<'_>)) -> Result<()> {
+        self.announce("for_each");
+        self.each_parameter(f)
+    }
+
+    fn each_parameter(&mut self, mut f: impl FnMut(usize, Values<'_>)) -> Result<()> {
         let result = self.for_each_unit(|model, layout, unit| {
             layout.units[unit].strips.iter().flat_map(|strip| &strip.places).try_for_each(|place| {
                 params::read(model, place.parameter, &mut |values| f(place.parameter, values))
@@ -351,7 +362,8 @@ impl<A> Fsdp<A> {
     /// If communication fails.
     pub fn into_parts(mut self) -> Result<(Communicator, Sequence<A>)> {
         let mut whole: Vec<Option<Flat>> = self.model.infos().iter().map(|_| None).collect();
-        self.for_each_parameter(|parameter, values| {
+        self.announce("into_parts");
+        self.each_parameter(|parameter, values| {
             let mut copy = Flat::zeros(values.dtype(), values.len());
             copy.slice_mut(0, values.len()).convert_from(values);
             whole[parameter] = Some(copy);
@@ -393,6 +405,11 @@ impl<A> Fsdp<A> {
     /// every later call of this training.
     pub const fn communicator_mut(&mut self) -> &mut Communicator {
         &mut self.world
+    }
+
+    /// Announces a call that only meets others of its name.
+    pub(super) fn announce(&mut self, name: &str) {
+        self.world.announce(name, name);
     }
 
     /// Communicates from now on as the communicator says, which may have been told something since the last call.

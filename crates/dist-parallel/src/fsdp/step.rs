@@ -6,7 +6,7 @@ use super::Fsdp;
 use super::groups::bytes_sent;
 use super::order::Action;
 use crate::loss::Counted;
-use crate::tally::{Asked, Tally, TrainingCall};
+use crate::tally::{Asked, STEP, Tally, TrainingCall};
 use crate::tree::sum_of;
 use crate::{BoxError, Error, Loss, Result, Saved, StepReport, Values, ValuesMut};
 
@@ -38,6 +38,7 @@ impl<A> Fsdp<A> {
     where
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
+        self.world.announce(STEP, "step");
         self.begin_to_compute();
         self.step_of(self.asked(TrainingCall::Step, micro_batches, C::WEIGHTED), micro_batches, batch)
     }
@@ -62,6 +63,7 @@ impl<A> Fsdp<A> {
     where
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
+        self.world.announce(STEP, "join");
         self.begin_to_compute();
         match self.step_of(Asked::new(TrainingCall::Join, 0, C::WEIGHTED), own, batch) {
             Ok(report) => Ok(Some(report)),
@@ -123,6 +125,7 @@ impl<A> Fsdp<A> {
     where
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
+        self.world.announce(STEP, "accumulate");
         self.begin_to_compute();
         let asked = self.asked(TrainingCall::Accumulate, micro_batches, C::WEIGHTED);
         let result = self.rounds(asked, micro_batches, &mut batch);
@@ -137,6 +140,7 @@ impl<A> Fsdp<A> {
     /// # Errors
     /// If nothing was accumulated, or as for [`step`](Self::step).
     pub fn synchronise(&mut self) -> Result<StepReport> {
+        self.world.announce(STEP, "synchronise");
         self.begin_to_compute();
         let nothing = |_| -> Result<Batch<A>, BoxError> { unreachable!("nobody has a share of nothing") };
         self.step_of(self.asked(TrainingCall::Step, 0, self.weighted), 0, nothing)
@@ -152,6 +156,7 @@ impl<A> Fsdp<A> {
     /// # Errors
     /// If it was done since the last forward, or parameters are not sharded. If there is no memory.
     pub fn prefetch(&mut self) -> Result<()> {
+        self.announce("prefetch");
         if !self.plan.degrees.frees {
             return Err(Error::Prefetch { reason: "every rank has all of them" });
         }

@@ -294,6 +294,7 @@ impl<M: Params> LocalSgd<M> {
     /// [`PartlyWeighted`](Error::PartlyWeighted) if only those of some ranks do; both end the job. If the model does not hand
     /// out its parameters, or communication fails.
     pub fn meet(&mut self) -> Result<Meeting> {
+        self.comm.announce("meet", "meet");
         let sent_before = self.comm.traffic().bytes_sent;
         let met = self.try_to_meet();
         // Where nothing counts the next steps begin anew, too.

@@ -44,6 +44,7 @@ impl<A> Pipeline<A> {
         mut input: impl FnMut(usize) -> Result<A, BoxError>,
         mut loss: impl FnMut(usize, A) -> Result<C, BoxError>,
     ) -> Result<StepReport> {
+        self.announce("evaluate");
         let mut clock = Clock::new(&self.comm);
         let sent_before = self.bytes_sent();
         let asked = Asked::new(TrainingCall::Evaluation, micro_batches, C::WEIGHTED);

@@ -4,6 +4,7 @@ use dist_collectives::Communicator;
 
 use super::Pipeline;
 use super::stage::Stage;
+use super::ties;
 use crate::flat::Flat;
 use crate::{Optimizer, Result, Sequence, Values, params};
 
@@ -15,6 +16,7 @@ impl<A> Pipeline<A> {
     /// # Errors
     /// If the model does not hand out its parameters, the optimizer fails, or communication.
     pub fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
+        self.announce("update");
         let result = self.each_own(|model, parameter, original, mean| {
             let Some(mean) = mean else { return Ok(()) };
             params::write(model, parameter, |values| optimizer.update(original, values, mean))
@@ -29,6 +31,7 @@ impl<A> Pipeline<A> {
     /// # Errors
     /// If a model does not hand out its parameters, or communication fails.
     pub fn for_each_parameter(&mut self, mut f: impl FnMut(usize, Values<'_>)) -> Result<()> {
+        self.announce("for_each");
         let result = self.try_for_each_parameter(&mut f);
         self.or_abort(result)
     }
@@ -116,7 +119,7 @@ impl<A> Pipeline<A> {
                     continue;
                 }
                 let parameter = number - parameters.start;
-                let mean = match ties.iter().position(|tie| tie.parameter == original) {
+                let mean = match ties::of(ties, original) {
                     Some(tie) => tied_means[tie].as_ref().map(|mean| mean.slice(0, mean.len())),
                     None => sums.mean(parameter, means.as_deref(), used),
                 };

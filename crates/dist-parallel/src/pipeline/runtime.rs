@@ -141,6 +141,7 @@ impl<A> Pipeline<A> {
     /// # Errors
     /// On every rank, if models or schedules differ between pipelines; if communication fails.
     pub fn reduce_over(&mut self, mut data: Communicator) -> Result<()> {
+        self.announce("reduce_over");
         let result = self.agree(&mut data);
         self.or_abort(result)?;
         self.data = Some(data);
@@ -164,6 +165,7 @@ impl<A> Pipeline<A> {
     /// # Errors
     /// As for [`reduce_over`](Self::reduce_over).
     pub fn shard_over(&mut self, mut shards: Communicator) -> Result<()> {
+        self.announce("shard_over");
         let result = self.agree(&mut shards).and_then(|()| {
             self.stages.iter_mut().try_for_each(|stage| {
                 stage.shard = Some(Shard::new(&shards, stage.sums.buckets(), &mut stage.model)?);
@@ -242,7 +244,7 @@ impl<A> Pipeline<A> {
     /// micro-batch had one, it is on another rank, or it is divided.
     pub fn gradient(&self, parameter: usize) -> Option<Values<'_>> {
         let original = self.infos.get(parameter)?.same_as.unwrap_or(parameter);
-        if let Some(tie) = self.ties.iter().position(|tie| tie.parameter == original) {
+        if let Some(tie) = ties::of(&self.ties, original) {
             let mean = self.tied_means[tie].as_ref()?;
             return Some(mean.slice(0, mean.len()));
         }
@@ -260,6 +262,11 @@ impl<A> Pipeline<A> {
     /// # Errors
     /// If communication fails.
     pub fn gradient_norm(&mut self) -> Result<f64> {
+        self.announce("gradient_norm");
+        self.norm()
+    }
+
+    fn norm(&mut self) -> Result<f64> {
         let norm = self.try_gradient_norm();
         self.or_abort(norm)
     }
@@ -286,7 +293,8 @@ impl<A> Pipeline<A> {
     /// If communication fails.
     #[doc(alias = "clip_grad_norm_")]
     pub fn clip_gradients(&mut self, max: f64) -> Result<f64> {
-        let norm = self.gradient_norm()?;
+        self.announce("clip_gradients");
+        let norm = self.norm()?;
         if let Some(factor) = norm::factor(norm, max) {
             let of_stages = self.stages.iter_mut().flat_map(|stage| stage.means.iter_mut().flatten());
             let means = of_stages.chain(self.tied_means.iter_mut().flatten());
@@ -300,6 +308,7 @@ impl<A> Pipeline<A> {
     /// # Errors
     /// If communication fails.
     pub fn timeline(&mut self) -> Result<Timeline> {
+        self.announce("timeline");
         let lists = self.schedule.actions().iter();
         let counts: Vec<usize> =
             lists.map(|list| list.iter().filter(|action| action.is_computation()).count()).collect();
@@ -331,9 +340,16 @@ impl<A> Pipeline<A> {
     /// # Errors
     /// If communication fails, or a block does not take its parameters.
     pub fn into_parts(mut self) -> Result<(Communicator, Vec<Sequence<A>>)> {
+        self.announce("into_parts");
         let gathered = self.stages.iter_mut().try_for_each(|stage| stage.gather(self.shards.as_mut()));
         self.or_abort(gathered)?;
         Ok((self.comm, self.stages.into_iter().map(|stage| stage.model).collect()))
+    }
+
+    /// Announces a call to the ranks of this pipeline and of those beside it.
+    pub(super) fn announce(&mut self, name: &str) {
+        let groups = [Some(&mut self.comm), self.shards.as_mut(), self.data.as_mut()];
+        groups.into_iter().flatten().for_each(|group| group.announce(name, name));
     }
 
     /// Aborts the job if something failed that the other ranks cannot know, and forgets what was begun.

@@ -1,13 +1,13 @@
 //! One stage of a model: its blocks, what is kept for backwards, and what waits to be sent or used.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use dist_collectives::Communicator;
 
 use super::shard::Shard;
 use super::sums::Sums;
-use super::ties::{Node, Tie};
+use super::ties::{self, Node, Tie};
 use crate::flat::{Flat, PendingFlat};
 use crate::{Block, BoxError, Error, ParamInfo, Params, Result, Saved, Sequence, Values};
 
@@ -70,13 +70,13 @@ impl<A> Stage<A> {
     ) -> Result<Self> {
         let mut model = Sequence::new(blocks)?;
         let mut tie_of = vec![None; parameters.len()];
+        let mut first_of = HashMap::new();
         for parameter in parameters.clone() {
             let original = infos[parameter].same_as.unwrap_or(parameter);
-            let tie = ties.iter().position(|tie| tie.parameter == original && tie.stages.contains(&number));
+            let tie = ties::of(ties, original).filter(|&tie| ties[tie].stages.contains(&number));
             tie_of[parameter - parameters.start] = tie.filter(|_| infos[parameter].trainable);
             // The first name in this stage stands for the parameter here.
-            let same = |other: &usize| infos[*other].same_as.unwrap_or(*other) == original;
-            let first = parameters.clone().find(same).expect("it is the same as itself");
+            let first = *first_of.entry(original).or_insert(parameter);
             if first < parameter && model.infos()[parameter - parameters.start].same_as.is_none() {
                 model.tie(&infos[parameter].name, &infos[first].name)?;
             }
@@ -127,8 +127,8 @@ impl<A> Stage<A> {
         let Self { model, sums, tie_of, parameters, number, saved, halves, .. } = self;
         let mut ready = |parameter: usize, values: Values<'_>| -> Result<(), BoxError> {
             sums.report(micro_batch, parameter, values)?;
-            let of_tie = |node: &&mut Node| Some(node.tie) == tie_of[parameter] && node.stage == *number;
-            let node = nodes.iter_mut().find(of_tie);
+            let Some(tie) = tie_of[parameter] else { return Ok(()) };
+            let node = nodes.iter_mut().find(|node| (node.tie, node.stage) == (tie, *number));
             node.map_or(Ok(()), |node| node.report(micro_batch, parameters.start + parameter, values))?;
             Ok(())
         };

@@ -27,6 +27,7 @@ impl<A> Pipeline<A> {
         mut input: impl FnMut(usize) -> Result<A, BoxError>,
         mut loss: impl FnMut(usize, A) -> Result<(C, A), BoxError>,
     ) -> Result<StepReport> {
+        self.announce("step");
         let mut clock = Clock::new(&self.comm);
         let sent_before = self.bytes_sent();
         self.begin();

@@ -42,6 +42,11 @@ pub(super) fn find(infos: &[ParamInfo], first: &[usize]) -> Vec<Tie> {
     several.map(|(parameter, stages)| Tie { parameter, stages }).collect()
 }
 
+/// The number of a parameter's tie, if it has one. The list is in the order of parameters.
+pub(super) fn of(ties: &[Tie], parameter: usize) -> Option<usize> {
+    ties.binary_search_by_key(&parameter, |tie| tie.parameter).ok()
+}
+
 impl Tie {
     /// The rank of its first stage, and the other ranks that have one of its stages.
     pub(super) fn ranks(&self, schedule: &Schedule) -> (usize, Vec<usize>) {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use dist_collectives::Communicator;
 use dist_parallel::pipeline::{Action, Flaw, Kind, Pipeline, PlainVectors, split_into_stages};
-use dist_parallel::{Block, BoxError, Error, Ready, Saved, Sequence, TrainingCall};
+use dist_parallel::{Block, BoxError, Checkpoints, Error, Ready, Saved, Sequence, TrainingCall};
 use dist_transport::sim::{self, Fault, Link, Network, SimTransport, When};
 use rstest::rstest;
 
@@ -318,4 +318,53 @@ fn survivors_name_a_rank_that_was_killed(
         assert_eq!(source.peer(), Some(killed), "rank {rank}: {source}");
     }
     assert!(outcome.results[killed].is_none());
+}
+
+type Call = (&'static str, fn(&mut Pipeline<Rows>, &mut Checkpoints) -> Result<(), Error>);
+
+/// The calls of all ranks.
+const CALLS: [Call; 7] = [
+    ("step", |pipeline, _| step(pipeline)),
+    ("evaluate", |pipeline, _| {
+        pipeline.evaluate(2, |index| Ok(micro_batch(0, index).0), |_, _| Ok(0.0_f32)).map(drop)
+    }),
+    ("update", |pipeline, _| pipeline.update(&mut crate::model::optimizer())),
+    ("clip_gradients", |pipeline, _| pipeline.clip_gradients(1.0).map(drop)),
+    ("for_each", |pipeline, _| pipeline.for_each_parameter(|_, _| ())),
+    ("timeline", |pipeline, _| pipeline.timeline().map(drop)),
+    ("save", |pipeline, checkpoints| checkpoints.save(pipeline, None, 1)),
+];
+
+fn step(pipeline: &mut Pipeline<Rows>) -> Result<(), Error> {
+    let loss = |index, output| squared_error(micro_batch(0, index).1)(output);
+    pipeline.step(|index| Ok(micro_batch(0, index).0), loss).map(drop)
+}
+
+/// Then both go on with steps, since some calls need nobody else.
+#[test]
+fn ranks_that_call_different_functions_are_told_at_once() {
+    for (first, on_0) in CALLS {
+        for (second, on_1) in CALLS.into_iter().filter(|(second, _)| *second != first) {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().to_owned();
+            let outcome = sim::run(1, 2, move |transport| {
+                let comm = Communicator::new(transport);
+                let rank = comm.rank();
+                let stages = split_into_stages(BLOCKS, 2).unwrap();
+                let schedule = F.schedule(2, 2).unwrap();
+                let mut pipeline = Pipeline::new(comm, deep(1), schedule, &stages, PlainVectors).unwrap();
+                step(&mut pipeline).unwrap();
+                let call = if rank == 0 { on_0 } else { on_1 };
+                let called = call(&mut pipeline, &mut Checkpoints::at(&path));
+                called.and_then(|()| step(&mut pipeline)).and_then(|()| step(&mut pipeline))
+            });
+            assert!(outcome.elapsed < Duration::from_secs(1), "{first} and {second}: {:?}", outcome.elapsed);
+            for result in outcome.results {
+                let error = result.unwrap_err();
+                let text = error.to_string();
+                let named = [first, second].iter().all(|name| text.contains(&format!("called {name}")));
+                assert!(matches!(error, Error::CallsDiffer { .. }) && named, "{first} and {second}: {text}");
+            }
+        }
+    }
 }

@@ -3,6 +3,7 @@
 
 mod aggregate;
 mod by_hand;
+mod calls;
 mod checkpoint;
 mod compress;
 mod ddp;

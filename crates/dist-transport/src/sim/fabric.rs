@@ -15,6 +15,7 @@ use super::report::{self, Channel, Describe, Position};
 use super::storm::{Effects, Plan};
 use super::waiting::{On, Waiting, wake};
 use super::weather::Weather;
+use crate::bookkeeping::Calls;
 use crate::runtime::Unparker;
 use crate::{Abort, ChannelId, Fingerprint};
 
@@ -47,9 +48,9 @@ pub(super) enum Found {
     Aborted(Abort),
 }
 
-/// This rank of the group waits, or has waited, in a call that can never meet one of the caller's.
+/// This rank of the world waits, or has waited, in a call that can never meet one of the caller's, or has announced one.
 pub(super) struct Elsewhere {
-    pub(super) rank: usize,
+    pub(super) world_rank: usize,
     pub(super) ours: Fingerprint,
     pub(super) theirs: Fingerprint,
 }
@@ -79,6 +80,8 @@ pub(super) struct State {
     channels: HashMap<ChannelId, Vec<Member>>,
     /// Of channels that carry the posts of another one's calls: that one.
     homes: HashMap<ChannelId, ChannelId>,
+    /// By channel and rank of the world: the last calls that it has announced there.
+    announced: BTreeMap<ChannelId, BTreeMap<usize, Calls>>,
     /// How many transports each rank of the world still has.
     transports: Vec<usize>,
     pub(super) control: Control,
@@ -136,6 +139,7 @@ impl Fabric {
         let state = State {
             channels,
             homes,
+            announced: BTreeMap::new(),
             transports,
             control,
             links,
@@ -192,6 +196,13 @@ impl Fabric {
     /// Notes where a rank is.
     pub(super) fn note(&self, place: Place, position: Position) {
         self.lock().member(place).position = position;
+    }
+
+    /// Keeps a call that a rank announces.
+    pub(super) fn announce(&self, place: Place, call: &Fingerprint) {
+        let mut state = self.lock();
+        let of_channel = state.announced.entry(place.channel).or_default();
+        of_channel.entry(place.world_rank).or_insert(Calls::NONE).begin(call);
     }
 
     pub(super) fn describe_calls(&self, describe: Describe) {
@@ -395,16 +406,30 @@ impl State {
     /// Notes the calls of one who waits, and finds another who waits, or has waited, in one that can never meet them:
     /// for messages or for posts, which are the same calls.
     fn contradiction(&mut self, place: Place, calls: &[Fingerprint]) -> Option<Elsewhere> {
+        if let Some(announced) = self.announced_elsewhere(place.world_rank) {
+            return Some(announced);
+        }
         let member = self.member(Place { channel: place.home, ..place });
         if member.waited_in == calls {
             // The others have compared theirs with these.
             return None;
         }
         member.waited_in = calls.to_vec();
-        let mut members = self.channels[&place.home].iter().enumerate();
-        members.find_map(|(rank, member)| {
+        let mut members = self.channels[&place.home].iter();
+        members.find_map(|member| {
             let contradiction = Fingerprint::contradiction(calls, &member.waited_in);
-            contradiction.map(|(ours, theirs)| Elsewhere { rank, ours, theirs })
+            contradiction.map(|(ours, theirs)| Elsewhere { world_rank: member.world_rank, ours, theirs })
+        })
+    }
+
+    /// Finds a rank that has announced a call which can never meet one that this rank has announced.
+    fn announced_elsewhere(&self, world_rank: usize) -> Option<Elsewhere> {
+        self.announced.values().find_map(|of_channel| {
+            let own = of_channel.get(&world_rank)?;
+            of_channel.iter().find_map(|(&world_rank, calls)| {
+                let contradiction = Fingerprint::contradiction(own.all(), calls.all());
+                contradiction.map(|(ours, theirs)| Elsewhere { world_rank, ours, theirs })
+            })
         })
     }
 
@@ -439,6 +464,10 @@ impl State {
         let world_rank = place.world_rank;
         *self.member(place) = Member { presence: Presence::Gone, world_rank, ..Member::default() };
         self.transports[world_rank] -= 1;
+        if let Some(of_channel) = self.announced.get_mut(&place.channel) {
+            of_channel.remove(&world_rank);
+        }
+        self.announced.retain(|_, of_channel| !of_channel.is_empty());
         let mut woken = Vec::new();
         if self.transports[world_rank] == 0 {
             self.control.leave(world_rank, now, &self.weather);

@@ -253,9 +253,9 @@ impl SimTransport {
     }
 
     /// Aborts the job because two ranks wait in calls that can never meet.
-    fn never_meets(&self, Elsewhere { rank, ours, theirs }: Elsewhere) -> Error {
-        let abort = Abort { call: ours, ..self.record(rank, Cause::Mismatch { theirs }) };
-        let peer = abort.rank;
+    fn never_meets(&self, Elsewhere { world_rank: peer, ours, theirs }: Elsewhere) -> Error {
+        let cause = Cause::Mismatch { theirs };
+        let abort = Abort { cause, rank: peer, reporter: self.world_rank(), call: ours };
         let first = self.fabric().abort(abort, self.world.clock.now());
         first.map_or_else(Error::Aborted, |_| Error::Mismatch { peer, ours, theirs })
     }
@@ -308,6 +308,10 @@ impl Transport for SimTransport {
     fn begin(&mut self, call: &Fingerprint) {
         self.calls.begin(call);
         self.fabric().note(self.own_place(), Position { call: *call, progress: None });
+    }
+
+    fn announce(&mut self, call: &Fingerprint) {
+        self.fabric().announce(self.own_place(), call);
     }
 
     fn exchange(

@@ -51,6 +51,7 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
             arrivals: Arrivals::default(),
             channels: Channels::new(),
             left: Mutex::default(),
+            announced: Mutex::default(),
             outgoing: FrameQueue::new(),
             closing: AtomicBool::new(false),
             service_bell: Bell::new()?,

@@ -58,6 +58,8 @@ pub(super) struct Session {
     pub(super) channels: Channels,
     /// Ranks that have left in order.
     pub(super) left: Mutex<HashSet<usize>>,
+    /// The last calls that were announced, by the channel under which they are compared.
+    pub(super) announced: Mutex<HashMap<ChannelId, Calls>>,
     /// What the service thread is to say to the coordinator.
     pub(super) outgoing: FrameQueue,
     pub(super) closing: AtomicBool,
@@ -108,7 +110,23 @@ impl Session {
     pub(super) fn tell_waiting(&self, channel: ChannelId, calls: &Calls, peer: usize) {
         let on = u32::try_from(peer).expect("ranks are numbered by this type");
         self.outgoing.push(Frame::Waiting { channel, on, calls: *calls.all() });
+        if peer != self.rank.index() {
+            for (&channel, calls) in &*lock(&self.announced) {
+                self.outgoing.push(Frame::Waiting { channel, on, calls: *calls.all() });
+            }
+        }
         self.service_bell.ring();
+    }
+
+    /// Keeps an announced call, to be told if this rank has to wait for long.
+    pub(super) fn announce(&self, channel: ChannelId, call: &Fingerprint) {
+        let mut announced = lock(&self.announced);
+        announced.entry(channel.of_announcements()).or_insert(Calls::NONE).begin(call);
+    }
+
+    /// Forgets the announced calls of a channel that this rank leaves.
+    pub(super) fn forget_announced(&self, channel: ChannelId) {
+        lock(&self.announced).remove(&channel.of_announcements());
     }
 
     /// Notes that a rank has left in order, and lets those look again who might wait for it.

@@ -239,6 +239,10 @@ impl Transport for TcpTransport {
         }
     }
 
+    fn announce(&mut self, call: &Fingerprint) {
+        self.session().announce(self.channel, call);
+    }
+
     fn exchange(
         &mut self,
         mut send: Option<Outgoing<'_>>,
@@ -373,6 +377,7 @@ impl Drop for TcpTransport {
             self.session().give_up(Cause::Panicked, self.call());
         }
         self.session().channels.leave(self.channel);
+        self.session().forget_announced(self.channel);
         let unasked = self.session().arrivals.forget(self.channel);
         if self.aborted().is_none() {
             self.links.iter().flatten().chain(&unasked).for_each(Link::say_goodbye);
