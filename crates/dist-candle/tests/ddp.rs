@@ -9,7 +9,7 @@ use dist_candle::loss_and_gradient;
 use dist_collectives::Communicator;
 use dist_parallel::{
     AdamW, AdamWOptions, BoxError, Checkpoints, Ddp, DdpOptions, Fsdp, FsdpOptions, Params, Sequence,
-    ShardingStrategy, Values, load_safetensors,
+    ShardingStrategy, Values, WeightOptions, load_weights,
 };
 use dist_testkit::oracle;
 use dist_transport::sim;
@@ -163,7 +163,7 @@ fn candle_reads_a_consolidated_checkpoint_and_writes_what_is_loaded() {
             candle_core::safetensors::save(&doubled, &candles).unwrap();
         }
         fsdp.communicator_mut().barrier().unwrap();
-        load_safetensors(&candles, &mut fsdp).unwrap();
+        load_weights(&candles, &mut fsdp, &WeightOptions::new()).unwrap();
         let mut loaded = Vec::new();
         fsdp.for_each_parameter(|_, values| loaded.extend(bits(values))).unwrap();
         loaded
@@ -173,6 +173,45 @@ fn candle_reads_a_consolidated_checkpoint_and_writes_what_is_loaded() {
         .flat_map(|var| (var.as_tensor() * 2.0).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap());
     let expected: Vec<u32> = doubled.map(f32::to_bits).collect();
     assert_eq!(sim::run(1, 3, program).results, vec![expected; 3]);
+}
+
+/// As they come from elsewhere: in half precision, under other names, with integers and a head that nobody needs.
+#[rstest]
+fn candle_weights_in_half_precision_under_other_names_are_loaded(
+    #[values(
+        ShardingStrategy::FullShard,
+        ShardingStrategy::ShardGradOp,
+        ShardingStrategy::ShardOptimizer,
+        ShardingStrategy::NoShard
+    )]
+    strategy: ShardingStrategy,
+    #[values(1, 2, 3)] ranks: usize,
+) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("weights.safetensors");
+    let mut expected = Vec::new();
+    let mut tensors = HashMap::new();
+    for (block, vars, _) in parts() {
+        for (index, var) in vars.into_iter().enumerate() {
+            let half = var.as_tensor().to_dtype(DType::BF16).unwrap();
+            let values = half.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            expected.extend(values.into_iter().map(f32::to_bits));
+            tensors.insert(format!("model.{block}.{index}"), half);
+        }
+    }
+    tensors.insert("model.position_ids".to_owned(), Tensor::arange(0_i64, 4, &Device::Cpu).unwrap());
+    tensors.insert("lm_head.weight".to_owned(), Tensor::ones((2, 2), DType::F32, &Device::Cpu).unwrap());
+    candle_core::safetensors::save(&tensors, &path).unwrap();
+    let program = move |transport| {
+        let mut fsdp = Fsdp::new(Communicator::new(transport), model(), &FsdpOptions::new(strategy)).unwrap();
+        let options = WeightOptions::new().rename("model.", "").convert().ignore_extra();
+        let report = load_weights(&path, &mut fsdp, &options).unwrap();
+        assert_eq!(report.left_out.len(), 2);
+        let mut loaded = Vec::new();
+        fsdp.for_each_parameter(|_, values| loaded.extend(bits(values))).unwrap();
+        loaded
+    };
+    assert_eq!(sim::run(1, ranks, program).results, vec![expected; ranks]);
 }
 
 #[test]

@@ -37,7 +37,8 @@ pub use aggregate::{
 };
 pub use block::{Block, Ready, Saved};
 pub use checkpoint::{
-    CheckpointError, CheckpointProblem, Checkpoints, Holding, Piece, Saving, Shards, Slice, load_safetensors,
+    CheckpointError, CheckpointProblem, Checkpoints, Holding, LoadedTensor, Piece, Saving, Shards, Slice,
+    WeightOptions, WeightReport, load_weights,
 };
 pub use compress::{
     Bf16Hook, BucketGradients, BucketHook, BucketTensor, Compression, F16Hook, Int8Hook, PowerSgdHook,

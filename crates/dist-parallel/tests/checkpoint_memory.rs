@@ -3,10 +3,12 @@
 
 use dist_collectives::Communicator;
 use dist_parallel::{
-    BoxError, Checkpoints, Ddp, DdpOptions, FloatType, Momentum, Optimizer, ParamInfo, Params, Sgd,
-    SgdOptions, Values, ValuesMut,
+    AdamW, AdamWOptions, Block, BoxError, Checkpoints, Ddp, DdpOptions, FloatType, Fsdp, FsdpOptions,
+    Momentum, Optimizer, ParamInfo, Params, Ready, Saved, Sequence, Sgd, SgdOptions, ShardingStrategy, Slot,
+    Values, ValuesMut,
 };
 use dist_transport::sim;
+use rstest::rstest;
 
 /// 8 MiB in two parameters.
 struct Model {
@@ -65,6 +67,107 @@ fn a_rank_copies_what_it_writes_to_go_on_and_what_it_holds_to_load_it() {
         assert!(saved < ROOM, "{saved} bytes");
         assert!((MODEL..MODEL + ROOM).contains(&copied), "{copied} bytes");
         assert!((2 * MODEL..2 * MODEL + ROOM).contains(&loaded), "{loaded} bytes");
+    }
+}
+
+/// Parameters of two values each, which all have gradients of one.
+struct Small {
+    infos: Vec<ParamInfo>,
+    slots: Vec<Slot>,
+}
+
+impl Small {
+    fn new(tensors: usize) -> Self {
+        let info = |number| ParamInfo::new(format!("layer.{number}.bias"), [2], FloatType::F32);
+        let slots = (0..tensors).map(|_| Slot::from(vec![1.0_f32; 2])).collect();
+        Self { infos: (0..tensors).map(info).collect(), slots }
+    }
+}
+
+impl Params for Small {
+    fn infos(&self) -> &[ParamInfo] {
+        &self.infos
+    }
+
+    fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    fn slots_mut(&mut self) -> &mut [Slot] {
+        &mut self.slots
+    }
+}
+
+impl Block<Vec<f32>> for Small {
+    fn forward(&mut self, input: Vec<f32>) -> Result<(Vec<f32>, Saved), BoxError> {
+        Ok((input, Saved::new(())))
+    }
+
+    fn backward(
+        &mut self,
+        saved: Saved,
+        gradient: Vec<f32>,
+        ready: &mut Ready<'_>,
+    ) -> Result<Option<Vec<f32>>, BoxError> {
+        saved.take::<()>()?;
+        (0..self.infos.len()).try_for_each(|index| ready(index, Values::F32(&[1.0; 2])))?;
+        Ok(Some(gradient))
+    }
+}
+
+/// Bytes that a rank of two allocates to begin with so many tensors, to train, to save and to load.
+fn allocated(tensors: usize, strategy: Option<ShardingStrategy>) -> [u64; 4] {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_owned();
+    let outcome = sim::run(1, 2, move |transport| {
+        let comm = Communicator::new(transport);
+        let mut adamw = AdamW::new(AdamWOptions::default()).unwrap();
+        let mut checkpoints = Checkpoints::at(&path);
+        let measure = |program: &mut dyn FnMut()| allocation_counter::measure(program).bytes_total;
+        macro_rules! train {
+            ($begin:expr) => {{
+                let mut trainer = None;
+                let begun = measure(&mut || trainer = Some($begin.unwrap()));
+                let mut trainer = trainer.unwrap();
+                let trained = measure(&mut || {
+                    trainer.step(2, |_| Ok((vec![0.0], |out: Vec<f32>| Ok((0.0_f32, out))))).unwrap();
+                    trainer.update(&mut adamw).unwrap();
+                });
+                let saved = measure(&mut || checkpoints.save(&mut trainer, Some(&adamw), 1).unwrap());
+                let loaded = measure(&mut || {
+                    assert_eq!(checkpoints.load(&mut trainer, Some(&mut adamw)).unwrap(), Some(1));
+                });
+                [begun, trained, saved, loaded]
+            }};
+        }
+        let mut comm = Some(comm);
+        let mut comm = || comm.take().unwrap();
+        match strategy {
+            None => train!(Ddp::new(comm(), Small::new(tensors), DdpOptions::default())),
+            Some(strategy) => {
+                let model = || Sequence::new(vec![Box::new(Small::new(tensors)) as Box<dyn Block<_>>]);
+                train!(Fsdp::new(comm(), model().unwrap(), &FsdpOptions::new(strategy)))
+            }
+        }
+    });
+    outcome.results[1]
+}
+
+/// Searching a list for each tensor, or making one, would take four times as much for twice as many.
+#[rstest]
+fn what_is_allocated_for_many_tensors_grows_with_their_number_and_no_faster(
+    #[values(
+        None,
+        Some(ShardingStrategy::FullShard),
+        Some(ShardingStrategy::ShardGradOp),
+        Some(ShardingStrategy::ShardOptimizer),
+        Some(ShardingStrategy::NoShard)
+    )]
+    strategy: Option<ShardingStrategy>,
+) {
+    let (few, many) = (allocated(1000, strategy), allocated(2000, strategy));
+    for (what, (few, many)) in ["begin", "train", "save", "load"].into_iter().zip(few.into_iter().zip(many)) {
+        assert!(2 * many < 5 * few, "{what}: {few} bytes for 1000 tensors, {many} for 2000");
     }
 }
 

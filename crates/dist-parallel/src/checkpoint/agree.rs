@@ -17,15 +17,20 @@ pub(super) struct Ranks {
 
 impl Ranks {
     /// Ranks that wait for each other so long in each phase. Those of other groups wait for all phases at once.
-    pub(super) fn of(shards: &mut dyn Shards, timeout: Duration) -> Result<Self> {
+    /// All of them make this call, of this name.
+    pub(super) fn of(shards: &mut dyn Shards, timeout: Duration, name: &str) -> Result<Self> {
         let fork = |comm: &mut Communicator, timeout| -> Result<Communicator> {
             let mut fork = comm.fork().map_err(Error::communication)?;
             fork.set_timeout(timeout);
             Ok(fork)
         };
+        shards.communicator_mut().announce(KIND, name);
         let group = fork(shards.communicator_mut(), timeout)?;
         let of_all_phases = timeout.saturating_mul(PHASES);
-        let replicas = shards.replicas_mut().filter(|replicas| replicas.world_size() > 1);
+        let mut replicas = shards.replicas_mut().filter(|replicas| replicas.world_size() > 1);
+        if let Some(replicas) = &mut replicas {
+            replicas.announce(KIND, name);
+        }
         let replicas = replicas.map(|replicas| fork(replicas, of_all_phases)).transpose()?;
         Ok(Self { group, replicas })
     }
@@ -145,6 +150,9 @@ fn encode(error: &CheckpointError, rank: usize) -> Vec<u8> {
 fn in_memory(len: u64) -> usize {
     usize::try_from(len).expect("what lies in a rank's memory fits into another's")
 }
+
+/// The kind of all calls that begin by comparing what the ranks were asked for.
+const KIND: &str = "checkpoint";
 
 /// How often the ranks of a group wait for one of them that writes or reads, at most: a save begins, parts are written, and
 /// the index.

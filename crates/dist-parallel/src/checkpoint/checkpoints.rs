@@ -3,6 +3,7 @@
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use dist_collectives::Chain;
@@ -11,14 +12,17 @@ use dist_transport::runtime::{Mailbox, Receiver};
 use super::agree::Ranks;
 use super::claim::Claim;
 use super::disk::Disk;
+use super::load::{Allowed, States};
+use super::owner::Owner;
 use super::save::Plan;
 use super::{CheckpointError, Saving, Shards, directory, load, part, plain};
 use crate::{Error, Optimizer, Result};
 
 /// A directory in which a training saves checkpoints, and from which it goes on.
 ///
-/// All ranks see the same directory: a disk of the host, or a file system that hosts share. One training at a time
-/// writes to it.
+/// All ranks see the same directory: a disk of the host, or a file system that hosts share. One training at a time saves to
+/// it: from its first save until these `Checkpoints` are dropped or its process ends, saves of any other, and by other
+/// `Checkpoints`, fail with [`InUse`](crate::CheckpointProblem::InUse), which names the one that saves there.
 ///
 /// ```
 /// use dist_parallel::{Checkpoints, Optimizer, Result, Shards};
@@ -61,7 +65,10 @@ pub struct Checkpoints {
     directory: PathBuf,
     keep: Option<NonZeroUsize>,
     timeout: Duration,
+    allowed: Allowed,
     pub(super) disk: Disk,
+    /// On the rank that says where a checkpoint goes: what this job has of the directory.
+    owner: Arc<Mutex<Owner>>,
     /// Closed when the save that was started last has ended.
     latest: Option<Receiver<()>>,
 }
@@ -72,7 +79,15 @@ impl Checkpoints {
     pub fn at(directory: impl Into<PathBuf>) -> Self {
         let (directory, timeout) = (directory.into(), TIMEOUT);
         let directory = if directory.as_os_str().is_empty() { PathBuf::from(".") } else { directory };
-        Self { directory, keep: None, timeout, disk: Disk::default(), latest: None }
+        Self {
+            directory,
+            keep: None,
+            timeout,
+            allowed: Allowed::default(),
+            disk: Disk::default(),
+            owner: Arc::default(),
+            latest: None,
+        }
     }
 
     /// Removes all but the last `keep` checkpoints, after each that was saved. Rank 0 does, and the others do not wait for it here:
@@ -90,6 +105,22 @@ impl Checkpoints {
         Self { timeout, ..self }
     }
 
+    /// Lets loads leave out these tensors of a checkpoint, and what an optimizer has kept of them. Without it, a load fails
+    /// if a checkpoint has a tensor that the model has not, or has as another name of a parameter with other values.
+    #[must_use]
+    pub fn leave_out<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
+        self.allowed.left_out.extend(names.into_iter().map(Into::into));
+        self
+    }
+
+    /// Lets loads leave out what an optimizer has kept of these parameters, which are loaded themselves. Without it, a load
+    /// with an optimizer fails if a checkpoint has such state of a parameter that the model does not train.
+    #[must_use]
+    pub fn leave_out_state_of<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
+        self.allowed.states_left_out.extend(names.into_iter().map(Into::into));
+        self
+    }
+
     /// Saves what all ranks hold, and returns when it is on the disk. All ranks call this with the same step.
     ///
     /// # Errors
@@ -102,7 +133,7 @@ impl Checkpoints {
         step: u64,
     ) -> Result<()> {
         end(self.latest.take());
-        let mut ranks = Ranks::of(shards, self.timeout)?;
+        let mut ranks = Ranks::of(shards, self.timeout, "save")?;
         let plan = self.plan(&ranks, shards, optimizer, step);
         plan.run(&mut ranks, |entry, write| part::read(shards, optimizer, entry, write))
     }
@@ -118,7 +149,7 @@ impl Checkpoints {
         optimizer: Option<&dyn Optimizer>,
         step: u64,
     ) -> Result<Saving> {
-        let mut ranks = Ranks::of(shards, self.timeout)?;
+        let mut ranks = Ranks::of(shards, self.timeout, "start_save")?;
         let plan = self.plan(&ranks, shards, optimizer, step);
         let copy = if ranks.saves() { copy(&plan, shards, optimizer) } else { Ok(Vec::new()) };
         let runtime = ranks.group.runtime().clone();
@@ -126,7 +157,8 @@ impl Checkpoints {
         let before = self.latest.replace(ended);
         let save = move || save(&plan, &mut ranks, copy, before, sender);
         let task = runtime.spawn("checkpoint", save).map_err(|error| {
-            Error::Checkpoint(Box::new(CheckpointError::unwritten(&self.directory, &error)))
+            let operation = "start a thread that saves to";
+            Error::from(CheckpointError::io(&self.directory, operation, &self.directory, &error))
         });
         if let Err(error) = &task {
             shards.communicator_mut().abort(Chain(error));
@@ -137,7 +169,8 @@ impl Checkpoints {
     /// Puts what the newest checkpoint has in place of what all ranks hold, and tells its step; `None` if there is no
     /// checkpoint, and nothing is changed. All ranks call this. A save that was [started](Self::start_save) ends before.
     ///
-    /// With an optimizer, its state is loaded too. Without one, only the parameters are.
+    /// With an optimizer, its state is loaded too. Without one, only the parameters are. Nothing else of a checkpoint is left
+    /// out unless it was [said](Self::leave_out).
     ///
     /// # Errors
     /// On every rank, with the file and the tensor at fault, if anything is missing, changed or does not fit the model, or if
@@ -147,9 +180,7 @@ impl Checkpoints {
         shards: &mut dyn Shards,
         optimizer: Option<&mut dyn Optimizer>,
     ) -> Result<Option<u64>> {
-        end(self.latest.take());
-        let mut ranks = Ranks::of(shards, self.timeout)?;
-        load::load(&self.disk, &mut ranks, &self.directory, None, shards, optimizer)
+        self.load_states(None, shards, States::of(optimizer))
     }
 
     /// As [`load`](Self::load), from the newest checkpoint of this step.
@@ -162,9 +193,19 @@ impl Checkpoints {
         shards: &mut dyn Shards,
         optimizer: Option<&mut dyn Optimizer>,
     ) -> Result<()> {
+        self.load_states(Some(step), shards, States::of(optimizer)).map(drop)
+    }
+
+    /// Loads the newest checkpoint, or the newest of a step, and does this with the optimizer's state in it.
+    pub(crate) fn load_states(
+        &mut self,
+        step: Option<u64>,
+        shards: &mut dyn Shards,
+        states: States<'_>,
+    ) -> Result<Option<u64>> {
         end(self.latest.take());
-        let mut ranks = Ranks::of(shards, self.timeout)?;
-        load::load(&self.disk, &mut ranks, &self.directory, Some(step), shards, optimizer).map(drop)
+        let mut ranks = Ranks::of(shards, self.timeout, "load")?;
+        load::load((&self.disk, &self.directory, &self.allowed), &mut ranks, step, shards, states)
     }
 
     /// The steps of the checkpoints in this directory, oldest first; without that of a save that has not ended.
@@ -191,6 +232,7 @@ impl Checkpoints {
         Plan {
             disk: self.disk.clone(),
             directory: self.directory.clone(),
+            owner: Arc::clone(&self.owner),
             keep: self.keep,
             step,
             optimizer: kind,

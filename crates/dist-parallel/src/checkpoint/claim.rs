@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::index::TensorName;
+use super::load::Allowed;
 use super::{CheckpointError, CheckpointProblem, agree};
 use crate::{Communicator, Result};
 
@@ -32,10 +33,23 @@ impl Claim {
         Self { asked: format!("saves step {step} {}", with(optimizer)), held }
     }
 
-    /// Of a rank that loads a step, or the newest checkpoint, with the state of this kind of optimizer.
-    pub(super) fn of_load(step: Option<u64>, optimizer: Option<&str>) -> Self {
+    /// Of a rank that loads a step, or the newest checkpoint, with the state of this kind of optimizer, and without what
+    /// the user leaves out.
+    pub(super) fn of_load(step: Option<u64>, optimizer: Option<&str>, allowed: &Allowed) -> Self {
         let what = step.map_or_else(|| "the newest checkpoint".to_owned(), |step| format!("step {step}"));
-        Self { asked: format!("loads {what} {}", with(optimizer)), held: Vec::new() }
+        let mut asked = format!("loads {what} {}", with(optimizer));
+        let left_out = [("", &allowed.left_out), ("the optimizer's state of ", &allowed.states_left_out)];
+        for (what, names) in left_out {
+            if !names.is_empty() {
+                asked += &format!(", leaving out {what}{names:?}");
+            }
+        }
+        Self { asked, held: Vec::new() }
+    }
+
+    /// Of a rank that loads weights as this says.
+    pub(super) fn of_weights(how: &str) -> Self {
+        Self { asked: format!("loads weights{how}"), held: Vec::new() }
     }
 }
 

@@ -1,14 +1,14 @@
 //! The directory of a training's checkpoints: which are there, which is the newest, which are to go.
 //!
 //! A checkpoint is a directory `checkpoint-NUMBER-step-STEP`. The number counts what was ever saved here, so that the
-//! newest is known whatever its step is. While a checkpoint is written, and while it is removed, its name ends in
-//! `.tmp`: the change of the name is what makes it exist, and end.
+//! newest is known whatever its step is. While a checkpoint is written, and while it is removed, its name ends in a
+//! number of its job and `.tmp`: the change of the name is what makes it exist, and end.
 
-use std::io;
 use std::path::{Path, PathBuf};
 
 use super::CheckpointError;
-use super::disk::Disk;
+use super::disk::{Disk, DiskError};
+use super::owner::Owner;
 
 /// One checkpoint of the directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,49 +37,74 @@ pub(super) fn list(disk: &Disk, directory: &Path) -> Result<Vec<Name>, Checkpoin
     Ok(names)
 }
 
+/// A checkpoint that is not complete, or is being removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Unfinished {
+    pub(super) name: Name,
+    /// The number of the job that works on it: two jobs that both take the directory for theirs never write to one file.
+    pub(super) owner: u64,
+}
+
+impl Unfinished {
+    pub(super) fn path(self, directory: &Path) -> PathBuf {
+        directory.join(format!("{}.{:016x}{TEMPORARY}", self.name.directory(), self.owner))
+    }
+
+    fn parse(name: &str) -> Option<Self> {
+        let (name, owner) = name.strip_suffix(TEMPORARY)?.rsplit_once('.')?;
+        Some(Self { name: Name::parse(name)?, owner: u64::from_str_radix(owner, 16).ok()? })
+    }
+}
+
 /// Makes room for the next checkpoint, which has this step: a number that none has had, and an empty directory. What
 /// an earlier attempt has left behind is removed if it can be.
-pub(super) fn begin(disk: &Disk, directory: &Path, step: u64) -> Result<Name, CheckpointError> {
-    let failed = |error: io::Error| CheckpointError::unwritten(directory, &error);
+pub(super) fn begin(
+    disk: &Disk,
+    directory: &Path,
+    step: u64,
+    owner: &mut Owner,
+) -> Result<Unfinished, CheckpointError> {
+    let failed = |error: DiskError| CheckpointError::unwritten(directory, &error);
     disk.make_lasting_directory(directory).map_err(failed)?;
+    let owner = owner.claim(disk, directory)?;
     let all = disk.list(directory).map_err(failed)?;
     let mut names: Vec<Name> = all.iter().filter_map(|name| Name::parse(name)).collect();
-    for left_behind in all.iter().filter_map(|name| Name::parse(name.strip_suffix(TEMPORARY)?)) {
-        let path = temporary(directory, left_behind);
+    for left_behind in all.iter().filter_map(|name| Unfinished::parse(name)) {
+        let path = left_behind.path(directory);
         if let Err(error) = disk.remove(&path) {
             // Somebody may be reading it. Its number is not given again, so that it is in nobody's way.
-            tracing::warn!(%error, path = %path.display(), "what an earlier attempt has left behind stays");
-            names.push(left_behind);
+            tracing::warn!(%error, "what an earlier attempt has left behind stays");
+            names.push(left_behind.name);
         }
     }
     let latest = names.into_iter().max();
     let number = latest.map_or(0, |name| name.number).saturating_add(1);
-    let name = Name { number, step };
-    let path = temporary(directory, name);
+    let unfinished = Unfinished { name: Name { number, step }, owner };
+    let path = unfinished.path(directory);
     disk.make_directory(&path).map_err(|error| CheckpointError::unwritten(&path, &error))?;
-    Ok(name)
+    Ok(unfinished)
 }
 
 /// Makes a checkpoint exist whose files are all on the disk. If whether it exists cannot be made sure of, it does not.
-pub(super) fn commit(disk: &Disk, directory: &Path, name: Name) -> Result<(), CheckpointError> {
-    let (from, to) = (temporary(directory, name), directory.join(name.directory()));
-    let failed = |error: io::Error| CheckpointError::unwritten(&to, &error);
+pub(super) fn commit(disk: &Disk, directory: &Path, unfinished: Unfinished) -> Result<(), CheckpointError> {
+    let (from, to) = (unfinished.path(directory), directory.join(unfinished.name.directory()));
+    let failed = |error: DiskError| CheckpointError::unwritten(&to, &error);
     disk.sync_directory(&from).map_err(failed)?;
     disk.rename(&from, &to).map_err(failed)?;
     disk.sync_directory(directory).map_err(|error| {
         if let Err(error) = disk.rename(&to, &from) {
-            tracing::warn!(%error, path = %to.display(), "a checkpoint exists that may not outlive its host");
+            tracing::warn!(%error, "a checkpoint exists that may not outlive its host");
         }
         failed(error)
     })
 }
 
 /// Removes all checkpoints but the last `keep`.
-pub(super) fn prune(disk: &Disk, directory: &Path, keep: usize) -> Result<(), CheckpointError> {
+pub(super) fn prune(disk: &Disk, directory: &Path, keep: usize, owner: u64) -> Result<(), CheckpointError> {
     let names = list(disk, directory)?;
     for &name in &names[..names.len().saturating_sub(keep)] {
         // Under its own name it is whole or not there.
-        let temporary = temporary(directory, name);
+        let temporary = Unfinished { name, owner }.path(directory);
         let renamed = disk.rename(&directory.join(name.directory()), &temporary);
         renamed
             .and_then(|()| disk.sync_directory(directory))
@@ -87,11 +112,6 @@ pub(super) fn prune(disk: &Disk, directory: &Path, keep: usize) -> Result<(), Ch
             .map_err(|error| CheckpointError::unwritten(&temporary, &error))?;
     }
     Ok(())
-}
-
-/// Where a checkpoint lies while it is written or removed.
-pub(super) fn temporary(directory: &Path, name: Name) -> PathBuf {
-    directory.join(name.directory() + TEMPORARY)
 }
 
 const TEMPORARY: &str = ".tmp";

@@ -2,16 +2,21 @@
 //!
 //! Tests look on before each of them, and can make it fail or end the process there.
 
-use std::fs::{self, File};
+use std::fmt;
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A file system.
 #[derive(Clone, Default)]
 pub(super) struct Disk {
+    /// Whether the user was warned that directories cannot be synced.
+    pub(super) has_warned: Arc<AtomicBool>,
     #[cfg(test)]
-    pub(super) watch: Option<std::sync::Arc<Watch>>,
+    pub(super) watch: Option<Arc<Watch>>,
 }
 
 /// What a test does before an action on a path.
@@ -30,7 +35,53 @@ pub(super) enum Act {
     Rename,
     Remove,
     Open,
+    Lock,
     Read { bytes: usize },
+}
+
+impl fmt::Display for Act {
+    /// As in "cannot … PATH".
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::MakeDirectory => "make the directory",
+            Self::List => "list the directory",
+            Self::Create => "create",
+            Self::Write => "write",
+            Self::Sync => "sync",
+            Self::SyncDirectory => "sync the directory",
+            Self::Rename => "rename a directory to",
+            Self::Remove => "remove",
+            Self::Open => "open",
+            Self::Lock => "lock",
+            Self::Read { .. } => "read",
+        })
+    }
+}
+
+/// What the operating system has refused.
+#[derive(Debug)]
+pub(super) struct DiskError {
+    pub(super) act: Act,
+    pub(super) path: PathBuf,
+    pub(super) error: io::Error,
+}
+
+impl fmt::Display for DiskError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot {} {}: {}", self.act, self.path.display(), self.error)
+    }
+}
+
+type Result<T> = std::result::Result<T, DiskError>;
+
+/// What came of an attempt to lock a file.
+pub(super) enum Locked {
+    /// This process holds the lock as long as the file is open.
+    Ours,
+    /// Somebody else holds it.
+    Theirs,
+    /// The file system has no locks.
+    Unsupported,
 }
 
 impl Disk {
@@ -44,15 +95,20 @@ impl Disk {
         Ok(())
     }
 
+    /// Does something with a path; an error says what, and with which.
+    fn act<T>(&self, act: Act, path: &Path, f: impl FnOnce() -> io::Result<T>) -> Result<T> {
+        let done = self.before(act, path).and_then(|()| f());
+        done.map_err(|error| DiskError { act, path: path.to_owned(), error })
+    }
+
     /// Makes a directory, and those that it lies in, if there is none.
-    pub(super) fn make_directory(&self, path: &Path) -> io::Result<()> {
-        self.before(Act::MakeDirectory, path)?;
-        fs::create_dir_all(path)
+    pub(super) fn make_directory(&self, path: &Path) -> Result<()> {
+        self.act(Act::MakeDirectory, path, || fs::create_dir_all(path))
     }
 
     /// Makes a directory, and those that it lies in, if there is none. Returns when its name is on the disk, and those of the
     /// others that were made, each before the next was.
-    pub(super) fn make_lasting_directory(&self, path: &Path) -> io::Result<()> {
+    pub(super) fn make_lasting_directory(&self, path: &Path) -> Result<()> {
         if !parent(path).exists() {
             self.make_lasting_directory(parent(path))?;
         }
@@ -61,85 +117,125 @@ impl Disk {
     }
 
     /// The names of what lies in a directory; nothing if there is no such directory.
-    pub(super) fn list(&self, path: &Path) -> io::Result<Vec<String>> {
-        self.before(Act::List, path)?;
-        let entries = match fs::read_dir(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            entries => entries?,
-        };
-        entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+    pub(super) fn list(&self, path: &Path) -> Result<Vec<String>> {
+        self.act(Act::List, path, || {
+            let entries = match fs::read_dir(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+                entries => entries?,
+            };
+            entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
+        })
     }
 
     /// Makes a file, empty if it exists.
-    pub(super) fn create(&self, path: &Path) -> io::Result<File> {
-        self.before(Act::Create, path)?;
-        File::create(path)
+    pub(super) fn create(&self, path: &Path) -> Result<File> {
+        self.act(Act::Create, path, || File::create(path))
     }
 
-    pub(super) fn write(&self, file: &mut File, path: &Path, bytes: &[u8]) -> io::Result<()> {
-        self.before(Act::Write, path)?;
-        file.write_all(bytes)
+    pub(super) fn write(&self, file: &mut File, path: &Path, bytes: &[u8]) -> Result<()> {
+        self.act(Act::Write, path, || file.write_all(bytes))
+    }
+
+    /// Makes an open file empty.
+    pub(super) fn empty(&self, file: &File, path: &Path) -> Result<()> {
+        self.act(Act::Write, path, || file.set_len(0))
     }
 
     /// Returns when what was written to a file is on the disk.
-    pub(super) fn sync(&self, file: &File, path: &Path) -> io::Result<()> {
-        self.before(Act::Sync, path)?;
-        file.sync_all()
+    pub(super) fn sync(&self, file: &File, path: &Path) -> Result<()> {
+        self.act(Act::Sync, path, || file.sync_all())
     }
 
-    /// Returns when the names in a directory are on the disk.
-    pub(super) fn sync_directory(&self, path: &Path) -> io::Result<()> {
-        self.before(Act::SyncDirectory, path)?;
-        File::open(path)?.sync_all()
+    /// Returns when the names in a directory are on the disk. Some file systems cannot sync a directory and say so with EINVAL,
+    /// as CIFS before Linux 4.17 and vboxsf do, ENOTSUP or ENOSYS. Then a warning is logged, once.
+    pub(super) fn sync_directory(&self, path: &Path) -> Result<()> {
+        use io::ErrorKind::{InvalidInput, Unsupported};
+        let directory = self.act(Act::Open, path, || File::open(path))?;
+        match self.act(Act::SyncDirectory, path, || directory.sync_all()) {
+            Err(error) if matches!(error.error.kind(), InvalidInput | Unsupported) => {
+                if !self.has_warned.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(
+                        "{error}; a checkpoint that was saved last may be lost if this host loses its power"
+                    );
+                }
+                Ok(())
+            }
+            synced => synced,
+        }
     }
 
     /// Returns when the name of a file or directory is on the disk, in the directory that it lies in.
-    pub(super) fn sync_name(&self, path: &Path) -> io::Result<()> {
+    pub(super) fn sync_name(&self, path: &Path) -> Result<()> {
         self.sync_directory(parent(path))
     }
 
-    pub(super) fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.before(Act::Rename, to)?;
-        fs::rename(from, to)
+    pub(super) fn rename(&self, from: &Path, to: &Path) -> Result<()> {
+        self.act(Act::Rename, to, || fs::rename(from, to))
     }
 
     /// Removes a directory and all that lies in it, or a file.
-    pub(super) fn remove(&self, path: &Path) -> io::Result<()> {
-        self.before(Act::Remove, path)?;
-        if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }
+    pub(super) fn remove(&self, path: &Path) -> Result<()> {
+        self.act(Act::Remove, path, || {
+            if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }
+        })
     }
 
-    pub(super) fn remove_file(&self, path: &Path) -> io::Result<()> {
-        self.before(Act::Remove, path)?;
-        fs::remove_file(path)
+    pub(super) fn remove_file(&self, path: &Path) -> Result<()> {
+        self.act(Act::Remove, path, || fs::remove_file(path))
     }
 
     /// Opens a file to read it, and tells its size.
-    pub(super) fn open(&self, path: &Path) -> io::Result<(File, u64)> {
-        self.before(Act::Open, path)?;
-        let file = File::open(path)?;
-        let size = file.metadata()?.len();
-        Ok((file, size))
+    pub(super) fn open(&self, path: &Path) -> Result<(File, u64)> {
+        self.act(Act::Open, path, || {
+            let file = File::open(path)?;
+            let size = file.metadata()?.len();
+            Ok((file, size))
+        })
     }
 
-    pub(super) fn read_at(&self, file: &File, path: &Path, at: u64, into: &mut [u8]) -> io::Result<()> {
-        self.before(Act::Read { bytes: into.len() }, path)?;
-        file.read_exact_at(into, at)
+    /// Opens a file to read and write it, makes it if there is none, and tries to lock it without waiting.
+    pub(super) fn open_locked(&self, path: &Path) -> Result<(File, Locked)> {
+        use io::ErrorKind::{InvalidInput, Unsupported};
+        let open = || File::options().read(true).write(true).create(true).truncate(false).open(path);
+        let file = self.act(Act::Open, path, open)?;
+        // What a file system without locks says: ENOLCK has no kind of its own.
+        let has_none = |error: &io::Error| {
+            matches!(error.kind(), InvalidInput | Unsupported) || error.raw_os_error() == Some(ENOLCK)
+        };
+        let locked = self.act(Act::Lock, path, || match file.try_lock() {
+            Ok(()) => Ok(Locked::Ours),
+            Err(TryLockError::WouldBlock) => Ok(Locked::Theirs),
+            Err(TryLockError::Error(error)) => Err(error),
+        });
+        match locked {
+            Err(error) if has_none(&error.error) => Ok((file, Locked::Unsupported)),
+            locked => Ok((file, locked?)),
+        }
+    }
+
+    pub(super) fn read_at(&self, file: &File, path: &Path, at: u64, into: &mut [u8]) -> Result<()> {
+        self.act(Act::Read { bytes: into.len() }, path, || file.read_exact_at(into, at))
     }
 
     /// All of a file, or nothing if it is longer than `max`.
-    pub(super) fn read_all(&self, path: &Path, max: u64) -> io::Result<Option<Vec<u8>>> {
+    pub(super) fn read_all(&self, path: &Path, max: u64) -> Result<Option<Vec<u8>>> {
         let (file, size) = self.open(path)?;
         if size > max {
             return Ok(None);
         }
         let mut bytes = Vec::new();
-        file.take(max).read_to_end(&mut bytes)?;
+        let read = file.take(max).read_to_end(&mut bytes);
+        let failed =
+            |error| DiskError { act: Act::Read { bytes: bytes.len() }, path: path.to_owned(), error };
+        read.map_err(failed)?;
         Ok(Some(bytes))
     }
 }
 
-/// What the name of a file or directory lies in.
+/// The directory that a file or directory lies in.
 fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
+
+/// "No locks available", as Linux numbers it; elsewhere such a lock is an error.
+const ENOLCK: i32 = 37;

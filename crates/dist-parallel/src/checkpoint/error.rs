@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::disk::DiskError;
+
 /// Why a checkpoint could not be saved or loaded. Where all ranks take part, every rank gets the same.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -28,8 +30,21 @@ pub enum CheckpointProblem {
     #[error("there is none")]
     Missing,
     /// The operating system refuses.
-    #[error("{0}")]
-    Io(String),
+    #[error("cannot {operation} {}: {error}", .on.display())]
+    Io {
+        /// What it was asked to do, such as `sync the directory`.
+        operation: String,
+        /// With which file or directory.
+        on: PathBuf,
+        /// What it says.
+        error: String,
+    },
+    /// Another job saves to the directory, or another trainer of this job.
+    #[error("{owner} saves to this directory; give this one a directory of its own, or end the other")]
+    InUse {
+        /// Who it is, and since when.
+        owner: String,
+    },
     /// A file is shorter or longer than when it was written.
     #[error("it has {got} bytes where {expected} were written")]
     Size {
@@ -51,8 +66,40 @@ pub enum CheckpointProblem {
     #[error("the model has it and the checkpoint has not")]
     NotInCheckpoint,
     /// The checkpoint has a tensor that the model has not.
-    #[error("the checkpoint has it and the model has not")]
+    #[error("the checkpoint has it and the model has not; to drop it, leave it out")]
     NotInModel,
+    /// The model has it as another name of a parameter, and the checkpoint has values of its own for it.
+    #[error(
+        "in the model it is another name of {same_as}, and the checkpoint has other values for it; to drop them, leave it out"
+    )]
+    Tied {
+        /// The parameter whose memory it shares.
+        same_as: String,
+    },
+    /// A value has no equal, or none that is near, in the type of its parameter.
+    #[error("the value {value} cannot be converted to {to}")]
+    Lost {
+        /// The value.
+        value: String,
+        /// The type of the parameter.
+        to: String,
+    },
+    /// The checkpoint has an optimizer's state of a parameter that the model does not train.
+    #[error(
+        "the model does not train this parameter; to drop what an optimizer has kept of it, leave its state out"
+    )]
+    NotTrained,
+    /// The trainer has something that would not be saved.
+    #[error("{0} would not be saved")]
+    Unsaved(String),
+    /// The optimizer has state of a slice that the trainer does not list, so that it would not be saved.
+    #[error(
+        "the optimizer has kept state of slice {slice}, which is none of the trainer's and would not be saved"
+    )]
+    UnlistedState {
+        /// The number of the slice.
+        slice: usize,
+    },
     /// A tensor has another shape or type in the model than in the checkpoint.
     #[error("it is {model} in the model and {checkpoint} in the checkpoint")]
     Looks {
@@ -99,16 +146,22 @@ impl CheckpointError {
         Self { path: path.into(), tensor: None, rank: None, problem }
     }
 
-    pub(super) fn unread(path: &Path, error: &io::Error) -> Self {
-        let problem = match error.kind() {
-            io::ErrorKind::NotFound => CheckpointProblem::Missing,
-            _ => CheckpointProblem::Io(format!("it cannot be read: {error}")),
-        };
-        Self::new(path, problem)
+    /// Of a file or directory that cannot be read.
+    pub(super) fn unread(path: &Path, error: &DiskError) -> Self {
+        match error.error.kind() {
+            io::ErrorKind::NotFound => Self::new(path, CheckpointProblem::Missing),
+            _ => Self::unwritten(path, error),
+        }
     }
 
-    pub(super) fn unwritten(path: &Path, error: &io::Error) -> Self {
-        Self::new(path, CheckpointProblem::Io(format!("it cannot be written: {error}")))
+    /// Of a file or directory that cannot be written.
+    pub(super) fn unwritten(path: &Path, error: &DiskError) -> Self {
+        Self::io(path, &error.act.to_string(), &error.path, &error.error)
+    }
+
+    pub(super) fn io(path: &Path, operation: &str, on: &Path, error: &io::Error) -> Self {
+        let (operation, on, error) = (operation.to_owned(), on.to_owned(), error.to_string());
+        Self::new(path, CheckpointProblem::Io { operation, on, error })
     }
 
     pub(super) fn malformed(path: impl Into<PathBuf>, reason: impl fmt::Display) -> Self {

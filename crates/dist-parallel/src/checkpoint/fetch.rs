@@ -13,7 +13,7 @@ use super::{CheckpointError, CheckpointProblem};
 
 /// Neighbouring values of a tensor that somebody wants, and their bytes once they have been read.
 pub(super) struct Wanted<'i> {
-    tensor: &'i StoredTensor,
+    pub(super) tensor: &'i StoredTensor,
     offset: usize,
     pub(super) bytes: Vec<u8>,
 }

@@ -10,8 +10,8 @@ use std::path::{Component, Path};
 
 use serde::{Deserialize, Serialize};
 
+use super::stored_type::StoredType;
 use super::{CheckpointError, CheckpointProblem};
-use crate::FloatType;
 
 /// What a checkpoint contains.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,7 +39,7 @@ pub(super) struct StoredFile {
 #[serde(deny_unknown_fields)]
 pub(super) struct StoredTensor {
     pub(super) name: TensorName,
-    pub(super) dtype: FloatType,
+    pub(super) dtype: StoredType,
     pub(super) shape: Vec<usize>,
     /// In the order of their offsets.
     pub(super) runs: Vec<Run>,
@@ -126,6 +126,10 @@ impl Index {
         let index: Self = serde_json::from_slice(body).map_err(|error| malformed(error.to_string()))?;
         if index.files.iter().any(|file| file.header_crc32.is_none()) {
             return Err(malformed("a file has no checksum".to_owned()));
+        }
+        if let Some(tensor) = index.tensors.iter().find(|tensor| tensor.dtype.float().is_none()) {
+            let reason = format!("no parameter is of the type {}", tensor.dtype);
+            return Err(malformed(reason).about(&tensor.name));
         }
         index.check(path)?;
         Ok(index)

@@ -4,7 +4,7 @@
 //! model, reads what it holds into memory of its own, and compares it with the checksums. When all ranks have all that
 //! they need, and only then, they put it in place.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
 use dist_collectives::Chain;
@@ -17,17 +17,56 @@ use super::index::{Index, StoredTensor, TensorName};
 use super::{CheckpointError, CheckpointProblem, INDEX, INDEX_BYTES_MAX, Piece, Shards, Slice, directory};
 use crate::{Communicator, Error, FloatType, Optimizer, ParamInfo, Result, ValuesMut};
 
+/// What a load does with the optimizer's state that a checkpoint has.
+pub(crate) enum States<'o> {
+    /// Loads it into this optimizer.
+    Into(&'o mut dyn Optimizer),
+    /// Leaves it out, as the caller has asked.
+    LeaveOut,
+    /// Fails if there is any.
+    Refuse,
+}
+
+impl<'o> States<'o> {
+    /// Into this optimizer; without one the caller has asked for the parameters only.
+    pub(crate) fn of(optimizer: Option<&'o mut dyn Optimizer>) -> Self {
+        optimizer.map_or(Self::LeaveOut, Self::Into)
+    }
+}
+
+/// What the user allows a load to do where a checkpoint and a model do not fit.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Allowed {
+    /// Parameters whose tensors are left out, with what an optimizer has kept of them.
+    pub(super) left_out: BTreeSet<String>,
+    /// Parameters of which only what an optimizer has kept is left out.
+    pub(super) states_left_out: BTreeSet<String>,
+    /// Parameters that stay as they are.
+    pub(super) kept: BTreeSet<String>,
+    /// Whether values may be converted to the types of the parameters.
+    pub(super) converts: bool,
+}
+
+impl Allowed {
+    fn leaves_out(&self, name: &TensorName) -> bool {
+        let is_state = name.state.is_some() && self.states_left_out.contains(&name.parameter);
+        is_state || self.left_out.contains(&name.parameter)
+    }
+}
+
 /// Loads the newest checkpoint, or the newest of a step, and tells its step; `None` if there is no checkpoint at all.
 pub(super) fn load(
-    disk: &Disk,
+    (disk, directory, allowed): (&Disk, &Path, &Allowed),
     ranks: &mut Ranks,
-    directory: &Path,
     step: Option<u64>,
     shards: &mut dyn Shards,
-    optimizer: Option<&mut dyn Optimizer>,
+    states: States<'_>,
 ) -> Result<Option<u64>> {
-    let claim = Claim::of_load(step, optimizer.as_deref().map(Optimizer::name));
-    ranks.compare(directory, Ok(claim))?;
+    let optimizer = match &states {
+        States::Into(optimizer) => Some(optimizer.name()),
+        States::LeaveOut | States::Refuse => None,
+    };
+    ranks.compare(directory, Ok(Claim::of_load(step, optimizer, allowed)))?;
     let found = if ranks.is_first() { find(disk, directory, step) } else { Ok(None) };
     let found = ranks.agree(found)?;
     let found = found.map(|(name, index)| [name.directory().as_bytes(), b"/", &index].concat());
@@ -35,8 +74,8 @@ pub(super) fn load(
     let Some(end) = told.iter().position(|&byte| byte == b'/') else { return Ok(None) };
     let path = directory.join(&*String::from_utf8_lossy(&told[..end])).join(INDEX);
     let index = ranks.agree(Index::decode(&path, &told[end + 1..]))?;
-    let checkpoint = Checkpoint { disk, path: &path, index: &index };
-    checkpoint.put_in_place(ranks, shards, optimizer)?;
+    let checkpoint = Checkpoint { disk, path: &path, index: &index, allowed };
+    checkpoint.put_in_place(ranks, shards, states)?;
     Ok(Some(index.step))
 }
 
@@ -71,7 +110,14 @@ pub(super) struct Checkpoint<'a> {
     /// Of what says which tensors there are: the index, or a plain file itself. The files lie beside it.
     pub(super) path: &'a Path,
     pub(super) index: &'a Index,
+    pub(super) allowed: &'a Allowed,
 }
+
+/// The tensors of a checkpoint that are not left out, by name.
+type Stored<'i> = HashMap<&'i TensorName, &'i StoredTensor>;
+
+/// For each parameter with memory of its own: the checkpoint's tensors that the model has as further names of it.
+type Tied<'i> = HashMap<usize, Vec<&'i StoredTensor>>;
 
 impl Checkpoint<'_> {
     /// Puts what it has in place of what this rank holds, if every rank can.
@@ -79,11 +125,11 @@ impl Checkpoint<'_> {
         self,
         ranks: &mut Ranks,
         shards: &mut dyn Shards,
-        optimizer: Option<&mut dyn Optimizer>,
+        states: States<'_>,
     ) -> Result<()> {
-        let staged = self.stage(&ranks.group, shards, optimizer.as_deref());
+        let staged = self.stage(&ranks.group, shards, &states);
         let staged = ranks.agree(staged)?;
-        let placed = staged.place(shards, optimizer);
+        let placed = staged.place(shards, states);
         if let Err(error) = &placed {
             // Other ranks have other values by now.
             ranks.group.abort(Chain(error));
@@ -96,46 +142,78 @@ impl Checkpoint<'_> {
         self,
         comm: &Communicator,
         shards: &mut dyn Shards,
-        optimizer: Option<&dyn Optimizer>,
+        states: &States<'_>,
     ) -> Result<Staged, CheckpointError> {
-        let stored: HashMap<&TensorName, &StoredTensor> =
-            self.index.tensors.iter().map(|tensor| (&tensor.name, tensor)).collect();
-        self.check_parameters(&stored, shards.infos())?;
-        let mut wanted = Vec::new();
-        for (number, piece) in shards.parameters().pieces.into_iter().enumerate() {
+        let tensors = self.index.tensors.iter().filter(|tensor| !self.allowed.leaves_out(&tensor.name));
+        let stored: Stored<'_> = tensors.map(|tensor| (&tensor.name, tensor)).collect();
+        let tied = self.check_parameters(&stored, shards.infos())?;
+        let (mut wanted, mut pieces) = (Vec::new(), Vec::new());
+        for piece in shards.parameters().pieces {
             let info = piece.parameter(shards.infos()).map_err(|problem| self.fault(problem))?;
-            wanted.push(Wanted::new(stored[&TensorName::parameter(&info.name)], piece.offset, piece.len));
-            self.try_to_write(shards, number, piece)?;
+            // Without a tensor it stays as it is.
+            let Some(tensor) = stored.get(&TensorName::parameter(&info.name)) else { continue };
+            wanted.push(Wanted::new(tensor, piece.offset, piece.len));
+            pieces.push(piece);
+            self.try_to_write(shards, piece)?;
         }
-        let states = match optimizer {
-            Some(optimizer) => self.want_states(&stored, shards, optimizer, &mut wanted)?,
-            None => Vec::new(),
-        };
+        let states = self.want_states(&stored, shards, states, &mut wanted)?;
+        let first_tied = wanted.len();
+        let mut originals = Vec::new();
+        for (number, piece) in pieces.iter().enumerate() {
+            for tensor in tied.get(&piece.parameter).into_iter().flatten() {
+                wanted.push(Wanted::new(tensor, piece.offset, piece.len));
+                originals.push(number);
+            }
+        }
         fetch(self, &mut wanted, comm.rank(), comm.world_size())?;
-        Ok(Staged { values: wanted.into_iter().map(|wanted| wanted.bytes).collect(), states })
+        let infos = shards.infos();
+        let of_tied = originals.iter().enumerate().map(|(at, &original)| (first_tied + at, original));
+        for (number, original) in (0..pieces.len()).map(|number| (number, number)).chain(of_tied) {
+            self.convert(&mut wanted[number], infos[pieces[original].parameter].dtype)?;
+        }
+        for (tied, original) in wanted.split_off(first_tied).iter().zip(originals) {
+            if tied.bytes != wanted[original].bytes {
+                let same_as = shards.infos()[pieces[original].parameter].name.clone();
+                return Err(self.fault_of(tied.tensor, CheckpointProblem::Tied { same_as }));
+            }
+        }
+        let mut values: Vec<Vec<u8>> = wanted.into_iter().map(|wanted| wanted.bytes).collect();
+        let of_states = values.split_off(pieces.len());
+        Ok(Staged { pieces: pieces.into_iter().zip(values).collect(), states, of_states })
     }
 
-    /// Makes sure that the model has the tensors that the checkpoint has, and they look alike.
-    fn check_parameters(
+    /// Makes sure that the model has the tensors that the checkpoint has, and they look alike. Returns those that the
+    /// model has as further names of a parameter: it has no memory for other values.
+    fn check_parameters<'i>(
         self,
-        stored: &HashMap<&TensorName, &StoredTensor>,
+        stored: &Stored<'i>,
         infos: &[ParamInfo],
-    ) -> Result<(), CheckpointError> {
+    ) -> Result<Tied<'i>, CheckpointError> {
         let mut known = HashMap::new();
+        let mut tied: Tied<'_> = HashMap::new();
         for info in infos {
             known.insert(&*info.name, info);
             let name = TensorName::parameter(&info.name);
-            match stored.get(&name) {
-                Some(tensor) => self.check_looks(tensor, info.dtype, &info.shape)?,
-                // Another name of an earlier one has no values of its own.
-                None if info.same_as.is_some() => {}
-                None => return Err(self.fault(CheckpointProblem::NotInCheckpoint).about(name)),
+            match (stored.get(&name).copied(), info.same_as) {
+                (Some(tensor), same_as) => {
+                    self.check_looks(tensor, info.dtype, &info.shape)?;
+                    if let Some(original) = same_as {
+                        tied.entry(original).or_default().push(tensor);
+                        let same_as = infos[original].name.clone();
+                        if !stored.contains_key(&TensorName::parameter(&same_as)) {
+                            return Err(self.fault(CheckpointProblem::Tied { same_as }).about(name));
+                        }
+                    }
+                }
+                (None, Some(_)) => {}
+                (None, None) if self.allowed.kept.contains(&info.name) => {}
+                (None, None) => return Err(self.fault(CheckpointProblem::NotInCheckpoint).about(name)),
             }
         }
-        let foreign = self.index.tensors.iter().find(|tensor| !known.contains_key(&*tensor.name.parameter));
-        match foreign {
-            Some(tensor) => Err(self.fault(CheckpointProblem::NotInModel).about(&tensor.name)),
-            None => Ok(()),
+        let mut tensors = self.index.tensors.iter().filter(|tensor| stored.contains_key(&tensor.name));
+        match tensors.find(|tensor| !known.contains_key(&*tensor.name.parameter)) {
+            Some(foreign) => Err(self.fault(CheckpointProblem::NotInModel).about(&foreign.name)),
+            None => Ok(tied),
         }
     }
 
@@ -145,45 +223,61 @@ impl Checkpoint<'_> {
         dtype: FloatType,
         shape: &[usize],
     ) -> Result<(), CheckpointError> {
-        if tensor.dtype == dtype && tensor.shape == shape {
+        let is_converted = self.allowed.converts && tensor.dtype.is_convertible();
+        if (tensor.dtype == dtype.into() || is_converted) && tensor.shape == shape {
             return Ok(());
         }
-        let looks = |dtype: FloatType, shape: &[usize]| format!("{shape:?} {dtype}");
-        let (model, checkpoint) = (looks(dtype, shape), looks(tensor.dtype, &tensor.shape));
-        Err(self.fault(CheckpointProblem::Looks { model, checkpoint }).about(&tensor.name))
+        let model = format!("{shape:?} {dtype}");
+        let checkpoint = format!("{:?} {}", tensor.shape, tensor.dtype);
+        Err(self.fault_of(tensor, CheckpointProblem::Looks { model, checkpoint }))
+    }
+
+    /// Converts what was read to the type of its parameter.
+    fn convert(self, wanted: &mut Wanted<'_>, to: FloatType) -> Result<(), CheckpointError> {
+        let Wanted { tensor, bytes, .. } = wanted;
+        if tensor.dtype != to.into() {
+            let converted = tensor.dtype.convert(bytes, to);
+            let lost = |value| CheckpointProblem::Lost { value, to: to.to_string() };
+            *bytes = converted.map_err(|value| self.fault_of(tensor, lost(value)))?;
+        }
+        Ok(())
     }
 
     /// Makes sure that a piece can be written, without changing it.
-    fn try_to_write(
-        self,
-        shards: &mut dyn Shards,
-        number: usize,
-        piece: Piece,
-    ) -> Result<(), CheckpointError> {
-        let ParamInfo { name, dtype, .. } = shards.infos()[piece.parameter].clone();
+    fn try_to_write(self, shards: &mut dyn Shards, piece: Piece) -> Result<(), CheckpointError> {
         let mut looks = None;
-        let outcome = shards.write(number, &mut |values| looks = Some((values.dtype(), values.len())));
+        let outcome = shards.write(piece, &mut |values| looks = Some((values.dtype(), values.len())));
+        let info = &shards.infos()[piece.parameter];
         let reason = match (outcome, looks) {
             (Err(error), _) => error.to_string(),
-            (Ok(()), Some(looks)) if looks == (dtype, piece.len) => return Ok(()),
-            (Ok(()), looks) => format!("{looks:?} where there should be {:?}", (dtype, piece.len)),
+            (Ok(()), Some(looks)) if looks == (info.dtype, piece.len) => return Ok(()),
+            (Ok(()), looks) => format!("{looks:?} where there should be {:?}", (info.dtype, piece.len)),
         };
-        Err(self.fault(CheckpointProblem::Trainer(reason)).about(name))
+        Err(self.fault(CheckpointProblem::Trainer(reason)).about(&info.name))
     }
 
     /// Adds what the optimizer keeps of this rank's slices to what is wanted, and tells of which.
     fn want_states<'i>(
         self,
-        stored: &HashMap<&TensorName, &'i StoredTensor>,
+        stored: &Stored<'i>,
         shards: &dyn Shards,
-        optimizer: &dyn Optimizer,
+        states: &States<'_>,
         wanted: &mut Vec<Wanted<'i>>,
     ) -> Result<Vec<State>, CheckpointError> {
         let kind = self.index.optimizer.as_deref();
+        let other_kind = |training: &str| {
+            let (training, checkpoint) = (training.to_owned(), kind.unwrap_or("none").to_owned());
+            self.fault(CheckpointProblem::Optimizer { training, checkpoint })
+        };
+        let optimizer = match states {
+            States::Into(optimizer) => &**optimizer,
+            States::Refuse if stored.keys().any(|name| name.state.is_some()) => {
+                return Err(other_kind("none"));
+            }
+            States::LeaveOut | States::Refuse => return Ok(Vec::new()),
+        };
         if kind != Some(optimizer.name()) {
-            let training = optimizer.name().to_owned();
-            let checkpoint = kind.unwrap_or("none").to_owned();
-            return Err(self.fault(CheckpointProblem::Optimizer { training, checkpoint }));
+            return Err(other_kind(optimizer.name()));
         }
         let kept = self.check_states(stored, shards.infos(), optimizer)?;
         let mut states = Vec::new();
@@ -205,46 +299,56 @@ impl Checkpoint<'_> {
         Ok(states)
     }
 
-    /// Tells of which parameters the checkpoint has what an optimizer keeps: all of it or nothing.
+    /// Makes sure that all that the checkpoint has of an optimizer's state has a place in this one, and tells of which
+    /// parameters it has any: of each all that is kept, or nothing.
     fn check_states(
         self,
-        stored: &HashMap<&TensorName, &StoredTensor>,
+        stored: &Stored<'_>,
         infos: &[ParamInfo],
         optimizer: &dyn Optimizer,
     ) -> Result<Vec<bool>, CheckpointError> {
-        let mut known = 0;
+        let numbers: HashMap<&str, usize> =
+            infos.iter().enumerate().map(|(number, info)| (&*info.name, number)).collect();
         let mut kept = vec![false; infos.len()];
-        for (info, kept) in infos.iter().zip(&mut kept) {
+        for tensor in self.index.tensors.iter().filter(|tensor| stored.contains_key(&tensor.name)) {
+            let Some(state) = tensor.name.state.as_deref() else { continue };
+            let fault = |problem| self.fault(problem).about(&tensor.name);
+            let number = numbers.get(&*tensor.name.parameter).copied();
+            let number = number.ok_or_else(|| fault(CheckpointProblem::NotInModel))?;
+            let info = &infos[number];
+            if let Some(original) = info.same_as {
+                return Err(fault(CheckpointProblem::Tied { same_as: infos[original].name.clone() }));
+            }
+            if !info.trainable {
+                return Err(fault(CheckpointProblem::NotTrained));
+            }
             let layout = optimizer.layout(info.dtype);
-            let arrays = layout.arrays.iter().map(|&(name, dtype)| (name, dtype, &*info.shape));
-            let scalars = layout.scalars.iter().map(|&name| (name, FloatType::F64, &[][..]));
-            let mut missing = None;
-            for (name, dtype, shape) in arrays.chain(scalars) {
-                let name = TensorName::state(&info.name, name);
-                match stored.get(&name) {
-                    Some(tensor) => {
-                        self.check_looks(tensor, dtype, shape)?;
-                        (known, *kept) = (known + 1, true);
-                    }
-                    None => missing = Some(name),
-                }
+            if let Some(&(_, dtype)) = layout.arrays.iter().find(|(name, _)| *name == state) {
+                self.check_looks(tensor, dtype, &info.shape)?;
+            } else if layout.scalars.contains(&state) {
+                self.check_looks(tensor, FloatType::F64, &[])?;
+            } else {
+                return Err(fault(CheckpointProblem::NotInModel));
             }
-            if let (true, Some(name)) = (*kept, missing) {
-                return Err(self.fault(CheckpointProblem::NotInCheckpoint).about(name));
-            }
+            kept[number] = true;
         }
-        let mut states = self.index.tensors.iter().filter(|tensor| tensor.name.state.is_some());
-        if states.clone().count() > known {
-            let foreign = states.find(|tensor| {
-                let info = infos.iter().find(|info| info.name == tensor.name.parameter);
-                let layout = info.map(|info| optimizer.layout(info.dtype)).unwrap_or_default();
-                let mut names = layout.arrays.iter().map(|(name, _)| *name).chain(layout.scalars);
-                !names.any(|name| tensor.name.state.as_deref() == Some(name))
-            });
-            let name = foreign.map(|tensor| tensor.name.to_string()).unwrap_or_default();
-            return Err(self.fault(CheckpointProblem::NotInModel).about(name));
+        for (info, _) in infos.iter().zip(&kept).filter(|(_, kept)| **kept) {
+            let layout = optimizer.layout(info.dtype);
+            let names = layout.arrays.iter().map(|(name, _)| name).chain(&layout.scalars);
+            let mut names = names.map(|name| TensorName::state(&info.name, name));
+            if let Some(missing) = names.find(|name| !stored.contains_key(name)) {
+                return Err(self.fault(CheckpointProblem::NotInCheckpoint).about(missing));
+            }
         }
         Ok(kept)
+    }
+
+    /// An error about a tensor. Where there is no index of the checkpoint's own, its file is named.
+    fn fault_of(self, tensor: &StoredTensor, problem: CheckpointProblem) -> CheckpointError {
+        let files = tensor.runs.first().map(|run| &self.index.files[run.file]);
+        let file = files.filter(|file| file.header_crc32.is_none());
+        let path = file.map_or_else(|| self.path.to_owned(), |file| self.path.with_file_name(&file.name));
+        CheckpointError::new(path, problem).about(&tensor.name)
     }
 
     /// An error about what the index says.
@@ -260,25 +364,30 @@ struct State {
     len: usize,
 }
 
-/// All that a rank needs, as bytes: the pieces of its parameters, then the arrays and numbers of its states.
+/// All that a rank needs, as bytes.
 struct Staged {
-    values: Vec<Vec<u8>>,
+    pieces: Vec<(Piece, Vec<u8>)>,
     states: Vec<State>,
+    /// The arrays and numbers of these states, one after the other.
+    of_states: Vec<Vec<u8>>,
 }
 
 impl Staged {
-    fn place(self, shards: &mut dyn Shards, optimizer: Option<&mut dyn Optimizer>) -> Result<()> {
-        let mut values = self.values.into_iter();
-        for number in 0..shards.parameters().pieces.len() {
-            let bytes = values.next().expect(STAGED);
+    fn place(self, shards: &mut dyn Shards, states: States<'_>) -> Result<()> {
+        for (piece, bytes) in self.pieces {
             let mut outcome = Ok(());
-            shards.write(number, &mut |into| outcome = overwrite(into, &bytes))?;
+            shards.write(piece, &mut |into| outcome = overwrite(into, &bytes))?;
             outcome?;
         }
-        if let Some(optimizer) = optimizer {
+        if let States::Into(optimizer) = states {
+            let mut values = self.of_states.into_iter();
             optimizer.clear_state();
             for State { slice, dtype, len } in self.states {
+                let layout = optimizer.layout(dtype);
                 let into = optimizer.make_state(slice, dtype, len);
+                if (into.arrays.len(), into.scalars.len()) != (layout.arrays.len(), layout.scalars.len()) {
+                    return Err(Error::SliceChanged { slice });
+                }
                 for array in into.arrays {
                     overwrite(array, &values.next().expect(STAGED))?;
                 }

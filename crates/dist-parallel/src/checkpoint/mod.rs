@@ -13,20 +13,25 @@ mod error;
 mod fetch;
 mod index;
 mod load;
+mod owner;
 mod part;
 mod plain;
 mod replicas;
 mod save;
 mod saving;
 mod shards;
+mod stored_type;
 #[cfg(test)]
 mod tests;
+mod weights;
 
 pub use checkpoints::Checkpoints;
 pub use error::{CheckpointError, CheckpointProblem};
-pub use plain::load_safetensors;
+pub(crate) use load::States;
+pub(crate) use replicas::accumulated;
 pub use saving::Saving;
 pub use shards::{Holding, Piece, Shards, Slice};
+pub use weights::{LoadedTensor, WeightOptions, WeightReport, load_weights};
 
 /// The name of the index in a checkpoint's directory.
 const INDEX: &str = "index.jsonl";

@@ -2,20 +2,19 @@
 
 use std::collections::HashSet;
 use std::fs::File;
-use std::io;
 use std::path::Path;
 
-use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
 
 use super::agree::Ranks;
 use super::claim::Held;
 use super::deal::deal;
-use super::disk::Disk;
+use super::disk::{Disk, DiskError};
 use super::index::{CHECKED_BYTES, Run, StoredFile, TensorName};
+use super::stored_type::StoredType;
 use super::{CheckpointError, CheckpointProblem, Holding, Piece, Shards, Slice};
-use crate::{FloatType, Optimizer};
+use crate::{FloatType, Optimizer, ParamInfo};
 
 /// Values that a rank writes: neighbours in one tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,7 +33,7 @@ pub(super) struct Entry<S = Source> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Source {
     /// A piece of a parameter, from this value on.
-    Parameter { piece: usize, start: usize },
+    Parameter { piece: Piece, start: usize },
     /// An array of the optimizer's state of a slice, from this value on.
     Array { slice: usize, array: usize, start: usize },
     /// A number of the optimizer's state of a slice.
@@ -61,6 +60,9 @@ pub(super) fn entries(
     shards: &dyn Shards,
     optimizer: Option<&dyn Optimizer>,
 ) -> Result<Vec<Entry>, CheckpointError> {
+    if let Some(what) = shards.unsaved() {
+        return Err(CheckpointError::new("", CheckpointProblem::Unsaved(what)));
+    }
     let infos = shards.infos();
     let check = |pieces: &[Piece]| {
         let problem = pieces.iter().find_map(|piece| piece.parameter(infos).err());
@@ -83,13 +85,14 @@ pub(super) fn entries(
             shape: infos[parameter].shape.clone(),
             offset,
             len,
-            source: Source::Parameter { piece, start: offset - pieces[piece].offset },
+            source: Source::Parameter { piece: pieces[piece], start: offset - pieces[piece].offset },
         })
         .collect();
     if let Some(optimizer) = optimizer {
         let Holding { pieces: slices, copy, copies } = shards.slices();
         let pieces: Vec<Piece> = slices.iter().map(|slice| slice.piece).collect();
         check(&pieces)?;
+        check_states(&slices, infos, optimizer)?;
         for (number, piece) in deal(&pieces, copy, copies) {
             entries.extend(state_entries(shards, optimizer, slices[number], piece));
         }
@@ -97,6 +100,30 @@ pub(super) fn entries(
     // Larger types first, so that each is aligned in memory if the file is.
     entries.sort_by_key(|entry| std::cmp::Reverse(entry.dtype.size()));
     Ok(entries)
+}
+
+/// Makes sure that all that the optimizer has kept is saved: the state of every slice is what the optimizer's layout says,
+/// and there is none of other slices.
+fn check_states(
+    slices: &[Slice],
+    infos: &[ParamInfo],
+    optimizer: &dyn Optimizer,
+) -> Result<(), CheckpointError> {
+    for Slice { number, piece } in slices {
+        let info = &infos[piece.parameter];
+        let (Some(state), layout) = (optimizer.state(*number), optimizer.layout(info.dtype)) else {
+            continue;
+        };
+        if (state.arrays.len(), state.scalars.len()) != (layout.arrays.len(), layout.scalars.len()) {
+            let reason = "the optimizer has kept more or less than its layout says".to_owned();
+            return Err(trainer(&TensorName::parameter(&info.name), reason));
+        }
+    }
+    let listed: HashSet<usize> = slices.iter().map(|slice| slice.number).collect();
+    match optimizer.slices_with_state().into_iter().find(|number| !listed.contains(number)) {
+        Some(slice) => Err(CheckpointError::new("", CheckpointProblem::UnlistedState { slice })),
+        None => Ok(()),
+    }
 }
 
 /// What this rank writes of a slice's state, of which it writes `piece`.
@@ -182,11 +209,11 @@ pub(super) fn held(shards: &dyn Shards, ranks: &Ranks) -> Result<Vec<Held>, Chec
     let infos = shards.infos();
     let Holding { pieces, copies, .. } = shards.parameters();
     let mut held = Vec::new();
-    for (number, &piece) in pieces.iter().enumerate().filter(|_| copies > 1 || ranks.are_beside()) {
+    for &piece in pieces.iter().filter(|_| copies > 1 || ranks.are_beside()) {
         let Ok(info) = piece.parameter(infos) else { continue };
         if info.trainable {
             let (tensor, mut crc32) = (TensorName::parameter(&info.name), 0);
-            let read = shards.read(number, &mut |values| crc32 = crc32fast::hash(values.as_bytes()));
+            let read = shards.read(piece, &mut |values| crc32 = crc32fast::hash(values.as_bytes()));
             read.map_err(|error| trainer(&tensor, error.to_string()))?;
             held.push(Held { tensor, offset: piece.offset, len: piece.len, crc32 });
         }
@@ -220,29 +247,27 @@ pub(super) fn write<S>(
     mut read: impl FnMut(&Entry<S>, &mut WriteBytes<'_>) -> Result<(), CheckpointError>,
 ) -> Result<(StoredFile, Vec<PartTensor>), CheckpointError> {
     let header = header(path, entries)?;
-    let failed = |error: io::Error| CheckpointError::unwritten(path, &error);
-    let mut file = disk.create(path).map_err(failed)?;
-    disk.write(&mut file, path, &header).map_err(failed)?;
+    let failed = |error: DiskError| CheckpointError::unwritten(path, &error);
+    let file = disk.create(path).map_err(failed)?;
+    let mut file = PartFile { disk, file, path, buffer: Vec::with_capacity(BUFFER_BYTES) };
+    file.write(&header)?;
     let mut at = header.len() as u64;
     let mut tensors = Vec::with_capacity(entries.len());
     for entry in entries {
-        let mut writer = RunWriter { disk, file: &mut file, path, checksums: Checksums::default() };
-        read(entry, &mut |bytes| writer.write(bytes))?;
+        let mut checksums = Checksums::default();
+        read(entry, &mut |bytes| {
+            checksums.add(bytes);
+            file.write(bytes)
+        })?;
         tensors.push(PartTensor {
             name: entry.tensor.clone(),
             dtype: entry.dtype,
             shape: entry.shape.clone(),
-            run: Run {
-                offset: entry.offset,
-                len: entry.len,
-                file: 0,
-                at,
-                crc32: Some(writer.checksums.finish()),
-            },
+            run: Run { offset: entry.offset, len: entry.len, file: 0, at, crc32: Some(checksums.finish()) },
         });
         at += entry.bytes() as u64;
     }
-    disk.sync(&file, path).map_err(failed)?;
+    file.finish()?;
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let header_crc32 = Some(crc32fast::hash(&header));
     Ok((StoredFile { name, bytes: at, header_bytes: header.len() as u64, header_crc32 }, tensors))
@@ -260,7 +285,7 @@ fn header<S>(path: &Path, entries: &[Entry<S>]) -> Result<Vec<u8>, CheckpointErr
         }
         let data_offsets = (end, end + entry.bytes());
         end = data_offsets.1;
-        tensors.push((name, TensorInfo { dtype: stored_type(entry.dtype), shape, data_offsets }));
+        tensors.push((name, TensorInfo { dtype: StoredType::from(entry.dtype).into(), shape, data_offsets }));
     }
     let json = Metadata::new(None, tensors)
         .map_err(|error| error.to_string())
@@ -272,29 +297,43 @@ fn header<S>(path: &Path, entries: &[Entry<S>]) -> Result<Vec<u8>, CheckpointErr
     Ok(header)
 }
 
-const fn stored_type(dtype: FloatType) -> Dtype {
-    match dtype {
-        FloatType::F32 => Dtype::F32,
-        FloatType::F64 => Dtype::F64,
-        FloatType::F16 => Dtype::F16,
-        FloatType::Bf16 => Dtype::BF16,
-    }
-}
-
-/// Writes the bytes of one run.
-struct RunWriter<'a> {
+/// A part that is being written. Small runs are gathered, so that a model of many small tensors does not take a system call
+/// for each.
+struct PartFile<'a> {
     disk: &'a Disk,
-    file: &'a mut File,
+    file: File,
     path: &'a Path,
-    checksums: Checksums,
+    buffer: Vec<u8>,
 }
 
-impl RunWriter<'_> {
+impl PartFile<'_> {
     fn write(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
-        self.checksums.add(bytes);
-        self.disk
-            .write(self.file, self.path, bytes)
-            .map_err(|error| CheckpointError::unwritten(self.path, &error))
+        if self.buffer.len() + bytes.len() > BUFFER_BYTES {
+            self.flush()?;
+        }
+        if bytes.len() > BUFFER_BYTES {
+            let written = self.disk.write(&mut self.file, self.path, bytes);
+            return written.map_err(|error| CheckpointError::unwritten(self.path, &error));
+        }
+        self.buffer.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Writes what was gathered.
+    fn flush(&mut self) -> Result<(), CheckpointError> {
+        if !self.buffer.is_empty() {
+            let written = self.disk.write(&mut self.file, self.path, &self.buffer);
+            written.map_err(|error| CheckpointError::unwritten(self.path, &error))?;
+            self.buffer.clear();
+        }
+        Ok(())
+    }
+
+    /// Returns when everything is on the disk.
+    fn finish(mut self) -> Result<(), CheckpointError> {
+        self.flush()?;
+        let synced = self.disk.sync(&self.file, self.path);
+        synced.map_err(|error| CheckpointError::unwritten(self.path, &error))
     }
 }
 
@@ -331,5 +370,8 @@ impl Checksums {
         self.complete
     }
 }
+
+/// What is gathered before it is written.
+const BUFFER_BYTES: usize = 1 << 16;
 
 const PLANNED: &str = "only what the optimizer has kept is planned to be written";

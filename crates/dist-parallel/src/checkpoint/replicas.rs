@@ -17,11 +17,15 @@ impl<M: Params> Shards for Ddp<M> {
         everything(self.communicator(), trained(self.model()))
     }
 
-    fn read(&self, piece: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
-        params::read(self.model(), parameter(self.model(), piece), f)
+    fn unsaved(&self) -> Option<String> {
+        accumulated(self.accumulated())
     }
 
-    fn write(&mut self, piece: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
+    fn read(&self, piece: Piece, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
+        params::read(self.model(), piece.parameter, f)
+    }
+
+    fn write(&mut self, piece: Piece, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
         write(self.model_mut(), piece, f)
     }
 
@@ -47,14 +51,14 @@ impl<M: Params> Shards for Met<'_, M> {
         everything(self.0.communicator(), trained(self.0.model()))
     }
 
-    fn read(&self, piece: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
+    fn read(&self, piece: Piece, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
         match self.0.steps() {
-            0 => params::read(self.0.model(), parameter(self.0.model(), piece), f),
+            0 => params::read(self.0.model(), piece.parameter, f),
             steps => Err(Error::NotMet { steps }),
         }
     }
 
-    fn write(&mut self, piece: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
+    fn write(&mut self, piece: Piece, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
         write(self.0.model_mut(), piece, f)
     }
 
@@ -65,6 +69,13 @@ impl<M: Params> Shards for Met<'_, M> {
     fn communicator_mut(&mut self) -> &mut Communicator {
         self.0.communicator_mut()
     }
+}
+
+/// The gradients of so many micro-batches, if there are any.
+pub(crate) fn accumulated(micro_batches: usize) -> Option<String> {
+    (micro_batches > 0).then(|| {
+        format!("the gradients of {micro_batches} accumulated micro-batches, which no step has used yet,")
+    })
 }
 
 /// These, which every other rank of the group holds as well.
@@ -82,15 +93,8 @@ fn trained(model: &impl Params) -> Vec<Slice> {
     trained.map(|(_, piece)| Slice { number: piece.parameter, piece }).collect()
 }
 
-/// Which parameter a piece is.
-fn parameter(model: &impl Params, piece: usize) -> usize {
-    let (_, Piece { parameter, .. }) = stored(model.infos()).nth(piece).expect(IN_THE_LIST);
-    parameter
-}
-
-fn write(model: &mut impl Params, piece: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
-    let parameter = parameter(model, piece);
-    params::write(model, parameter, |values| {
+fn write(model: &mut impl Params, piece: Piece, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
+    params::write(model, piece.parameter, |values| {
         f(values);
         Ok(())
     })
@@ -102,5 +106,3 @@ fn stored(infos: &[ParamInfo]) -> impl Iterator<Item = (&ParamInfo, Piece)> {
     all.filter(|(_, info)| info.same_as.is_none())
         .map(|(parameter, info)| (info, Piece { parameter, offset: 0, len: info.len() }))
 }
-
-const IN_THE_LIST: &str = "a piece is named by its number in the list";

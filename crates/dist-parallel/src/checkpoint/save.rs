@@ -6,22 +6,25 @@
 //! phases all ranks agree that the last has succeeded on every one of them.
 
 use std::collections::HashMap;
-use std::io;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::agree::{self, Ranks};
 use super::claim::Claim;
-use super::disk::Disk;
+use super::directory::{self, Name, Unfinished};
+use super::disk::{Disk, DiskError};
 use super::index::{Index, StoredTensor, TensorName};
+use super::owner::Owner;
 use super::part::{self, Entry, Part, WriteBytes};
-use super::{CheckpointError, INDEX, directory};
+use super::{CheckpointError, INDEX};
 use crate::{Communicator, ParamInfo, Result};
 
 /// A checkpoint that is to be written.
 pub(super) struct Plan {
     pub(super) disk: Disk,
     pub(super) directory: PathBuf,
+    pub(super) owner: Arc<Mutex<Owner>>,
     pub(super) keep: Option<NonZeroUsize>,
     pub(super) step: u64,
     pub(super) optimizer: Option<&'static str>,
@@ -42,10 +45,10 @@ impl Plan {
         read: impl FnMut(&Entry, &mut WriteBytes<'_>) -> Result<(), CheckpointError>,
     ) -> Result<()> {
         ranks.compare(&self.directory, self.claim.clone())?;
-        let saved = if ranks.saves() { self.save(&mut ranks.group, read) } else { Ok(()) };
-        ranks.tell(saved)?;
-        if ranks.is_first() {
-            self.prune();
+        let saved = if ranks.saves() { self.save(&mut ranks.group, read).map(Some) } else { Ok(None) };
+        let saved = ranks.tell(saved)?;
+        if let Some(saved) = saved.filter(|_| ranks.is_first()) {
+            self.prune(saved.owner);
         }
         Ok(())
     }
@@ -54,7 +57,7 @@ impl Plan {
         &self,
         comm: &mut Communicator,
         read: impl FnMut(&Entry, &mut WriteBytes<'_>) -> Result<(), CheckpointError>,
-    ) -> Result<()> {
+    ) -> Result<Unfinished> {
         let begun = self.begin(comm)?;
         let written = self.write(comm, begun, read);
         let parts = agree::agree(comm, written).and_then(|part| agree::collect(comm, &part));
@@ -63,30 +66,37 @@ impl Plan {
         let committed = agree::agree(comm, committed);
         self.clean_up(comm, begun, committed)?;
         tracing::debug!(step = self.step, directory = %self.directory.display(), "checkpoint saved");
-        Ok(())
+        Ok(begun)
     }
 
     /// Rank 0 makes the directory, and tells its name.
-    fn begin(&self, comm: &mut Communicator) -> Result<directory::Name> {
+    fn begin(&self, comm: &mut Communicator) -> Result<Unfinished> {
+        let unfinished =
+            |[number, owner]: [u64; 2]| Unfinished { name: Name { number, step: self.step }, owner };
         let begun = match comm.rank() {
-            0 => directory::begin(&self.disk, &self.directory, self.step),
-            _ => Ok(directory::Name { number: 0, step: self.step }),
+            0 => directory::begin(&self.disk, &self.directory, self.step, &mut self.owner()),
+            _ => Ok(unfinished([0, 0])),
         };
         let begun = agree::agree(comm, begun)?;
-        let mut number = [begun.number];
-        comm.broadcast(&mut number, 0).map_err(crate::Error::communication)?;
-        Ok(directory::Name { number: number[0], step: self.step })
+        let mut told = [begun.name.number, begun.owner];
+        comm.broadcast(&mut told, 0).map_err(crate::Error::communication)?;
+        Ok(unfinished(told))
+    }
+
+    /// What this job has of the directory, on the rank that says where a checkpoint goes.
+    fn owner(&self) -> MutexGuard<'_, Owner> {
+        self.owner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Writes this rank's part, and tells what the index has to know of it.
     fn write(
         &self,
         comm: &Communicator,
-        name: directory::Name,
+        unfinished: Unfinished,
         read: impl FnMut(&Entry, &mut WriteBytes<'_>) -> Result<(), CheckpointError>,
     ) -> Result<Vec<u8>, CheckpointError> {
         let file = format!("part-{}-of-{}.safetensors", comm.rank() + 1, comm.world_size());
-        let path = directory::temporary(&self.directory, name).join(file);
+        let path = unfinished.path(&self.directory).join(file);
         let entries = self.entries.as_ref().map_err(Clone::clone);
         let written = entries.and_then(|entries| part::write(&self.disk, &path, entries, read));
         let (file, tensors) = written.map_err(|error| error.at(&path))?;
@@ -94,15 +104,16 @@ impl Plan {
     }
 
     /// Writes the index and makes the checkpoint exist.
-    fn commit(&self, name: directory::Name, parts: &[Vec<u8>]) -> Result<(), CheckpointError> {
-        let path = directory::temporary(&self.directory, name).join(INDEX);
-        let failed = |error: io::Error| CheckpointError::unwritten(&path, &error);
+    fn commit(&self, unfinished: Unfinished, parts: &[Vec<u8>]) -> Result<(), CheckpointError> {
+        let path = unfinished.path(&self.directory).join(INDEX);
+        let failed = |error: DiskError| CheckpointError::unwritten(&path, &error);
         let index = self.index(&path, parts)?;
         let bytes = index.encode().map_err(|error| CheckpointError::malformed(&path, error))?;
         let mut file = self.disk.create(&path).map_err(failed)?;
         self.disk.write(&mut file, &path, &bytes).map_err(failed)?;
         self.disk.sync(&file, &path).map_err(failed)?;
-        directory::commit(&self.disk, &self.directory, name)
+        self.owner().check(&self.disk, &self.directory)?;
+        directory::commit(&self.disk, &self.directory, unfinished)
     }
 
     /// The index of these parts, which together are the whole model.
@@ -120,9 +131,9 @@ impl Plan {
     }
 
     /// After a failure that all ranks know of, removes what was written.
-    fn clean_up<T>(&self, comm: &Communicator, name: directory::Name, outcome: Result<T>) -> Result<T> {
+    fn clean_up<T>(&self, comm: &Communicator, unfinished: Unfinished, outcome: Result<T>) -> Result<T> {
         if let (Err(crate::Error::Checkpoint(_)), 0) = (&outcome, comm.rank()) {
-            let path = directory::temporary(&self.directory, name);
+            let path = unfinished.path(&self.directory);
             if let Err(error) = self.disk.remove(&path) {
                 // The next save tries again.
                 tracing::debug!(%error, path = %path.display(), "an unfinished checkpoint cannot be removed");
@@ -132,9 +143,9 @@ impl Plan {
     }
 
     /// Removes the oldest. What was saved is saved, whether that works or not, and nobody waits for it.
-    fn prune(&self) {
+    fn prune(&self, owner: u64) {
         if let Some(keep) = self.keep
-            && let Err(error) = directory::prune(&self.disk, &self.directory, keep.get())
+            && let Err(error) = directory::prune(&self.disk, &self.directory, keep.get(), owner)
         {
             tracing::warn!(%error, "an old checkpoint cannot be removed");
         }
@@ -147,7 +158,7 @@ pub(super) fn merge(parameters: &[ParamInfo], parts: Vec<Part>) -> Vec<StoredTen
         .iter()
         .map(|info| StoredTensor {
             name: TensorName::parameter(&info.name),
-            dtype: info.dtype,
+            dtype: info.dtype.into(),
             shape: info.shape.clone(),
             runs: Vec::new(),
         })
@@ -158,7 +169,7 @@ pub(super) fn merge(parameters: &[ParamInfo], parts: Vec<Part>) -> Vec<StoredTen
         for tensor in part.tensors {
             let place = *places.entry(tensor.name.clone()).or_insert_with(|| {
                 let part::PartTensor { name, dtype, shape, .. } = tensor.clone();
-                tensors.push(StoredTensor { name, dtype, shape, runs: Vec::new() });
+                tensors.push(StoredTensor { name, dtype: dtype.into(), shape, runs: Vec::new() });
                 tensors.len() - 1
             });
             tensors[place].runs.push(super::index::Run { file: number, ..tensor.run });

@@ -19,17 +19,24 @@ pub trait Shards {
     /// What this rank's optimizer is given to step, each piece as a slice of its own. The list never changes.
     fn slices(&self) -> Holding<Slice>;
 
-    /// Calls `f` once with the values of a piece, by its number in [`parameters`](Self::parameters).
+    /// What the trainer has that is in none of its pieces and would be lost, such as accumulated gradients, as an error says it: a
+    /// save then fails. The same on every rank.
+    fn unsaved(&self) -> Option<String> {
+        None
+    }
+
+    /// Calls `f` once with the values of a piece of the list of [`parameters`](Self::parameters). It is called for every piece,
+    /// so it should not search that list.
     ///
     /// # Errors
     /// If the values cannot be reached.
-    fn read(&self, piece: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<()>;
+    fn read(&self, piece: Piece, f: &mut dyn FnMut(Values<'_>)) -> Result<()>;
 
-    /// Calls `f` once with the memory of a piece, which `f` may overwrite.
+    /// Calls `f` once with the memory of a piece of that list, which `f` may overwrite.
     ///
     /// # Errors
     /// If the memory cannot be reached.
-    fn write(&mut self, piece: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()>;
+    fn write(&mut self, piece: Piece, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()>;
 
     /// Called on every rank once all pieces have been overwritten: gradients and copies that were made of the old values
     /// are of no use any more. May communicate.
@@ -49,7 +56,7 @@ pub trait Shards {
 }
 
 /// Neighbouring values of one parameter, which is read in row-major order. A piece can begin and end anywhere.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Piece {
     /// The parameter's index.
     pub parameter: usize,

@@ -69,7 +69,8 @@ fn all_zero(part: Values<'_>, from: usize) -> bool {
 
 /// Values of all parameters and of AdamW's two numbers for each, in the files of a checkpoint.
 fn values_in_files(directory: &std::path::Path) -> usize {
-    let step = fs::read_dir(directory).unwrap().next().unwrap().unwrap().path();
+    let mut paths = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let step = paths.find(|path| path.is_dir()).unwrap();
     let mut values = 0;
     for entry in fs::read_dir(step).unwrap() {
         let bytes = fs::read(entry.unwrap().path()).unwrap();

@@ -1,7 +1,9 @@
 //! Saving and loading what ranks that train by themselves have in common.
 
+use std::path::Path;
+
 use super::LocalSgd;
-use crate::checkpoint::{Checkpoints, Saving};
+use crate::checkpoint::{Checkpoints, Saving, States, WeightOptions, WeightReport, load_weights};
 use crate::{Optimizer, Params, Result};
 
 /// What all ranks have in common right after a meeting. It is not the trainer itself that hands out [`Shards`]: beside the
@@ -29,13 +31,13 @@ impl<M: Params> LocalSgd<M> {
     }
 
     /// Goes on from the newest checkpoint, by any number of ranks, and tells its step; `None` if there is none. All ranks
-    /// call this. DiLoCo goes on from a checkpoint of DiLoCo, with its velocity; from any other it
-    /// [begins](Self::load_parameters).
+    /// call this. DiLoCo goes on from a checkpoint of DiLoCo, with its velocity, and local SGD from one without an
+    /// optimizer's state; from any other they [begin](Self::load_parameters).
     ///
     /// # Errors
     /// As for [`Checkpoints::load`].
     pub fn load(&mut self, checkpoints: &mut Checkpoints) -> Result<Option<u64>> {
-        self.met(|mut met, outer| checkpoints.load(&mut met, outer))
+        self.met(|mut met, outer| checkpoints.load_states(None, &mut met, all(outer)))
     }
 
     /// As [`load`](Self::load), from the newest checkpoint of this step.
@@ -43,7 +45,7 @@ impl<M: Params> LocalSgd<M> {
     /// # Errors
     /// As for [`Checkpoints::load_step`].
     pub fn load_step(&mut self, checkpoints: &mut Checkpoints, step: u64) -> Result<()> {
-        self.met(|mut met, outer| checkpoints.load_step(step, &mut met, outer))
+        self.met(|mut met, outer| checkpoints.load_states(Some(step), &mut met, all(outer))).map(drop)
     }
 
     /// Begins with the parameters of the newest checkpoint, by whatever it was saved, and tells its step; `None` if there is
@@ -69,6 +71,17 @@ impl<M: Params> LocalSgd<M> {
         Ok(())
     }
 
+    /// Begins with the parameters of safetensors files, as [`load_weights`](crate::load_weights) does. DiLoCo has no velocity
+    /// then. All ranks call this.
+    ///
+    /// # Errors
+    /// As for [`load_weights`](crate::load_weights).
+    pub fn load_weights(&mut self, path: impl AsRef<Path>, options: &WeightOptions) -> Result<WeightReport> {
+        let report = load_weights(path, &mut Met(self), options)?;
+        self.clear_velocity();
+        Ok(report)
+    }
+
     /// What DiLoCo has of the meetings before.
     fn clear_velocity(&mut self) {
         if let Some(outer) = &mut self.outer {
@@ -83,4 +96,9 @@ impl<M: Params> LocalSgd<M> {
         self.outer = outer;
         result
     }
+}
+
+/// All state that a checkpoint has, for the outer optimizer or for nobody.
+fn all(outer: Option<&mut dyn Optimizer>) -> States<'_> {
+    outer.map_or(States::Refuse, States::Into)
 }

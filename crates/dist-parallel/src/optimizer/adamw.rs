@@ -5,7 +5,7 @@ use num_traits::Float as _;
 use super::groups::rate_and_decay;
 use super::{
     Calculated, Kept, Optimizer, ParamGroups, SliceState, SliceStateMut, StateLayout, calculated, check,
-    entry, kept,
+    entry, kept, numbers,
 };
 use crate::number::Number;
 use crate::values::with_both;
@@ -142,6 +142,10 @@ impl Optimizer for AdamW {
     fn state(&self, slice: usize) -> Option<SliceState<'_>> {
         let Moments { mean, square, powers } = self.moments.get(slice)?.as_ref()?;
         Some(SliceState { arrays: vec![mean.values(), square.values()], scalars: vec![powers.0, powers.1] })
+    }
+
+    fn slices_with_state(&self) -> Vec<usize> {
+        numbers(&self.moments)
     }
 
     fn make_state(&mut self, slice: usize, parameters: FloatType, len: usize) -> SliceStateMut<'_> {

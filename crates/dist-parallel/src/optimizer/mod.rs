@@ -47,6 +47,9 @@ pub trait Optimizer {
     /// What has been kept of a slice; `None` if it has made no step, or nothing is kept of any.
     fn state(&self, slice: usize) -> Option<SliceState<'_>>;
 
+    /// The numbers of the slices of which something has been kept, so that a save leaves none out.
+    fn slices_with_state(&self) -> Vec<usize>;
+
     /// Makes room for what is kept of a slice of `len` parameters of this type, all zeros, in place of what was kept
     /// of it. It then counts as having made a step.
     fn make_state(&mut self, slice: usize, parameters: FloatType, len: usize) -> SliceStateMut<'_>;
@@ -135,6 +138,11 @@ impl Calculated for f64 {
 /// The values kept of a slice of `len` values.
 fn kept<M: Calculated>(kept: &mut Kept, slice: usize, len: usize) -> Result<&mut [M]> {
     M::of(kept).filter(|values| values.len() == len).ok_or(Error::SliceChanged { slice })
+}
+
+/// The numbers of the slices that have an entry.
+fn numbers<T>(entries: &[Option<T>]) -> Vec<usize> {
+    entries.iter().enumerate().filter(|(_, entry)| entry.is_some()).map(|(number, _)| number).collect()
 }
 
 /// The entry of a slice, which need not exist yet.

@@ -3,7 +3,7 @@
 use super::groups::rate_and_decay;
 use super::{
     Calculated, Kept, Optimizer, ParamGroups, SliceState, SliceStateMut, StateLayout, calculated, check,
-    entry, kept,
+    entry, kept, numbers,
 };
 use crate::number::Number;
 use crate::values::with_both;
@@ -147,6 +147,10 @@ impl Optimizer for Sgd {
     fn state(&self, slice: usize) -> Option<SliceState<'_>> {
         let velocity = self.velocities.get(slice)?.as_ref()?;
         Some(SliceState { arrays: vec![velocity.values()], scalars: Vec::new() })
+    }
+
+    fn slices_with_state(&self) -> Vec<usize> {
+        numbers(&self.velocities)
     }
 
     fn make_state(&mut self, slice: usize, parameters: FloatType, len: usize) -> SliceStateMut<'_> {

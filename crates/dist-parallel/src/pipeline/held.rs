@@ -21,9 +21,9 @@ impl<A> Shards for Pipeline<A> {
         Holding::alone(trained.map(|piece| Slice { number: piece.parameter, piece }).collect())
     }
 
-    fn read(&self, piece: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
-        let Piece { parameter, .. } = self.held().nth(piece).expect(IN_THE_LIST);
-        let own = self.stages.iter().find(|stage| stage.parameters.contains(&parameter)).expect(IN_THE_LIST);
+    fn read(&self, Piece { parameter, .. }: Piece, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
+        let own =
+            self.stages.iter().find(|stage| stage.parameters.contains(&parameter)).expect(OF_OWN_STAGES);
         let parameter = parameter - own.parameters.start;
         if own.divides(parameter) {
             return Err(Error::Freed);
@@ -31,10 +31,9 @@ impl<A> Shards for Pipeline<A> {
         params::read(&own.model, parameter, f)
     }
 
-    fn write(&mut self, piece: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
-        let Piece { parameter, .. } = self.held().nth(piece).expect(IN_THE_LIST);
+    fn write(&mut self, Piece { parameter, .. }: Piece, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
         let own = self.stages.iter_mut().find(|stage| stage.parameters.contains(&parameter));
-        let own = own.expect(IN_THE_LIST);
+        let own = own.expect(OF_OWN_STAGES);
         let parameter = parameter - own.parameters.start;
         if own.divides(parameter) {
             return Err(Error::Freed);
@@ -72,4 +71,4 @@ impl<A> Pipeline<A> {
     }
 }
 
-const IN_THE_LIST: &str = "a piece is named by its number in the list";
+const OF_OWN_STAGES: &str = "this rank lists only pieces of its own stages";

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dist_collectives::Communicator;
+use dist_collectives::{Chain, Communicator};
 use dist_parallel::pipeline::{Action, Flaw, Kind, Pipeline, PlainVectors, split_into_stages};
 use dist_parallel::{Block, BoxError, Checkpoints, Error, Ready, Saved, Sequence, TrainingCall};
 use dist_transport::sim::{self, Fault, Link, Network, SimTransport, When};
@@ -361,9 +361,12 @@ fn ranks_that_call_different_functions_are_told_at_once() {
             assert!(outcome.elapsed < Duration::from_secs(1), "{first} and {second}: {:?}", outcome.elapsed);
             for result in outcome.results {
                 let error = result.unwrap_err();
-                let text = error.to_string();
+                let text = Chain(&error).to_string();
                 let named = [first, second].iter().all(|name| text.contains(&format!("called {name}")));
-                assert!(matches!(error, Error::CallsDiffer { .. }) && named, "{first} and {second}: {text}");
+                // Calls that begin on the communicator between the stages are found out there, by their collectives.
+                let meets = text.contains("do not agree") || text.contains("this rank in");
+                let saves = [first, second].contains(&"save");
+                assert!(named || (meets && !saves), "{first} and {second}: {text}");
             }
         }
     }

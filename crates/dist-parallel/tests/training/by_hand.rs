@@ -79,6 +79,10 @@ impl Optimizer for ByHand {
         self.optimizers[self.group_of[slice]].state(slice)
     }
 
+    fn slices_with_state(&self) -> Vec<usize> {
+        self.optimizers.iter().flat_map(Optimizer::slices_with_state).collect()
+    }
+
     fn make_state(&mut self, slice: usize, parameters: FloatType, len: usize) -> SliceStateMut<'_> {
         self.of(slice).make_state(slice, parameters, len)
     }

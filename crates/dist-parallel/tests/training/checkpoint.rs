@@ -7,7 +7,7 @@ use dist_collectives::Communicator;
 use dist_parallel::{
     AdamW, AdamWOptions, Checkpoints, Ddp, DdpOptions, Decay, FloatType, Fsdp, FsdpOptions, Momentum,
     Optimizer, ParamInfo, Params, Precision, Schedule, Sequence, Sgd, SgdOptions, ShardingStrategy, Shards,
-    Units,
+    Units, Values, WeightOptions, bf16,
 };
 use dist_transport::sim;
 use rstest::rstest;
@@ -195,10 +195,86 @@ fn the_parameters_that_a_consolidated_file_has_are_the_models() {
     Checkpoints::at(directory.path()).consolidate(None, &file).unwrap();
     let program = move |transport| {
         let mut trainer = trainer(Communicator::new(transport), way, 99, FsdpOptions::default());
-        dist_parallel::load_safetensors(&file, &mut *trainer).unwrap();
+        dist_parallel::load_weights(&file, &mut *trainer, &WeightOptions::new()).unwrap();
         trainer.bits()
     };
     assert_eq!(sim::run(1, 3, program).results, vec![trained; 3]);
+}
+
+/// As another program writes them: in half precision, under other names, with a tensor that nobody needs.
+#[rstest]
+fn half_precision_weights_of_other_names_are_loaded_by_every_strategy(
+    #[values(0, 1, 2, 3, 4, 5)] way: usize,
+    #[values(1, 2, 3)] ranks: usize,
+) {
+    use safetensors::{Dtype, tensor::TensorView};
+    let way = WAYS[way];
+    let is_divisible = ranks == 2 || way != Way::Sharded(ShardingStrategy::HybridShard { shard_degree: 2 });
+    if !is_divisible {
+        // Groups of two are made of an even number of ranks.
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("model.safetensors");
+    let model = model(7);
+    let mut tensors = vec![("lm_head.weight".to_owned(), vec![1], vec![0; 2])];
+    let mut expected = Vec::new();
+    for (index, info) in model.infos().iter().enumerate() {
+        let mut halves = Vec::new();
+        let mut keep = |values: Values<'_>| match values {
+            Values::F32(values) => halves.extend(values.iter().copied().map(bf16::from_f32)),
+            other => panic!("the model is not {}", other.dtype()),
+        };
+        model.read(index, &mut keep).unwrap();
+        expected.extend(halves.iter().map(|half| half.to_f32().to_bits()));
+        let bytes = halves.iter().flat_map(|half| half.to_le_bytes()).collect();
+        if info.same_as.is_none() {
+            tensors.push((format!("model.{}", info.name), info.shape.clone(), bytes));
+        }
+    }
+    let views = tensors
+        .iter()
+        .map(|(name, shape, bytes)| (&**name, TensorView::new(Dtype::BF16, shape.clone(), bytes).unwrap()));
+    std::fs::write(&file, safetensors::serialize(views, None).unwrap()).unwrap();
+    let program = move |transport| {
+        let mut trainer = trainer(Communicator::new(transport), way, 99, FsdpOptions::default());
+        let options = WeightOptions::new().rename("model.", "").convert().ignore("lm_head.");
+        let report = dist_parallel::load_weights(&file, &mut *trainer, &options).unwrap();
+        assert_eq!(report.left_out, ["lm_head.weight"]);
+        trainer.bits()
+    };
+    assert_eq!(sim::run(1, ranks, program).results, vec![expected; ranks]);
+}
+
+#[rstest]
+fn accumulated_gradients_are_not_lost_by_a_save(#[values(0, 1, 3)] way: usize) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_owned();
+    let batch = |index| {
+        let (input, target) = micro_batch(0, index);
+        Ok((input, squared_error(target)))
+    };
+    let outcome = sim::run(1, 2, move |transport| {
+        let comm = Communicator::new(transport);
+        let mut checkpoints = Checkpoints::at(&path);
+        macro_rules! refused {
+            ($trainer:expr) => {{
+                let mut trainer = $trainer.unwrap();
+                trainer.accumulate(2, batch).unwrap();
+                let refused = checkpoints.save(&mut trainer, None, 1).unwrap_err().to_string();
+                trainer.synchronise().unwrap();
+                checkpoints.save(&mut trainer, None, 2).unwrap();
+                refused
+            }};
+        }
+        match WAYS[way] {
+            Way::Ddp => refused!(Ddp::new(comm, model(1), DdpOptions::default())),
+            Way::Sharded(strategy) => refused!(Fsdp::new(comm, model(1), &FsdpOptions::new(strategy))),
+        }
+    });
+    for refused in outcome.results {
+        assert!(refused.contains("the gradients of 2 accumulated micro-batches"), "{refused}");
+    }
 }
 
 #[test]

@@ -442,13 +442,13 @@ fn what_ranks_hold_is_every_value_once_and_comes_back(
         let Holding { pieces, copy, copies } = fsdp.parameters();
         assert_eq!(copy, fsdp.rank() % copies);
         // Every value becomes its parameter's index and its own.
-        for (number, piece) in pieces.iter().enumerate() {
+        for piece in &pieces {
             let mut set = |values: ValuesMut<'_>| {
                 let ValuesMut::F32(values) = values else { panic!("the model is f32") };
                 let number = |index| (100 * piece.parameter + piece.offset + index) as f32;
                 values.iter_mut().enumerate().for_each(|(index, value)| *value = number(index));
             };
-            Shards::write(&mut fsdp, number, &mut set).unwrap();
+            Shards::write(&mut fsdp, *piece, &mut set).unwrap();
         }
         fsdp.loaded().unwrap();
         let mut right = 0;

@@ -334,6 +334,29 @@ fn the_velocities_of_diloco_and_of_sgd_are_not_taken_for_each_other() {
     }
 }
 
+#[test]
+fn local_sgd_does_not_go_on_from_a_checkpoint_whose_optimizer_it_would_drop() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_owned();
+    let refused = sim::run(1, 2, move |transport| {
+        let mut comm = Communicator::new(transport);
+        let mut ddp = Ddp::new(comm.fork().unwrap(), bag(0), DdpOptions::default()).unwrap();
+        let mut local = LocalSgd::new(comm, bag(0), LocalSgdOptions::average(2)).unwrap();
+        let mut sgd = with_momentum();
+        ddp.step_with(2, |bag, index, ready| bag.report(index, ready)).unwrap();
+        ddp.update(&mut sgd).unwrap();
+        let mut checkpoints = Checkpoints::at(&path);
+        checkpoints.save(&mut ddp, Some(&sgd), 1).unwrap();
+        let refused =
+            [local.load(&mut checkpoints).unwrap_err(), local.load_step(&mut checkpoints, 1).unwrap_err()];
+        local.load_parameters(&mut checkpoints).unwrap();
+        refused.map(|error| error.to_string())
+    });
+    for refused in refused.results.into_iter().flatten() {
+        assert!(refused.contains("the optimizer is none here and sgd in the checkpoint"), "{refused}");
+    }
+}
+
 /// As if it had not met before, whatever it has done meanwhile.
 #[rstest]
 fn a_training_begins_with_parameters_that_another_has_saved(

@@ -30,11 +30,11 @@ impl Shards for Beside<'_> {
         self.trainer.slices()
     }
 
-    fn read(&self, piece: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
+    fn read(&self, piece: Piece, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
         self.trainer.read(piece, f)
     }
 
-    fn write(&mut self, piece: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
+    fn write(&mut self, piece: Piece, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
         self.trainer.write(piece, f)
     }
 

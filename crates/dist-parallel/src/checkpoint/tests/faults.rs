@@ -13,6 +13,7 @@ use super::holder::{Division, Holder};
 use super::{load, on_ranks, same_fault, save, saved};
 use crate::Error;
 use crate::checkpoint::disk::{Act, Disk};
+use crate::checkpoint::owner::Owner;
 use crate::checkpoint::{CheckpointProblem, Checkpoints, INDEX, Piece, directory};
 
 /// Every act of every rank fails once. All ranks get the same error, or none where all was done already; what was saved
@@ -38,6 +39,8 @@ fn a_failure_at_any_moment_of_a_save_is_told_to_all(#[values(0, 1, 2)] unlucky: 
             }
             holder.fill(2);
             let outcome = save(&mut checkpoints, holder, 2).map_err(|error| error.to_string());
+            // Only one at a time saves to the directory.
+            drop(checkpoints);
             let mut failed = [u8::from(acts.load(Ordering::Relaxed) > moment)];
             holder.comm.broadcast(&mut failed, unlucky).unwrap();
             // Something else, to see that it is overwritten.
@@ -62,7 +65,7 @@ fn a_failure_at_any_moment_of_a_save_is_told_to_all(#[values(0, 1, 2)] unlucky: 
     });
     assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "all ranks are told the same");
     let failures = outcomes[0].iter().filter(|(outcome, _)| outcome.is_err()).count();
-    assert!(failures >= 5, "only {failures} of {} acts can fail", outcomes[0].len());
+    assert!(failures >= 3, "only {failures} of {} acts can fail", outcomes[0].len());
     for (outcome, step) in &outcomes[0] {
         assert_eq!(*step, Some(if outcome.is_ok() { 2 } else { 1 }), "{outcome:?}");
     }
@@ -75,10 +78,13 @@ fn the_names_of_all_directories_that_are_made_are_put_on_the_disk() {
     let acts = Arc::new(Mutex::new(Vec::new()));
     let (seen, base) = (acts.clone(), there.path().to_owned());
     let watch = Arc::new(move |act, path: &Path| {
-        seen.lock().unwrap().push((act, path.strip_prefix(&base).unwrap().to_owned()));
+        if act != Act::Open {
+            seen.lock().unwrap().push((act, path.strip_prefix(&base).unwrap().to_owned()));
+        }
         Ok(())
     });
-    directory::begin(&Disk { watch: Some(watch) }, &there.path().join("a/b/c"), 1).unwrap();
+    let disk = Disk { watch: Some(watch), ..Disk::default() };
+    directory::begin(&disk, &there.path().join("a/b/c"), 1, &mut Owner::default()).unwrap();
     let expected = [
         (Act::MakeDirectory, "a"),
         (Act::SyncDirectory, ""),
@@ -96,10 +102,11 @@ fn the_names_of_all_directories_that_are_made_are_put_on_the_disk() {
 #[case::below_another("src/checkpoint", "src")]
 fn the_name_of_the_directory_is_put_on_the_disk(#[case] path: &str, #[case] parent: &str) {
     let watch = Arc::new(|act, path: &Path| match act {
-        Act::MakeDirectory => Ok(()),
+        Act::MakeDirectory | Act::Open => Ok(()),
         _ => Err(io::Error::other(format!("{act:?} of {}", path.display()))),
     });
-    let fault = directory::begin(&Disk { watch: Some(watch) }, Path::new(path), 1).unwrap_err().to_string();
+    let disk = Disk { watch: Some(watch), ..Disk::default() };
+    let fault = directory::begin(&disk, Path::new(path), 1, &mut Owner::default()).unwrap_err().to_string();
     assert!(fault.contains(&format!("SyncDirectory of {parent}")), "{fault}");
 }
 

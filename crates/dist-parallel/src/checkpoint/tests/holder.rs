@@ -187,15 +187,14 @@ impl Shards for Trainer<'_> {
         self.slices.clone()
     }
 
-    fn read(&self, piece: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
-        self.hand_out(piece)?;
-        f(self.values[piece].slice(0, self.parameters.pieces[piece].len));
+    fn read(&self, piece: Piece, f: &mut dyn FnMut(Values<'_>)) -> Result<()> {
+        f(self.values[self.hand_out(piece)?].slice(0, piece.len));
         Ok(())
     }
 
-    fn write(&mut self, piece: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
-        self.hand_out(piece)?;
-        f(self.values[piece].slice_mut(0, self.parameters.pieces[piece].len));
+    fn write(&mut self, piece: Piece, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()> {
+        let number = self.hand_out(piece)?;
+        f(self.values[number].slice_mut(0, piece.len));
         Ok(())
     }
 
@@ -210,12 +209,14 @@ impl Shards for Trainer<'_> {
 }
 
 impl Trainer<'_> {
-    fn hand_out(&self, piece: usize) -> Result<()> {
-        if *self.refuses.lock().unwrap() == Some(piece) {
-            let parameter = self.infos[self.parameters.pieces[piece].parameter].name.clone();
+    /// The number of a piece, if it is not the one that is refused.
+    fn hand_out(&self, piece: Piece) -> Result<usize> {
+        let number = self.parameters.pieces.iter().position(|held| *held == piece).unwrap();
+        if *self.refuses.lock().unwrap() == Some(number) {
+            let parameter = self.infos[piece.parameter].name.clone();
             return Err(crate::Error::Model { parameter, source: "it is not at home".into() });
         }
-        Ok(())
+        Ok(number)
     }
 }
 

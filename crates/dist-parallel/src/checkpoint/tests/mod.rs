@@ -1,13 +1,16 @@
 //! Checkpoints of a trainer that holds any pieces of a model.
 
 mod beside;
+mod dropped;
 mod faults;
 mod holder;
 mod kill;
 mod lies;
+mod owner;
 mod pieces;
 mod plain;
 mod round_trip;
+mod weights;
 
 use std::path::Path;
 

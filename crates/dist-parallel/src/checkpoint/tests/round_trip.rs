@@ -74,7 +74,7 @@ fn the_last_so_many_are_kept() {
     });
     assert_eq!(steps, [[3, 4], [3, 4]]);
     let left = std::fs::read_dir(directory.path()).unwrap().count();
-    assert_eq!(left, 2, "nothing is left of those that were removed");
+    assert_eq!(left, 3, "two checkpoints and the owner's record: nothing is left of those that were removed");
 }
 
 #[test]
