@@ -452,7 +452,9 @@ fn hint((one, first): (&str, &Call), (other, second): (&str, &Call)) -> String {
     if first != second && same_sizes == *second {
         return ": the sizes of parts, buffers, shapes or hosts differ".to_owned();
     }
-    if first.number() == second.number() && first.children != second.children {
+    // What differs between announced calls is their kind.
+    let announced = first.operation == Operation::Announced;
+    if !announced && first.number() == second.number() && first.children != second.children {
         return format!(
             ": they have made different numbers of forks and subgroups of this communicator ({one}: {}, {other}: {})",
             first.children, second.children
