@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::disk::DiskError;
 
 /// Why a checkpoint could not be saved or loaded. Where all ranks take part, every rank gets the same.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct CheckpointError {
     /// The file or directory concerned.
@@ -190,6 +190,16 @@ impl fmt::Display for CheckpointError {
             write!(f, ", on rank {rank}")?;
         }
         write!(f, ": {}", self.problem)
+    }
+}
+
+/// The message, and then the fields: `unwrap` prints it.
+impl fmt::Debug for CheckpointError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { path, tensor, rank, problem } = self;
+        let fields: [(&str, &dyn fmt::Debug); 4] =
+            [("path", path), ("tensor", tensor), ("rank", rank), ("problem", problem)];
+        dist_transport::show_error(f, self, "CheckpointError", &fields)
     }
 }
 

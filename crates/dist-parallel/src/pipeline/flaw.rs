@@ -2,8 +2,9 @@
 
 use super::Action;
 
+dist_transport::error_enum! {
 /// What is wrong with a schedule.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Flaw {
     /// It has no ranks, no stages, no micro-batches, or its parts are about different numbers of ranks.
@@ -104,6 +105,7 @@ pub enum Flaw {
         /// Whether they are there.
         state: &'static str,
     },
+}
 }
 
 /// What [`Schedule::validate`](super::Schedule::validate) has found of a schedule without flaw.

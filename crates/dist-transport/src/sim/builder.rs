@@ -1,6 +1,7 @@
 //! A network to be made: who runs where, and what messages cost.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -315,7 +316,7 @@ impl Network {
 }
 
 /// Why a run could not be completed.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("seed {seed}: {failure}{}{}{}", list(first_panic), list(faults), list(waits))]
 pub struct Failed {
     seed: u64,
@@ -324,6 +325,13 @@ pub struct Failed {
     /// Of a spawned thread: a rank that joins it has no more than the panic's payload to show.
     first_panic: Option<String>,
     failure: Failure,
+}
+
+/// The message, which has everything that there is to say: `unwrap` prints it.
+impl fmt::Debug for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl Failed {
