@@ -16,7 +16,7 @@ use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, WaitOptions, getppid, kill_process, kill_process_group, waitpid,
 };
 
-use super::{cores, files, front};
+use super::{cores, files, front, secret};
 use crate::Error;
 
 /// The hidden subcommand that turns into a rank's program.
@@ -149,22 +149,25 @@ const STRAY_POLL: Duration = Duration::from_millis(2);
 fn end_but(these: &HashSet<Pid>) {
     let runtime = Runtime::system();
     let (grace, limit) = (runtime.deadline(STRAY_GRACE), runtime.deadline(STRAY_LIMIT));
-    let mut asked = HashSet::new();
+    let (mut asked, mut killed) = (HashSet::new(), HashSet::new());
     loop {
         let strays = reap_but(these);
         if strays.is_empty() || runtime.expired(limit) {
-            return;
+            break;
         }
         for stray in strays {
             // It fails only if the stray has ended. The number is its own until it is reaped here.
             if runtime.expired(grace) {
                 let _ = kill_process(stray, Signal::KILL);
+                killed.insert(stray);
             } else if asked.insert(stray) {
                 let _ = kill_process(stray, Signal::TERM);
             }
         }
         runtime.sleep(STRAY_POLL);
     }
+    // One of them may have been the launcher of another job.
+    killed.into_iter().for_each(secret::remove_files_of);
 }
 
 /// Reaps all children of this process that have ended but these, and returns those that have not.

@@ -129,7 +129,7 @@ mod linux {
             };
         };
         drop(Started::default().end_all());
-        secret::remove_files_of(launcher.as_raw_nonzero().get().unsigned_abs());
+        secret::remove_files_of(launcher);
         let by = Stop::Signal(signal);
         if signal == SIGKILL {
             say("the launcher was killed by SIGKILL");

@@ -10,6 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use dist_transport::tcp::Secret;
+use rustix::process::Pid;
 
 use crate::Error;
 
@@ -79,12 +80,12 @@ const ENDING: &str = ".secret";
 
 /// A name that nothing else has, for a job that this process starts or for its file.
 pub(super) fn own_name() -> String {
-    format!("{}{:x}", beginning(std::process::id()), unique())
+    format!("{}{:x}", beginning(rustix::process::getpid()), unique())
 }
 
 /// What the names that a process gives begin with.
-fn beginning(process: u32) -> String {
-    format!("dist-{process}-")
+fn beginning(process: Pid) -> String {
+    format!("dist-{}-", process.as_raw_nonzero())
 }
 
 /// A number that tells two jobs of one process apart, and a process from an earlier one with the same id.
@@ -94,7 +95,7 @@ fn unique() -> u128 {
 }
 
 /// Removes the files that a process, which has ended or is about to, has made for its jobs.
-pub(super) fn remove_files_of(process: u32) {
+pub(super) fn remove_files_of(process: Pid) {
     let beginning = beginning(process);
     for folder in folders() {
         // A folder that cannot be read has no file of ours.

@@ -52,7 +52,7 @@ pub(super) fn watch_signals(
 fn end_if_abandoned(started: &Started) {
     if front::is_abandoned() {
         let _ended = started.end_all();
-        secret::remove_files_of(std::process::id());
+        secret::remove_files_of(rustix::process::getpid());
         std::process::exit(Stop::Signal(SIGKILL).code().into());
     }
 }
