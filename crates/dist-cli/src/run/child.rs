@@ -129,7 +129,6 @@ impl Started {
 
     /// Ends all ranks and all that they have started, as far as this process adopts it. While the result is kept, no other
     /// thread can start or reap a rank.
-    #[must_use]
     pub(super) fn end_all(&self) -> MutexGuard<'_, HashSet<Pid>> {
         let started = self.lock();
         started.iter().for_each(|&rank| signal_group(rank, Signal::KILL));

@@ -12,13 +12,13 @@ use crate::outcome::Outcome;
 /// Linux, which tell no process that its parent has ended, this process is the launcher itself.
 pub(crate) fn in_launcher(job: impl FnOnce() -> Result<Outcome, Error>) -> Result<Outcome, Error> {
     #[cfg(target_os = "linux")]
-    if linux::become_launcher()? {
-        return job();
-    } else {
-        return linux::start_launcher();
+    {
+        if linux::become_launcher()? { job() } else { linux::start_launcher() }
     }
     #[cfg(not(target_os = "linux"))]
-    job()
+    {
+        job()
+    }
 }
 
 /// Tells the launcher the process that has started it.
