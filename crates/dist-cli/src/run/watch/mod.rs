@@ -23,7 +23,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 /// How often is looked for what no event tells of: the coordinator's record, and the end of a thread that passes on output.
 const POLL: Duration = Duration::from_millis(5);
 /// How long the end of a job waits until the first machine has heard of the ranks that have ended here.
-const TELL_AT_END: Duration = Duration::from_secs(1);
+const TELL_AT_END: Duration = Duration::from_millis(250);
 /// How long the coordinator is there for the ranks of other machines after a failure, so that they hear of it.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -125,9 +125,10 @@ impl Watch {
         self.name_cause();
         self.await_other_machines(inbox);
         self.await_output(inbox);
+        let end = self.runtime.deadline(TELL_AT_END);
         for telling in self.telling.drain(..) {
             // It tells nobody if the job is over on the first machine, or has not begun there.
-            let _ = telling.join_by(self.runtime.deadline(TELL_AT_END));
+            let _ = telling.join_by(end);
         }
         Ok(match (self.code, self.stopped) {
             (None, None) => Outcome::Success,
