@@ -212,6 +212,15 @@ pub enum Error {
         /// What it should hold.
         expected: &'static str,
     },
+    /// The coordinator's address is malformed.
+    #[error(
+        "the coordinator's address {address:?} is not a host and a port, as in node0:29500, 10.0.0.1:29500 or \
+         [fe80::1%eth0]:29500"
+    )]
+    InvalidAddress {
+        /// The address that was given.
+        address: String,
+    },
     /// The secret cannot be read, or can be read by others.
     #[error("the secret in {origin} cannot be used: {reason}")]
     Secret {

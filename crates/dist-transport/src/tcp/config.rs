@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::auth::Secret;
 use crate::bookkeeping::LIVENESS;
+use crate::tcp::address;
 use crate::{Error, Rank, Reach, Result};
 
 pub(super) const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
@@ -68,10 +69,14 @@ impl Config {
     /// Rank `rank` of `world_size` processes whose coordinator rank 0 hosts at `coordinator` (`host:port`).
     ///
     /// # Errors
-    /// If there is no such rank, also when the world size is 0.
+    /// If there is no such rank, also when the world size is 0; if the address is malformed and there are several ranks.
     pub fn new(rank: usize, world_size: usize, coordinator: &str) -> Result<Self> {
+        let rank = Rank::new(rank, world_size).ok_or(Error::RankOutOfRange { rank, world_size })?;
+        if world_size > 1 && address::split(coordinator).is_none_or(|(_, port)| port == 0) {
+            return Err(Error::InvalidAddress { address: coordinator.to_owned() });
+        }
         Ok(Self {
-            rank: Rank::new(rank, world_size).ok_or(Error::RankOutOfRange { rank, world_size })?,
+            rank,
             coordinator: coordinator.to_owned(),
             host: Host::RankZero,
             secret: None,
@@ -119,16 +124,13 @@ impl Config {
         let world_size = variables.number(world_size)?;
         let coordinator = match world_size {
             1 => String::new(),
-            _ => format!("{}:{}", bracketed(variables.required("MASTER_ADDR")?), variables.port()?),
+            _ => format!("{}:{}", variables.host()?, variables.port()?),
         };
         let mut config = Self::new(rank, world_size, &coordinator)?;
-        if let Some(job) = variables.get("DIST_JOB_ID").or_else(|| variables.get("TORCHELASTIC_RUN_ID")) {
+        if let Some(job) = variables.name("DIST_JOB_ID")?.or(variables.name("TORCHELASTIC_RUN_ID")?) {
             config.job = job;
         }
-        // If it is empty, somebody meant there to be one.
-        if let Some(path) = (variables.0)("DIST_SECRET_FILE") {
-            config.secret = Some(Secret::from_file(Path::new(&path))?);
-        }
+        config.secret = variables.secret()?;
         if let Some(value) = variables.get("DIST_COORDINATOR") {
             config.host = match value.as_str() {
                 "external" => Host::Launcher,
@@ -139,7 +141,7 @@ impl Config {
                 }
             };
         }
-        config.host_id = variables.get("DIST_HOST_ID");
+        config.host_id = variables.name("DIST_HOST_ID")?;
         if let Some(value) = variables.get("DIST_TRANSPORT") {
             let expected = "auto, tcp or shm";
             let invalid = |value| Error::InvalidVariable { name: "DIST_TRANSPORT", value, expected };
@@ -235,11 +237,6 @@ impl Config {
     }
 }
 
-/// IPv6 addresses stand in brackets before a port.
-fn bracketed(host: String) -> String {
-    if host.contains(':') && !host.starts_with('[') { format!("[{host}]") } else { host }
-}
-
 /// What launchers call a process's rank, and the number of ranks: Open MPI's, that of MPICH and what comes from it, and a step of
 /// Slurm. A batch script of Slurm, which runs once, has no number of the step's.
 const RANKS_OF_OTHERS: [[&str; 2]; 3] = [
@@ -272,6 +269,39 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
     fn number<T: FromStr>(&self, name: &'static str) -> Result<T> {
         let value = self.required(name)?;
         value.parse().map_err(|_| Error::InvalidVariable { name, value, expected: "a number" })
+    }
+
+    /// The coordinator's host, as it stands in front of a port.
+    fn host(&self) -> Result<String> {
+        let (name, expected) = ("MASTER_ADDR", address::HOST);
+        let value = self.required(name)?;
+        address::before_port(&value).ok_or(Error::InvalidVariable { name, value, expected })
+    }
+
+    /// A name that is compared between processes. A blank or a line end around it is a slip that nobody would see.
+    fn name(&self, name: &'static str) -> Result<Option<String>> {
+        let Some(value) = self.get(name) else { return Ok(None) };
+        if value.trim() == value && !value.contains(char::is_control) {
+            return Ok(Some(value));
+        }
+        let expected = "a name: it must have no blanks around it and no control characters";
+        Err(Error::InvalidVariable { name, value, expected })
+    }
+
+    /// The secret that `DIST_SECRET_FILE` leads to. If the variable is empty, somebody meant there to be a secret.
+    fn secret(&self) -> Result<Option<Secret>> {
+        let name = "DIST_SECRET_FILE";
+        let Some(value) = (self.0)(name) else { return Ok(None) };
+        if value.is_empty() || value.trim() != value || value.contains(char::is_control) {
+            let expected = "the path of a file, or fd:N: it must have no blanks around it";
+            return Err(Error::InvalidVariable { name, value, expected });
+        }
+        Secret::from_file(Path::new(&value)).map(Some).map_err(|error| match error {
+            Error::Secret { reason, source, .. } => {
+                Error::Secret { origin: format!("{name}={value:?}"), reason, source }
+            }
+            error => error,
+        })
     }
 
     fn port(&self) -> Result<u16> {
@@ -370,13 +400,24 @@ mod tests {
     #[case(&[JOB[0], JOB[1], JOB[2], ("MASTER_PORT", "70000")], "MASTER_PORT=\"70000\" is not a port from")]
     #[case(&[JOB[0], JOB[1], JOB[2], ("MASTER_PORT", "0")], "MASTER_PORT=\"0\" is not a port from 1 to 65535")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_PORT", "0")], "DIST_PORT=\"0\" is not a port from 1 to 65535")]
-    #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_SECRET_FILE", "")], "the secret in  cannot be used")]
+    #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_SECRET_FILE", "")], "DIST_SECRET_FILE=\"\" is not the path")]
+    #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_SECRET_FILE", "/a\n")], "DIST_SECRET_FILE=\"/a\\n\" is not the")]
+    #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_JOB_ID", "a\n")], "DIST_JOB_ID=\"a\\n\" is not a name")]
+    #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("TORCHELASTIC_RUN_ID", " a")], "TORCHELASTIC_RUN_ID=\" a\" is not a")]
+    #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_HOST_ID", "a ")], "DIST_HOST_ID=\"a \" is not a name")]
+    #[case(&[JOB[0], ("WORLD_SIZE", "4\n"), JOB[2], JOB[3]], "WORLD_SIZE=\"4\\n\" is not a number")]
+    #[case(&[JOB[0], JOB[1], JOB[2], ("MASTER_PORT", "29500 ")], "MASTER_PORT=\"29500 \" is not a port from")]
+    #[case(&[JOB[0], JOB[1], JOB[2], ("MASTER_PORT", "tcp://29500")], "MASTER_PORT=\"tcp://29500\" is not a port")]
+    #[case(&[JOB[0], JOB[1], ("MASTER_ADDR", "127.0.0.1 "), JOB[3]], "MASTER_ADDR=\"127.0.0.1 \" is not a host name")]
+    #[case(&[JOB[0], JOB[1], ("MASTER_ADDR", "node0\n"), JOB[3]], "MASTER_ADDR=\"node0\\n\" is not a host name")]
+    #[case(&[JOB[0], JOB[1], ("MASTER_ADDR", "tcp://node0"), JOB[3]], "MASTER_ADDR=\"tcp://node0\" is not a host")]
+    #[case(&[JOB[0], JOB[1], ("MASTER_ADDR", "node0:1"), JOB[3]], "MASTER_ADDR=\"node0:1\" is not a host name or")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_COORDINATOR", "x")], "DIST_COORDINATOR=\"x\" is not external")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_TRANSPORT", "rdma")], "DIST_TRANSPORT=\"rdma\" is not auto,")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_LIVENESS", "1.9")], "DIST_LIVENESS=\"1.9\" is not a number of")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_LIVENESS", "inf")], "DIST_LIVENESS=\"inf\" is not a number of")]
     #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_SHM_CMA", "no")], "DIST_SHM_CMA=\"no\" is not on, read or off")]
-    #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_SECRET_FILE", "/nowhere")], "the secret in /nowhere")]
+    #[case(&[JOB[0], JOB[1], JOB[2], JOB[3], ("DIST_SECRET_FILE", "/nowhere")], "the secret in DIST_SECRET_FILE=\"/nowhere\"")]
     fn what_makes_no_sense_is_named(#[case] variables: &[(&str, &str)], #[case] expected: &str) {
         let message = parse(variables).unwrap_err().to_string();
         assert!(message.starts_with(expected), "{message}");

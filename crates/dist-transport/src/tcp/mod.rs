@@ -5,6 +5,7 @@
 //! use, one per pair and channel. One service thread per process owns the listener, the handshakes and the line
 //! to the coordinator; data moves on the caller's thread only.
 
+mod address;
 mod channels;
 mod config;
 mod control;

@@ -11,16 +11,21 @@ use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 use socket2::{Domain, SockRef, Socket, Type};
 
 use crate::auth::Secret;
+use crate::tcp::address;
 use crate::{Activity, Deadline, Error, Result, Runtime};
 
 /// How many connections may wait to be accepted.
 pub(super) const BACKLOG: i32 = 1024;
 
-/// The addresses behind a name, as `host:port`, if they are found in time.
+/// Resolves `host:port` to addresses, if the system answers in time. What can never be resolved is an error of the kind
+/// `InvalidInput`.
 pub(super) fn resolve(address: &str, runtime: &Runtime, deadline: Deadline) -> Result<Vec<SocketAddr>> {
     if let Ok(literal) = address.parse() {
         return Ok(vec![literal]);
     }
+    let Some((host, port)) = address::split(address) else {
+        return Err(Error::InvalidAddress { address: address.to_owned() });
+    };
     let failed = |source| Error::Address {
         activity: Activity::Rendezvous,
         action: "resolve",
@@ -28,15 +33,18 @@ pub(super) fn resolve(address: &str, runtime: &Runtime, deadline: Deadline) -> R
         source,
     };
     // The system asks servers for as long as it likes, so that a thread has to ask it.
-    let name = address.to_owned();
+    let name = host.to_owned();
     let asked = runtime
-        .spawn("dist-resolve", move || name.to_socket_addrs().map(Vec::from_iter))
+        .spawn("dist-resolve", move || (&*name, port).to_socket_addrs().map(Vec::from_iter))
         .map_err(|source| Error::Resources { what: "thread", source })?;
     let answer = match asked.join_by(deadline) {
         Ok(answer) => answer.unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
         Err(_unanswered) => Err(io::ErrorKind::TimedOut.into()),
     };
-    let found = answer.map_err(failed)?;
+    let found = answer.map_err(|source| {
+        // An address does not come to be known, as a name may.
+        failed(if address::is_ipv6(host) { io::Error::new(io::ErrorKind::InvalidInput, source) } else { source })
+    })?;
     if found.is_empty() {
         return Err(failed(io::ErrorKind::NotFound.into()));
     }
@@ -183,6 +191,21 @@ pub(super) fn watch<'a>(descriptor: &'a impl AsFd, events: PollFlags) -> PollFd<
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn an_interface_can_be_named_in_an_address() {
+        let runtime = Runtime::system();
+        let resolve = |address| resolve(address, &runtime, runtime.deadline(Duration::from_secs(60)));
+        let found = resolve("[fe80::1%lo]:29500").unwrap();
+        let [SocketAddr::V6(found)] = found[..] else { panic!("{found:?}") };
+        assert!(found.port() == 29500 && found.scope_id() > 0, "{found:?}");
+        let unknown = resolve("[fe80::1%nowhere]:29500").unwrap_err();
+        assert!(
+            matches!(&unknown, Error::Address { source, .. } if source.kind() == io::ErrorKind::InvalidInput),
+            "no use in trying again: {unknown:?}"
+        );
+    }
 
     #[test]
     fn whoever_has_several_addresses_listens_on_the_first_that_is_of_this_machine() {

@@ -47,13 +47,27 @@ impl Job {
     }
 }
 
+#[rstest]
+#[case::no_port("nowhere")]
+#[case::port_of_nobody("127.0.0.1:0")]
+#[case::trailing_blank("127.0.0.1 :29500")]
+#[case::scheme("tcp://127.0.0.1:29500")]
+fn a_malformed_address_is_quoted_at_once(#[case] malformed: &str) {
+    let error = Config::new(1, 2, malformed).unwrap_err();
+    assert!(matches!(&error, Error::InvalidAddress { address } if address == malformed), "{error:?}");
+    assert!(error.to_string().contains(&format!("{malformed:?}")), "{error}");
+}
+
 #[test]
-fn an_address_that_is_none_is_an_error_at_once() {
-    let error = TcpTransport::join(&Config::new(1, 2, "nowhere").unwrap()).unwrap_err();
-    assert!(
-        matches!(&error, Error::Address { action: "resolve", address, .. } if address == "nowhere"),
-        "{error:?}"
-    );
+fn a_coordinator_cannot_be_started_at_a_malformed_address() {
+    let error = Coordinator::start("127.0.0.1:29500\n", 2, "test", None).unwrap_err();
+    assert!(matches!(&error, Error::InvalidAddress { .. }), "{error:?}");
+}
+
+#[test]
+fn an_address_of_an_unknown_interface_is_an_error_at_once() {
+    let error = TcpTransport::join(&Config::new(1, 2, "[fe80::1%nowhere]:29500").unwrap()).unwrap_err();
+    assert!(matches!(&error, Error::Address { action: "resolve", .. }), "{error:?}");
 }
 
 #[rstest]
