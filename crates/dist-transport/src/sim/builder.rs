@@ -58,7 +58,11 @@ pub struct Network {
 
 impl Network {
     /// A network of `world_size` ranks on one host, without any cost, with seed 0.
+    ///
+    /// # Panics
+    /// If the world size is 0: a program that runs on no rank would test nothing.
     pub fn new(world_size: usize) -> Self {
+        assert_ne!(world_size, 0, "a world has at least one rank");
         Self {
             seed: 0,
             links: Links::new(world_size),
@@ -303,9 +307,8 @@ impl Network {
     fn world(&self, clock: Runtime, scheduler: Option<Scheduler>) -> Arc<World> {
         // Generators of their own: what messages cost does not change who has the turn, nor what goes wrong.
         let mut fault_random = SplitMix64::new(mix(self.seed ^ FAULTS));
-        let random_faults = if self.world_size() == 0 { 0 } else { self.random_faults };
         let random = |_| Fault::random(&mut fault_random, self.world_size());
-        let faults = self.faults.iter().cloned().chain((0..random_faults).map(random)).collect();
+        let faults = self.faults.iter().cloned().chain((0..self.random_faults).map(random)).collect();
         let random = SplitMix64::new(mix(self.seed ^ LINKS));
         let fabric = Fabric::new(self.links.clone(), self.coordinator, faults, random);
         let hosts = self.links.hosts.clone();

@@ -78,7 +78,7 @@ pub struct Outcome<T> {
 /// moving has ended; tasks that still wait for a deadline are made to unwind.
 ///
 /// # Panics
-/// With a report that begins with the seed, if a rank panics, if threads wait without a deadline and nobody can
+/// If the world size is 0. With a report that begins with the seed, if a rank panics, if threads wait without a deadline and nobody can
 /// wake them (it says which), if all do nothing but yield, or if a thread stops the simulation by waiting outside
 /// of the runtime.
 pub fn run<T: Send + 'static>(
@@ -91,6 +91,9 @@ pub fn run<T: Send + 'static>(
 
 /// The in-process network without any cost: one [`Transport`](crate::Transport) per rank, in rank order, over the
 /// system's or a simulated runtime.
+///
+/// # Panics
+/// If the world size is 0.
 pub fn network(runtime: &Runtime, world_size: usize) -> Vec<SimTransport> {
     Network::new(world_size).connect(runtime)
 }
