@@ -128,7 +128,10 @@ impl fmt::Debug for Secret {
 
 /// The key that a job's connections are opened with.
 #[derive(Clone)]
-pub(crate) struct Key(Hmac<Sha256>);
+pub(crate) struct Key {
+    mac: Hmac<Sha256>,
+    is_secret: bool,
+}
 
 impl Key {
     /// The key of a job. Without a secret it is made of the job's name: that keeps jobs of one host apart,
@@ -140,11 +143,17 @@ impl Key {
             None => hash.update(b"no secret"),
         }
         hash.update(job.as_bytes());
-        Self(Hmac::new_from_slice(&hash.finalize()).expect("HMAC takes a key of any length"))
+        let mac = Hmac::new_from_slice(&hash.finalize()).expect("HMAC takes a key of any length");
+        Self { mac, is_secret: secret.is_some() }
+    }
+
+    /// Returns `true` if only processes that have the job's secret know this key.
+    pub(crate) fn is_secret(&self) -> bool {
+        self.is_secret
     }
 
     fn mac(&self, role: &[u8; 6], hello: &[u8; HELLO_BYTES], nonce: &[u8; 32]) -> Hmac<Sha256> {
-        self.0.clone().chain_update(role).chain_update(hello).chain_update(nonce)
+        self.mac.clone().chain_update(role).chain_update(hello).chain_update(nonce)
     }
 }
 

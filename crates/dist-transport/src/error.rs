@@ -156,6 +156,50 @@ pub enum Error {
         /// The other's.
         theirs: Version,
     },
+    /// The process at the other end of a new connection is another user's, or the system does not say whose it is. Without a
+    /// secret only the processes of one user belong to a job.
+    #[error(
+        "{activity}: {address} belongs to {}, and without a secret a job is of one user: set DIST_SECRET_FILE on \
+         every rank", owner(*user)
+    )]
+    OtherUser {
+        /// What was being done.
+        activity: Activity,
+        /// The other side's address.
+        address: String,
+        /// The other user's number; `None` if the system does not say.
+        user: Option<u32>,
+        /// What the system says in place of a user.
+        source: Option<io::Error>,
+    },
+    /// The other side belongs to the job, but has no time for this process: others flood its port with connections.
+    #[error(
+        "{activity}: the port {address} is flooded by connections of strangers: {dropped} handshakes of this \
+         process were dropped within {limit:?}"
+    )]
+    Flooded {
+        /// What was being done.
+        activity: Activity,
+        /// The other side's address.
+        address: String,
+        /// How many handshakes the other side has dropped.
+        dropped: u32,
+        /// How long it was tried.
+        limit: Duration,
+    },
+    /// The limit of open files is too low for the size of the world.
+    #[error(
+        "a rank of {world_size} needs {needed} open files, and this process may have {limit}: raise the limit, as by \
+         ulimit -n {needed}"
+    )]
+    FilesLimit {
+        /// How many files this process may have open.
+        limit: u64,
+        /// How many it needs.
+        needed: u64,
+        /// The size of the world.
+        world_size: usize,
+    },
     /// Two processes claim the same rank.
     #[error("another process has already joined as rank {rank}")]
     DuplicateRank {
@@ -211,6 +255,17 @@ pub enum Error {
         value: String,
         /// What it should hold.
         expected: &'static str,
+    },
+    /// Another process listens where rank 0 is to host the coordinator.
+    #[error(
+        "the port {address}, where rank 0 hosts the coordinator, is in use: set MASTER_PORT, or under torchrun DIST_PORT, to \
+         a free port on every rank"
+    )]
+    PortInUse {
+        /// The address to be listened on.
+        address: String,
+        /// What the system says.
+        source: io::Error,
     },
     /// The coordinator's address is malformed.
     #[error(
@@ -275,7 +330,21 @@ pub enum Error {
 impl Error {
     /// Whether a deadline ran out.
     pub const fn is_timeout(&self) -> bool {
-        matches!(self, Self::Timeout { .. } | Self::Missing { .. } | Self::NoCoordinator { .. })
+        matches!(
+            self,
+            Self::Timeout { .. } | Self::Missing { .. } | Self::NoCoordinator { .. } | Self::Flooded { .. }
+        )
+    }
+
+    /// Returns `true` if this process, or its system, may open no more files.
+    #[cfg(feature = "tcp")]
+    pub(crate) fn is_out_of_files(&self) -> bool {
+        match self {
+            Self::Address { source, .. } | Self::System { source, .. } | Self::Resources { source, .. } => {
+                crate::tcp::is_out_of_files(source)
+            }
+            _ => false,
+        }
     }
 
     /// The one peer that the error is about, if it is about one, by its number in the world.
@@ -307,10 +376,18 @@ fn first_of(ranks: &[usize]) -> String {
 }
 
 fn turned_away(connections: u64) -> String {
+    const FLOOD: u64 = 1000;
     match connections {
         0 => String::new(),
-        _ => format!(" ({connections} connections did not prove that they belong to this job)"),
+        1..FLOOD => format!(" ({connections} connections did not prove that they belong to this job)"),
+        _ => format!(
+            " (the port is flooded: {connections} connections did not prove that they belong to this job)"
+        ),
     }
+}
+
+fn owner(user: Option<u32>) -> String {
+    user.map_or_else(|| "nobody knows which user".to_owned(), |user| format!("user {user}"))
 }
 
 #[cfg(test)]

@@ -2,11 +2,12 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddr;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use socket2::Socket;
+
+use crate::tcp::DoorName;
 
 pub(crate) const ACCEPTED: u8 = 1;
 
@@ -35,11 +36,11 @@ fn unsupported<T>() -> io::Result<T> {
     Err(io::Error::new(io::ErrorKind::Unsupported, "built without shared memory"))
 }
 
-pub(crate) fn listen(_beside: SocketAddr) -> io::Result<Socket> {
+pub(crate) fn listen(_name: DoorName) -> io::Result<Socket> {
     unsupported()
 }
 
-pub(crate) fn connect(_beside: SocketAddr) -> io::Result<Socket> {
+pub(crate) fn connect(_name: DoorName) -> io::Result<Socket> {
     unsupported()
 }
 

@@ -1,32 +1,32 @@
-//! Where the processes of a host meet: a Unix socket beside each process's listener.
+//! The Unix socket by which the other processes of a host reach this one.
 //!
-//! Its name is in no directory, so nothing has to be removed, and it means something only in the network namespace
-//! that the listener's address belongs to. Anyone there may connect, and anyone may take the name before us: both
-//! sides therefore insist on the same user, which the system tells, and on the handshake.
+//! Its name is in no directory, so nothing has to be removed, and it means something only in the network namespace of the
+//! process. The name is random, so that no other user can take it first, and is told to the other ranks with the address.
+//! Anyone of this namespace may connect: both sides insist on the same user, which the system tells, and on the handshake.
 
 use std::io;
-use std::net::SocketAddr;
 
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::map::peer_of;
+use crate::tcp::DoorName;
 
 const BACKLOG: i32 = 1024;
 
-/// Listens beside the listener at this address.
-pub(crate) fn listen(beside: SocketAddr) -> io::Result<Socket> {
+/// Listens by this name.
+pub(crate) fn listen(name: DoorName) -> io::Result<Socket> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
-    socket.bind(&name(beside)?)?;
+    socket.bind(&address(name)?)?;
     socket.listen(BACKLOG)?;
     Ok(socket)
 }
 
-/// Connects to the process that listens at this address, if it is of this user: `WouldBlock` when too many knock.
-pub(crate) fn connect(beside: SocketAddr) -> io::Result<Socket> {
+/// Connects to the process that listens by this name, if it is of this user. The error is `WouldBlock` if too many connect.
+pub(crate) fn connect(name: DoorName) -> io::Result<Socket> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
-    socket.connect(&name(beside)?)?;
+    socket.connect(&address(name)?)?;
     match is_ours(&socket)? {
         true => Ok(socket),
         false => Err(io::Error::new(io::ErrorKind::PermissionDenied, "another user listens there")),
@@ -39,6 +39,6 @@ pub(crate) fn is_ours(socket: &Socket) -> io::Result<bool> {
     Ok(user == rustix::process::geteuid().as_raw())
 }
 
-fn name(beside: SocketAddr) -> io::Result<SockAddr> {
-    SockAddr::unix(format!("\0dist-transport/{beside}"))
+fn address(name: DoorName) -> io::Result<SockAddr> {
+    SockAddr::unix(format!("\0dist-transport/{:016x}", name.get()))
 }

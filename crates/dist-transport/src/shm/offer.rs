@@ -4,9 +4,10 @@ use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
 };
 use socket2::Socket;
 
@@ -40,10 +41,10 @@ pub(crate) fn offer(socket: &Socket, nonce: &Nonce) -> io::Result<Share> {
 /// the peer is told that.
 ///
 /// # Errors
-/// `WouldBlock` if nothing is offered yet; otherwise if the peer is gone.
+/// `WouldBlock` if nothing is offered yet; `EMFILE` if this process may open no more files; otherwise if the peer is gone.
 pub(crate) fn take(socket: &Socket) -> io::Result<Option<Share>> {
     let mut nonce = Nonce::default();
-    let (count, file) = hear(socket, &mut nonce)?;
+    let (count, file) = take_file(socket, &mut nonce)?;
     let ends = match file {
         Some(file) if count == nonce.len() => segment::open(&file, &nonce).unwrap_or_else(|error| {
             tracing::debug!(%error, "memory that was offered cannot be mapped");
@@ -72,7 +73,7 @@ pub(crate) fn give_arena(socket: &Socket, heap: &Heap, number: u32) -> io::Resul
 /// `WouldBlock` if it has not come yet, `ConnectionReset` if the peer gives none; otherwise if it cannot be mapped.
 pub(crate) fn take_arena(socket: &Socket) -> io::Result<Mapping> {
     let mut len = [0; 8];
-    let (count, file) = hear(socket, &mut len)?;
+    let (count, file) = take_file(socket, &mut len)?;
     if count == 0 {
         return Err(ErrorKind::ConnectionReset.into());
     }
@@ -94,6 +95,21 @@ pub(super) fn send_file(socket: &Socket, words: &[u8], file: BorrowedFd<'_>) -> 
 
 /// Hears what is said, and takes the last descriptor that was passed with it.
 pub(super) fn hear(socket: &Socket, words: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+    match hear_file(socket, words)? {
+        (count, Passed::File(file)) => Ok((count, Some(file))),
+        (count, Passed::Nothing | Passed::Lost) => Ok((count, None)),
+    }
+}
+
+/// What was passed with words.
+enum Passed {
+    Nothing,
+    File(OwnedFd),
+    /// A descriptor that the system threw away, because this process may open no more.
+    Lost,
+}
+
+fn hear_file(socket: &Socket, words: &mut [u8]) -> io::Result<(usize, Passed)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut attached = RecvAncillaryBuffer::new(&mut space);
     let message =
@@ -102,7 +118,24 @@ pub(super) fn hear(socket: &Socket, words: &mut [u8]) -> io::Result<(usize, Opti
         RecvAncillaryMessage::ScmRights(files) => Some(files),
         _ => None,
     });
-    Ok((message.bytes, files.flatten().last()))
+    let passed = match files.flatten().last() {
+        Some(file) => Passed::File(file),
+        None if message.flags.contains(ReturnFlags::CTRUNC) => Passed::Lost,
+        None => Passed::Nothing,
+    };
+    Ok((message.bytes, passed))
+}
+
+/// As [`hear`], where a descriptor is to come.
+///
+/// # Errors
+/// `EMFILE` if this process may open no more files; `WouldBlock` if nothing was said yet.
+fn take_file(socket: &Socket, words: &mut [u8]) -> io::Result<(usize, Option<OwnedFd>)> {
+    match hear_file(socket, words)? {
+        (_, Passed::Lost) => Err(Errno::MFILE.into()),
+        (count, Passed::File(file)) => Ok((count, Some(file))),
+        (count, Passed::Nothing) => Ok((count, None)),
+    }
 }
 
 /// Says a word.

@@ -31,7 +31,8 @@ pub(super) fn before_port(host: &str) -> Option<String> {
 /// Returns `true` if the host is an IPv6 address, perhaps with an interface, as in `fe80::1%eth0`.
 pub(super) fn is_ipv6(host: &str) -> bool {
     let (address, interface) = host.split_once('%').unwrap_or((host, "0"));
-    let is_name = !interface.is_empty() && interface.chars().all(|char| char.is_ascii_graphic() && char != ']');
+    let is_name =
+        !interface.is_empty() && interface.chars().all(|char| char.is_ascii_graphic() && char != ']');
     is_name && address.parse::<Ipv6Addr>().is_ok()
 }
 

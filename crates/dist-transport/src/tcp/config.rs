@@ -103,7 +103,8 @@ impl Config {
     /// (that of MPICH, Intel MPI and others), `SLURM_PROCID` and `SLURM_STEP_NUM_TASKS` (srun). They give no address:
     /// `MASTER_ADDR` and `MASTER_PORT` have to be set for all.
     ///
-    /// Under torchrun, whose agent holds `MASTER_PORT`, the coordinator uses the next port.
+    /// Under torchrun, whose agent holds `MASTER_PORT`, the coordinator's port is 10,000 lower, or 10,000 higher if `MASTER_PORT`
+    /// is below 11,024.
     ///
     /// # Errors
     /// If a variable is missing or makes no sense.
@@ -245,6 +246,14 @@ const RANKS_OF_OTHERS: [[&str; 2]; 3] = [
     ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS"],
 ];
 
+/// The coordinator's port where torchrun's agent holds `MASTER_PORT`: far from it, since the ports of several jobs on one machine
+/// often follow each other, and below it, since the system gives away high ports at any time.
+const fn beside_agent(port: u16) -> u16 {
+    const DISTANCE: u16 = 10_000;
+    const PRIVILEGED_MAX: u16 = 1023;
+    if port > PRIVILEGED_MAX + DISTANCE { port - DISTANCE } else { port + DISTANCE }
+}
+
 struct Variables<F>(F);
 
 impl<F: Fn(&str) -> Option<String>> Variables<F> {
@@ -316,14 +325,7 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             return Ok(port);
         }
         let taken = self.get("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|used| used == "True");
-        match port.checked_add(u16::from(taken)) {
-            Some(port) => Ok(port),
-            None => Err(Error::InvalidVariable {
-                name: "MASTER_PORT",
-                value: port.to_string(),
-                expected: "a port with another after it, as torchrun's agent holds this one: set DIST_PORT",
-            }),
-        }
+        Ok(if taken { beside_agent(port) } else { port })
     }
 }
 
@@ -366,12 +368,22 @@ mod tests {
     #[rstest]
     #[case(&[], "127.0.0.1:29500")]
     #[case(&[("DIST_PORT", "7000")], "127.0.0.1:7000")]
-    #[case(&[("TORCHELASTIC_USE_AGENT_STORE", "True")], "127.0.0.1:29501")]
+    #[case(&[("TORCHELASTIC_USE_AGENT_STORE", "True")], "127.0.0.1:19500")]
+    #[case(&[("TORCHELASTIC_USE_AGENT_STORE", "True"), ("DIST_PORT", "7000")], "127.0.0.1:7000")]
     #[case(&[("TORCHELASTIC_USE_AGENT_STORE", "False")], "127.0.0.1:29500")]
     fn the_coordinator_is_where_the_launcher_says(#[case] more: &[(&str, &str)], #[case] expected: &str) {
         let config = parse(&[&JOB[..], more].concat()).unwrap();
         assert_eq!(config.coordinator, expected);
         assert_eq!(config.rank(), Rank::new(1, 4).unwrap());
+    }
+
+    #[test]
+    fn beside_torchruns_agent_jobs_on_consecutive_ports_do_not_meet() {
+        for port in 1..u16::MAX {
+            let [first, second] = [port, port + 1].map(beside_agent);
+            assert!(first != second && first > 1023 && second > 1023, "{port}");
+            assert!(![port, port + 1].contains(&first) && ![port, port + 1].contains(&second), "{port}");
+        }
     }
 
     #[rstest]

@@ -3,12 +3,14 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, ErrorKind, Read};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::num::NonZeroU64;
 
 use socket2::Socket;
 
+use crate::auth;
 use crate::tcp::channels::{DEPTH_MAX, Fork, Origin};
-use crate::tcp::socket;
-use crate::{Abort, CALLS_MAX, Cause, ChannelId, Fingerprint};
+use crate::tcp::{host, socket};
+use crate::{Abort, CALLS_MAX, Cause, ChannelId, Fingerprint, Result};
 
 pub(super) const FRAME_BYTES: usize = 256;
 
@@ -58,10 +60,59 @@ pub(super) struct Home {
     pub(super) address: SocketAddr,
     /// Its host's number.
     pub(super) host: u64,
-    /// Whether it may share memory with others of its host.
-    pub(super) shares: bool,
+    /// The process: ranks that are threads of one process have the same.
+    pub(super) process: u64,
+    /// Where others of its host find its Unix socket, if it may share memory with them.
+    pub(super) door: Option<DoorName>,
     /// What it may run on.
     pub(super) cores: Cores,
+}
+
+/// What the Unix socket of a process is called. It is random, so that nobody else can take it first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DoorName(NonZeroU64);
+
+impl DoorName {
+    /// # Errors
+    /// If the system has no randomness to give.
+    pub(super) fn random() -> Result<Self> {
+        loop {
+            let [first, ..] = bytemuck::cast::<_, [u64; 4]>(auth::random_bytes()?);
+            if let Some(name) = Self::new(first) {
+                return Ok(name);
+            }
+        }
+    }
+
+    fn new(number: u64) -> Option<Self> {
+        NonZeroU64::new(number).map(Self)
+    }
+
+    pub(crate) fn get(self) -> u64 {
+        self.0.get()
+    }
+}
+
+impl Home {
+    /// That of a rank of this process.
+    pub(super) fn here(address: SocketAddr, host: u64, door: Option<DoorName>) -> Self {
+        Self { address, host, process: host::process(), door, cores: host::cores() }
+    }
+
+    /// Returns `true` if the rank may share memory with others of its host.
+    pub(super) fn shares(&self) -> bool {
+        self.door.is_some()
+    }
+
+    /// Adapts the address for a process that listens at `own`. The number of an interface means something on its own host only,
+    /// and all ranks reach each other by the interface by which they reached the coordinator.
+    pub(super) fn reach_from(&mut self, own: SocketAddr) {
+        if let (SocketAddr::V6(theirs), SocketAddr::V6(own)) = (&mut self.address, own)
+            && theirs.scope_id() != 0
+        {
+            theirs.set_scope_id(own.scope_id());
+        }
+    }
 }
 
 /// The cores that a process may run on. Those of two ranks are taken to be the same ones if they begin alike, and else to
@@ -256,7 +307,8 @@ impl Encoder {
     }
 
     fn home(&mut self, home: Home) -> &mut Self {
-        self.address(home.address).bytes(&home.host.to_le_bytes()).number(u32::from(home.shares));
+        self.address(home.address).bytes(&home.host.to_le_bytes()).bytes(&home.process.to_le_bytes());
+        self.bytes(&home.door.map_or(0, DoorName::get).to_le_bytes());
         self.number(home.cores.first).number(home.cores.count)
     }
 
@@ -305,9 +357,9 @@ impl Decoder<'_> {
     }
 
     fn home(&mut self) -> Home {
-        let (address, host) = (self.address(), self.long());
-        let shares = self.number() != 0;
-        Home { address, host, shares, cores: Cores { first: self.number(), count: self.number() } }
+        let (address, host, process) = (self.address(), self.long(), self.long());
+        let door = DoorName::new(self.long());
+        Home { address, host, process, door, cores: Cores { first: self.number(), count: self.number() } }
     }
 
     fn address(&mut self) -> SocketAddr {
@@ -409,6 +461,18 @@ mod tests {
     }
 
     #[test]
+    fn an_interface_has_the_number_that_it_has_on_this_host() {
+        let reach = |address: &str, own: &str| {
+            let mut home = Home::here(address.parse().unwrap(), 0, None);
+            home.reach_from(own.parse().unwrap());
+            home.address.to_string()
+        };
+        assert_eq!(reach("[fe80::2%5]:1", "[fe80::1%3]:2"), "[fe80::2%3]:1");
+        assert_eq!(reach("[fd00::2]:1", "[fd00::1]:2"), "[fd00::2]:1");
+        assert_eq!(reach("10.0.0.2:1", "10.0.0.1:2"), "10.0.0.2:1");
+    }
+
+    #[test]
     fn frames_survive_the_wire() {
         let cores = Cores { first: 3, count: 5 };
         let abort = Abort {
@@ -427,9 +491,12 @@ mod tests {
                 world_size: 4,
                 patience_ms: 60_000,
                 liveness_ms: 2000,
-                home: Home { address: v4, host: u64::MAX, shares: true, cores },
+                home: Home { address: v4, host: u64::MAX, process: 1, door: DoorName::new(u64::MAX), cores },
             },
-            Frame::Peer { rank: 2, home: Home { address: v6, host: 7, shares: false, cores } },
+            Frame::Peer {
+                rank: 2,
+                home: Home { address: v6, host: 7, process: u64::MAX, door: None, cores },
+            },
             Frame::Missing { rank: 1, refused: u64::MAX },
             Frame::NotAll,
             Frame::Duplicate,

@@ -1,7 +1,7 @@
 //! The coordinator: where the ranks of a job meet, and who tells them all when one of them is gone.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use crate::auth::{Key, Secret};
 use crate::runtime::Task;
 use crate::tcp::config::{Config, TIMEOUT_DEFAULT};
 use crate::tcp::gate::{Door, Gate};
-use crate::tcp::meeting::{EndedRanks, Meeting, Worlds};
+use crate::tcp::meeting::{EndedRanks, Meeting, Present, Worlds};
 use crate::tcp::session::lock;
 use crate::tcp::verdict::Bell;
-use crate::tcp::{rendezvous, socket};
+use crate::tcp::{files, rendezvous, socket};
 use crate::{Abort, Error, Result, Runtime};
 
 /// The number by which the coordinator is connected to.
@@ -30,7 +30,7 @@ pub struct Coordinator {
     address: SocketAddr,
     stop: Arc<Bell>,
     verdict: Arc<Mutex<Option<Abort>>>,
-    present: Arc<AtomicUsize>,
+    present: Arc<Present>,
     ended: Arc<EndedRanks>,
     task: Option<Task<()>>,
 }
@@ -61,6 +61,7 @@ impl Coordinator {
         if world_size == 0 || u32::try_from(world_size).is_err() {
             return Err(Error::RankOutOfRange { rank: 0, world_size });
         }
+        files::check_limit(world_size, world_size)?;
         let (listener, address) = socket::listen_on_any(wanted, secret.as_ref())?;
         let (stop, verdict, present) = (Arc::new(Bell::new()?), Arc::default(), Arc::default());
         let ended = Arc::new(EndedRanks::new()?);
@@ -87,7 +88,7 @@ impl Coordinator {
 
     /// How many ranks would miss the coordinator: those that have not left or gone, once all had come; 0 before.
     pub fn present(&self) -> usize {
-        self.present.load(Ordering::Acquire)
+        self.present.all.load(Ordering::Acquire)
     }
 
     /// Notes that the process of a rank has ended and nothing is left of it that could join: a launcher sees that. If other
@@ -107,15 +108,29 @@ impl Coordinator {
         rendezvous::tell_ended(config, ranks)
     }
 
-    /// Serves until every rank has left or is gone; after an abort only until they should have heard of it.
+    /// Serves a little longer after its rank has given up, so that ranks that are about to come hear why.
+    pub(super) fn take_leave(mut self, runtime: &Runtime) {
+        if let Some(task) = self.task.take() {
+            self.task = task.join_by(runtime.deadline(FAREWELL_LIMIT)).err();
+        }
+    }
+
+    /// Serves until every rank has left or is gone; after an abort only until they should have heard of it. For ranks that are
+    /// threads of this process it waits no longer than that either: the thread that drops rank 0 may hold them too. Then the
+    /// coordinator goes on until they have left, or the process ends.
     pub(super) fn linger(mut self, runtime: &Runtime) {
         let mut patience = runtime.deadline(FAREWELL_LIMIT);
         while let Some(task) = self.task.take() {
+            let is_needed_elsewhere = self.present.elsewhere.load(Ordering::Acquire) > 0;
             self.task = task.join_by(runtime.deadline(FAREWELL_LIMIT / 10)).err();
-            if self.aborted().is_none() {
-                patience = runtime.deadline(FAREWELL_LIMIT);
-            } else if runtime.expired(patience) {
-                return;
+            match self.aborted() {
+                None if is_needed_elsewhere => patience = runtime.deadline(FAREWELL_LIMIT),
+                None if runtime.expired(patience) => {
+                    // Its thread is not stopped.
+                    self.task = None;
+                }
+                Some(_) if runtime.expired(patience) => return,
+                _ => {}
             }
         }
     }
@@ -123,8 +138,8 @@ impl Coordinator {
 
 impl Drop for Coordinator {
     fn drop(&mut self) {
-        self.stop.ring();
         if let Some(task) = self.task.take() {
+            self.stop.ring();
             let _ = task.join();
         }
     }

@@ -5,15 +5,17 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use rustix::event::PollFlags;
-use socket2::Socket;
+use socket2::{SockAddr, Socket};
 
 use crate::auth::{self, CHALLENGE_BYTES, Identity, Initiator, Key, Purpose};
 use crate::shm::{self, Memory};
 use crate::tcp::config::Medium;
+use crate::tcp::control::Home;
 use crate::tcp::gate::ADMITTED;
 use crate::tcp::link::Link;
 use crate::tcp::session::{Session, WaitError, Watch, at_least};
-use crate::tcp::socket;
+use crate::tcp::verdict::Verdict;
+use crate::tcp::{socket, user};
 use crate::{Activity, ChannelId, Error, Result, Version};
 
 /// How long to wait before another try when the coordinator is not there yet, or the other side hangs up.
@@ -22,9 +24,16 @@ pub(super) const RETRY: Duration = Duration::from_millis(20);
 /// How long a process has to answer, also where a deadline is sooner.
 pub(super) const ANSWER_LIMIT: Duration = Duration::from_millis(50);
 
-/// How often the other side may hang up before it counts as a refusal: it does so to strangers, but also when too
-/// many knock at once.
+/// How often the other side may hang up before it counts as a refusal. A coordinator of an earlier start of the job does so, for
+/// one that is about to follow it at the same address.
 const HANG_UPS_MAX: u32 = 20;
+
+/// How long to wait for an answer before one more attempt is made beside those before. Where others flood the port, the system
+/// drops most of those who connect, and tries each of them again only after a second.
+const ATTEMPT_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The most attempts that wait for an answer at the same time.
+const ATTEMPTS_MAX: usize = 10;
 
 /// Opens a proven connection to a rank, for one channel: through memory if that can be.
 pub(super) fn dial(
@@ -38,6 +47,8 @@ pub(super) fn dial(
     if session.may_share(peer) {
         match share(session, identity(Purpose::Memory(channel)), watch) {
             Ok(memory) => return Ok(Link::Memory(memory)),
+            // There is no descriptor for a connection either, or soon will be none.
+            Err(WaitError::Failed(error)) if error.is_out_of_files() => return Err(error.into()),
             Err(WaitError::Failed(reason)) => session.note_apart(peer, &reason),
             Err(over) => return Err(over),
         }
@@ -54,15 +65,15 @@ fn dial_over_network(
     watch: Watch<'_>,
 ) -> Result<Socket, WaitError<Error>> {
     let address = session.homes[identity.to as usize].address;
-    let mut hang_ups = 0;
+    let mut hang_ups = HangUps::default();
     loop {
-        let failed = |source| connect_error("connect to", address, source);
-        let stream = connect(address, watch).map_err(|error| error.map(failed))?;
-        if let Some(stream) = greet(stream, address, &session.key, identity, watch)? {
-            return Ok(stream);
+        match open(address, &session.key, identity, watch) {
+            Ok(Opened::Proven(stream)) => return Ok(stream),
+            Ok(Opened::HungUp { was_challenged }) => hang_ups.count(was_challenged, identity, address)?,
+            Err(WaitError::Late) => return Err(hang_ups.late(identity, address, watch.deadline.limit())),
+            Err(error) => return Err(error),
         }
-        count_hang_up(&mut hang_ups, identity, address)?;
-        session.runtime.park(Some(session.runtime.deadline(RETRY)));
+        session.runtime.park(Some(watch.deadline.earlier(session.runtime.deadline(RETRY))));
     }
 }
 
@@ -85,13 +96,17 @@ fn enter_host_door(
     identity: Identity,
     watch: Watch<'_>,
 ) -> Result<(Socket, SocketAddr), WaitError<Error>> {
-    let address = session.homes[identity.to as usize].address;
-    let mut hang_ups = 0;
+    let Home { address, door, .. } = session.homes[identity.to as usize];
+    let mut hang_ups = HangUps::default();
     loop {
-        match shm::connect(address) {
+        let connected = match door {
+            Some(door) => shm::connect(door),
+            None => Err(io::Error::new(io::ErrorKind::Unsupported, "it shares no memory")),
+        };
+        match connected {
             Ok(stream) => match greet(stream, address, &session.key, identity, watch)? {
-                Some(stream) => return Ok((stream, address)),
-                None => count_hang_up(&mut hang_ups, identity, address)?,
+                Opened::Proven(stream) => return Ok((stream, address)),
+                Opened::HungUp { was_challenged } => hang_ups.count(was_challenged, identity, address)?,
             },
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => watch.check()?,
             Err(e) => return Err(connect_error("share memory with", address, e).into()),
@@ -126,67 +141,216 @@ fn connect_error(action: &'static str, address: SocketAddr, source: io::Error) -
     Error::Address { activity: Activity::Connect, action, address: address.to_string(), source }
 }
 
-/// Opens a connection.
-pub(super) fn connect(address: SocketAddr, watch: Watch<'_>) -> Result<Socket, WaitError> {
-    finish_connect(socket::begin_connect(address)?, watch)
+/// How an attempt to open a connection ended.
+#[derive(Debug)]
+pub(super) enum Opened {
+    Proven(Socket),
+    /// The other side hung up. If it had answered the hello, it knows the key, and gave the place to somebody else.
+    HungUp {
+        was_challenged: bool,
+    },
 }
 
-fn finish_connect(stream: Socket, watch: Watch<'_>) -> Result<Socket, WaitError> {
-    watch.ready(&stream, PollFlags::OUT)?;
-    if let Some(error) = stream.take_error()? {
-        return Err(error.into());
+/// Opens a proven connection over the network.
+///
+/// # Errors
+/// Also if the other side cannot be connected to: [`Error::Address`].
+pub(super) fn open(
+    address: SocketAddr,
+    key: &Key,
+    identity: Identity,
+    watch: Watch<'_>,
+) -> Result<Opened, WaitError<Error>> {
+    let begin = || -> Result<Attempt> {
+        let failed = |source| connect_error("connect to", address, source);
+        Attempt::new(socket::begin_connect(address).map_err(failed)?, key, identity)
+    };
+    let mut attempts = vec![begin()?];
+    let mut next = watch.runtime.deadline(ATTEMPT_INTERVAL);
+    loop {
+        match first_answer(&mut attempts, Watch { deadline: watch.deadline.earlier(next), ..watch }) {
+            Ok(attempt) => return prove(attempt, address, key, identity, watch),
+            Err(WaitError::Failed(Unanswered::HungUp)) => {
+                return Ok(Opened::HungUp { was_challenged: false });
+            }
+            Err(WaitError::Failed(Unanswered::NotConnected(e))) => {
+                return Err(connect_error("connect to", address, e).into());
+            }
+            Err(WaitError::Aborted(abort)) => return Err(WaitError::Aborted(abort)),
+            Err(WaitError::Late | WaitError::Unanswered) => watch.check()?,
+        }
+        if watch.runtime.expired(next) {
+            next = watch.runtime.deadline(ATTEMPT_INTERVAL);
+            // Those before may still be answered, whatever the system says to this one.
+            if attempts.len() < ATTEMPTS_MAX
+                && let Ok(attempt) = begin()
+            {
+                attempts.push(attempt);
+            }
+        }
     }
-    // Where nobody listens yet, the system may give a connection the very port that it goes to.
-    if is_loop(&stream) {
-        return Err(io::Error::from(io::ErrorKind::ConnectionRefused).into());
-    }
-    Ok(stream)
 }
 
-/// Whether both ends of a connection are one socket.
-fn is_loop(stream: &Socket) -> bool {
-    let ends = (stream.local_addr(), stream.peer_addr());
-    matches!(ends, (Ok(ours), Ok(theirs)) if ours.as_socket() == theirs.as_socket())
-}
-
-/// Proves to the other side of a new connection that this process belongs to the job, and checks its proof. `None`
-/// if the other side hangs up.
-pub(super) fn greet(
+/// Proves to the other side of a new connection that this process belongs to the job, and checks its proof.
+fn greet(
     stream: Socket,
     address: SocketAddr,
     key: &Key,
     identity: Identity,
     watch: Watch<'_>,
-) -> Result<Option<Socket>, WaitError<Error>> {
+) -> Result<Opened, WaitError<Error>> {
+    match first_answer(&mut vec![Attempt::new(stream, key, identity)?], watch) {
+        Ok(attempt) => prove(attempt, address, key, identity, watch),
+        Err(WaitError::Failed(_)) => Ok(Opened::HungUp { was_challenged: false }),
+        Err(WaitError::Aborted(abort)) => Err(WaitError::Aborted(abort)),
+        Err(WaitError::Late | WaitError::Unanswered) => Err(WaitError::Late),
+    }
+}
+
+/// A handshake up to the other side's answer to the hello.
+#[derive(Debug)]
+struct Attempt {
+    stream: Socket,
+    initiator: Initiator,
+    /// Said as soon as the stream is connected.
+    said_hello: bool,
+    answer: [u8; CHALLENGE_BYTES],
+    filled: usize,
+}
+
+impl Attempt {
+    fn new(stream: Socket, key: &Key, identity: Identity) -> Result<Self> {
+        let initiator = Initiator::new(key.clone(), identity)?;
+        Ok(Self { stream, initiator, said_hello: false, answer: [0; CHALLENGE_BYTES], filled: 0 })
+    }
+
+    /// What to wait for.
+    fn events(&self) -> PollFlags {
+        if self.said_hello { PollFlags::IN } else { PollFlags::OUT }
+    }
+
+    /// Goes as far as it can without waiting. Returns `true` once the answer is complete.
+    fn advance(&mut self) -> Result<bool, Unanswered> {
+        if !self.said_hello {
+            check_connected(&self.stream).map_err(Unanswered::NotConnected)?;
+            self.said_hello = true;
+            socket::send_all(&self.stream, self.initiator.hello()).map_err(|_| Unanswered::HungUp)?;
+        }
+        while self.filled < self.answer.len() {
+            match socket::receive(&self.stream, &mut self.answer[self.filled..]) {
+                Ok(None) => return Ok(false),
+                Ok(Some(0)) | Err(_) => return Err(Unanswered::HungUp),
+                Ok(Some(count)) => self.filled += count,
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Why an attempt got no answer.
+#[derive(Debug)]
+enum Unanswered {
+    NotConnected(io::Error),
+    HungUp,
+}
+
+/// Waits for the first of these attempts to be answered. Those that end without an answer are removed.
+///
+/// # Errors
+/// The last one's, once all have ended.
+fn first_answer(attempts: &mut Vec<Attempt>, watch: Watch<'_>) -> Result<Attempt, WaitError<Unanswered>> {
+    loop {
+        let mut watched: Vec<_> = attempts
+            .iter()
+            .map(|attempt| socket::watch(&attempt.stream, attempt.events()))
+            .chain(watch.verdict.map(Verdict::watch))
+            .collect();
+        socket::poll(&mut watched, watch.runtime.remaining(watch.deadline))
+            .map_err(Unanswered::NotConnected)?;
+        let ready: Vec<_> = watched.iter().map(|watched| !watched.revents().is_empty()).collect();
+        for at in (0..attempts.len()).rev().filter(|&at| ready[at]) {
+            match attempts[at].advance() {
+                Ok(true) => return Ok(attempts.remove(at)),
+                Ok(false) => {}
+                Err(why) => {
+                    attempts.remove(at);
+                    if attempts.is_empty() {
+                        return Err(why.into());
+                    }
+                }
+            }
+        }
+        watch.check()?;
+    }
+}
+
+/// Checks that a connection that was begun is made.
+fn check_connected(stream: &Socket) -> io::Result<()> {
+    if let Some(error) = stream.take_error()? {
+        return Err(error);
+    }
+    // Where nobody listens yet, the system may give a connection the very port that it goes to.
+    if is_loop(stream) { Err(io::ErrorKind::ConnectionRefused.into()) } else { Ok(()) }
+}
+
+/// Whether both ends of a connection are one socket.
+fn is_loop(stream: &Socket) -> bool {
+    let address = |end: io::Result<SockAddr>| end.ok().and_then(|end| end.as_socket());
+    let ours = address(stream.local_addr());
+    ours.is_some() && ours == address(stream.peer_addr())
+}
+
+/// Checks the other side's proof and gives this side's.
+fn prove(
+    attempt: Attempt,
+    address: SocketAddr,
+    key: &Key,
+    identity: Identity,
+    watch: Watch<'_>,
+) -> Result<Opened, WaitError<Error>> {
+    let Attempt { stream, initiator, answer, .. } = attempt;
     let activity = activity_of(identity);
-    let address = address.to_string();
-    let initiator = Initiator::new(key.clone(), identity)?;
-    let mut challenge = [0; CHALLENGE_BYTES];
-    let heard = socket::send_all(&stream, initiator.hello())
-        .map_err(WaitError::Failed)
-        .and_then(|()| read_exact(&stream, &mut challenge, watch))
-        .map(|()| initiator.answer(&challenge));
-    if let Some(theirs) = auth::refused_by(&challenge) {
+    if let Some(theirs) = auth::refused_by(&answer) {
+        let address = address.to_string();
         return Err(Error::Version { activity, address, ours: Version::OURS, theirs }.into());
     }
-    let admitted = match heard {
-        Ok(None) => return Err(Error::Refused { activity, address }.into()),
-        Ok(Some(proof)) => {
-            let mut word = [0];
-            socket::send_all(&stream, &proof)
-                .map_err(WaitError::Failed)
-                .and_then(|()| read_answer(&stream, &mut word, watch))
-                .map(|()| word)
-        }
-        Err(error) => Err(error),
+    let Some(proof) = initiator.answer(&answer) else {
+        return Err(Error::Refused { activity, address: address.to_string() }.into());
     };
+    if !key.is_secret() && stream.local_addr().is_ok_and(|end| end.as_socket().is_some()) {
+        match check_user(&stream, activity, address) {
+            // The other end is not there any more.
+            Err(Error::OtherUser { user: None, .. }) if !matches!(socket::peek(&stream), Ok(None)) => {
+                return Ok(Opened::HungUp { was_challenged: true });
+            }
+            checked => checked?,
+        }
+    }
+    let mut word = [0];
+    let admitted = socket::send_all(&stream, &proof)
+        .map_err(WaitError::Failed)
+        .and_then(|()| read_answer(&stream, &mut word, watch));
     match admitted {
-        Ok([ADMITTED]) => Ok(Some(stream)),
-        Ok(_) | Err(WaitError::Failed(_)) => Ok(None),
+        Ok(()) if word == [ADMITTED] => Ok(Opened::Proven(stream)),
+        Ok(()) | Err(WaitError::Failed(_)) => Ok(Opened::HungUp { was_challenged: true }),
         Err(WaitError::Late) => Err(WaitError::Late),
         Err(WaitError::Unanswered) => Err(WaitError::Unanswered),
         Err(WaitError::Aborted(abort)) => Err(WaitError::Aborted(abort)),
     }
+}
+
+/// Checks that the process that was connected to is this user's.
+fn check_user(stream: &Socket, activity: Activity, address: SocketAddr) -> Result<()> {
+    let other = match user::of_peer(stream) {
+        Ok(user) if user == rustix::process::geteuid().as_raw() => return Ok(()),
+        Ok(user) => Ok(user),
+        Err(source) if socket::is_out_of_files(&source) => {
+            return Err(Error::Resources { what: "socket", source });
+        }
+        Err(source) => Err(source),
+    };
+    let (user, source) = (other.as_ref().ok().copied(), other.err());
+    Err(Error::OtherUser { activity, address: address.to_string(), user, source })
 }
 
 const fn activity_of(identity: Identity) -> Activity {
@@ -196,13 +360,42 @@ const fn activity_of(identity: Identity) -> Activity {
     }
 }
 
-/// Once more: one that hangs up too often does not want us.
-pub(super) fn count_hang_up(hang_ups: &mut u32, identity: Identity, address: SocketAddr) -> Result<()> {
-    *hang_ups += 1;
-    if *hang_ups < HANG_UPS_MAX {
-        return Ok(());
+/// How often the other side has hung up.
+#[derive(Debug, Default)]
+pub(super) struct HangUps {
+    /// Before it has proven that it belongs to the job.
+    unproven: u32,
+    /// After that: it gave the place to another connection, as it only does when it is flooded.
+    proven: u32,
+}
+
+impl HangUps {
+    /// Once more: one that hangs up too often without having proven anything does not want this process.
+    pub(super) fn count(
+        &mut self,
+        was_challenged: bool,
+        identity: Identity,
+        address: SocketAddr,
+    ) -> Result<()> {
+        if was_challenged {
+            self.proven += 1;
+            return Ok(());
+        }
+        self.unproven += 1;
+        if self.unproven < HANG_UPS_MAX {
+            return Ok(());
+        }
+        Err(Error::Refused { activity: activity_of(identity), address: address.to_string() })
     }
-    Err(Error::Refused { activity: activity_of(identity), address: address.to_string() })
+
+    /// That the deadline has passed: for a reason, if the other side is flooded.
+    pub(super) fn late(&self, identity: Identity, address: SocketAddr, limit: Duration) -> WaitError<Error> {
+        let (activity, address) = (activity_of(identity), address.to_string());
+        match self.proven {
+            0 => WaitError::Late,
+            dropped => Error::Flooded { activity, address, dropped, limit }.into(),
+        }
+    }
 }
 
 /// Reads the answer of a process to which this one has proven itself, and which may count the connection as open then: it has
@@ -243,6 +436,77 @@ mod tests {
     use super::*;
     use crate::Runtime;
 
+    fn identity() -> Identity {
+        Identity { epoch: 0, from: 1, to: 0, purpose: Purpose::Control }
+    }
+
+    fn attempt(stream: Socket) -> Attempt {
+        Attempt::new(stream, &Key::new(None, "test"), identity()).unwrap()
+    }
+
+    /// As where the port is flooded: the system drops the first who connect.
+    #[test]
+    fn a_process_that_gets_no_answer_tries_again_beside() {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let deaf = move || {
+            // These are accepted and never answered.
+            let unanswered = [(); 3].map(|()| listener.accept().unwrap());
+            let (stream, _) = listener.accept().unwrap();
+            let mut hello = [0; auth::HELLO_BYTES];
+            io::Read::read_exact(&mut &stream, &mut hello).unwrap();
+            let responder = auth::Responder::new(Key::new(None, "test"), &hello).unwrap().unwrap();
+            io::Write::write_all(&mut &stream, &responder.challenge()).unwrap();
+            let mut proof = [0; auth::PROOF_BYTES];
+            io::Read::read_exact(&mut &stream, &mut proof).unwrap();
+            io::Write::write_all(&mut &stream, &[ADMITTED]).unwrap();
+            drop(unanswered);
+        };
+        let runtime = Runtime::system();
+        let deaf = runtime.spawn("deaf", deaf).unwrap();
+        let watch = Watch::before_the_job(&runtime, runtime.deadline(Duration::from_secs(60)));
+        let opened = open(address, &Key::new(None, "test"), identity(), watch).unwrap();
+        assert!(matches!(opened, Opened::Proven(_)), "{opened:?}");
+        deaf.join().unwrap();
+    }
+
+    #[test]
+    fn a_process_that_hangs_up_after_its_answer_is_not_taken_for_another_users() {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let stream = socket::begin_connect(address).unwrap();
+        let (other, _) = listener.accept().unwrap();
+        let mut attempt = attempt(stream);
+        assert!(!attempt.advance().unwrap(), "the hello is said");
+        let responder =
+            auth::Responder::new(Key::new(None, "test"), attempt.initiator.hello()).unwrap().unwrap();
+        attempt.answer = responder.challenge();
+        drop(other);
+        let runtime = Runtime::system();
+        let watch = Watch::before_the_job(&runtime, runtime.deadline(Duration::from_secs(60)));
+        let opened = prove(attempt, address, &Key::new(None, "test"), identity(), watch).unwrap();
+        assert!(matches!(opened, Opened::HungUp { was_challenged: true }), "{opened:?}");
+    }
+
+    #[test]
+    fn whoever_is_hung_up_on_by_a_flooded_process_of_the_job_is_not_refused() {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+        let mut hang_ups = HangUps::default();
+        let limit = Duration::from_secs(1);
+        assert!(matches!(hang_ups.late(identity(), address, limit), WaitError::Late));
+        for _ in 0..2 * HANG_UPS_MAX {
+            hang_ups.count(true, identity(), address).unwrap();
+        }
+        let late = hang_ups.late(identity(), address, limit);
+        assert!(
+            matches!(&late, WaitError::Failed(Error::Flooded { dropped, .. }) if *dropped == 2 * HANG_UPS_MAX),
+            "{late:?}"
+        );
+        let refused =
+            (0..HANG_UPS_MAX).find_map(|_| hang_ups.count(false, identity(), address).err()).unwrap();
+        assert!(matches!(refused, Error::Refused { .. }), "{refused}");
+    }
+
     /// As it does after some two minutes, unless it is told to be quicker.
     #[cfg(target_os = "linux")]
     #[test]
@@ -257,8 +521,12 @@ mod tests {
         unanswered.set_tcp_user_timeout(Some(Duration::from_millis(1))).unwrap();
         let runtime = Runtime::system();
         let deadline = runtime.deadline(Duration::from_secs(60));
-        let error = finish_connect(unanswered, Watch::before_the_job(&runtime, deadline)).unwrap_err();
-        assert!(matches!(&error, WaitError::Failed(e) if e.kind() == io::ErrorKind::TimedOut), "{error:?}");
+        let mut attempts = vec![attempt(unanswered)];
+        let error = first_answer(&mut attempts, Watch::before_the_job(&runtime, deadline)).unwrap_err();
+        assert!(
+            matches!(&error, WaitError::Failed(Unanswered::NotConnected(e)) if e.kind() == io::ErrorKind::TimedOut),
+            "{error:?}"
+        );
     }
 
     #[test]

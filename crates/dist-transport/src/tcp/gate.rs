@@ -1,10 +1,11 @@
-//! Where strangers knock: accepts connections and lets in those that prove that they belong to the job.
+//! Accepts connections and lets in those that prove that they belong to the job.
 //!
-//! Nothing here waits: a stranger that says nothing costs a place among the half-open connections for two seconds.
-//! When all places are taken, the oldest that has not said hello makes room for whoever knocks next: ours say it at once.
-//! Where all have said it, the next wait in the listener's queue until a place is free or the oldest has had its for longer
-//! than any handshake of ours takes.
+//! Nothing here waits, and connections are accepted as fast as they come, so that nobody keeps others out by filling the
+//! listener's queue. The number of handshakes under way is limited: beyond it the oldest that has not said hello is dropped, and
+//! if all have said hello, a random one. A process of the job tries again at once, and finishes its handshake in less time than
+//! strangers take, on average, to drop it.
 
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, ErrorKind, Read};
 use std::time::Duration;
 
@@ -12,26 +13,21 @@ use rustix::event::{PollFd, PollFlags};
 use socket2::Socket;
 
 use crate::auth::{self, HELLO_BYTES, Identity, Key, PROOF_BYTES, Purpose, Responder};
-use crate::tcp::rendezvous::CONNECT_LIMIT;
 use crate::tcp::socket::{self, BACKLOG};
+use crate::tcp::{files, user};
 use crate::{Deadline, Runtime, Version, shm};
 
-const HALF_OPEN_MAX: usize = 128;
+/// The most handshakes under way, where the process may have many files open.
+const HALF_OPEN_MAX: usize = 256;
+/// Where it may not, they take at most one of so many files.
+const FILES_PER_HALF_OPEN: u64 = 4;
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(2);
+/// The same for a handshake that no other can be beside, because the process may open no more files.
+const LAST_HANDSHAKE_LIMIT: Duration = Duration::from_millis(200);
 /// What is said to those who have proven themselves, so that they know: others are hung up on.
 pub(super) const ADMITTED: u8 = 1;
-/// How long a handshake has its place for certain: any of ours is over by then, or tries again.
-const PLACE_LIMIT: Duration = Duration::from_millis(200);
-/// How long to wait when the system has no more descriptors.
+/// How long to wait when the system has no memory for another connection.
 const EXHAUSTED_LIMIT: Duration = Duration::from_millis(100);
-/// How soon to look again while no connection can be accepted.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
-
-const _: () = assert!(
-    CONNECT_LIMIT.as_millis() * HALF_OPEN_MAX as u128
-        > PLACE_LIMIT.saturating_add(LOOK_AGAIN).as_millis() * BACKLOG.unsigned_abs() as u128,
-    "whoever gets into the queue comes to its end before it gives up, also behind strangers who say hello"
-);
 
 #[derive(Debug)]
 pub(super) struct Gate {
@@ -40,12 +36,31 @@ pub(super) struct Gate {
     key: Key,
     epoch: u32,
     runtime: Runtime,
-    half_open: Vec<HalfOpen>,
-    /// Until when no connection can be accepted because the system has no more descriptors.
+    /// From the oldest on.
+    half_open: Vec<Box<HalfOpen>>,
+    half_open_max: usize,
+    /// Those that have proven themselves, and whose memory has yet to come.
+    proven: Vec<(Box<HalfOpen>, Identity)>,
+    /// A descriptor that is given up for one more connection when the process may open no more files. Then whoever comes is
+    /// told from strangers before the job ends.
+    spare: Option<Socket>,
+    /// That a process of the job has come which there is no descriptor for.
+    out_of_files: Option<io::Error>,
+    /// Its connection stays open: if it ended before the reason is known, the process would take this one for dead.
+    unserved: Vec<Box<HalfOpen>>,
+    /// Until when no connection can be accepted because the system has no memory for it.
     exhausted: Option<Deadline>,
     refused: u64,
-    /// Whether it was said that a process of another version knocks: whoever floods the gate does not flood the log.
+    /// Chooses who is dropped.
+    random: RandomState,
+    /// What was logged once: whoever floods the gate does not flood the log.
+    said: Said,
+}
+
+#[derive(Debug, Default)]
+struct Said {
     other_version: bool,
+    other_user: bool,
 }
 
 /// Where those who knock come from, and so what they may want.
@@ -90,31 +105,48 @@ struct HalfOpen {
     filled: usize,
     /// Set when the hello is complete and the challenge sent.
     responder: Option<Responder>,
-    /// Set when the proof is accepted and only the memory is missing.
-    proven: Option<Identity>,
+    /// It has the last descriptor that the process may open.
+    is_last: bool,
 }
 
 impl HalfOpen {
-    fn new(stream: Socket, deadline: Deadline) -> Self {
+    fn new(stream: Socket, deadline: Deadline, is_last: bool) -> Box<Self> {
         let (hello, proof) = ([0; HELLO_BYTES], [0; PROOF_BYTES]);
-        Self { stream, deadline, hello, proof, filled: 0, responder: None, proven: None }
+        Box::new(Self { stream, deadline, hello, proof, filled: 0, responder: None, is_last })
     }
 }
 
 /// How far a handshake has come.
 enum Progress {
     Waiting,
-    Done(Identity, Option<shm::Share>),
+    Done(Identity),
     Refused,
-    /// It hung up and had said nothing: somebody has looked whether anybody listens.
+    /// It hung up and had said nothing: somebody has looked whether anybody listens. Or it hung up after its hello, as a process
+    /// does that has been answered elsewhere.
     Left,
 }
 
 impl Gate {
     /// A gate behind a non-blocking listener.
     pub(super) fn new(door: Door, listener: Socket, key: Key, epoch: u32, runtime: Runtime) -> Self {
-        let (half_open, exhausted, refused, other_version) = (Vec::new(), None, 0, false);
-        Self { door, listener, key, epoch, runtime, half_open, exhausted, refused, other_version }
+        let most = usize::try_from(files::limit() / FILES_PER_HALF_OPEN).unwrap_or(usize::MAX);
+        Self {
+            door,
+            spare: listener.try_clone().ok(),
+            listener,
+            key,
+            epoch,
+            runtime,
+            half_open: Vec::new(),
+            half_open_max: most.clamp(1, HALF_OPEN_MAX),
+            proven: Vec::new(),
+            out_of_files: None,
+            unserved: Vec::new(),
+            exhausted: None,
+            refused: 0,
+            random: RandomState::new(),
+            said: Said::default(),
+        }
     }
 
     /// How many connections have been refused so far.
@@ -122,43 +154,45 @@ impl Gate {
         self.refused
     }
 
-    /// What is to be watched: handshakes, and the listener while there is room for more.
-    pub(super) fn watch(&self) -> impl Iterator<Item = PollFd<'_>> {
-        let listener = self.has_room().then(|| socket::watch(&self.listener, PollFlags::IN));
-        let half_open = self.half_open.iter().map(|knock| socket::watch(&knock.stream, PollFlags::IN));
-        listener.into_iter().chain(half_open)
+    /// Takes the reason for which a process of the job could not be let in, if this process or its system may open no more files.
+    pub(super) fn take_out_of_files(&mut self) -> Option<io::Error> {
+        self.out_of_files.take()
     }
 
-    /// How soon to look again although nothing that is watched has happened, if that is so: for room, and for the oldest
-    /// handshake, which is the first whose time is over.
+    /// What is to be watched: the listener, and all handshakes.
+    pub(super) fn watch(&self) -> impl Iterator<Item = PollFd<'_>> {
+        let listener = self.can_accept().then(|| socket::watch(&self.listener, PollFlags::IN));
+        let proven = self.proven.iter().map(|(knock, _)| knock);
+        let knocks = self.half_open.iter().chain(proven);
+        listener.into_iter().chain(knocks.map(|knock| socket::watch(&knock.stream, PollFlags::IN)))
+    }
+
+    /// How soon to look again although nothing that is watched has happened: when the time of a handshake is over, and when
+    /// connections can be accepted again.
     pub(super) fn look_again_in(&self) -> Option<Duration> {
-        let for_room = (!self.has_room()).then_some(LOOK_AGAIN);
-        let oldest = self.half_open.first().map(|knock| self.runtime.remaining(knock.deadline));
-        for_room.into_iter().chain(oldest).min()
+        let proven = self.proven.iter().map(|(knock, _)| knock);
+        let last = self.half_open.iter().chain(proven).filter(|knock| knock.is_last);
+        let oldest = self.half_open.first().into_iter().chain(self.proven.first().map(|(knock, _)| knock));
+        let handshakes = oldest.chain(last).map(|knock| knock.deadline);
+        handshakes.chain(self.exhausted).map(|deadline| self.runtime.remaining(deadline)).min()
     }
 
     /// Takes every handshake as far as it goes without waiting, and returns those who have proven themselves.
     pub(super) fn advance(&mut self) -> Vec<Admitted> {
         let mut admitted = Vec::new();
-        for knock in std::mem::take(&mut self.half_open) {
-            self.go_on(knock, &mut admitted);
-        }
+        self.advance_handshakes(&mut admitted);
+        self.exhausted = self.exhausted.filter(|&until| !self.runtime.expired(until));
         // All that have come by now, and no more: strangers must not keep the thread from everything else.
         for _ in 0..BACKLOG {
-            if !self.has_room() {
+            if !self.can_accept() {
                 break;
             }
             match self.listener.accept() {
-                Ok((stream, _)) if self.door.prepare(&stream).is_ok() => {
-                    self.make_room(&mut admitted);
-                    // What it has said is heard before it can be the one to make room.
-                    let deadline = self.runtime.deadline(HANDSHAKE_LIMIT);
-                    self.go_on(HalfOpen::new(stream, deadline), &mut admitted);
-                }
-                Ok(_) => self.refused += 1,
+                Ok((stream, _)) => self.accept(stream, &mut admitted),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => break,
                 // A connection that failed before it was accepted is no failure of ours.
                 Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
+                Err(e) if socket::is_out_of_files(&e) => self.give_up_a_file(e, &mut admitted),
                 Err(e) => {
                     tracing::warn!(error = %e, "cannot accept connections for now");
                     self.exhausted = Some(self.runtime.deadline(EXHAUSTED_LIMIT));
@@ -168,13 +202,97 @@ impl Gate {
         admitted
     }
 
-    fn go_on(&mut self, mut knock: HalfOpen, admitted: &mut Vec<Admitted>) {
+    fn advance_handshakes(&mut self, admitted: &mut Vec<Admitted>) {
+        for (knock, identity) in std::mem::take(&mut self.proven) {
+            self.take_memory(knock, identity, admitted);
+        }
+        let ready = self.ready();
+        for (knock, ready) in std::mem::take(&mut self.half_open).into_iter().zip(ready) {
+            if ready || self.runtime.expired(knock.deadline) {
+                self.go_on(knock, admitted);
+            } else {
+                self.half_open.push(knock);
+            }
+        }
+    }
+
+    /// Of each handshake, whether something has come: to read from each would take longer than to ask for all at once.
+    fn ready(&self) -> Vec<bool> {
+        let mut watched: Vec<_> =
+            self.half_open.iter().map(|knock| socket::watch(&knock.stream, PollFlags::IN)).collect();
+        match socket::poll(&mut watched, Duration::ZERO) {
+            Ok(_) => watched.iter().map(|watched| !watched.revents().is_empty()).collect(),
+            Err(_) => vec![true; watched.len()],
+        }
+    }
+
+    /// Begins the handshake of a new connection.
+    fn accept(&mut self, stream: Socket, admitted: &mut Vec<Admitted>) {
+        // Without a spare descriptor this may be the last.
+        let is_last = !self.keep_spare();
+        if self.door.prepare(&stream).is_err() {
+            self.refused += 1;
+            return;
+        }
+        while self.half_open.len() >= self.half_open_max {
+            self.drop_one(admitted);
+        }
+        let limit = if is_last { LAST_HANDSHAKE_LIMIT } else { HANDSHAKE_LIMIT };
+        // What it has said is heard before it can be dropped.
+        self.go_on(HalfOpen::new(stream, self.runtime.deadline(limit), is_last), admitted);
+    }
+
+    /// Makes the spare descriptor, unless there is one. Returns `true` if there is one now.
+    fn keep_spare(&mut self) -> bool {
+        if self.spare.is_none() {
+            self.spare = self.listener.try_clone().ok();
+        }
+        self.spare.is_some()
+    }
+
+    /// Closes something, so that one more connection can be accepted: a stranger's, or the spare descriptor.
+    fn give_up_a_file(&mut self, error: io::Error, admitted: &mut Vec<Admitted>) {
+        if !self.half_open.is_empty() {
+            self.drop_one(admitted);
+        } else if self.spare.take().is_none() {
+            self.run_out_of_files(error);
+        }
+    }
+
+    /// There is no descriptor for a process of the job.
+    fn run_out_of_files(&mut self, error: io::Error) {
+        self.out_of_files.get_or_insert(error);
+        self.exhausted = Some(self.runtime.deadline(EXHAUSTED_LIMIT));
+    }
+
+    /// Whether another connection can be accepted.
+    fn can_accept(&self) -> bool {
+        let is_last_one_taken = || self.half_open.iter().any(|knock| knock.is_last);
+        self.exhausted.is_none() && (self.spare.is_some() || !is_last_one_taken())
+    }
+
+    fn go_on(&mut self, mut knock: Box<HalfOpen>, admitted: &mut Vec<Admitted>) {
         match self.progress(&mut knock) {
             Progress::Waiting => self.half_open.push(knock),
-            Progress::Done(identity, share) => {
-                admitted.push(Admitted { stream: knock.stream, identity, share });
+            ended => self.end(knock, ended, admitted),
+        }
+    }
+
+    /// Deals with a handshake that has ended.
+    fn end(&mut self, knock: Box<HalfOpen>, ended: Progress, admitted: &mut Vec<Admitted>) {
+        match ended {
+            Progress::Waiting | Progress::Left => {}
+            // Its connection would leave none for anything else.
+            Progress::Done(_) if knock.is_last => {
+                self.unserved.push(knock);
+                self.run_out_of_files(rustix::io::Errno::MFILE.into());
             }
-            Progress::Left => {}
+            Progress::Done(identity) if matches!(identity.purpose, Purpose::Memory(_)) => {
+                self.take_memory(knock, identity, admitted);
+            }
+            Progress::Done(identity) => {
+                admitted.push(Admitted { stream: knock.stream, identity, share: None })
+            }
             Progress::Refused => {
                 self.refused += 1;
                 let peer = knock.stream.peer_addr().ok().and_then(|peer| peer.as_socket());
@@ -183,60 +301,34 @@ impl Gate {
         }
     }
 
-    /// Those who have not proven themselves, whose places are few, from the oldest on.
-    fn strangers(&self) -> impl Iterator<Item = (usize, &HalfOpen)> {
-        self.half_open.iter().enumerate().filter(|(_, knock)| knock.proven.is_none())
-    }
-
-    /// Whether all places are taken.
-    fn is_full(&self) -> bool {
-        self.strangers().count() >= HALF_OPEN_MAX
-    }
-
-    /// Who makes room for another when all places are taken: the oldest that has not said hello, else the oldest, once it has
-    /// had its place for long enough.
-    fn first_to_go(&self) -> Option<usize> {
-        let silent = self.strangers().find(|(_, knock)| knock.responder.is_none());
-        let is_slow = |knock: &HalfOpen| self.runtime.elapsed(knock.deadline) > PLACE_LIMIT;
-        silent.or_else(|| self.strangers().next().filter(|(_, oldest)| is_slow(oldest))).map(|(at, _)| at)
-    }
-
-    /// Whether another connection can be accepted.
-    fn has_room(&self) -> bool {
-        (!self.is_full() || self.first_to_go().is_some())
-            && self.exhausted.is_none_or(|until| self.runtime.expired(until))
-    }
-
-    fn make_room(&mut self, admitted: &mut Vec<Admitted>) {
-        while let Some(first) = self.first_to_go().filter(|_| self.is_full()) {
-            let mut knock = self.half_open.remove(first);
-            let was_silent = knock.responder.is_none();
-            // What it has said since it was last listened to is heard before it has to go.
-            match self.progress(&mut knock) {
-                Progress::Waiting if was_silent && knock.responder.is_some() => {
-                    self.half_open.insert(first, knock);
-                }
-                Progress::Done(identity, share) => {
-                    admitted.push(Admitted { stream: knock.stream, identity, share });
-                }
-                Progress::Left => {}
-                Progress::Waiting | Progress::Refused => self.refused += 1,
+    /// Drops the oldest handshake that has not said hello, or a random one if all have. What it has said since it was last
+    /// listened to is heard first.
+    fn drop_one(&mut self, admitted: &mut Vec<Admitted>) {
+        let silent = self.half_open.iter().position(|knock| knock.responder.is_none());
+        let at = silent.unwrap_or_else(|| {
+            let random = self.random.hash_one(self.refused);
+            usize::try_from(random % self.half_open.len() as u64).expect("it is below a length")
+        });
+        let mut knock = self.half_open.remove(at);
+        match self.progress(&mut knock) {
+            // It has said hello by now, and is no longer the first to go.
+            Progress::Waiting if silent.is_some() && knock.responder.is_some() => {
+                self.half_open.insert(at, knock);
             }
+            Progress::Waiting => self.refused += 1,
+            ended => self.end(knock, ended, admitted),
         }
     }
 
     fn progress(&mut self, knock: &mut HalfOpen) -> Progress {
         loop {
-            if let Some(identity) = knock.proven {
-                return self.take_memory(knock, identity);
-            }
             let wanted = match knock.responder {
                 None => &mut knock.hello[..],
                 Some(_) => &mut knock.proof[..],
             };
             while knock.filled < wanted.len() {
                 match knock.stream.read(&mut wanted[knock.filled..]) {
-                    Ok(0) if knock.filled == 0 && knock.responder.is_none() => return Progress::Left,
+                    Ok(0) if knock.filled == 0 => return Progress::Left,
                     Ok(0) => return Progress::Refused,
                     Ok(count) => knock.filled += count,
                     Err(e) if e.kind() == ErrorKind::Interrupted => {}
@@ -246,18 +338,14 @@ impl Gate {
             }
             knock.filled = 0;
             if let Some(responder) = &knock.responder {
-                let admitted =
-                    responder.accepts(&knock.proof) && socket::send_all(&knock.stream, &[ADMITTED]).is_ok();
                 let claim = responder.claim();
-                match claim.purpose {
-                    _ if !admitted => return Progress::Refused,
-                    Purpose::Memory(_) => knock.proven = Some(claim),
-                    _ => return Progress::Done(claim, None),
-                }
-                continue;
+                let admitted = responder.accepts(&knock.proof)
+                    && self.is_of_this_user(&knock.stream)
+                    && socket::send_all(&knock.stream, &[ADMITTED]).is_ok();
+                return if admitted { Progress::Done(claim) } else { Progress::Refused };
             }
             if let Some(theirs) = auth::greeted_by(&knock.hello).filter(|&theirs| theirs != Version::OURS) {
-                if !std::mem::replace(&mut self.other_version, true) {
+                if !std::mem::replace(&mut self.said.other_version, true) {
                     tracing::warn!(%theirs, ours = %Version::OURS, "a process of another version knocks");
                 }
                 let _ = socket::send_all(&knock.stream, &auth::refusal());
@@ -278,11 +366,41 @@ impl Gate {
         }
     }
 
-    fn take_memory(&self, knock: &HalfOpen, identity: Identity) -> Progress {
+    /// Whether the process at the other end may belong to the job, as far as its user tells. Where the key is no secret, anybody
+    /// knows it who knows the job's name. A Unix socket was looked at when it was accepted.
+    fn is_of_this_user(&mut self, stream: &Socket) -> bool {
+        if self.key.is_secret() || self.door == Door::Host {
+            return true;
+        }
+        let user = user::of_peer(stream);
+        match &user {
+            Ok(user) if *user == rustix::process::geteuid().as_raw() => return true,
+            Err(error) if socket::is_out_of_files(error) => {
+                self.run_out_of_files(rustix::io::Errno::MFILE.into());
+            }
+            _ if std::mem::replace(&mut self.said.other_user, true) => {}
+            _ => tracing::warn!(
+                ?user,
+                "refused a process that is not this user's: set DIST_SECRET_FILE on every rank if it belongs to the job"
+            ),
+        }
+        false
+    }
+
+    /// Takes the memory that a process of the job offers. It is waited for if it has not come yet.
+    fn take_memory(&mut self, knock: Box<HalfOpen>, identity: Identity, admitted: &mut Vec<Admitted>) {
         match shm::take(&knock.stream) {
-            Ok(Some(share)) => Progress::Done(identity, Some(share)),
-            Err(e) if e.kind() == ErrorKind::WouldBlock => self.wait_for(knock),
-            Ok(None) | Err(_) => Progress::Refused,
+            Ok(Some(share)) => {
+                admitted.push(Admitted { stream: knock.stream, identity, share: Some(share) });
+            }
+            Err(e) if e.kind() == ErrorKind::WouldBlock && !self.runtime.expired(knock.deadline) => {
+                self.proven.push((knock, identity));
+            }
+            Err(e) if socket::is_out_of_files(&e) => {
+                self.unserved.push(knock);
+                self.run_out_of_files(e);
+            }
+            Ok(None) | Err(_) => self.refused += 1,
         }
     }
 
@@ -323,13 +441,27 @@ mod tests {
         assert!(limit <= HANDSHAKE_LIMIT, "{limit:?}");
     }
 
+    fn hello() -> Initiator {
+        let identity = Identity { epoch: 0, from: 1, to: 0, purpose: Purpose::Control };
+        Initiator::new(Key::new(None, "test"), identity).unwrap()
+    }
+
+    /// A process of the job, or one that only says hello as it does.
+    fn say_hello(address: SocketAddr) -> (TcpStream, Initiator) {
+        let ours = hello();
+        let mut stream = TcpStream::connect(address).unwrap();
+        stream.write_all(ours.hello()).unwrap();
+        (stream, ours)
+    }
+
     #[test]
     fn whoever_hangs_up_and_has_said_nothing_was_not_refused() {
         let (mut gate, address) = gate();
-        for (said, refused) in [(&b""[..], 0), (b"hello", 1), (b"", 1)] {
+        let hello = *hello().hello();
+        for (said, refused) in [(&b""[..], 0), (b"hello", 1), (b"", 1), (&hello, 1)] {
             let mut stranger = TcpStream::connect(address).unwrap();
             stranger.write_all(said).unwrap();
-            drop(stranger);
+            stranger.shutdown(std::net::Shutdown::Write).unwrap();
             turn(&mut gate);
             while !gate.half_open.is_empty() {
                 turn(&mut gate);
@@ -338,44 +470,129 @@ mod tests {
         }
     }
 
+    /// Finishes a handshake as a process of the job does; `None` if it was hung up on.
+    fn finish(gate: &mut Gate, (mut stream, ours): (TcpStream, Initiator)) -> Option<Vec<Admitted>> {
+        let mut challenge = [0; CHALLENGE_BYTES];
+        stream.read_exact(&mut challenge).ok()?;
+        stream.write_all(&ours.answer(&challenge).unwrap()).ok()?;
+        let admitted: Vec<_> = std::iter::repeat_with(|| turn(gate)).find(|admitted| !admitted.is_empty())?;
+        Some(admitted)
+    }
+
     /// The oldest of all would be the one that has said hello.
     #[test]
     fn strangers_that_do_not_say_hello_keep_nobody_out() {
         let (mut gate, address) = gate();
-        let identity = Identity { epoch: 0, from: 1, to: 0, purpose: Purpose::Control };
-        let ours = Initiator::new(Key::new(None, "test"), identity).unwrap();
-        let mut stream = TcpStream::connect(address).unwrap();
-        stream.write_all(ours.hello()).unwrap();
+        let ours = say_hello(address);
         let mut strangers = Vec::new();
         for count in 1..=2 * HALF_OPEN_MAX {
             let mut stranger = TcpStream::connect(address).unwrap();
-            stranger.write_all(&ours.hello()[..count % 3]).unwrap();
+            stranger.write_all(&ours.1.hello()[..count % 3]).unwrap();
             strangers.push(stranger);
             assert!(turn(&mut gate).is_empty());
-            assert!(gate.has_room(), "after {count} strangers");
+            assert!(gate.can_accept(), "after {count} strangers");
         }
-        let mut challenge = [0; CHALLENGE_BYTES];
-        stream.read_exact(&mut challenge).unwrap();
-        stream.write_all(&ours.answer(&challenge).unwrap()).unwrap();
-        let admitted = std::iter::repeat_with(|| turn(&mut gate)).find_map(|mut admitted| admitted.pop());
-        assert_eq!(admitted.unwrap().identity, identity);
+        let admitted = finish(&mut gate, ours).expect("it has its place still");
+        assert_eq!((admitted.len(), admitted[0].identity.from), (1, 1));
         assert!(gate.half_open.len() <= HALF_OPEN_MAX);
     }
 
+    /// They are dropped at random: a process of the job is one of many, and has its place for a while.
     #[test]
-    fn whoever_has_said_hello_since_it_was_last_heard_makes_no_room() {
+    fn strangers_that_say_hello_keep_nobody_out() {
         let (mut gate, address) = gate();
-        let identity = Identity { epoch: 0, from: 1, to: 0, purpose: Purpose::Control };
-        let ours = Initiator::new(Key::new(None, "test"), identity).unwrap();
+        let mut strangers = Vec::new();
+        for _ in 0..2 * HALF_OPEN_MAX {
+            strangers.push(say_hello(address).0);
+            assert!(turn(&mut gate).is_empty());
+            assert!(gate.can_accept());
+        }
+        assert_eq!(gate.half_open.len(), HALF_OPEN_MAX);
+        assert_eq!(gate.refused(), HALF_OPEN_MAX as u64);
+        let kept = strangers.iter().skip(HALF_OPEN_MAX).filter(|stranger| {
+            stranger.set_nonblocking(true).unwrap();
+            // A challenge, and no end.
+            matches!((&**stranger).read(&mut [0; 2 * CHALLENGE_BYTES]), Ok(CHALLENGE_BYTES))
+                && matches!((&**stranger).read(&mut [0]), Err(e) if e.kind() == ErrorKind::WouldBlock)
+        });
+        assert!(kept.count() < HALF_OPEN_MAX, "it is not the oldest who are dropped");
+        // The place is lost with a probability of one in 256 for each that comes meanwhile.
+        let admitted = std::iter::repeat_with(|| {
+            let ours = say_hello(address);
+            for _ in 0..10 {
+                strangers.push(say_hello(address).0);
+                turn(&mut gate);
+            }
+            finish(&mut gate, ours)
+        });
+        assert_eq!(admitted.flatten().next().unwrap()[0].identity.from, 1);
+    }
+
+    #[test]
+    fn whoever_has_said_hello_since_it_was_last_heard_is_not_dropped() {
+        let (mut gate, address) = gate();
         let mut stream = TcpStream::connect(address).unwrap();
         assert!(turn(&mut gate).is_empty());
-        let mut strangers = Vec::new();
-        while !gate.is_full() {
-            strangers.push(TcpStream::connect(address).unwrap());
+        let _stranger = TcpStream::connect(address).unwrap();
+        assert!(turn(&mut gate).is_empty());
+        stream.write_all(hello().hello()).unwrap();
+        gate.drop_one(&mut Vec::new());
+        assert_eq!(gate.half_open.len(), 2, "the first has said hello");
+        gate.drop_one(&mut Vec::new());
+        assert!(gate.half_open.len() == 1 && gate.half_open[0].responder.is_some());
+    }
+
+    /// As where the process may open no more files: one descriptor is left for this.
+    #[test]
+    fn with_the_last_descriptor_strangers_are_told_from_processes_of_the_job() {
+        let (mut gate, address) = gate();
+        gate.spare = None;
+        let accept = |gate: &mut Gate, last: bool| {
+            let (stream, _) = gate.listener.accept().unwrap();
+            stream.set_nonblocking(true).unwrap();
+            let deadline = gate.runtime.deadline(LAST_HANDSHAKE_LIMIT);
+            gate.go_on(HalfOpen::new(stream, deadline, last), &mut Vec::new());
+        };
+        let stranger = TcpStream::connect(address).unwrap();
+        accept(&mut gate, true);
+        assert!(!gate.can_accept(), "there is no place beside it");
+        assert!(gate.look_again_in().unwrap() <= LAST_HANDSHAKE_LIMIT);
+        drop(stranger);
+        assert!(turn(&mut gate).is_empty());
+        assert!(gate.take_out_of_files().is_none(), "a stranger does not end the job");
+        gate.spare = None;
+        let (mut stream, ours) = say_hello(address);
+        accept(&mut gate, true);
+        let mut challenge = [0; CHALLENGE_BYTES];
+        stream.read_exact(&mut challenge).unwrap();
+        stream.write_all(&ours.answer(&challenge).unwrap()).unwrap();
+        assert!(turn(&mut gate).is_empty());
+        assert!(socket::is_out_of_files(&gate.take_out_of_files().unwrap()));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_process_of_another_user_is_refused_although_it_knows_the_name_of_the_job() {
+        use rustix::process::{Uid, geteuid};
+        // Only root can become another user.
+        if !geteuid().is_root() {
+            return;
+        }
+        let (mut gate, address) = gate();
+        let other = move || {
+            let nobody = Uid::from_raw(65534);
+            // Of this thread only.
+            rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+            let (mut stream, ours) = say_hello(address);
+            let mut challenge = [0; CHALLENGE_BYTES];
+            stream.read_exact(&mut challenge).unwrap();
+            stream.write_all(&ours.answer(&challenge).unwrap()).unwrap();
+            assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0, "nobody is let in");
+        };
+        let other = Runtime::system().spawn("other", other).unwrap();
+        while gate.refused() == 0 {
             assert!(turn(&mut gate).is_empty());
         }
-        stream.write_all(ours.hello()).unwrap();
-        gate.make_room(&mut Vec::new());
-        assert!(!gate.is_full() && gate.half_open[0].responder.is_some());
+        other.join().unwrap();
     }
 }

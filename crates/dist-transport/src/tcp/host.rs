@@ -1,5 +1,8 @@
 //! Which host this process runs on, and what it may use of it.
 
+use std::hash::{BuildHasher, RandomState};
+use std::sync::OnceLock;
+
 use sha2::{Digest, Sha256};
 
 use crate::tcp::control::Cores;
@@ -12,6 +15,12 @@ pub(super) fn id(name: Option<&str>) -> u64 {
     let name = name.map(str::to_owned).or_else(boot).unwrap_or_else(system);
     let digest = Sha256::digest(name.trim().as_bytes());
     u64::from_le_bytes(std::array::from_fn(|index| digest[index]))
+}
+
+/// A number that no other process has. A process that was forked off this one has another.
+pub(super) fn process() -> u64 {
+    static RANDOM: OnceLock<RandomState> = OnceLock::new();
+    RANDOM.get_or_init(RandomState::new).hash_one(std::process::id())
 }
 
 /// The cores that this process may run on.

@@ -11,6 +11,7 @@ mod config;
 mod control;
 mod coordinator;
 mod dial;
+mod files;
 mod gate;
 mod host;
 mod link;
@@ -23,6 +24,7 @@ mod service;
 mod session;
 mod socket;
 mod transport;
+mod user;
 mod verdict;
 
 pub use config::{Config, Medium};
@@ -30,3 +32,6 @@ pub use coordinator::Coordinator;
 pub use transport::TcpTransport;
 
 pub use crate::auth::Secret;
+
+pub(crate) use control::DoorName;
+pub(crate) use socket::is_out_of_files;

@@ -1,7 +1,7 @@
 //! How a process joins its job.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,15 +12,15 @@ use socket2::Socket;
 use crate::auth::{Identity, Key, Purpose};
 use crate::tcp::channels::Channels;
 use crate::tcp::config::{Config, Host, Medium};
-use crate::tcp::control::{Frame, Home, Line};
+use crate::tcp::control::{DoorName, Frame, Home, Line};
 use crate::tcp::coordinator::{COORDINATOR, Coordinator};
-use crate::tcp::dial::{RETRY, connect, count_hang_up, greet, number};
-use crate::tcp::meeting::{Worlds, answer_margin};
+use crate::tcp::dial::{HangUps, Opened, RETRY, number, open};
+use crate::tcp::meeting::{Worlds, answer_grace};
 use crate::tcp::service::{Service, listener_address};
 use crate::tcp::session::{Arrivals, FrameQueue, Membership, Session, WaitError, Watch, timeout};
 use crate::tcp::verdict::{Bell, Verdict};
-use crate::tcp::{host, socket};
-use crate::{Activity, Deadline, Error, Result, Runtime, shm};
+use crate::tcp::{files, host, socket};
+use crate::{Abort, Activity, Cause, Chain, Deadline, Error, Fingerprint, Result, Runtime, shm};
 
 /// How long to wait for one of the coordinator's addresses to take a connection, and to answer, before the next is tried.
 pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(3);
@@ -57,10 +57,9 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
             service_bell: Bell::new()?,
         }))
     };
-    let host = host::id(config.host_id.as_deref());
     if config.rank.world_size() == 1 {
-        let address = (Ipv4Addr::LOCALHOST, 0).into();
-        let session = session(vec![Home { address, host, shares: false, cores: host::cores() }])?;
+        let (address, host) = ((Ipv4Addr::LOCALHOST, 0).into(), host::id(config.host_id.as_deref()));
+        let session = session(vec![Home::here(address, host, None)])?;
         return Ok(Membership { session, service: None, coordinator: None });
     }
     let coordinator = match config.host {
@@ -69,20 +68,18 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
         }
         _ => None,
     };
-    let (line, listener, host_door, homes) = loop {
-        let stream = reach_coordinator(config, &key, runtime, deadline)?;
-        let at = |source| address_error("listen on", &config.coordinator, source);
-        let listener = socket::listen(listener_address(&stream).map_err(at)?, config.secret.as_ref())?;
-        let mut line = Line::new(stream);
-        let address = listener.local_addr().map_err(at)?;
-        let host_door = open_host_door(config.medium, address)?;
-        let home = Home { address, host, shares: host_door.is_some(), cores: host::cores() };
-        match introduce(&mut line, home, config, runtime, deadline)? {
-            Some(homes) => break (line, listener, host_door, homes),
-            // The world before is still there.
-            None => runtime.park(Some(runtime.deadline(NEXT_WORLD_RETRY))),
+    let met = match meet(config, &key, runtime, deadline) {
+        Ok(met) => met,
+        Err(error) => {
+            // Other ranks may be about to come, and would find nobody who tells them.
+            let concerns_all = matches!(error, Error::OtherWorldSize { .. } | Error::Aborted(_));
+            if let Some(coordinator) = coordinator.filter(|_| concerns_all) {
+                coordinator.take_leave(runtime);
+            }
+            return Err(error);
         }
     };
+    let Met { line, listener, host_door, homes } = met;
     if let Some((inside, outside)) = parted_by_loopback(&homes) {
         tracing::warn!(
             rank = inside,
@@ -121,6 +118,68 @@ pub(super) fn tell_ended(config: &Config, ranks: &[usize]) -> Result<()> {
     Ok(())
 }
 
+/// What a rank has once all ranks have come.
+struct Met {
+    line: Line,
+    listener: TcpListener,
+    host_door: Option<Socket>,
+    homes: Vec<Home>,
+}
+
+/// Meets the other ranks at the coordinator.
+fn meet(config: &Config, key: &Key, runtime: &Runtime, deadline: Deadline) -> Result<Met> {
+    let mut before = None;
+    loop {
+        let stream = match reach_coordinator(config, key, runtime, deadline) {
+            Ok(stream) => stream,
+            // The coordinator may have gone with the world before.
+            Err(error) => return Err(before.filter(|_| error.is_timeout()).unwrap_or(error)),
+        };
+        let mut line = Line::new(stream);
+        let Place { listener, host_door, home } = open_place(config, &line).inspect_err(|error| {
+            // The others would wait for this rank in vain.
+            let rank = config.rank.index();
+            let cause = Cause::gave_up(Chain(error));
+            let _ = line.push(Frame::Abort(Abort { cause, rank, reporter: rank, call: Fingerprint::NONE }));
+        })?;
+        match introduce(&mut line, home, config, runtime, deadline)? {
+            Ok(mut homes) => {
+                homes.iter_mut().for_each(|theirs| theirs.reach_from(home.address));
+                return Ok(Met { line, listener, host_door, homes });
+            }
+            Err(WorldBefore(still_there)) => before = still_there.or(before),
+        }
+        if runtime.expired(deadline)
+            && let Some(error) = before.take()
+        {
+            return Err(error);
+        }
+        runtime.park(Some(deadline.earlier(runtime.deadline(NEXT_WORLD_RETRY))));
+    }
+}
+
+/// Where the other ranks find this one.
+struct Place {
+    listener: TcpListener,
+    host_door: Option<Socket>,
+    home: Home,
+}
+
+/// Opens what the other ranks connect to.
+fn open_place(config: &Config, line: &Line) -> Result<Place> {
+    let at = |source| address_error("listen on", &config.coordinator, source);
+    files::check_limit(config.rank.world_size(), config.rank.world_size())?;
+    let listener = socket::listen(listener_address(&line.stream).map_err(at)?, config.secret.as_ref())?;
+    let address = listener.local_addr().map_err(at)?;
+    let (host_door, door) = open_host_door(config.medium)?.unzip();
+    let home = Home::here(address, host::id(config.host_id.as_deref()), door);
+    Ok(Place { listener, host_door, home })
+}
+
+/// The world that meets at the coordinator is one that this rank was in before. Perhaps who is still there.
+#[derive(Debug)]
+struct WorldBefore(Option<Error>);
+
 /// The coordinator of a job that rank 0 hosts.
 fn start_coordinator(
     config: &Config,
@@ -131,16 +190,22 @@ fn start_coordinator(
     let addresses = loop {
         match socket::resolve(&config.coordinator, runtime, deadline) {
             Ok(addresses) => break addresses,
-            Err(error) if !may_come_to_be_known(&error) || runtime.remaining(deadline) <= RETRY => {
-                return Err(error);
-            }
+            Err(error) if !may_come_to_be_known(&error) || runtime.expired(deadline) => return Err(error),
             // A name may come to be known with the host that it is of.
-            Err(_) => runtime.park(Some(runtime.deadline(RETRY))),
+            Err(_) => runtime.park(Some(deadline.earlier(runtime.deadline(RETRY)))),
         }
     };
     let (world_size, secret) = (config.rank.world_size(), config.secret.clone());
-    let coordinator =
-        Coordinator::start_epoch(runtime, Worlds::One, &addresses, world_size, key, config.epoch, secret)?;
+    // Each of the others has a connection to this process's rank too.
+    files::check_limit(2 * world_size, world_size)?;
+    let started =
+        Coordinator::start_epoch(runtime, Worlds::One, &addresses, world_size, key, config.epoch, secret);
+    let coordinator = started.map_err(|error| match error {
+        Error::Address { address, source, .. } if source.kind() == io::ErrorKind::AddrInUse => {
+            Error::PortInUse { address, source }
+        }
+        error => error,
+    })?;
     let address = coordinator.address();
     if leads_to_loopback(&config.coordinator, address) {
         tracing::warn!(
@@ -177,13 +242,12 @@ fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: De
     let absent =
         |source| Error::NoCoordinator { address: config.coordinator.clone(), limit: config.timeout, source };
     let late = || absent(io::ErrorKind::TimedOut.into());
-    let mut hang_ups = 0;
+    let mut hang_ups = HangUps::default();
     loop {
         let mut failure = late();
         let addresses = match socket::resolve(&config.coordinator, runtime, deadline) {
             Ok(addresses) => addresses,
             Err(error) if !may_come_to_be_known(&error) => return Err(error),
-            Err(_) if runtime.expired(deadline) => return Err(failure),
             // A name may come to be known with the host that it is of.
             Err(error) => {
                 failure = error;
@@ -192,23 +256,28 @@ fn reach_coordinator(config: &Config, key: &Key, runtime: &Runtime, deadline: De
         };
         for address in addresses {
             let limit = deadline.earlier(runtime.deadline(CONNECT_LIMIT));
-            let attempt = Watch::before_the_job(runtime, limit);
-            match connect(address, attempt) {
-                Ok(stream) => match greet(stream, address, key, identity, attempt) {
-                    Ok(Some(stream)) => return Ok(stream),
-                    Ok(None) => count_hang_up(&mut hang_ups, identity, address)?,
-                    Err(WaitError::Failed(error)) => return Err(error),
-                    // Something listens there that has nothing to say, and another address may be the coordinator's.
-                    Err(WaitError::Late | WaitError::Unanswered | WaitError::Aborted(_)) => failure = late(),
-                },
-                Err(WaitError::Failed(e)) => failure = absent(e),
+            match open(address, key, identity, Watch::before_the_job(runtime, limit)) {
+                Ok(Opened::Proven(stream)) => return Ok(stream),
+                Ok(Opened::HungUp { was_challenged }) => {
+                    hang_ups.count(was_challenged, identity, address)?;
+                    if let WaitError::Failed(flooded) = hang_ups.late(identity, address, config.timeout) {
+                        failure = flooded;
+                    }
+                }
+                Err(WaitError::Failed(Error::Address { source, .. }))
+                    if !socket::is_out_of_files(&source) =>
+                {
+                    failure = absent(source);
+                }
+                Err(WaitError::Failed(error)) => return Err(error),
+                // Something listens there that has nothing to say, and another address may be the coordinator's.
                 Err(WaitError::Late | WaitError::Unanswered | WaitError::Aborted(_)) => failure = late(),
             }
         }
-        if runtime.remaining(deadline) <= RETRY {
+        runtime.park(Some(deadline.earlier(runtime.deadline(RETRY))));
+        if runtime.expired(deadline) {
             return Err(failure);
         }
-        runtime.park(Some(runtime.deadline(RETRY)));
     }
 }
 
@@ -218,30 +287,31 @@ fn may_come_to_be_known(error: &Error) -> bool {
 }
 
 /// Listens where the ranks of this host find this one, if it may share memory with them.
-fn open_host_door(medium: Medium, beside: SocketAddr) -> Result<Option<Socket>> {
-    match (medium, shm::listen(beside)) {
-        (Medium::Tcp, _) => Ok(None),
-        (_, Ok(door)) => Ok(Some(door)),
-        (Medium::Shm, Err(source)) => {
-            Err(Error::Resources { what: "door for the ranks of this host", source })
-        }
-        (Medium::Auto, Err(error)) => {
+fn open_host_door(medium: Medium) -> Result<Option<(Socket, DoorName)>> {
+    if medium == Medium::Tcp {
+        return Ok(None);
+    }
+    let name = DoorName::random()?;
+    match (medium, shm::listen(name)) {
+        (_, Ok(door)) => Ok(Some((door, name))),
+        (Medium::Auto, Err(error)) if !socket::is_out_of_files(&error) => {
             tracing::info!(%error, "no shared memory: messages go over TCP");
             Ok(None)
         }
+        (_, Err(source)) => Err(Error::Resources { what: "door for the ranks of this host", source }),
     }
 }
 
-/// Says where this rank runs, and hears where the others do; `None` if the world that meets there is one that this rank was in
-/// before.
+/// Says where this rank runs, and hears where the others do.
 fn introduce(
     line: &mut Line,
     home: Home,
     config: &Config,
     runtime: &Runtime,
     deadline: Deadline,
-) -> Result<Option<Vec<Home>>> {
-    let watch = Watch::before_the_job(runtime, deadline);
+) -> Result<Result<Vec<Home>, WorldBefore>> {
+    let answer_by = runtime.deadline(runtime.remaining(deadline) + answer_grace(config.timeout));
+    let watch = Watch::before_the_job(runtime, answer_by);
     let activity = Activity::Rendezvous;
     let coordinator = || config.coordinator.clone();
     let gone = |source| match config.host {
@@ -260,7 +330,7 @@ fn introduce(
             Error::NoCoordinator { address: coordinator(), limit: config.timeout, source }
         }
     };
-    let milliseconds = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
+    let milliseconds = |time: Duration| u32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(u32::MAX);
     let patience_ms = milliseconds(runtime.remaining(deadline));
     let liveness_ms = milliseconds(config.liveness);
     let world_size = number(config.rank.world_size())?;
@@ -268,8 +338,6 @@ fn introduce(
     let mut homes = Vec::new();
     let mut missing = Vec::new();
     let mut refusals = 0;
-    // Later there is no time for another try.
-    let margin = answer_margin(config.timeout).max(2 * NEXT_WORLD_RETRY);
     while homes.len() < config.rank.world_size() {
         match line.pull().map_err(gone)? {
             Some(Frame::Peer { rank, home }) if rank as usize == homes.len() => homes.push(home),
@@ -278,16 +346,18 @@ fn introduce(
                 missing.push(rank as usize);
                 refusals = refused;
             }
-            Some(Frame::Over) if missing.is_empty() || runtime.remaining(deadline) > margin => {
-                return Ok(None);
-            }
-            Some(Frame::NotAll | Frame::Over) => {
-                return Err(Error::Missing { missing, refused: refusals, limit: config.timeout });
+            Some(Frame::Over) if missing.is_empty() => return Ok(Err(WorldBefore(None))),
+            Some(over @ (Frame::NotAll | Frame::Over)) => {
+                let error = Error::Missing { missing, refused: refusals, limit: config.timeout };
+                return if over == Frame::Over { Ok(Err(WorldBefore(Some(error)))) } else { Err(error) };
             }
             Some(Frame::Duplicate) => return Err(Error::DuplicateRank { rank: config.rank.index() }),
             Some(Frame::WorldSize { expected }) => {
-                let ours = config.rank.world_size();
-                return Err(Error::WorldSize { ours, theirs: expected as usize });
+                let (ours, theirs) = (config.rank.world_size(), expected as usize);
+                return Err(match config.host {
+                    Host::RankZero => Error::OtherWorldSize { rank: 0, ours, theirs },
+                    Host::Launcher => Error::WorldSize { ours, theirs },
+                });
             }
             Some(Frame::OtherWorldSize { rank, size }) => {
                 let ours = config.rank.world_size();
@@ -302,7 +372,7 @@ fn introduce(
             })?,
         }
     }
-    Ok(Some(homes))
+    Ok(Ok(homes))
 }
 
 fn address_error(action: &'static str, address: &str, source: io::Error) -> Error {
@@ -335,20 +405,40 @@ mod tests {
         }
     }
 
-    #[test]
-    fn whoever_has_no_time_for_another_try_is_told_who_is_still_in_the_world_before() {
+    /// A line to a coordinator, the coordinator's end of it, and a rank of two that has this long.
+    fn introduction(timeout: Duration) -> ([Line; 2], Home, Config) {
         let (ours, theirs) = Socket::pair(Domain::UNIX, Type::STREAM, None).unwrap();
         ours.set_nonblocking(true).unwrap();
-        let [mut ours, mut theirs] = [ours, theirs].map(Line::new);
+        let config = Config::new(0, 2, "127.0.0.1:1").unwrap().with_timeout(timeout);
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+        let home = Home::here(address, 0, None);
+        ([ours, theirs].map(Line::new), home, config)
+    }
+
+    #[test]
+    fn a_rank_hears_who_is_still_in_the_world_before() {
+        let ([mut ours, mut theirs], home, config) = introduction(Duration::from_millis(300));
         let still_there = Frame::Missing { rank: 1, refused: 0 };
         theirs.push_all(&[still_there, Frame::Over].map(|frame| frame.encode())).unwrap();
-        let (runtime, limit) = (Runtime::system(), Duration::from_millis(300));
-        let config = Config::new(0, 2, "127.0.0.1:1").unwrap().with_timeout(limit);
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-        let home = Home { address, host: 0, shares: false, cores: host::cores() };
-        let deadline = runtime.deadline(2 * NEXT_WORLD_RETRY);
+        let runtime = Runtime::system();
+        let deadline = runtime.deadline(config.timeout);
+        let before = introduce(&mut ours, home, &config, &runtime, deadline).unwrap().unwrap_err();
+        assert!(
+            matches!(&before, WorldBefore(Some(Error::Missing { missing, .. })) if *missing == [1]),
+            "{before:?}"
+        );
+    }
+
+    #[test]
+    fn a_rank_tells_the_coordinator_all_of_the_time_that_it_has_and_waits_for_the_answer_after_that() {
+        let ([mut ours, mut theirs], home, config) = introduction(Duration::from_millis(200));
+        let runtime = Runtime::system();
+        let deadline = runtime.deadline(config.timeout);
         let error = introduce(&mut ours, home, &config, &runtime, deadline).unwrap_err();
-        assert!(matches!(&error, Error::Missing { missing, .. } if *missing == [1]), "{error}");
+        assert!(matches!(error, Error::Timeout { .. }), "{error}");
+        assert!(runtime.elapsed(deadline) >= config.timeout + answer_grace(config.timeout));
+        let Ok(Some(Frame::Join { patience_ms, .. })) = theirs.pull() else { panic!("it joins first") };
+        assert!(patience_ms <= 200, "{patience_ms}");
     }
 
     #[rstest]
@@ -371,12 +461,7 @@ mod tests {
         #[case] addresses: &[&str],
         #[case] expected: Option<(usize, usize)>,
     ) {
-        let home = |address: &&str| Home {
-            address: address.parse().unwrap(),
-            host: 0,
-            shares: false,
-            cores: host::cores(),
-        };
+        let home = |address: &&str| Home::here(address.parse().unwrap(), 0, None);
         assert_eq!(parted_by_loopback(&addresses.iter().map(home).collect::<Vec<_>>()), expected);
     }
 }

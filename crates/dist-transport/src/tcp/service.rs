@@ -83,6 +83,10 @@ impl Service {
             // Whoever is told here that it is let in counts its connection as open, and cannot have left before.
             let admitted: Vec<_> = self.gates.iter_mut().flat_map(Gate::advance).collect();
             admitted.into_iter().for_each(|admitted| self.admit(admitted));
+            if let Some(error) = self.gates.iter_mut().find_map(Gate::take_out_of_files) {
+                let cause = Cause::gave_up(format_args!("accepting a connection: {error}"));
+                self.session.give_up(cause, Fingerprint::NONE);
+            }
             if closing && self.farewell_is_over() {
                 return;
             }

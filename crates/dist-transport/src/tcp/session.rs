@@ -203,7 +203,7 @@ impl Session {
     #[cfg(all(feature = "shm", target_os = "linux"))]
     pub(super) fn may_all_share(&self, members: &[usize]) -> bool {
         let homes = || members.iter().map(|&member| &self.homes[member]);
-        members.len() > 1 && homes().all(|home| home.shares && home.host == self.homes[members[0]].host)
+        members.len() > 1 && homes().all(|home| home.shares() && home.host == self.homes[members[0]].host)
     }
 
     /// Whether messages may be lent, as far as is known: the system copies them faster than two sides do.

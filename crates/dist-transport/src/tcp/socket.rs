@@ -43,7 +43,11 @@ pub(super) fn resolve(address: &str, runtime: &Runtime, deadline: Deadline) -> R
     };
     let found = answer.map_err(|source| {
         // An address does not come to be known, as a name may.
-        failed(if address::is_ipv6(host) { io::Error::new(io::ErrorKind::InvalidInput, source) } else { source })
+        failed(if address::is_ipv6(host) {
+            io::Error::new(io::ErrorKind::InvalidInput, source)
+        } else {
+            source
+        })
     })?;
     if found.is_empty() {
         return Err(failed(io::ErrorKind::NotFound.into()));
@@ -162,6 +166,11 @@ pub(super) fn receive_pieces(stream: &Socket, rooms: &mut [IoSliceMut<'_>]) -> i
 pub(super) fn peek(stream: &Socket) -> io::Result<Option<usize>> {
     let peeked = rustix::net::recv(stream, &mut [0; 1][..], RecvFlags::PEEK);
     would_block(peeked.map(|(count, _)| count))
+}
+
+/// Returns `true` if a call failed because this process or the system may open no more files.
+pub(crate) fn is_out_of_files(error: &io::Error) -> bool {
+    matches!(Errno::from_io_error(error), Some(Errno::MFILE | Errno::NFILE))
 }
 
 fn would_block(moved: rustix::io::Result<usize>) -> io::Result<Option<usize>> {

@@ -80,7 +80,7 @@ fn a_name_that_nobody_knows_is_looked_for_until_the_deadline(#[case] rank: usize
     let begun = runtime.now();
     let error = TcpTransport::join(&config).unwrap_err();
     assert!(error.to_string().contains("name.invalid:4711"), "{error}");
-    assert!(runtime.now() - begun > limit / 2, "it could have come to be known");
+    assert!(runtime.now() - begun >= limit, "it could have come to be known");
 }
 
 /// What the coordinator has to say to all of them about all of them is much, and nobody is lost over it.
@@ -239,10 +239,7 @@ fn a_port_in_use_is_named() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let error = TcpTransport::join(&Config::new(0, 2, &address).unwrap()).unwrap_err();
-    assert!(
-        matches!(&error, Error::Address { action: "listen on", address: named, .. } if *named == address),
-        "{error}"
-    );
+    assert!(matches!(&error, Error::PortInUse { address: named, .. } if *named == address), "{error}");
 }
 
 #[test]

@@ -4,8 +4,9 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use dist_transport::tcp::{Config, Coordinator, TcpTransport};
-use dist_transport::{Cause, Error, Runtime, Transport};
+use dist_transport::{Cause, Error, Incoming, Runtime, Sink, Transport};
 use rstest::rstest;
+use socket2::{Domain, Socket, Type};
 
 use super::{Job, LONG, pass_round, pass_until_error};
 
@@ -98,7 +99,7 @@ fn where_all_have_come_but_never_together_those_are_named_who_have_gone_again() 
 /// Also where the others have not left yet, among them the one that hosts the coordinator.
 #[rstest]
 fn a_rank_that_has_left_waits_for_the_next_world(#[values(false, true)] launched: bool) {
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let (_held, free) = hold_port();
     let coordinator = launched.then(|| Coordinator::start(&free, 3, "dist", None).unwrap());
     let rank = move |rank: usize, config: &Config| {
         let runtime = Runtime::system();
@@ -193,15 +194,109 @@ fn another_world_size_is_an_error_with_both_numbers() {
 
 #[test]
 fn a_coordinator_that_never_comes_is_an_error_in_time() {
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let config = Config::new(1, 2, &free).unwrap().with_timeout(Duration::from_millis(100));
+    // Nobody else gets the port while it is held, and nobody listens there.
+    let (_held, address) = hold_port();
+    let limit = Duration::from_millis(100);
+    let config = Config::new(1, 2, &address).unwrap().with_timeout(limit);
+    let runtime = Runtime::system();
+    let begun = runtime.now();
     let error = TcpTransport::join(&config).unwrap_err();
-    assert!(matches!(&error, Error::NoCoordinator { address, .. } if *address == free), "{error}");
+    assert!(matches!(&error, Error::NoCoordinator { address: at, .. } if *at == address), "{error}");
+    assert!(runtime.now() - begun >= limit, "it could have come");
+}
+
+#[rstest]
+#[case::rank_0_hosts_the_coordinator(false)]
+#[case::the_launcher_does(true)]
+fn a_rank_waits_for_the_others_for_all_of_its_time(#[case] launched: bool) {
+    let (_held, address) = hold_port();
+    let coordinator = launched.then(|| Coordinator::start(&address, 2, "dist", None).unwrap());
+    let limit = Duration::from_millis(400);
+    let config = Config::new(0, 2, &address).unwrap().with_timeout(limit);
+    let config = if launched { config.with_external_coordinator() } else { config };
+    let runtime = Runtime::system();
+    let begun = runtime.now();
+    let error = TcpTransport::join(&config).unwrap_err();
+    assert!(runtime.now() - begun >= limit, "the last one could have come");
+    assert!(matches!(&error, Error::Missing { limit: said, .. } if *said == limit), "{error}");
+    drop(coordinator);
+}
+
+/// Rank 1 may come to the coordinator before rank 0 does, which hosts it.
+#[test]
+fn ranks_that_expect_different_world_sizes_both_hear_it_whoever_comes_first() {
+    for _ in 0..20 {
+        let (_held, address) = hold_port();
+        let ranks = [(0, 2), (1, 3)].map(|(rank, world_size)| {
+            let config = Config::new(rank, world_size, &address).unwrap().with_timeout(LONG);
+            Runtime::system().spawn("rank", move || TcpTransport::join(&config).unwrap_err()).unwrap()
+        });
+        let [first, second] = ranks.map(|rank| rank.join().unwrap());
+        assert!(matches!(first, Error::OtherWorldSize { rank: 1, ours: 2, theirs: 3 }), "{first}");
+        assert!(matches!(second, Error::OtherWorldSize { rank: 0, ours: 3, theirs: 2 }), "{second}");
+    }
+}
+
+/// One thread may hold all ranks of a test.
+#[test]
+fn one_thread_may_drop_rank_0_first() {
+    let (_held, address) = hold_port();
+    let ranks = [0, 1, 2].map(|rank| {
+        let config = Config::new(rank, 3, &address).unwrap().with_timeout(LONG);
+        Runtime::system().spawn("rank", move || TcpTransport::join(&config).unwrap()).unwrap()
+    });
+    let [first, mut second, third] = ranks.map(|rank| rank.join().unwrap());
+    drop(first);
+    // The coordinator is there still: it tells them that rank 0 has left.
+    let deadline = second.runtime().deadline(LONG);
+    let mut word = [0];
+    let receive = Incoming { from: 0, len: 1, sink: Sink::Into(&mut word) };
+    let error = second.exchange(None, Some(receive), &deadline.into()).unwrap_err();
+    assert!(matches!(error, Error::Closed { peer: 0, .. }), "{error}");
+    drop((second, third));
+}
+
+/// Without a secret the processes of a job are told from those of other users by asking the kernel.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_process_of_another_user_is_told_to_set_a_secret() {
+    use rustix::process::{Uid, geteuid};
+    // Only root can become another user.
+    if !geteuid().is_root() {
+        return;
+    }
+    let (_held, address) = hold_port();
+    let config = |rank| Config::new(rank, 2, &address).unwrap().with_timeout(Duration::from_secs(2));
+    let (ours, theirs) = (config(0), config(1));
+    let ours = Runtime::system().spawn("rank 0", move || TcpTransport::join(&ours).unwrap_err()).unwrap();
+    let theirs = move || {
+        let nobody = Uid::from_raw(65534);
+        // Of this thread only, and of those that it starts.
+        rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+        TcpTransport::join(&theirs).unwrap_err()
+    };
+    let theirs = Runtime::system().spawn("rank 1", theirs).unwrap().join().unwrap();
+    assert!(
+        matches!(&theirs, Error::OtherUser { user: Some(0), address: at, .. } if *at == address),
+        "{theirs}"
+    );
+    assert!(theirs.to_string().contains("DIST_SECRET_FILE"), "{theirs}");
+    let missing = ours.join().unwrap();
+    assert!(matches!(&missing, Error::Missing { missing, .. } if missing == &[1]), "{missing}");
+}
+
+/// A port that the system gives to nobody else while this is held. A coordinator can listen there all the same.
+fn hold_port() -> (Socket, String) {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.set_reuse_address(true).unwrap();
+    socket.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
+    let address = socket.local_addr().unwrap().as_socket().unwrap().to_string();
+    (socket, address)
 }
 
 #[test]
 fn ranks_that_came_learn_who_is_missing_also_when_the_host_of_the_coordinator_gives_up_first() {
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let (_held, address) = hold_port();
     let runtime = Runtime::system();
     let join = |rank, timeout| {
         let config = Config::new(rank, 3, &address).unwrap().with_timeout(timeout);

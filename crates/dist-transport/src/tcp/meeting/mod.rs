@@ -1,6 +1,6 @@
 //! Where the ranks of a job meet, and are watched until they have left: what the coordinator's thread does.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,15 +14,15 @@ use crate::tcp::control::{FRAME_BYTES, Frame, Home, Line};
 use crate::tcp::coordinator::{COORDINATOR, FAREWELL_LIMIT};
 use crate::tcp::gate::{Admitted, Gate};
 use crate::tcp::session::lock;
-use crate::tcp::socket;
 use crate::tcp::verdict::Bell;
+use crate::tcp::{host, socket};
 use crate::{Abort, CALLS_MAX, Cause, ChannelId, Deadline, Fingerprint, Result, Runtime};
 
 /// How long one that has proven to belong to the job may take to join it.
 const JOIN_LIMIT: Duration = Duration::from_secs(30);
 
-/// How long before a rank's patience ends it is told who is missing, at the most.
-const ANSWER_MARGIN_MAX: Duration = Duration::from_secs(1);
+/// How long a rank that has waited in vain waits for the coordinator to say who is missing, at the most.
+const ANSWER_GRACE_MAX: Duration = Duration::from_secs(1);
 
 /// How many of the ranks that are still in the world before are named to one that waits for the next: what a connection takes
 /// at once.
@@ -37,9 +37,18 @@ pub(super) enum Worlds {
     InTurn,
 }
 
-/// How long before so much patience of a rank ends it is told who is missing.
-pub(super) fn answer_margin(patience: Duration) -> Duration {
-    (patience / 4).min(ANSWER_MARGIN_MAX)
+/// How long a rank with this timeout waits, after its timeout, for the coordinator to say who is missing. The coordinator says
+/// it when the timeout is over, so that only a coordinator that does not respond makes the rank wait so long.
+pub(super) fn answer_grace(timeout: Duration) -> Duration {
+    (timeout / 4).min(ANSWER_GRACE_MAX)
+}
+
+/// How many ranks have not left since all had come; none before.
+#[derive(Debug, Default)]
+pub(super) struct Present {
+    pub(super) all: AtomicUsize,
+    /// Of these, those that are in another process than the coordinator.
+    pub(super) elsewhere: AtomicUsize,
 }
 
 /// Everything that the coordinator's thread knows.
@@ -50,12 +59,14 @@ pub(super) struct Meeting {
     arriving: Vec<(u32, Line, Deadline)>,
     places: Vec<Place>,
     started: bool,
+    /// The last rank that came and expects a world of another size.
+    other_size: Option<OtherSize>,
     /// What the others have yet to hear of those who have left: all at once, since often all ranks leave together.
     leavings: Vec<[u8; FRAME_BYTES]>,
     /// The first thing that went wrong.
     verdict: Arc<Mutex<Option<Abort>>>,
-    /// How many have not left since all had come, for whoever hosts this.
-    present: Arc<AtomicUsize>,
+    /// How many ranks have not left since all had come, for whoever hosts this.
+    present: Arc<Present>,
     /// The ranks whose processes have ended.
     ended: BTreeSet<u32>,
     /// Those that whoever hosts this has seen since it was last looked at.
@@ -85,6 +96,21 @@ impl EndedRanks {
     fn take(&self) -> Vec<u32> {
         self.bell.rung();
         std::mem::take(&mut *lock(&self.ranks))
+    }
+}
+
+/// A rank that expects a world of another size. Each of the others is told of it once, also if it comes later.
+struct OtherSize {
+    rank: u32,
+    size: u32,
+    /// The ranks that need not be told any more.
+    told: HashSet<u32>,
+}
+
+impl OtherSize {
+    /// Returns `true` if all ranks have been told, those that only the other rank expects too.
+    fn is_told_to_all(&self, world_size: usize) -> bool {
+        self.told.len() >= world_size.max(self.size as usize)
     }
 }
 
@@ -123,7 +149,7 @@ impl Meeting {
         worlds: Worlds,
         world_size: usize,
         verdict: Arc<Mutex<Option<Abort>>>,
-        present: Arc<AtomicUsize>,
+        present: Arc<Present>,
         runtime: &Runtime,
     ) -> Self {
         Self {
@@ -132,6 +158,7 @@ impl Meeting {
             arriving: Vec::new(),
             places: (0..world_size).map(|_| Place::Empty).collect(),
             started: false,
+            other_size: None,
             leavings: Vec::new(),
             verdict,
             present,
@@ -163,6 +190,9 @@ impl Meeting {
             for admitted in self.gate.advance() {
                 self.admit(admitted);
             }
+            if let Some(error) = self.gate.take_out_of_files() {
+                self.run_out_of_files(&error);
+            }
         }
         // Before those who have arrived: a rank that comes again has said before that it leaves.
         ready.into_iter().for_each(|rank| self.listen(rank));
@@ -183,7 +213,13 @@ impl Meeting {
             self.answer(|_| true);
         }
         // Whoever has just arrived is still to hear that it is over.
-        self.is_over() && self.arriving.is_empty() || stopped
+        self.is_over() && self.arriving.is_empty() || self.cannot_start() || stopped
+    }
+
+    /// Returns `true` if the only world that meets here never starts, and all ranks have been told so.
+    fn cannot_start(&self) -> bool {
+        let all_told = self.other_size.as_ref().is_some_and(|other| other.is_told_to_all(self.places.len()));
+        self.worlds == Worlds::One && !self.started && all_told
     }
 
     /// Whether nobody is left of the only world that meets here. Of worlds in turn there always may be another, or somebody to
@@ -234,7 +270,10 @@ impl Meeting {
     /// Counts the ranks that have not left, for whoever hosts this as well.
     fn count_present(&self) -> usize {
         let present = self.members().count();
-        self.present.store(present, Ordering::Release);
+        let here = host::process();
+        let elsewhere = self.members().filter(|member| member.home.process != here).count();
+        self.present.all.store(present, Ordering::Release);
+        self.present.elsewhere.store(elsewhere, Ordering::Release);
         present
     }
 
@@ -256,6 +295,15 @@ impl Meeting {
         }
     }
 
+    /// A rank has come that there is no descriptor for: it could not hear of anything that happens.
+    fn run_out_of_files(&mut self, error: &io::Error) {
+        let missing =
+            self.places.iter().position(|place| !matches!(place, Place::Taken(_))).unwrap_or_default();
+        let rank = if self.worlds == Worlds::One { 0 } else { missing };
+        let cause = Cause::gave_up(format_args!("the coordinator cannot accept its connection: {error}"));
+        self.abort(Abort { cause, rank, reporter: rank, call: Fingerprint::NONE });
+    }
+
     /// Hears those who have just arrived.
     fn welcome(&mut self) {
         for (rank, mut line, deadline) in std::mem::take(&mut self.arriving) {
@@ -272,6 +320,8 @@ impl Meeting {
                     // There may be more.
                     self.arriving.push((rank, line, deadline));
                 }
+                // It cannot join, whatever the others do.
+                Ok(Some(Frame::Abort(abort))) if !self.started => self.abort(abort),
                 Ok(Some(_)) | Err(_) => {}
             }
         }
@@ -303,15 +353,20 @@ impl Meeting {
             return;
         }
         let expected = u32::try_from(self.places.len()).expect("checked when the coordinator was started");
-        let place = self.places.get_mut(rank as usize).filter(|_| size == expected);
+        let fits = size == expected && rank < expected;
         // Whoever cannot join is told why; if the line breaks meanwhile there is nobody left to tell.
-        let Some(place) = place else {
+        if !fits {
             let _ = line.push(Frame::WorldSize { expected });
             if !self.started {
                 self.part(rank, size);
             }
             return;
-        };
+        }
+        if let Some(refusal) = self.other_size_for(rank) {
+            let _ = line.push(refusal);
+            return;
+        }
+        let place = &mut self.places[rank as usize];
         let refusal = match place {
             Place::Empty | Place::GaveUp => None,
             Place::Taken(_) => Some(Frame::Duplicate),
@@ -319,7 +374,7 @@ impl Meeting {
         };
         if let Some(refusal) = refusal {
             // All others come again anyway.
-            if refusal == Frame::Over && patience < 2 * ANSWER_MARGIN_MAX {
+            if refusal == Frame::Over && patience < 2 * ANSWER_GRACE_MAX {
                 let mut still_there = those(&self.places, |place| matches!(place, Place::Taken(_)));
                 still_there.truncate(NAMED_MAX);
                 tell_missing(&mut line, &still_there, self.gate.refused());
@@ -330,7 +385,7 @@ impl Meeting {
         *place = Place::Taken(Box::new(Member {
             line,
             home,
-            answer_by: Some(self.runtime.deadline(patience - answer_margin(patience))),
+            answer_by: Some(self.runtime.deadline(patience)),
             last_seen: self.runtime.now(),
             liveness,
             waiting: HashMap::new(),
@@ -342,17 +397,38 @@ impl Meeting {
         }
     }
 
-    /// Why no world meets here any more, if one that was aborted was to be followed by others.
+    /// Why no world meets here any more: a rank could not join, or a world was aborted that others were to follow.
     fn aborted_for_all(&self) -> Option<Abort> {
-        lock(&self.verdict).clone().filter(|_| self.worlds == Worlds::InTurn)
+        lock(&self.verdict).clone().filter(|_| self.worlds == Worlds::InTurn || !self.started)
     }
 
-    /// Tells those who have come that they wait in vain: a rank of the job takes it for another.
+    /// Tells those who have come that they wait in vain, because this rank expects a world of another size.
     fn part(&mut self, rank: u32, size: u32) {
-        for member in self.members_mut() {
-            member.answer_by = None;
-            let _ = member.line.push(Frame::OtherWorldSize { rank, size });
+        // Whoever was told before that there is another size need not hear of this one too.
+        let mut told = self.other_size.take().map(|other| other.told).unwrap_or_default();
+        told.insert(rank);
+        for (number, place) in (0..).zip(&mut self.places) {
+            if let Place::Taken(member) = place {
+                member.answer_by = None;
+                let _ = member.line.push(Frame::OtherWorldSize { rank, size });
+                told.insert(number);
+            }
         }
+        self.other_size = Some(OtherSize { rank, size, told });
+    }
+
+    /// What a rank that comes now, and expects the world that meets here, is told of one that came before and expects another.
+    fn other_size_for(&mut self, rank: u32) -> Option<Frame> {
+        let other = self.other_size.as_mut().filter(|_| !self.started)?;
+        if other.rank == rank {
+            // It has come again, and expects this world now.
+            self.other_size = None;
+            return None;
+        }
+        let refusal = Frame::OtherWorldSize { rank: other.rank, size: other.size };
+        let is_news = other.told.insert(rank);
+        // A rank that comes again was started again, and the other one may have been too.
+        is_news.then_some(refusal)
     }
 
     /// Tells everyone where everyone is.

@@ -7,7 +7,6 @@ use socket2::{Domain, Socket, Type};
 
 use super::*;
 use crate::auth::Key;
-use crate::tcp::control::Cores;
 use crate::tcp::gate::Door;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -31,11 +30,21 @@ fn meeting<const N: usize>(ranks: [u32; N], liveness: Duration) -> (Meeting, [Li
 
 /// A rank comes, which may be silent for so long.
 fn join(meeting: &mut Meeting, rank: u32, liveness: Duration) -> Line {
+    join_world(meeting, rank, 4, liveness)
+}
+
+/// A rank comes that expects a world of this size.
+fn join_world(meeting: &mut Meeting, rank: u32, world_size: u32, liveness: Duration) -> Line {
     let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let home = Home { address: any, host: 0, shares: false, cores: Cores { first: 0, count: 1 } };
+    let home = Home::here(any, 0, None);
     let [ours, theirs] = line_pair();
-    meeting.join((rank, ours), 4, home, [LONG, liveness]);
+    meeting.join((rank, ours), world_size, home, [LONG, liveness]);
     theirs
+}
+
+/// What a rank has been told before it was hung up on.
+fn heard_at_last(line: &mut Line) -> Vec<Frame> {
+    std::iter::from_fn(|| line.pull().ok().flatten()).collect()
 }
 
 /// What a rank has been told.
@@ -90,6 +99,60 @@ fn whoever_waits_for_nobody_is_not_told_of_processes_that_have_ended() {
     ended.push(0);
     assert!(!meeting.turn(&stop));
     assert!(matches!(heard(&mut late)[..], [Frame::Abort(Abort { rank: 0, cause: Cause::NotJoined, .. })]));
+}
+
+#[test]
+fn a_rank_is_answered_when_its_whole_time_is_over() {
+    let (meeting, _line) = meeting([0], LONG);
+    let answer_by = meeting.members().next().unwrap().answer_by.unwrap();
+    assert_eq!(answer_by.limit(), LONG);
+}
+
+#[rstest]
+fn ranks_that_expect_another_world_size_are_told_whichever_comes_first(
+    #[values(Worlds::One, Worlds::InTurn)] worlds: Worlds,
+) {
+    let other = Frame::OtherWorldSize { rank: 3, size: 5 };
+    let (mut meeting, mut lines) = meeting([0], LONG);
+    meeting.worlds = worlds;
+    assert_eq!(heard(&mut lines[0]), []);
+    let mut odd = join_world(&mut meeting, 3, 5, LONG);
+    assert_eq!(heard_at_last(&mut odd), [Frame::WorldSize { expected: 4 }]);
+    assert_eq!(heard(&mut lines[0]), [other.clone()], "it was here before");
+    assert!(!meeting.cannot_start(), "others may come");
+    for rank in [1, 2] {
+        assert_eq!(heard_at_last(&mut join(&mut meeting, rank, LONG)), [other.clone()], "it comes later");
+    }
+    let mut fourth = join_world(&mut meeting, 4, 5, LONG);
+    assert_eq!(heard_at_last(&mut fourth), [Frame::WorldSize { expected: 4 }]);
+    assert_eq!(meeting.cannot_start(), worlds == Worlds::One, "all have been told");
+}
+
+#[test]
+fn ranks_that_were_started_again_with_the_right_world_size_meet() {
+    let (mut meeting, lines) = meeting([0], LONG);
+    meeting.worlds = Worlds::InTurn;
+    drop(join_world(&mut meeting, 3, 5, LONG));
+    drop(join(&mut meeting, 1, LONG));
+    drop(lines);
+    meeting.listen(0);
+    let _again = [0, 1, 3].map(|rank| join(&mut meeting, rank, LONG));
+    assert!(!meeting.started, "rank 2 was not there");
+    let _last = join(&mut meeting, 2, LONG);
+    assert!(meeting.started);
+}
+
+#[test]
+fn a_rank_that_cannot_join_says_why_and_all_hear_it() {
+    let (mut meeting, mut lines) = meeting([0], LONG);
+    let [ours, mut theirs] = line_pair();
+    meeting.arriving.push((1, ours, meeting.runtime.deadline(JOIN_LIMIT)));
+    let cause = Cause::gave_up("too many open files");
+    let abort = Abort { cause, rank: 1, reporter: 1, call: Fingerprint::NONE };
+    theirs.push(Frame::Abort(abort.clone())).unwrap();
+    meeting.turn(&Bell::new().unwrap());
+    assert_eq!(heard(&mut lines[0]), [Frame::Abort(abort.clone())], "it is here already");
+    assert_eq!(heard_at_last(&mut join(&mut meeting, 2, LONG)), [Frame::Abort(abort)], "it comes later");
 }
 
 #[test]

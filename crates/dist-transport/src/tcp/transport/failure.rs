@@ -136,7 +136,10 @@ fn is_own_failure(error: &Error) -> bool {
             source.kind(),
             ConnectionRefused | ConnectionReset | HostUnreachable | NetworkUnreachable | TimedOut
         ),
-        Error::Resources { .. } | Error::NotShared { .. } => true,
+        Error::Resources { .. }
+        | Error::NotShared { .. }
+        | Error::OtherUser { .. }
+        | Error::Flooded { .. } => true,
         _ => false,
     }
 }

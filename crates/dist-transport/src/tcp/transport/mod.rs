@@ -110,11 +110,11 @@ impl TcpTransport {
         }
         let homes = || self.members.iter().map(|&member| &self.session().homes[member]);
         let first = &self.session().homes[self.members[0]];
-        if homes().all(|home| home.shares && home.host == first.host) {
+        if homes().all(|home| home.shares() && home.host == first.host) {
             return Medium::Shm;
         }
         let shares_with_another = |home: &Home| {
-            home.shares && homes().filter(|other| other.shares && other.host == home.host).count() > 1
+            home.shares() && homes().filter(|other| other.shares() && other.host == home.host).count() > 1
         };
         if homes().any(shares_with_another) { Medium::Auto } else { Medium::Tcp }
     }
@@ -367,7 +367,7 @@ impl Transport for TcpTransport {
     #[cfg(all(feature = "shm", target_os = "linux"))]
     fn allocate(&mut self, bytes: usize) -> Option<Box<dyn Allocation>> {
         let session = self.session();
-        session.homes[session.rank.index()].shares.then(|| session.heap.allocate(bytes)).flatten()
+        session.homes[session.rank.index()].shares().then(|| session.heap.allocate(bytes)).flatten()
     }
 }
 

@@ -1,0 +1,107 @@
+//! Processes that may open no more files: they say so at once, and all ranks hear which one it is.
+#![cfg(all(feature = "shm", target_os = "linux"))]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::time::Duration;
+
+use dist_testkit::process;
+use dist_transport::tcp::{Config, TcpTransport};
+use dist_transport::{Cause, Error, Incoming, Outgoing, Sink, Transport};
+use rstest::rstest;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// Which rank may open no more files.
+const STARVED: &str = "DIST_TEST_STARVED";
+const MEDIUM: &str = "DIST_TRANSPORT";
+
+/// How many files this process has open.
+fn open_files() -> u64 {
+    std::fs::read_dir("/proc/self/fd").unwrap().count() as u64 - 1
+}
+
+/// Passes a word round the ring.
+fn pass_round(transport: &mut dyn Transport) -> Result<(), Error> {
+    let (rank, deadline) = (transport.rank(), transport.runtime().deadline(LIMIT));
+    let mut received = [0; 8];
+    transport.exchange(
+        Some(Outgoing { to: rank.right().index(), parts: &[&[7; 8]] }),
+        Some(Incoming { from: rank.left().index(), len: 8, sink: Sink::Into(&mut received) }),
+        &deadline.into(),
+    )
+}
+
+fn rank_of_a_starved_job(starved: usize) {
+    let mut world = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    pass_round(&mut world).unwrap();
+    if world.rank().index() == starved {
+        let limit = Some(open_files());
+        setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit }).unwrap();
+    }
+    let mut groups = Vec::new();
+    let error = loop {
+        let mut group = world.fork(&[0, 1, 2]).unwrap().unwrap();
+        let passed = pass_round(&mut *group);
+        groups.push(group);
+        if let Err(error) = passed {
+            break error;
+        }
+        assert!(groups.len() < 100, "each group takes a connection");
+    };
+    // The rank itself may have the error of the system.
+    let abort = loop {
+        if let Some(abort) = world.aborted() {
+            break abort;
+        }
+        world.runtime().yield_now();
+    };
+    assert_eq!(abort.rank, starved, "{abort}, {error}");
+    let Cause::GaveUp { why } = &abort.cause else { panic!("{abort}") };
+    assert!(why.contains("open files"), "{why}");
+}
+
+#[rstest]
+fn a_rank_that_may_open_no_more_files_is_named_by_all(
+    #[values("tcp", "shm", "auto")] medium: &str,
+    #[values("0", "1", "2")] starved: &str,
+) {
+    if process::rank().is_some() {
+        return rank_of_a_starved_job(std::env::var(STARVED).unwrap().parse().unwrap());
+    }
+    let name = std::thread::current().name().unwrap().to_owned();
+    process::ranks_with(3, &name, LIMIT, &[(STARVED, starved), (MEDIUM, medium)]).assert_success();
+}
+
+#[test]
+fn a_limit_of_open_files_that_can_be_raised_is_raised() {
+    if process::rank().is_none() {
+        let name = std::thread::current().name().unwrap().to_owned();
+        return process::ranks(2, &name, LIMIT).assert_success();
+    }
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(open_files() + 2), maximum }).unwrap();
+    let mut world = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    pass_round(&mut world).unwrap();
+}
+
+#[test]
+fn a_limit_of_open_files_that_is_too_low_for_the_world_is_an_error_on_all_ranks() {
+    let Some(rank) = process::rank() else {
+        let name = std::thread::current().name().unwrap().to_owned();
+        return process::ranks(2, &name, LIMIT).assert_success();
+    };
+    let limit = open_files() + 8;
+    if rank == 1 {
+        setrlimit(Resource::Nofile, Rlimit { current: Some(limit), maximum: Some(limit) }).unwrap();
+    }
+    let error = TcpTransport::join(&Config::from_env().unwrap()).unwrap_err();
+    match (rank, &error) {
+        (1, Error::FilesLimit { limit: said, needed, world_size: 2 }) => {
+            assert!(*said == limit && *needed > limit, "{error}");
+        }
+        (0, Error::Aborted(abort)) => {
+            assert!(abort.rank == 1 && abort.to_string().contains("open files"), "{abort}");
+        }
+        _ => panic!("{error}"),
+    }
+}
