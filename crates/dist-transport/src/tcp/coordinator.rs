@@ -45,6 +45,8 @@ impl Coordinator {
         let runtime = Runtime::system();
         let wanted = socket::resolve(address, &runtime, runtime.deadline(TIMEOUT_DEFAULT))?;
         let key = Key::new(secret.as_ref(), job);
+        // Rank 0 checks its own limit when it has a coordinator that tells the others.
+        files::check_limit(world_size, world_size)?;
         Self::start_epoch(&runtime, Worlds::InTurn, &wanted, world_size, &key, 0, secret)
     }
 
@@ -61,7 +63,6 @@ impl Coordinator {
         if world_size == 0 || u32::try_from(world_size).is_err() {
             return Err(Error::RankOutOfRange { rank: 0, world_size });
         }
-        files::check_limit(world_size, world_size)?;
         let (listener, address) = socket::listen_on_any(wanted, secret.as_ref())?;
         let (stop, verdict, present) = (Arc::new(Bell::new()?), Arc::default(), Arc::default());
         let ended = Arc::new(EndedRanks::new()?);

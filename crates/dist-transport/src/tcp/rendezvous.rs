@@ -72,7 +72,13 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
         Ok(met) => met,
         Err(error) => {
             // Other ranks may be about to come, and would find nobody who tells them.
-            let concerns_all = matches!(error, Error::OtherWorldSize { .. } | Error::Aborted(_));
+            let concerns_all = matches!(
+                error,
+                Error::OtherWorldSize { .. }
+                    | Error::Aborted(_)
+                    | Error::FilesLimit { .. }
+                    | Error::Resources { .. }
+            );
             if let Some(coordinator) = coordinator.filter(|_| concerns_all) {
                 coordinator.take_leave(runtime);
             }
@@ -168,7 +174,10 @@ struct Place {
 /// Opens what the other ranks connect to.
 fn open_place(config: &Config, line: &Line) -> Result<Place> {
     let at = |source| address_error("listen on", &config.coordinator, source);
-    files::check_limit(config.rank.world_size(), config.rank.world_size())?;
+    let world_size = config.rank.world_size();
+    let hosts_coordinator = config.host == Host::RankZero && config.rank.index() == 0;
+    // Each rank has a connection to the coordinator too.
+    files::check_limit(if hosts_coordinator { 2 * world_size } else { world_size }, world_size)?;
     let listener = socket::listen(listener_address(&line.stream).map_err(at)?, config.secret.as_ref())?;
     let address = listener.local_addr().map_err(at)?;
     let (host_door, door) = open_host_door(config.medium)?.unzip();
@@ -196,8 +205,6 @@ fn start_coordinator(
         }
     };
     let (world_size, secret) = (config.rank.world_size(), config.secret.clone());
-    // Each of the others has a connection to this process's rank too.
-    files::check_limit(2 * world_size, world_size)?;
     let started =
         Coordinator::start_epoch(runtime, Worlds::One, &addresses, world_size, key, config.epoch, secret);
     let coordinator = started.map_err(|error| match error {
