@@ -44,6 +44,11 @@ impl<T: Element> Buffer<T> {
         Ok(Self::from(elements))
     }
 
+    /// The same memory for another number of elements; `None` if it is too short.
+    pub(crate) fn with_len(self, len: usize) -> Option<Self> {
+        (self.elements.len() >= len).then_some(Self { len, ..self })
+    }
+
     /// What stands for allocated memory where there is none to be had: other ranks, which may have some, choose what is
     /// done by that, and so does this one.
     pub(crate) fn standing_in(len: usize) -> Result<Self> {

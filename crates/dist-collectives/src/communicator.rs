@@ -11,7 +11,7 @@ use dist_algos::{CostModel, Hosts};
 use dist_transport::tcp::{Config, Medium, TcpTransport};
 use dist_transport::{Cause, Chain, ChannelId, Error as TransportError, Runtime, Source, Traffic, Transport};
 
-use crate::engine::Engine;
+use crate::engine::{Engine, alloc};
 use crate::settings::Settings;
 use crate::two_level::{Among, Levels};
 use crate::worker::Worker;
@@ -382,11 +382,7 @@ impl Communicator {
     /// If there is not so much memory.
     #[doc(alias = "MPI_Alloc_mem")]
     pub fn alloc<T: Element>(&mut self, len: usize) -> Result<Buffer<T>> {
-        let shared = len
-            .checked_mul(size_of::<T>())
-            .and_then(|bytes| self.engine.transport.allocate(bytes))
-            .and_then(|memory| Buffer::allocated(memory, len));
-        shared.map_or_else(|| Buffer::standing_in(len), Ok)
+        alloc(&mut *self.engine.transport, len)
     }
 
     /// Ends the job for every rank, with this rank as the cause: the others' errors say [why](Cause::gave_up) it gave up.

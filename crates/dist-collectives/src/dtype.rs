@@ -6,7 +6,7 @@ use bytemuck::Pod;
 use half::{bf16, f16};
 use num_traits::{Bounded, Num, NumCast};
 
-use crate::kernel::{self, Bitwise, Scalar, Scaling};
+use crate::kernel::{self, Bitwise, Scalar, Scaling, Widening};
 
 /// The type of a buffer's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -115,24 +115,30 @@ pub trait Element:
     /// How to combine the bits of integers; `None` for floating-point numbers.
     #[doc(hidden)]
     const BITWISE: Option<Bitwise<Self>>;
+
+    /// How to convert elements to `f32` and back, for types whose means carry their partial sums as `f32`; `None` for
+    /// all others.
+    #[doc(hidden)]
+    const WIDENING: Option<Widening<Self>>;
 }
 
 macro_rules! floats {
-    ($($float:ty => $dtype:ident;)*) => {$(
+    ($($float:ty => $dtype:ident, $widening:expr;)*) => {$(
         impl Element for $float {
             const DTYPE: DType = DType::$dtype;
             const BOUNDS: (Self, Self) = (<$float>::NEG_INFINITY, <$float>::INFINITY);
             const SCALING: Option<Scaling<Self>> = Some(kernel::scaling());
             const BITWISE: Option<Bitwise<Self>> = None;
+            const WIDENING: Option<Widening<Self>> = $widening;
         }
     )*};
 }
 
 floats! {
-    f32 => F32;
-    f64 => F64;
-    f16 => F16;
-    bf16 => Bf16;
+    f32 => F32, None;
+    f64 => F64, None;
+    f16 => F16, Some(kernel::WIDENING_F16);
+    bf16 => Bf16, None;
 }
 
 macro_rules! integers {
@@ -142,6 +148,7 @@ macro_rules! integers {
             const BOUNDS: (Self, Self) = (<$integer>::MIN, <$integer>::MAX);
             const SCALING: Option<Scaling<Self>> = None;
             const BITWISE: Option<Bitwise<Self>> = Some(kernel::bitwise(!0));
+            const WIDENING: Option<Widening<Self>> = None;
         }
     )*};
 }
@@ -158,6 +165,7 @@ integers! {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ReduceOp;
 
     #[test]
     fn names_parse_back_and_sizes_are_those_of_the_rust_types() {
@@ -170,6 +178,7 @@ mod tests {
             assert!(std::any::type_name::<T>().ends_with(T::DTYPE.name()));
             assert_eq!(T::SCALING.is_some(), T::DTYPE.is_float());
             assert_eq!(T::BITWISE.is_some(), !T::DTYPE.is_float());
+            assert_eq!(T::WIDENING.is_some(), ReduceOp::Mean.partial_dtype(T::DTYPE) != T::DTYPE);
         }
         agrees::<f32>();
         agrees::<f64>();

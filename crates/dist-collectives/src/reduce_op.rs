@@ -15,6 +15,10 @@ pub enum ReduceOp {
     /// The sum. Integers wrap; half types are added in `f32` and rounded to nearest even at every addition.
     Sum,
     /// The sum, divided once by the number of ranks (in `f32` for half types). Integers have no mean.
+    ///
+    /// Partial sums of `f16` are carried as `f32`, in memory and on the wire, and the quotient is rounded to `f16` once: a
+    /// mean of values that `f16` holds is never infinite. It takes twice the bytes of [`Sum`](Self::Sum), as many as
+    /// for `f32`. Partial sums of the other types, `bf16` among them, are of that type.
     Mean,
     /// The product, rounded as sums are.
     Product,
@@ -40,9 +44,10 @@ pub enum ReduceOp {
     /// multiplies its elements by its weight as in [`PreMulSum`](Self::PreMulSum), the sum is divided once by the sum
     /// of the weights. Floating-point numbers only.
     ///
-    /// Only the ratios of the weights count: choose them near 1. Numbers of samples as weights overflow half types;
-    /// divide them by their mean first. A weight of 0 hides no NaN and no infinity. With 1 on every rank it gives the
-    /// bits of [`Mean`](Self::Mean).
+    /// Products and partial sums of `f16` are carried as `f32`, as by [`Mean`](Self::Mean), at twice the bytes. Those of
+    /// `bf16` are rounded to `bf16`. Only the ratios of the weights count. Choose them near 1 where products could leave
+    /// the range of the type they are carried in. A weight of 0 hides no NaN and no infinity. With 1 on every rank it gives
+    /// the bits of [`Mean`](Self::Mean).
     ///
     /// A weight is finite and not negative. The weights are added in `f64` in canonical order; if they add up to zero
     /// or to what is not finite in the arithmetic (`f32`, but for `f64`), every rank gets the same error.
@@ -83,6 +88,20 @@ impl ReduceOp {
     /// Whether elements of this type can be reduced like this.
     pub const fn supports(self, dtype: DType) -> bool {
         self.kind().supports(dtype)
+    }
+
+    /// The type in which elements of this type are carried while they are reduced, in memory and on the wire: `f32` for
+    /// means of `f16`, else their own.
+    ///
+    /// ```
+    /// use dist_collectives::{DType, ReduceOp};
+    ///
+    /// assert_eq!(ReduceOp::Mean.partial_dtype(DType::F16), DType::F32);
+    /// assert_eq!(ReduceOp::Sum.partial_dtype(DType::F16), DType::F16);
+    /// assert_eq!(ReduceOp::Mean.partial_dtype(DType::Bf16), DType::Bf16);
+    /// ```
+    pub const fn partial_dtype(self, dtype: DType) -> DType {
+        self.kind().partial_dtype(dtype)
     }
 }
 
@@ -159,6 +178,15 @@ impl ReduceKind {
             Self::Sum | Self::Product | Self::Min | Self::Max => true,
             Self::And | Self::Or | Self::Xor => !dtype.is_float(),
             Self::Mean | Self::PreMulSum | Self::WeightedMean => dtype.is_float(),
+        }
+    }
+
+    /// The type in which elements of this type are carried while they are reduced, as
+    /// [`ReduceOp::partial_dtype`] says.
+    pub const fn partial_dtype(self, dtype: DType) -> DType {
+        match (self, dtype) {
+            (Self::Mean | Self::WeightedMean, DType::F16) => DType::F32,
+            _ => dtype,
         }
     }
 }

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use dist_collectives::{Buffer, Communicator, Config, Error, Medium, Message, ReduceOp, ReductionOrder};
+use dist_collectives::{Buffer, Communicator, Config, Error, Medium, Message, ReduceOp, ReductionOrder, f16};
 use dist_transport::runtime::Runtime;
 use dist_transport::tcp::Coordinator;
 use dist_transport::{
@@ -23,6 +23,9 @@ struct Memory {
     counts: Vec<usize>,
     short: Vec<f32>,
     many: [Vec<f32>; 3],
+    halves: Vec<f16>,
+    half_part: Vec<f16>,
+    half_buffer: Buffer<f16>,
 }
 
 type Program = fn(&mut Communicator, &mut Memory) -> Result<(), Error>;
@@ -33,6 +36,17 @@ const PROGRAMS: &[(&str, Program)] = &[
     ("reduce_scatter", |comm, Memory { long, short, .. }| comm.reduce_scatter(long, short, ReduceOp::Mean)),
     ("reduce_scatter_in_place", |comm, Memory { long, .. }| {
         comm.reduce_scatter_in_place(long, ReduceOp::Sum).map(drop)
+    }),
+    ("all_reduce mean of f16", |comm, memory| comm.all_reduce(&mut memory.halves, ReduceOp::Mean)),
+    ("all_reduce_buffer mean of f16", |comm, memory| {
+        comm.all_reduce_buffer(&mut memory.half_buffer, ReduceOp::WeightedMean(0.5))
+    }),
+    ("reduce mean of f16", |comm, memory| comm.reduce(&mut memory.halves, ReduceOp::WeightedMean(0.5), 0)),
+    ("reduce_scatter mean of f16", |comm, Memory { halves, half_part, .. }| {
+        comm.reduce_scatter(halves, half_part, ReduceOp::Mean)
+    }),
+    ("reduce_scatter_in_place mean of f16", |comm, memory| {
+        comm.reduce_scatter_in_place(&mut memory.halves, ReduceOp::Mean).map(drop)
     }),
     ("all_gather", |comm, Memory { long, short, .. }| comm.all_gather(short, long)),
     ("all_gather_in_place", |comm, memory| comm.all_gather_in_place(&mut memory.long)),
@@ -102,7 +116,17 @@ fn check(comm: &mut Communicator, order: ReductionOrder) {
         let many = [part, 0, 2 * part].map(numbers);
         let whole = || numbers(part * comm.world_size());
         let counts = vec![part; comm.world_size()];
-        let mut memory = Memory { long: whole(), other: whole(), counts, short: numbers(part), many };
+        let halves = vec![f16::ONE; part * comm.world_size()];
+        let mut memory = Memory {
+            long: whole(),
+            other: whole(),
+            counts,
+            short: numbers(part),
+            many,
+            half_part: vec![f16::ONE; part],
+            half_buffer: comm.alloc(halves.len()).unwrap(),
+            halves,
+        };
         for _ in 0..WARM_UP {
             for (_, program) in PROGRAMS.iter().chain(WITH_LISTS) {
                 program(comm, &mut memory).unwrap();

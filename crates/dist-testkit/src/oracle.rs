@@ -6,14 +6,14 @@
 use std::fmt::Debug;
 
 use half::{bf16, f16};
-use num_traits::{Float, FromPrimitive, ToPrimitive, WrappingAdd, WrappingMul};
+use num_traits::{Float, FromPrimitive, WrappingAdd, WrappingMul};
 
 /// How elements of different ranks become one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reduction {
     /// The sum; integers wrap.
     Sum,
-    /// The sum, divided by the number of contributions.
+    /// The sum of [partial sums](Number::Partial), divided by the number of contributions and rounded once.
     Mean,
     /// The product; integers wrap.
     Product,
@@ -64,10 +64,9 @@ impl Reduction {
     /// # Panics
     /// If there are none, or if the elements have no such reduction.
     pub fn all<T: Number>(self, contributions: &[T]) -> T {
-        let reduced = tree(contributions, &|left, right| self.pair(*left, *right));
         match self {
-            Self::Mean => reduced.mean(contributions.len()).expect("integers have no mean"),
-            _ => reduced,
+            Self::Mean => weighted_mean_of(contributions, &vec![1.0; contributions.len()]),
+            _ => tree(contributions, &|left, right| self.pair(*left, *right)),
         }
     }
 }
@@ -114,9 +113,18 @@ pub fn scaled_sum<T: Number>(inputs: &[Vec<T>], factors: &[f64]) -> Vec<T> {
 /// # Panics
 /// As [`scaled_sum`].
 pub fn weighted_mean<T: Number>(inputs: &[Vec<T>], weights: &[f64]) -> Vec<T> {
+    assert!(inputs.iter().all(|input| input.len() == inputs[0].len()), "inputs differ in length");
+    let contributions = |index: usize| inputs.iter().map(|input| input[index]).collect::<Vec<_>>();
+    (0..inputs[0].len()).map(|index| weighted_mean_of(&contributions(index), weights)).collect()
+}
+
+/// Σ weight · contribution / Σ weight in the type of partial sums, rounded once.
+fn weighted_mean_of<T: Number>(contributions: &[T], weights: &[f64]) -> T {
+    let weighted = |(one, &weight): (&T, _)| one.partial().times(weight).expect("integers have no means");
+    let products: Vec<T::Partial> = contributions.iter().zip(weights).map(weighted).collect();
+    let sum = tree(&products, &|left, right| left.sum(*right));
     let total = tree(weights, &|left, right| left + right);
-    let quotient = |sum: T| sum.over(total).expect("integers have no means");
-    scaled_sum(inputs, weights).into_iter().map(quotient).collect()
+    T::from_partial(sum.over(total).expect("integers have no means"))
 }
 
 /// What every rank must hold after an all_gather.
@@ -126,6 +134,12 @@ pub fn all_gather<T: Number>(inputs: &[Vec<T>]) -> Vec<T> {
 
 /// An element as the oracle sees it.
 pub trait Number: Copy + Debug + PartialEq + 'static {
+    /// The type that products and partial sums of a mean are carried in: `f32` for `f16`, else this one.
+    type Partial: Number;
+    /// This number, exactly.
+    fn partial(self) -> Self::Partial;
+    /// The nearest number.
+    fn from_partial(partial: Self::Partial) -> Self;
     /// The sum; integers wrap.
     #[must_use]
     fn sum(self, other: Self) -> Self;
@@ -138,10 +152,6 @@ pub trait Number: Copy + Debug + PartialEq + 'static {
     /// The larger, by the rules of [`Reduction::Max`].
     #[must_use]
     fn greatest(self, other: Self) -> Self;
-    /// This sum divided by a count, rounded once; integers have none.
-    fn mean(self, count: usize) -> Option<Self> {
-        self.over(count.to_f64()?)
-    }
     /// The product with a factor, which is rounded to `f32` first unless this is an `f64`; integers have none.
     fn times(self, factor: f64) -> Option<Self>;
     /// The quotient by a divisor, which is rounded as a factor is; integers have none.
@@ -213,6 +223,13 @@ fn noisy<T: FromPrimitive>(noise: u64) -> T {
 macro_rules! integers {
     ($($integer:ty)*) => {$(
         impl Number for $integer {
+            type Partial = Self;
+            fn partial(self) -> Self {
+                self
+            }
+            fn from_partial(partial: Self) -> Self {
+                partial
+            }
             fn sum(self, other: Self) -> Self {
                 wrapping_sum(self, other)
             }
@@ -254,8 +271,15 @@ macro_rules! integers {
 integers! { i8 i32 i64 u8 u32 u64 }
 
 macro_rules! floats {
-    ($($float:ty as $wide:ty;)*) => {$(
+    ($($float:ty as $wide:ty, $partial:ty, $from_partial:expr;)*) => {$(
         impl Number for $float {
+            type Partial = $partial;
+            fn partial(self) -> $partial {
+                self.into()
+            }
+            fn from_partial(partial: $partial) -> Self {
+                $from_partial(partial)
+            }
             fn sum(self, other: Self) -> Self {
                 self + other
             }
@@ -301,10 +325,10 @@ macro_rules! floats {
 }
 
 floats! {
-    f32 as f32;
-    f64 as f64;
-    f16 as f32;
-    bf16 as f32;
+    f32 as f32, f32, f32::from;
+    f64 as f64, f64, f64::from;
+    f16 as f32, f32, f16::from_f32;
+    bf16 as f32, bf16, bf16::from;
 }
 
 #[cfg(test)]
@@ -316,6 +340,19 @@ mod tests {
         let names: Vec<String> = (0..7).map(|rank| rank.to_string()).collect();
         let joined = tree(&names, &|left, right| format!("({left}+{right})"));
         assert_eq!(joined, "(((0+1)+(2+3))+((4+5)+6))");
+    }
+
+    #[test]
+    fn means_of_f16_are_rounded_once_and_those_of_bf16_at_every_sum() {
+        let mean = Reduction::Mean.all(&[60_000.0; 8].map(f16::from_f32));
+        assert_eq!(mean, f16::from_f32(60_000.0));
+        // 1 + 2⁻¹¹ lies between two numbers of `f16`; with another 2⁻¹¹ it is one.
+        let (one, small) = (f16::ONE, f16::from_f32(2.0_f32.powi(-11)));
+        assert_eq!(Reduction::Mean.all(&[one, small, small]), f16::from_f32((1.0 + 2.0_f32.powi(-10)) / 3.0));
+        let (one, small) = (bf16::ONE, bf16::from_f32(2.0_f32.powi(-8)));
+        assert_eq!(Reduction::Mean.all(&[one, small, small]), bf16::from_f32(1.0 / 3.0));
+        assert_eq!(Reduction::Sum.all(&[60_000.0; 8].map(f16::from_f32)), f16::INFINITY);
+        assert_eq!(weighted_mean(&[vec![f16::MAX], vec![f16::MAX]], &[1000.0, 1.0]), [f16::MAX]);
     }
 
     #[test]

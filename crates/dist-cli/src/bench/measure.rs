@@ -89,6 +89,7 @@ impl Bench<'_> {
     fn line<T: Element>(&self, len: usize, times: Vec<f64>) -> Result<Line, Error> {
         let Plan { operation, order, check, .. } = *self.plan;
         let (world_size, bytes) = (self.comm.world_size(), len * size_of::<T>());
+        let carried = if operation.reduces() { self.plan.op.partial_dtype(T::DTYPE) } else { T::DTYPE };
         let medium = self.plan.medium.name();
         let transport = match order {
             dist_collectives::ReductionOrder::Any if operation.reduces() => format!("{medium}-any"),
@@ -107,7 +108,7 @@ impl Bench<'_> {
             bytes,
             times: Times::of(times, bytes, operation.bus_factor(world_size)),
             dtype: T::DTYPE.name(),
-            algorithm: operation.algorithm(self.comm, bytes, kind.ownership())?,
+            algorithm: operation.algorithm(self.comm, len * carried.size(), kind.ownership())?,
             order: order.name(),
             buffers: kind.name(),
             start: self.plan.start.name(),

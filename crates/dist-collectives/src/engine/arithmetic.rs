@@ -41,7 +41,7 @@ impl Engine {
                 let call = self.known.current().call;
                 let total = self.total_weight(&call, weight, &manner.due)?;
                 if !divides(total, T::DTYPE) {
-                    return Err(Error::TotalWeight { total, dtype: T::DTYPE });
+                    return Err(Error::TotalWeight { total, dtype: manner.dtype::<T>() });
                 }
                 (Some(weight), Some(total))
             }

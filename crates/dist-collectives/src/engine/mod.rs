@@ -13,6 +13,7 @@ mod messages;
 mod reductions;
 mod shares;
 mod ways;
+mod wide;
 mod window;
 
 use std::sync::Arc;
@@ -26,6 +27,8 @@ use crate::{Buffer, Call, DType, Element, Error, Operation, Result};
 pub(crate) use direct::Input;
 use direct::{Sharing, Turns};
 use ways::{Known, Script};
+use wide::WideMemory;
+pub(crate) use wide::alloc;
 
 pub use reductions::BLOCK_BYTES_OF_RANK;
 
@@ -36,23 +39,31 @@ pub(crate) struct Manner<'a> {
     pub(crate) due: Due<'a>,
     /// A digest of what the ranks must agree on besides: the lengths of many buffers, or the shape of an array; else 0.
     pub(crate) sizes: u64,
+    /// The type of the caller's elements, if the call works on others in their place.
+    dtype: Option<DType>,
 }
 
 impl<'a> Manner<'a> {
     /// Of a call that begins now.
     #[inline]
     pub(crate) const fn new(settings: &'a Settings, runtime: &'a Runtime) -> Self {
-        Self { settings, due: Due::within(runtime, settings.timeout), sizes: 0 }
+        Self { settings, due: Due::within(runtime, settings.timeout), sizes: 0, dtype: None }
     }
 
     /// Of a call that began before, and has to end by then.
     pub(crate) fn until(settings: &'a Settings, deadline: Deadline) -> Self {
-        Self { settings, due: deadline.into(), sizes: 0 }
+        Self { settings, due: deadline.into(), sizes: 0, dtype: None }
     }
 
     /// The same for a call whose ranks must agree on this digest too.
     pub(crate) fn with_sizes(self, sizes: u64) -> Self {
         Self { sizes, ..self }
+    }
+
+    /// The type of the caller's elements, where the call works on elements of `T`.
+    #[inline(always)]
+    fn dtype<T: Element>(&self) -> DType {
+        self.dtype.unwrap_or(T::DTYPE)
     }
 }
 
@@ -79,6 +90,8 @@ pub(crate) struct Engine {
     /// Memory beside that of the caller: for a copy of an input that must stay as it is, for what only passes through.
     /// Words, so that every element is aligned.
     copy: Vec<u64>,
+    /// Memory for the partial sums of means that are not carried in the type of the elements.
+    wide: WideMemory,
 }
 
 impl Engine {
@@ -101,6 +114,7 @@ impl Engine {
             messages: None,
             levels: None,
             copy: Vec::new(),
+            wide: WideMemory::default(),
         }
     }
 

@@ -9,6 +9,7 @@ use super::arithmetic::{Arithmetic, identity};
 use super::direct::{Held, Input};
 use super::shares::Shares;
 use super::ways::{Begun, Job, Script, Work};
+use super::wide::widening;
 use super::{Engine, Manner, copy, from_input, in_place, partition, room};
 use crate::{AllReduce, Element, Error, Operation, Reduce, ReduceOp, ReduceScatter, Result, Scan};
 
@@ -25,9 +26,19 @@ impl Engine {
     ) -> Result<()> {
         Self::check_op::<T>(op)?;
         let mut held = held.into();
+        if let Some(widening) = widening::<T>(op) {
+            let [meant, _] = held.ownership();
+            let mut wide = self.widened(widening, held.elements(), meant)?;
+            let done = self.all_reduce(wide.held(), op, &manner.in_place_of::<T>());
+            if done.is_ok() {
+                (widening.narrow)(wide.elements(), held.elements());
+            }
+            self.wide.keep(wide);
+            return done;
+        }
         let (len, work) = (held.len(), Work::Task(Task::AllReduce));
         let job = Job::of::<T>(work, len, len * size_of::<T>(), manner.sizes).on(held.ownership());
-        let job = Job { op: Some(op.kind()), ..job };
+        let job = job.reducing::<T>(op, manner);
         let largest = |parts| partition::<T>(len, parts).chunk_bytes_max();
         let begun = self.begin_job::<AllReduce>(&job, largest, manner)?;
         let arithmetic = self.arithmetic::<T>(op, manner)?;
@@ -99,11 +110,18 @@ impl Engine {
     ) -> Result<()> {
         self.check_root(Operation::Reduce, root)?;
         Self::check_op::<T>(op)?;
+        if let Some(widening) = widening::<T>(op) {
+            let mut wide = self.widened(widening, buffer, Ownership::Borrowed)?;
+            let done = self.reduce(wide.elements(), op, root, &manner.in_place_of::<T>());
+            if done.is_ok() && self.rank.index() == root {
+                (widening.narrow)(wide.elements(), buffer);
+            }
+            self.wide.keep(wide);
+            return done;
+        }
         let work = Work::Task(Task::Reduce { root });
-        let job = Job {
-            op: Some(op.kind()),
-            ..Job::of::<T>(work, buffer.len(), size_of_val(buffer), manner.sizes)
-        };
+        let job = Job::of::<T>(work, buffer.len(), size_of_val(buffer), manner.sizes);
+        let job = job.reducing::<T>(op, manner);
         let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
         let begun = self.begin_job::<Reduce>(&job, largest, manner)?;
         let arithmetic = self.arithmetic::<T>(op, manner)?;
@@ -135,6 +153,15 @@ impl Engine {
         let (operation, whole) = (Operation::ReduceScatter, Some(("input", input.len())));
         let shares = &self.shares(operation, counts, ("output", output.len()), whole)?;
         Self::check_op::<T>(op)?;
+        if let Some(widening) = widening::<T>(op) {
+            let [meant, _] = input.ownership();
+            let mut wide = self.widened(widening, input.elements(), meant)?;
+            let manner = &manner.in_place_of::<T>();
+            let done = self.reduce_scatter_held(wide.held(), shares, op, manner);
+            let done = done.map(|part| (widening.narrow)(part, output));
+            self.wide.keep(wide);
+            return done;
+        }
         // What has to be scaled first is copied, since the input stays as it is.
         let scales = matches!(op, ReduceOp::PreMulSum(_) | ReduceOp::WeightedMean(_));
         let (of, ownership) = match scales {
@@ -179,14 +206,35 @@ impl Engine {
         op: ReduceOp,
         manner: &Manner<'_>,
     ) -> Result<&'a mut [T]> {
-        let (buffer, ownership) = held.into().into_parts();
-        let part = self.check_divisible(Operation::ReduceScatter, buffer.len())?;
+        let held = held.into();
+        let part = self.check_divisible(Operation::ReduceScatter, held.len())?;
         Self::check_op::<T>(op)?;
-        let shares = Shares::even(part, self.world_size());
+        let shares = &Shares::even(part, self.world_size());
+        let Some(widening) = widening::<T>(op) else {
+            return self.reduce_scatter_held(held, shares, op, manner);
+        };
+        let (buffer, [meant, _]) = held.into_parts();
+        let mut wide = self.widened(widening, buffer, meant)?;
+        let own = &mut buffer[shares.range(self.rank.index())];
+        let done = self.reduce_scatter_held(wide.held(), shares, op, &manner.in_place_of::<T>());
+        let done = done.map(|part| (widening.narrow)(part, own));
+        self.wide.keep(wide);
+        done.map(|()| own)
+    }
+
+    /// The own part of the memory, which has the result.
+    fn reduce_scatter_held<'a, T: Element>(
+        &mut self,
+        held: Held<'a, T>,
+        shares: &Shares,
+        op: ReduceOp,
+        manner: &Manner<'_>,
+    ) -> Result<&'a mut [T]> {
+        let (buffer, ownership) = held.into_parts();
         let work = Work::Task(Task::ReduceScatter { of: Source::Buffer });
-        let begun = self.begin_shares::<T, ReduceScatter>(work, Some(op), ownership, &shares, manner)?;
+        let begun = self.begin_shares::<T, ReduceScatter>(work, Some(op), ownership, shares, manner)?;
         let arithmetic = self.arithmetic::<T>(op, manner)?;
-        self.reduce_scatter_in(begun, &shares, buffer, &arithmetic, manner)
+        self.reduce_scatter_in(begun, shares, buffer, &arithmetic, manner)
     }
 
     fn reduce_scatter_in<'a, T: Element>(

@@ -66,6 +66,12 @@ impl Job {
         Self { work, dtype: Some(T::DTYPE), count, sizes, op: None, bytes, ownership, here }
     }
 
+    /// The same with a reduction of elements of `T`, or of others in whose place these are.
+    #[inline]
+    pub(super) fn reducing<T: Element>(self, op: ReduceOp, manner: &Manner<'_>) -> Self {
+        Self { op: Some(op.kind()), dtype: Some(manner.dtype::<T>()), ..self }
+    }
+
     /// The same on memory that is somebody's: on all ranks, and here.
     #[inline]
     pub(super) const fn on(self, [ownership, here]: [Ownership; 2]) -> Self {
@@ -316,7 +322,7 @@ impl Engine {
     ) -> Result<Begun> {
         let bytes = shares.total().saturating_mul(size_of::<T>());
         let job = Job::of::<T>(work, shares.count(), bytes, shares.digest(manner.sizes)).on(ownership);
-        let job = Job { op: op.map(ReduceOp::kind), ..job };
+        let job = Job { op: op.map(ReduceOp::kind), dtype: Some(manner.dtype::<T>()), ..job };
         self.begin_job::<A>(&job, |_| shares.partition::<T>().chunk_bytes_max(), manner)
     }
 

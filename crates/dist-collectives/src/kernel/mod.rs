@@ -10,6 +10,7 @@ mod pairs;
 mod scalar;
 
 use dist_transport::processor::is_intel;
+use half::f16;
 use multiversion::multiversion;
 
 pub(crate) use scalar::Scalar;
@@ -19,7 +20,8 @@ use crate::{Element, ReduceOp};
 
 /// Reduces `from` into `into`, element by element: `into[i] = into[i] op from[i]`, by the rounding rules of
 /// [`ReduceOp`]. What comes before and after the sums of some operations is left out: the multiplication by this
-/// rank's number, the division of a mean, which [`divide_by_count`] does.
+/// rank's number, the division of a mean, which [`divide_by_count`] does. Elements of `f16` are rounded to `f16` here
+/// after each sum, also for means: a mean that carries its partial sums as `f32` combines `f32`.
 ///
 /// ```
 /// use dist_collectives::{combine, ReduceOp};
@@ -206,6 +208,44 @@ pub struct Scaling<T> {
 
 pub(crate) const fn scaling<T: Float>() -> Scaling<T> {
     Scaling { scale, divide }
+}
+
+/// How elements are converted to `f32` and back.
+#[derive(Clone, Copy, Debug)]
+#[allow(unnameable_types, reason = "it is no part of what users of `Element` see")]
+pub struct Widening<T> {
+    /// Converts elements to as many `f32`, exactly.
+    pub(crate) widen: fn(&[T], &mut [f32]),
+    /// Rounds `f32` to as many elements.
+    pub(crate) narrow: fn(&[f32], &mut [T]),
+}
+
+/// The conversions of `f16`.
+pub(crate) const WIDENING_F16: Widening<f16> = Widening {
+    widen: |from, into| {
+        if !native::widen_f16(from, into) {
+            widen_by_rule(from, into);
+        }
+    },
+    narrow: |from, into| {
+        if !native::narrow_f16(from, into) {
+            narrow_by_rule(from, into);
+        }
+    },
+};
+
+#[multiversion(targets("x86_64+avx2", "aarch64+neon"))]
+fn widen_by_rule(from: &[f16], into: &mut [f32]) {
+    for (from, into) in from.iter().zip(into) {
+        *into = halves::widen_f16(*from);
+    }
+}
+
+#[multiversion(targets("x86_64+avx2", "aarch64+neon"))]
+fn narrow_by_rule(from: &[f32], into: &mut [f16]) {
+    for (from, into) in from.iter().zip(into) {
+        *into = halves::round_f16(*from);
+    }
 }
 
 /// How the bits of integers are combined.

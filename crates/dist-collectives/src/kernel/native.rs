@@ -1,10 +1,10 @@
-//! Sums of half types by the processor's own conversions, faster than any loop without them.
+//! Sums and conversions of half types by the processor's own instructions, faster than any loop without them.
 //!
 //! The only module of this crate that may be unsafe: to call what is compiled for instructions that not every
 //! processor has, to take a vector of theirs for words, and to have memory fetched before it is read.
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86_64::{fetch, sum_bf16, sum_f16, sum_many_bf16, sum_many_f16};
+pub(super) use x86_64::{fetch, narrow_f16, sum_bf16, sum_f16, sum_many_bf16, sum_many_f16, widen_f16};
 
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) use super::pairs::{sum as sum_bf16, sum_many as sum_many_bf16};
@@ -16,6 +16,18 @@ pub(super) fn fetch<T>(_soon: &T) {}
 /// There is no faster way.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) fn sum_f16(_into: &mut [half::f16], _from: &[half::f16]) -> bool {
+    false
+}
+
+/// There is no faster way.
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) fn widen_f16(_from: &[half::f16], _into: &mut [f32]) -> bool {
+    false
+}
+
+/// There is no faster way.
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) fn narrow_f16(_from: &[f32], _into: &mut [half::f16]) -> bool {
     false
 }
 
@@ -38,6 +50,7 @@ mod x86_64 {
     use half::{bf16, f16};
 
     use crate::kernel::all::{Rows, sum_by_rule};
+    use crate::kernel::halves::{round_f16, widen_f16 as widen_one};
     use crate::kernel::{Scalar, pairs};
 
     /// Has the processor fetch the line in which something begins that is read soon.
@@ -55,6 +68,30 @@ mod x86_64 {
             Some(Width::Numbers16) => unsafe { by_16::sum(into, from) },
             // SAFETY: as before.
             Some(Width::Numbers8) => unsafe { by_8::sum(into, from) },
+            None => return false,
+        }
+        true
+    }
+
+    /// Converts `f16` to as many `f32`, exactly; `false`, and nothing done, if the processor has no conversions.
+    pub(in crate::kernel) fn widen_f16(from: &[f16], into: &mut [f32]) -> bool {
+        match Width::of_this_processor() {
+            // SAFETY: the processor has the instructions, as it was asked.
+            Some(Width::Numbers16) => unsafe { by_16::widen(from, into) },
+            // SAFETY: as before.
+            Some(Width::Numbers8) => unsafe { by_8::widen(from, into) },
+            None => return false,
+        }
+        true
+    }
+
+    /// Rounds `f32` to as many `f16`; `false`, and nothing done, if the processor has no conversions.
+    pub(in crate::kernel) fn narrow_f16(from: &[f32], into: &mut [f16]) -> bool {
+        match Width::of_this_processor() {
+            // SAFETY: the processor has the instructions, as it was asked.
+            Some(Width::Numbers16) => unsafe { by_16::narrow(from, into) },
+            // SAFETY: as before.
+            Some(Width::Numbers8) => unsafe { by_8::narrow(from, into) },
             None => return false,
         }
         true
@@ -303,6 +340,32 @@ mod x86_64 {
                     bytemuck::cast::<$all, [f16; LANES]>($joined(low, high))
                 }
 
+                #[target_feature(enable = $features)]
+                pub(super) fn widen(from: &[f16], into: &mut [f32]) {
+                    let (from, from_rest) = from.as_chunks::<$lanes>();
+                    let (into, into_rest) = into.as_chunks_mut::<$lanes>();
+                    for (from, into) in from.iter().zip(into) {
+                        *into = bytemuck::cast::<$vector, _>($widened(bytemuck::cast(*from)));
+                    }
+                    for (from, into) in from_rest.iter().zip(into_rest) {
+                        *into = widen_one(*from);
+                    }
+                }
+
+                #[target_feature(enable = $features)]
+                pub(super) fn narrow(from: &[f32], into: &mut [f16]) {
+                    let (from, from_rest) = from.as_chunks::<$lanes>();
+                    let (into, into_rest) = into.as_chunks_mut::<$lanes>();
+                    for (from, into) in from.iter().zip(into) {
+                        let wide: $vector = bytemuck::cast(*from);
+                        let wide = if $any_nan(wide, wide) { $alike(wide) } else { wide };
+                        *into = bytemuck::cast($narrowed(wide));
+                    }
+                    for (from, into) in from_rest.iter().zip(into_rest) {
+                        *into = round_f16(*from);
+                    }
+                }
+
                 #[inline]
                 #[target_feature(enable = $features)]
                 fn widened_sum(left: [f16; $lanes], right: [f16; $lanes]) -> $vector {
@@ -381,6 +444,47 @@ mod x86_64 {
                     |all| unsafe { by_8::sum_many(all) },
                 );
             }
+        }
+
+        /// Every half widens to the number that the rule gives, and every `f32` of these narrows to the half that it gives.
+        fn converts_as_the_rule(widen: impl Fn(&[f16], &mut [f32]), narrow: impl Fn(&[f32], &mut [f16])) {
+            let all: Vec<f16> = (0..=u16::MAX).chain(0..5).map(f16::from_bits).collect();
+            let mut wide = vec![0.0; all.len()];
+            widen(&all, &mut wide);
+            for (half, wide) in all.iter().zip(&wide) {
+                let rule = widen_one(*half);
+                assert!(wide.to_bits() == rule.to_bits() || (wide.is_nan() && rule.is_nan()), "{half:?}");
+            }
+            // Halves, what lies in the middle between two and just beside it, and numbers that no half is near.
+            let between = wide.windows(2).map(|pair| pair[0] + (pair[1] - pair[0]) / 2.0);
+            let mut numbers: Vec<f32> =
+                between.flat_map(|middle| [middle, middle.next_up(), middle.next_down()]).collect();
+            numbers.extend(&wide);
+            numbers.extend([f32::MAX, f32::MIN, f32::MIN_POSITIVE, 1e-45, -f32::NAN, 65_519.996, 65_520.0]);
+            let mut narrowed = vec![f16::ONE; numbers.len()];
+            narrow(&numbers, &mut narrowed);
+            for (number, narrowed) in numbers.iter().zip(narrowed) {
+                assert_eq!(narrowed.to_bits(), round_f16(*number).to_bits(), "{number:e}");
+            }
+        }
+
+        #[test]
+        fn conversions_of_each_width_have_the_bits_of_the_rule() {
+            if is_x86_feature_detected!("avx512f") {
+                // SAFETY: the processor has the instructions.
+                converts_as_the_rule(
+                    |from, into| unsafe { by_16::widen(from, into) },
+                    |from, into| unsafe { by_16::narrow(from, into) },
+                );
+            }
+            if is_x86_feature_detected!("f16c") && is_x86_feature_detected!("avx2") {
+                // SAFETY: as before.
+                converts_as_the_rule(
+                    |from, into| unsafe { by_8::widen(from, into) },
+                    |from, into| unsafe { by_8::narrow(from, into) },
+                );
+            }
+            converts_as_the_rule(crate::kernel::widen_by_rule, crate::kernel::narrow_by_rule);
         }
 
         #[test]

@@ -1,6 +1,6 @@
 //! Many buffers as one operation.
 
-use dist_collectives::{AllReduce, Buffer, Communicator, Element, Error, ReduceOp, bf16};
+use dist_collectives::{AllReduce, Buffer, Communicator, Element, Error, ReduceOp, bf16, f16};
 use dist_transport::Cause;
 use rstest::rstest;
 
@@ -64,6 +64,7 @@ fn many_together_get_the_bits_that_each_would_get_alone_in_the_messages_of_one(
             check::<f32>(&mut comm, lens, ReduceOp::Mean);
             check::<bf16>(&mut comm, lens, ReduceOp::Sum);
             check::<f64>(&mut comm, lens, ReduceOp::WeightedMean(0.1));
+            check::<f16>(&mut comm, lens, ReduceOp::Mean);
             check::<u8>(&mut comm, lens, ReduceOp::Xor);
         }
     });

@@ -15,6 +15,7 @@ mod disagreement;
 mod every_message;
 mod faults;
 mod forks;
+mod half_means;
 mod hosts;
 mod oracle;
 mod parity;

@@ -48,7 +48,7 @@ pub(super) struct Arguments {
     /// Into how many units the model is cut where parameters are sharded
     #[arg(long, value_name = "U", default_value = "24", value_parser = units)]
     units: usize,
-    /// Bytes of a parameter, and of a gradient: 2, 4 or 8; the optimizer keeps two numbers of as many, or of 4
+    /// Bytes of a parameter, and of a gradient: 2 (bf16), 4 or 8; the optimizer keeps two numbers of as many, or of 4
     #[arg(long = "element-bytes", value_name = "BYTES", default_value = "4", value_parser = element)]
     element: FloatType,
     /// In which order elements may be reduced

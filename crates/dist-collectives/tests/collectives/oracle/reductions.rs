@@ -220,6 +220,7 @@ fn every_algorithm_gives_the_canonical_tree_for_every_length(
         let mut comm = World::new(comm);
         check_lengths::<f32>(&mut comm, ReduceOp::Sum);
         check_lengths::<bf16>(&mut comm, ReduceOp::Mean);
+        check_lengths::<f16>(&mut comm, ReduceOp::Mean);
     });
 }
 
@@ -240,6 +241,7 @@ fn two_levels_give_the_canonical_tree_where_hosts_allow_it(#[values(0, 1, 2, 3, 
         let mut comm = World::among(comm, hosts);
         check_lengths::<f32>(&mut comm, ReduceOp::Sum);
         check_lengths::<bf16>(&mut comm, ReduceOp::Mean);
+        check_lengths::<f16>(&mut comm, ReduceOp::Mean);
         let case = Case::<f64>::new(ReduceOp::Max, hosts.len(), 20, &every);
         (0..hosts.len()).for_each(|root| case.reduce(&mut comm, root));
         comm.set_order(ReductionOrder::Any);
@@ -260,6 +262,7 @@ fn every_algorithm_gives_the_canonical_tree_between_processes(
         let mut comm = World::new(comm);
         check_lengths::<f32>(&mut comm, ReduceOp::Sum);
         check_type::<bf16>(&mut comm);
+        check_type::<f16>(&mut comm);
     });
 }
 
@@ -361,15 +364,18 @@ fn weights_of_one_give_the_bits_of_the_mean(#[values(1, 2, 3, 5, 8)] world_size:
 }
 
 #[test]
-fn a_weight_of_nothing_hides_no_nan_and_a_large_one_overflows() {
+fn a_weight_of_nothing_hides_no_nan_and_a_large_one_overflows_but_for_f16() {
     worlds::run(Network::Simulated, 2, |mut comm| {
         let (weight, own) = [(0.0, f32::NAN), (1.0, 1.0)][comm.rank()];
         let mut mean = [own];
         comm.all_reduce(&mut mean, ReduceOp::WeightedMean(weight)).expect("every rank calls it");
         assert!(mean[0].is_nan());
-        let mut mean = [f16::from_f32(100.0)];
+        let mut mean = [bf16::MAX];
         comm.all_reduce(&mut mean, ReduceOp::WeightedMean(1000.0)).expect("every rank calls it");
-        assert_eq!(mean[0], f16::INFINITY);
+        assert_eq!(mean[0], bf16::INFINITY);
+        let mut mean = [f16::MAX];
+        comm.all_reduce(&mut mean, ReduceOp::WeightedMean(1000.0)).expect("every rank calls it");
+        assert_eq!(mean[0], f16::MAX);
         comm.all_reduce(&mut mean, ReduceOp::WeightedMean(0.0)).expect_err("the weights add up to nothing");
     });
 }

@@ -1,0 +1,99 @@
+//! Means of `f16`, whose partial sums are carried as `f32`.
+//!
+//! The elements are converted to `f32` memory that the engine keeps, the operation is done on that as on any `f32`, and its
+//! result is rounded to `f16` once. So no algorithm and no transport knows of it; the call that the ranks agree on still
+//! names `f16`.
+
+use dist_algos::direct::Ownership;
+use dist_transport::{Cause, Chain, Transport};
+
+use super::direct::Held;
+use super::{Engine, Manner};
+use crate::kernel::Widening;
+use crate::{Buffer, Element, ReduceOp, Result};
+
+/// How this operation's elements are converted, if their partial sums are carried as `f32`.
+#[inline(always)]
+pub(super) fn widening<T: Element>(op: ReduceOp) -> Option<Widening<T>> {
+    T::WIDENING.filter(|_| op.partial_dtype(T::DTYPE) != T::DTYPE)
+}
+
+/// The `f32` memory that is kept between calls, of each kind.
+#[derive(Debug, Default)]
+pub(super) struct WideMemory {
+    ordinary: Option<Buffer<f32>>,
+    allocated: Option<Buffer<f32>>,
+}
+
+/// The elements of a call as `f32`.
+#[derive(Debug)]
+pub(super) struct Wide {
+    elements: Buffer<f32>,
+    /// Whose the elements are on all ranks.
+    meant: Ownership,
+}
+
+impl Wide {
+    /// The elements, in memory of the kind that the caller's elements are in.
+    pub(super) fn held(&mut self) -> Held<'_, f32> {
+        match self.meant {
+            Ownership::Borrowed => Held::Borrowed(&mut self.elements),
+            _ => Held::Owned(&mut self.elements),
+        }
+    }
+
+    pub(super) fn elements(&mut self) -> &mut [f32] {
+        &mut self.elements
+    }
+}
+
+impl WideMemory {
+    fn of_kind(&mut self, meant: Ownership) -> &mut Option<Buffer<f32>> {
+        match meant {
+            Ownership::Allocated => &mut self.allocated,
+            _ => &mut self.ordinary,
+        }
+    }
+
+    /// Keeps the memory for the next call.
+    pub(super) fn keep(&mut self, wide: Wide) {
+        *self.of_kind(wide.meant) = Some(wide.elements);
+    }
+}
+
+impl Engine {
+    /// These elements as `f32`, in memory of the kind that they are in on all ranks. Without memory the job is over: the
+    /// other ranks wait.
+    pub(super) fn widened<T: Element>(
+        &mut self,
+        widening: Widening<T>,
+        elements: &[T],
+        meant: Ownership,
+    ) -> Result<Wide> {
+        let kept = self.wide.of_kind(meant).take().and_then(|kept| kept.with_len(elements.len()));
+        let memory = match kept {
+            Some(kept) => Ok(kept),
+            None if meant == Ownership::Allocated => alloc(&mut *self.transport, elements.len()),
+            None => Buffer::zeroed(elements.len()),
+        };
+        let mut memory = memory.inspect_err(|error| self.transport.abort(Cause::gave_up(Chain(error))))?;
+        (widening.widen)(elements, &mut memory);
+        Ok(Wide { elements: memory, meant })
+    }
+}
+
+impl<'a> Manner<'a> {
+    /// The same for a call that works on `f32` in place of elements of this type.
+    pub(super) fn in_place_of<T: Element>(&self) -> Self {
+        Self { dtype: Some(T::DTYPE), ..self.clone() }
+    }
+}
+
+/// Elements, all zero, in memory that the ranks of this host share; in ordinary memory if there is none to share.
+pub(crate) fn alloc<T: Element>(transport: &mut dyn Transport, len: usize) -> Result<Buffer<T>> {
+    let shared = len
+        .checked_mul(size_of::<T>())
+        .and_then(|bytes| transport.allocate(bytes))
+        .and_then(|memory| Buffer::allocated(memory, len));
+    shared.map_or_else(|| Buffer::standing_in(len), Ok)
+}
