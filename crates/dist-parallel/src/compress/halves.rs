@@ -19,9 +19,10 @@ pub struct Bf16Hook {
 
 /// Sums gradients as `f16`: half the bytes, 11 bits of precision, a small range.
 ///
-/// A rank's value is multiplied by the power of two that keeps n of the largest from overflowing, 2^−⌈log₂ n⌉. One
-/// beyond 65504 then is infinite, and so is the sum, on every rank; below 2⁻¹⁴ precision fades, and 2⁻²⁵ is zero. In
-/// between a sum differs from the exact one by at most (1 + ⌈log₂ n⌉) · 2⁻¹¹ of the sum of magnitudes.
+/// The ranks agree on the largest finite magnitude in the bucket, one `f32`, and multiply all values by the power of two that
+/// brings n of them just into the range of `f16`. So no finite gradient becomes infinite, however many micro-batches a rank has
+/// summed. A sum differs from the exact one by at most (1 + ⌈log₂ n⌉) · 2⁻¹¹ of the sum of magnitudes plus n ·
+/// 2^⌈log₂ n⌉ · 2⁻³⁹ of the largest magnitude in the bucket. NaN and infinities arrive as they are.
 #[derive(Debug, Default)]
 pub struct F16Hook {
     memory: Vec<f16>,
@@ -43,15 +44,38 @@ impl BucketHook for F16Hook {
     }
 
     fn sum(&mut self, bucket: BucketGradients<'_>, comm: &mut Communicator) -> Result<(), BoxError> {
-        // Powers of two: nothing is rounded.
-        let ranks = power_of_two_from(comm.world_size());
         as_f32(bucket.values, |values| {
-            values.iter_mut().for_each(|value| *value /= ranks);
+            if values.is_empty() {
+                return Ok(());
+            }
+            let finite = values.iter().map(|value| value.abs()).filter(|value| value.is_finite());
+            let mut largest = [finite.fold(0.0, f32::max)];
+            comm.all_reduce(&mut largest, ReduceOp::Max)?;
+            let scale = scale(largest[0], comm.world_size());
+            values.iter_mut().for_each(|value| *value *= scale);
             sum(values, &mut self.memory, comm)?;
-            values.iter_mut().for_each(|value| *value *= ranks);
+            values.iter_mut().for_each(|value| *value /= scale);
             Ok(())
         })
     }
+}
+
+/// The power of two that makes a sum of so many values of this magnitude at most 2¹⁵, in the range of `f16`. Multiplying by
+/// it rounds no value that is not zero as an `f16`.
+fn scale(largest: f32, ranks: usize) -> f32 {
+    let exponent = match largest {
+        0.0 => 0,
+        largest => exponent_above(largest),
+    };
+    let ranks = ranks.next_power_of_two().trailing_zeros().cast_signed();
+    // What is normal, and the inverse of which is.
+    2.0_f32.powi((15 - exponent - ranks).clamp(-126, 126))
+}
+
+/// The least exponent of a power of two that is more than a finite number above 0.
+fn exponent_above(number: f32) -> i32 {
+    let biased = (number.to_bits() >> 23).cast_signed();
+    if biased == 0 { -126 } else { biased - 126 }
 }
 
 /// Sums the values as halves, by way of memory that is kept.
@@ -70,11 +94,6 @@ where
     Ok(())
 }
 
-/// The smallest power of two that is no less than a number of ranks.
-fn power_of_two_from(ranks: usize) -> f32 {
-    (0..ranks.next_power_of_two().trailing_zeros()).fold(1.0, |power, _| 2.0 * power)
-}
-
 #[cfg(test)]
 mod tests {
     use rstest::rstest;
@@ -82,12 +101,20 @@ mod tests {
     use super::*;
 
     #[rstest]
-    #[case(1, 1.0)]
-    #[case(5, 8.0)]
-    #[case(32_768, 32_768.0)]
-    #[case(32_769, 65_536.0)]
-    #[case((1 << 40) - 1, 1_099_511_627_776.0)]
-    fn any_number_of_ranks_has_its_power_of_two(#[case] ranks: usize, #[case] expected: f32) {
-        assert_eq!(power_of_two_from(ranks), expected);
+    #[case(1.0, 1, 2.0_f32.powi(14))]
+    #[case(1.5, 1, 2.0_f32.powi(14))]
+    #[case(2.0, 1, 2.0_f32.powi(13))]
+    #[case(1.0, 5, 2.0_f32.powi(11))]
+    #[case(80_000.0, 2, 2.0_f32.powi(-3))]
+    #[case(0.0, 1, 2.0_f32.powi(15))]
+    #[case(f32::MAX, 1, 2.0_f32.powi(-113))]
+    #[case(f32::MAX, 1 << 40, 2.0_f32.powi(-126))]
+    #[case(f32::from_bits(1), 1, 2.0_f32.powi(126))]
+    fn the_largest_values_of_all_ranks_have_a_sum_in_range(
+        #[case] largest: f32,
+        #[case] ranks: usize,
+        #[case] expected: f32,
+    ) {
+        assert_eq!(scale(largest, ranks), expected);
     }
 }
