@@ -2,17 +2,18 @@
 
 use std::fmt;
 
-use dist_collectives::{Chain, Communicator, Element, ReduceOp};
+use dist_collectives::{Chain, Communicator, DType, Element, ReduceOp};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
 use crate::loss::to_be_summed;
 use crate::reduce::{BUCKET_BYTES_MAX, groups, reduce};
-use crate::{BoxError, Error, FloatType, Loss, Result, ValuesMut, agreement};
+use crate::{BoxError, Error, FloatType, Loss, Result, Values, ValuesMut, agreement};
 
 /// A way to make every rank's gradients the mean over the ranks.
 ///
-/// Sums are in the canonical order of [`Communicator::all_reduce`], and divided once: every way gives the same bits.
+/// Sums are in the canonical order of [`Communicator::all_reduce`], and divided once: every way gives the same bits. Sums of
+/// `f16` are carried as `f32`, in twice the bytes, and the mean is rounded to `f16` once.
 pub trait GradientAggregator {
     /// Replaces each of these slices by its mean over the slices at its place in the other ranks' lists.
     ///
@@ -278,6 +279,11 @@ impl Lists {
     /// Does this to all slices, those of one type together.
     fn apply(&mut self, collective: Collective, values: &mut [ValuesMut<'_>]) -> Result<()> {
         self.agree(values)?;
+        self.apply_agreed(collective, values)
+    }
+
+    /// As [`apply`](Self::apply), to slices of which all ranks are known to bring the same.
+    fn apply_agreed(&mut self, collective: Collective, values: &mut [ValuesMut<'_>]) -> Result<()> {
         let (mut f32s, mut f64s, mut f16s, mut bf16s) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for slice in values {
             match slice {
@@ -305,9 +311,16 @@ impl Lists {
         }
         let mut counts = [to_be_summed(count)];
         self.comm.all_reduce(&mut counts, ReduceOp::Sum).map_err(Error::communication)?;
-        self.apply(sum, gradients)?;
+        self.agree(gradients)?;
         let count = counts[0].unsigned_abs();
-        divide(gradients, count);
+        let mut wide: Vec<_> = gradients.iter().map(|slice| wide_copy(slice.as_values())).collect();
+        let slices = gradients.iter_mut().zip(&mut wide);
+        let mut sums: Vec<ValuesMut<'_>> = slices.map(|(slice, wide)| carried(slice, wide)).collect();
+        self.apply_agreed(sum, &mut sums)?;
+        divide(&mut sums, count);
+        for (slice, wide) in gradients.iter_mut().zip(&wide) {
+            wide.iter().for_each(|mean| slice.convert_from(mean[..].into()));
+        }
         Ok(count)
     }
 
@@ -336,12 +349,29 @@ impl Collective {
         }
         match self {
             Self::AllReduce(op) => reduce(comm, slices, op),
-            Self::ByServer(op, server) => packed(slices, |packed| {
+            Self::ByServer(op, server) => packed(slices, op.partial_dtype(T::DTYPE), |packed| {
                 comm.reduce(packed, op, server)?;
                 comm.broadcast(packed, server)
             }),
-            Self::Broadcast(root) => packed(slices, |packed| comm.broadcast(packed, root)),
+            Self::Broadcast(root) => packed(slices, T::DTYPE, |packed| comm.broadcast(packed, root)),
         }
+    }
+}
+
+/// A copy in the type that sums of these gradients are carried in, if that is another.
+fn wide_copy(gradients: Values<'_>) -> Option<Vec<f32>> {
+    matches!(gradients, Values::F16(_)).then(|| {
+        let mut wide = vec![0.0; gradients.len()];
+        ValuesMut::F32(&mut wide).convert_from(gradients);
+        wide
+    })
+}
+
+/// The slice that gradients are summed in: their copy, if there is one.
+fn carried<'a>(slice: &'a mut ValuesMut<'_>, wide: &'a mut Option<Vec<f32>>) -> ValuesMut<'a> {
+    match wide {
+        Some(wide) => ValuesMut::F32(wide),
+        None => slice.reborrow(),
     }
 }
 
@@ -358,13 +388,14 @@ fn divide(sums: &mut [ValuesMut<'_>], count: u64) {
     }
 }
 
-/// Does to neighbours together what is to be done to each.
+/// Does to neighbours together what is to be done to each. Values of the type `carried` travel.
 fn packed<T: Element>(
     slices: &mut [&mut [T]],
+    carried: DType,
     mut operation: impl FnMut(&mut [T]) -> dist_collectives::Result<()>,
 ) -> Result<()> {
     let lens: Vec<usize> = slices.iter().map(|slice| slice.len()).collect();
-    for group in groups(&lens, BUCKET_BYTES_MAX / size_of::<T>()) {
+    for group in groups(&lens, BUCKET_BYTES_MAX / carried.size()) {
         let group = &mut slices[group];
         if let [alone] = group {
             operation(alone).map_err(Error::communication)?;

@@ -18,6 +18,7 @@ mod gradients;
 mod lent;
 mod local_sgd;
 mod loss;
+mod mean;
 mod norm;
 mod number;
 mod optimizer;

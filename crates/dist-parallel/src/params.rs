@@ -177,6 +177,23 @@ impl FloatType {
         }
     }
 
+    /// The type that sums of gradients of this type are carried in, over micro-batches and over ranks, in memory and on the
+    /// wire: `f32` for `f16`, whose sums soon leave its range, else this type. A mean gradient is rounded to this type
+    /// once, after the sum was divided.
+    ///
+    /// ```
+    /// use dist_parallel::FloatType;
+    ///
+    /// assert_eq!(FloatType::F16.sum_dtype(), FloatType::F32);
+    /// assert_eq!(FloatType::Bf16.sum_dtype(), FloatType::Bf16);
+    /// ```
+    pub const fn sum_dtype(self) -> Self {
+        match self {
+            Self::F16 => Self::F32,
+            other => other,
+        }
+    }
+
     /// The name as programs write it: `f32`, `f64`, `f16`, `bf16`.
     pub const fn name(self) -> &'static str {
         match self {

@@ -2,6 +2,7 @@
 //!
 //! Nothing here communicates: a plan is computed by every rank from the same list of parameters.
 
+use crate::flat::Flat;
 use crate::{FloatType, ParamInfo};
 
 /// The gradients of a model, grouped into buckets that are reduced one by one.
@@ -18,7 +19,7 @@ pub struct BucketPlan {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Bucket {
-    /// The type of all its values.
+    /// The type of all its parameters. Their gradients are summed in its [`sum_dtype`](FloatType::sum_dtype).
     pub dtype: FloatType,
     /// Its parameters, in the order in which they lie in the buffer.
     pub places: Vec<Place>,
@@ -36,7 +37,8 @@ pub struct Place {
     pub len: usize,
 }
 
-/// How large buckets may grow. A parameter that is larger has a bucket for itself.
+/// How large buckets may grow, in bytes as they travel: 4 for each value of an `f16` parameter, whose gradients are
+/// [summed as `f32`](FloatType::sum_dtype). A parameter that is larger has a bucket for itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BucketBytes {
     /// Of the first bucket: small, so that communication begins early. 1 MiB by default.
@@ -68,13 +70,13 @@ impl BucketPlan {
             let latest = buckets.iter().rposition(|bucket| bucket.dtype == info.dtype);
             let max = if latest == Some(0) { bytes.first_max } else { bytes.other_max };
             let open = latest.map(|index| &mut buckets[index]);
-            let size = info.len() * info.dtype.size();
-            match open.filter(|bucket| bucket.len() * bucket.dtype.size() + size <= max) {
+            let len = info.len();
+            match open.filter(|bucket| (bucket.len() + len) * bucket.dtype.sum_dtype().size() <= max) {
                 Some(bucket) => {
-                    bucket.places.push(Place { parameter, offset: bucket.len(), len: info.len() });
+                    bucket.places.push(Place { parameter, offset: bucket.len(), len });
                 }
                 None => {
-                    let first = Place { parameter, offset: 0, len: info.len() };
+                    let first = Place { parameter, offset: 0, len };
                     buckets.push(Bucket { dtype: info.dtype, places: vec![first] });
                 }
             }
@@ -94,6 +96,11 @@ impl Bucket {
     #[expect(clippy::len_without_is_empty, reason = "a bucket has at least one parameter")]
     pub fn len(&self) -> usize {
         self.places.last().map_or(0, |place| place.offset + place.len)
+    }
+
+    /// Memory for a sum of its gradients, all zero.
+    pub(crate) fn zeros(&self) -> Flat {
+        Flat::zeros(self.dtype.sum_dtype(), self.len())
     }
 }
 
@@ -172,7 +179,7 @@ mod tests {
                     end += place.len;
                 }
                 prop_assert_eq!(bucket.len(), end);
-                let bytes = bucket.len() * bucket.dtype.size();
+                let bytes = bucket.len() * bucket.dtype.sum_dtype().size();
                 prop_assert!(bytes <= first_max.max(other_max) || bucket.places.len() == 1);
             }
             prop_assert!(seen.iter().all(|&times| times == 1));

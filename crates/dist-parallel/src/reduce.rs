@@ -29,7 +29,7 @@ use crate::{Error, Result};
 /// If the lists differ, or communication fails. The slices' contents are then unspecified.
 pub fn reduce<T: Element>(comm: &mut Communicator, slices: &mut [&mut [T]], op: ReduceOp) -> Result<()> {
     let lens: Vec<usize> = slices.iter().map(|slice| slice.len()).collect();
-    for group in groups(&lens, BUCKET_BYTES_MAX / size_of::<T>()) {
+    for group in groups(&lens, BUCKET_BYTES_MAX / op.partial_dtype(T::DTYPE).size()) {
         comm.all_reduce_coalesced(&mut slices[group], op).map_err(Error::communication)?;
     }
     Ok(())

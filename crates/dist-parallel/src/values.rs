@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use dist_collectives::{Communicator, ReduceOp, combine, divide_by_count};
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::number::Number;
@@ -155,6 +156,27 @@ impl ValuesMut<'_> {
         Ok(())
     }
 
+    /// Adds gradients of a parameter to these sums of them, or copies them over what is there.
+    ///
+    /// # Errors
+    /// Unless they are as many, of the type `dtype`; then nothing is changed.
+    pub(crate) fn take_gradients(
+        &mut self,
+        gradients: Values<'_>,
+        dtype: FloatType,
+        is_first: bool,
+    ) -> Result<()> {
+        check((self.len(), dtype), gradients)?;
+        match (self, gradients) {
+            (sums, gradients) if is_first => sums.convert_from(gradients),
+            (ValuesMut::F32(sums), Values::F16(gradients)) => {
+                sums.iter_mut().zip(gradients).for_each(|(sum, gradient)| *sum += gradient.to_f32());
+            }
+            (sums, gradients) => sums.add(gradients)?,
+        }
+        Ok(())
+    }
+
     /// Makes every value +0.
     pub fn clear(&mut self) {
         with_values!(ValuesMut, self, |values| values.fill(Number::of(0.0)));
@@ -188,6 +210,10 @@ impl ValuesMut<'_> {
             self.copy_from(source).expect("type and length were compared");
             return;
         }
+        if let (ValuesMut::F32(values), Values::F16(source)) = (&mut *self, source) {
+            source.convert_to_f32_slice(values);
+            return;
+        }
         with_values!(ValuesMut, self, |values| with_values!(Values, source, |source| {
             values.iter_mut().zip(source).for_each(|(value, &source)| *value = Number::of(source.to_f64()));
         }));
@@ -209,16 +235,17 @@ impl ValuesMut<'_> {
 
     /// That the others look like these.
     pub(crate) fn check(&self, other: Values<'_>) -> Result<()> {
-        if self.dtype() == other.dtype() && self.len() == other.len() {
-            return Ok(());
-        }
-        Err(Error::ValuesDiffer {
-            expected_len: self.len(),
-            expected: self.dtype(),
-            got_len: other.len(),
-            got: other.dtype(),
-        })
+        check((self.len(), self.dtype()), other)
     }
+}
+
+/// That there are as many values, of this type.
+fn check((expected_len, expected): (usize, FloatType), other: Values<'_>) -> Result<()> {
+    let (got_len, got) = (other.len(), other.dtype());
+    if (expected_len, expected) == (got_len, got) {
+        return Ok(());
+    }
+    Err(Error::ValuesDiffer { expected_len, expected, got_len, got })
 }
 
 macro_rules! from_slice {

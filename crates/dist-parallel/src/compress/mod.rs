@@ -91,7 +91,8 @@ pub struct BucketGradients<'a> {
     pub bucket: usize,
     /// Which tensors lie in it, one after the other.
     pub tensors: &'a [BucketTensor],
-    /// The gradients: summed over this rank's micro-batches, not divided.
+    /// The gradients: summed over this rank's micro-batches, not divided. Those of `f16` parameters are `f32` here, the
+    /// [type that their sums are carried in](crate::FloatType::sum_dtype).
     pub values: ValuesMut<'a>,
 }
 

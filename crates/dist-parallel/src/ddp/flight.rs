@@ -5,6 +5,7 @@ use dist_collectives::{Buffer, Communicator, Pending, ReduceOp};
 use crate::courier::{Courier, Delivery};
 use crate::flat::{self, Flat, PendingFlat};
 use crate::gradients::Gradients;
+use crate::mean::Mean;
 use crate::tally::{Asked, Tally, TrainingCall};
 use crate::{FloatType, Result, ValuesMut};
 
@@ -73,16 +74,17 @@ impl Flight {
     ) -> Result<Landed> {
         // As much as there are micro-batches, if the ranks agree: nothing has to be waited for to divide.
         let known = (asked.call == TrainingCall::Step && !asked.weighted).then_some(asked.micro_batches);
-        let mut sums = Vec::with_capacity(self.buckets.len());
-        for bucket in self.buckets.drain(..) {
-            let mut sum = match bucket {
+        let mut sums = Vec::new();
+        let mut means = Vec::with_capacity(self.buckets.len());
+        for (bucket, on_its_way) in self.buckets.drain(..).enumerate() {
+            let sum = match on_its_way {
                 OnItsWay::Plain(pending) => pending.wait()?,
                 OnItsWay::Hooked(delivery) => delivery.wait()?,
             };
-            if let Some(count) = known {
-                divide(&mut sum, count);
+            match known {
+                Some(count) => means.push(Mean::of(sum, gradients.dtype(bucket), count)),
+                None => sums.push(sum),
             }
-            sums.push(sum);
         }
         let mut loss = [0.0];
         if let Some(sum) = self.loss.take() {
@@ -95,10 +97,9 @@ impl Flight {
         }
         let counted = tally.divisor(asked)?;
         ValuesMut::F32(&mut loss).divide(counted);
-        if known.is_none() {
-            sums.iter_mut().for_each(|sum| divide(sum, counted));
-        }
-        gradients.synchronised(sums, tally.used());
+        let sums = sums.into_iter().enumerate();
+        means.extend(sums.map(|(bucket, sum)| Mean::of(sum, gradients.dtype(bucket), counted)));
+        gradients.synchronised(means, tally.used());
         Ok(Landed { loss: loss[0], micro_batches: tally.micro_batches() })
     }
 
@@ -130,8 +131,4 @@ pub(super) fn memory(
         None => Flat::allocated(comm, dtype, len),
         Some(_) => Ok(Flat::zeros(dtype, len)),
     }
-}
-
-fn divide(sum: &mut Flat, divisor: usize) {
-    sum.slice_mut(0, sum.len()).divide(divisor);
 }

@@ -10,6 +10,7 @@ use super::layout::{Layout, Piece, Strip};
 use super::options::Precision;
 use super::spare::Spare;
 use crate::flat::{Flat, PendingFlat};
+use crate::mean::Mean;
 use crate::tree::TreeSum;
 use crate::{Error, FloatType, Result, Values};
 
@@ -58,16 +59,23 @@ struct StripSum {
     sum: TreeSum<Flat>,
     /// What is being added up.
     adding: Option<PendingFlat>,
+    /// What all ranks' gradients come to, before it is divided: the own part.
+    total: Option<Flat>,
     /// The own part of the mean over all ranks, from a step to the next micro-batch.
-    mean: Option<Flat>,
+    mean: Option<Mean>,
     /// Memory of the last mean, for this rank's part of the first round's sum: fresh memory has to be found, page by page.
     room: Option<Flat>,
 }
 
 impl Strip {
-    /// The type that gradients are added in.
+    /// The type of mean gradients.
     pub(crate) fn reduce_dtype(&self, precision: Precision) -> FloatType {
         precision.reduce.unwrap_or(self.dtype)
+    }
+
+    /// The type that gradients are added in.
+    pub(crate) fn sum_dtype(&self, precision: Precision) -> FloatType {
+        self.reduce_dtype(precision).sum_dtype()
     }
 }
 
@@ -78,6 +86,7 @@ impl Gradients {
             written: vec![false; strip.places.len()],
             sum: TreeSum::new(),
             adding: None,
+            total: None,
             mean: None,
             room: None,
         };
@@ -115,7 +124,8 @@ impl Gradients {
         for unit in &mut self.units {
             unit.concluded = false;
             let with_mean = unit.strips.iter_mut().filter(|strip| strip.mean.is_some());
-            with_mean.for_each(|strip| strip.room = strip.mean.take().filter(|_| cuts));
+            with_mean
+                .for_each(|strip| strip.room = strip.mean.take().map(Mean::into_memory).filter(|_| cuts));
         }
     }
 
@@ -159,7 +169,7 @@ impl Gradients {
         let unit = &mut self.units[home.unit];
         let StripSum { leaf, written, .. } = &mut unit.strips[home.strip];
         let leaf = leaf.as_mut().expect("a unit is closed once every parameter has reported");
-        let dtype = strip.reduce_dtype(self.precision);
+        let dtype = strip.sum_dtype(self.precision);
         if std::mem::replace(&mut written[home.place], true) {
             let mut addend = Flat::zeros(dtype, place.len);
             addend.slice_mut(0, place.len).convert_from(values);
@@ -224,11 +234,10 @@ impl Gradients {
                 if let Some(adding) = of.adding.take() {
                     let sum = groups.wait(adding)?;
                     let whole = sum.len() == strip.part;
-                    of.mean = Some(if whole { sum } else { own_part(&sum, strip, groups, None)? });
+                    of.total = Some(if whole { sum } else { own_part(&sum, strip, groups, None)? });
                 }
-                if let Some(mean) = &mut of.mean {
-                    mean.slice_mut(0, strip.part).divide(count);
-                }
+                let total = of.total.take();
+                of.mean = total.map(|sum| Mean::of(sum, strip.reduce_dtype(self.precision), count));
             }
         }
         self.rounds = 0;
@@ -255,7 +264,7 @@ impl Gradients {
     pub(crate) fn scale(&mut self, factor: f64) {
         for mean in self.units.iter_mut().flat_map(|unit| &mut unit.strips).filter_map(|of| of.mean.as_mut())
         {
-            mean.slice_mut(0, mean.len()).scale(factor);
+            mean.scale(factor);
         }
     }
 
@@ -270,7 +279,7 @@ impl Gradients {
             unit.concluded = false;
             for of in &mut unit.strips {
                 (of.leaf, of.adding, of.sum) = (None, None, TreeSum::new());
-                (of.mean, of.room) = (None, None);
+                (of.total, of.mean, of.room) = (None, None, None);
             }
         }
         (self.in_flight, self.rounds) = (None, 0);
@@ -280,7 +289,7 @@ impl Gradients {
 
     /// This rank's part of a strip's mean gradients, padding included, if there are some.
     #[cfg(test)]
-    pub(crate) fn part(&self, unit: usize, strip: usize) -> Option<&Flat> {
+    pub(crate) fn part(&self, unit: usize, strip: usize) -> Option<&Mean> {
         self.units[unit].strips[strip].mean.as_ref()
     }
 
@@ -296,7 +305,7 @@ impl Gradients {
         }
         for (of, strip) in self.units[unit].strips.iter_mut().zip(&layout.units[unit].strips) {
             if strip.trainable && of.leaf.is_none() {
-                let dtype = strip.reduce_dtype(self.precision);
+                let dtype = strip.sum_dtype(self.precision);
                 of.leaf = Some(self.spare.take(groups.adders(), strip, dtype, layout.shards)?);
             }
         }
@@ -336,7 +345,7 @@ impl Gradients {
                     let mut nothing = match of.room.take() {
                         Some(room) => room,
                         // It travels in the same kind of memory as the sums of ranks that have some.
-                        None => Flat::allocated(comm, strip.reduce_dtype(self.precision), len)?,
+                        None => Flat::allocated(comm, strip.sum_dtype(self.precision), len)?,
                     };
                     nothing.slice_mut(0, len).clear();
                     nothing.slice_mut(0, len.min(strip.len())).fill_neutral();
@@ -348,7 +357,7 @@ impl Gradients {
             } else if comm.world_size() > 1 {
                 of.adding = Some(sum.start_sum(comm));
             } else {
-                of.mean = Some(sum);
+                of.total = Some(sum);
             }
         }
         Ok(())

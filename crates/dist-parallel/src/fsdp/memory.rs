@@ -2,7 +2,7 @@
 //!
 //! The numbers come from going through the plan's actions, as a step does, with the sizes of its buffers. They are
 //! those of parameters, gradients and the optimizer's state: activations and what blocks, transports and
-//! algorithms need for themselves come on top.
+//! algorithms need for themselves come on top. Gradients are counted in the type of their sums, `f32` for those of `f16`.
 
 use super::layout::{Strip, Unit};
 use super::order::Action;
@@ -129,12 +129,12 @@ impl Plan {
 
     /// Bytes of one micro-batch's gradients of a strip.
     fn leaf_bytes(&self, strip: &Strip) -> usize {
-        strip.padded(self.layout.shards) * strip.reduce_dtype(self.options.precision).size()
+        strip.padded(self.layout.shards) * strip.sum_dtype(self.options.precision).size()
     }
 
     /// Bytes of one rank's part of them.
     fn part_bytes(&self, strip: &Strip) -> usize {
-        strip.part * strip.reduce_dtype(self.options.precision).size()
+        strip.part * strip.sum_dtype(self.options.precision).size()
     }
 }
 
@@ -314,7 +314,7 @@ impl Meter<'_> {
     fn size(&self, whole: Whole, strip: &Strip) -> (FloatType, usize) {
         let dtype = match whole {
             Whole::Gathered => strip.dtype,
-            Whole::Leaf => strip.reduce_dtype(self.plan.options.precision),
+            Whole::Leaf => strip.sum_dtype(self.plan.options.precision),
         };
         (dtype, strip.padded(self.plan.layout.shards))
     }
@@ -399,6 +399,21 @@ mod tests {
         let (unit, sums) = (LEN * 4, rounds.next_power_of_two().ilog2() as usize + 1);
         assert!(peak <= (3 + sums) * P / ranks + (1 + prefetch) * unit + unit, "{peak}");
         assert!(peak >= 3 * P / ranks + unit + unit);
+    }
+
+    /// Gradients as f32, all else as the parameters, but for the optimizer's numbers.
+    #[test]
+    fn gradients_of_f16_need_the_bytes_of_f32() {
+        let infos = [ParamInfo::new("p", [LEN], FloatType::F16)];
+        for (strategy, shards) in [(ShardingStrategy::FullShard, 4), (ShardingStrategy::NoShard, 1)] {
+            let plan = Plan::new(&infos, &[0, 1], 4, &FsdpOptions::new(strategy)).unwrap();
+            let memory = plan.memory(4, 2, Loaded::Lent);
+            assert_eq!(memory.parameters, 2 * LEN / shards);
+            assert_eq!(memory.gradients, 4 * LEN / shards);
+            assert_eq!(memory.optimizer, 2 * 4 * LEN / shards);
+            let gathered = if shards == 1 { 0 } else { 2 * LEN };
+            assert!(memory.peak >= memory.parameters + memory.optimizer + gathered + 4 * LEN, "{strategy:?}");
+        }
     }
 
     #[rstest]

@@ -57,7 +57,8 @@ pub enum Units {
 pub struct Precision {
     /// Of the parameters that the optimizer changes; the model's own if nothing is said.
     pub master: Option<FloatType>,
-    /// Of gradients when they are reduced, summed and given to the optimizer; the model's own if nothing is said.
+    /// Of gradients when they are reduced, summed and given to the optimizer; the model's own if nothing is said. Sums of
+    /// `f16` are carried as `f32`, and the mean is rounded to `f16` once.
     pub reduce: Option<FloatType>,
 }
 
@@ -125,6 +126,11 @@ pub(crate) struct Degrees {
 }
 
 impl ShardingStrategy {
+    /// Whether each rank of a copy has only a part of the parameters between their uses.
+    pub(crate) const fn shards_parameters(self) -> bool {
+        matches!(self, Self::FullShard | Self::HybridShard { .. })
+    }
+
     pub(crate) fn degrees(self, world_size: usize) -> Result<Degrees> {
         let shards = match self {
             Self::FullShard | Self::ShardGradOp | Self::ShardOptimizer => world_size,
@@ -137,7 +143,7 @@ impl ShardingStrategy {
         Ok(Degrees {
             shards,
             replicas: world_size / shards,
-            frees: shards > 1 && matches!(self, Self::FullShard | Self::HybridShard { .. }),
+            frees: shards > 1 && self.shards_parameters(),
             each_round: self != Self::ShardOptimizer,
         })
     }

@@ -1,6 +1,7 @@
 //! Where each parameter's gradient goes.
 
 use crate::flat::Flat;
+use crate::mean::Mean;
 use crate::{Bucket, BucketPlan, Error, ParamInfo, Place, Result, Values};
 
 /// A plan of buckets, and by it the place of each parameter's gradient.
@@ -75,8 +76,8 @@ impl Homes {
         (leaf, written): (&mut Flat, &mut [bool]),
     ) -> Result<usize> {
         let Place { parameter: owner, offset, len } = self.place(home);
-        let mut into = leaf.slice_mut(offset, len);
-        let taken = if written[home.place] { into.add(values) } else { into.copy_from(values) };
+        let (dtype, is_first) = (self.buckets()[home.bucket].dtype, !written[home.place]);
+        let taken = leaf.slice_mut(offset, len).take_gradients(values, dtype, is_first);
         taken.map_err(|source| Error::WrongGradient {
             parameter: self.names[parameter].clone(),
             source: source.into(),
@@ -97,7 +98,7 @@ impl Homes {
         &self,
         parameter: usize,
         used: &[bool],
-        of_bucket: impl FnOnce(usize) -> Option<&'a Flat>,
+        of_bucket: impl FnOnce(usize) -> Option<&'a Mean>,
     ) -> Option<Values<'a>> {
         let home = self.of(parameter)?;
         let Place { parameter, offset, len } = self.place(home);

@@ -9,6 +9,7 @@ mod homes;
 pub(crate) use homes::{Homes, merge};
 
 use crate::flat::Flat;
+use crate::mean::Mean;
 use crate::tally::{Asked, Tally};
 use crate::tree::TreeSum;
 use crate::{Bucket, BucketPlan, FloatType, ParamInfo, Result, Values};
@@ -43,7 +44,7 @@ struct BucketSum {
     reporters: usize,
     outstanding: usize,
     /// The mean over all ranks, from one synchronisation to the next micro-batch.
-    mean: Option<Flat>,
+    mean: Option<Mean>,
     /// What the first leaf goes into, and with it every sum: it is the leftmost, and sums are made on the left. So this is
     /// the one memory that travels.
     vessel: Option<Flat>,
@@ -79,6 +80,11 @@ impl Gradients {
         places.map(|place| place.parameter)
     }
 
+    /// The type of a bucket's gradients.
+    pub(crate) fn dtype(&self, bucket: usize) -> FloatType {
+        self.homes.buckets()[bucket].dtype
+    }
+
     pub(crate) fn bucket_count(&self) -> usize {
         self.buckets.len()
     }
@@ -96,7 +102,7 @@ impl Gradients {
             bucket.leaf = Some(if self.leaves == 0 {
                 bucket.vessel(planned, allocate)?
             } else {
-                bucket.spare.pop().unwrap_or_else(|| Flat::zeros(planned.dtype, planned.len()))
+                bucket.spare.pop().unwrap_or_else(|| planned.zeros())
             });
         }
         Ok(())
@@ -107,7 +113,7 @@ impl Gradients {
         if std::mem::take(&mut self.synchronised) {
             self.used.fill(false);
             for bucket in &mut self.buckets {
-                bucket.vessel = bucket.mean.take();
+                bucket.vessel = bucket.mean.take().map(Mean::into_memory);
             }
         }
     }
@@ -163,7 +169,7 @@ impl Gradients {
 
     /// Takes what the synchronisation gave: for each bucket the mean over all ranks, and which parameters have had
     /// a gradient on any.
-    pub(crate) fn synchronised(&mut self, means: Vec<Flat>, used: impl Iterator<Item = bool>) {
+    pub(crate) fn synchronised(&mut self, means: Vec<Mean>, used: impl Iterator<Item = bool>) {
         for (bucket, mean) in self.buckets.iter_mut().zip(means) {
             bucket.mean = Some(mean);
         }
@@ -185,7 +191,7 @@ impl Gradients {
     /// Multiplies all mean gradients by a factor.
     pub(crate) fn scale(&mut self, factor: f64) {
         for mean in self.buckets.iter_mut().filter_map(|bucket| bucket.mean.as_mut()) {
-            mean.slice_mut(0, mean.len()).scale(factor);
+            mean.scale(factor);
         }
     }
 
@@ -233,7 +239,7 @@ impl BucketSum {
 
     /// The memory that travels; its contents are unspecified.
     fn vessel(&mut self, planned: &Bucket, allocate: &mut Allocate<'_>) -> Result<Flat> {
-        self.vessel.take().map_or_else(|| allocate(planned.dtype, planned.len()), Ok)
+        self.vessel.take().map_or_else(|| allocate(planned.dtype.sum_dtype(), planned.len()), Ok)
     }
 }
 

@@ -98,7 +98,7 @@ fn expected(parameter: usize, micro_batches: usize) -> Vec<f32> {
 
 /// Adds up what each rank has, and gives every rank the mean, as reducing over the network would.
 fn synchronise(ranks: &mut [Gradients], micro_batches: usize) -> Vec<f32> {
-    let mut means: Vec<Vec<Flat>> = ranks.iter().map(|_| Vec::new()).collect();
+    let mut means: Vec<Vec<Mean>> = ranks.iter().map(|_| Vec::new()).collect();
     for bucket in 0..ranks[0].bucket_count() {
         let mut sum = TreeSum::new();
         for (rank, gradients) in ranks.iter_mut().enumerate() {
@@ -108,10 +108,8 @@ fn synchronise(ranks: &mut [Gradients], micro_batches: usize) -> Vec<f32> {
         }
         let sum = sum.finish(|left, right| left.add(&right)).unwrap();
         for means in &mut means {
-            let mut mean = Flat::zeros(sum.slice(0, 0).dtype(), sum.len());
-            mean.add(&sum);
-            mean.slice_mut(0, sum.len()).divide(micro_batches);
-            means.push(mean);
+            let dtype = ranks[0].dtype(bucket);
+            means.push(Mean::of(sum.part(sum.dtype(), 0, sum.len()), dtype, micro_batches));
         }
     }
     let tallies: Vec<(f32, Vec<i64>)> =
@@ -197,9 +195,11 @@ fn memory_stays_within_that_of_a_binary_counter() {
                 gradients.end(0.0, 1);
             }
             let buckets = 0..gradients.bucket_count();
-            let buffers = buckets.map(|bucket| gradients.take_sum(bucket, &mut allocate).unwrap()).collect();
+            let dtypes: Vec<FloatType> = buckets.clone().map(|bucket| gradients.dtype(bucket)).collect();
+            let sums = buckets.map(|bucket| gradients.take_sum(bucket, &mut allocate).unwrap());
+            let means = sums.zip(dtypes).map(|(sum, dtype)| Mean::of(sum, dtype, share)).collect();
             gradients.take_tally(step(share));
-            gradients.synchronised(buffers, std::iter::repeat_n(true, 6));
+            gradients.synchronised(means, std::iter::repeat_n(true, 6));
             for bucket in &gradients.buckets {
                 // At rest every buffer that was ever made is here.
                 assert!(bucket.spare.len() < bound, "{} buffers for {share}", bucket.spare.len() + 1);

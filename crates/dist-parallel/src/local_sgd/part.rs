@@ -42,10 +42,17 @@ impl Part {
     }
 
     /// Makes the values of all ranks their mean. They are multiplied before they are added, which in a half type could
-    /// overflow.
+    /// overflow. Products and sums of `f16` are carried as `f32`, and rounded to `f16` once.
     pub(super) fn mean(self, values: &mut Flat, comm: &mut Communicator) -> Result<()> {
         let Some(factor) = self.factor else { return values.all_reduce(comm, ReduceOp::Mean) };
-        let mut own = values.slice_mut(0, values.len());
+        let (len, dtype) = (values.len(), values.dtype());
+        if dtype.sum_dtype() != dtype {
+            let mut sums = values.part(dtype.sum_dtype(), 0, len);
+            self.mean(&mut sums, comm)?;
+            values.slice_mut(0, len).convert_from(sums.slice(0, len));
+            return Ok(());
+        }
+        let mut own = values.slice_mut(0, len);
         if factor == 0.0 {
             // Whatever they are.
             own.fill_neutral();

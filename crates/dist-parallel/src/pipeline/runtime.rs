@@ -13,7 +13,7 @@ use super::stage::Stage;
 use super::ties::{self, Node, Tie};
 use super::{Schedule, Span, Timeline};
 use crate::abort::or_abort;
-use crate::flat::Flat;
+use crate::mean::Mean;
 use crate::norm::{self, SquareRange, SumOfSquares};
 use crate::{Error, ParamInfo, Params, Result, Sequence, Values, agreement, params};
 
@@ -67,7 +67,7 @@ pub struct Pipeline<A> {
     /// This rank's part in the ties that have gradients.
     pub(super) nodes: Vec<Node>,
     /// For each tie, the mean gradient, if this rank has its first stage and a micro-batch had one.
-    pub(super) tied_means: Vec<Option<Flat>>,
+    pub(super) tied_means: Vec<Option<Mean>>,
     pub(super) spans: Vec<Span>,
     pub(super) kept_most: usize,
     /// During a step. Set afterwards, too, if that has panicked.
@@ -298,7 +298,7 @@ impl<A> Pipeline<A> {
         if let Some(factor) = norm::factor(norm, max) {
             let of_stages = self.stages.iter_mut().flat_map(|stage| stage.means.iter_mut().flatten());
             let means = of_stages.chain(self.tied_means.iter_mut().flatten());
-            means.for_each(|mean| mean.slice_mut(0, mean.len()).scale(factor));
+            means.for_each(|mean| mean.scale(factor));
         }
         Ok(norm)
     }

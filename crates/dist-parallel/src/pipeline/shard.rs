@@ -6,6 +6,7 @@ use dist_collectives::Communicator;
 
 use crate::flat::Flat;
 use crate::fsdp::Strip;
+use crate::mean::Mean;
 use crate::{Bucket, Params, Result, Values, ValuesMut, params};
 
 /// One rank's part of a stage's parameters: those that the stage sums gradients of, by type, each an equal part of all
@@ -82,7 +83,7 @@ impl Shard {
     /// Calls `f` with each of this rank's pieces of parameters: the parameter, its values here, and their mean gradient.
     pub(super) fn change(
         &mut self,
-        means: Option<&[Flat]>,
+        means: Option<&[Mean]>,
         mut f: impl FnMut(usize, ValuesMut<'_>, Option<Values<'_>>) -> Result<()>,
     ) -> Result<()> {
         for (index, (strip, master)) in self.strips.iter().zip(&mut self.masters).enumerate() {

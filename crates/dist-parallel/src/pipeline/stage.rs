@@ -9,6 +9,7 @@ use super::shard::Shard;
 use super::sums::Sums;
 use super::ties::{self, Node, Tie};
 use crate::flat::{Flat, PendingFlat};
+use crate::mean::Mean;
 use crate::{Block, BoxError, Error, ParamInfo, Params, Result, Saved, Sequence, Values};
 
 pub(super) struct Stage<A> {
@@ -32,7 +33,7 @@ pub(super) struct Stage<A> {
     /// The sums of all micro-batches, while they are reduced with those of other pipelines.
     pub(super) reducing: Option<Vec<Reducing>>,
     /// The means, by bucket, and which parameters have one.
-    pub(super) means: Option<Vec<Flat>>,
+    pub(super) means: Option<Vec<Mean>>,
     pub(super) used: Vec<bool>,
 }
 

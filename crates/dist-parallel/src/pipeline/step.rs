@@ -8,6 +8,7 @@ use super::{Pipeline, ties};
 use crate::flat::Flat;
 use crate::fsdp::bytes_sent;
 use crate::loss::{Counted, to_be_summed};
+use crate::mean::Mean;
 use crate::tree::{TreeSum, sum_of};
 use crate::{Asked, BoxError, Error, Loss, Result, StepReport, TrainingCall, ValuesMut};
 
@@ -116,17 +117,19 @@ impl<A> Pipeline<A> {
         self.add_used(&mut tied)?;
         for stage in &mut self.stages {
             let mut means = Vec::new();
-            for mut sum in stage.reducing.take().expect(PROVEN) {
+            let dtypes: Vec<_> = stage.sums.buckets().iter().map(|bucket| bucket.dtype).collect();
+            for (mut sum, dtype) in stage.reducing.take().expect(PROVEN).into_iter().zip(dtypes) {
                 if let Some(shard) = &stage.shard {
                     sum = Reducing::start(shard.own_part(&sum.wait()?), self.data.as_mut());
                 }
-                means.push(mean(sum, count)?);
+                means.push(Mean::of(sum.wait()?, dtype, count));
             }
             stage.means = Some(means);
         }
         for (tie, sum) in tied.into_iter().enumerate() {
             if let Some((sum, used)) = sum {
-                self.tied_means[tie] = Some(mean(sum, count)?).filter(|_| used);
+                let dtype = self.infos[self.ties[tie].parameter].dtype;
+                self.tied_means[tie] = Some(Mean::of(sum.wait()?, dtype, count)).filter(|_| used);
             }
         }
         self.links.finish()?;
@@ -214,10 +217,4 @@ impl Reducing {
             None => Self::Here(sum),
         }
     }
-}
-
-fn mean(sum: Reducing, count: usize) -> Result<Flat> {
-    let mut mean = sum.wait()?;
-    mean.slice_mut(0, mean.len()).divide(count);
-    Ok(mean)
 }

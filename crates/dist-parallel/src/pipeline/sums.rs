@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::flat::Flat;
 use crate::gradients::{Homes, merge};
+use crate::mean::Mean;
 use crate::tree::TreeSum;
 use crate::{Bucket, BucketBytes, BucketPlan, ParamInfo, Result, Values};
 
@@ -70,7 +71,7 @@ impl Sums {
         let trees = self.trees.iter_mut().zip(&mut self.spare);
         let sums = planned.zip(trees).map(|(planned, (tree, spare))| {
             let sum = tree.finish(|left, right| merge(left, right, spare));
-            sum.unwrap_or_else(|| Flat::zeros(planned.dtype, planned.len()))
+            sum.unwrap_or_else(|| planned.zeros())
         });
         sums.collect()
     }
@@ -81,9 +82,9 @@ impl Sums {
         std::mem::replace(&mut self.used, vec![false; count])
     }
 
-    /// Takes back the memory of sums that are not needed any more.
-    pub(super) fn recycle(&mut self, sums: Vec<Flat>) {
-        self.spare.iter_mut().zip(sums).for_each(|(spare, sum)| spare.push(sum));
+    /// Takes back the memory of means that are not needed any more.
+    pub(super) fn recycle(&mut self, means: Vec<Mean>) {
+        self.spare.iter_mut().zip(means).for_each(|(spare, mean)| spare.push(mean.into_memory()));
     }
 
     /// Whether a parameter's gradients are summed here.
@@ -100,7 +101,7 @@ impl Sums {
     pub(super) fn mean<'a>(
         &self,
         parameter: usize,
-        means: Option<&'a [Flat]>,
+        means: Option<&'a [Mean]>,
         used: &[bool],
     ) -> Option<Values<'a>> {
         self.homes.mean(parameter, used, |bucket| Some(&means?[bucket]))
@@ -117,9 +118,8 @@ impl Sums {
         let Self { spare, homes, open, .. } = self;
         open.entry(micro_batch).or_insert_with(|| {
             let buckets = homes.buckets().iter().zip(spare);
-            let buffer = |(planned, spare): (&Bucket, &mut Vec<Flat>)| {
-                spare.pop().unwrap_or_else(|| Flat::zeros(planned.dtype, planned.len()))
-            };
+            let buffer =
+                |(planned, spare): (&Bucket, &mut Vec<Flat>)| spare.pop().unwrap_or_else(|| planned.zeros());
             Leaf {
                 buckets: buckets.map(buffer).collect(),
                 written: homes.buckets().iter().map(|planned| vec![false; planned.places.len()]).collect(),

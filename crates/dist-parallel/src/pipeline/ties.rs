@@ -143,8 +143,7 @@ impl Node {
         later: Later,
         earlier: Earlier,
     ) -> Self {
-        // One value more says whether there are any.
-        let look = Look { dtype: info.dtype, shape: vec![info.len() + 1] };
+        let look = look_of_sum(&info);
         let mut node = Self {
             tie,
             stage,
@@ -169,8 +168,9 @@ impl Node {
 
     /// Takes what a parameter of this stage has found.
     pub(super) fn report(&mut self, micro_batch: usize, parameter: usize, values: Values<'_>) -> Result<()> {
-        let mut own = Flat::zeros(self.info.dtype, self.info.len());
-        let taken = own.slice_mut(0, self.info.len()).copy_from(values);
+        let (dtype, len) = (self.info.dtype, self.info.len());
+        let mut own = Flat::zeros(dtype.sum_dtype(), len);
+        let taken = own.slice_mut(0, len).take_gradients(values, dtype, true);
         taken.map_err(|source| Error::WrongGradient {
             parameter: self.info.name.clone(),
             source: source.into(),
@@ -278,7 +278,7 @@ impl Node {
     fn add(&mut self, sum: Option<Flat>) {
         let micro_batch = self.order[self.passed - 1];
         self.used |= sum.is_some();
-        let leaf = sum.unwrap_or_else(|| Flat::zeros(self.info.dtype, self.info.len()));
+        let leaf = sum.unwrap_or_else(|| Flat::zeros(self.info.dtype.sum_dtype(), self.info.len()));
         self.sum.add(micro_batch, leaf, add);
     }
 }
@@ -294,7 +294,7 @@ pub(super) fn pass_on(nodes: &mut [Node], wait: bool) -> Result<()> {
                 Earlier::Sum => nodes[index].add(sum),
                 Earlier::There(link) => {
                     let info = &nodes[index].info;
-                    let look = Look { dtype: info.dtype, shape: vec![info.len() + 1] };
+                    let look = look_of_sum(info);
                     link.collect()?;
                     link.send(&look, pack(info, sum.as_ref())).expect("both ends know what it looks like");
                 }
@@ -316,11 +316,16 @@ fn add(left: &mut Flat, right: Flat) {
     left.add(&right);
 }
 
+/// What the message of a sum looks like. One value more says whether there are any.
+fn look_of_sum(info: &ParamInfo) -> Look {
+    Look { dtype: info.dtype.sum_dtype(), shape: vec![info.len() + 1] }
+}
+
 /// A sum as a message.
 fn pack(info: &ParamInfo, sum: Option<&Flat>) -> Flat {
-    let mut message = Flat::zeros(info.dtype, info.len() + 1);
+    let mut message = Flat::zeros(info.dtype.sum_dtype(), info.len() + 1);
     if let Some(sum) = sum {
-        let same = "a sum looks like its parameter";
+        let same = "a sum is as long as its parameter, of the type for sums of it";
         message.slice_mut(0, info.len()).copy_from(sum.slice(0, info.len())).expect(same);
         message.set_one(info.len());
     }
@@ -329,7 +334,7 @@ fn pack(info: &ParamInfo, sum: Option<&Flat>) -> Flat {
 
 /// What [`pack`] has made of a sum.
 fn unpack(info: &ParamInfo, message: &Flat) -> Option<Flat> {
-    message.is_one(info.len()).then(|| message.part(info.dtype, 0, info.len()))
+    message.is_one(info.len()).then(|| message.part(info.dtype.sum_dtype(), 0, info.len()))
 }
 
 /// The order in which micro-batches go backward through a stage.

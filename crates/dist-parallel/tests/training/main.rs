@@ -13,6 +13,7 @@ mod evaluate;
 mod faults;
 mod fsdp;
 mod groups;
+mod half_sums;
 mod halves;
 mod idle;
 mod join;
