@@ -105,7 +105,7 @@ impl<A> Fsdp<A> {
     fn forward_through(&mut self, actions: &[Action], input: Option<A>) -> Result<Option<A>> {
         let mut pass = Pass { current: input, saved: Vec::new() };
         // What was gathered ahead is what this begins with, too.
-        let taken = std::mem::take(&mut self.taken);
+        let taken = self.prefetched.take().unwrap_or(0);
         for &action in &actions[taken..] {
             self.act(action, &mut pass)?;
             pass.saved.clear();

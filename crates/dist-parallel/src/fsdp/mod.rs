@@ -86,8 +86,8 @@ pub struct Fsdp<A> {
     plan: Plan,
     forward: Vec<Action>,
     backward: Vec<Action>,
-    /// How many actions of the next forward were taken ahead of it.
-    taken: usize,
+    /// How many actions of the next forward were taken ahead of it, if it was asked for.
+    prefetched: Option<usize>,
     /// Micro-batches of all ranks since the last step, and whether they say how much they count.
     micro_batches: usize,
     weighted: bool,
@@ -169,7 +169,7 @@ impl<A> Fsdp<A> {
             forward: plan.uses().forward(&plan.layout, true),
             backward: plan.uses().backward(&plan.layout),
             plan,
-            taken: 0,
+            prefetched: None,
             micro_batches: 0,
             weighted: false,
             count: 0,
@@ -312,7 +312,7 @@ impl<A> Fsdp<A> {
         self.follow();
         let Self { parameters, model, plan, groups, .. } = self;
         // What was gathered ahead is not what it was.
-        self.taken = 0;
+        self.prefetched = None;
         parameters.forget();
         let outside = |strip: &Strip| {
             plan.degrees.shards > 1 || strip.master_dtype(plan.options.precision) != strip.dtype
@@ -426,7 +426,7 @@ impl<A> Fsdp<A> {
         self.follow();
         let Self { parameters, groups, model, plan, .. } = self;
         parameters.forget();
-        self.taken = 0;
+        self.prefetched = None;
         for unit in 0..plan.layout.units.len() {
             if plan.degrees.frees {
                 parameters.gather(&plan.layout, unit, groups)?;
@@ -459,7 +459,7 @@ impl<A> Fsdp<A> {
     fn forget(&mut self) {
         self.parameters.forget();
         self.gradients.forget();
-        (self.taken, self.micro_batches, self.count) = (0, 0, 0);
+        (self.prefetched, self.micro_batches, self.count) = (None, 0, 0);
         self.losses.clear();
     }
 }

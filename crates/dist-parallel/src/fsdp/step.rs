@@ -150,25 +150,29 @@ impl<A> Fsdp<A> {
         Asked::new(call, self.micro_batches + micro_batches, weighted)
     }
 
-    /// Begins to gather the first units of the next forward, if they are gathered at all. Without it the forward begins with
-    /// that. Every rank calls this.
+    /// Begins to gather the first units of the next forward. Without it the forward begins with that. A rank that shares its
+    /// copy with no other, as in a world of one, has nothing to gather. Every rank calls this.
     ///
     /// # Errors
-    /// If it was done since the last forward, or parameters are not sharded. If there is no memory.
+    /// If an earlier call has gathered what nothing has used or freed since: a forward uses it, and an
+    /// [update](Self::update), [setting](Self::set_part) or [looking at](Self::for_each_parameter) parameters and loading a
+    /// checkpoint free it. If the strategy does not shard parameters. If there is no memory.
     pub fn prefetch(&mut self) -> Result<()> {
         self.announce("prefetch");
-        if !self.plan.degrees.frees {
+        if !self.plan.options.strategy.shards_parameters() {
             return Err(Error::Prefetch { reason: "every rank has all of them" });
         }
-        if self.taken > 0 {
+        if self.prefetched.is_some() {
             return Err(Error::Prefetch { reason: "they already are, and no forward has used them" });
         }
         self.follow();
-        while let Some(&Action::Gather(unit)) = self.forward.get(self.taken) {
+        let mut taken = 0;
+        while let Some(&Action::Gather(unit)) = self.forward.get(taken) {
             let gathered = self.parameters.gather(&self.plan.layout, unit, &mut self.groups);
             self.or_abort(gathered)?;
-            self.taken += 1;
+            taken += 1;
         }
+        self.prefetched = Some(taken);
         Ok(())
     }
 
@@ -229,7 +233,7 @@ impl<A> Fsdp<A> {
     {
         let (input, loss) = batch.unzip();
         let mut pass = Pass { current: input, saved: Vec::new() };
-        for place in std::mem::take(&mut self.taken)..self.forward.len() {
+        for place in self.prefetched.take().unwrap_or(0)..self.forward.len() {
             self.act(self.forward[place], &mut pass)?;
         }
         // The first units of the backward are gathered while the loss is computed.

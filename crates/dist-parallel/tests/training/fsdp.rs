@@ -316,6 +316,39 @@ fn gathering_ahead_is_used_once() {
     assert_eq!(outcome.results, [true; 2]);
 }
 
+/// A loop that works on several ranks works on one, and is wrong on one where it is wrong on several.
+#[rstest]
+#[case(1, ShardingStrategy::FullShard)]
+#[case(2, ShardingStrategy::FullShard)]
+#[case(2, ShardingStrategy::HybridShard { shard_degree: 1 })]
+#[case(4, ShardingStrategy::HybridShard { shard_degree: 2 })]
+fn units_are_gathered_ahead_until_something_uses_or_frees_them(
+    #[case] ranks: usize,
+    #[case] strategy: ShardingStrategy,
+    #[values(false, true)] shares_memory: bool,
+) {
+    let network = sim::Network::new(ranks);
+    let network = if shares_memory { network.with_shared_memory() } else { network };
+    let _outcome = network.run(move |transport| {
+        let options = FsdpOptions::new(strategy).with_prefetch(1);
+        let mut fsdp = Fsdp::new(Communicator::new(transport), model(7), &options).unwrap();
+        let ends: [fn(&mut Fsdp<Rows>); 5] = [
+            |fsdp| drop(fsdp.forward(micro_batch(0, 3).0).unwrap()),
+            |fsdp| assert_eq!(fsdp.step(4, batch_of(0)).unwrap().micro_batches, 4),
+            |fsdp| fsdp.for_each_parameter(|_, _| ()).unwrap(),
+            |fsdp| fsdp.update(&mut adamw()).unwrap(),
+            |fsdp| fsdp.set_part(Values::F32(&vec![0.5; fsdp.part_len()])).unwrap(),
+        ];
+        for end in ends {
+            fsdp.prefetch().unwrap();
+            assert!(matches!(fsdp.prefetch(), Err(Error::Prefetch { .. })));
+            end(&mut fsdp);
+        }
+        fsdp.prefetch().unwrap();
+        fsdp.step(4, batch_of(1)).unwrap();
+    });
+}
+
 #[test]
 fn ranks_that_do_not_agree_are_told_so_and_can_go_on() {
     let outcome = sim::run(1, 2, |transport| {
