@@ -2,6 +2,7 @@
 #![cfg(all(feature = "shm", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use dist_testkit::process;
@@ -14,6 +15,8 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Which rank may open no more files.
 const STARVED: &str = "DIST_TEST_STARVED";
 const MEDIUM: &str = "DIST_TRANSPORT";
+/// The folder in which each of the other ranks leaves a file when it has ended.
+const DONE: &str = "DIST_TEST_DONE";
 
 /// How many files this process has open.
 fn open_files() -> u64 {
@@ -58,6 +61,15 @@ fn rank_of_a_starved_job(starved: usize) {
     assert_eq!(abort.rank, starved, "{abort}, {error}");
     let Cause::GaveUp { why } = &abort.cause else { panic!("{abort}") };
     assert!(why.contains("open files"), "{why}");
+    // It stays until the others have heard of it.
+    let done = PathBuf::from(std::env::var(DONE).unwrap());
+    if world.rank().index() != starved {
+        std::fs::write(done.join(world.rank().index().to_string()), "").unwrap();
+        return;
+    }
+    while (0..3).any(|rank| rank != starved && !done.join(rank.to_string()).exists()) {
+        world.runtime().yield_now();
+    }
 }
 
 #[rstest]
@@ -69,7 +81,9 @@ fn a_rank_that_may_open_no_more_files_is_named_by_all(
         return rank_of_a_starved_job(std::env::var(STARVED).unwrap().parse().unwrap());
     }
     let name = std::thread::current().name().unwrap().to_owned();
-    process::ranks_with(3, &name, LIMIT, &[(STARVED, starved), (MEDIUM, medium)]).assert_success();
+    let done = tempfile::tempdir().unwrap();
+    let variables = [(STARVED, starved), (MEDIUM, medium), (DONE, done.path().to_str().unwrap())];
+    process::ranks_with(3, &name, LIMIT, &variables).assert_success();
 }
 
 #[test]

@@ -30,6 +30,7 @@ pub(super) const ADMITTED: u8 = 1;
 const EXHAUSTED_LIMIT: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
+#[allow(clippy::vec_box, reason = "handshakes are large, and are taken out of the middle")]
 pub(super) struct Gate {
     door: Door,
     listener: Socket,

@@ -205,6 +205,8 @@ fn start_coordinator(
         }
     };
     let (world_size, secret) = (config.rank.world_size(), config.secret.clone());
+    // Raises the limit if it can be raised. If it is too low all the same, the coordinator tells the other ranks.
+    let _ = files::check_limit(2 * world_size, world_size);
     let started =
         Coordinator::start_epoch(runtime, Worlds::One, &addresses, world_size, key, config.epoch, secret);
     let coordinator = started.map_err(|error| match error {

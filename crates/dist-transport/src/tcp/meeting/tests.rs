@@ -118,10 +118,11 @@ fn ranks_that_expect_another_world_size_are_told_whichever_comes_first(
     assert_eq!(heard(&mut lines[0]), []);
     let mut odd = join_world(&mut meeting, 3, 5, LONG);
     assert_eq!(heard_at_last(&mut odd), [Frame::WorldSize { expected: 4 }]);
-    assert_eq!(heard(&mut lines[0]), [other.clone()], "it was here before");
+    assert_eq!(heard(&mut lines[0]), std::slice::from_ref(&other), "it was here before");
     assert!(!meeting.cannot_start(), "others may come");
     for rank in [1, 2] {
-        assert_eq!(heard_at_last(&mut join(&mut meeting, rank, LONG)), [other.clone()], "it comes later");
+        let told = heard_at_last(&mut join(&mut meeting, rank, LONG));
+        assert_eq!(told, std::slice::from_ref(&other), "it comes later");
     }
     let mut fourth = join_world(&mut meeting, 4, 5, LONG);
     assert_eq!(heard_at_last(&mut fourth), [Frame::WorldSize { expected: 4 }]);
