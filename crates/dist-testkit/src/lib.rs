@@ -1,4 +1,5 @@
 #![doc = include_str!("../README.md")]
 
+pub mod hosts;
 pub mod oracle;
 pub mod process;
