@@ -426,6 +426,10 @@ fn because(
     reported: Option<&Call>,
 ) -> String {
     match (theirs, reported) {
+        _ if *cause == Cause::Unreachable => {
+            let (lower, upper) = (rank.min(reporter), rank.max(reporter));
+            format!(": rank {lower} and rank {upper} cannot reach each other")
+        }
         // Which of the two is wrong, nobody knows.
         (Some(theirs), Some(reported)) => {
             let (named, noticed) = (format!("rank {rank}"), format!("rank {reporter}"));

@@ -53,6 +53,10 @@ impl fmt::Display for Abort {
             Cause::Length { expected, got } => {
                 write!(f, "rank {rank} sends {got} bytes where rank {reporter} expects {expected}")
             }
+            Cause::Unreachable => {
+                let (lower, upper) = (rank.min(reporter), rank.max(reporter));
+                write!(f, "rank {lower} and rank {upper} cannot reach each other")
+            }
             _ if rank == reporter => write!(f, "rank {rank} {cause}"),
             _ => write!(f, "rank {rank} {cause} (reported by rank {reporter})"),
         }
@@ -72,6 +76,10 @@ pub enum Cause {
     /// Its process ended before it joined the world that others were waiting for, as its launcher has seen.
     #[error("ended before it joined")]
     NotJoined,
+    /// It and the reporter could not reach each other for too long, though the coordinator reaches both: nobody knows on which
+    /// side the network fails.
+    #[error("and a peer cannot reach each other")]
+    Unreachable,
     /// It closed its communicator while a peer was still waiting for it.
     #[error("left while a peer was waiting for it")]
     Left,

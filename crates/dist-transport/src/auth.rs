@@ -174,6 +174,8 @@ pub(crate) enum Purpose {
     Memory(ChannelId),
     /// An arena of the other rank's heap, which is to be mapped.
     Arena(u32),
+    /// None but to find out whether the other side can be reached.
+    Probe,
 }
 
 /// Who opens a connection to whom, and for what. Ranks are numbered as in the world.
@@ -196,6 +198,7 @@ impl Identity {
             Purpose::Data(channel) => (1, channel.get()),
             Purpose::Memory(channel) => (2, channel.get()),
             Purpose::Arena(number) => (3, u64::from(number)),
+            Purpose::Probe => (4, 0),
         };
         let mut hello = [0; HELLO_BYTES];
         hello[..16].copy_from_slice(&beginning(Version::OURS));
@@ -216,6 +219,7 @@ impl Identity {
             1 => Purpose::Data(ChannelId::from_number(channel)),
             2 => Purpose::Memory(ChannelId::from_number(channel)),
             3 => Purpose::Arena(word(32)),
+            4 => Purpose::Probe,
             _ => return None,
         };
         let identity = Self { epoch: word(20), from: word(24), to: word(28), purpose };

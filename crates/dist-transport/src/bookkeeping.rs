@@ -7,8 +7,11 @@ use crate::{CALLS_MAX, ChannelId, Error, Fingerprint, Rank, Result, Traffic};
 
 /// How often every process gives a sign of life.
 pub(crate) const BEAT: Duration = Duration::from_millis(500);
-/// After how long without a sign a process counts as dead, unless it says otherwise.
-pub(crate) const LIVENESS: Duration = Duration::from_secs(2);
+/// After how long without a sign of life a process counts as dead that runs on the coordinator's host, unless the job sets a
+/// limit. No job can set a shorter one.
+pub(crate) const LIVENESS_ON_HOST: Duration = Duration::from_secs(2);
+/// The same between hosts, where the network may be silent for a while although all processes live.
+pub(crate) const LIVENESS_BETWEEN_HOSTS: Duration = Duration::from_secs(10);
 
 /// Bytes in front of every message.
 pub(crate) const HEADER_BYTES: usize = 64;
@@ -39,7 +42,14 @@ impl Calls {
         &mut self.all[self.current]
     }
 
+    /// All of them, the current one first.
+    #[cfg(feature = "tcp")]
+    pub(crate) fn from_the_last(&self) -> [Fingerprint; CALLS_MAX] {
+        std::array::from_fn(|age| self.all[(self.current + CALLS_MAX - age) % CALLS_MAX])
+    }
+
     /// All of them, in no order.
+    #[cfg(feature = "sim")]
     pub(crate) const fn all(&self) -> &[Fingerprint; CALLS_MAX] {
         &self.all
     }

@@ -73,6 +73,140 @@ fn every_survivor_names_the_rank_that_died(
     }
 }
 
+/// One rank of four, of which the third is killed. Rank 0, which hosts the coordinator, ends its process as soon as it knows.
+fn rank_beside_a_host_that_ends_at_once() {
+    let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    let rank = transport.rank();
+    let error = (0..).find_map(|round| {
+        if round == 100 && rank.index() == 2 {
+            end("kill");
+        }
+        let mut received = [0; 8];
+        let deadline = transport.runtime().deadline(LIMIT);
+        let send = Outgoing { to: rank.right().index(), parts: &[&[7; 8]] };
+        let receive = Incoming { from: rank.left().index(), len: 8, sink: Sink::Into(&mut received) };
+        transport.exchange(Some(send), Some(receive), &deadline.into()).err()
+    });
+    if rank.index() == 0 {
+        std::process::exit(0);
+    }
+    let Some(Error::Aborted(abort)) = error else { panic!("{error:?}") };
+    assert_eq!((abort.rank, abort.cause), (2, Cause::Died));
+}
+
+/// It is a matter of microseconds, so that one job may end well by chance.
+#[rstest]
+fn every_rank_hears_who_died_although_rank_0_ends_at_once(
+    #[values("tcp", "shm")] medium: &str,
+    #[values(0, 1, 2, 3)] _job: usize,
+) {
+    if process::rank().is_some() {
+        return rank_beside_a_host_that_ends_at_once();
+    }
+    let name = std::thread::current().name().unwrap().to_owned();
+    let job = process::ranks_with(4, &name, LIMIT, &[(MEDIUM, medium)]);
+    for ended in &job.ranks {
+        let succeeded = ended.status.is_some_and(|status| status.success());
+        assert_eq!(succeeded, ended.rank != 2, "rank {}: {}", ended.rank, ended.output);
+    }
+}
+
+/// One rank of three, of which one gives up and ends its process.
+fn rank_beside_one_that_gives_up(who: usize) {
+    let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    let deadline = transport.runtime().deadline(LIMIT);
+    if transport.rank().index() == who {
+        transport.abort(Cause::gave_up("no more data"));
+        std::process::exit(0);
+    }
+    let mut received = [0; 8];
+    let receive = Incoming { from: who, len: 8, sink: Sink::Into(&mut received) };
+    let error = transport.exchange(None, Some(receive), &deadline.into()).unwrap_err();
+    let Error::Aborted(abort) = error else { panic!("{error:?}") };
+    assert_eq!(abort.to_string(), format!("rank {who} gave up: no more data"));
+}
+
+/// Rank 0 hosts the coordinator.
+#[rstest]
+fn a_rank_that_gives_up_and_ends_at_once_has_said_why(#[values("0", "2")] who: &str) {
+    if process::rank().is_some() {
+        return rank_beside_one_that_gives_up(std::env::var(VICTIM).unwrap().parse().unwrap());
+    }
+    let name = std::thread::current().name().unwrap().to_owned();
+    process::ranks_with(3, &name, LIMIT, &[(VICTIM, who)]).assert_success();
+}
+
+/// Whose descriptors a process keeps open, as the child of a fork does.
+const KEPT: &str = "DIST_TEST_KEPT";
+
+/// Takes the descriptors of another process, says so, and keeps them until this test is over.
+fn keep_descriptors(of: i32) {
+    use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+    let process = pidfd_open(Pid::from_raw(of).unwrap(), PidfdFlags::empty()).unwrap();
+    let kept: Vec<_> =
+        (3..1024).filter_map(|number| pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).ok()).collect();
+    println!("kept {}", kept.len());
+    let runtime = dist_transport::Runtime::system();
+    runtime.sleep(2 * LIMIT);
+}
+
+/// One rank of three, of which one is killed whose descriptors stay open.
+fn rank_beside_one_whose_descriptors_stay(victim: usize) {
+    use std::io::{BufRead, BufReader};
+    let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    let (rank, deadline) = (transport.rank(), transport.runtime().deadline(LIMIT));
+    let mut pass = || {
+        let mut received = [0; 8];
+        let send = Outgoing { to: rank.right().index(), parts: &[&[7; 8]] };
+        let receive = Incoming { from: rank.left().index(), len: 8, sink: Sink::Into(&mut received) };
+        transport.exchange(Some(send), Some(receive), &deadline.into())
+    };
+    pass().unwrap();
+    if rank.index() == victim {
+        let _ = rustix::process::set_ptracer(rustix::process::PTracer::Any);
+        let mut keeper = std::process::Command::new(std::env::current_exe().unwrap());
+        keeper.args(["--exact", std::thread::current().name().unwrap(), "--nocapture"]);
+        keeper.env(KEPT, std::process::id().to_string());
+        keeper.stdin(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+        let mut keeper = keeper.stdout(std::process::Stdio::piped()).spawn().unwrap();
+        println!("keeper {} ", keeper.id());
+        let told = BufReader::new(keeper.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let kept = { told }.find_map(|line| line.split("kept ").nth(1).map(str::to_owned));
+        assert_ne!(kept, Some("0".to_owned()), "this process may not look into another one");
+        end("kill");
+    }
+    let Some(Error::Aborted(abort)) = std::iter::repeat_with(&mut pass).find_map(Result::err) else {
+        panic!("it ends by an abort")
+    };
+    let cause = if victim == 0 { Cause::CoordinatorLost } else { Cause::Died };
+    assert_eq!((abort.rank, abort.cause), (victim, cause));
+}
+
+/// If its end were told by its connections only, it would count as silent two seconds later.
+#[rstest]
+fn a_rank_whose_descriptors_a_child_keeps_open_dies_at_once(
+    #[values("0", "2")] victim: &str,
+    #[values("tcp", "shm")] medium: &str,
+) {
+    if let Ok(kept) = std::env::var(KEPT) {
+        return keep_descriptors(kept.parse().unwrap());
+    }
+    if process::rank().is_some() {
+        return rank_beside_one_whose_descriptors_stay(std::env::var(VICTIM).unwrap().parse().unwrap());
+    }
+    let name = std::thread::current().name().unwrap().to_owned();
+    let job = process::ranks_with(3, &name, LIMIT, &[(VICTIM, victim), (MEDIUM, medium)]);
+    let keeper =
+        |ended: &process::Ended| ended.output.split("keeper ").nth(1)?.split(' ').next()?.parse().ok();
+    let keeper =
+        job.ranks.iter().find_map(keeper).and_then(rustix::process::Pid::from_raw).expect("there is one");
+    let _ = rustix::process::kill_process(keeper, rustix::process::Signal::KILL);
+    for ended in &job.ranks {
+        let succeeded = ended.status.is_some_and(|status| status.success());
+        assert_eq!(succeeded, ended.rank.to_string() != victim, "rank {}: {}", ended.rank, ended.output);
+    }
+}
+
 /// One rank: enters one barrier after the other in shared memory until something goes wrong; the victim goes wrong at
 /// the hundredth.
 fn rank_in_shared_memory(victim: usize) {

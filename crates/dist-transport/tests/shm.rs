@@ -65,6 +65,43 @@ fn ranks_that_reach_the_coordinator_by_ipv4_through_ipv6_share_memory() {
     assert_eq!(words, [[7]; 3]);
 }
 
+/// The posts of one and the message of the other never meet.
+#[test]
+fn a_message_against_a_collective_is_told_long_before_the_deadline() {
+    let outcomes = run(
+        2,
+        |_, config| config.with_medium(Medium::Shm),
+        |mut transport| {
+            let (runtime, me) = (transport.runtime().clone(), transport.rank().index());
+            let deadline = runtime.deadline(LONG);
+            let call = |number: u8| {
+                let mut call = [7; Fingerprint::SIZE];
+                call[..8].copy_from_slice(&u64::from(number).to_le_bytes());
+                Fingerprint(call)
+            };
+            transport.begin(&call(1));
+            transport.direct(&deadline.into()).unwrap().expect("they share memory");
+            if me == 1 {
+                transport.begin(&call(0));
+                return pass_round(&mut transport, &[7]).unwrap_err();
+            }
+            transport.begin(&call(2));
+            let direct = transport.direct(&deadline.into()).unwrap().expect("they have agreed");
+            direct.enter(1, Slots::Used, Exposed::Nothing, &deadline.into()).unwrap();
+            direct.post();
+            direct.wait(1, 1, &deadline.into()).unwrap_err()
+        },
+    );
+    for error in outcomes {
+        let told = match &error {
+            Error::Mismatch { .. } => true,
+            Error::Aborted(abort) => matches!(abort.cause, Cause::Mismatch { .. }),
+            _ => false,
+        };
+        assert!(told, "{error:?}");
+    }
+}
+
 /// How much shared memory of ours this process has mapped.
 fn mapped() -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();

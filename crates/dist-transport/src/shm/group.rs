@@ -85,6 +85,13 @@ impl GroupMemory {
         self.mapping.counter(self.line(rank, turn))
     }
 
+    /// How often a rank has posted, in all calls together, if it has not come further than the call with this number. It is
+    /// not more than three calls behind. Lines of earlier calls may be another rank's by now.
+    pub(crate) fn all_posts(&self, rank: usize, call: usize) -> u64 {
+        let calls = call.saturating_sub(CALLS_MAX - 1)..=call;
+        calls.map(|call| self.posts(rank, Turn::of(call)).load(Ordering::Acquire)).max().unwrap_or(0)
+    }
+
     /// Looks so many times, with pauses, whether a rank has posted so often by now, and gives how often it has. The loads
     /// acquire: what the rank wrote before the post that is seen is seen too.
     #[inline]

@@ -6,11 +6,8 @@
 use std::time::Duration;
 
 use super::weather::Weather;
-use crate::bookkeeping::{BEAT, LIVENESS};
+use crate::bookkeeping::{BEAT, LIVENESS_BETWEEN_HOSTS, LIVENESS_ON_HOST};
 use crate::{Abort, Cause, Fingerprint};
-
-/// How long after a fault somebody's silence can still be news.
-const WATCH: Duration = Duration::from_secs(6);
 
 #[derive(Debug)]
 pub(super) struct Control {
@@ -20,7 +17,8 @@ pub(super) struct Control {
     /// The coordinator's word.
     verdict: Option<Abort>,
     ranks: Vec<Standing>,
-    next_look: Option<Duration>,
+    /// When signs of life are given next, while anybody looks for them.
+    next_beat: Option<Duration>,
     watch_until: Duration,
 }
 
@@ -29,6 +27,8 @@ pub(super) struct Control {
 struct Standing {
     presence: Presence,
     stalled: bool,
+    /// How long nothing may get from it to the coordinator or back.
+    liveness: Duration,
     /// What the rank knows of the job's end.
     known: Option<Abort>,
     /// When the coordinator last heard of it; `None` when it does not listen to it any more.
@@ -45,16 +45,19 @@ enum Presence {
 }
 
 impl Control {
-    pub(super) fn new(world_size: usize, home: Option<usize>) -> Self {
-        let standing = || Standing {
+    /// Of ranks on these hosts. A coordinator that no rank hosts is on the host of rank 0.
+    pub(super) fn new(hosts: &[u64], home: Option<usize>) -> Self {
+        let own_host = hosts.get(home.unwrap_or(0));
+        let standing = |host: &u64| Standing {
             presence: Presence::Here,
             stalled: false,
+            liveness: silence_limit(Some(host) == own_host),
             known: None,
             seen: Some(Duration::ZERO),
             heard: Some(Duration::ZERO),
         };
-        let ranks = (0..world_size).map(|_| standing()).collect();
-        Self { home, lost: false, verdict: None, ranks, next_look: None, watch_until: Duration::ZERO }
+        let ranks = hosts.iter().map(standing).collect();
+        Self { home, lost: false, verdict: None, ranks, next_beat: None, watch_until: Duration::ZERO }
     }
 
     /// What this rank knows of the job's end.
@@ -79,19 +82,40 @@ impl Control {
 
     /// From now on signs of life are looked for, for a while: something has happened.
     pub(super) fn watch(&mut self, now: Duration) {
-        if self.next_look.is_none() {
+        if self.next_beat.is_none() {
             // All have given them until now.
             for rank in &mut self.ranks {
                 rank.seen = rank.seen.map(|_| now);
                 rank.heard = rank.heard.map(|_| now);
             }
-            self.next_look = Some(now.saturating_add(BEAT));
+            self.next_beat = Some(now.saturating_add(BEAT));
         }
-        self.watch_until = now.saturating_add(WATCH);
+        // So long after a fault somebody's silence can still be news.
+        let longest = self.ranks.iter().map(|rank| rank.liveness).max().unwrap_or(LIVENESS_ON_HOST);
+        self.watch_until = now.saturating_add(3 * longest);
     }
 
+    /// When signs of life are given next, or somebody has been silent for too long.
     pub(super) fn next_look(&self) -> Option<Duration> {
-        self.next_look
+        let silences = self.ranks.iter().filter(|rank| rank.presence != Presence::Left).flat_map(|rank| {
+            let heard = rank.heard.filter(|_| rank.presence == Presence::Here && !rank.stalled);
+            let seen = rank.seen.filter(|_| self.runs());
+            [seen, heard].into_iter().flatten().map(|last| last.saturating_add(rank.liveness))
+        });
+        self.next_beat.map(|beat| silences.fold(beat, Duration::min))
+    }
+
+    /// Ends the job because these two ranks cannot reach each other, if the coordinator reaches both.
+    pub(super) fn part(&mut self, [rank, reporter]: [usize; 2], now: Duration, weather: &Weather) {
+        let is_heard = |rank: usize| {
+            let standing = &self.ranks[rank];
+            let beats = standing.presence == Presence::Here && !standing.stalled && standing.heard.is_some();
+            beats && standing.seen.is_some() && self.reaches(rank, now, weather)
+        };
+        if self.runs() && is_heard(rank) && is_heard(reporter) {
+            let abort = Abort { reporter, ..ended(Cause::Unreachable, rank) };
+            self.decide(abort, now, weather);
+        }
     }
 
     pub(super) fn kill(&mut self, rank: usize, now: Duration, weather: &Weather) {
@@ -142,28 +166,31 @@ impl Control {
         }
     }
 
-    /// Everybody gives a sign of life and looks for those of the others.
+    /// Everybody gives a sign of life, if it is time, and looks for those of the others.
     pub(super) fn look(&mut self, now: Duration, weather: &Weather) {
-        let next = now.saturating_add(BEAT);
-        self.next_look = Some(next).filter(|next| *next <= self.watch_until);
+        let is_beat = self.next_beat.is_some_and(|beat| beat <= now);
+        if is_beat {
+            let next = now.saturating_add(BEAT);
+            self.next_beat = Some(next).filter(|next| *next <= self.watch_until);
+        }
         for rank in 0..self.ranks.len() {
-            if self.heard_by(rank, now, weather) && self.runs() {
+            if is_beat && self.heard_by(rank, now, weather) && self.runs() {
                 self.ranks[rank].heard = Some(now);
             }
             let standing = &mut self.ranks[rank];
-            let silent = standing.heard.is_some_and(|heard| now.saturating_sub(heard) >= LIVENESS);
+            let silent = standing.heard.is_some_and(|heard| now.saturating_sub(heard) >= standing.liveness);
             if silent && standing.presence == Presence::Here && !standing.stalled {
                 standing.lose_coordinator(rank, self.home);
             }
         }
         if self.runs() {
-            self.look_for_the_silent(now, weather);
+            self.look_for_the_silent(is_beat, now, weather);
         }
         self.look_for_the_dead(now, weather);
         self.spread(now, weather);
     }
 
-    fn look_for_the_silent(&mut self, now: Duration, weather: &Weather) {
+    fn look_for_the_silent(&mut self, is_beat: bool, now: Duration, weather: &Weather) {
         for rank in 0..self.ranks.len() {
             let reaches = self.reaches(rank, now, weather);
             let standing = &mut self.ranks[rank];
@@ -171,10 +198,10 @@ impl Control {
                 continue;
             }
             let beats = standing.presence == Presence::Here && !standing.stalled && standing.heard.is_some();
-            if beats && reaches {
+            if is_beat && beats && reaches {
                 standing.seen = standing.seen.map(|_| now);
             }
-            if standing.seen.is_some_and(|seen| now.saturating_sub(seen) >= LIVENESS) {
+            if standing.seen.is_some_and(|seen| now.saturating_sub(seen) >= standing.liveness) {
                 self.decide(ended(Cause::Silent, rank), now, weather);
                 self.ranks[rank].seen = None;
             }
@@ -250,6 +277,11 @@ impl Standing {
         };
         self.known.get_or_insert(abort);
     }
+}
+
+/// How long nothing may get from one process to another, on one host or between two.
+pub(super) const fn silence_limit(is_within_host: bool) -> Duration {
+    if is_within_host { LIVENESS_ON_HOST } else { LIVENESS_BETWEEN_HOSTS }
 }
 
 fn ended(cause: Cause, rank: usize) -> Abort {

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::control::Control;
+use super::control::{Control, silence_limit};
 use super::fault::{Fault, When};
 use super::link::Links;
 use super::message::Message;
@@ -15,7 +15,7 @@ use super::report::{self, Channel, Describe, Position};
 use super::storm::{Effects, Plan};
 use super::waiting::{On, Waiting, wake};
 use super::weather::Weather;
-use crate::bookkeeping::Calls;
+use crate::bookkeeping::{BEAT, Calls};
 use crate::runtime::Unparker;
 use crate::{Abort, ChannelId, Fingerprint};
 
@@ -38,9 +38,9 @@ pub(super) struct Place {
 pub(super) enum Found {
     /// There is one.
     Message,
-    /// Nothing yet: the unparker is used when there is reason to look again; one that is on its way arrives then.
+    /// Nothing yet: the unparker is used when there is reason to look again, and there is one at this time.
     Nothing {
-        arrives: Option<Duration>,
+        look_again: Option<Duration>,
     },
     /// The sender has left, and left nothing behind.
     Left,
@@ -67,8 +67,10 @@ pub(super) enum Sent {
 pub(super) enum Room {
     /// Enough of them.
     Enough,
-    /// Not yet: the unparker is used when there is reason to look again.
-    Waiting,
+    /// Not yet: the unparker is used when there is reason to look again, and there is one at this time.
+    Waiting {
+        look_again: Option<Duration>,
+    },
     /// The receiver has left.
     Left,
     Elsewhere(Elsewhere),
@@ -133,7 +135,7 @@ impl Fabric {
         let world_size = links.hosts.len();
         let (channels, homes) = (HashMap::new(), HashMap::new());
         let (transports, weather) = (vec![0; world_size], Weather::default());
-        let control = Control::new(world_size, coordinator);
+        let control = Control::new(&links.hosts, coordinator);
         let plan = Plan { faults, operations: vec![0; world_size], ..Plan::default() };
         let (told, describe, waits) = (0, None, None);
         let state = State {
@@ -259,7 +261,7 @@ impl Fabric {
         }
         let sender_left = state.has_left(from);
         let member = state.member(place);
-        member.waiting = None;
+        let since = waiting_since(member.waiting.take(), on, now);
         let arrives = member.inbox.get(&from.rank).and_then(|queue| queue.messages.front());
         let arrives = arrives.map(|(arrives, _)| *arrives);
         if arrives.is_some_and(|arrives| arrives <= now) {
@@ -268,8 +270,15 @@ impl Fabric {
         if sender_left && arrives.is_none() {
             return Found::Left;
         }
-        member.waiting = Some(Waiting { on, unparker });
-        state.contradiction(place, calls).map_or(Found::Nothing { arrives }, Found::Elsewhere)
+        member.waiting = Some(Waiting { on, since, unparker });
+        let crossing = state.crossing(place, on).filter(|_| arrives.is_none());
+        if let Some(elsewhere) = state.contradiction(place, calls).or(crossing) {
+            return Found::Elsewhere(elsewhere);
+        }
+        let (parts, woken) = state.part([from, place], since, now);
+        drop(state);
+        wake(woken);
+        Found::Nothing { look_again: arrives.into_iter().chain(parts).min() }
     }
 
     /// Notes that a rank waits no longer for what it has looked for.
@@ -299,10 +308,12 @@ impl Fabric {
         to: Place,
         window: usize,
         calls: &[Fingerprint],
+        now: Duration,
         unparker: Unparker,
     ) -> Room {
         let mut state = self.lock();
-        state.member(place).waiting = None;
+        let on = On::Room(to.rank);
+        let since = waiting_since(state.member(place).waiting.take(), on, now);
         let unreceived = state.member(to).inbox.get(&place.rank).map_or(0, |queue| queue.bytes);
         if unreceived <= window {
             return Room::Enough;
@@ -313,8 +324,14 @@ impl Fabric {
         if state.has_left(to) {
             return Room::Left;
         }
-        state.member(place).waiting = Some(Waiting { on: On::Room(to.rank), unparker });
-        state.contradiction(place, calls).map_or(Room::Waiting, Room::Elsewhere)
+        state.member(place).waiting = Some(Waiting { on, since, unparker });
+        if let Some(elsewhere) = state.contradiction(place, calls) {
+            return Room::Elsewhere(elsewhere);
+        }
+        let (look_again, woken) = state.part([to, place], since, now);
+        drop(state);
+        wake(woken);
+        Room::Waiting { look_again }
     }
 
     /// Ends the job, as far as the reporter's word reaches, and gives what is told of it; if the reporter knows of an end
@@ -342,6 +359,11 @@ impl Fabric {
     }
 }
 
+/// Since when a rank waits for this, which it may have waited for before it looked again.
+fn waiting_since(before: Option<Waiting>, on: On, now: Duration) -> Duration {
+    before.filter(|before| before.on == on).map_or(now, |before| before.since)
+}
+
 impl Member {
     pub(super) fn waits_on(&self) -> Option<On> {
         self.waiting.as_ref().map(|waiting| waiting.on)
@@ -362,6 +384,25 @@ impl State {
         let pair = (from.world_rank, to.world_rank);
         let arrives = self.links.carry(pair, bytes, now, &mut self.random);
         self.weather.arrival(pair, bytes, (now, arrives), &mut self.random)
+    }
+
+    /// Ends the job if the last of these waits for the first, and they have not reached each other for too long. Gives when that
+    /// may be so, and those who wait and are to hear that it is.
+    fn part(
+        &mut self,
+        [peer, place]: [Place; 2],
+        since: Duration,
+        now: Duration,
+    ) -> (Option<Duration>, Vec<Waiting>) {
+        let pair = [peer.world_rank, place.world_rank];
+        let Some(parted) = self.weather.parted_since(pair, now) else { return (None, Vec::new()) };
+        let [theirs, ours] = pair.map(|rank| self.links.hosts[rank]);
+        let due = parted.max(since).saturating_add(silence_limit(theirs == ours));
+        if now < due {
+            return (Some(due), Vec::new());
+        }
+        self.control.part(pair, now, &self.weather);
+        (Some(now.saturating_add(BEAT)), self.wake_if_told())
     }
 
     /// Keeps messages that are under way from crossing a cut.
@@ -431,6 +472,25 @@ impl State {
                 contradiction.map(|(ours, theirs)| Elsewhere { world_rank, ours, theirs })
             })
         })
+    }
+
+    /// The rank that this one waits for, if that one waits for this one in another call, and nothing is on its way between
+    /// them: for a message, as of `send_recv`, and for a post in shared memory, say.
+    fn crossing(&self, place: Place, on: On) -> Option<Elsewhere> {
+        let On::Message(peer) = on else { return None };
+        let call = |rank: usize| self.channels[&place.home][rank].position.call;
+        let [ours, theirs] = [place.rank, peer].map(call);
+        let posts = self.homes.iter().find(|(_, home)| **home == place.home).map(|(posts, _)| posts);
+        let awaits_us = |channel: &ChannelId| {
+            let Some(member) = self.channels.get(channel).map(|members| &members[peer]) else { return false };
+            let has_more = member.inbox.get(&place.rank).is_some_and(|queue| !queue.messages.is_empty());
+            member.waits_on() == Some(On::Message(place.rank)) && !has_more
+        };
+        let is_mutual = peer != place.rank && [&place.home].into_iter().chain(posts).any(awaits_us);
+        // Of messages outside any call nobody knows what they belong to.
+        let differ = ours != theirs && ![ours, theirs].contains(&Fingerprint::NONE);
+        let world_rank = self.channels[&place.home][peer].world_rank;
+        (is_mutual && differ).then_some(Elsewhere { world_rank, ours, theirs })
     }
 
     /// For which rank another waits, if it does so in this call.

@@ -8,8 +8,8 @@ use crate::bookkeeping::HEADER_BYTES;
 
 /// Something that goes wrong. Ranks are numbered as in the world.
 ///
-/// What the ranks are told is what processes connected by TCP are told: they give a sign of life every half second,
-/// and whoever gave none for two seconds counts as silent.
+/// What the ranks are told is what processes connected by TCP are told: they give a sign of life every half second. A rank of
+/// which the coordinator hears nothing for two seconds, or for ten if it is on another host, counts as silent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
@@ -55,8 +55,9 @@ pub enum Fault {
         /// Of messages sent within this time.
         lasts: Duration,
     },
-    /// Nothing gets through between two sides. What is sent arrives when the partition ends; a rank that the
-    /// coordinator cannot hear counts as silent, and one that cannot hear the coordinator believes it lost.
+    /// Nothing gets through between two sides. What is sent arrives when the partition ends. If it lasts, a rank that the
+    /// coordinator cannot hear counts as silent, one that cannot hear the coordinator believes it lost, and of two that the
+    /// coordinator hears, one of which waits for the other, both are named.
     Partition {
         /// The ranks of one side.
         from: Vec<usize>,

@@ -121,9 +121,9 @@ impl State {
                 self.control.watch(now);
                 let until = end(lasts);
                 if ways == Ways::Both {
-                    self.weather.cuts.push(Cut { from: to.clone(), to: from.clone(), until });
+                    self.weather.cuts.push(Cut { from: to.clone(), to: from.clone(), since: now, until });
                 }
-                self.weather.cuts.push(Cut { from, to, until });
+                self.weather.cuts.push(Cut { from, to, since: now, until });
                 self.plan.ends.extend(lasts.map(|_| (until, End::Partition)));
                 self.hold_back(now);
             }

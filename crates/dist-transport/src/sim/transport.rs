@@ -195,13 +195,13 @@ impl SimTransport {
     /// Whether a message of this peer is here, at the deadline at the latest.
     fn message_comes(&self, peer: usize, deadline: Deadline) -> Result<bool> {
         loop {
-            let Found::Nothing { arrives } = self.look_for_message(peer, On::Message(peer))? else {
+            let Found::Nothing { look_again } = self.look_for_message(peer, On::Message(peer))? else {
                 return Ok(true);
             };
             if self.runtime.expired(deadline) {
                 return Ok(false);
             }
-            self.park(deadline, arrives);
+            self.park(deadline, look_again);
         }
     }
 
@@ -239,17 +239,19 @@ impl SimTransport {
                 Room::Aborted(abort) => return Err(Error::Aborted(abort)),
                 Room::Left => return Err(self.closed(Activity::Send, peer)),
                 Room::Elsewhere(elsewhere) => return Err(self.never_meets(elsewhere)),
-                Room::Waiting => {}
+                Room::Waiting { look_again } => {
+                    if self.runtime.expired(deadline) {
+                        return Err(self.timeout(Activity::Send, peer, deadline));
+                    }
+                    self.park(deadline, look_again);
+                }
             }
-            if self.runtime.expired(deadline) {
-                return Err(self.timeout(Activity::Send, peer, deadline));
-            }
-            self.runtime.park(Some(deadline));
         }
     }
 
     fn look_for_room(&self, peer: usize, window: usize, unparker: Unparker) -> Room {
-        self.fabric().look_for_room(self.own_place(), self.place(peer), window, self.calls.all(), unparker)
+        let (now, calls) = (self.world.clock.now(), self.calls.all());
+        self.fabric().look_for_room(self.own_place(), self.place(peer), window, calls, now, unparker)
     }
 
     /// Aborts the job because two ranks wait in calls that can never meet.
@@ -389,9 +391,11 @@ impl Transport for SimTransport {
         let silent = loop {
             let (mut silent, mut next) = (Vec::new(), None::<Duration>);
             for &peer in peers {
-                if let Found::Nothing { arrives } = self.look_for_message(peer, On::AnyMessage(peers[0]))? {
+                if let Found::Nothing { look_again } =
+                    self.look_for_message(peer, On::AnyMessage(peers[0]))?
+                {
                     silent.push(peer);
-                    next = next.into_iter().chain(arrives).min();
+                    next = next.into_iter().chain(look_again).min();
                 }
             }
             let is_over = silent.is_empty() || silent.len() < peers.len();

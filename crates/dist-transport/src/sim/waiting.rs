@@ -1,10 +1,13 @@
 //! What ranks wait for, and how they are woken.
 
+use std::time::Duration;
+
 use crate::runtime::Unparker;
 
 #[derive(Debug)]
 pub(super) struct Waiting {
     pub(super) on: On,
+    pub(super) since: Duration,
     pub(super) unparker: Unparker,
 }
 

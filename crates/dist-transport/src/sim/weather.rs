@@ -22,6 +22,7 @@ pub(super) struct Weather {
 pub(super) struct Cut {
     pub(super) from: Vec<usize>,
     pub(super) to: Vec<usize>,
+    pub(super) since: Duration,
     pub(super) until: Duration,
 }
 
@@ -56,6 +57,12 @@ impl Weather {
     /// Whether what this rank sends now gets to that one.
     pub(super) fn reaches(&self, from: usize, to: usize, now: Duration) -> bool {
         !self.cuts.iter().any(|cut| now < cut.until && cut.separates(from, to))
+    }
+
+    /// Since when these two do not reach each other, if they do not: one direction is enough for that.
+    pub(super) fn parted_since(&self, [one, other]: [usize; 2], now: Duration) -> Option<Duration> {
+        let separates = |cut: &&Cut| cut.separates(one, other) || cut.separates(other, one);
+        self.cuts.iter().filter(|cut| now < cut.until).filter(separates).map(|cut| cut.since).min()
     }
 
     /// When a message arrives that is sent now and would arrive then in good weather.

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::auth::Secret;
-use crate::bookkeeping::LIVENESS;
+use crate::bookkeeping::{LIVENESS_BETWEEN_HOSTS, LIVENESS_ON_HOST};
 use crate::tcp::address;
 use crate::{Error, Rank, Reach, Result};
 
@@ -22,7 +22,8 @@ pub struct Config {
     pub(super) job: String,
     pub(super) epoch: u32,
     pub(super) timeout: Duration,
-    pub(super) liveness: Duration,
+    /// How long a process may be silent, if the job says so.
+    pub(super) liveness: Option<Duration>,
     /// What this machine is called, if not by its own number.
     pub(super) host_id: Option<String>,
     pub(super) medium: Medium,
@@ -83,7 +84,7 @@ impl Config {
             job: "dist".to_owned(),
             epoch: 0,
             timeout: TIMEOUT_DEFAULT,
-            liveness: LIVENESS,
+            liveness: None,
             host_id: None,
             medium: Medium::Auto,
             reach: Reach::Write,
@@ -161,11 +162,11 @@ impl Config {
         }
         if let Some(value) = variables.get("DIST_LIVENESS") {
             let seconds = value.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-            let Some(liveness) = seconds.filter(|&liveness| liveness >= LIVENESS) else {
+            let Some(liveness) = seconds.filter(|&liveness| liveness >= LIVENESS_ON_HOST) else {
                 let expected = "a number of seconds, at least 2";
                 return Err(Error::InvalidVariable { name: "DIST_LIVENESS", value, expected });
             };
-            config.liveness = liveness;
+            config.liveness = Some(liveness);
         }
         // A launcher that hosts the coordinator has one for each start, and tells it of none.
         if config.host == Host::RankZero && variables.get("TORCHELASTIC_RESTART_COUNT").is_some() {
@@ -192,12 +193,22 @@ impl Config {
         Self { timeout, ..self }
     }
 
-    /// How long this process, or the coordinator to it, may give no sign of life before it counts as dead and the job ends:
-    /// 2 seconds, which is also the least, unless said otherwise. A process that dies is noticed at once all the same. More is
-    /// for one that is stopped for a while, as by a debugger; calls still end by their deadlines.
+    /// How long this process and the coordinator may hear nothing from each other before the job ends: unless this is set, 2
+    /// seconds if both run on one host, and 10 seconds between hosts. The least is 2 seconds.
+    ///
+    /// A shorter silence, of the network or of a process, is survived. Between hosts it is also the time after which two ranks
+    /// that cannot reach each other end the job, though the coordinator reaches both. A process that dies is noticed at once
+    /// all the same, unless the network keeps it from being noticed. Set more where a process is stopped for a while, as by a
+    /// debugger; calls still end by their deadlines.
     #[must_use]
     pub fn with_liveness(self, liveness: Duration) -> Self {
-        Self { liveness: liveness.max(LIVENESS), ..self }
+        Self { liveness: Some(liveness.max(LIVENESS_ON_HOST)), ..self }
+    }
+
+    /// How long a process on the same host, or on another one, may be silent.
+    pub(super) fn liveness(&self, is_on_host: bool) -> Duration {
+        let default = if is_on_host { LIVENESS_ON_HOST } else { LIVENESS_BETWEEN_HOSTS };
+        self.liveness.unwrap_or(default)
     }
 
     /// The coordinator is hosted by the launcher, not by rank 0.

@@ -36,7 +36,7 @@ pub(super) enum Frame {
     OtherWorldSize { rank: u32, size: u32 },
     /// A sign of life.
     Beat,
-    /// This rank's process has ended, as its launcher has seen.
+    /// This rank's process has ended, as its launcher has seen, or a rank of its host. It may have left in order before.
     Ended { rank: u32 },
     /// Something went wrong.
     Abort(Abort),
@@ -48,9 +48,49 @@ pub(super) enum Frame {
     Ask { rank: u32, origin: Origin },
     /// To this rank: the channel was left. The coordinator passes it on, with the rank that has left.
     LeftChannel { rank: u32, channel: ChannelId },
-    /// The rank has been waiting for a while on this channel, for this other one, or it waits no longer, if that is the rank
-    /// itself. These are its last calls there, in no order.
-    Waiting { channel: ChannelId, on: u32, calls: [Fingerprint; CALLS_MAX] },
+    /// The rank has been waiting for a while on this channel, or it waits no longer. These are its last calls there, the
+    /// current one first.
+    Waiting { channel: ChannelId, wait: Wait, calls: [Fingerprint; CALLS_MAX] },
+}
+
+/// What a rank waits for on a channel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Wait {
+    /// The rank that it waits for: itself, if it waits no longer.
+    pub(super) on: u32,
+    /// What it waits for, and how much of that it has had so far from that rank.
+    pub(super) missing: Missing,
+    /// How many messages it has begun to send to that rank.
+    pub(super) messages: u64,
+    /// How often it has posted in memory that the group shares.
+    pub(super) posts: u64,
+}
+
+/// What is missing, after so many of its kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Missing {
+    /// Room for a message, or a message of any of several ranks: nothing follows from it.
+    Anything,
+    /// A message.
+    Message(u64),
+    /// A post in memory that the group shares.
+    Post(u64),
+}
+
+impl Wait {
+    /// Whether what it waits for has not been sent yet by the rank that waits for this.
+    fn is_for_something_to_come_from(&self, other: &Self) -> bool {
+        match self.missing {
+            Missing::Anything => false,
+            Missing::Message(received) => received == other.messages,
+            Missing::Post(seen) => seen == other.posts,
+        }
+    }
+
+    /// Whether two ranks that wait for each other do so for ever.
+    pub(super) fn is_forever_with(&self, other: &Self) -> bool {
+        self.is_for_something_to_come_from(other) && other.is_for_something_to_come_from(self)
+    }
 }
 
 /// Where a rank runs.
@@ -66,6 +106,16 @@ pub(super) struct Home {
     pub(super) door: Option<DoorName>,
     /// What it may run on.
     pub(super) cores: Cores,
+    /// The id of its process.
+    pub(super) pid: ProcessId,
+}
+
+/// What names a process to other processes of its host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct ProcessId {
+    /// Equal for two processes if they see each other by their ids: a number of their PID namespace, or 0 if it is unknown.
+    pub(super) namespace: u64,
+    pub(super) id: u32,
 }
 
 /// What the Unix socket of a process is called. It is random, so that nobody else can take it first.
@@ -96,7 +146,7 @@ impl DoorName {
 impl Home {
     /// That of a rank of this process.
     pub(super) fn here(address: SocketAddr, host: u64, door: Option<DoorName>) -> Self {
-        Self { address, host, process: host::process(), door, cores: host::cores() }
+        Self { address, host, process: host::process(), door, cores: host::cores(), pid: host::pid() }
     }
 
     /// Returns `true` if the rank may share memory with others of its host.
@@ -184,12 +234,17 @@ impl Frame {
             Self::LeftChannel { rank, channel } => {
                 frame.number(12_u32).number(rank).bytes(&channel.get().to_le_bytes());
             }
-            Self::Waiting { channel, on, calls } => {
-                frame
-                    .number(9_u32)
-                    .bytes(&channel.get().to_le_bytes())
-                    .number(on)
-                    .bytes(bytemuck::cast_slice(&calls.map(|call| call.0)));
+            Self::Waiting { channel, wait, calls } => {
+                let (kind, count) = match wait.missing {
+                    Missing::Anything => (0_u32, 0),
+                    Missing::Message(received) => (1, received),
+                    Missing::Post(seen) => (2, seen),
+                };
+                frame.number(9_u32).bytes(&channel.get().to_le_bytes()).number(wait.on);
+                frame.bytes(bytemuck::cast_slice(&calls.map(|call| call.0))).number(kind);
+                [count, wait.messages, wait.posts].iter().for_each(|count| {
+                    frame.bytes(&count.to_le_bytes());
+                });
             }
         }
         frame.bytes
@@ -217,7 +272,16 @@ impl Frame {
             8 => Self::Goodbye,
             9 => {
                 let (channel, on) = (frame.channel(), frame.number());
-                Self::Waiting { channel, on, calls: [(); CALLS_MAX].map(|()| Fingerprint(frame.bytes())) }
+                let calls = [(); CALLS_MAX].map(|()| Fingerprint(frame.bytes()));
+                let (kind, count) = (frame.number(), frame.long());
+                let missing = match kind {
+                    0 => Missing::Anything,
+                    1 => Missing::Message(count),
+                    2 => Missing::Post(count),
+                    _ => return None,
+                };
+                let wait = Wait { on, missing, messages: frame.long(), posts: frame.long() };
+                Self::Waiting { channel, wait, calls }
             }
             10 => Self::Left { rank: frame.number() },
             11 => Self::Ask { rank: frame.number(), origin: frame.origin()? },
@@ -252,6 +316,7 @@ fn encode_cause(cause: &Cause) -> (u32, [u8; Cause::WHY_BYTES]) {
         Cause::CoordinatorLost => 7,
         Cause::LauncherLost => 8,
         Cause::NotJoined => 12,
+        Cause::Unreachable => 11,
         Cause::Length { expected, got } => {
             details[..16].copy_from_slice([expected.to_le_bytes(), got.to_le_bytes()].as_flattened());
             9
@@ -278,6 +343,7 @@ fn decode_cause(kind: u32, details: [u8; Cause::WHY_BYTES]) -> Option<Cause> {
         9 => Cause::Length { expected: fields.long(), got: fields.long() },
         10 => Cause::Panicked,
         12 => Cause::NotJoined,
+        11 => Cause::Unreachable,
         _ => return None,
     })
 }
@@ -309,7 +375,8 @@ impl Encoder {
     fn home(&mut self, home: Home) -> &mut Self {
         self.address(home.address).bytes(&home.host.to_le_bytes()).bytes(&home.process.to_le_bytes());
         self.bytes(&home.door.map_or(0, DoorName::get).to_le_bytes());
-        self.number(home.cores.first).number(home.cores.count)
+        self.number(home.cores.first).number(home.cores.count);
+        self.bytes(&home.pid.namespace.to_le_bytes()).number(home.pid.id)
     }
 
     /// IPv4 addresses travel in their IPv6 form.
@@ -359,7 +426,9 @@ impl Decoder<'_> {
     fn home(&mut self) -> Home {
         let (address, host, process) = (self.address(), self.long(), self.long());
         let door = DoorName::new(self.long());
-        Home { address, host, process, door, cores: Cores { first: self.number(), count: self.number() } }
+        let cores = Cores { first: self.number(), count: self.number() };
+        let pid = ProcessId { namespace: self.long(), id: self.number() };
+        Home { address, host, process, door, cores, pid }
     }
 
     fn address(&mut self) -> SocketAddr {
@@ -475,6 +544,7 @@ mod tests {
     #[test]
     fn frames_survive_the_wire() {
         let cores = Cores { first: 3, count: 5 };
+        let pid = ProcessId { namespace: u64::MAX - 1, id: 7 };
         let abort = Abort {
             cause: Cause::Mismatch { theirs: Fingerprint([7; Fingerprint::SIZE]) },
             rank: 3,
@@ -491,11 +561,18 @@ mod tests {
                 world_size: 4,
                 patience_ms: 60_000,
                 liveness_ms: 2000,
-                home: Home { address: v4, host: u64::MAX, process: 1, door: DoorName::new(u64::MAX), cores },
+                home: Home {
+                    address: v4,
+                    host: u64::MAX,
+                    process: 1,
+                    door: DoorName::new(u64::MAX),
+                    cores,
+                    pid,
+                },
             },
             Frame::Peer {
                 rank: 2,
-                home: Home { address: v6, host: 7, process: u64::MAX, door: None, cores },
+                home: Home { address: v6, host: 7, process: u64::MAX, door: None, cores, pid },
             },
             Frame::Missing { rank: 1, refused: u64::MAX },
             Frame::NotAll,
@@ -509,6 +586,7 @@ mod tests {
             Frame::Abort(Abort { cause: Cause::NotJoined, ..abort }),
             Frame::Abort(Abort { cause: Cause::Silent, ..abort }),
             Frame::Abort(Abort { cause: Cause::Panicked, ..abort }),
+            Frame::Abort(Abort { cause: Cause::Unreachable, ..abort }),
             Frame::Abort(Abort { cause: Cause::gave_up(""), ..abort }),
             Frame::Abort(Abort { cause: Cause::gave_up("é".repeat(Cause::WHY_BYTES / 2)), ..abort }),
             Frame::Abort(Abort { cause: Cause::Length { expected: 3, got: u64::MAX }, ..abort }),
@@ -519,7 +597,7 @@ mod tests {
             Frame::LeftChannel { rank: 7, channel: forks[0].channel },
             Frame::Waiting {
                 channel: ChannelId::WORLD.child(3, &[0]),
-                on: 4,
+                wait: Wait { on: 4, missing: Missing::Post(u64::MAX), messages: 3, posts: 5 },
                 calls: [abort.call, Fingerprint::NONE, Fingerprint([8; 48]), Fingerprint([9; 48])],
             },
         ];

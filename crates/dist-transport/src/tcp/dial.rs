@@ -13,6 +13,7 @@ use crate::tcp::config::Medium;
 use crate::tcp::control::Home;
 use crate::tcp::gate::ADMITTED;
 use crate::tcp::link::Link;
+use crate::tcp::probe::attempt_limit;
 use crate::tcp::session::{Session, WaitError, Watch, at_least};
 use crate::tcp::verdict::Verdict;
 use crate::tcp::{socket, user};
@@ -64,14 +65,36 @@ fn dial_over_network(
     identity: Identity,
     watch: Watch<'_>,
 ) -> Result<Socket, WaitError<Error>> {
-    let address = session.homes[identity.to as usize].address;
+    let peer = identity.to as usize;
+    let address = session.homes[peer].address;
     let mut hang_ups = HangUps::default();
+    // To another host new connections are tried again and again: after an outage of the network they are open at once, while
+    // the system sends the packets of old ones after longer and longer pauses. If none gets there for as long as the network may
+    // be silent, the coordinator is told.
+    let limit = session.silence_limit(peer);
+    let mut unreachable_by = limit.map(|limit| session.runtime.deadline(limit));
+    let in_time = || match limit {
+        Some(limit) => {
+            let deadline = watch.deadline.earlier(session.runtime.deadline(attempt_limit(limit)));
+            // The other side may count a connection as open whose proof it has: the answer to that has its time.
+            let answer_limit = watch.answer_limit.max(session.runtime.remaining(watch.deadline));
+            Watch { deadline, answer_limit, ..watch }
+        }
+        None => watch,
+    };
     loop {
-        match open(address, &session.key, identity, watch) {
+        match open(address, &session.key, identity, in_time()) {
             Ok(Opened::Proven(stream)) => return Ok(stream),
             Ok(Opened::HungUp { was_challenged }) => hang_ups.count(was_challenged, identity, address)?,
-            Err(WaitError::Late) => return Err(hang_ups.late(identity, address, watch.deadline.limit())),
+            Err(WaitError::Late) if session.runtime.expired(watch.deadline) => {
+                return Err(hang_ups.late(identity, address, watch.deadline.limit()));
+            }
+            Err(WaitError::Late) => {}
+            Err(WaitError::Failed(error)) if limit.is_some() && is_unreached(&error) => watch.check()?,
             Err(error) => return Err(error),
+        }
+        if unreachable_by.take_if(|by| session.runtime.expired(*by)).is_some() {
+            session.tell_unreachable(peer);
         }
         session.runtime.park(Some(watch.deadline.earlier(session.runtime.deadline(RETRY))));
     }
@@ -139,6 +162,14 @@ pub(super) fn map_arena(
 
 fn connect_error(action: &'static str, address: SocketAddr, source: io::Error) -> Error {
     Error::Address { activity: Activity::Connect, action, address: address.to_string(), source }
+}
+
+/// Whether a connection could not be opened because no packet gets to the other host or back.
+pub(super) fn is_unreached(error: &Error) -> bool {
+    use io::ErrorKind::{HostUnreachable, NetworkUnreachable, TimedOut};
+    let unreached =
+        |source: &io::Error| matches!(source.kind(), HostUnreachable | NetworkUnreachable | TimedOut);
+    matches!(error, Error::Address { source, .. } if unreached(source))
 }
 
 /// How an attempt to open a connection ended.
@@ -356,7 +387,7 @@ fn check_user(stream: &Socket, activity: Activity, address: SocketAddr) -> Resul
 const fn activity_of(identity: Identity) -> Activity {
     match identity.purpose {
         Purpose::Control => Activity::Rendezvous,
-        Purpose::Data(_) | Purpose::Memory(_) | Purpose::Arena(_) => Activity::Connect,
+        Purpose::Data(_) | Purpose::Memory(_) | Purpose::Arena(_) | Purpose::Probe => Activity::Connect,
     }
 }
 

@@ -1,11 +1,12 @@
 //! Which host this process runs on, and what it may use of it.
 
 use std::hash::{BuildHasher, RandomState};
+use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 
 use sha2::{Digest, Sha256};
 
-use crate::tcp::control::Cores;
+use crate::tcp::control::{Cores, ProcessId};
 
 /// A number that processes share if, and only if, they run on one host: made of what the user calls it, else of the
 /// number that Linux gives itself at every start, else of the network's name for it.
@@ -21,6 +22,35 @@ pub(super) fn id(name: Option<&str>) -> u64 {
 pub(super) fn process() -> u64 {
     static RANDOM: OnceLock<RandomState> = OnceLock::new();
     RANDOM.get_or_init(RandomState::new).hash_one(std::process::id())
+}
+
+/// The id of this process, for others of its host.
+pub(super) fn pid() -> ProcessId {
+    ProcessId { namespace: pid_namespace().unwrap_or(0), id: std::process::id() }
+}
+
+/// A descriptor that becomes readable when the process ends, whoever has its other descriptors then. `None` if this process
+/// cannot see it.
+#[cfg(target_os = "linux")]
+pub(super) fn watch_process(process: ProcessId) -> Option<OwnedFd> {
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+    let is_visible = process.namespace != 0 && Some(process.namespace) == pid_namespace();
+    let id = Pid::from_raw(i32::try_from(process.id).ok()?).filter(|_| is_visible)?;
+    pidfd_open(id, PidfdFlags::empty()).ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) const fn watch_process(_process: ProcessId) -> Option<OwnedFd> {
+    None
+}
+
+/// A number that all processes of this process's PID namespace have in common, and no others. Linux numbers namespaces anew
+/// at every start.
+fn pid_namespace() -> Option<u64> {
+    let namespace = std::fs::read_link("/proc/self/ns/pid").ok()?;
+    let start = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let digest = Sha256::digest(format!("{start}{}", namespace.display()));
+    Some(u64::from_le_bytes(std::array::from_fn(|index| digest[index])))
 }
 
 /// The cores that this process may run on.

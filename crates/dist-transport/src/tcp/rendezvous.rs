@@ -16,6 +16,7 @@ use crate::tcp::control::{DoorName, Frame, Home, Line};
 use crate::tcp::coordinator::{COORDINATOR, Coordinator};
 use crate::tcp::dial::{HangUps, Opened, RETRY, number, open};
 use crate::tcp::meeting::{Worlds, answer_grace};
+use crate::tcp::probe::Probes;
 use crate::tcp::service::{Service, listener_address};
 use crate::tcp::session::{Arrivals, FrameQueue, Membership, Session, WaitError, Watch, timeout};
 use crate::tcp::verdict::{Bell, Verdict};
@@ -32,7 +33,7 @@ const NEXT_WORLD_RETRY: Duration = Duration::from_millis(100);
 pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
     let deadline = runtime.deadline(config.timeout);
     let key = Key::new(config.secret.as_ref(), &config.job);
-    let session = |homes| -> Result<Arc<Session>> {
+    let session = |homes, liveness| -> Result<Arc<Session>> {
         Ok(Arc::new(Session {
             rank: config.rank,
             runtime: runtime.clone(),
@@ -40,7 +41,8 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
             epoch: config.epoch,
             homes,
             coordinator: config.host,
-            liveness: config.liveness,
+            liveness,
+            liveness_between_hosts: config.liveness(false),
             medium: config.medium,
             reach: config.reach,
             heap: Arc::default(),
@@ -52,6 +54,7 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
             channels: Channels::new(),
             left: Mutex::default(),
             announced: Mutex::default(),
+            probes: Probes::default(),
             outgoing: FrameQueue::new(),
             closing: AtomicBool::new(false),
             service_bell: Bell::new()?,
@@ -59,7 +62,7 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
     };
     if config.rank.world_size() == 1 {
         let (address, host) = ((Ipv4Addr::LOCALHOST, 0).into(), host::id(config.host_id.as_deref()));
-        let session = session(vec![Home::here(address, host, None)])?;
+        let session = session(vec![Home::here(address, host, None)], config.liveness(true))?;
         return Ok(Membership { session, service: None, coordinator: None });
     }
     let coordinator = match config.host {
@@ -94,7 +97,7 @@ pub(super) fn join(config: &Config, runtime: &Runtime) -> Result<Membership> {
             "no rank of another machine reaches this one: it came to the coordinator by loopback, others did not"
         );
     }
-    let session = session(homes)?;
+    let session = session(homes, config.liveness(socket::is_within_host(&line.stream)))?;
     let service = Service::new(session.clone(), listener, host_door, line);
     let service = runtime
         .spawn("dist-service", move || service.run())
@@ -341,7 +344,7 @@ fn introduce(
     };
     let milliseconds = |time: Duration| u32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(u32::MAX);
     let patience_ms = milliseconds(runtime.remaining(deadline));
-    let liveness_ms = milliseconds(config.liveness);
+    let liveness_ms = milliseconds(config.liveness(socket::is_within_host(&line.stream)));
     let world_size = number(config.rank.world_size())?;
     line.push(Frame::Join { world_size, patience_ms, liveness_ms, home }).map_err(gone)?;
     let mut homes = Vec::new();

@@ -1,7 +1,9 @@
 //! The service thread of a process: handshakes of those who connect, signs of life, and the abort.
 
+use std::collections::HashSet;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -16,8 +18,8 @@ use crate::tcp::config::Host;
 use crate::tcp::control::{Frame, Line};
 use crate::tcp::gate::{Admitted, Door, Gate};
 use crate::tcp::link::Link;
-use crate::tcp::session::{GOODBYE_LIMIT, Session};
-use crate::tcp::socket;
+use crate::tcp::session::{GOODBYE_LIMIT, Session, lock, number};
+use crate::tcp::{host, probe, socket};
 use crate::{Abort, Cause, Deadline, Fingerprint};
 
 /// Everything that the service thread knows.
@@ -34,6 +36,13 @@ pub(super) struct Service {
     connected: bool,
     /// How long to wait for the coordinator to hang up, once the session is closing.
     farewell: Option<Deadline>,
+    /// Where the coordinator is, if it is on another host.
+    far_coordinator: Option<SocketAddr>,
+    /// Ranks of this host whose processes are watched, with what becomes readable at their ends: the connections of a process
+    /// may outlive it, if it has forked.
+    watched: Vec<(usize, OwnedFd)>,
+    /// Ranks whose ends need no watching any more, or cannot be watched.
+    unwatched: HashSet<usize>,
 }
 
 impl Service {
@@ -46,6 +55,8 @@ impl Service {
     ) -> Self {
         let runtime = &session.runtime;
         let listeners = [(Door::Network, Some(listener.into())), (Door::Host, host_door)];
+        let is_far = !socket::is_within_host(&line.stream);
+        let coordinator = line.stream.peer_addr().ok().and_then(|address| address.as_socket());
         let gate = |(door, listener)| {
             Some(Gate::new(door, listener?, session.key.clone(), session.epoch, runtime.clone()))
         };
@@ -58,6 +69,9 @@ impl Service {
             silent_by: runtime.deadline(session.liveness),
             connected: true,
             farewell: None,
+            far_coordinator: coordinator.filter(|_| is_far),
+            watched: Vec::new(),
+            unwatched: HashSet::from([session.rank.index()]),
             session,
         }
     }
@@ -65,21 +79,26 @@ impl Service {
     /// Serves until the session is closing and everything is said.
     pub(super) fn run(mut self) {
         loop {
+            self.watch_processes();
             if let Err(e) = self.wait() {
                 tracing::error!(error = %e, "the service thread cannot wait and ends");
                 self.session.give_up(Cause::gave_up(format_args!("waiting: {e}")), Fingerprint::NONE);
                 // Where it cannot be said, the end of the line says that this process is gone.
                 let _ = self.speak();
+                self.session.verdict.settle();
                 return;
             }
             self.session.service_bell.rung();
             let closing = self.session.closing.load(Ordering::Acquire);
+            let ended = self.take_ended();
             let spoken = self.speak();
             // What the coordinator said before it went is still to be heard, if nothing can be said to it any more.
             self.hear();
-            if self.connected && spoken.is_err() {
+            let is_coordinator = |&rank: &usize| rank == 0 && self.session.coordinator == Host::RankZero;
+            if self.connected && (spoken.is_err() || ended.iter().any(is_coordinator)) {
                 self.lose_coordinator();
             }
+            self.probe_coordinator();
             // Whoever is told here that it is let in counts its connection as open, and cannot have left before.
             let admitted: Vec<_> = self.gates.iter_mut().flat_map(Gate::advance).collect();
             admitted.into_iter().for_each(|admitted| self.admit(admitted));
@@ -109,9 +128,67 @@ impl Service {
             let unsent = if self.line.unsent() { PollFlags::OUT } else { PollFlags::empty() };
             watched.push(socket::watch(&self.line.stream, PollFlags::IN | unsent));
         }
+        watched.extend(self.watched.iter().map(|(_, process)| socket::watch(process, PollFlags::IN)));
+        let silent = self.session.runtime.remaining(self.silent_by);
         let next = self.session.runtime.remaining(self.next_beat);
+        let next = if self.connected { next.min(silent) } else { next };
         let next = self.gates.iter().filter_map(Gate::look_again_in).fold(next, Duration::min);
         socket::poll(&mut watched, next).map(drop)
+    }
+
+    /// Watches the process of the next rank of this host that has not left, so that every rank's is watched by one, and that of
+    /// rank 0 if it hosts the coordinator.
+    fn watch_processes(&mut self) {
+        let session = &*self.session;
+        let me = session.rank;
+        let left = lock(&session.left);
+        self.watched.retain(|(rank, _)| !left.contains(rank));
+        let hosts = session.coordinator == Host::RankZero;
+        let others = (1..me.world_size()).map(|distance| me.plus(distance).index());
+        let here = session.homes[me.index()].pid.namespace;
+        let is_next = |rank: &usize| {
+            let is_here = session.homes[*rank].pid.namespace == here;
+            is_here && !self.unwatched.contains(rank) && !left.contains(rank)
+        };
+        let next = { others }.find(is_next);
+        for rank in next.into_iter().chain(hosts.then_some(0).filter(|rank| !left.contains(rank))) {
+            if self.unwatched.contains(&rank) || self.watched.iter().any(|(watched, _)| *watched == rank) {
+                continue;
+            }
+            match host::watch_process(session.homes[rank].pid) {
+                Some(process) => self.watched.push((rank, process)),
+                None => drop(self.unwatched.insert(rank)),
+            }
+        }
+    }
+
+    /// The ranks whose processes have ended since this was last asked. The coordinator hears of them, which knows whether they
+    /// had left before.
+    fn take_ended(&mut self) -> Vec<usize> {
+        let has_ended = |process: &OwnedFd| {
+            let mut watched = [socket::watch(process, PollFlags::IN)];
+            socket::poll(&mut watched, Duration::ZERO).is_ok() && !watched[0].revents().is_empty()
+        };
+        let ended: Vec<_> = self.watched.extract_if(.., |(_, process)| has_ended(process)).collect();
+        let ended: Vec<_> = ended.into_iter().map(|(rank, _)| rank).collect();
+        for &rank in &ended {
+            self.unwatched.insert(rank);
+            self.session.outgoing.push(Frame::Ended { rank: number(rank) });
+        }
+        ended
+    }
+
+    /// Asks by a new connection whether the coordinator lives, if it is on another host and nothing has come from it for a
+    /// while. Its answer is a sign of life of both.
+    fn probe_coordinator(&mut self) {
+        let Some(address) = self.far_coordinator.filter(|_| self.connected) else { return };
+        let (runtime, limit) = (&self.session.runtime, self.session.liveness);
+        if self.session.probes.coordinator_has_answered() {
+            self.silent_by = runtime.deadline(limit);
+        }
+        if runtime.elapsed(self.silent_by) >= probe::probe_after(limit) {
+            probe::coordinator(&self.session, address);
+        }
     }
 
     /// Hands a proven connection to whoever will ask for it.
@@ -133,6 +210,7 @@ impl Service {
                     tracing::debug!(%error, from, "an arena was asked for and not taken");
                 }
             }
+            Purpose::Probe => {}
             _ => tracing::warn!(?identity, "a process of this job connected to the wrong place"),
         }
     }
@@ -194,6 +272,7 @@ impl Service {
             };
             let abort = Abort { cause, rank, reporter, call: Fingerprint::NONE };
             self.session.report(abort);
+            self.session.verdict.settle();
         }
     }
 }

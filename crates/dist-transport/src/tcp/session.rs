@@ -16,16 +16,23 @@ use crate::runtime::Task;
 use crate::shm::Heap;
 use crate::tcp::channels::{Channels, Origin};
 use crate::tcp::config::{Host, Medium};
-use crate::tcp::control::{Cores, Frame, Home};
+use crate::tcp::control::{Cores, Frame, Home, Missing, Wait};
 use crate::tcp::coordinator::Coordinator;
 use crate::tcp::dial::ANSWER_LIMIT;
 use crate::tcp::link::Link;
+use crate::tcp::probe::Probes;
 use crate::tcp::socket;
 use crate::tcp::verdict::{Bell, Verdict};
 use crate::{Abort, Activity, Cause, ChannelId, Deadline, Error, Fingerprint, Rank, Reach, Result, Runtime};
 
 /// How long a leaving process waits for its goodbye to be sent.
 pub(super) const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
+
+/// How long to wait for the coordinator's word on what this process has reported.
+const WORD_LIMIT: Duration = Duration::from_millis(250);
+
+/// The same in the process that hosts the coordinator, without which it would be told nobody.
+const WORD_LIMIT_OF_HOST: Duration = Duration::from_secs(1);
 
 /// After how long a wait is told to the coordinator.
 pub(super) const WAITING_LIMIT: Duration = Duration::from_millis(100);
@@ -42,6 +49,8 @@ pub(super) struct Session {
     pub(super) coordinator: Host,
     /// How long the coordinator may give no sign of life.
     pub(super) liveness: Duration,
+    /// How long the network between this host and another one may be silent.
+    pub(super) liveness_between_hosts: Duration,
     /// What messages may go through.
     pub(super) medium: Medium,
     /// Ranks of this host that memory turned out not to be shared with.
@@ -60,6 +69,8 @@ pub(super) struct Session {
     pub(super) left: Mutex<HashSet<usize>>,
     /// The last calls that were announced, by the channel under which they are compared.
     pub(super) announced: Mutex<HashMap<ChannelId, Calls>>,
+    /// Who is asked by new connections whether it can be reached.
+    pub(super) probes: Probes,
     /// What the service thread is to say to the coordinator.
     pub(super) outgoing: FrameQueue,
     pub(super) closing: AtomicBool,
@@ -100,21 +111,51 @@ impl Session {
     /// Says what went wrong: to this process at once, to the others through the coordinator, whose word is final.
     pub(super) fn report(&self, abort: Abort) {
         if self.verdict.propose(&abort) {
+            if self.rank.world_size() == 1 {
+                self.verdict.settle();
+            }
             self.outgoing.push(Frame::Abort(abort));
             self.service_bell.ring();
         }
     }
 
-    /// Says that this rank has been waiting for a while for `peer`, by its number in the world, so that calls which can never
-    /// meet are noticed, and who keeps all others; or, if that is this rank itself, that it waits no longer.
-    pub(super) fn tell_waiting(&self, channel: ChannelId, calls: &Calls, peer: usize) {
-        let on = u32::try_from(peer).expect("ranks are numbered by this type");
-        self.outgoing.push(Frame::Waiting { channel, on, calls: *calls.all() });
-        if peer != self.rank.index() {
+    /// Why the job ended, if it has, as all ranks are told: a call that fails waits a moment for the coordinator's word, which
+    /// may be another than what this process has seen. If rank 0 hosts the coordinator, its own calls fail after the others
+    /// were told, since its process may end then.
+    pub(super) fn why_ended(&self) -> Option<Abort> {
+        let seen = self.verdict.get()?;
+        let hosts = self.coordinator == Host::RankZero && self.rank.index() == 0;
+        let limit = if hosts { WORD_LIMIT_OF_HOST } else { WORD_LIMIT };
+        let word = self.verdict.await_word(&self.runtime, self.runtime.deadline(limit));
+        Some(word.unwrap_or(seen))
+    }
+
+    /// Tells the coordinator that nothing has got to a rank, or back, for as long as the network may be silent. If the rank
+    /// lives, which the coordinator knows, that is the end of the job.
+    pub(super) fn tell_unreachable(&self, rank: usize) {
+        let reporter = self.rank.index();
+        let abort = Abort { cause: Cause::Unreachable, rank, reporter, call: Fingerprint::NONE };
+        self.outgoing.push(Frame::Abort(abort));
+        self.service_bell.ring();
+    }
+
+    /// How long the network to another rank may be silent; `None` if both are on one host, where only a process can be.
+    pub(super) fn silence_limit(&self, peer: usize) -> Option<Duration> {
+        let [ours, theirs] = [self.rank.index(), peer].map(|rank| self.homes[rank].address.ip());
+        (!socket::are_of_one_host(ours, theirs)).then_some(self.liveness_between_hosts)
+    }
+
+    /// Says that this rank has been waiting for a while, so that calls which can never meet are noticed, and who keeps all
+    /// others; or that it waits no longer.
+    fn tell_waiting(&self, channel: ChannelId, calls: &Calls, wait: Wait) {
+        if wait.on as usize != self.rank.index() {
+            // First, since they say more. What is missing is missing in the call below.
+            let wait = Wait { missing: Missing::Anything, ..wait };
             for (&channel, calls) in &*lock(&self.announced) {
-                self.outgoing.push(Frame::Waiting { channel, on, calls: *calls.all() });
+                self.outgoing.push(Frame::Waiting { channel, wait, calls: calls.from_the_last() });
             }
         }
+        self.outgoing.push(Frame::Waiting { channel, wait, calls: calls.from_the_last() });
         self.service_bell.ring();
     }
 
@@ -326,15 +367,17 @@ impl<E> From<E> for WaitError<E> {
 #[derive(Debug, Default)]
 pub(super) struct LongWait {
     due: Option<Deadline>,
-    /// For whom, as was told last.
-    told: Option<usize>,
+    /// When this was first asked about it.
+    began: Option<Duration>,
+    /// For what, as was told last.
+    told: Option<Wait>,
 }
 
 impl LongWait {
     /// Something has come: what is waited for now is the next, of `peer`, by its number in the world.
     pub(super) fn renew(&mut self, session: &Session, channel: ChannelId, calls: &Calls, peer: usize) {
-        self.due = None;
-        if self.told.is_some_and(|told| told != peer) {
+        (self.due, self.began) = (None, None);
+        if self.told.is_some_and(|told| told.on as usize != peer) {
             self.end(session, channel, calls);
         }
     }
@@ -342,23 +385,43 @@ impl LongWait {
     /// Until when to sleep at the most.
     pub(super) fn until(&mut self, runtime: &Runtime) -> Deadline {
         let limit = if self.told.is_some() { BEAT } else { WAITING_LIMIT };
+        self.began.get_or_insert_with(|| runtime.now());
         *self.due.get_or_insert_with(|| runtime.deadline(limit))
     }
 
-    /// Whether that time has come, which is told the first time for each `peer`, by its number in the world.
-    pub(super) fn tell(&mut self, session: &Session, channel: ChannelId, calls: &Calls, peer: usize) -> bool {
+    /// Whether that time has come. What is waited for then is told, unless it was told before.
+    pub(super) fn tell(
+        &mut self,
+        session: &Session,
+        channel: ChannelId,
+        calls: &Calls,
+        wait: impl FnOnce() -> Wait,
+    ) -> bool {
         let is_due = self.due.take_if(|due| session.runtime.expired(*due)).is_some();
-        if is_due && self.told.replace(peer) != Some(peer) {
-            session.tell_waiting(channel, calls, peer);
+        if is_due {
+            let wait = wait();
+            if self.told.replace(wait) != Some(wait) {
+                session.tell_waiting(channel, calls, wait);
+            }
         }
         is_due
+    }
+
+    /// How long nothing has come.
+    pub(super) fn lasted(&self, runtime: &Runtime) -> Duration {
+        self.began.map_or(Duration::ZERO, |began| runtime.now().saturating_sub(began))
     }
 
     /// What was waited for has come, which is told if the wait was.
     #[inline]
     pub(super) fn end(&mut self, session: &Session, channel: ChannelId, calls: &Calls) {
         if self.told.take().is_some() {
-            session.tell_waiting(channel, calls, session.rank.index());
+            let on = number(session.rank.index());
+            session.tell_waiting(
+                channel,
+                calls,
+                Wait { on, missing: Missing::Anything, messages: 0, posts: 0 },
+            );
         }
     }
 }
@@ -388,6 +451,11 @@ impl Arrivals {
     pub(super) fn take(&self, channel: ChannelId, peer: usize) -> Option<Link> {
         lock(&self.0).remove(&(channel, peer))
     }
+}
+
+/// A rank's number in the world, as it travels.
+pub(super) fn number(rank: usize) -> u32 {
+    u32::try_from(rank).expect("ranks are numbered by this type")
 }
 
 /// This deadline, or a later one where less than this is left of it.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
-use socket2::{Domain, SockRef, Socket, Type};
+use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 
 use crate::auth::Secret;
 use crate::tcp::address;
@@ -119,6 +119,22 @@ pub(super) fn begin_connect(address: SocketAddr) -> io::Result<Socket> {
 pub(super) fn prepare(stream: &Socket) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     stream.set_tcp_nodelay(true)
+}
+
+/// Whether both ends of a connection are certainly on one host.
+pub(super) fn is_within_host(stream: &Socket) -> bool {
+    let ip = |end: io::Result<SockAddr>| end.ok()?.as_socket().map(|address| address.ip());
+    match (ip(stream.local_addr()), ip(stream.peer_addr())) {
+        (Some(ours), Some(theirs)) => are_of_one_host(ours, theirs),
+        _ => false,
+    }
+}
+
+/// Whether two addresses between which there is a connection are certainly of one host: both are loopback, or they are the
+/// same.
+pub(super) fn are_of_one_host(ours: IpAddr, theirs: IpAddr) -> bool {
+    let (ours, theirs) = (ours.to_canonical(), theirs.to_canonical());
+    ours == theirs || ours.is_loopback() && theirs.is_loopback()
 }
 
 /// On loopback a congestion control that paces, as the system's default may do, halves the speed of large

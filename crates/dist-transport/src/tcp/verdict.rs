@@ -18,7 +18,7 @@ use crate::{Abort, ChannelId, Deadline, Error, Result, Runtime};
 #[derive(Debug)]
 pub(super) struct Verdict {
     reached: AtomicBool,
-    /// Whether the record is the coordinator's word.
+    /// Whether the record does not change any more: it is the coordinator's word, or there is no coordinator to be heard.
     is_final: AtomicBool,
     record: Mutex<Option<Abort>>,
     /// Rung once and never silenced.
@@ -79,15 +79,30 @@ impl Verdict {
         self.announce();
     }
 
-    /// Waits for the coordinator's word; `None` if it does not come by then.
+    /// This process's view, which nobody will change.
+    pub(super) fn settle(&self) {
+        self.is_final.store(true, Ordering::Release);
+        self.look_again();
+    }
+
+    /// The record that does not change any more; `None` if it is not there by then.
     pub(super) fn await_word(&self, runtime: &Runtime, deadline: Deadline) -> Option<Abort> {
+        let is_final = || self.is_final.load(Ordering::Acquire).then(|| self.get());
+        self.await_until(runtime, deadline, is_final).flatten()
+    }
+
+    /// Waits until there is something to be found, which is looked for whenever something is heard; `None` at the deadline.
+    pub(super) fn await_until<T>(
+        &self,
+        runtime: &Runtime,
+        deadline: Deadline,
+        mut look: impl FnMut() -> Option<T>,
+    ) -> Option<T> {
         let _woken = self.wake(runtime.unparker());
         loop {
-            if self.is_final.load(Ordering::Acquire) {
-                return lock(&self.record).clone();
-            }
-            if runtime.expired(deadline) {
-                return None;
+            let found = look();
+            if found.is_some() || runtime.expired(deadline) {
+                return found;
             }
             runtime.park(Some(deadline));
         }

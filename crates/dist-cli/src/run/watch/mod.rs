@@ -308,7 +308,7 @@ impl Watch {
             Some((rank, status, abort)) => {
                 let cause = match &abort.cause {
                     // Nobody knows which of the two is wrong.
-                    Cause::Mismatch { .. } | Cause::Length { .. } => abort.to_string(),
+                    Cause::Mismatch { .. } | Cause::Length { .. } | Cause::Unreachable => abort.to_string(),
                     cause => format!("it {cause}"),
                 };
                 (rank, status, format!(" ({cause})"))

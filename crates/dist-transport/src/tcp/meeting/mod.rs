@@ -10,7 +10,7 @@ use rustix::event::PollFlags;
 
 use crate::auth::Purpose;
 use crate::bookkeeping::BEAT;
-use crate::tcp::control::{FRAME_BYTES, Frame, Home, Line};
+use crate::tcp::control::{FRAME_BYTES, Frame, Home, Line, Wait};
 use crate::tcp::coordinator::{COORDINATOR, FAREWELL_LIMIT};
 use crate::tcp::gate::{Admitted, Gate};
 use crate::tcp::session::lock;
@@ -71,6 +71,8 @@ pub(super) struct Meeting {
     ended: BTreeSet<u32>,
     /// Those that whoever hosts this has seen since it was last looked at.
     ended_here: Option<Arc<EndedRanks>>,
+    /// Reports that two ranks cannot reach each other, and when they came: it is not known yet whether one of them is dead.
+    unreachable: Vec<(Abort, Duration)>,
     last_look: Duration,
     next_beat: Deadline,
     runtime: Runtime,
@@ -138,9 +140,16 @@ struct Member {
     last_seen: Duration,
     /// How long it may be silent.
     liveness: Duration,
-    /// By channel, for which rank it waits there, as it has said, and its last calls there. Of waits that are over, which are
-    /// for itself, only the last is kept.
-    waiting: HashMap<ChannelId, (u32, [Fingerprint; CALLS_MAX])>,
+    /// By channel, what it waits for there, as it has said, and its last calls there, the current one first. Of waits that are
+    /// over, which are for itself, only the last is kept.
+    waiting: HashMap<ChannelId, (Wait, [Fingerprint; CALLS_MAX])>,
+}
+
+impl Member {
+    /// How soon it is silent for too long, unless it gives a sign of life before.
+    fn silent_in(&self, now: Duration) -> Duration {
+        self.last_seen.saturating_add(self.liveness).saturating_sub(now)
+    }
 }
 
 impl Meeting {
@@ -164,6 +173,7 @@ impl Meeting {
             present,
             ended: BTreeSet::new(),
             ended_here: None,
+            unreachable: Vec::new(),
             last_look: runtime.now(),
             next_beat: runtime.deadline(BEAT),
             runtime: runtime.clone(),
@@ -239,6 +249,7 @@ impl Meeting {
             Worlds::InTurn if lock(&self.verdict).is_none() => {
                 self.started = false;
                 self.places.fill_with(|| Place::Empty);
+                self.unreachable.clear();
                 tracing::debug!("all ranks have left: the next world may meet");
             }
             Worlds::InTurn => {}
@@ -257,14 +268,22 @@ impl Meeting {
             let unsent = if member.line.unsent() { PollFlags::OUT } else { PollFlags::empty() };
             socket::watch(&member.line.stream, PollFlags::IN | unsent)
         }));
-        let answers = self.members().filter_map(|member| member.answer_by);
-        let next = answers.chain([self.next_beat]).map(|deadline| self.runtime.remaining(deadline));
-        let next = next.chain(gate.and_then(Gate::look_again_in)).min();
-        socket::poll(&mut watched, next.unwrap_or(BEAT))?;
+        let next = self.next_deadline().min(gate.and_then(Gate::look_again_in).unwrap_or(BEAT));
+        socket::poll(&mut watched, next)?;
         // To read where nothing has come is a system call for each rank, and every sign of life of a rank ends this wait.
         let taken = self.places.iter().enumerate().filter(|(_, place)| matches!(place, Place::Taken(_)));
         let ready = taken.zip(&watched[first..]).filter(|(_, line)| !line.revents().is_empty());
         Ok(ready.map(|((rank, _), _)| rank).collect())
+    }
+
+    /// How soon there is something to do although nothing has happened: a sign of life to give, or a rank that has to be
+    /// answered, or is silent for too long then.
+    fn next_deadline(&self) -> Duration {
+        let now = self.runtime.now();
+        let answers = self.members().filter_map(|member| member.answer_by);
+        let next = answers.chain([self.next_beat]).map(|deadline| self.runtime.remaining(deadline));
+        let silences = self.members().filter(|_| self.started).map(|member| member.silent_in(now));
+        next.chain(silences).min().unwrap_or(BEAT)
     }
 
     /// Counts the ranks that have not left, for whoever hosts this as well.
@@ -283,15 +302,24 @@ impl Meeting {
             .filter_map(|place| if let Place::Taken(member) = place { Some(&**member) } else { None })
     }
 
-    fn members_mut(&mut self) -> impl Iterator<Item = &mut Member> {
+    fn members_mut(&mut self) -> impl DoubleEndedIterator<Item = &mut Member> {
         self.places
             .iter_mut()
             .filter_map(|place| if let Place::Taken(member) = place { Some(&mut **member) } else { None })
     }
 
     fn admit(&mut self, Admitted { stream, identity, .. }: Admitted) {
-        if identity.purpose == Purpose::Control && identity.to == COORDINATOR {
-            self.arriving.push((identity.from, Line::new(stream), self.runtime.deadline(JOIN_LIMIT)));
+        let (now, deadline) = (self.runtime.now(), self.runtime.deadline(JOIN_LIMIT));
+        match identity.purpose {
+            Purpose::Control if identity.to == COORDINATOR => {
+                self.arriving.push((identity.from, Line::new(stream), deadline));
+            }
+            Purpose::Probe if identity.to == COORDINATOR => {
+                if let Some(Place::Taken(member)) = self.places.get_mut(identity.from as usize) {
+                    member.last_seen = now;
+                }
+            }
+            _ => {}
         }
     }
 
@@ -462,11 +490,16 @@ impl Meeting {
             match member.line.pull() {
                 Ok(None) => return,
                 Ok(Some(Frame::Beat)) => member.last_seen = self.runtime.now(),
+                Ok(Some(Frame::Abort(abort))) if abort.cause == Cause::Unreachable => {
+                    self.unreachable.push((abort, self.runtime.now()));
+                }
                 Ok(Some(Frame::Abort(abort))) => self.abort(abort),
-                Ok(Some(Frame::Waiting { channel, on, calls })) => {
-                    member.waiting.retain(|_, (on, _)| *on != number);
-                    member.waiting.insert(channel, (on, calls));
+                Ok(Some(Frame::Ended { rank: peer })) if peer != number => self.note_ended(peer as usize),
+                Ok(Some(Frame::Waiting { channel, wait, calls })) => {
+                    member.waiting.retain(|_, (wait, _)| wait.on != number);
+                    member.waiting.insert(channel, (wait, calls));
                     self.compare(rank, channel, &calls);
+                    self.compare_waits(rank, channel);
                 }
                 Ok(Some(Frame::Ask { rank: peer, origin })) => {
                     self.pass_on(peer, Frame::Ask { rank: number, origin });
@@ -521,6 +554,25 @@ impl Meeting {
         }
     }
 
+    /// Ends the job if the reporter and the rank that it waits for wait for each other, in two calls, for what neither has sent
+    /// yet: a message on one side, as of `send_recv`, and a post in shared memory on the other, say.
+    fn compare_waits(&mut self, reporter: usize, channel: ChannelId) {
+        let Some((ours, [call, ..])) = self.wait_of(reporter, channel) else { return };
+        let rank = ours.on as usize;
+        let Some((theirs, [their_call, ..])) = self.wait_of(rank, channel) else { return };
+        let is_mutual = rank != reporter && theirs.on as usize == reporter;
+        // Of messages outside any call nobody knows what they belong to.
+        let differ = call != their_call && ![call, their_call].contains(&Fingerprint::NONE);
+        if is_mutual && differ && ours.is_forever_with(&theirs) {
+            self.abort(Abort { cause: Cause::Mismatch { theirs: their_call }, rank, reporter, call });
+        }
+    }
+
+    fn wait_of(&self, rank: usize, channel: ChannelId) -> Option<(Wait, [Fingerprint; CALLS_MAX])> {
+        let Some(Place::Taken(member)) = self.places.get(rank) else { return None };
+        member.waiting.get(&channel).copied()
+    }
+
     /// A rank is gone without a goodbye: before the start it may come again, after it that is the job's end.
     fn lose(&mut self, rank: usize, cause: Cause) {
         if self.started {
@@ -532,15 +584,26 @@ impl Meeting {
         self.places[rank] = if answered { Place::GaveUp } else { Place::Empty };
     }
 
+    /// Notes that a rank's process has ended, which may have left before. What it has said before it ended is heard first.
+    fn note_ended(&mut self, rank: usize) {
+        if rank < self.places.len() {
+            self.listen(rank);
+        }
+        if let Some(Place::Taken(_)) = self.places.get(rank) {
+            self.lose(rank, Cause::Died);
+        }
+    }
+
     fn abort(&mut self, abort: Abort) {
         if lock(&self.verdict).is_some() {
             return;
         }
         let abort = abort.followed(|rank, call| self.waits_for(rank, call));
-        *lock(&self.verdict) = Some(abort.clone());
-        for member in self.members_mut() {
+        // Rank 0 last, and whoever hosts this after it: its process may end as soon as it knows.
+        for member in self.members_mut().rev() {
             let _ = member.line.push(Frame::Abort(abort.clone()));
         }
+        *lock(&self.verdict) = Some(abort.clone());
         // Last, because a log may keep its writer waiting.
         tracing::warn!(%abort, "the job is aborted");
     }
@@ -549,8 +612,8 @@ impl Meeting {
     /// longer.
     fn waits_for(&self, rank: usize, call: &Fingerprint) -> Option<usize> {
         let Some(Place::Taken(member)) = self.places.get(rank) else { return None };
-        let (on, _) = member.waiting.values().find(|(_, calls)| calls.contains(call))?;
-        Some(*on as usize).filter(|&on| on != rank)
+        let (wait, _) = member.waiting.values().find(|(_, calls)| calls.contains(call))?;
+        Some(wait.on as usize).filter(|&on| on != rank)
     }
 
     /// Notices ranks of which nothing had come for too long when all were `looked_at`: what has come since is not seen yet.
@@ -563,6 +626,7 @@ impl Meeting {
         if !self.started {
             return;
         }
+        self.judge_unreachable(looked_at);
         for rank in 0..self.places.len() {
             let is_silent = |member: &Member| looked_at.saturating_sub(member.last_seen) > member.liveness;
             if matches!(&self.places[rank], Place::Taken(member) if is_silent(member)) {
@@ -570,6 +634,22 @@ impl Meeting {
                 self.abort(Abort { cause: Cause::Silent, rank, reporter: rank, call: Fingerprint::NONE });
                 self.places[rank] = Place::Left;
             }
+        }
+    }
+
+    /// Two ranks that cannot reach each other end the job, if both live: the one that is reported has given a sign of life since,
+    /// or a moment ago. Else it is silent before long, and that is the cause.
+    fn judge_unreachable(&mut self, now: Duration) {
+        let places = &self.places;
+        let is_certain = |(abort, reported): &mut (Abort, Duration)| match places.get(abort.rank) {
+            Some(Place::Taken(peer)) => {
+                peer.last_seen > *reported || now.saturating_sub(peer.last_seen) < 2 * BEAT
+            }
+            _ => true,
+        };
+        let certain = self.unreachable.extract_if(.., is_certain).next();
+        if let Some((abort, _)) = certain {
+            self.abort(abort);
         }
     }
 

@@ -7,6 +7,7 @@ use socket2::{Domain, Socket, Type};
 
 use super::*;
 use crate::auth::Key;
+use crate::tcp::control::Missing;
 use crate::tcp::gate::Door;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -233,6 +234,110 @@ fn a_rank_that_has_said_goodbye_has_not_died_where_it_hung_up_first() {
     meeting.listen(0);
     assert_eq!(*lock(&meeting.verdict), None);
     assert!(matches!(meeting.places[0], Place::Left));
+}
+
+/// It is not looked for only when the coordinator gives its next sign of life.
+#[test]
+fn the_coordinator_looks_again_as_soon_as_a_rank_is_silent_for_too_long() {
+    let liveness = BEAT / 10;
+    let (meeting, _ranks) = meeting([0, 1, 2, 3], liveness);
+    assert!(meeting.next_deadline() <= liveness, "{:?}", meeting.next_deadline());
+}
+
+/// Tells what two ranks wait for of each other, and what the coordinator makes of it.
+fn told_of_waits(waits: [(u32, Wait, Fingerprint); 2]) -> Option<Abort> {
+    let (mut meeting, mut ranks) = meeting([0, 1, 2, 3], LONG);
+    for (rank, wait, call) in waits {
+        let mut calls = [Fingerprint::NONE; CALLS_MAX];
+        calls[0] = call;
+        ranks[rank as usize].push(Frame::Waiting { channel: ChannelId::WORLD, wait, calls }).unwrap();
+        meeting.listen(rank as usize);
+    }
+    lock(&meeting.verdict).clone()
+}
+
+#[test]
+fn two_ranks_that_wait_for_each_other_in_two_calls_are_told_so_unless_something_is_on_its_way() {
+    let [collective, message] = [1, 0].map(|number| {
+        let mut call = [7; Fingerprint::SIZE];
+        call[..8].copy_from_slice(&u64::to_le_bytes(number));
+        Fingerprint(call)
+    });
+    let for_post = Wait { on: 2, missing: Missing::Post(5), messages: 3, posts: 6 };
+    let for_message = Wait { on: 1, missing: Missing::Message(3), messages: 4, posts: 5 };
+    let told = |one: Wait, other: Wait, call| told_of_waits([(1, one, collective), (2, other, call)]);
+    let mismatch =
+        Abort { cause: Cause::Mismatch { theirs: collective }, rank: 1, reporter: 2, call: message };
+    assert_eq!(told(for_post, for_message, message), Some(mismatch));
+    let expected: [(&str, Wait, Wait, Fingerprint); 6] = [
+        ("a message is on its way", Wait { messages: 4, ..for_post }, for_message, message),
+        ("a post is", for_post, Wait { posts: 6, ..for_message }, message),
+        ("it waits for room", for_post, Wait { missing: Missing::Anything, ..for_message }, message),
+        ("it waits no longer", for_post, Wait { on: 2, ..for_message }, message),
+        ("it waits for another rank", for_post, Wait { on: 3, ..for_message }, message),
+        ("they are in one call", for_post, for_message, collective),
+    ];
+    for (why, one, other, call) in expected {
+        assert_eq!(told(one, other, call), None, "{why}");
+    }
+}
+
+fn unreachable(rank: usize, reporter: usize) -> Abort {
+    Abort { cause: Cause::Unreachable, rank, reporter, call: Fingerprint::NONE }
+}
+
+#[test]
+fn two_ranks_that_cannot_reach_each_other_are_named_if_both_live() {
+    let (mut meeting, mut ranks) = meeting([0, 1, 2, 3], LONG);
+    ranks[1].push(Frame::Abort(unreachable(3, 1))).unwrap();
+    meeting.listen(1);
+    // Rank 3 has not been heard of for a while, and may be dead.
+    let now = meeting.runtime.now() + 4 * BEAT;
+    meeting.judge_unreachable(now);
+    assert_eq!(*lock(&meeting.verdict), None);
+    ranks[3].push(Frame::Beat).unwrap();
+    meeting.listen(3);
+    meeting.judge_unreachable(now);
+    assert_eq!(*lock(&meeting.verdict), Some(unreachable(3, 1)));
+    let told = |line: &mut Line| heard(line).contains(&Frame::Abort(unreachable(3, 1)));
+    assert!(ranks.iter_mut().all(told));
+}
+
+#[test]
+fn a_rank_that_stops_responding_is_named_alone_although_a_peer_cannot_reach_it() {
+    let (mut meeting, mut ranks) = meeting([0, 1, 2, 3], 4 * BEAT);
+    ranks[1].push(Frame::Abort(unreachable(3, 1))).unwrap();
+    meeting.listen(1);
+    let now = meeting.runtime.now() + 5 * BEAT;
+    meeting.last_look = now;
+    let Place::Taken(member) = &mut meeting.places[3] else { panic!("it has come") };
+    let silent_since = std::mem::take(&mut member.last_seen);
+    meeting.members_mut().for_each(|member| member.last_seen = now);
+    meeting.members_mut().last().expect("it has come").last_seen = silent_since;
+    meeting.watch_silence(now);
+    let verdict = lock(&meeting.verdict).clone().unwrap();
+    assert_eq!((verdict.cause, verdict.rank), (Cause::Silent, 3));
+}
+
+/// Its connections may be open for longer, if it has forked.
+#[rstest]
+#[case::without_a_goodbye(false, Some(Cause::Died))]
+#[case::after_its_goodbye(true, None)]
+fn a_rank_whose_process_has_ended_has_died_unless_it_left_before(
+    #[case] leaves: bool,
+    #[case] cause: Option<Cause>,
+) {
+    let (mut meeting, mut ranks) = meeting([0, 1, 2, 3], LONG);
+    if leaves {
+        ranks[2].push(Frame::Goodbye).unwrap();
+    }
+    ranks[1].push(Frame::Ended { rank: 2 }).unwrap();
+    meeting.listen(1);
+    let verdict = lock(&meeting.verdict).clone();
+    assert_eq!(verdict.map(|abort| (abort.cause, abort.rank)), cause.map(|cause| (cause, 2)));
+    assert!(matches!(meeting.places[2], Place::Left));
+    ranks[1].push(Frame::Ended { rank: 4000 }).unwrap();
+    meeting.listen(1);
 }
 
 /// However long ago that was: a coordinator that has much to do comes late to what has come since.

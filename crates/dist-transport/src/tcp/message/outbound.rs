@@ -52,6 +52,11 @@ impl Outbound {
         self.sent == self.total
     }
 
+    /// Whether the peer may have something of it.
+    pub(in crate::tcp) fn has_begun(&self) -> bool {
+        self.sent > 0 || self.loan == Loan::Open
+    }
+
     /// Bytes of the payload that have left.
     pub(super) fn payload_sent(&self) -> usize {
         self.sent.saturating_sub(HEADER_BYTES)

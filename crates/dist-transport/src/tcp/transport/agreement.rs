@@ -36,9 +36,9 @@ impl TcpTransport {
             tracing::info!(channel = self.channel.get(), "not all ranks of the group share memory");
             return Ok(None);
         };
-        let members = self.members.clone();
+        let (members, counts) = (self.members.clone(), self.counts.clone());
         let mut together =
-            Together::new(memory, &self.membership, (self.channel, self.calls), self.rank, members);
+            Together::new(memory, &self.membership, (self.channel, self.calls, counts), self.rank, members);
         let reach = together.probe(reach, due)?;
         tracing::info!(
             channel = self.channel.get(),

@@ -6,14 +6,11 @@ use std::time::Duration;
 use crate::bookkeeping::Calls;
 use crate::tcp::message::Fault;
 use crate::tcp::session::{Session, WaitError, timeout};
-use crate::tcp::socket;
 use crate::{Abort, Activity, Cause, Chain, ChannelId, Deadline, Error, Fingerprint};
 
-/// How long to wait for the reason when a connection breaks.
-const REASON_LIMIT: Duration = Duration::from_millis(250);
-
-/// How long to wait for the coordinator's word on a wait that was in vain.
-const WORD_LIMIT: Duration = Duration::from_millis(50);
+/// How long to wait for the reason when a connection breaks. The coordinator hears it as soon as this rank, but not at the same
+/// moment, and a busy machine makes that longer.
+const REASON_LIMIT: Duration = Duration::from_secs(2);
 
 /// What went wrong with which peer.
 pub(super) struct Trouble {
@@ -60,16 +57,14 @@ impl Scene<'_> {
     /// Finds the reason, tells the others, and makes the error, which numbers ranks as the world does.
     pub(super) fn fail(&self, Trouble { activity, peer, fault }: Trouble, deadline: Deadline) -> Error {
         let (session, ours) = (self.session, self.call);
+        let peer = self.members[peer];
         // A connection breaks when its peer dies, but also when its peer gave up because of somebody else.
-        let reason = match &fault {
-            Fault::Aborted(abort) => Some(abort.clone()),
-            Fault::Closed | Fault::Io(_) | Fault::Unconnected(_) => self.await_reason(deadline),
-            _ => session.verdict.get(),
-        };
-        if let Some(abort) = reason {
+        if matches!(fault, Fault::Closed | Fault::Io(_) | Fault::Unconnected(_)) {
+            self.await_reason(peer, deadline);
+        }
+        if let Some(abort) = session.why_ended() {
             return Error::Aborted(abort);
         }
-        let peer = self.members[peer];
         let left = session.has_left(self.channel, peer);
         let (cause, error) = match fault {
             Fault::Aborted(abort) => return Error::Aborted(abort),
@@ -96,14 +91,14 @@ impl Scene<'_> {
         };
         let own = Abort { cause, rank: peer, reporter: session.rank.index(), call: ours };
         session.report(own.clone());
-        if own.cause == Cause::TimedOut && peer != own.reporter { self.heed(&own, error) } else { error }
+        self.agreed(&own, error)
     }
 
-    /// Gives the error of a wait that was in vain the name that all others hear: whom it was for may have been waiting itself.
-    fn heed(&self, own: &Abort, error: Error) -> Error {
-        let runtime = &self.session.runtime;
-        let word = self.session.verdict.await_word(runtime, runtime.deadline(WORD_LIMIT));
-        match (word, error) {
+    /// The error of this rank's call, unless the coordinator tells all ranks something else: then that. A rank that was waited
+    /// for in vain may have been waiting itself: the error names the one that all others hear of.
+    fn agreed(&self, own: &Abort, error: Error) -> Error {
+        match (self.session.why_ended(), error) {
+            (Some(word), error) if word == *own => error,
             (Some(word), Error::Timeout { activity, elapsed, limit, .. })
                 if word == (Abort { rank: word.rank, ..own.clone() }) =>
             {
@@ -114,17 +109,13 @@ impl Scene<'_> {
         }
     }
 
-    /// The coordinator notices a death as soon as the peer does: its word tells more than a broken connection.
-    fn await_reason(&self, deadline: Deadline) -> Option<Abort> {
+    /// Waits until the coordinator has said why a connection with this rank, as numbered in the world, has broken, or that the
+    /// rank has left: that tells more than a broken connection.
+    fn await_reason(&self, peer: usize, deadline: Deadline) {
         let (session, runtime) = (self.session, &self.session.runtime);
         let until = runtime.deadline(runtime.remaining(deadline).min(REASON_LIMIT));
-        loop {
-            let reason = session.verdict.get();
-            if reason.is_some() || runtime.expired(until) {
-                return reason;
-            }
-            socket::poll(&mut [session.verdict.watch()], runtime.remaining(until)).ok()?;
-        }
+        let is_known = || session.verdict.is_reached() || session.has_left(self.channel, peer);
+        session.verdict.await_until(runtime, until, || is_known().then_some(()));
     }
 }
 

@@ -20,6 +20,7 @@ use crate::check::{check_all, check_exchange, check_peer};
 use crate::tcp::channels::Origin;
 use crate::tcp::config::{Config, Medium};
 use crate::tcp::control::Home;
+use crate::tcp::counts::Counts;
 use crate::tcp::link::Link;
 use crate::tcp::message::Fault;
 use crate::tcp::patience::Patience;
@@ -46,6 +47,7 @@ pub struct TcpTransport {
     members: Vec<usize>,
     children: u64,
     links: Vec<Option<Link>>,
+    counts: Arc<Counts>,
     /// Messages of this rank to itself.
     own: VecDeque<(Fingerprint, Vec<u8>)>,
     scratch: Scratch,
@@ -88,6 +90,7 @@ impl TcpTransport {
             origin,
             rank,
             links: members.iter().map(|_| None).collect(),
+            counts: Arc::new(Counts::new(members.len())),
             members,
             children: 0,
             own: VecDeque::new(),
@@ -128,7 +131,10 @@ impl TcpTransport {
     }
 
     fn check_alive(&self) -> Result<()> {
-        self.session().verdict.get().map_or(Ok(()), |abort| Err(Error::Aborted(abort)))
+        if !self.session().verdict.is_reached() {
+            return Ok(());
+        }
+        self.session().why_ended().map_or(Ok(()), |abort| Err(Error::Aborted(abort)))
     }
 
     /// Agrees with the others, unless they have, on whether the group shares memory.
@@ -165,6 +171,7 @@ impl TcpTransport {
             return Ok(());
         }
         let link = dial::dial(self.session(), self.members[peer], self.channel, watch)?;
+        self.counts.note_sent(peer);
         Ok(self.adopt(peer, link)?)
     }
 
@@ -339,6 +346,8 @@ impl Transport for TcpTransport {
 
     fn abort(&mut self, cause: Cause) {
         self.session().give_up(cause, self.call());
+        // The program may end its process next.
+        let _ = self.session().why_ended();
     }
 
     fn aborted(&self) -> Option<Abort> {

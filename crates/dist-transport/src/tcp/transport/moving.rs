@@ -10,14 +10,16 @@ use smallvec::SmallVec;
 use super::TcpTransport;
 use super::failure::{Alarm, Trouble};
 use crate::runtime::Unparker;
+use crate::tcp::control::{Missing, Wait};
+use crate::tcp::counts::Counts;
 use crate::tcp::dial::ANSWER_LIMIT;
 use crate::tcp::link::Link;
 use crate::tcp::message::{Fault, Inbound, Outbound};
-use crate::tcp::patience::Wait;
+use crate::tcp::patience;
 use crate::tcp::scratch::Scratch;
-use crate::tcp::session::{LongWait, Session, WaitError, Watch, at_least};
-use crate::tcp::socket;
+use crate::tcp::session::{LongWait, Session, WaitError, Watch, at_least, number};
 use crate::tcp::verdict::Bell;
+use crate::tcp::{probe, socket};
 use crate::{Activity, Combine, Deadline, Due, Incoming, Outgoing, Sink};
 
 /// What is not done yet, and with whom: what is to be sent, then what is to be received.
@@ -29,7 +31,7 @@ const LENT_BYTES_MIN: usize = 1 << 20;
 /// For how long nothing has moved.
 #[derive(Default)]
 struct Waiting {
-    short: Wait,
+    short: patience::Wait,
     long: LongWait,
     /// Rings when there is reason to look for a connection: made when one is first waited for.
     bell: Option<Arc<Bell>>,
@@ -57,13 +59,14 @@ impl TcpTransport {
             let message = Inbound::new(receive.len, &call);
             (receive, message)
         });
+        let counts = self.counts.clone();
         self.drive(due, |links, scratch, waits| {
             let mut moved = false;
             if let Some((send, outbound)) = &mut outbound {
-                moved |= push(links, send, outbound, scratch, waits)?;
+                moved |= push((links, &counts), send, outbound, scratch, waits)?;
             }
             if let Some((receive, inbound)) = &mut inbound {
-                moved |= pull(links, receive, inbound, scratch, waits)?;
+                moved |= pull((links, &counts), receive, inbound, scratch, waits)?;
             }
             Ok(moved)
         })
@@ -95,17 +98,18 @@ impl TcpTransport {
         let peers = outbound.iter().map(|(send, _)| send.to);
         let peers: Few<usize> = peers.chain(inbound.iter().map(|(_, _, receive)| receive.from)).collect();
         self.connect(&peers, due)?;
+        let counts = self.counts.clone();
         self.drive(due, |links, scratch, waits| {
             let mut moved = false;
             for (send, outbound) in &mut outbound {
                 // Behind a message to the same peer that has not left yet.
                 if !waits.contains(&(Activity::Send, send.to)) {
-                    moved |= push(links, send, outbound, scratch, waits)?;
+                    moved |= push((links, &counts), send, outbound, scratch, waits)?;
                 }
             }
             for (inbound, staged, receive) in &mut inbound {
                 if !waits.contains(&(Activity::Receive, receive.from)) {
-                    moved |= pull(links, receive, inbound, staged, waits)?;
+                    moved |= pull((links, &counts), receive, inbound, staged, waits)?;
                 }
             }
             Ok(moved)
@@ -124,15 +128,23 @@ impl TcpTransport {
         self.connect(&[peer], due)?;
         let mut outbound = Outbound::new(buffer.len(), &self.call());
         let mut inbound = Inbound::new(buffer.len(), &self.call());
+        let counts = self.counts.clone();
         self.drive(due, |links, scratch, waits| {
             let Some(link) = link_to(links, peer, waits) else { return Ok(false) };
             let mut moved = false;
             if !outbound.done() {
+                let had_begun = outbound.has_begun();
                 moved |= outbound.push(link, scratch, &[buffer]).map_err(sending(peer))?;
+                if !had_begun && outbound.has_begun() {
+                    counts.note_sent(peer);
+                }
             }
             if !inbound.done() {
                 let came = inbound.pull_in_place(link, scratch, &outbound, buffer, combine);
                 moved |= came.map_err(receiving(peer))?;
+                if inbound.done() {
+                    counts.note_received(peer);
+                }
             }
             if !outbound.done() {
                 waits.push((Activity::Send, peer));
@@ -188,7 +200,7 @@ impl TcpTransport {
             if silent.len() < peers.len() || self.session().runtime.expired(due.deadline()) {
                 break silent;
             }
-            self.sleep(&waits, &mut waiting, due.deadline())?;
+            self.sleep(&waits, true, &mut waiting, due.deadline())?;
         };
         waiting.long.end(&self.membership.session, self.channel, &self.calls);
         Ok(silent)
@@ -265,7 +277,7 @@ impl TcpTransport {
         if moved || self.patience.look_again(short, runtime) {
             return Ok(());
         }
-        self.sleep(waits, waiting, deadline)
+        self.sleep(waits, false, waiting, deadline)
     }
 
     /// Takes the connections that are waited for and that peers have opened by now; `true` if there were any.
@@ -277,6 +289,7 @@ impl TcpTransport {
             let has_left = session.has_left(self.channel, member);
             match session.arrivals.take(self.channel, member) {
                 Some(link) => {
+                    self.counts.note_received(peer);
                     self.adopt(peer, link).map_err(Fault::Unconnected).map_err(unconnected(peer))?;
                     came = true;
                 }
@@ -290,7 +303,14 @@ impl TcpTransport {
     }
 
     /// Sleeps until one of these may go on, or the job is aborted, or the time is over.
-    fn sleep(&mut self, waits: &Waits, waiting: &mut Waiting, deadline: Deadline) -> Result<(), Trouble> {
+    /// They are all waited for, unless one of them is enough.
+    fn sleep(
+        &mut self,
+        waits: &Waits,
+        is_any: bool,
+        waiting: &mut Waiting,
+        deadline: Deadline,
+    ) -> Result<(), Trouble> {
         let &(activity, peer) = waits.last().expect("something is waited for");
         let membership = self.membership.clone();
         let session = &*membership.session;
@@ -309,7 +329,21 @@ impl TcpTransport {
             peer,
             fault: Fault::Own(e),
         })?;
-        if long.tell(session, self.channel, &self.calls, self.members[peer]) {
+        let is_only = waits.iter().all(|&(_, other)| other == peer);
+        let missing = match activity {
+            Activity::Connect | Activity::Receive if is_only || !is_any => {
+                Missing::Message(self.counts.received(peer))
+            }
+            _ => Missing::Anything,
+        };
+        let wait = || Wait {
+            on: number(self.members[peer]),
+            missing,
+            messages: self.counts.sent(peer),
+            posts: self.posts(),
+        };
+        if long.tell(session, self.channel, &self.calls, wait) {
+            self.probe(waits, &waiting.long);
             // Whoever was dialled may have left before, and then nobody takes the connection; whoever dials may never do it.
             let (me, origin) = (self.rank.index(), self.origin);
             let may_have_left = |(activity, peer)| peer < me || activity == Activity::Connect;
@@ -317,6 +351,29 @@ impl TcpTransport {
             asked.for_each(|(_, peer)| session.ask(self.members[peer], origin));
         }
         Ok(())
+    }
+}
+
+impl TcpTransport {
+    /// How often this rank has posted in the memory that the group shares.
+    fn posts(&self) -> u64 {
+        #[cfg(all(feature = "shm", target_os = "linux"))]
+        if let Some(Some(together)) = &self.together {
+            return together.posts();
+        }
+        0
+    }
+
+    /// Finds out whether ranks of other hosts can be reached that have been waited for without anything moving.
+    fn probe(&self, waits: &Waits, long: &LongWait) {
+        let session = &self.membership.session;
+        for &(_, peer) in waits {
+            let member = self.members[peer];
+            let is_due = |limit| long.lasted(&session.runtime) >= probe::probe_after(limit);
+            if session.silence_limit(member).is_some_and(is_due) {
+                probe::rank(session, member);
+            }
+        }
     }
 }
 
@@ -346,7 +403,7 @@ fn goes_both_ways<'a, 'b: 'a>(
 
 /// Sends what the connection takes of a message.
 fn push(
-    links: &mut [Option<Link>],
+    (links, counts): (&mut [Option<Link>], &Counts),
     send: &Outgoing<'_>,
     outbound: &mut Outbound,
     scratch: &mut Scratch,
@@ -356,7 +413,11 @@ fn push(
         return Ok(false);
     }
     let Some(link) = link_to(links, send.to, waits) else { return Ok(false) };
+    let had_begun = outbound.has_begun();
     let moved = outbound.push(link, scratch, send.parts).map_err(sending(send.to))?;
+    if !had_begun && outbound.has_begun() {
+        counts.note_sent(send.to);
+    }
     if !outbound.done() {
         waits.push((Activity::Send, send.to));
     }
@@ -365,7 +426,7 @@ fn push(
 
 /// Receives what has come of a message.
 fn pull(
-    links: &mut [Option<Link>],
+    (links, counts): (&mut [Option<Link>], &Counts),
     receive: &mut Incoming<'_>,
     inbound: &mut Inbound,
     scratch: &mut Scratch,
@@ -376,7 +437,9 @@ fn pull(
     }
     let Some(link) = link_to(links, receive.from, waits) else { return Ok(false) };
     let moved = inbound.pull(link, scratch, &mut receive.sink).map_err(receiving(receive.from))?;
-    if !inbound.done() {
+    if inbound.done() {
+        counts.note_received(receive.from);
+    } else {
         waits.push((Activity::Receive, receive.from));
     }
     Ok(moved)

@@ -20,6 +20,7 @@ use crate::bookkeeping::Calls;
 use crate::processor::is_intel;
 use crate::runtime::{Unparker, Wake};
 use crate::shm::{self, Exposure, GroupMemory, LONG_BYTES, Mapping, Pen, Turn};
+use crate::tcp::counts::Counts;
 use crate::tcp::message::Fault;
 use crate::tcp::session::{Membership, WAITING_LIMIT};
 use crate::{
@@ -38,6 +39,8 @@ pub(super) struct Together {
     members: Vec<usize>,
     /// The last calls of the transport, for reports of what it waits for.
     calls: Calls,
+    /// Messages of the transport, for the same.
+    counts: Arc<Counts>,
     courtesy: Courtesy,
     /// Who has had this core of late, while that is of interest.
     watch: Option<Watch>,
@@ -109,7 +112,7 @@ impl Together {
     pub(super) fn new(
         memory: GroupMemory,
         membership: &Arc<Membership>,
-        (channel, calls): (ChannelId, Calls),
+        (channel, calls, counts): (ChannelId, Calls, Arc<Counts>),
         rank: Rank,
         members: Vec<usize>,
     ) -> Self {
@@ -123,6 +126,7 @@ impl Together {
             channel,
             rank,
             calls,
+            counts,
             courtesy: Courtesy::new(session.has_core_per_rank()),
             watch: None,
             keeps_step: session.has_core_per_rank(),
@@ -151,6 +155,11 @@ impl Together {
 
     pub(super) const fn traffic(&self) -> Traffic {
         self.traffic
+    }
+
+    /// How often this rank has posted, in all calls together.
+    pub(super) fn posts(&self) -> u64 {
+        self.current.base + u64::from(self.current.posted)
     }
 
     fn others(&self) -> impl Iterator<Item = usize> + use<> {

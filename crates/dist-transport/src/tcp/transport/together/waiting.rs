@@ -2,13 +2,14 @@
 
 use std::sync::atomic::Ordering;
 
-use super::courtesy::{Next, SHORT_TURN, Wait};
+use super::courtesy::{self, Next, SHORT_TURN};
 use super::watch::Watch;
 use super::{Entered, Together};
 use crate::processor::is_intel;
 use crate::shm::{self, GroupMemory, Turn};
+use crate::tcp::control::{Missing, Wait};
 use crate::tcp::message::Fault;
-use crate::tcp::session::LongWait;
+use crate::tcp::session::{LongWait, number};
 use crate::{Deadline, Direct, Due, Result};
 
 /// How often to look for a post between two looks at anything else, which take longer.
@@ -125,7 +126,7 @@ impl Together {
         self.settle();
         let session = &*self.membership.session;
         let mut now = session.runtime.now();
-        let mut wait = Wait::begin(now);
+        let mut wait = courtesy::Wait::begin(now);
         let mut long = LongWait::default();
         let seen = loop {
             if !self.takes_short_turns && self.memory.has_met_stranger() {
@@ -160,7 +161,15 @@ impl Together {
                             || session.verdict.get().is_some()
                     };
                     self.memory.sleep(self.rank.index(), peer, limit, ready);
-                    long.tell(session, self.channel, &self.calls, self.members[peer]);
+                    let seen = self.memory.all_posts(peer, self.current.number);
+                    let wait = || Wait {
+                        on: number(self.members[peer]),
+                        // What has come meanwhile is not missing.
+                        missing: if seen < wanted { Missing::Post(seen) } else { Missing::Anything },
+                        messages: self.counts.sent(peer),
+                        posts: self.posts(),
+                    };
+                    long.tell(session, self.channel, &self.calls, wait);
                 }
             }
             if let Some(seen) = look(&self.memory, if is_wanted { 1 } else { LOOKS }) {

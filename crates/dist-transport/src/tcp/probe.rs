@@ -1,0 +1,166 @@
+//! Asks, by new connections, whether a process of another host can be reached of which nothing has come for a while.
+//!
+//! After an outage of the network an old connection may be silent for as long again: TCP sends what was lost after pauses
+//! that double. A new connection is open as soon as the network is back.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::auth::{Identity, Purpose};
+use crate::bookkeeping::BEAT;
+use crate::tcp::coordinator::COORDINATOR;
+use crate::tcp::dial::{self, Opened, RETRY};
+use crate::tcp::session::{Session, WaitError, lock};
+use crate::{Deadline, Error, Result};
+
+/// After how long without a sign of the other side it is probed, at the latest.
+const PROBE_AFTER_MAX: Duration = Duration::from_millis(1500);
+
+/// How long to try before everything is begun anew, at least and at most.
+const ATTEMPT_LIMITS: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(2)];
+
+/// After how long a side is probed that may be silent for so long.
+pub(super) fn probe_after(limit: Duration) -> Duration {
+    (limit / 2).min(PROBE_AFTER_MAX)
+}
+
+/// How long to try to open a connection to a host that may be silent for so long, before everything is begun anew.
+pub(super) fn attempt_limit(limit: Duration) -> Duration {
+    let [least, most] = ATTEMPT_LIMITS;
+    (limit / 4).clamp(least, most)
+}
+
+/// The sides that are being probed, by rank, each by a thread of its own.
+#[derive(Debug, Default)]
+pub(super) struct Probes {
+    /// Until when somebody waits for the rank.
+    ranks: Mutex<HashMap<usize, Deadline>>,
+    /// Whether the coordinator is being probed, and whether it has answered since this was last asked.
+    coordinator: Mutex<(bool, bool)>,
+}
+
+impl Probes {
+    /// Whether the coordinator has answered since this was last asked.
+    pub(super) fn coordinator_has_answered(&self) -> bool {
+        std::mem::take(&mut lock(&self.coordinator).1)
+    }
+}
+
+/// Probes a rank of another host as long as this is called again within two beats. The coordinator is told if the rank does not
+/// answer for as long as the network may be silent.
+pub(super) fn rank(session: &Arc<Session>, peer: usize) {
+    let Some(limit) = session.silence_limit(peer) else { return };
+    let waited_until = session.runtime.deadline(2 * BEAT);
+    if lock(&session.probes.ranks).insert(peer, waited_until).is_some() {
+        return;
+    }
+    let probing = session.clone();
+    let probe = move || {
+        if !is_reached(&probing, peer, limit) {
+            probing.tell_unreachable(peer);
+        }
+        lock(&probing.probes.ranks).remove(&peer);
+    };
+    if let Err(error) = session.runtime.spawn("dist-probe", probe) {
+        tracing::debug!(%error, "no thread to probe a rank with");
+        lock(&session.probes.ranks).remove(&peer);
+    }
+}
+
+/// Probes the coordinator until it answers, if it is on another host.
+pub(super) fn coordinator(session: &Arc<Session>, address: SocketAddr) {
+    if std::mem::replace(&mut lock(&session.probes.coordinator).0, true) {
+        return;
+    }
+    let probing = session.clone();
+    let probe = move || {
+        let answered = answers_in_time(&probing, address);
+        *lock(&probing.probes.coordinator) = (false, answered);
+        probing.service_bell.ring();
+    };
+    if let Err(error) = session.runtime.spawn("dist-probe", probe) {
+        tracing::debug!(%error, "no thread to probe the coordinator with");
+        lock(&session.probes.coordinator).0 = false;
+    }
+}
+
+/// Whether the coordinator answers before it would count as gone.
+fn answers_in_time(session: &Session, address: SocketAddr) -> bool {
+    let deadline = session.runtime.deadline(session.liveness);
+    while !is_over(session) && !session.runtime.expired(deadline) {
+        if ask(session, address, COORDINATOR, session.liveness) == Answer::Admitted {
+            return true;
+        }
+    }
+    false
+}
+
+/// Probes a rank until nobody waits for it any more, which is `true`, or until it has not answered for too long.
+fn is_reached(session: &Session, peer: usize, limit: Duration) -> bool {
+    let (runtime, home) = (&session.runtime, session.homes[peer]);
+    let Ok(number) = dial::number(peer) else { return true };
+    let mut unanswered_since = None;
+    loop {
+        let is_awaited = lock(&session.probes.ranks).get(&peer).is_some_and(|until| !runtime.expired(*until));
+        if !is_awaited || is_over(session) {
+            return true;
+        }
+        let asked = runtime.now();
+        match ask(session, home.address, number, limit) {
+            Answer::None => {
+                let since = *unanswered_since.get_or_insert(asked);
+                // It was silent before the first of these.
+                if runtime.now().saturating_sub(since) + BEAT >= limit {
+                    return false;
+                }
+            }
+            Answer::Admitted | Answer::Refused => {
+                unanswered_since = None;
+                runtime.park(Some(runtime.deadline(2 * BEAT)));
+            }
+        }
+    }
+}
+
+/// Whether this process has left the job, or the job has ended.
+fn is_over(session: &Session) -> bool {
+    session.closing.load(Ordering::Acquire) || session.verdict.is_reached()
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Answer {
+    /// The process has answered.
+    Admitted,
+    /// Its host has.
+    Refused,
+    None,
+}
+
+/// Tries to open a connection.
+fn ask(session: &Session, address: SocketAddr, to: u32, limit: Duration) -> Answer {
+    let answer = try_to_connect(session, address, to, limit).unwrap_or_else(|error| {
+        tracing::debug!(%address, %error, "cannot probe");
+        Answer::None
+    });
+    if answer != Answer::Admitted {
+        session.runtime.park(Some(session.runtime.deadline(RETRY)));
+    }
+    answer
+}
+
+fn try_to_connect(session: &Session, address: SocketAddr, to: u32, limit: Duration) -> Result<Answer> {
+    let from = dial::number(session.rank.index())?;
+    let identity = Identity { epoch: session.epoch, from, to, purpose: Purpose::Probe };
+    let watch = session.watch(session.runtime.deadline(attempt_limit(limit)));
+    match dial::open(address, &session.key, identity, watch) {
+        Ok(Opened::Proven(_)) => Ok(Answer::Admitted),
+        Ok(Opened::HungUp { .. }) => Ok(Answer::Refused),
+        Err(WaitError::Failed(error)) if dial::is_unreached(&error) => Ok(Answer::None),
+        Err(WaitError::Failed(Error::Address { .. })) => Ok(Answer::Refused),
+        Err(WaitError::Failed(error)) => Err(error),
+        Err(_) => Ok(Answer::None),
+    }
+}
