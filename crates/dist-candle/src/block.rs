@@ -6,7 +6,7 @@ use std::fmt;
 use candle_core::{Module, Tensor, Var};
 use candle_nn::VarMap;
 use dist_parallel::{
-    Block, BoxError, Lent, Loaded, ParamInfo, Params, Ready, Saved, Unloaded, Values, ValuesMut,
+    Block, BoxError, BufferSync, Lent, Loaded, ParamInfo, Params, Ready, Saved, Unloaded, Values, ValuesMut,
 };
 
 use crate::gradient::stray_variable;
@@ -23,6 +23,11 @@ use crate::{CandleError, backward_from, slices};
 /// trained is listed and [frozen](Self::freeze), or used detached. And a backward pass that finds no gradient for one of
 /// the block's own that is trained fails with [`CandleError::NoGradient`], unless it was said that the parameter
 /// [may be unused](Self::may_be_unused): an operation on the way may have no backward pass.
+///
+/// A variable that the module changes by itself in a forward, and that no gradient reaches, is a
+/// [buffer](ParamInfo::buffer). Variables whose last name is `running_mean` or `running_var`, as those of candle's batch norm
+/// are, are buffers without further words; others are [declared](Self::buffer). Ranks synchronise buffers after every step,
+/// by default by giving all of them the values of rank 0, or as [said](Self::sync_buffers).
 ///
 /// A variable of two blocks, such as the table of token vectors that is also the head's weight, is listed in
 /// both. A [`SequenceBuilder`](crate::SequenceBuilder) sees that it is one parameter;
@@ -85,15 +90,46 @@ impl<M: Module + Send> CandleBlock<M> {
         Ok(Self { name, infos, vars, may_be_unused: HashSet::new(), module, spare: Spare::default() })
     }
 
-    /// The same block, with one parameter that training leaves as it is.
+    /// The same block, with one variable as a [buffer](ParamInfo::buffer): the module changes it by itself. The ranks make
+    /// this of their values after every step.
+    ///
+    /// # Errors
+    /// If the block has no such variable.
+    #[doc(alias = "register_buffer")]
+    pub fn buffer(self, variable: &str, sync: BufferSync) -> Result<Self, CandleError> {
+        self.set(variable, |info| (info.trainable, info.buffer) = (false, Some(sync)))
+    }
+
+    /// The same block, of whose buffers the ranks make this after every step.
+    #[must_use]
+    pub fn sync_buffers(mut self, sync: BufferSync) -> Self {
+        let buffers = self.infos.iter_mut().filter_map(|info| info.buffer.as_mut());
+        buffers.for_each(|own| *own = sync);
+        self
+    }
+
+    /// The same block, with one variable as a parameter that is trained, although it has the name of a running mean.
+    ///
+    /// # Errors
+    /// If the block has no such variable.
+    pub fn train(self, variable: &str) -> Result<Self, CandleError> {
+        self.set(variable, |info| (info.trainable, info.buffer) = (true, None))
+    }
+
+    /// The same block, with one parameter that training leaves as it is. A buffer stays a buffer.
     ///
     /// # Errors
     /// If the block has no such parameter.
-    pub fn freeze(mut self, parameter: &str) -> Result<Self, CandleError> {
-        let original = self.original(parameter)?;
-        for (index, info) in self.infos.iter_mut().enumerate() {
-            info.trainable &= index != original && info.same_as != Some(original);
-        }
+    pub fn freeze(self, parameter: &str) -> Result<Self, CandleError> {
+        self.set(parameter, |info| info.trainable = false)
+    }
+
+    /// The same block, with something else set for all names of a variable.
+    fn set(mut self, variable: &str, set: impl Fn(&mut ParamInfo)) -> Result<Self, CandleError> {
+        let original = self.original(variable)?;
+        let all = self.infos.iter_mut().enumerate();
+        let names = all.filter(|(index, info)| *index == original || info.same_as == Some(original));
+        names.for_each(|(_, info)| set(info));
         Ok(self)
     }
 
@@ -195,10 +231,19 @@ fn describe(block: &str, named: Vec<(String, Var)>) -> Result<(Vec<ParamInfo>, V
         // The number of the variable's first name.
         let original = *first.entry(var.id()).or_insert(vars.len());
         let same_as = (original < vars.len()).then_some(original);
-        infos.push(ParamInfo { same_as, ..ParamInfo::new(name, var.dims(), dtype) });
+        // Whatever its further names are, a variable is what its first name says.
+        let is_buffer =
+            same_as.map_or_else(|| names_buffer(&name), |earlier| infos[earlier].buffer.is_some());
+        let info = ParamInfo { same_as, ..ParamInfo::new(name, var.dims(), dtype) };
+        infos.push(if is_buffer { info.with_sync(BufferSync::default()) } else { info });
         vars.push(var);
     }
     Ok((infos, vars))
+}
+
+/// Whether a variable of this name is one that candle's batch norm changes by itself.
+fn names_buffer(name: &str) -> bool {
+    matches!(name.rsplit('.').next(), Some("running_mean" | "running_var"))
 }
 
 impl<M: Module + Send> Params for CandleBlock<M> {
@@ -242,7 +287,7 @@ impl<M> CandleBlock<M> {
 
     /// The same block, which leaves the memory of freed parameters to others of a model, and takes theirs.
     pub(crate) fn with_spare(self, spare: Spare) -> Self {
-        let own = self.infos.iter().filter(|info| info.same_as.is_none());
+        let own = self.infos.iter().filter(|info| info.same_as.is_none() && info.buffer.is_none());
         spare.serve(own.map(|info| info.len() * info.dtype.size()).sum());
         Self { spare, ..self }
     }

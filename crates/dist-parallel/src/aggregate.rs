@@ -234,7 +234,8 @@ gradient_slices! { f32 f64 f16 bf16 }
 /// ```
 ///
 /// # Errors
-/// If one of the three fails. Then the next is not begun, and the job is aborted, so that no other rank waits.
+/// If one of the three fails. Then the next is not begun, and the job is aborted, so that no other rank waits. If the lists of
+/// gradients differ, every rank has [`GradientsDiffer`](Error::GradientsDiffer) and nobody waits: the job is not aborted.
 pub fn train_step<C: Loss, G: GradientSlices>(
     compute: impl FnOnce() -> Result<(C, G), BoxError>,
     apply: impl FnOnce(G) -> Result<(), BoxError>,
@@ -251,8 +252,10 @@ pub fn train_step<C: Loss, G: GradientSlices>(
         apply(gradients).map_err(Error::Apply)?;
         Ok(loss)
     };
-    let result = step();
-    if let Err(error) = &result {
+    let result: Result<f32> = step();
+    if let Err(error) = &result
+        && !error.harms_nobody()
+    {
         aggregator.abort(&Chain(error));
     }
     result

@@ -11,18 +11,29 @@ use dist_collectives::{Communicator, Element};
 
 use crate::{Error, ParamInfo, Result};
 
-/// Checks that every rank has these parameters and settings; the latter as numbers of any meaning.
-pub(crate) fn check(comm: &mut Communicator, infos: &[ParamInfo], settings: [u64; 2]) -> Result<()> {
+/// A setting as text: what it is, and its value.
+pub(crate) type Setting = (String, String);
+
+/// Makes a setting of a name and a value.
+pub(crate) fn setting(name: &str, value: impl fmt::Debug) -> Setting {
+    (name.to_owned(), format!("{value:?}"))
+}
+
+/// Checks that every rank has these parameters and settings, the latter in the same order.
+pub(crate) fn check(comm: &mut Communicator, infos: &[ParamInfo], settings: &[Setting]) -> Result<()> {
     let prefixes = prefixes(infos);
-    let mine = [settings[0], settings[1], infos.len() as u64, prefixes[infos.len()]];
+    let mine = [fingerprint(settings), infos.len() as u64, prefixes[infos.len()]];
     let all = gather(comm, mine)?;
-    if let Some(rank) = all.iter().position(|theirs| theirs[..2] != all[0][..2]) {
-        return Err(Error::OptionsDiffer { rank });
+    if let Some(rank) = all.iter().position(|theirs| theirs[0] != all[0][0]) {
+        let own = comm.rank();
+        let found = first_difference(&mut [comm], own, settings)?;
+        let Difference { rank, setting, there, on_first } = found.unwrap_or(Difference::unknown(rank));
+        return Err(Error::OptionsDiffer { rank, setting, there, on_rank_0: on_first });
     }
     if all.iter().all(|theirs| *theirs == all[0]) {
         return Ok(());
     }
-    let shortest = all.iter().map(|theirs| theirs[2]).min().expect("this rank is one");
+    let shortest = all.iter().map(|theirs| theirs[1]).min().expect("this rank is one");
     let shortest = usize::try_from(shortest).expect("this rank's list is no shorter");
     // The first `same` parameters agree, the first `differ` do not, if all ranks have so many.
     let (mut same, mut differ) = (0, shortest + 1);
@@ -36,6 +47,74 @@ pub(crate) fn check(comm: &mut Communicator, infos: &[ParamInfo], settings: [u64
         }
     }
     Err(describe(comm, infos.get(same), same)?)
+}
+
+/// A setting in which a rank differs from the first one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Difference {
+    /// The rank's number, as it gave it.
+    pub(crate) rank: usize,
+    pub(crate) setting: String,
+    pub(crate) there: String,
+    pub(crate) on_first: String,
+}
+
+impl Difference {
+    fn unknown(rank: usize) -> Self {
+        let unknown = || "unknown".to_owned();
+        Self { rank, setting: "a setting".to_owned(), there: unknown(), on_first: unknown() }
+    }
+}
+
+/// The first difference between the settings of any rank and those of the first one, the same on all ranks, which call this
+/// with a number of theirs. With several groups, a rank's place in each is one coordinate of its place among all ranks, as of
+/// pipelines beside each other. The first rank has place 0 in each.
+pub(crate) fn first_difference(
+    groups: &mut [&mut Communicator],
+    number: usize,
+    own: &[Setting],
+) -> Result<Option<Difference>> {
+    let mut bytes = serde_json::to_vec(own).expect("it is made of text");
+    for group in &mut *groups {
+        let mut len = [bytes.len() as u64];
+        group.broadcast(&mut len, 0).map_err(Error::communication)?;
+        bytes.resize(usize::try_from(len[0]).expect("a rank has as much in memory"), 0);
+        group.broadcast(&mut bytes, 0).map_err(Error::communication)?;
+    }
+    let first: Vec<Setting> = serde_json::from_slice(&bytes).unwrap_or_default();
+    let differs = (0..own.len().max(first.len())).find(|&index| own.get(index) != first.get(index));
+    let mut all =
+        differs.map_or([0; 512], |index| differing(number, own.get(index), first.get(index))).to_vec();
+    for group in groups {
+        let mut of_group = vec![0; all.len() * group.world_size()];
+        group.all_gather(&all, &mut of_group).map_err(Error::communication)?;
+        all = of_group;
+    }
+    Ok(all.chunks(512).find_map(read_differing))
+}
+
+/// A difference in a size that needs no agreement: texts, each with a zero behind it.
+fn differing(number: usize, own: Option<&Setting>, first: Option<&Setting>) -> Record {
+    let (mut record, mut end) = ([0; 512], 0);
+    let value =
+        |setting: Option<&Setting>| setting.map_or_else(|| "missing".to_owned(), |(_, value)| value.clone());
+    // If both have a setting at this place and it is not the same one, each lacks the other's.
+    let (name, own, first) = match (own, first) {
+        (Some((name, _)), Some((other, _))) if name != other => (name, value(own), "missing".to_owned()),
+        (Some((name, _)), _) | (None, Some((name, _))) => (name, value(own), value(first)),
+        (None, None) => return record,
+    };
+    for text in [&number.to_string(), &shortened(name, 150), &shortened(&own, 150), &shortened(&first, 150)] {
+        record[end..end + text.len()].copy_from_slice(text.as_bytes());
+        end += text.len() + 1;
+    }
+    record
+}
+
+fn read_differing(record: &[u8]) -> Option<Difference> {
+    let mut texts = record.split(|&byte| byte == 0).map(|text| String::from_utf8_lossy(text).into_owned());
+    let rank = texts.next()?.parse().ok()?;
+    Some(Difference { rank, setting: texts.next()?, there: texts.next()?, on_first: texts.next()? })
 }
 
 /// The error for parameter `index`, the first that differs.
@@ -81,12 +160,12 @@ pub(crate) fn fingerprint(settings: &(impl fmt::Debug + ?Sized)) -> u64 {
 }
 
 /// A hash that is the same on every rank.
-fn hash(bytes: impl IntoIterator<Item = u8>) -> u64 {
+pub(crate) fn hash(bytes: impl IntoIterator<Item = u8>) -> u64 {
     hash_more(0xcbf2_9ce4_8422_2325, bytes)
 }
 
 /// The hash of what was hashed before and these bytes (FNV-1a).
-fn hash_more(hash: u64, bytes: impl IntoIterator<Item = u8>) -> u64 {
+pub(crate) fn hash_more(hash: u64, bytes: impl IntoIterator<Item = u8>) -> u64 {
     bytes.into_iter().fold(hash, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
 }
 
@@ -139,6 +218,24 @@ mod tests {
         assert_eq!(read_back.name.as_deref(), Some("blocks.3.weight"));
         assert_eq!(read_back.look, "blocks.3.weight [4, 8] bf16, frozen");
         assert_eq!(read(&record(None)), Description { name: None, look: "missing".to_owned() });
+    }
+
+    #[test]
+    fn a_difference_is_read_back() {
+        let rate = |value: f64| setting("the learning rate", value);
+        let read_back = |own: Option<&Setting>, first: Option<&Setting>| {
+            let found = read_differing(&differing(12, own, first)).unwrap();
+            (found.rank, found.setting, found.there, found.on_first)
+        };
+        let expected =
+            |there: &str, first: &str| (12, "the learning rate".into(), there.into(), first.into());
+        assert_eq!(read_back(Some(&rate(0.1)), Some(&rate(0.2))), expected("0.1", "0.2"));
+        assert_eq!(read_back(Some(&rate(0.1)), None), expected("0.1", "missing"));
+        assert_eq!(read_back(None, Some(&rate(0.2))), expected("missing", "0.2"));
+        assert_eq!(read_back(Some(&rate(0.1)), Some(&setting("beta", 0.2))), expected("0.1", "missing"));
+        assert_eq!(read_differing(&differing(3, None, None)), None);
+        let long = setting(&"é".repeat(400), "x".repeat(400));
+        assert!(read_back(Some(&long), None).1.starts_with('é'));
     }
 
     #[test]

@@ -10,6 +10,9 @@ pub type Ready<'a> = dyn FnMut(usize, Values<'_>) -> Result<(), BoxError> + 'a;
 
 /// A part of a model, or all of it: forward from an activation to an activation, and backward.
 ///
+/// A block must not change its parameters. State that a forward changes is declared as a
+/// [buffer](crate::ParamInfo::buffer), and then it is kept, saved and synchronised under every strategy.
+///
 /// Several forwards may come before their backwards, in any order: what a backward needs is in its [`Saved`].
 pub trait Block<A>: Params {
     /// The output for `input`, and what [`backward`](Block::backward) will need.

@@ -4,23 +4,33 @@ use dist_collectives::Communicator;
 
 use crate::flat::Flat;
 use crate::reduce::BUCKET_BYTES_MAX;
-use crate::{BucketBytes, BucketPlan, Params, Result, params};
+use crate::{Bucket, BucketBytes, BucketPlan, ParamInfo, Params, Result, params};
 
-/// Gives every rank rank 0's parameters, many of them by one operation. Returns when every rank has them.
+/// Gives every rank rank 0's parameters and buffers, many of them by one operation. Returns when every rank has them.
 pub(crate) fn broadcast(comm: &mut Communicator, model: &mut impl Params) -> Result<()> {
-    let is_root = comm.rank() == 0;
-    let bytes = BucketBytes { first_max: BUCKET_BYTES_MAX, other_max: BUCKET_BYTES_MAX };
-    // Also what is not trained.
-    let plan = BucketPlan::of(model.infos(), bytes, |info| info.same_as.is_none());
-    for bucket in plan.buckets() {
-        let mut flat = Flat::zeros(bucket.dtype, bucket.len());
-        if is_root {
-            params::pack(model, &bucket.places, &mut flat)?;
-        }
-        flat.slice_mut(0, bucket.len()).broadcast(comm, 0)?;
-        if !is_root {
-            params::unpack(model, &bucket.places, &flat)?;
-        }
-    }
+    let plan = coalesced(model.infos(), |_| true);
+    plan.buckets().iter().try_for_each(|bucket| broadcast_bucket(comm, model, bucket, 0))?;
     comm.barrier().map_err(crate::Error::communication)
+}
+
+/// Those of the parameters that have memory of their own and are wanted, as many together as travel by one operation.
+pub(crate) fn coalesced(infos: &[ParamInfo], wanted: impl Fn(&ParamInfo) -> bool) -> BucketPlan {
+    let bytes = BucketBytes { first_max: BUCKET_BYTES_MAX, other_max: BUCKET_BYTES_MAX };
+    BucketPlan::of(infos, bytes, |info| info.same_as.is_none() && wanted(info))
+}
+
+/// Gives every rank the root's values of the parameters of a bucket.
+pub(crate) fn broadcast_bucket(
+    comm: &mut Communicator,
+    model: &mut impl Params,
+    bucket: &Bucket,
+    root: usize,
+) -> Result<()> {
+    let is_root = comm.rank() == root;
+    let mut flat = Flat::zeros(bucket.dtype, bucket.len());
+    if is_root {
+        params::pack(model, &bucket.places, &mut flat)?;
+    }
+    flat.slice_mut(0, bucket.len()).broadcast(comm, root)?;
+    if is_root { Ok(()) } else { params::unpack(model, &bucket.places, &flat) }
 }

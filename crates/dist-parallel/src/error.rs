@@ -24,6 +24,12 @@ pub enum Error {
         /// The name.
         name: String,
     },
+    /// A buffer is said to be trainable. A gradient trains a parameter; a block changes a buffer by itself.
+    #[error("{name} is said to be a buffer and to be trainable: it can be one of the two")]
+    TrainableBuffer {
+        /// The name.
+        name: String,
+    },
     /// No parameter has this name.
     #[error("the model has no parameter named {name}")]
     UnknownName {
@@ -58,6 +64,26 @@ pub enum Error {
     /// A parameter is in no memory at the moment: only its sharded training knows its values.
     #[error("the parameter's memory is freed between its uses")]
     Freed,
+    /// A block has changed a parameter by itself, and the change would be lost where the parameter is sharded.
+    #[error(
+        "a block has changed {parameter} by itself, and the change would be lost, because the parameter is sharded: declare \
+         state that a block changes as a buffer (ParamInfo::buffer)"
+    )]
+    ChangedByBlock {
+        /// The parameter's name.
+        parameter: String,
+    },
+    /// Ranks that each have all of a frozen parameter have different values of it; every rank gets this same error.
+    #[error(
+        "the frozen parameter {parameter} has other values on rank {rank} than on rank 0: declare state that a block changes \
+         as a buffer (ParamInfo::buffer)"
+    )]
+    FrozenDiffers {
+        /// The first rank that disagrees with rank 0.
+        rank: usize,
+        /// The parameter's name.
+        parameter: String,
+    },
     /// A model says neither of a slot for a parameter nor of another way to reach it.
     #[error("parameter number {index} lies in no slot, and the model has no other way to reach it")]
     NoSlot {
@@ -143,10 +169,51 @@ pub enum Error {
         on_rank: String,
     },
     /// Not every rank was given the same options; every rank gets this same error.
-    #[error("rank {rank} was given other options than rank 0")]
+    #[error(
+        "rank {rank} was given other options than rank 0: {setting} is {there} there, {on_rank_0} on rank 0"
+    )]
     OptionsDiffer {
         /// The first rank that disagrees with rank 0.
         rank: usize,
+        /// The first option in which it does.
+        setting: String,
+        /// What it is there.
+        there: String,
+        /// What it is on rank 0.
+        on_rank_0: String,
+    },
+    /// Not every rank has changed its parameters, or clipped its gradients, with the same settings since the last step; every
+    /// rank gets this same error, at the next step, evaluation or save, and again until a checkpoint is loaded.
+    #[error(
+        "the ranks have trained with different settings: {setting} is {there} on rank {rank}, {on_rank_0} on rank 0. Give \
+         every rank the same, and go on from a checkpoint"
+    )]
+    SettingsDiffer {
+        /// The first rank that disagrees with rank 0; of a pipeline its number in the world.
+        rank: usize,
+        /// The first setting in which it does.
+        setting: String,
+        /// What it is there.
+        there: String,
+        /// What it is on rank 0.
+        on_rank_0: String,
+    },
+    /// As [`SettingsDiffer`](Self::SettingsDiffer), but before the last step, so that nobody knows in which setting.
+    #[error(
+        "the ranks have trained with different settings before the last step. Give every rank the same, and go on from a \
+         checkpoint"
+    )]
+    EarlierSettingsDiffer,
+    /// The last step has panicked, which the caller has caught: there are no gradients to use. Take a step first.
+    #[error("the last step has panicked, so that there are no gradients to use: take the step again first")]
+    StepPanicked,
+    /// A function that gives a training its first values has not given all ranks the same; every rank gets this same error.
+    #[error("rank {rank} was given other first values of {parameter} than rank 0")]
+    FirstValuesDiffer {
+        /// The first rank that disagrees with rank 0.
+        rank: usize,
+        /// The name of the first parameter of which it was given other values.
+        parameter: String,
     },
     /// A model cannot be shared by so many ranks.
     #[error("{ranks} ranks cannot be divided into groups of {shard_degree}")]
@@ -306,8 +373,8 @@ pub enum Error {
         /// How many all ranks have computed.
         computed: usize,
     },
-    /// The ranks meet after different numbers of steps, which do not [say how much they count](crate::Loss); the job is
-    /// aborted, because they would not come together again.
+    /// The ranks meet after different numbers of steps, which do not [say how much they count](crate::Loss). Every rank gets this
+    /// same error, and the job is aborted, because the ranks would not come together again.
     #[error("rank {rank} meets after {there} steps, rank 0 after {on_rank_0}")]
     InnerStepsDiffer {
         /// The first rank that disagrees with rank 0.
@@ -468,7 +535,10 @@ impl Error {
     pub fn peer(&self) -> Option<usize> {
         match self {
             Self::ModelsDiffer { rank, .. }
-            | Self::OptionsDiffer { rank }
+            | Self::OptionsDiffer { rank, .. }
+            | Self::SettingsDiffer { rank, .. }
+            | Self::FrozenDiffers { rank, .. }
+            | Self::FirstValuesDiffer { rank, .. }
             | Self::StepsDiffer { rank, .. }
             | Self::InnerStepsDiffer { rank, .. }
             | Self::GradientsDiffer { rank } => Some(*rank),
@@ -492,6 +562,10 @@ impl Error {
                 | Self::NoMicroBatches
                 | Self::PipelinesDiffer { .. }
                 | Self::NothingCounts { .. }
+                | Self::GradientsDiffer { .. }
+                | Self::FrozenDiffers { .. }
+                | Self::SettingsDiffer { .. }
+                | Self::EarlierSettingsDiffer
         )
     }
 

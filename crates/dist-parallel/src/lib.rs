@@ -6,6 +6,7 @@ mod aggregate;
 mod agreement;
 mod block;
 mod broadcast;
+mod buffers;
 mod checkpoint;
 mod compress;
 mod config;
@@ -30,7 +31,10 @@ mod sequence;
 mod shard_tensor;
 mod tally;
 mod tree;
+mod unreported;
+mod updates;
 mod values;
+mod watch;
 
 pub use aggregate::{
     Aggregation, AllReduceAggregator, GradientAggregator, GradientSlices, LocalAggregator, ParameterServer,
@@ -62,10 +66,10 @@ pub use lent::{Lent, Loaded, Slot, Unloaded};
 pub use local_sgd::{LocalSgd, LocalSgdOptions, LocalStep, LocalTraffic, Meeting, OuterStep};
 pub use loss::Loss;
 pub use optimizer::{
-    AdamW, AdamWOptions, Decay, Momentum, Optimizer, ParamGroups, ParamOptions, Schedule, Sgd, SgdOptions,
-    SliceState, SliceStateMut, StateLayout,
+    AdamW, AdamWOptions, Decay, Momentum, Optimizer, OptimizerSetting, ParamGroups, ParamOptions, Schedule,
+    Sgd, SgdOptions, SliceState, SliceStateMut, StateLayout,
 };
-pub use params::{FloatType, ParamInfo, Params};
+pub use params::{BufferSync, FloatType, ParamInfo, Params};
 pub use plan::{Bucket, BucketBytes, BucketPlan, Place};
 pub use reduce::reduce;
 pub use sequence::Sequence;

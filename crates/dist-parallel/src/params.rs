@@ -126,16 +126,59 @@ pub struct ParamInfo {
     /// The type of its values.
     pub dtype: FloatType,
     /// Whether training changes it. A parameter that is not trainable has no gradient.
+    ///
+    /// A parameter that is neither trainable nor a [buffer](Self::buffer) is constant: a block must not change it.
     pub trainable: bool,
     /// The earlier parameter that this one is another name of, with the same memory: its gradient is added to
     /// that one's, and its values are never written under this index.
     pub same_as: Option<usize>,
+    /// Whether it is a buffer, and if so what the ranks make of their values after a step: `None` for a parameter.
+    ///
+    /// A buffer is state that a block changes by itself during a forward and that no gradient reaches, such as the running
+    /// mean of a batch norm or a counter. Every rank has all of it, under every strategy: it is never sharded and never
+    /// freed. A checkpoint has it once, and loading gives it to every rank. A buffer is not trainable.
+    pub buffer: Option<BufferSync>,
+}
+
+/// What the ranks make of their values of a buffer at the end of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum BufferSync {
+    /// Every rank gets the values of rank 0, as in PyTorch. If rank 0 has not gone forward since the last step, every rank
+    /// gets those of the first rank that has.
+    #[default]
+    Broadcast,
+    /// Every rank gets the mean over the ranks that have gone forward since the last step. It is calculated in `f64` for
+    /// `f64` and in `f32` for all other types.
+    Mean,
+    /// Every rank keeps its own values. A checkpoint has those of rank 0.
+    Local,
 }
 
 impl ParamInfo {
     /// A trainable parameter that shares its memory with no other.
     pub fn new(name: impl Into<String>, shape: impl Into<Vec<usize>>, dtype: FloatType) -> Self {
-        Self { name: name.into(), shape: shape.into(), dtype, trainable: true, same_as: None }
+        Self { name: name.into(), shape: shape.into(), dtype, trainable: true, same_as: None, buffer: None }
+    }
+
+    /// A [buffer](Self::buffer), of which every rank gets rank 0's values after a step.
+    ///
+    /// ```
+    /// use dist_parallel::{BufferSync, FloatType, ParamInfo};
+    ///
+    /// let running_mean = ParamInfo::buffer("norm.running_mean", [64], FloatType::F32);
+    /// assert_eq!((running_mean.trainable, running_mean.buffer), (false, Some(BufferSync::Broadcast)));
+    /// let averaged = running_mean.with_sync(BufferSync::Mean);
+    /// assert_eq!(averaged.buffer, Some(BufferSync::Mean));
+    /// ```
+    #[doc(alias = "register_buffer")]
+    pub fn buffer(name: impl Into<String>, shape: impl Into<Vec<usize>>, dtype: FloatType) -> Self {
+        Self::new(name, shape, dtype).with_sync(BufferSync::default())
+    }
+
+    /// The same as a buffer, of which the ranks make this after a step.
+    #[must_use]
+    pub fn with_sync(self, sync: BufferSync) -> Self {
+        Self { trainable: false, buffer: Some(sync), ..self }
     }
 
     /// Number of values.
@@ -147,8 +190,12 @@ impl ParamInfo {
 
 impl fmt::Display for ParamInfo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let frozen = if self.trainable { "" } else { ", frozen" };
-        write!(f, "{} {:?} {}{frozen}", self.name, self.shape, self.dtype)?;
+        write!(f, "{} {:?} {}", self.name, self.shape, self.dtype)?;
+        match (self.buffer, self.trainable) {
+            (Some(sync), _) => write!(f, ", a buffer ({sync:?})")?,
+            (None, false) => f.write_str(", frozen")?,
+            (None, true) => {}
+        }
         self.same_as.map_or(Ok(()), |index| write!(f, ", same as number {index}"))
     }
 }
@@ -211,12 +258,15 @@ impl fmt::Display for FloatType {
     }
 }
 
-/// Checks that names are different and that ties make sense.
+/// Checks that names are different, that buffers are not trained, and that ties make sense.
 pub(crate) fn validate(infos: &[ParamInfo]) -> Result<()> {
     let mut names = HashSet::new();
     (0..infos.len()).try_for_each(|index| {
         if !names.insert(&infos[index].name) {
             return Err(Error::DuplicateName { name: infos[index].name.clone() });
+        }
+        if infos[index].trainable && infos[index].buffer.is_some() {
+            return Err(Error::TrainableBuffer { name: infos[index].name.clone() });
         }
         validate_tie(infos, index)
     })
@@ -234,6 +284,7 @@ pub(crate) fn validate_tie(infos: &[ParamInfo], index: usize) -> Result<()> {
             "they differ in shape or type"
         }
         Some(other) if info.trainable != other.trainable => "only one of them is trainable",
+        Some(other) if info.buffer != other.buffer => "they are not the same kind of buffer",
         Some(_) => return Ok(()),
         None => "there is no such parameter",
     };

@@ -5,7 +5,8 @@ use std::fmt;
 use dist_collectives::Communicator;
 
 use crate::loss::to_be_summed;
-use crate::{Error, Result, agreement};
+use crate::updates::Updates;
+use crate::{Error, ParamInfo, Result, agreement};
 
 /// What a rank was asked for since the last step, as the others hear of it in an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,14 +66,20 @@ impl Asked {
         Self::new(call, usize::try_from(number / 8).unwrap_or(0), number % 2 == 1)
     }
 
-    /// The error of ranks that were not all asked for the same. All of them call this.
-    pub(crate) fn differ(self, comm: &mut Communicator) -> Error {
+    /// The error of ranks that were not all asked for the same, or have not updated their parameters alike. All of them call
+    /// this.
+    pub(crate) fn differ(self, comm: &mut Communicator, updates: &Updates, infos: &[ParamInfo]) -> Error {
         let all = match agreement::gather(comm, [self.encode()]) {
             Ok(all) => all,
             Err(error) => return error,
         };
-        let rank = all.iter().position(|there| *there != all[0]).unwrap_or_default();
-        Error::StepsDiffer { rank, there: Self::decode(all[rank][0]), on_rank_0: Self::decode(all[0][0]) }
+        match all.iter().position(|there| *there != all[0]) {
+            Some(rank) => {
+                let (there, on_rank_0) = (Self::decode(all[rank][0]), Self::decode(all[0][0]));
+                Error::StepsDiffer { rank, there, on_rank_0 }
+            }
+            None => updates.differ(&mut [comm], infos),
+        }
     }
 }
 
@@ -94,15 +101,23 @@ pub(crate) struct Tally<'a> {
     /// Micro-batches that were computed, and what they count.
     computed: i64,
     count: i64,
-    /// The sum of what each rank was asked for, as a number, and the sum of its squares.
+    /// The sum of what each rank was asked for and how it has updated its parameters, as one number, and the sum of its
+    /// squares.
     asked: [i128; 2],
     /// For each parameter: on how many ranks it has had a gradient.
     used: &'a [i64],
 }
 
 impl<'a> Tally<'a> {
-    pub(crate) fn encode(computed: usize, count: u64, asked: Asked, used: &[bool]) -> Vec<i64> {
-        let asked = asked.encode();
+    pub(crate) fn encode(
+        computed: usize,
+        count: u64,
+        asked: Asked,
+        updates: &Updates,
+        used: &[bool],
+    ) -> Vec<i64> {
+        // If updates are alike, the numbers of ranks differ where they were asked for something else, and the other way round.
+        let asked = asked.encode() ^ updates.number();
         let numbers = [to_be_summed(computed as u64), to_be_summed(count), asked, asked * asked];
         numbers.into_iter().chain(used.iter().map(|&used| i64::from(used))).collect()
     }
@@ -114,11 +129,10 @@ impl<'a> Tally<'a> {
         Self { computed, count, asked: [asked.into(), squares.into()], used }
     }
 
-    /// Whether all ranks were asked for the same. Every rank comes to the same conclusion: the numbers of n ranks are equal
-    /// if, and only if, n times the sum of their squares is the square of their sum.
+    /// Whether all ranks were asked for the same, and have updated their parameters alike. Every rank comes to the same
+    /// conclusion.
     pub(crate) const fn agrees(&self, world_size: usize) -> bool {
-        let [sum, squares] = self.asked;
-        world_size as i128 * squares == sum * sum
+        are_equal(world_size, self.asked)
     }
 
     /// What the sums of ranks that agree are to be divided by, if all that they were asked for is there, and it is something.
@@ -151,6 +165,12 @@ impl<'a> Tally<'a> {
     }
 }
 
+/// Whether the numbers of so many ranks, with this sum and this sum of squares, are equal. They are if, and only if, n times
+/// the sum of their squares is the square of their sum.
+pub(crate) const fn are_equal(ranks: usize, [sum, squares]: [i128; 2]) -> bool {
+    ranks as i128 * squares == sum * sum
+}
+
 #[cfg(test)]
 mod tests {
     use rstest::rstest;
@@ -165,7 +185,7 @@ mod tests {
 
     /// The sum of what three ranks say that were asked for this, with so many micro-batches each that count so much.
     fn tally(asked: [Asked; 3], computed: usize, count: u64) -> Vec<i64> {
-        let tallies = asked.map(|asked| Tally::encode(computed, count, asked, &[]));
+        let tallies = asked.map(|asked| Tally::encode(computed, count, asked, &Updates::new(), &[]));
         (0..4).map(|index| tallies.iter().map(|tally| tally[index]).sum()).collect()
     }
 

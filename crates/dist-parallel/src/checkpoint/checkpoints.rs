@@ -54,8 +54,8 @@ use crate::{Error, Optimizer, Result};
 ///
 /// # What is checked
 ///
-/// Saving fails if ranks hold different values of a trained parameter that they should hold in common: each writes a share
-/// of it, and a mixture of both would be saved. Pipelines beside each other are compared in the same way. For that each rank
+/// Saving fails if the ranks have changed parameters with different settings of their optimizers, or hold different values of
+/// a parameter that they should hold in common: each writes a share of it, and a mixture of both would be saved. Pipelines beside each other are compared in the same way. For that each rank
 /// reads all of it once.
 ///
 /// Loading changes nothing until every rank has read all that it needs into memory of its own and compared it with
@@ -134,6 +134,7 @@ impl Checkpoints {
     ) -> Result<()> {
         end(self.latest.take());
         let mut ranks = Ranks::of(shards, self.timeout, "save")?;
+        shards.check_alike()?;
         let plan = self.plan(&ranks, shards, optimizer, step);
         plan.run(&mut ranks, |entry, write| part::read(shards, optimizer, entry, write))
     }
@@ -150,6 +151,7 @@ impl Checkpoints {
         step: u64,
     ) -> Result<Saving> {
         let mut ranks = Ranks::of(shards, self.timeout, "start_save")?;
+        shards.check_alike()?;
         let plan = self.plan(&ranks, shards, optimizer, step);
         let copy = if ranks.saves() { copy(&plan, shards, optimizer) } else { Ok(Vec::new()) };
         let runtime = ranks.group.runtime().clone();

@@ -70,22 +70,24 @@ pub(super) fn entries(
     };
     let Holding { pieces, copy, copies } = shards.parameters();
     check(&pieces)?;
-    let (trained, own): (Vec<usize>, Vec<usize>) =
-        (0..pieces.len()).partition(|&number| infos[pieces[number].parameter].trainable);
+    let trained: Vec<usize> =
+        (0..pieces.len()).filter(|&number| infos[pieces[number].parameter].trainable).collect();
     let shared: Vec<Piece> = trained.iter().map(|&number| pieces[number]).collect();
-    let dealt = deal(&shared, copy, copies).into_iter().map(|(place, piece)| (trained[place], piece));
-    // Of what is each rank's own, the first copy alone writes: parts of several would be nobody's.
-    let own = own.into_iter().filter(|&number| copy == 0 && pieces[number].len > 0);
-    let own = own.map(|number| (number, pieces[number]));
+    let dealt = deal(&shared, copy, copies).into_iter();
+    let dealt = dealt.map(|(place, part)| (pieces[trained[place]], part));
+    // What is not trained may differ between ranks. One rank writes all of it: parts of several would be nobody's.
+    let untrained = shards.untrained_to_save();
+    check(&untrained)?;
+    let untrained = untrained.into_iter().filter(|piece| piece.len > 0).map(|piece| (piece, piece));
     let mut entries: Vec<Entry> = dealt
-        .chain(own)
+        .chain(untrained)
         .map(|(piece, Piece { parameter, offset, len })| Entry {
             tensor: TensorName::parameter(&infos[parameter].name),
             dtype: infos[parameter].dtype,
             shape: infos[parameter].shape.clone(),
             offset,
             len,
-            source: Source::Parameter { piece: pieces[piece], start: offset - pieces[piece].offset },
+            source: Source::Parameter { piece, start: offset - piece.offset },
         })
         .collect();
     if let Some(optimizer) = optimizer {

@@ -16,6 +16,16 @@ pub trait Shards {
     /// What this rank holds of the parameters. The list never changes.
     fn parameters(&self) -> Holding<Piece>;
 
+    /// The pieces of [`parameters`](Self::parameters) that this rank saves of frozen parameters and buffers. Every value is saved
+    /// by one rank, since ranks may have different ones. By default the first of the ranks that hold the same pieces saves all
+    /// of them.
+    fn untrained_to_save(&self) -> Vec<Piece> {
+        let Holding { mut pieces, copy, .. } = self.parameters();
+        let untrained = |piece: &Piece| self.infos().get(piece.parameter).is_some_and(|info| !info.trainable);
+        pieces.retain(|piece| copy == 0 && untrained(piece));
+        pieces
+    }
+
     /// What this rank's optimizer is given to step, each piece as a slice of its own. The list never changes.
     fn slices(&self) -> Holding<Slice>;
 
@@ -37,6 +47,15 @@ pub trait Shards {
     /// # Errors
     /// If the memory cannot be reached.
     fn write(&mut self, piece: Piece, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()>;
+
+    /// Called on every rank before anything is saved, to make sure that the ranks have trained alike. May communicate. By default
+    /// nothing is compared.
+    ///
+    /// # Errors
+    /// If they have not; then nothing is saved.
+    fn check_alike(&mut self) -> Result<()> {
+        Ok(())
+    }
 
     /// Called on every rank once all pieces have been overwritten: gradients and copies that were made of the old values
     /// are of no use any more. May communicate.

@@ -7,7 +7,8 @@ use crate::flat::{self, Flat, PendingFlat};
 use crate::gradients::Gradients;
 use crate::mean::Mean;
 use crate::tally::{Asked, Tally, TrainingCall};
-use crate::{FloatType, Result, ValuesMut};
+use crate::updates::Updates;
+use crate::{FloatType, ParamInfo, Result, ValuesMut};
 
 /// What is being reduced.
 #[derive(Debug, Default)]
@@ -55,11 +56,12 @@ impl Flight {
         comm: &mut Communicator,
         courier: Option<&Courier>,
         asked: Asked,
+        updates: &Updates,
     ) -> Result<()> {
         while self.buckets.len() < gradients.bucket_count() {
             self.launch(gradients, comm, courier)?;
         }
-        let (loss, tally) = gradients.take_tally(asked);
+        let (loss, tally) = gradients.take_tally(asked, updates);
         self.loss = Some(comm.start_all_reduce(vec![loss], ReduceOp::Sum));
         self.tally = Some(comm.start_all_reduce(tally, ReduceOp::Sum));
         Ok(())
@@ -71,6 +73,7 @@ impl Flight {
         gradients: &mut Gradients,
         comm: &mut Communicator,
         asked: Asked,
+        (updates, infos): (&Updates, &[ParamInfo]),
     ) -> Result<Landed> {
         // As much as there are micro-batches, if the ranks agree: nothing has to be waited for to divide.
         let known = (asked.call == TrainingCall::Step && !asked.weighted).then_some(asked.micro_batches);
@@ -93,7 +96,7 @@ impl Flight {
         let numbers = self.tally.take().map_or_else(|| Ok(Vec::new().into()), flat::wait)?;
         let tally = Tally::decode(&numbers);
         if !tally.agrees(comm.world_size()) {
-            return Err(asked.differ(comm));
+            return Err(asked.differ(comm, updates, infos));
         }
         let counted = tally.divisor(asked)?;
         ValuesMut::F32(&mut loss).divide(counted);

@@ -13,20 +13,24 @@ use dist_collectives::Communicator;
 use self::flight::{Flight, Landed};
 use crate::abort::or_abort;
 use crate::broadcast::broadcast;
+use crate::buffers::Buffers;
 use crate::courier::Courier;
-use crate::fsdp::share;
+use crate::fsdp::{bytes_sent, share};
 use crate::gradients::Gradients;
 use crate::loss::Counted;
 use crate::norm::{SquareRange, SumOfSquares};
 use crate::tally::{Asked, STEP, TrainingCall};
+use crate::unreported::{Unreported, without_gradient};
+use crate::updates::Updates;
 use crate::{
     Block, BoxError, BucketBytes, BucketHook, BucketPlan, BucketTensor, Error, Loss, Optimizer, ParamInfo,
     Params, Place, Ready, Result, Values, agreement, norm, params,
 };
 
 /// Distributed data parallel training: every rank has the whole model and computes some of a step's micro-batches;
-/// the mean of their gradients is the same on every rank, and so the parameters that are trained stay the same. What a block
-/// changes by itself, such as running means, is each rank's own; a checkpoint has that of rank 0.
+/// the mean of their gradients is the same on every rank, and so the parameters that are trained stay the same. A
+/// [buffer](crate::ParamInfo::buffer), such as a running mean, is synchronised at the end of every step. A block that changes
+/// a frozen parameter, which is no buffer, changes it on its own rank only; a checkpoint has the values of rank 0.
 ///
 /// # Which sums are the same
 ///
@@ -59,6 +63,7 @@ use crate::{
 /// An error on one rank aborts the job, so that no other waits for it. Some errors harm nothing, because every rank
 /// gets the same: [`StepsDiffer`](Error::StepsDiffer), when they were asked for different numbers of micro-batches, none on
 /// some of them included, or for some that say how much they count, or only some [join](Self::join_with);
+/// [`SettingsDiffer`](Error::SettingsDiffer), when they have updated or clipped with different settings since the step before;
 /// [`AccumulatedDiffers`](Error::AccumulatedDiffers), when they accumulated different parts;
 /// [`NoMicroBatches`](Error::NoMicroBatches), when all were asked for none; and
 /// [`NothingCounts`](Error::NothingCounts). What was accumulated is then forgotten, but for what a hook keeps, and the next
@@ -67,11 +72,14 @@ pub struct Ddp<M> {
     comm: Communicator,
     model: M,
     gradients: Gradients,
+    buffers: Buffers,
     /// What reduces the buckets, if they have a hook.
     courier: Option<Courier>,
     /// Micro-batches of all ranks since the last synchronisation, and whether they say how much they count.
     micro_batches: usize,
     weighted: bool,
+    updates: Updates,
+    unreported: Unreported,
     /// While this rank computes. Set afterwards, too, if that has panicked.
     computes: bool,
 }
@@ -141,9 +149,9 @@ impl<M: Params> Ddp<M> {
         options: DdpOptions,
         hook: Option<Box<dyn BucketHook>>,
     ) -> Result<Self> {
-        let name = hook.as_ref().map(|hook| hook.name()).unwrap_or_default();
-        let settings = agreement::fingerprint(&(options.bucket_bytes, name));
-        agreement::check(&mut comm, model.infos(), [settings, 0])?;
+        let name = hook.as_ref().map_or_else(|| "none".to_owned(), |hook| hook.name());
+        let sizes = agreement::setting("the sizes of buckets", options.bucket_bytes);
+        agreement::check(&mut comm, model.infos(), &[sizes, ("the hook".to_owned(), name)])?;
         params::validate(model.infos())?;
         let plan = BucketPlan::new(model.infos(), options.bucket_bytes);
         let tensors = tensors(&plan, model.infos());
@@ -157,7 +165,19 @@ impl<M: Params> Ddp<M> {
             buckets = gradients.bucket_count(),
             "training begins"
         );
-        Ok(Self { comm, model, gradients, courier, micro_batches: 0, weighted: false, computes: false })
+        let buffers = Buffers::new(model.infos());
+        Ok(Self {
+            comm,
+            model,
+            gradients,
+            buffers,
+            courier,
+            micro_batches: 0,
+            weighted: false,
+            updates: Updates::new(),
+            unreported: Unreported::default(),
+            computes: false,
+        })
     }
 
     /// The micro-batches, out of a number of them, that this rank computes: contiguous, and as equal shares as
@@ -190,11 +210,20 @@ impl<M: Params> Ddp<M> {
         self.gradients.mean(parameter)
     }
 
+    /// The names of the trained parameters for which no micro-batch of the last step had a gradient, on any rank: an update leaves
+    /// them as they are. After the first step of a training they are logged as a warning, because a block may have forgotten to
+    /// report them.
+    #[doc(alias = "find_unused_parameters")]
+    pub fn without_gradient(&self) -> Vec<&str> {
+        without_gradient(self.model.infos(), |parameter| self.gradients.mean(parameter).is_some())
+    }
+
     /// Changes the parameters by their gradients; those without a gradient are left as they are. A parameter's
     /// index is the number of its slice.
     ///
     /// # Errors
-    /// If the model does not hand out its parameters, or the optimizer fails.
+    /// If the model does not hand out its parameters, or the optimizer fails. [`StepPanicked`](Error::StepPanicked) if a step has
+    /// panicked since the last one that ended.
     pub fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         let result = self.try_update(optimizer);
         self.or_abort(result)
@@ -227,6 +256,7 @@ impl<M: Params> Ddp<M> {
     #[doc(alias = "clip_grad_norm_")]
     pub fn clip_gradients(&mut self, max: f64) -> f64 {
         let norm = self.gradient_norm();
+        self.updates.note_clipping(max);
         if let Some(factor) = norm::factor(norm, max) {
             self.gradients.scale(factor);
         }
@@ -284,6 +314,8 @@ impl<M: Params> Ddp<M> {
         self.computes = false;
         let (Landed { loss, micro_batches }, exposed) = self.or_abort(result)?;
         (self.micro_batches, self.weighted) = (0, false);
+        let Self { unreported, model, gradients, .. } = self;
+        unreported.tell(|| without_gradient(model.infos(), |parameter| gradients.mean(parameter).is_some()));
         let elapsed = runtime.now().saturating_sub(started);
         let bytes_sent = self.bytes_sent() - sent_before;
         Ok(StepReport { loss, micro_batches, elapsed, exposed, bytes_sent })
@@ -311,10 +343,18 @@ impl<M: Params> Ddp<M> {
             let last = index + 1 == share.end;
             self.run(index, compute, last.then_some(&mut *flight))?;
         }
-        flight.launch_rest(&mut self.gradients, &mut self.comm, self.courier.as_ref(), asked)?;
-        let waiting = self.comm.runtime().now();
-        let landed = flight.land(&mut self.gradients, &mut self.comm, asked)?;
-        Ok((landed, self.comm.runtime().now().saturating_sub(waiting)))
+        let Self { comm, model, gradients, buffers, courier, updates, .. } = self;
+        flight.launch_rest(gradients, comm, courier.as_ref(), asked, updates)?;
+        let waiting = comm.runtime().now();
+        let landed = flight.land(gradients, comm, asked, (updates, model.infos()))?;
+        updates.note_step();
+        buffers.synchronise([&mut *comm], model)?;
+        Ok((landed, comm.runtime().now().saturating_sub(waiting)))
+    }
+
+    /// Makes sure that all ranks have updated their parameters alike. Every rank calls this.
+    pub(crate) fn check_updates(&mut self) -> Result<()> {
+        self.updates.check(&mut [&mut self.comm], self.model.infos())
     }
 
     /// That what was accumulated counts in the same way.
@@ -327,7 +367,7 @@ impl<M: Params> Ddp<M> {
 
     /// What was sent for all steps so far.
     fn bytes_sent(&self) -> u64 {
-        self.comm.traffic_of_started().bytes_sent + self.courier.as_ref().map_or(0, Courier::bytes_sent)
+        bytes_sent(&self.comm) + self.courier.as_ref().map_or(0, Courier::bytes_sent)
     }
 
     /// Computes one micro-batch. With a flight, it is the last, and its gradients leave as they become final.
@@ -337,7 +377,8 @@ impl<M: Params> Ddp<M> {
         compute: &mut Compute<'_, M>,
         mut flight: Option<&mut Flight>,
     ) -> Result<()> {
-        let Self { comm, model, gradients, courier, .. } = self;
+        let Self { comm, model, gradients, buffers, courier, .. } = self;
+        buffers.note_forward();
         gradients.begin(&mut |dtype, len| flight::memory(comm, courier.as_ref(), dtype, len))?;
         let mut ready = |parameter: usize, values: Values<'_>| {
             gradients.report(parameter, values)?;
@@ -352,6 +393,10 @@ impl<M: Params> Ddp<M> {
     }
 
     fn try_update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
+        if self.computes {
+            return Err(Error::StepPanicked);
+        }
+        self.updates.note_update(optimizer);
         for parameter in self.gradients.parameters() {
             let Some(gradient) = self.gradients.mean(parameter) else { continue };
             params::write(&mut self.model, parameter, |values| {
@@ -380,6 +425,8 @@ impl<M: Params> Ddp<M> {
     /// Forgets all gradients, as if training had just begun.
     pub(crate) fn begin_anew(&mut self) -> Result<()> {
         self.forget();
+        self.updates.forget();
+        self.computes = false;
         self.gradients.forget_residuals();
         self.courier.as_ref().map_or(Ok(()), Courier::forget)
     }
@@ -403,7 +450,8 @@ impl<M: Params> Ddp<M> {
         self.step_with(micro_batches, |model, index, ready| there_and_back(model, batch(index)?, ready))
     }
 
-    /// Goes forward only, to evaluate the model, on this rank alone and with an input of its own.
+    /// Goes forward only, to evaluate the model, on this rank alone and with an input of its own. If that changes
+    /// [buffers](crate::ParamInfo::buffer), the change is this rank's alone.
     ///
     /// # Errors
     /// If the model fails, which does not end the job: nobody waits for this rank.

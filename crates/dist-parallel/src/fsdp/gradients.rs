@@ -157,6 +157,8 @@ impl Gradients {
         if std::mem::replace(&mut self.reported[parameter], true) {
             return Err(Error::ReportedTwice { parameter: self.names[parameter].clone() });
         }
+        // What is not trained has no gradient.
+        let Some(home) = home else { return Ok(()) };
         let strip = &layout.units[home.unit].strips[home.strip];
         if !strip.trainable {
             return Ok(());
@@ -271,6 +273,11 @@ impl Gradients {
     /// For each parameter, whether this rank has had a gradient for it, or any rank once that is known.
     pub(crate) fn used_mut(&mut self) -> &mut [bool] {
         &mut self.used
+    }
+
+    /// Whether any rank has had a gradient for a parameter in the last step.
+    pub(crate) fn is_used(&self, parameter: usize) -> bool {
+        self.used[parameter]
     }
 
     /// Forgets everything that was summed.

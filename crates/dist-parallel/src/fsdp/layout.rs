@@ -3,6 +3,7 @@
 //! A unit's parameters of one type lie one after the other in a strip, which is cut into as many equal parts as
 //! ranks share it; the last part may be padded, or be nothing but padding. A parameter that blocks of different
 //! units use belongs to a unit of its own, without blocks, which is held from the first forward to the last backward.
+//! Buffers are in no strip, because every rank's model always has all of them.
 
 use std::ops::Range;
 
@@ -13,8 +14,8 @@ use crate::{Error, FloatType, ParamInfo, Place, Result};
 pub(crate) struct Layout {
     /// In the order of their blocks; the one without blocks, if there is one, at the end.
     pub(crate) units: Vec<Unit>,
-    /// For each parameter of the model: where it lies. Parameters that are the same have one home.
-    pub(crate) homes: Vec<Home>,
+    /// For each parameter of the model: where it lies, or `None` if it is a buffer. Parameters that are the same have one home.
+    pub(crate) homes: Vec<Option<Home>>,
     /// Ranks that share each strip.
     pub(crate) shards: usize,
 }
@@ -23,6 +24,8 @@ pub(crate) struct Layout {
 pub(crate) struct Unit {
     pub(crate) blocks: Range<usize>,
     pub(crate) strips: Vec<Strip>,
+    /// The buffers, without other names of earlier ones.
+    pub(crate) buffers: Vec<Whole>,
     /// How many parameters, those with several names counted by each, could report a gradient that goes here.
     pub(crate) reporters: usize,
 }
@@ -34,6 +37,14 @@ pub(crate) struct Strip {
     pub(crate) places: Vec<Place>,
     /// Values of each rank's part, padding included.
     pub(crate) part: usize,
+}
+
+/// A parameter that every rank's model always has all of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Whole {
+    pub(crate) parameter: usize,
+    pub(crate) len: usize,
+    pub(crate) dtype: FloatType,
 }
 
 /// Where a parameter lies.
@@ -63,24 +74,32 @@ impl Layout {
         let mut units_of = Vec::with_capacity(infos.len());
         for range in ranges(units, blocks)? {
             units_of.resize(starts[range.end], layout.units.len());
-            layout.units.push(Unit { blocks: range, strips: Vec::new(), reporters: 0 });
+            layout.units.push(Unit::new(range));
         }
         let held = layout.units.len();
-        for (parameter, info) in infos.iter().enumerate() {
+        for (parameter, info) in infos.iter().enumerate().filter(|(_, info)| info.buffer.is_none()) {
             if let Some(earlier) = info.same_as.filter(|&earlier| units_of[earlier] != units_of[parameter]) {
                 units_of[earlier] = held;
             }
         }
         if units_of.contains(&held) {
-            layout.units.push(Unit { blocks: blocks..blocks, strips: Vec::new(), reporters: 0 });
+            layout.units.push(Unit::new(blocks..blocks));
         }
         for (parameter, info) in infos.iter().enumerate() {
+            let unit = units_of[parameter];
             let home = match info.same_as {
                 Some(earlier) => layout.homes[earlier],
-                None => layout.place(units_of[parameter], parameter, info),
+                None if info.buffer.is_some() => {
+                    let (len, dtype) = (info.len(), info.dtype);
+                    layout.units[unit].buffers.push(Whole { parameter, len, dtype });
+                    None
+                }
+                None => Some(layout.place(unit, parameter, info)),
             };
             layout.homes.push(home);
-            layout.units[home.unit].reporters += usize::from(info.trainable);
+            if let Some(home) = home {
+                layout.units[home.unit].reporters += usize::from(info.trainable);
+            }
         }
         for strip in layout.units.iter_mut().flat_map(|unit| &mut unit.strips) {
             strip.part = strip.len().div_ceil(shards);
@@ -113,12 +132,26 @@ impl Layout {
         units.flat_map(|(unit, of)| of.strips.iter().enumerate().map(move |(at, strip)| ((unit, at), strip)))
     }
 
+    /// The buffers of all units.
+    pub(crate) fn buffers(&self) -> impl Iterator<Item = Whole> {
+        self.units.iter().flat_map(|unit| &unit.buffers).copied()
+    }
+
     pub(crate) fn place_of(&self, home: Home) -> Place {
         self.units[home.unit].strips[home.strip].places[home.place]
     }
 }
 
 impl Unit {
+    const fn new(blocks: Range<usize>) -> Self {
+        Self { blocks, strips: Vec::new(), buffers: Vec::new(), reporters: 0 }
+    }
+
+    /// The parameters that are in strips.
+    pub(crate) fn divided(&self) -> impl Iterator<Item = usize> {
+        self.strips.iter().flat_map(|strip| &strip.places).map(|place| place.parameter)
+    }
+
     pub(crate) fn is_held(&self) -> bool {
         self.blocks.is_empty() && !self.strips.is_empty()
     }
@@ -221,6 +254,20 @@ mod tests {
     }
 
     #[test]
+    fn buffers_are_never_divided_and_never_held() {
+        let (mut infos, starts) = model(&[&[2, 3, 4], &[5, 4]]);
+        infos[1].trainable = false;
+        infos[2] = ParamInfo::buffer("count", [4], FloatType::F64);
+        infos[4] = ParamInfo { same_as: Some(2), ..ParamInfo::buffer("again", [4], FloatType::F64) };
+        let layout = Layout::new(&infos, &starts, &Units::EachBlock, 2).unwrap();
+        assert_eq!(layout.buffers().map(|whole| whole.parameter).collect::<Vec<_>>(), [2]);
+        let divided: Vec<usize> = layout.units.iter().flat_map(Unit::divided).collect();
+        assert_eq!(divided, [0, 1, 3]);
+        assert_eq!((layout.homes[2], layout.homes[4], layout.held()), (None, None, None));
+        assert_eq!(layout.units.iter().map(|unit| unit.reporters).collect::<Vec<_>>(), [1, 1]);
+    }
+
+    #[test]
     fn what_units_share_is_held_and_what_a_unit_shares_is_not() {
         let (mut infos, starts) = model(&[&[4, 4], &[4], &[4]]);
         infos[1].same_as = Some(0);
@@ -229,7 +276,7 @@ mod tests {
         infos[3].same_as = Some(2);
         let layout = Layout::new(&infos, &starts, &Units::EachBlock, 2).unwrap();
         assert_eq!(layout.held(), Some(3));
-        assert_eq!(layout.homes[2], Home { unit: 3, strip: 0, place: 0 });
+        assert_eq!(layout.homes[2], Some(Home { unit: 3, strip: 0, place: 0 }));
         assert_eq!(layout.units.iter().map(|unit| unit.reporters).collect::<Vec<_>>(), [2, 0, 0, 2]);
         let together = Layout::new(&infos, &starts, &Units::Blocks(vec![1, 2]), 2).unwrap();
         assert_eq!(together.held(), None);

@@ -13,7 +13,7 @@ use crate::{FloatType, Loaded};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Memory {
-    /// Of parameters, between steps.
+    /// Of parameters and buffers, between steps.
     pub parameters: usize,
     /// Of gradients, between a step and the next.
     pub gradients: usize,
@@ -64,7 +64,8 @@ impl Plan {
             let calculated = strip.master_dtype(precision).size().max(FloatType::F32.size());
             kept * own * calculated
         };
-        let parameters = strips().map(of_strip).sum();
+        let buffers: usize = self.layout.buffers().map(|buffer| buffer.len * buffer.dtype.size()).sum();
+        let parameters = buffers + strips().map(of_strip).sum::<usize>();
         let optimizer = trained().map(state).sum();
         let gradients = trained().map(|strip| self.part_bytes(strip)).sum();
         let live = parameters + optimizer + if self.cuts_each_round() { gradients } else { 0 };

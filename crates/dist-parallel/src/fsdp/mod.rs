@@ -28,14 +28,18 @@ pub use options::{FsdpOptions, Precision, Reshard, ShardingStrategy, Units};
 pub use plan::Plan;
 
 use crate::abort::or_abort;
+use crate::broadcast::{broadcast_bucket, coalesced};
+use crate::buffers::Buffers;
 use crate::flat::Flat;
 use crate::norm::{SquareRange, SumOfSquares};
+use crate::unreported::{Unreported, without_gradient};
+use crate::updates::Updates;
 use crate::{
     Error, Optimizer, ParamInfo, Params, Result, Sequence, Values, ValuesMut, agreement, norm, params,
 };
 use gradients::Gradients;
 use groups::Groups;
-use layout::Piece;
+use layout::{Layout, Piece};
 use order::Action;
 use parameters::Parameters;
 
@@ -50,6 +54,8 @@ use parameters::Parameters;
 /// are final, and each rank keeps the sum of its part. The model must be able to [free](Params::unload) its parameters
 /// for this to save their memory. Parameters that blocks of several units use are held from the first forward to the last
 /// backward.
+///
+/// [Buffers](crate::ParamInfo::buffer) are never sharded and never freed. They are synchronised at the end of every step.
 ///
 /// Where the ranks that share a copy can read each other's memory, and the optimizer changes parameters of the model's own
 /// type, nothing is gathered: a unit is read where ranks keep it when it is used, and a model that [copies](Params::fill)
@@ -72,11 +78,12 @@ use parameters::Parameters;
 /// # Errors
 ///
 /// As for [`Ddp`](crate::Ddp): an error on one rank aborts the job, but for those that every rank gets alike:
-/// [`StepsDiffer`](Error::StepsDiffer), [`NoMicroBatches`](Error::NoMicroBatches) and
-/// [`NothingCounts`](Error::NothingCounts).
+/// [`StepsDiffer`](Error::StepsDiffer), [`SettingsDiffer`](Error::SettingsDiffer),
+/// [`NoMicroBatches`](Error::NoMicroBatches) and [`NothingCounts`](Error::NothingCounts).
 pub struct Fsdp<A> {
     parameters: Parameters,
     gradients: Gradients,
+    buffers: Buffers,
     groups: Groups,
     /// The model's parameters, of the types that the optimizer changes.
     kept: Vec<ParamInfo>,
@@ -95,6 +102,8 @@ pub struct Fsdp<A> {
     count: u64,
     /// This rank's losses since then, one for each round.
     losses: Vec<f32>,
+    updates: Updates,
+    unreported: Unreported,
     /// While this rank computes gradients. Set afterwards, too, if that has panicked.
     computes: bool,
 }
@@ -106,13 +115,7 @@ impl<A> Fsdp<A> {
     /// On every rank, if parameters or options differ between ranks; if the ranks cannot be divided as the options
     /// want; if communication fails.
     pub fn new(comm: Communicator, model: Sequence<A>, options: &FsdpOptions) -> Result<Self> {
-        Self::begin(comm, model, options, |world, model, strip, whole| {
-            if world.rank() == 0 {
-                params::pack(model, &strip.places, whole)?;
-            }
-            let len = whole.len();
-            whole.slice_mut(0, len).broadcast(world, 0)
-        })
+        Self::begin(comm, model, options, FirstValues::OfRank0)
     }
 
     /// As [`new`](Self::new), with values of which no rank ever has more than a unit at a time: `values` is called with
@@ -120,48 +123,48 @@ impl<A> Fsdp<A> {
     /// values are not looked at; its parameters may be [nowhere](crate::Slot::freed).
     ///
     /// # Errors
-    /// As for [`new`](Self::new).
+    /// As for [`new`](Self::new), and [`FirstValuesDiffer`](Error::FirstValuesDiffer) on every rank if `values` does not give
+    /// all of them the same.
     pub fn with_values(
         comm: Communicator,
         model: Sequence<A>,
         options: &FsdpOptions,
         mut values: impl FnMut(usize, ValuesMut<'_>),
     ) -> Result<Self> {
-        Self::begin(comm, model, options, |_, _, strip, whole| {
-            for place in &strip.places {
-                values(place.parameter, whole.slice_mut(place.offset, place.len));
-            }
-            Ok(())
-        })
+        let checksums = vec![0; model.infos().len()];
+        Self::begin(comm, model, options, FirstValues::Given(Given { values: &mut values, checksums }))
     }
 
     fn begin(
         mut world: Communicator,
         mut model: Sequence<A>,
         options: &FsdpOptions,
-        mut fill: impl FnMut(&mut Communicator, &Sequence<A>, &Strip, &mut Flat) -> Result<()>,
+        mut first: FirstValues<'_>,
     ) -> Result<Self> {
         let plan = Plan::new(model.infos(), model.starts(), world.world_size(), options);
-        agreement::check(
-            &mut world,
-            model.infos(),
-            [agreement::fingerprint(options), agreement::fingerprint(model.starts())],
-        )?;
+        let starts = agreement::setting("the list of the blocks' first parameters", model.starts());
+        let settings = [options.settings().as_slice(), &[starts]].concat();
+        agreement::check(&mut world, model.infos(), &settings)?;
         let plan = plan?;
         let mut groups = Groups::new(&mut world, plan.degrees, plan.keepers)?;
         let (degrees, precision) = (plan.degrees, options.precision);
-        let mut fill = |model: &mut _, strip: &_, whole: &mut _| fill(&mut world, model, strip, whole);
-        let parameters =
-            Parameters::new(&plan.layout, degrees, precision, &mut groups, &mut model, &mut fill);
+        let filled = first.fill_buffers(&mut world, &mut model, &plan.layout);
+        let mut fill = |model: &mut _, strip: &_, whole: &mut _| first.fill(&mut world, model, strip, whole);
+        let parameters = filled.and_then(|()| {
+            Parameters::new(&plan.layout, degrees, precision, &mut groups, &mut model, &mut fill)
+        });
         let parameters = or_abort(&mut world, parameters)?;
+        first.check(&mut world, model.infos())?;
         let names = model.infos().iter().map(|info| info.name.clone()).collect();
         let kept = model.infos().iter().zip(&plan.layout.homes).map(|(info, home)| {
-            let strip = &plan.layout.units[home.unit].strips[home.strip];
-            ParamInfo { dtype: strip.master_dtype(precision), ..info.clone() }
+            let strip = home.map(|home| &plan.layout.units[home.unit].strips[home.strip]);
+            let dtype = strip.map_or(info.dtype, |strip| strip.master_dtype(precision));
+            ParamInfo { dtype, ..info.clone() }
         });
         Ok(Self {
             parameters,
             gradients: Gradients::new(&plan.layout, names, precision, degrees.each_round),
+            buffers: Buffers::new(model.infos()),
             groups,
             kept: kept.collect(),
             world,
@@ -174,6 +177,8 @@ impl<A> Fsdp<A> {
             weighted: false,
             count: 0,
             losses: Vec::new(),
+            updates: Updates::new(),
+            unreported: Unreported::default(),
             computes: false,
         })
     }
@@ -181,11 +186,19 @@ impl<A> Fsdp<A> {
     /// This rank's part of a parameter's mean gradient, and which of the parameter's values it is for; `None` if the
     /// rank has no part of it, or no micro-batch of the last step had a gradient.
     pub fn gradient(&self, parameter: usize) -> Option<(Range<usize>, Values<'_>)> {
-        let home = self.plan.layout.homes.get(parameter)?;
+        let home = (*self.plan.layout.homes.get(parameter)?)?;
         let strip = &self.plan.layout.units[home.unit].strips[home.strip];
         let piece = strip.piece(home.place, self.groups.shards.rank())?;
         let values = self.gradients.mean((home.unit, home.strip), piece)?;
         Some((piece.offset..piece.offset + piece.len, values))
+    }
+
+    /// The names of the trained parameters for which no micro-batch of the last step had a gradient, on any rank: an update leaves
+    /// them as they are. After the first step of a training they are logged as a warning, because a block may have forgotten to
+    /// report them.
+    #[doc(alias = "find_unused_parameters")]
+    pub fn without_gradient(&self) -> Vec<&str> {
+        without_gradient(self.model.infos(), |parameter| self.gradients.is_used(parameter))
     }
 
     /// The norm of all gradients together, as if they were one vector: exact but for one rounding, and so the same bits
@@ -200,6 +213,8 @@ impl<A> Fsdp<A> {
     }
 
     fn norm(&mut self) -> Result<f64> {
+        let ended = self.check_ended();
+        self.or_abort(ended)?;
         let precision = self.plan.options.precision;
         let range =
             SquareRange::of(self.plan.layout.strips().map(|(_, strip)| strip.reduce_dtype(precision)));
@@ -224,6 +239,7 @@ impl<A> Fsdp<A> {
     pub fn clip_gradients(&mut self, max: f64) -> Result<f64> {
         self.announce("clip_gradients");
         let norm = self.norm()?;
+        self.updates.note_clipping(max);
         if let Some(factor) = norm::factor(norm, max) {
             self.gradients.scale(factor);
         }
@@ -235,7 +251,8 @@ impl<A> Fsdp<A> {
     /// rank calls this.
     ///
     /// # Errors
-    /// If the optimizer fails, or communication.
+    /// If the optimizer fails, or communication. [`StepPanicked`](Error::StepPanicked) if a step has panicked since the last one
+    /// that ended.
     pub fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         self.announce("update");
         let result = self.try_update(optimizer);
@@ -243,6 +260,8 @@ impl<A> Fsdp<A> {
     }
 
     fn try_update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
+        self.check_ended()?;
+        self.updates.note_update(optimizer);
         let Self { parameters, gradients, model, plan, groups, .. } = self;
         let rank = groups.shards.rank();
         for (place, strip) in plan.layout.strips() {
@@ -261,7 +280,7 @@ impl<A> Fsdp<A> {
     }
 
     /// Sets this rank's part of all parameters from one flat slice: the parts of the parameters one after the other, in
-    /// the order of the plan's units. Every rank calls this.
+    /// the order of the plan's units. Every rank calls this. Buffers are not among them.
     ///
     /// # Errors
     /// If there are more or fewer values, or they are of another type, naming what is expected; that ends the job, as other
@@ -336,8 +355,8 @@ impl<A> Fsdp<A> {
         parameters.rest(groups)
     }
 
-    /// Calls `f` with each parameter's index and all of its values, unit by unit; those that are the same as an earlier
-    /// one are left out. Every rank calls this, and has one unit at a time.
+    /// Calls `f` with each parameter's index and all of its values, unit by unit, buffers included; those that are the same
+    /// as an earlier one are left out. Every rank calls this, and has one unit at a time.
     ///
     /// # Errors
     /// If communication fails.
@@ -348,9 +367,10 @@ impl<A> Fsdp<A> {
 
     fn each_parameter(&mut self, mut f: impl FnMut(usize, Values<'_>)) -> Result<()> {
         let result = self.for_each_unit(|model, layout, unit| {
-            layout.units[unit].strips.iter().flat_map(|strip| &strip.places).try_for_each(|place| {
-                params::read(model, place.parameter, &mut |values| f(place.parameter, values))
-            })
+            let unit = &layout.units[unit];
+            unit.divided()
+                .chain(unit.buffers.iter().map(|buffer| buffer.parameter))
+                .try_for_each(|parameter| params::read(model, parameter, &mut |values| f(parameter, values)))
         });
         self.or_abort(result)
     }
@@ -419,10 +439,7 @@ impl<A> Fsdp<A> {
     }
 
     /// Has each unit in the model once.
-    fn for_each_unit(
-        &mut self,
-        mut f: impl FnMut(&Sequence<A>, &layout::Layout, usize) -> Result<()>,
-    ) -> Result<()> {
+    fn for_each_unit(&mut self, mut f: impl FnMut(&Sequence<A>, &Layout, usize) -> Result<()>) -> Result<()> {
         self.follow();
         let Self { parameters, groups, model, plan, .. } = self;
         parameters.forget();
@@ -455,12 +472,100 @@ impl<A> Fsdp<A> {
         }
     }
 
+    /// That no computation of gradients has panicked, which the caller must have caught: sums are then not those of a step.
+    const fn check_ended(&self) -> Result<()> {
+        if self.computes { Err(Error::StepPanicked) } else { Ok(()) }
+    }
+
     /// Forgets all gradients, and the parameters of other ranks.
     fn forget(&mut self) {
         self.parameters.forget();
         self.gradients.forget();
         (self.prefetched, self.micro_batches, self.count) = (None, 0, 0);
         self.losses.clear();
+    }
+}
+
+/// Where a training's first values come from.
+enum FirstValues<'a> {
+    /// From rank 0's model.
+    OfRank0,
+    /// From a function, which gives every rank the same.
+    Given(Given<'a>),
+}
+
+impl FirstValues<'_> {
+    /// Puts the first values of a strip into `whole`, on every rank.
+    fn fill<A>(
+        &mut self,
+        world: &mut Communicator,
+        model: &Sequence<A>,
+        strip: &Strip,
+        whole: &mut Flat,
+    ) -> Result<()> {
+        match self {
+            Self::OfRank0 => {
+                if world.rank() == 0 {
+                    params::pack(model, &strip.places, whole)?;
+                }
+                let len = whole.len();
+                whole.slice_mut(0, len).broadcast(world, 0)
+            }
+            Self::Given(values) => {
+                let mut places = strip.places.iter();
+                places.try_for_each(|place| {
+                    values.fill(place.parameter, whole.slice_mut(place.offset, place.len))
+                })
+            }
+        }
+    }
+
+    /// Gives every rank's model the first values of its buffers.
+    fn fill_buffers<A>(
+        &mut self,
+        world: &mut Communicator,
+        model: &mut Sequence<A>,
+        layout: &Layout,
+    ) -> Result<()> {
+        match self {
+            Self::OfRank0 => {
+                let plan = coalesced(model.infos(), |info| info.buffer.is_some());
+                plan.buckets().iter().try_for_each(|bucket| broadcast_bucket(world, model, bucket, 0))
+            }
+            Self::Given(values) => layout.buffers().try_for_each(|buffer| {
+                params::write(model, buffer.parameter, |memory| values.fill(buffer.parameter, memory))
+            }),
+        }
+    }
+
+    /// That all ranks were given the same first values.
+    fn check(&self, world: &mut Communicator, infos: &[ParamInfo]) -> Result<()> {
+        let Self::Given(values) = self else { return Ok(()) };
+        let all = agreement::gather(world, [agreement::fingerprint(&values.checksums)])?;
+        if all.iter().all(|theirs| *theirs == all[0]) {
+            return Ok(());
+        }
+        let count = values.checksums.len();
+        let mut all = vec![0; count * world.world_size()];
+        world.all_gather(&values.checksums, &mut all).map_err(Error::communication)?;
+        let differs = |&at: &usize| all[at] != all[at % count];
+        let at = (0..all.len()).find(differs).unwrap_or_default();
+        Err(Error::FirstValuesDiffer { rank: at / count, parameter: infos[at % count].name.clone() })
+    }
+}
+
+/// First values that a function gives, and by parameter the checksums of what it has given.
+struct Given<'a> {
+    values: &'a mut dyn FnMut(usize, ValuesMut<'_>),
+    checksums: Vec<u32>,
+}
+
+impl Given<'_> {
+    #[expect(clippy::unnecessary_wraps, reason = "it is used where filling may fail")]
+    fn fill(&mut self, parameter: usize, mut memory: ValuesMut<'_>) -> Result<()> {
+        (self.values)(parameter, memory.reborrow());
+        self.checksums[parameter] = crc32fast::hash(memory.as_values().as_bytes());
+        Ok(())
     }
 }
 

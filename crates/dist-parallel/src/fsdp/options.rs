@@ -1,5 +1,6 @@
 //! How a model is sharded.
 
+use crate::agreement::{Setting, setting};
 use crate::{Error, FloatType, Result};
 
 /// Which of a model's memory each rank has only a part of.
@@ -103,6 +104,18 @@ impl FsdpOptions {
     #[must_use]
     pub fn with_reshard(self, reshard: Reshard) -> Self {
         Self { reshard, ..self }
+    }
+
+    /// All of them, as they are compared among ranks.
+    pub(crate) fn settings(&self) -> Vec<Setting> {
+        let Self { strategy, units, prefetch, reshard, precision } = self;
+        vec![
+            setting("the strategy", strategy),
+            setting("units", units),
+            setting("prefetch", prefetch),
+            setting("reshard", reshard),
+            setting("the precision", precision),
+        ]
     }
 
     /// These options with other types.

@@ -10,6 +10,7 @@ use super::options::{Degrees, Precision};
 use super::parts::{Parts, Spot};
 use super::spare::Spare;
 use crate::flat::{Flat, PendingFlat};
+use crate::watch::Watch;
 use crate::{Error, FloatType, Params, Result, Values, ValuesMut, params};
 
 #[derive(Debug)]
@@ -21,6 +22,8 @@ pub(crate) struct Parameters {
     paces: Vec<Option<Pending<()>>>,
     /// Where a rank has the part that it tells the others, if all ranks' models have all parameters and they can read it there.
     told: Option<Parts>,
+    /// For each unit: whether its blocks leave its parameters as they are.
+    watches: Vec<Watch>,
     /// This rank's number among those that share a copy.
     rank: usize,
     /// What the next strip is gathered into.
@@ -92,7 +95,9 @@ impl Parameters {
         let tells = !degrees.frees && degrees.shards > 1;
         let told = if tells { room_to_tell(layout, &mut shards, groups)? } else { None };
         let paces = layout.units.iter().map(|_| None).collect();
-        Ok(Self { shards, parts, paces, told, rank, spare: Spare::default() })
+        let units = layout.units.len();
+        let watches = (0..units).map(|unit| Watch::new(unit, units)).collect();
+        Ok(Self { shards, parts, paces, told, watches, rank, spare: Spare::default() })
     }
 
     /// Begins to gather a unit, among those that kept it if some did. Where ranks read it where it lies, they only keep
@@ -155,11 +160,15 @@ impl Parameters {
                 Err(lent) => shard.whole = Some(lent),
             }
         }
-        Ok(())
+        self.watches[unit].begin(model, layout.units[unit].divided())
     }
 
     /// Frees a unit.
+    ///
+    /// # Errors
+    /// Also if its blocks have changed its parameters, see [`Watch`].
     pub(crate) fn free(&mut self, layout: &Layout, unit: usize, model: &mut impl Params) -> Result<()> {
+        self.watches[unit].end(model, layout.units[unit].divided())?;
         for (shard, strip) in self.shards[unit].iter_mut().zip(&layout.units[unit].strips) {
             params::unload(model, &strip.places)?;
             // Unless somebody still has a part of it.
@@ -168,6 +177,21 @@ impl Parameters {
             }
         }
         Ok(())
+    }
+
+    /// Begins a pass of which every rank's model has all parameters, and each rank's optimizer will change a part.
+    pub(crate) fn begin_pass(&mut self, layout: &Layout, model: &impl Params) -> Result<()> {
+        let units = self.watches.iter_mut().zip(&layout.units);
+        units.into_iter().try_for_each(|(watch, unit)| watch.begin(model, unit.divided()))
+    }
+
+    /// Ends that pass.
+    ///
+    /// # Errors
+    /// If blocks have changed parameters, see [`Watch`].
+    pub(crate) fn end_pass(&mut self, layout: &Layout, model: &impl Params) -> Result<()> {
+        let units = self.watches.iter_mut().zip(&layout.units);
+        units.into_iter().try_for_each(|(watch, unit)| watch.end(model, unit.divided()))
     }
 
     /// This rank's part of a strip, padding included, if it is kept outside the model.
@@ -207,6 +231,7 @@ impl Parameters {
             (shard.arriving, shard.kept, shard.whole) = (None, None, None);
         }
         self.paces.iter_mut().for_each(|pace| *pace = None);
+        self.watches.iter_mut().for_each(Watch::forget);
         self.spare.clear();
     }
 

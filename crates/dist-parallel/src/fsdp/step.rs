@@ -8,7 +8,8 @@ use super::order::Action;
 use crate::loss::Counted;
 use crate::tally::{Asked, STEP, Tally, TrainingCall};
 use crate::tree::sum_of;
-use crate::{BoxError, Error, Loss, Result, Saved, StepReport, Values, ValuesMut};
+use crate::unreported::without_gradient;
+use crate::{BoxError, Error, Loss, Params, Result, Saved, StepReport, Values, ValuesMut};
 
 /// A micro-batch's input, and the function that computes its loss and the loss's gradient.
 type Batch<A> = (A, fn(A) -> Result<(f32, A), BoxError>);
@@ -27,8 +28,8 @@ impl<A> Fsdp<A> {
     /// what the means are over, and its gradient from the model's output.
     ///
     /// # Errors
-    /// If `batch`, a block or the loss fails, a gradient is reported twice or does not look like its parameter, if the
-    /// ranks were not all asked for the same number of micro-batches or all for none, if only some of the step's
+    /// If `batch`, a block or the loss fails, a gradient is reported twice or does not look like its parameter, if a block
+    /// [changes a parameter](Error::ChangedByBlock) by itself and ranks share the parameter, if the ranks were not all asked for the same number of micro-batches or all for none, if only some of the step's
     /// micro-batches say how much they count or all of them count for nothing, or if communication fails.
     pub fn step<C: Loss, L>(
         &mut self,
@@ -231,6 +232,15 @@ impl<A> Fsdp<A> {
     where
         L: FnOnce(A) -> Result<(C, A), BoxError>,
     {
+        if batch.is_some() {
+            self.buffers.note_forward();
+        }
+        // Of a parameter that every model has, only the optimizer's part counts after the update.
+        let Self { parameters, model, plan, .. } = &mut *self;
+        let keeps_parts = plan.degrees.shards > 1 && !plan.degrees.frees;
+        if keeps_parts {
+            parameters.begin_pass(&plan.layout, model)?;
+        }
         let (input, loss) = batch.unzip();
         let mut pass = Pass { current: input, saved: Vec::new() };
         for place in self.prefetched.take().unwrap_or(0)..self.forward.len() {
@@ -250,6 +260,9 @@ impl<A> Fsdp<A> {
         }
         for place in ahead..self.backward.len() {
             self.act(self.backward[place], &mut pass)?;
+        }
+        if keeps_parts {
+            self.parameters.end_pass(&self.plan.layout, &self.model)?;
         }
         Ok(counted)
     }
@@ -286,14 +299,20 @@ impl<A> Fsdp<A> {
 
     /// Ends a step: gives the mean loss.
     fn finish(&mut self, asked: Asked, micro_batches: usize) -> Result<f32> {
-        let mut tally = Tally::encode(0, self.count, asked, self.gradients.used_mut());
+        let mut tally = Tally::encode(0, self.count, asked, &self.updates, self.gradients.used_mut());
         self.world.all_reduce(&mut tally, ReduceOp::Sum).map_err(Error::communication)?;
         let tally = Tally::decode(&tally);
         self.gradients.used_mut().iter_mut().zip(tally.used()).for_each(|(mine, of_any)| *mine = of_any);
         let count = tally.count();
         self.gradients.end_step(&self.plan.layout, &mut self.groups, count)?;
         let loss = self.mean_loss(count)?;
-        if count == 0 { Err(Error::NothingCounts { micro_batches }) } else { Ok(loss) }
+        if count == 0 {
+            return Err(Error::NothingCounts { micro_batches });
+        }
+        let Self { groups, buffers, gradients, unreported, world, model, .. } = self;
+        unreported.tell(|| without_gradient(model.infos(), |parameter| gradients.is_used(parameter)));
+        groups.timed(|| buffers.synchronise([world], model))?;
+        Ok(loss)
     }
 
     /// Sums losses in the order of gradients.
@@ -313,12 +332,13 @@ impl<A> Fsdp<A> {
     /// That all ranks were asked for the same, and for something. Gives how many micro-batches that is, those included that were
     /// accumulated before, and those that ranks bring of their own.
     pub(super) fn agree(&mut self, asked: Asked, own: usize) -> Result<usize> {
-        let mut tally = Tally::encode(own, 0, asked, &[]);
+        let mut tally = Tally::encode(own, 0, asked, &self.updates, &[]);
         self.world.all_reduce(&mut tally, ReduceOp::Sum).map_err(Error::communication)?;
         let tally = Tally::decode(&tally);
         if !tally.agrees(self.world.world_size()) {
-            return Err(asked.differ(&mut self.world));
+            return Err(asked.differ(&mut self.world, &self.updates, self.model.infos()));
         }
+        self.updates.note_step();
         let micro_batches = match asked.call {
             TrainingCall::Join => self.micro_batches + tally.micro_batches(),
             _ => asked.micro_batches,

@@ -9,6 +9,7 @@ use rstest::rstest;
 
 use super::*;
 use crate::tally::TrainingCall;
+use crate::updates::Updates;
 use crate::{BucketBytes, Error, FloatType};
 
 /// Two ordinary parameters, a frozen one, one in a half type, and one that is the same as the first.
@@ -112,8 +113,10 @@ fn synchronise(ranks: &mut [Gradients], micro_batches: usize) -> Vec<f32> {
             means.push(Mean::of(sum.part(sum.dtype(), 0, sum.len()), dtype, micro_batches));
         }
     }
-    let tallies: Vec<(f32, Vec<i64>)> =
-        ranks.iter_mut().map(|gradients| gradients.take_tally(step(micro_batches))).collect();
+    let tallies: Vec<(f32, Vec<i64>)> = ranks
+        .iter_mut()
+        .map(|gradients| gradients.take_tally(step(micro_batches), &Updates::new()))
+        .collect();
     let sum = |index: usize| tallies.iter().map(|(_, tally)| tally[index]).sum::<i64>();
     let tally: Vec<i64> = (0..tallies[0].1.len()).map(sum).collect();
     let tally = Tally::decode(&tally);
@@ -198,7 +201,7 @@ fn memory_stays_within_that_of_a_binary_counter() {
             let dtypes: Vec<FloatType> = buckets.clone().map(|bucket| gradients.dtype(bucket)).collect();
             let sums = buckets.map(|bucket| gradients.take_sum(bucket, &mut allocate).unwrap());
             let means = sums.zip(dtypes).map(|(sum, dtype)| Mean::of(sum, dtype, share)).collect();
-            gradients.take_tally(step(share));
+            gradients.take_tally(step(share), &Updates::new());
             gradients.synchronised(means, std::iter::repeat_n(true, 6));
             for bucket in &gradients.buckets {
                 // At rest every buffer that was ever made is here.

@@ -15,6 +15,7 @@ pub(crate) use checkpoint::Met;
 use self::part::Part;
 use crate::abort::or_abort;
 use crate::broadcast::broadcast;
+use crate::buffers::Buffers;
 use crate::flat::Flat;
 use crate::{
     BoxError, Bucket, BucketBytes, BucketPlan, Error, Loss, Momentum, Optimizer, Params, Place, Result, Sgd,
@@ -22,8 +23,9 @@ use crate::{
 };
 
 /// Training in which every rank steps by itself, on its own data with an optimizer of its own, and all ranks meet after
-/// a number of steps: then what is trained is the same on all of them again, to the last bit. What is not trained, such as
-/// the running means of a batch norm, is each rank's own from the beginning on.
+/// a number of steps: then what is trained is the same on all of them again, to the last bit.
+/// [Buffers](crate::ParamInfo::buffer), such as the running means of a batch norm, are synchronised at every meeting, by the
+/// ranks whose steps count. A frozen parameter that a rank changes is that rank's own.
 ///
 /// ```
 /// use dist_collectives::Communicator;
@@ -81,6 +83,7 @@ pub struct LocalSgd<M> {
     model: M,
     inner_steps: usize,
     plan: BucketPlan,
+    buffers: Buffers,
     /// What DiLoCo keeps: for each bucket the parameters of the last meeting, and by parameter the velocities.
     start: Vec<Flat>,
     outer: Option<Sgd>,
@@ -179,8 +182,11 @@ impl<M: Params> LocalSgd<M> {
     /// On every rank, if a setting makes no sense, or parameters or options differ between ranks. If communication fails.
     pub fn new(mut comm: Communicator, model: M, options: LocalSgdOptions) -> Result<Self> {
         let LocalSgdOptions { inner_steps, outer } = options;
-        let settings = [inner_steps as u64, agreement::fingerprint(&outer)];
-        agreement::check(&mut comm, model.infos(), settings)?;
+        let settings = [
+            agreement::setting("the number of inner steps", inner_steps),
+            agreement::setting("the outer step", outer),
+        ];
+        agreement::check(&mut comm, model.infos(), &settings)?;
         params::validate(model.infos())?;
         if inner_steps == 0 {
             return Err(Error::Setting { name: "the number of inner steps", value: 0.0 });
@@ -194,9 +200,11 @@ impl<M: Params> LocalSgd<M> {
             }
         };
         let plan = BucketPlan::new(model.infos(), BucketBytes::default());
+        let buffers = Buffers::new(model.infos());
         let mut local = Self {
             comm,
             model,
+            buffers,
             inner_steps,
             plan,
             start: Vec::new(),
@@ -232,6 +240,9 @@ impl<M: Params> LocalSgd<M> {
         self.losses += loss;
         self.count = self.count.saturating_add(count);
         self.weighted = C::WEIGHTED;
+        if count > 0 {
+            self.buffers.note_forward();
+        }
         self.traffic.steps += 1;
         let meeting = if self.steps >= self.inner_steps { Some(self.meet()?) } else { None };
         Ok(LocalStep { loss, meeting })
@@ -291,8 +302,8 @@ impl<M: Params> LocalSgd<M> {
     /// number it tells, are over and the next can be taken; the parameters are left as they are, which may not be the same on all
     /// ranks until the next meeting at which something counts. [`InnerStepsDiffer`](Error::InnerStepsDiffer) if the
     /// ranks have not taken as many steps, and these do not say how much they count, and
-    /// [`PartlyWeighted`](Error::PartlyWeighted) if only those of some ranks do; both end the job. If the model does not hand
-    /// out its parameters, or communication fails.
+    /// [`PartlyWeighted`](Error::PartlyWeighted) if only those of some ranks do: every rank has the same error, and the job ends.
+    /// If the model does not hand out its parameters, or communication fails.
     pub fn meet(&mut self) -> Result<Meeting> {
         self.comm.announce("meet", "meet");
         let sent_before = self.comm.traffic().bytes_sent;
@@ -300,6 +311,10 @@ impl<M: Params> LocalSgd<M> {
         // Where nothing counts the next steps begin anew, too.
         let steps = std::mem::take(&mut self.steps);
         (self.losses, self.count) = (0.0, 0);
+        if let Err(Error::InnerStepsDiffer { .. } | Error::PartlyWeighted) = met {
+            // Nobody ends the job before all ranks have found that out. If the barrier fails, the job has ended.
+            let _all_know = self.comm.barrier();
+        }
         let loss = or_abort(&mut self.comm, met)?;
         let bytes_sent = self.comm.traffic().bytes_sent - sent_before;
         self.traffic.meetings += 1;
@@ -356,7 +371,7 @@ impl<M: Params> LocalSgd<M> {
 
     /// Gives every rank the same parameters, and the mean loss.
     fn try_to_meet(&mut self) -> Result<f32> {
-        let Self { comm, model, plan, start, outer, steps, losses, count, weighted, .. } = self;
+        let Self { comm, model, plan, buffers, start, outer, steps, losses, count, weighted, .. } = self;
         let part = Part::agree(comm, *steps, *count, *weighted)?;
         let mut loss = [*losses];
         let op = if part.total.is_some() { ReduceOp::Sum } else { ReduceOp::Mean };
@@ -380,6 +395,7 @@ impl<M: Params> LocalSgd<M> {
                 }
             }
         }
+        buffers.synchronise([comm], model)?;
         Ok(loss[0])
     }
 }

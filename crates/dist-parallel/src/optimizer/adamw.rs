@@ -4,8 +4,8 @@ use num_traits::Float as _;
 
 use super::groups::rate_and_decay;
 use super::{
-    Calculated, Kept, Optimizer, ParamGroups, SliceState, SliceStateMut, StateLayout, calculated, check,
-    entry, kept, numbers,
+    Calculated, Kept, Optimizer, OptimizerSetting, ParamGroups, SliceState, SliceStateMut, StateLayout,
+    calculated, check, entry, kept, numbers,
 };
 use crate::number::Number;
 use crate::values::with_both;
@@ -125,6 +125,19 @@ impl Optimizer for AdamW {
         check("the learning rate", learning_rate, learning_rate >= 0.0)?;
         self.options.learning_rate = learning_rate;
         Ok(())
+    }
+
+    fn settings(&self) -> Vec<OptimizerSetting> {
+        let AdamWOptions { learning_rate, beta1, beta2, epsilon, weight_decay } = self.options;
+        let of_all = [
+            ("the learning rate", learning_rate),
+            ("beta1", beta1),
+            ("beta2", beta2),
+            ("epsilon", epsilon),
+            ("the weight decay", weight_decay),
+        ];
+        let of_all = of_all.into_iter().map(|(name, value)| OptimizerSetting::new(name, value));
+        of_all.chain(self.groups.iter().flat_map(ParamGroups::settings)).collect()
     }
 
     fn name(&self) -> &'static str {

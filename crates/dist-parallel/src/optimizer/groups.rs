@@ -2,7 +2,7 @@
 
 use crate::{Error, ParamInfo, Result, params};
 
-use super::check;
+use super::{OptimizerSetting, check};
 
 /// Which parameters of a model are trained with options of their own: parameter groups, where those that have the same
 /// options are a group.
@@ -84,6 +84,21 @@ impl ParamGroups {
     /// The parameter that this one is another name of, or itself.
     fn original(&self, parameter: usize) -> usize {
         self.infos[parameter].same_as.unwrap_or(parameter)
+    }
+
+    /// The settings of the parameters that have options of their own.
+    pub(super) fn settings(&self) -> impl Iterator<Item = OptimizerSetting> {
+        let own =
+            self.options.iter().enumerate().filter(|(parameter, _)| self.original(*parameter) == *parameter);
+        own.flat_map(|(parameter, options)| {
+            let factor = Some(options.learning_rate_factor).filter(|factor| *factor != 1.0);
+            let settings =
+                [("the factor of the learning rate", factor), ("the weight decay", options.weight_decay)];
+            let of_parameter = move |(name, value): (_, Option<f64>)| {
+                Some(OptimizerSetting { name, parameter: Some(parameter), value: value? })
+            };
+            settings.into_iter().filter_map(of_parameter)
+        })
     }
 
     /// These groups, if their options make sense.

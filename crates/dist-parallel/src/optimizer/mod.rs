@@ -38,6 +38,12 @@ pub trait Optimizer {
     /// If it is negative or not finite.
     fn set_learning_rate(&mut self, learning_rate: f64) -> Result<()>;
 
+    /// The settings by which it changes parameters, in an order that depends on its kind only. All ranks of a training have to
+    /// have the same: trainers compare them, and the error names the one that differs. By default the learning rate.
+    fn settings(&self) -> Vec<OptimizerSetting> {
+        vec![OptimizerSetting::new("the learning rate", self.learning_rate())]
+    }
+
     /// What a checkpoint calls this kind of optimizer.
     fn name(&self) -> &'static str;
 
@@ -56,6 +62,24 @@ pub trait Optimizer {
 
     /// Forgets what has been kept of all slices.
     fn clear_state(&mut self);
+}
+
+/// One setting of an optimizer, or what it is for one parameter.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OptimizerSetting {
+    /// What it is, as it is read in an error: "the learning rate".
+    pub name: &'static str,
+    /// The parameter that it is for, by its index in the model; `None` if it is for all.
+    pub parameter: Option<usize>,
+    /// Its value.
+    pub value: f64,
+}
+
+impl OptimizerSetting {
+    /// A setting for all parameters.
+    pub const fn new(name: &'static str, value: f64) -> Self {
+        Self { name, parameter: None, value }
+    }
 }
 
 /// What is kept of one slice: as many values as the slice has, in the type that is calculated in.

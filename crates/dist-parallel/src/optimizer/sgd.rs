@@ -2,8 +2,8 @@
 
 use super::groups::rate_and_decay;
 use super::{
-    Calculated, Kept, Optimizer, ParamGroups, SliceState, SliceStateMut, StateLayout, calculated, check,
-    entry, kept, numbers,
+    Calculated, Kept, Optimizer, OptimizerSetting, ParamGroups, SliceState, SliceStateMut, StateLayout,
+    calculated, check, entry, kept, numbers,
 };
 use crate::number::Number;
 use crate::values::with_both;
@@ -129,6 +129,19 @@ impl Optimizer for Sgd {
         check("the learning rate", learning_rate, learning_rate >= 0.0)?;
         self.options.learning_rate = learning_rate;
         Ok(())
+    }
+
+    fn settings(&self) -> Vec<OptimizerSetting> {
+        let SgdOptions { learning_rate, momentum, weight_decay } = self.options;
+        let momentum = match momentum {
+            Momentum::None => None,
+            Momentum::Plain(factor) => Some(("the momentum", factor)),
+            Momentum::Nesterov(factor) => Some(("Nesterov's momentum", factor)),
+        };
+        let of_all = [("the learning rate", learning_rate), ("the weight decay", weight_decay)];
+        let of_all = of_all.into_iter().chain(momentum);
+        let of_all = of_all.map(|(name, value)| OptimizerSetting::new(name, value));
+        of_all.chain(self.groups.iter().flat_map(ParamGroups::settings)).collect()
     }
 
     fn name(&self) -> &'static str {

@@ -2,7 +2,7 @@
 
 use super::Pipeline;
 use super::pass::{Clock, Output, Pass};
-use super::step::Losses;
+use super::step::{Losses, Totals};
 use crate::fsdp::share;
 use crate::{Asked, BoxError, Error, Loss, Result, StepReport, TrainingCall};
 
@@ -74,22 +74,33 @@ impl<A> Pipeline<A> {
                 self.mean_loss(losses)
             })
         });
-        let (loss, _) = self.or_abort(result)?;
+        let Totals { loss, .. } = self.or_abort(result)?;
         Ok(self.report(loss, micro_batches, &clock, sent_before))
     }
 
     /// Makes sure that all ranks of all pipelines are asked for the same, and for something.
     fn agree_to_evaluate(&mut self, asked: Asked) -> Result<()> {
-        let all = self.all_asked(asked)?;
+        // If updates are alike, the numbers of ranks differ where they were asked for something else, and the other way round.
+        let all = self.of_all(asked.encode() ^ self.updates.number())?;
         if all.iter().any(|there| *there != all[0]) {
-            return Err(self.differ(&all));
+            return Err(self.disagree(asked));
         }
         if asked.micro_batches == 0 { Err(Error::NoMicroBatches) } else { Ok(()) }
     }
 
-    /// For all pipelines, one after the other, what each of their ranks is asked for. All of them call this.
-    pub(super) fn all_asked(&mut self, asked: Asked) -> Result<Vec<i64>> {
-        let mut all = vec![asked.encode()];
+    /// The error of ranks that are not all asked for the same, or have not updated their parameters alike. All ranks of all
+    /// pipelines call this.
+    pub(super) fn disagree(&mut self, asked: Asked) -> Error {
+        match self.of_all(asked.encode()) {
+            Ok(all) if all.iter().all(|there| *there == all[0]) => self.updates_differ(),
+            Ok(all) => self.differ(&all),
+            Err(error) => error,
+        }
+    }
+
+    /// For all pipelines, one after the other, the number of each of their ranks. All of them call this.
+    fn of_all(&mut self, number: i64) -> Result<Vec<i64>> {
+        let mut all = vec![number];
         let groups = [Some(&mut self.comm), self.shards.as_mut(), self.data.as_mut()];
         for group in groups.into_iter().flatten() {
             let mut of_group = vec![0; all.len() * group.world_size()];
@@ -100,7 +111,7 @@ impl<A> Pipeline<A> {
     }
 
     /// The error of ranks that are not all asked for the same.
-    pub(super) fn differ(&self, all: &[i64]) -> Error {
+    fn differ(&self, all: &[i64]) -> Error {
         let at = all.iter().position(|there| *there != all[0]).unwrap_or_default();
         let (pipeline, rank) = (at / self.schedule.ranks(), at % self.schedule.ranks());
         let (there, on_first) = (Asked::decode(all[at]), Asked::decode(all[0]));

@@ -44,8 +44,14 @@ impl<A> Shards for Pipeline<A> {
         })
     }
 
+    fn check_alike(&mut self) -> Result<()> {
+        self.check_updates()
+    }
+
     fn loaded(&mut self) -> Result<()> {
         self.forget();
+        self.updates.forget();
+        self.computes = false;
         let told = self.tell_ties();
         self.or_abort(told)
     }

@@ -15,8 +15,12 @@ impl<A> Pipeline<A> {
     ///
     /// # Errors
     /// If the model does not hand out its parameters, the optimizer fails, or communication.
+    /// [`StepPanicked`](crate::Error::StepPanicked) if a step has panicked since the last one that ended.
     pub fn update(&mut self, optimizer: &mut dyn Optimizer) -> Result<()> {
         self.announce("update");
+        let ended = self.check_ended();
+        self.or_abort(ended)?;
+        self.updates.note_update(optimizer);
         let result = self.each_own(|model, parameter, original, mean| {
             let Some(mean) = mean else { return Ok(()) };
             params::write(model, parameter, |values| optimizer.update(original, values, mean))

@@ -15,6 +15,8 @@ use super::{Schedule, Span, Timeline};
 use crate::abort::or_abort;
 use crate::mean::Mean;
 use crate::norm::{self, SquareRange, SumOfSquares};
+use crate::unreported::{Unreported, without_gradient};
+use crate::updates::Updates;
 use crate::{Error, ParamInfo, Params, Result, Sequence, Values, agreement, params};
 
 /// Pipeline parallel training: every rank has some stages of the model, and a step's micro-batches flow through them as
@@ -30,6 +32,11 @@ use crate::{Error, ParamInfo, Params, Result, Sequence, Values, agreement, param
 /// Parameters that are the same in several stages have a copy on each rank that has one of these stages. Their gradients
 /// are added for every micro-batch, before the tree, and the rank of the first such stage has the mean. It changes the
 /// parameter and tells the others.
+///
+/// # Buffers
+///
+/// [Buffers](crate::ParamInfo::buffer) are where their stage is, whole, also if the stage's parameters are divided. Ranks that
+/// have the same stage synchronise them at the end of every step. No buffer can be that of several stages.
 ///
 /// # What is communicated when
 ///
@@ -49,7 +56,8 @@ use crate::{Error, ParamInfo, Params, Result, Sequence, Values, agreement, param
 /// # Errors
 ///
 /// An error on one rank aborts the job, so that no other waits for it. Some errors harm nothing, because every rank gets
-/// them: [`NothingCounts`](Error::NothingCounts), [`PipelinesDiffer`](Error::PipelinesDiffer), and of evaluations
+/// them: [`NothingCounts`](Error::NothingCounts), [`PipelinesDiffer`](Error::PipelinesDiffer),
+/// [`SettingsDiffer`](Error::SettingsDiffer), and of evaluations
 /// [`NoMicroBatches`](Error::NoMicroBatches) and [`NoSchedule`](Error::NoSchedule).
 pub struct Pipeline<A> {
     pub(super) comm: Communicator,
@@ -70,6 +78,8 @@ pub struct Pipeline<A> {
     pub(super) tied_means: Vec<Option<Mean>>,
     pub(super) spans: Vec<Span>,
     pub(super) kept_most: usize,
+    pub(super) updates: Updates,
+    pub(super) unreported: Unreported,
     /// During a step. Set afterwards, too, if that has panicked.
     pub(super) computes: bool,
 }
@@ -94,14 +104,19 @@ impl<A> Pipeline<A> {
         activations: impl Activations<A> + 'static,
     ) -> Result<Self> {
         let starts: Vec<_> = stages.iter().map(|stage| model.starts().get(stage.start)).collect();
-        let cut = agreement::fingerprint(&(stages, starts, model.blocks().len()));
-        agreement::check(&mut comm, model.infos(), [agreement::fingerprint(&schedule), cut])?;
+        let settings = [
+            as_setting(&schedule),
+            agreement::setting("the blocks of the stages", stages),
+            agreement::setting("the list of the stages' first parameters", starts),
+            agreement::setting("the number of blocks", model.blocks().len()),
+        ];
+        agreement::check(&mut comm, model.infos(), &settings)?;
         params::validate(model.infos())?;
         check(&comm, &model, &schedule, stages)?;
         let infos = model.infos().to_vec();
         let mut first: Vec<usize> = stages.iter().map(|blocks| model.starts()[blocks.start]).collect();
         first.push(infos.len());
-        let ties = ties::find(&infos, &first);
+        let ties = ties::find(&infos, &first)?;
         let mut own = Vec::new();
         let mut blocks = model.into_blocks().into_iter();
         for (stage, range) in stages.iter().enumerate() {
@@ -127,6 +142,8 @@ impl<A> Pipeline<A> {
             nodes,
             spans: Vec::new(),
             kept_most: 0,
+            updates: Updates::new(),
+            unreported: Unreported::default(),
             computes: false,
         };
         let told = pipeline.tell_ties();
@@ -181,11 +198,9 @@ impl<A> Pipeline<A> {
     /// Makes sure that these ranks have the same stages, and gives them rank 0's parameters.
     fn agree(&mut self, comm: &mut Communicator) -> Result<()> {
         let numbers: Vec<usize> = self.stages.iter().map(|stage| stage.number).collect();
-        agreement::check(
-            comm,
-            &self.infos,
-            [agreement::fingerprint(&self.schedule), agreement::fingerprint(&numbers)],
-        )?;
+        let settings =
+            [as_setting(&self.schedule), agreement::setting("the stages that a rank has", numbers)];
+        agreement::check(comm, &self.infos, &settings)?;
         self.each_own(|model, parameter, _, _| {
             params::write(model, parameter, |values| values.broadcast(comm, 0))
         })?;
@@ -255,6 +270,22 @@ impl<A> Pipeline<A> {
         stage.sums.mean(parameter - stage.parameters.start, stage.means.as_deref(), &stage.used)
     }
 
+    /// The names of the trained parameters of this rank's stages for which no micro-batch of the last step had a gradient, in any
+    /// pipeline: an update leaves them as they are. A parameter of several stages is named by the rank of the first of them.
+    /// After the first step of a training they are logged as a warning, because a block may have forgotten to report them.
+    #[doc(alias = "find_unused_parameters")]
+    pub fn without_gradient(&self) -> Vec<&str> {
+        without_gradient(&self.infos, |parameter| {
+            let Some(stage) = self.stages.iter().find(|stage| stage.parameters.contains(&parameter)) else {
+                return true;
+            };
+            match self.ties.iter().position(|tie| tie.parameter == parameter) {
+                Some(tie) => self.tied_means[tie].is_some(),
+                None => stage.used[parameter - stage.parameters.start],
+            }
+        })
+    }
+
     /// The norm of all gradients together, as if they were one vector: exact but for one rounding, and so the same bits
     /// however training is divided. Infinite or NaN if a gradient is. Every rank calls this, since each has the gradients of its
     /// stages.
@@ -272,6 +303,7 @@ impl<A> Pipeline<A> {
     }
 
     fn try_gradient_norm(&mut self) -> Result<f64> {
+        self.check_ended()?;
         let range = SquareRange::of(self.infos.iter().map(|info| info.dtype));
         let mut sum = SumOfSquares::new(range);
         // What is not divided, every shard has.
@@ -295,6 +327,7 @@ impl<A> Pipeline<A> {
     pub fn clip_gradients(&mut self, max: f64) -> Result<f64> {
         self.announce("clip_gradients");
         let norm = self.norm()?;
+        self.updates.note_clipping(max);
         if let Some(factor) = norm::factor(norm, max) {
             let of_stages = self.stages.iter_mut().flat_map(|stage| stage.means.iter_mut().flatten());
             let means = of_stages.chain(self.tied_means.iter_mut().flatten());
@@ -352,6 +385,23 @@ impl<A> Pipeline<A> {
         groups.into_iter().flatten().for_each(|group| group.announce(name, name));
     }
 
+    /// That no step has panicked, which the caller must have caught: sums are then not those of a step.
+    pub(super) const fn check_ended(&self) -> Result<()> {
+        if self.computes { Err(Error::StepPanicked) } else { Ok(()) }
+    }
+
+    /// The error of ranks that have not updated their parameters alike. All ranks of all pipelines call this.
+    pub(super) fn updates_differ(&mut self) -> Error {
+        let Self { comm, shards, data, updates, infos, .. } = self;
+        updates.differ(&mut all_groups(comm, shards, data), infos)
+    }
+
+    /// Makes sure that all ranks of all pipelines have updated their parameters alike. All of them call this.
+    pub(super) fn check_updates(&mut self) -> Result<()> {
+        let Self { comm, shards, data, updates, infos, .. } = self;
+        updates.check(&mut all_groups(comm, shards, data), infos)
+    }
+
     /// Aborts the job if something failed that the other ranks cannot know, and forgets what was begun.
     pub(super) fn or_abort<T>(&mut self, result: Result<T>) -> Result<T> {
         or_abort(&mut self.comm, result).inspect_err(|error| {
@@ -368,6 +418,23 @@ impl<A> Pipeline<A> {
         self.nodes.iter_mut().for_each(Node::forget);
         self.tied_means.iter_mut().for_each(|mean| *mean = None);
     }
+}
+
+/// The groups whose ranks are, together, those of all pipelines: this rank's place in each is a coordinate.
+fn all_groups<'a>(
+    comm: &'a mut Communicator,
+    shards: &'a mut Option<Communicator>,
+    data: &'a mut Option<Communicator>,
+) -> Vec<&'a mut Communicator> {
+    [Some(comm), shards.as_mut(), data.as_mut()].into_iter().flatten().collect()
+}
+
+/// A schedule as ranks compare it: its lists of actions are too long for a message.
+fn as_setting(schedule: &Schedule) -> agreement::Setting {
+    let (ranks, stages, micro_batches) = (schedule.ranks(), schedule.stages(), schedule.micro_batches());
+    let hash = agreement::fingerprint(schedule);
+    let text = format!("{ranks} ranks, {stages} stages, {micro_batches} micro-batches ({hash:016x})");
+    ("the schedule".to_owned(), text)
 }
 
 /// Makes sure that schedule, stages, model and ranks fit together.

@@ -7,6 +7,7 @@ use dist_collectives::Communicator;
 use crate::flat::Flat;
 use crate::fsdp::Strip;
 use crate::mean::Mean;
+use crate::watch::Watch;
 use crate::{Bucket, Params, Result, Values, ValuesMut, params};
 
 /// One rank's part of a stage's parameters: those that the stage sums gradients of, by type, each an equal part of all
@@ -18,6 +19,8 @@ pub(super) struct Shard {
     strips: Vec<Strip>,
     /// The own parts of the strips, which the optimizer changes.
     masters: Vec<Flat>,
+    /// Whether the stage's blocks leave the parameters as they are.
+    watch: Watch,
 }
 
 impl Shard {
@@ -37,13 +40,13 @@ impl Shard {
             params::pack(model, &strip.places, &mut whole)?;
             masters.push(whole.part(strip.dtype, rank * strip.part, strip.part));
         }
-        let shard = Self { rank, ranks, strips, masters };
+        let mut shard = Self { rank, ranks, strips, masters, watch: Watch::new(0, 1) };
         shard.free(model)?;
         Ok(shard)
     }
 
     /// Gathers the parameters, and lends them to the model.
-    pub(super) fn gather(&self, comm: &mut Communicator, model: &mut impl Params) -> Result<()> {
+    pub(super) fn gather(&mut self, comm: &mut Communicator, model: &mut impl Params) -> Result<()> {
         let mut arriving = Vec::with_capacity(self.strips.len());
         for (strip, master) in self.strips.iter().zip(&self.masters) {
             let mut whole = Flat::zeros(strip.dtype, strip.padded(self.ranks));
@@ -54,11 +57,15 @@ impl Shard {
         for (strip, whole) in self.strips.iter().zip(arriving) {
             params::lend(model, &strip.places, &Arc::new(whole.wait()?))?;
         }
-        Ok(())
+        self.watch.begin(model, parameters(&self.strips))
     }
 
     /// Frees what was gathered.
-    pub(super) fn free(&self, model: &mut impl Params) -> Result<()> {
+    ///
+    /// # Errors
+    /// Also if the stage's blocks have changed it, see [`Watch`].
+    pub(super) fn free(&mut self, model: &mut impl Params) -> Result<()> {
+        self.watch.end(model, parameters(&self.strips))?;
         self.strips.iter().try_for_each(|strip| params::unload(model, &strip.places))
     }
 
@@ -102,4 +109,8 @@ impl Shard {
             master.slice_mut(0, len).broadcast(comm, 0)
         })
     }
+}
+
+fn parameters(strips: &[Strip]) -> impl Iterator<Item = usize> {
+    strips.iter().flat_map(|strip| &strip.places).map(|place| place.parameter)
 }

@@ -8,6 +8,7 @@ use dist_collectives::Communicator;
 use super::shard::Shard;
 use super::sums::Sums;
 use super::ties::{self, Node, Tie};
+use crate::buffers::Buffers;
 use crate::flat::{Flat, PendingFlat};
 use crate::mean::Mean;
 use crate::{Block, BoxError, Error, ParamInfo, Params, Result, Saved, Sequence, Values};
@@ -18,6 +19,7 @@ pub(super) struct Stage<A> {
     pub(super) parameters: Range<usize>,
     pub(super) model: Sequence<A>,
     pub(super) sums: Sums,
+    pub(super) buffers: Buffers,
     /// For each parameter, the tie with other stages that its gradients are summed by.
     pub(super) tie_of: Vec<Option<usize>>,
     /// By micro-batch: inputs, outputs and their gradients that wait.
@@ -90,6 +92,7 @@ impl<A> Stage<A> {
             used: vec![false; parameters.len()],
             parameters,
             sums: Sums::new(&summed),
+            buffers: Buffers::new(model.infos()),
             model,
             tie_of,
             inputs: BTreeMap::new(),
@@ -106,6 +109,7 @@ impl<A> Stage<A> {
 
     /// Goes forward.
     pub(super) fn forward(&mut self, micro_batch: usize, input: A) -> Result<A> {
+        self.buffers.note_forward();
         let (output, saved) = self.model.forward(input).map_err(Error::compute)?;
         self.saved.insert(micro_batch, saved);
         Ok(output)
@@ -183,7 +187,7 @@ impl<A> Stage<A> {
 
     /// Gathers the parameters, if they are divided.
     pub(super) fn gather(&mut self, shards: Option<&mut Communicator>) -> Result<()> {
-        match (&self.shard, shards) {
+        match (&mut self.shard, shards) {
             (Some(shard), Some(shards)) => shard.gather(shards, &mut self.model),
             _ => Ok(()),
         }
@@ -191,7 +195,7 @@ impl<A> Stage<A> {
 
     /// Frees the parameters, if they are divided.
     pub(super) fn free(&mut self) -> Result<()> {
-        match &self.shard {
+        match &mut self.shard {
             Some(shard) => shard.free(&mut self.model),
             None => Ok(()),
         }

@@ -9,6 +9,7 @@ use crate::flat::Flat;
 use crate::fsdp::bytes_sent;
 use crate::loss::{Counted, to_be_summed};
 use crate::mean::Mean;
+use crate::tally::are_equal;
 use crate::tree::{TreeSum, sum_of};
 use crate::{Asked, BoxError, Error, Loss, Result, StepReport, TrainingCall, ValuesMut};
 
@@ -113,8 +114,11 @@ impl<A> Pipeline<A> {
     fn finish(&mut self, losses: Losses) -> Result<f32> {
         ties::pass_on(&mut self.nodes, true)?;
         let mut tied = self.start_ties()?;
-        let (loss, count) = self.mean_loss(losses)?;
-        self.add_used(&mut tied)?;
+        let Totals { loss, count, updates_agree } = self.mean_loss(losses)?;
+        if !self.add_used(&mut tied, updates_agree)? {
+            return Err(self.updates_differ());
+        }
+        self.updates.note_step();
         for stage in &mut self.stages {
             let mut means = Vec::new();
             let dtypes: Vec<_> = stage.sums.buckets().iter().map(|bucket| bucket.dtype).collect();
@@ -134,7 +138,20 @@ impl<A> Pipeline<A> {
         }
         self.links.finish()?;
         self.nodes.iter_mut().try_for_each(ties::Node::finish)?;
+        self.synchronise_buffers()?;
+        let mut unreported = std::mem::take(&mut self.unreported);
+        unreported.tell(|| self.without_gradient());
+        self.unreported = unreported;
         Ok(loss)
+    }
+
+    /// Synchronises the buffers of this rank's stages with those of the ranks that have the same stages.
+    fn synchronise_buffers(&mut self) -> Result<()> {
+        let Self { stages, shards, data, .. } = self;
+        stages.iter_mut().try_for_each(|stage| {
+            let groups = [shards.as_mut(), data.as_mut()];
+            stage.buffers.synchronise(groups.into_iter().flatten(), &mut stage.model)
+        })
     }
 
     /// Begins to add up the sums of ties whose first stage is here: for each tie, whether a micro-batch had a gradient.
@@ -154,7 +171,7 @@ impl<A> Pipeline<A> {
 
     /// The mean loss of all micro-batches, and what they count, on all ranks. Only the rank of the last stage has
     /// losses; those of all pipelines are added first, and the sums then in the canonical order.
-    pub(super) fn mean_loss(&mut self, own: Losses) -> Result<(f32, usize)> {
+    pub(super) fn mean_loss(&mut self, own: Losses) -> Result<Totals> {
         let Losses { mut losses, count, asked } = own;
         let mut counts = [to_be_summed(count), asked.weighted.into()];
         let last = self.schedule.placement()[self.schedule.stages() - 1];
@@ -165,11 +182,16 @@ impl<A> Pipeline<A> {
             }
         }
         let mut told = [sum_of(losses).to_bits().into(), counts[0], counts[1]];
-        self.comm.broadcast(&mut told, last).map_err(Error::communication)?;
+        let updates_agree = match asked.call {
+            TrainingCall::Step => self.tell_with_updates(&mut told, last)?,
+            _ => {
+                self.comm.broadcast(&mut told, last).map_err(Error::communication)?;
+                true
+            }
+        };
         let [sum, count, weighted] = told.map(|number| u64::try_from(number).unwrap_or(0));
         if weighted != 0 && weighted != self.beside().1 as u64 {
-            let all = self.all_asked(asked)?;
-            return Err(self.differ(&all));
+            return Err(self.disagree(asked));
         }
         let count = usize::try_from(count).unwrap_or(usize::MAX);
         if count == 0 {
@@ -177,20 +199,35 @@ impl<A> Pipeline<A> {
         }
         let mut loss = [f32::from_bits(u32::try_from(sum).expect("it was made of as many bits"))];
         ValuesMut::F32(&mut loss).divide(count);
-        Ok((loss[0], count))
+        Ok(Totals { loss: loss[0], count, updates_agree })
     }
 
-    /// Lets every pipeline know which parameters have had a gradient in any.
-    fn add_used(&mut self, tied: &mut [Option<(Reducing, bool)>]) -> Result<()> {
+    /// Gives all ranks of this pipeline the last rank's numbers. Tells whether all of them have updated their parameters alike.
+    fn tell_with_updates(&mut self, told: &mut [i64; 3], last: usize) -> Result<bool> {
+        let updates = self.updates.number();
+        let [loss, count, weighted] = if self.comm.rank() == last { *told } else { [0; 3] };
+        let mut sums = [loss, count, weighted, updates, updates * updates];
+        self.comm.all_reduce(&mut sums, ReduceOp::Sum).map_err(Error::communication)?;
+        told.copy_from_slice(&sums[..3]);
+        Ok(are_equal(self.comm.world_size(), [sums[3].into(), sums[4].into()]))
+    }
+
+    /// Lets every pipeline know which parameters have had a gradient in any. Tells whether the ranks of all pipelines have
+    /// updated their parameters alike, given whether those of this one have.
+    fn add_used(&mut self, tied: &mut [Option<(Reducing, bool)>], updates_agree: bool) -> Result<bool> {
+        let (updates, ranks) = (self.updates.number(), self.beside().1);
         let of_ties = tied.iter_mut().flatten().map(|(_, used)| used);
         let mut flags: Vec<&mut bool> =
             self.stages.iter_mut().flat_map(|stage| &mut stage.used).chain(of_ties).collect();
-        let mut counts: Vec<i64> = flags.iter().map(|used| i64::from(**used)).collect();
+        // If all pipelines agree among themselves, the ranks of one stage tell whether they agree with each other.
+        let of_updates = [i64::from(!updates_agree), updates, updates * updates];
+        let used = flags.iter().map(|used| i64::from(**used));
+        let mut counts: Vec<i64> = of_updates.into_iter().chain(used).collect();
         for group in [&mut self.shards, &mut self.data].into_iter().flatten() {
             group.all_reduce(&mut counts, ReduceOp::Sum).map_err(Error::communication)?;
         }
-        flags.iter_mut().zip(counts).for_each(|(used, count)| **used = count > 0);
-        Ok(())
+        flags.iter_mut().zip(&counts[3..]).for_each(|(used, &count)| **used = count > 0);
+        Ok(counts[0] == 0 && are_equal(ranks, [counts[1].into(), counts[2].into()]))
     }
 }
 
@@ -202,6 +239,16 @@ pub(super) struct Losses {
     pub(super) count: u64,
     /// What its ranks were asked for.
     pub(super) asked: Asked,
+}
+
+/// What all ranks know at the end of a pass.
+pub(super) struct Totals {
+    /// The mean loss.
+    pub(super) loss: f32,
+    /// What all micro-batches count.
+    count: usize,
+    /// Whether the ranks of this pipeline have updated their parameters alike.
+    updates_agree: bool,
 }
 
 /// Adds the right losses, and what they count, to the left ones.

@@ -28,18 +28,26 @@ pub(super) struct Tie {
 
 /// What the model's parameters are tied to, where that is in another stage. `first` has for each stage the index of its
 /// first parameter, and at the end their number.
-pub(super) fn find(infos: &[ParamInfo], first: &[usize]) -> Vec<Tie> {
+///
+/// # Errors
+/// If that is a buffer. Stages do not share memory, so that what one changes by itself another would not have.
+pub(super) fn find(infos: &[ParamInfo], first: &[usize]) -> Result<Vec<Tie>> {
     let stage_of = |parameter: usize| first.partition_point(|&start| start <= parameter) - 1;
     let mut ties: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for (parameter, info) in infos.iter().enumerate() {
         let Some(original) = info.same_as else { continue };
         let stages = ties.entry(original).or_insert_with(|| vec![stage_of(original)]);
         if stages.last() != Some(&stage_of(parameter)) {
+            if info.buffer.is_some() {
+                let reason = "it is a buffer, and stages of a pipeline share no buffer";
+                let (name, same_as) = (info.name.clone(), infos[original].name.clone());
+                return Err(Error::CannotTie { name, same_as, reason });
+            }
             stages.push(stage_of(parameter));
         }
     }
     let several = ties.into_iter().filter(|(_, stages)| stages.len() > 1);
-    several.map(|(parameter, stages)| Tie { parameter, stages }).collect()
+    Ok(several.map(|(parameter, stages)| Tie { parameter, stages }).collect())
 }
 
 /// The number of a parameter's tie, if it has one. The list is in the order of parameters.

@@ -16,6 +16,7 @@ mod plain;
 #[cfg(feature = "tcp")]
 mod processes;
 mod schedules;
+mod settings;
 mod timing;
 mod training;
 mod weighted;

@@ -224,10 +224,10 @@ fn what_travels_is_what_the_documentation_says() {
         [step(), step()]
     });
     // Two rows of 3 numbers forward, and as many back; 4 micro-batches; l0.weight has 9 numbers and is on both ranks.
-    let (rows, weight, loss) = (4 * 6 * 4, 4 * (9 + 1), 3 * 8);
+    let (rows, weight, loss) = (4 * 6 * 4, 4 * (9 + 1), 5 * 8);
     let shape = 8 * (2 + 8);
-    // Rank 0 sends activations, and at first their shape.
-    assert_eq!(outcome.results[0], [shape + rows, rows]);
+    // Rank 0 sends activations, at first their shape, and what is added up with the loss.
+    assert_eq!(outcome.results[0], [shape + rows + loss, rows + loss]);
     // Rank 1 sends gradients, each micro-batch's sum for the weight, and the loss.
     assert_eq!(outcome.results[1], [rows + 4 * weight + loss; 2]);
 }

@@ -232,6 +232,34 @@ fn gradients_that_differ_are_an_error_on_every_rank(
     assert!(results.iter().all(named), "{results:?}");
 }
 
+/// A step whose gradients differ in number, type or length ends on every rank with the same error, whichever rank is the
+/// first to notice, and the ranks go on together.
+#[rstest]
+fn a_step_with_gradients_that_differ_is_the_same_error_on_every_rank_and_harms_nobody(
+    #[values(0, 1, 2, 3, 4)] seed: u64,
+    #[values(2, 3, 5)] ranks: usize,
+    #[values(Aggregation::AllReduce, Aggregation::ParameterServer { server: 1 })] aggregation: Aggregation,
+    #[values(false, true)] weighted: bool,
+) {
+    let outcome = sim::run(seed, ranks, move |transport| {
+        let comm = Communicator::new(transport);
+        let odd = comm.rank() == 1;
+        let mut aggregator = aggregation.over(comm).unwrap();
+        let mut step = |len: usize| {
+            let (gradients, apply) = (vec![vec![1.0_f32; 2], vec![2.0; len]], |_| Ok(()));
+            if weighted {
+                train_step(|| Ok(((1.0, 3), gradients)), apply, &mut *aggregator)
+            } else {
+                train_step(|| Ok((1.0, gradients)), apply, &mut *aggregator)
+            }
+        };
+        let refused = step(if odd { 4 } else { 3 }).map_err(|error| format!("{error:?}"));
+        (refused, step(3).map_err(|error| format!("{error:?}")))
+    });
+    let expected = (Err(format!("{:?}", Error::GradientsDiffer { rank: 1 })), Ok(1.0));
+    assert_eq!(outcome.results, vec![expected; ranks]);
+}
+
 #[test]
 fn a_list_that_changes_on_one_rank_only_is_an_error_on_every_rank() {
     let results = run_at_once(2, |comm| {

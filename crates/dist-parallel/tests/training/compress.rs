@@ -128,7 +128,7 @@ fn hooks_that_differ_are_an_error_on_every_rank() {
         let hook = hook(if comm.rank() == 1 { "topk:0.1" } else { "topk:0.2" });
         Ddp::with_hook(comm, model(1), DdpOptions::default(), hook).map(drop)
     });
-    let named = |result: &Result<(), Error>| matches!(result, Err(Error::OptionsDiffer { rank: 1 }));
+    let named = |result: &Result<(), Error>| matches!(result, Err(Error::OptionsDiffer { rank: 1, .. }));
     assert!(results.iter().all(named), "{results:?}");
     let results = run_at_once(2, |comm| match comm.rank() {
         0 => Ddp::new(comm, model(1), DdpOptions::default()).map(drop),

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use dist_collectives::{Chain, Communicator};
 use dist_parallel::{
-    BoxError, Ddp, DdpOptions, Error, FloatType, Fsdp, FsdpOptions, LocalSgd, LocalSgdOptions, Momentum,
-    ParamInfo, Params, Sgd, SgdOptions, ShardingStrategy, Values, ValuesMut,
+    Block, BoxError, Ddp, DdpOptions, Error, FloatType, Fsdp, FsdpOptions, LocalSgd, LocalSgdOptions,
+    Momentum, ParamInfo, Params, Ready, Saved, Sequence, Sgd, SgdOptions, ShardingStrategy, Values,
+    ValuesMut,
 };
 use dist_transport::sim;
 use rstest::rstest;
@@ -75,7 +76,7 @@ fn options_that_differ_are_an_error_on_every_rank() {
         Ddp::new(comm, model(1), options).map(drop)
     });
     assert!(
-        results.iter().all(|result| matches!(result, Err(Error::OptionsDiffer { rank: 2 }))),
+        results.iter().all(|result| matches!(result, Err(Error::OptionsDiffer { rank: 2, .. }))),
         "{results:?}"
     );
 }
@@ -431,4 +432,59 @@ fn an_optimizer_that_fails_ends_the_job() {
     });
     assert!(matches!(&results[0], Err(Error::Communication(_))), "{results:?}");
     assert!(matches!(&results[1], Err(Error::SliceChanged { slice: 3 })), "{results:?}");
+}
+
+/// A block that has two parameters and reports the gradient of one.
+struct Forgetful(Bag);
+
+impl Params for Forgetful {
+    fn infos(&self) -> &[ParamInfo] {
+        self.0.infos()
+    }
+
+    fn read(&self, index: usize, f: &mut dyn FnMut(Values<'_>)) -> Result<(), BoxError> {
+        self.0.read(index, f)
+    }
+
+    fn write(&mut self, index: usize, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<(), BoxError> {
+        self.0.write(index, f)
+    }
+}
+
+impl Block<f32> for Forgetful {
+    fn forward(&mut self, input: f32) -> Result<(f32, Saved), BoxError> {
+        Ok((input, Saved::new(())))
+    }
+
+    fn backward(&mut self, _: Saved, gradient: f32, ready: &mut Ready<'_>) -> Result<Option<f32>, BoxError> {
+        ready(0, Values::F32(&[1.0]))?;
+        Ok(Some(gradient))
+    }
+}
+
+#[rstest]
+fn parameters_whose_gradients_are_never_reported_are_named(#[values(0, 1, 2, 3, 4, 5)] strategy: usize) {
+    let outcome = sim::run(1, 4, move |transport| {
+        let comm = Communicator::new(transport);
+        let infos = ["used", "forgotten", "frozen"].map(|name| ParamInfo::new(name, [1], FloatType::F32));
+        let mut infos = Vec::from(infos);
+        infos[2].trainable = false;
+        let block: Box<dyn Block<f32>> = Box::new(Forgetful(Bag::new(infos, 1)));
+        let model = Sequence::new(vec![block]).unwrap();
+        let batch = |_| Ok((1.0_f32, |output: f32| Ok((output, 1.0_f32))));
+        let named = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect::<Vec<_>>();
+        match crate::join::STRATEGIES.get(strategy) {
+            Some(&strategy) => {
+                let mut fsdp = Fsdp::new(comm, model, &FsdpOptions::new(strategy)).unwrap();
+                fsdp.step(4, batch).unwrap();
+                named(fsdp.without_gradient())
+            }
+            None => {
+                let mut ddp = Ddp::new(comm, model, DdpOptions::default()).unwrap();
+                ddp.step(4, batch).unwrap();
+                named(ddp.without_gradient())
+            }
+        }
+    });
+    assert_eq!(outcome.results, vec![vec!["forgotten".to_owned()]; 4]);
 }

@@ -390,7 +390,8 @@ fn options_of_which_ranks_differ_are_an_error_on_every_rank() {
         let prefetch = usize::from(comm.rank() == 2);
         Fsdp::new(comm, model(7), &FsdpOptions::default().with_prefetch(prefetch)).unwrap_err().to_string()
     });
-    assert_eq!(outcome.results, ["rank 2 was given other options than rank 0"; 3]);
+    let expected = "rank 2 was given other options than rank 0: prefetch is 1 there, 0 on rank 0";
+    assert_eq!(outcome.results, [expected; 3]);
 }
 
 #[rstest]

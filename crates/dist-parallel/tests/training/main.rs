@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "this is a test")]
 
 mod aggregate;
+mod buffers;
 mod by_hand;
 mod calls;
 mod checkpoint;
@@ -24,5 +25,6 @@ mod plain;
 #[cfg(feature = "tcp")]
 mod processes;
 mod sequence;
+mod settings;
 mod simulation;
 mod weighted;

@@ -3,7 +3,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use dist_collectives::Communicator;
-use dist_parallel::{Ddp, DdpOptions, FloatType, Fsdp, FsdpOptions, ParamInfo, Ready, Values};
+use dist_parallel::{
+    Ddp, DdpOptions, Error, FloatType, Fsdp, FsdpOptions, ParamInfo, Ready, Sgd, SgdOptions, Values,
+};
 use dist_transport::sim;
 use rstest::rstest;
 
@@ -83,4 +85,43 @@ fn a_sharded_step_that_panicked_leaves_nothing_for_the_next(
         attempt(false)
     });
     assert_eq!(outcome.results, [(8, 3.0); 4]);
+}
+
+/// Instead of the step, the caller updates with what there is. That ends the job: a rank whose step has not panicked by then
+/// hears of it.
+#[rstest]
+fn gradients_of_a_step_that_panicked_cannot_be_used(
+    #[values(0, 1, 2, 3, 4, 5)] strategy: usize,
+    #[values(false, true)] in_the_loss: bool,
+) {
+    let outcome = sim::run(1, 4, move |transport| {
+        let comm = Communicator::new(transport);
+        let mut round = 0;
+        let batch = |_| {
+            round += 1;
+            let fails_now = round == 2;
+            assert!(!fails_now || in_the_loss, "the second micro-batch cannot be read");
+            let loss = move |output| {
+                assert!(!fails_now, "the second micro-batch has no loss");
+                Ok((1.0_f32, output))
+            };
+            Ok((vec![1.0; 3], loss))
+        };
+        let mut sgd = Sgd::new(SgdOptions::default()).unwrap();
+        let refused = |result: &Result<(), Error>| matches!(result, Err(Error::StepPanicked));
+        if let Some(&strategy) = STRATEGIES.get(strategy) {
+            let mut fsdp = Fsdp::new(comm, Echo::model(), &FsdpOptions::new(strategy)).unwrap();
+            let stepped = catch_unwind(AssertUnwindSafe(|| fsdp.step(8, batch).map(drop)));
+            let (clipped, updated) = (fsdp.clip_gradients(1.0).map(drop), fsdp.update(&mut sgd));
+            match stepped {
+                Ok(stepped) => stepped.is_err(),
+                Err(_panic) => refused(&clipped) && refused(&updated),
+            }
+        } else {
+            let mut ddp = Ddp::new(comm, Echo::model(), DdpOptions::default()).unwrap();
+            catch_unwind(AssertUnwindSafe(|| ddp.step(8, batch))).unwrap_err();
+            refused(&ddp.update(&mut sgd))
+        }
+    });
+    assert_eq!(outcome.results, [true; 4]);
 }

@@ -1,0 +1,324 @@
+//! candle's batch norm under every strategy: its running mean and variance are kept, saved, and used in evaluation.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use candle_core::{DType, Device, ModuleT, Tensor};
+use candle_nn::{VarBuilder, VarMap};
+use dist_candle::{CandleBlock, SequenceBuilder, Tensors, loss_and_gradient};
+use dist_collectives::Communicator;
+use dist_parallel::pipeline::{Kind, Pipeline};
+use dist_parallel::{
+    BoxError, BufferSync, Checkpoints, Ddp, DdpOptions, Fsdp, FsdpOptions, LocalSgd, LocalSgdOptions, Params,
+    Reshard, Sequence, Sgd, SgdOptions, ShardingStrategy, Values,
+};
+use dist_transport::sim;
+use rstest::rstest;
+
+const STEPS: usize = 3;
+const STRATEGIES: [ShardingStrategy; 5] = [
+    ShardingStrategy::FullShard,
+    ShardingStrategy::ShardGradOp,
+    ShardingStrategy::ShardOptimizer,
+    ShardingStrategy::NoShard,
+    ShardingStrategy::HybridShard { shard_degree: 2 },
+];
+
+/// A linear layer and a batch norm; the switch says whether the norm trains or evaluates.
+fn model(sync: BufferSync) -> (Sequence<Tensor>, Arc<AtomicBool>) {
+    let map = VarMap::new();
+    let vars = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu);
+    let linear = candle_nn::linear(2, 2, vars.pp("linear")).unwrap();
+    let norm = candle_nn::batch_norm(2, 1e-5, vars.pp("norm")).unwrap();
+    let trains = Arc::new(AtomicBool::new(true));
+    let seen = Arc::clone(&trains);
+    let norm = move |x: &Tensor| norm.forward_t(x, seen.load(Ordering::Relaxed));
+    let model = SequenceBuilder::new()
+        .block(CandleBlock::from_var_map("linear", &map, linear).unwrap())
+        .block(CandleBlock::from_var_map("norm", &map, norm).unwrap().sync_buffers(sync))
+        .build()
+        .unwrap();
+    let set = |name: &str, values: &[f32]| {
+        let var = map.data().lock().unwrap()[name].clone();
+        var.set(&Tensor::new(values, &Device::Cpu).unwrap().reshape(var.shape()).unwrap()).unwrap();
+    };
+    set("linear.weight", &[0.5, -0.25, 1.0, 2.0]);
+    set("linear.bias", &[0.0, 1.0]);
+    (model, trains)
+}
+
+/// The rows of a micro-batch, different for every step and number.
+fn rows(step: usize, number: usize) -> candle_core::Result<Tensor> {
+    let shift = (step * 10 + number) as f64;
+    Tensor::arange(0f32, 8.0, &Device::Cpu)?.reshape((4, 2))?.affine(0.5, shift)?.sin()
+}
+
+fn loss(output: Tensor) -> Result<(f32, Tensor), BoxError> {
+    Ok(loss_and_gradient(&output, |output| output.affine(1.0, -0.5)?.sqr()?.mean_all())?)
+}
+
+fn sgd() -> Sgd {
+    Sgd::new(SgdOptions { learning_rate: 0.1, ..SgdOptions::default() }).unwrap()
+}
+
+fn values(values: Values<'_>) -> Vec<f32> {
+    let Values::F32(values) = values else { panic!("{values:?}") };
+    values.to_vec()
+}
+
+/// What a training ends with: all parameters and buffers by name, and the outputs of an evaluation.
+type Trained = (Vec<(String, Vec<f32>)>, Vec<f32>);
+
+fn train_ddp(comm: Communicator, sync: BufferSync, micro_batches: usize) -> Trained {
+    let (model, trains) = model(sync);
+    let mut ddp = Ddp::new(comm, model, DdpOptions::default()).unwrap();
+    let mut sgd = sgd();
+    for step in 0..STEPS {
+        ddp.step(micro_batches, |number| Ok((rows(step, number)?, loss))).unwrap();
+        ddp.update(&mut sgd).unwrap();
+    }
+    let mut found = Vec::new();
+    let names: Vec<String> = ddp.model().infos().iter().map(|info| info.name.clone()).collect();
+    ddp.for_each_parameter(|index, read| found.push((names[index].clone(), values(read)))).unwrap();
+    trains.store(false, Ordering::Relaxed);
+    let output = ddp.forward(rows(99, 0).unwrap()).unwrap();
+    (found, output.flatten_all().unwrap().to_vec1().unwrap())
+}
+
+fn train_sharded(
+    comm: Communicator,
+    options: &FsdpOptions,
+    sync: BufferSync,
+    micro_batches: usize,
+) -> Trained {
+    let (model, trains) = model(sync);
+    let mut fsdp = Fsdp::new(comm, model, options).unwrap();
+    let mut sgd = sgd();
+    for step in 0..STEPS {
+        fsdp.step(micro_batches, |number| Ok((rows(step, number)?, loss))).unwrap();
+        fsdp.update(&mut sgd).unwrap();
+    }
+    let names: Vec<String> = fsdp.model().infos().iter().map(|info| info.name.clone()).collect();
+    let mut found = Vec::new();
+    fsdp.for_each_parameter(|index, read| found.push((names[index].clone(), values(read)))).unwrap();
+    found.sort_by_key(|(name, _)| names.iter().position(|other| other == name));
+    trains.store(false, Ordering::Relaxed);
+    let output = fsdp.forward(rows(99, 0).unwrap()).unwrap();
+    (found, output.flatten_all().unwrap().to_vec1().unwrap())
+}
+
+fn running_mean((found, _): &Trained) -> &[f32] {
+    let (_, mean) = found.iter().find(|(name, _)| name == "norm.running_mean").unwrap();
+    mean
+}
+
+/// Every rank computes one micro-batch of a step, whichever strategy deals them.
+#[rstest]
+fn every_strategy_keeps_the_running_mean_and_variance(
+    #[values(BufferSync::Broadcast, BufferSync::Mean, BufferSync::Local)] sync: BufferSync,
+    #[values(0, 1, 2, 3, 4)] strategy: usize,
+    #[values(Reshard::All, Reshard::Nothing)] reshard: Reshard,
+    #[values(false, true)] shares_memory: bool,
+) {
+    let expected = sim::run(1, 4, move |transport| train_ddp(Communicator::new(transport), sync, 4)).results;
+    let options = FsdpOptions::new(STRATEGIES[strategy]).with_reshard(reshard);
+    let network = sim::Network::new(4);
+    let network = if shares_memory { network.with_shared_memory() } else { network };
+    let sharded =
+        network.run(move |transport| train_sharded(Communicator::new(transport), &options, sync, 4));
+    assert_eq!(sharded.results, expected);
+    assert!(running_mean(&expected[0]).iter().all(|mean| *mean != 0.0));
+    let is_same = expected.iter().all(|of_rank| running_mean(of_rank) == running_mean(&expected[0]));
+    assert_eq!(is_same, sync != BufferSync::Local);
+}
+
+/// Rank 0 computes the micro-batches with even numbers, or the first half.
+#[test]
+fn by_default_every_rank_has_the_running_mean_of_rank_0() {
+    let alone = |step: usize, number: usize, mean: Vec<f32>| {
+        let x = rows(step, number).unwrap().to_vec2::<f32>().unwrap();
+        let mean_of = |column: usize| x.iter().map(|row| row[column]).sum::<f32>() / x.len() as f32;
+        mean.iter().enumerate().map(|(column, mean)| 0.9 * mean + 0.1 * mean_of(column)).collect::<Vec<_>>()
+    };
+    let program = |transport| {
+        let map = VarMap::new();
+        let vars = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu);
+        let norm = candle_nn::batch_norm(2, 1e-5, vars.pp("norm")).unwrap();
+        let block =
+            CandleBlock::from_var_map("norm", &map, move |x: &Tensor| norm.forward_t(x, true)).unwrap();
+        let model = SequenceBuilder::new().block(block).build().unwrap();
+        let options = FsdpOptions::new(ShardingStrategy::FullShard);
+        let mut fsdp = Fsdp::new(Communicator::new(transport), model, &options).unwrap();
+        for step in 0..STEPS {
+            fsdp.step(4, |number| Ok((rows(step, number)?, loss))).unwrap();
+        }
+        let mut mean = Vec::new();
+        let index = fsdp.model().infos().iter().position(|info| info.name == "norm.running_mean").unwrap();
+        fsdp.model().read(index, &mut |read| mean = values(read)).unwrap();
+        mean
+    };
+    let mut expected = vec![0.0; 2];
+    for step in 0..STEPS {
+        expected = [0, 2].into_iter().fold(expected, |mean, number| alone(step, number, mean));
+    }
+    for mean in sim::run(1, 2, program).results {
+        let close = mean.iter().zip(&expected).all(|(mean, expected)| (mean - expected).abs() < 1e-6);
+        assert!(close, "{mean:?} instead of {expected:?}");
+    }
+}
+
+/// Two ranks with a stage each, beside two others or none. Without updates, so that running means depend on inputs only.
+#[rstest]
+#[case::alone(1, false)]
+#[case::beside_each_other(2, false)]
+#[case::divided(2, true)]
+fn a_pipeline_keeps_the_running_mean_of_one_process(#[case] pipelines: usize, #[case] divides: bool) {
+    // The first pipeline computes these two micro-batches.
+    let expected = sim::run(1, 1, |transport| {
+        let (model, _) = model(BufferSync::Broadcast);
+        let mut ddp = Ddp::new(Communicator::new(transport), model, DdpOptions::default()).unwrap();
+        for step in 0..STEPS {
+            ddp.step(2, |number| Ok((rows(step, number)?, loss))).unwrap();
+        }
+        let mut mean = Vec::new();
+        let index = ddp.model().infos().iter().position(|info| info.name == "norm.running_mean").unwrap();
+        ddp.model().read(index, &mut |read| mean = values(read)).unwrap();
+        mean
+    });
+    let outcome = sim::run(1, 2 * pipelines, move |transport| {
+        let mut world = Communicator::new(transport);
+        let (pipeline, stage) = (world.rank() / 2, world.rank() % 2);
+        let own = world.subgroup(&[2 * pipeline, 2 * pipeline + 1]).unwrap().unwrap();
+        let beside: Vec<usize> = (0..pipelines).map(|pipeline| 2 * pipeline + stage).collect();
+        let beside = world.subgroup(&beside).unwrap().unwrap();
+        let schedule = Kind::Gpipe.schedule(2, 2).unwrap();
+        let (model, _) = model(BufferSync::Broadcast);
+        let mut pipeline = Pipeline::new(own, model, schedule, &[0..1, 1..2], Tensors).unwrap();
+        if divides {
+            pipeline.shard_over(beside).unwrap();
+        } else {
+            pipeline.reduce_over(beside).unwrap();
+        }
+        for step in 0..STEPS {
+            pipeline.step(|number| Ok(rows(step, number)?), |_, output| loss(output)).unwrap();
+        }
+        let names: Vec<String> = pipeline.infos().iter().map(|info| info.name.clone()).collect();
+        let mut mean = Vec::new();
+        let found = pipeline.for_each_parameter(|index, read| {
+            if names[index] == "norm.running_mean" {
+                mean = values(read);
+            }
+        });
+        found.unwrap();
+        mean
+    });
+    assert_eq!(outcome.results, vec![expected.results[0].clone(); 2 * pipelines]);
+}
+
+#[test]
+fn ranks_that_train_by_themselves_agree_on_running_means_when_they_meet() {
+    let outcome = sim::run(1, 2, |transport| {
+        let comm = Communicator::new(transport);
+        let rank = comm.rank();
+        let (model, _) = model(BufferSync::Mean);
+        let mut local = LocalSgd::new(comm, model, LocalSgdOptions::average(2)).unwrap();
+        for step in 0..4 {
+            let inner = |model: &mut Sequence<Tensor>| {
+                let (output, _) = dist_parallel::Block::forward(model, rows(step, rank)?)?;
+                Ok(loss(output)?.0)
+            };
+            local.step_with(inner).unwrap();
+        }
+        let mut mean = Vec::new();
+        let index = local.model().infos().iter().position(|info| info.name == "norm.running_mean").unwrap();
+        local.model().read(index, &mut |read| mean = values(read)).unwrap();
+        mean
+    });
+    assert_eq!(outcome.results[0], outcome.results[1]);
+    assert!(outcome.results[0].iter().all(|mean| *mean != 0.0));
+}
+
+#[rstest]
+fn a_checkpoint_has_running_means_once_and_gives_them_to_every_rank(
+    #[values(0, 1, 2, 3, 4)] saved_by: usize,
+    #[values(0, 1, 4)] loaded_by: usize,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().to_owned();
+    let trained = sim::run(1, 4, move |transport| {
+        let (model, _) = model(BufferSync::Broadcast);
+        let options = FsdpOptions::new(STRATEGIES[saved_by]);
+        let mut fsdp = Fsdp::new(Communicator::new(transport), model, &options).unwrap();
+        fsdp.step(4, |number| Ok((rows(0, number)?, loss))).unwrap();
+        Checkpoints::at(&directory).save(&mut fsdp, None, 1).unwrap();
+        let mut found = Vec::new();
+        fsdp.for_each_parameter(|index, read| found.push((index, values(read)))).unwrap();
+        found.sort_by_key(|(index, _)| *index);
+        found
+    });
+    let directory = folder.path().to_owned();
+    let loaded = sim::run(1, 2, move |transport| {
+        let (model, _) = model(BufferSync::Broadcast);
+        let options = FsdpOptions::new(STRATEGIES[loaded_by]);
+        let mut fsdp = Fsdp::new(Communicator::new(transport), model, &options).unwrap();
+        assert_eq!(Checkpoints::at(&directory).load(&mut fsdp, None).unwrap(), Some(1));
+        let mut found = Vec::new();
+        fsdp.for_each_parameter(|index, read| found.push((index, values(read)))).unwrap();
+        found.sort_by_key(|(index, _)| *index);
+        found
+    });
+    for found in loaded.results {
+        assert_eq!(found, trained.results[0]);
+    }
+    let file = folder.path().join("one.safetensors");
+    Checkpoints::at(folder.path()).consolidate(None, &file).unwrap();
+    let tensors = candle_core::safetensors::load(&file, &Device::Cpu).unwrap();
+    let mean = tensors["norm.running_mean"].to_vec1::<f32>().unwrap();
+    assert!(trained.results[0].iter().any(|(_, values)| *values == mean));
+}
+
+/// Hiding state under another name does not lose it in silence.
+#[test]
+fn state_that_is_not_declared_is_refused_where_it_would_be_lost() {
+    let outcome = sim::run(1, 2, |transport| {
+        let map = VarMap::new();
+        let vars = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu);
+        let norm = candle_nn::batch_norm(2, 1e-5, vars.pp("norm")).unwrap();
+        let named: Vec<(String, candle_core::Var)> = {
+            let all = map.data().lock().unwrap();
+            let mut named: Vec<_> =
+                all.iter().map(|(name, var)| (name.replace("running", "moving"), var.clone())).collect();
+            named.sort_by(|(a, _), (b, _)| a.cmp(b));
+            named
+        };
+        let block = CandleBlock::new("block", named, move |x: &Tensor| norm.forward_t(x, true)).unwrap();
+        let block = block.freeze("block.norm.moving_mean").unwrap();
+        let block = block.may_be_unused("block.norm.moving_var").unwrap();
+        let model = SequenceBuilder::new().block(block).build().unwrap();
+        let options = FsdpOptions::new(ShardingStrategy::FullShard);
+        let mut fsdp = Fsdp::new(Communicator::new(transport), model, &options).unwrap();
+        fsdp.step(2, |number| Ok((rows(0, number)?, loss))).unwrap_err().to_string()
+    });
+    let names_it = |error: &String| error.contains("moving_") && error.contains("ParamInfo::buffer");
+    assert!(outcome.results.iter().any(names_it), "{:?}", outcome.results);
+}
+
+#[test]
+fn only_the_last_part_of_a_name_makes_a_buffer_and_it_can_be_said_otherwise() {
+    let map = VarMap::new();
+    let vars = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu).pp("b");
+    for name in ["running_mean", "norm.running_var", "running_mean.weight", "my_running_mean", "counter"] {
+        vars.get_with_hints(2, name, candle_nn::Init::Const(1.0)).unwrap();
+    }
+    let block = CandleBlock::from_var_map("b", &map, |x: &Tensor| Ok(x.clone())).unwrap();
+    let buffers = |block: &CandleBlock<_>| {
+        let buffers = block.infos().iter().filter(|info| info.buffer.is_some());
+        buffers.map(|info| info.name.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(buffers(&block), ["b.norm.running_var", "b.running_mean"]);
+    let block = block.train("b.running_mean").unwrap().buffer("b.counter", BufferSync::Mean).unwrap();
+    assert_eq!(buffers(&block), ["b.counter", "b.norm.running_var"]);
+    let block = block.freeze("b.counter").unwrap();
+    assert_eq!(buffers(&block), ["b.counter", "b.norm.running_var"]);
+    assert!(block.infos().iter().all(|info| info.trainable == (info.buffer.is_none())));
+}

@@ -1,0 +1,179 @@
+//! With which settings each rank has changed its parameters since the training began: all ranks have to have the same.
+//!
+//! Every rank hashes the settings of its updates. The hash travels with what ranks tell each other in every step anyway, and
+//! the settings themselves only where the hashes differ.
+
+use dist_collectives::Communicator;
+
+use crate::agreement::{self, Difference, Setting, hash, hash_more};
+use crate::{Error, Optimizer, OptimizerSetting, ParamInfo, Result};
+
+/// The settings of one rank's updates.
+#[derive(Debug)]
+pub(crate) struct Updates {
+    /// Of all updates since the training began, or was loaded.
+    hash: u64,
+    /// What was done to gradients and parameters since the last step.
+    latest: Vec<Change>,
+    /// Whether a step was taken since.
+    is_over: bool,
+}
+
+/// Something that is done to gradients or parameters between steps.
+#[derive(Debug)]
+enum Change {
+    Clipped { max: f64 },
+    Updated { optimizer: &'static str, settings: Vec<OptimizerSetting> },
+}
+
+impl Updates {
+    pub(crate) fn new() -> Self {
+        Self { hash: hash([]), latest: Vec::new(), is_over: false }
+    }
+
+    /// Notes that gradients are clipped to this norm.
+    pub(crate) fn note_clipping(&mut self, max: f64) {
+        self.note(Change::Clipped { max });
+    }
+
+    /// Notes that this optimizer changes parameters.
+    pub(crate) fn note_update(&mut self, optimizer: &dyn Optimizer) {
+        self.note(Change::Updated { optimizer: optimizer.name(), settings: optimizer.settings() });
+    }
+
+    fn note(&mut self, change: Change) {
+        if std::mem::take(&mut self.is_over) {
+            self.latest.clear();
+        }
+        self.hash = change.hash(self.hash);
+        self.latest.push(change);
+    }
+
+    /// Notes that ranks agree so far, and take a step.
+    pub(crate) const fn note_step(&mut self) {
+        self.is_over = true;
+    }
+
+    /// Forgets all updates, as if training had just begun.
+    pub(crate) fn forget(&mut self) {
+        *self = Self::new();
+    }
+
+    /// A number below 2²² that all ranks have alike if their updates were alike. It is another one after every update, so that
+    /// a difference that it does not show at one step it shows at the next.
+    pub(crate) const fn number(&self) -> i64 {
+        (self.hash >> 42).cast_signed()
+    }
+
+    /// The error of ranks whose numbers differ. All ranks of these groups call this, as for
+    /// [`agreement::first_difference`].
+    pub(crate) fn differ(&self, groups: &mut [&mut Communicator], infos: &[ParamInfo]) -> Error {
+        let number = match groups {
+            [group] => group.rank(),
+            [group, ..] => group.members_in_world()[group.rank()],
+            [] => 0,
+        };
+        let settings: Vec<Setting> = self.latest.iter().flat_map(|change| change.texts(infos)).collect();
+        match agreement::first_difference(groups, number, &settings) {
+            Err(error) => error,
+            Ok(Some(Difference { rank, setting, there, on_first })) => {
+                Error::SettingsDiffer { rank, setting, there, on_rank_0: on_first }
+            }
+            Ok(None) => Error::EarlierSettingsDiffer,
+        }
+    }
+
+    /// Makes sure that the updates of all ranks of these groups were alike, as [`differ`](Self::differ) has it.
+    pub(crate) fn check(&self, groups: &mut [&mut Communicator], infos: &[ParamInfo]) -> Result<()> {
+        let mut all = vec![self.hash];
+        for group in &mut *groups {
+            let mut of_group = vec![0; all.len() * group.world_size()];
+            group.all_gather(&all, &mut of_group).map_err(Error::communication)?;
+            all = of_group;
+        }
+        if all.iter().all(|hash| *hash == all[0]) { Ok(()) } else { Err(self.differ(groups, infos)) }
+    }
+}
+
+impl Change {
+    fn hash(&self, before: u64) -> u64 {
+        let number = |hash, number: u64| hash_more(hash, number.to_le_bytes());
+        match self {
+            Self::Clipped { max } => number(hash_more(before, *b"clipped"), max.to_bits()),
+            Self::Updated { optimizer, settings } => {
+                let begun = hash_more(before, optimizer.bytes().chain(*b" updated"));
+                settings.iter().fold(begun, |hash, setting| {
+                    let of_name = hash_more(hash, setting.name.bytes());
+                    let parameter = setting.parameter.map_or(u64::MAX, |parameter| parameter as u64);
+                    number(number(of_name, parameter), setting.value.to_bits())
+                })
+            }
+        }
+    }
+
+    fn texts(&self, infos: &[ParamInfo]) -> Vec<Setting> {
+        match self {
+            Self::Clipped { max } => vec![agreement::setting("the norm that gradients are clipped to", max)],
+            Self::Updated { optimizer, settings } => {
+                let kind = ("the optimizer of the update".to_owned(), (*optimizer).to_owned());
+                let text = |setting: &OptimizerSetting| {
+                    let parameter = setting.parameter.and_then(|parameter| infos.get(parameter));
+                    let of = parameter.map_or_else(String::new, |info| format!(" of {}", info.name));
+                    (format!("{}{of}", setting.name), setting.value.to_string())
+                };
+                std::iter::once(kind).chain(settings.iter().map(text)).collect()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FloatType, ParamGroups, Sgd, SgdOptions};
+
+    fn sgd(learning_rate: f64) -> Sgd {
+        Sgd::new(SgdOptions { learning_rate, ..SgdOptions::default() }).unwrap()
+    }
+
+    #[test]
+    fn numbers_are_alike_if_and_only_if_updates_are() {
+        let number = |changes: &dyn Fn(&mut Updates)| {
+            let mut updates = Updates::new();
+            changes(&mut updates);
+            assert!((0..1 << 22).contains(&updates.number()));
+            updates.number()
+        };
+        let once = number(&|updates| updates.note_update(&sgd(0.1)));
+        assert_eq!(number(&|updates| updates.note_update(&sgd(0.1))), once);
+        let infos = [ParamInfo::new("a", [1], FloatType::F32)];
+        let mut groups = ParamGroups::new(&infos).unwrap();
+        groups.named("a").unwrap().weight_decay = Some(0.5);
+        let grouped = sgd(0.1).with_groups(groups).unwrap();
+        let others: [&dyn Fn(&mut Updates); 5] = [
+            &|_| (),
+            &|updates| updates.note_update(&sgd(0.2)),
+            &|updates| updates.note_update(&grouped),
+            &|updates| [0.1, 0.1].iter().for_each(|&rate| updates.note_update(&sgd(rate))),
+            &|updates| {
+                updates.note_clipping(0.1);
+                updates.note_update(&sgd(0.1));
+            },
+        ];
+        for other in others {
+            assert_ne!(number(other), once);
+        }
+    }
+
+    #[test]
+    fn only_what_was_done_since_the_last_step_is_told() {
+        let mut updates = Updates::new();
+        updates.note_clipping(1.0);
+        updates.note_update(&sgd(0.1));
+        updates.note_step();
+        updates.note_clipping(2.0);
+        assert_eq!(updates.latest.len(), 1);
+        updates.note_update(&sgd(0.1));
+        assert_eq!(updates.latest.len(), 2);
+    }
+}
