@@ -83,7 +83,7 @@ pub enum Error {
         /// Whose memory it is.
         of: usize,
     },
-    /// A step reaches into memory that nobody has laid open for that.
+    /// A step reaches into memory that nobody has exposed for that.
     #[error("rank {rank}, step {step}: the memory of other ranks is not open to it")]
     Closed {
         /// The rank whose step it is.

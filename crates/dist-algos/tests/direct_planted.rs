@@ -5,10 +5,11 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use dist_algos::direct::{Form, Kernel, Memory, Own, Plan, Task, run};
+use dist_algos::direct::{Access, Form, Kernel, Memory, Own, Plan, Task, run};
 use dist_algos::{Partition, Scratch};
+use dist_transport::conformance::Unchecked;
 use dist_transport::{
-    Direct, Due, Exposed, Fingerprint, Owned, Place, Reach, Result, Shared, Slots, Transport, sim,
+    Due, Exposed, Fingerprint, Owned, Place, Rank, Reach, Result, Shared, Slots, Transport, sim,
 };
 use rstest::rstest;
 
@@ -33,9 +34,8 @@ enum Mistake {
 }
 
 /// Shared memory with a mistake in its use.
-#[derive(Debug)]
 struct Wrong<'a> {
-    inner: &'a mut dyn Direct,
+    inner: Unchecked<'a>,
     mistake: Mistake,
     waits: usize,
     posts: u32,
@@ -52,13 +52,9 @@ impl Wrong<'_> {
     }
 }
 
-impl Direct for Wrong<'_> {
+impl Access for Wrong<'_> {
     fn shared(&self) -> Shared {
         SHARED
-    }
-
-    fn enter(&mut self, posts: u32, slots: Slots, memory: Exposed<'_>, due: &Due<'_>) -> Result<()> {
-        self.inner.enter(posts, slots, memory, due)
     }
 
     fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
@@ -87,6 +83,17 @@ impl Direct for Wrong<'_> {
             Mistake::WaitsForLess => self.inner.wait(rank, posts.saturating_sub(1), due),
             _ => self.inner.wait(rank, posts, due),
         }
+    }
+
+    fn meet(
+        &mut self,
+        _: Rank,
+        _: Slots,
+        to: (usize, Place, usize),
+        bytes: &[u8],
+        due: &Due<'_>,
+    ) -> Result<()> {
+        self.inner.meet(to, bytes, due)
     }
 
     fn view(
@@ -120,18 +127,10 @@ impl Direct for Wrong<'_> {
     fn show(&mut self, memory: &[u8]) {
         self.inner.show(memory);
     }
-
-    fn collect(&mut self, memory: &mut [u8]) {
-        self.inner.collect(memory);
-    }
-
-    fn finished(&self) -> bool {
-        self.inner.finished()
-    }
 }
 
 /// Three sums in a row, and whether all of them were right.
-fn sums(transport: &mut dyn Transport, form: Form, mistake: Mistake) -> bool {
+fn sums(transport: &mut sim::SimTransport, form: Form, mistake: Mistake) -> bool {
     let (rank, deadline) = (transport.rank(), transport.runtime().deadline(Duration::from_secs(60)));
     let cut = Partition::new(64 * 8, 1, Task::AllReduce.parts(form, WORLD)).unwrap();
     let plan = Plan::new((Task::AllReduce, form), WORLD, cut.chunk_bytes_max(), 64 * WORLD, SHARED).unwrap();
@@ -140,12 +139,24 @@ fn sums(transport: &mut dyn Transport, form: Form, mistake: Mistake) -> bool {
         // No two blocks, and no two calls, are alike.
         let brought = |at: usize| (usize::from(call) + at / 64) % 3 + 1;
         let word = |at: usize| u8::try_from(brought(at) << (2 * rank.index())).unwrap();
-        let mut owned = Owned::from(Vec::from_iter((0..64 * 8).map(word)));
-        let inner = transport.direct(&deadline.into()).unwrap().unwrap();
-        let mut direct = Wrong { inner, mistake, waits: rank.index(), posts: 0, late: Vec::new() };
-        let own = match form {
-            Form::WriteToAll => Own::Lent(owned.lend()),
-            _ => Own::Borrowed(&mut owned),
+        let mut buffer = Vec::from_iter((0..64 * 8).map(word));
+        let due = &deadline.into();
+        let mut inner = Unchecked::simulated(transport, due).unwrap().unwrap();
+        let lends = form == Form::WriteToAll;
+        let exposed = match form {
+            Form::WriteToAll => Exposed::Write(Owned::from(buffer.clone()).lend()),
+            Form::ReadFromAll => Exposed::Read(&buffer),
+            _ => Exposed::Nothing,
+        };
+        if inner.enter(plan.posts(), plan.use_of_slots(), exposed, due).is_err() {
+            return false;
+        }
+        let mut access = Wrong { inner, mistake, waits: rank.index(), posts: 0, late: Vec::new() };
+        let part = cut.range(if lends { rank.index() } else { 0 });
+        let own = if lends {
+            Own::Lent { len: buffer.len(), start: part.start, part: &mut buffer[part.clone()] }
+        } else {
+            Own::Borrowed(&mut buffer)
         };
         let memory = &mut Memory { own, cut, input: None, piece_bytes: 64 };
         let combine = &mut |into: &mut [u8], from: &[u8]| {
@@ -154,10 +165,16 @@ fn sums(transport: &mut dyn Transport, form: Form, mistake: Mistake) -> bool {
         let complete = &mut |_: &mut [&mut [u8]]| unreachable!("nobody else's memory is within reach");
         let kernel = &mut Kernel { combine, finish: &mut |_| (), complete };
         let (steps, scratch) = (plan.schedule(rank), &mut Scratch::new());
-        let done = run(&mut direct, (&plan, rank), steps, memory, kernel, scratch, &deadline.into());
+        let done = run(&mut access, (&plan, rank), steps, memory, kernel, scratch, due);
+        if lends {
+            let Some(lent) = access.inner.take_back() else { return false };
+            let mut others = lent.into_owned::<u8>().unwrap().into_vec().unwrap();
+            others[part.clone()].copy_from_slice(&buffer[part]);
+            buffer = others;
+        }
         done.is_ok()
-            && owned.reclaim(&direct)
-            && owned.iter().enumerate().all(|(at, &sum)| usize::from(sum) == brought(at) * 0b01_0101)
+            && access.inner.finished()
+            && buffer.iter().enumerate().all(|(at, &sum)| usize::from(sum) == brought(at) * 0b01_0101)
     })
 }
 

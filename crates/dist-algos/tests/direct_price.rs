@@ -3,9 +3,12 @@
 
 use std::time::Duration;
 
-use dist_algos::direct::{Form, Kernel, Memory, Own, Pace, Plan, Task, meet, run};
+use dist_algos::direct::{
+    Exposed as Exposes, Form, Kernel, Memory, Own, Pace, Plan, Task, exposed, meet, run,
+};
 use dist_algos::{Partition, Scratch, Source};
-use dist_transport::{Fingerprint, MemoryCosts, Owned, Reach, Shared, Transport, sim};
+use dist_transport::conformance::Unchecked;
+use dist_transport::{Exposed, Fingerprint, MemoryCosts, Owned, Reach, Shared, Transport, sim};
 use rstest::rstest;
 
 const SHARED: Shared = Shared::on_host(Reach::Write);
@@ -33,28 +36,31 @@ fn simulated(plan: Plan, seed: u64, cut: Partition<'static>) -> Duration {
         let (rank, deadline) = (transport.rank(), transport.runtime().deadline(Duration::from_secs(60)));
         transport.begin(&Fingerprint([1; 48]));
         let input = vec![1_u8; cut.bytes()];
-        let mut owned = Owned::from(input.clone());
-        let own = match plan.form() {
-            Form::WriteToAll => Own::Lent(owned.lend()),
-            _ => Own::Borrowed(&mut owned),
-        };
+        let mut buffer = input.clone();
         let input = (plan.task().source() == Source::Input).then_some((&*input, cut));
         let (program, steps) = ((&plan, rank), plan.schedule(rank));
         let (scratch, due) = (&mut Scratch::new(), &deadline.into());
-        let direct = transport.direct(due).unwrap().unwrap();
-        match own {
-            Own::Borrowed(own) if plan.is_meeting() => {
-                let arithmetic = (|_: &mut [u8], _: &[u8]| (), Some(|_: &mut [u8], _: &[&[u8]]| ()));
-                meet(direct, program, own, arithmetic, scratch, due).unwrap();
-            }
-            own => {
-                let memory = &mut Memory { own, cut, input, piece_bytes: PACE.piece_bytes };
-                let kernel =
-                    &mut Kernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () };
-                run(direct, program, steps, memory, kernel, scratch, due).unwrap();
-            }
+        let mut access = Unchecked::simulated(&mut transport, due).unwrap().unwrap();
+        if plan.is_meeting() {
+            let arithmetic = (|_: &mut [u8], _: &[u8]| (), Some(|_: &mut [u8], _: &[&[u8]]| ()));
+            meet(&mut access, program, &mut buffer, arithmetic, scratch, due).unwrap();
+            return;
         }
-        owned.reclaim(direct);
+        let lent = Owned::from(buffer.clone());
+        let part = cut.range(if plan.form() == Form::WriteToAll { rank.index() } else { 0 });
+        let own = match plan.form() {
+            Form::WriteToAll => Own::Lent { len: buffer.len(), start: part.start, part: &mut buffer[part] },
+            _ => Own::Borrowed(&mut buffer),
+        };
+        let memory = &mut Memory { own, cut, input, piece_bytes: PACE.piece_bytes };
+        let kernel = &mut Kernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () };
+        let exposes = match exposed(&plan, rank, memory) {
+            Exposes::Nothing => Exposed::Nothing,
+            Exposes::Read(bytes) => Exposed::Read(bytes),
+            Exposes::Own => Exposed::Write(lent.lend()),
+        };
+        access.enter(plan.posts(), plan.use_of_slots(), exposes, due).unwrap();
+        run(&mut access, program, steps, memory, kernel, scratch, due).unwrap();
     });
     outcome.elapsed
 }

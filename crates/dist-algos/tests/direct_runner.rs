@@ -6,12 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use dist_algos::direct::{Form, Kernel, Memory, Own, Plan, Task, Total, meet, run};
+use dist_algos::direct::{Access, Exposed, Form, Kernel, Memory, Own, Plan, Task, Total, exposed, meet, run};
 use dist_algos::{Partition, RunError, Scratch, Source};
 use dist_testkit::oracle::{self, Reduction};
-use dist_transport::{
-    CALLS_MAX, Deadline, Direct, Due, Exposed, Owned, Place, Rank, Reach, Result, Runtime, Shared, Slots,
-};
+use dist_transport::{CALLS_MAX, Deadline, Due, Place, Rank, Reach, Result, Runtime, Shared, Slots};
 use rstest::rstest;
 
 const SHARED: Shared = Shared { slot_bytes: 1024, sheet_bytes: 4096, ..Shared::on_host(Reach::Write) };
@@ -23,7 +21,7 @@ struct Share {
     lines: [Vec<u8>; CALLS_MAX],
     sheets: [Vec<u8>; CALLS_MAX],
     slots: [Vec<Vec<u8>>; 2],
-    /// What the rank has laid open, and what it held when the rank said so last.
+    /// What the rank has exposed, and what it held when the rank said so last.
     memory: Vec<u8>,
     shown: Vec<u8>,
 }
@@ -63,14 +61,13 @@ impl Together {
             Place::Memory => &mut share.memory,
         }
     }
-}
 
-impl Direct for Together {
-    fn shared(&self) -> Shared {
-        SHARED
+    /// Enters a call, and lets others have a copy of this memory.
+    fn enter(&mut self, plan: &Plan, memory: &[u8]) {
+        self.begin(plan.posts(), plan.use_of_slots(), memory);
     }
 
-    fn enter(&mut self, posts: u32, slots: Slots, memory: Exposed<'_>, _: &Due<'_>) -> Result<()> {
+    fn begin(&mut self, posts: u32, slots: Slots, memory: &[u8]) {
         let ranks = self.lock().len();
         let begun_by_all = slots.begun_by_all(self.calls());
         if begun_by_all > 0 {
@@ -78,13 +75,33 @@ impl Direct for Together {
         }
         self.bases.push(self.bases[self.calls()] + u64::from(posts));
         let own = &mut self.lock()[self.rank];
-        own.memory = match memory {
-            Exposed::Nothing => Vec::new(),
-            Exposed::Read(bytes) => bytes.to_vec(),
-            Exposed::Write(bytes) => bytes.to_vec(),
-        };
+        own.memory = memory.to_vec();
         own.shown.clone_from(&own.memory);
-        Ok(())
+    }
+
+    /// What others have made of the memory.
+    fn memory(&self) -> Vec<u8> {
+        self.lock()[self.rank].memory.clone()
+    }
+}
+
+impl Access for Together {
+    fn shared(&self) -> Shared {
+        SHARED
+    }
+
+    fn meet(
+        &mut self,
+        rank: Rank,
+        slots: Slots,
+        (holder, place, offset): (usize, Place, usize),
+        bytes: &[u8],
+        due: &Due<'_>,
+    ) -> Result<()> {
+        self.begin(1, slots, &[]);
+        self.write(holder, place, offset, bytes)?;
+        self.post();
+        (0..rank.world_size()).try_for_each(|peer| self.wait(peer, 1, due))
     }
 
     fn show(&mut self, memory: &[u8]) {
@@ -93,10 +110,6 @@ impl Direct for Together {
         for ((now, shown), held) in changed.filter(|((now, shown), _)| *now != *shown) {
             (*shown, *held) = (*now, *now);
         }
-    }
-
-    fn collect(&mut self, memory: &mut [u8]) {
-        memory.copy_from_slice(&self.lock()[self.rank].memory);
     }
 
     fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
@@ -181,10 +194,6 @@ impl Direct for Together {
         }
         Ok(every_other)
     }
-
-    fn finished(&self) -> bool {
-        true
-    }
 }
 
 /// Runs calls in a row on every rank, and gives what each rank ends with.
@@ -250,7 +259,7 @@ fn once(
         task if task.source() == Source::Input => Some((bytemuck::cast_slice(&input), cut)),
         _ => None,
     };
-    let mut owned = Owned::from(buffer);
+    let mut buffer = buffer;
     let combine = |into: &mut [u8], from: &[u8]| {
         let (into, from) = (bytemuck::cast_slice_mut::<_, f32>(into), bytemuck::cast_slice::<_, f32>(from));
         into.iter_mut().zip(from).for_each(|(into, from)| *into += from);
@@ -264,15 +273,19 @@ fn once(
     };
     let (program, scratch, due) = ((&plan, rank), &mut Scratch::new(), &deadline().into());
     if plan.is_meeting() && meeting != Meeting::InSteps {
-        let own = bytemuck::cast_slice_mut(&mut owned);
+        let own = bytemuck::cast_slice_mut(&mut buffer);
         let total = (meeting == Meeting::AtOnce).then_some(total);
         meet(direct, program, own, (combine, total), scratch, due).unwrap();
         finish(own);
-        return owned.into_vec().unwrap();
+        return buffer;
     }
-    let own = match form {
-        Form::WriteToAll => Own::Lent(owned.lend()),
-        _ => Own::Borrowed(bytemuck::cast_slice_mut(&mut owned)),
+    let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut buffer);
+    let (lent, lends) = (bytes.to_vec(), form == Form::WriteToAll);
+    let own_part = cut.range(if lends { rank.index() } else { 0 });
+    let own = if lends {
+        Own::Lent { len: lent.len(), start: own_part.start, part: &mut bytes[own_part.clone()] }
+    } else {
+        Own::Borrowed(bytes)
     };
     let memory = &mut Memory { own, cut, input, piece_bytes: 256 };
     let kernel = &mut Kernel {
@@ -292,9 +305,19 @@ fn once(
             others.iter_mut().for_each(|other| other.copy_from_slice(sum));
         },
     };
+    match exposed(&plan, rank, memory) {
+        Exposed::Nothing => direct.enter(&plan, &[]),
+        Exposed::Read(bytes) => direct.enter(&plan, bytes),
+        Exposed::Own => direct.enter(&plan, &lent),
+    }
     run(direct, program, plan.schedule(rank), memory, kernel, scratch, due).unwrap();
-    owned.reclaim(direct);
-    owned.into_vec().unwrap()
+    if lends {
+        let written = direct.memory();
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut buffer);
+        bytes[..own_part.start].copy_from_slice(&written[..own_part.start]);
+        bytes[own_part.end..].copy_from_slice(&written[own_part.end..]);
+    }
+    buffer
 }
 
 /// What a rank ends with; `None` where it is unspecified.

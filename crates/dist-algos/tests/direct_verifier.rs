@@ -1,11 +1,11 @@
 //! Direct schedules are proven in every world, and the verifier notices what goes wrong in them.
 
-use dist_algos::Error;
+use dist_algos::{Error, Source};
 use dist_algos::direct::verify::mutate::Mutation;
-use dist_algos::direct::verify::{Call, check, plans, prove};
+use dist_algos::direct::verify::{Call, check, plans, prove, prove_alone};
 use dist_algos::direct::{Form, Parts, Peers, Plan, Step, Task};
 use dist_algos::verify::mutate::Score;
-use dist_transport::Place;
+use dist_transport::{Place, Reach, Shared};
 use rstest::rstest;
 
 /// Everything that can be done in a world, with the first and the last root.
@@ -23,6 +23,51 @@ fn every_schedule_is_proven_in_every_world() {
             let plans = plans(task, form, world_size);
             prove(&plans).unwrap_or_else(|error| panic!("{task:?} {form} {world_size}: {error}"));
         }
+    }
+}
+
+#[test]
+fn every_plan_is_proven_alone_and_one_of_many_blocks_by_fewer() {
+    let shared = Shared { slot_bytes: 1 << 16, ..Shared::on_host(Reach::Write) };
+    for world_size in (1..=9).chain([16, 33, 64]) {
+        for (task, form) in all(world_size) {
+            let largest: &[usize] = if world_size > 9 { &[64] } else { &[0, 1, 64, 640, 64 * 30, 64 * 31] };
+            for &part_bytes in largest {
+                let plan = Plan::new((task, form), world_size, part_bytes, 64, shared);
+                let Some(plan) = plan else { continue };
+                for turn in [0, 1] {
+                    let plan = plan.with_turn(turn);
+                    prove_alone(&plan).unwrap_or_else(|error| panic!("{plan:?}: {error}"));
+                    let shortened = plan.shortened();
+                    assert!(shortened.blocks() <= 24 && shortened.blocks() % 8 == plan.blocks() % 8);
+                    // With all blocks, and with all that ranks know.
+                    prove(&[plan]).unwrap_or_else(|error| panic!("{plan:?}: {error}"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn plans_have_digests_of_their_own() {
+    let mut digests: Vec<(u64, Plan)> = Vec::new();
+    for world_size in 1..=9 {
+        for (task, form) in all(world_size) {
+            let of = |task, call: usize| plans(task, form, world_size)[call].with_turn(0);
+            for call in 0..plans(task, form, world_size).len() {
+                let plan = of(task, call);
+                let same = match task {
+                    Task::ReduceScatter { .. } => of(Task::ReduceScatter { of: Source::Buffer }, call),
+                    Task::AllGather { .. } => of(Task::AllGather { of: Source::Buffer }, call),
+                    _ => plan,
+                };
+                digests.push((plan.digest(), same));
+            }
+        }
+    }
+    digests.sort_unstable_by_key(|(digest, _)| *digest);
+    for pair in digests.windows(2) {
+        assert_eq!(pair[0].0 == pair[1].0, pair[0].1 == pair[1].1, "{pair:?}");
     }
 }
 
@@ -206,7 +251,7 @@ fn what_does_not_exist_is_refused() {
         call.programs[1][0] = step;
         check(&[call]).unwrap_err()
     };
-    let of = dist_algos::Source::Buffer;
+    let of = Source::Buffer;
     let publish = |part, place| Step::Publish { parts: Parts::One(part), block: 0, of, place };
     assert!(matches!(with(publish(1, Place::Slot(0))), Error::NoChunk { rank: 1, step: 0, .. }));
     assert_eq!(with(publish(0, Place::Slot(9))), Error::BadSlot { rank: 1, step: 0, slot: 9 });

@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 
 use dist_algos::direct::Ownership;
-use dist_transport::{Allocation, Direct, Lent, Owned};
+use dist_transport::{Allocation, Lent, Owned};
 
 use crate::{Element, Error, Result};
 
@@ -56,7 +56,7 @@ impl<T: Element> Buffer<T> {
     }
 
     /// The first elements of memory that a transport gave. `None` if it has not so many.
-    pub(crate) fn allocated(memory: Box<dyn Allocation>, len: usize) -> Option<Self> {
+    pub(crate) fn allocated(memory: Allocation, len: usize) -> Option<Self> {
         let elements = Owned::allocated(memory)?;
         (elements.len() >= len).then_some(Self { elements, len, meant: Ownership::Allocated })
     }
@@ -71,17 +71,26 @@ impl<T: Element> Buffer<T> {
         self.meant
     }
 
-    /// The bytes of all elements, for other ranks to write into.
-    pub(crate) fn lend(&mut self) -> Lent<'_> {
-        self.elements.lend_first(self.len)
+    /// Lends the elements, for other ranks to write into, and leaves no elements here. What is given besides is for
+    /// [`take_back`](Self::take_back).
+    pub(crate) fn lend(&mut self) -> (LentBuffer, Lent) {
+        let Self { elements, len, meant } = std::mem::replace(self, Self::from(Vec::new()));
+        (LentBuffer { len, meant }, elements.lend_first(len))
     }
 
-    /// Takes the memory back after an operation, or gives it up for ever if other ranks may still write into it.
-    pub(crate) fn reclaim(&mut self, direct: &dyn Direct) {
-        if !self.elements.reclaim(direct) {
-            *self = Self::from(Vec::new());
+    /// Makes this again what it was when it was lent, with what others have written.
+    pub(crate) fn take_back(&mut self, LentBuffer { len, meant }: LentBuffer, lent: Lent) {
+        if let Ok(elements) = lent.into_owned() {
+            *self = Self { elements, len, meant };
         }
     }
+}
+
+/// A buffer that is lent, but for its memory.
+#[derive(Debug)]
+pub(crate) struct LentBuffer {
+    len: usize,
+    meant: Ownership,
 }
 
 impl<T: Element> Clone for Buffer<T> {

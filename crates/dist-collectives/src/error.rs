@@ -44,6 +44,9 @@ pub enum Error {
     /// open a window is gone.
     #[error("window: the ranks of the group share no memory")]
     NoWindow,
+    /// The transport has other memory for the ranks of the group, or none, than when they found out what they share.
+    #[error("the transport does not give the memory that the ranks of the group have agreed to share")]
+    Sharing,
     /// There is less in a window.
     #[error("window: {elements} elements from {start} on are not among its {len}")]
     OutsideWindow {

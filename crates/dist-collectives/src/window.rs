@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Deref;
 
-use crate::engine::{Manner, copy};
+use crate::engine::{Manner, OpenBuffer, copy};
 use crate::{Buffer, Call, Communicator, Element, Error, Failed, Result};
 
 /// A buffer that every rank of a group has for all of them to read, where it lies and whenever they like: nobody changes one
@@ -37,7 +37,7 @@ use crate::{Buffer, Call, Communicator, Element, Error, Failed, Result};
 pub struct Window<T> {
     // Dropped first: others find out by that what they must not read any more.
     comm: Communicator,
-    buffer: Buffer<T>,
+    open: OpenBuffer<T>,
     call: Call,
 }
 
@@ -62,13 +62,9 @@ impl Communicator {
     #[doc(alias = "MPI_Win_fence")]
     pub fn open<T: Element>(mut self, buffer: Buffer<T>) -> Result<Window<T>, Failed<Buffer<T>>> {
         let manner = &Manner::new(&self.settings, &self.runtime);
-        match self.engine.open_window(&buffer, manner) {
-            Ok(call) => Ok(Window { comm: self, buffer, call }),
-            Err(error) => {
-                // First, so that whoever reads the buffer from here on knows better.
-                drop(self);
-                Err(Failed::new(buffer, error))
-            }
+        match self.engine.open_window(buffer, manner) {
+            Ok((call, open)) => Ok(Window { comm: self, open, call }),
+            Err((buffer, error)) => Err(Failed::new(buffer, error)),
         }
     }
 }
@@ -90,19 +86,19 @@ impl<T: Element> Window<T> {
     /// If there is no such rank or it has not so many elements, or it has dropped its window.
     #[doc(alias = "MPI_Get")]
     pub fn read(&mut self, rank: usize, start: usize, into: &mut [T]) -> Result<()> {
-        let Self { comm, buffer, call } = self;
-        let (len, world_size) = (buffer.len(), comm.world_size());
+        let Self { comm, open, call } = self;
+        let (len, world_size) = (open.len(), comm.world_size());
         if rank >= world_size {
             return Err(Error::RankOutOfRange { rank, world_size });
         }
         let end = start.checked_add(into.len()).filter(|&end| end <= len);
         let end = end.ok_or(Error::OutsideWindow { start, elements: into.len(), len })?;
         if rank == comm.rank() {
-            copy(&buffer[start..end], into);
+            copy(&open[start..end], into);
             return Ok(());
         }
         let due = Manner::new(&comm.settings, &comm.runtime).due;
-        comm.engine.read_window(call, (rank, start), into, &due)
+        comm.engine.read_window((call, open), (rank, start), into, &due)
     }
 
     /// Waits until all ranks have closed their windows, and gives back what it was made of.
@@ -111,11 +107,11 @@ impl<T: Element> Window<T> {
     /// As for [`Communicator::all_reduce`]. The buffer is as it was, and the communicator gone.
     pub fn close(mut self) -> Result<(Communicator, Buffer<T>), Failed<Buffer<T>>> {
         let due = Manner::new(&self.comm.settings, &self.comm.runtime).due;
-        match self.comm.engine.close_window(&self.call, &due) {
-            Ok(()) => Ok((self.comm, self.buffer)),
+        match self.comm.engine.close_window((&self.call, &mut self.open), &due) {
+            Ok(()) => Ok((self.comm, self.open.into_buffer())),
             Err(error) => {
                 drop(self.comm);
-                Err(Failed::new(self.buffer, error))
+                Err(Failed::new(self.open.into_buffer(), error))
             }
         }
     }
@@ -126,12 +122,12 @@ impl<T: Element> Deref for Window<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        &self.buffer
+        &self.open
     }
 }
 
 impl<T> fmt::Debug for Window<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Window({:?}, {:?})", self.comm, self.buffer)
+        write!(f, "Window({:?}, {})", self.comm, self.call)
     }
 }

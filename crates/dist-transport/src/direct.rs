@@ -1,56 +1,145 @@
-//! What ranks that share memory can do beside exchanging messages: all at once, each in the others' memory.
+//! What ranks that share memory can do beside exchanging messages: each works in the others' memory, at the same time.
+#![allow(
+    unsafe_code,
+    reason = "the trait gives access to memory that other processes write, under a contract"
+)]
 
 use std::fmt;
 use std::ops::Range;
 
 use crate::{Due, Lent, Rank, Result};
 
-/// Of how many other ranks memory is [changed](Direct::change) or [viewed](Direct::view_all) at once, at the most.
+/// The largest number of other ranks whose memory is [changed](Direct::change) or [viewed](Direct::view_all) at once.
 pub const CHANGED_MAX: usize = 7;
 
 /// How many calls may be under way at once: ranks that do not wait for each other are less than that apart.
 pub const CALLS_MAX: usize = 4;
 
-/// Memory that all ranks of a group share: a place for a few bytes, one for some more, slots, and the memory that a rank
-/// lays open.
+/// Memory that all ranks of a group share: for each rank a line of a few bytes, a sheet of some more, slots, and the memory
+/// that the rank exposes in a call.
 ///
-/// Ranks enter the same calls in the same order and post equally often in each. A post says to whoever waits for it
-/// that everything which this rank wrote before is there, and that it is done with what it read before. Who reads or
-/// writes what others write or read without such a wait between gets bytes of before or after; schedules are proven
-/// not to.
+/// Ranks enter the same calls in the same order and post equally often in each. A post tells those who wait for it
+/// that everything which this rank wrote before is there, and that this rank is done with what it read before.
 ///
-/// Calls that follow each other have lines, sheets and slots of their own, [`CALLS_MAX`] in a row the first two, and two
-/// the slots: entering a call waits until no rank is in one any more whose places it uses again. So every rank has to have
-/// posted in the previous call if slots are used, and otherwise in the one three before. A transport may wait for more
-/// where that is faster.
+/// Calls that follow each other have lines, sheets and slots of their own: lines and sheets are used again after
+/// [`CALLS_MAX`] calls, slots after two. [`enter`](Direct::enter) waits until no rank is in a call any more whose places it
+/// uses again. So every rank has to have posted in the previous call if slots are used, and otherwise in the call three
+/// before. A transport may wait for more where that is faster.
 ///
 /// Ranks are numbered as in the group; a method that is given one which is not of the group panics.
 ///
 /// After an error the whole job is aborted, as after one of a [`Transport`](crate::Transport)'s. Only
 /// [`OutOfReach`](crate::Error::OutOfReach) ends nothing by itself: this rank goes on with the call, or calls
 /// [`abort`](crate::Transport::abort).
-pub trait Direct: fmt::Debug {
+///
+/// The trait is sealed: only this crate's transports implement it.
+///
+/// # Safety
+/// The methods that are `unsafe` read and write memory that other ranks read and write, without a lock. Whoever calls one
+/// makes sure of this, for itself, and assumes it of every other rank of the group:
+///
+/// 1. **One plan.** In each call every rank does its part of one plan, the same on all ranks, whose steps were checked for
+///    this number of ranks: of two accesses of different ranks to the same byte, of which one writes, one comes before a
+///    post and the other after a [`wait`](Direct::wait) for that post. [`Entry::agreed`] names the plan, and waits compare it.
+/// 2. **Memory that is exposed for reading** ([`Exposed::Read`]) is not freed, and not written but as the plan says, until
+///    [`finished`](Direct::finished) is true or [`abandon`](Direct::abandon) has returned.
+/// 3. **Memory that is lent** ([`Exposed::Write`]) belongs to the call. Nothing of it is read or written by the rank that has
+///    lent it, but for what the plan gives this rank, until [`take_back`](Direct::take_back) gives it back.
+/// 4. Other processes that have the memory mapped run this crate, do the same, and write nothing else there.
+///
+/// A program without `unsafe` cannot reach there, neither to read
+///
+/// ```compile_fail,E0133
+/// # use dist_transport::{Direct, Place, Result};
+/// fn look(direct: &mut dyn Direct) -> Result<()> {
+///     direct.view(0, Place::Slot(0), 0..8, &mut |_, bytes| println!("{bytes:?}"))
+/// }
+/// ```
+///
+/// nor to write:
+///
+/// ```compile_fail,E0133
+/// # use dist_transport::{Direct, Place, Result};
+/// fn change(direct: &mut dyn Direct) -> Result<()> {
+///     direct.write(0, Place::Memory, 0, &[1; 64])
+/// }
+/// ```
+///
+/// One that keeps to the contract can:
+///
+/// ```
+/// # use dist_transport::{Direct, Place, Result};
+/// fn look(direct: &mut dyn Direct) -> Result<()> {
+///     // SAFETY: rank 0 has published it before a post that was waited for.
+///     unsafe { direct.view(0, Place::Slot(0), 0..8, &mut |_, bytes| println!("{bytes:?}")) }
+/// }
+/// ```
+///
+/// What was lent belongs to its call, so nothing else can give it back:
+///
+/// ```compile_fail,E0382
+/// # use dist_transport::{Direct, Due, Entry, Exposed, Owned};
+/// fn lend(direct: &mut dyn Direct, entry: Entry, due: &Due<'_>, memory: Owned<u64>) {
+///     let lent = memory.lend();
+///     // SAFETY: the ranks keep to the contract.
+///     unsafe { direct.enter(entry, Exposed::Write(lent), due) }.unwrap();
+///     let memory = lent.into_owned::<u64>();
+/// }
+/// ```
+///
+/// but the call:
+///
+/// ```
+/// # use dist_transport::{Direct, Due, Entry, Exposed, Owned};
+/// fn lend(direct: &mut dyn Direct, entry: Entry, due: &Due<'_>, memory: Owned<u64>) -> Option<Owned<u64>> {
+///     let lent = memory.lend();
+///     // SAFETY: the ranks keep to the contract.
+///     unsafe { direct.enter(entry, Exposed::Write(lent), due) }.unwrap();
+///     // … posts and waits, until all have posted for the last time.
+///     direct.take_back().and_then(|lent| lent.into_owned().ok())
+/// }
+/// ```
+pub trait Direct: sealed::Sealed + fmt::Debug {
     /// What there is; the same on all ranks.
     fn shared(&self) -> Shared;
 
-    /// Begins the next call, the one that [`begin`](crate::Transport::begin) has named. Every rank posts `posts` times in it, which is at least once,
-    /// and lays `memory` open for it: until every rank has posted for the last time, see [`finished`](Direct::finished).
-    /// All say the same of `slots`: where they are [`Slots::Unused`], nobody publishes or writes in one.
+    /// This rank and the size of the group.
+    fn rank(&self) -> Rank;
+
+    /// Identifies the call that this rank is in. No two calls of a process have the same value, in whatever group they are.
+    fn call(&self) -> DirectCall;
+
+    /// Begins the next call, the one that [`begin`](crate::Transport::begin) has named, and exposes `memory` in it.
+    ///
+    /// What was [lent](Exposed::Write) stays with the group until [`take_back`](Direct::take_back) gives it back, and is never
+    /// freed if it does not.
     ///
     /// # Errors
     /// If a rank does not come out of the last call whose places are used again, or was in another one.
-    fn enter(&mut self, posts: u32, slots: Slots, memory: Exposed<'_>, due: &Due<'_>) -> Result<()>;
+    ///
+    /// # Panics
+    /// If `entry` names another rank than this one, or no posts.
+    ///
+    /// # Safety
+    /// As said of the [trait](Direct).
+    unsafe fn enter(&mut self, entry: Entry, memory: Exposed<'_>, due: &Due<'_>) -> Result<()>;
 
     /// Copies bytes into this rank's line, its sheet or one of its slots. Others see them after the next
     /// [`post`](Direct::post).
     ///
     /// # Panics
     /// If the bytes do not fit, or `place` is [`Place::Memory`].
-    fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]);
+    ///
+    /// # Safety
+    /// As said of the [trait](Direct).
+    unsafe fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]);
 
-    /// Says to the others that this rank has come as far as this. Those who sleep are woken when this one begins to wait,
+    /// Tells the others that this rank has done its steps so far. Those who sleep are woken when this one begins to wait,
     /// at the latest by [`settle`](Direct::settle).
-    fn post(&mut self);
+    ///
+    /// # Safety
+    /// As said of the [trait](Direct).
+    unsafe fn post(&mut self);
 
     /// Waits until `rank` has posted this often in this call. The first wait for a rank in a call finds out whether it
     /// is in the same one.
@@ -59,30 +148,38 @@ pub trait Direct: fmt::Debug {
     /// If it does not by the deadline, is in another call, or the job is aborted.
     fn wait(&mut self, rank: usize, posts: u32, due: &Due<'_>) -> Result<()>;
 
-    /// Does all of a call that every rank brings some bytes to and posts once in, but for their use: enters it, publishes
+    /// Does all of a call in which every rank publishes some bytes and posts once, but for their use: enters it, publishes
     /// `bytes` at an offset of a place of `holder`'s, which is this rank or one whose slot it writes, posts, waits for every
-    /// other rank, and wakes those who sleep for its post. It is there to be called as one, in which no clock is looked at
-    /// unless somebody waits.
+    /// other rank, and wakes those who sleep for its post. It is one method so that no clock is looked at unless a rank
+    /// waits.
     ///
     /// # Errors
     /// As for [`enter`](Direct::enter), [`write`](Direct::write) and [`wait`](Direct::wait).
     ///
     /// # Panics
-    /// As for [`publish`](Direct::publish).
-    fn meet(
+    /// As for [`enter`](Direct::enter) and [`publish`](Direct::publish).
+    ///
+    /// # Safety
+    /// As said of the [trait](Direct).
+    unsafe fn meet(
         &mut self,
-        rank: Rank,
+        entry: Entry,
         (holder, place, offset): (usize, Place, usize),
         bytes: &[u8],
         due: &Due<'_>,
     ) -> Result<()> {
-        self.enter(1, Slots::of(place), Exposed::Nothing, due)?;
+        let rank = entry.rank;
+        // SAFETY: as the caller has promised.
+        unsafe { self.enter(entry, Exposed::Nothing, due) }?;
         if holder == rank.index() {
-            self.publish(place, offset, bytes);
+            // SAFETY: as the caller has promised.
+            unsafe { self.publish(place, offset, bytes) };
         } else {
-            self.write(holder, place, offset, bytes)?;
+            // SAFETY: as the caller has promised.
+            unsafe { self.write(holder, place, offset, bytes) }?;
         }
-        self.post();
+        // SAFETY: as the caller has promised.
+        unsafe { self.post() };
         for distance in 1..rank.world_size() {
             self.wait(rank.plus(distance).index(), 1, due)?;
         }
@@ -90,17 +187,20 @@ pub trait Direct: fmt::Debug {
         Ok(())
     }
 
-    /// Lets `read` see a range of what `rank` has published or laid open, in pieces, each with its offset from the
+    /// Lets `read` see a range of what `rank` has published or exposed, in pieces, each with its offset from the
     /// start of the range. Offsets are multiples of 64, and so is the length of each piece but the last. Pieces of slots
     /// are as long as the range.
     ///
     /// Memory that a rank's program was given by [`allocate`](crate::Transport::allocate) is mapped here when it is first
-    /// read or written, by the deadline of the last call in which this rank has laid something open: so a rank that reaches
-    /// for what others have laid open lays open something too, if only no bytes.
+    /// read or written, by the deadline of the last call in which this rank has exposed something: so a rank that reaches
+    /// for what others have exposed exposes something too, if only no bytes.
     ///
     /// # Errors
-    /// If `rank` has laid no such range open, or the system fails to read it.
-    fn view(
+    /// If `rank` has exposed no such range, or the system fails to read it.
+    ///
+    /// # Safety
+    /// As said of the [trait](Direct).
+    unsafe fn view(
         &mut self,
         rank: usize,
         place: Place,
@@ -116,7 +216,10 @@ pub trait Direct: fmt::Debug {
     ///
     /// # Panics
     /// If they are more.
-    fn view_all(
+    ///
+    /// # Safety
+    /// As said of the [trait](Direct).
+    unsafe fn view_all(
         &mut self,
         place: Place,
         there: &[(usize, usize)],
@@ -124,19 +227,26 @@ pub trait Direct: fmt::Debug {
         read: &mut dyn FnMut(&[&[u8]]),
     ) -> Result<()>;
 
-    /// Copies from what `rank` has published or laid open, beginning at `offset`.
+    /// Copies from what `rank` has published or exposed, beginning at `offset`.
     ///
     /// # Errors
     /// As for [`view`](Direct::view).
-    fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()>;
+    ///
+    /// # Safety
+    /// As said of the [trait](Direct).
+    unsafe fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()>;
 
-    /// As [`read`](Direct::read), past the caches where that is possible: for what is not used again before it would have
-    /// left them. Memory that is only written is then not fetched first.
+    /// As [`read`](Direct::read), by non-temporal stores where that is possible: for what is not used again before it would
+    /// have left the caches. Memory that is only written is then not fetched first.
     ///
     /// # Errors
     /// As for [`read`](Direct::read).
-    fn read_past(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
-        self.read(rank, place, offset, into)
+    ///
+    /// # Safety
+    /// As said of the [trait](Direct).
+    unsafe fn read_past(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+        // SAFETY: as the caller has promised.
+        unsafe { self.read(rank, place, offset, into) }
     }
 
     /// Copies what is this rank's own anyway: for those who simulate how long that takes.
@@ -144,18 +254,21 @@ pub trait Direct: fmt::Debug {
         crate::copy(from, into);
     }
 
-    /// As [`copy`](Direct::copy), past the caches where that is possible.
+    /// As [`copy`](Direct::copy), by non-temporal stores where that is possible.
     fn copy_past(&mut self, from: &[u8], into: &mut [u8]) {
         self.copy(from, into);
     }
 
-    /// Copies into a slot of `rank`, or into the memory that it has laid open for writing, beginning at `offset`.
+    /// Copies into a slot of `rank`, or into the memory that it has lent, beginning at `offset`.
     ///
     /// # Errors
-    /// If `rank` has no such slot and has laid no such memory open, or the system fails to write it.
-    fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()>;
+    /// If `rank` has no such slot and has lent no such memory, or the system fails to write it.
+    ///
+    /// # Safety
+    /// As said of the [trait](Direct).
+    unsafe fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()>;
 
-    /// Lets `change` have as many bytes of slots of several ranks, or of memory that they have laid open for writing, all
+    /// Lets `change` have as many bytes of slots of several ranks, or of memory that they have lent, all
     /// where they lie: for each of `there`, a rank and an offset, in this order. `false`, and nothing done, if one is not
     /// within reach like this, or they are more than [`CHANGED_MAX`]: then there are [`view`](Direct::view) and
     /// [`write`](Direct::write).
@@ -165,7 +278,10 @@ pub trait Direct: fmt::Debug {
     ///
     /// # Panics
     /// If two of the ranges overlap, or for [`Place::Memory`] if ranks do not rise or one is this one.
-    fn change(
+    ///
+    /// # Safety
+    /// As said of the [trait](Direct).
+    unsafe fn change(
         &mut self,
         _place: Place,
         _there: &[(usize, usize)],
@@ -178,17 +294,86 @@ pub trait Direct: fmt::Debug {
     /// Wakes those who sleep for what was posted: what every call ends with.
     fn settle(&mut self) {}
 
-    /// Says, before a post, what the memory that was laid open holds now. Where ranks really reach into it there is nothing to
-    /// do; those who simulate it need to be told.
+    /// Tells, before a post, what the memory that is exposed for reading holds now. Where ranks really reach into it there is
+    /// nothing to do; those who simulate it need to be told.
     fn show(&mut self, _memory: &[u8]) {}
-
-    /// Brings what others have written into the memory that was laid open, once they are waited for. Where they really
-    /// reach into it, it is there already.
-    fn collect(&mut self, _memory: &mut [u8]) {}
 
     /// Whether every rank is known to have posted for the last time in the last call, so that none reaches into this
     /// rank's memory any more.
     fn finished(&self) -> bool;
+
+    /// Gives back what was [lent](Exposed::Write) in the last call, with what others have written into it, if that call is
+    /// [finished](Direct::finished). Otherwise the memory stays lent, and is never freed.
+    fn take_back(&mut self) -> Option<Lent>;
+
+    /// Gives up the last call. From here on what was [exposed for reading](Exposed::Read) in it is the caller's again: others
+    /// who still read there get an error, or what was there before, and see none of what the caller writes.
+    fn abandon(&mut self) {
+        self.abandon_later().now();
+    }
+
+    /// What [abandons](Direct::abandon) the present call at a later time, wherever this memory is by then.
+    fn abandon_later(&self) -> Abandon;
+}
+
+/// Gives up one call of a group's memory; see [`Direct::abandon`].
+pub struct Abandon(Box<dyn FnMut() + Send + Sync>);
+
+impl Abandon {
+    #[cfg(any(feature = "tcp", feature = "sim"))]
+    pub(crate) fn new(abandon: impl FnMut() + Send + Sync + 'static) -> Self {
+        Self(Box::new(abandon))
+    }
+
+    /// Gives it up.
+    pub fn now(&mut self) {
+        (self.0)();
+    }
+}
+
+impl fmt::Debug for Abandon {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Abandon")
+    }
+}
+
+pub(crate) mod sealed {
+    #[allow(unnameable_types, reason = "that it cannot be named is what seals the trait")]
+    /// Keeps other crates from implementing [`Direct`](super::Direct): what is `unsafe` there relies on how this crate does it.
+    pub trait Sealed {}
+}
+
+/// What a rank enters a call with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    /// The rank that enters, as the caller takes it to be.
+    pub rank: Rank,
+    /// A digest of all that ranks must agree on beside the call that was [begun](crate::Transport::begin): of the whole plan.
+    /// Ranks that differ in it are in different calls.
+    pub agreed: u64,
+    /// How often every rank posts in the call, which is at least once.
+    pub posts: u32,
+    /// Whether anybody publishes or writes in slots. All ranks say the same.
+    pub slots: Slots,
+}
+
+/// A call of one group's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct DirectCall {
+    /// The group's memory, among all that this process has had.
+    pub(crate) group: u64,
+    /// How many calls it has entered.
+    pub(crate) number: usize,
+}
+
+impl DirectCall {
+    /// The number of another group's memory.
+    #[cfg(any(feature = "tcp", feature = "sim"))]
+    pub(crate) fn next_group() -> u64 {
+        use std::sync::atomic::{AtomicU64, Ordering};
+        static GROUPS: AtomicU64 = AtomicU64::new(0);
+        GROUPS.fetch_add(1, Ordering::Relaxed)
+    }
 }
 
 /// What the ranks of a group share; the same on all of them.
@@ -202,7 +387,7 @@ pub struct Shared {
     pub line_bytes: usize,
     /// Bytes of a sheet: what a rank can publish while others are up to three calls behind.
     pub sheet_bytes: usize,
-    /// What can be done with memory that a rank lays open and that is not [allocated](crate::Transport::allocate).
+    /// What can be done with memory that a rank exposes and that is not [allocated](crate::Transport::allocate).
     pub reach: Reach,
     /// Whether the system copies much ordinary memory to another rank faster than it goes through slots.
     pub fast_attach: bool,
@@ -236,7 +421,7 @@ pub enum Place {
     Sheet,
     /// In the slot with this number.
     Slot(usize),
-    /// In the memory that it has laid open.
+    /// In the memory that it has exposed.
     Memory,
 }
 
@@ -244,7 +429,7 @@ pub enum Place {
 /// uses them before every rank has posted in the call before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Slots {
-    /// Only in lines, sheets and memory that is laid open.
+    /// Only in lines, sheets and memory that is exposed.
     Unused,
     /// In slots, and perhaps elsewhere.
     Used,
@@ -271,15 +456,16 @@ impl Slots {
     }
 }
 
-/// The memory that a rank lays open to the others in a call.
+/// The memory that a rank exposes to the others in a call.
 #[derive(Debug)]
 pub enum Exposed<'a> {
     /// None.
     Nothing,
     /// They may read this. What they read after the call failed for this rank is an error there.
     Read(&'a [u8]),
-    /// They may read and write this, also long after the call has failed.
-    Write(Lent<'a>),
+    /// They may read and write this, also long after the call has failed: it belongs to the call, which
+    /// [gives it back](Direct::take_back).
+    Write(Lent),
 }
 
 /// What work in shared memory takes, in picoseconds of the rank that does it: for simulations and predictions.
@@ -295,7 +481,7 @@ pub struct MemoryCosts {
     pub copied_byte_ps: u64,
     /// To view a byte, and combine it with another.
     pub viewed_byte_ps: u64,
-    /// To reach into memory that a rank has laid open, each time, besides; nothing where it is mapped.
+    /// To reach into memory that a rank has exposed, each time, besides; nothing where it is mapped.
     pub attach_ps: u64,
     /// The same for each byte.
     pub attached_byte_ps: u64,

@@ -94,8 +94,8 @@ pub enum Error {
         /// The call that the peer is in.
         theirs: Fingerprint,
     },
-    /// The peer has not laid open, or has no place for, what was to be reached.
-    #[error("rank {peer} has laid no bytes {start} to {end} open")]
+    /// The peer has not exposed, or has no place for, what was to be reached.
+    #[error("rank {peer} has exposed no bytes {start} to {end}")]
     OutOfReach {
         /// The peer whose memory it is.
         peer: usize,
@@ -344,6 +344,23 @@ impl Error {
                 crate::tcp::is_out_of_files(source)
             }
             _ => false,
+        }
+    }
+
+    /// Where the error has the number of the peer that it is about, unless that is part of an abort.
+    #[cfg(all(feature = "shm", target_os = "linux"))]
+    pub(crate) const fn peer_mut(&mut self) -> Option<&mut usize> {
+        match self {
+            Self::Timeout { peer, .. }
+            | Self::Mismatch { peer, .. }
+            | Self::Length { peer, .. }
+            | Self::OutOfReach { peer, .. }
+            | Self::Garbage { peer }
+            | Self::NotShared { peer }
+            | Self::Closed { peer, .. }
+            | Self::Io { peer, .. } => Some(peer),
+            Self::OtherWorldSize { rank, .. } => Some(rank),
+            _ => None,
         }
     }
 

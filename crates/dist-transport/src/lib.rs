@@ -37,7 +37,10 @@ mod version;
 pub use abort::{Abort, Cause, Chain};
 pub use channel::ChannelId;
 pub use copy::copy;
-pub use direct::{CALLS_MAX, CHANGED_MAX, Direct, Exposed, MemoryCosts, Place, Reach, Shared, Slots};
+pub use direct::{
+    Abandon, CALLS_MAX, CHANGED_MAX, Direct, DirectCall, Entry, Exposed, MemoryCosts, Place, Reach, Shared,
+    Slots,
+};
 pub use error::{Activity, Error, Result};
 pub use fingerprint::Fingerprint;
 pub use grain::Grain;

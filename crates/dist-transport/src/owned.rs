@@ -1,63 +1,127 @@
-//! Memory that other processes may write into, which therefore outlives a call that failed.
+//! Memory that other ranks may write into: it belongs to the call that it is lent to, and outlives one that failed.
 
+use std::any::Any;
 use std::fmt;
 use std::mem;
 use std::ops::{Deref, DerefMut};
 
 use bytemuck::Pod;
 
-use crate::Direct;
+use crate::Grain;
 
-/// Memory that a transport gave away: the ranks of its host reach it as their own.
-pub trait Allocation: Send + Sync + fmt::Debug {
-    /// The bytes; they begin at a multiple of 64.
+/// Memory that a [transport](crate::Transport::allocate) gave away. Where the transport can, the ranks of its host reach it
+/// as their own.
+pub struct Allocation(Box<dyn Bytes>);
+
+/// Bytes at one place for as long as they live. Only types of this crate are, so that the place is not left to others' code.
+pub(crate) trait Bytes: Send + Sync + fmt::Debug {
     fn bytes(&self) -> &[u8];
 
-    /// The bytes, to be written.
     fn bytes_mut(&mut self) -> &mut [u8];
+}
+
+impl Allocation {
+    /// Ordinary memory of this process, zero at first: for transports that share none. `None` if there is not so much.
+    pub fn private(len: usize) -> Option<Self> {
+        let mut grains = Vec::new();
+        grains.try_reserve_exact(len.div_ceil(Grain::BYTES)).ok()?;
+        grains.resize(len.div_ceil(Grain::BYTES), Grain::ZERO);
+        Some(Self(Box::new(Private { grains, len })))
+    }
+
+    #[cfg(all(feature = "shm", target_os = "linux"))]
+    pub(crate) fn new(bytes: Box<dyn Bytes>) -> Self {
+        Self(bytes)
+    }
+
+    /// Whether elements of a type can begin where the bytes do.
+    fn takes<T>(&self) -> bool {
+        self.bytes().as_ptr().align_offset(align_of::<T>()) == 0 && size_of::<T>() != 0
+    }
+
+    /// The bytes; they begin at a multiple of 64.
+    pub fn bytes(&self) -> &[u8] {
+        self.0.bytes()
+    }
+
+    /// The bytes, to be written.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        self.0.bytes_mut()
+    }
+}
+
+impl fmt::Debug for Allocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Allocation({:?})", self.0)
+    }
+}
+
+/// Memory of this process alone.
+struct Private {
+    grains: Vec<Grain>,
+    len: usize,
+}
+
+impl Bytes for Private {
+    fn bytes(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.grains)[..self.len]
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.grains)[..self.len]
+    }
+}
+
+impl fmt::Debug for Private {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.len)
+    }
 }
 
 /// Elements that can be lent to other ranks for writing.
 ///
-/// Between [`lend`](Owned::lend) and a successful [`reclaim`](Owned::reclaim) other processes may write into the memory
-/// at any time. Dropped meanwhile it is leaked, so that a rank which wakes up late finds nothing to corrupt.
+/// [`lend`](Owned::lend) takes them by value: while other ranks may write there, nobody has them.
+///
+/// ```compile_fail,E0382
+/// # use dist_transport::Owned;
+/// let elements = Owned::from(vec![1_u32, 2]);
+/// let lent = elements.lend();
+/// let first = elements[0]; // other ranks may write it at this moment
+/// ```
 pub struct Owned<T> {
     memory: Memory<T>,
-    lent: bool,
 }
 
 enum Memory<T> {
     Vec(Vec<T>),
-    Allocated(Box<dyn Allocation>),
+    Allocated(Allocation),
 }
 
 impl<T: Pod> Owned<T> {
     /// Elements in allocated memory, as many as there is room for. `None` if the memory does not begin where an element can.
-    pub fn allocated(memory: Box<dyn Allocation>) -> Option<Self> {
-        let fits = memory.bytes().as_ptr().align_offset(align_of::<T>()) == 0 && size_of::<T>() != 0;
-        fits.then_some(Self { memory: Memory::Allocated(memory), lent: false })
+    pub fn allocated(memory: Allocation) -> Option<Self> {
+        memory.takes::<T>().then_some(Self { memory: Memory::Allocated(memory) })
+    }
+}
+
+impl<T: Pod + Send> Owned<T> {
+    /// The elements, for other ranks to write into.
+    pub fn lend(self) -> Lent {
+        let len = self.len();
+        self.lend_first(len)
     }
 
-    /// The elements' bytes, for other ranks to write into.
-    pub fn lend(&mut self) -> Lent<'_> {
-        self.lend_first(self.len())
-    }
-
-    /// The bytes of the first elements, for other ranks to write into.
+    /// The first elements, for other ranks to write into, with the rest of the memory.
     ///
     /// # Panics
     /// If there are not so many.
-    pub fn lend_first(&mut self, len: usize) -> Lent<'_> {
-        self.lent = true;
-        Lent(bytemuck::cast_slice_mut(&mut self[..len]))
-    }
-
-    /// Ends the loan if the ranks to which the memory was lent are through with the call; says whether they are.
-    pub fn reclaim(&mut self, direct: &dyn Direct) -> bool {
-        if direct.finished() {
-            self.lent = false;
-        }
-        !self.lent
+    pub fn lend_first(self, len: usize) -> Lent {
+        let bytes = size_of_val(&self[..len]);
+        let memory = match self.memory {
+            Memory::Vec(elements) => LentMemory::Vec(Box::new(elements)),
+            Memory::Allocated(memory) => LentMemory::Allocated(memory),
+        };
+        Lent { memory: Some(memory), len: bytes }
     }
 }
 
@@ -67,21 +131,21 @@ impl<T> Owned<T> {
         matches!(self.memory, Memory::Allocated(_))
     }
 
-    /// The vector that this was made of: the same without a copy. Otherwise, or while it is lent, this itself.
+    /// The vector that this was made of: the same without a copy. If it was made of allocated memory, this itself.
     ///
     /// # Errors
     /// Gives `self` back.
-    pub fn into_vec(mut self) -> Result<Vec<T>, Self> {
-        match &mut self.memory {
-            Memory::Vec(elements) if !self.lent => Ok(mem::take(elements)),
-            _ => Err(self),
+    pub fn into_vec(self) -> Result<Vec<T>, Self> {
+        match self.memory {
+            Memory::Vec(elements) => Ok(elements),
+            Memory::Allocated(_) => Err(self),
         }
     }
 }
 
 impl<T> From<Vec<T>> for Owned<T> {
     fn from(elements: Vec<T>) -> Self {
-        Self { memory: Memory::Vec(elements), lent: false }
+        Self { memory: Memory::Vec(elements) }
     }
 }
 
@@ -117,40 +181,96 @@ fn whole<T>(bytes: &[u8]) -> &[u8] {
 impl<T> fmt::Debug for Owned<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = if self.is_allocated() { "allocated" } else { "private" };
-        f.debug_struct("Owned").field("memory", &place).field("lent", &self.lent).finish()
+        f.debug_struct("Owned").field("memory", &place).finish()
     }
 }
 
-impl<T> Drop for Owned<T> {
-    fn drop(&mut self) {
-        if self.lent {
-            mem::forget(mem::replace(&mut self.memory, Memory::Vec(Vec::new())));
+/// An [`Owned`] that is lent to other ranks.
+///
+/// If it is dropped, its memory is never freed: a rank that writes late then finds nothing to corrupt. Only
+/// [`into_owned`](Lent::into_owned) gives the memory back. Whoever has a `Lent` has it alone: one that a call
+/// [has](crate::Exposed::Write) comes back from the [end of that call](crate::Direct::take_back) only.
+pub struct Lent {
+    /// There until it is given back.
+    memory: Option<LentMemory>,
+    /// Bytes that others may write.
+    len: usize,
+}
+
+enum LentMemory {
+    Vec(Box<dyn Elements>),
+    Allocated(Allocation),
+}
+
+/// A vector of some type.
+trait Elements: Any + Send {
+    fn bytes(&self) -> &[u8];
+
+    fn bytes_mut(&mut self) -> &mut [u8];
+}
+
+impl<T: Pod + Send> Elements for Vec<T> {
+    fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(self)
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        bytemuck::cast_slice_mut(self)
+    }
+}
+
+impl Lent {
+    /// The bytes that others may write.
+    pub fn bytes(&self) -> &[u8] {
+        let bytes = match &self.memory {
+            Some(LentMemory::Vec(elements)) => elements.bytes(),
+            Some(LentMemory::Allocated(memory)) => memory.bytes(),
+            None => &[],
+        };
+        &bytes[..self.len]
+    }
+
+    /// The bytes that others may write, to be written.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        let bytes = match &mut self.memory {
+            Some(LentMemory::Vec(elements)) => elements.bytes_mut(),
+            Some(LentMemory::Allocated(memory)) => memory.bytes_mut(),
+            None => &mut [],
+        };
+        &mut bytes[..self.len]
+    }
+
+    /// The memory, which is not lent any more.
+    ///
+    /// # Errors
+    /// Gives `self` back if the elements were of another type.
+    pub fn into_owned<T: Pod + Send>(mut self) -> Result<Owned<T>, Self> {
+        match self.memory.take() {
+            Some(LentMemory::Vec(elements)) if (&*elements as &dyn Any).is::<Vec<T>>() => {
+                let elements: Box<dyn Any> = elements;
+                let elements = elements.downcast::<Vec<T>>().unwrap_or_else(|_| unreachable!("as just seen"));
+                Ok(Owned::from(*elements))
+            }
+            Some(LentMemory::Allocated(memory)) if memory.takes::<T>() => {
+                Ok(Owned { memory: Memory::Allocated(memory) })
+            }
+            other => {
+                self.memory = other;
+                Err(self)
+            }
         }
     }
 }
 
-/// Bytes of an [`Owned`] that other ranks may write into.
-#[derive(Debug)]
-pub struct Lent<'a>(&'a mut [u8]);
-
-impl Lent<'_> {
-    /// The same, for as long as this one is lent.
-    pub fn reborrow(&mut self) -> Lent<'_> {
-        Lent(self.0)
+impl Drop for Lent {
+    fn drop(&mut self) {
+        mem::forget(self.memory.take());
     }
 }
 
-impl Deref for Lent<'_> {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        self.0
-    }
-}
-
-impl DerefMut for Lent<'_> {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        self.0
+impl fmt::Debug for Lent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lent({} bytes)", self.len)
     }
 }
 
@@ -160,21 +280,21 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use crate::Grain;
 
+    /// Counts how often it was freed.
     #[derive(Debug)]
     struct Counted {
-        grains: Vec<Grain>,
+        memory: Allocation,
         freed: Arc<AtomicUsize>,
     }
 
-    impl Allocation for Counted {
+    impl Bytes for Counted {
         fn bytes(&self) -> &[u8] {
-            bytemuck::cast_slice(&self.grains)
+            self.memory.bytes()
         }
 
         fn bytes_mut(&mut self) -> &mut [u8] {
-            bytemuck::cast_slice_mut(&mut self.grains)
+            self.memory.bytes_mut()
         }
     }
 
@@ -187,25 +307,36 @@ mod tests {
     #[test]
     fn memory_that_is_lent_is_never_freed() {
         let freed = Arc::new(AtomicUsize::new(0));
-        let memory = || Box::new(Counted { grains: vec![Grain::ZERO; 2], freed: freed.clone() });
+        let memory = || {
+            let memory = Allocation::private(128).unwrap();
+            Allocation(Box::new(Counted { memory, freed: freed.clone() }))
+        };
         let mut kept = Owned::<f32>::allocated(memory()).unwrap();
         kept.fill(1.0);
         assert_eq!(*kept, [1.0; 32]);
         drop(kept);
         assert_eq!(freed.load(Ordering::Relaxed), 1);
-        let mut lent = Owned::<f32>::allocated(memory()).unwrap();
-        lent.lend().fill(1);
+        let mut lent = Owned::<f32>::allocated(memory()).unwrap().lend();
+        lent.bytes_mut().fill(1);
         drop(lent);
         assert_eq!(freed.load(Ordering::Relaxed), 1);
+        drop(Owned::<f32>::allocated(memory()).unwrap().lend().into_owned::<f32>().unwrap());
+        assert_eq!(freed.load(Ordering::Relaxed), 2);
     }
 
     #[test]
-    fn a_vector_comes_back_unless_it_is_lent() {
-        let elements = Owned::from(vec![1_u32, 2, 3]);
-        assert_eq!(elements.into_vec().unwrap(), [1, 2, 3]);
-        let mut elements = Owned::from(vec![1_u32, 2, 3]);
-        elements.lend()[0] = 7;
-        let elements = elements.into_vec().unwrap_err();
-        assert_eq!(*elements, [7, 2, 3]);
+    fn what_was_lent_comes_back_as_it_was_with_what_was_written() {
+        let mut lent = Owned::from(vec![1_u32, 2, 3]).lend_first(2);
+        assert_eq!(lent.bytes().len(), 8);
+        lent.bytes_mut()[0] = 7;
+        let lent = lent.into_owned::<i32>().unwrap_err();
+        assert_eq!(lent.into_owned::<u32>().unwrap().into_vec().unwrap(), [7, 2, 3]);
+    }
+
+    #[test]
+    fn elements_of_a_larger_allocation_are_lent_with_it() {
+        let lent = Owned::<u64>::allocated(Allocation::private(100).unwrap()).unwrap().lend_first(3);
+        assert_eq!(lent.bytes(), [0; 24]);
+        assert_eq!(*lent.into_owned::<u64>().unwrap(), [0; 12]);
     }
 }

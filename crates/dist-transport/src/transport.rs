@@ -130,7 +130,7 @@ pub trait Transport: Send + fmt::Debug {
 
     /// This many bytes, zero at first, that the ranks of this host which share memory with this one reach as their own, from
     /// every channel of the job. `None` if there is no such memory, or none left.
-    fn allocate(&mut self, _bytes: usize) -> Option<Box<dyn Allocation>> {
+    fn allocate(&mut self, _bytes: usize) -> Option<Allocation> {
         None
     }
 

@@ -1,6 +1,7 @@
 //! What only shared memory does: being chosen by itself, beside TCP, and leaving nothing behind.
 #![cfg(all(feature = "shm", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(unsafe_code, reason = "shared memory is used without a checked plan")]
 
 use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -8,10 +9,11 @@ use std::os::unix::net::{SocketAddr, UnixStream};
 use std::sync::Arc;
 use std::time::Duration;
 
+use dist_transport::conformance::Unchecked;
 use dist_transport::tcp::{Config, Coordinator, Medium, TcpTransport};
 use dist_transport::{
-    Abort, CALLS_MAX, CHANGED_MAX, Cause, Error, Exposed, Fingerprint, Incoming, Outgoing, Owned, Place,
-    Reach, Runtime, Sink, Slots, Traffic, Transport,
+    Abort, CALLS_MAX, CHANGED_MAX, Cause, Deadline, Error, Exposed, Fingerprint, Incoming, Outgoing, Owned,
+    Place, Reach, Runtime, Sink, Slots, Traffic, Transport,
 };
 use rstest::rstest;
 
@@ -44,6 +46,13 @@ fn run_at<T: Send + 'static>(
     };
     let tasks: Vec<_> = (0..world_size).map(start).collect();
     tasks.into_iter().map(|task| task.join().unwrap()).collect()
+}
+
+/// The memory of a group, whose contract these tests keep.
+fn direct<'a>(transport: &'a mut dyn Transport, deadline: Deadline) -> Unchecked<'a> {
+    let direct = transport.direct(&deadline.into()).unwrap().expect("they share memory");
+    // SAFETY: in each test all ranks enter the same calls, and wait for a rank's post before they reach what it wrote.
+    unsafe { Unchecked::new(direct) }
 }
 
 /// Sends bytes to the right while receiving as many from the left.
@@ -180,7 +189,7 @@ fn memory_of_the_heap_is_shared_by_forks_and_outlives_them() {
             for round in 1..4 {
                 memory.fill(round * (1 + transport.rank().index() as u64));
                 let mut fork = transport.fork(&[2, 1, 0]).unwrap().unwrap();
-                let (rank, direct) = (fork.rank(), fork.direct(&deadline.into()).unwrap().unwrap());
+                let (rank, mut direct) = (fork.rank(), direct(&mut *fork, deadline));
                 direct
                     .enter(2, Slots::Used, Exposed::Read(bytemuck::cast_slice(&memory)), &deadline.into())
                     .unwrap();
@@ -206,15 +215,18 @@ fn memory_of_the_heap_is_shared_by_forks_and_outlives_them() {
 /// Changes a byte of all others at once, in slots and in memory of the heap, and says whether that could be.
 fn change_others(mut transport: TcpTransport) -> [bool; 2] {
     let (rank, deadline) = (transport.rank(), transport.runtime().deadline(LONG));
-    let mut memory = Owned::<u8>::allocated(transport.allocate(64).unwrap()).unwrap();
+    let mut memory = Owned::<u8>::allocated(transport.allocate(64).unwrap());
     let others: Vec<usize> = (0..rank.world_size()).filter(|&peer| peer != rank.index()).collect();
     let there: Vec<(usize, usize)> = others.iter().map(|&peer| (peer, rank.index())).collect();
     let changed = [(1, Place::Slot(0)), (2, Place::Memory)].map(|(number, place)| {
         let mut call = Fingerprint::NONE;
         call.0[0] = number;
         transport.begin(&call);
-        let direct = transport.direct(&deadline.into()).unwrap().unwrap();
-        let exposed = if place == Place::Memory { Exposed::Write(memory.lend()) } else { Exposed::Nothing };
+        let mut direct = direct(&mut transport, deadline);
+        let exposed = match place {
+            Place::Memory => Exposed::Write(memory.take().unwrap().lend()),
+            _ => Exposed::Nothing,
+        };
         direct.enter(2, Slots::Used, exposed, &deadline.into()).unwrap();
         direct.post();
         others.iter().for_each(|&peer| direct.wait(peer, 1, &deadline.into()).unwrap());
@@ -232,7 +244,8 @@ fn change_others(mut transport: TcpTransport) -> [bool; 2] {
         others.iter().for_each(|&peer| direct.wait(peer, 2, &deadline.into()).unwrap());
         direct.settle();
         if place == Place::Memory {
-            assert!(memory.reclaim(direct));
+            memory = direct.take_back().unwrap().into_owned().ok();
+            assert!(memory.is_some());
         }
         changed.unwrap()
     });
@@ -306,7 +319,7 @@ fn whoever_waits_for_nobody_goes_ahead_where_ranks_share_cores() {
             let mut call = Fingerprint::NONE;
             call.0[..8].copy_from_slice(&(number as u64).to_le_bytes());
             transport.begin(&call);
-            let direct = transport.direct(&deadline.into()).unwrap().unwrap();
+            let mut direct = direct(transport, deadline);
             direct.enter(1, Slots::Unused, Exposed::Nothing, &deadline.into()).unwrap();
             direct.post();
             direct.settle();

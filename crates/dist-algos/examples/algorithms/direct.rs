@@ -10,7 +10,7 @@ const INTRODUCTION: &str = "
 ## Ranks that share memory
 
 All ranks of one host do these at once, each in the memory of the others. A rank publishes what others need in slots of
-its own, or lays its memory open, says so by a post, and waits for the posts of others. `distctl verify` proves that no
+its own, or exposes its memory, says so by a post, and waits for the posts of others. `distctl verify` proves that no
 two ranks are ever at the same memory at the same time unless both read, in calls that follow one another; all sums are
 in canonical order.
 

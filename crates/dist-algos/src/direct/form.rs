@@ -19,7 +19,7 @@ pub enum Form {
     WriteToAll,
 }
 
-/// What a rank lays open of its memory.
+/// What a rank exposes of its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exposure {
     /// Nothing.

@@ -1,14 +1,16 @@
 //! The direct dialect: schedules for ranks that share memory, which work all at once, each in the others' memory.
 //!
-//! In the exchange dialect ranks send each other messages. Here a rank publishes chunks in slots of its own or lays its
-//! memory open, posts that it has come so far, waits for the posts of others, and reads what they have published, or
-//! writes into what they have laid open. The steps are data as well: [`verify`] proves that no two ranks touch the same
-//! memory at the same time, and [`run`] does them on whatever implements [`Direct`](dist_transport::Direct).
+//! In the exchange dialect ranks send each other messages. Here a rank publishes chunks in slots of its own or exposes its
+//! memory, posts that it has come so far, waits for the posts of others, and reads what they have published, or
+//! writes into what they have lent. The steps are data as well: [`verify`] proves that no two ranks touch the same
+//! memory at the same time, and [`run`] does them on whatever implements [`Access`].
 //!
 //! Every reduction is in canonical order: one rank computes an element, from all contributions, as T(p).
 
+mod access;
 mod cells;
 mod choice;
+mod digest;
 mod form;
 mod price;
 mod run;
@@ -19,10 +21,11 @@ mod tree;
 pub mod verify;
 mod volume;
 
+pub use access::Access;
 pub use choice::{Crossovers, CrossoversError, Ownership};
 pub use form::{Exposure, Form};
 pub use price::Pace;
-pub use run::{Kernel, Memory, Own, Total, meet, run};
+pub use run::{Exposed, Kernel, Memory, Own, Total, exposed, meet, run};
 pub use schedule::{Plan, Schedule};
 pub use step::{Parts, Peers, Step, Target};
 pub use task::Task;

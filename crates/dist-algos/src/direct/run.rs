@@ -3,11 +3,10 @@
 use std::borrow::Borrow;
 use std::ops::Range;
 
-use dist_transport::{
-    CHANGED_MAX, Combine, Direct, Due, Error as TransportError, Exposed, Lent, Place, Rank,
-};
+use dist_transport::{CHANGED_MAX, Combine, Due, Error as TransportError, Place, Rank};
 use smallvec::SmallVec;
 
+use super::access::Access;
 use super::cells;
 use super::tree::{There, Tree};
 use super::{Exposure, Parts, Peers, Plan, Step, Target, Task};
@@ -20,7 +19,7 @@ pub struct Memory<'a> {
     pub own: Own<'a>,
     /// How it is cut into the parts that the schedule was made for.
     pub cut: Partition<'a>,
-    /// What steps only publish, lay open or keep, if the schedule has such steps, and how that is cut. To gather, a rank
+    /// What steps only publish, expose or keep, if the schedule has such steps, and how that is cut. To gather, a rank
     /// has no part there but its own.
     pub input: Option<(&'a [u8], Partition<'a>)>,
     /// Bytes of other ranks' memory that a sum is made of at a time: few where all memory is reached alike, more where
@@ -33,8 +32,26 @@ pub struct Memory<'a> {
 pub enum Own<'a> {
     /// Others may read it at most.
     Borrowed(&'a mut [u8]),
-    /// Others may write into it.
-    Lent(Lent<'a>),
+    /// It is lent to the call, and others write into it, but for this rank's part.
+    Lent {
+        /// How many bytes are lent.
+        len: usize,
+        /// Where this rank's part begins.
+        start: usize,
+        /// This rank's part.
+        part: &'a mut [u8],
+    },
+}
+
+/// What a rank exposes to the others in a call.
+#[derive(Debug)]
+pub enum Exposed<'a> {
+    /// None.
+    Nothing,
+    /// They may read this.
+    Read(&'a [u8]),
+    /// They may read and write all that the steps work on.
+    Own,
 }
 
 /// What adds up the contributions of 4 or 8 ranks, which are of one length, in one loop, in canonical order: the first, where
@@ -58,14 +75,24 @@ impl std::fmt::Debug for Kernel<'_> {
     }
 }
 
-/// Does the steps of this rank, one after the other, as one call. They are those of the plan's
-/// [schedule](Plan::schedule), made anew or kept. After an error the memory's contents are unspecified.
+/// What a rank exposes when it enters the call of a plan, before it [runs](run()) its steps on this memory.
+#[inline]
+pub fn exposed<'m>(plan: &Plan, rank: Rank, memory: &'m Memory<'_>) -> Exposed<'m> {
+    match (plan.form().exposure(), &memory.own) {
+        (Exposure::Nothing, _) => Exposed::Nothing,
+        (Exposure::Write, Own::Lent { .. }) => Exposed::Own,
+        _ => Exposed::Read(contribution(plan, rank, memory)),
+    }
+}
+
+/// Does the steps of this rank, one after the other, in a call that `access` has entered for the plan. They are those of the
+/// plan's [schedule](Plan::schedule), made anew or kept. After an error the memory's contents are unspecified.
 ///
 /// # Errors
 /// If the transport fails, or the memory is not what the schedule was made for.
 #[inline]
-pub fn run(
-    direct: &mut dyn Direct,
+pub fn run<A: Access + ?Sized>(
+    access: &mut A,
     (plan, rank): (&Plan, Rank),
     steps: impl IntoIterator<Item = impl Borrow<Step>>,
     memory: &mut Memory<'_>,
@@ -74,17 +101,13 @@ pub fn run(
     due: &Due<'_>,
 ) -> Result<(), RunError<TransportError>> {
     check(plan, memory)?;
-    let place_bytes = place_bytes(&*direct, plan, memory)?;
+    let place_bytes = place_bytes(&*access, plan, memory)?;
     let failed = |step: usize| move |source| RunError::Transport { step, source };
-    let mut runner = Runner { direct, rank, plan, place_bytes, memory, kernel, scratch, due };
-    runner.enter().map_err(failed(0))?;
+    let mut runner = Runner { access, rank, plan, place_bytes, memory, kernel, scratch, due };
     for (index, step) in steps.into_iter().enumerate() {
         runner.step(step.borrow()).map_err(failed(index))?;
     }
-    runner.direct.settle();
-    if plan.form().exposure() == Exposure::Write {
-        runner.direct.collect(runner.memory.own.bytes_mut());
-    }
+    runner.access.settle();
     Ok(())
 }
 
@@ -98,8 +121,8 @@ pub fn run(
 /// # Panics
 /// If the memory is larger than what the plan was made for, and does not fit where it is published.
 #[inline(always)]
-pub fn meet(
-    direct: &mut dyn Direct,
+pub fn meet<A: Access + ?Sized>(
+    access: &mut A,
     (plan, rank): (&Plan, Rank),
     own: &mut [u8],
     (mut combine, total): (impl FnMut(&mut [u8], &[u8]), Option<impl FnMut(&mut [u8], &[&[u8]])>),
@@ -110,10 +133,11 @@ pub fn meet(
     let place = plan.where_published(0);
     let there = There { of: place, cell: (0, 0), place_bytes: 0, offset: 0 };
     let at = (there.of_rank(plan, rank.index()).0, place, 0);
+    let slots = plan.use_of_slots();
     if plan.task() == Task::Barrier {
-        return direct.meet(rank, at, &[], due).map_err(failed);
+        return access.meet(rank, slots, at, &[], due).map_err(failed);
     }
-    direct.meet(rank, at, own, due).map_err(failed)?;
+    access.meet(rank, slots, at, own, due).map_err(failed)?;
     match total {
         Some(mut total) if plan.adds_at_once() => {
             let mut others = [(0, 0); CHANGED_MAX];
@@ -121,17 +145,17 @@ pub fn meet(
             for (other, distance) in others.iter_mut().zip(1..) {
                 *other = there.of_rank(plan, rank.index() ^ distance);
             }
-            direct.view_all(place, others, own.len(), &mut |others| total(own, others)).map_err(failed)
+            access.view_all(place, others, own.len(), &mut |others| total(own, others)).map_err(failed)
         }
         _ => {
             let combine = &mut combine;
-            Tree { direct, rank, plan, there, own, scratch, combine }.sum().map_err(failed)
+            Tree { access, rank, plan, there, own, scratch, combine }.sum().map_err(failed)
         }
     }
 }
 
-struct Runner<'a, 'm, 'k> {
-    direct: &'a mut dyn Direct,
+struct Runner<'a, 'm, 'k, A: ?Sized> {
+    access: &'a mut A,
     rank: Rank,
     plan: &'a Plan,
     /// From one place in a slot to the next.
@@ -144,13 +168,13 @@ struct Runner<'a, 'm, 'k> {
 
 /// From one place in a slot to the next, if they fit the slots, and all fits where else it is published.
 #[inline]
-fn place_bytes(direct: &dyn Direct, plan: &Plan, memory: &Memory<'_>) -> Result<usize, Error> {
+fn place_bytes(access: &(impl Access + ?Sized), plan: &Plan, memory: &Memory<'_>) -> Result<usize, Error> {
     if plan.form().exposure() != Exposure::Nothing {
         return Ok(0);
     }
     let published = memory.input.map_or(0, |(_, cut)| cut.chunk_bytes_max());
     let part_bytes_max = published.max(memory.cut.chunk_bytes_max());
-    let shared = direct.shared();
+    let shared = access.shared();
     let (place_bytes, room) = match plan.where_published(0) {
         Place::Line => (part_bytes_max, shared.line_bytes),
         Place::Sheet => (part_bytes_max, shared.sheet_bytes),
@@ -163,18 +187,7 @@ fn place_bytes(direct: &dyn Direct, plan: &Plan, memory: &Memory<'_>) -> Result<
     if fits { Ok(place_bytes) } else { Err(Error::Slots { needed, slot_bytes: room }) }
 }
 
-impl Runner<'_, '_, '_> {
-    #[inline]
-    fn enter(&mut self) -> Result<(), TransportError> {
-        let plan = self.plan;
-        let exposed = match (plan.form().exposure(), &mut *self.memory) {
-            (Exposure::Nothing, _) => Exposed::Nothing,
-            (Exposure::Write, Memory { own: Own::Lent(lent), .. }) => Exposed::Write(lent.reborrow()),
-            (_, memory) => Exposed::Read(contribution(plan, self.rank, memory)),
-        };
-        self.direct.enter(plan.posts(), plan.use_of_slots(), exposed, self.due)
-    }
-
+impl<A: Access + ?Sized> Runner<'_, '_, '_, A> {
     #[inline]
     fn step(&mut self, step: &Step) -> Result<(), TransportError> {
         match *step {
@@ -182,18 +195,18 @@ impl Runner<'_, '_, '_> {
             Step::Post => self.post(),
             Step::Await { ranks, posts } => {
                 for rank in ranks.ranks(self.rank.index(), self.rank.world_size()) {
-                    self.direct.wait(rank, posts, self.due)?;
+                    self.access.wait(rank, posts, self.due)?;
                 }
             }
             Step::Reduce { part, block, of, into } => self.reduce((part, block), of, into)?,
             Step::Take { from, part, block, of, into } => {
                 let (holder, offset) = self.there((part, block), of).of_rank(self.plan, from);
                 let range = self.cell(into, block);
-                let into = &mut self.memory.own.bytes_mut()[range];
+                let into = self.memory.own.range_mut(range);
                 if self.plan.leaves_caches() {
-                    self.direct.read_past(holder, of, offset, into)?;
+                    self.access.read_past(holder, of, offset, into)?;
                 } else {
-                    self.direct.read(holder, of, offset, into)?;
+                    self.access.read(holder, of, offset, into)?;
                 }
             }
             Step::Keep { part, block } => self.keep(part, block),
@@ -204,10 +217,10 @@ impl Runner<'_, '_, '_> {
     #[inline]
     fn post(&mut self) {
         match (self.plan.form().exposure(), self.plan.task().source()) {
-            (Exposure::Nothing, _) | (_, Source::Input) => {}
-            _ => self.direct.show(contribution(self.plan, self.rank, self.memory)),
+            (Exposure::Nothing | Exposure::Write, _) | (_, Source::Input) => {}
+            _ => self.access.show(contribution(self.plan, self.rank, self.memory)),
         }
-        self.direct.post();
+        self.access.post();
     }
 
     fn publish(
@@ -219,15 +232,16 @@ impl Runner<'_, '_, '_> {
     ) -> Result<(), TransportError> {
         let (bytes, cut) = match (of, self.memory.input) {
             (Source::Input, Some(input)) => input,
+            // What is published is not lent.
             _ => (self.memory.own.bytes(), self.memory.cut),
         };
         for part in parts.indices(self.plan.parts()) {
             let (holder, at) = self.there((part, block), place).of_rank(self.plan, self.rank.index());
             let bytes = &bytes[cells::range(&cut, self.plan.blocks(), (part, block))];
             if holder == self.rank.index() {
-                self.direct.publish(place, at, bytes);
+                self.access.publish(place, at, bytes);
             } else {
-                self.direct.write(holder, place, at, bytes)?;
+                self.access.write(holder, place, at, bytes)?;
             }
         }
         Ok(())
@@ -237,11 +251,11 @@ impl Runner<'_, '_, '_> {
         let Some((input, cut)) = self.memory.input else { return };
         let from = &input[cells::range(&cut, self.plan.blocks(), (part, block))];
         let range = self.cell(part, block);
-        let into = &mut self.memory.own.bytes_mut()[range];
+        let into = self.memory.own.range_mut(range);
         if self.plan.leaves_caches() {
-            self.direct.copy_past(from, into);
+            self.access.copy_past(from, into);
         } else {
-            self.direct.copy(from, into);
+            self.access.copy(from, into);
         }
     }
 
@@ -265,20 +279,20 @@ impl Runner<'_, '_, '_> {
             (_, Target::Buffer) if alone => range.len(),
             _ => PIECE_BYTES,
         };
-        let own = self.memory.own.bytes_mut();
+        let own = self.memory.own.range_mut(range.clone());
         for at in pieces(range.len(), piece_bytes) {
-            let own = &mut own[range.start + at.start..range.start + at.end];
-            let (direct, rank, plan) = (&mut *self.direct, self.rank, self.plan);
+            let own = &mut own[at.clone()];
+            let (access, rank, plan) = (&mut *self.access, self.rank, self.plan);
             let there = There { offset: there.offset + at.start, ..there };
             let (scratch, combine) = (&mut *self.scratch, &mut *self.kernel.combine);
-            Tree { direct, rank, plan, there, own, scratch, combine }.sum()?;
+            Tree { access, rank, plan, there, own, scratch, combine }.sum()?;
             (self.kernel.finish)(own);
             match into {
                 Target::Buffer => {}
                 Target::Back(ranks) => {
                     for peer in ranks.ranks(rank.index(), rank.world_size()) {
                         let (holder, offset) = there.of_rank(plan, peer);
-                        self.direct.write(holder, of, offset, own)?;
+                        self.access.write(holder, of, offset, own)?;
                     }
                 }
             }
@@ -289,14 +303,14 @@ impl Runner<'_, '_, '_> {
     /// Makes the sum of all where every rank has its contribution, and leaves it there; `false`, and nothing done, where
     /// that cannot be.
     fn complete_there(&mut self, own: Range<usize>, there: There) -> Result<bool, TransportError> {
-        let Self { direct, memory, kernel, rank, plan, .. } = self;
+        let Self { access, memory, kernel, rank, plan, .. } = self;
         if rank.world_size() > CHANGED_MAX + 1 {
             return Ok(false);
         }
         let others = (0..rank.world_size()).filter(|&other| other != rank.index());
         let others: SmallVec<[_; CHANGED_MAX]> = others.map(|other| there.of_rank(plan, other)).collect();
-        let own = &mut memory.own.bytes_mut()[own];
-        direct.change(there.of, &others, own.len(), &mut |others| {
+        let own = memory.own.range_mut(own);
+        access.change(there.of, &others, own.len(), &mut |others| {
             let mut all: SmallVec<[&mut [u8]; CHANGED_MAX + 1]> =
                 others.iter_mut().map(|other| &mut **other).collect();
             // Of two, the order makes no difference, and what is near goes first: the first is worked on.
@@ -317,7 +331,7 @@ impl Runner<'_, '_, '_> {
         There { of, cell, place_bytes: self.place_bytes, offset: self.start(cell, of) }
     }
 
-    /// At which byte of what it has laid open another rank has a cell; 0 where it publishes it.
+    /// At which byte of what it has exposed another rank has a cell; 0 where it publishes it.
     #[inline]
     fn start(&self, (part, block): (usize, usize), of: Place) -> usize {
         match (of, self.memory.input) {
@@ -344,7 +358,7 @@ fn contribution<'m>(plan: &Plan, rank: Rank, Memory { own, cut, input, .. }: &'m
 /// Whether the memory is what the plan was made for.
 #[inline]
 fn check(plan: &Plan, Memory { own, cut, input, .. }: &Memory<'_>) -> Result<(), Error> {
-    let (expected, got) = (cut.bytes(), own.bytes().len());
+    let (expected, got) = (cut.bytes(), own.len());
     if expected != got {
         return Err(Error::BufferLength { expected, got });
     }
@@ -365,18 +379,28 @@ fn check(plan: &Plan, Memory { own, cut, input, .. }: &Memory<'_>) -> Result<(),
 
 impl Own<'_> {
     #[inline]
-    fn bytes(&self) -> &[u8] {
+    fn len(&self) -> usize {
         match self {
-            Self::Borrowed(bytes) => bytes,
-            Self::Lent(bytes) => bytes,
+            Self::Borrowed(bytes) => bytes.len(),
+            Self::Lent { len, .. } => *len,
         }
     }
 
+    /// What others read at most; nothing of what is lent.
     #[inline]
-    fn bytes_mut(&mut self) -> &mut [u8] {
+    fn bytes(&self) -> &[u8] {
         match self {
             Self::Borrowed(bytes) => bytes,
-            Self::Lent(bytes) => bytes,
+            Self::Lent { .. } => &[],
+        }
+    }
+
+    /// A range of it, of what is lent one in this rank's part.
+    #[inline]
+    fn range_mut(&mut self, range: Range<usize>) -> &mut [u8] {
+        match self {
+            Self::Borrowed(bytes) => &mut bytes[range],
+            Self::Lent { start, part, .. } => &mut part[range.start - *start..range.end - *start],
         }
     }
 }

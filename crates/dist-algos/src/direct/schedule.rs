@@ -1,10 +1,14 @@
 //! The iterator over one rank's direct steps.
 
+use std::hash::{Hash, Hasher};
+
 use dist_transport::{Place, Rank, Shared, Slots};
 
 use super::cells::place_bytes;
+use super::digest::Digest;
 use super::task::Use;
 use super::{Exposure, Form, Parts, Peers, Step, Target, Task};
+use crate::Source;
 
 /// What all ranks do together: one of these makes the schedules of all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -125,7 +129,7 @@ impl Plan {
 
     /// What the ranks say of slots when they enter the call.
     #[inline]
-    pub(super) const fn use_of_slots(&self) -> Slots {
+    pub const fn use_of_slots(&self) -> Slots {
         if self.slots() == 0 { Slots::Unused } else { Slots::Used }
     }
 
@@ -134,6 +138,39 @@ impl Plan {
     #[must_use]
     pub const fn with_turn(self, turn: usize) -> Self {
         Self { turn, ..self }
+    }
+
+    /// A number that tells this plan from others that ranks cannot do together with it: the same in every process.
+    ///
+    /// How often slots have changed hands is left out. So is in which memory a rank has its parts for a reduce_scatter or an
+    /// all_gather, since each rank has them where it likes: its posts and waits, and what others reach of its memory, are the
+    /// same either way, and no other rank reaches the rest.
+    pub fn digest(&self) -> u64 {
+        let mut digest = Digest::default();
+        let task = match self.task {
+            Task::ReduceScatter { .. } => Task::ReduceScatter { of: Source::Buffer },
+            Task::AllGather { .. } => Task::AllGather { of: Source::Buffer },
+            task => task,
+        };
+        Self { task, turn: 0, ..*self }.hash(&mut digest);
+        digest.finish()
+    }
+
+    /// The same in fewer blocks, if there are many. What it does is what this plan does, in as many rounds less: the steps of a
+    /// round name the block of the round or of one of the two before, its slot, and posts that are as far from the round as in
+    /// any other. Slots come again after [`SLOTS`] blocks, and change hands so often; which of two comes again after twice as
+    /// many. So each of the rounds that are left out is like one that stays, and so are the rounds about it.
+    #[must_use]
+    pub const fn shortened(self) -> Self {
+        const PERIOD: usize = 2 * SLOTS;
+        let blocks = if self.blocks < 3 * PERIOD { self.blocks } else { 2 * PERIOD + self.blocks % PERIOD };
+        Self { blocks, turn: self.turn % 2, leaves_caches: false, ..self }
+    }
+
+    /// How often slots have changed hands before.
+    #[inline]
+    pub const fn turn(&self) -> usize {
+        self.turn
     }
 
     /// How often slots change hands until they are used in another call.

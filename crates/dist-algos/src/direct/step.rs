@@ -88,7 +88,7 @@ pub enum Peers {
 pub enum Target {
     /// Nowhere.
     Buffer,
-    /// Back to where these ranks' contributions lay: in slots of theirs, or in the memory that they have laid open.
+    /// Back to where these ranks' contributions lay: in slots of theirs, or in the memory that they have lent.
     Back(Peers),
 }
 

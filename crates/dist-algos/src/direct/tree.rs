@@ -1,13 +1,13 @@
 //! The sum of what all ranks have for a range of memory, in canonical order, by one of them.
 
-use dist_transport::{Direct, Place, Rank, Result};
+use dist_transport::{Place, Rank, Result};
 
-use super::Plan;
+use super::{Access, Plan};
 use crate::Scratch;
 
 /// What a sum is made from, and with what.
-pub(super) struct Tree<'a, C: ?Sized> {
-    pub(super) direct: &'a mut dyn Direct,
+pub(super) struct Tree<'a, A: ?Sized, C: ?Sized> {
+    pub(super) access: &'a mut A,
     pub(super) rank: Rank,
     pub(super) plan: &'a Plan,
     /// Where the other ranks have the range.
@@ -26,7 +26,7 @@ pub(super) struct There {
     pub(super) cell: (usize, usize),
     /// From one place in a slot to the next.
     pub(super) place_bytes: usize,
-    /// Where the range begins in the place, or in memory that is laid open.
+    /// Where the range begins in the place, or in memory that is exposed.
     pub(super) offset: usize,
 }
 
@@ -50,13 +50,13 @@ enum Held {
     There(usize, usize),
 }
 
-impl<C: FnMut(&mut [u8], &[u8]) + ?Sized> Tree<'_, C> {
+impl<A: Access + ?Sized, C: FnMut(&mut [u8], &[u8]) + ?Sized> Tree<'_, A, C> {
     /// T(p) of all ranks, into this rank's own memory.
     #[inline(always)]
     pub(super) fn sum(&mut self) -> Result<()> {
         if self.rank.world_size() == 2 {
             let (holder, offset) = self.there.of_rank(self.plan, 1 - self.rank.index());
-            return view_into(self.direct, (holder, self.there.of, offset), self.own, self.combine);
+            return view_into(self.access, (holder, self.there.of, offset), self.own, self.combine);
         }
         self.sum_of(0, self.rank.world_size(), 0).map(drop)
     }
@@ -80,7 +80,7 @@ impl<C: FnMut(&mut [u8], &[u8]) + ?Sized> Tree<'_, C> {
             (Held::Own, other) | (other, Held::Own) => {
                 match other {
                     Held::There(holder, offset) => {
-                        view_into(self.direct, (holder, self.there.of, offset), self.own, self.combine)?;
+                        view_into(self.access, (holder, self.there.of, offset), self.own, self.combine)?;
                     }
                     Held::Scratch(slot) => (self.combine)(self.own, self.scratch.slot(slot, len, len)),
                     Held::Own => unreachable!("a rank contributes once"),
@@ -90,13 +90,13 @@ impl<C: FnMut(&mut [u8], &[u8]) + ?Sized> Tree<'_, C> {
             (Held::Scratch(slot), Held::There(holder, offset))
             | (Held::There(holder, offset), Held::Scratch(slot)) => {
                 let sum = self.scratch.slot(slot, len, len);
-                view_into(self.direct, (holder, self.there.of, offset), sum, self.combine)?;
+                view_into(self.access, (holder, self.there.of, offset), sum, self.combine)?;
                 Ok(Held::Scratch(slot))
             }
             (Held::There(left, from), Held::There(right, offset)) => {
                 let sum = self.scratch.slot(free, len, len);
-                self.direct.read(left, self.there.of, from, sum)?;
-                view_into(self.direct, (right, self.there.of, offset), sum, self.combine)?;
+                self.access.read(left, self.there.of, from, sum)?;
+                view_into(self.access, (right, self.there.of, offset), sum, self.combine)?;
                 Ok(Held::Scratch(free))
             }
             (Held::Scratch(left), Held::Scratch(right)) => {
@@ -111,11 +111,11 @@ impl<C: FnMut(&mut [u8], &[u8]) + ?Sized> Tree<'_, C> {
 /// Combines what a rank has into memory.
 #[inline]
 fn view_into(
-    direct: &mut dyn Direct,
+    access: &mut (impl Access + ?Sized),
     (rank, of, offset): (usize, Place, usize),
     into: &mut [u8],
     combine: &mut (impl FnMut(&mut [u8], &[u8]) + ?Sized),
 ) -> Result<()> {
     let range = offset..offset + into.len();
-    direct.view(rank, of, range, &mut |at, bytes| combine(&mut into[at..at + bytes.len()], bytes))
+    access.view(rank, of, range, &mut |at, bytes| combine(&mut into[at..at + bytes.len()], bytes))
 }

@@ -1,10 +1,11 @@
 //! Operations of ranks that share memory: direct schedules in place of messages.
 
 use dist_algos::Partition;
-use dist_algos::direct::{self, Crossovers, Exposure, Form, Kernel, Memory, Own, Ownership, Plan, Task};
+use dist_algos::direct::{Crossovers, Exposure, Form, Kernel, Memory, Own, Ownership, Plan, Task};
 use dist_transport::{Cause, Due, Reach, Shared};
 
 use super::arithmetic::Arithmetic;
+use super::direct_access::CheckedPlan;
 use super::ways::{Job, Work};
 use super::{Engine, Manner};
 use crate::algorithm::OneOf;
@@ -26,10 +27,10 @@ pub(super) struct Turns([usize; 2]);
 impl Turns {
     /// Gives the plan of the next call the slots as they are.
     #[inline(always)]
-    const fn take(&mut self, plan: &mut Plan) {
+    const fn take(&mut self, checked: &mut CheckedPlan) {
         let Self([now, next]) = *self;
-        *self = Self([next, now + plan.turns()]);
-        *plan = plan.with_turn(now);
+        *self = Self([next, now + checked.plan().turns()]);
+        checked.set_turn(now);
     }
 }
 
@@ -131,7 +132,9 @@ impl Engine {
             let call = self.call_of(operation, job, manner.settings.order);
             self.announce(&call, &call.encode());
             let direct = self.transport.direct(&manner.due).map_err(|source| Error::in_call(call, source))?;
-            self.sharing = direct.map_or(Sharing::Nothing, |direct| Sharing::Memory(direct.shared()));
+            // Who takes this rank for another one has no use for its memory.
+            let own = direct.filter(|direct| direct.rank() == self.rank);
+            self.sharing = own.map_or(Sharing::Nothing, |direct| Sharing::Memory(direct.shared()));
             // From here on calls have the next numbers.
             self.forget_ways();
         }
@@ -150,11 +153,12 @@ impl Engine {
         total: Option<impl FnMut(&mut [u8], &[&[u8]])>,
         due: &Due<'_>,
     ) -> Result<()> {
-        let (rank, (call, plan, _)) = (self.rank, self.known.current_mut().directly());
-        self.turns.take(plan);
+        let (call, checked) = self.known.current_mut().directly();
+        self.turns.take(checked);
         let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
-        let direct = direct.expect("a plan is made only where memory is shared");
-        direct::meet(direct, (plan, rank), own, (combine, total), &mut self.scratch, due)
+        let direct = direct.ok_or(Error::Sharing)?;
+        checked
+            .meet(call.number(), direct, own, (combine, total), &mut self.scratch, due)
             .map_err(|error| Self::failed(&mut *self.transport, call, error))
     }
 
@@ -212,21 +216,34 @@ impl Engine {
                 return self.run_directly((buffer, cut), None, arithmetic, due);
             }
         };
+        self.reduce_lent(buffer, cut, arithmetic, due)
+    }
+
+    /// Does the all_reduce that was begun in memory that others write.
+    fn reduce_lent<T: Element>(
+        &mut self,
+        buffer: &mut Buffer<T>,
+        cut: Partition<'_>,
+        arithmetic: &Arithmetic,
+        due: &Due<'_>,
+    ) -> Result<()> {
         let piece_bytes = self.piece_bytes();
-        let mut memory = Memory { own: Own::Lent(buffer.lend()), cut, input: None, piece_bytes };
-        let done = self.run_on::<T>(&mut memory, arithmetic, due);
-        let (call, ..) = self.known.current_mut().directly();
-        match self.transport.direct(due) {
-            Ok(direct) => {
-                buffer.reclaim(direct.expect("a plan is made only where memory is shared"));
-                done
-            }
-            // The job is over, and it is not known who is through with the memory, even if this rank's part is done.
-            Err(source) => {
-                *buffer = Buffer::from(Vec::new());
-                done.and(Err(Error::in_call(*call, source)))
-            }
+        let (call, checked) = self.known.current_mut().directly();
+        self.turns.take(checked);
+        let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
+        let direct = direct.ok_or(Error::Sharing)?;
+        let kernel = &mut Kernel {
+            combine: &mut arithmetic.combine::<T>(),
+            finish: &mut |sums| arithmetic.finish::<T>(bytemuck::cast_slice_mut(sums)),
+            complete: &mut arithmetic.complete::<T>(),
+        };
+        let (kind, lent) = buffer.lend();
+        let lent = (lent, cut, piece_bytes);
+        let (done, lent) = checked.run_lent(call.number(), direct, lent, kernel, &mut self.scratch, due);
+        if let Some(lent) = lent {
+            buffer.take_back(kind, lent);
         }
+        done.map_err(|error| Self::failed(&mut *self.transport, call, error))
     }
 
     /// Bytes of other ranks' memory that a sum is made of at a time.
@@ -243,21 +260,16 @@ impl Engine {
         arithmetic: &Arithmetic,
         due: &Due<'_>,
     ) -> Result<()> {
-        let (rank, scratch) = (self.rank, &mut self.scratch);
-        let (call, plan, steps) = self.known.current_mut().directly();
-        self.turns.take(plan);
+        let (call, checked) = self.known.current_mut().directly();
+        self.turns.take(checked);
         let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
-        let direct = direct.expect("a plan is made only where memory is shared");
-        let program = (&*plan, rank);
+        let direct = direct.ok_or(Error::Sharing)?;
         let kernel = &mut Kernel {
             combine: &mut arithmetic.combine::<T>(),
             finish: &mut |sums| arithmetic.finish::<T>(bytemuck::cast_slice_mut(sums)),
             complete: &mut arithmetic.complete::<T>(),
         };
-        let done = match steps {
-            [] => direct::run(direct, program, plan.schedule(rank), memory, kernel, scratch, due),
-            steps => direct::run(direct, program, steps, memory, kernel, scratch, due),
-        };
+        let done = checked.run(call.number(), direct, memory, kernel, &mut self.scratch, due);
         done.map_err(|error| Self::failed(&mut *self.transport, call, error))
     }
 }

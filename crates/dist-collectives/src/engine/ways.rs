@@ -1,18 +1,19 @@
 //! How collectives are done, thought of once for each kind of call.
 
-use dist_algos::direct::{self, Ownership, Plan, Task};
+use dist_algos::direct::{Ownership, Plan, Task};
 use dist_algos::scan::Extent;
 use dist_algos::{Chunks, CostModel, Phases, Source, Step};
 use dist_transport::{Fingerprint, Transport};
 
 use super::direct::Sharing;
+use super::direct_access::CheckedPlan;
 use super::shares::Shares;
 use super::{Engine, Manner};
 use crate::algorithm::OneOf;
 use crate::digest::digest;
 use crate::two_level::{Chosen, SUPPORTED};
 use crate::{
-    Algorithm, Call, DType, Direct, Element, Operation, ReduceKind, ReduceOp, ReductionOrder, Result,
+    Algorithm, Call, DType, Direct, Element, Error, Operation, ReduceKind, ReduceOp, ReductionOrder, Result,
     TwoLevel,
 };
 
@@ -138,11 +139,7 @@ pub(super) struct Way {
 
 #[derive(Debug)]
 enum Done {
-    /// With this rank's steps, unless they are many.
-    Directly {
-        plan: Plan,
-        steps: Vec<direct::Step>,
-    },
+    Directly(CheckedPlan),
     ByMessages(Script),
 }
 
@@ -194,7 +191,7 @@ impl Way {
     fn fits(&self, job: &Job, how: How, model: &CostModel) -> bool {
         let fits = self.job == *job && self.how == how;
         fits && match &self.done {
-            Done::Directly { .. } => true,
+            Done::Directly(_) => true,
             Done::ByMessages(script) => script.model == *model,
         }
     }
@@ -226,15 +223,15 @@ impl Way {
     /// The plan of what is done directly.
     #[inline(always)]
     pub(super) fn plan(&self) -> &Plan {
-        let Done::Directly { plan, .. } = &self.done else { unreachable!("{DIRECTLY}") };
-        plan
+        let Done::Directly(checked) = &self.done else { unreachable!("{DIRECTLY}") };
+        checked.plan()
     }
 
-    /// The call that is done directly, its plan, and its steps if they are few.
+    /// The call that is done directly, and its plan.
     #[inline(always)]
-    pub(super) fn directly(&mut self) -> (&Call, &mut Plan, &[direct::Step]) {
-        let Done::Directly { plan, steps } = &mut self.done else { unreachable!("{DIRECTLY}") };
-        (&self.call, plan, steps)
+    pub(super) fn directly(&mut self) -> (&Call, &mut CheckedPlan) {
+        let Done::Directly(checked) = &mut self.done else { unreachable!("{DIRECTLY}") };
+        (&self.call, checked)
     }
 
     /// The script of what is done by messages.
@@ -306,7 +303,7 @@ impl Engine {
         self.sequence += 1;
         tracing::trace!(rank = self.rank.index(), channel = way.call.channel, "{}", way.call);
         Ok(match &way.done {
-            Done::Directly { plan, .. } => Begun::Directly { parts: plan.parts() },
+            Done::Directly(checked) => Begun::Directly { parts: checked.plan().parts() },
             Done::ByMessages(script) => Begun::ByMessages { chunks: script.chunks },
         })
     }
@@ -338,11 +335,14 @@ impl Engine {
         let operation = job.work.operation::<A>();
         let call = self.call_of(operation, job, how.order);
         if let Some(plan) = plan {
-            let steps: Vec<_> = plan.schedule(self.rank).take(STEPS_MAX + 1).collect();
-            let steps = if steps.len() > STEPS_MAX { Vec::new() } else { steps };
-            let call = Call { algorithm: Some(Direct::new(A::SERVES, plan.form()).into()), ..call };
-            let done = Done::Directly { plan, steps };
-            return Ok(Way { job: *job, how, done, next: call.encode(), call });
+            let direct = Direct::new(A::SERVES, plan.form());
+            let call = Call { algorithm: Some(direct.into()), ..call };
+            if let Some(checked) = CheckedPlan::new(plan, self.rank, &call) {
+                return Ok(Way { job: *job, how, done: Done::Directly(checked), next: call.encode(), call });
+            }
+            if how.forced.is_some() {
+                return Err(Error::Unsupported { algorithm: direct.into(), world_size: self.world_size() });
+            }
         }
         let bytes = self.bytes_at_once(operation, job.bytes);
         let chosen: Chosen<A> = manner.settings.choose(self.crew, bytes, self.levels.as_ref())?;
@@ -426,5 +426,3 @@ const BY_MESSAGES: &str = "a call's script is asked for where it was begun by me
 
 /// How many kinds of collectives are done without a thought.
 const WAYS_MAX: usize = 64;
-/// Steps of one that is done directly that are kept: where there are more, nobody notices what they take to make.
-const STEPS_MAX: usize = 64;

@@ -4,17 +4,12 @@
 //! read no more. What is between takes as long as the caller likes.
 
 use dist_algos::direct::{Ownership, Task};
-use dist_transport::{
-    Cause, Chain, Direct, Due, Exposed, Place, Rank, Reach, Result as TransportResult, Slots,
-};
+use dist_transport::{Cause, Chain, Due, Reach};
 
+use super::direct_access::OpenBuffer;
 use super::ways::{Job, Work};
 use super::{Engine, Manner};
-use crate::{Call, Element, Error, Operation, ReduceOp, Result};
-
-/// Posts of each rank.
-const OPENED: u32 = 1;
-const CLOSED: u32 = 2;
+use crate::{Buffer, Call, Element, Error, Operation, ReduceOp, Result};
 
 impl Engine {
     /// Whether every rank can read what the others have in memory like the one that they ask for.
@@ -29,44 +24,69 @@ impl Engine {
         Ok(all[0] == 1)
     }
 
-    /// Lets the others read elements, and waits until theirs may be read.
-    pub(crate) fn open_window<T: Element>(&mut self, elements: &[T], manner: &Manner<'_>) -> Result<Call> {
-        let job = window::<T>(elements.len(), manner);
-        self.reach(&job, manner)?.ok_or(Error::NoWindow)?;
+    /// Lets the others read a buffer, and waits until theirs may be read.
+    pub(crate) fn open_window<T: Element>(
+        &mut self,
+        buffer: Buffer<T>,
+        manner: &Manner<'_>,
+    ) -> Result<(Call, OpenBuffer<T>), (Buffer<T>, Error)> {
+        let job = window::<T>(buffer.len(), manner);
+        match self.reach(&job, manner) {
+            Ok(Some(_)) => {}
+            Ok(None) => return Err((buffer, Error::NoWindow)),
+            Err(error) => return Err((buffer, error)),
+        }
         let call = self.begin(self.call_of(Operation::Window, &job, manner.settings.order));
-        let opened = self.in_window(&call, &manner.due, |direct, rank, due| {
-            direct.enter(CLOSED, Slots::Unused, Exposed::Read(bytemuck::cast_slice(elements)), due)?;
-            direct.post();
-            for peer in others(rank) {
-                direct.wait(peer, OPENED, due)?;
-                // What has to be found is found by the call's deadline, and not when something is read.
-                direct.read(peer, Place::Memory, 0, &mut [])?;
+        let rank = self.rank;
+        if rank.world_size() == 1 {
+            return Ok((call, OpenBuffer::alone(buffer)));
+        }
+        let opened = match self.transport.direct(&manner.due) {
+            Ok(Some(direct)) => OpenBuffer::open(buffer, direct, rank, &call, &manner.due)
+                .map_err(|(buffer, source)| (buffer, Error::in_call(call, source))),
+            Ok(None) => Err((buffer, Error::Sharing)),
+            Err(source) => Err((buffer, Error::in_call(call, source))),
+        };
+        match opened {
+            Ok(open) => Ok((call, open)),
+            Err((buffer, error)) => {
+                // Memory out of reach is known to this rank alone.
+                self.transport.abort(Cause::gave_up(Chain(&error)));
+                Err((buffer, error))
             }
-            Ok(())
-        });
-        // Memory out of reach is known to this rank alone.
-        opened.inspect_err(|error| self.transport.abort(Cause::gave_up(Chain(error))))?;
-        Ok(call)
+        }
     }
 
     /// Copies elements of another rank's, from this one on.
     pub(crate) fn read_window<T: Element>(
         &mut self,
-        call: &Call,
-        (peer, start): (usize, usize),
+        (call, open): (&Call, &OpenBuffer<T>),
+        from: (usize, usize),
         into: &mut [T],
         due: &Due<'_>,
     ) -> Result<()> {
-        let (offset, into) = (start * size_of::<T>(), bytemuck::cast_slice_mut(into));
-        self.in_window(call, due, |direct, _, _| direct.read(peer, Place::Memory, offset, into))
+        match self.transport.direct(due) {
+            Ok(Some(direct)) => open.read(direct, from, into).map_err(|error| of_window(call, error)),
+            Ok(None) => Err(Error::Sharing),
+            Err(source) => Err(Error::in_call(*call, source)),
+        }
     }
 
     /// Waits until nobody reads any more.
-    pub(crate) fn close_window(&mut self, call: &Call, due: &Due<'_>) -> Result<()> {
-        self.in_window(call, due, |direct, rank, due| {
-            direct.post();
-            others(rank).try_for_each(|peer| direct.wait(peer, CLOSED, due))
-        })
+    pub(crate) fn close_window<T: Element>(
+        &mut self,
+        (call, open): (&Call, &mut OpenBuffer<T>),
+        due: &Due<'_>,
+    ) -> Result<()> {
+        let rank = self.rank;
+        if rank.world_size() == 1 {
+            return Ok(());
+        }
+        match self.transport.direct(due) {
+            Ok(Some(direct)) => open.close(direct, rank, due).map_err(|error| of_window(call, error)),
+            Ok(None) => Err(Error::Sharing),
+            Err(source) => Err(Error::in_call(*call, source)),
+        }
     }
 
     /// How far ranks reach into each other's ordinary memory; `None` where they share none at all.
@@ -76,25 +96,6 @@ impl Engine {
         }
         Ok(self.sharing(Operation::Window, job, manner)?.map(|shared| shared.reach))
     }
-
-    fn in_window(
-        &mut self,
-        call: &Call,
-        due: &Due<'_>,
-        work: impl FnOnce(&mut dyn Direct, Rank, &Due<'_>) -> TransportResult<()>,
-    ) -> Result<()> {
-        let rank = self.rank;
-        if rank.world_size() == 1 {
-            return Ok(());
-        }
-        let done = self.transport.direct(due).and_then(|direct| {
-            let direct = direct.expect("a window is opened where memory is shared");
-            work(direct, rank, due)?;
-            direct.settle();
-            Ok(())
-        });
-        done.map_err(|source| Error::in_call(*call, source))
-    }
 }
 
 /// A window of so many elements on each rank; until it is closed its ranks meet as in a barrier.
@@ -102,6 +103,7 @@ const fn window<T: Element>(len: usize, manner: &Manner<'_>) -> Job {
     Job::of::<T>(Work::Task(Task::Barrier), len, 0, manner.sizes)
 }
 
-fn others(rank: Rank) -> impl Iterator<Item = usize> {
-    (1..rank.world_size()).map(move |distance| rank.plus(distance).index())
+/// The error of a window: none from the transport if its memory is in another call.
+fn of_window(call: &Call, error: Option<dist_transport::Error>) -> Error {
+    error.map_or(Error::Sharing, |source| Error::in_call(*call, source))
 }

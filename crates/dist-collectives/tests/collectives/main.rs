@@ -28,6 +28,8 @@ mod sizes;
 mod started;
 mod tasks;
 mod traffic;
+#[cfg(all(feature = "shm", target_os = "linux"))]
+mod transports;
 #[cfg(feature = "serde")]
 mod values;
 mod windows;

@@ -1,9 +1,8 @@
 //! Memory that all ranks of a group share. Where a transport has none, these promises are kept.
 
-use crate::{
-    Abort, CALLS_MAX, Cause, Direct, Due, Error, Exposed, Fingerprint, Place, Result, Slots, Transport,
-};
+use crate::{Abort, CALLS_MAX, Cause, Due, Error, Exposed, Fingerprint, Place, Result, Slots, Transport};
 
+use super::Unchecked;
 use super::backend::{Backend, Fabric, LONG};
 use super::calls::{
     assert_one_contradicts, await_abort, call, meet_all, payload, receive_within, soon, wait_in_vain,
@@ -12,7 +11,7 @@ use super::calls::{
 /// Every rank posts once, and waits for every other.
 pub(super) fn barrier(transport: &mut dyn Transport) -> Result<()> {
     let (rank, due) = (transport.rank(), soon(transport));
-    let Some(direct) = transport.direct(&due)? else { return Ok(()) };
+    let Some(mut direct) = Unchecked::of(transport, &due)? else { return Ok(()) };
     direct.enter(1, Slots::Unused, Exposed::Nothing, &due)?;
     direct.post();
     (1..rank.world_size()).try_for_each(|distance| direct.wait(rank.plus(distance).index(), 1, &due))?;
@@ -24,7 +23,7 @@ pub(super) fn barrier(transport: &mut dyn Transport) -> Result<()> {
 fn pass(transport: &mut dyn Transport, call: Fingerprint) -> Result<bool> {
     let due = soon(transport);
     transport.begin(&call);
-    let Some(direct) = transport.direct(&due)? else { return Ok(false) };
+    let Some(mut direct) = Unchecked::of(transport, &due)? else { return Ok(false) };
     direct.enter(1, Slots::Unused, Exposed::Nothing, &due)?;
     direct.post();
     direct.settle();
@@ -57,7 +56,7 @@ pub fn what_is_published_is_seen_by_whoever_waits_for_the_post(fabric: &'static 
     fn one_call(transport: &mut dyn Transport, number: usize) {
         let (rank, due) = (transport.rank(), soon(transport));
         transport.begin(&call(number as u64, 0));
-        let Some(direct) = transport.direct(&due).unwrap() else { return };
+        let Some(mut direct) = Unchecked::of(transport, &due).unwrap() else { return };
         let shared = direct.shared();
         let sheet = (Place::Sheet, 0, shared.sheet_bytes);
         let places = [(Place::Line, 0, shared.line_bytes), sheet, (Place::Slot(0), 64, 1000)];
@@ -103,7 +102,7 @@ pub fn ranks_that_have_met_have_what_all_have_brought(fabric: &'static dyn Fabri
     fn meet(transport: &mut dyn Transport, number: usize) {
         let (rank, due) = (transport.rank(), soon(transport));
         transport.begin(&call(number as u64, 0));
-        let Some(direct) = transport.direct(&due).unwrap() else { return };
+        let Some(mut direct) = Unchecked::of(transport, &due).unwrap() else { return };
         let (place, shift, len) = match number % 4 {
             0 => (Place::Line, 0, 40),
             1 => (Place::Slot(0), 0, 1000),
@@ -111,7 +110,7 @@ pub fn ranks_that_have_met_have_what_all_have_brought(fabric: &'static dyn Fabri
             _ => (Place::Slot(1), 1, 5000),
         };
         let bytes = payload(rank, number, len);
-        direct.meet(rank, (rank.plus(shift).index(), place, 0), &bytes, &due).unwrap();
+        direct.meet((rank.plus(shift).index(), place, 0), &bytes, &due).unwrap();
         for distance in 0..rank.world_size() {
             let peer = rank.plus(distance);
             let mut read = vec![0; len];
@@ -144,7 +143,7 @@ pub fn each_post_of_a_call_hands_over_what_was_written_before_it(fabric: &'stati
     fn go_round(transport: &mut dyn Transport, number: u64) {
         let (rank, due) = (transport.rank(), soon(transport));
         transport.begin(&call(number, 0));
-        let Some(direct) = transport.direct(&due).unwrap() else { return };
+        let Some(mut direct) = Unchecked::of(transport, &due).unwrap() else { return };
         let posts = u32::try_from(rank.world_size()).unwrap();
         direct.enter(posts, Slots::Used, Exposed::Nothing, &due).unwrap();
         let mut word = number + rank.index() as u64;
@@ -191,7 +190,7 @@ pub fn nobody_writes_over_what_a_rank_is_still_reading(fabric: &'static dyn Fabr
         let (rank, due) = (transport.rank(), soon(&*transport));
         for number in 1..=CALLS {
             transport.begin(&call(number, 0));
-            let Some(direct) = transport.direct(&due).unwrap() else { return };
+            let Some(mut direct) = Unchecked::of(&mut *transport, &due).unwrap() else { return };
             let place = place_in(number);
             direct.enter(1, Slots::of(place), Exposed::Nothing, &due).unwrap();
             if rank.index() == 0 {
@@ -291,7 +290,7 @@ pub fn calls_that_can_never_meet_are_reported_by_ranks_that_went_ahead(fabric: &
 /// Whether there is memory to wait in for the second rank.
 fn wait_for_the_second(transport: &mut dyn Transport) -> Result<bool> {
     let due = soon(transport);
-    let Some(direct) = transport.direct(&due)? else { return Ok(false) };
+    let Some(mut direct) = Unchecked::of(transport, &due)? else { return Ok(false) };
     direct.enter(1, Slots::Used, Exposed::Nothing, &due)?;
     direct.post();
     direct.wait(1, 1, &due).map(|()| true)
@@ -379,7 +378,7 @@ pub fn groups_share_memory_of_their_own(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     fn tell(transport: &mut dyn Transport, number: u64) -> Vec<u64> {
         let (rank, due) = (transport.rank(), soon(transport));
-        let Some(direct) = transport.direct(&due).unwrap() else { return Vec::new() };
+        let Some(mut direct) = Unchecked::of(transport, &due).unwrap() else { return Vec::new() };
         direct.enter(1, Slots::Used, Exposed::Nothing, &due).unwrap();
         direct.publish(Place::Line, 0, &number.to_le_bytes());
         direct.post();
@@ -414,15 +413,15 @@ pub fn a_rank_sees_its_own_places(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = |mut transport: Box<dyn Transport>| {
         let (me, due) = (transport.rank().index(), soon(&*transport));
-        if let Some(direct) = transport.direct(&due).unwrap() {
-            look_at_itself(direct, me, &due);
+        if let Some(mut direct) = Unchecked::of(&mut *transport, &due).unwrap() {
+            look_at_itself(&mut direct, me, &due);
         }
         barrier(&mut *transport).unwrap();
     };
     backend.check(2, program, drop);
 }
 
-fn look_at_itself(direct: &mut dyn Direct, me: usize, due: &Due<'_>) {
+fn look_at_itself(direct: &mut Unchecked<'_>, me: usize, due: &Due<'_>) {
     direct.enter(1, Slots::Used, Exposed::Nothing, due).unwrap();
     direct.publish(Place::Slot(0), 128, b"hello");
     let mut seen = [0; 5];

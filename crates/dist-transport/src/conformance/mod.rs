@@ -33,13 +33,15 @@ mod backend;
 mod calls;
 pub mod direct;
 pub mod errors;
+pub mod exposed;
 pub mod forks;
-pub mod laid_open;
 pub mod messages;
 pub mod together;
+mod unchecked;
 pub mod waits;
 
 pub use backend::{Fabric, Program};
+pub use unchecked::Unchecked;
 
 /// Makes a test of each promise of [`conformance`](mod@crate::conformance), for the [`Fabric`] that is a constant
 /// expression.
@@ -62,11 +64,12 @@ macro_rules! conformance {
                 groups_share_memory_of_their_own
                 a_rank_sees_its_own_places
             }
-            laid_open {
-                memory_that_is_laid_open_is_read_and_written
+            exposed {
+                memory_that_is_exposed_is_read_and_written
+                what_is_lent_comes_back_from_its_own_call_only
                 memory_of_several_ranks_is_changed_at_once
                 what_was_written_after_a_call_failed_is_no_result_of_it
-                what_is_not_laid_open_is_out_of_reach_which_harms_nothing
+                what_is_not_exposed_is_out_of_reach_which_harms_nothing
             }
             errors {
                 a_message_of_another_call_is_refused_on_every_rank_before_a_byte_is_delivered
@@ -140,7 +143,7 @@ mod tests {
     fn every_promise_becomes_a_test() {
         let modules = [
             ("direct", include_str!("direct.rs")),
-            ("laid_open", include_str!("laid_open.rs")),
+            ("exposed", include_str!("exposed.rs")),
             ("errors", include_str!("errors.rs")),
             ("forks", include_str!("forks.rs")),
             ("messages", include_str!("messages.rs")),

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::{Abort, Activity, Cause, Due, Error, Exposed, Fingerprint, Slots, Transport};
 
+use super::Unchecked;
 use super::backend::{AFTER_ALL_WAIT, Backend, Fabric, LONG};
 use super::calls::{
     await_abort, await_record, call, meet_all, receive, receive_within, send, soon, stand_by, wait_in_vain,
@@ -140,7 +141,7 @@ pub fn a_wait_in_shared_memory_ends_at_its_deadline_and_names_the_peer(fabric: &
             let (me, long) = (group.rank().index(), soon(&*group));
             let short = group.runtime().deadline(backend.short());
             let due = if me == 0 { short.into() } else { long };
-            let direct = group.direct(&due).unwrap()?;
+            let mut direct = Unchecked::of(&mut *group, &due).unwrap()?;
             direct.enter(1, Slots::Used, Exposed::Nothing, &due).unwrap();
             // The others wait for the first, and it for one that does not post.
             let error = direct.wait(usize::from(me == 0), 1, &due).expect_err("nobody posts");
@@ -175,7 +176,7 @@ pub fn who_keeps_a_chain_of_ranks_in_shared_memory_is_named(fabric: &'static dyn
             0 => transport.runtime().deadline(AFTER_ALL_WAIT).into(),
             _ => long,
         };
-        let Some(direct) = transport.direct(&due).unwrap() else { return };
+        let Some(mut direct) = Unchecked::of(transport, &due).unwrap() else { return };
         direct.enter(1, Slots::Unused, Exposed::Nothing, &due).unwrap();
         if rank.index() < 3 {
             direct.wait(rank.right().index(), 1, &due).expect_err("nobody posts");
@@ -194,7 +195,7 @@ pub fn who_has_waited_in_shared_memory_and_waits_no_longer_is_named(fabric: &'st
         transport.begin(&call(1, 0));
         let (rank, long, runtime) = (transport.rank(), soon(transport), transport.runtime().clone());
         let due = if rank.index() == 0 { runtime.deadline(AFTER_ALL_WAIT).into() } else { long };
-        let Some(direct) = transport.direct(&due).unwrap() else { return };
+        let Some(mut direct) = Unchecked::of(transport, &due).unwrap() else { return };
         direct.enter(1, Slots::Unused, Exposed::Nothing, &due).unwrap();
         match rank.index() {
             0 => drop(direct.wait(1, 1, &due).expect_err("it does not post")),

@@ -8,7 +8,7 @@ use std::io;
 
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use super::map::peer_of;
+use super::process::peer_of;
 use crate::tcp::DoorName;
 
 const BACKLOG: i32 = 1024;

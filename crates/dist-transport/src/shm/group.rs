@@ -1,9 +1,13 @@
 //! Memory that all ranks of a group have mapped: where each rank's lines, slots and words lie.
 //!
 //! Each rank has, for each of the calls that may be under way at once, a line (how often it has posted, a hash of its call,
-//! and a few bytes of data), the call in full, what it has laid open, and a sheet; the words that it sleeps by; and its
+//! and a few bytes of data), the call in full, what it has exposed, and a sheet; the words that it sleeps by; and its
 //! slots, half of them for every other call. Of two ranks each has its line in the other's block every other round. All
 //! but sheets and slots are on pairs of cache lines of their own. A page of a sheet or a slot is there once it is touched.
+//!
+//! Flag lines, calls, exposures and words are atomic: they may be read and written at any time. What ranks publish in lines,
+//! sheets and slots is not, so whatever reaches there is `unsafe`.
+#![allow(unsafe_code, reason = "mapped memory cannot be reached otherwise")]
 
 use std::io;
 use std::ops::Range;
@@ -15,7 +19,7 @@ use smallvec::SmallVec;
 
 use super::PAGE_BYTES;
 use super::bell;
-use super::exposure::{EXPOSURE_BYTES, Exposure};
+use super::exposure::Exposure;
 use super::map::{self, Mapping, Pages};
 use super::segment::Nonce;
 use super::turn::Turn;
@@ -30,6 +34,9 @@ const _: () = assert!(LINE_BYTES == Shared::on_host(Reach::Slots).line_bytes, "a
 /// Two cache lines, which processors fetch together.
 const PAIR_BYTES: usize = 128;
 const BLOCK_BYTES: usize = EXPOSURES_AT + CALLS_MAX * PAIR_BYTES;
+
+/// Words of a call.
+const CALL_WORDS: usize = Fingerprint::SIZE / size_of::<u64>();
 
 /// On the first page: behind the nonce.
 const STRANGER_AT: usize = PAIR_BYTES;
@@ -64,14 +71,16 @@ impl GroupMemory {
     /// Makes the memory, with the descriptor that lets the other ranks open it.
     pub(crate) fn create(nonce: &Nonce, world_size: usize) -> io::Result<(OwnedFd, Self)> {
         let (file, mapping) = Mapping::create(bytes(world_size), Pages::OnDemand)?;
-        mapping.copy_in(0, nonce);
+        // SAFETY: nobody else has the memory yet.
+        unsafe { mapping.copy_in(0, nonce) };
         Ok((file, Self::new(mapping, world_size)))
     }
 
     /// Opens the memory that another rank has made; `None` if it is not the one with this nonce.
     pub(crate) fn open(file: &OwnedFd, nonce: &Nonce, world_size: usize) -> io::Result<Option<Self>> {
         let mapping = Mapping::open(file, bytes(world_size))?;
-        let found = mapping.filter(|mapping| mapping.bytes(0, nonce.len()) == nonce);
+        // SAFETY: the nonce was written before the memory was given away, and never is afterwards.
+        let found = mapping.filter(|mapping| unsafe { mapping.bytes(0, nonce.len()) } == nonce);
         Ok(found.map(|mapping| Self::new(mapping, world_size)))
     }
 
@@ -82,7 +91,7 @@ impl GroupMemory {
     /// How often a rank has posted, all calls together.
     #[inline]
     pub(crate) fn posts(&self, rank: usize, turn: Turn) -> &AtomicU64 {
-        self.mapping.counter(self.line(rank, turn))
+        self.counter(self.line(rank, turn))
     }
 
     /// How often a rank has posted, in all calls together, if it has not come further than the call with this number. It is
@@ -109,28 +118,32 @@ impl GroupMemory {
     /// What tells a rank's call from others. Read after a post of that call was seen.
     #[inline]
     pub(crate) fn hash(&self, rank: usize, turn: Turn) -> &AtomicU64 {
-        self.mapping.counter(self.line(rank, turn) + HASH_AT)
+        self.counter(self.line(rank, turn) + HASH_AT)
     }
 
-    /// A rank's call in full. Read after a post of that call was seen.
+    /// A rank's call in full: the one that it has posted in, if a post of that call was seen, and else any.
     pub(crate) fn call(&self, rank: usize, turn: Turn) -> Fingerprint {
-        let bytes = self.mapping.bytes(pair(rank, CALLS_AT, turn), Fingerprint::SIZE);
-        Fingerprint(bytes.try_into().expect("as many bytes"))
+        // SAFETY: calls lie where nothing else does, and are reached here and in `set_call` only.
+        Fingerprint(bytemuck::cast(unsafe { self.mapping.load::<CALL_WORDS>(pair(rank, CALLS_AT, turn)) }))
     }
 
     #[inline]
     pub(crate) fn set_call(&self, rank: usize, turn: Turn, call: &Fingerprint) {
-        self.mapping.copy_in(pair(rank, CALLS_AT, turn), &call.0);
+        let words: [u64; CALL_WORDS] = bytemuck::cast(call.0);
+        // SAFETY: as for `call`.
+        unsafe { self.mapping.store(pair(rank, CALLS_AT, turn), words) };
     }
 
-    /// What a rank has laid open. Read after a post of that call was seen.
+    /// What a rank has exposed: in the call that it has posted in, if a post of that call was seen, and else anything.
     pub(crate) fn exposure(&self, rank: usize, turn: Turn) -> Exposure {
         self.check(rank);
-        Exposure::decode(self.mapping.bytes(pair(rank, EXPOSURES_AT, turn), EXPOSURE_BYTES))
+        // SAFETY: exposures lie where nothing else does, and are reached here and in `expose` only.
+        Exposure::decode(unsafe { self.mapping.load(pair(rank, EXPOSURES_AT, turn)) })
     }
 
     pub(crate) fn expose(&self, rank: usize, turn: Turn, exposure: Exposure) {
-        self.mapping.copy_in(pair(rank, EXPOSURES_AT, turn), &exposure.encode());
+        // SAFETY: as for `exposure`.
+        unsafe { self.mapping.store(pair(rank, EXPOSURES_AT, turn), exposure.encode()) };
     }
 
     /// Sleeps until `awaited` posts or leaves, or somebody wakes this rank, or the time is over; not if it is `ready`.
@@ -190,32 +203,32 @@ impl GroupMemory {
 
     /// The core that a rank was on when it last waited; 0 before.
     fn core(&self, rank: usize) -> &AtomicU32 {
-        self.mapping.word(block(rank) + CORE_AT)
+        self.word(block(rank) + CORE_AT)
     }
 
     /// Whom a rank sleeps for, counted from 1; 0 if it is awake.
     #[inline]
     fn sleeping(&self, rank: usize) -> &AtomicU32 {
-        self.mapping.word(block(rank) + SLEEPING_AT)
+        self.word(block(rank) + SLEEPING_AT)
     }
 
     /// How often a rank was rung at: what it sleeps by.
     fn rung(&self, rank: usize) -> &AtomicU32 {
-        self.mapping.word(block(rank) + RUNG_AT)
+        self.word(block(rank) + RUNG_AT)
     }
 
     /// Notes that a rank will not come to another call.
     pub(crate) fn leave(&self, rank: usize) {
-        self.mapping.word(block(rank) + LEFT_AT).store(1, Ordering::Release);
+        self.word(block(rank) + LEFT_AT).store(1, Ordering::Release);
     }
 
     pub(crate) fn has_left(&self, rank: usize) -> bool {
-        self.mapping.word(block(rank) + LEFT_AT).load(Ordering::Acquire) != 0
+        self.word(block(rank) + LEFT_AT).load(Ordering::Acquire) != 0
     }
 
     /// Notes that a call has failed for a rank, before anything that it does then.
     pub(crate) fn fail(&self, rank: usize) {
-        self.mapping.word(block(rank) + FAILED_AT).store(1, Ordering::Relaxed);
+        self.word(block(rank) + FAILED_AT).store(1, Ordering::Relaxed);
         // With the other's: whoever reads what is written from here on reads this too.
         fence(Ordering::Release);
     }
@@ -223,7 +236,7 @@ impl GroupMemory {
     /// Whether a call had failed for a rank before anything that was read of its memory was written.
     pub(crate) fn has_failed(&self, rank: usize) -> bool {
         fence(Ordering::Acquire);
-        self.mapping.word(block(rank) + FAILED_AT).load(Ordering::Relaxed) != 0
+        self.word(block(rank) + FAILED_AT).load(Ordering::Relaxed) != 0
     }
 
     /// Notes that something beside the ranks wants their cores.
@@ -237,17 +250,32 @@ impl GroupMemory {
     }
 
     fn stranger(&self) -> &AtomicU32 {
-        self.mapping.word(STRANGER_AT)
+        self.word(STRANGER_AT)
     }
 
     /// The number of a rank's process, as the rank sees it that has made this memory.
     pub(crate) fn process(&self, rank: usize) -> &AtomicU32 {
-        self.mapping.word(block(rank) + PROCESS_AT)
+        self.word(block(rank) + PROCESS_AT)
+    }
+
+    #[inline]
+    fn counter(&self, at: usize) -> &AtomicU64 {
+        // SAFETY: posts and hashes lie where nothing else does, and are reached as counters only.
+        unsafe { self.mapping.counter(at) }
+    }
+
+    #[inline]
+    fn word(&self, at: usize) -> &AtomicU32 {
+        // SAFETY: words lie where nothing else does, and are reached as words only.
+        unsafe { self.mapping.word(at) }
     }
 
     /// Bytes that a rank has published. `None` if there is no such place.
+    ///
+    /// # Safety
+    /// Nobody writes them while they are borrowed.
     #[inline]
-    pub(crate) fn published(
+    pub(crate) unsafe fn published(
         &self,
         rank: usize,
         turn: Turn,
@@ -255,7 +283,8 @@ impl GroupMemory {
         range: Range<usize>,
     ) -> Option<&[u8]> {
         let at = self.place(rank, turn, place, &range)?;
-        Some(self.mapping.bytes(at, range.len()))
+        // SAFETY: as the caller has promised.
+        Some(unsafe { self.mapping.bytes(at, range.len()) })
     }
 
     /// Has the processor fetch what a rank has published, if there is such a place, before it is read.
@@ -275,7 +304,10 @@ impl GroupMemory {
     }
 
     /// Lets `write` have bytes of a place of this rank's own. `None` if there is no such place.
-    pub(crate) fn fill(
+    ///
+    /// # Safety
+    /// As for [`Mapping::fill`].
+    pub(crate) unsafe fn fill(
         &self,
         rank: usize,
         turn: Turn,
@@ -284,13 +316,17 @@ impl GroupMemory {
         write: &mut dyn FnMut(&mut [u8]),
     ) -> Option<()> {
         let at = self.place(rank, turn, place, &range)?;
-        self.mapping.fill(at, range.len(), write);
+        // SAFETY: as the caller has promised.
+        unsafe { self.mapping.fill(at, range.len(), write) };
         Some(())
     }
 
     /// Copies into a place of a rank. `None` if there is no such place.
+    ///
+    /// # Safety
+    /// As for [`Mapping::copy_in`].
     #[inline]
-    pub(crate) fn publish(
+    pub(crate) unsafe fn publish(
         &self,
         rank: usize,
         turn: Turn,
@@ -299,7 +335,8 @@ impl GroupMemory {
         bytes: &[u8],
     ) -> Option<()> {
         let at = self.place(rank, turn, place, &(offset..offset.checked_add(bytes.len())?))?;
-        self.mapping.copy_in(at, bytes);
+        // SAFETY: as the caller has promised.
+        unsafe { self.mapping.copy_in(at, bytes) };
         Some(())
     }
 
@@ -307,7 +344,10 @@ impl GroupMemory {
     ///
     /// # Errors
     /// The first that has no such place.
-    pub(crate) fn change(
+    ///
+    /// # Safety
+    /// As for [`Mapping::fill`].
+    pub(crate) unsafe fn change(
         &self,
         turn: Turn,
         place: Place,
@@ -320,7 +360,8 @@ impl GroupMemory {
             self.place(rank, turn, place, &range).ok_or((rank, offset))
         };
         let places: SmallVec<[usize; CHANGED_MAX]> = there.iter().map(at).collect::<Result<_, _>>()?;
-        map::change(places.into_iter().map(|at| (&self.mapping, at)), len, change);
+        // SAFETY: as the caller has promised, and it is one mapping.
+        unsafe { map::change(places.into_iter().map(|at| (&self.mapping, at)), len, change) };
         Ok(())
     }
 
@@ -429,7 +470,8 @@ mod tests {
             _ => SLOT_BYTES,
         };
         for (number, (rank, turn, place)) in (1..).zip(all()) {
-            memory.publish(rank, turn, place, 0, &vec![number; size(place)]).unwrap();
+            // SAFETY: nobody else has the memory.
+            unsafe { memory.publish(rank, turn, place, 0, &vec![number; size(place)]) }.unwrap();
         }
         assert!(!memory.has_met_stranger());
         for (rank, call) in [(0, 0), (2, 5)] {
@@ -447,9 +489,11 @@ mod tests {
             assert_eq!(memory.exposure(rank, other), Exposure::NOTHING);
         }
         assert_eq!([0, 1, 2].map(|rank| memory.has_left(rank)), [true, false, true]);
-        assert!(memory.has_met_stranger() && memory.mapping.bytes(0, 32) == [7; 32]);
+        // SAFETY: nobody else has the memory.
+        assert!(memory.has_met_stranger() && unsafe { memory.mapping.bytes(0, 32) } == [7; 32]);
         for (number, (rank, turn, place)) in (1_u8..).zip(all()) {
-            let bytes = memory.published(rank, turn, place, 0..size(place)).unwrap();
+            // SAFETY: nobody else has the memory.
+            let bytes = unsafe { memory.published(rank, turn, place, 0..size(place)) }.unwrap();
             assert!(bytes.iter().all(|&byte| byte == number), "{rank} {turn:?} {place:?}");
         }
     }
@@ -475,7 +519,8 @@ mod tests {
             (Place::Slot(0), SLOT_BYTES..SLOT_BYTES + 1),
             (Place::Memory, 0..1),
         ] {
-            assert_eq!(memory.published(0, Turn::of(0), place, range), None);
+            // SAFETY: nobody else has the memory.
+            assert_eq!(unsafe { memory.published(0, Turn::of(0), place, range) }, None);
         }
     }
 
@@ -487,7 +532,8 @@ mod tests {
         let (_file, memory) = GroupMemory::create(&[7; 32], 3).unwrap();
         match place {
             Place::Memory => drop(memory.exposure(3, Turn::of(0))),
-            _ => drop(memory.published(3, Turn::of(0), place, 0..1).map(<[u8]>::len)),
+            // SAFETY: nobody else has the memory.
+            _ => drop(unsafe { memory.published(3, Turn::of(0), place, 0..1) }.map(<[u8]>::len)),
         }
     }
 

@@ -2,9 +2,14 @@
 //!
 //! Each process allocates from arenas of its own, so no allocation waits for anybody. All channels of the job share
 //! them.
+//!
+//! Memory that is free again is kept for the next allocation for a while, since the system takes long to give pages. Once it
+//! has been free for half a second to a second, the service thread gives its pages back, a part at a time.
+#![allow(unsafe_code, reason = "mapped memory cannot be given away otherwise")]
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -12,10 +17,14 @@ use rustix::fs::FallocateFlags;
 
 use super::apart::HASHED_BYTES;
 use super::map::{Mapping, Pages, Region};
+use super::ranges::Ranges;
+use crate::owned::Bytes;
 use crate::{Allocation, Grain};
 
 /// Bytes of an arena, unless one allocation takes more. Its pages come when they are touched.
 const ARENA_BYTES: usize = 256 << 20;
+/// How much free memory is given back to the system in one go: some milliseconds' work.
+const RETURNED_BYTES: usize = 64 << 20;
 /// Allocations do not share pages, so that one that is leaked keeps nothing else.
 const UNIT_BYTES: usize = 4096;
 
@@ -28,24 +37,27 @@ struct Arena {
     file: Arc<OwnedFd>,
     mapping: Arc<Mapping>,
     len: usize,
-    /// What is free: beginnings and lengths. No two of them touch.
-    holes: BTreeMap<usize, usize>,
-    /// What lies behind this was never given away, and is zero.
-    used: usize,
+    /// What is free.
+    holes: Ranges,
+    /// What of that has pages with old bytes: since lately, and since one [`Heap::age`] ago. The rest is zero.
+    lately: Ranges,
+    earlier: Ranges,
+    /// Beginnings of pages that other ranks see as they were when a call failed. They are never given away again.
+    detached: BTreeSet<usize>,
 }
 
 impl Heap {
     /// Memory of this many bytes, zero at first. `None` if the system has none left.
-    pub(crate) fn allocate(self: &Arc<Self>, bytes: usize) -> Option<Box<dyn Allocation>> {
+    pub(crate) fn allocate(self: &Arc<Self>, bytes: usize) -> Option<Allocation> {
         let len = bytes.max(1).checked_next_multiple_of(UNIT_BYTES)?;
         let mut arenas = self.arenas();
         let found =
             arenas.iter_mut().enumerate().find_map(|(number, arena)| Some((number, arena.take(len)?)));
-        let (arena, offset) = match found {
+        let (arena, range) = match found {
             Some(found) => found,
             None => {
                 // Before there is more, what is free is no longer kept: buffers that grow would keep all that they were.
-                arenas.iter_mut().for_each(Arena::return_pages);
+                arenas.iter_mut().for_each(Arena::return_all);
                 let made = Arena::new(len.max(ARENA_BYTES))
                     .inspect_err(|error| tracing::info!(%error, bytes, "no memory for the heap"));
                 arenas.push(made.ok()?);
@@ -54,14 +66,48 @@ impl Heap {
             }
         };
         let space = &mut arenas[arena];
-        let region = Region::new(space.mapping.clone(), offset, bytes);
-        let used = space.used.saturating_sub(offset).min(bytes);
-        space.used = space.used.max(offset + len);
+        // SAFETY: `take` gives each byte to one region at a time, and other processes reach it only when it is exposed in a call.
+        let region = unsafe { Region::new(space.mapping.clone(), range.start, bytes) };
+        let old = [space.lately.remove(&range), space.earlier.remove(&range)].concat();
         // Much memory is long in being zeroed, and others allocate meanwhile.
         drop(arenas);
-        let mut memory = Allocated { region, heap: self.clone(), arena, offset, len };
-        memory.bytes_mut()[..used].fill(0);
-        Some(Box::new(memory))
+        let mut memory = Allocated { region, heap: self.clone(), arena, range: range.clone() };
+        for old in old {
+            memory.bytes_mut()[old.start - range.start..bytes.min(old.end - range.start)].fill(0);
+        }
+        Some(Allocation::new(Box::new(memory)))
+    }
+
+    /// Lets time go by: what has been free since the last call is to be given back to the system.
+    pub(crate) fn age(&self) {
+        for arena in &mut *self.arenas() {
+            for range in std::mem::take(&mut arena.lately).iter() {
+                arena.earlier.insert(range);
+            }
+        }
+    }
+
+    /// Gives the system the pages of some memory that is to be given back; `false` if there is none.
+    pub(crate) fn return_some(&self) -> bool {
+        let mut arenas = self.arenas();
+        let found = arenas.iter_mut().enumerate().find_map(|(number, arena)| {
+            let range = arena.earlier.first_of(1)?;
+            let range = range.start..range.end.min(range.start + RETURNED_BYTES);
+            arena.earlier.remove(&range);
+            // Nobody is given it meanwhile.
+            arena.holes.remove(&range);
+            Some((number, range, arena.file.clone()))
+        });
+        drop(arenas);
+        let Some((number, range, file)) = found else { return false };
+        let returned = return_pages(&file, &range);
+        let mut arenas = self.arenas();
+        arenas[number].holes.insert(range.clone());
+        if !returned {
+            // Only what is zero may count as such; it is tried again at the next age.
+            arenas[number].lately.insert(range);
+        }
+        true
     }
 
     /// In which arena these bytes lie, and where, if they do.
@@ -70,6 +116,20 @@ impl Heap {
             Some((u32::try_from(number).ok()?, arena.mapping.find(bytes)? as u64))
         };
         self.arenas().iter().enumerate().find_map(find)
+    }
+
+    /// Keeps bytes that others may still read in a call that failed as they are now, for them: the owner of the allocation
+    /// goes on in pages of its own.
+    pub(crate) fn detach(&self, number: u32, offset: u64, len: u64) {
+        let mut arenas = self.arenas();
+        let range = usize::try_from(offset).ok().zip(usize::try_from(len).ok());
+        let (Some(arena), Some((offset, len))) = (arenas.get_mut(number as usize), range) else { return };
+        if len > 0 {
+            arena.detached.insert(offset / UNIT_BYTES * UNIT_BYTES);
+            // SAFETY: the pages belong to one allocation, which the caller of the call has borrowed, as it was exposed for reading
+            // only: nobody writes there.
+            unsafe { arena.mapping.detach(&arena.file, offset, len) };
+        }
     }
 
     /// What lets another process map an arena, and its size.
@@ -85,50 +145,49 @@ impl Heap {
 impl Arena {
     fn new(len: usize) -> io::Result<Self> {
         let (file, mapping) = Mapping::create(len, Pages::OnDemand)?;
-        let holes = BTreeMap::from([(0, len)]);
-        Ok(Self { file: Arc::new(file), mapping: Arc::new(mapping), len, holes, used: 0 })
+        Ok(Self {
+            file: Arc::new(file),
+            mapping: Arc::new(mapping),
+            len,
+            holes: Ranges::of(0..len),
+            lately: Ranges::default(),
+            earlier: Ranges::default(),
+            detached: BTreeSet::new(),
+        })
     }
 
     /// Takes so many bytes from the first hole that has them.
-    fn take(&mut self, len: usize) -> Option<usize> {
-        let (&start, &hole) = self.holes.iter().find(|&(_, &hole)| hole >= len)?;
-        self.holes.remove(&start);
-        if hole > len {
-            self.holes.insert(start + len, hole - len);
-        }
-        Some(start)
+    fn take(&mut self, len: usize) -> Option<Range<usize>> {
+        let start = self.holes.first_of(len)?.start;
+        self.holes.remove(&(start..start + len));
+        Some(start..start + len)
     }
 
-    fn give_back(&mut self, mut start: usize, mut len: usize) {
-        if let Some((&before, &hole)) = self.holes.range(..start).next_back()
-            && before + hole == start
-        {
-            self.holes.remove(&before);
-            (start, len) = (before, len + hole);
+    fn give_back(&mut self, range: Range<usize>) {
+        if self.detached.range(range.clone()).next().is_none() {
+            self.lately.insert(range.clone());
+            self.holes.insert(range);
         }
-        if let Some(hole) = self.holes.remove(&(start + len)) {
-            len += hole;
-        }
-        self.holes.insert(start, len);
     }
 
-    /// Gives the system the pages of what is free, in place of which zeros are read from now on. Nobody writes there any more,
-    /// since what is lent is never given back; who still reads there is in a call that has failed for this rank, and throws
-    /// away what it read.
-    fn return_pages(&mut self) {
-        for (&start, &len) in &self.holes {
-            let end = self.used.min(start + len);
-            if start >= end {
-                continue;
-            }
-            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-            match rustix::fs::fallocate(&self.file, flags, start as u64, (end - start) as u64) {
-                Ok(()) if end == self.used => self.used = start,
-                Ok(()) => {}
-                Err(error) => tracing::debug!(%error, "free memory of the heap is kept"),
+    /// Gives the system the pages of all that is free.
+    fn return_all(&mut self) {
+        let old: Vec<_> = self.lately.iter().chain(self.earlier.iter()).collect();
+        (self.lately, self.earlier) = Default::default();
+        for range in old {
+            if !return_pages(&self.file, &range) {
+                self.lately.insert(range);
             }
         }
     }
+}
+
+/// Gives the system pages in place of which zeros are read from now on; whether it has taken them. Nobody writes there any more,
+/// since what is lent is never free, nor reads there, since what others may still read is detached.
+fn return_pages(file: &OwnedFd, range: &Range<usize>) -> bool {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let returned = rustix::fs::fallocate(file, flags, range.start as u64, range.len() as u64);
+    returned.inspect_err(|error| tracing::debug!(%error, "free memory of the heap is kept")).is_ok()
 }
 
 /// Memory that was given away.
@@ -137,11 +196,10 @@ struct Allocated {
     region: Region,
     heap: Arc<Heap>,
     arena: usize,
-    offset: usize,
-    len: usize,
+    range: Range<usize>,
 }
 
-impl Allocation for Allocated {
+impl Bytes for Allocated {
     fn bytes(&self) -> &[u8] {
         self.region.bytes()
     }
@@ -153,7 +211,7 @@ impl Allocation for Allocated {
 
 impl Drop for Allocated {
     fn drop(&mut self) {
-        self.heap.arenas()[self.arena].give_back(self.offset, self.len);
+        self.heap.arenas()[self.arena].give_back(self.range.clone());
     }
 }
 
@@ -164,7 +222,7 @@ const _: () = assert!(ARENA_BYTES >= HASHED_BYTES, "arenas are mapped apart");
 mod tests {
     use super::*;
 
-    fn place(memory: &dyn Allocation) -> (usize, usize) {
+    fn place(memory: &Allocation) -> (usize, usize) {
         let bytes = memory.bytes();
         (bytes.as_ptr().addr(), bytes.len())
     }
@@ -173,11 +231,11 @@ mod tests {
     fn memory_that_is_given_back_is_given_away_again_as_zeros() {
         let heap = Arc::new(Heap::default());
         let mut memory = heap.allocate(5000).unwrap();
-        let first = place(&*memory);
+        let first = place(&memory);
         memory.bytes_mut().fill(7);
         drop(memory);
         let memory = heap.allocate(8000).unwrap();
-        assert_eq!(place(&*memory), (first.0, 8000));
+        assert_eq!(place(&memory), (first.0, 8000));
         assert!(memory.bytes().iter().all(|&byte| byte == 0));
     }
 
@@ -193,7 +251,7 @@ mod tests {
         all.iter_mut().for_each(|memory| memory.bytes_mut().fill(7));
         let touched = held(&heap);
         let [before, memory, between, last] = all;
-        let places = [place(&*memory), place(&*last)];
+        let places = [place(&memory), place(&last)];
         drop((memory, last));
         assert_eq!(held(&heap), touched, "the next of this size need not find its pages again");
         let large = heap.allocate(ARENA_BYTES).unwrap();
@@ -202,10 +260,61 @@ mod tests {
         assert_eq!((before.bytes(), between.bytes()), (&[7; UNIT_BYTES][..], &[7; UNIT_BYTES][..]));
         for expected in places {
             let again = heap.allocate(LEN).unwrap();
-            assert_eq!(place(&*again), expected);
+            assert_eq!(place(&again), expected);
             assert!(again.bytes().iter().all(|&byte| byte == 0));
             std::mem::forget(again);
         }
+    }
+
+    #[test]
+    fn what_others_may_still_read_stays_as_it_is_for_them() {
+        const LEN: usize = 3 * UNIT_BYTES;
+        let heap = Arc::new(Heap::default());
+        let mut all = [(); 3].map(|()| heap.allocate(LEN).unwrap());
+        all.iter_mut().for_each(|memory| memory.bytes_mut().fill(1));
+        let (file, len) = heap.file(0).unwrap();
+        let theirs = Mapping::open(&file, len).unwrap().expect("it is of this size");
+        let (arena, offset) = heap.find(&all[1].bytes()[UNIT_BYTES + 10..]).unwrap();
+        heap.detach(arena, offset, 20);
+        all.iter_mut().for_each(|memory| memory.bytes_mut().fill(2));
+        assert!(all.iter().all(|memory| memory.bytes() == [2; LEN]));
+        // SAFETY: nothing is written there meanwhile.
+        let bytes = unsafe { theirs.bytes(0, 3 * LEN) };
+        let changed = |&byte: &u8| byte == 2;
+        assert_eq!(bytes.iter().filter(|byte| !changed(byte)).count(), UNIT_BYTES);
+        assert!(!bytes[LEN + UNIT_BYTES..][..UNIT_BYTES].iter().any(changed));
+        let places = all.each_ref().map(place);
+        drop(all);
+        let again = [(); 3].map(|()| heap.allocate(LEN).unwrap());
+        let again = again.each_ref().map(place);
+        assert!(again.contains(&places[0]) && again.contains(&places[2]) && !again.contains(&places[1]));
+    }
+
+    #[test]
+    fn what_has_been_free_for_a_while_is_the_systems_again() {
+        const LEN: usize = 3 * RETURNED_BYTES / 2;
+        let heap = Arc::new(Heap::default());
+        let held = |heap: &Heap| rustix::fs::fstat(heap.file(0).unwrap().0).unwrap().st_blocks;
+        let mut memory = [UNIT_BYTES, LEN, UNIT_BYTES].map(|len| heap.allocate(len).unwrap());
+        memory.iter_mut().for_each(|memory| {
+            memory.bytes_mut().iter_mut().step_by(UNIT_BYTES).for_each(|byte| *byte = 7);
+        });
+        let all = held(&heap);
+        let [before, large, after] = memory;
+        let at = place(&large);
+        drop(large);
+        assert!(!heap.return_some() && held(&heap) == all, "it is kept for the next");
+        heap.age();
+        assert!(heap.return_some());
+        let again = heap.allocate(LEN).unwrap();
+        assert_eq!(place(&again), at);
+        assert!(again.bytes().iter().step_by(UNIT_BYTES).all(|&byte| byte == 0));
+        assert!(!heap.return_some(), "it is in use");
+        drop(again);
+        heap.age();
+        while heap.return_some() {}
+        assert_eq!(held(&heap), 2 * (UNIT_BYTES / 512) as i64);
+        drop((before, after));
     }
 
     #[test]
@@ -216,7 +325,7 @@ mod tests {
             all[number] = None;
         }
         let holes = heap.arenas()[0].holes.clone();
-        assert_eq!(holes, BTreeMap::from([(0, ARENA_BYTES)]));
+        assert_eq!(holes, Ranges::of(0..ARENA_BYTES));
     }
 
     #[test]

@@ -1,16 +1,19 @@
-//! Memory that processes have mapped together, and memory of other processes: all unsafe code of this crate.
+//! Memory that processes have mapped together.
 //!
 //! What lies where, who writes what when, and how the others come to know of it is the business of those who use this:
 //! two processes' loads and stores meet here as they do in hardware, and only counters, which are atomic, order them.
-//! All processes that map a segment run this crate, and each has proven to belong to the job before it was given it.
+//! So whatever reaches into a segment is `unsafe` here, and safe only in types that keep the order themselves: the ends of a
+//! ring and the mailboxes (`segment.rs`), the flag lines of a group (`group.rs`), and regions of the heap.
+//! All processes that map a segment are taken to run this crate and to write nothing else there. Each has proven to belong
+//! to the job before it was given the segment.
 #![allow(unsafe_code, reason = "mapped memory cannot be reached otherwise")]
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
@@ -19,6 +22,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
 use smallvec::SmallVec;
 
+use super::PAGE_BYTES;
 use super::apart::{self, HASHED_BYTES};
 use super::pen::copy_across;
 use crate::CHANGED_MAX;
@@ -38,7 +42,7 @@ pub(super) enum Pages {
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     len: usize,
-    _space: Space,
+    _space: Arc<Space>,
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread; its counters are atomic, and its bytes are reached as
@@ -75,6 +79,10 @@ impl Mapping {
         if !seals.contains(SealFlags::SHRINK | SealFlags::GROW) || usize::try_from(size) != Ok(len) {
             return Ok(None);
         }
+        #[cfg(dist_one_mapping)]
+        if let Some(known) = one_mapping::find(file, len)? {
+            return Ok(Some(known));
+        }
         Self::new(file, len).map(Some)
     }
 
@@ -95,7 +103,10 @@ impl Mapping {
             std::mem::forget(space);
             return Err(error.into());
         }
-        Ok(Self { start, len, _space: space })
+        let mapping = Self { start, len, _space: Arc::new(space) };
+        #[cfg(dist_one_mapping)]
+        one_mapping::keep(file, &mapping)?;
+        Ok(mapping)
     }
 
     /// Whether so many bytes from there on lie in the segment.
@@ -113,30 +124,39 @@ impl Mapping {
     }
 
     /// A counter.
+    ///
+    /// # Safety
+    /// All processes reach these eight bytes as an `AtomicU64` only.
     #[inline]
-    pub(super) fn counter(&self, offset: usize) -> &AtomicU64 {
+    pub(super) unsafe fn counter(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(align_of::<AtomicU64>()), "counters are aligned");
         let place = self.at(offset, size_of::<AtomicU64>());
         // SAFETY: the place is inside the mapping, which lives as long as `self`, and aligned, since a page is and
-        // `offset` was checked; all processes reach it as an `AtomicU64` only.
+        // `offset` was checked; the caller has promised the rest.
         unsafe { place.cast().as_ref() }
     }
 
     /// A word to sleep by.
+    ///
+    /// # Safety
+    /// All processes reach these four bytes as an `AtomicU32` only.
     #[inline]
-    pub(super) fn word(&self, offset: usize) -> &AtomicU32 {
+    pub(super) unsafe fn word(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(align_of::<AtomicU32>()), "words are aligned");
         let place = self.at(offset, size_of::<AtomicU32>());
-        // SAFETY: as for `counter`; all processes reach it as an `AtomicU32` only.
+        // SAFETY: as for `counter`.
         unsafe { place.cast().as_ref() }
     }
 
-    /// Bytes that nobody writes while they are borrowed: the caller's counters say so.
+    /// Bytes of the segment.
+    ///
+    /// # Safety
+    /// Nobody writes them while they are borrowed, in this process or another: counters order the borrow and the writes.
     #[inline]
-    pub(crate) fn bytes(&self, offset: usize, len: usize) -> &[u8] {
+    pub(crate) unsafe fn bytes(&self, offset: usize, len: usize) -> &[u8] {
         let place = self.at(offset, len);
         // SAFETY: the place and `len` bytes behind it are inside the mapping and initialised, by the system if by
-        // nobody else; whoever may write them waits for a counter that is raised after the borrow.
+        // nobody else; the caller has promised that nobody writes them.
         unsafe { slice::from_raw_parts(place.as_ptr(), len) }
     }
 
@@ -158,28 +178,126 @@ impl Mapping {
         (0..len).step_by(Grain::BYTES).map(move |line| place.wrapping_add(line).cast_const())
     }
 
-    /// Lets `write` have bytes that nobody else reads or writes meanwhile: the caller's counters say so.
-    pub(crate) fn fill(&self, offset: usize, len: usize, write: &mut dyn FnMut(&mut [u8])) {
+    /// Lets `write` have bytes of the segment.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes them meanwhile, in this process or another.
+    pub(crate) unsafe fn fill(&self, offset: usize, len: usize, write: &mut dyn FnMut(&mut [u8])) {
         let place = self.at(offset, len);
-        // SAFETY: as for `bytes`; whoever else may reach them waits for a counter that is raised after the borrow, and
-        // this process's own accesses take turns, since those who fill hold `&mut` of what stands for the bytes.
+        // SAFETY: as for `bytes`; the caller has promised that nobody else reaches them.
         write(unsafe { slice::from_raw_parts_mut(place.as_ptr(), len) });
     }
 
-    /// Writes bytes that nobody reads yet: the caller's counters say so.
+    /// Copies into the segment.
+    ///
+    /// # Safety
+    /// Nobody reads the bytes meanwhile. If somebody else writes them meanwhile, nobody reads them afterwards until they were
+    /// written again.
     #[inline]
-    pub(crate) fn copy_in(&self, offset: usize, bytes: &[u8]) {
+    pub(crate) unsafe fn copy_in(&self, offset: usize, bytes: &[u8]) {
         let place = self.at(offset, bytes.len());
         // SAFETY: the place and as many bytes behind it are inside the mapping; a borrowed slice cannot overlap them, as
-        // `bytes` lends only what nobody writes. Schedules give a place one writer at a time; what ranks write that are in
-        // different calls by mistake is read by nobody, since calls are compared first.
+        // `bytes` are written by nobody. The caller has promised the rest.
         copy_across(bytes, unsafe { slice::from_raw_parts_mut(place.as_ptr(), bytes.len()) });
+    }
+
+    /// Copies words into the segment, each in one store.
+    ///
+    /// # Safety
+    /// All processes reach these words as `AtomicU64` only.
+    #[inline]
+    pub(super) unsafe fn store<const WORDS: usize>(&self, offset: usize, words: [u64; WORDS]) {
+        for (index, word) in words.into_iter().enumerate() {
+            // SAFETY: as the caller has promised.
+            unsafe { self.counter(offset + 8 * index) }.store(word, Ordering::Relaxed);
+        }
+    }
+
+    /// Copies words out of the segment, each in one load.
+    ///
+    /// # Safety
+    /// All processes reach these words as `AtomicU64` only.
+    #[inline]
+    pub(super) unsafe fn load<const WORDS: usize>(&self, offset: usize) -> [u64; WORDS] {
+        // SAFETY: as the caller has promised.
+        std::array::from_fn(|index| unsafe { self.counter(offset + 8 * index) }.load(Ordering::Relaxed))
+    }
+
+    /// From here on this process's own writes to these bytes, and whole pages around them, are seen by nobody else, and it
+    /// still reads there what it has read before, as long as nobody else writes there. Other mappings keep the old bytes.
+    ///
+    /// # Safety
+    /// No thread of this process writes the bytes of these pages meanwhile, and nobody else does from here on.
+    pub(super) unsafe fn detach(&self, file: &impl AsFd, offset: usize, len: usize) {
+        if cfg!(dist_one_mapping) {
+            // There is no other mapping that could keep the old bytes.
+            return;
+        }
+        let start = offset / PAGE_BYTES * PAGE_BYTES;
+        let end = (offset + len).next_multiple_of(PAGE_BYTES).min(self.len);
+        let place = self.at(start, end - start).as_ptr().cast();
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
+        // SAFETY: what this replaces are pages of this mapping, by the same bytes of the same file, copied when they are written.
+        let mapped = unsafe { rustix::mm::mmap(place, end - start, protection, flags, file, start as u64) };
+        if let Err(error) = mapped {
+            // What others read would change meanwhile, or nothing is mapped there any more.
+            tracing::error!(%error, "memory that others read cannot be kept for them after a failed call");
+            std::process::abort();
+        }
     }
 
     /// Where in the segment these bytes lie, if they do.
     pub(super) fn find(&self, bytes: &[u8]) -> Option<usize> {
         let offset = bytes.as_ptr().addr().checked_sub(self.start.addr().get())?;
         (offset <= self.len && bytes.len() <= self.len - offset).then_some(offset)
+    }
+}
+
+#[cfg(test)]
+impl Mapping {
+    /// For tests that have filled the segment before they share it.
+    pub(super) fn first_bytes(&self) -> [u8; 16] {
+        // SAFETY: tests do not write meanwhile.
+        unsafe { self.bytes(0, 16) }.try_into().expect("as many bytes")
+    }
+}
+
+#[cfg(dist_one_mapping)]
+// SAFETY: addresses belong to the process, not to a thread.
+unsafe impl Send for Space {}
+#[cfg(dist_one_mapping)]
+// SAFETY: as above.
+unsafe impl Sync for Space {}
+
+/// One mapping of each segment for all ranks of this process: race detectors compare addresses.
+#[cfg(dist_one_mapping)]
+mod one_mapping {
+    use std::collections::BTreeMap;
+    use std::sync::{Mutex, PoisonError, Weak};
+
+    use super::{Arc, AsFd, Mapping, NonNull, Space, io};
+
+    /// What is mapped, by the numbers that the system has for the file.
+    static ALL: Mutex<BTreeMap<(u64, u64), (Weak<Space>, usize)>> = Mutex::new(BTreeMap::new());
+
+    fn key(file: &impl AsFd) -> io::Result<(u64, u64)> {
+        let stat = rustix::fs::fstat(file)?;
+        Ok((stat.st_dev, stat.st_ino))
+    }
+
+    pub(super) fn find(file: &impl AsFd, len: usize) -> io::Result<Option<Mapping>> {
+        let all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = all.get(&key(file)?).and_then(|(space, start)| Some((space.upgrade()?, *start)));
+        Ok(known.map(|(space, start)| {
+            let start = NonNull::new(std::ptr::with_exposed_provenance_mut(start)).expect("it is mapped");
+            Mapping { start, len, _space: space }
+        }))
+    }
+
+    pub(super) fn keep(file: &impl AsFd, mapping: &Mapping) -> io::Result<()> {
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        all.insert(key(file)?, (Arc::downgrade(&mapping._space), mapping.start.as_ptr().expose_provenance()));
+        Ok(())
     }
 }
 
@@ -210,12 +328,14 @@ impl Drop for Space {
     }
 }
 
-/// Lets `change` have as many bytes of several places, which nobody else reads or writes meanwhile: the caller's counters
-/// say so.
+/// Lets `change` have as many bytes of several places.
 ///
 /// # Panics
-/// If two places in one mapping overlap. Those in several mappings are to be of different ranks.
-pub(crate) fn change<'a>(
+/// If two places in one mapping overlap.
+///
+/// # Safety
+/// Nobody else reads or writes the bytes meanwhile, and no two of the mappings are of one segment unless they are the same.
+pub(crate) unsafe fn change<'a>(
     places: impl Iterator<Item = (&'a Mapping, usize)>,
     len: usize,
     change: &mut dyn FnMut(&mut [&mut [u8]]),
@@ -227,7 +347,7 @@ pub(crate) fn change<'a>(
         let apart = |other: &[u8]| start.abs_diff(other.as_ptr().addr()) >= len;
         assert!(all.iter().all(|other| apart(other)), "places that are changed at once overlap");
         // SAFETY: as for `fill`, and none of these places overlaps another: not in one mapping, as just checked, and not in
-        // two, since the callers give places of one mapping, or one of each of several other ranks, who share none.
+        // two, as the caller has promised.
         all.push(unsafe { slice::from_raw_parts_mut(place.as_ptr(), len) });
     }
     change(&mut all);
@@ -255,21 +375,25 @@ pub(super) struct Region {
 }
 
 impl Region {
-    /// These bytes of the segment, which the caller gives to nobody else as long as the region lives.
-    pub(super) fn new(mapping: Arc<Mapping>, offset: usize, len: usize) -> Self {
+    /// These bytes of the segment.
+    ///
+    /// # Safety
+    /// In this process nobody else reaches them while the region lives. Other processes write there only while its owner has
+    /// lent it to a call and does not reach there itself, and read there only what the owner does not write.
+    pub(super) unsafe fn new(mapping: Arc<Mapping>, offset: usize, len: usize) -> Self {
         mapping.at(offset, len);
         Self { mapping, offset, len }
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
-        self.mapping.bytes(self.offset, self.len)
+        // SAFETY: the region is borrowed, so its owner does not write there, nor has it lent it to others who do.
+        unsafe { self.mapping.bytes(self.offset, self.len) }
     }
 
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         let place = self.mapping.at(self.offset, self.len);
-        // SAFETY: the bytes are inside the mapping, which `self` keeps; the region is borrowed exclusively, and no other
-        // region of this process has them. Another process writes there only while it is lent to a call, as the system
-        // does in a read that is under way.
+        // SAFETY: the bytes are inside the mapping, which `self` keeps; the region is borrowed exclusively, and nobody else
+        // reaches them, as was promised when it was made.
         unsafe { slice::from_raw_parts_mut(place.as_ptr(), self.len) }
     }
 }
@@ -376,49 +500,6 @@ mod stream {
     }
 }
 
-/// Copies from another process's memory.
-///
-/// # Errors
-/// If the system does not allow it, or there is no such memory.
-pub(crate) fn read_process(pid: i32, address: u64, into: &mut [u8]) -> io::Result<()> {
-    transfer(address, into.len(), |done, remote| {
-        let local = libc::iovec { iov_base: into[done..].as_mut_ptr().cast(), iov_len: into.len() - done };
-        // SAFETY: the system writes at most `iov_len` bytes at `iov_base`, which is the rest of `into`, and checks
-        // the other process's addresses itself.
-        unsafe { libc::process_vm_readv(pid, &raw const local, 1, remote, 1, 0) }
-    })
-}
-
-/// Copies into another process's memory: to where it told in this call, and what it told came from a
-/// [`Lent`](crate::Lent), which is not freed before this call is over for every rank.
-///
-/// # Errors
-/// If the system does not allow it, or there is no such memory.
-pub(crate) fn write_process(pid: i32, address: u64, bytes: &[u8]) -> io::Result<()> {
-    transfer(address, bytes.len(), |done, remote| {
-        let rest = &bytes[done..];
-        let local = libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
-        // SAFETY: the system reads at most `iov_len` bytes at `iov_base`, which is the rest of `bytes`; what it
-        // writes over in the other process is lent to this one, as said above.
-        unsafe { libc::process_vm_writev(pid, &raw const local, 1, remote, 1, 0) }
-    })
-}
-
-/// The process at the other end of a Unix socket, and its user, by the numbers that they have here. A process of another
-/// namespace has none and is 0, for which `rustix` has no value.
-pub(super) fn peer_of(socket: &impl AsFd) -> io::Result<(u32, u32)> {
-    let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
-    let mut len = libc::socklen_t::try_from(size_of_val(&peer)).expect("some bytes");
-    let (socket, value) = (socket.as_fd().as_raw_fd(), (&raw mut peer).cast());
-    // SAFETY: the system writes at most `len` bytes at `value`, which is as long and outlives the call.
-    let outcome =
-        unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, value, &raw mut len) };
-    match outcome {
-        0 => Ok((peer.pid.cast_unsigned(), peer.uid)),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 /// The core that this thread runs on, if the system says. The C library has it in memory on every architecture, where
 /// `rustix` makes a system call on some.
 pub(super) fn current_core() -> Option<u32> {
@@ -448,49 +529,6 @@ pub(crate) fn take_short_turns(turn: Duration) -> io::Result<()> {
     // SAFETY: the system reads `size` bytes at the address, as the struct says itself.
     let outcome = unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const schedule, 0) };
     if outcome == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-/// For how long a process has had processors, all of its threads together.
-///
-/// # Errors
-/// If there is no such process, as far as can be seen from here.
-pub(crate) fn processor_time(pid: i32) -> io::Result<Duration> {
-    let mut clock = 0;
-    // SAFETY: the system writes the clock's number at the address, where one is that outlives the call.
-    match unsafe { libc::clock_getcpuclockid(pid, &raw mut clock) } {
-        0 => {}
-        error => return Err(io::Error::from_raw_os_error(error)),
-    }
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the system writes a time at the address, where one is that outlives the call.
-    if unsafe { libc::clock_gettime(clock, &raw mut time) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let (seconds, nanoseconds) = (u64::try_from(time.tv_sec), u32::try_from(time.tv_nsec));
-    Ok(Duration::new(seconds.expect("since it began"), nanoseconds.expect("less than a second")))
-}
-
-/// Calls `step` with how much is done and where the rest lies until all is: the system may do less than it is asked to.
-fn transfer(
-    address: u64,
-    len: usize,
-    mut step: impl FnMut(usize, *const libc::iovec) -> isize,
-) -> io::Result<()> {
-    let start = usize::try_from(address).map_err(|_| io::ErrorKind::InvalidInput)?;
-    let mut done = 0;
-    while done < len {
-        let base = std::ptr::without_provenance_mut(start + done);
-        let remote = libc::iovec { iov_base: base, iov_len: len - done };
-        match usize::try_from(step(done, &raw const remote)) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(moved) => done += moved,
-            Err(_) => match io::Error::last_os_error() {
-                e if e.kind() == io::ErrorKind::Interrupted => {}
-                e => return Err(e),
-            },
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,8 +1,20 @@
-//! Segments mapped twice, and memory reached through the system.
+//! Segments mapped twice.
 
 use rstest::rstest;
 
 use super::*;
+
+/// Bytes that no test writes meanwhile.
+fn bytes(mapping: &Mapping, offset: usize, len: usize) -> &[u8] {
+    // SAFETY: the tests write before they read, on one thread.
+    unsafe { mapping.bytes(offset, len) }
+}
+
+/// Writes while nobody reads.
+fn copy_in(mapping: &Mapping, offset: usize, bytes: &[u8]) {
+    // SAFETY: as above.
+    unsafe { mapping.copy_in(offset, bytes) };
+}
 
 const LEN: usize = 3 * 4096;
 
@@ -11,11 +23,12 @@ fn what_is_written_through_one_mapping_is_read_through_the_other() {
     for pages in [Pages::Reserved, Pages::OnDemand] {
         let (file, one) = Mapping::create(LEN, pages).unwrap();
         let other = Mapping::open(&file, LEN).unwrap().expect("it is of this size");
-        one.copy_in(100, b"hello");
-        one.fill(200, 2, &mut |bytes| bytes.copy_from_slice(b"ab"));
-        assert_eq!((other.bytes(100, 5), other.bytes(200, 2)), (&b"hello"[..], &b"ab"[..]));
-        assert_eq!(other.find(&other.bytes(100, 5)[1..]), Some(101));
-        assert_eq!(other.find(one.bytes(100, 5)), None);
+        copy_in(&one, 100, b"hello");
+        // SAFETY: nobody else reaches them on this thread.
+        unsafe { one.fill(200, 2, &mut |bytes| bytes.copy_from_slice(b"ab")) };
+        assert_eq!((bytes(&other, 100, 5), bytes(&other, 200, 2)), (&b"hello"[..], &b"ab"[..]));
+        assert_eq!(other.find(&bytes(&other, 100, 5)[1..]), Some(101));
+        assert_eq!(other.find(bytes(&one, 100, 5)), None);
     }
 }
 
@@ -24,17 +37,24 @@ fn several_places_are_changed_at_once() {
     let (_file, one) = Mapping::create(LEN, Pages::OnDemand).unwrap();
     let (_file, other) = Mapping::create(LEN, Pages::OnDemand).unwrap();
     let places = [(&one, 100), (&other, 100), (&one, 102), (&one, 98)];
-    change(places.into_iter(), 2, &mut |all| {
+    let fill = &mut |all: &mut [&mut [u8]]| {
         all.iter_mut().zip(1..).for_each(|(bytes, value)| bytes.fill(value));
-    });
-    assert_eq!((one.bytes(97, 8), other.bytes(99, 4)), (&[0, 4, 4, 1, 1, 3, 3, 0][..], &[0, 2, 2, 0][..]));
+    };
+    // SAFETY: nobody else reaches them on this thread.
+    unsafe { change(places.into_iter(), 2, fill) };
+    assert_eq!(
+        (bytes(&one, 97, 8), bytes(&other, 99, 4)),
+        (&[0, 4, 4, 1, 1, 3, 3, 0][..], &[0, 2, 2, 0][..])
+    );
 }
 
 #[test]
 #[should_panic(expected = "overlap")]
 fn places_that_overlap_are_not_changed_at_once() {
     let (_file, mapping) = Mapping::create(LEN, Pages::OnDemand).unwrap();
-    change([(&mapping, 100), (&mapping, 101)].into_iter(), 2, &mut |_| panic!("they are not given"));
+    let places = [(&mapping, 100), (&mapping, 101)].into_iter();
+    // SAFETY: nobody else reaches them on this thread.
+    unsafe { change(places, 2, &mut |_| panic!("they are not given")) };
 }
 
 #[test]
@@ -101,49 +121,16 @@ fn a_file_of_another_size_is_not_mapped() {
 #[should_panic(expected = "outside the segment")]
 fn nothing_outside_a_segment_is_reached() {
     let (_file, mapping) = Mapping::create(LEN, Pages::OnDemand).unwrap();
-    mapping.bytes(LEN - 1, 2);
+    bytes(&mapping, LEN - 1, 2);
 }
 
 #[test]
-fn memory_of_a_process_is_read_and_written_by_its_address() {
-    let pid = rustix::process::getpid().as_raw_nonzero().get();
+fn a_region_has_its_bytes() {
     let (_file, mapping) = Mapping::create(LEN, Pages::OnDemand).unwrap();
-    let mut region = Region::new(Arc::new(mapping), 64, LEN - 64);
-    let address = region.bytes_mut().as_ptr().addr() as u64;
-    write_process(pid, address, b"hello").unwrap();
-    assert_eq!(&region.bytes()[..5], b"hello");
-    let mut read = [0; 5];
-    read_process(pid, address, &mut read).unwrap();
-    assert_eq!(&read, b"hello");
-}
-
-#[test]
-fn a_transfer_that_runs_into_nothing_is_an_error() {
-    let pid = rustix::process::getpid().as_raw_nonzero().get();
-    let (_file, mapping) = Mapping::create(LEN, Pages::OnDemand).unwrap();
-    let region = Region::new(Arc::new(mapping), 0, LEN);
-    let address = region.bytes().as_ptr().addr() as u64;
-    // What follows the segment may be mapped, but not all of this.
-    assert!(read_process(pid, address, &mut vec![0; 1 << 30]).is_err());
-    assert!(read_process(pid, 0, &mut [0; 8]).is_err());
-}
-
-#[test]
-fn the_other_end_of_a_socket_is_told_by_the_system() {
-    let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
-    let own = (std::process::id(), rustix::process::geteuid().as_raw());
-    assert_eq!((peer_of(&one).unwrap(), peer_of(&other).unwrap()), (own, own));
-    let file = std::fs::File::open("/dev/null").unwrap();
-    assert!(peer_of(&file).is_err(), "no socket");
-}
-
-#[test]
-fn a_process_has_had_processors_for_some_time() {
-    let pid = std::process::id().cast_signed();
-    let before = processor_time(pid).unwrap();
-    while processor_time(pid).unwrap() == before {}
-    // Linux has no process with such a number.
-    assert!(processor_time(1 << 22).is_err());
+    // SAFETY: nothing else reaches the segment.
+    let mut region = unsafe { Region::new(Arc::new(mapping), 64, LEN - 64) };
+    region.bytes_mut()[..5].copy_from_slice(b"hello");
+    assert_eq!((&region.bytes()[..5], region.bytes().len()), (&b"hello"[..], LEN - 64));
 }
 
 #[test]
@@ -158,7 +145,7 @@ fn a_processor_tells_what_lies_at_one_offset_of_large_segments_apart() {
         [0, 5 * 4096, HASHED_BYTES].map(|more| Mapping::create(len + more, Pages::OnDemand).unwrap().1);
     let again = Mapping::open(&file, len).unwrap().expect("it is of this size");
     let all: Vec<usize> =
-        others.iter().chain([&first, &again]).map(|one| one.bytes(0, len).as_ptr().addr()).collect();
+        others.iter().chain([&first, &again]).map(|one| bytes(one, 0, len).as_ptr().addr()).collect();
     for offset in (0..len).step_by(1 << 20).flat_map(|mib| [mib, mib + 4096]) {
         let mut hashes: Vec<_> = all.iter().map(|start| hash(start + offset)).collect();
         hashes.sort_unstable();
@@ -172,9 +159,9 @@ fn a_large_segment_is_mapped_whole_and_found_again() {
     let (file, one) = Mapping::create(len, Pages::OnDemand).unwrap();
     let other = Mapping::open(&file, len).unwrap().expect("it is of this size");
     for offset in [0, len - 5] {
-        one.copy_in(offset, b"hello");
-        assert_eq!(other.bytes(offset, 5), b"hello");
-        assert_eq!(other.find(other.bytes(offset, 5)), Some(offset));
+        copy_in(&one, offset, b"hello");
+        assert_eq!(bytes(&other, offset, 5), b"hello");
+        assert_eq!(other.find(bytes(&other, offset, 5)), Some(offset));
     }
 }
 

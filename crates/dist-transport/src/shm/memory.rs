@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use socket2::Socket;
 
 use super::loan;
-use super::map::{peer_of, read_process};
 use super::offer::{FILE, GOODBYE, Share, WAKE, hear, say, send_file};
+use super::process::{peer_of, read_process};
 use super::segment::{Broken, Consumer, Ends, Producer, RING_BYTES, Sleep, TRAY_BYTES, Trays};
 use crate::Grain;
 

@@ -17,6 +17,8 @@ mod map;
 mod memory;
 mod offer;
 mod pen;
+mod process;
+mod ranges;
 mod segment;
 mod turn;
 
@@ -24,12 +26,11 @@ pub(crate) use door::{connect, is_ours, listen};
 pub(crate) use exposure::{Exposure, Origin};
 pub(crate) use group::GroupMemory;
 pub(crate) use heap::Heap;
-pub(crate) use map::{
-    Mapping, change, copy_past, processor_time, read_process, take_short_turns, write_process,
-};
+pub(crate) use map::{Mapping, change, copy_past, take_short_turns};
 pub(crate) use memory::{End, Memory, Next};
 pub(crate) use offer::{ACCEPTED, Share, give_arena, offer, take, take_arena};
 pub(crate) use pen::{LONG_BYTES, Pen};
+pub(crate) use process::{Process, processor_time, read_process};
 pub(crate) use turn::{Turn, hash, is_same_call};
 
 const PAGE_BYTES: usize = 4096;

@@ -3,7 +3,10 @@
 //! The layout is fixed: a page with the counters, each in a cache line of its own, two rings, the trays. What is written is
 //! published by raising a counter, and only what is published is read; what was read is given back in the same way. Of
 //! messages that are lent the page says how much was taken (`loan.rs`).
-//! Both processes run this code, which every one of them has proven before it was given the memory.
+//! Both processes run this code: each has proven to belong to the job before it was given the memory. The types here keep to
+//! what the counters say, so what they reach into nobody else does: there is one [`Producer`] and one [`Consumer`] of a ring,
+//! and one side that has a tray. They are made by [`create`] and [`open`] only, once for each side.
+#![allow(unsafe_code, reason = "mapped memory cannot be reached otherwise")]
 
 use std::io;
 use std::ops::Range;
@@ -61,14 +64,16 @@ pub(super) struct Ends {
 /// Makes a segment, with the descriptor that lets another process open it.
 pub(super) fn create(nonce: &Nonce) -> io::Result<(OwnedFd, Ends)> {
     let (file, mapping) = Mapping::create(SEGMENT_BYTES, Pages::Reserved)?;
-    mapping.copy_in(NONCE_AT, nonce);
+    // SAFETY: nobody else has the memory yet.
+    unsafe { mapping.copy_in(NONCE_AT, nonce) };
     Ok((file, Ends::of(mapping, Side::Maker)))
 }
 
 /// Opens the segment that another process has made: `None` if it is not the one with this nonce.
 pub(super) fn open(file: &OwnedFd, nonce: &Nonce) -> io::Result<Option<Ends>> {
     let mapping = Mapping::open(file, SEGMENT_BYTES)?;
-    let found = mapping.filter(|mapping| mapping.bytes(NONCE_AT, nonce.len()) == nonce);
+    // SAFETY: the nonce was written before the memory was given away, and never is afterwards.
+    let found = mapping.filter(|mapping| unsafe { mapping.bytes(NONCE_AT, nonce.len()) } == nonce);
     Ok(found.map(|mapping| Ends::of(mapping, Side::Taker)))
 }
 
@@ -99,16 +104,19 @@ struct Ring(usize);
 
 impl Ring {
     fn produced(self, mapping: &Mapping) -> &AtomicU64 {
-        mapping.counter((1 + 2 * self.0) * COUNTER_STEP)
+        // SAFETY: counters have cache lines of their own on the first page, and are reached as such only.
+        unsafe { mapping.counter((1 + 2 * self.0) * COUNTER_STEP) }
     }
 
     fn consumed(self, mapping: &Mapping) -> &AtomicU64 {
-        mapping.counter((2 + 2 * self.0) * COUNTER_STEP)
+        // SAFETY: counters have cache lines of their own on the first page, and are reached as such only.
+        unsafe { mapping.counter((2 + 2 * self.0) * COUNTER_STEP) }
     }
 
     /// Behind the words that the sides sleep by.
     fn loan(self, mapping: &Mapping) -> &AtomicU64 {
-        mapping.counter((7 + self.0) * COUNTER_STEP)
+        // SAFETY: counters have cache lines of their own on the first page, and are reached as such only.
+        unsafe { mapping.counter((7 + self.0) * COUNTER_STEP) }
     }
 
     const fn offset(self, position: usize) -> usize {
@@ -141,9 +149,12 @@ impl Producer {
         let [first, second] = self.cursor.places(ahead, bytes.len());
         let (one, two) = bytes.split_at(first.len());
         let Self { mapping, ring, pen, .. } = self;
-        mapping.fill(ring.offset(first.start), one.len(), &mut |place| pen.copy(one, place));
+        // SAFETY: the cursor gives places only in the room that the other side has left behind, of which nothing is published
+        // before `publish`; this is the only producer.
+        unsafe { mapping.fill(ring.offset(first.start), one.len(), &mut |place| pen.copy(one, place)) };
         if !two.is_empty() {
-            mapping.fill(ring.offset(second.start), two.len(), &mut |place| pen.copy(two, place));
+            // SAFETY: as above.
+            unsafe { mapping.fill(ring.offset(second.start), two.len(), &mut |place| pen.copy(two, place)) };
         }
     }
 
@@ -179,7 +190,9 @@ impl Consumer {
     pub(super) fn peek(&mut self, max: usize) -> Result<&[u8], Broken> {
         let produced = self.ring.produced(&self.mapping);
         let place = self.cursor.next(max, || produced.load(Ordering::Acquire)).ok_or(Broken)?;
-        Ok(self.mapping.bytes(self.ring.offset(place.start), place.len()))
+        // SAFETY: the cursor gives places only of what is published and not yet left behind: the other side writes there once
+        // it has been, by `advance`, which needs `self` exclusively.
+        Ok(unsafe { self.mapping.bytes(self.ring.offset(place.start), place.len()) })
     }
 
     /// Leaves these bytes behind, rounded up to whole grains; `true` if room was given back.
@@ -246,15 +259,17 @@ impl Trays {
     /// Lays bytes on it.
     pub(super) fn write(&mut self, at: usize, bytes: &[u8]) {
         assert!(self.takes(at + bytes.len()), "a tray is here and has room");
-        self.mapping.copy_in(self.offset(0) + Grain::BYTES + at, bytes);
+        // SAFETY: this side has the tray, so the other does not reach into it.
+        unsafe { self.mapping.copy_in(self.offset(0) + Grain::BYTES + at, bytes) };
     }
 
     /// Hands it over, with what is said of the message and the counter behind the grain that stands for it.
     pub(super) fn hand_over(&mut self, about: &[u8], count: u64) {
         assert!(about.len() == TRAY_HEADER_BYTES, "it fills the line");
         let offset = self.offset(0);
-        self.mapping.copy_in(offset + TRAY_COUNTER_BYTES, about);
-        self.mapping.counter(offset).store(count | self.ring as u64, Ordering::Release);
+        // SAFETY: this side has the tray, so the other does not reach into it but for the counter.
+        unsafe { self.mapping.copy_in(offset + TRAY_COUNTER_BYTES, about) };
+        self.counter(offset).store(count | self.ring as u64, Ordering::Release);
         self.order = [self.order[1], self.order[0]];
         self.here -= 1;
     }
@@ -266,8 +281,15 @@ impl Trays {
         }
         let offset = self.offset(self.here);
         let theirs = count | (1 - self.ring) as u64;
-        let come = self.mapping.counter(offset).load(Ordering::Acquire) == theirs;
-        come.then(|| self.mapping.bytes(offset + TRAY_COUNTER_BYTES, TRAY_HEADER_BYTES))
+        let come = self.counter(offset).load(Ordering::Acquire) == theirs;
+        // SAFETY: the tray has come, so this side has it, and the other does not write there.
+        come.then(|| unsafe { self.mapping.bytes(offset + TRAY_COUNTER_BYTES, TRAY_HEADER_BYTES) })
+    }
+
+    /// What hands over the tray that begins there.
+    fn counter(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: the first eight bytes of a tray are reached as a counter only.
+        unsafe { self.mapping.counter(offset) }
     }
 
     /// Takes the tray that was just seen to have come.
@@ -280,7 +302,8 @@ impl Trays {
     /// What lies on the one that came last.
     pub(super) fn bytes(&self, range: Range<usize>) -> &[u8] {
         assert!(self.laden && range.end <= TRAY_BYTES, "a message of that length has come");
-        self.mapping.bytes(self.offset(self.here - 1) + Grain::BYTES + range.start, range.len())
+        // SAFETY: this side has the tray, and hands it over only with `self` borrowed exclusively.
+        unsafe { self.mapping.bytes(self.offset(self.here - 1) + Grain::BYTES + range.start, range.len()) }
     }
 
     /// Notes that the message on it is not needed any more.
@@ -303,12 +326,14 @@ pub(super) struct Sleep {
 impl Sleep {
     /// Behind the counters of the rings.
     fn word(&self, side: usize) -> &AtomicU32 {
-        self.mapping.word((5 + side) * COUNTER_STEP)
+        // SAFETY: the words have cache lines of their own on the first page, and are reached as such only.
+        unsafe { self.mapping.word((5 + side) * COUNTER_STEP) }
     }
 
     /// The core that a side was on when it last waited; 0 before.
     fn core(&self, side: usize) -> &AtomicU32 {
-        self.mapping.word((5 + side) * COUNTER_STEP + CORE_AT)
+        // SAFETY: as for `word`.
+        unsafe { self.mapping.word((5 + side) * COUNTER_STEP + CORE_AT) }
     }
 
     /// Whether the other side was on this core when it last waited. Says that this one waits here.

@@ -1,8 +1,10 @@
 //! Simulated memory of a group: posts are messages of no bytes, and what they hand over lies behind a lock.
 //!
 //! So posts take the time of messages, are held up, lost with their rank and reported as messages are. What is read and
-//! written costs what [`MemoryCosts`] say. Memory that a rank lays open is a copy, which its owner is given a look at and looks at where
-//! [`Direct`] says so.
+//! written costs what [`MemoryCosts`] say. Of memory that a rank exposes, others see a copy: the rank
+//! [shows](Direct::show) what it changes, and what others have written is there when it [takes](Direct::take_back) the memory
+//! back. So nothing here relies on what callers of the `unsafe` methods promise.
+#![allow(unsafe_code, reason = "a trait is implemented whose methods are unsafe elsewhere")]
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -12,9 +14,10 @@ use std::time::Duration;
 use super::fabric::Sent;
 use super::message::Message;
 use super::transport::SimTransport;
+use crate::direct::sealed::Sealed;
 use crate::{
-    Allocation, CALLS_MAX, CHANGED_MAX, ChannelId, Deadline, Direct, Due, Error, Exposed, Fingerprint, Grain,
-    MemoryCosts, Outgoing, Place, Reach, Result, Shared, Slots, Traffic, Transport,
+    Abandon, CALLS_MAX, CHANGED_MAX, ChannelId, Deadline, Direct, DirectCall, Due, Entry, Error, Exposed,
+    Fingerprint, Grain, Lent, MemoryCosts, Outgoing, Place, Rank, Reach, Result, Shared, Traffic, Transport,
 };
 
 const SHARED: Shared = Shared::on_host(Reach::Write);
@@ -46,7 +49,7 @@ struct Share {
 struct OfCall {
     line: Vec<u8>,
     sheet: Vec<u8>,
-    laid_open: Vec<u8>,
+    exposed: Vec<u8>,
     readable: bool,
     writable: bool,
     /// What others have written.
@@ -66,6 +69,10 @@ pub(super) struct Together {
     seen: Vec<u64>,
     /// What a post failed with.
     broken: Option<Error>,
+    /// What this rank has lent in the last call, unless it has it back.
+    lent: Option<Lent>,
+    /// The number of this memory among all that the process has had.
+    group: u64,
     traffic: Traffic,
     costs: MemoryCosts,
     /// What less than a nanosecond of work is still to be spent, in picoseconds.
@@ -112,8 +119,8 @@ impl Share {
             Place::Sheet => (&mut of_call.sheet, SHARED.sheet_bytes),
             Place::Slot(slot) => (self.slots[call % 2].get_mut(slot)?, SHARED.slot_bytes),
             Place::Memory if of_call.readable => {
-                let len = of_call.laid_open.len();
-                (&mut of_call.laid_open, len)
+                let len = of_call.exposed.len();
+                (&mut of_call.exposed, len)
             }
             Place::Memory => return None,
         };
@@ -136,6 +143,8 @@ impl Together {
             current: 0,
             seen: vec![0; ranks],
             broken: None,
+            lent: None,
+            group: DirectCall::next_group(),
             traffic: Traffic::default(),
             costs: segments.costs,
             owed_ps: 0,
@@ -214,13 +223,27 @@ impl Together {
     }
 }
 
+impl Sealed for Together {}
+
 impl Direct for Together {
     fn shared(&self) -> Shared {
         SHARED
     }
 
-    fn enter(&mut self, posts: u32, slots: Slots, memory: Exposed<'_>, due: &Due<'_>) -> Result<()> {
-        assert!(posts > 0, "every rank posts in every call");
+    fn rank(&self) -> Rank {
+        self.posts.rank()
+    }
+
+    fn call(&self) -> DirectCall {
+        DirectCall { group: self.group, number: self.current }
+    }
+
+    unsafe fn enter(&mut self, entry: Entry, memory: Exposed<'_>, due: &Due<'_>) -> Result<()> {
+        let Entry { rank, posts, slots, .. } = entry;
+        assert!(
+            posts > 0 && rank == self.posts.rank(),
+            "every rank enters for itself, and posts in every call"
+        );
         let fingerprint = self.posts.begin_direct()?;
         let last = self.current();
         let begun_by_all = slots.begun_by_all(self.current);
@@ -231,19 +254,23 @@ impl Direct for Together {
         let base = last.base + u64::from(last.posts);
         *self.current_mut() = Call { fingerprint, base, posts, posted: 0 };
         let (readable, writable, bytes) = match &memory {
-            Exposed::Nothing => (false, false, &[][..]),
-            Exposed::Read(bytes) => (true, false, *bytes),
-            Exposed::Write(bytes) => (true, true, &**bytes),
+            Exposed::Nothing => (false, false, Vec::new()),
+            Exposed::Read(bytes) => (true, false, bytes.to_vec()),
+            Exposed::Write(lent) => (true, true, lent.bytes().to_vec()),
+        };
+        self.lent = match memory {
+            Exposed::Write(lent) => Some(lent),
+            Exposed::Nothing | Exposed::Read(_) => None,
         };
         let mut segment = self.segment.lock();
         let shared = self.shared_by(&mut segment, self.posts.rank().index());
-        shared.laid_open = bytes.to_vec();
+        shared.exposed = bytes;
         (shared.readable, shared.writable) = (readable, writable);
         shared.written.clear();
         Ok(())
     }
 
-    fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
+    unsafe fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
         assert!(place != Place::Memory, "memory is not published");
         self.traffic.bytes_sent += bytes.len() as u64;
         self.spend(self.costs.copied(place, bytes.len()));
@@ -253,7 +280,7 @@ impl Direct for Together {
         published.expect("there is room");
     }
 
-    fn post(&mut self) {
+    unsafe fn post(&mut self) {
         self.spend(self.costs.post_ps);
         self.current_mut().posted += 1;
         let fingerprint = self.current().fingerprint;
@@ -273,7 +300,7 @@ impl Direct for Together {
         }
     }
 
-    fn view(
+    unsafe fn view(
         &mut self,
         rank: usize,
         place: Place,
@@ -290,7 +317,7 @@ impl Direct for Together {
         Ok(())
     }
 
-    fn view_all(
+    unsafe fn view_all(
         &mut self,
         place: Place,
         there: &[(usize, usize)],
@@ -314,7 +341,7 @@ impl Direct for Together {
         Ok(())
     }
 
-    fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+    unsafe fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
         let range = offset..offset.saturating_add(into.len());
         self.traffic.bytes_received += range.len() as u64;
         self.spend(self.costs.copied(place, range.len()));
@@ -326,7 +353,7 @@ impl Direct for Together {
         into.copy_from_slice(from);
     }
 
-    fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
+    unsafe fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
         let range = offset..offset.saturating_add(bytes.len());
         self.traffic.bytes_sent += range.len() as u64;
         self.spend(self.costs.copied(place, range.len()));
@@ -348,24 +375,8 @@ impl Direct for Together {
     fn show(&mut self, memory: &[u8]) {
         let mut segment = self.segment.lock();
         let shared = self.shared_by(&mut segment, self.posts.rank().index());
-        let by_others: Vec<_> = shared
-            .written
-            .iter()
-            .map(|range| (range.start, shared.laid_open[range.clone()].to_vec()))
-            .collect();
-        if shared.readable && shared.laid_open.len() == memory.len() {
-            shared.laid_open.copy_from_slice(memory);
-        }
-        for (start, bytes) in by_others {
-            shared.laid_open[start..start + bytes.len()].copy_from_slice(&bytes);
-        }
-    }
-
-    fn collect(&mut self, memory: &mut [u8]) {
-        let mut segment = self.segment.lock();
-        let shared = self.shared_by(&mut segment, self.posts.rank().index());
-        for range in &shared.written {
-            memory[range.clone()].copy_from_slice(&shared.laid_open[range.clone()]);
+        if shared.readable && !shared.writable && shared.exposed.len() == memory.len() {
+            shared.exposed.copy_from_slice(memory);
         }
     }
 
@@ -373,6 +384,24 @@ impl Direct for Together {
         let Call { base, posts, posted, .. } = self.current();
         let last = base + u64::from(posts);
         posted == posts && self.others().all(|peer| self.seen[peer] >= last)
+    }
+
+    fn take_back(&mut self) -> Option<Lent> {
+        if !self.finished() {
+            return None;
+        }
+        let mut lent = self.lent.take()?;
+        let mut segment = self.segment.lock();
+        let shared = self.shared_by(&mut segment, self.posts.rank().index());
+        for range in &shared.written {
+            lent.bytes_mut()[range.clone()].copy_from_slice(&shared.exposed[range.clone()]);
+        }
+        Some(lent)
+    }
+
+    fn abandon_later(&self) -> Abandon {
+        // Others see copies.
+        Abandon::new(|| ())
     }
 }
 
@@ -383,28 +412,5 @@ impl SimTransport {
             Sent::Queued | Sent::Left => Ok(()),
             Sent::Aborted(abort) => Err(Error::Aborted(abort)),
         }
-    }
-}
-
-/// Memory of the simulated heap, which is ordinary memory.
-#[derive(Debug)]
-pub(super) struct Allocated {
-    grains: Vec<Grain>,
-    len: usize,
-}
-
-impl Allocated {
-    pub(super) fn new(len: usize) -> Self {
-        Self { grains: vec![Grain::ZERO; len.div_ceil(Grain::BYTES)], len }
-    }
-}
-
-impl Allocation for Allocated {
-    fn bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.grains)[..self.len]
-    }
-
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.grains)[..self.len]
     }
 }

@@ -9,7 +9,7 @@ use super::clock::Skew;
 use super::fabric::{Elsewhere, Fabric, Found, Place, Room, Sent};
 use super::message::{Message, Spoilt};
 use super::report::Position;
-use super::together::{Allocated, Together};
+use super::together::Together;
 use super::waiting::On;
 use super::world::World;
 use crate::bookkeeping::{self, Calls};
@@ -453,10 +453,10 @@ impl Transport for SimTransport {
         }))
     }
 
-    fn allocate(&mut self, bytes: usize) -> Option<Box<dyn Allocation>> {
+    fn allocate(&mut self, bytes: usize) -> Option<Allocation> {
         let given =
             self.world.segments.is_some() && !self.world.without_heap.contains(&self.own_place().world_rank);
-        given.then(|| -> Box<dyn Allocation> { Box::new(Allocated::new(bytes)) })
+        given.then(|| Allocation::private(bytes)).flatten()
     }
 
     fn note(&mut self, progress: Progress) {

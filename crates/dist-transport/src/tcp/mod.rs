@@ -6,6 +6,8 @@
 //! to the coordinator; data moves on the caller's thread only.
 
 mod address;
+#[cfg(all(feature = "shm", target_os = "linux"))]
+mod beside;
 mod channels;
 mod config;
 mod control;
@@ -29,6 +31,8 @@ mod transport;
 mod user;
 mod verdict;
 
+#[cfg(all(feature = "shm", target_os = "linux"))]
+pub use beside::{HostAbort, WithSharedMemory};
 pub use config::{Config, Medium};
 pub use coordinator::Coordinator;
 pub use transport::TcpTransport;

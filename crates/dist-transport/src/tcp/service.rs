@@ -34,6 +34,8 @@ pub(super) struct Service {
     silent_by: Deadline,
     /// Whether the coordinator is still there.
     connected: bool,
+    /// Whether there may be free memory that is to be given back to the system.
+    returns_memory: bool,
     /// How long to wait for the coordinator to hang up, once the session is closing.
     farewell: Option<Deadline>,
     /// Where the coordinator is, if it is on another host.
@@ -68,6 +70,7 @@ impl Service {
             last_look: runtime.deadline(BEAT),
             silent_by: runtime.deadline(session.liveness),
             connected: true,
+            returns_memory: false,
             farewell: None,
             far_coordinator: coordinator.filter(|_| is_far),
             watched: Vec::new(),
@@ -89,6 +92,7 @@ impl Service {
                 return;
             }
             self.session.service_bell.rung();
+            self.returns_memory = self.returns_memory && self.session.heap.return_some();
             let closing = self.session.closing.load(Ordering::Acquire);
             let ended = self.take_ended();
             let spoken = self.speak();
@@ -132,6 +136,8 @@ impl Service {
         let silent = self.session.runtime.remaining(self.silent_by);
         let next = self.session.runtime.remaining(self.next_beat);
         let next = if self.connected { next.min(silent) } else { next };
+        // In between it looks whether there is something else to do.
+        let next = if self.returns_memory { Duration::ZERO } else { next };
         let next = self.gates.iter().filter_map(Gate::look_again_in).fold(next, Duration::min);
         socket::poll(&mut watched, next).map(drop)
     }
@@ -221,6 +227,8 @@ impl Service {
         let beat = runtime.expired(self.next_beat).then_some(Frame::Beat);
         if beat.is_some() {
             self.next_beat = runtime.deadline(BEAT);
+            self.session.heap.age();
+            self.returns_memory = true;
         }
         let outgoing = std::iter::from_fn(|| self.session.outgoing.pop());
         for frame in beat.into_iter().chain(outgoing) {

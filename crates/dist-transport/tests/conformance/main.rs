@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use dist_transport::conformance::{Fabric, Program};
 use dist_transport::sim;
-use dist_transport::tcp::{Config, Coordinator, Medium, TcpTransport};
+use dist_transport::tcp::{Config, Coordinator, Medium, TcpTransport, WithSharedMemory};
 use dist_transport::{Reach, Runtime, Transport};
 
 /// The in-process network under a simulated runtime, in several interleavings.
@@ -128,6 +128,55 @@ mod simulated_links {
     dist_transport::conformance!(super::SimulatedLinks);
 }
 
+/// Threads that have shared memory beside another transport's messages.
+struct MemoryBeside;
+
+impl Fabric for MemoryBeside {
+    fn run(&self, _: u64, world_size: usize, program: Program) {
+        let network = sim::network(&Runtime::system(), world_size);
+        let joins = network.into_iter().map(|messages| {
+            move || -> Box<dyn Transport> {
+                let due = messages.runtime().deadline(Duration::from_secs(60)).into();
+                Box::new(WithSharedMemory::join(messages, &due).unwrap())
+            }
+        });
+        run_threads(joins, &program);
+    }
+}
+
+/// What concerns shared memory. An abort has a record of its own on either side, so promises of one record are left out.
+mod memory_beside {
+    dist_transport::conformance! { super::MemoryBeside =>
+        direct {
+            all_ranks_of_a_group_share_memory_or_none_does
+            what_is_published_is_seen_by_whoever_waits_for_the_post
+            ranks_that_have_met_have_what_all_have_brought
+            each_post_of_a_call_hands_over_what_was_written_before_it
+            nobody_writes_over_what_a_rank_is_still_reading
+            groups_share_memory_of_their_own
+            a_rank_sees_its_own_places
+            an_abort_wakes_who_waits_in_shared_memory
+        }
+        exposed {
+            memory_that_is_exposed_is_read_and_written
+            what_is_lent_comes_back_from_its_own_call_only
+            memory_of_several_ranks_is_changed_at_once
+            what_was_written_after_a_call_failed_is_no_result_of_it
+            what_is_not_exposed_is_out_of_reach_which_harms_nothing
+        }
+        forks {
+            a_group_is_numbered_in_the_order_of_its_list_and_others_get_none
+            a_group_of_a_group_is_translated_twice
+            one_call_makes_several_groups_that_share_no_rank
+            a_list_of_members_that_makes_no_group_is_refused_without_harm
+        }
+        messages {
+            messages_go_round_a_ring
+            a_rank_exchanges_with_itself
+        }
+    }
+}
+
 mod threads {
     dist_transport::conformance!(super::Threads);
 }
@@ -147,16 +196,16 @@ mod shm_within_limits {
     use super::{Medium, Processes, Reach};
 
     #[test]
-    fn memory_that_is_laid_open_is_out_of_reach_but_for_the_heap() {
-        conformance::laid_open::memory_that_is_laid_open_is_read_and_written(&Processes(
+    fn memory_that_is_exposed_is_out_of_reach_but_for_the_heap() {
+        conformance::exposed::memory_that_is_exposed_is_read_and_written(&Processes(
             Medium::Shm,
             Reach::Slots,
         ));
     }
 
     #[test]
-    fn memory_that_is_laid_open_is_read_only_but_for_the_heap() {
-        conformance::laid_open::memory_that_is_laid_open_is_read_and_written(&Processes(
+    fn memory_that_is_exposed_is_read_only_but_for_the_heap() {
+        conformance::exposed::memory_that_is_exposed_is_read_and_written(&Processes(
             Medium::Shm,
             Reach::Read,
         ));

@@ -1,10 +1,13 @@
 //! All ranks' memory, what is in it, and who was there last.
 
 use std::collections::HashMap;
+use std::hash::BuildHasherDefault;
+use std::iter::Peekable;
 
 use dist_transport::{CALLS_MAX, Place};
 
-use super::{Call, Report};
+use super::Report;
+use crate::direct::digest::Digest;
 use crate::direct::{Exposure, Parts, Peers, Plan, Step, Target, Task};
 use crate::{Error, Result, Source};
 
@@ -34,10 +37,20 @@ struct Visits {
     read: Vec<(usize, usize)>,
 }
 
+/// What a rank knows of the others' posts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Knowledge {
+    /// Those that it has waited for, and what their posters knew by then.
+    All,
+    /// Those that it has waited for itself. What is proven like this is proven by all knowledge too, and sooner.
+    Awaited,
+}
+
 /// All ranks, call after call.
 pub(super) struct Machine {
     ranks: Vec<State>,
-    memory: HashMap<(usize, Location), Visits>,
+    memory: HashMap<(usize, Location), Visits, BuildHasherDefault<Digest>>,
+    knowledge: Knowledge,
     calls: usize,
     /// Posts of each rank before each call that was begun.
     bases: Vec<usize>,
@@ -60,11 +73,12 @@ struct At<'a> {
 }
 
 impl Machine {
-    pub(super) fn new(world_size: usize) -> Self {
+    pub(super) fn new(world_size: usize, knowledge: Knowledge) -> Self {
         let state = |_| State { clock: vec![0; world_size], posted: Vec::new(), rounds: 0 };
         Self {
             ranks: (0..world_size).map(state).collect(),
-            memory: HashMap::new(),
+            memory: HashMap::default(),
+            knowledge,
             calls: 0,
             bases: Vec::new(),
             steps: 0,
@@ -76,21 +90,29 @@ impl Machine {
         Report { calls: self.calls, rounds, steps: self.steps }
     }
 
-    pub(super) fn call(&mut self, call: &Call) -> Result<()> {
+    /// Does one call, in which each rank does the steps of its program.
+    pub(super) fn call(
+        &mut self,
+        plan: &Plan,
+        programs: impl IntoIterator<Item = impl IntoIterator<Item = Step>>,
+    ) -> Result<()> {
+        let mut programs: Vec<_> =
+            programs.into_iter().map(|program| program.into_iter().peekable()).collect();
         self.bases.push(self.ranks.first().map_or(0, |state| state.clock[0]));
         for rank in 0..self.ranks.len() {
-            self.begin(call, rank)?;
+            self.begin(plan, rank)?;
         }
         let mut next = vec![0; self.ranks.len()];
         let mut entered = vec![false; self.ranks.len()];
         loop {
             let mut moved = false;
             for rank in 0..self.ranks.len() {
-                entered[rank] = entered[rank] || self.enter(rank, &call.plan);
+                entered[rank] = entered[rank] || self.enter(rank, plan);
                 while entered[rank]
-                    && next[rank] < call.programs[rank].len()
-                    && self.step(call, rank, next[rank])?
+                    && let Some(&step) = programs[rank].peek()
+                    && self.step(&At { plan, rank, step: next[rank] }, step)?
                 {
+                    programs[rank].next();
                     next[rank] += 1;
                     moved = true;
                 }
@@ -99,18 +121,18 @@ impl Machine {
                 break;
             }
         }
-        self.deadlock(call, &next)?;
-        for rank in 0..self.ranks.len() {
-            self.end(call, rank)?;
+        self.deadlock(&mut programs, &next)?;
+        for (rank, &steps) in next.iter().enumerate() {
+            self.end(&At { plan, rank, step: steps })?;
         }
         self.calls += 1;
         Ok(())
     }
 
     /// The caller has filled its memory, whatever it did with it before.
-    fn begin(&mut self, call: &Call, rank: usize) -> Result<()> {
-        let at = At { plan: &call.plan, rank, step: 0 };
-        for (location, held) in brought(&call.plan, rank, self.calls) {
+    fn begin(&mut self, plan: &Plan, rank: usize) -> Result<()> {
+        let at = At { plan, rank, step: 0 };
+        for (location, held) in brought(plan, rank, self.calls) {
             self.write(&at, (rank, location), held)?;
         }
         Ok(())
@@ -132,16 +154,15 @@ impl Machine {
     }
 
     /// Does a step; `false` if it has to wait.
-    fn step(&mut self, call: &Call, rank: usize, index: usize) -> Result<bool> {
-        let at = At { plan: &call.plan, rank, step: index };
-        let step = call.programs[rank][index];
-        self.validate(&at, step)?;
+    fn step(&mut self, at: &At<'_>, step: Step) -> Result<bool> {
+        let rank = at.rank;
+        self.validate(at, step)?;
         match step {
             Step::Publish { parts, block, of, place } => {
                 for part in parts.indices(at.plan.parts()) {
-                    let held = self.read(&at, part, (rank, Location::Own { of, part, block }))?;
+                    let held = self.read(at, part, (rank, Location::Own { of, part, block }))?;
                     let there = self.published(at.plan, rank, place, (part, block));
-                    self.write(&at, there, Some(held))?;
+                    self.write(at, there, Some(held))?;
                 }
             }
             Step::Post => self.post(rank),
@@ -152,14 +173,14 @@ impl Machine {
                     return Ok(false);
                 }
             }
-            Step::Reduce { part, block, of, into } => self.reduce(&at, (part, block), of, into)?,
+            Step::Reduce { part, block, of, into } => self.reduce(at, (part, block), of, into)?,
             Step::Take { from, part, block, of, into } => {
-                let held = self.read(&at, part, self.there(at.plan, from, of, (part, block)))?;
-                self.write(&at, (rank, own(into, block)), Some(held))?;
+                let held = self.read(at, part, self.there(at.plan, from, of, (part, block)))?;
+                self.write(at, (rank, own(into, block)), Some(held))?;
             }
             Step::Keep { part, block } => {
-                let held = self.read(&at, part, (rank, Location::Own { of: Source::Input, part, block }))?;
-                self.write(&at, (rank, own(part, block)), Some(held))?;
+                let held = self.read(at, part, (rank, Location::Own { of: Source::Input, part, block }))?;
+                self.write(at, (rank, own(part, block)), Some(held))?;
             }
         }
         self.steps += 1;
@@ -169,7 +190,8 @@ impl Machine {
     fn post(&mut self, rank: usize) {
         let state = &mut self.ranks[rank];
         state.clock[rank] += 1;
-        state.posted.push((state.clock.clone(), state.rounds + 1));
+        let known = if self.knowledge == Knowledge::All { state.clock.clone() } else { Vec::new() };
+        state.posted.push((known, state.rounds + 1));
     }
 
     /// Learns what a rank knew at one of its posts; `false` if it has not come so far.
@@ -180,6 +202,7 @@ impl Machine {
         let Some((known, rounds)) = self.ranks[peer].posted.get(posts - 1).cloned() else { return false };
         let state = &mut self.ranks[rank];
         state.clock.iter_mut().zip(known).for_each(|(own, known)| *own = (*own).max(known));
+        state.clock[peer] = state.clock[peer].max(posts);
         state.rounds = state.rounds.max(rounds);
         true
     }
@@ -218,7 +241,7 @@ impl Machine {
         let clock = &self.ranks[at.rank].clock;
         let visits = self.memory.entry((of, location)).or_default();
         race(at, clock, of, visits.written)?;
-        if !visits.read.contains(&epoch) {
+        if visits.read.last() != Some(&epoch) {
             visits.read.push(epoch);
         }
         visits.held.ok_or(Error::Unwritten { rank: at.rank, step: at.step, chunk: part })
@@ -233,37 +256,36 @@ impl Machine {
             .into_iter()
             .chain(visits.read.iter().copied())
             .try_for_each(|visit| race(at, clock, of, Some(visit)))?;
-        *visits = Visits { held, written: Some(epoch), read: Vec::new() };
+        (visits.held, visits.written) = (held, Some(epoch));
+        visits.read.clear();
         Ok(())
     }
 
     /// Whether a rank waits for what never comes.
-    fn deadlock(&self, call: &Call, next: &[usize]) -> Result<()> {
-        let waiting = |rank: &usize| next[*rank] < call.programs[*rank].len();
-        let blocked = (0..next.len()).filter(waiting).count();
-        let Some(rank) = (0..next.len()).find(waiting) else { return Ok(()) };
+    fn deadlock(&self, programs: &mut [Peekable<impl Iterator<Item = Step>>], next: &[usize]) -> Result<()> {
+        let waiting: Vec<Option<Step>> = programs.iter_mut().map(|program| program.peek().copied()).collect();
+        let blocked = waiting.iter().flatten().count();
+        let Some(rank) = waiting.iter().position(Option::is_some) else { return Ok(()) };
         let step = next[rank];
-        let peer = match call.programs[rank][step] {
-            Step::Await { ranks, posts } => ranks
+        let peer = match waiting[rank] {
+            Some(Step::Await { ranks, posts }) => ranks
                 .ranks(rank, next.len())
                 .find(|&peer| self.ranks[peer].posted.len() < self.base() + posts as usize),
             _ => None,
         };
         let peer = peer.unwrap_or(rank);
-        let peer_step = Some(next[peer]).filter(|&step| step < call.programs[peer].len());
+        let peer_step = waiting[peer].map(|_| next[peer]);
         Err(Error::Deadlock { rank, step, peer, peer_step, blocked })
     }
 
     /// The rank has posted as often as all, has what it should, and its memory is the caller's again.
-    fn end(&mut self, call: &Call, rank: usize) -> Result<()> {
-        let plan = &call.plan;
+    fn end(&mut self, at: &At<'_>) -> Result<()> {
+        let At { plan, rank, step: steps } = *at;
         let got = self.ranks[rank].clock[rank] - self.base();
         if got != plan.posts() as usize {
             let got = u32::try_from(got).unwrap_or(u32::MAX);
             return Err(Error::Posts { rank, expected: plan.posts(), got });
         }
-        let steps = call.programs[rank].len();
-        let at = At { plan, rank, step: steps };
         for block in 0..plan.blocks() {
             for part in 0..plan.parts() {
                 let held = self.memory.get(&(rank, own(part, block))).and_then(|visits| visits.held);
@@ -277,7 +299,7 @@ impl Machine {
             self.has_waited(rank)?;
         }
         for (location, _) in brought(plan, rank, self.calls) {
-            self.write(&at, (rank, location), None)?;
+            self.write(at, (rank, location), None)?;
         }
         Ok(())
     }

@@ -122,6 +122,36 @@ impl TcpTransport {
         if homes().any(shares_with_another) { Medium::Auto } else { Medium::Tcp }
     }
 
+    /// As [`Transport::fork`].
+    pub(super) fn fork_own(&mut self, members: &[usize]) -> Result<Option<Self>> {
+        let number = self.children;
+        let place = bookkeeping::fork(self.rank, self.channel, &mut self.children, members)?;
+        let child = place.map(|(channel, rank)| {
+            let members = members.iter().map(|&member| self.members[member]).collect();
+            let origin = self.origin.and_then(|origin| origin.child(number, channel));
+            Self::open(self.membership.clone(), channel, origin, rank, members)
+        });
+        self.session().channels.count_forks(self.channel, self.children);
+        Ok(child)
+    }
+
+    /// The memory of the group, if its ranks have agreed that they share some.
+    #[cfg(all(feature = "shm", target_os = "linux"))]
+    pub(super) fn known_direct(&self) -> Option<&dyn Direct> {
+        self.together.as_ref()?.as_deref().map(|together| -> &dyn Direct { together })
+    }
+
+    /// The same, to be used.
+    #[cfg(all(feature = "shm", target_os = "linux"))]
+    pub(super) fn known_direct_mut(&mut self) -> Option<&mut dyn Direct> {
+        self.together.as_mut()?.as_deref_mut().map(|together| -> &mut dyn Direct { together })
+    }
+
+    #[cfg(all(feature = "shm", target_os = "linux"))]
+    pub(super) fn membership(&self) -> &Arc<Membership> {
+        &self.membership
+    }
+
     fn session(&self) -> &Session {
         &self.membership.session
     }
@@ -333,15 +363,7 @@ impl Transport for TcpTransport {
     }
 
     fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {
-        let number = self.children;
-        let place = bookkeeping::fork(self.rank, self.channel, &mut self.children, members)?;
-        let child = place.map(|(channel, rank)| -> Box<dyn Transport> {
-            let members = members.iter().map(|&member| self.members[member]).collect();
-            let origin = self.origin.and_then(|origin| origin.child(number, channel));
-            Box::new(Self::open(self.membership.clone(), channel, origin, rank, members))
-        });
-        self.session().channels.count_forks(self.channel, self.children);
-        Ok(child)
+        Ok(self.fork_own(members)?.map(|child| -> Box<dyn Transport> { Box::new(child) }))
     }
 
     fn abort(&mut self, cause: Cause) {
@@ -374,7 +396,7 @@ impl Transport for TcpTransport {
     }
 
     #[cfg(all(feature = "shm", target_os = "linux"))]
-    fn allocate(&mut self, bytes: usize) -> Option<Box<dyn Allocation>> {
+    fn allocate(&mut self, bytes: usize) -> Option<Allocation> {
         let session = self.session();
         session.homes[session.rank.index()].shares().then(|| session.heap.allocate(bytes)).flatten()
     }

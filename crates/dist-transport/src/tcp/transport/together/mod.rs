@@ -1,7 +1,8 @@
 //! The memory of a group in use: calls, posts and waits, and what ranks copy there.
+#![allow(unsafe_code, reason = "mapped memory is reached under the contract of `Direct`")]
 
 mod courtesy;
-mod laid_open;
+mod exposed;
 mod probe;
 mod waiting;
 mod watch;
@@ -13,19 +14,20 @@ use std::sync::atomic::Ordering;
 use smallvec::SmallVec;
 
 use self::courtesy::Courtesy;
-use self::laid_open::Located;
+use self::exposed::Located;
 use self::watch::Watch;
 use super::failure::{Scene, Trouble};
 use crate::bookkeeping::Calls;
+use crate::direct::sealed::Sealed;
 use crate::processor::is_intel;
 use crate::runtime::{Unparker, Wake};
-use crate::shm::{self, Exposure, GroupMemory, LONG_BYTES, Mapping, Pen, Turn};
+use crate::shm::{self, Exposure, GroupMemory, LONG_BYTES, Mapping, Origin, Pen, Process, Turn};
 use crate::tcp::counts::Counts;
 use crate::tcp::message::Fault;
 use crate::tcp::session::{Membership, WAITING_LIMIT};
 use crate::{
-    Activity, CALLS_MAX, CHANGED_MAX, ChannelId, Deadline, Direct, Due, Error, Exposed, Fingerprint, Grain,
-    Place, Rank, Reach, Result, Shared, Slots, Traffic,
+    Abandon, Activity, CALLS_MAX, CHANGED_MAX, ChannelId, Deadline, Direct, DirectCall, Due, Entry, Error,
+    Exposed, Fingerprint, Grain, Lent, Place, Rank, Reach, Result, Shared, Traffic,
 };
 
 /// One rank's view of its group's memory.
@@ -59,8 +61,12 @@ pub(super) struct Together {
     peers: Vec<Peer>,
     /// The first call in which not all of them were found to be in the same as this rank.
     compared: usize,
-    /// Deadline of the last call in which memory was laid open: what is mapped on the way to it is mapped by then.
+    /// Deadline of the last call in which memory was exposed: what is mapped on the way to it is mapped by then.
     deadline: Deadline,
+    /// What this rank has lent in the last call, unless it has it back.
+    lent: Option<Lent>,
+    /// The number of this memory among all that the process has had.
+    group: u64,
     scratch: Vec<Grain>,
     pen: Pen,
     traffic: Traffic,
@@ -106,6 +112,8 @@ struct Peer {
     compared: usize,
     /// Arenas of its heap that are mapped here, by number.
     arenas: Vec<Option<Arc<Mapping>>>,
+    /// Its process, if this one can write there.
+    process: Option<Arc<Process>>,
 }
 
 impl Together {
@@ -139,6 +147,8 @@ impl Together {
             peers: vec![peer; members.len()],
             compared: 1,
             deadline: session.runtime.deadline(WAITING_LIMIT),
+            lent: None,
+            group: DirectCall::next_group(),
             scratch: Vec::new(),
             pen: Pen::default(),
             traffic: Traffic::default(),
@@ -177,10 +187,15 @@ impl Together {
         scene.fail(Trouble { activity: Activity::Receive, peer, fault }, deadline)
     }
 
-    /// Leaves the current call for the next one.
+    /// Leaves the current call for the next one. The ranks' calls are compared by the fingerprint and by what else was agreed.
     #[inline(always)]
-    fn enter_next(&mut self, posts: u32, slots: Slots, due: &Due<'_>) -> Result<()> {
-        assert!(posts > 0, "every rank posts in every call");
+    fn enter_next(&mut self, entry: Entry, due: &Due<'_>) -> Result<()> {
+        let Entry { rank, agreed, posts, slots } = entry;
+        assert!(posts > 0 && rank == self.rank, "every rank enters for itself, and posts in every call");
+        if self.lent.is_some() {
+            // It was not taken back, so others may still write there: it is never freed.
+            self.lent = None;
+        }
         let Call { number: last, base, posts: last_posts, .. } = self.current;
         let begun_by_all = if self.keeps_step { last } else { slots.begun_by_all(last) };
         if self.compared <= begun_by_all {
@@ -188,7 +203,7 @@ impl Together {
         }
         let fingerprint = self.calls.current();
         let (me, number, base) = (self.rank.index(), last + 1, base + u64::from(last_posts));
-        let (turn, hash) = (Turn::of(number), shm::hash(fingerprint));
+        let (turn, hash) = (Turn::of(number), shm::hash(fingerprint).wrapping_add(agreed));
         // The first post hands all of this over. Nobody needs what was there before: all have left that call.
         self.memory.set_call(me, turn, fingerprint);
         // After the last post of the call before: whoever finds this in place of an older hash sees that post.
@@ -198,9 +213,12 @@ impl Together {
         Ok(())
     }
 
-    /// Copies from what a rank has published or laid open, in this way where that is mapped.
+    /// Copies from what a rank has published or exposed, in this way where that is mapped.
+    ///
+    /// # Safety
+    /// As said of [`Direct`].
     #[inline]
-    fn read_by(
+    unsafe fn read_by(
         &mut self,
         copy: impl FnOnce(&[u8], &mut [u8]),
         (rank, place, offset): (usize, Place, usize),
@@ -209,12 +227,16 @@ impl Together {
         let range = offset..offset.saturating_add(into.len());
         self.traffic.bytes_received += range.len() as u64;
         if place != Place::Memory {
-            let bytes = self.memory.published(rank, self.current.turn(), place, range.clone());
+            // SAFETY: as the caller has promised.
+            let bytes = unsafe { self.memory.published(rank, self.current.turn(), place, range.clone()) };
             copy(bytes.ok_or_else(|| self.out_of_reach(rank, &range))?, into);
             return Ok(());
         }
         match self.locate(rank, &range, false)? {
-            Located::Mapped(mapping, offset) => copy(mapping.bytes(offset, into.len()), into),
+            Located::Mapped(mapping, offset) => {
+                // SAFETY: as the caller has promised.
+                copy(unsafe { mapping.bytes(offset, into.len()) }, into);
+            }
             Located::Process(process, address) => {
                 shm::read_process(process, address, into).map_err(|error| self.broken(rank, error))?;
             }
@@ -222,7 +244,7 @@ impl Together {
         self.was_open(rank)
     }
 
-    /// What was read of memory that a rank had laid open stands for nothing if the call has failed for that rank meanwhile,
+    /// What was read of memory that a rank had exposed stands for nothing if the call has failed for that rank meanwhile,
     /// since it may have written there then.
     fn was_open(&self, rank: usize) -> Result<()> {
         if self.memory.has_failed(rank) {
@@ -237,8 +259,8 @@ impl Together {
         self.fail(self.current.turn(), (rank, fault), self.by_now())
     }
 
-    /// Until when the reason of a failure may be waited for: what is laid open can be read long after the deadline of the call
-    /// that it was laid open in.
+    /// Until when the reason of a failure may be waited for: what is exposed can be read long after the deadline of the call
+    /// that it was exposed in.
     fn by_now(&self) -> Deadline {
         self.membership.session.runtime.deadline(WAITING_LIMIT)
     }
@@ -249,37 +271,51 @@ impl Together {
     }
 }
 
+impl Sealed for Together {}
+
 impl Direct for Together {
     fn shared(&self) -> Shared {
         Shared { fast_attach: is_intel(), ..Shared::on_host(self.reach) }
     }
 
     #[inline]
-    fn enter(&mut self, posts: u32, slots: Slots, memory: Exposed<'_>, due: &Due<'_>) -> Result<()> {
+    fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    fn call(&self) -> DirectCall {
+        DirectCall { group: self.group, number: self.current.number }
+    }
+
+    #[inline]
+    unsafe fn enter(&mut self, entry: Entry, memory: Exposed<'_>, due: &Due<'_>) -> Result<()> {
         if !matches!(memory, Exposed::Nothing) {
             self.deadline = due.deadline();
         }
-        self.enter_next(posts, slots, due)?;
-        self.expose(&memory);
+        self.enter_next(entry, due)?;
+        self.expose(memory);
         Ok(())
     }
 
     #[inline(always)]
-    fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
+    unsafe fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
         let (me, turn) = (self.rank.index(), self.current.turn());
         // What several ranks of a core read is better read from caches, and a copy may be interrupted by any of them.
         let published = if bytes.len() < LONG_BYTES || !self.keeps_step {
-            self.memory.publish(me, turn, place, offset, bytes)
+            // SAFETY: as the caller has promised.
+            unsafe { self.memory.publish(me, turn, place, offset, bytes) }
         } else {
             let Self { memory, pen, .. } = self;
-            memory.fill(me, turn, place, offset..offset + bytes.len(), &mut |place| pen.copy(bytes, place))
+            let write = &mut |place: &mut [u8]| pen.copy(bytes, place);
+            // SAFETY: as the caller has promised.
+            unsafe { memory.fill(me, turn, place, offset..offset + bytes.len(), write) }
         };
         published.expect("bytes are published where there is room for them");
         self.traffic.bytes_sent += bytes.len() as u64;
     }
 
     #[inline]
-    fn post(&mut self) {
+    unsafe fn post(&mut self) {
         self.current.posted += 1;
         let posts = self.current.base + u64::from(self.current.posted);
         // Releases all that was written: whoever sees the post sees that too.
@@ -292,21 +328,25 @@ impl Direct for Together {
         self.wait_in(self.current.number, rank, posts, due)
     }
 
-    fn meet(
+    unsafe fn meet(
         &mut self,
-        rank: Rank,
+        entry: Entry,
         (holder, place, offset): (usize, Place, usize),
         bytes: &[u8],
         due: &Due<'_>,
     ) -> Result<()> {
-        self.enter_next(1, Slots::of(place), due)?;
+        self.enter_next(entry, due)?;
         self.say_exposed(Exposure::NOTHING);
+        let rank = entry.rank;
         if holder == rank.index() {
-            self.publish(place, offset, bytes);
+            // SAFETY: as the caller has promised.
+            unsafe { self.publish(place, offset, bytes) };
         } else {
-            self.write(holder, place, offset, bytes)?;
+            // SAFETY: as the caller has promised.
+            unsafe { self.write(holder, place, offset, bytes) }?;
         }
-        self.post();
+        // SAFETY: as the caller has promised.
+        unsafe { self.post() };
         self.settle();
         let Call { number, .. } = self.current;
         if rank.world_size() == 2 {
@@ -334,7 +374,7 @@ impl Direct for Together {
         }
     }
 
-    fn view(
+    unsafe fn view(
         &mut self,
         rank: usize,
         place: Place,
@@ -343,16 +383,18 @@ impl Direct for Together {
     ) -> Result<()> {
         self.traffic.bytes_received += range.len() as u64;
         if place == Place::Memory {
-            return self.view_laid_open(rank, range, read);
+            // SAFETY: as the caller has promised.
+            return unsafe { self.view_exposed(rank, range, read) };
         }
-        match self.memory.published(rank, self.current.turn(), place, range.clone()) {
+        // SAFETY: as the caller has promised.
+        match unsafe { self.memory.published(rank, self.current.turn(), place, range.clone()) } {
             Some(bytes) => read(0, bytes),
             None => return Err(self.out_of_reach(rank, &range)),
         }
         Ok(())
     }
 
-    fn view_all(
+    unsafe fn view_all(
         &mut self,
         place: Place,
         there: &[(usize, usize)],
@@ -364,39 +406,44 @@ impl Direct for Together {
         let mut all: [&[u8]; CHANGED_MAX] = [&[]; CHANGED_MAX];
         for (one, &(rank, offset)) in all.iter_mut().zip(there) {
             let range = offset..offset.saturating_add(len);
-            let bytes = self.memory.published(rank, self.current.turn(), place, range.clone());
+            // SAFETY: as the caller has promised.
+            let bytes = unsafe { self.memory.published(rank, self.current.turn(), place, range.clone()) };
             *one = bytes.ok_or_else(|| self.out_of_reach(rank, &range))?;
         }
         read(&all[..there.len()]);
         Ok(())
     }
 
-    fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
-        self.read_by(crate::copy, (rank, place, offset), into)
+    unsafe fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+        // SAFETY: as the caller has promised.
+        unsafe { self.read_by(crate::copy, (rank, place, offset), into) }
     }
 
-    fn read_past(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
-        self.read_by(shm::copy_past, (rank, place, offset), into)
+    unsafe fn read_past(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+        // SAFETY: as the caller has promised.
+        unsafe { self.read_by(shm::copy_past, (rank, place, offset), into) }
     }
 
     fn copy_past(&mut self, from: &[u8], into: &mut [u8]) {
         shm::copy_past(from, into);
     }
 
-    fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
+    unsafe fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
         let range = offset..offset.saturating_add(bytes.len());
         self.traffic.bytes_sent += range.len() as u64;
         match place {
             Place::Line | Place::Sheet => Err(self.out_of_reach(rank, &range)),
             Place::Slot(_) => {
-                let written = self.memory.publish(rank, self.current.turn(), place, offset, bytes);
+                // SAFETY: as the caller has promised.
+                let written = unsafe { self.memory.publish(rank, self.current.turn(), place, offset, bytes) };
                 written.ok_or_else(|| self.out_of_reach(rank, &range))
             }
-            Place::Memory => self.write_laid_open(rank, &range, bytes),
+            // SAFETY: as the caller has promised.
+            Place::Memory => unsafe { self.write_lent(rank, &range, bytes) },
         }
     }
 
-    fn change(
+    unsafe fn change(
         &mut self,
         place: Place,
         there: &[(usize, usize)],
@@ -413,7 +460,8 @@ impl Direct for Together {
                 return there.first().map_or(Ok(false), nothing);
             }
             Place::Slot(_) => {
-                let changed = self.memory.change(self.current.turn(), place, there, len, change);
+                // SAFETY: as the caller has promised.
+                let changed = unsafe { self.memory.change(self.current.turn(), place, there, len, change) };
                 changed.map_err(|(rank, offset)| self.out_of_reach(rank, &range(offset)))?;
             }
             // Whether the call has failed there is not asked: what others may write is leaked then, and nobody reads it.
@@ -428,7 +476,9 @@ impl Direct for Together {
                         Located::Process(..) => return Ok(false),
                     }
                 }
-                shm::change(places.iter().map(|(mapping, offset)| (&**mapping, *offset)), len, change);
+                let places = places.iter().map(|(mapping, offset)| (&**mapping, *offset));
+                // SAFETY: as the caller has promised; the arenas are of several other ranks, who share none.
+                unsafe { shm::change(places, len, change) };
             }
         }
         let bytes = (there.len() * len) as u64;
@@ -441,13 +491,29 @@ impl Direct for Together {
         let last = self.current.base + u64::from(self.current.posts);
         self.current.posted == self.current.posts && self.others().all(|peer| self.peers[peer].seen >= last)
     }
+
+    fn take_back(&mut self) -> Option<Lent> {
+        if self.finished() { self.lent.take() } else { None }
+    }
+
+    fn abandon_later(&self) -> Abandon {
+        let (memory, membership) = (self.memory.clone(), self.membership.clone());
+        let (me, exposure) = (self.rank.index(), self.exposures[self.current.turn().index()]);
+        Abandon::new(move || {
+            // Before the caller writes there: whoever reads what it writes finds this too.
+            memory.fail(me);
+            if let Exposure { len, writable: false, origin: Origin::Heap { arena, offset } } = exposure {
+                membership.session.heap.detach(arena, offset, len);
+            }
+        })
+    }
 }
 
 impl Drop for Together {
     fn drop(&mut self) {
-        // Before what was laid open is used for something else.
+        // Before what was exposed is used for something else.
         if self.current.posted < self.current.posts {
-            self.memory.fail(self.rank.index());
+            self.abandon();
         }
         let verdict = &self.membership.session.verdict;
         verdict.dismiss(self.channel);

@@ -2,10 +2,12 @@
 //!
 //! Whether the system lets one process read and write another's memory depends on users, namespaces, capabilities and
 //! filters, and cannot be asked for. So every rank reads a number of every other's, and writes it back there; one failure
-//! anywhere, and nobody does it.
+//! anywhere, and nobody does it. Who finds the number has the right process, and keeps a descriptor of it: the number of a
+//! process that has ended may be another's.
 
 use super::Together;
-use crate::{Direct, Due, Exposed, Owned, Place, Reach, Result, Slots, Traffic, auth, shm};
+use crate::shm::Process;
+use crate::{Direct, Due, Entry, Exposed, Owned, Place, Reach, Result, Slots, Traffic, auth, shm};
 
 impl Together {
     /// Agrees with the others on how far ranks reach, which is not beyond `limit`.
@@ -24,30 +26,47 @@ impl Together {
         let [number, ..]: [u64; 4] = bytemuck::pod_read_unaligned(&auth::random_bytes()?);
         let me = self.rank.index();
         // A cell for the number, and one for each rank to write it back to.
-        let mut cells = Owned::from(vec![0_u64; 1 + self.rank.world_size()]);
+        let mut cells = vec![0_u64; 1 + self.rank.world_size()];
         cells[0] = number;
-        self.enter(2, Slots::Unused, Exposed::Write(cells.lend()), due)?;
-        self.publish(Place::Line, 0, &number.to_ne_bytes());
-        self.post();
+        let entry = Entry { rank: self.rank, agreed: 0, posts: 2, slots: Slots::Unused };
+        // SAFETY: all ranks do these steps. Each writes its own line before its first post, and in the memory of another rank
+        // only the cell that is there for it, between that rank's first post and its own last.
+        unsafe { self.enter(entry, Exposed::Write(Owned::from(cells).lend()), due) }?;
+        // SAFETY: as above.
+        unsafe { self.publish(Place::Line, 0, &number.to_ne_bytes()) };
+        // SAFETY: as above.
+        unsafe { self.post() };
         let (mut reads, mut writes) = (true, limit == Reach::Write);
         for peer in self.others() {
             self.wait(peer, 1, due)?;
             let (mut told, mut found) = ([0; 8], [0; 8]);
-            self.read(peer, Place::Line, 0, &mut told)?;
-            reads &=
-                self.reach_into(peer, |process, address| shm::read_process(process, address, &mut found));
+            // SAFETY: as above; the rank has posted.
+            unsafe { self.read(peer, Place::Line, 0, &mut told) }?;
+            let mut process = None;
+            reads &= self.reach_into(peer, |number, address| {
+                // Before the number is found there, so that it is not found in another.
+                process = Process::open(number).ok();
+                shm::read_process(number, address, &mut found)
+            });
             reads &= found == told;
             // Nothing is written where this was not the peer's memory.
             writes &= reads
-                && self.reach_into(peer, |process, address| {
-                    shm::write_process(process, address + 8 * (1 + me as u64), &told)
+                && process.is_some_and(|process| {
+                    let written = self.reach_into(peer, |_, address| {
+                        // SAFETY: the rank has lent its cells in this call, of which this is the one for this rank.
+                        unsafe { process.write(address + 8 * (1 + me as u64), &told) }
+                    });
+                    self.peers[peer].process = Some(process);
+                    written
                 });
         }
-        self.post();
+        // SAFETY: as above.
+        unsafe { self.post() };
         self.others().try_for_each(|peer| self.wait(peer, 2, due))?;
         self.settle();
+        let lent = self.take_back().expect("all have posted for the last time");
+        let cells = lent.into_owned::<u64>().expect("they are what was lent");
         writes &= self.others().all(|peer| cells[1 + peer] == number);
-        cells.reclaim(self);
         Ok(match (reads, writes) {
             (true, true) => Reach::Write,
             (true, false) => Reach::Read,
@@ -71,13 +90,18 @@ impl Together {
     fn least(&mut self, found: Reach, due: &Due<'_>) -> Result<Reach> {
         const ALL: [Reach; 3] = [Reach::Slots, Reach::Read, Reach::Write];
         let mut least = found;
-        self.enter(1, Slots::Unused, Exposed::Nothing, due)?;
-        self.publish(Place::Line, 0, &[found as u8]);
-        self.post();
+        let entry = Entry { rank: self.rank, agreed: 0, posts: 1, slots: Slots::Unused };
+        // SAFETY: all ranks do these steps: each writes its own line before its post, and reads others' after theirs.
+        unsafe { self.enter(entry, Exposed::Nothing, due) }?;
+        // SAFETY: as above.
+        unsafe { self.publish(Place::Line, 0, &[found as u8]) };
+        // SAFETY: as above.
+        unsafe { self.post() };
         for peer in self.others() {
             self.wait(peer, 1, due)?;
             let mut theirs = [0];
-            self.read(peer, Place::Line, 0, &mut theirs)?;
+            // SAFETY: as above; the rank has posted.
+            unsafe { self.read(peer, Place::Line, 0, &mut theirs) }?;
             least = least.min(ALL.get(usize::from(theirs[0])).copied().unwrap_or(Reach::Slots));
         }
         self.settle();

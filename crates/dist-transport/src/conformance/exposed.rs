@@ -1,30 +1,35 @@
-//! Memory that ranks lay open to each other.
+//! Memory that ranks expose to each other.
 
 use crate::{CHANGED_MAX, Error, Exposed, Owned, Place, Reach, Slots, Transport};
 
+use super::Unchecked;
 use super::backend::{Backend, Fabric};
 use super::calls::{call, pass_round, payload, soon};
 use super::direct::barrier;
 
-/// Every rank reads from every other's memory and writes into it, as far as that goes.
-fn reach_into_all(transport: &mut dyn Transport, memory: &mut Owned<u8>, number: usize) {
+/// Every rank reads from every other's memory and writes into it, as far as that goes. Gives the memory back.
+fn reach_into_all(transport: &mut dyn Transport, mut memory: Owned<u8>, number: usize) -> Owned<u8> {
     let (rank, due) = (transport.rank(), soon(transport));
-    let (me, len) = (rank.index(), memory.len() / 2 / rank.world_size());
+    let (me, bytes, is_allocated) = (rank.index(), memory.len(), memory.is_allocated());
+    let (half, len) = (bytes / 2, bytes / 2 / rank.world_size());
     let place = |of: usize| memory_place(of, len);
     memory.fill(0);
     memory[place(me)].copy_from_slice(&payload(rank, number, len));
     transport.begin(&call(number as u64, 0));
-    let Some(direct) = transport.direct(&due).unwrap() else { return };
-    let reach = if memory.is_allocated() { Reach::Write } else { direct.shared().reach };
+    let Some(mut direct) = Unchecked::of(transport, &due).unwrap() else { return memory };
+    let reach = if is_allocated { Reach::Write } else { direct.shared().reach };
+    let mut kept = None;
     match reach {
-        Reach::Slots => return,
-        Reach::Read => direct.enter(2, Slots::Used, Exposed::Read(memory), &due).unwrap(),
+        Reach::Slots => return memory,
+        Reach::Read => {
+            direct.enter(2, Slots::Used, Exposed::Read(&memory), &due).unwrap();
+            direct.show(&memory);
+            kept = Some(memory);
+        }
         Reach::Write => direct.enter(2, Slots::Used, Exposed::Write(memory.lend()), &due).unwrap(),
     }
-    direct.show(memory);
     direct.post();
     let others = || (1..rank.world_size()).map(move |distance| rank.plus(distance));
-    let half = memory.len() / 2;
     for peer in others() {
         direct.wait(peer.index(), 1, &due).unwrap();
         let expected = payload(peer, number, len);
@@ -44,38 +49,41 @@ fn reach_into_all(transport: &mut dyn Transport, memory: &mut Owned<u8>, number:
         let outside = direct.read(peer.index(), Place::Memory, 2 * half, &mut [0]).unwrap_err();
         assert!(matches!(outside, Error::OutOfReach { .. }), "{outside}");
     }
+    assert!(direct.take_back().is_none(), "not every rank has posted for the last time");
     direct.post();
     others().for_each(|peer| direct.wait(peer.index(), 2, &due).unwrap());
     direct.settle();
     assert!(direct.finished());
-    if reach == Reach::Write {
-        direct.collect(memory);
-        assert!(memory.reclaim(direct));
-        let own = payload(rank, number, len);
-        for peer in others() {
-            assert!(memory[half..][place(peer.index())] == own, "{peer} has written it back");
-        }
+    if let Some(memory) = kept {
+        return memory;
     }
+    let memory = direct.take_back().unwrap().into_owned::<u8>().unwrap();
+    assert!(direct.take_back().is_none(), "it is there once");
+    let own = payload(rank, number, len);
+    for peer in others() {
+        assert!(memory[half..][place(peer.index())] == own, "{peer} has written it back");
+    }
+    memory
 }
 
 fn memory_place(of: usize, len: usize) -> std::ops::Range<usize> {
     of * len..(of + 1) * len
 }
 
-/// Memory that is laid open is read and written.
-pub fn memory_that_is_laid_open_is_read_and_written(fabric: &'static dyn Fabric) {
+/// Memory that is exposed is read and written.
+pub fn memory_that_is_exposed_is_read_and_written(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     for world_size in [2, 3] {
         let program = |mut transport: Box<dyn Transport>| {
             let mut numbers = 1..;
             for len in [64, 4000, 1_000_000] {
                 let bytes = 2 * len * transport.rank().world_size();
-                let mut private = Owned::from(vec![0; bytes]);
-                let mut allocated = transport.allocate(bytes).and_then(Owned::allocated);
-                for memory in [Some(&mut private), allocated.as_mut()].into_iter().flatten() {
-                    for number in numbers.by_ref().take(3) {
-                        reach_into_all(&mut *transport, memory, number);
-                    }
+                let allocated = transport.allocate(bytes).and_then(Owned::allocated);
+                for memory in [Some(Owned::from(vec![0; bytes])), allocated].into_iter().flatten() {
+                    numbers
+                        .by_ref()
+                        .take(3)
+                        .fold(memory, |memory, number| reach_into_all(&mut *transport, memory, number));
                 }
             }
             barrier(&mut *transport).unwrap();
@@ -84,23 +92,51 @@ pub fn memory_that_is_laid_open_is_read_and_written(fabric: &'static dyn Fabric)
     }
 }
 
+/// What is lent to the call of one group comes back from the end of that call, and from nothing else: another group's calls
+/// may be over.
+pub fn what_is_lent_comes_back_from_its_own_call_only(fabric: &'static dyn Fabric) {
+    let backend = Backend(fabric);
+    let program = |mut transport: Box<dyn Transport>| {
+        let (me, due) = (transport.rank().index(), soon(&*transport));
+        let mut other = transport.fork(&[0, 1]).unwrap().unwrap();
+        let memory = transport.allocate(1000).and_then(Owned::<u8>::allocated);
+        let Some(mut memory) = memory else { return };
+        memory.fill(7);
+        transport.begin(&call(1, 0));
+        let Some(mut direct) = Unchecked::of(&mut *transport, &due).unwrap() else { return };
+        direct.enter(1, Slots::Unused, Exposed::Write(memory.lend()), &due).unwrap();
+        barrier(&mut *other).unwrap();
+        let mut elsewhere = Unchecked::of(&mut *other, &due).unwrap().expect("as in the other group");
+        assert!(elsewhere.finished() && elsewhere.take_back().is_none());
+        assert!(direct.take_back().is_none(), "nobody has posted");
+        direct.post();
+        direct.wait(1 - me, 1, &due).unwrap();
+        direct.settle();
+        let memory = direct.take_back().unwrap().into_owned::<u8>().unwrap();
+        assert_eq!(memory[..1000], [7; 1000]);
+        barrier(&mut *other).unwrap();
+    };
+    backend.check(2, program, drop);
+}
+
 /// In the memory, or else a slot, of each other rank is a part for every rank, which changes its part of all others at once
-/// where it lies, or by reading and writing where that cannot be.
-fn change_in_all(transport: &mut dyn Transport, memory: &mut Owned<u8>, place: Place) {
+/// where it lies, or by reading and writing where that cannot be. Gives the memory back.
+fn change_in_all(transport: &mut dyn Transport, mut memory: Owned<u8>, place: Place) -> Owned<u8> {
     const LEN: usize = 640;
     let (rank, due) = (transport.rank(), soon(transport));
     let (me, world_size) = (rank.index(), rank.world_size());
     let contents = |of: usize, part: usize| vec![u8::try_from(of * world_size + part).unwrap(); LEN];
     let changed_by = |rank: usize| [u8::try_from(200 + rank).unwrap(); LEN];
     let parts: Vec<u8> = (0..world_size).flat_map(|part| contents(me, part)).collect();
-    memory.copy_from_slice(&parts);
-    let direct = transport.direct(&due).unwrap().expect("as before");
+    memory[..parts.len()].copy_from_slice(&parts);
+    let mut direct = Unchecked::of(transport, &due).unwrap().expect("as before");
+    let mut kept = None;
     if place == Place::Memory {
         direct.enter(2, Slots::Used, Exposed::Write(memory.lend()), &due).unwrap();
-        direct.show(memory);
     } else {
         direct.enter(2, Slots::Used, Exposed::Nothing, &due).unwrap();
         direct.publish(place, 0, &parts);
+        kept = Some(memory);
     }
     direct.post();
     let others: Vec<usize> = (0..world_size).filter(|&peer| peer != me).collect();
@@ -125,18 +161,22 @@ fn change_in_all(transport: &mut dyn Transport, memory: &mut Owned<u8>, place: P
     assert!(seen.iter().eq(&others.iter().map(|&peer| contents(peer, me)).collect::<Vec<_>>()));
     direct.post();
     others.iter().for_each(|&peer| direct.wait(peer, 2, &due).unwrap());
-    if place != Place::Memory {
-        direct.read(me, place, 0, memory).unwrap();
-    }
-    direct.settle();
-    if place == Place::Memory {
-        direct.collect(memory);
-        assert!(memory.reclaim(direct));
-    }
+    let memory = match kept {
+        Some(mut memory) => {
+            direct.read(me, place, 0, &mut memory[..parts.len()]).unwrap();
+            direct.settle();
+            memory
+        }
+        None => {
+            direct.settle();
+            direct.take_back().unwrap().into_owned::<u8>().unwrap()
+        }
+    };
     for &peer in &others {
         assert!(memory[peer * LEN..][..LEN] == changed_by(peer), "{peer} has changed it");
     }
     assert!(memory[me * LEN..][..LEN] == contents(me, me), "nobody else has");
+    memory
 }
 
 /// What a rank changes in the memory of several others at once, each finds changed.
@@ -151,18 +191,16 @@ pub fn memory_of_several_ranks_is_changed_at_once(fabric: &'static dyn Fabric) {
             let mut private = Owned::from(vec![0; bytes]);
             let mut allocated = transport.allocate(bytes).and_then(Owned::allocated);
             let mut numbers = 1..;
-            let mut change = |memory: &mut Owned<u8>, place| {
+            let mut change = |memory, place| {
                 transport.begin(&call(numbers.next().unwrap(), 0));
-                change_in_all(&mut *transport, memory, place);
+                change_in_all(&mut *transport, memory, place)
             };
             for _ in 0..3 {
-                change(&mut private, Place::Slot(0));
+                private = change(private, Place::Slot(0));
                 if reach == Reach::Write {
-                    change(&mut private, Place::Memory);
+                    private = change(private, Place::Memory);
                 }
-                if let Some(allocated) = &mut allocated {
-                    change(allocated, Place::Memory);
-                }
+                allocated = allocated.map(|allocated| change(allocated, Place::Memory));
             }
             barrier(&mut *transport).unwrap();
         };
@@ -170,19 +208,22 @@ pub fn memory_of_several_ranks_is_changed_at_once(fabric: &'static dyn Fabric) {
     }
 }
 
-/// What a rank reads of another's memory after the call has failed there, and something else was written, is no result.
+/// What a rank reads of another's memory after the call has failed there, and something else was written, is no result; and
+/// memory that others see where it lies does not change under them.
 pub fn what_was_written_after_a_call_failed_is_no_result_of_it(fabric: &'static dyn Fabric) {
     const LEN: usize = 100_000;
     let backend = Backend(fabric);
     let short = backend.short();
-    let program = move |mut transport: Box<dyn Transport>| {
+    let program = move |mut transport: Box<dyn Transport>, is_allocated| {
         let (me, due) = (transport.rank().index(), soon(&*transport));
         let runtime = transport.runtime().clone();
-        let Some(direct) = transport.direct(&due).unwrap() else { return };
-        if direct.shared().reach == Reach::Slots {
+        let allocated = transport.allocate(LEN).filter(|_| is_allocated).and_then(Owned::allocated);
+        let Some(mut direct) = Unchecked::of(&mut *transport, &due).unwrap() else { return };
+        if allocated.is_none() && (is_allocated || direct.shared().reach == Reach::Slots) {
             return;
         }
-        let mut memory = vec![1; LEN];
+        let mut memory = allocated.unwrap_or_else(|| Owned::from(vec![0; LEN]));
+        memory.fill(1);
         direct.enter(2, Slots::Used, Exposed::Read(&memory), &due).unwrap();
         direct.show(&memory);
         direct.post();
@@ -190,27 +231,37 @@ pub fn what_was_written_after_a_call_failed_is_no_result_of_it(fabric: &'static 
         if me == 0 {
             direct.post();
             direct.wait(1, 2, &runtime.deadline(short).into()).unwrap_err();
+            direct.abandon();
             memory.fill(2);
             runtime.sleep(4 * short);
         } else {
-            runtime.sleep(3 * short);
+            let mut seen = Vec::new();
+            let view = &mut |_, bytes: &[u8]| {
+                seen.extend_from_slice(bytes);
+                // Where they lie in the memory of the other, that one writes meanwhile.
+                if seen.len() == LEN {
+                    runtime.sleep(3 * short);
+                    assert!(bytes.iter().all(|&byte| byte == 1), "borrowed bytes have changed");
+                }
+            };
+            let viewed = direct.view(0, Place::Memory, 0..LEN, view);
+            assert!(viewed.is_err() || seen.iter().all(|&byte| byte == 1), "{viewed:?} gave {}", seen[0]);
             let mut seen = vec![0; LEN];
             let read = direct.read(0, Place::Memory, 0, &mut seen);
             assert!(read.is_err() || seen.iter().all(|&byte| byte == 1), "{read:?} gave {}", seen[0]);
-            let mut seen = Vec::new();
-            let viewed = direct.view(0, Place::Memory, 0..LEN, &mut |_, bytes| seen.extend_from_slice(bytes));
-            assert!(viewed.is_err() || seen.iter().all(|&byte| byte == 1), "{viewed:?} gave {}", seen[0]);
         }
     };
-    backend.check(2, program, drop);
+    for is_allocated in [false, true] {
+        backend.check(2, move |transport| program(transport, is_allocated), drop);
+    }
 }
 
-/// What is not laid open is out of reach, which harms nothing.
-pub fn what_is_not_laid_open_is_out_of_reach_which_harms_nothing(fabric: &'static dyn Fabric) {
+/// What is not exposed is out of reach, which harms nothing.
+pub fn what_is_not_exposed_is_out_of_reach_which_harms_nothing(fabric: &'static dyn Fabric) {
     let backend = Backend(fabric);
     let program = |mut transport: Box<dyn Transport>| {
         let (peer, due) = (transport.rank().right().index(), soon(&*transport));
-        if let Some(direct) = transport.direct(&due).unwrap() {
+        if let Some(mut direct) = Unchecked::of(&mut *transport, &due).unwrap() {
             let shared = direct.shared();
             for readable in [false, true] {
                 let exposed = if readable { Exposed::Read(&[7; 100]) } else { Exposed::Nothing };

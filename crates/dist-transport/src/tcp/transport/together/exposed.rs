@@ -1,4 +1,4 @@
-//! The memory that ranks lay open to each other: how this rank says where its own is, and finds that of others.
+//! The memory that ranks expose to each other: how this rank tells where its own is, and finds that of others.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,18 +20,21 @@ pub(super) enum Located {
 }
 
 impl Together {
-    /// Says what of this rank's memory is laid open in the current call.
-    pub(super) fn expose(&mut self, memory: &Exposed<'_>) {
-        let exposure = match memory {
+    /// Tells the others what of this rank's memory is exposed in the current call, and keeps what is lent.
+    pub(super) fn expose(&mut self, memory: Exposed<'_>) {
+        let exposure = match &memory {
             Exposed::Nothing => Exposure::NOTHING,
-            Exposed::Read(bytes) => {
-                Exposure { len: bytes.len() as u64, writable: false, origin: self.origin(bytes) }
-            }
-            Exposed::Write(bytes) => {
-                Exposure { len: bytes.len() as u64, writable: true, origin: self.origin(bytes) }
-            }
+            Exposed::Read(bytes) => self.exposure(bytes, false),
+            Exposed::Write(lent) => self.exposure(lent.bytes(), true),
         };
+        if let Exposed::Write(lent) = memory {
+            self.lent = Some(lent);
+        }
         self.say_exposed(exposure);
+    }
+
+    fn exposure(&self, bytes: &[u8], writable: bool) -> Exposure {
+        Exposure { len: bytes.len() as u64, writable, origin: self.origin(bytes) }
     }
 
     /// Says it to the others, unless they know it from the last call whose turn had this index.
@@ -44,7 +47,7 @@ impl Together {
         }
     }
 
-    /// Where laid-open memory of this rank lies.
+    /// Where exposed memory of this rank lies.
     fn origin(&self, memory: &[u8]) -> Origin {
         match self.membership.session.heap.find(memory) {
             Some((arena, offset)) => Origin::Heap { arena, offset },
@@ -52,9 +55,12 @@ impl Together {
         }
     }
 
-    /// Lets `read` see memory that a rank has laid open.
+    /// Lets `read` see memory that a rank has exposed.
+    ///
+    /// # Safety
+    /// As said of [`Direct`](crate::Direct).
     #[inline(never)]
-    pub(super) fn view_laid_open(
+    pub(super) unsafe fn view_exposed(
         &mut self,
         rank: usize,
         range: Range<usize>,
@@ -62,7 +68,8 @@ impl Together {
     ) -> Result<()> {
         match self.locate(rank, &range, false)? {
             Located::Mapped(mapping, offset) => {
-                read(0, mapping.bytes(offset, range.len()));
+                // SAFETY: as the caller has promised.
+                read(0, unsafe { mapping.bytes(offset, range.len()) });
             }
             Located::Process(process, address) => {
                 let mut scratch = std::mem::take(&mut self.scratch);
@@ -81,19 +88,32 @@ impl Together {
         self.was_open(rank)
     }
 
-    /// Copies into memory that a rank has laid open.
+    /// Copies into memory that a rank has lent.
+    ///
+    /// # Safety
+    /// As said of [`Direct`](crate::Direct).
     #[inline(never)]
-    pub(super) fn write_laid_open(&mut self, rank: usize, range: &Range<usize>, bytes: &[u8]) -> Result<()> {
+    pub(super) unsafe fn write_lent(
+        &mut self,
+        rank: usize,
+        range: &Range<usize>,
+        bytes: &[u8],
+    ) -> Result<()> {
         match self.locate(rank, range, true)? {
-            Located::Mapped(mapping, offset) => mapping.copy_in(offset, bytes),
-            Located::Process(process, address) => {
-                shm::write_process(process, address, bytes).map_err(|error| self.broken(rank, error))?;
+            // SAFETY: as the caller has promised.
+            Located::Mapped(mapping, offset) => unsafe { mapping.copy_in(offset, bytes) },
+            Located::Process(_, address) => {
+                let process = self.peers[rank].process.as_ref();
+                let process = process.ok_or_else(|| self.out_of_reach(rank, range))?;
+                // SAFETY: the rank has lent these bytes in this call, and does not free them before it is over for every rank.
+                let written = unsafe { process.write(address, bytes) };
+                written.map_err(|error| self.broken(rank, error))?;
             }
         }
         Ok(())
     }
 
-    /// Where bytes of memory that a rank has laid open lie.
+    /// Where bytes of memory that a rank has exposed lie.
     pub(super) fn locate(&mut self, rank: usize, range: &Range<usize>, to_write: bool) -> Result<Located> {
         let exposure = self.memory.exposure(rank, self.current.turn());
         let inside = range.start <= range.end && range.end as u64 <= exposure.len;

@@ -1,0 +1,484 @@
+//! The one place of this crate where ranks reach into memory that they share.
+//!
+//! # Why this is sound
+//! [`dist_transport::Direct`] states a contract, which is kept here like this:
+//!
+//! - **Steps.** [`CheckedPlan::new`] has the verifier of direct schedules execute this very plan for this number of ranks: it
+//!   proves that of any two accesses of different ranks to the same memory, of which one writes, one comes before a post and
+//!   the other after a wait for that post, and that nobody reaches into a rank's memory once its part of the call is over. A
+//!   plan that is not proven is not made, and its operation goes by messages. [`dist_algos::direct::run()`] and
+//!   [`meet`](dist_algos::direct::meet) do the steps that the plan makes for this rank, and nothing else.
+//! - **One plan on all ranks.** A digest of the plan, of the call, and of its number is compared with that of every other rank
+//!   before anything is read that it wrote ([`Entry::agreed`]). It does not rely on what a [`Transport`](crate::Transport) does
+//!   with the fingerprint that it is given, and the rank is asked of the memory itself. Two different plans have equal digests
+//!   in one of 2⁶⁴ cases.
+//! - **Memory that others read** is borrowed by the call. Where it does not end well, by an error or a panic, it is
+//!   [abandoned](Direct::abandon) before the borrow ends.
+//! - **Memory that others write** is given to the call by value, and comes back from its end only.
+//!
+//! # What is assumed
+//! The other processes that have the memory mapped belong to the job, as each has proven; they run the same version of this
+//! code on the plan that was agreed on, and are honest otherwise: a process that writes into the memory what no plan says can
+//! change what other ranks compute.
+#![allow(unsafe_code, reason = "memory that processes share is reached under the contract of `Direct`")]
+
+use std::collections::HashSet;
+use std::ops::{Deref, Range};
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use dist_algos::direct::{self, Exposed as Exposes, Kernel, Memory, Own, Plan, Step, verify};
+use dist_algos::{Partition, RunError, Scratch};
+use dist_transport::{
+    Abandon, Direct, DirectCall, Due, Entry, Error as TransportError, Exposed, Lent, Place, Rank, Result,
+    Shared, Slots,
+};
+
+use crate::digest::digest;
+use crate::{Buffer, Call, Element};
+
+/// A plan that was proven for this number of ranks, with one rank's steps.
+#[derive(Debug)]
+pub(super) struct CheckedPlan {
+    plan: Plan,
+    rank: Rank,
+    /// The rank's steps, unless they are many.
+    steps: Vec<Step>,
+    /// A digest of the plan and of the call, but for its number and for how often slots have changed hands.
+    agreed: u64,
+}
+
+/// Plans that were proven in this process, by however many ranks it has: a plan is proven once.
+static PROVEN: LazyLock<Mutex<HashSet<Plan>>> = LazyLock::new(Mutex::default);
+
+/// Whether a plan is proven, whatever comes before and after it.
+fn is_proven(plan: &Plan) -> bool {
+    let shortened = plan.shortened();
+    let mut proven = PROVEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if proven.contains(&shortened) {
+        return true;
+    }
+    let found = (0..2).try_for_each(|turn| verify::prove_alone(&plan.with_turn(turn)).map(drop));
+    match found {
+        Ok(()) => {
+            if proven.len() == PROVEN_MAX {
+                proven.clear();
+            }
+            proven.insert(shortened)
+        }
+        Err(error) => {
+            tracing::error!(?plan, %error, "a plan is not proven: its operation goes by messages");
+            false
+        }
+    }
+}
+
+impl CheckedPlan {
+    /// The plan of a call, if it is proven.
+    pub(super) fn new(plan: Plan, rank: Rank, call: &Call) -> Option<Self> {
+        let plan = plan.with_turn(0);
+        if plan.world_size() != rank.world_size() || !is_proven(&plan) {
+            return None;
+        }
+        let steps: Vec<_> = plan.schedule(rank).take(STEPS_MAX + 1).collect();
+        let steps = if steps.len() > STEPS_MAX { Vec::new() } else { steps };
+        let agreed = digest([digest_of(&Call { sequence: 0, ..*call }), plan.digest()]);
+        Some(Self { plan, rank, steps, agreed })
+    }
+
+    #[inline(always)]
+    pub(super) const fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Uses slots as they are after so many changes of hands.
+    #[inline(always)]
+    pub(super) const fn set_turn(&mut self, turn: usize) {
+        self.plan = self.plan.with_turn(turn);
+    }
+
+    /// What ranks enter the call with this number with, if slots have changed hands so often.
+    #[inline(always)]
+    const fn entry(&self, number: u64) -> Entry {
+        let turn = self.plan.turn() as u64;
+        // Any odd numbers will do: calls of one plan that follow each other differ.
+        let agreed = self
+            .agreed
+            .wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+            .wrapping_add(turn.wrapping_mul(0xc4ce_b9fe_1a85_ec53));
+        Entry { rank: self.rank, agreed, posts: 1, slots: self.plan.use_of_slots() }
+    }
+
+    /// Does the call with this number, if ranks only meet: on memory of which others see copies.
+    #[inline(always)]
+    pub(super) fn meet(
+        &self,
+        number: u64,
+        direct: &mut dyn Direct,
+        own: &mut [u8],
+        arithmetic: (impl FnMut(&mut [u8], &[u8]), Option<impl FnMut(&mut [u8], &[&[u8]])>),
+        scratch: &mut Scratch,
+        due: &Due<'_>,
+    ) -> Result<(), RunError<TransportError>> {
+        let access = &mut Access { direct, entry: self.entry(number) };
+        direct::meet(access, (&self.plan, self.rank), own, arithmetic, scratch, due)
+    }
+
+    /// Does the call with this number, on memory that others read at most.
+    pub(super) fn run(
+        &self,
+        number: u64,
+        direct: &mut dyn Direct,
+        memory: &mut Memory<'_>,
+        kernel: &mut Kernel<'_>,
+        scratch: &mut Scratch,
+        due: &Due<'_>,
+    ) -> Result<(), RunError<TransportError>> {
+        let exposed = match direct::exposed(&self.plan, self.rank, memory) {
+            Exposes::Nothing => Exposed::Nothing,
+            Exposes::Read(bytes) => Exposed::Read(bytes),
+            Exposes::Own => unreachable!("what is lent is not borrowed"),
+        };
+        let mut begun = Begun::enter(direct, self.entry_of_run(number), exposed, due)?;
+        self.do_steps(&mut begun.access(), memory, kernel, scratch, due)?;
+        begun.end();
+        Ok(())
+    }
+
+    /// Does the call with this number, on memory that others write. It comes back if every rank is known to be done with it,
+    /// and is never used again otherwise.
+    pub(super) fn run_lent(
+        &self,
+        number: u64,
+        direct: &mut dyn Direct,
+        (mut lent, cut, piece_bytes): (Lent, Partition<'_>, usize),
+        kernel: &mut Kernel<'_>,
+        scratch: &mut Scratch,
+        due: &Due<'_>,
+    ) -> (Result<(), RunError<TransportError>>, Option<Lent>) {
+        let len = lent.bytes().len();
+        let part = cut.range(self.rank.index());
+        let start = lent.bytes_mut()[part.clone()].as_mut_ptr();
+        let entry = self.entry_of_run(number);
+        let mut begun = match Begun::enter(&mut *direct, entry, Exposed::Write(lent), due) {
+            Ok(begun) => begun,
+            Err(error) => return (Err(error), None),
+        };
+        // SAFETY: the bytes are initialised and lie in `lent`, which the call has now and keeps where it is. In this process
+        // nobody else reaches them until it is taken back below. Other ranks write the other parts only, which is proven: this
+        // rank writes its own part without a post of theirs between.
+        let own_part = unsafe { std::slice::from_raw_parts_mut(start, part.len()) };
+        let own = Own::Lent { len, start: part.start, part: own_part };
+        let memory = &mut Memory { own, cut, input: None, piece_bytes };
+        let done = self.do_steps(&mut begun.access(), memory, kernel, scratch, due);
+        begun.end();
+        (done, direct.take_back())
+    }
+
+    fn entry_of_run(&self, number: u64) -> Entry {
+        Entry { posts: self.plan.posts(), ..self.entry(number) }
+    }
+
+    fn do_steps(
+        &self,
+        access: &mut Access<'_>,
+        memory: &mut Memory<'_>,
+        kernel: &mut Kernel<'_>,
+        scratch: &mut Scratch,
+        due: &Due<'_>,
+    ) -> Result<(), RunError<TransportError>> {
+        let program = (&self.plan, self.rank);
+        match &*self.steps {
+            [] => direct::run(access, program, self.plan.schedule(self.rank), memory, kernel, scratch, due),
+            steps => direct::run(access, program, steps, memory, kernel, scratch, due),
+        }
+    }
+}
+
+/// A call that this rank has entered, with memory that is the caller's again when this is dropped.
+struct Begun<'a> {
+    direct: &'a mut dyn Direct,
+    entry: Entry,
+    has_ended: bool,
+}
+
+impl<'a> Begun<'a> {
+    fn enter(
+        direct: &'a mut dyn Direct,
+        entry: Entry,
+        exposed: Exposed<'_>,
+        due: &Due<'_>,
+    ) -> Result<Self, RunError<TransportError>> {
+        // SAFETY: as said of this module. What is exposed is borrowed by the callers for longer than this lives, or lent.
+        let entered = unsafe { direct.enter(entry, exposed, due) };
+        // If that has failed, nothing is exposed.
+        entered.map_err(|source| RunError::Transport { step: 0, source })?;
+        Ok(Self { direct, entry, has_ended: false })
+    }
+
+    fn access(&mut self) -> Access<'_> {
+        Access { direct: self.direct, entry: self.entry }
+    }
+
+    /// All steps are done, so nobody reaches into this rank's memory any more.
+    fn end(mut self) {
+        self.has_ended = true;
+    }
+}
+
+impl Drop for Begun<'_> {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.direct.abandon();
+        }
+    }
+}
+
+/// Access to shared memory for the runner of a checked plan.
+struct Access<'a> {
+    direct: &'a mut dyn Direct,
+    entry: Entry,
+}
+
+impl direct::Access for Access<'_> {
+    fn shared(&self) -> Shared {
+        self.direct.shared()
+    }
+
+    fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
+        // SAFETY: as said of this module.
+        unsafe { self.direct.publish(place, offset, bytes) };
+    }
+
+    fn post(&mut self) {
+        // SAFETY: as said of this module.
+        unsafe { self.direct.post() };
+    }
+
+    fn wait(&mut self, rank: usize, posts: u32, due: &Due<'_>) -> Result<()> {
+        self.direct.wait(rank, posts, due)
+    }
+
+    #[inline(always)]
+    fn meet(
+        &mut self,
+        _: Rank,
+        slots: Slots,
+        to: (usize, Place, usize),
+        bytes: &[u8],
+        due: &Due<'_>,
+    ) -> Result<()> {
+        let entry = Entry { slots, ..self.entry };
+        // SAFETY: as said of this module.
+        unsafe { self.direct.meet(entry, to, bytes, due) }
+    }
+
+    #[inline(always)]
+    fn view(
+        &mut self,
+        rank: usize,
+        place: Place,
+        range: Range<usize>,
+        read: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<()> {
+        // SAFETY: as said of this module.
+        unsafe { self.direct.view(rank, place, range, read) }
+    }
+
+    #[inline(always)]
+    fn view_all(
+        &mut self,
+        place: Place,
+        there: &[(usize, usize)],
+        len: usize,
+        read: &mut dyn FnMut(&[&[u8]]),
+    ) -> Result<()> {
+        // SAFETY: as said of this module.
+        unsafe { self.direct.view_all(place, there, len, read) }
+    }
+
+    fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+        // SAFETY: as said of this module.
+        unsafe { self.direct.read(rank, place, offset, into) }
+    }
+
+    fn read_past(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+        // SAFETY: as said of this module.
+        unsafe { self.direct.read_past(rank, place, offset, into) }
+    }
+
+    fn copy(&mut self, from: &[u8], into: &mut [u8]) {
+        self.direct.copy(from, into);
+    }
+
+    fn copy_past(&mut self, from: &[u8], into: &mut [u8]) {
+        self.direct.copy_past(from, into);
+    }
+
+    fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
+        // SAFETY: as said of this module.
+        unsafe { self.direct.write(rank, place, offset, bytes) }
+    }
+
+    fn change(
+        &mut self,
+        place: Place,
+        there: &[(usize, usize)],
+        len: usize,
+        change: &mut dyn FnMut(&mut [&mut [u8]]),
+    ) -> Result<bool> {
+        // SAFETY: as said of this module.
+        unsafe { self.direct.change(place, there, len, change) }
+    }
+
+    fn settle(&mut self) {
+        self.direct.settle();
+    }
+
+    fn show(&mut self, memory: &[u8]) {
+        self.direct.show(memory);
+    }
+}
+
+/// A buffer that every rank lets the others read, until all have closed it: a call in which each posts when its buffer may be
+/// read, and again when it reads no more.
+///
+/// The buffer belongs to this until then, and nobody can write to it. So the plan of this call needs no other proof.
+#[derive(Debug)]
+pub(crate) struct OpenBuffer<T> {
+    // Dropped before the buffer: others find out by that what they must not read any more.
+    shared: Option<OpenCall>,
+    buffer: Buffer<T>,
+}
+
+#[derive(Debug)]
+struct OpenCall {
+    call: DirectCall,
+    abandon: Abandon,
+    has_closed: bool,
+}
+
+/// Posts of each rank in such a call.
+const OPENED: u32 = 1;
+const CLOSED: u32 = 2;
+
+impl<T: Element> OpenBuffer<T> {
+    /// A buffer that is nobody's but this rank's: there are no others.
+    pub(super) const fn alone(buffer: Buffer<T>) -> Self {
+        Self { shared: None, buffer }
+    }
+
+    /// Lets the others read a buffer, and waits until theirs may be read.
+    ///
+    /// # Errors
+    /// As the transport says; the buffer is the caller's again.
+    pub(super) fn open(
+        buffer: Buffer<T>,
+        direct: &mut dyn Direct,
+        rank: Rank,
+        call: &Call,
+        due: &Due<'_>,
+    ) -> Result<Self, (Buffer<T>, TransportError)> {
+        let entry = Entry { rank, agreed: digest_of(call), posts: CLOSED, slots: Slots::Unused };
+        let exposed = Exposed::Read(bytemuck::cast_slice(&buffer[..]));
+        // SAFETY: as said of this type.
+        if let Err(error) = unsafe { direct.enter(entry, exposed, due) } {
+            return Err((buffer, error));
+        }
+        let (call, abandon) = (direct.call(), direct.abandon_later());
+        let open = Self { shared: Some(OpenCall { call, abandon, has_closed: false }), buffer };
+        match open_with_others(direct, rank, due) {
+            Ok(()) => Ok(open),
+            Err(error) => Err((open.into_buffer(), error)),
+        }
+    }
+
+    /// Copies elements of another rank's, from this one on.
+    ///
+    /// # Errors
+    /// As the transport says; `None` if the memory of the group is in another call by now.
+    pub(super) fn read(
+        &self,
+        direct: &mut dyn Direct,
+        (peer, start): (usize, usize),
+        into: &mut [T],
+    ) -> Result<(), Option<TransportError>> {
+        self.shared.as_ref().filter(|open| open.call == direct.call()).ok_or(None)?;
+        let (offset, into) = (start * size_of::<T>(), bytemuck::cast_slice_mut(into));
+        // SAFETY: the rank has posted that its buffer may be read, and waits for this one's second post until it is its own
+        // again.
+        unsafe { direct.read(peer, Place::Memory, offset, into) }?;
+        direct.settle();
+        Ok(())
+    }
+
+    /// Waits until nobody reads any more. After an error it is to be dropped.
+    ///
+    /// # Errors
+    /// As for [`read`](Self::read).
+    pub(super) fn close(
+        &mut self,
+        direct: &mut dyn Direct,
+        rank: Rank,
+        due: &Due<'_>,
+    ) -> Result<(), Option<TransportError>> {
+        let open = self.shared.as_mut().filter(|open| open.call == direct.call() && !open.has_closed);
+        let open = open.ok_or(None)?;
+        // SAFETY: this rank reads no more, since it has closed this or drops it.
+        unsafe { direct.post() };
+        others(rank).try_for_each(|peer| direct.wait(peer, CLOSED, due))?;
+        direct.settle();
+        open.has_closed = true;
+        Ok(())
+    }
+
+    /// The buffer. Unless it was closed by all, others who still read it see none of what is written from here on.
+    pub(crate) fn into_buffer(self) -> Buffer<T> {
+        drop(self.shared);
+        self.buffer
+    }
+}
+
+/// Lets others read what was exposed, and waits until all have come so far.
+fn open_with_others(direct: &mut dyn Direct, rank: Rank, due: &Due<'_>) -> Result<()> {
+    // SAFETY: this rank's bytes may be read from here on.
+    unsafe { direct.post() };
+    for peer in others(rank) {
+        direct.wait(peer, OPENED, due)?;
+        // What has to be found is found by the call's deadline, and not when something is read.
+        // SAFETY: the rank has posted that it may be read, and nothing is.
+        unsafe { direct.read(peer, Place::Memory, 0, &mut []) }?;
+    }
+    direct.settle();
+    Ok(())
+}
+
+impl<T: Element> Deref for OpenBuffer<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &self.buffer
+    }
+}
+
+impl Drop for OpenCall {
+    fn drop(&mut self) {
+        if !self.has_closed {
+            self.abandon.now();
+        }
+    }
+}
+
+/// A digest of a call.
+fn digest_of(call: &Call) -> u64 {
+    let bytes = call.encode().0;
+    digest(bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes"))))
+}
+
+fn others(rank: Rank) -> impl Iterator<Item = usize> {
+    (1..rank.world_size()).map(move |distance| rank.plus(distance).index())
+}
+
+/// Steps of a plan that are kept: where there are more, nobody notices what they take to make.
+const STEPS_MAX: usize = 64;
+/// Plans that are kept as proven.
+const PROVEN_MAX: usize = 4096;

@@ -1,0 +1,181 @@
+//! Transports of users that do not keep to their contract: safe code must get an error, and corrupt nothing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use dist_collectives::{Communicator, Config, Fingerprint, Medium, ReduceOp, Runtime};
+use dist_transport::tcp::{Coordinator, TcpTransport};
+use dist_transport::{
+    Abort, Allocation, Cause, ChannelId, Combine, Direct, Due, Incoming, Outgoing, Rank, Result, Traffic,
+    Transport,
+};
+
+/// A transport that tells its ranks' memory another call than it is in, or gives another group's memory.
+#[derive(Debug)]
+struct Lying {
+    inner: TcpTransport,
+    /// Another group of the same ranks.
+    other: Option<Box<dyn Transport>>,
+    /// How often memory was asked for.
+    asked: usize,
+    /// From when on the other group's memory is given.
+    swaps_at: usize,
+}
+
+impl Transport for Lying {
+    fn rank(&self) -> Rank {
+        self.inner.rank()
+    }
+
+    fn members(&self) -> &[usize] {
+        self.inner.members()
+    }
+
+    fn channel(&self) -> ChannelId {
+        self.inner.channel()
+    }
+
+    fn runtime(&self) -> &Runtime {
+        self.inner.runtime()
+    }
+
+    fn begin(&mut self, call: &Fingerprint) {
+        // Calls that follow each other differ, and no others.
+        let mut same = Fingerprint([1; Fingerprint::SIZE]);
+        same.0[..8].copy_from_slice(&call.0[..8]);
+        self.inner.begin(&same);
+        if let Some(other) = &mut self.other {
+            other.begin(&same);
+        }
+    }
+
+    fn exchange(
+        &mut self,
+        send: Option<Outgoing<'_>>,
+        receive: Option<Incoming<'_>>,
+        due: &Due<'_>,
+    ) -> Result<()> {
+        self.inner.exchange(send, receive, due)
+    }
+
+    fn exchange_in_place(
+        &mut self,
+        peer: usize,
+        buffer: &mut [u8],
+        combine: &mut Combine<'_>,
+        due: &Due<'_>,
+    ) -> Result<()> {
+        self.inner.exchange_in_place(peer, buffer, combine, due)
+    }
+
+    fn exchange_all(
+        &mut self,
+        sends: &[Outgoing<'_>],
+        receives: &mut [Incoming<'_>],
+        due: &Due<'_>,
+    ) -> Result<()> {
+        self.inner.exchange_all(sends, receives, due)
+    }
+
+    fn silent(&mut self, peers: &[usize], due: &Due<'_>) -> Result<Vec<usize>> {
+        self.inner.silent(peers, due)
+    }
+
+    fn hosts(&self) -> Vec<u64> {
+        self.inner.hosts()
+    }
+
+    fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {
+        self.inner.fork(members)
+    }
+
+    fn abort(&mut self, cause: Cause) {
+        self.inner.abort(cause);
+    }
+
+    fn aborted(&self) -> Option<Abort> {
+        self.inner.aborted()
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.inner.traffic()
+    }
+
+    fn direct(&mut self, due: &Due<'_>) -> Result<Option<&mut dyn Direct>> {
+        self.asked += 1;
+        match &mut self.other {
+            Some(other) if self.asked > self.swaps_at => other.direct(due),
+            _ => self.inner.direct(due),
+        }
+    }
+
+    fn allocate(&mut self, bytes: usize) -> Option<Allocation> {
+        self.inner.allocate(bytes)
+    }
+}
+
+/// Runs a program on two ranks with such a transport, one of which has another group's memory as well.
+fn run<T: Send + 'static>(
+    swaps_at: Option<usize>,
+    program: impl Fn(Communicator) -> T + Send + Sync + 'static,
+) -> Vec<T> {
+    let coordinator = Coordinator::start("127.0.0.1:0", 2, "lies", None).unwrap();
+    let address = coordinator.address().to_string();
+    let (runtime, program) = (Runtime::system(), Arc::new(program));
+    let start = |rank| {
+        let config = Config::new(rank, 2, &address).unwrap();
+        let config = config.with_job("lies").with_external_coordinator().with_medium(Medium::Shm);
+        let program = program.clone();
+        let work = move || {
+            let mut inner = TcpTransport::join(&config).unwrap();
+            let due = inner.runtime().deadline(Duration::from_secs(60)).into();
+            let other = swaps_at.map(|_| inner.fork(&[0, 1]).unwrap().unwrap()).map(|mut other| {
+                other.begin(&Fingerprint([2; Fingerprint::SIZE]));
+                other.direct(&due).unwrap().unwrap();
+                other
+            });
+            let swaps_at = swaps_at.unwrap_or(usize::MAX);
+            let transport = Lying { inner, other, asked: 0, swaps_at };
+            let mut comm = Communicator::new(transport);
+            comm.set_timeout(Duration::from_secs(10));
+            program(comm)
+        };
+        runtime.spawn("rank", work).unwrap()
+    };
+    let tasks: Vec<_> = (0..2).map(start).collect();
+    tasks.into_iter().map(|task| task.join().unwrap()).collect()
+}
+
+#[test]
+fn ranks_that_do_different_things_notice_whatever_their_transport_says() {
+    // Each is the same to the transport, in the line, in slots and in memory of the heap.
+    for len in [1, 20_000, 1 << 20] {
+        let outcomes = run(None, move |mut comm| {
+            let mut buffer = comm.alloc::<f32>(len).unwrap();
+            comm.all_reduce_buffer(&mut buffer, ReduceOp::Sum).unwrap();
+            // The next is not the same.
+            if comm.rank() == 0 {
+                comm.all_reduce_buffer(&mut buffer, ReduceOp::Sum).is_err()
+            } else {
+                let mut other = comm.alloc::<f32>(len + 1).unwrap();
+                comm.all_reduce_buffer(&mut other, ReduceOp::Sum).is_err()
+            }
+        });
+        assert_eq!(outcomes, [true; 2], "{len}");
+    }
+}
+
+#[test]
+fn an_open_window_is_read_and_closed_in_its_own_memory_only() {
+    // It is asked for to find out what is shared, and to open the window.
+    let outcomes = run(Some(2), |mut comm| {
+        let mut buffer = comm.alloc::<u32>(1000).unwrap();
+        buffer.fill(7);
+        let mut window = comm.open(buffer).unwrap();
+        let read = window.read(1 - window.rank(), 0, &mut [0; 10]);
+        let closed = window.close();
+        let kept = closed.as_ref().is_err_and(|failed| *failed.buffer == [7; 1000]);
+        (read.is_err(), kept)
+    });
+    assert_eq!(outcomes, [(true, true); 2]);
+}

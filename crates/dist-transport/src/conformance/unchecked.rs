@@ -1,0 +1,213 @@
+//! Direct access to shared memory for tests, which keep its contract themselves.
+#![allow(unsafe_code, reason = "the contract is passed on to whoever makes one of these")]
+
+use std::ops::Range;
+
+use crate::{Direct, DirectCall, Due, Entry, Exposed, Lent, Place, Rank, Result, Shared, Slots, Transport};
+
+/// The methods of [`Direct`] as safe functions, for programs that keep to its contract without a checked plan: tests,
+/// and measurements. Calls are entered with nothing agreed beside the fingerprint.
+#[derive(Debug)]
+pub struct Unchecked<'a>(&'a mut dyn Direct);
+
+impl<'a> Unchecked<'a> {
+    /// Access to the memory of a group.
+    ///
+    /// # Safety
+    /// What is called on the result, by this rank and by all others, keeps to the contract of [`Direct`].
+    pub unsafe fn new(direct: &'a mut dyn Direct) -> Self {
+        Self(direct)
+    }
+
+    /// Access to the memory that the ranks of a simulated network share, if they do. Nothing there relies on a contract,
+    /// since ranks see copies only.
+    ///
+    /// # Errors
+    /// As for [`Transport::direct`].
+    #[cfg(feature = "sim")]
+    pub fn simulated(transport: &'a mut crate::sim::SimTransport, due: &Due<'_>) -> Result<Option<Self>> {
+        Ok(transport.direct(due)?.map(Self))
+    }
+
+    /// For the promises of this suite, each of which keeps to the contract.
+    pub(super) fn of(transport: &'a mut dyn Transport, due: &Due<'_>) -> Result<Option<Self>> {
+        Ok(transport.direct(due)?.map(Self))
+    }
+
+    /// As [`Direct::shared`].
+    pub fn shared(&self) -> Shared {
+        self.0.shared()
+    }
+
+    /// As [`Direct::rank`].
+    pub fn rank(&self) -> Rank {
+        self.0.rank()
+    }
+
+    /// As [`Direct::call`].
+    pub fn call(&self) -> DirectCall {
+        self.0.call()
+    }
+
+    /// As [`Direct::enter`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn enter(&mut self, posts: u32, slots: Slots, memory: Exposed<'_>, due: &Due<'_>) -> Result<()> {
+        self.enter_agreed(0, posts, slots, memory, due)
+    }
+
+    /// As [`Direct::enter`], with this digest of what the ranks agree on.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn enter_agreed(
+        &mut self,
+        agreed: u64,
+        posts: u32,
+        slots: Slots,
+        memory: Exposed<'_>,
+        due: &Due<'_>,
+    ) -> Result<()> {
+        let entry = Entry { rank: self.0.rank(), agreed, posts, slots };
+        // SAFETY: promised when this was made.
+        unsafe { self.0.enter(entry, memory, due) }
+    }
+
+    /// As [`Direct::publish`].
+    pub fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
+        // SAFETY: promised when this was made.
+        unsafe { self.0.publish(place, offset, bytes) };
+    }
+
+    /// As [`Direct::post`].
+    pub fn post(&mut self) {
+        // SAFETY: promised when this was made.
+        unsafe { self.0.post() };
+    }
+
+    /// As [`Direct::wait`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn wait(&mut self, rank: usize, posts: u32, due: &Due<'_>) -> Result<()> {
+        self.0.wait(rank, posts, due)
+    }
+
+    /// As [`Direct::meet`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn meet(&mut self, to: (usize, Place, usize), bytes: &[u8], due: &Due<'_>) -> Result<()> {
+        let entry = Entry { rank: self.0.rank(), agreed: 0, posts: 1, slots: Slots::of(to.1) };
+        // SAFETY: promised when this was made.
+        unsafe { self.0.meet(entry, to, bytes, due) }
+    }
+
+    /// As [`Direct::view`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn view(
+        &mut self,
+        rank: usize,
+        place: Place,
+        range: Range<usize>,
+        read: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<()> {
+        // SAFETY: promised when this was made.
+        unsafe { self.0.view(rank, place, range, read) }
+    }
+
+    /// As [`Direct::view_all`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn view_all(
+        &mut self,
+        place: Place,
+        there: &[(usize, usize)],
+        len: usize,
+        read: &mut dyn FnMut(&[&[u8]]),
+    ) -> Result<()> {
+        // SAFETY: promised when this was made.
+        unsafe { self.0.view_all(place, there, len, read) }
+    }
+
+    /// As [`Direct::read`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+        // SAFETY: promised when this was made.
+        unsafe { self.0.read(rank, place, offset, into) }
+    }
+
+    /// As [`Direct::read_past`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn read_past(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+        // SAFETY: promised when this was made.
+        unsafe { self.0.read_past(rank, place, offset, into) }
+    }
+
+    /// As [`Direct::copy`].
+    pub fn copy(&mut self, from: &[u8], into: &mut [u8]) {
+        self.0.copy(from, into);
+    }
+
+    /// As [`Direct::copy_past`].
+    pub fn copy_past(&mut self, from: &[u8], into: &mut [u8]) {
+        self.0.copy_past(from, into);
+    }
+
+    /// As [`Direct::write`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
+        // SAFETY: promised when this was made.
+        unsafe { self.0.write(rank, place, offset, bytes) }
+    }
+
+    /// As [`Direct::change`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn change(
+        &mut self,
+        place: Place,
+        there: &[(usize, usize)],
+        len: usize,
+        change: &mut dyn FnMut(&mut [&mut [u8]]),
+    ) -> Result<bool> {
+        // SAFETY: promised when this was made.
+        unsafe { self.0.change(place, there, len, change) }
+    }
+
+    /// As [`Direct::settle`].
+    pub fn settle(&mut self) {
+        self.0.settle();
+    }
+
+    /// As [`Direct::show`].
+    pub fn show(&mut self, memory: &[u8]) {
+        self.0.show(memory);
+    }
+
+    /// As [`Direct::finished`].
+    pub fn finished(&self) -> bool {
+        self.0.finished()
+    }
+
+    /// As [`Direct::take_back`].
+    pub fn take_back(&mut self) -> Option<Lent> {
+        self.0.take_back()
+    }
+
+    /// As [`Direct::abandon`].
+    pub fn abandon(&mut self) {
+        self.0.abandon();
+    }
+}

@@ -1,0 +1,479 @@
+//! Shared memory for ranks of one host whose messages go through another transport.
+#![allow(unsafe_code, reason = "a trait with unsafe methods is passed on")]
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+
+use super::meeting::Worlds;
+use super::session::Membership;
+use super::{Config, Coordinator, Secret, TcpTransport};
+use crate::auth::Key;
+use crate::direct::sealed::Sealed;
+use crate::{
+    Abandon, Abort, Allocation, Cause, Chain, ChannelId, Combine, Direct, DirectCall, Due, Entry, Error,
+    Exposed, Fingerprint, Incoming, Lent, Outgoing, Place, Progress, Rank, Result, Runtime, Shared, Sink,
+    Traffic, Transport, auth,
+};
+
+/// A transport that gives the ranks of each host memory that they share, beside another one that their messages go through.
+///
+/// The ranks of a host meet on loopback, with a secret that the other transport's messages carry, so that only they get in.
+/// From then on they share memory as ranks of a [`TcpTransport`] do: among the ranks of one host, [`direct`](Transport::direct)
+/// gives the memory of the group, and [`allocate`](Transport::allocate) gives memory that they reach as their own. The other
+/// transport may be anybody's: nothing that it does wrong lets safe code break memory. Its ranks run in real time, as sockets do.
+///
+/// An abort is passed on from each of the two to the other, at the latest when the transport is used or dropped. A transport
+/// that hears of an abort by itself tells [`HostAbort`], which wakes ranks that wait in shared memory.
+///
+/// ```
+/// use std::time::Duration;
+/// use dist_transport::{Runtime, Transport, sim};
+/// use dist_transport::tcp::WithSharedMemory;
+///
+/// let runtime = Runtime::system();
+/// let ranks = sim::network(&runtime, 2).into_iter().map(|messages| {
+///     runtime.spawn("rank", move || {
+///         let due = messages.runtime().deadline(Duration::from_secs(60)).into();
+///         let mut transport = WithSharedMemory::join(messages, &due)?;
+///         let memory = transport.direct(&due)?;
+///         Ok::<_, dist_transport::Error>(memory.is_some())
+///     })
+/// });
+/// let ranks: Vec<_> = ranks.collect();
+/// assert!(ranks.into_iter().all(|rank| rank.unwrap().join().unwrap().unwrap()));
+/// ```
+#[derive(Debug)]
+pub struct WithSharedMemory {
+    messages: Box<dyn Transport>,
+    /// The ranks of this host; `None` where this rank is alone.
+    host: Option<OfHost>,
+    /// Keeps the ranks of the host together; with the first of them. Dropped last.
+    coordinator: Option<Coordinator>,
+}
+
+/// The ranks of the group that run on this rank's host.
+#[derive(Debug)]
+struct OfHost {
+    transport: TcpTransport,
+    /// Them by their numbers in the world of the messages' transport.
+    in_world: Vec<usize>,
+    /// Whether all ranks of the group are among them.
+    is_all: bool,
+}
+
+/// What the ranks of a host are together.
+const JOB: &str = "ranks of a host";
+
+/// What the first rank of a host tells the others: whether it is there for them, where, and a secret.
+const OFFER_BYTES: usize = 1 + 2 + 32;
+
+impl WithSharedMemory {
+    /// Lets the ranks of each host share memory. Every rank of the group calls this at the same place among its calls.
+    ///
+    /// # Errors
+    /// If a message fails, or the ranks of a host do not come together by the deadline: then the job is aborted.
+    pub fn join(messages: impl Transport + 'static, due: &Due<'_>) -> Result<Self> {
+        let mut joined = Self { messages: Box::new(messages), host: None, coordinator: None };
+        match joined.meet(due) {
+            Ok(()) => Ok(joined),
+            Err(error) => {
+                joined.messages.abort(Cause::gave_up(Chain(&error)));
+                Err(error)
+            }
+        }
+    }
+
+    fn meet(&mut self, due: &Due<'_>) -> Result<()> {
+        let (hosts, rank) = (self.messages.hosts(), self.messages.rank());
+        let mine = hosts[rank.index()];
+        let here: Vec<usize> = (0..hosts.len()).filter(|&peer| hosts[peer] == mine).collect();
+        let Some(place) = here.iter().position(|&peer| peer == rank.index()).filter(|_| here.len() > 1)
+        else {
+            return Ok(());
+        };
+        self.messages.begin(&Fingerprint(*b"dist-transport: the ranks of a host meet on it  "));
+        let offer = if place == 0 { self.offer(&here, due)? } else { self.hear_offer(here[0], due)? };
+        let [1, low, high, ref secret @ ..] = offer else { return Ok(()) };
+        let address = format!("127.0.0.1:{}", u16::from_le_bytes([low, high]));
+        let config = Config::new(place, here.len(), &address)?
+            .with_secret(Secret::from_bytes(secret)?)
+            .with_job(JOB)
+            .with_external_coordinator()
+            .with_timeout(self.messages.runtime().remaining(due.deadline()));
+        let transport = TcpTransport::join(&config)?;
+        let in_world = here.iter().map(|&peer| self.messages.members()[peer]).collect();
+        self.host = Some(OfHost { transport, in_world, is_all: here.len() == hosts.len() });
+        Ok(())
+    }
+
+    /// Starts what the others join, and tells them.
+    fn offer(&mut self, here: &[usize], due: &Due<'_>) -> Result<[u8; OFFER_BYTES]> {
+        let bytes = auth::random_bytes()?;
+        let secret = Secret::from_bytes(&bytes)?;
+        let (key, runtime) = (Key::new(Some(&secret), JOB), Runtime::system());
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let started =
+            Coordinator::start_epoch(&runtime, Worlds::One, &[any], here.len(), &key, 0, Some(secret));
+        let mut offer = [0; OFFER_BYTES];
+        match started {
+            Ok(coordinator) => {
+                offer[0] = 1;
+                offer[1..3].copy_from_slice(&coordinator.address().port().to_le_bytes());
+                offer[3..].copy_from_slice(&bytes);
+                self.coordinator = Some(coordinator);
+            }
+            Err(error) => tracing::info!(error = %Chain(&error), "the ranks of this host share no memory"),
+        }
+        for &to in &here[1..] {
+            self.messages.exchange(Some(Outgoing { to, parts: &[&offer] }), None, due)?;
+        }
+        Ok(offer)
+    }
+
+    fn hear_offer(&mut self, from: usize, due: &Due<'_>) -> Result<[u8; OFFER_BYTES]> {
+        let mut offer = [0; OFFER_BYTES];
+        let receive = Incoming { from, len: OFFER_BYTES, sink: Sink::Into(&mut offer) };
+        self.messages.exchange(None, Some(receive), due)?;
+        Ok(offer)
+    }
+
+    /// What tells the ranks of this host of an abort that the other transport hears of by itself.
+    pub fn host_abort(&self) -> HostAbort {
+        HostAbort(
+            self.host.as_ref().map_or_else(Weak::new, |host| Arc::downgrade(host.transport.membership())),
+        )
+    }
+
+    /// Does something with messages. Aborts are passed on before and after.
+    fn with_messages<T>(&mut self, work: impl FnOnce(&mut dyn Transport) -> Result<T>) -> Result<T> {
+        self.pass_aborts_on();
+        let done = work(&mut *self.messages);
+        if done.is_err() {
+            self.pass_aborts_on();
+        }
+        done
+    }
+
+    fn pass_aborts_on(&mut self) {
+        let Some(host) = &mut self.host else { return };
+        match (self.messages.aborted(), host.aborted()) {
+            (Some(abort), None) => host.transport.abort(Cause::gave_up(abort)),
+            (None, Some(abort)) => self.messages.abort(Cause::gave_up(abort)),
+            _ => {}
+        }
+    }
+}
+
+/// Ends what the ranks of a host do in shared memory, from any thread.
+#[derive(Debug, Clone)]
+pub struct HostAbort(Weak<Membership>);
+
+impl HostAbort {
+    /// Ends it, with this rank as the cause. An earlier abort stands.
+    pub fn abort(&self, cause: Cause) {
+        if let Some(membership) = self.0.upgrade() {
+            membership.session.give_up(cause, Fingerprint::NONE);
+        }
+    }
+}
+
+impl OfHost {
+    fn aborted(&self) -> Option<Abort> {
+        self.transport.aborted().map(|abort| self.abort_in_world(abort))
+    }
+
+    fn abort_in_world(&self, abort: Abort) -> Abort {
+        let in_world = |rank: usize| self.in_world.get(rank).copied().unwrap_or(rank);
+        Abort { rank: in_world(abort.rank), reporter: in_world(abort.reporter), ..abort }
+    }
+
+    /// An error by the numbers of the world.
+    fn in_world(&self, error: Error) -> Error {
+        match error {
+            Error::Aborted(abort) => Error::Aborted(self.abort_in_world(abort)),
+            mut error => {
+                if let Some(peer) = error.peer_mut() {
+                    *peer = self.in_world.get(*peer).copied().unwrap_or(*peer);
+                }
+                error
+            }
+        }
+    }
+
+    /// The members of a group by their numbers here: none but this rank's if they are not all here.
+    fn places(&self, members: &[usize]) -> (Vec<usize>, bool) {
+        let place = |member: &usize| self.in_world.iter().position(|here| here == member);
+        let places: Option<Vec<usize>> = members.iter().map(place).collect();
+        let own = self.transport.rank().index();
+        places.filter(|places| !places.is_empty()).map_or((vec![own], false), |places| (places, true))
+    }
+
+    fn memory(&self) -> &dyn Direct {
+        self.transport.known_direct().expect("it was looked at before it was given")
+    }
+
+    fn memory_mut(&mut self) -> &mut dyn Direct {
+        self.transport.known_direct_mut().expect("it was looked at before it was given")
+    }
+}
+
+impl Transport for WithSharedMemory {
+    fn rank(&self) -> Rank {
+        self.messages.rank()
+    }
+
+    fn members(&self) -> &[usize] {
+        self.messages.members()
+    }
+
+    fn channel(&self) -> ChannelId {
+        self.messages.channel()
+    }
+
+    fn runtime(&self) -> &Runtime {
+        self.messages.runtime()
+    }
+
+    fn begin(&mut self, call: &Fingerprint) {
+        self.messages.begin(call);
+        if let Some(host) = &mut self.host {
+            host.transport.begin(call);
+        }
+    }
+
+    fn exchange(
+        &mut self,
+        send: Option<Outgoing<'_>>,
+        receive: Option<Incoming<'_>>,
+        due: &Due<'_>,
+    ) -> Result<()> {
+        self.with_messages(|messages| messages.exchange(send, receive, due))
+    }
+
+    fn exchange_in_place(
+        &mut self,
+        peer: usize,
+        buffer: &mut [u8],
+        combine: &mut Combine<'_>,
+        due: &Due<'_>,
+    ) -> Result<()> {
+        self.with_messages(|messages| messages.exchange_in_place(peer, buffer, combine, due))
+    }
+
+    fn exchange_all(
+        &mut self,
+        sends: &[Outgoing<'_>],
+        receives: &mut [Incoming<'_>],
+        due: &Due<'_>,
+    ) -> Result<()> {
+        self.with_messages(|messages| messages.exchange_all(sends, receives, due))
+    }
+
+    fn silent(&mut self, peers: &[usize], due: &Due<'_>) -> Result<Vec<usize>> {
+        self.with_messages(|messages| messages.silent(peers, due))
+    }
+
+    fn hosts(&self) -> Vec<u64> {
+        self.messages.hosts()
+    }
+
+    fn cores(&self) -> usize {
+        match &self.host {
+            Some(host) => host.transport.cores(),
+            None => self.messages.cores(),
+        }
+    }
+
+    fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {
+        let child = self.messages.fork(members)?;
+        let Some(host) = &mut self.host else {
+            return Ok(child);
+        };
+        let named: Vec<usize> = members.iter().map(|&member| self.messages.members()[member]).collect();
+        let (places, are_here) = host.places(&named);
+        // Every rank of the host forks, with whatever group it has named, so that all stay in step.
+        let forked = host.transport.fork_own(&places).map_err(|error| host.in_world(error))?;
+        let in_world = |place: &usize| host.in_world[*place];
+        let of_child = forked.filter(|_| are_here && places.len() > 1).map(|transport| OfHost {
+            transport,
+            in_world: places.iter().map(in_world).collect(),
+            is_all: true,
+        });
+        Ok(child.map(|messages| -> Box<dyn Transport> {
+            Box::new(Self { messages, host: of_child, coordinator: None })
+        }))
+    }
+
+    fn abort(&mut self, cause: Cause) {
+        self.messages.abort(cause.clone());
+        if let Some(host) = &mut self.host {
+            host.transport.abort(cause);
+        }
+    }
+
+    fn aborted(&self) -> Option<Abort> {
+        self.messages.aborted().or_else(|| self.host.as_ref()?.aborted())
+    }
+
+    fn traffic(&self) -> Traffic {
+        let messages = self.messages.traffic();
+        self.host.as_ref().map_or(messages, |host| messages + host.transport.traffic())
+    }
+
+    fn direct(&mut self, due: &Due<'_>) -> Result<Option<&mut dyn Direct>> {
+        self.pass_aborts_on();
+        let Some(host) = self.host.as_mut().filter(|host| host.is_all) else { return Ok(None) };
+        match host.transport.direct(due).map(|memory| memory.is_some()) {
+            Ok(true) => Ok(Some(host)),
+            Ok(false) => Ok(None),
+            Err(error) => Err(host.in_world(error)),
+        }
+    }
+
+    fn allocate(&mut self, bytes: usize) -> Option<Allocation> {
+        self.host.as_mut()?.transport.allocate(bytes)
+    }
+
+    fn note(&mut self, progress: Progress) {
+        self.messages.note(progress);
+    }
+
+    fn describe_calls(&mut self, describe: fn(&Fingerprint) -> Option<String>) {
+        self.messages.describe_calls(describe);
+    }
+}
+
+impl Drop for WithSharedMemory {
+    fn drop(&mut self) {
+        self.pass_aborts_on();
+        if let Some(coordinator) = self.coordinator.take() {
+            drop(self.host.take());
+            coordinator.linger(&Runtime::system());
+        }
+    }
+}
+
+impl Sealed for OfHost {}
+
+/// The memory of the host's ranks, whose errors name ranks by their numbers in the world.
+impl Direct for OfHost {
+    fn shared(&self) -> Shared {
+        self.memory().shared()
+    }
+
+    fn rank(&self) -> Rank {
+        self.memory().rank()
+    }
+
+    fn call(&self) -> DirectCall {
+        self.memory().call()
+    }
+
+    unsafe fn enter(&mut self, entry: Entry, memory: Exposed<'_>, due: &Due<'_>) -> Result<()> {
+        // SAFETY: as the caller has promised.
+        let entered = unsafe { self.memory_mut().enter(entry, memory, due) };
+        entered.map_err(|error| self.in_world(error))
+    }
+
+    unsafe fn publish(&mut self, place: Place, offset: usize, bytes: &[u8]) {
+        // SAFETY: as the caller has promised.
+        unsafe { self.memory_mut().publish(place, offset, bytes) };
+    }
+
+    unsafe fn post(&mut self) {
+        // SAFETY: as the caller has promised.
+        unsafe { self.memory_mut().post() };
+    }
+
+    fn wait(&mut self, rank: usize, posts: u32, due: &Due<'_>) -> Result<()> {
+        let waited = self.memory_mut().wait(rank, posts, due);
+        waited.map_err(|error| self.in_world(error))
+    }
+
+    unsafe fn meet(
+        &mut self,
+        entry: Entry,
+        to: (usize, Place, usize),
+        bytes: &[u8],
+        due: &Due<'_>,
+    ) -> Result<()> {
+        // SAFETY: as the caller has promised.
+        let met = unsafe { self.memory_mut().meet(entry, to, bytes, due) };
+        met.map_err(|error| self.in_world(error))
+    }
+
+    unsafe fn view(
+        &mut self,
+        rank: usize,
+        place: Place,
+        range: Range<usize>,
+        read: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<()> {
+        // SAFETY: as the caller has promised.
+        let viewed = unsafe { self.memory_mut().view(rank, place, range, read) };
+        viewed.map_err(|error| self.in_world(error))
+    }
+
+    unsafe fn view_all(
+        &mut self,
+        place: Place,
+        there: &[(usize, usize)],
+        len: usize,
+        read: &mut dyn FnMut(&[&[u8]]),
+    ) -> Result<()> {
+        // SAFETY: as the caller has promised.
+        let viewed = unsafe { self.memory_mut().view_all(place, there, len, read) };
+        viewed.map_err(|error| self.in_world(error))
+    }
+
+    unsafe fn read(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+        // SAFETY: as the caller has promised.
+        let read = unsafe { self.memory_mut().read(rank, place, offset, into) };
+        read.map_err(|error| self.in_world(error))
+    }
+
+    unsafe fn read_past(&mut self, rank: usize, place: Place, offset: usize, into: &mut [u8]) -> Result<()> {
+        // SAFETY: as the caller has promised.
+        let read = unsafe { self.memory_mut().read_past(rank, place, offset, into) };
+        read.map_err(|error| self.in_world(error))
+    }
+
+    fn copy_past(&mut self, from: &[u8], into: &mut [u8]) {
+        self.memory_mut().copy_past(from, into);
+    }
+
+    unsafe fn write(&mut self, rank: usize, place: Place, offset: usize, bytes: &[u8]) -> Result<()> {
+        // SAFETY: as the caller has promised.
+        let written = unsafe { self.memory_mut().write(rank, place, offset, bytes) };
+        written.map_err(|error| self.in_world(error))
+    }
+
+    unsafe fn change(
+        &mut self,
+        place: Place,
+        there: &[(usize, usize)],
+        len: usize,
+        change: &mut dyn FnMut(&mut [&mut [u8]]),
+    ) -> Result<bool> {
+        // SAFETY: as the caller has promised.
+        let changed = unsafe { self.memory_mut().change(place, there, len, change) };
+        changed.map_err(|error| self.in_world(error))
+    }
+
+    fn settle(&mut self) {
+        self.memory_mut().settle();
+    }
+
+    fn finished(&self) -> bool {
+        self.memory().finished()
+    }
+
+    fn take_back(&mut self) -> Option<Lent> {
+        self.memory_mut().take_back()
+    }
+
+    fn abandon_later(&self) -> Abandon {
+        self.memory().abandon_later()
+    }
+}
