@@ -1,10 +1,10 @@
 //! Direct schedules are proven in every world, and the verifier notices what goes wrong in them.
 
-use dist_algos::{Error, Source};
 use dist_algos::direct::verify::mutate::Mutation;
 use dist_algos::direct::verify::{Call, check, plans, prove, prove_alone};
 use dist_algos::direct::{Form, Parts, Peers, Plan, Step, Task};
 use dist_algos::verify::mutate::Score;
+use dist_algos::{Error, Source};
 use dist_transport::{Place, Reach, Shared};
 use rstest::rstest;
 
