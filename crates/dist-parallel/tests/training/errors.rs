@@ -128,7 +128,7 @@ fn a_model_that_makes_no_sense_on_one_rank_is_told_to_all() {
 
 /// A step in which one rank does something wrong.
 fn step_with_fault(
-    fault: impl Fn(&Bag, &mut dist_parallel::Ready<'_>) -> Result<(), Error> + Send + Sync + 'static,
+    fault: impl Fn(&Bag, &mut Ready<'_>) -> Result<(), Error> + Send + Sync + 'static,
 ) -> Vec<Error> {
     const CULPRIT: usize = 1;
     let results = run_at_once(3, move |comm| {
