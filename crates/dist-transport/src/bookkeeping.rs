@@ -44,7 +44,7 @@ impl Calls {
 
     /// All of them, the current one first.
     #[cfg(feature = "tcp")]
-    pub(crate) fn from_the_last(&self) -> [Fingerprint; CALLS_MAX] {
+    pub(crate) fn last_calls_first(&self) -> [Fingerprint; CALLS_MAX] {
         std::array::from_fn(|age| self.all[(self.current + CALLS_MAX - age) % CALLS_MAX])
     }
 

@@ -308,6 +308,11 @@ struct Space {
     len: usize,
 }
 
+// SAFETY: addresses belong to the process, not to a thread, and only the last owner unmaps them.
+unsafe impl Send for Space {}
+// SAFETY: as above; a shared reference gives no access to what is mapped.
+unsafe impl Sync for Space {}
+
 impl Space {
     /// So many addresses at which nothing is.
     fn reserve(len: usize) -> io::Result<Self> {

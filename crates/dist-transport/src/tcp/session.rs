@@ -152,10 +152,10 @@ impl Session {
             // First, since they say more. What is missing is missing in the call below.
             let wait = Wait { missing: Missing::Anything, ..wait };
             for (&channel, calls) in &*lock(&self.announced) {
-                self.outgoing.push(Frame::Waiting { channel, wait, calls: calls.from_the_last() });
+                self.outgoing.push(Frame::Waiting { channel, wait, calls: calls.last_calls_first() });
             }
         }
-        self.outgoing.push(Frame::Waiting { channel, wait, calls: calls.from_the_last() });
+        self.outgoing.push(Frame::Waiting { channel, wait, calls: calls.last_calls_first() });
         self.service_bell.ring();
     }
 
