@@ -95,7 +95,7 @@ fn a_message_against_a_collective_is_told_long_before_the_deadline() {
                 return pass_round(&mut transport, &[7]).unwrap_err();
             }
             transport.begin(&call(2));
-            let direct = transport.direct(&deadline.into()).unwrap().expect("they have agreed");
+            let mut direct = direct(&mut transport, deadline);
             direct.enter(1, Slots::Used, Exposed::Nothing, &deadline.into()).unwrap();
             direct.post();
             direct.wait(1, 1, &deadline.into()).unwrap_err()
