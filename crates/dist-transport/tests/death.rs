@@ -1,6 +1,7 @@
 //! Deaths of real processes: every survivor learns of them at once, and of the same one.
 #![cfg(all(feature = "shm", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::print_stdout, reason = "the processes of a test tell each other by their output")]
 #![allow(unsafe_code, reason = "shared memory is used without a checked plan")]
 
 use std::time::Duration;
@@ -153,6 +154,10 @@ fn keep_descriptors(of: i32) {
 }
 
 /// One rank of three, of which one is killed whose descriptors stay open.
+#[allow(
+    clippy::zombie_processes,
+    reason = "the process that starts the keeper is killed, and the test ends the keeper"
+)]
 fn rank_beside_one_whose_descriptors_stay(victim: usize) {
     use std::io::{BufRead, BufReader};
     let mut transport = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
