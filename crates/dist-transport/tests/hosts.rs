@@ -1,6 +1,7 @@
 //! Ranks on several hosts, which are network namespaces, when the network between them fails.
 #![cfg(all(feature = "tcp", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::print_stdout, reason = "a test that is skipped says why")]
 
 use std::fs::OpenOptions;
 use std::io::Write;
