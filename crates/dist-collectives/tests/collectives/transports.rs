@@ -1,6 +1,7 @@
 //! Transports of users that do not keep to their contract: safe code must get an error, and corrupt nothing.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use dist_collectives::{Communicator, Config, Fingerprint, Medium, ReduceOp, Runtime};
@@ -167,11 +168,17 @@ fn ranks_that_do_different_things_notice_whatever_their_transport_says() {
 
 #[test]
 fn an_open_window_is_read_and_closed_in_its_own_memory_only() {
+    let opened = AtomicUsize::new(0);
     // It is asked for to find out what is shared, and to open the window.
-    let outcomes = run(Some(2), |mut comm| {
+    let outcomes = run(Some(2), move |mut comm| {
         let mut buffer = comm.alloc::<u32>(1000).unwrap();
         buffer.fill(7);
         let mut window = comm.open(buffer).unwrap();
+        // One that leaves before the other has opened its window is an error there, too.
+        opened.fetch_add(1, Ordering::Relaxed);
+        while opened.load(Ordering::Relaxed) < 2 {
+            std::thread::yield_now();
+        }
         let read = window.read(1 - window.rank(), 0, &mut [0; 10]);
         let closed = window.close();
         let kept = closed.as_ref().is_err_and(|failed| *failed.buffer == [7; 1000]);
