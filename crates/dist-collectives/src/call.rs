@@ -1,9 +1,11 @@
 //! What says which call a rank is in, and how it travels as a fingerprint.
 
 use std::fmt;
+use std::ops::Range;
 
 use dist_transport::Fingerprint;
 
+use crate::history::Past;
 use crate::{Algorithm, DType, ReduceKind, ReductionOrder};
 
 /// What the ranks of a group do together.
@@ -100,10 +102,13 @@ impl fmt::Display for Operation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Call {
-    /// The number of the channel that the group communicates on.
+    /// The number of the communicator's channel. A started operation, which has a channel of its own, has that of the
+    /// communicator it was started on.
     pub channel: u64,
-    /// How many operations came before it on this communicator; 0 for messages, which are not counted.
+    /// How many collectives were called or started before it on this communicator; 0 for messages, which are not counted.
     pub sequence: u64,
+    /// Whether it was started, and so does not block.
+    pub started: bool,
     /// What is done.
     pub operation: Operation,
     /// The type of the elements, if it moves any.
@@ -124,10 +129,11 @@ pub struct Call {
     pub algorithm: Option<Algorithm>,
     /// In which order it reduces, if it does.
     pub order: Option<ReductionOrder>,
-    /// How many forks and subgroups of this communicator were made before it; 0 for messages, which need not agree in that. Of
-    /// an announced call, a digest of its kind.
-    pub children: u32,
-    /// Whether the ranks have found out before it what they share, which has a number as a call has.
+    /// The number of the call within the started operation.
+    pub(crate) part: u8,
+    /// What the communicator did before. Of an announced call, a digest of its kind.
+    pub(crate) past: Past,
+    /// Whether the ranks have found out before it what they share, as some do at the beginning of their first call.
     pub(crate) after_agreement: bool,
 }
 
@@ -142,6 +148,7 @@ impl Call {
         Self {
             channel,
             sequence,
+            started: false,
             operation: Operation::Announced,
             dtype: None,
             count: u64::from_le_bytes(word(&name, 0)),
@@ -150,7 +157,8 @@ impl Call {
             root: None,
             algorithm: None,
             order: None,
-            children: kind,
+            part: 0,
+            past: Past::from_bytes(u64::from(kind).to_le_bytes()),
             after_agreement: false,
         }
     }
@@ -165,49 +173,59 @@ impl Call {
 
     /// The call as bytes.
     ///
-    /// The first eight are the call's number among the collectives of its group, little-endian and counted from 1:
-    /// two ranks whose calls have one number and differ in another byte can never agree. They are 0 for messages. That the
-    /// ranks agree on what they share has a number too, before the first call that wants to know.
-    /// What a message has for itself, its count and its sender, is left out: all messages of a type look alike.
+    /// The first eight are the call's number, little-endian: 0 for messages, the sequence number plus 1 plus 2⁶³ for announced
+    /// calls, else the sequence number plus 1, times 256, plus
+    /// the number of the call within a started operation. The next eight are the channel. The last byte says how it is
+    /// done: its highest bit whether the ranks have found out what they share, the others which algorithm is used.
+    ///
+    /// The count and the sender of a message are left out: all messages of a type look alike. A message says nothing of
+    /// earlier calls, because the other ranks know nothing of it.
     pub fn encode(&self) -> Fingerprint {
         let mut bytes = [0; Fingerprint::SIZE];
-        let (count, root, children) = match self.operation {
-            Operation::Message => (0, None, 0),
-            _ => (self.count, self.root, self.children),
+        let (count, root, past) = match self.operation {
+            Operation::Message => (0, None, Past::default()),
+            _ => (self.count, self.root, self.past),
         };
         bytes[0..8].copy_from_slice(&self.number().to_le_bytes());
-        bytes[8] = VERSION;
-        bytes[9] = code(&Operation::ALL, Some(self.operation));
-        bytes[10] = code(&DType::ALL, self.dtype);
-        bytes[11] = code(&ReduceKind::ALL, self.op);
-        bytes[12] = code(&ReductionOrder::ALL, self.order);
-        bytes[13] = self.algorithm.map_or(0, |algorithm| small(algorithm.index() + 1));
-        bytes[14] = u8::from(root.is_some());
-        bytes[15] = u8::from(self.after_agreement);
-        bytes[16..24].copy_from_slice(&self.channel.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.channel.to_le_bytes());
+        bytes[PAST].copy_from_slice(&past.to_bytes());
         bytes[24..32].copy_from_slice(&count.to_le_bytes());
-        bytes[32..36].copy_from_slice(&children.to_le_bytes());
-        bytes[36..40].copy_from_slice(&root.unwrap_or(0).to_le_bytes());
-        bytes[40..48].copy_from_slice(&self.sizes.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.sizes.to_le_bytes());
+        let root = root.map_or(0, |root| root.checked_add(1).expect("a world has fewer than 2^32 - 1 ranks"));
+        bytes[40..44].copy_from_slice(&root.to_le_bytes());
+        bytes[44] = code(&Operation::ALL, Some(self.operation)) | (u8::from(self.started) << 7);
+        bytes[45] = code(&DType::ALL, self.dtype) | (code(&ReduceKind::ALL, self.op) << 4);
+        bytes[46] = code(&ReductionOrder::ALL, self.order) | (VERSION << 2);
+        bytes[47] = self.algorithm.map_or(0, |algorithm| small(algorithm.index() + 1))
+            | (u8::from(self.after_agreement) << 7);
         Fingerprint(bytes)
     }
 
-    /// Makes of what a call encodes that differs from this one by its number only what this one does.
+    /// Patches the number and the past in the already encoded fingerprint of a call that differs in nothing else.
     #[inline]
-    pub(crate) fn renumber(&self, Fingerprint(bytes): &mut Fingerprint) {
-        let number = self.number().to_le_bytes();
-        // Where it stands already, to write it again would make the copy of the whole that follows wait.
+    pub(crate) fn patch(&self, Fingerprint(bytes): &mut Fingerprint) {
+        let (number, past) = (self.number().to_le_bytes(), self.past.to_bytes());
+        // Bytes that are right already are not written: a copy of the whole that follows would wait for the store.
         if bytes[0..8] != number {
             bytes[0..8].copy_from_slice(&number);
         }
+        if bytes[PAST] != past {
+            bytes[PAST].copy_from_slice(&past);
+        }
     }
 
-    /// The call's number among the collectives of its group, counted from 1, or from 2⁶³ + 1 if it is announced; 0 for messages.
+    /// The same call, without its number and what it says of earlier calls.
+    pub(crate) fn without_history(&self) -> Self {
+        Self { sequence: 0, part: 0, past: Past::default(), ..*self }
+    }
+
+    /// The call's number as the fingerprint says it; 0 for messages.
+    #[inline]
     pub(crate) const fn number(&self) -> u64 {
         match self.operation {
             Operation::Message => 0,
             Operation::Announced => self.sequence.wrapping_add(1) | ANNOUNCED,
-            _ => self.sequence.wrapping_add(1 + self.after_agreement as u64),
+            _ => (self.sequence.wrapping_add(1) << 8) | self.part as u64,
         }
     }
 
@@ -215,32 +233,35 @@ impl Call {
     /// this crate may not.
     pub fn decode(fingerprint: &Fingerprint) -> Option<Self> {
         let bytes = &fingerprint.0;
-        if bytes[8] != VERSION {
+        if bytes[46] >> 2 != VERSION {
             return None;
         }
-        let operation = decoded(&Operation::ALL, bytes[9])??;
-        let algorithm = match bytes[13] {
+        let operation = decoded(&Operation::ALL, bytes[44] & 0x7f)??;
+        let algorithm = match bytes[47] & 0x7f {
             0 => None,
             code => Some(Algorithm::nth(operation, usize::from(code) - 1)?),
         };
-        let after_agreement = bytes[15] == 1;
+        let number = u64::from_le_bytes(word(bytes, 0));
+        let (sequence, part) = match operation {
+            Operation::Message => (0, 0),
+            Operation::Announced => ((number & !ANNOUNCED).wrapping_sub(1), 0),
+            _ => ((number >> 8).wrapping_sub(1), number.to_le_bytes()[0]),
+        };
         let call = Self {
-            channel: u64::from_le_bytes(word(bytes, 16)),
-            sequence: match operation {
-                Operation::Message => 0,
-                Operation::Announced => (u64::from_le_bytes(word(bytes, 0)) & !ANNOUNCED).wrapping_sub(1),
-                _ => u64::from_le_bytes(word(bytes, 0)).wrapping_sub(1 + u64::from(after_agreement)),
-            },
+            channel: u64::from_le_bytes(word(bytes, 8)),
+            sequence,
+            started: bytes[44] >> 7 == 1,
             operation,
-            dtype: decoded(&DType::ALL, bytes[10])?,
+            dtype: decoded(&DType::ALL, bytes[45] & 0xf)?,
             count: u64::from_le_bytes(word(bytes, 24)),
-            sizes: u64::from_le_bytes(word(bytes, 40)),
-            op: decoded(&ReduceKind::ALL, bytes[11])?,
-            root: (bytes[14] == 1).then(|| u32::from_le_bytes(word(bytes, 36))),
+            sizes: u64::from_le_bytes(word(bytes, 32)),
+            op: decoded(&ReduceKind::ALL, bytes[45] >> 4)?,
+            root: u32::from_le_bytes(word(bytes, 40)).checked_sub(1),
             algorithm,
-            order: decoded(&ReductionOrder::ALL, bytes[12])?,
-            children: u32::from_le_bytes(word(bytes, 32)),
-            after_agreement,
+            order: decoded(&ReductionOrder::ALL, bytes[46] & 3)?,
+            part,
+            past: Past::from_bytes(word(bytes, PAST.start)),
+            after_agreement: bytes[47] >> 7 == 1,
         };
         // Whatever else the bytes hold belongs to a version that this one does not know.
         (call.encode() == *fingerprint).then_some(call)
@@ -253,7 +274,7 @@ impl fmt::Display for Call {
         if let Some(name) = self.announced_name() {
             return write!(f, "{name} #{}", self.sequence);
         }
-        write!(f, "{}", self.operation)?;
+        write!(f, "{}{}", if self.started { "started " } else { "" }, self.operation)?;
         let is_message = self.operation == Operation::Message;
         if !is_message {
             write!(f, " #{}", self.sequence)?;
@@ -294,7 +315,12 @@ impl fmt::Display for Call {
 const ANNOUNCED: u64 = 1 << 63;
 
 /// What marks every fingerprint of this version.
-const VERSION: u8 = 4;
+const VERSION: u8 = 5;
+
+/// Where the past stands.
+const PAST: Range<usize> = 16..24;
+
+const _: () = assert!(DType::ALL.len() < 16 && ReduceKind::ALL.len() < 16 && ReductionOrder::ALL.len() < 4);
 
 /// The value's place in the list, counted from 1; 0 for none.
 fn code<T: Copy + PartialEq>(all: &[T], value: Option<T>) -> u8 {
@@ -329,6 +355,7 @@ mod tests {
     const SUM: Call = Call {
         channel: 0,
         sequence: 17,
+        started: false,
         operation: Operation::AllReduce,
         dtype: Some(DType::F32),
         count: 1000,
@@ -337,9 +364,12 @@ mod tests {
         root: None,
         algorithm: Some(Algorithm::AllReduce(AllReduce::HalvingDoubling)),
         order: Some(ReductionOrder::Canonical),
-        children: 0,
+        part: 0,
+        past: NOTHING,
         after_agreement: false,
     };
+    const NOTHING: Past = Past::from_bytes([0; 8]);
+    const SOMETHING: Past = Past::from_bytes([1, 2, 3, 4, 5, 6, 7, 8]);
 
     #[test]
     fn calls_read_as_a_person_would_say_them() {
@@ -353,16 +383,18 @@ mod tests {
         assert_eq!(Call::decode(&announced.encode()), Some(announced));
         let reduce = Call { operation: Operation::Reduce, root: Some(2), algorithm: None, ..SUM };
         assert_eq!(reduce.to_string(), "reduce #17 of 1000 f32 (sum, to rank 2, canonical)");
+        let started = Call { started: true, ..reduce };
+        assert_eq!(started.to_string(), "started reduce #17 of 1000 f32 (sum, to rank 2, canonical)");
     }
 
     #[test]
     fn bytes_of_another_version_are_no_call() {
         assert_eq!(Call::decode(&Fingerprint::NONE), None);
-        let codes = [(8, 1), (9, 0), (9, 99), (10, 99), (11, 99), (12, 99), (13, 99), (14, 2), (15, 2)];
-        let unused = [(36, 1)];
+        let codes = [(44, 0), (44, 99), (45, 0xf), (45, 0xf0), (46, 3 << 2 | 1), (46, 5 << 2 | 3), (47, 99)];
         let message = Call { operation: Operation::Message, op: None, algorithm: None, order: None, ..SUM };
-        let of_sum = codes.into_iter().chain(unused).map(|place| (SUM, place));
-        for (call, (place, value)) in of_sum.chain([(message, (32, 1))]) {
+        let of_sum = codes.into_iter().map(|place| (SUM, place));
+        let of_message = [(0, 1), (16, 1), (24, 1), (40, 1)].map(|place| (message, place));
+        for (call, (place, value)) in of_sum.chain(of_message) {
             let mut fingerprint = call.encode();
             assert!(Call::decode(&fingerprint).is_some());
             fingerprint.0[place] = value;
@@ -383,7 +415,9 @@ mod tests {
             Call { root: Some(0), ..SUM },
             Call { algorithm: Some(Algorithm::AllReduce(AllReduce::Ring)), ..SUM },
             Call { order: Some(ReductionOrder::Any), ..SUM },
-            Call { children: 1, ..SUM },
+            Call { started: true, ..SUM },
+            Call { part: 1, ..SUM },
+            Call { past: SOMETHING, ..SUM },
             Call { after_agreement: true, ..SUM },
         ];
         for other in others {
@@ -394,8 +428,8 @@ mod tests {
 
     #[test]
     fn the_number_of_a_collective_comes_first_and_a_message_has_none() {
-        assert_eq!(SUM.encode().0[..8], 18_u64.to_le_bytes());
-        assert_eq!(Call { after_agreement: true, ..SUM }.encode().0[..8], 19_u64.to_le_bytes());
+        assert_eq!(SUM.encode().0[..8], (18_u64 * 256).to_le_bytes());
+        assert_eq!(Call { part: 3, ..SUM }.encode().0[..8], (18_u64 * 256 + 3).to_le_bytes());
         let message = Call { operation: Operation::Message, algorithm: None, ..SUM };
         assert_eq!(message.encode().0[..8], [0; 8]);
     }
@@ -403,7 +437,7 @@ mod tests {
     #[test]
     fn all_messages_of_a_type_look_alike() {
         let message = Call { operation: Operation::Message, algorithm: None, op: None, order: None, ..SUM };
-        let other = Call { count: 3, root: Some(1), sequence: 4, children: 2, ..message };
+        let other = Call { count: 3, root: Some(1), sequence: 4, past: SOMETHING, ..message };
         assert_eq!(other.encode(), message.encode());
         assert_ne!(Call { dtype: Some(DType::U8), ..other }.encode(), message.encode());
         assert_eq!(Call::decode(&other.encode()).unwrap().to_string(), "message of f32");
@@ -413,23 +447,24 @@ mod tests {
         #[test]
         fn decoding_undoes_encoding(
             (channel, sequence, count, sizes) in any::<(u64, u64, u64, u64)>(),
-            root in any::<Option<u32>>(),
+            root in prop::option::of(0..u32::MAX),
             operation in prop::sample::select(&Operation::ALL),
             dtype in prop::option::of(prop::sample::select(&DType::ALL)),
             op in prop::option::of(prop::sample::select(&ReduceKind::ALL)),
             order in prop::option::of(prop::sample::select(&ReductionOrder::ALL)),
             algorithm in 0_usize..9,
-            (children, after_agreement) in any::<(u32, bool)>(),
+            (started, part, past, after_agreement) in any::<(bool, u8, [u8; 8], bool)>(),
         ) {
             let algorithm = Algorithm::of(operation).nth(algorithm);
+            let (sequence, past) = (sequence >> 9, Past::from_bytes(past));
             let call = Call {
-                channel, sequence, operation, dtype, count, sizes, op, root, algorithm, order, children,
+                channel, sequence, started, operation, dtype, count, sizes, op, root, algorithm, order, part, past,
                 after_agreement,
             };
             let told = match operation {
-                Operation::Message => Call { sequence: 0, count: 0, root: None, children: 0, ..call },
+                Operation::Message => Call { sequence: 0, part: 0, count: 0, root: None, past: NOTHING, ..call },
                 Operation::Announced => {
-                    Call { sequence: (sequence.wrapping_add(1) & !ANNOUNCED).wrapping_sub(1), ..call }
+                    Call { sequence: (sequence.wrapping_add(1) & !ANNOUNCED).wrapping_sub(1), part: 0, ..call }
                 }
                 _ => call,
             };

@@ -1,8 +1,9 @@
 //! Operations on many small buffers at once.
 
 use crate::engine::Manner;
+use crate::history::Started;
 use crate::pending::Pending;
-use crate::{Buffer, Communicator, Element, ReduceOp, Result};
+use crate::{Buffer, Communicator, Element, Operation, ReduceOp, Result};
 
 /// # Many buffers as one operation
 ///
@@ -51,7 +52,9 @@ impl Communicator {
         buffers: Vec<Buffer<T>>,
         op: ReduceOp,
     ) -> Pending<Vec<Buffer<T>>> {
-        self.start(buffers, move |engine, buffers, manner| {
+        let lengths = buffers.iter().map(|buffer| buffer.len() as u64);
+        let started = Started::of::<T>(Operation::AllReduce, 0).with_sizes(lengths).reduced_by(op);
+        self.start(started, buffers, move |engine, buffers, manner| {
             engine.coalesced(buffers, manner, |engine, packed, manner| engine.all_reduce(packed, op, manner))
         })
     }
@@ -62,7 +65,9 @@ impl Communicator {
         buffers: Vec<Buffer<T>>,
         root: usize,
     ) -> Pending<Vec<Buffer<T>>> {
-        self.start(buffers, move |engine, buffers, manner| {
+        let lengths = buffers.iter().map(|buffer| buffer.len() as u64);
+        let started = Started::of::<T>(Operation::Broadcast, 0).with_sizes(lengths).with_root(root);
+        self.start(started, buffers, move |engine, buffers, manner| {
             engine.coalesced(buffers, manner, |engine, packed, manner| engine.broadcast(packed, root, manner))
         })
     }

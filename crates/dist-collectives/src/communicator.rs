@@ -12,6 +12,7 @@ use dist_transport::tcp::{Config, Medium, TcpTransport};
 use dist_transport::{Cause, Chain, ChannelId, Error as TransportError, Runtime, Source, Traffic, Transport};
 
 use crate::engine::{Engine, alloc};
+use crate::history::History;
 use crate::settings::Settings;
 use crate::two_level::{Among, Levels};
 use crate::worker::Worker;
@@ -79,7 +80,7 @@ pub(crate) enum Overlap {
 impl Communicator {
     /// The group that a transport connects.
     pub fn new(transport: impl Transport + 'static) -> Self {
-        Self::with_settings(Box::new(transport), Settings::default())
+        Self::with_settings(Box::new(transport), Settings::default(), History::NEW)
     }
 
     /// Joins the world that the environment describes: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and more, as
@@ -137,14 +138,14 @@ impl Communicator {
         Ok((comm, medium))
     }
 
-    fn with_settings(mut transport: Box<dyn Transport>, settings: Settings) -> Self {
+    fn with_settings(mut transport: Box<dyn Transport>, settings: Settings, history: History) -> Self {
         let all: Vec<usize> = (0..transport.rank().world_size()).collect();
         let overlap = match transport.fork(&all) {
             Ok(forked) => Overlap::Idle(forked.expect(OF_ALL)),
             Err(error) => Overlap::Unavailable(error.into()),
         };
-        let runtime = transport.runtime().clone();
-        Self { engine: Engine::new(transport), settings, runtime, overlap, announced: 0 }
+        let (runtime, channel) = (transport.runtime().clone(), transport.channel());
+        Self { engine: Engine::new(transport, channel, history), settings, runtime, overlap, announced: 0 }
     }
 
     /// This rank's number in the group.
@@ -266,7 +267,7 @@ impl Communicator {
 
     /// Another communicator of the same ranks, for another thread. Nothing is communicated; every rank of the
     /// group makes the same forks and subgroups at the same places among its calls. If one does not, the next collective
-    /// call of this communicator is an [`Error::Mismatch`](crate::Error::Mismatch) that says so.
+    /// call of this communicator, or of what is made of it, is an [`Error::Mismatch`](crate::Error::Mismatch) that says so.
     ///
     /// # Errors
     /// If the transport cannot be forked.
@@ -274,7 +275,8 @@ impl Communicator {
     pub fn fork(&mut self) -> Result<Self> {
         let all: Vec<usize> = (0..self.world_size()).collect();
         let transport = self.engine.fork(&all)?.expect(OF_ALL);
-        let mut forked = Self::with_settings(transport, self.settings.of_child());
+        let history = self.engine.history().of_child();
+        let mut forked = Self::with_settings(transport, self.settings.of_child(), history);
         forked.engine.set_levels(self.engine.levels().cloned());
         Ok(forked)
     }
@@ -283,7 +285,9 @@ impl Communicator {
     /// one; `None` on ranks that are not in the list. Nothing is communicated; every rank of the group, member or
     /// not, makes the same forks and subgroups at the same places among its calls, as for [`fork`](Self::fork).
     ///
-    /// Several groups that share no rank can be made by one call: each rank names the members of its own group.
+    /// Several groups that share no rank can be made by one call: each rank names the members of its own group. If two ranks
+    /// of a group name different members, or name them in another order, the first of them that waits for the other one in
+    /// that group gets an error with both lists, and the job is aborted.
     ///
     /// Take this if the list is at hand and the members' numbers in this group are not needed later. `Group` of
     /// dist-groups is this with a table that translates ranks between the two, and can also be split by colour.
@@ -294,7 +298,8 @@ impl Communicator {
     #[doc(alias = "new_group")]
     pub fn subgroup(&mut self, members: &[usize]) -> Result<Option<Self>> {
         let Some(transport) = self.engine.fork(members)? else { return Ok(None) };
-        let mut group = Self::with_settings(transport, self.settings.of_child());
+        let history = self.engine.history().of_child();
+        let mut group = Self::with_settings(transport, self.settings.of_child(), history);
         match self.engine.levels().map(|levels| levels.of(members)) {
             Some(Among::Hosts(levels)) => group.engine.set_levels(Some(Arc::new(levels))),
             Some(Among::OneHost { inside }) => group.settings.model = inside,
@@ -305,8 +310,9 @@ impl Communicator {
 
     /// The worker, started if there is none. Without one the job is aborted, because peers would wait for this rank.
     pub(crate) fn worker(&mut self) -> Result<&mut Worker> {
+        let channel = self.channel();
         let (overlap, failed) = match mem::replace(&mut self.overlap, Overlap::Starting) {
-            Overlap::Idle(transport) => match Worker::new(transport) {
+            Overlap::Idle(transport) => match Worker::new(transport, channel) {
                 Ok(worker) => (Overlap::Running(worker), None),
                 Err((transport, error)) => (Overlap::Idle(transport), Some(error)),
             },
@@ -383,6 +389,40 @@ impl Communicator {
     #[doc(alias = "MPI_Alloc_mem")]
     pub fn alloc<T: Element>(&mut self, len: usize) -> Result<Buffer<T>> {
         alloc(&mut *self.engine.transport, len)
+    }
+
+    /// Ends the communicator when every rank has called this, and reports what its ranks have not done alike, the last call
+    /// included: it compares all calls, as a [`barrier`](Self::barrier) does. It waits for the operations that were
+    /// [started](Self::start_all_reduce).
+    ///
+    /// A program need not call it. Without it, nothing reports that the last calls differed if their messages never met,
+    /// and a message that was never received is only logged.
+    ///
+    /// ```
+    /// use dist_collectives::{Communicator, Error};
+    /// use dist_transport::sim;
+    ///
+    /// sim::run(1, 2, |transport| {
+    ///     let mut comm = Communicator::new(transport);
+    ///     let mut values = [0; 2];
+    ///     // Each rank only sends to the other.
+    ///     let root = comm.rank();
+    ///     comm.broadcast(&mut values, root).unwrap();
+    ///     let error = comm.close().unwrap_err();
+    ///     assert!(matches!(error, Error::Mismatch { .. } | Error::Aborted { .. }));
+    /// });
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`barrier`](Self::barrier), and [`Error::Unread`] if this rank has not received a message that another one
+    /// has sent.
+    #[doc(alias = "MPI_Comm_free")]
+    #[doc(alias = "destroy_process_group")]
+    pub fn close(mut self) -> Result<()> {
+        // What was started ends first, or fails.
+        drop(mem::replace(&mut self.overlap, Overlap::Starting));
+        self.barrier()?;
+        self.engine.unread().map_or(Ok(()), |peer| Err(Error::Unread { peer }))
     }
 
     /// Ends the job for every rank, with this rank as the cause: the others' errors say [why](Cause::gave_up) it gave up.

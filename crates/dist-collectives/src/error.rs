@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use dist_transport::{Cause, Error as TransportError, Source};
 
+use crate::history::Past;
 use crate::{Algorithm, Call, DType, Operation, ReduceKind, ReductionOrder};
 
 /// A result of this crate.
@@ -291,6 +292,12 @@ pub enum Error {
         /// The call that the peer is in.
         theirs: Box<Call>,
     },
+    /// A communicator was [closed](crate::Communicator::close) before this rank had received everything that was sent to it.
+    #[error("rank {peer} has sent a message that this rank never received: each send needs a recv of its receiver")]
+    Unread {
+        /// The rank that has sent it, by its number in the world.
+        peer: usize,
+    },
     /// The job was aborted, because of this rank or another.
     #[error("{call}: the job was aborted{}", because(*.rank, .cause, .theirs.as_deref(), *.reporter, .reported.as_deref()))]
     Aborted {
@@ -361,7 +368,7 @@ impl Error {
     /// The one rank that the error is about, if it is about one, by its number in the world.
     pub fn peer(&self) -> Option<usize> {
         match self {
-            Self::Mismatch { peer, .. } => Some(*peer),
+            Self::Mismatch { peer, .. } | Self::Unread { peer } => Some(*peer),
             Self::Aborted { rank, .. } => Some(*rank),
             #[cfg(feature = "serde")]
             Self::Value { rank, .. } => Some(*rank),
@@ -452,20 +459,41 @@ fn because(
     }
 }
 
-/// What two ranks have done differently, where their calls do not show it: digests that differ, and nothing else; other
-/// numbers of communicators before calls that have one number.
+/// What two ranks have done differently, where their calls do not show it: digests of sizes that differ, or earlier calls.
 fn hint((one, first): (&str, &Call), (other, second): (&str, &Call)) -> String {
     let same_sizes = Call { sizes: second.sizes, ..*first };
     if first != second && same_sizes == *second {
         return ": the sizes of parts, buffers, shapes or hosts differ".to_owned();
     }
-    // What differs between announced calls is their kind.
-    let announced = first.operation == Operation::Announced;
-    if !announced && first.number() == second.number() && first.children != second.children {
+    // Announced calls differ by their kind, and are not counted with others.
+    if first.operation == Operation::Announced {
+        return String::new();
+    }
+    let same_place = Call { sequence: second.sequence, past: second.past, ..*first };
+    if first.sequence != second.sequence && same_place == *second {
+        let [one_more, other_more] = [first, second].map(|call| call.sequence);
+        let [by_one, by_other] = [first, second].map(|call| call.past.newest());
         return format!(
-            ": they have made different numbers of forks and subgroups of this communicator ({one}: {}, {other}: {})",
-            first.children, second.children
+            ": {one} has called or started {one_more} collectives before it and {other} {other_more}; last, {one} {by_one} and {other} {by_other}"
         );
     }
-    String::new()
+    if first.number() == 0 || first.number() != second.number() || first.past == second.past {
+        return String::new();
+    }
+    let Some((ago, by_one, by_other)) = first.past.newest_difference(second.past) else {
+        let recent = Past::RECENT;
+        return format!(
+            ": an earlier call differed, more than {recent} calls before, or on the communicator that this one was made of"
+        );
+    };
+    let when = match ago {
+        1 => "the call before this one".to_owned(),
+        _ => format!("{ago} calls before this one"),
+    };
+    if by_one == by_other {
+        return format!(
+            ": an earlier call differed: {when}, both {by_one}, but with different arguments, such as the type, the count or the root"
+        );
+    }
+    format!(": an earlier call differed: {when}, {one} {by_one} and {other} {by_other}")
 }

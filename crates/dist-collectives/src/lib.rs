@@ -13,6 +13,7 @@ mod direct;
 mod dtype;
 mod engine;
 mod error;
+mod history;
 mod kept;
 mod kernel;
 mod messages;

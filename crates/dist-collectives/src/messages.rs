@@ -156,7 +156,7 @@ impl Communicator {
         &mut self,
         messages: Vec<OwnedMessage<T>>,
     ) -> Pending<Vec<OwnedMessage<T>>> {
-        self.start(messages, |engine, messages, manner| {
+        self.start_messages(messages, |engine, messages, manner| {
             let mut borrowed: Vec<_> = messages.iter_mut().map(OwnedMessage::borrow).collect();
             engine.batch(&mut borrowed, manner)
         })

@@ -3,6 +3,7 @@
 use dist_algos::scan::Extent;
 
 use crate::engine::{Engine, Input, Manner};
+use crate::history::Started;
 use crate::pending::Pending;
 use crate::{Buffer, Communicator, Element, Operation, ReduceOp, Result};
 
@@ -12,7 +13,7 @@ use crate::{Buffer, Communicator, Element, Operation, ReduceOp, Result};
 /// returns at once, takes the memory that it works on as a [`Buffer`], owns it while the operation runs, and gives the output
 /// from [`Pending::wait`]: the same memory if the operation works in place, else new memory; if it fails, what it was given
 /// comes back. Operations that were started are done one after the other in the order of their starts, beside the blocking
-/// ones. The deadline begins at the start, also of one that waits for its turn: if that has not come by then, whoever waits for
+/// ones. All ranks start and call the same operations in the same order. The deadline begins at the start, also of one that waits for its turn: if that has not come by then, whoever waits for
 /// the operation is told so ([`Error::NoTurn`](crate::Error::NoTurn)) and the job is aborted. Whatever can go wrong is reported by
 /// [`Pending::wait`].
 ///
@@ -39,7 +40,9 @@ impl Communicator {
         buffer: impl Into<Buffer<T>>,
         op: ReduceOp,
     ) -> Pending<Buffer<T>> {
-        self.start(buffer.into(), move |engine, buffer: &mut Buffer<T>, manner| {
+        let buffer: Buffer<T> = buffer.into();
+        let started = Started::of::<T>(Operation::AllReduce, buffer.len()).reduced_by(op);
+        self.start(started, buffer, move |engine, buffer: &mut Buffer<T>, manner| {
             engine.all_reduce(buffer, op, manner)
         })
     }
@@ -53,9 +56,12 @@ impl Communicator {
     ) -> Pending<Buffer<T>> {
         let input = input.into();
         let len = input.len() / self.world_size();
-        self.start_into(input, Ok(len), move |engine, input, output, manner| {
-            engine.reduce_scatter(input, None, output, op, manner)
-        })
+        self.start_into(
+            Started::of::<T>(Operation::ReduceScatter, input.len()).reduced_by(op),
+            input,
+            Ok(len),
+            move |engine, input, output, manner| engine.reduce_scatter(input, None, output, op, manner),
+        )
     }
 
     /// Begins a [`reduce_scatter_in_place`](Self::reduce_scatter_in_place); the whole buffer comes back, with the result
@@ -65,7 +71,9 @@ impl Communicator {
         buffer: impl Into<Buffer<T>>,
         op: ReduceOp,
     ) -> Pending<Buffer<T>> {
-        self.start(buffer.into(), move |engine, buffer, manner| {
+        let buffer: Buffer<T> = buffer.into();
+        let started = Started::of::<T>(Operation::ReduceScatter, buffer.len()).reduced_by(op);
+        self.start(started, buffer, move |engine, buffer, manner| {
             engine.reduce_scatter_in_place(buffer, op, manner).map(drop)
         })
     }
@@ -80,9 +88,14 @@ impl Communicator {
     ) -> Pending<Buffer<T>> {
         let input = input.into();
         let len = self.own_part(Operation::ReduceScatter, &counts, Some(("input", input.len())));
-        self.start_into(input, len, move |engine, input, output, manner| {
-            engine.reduce_scatter(input, Some(&counts), output, op, manner)
-        })
+        self.start_into(
+            Started::of::<T>(Operation::ReduceScatter, 0).with_counts(&counts).reduced_by(op),
+            input,
+            len,
+            move |engine, input, output, manner| {
+                engine.reduce_scatter(input, Some(&counts), output, op, manner)
+            },
+        )
     }
 
     /// Begins an [`all_gather`](Self::all_gather).
@@ -90,9 +103,12 @@ impl Communicator {
     pub fn start_all_gather<T: Element>(&mut self, input: impl Into<Buffer<T>>) -> Pending<Buffer<T>> {
         let input = input.into();
         let len = input.len().saturating_mul(self.world_size());
-        self.start_into(input, Ok(len), |engine, input, output, manner| {
-            engine.all_gather(input, None, output, manner)
-        })
+        self.start_into(
+            Started::of::<T>(Operation::AllGather, input.len()),
+            input,
+            Ok(len),
+            |engine, input, output, manner| engine.all_gather(input, None, output, manner),
+        )
     }
 
     /// Begins an [`all_gather_in_place`](Self::all_gather_in_place).
@@ -100,7 +116,9 @@ impl Communicator {
         &mut self,
         buffer: impl Into<Buffer<T>>,
     ) -> Pending<Buffer<T>> {
-        self.start(buffer.into(), |engine, buffer, manner| engine.all_gather_in_place(buffer, manner))
+        let buffer: Buffer<T> = buffer.into();
+        let started = Started::of::<T>(Operation::AllGather, buffer.len());
+        self.start(started, buffer, |engine, buffer, manner| engine.all_gather_in_place(buffer, manner))
     }
 
     /// Begins an [`all_gather_v`](Self::all_gather_v).
@@ -112,9 +130,12 @@ impl Communicator {
     ) -> Pending<Buffer<T>> {
         let input = input.into();
         let len = self.all_parts(Operation::AllGather, &counts, input.len());
-        self.start_into(input, len, move |engine, input, output, manner| {
-            engine.all_gather(input, Some(&counts), output, manner)
-        })
+        self.start_into(
+            Started::of::<T>(Operation::AllGather, 0).with_counts(&counts),
+            input,
+            len,
+            move |engine, input, output, manner| engine.all_gather(input, Some(&counts), output, manner),
+        )
     }
 
     /// Begins a [`gather`](Self::gather); the output is empty except on the root.
@@ -126,9 +147,12 @@ impl Communicator {
     ) -> Pending<Buffer<T>> {
         let input = input.into();
         let len = if self.rank() == root { input.len().saturating_mul(self.world_size()) } else { 0 };
-        self.start_into(input, Ok(len), move |engine, input, output, manner| {
-            engine.gather(input.elements(), None, output, root, manner)
-        })
+        self.start_into(
+            Started::of::<T>(Operation::Gather, input.len()).with_root(root),
+            input,
+            Ok(len),
+            move |engine, input, output, manner| engine.gather(input.elements(), None, output, root, manner),
+        )
     }
 
     /// Begins a [`gather_v`](Self::gather_v); the output is empty except on the root.
@@ -141,9 +165,14 @@ impl Communicator {
     ) -> Pending<Buffer<T>> {
         let (input, is_root) = (input.into(), self.rank() == root);
         let len = if is_root { self.all_parts(Operation::Gather, &counts, input.len()) } else { Ok(0) };
-        self.start_into(input, len, move |engine, input, output, manner| {
-            engine.gather(input.elements(), Some(&counts), output, root, manner)
-        })
+        self.start_into(
+            Started::of::<T>(Operation::Gather, 0).with_counts(&counts).with_root(root),
+            input,
+            len,
+            move |engine, input, output, manner| {
+                engine.gather(input.elements(), Some(&counts), output, root, manner)
+            },
+        )
     }
 
     /// Begins a [`scatter`](Self::scatter) of parts of this length. The input is empty except on the root.
@@ -157,9 +186,12 @@ impl Communicator {
         let input = input.into();
         let whole = (self.rank() == root).then_some(("input", input.len()));
         let len = self.engine.shares(Operation::Scatter, None, ("output", part), whole).map(|_| part);
-        self.start_into(input, len, move |engine, input, output, manner| {
-            engine.scatter(input.elements(), None, output, root, manner)
-        })
+        self.start_into(
+            Started::of::<T>(Operation::Scatter, part).with_root(root),
+            input,
+            len,
+            move |engine, input, output, manner| engine.scatter(input.elements(), None, output, root, manner),
+        )
     }
 
     /// Begins a [`scatter_v`](Self::scatter_v). The input is empty except on the root.
@@ -173,9 +205,14 @@ impl Communicator {
         let input = input.into();
         let whole = (self.rank() == root).then_some(("input", input.len()));
         let len = self.own_part(Operation::Scatter, &counts, whole);
-        self.start_into(input, len, move |engine, input, output, manner| {
-            engine.scatter(input.elements(), Some(&counts), output, root, manner)
-        })
+        self.start_into(
+            Started::of::<T>(Operation::Scatter, 0).with_counts(&counts).with_root(root),
+            input,
+            len,
+            move |engine, input, output, manner| {
+                engine.scatter(input.elements(), Some(&counts), output, root, manner)
+            },
+        )
     }
 
     /// Begins an [`all_to_all`](Self::all_to_all).
@@ -183,7 +220,12 @@ impl Communicator {
     pub fn start_all_to_all<T: Element>(&mut self, input: impl Into<Buffer<T>>) -> Pending<Buffer<T>> {
         let input = input.into();
         let len = input.len();
-        self.start_into(input, Ok(len), Engine::all_to_all)
+        self.start_into(
+            Started::of::<T>(Operation::AllToAll, input.len()),
+            input,
+            Ok(len),
+            Engine::all_to_all,
+        )
     }
 
     /// Begins an [`all_to_all_v`](Self::all_to_all_v).
@@ -196,9 +238,14 @@ impl Communicator {
     ) -> Pending<Buffer<T>> {
         let input = input.into();
         let len = self.engine.check_dealt(input.len(), &send_counts, &receive_counts);
-        self.start_into(input, len, move |engine, input, output, manner| {
-            engine.all_to_all_v(input.elements(), &send_counts, output, &receive_counts, manner)
-        })
+        self.start_into(
+            Started::of::<T>(Operation::AllToAll, 0),
+            input,
+            len,
+            move |engine, input, output, manner| {
+                engine.all_to_all_v(input.elements(), &send_counts, output, &receive_counts, manner)
+            },
+        )
     }
 
     /// Begins a [`scan`](Self::scan).
@@ -208,7 +255,9 @@ impl Communicator {
         buffer: impl Into<Buffer<T>>,
         op: ReduceOp,
     ) -> Pending<Buffer<T>> {
-        self.start(buffer.into(), move |engine, buffer, manner| {
+        let buffer: Buffer<T> = buffer.into();
+        let started = Started::of::<T>(Operation::Scan, buffer.len()).reduced_by(op);
+        self.start(started, buffer, move |engine, buffer, manner| {
             engine.scan(buffer, op, Extent::Inclusive, manner)
         })
     }
@@ -220,7 +269,9 @@ impl Communicator {
         buffer: impl Into<Buffer<T>>,
         op: ReduceOp,
     ) -> Pending<Buffer<T>> {
-        self.start(buffer.into(), move |engine, buffer, manner| {
+        let buffer: Buffer<T> = buffer.into();
+        let started = Started::of::<T>(Operation::ExclusiveScan, buffer.len()).reduced_by(op);
+        self.start(started, buffer, move |engine, buffer, manner| {
             engine.scan(buffer, op, Extent::Exclusive, manner)
         })
     }
@@ -232,7 +283,9 @@ impl Communicator {
         buffer: impl Into<Buffer<T>>,
         root: usize,
     ) -> Pending<Buffer<T>> {
-        self.start(buffer.into(), move |engine, buffer, manner| engine.broadcast(buffer, root, manner))
+        let buffer: Buffer<T> = buffer.into();
+        let started = Started::of::<T>(Operation::Broadcast, buffer.len()).with_root(root);
+        self.start(started, buffer, move |engine, buffer, manner| engine.broadcast(buffer, root, manner))
     }
 
     /// Begins a [`reduce`](Self::reduce).
@@ -243,18 +296,22 @@ impl Communicator {
         op: ReduceOp,
         root: usize,
     ) -> Pending<Buffer<T>> {
-        self.start(buffer.into(), move |engine, buffer, manner| engine.reduce(buffer, op, root, manner))
+        let buffer: Buffer<T> = buffer.into();
+        let started = Started::of::<T>(Operation::Reduce, buffer.len()).reduced_by(op).with_root(root);
+        self.start(started, buffer, move |engine, buffer, manner| engine.reduce(buffer, op, root, manner))
     }
 
     /// Begins a [`barrier`](Self::barrier).
     #[doc(alias = "MPI_Ibarrier")]
     pub fn start_barrier(&mut self) -> Pending<()> {
-        self.start((), |engine, (), manner| engine.barrier(manner))
+        self.start(Started::new(Operation::Barrier), (), |engine, (), manner| engine.barrier(manner))
     }
 
     /// Begins a [`monitored_barrier`](Self::monitored_barrier).
     pub fn start_monitored_barrier(&mut self) -> Pending<()> {
-        self.start((), |engine, (), manner| engine.monitored_barrier(manner))
+        self.start(Started::new(Operation::MonitoredBarrier), (), |engine, (), manner| {
+            engine.monitored_barrier(manner)
+        })
     }
 
     /// Begins to [`send`](Self::send) a message, for `to` to take with [`start_recv`](Self::start_recv).
@@ -268,7 +325,9 @@ impl Communicator {
         elements: impl Into<Buffer<T>>,
         to: usize,
     ) -> Pending<Buffer<T>> {
-        self.start(elements.into(), move |engine, elements, manner| engine.send(elements, to, manner))
+        self.start_messages(elements.into(), move |engine, elements, manner| {
+            engine.send(elements, to, manner)
+        })
     }
 
     /// Begins to [receive](Self::recv) a message into this memory, one that `from` sends with
@@ -280,7 +339,9 @@ impl Communicator {
         elements: impl Into<Buffer<T>>,
         from: usize,
     ) -> Pending<Buffer<T>> {
-        self.start(elements.into(), move |engine, elements, manner| engine.receive(elements, from, manner))
+        self.start_messages(elements.into(), move |engine, elements, manner| {
+            engine.receive(elements, from, manner)
+        })
     }
 
     /// Begins a [`send_recv`](Self::send_recv); both memories come back.
@@ -292,13 +353,30 @@ impl Communicator {
         received: impl Into<Buffer<T>>,
         from: usize,
     ) -> Pending<(Buffer<T>, Buffer<T>)> {
-        self.start((sent.into(), received.into()), move |engine, (sent, received), manner| {
+        self.start_messages((sent.into(), received.into()), move |engine, (sent, received), manner| {
             engine.send_receive(sent, to, received, from, manner)
         })
     }
 
-    /// Gives an operation to the worker, with the memory that it works on and the manner of a call that begins now.
+    /// Gives an operation of all ranks to the worker, with the memory that it works on and the manner of a call that begins
+    /// now. It counts among the communicator's calls.
     pub(crate) fn start<B: Send + 'static>(
+        &mut self,
+        started: Started,
+        buffer: B,
+        work: impl FnOnce(&mut Engine, &mut B, &Manner<'_>) -> Result<()> + Send + 'static,
+    ) -> Pending<B> {
+        let forced = self.settings.forced(started.operation());
+        let started = started.done_by(self.settings.order, forced);
+        let history = self.engine.count_started(&started);
+        self.start_messages(buffer, move |engine, buffer, manner| {
+            engine.continue_at(&history);
+            work(engine, buffer, manner)
+        })
+    }
+
+    /// Gives messages to the worker, likewise, which do not count.
+    pub(crate) fn start_messages<B: Send + 'static>(
         &mut self,
         buffer: B,
         operation: impl FnOnce(&mut Engine, &mut B, &Manner<'_>) -> Result<()> + Send + 'static,
@@ -334,13 +412,14 @@ impl Communicator {
     /// it takes none: no memory is made for one that it would refuse.
     fn start_into<T: Element>(
         &mut self,
+        started: Started,
         input: Buffer<T>,
         len: Result<usize>,
-        operation: impl FnOnce(&mut Engine, Input<'_, T>, &mut [T], &Manner<'_>) -> Result<()> + Send + 'static,
+        work: impl FnOnce(&mut Engine, Input<'_, T>, &mut [T], &Manner<'_>) -> Result<()> + Send + 'static,
     ) -> Pending<Buffer<T>> {
-        self.start(input, move |engine, buffer, manner| {
+        self.start(started, input, move |engine, buffer, manner| {
             let mut output = engine.output(len?)?;
-            operation(engine, (&*buffer).into(), &mut output, manner)?;
+            work(engine, (&*buffer).into(), &mut output, manner)?;
             *buffer = output;
             Ok(())
         })

@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::engine::{Engine, Manner};
+use crate::history::Started;
 use crate::{Buffer, Communicator, Error, Operation, Pending, Result};
 
 /// The longest encoding of one rank's value, in bytes.
@@ -177,7 +178,7 @@ impl Communicator {
         value: Option<V>,
         root: usize,
     ) -> Pending<Option<V>> {
-        self.start(value, move |engine, value, manner| {
+        self.start(Started::new(Operation::Broadcast).with_root(root), value, move |engine, value, manner| {
             *value = Some(engine.broadcast_value(value.as_ref(), root, manner)?);
             Ok(())
         })
@@ -190,10 +191,14 @@ impl Communicator {
         value: V,
         root: usize,
     ) -> Pending<Vec<V>> {
-        self.start(vec![value], move |engine, values, manner| {
-            *values = engine.gather_values(&values[0], root, manner)?.unwrap_or_default();
-            Ok(())
-        })
+        self.start(
+            Started::new(Operation::Gather).with_root(root),
+            vec![value],
+            move |engine, values, manner| {
+                *values = engine.gather_values(&values[0], root, manner)?.unwrap_or_default();
+                Ok(())
+            },
+        )
     }
 
     /// Begins an [`all_gather_values`](Self::all_gather_values). If it fails, this rank's value comes back.
@@ -201,7 +206,7 @@ impl Communicator {
         &mut self,
         value: V,
     ) -> Pending<Vec<V>> {
-        self.start(vec![value], |engine, values, manner| {
+        self.start(Started::new(Operation::AllGather), vec![value], |engine, values, manner| {
             *values = engine.all_gather_values(&values[0], manner)?;
             Ok(())
         })

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use dist_transport::runtime::{Deadline, Mailbox, Task};
-use dist_transport::{Cause, Runtime, Traffic, Transport};
+use dist_transport::{Cause, ChannelId, Runtime, Traffic, Transport};
 
 use crate::engine::Engine;
+use crate::history::History;
 use crate::pending::{Failed, Pending, Running};
 use crate::{Error, Result};
 
@@ -50,8 +51,11 @@ fn looks(transport: &dyn Transport) -> u32 {
 }
 
 impl Worker {
-    /// Starts the thread. When there is none to be had, the transport comes back.
-    pub(crate) fn new(mut transport: Box<dyn Transport>) -> Result<Self, (Box<dyn Transport>, Error)> {
+    /// Starts the thread, for the communicator with this channel. When there is none to be had, the transport comes back.
+    pub(crate) fn new(
+        mut transport: Box<dyn Transport>,
+        channel: ChannelId,
+    ) -> Result<Self, (Box<dyn Transport>, Error)> {
         let runtime = transport.runtime().clone();
         let rank = transport.rank().index();
         let alone = match transport.fork(&[rank]) {
@@ -64,7 +68,7 @@ impl Worker {
         let (hand_over, mut handed_over) = runtime.mailbox();
         let work = move || {
             let Ok(transport) = handed_over.receive(None) else { return };
-            let mut engine = Engine::new(transport);
+            let mut engine = Engine::new(transport, channel, History::of_worker());
             while let Ok(job) = queue.receive_after_looks(looks, None) {
                 job(&mut engine);
             }

@@ -54,6 +54,18 @@ pub enum Error {
         /// The list that was given.
         members: Vec<usize>,
     },
+    /// Two ranks have made a group by the same call, in which each of them names other members, or names them in another order.
+    #[error("rank {rank} made a group of ranks {} where rank {peer} made one of {}: name the same list", first_of(ours), first_of(theirs))]
+    OtherMembers {
+        /// This rank.
+        rank: usize,
+        /// The members that it named.
+        ours: Vec<usize>,
+        /// The other rank.
+        peer: usize,
+        /// The members that the other rank named: the first of them, if they are many.
+        theirs: Vec<usize>,
+    },
     /// Only memory may be used, and it cannot be shared with this peer.
     #[error(
         "rank {peer} shares no memory with this rank, and shm allows nothing else: auto goes by TCP there"
@@ -373,6 +385,7 @@ impl Error {
             | Self::OutOfReach { peer, .. }
             | Self::Garbage { peer }
             | Self::NotShared { peer }
+            | Self::OtherMembers { peer, .. }
             | Self::Closed { peer, .. }
             | Self::Io { peer, .. } => Some(*peer),
             Self::OtherWorldSize { rank, .. } => Some(*rank),

@@ -5,10 +5,17 @@ use std::fmt;
 /// Names the operation that a message belongs to, as bytes that the layer above encodes.
 ///
 /// A transport sends the fingerprint in front of every message and compares it with its own before it delivers
-/// a byte. What the bytes mean is not its business, but for one thing: the first eight are the number of the call
-/// among those that all ranks of a channel make in the same order, counted from 1, or 0 if it is not one of those.
-/// Two ranks whose calls have the same number and differ otherwise can never meet. Numbers from 2⁶³ on are those of
-/// [announced](crate::Transport::announce) calls: their bytes 24 to 31 and 40 to 47 are a name, which may differ.
+/// a byte. What the bytes mean is not its business, but for four things:
+///
+/// - The first eight are the number of the call among those that all ranks of a communicator make in the same order, or 0 if it
+///   is not one of those.
+/// - The next eight tell the communicator from others. It may use several channels.
+/// - The last byte says how the call is done. Its highest bit tells two stages of a call apart, in which ranks may be at the
+///   same time: if it differs, the rest of that byte may differ too.
+/// - Numbers from 2⁶³ on are those of [announced](crate::Transport::announce) calls: their bytes 24 to 39 are a name, which may
+///   differ.
+///
+/// Two ranks whose calls have the same number on the same communicator and differ otherwise can never meet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint(pub [u8; Self::SIZE]);
 
@@ -19,27 +26,44 @@ impl Fingerprint {
     /// Of messages outside any call.
     pub const NONE: Self = Self([0; Self::SIZE]);
 
-    /// Whether two ranks of one channel that are in these calls can never meet.
+    /// Whether two ranks that are in these calls can never meet.
     pub fn contradicts(&self, other: &Self) -> bool {
-        let number = &self.0[..8];
-        let is_announced = number[7] >= 0x80;
-        let differ = if is_announced { self.without_name() != other.without_name() } else { self != other };
-        number != [0; 8] && *number == other.0[..8] && differ
+        let [ours, theirs] = [self, other].map(|fingerprint| {
+            let mut call = fingerprint.0;
+            if call[7] >= 0x80 {
+                // The name of an announced call.
+                call[24..40].fill(0);
+            }
+            let how = std::mem::take(&mut call[47]);
+            (call, how)
+        });
+        let same_stage = ours.1 >> 7 == theirs.1 >> 7;
+        let same_place = ours.0[..8] != [0; 8] && ours.0[..16] == theirs.0[..16];
+        same_place && (ours.0 != theirs.0 || (same_stage && ours.1 != theirs.1))
     }
 
-    /// What ranks compare of an announced call.
-    fn without_name(&self) -> Self {
-        let mut compared = *self;
-        compared.0[24..32].fill(0);
-        compared.0[40..48].fill(0);
-        compared
+    /// The communicator of these calls; `None` if none of them has a number.
+    #[cfg(feature = "sim")]
+    pub(crate) fn communicator(calls: &[Self]) -> Option<u64> {
+        let numbered = calls.iter().find(|call| call.number() != 0)?;
+        Some(u64::from_le_bytes(numbered.0[8..16].try_into().expect("8 bytes")))
     }
 
-    /// Two of these calls that contradict each other: one of ours and one of theirs.
+    /// The number of the call.
+    #[cfg(any(feature = "tcp", feature = "sim"))]
+    fn number(&self) -> u64 {
+        u64::from_le_bytes(self.0[..8].try_into().expect("8 bytes"))
+    }
+
+    /// The first two of these calls that contradict each other: one of ours and one of theirs. Later ones may contradict each
+    /// other because of these.
     #[cfg(any(feature = "tcp", feature = "sim"))]
     pub(crate) fn contradiction(ours: &[Self], theirs: &[Self]) -> Option<(Self, Self)> {
         let pairs = ours.iter().flat_map(|ours| theirs.iter().map(move |theirs| (*ours, *theirs)));
-        pairs.into_iter().find(|(ours, theirs)| ours.contradicts(theirs))
+        pairs
+            .into_iter()
+            .filter(|(ours, theirs)| ours.contradicts(theirs))
+            .min_by_key(|(ours, _)| ours.number())
     }
 }
 
@@ -52,5 +76,38 @@ impl fmt::Debug for Fingerprint {
         f.write_str("Fingerprint(")?;
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))?;
         f.write_str(")")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A call with this number, on this communicator, that is this and is done so.
+    fn call(number: u8, communicator: u8, what: u8, how: u8) -> Fingerprint {
+        let mut bytes = [0; Fingerprint::SIZE];
+        (bytes[0], bytes[8], bytes[20], bytes[47]) = (number, communicator, what, how);
+        Fingerprint(bytes)
+    }
+
+    #[test]
+    fn calls_of_one_number_contradict_each_other_unless_they_are_stages_of_one() {
+        let ours = call(3, 1, 5, 7);
+        assert!(ours.contradicts(&call(3, 1, 6, 7)), "another call");
+        assert!(ours.contradicts(&call(3, 1, 5, 8)), "done in another way");
+        assert!(ours.contradicts(&call(3, 1, 6, 128)), "another call, at another stage");
+        assert!(!ours.contradicts(&ours));
+        assert!(!ours.contradicts(&call(3, 1, 5, 128 + 8)), "the same call at another stage");
+        assert!(!ours.contradicts(&call(4, 1, 6, 7)), "one of them is late");
+        assert!(!ours.contradicts(&call(3, 2, 6, 7)), "on another communicator");
+        assert!(!call(0, 1, 5, 7).contradicts(&call(0, 1, 6, 7)), "neither has a number");
+    }
+
+    #[test]
+    #[cfg(any(feature = "tcp", feature = "sim"))]
+    fn the_first_calls_that_differ_are_found_whatever_their_order() {
+        let [ours, theirs] =
+            [5, 6].map(|what| [call(9, 1, what, 0), call(7, 1, what, 0), call(8, 1, what, 0)]);
+        assert_eq!(Fingerprint::contradiction(&ours, &theirs), Some((ours[1], theirs[1])));
     }
 }

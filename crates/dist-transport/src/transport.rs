@@ -85,6 +85,12 @@ pub trait Transport: Send + fmt::Debug {
     /// If the job is aborted, a peer has left, or one cannot be connected to.
     fn silent(&mut self, peers: &[usize], due: &Due<'_>) -> Result<Vec<usize>>;
 
+    /// Returns a rank of the group that has sent a message which this rank has not received, if one is known. It does not
+    /// wait: a message that is still on its way may be missed. Transports that cannot tell return `None`.
+    fn unread(&mut self) -> Option<usize> {
+        None
+    }
+
     /// Where each rank of the group runs: ranks with equal numbers share a machine and its memory. Any rank sees
     /// the same numbers.
     fn hosts(&self) -> Vec<u64>;
@@ -140,6 +146,109 @@ pub trait Transport: Send + fmt::Debug {
 
     /// Says how calls read in reports; `None` for what is no call.
     fn describe_calls(&mut self, _describe: fn(&Fingerprint) -> Option<String>) {}
+}
+
+/// A boxed transport is one too, such as that of a [fork](Transport::fork).
+impl<T: Transport + ?Sized> Transport for Box<T> {
+    fn rank(&self) -> Rank {
+        (**self).rank()
+    }
+
+    fn members(&self) -> &[usize] {
+        (**self).members()
+    }
+
+    fn channel(&self) -> ChannelId {
+        (**self).channel()
+    }
+
+    fn runtime(&self) -> &Runtime {
+        (**self).runtime()
+    }
+
+    fn begin(&mut self, call: &Fingerprint) {
+        (**self).begin(call);
+    }
+
+    fn announce(&mut self, call: &Fingerprint) {
+        (**self).announce(call);
+    }
+
+    fn exchange(
+        &mut self,
+        send: Option<Outgoing<'_>>,
+        receive: Option<Incoming<'_>>,
+        due: &Due<'_>,
+    ) -> Result<()> {
+        (**self).exchange(send, receive, due)
+    }
+
+    fn exchange_in_place(
+        &mut self,
+        peer: usize,
+        buffer: &mut [u8],
+        combine: &mut Combine<'_>,
+        due: &Due<'_>,
+    ) -> Result<()> {
+        (**self).exchange_in_place(peer, buffer, combine, due)
+    }
+
+    fn exchange_all(
+        &mut self,
+        sends: &[Outgoing<'_>],
+        receives: &mut [Incoming<'_>],
+        due: &Due<'_>,
+    ) -> Result<()> {
+        (**self).exchange_all(sends, receives, due)
+    }
+
+    fn silent(&mut self, peers: &[usize], due: &Due<'_>) -> Result<Vec<usize>> {
+        (**self).silent(peers, due)
+    }
+
+    fn unread(&mut self) -> Option<usize> {
+        (**self).unread()
+    }
+
+    fn hosts(&self) -> Vec<u64> {
+        (**self).hosts()
+    }
+
+    fn cores(&self) -> usize {
+        (**self).cores()
+    }
+
+    fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {
+        (**self).fork(members)
+    }
+
+    fn abort(&mut self, cause: Cause) {
+        (**self).abort(cause);
+    }
+
+    fn aborted(&self) -> Option<Abort> {
+        (**self).aborted()
+    }
+
+    fn traffic(&self) -> Traffic {
+        (**self).traffic()
+    }
+
+    fn direct(&mut self, due: &Due<'_>) -> Result<Option<&mut dyn Direct>> {
+        (**self).direct(due)
+    }
+
+    fn allocate(&mut self, bytes: usize) -> Option<Allocation> {
+        (**self).allocate(bytes)
+    }
+
+    fn note(&mut self, progress: Progress) {
+        (**self).note(progress);
+    }
+
+    fn describe_calls(&mut self, describe: fn(&Fingerprint) -> Option<String>) {
+        (**self).describe_calls(describe);
+    }
 }
 
 /// How far a rank is in its call.

@@ -135,7 +135,7 @@ impl Engine {
             // Who takes this rank for another one has no use for its memory.
             let own = direct.filter(|direct| direct.rank() == self.rank);
             self.sharing = own.map_or(Sharing::Nothing, |direct| Sharing::Memory(direct.shared()));
-            // From here on calls have the next numbers.
+            // From here on calls say that it is known.
             self.forget_ways();
         }
         match self.sharing {

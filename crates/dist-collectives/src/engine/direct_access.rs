@@ -81,7 +81,7 @@ impl CheckedPlan {
         }
         let steps: Vec<_> = plan.schedule(rank).take(STEPS_MAX + 1).collect();
         let steps = if steps.len() > STEPS_MAX { Vec::new() } else { steps };
-        let agreed = digest([digest_of(&Call { sequence: 0, ..*call }), plan.digest()]);
+        let agreed = digest([digest_of(&call.without_history()), plan.digest()]);
         Some(Self { plan, rank, steps, agreed })
     }
 

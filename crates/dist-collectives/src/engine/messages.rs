@@ -3,6 +3,7 @@
 use dist_transport::{Incoming, Outgoing, Sink};
 
 use super::{Engine, Manner};
+use crate::history::Past;
 use crate::{Call, Element, Error, Message, Operation, Result};
 
 impl Engine {
@@ -67,8 +68,9 @@ impl Engine {
     /// is known of a single one is for the errors of this rank.
     fn begin_messages<T: Element>(&mut self, count: usize, sender: Option<usize>) -> Call {
         let call = Call {
-            channel: self.transport.channel().get(),
+            channel: self.channel,
             sequence: 0,
+            started: self.history.is_of_worker(),
             operation: Operation::Message,
             dtype: Some(T::DTYPE),
             count: count as u64,
@@ -77,7 +79,8 @@ impl Engine {
             root: sender.map(|sender| self.code(sender)),
             algorithm: None,
             order: None,
-            children: 0,
+            part: 0,
+            past: Past::default(),
             after_agreement: false,
         };
         let encoded = match self.messages {

@@ -20,8 +20,11 @@ mod window;
 use std::sync::Arc;
 
 use dist_algos::{Crew, Memory, Partition, RunError, Scratch, Step};
-use dist_transport::{Cause, Chain, Combine, Deadline, Due, Fingerprint, Rank, Runtime, Transport};
+use dist_transport::{
+    Cause, Chain, ChannelId, Combine, Deadline, Due, Fingerprint, Rank, Runtime, Transport,
+};
 
+use crate::history::{Event, History, Started};
 use crate::settings::Settings;
 use crate::two_level::Levels;
 use crate::{Buffer, Call, DType, Element, Error, Operation, Result};
@@ -73,10 +76,9 @@ impl<'a> Manner<'a> {
 pub(crate) struct Engine {
     pub(crate) transport: Box<dyn Transport>,
     rank: Rank,
-    /// Collectives so far.
-    sequence: u64,
-    /// Forks and subgroups so far.
-    children: u32,
+    /// The channel of the communicator, which its started operations have in their calls too.
+    channel: u64,
+    history: History,
     scratch: Scratch,
     sharing: Sharing,
     turns: Turns,
@@ -97,7 +99,8 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    pub(crate) fn new(mut transport: Box<dyn Transport>) -> Self {
+    /// An engine of the communicator with this channel, after this history.
+    pub(crate) fn new(mut transport: Box<dyn Transport>, channel: ChannelId, history: History) -> Self {
         transport.describe_calls(|fingerprint| Call::decode(fingerprint).map(|call| call.to_string()));
         let (hosts, ranks) = (transport.hosts(), transport.rank().world_size());
         let on_one_host = hosts.iter().all(|host| *host == hosts[0]);
@@ -107,8 +110,8 @@ impl Engine {
             on_one_host,
             crew: Crew { ranks, cores },
             transport,
-            sequence: 0,
-            children: 0,
+            channel: channel.get(),
+            history,
             scratch: Scratch::new(),
             sharing: Sharing::Unknown,
             turns: Turns::default(),
@@ -153,15 +156,36 @@ impl Engine {
     /// made: a rank that makes one alone would have other channels than its peers ever after.
     pub(crate) fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {
         let forked = self.transport.fork(members).map_err(|source| Error::Members(source.into()))?;
-        self.children = self.children.wrapping_add(1);
-        self.forget_ways();
+        self.history.add_fork();
         Ok(forked)
+    }
+
+    /// What was done so far.
+    pub(crate) const fn history(&self) -> &History {
+        &self.history
+    }
+
+    /// Counts an operation that is started, and returns the history before it, which the worker's engine continues.
+    pub(crate) fn count_started(&mut self, started: &Started) -> History {
+        let before = self.history;
+        self.history.add_call(Event::started(started));
+        before
+    }
+
+    /// Continues with the operation that was started when the communicator's history was this.
+    pub(crate) const fn continue_at(&mut self, history: &History) {
+        self.history.continue_at(history);
+    }
+
+    /// The rank that has sent a message which this rank has not received, if there is one, by its number in the world.
+    pub(crate) fn unread(&mut self) -> Option<usize> {
+        self.transport.unread().map(|peer| self.in_world(peer))
     }
 
     /// From here on the call counts, and every message belongs to it.
     fn begin(&mut self, call: Call) -> Call {
-        self.sequence += 1;
         self.announce(&call, &call.encode());
+        self.history.add_call(Event::of(&call));
         call
     }
 
@@ -263,6 +287,20 @@ impl Engine {
             Ok(elements / world_size)
         } else {
             Err(Error::Indivisible { operation, elements, world_size })
+        }
+    }
+}
+
+impl Drop for Engine {
+    /// Logs a message that nobody will receive any more: it shows that the program's sends and receives do not match. After an
+    /// abort such messages are no surprise.
+    fn drop(&mut self) {
+        if std::thread::panicking() || self.transport.aborted().is_some() {
+            return;
+        }
+        if let Some(peer) = self.unread() {
+            let (rank, channel) = (self.in_world(self.rank.index()), self.channel);
+            tracing::warn!(rank, channel, "dropped with a message of rank {peer} that was never received");
         }
     }
 }

@@ -11,6 +11,7 @@ use super::shares::Shares;
 use super::{Engine, Manner};
 use crate::algorithm::OneOf;
 use crate::digest::digest;
+use crate::history::{Event, History};
 use crate::two_level::{Chosen, SUPPORTED};
 use crate::{
     Algorithm, Call, DType, Direct, Element, Error, Operation, ReduceKind, ReduceOp, ReductionOrder, Result,
@@ -122,6 +123,8 @@ pub(super) struct Known {
     current: usize,
     /// The one that makes room for another.
     oldest: usize,
+    /// The one of the call before.
+    before: usize,
 }
 
 /// How one collective is done.
@@ -132,9 +135,13 @@ pub(super) struct Way {
     done: Done,
     /// The last call of this kind, or the one that is about to be the first.
     pub(super) call: Call,
-    /// The next call of this kind as bytes, with the number that it has if it is as far from the last one as that was from
-    /// the one before.
+    /// The next call of this kind as bytes, with the number and the past that it has if the calls follow one another as
+    /// they did before.
     next: Fingerprint,
+    /// What the call adds to the history.
+    event: Event,
+    /// The index of the way that followed this one last.
+    follower: usize,
 }
 
 #[derive(Debug)]
@@ -187,6 +194,10 @@ impl Script {
 }
 
 impl Way {
+    fn new(job: Job, how: How, done: Done, call: Call) -> Self {
+        Self { job, how, done, next: call.encode(), event: Event::of(&call), call, follower: 0 }
+    }
+
     #[inline(always)]
     fn fits(&self, job: &Job, how: How, model: &CostModel) -> bool {
         let fits = self.job == *job && self.how == how;
@@ -196,23 +207,25 @@ impl Way {
         }
     }
 
-    /// Begins the call with this number.
+    /// Begins the next call.
     #[inline]
-    fn begin(&mut self, sequence: u64, transport: &mut dyn Transport) {
-        let distance = sequence.wrapping_sub(self.call.sequence);
-        self.number(sequence);
-        self.call.sequence = sequence;
-        debug_assert_eq!(self.next, self.call.encode(), "but for the number it is the same");
+    fn begin(&mut self, history: &mut History, transport: &mut dyn Transport) {
+        self.call =
+            Call { sequence: history.sequence(), part: history.part(), past: history.past(), ..self.call };
+        self.call.patch(&mut self.next);
+        debug_assert_eq!(self.next, self.call.encode(), "it differs by its number and its past only");
         transport.begin(&self.next);
-        // The next call has its number from here on, if it is as far from this one as this one was from the last: bytes of
-        // which a part was written directly before they are copied keep a processor waiting until all that it has stored
-        // before is out. The second call of a kind waits: nothing is known of it yet.
-        self.number(sequence.wrapping_add(distance));
+        history.add_call(self.event);
     }
 
+    /// Patches the bytes of the next call, which comes after this history unless another one comes before it.
+    ///
+    /// This is done long before the call: if a part of the bytes was written just before they are copied, the copy waits until
+    /// all earlier stores have left the core.
     #[inline]
-    fn number(&mut self, sequence: u64) {
-        Call { sequence, ..self.call }.renumber(&mut self.next);
+    fn expect(&mut self, history: &History) {
+        let (sequence, part, past) = (history.sequence(), history.part(), history.past());
+        Call { sequence, part, past, ..self.call }.patch(&mut self.next);
     }
 
     /// Whose the memory is here.
@@ -266,6 +279,19 @@ impl Known {
             self.all[self.oldest] = way;
             self.oldest = (self.oldest + 1) % WAYS_MAX;
         }
+        // Until another one has followed it.
+        self.all[self.current].follower = self.current;
+    }
+
+    /// Begins the next call, which is done in the current way.
+    #[inline(always)]
+    fn begin(&mut self, history: &mut History, transport: &mut dyn Transport) {
+        let (before, current) = (std::mem::replace(&mut self.before, self.current), self.current);
+        self.all[before].follower = current;
+        let way = &mut self.all[current];
+        way.begin(history, transport);
+        let follower = way.follower;
+        self.all[follower].expect(history);
     }
 
     pub(super) fn current(&self) -> &Way {
@@ -298,9 +324,8 @@ impl Engine {
             let way = self.think_of_a_way::<A>(job, how, part_bytes_max, manner)?;
             self.known.keep(way);
         }
-        let way = self.known.current_mut();
-        way.begin(self.sequence, &mut *self.transport);
-        self.sequence += 1;
+        self.known.begin(&mut self.history, &mut *self.transport);
+        let way = self.known.current();
         tracing::trace!(rank = self.rank.index(), channel = way.call.channel, "{}", way.call);
         Ok(match &way.done {
             Done::Directly(checked) => Begun::Directly { parts: checked.plan().parts() },
@@ -338,7 +363,7 @@ impl Engine {
             let direct = Direct::new(A::SERVES, plan.form());
             let call = Call { algorithm: Some(direct.into()), ..call };
             if let Some(checked) = CheckedPlan::new(plan, self.rank, &call) {
-                return Ok(Way { job: *job, how, done: Done::Directly(checked), next: call.encode(), call });
+                return Ok(Way::new(*job, how, Done::Directly(checked), call));
             }
             if how.forced.is_some() {
                 return Err(Error::Unsupported { algorithm: direct.into(), world_size: self.world_size() });
@@ -349,7 +374,7 @@ impl Engine {
         let script = self.write_script(&chosen, job.work, manner.settings.model);
         let sizes = chosen.digest().map_or(job.sizes, |hosts| digest([hosts, job.sizes]));
         let call = Call { algorithm: Some(chosen.algorithm()), sizes, ..call };
-        Ok(Way { job: *job, how, done: Done::ByMessages(script), next: call.encode(), call })
+        Ok(Way::new(*job, how, Done::ByMessages(script), call))
     }
 
     /// What this rank does.
@@ -389,8 +414,9 @@ impl Engine {
     /// The next call, as long as it is not known how it is done.
     pub(super) fn call_of(&self, operation: Operation, job: &Job, order: ReductionOrder) -> Call {
         Call {
-            channel: self.transport.channel().get(),
-            sequence: self.sequence,
+            channel: self.channel,
+            sequence: self.history.sequence(),
+            started: self.history.is_of_worker(),
             operation,
             dtype: job.dtype,
             count: job.count as u64,
@@ -399,7 +425,8 @@ impl Engine {
             root: job.work.root().map(|root| self.code(root)),
             algorithm: None,
             order: job.op.map(|_| order),
-            children: self.children,
+            part: self.history.part(),
+            past: self.history.past(),
             after_agreement: !matches!(self.sharing, Sharing::Unknown),
         }
     }

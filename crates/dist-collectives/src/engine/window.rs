@@ -9,17 +9,20 @@ use dist_transport::{Cause, Chain, Due, Reach};
 use super::direct_access::OpenBuffer;
 use super::ways::{Job, Work};
 use super::{Engine, Manner};
-use crate::{Buffer, Call, Element, Error, Operation, ReduceOp, Result};
+use crate::{Buffer, Call, Element, Error, Operation, ReduceKind, ReduceOp, Result};
 
 impl Engine {
     /// Whether every rank can read what the others have in memory like the one that they ask for.
     pub(crate) fn can_open(&mut self, here: Ownership, manner: &Manner<'_>) -> Result<bool> {
-        let reach = self.reach(&window::<u8>(0, manner), manner)?;
-        let can = reach.is_some_and(|reach| here == Ownership::Allocated || reach != Reach::Slots);
-        let mut all = [u8::from(can)];
         // In a way of its own, whatever was asked for of the caller's reductions.
         let settings = manner.settings.of_child();
         let manner = &Manner { settings: &settings, ..manner.clone() };
+        // If the ranks have to find out what they share, they do it as a part of the call that follows.
+        let work = Work::Task(Task::AllReduce);
+        let minimum = Job { op: Some(ReduceKind::Min), ..Job::of::<u8>(work, 1, 1, manner.sizes) };
+        let reach = self.reach(Operation::AllReduce, &minimum, manner)?;
+        let can = reach.is_some_and(|reach| here == Ownership::Allocated || reach != Reach::Slots);
+        let mut all = [u8::from(can)];
         self.all_reduce(&mut all[..], ReduceOp::Min, manner)?;
         Ok(all[0] == 1)
     }
@@ -31,7 +34,7 @@ impl Engine {
         manner: &Manner<'_>,
     ) -> Result<(Call, OpenBuffer<T>), (Buffer<T>, Error)> {
         let job = window::<T>(buffer.len(), manner);
-        match self.reach(&job, manner) {
+        match self.reach(Operation::Window, &job, manner) {
             Ok(Some(_)) => {}
             Ok(None) => return Err((buffer, Error::NoWindow)),
             Err(error) => return Err((buffer, error)),
@@ -90,11 +93,11 @@ impl Engine {
     }
 
     /// How far ranks reach into each other's ordinary memory; `None` where they share none at all.
-    fn reach(&mut self, job: &Job, manner: &Manner<'_>) -> Result<Option<Reach>> {
+    fn reach(&mut self, operation: Operation, job: &Job, manner: &Manner<'_>) -> Result<Option<Reach>> {
         if self.world_size() == 1 {
             return Ok(Some(Reach::Write));
         }
-        Ok(self.sharing(Operation::Window, job, manner)?.map(|shared| shared.reach))
+        Ok(self.sharing(operation, job, manner)?.map(|shared| shared.reach))
     }
 }
 

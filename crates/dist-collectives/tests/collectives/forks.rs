@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use dist_collectives::{Communicator, ReduceOp, ReductionOrder};
+use dist_collectives::{Communicator, Operation, ReduceOp, ReductionOrder, Transport};
+use dist_transport::sim;
 use rstest::rstest;
 
 use crate::worlds::{self, Network};
@@ -54,6 +55,21 @@ fn a_subgroup_counts_its_own_ranks_in_the_order_of_its_list(
             assert_eq!(gathered, [3, 0]);
         }
     });
+}
+
+#[test]
+fn a_fork_of_a_transport_makes_a_communicator() {
+    let network = sim::Network::new(3).with_shared_memory();
+    let outcome = network.run(|mut transport| {
+        let fork = transport.fork(&[2, 0, 1]).unwrap().unwrap();
+        let mut comm = Communicator::new(fork);
+        let mut sum = [1_u32; 2];
+        comm.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+        // What the boxed transport can do is not lost.
+        assert!(comm.algorithm(Operation::AllReduce, 8).unwrap().unwrap().name().starts_with("direct"));
+        (comm.rank(), sum)
+    });
+    assert_eq!(outcome.results, [(1, [3; 2]), (2, [3; 2]), (0, [3; 2])]);
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod faults;
 mod forks;
 mod half_means;
 mod hosts;
+mod mismatches;
 mod oracle;
 mod parity;
 mod pending;

@@ -55,15 +55,16 @@ fn they_run_under_virtual_time_the_same_way_for_the_same_seed() {
     assert_eq!(first.results, vec![vec![0.0, 3.0, 6.0, 9.0, 12.0]; 3]);
 }
 
-/// The worker's channel is settled when a communicator is made, not when it is first needed.
+/// A start counts among the calls, and so does a fork.
 #[test]
-fn ranks_may_fork_before_or_after_their_first_start() {
+fn ranks_that_fork_before_and_after_a_start_are_told_so() {
     worlds::run(Network::Simulated, 2, |mut comm| {
         let early = (comm.rank() == 0).then(|| comm.start_all_reduce(vec![1_i32], ReduceOp::Sum));
         let mut fork = comm.fork().unwrap();
         let pending = early.unwrap_or_else(|| comm.start_all_reduce(vec![1_i32], ReduceOp::Sum));
-        fork.barrier().unwrap();
-        assert_eq!(pending.wait().unwrap().into_vec(), [2]);
+        let error = fork.barrier().and(pending.wait().map(drop).map_err(Error::from)).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("an earlier call differed") && text.contains("started all_reduce"), "{text}");
     });
 }
 
@@ -87,7 +88,7 @@ fn the_deadline_begins_at_the_start_and_the_buffer_comes_back() {
         assert_eq!(failed.buffer.len(), 9);
         assert!(failed.error.is_timeout());
         assert_eq!(failed.error.peer(), Some(1));
-        assert!(Error::from(failed).to_string().starts_with("all_reduce #0 of 9 f32"));
+        assert!(Error::from(failed).to_string().starts_with("started all_reduce #0 of 9 f32"));
     });
     assert_eq!(outcome.elapsed, 2 * MINUTE);
 }

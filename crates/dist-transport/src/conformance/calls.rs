@@ -10,6 +10,8 @@ use super::backend::LONG;
 pub(super) fn call(number: u64, form: u8) -> Fingerprint {
     let mut call = [form; Fingerprint::SIZE];
     call[..8].copy_from_slice(&number.to_le_bytes());
+    // All of them are calls of one communicator.
+    call[8..16].fill(0);
     Fingerprint(call)
 }
 

@@ -45,6 +45,8 @@ pub(super) enum Found {
     /// The sender has left, and left nothing behind.
     Left,
     Elsewhere(Elsewhere),
+    /// The sender has named these members of the group.
+    OtherMembers(Vec<usize>),
     Aborted(Abort),
 }
 
@@ -74,7 +76,26 @@ pub(super) enum Room {
     /// The receiver has left.
     Left,
     Elsewhere(Elsewhere),
+    /// The receiver has named these members of the group.
+    OtherMembers(Vec<usize>),
     Aborted(Abort),
+}
+
+/// A group that a rank has made by a fork, whether it is a member or not.
+#[derive(Debug)]
+pub(super) struct Made {
+    pub(super) world_rank: usize,
+    pub(super) channel: ChannelId,
+    /// By their numbers in the world.
+    pub(super) members: Vec<usize>,
+}
+
+/// What the ranks of a channel have made by one fork of it.
+#[derive(Debug, Default)]
+struct Fork {
+    made: Vec<Made>,
+    /// Whether two of them have named different members of one group.
+    differ: bool,
 }
 
 #[derive(Debug)]
@@ -84,6 +105,12 @@ pub(super) struct State {
     homes: HashMap<ChannelId, ChannelId>,
     /// By channel and rank of the world: the last calls that it has announced there.
     announced: BTreeMap<ChannelId, BTreeMap<usize, Calls>>,
+    /// The channels on which ranks have waited in calls of each communicator.
+    siblings: HashMap<u64, Vec<ChannelId>>,
+    /// What the ranks of a channel have made by its fork of this number, until all have made it and agree.
+    made: HashMap<(ChannelId, u64), Fork>,
+    /// The fork that each channel came of.
+    origins: HashMap<ChannelId, (ChannelId, u64)>,
     /// How many transports each rank of the world still has.
     transports: Vec<usize>,
     pub(super) control: Control,
@@ -142,6 +169,9 @@ impl Fabric {
             channels,
             homes,
             announced: BTreeMap::new(),
+            siblings: HashMap::new(),
+            made: HashMap::new(),
+            origins: HashMap::new(),
             transports,
             control,
             links,
@@ -175,6 +205,13 @@ impl Fabric {
     /// Notes that a transport was dropped, and wakes those who wait for it.
     pub(super) fn leave(&self, place: Place, now: Duration) {
         let woken = self.lock().leave(place, now);
+        wake(woken);
+    }
+
+    /// Notes what a rank has made by the fork of a channel with this number. Whoever waits for it in another group that others
+    /// have made by the same fork is woken.
+    pub(super) fn note_fork(&self, parent: ChannelId, number: u64, made: Made) {
+        let woken = self.lock().note_fork(parent, number, made);
         wake(woken);
     }
 
@@ -271,6 +308,9 @@ impl Fabric {
             return Found::Left;
         }
         member.waiting = Some(Waiting { on, since, unparker });
+        if let Some(members) = state.named_instead(place, from) {
+            return Found::OtherMembers(members);
+        }
         let crossing = state.crossing(place, on).filter(|_| arrives.is_none());
         if let Some(elsewhere) = state.contradiction(place, calls).or(crossing) {
             return Found::Elsewhere(elsewhere);
@@ -279,6 +319,13 @@ impl Fabric {
         drop(state);
         wake(woken);
         Found::Nothing { look_again: arrives.into_iter().chain(parts).min() }
+    }
+
+    /// Returns a rank of the group of whose messages one was not received.
+    pub(super) fn unread(&self, place: Place) -> Option<usize> {
+        let mut state = self.lock();
+        let inbox = &state.member(place).inbox;
+        inbox.iter().find(|(_, queue)| !queue.messages.is_empty()).map(|(from, _)| *from)
     }
 
     /// Notes that a rank waits no longer for what it has looked for.
@@ -325,6 +372,9 @@ impl Fabric {
             return Room::Left;
         }
         state.member(place).waiting = Some(Waiting { on, since, unparker });
+        if let Some(members) = state.named_instead(place, to) {
+            return Room::OtherMembers(members);
+        }
         if let Some(elsewhere) = state.contradiction(place, calls) {
             return Room::Elsewhere(elsewhere);
         }
@@ -444,6 +494,42 @@ impl State {
         }
     }
 
+    fn note_fork(&mut self, parent: ChannelId, number: u64, made: Made) -> Vec<Waiting> {
+        self.origins.insert(made.channel, (parent, number));
+        let Fork { made: all, differ } = self.made.entry((parent, number)).or_default();
+        let overlap = |one: &Made, other: &Made| {
+            let named = |member| other.members.contains(member) || *member == other.world_rank;
+            one.channel != other.channel && one.members.iter().any(named)
+        };
+        let differs = |other: &&Made| overlap(other, &made) || overlap(&made, other);
+        let others: Vec<_> = all.iter().filter(differs).map(|other| other.channel).collect();
+        all.push(made);
+        *differ |= !others.is_empty();
+        if !*differ && all.len() == self.channels.get(&parent).map_or(0, Vec::len) {
+            self.made.remove(&(parent, number));
+        }
+        let mut woken = Vec::new();
+        for channel in others {
+            // Posts are waited for on a channel of their own.
+            let posts = self.homes.iter().find(|(_, home)| **home == channel).map(|(posts, _)| *posts);
+            for channel in std::iter::once(channel).chain(posts) {
+                let members = self.channels.get_mut(&channel).into_iter().flatten();
+                woken.extend(members.filter_map(|member| member.waiting.take()));
+            }
+        }
+        woken
+    }
+
+    /// The members that a peer has named where this rank has named those of this channel, which the peer has not come to then.
+    fn named_instead(&self, place: Place, peer: Place) -> Option<Vec<usize>> {
+        if self.channels[&place.home][peer.rank].presence != Presence::Expected {
+            return None;
+        }
+        let made = self.made.get(self.origins.get(&place.home)?)?;
+        let is_meant = |made: &&Made| made.world_rank == peer.world_rank && made.channel != place.home;
+        made.made.iter().find(is_meant).map(|made| made.members.clone())
+    }
+
     /// Notes the calls of one who waits, and finds another who waits, or has waited, in one that can never meet them:
     /// for messages or for posts, which are the same calls.
     fn contradiction(&mut self, place: Place, calls: &[Fingerprint]) -> Option<Elsewhere> {
@@ -456,7 +542,12 @@ impl State {
             return None;
         }
         member.waited_in = calls.to_vec();
-        let mut members = self.channels[&place.home].iter();
+        let communicator = Fingerprint::communicator(calls)?;
+        let siblings = self.siblings.entry(communicator).or_default();
+        if !siblings.contains(&place.home) {
+            siblings.push(place.home);
+        }
+        let mut members = siblings.iter().flat_map(|channel| &self.channels[channel]);
         members.find_map(|member| {
             let contradiction = Fingerprint::contradiction(calls, &member.waited_in);
             contradiction.map(|(ours, theirs)| Elsewhere { world_rank: member.world_rank, ours, theirs })
@@ -548,6 +639,12 @@ impl State {
         if (0..ranks).all(|rank| self.is_gone(channel, rank)) {
             self.channels.remove(&channel);
             self.homes.remove(&channel);
+            self.origins.remove(&channel);
+            self.made.retain(|(parent, _), _| *parent != channel);
+            self.siblings.retain(|_, channels| {
+                channels.retain(|other| *other != channel);
+                !channels.is_empty()
+            });
         }
     }
 

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::clock::Skew;
-use super::fabric::{Elsewhere, Fabric, Found, Place, Room, Sent};
+use super::fabric::{Elsewhere, Fabric, Found, Made, Place, Room, Sent};
 use super::message::{Message, Spoilt};
 use super::report::Position;
 use super::together::Together;
@@ -214,6 +214,7 @@ impl SimTransport {
             Found::Aborted(abort) => Err(Error::Aborted(abort)),
             Found::Left => Err(self.closed(Activity::Receive, peer)),
             Found::Elsewhere(elsewhere) => Err(self.never_meets(elsewhere)),
+            Found::OtherMembers(theirs) => Err(self.other_members(peer, theirs)),
             found @ (Found::Message | Found::Nothing { .. }) => Ok(found),
         }
     }
@@ -239,6 +240,7 @@ impl SimTransport {
                 Room::Aborted(abort) => return Err(Error::Aborted(abort)),
                 Room::Left => return Err(self.closed(Activity::Send, peer)),
                 Room::Elsewhere(elsewhere) => return Err(self.never_meets(elsewhere)),
+                Room::OtherMembers(theirs) => return Err(self.other_members(peer, theirs)),
                 Room::Waiting { look_again } => {
                     if self.runtime.expired(deadline) {
                         return Err(self.timeout(Activity::Send, peer, deadline));
@@ -260,6 +262,15 @@ impl SimTransport {
         let abort = Abort { cause, rank: peer, reporter: self.world_rank(), call: ours };
         let first = self.fabric().abort(abort, self.world.clock.now());
         first.map_or_else(Error::Aborted, |_| Error::Mismatch { peer, ours, theirs })
+    }
+
+    /// Aborts the job because a peer has named other members of the group.
+    fn other_members(&self, peer: usize, theirs: Vec<usize>) -> Error {
+        let (ours, peer) = (self.members.to_vec(), self.members[peer]);
+        let error = Error::OtherMembers { rank: self.world_rank(), ours, peer, theirs };
+        let record = self.record(self.rank.index(), Cause::gave_up(&error));
+        let aborted = self.fabric().abort(record, self.world.clock.now());
+        aborted.map_or_else(Error::Aborted, |_| error)
     }
 
     fn closed(&self, activity: Activity, peer: usize) -> Error {
@@ -408,16 +419,26 @@ impl Transport for SimTransport {
         Ok(silent)
     }
 
+    fn unread(&mut self) -> Option<usize> {
+        self.fabric().unread(self.own_place())
+    }
+
     fn hosts(&self) -> Vec<u64> {
         self.members.iter().map(|&member| self.world.hosts[member]).collect()
     }
 
     fn fork(&mut self, members: &[usize]) -> Result<Option<Box<dyn Transport>>> {
-        let Some((channel, rank)) = bookkeeping::fork(self.rank, self.channel, &mut self.children, members)?
-        else {
-            return Ok(None);
+        let number = self.children;
+        let place = bookkeeping::fork(self.rank, self.channel, &mut self.children, members)?;
+        let in_world: Vec<usize> = members.iter().map(|&member| self.members[member]).collect();
+        let made = Made {
+            world_rank: self.world_rank(),
+            channel: self.channel.child(number, members),
+            members: in_world.clone(),
         };
-        let members = members.iter().map(|&member| self.members[member]).collect();
+        self.fabric().note_fork(self.channel, number, made);
+        let Some((channel, rank)) = place else { return Ok(None) };
+        let members = in_world.into();
         let child =
             Self::enter(self.world.clone(), (self.runtime.clone(), self.skew), rank, [channel; 2], members);
         Ok(Some(Box::new(child)))

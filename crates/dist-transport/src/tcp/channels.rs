@@ -4,7 +4,7 @@
 //! when they have waited for a while. What was left is not remembered: a channel's [`Origin`] tells whether it was
 //! made, because a process makes the forks of each channel in order.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Mutex;
 
 use crate::ChannelId;
@@ -64,9 +64,25 @@ pub(super) struct Channels(Mutex<HashMap<ChannelId, Channel>>);
 struct Channel {
     /// How often it was forked.
     forks: u64,
+    /// The last forks of it, newest first.
+    made: VecDeque<Made>,
+    /// The members that other ranks have named where this rank named those of this channel.
+    other_members: HashMap<usize, Vec<usize>>,
     /// Ranks of the world that have left it.
     left: HashSet<usize>,
 }
+
+/// A group that this rank has made by a fork, whether it is a member or not.
+#[derive(Debug)]
+struct Made {
+    number: u64,
+    channel: ChannelId,
+    /// As numbered in the world.
+    members: Vec<usize>,
+}
+
+/// How many forks of a channel are remembered.
+const MADE_MAX: usize = 64;
 
 impl Channels {
     /// Every process begins with the channel of the world.
@@ -78,11 +94,39 @@ impl Channels {
         lock(&self.0).entry(channel).or_default();
     }
 
-    /// Notes how often a channel was forked, after what came of the last fork was entered.
-    pub(super) fn count_forks(&self, channel: ChannelId, forks: u64) {
-        if let Some(channel) = lock(&self.0).get_mut(&channel) {
-            channel.forks = forks;
+    /// Notes that a channel was forked by this number, after what came of the fork was entered: a channel of these members,
+    /// as numbered in the world.
+    pub(super) fn note_fork(&self, parent: ChannelId, number: u64, channel: ChannelId, members: Vec<usize>) {
+        if let Some(parent) = lock(&self.0).get_mut(&parent) {
+            parent.forks = number + 1;
+            parent.made.truncate(MADE_MAX - 1);
+            parent.made.push_front(Made { number, channel, members });
         }
+    }
+
+    /// The members that this process has named, where another one has named those of a channel of this origin. `None` if it has
+    /// named the same ones or none yet, or does not remember.
+    pub(super) fn named_instead(&self, origin: &Origin) -> Option<Vec<usize>> {
+        let here = lock(&self.0);
+        let parents = std::iter::once(ChannelId::WORLD).chain(origin.forks().iter().map(|fork| fork.channel));
+        let mut steps = parents.zip(origin.forks());
+        steps.find_map(|(parent, fork)| {
+            let is_meant =
+                |made: &&Made| made.number == u64::from(fork.number) && made.channel != fork.channel;
+            here.get(&parent)?.made.iter().find(is_meant).map(|made| made.members.clone())
+        })
+    }
+
+    /// Notes the members that a peer has named where this process has named those of this channel.
+    pub(super) fn note_other_members(&self, channel: ChannelId, rank: usize, members: Vec<usize>) {
+        if let Some(channel) = lock(&self.0).get_mut(&channel) {
+            channel.other_members.insert(rank, members);
+        }
+    }
+
+    /// The members that a peer is known to have named where this process has named those of this channel.
+    pub(super) fn other_members(&self, channel: ChannelId, rank: usize) -> Option<Vec<usize>> {
+        lock(&self.0).get(&channel)?.other_members.get(&rank).cloned()
     }
 
     pub(super) fn leave(&self, channel: ChannelId) {
@@ -135,13 +179,16 @@ mod tests {
     fn a_channel_was_left_once_its_fork_was_made_and_it_is_not_here() {
         let (channels, [first, second, third]) = (Channels::new(), line());
         let left = || [first, second, third].map(|origin| channels.has_left(&origin));
+        let fork = |parent: ChannelId, number| {
+            channels.note_fork(parent, number, parent.child(number, &[0, 1]), vec![0, 1]);
+        };
         assert_eq!(left(), [false; 3], "none was made yet");
-        channels.count_forks(ChannelId::WORLD, 2);
+        fork(ChannelId::WORLD, 1);
         assert_eq!(left(), [false; 3], "others were made");
         channels.enter(first.channel());
-        channels.count_forks(ChannelId::WORLD, 3);
+        fork(ChannelId::WORLD, 2);
         channels.enter(second.channel());
-        channels.count_forks(first.channel(), 1);
+        fork(first.channel(), 0);
         assert_eq!(left(), [false; 3], "two are here, and the third can still be made");
         channels.leave(first.channel());
         assert_eq!(left(), [true, false, false], "the second can still be forked");
@@ -157,6 +204,24 @@ mod tests {
         channels.enter(third.channel());
         channels.leave(ChannelId::WORLD);
         assert_eq!([first, second, third].map(|origin| channels.has_left(&origin)), [true, true, false]);
+    }
+
+    #[test]
+    fn other_members_are_told_of_the_fork_that_they_were_named_for() {
+        let (channels, [first, second, third]) = (Channels::new(), line());
+        let named = || [first, second, third].map(|origin| channels.named_instead(&origin));
+        channels.note_fork(ChannelId::WORLD, 2, first.channel(), vec![0, 1]);
+        assert_eq!(named(), [None, None, None], "the first is the same, the others were not made");
+        channels.enter(first.channel());
+        channels.note_fork(first.channel(), 0, first.channel().child(0, &[1, 0]), vec![1, 0]);
+        assert_eq!(named(), [None, Some(vec![1, 0]), Some(vec![1, 0])]);
+        (0..2 * MADE_MAX as u64).for_each(|number| {
+            channels.note_fork(first.channel(), number + 1, ChannelId::from_number(9), vec![0]);
+        });
+        assert_eq!(named(), [None, None, None], "it was long ago");
+        channels.note_other_members(first.channel(), 1, vec![1]);
+        assert_eq!(channels.other_members(first.channel(), 1), Some(vec![1]));
+        assert_eq!(channels.other_members(first.channel(), 0), None);
     }
 
     #[test]

@@ -14,6 +14,9 @@ use crate::{Abort, CALLS_MAX, Cause, ChannelId, Fingerprint, Result};
 
 pub(super) const FRAME_BYTES: usize = 256;
 
+/// How many members of a group a frame can name.
+pub(super) const MEMBERS_MAX: usize = (FRAME_BYTES - 20) / size_of::<u32>();
+
 /// One thing said on a line to the coordinator.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Frame {
@@ -48,6 +51,9 @@ pub(super) enum Frame {
     Ask { rank: u32, origin: Origin },
     /// To this rank: the channel was left. The coordinator passes it on, with the rank that has left.
     LeftChannel { rank: u32, channel: ChannelId },
+    /// To this rank: where it named the members of this channel, the rank has named these, or as many of them as there is room for.
+    /// The coordinator passes it on, with the rank that has named them.
+    OtherMembers { rank: u32, channel: ChannelId, members: Vec<u32> },
     /// The rank has been waiting for a while on this channel, or it waits no longer. These are its last calls there, the
     /// current one first.
     Waiting { channel: ChannelId, wait: Wait, calls: [Fingerprint; CALLS_MAX] },
@@ -234,6 +240,14 @@ impl Frame {
             Self::LeftChannel { rank, channel } => {
                 frame.number(12_u32).number(rank).bytes(&channel.get().to_le_bytes());
             }
+            Self::OtherMembers { rank, channel, ref members } => {
+                let members = &members[..members.len().min(MEMBERS_MAX)];
+                frame.number(20_u32).number(rank).bytes(&channel.get().to_le_bytes());
+                frame.number(u32::try_from(members.len()).expect("a frame is short"));
+                for &member in members {
+                    frame.number(member);
+                }
+            }
             Self::Waiting { channel, wait, calls } => {
                 let (kind, count) = match wait.missing {
                     Missing::Anything => (0_u32, 0),
@@ -288,6 +302,11 @@ impl Frame {
             12 => Self::LeftChannel { rank: frame.number(), channel: frame.channel() },
             13 => Self::OtherWorldSize { rank: frame.number(), size: frame.number() },
             14 => Self::Over,
+            20 => {
+                let (rank, channel, count) = (frame.number(), frame.channel(), frame.number() as usize);
+                let members = (0..count.min(MEMBERS_MAX)).map(|_| frame.number()).collect();
+                Self::OtherMembers { rank, channel, members }
+            }
             15 => Self::Ended { rank: frame.number() },
             _ => return None,
         })
@@ -595,6 +614,8 @@ mod tests {
             Frame::Ask { rank: 6, origin: Origin::new(&forks).unwrap() },
             Frame::Ask { rank: 6, origin: Origin::default() },
             Frame::LeftChannel { rank: 7, channel: forks[0].channel },
+            Frame::OtherMembers { rank: 7, channel: forks[0].channel, members: (0..59).collect() },
+            Frame::OtherMembers { rank: 7, channel: forks[0].channel, members: vec![u32::MAX, 3] },
             Frame::Waiting {
                 channel: ChannelId::WORLD.child(3, &[0]),
                 wait: Wait { on: 4, missing: Missing::Post(u64::MAX), messages: 3, posts: 5 },

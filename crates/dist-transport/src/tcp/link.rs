@@ -56,6 +56,18 @@ impl Link {
         }
     }
 
+    /// Returns `true` if a message has come that was not received yet, which a goodbye is not.
+    pub(super) fn has_message(&mut self) -> bool {
+        match self {
+            Self::Socket(stream) => {
+                let mut start = [0; message::START_BYTES];
+                let peeked = socket::peek_into(stream, &mut start);
+                matches!(peeked, Ok(Some(count)) if count > 0) && !message::is_goodbye(&start)
+            }
+            Self::Memory(memory) => memory.has_come().unwrap_or(false),
+        }
+    }
+
     /// Whether the peer may have to run on this core.
     pub(super) fn may_share_core(&self) -> bool {
         match self {

@@ -254,6 +254,10 @@ impl Service {
                         Frame::LeftChannel { rank, channel } => {
                             self.session.note_left_channel(channel, rank as usize);
                         }
+                        Frame::OtherMembers { rank, channel, members } => {
+                            let members = members.into_iter().map(|member| member as usize).collect();
+                            self.session.note_other_members(channel, rank as usize, members);
+                        }
                         _ => {}
                     }
                 }

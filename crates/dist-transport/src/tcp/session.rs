@@ -197,9 +197,22 @@ impl Session {
         }
     }
 
-    /// Answers a rank that asks whether this one has left a channel, if it has.
+    /// Notes the members that a rank has named where this one has named those of this channel, and lets those look again who
+    /// might wait for it there.
+    pub(super) fn note_other_members(&self, channel: ChannelId, rank: usize, members: Vec<usize>) {
+        self.channels.note_other_members(channel, rank, members);
+        self.verdict.look_again();
+    }
+
+    /// Answers a rank that asks whether this one has left a channel: if it has, or if it never was there, because it named other
+    /// members where the rank that asks named those of the channel.
     pub(super) fn answer(&self, rank: u32, origin: &Origin) {
-        if self.channels.has_left(origin) {
+        if let Some(members) = self.channels.named_instead(origin) {
+            let members = members.into_iter().map(|member| u32::try_from(member).unwrap_or(u32::MAX));
+            let (channel, members) = (origin.channel(), members.collect());
+            self.outgoing.push(Frame::OtherMembers { rank, channel, members });
+            self.service_bell.ring();
+        } else if self.channels.has_left(origin) {
             self.arrivals.dismiss(origin.channel(), rank as usize);
             self.outgoing.push(Frame::LeftChannel { rank, channel: origin.channel() });
             self.service_bell.ring();
@@ -412,6 +425,11 @@ impl LongWait {
         self.began.map_or(Duration::ZERO, |began| runtime.now().saturating_sub(began))
     }
 
+    /// Whether the wait was told to the coordinator.
+    pub(super) const fn is_told(&self) -> bool {
+        self.told.is_some()
+    }
+
     /// What was waited for has come, which is told if the wait was.
     #[inline]
     pub(super) fn end(&mut self, session: &Session, channel: ChannelId, calls: &Calls) {
@@ -445,6 +463,11 @@ impl Arrivals {
     /// Says goodbye on a connection that nobody will ask for.
     fn dismiss(&self, channel: ChannelId, peer: usize) {
         self.take(channel, peer).iter().for_each(Link::say_goodbye);
+    }
+
+    /// Returns `true` if a message has come on a peer's connection, which nobody has asked for yet.
+    pub(super) fn has_message(&self, channel: ChannelId, peer: usize) -> bool {
+        lock(&self.0).get_mut(&(channel, peer)).is_some_and(Link::has_message)
     }
 
     /// Gives a peer's connection, if it is here.

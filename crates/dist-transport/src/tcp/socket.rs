@@ -180,7 +180,12 @@ pub(super) fn receive_pieces(stream: &Socket, rooms: &mut [IoSliceMut<'_>]) -> i
 
 /// How much of the next byte has come; `None` if nothing has, 0 if nothing will.
 pub(super) fn peek(stream: &Socket) -> io::Result<Option<usize>> {
-    let peeked = rustix::net::recv(stream, &mut [0; 1][..], RecvFlags::PEEK);
+    peek_into(stream, &mut [0; 1])
+}
+
+/// Copies the next bytes, which stay to be received; as [`peek`] says otherwise.
+pub(super) fn peek_into(stream: &Socket, bytes: &mut [u8]) -> io::Result<Option<usize>> {
+    let peeked = rustix::net::recv(stream, bytes, RecvFlags::PEEK);
     would_block(peeked.map(|(count, _)| count))
 }
 

@@ -319,9 +319,9 @@ fn refused_arguments_come_back_with_the_input_and_cost_nothing() {
         let uneven = comm.start_reduce_scatter(vec![1_i64; 7], ReduceOp::Sum).wait().unwrap_err();
         assert!(matches!(*uneven.error, Error::Parts { whole: 7, world_size: 3, .. }), "{uneven}");
         assert_eq!(uneven.buffer.into_vec(), [1; 7]);
-        // The first that counts.
+        // Each operation that was started counts, but messages do not.
         let first = comm.with_timeout(Duration::ZERO).start_all_reduce(vec![1_i64], ReduceOp::Sum).wait();
-        assert!(first.unwrap_err().to_string().starts_with("all_reduce #0 of 1 i64"));
+        assert!(first.unwrap_err().to_string().starts_with("started all_reduce #6 of 1 i64"));
     });
 }
 

@@ -498,7 +498,7 @@ impl Meeting {
                 Ok(Some(Frame::Waiting { channel, wait, calls })) => {
                     member.waiting.retain(|_, (wait, _)| wait.on != number);
                     member.waiting.insert(channel, (wait, calls));
-                    self.compare(rank, channel, &calls);
+                    self.compare(rank, &calls);
                     self.compare_waits(rank, channel);
                 }
                 Ok(Some(Frame::Ask { rank: peer, origin })) => {
@@ -506,6 +506,9 @@ impl Meeting {
                 }
                 Ok(Some(Frame::LeftChannel { rank: peer, channel })) => {
                     self.pass_on(peer, Frame::LeftChannel { rank: number, channel });
+                }
+                Ok(Some(Frame::OtherMembers { rank: peer, channel, members })) => {
+                    self.pass_on(peer, Frame::OtherMembers { rank: number, channel, members });
                 }
                 Ok(Some(Frame::Goodbye)) => {
                     let left = std::mem::replace(&mut self.places[rank], Place::Left);
@@ -541,13 +544,15 @@ impl Meeting {
         }
     }
 
-    /// Ranks that wait in calls which cannot meet would do so until their deadline: what they last said is enough
-    /// to know, however old it is.
-    fn compare(&mut self, reporter: usize, channel: ChannelId, calls: &[Fingerprint]) {
+    /// Aborts the job if the reporter waits in calls that cannot meet those in which another rank waits: both would wait until
+    /// their deadline. The last report of each rank is enough to know, however old it is. All channels are looked at, since
+    /// an operation that one rank starts and another one calls is on different channels of one communicator.
+    fn compare(&mut self, reporter: usize, calls: &[Fingerprint]) {
         let contradiction = self.places.iter().enumerate().find_map(|(rank, place)| {
             let Place::Taken(member) = place else { return None };
-            let (_, theirs) = member.waiting.get(&channel)?;
-            Fingerprint::contradiction(calls, theirs).map(|(call, theirs)| (rank, call, theirs))
+            let contradiction =
+                |(_, theirs): &(Wait, [Fingerprint; CALLS_MAX])| Fingerprint::contradiction(calls, theirs);
+            member.waiting.values().find_map(contradiction).map(|(call, theirs)| (rank, call, theirs))
         });
         if let Some((rank, call, theirs)) = contradiction {
             self.abort(Abort { cause: Cause::Mismatch { theirs }, rank, reporter, call });

@@ -51,6 +51,8 @@ pub(super) enum Fault {
     Io(io::Error),
     /// The system failed this process, whatever the peer.
     Own(io::Error),
+    /// The peer has named these members of the group, and not those that this process has named.
+    OtherMembers(Vec<usize>),
     /// There is no connection, for this reason.
     Unconnected(Error),
     /// The deadline passed.
@@ -95,6 +97,14 @@ fn encode(length: u64, call: &Fingerprint) -> [u8; HEADER_BYTES] {
     header[8..16].copy_from_slice(&length.to_le_bytes());
     header[16..].copy_from_slice(&call.0);
     header
+}
+
+/// Bytes of a message that tell a goodbye from others.
+pub(super) const START_BYTES: usize = 16;
+
+/// Whether a message that begins so says that nothing more will come.
+pub(super) fn is_goodbye(start: &[u8; START_BYTES]) -> bool {
+    goodbye()[..START_BYTES] == *start
 }
 
 /// The message that says that nothing more will come.

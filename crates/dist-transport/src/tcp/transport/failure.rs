@@ -82,6 +82,12 @@ impl Scene<'_> {
                 session.give_up(Cause::gave_up(format_args!("{activity}: {source}")), ours);
                 return Error::System { activity, source };
             }
+            Fault::OtherMembers(theirs) => {
+                let (rank, members) = (session.rank.index(), self.members.to_vec());
+                let error = Error::OtherMembers { rank, ours: members, peer, theirs };
+                session.give_up(Cause::gave_up(&error), ours);
+                return error;
+            }
             Fault::Unconnected(_) if left => (Cause::Left, Error::Closed { activity, peer }),
             Fault::Unconnected(error) if is_own_failure(&error) => {
                 session.give_up(Cause::gave_up(Chain(&error)), ours);

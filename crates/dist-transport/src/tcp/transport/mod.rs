@@ -126,12 +126,14 @@ impl TcpTransport {
     pub(super) fn fork_own(&mut self, members: &[usize]) -> Result<Option<Self>> {
         let number = self.children;
         let place = bookkeeping::fork(self.rank, self.channel, &mut self.children, members)?;
+        let in_world: Vec<usize> = members.iter().map(|&member| self.members[member]).collect();
         let child = place.map(|(channel, rank)| {
-            let members = members.iter().map(|&member| self.members[member]).collect();
+            let members = in_world.clone();
             let origin = self.origin.and_then(|origin| origin.child(number, channel));
             Self::open(self.membership.clone(), channel, origin, rank, members)
         });
-        self.session().channels.count_forks(self.channel, self.children);
+        let channel = self.channel.child(number, members);
+        self.session().channels.note_fork(self.channel, number, channel, in_world);
         Ok(child)
     }
 
@@ -352,6 +354,18 @@ impl Transport for TcpTransport {
         self.check_alive()?;
         self.connect_in_time(peers, due).map_err(|trouble| self.fail(trouble, due))?;
         self.await_message(peers, due).map_err(|trouble| self.fail(trouble, due))
+    }
+
+    fn unread(&mut self) -> Option<usize> {
+        if !self.own.is_empty() {
+            return Some(self.rank.index());
+        }
+        let mut links = self.links.iter_mut();
+        let unread = links.position(|link| link.as_mut().is_some_and(Link::has_message));
+        unread.or_else(|| {
+            let arrivals = &self.membership.session.arrivals;
+            self.members.iter().position(|&member| arrivals.has_message(self.channel, member))
+        })
     }
 
     fn hosts(&self) -> Vec<u64> {

@@ -302,6 +302,16 @@ impl TcpTransport {
         Ok(came)
     }
 
+    /// Fails if one of those that are waited for has named other members of this group.
+    fn check_members(&self, waits: &Waits) -> Result<(), Trouble> {
+        let channels = &self.membership.session.channels;
+        waits.iter().try_for_each(|&(activity, peer)| {
+            let theirs = channels.other_members(self.channel, self.members[peer]);
+            theirs
+                .map_or(Ok(()), |theirs| Err(Trouble { activity, peer, fault: Fault::OtherMembers(theirs) }))
+        })
+    }
+
     /// Sleeps until one of these may go on, or the job is aborted, or the time is over.
     /// They are all waited for, unless one of them is enough.
     fn sleep(
@@ -314,6 +324,10 @@ impl TcpTransport {
         let &(activity, peer) = waits.last().expect("something is waited for");
         let membership = self.membership.clone();
         let session = &*membership.session;
+        if waiting.long.is_told() {
+            // Ranks that were asked may have answered.
+            self.check_members(waits)?;
+        }
         let is_missing = waits.iter().any(|(activity, _)| *activity == Activity::Connect);
         let bell = if is_missing { waiting.silent_bell() } else { None };
         let _woken = bell.clone().map(|bell| session.verdict.wake(Unparker::of(bell)));

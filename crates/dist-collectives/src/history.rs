@@ -1,0 +1,357 @@
+//! What a communicator has done so far: how many collectives, and a hash of them that every call carries.
+
+use std::fmt;
+
+use crate::digest::digest;
+use crate::{Algorithm, Call, Element, Operation, ReduceOp, ReductionOrder};
+
+/// The collectives that this rank has called or started on a communicator, and the forks and subgroups it has made.
+///
+/// Every call carries the [`Past`] in its fingerprint. If an earlier call of two ranks differed, they find out in the next
+/// call in which they compare fingerprints, also where the messages of the calls that differed never met. Messages
+/// between two ranks do not count, and neither does what may differ between ranks: counts and members of their own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct History {
+    sequence: u64,
+    /// The number of the call within a started operation, which may consist of several calls.
+    part: u8,
+    /// Whether this is the history of the worker, which is told the sequence number of each operation.
+    started: bool,
+    hash: u64,
+    past: Past,
+}
+
+/// What a call says of the calls before it: 32 bits of a hash of all of them, and 8 bits for each of the last four.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Past(u64);
+
+/// One entry of a history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Event {
+    digest: u64,
+    /// What a [`Past`] says of it.
+    code: u8,
+}
+
+/// An operation that is started, as far as it is known then: what all ranks must agree on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Started {
+    operation: Operation,
+    words: [u64; 7],
+}
+
+/// What a [`Past`] says of one of the last four events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Recent {
+    /// There was no such event.
+    Nothing,
+    /// A fork or subgroup was made.
+    Fork,
+    /// A collective was called or started.
+    Collective { operation: Operation, started: bool },
+}
+
+impl History {
+    /// The history of a communicator that was not made from another one.
+    pub(crate) const NEW: Self = Self { sequence: 0, part: 0, started: false, hash: 0, past: Past::NOTHING };
+
+    /// The history that a fork or subgroup begins with: its calls carry the hash of what its parent did before.
+    pub(crate) const fn of_child(&self) -> Self {
+        Self { hash: mix(self.hash, CHILD), ..Self { past: self.past, ..Self::NEW } }
+    }
+
+    /// The history of a worker that has done nothing yet.
+    pub(crate) const fn of_worker() -> Self {
+        Self { started: true, ..Self::NEW }
+    }
+
+    /// The number of the next call.
+    #[inline]
+    pub(crate) const fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    /// The number of the next call within the started operation; 0 where nothing was started.
+    #[inline]
+    pub(crate) const fn part(&self) -> u8 {
+        self.part
+    }
+
+    /// Whether this is the history of a worker.
+    pub(crate) const fn is_of_worker(&self) -> bool {
+        self.started
+    }
+
+    /// What the next call says of those before it.
+    #[inline]
+    pub(crate) const fn past(&self) -> Past {
+        self.past
+    }
+
+    /// Counts a call.
+    #[inline]
+    pub(crate) const fn add_call(&mut self, event: Event) {
+        if self.started {
+            self.part = self.part.wrapping_add(1);
+        } else {
+            self.sequence += 1;
+        }
+        self.add(event);
+    }
+
+    /// Counts a fork or subgroup, which has no number among the calls.
+    pub(crate) const fn add_fork(&mut self) {
+        self.add(Event::FORK);
+    }
+
+    /// Continues a worker's history with the operation that was started when the communicator's history was `at`.
+    pub(crate) const fn continue_at(&mut self, at: &Self) {
+        let hash = mix(self.hash, at.hash);
+        *self = Self { hash, past: at.past.with_hash(hash), started: true, ..*at };
+    }
+
+    #[inline]
+    const fn add(&mut self, event: Event) {
+        self.hash = mix(self.hash, event.digest);
+        self.past = self.past.followed_by(event.code).with_hash(self.hash);
+    }
+}
+
+impl Past {
+    const NOTHING: Self = Self(0);
+
+    pub(crate) const fn from_bytes(bytes: [u8; 8]) -> Self {
+        Self(u64::from_le_bytes(bytes))
+    }
+
+    #[inline]
+    pub(crate) const fn to_bytes(self) -> [u8; 8] {
+        self.0.to_le_bytes()
+    }
+
+    /// How many of the last events a call tells apart.
+    pub(crate) const RECENT: usize = 4;
+
+    /// The newest event in which two pasts differ: how many calls ago it was, and what each says of it. `None` if the
+    /// last four do not differ.
+    pub(crate) fn newest_difference(self, other: Self) -> Option<(usize, Recent, Recent)> {
+        let differs = |ago: &usize| self.code(*ago) != other.code(*ago);
+        let ago = (1..=Self::RECENT).find(differs)?;
+        Some((ago, Recent::of(self.code(ago)), Recent::of(other.code(ago))))
+    }
+
+    /// The newest event.
+    pub(crate) fn newest(self) -> Recent {
+        Recent::of(self.code(1))
+    }
+
+    /// The code of the event so many events ago; 1 is the newest.
+    const fn code(self, ago: usize) -> u8 {
+        self.0.to_le_bytes()[ago - 1]
+    }
+
+    #[inline]
+    const fn followed_by(self, code: u8) -> Self {
+        Self(((self.0 << 8) | code as u64) & RECENT_BITS)
+    }
+
+    #[inline]
+    const fn with_hash(self, hash: u64) -> Self {
+        Self((self.0 & RECENT_BITS) | (hash & !RECENT_BITS))
+    }
+}
+
+impl Event {
+    /// A fork or subgroup.
+    const FORK: Self = Self { digest: CHILD, code: FORK_CODE };
+
+    /// A call. Calls that differ in more than their number have other digests.
+    pub(crate) fn of(call: &Call) -> Self {
+        let bytes = call.without_history().encode().0;
+        let words = bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")));
+        // Three bits of a sum, and not of the digest: roots, types and counts that are near each other always differ in it.
+        let sum = bytes.iter().fold(0, |sum: u8, &byte| sum.wrapping_add(byte));
+        Self::new((call.operation, call.started), sum, digest(words))
+    }
+
+    /// An operation that is started. The worker, which knows all of the call, adds that to a history of its own.
+    pub(crate) fn started(started: &Started) -> Self {
+        let words = started.words;
+        let sum = words.iter().fold(0, |sum: u8, word| sum.wrapping_add(word.to_le_bytes()[0]));
+        Self::new((started.operation, true), sum, digest(words))
+    }
+
+    const fn new((operation, started): (Operation, bool), sum: u8, digest: u64) -> Self {
+        let code = (operation as u8 + 1) | ((started as u8) << STARTED_BIT) | (sum << SUM_SHIFT);
+        Self { digest, code }
+    }
+}
+
+impl Started {
+    /// An operation without elements, or on values.
+    pub(crate) const fn new(operation: Operation) -> Self {
+        Self { operation, words: [operation as u64, 0, 0, 0, 0, 0, 0] }
+    }
+
+    /// An operation on so many elements of this type on every rank; 0 if ranks have other counts.
+    pub(crate) const fn of<T: Element>(operation: Operation, count: usize) -> Self {
+        Self::new(operation).with(1, T::DTYPE as u64 + 1).with(2, count as u64)
+    }
+
+    /// The same with these counts of all ranks.
+    pub(crate) fn with_counts(self, counts: &[usize]) -> Self {
+        self.with_sizes(counts.iter().map(|&count| count as u64))
+    }
+
+    /// The same with these sizes, which are the same on every rank.
+    pub(crate) fn with_sizes(self, sizes: impl IntoIterator<Item = u64>) -> Self {
+        self.with(2, digest(sizes))
+    }
+
+    /// The same from or to a rank.
+    pub(crate) const fn with_root(self, root: usize) -> Self {
+        self.with(3, root as u64 + 1)
+    }
+
+    /// The same with a reduction.
+    pub(crate) fn reduced_by(self, op: ReduceOp) -> Self {
+        self.with(4, op.kind() as u64 + 1)
+    }
+
+    /// The same, in this order and by this algorithm if one was asked for.
+    pub(crate) fn done_by(self, order: ReductionOrder, forced: Option<Algorithm>) -> Self {
+        self.with(5, order as u64).with(6, forced.map_or(0, |algorithm| algorithm.index() as u64 + 1))
+    }
+
+    pub(crate) const fn operation(&self) -> Operation {
+        self.operation
+    }
+
+    const fn with(mut self, index: usize, word: u64) -> Self {
+        self.words[index] = word;
+        self
+    }
+}
+
+impl Recent {
+    fn of(code: u8) -> Self {
+        let kind = code & KIND_BITS;
+        if kind == FORK_CODE {
+            return Self::Fork;
+        }
+        let operation = usize::from(kind).checked_sub(1).and_then(|index| Operation::ALL.get(index));
+        operation.map_or(Self::Nothing, |&operation| Self::Collective {
+            operation,
+            started: code & (1 << STARTED_BIT) != 0,
+        })
+    }
+}
+
+/// What a rank did, as the predicate of a sentence.
+impl fmt::Display for Recent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nothing => f.write_str("had called nothing yet"),
+            Self::Fork => f.write_str("made a fork or subgroup"),
+            Self::Collective { operation, started: false } => write!(f, "called {operation}"),
+            Self::Collective { operation, started: true } => write!(f, "started {operation}"),
+        }
+    }
+}
+
+/// Every word leads from each hash to another one, so that one call that differs is never forgotten.
+#[inline]
+const fn mix(hash: u64, word: u64) -> u64 {
+    let hash = (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    hash ^ (hash >> 32)
+}
+
+const RECENT_BITS: u64 = u32::MAX as u64;
+const KIND_BITS: u8 = 0xf;
+/// Messages do not count, so that their code stands for forks.
+const FORK_CODE: u8 = Operation::Message as u8 + 1;
+const STARTED_BIT: u8 = 4;
+/// Where the lowest bits of a sum over the call's bytes stand, which tell apart calls of one operation.
+const SUM_SHIFT: u8 = 5;
+const _: () = assert!(Operation::ALL.len() <= KIND_BITS as usize, "every operation has a code");
+
+/// Any number will do.
+const CHILD: u64 = 0xd6e8_feb8_6659_fd93;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(operation: Operation, digest: u64) -> Event {
+        Event::new((operation, false), 0, digest)
+    }
+
+    fn after(events: &[Event]) -> Past {
+        let mut history = History::NEW;
+        events.iter().for_each(|&event| history.add_call(event));
+        history.past()
+    }
+
+    #[test]
+    fn a_call_that_differed_shows_in_every_later_call() {
+        let [gather, scatter] = [(Operation::Gather, 7), (Operation::Scatter, 8)]
+            .map(|(operation, digest)| event(operation, digest));
+        let barriers = vec![event(Operation::Barrier, 3); 300];
+        for count in 0..barriers.len() {
+            let pasts = [gather, scatter].map(|first| after(&[&[first], &barriers[..count]].concat()));
+            assert_ne!(pasts[0], pasts[1], "{count} calls later");
+            let difference = pasts[0].newest_difference(pasts[1]);
+            let [one, other] = [Operation::Gather, Operation::Scatter]
+                .map(|operation| Recent::Collective { operation, started: false });
+            assert_eq!(difference, (count < Past::RECENT).then_some((count + 1, one, other)));
+        }
+    }
+
+    #[test]
+    fn the_order_of_calls_counts() {
+        let [one, other] = [Operation::Gather, Operation::Barrier].map(|operation| event(operation, 7));
+        assert_ne!(after(&[one, other]), after(&[other, one]));
+    }
+
+    #[test]
+    fn a_child_carries_its_parents_history() {
+        let [mut one, mut other] = [History::NEW; 2];
+        one.add_call(event(Operation::Gather, 1));
+        other.add_call(event(Operation::Scatter, 1));
+        let children = [one, other].map(|mut parent| {
+            parent.add_fork();
+            let mut child = parent.of_child();
+            child.add_call(event(Operation::Barrier, 1));
+            child
+        });
+        assert_ne!(children[0].past(), children[1].past());
+        let (ago, one, other) = children[0].past().newest_difference(children[1].past()).unwrap();
+        assert_eq!(ago, 3, "the fork and the barrier are alike");
+        assert_ne!(one, other);
+    }
+
+    #[test]
+    fn a_started_operation_has_the_number_of_its_start() {
+        let (mut parent, mut worker) = (History::NEW, History::of_worker());
+        parent.add_call(event(Operation::Gather, 1));
+        let at = parent;
+        parent.add_call(Event::started(&Started::new(Operation::AllReduce)));
+        worker.continue_at(&at);
+        assert_eq!((worker.sequence(), worker.part()), (1, 0));
+        worker.add_call(event(Operation::AllReduce, 1));
+        assert_eq!((worker.sequence(), worker.part()), (1, 1));
+        assert_eq!(parent.sequence(), 2);
+    }
+
+    #[test]
+    fn every_event_says_what_it_was() {
+        for operation in Operation::ALL.into_iter().filter(|operation| *operation != Operation::Message) {
+            for started in [false, true] {
+                let Event { code, .. } = Event::new((operation, started), 7, u64::MAX);
+                assert_eq!(Recent::of(code), Recent::Collective { operation, started });
+            }
+        }
+        assert_eq!(Recent::of(Event::FORK.code), Recent::Fork);
+        assert_eq!(Recent::of(0), Recent::Nothing);
+    }
+}
