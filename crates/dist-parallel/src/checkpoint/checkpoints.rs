@@ -134,7 +134,11 @@ impl Checkpoints {
     ) -> Result<()> {
         end(self.latest.take());
         let mut ranks = Ranks::of(shards, self.timeout, "save")?;
-        shards.check_alike()?;
+        self.check_alike(
+            &mut ranks,
+            shards,
+            Claim::of_save(step, optimizer.map(Optimizer::name), Vec::new()),
+        )?;
         let plan = self.plan(&ranks, shards, optimizer, step);
         plan.run(&mut ranks, |entry, write| part::read(shards, optimizer, entry, write))
     }
@@ -151,7 +155,11 @@ impl Checkpoints {
         step: u64,
     ) -> Result<Saving> {
         let mut ranks = Ranks::of(shards, self.timeout, "start_save")?;
-        shards.check_alike()?;
+        self.check_alike(
+            &mut ranks,
+            shards,
+            Claim::of_save(step, optimizer.map(Optimizer::name), Vec::new()),
+        )?;
         let plan = self.plan(&ranks, shards, optimizer, step);
         let copy = if ranks.saves() { copy(&plan, shards, optimizer) } else { Ok(Vec::new()) };
         let runtime = ranks.group.runtime().clone();
@@ -226,6 +234,13 @@ impl Checkpoints {
     /// If there is no such checkpoint, any part of the parameters is missing or changed, or the file cannot be written.
     pub fn consolidate(&self, step: Option<u64>, file: impl AsRef<Path>) -> Result<()> {
         Ok(plain::consolidate(&self.disk, &self.directory, step, file.as_ref())?)
+    }
+
+    /// Makes sure that all ranks have trained alike. First they compare what they were asked for: trainers compare by
+    /// communicators of their own, where nobody may be whose call is another.
+    fn check_alike(&self, ranks: &mut Ranks, shards: &mut dyn Shards, claim: Claim) -> Result<()> {
+        ranks.compare(&self.directory, Ok(claim))?;
+        shards.check_alike()
     }
 
     fn plan(&self, ranks: &Ranks, shards: &dyn Shards, optimizer: Option<&dyn Optimizer>, step: u64) -> Plan {
