@@ -59,6 +59,11 @@ impl Updates {
         *self = Self::new();
     }
 
+    /// A number that all ranks have alike if their updates were alike.
+    pub(crate) const fn hash(&self) -> u64 {
+        self.hash
+    }
+
     /// A number below 2²² that all ranks have alike if their updates were alike. It is another one after every update, so that
     /// a difference that it does not show at one step it shows at the next.
     pub(crate) const fn number(&self) -> i64 {

@@ -155,11 +155,6 @@ impl Checkpoints {
         step: u64,
     ) -> Result<Saving> {
         let mut ranks = Ranks::of(shards, self.timeout, "start_save")?;
-        self.check_alike(
-            &mut ranks,
-            shards,
-            Claim::of_save(step, optimizer.map(Optimizer::name), Vec::new()),
-        )?;
         let plan = self.plan(&ranks, shards, optimizer, step);
         let copy = if ranks.saves() { copy(&plan, shards, optimizer) } else { Ok(Vec::new()) };
         let runtime = ranks.group.runtime().clone();
@@ -253,7 +248,8 @@ impl Checkpoints {
             keep: self.keep,
             step,
             optimizer: kind,
-            claim: part::held(shards, ranks).map(|held| Claim::of_save(step, kind, held)),
+            claim: part::held(shards, ranks)
+                .map(|held| Claim::of_save(step, kind, held).after(shards.updates())),
             parameters: parameters.cloned().collect(),
             entries: part::entries(shards, optimizer),
         }

@@ -15,6 +15,8 @@ use crate::{Communicator, Result};
 pub(super) struct Claim {
     /// As the others are told if they were asked for something else.
     asked: String,
+    /// As [`Shards::updates`](super::Shards::updates) has it.
+    updates: u64,
     held: Vec<Held>,
 }
 
@@ -44,12 +46,19 @@ impl Claim {
                 asked += &format!(", leaving out {what}{names:?}");
             }
         }
-        Self { asked, held: Vec::new() }
+        Self { asked, updates: 0, held: Vec::new() }
     }
 
     /// Of a rank that loads weights as this says.
     pub(super) fn of_weights(how: &str) -> Self {
         Self { asked: format!("loads weights{how}"), held: Vec::new() }
+    }
+}
+
+impl Claim {
+    /// Of a rank that has updated its parameters in this way.
+    pub(super) fn after(self, updates: u64) -> Self {
+        Self { updates, ..self }
     }
 }
 
@@ -74,6 +83,13 @@ fn check(path: &Path, claims: &[Vec<u8>], ranks: &[usize]) -> Result<(), Checkpo
     if let Some(at) = claims.iter().position(|claim| claim.asked != claims[0].asked) {
         let (rank, on_rank) = (ranks[at], claims[at].asked.clone());
         let (other, on_other) = (ranks[0], claims[0].asked.clone());
+        let problem = CheckpointProblem::RanksDiffer { rank, on_rank, other, on_other };
+        return Err(CheckpointError::new(path, problem));
+    }
+    if let Some(at) = claims.iter().position(|claim| claim.updates != claims[0].updates) {
+        let asked = |at: usize, how: &str| format!("{}, after {how} of its parameters", claims[at].asked);
+        let (rank, on_rank) = (ranks[at], asked(at, "other updates"));
+        let (other, on_other) = (ranks[0], asked(0, "its updates"));
         let problem = CheckpointProblem::RanksDiffer { rank, on_rank, other, on_other };
         return Err(CheckpointError::new(path, problem));
     }

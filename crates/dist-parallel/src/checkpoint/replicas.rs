@@ -29,6 +29,10 @@ impl<M: Params> Shards for Ddp<M> {
         write(self.model_mut(), piece, f)
     }
 
+    fn updates(&self) -> u64 {
+        self.updates_hash()
+    }
+
     fn check_alike(&mut self) -> Result<()> {
         self.check_updates()
     }

@@ -48,13 +48,19 @@ pub trait Shards {
     /// If the memory cannot be reached.
     fn write(&mut self, piece: Piece, f: &mut dyn FnMut(ValuesMut<'_>)) -> Result<()>;
 
-    /// Called on every rank before anything is saved, to make sure that the ranks have trained alike. May communicate. By default
+    /// Called on every rank before a synchronous save, to make sure that the ranks have trained alike. May communicate. By default
     /// nothing is compared.
     ///
     /// # Errors
     /// If they have not; then nothing is saved.
     fn check_alike(&mut self) -> Result<()> {
         Ok(())
+    }
+
+    /// A number that all ranks have alike if they have updated their parameters alike; 0 by default. Saves that were started
+    /// compare it.
+    fn updates(&self) -> u64 {
+        0
     }
 
     /// Called on every rank once all pieces have been overwritten: gradients and copies that were made of the old values

@@ -352,6 +352,11 @@ impl<M: Params> Ddp<M> {
         Ok((landed, comm.runtime().now().saturating_sub(waiting)))
     }
 
+    /// A number that all ranks have alike if they have updated their parameters alike.
+    pub(crate) const fn updates_hash(&self) -> u64 {
+        self.updates.hash()
+    }
+
     /// Makes sure that all ranks have updated their parameters alike. Every rank calls this.
     pub(crate) fn check_updates(&mut self) -> Result<()> {
         self.updates.check(&mut [&mut self.comm], self.model.infos())

@@ -52,6 +52,10 @@ impl<A> Shards for Fsdp<A> {
         }
     }
 
+    fn updates(&self) -> u64 {
+        self.updates.hash()
+    }
+
     fn check_alike(&mut self) -> Result<()> {
         let Self { updates, world, kept, .. } = self;
         updates.check(&mut [world], kept)?;

@@ -44,6 +44,10 @@ impl<A> Shards for Pipeline<A> {
         })
     }
 
+    fn updates(&self) -> u64 {
+        self.updates.hash()
+    }
+
     fn check_alike(&mut self) -> Result<()> {
         self.check_updates()
     }
