@@ -32,7 +32,7 @@ pub(super) struct Held {
 impl Claim {
     /// Of a rank that saves a step, with the state of this kind of optimizer.
     pub(super) fn of_save(step: u64, optimizer: Option<&str>, held: Vec<Held>) -> Self {
-        Self { asked: format!("saves step {step} {}", with(optimizer)), held }
+        Self { asked: format!("saves step {step} {}", with(optimizer)), updates: 0, held }
     }
 
     /// Of a rank that loads a step, or the newest checkpoint, with the state of this kind of optimizer, and without what
@@ -51,7 +51,7 @@ impl Claim {
 
     /// Of a rank that loads weights as this says.
     pub(super) fn of_weights(how: &str) -> Self {
-        Self { asked: format!("loads weights{how}"), held: Vec::new() }
+        Self { asked: format!("loads weights{how}"), updates: 0, held: Vec::new() }
     }
 }
 
