@@ -63,10 +63,10 @@ impl Wrong {
         due: &Due<'_>,
     ) -> Result<()> {
         if send.is_some() {
-            self.inner.exchange(send, None, due)?;
+            Transport::exchange(&mut self.inner, send, None, due)?;
         }
         if receive.is_some() {
-            self.inner.exchange(None, receive, due)?;
+            Transport::exchange(&mut self.inner, None, receive, due)?;
         }
         Ok(())
     }
@@ -81,7 +81,7 @@ impl Wrong {
     ) -> Result<()> {
         let Incoming { from, len, sink } = receive;
         let Sink::Each(deliver) = sink else {
-            return self.inner.exchange(send, Some(Incoming { from, len, sink }), due);
+            return Transport::exchange(&mut self.inner, send, Some(Incoming { from, len, sink }), due);
         };
         let mut counted = |offset: usize, bytes: &[u8]| {
             let of_first = if offset == 0 { first } else { 1 };
@@ -89,7 +89,7 @@ impl Wrong {
             (0..of_first * of_last).for_each(|_| deliver(offset, bytes));
         };
         let receive = Incoming { from, len, sink: Sink::Each(&mut counted) };
-        self.inner.exchange(send, Some(receive), due)
+        Transport::exchange(&mut self.inner, send, Some(receive), due)
     }
 }
 
@@ -97,7 +97,7 @@ impl RingTransport for Wrong {
     type Error = Error;
 
     fn rank(&self) -> Rank {
-        self.inner.rank()
+        Transport::rank(&self.inner)
     }
 
     fn exchange(
@@ -107,11 +107,11 @@ impl RingTransport for Wrong {
         due: &Due<'_>,
     ) -> Result<()> {
         self.exchanges += 1;
-        let is_wrong = self.inner.rank().index() == WRONG;
+        let is_wrong = Transport::rank(&self.inner).index() == WRONG;
         match (self.mistake, receive) {
             (Mistake::ReceivesFirst, receive) => {
                 if receive.is_some() {
-                    self.inner.exchange(None, receive, due)?;
+                    Transport::exchange(&mut self.inner, None, receive, due)?;
                 }
                 self.one_after_the_other(send, None, due)
             }
@@ -126,7 +126,7 @@ impl RingTransport for Wrong {
             }
             (Mistake::PieceTwice, Some(receive)) => self.in_pieces(send, receive, [2, 1], due),
             (Mistake::PieceLost, Some(receive)) => self.in_pieces(send, receive, [1, 0], due),
-            (_, receive) => self.inner.exchange(send, receive, due),
+            (_, receive) => Transport::exchange(&mut self.inner, send, receive, due),
         }
     }
 
@@ -137,14 +137,19 @@ impl RingTransport for Wrong {
         combine: &mut Combine<'_>,
         due: &Due<'_>,
     ) -> Result<()> {
-        if self.mistake != Mistake::CombinesFirst || self.inner.rank().index() < peer {
-            return self.inner.exchange_in_place(peer, buffer, combine, due);
+        if self.mistake != Mistake::CombinesFirst || Transport::rank(&self.inner).index() < peer {
+            return Transport::exchange_in_place(&mut self.inner, peer, buffer, combine, due);
         }
         let mut theirs = vec![0; buffer.len()];
         let sink = Sink::Into(&mut theirs);
-        self.inner.exchange(None, Some(Incoming { from: peer, len: buffer.len(), sink }), due)?;
+        Transport::exchange(
+            &mut self.inner,
+            None,
+            Some(Incoming { from: peer, len: buffer.len(), sink }),
+            due,
+        )?;
         combine(buffer, &theirs);
-        self.inner.exchange(Some(Outgoing { to: peer, parts: &[buffer] }), None, due)
+        Transport::exchange(&mut self.inner, Some(Outgoing { to: peer, parts: &[buffer] }), None, due)
     }
 }
 
@@ -170,7 +175,7 @@ fn brought(rank: usize, group: u8, call: u8, at: usize) -> u8 {
 
 /// Sums in a group, by an algorithm and its real runner; wrong sums are panics.
 fn sums(mut end: Wrong, group: u8, algorithm: AllReduce) -> Box<dyn Transport> {
-    let rank = end.inner.rank();
+    let rank = Transport::rank(&end.inner);
     let due = &Due::from(end.inner.runtime().deadline(Duration::from_secs(60)));
     let cut = Partition::new(LEN, 1, algorithm.chunks(WORLD)).unwrap();
     for call in 0..CALLS {
