@@ -44,10 +44,10 @@ impl Counter {
         Self { infos, slots, meddles: None }
     }
 
-    fn forwards(&self) -> f32 {
+    fn forwards(&self) -> f64 {
         match self.slots[COUNT].values().unwrap() {
-            Values::F32(values) => values[0],
-            Values::F64(values) => values[0] as f32,
+            Values::F32(values) => values[0].into(),
+            Values::F64(values) => values[0],
             other => panic!("{other:?}"),
         }
     }
@@ -80,7 +80,7 @@ impl Block<Vec<f32>> for Counter {
         self.add(COUNT, 0, 1.0)?;
         self.add(COUNT, 1, input[0])?;
         if let Some((index, from)) = self.meddles
-            && self.forwards() >= from
+            && self.forwards() >= f64::from(from)
         {
             self.add(index, 0, 1.0)?;
         }
