@@ -262,13 +262,6 @@ impl Mapping {
     }
 }
 
-#[cfg(dist_one_mapping)]
-// SAFETY: addresses belong to the process, not to a thread.
-unsafe impl Send for Space {}
-#[cfg(dist_one_mapping)]
-// SAFETY: as above.
-unsafe impl Sync for Space {}
-
 /// One mapping of each segment for all ranks of this process: race detectors compare addresses.
 #[cfg(dist_one_mapping)]
 mod one_mapping {
