@@ -320,7 +320,7 @@ pub trait Direct: sealed::Sealed + fmt::Debug {
 pub struct Abandon(Box<dyn FnMut() + Send + Sync>);
 
 impl Abandon {
-    #[cfg(any(feature = "tcp", feature = "sim"))]
+    #[cfg(any(all(feature = "shm", target_os = "linux"), feature = "sim"))]
     pub(crate) fn new(abandon: impl FnMut() + Send + Sync + 'static) -> Self {
         Self(Box::new(abandon))
     }
@@ -368,7 +368,7 @@ pub struct DirectCall {
 
 impl DirectCall {
     /// The number of another group's memory.
-    #[cfg(any(feature = "tcp", feature = "sim"))]
+    #[cfg(any(all(feature = "shm", target_os = "linux"), feature = "sim"))]
     pub(crate) fn next_group() -> u64 {
         use std::sync::atomic::{AtomicU64, Ordering};
         static GROUPS: AtomicU64 = AtomicU64::new(0);
