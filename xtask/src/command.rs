@@ -109,16 +109,20 @@ impl Steps {
     ) -> Result<(), Failure> {
         eprintln!("==== {name}");
         let start = Instant::now();
-        work()?;
-        self.0.push((name, start.elapsed()));
-        Ok(())
+        let result = work();
+        let time = start.elapsed();
+        eprintln!("==== {name}: {:.1} s{}", time.as_secs_f64(), if result.is_ok() { "" } else { ", failed" });
+        self.0.push((name, time));
+        result
     }
 
-    /// Prints what each step took.
+    /// Prints the time of each step and their sum.
     pub(crate) fn summary(&self) {
         eprintln!("==== done");
         for (name, time) in &self.0 {
             eprintln!("{:>9.1} s  {name}", time.as_secs_f64());
         }
+        let sum: Duration = self.0.iter().map(|(_, time)| *time).sum();
+        eprintln!("{:>9.1} s  in all", sum.as_secs_f64());
     }
 }
