@@ -59,6 +59,8 @@ fn ten_thousand_forks_leave_nothing_behind() {
     for rank in [0, 1].map(rank) {
         let (before, after) = rank.join().unwrap();
         assert_eq!(before.0, 2, "each rank has mapped what both share");
-        assert_eq!(after, before);
+        assert_eq!(after.0, before.0, "nothing stays mapped");
+        // Files of joining may still be open when they are counted first, never later.
+        assert!(after.1 <= before.1, "{after:?} after {before:?}");
     }
 }
