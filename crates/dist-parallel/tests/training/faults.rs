@@ -111,6 +111,7 @@ fn culprit(error: &(dyn StdError + 'static)) -> (usize, &'static str) {
         Error::Aborted { cause: Cause::CoordinatorLost, .. } => "coordinator lost",
         Error::Aborted { cause: Cause::TimedOut, .. } => "timed out",
         Error::Aborted { cause: Cause::Protocol, .. } => "protocol",
+        Error::Aborted { cause: Cause::Unreachable, .. } => "unreachable",
         Error::Transport { .. } if error.is_timeout() => "timed out",
         Error::Transport { .. } => "protocol",
         other => panic!("{other:?}"),
@@ -131,6 +132,8 @@ enum Told {
     Culprit(usize, &'static str, Duration),
     /// That somebody took too long, at the deadline: the same to all.
     Timeout,
+    /// That one of these ranks and another one cannot reach each other, by this time: the same to all.
+    Unreachable([usize; 2], Duration),
 }
 
 #[rstest]
@@ -153,7 +156,7 @@ enum Told {
 )]
 #[case::no_way_between_two(
     Fault::Partition { from: vec![3], to: vec![2], ways: Ways::Both, lasts: None },
-    Told::Timeout,
+    Told::Unreachable([2, 3], Duration::from_secs(3)),
 )]
 #[case::changed_header(Fault::Corrupt { from: 3, to: 2, byte: 0 }, Told::Culprit(3, "protocol", SECOND))]
 fn every_survivor_is_told_of(
@@ -180,6 +183,11 @@ fn every_survivor_is_told_of(
             Told::Timeout => {
                 assert_eq!((told, told.map(|told| told.1)), (first, Some("timed out")), "rank {rank}");
                 assert!((TIMEOUT..TIMEOUT + SECOND).contains(&time), "rank {rank} was told at {time:?}");
+            }
+            Told::Unreachable(ends, by) => {
+                assert_eq!((told, told.map(|told| told.1)), (first, Some("unreachable")), "rank {rank}");
+                assert!(told.is_some_and(|(culprit, _)| ends.contains(&culprit)), "rank {rank}: {told:?}");
+                assert!(time <= by, "rank {rank} was told at {time:?}");
             }
         }
     }
