@@ -13,8 +13,7 @@ Runs, and stops at the first that fails:
   clippy    every target of every crate; warnings are errors
   tidy      cargo xtask tidy
   docs      rustdoc; warnings are errors
-  crates    clippy for each crate alone, with combinations of its features; its dependencies; its tests where
-            a feature takes something away
+  crates    clippy for each crate alone, with combinations of its features; its dependencies
   deny      cargo-deny, if it is installed: bans, licences, sources; advisories where a database is at hand
   demo      cargo demo, two steps of it
   test      cargo xtask test
@@ -36,7 +35,6 @@ pub(crate) fn run() -> Result<(), Failure> {
     steps.step("deny", deny)?;
     steps.step("demo", || show(&mut cargo("demo -- --steps 2 --out target/demo")))?;
     test::add_steps(&mut steps)?;
-    steps.step("tests without some features", with_less)?;
     steps.summary();
     Ok(())
 }
@@ -53,28 +51,12 @@ const COMBINATIONS: &[(&str, &[&str])] = &[
     ("dist-testkit", &[""]),
 ];
 
-/// The tests whose code a missing feature changes: (package, features, test targets). All other tests run once, with all
-/// features, in the step "tests".
-const WITH_LESS: &[(&str, &str, &str)] = &[
-    ("dist-transport", "tcp,sim,conformance", "--lib --test tcp --test conformance"),
-    ("dist-collectives", "sim", "--test collectives batches"),
-];
-
 fn each_alone() -> Result<(), Failure> {
     for (package, combinations) in COMBINATIONS {
         for features in *combinations {
             let only = format!("--package {package} --no-default-features --features={features}");
             show(&mut cargo(&format!("clippy {only} -- -D warnings")))?;
         }
-        show(&mut cargo(&format!("clippy --package {package} --all-targets -- -D warnings")))?;
-    }
-    Ok(())
-}
-
-fn with_less() -> Result<(), Failure> {
-    for (package, features, tests) in WITH_LESS {
-        let only = format!("--package {package} --no-default-features --features={features}");
-        show(&mut cargo(&format!("test {only} {tests}")))?;
     }
     Ok(())
 }
