@@ -46,36 +46,53 @@ fn errors(
     })
 }
 
-/// What all ranks but one call, what that one calls, and what all call later; the messages of the first two go other ways
-/// than those of the calls after them.
-const NEVER_MET: &[((usize, usize), (Program, Program, Program), (&str, &str))] = &[
-    ((2, 1), (|comm| scatter(comm, 0), |comm| gather(comm, 0), sum), ("scatter", "gather")),
-    (
-        (4, 3),
-        (
+/// A program in which one rank calls something else, and the messages of both calls never meet.
+struct NeverMet {
+    world_size: usize,
+    /// The rank that makes the other call.
+    odd_one: usize,
+    /// The calls of all other ranks, of that rank, and then of all.
+    programs: (Program, Program, Program),
+    /// The names of the first two.
+    names: [&'static str; 2],
+}
+
+const NEVER_MET: &[NeverMet] = &[
+    NeverMet {
+        world_size: 2,
+        odd_one: 1,
+        programs: (|comm| scatter(comm, 0), |comm| gather(comm, 0), sum),
+        names: ["scatter", "gather"],
+    },
+    NeverMet {
+        world_size: 4,
+        odd_one: 3,
+        programs: (
             |comm| comm.broadcast(&mut [1_u8; 5], 0),
             |comm| comm.reduce(&mut [1_u8; 5], ReduceOp::Sum, 0),
             |comm| comm.barrier(),
         ),
-        ("broadcast", "reduce"),
-    ),
-    (
-        (8, 4),
-        (|comm| comm.broadcast(&mut [1_u8; 5], 1), |comm| gather(comm, 1), sum),
-        ("broadcast", "gather"),
-    ),
+        names: ["broadcast", "reduce"],
+    },
+    NeverMet {
+        world_size: 8,
+        odd_one: 4,
+        programs: (|comm| comm.broadcast(&mut [1_u8; 5], 1), |comm| gather(comm, 1), sum),
+        names: ["broadcast", "gather"],
+    },
 ];
 
 #[test]
 fn calls_whose_messages_never_meet_are_reported_by_the_next_call() {
     for network in [Network::SHARING, NETWORKS].concat() {
-        for &(place, programs, (usual, unusual)) in NEVER_MET {
-            for (rank, (succeeded, error)) in errors(network, place, programs).iter().enumerate() {
+        for &NeverMet { world_size, odd_one, programs, names } in NEVER_MET {
+            let errors = errors(network, (world_size, odd_one), programs);
+            for (rank, (succeeded, error)) in errors.iter().enumerate() {
                 let text = error.to_string();
                 assert_eq!(*succeeded, 0, "rank {rank}, {network:?}: {text}");
                 assert!(error.peer().is_some() && !error.is_timeout(), "rank {rank}, {network:?}: {text}");
                 // A rank that meets the call before says only that one.
-                let named = [usual, unusual].iter().any(|name| text.contains(name));
+                let named = names.iter().any(|name| text.contains(name));
                 assert!(named, "rank {rank}, {network:?}: {text}");
             }
         }
