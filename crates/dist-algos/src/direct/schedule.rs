@@ -156,10 +156,11 @@ impl Plan {
         digest.finish()
     }
 
-    /// The same in fewer blocks, if there are many. What it does is what this plan does, in as many rounds less: the steps of a
-    /// round name the block of the round or of one of the two before, its slot, and posts that are as far from the round as in
-    /// any other. Slots come again after [`SLOTS`] blocks, and change hands so often; which of two comes again after twice as
-    /// many. So each of the rounds that are left out is like one that stays, and so are the rounds about it.
+    /// Returns an equivalent plan of fewer blocks, so that proving a plan of many blocks stays cheap.
+    ///
+    /// A round refers only to its own block and to the two before, to their slots, and to posts at a fixed distance. The
+    /// assignment of slots repeats after a fixed number of blocks, and which of the two sets of slots is used repeats after
+    /// twice as many. So every round that is left out equals one that stays, together with the rounds around it.
     #[must_use]
     pub const fn shortened(self) -> Self {
         const PERIOD: usize = 2 * SLOTS;
