@@ -156,7 +156,7 @@ impl Engine {
         let (call, checked) = self.known.current_mut().directly();
         self.turns.take(checked);
         let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
-        let direct = direct.ok_or(Error::Sharing)?;
+        let Some(direct) = direct else { return Err(Error::Sharing) };
         checked
             .meet(call.number(), direct, own, (combine, total), &mut self.scratch, due)
             .map_err(|error| Self::failed(&mut *self.transport, call, error))
@@ -231,7 +231,7 @@ impl Engine {
         let (call, checked) = self.known.current_mut().directly();
         self.turns.take(checked);
         let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
-        let direct = direct.ok_or(Error::Sharing)?;
+        let Some(direct) = direct else { return Err(Error::Sharing) };
         let kernel = &mut Kernel {
             combine: &mut arithmetic.combine::<T>(),
             finish: &mut |sums| arithmetic.finish::<T>(bytemuck::cast_slice_mut(sums)),
@@ -263,7 +263,7 @@ impl Engine {
         let (call, checked) = self.known.current_mut().directly();
         self.turns.take(checked);
         let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
-        let direct = direct.ok_or(Error::Sharing)?;
+        let Some(direct) = direct else { return Err(Error::Sharing) };
         let kernel = &mut Kernel {
             combine: &mut arithmetic.combine::<T>(),
             finish: &mut |sums| arithmetic.finish::<T>(bytemuck::cast_slice_mut(sums)),

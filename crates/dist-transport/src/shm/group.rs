@@ -325,7 +325,7 @@ impl GroupMemory {
     ///
     /// # Safety
     /// As for [`Mapping::copy_in`].
-    #[inline]
+    #[inline(always)]
     pub(crate) unsafe fn publish(
         &self,
         rank: usize,

@@ -79,7 +79,7 @@ impl Pen {
 ///
 /// # Panics
 /// If one is not as long as the other.
-#[inline]
+#[inline(always)]
 pub(super) fn copy_across(from: &[u8], into: &mut [u8]) {
     if string::BYTES.contains(&from.len()) && is_intel() {
         string::copy(from, into);
