@@ -3,17 +3,18 @@
 use std::process::Stdio;
 
 use crate::command::{Failure, Steps, cargo, output, show};
-use crate::{test, tidy};
+use crate::{members, test, tidy};
 
 pub(crate) const HELP: &str = "\
 cargo xtask ci
 
 Runs, and stops at the first that fails:
   fmt       rustfmt, as rustfmt.toml says
-  clippy    every target of every crate; warnings are errors
+  clippy    every target of every default member; warnings are errors
   tidy      cargo xtask tidy
   docs      rustdoc; warnings are errors
   crates    clippy for each crate alone, with combinations of its features; its dependencies
+  packages  cargo package, which needs all metadata of every crate
   deny      cargo-deny, if it is installed: bans, licences, sources; advisories where a database is at hand
   demo      cargo demo, two steps of it
   test      cargo xtask test
@@ -23,15 +24,15 @@ Beyond Rust and a C compiler only cargo-deny is needed; .ci/run installs it and 
 pub(crate) fn run() -> Result<(), Failure> {
     let mut steps = Steps::default();
     steps.step("fmt", || show(&mut cargo("fmt --all --check")))?;
-    steps.step("clippy", || {
-        show(&mut cargo("clippy --workspace --all-targets --all-features -- -D warnings"))
-    })?;
+    let features = members::all_features()?;
+    steps.step("clippy", || show(&mut cargo(&format!("clippy --all-targets {features} -- -D warnings"))))?;
     steps.step("tidy", tidy::run)?;
     steps.step("docs", || {
-        show(cargo("doc --workspace --no-deps --all-features").env("RUSTDOCFLAGS", "-D warnings"))
+        show(cargo(&format!("doc --no-deps {features}")).env("RUSTDOCFLAGS", "-D warnings"))
     })?;
     steps.step("dependencies of each crate", dependencies)?;
     steps.step("clippy for each crate alone", each_alone)?;
+    steps.step("packages", || show(&mut cargo("package --workspace --no-verify --allow-dirty --quiet")))?;
     steps.step("deny", deny)?;
     steps.step("demo", || show(&mut cargo("demo -- --steps 2 --out target/demo")))?;
     test::add_steps(&mut steps)?;
@@ -47,6 +48,7 @@ const COMBINATIONS: &[(&str, &[&str])] = &[
     ("dist-groups", &[""]),
     ("dist-parallel", &["", "tcp", "sim", "tcp,sim", "shm"]),
     ("dist-candle", &[""]),
+    ("dist", &["", "tcp", "sim", "shm,sim", "serde,ndarray", "candle"]),
     ("dist-cli", &[""]),
     ("dist-testkit", &[""]),
 ];
@@ -83,6 +85,7 @@ const ABSENT: &[Absent] = &[
     Absent { package: "dist-collectives", features: "", forbidden: CANDLE },
     Absent { package: "dist-groups", features: "", forbidden: CANDLE },
     Absent { package: "dist-parallel", features: "", forbidden: CANDLE },
+    Absent { package: "dist", features: "", forbidden: CANDLE },
     Absent { package: "dist-cli", features: "", forbidden: CANDLE },
 ];
 

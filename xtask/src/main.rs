@@ -7,6 +7,7 @@ mod command;
 mod compare;
 mod docs;
 mod matrix;
+mod members;
 mod predict;
 mod sim;
 mod test;

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: every test there is.
 
 use crate::command::{Failure, Steps, cargo, show};
-use crate::{matrix, sim};
+use crate::{matrix, members, sim};
 
 pub(crate) const HELP: &str = "\
 cargo xtask test
@@ -20,7 +20,8 @@ pub(crate) fn run() -> Result<(), Failure> {
 
 /// The steps of this command, for `ci` to have them too.
 pub(crate) fn add_steps(steps: &mut Steps) -> Result<(), Failure> {
-    steps.step("tests", || show(&mut cargo("test --workspace --all-features")))?;
+    let features = members::all_features()?;
+    steps.step("tests", || show(&mut cargo(&format!("test {features}"))))?;
     steps.step("each bench once", || show(&mut cargo("test --package benches --benches")))?;
     steps.step("simulations", sim::run_some)?;
     steps.step("matrix", || matrix::run(""))

@@ -11,6 +11,7 @@ const LAYERS: &[&str] = &[
     "dist-groups",
     "dist-parallel",
     "dist-candle",
+    "dist",
     "dist-cli",
     "dist-testkit",
 ];
@@ -33,10 +34,22 @@ pub(super) fn order(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
+/// Members that a plain build leaves out, because they need more than Rust and a C compiler or take minutes to build.
+/// Each has a step of its own in `cargo xtask`.
+const OUTSIDE_PLAIN_BUILDS: &[&str] = &[];
+
+pub(super) fn default_members(tree: &Tree) -> Vec<Finding> {
+    let left_out = tree.packages.iter().filter(|package| !package.is_default_member);
+    let forgotten = left_out.filter(|package| !OUTSIDE_PLAIN_BUILDS.contains(&package.name.as_str()));
+    let text = "is not in default-members, so that `cargo xtask ci` does not check it";
+    forgotten.map(|package| Finding::error(&manifest(&package.name), text)).collect()
+}
+
 pub(super) fn candle_stays_home(tree: &Tree) -> Vec<Finding> {
     let others = tree.packages.iter().filter(|package| package.name != "dist-candle");
-    let with_candle = others
-        .filter(|package| package.dependencies.iter().any(|dependency| dependency.name.contains("candle")));
+    let with_candle = others.filter(|package| {
+        package.dependencies.iter().any(|dependency| dependency.name.starts_with("candle"))
+    });
     with_candle
         .map(|package| Finding::error(&manifest(&package.name), "only dist-candle knows candle"))
         .collect()

@@ -18,7 +18,7 @@ impl Tree {
         let dependency = |dev| move |name: &&str| Dependency { name: (*name).to_owned(), dev };
         let dependencies =
             normal.iter().map(dependency(false)).chain(dev.iter().map(dependency(true))).collect();
-        self.packages.push(Package { name: name.to_owned(), dependencies });
+        self.packages.push(Package { name: name.to_owned(), is_default_member: true, dependencies });
         self.file_with(&format!("crates/{name}/Cargo.toml"), "[lints]\nworkspace = true\n");
         self.file_with(&format!("crates/{name}/README.md"), "# A crate\n");
     }
@@ -84,9 +84,17 @@ fn candle_is_found_outside_its_crate_even_in_tests() {
 }
 
 #[test]
+fn a_crate_that_a_plain_build_leaves_out_is_found() {
+    let mut tree = sound();
+    tree.packages[1].is_default_member = false;
+    finds(&tree, "crates/dist-algos/Cargo.toml", "default-members");
+}
+
+#[test]
 fn a_crate_without_lints_or_readme_is_found() {
     let mut tree = sound();
-    tree.packages.push(Package { name: "dist-groups".to_owned(), dependencies: Vec::new() });
+    let name = "dist-groups".to_owned();
+    tree.packages.push(Package { name, is_default_member: true, dependencies: Vec::new() });
     let paths: Vec<_> = check(&tree).into_iter().map(|finding| finding.path).collect();
     assert_eq!(paths, ["crates/dist-groups/Cargo.toml", "crates/dist-groups/README.md"]);
 }

@@ -23,6 +23,7 @@ pub(super) struct File {
 #[derive(Debug)]
 pub(super) struct Package {
     pub(super) name: String,
+    pub(super) is_default_member: bool,
     pub(super) dependencies: Vec<Dependency>,
 }
 
@@ -79,8 +80,10 @@ fn packages(metadata: &str) -> Result<Vec<Package>, Failure> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let dependency =
         |value: &Value| Dependency { name: text(&value["name"]), dev: value["kind"].as_str() == Some("dev") };
+    let defaults = list(&metadata["workspace_default_members"]);
     let package = |value: &Value| Package {
         name: text(&value["name"]),
+        is_default_member: defaults.contains(&value["id"]),
         dependencies: list(&value["dependencies"]).iter().map(dependency).collect(),
     };
     Ok(list(&metadata["packages"]).iter().map(package).collect())
