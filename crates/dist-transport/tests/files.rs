@@ -2,7 +2,6 @@
 #![cfg(all(feature = "shm", target_os = "linux"))]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use dist_testkit::process;
@@ -15,8 +14,6 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Which rank may open no more files.
 const STARVED: &str = "DIST_TEST_STARVED";
 const MEDIUM: &str = "DIST_TRANSPORT";
-/// The folder in which each of the other ranks leaves a file when it has ended.
-const DONE: &str = "DIST_TEST_DONE";
 
 /// How many files this process has open.
 fn open_files() -> u64 {
@@ -34,23 +31,28 @@ fn pass_round(transport: &mut dyn Transport) -> Result<(), Error> {
     )
 }
 
-fn rank_of_a_starved_job(starved: usize) {
-    let mut world = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
-    pass_round(&mut world).unwrap();
+/// Passes a word round the world, then, if this is its rank, lets the process open no more files, and makes groups until one
+/// cannot be connected. Returns its error.
+fn connect_groups(world: &mut TcpTransport, starved: usize) -> Error {
+    let mut groups = Vec::new();
+    let mut passed = pass_round(world);
     if world.rank().index() == starved {
         let limit = Some(open_files());
         setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit }).unwrap();
     }
-    let mut groups = Vec::new();
-    let error = loop {
-        let mut group = world.fork(&[0, 1, 2]).unwrap().unwrap();
-        let passed = pass_round(&mut *group);
-        groups.push(group);
-        if let Err(error) = passed {
-            break error;
-        }
+    while passed.is_ok() {
         assert!(groups.len() < 100, "each group takes a connection");
-    };
+        passed = world.fork(&[0, 1, 2]).and_then(|group| {
+            groups.push(group.unwrap());
+            pass_round(&mut **groups.last_mut().unwrap())
+        });
+    }
+    passed.unwrap_err()
+}
+
+fn rank_of_a_starved_job(starved: usize) {
+    let mut world = TcpTransport::join(&Config::from_env().unwrap()).unwrap();
+    let error = connect_groups(&mut world, starved);
     // The rank itself may have the error of the system.
     let abort = loop {
         if let Some(abort) = world.aborted() {
@@ -61,15 +63,6 @@ fn rank_of_a_starved_job(starved: usize) {
     assert_eq!(abort.rank, starved, "{abort}, {error}");
     let Cause::GaveUp { why } = &abort.cause else { panic!("{abort}") };
     assert!(why.contains("open files"), "{why}");
-    // It stays until the others have heard of it.
-    let done = PathBuf::from(std::env::var(DONE).unwrap());
-    if world.rank().index() != starved {
-        std::fs::write(done.join(world.rank().index().to_string()), "").unwrap();
-        return;
-    }
-    while (0..3).any(|rank| rank != starved && !done.join(rank.to_string()).exists()) {
-        world.runtime().yield_now();
-    }
 }
 
 #[rstest]
@@ -81,8 +74,7 @@ fn a_rank_that_may_open_no_more_files_is_named_by_all(
         return rank_of_a_starved_job(std::env::var(STARVED).unwrap().parse().unwrap());
     }
     let name = std::thread::current().name().unwrap().to_owned();
-    let done = tempfile::tempdir().unwrap();
-    let variables = [(STARVED, starved), (MEDIUM, medium), (DONE, done.path().to_str().unwrap())];
+    let variables = [(STARVED, starved), (MEDIUM, medium)];
     process::ranks_with(3, &name, LIMIT, &variables).assert_success();
 }
 

@@ -29,6 +29,17 @@ impl Fault {
             WaitError::Failed(error) => Self::Unconnected(error),
         }
     }
+
+    /// Returns `true` if the coordinator may know the reason: a connection breaks or is refused when the peer dies, but also
+    /// when the peer gave up because of another rank. If this process lacks a resource, that is the reason, for which the other
+    /// ranks wait.
+    fn may_be_explained(&self) -> bool {
+        match self {
+            Self::Closed | Self::Io(_) => true,
+            Self::Unconnected(error) => !lacks_resource(error),
+            _ => false,
+        }
+    }
 }
 
 /// Ends the job if it is dropped, as only a panic does: one of a function that was given bytes of a message, which is half taken
@@ -58,8 +69,7 @@ impl Scene<'_> {
     pub(super) fn fail(&self, Trouble { activity, peer, fault }: Trouble, deadline: Deadline) -> Error {
         let (session, ours) = (self.session, self.call);
         let peer = self.members[peer];
-        // A connection breaks when its peer dies, but also when its peer gave up because of somebody else.
-        if matches!(fault, Fault::Closed | Fault::Io(_) | Fault::Unconnected(_)) {
+        if fault.may_be_explained() {
             self.await_reason(peer, deadline);
         }
         if let Some(abort) = session.why_ended() {
@@ -125,18 +135,21 @@ impl Scene<'_> {
     }
 }
 
-/// Whether a connection could not be opened because of this process, not of the peer.
+/// Returns `true` if a connection could not be opened because of this process, not because of the peer.
 fn is_own_failure(error: &Error) -> bool {
+    let is_refusal = matches!(error, Error::NotShared { .. } | Error::OtherUser { .. } | Error::Flooded { .. });
+    is_refusal || lacks_resource(error)
+}
+
+/// Returns `true` if the system gave this process no socket, file descriptor or memory for a connection.
+fn lacks_resource(error: &Error) -> bool {
     use io::ErrorKind::{ConnectionRefused, ConnectionReset, HostUnreachable, NetworkUnreachable, TimedOut};
     match error {
         Error::Address { source, .. } => !matches!(
             source.kind(),
             ConnectionRefused | ConnectionReset | HostUnreachable | NetworkUnreachable | TimedOut
         ),
-        Error::Resources { .. }
-        | Error::NotShared { .. }
-        | Error::OtherUser { .. }
-        | Error::Flooded { .. } => true,
+        Error::Resources { .. } => true,
         _ => false,
     }
 }
