@@ -137,7 +137,8 @@ impl Scene<'_> {
 
 /// Returns `true` if a connection could not be opened because of this process, not because of the peer.
 fn is_own_failure(error: &Error) -> bool {
-    let is_refusal = matches!(error, Error::NotShared { .. } | Error::OtherUser { .. } | Error::Flooded { .. });
+    let is_refusal =
+        matches!(error, Error::NotShared { .. } | Error::OtherUser { .. } | Error::Flooded { .. });
     is_refusal || lacks_resource(error)
 }
 
