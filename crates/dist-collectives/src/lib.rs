@@ -77,8 +77,3 @@ pub use reduce_op::{ReduceKind, ReduceOp, ReductionOrder};
 pub use values::{VALUE_BYTES_MAX, ValueProblem};
 pub use variables::crossovers_from_env;
 pub use window::Window;
-
-/// The examples of this page are tests.
-#[cfg(all(doctest, feature = "sim"))]
-#[doc = include_str!("../../../docs/testing.md")]
-struct TestingPage;

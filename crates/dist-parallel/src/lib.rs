@@ -76,7 +76,3 @@ pub use sequence::Sequence;
 pub use shard_tensor::{TensorShard, gather_shards, shard_tensor};
 pub use tally::{Asked, TrainingCall};
 pub use values::{Values, ValuesMut};
-
-/// Which of the ways to shard a model to take, and what each costs.
-#[doc = include_str!("../docs/which-strategy.md")]
-pub mod which_strategy {}

@@ -1,4 +1,4 @@
-//! What was measured and what was predicted, side by side, as docs/predictions.md has it.
+//! What was measured and what was predicted, side by side, as the lab notebook in docs/lab has it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;

@@ -1,4 +1,4 @@
-//! One measured point, as a line of JSON and as a row of a table. docs/cli.md describes the fields.
+//! One measured point, as a line of JSON and as a row of a table. docs/book/src/distctl-output.md describes the fields.
 
 use serde::Serialize;
 
@@ -130,10 +130,10 @@ mod tests {
     #[test]
     fn the_fields_of_a_line_are_those_that_are_documented() {
         insta::assert_snapshot!(line().json(), @r#"{"peer":"dist","transport":"tcp","op":"all_reduce","ranks":4,"bytes":1048576,"median_us":518.144,"min_us":498.123,"max_us":600.0,"algbw_GBps":2.0237,"samples":4,"busbw_GBps":3.0356,"dtype":"f32","algorithm":"halving_doubling","order":"canonical","buffers":"private","start":"barrier","touch":false,"checked":true}"#);
-        let documented = include_str!("../../../../docs/cli.md");
+        let documented = include_str!("../../../../docs/book/src/distctl-output.md");
         let line: serde_json::Value = serde_json::from_str(&line().json()).unwrap();
         for field in line.as_object().unwrap().keys() {
-            assert!(documented.contains(&format!("| `{field}` |")), "docs/cli.md does not have {field}");
+            assert!(documented.contains(&format!("| `{field}` |")), "distctl-output.md does not have {field}");
         }
     }
 

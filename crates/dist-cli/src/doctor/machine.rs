@@ -9,7 +9,7 @@ use rustix::process::{Resource, Rlimit, getrlimit};
 use super::Finding;
 use crate::run::files_needed;
 
-/// The variables that mean something to this library, as listed in docs/troubleshooting.md.
+/// The variables that mean something to this library, as listed in docs/book/src/variables.md.
 const VARIABLES: [&str; 12] = [
     "DIST_COORDINATOR",
     "DIST_COSTS",

@@ -74,7 +74,7 @@ fn memory(reach: Option<Reach>, medium: Medium) -> Finding {
         Some(Reach::Write) => finding,
         None if medium == Medium::Tcp => finding,
         None => {
-            finding.but("DIST_LOG=dist_transport=info tells why not, docs/shared-memory.md what it takes")
+            finding.but("DIST_LOG=dist_transport=info tells why not; the guide has a page on shared memory and containers")
         }
         Some(_) => finding.but(
             "large calls copy once more: unless DIST_SHM_CMA says so, it is the container or \

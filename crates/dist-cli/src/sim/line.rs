@@ -1,4 +1,4 @@
-//! One prediction, as a line of JSON and as a row of a table. docs/cli.md describes the fields.
+//! One prediction, as a line of JSON and as a row of a table. docs/book/src/distctl-output.md describes the fields.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! The results as rows of a table and as lines of JSON. docs/cli.md describes the fields.
+//! The results as rows of a table and as lines of JSON. docs/book/src/distctl-output.md describes the fields.
 
 use dist_algos::Order;
 use serde::Serialize;

@@ -1,14 +1,14 @@
-//! What docs/cli.md says of the fields of lines.
+//! What docs/book/src/distctl-output.md says of the fields of lines.
 
 use serde_json::Value;
 
 /// That the section of a command, by the beginning of its heading, names each field of a line.
 #[track_caller]
 pub(super) fn check(command: &str, line: &Value) {
-    let page = include_str!("../../../../docs/cli.md");
+    let page = include_str!("../../../../docs/book/src/distctl-output.md");
     let section = page.split("\n## ").find(|section| section.starts_with(command));
-    let section = section.unwrap_or_else(|| panic!("docs/cli.md has no section {command}"));
+    let section = section.unwrap_or_else(|| panic!("distctl-output.md has no section {command}"));
     for field in line.as_object().unwrap().keys() {
-        assert!(section.contains(&format!("`{field}`")), "docs/cli.md does not have {field} of {command}");
+        assert!(section.contains(&format!("`{field}`")), "distctl-output.md does not have {field} of {command}");
     }
 }

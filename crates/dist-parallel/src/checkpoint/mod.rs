@@ -1,7 +1,7 @@
 //! Saving a training and going on from there, on as many ranks and by whatever strategy.
 //!
 //! A trainer hands out pieces of parameters and of what its optimizer keeps ([`Shards`]); nothing here knows more of a
-//! strategy. `docs/checkpoints.md` describes the files.
+//! strategy. `docs/book/src/checkpoints.md` describes the files.
 
 mod agree;
 mod checkpoints;

@@ -2,7 +2,7 @@
 //!
 //! A hook sums a bucket over all ranks in its own way. It runs on a thread of its own beside the backward pass, with
 //! a communicator of its own, so that compressing is hidden like communicating. What it sends is what travels:
-//! docs/compression.md has the bytes of each, and what each does to unusual gradients.
+//! docs/book/src/compression.md has the bytes of each, and what each does to unusual gradients.
 
 mod halves;
 mod int8;
