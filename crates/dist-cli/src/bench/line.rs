@@ -133,7 +133,10 @@ mod tests {
         let documented = include_str!("../../../../docs/book/src/distctl-output.md");
         let line: serde_json::Value = serde_json::from_str(&line().json()).unwrap();
         for field in line.as_object().unwrap().keys() {
-            assert!(documented.contains(&format!("| `{field}` |")), "distctl-output.md does not have {field}");
+            assert!(
+                documented.contains(&format!("| `{field}` |")),
+                "distctl-output.md does not have {field}"
+            );
         }
     }
 

@@ -9,6 +9,9 @@ pub(super) fn check(command: &str, line: &Value) {
     let section = page.split("\n## ").find(|section| section.starts_with(command));
     let section = section.unwrap_or_else(|| panic!("distctl-output.md has no section {command}"));
     for field in line.as_object().unwrap().keys() {
-        assert!(section.contains(&format!("`{field}`")), "distctl-output.md does not have {field} of {command}");
+        assert!(
+            section.contains(&format!("`{field}`")),
+            "distctl-output.md does not have {field} of {command}"
+        );
     }
 }
