@@ -28,9 +28,9 @@ impl Communicator {
     /// [`set_cost_model`](Self::set_cost_model). Forks and subgroups made later have them too.
     pub fn set_crossovers(&mut self, crossovers: Crossovers) {
         self.settings.crossovers = crossovers;
-        self.engine.forget_ways();
+        self.engine.invalidate_plans();
         if let Overlap::Running(worker) = &self.overlap {
-            worker.forget_ways();
+            worker.invalidate_plans();
         }
     }
 

@@ -133,8 +133,8 @@ impl Worker {
     }
 
     /// Lets how operations are done be thought of anew in those that are started from now on.
-    pub(crate) fn forget_ways(&self) {
-        self.send(Box::new(Engine::forget_ways));
+    pub(crate) fn invalidate_plans(&self) {
+        self.send(Box::new(Engine::invalidate_plans));
     }
 
     fn send(&self, job: Job) {

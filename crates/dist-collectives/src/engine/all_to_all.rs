@@ -6,8 +6,8 @@ use dist_transport::Due;
 
 use super::arithmetic::Arithmetic;
 use super::direct::Input;
+use super::plan_cache::{Begun, Job, Work};
 use super::shares::Shares;
-use super::ways::{Begun, Job, Work};
 use super::{Engine, Manner, copy, from_input, in_place, nothing_to_combine, room};
 use crate::algorithm::OneOf;
 use crate::digest::digest;

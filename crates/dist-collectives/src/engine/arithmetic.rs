@@ -38,7 +38,7 @@ impl Engine {
             ReduceOp::Mean => (None, Some(self.world_size() as f64)),
             ReduceOp::PreMulSum(factor) => (Some(factor), None),
             ReduceOp::WeightedMean(weight) => {
-                let call = self.known.current().call;
+                let call = self.plan_cache.current().call;
                 let total = self.total_weight(&call, weight, &manner.due)?;
                 if !divides(total, T::DTYPE) {
                     return Err(Error::TotalWeight { total, dtype: manner.dtype::<T>() });

@@ -6,7 +6,7 @@ use dist_algos::direct::{Task, Total};
 use dist_transport::runtime::Deadline;
 use dist_transport::{Abort, Cause, Due, Incoming, Outgoing, Sink};
 
-use super::ways::{Begun, Job, Work};
+use super::plan_cache::{Begun, Job, Work};
 use super::{Engine, Manner, in_place, nothing_to_combine, partition};
 use crate::{Barrier, Call, Error, Operation, Result};
 

@@ -5,8 +5,8 @@ use dist_algos::direct::{Ownership, Task};
 
 use super::arithmetic::Arithmetic;
 use super::direct::{Held, Input};
+use super::plan_cache::{Begun, Job, Work};
 use super::shares::Shares;
-use super::ways::{Begun, Job, Work};
 use super::{Engine, Manner, copy, from_input, in_place, nothing_to_combine, partition, room};
 use crate::algorithm::OneOf;
 use crate::{AllGather, Broadcast, Element, Gather, Operation, Result, Scatter};

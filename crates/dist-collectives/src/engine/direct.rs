@@ -6,7 +6,7 @@ use dist_transport::{Cause, Due, Reach, Shared};
 
 use super::arithmetic::Arithmetic;
 use super::direct_access::CheckedPlan;
-use super::ways::{Job, Work};
+use super::plan_cache::{Job, Work};
 use super::{Engine, Manner};
 use crate::algorithm::OneOf;
 use crate::{Algorithm, Buffer, Direct, Element, Error, Operation, Result};
@@ -136,7 +136,7 @@ impl Engine {
             let own = direct.filter(|direct| direct.rank() == self.rank);
             self.sharing = own.map_or(Sharing::Nothing, |direct| Sharing::Memory(direct.shared()));
             // From here on calls say that it is known.
-            self.forget_ways();
+            self.invalidate_plans();
         }
         match self.sharing {
             Sharing::Memory(shared) => Ok(Some(shared)),
@@ -153,7 +153,7 @@ impl Engine {
         total: Option<impl FnMut(&mut [u8], &[&[u8]])>,
         due: &Due<'_>,
     ) -> Result<()> {
-        let (call, checked) = self.known.current_mut().directly();
+        let (call, checked) = self.plan_cache.current_mut().directly();
         self.turns.take(checked);
         let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
         let Some(direct) = direct else { return Err(Error::Sharing) };
@@ -185,7 +185,7 @@ impl Engine {
         arithmetic: &Arithmetic,
         due: &Due<'_>,
     ) -> Result<()> {
-        if self.known.current().plan().is_meeting() {
+        if self.plan_cache.current().plan().is_meeting() {
             let own = held.elements();
             arithmetic.prepare(own);
             let total = arithmetic.total::<T>(self.world_size());
@@ -205,7 +205,7 @@ impl Engine {
         arithmetic: &Arithmetic,
         due: &Due<'_>,
     ) -> Result<()> {
-        let plan = self.known.current().plan();
+        let plan = self.plan_cache.current().plan();
         let cut = super::partition::<T>(held.len(), plan.parts());
         let buffer = match held {
             Held::Owned(buffer) if plan.form().exposure() == Exposure::Write => buffer,
@@ -228,7 +228,7 @@ impl Engine {
         due: &Due<'_>,
     ) -> Result<()> {
         let piece_bytes = self.piece_bytes();
-        let (call, checked) = self.known.current_mut().directly();
+        let (call, checked) = self.plan_cache.current_mut().directly();
         self.turns.take(checked);
         let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
         let Some(direct) = direct else { return Err(Error::Sharing) };
@@ -248,7 +248,7 @@ impl Engine {
 
     /// Bytes of other ranks' memory that a sum is made of at a time.
     fn piece_bytes(&self) -> usize {
-        match self.known.current().here() {
+        match self.plan_cache.current().here() {
             Ownership::Allocated => SHARED_PIECE_BYTES,
             _ => ATTACHED_PIECE_BYTES,
         }
@@ -260,7 +260,7 @@ impl Engine {
         arithmetic: &Arithmetic,
         due: &Due<'_>,
     ) -> Result<()> {
-        let (call, checked) = self.known.current_mut().directly();
+        let (call, checked) = self.plan_cache.current_mut().directly();
         self.turns.take(checked);
         let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
         let Some(direct) = direct else { return Err(Error::Sharing) };

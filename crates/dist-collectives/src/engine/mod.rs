@@ -11,9 +11,9 @@ mod copies;
 mod direct;
 mod direct_access;
 mod messages;
+mod plan_cache;
 mod reductions;
 mod shares;
-mod ways;
 mod wide;
 mod window;
 
@@ -31,7 +31,7 @@ use crate::{Buffer, Call, DType, Element, Error, Operation, Result};
 pub(crate) use direct::Input;
 use direct::{Sharing, Turns};
 pub(crate) use direct_access::OpenBuffer;
-use ways::{Known, Script};
+use plan_cache::{PlanCache, Script};
 use wide::WideMemory;
 pub(crate) use wide::alloc;
 
@@ -82,7 +82,7 @@ pub(crate) struct Engine {
     scratch: Scratch,
     sharing: Sharing,
     turns: Turns,
-    known: Known,
+    plan_cache: PlanCache,
     /// What the last messages carried, by the type of their elements: all of a type carry the same.
     messages: Option<(DType, Fingerprint)>,
     /// What is known of hosts, if anything is.
@@ -115,7 +115,7 @@ impl Engine {
             scratch: Scratch::new(),
             sharing: Sharing::Unknown,
             turns: Turns::default(),
-            known: Known::default(),
+            plan_cache: PlanCache::default(),
             messages: None,
             levels: None,
             copy: Vec::new(),
@@ -147,7 +147,7 @@ impl Engine {
     /// Lets what is done go by these hosts.
     pub(crate) fn set_levels(&mut self, levels: Option<Arc<Levels>>) {
         if self.levels.as_ref().map(Arc::as_ptr) != levels.as_ref().map(Arc::as_ptr) {
-            self.forget_ways();
+            self.invalidate_plans();
         }
         self.levels = levels;
     }
@@ -206,10 +206,10 @@ impl Engine {
         combine: &mut Combine<'_>,
         due: &Due<'_>,
     ) -> Result<()> {
-        let way = self.known.current();
-        let steps = phase(way.script());
+        let compiled = self.plan_cache.current();
+        let steps = phase(compiled.script());
         dist_algos::run(&mut *self.transport, steps, memory, combine, &mut self.scratch, due)
-            .map_err(|error| Self::failed(&mut *self.transport, &way.call, error))
+            .map_err(|error| Self::failed(&mut *self.transport, &compiled.call, error))
     }
 
     fn run_in(

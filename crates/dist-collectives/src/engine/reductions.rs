@@ -7,8 +7,8 @@ use dist_transport::Due;
 
 use super::arithmetic::{Arithmetic, identity};
 use super::direct::{Held, Input};
+use super::plan_cache::{Begun, Job, Script, Work};
 use super::shares::Shares;
-use super::ways::{Begun, Job, Script, Work};
 use super::wide::widening;
 use super::{Engine, Manner, copy, from_input, in_place, partition, room};
 use crate::{AllReduce, Element, Error, Operation, Reduce, ReduceOp, ReduceScatter, Result, Scan};
@@ -84,7 +84,7 @@ impl Engine {
             return self.run_phase(Script::all, in_place(block, partition), combine, due);
         }
         self.run(in_place(block, partition), combine, due)?;
-        for chunk in self.known.current().script().owned.indices() {
+        for chunk in self.plan_cache.current().script().owned.indices() {
             let bytes = partition.range(chunk);
             arithmetic.finish(&mut block[bytes.start / size_of::<T>()..bytes.end / size_of::<T>()]);
         }
@@ -180,7 +180,7 @@ impl Engine {
                 let input = Some((input, whole));
                 return self.run_directly((output, part), input, &arithmetic, &manner.due);
             }
-            Begun::ByMessages { .. } if self.known.current().script().of == Source::Input => {
+            Begun::ByMessages { .. } if self.plan_cache.current().script().of == Source::Input => {
                 copy(&input[shares.range(own)], output);
                 let memory = from_input((input, whole), (&mut *output, part));
                 self.run(memory, &mut arithmetic.combine::<T>(), &manner.due)?;

@@ -7,7 +7,7 @@ use dist_algos::direct::{Ownership, Task};
 use dist_transport::{Cause, Chain, Due, Reach};
 
 use super::direct_access::OpenBuffer;
-use super::ways::{Job, Work};
+use super::plan_cache::{Job, Work};
 use super::{Engine, Manner};
 use crate::{Buffer, Call, Element, Error, Operation, ReduceKind, ReduceOp, Result};
 

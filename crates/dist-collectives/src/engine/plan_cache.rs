@@ -117,8 +117,8 @@ pub(super) enum Begun {
 
 /// How collectives are done, kept from one call to the next of the same kind.
 #[derive(Debug, Default)]
-pub(super) struct Known {
-    all: Vec<Way>,
+pub(super) struct PlanCache {
+    all: Vec<CompiledCall>,
     /// The one that is used, of the call that was begun last.
     current: usize,
     /// The one that makes room for another.
@@ -129,7 +129,7 @@ pub(super) struct Known {
 
 /// How one collective is done.
 #[derive(Debug)]
-pub(super) struct Way {
+pub(super) struct CompiledCall {
     job: Job,
     how: How,
     done: Done,
@@ -193,7 +193,7 @@ impl Script {
     }
 }
 
-impl Way {
+impl CompiledCall {
     fn new(job: Job, how: How, done: Done, call: Call) -> Self {
         Self { job, how, done, next: call.encode(), event: Event::of(&call), call, follower: 0 }
     }
@@ -254,30 +254,30 @@ impl Way {
     }
 }
 
-impl Known {
+impl PlanCache {
     /// Makes the way that such a job was done in the current one, if there is one.
     #[inline(always)]
     fn find(&mut self, job: &Job, how: How, model: &CostModel) -> bool {
         let current = self.all.get(self.current);
-        current.is_some_and(|way| way.fits(job, how, model)) || self.find_another(job, how, model)
+        current.is_some_and(|compiled| compiled.fits(job, how, model)) || self.find_another(job, how, model)
     }
 
     fn find_another(&mut self, job: &Job, how: How, model: &CostModel) -> bool {
-        let fits = |way: &Way| way.fits(job, how, model);
+        let fits = |compiled: &CompiledCall| compiled.fits(job, how, model);
         let found = self.all.iter().position(fits);
         self.current = found.unwrap_or(self.current);
         found.is_some()
     }
 
     /// Keeps a way, which is the current one from now on.
-    fn keep(&mut self, way: Way) {
-        if self.all.len() < WAYS_MAX {
+    fn keep(&mut self, compiled: CompiledCall) {
+        if self.all.len() < COMPILED_CALLS_MAX {
             self.current = self.all.len();
-            self.all.push(way);
+            self.all.push(compiled);
         } else {
             self.current = self.oldest;
-            self.all[self.oldest] = way;
-            self.oldest = (self.oldest + 1) % WAYS_MAX;
+            self.all[self.oldest] = compiled;
+            self.oldest = (self.oldest + 1) % COMPILED_CALLS_MAX;
         }
         // Until another one has followed it.
         self.all[self.current].follower = self.current;
@@ -288,26 +288,26 @@ impl Known {
     fn begin(&mut self, history: &mut History, transport: &mut dyn Transport) {
         let (before, current) = (std::mem::replace(&mut self.before, self.current), self.current);
         self.all[before].follower = current;
-        let way = &mut self.all[current];
-        way.begin(history, transport);
-        let follower = way.follower;
+        let compiled = &mut self.all[current];
+        compiled.begin(history, transport);
+        let follower = compiled.follower;
         self.all[follower].expect(history);
     }
 
-    pub(super) fn current(&self) -> &Way {
+    pub(super) fn current(&self) -> &CompiledCall {
         &self.all[self.current]
     }
 
     #[inline]
-    pub(super) fn current_mut(&mut self) -> &mut Way {
+    pub(super) fn current_mut(&mut self) -> &mut CompiledCall {
         &mut self.all[self.current]
     }
 }
 
 impl Engine {
     /// Lets how collectives are done be thought of anew.
-    pub(crate) fn forget_ways(&mut self) {
-        self.known = Known::default();
+    pub(crate) fn invalidate_plans(&mut self) {
+        self.plan_cache = PlanCache::default();
     }
 
     /// Begins an operation. All ranks come to the same way to do it.
@@ -320,14 +320,14 @@ impl Engine {
     ) -> Result<Begun> {
         let settings = manner.settings;
         let how = How { order: settings.order, forced: settings.forced(A::SERVES) };
-        if !self.known.find(job, how, &settings.model) {
-            let way = self.think_of_a_way::<A>(job, how, part_bytes_max, manner)?;
-            self.known.keep(way);
+        if !self.plan_cache.find(job, how, &settings.model) {
+            let compiled = self.compile::<A>(job, how, part_bytes_max, manner)?;
+            self.plan_cache.keep(compiled);
         }
-        self.known.begin(&mut self.history, &mut *self.transport);
-        let way = self.known.current();
-        tracing::trace!(rank = self.rank.index(), channel = way.call.channel, "{}", way.call);
-        Ok(match &way.done {
+        self.plan_cache.begin(&mut self.history, &mut *self.transport);
+        let compiled = self.plan_cache.current();
+        tracing::trace!(rank = self.rank.index(), channel = compiled.call.channel, "{}", compiled.call);
+        Ok(match &compiled.done {
             Done::Directly(checked) => Begun::Directly { parts: checked.plan().parts() },
             Done::ByMessages(script) => Begun::ByMessages { chunks: script.chunks },
         })
@@ -349,13 +349,13 @@ impl Engine {
     }
 
     #[inline(never)]
-    fn think_of_a_way<A: OneOf>(
+    fn compile<A: OneOf>(
         &mut self,
         job: &Job,
         how: How,
         part_bytes_max: impl Fn(usize) -> usize,
         manner: &Manner<'_>,
-    ) -> Result<Way> {
+    ) -> Result<CompiledCall> {
         let plan = self.plan::<A>(job, part_bytes_max, manner)?;
         let operation = job.work.operation::<A>();
         let call = self.call_of(operation, job, how.order);
@@ -363,7 +363,7 @@ impl Engine {
             let direct = Direct::new(A::SERVES, plan.form());
             let call = Call { algorithm: Some(direct.into()), ..call };
             if let Some(checked) = CheckedPlan::new(plan, self.rank, &call) {
-                return Ok(Way::new(*job, how, Done::Directly(checked), call));
+                return Ok(CompiledCall::new(*job, how, Done::Directly(checked), call));
             }
             if how.forced.is_some() {
                 return Err(Error::Unsupported { algorithm: direct.into(), world_size: self.world_size() });
@@ -374,7 +374,7 @@ impl Engine {
         let script = self.write_script(&chosen, job.work, manner.settings.model);
         let sizes = chosen.digest().map_or(job.sizes, |hosts| digest([hosts, job.sizes]));
         let call = Call { algorithm: Some(chosen.algorithm()), sizes, ..call };
-        Ok(Way::new(*job, how, Done::ByMessages(script), call))
+        Ok(CompiledCall::new(*job, how, Done::ByMessages(script), call))
     }
 
     /// What this rank does.
@@ -433,7 +433,7 @@ impl Engine {
 
     /// The call that was begun by messages, and the algorithm, of an operation that has none of two levels.
     pub(super) fn flat<A: OneOf>(&self) -> (Call, A) {
-        let Way { call, .. } = self.known.current();
+        let CompiledCall { call, .. } = self.plan_cache.current();
         let flat = call.algorithm.and_then(A::of);
         (*call, flat.expect("an algorithm is chosen for its operation"))
     }
@@ -452,4 +452,4 @@ const DIRECTLY: &str = "a call's plan is asked for where it was begun directly";
 const BY_MESSAGES: &str = "a call's script is asked for where it was begun by messages";
 
 /// How many kinds of collectives are done without a thought.
-const WAYS_MAX: usize = 64;
+const COMPILED_CALLS_MAX: usize = 64;
