@@ -6,7 +6,7 @@ use dist_transport::Due;
 
 use super::arithmetic::Arithmetic;
 use super::direct::Input;
-use super::plan_cache::{Begun, Job, Work};
+use super::plan_cache::{Begun, CallKey, Collective};
 use super::shares::Shares;
 use super::{Engine, Manner, copy, from_input, in_place, nothing_to_combine, room};
 use crate::algorithm::OneOf;
@@ -25,9 +25,9 @@ impl Engine {
         let world_size = self.world_size();
         let shares = Shares::even(part, world_size);
         let (input, ownership) = (input.elements(), input.ownership());
-        let work = Work::Task(Task::AllToAll);
-        let job = Job::of::<T>(work, part, size_of_val(input), manner.sizes).on(ownership);
-        match self.begin_job::<AllToAll>(&job, |_| part * size_of::<T>(), manner)? {
+        let collective = Collective::Direct(Task::AllToAll);
+        let key = CallKey::of::<T>(collective, part, size_of_val(input), manner.sizes).on(ownership);
+        match self.begin_collective::<AllToAll>(&key, |_| part * size_of::<T>(), manner)? {
             Begun::Directly { .. } => {
                 let cut = shares.partition::<T>();
                 self.run_directly((output, cut), Some((input, cut)), &Arithmetic::NONE, &manner.due)
@@ -59,8 +59,8 @@ impl Engine {
         };
         // All that the ranks have in common is that their parts are uneven.
         let sizes = digest((manner.sizes != 0).then_some(manner.sizes));
-        let job = Job::of::<T>(Work::Task(Task::AllToAll), 0, 0, sizes);
-        let call = self.call_of(operation, &job, manner.settings.order);
+        let key = CallKey::of::<T>(Collective::Direct(Task::AllToAll), 0, 0, sizes);
+        let call = self.call_of(operation, &key, manner.settings.order);
         let call = self.begin(Call { algorithm: Some(algorithm.into()), ..call });
         self.compare_counts(&call, send_counts, receive_counts, manner)?;
         let [sent, received] = [send_counts, receive_counts].map(Shares::counted);

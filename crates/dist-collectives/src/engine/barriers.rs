@@ -6,13 +6,13 @@ use dist_algos::direct::{Task, Total};
 use dist_transport::runtime::Deadline;
 use dist_transport::{Abort, Cause, Due, Incoming, Outgoing, Sink};
 
-use super::plan_cache::{Begun, Job, Work};
+use super::plan_cache::{Begun, CallKey, Collective};
 use super::{Engine, Manner, in_place, nothing_to_combine, partition};
 use crate::{Barrier, Call, Error, Operation, Result};
 
 impl Engine {
     pub(crate) fn barrier(&mut self, manner: &Manner<'_>) -> Result<()> {
-        match self.begin_job::<Barrier>(&of_nothing(manner), |_| 0, manner)? {
+        match self.begin_collective::<Barrier>(&of_nothing(manner), |_| 0, manner)? {
             Begun::Directly { .. } => {
                 self.meet(&mut [], nothing_to_combine, None::<&mut Total<'_>>, &manner.due)
             }
@@ -160,8 +160,8 @@ impl Engine {
 }
 
 /// To meet, and to move nothing.
-const fn of_nothing(manner: &Manner<'_>) -> Job {
-    Job { dtype: None, ..Job::of::<u8>(Work::Task(Task::Barrier), 0, 0, manner.sizes) }
+const fn of_nothing(manner: &Manner<'_>) -> CallKey {
+    CallKey { dtype: None, ..CallKey::of::<u8>(Collective::Direct(Task::Barrier), 0, 0, manner.sizes) }
 }
 
 /// The rank that the others report to.

@@ -5,7 +5,7 @@ use dist_algos::direct::{Ownership, Task};
 
 use super::arithmetic::Arithmetic;
 use super::direct::{Held, Input};
-use super::plan_cache::{Begun, Job, Work};
+use super::plan_cache::{Begun, CallKey, Collective};
 use super::shares::Shares;
 use super::{Engine, Manner, copy, from_input, in_place, nothing_to_combine, partition, room};
 use crate::algorithm::OneOf;
@@ -19,10 +19,10 @@ impl Engine {
         manner: &Manner<'_>,
     ) -> Result<()> {
         self.check_root(Operation::Broadcast, root)?;
-        let work = Work::Task(Task::Broadcast { root });
-        let job = Job::of::<T>(work, buffer.len(), size_of_val(buffer), manner.sizes);
+        let collective = Collective::Direct(Task::Broadcast { root });
+        let key = CallKey::of::<T>(collective, buffer.len(), size_of_val(buffer), manner.sizes);
         let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
-        match self.begin_job::<Broadcast>(&job, largest, manner)? {
+        match self.begin_collective::<Broadcast>(&key, largest, manner)? {
             Begun::Directly { parts } => {
                 let cut = partition::<T>(buffer.len(), parts);
                 self.run_directly((buffer, cut), None, &Arithmetic::NONE, &manner.due)
@@ -44,8 +44,8 @@ impl Engine {
         let (operation, whole) = (Operation::AllGather, Some(("output", output.len())));
         let shares = &self.shares(operation, counts, ("input", input.len()), whole)?;
         let own = self.rank.index();
-        let work = Work::Task(Task::AllGather { of: Source::Input });
-        let begun = self.begin_shares::<T, AllGather>(work, None, input.ownership(), shares, manner)?;
+        let collective = Collective::Direct(Task::AllGather { of: Source::Input });
+        let begun = self.begin_shares::<T, AllGather>(collective, None, input.ownership(), shares, manner)?;
         let input = input.elements();
         match begun {
             Begun::Directly { .. } => {
@@ -69,8 +69,8 @@ impl Engine {
         let (buffer, ownership) = held.into().into_parts();
         let part = self.check_divisible(Operation::AllGather, buffer.len())?;
         let shares = Shares::even(part, self.world_size());
-        let work = Work::Task(Task::AllGather { of: Source::Buffer });
-        let begun = self.begin_shares::<T, AllGather>(work, None, ownership, &shares, manner)?;
+        let collective = Collective::Direct(Task::AllGather { of: Source::Buffer });
+        let begun = self.begin_shares::<T, AllGather>(collective, None, ownership, &shares, manner)?;
         let cut = shares.partition::<T>();
         match begun {
             Begun::Directly { .. } => self.run_directly((buffer, cut), None, &Arithmetic::NONE, &manner.due),
@@ -89,8 +89,8 @@ impl Engine {
         let whole = (self.rank.index() == root).then_some(("output", output.len()));
         let shares = &self.shares(Operation::Gather, counts, ("input", input.len()), whole)?;
         self.check_root(Operation::Gather, root)?;
-        let (rank, work) = (self.rank, Work::Gather { root });
-        let algorithm: Gather = self.begin_rooted::<T, _>(work, shares, manner)?;
+        let (rank, collective) = (self.rank, Collective::Gather { root });
+        let algorithm: Gather = self.begin_rooted::<T, _>(collective, shares, manner)?;
         let own = shares.of(rank.index()..rank.index() + 1);
         let held = algorithm.held(rank, root);
         let passing = shares.of(held.first()..held.end());
@@ -119,8 +119,8 @@ impl Engine {
         let whole = (self.rank.index() == root).then_some(("input", input.len()));
         let shares = &self.shares(Operation::Scatter, counts, ("output", output.len()), whole)?;
         self.check_root(Operation::Scatter, root)?;
-        let (rank, work) = (self.rank, Work::Scatter { root });
-        let algorithm: Scatter = self.begin_rooted::<T, _>(work, shares, manner)?;
+        let (rank, collective) = (self.rank, Collective::Scatter { root });
+        let algorithm: Scatter = self.begin_rooted::<T, _>(collective, shares, manner)?;
         let held = algorithm.held(rank, root);
         let passing = shares.of(held.first()..held.end());
         let source = shares.of(if rank.index() == root { 0..rank.world_size() } else { 0..0 });
@@ -151,11 +151,11 @@ impl Engine {
     /// Begins a gather or a scatter, and gives the algorithm.
     fn begin_rooted<T: Element, A: OneOf>(
         &mut self,
-        work: Work,
+        collective: Collective,
         shares: &Shares,
         manner: &Manner<'_>,
     ) -> Result<A> {
-        self.begin_shares::<T, A>(work, None, [Ownership::Borrowed; 2], shares, manner)?;
+        self.begin_shares::<T, A>(collective, None, [Ownership::Borrowed; 2], shares, manner)?;
         Ok(self.flat().1)
     }
 }

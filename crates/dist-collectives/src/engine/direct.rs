@@ -6,7 +6,7 @@ use dist_transport::{Cause, Due, Reach, Shared};
 
 use super::arithmetic::Arithmetic;
 use super::direct_access::CheckedPlan;
-use super::plan_cache::{Job, Work};
+use super::plan_cache::{CallKey, Collective};
 use super::{Engine, Manner};
 use crate::algorithm::OneOf;
 use crate::{Algorithm, Buffer, Direct, Element, Error, Operation, Result};
@@ -53,7 +53,7 @@ impl Engine {
     /// How an operation is done directly; `None` if it is done by messages.
     pub(super) fn plan<A: OneOf>(
         &mut self,
-        job: &Job,
+        key: &CallKey,
         part_bytes_max: impl Fn(usize) -> usize,
         manner: &Manner<'_>,
     ) -> Result<Option<Plan>> {
@@ -62,31 +62,31 @@ impl Engine {
             Some(Algorithm::Direct(direct)) => Some(direct),
             _ => return Ok(None),
         };
-        let Work::Task(task) = job.work else { return Ok(None) };
+        let Collective::Direct(task) = key.collective else { return Ok(None) };
         if self.world_size() == 1 {
             return Ok(None);
         }
-        let Some(shared) = self.sharing(A::SERVES, job, manner)? else { return Ok(None) };
+        let Some(shared) = self.sharing(A::SERVES, key, manner)? else { return Ok(None) };
         let world_size = self.world_size();
         let suggest = || {
             let crossovers = manner.settings.crossovers;
-            Form::suggest(task, world_size, job.bytes, (job.ownership, &shared), crossovers)
+            Form::suggest(task, world_size, key.bytes, (key.ownership, &shared), crossovers)
         };
         let form = forced.map_or_else(suggest, Direct::form);
         let part_bytes_max = part_bytes_max(task.parts(form, world_size));
-        let block_bytes = form.block_bytes(task, job.bytes);
+        let block_bytes = form.block_bytes(task, key.bytes);
         let plan = Plan::new((task, form), world_size, part_bytes_max, block_bytes, shared);
         let Some(plan) = plan else {
             let unsupported = |direct: Direct| Error::Unsupported { algorithm: direct.into(), world_size };
             return forced.map(unsupported).map_or(Ok(None), Err);
         };
         let is_open = |ownership| reaches(form, ownership, shared.reach);
-        if is_open(job.here) {
+        if is_open(key.here) {
             return Ok(Some(plan));
         }
-        if is_open(job.ownership) {
+        if is_open(key.ownership) {
             // The others can, and wait for this rank.
-            let error = Error::OutOfReach { operation: A::SERVES, bytes: job.bytes };
+            let error = Error::OutOfReach { operation: A::SERVES, bytes: key.bytes };
             self.transport.abort(Cause::gave_up(&error));
             return Err(error);
         }
@@ -124,12 +124,12 @@ impl Engine {
     pub(super) fn sharing(
         &mut self,
         operation: Operation,
-        job: &Job,
+        key: &CallKey,
         manner: &Manner<'_>,
     ) -> Result<Option<Shared>> {
         if let Sharing::Unknown = self.sharing {
             // Whoever does something else instead is found out as in any call.
-            let call = self.call_of(operation, job, manner.settings.order);
+            let call = self.call_of(operation, key, manner.settings.order);
             self.announce(&call, &call.encode());
             let direct = self.transport.direct(&manner.due).map_err(|source| Error::in_call(call, source))?;
             // Who takes this rank for another one has no use for its memory.

@@ -20,8 +20,8 @@ use crate::{
 
 /// What is to be done. A collective that is told from another by nothing of this is done in the same way.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Job {
-    pub(super) work: Work,
+pub(super) struct CallKey {
+    pub(super) collective: Collective,
     /// As in [`Call`].
     pub(super) dtype: Option<DType>,
     pub(super) count: usize,
@@ -36,9 +36,9 @@ pub(super) struct Job {
 
 /// What ranks do together.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Work {
+pub(super) enum Collective {
     /// What can be done through memory that they share.
-    Task(Task),
+    Direct(Task),
     // The others are done by messages.
     Gather {
         root: usize,
@@ -49,23 +49,28 @@ pub(super) enum Work {
     Scan(Extent),
 }
 
-impl PartialEq for Job {
+impl PartialEq for CallKey {
     // As it would be derived, but part of the call.
     #[inline(always)]
     fn eq(&self, other: &Self) -> bool {
-        let Self { work, dtype, count, sizes, op, bytes, ownership, here } = *other;
+        let Self { collective, dtype, count, sizes, op, bytes, ownership, here } = *other;
         (self.count, self.bytes, self.sizes) == (count, bytes, sizes)
             && (self.dtype, self.op, self.ownership, self.here) == (dtype, op, ownership, here)
-            && self.work == work
+            && self.collective == collective
     }
 }
 
-impl Job {
+impl CallKey {
     /// On so many bytes of the caller's own memory, of elements of this type, with nothing to reduce.
     #[inline]
-    pub(super) const fn of<T: Element>(work: Work, count: usize, bytes: usize, sizes: u64) -> Self {
+    pub(super) const fn of<T: Element>(
+        collective: Collective,
+        count: usize,
+        bytes: usize,
+        sizes: u64,
+    ) -> Self {
         let (ownership, here) = (Ownership::Borrowed, Ownership::Borrowed);
-        Self { work, dtype: Some(T::DTYPE), count, sizes, op: None, bytes, ownership, here }
+        Self { collective, dtype: Some(T::DTYPE), count, sizes, op: None, bytes, ownership, here }
     }
 
     /// The same with a reduction of elements of `T`, or of others in whose place these are.
@@ -81,10 +86,10 @@ impl Job {
     }
 }
 
-impl Work {
+impl Collective {
     const fn root(self) -> Option<usize> {
         match self {
-            Self::Task(task) => task.root(),
+            Self::Direct(task) => task.root(),
             Self::Gather { root } | Self::Scatter { root } => Some(root),
             Self::Scan(_) => None,
         }
@@ -101,7 +106,7 @@ impl Work {
 
 /// What was asked for besides.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct How {
+struct Preferences {
     order: ReductionOrder,
     forced: Option<Algorithm>,
 }
@@ -130,8 +135,8 @@ pub(super) struct PlanCache {
 /// How one collective is done.
 #[derive(Debug)]
 pub(super) struct CompiledCall {
-    job: Job,
-    how: How,
+    key: CallKey,
+    preferences: Preferences,
     done: Done,
     /// The last call of this kind, or the one that is about to be the first.
     pub(super) call: Call,
@@ -194,13 +199,13 @@ impl Script {
 }
 
 impl CompiledCall {
-    fn new(job: Job, how: How, done: Done, call: Call) -> Self {
-        Self { job, how, done, next: call.encode(), event: Event::of(&call), call, follower: 0 }
+    fn new(key: CallKey, preferences: Preferences, done: Done, call: Call) -> Self {
+        Self { key, preferences, done, next: call.encode(), event: Event::of(&call), call, follower: 0 }
     }
 
     #[inline(always)]
-    fn fits(&self, job: &Job, how: How, model: &CostModel) -> bool {
-        let fits = self.job == *job && self.how == how;
+    fn fits(&self, key: &CallKey, preferences: Preferences, model: &CostModel) -> bool {
+        let fits = self.key == *key && self.preferences == preferences;
         fits && match &self.done {
             Done::Directly(_) => true,
             Done::ByMessages(script) => script.model == *model,
@@ -230,7 +235,7 @@ impl CompiledCall {
 
     /// Whose the memory is here.
     pub(super) const fn here(&self) -> Ownership {
-        self.job.here
+        self.key.here
     }
 
     /// The plan of what is done directly.
@@ -257,13 +262,14 @@ impl CompiledCall {
 impl PlanCache {
     /// Makes the way that such a job was done in the current one, if there is one.
     #[inline(always)]
-    fn find(&mut self, job: &Job, how: How, model: &CostModel) -> bool {
+    fn find(&mut self, key: &CallKey, preferences: Preferences, model: &CostModel) -> bool {
         let current = self.all.get(self.current);
-        current.is_some_and(|compiled| compiled.fits(job, how, model)) || self.find_another(job, how, model)
+        current.is_some_and(|compiled| compiled.fits(key, preferences, model))
+            || self.find_another(key, preferences, model)
     }
 
-    fn find_another(&mut self, job: &Job, how: How, model: &CostModel) -> bool {
-        let fits = |compiled: &CompiledCall| compiled.fits(job, how, model);
+    fn find_another(&mut self, key: &CallKey, preferences: Preferences, model: &CostModel) -> bool {
+        let fits = |compiled: &CompiledCall| compiled.fits(key, preferences, model);
         let found = self.all.iter().position(fits);
         self.current = found.unwrap_or(self.current);
         found.is_some()
@@ -312,16 +318,16 @@ impl Engine {
 
     /// Begins an operation. All ranks come to the same way to do it.
     #[inline(always)]
-    pub(super) fn begin_job<A: OneOf>(
+    pub(super) fn begin_collective<A: OneOf>(
         &mut self,
-        job: &Job,
+        key: &CallKey,
         part_bytes_max: impl Fn(usize) -> usize,
         manner: &Manner<'_>,
     ) -> Result<Begun> {
         let settings = manner.settings;
-        let how = How { order: settings.order, forced: settings.forced(A::SERVES) };
-        if !self.plan_cache.find(job, how, &settings.model) {
-            let compiled = self.compile::<A>(job, how, part_bytes_max, manner)?;
+        let preferences = Preferences { order: settings.order, forced: settings.forced(A::SERVES) };
+        if !self.plan_cache.find(key, preferences, &settings.model) {
+            let compiled = self.compile::<A>(key, preferences, part_bytes_max, manner)?;
             self.plan_cache.keep(compiled);
         }
         self.plan_cache.begin(&mut self.history, &mut *self.transport);
@@ -336,67 +342,68 @@ impl Engine {
     /// Begins an operation on memory in which every rank has a share.
     pub(super) fn begin_shares<T: Element, A: OneOf>(
         &mut self,
-        work: Work,
+        collective: Collective,
         op: Option<ReduceOp>,
         ownership: [Ownership; 2],
         shares: &Shares,
         manner: &Manner<'_>,
     ) -> Result<Begun> {
         let bytes = shares.total().saturating_mul(size_of::<T>());
-        let job = Job::of::<T>(work, shares.count(), bytes, shares.digest(manner.sizes)).on(ownership);
-        let job = Job { op: op.map(ReduceOp::kind), dtype: Some(manner.dtype::<T>()), ..job };
-        self.begin_job::<A>(&job, |_| shares.partition::<T>().chunk_bytes_max(), manner)
+        let key =
+            CallKey::of::<T>(collective, shares.count(), bytes, shares.digest(manner.sizes)).on(ownership);
+        let key = CallKey { op: op.map(ReduceOp::kind), dtype: Some(manner.dtype::<T>()), ..key };
+        self.begin_collective::<A>(&key, |_| shares.partition::<T>().chunk_bytes_max(), manner)
     }
 
     #[inline(never)]
     fn compile<A: OneOf>(
         &mut self,
-        job: &Job,
-        how: How,
+        key: &CallKey,
+        preferences: Preferences,
         part_bytes_max: impl Fn(usize) -> usize,
         manner: &Manner<'_>,
     ) -> Result<CompiledCall> {
-        let plan = self.plan::<A>(job, part_bytes_max, manner)?;
-        let operation = job.work.operation::<A>();
-        let call = self.call_of(operation, job, how.order);
+        let plan = self.plan::<A>(key, part_bytes_max, manner)?;
+        let operation = key.collective.operation::<A>();
+        let call = self.call_of(operation, key, preferences.order);
         if let Some(plan) = plan {
             let direct = Direct::new(A::SERVES, plan.form());
             let call = Call { algorithm: Some(direct.into()), ..call };
             if let Some(checked) = CheckedPlan::new(plan, self.rank, &call) {
-                return Ok(CompiledCall::new(*job, how, Done::Directly(checked), call));
+                return Ok(CompiledCall::new(*key, preferences, Done::Directly(checked), call));
             }
-            if how.forced.is_some() {
+            if preferences.forced.is_some() {
                 return Err(Error::Unsupported { algorithm: direct.into(), world_size: self.world_size() });
             }
         }
-        let bytes = self.bytes_at_once(operation, job.bytes);
+        let bytes = self.bytes_at_once(operation, key.bytes);
         let chosen: Chosen<A> = manner.settings.choose(self.crew, bytes, self.levels.as_ref())?;
-        let script = self.write_script(&chosen, job.work, manner.settings.model);
-        let sizes = chosen.digest().map_or(job.sizes, |hosts| digest([hosts, job.sizes]));
+        let script = self.write_script(&chosen, key.collective, manner.settings.model);
+        let sizes = chosen.digest().map_or(key.sizes, |hosts| digest([hosts, key.sizes]));
         let call = Call { algorithm: Some(chosen.algorithm()), sizes, ..call };
-        Ok(CompiledCall::new(*job, how, Done::ByMessages(script), call))
+        Ok(CompiledCall::new(*key, preferences, Done::ByMessages(script), call))
     }
 
     /// What this rank does.
-    fn write_script<A: OneOf>(&self, chosen: &Chosen<A>, work: Work, model: CostModel) -> Script {
+    fn write_script<A: OneOf>(&self, chosen: &Chosen<A>, collective: Collective, model: CostModel) -> Script {
         let rank = self.rank;
         let (chunks, of, owned) = (chosen.chunks(rank.world_size()), Source::Buffer, Chunks::NONE);
         let empty = Script { model, of, chunks, steps: Vec::new(), sums_complete: 0, owned };
-        let root = work.root().unwrap_or_default();
+        let root = collective.root().unwrap_or_default();
         match chosen {
-            Chosen::Flat(flat) => match (chosen.algorithm(), work) {
+            Chosen::Flat(flat) => match (chosen.algorithm(), collective) {
                 (Algorithm::AllReduce(algorithm), _) => {
                     let Phases { reduce, owned, gather, .. } = algorithm.phases(rank);
                     empty.filled(reduce, owned, gather)
                 }
                 // It makes its steps itself, as it does where parts are uneven and no way is kept.
                 (Algorithm::AllToAll(_), _) => empty,
-                (Algorithm::ReduceScatter(scatter), Work::Task(Task::ReduceScatter { of }))
+                (Algorithm::ReduceScatter(scatter), Collective::Direct(Task::ReduceScatter { of }))
                     if of == Source::Input && scatter.sends_no_sums(rank.world_size()) =>
                 {
                     Script { of, ..empty }.filled(flat.steps(rank, root).map(Step::from_input), owned, [])
                 }
-                (Algorithm::Scan(scan), Work::Scan(extent)) => {
+                (Algorithm::Scan(scan), Collective::Scan(extent)) => {
                     empty.filled(scan.schedule(rank, extent), owned, [])
                 }
                 _ => empty.filled(flat.steps(rank, root), owned, []),
@@ -412,19 +419,19 @@ impl Engine {
     }
 
     /// The next call, as long as it is not known how it is done.
-    pub(super) fn call_of(&self, operation: Operation, job: &Job, order: ReductionOrder) -> Call {
+    pub(super) fn call_of(&self, operation: Operation, key: &CallKey, order: ReductionOrder) -> Call {
         Call {
             channel: self.channel,
             sequence: self.history.sequence(),
             started: self.history.is_of_worker(),
             operation,
-            dtype: job.dtype,
-            count: job.count as u64,
-            sizes: job.sizes,
-            op: job.op,
-            root: job.work.root().map(|root| self.code(root)),
+            dtype: key.dtype,
+            count: key.count as u64,
+            sizes: key.sizes,
+            op: key.op,
+            root: key.collective.root().map(|root| self.code(root)),
             algorithm: None,
-            order: job.op.map(|_| order),
+            order: key.op.map(|_| order),
             part: self.history.part(),
             past: self.history.past(),
             after_agreement: !matches!(self.sharing, Sharing::Unknown),
@@ -439,8 +446,12 @@ impl Engine {
     }
 
     /// Begins an operation that is done by messages in any case; gives into how many chunks its memory is cut.
-    pub(super) fn begin_by_messages<A: OneOf>(&mut self, job: &Job, manner: &Manner<'_>) -> Result<usize> {
-        let begun = self.begin_job::<A>(job, |_| 0, manner)?;
+    pub(super) fn begin_by_messages<A: OneOf>(
+        &mut self,
+        key: &CallKey,
+        manner: &Manner<'_>,
+    ) -> Result<usize> {
+        let begun = self.begin_collective::<A>(key, |_| 0, manner)?;
         let Begun::ByMessages { chunks } = begun else {
             unreachable!("it is no task for memory that is shared")
         };

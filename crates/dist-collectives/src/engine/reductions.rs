@@ -7,7 +7,7 @@ use dist_transport::Due;
 
 use super::arithmetic::{Arithmetic, identity};
 use super::direct::{Held, Input};
-use super::plan_cache::{Begun, Job, Script, Work};
+use super::plan_cache::{Begun, CallKey, Collective, Script};
 use super::shares::Shares;
 use super::wide::widening;
 use super::{Engine, Manner, copy, from_input, in_place, partition, room};
@@ -36,11 +36,11 @@ impl Engine {
             self.wide.keep(wide);
             return done;
         }
-        let (len, work) = (held.len(), Work::Task(Task::AllReduce));
-        let job = Job::of::<T>(work, len, len * size_of::<T>(), manner.sizes).on(held.ownership());
-        let job = job.reducing::<T>(op, manner);
+        let (len, collective) = (held.len(), Collective::Direct(Task::AllReduce));
+        let key = CallKey::of::<T>(collective, len, len * size_of::<T>(), manner.sizes).on(held.ownership());
+        let key = key.reducing::<T>(op, manner);
         let largest = |parts| partition::<T>(len, parts).chunk_bytes_max();
-        let begun = self.begin_job::<AllReduce>(&job, largest, manner)?;
+        let begun = self.begin_collective::<AllReduce>(&key, largest, manner)?;
         let arithmetic = self.arithmetic::<T>(op, manner)?;
         match begun {
             Begun::Directly { .. } => self.reduce_held(held, &arithmetic, &manner.due),
@@ -119,11 +119,11 @@ impl Engine {
             self.wide.keep(wide);
             return done;
         }
-        let work = Work::Task(Task::Reduce { root });
-        let job = Job::of::<T>(work, buffer.len(), size_of_val(buffer), manner.sizes);
-        let job = job.reducing::<T>(op, manner);
+        let collective = Collective::Direct(Task::Reduce { root });
+        let key = CallKey::of::<T>(collective, buffer.len(), size_of_val(buffer), manner.sizes);
+        let key = key.reducing::<T>(op, manner);
         let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
-        let begun = self.begin_job::<Reduce>(&job, largest, manner)?;
+        let begun = self.begin_collective::<Reduce>(&key, largest, manner)?;
         let arithmetic = self.arithmetic::<T>(op, manner)?;
         arithmetic.prepare(buffer);
         match begun {
@@ -168,8 +168,8 @@ impl Engine {
             true => (Source::Buffer, [Ownership::Borrowed; 2]),
             false => (Source::Input, input.ownership()),
         };
-        let work = Work::Task(Task::ReduceScatter { of });
-        let begun = self.begin_shares::<T, ReduceScatter>(work, Some(op), ownership, shares, manner)?;
+        let collective = Collective::Direct(Task::ReduceScatter { of });
+        let begun = self.begin_shares::<T, ReduceScatter>(collective, Some(op), ownership, shares, manner)?;
         let input = input.elements();
         let arithmetic = self.arithmetic::<T>(op, manner)?;
         let own = self.rank.index();
@@ -231,8 +231,8 @@ impl Engine {
         manner: &Manner<'_>,
     ) -> Result<&'a mut [T]> {
         let (buffer, ownership) = held.into_parts();
-        let work = Work::Task(Task::ReduceScatter { of: Source::Buffer });
-        let begun = self.begin_shares::<T, ReduceScatter>(work, Some(op), ownership, shares, manner)?;
+        let collective = Collective::Direct(Task::ReduceScatter { of: Source::Buffer });
+        let begun = self.begin_shares::<T, ReduceScatter>(collective, Some(op), ownership, shares, manner)?;
         let arithmetic = self.arithmetic::<T>(op, manner)?;
         self.reduce_scatter_in(begun, shares, buffer, &arithmetic, manner)
     }
@@ -273,11 +273,11 @@ impl Engine {
             return Err(Error::NoScan { op: op.kind() });
         }
         Self::check_op::<T>(op)?;
-        let job = Job {
+        let key = CallKey {
             op: Some(op.kind()),
-            ..Job::of::<T>(Work::Scan(extent), buffer.len(), size_of_val(buffer), manner.sizes)
+            ..CallKey::of::<T>(Collective::Scan(extent), buffer.len(), size_of_val(buffer), manner.sizes)
         };
-        let chunks = self.begin_by_messages::<Scan>(&job, manner)?;
+        let chunks = self.begin_by_messages::<Scan>(&key, manner)?;
         let arithmetic = self.arithmetic::<T>(op, manner)?;
         arithmetic.prepare(buffer);
         let cut = partition::<T>(buffer.len(), chunks);

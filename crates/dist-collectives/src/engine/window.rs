@@ -7,7 +7,7 @@ use dist_algos::direct::{Ownership, Task};
 use dist_transport::{Cause, Chain, Due, Reach};
 
 use super::direct_access::OpenBuffer;
-use super::plan_cache::{Job, Work};
+use super::plan_cache::{CallKey, Collective};
 use super::{Engine, Manner};
 use crate::{Buffer, Call, Element, Error, Operation, ReduceKind, ReduceOp, Result};
 
@@ -18,8 +18,9 @@ impl Engine {
         let settings = manner.settings.of_child();
         let manner = &Manner { settings: &settings, ..manner.clone() };
         // If the ranks have to find out what they share, they do it as a part of the call that follows.
-        let work = Work::Task(Task::AllReduce);
-        let minimum = Job { op: Some(ReduceKind::Min), ..Job::of::<u8>(work, 1, 1, manner.sizes) };
+        let collective = Collective::Direct(Task::AllReduce);
+        let minimum =
+            CallKey { op: Some(ReduceKind::Min), ..CallKey::of::<u8>(collective, 1, 1, manner.sizes) };
         let reach = self.reach(Operation::AllReduce, &minimum, manner)?;
         let can = reach.is_some_and(|reach| here == Ownership::Allocated || reach != Reach::Slots);
         let mut all = [u8::from(can)];
@@ -33,13 +34,13 @@ impl Engine {
         buffer: Buffer<T>,
         manner: &Manner<'_>,
     ) -> Result<(Call, OpenBuffer<T>), (Buffer<T>, Error)> {
-        let job = window::<T>(buffer.len(), manner);
-        match self.reach(Operation::Window, &job, manner) {
+        let key = window::<T>(buffer.len(), manner);
+        match self.reach(Operation::Window, &key, manner) {
             Ok(Some(_)) => {}
             Ok(None) => return Err((buffer, Error::NoWindow)),
             Err(error) => return Err((buffer, error)),
         }
-        let call = self.begin(self.call_of(Operation::Window, &job, manner.settings.order));
+        let call = self.begin(self.call_of(Operation::Window, &key, manner.settings.order));
         let rank = self.rank;
         if rank.world_size() == 1 {
             return Ok((call, OpenBuffer::alone(buffer)));
@@ -93,17 +94,17 @@ impl Engine {
     }
 
     /// How far ranks reach into each other's ordinary memory; `None` where they share none at all.
-    fn reach(&mut self, operation: Operation, job: &Job, manner: &Manner<'_>) -> Result<Option<Reach>> {
+    fn reach(&mut self, operation: Operation, key: &CallKey, manner: &Manner<'_>) -> Result<Option<Reach>> {
         if self.world_size() == 1 {
             return Ok(Some(Reach::Write));
         }
-        Ok(self.sharing(operation, job, manner)?.map(|shared| shared.reach))
+        Ok(self.sharing(operation, key, manner)?.map(|shared| shared.reach))
     }
 }
 
 /// A window of so many elements on each rank; until it is closed its ranks meet as in a barrier.
-const fn window<T: Element>(len: usize, manner: &Manner<'_>) -> Job {
-    Job::of::<T>(Work::Task(Task::Barrier), len, 0, manner.sizes)
+const fn window<T: Element>(len: usize, manner: &Manner<'_>) -> CallKey {
+    CallKey::of::<T>(Collective::Direct(Task::Barrier), len, 0, manner.sizes)
 }
 
 /// The error of a window: none from the transport if its memory is in another call.
