@@ -1,6 +1,6 @@
 //! Operations on many small buffers at once.
 
-use crate::engine::Manner;
+use crate::engine::CallOptions;
 use crate::history::Started;
 use crate::pending::Pending;
 use crate::{Buffer, Communicator, Element, Operation, ReduceOp, Result};
@@ -31,8 +31,9 @@ impl Communicator {
     #[doc(alias = "allreduce_coalesced")]
     #[doc(alias = "ncclGroupStart")]
     pub fn all_reduce_coalesced<T: Element>(&mut self, buffers: &mut [&mut [T]], op: ReduceOp) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.coalesced(buffers, manner, |engine, packed, manner| engine.all_reduce(packed, op, manner))
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine
+            .coalesced(buffers, options, |engine, packed, options| engine.all_reduce(packed, op, options))
     }
 
     /// As [`broadcast`](Self::broadcast) of each buffer, in one operation.
@@ -41,9 +42,9 @@ impl Communicator {
     /// As for [`broadcast`](Self::broadcast). The lengths of the buffers are part of the call.
     #[doc(alias = "_broadcast_coalesced")]
     pub fn broadcast_coalesced<T: Element>(&mut self, buffers: &mut [&mut [T]], root: usize) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
+        let options = &CallOptions::new(&self.settings, &self.runtime);
         self.engine
-            .coalesced(buffers, manner, |engine, packed, manner| engine.broadcast(packed, root, manner))
+            .coalesced(buffers, options, |engine, packed, options| engine.broadcast(packed, root, options))
     }
 
     /// Begins an [`all_reduce_coalesced`](Self::all_reduce_coalesced).
@@ -54,8 +55,9 @@ impl Communicator {
     ) -> Pending<Vec<Buffer<T>>> {
         let lengths = buffers.iter().map(|buffer| buffer.len() as u64);
         let started = Started::of::<T>(Operation::AllReduce, 0).with_sizes(lengths).reduced_by(op);
-        self.start(started, buffers, move |engine, buffers, manner| {
-            engine.coalesced(buffers, manner, |engine, packed, manner| engine.all_reduce(packed, op, manner))
+        self.start(started, buffers, move |engine, buffers, options| {
+            engine
+                .coalesced(buffers, options, |engine, packed, options| engine.all_reduce(packed, op, options))
         })
     }
 
@@ -67,8 +69,10 @@ impl Communicator {
     ) -> Pending<Vec<Buffer<T>>> {
         let lengths = buffers.iter().map(|buffer| buffer.len() as u64);
         let started = Started::of::<T>(Operation::Broadcast, 0).with_sizes(lengths).with_root(root);
-        self.start(started, buffers, move |engine, buffers, manner| {
-            engine.coalesced(buffers, manner, |engine, packed, manner| engine.broadcast(packed, root, manner))
+        self.start(started, buffers, move |engine, buffers, options| {
+            engine.coalesced(buffers, options, |engine, packed, options| {
+                engine.broadcast(packed, root, options)
+            })
         })
     }
 }

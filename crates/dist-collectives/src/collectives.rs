@@ -2,7 +2,7 @@
 
 use dist_algos::scan::Extent;
 
-use crate::engine::Manner;
+use crate::engine::CallOptions;
 use crate::{Buffer, Communicator, Element, ReduceOp, Result};
 
 /// # Operations of all ranks
@@ -16,8 +16,8 @@ impl Communicator {
     #[doc(alias = "allreduce")]
     #[doc(alias = "ncclAllReduce")]
     pub fn all_reduce<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.all_reduce(buffer, op, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.all_reduce(buffer, op, options)
     }
 
     /// As [`all_reduce`](Self::all_reduce), on memory that the operation owns while it runs. Ranks that share a host may
@@ -27,8 +27,8 @@ impl Communicator {
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce). The buffer may be empty then; see [`Buffer`].
     pub fn all_reduce_buffer<T: Element>(&mut self, buffer: &mut Buffer<T>, op: ReduceOp) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.all_reduce(buffer, op, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.all_reduce(buffer, op, options)
     }
 
     /// Reduces the inputs of all ranks, element by element; rank `r` gets part `r` of the result, of as many
@@ -40,8 +40,8 @@ impl Communicator {
     #[doc(alias = "ncclReduceScatter")]
     #[doc(alias = "reduce_scatter_tensor")]
     pub fn reduce_scatter<T: Element>(&mut self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.reduce_scatter(input.into(), None, output, op, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.reduce_scatter(input.into(), None, output, op, options)
     }
 
     /// As [`reduce_scatter`](Self::reduce_scatter), of an input that ranks which share a host may read where it lies, if it was
@@ -56,8 +56,8 @@ impl Communicator {
         output: &mut [T],
         op: ReduceOp,
     ) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.reduce_scatter(input.into(), None, output, op, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.reduce_scatter(input.into(), None, output, op, options)
     }
 
     /// As [`reduce_scatter`](Self::reduce_scatter), without a copy of the input: the result is the own part of the
@@ -82,8 +82,8 @@ impl Communicator {
         buffer: &'a mut [T],
         op: ReduceOp,
     ) -> Result<&'a mut [T]> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.reduce_scatter_in_place(buffer, op, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.reduce_scatter_in_place(buffer, op, options)
     }
 
     /// As [`reduce_scatter`](Self::reduce_scatter), where rank `r` gets `counts[r]` elements of the result, in rank
@@ -100,8 +100,8 @@ impl Communicator {
         output: &mut [T],
         op: ReduceOp,
     ) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.reduce_scatter(input.into(), Some(counts), output, op, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.reduce_scatter(input.into(), Some(counts), output, op, options)
     }
 
     /// Gives every rank the inputs of all ranks, one after the other in rank order.
@@ -113,8 +113,8 @@ impl Communicator {
     #[doc(alias = "ncclAllGather")]
     #[doc(alias = "all_gather_into_tensor")]
     pub fn all_gather<T: Element>(&mut self, input: &[T], output: &mut [T]) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.all_gather(input.into(), None, output, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.all_gather(input.into(), None, output, options)
     }
 
     /// As [`all_gather`](Self::all_gather), of an input that two ranks which share a host may read where it lies, if it was
@@ -123,8 +123,8 @@ impl Communicator {
     /// # Errors
     /// As for [`all_gather`](Self::all_gather).
     pub fn all_gather_buffer<T: Element>(&mut self, input: &Buffer<T>, output: &mut [T]) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.all_gather(input.into(), None, output, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.all_gather(input.into(), None, output, options)
     }
 
     /// As [`all_gather`](Self::all_gather), where each rank's input already lies at its place in the buffer: of as many
@@ -146,8 +146,8 @@ impl Communicator {
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce), and unless the ranks divide the buffer's length.
     pub fn all_gather_in_place<T: Element>(&mut self, buffer: &mut [T]) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.all_gather_in_place(buffer, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.all_gather_in_place(buffer, options)
     }
 
     /// As [`all_gather`](Self::all_gather), where the input of rank `r` has `counts[r]` elements. Every rank passes the
@@ -178,8 +178,8 @@ impl Communicator {
         counts: &[usize],
         output: &mut [T],
     ) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.all_gather(input.into(), Some(counts), output, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.all_gather(input.into(), Some(counts), output, options)
     }
 
     /// Gives every rank the root's buffer. What the other buffers held is lost.
@@ -190,8 +190,8 @@ impl Communicator {
     #[doc(alias = "bcast")]
     #[doc(alias = "ncclBroadcast")]
     pub fn broadcast<T: Element>(&mut self, buffer: &mut [T], root: usize) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.broadcast(buffer, root, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.broadcast(buffer, root, options)
     }
 
     /// Reduces the buffers of all ranks, element by element, into the root's. What the other buffers hold
@@ -202,8 +202,8 @@ impl Communicator {
     #[doc(alias = "MPI_Reduce")]
     #[doc(alias = "ncclReduce")]
     pub fn reduce<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp, root: usize) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.reduce(buffer, op, root, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.reduce(buffer, op, root, options)
     }
 
     /// Gives the root the inputs of all ranks, one after the other in rank order. Only the root's output is looked at;
@@ -215,8 +215,8 @@ impl Communicator {
     #[doc(alias = "MPI_Gather")]
     #[doc(alias = "ncclGather")]
     pub fn gather<T: Element>(&mut self, input: &[T], output: &mut [T], root: usize) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.gather(input, None, output, root, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.gather(input, None, output, root, options)
     }
 
     /// As [`gather`](Self::gather), where the input of rank `r` has `counts[r]` elements. Every rank passes the counts of
@@ -232,8 +232,8 @@ impl Communicator {
         output: &mut [T],
         root: usize,
     ) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.gather(input, Some(counts), output, root, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.gather(input, Some(counts), output, root, options)
     }
 
     /// Gives rank `r` part `r` of the root's input, of as many equal parts as there are ranks. Only the root's input is
@@ -245,8 +245,8 @@ impl Communicator {
     #[doc(alias = "MPI_Scatter")]
     #[doc(alias = "ncclScatter")]
     pub fn scatter<T: Element>(&mut self, input: &[T], output: &mut [T], root: usize) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.scatter(input, None, output, root, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.scatter(input, None, output, root, options)
     }
 
     /// As [`scatter`](Self::scatter), where rank `r` gets `counts[r]` elements. Every rank passes the counts of all
@@ -262,8 +262,8 @@ impl Communicator {
         output: &mut [T],
         root: usize,
     ) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.scatter(input, Some(counts), output, root, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.scatter(input, Some(counts), output, root, options)
     }
 
     /// Gives rank `d` part `d` of every rank's input, in rank order, of as many equal parts as there are ranks: the
@@ -290,8 +290,8 @@ impl Communicator {
     #[doc(alias = "ncclAlltoAll")]
     #[doc(alias = "all_to_all_single")]
     pub fn all_to_all<T: Element>(&mut self, input: &[T], output: &mut [T]) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.all_to_all(input.into(), output, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.all_to_all(input.into(), output, options)
     }
 
     /// As [`all_to_all`](Self::all_to_all), of an input that ranks which share a host may read where it lies, if it was
@@ -300,8 +300,8 @@ impl Communicator {
     /// # Errors
     /// As for [`all_to_all`](Self::all_to_all).
     pub fn all_to_all_buffer<T: Element>(&mut self, input: &Buffer<T>, output: &mut [T]) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.all_to_all(input.into(), output, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.all_to_all(input.into(), output, options)
     }
 
     /// As [`all_to_all`](Self::all_to_all), where this rank sends `send_counts[d]` elements to rank `d` and expects
@@ -334,8 +334,8 @@ impl Communicator {
         output: &mut [T],
         receive_counts: &[usize],
     ) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.all_to_all_v(input, send_counts, output, receive_counts, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.all_to_all_v(input, send_counts, output, receive_counts, options)
     }
 
     /// Gives rank `r` the reduction of the buffers of ranks 0 to `r`, element by element, in its buffer: the sums of a
@@ -360,8 +360,8 @@ impl Communicator {
     #[doc(alias = "MPI_Scan")]
     #[doc(alias = "prefix_sum")]
     pub fn scan<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.scan(buffer, op, Extent::Inclusive, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.scan(buffer, op, Extent::Inclusive, options)
     }
 
     /// As [`scan`](Self::scan), without the own contribution: rank `r` gets the reduction of ranks 0 to `r − 1`, and rank
@@ -372,8 +372,8 @@ impl Communicator {
     /// As for [`scan`](Self::scan).
     #[doc(alias = "MPI_Exscan")]
     pub fn exclusive_scan<T: Element>(&mut self, buffer: &mut [T], op: ReduceOp) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.scan(buffer, op, Extent::Exclusive, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.scan(buffer, op, Extent::Exclusive, options)
     }
 
     /// Returns when every rank has called it.
@@ -382,8 +382,8 @@ impl Communicator {
     /// As for [`all_reduce`](Self::all_reduce).
     #[doc(alias = "MPI_Barrier")]
     pub fn barrier(&mut self) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.barrier(manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.barrier(options)
     }
 
     /// As [`barrier`](Self::barrier), and if not all ranks come, those that do are told which do not, after three
@@ -415,7 +415,7 @@ impl Communicator {
     /// comes after that. As for [`all_reduce`](Self::all_reduce).
     #[doc(alias = "monitoredBarrier")]
     pub fn monitored_barrier(&mut self) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.monitored_barrier(manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.monitored_barrier(options)
     }
 }

@@ -1,6 +1,6 @@
 //! Messages between two ranks.
 
-use crate::engine::Manner;
+use crate::engine::CallOptions;
 use crate::{Buffer, Communicator, Element, Pending, Result};
 
 /// One message of a [`batch`](Communicator::batch).
@@ -67,8 +67,8 @@ impl Communicator {
     #[doc(alias = "MPI_Send")]
     #[doc(alias = "ncclSend")]
     pub fn send<T: Element>(&mut self, elements: &[T], to: usize) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.send(elements, to, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.send(elements, to, options)
     }
 
     /// Receives the oldest message that `from` has sent and this rank has not received, which must have the same
@@ -80,8 +80,8 @@ impl Communicator {
     #[doc(alias = "ncclRecv")]
     #[doc(alias = "receive")]
     pub fn recv<T: Element>(&mut self, elements: &mut [T], from: usize) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.receive(elements, from, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.receive(elements, from, options)
     }
 
     /// Sends a message to one rank while receiving one from another, or the same, as [`send`](Self::send) and
@@ -111,8 +111,8 @@ impl Communicator {
         received: &mut [T],
         from: usize,
     ) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.send_receive(sent, to, received, from, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.send_receive(sent, to, received, from, options)
     }
 
     /// Sends and receives all of these messages at once, in whatever order the peers do it. Messages between two ranks
@@ -145,8 +145,8 @@ impl Communicator {
     #[doc(alias = "batch_isend_irecv")]
     #[doc(alias = "ncclGroupStart")]
     pub fn batch<T: Element>(&mut self, messages: &mut [Message<'_, T>]) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.batch(messages, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.batch(messages, options)
     }
 
     /// Begins a [`batch`](Self::batch) of messages whose memory it owns; they come back, with what arrived. The other
@@ -156,9 +156,9 @@ impl Communicator {
         &mut self,
         messages: Vec<OwnedMessage<T>>,
     ) -> Pending<Vec<OwnedMessage<T>>> {
-        self.start_messages(messages, |engine, messages, manner| {
+        self.start_messages(messages, |engine, messages, options| {
             let mut borrowed: Vec<_> = messages.iter_mut().map(OwnedMessage::borrow).collect();
-            engine.batch(&mut borrowed, manner)
+            engine.batch(&mut borrowed, options)
         })
     }
 }

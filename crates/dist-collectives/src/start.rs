@@ -2,7 +2,7 @@
 
 use dist_algos::scan::Extent;
 
-use crate::engine::{Engine, Input, Manner};
+use crate::engine::{CallOptions, Engine, Input};
 use crate::history::Started;
 use crate::pending::Pending;
 use crate::{Buffer, Communicator, Element, Operation, ReduceOp, Result};
@@ -42,8 +42,8 @@ impl Communicator {
     ) -> Pending<Buffer<T>> {
         let buffer: Buffer<T> = buffer.into();
         let started = Started::of::<T>(Operation::AllReduce, buffer.len()).reduced_by(op);
-        self.start(started, buffer, move |engine, buffer: &mut Buffer<T>, manner| {
-            engine.all_reduce(buffer, op, manner)
+        self.start(started, buffer, move |engine, buffer: &mut Buffer<T>, options| {
+            engine.all_reduce(buffer, op, options)
         })
     }
 
@@ -60,7 +60,7 @@ impl Communicator {
             Started::of::<T>(Operation::ReduceScatter, input.len()).reduced_by(op),
             input,
             Ok(len),
-            move |engine, input, output, manner| engine.reduce_scatter(input, None, output, op, manner),
+            move |engine, input, output, options| engine.reduce_scatter(input, None, output, op, options),
         )
     }
 
@@ -73,8 +73,8 @@ impl Communicator {
     ) -> Pending<Buffer<T>> {
         let buffer: Buffer<T> = buffer.into();
         let started = Started::of::<T>(Operation::ReduceScatter, buffer.len()).reduced_by(op);
-        self.start(started, buffer, move |engine, buffer, manner| {
-            engine.reduce_scatter_in_place(buffer, op, manner).map(drop)
+        self.start(started, buffer, move |engine, buffer, options| {
+            engine.reduce_scatter_in_place(buffer, op, options).map(drop)
         })
     }
 
@@ -92,8 +92,8 @@ impl Communicator {
             Started::of::<T>(Operation::ReduceScatter, 0).with_counts(&counts).reduced_by(op),
             input,
             len,
-            move |engine, input, output, manner| {
-                engine.reduce_scatter(input, Some(&counts), output, op, manner)
+            move |engine, input, output, options| {
+                engine.reduce_scatter(input, Some(&counts), output, op, options)
             },
         )
     }
@@ -107,7 +107,7 @@ impl Communicator {
             Started::of::<T>(Operation::AllGather, input.len()),
             input,
             Ok(len),
-            |engine, input, output, manner| engine.all_gather(input, None, output, manner),
+            |engine, input, output, options| engine.all_gather(input, None, output, options),
         )
     }
 
@@ -118,7 +118,7 @@ impl Communicator {
     ) -> Pending<Buffer<T>> {
         let buffer: Buffer<T> = buffer.into();
         let started = Started::of::<T>(Operation::AllGather, buffer.len());
-        self.start(started, buffer, |engine, buffer, manner| engine.all_gather_in_place(buffer, manner))
+        self.start(started, buffer, |engine, buffer, options| engine.all_gather_in_place(buffer, options))
     }
 
     /// Begins an [`all_gather_v`](Self::all_gather_v).
@@ -134,7 +134,7 @@ impl Communicator {
             Started::of::<T>(Operation::AllGather, 0).with_counts(&counts),
             input,
             len,
-            move |engine, input, output, manner| engine.all_gather(input, Some(&counts), output, manner),
+            move |engine, input, output, options| engine.all_gather(input, Some(&counts), output, options),
         )
     }
 
@@ -151,7 +151,9 @@ impl Communicator {
             Started::of::<T>(Operation::Gather, input.len()).with_root(root),
             input,
             Ok(len),
-            move |engine, input, output, manner| engine.gather(input.elements(), None, output, root, manner),
+            move |engine, input, output, options| {
+                engine.gather(input.elements(), None, output, root, options)
+            },
         )
     }
 
@@ -169,8 +171,8 @@ impl Communicator {
             Started::of::<T>(Operation::Gather, 0).with_counts(&counts).with_root(root),
             input,
             len,
-            move |engine, input, output, manner| {
-                engine.gather(input.elements(), Some(&counts), output, root, manner)
+            move |engine, input, output, options| {
+                engine.gather(input.elements(), Some(&counts), output, root, options)
             },
         )
     }
@@ -190,7 +192,9 @@ impl Communicator {
             Started::of::<T>(Operation::Scatter, part).with_root(root),
             input,
             len,
-            move |engine, input, output, manner| engine.scatter(input.elements(), None, output, root, manner),
+            move |engine, input, output, options| {
+                engine.scatter(input.elements(), None, output, root, options)
+            },
         )
     }
 
@@ -209,8 +213,8 @@ impl Communicator {
             Started::of::<T>(Operation::Scatter, 0).with_counts(&counts).with_root(root),
             input,
             len,
-            move |engine, input, output, manner| {
-                engine.scatter(input.elements(), Some(&counts), output, root, manner)
+            move |engine, input, output, options| {
+                engine.scatter(input.elements(), Some(&counts), output, root, options)
             },
         )
     }
@@ -242,8 +246,8 @@ impl Communicator {
             Started::of::<T>(Operation::AllToAll, 0),
             input,
             len,
-            move |engine, input, output, manner| {
-                engine.all_to_all_v(input.elements(), &send_counts, output, &receive_counts, manner)
+            move |engine, input, output, options| {
+                engine.all_to_all_v(input.elements(), &send_counts, output, &receive_counts, options)
             },
         )
     }
@@ -257,8 +261,8 @@ impl Communicator {
     ) -> Pending<Buffer<T>> {
         let buffer: Buffer<T> = buffer.into();
         let started = Started::of::<T>(Operation::Scan, buffer.len()).reduced_by(op);
-        self.start(started, buffer, move |engine, buffer, manner| {
-            engine.scan(buffer, op, Extent::Inclusive, manner)
+        self.start(started, buffer, move |engine, buffer, options| {
+            engine.scan(buffer, op, Extent::Inclusive, options)
         })
     }
 
@@ -271,8 +275,8 @@ impl Communicator {
     ) -> Pending<Buffer<T>> {
         let buffer: Buffer<T> = buffer.into();
         let started = Started::of::<T>(Operation::ExclusiveScan, buffer.len()).reduced_by(op);
-        self.start(started, buffer, move |engine, buffer, manner| {
-            engine.scan(buffer, op, Extent::Exclusive, manner)
+        self.start(started, buffer, move |engine, buffer, options| {
+            engine.scan(buffer, op, Extent::Exclusive, options)
         })
     }
 
@@ -285,7 +289,7 @@ impl Communicator {
     ) -> Pending<Buffer<T>> {
         let buffer: Buffer<T> = buffer.into();
         let started = Started::of::<T>(Operation::Broadcast, buffer.len()).with_root(root);
-        self.start(started, buffer, move |engine, buffer, manner| engine.broadcast(buffer, root, manner))
+        self.start(started, buffer, move |engine, buffer, options| engine.broadcast(buffer, root, options))
     }
 
     /// Begins a [`reduce`](Self::reduce).
@@ -298,19 +302,19 @@ impl Communicator {
     ) -> Pending<Buffer<T>> {
         let buffer: Buffer<T> = buffer.into();
         let started = Started::of::<T>(Operation::Reduce, buffer.len()).reduced_by(op).with_root(root);
-        self.start(started, buffer, move |engine, buffer, manner| engine.reduce(buffer, op, root, manner))
+        self.start(started, buffer, move |engine, buffer, options| engine.reduce(buffer, op, root, options))
     }
 
     /// Begins a [`barrier`](Self::barrier).
     #[doc(alias = "MPI_Ibarrier")]
     pub fn start_barrier(&mut self) -> Pending<()> {
-        self.start(Started::new(Operation::Barrier), (), |engine, (), manner| engine.barrier(manner))
+        self.start(Started::new(Operation::Barrier), (), |engine, (), options| engine.barrier(options))
     }
 
     /// Begins a [`monitored_barrier`](Self::monitored_barrier).
     pub fn start_monitored_barrier(&mut self) -> Pending<()> {
-        self.start(Started::new(Operation::MonitoredBarrier), (), |engine, (), manner| {
-            engine.monitored_barrier(manner)
+        self.start(Started::new(Operation::MonitoredBarrier), (), |engine, (), options| {
+            engine.monitored_barrier(options)
         })
     }
 
@@ -325,8 +329,8 @@ impl Communicator {
         elements: impl Into<Buffer<T>>,
         to: usize,
     ) -> Pending<Buffer<T>> {
-        self.start_messages(elements.into(), move |engine, elements, manner| {
-            engine.send(elements, to, manner)
+        self.start_messages(elements.into(), move |engine, elements, options| {
+            engine.send(elements, to, options)
         })
     }
 
@@ -339,8 +343,8 @@ impl Communicator {
         elements: impl Into<Buffer<T>>,
         from: usize,
     ) -> Pending<Buffer<T>> {
-        self.start_messages(elements.into(), move |engine, elements, manner| {
-            engine.receive(elements, from, manner)
+        self.start_messages(elements.into(), move |engine, elements, options| {
+            engine.receive(elements, from, options)
         })
     }
 
@@ -353,8 +357,8 @@ impl Communicator {
         received: impl Into<Buffer<T>>,
         from: usize,
     ) -> Pending<(Buffer<T>, Buffer<T>)> {
-        self.start_messages((sent.into(), received.into()), move |engine, (sent, received), manner| {
-            engine.send_receive(sent, to, received, from, manner)
+        self.start_messages((sent.into(), received.into()), move |engine, (sent, received), options| {
+            engine.send_receive(sent, to, received, from, options)
         })
     }
 
@@ -364,14 +368,14 @@ impl Communicator {
         &mut self,
         started: Started,
         buffer: B,
-        work: impl FnOnce(&mut Engine, &mut B, &Manner<'_>) -> Result<()> + Send + 'static,
+        work: impl FnOnce(&mut Engine, &mut B, &CallOptions<'_>) -> Result<()> + Send + 'static,
     ) -> Pending<B> {
         let forced = self.settings.forced(started.operation());
         let started = started.done_by(self.settings.order, forced);
         let history = self.engine.count_started(&started);
-        self.start_messages(buffer, move |engine, buffer, manner| {
+        self.start_messages(buffer, move |engine, buffer, options| {
             engine.continue_at(&history);
-            work(engine, buffer, manner)
+            work(engine, buffer, options)
         })
     }
 
@@ -379,14 +383,14 @@ impl Communicator {
     pub(crate) fn start_messages<B: Send + 'static>(
         &mut self,
         buffer: B,
-        operation: impl FnOnce(&mut Engine, &mut B, &Manner<'_>) -> Result<()> + Send + 'static,
+        operation: impl FnOnce(&mut Engine, &mut B, &CallOptions<'_>) -> Result<()> + Send + 'static,
     ) -> Pending<B> {
         let (settings, levels) = (self.settings, self.engine.levels().cloned());
         let deadline = self.runtime.deadline(settings.timeout);
         match self.worker() {
             Ok(worker) => worker.start(buffer, deadline, move |engine, buffer| {
                 engine.set_levels(levels);
-                operation(engine, buffer, &Manner::until(&settings, deadline))
+                operation(engine, buffer, &CallOptions::until(&settings, deadline))
             }),
             Err(error) => Pending::failed(buffer, error),
         }
@@ -415,11 +419,11 @@ impl Communicator {
         started: Started,
         input: Buffer<T>,
         len: Result<usize>,
-        work: impl FnOnce(&mut Engine, Input<'_, T>, &mut [T], &Manner<'_>) -> Result<()> + Send + 'static,
+        work: impl FnOnce(&mut Engine, Input<'_, T>, &mut [T], &CallOptions<'_>) -> Result<()> + Send + 'static,
     ) -> Pending<Buffer<T>> {
-        self.start(started, input, move |engine, buffer, manner| {
+        self.start(started, input, move |engine, buffer, options| {
             let mut output = engine.output(len?)?;
-            work(engine, (&*buffer).into(), &mut output, manner)?;
+            work(engine, (&*buffer).into(), &mut output, options)?;
             *buffer = output;
             Ok(())
         })

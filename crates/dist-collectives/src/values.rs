@@ -5,7 +5,7 @@ use std::io::Cursor;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::engine::{Engine, Manner};
+use crate::engine::{CallOptions, Engine};
 use crate::history::Started;
 use crate::{Buffer, Communicator, Error, Operation, Pending, Result};
 
@@ -68,8 +68,8 @@ impl Communicator {
         value: Option<V>,
         root: usize,
     ) -> Result<V> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.broadcast_value(value.as_ref(), root, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.broadcast_value(value.as_ref(), root, options)
     }
 
     /// Gives the root the values of all ranks, in rank order; `None` on the other ranks.
@@ -93,8 +93,8 @@ impl Communicator {
         value: &V,
         root: usize,
     ) -> Result<Option<Vec<V>>> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.gather_values(value, root, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.gather_values(value, root, options)
     }
 
     /// Gives every rank the values of all ranks, in rank order.
@@ -103,8 +103,8 @@ impl Communicator {
     /// [`Error::Value`] if a rank's value cannot be encoded, or decoded. As for [`all_gather`](Self::all_gather).
     #[doc(alias = "all_gather_object")]
     pub fn all_gather_values<V: Serialize + DeserializeOwned>(&mut self, value: &V) -> Result<Vec<V>> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.all_gather_values(value, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.all_gather_values(value, options)
     }
 
     /// Gives every rank the one of the root's values that has its number. The root gives as many as there are ranks, in rank
@@ -133,8 +133,8 @@ impl Communicator {
         values: &[V],
         root: usize,
     ) -> Result<V> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.scatter_values(values, root, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.scatter_values(values, root, options)
     }
 
     /// Sends a value, which `to` takes with [`recv_value`](Self::recv_value), as two [messages](Self::send): its length and
@@ -144,8 +144,8 @@ impl Communicator {
     /// [`Error::Value`] on both ranks if it cannot be encoded. As for [`send`](Self::send).
     #[doc(alias = "send_object_list")]
     pub fn send_value<V: Serialize>(&mut self, value: &V, to: usize) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.send_value(value, to, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.send_value(value, to, options)
     }
 
     /// Receives the oldest value that `from` has sent with [`send_value`](Self::send_value) and this rank has not received.
@@ -168,8 +168,8 @@ impl Communicator {
     /// [`Error::Value`] if it could not be encoded, or cannot be decoded as a `V`. As for [`recv`](Self::recv).
     #[doc(alias = "recv_object_list")]
     pub fn recv_value<V: DeserializeOwned>(&mut self, from: usize) -> Result<V> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.receive_value(from, manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.receive_value(from, options)
     }
 
     /// Begins a [`broadcast_value`](Self::broadcast_value), which gives `Some`. If it fails, what this rank gave comes back.
@@ -178,10 +178,14 @@ impl Communicator {
         value: Option<V>,
         root: usize,
     ) -> Pending<Option<V>> {
-        self.start(Started::new(Operation::Broadcast).with_root(root), value, move |engine, value, manner| {
-            *value = Some(engine.broadcast_value(value.as_ref(), root, manner)?);
-            Ok(())
-        })
+        self.start(
+            Started::new(Operation::Broadcast).with_root(root),
+            value,
+            move |engine, value, options| {
+                *value = Some(engine.broadcast_value(value.as_ref(), root, options)?);
+                Ok(())
+            },
+        )
     }
 
     /// Begins a [`gather_values`](Self::gather_values), which gives the values of all ranks on the root, and none on the
@@ -194,8 +198,8 @@ impl Communicator {
         self.start(
             Started::new(Operation::Gather).with_root(root),
             vec![value],
-            move |engine, values, manner| {
-                *values = engine.gather_values(&values[0], root, manner)?.unwrap_or_default();
+            move |engine, values, options| {
+                *values = engine.gather_values(&values[0], root, options)?.unwrap_or_default();
                 Ok(())
             },
         )
@@ -206,8 +210,8 @@ impl Communicator {
         &mut self,
         value: V,
     ) -> Pending<Vec<V>> {
-        self.start(Started::new(Operation::AllGather), vec![value], |engine, values, manner| {
-            *values = engine.all_gather_values(&values[0], manner)?;
+        self.start(Started::new(Operation::AllGather), vec![value], |engine, values, options| {
+            *values = engine.all_gather_values(&values[0], options)?;
             Ok(())
         })
     }
@@ -218,19 +222,19 @@ impl Engine {
         &mut self,
         value: Option<&V>,
         root: usize,
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<V> {
         let value = value.filter(|_| self.rank().index() == root);
         let encoded = value.map_or(Err((ValueProblem::Missing, None)), encode);
         let mut announced = [announcement(&encoded)];
-        self.broadcast(&mut announced, root, manner)?;
+        self.broadcast(&mut announced, root, options)?;
         let mut bytes = match (length_of(announced[0]), encoded) {
             (Ok(_), Ok(bytes)) => Buffer::from(bytes),
             (Ok(length), Err(_)) => self.output(length)?,
             (Err(problem), Err((_, source))) => return Err(error(self.in_world(root), problem, source)),
             (Err(problem), Ok(_)) => return Err(error(self.in_world(root), problem, None)),
         };
-        self.broadcast(&mut bytes, root, manner)?;
+        self.broadcast(&mut bytes, root, options)?;
         // The root too: every rank has the same value, or the same error.
         decode(self.in_world(root), &bytes)
     }
@@ -239,24 +243,24 @@ impl Engine {
         &mut self,
         value: &V,
         root: usize,
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<Option<Vec<V>>> {
         self.check_root(Operation::Gather, root)?;
-        let (bytes, counts) = self.encoded_with_counts(value, manner)?;
+        let (bytes, counts) = self.encoded_with_counts(value, options)?;
         let is_root = self.rank().index() == root;
         let mut gathered = self.output(if is_root { counts.iter().sum() } else { 0 })?;
-        self.gather(&bytes, Some(&counts), &mut gathered, root, manner)?;
+        self.gather(&bytes, Some(&counts), &mut gathered, root, options)?;
         is_root.then(|| decode_all(&gathered, &counts, self.transport.members())).transpose()
     }
 
     fn all_gather_values<V: Serialize + DeserializeOwned>(
         &mut self,
         value: &V,
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<Vec<V>> {
-        let (bytes, counts) = self.encoded_with_counts(value, manner)?;
+        let (bytes, counts) = self.encoded_with_counts(value, options)?;
         let mut gathered = self.output(counts.iter().sum())?;
-        self.all_gather((&bytes[..]).into(), Some(&counts), &mut gathered, manner)?;
+        self.all_gather((&bytes[..]).into(), Some(&counts), &mut gathered, options)?;
         decode_all(&gathered, &counts, self.transport.members())
     }
 
@@ -264,7 +268,7 @@ impl Engine {
         &mut self,
         values: &[V],
         root: usize,
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<V> {
         let (operation, world_size) = (Operation::Scatter, self.rank().world_size());
         self.check_root(operation, root)?;
@@ -283,32 +287,32 @@ impl Engine {
                 }
             }
         }
-        self.broadcast(&mut announced, root, manner)?;
+        self.broadcast(&mut announced, root, options)?;
         if is_root && values.len() > world_size {
             return Err(Error::Counts { operation, counts: values.len(), world_size });
         }
         let counts: Result<Vec<usize>, _> = announced.into_iter().map(length_of).collect();
         let counts = counts.map_err(|problem| error(self.in_world(root), problem, source))?;
         let mut own = self.output(counts[self.rank().index()])?;
-        self.scatter(&bytes, Some(&counts), &mut own, root, manner)?;
+        self.scatter(&bytes, Some(&counts), &mut own, root, options)?;
         decode(self.in_world(root), &own)
     }
 
-    fn send_value<V: Serialize>(&mut self, value: &V, to: usize, manner: &Manner<'_>) -> Result<()> {
+    fn send_value<V: Serialize>(&mut self, value: &V, to: usize, options: &CallOptions<'_>) -> Result<()> {
         let encoded = encode(value);
-        self.send(&[announcement(&encoded)], to, manner)?;
+        self.send(&[announcement(&encoded)], to, options)?;
         let own = self.in_world(self.rank().index());
         let bytes = encoded.map_err(|(problem, source)| error(own, problem, source))?;
-        self.send(&bytes, to, manner)
+        self.send(&bytes, to, options)
     }
 
-    fn receive_value<V: DeserializeOwned>(&mut self, from: usize, manner: &Manner<'_>) -> Result<V> {
+    fn receive_value<V: DeserializeOwned>(&mut self, from: usize, options: &CallOptions<'_>) -> Result<V> {
         let mut announced = [0];
-        self.receive(&mut announced, from, manner)?;
+        self.receive(&mut announced, from, options)?;
         let sender = self.in_world(from);
         let length = length_of(announced[0]).map_err(|problem| error(sender, problem, None))?;
         let mut bytes = self.output(length)?;
-        self.receive(&mut bytes, from, manner)?;
+        self.receive(&mut bytes, from, options)?;
         decode(sender, &bytes)
     }
 
@@ -316,11 +320,11 @@ impl Engine {
     fn encoded_with_counts<V: Serialize>(
         &mut self,
         value: &V,
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<(Vec<u8>, Vec<usize>)> {
         let (rank, mut encoded) = (self.rank().index(), encode(value));
         let mut announced = vec![0; self.rank().world_size()];
-        self.all_gather((&[announcement(&encoded)][..]).into(), None, &mut announced, manner)?;
+        self.all_gather((&[announcement(&encoded)][..]).into(), None, &mut announced, options)?;
         let mut counts = Vec::with_capacity(announced.len());
         for (other, announced) in announced.into_iter().enumerate() {
             let source =

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Deref;
 
-use crate::engine::{Manner, OpenBuffer, copy};
+use crate::engine::{CallOptions, OpenBuffer, copy};
 use crate::{Buffer, Call, Communicator, Element, Error, Failed, Result};
 
 /// A buffer that every rank of a group has for all of them to read, where it lies and whenever they like: nobody changes one
@@ -49,8 +49,8 @@ impl Communicator {
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce).
     pub fn can_open<T: Element>(&mut self, buffer: &Buffer<T>) -> Result<bool> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        self.engine.can_open(buffer.ownership(), manner)
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        self.engine.can_open(buffer.ownership(), options)
     }
 
     /// Lets all ranks read what each of them has in its buffer, as many elements on each, until they close their windows.
@@ -61,8 +61,8 @@ impl Communicator {
     /// and the communicator gone.
     #[doc(alias = "MPI_Win_fence")]
     pub fn open<T: Element>(mut self, buffer: Buffer<T>) -> Result<Window<T>, Failed<Buffer<T>>> {
-        let manner = &Manner::new(&self.settings, &self.runtime);
-        match self.engine.open_window(buffer, manner) {
+        let options = &CallOptions::new(&self.settings, &self.runtime);
+        match self.engine.open_window(buffer, options) {
             Ok((call, open)) => Ok(Window { comm: self, open, call }),
             Err((buffer, error)) => Err(Failed::new(buffer, error)),
         }
@@ -97,7 +97,7 @@ impl<T: Element> Window<T> {
             copy(&open[start..end], into);
             return Ok(());
         }
-        let due = Manner::new(&comm.settings, &comm.runtime).due;
+        let due = CallOptions::new(&comm.settings, &comm.runtime).due;
         comm.engine.read_window((call, open), (rank, start), into, &due)
     }
 
@@ -106,7 +106,7 @@ impl<T: Element> Window<T> {
     /// # Errors
     /// As for [`Communicator::all_reduce`]. The buffer is as it was, and the communicator gone.
     pub fn close(mut self) -> Result<(Communicator, Buffer<T>), Failed<Buffer<T>>> {
-        let due = Manner::new(&self.comm.settings, &self.comm.runtime).due;
+        let due = CallOptions::new(&self.comm.settings, &self.comm.runtime).due;
         match self.comm.engine.close_window((&self.call, &mut self.open), &due) {
             Ok(()) => Ok((self.comm, self.open.into_buffer())),
             Err(error) => {

@@ -8,7 +8,7 @@ use super::arithmetic::Arithmetic;
 use super::direct::Input;
 use super::plan_cache::{Begun, CallKey, Collective};
 use super::shares::Shares;
-use super::{Engine, Manner, copy, from_input, in_place, nothing_to_combine, room};
+use super::{CallOptions, Engine, copy, from_input, in_place, nothing_to_combine, room};
 use crate::algorithm::OneOf;
 use crate::digest::digest;
 use crate::{AllToAll, Call, Element, Error, Operation, Result};
@@ -18,7 +18,7 @@ impl Engine {
         &mut self,
         input: Input<'_, T>,
         output: &mut [T],
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<()> {
         let part = self.check_divisible(Operation::AllToAll, input.len())?;
         Self::check_length(Operation::AllToAll, "output", input.len(), output.len())?;
@@ -26,15 +26,15 @@ impl Engine {
         let shares = Shares::even(part, world_size);
         let (input, ownership) = (input.elements(), input.ownership());
         let collective = Collective::Direct(Task::AllToAll);
-        let key = CallKey::of::<T>(collective, part, size_of_val(input), manner.sizes).on(ownership);
-        match self.begin_collective::<AllToAll>(&key, |_| part * size_of::<T>(), manner)? {
+        let key = CallKey::of::<T>(collective, part, size_of_val(input), options.sizes).on(ownership);
+        match self.begin_collective::<AllToAll>(&key, |_| part * size_of::<T>(), options)? {
             Begun::Directly { .. } => {
                 let cut = shares.partition::<T>();
-                self.run_directly((output, cut), Some((input, cut)), &Arithmetic::NONE, &manner.due)
+                self.run_directly((output, cut), Some((input, cut)), &Arithmetic::NONE, &options.due)
             }
             Begun::ByMessages { .. } => {
                 let (call, algorithm) = self.flat();
-                self.deal(&call, algorithm, (input, &shares), (output, &shares), &manner.due)
+                self.deal(&call, algorithm, (input, &shares), (output, &shares), &options.due)
             }
         }
     }
@@ -45,12 +45,12 @@ impl Engine {
         send_counts: &[usize],
         output: &mut [T],
         receive_counts: &[usize],
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<()> {
         let operation = Operation::AllToAll;
         let received = self.check_dealt(input.len(), send_counts, receive_counts)?;
         Self::check_length(operation, "output", received, output.len())?;
-        let algorithm = match manner.settings.forced(operation) {
+        let algorithm = match options.settings.forced(operation) {
             None => AllToAll::UNEVEN,
             Some(algorithm) => {
                 let serves = AllToAll::of(algorithm).filter(|&algorithm| !passes_on(algorithm));
@@ -58,13 +58,13 @@ impl Engine {
             }
         };
         // All that the ranks have in common is that their parts are uneven.
-        let sizes = digest((manner.sizes != 0).then_some(manner.sizes));
+        let sizes = digest((options.sizes != 0).then_some(options.sizes));
         let key = CallKey::of::<T>(Collective::Direct(Task::AllToAll), 0, 0, sizes);
-        let call = self.call_of(operation, &key, manner.settings.order);
+        let call = self.call_of(operation, &key, options.settings.order);
         let call = self.begin(Call { algorithm: Some(algorithm.into()), ..call });
-        self.compare_counts(&call, send_counts, receive_counts, manner)?;
+        self.compare_counts(&call, send_counts, receive_counts, options)?;
         let [sent, received] = [send_counts, receive_counts].map(Shares::counted);
-        self.deal(&call, algorithm, (input, &sent), (output, &received), &manner.due)
+        self.deal(&call, algorithm, (input, &sent), (output, &received), &options.due)
     }
 
     /// How long what is received is, if an input of this length is dealt by these counts.
@@ -129,7 +129,7 @@ impl Engine {
         call: &Call,
         send_counts: &[usize],
         receive_counts: &[usize],
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<()> {
         let (rank, world_size) = (self.rank().index(), self.world_size());
         let sent: Vec<u64> = send_counts.iter().map(|&count| count as u64).collect();
@@ -138,13 +138,13 @@ impl Engine {
         // In no fingerprint: it has to be the same whatever costs a rank goes by.
         let model = &CostModel::default();
         let algorithm = AllToAll::suggest_for(self.crew, size_of_val(&*sent), Order::Canonical, model);
-        self.deal(call, algorithm, (&sent, &shares), (&mut announced, &shares), &manner.due)?;
+        self.deal(call, algorithm, (&sent, &shares), (&mut announced, &shares), &options.due)?;
         let differs = |(from, (&sent, &expected)): (usize, (&u64, &usize))| {
             (sent != expected as u64).then_some([from as u64, rank as u64, sent, expected as u64])
         };
         let own = announced.iter().zip(receive_counts).enumerate().find_map(differs);
         let mut first = own.unwrap_or(NO_DISAGREEMENT);
-        self.agree(call, bytemuck::bytes_of_mut(&mut first), &mut keep_lesser, &manner.due)?;
+        self.agree(call, bytemuck::bytes_of_mut(&mut first), &mut keep_lesser, &options.due)?;
         if first == NO_DISAGREEMENT {
             return Ok(());
         }

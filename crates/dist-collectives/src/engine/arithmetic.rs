@@ -4,7 +4,7 @@ use dist_algos::{AllReduce, Choice, CostModel, Memory, Order, Partition};
 use dist_transport::{CHANGED_MAX, Combine, Due};
 use smallvec::SmallVec;
 
-use super::{Engine, Manner};
+use super::{CallOptions, Engine};
 use crate::kernel::{combine_into_first, combines_at_once, sum_into_all, sum_into_first};
 use crate::{Call, DType, Element, Error, ReduceOp, Result, combine};
 
@@ -32,16 +32,20 @@ impl Engine {
 
     /// The arithmetic of a call that was begun. A weighted mean adds the weights of all ranks first.
     #[inline]
-    pub(super) fn arithmetic<T: Element>(&mut self, op: ReduceOp, manner: &Manner<'_>) -> Result<Arithmetic> {
+    pub(super) fn arithmetic<T: Element>(
+        &mut self,
+        op: ReduceOp,
+        options: &CallOptions<'_>,
+    ) -> Result<Arithmetic> {
         let (factor, divisor) = match op {
             #[allow(clippy::cast_precision_loss, reason = "a world has far fewer than 2^53 ranks")]
             ReduceOp::Mean => (None, Some(self.world_size() as f64)),
             ReduceOp::PreMulSum(factor) => (Some(factor), None),
             ReduceOp::WeightedMean(weight) => {
                 let call = self.plan_cache.current().call;
-                let total = self.total_weight(&call, weight, &manner.due)?;
+                let total = self.total_weight(&call, weight, &options.due)?;
                 if !divides(total, T::DTYPE) {
-                    return Err(Error::TotalWeight { total, dtype: manner.dtype::<T>() });
+                    return Err(Error::TotalWeight { total, dtype: options.dtype::<T>() });
                 }
                 (Some(weight), Some(total))
             }

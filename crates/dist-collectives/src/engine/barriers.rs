@@ -7,18 +7,18 @@ use dist_transport::runtime::Deadline;
 use dist_transport::{Abort, Cause, Due, Incoming, Outgoing, Sink};
 
 use super::plan_cache::{Begun, CallKey, Collective};
-use super::{Engine, Manner, in_place, nothing_to_combine, partition};
+use super::{CallOptions, Engine, in_place, nothing_to_combine, partition};
 use crate::{Barrier, Call, Error, Operation, Result};
 
 impl Engine {
-    pub(crate) fn barrier(&mut self, manner: &Manner<'_>) -> Result<()> {
-        match self.begin_collective::<Barrier>(&of_nothing(manner), |_| 0, manner)? {
+    pub(crate) fn barrier(&mut self, options: &CallOptions<'_>) -> Result<()> {
+        match self.begin_collective::<Barrier>(&of_nothing(options), |_| 0, options)? {
             Begun::Directly { .. } => {
-                self.meet(&mut [], nothing_to_combine, None::<&mut Total<'_>>, &manner.due)
+                self.meet(&mut [], nothing_to_combine, None::<&mut Total<'_>>, &options.due)
             }
             Begun::ByMessages { .. } => {
                 let nothing = in_place::<u8>(&mut [], partition::<u8>(0, 1));
-                self.run(nothing, &mut nothing_to_combine, &manner.due)
+                self.run(nothing, &mut nothing_to_combine, &options.due)
             }
         }
     }
@@ -26,17 +26,17 @@ impl Engine {
     /// Every rank reports to rank 0 and waits for its word: which ranks are absent, one bit for each. Between them rank 0
     /// says that it is here, and hears how long the rank can wait: as soon as it comes, so that one which cannot wait long is
     /// heard in time.
-    pub(crate) fn monitored_barrier(&mut self, manner: &Manner<'_>) -> Result<()> {
-        let (operation, order) = (Operation::MonitoredBarrier, manner.settings.order);
-        let call = self.begin(self.call_of(operation, &of_nothing(manner), order));
+    pub(crate) fn monitored_barrier(&mut self, options: &CallOptions<'_>) -> Result<()> {
+        let (operation, order) = (Operation::MonitoredBarrier, options.settings.order);
+        let call = self.begin(self.call_of(operation, &of_nothing(options), order));
         if self.is_given_up(&call) {
             return Err(Error::Late);
         }
         let mut word = vec![0; self.world_size().div_ceil(8)];
         if self.rank().index() == COUNTING {
-            self.count_ranks(&call, &mut word, &manner.due)?;
+            self.count_ranks(&call, &mut word, &options.due)?;
         } else {
-            self.report(&call, &mut word, &manner.due)?;
+            self.report(&call, &mut word, &options.due)?;
         }
         let is_absent = |rank: &usize| word[rank / 8] & (1 << (rank % 8)) != 0;
         let absent = (0..self.world_size()).filter(is_absent);
@@ -160,8 +160,8 @@ impl Engine {
 }
 
 /// To meet, and to move nothing.
-const fn of_nothing(manner: &Manner<'_>) -> CallKey {
-    CallKey { dtype: None, ..CallKey::of::<u8>(Collective::Direct(Task::Barrier), 0, 0, manner.sizes) }
+const fn of_nothing(options: &CallOptions<'_>) -> CallKey {
+    CallKey { dtype: None, ..CallKey::of::<u8>(Collective::Direct(Task::Barrier), 0, 0, options.sizes) }
 }
 
 /// The rank that the others report to.

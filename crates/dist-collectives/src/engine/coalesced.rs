@@ -2,7 +2,7 @@
 
 use std::ops::DerefMut;
 
-use super::{Engine, Manner, copy, room};
+use super::{CallOptions, Engine, copy, room};
 use crate::digest::digest;
 use crate::{Element, Result};
 
@@ -12,18 +12,18 @@ impl Engine {
     pub(crate) fn coalesced<T: Element, B: DerefMut<Target = [T]>>(
         &mut self,
         buffers: &mut [B],
-        manner: &Manner<'_>,
-        operation: impl FnOnce(&mut Self, &mut [T], &Manner<'_>) -> Result<()>,
+        options: &CallOptions<'_>,
+        operation: impl FnOnce(&mut Self, &mut [T], &CallOptions<'_>) -> Result<()>,
     ) -> Result<()> {
-        let manner = &manner.clone().with_sizes(digest(buffers.iter().map(|buffer| buffer.len() as u64)));
+        let options = &options.clone().with_sizes(digest(buffers.iter().map(|buffer| buffer.len() as u64)));
         if let [alone] = buffers {
-            return operation(self, alone, manner);
+            return operation(self, alone, options);
         }
         let mut memory = std::mem::take(&mut self.copy);
         let len = buffers.iter().map(|buffer| buffer.len()).sum();
         let packed = room(&mut memory, len, &mut *self.transport)?;
         each(buffers, packed, |buffer, place| copy(buffer, place));
-        let done = operation(self, packed, manner);
+        let done = operation(self, packed, options);
         if done.is_ok() {
             each(buffers, packed, |buffer, place| copy(place, buffer));
         }

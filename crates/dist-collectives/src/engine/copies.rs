@@ -7,7 +7,7 @@ use super::arithmetic::Arithmetic;
 use super::direct::{Held, Input};
 use super::plan_cache::{Begun, CallKey, Collective};
 use super::shares::Shares;
-use super::{Engine, Manner, copy, from_input, in_place, nothing_to_combine, partition, room};
+use super::{CallOptions, Engine, copy, from_input, in_place, nothing_to_combine, partition, room};
 use crate::algorithm::OneOf;
 use crate::{AllGather, Broadcast, Element, Gather, Operation, Result, Scatter};
 
@@ -16,20 +16,20 @@ impl Engine {
         &mut self,
         buffer: &mut [T],
         root: usize,
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<()> {
         self.check_root(Operation::Broadcast, root)?;
         let collective = Collective::Direct(Task::Broadcast { root });
-        let key = CallKey::of::<T>(collective, buffer.len(), size_of_val(buffer), manner.sizes);
+        let key = CallKey::of::<T>(collective, buffer.len(), size_of_val(buffer), options.sizes);
         let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
-        match self.begin_collective::<Broadcast>(&key, largest, manner)? {
+        match self.begin_collective::<Broadcast>(&key, largest, options)? {
             Begun::Directly { parts } => {
                 let cut = partition::<T>(buffer.len(), parts);
-                self.run_directly((buffer, cut), None, &Arithmetic::NONE, &manner.due)
+                self.run_directly((buffer, cut), None, &Arithmetic::NONE, &options.due)
             }
             Begun::ByMessages { chunks } => {
                 let cut = partition::<T>(buffer.len(), chunks);
-                self.run(in_place(buffer, cut), &mut nothing_to_combine, &manner.due)
+                self.run(in_place(buffer, cut), &mut nothing_to_combine, &options.due)
             }
         }
     }
@@ -39,24 +39,25 @@ impl Engine {
         input: Input<'_, T>,
         counts: Option<&[usize]>,
         output: &mut [T],
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<()> {
         let (operation, whole) = (Operation::AllGather, Some(("output", output.len())));
         let shares = &self.shares(operation, counts, ("input", input.len()), whole)?;
         let own = self.rank.index();
         let collective = Collective::Direct(Task::AllGather { of: Source::Input });
-        let begun = self.begin_shares::<T, AllGather>(collective, None, input.ownership(), shares, manner)?;
+        let begun =
+            self.begin_shares::<T, AllGather>(collective, None, input.ownership(), shares, options)?;
         let input = input.elements();
         match begun {
             Begun::Directly { .. } => {
                 let (part, whole) = (shares.of(own..own + 1), shares.partition::<T>());
                 let input = Some((input, part.partition::<T>()));
-                self.run_directly((output, whole), input, &Arithmetic::NONE, &manner.due)
+                self.run_directly((output, whole), input, &Arithmetic::NONE, &options.due)
             }
             Begun::ByMessages { .. } => {
                 copy(input, &mut output[shares.range(own)]);
                 let memory = in_place(output, shares.partition::<T>());
-                self.run(memory, &mut nothing_to_combine, &manner.due)
+                self.run(memory, &mut nothing_to_combine, &options.due)
             }
         }
     }
@@ -64,17 +65,19 @@ impl Engine {
     pub(crate) fn all_gather_in_place<'a, T: Element>(
         &mut self,
         held: impl Into<Held<'a, T>>,
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<()> {
         let (buffer, ownership) = held.into().into_parts();
         let part = self.check_divisible(Operation::AllGather, buffer.len())?;
         let shares = Shares::even(part, self.world_size());
         let collective = Collective::Direct(Task::AllGather { of: Source::Buffer });
-        let begun = self.begin_shares::<T, AllGather>(collective, None, ownership, &shares, manner)?;
+        let begun = self.begin_shares::<T, AllGather>(collective, None, ownership, &shares, options)?;
         let cut = shares.partition::<T>();
         match begun {
-            Begun::Directly { .. } => self.run_directly((buffer, cut), None, &Arithmetic::NONE, &manner.due),
-            Begun::ByMessages { .. } => self.run(in_place(buffer, cut), &mut nothing_to_combine, &manner.due),
+            Begun::Directly { .. } => self.run_directly((buffer, cut), None, &Arithmetic::NONE, &options.due),
+            Begun::ByMessages { .. } => {
+                self.run(in_place(buffer, cut), &mut nothing_to_combine, &options.due)
+            }
         }
     }
 
@@ -84,13 +87,13 @@ impl Engine {
         counts: Option<&[usize]>,
         output: &mut [T],
         root: usize,
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<()> {
         let whole = (self.rank.index() == root).then_some(("output", output.len()));
         let shares = &self.shares(Operation::Gather, counts, ("input", input.len()), whole)?;
         self.check_root(Operation::Gather, root)?;
         let (rank, collective) = (self.rank, Collective::Gather { root });
-        let algorithm: Gather = self.begin_rooted::<T, _>(collective, shares, manner)?;
+        let algorithm: Gather = self.begin_rooted::<T, _>(collective, shares, options)?;
         let own = shares.of(rank.index()..rank.index() + 1);
         let held = algorithm.held(rank, root);
         let passing = shares.of(held.first()..held.end());
@@ -103,7 +106,7 @@ impl Engine {
             copy(input, &mut buffer[passing.range(rank.index())]);
         }
         let all = from_input((input, own.partition::<T>()), (buffer, passing.partition::<T>()));
-        let done = self.run(all, &mut nothing_to_combine, &manner.due);
+        let done = self.run(all, &mut nothing_to_combine, &options.due);
         self.copy = memory;
         done
     }
@@ -114,13 +117,13 @@ impl Engine {
         counts: Option<&[usize]>,
         output: &mut [T],
         root: usize,
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<()> {
         let whole = (self.rank.index() == root).then_some(("input", input.len()));
         let shares = &self.shares(Operation::Scatter, counts, ("output", output.len()), whole)?;
         self.check_root(Operation::Scatter, root)?;
         let (rank, collective) = (self.rank, Collective::Scatter { root });
-        let algorithm: Scatter = self.begin_rooted::<T, _>(collective, shares, manner)?;
+        let algorithm: Scatter = self.begin_rooted::<T, _>(collective, shares, options)?;
         let held = algorithm.held(rank, root);
         let passing = shares.of(held.first()..held.end());
         let source = shares.of(if rank.index() == root { 0..rank.world_size() } else { 0..0 });
@@ -129,13 +132,13 @@ impl Engine {
             // Nothing but its own part comes to this rank.
             let cut = passing.partition::<T>();
             let memory = from_input(source, (output, cut));
-            return self.run(memory, &mut nothing_to_combine, &manner.due);
+            return self.run(memory, &mut nothing_to_combine, &options.due);
         }
         let mut memory = std::mem::take(&mut self.copy);
         let buffer = room(&mut memory, passing.total(), &mut *self.transport)?;
         let cut = passing.partition::<T>();
         let all = from_input(source, (&mut *buffer, cut));
-        let done = self.run(all, &mut nothing_to_combine, &manner.due);
+        let done = self.run(all, &mut nothing_to_combine, &options.due);
         if done.is_ok() {
             let part = if held.is_empty() {
                 &input[shares.range(rank.index())]
@@ -153,9 +156,9 @@ impl Engine {
         &mut self,
         collective: Collective,
         shares: &Shares,
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<A> {
-        self.begin_shares::<T, A>(collective, None, [Ownership::Borrowed; 2], shares, manner)?;
+        self.begin_shares::<T, A>(collective, None, [Ownership::Borrowed; 2], shares, options)?;
         Ok(self.flat().1)
     }
 }

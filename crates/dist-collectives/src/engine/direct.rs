@@ -7,7 +7,7 @@ use dist_transport::{Cause, Due, Reach, Shared};
 use super::arithmetic::Arithmetic;
 use super::direct_access::CheckedPlan;
 use super::plan_cache::{CallKey, Collective};
-use super::{Engine, Manner};
+use super::{CallOptions, Engine};
 use crate::algorithm::OneOf;
 use crate::{Algorithm, Buffer, Direct, Element, Error, Operation, Result};
 
@@ -55,9 +55,9 @@ impl Engine {
         &mut self,
         key: &CallKey,
         part_bytes_max: impl Fn(usize) -> usize,
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<Option<Plan>> {
-        let forced = match manner.settings.forced(A::SERVES) {
+        let forced = match options.settings.forced(A::SERVES) {
             None if !self.goes_by_host() => None,
             Some(Algorithm::Direct(direct)) => Some(direct),
             _ => return Ok(None),
@@ -66,10 +66,10 @@ impl Engine {
         if self.world_size() == 1 {
             return Ok(None);
         }
-        let Some(shared) = self.sharing(A::SERVES, key, manner)? else { return Ok(None) };
+        let Some(shared) = self.sharing(A::SERVES, key, options)? else { return Ok(None) };
         let world_size = self.world_size();
         let suggest = || {
-            let crossovers = manner.settings.crossovers;
+            let crossovers = options.settings.crossovers;
             Form::suggest(task, world_size, key.bytes, (key.ownership, &shared), crossovers)
         };
         let form = forced.map_or_else(suggest, Direct::form);
@@ -125,13 +125,14 @@ impl Engine {
         &mut self,
         operation: Operation,
         key: &CallKey,
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<Option<Shared>> {
         if let Sharing::Unknown = self.sharing {
             // Whoever does something else instead is found out as in any call.
-            let call = self.call_of(operation, key, manner.settings.order);
+            let call = self.call_of(operation, key, options.settings.order);
             self.announce(&call, &call.encode());
-            let direct = self.transport.direct(&manner.due).map_err(|source| Error::in_call(call, source))?;
+            let direct =
+                self.transport.direct(&options.due).map_err(|source| Error::in_call(call, source))?;
             // Who takes this rank for another one has no use for its memory.
             let own = direct.filter(|direct| direct.rank() == self.rank);
             self.sharing = own.map_or(Sharing::Nothing, |direct| Sharing::Memory(direct.shared()));

@@ -2,16 +2,21 @@
 
 use dist_transport::{Incoming, Outgoing, Sink};
 
-use super::{Engine, Manner};
+use super::{CallOptions, Engine};
 use crate::history::Past;
 use crate::{Call, Element, Error, Message, Operation, Result};
 
 impl Engine {
-    pub(crate) fn send<T: Element>(&mut self, elements: &[T], to: usize, manner: &Manner<'_>) -> Result<()> {
+    pub(crate) fn send<T: Element>(
+        &mut self,
+        elements: &[T],
+        to: usize,
+        options: &CallOptions<'_>,
+    ) -> Result<()> {
         self.check_rank(to)?;
         let call = self.begin_messages::<T>(elements.len(), Some(self.rank().index()));
         let parts = [bytemuck::cast_slice(elements)];
-        let sent = self.transport.exchange(Some(Outgoing { to, parts: &parts }), None, &manner.due);
+        let sent = self.transport.exchange(Some(Outgoing { to, parts: &parts }), None, &options.due);
         sent.map_err(|source| Error::in_call(call, source))
     }
 
@@ -19,11 +24,11 @@ impl Engine {
         &mut self,
         elements: &mut [T],
         from: usize,
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<()> {
         self.check_rank(from)?;
         let call = self.begin_messages::<T>(elements.len(), Some(from));
-        let received = self.transport.exchange(None, Some(incoming(elements, from)), &manner.due);
+        let received = self.transport.exchange(None, Some(incoming(elements, from)), &options.due);
         received.map_err(|source| Error::in_call(call, source))
     }
 
@@ -33,21 +38,21 @@ impl Engine {
         to: usize,
         received: &mut [T],
         from: usize,
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<()> {
         self.check_rank(to)?;
         self.check_rank(from)?;
         let call = self.begin_messages::<T>(0, None);
         let parts = [bytemuck::cast_slice(sent)];
         let (send, receive) = (Outgoing { to, parts: &parts }, incoming(received, from));
-        let done = self.transport.exchange(Some(send), Some(receive), &manner.due);
+        let done = self.transport.exchange(Some(send), Some(receive), &options.due);
         done.map_err(|source| Error::in_call(call, source))
     }
 
     pub(crate) fn batch<T: Element>(
         &mut self,
         messages: &mut [Message<'_, T>],
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<()> {
         let (mut sent, mut receives) = (Vec::new(), Vec::new());
         for message in messages {
@@ -60,7 +65,7 @@ impl Engine {
         let peers = sends.iter().map(|send| send.to).chain(receives.iter().map(|receive| receive.from));
         peers.into_iter().try_for_each(|peer| self.check_rank(peer))?;
         let call = self.begin_messages::<T>(0, None);
-        let done = self.transport.exchange_all(&sends, &mut receives, &manner.due);
+        let done = self.transport.exchange_all(&sends, &mut receives, &options.due);
         done.map_err(|source| Error::in_call(call, source))
     }
 

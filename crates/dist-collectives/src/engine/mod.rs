@@ -39,7 +39,7 @@ pub use reductions::BLOCK_BYTES_OF_RANK;
 
 /// How one call is done: with which settings, and until when.
 #[derive(Clone, Debug)]
-pub(crate) struct Manner<'a> {
+pub(crate) struct CallOptions<'a> {
     pub(crate) settings: &'a Settings,
     pub(crate) due: Due<'a>,
     /// A digest of what the ranks must agree on besides: the lengths of many buffers, or the shape of an array; else 0.
@@ -48,7 +48,7 @@ pub(crate) struct Manner<'a> {
     dtype: Option<DType>,
 }
 
-impl<'a> Manner<'a> {
+impl<'a> CallOptions<'a> {
     /// Of a call that begins now.
     #[inline]
     pub(crate) const fn new(settings: &'a Settings, runtime: &'a Runtime) -> Self {

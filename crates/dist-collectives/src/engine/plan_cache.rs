@@ -8,7 +8,7 @@ use dist_transport::{Fingerprint, Transport};
 use super::direct::Sharing;
 use super::direct_access::CheckedPlan;
 use super::shares::Shares;
-use super::{Engine, Manner};
+use super::{CallOptions, Engine};
 use crate::algorithm::OneOf;
 use crate::digest::digest;
 use crate::history::{Event, History};
@@ -75,8 +75,8 @@ impl CallKey {
 
     /// The same with a reduction of elements of `T`, or of others in whose place these are.
     #[inline]
-    pub(super) fn reducing<T: Element>(self, op: ReduceOp, manner: &Manner<'_>) -> Self {
-        Self { op: Some(op.kind()), dtype: Some(manner.dtype::<T>()), ..self }
+    pub(super) fn reducing<T: Element>(self, op: ReduceOp, options: &CallOptions<'_>) -> Self {
+        Self { op: Some(op.kind()), dtype: Some(options.dtype::<T>()), ..self }
     }
 
     /// The same on memory that is somebody's: on all ranks, and here.
@@ -322,12 +322,12 @@ impl Engine {
         &mut self,
         key: &CallKey,
         part_bytes_max: impl Fn(usize) -> usize,
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<Begun> {
-        let settings = manner.settings;
+        let settings = options.settings;
         let preferences = Preferences { order: settings.order, forced: settings.forced(A::SERVES) };
         if !self.plan_cache.find(key, preferences, &settings.model) {
-            let compiled = self.compile::<A>(key, preferences, part_bytes_max, manner)?;
+            let compiled = self.compile::<A>(key, preferences, part_bytes_max, options)?;
             self.plan_cache.keep(compiled);
         }
         self.plan_cache.begin(&mut self.history, &mut *self.transport);
@@ -346,13 +346,13 @@ impl Engine {
         op: Option<ReduceOp>,
         ownership: [Ownership; 2],
         shares: &Shares,
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<Begun> {
         let bytes = shares.total().saturating_mul(size_of::<T>());
         let key =
-            CallKey::of::<T>(collective, shares.count(), bytes, shares.digest(manner.sizes)).on(ownership);
-        let key = CallKey { op: op.map(ReduceOp::kind), dtype: Some(manner.dtype::<T>()), ..key };
-        self.begin_collective::<A>(&key, |_| shares.partition::<T>().chunk_bytes_max(), manner)
+            CallKey::of::<T>(collective, shares.count(), bytes, shares.digest(options.sizes)).on(ownership);
+        let key = CallKey { op: op.map(ReduceOp::kind), dtype: Some(options.dtype::<T>()), ..key };
+        self.begin_collective::<A>(&key, |_| shares.partition::<T>().chunk_bytes_max(), options)
     }
 
     #[inline(never)]
@@ -361,9 +361,9 @@ impl Engine {
         key: &CallKey,
         preferences: Preferences,
         part_bytes_max: impl Fn(usize) -> usize,
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<CompiledCall> {
-        let plan = self.plan::<A>(key, part_bytes_max, manner)?;
+        let plan = self.plan::<A>(key, part_bytes_max, options)?;
         let operation = key.collective.operation::<A>();
         let call = self.call_of(operation, key, preferences.order);
         if let Some(plan) = plan {
@@ -377,8 +377,8 @@ impl Engine {
             }
         }
         let bytes = self.bytes_at_once(operation, key.bytes);
-        let chosen: Chosen<A> = manner.settings.choose(self.crew, bytes, self.levels.as_ref())?;
-        let script = self.write_script(&chosen, key.collective, manner.settings.model);
+        let chosen: Chosen<A> = options.settings.choose(self.crew, bytes, self.levels.as_ref())?;
+        let script = self.write_script(&chosen, key.collective, options.settings.model);
         let sizes = chosen.digest().map_or(key.sizes, |hosts| digest([hosts, key.sizes]));
         let call = Call { algorithm: Some(chosen.algorithm()), sizes, ..call };
         Ok(CompiledCall::new(*key, preferences, Done::ByMessages(script), call))
@@ -449,9 +449,9 @@ impl Engine {
     pub(super) fn begin_by_messages<A: OneOf>(
         &mut self,
         key: &CallKey,
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<usize> {
-        let begun = self.begin_collective::<A>(key, |_| 0, manner)?;
+        let begun = self.begin_collective::<A>(key, |_| 0, options)?;
         let Begun::ByMessages { chunks } = begun else {
             unreachable!("it is no task for memory that is shared")
         };

@@ -10,7 +10,7 @@ use super::direct::{Held, Input};
 use super::plan_cache::{Begun, CallKey, Collective, Script};
 use super::shares::Shares;
 use super::wide::widening;
-use super::{Engine, Manner, copy, from_input, in_place, partition, room};
+use super::{CallOptions, Engine, copy, from_input, in_place, partition, room};
 use crate::{AllReduce, Element, Error, Operation, Reduce, ReduceOp, ReduceScatter, Result, Scan};
 
 /// Bytes of each rank's part of what ranks of one host reduce at once. Two ranks over TCP reduced 128 MiB fastest by blocks
@@ -22,14 +22,14 @@ impl Engine {
         &mut self,
         held: impl Into<Held<'a, T>>,
         op: ReduceOp,
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<()> {
         Self::check_op::<T>(op)?;
         let mut held = held.into();
         if let Some(widening) = widening::<T>(op) {
             let [meant, _] = held.ownership();
             let mut wide = self.widened(widening, held.elements(), meant)?;
-            let done = self.all_reduce(wide.held(), op, &manner.in_place_of::<T>());
+            let done = self.all_reduce(wide.held(), op, &options.in_place_of::<T>());
             if done.is_ok() {
                 (widening.narrow)(wide.elements(), held.elements());
             }
@@ -37,15 +37,15 @@ impl Engine {
             return done;
         }
         let (len, collective) = (held.len(), Collective::Direct(Task::AllReduce));
-        let key = CallKey::of::<T>(collective, len, len * size_of::<T>(), manner.sizes).on(held.ownership());
-        let key = key.reducing::<T>(op, manner);
+        let key = CallKey::of::<T>(collective, len, len * size_of::<T>(), options.sizes).on(held.ownership());
+        let key = key.reducing::<T>(op, options);
         let largest = |parts| partition::<T>(len, parts).chunk_bytes_max();
-        let begun = self.begin_collective::<AllReduce>(&key, largest, manner)?;
-        let arithmetic = self.arithmetic::<T>(op, manner)?;
+        let begun = self.begin_collective::<AllReduce>(&key, largest, options)?;
+        let arithmetic = self.arithmetic::<T>(op, options)?;
         match begun {
-            Begun::Directly { .. } => self.reduce_held(held, &arithmetic, &manner.due),
+            Begun::Directly { .. } => self.reduce_held(held, &arithmetic, &options.due),
             Begun::ByMessages { chunks } => {
-                self.reduce_by_messages(held.elements(), chunks, &arithmetic, &manner.due)
+                self.reduce_by_messages(held.elements(), chunks, &arithmetic, &options.due)
             }
         }
     }
@@ -106,13 +106,13 @@ impl Engine {
         buffer: &mut [T],
         op: ReduceOp,
         root: usize,
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<()> {
         self.check_root(Operation::Reduce, root)?;
         Self::check_op::<T>(op)?;
         if let Some(widening) = widening::<T>(op) {
             let mut wide = self.widened(widening, buffer, Ownership::Borrowed)?;
-            let done = self.reduce(wide.elements(), op, root, &manner.in_place_of::<T>());
+            let done = self.reduce(wide.elements(), op, root, &options.in_place_of::<T>());
             if done.is_ok() && self.rank.index() == root {
                 (widening.narrow)(wide.elements(), buffer);
             }
@@ -120,20 +120,20 @@ impl Engine {
             return done;
         }
         let collective = Collective::Direct(Task::Reduce { root });
-        let key = CallKey::of::<T>(collective, buffer.len(), size_of_val(buffer), manner.sizes);
-        let key = key.reducing::<T>(op, manner);
+        let key = CallKey::of::<T>(collective, buffer.len(), size_of_val(buffer), options.sizes);
+        let key = key.reducing::<T>(op, options);
         let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
-        let begun = self.begin_collective::<Reduce>(&key, largest, manner)?;
-        let arithmetic = self.arithmetic::<T>(op, manner)?;
+        let begun = self.begin_collective::<Reduce>(&key, largest, options)?;
+        let arithmetic = self.arithmetic::<T>(op, options)?;
         arithmetic.prepare(buffer);
         match begun {
             Begun::Directly { parts } => {
                 let cut = partition::<T>(buffer.len(), parts);
-                self.run_directly((buffer, cut), None, &arithmetic, &manner.due)
+                self.run_directly((buffer, cut), None, &arithmetic, &options.due)
             }
             Begun::ByMessages { chunks } => {
                 let cut = partition::<T>(buffer.len(), chunks);
-                self.run(in_place(buffer, cut), &mut arithmetic.combine::<T>(), &manner.due)?;
+                self.run(in_place(buffer, cut), &mut arithmetic.combine::<T>(), &options.due)?;
                 if self.rank.index() == root {
                     arithmetic.finish(buffer);
                 }
@@ -148,7 +148,7 @@ impl Engine {
         counts: Option<&[usize]>,
         output: &mut [T],
         op: ReduceOp,
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<()> {
         let (operation, whole) = (Operation::ReduceScatter, Some(("input", input.len())));
         let shares = &self.shares(operation, counts, ("output", output.len()), whole)?;
@@ -156,8 +156,8 @@ impl Engine {
         if let Some(widening) = widening::<T>(op) {
             let [meant, _] = input.ownership();
             let mut wide = self.widened(widening, input.elements(), meant)?;
-            let manner = &manner.in_place_of::<T>();
-            let done = self.reduce_scatter_held(wide.held(), shares, op, manner);
+            let options = &options.in_place_of::<T>();
+            let done = self.reduce_scatter_held(wide.held(), shares, op, options);
             let done = done.map(|part| (widening.narrow)(part, output));
             self.wide.keep(wide);
             return done;
@@ -169,21 +169,22 @@ impl Engine {
             false => (Source::Input, input.ownership()),
         };
         let collective = Collective::Direct(Task::ReduceScatter { of });
-        let begun = self.begin_shares::<T, ReduceScatter>(collective, Some(op), ownership, shares, manner)?;
+        let begun =
+            self.begin_shares::<T, ReduceScatter>(collective, Some(op), ownership, shares, options)?;
         let input = input.elements();
-        let arithmetic = self.arithmetic::<T>(op, manner)?;
+        let arithmetic = self.arithmetic::<T>(op, options)?;
         let own = self.rank.index();
         let part = shares.of(own..own + 1);
         let (part, whole) = (part.partition::<T>(), shares.partition::<T>());
         match begun {
             Begun::Directly { .. } if !scales => {
                 let input = Some((input, whole));
-                return self.run_directly((output, part), input, &arithmetic, &manner.due);
+                return self.run_directly((output, part), input, &arithmetic, &options.due);
             }
             Begun::ByMessages { .. } if self.plan_cache.current().script().of == Source::Input => {
                 copy(&input[shares.range(own)], output);
                 let memory = from_input((input, whole), (&mut *output, part));
-                self.run(memory, &mut arithmetic.combine::<T>(), &manner.due)?;
+                self.run(memory, &mut arithmetic.combine::<T>(), &options.due)?;
                 arithmetic.finish(output);
                 return Ok(());
             }
@@ -193,7 +194,7 @@ impl Engine {
         let worked_on = room(&mut memory, input.len(), &mut *self.transport)?;
         copy(input, worked_on);
         let done = self
-            .reduce_scatter_in(begun, shares, worked_on, &arithmetic, manner)
+            .reduce_scatter_in(begun, shares, worked_on, &arithmetic, options)
             .map(|part| copy(part, output));
         self.copy = memory;
         done
@@ -204,19 +205,19 @@ impl Engine {
         &mut self,
         held: impl Into<Held<'a, T>>,
         op: ReduceOp,
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<&'a mut [T]> {
         let held = held.into();
         let part = self.check_divisible(Operation::ReduceScatter, held.len())?;
         Self::check_op::<T>(op)?;
         let shares = &Shares::even(part, self.world_size());
         let Some(widening) = widening::<T>(op) else {
-            return self.reduce_scatter_held(held, shares, op, manner);
+            return self.reduce_scatter_held(held, shares, op, options);
         };
         let (buffer, [meant, _]) = held.into_parts();
         let mut wide = self.widened(widening, buffer, meant)?;
         let own = &mut buffer[shares.range(self.rank.index())];
-        let done = self.reduce_scatter_held(wide.held(), shares, op, &manner.in_place_of::<T>());
+        let done = self.reduce_scatter_held(wide.held(), shares, op, &options.in_place_of::<T>());
         let done = done.map(|part| (widening.narrow)(part, own));
         self.wide.keep(wide);
         done.map(|()| own)
@@ -228,13 +229,14 @@ impl Engine {
         held: Held<'a, T>,
         shares: &Shares,
         op: ReduceOp,
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<&'a mut [T]> {
         let (buffer, ownership) = held.into_parts();
         let collective = Collective::Direct(Task::ReduceScatter { of: Source::Buffer });
-        let begun = self.begin_shares::<T, ReduceScatter>(collective, Some(op), ownership, shares, manner)?;
-        let arithmetic = self.arithmetic::<T>(op, manner)?;
-        self.reduce_scatter_in(begun, shares, buffer, &arithmetic, manner)
+        let begun =
+            self.begin_shares::<T, ReduceScatter>(collective, Some(op), ownership, shares, options)?;
+        let arithmetic = self.arithmetic::<T>(op, options)?;
+        self.reduce_scatter_in(begun, shares, buffer, &arithmetic, options)
     }
 
     fn reduce_scatter_in<'a, T: Element>(
@@ -243,18 +245,18 @@ impl Engine {
         shares: &Shares,
         buffer: &'a mut [T],
         arithmetic: &Arithmetic,
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<&'a mut [T]> {
         arithmetic.prepare(buffer);
         let own = shares.range(self.rank.index());
         let cut = shares.partition::<T>();
         match begun {
             Begun::Directly { .. } => {
-                self.run_directly((&mut *buffer, cut), None, arithmetic, &manner.due)?;
+                self.run_directly((&mut *buffer, cut), None, arithmetic, &options.due)?;
                 Ok(&mut buffer[own])
             }
             Begun::ByMessages { .. } => {
-                self.run(in_place(buffer, cut), &mut arithmetic.combine::<T>(), &manner.due)?;
+                self.run(in_place(buffer, cut), &mut arithmetic.combine::<T>(), &options.due)?;
                 let own = &mut buffer[own];
                 arithmetic.finish(own);
                 Ok(own)
@@ -267,7 +269,7 @@ impl Engine {
         buffer: &mut [T],
         op: ReduceOp,
         extent: Extent,
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<()> {
         if matches!(op, ReduceOp::Mean | ReduceOp::WeightedMean(_)) {
             return Err(Error::NoScan { op: op.kind() });
@@ -275,13 +277,13 @@ impl Engine {
         Self::check_op::<T>(op)?;
         let key = CallKey {
             op: Some(op.kind()),
-            ..CallKey::of::<T>(Collective::Scan(extent), buffer.len(), size_of_val(buffer), manner.sizes)
+            ..CallKey::of::<T>(Collective::Scan(extent), buffer.len(), size_of_val(buffer), options.sizes)
         };
-        let chunks = self.begin_by_messages::<Scan>(&key, manner)?;
-        let arithmetic = self.arithmetic::<T>(op, manner)?;
+        let chunks = self.begin_by_messages::<Scan>(&key, options)?;
+        let arithmetic = self.arithmetic::<T>(op, options)?;
         arithmetic.prepare(buffer);
         let cut = partition::<T>(buffer.len(), chunks);
-        self.run(in_place(buffer, cut), &mut arithmetic.combine::<T>(), &manner.due)?;
+        self.run(in_place(buffer, cut), &mut arithmetic.combine::<T>(), &options.due)?;
         if extent == Extent::Exclusive && self.rank.index() == 0 {
             buffer.fill(identity(op));
         }

@@ -8,7 +8,7 @@ use dist_algos::direct::Ownership;
 use dist_transport::{Cause, Chain, Transport};
 
 use super::direct::Held;
-use super::{Engine, Manner};
+use super::{CallOptions, Engine};
 use crate::kernel::Widening;
 use crate::{Buffer, Element, ReduceOp, Result};
 
@@ -82,7 +82,7 @@ impl Engine {
     }
 }
 
-impl<'a> Manner<'a> {
+impl<'a> CallOptions<'a> {
     /// The same for a call that works on `f32` in place of elements of this type.
     pub(super) fn in_place_of<T: Element>(&self) -> Self {
         Self { dtype: Some(T::DTYPE), ..self.clone() }

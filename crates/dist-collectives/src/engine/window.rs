@@ -8,23 +8,23 @@ use dist_transport::{Cause, Chain, Due, Reach};
 
 use super::direct_access::OpenBuffer;
 use super::plan_cache::{CallKey, Collective};
-use super::{Engine, Manner};
+use super::{CallOptions, Engine};
 use crate::{Buffer, Call, Element, Error, Operation, ReduceKind, ReduceOp, Result};
 
 impl Engine {
     /// Whether every rank can read what the others have in memory like the one that they ask for.
-    pub(crate) fn can_open(&mut self, here: Ownership, manner: &Manner<'_>) -> Result<bool> {
+    pub(crate) fn can_open(&mut self, here: Ownership, options: &CallOptions<'_>) -> Result<bool> {
         // In a way of its own, whatever was asked for of the caller's reductions.
-        let settings = manner.settings.of_child();
-        let manner = &Manner { settings: &settings, ..manner.clone() };
+        let settings = options.settings.of_child();
+        let options = &CallOptions { settings: &settings, ..options.clone() };
         // If the ranks have to find out what they share, they do it as a part of the call that follows.
         let collective = Collective::Direct(Task::AllReduce);
         let minimum =
-            CallKey { op: Some(ReduceKind::Min), ..CallKey::of::<u8>(collective, 1, 1, manner.sizes) };
-        let reach = self.reach(Operation::AllReduce, &minimum, manner)?;
+            CallKey { op: Some(ReduceKind::Min), ..CallKey::of::<u8>(collective, 1, 1, options.sizes) };
+        let reach = self.reach(Operation::AllReduce, &minimum, options)?;
         let can = reach.is_some_and(|reach| here == Ownership::Allocated || reach != Reach::Slots);
         let mut all = [u8::from(can)];
-        self.all_reduce(&mut all[..], ReduceOp::Min, manner)?;
+        self.all_reduce(&mut all[..], ReduceOp::Min, options)?;
         Ok(all[0] == 1)
     }
 
@@ -32,21 +32,21 @@ impl Engine {
     pub(crate) fn open_window<T: Element>(
         &mut self,
         buffer: Buffer<T>,
-        manner: &Manner<'_>,
+        options: &CallOptions<'_>,
     ) -> Result<(Call, OpenBuffer<T>), (Buffer<T>, Error)> {
-        let key = window::<T>(buffer.len(), manner);
-        match self.reach(Operation::Window, &key, manner) {
+        let key = window::<T>(buffer.len(), options);
+        match self.reach(Operation::Window, &key, options) {
             Ok(Some(_)) => {}
             Ok(None) => return Err((buffer, Error::NoWindow)),
             Err(error) => return Err((buffer, error)),
         }
-        let call = self.begin(self.call_of(Operation::Window, &key, manner.settings.order));
+        let call = self.begin(self.call_of(Operation::Window, &key, options.settings.order));
         let rank = self.rank;
         if rank.world_size() == 1 {
             return Ok((call, OpenBuffer::alone(buffer)));
         }
-        let opened = match self.transport.direct(&manner.due) {
-            Ok(Some(direct)) => OpenBuffer::open(buffer, direct, rank, &call, &manner.due)
+        let opened = match self.transport.direct(&options.due) {
+            Ok(Some(direct)) => OpenBuffer::open(buffer, direct, rank, &call, &options.due)
                 .map_err(|(buffer, source)| (buffer, Error::in_call(call, source))),
             Ok(None) => Err((buffer, Error::Sharing)),
             Err(source) => Err((buffer, Error::in_call(call, source))),
@@ -94,17 +94,22 @@ impl Engine {
     }
 
     /// How far ranks reach into each other's ordinary memory; `None` where they share none at all.
-    fn reach(&mut self, operation: Operation, key: &CallKey, manner: &Manner<'_>) -> Result<Option<Reach>> {
+    fn reach(
+        &mut self,
+        operation: Operation,
+        key: &CallKey,
+        options: &CallOptions<'_>,
+    ) -> Result<Option<Reach>> {
         if self.world_size() == 1 {
             return Ok(Some(Reach::Write));
         }
-        Ok(self.sharing(operation, key, manner)?.map(|shared| shared.reach))
+        Ok(self.sharing(operation, key, options)?.map(|shared| shared.reach))
     }
 }
 
 /// A window of so many elements on each rank; until it is closed its ranks meet as in a barrier.
-const fn window<T: Element>(len: usize, manner: &Manner<'_>) -> CallKey {
-    CallKey::of::<T>(Collective::Direct(Task::Barrier), len, 0, manner.sizes)
+const fn window<T: Element>(len: usize, options: &CallOptions<'_>) -> CallKey {
+    CallKey::of::<T>(Collective::Direct(Task::Barrier), len, 0, options.sizes)
 }
 
 /// The error of a window: none from the transport if its memory is in another call.

@@ -4,7 +4,7 @@ use dist_algos::scan::Extent;
 use ndarray::{ArrayRef, Dimension};
 
 use super::shape;
-use crate::engine::{Engine, Manner};
+use crate::engine::{CallOptions, Engine};
 use crate::{Communicator, Element, ReduceOp, Result};
 
 /// # Arrays, in place
@@ -35,7 +35,7 @@ impl Communicator {
         array: &mut ArrayRef<T, D>,
         op: ReduceOp,
     ) -> Result<()> {
-        self.in_array(array, |engine, elements, manner| engine.all_reduce(elements, op, manner))
+        self.in_array(array, |engine, elements, options| engine.all_reduce(elements, op, options))
     }
 
     /// [`broadcast`](Self::broadcast) of an array.
@@ -47,7 +47,7 @@ impl Communicator {
         array: &mut ArrayRef<T, D>,
         root: usize,
     ) -> Result<()> {
-        self.in_array(array, |engine, elements, manner| engine.broadcast(elements, root, manner))
+        self.in_array(array, |engine, elements, options| engine.broadcast(elements, root, options))
     }
 
     /// [`reduce`](Self::reduce) of an array.
@@ -60,7 +60,7 @@ impl Communicator {
         op: ReduceOp,
         root: usize,
     ) -> Result<()> {
-        self.in_array(array, |engine, elements, manner| engine.reduce(elements, op, root, manner))
+        self.in_array(array, |engine, elements, options| engine.reduce(elements, op, root, options))
     }
 
     /// [`scan`](Self::scan) of an array.
@@ -72,7 +72,9 @@ impl Communicator {
         array: &mut ArrayRef<T, D>,
         op: ReduceOp,
     ) -> Result<()> {
-        self.in_array(array, |engine, elements, manner| engine.scan(elements, op, Extent::Inclusive, manner))
+        self.in_array(array, |engine, elements, options| {
+            engine.scan(elements, op, Extent::Inclusive, options)
+        })
     }
 
     /// [`exclusive_scan`](Self::exclusive_scan) of an array.
@@ -84,20 +86,23 @@ impl Communicator {
         array: &mut ArrayRef<T, D>,
         op: ReduceOp,
     ) -> Result<()> {
-        self.in_array(array, |engine, elements, manner| engine.scan(elements, op, Extent::Exclusive, manner))
+        self.in_array(array, |engine, elements, options| {
+            engine.scan(elements, op, Extent::Exclusive, options)
+        })
     }
 
     fn in_array<T: Element, D: Dimension>(
         &mut self,
         array: &mut ArrayRef<T, D>,
-        operation: impl FnOnce(&mut Engine, &mut [T], &Manner<'_>) -> Result<()>,
+        operation: impl FnOnce(&mut Engine, &mut [T], &CallOptions<'_>) -> Result<()>,
     ) -> Result<()> {
-        let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of(array.shape()));
+        let options =
+            &CallOptions::new(&self.settings, &self.runtime).with_sizes(shape::digest_of(array.shape()));
         if let Some(elements) = array.as_slice_mut() {
-            return operation(&mut self.engine, elements, manner);
+            return operation(&mut self.engine, elements, options);
         }
         let mut copy: Vec<T> = array.iter().copied().collect();
-        operation(&mut self.engine, &mut copy, manner)?;
+        operation(&mut self.engine, &mut copy, options)?;
         array.iter_mut().zip(copy).for_each(|(place, element)| *place = element);
         Ok(())
     }

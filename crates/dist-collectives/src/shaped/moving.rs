@@ -3,7 +3,7 @@
 use ndarray::{Array, Array1, ArrayD, ArrayRef, Dimension, Ix1, IxDyn};
 
 use super::shape;
-use crate::engine::Manner;
+use crate::engine::CallOptions;
 use crate::{Communicator, Element, Error, Operation, ReduceOp, Result};
 
 /// # Arrays, put together and divided
@@ -43,8 +43,9 @@ impl Communicator {
             None => dims.push(self.world_size()),
         }
         let mut output = shape::zeroed(&mut self.engine, Operation::AllGather, IxDyn(&dims))?;
-        let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of(input.shape()));
-        self.engine.all_gather((&*shape::elements(input)).into(), None, slice(&mut output), manner)?;
+        let options =
+            &CallOptions::new(&self.settings, &self.runtime).with_sizes(shape::digest_of(input.shape()));
+        self.engine.all_gather((&*shape::elements(input)).into(), None, slice(&mut output), options)?;
         Ok(output)
     }
 
@@ -64,9 +65,10 @@ impl Communicator {
         let all = self.engine.total(operation, rows)?;
         shape::check_rows(operation, rows[self.rank()], own)?;
         let mut output = shape::zeroed(&mut self.engine, operation, shape::with_rows(input, all))?;
-        let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of_rows(rows, row));
+        let options =
+            &CallOptions::new(&self.settings, &self.runtime).with_sizes(shape::digest_of_rows(rows, row));
         let (elements, counts) = (shape::elements(input), shape::counts(rows, row));
-        self.engine.all_gather((&*elements).into(), Some(&counts), slice(&mut output), manner)?;
+        self.engine.all_gather((&*elements).into(), Some(&counts), slice(&mut output), options)?;
         Ok(output)
     }
 
@@ -87,13 +89,14 @@ impl Communicator {
         }
         let mut output =
             shape::zeroed(&mut self.engine, operation, shape::with_rows(input, rows / world_size))?;
-        let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of(input.shape()));
+        let options =
+            &CallOptions::new(&self.settings, &self.runtime).with_sizes(shape::digest_of(input.shape()));
         self.engine.reduce_scatter(
             (&*shape::elements(input)).into(),
             None,
             slice(&mut output),
             op,
-            manner,
+            options,
         )?;
         Ok(output)
     }
@@ -115,9 +118,10 @@ impl Communicator {
         shape::check_rows(operation, self.engine.total(operation, rows)?, all)?;
         let rank = self.rank();
         let mut output = shape::zeroed(&mut self.engine, operation, shape::with_rows(input, rows[rank]))?;
-        let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of_rows(rows, row));
+        let options =
+            &CallOptions::new(&self.settings, &self.runtime).with_sizes(shape::digest_of_rows(rows, row));
         let (elements, counts) = (shape::elements(input), shape::counts(rows, row));
-        self.engine.reduce_scatter((&*elements).into(), Some(&counts), slice(&mut output), op, manner)?;
+        self.engine.reduce_scatter((&*elements).into(), Some(&counts), slice(&mut output), op, options)?;
         Ok(output)
     }
 
@@ -132,8 +136,9 @@ impl Communicator {
         input: &ArrayRef<T, D>,
     ) -> Result<Array<T, D>> {
         let mut output = shape::zeroed(&mut self.engine, Operation::AllToAll, input.raw_dim())?;
-        let manner = &Manner::new(&self.settings, &self.runtime).with_sizes(shape::digest_of(input.shape()));
-        self.engine.all_to_all((&*shape::elements(input)).into(), slice(&mut output), manner)?;
+        let options =
+            &CallOptions::new(&self.settings, &self.runtime).with_sizes(shape::digest_of(input.shape()));
+        self.engine.all_to_all((&*shape::elements(input)).into(), slice(&mut output), options)?;
         Ok(output)
     }
 
@@ -150,13 +155,13 @@ impl Communicator {
     ) -> Result<Array1<T>> {
         let received = self.engine.check_dealt(input.len(), send_counts, receive_counts)?;
         let mut output = shape::zeroed(&mut self.engine, Operation::AllToAll, Ix1(received))?;
-        let manner = &Manner::new(&self.settings, &self.runtime);
+        let options = &CallOptions::new(&self.settings, &self.runtime);
         self.engine.all_to_all_v(
             &shape::elements(input),
             send_counts,
             slice(&mut output),
             receive_counts,
-            manner,
+            options,
         )?;
         Ok(output)
     }
