@@ -6,7 +6,7 @@ use dist_transport::Due;
 
 use super::arithmetic::Arithmetic;
 use super::direct::Input;
-use super::plan_cache::{Begun, CallKey, Collective};
+use super::plan_cache::{CallKey, Collective, ProgramKind};
 use super::shares::Shares;
 use super::{CallOptions, Engine, copy, from_input, in_place, nothing_to_combine, room};
 use crate::algorithm::OneOf;
@@ -28,11 +28,11 @@ impl Engine {
         let collective = Collective::Direct(Task::AllToAll);
         let key = CallKey::of::<T>(collective, part, size_of_val(input), options.sizes).on(ownership);
         match self.begin_collective::<AllToAll>(&key, |_| part * size_of::<T>(), options)? {
-            Begun::Directly { .. } => {
+            ProgramKind::Direct { .. } => {
                 let cut = shares.partition::<T>();
                 self.run_directly((output, cut), Some((input, cut)), &Arithmetic::NONE, &options.due)
             }
-            Begun::ByMessages { .. } => {
+            ProgramKind::Messages { .. } => {
                 let (call, algorithm) = self.flat();
                 self.deal(&call, algorithm, (input, &shares), (output, &shares), &options.due)
             }

@@ -6,17 +6,17 @@ use dist_algos::direct::{Task, Total};
 use dist_transport::runtime::Deadline;
 use dist_transport::{Abort, Cause, Due, Incoming, Outgoing, Sink};
 
-use super::plan_cache::{Begun, CallKey, Collective};
+use super::plan_cache::{CallKey, Collective, ProgramKind};
 use super::{CallOptions, Engine, in_place, nothing_to_combine, partition};
 use crate::{Barrier, Call, Error, Operation, Result};
 
 impl Engine {
     pub(crate) fn barrier(&mut self, options: &CallOptions<'_>) -> Result<()> {
         match self.begin_collective::<Barrier>(&of_nothing(options), |_| 0, options)? {
-            Begun::Directly { .. } => {
+            ProgramKind::Direct { .. } => {
                 self.meet(&mut [], nothing_to_combine, None::<&mut Total<'_>>, &options.due)
             }
-            Begun::ByMessages { .. } => {
+            ProgramKind::Messages { .. } => {
                 let nothing = in_place::<u8>(&mut [], partition::<u8>(0, 1));
                 self.run(nothing, &mut nothing_to_combine, &options.due)
             }

@@ -5,7 +5,7 @@ use dist_algos::direct::{Ownership, Task};
 
 use super::arithmetic::Arithmetic;
 use super::direct::{Held, Input};
-use super::plan_cache::{Begun, CallKey, Collective};
+use super::plan_cache::{CallKey, Collective, ProgramKind};
 use super::shares::Shares;
 use super::{CallOptions, Engine, copy, from_input, in_place, nothing_to_combine, partition, room};
 use crate::algorithm::OneOf;
@@ -23,11 +23,11 @@ impl Engine {
         let key = CallKey::of::<T>(collective, buffer.len(), size_of_val(buffer), options.sizes);
         let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
         match self.begin_collective::<Broadcast>(&key, largest, options)? {
-            Begun::Directly { parts } => {
+            ProgramKind::Direct { parts } => {
                 let cut = partition::<T>(buffer.len(), parts);
                 self.run_directly((buffer, cut), None, &Arithmetic::NONE, &options.due)
             }
-            Begun::ByMessages { chunks } => {
+            ProgramKind::Messages { chunks } => {
                 let cut = partition::<T>(buffer.len(), chunks);
                 self.run(in_place(buffer, cut), &mut nothing_to_combine, &options.due)
             }
@@ -45,16 +45,16 @@ impl Engine {
         let shares = &self.shares(operation, counts, ("input", input.len()), whole)?;
         let own = self.rank.index();
         let collective = Collective::Direct(Task::AllGather { of: Source::Input });
-        let begun =
+        let program =
             self.begin_shares::<T, AllGather>(collective, None, input.ownership(), shares, options)?;
         let input = input.elements();
-        match begun {
-            Begun::Directly { .. } => {
+        match program {
+            ProgramKind::Direct { .. } => {
                 let (part, whole) = (shares.of(own..own + 1), shares.partition::<T>());
                 let input = Some((input, part.partition::<T>()));
                 self.run_directly((output, whole), input, &Arithmetic::NONE, &options.due)
             }
-            Begun::ByMessages { .. } => {
+            ProgramKind::Messages { .. } => {
                 copy(input, &mut output[shares.range(own)]);
                 let memory = in_place(output, shares.partition::<T>());
                 self.run(memory, &mut nothing_to_combine, &options.due)
@@ -71,11 +71,13 @@ impl Engine {
         let part = self.check_divisible(Operation::AllGather, buffer.len())?;
         let shares = Shares::even(part, self.world_size());
         let collective = Collective::Direct(Task::AllGather { of: Source::Buffer });
-        let begun = self.begin_shares::<T, AllGather>(collective, None, ownership, &shares, options)?;
+        let program = self.begin_shares::<T, AllGather>(collective, None, ownership, &shares, options)?;
         let cut = shares.partition::<T>();
-        match begun {
-            Begun::Directly { .. } => self.run_directly((buffer, cut), None, &Arithmetic::NONE, &options.due),
-            Begun::ByMessages { .. } => {
+        match program {
+            ProgramKind::Direct { .. } => {
+                self.run_directly((buffer, cut), None, &Arithmetic::NONE, &options.due)
+            }
+            ProgramKind::Messages { .. } => {
                 self.run(in_place(buffer, cut), &mut nothing_to_combine, &options.due)
             }
         }

@@ -154,7 +154,7 @@ impl Engine {
         total: Option<impl FnMut(&mut [u8], &[&[u8]])>,
         due: &Due<'_>,
     ) -> Result<()> {
-        let (call, checked) = self.plan_cache.current_mut().directly();
+        let (call, checked) = self.plan_cache.current_mut().direct_program();
         self.turns.take(checked);
         let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
         let Some(direct) = direct else { return Err(Error::Sharing) };
@@ -229,7 +229,7 @@ impl Engine {
         due: &Due<'_>,
     ) -> Result<()> {
         let piece_bytes = self.piece_bytes();
-        let (call, checked) = self.plan_cache.current_mut().directly();
+        let (call, checked) = self.plan_cache.current_mut().direct_program();
         self.turns.take(checked);
         let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
         let Some(direct) = direct else { return Err(Error::Sharing) };
@@ -261,7 +261,7 @@ impl Engine {
         arithmetic: &Arithmetic,
         due: &Due<'_>,
     ) -> Result<()> {
-        let (call, checked) = self.plan_cache.current_mut().directly();
+        let (call, checked) = self.plan_cache.current_mut().direct_program();
         self.turns.take(checked);
         let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
         let Some(direct) = direct else { return Err(Error::Sharing) };

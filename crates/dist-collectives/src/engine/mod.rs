@@ -31,7 +31,7 @@ use crate::{Buffer, Call, DType, Element, Error, Operation, Result};
 pub(crate) use direct::Input;
 use direct::{Sharing, Turns};
 pub(crate) use direct_access::OpenBuffer;
-use plan_cache::{PlanCache, Script};
+use plan_cache::{CompiledSchedule, PlanCache};
 use wide::WideMemory;
 pub(crate) use wide::alloc;
 
@@ -196,18 +196,18 @@ impl Engine {
 
     /// Does what was begun by messages, up to where the sums of an all_reduce are complete.
     fn run(&mut self, memory: Memory<'_>, combine: &mut Combine<'_>, due: &Due<'_>) -> Result<()> {
-        self.run_phase(Script::reduce, memory, combine, due)
+        self.run_phase(CompiledSchedule::reduce, memory, combine, due)
     }
 
     fn run_phase(
         &mut self,
-        phase: impl FnOnce(&Script) -> &[Step],
+        phase: impl FnOnce(&CompiledSchedule) -> &[Step],
         memory: Memory<'_>,
         combine: &mut Combine<'_>,
         due: &Due<'_>,
     ) -> Result<()> {
         let compiled = self.plan_cache.current();
-        let steps = phase(compiled.script());
+        let steps = phase(compiled.schedule());
         dist_algos::run(&mut *self.transport, steps, memory, combine, &mut self.scratch, due)
             .map_err(|error| Self::failed(&mut *self.transport, &compiled.call, error))
     }

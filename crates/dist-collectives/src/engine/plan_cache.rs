@@ -113,11 +113,11 @@ struct Preferences {
 
 /// How a call that was begun is done.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Begun {
+pub(super) enum ProgramKind {
     /// Directly, on memory that is cut into so many parts.
-    Directly { parts: usize },
+    Direct { parts: usize },
     /// By messages, on memory that is cut into so many chunks.
-    ByMessages { chunks: usize },
+    Messages { chunks: usize },
 }
 
 /// How collectives are done, kept from one call to the next of the same kind.
@@ -137,7 +137,7 @@ pub(super) struct PlanCache {
 pub(super) struct CompiledCall {
     key: CallKey,
     preferences: Preferences,
-    done: Done,
+    program: Program,
     /// The last call of this kind, or the one that is about to be the first.
     pub(super) call: Call,
     /// The next call of this kind as bytes, with the number and the past that it has if the calls follow one another as
@@ -150,14 +150,14 @@ pub(super) struct CompiledCall {
 }
 
 #[derive(Debug)]
-enum Done {
-    Directly(CheckedPlan),
-    ByMessages(Script),
+enum Program {
+    Direct(CheckedPlan),
+    Messages(CompiledSchedule),
 }
 
 /// What this rank does by messages: a few steps for each other rank at the most, as in a ring (130 kB among 512 ranks).
 #[derive(Debug)]
-pub(super) struct Script {
+pub(super) struct CompiledSchedule {
     /// What it was chosen by; plans are not chosen by costs.
     model: CostModel,
     /// The memory that steps send from.
@@ -170,7 +170,7 @@ pub(super) struct Script {
     pub(super) owned: Chunks,
 }
 
-impl Script {
+impl CompiledSchedule {
     pub(super) fn all(&self) -> &[Step] {
         &self.steps
     }
@@ -199,16 +199,16 @@ impl Script {
 }
 
 impl CompiledCall {
-    fn new(key: CallKey, preferences: Preferences, done: Done, call: Call) -> Self {
-        Self { key, preferences, done, next: call.encode(), event: Event::of(&call), call, follower: 0 }
+    fn new(key: CallKey, preferences: Preferences, program: Program, call: Call) -> Self {
+        Self { key, preferences, program, next: call.encode(), event: Event::of(&call), call, follower: 0 }
     }
 
     #[inline(always)]
     fn fits(&self, key: &CallKey, preferences: Preferences, model: &CostModel) -> bool {
         let fits = self.key == *key && self.preferences == preferences;
-        fits && match &self.done {
-            Done::Directly(_) => true,
-            Done::ByMessages(script) => script.model == *model,
+        fits && match &self.program {
+            Program::Direct(_) => true,
+            Program::Messages(schedule) => schedule.model == *model,
         }
     }
 
@@ -241,21 +241,21 @@ impl CompiledCall {
     /// The plan of what is done directly.
     #[inline(always)]
     pub(super) fn plan(&self) -> &Plan {
-        let Done::Directly(checked) = &self.done else { unreachable!("{DIRECTLY}") };
+        let Program::Direct(checked) = &self.program else { unreachable!("{NOT_DIRECT}") };
         checked.plan()
     }
 
     /// The call that is done directly, and its plan.
     #[inline(always)]
-    pub(super) fn directly(&mut self) -> (&Call, &mut CheckedPlan) {
-        let Done::Directly(checked) = &mut self.done else { unreachable!("{DIRECTLY}") };
+    pub(super) fn direct_program(&mut self) -> (&Call, &mut CheckedPlan) {
+        let Program::Direct(checked) = &mut self.program else { unreachable!("{NOT_DIRECT}") };
         (&self.call, checked)
     }
 
     /// The script of what is done by messages.
-    pub(super) fn script(&self) -> &Script {
-        let Done::ByMessages(script) = &self.done else { unreachable!("{BY_MESSAGES}") };
-        script
+    pub(super) fn schedule(&self) -> &CompiledSchedule {
+        let Program::Messages(schedule) = &self.program else { unreachable!("{NOT_MESSAGES}") };
+        schedule
     }
 }
 
@@ -323,7 +323,7 @@ impl Engine {
         key: &CallKey,
         part_bytes_max: impl Fn(usize) -> usize,
         options: &CallOptions<'_>,
-    ) -> Result<Begun> {
+    ) -> Result<ProgramKind> {
         let settings = options.settings;
         let preferences = Preferences { order: settings.order, forced: settings.forced(A::SERVES) };
         if !self.plan_cache.find(key, preferences, &settings.model) {
@@ -333,9 +333,9 @@ impl Engine {
         self.plan_cache.begin(&mut self.history, &mut *self.transport);
         let compiled = self.plan_cache.current();
         tracing::trace!(rank = self.rank.index(), channel = compiled.call.channel, "{}", compiled.call);
-        Ok(match &compiled.done {
-            Done::Directly(checked) => Begun::Directly { parts: checked.plan().parts() },
-            Done::ByMessages(script) => Begun::ByMessages { chunks: script.chunks },
+        Ok(match &compiled.program {
+            Program::Direct(checked) => ProgramKind::Direct { parts: checked.plan().parts() },
+            Program::Messages(schedule) => ProgramKind::Messages { chunks: schedule.chunks },
         })
     }
 
@@ -347,7 +347,7 @@ impl Engine {
         ownership: [Ownership; 2],
         shares: &Shares,
         options: &CallOptions<'_>,
-    ) -> Result<Begun> {
+    ) -> Result<ProgramKind> {
         let bytes = shares.total().saturating_mul(size_of::<T>());
         let key =
             CallKey::of::<T>(collective, shares.count(), bytes, shares.digest(options.sizes)).on(ownership);
@@ -370,7 +370,7 @@ impl Engine {
             let direct = Direct::new(A::SERVES, plan.form());
             let call = Call { algorithm: Some(direct.into()), ..call };
             if let Some(checked) = CheckedPlan::new(plan, self.rank, &call) {
-                return Ok(CompiledCall::new(*key, preferences, Done::Directly(checked), call));
+                return Ok(CompiledCall::new(*key, preferences, Program::Direct(checked), call));
             }
             if preferences.forced.is_some() {
                 return Err(Error::Unsupported { algorithm: direct.into(), world_size: self.world_size() });
@@ -378,17 +378,22 @@ impl Engine {
         }
         let bytes = self.bytes_at_once(operation, key.bytes);
         let chosen: Chosen<A> = options.settings.choose(self.crew, bytes, self.levels.as_ref())?;
-        let script = self.write_script(&chosen, key.collective, options.settings.model);
+        let schedule = self.compile_schedule(&chosen, key.collective, options.settings.model);
         let sizes = chosen.digest().map_or(key.sizes, |hosts| digest([hosts, key.sizes]));
         let call = Call { algorithm: Some(chosen.algorithm()), sizes, ..call };
-        Ok(CompiledCall::new(*key, preferences, Done::ByMessages(script), call))
+        Ok(CompiledCall::new(*key, preferences, Program::Messages(schedule), call))
     }
 
     /// What this rank does.
-    fn write_script<A: OneOf>(&self, chosen: &Chosen<A>, collective: Collective, model: CostModel) -> Script {
+    fn compile_schedule<A: OneOf>(
+        &self,
+        chosen: &Chosen<A>,
+        collective: Collective,
+        model: CostModel,
+    ) -> CompiledSchedule {
         let rank = self.rank;
         let (chunks, of, owned) = (chosen.chunks(rank.world_size()), Source::Buffer, Chunks::NONE);
-        let empty = Script { model, of, chunks, steps: Vec::new(), sums_complete: 0, owned };
+        let empty = CompiledSchedule { model, of, chunks, steps: Vec::new(), sums_complete: 0, owned };
         let root = collective.root().unwrap_or_default();
         match chosen {
             Chosen::Flat(flat) => match (chosen.algorithm(), collective) {
@@ -401,7 +406,11 @@ impl Engine {
                 (Algorithm::ReduceScatter(scatter), Collective::Direct(Task::ReduceScatter { of }))
                     if of == Source::Input && scatter.sends_no_sums(rank.world_size()) =>
                 {
-                    Script { of, ..empty }.filled(flat.steps(rank, root).map(Step::from_input), owned, [])
+                    CompiledSchedule { of, ..empty }.filled(
+                        flat.steps(rank, root).map(Step::from_input),
+                        owned,
+                        [],
+                    )
                 }
                 (Algorithm::Scan(scan), Collective::Scan(extent)) => {
                     empty.filled(scan.schedule(rank, extent), owned, [])
@@ -451,16 +460,16 @@ impl Engine {
         key: &CallKey,
         options: &CallOptions<'_>,
     ) -> Result<usize> {
-        let begun = self.begin_collective::<A>(key, |_| 0, options)?;
-        let Begun::ByMessages { chunks } = begun else {
+        let program = self.begin_collective::<A>(key, |_| 0, options)?;
+        let ProgramKind::Messages { chunks } = program else {
             unreachable!("it is no task for memory that is shared")
         };
         Ok(chunks)
     }
 }
 
-const DIRECTLY: &str = "a call's plan is asked for where it was begun directly";
-const BY_MESSAGES: &str = "a call's script is asked for where it was begun by messages";
+const NOT_DIRECT: &str = "a call's plan is asked for where it was begun directly";
+const NOT_MESSAGES: &str = "a call's script is asked for where it was begun by messages";
 
 /// How many kinds of collectives are done without a thought.
 const COMPILED_CALLS_MAX: usize = 64;

@@ -7,7 +7,7 @@ use dist_transport::Due;
 
 use super::arithmetic::{Arithmetic, identity};
 use super::direct::{Held, Input};
-use super::plan_cache::{Begun, CallKey, Collective, Script};
+use super::plan_cache::{CallKey, Collective, CompiledSchedule, ProgramKind};
 use super::shares::Shares;
 use super::wide::widening;
 use super::{CallOptions, Engine, copy, from_input, in_place, partition, room};
@@ -40,11 +40,11 @@ impl Engine {
         let key = CallKey::of::<T>(collective, len, len * size_of::<T>(), options.sizes).on(held.ownership());
         let key = key.reducing::<T>(op, options);
         let largest = |parts| partition::<T>(len, parts).chunk_bytes_max();
-        let begun = self.begin_collective::<AllReduce>(&key, largest, options)?;
+        let program = self.begin_collective::<AllReduce>(&key, largest, options)?;
         let arithmetic = self.arithmetic::<T>(op, options)?;
-        match begun {
-            Begun::Directly { .. } => self.reduce_held(held, &arithmetic, &options.due),
-            Begun::ByMessages { chunks } => {
+        match program {
+            ProgramKind::Direct { .. } => self.reduce_held(held, &arithmetic, &options.due),
+            ProgramKind::Messages { chunks } => {
                 self.reduce_by_messages(held.elements(), chunks, &arithmetic, &options.due)
             }
         }
@@ -81,14 +81,14 @@ impl Engine {
         let partition = partition::<T>(block.len(), chunks);
         let combine = &mut arithmetic.combine::<T>();
         if !arithmetic.finishes() {
-            return self.run_phase(Script::all, in_place(block, partition), combine, due);
+            return self.run_phase(CompiledSchedule::all, in_place(block, partition), combine, due);
         }
         self.run(in_place(block, partition), combine, due)?;
-        for chunk in self.plan_cache.current().script().owned.indices() {
+        for chunk in self.plan_cache.current().schedule().owned.indices() {
             let bytes = partition.range(chunk);
             arithmetic.finish(&mut block[bytes.start / size_of::<T>()..bytes.end / size_of::<T>()]);
         }
-        self.run_phase(Script::gather, in_place(block, partition), combine, due)
+        self.run_phase(CompiledSchedule::gather, in_place(block, partition), combine, due)
     }
 
     /// How many bytes of a buffer an operation's algorithm is run on at once, again and again: all of them, but in an
@@ -123,15 +123,15 @@ impl Engine {
         let key = CallKey::of::<T>(collective, buffer.len(), size_of_val(buffer), options.sizes);
         let key = key.reducing::<T>(op, options);
         let largest = |parts| partition::<T>(buffer.len(), parts).chunk_bytes_max();
-        let begun = self.begin_collective::<Reduce>(&key, largest, options)?;
+        let program = self.begin_collective::<Reduce>(&key, largest, options)?;
         let arithmetic = self.arithmetic::<T>(op, options)?;
         arithmetic.prepare(buffer);
-        match begun {
-            Begun::Directly { parts } => {
+        match program {
+            ProgramKind::Direct { parts } => {
                 let cut = partition::<T>(buffer.len(), parts);
                 self.run_directly((buffer, cut), None, &arithmetic, &options.due)
             }
-            Begun::ByMessages { chunks } => {
+            ProgramKind::Messages { chunks } => {
                 let cut = partition::<T>(buffer.len(), chunks);
                 self.run(in_place(buffer, cut), &mut arithmetic.combine::<T>(), &options.due)?;
                 if self.rank.index() == root {
@@ -169,19 +169,19 @@ impl Engine {
             false => (Source::Input, input.ownership()),
         };
         let collective = Collective::Direct(Task::ReduceScatter { of });
-        let begun =
+        let program =
             self.begin_shares::<T, ReduceScatter>(collective, Some(op), ownership, shares, options)?;
         let input = input.elements();
         let arithmetic = self.arithmetic::<T>(op, options)?;
         let own = self.rank.index();
         let part = shares.of(own..own + 1);
         let (part, whole) = (part.partition::<T>(), shares.partition::<T>());
-        match begun {
-            Begun::Directly { .. } if !scales => {
+        match program {
+            ProgramKind::Direct { .. } if !scales => {
                 let input = Some((input, whole));
                 return self.run_directly((output, part), input, &arithmetic, &options.due);
             }
-            Begun::ByMessages { .. } if self.plan_cache.current().script().of == Source::Input => {
+            ProgramKind::Messages { .. } if self.plan_cache.current().schedule().of == Source::Input => {
                 copy(&input[shares.range(own)], output);
                 let memory = from_input((input, whole), (&mut *output, part));
                 self.run(memory, &mut arithmetic.combine::<T>(), &options.due)?;
@@ -194,7 +194,7 @@ impl Engine {
         let worked_on = room(&mut memory, input.len(), &mut *self.transport)?;
         copy(input, worked_on);
         let done = self
-            .reduce_scatter_in(begun, shares, worked_on, &arithmetic, options)
+            .reduce_scatter_in(program, shares, worked_on, &arithmetic, options)
             .map(|part| copy(part, output));
         self.copy = memory;
         done
@@ -233,15 +233,15 @@ impl Engine {
     ) -> Result<&'a mut [T]> {
         let (buffer, ownership) = held.into_parts();
         let collective = Collective::Direct(Task::ReduceScatter { of: Source::Buffer });
-        let begun =
+        let program =
             self.begin_shares::<T, ReduceScatter>(collective, Some(op), ownership, shares, options)?;
         let arithmetic = self.arithmetic::<T>(op, options)?;
-        self.reduce_scatter_in(begun, shares, buffer, &arithmetic, options)
+        self.reduce_scatter_in(program, shares, buffer, &arithmetic, options)
     }
 
     fn reduce_scatter_in<'a, T: Element>(
         &mut self,
-        begun: Begun,
+        program: ProgramKind,
         shares: &Shares,
         buffer: &'a mut [T],
         arithmetic: &Arithmetic,
@@ -250,12 +250,12 @@ impl Engine {
         arithmetic.prepare(buffer);
         let own = shares.range(self.rank.index());
         let cut = shares.partition::<T>();
-        match begun {
-            Begun::Directly { .. } => {
+        match program {
+            ProgramKind::Direct { .. } => {
                 self.run_directly((&mut *buffer, cut), None, arithmetic, &options.due)?;
                 Ok(&mut buffer[own])
             }
-            Begun::ByMessages { .. } => {
+            ProgramKind::Messages { .. } => {
                 self.run(in_place(buffer, cut), &mut arithmetic.combine::<T>(), &options.due)?;
                 let own = &mut buffer[own];
                 arithmetic.finish(own);
