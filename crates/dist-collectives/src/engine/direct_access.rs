@@ -119,7 +119,7 @@ impl CheckedPlan {
         scratch: &mut Scratch,
         due: &Due<'_>,
     ) -> Result<(), RunError<TransportError>> {
-        let access = &mut Access { direct, entry: self.entry(number) };
+        let access = &mut CheckedAccess { direct, entry: self.entry(number) };
         direct::meet(access, (&self.plan, self.rank), own, arithmetic, scratch, due)
     }
 
@@ -138,9 +138,9 @@ impl CheckedPlan {
             Exposes::Read(bytes) => Exposed::Read(bytes),
             Exposes::Own => unreachable!("what is lent is not borrowed"),
         };
-        let mut begun = Begun::enter(direct, self.entry_of_run(number), exposed, due)?;
-        self.do_steps(&mut begun.access(), memory, kernel, scratch, due)?;
-        begun.end();
+        let mut entered = EnteredCall::enter(direct, self.entry_of_run(number), exposed, due)?;
+        self.do_steps(&mut entered.access(), memory, kernel, scratch, due)?;
+        entered.end();
         Ok(())
     }
 
@@ -159,8 +159,8 @@ impl CheckedPlan {
         let part = cut.range(self.rank.index());
         let start = lent.bytes_mut()[part.clone()].as_mut_ptr();
         let entry = self.entry_of_run(number);
-        let mut begun = match Begun::enter(&mut *direct, entry, Exposed::Write(lent), due) {
-            Ok(begun) => begun,
+        let mut entered = match EnteredCall::enter(&mut *direct, entry, Exposed::Write(lent), due) {
+            Ok(entered) => entered,
             Err(error) => return (Err(error), None),
         };
         // SAFETY: the bytes are initialised and lie in `lent`, which the call has now and keeps where it is. In this process
@@ -169,8 +169,8 @@ impl CheckedPlan {
         let own_part = unsafe { std::slice::from_raw_parts_mut(start, part.len()) };
         let own = Own::Lent { len, start: part.start, part: own_part };
         let memory = &mut Memory { own, cut, input: None, piece_bytes };
-        let done = self.do_steps(&mut begun.access(), memory, kernel, scratch, due);
-        begun.end();
+        let done = self.do_steps(&mut entered.access(), memory, kernel, scratch, due);
+        entered.end();
         (done, direct.take_back())
     }
 
@@ -180,7 +180,7 @@ impl CheckedPlan {
 
     fn do_steps(
         &self,
-        access: &mut Access<'_>,
+        access: &mut CheckedAccess<'_>,
         memory: &mut Memory<'_>,
         kernel: &mut Kernel<'_>,
         scratch: &mut Scratch,
@@ -195,13 +195,13 @@ impl CheckedPlan {
 }
 
 /// A call that this rank has entered, with memory that is the caller's again when this is dropped.
-struct Begun<'a> {
+struct EnteredCall<'a> {
     direct: &'a mut dyn Direct,
     entry: Entry,
     has_ended: bool,
 }
 
-impl<'a> Begun<'a> {
+impl<'a> EnteredCall<'a> {
     fn enter(
         direct: &'a mut dyn Direct,
         entry: Entry,
@@ -215,8 +215,8 @@ impl<'a> Begun<'a> {
         Ok(Self { direct, entry, has_ended: false })
     }
 
-    fn access(&mut self) -> Access<'_> {
-        Access { direct: self.direct, entry: self.entry }
+    fn access(&mut self) -> CheckedAccess<'_> {
+        CheckedAccess { direct: self.direct, entry: self.entry }
     }
 
     /// All steps are done, so nobody reaches into this rank's memory any more.
@@ -225,7 +225,7 @@ impl<'a> Begun<'a> {
     }
 }
 
-impl Drop for Begun<'_> {
+impl Drop for EnteredCall<'_> {
     fn drop(&mut self) {
         if !self.has_ended {
             self.direct.abandon();
@@ -234,12 +234,12 @@ impl Drop for Begun<'_> {
 }
 
 /// Access to shared memory for the runner of a checked plan.
-struct Access<'a> {
+struct CheckedAccess<'a> {
     direct: &'a mut dyn Direct,
     entry: Entry,
 }
 
-impl direct::Access for Access<'_> {
+impl direct::Access for CheckedAccess<'_> {
     fn shared(&self) -> Shared {
         self.direct.shared()
     }
