@@ -13,7 +13,7 @@ use crate::{Algorithm, Buffer, Direct, Element, Error, Operation, Result};
 
 /// What the ranks of the group share.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Sharing {
+pub(super) enum SharedMemory {
     /// They have not found out yet: they do in the first operation that wants to know.
     Unknown,
     Nothing,
@@ -22,9 +22,9 @@ pub(super) enum Sharing {
 
 /// How often slots have changed hands in direct calls so far, which have them in turns.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Turns([usize; 2]);
+pub(super) struct SlotGenerations([usize; 2]);
 
-impl Turns {
+impl SlotGenerations {
     /// Gives the plan of the next call the slots as they are.
     #[inline(always)]
     const fn take(&mut self, checked: &mut CheckedPlan) {
@@ -66,7 +66,7 @@ impl Engine {
         if self.world_size() == 1 {
             return Ok(None);
         }
-        let Some(shared) = self.sharing(A::SERVES, key, options)? else { return Ok(None) };
+        let Some(shared) = self.shared_memory(A::SERVES, key, options)? else { return Ok(None) };
         let world_size = self.world_size();
         let suggest = || {
             let crossovers = options.settings.crossovers;
@@ -101,7 +101,7 @@ impl Engine {
         ownership: Ownership,
         crossovers: Crossovers,
     ) -> Option<Direct> {
-        let Sharing::Memory(shared) = &self.sharing else { return None };
+        let SharedMemory::Memory(shared) = &self.shared_memory else { return None };
         let task = Task::all(0).into_iter().find(|task| task.name() == operation.name())?;
         let form = Form::suggest(task, self.world_size(), bytes, (ownership, shared), crossovers);
         (!self.goes_by_host()).then_some(Direct::new(operation, form))
@@ -110,24 +110,24 @@ impl Engine {
     /// Whether a form that was asked for serves memory of this kind, as far as it is known what the ranks share.
     pub(crate) fn check_direct(&self, direct: Direct, ownership: Ownership) -> Result<()> {
         let algorithm = direct.into();
-        match self.sharing {
-            Sharing::Memory(shared) if !reaches(direct.form(), ownership, shared.reach) => {
+        match self.shared_memory {
+            SharedMemory::Memory(shared) if !reaches(direct.form(), ownership, shared.reach) => {
                 Err(Error::NotOpen { algorithm })
             }
-            Sharing::Nothing => Err(Error::NotShared { algorithm }),
+            SharedMemory::Nothing => Err(Error::NotShared { algorithm }),
             _ if self.world_size() == 1 => Err(Error::NotShared { algorithm }),
             _ => Ok(()),
         }
     }
 
     /// What ranks share, which they find out in the first operation of a group that wants to know.
-    pub(super) fn sharing(
+    pub(super) fn shared_memory(
         &mut self,
         operation: Operation,
         key: &CallKey,
         options: &CallOptions<'_>,
     ) -> Result<Option<Shared>> {
-        if let Sharing::Unknown = self.sharing {
+        if let SharedMemory::Unknown = self.shared_memory {
             // Whoever does something else instead is found out as in any call.
             let call = self.call_of(operation, key, options.settings.order);
             self.announce(&call, &call.encode());
@@ -135,12 +135,13 @@ impl Engine {
                 self.transport.direct(&options.due).map_err(|source| Error::in_call(call, source))?;
             // Who takes this rank for another one has no use for its memory.
             let own = direct.filter(|direct| direct.rank() == self.rank);
-            self.sharing = own.map_or(Sharing::Nothing, |direct| Sharing::Memory(direct.shared()));
+            self.shared_memory =
+                own.map_or(SharedMemory::Nothing, |direct| SharedMemory::Memory(direct.shared()));
             // From here on calls say that it is known.
             self.invalidate_plans();
         }
-        match self.sharing {
-            Sharing::Memory(shared) => Ok(Some(shared)),
+        match self.shared_memory {
+            SharedMemory::Memory(shared) => Ok(Some(shared)),
             _ => Ok(None),
         }
     }
@@ -155,9 +156,9 @@ impl Engine {
         due: &Due<'_>,
     ) -> Result<()> {
         let (call, checked) = self.plan_cache.current_mut().direct_program();
-        self.turns.take(checked);
+        self.slot_generations.take(checked);
         let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
-        let Some(direct) = direct else { return Err(Error::Sharing) };
+        let Some(direct) = direct else { return Err(Error::SharedMemory) };
         checked
             .meet(call.number(), direct, own, (combine, total), &mut self.scratch, due)
             .map_err(|error| Self::failed(&mut *self.transport, call, error))
@@ -230,9 +231,9 @@ impl Engine {
     ) -> Result<()> {
         let piece_bytes = self.piece_bytes();
         let (call, checked) = self.plan_cache.current_mut().direct_program();
-        self.turns.take(checked);
+        self.slot_generations.take(checked);
         let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
-        let Some(direct) = direct else { return Err(Error::Sharing) };
+        let Some(direct) = direct else { return Err(Error::SharedMemory) };
         let kernel = &mut Kernel {
             combine: &mut arithmetic.combine::<T>(),
             finish: &mut |sums| arithmetic.finish::<T>(bytemuck::cast_slice_mut(sums)),
@@ -262,9 +263,9 @@ impl Engine {
         due: &Due<'_>,
     ) -> Result<()> {
         let (call, checked) = self.plan_cache.current_mut().direct_program();
-        self.turns.take(checked);
+        self.slot_generations.take(checked);
         let direct = self.transport.direct(due).map_err(|source| Error::in_call(*call, source))?;
-        let Some(direct) = direct else { return Err(Error::Sharing) };
+        let Some(direct) = direct else { return Err(Error::SharedMemory) };
         let kernel = &mut Kernel {
             combine: &mut arithmetic.combine::<T>(),
             finish: &mut |sums| arithmetic.finish::<T>(bytemuck::cast_slice_mut(sums)),

@@ -29,7 +29,7 @@ use crate::settings::Settings;
 use crate::two_level::Levels;
 use crate::{Buffer, Call, DType, Element, Error, Operation, Result};
 pub(crate) use direct::Input;
-use direct::{Sharing, Turns};
+use direct::{SharedMemory, SlotGenerations};
 pub(crate) use direct_access::OpenBuffer;
 use plan_cache::{CompiledSchedule, PlanCache};
 use wide::WideMemory;
@@ -80,8 +80,8 @@ pub(crate) struct Engine {
     channel: u64,
     history: History,
     scratch: Scratch,
-    sharing: Sharing,
-    turns: Turns,
+    shared_memory: SharedMemory,
+    slot_generations: SlotGenerations,
     plan_cache: PlanCache,
     /// What the last messages carried, by the type of their elements: all of a type carry the same.
     messages: Option<(DType, Fingerprint)>,
@@ -113,8 +113,8 @@ impl Engine {
             channel: channel.get(),
             history,
             scratch: Scratch::new(),
-            sharing: Sharing::Unknown,
-            turns: Turns::default(),
+            shared_memory: SharedMemory::Unknown,
+            turns: SlotGenerations::default(),
             plan_cache: PlanCache::default(),
             messages: None,
             levels: None,

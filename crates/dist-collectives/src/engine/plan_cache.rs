@@ -5,7 +5,7 @@ use dist_algos::scan::Extent;
 use dist_algos::{Chunks, CostModel, Phases, Source, Step};
 use dist_transport::{Fingerprint, Transport};
 
-use super::direct::Sharing;
+use super::direct::SharedMemory;
 use super::direct_access::CheckedPlan;
 use super::shares::Shares;
 use super::{CallOptions, Engine};
@@ -443,7 +443,7 @@ impl Engine {
             order: key.op.map(|_| order),
             part: self.history.part(),
             past: self.history.past(),
-            after_agreement: !matches!(self.sharing, Sharing::Unknown),
+            after_agreement: !matches!(self.shared_memory, SharedMemory::Unknown),
         }
     }
 
