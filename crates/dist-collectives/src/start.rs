@@ -187,7 +187,7 @@ impl Communicator {
     ) -> Pending<Buffer<T>> {
         let input = input.into();
         let whole = (self.rank() == root).then_some(("input", input.len()));
-        let len = self.engine.shares(Operation::Scatter, None, ("output", part), whole).map(|_| part);
+        let len = self.engine.layout(Operation::Scatter, None, ("output", part), whole).map(|_| part);
         self.start_into(
             Started::of::<T>(Operation::Scatter, part).with_root(root),
             input,

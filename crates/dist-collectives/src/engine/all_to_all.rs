@@ -7,7 +7,7 @@ use dist_transport::Due;
 use super::arithmetic::Arithmetic;
 use super::direct::Input;
 use super::plan_cache::{CallKey, Collective, ProgramKind};
-use super::shares::Shares;
+use super::rank_layout::RankLayout;
 use super::{CallOptions, Engine, copy, from_input, in_place, nothing_to_combine, room};
 use crate::algorithm::OneOf;
 use crate::digest::digest;
@@ -23,18 +23,18 @@ impl Engine {
         let part = self.check_divisible(Operation::AllToAll, input.len())?;
         Self::check_length(Operation::AllToAll, "output", input.len(), output.len())?;
         let world_size = self.world_size();
-        let shares = Shares::even(part, world_size);
+        let layout = RankLayout::even(part, world_size);
         let (input, ownership) = (input.elements(), input.ownership());
         let collective = Collective::Direct(Task::AllToAll);
         let key = CallKey::of::<T>(collective, part, size_of_val(input), options.sizes).on(ownership);
         match self.begin_collective::<AllToAll>(&key, |_| part * size_of::<T>(), options)? {
             ProgramKind::Direct { .. } => {
-                let cut = shares.partition::<T>();
+                let cut = layout.partition::<T>();
                 self.run_directly((output, cut), Some((input, cut)), &Arithmetic::NONE, &options.due)
             }
             ProgramKind::Messages { .. } => {
                 let (call, algorithm) = self.flat();
-                self.deal(&call, algorithm, (input, &shares), (output, &shares), &options.due)
+                self.deal(&call, algorithm, (input, &layout), (output, &layout), &options.due)
             }
         }
     }
@@ -63,7 +63,7 @@ impl Engine {
         let call = self.call_of(operation, &key, options.settings.order);
         let call = self.begin(Call { algorithm: Some(algorithm.into()), ..call });
         self.compare_counts(&call, send_counts, receive_counts, options)?;
-        let [sent, received] = [send_counts, receive_counts].map(Shares::counted);
+        let [sent, received] = [send_counts, receive_counts].map(RankLayout::counted);
         self.deal(&call, algorithm, (input, &sent), (output, &received), &options.due)
     }
 
@@ -85,8 +85,8 @@ impl Engine {
         &mut self,
         call: &Call,
         algorithm: AllToAll,
-        (input, sent): (&[T], &Shares),
-        (output, received): (&mut [T], &Shares),
+        (input, sent): (&[T], &RankLayout),
+        (output, received): (&mut [T], &RankLayout),
         due: &Due<'_>,
     ) -> Result<()> {
         if passes_on(algorithm) {
@@ -103,7 +103,7 @@ impl Engine {
         &mut self,
         call: &Call,
         algorithm: AllToAll,
-        (input, shares): (&[T], &Shares),
+        (input, layout): (&[T], &RankLayout),
         output: &mut [T],
         due: &Due<'_>,
     ) -> Result<()> {
@@ -111,13 +111,13 @@ impl Engine {
         let mut memory = std::mem::take(&mut self.copy);
         let parts = room(&mut memory, input.len(), &mut *self.transport)?;
         for place in 0..rank.world_size() {
-            copy(&input[shares.range(algorithm.before(rank, place))], &mut parts[shares.range(place)]);
+            copy(&input[layout.range(algorithm.before(rank, place))], &mut parts[layout.range(place)]);
         }
         let steps = algorithm.schedule(rank);
-        let passed = in_place(parts, shares.partition::<T>());
+        let passed = in_place(parts, layout.partition::<T>());
         let done = self.run_in(call, steps, passed, &mut nothing_to_combine, due);
         for place in 0..rank.world_size() {
-            copy(&parts[shares.range(place)], &mut output[shares.range(algorithm.after(rank, place))]);
+            copy(&parts[layout.range(place)], &mut output[layout.range(algorithm.after(rank, place))]);
         }
         self.copy = memory;
         done
@@ -134,11 +134,11 @@ impl Engine {
         let (rank, world_size) = (self.rank().index(), self.world_size());
         let sent: Vec<u64> = send_counts.iter().map(|&count| count as u64).collect();
         let mut announced = vec![0; world_size];
-        let shares = Shares::even(1, world_size);
+        let layout = RankLayout::even(1, world_size);
         // In no fingerprint: it has to be the same whatever costs a rank goes by.
         let model = &CostModel::default();
         let algorithm = AllToAll::suggest_for(self.crew, size_of_val(&*sent), Order::Canonical, model);
-        self.deal(call, algorithm, (&sent, &shares), (&mut announced, &shares), &options.due)?;
+        self.deal(call, algorithm, (&sent, &layout), (&mut announced, &layout), &options.due)?;
         let differs = |(from, (&sent, &expected)): (usize, (&u64, &usize))| {
             (sent != expected as u64).then_some([from as u64, rank as u64, sent, expected as u64])
         };

@@ -6,7 +6,7 @@ use dist_algos::direct::{Ownership, Task};
 use super::arithmetic::Arithmetic;
 use super::direct::{Held, Input};
 use super::plan_cache::{CallKey, Collective, ProgramKind};
-use super::shares::Shares;
+use super::rank_layout::RankLayout;
 use super::{CallOptions, Engine, copy, from_input, in_place, nothing_to_combine, partition, room};
 use crate::algorithm::OneOf;
 use crate::{AllGather, Broadcast, Element, Gather, Operation, Result, Scatter};
@@ -42,21 +42,21 @@ impl Engine {
         options: &CallOptions<'_>,
     ) -> Result<()> {
         let (operation, whole) = (Operation::AllGather, Some(("output", output.len())));
-        let shares = &self.shares(operation, counts, ("input", input.len()), whole)?;
+        let layout = &self.layout(operation, counts, ("input", input.len()), whole)?;
         let own = self.rank.index();
         let collective = Collective::Direct(Task::AllGather { of: Source::Input });
         let program =
-            self.begin_shares::<T, AllGather>(collective, None, input.ownership(), shares, options)?;
+            self.begin_with_layout::<T, AllGather>(collective, None, input.ownership(), layout, options)?;
         let input = input.elements();
         match program {
             ProgramKind::Direct { .. } => {
-                let (part, whole) = (shares.of(own..own + 1), shares.partition::<T>());
+                let (part, whole) = (layout.of(own..own + 1), layout.partition::<T>());
                 let input = Some((input, part.partition::<T>()));
                 self.run_directly((output, whole), input, &Arithmetic::NONE, &options.due)
             }
             ProgramKind::Messages { .. } => {
-                copy(input, &mut output[shares.range(own)]);
-                let memory = in_place(output, shares.partition::<T>());
+                copy(input, &mut output[layout.range(own)]);
+                let memory = in_place(output, layout.partition::<T>());
                 self.run(memory, &mut nothing_to_combine, &options.due)
             }
         }
@@ -69,10 +69,11 @@ impl Engine {
     ) -> Result<()> {
         let (buffer, ownership) = held.into().into_parts();
         let part = self.check_divisible(Operation::AllGather, buffer.len())?;
-        let shares = Shares::even(part, self.world_size());
+        let layout = RankLayout::even(part, self.world_size());
         let collective = Collective::Direct(Task::AllGather { of: Source::Buffer });
-        let program = self.begin_shares::<T, AllGather>(collective, None, ownership, &shares, options)?;
-        let cut = shares.partition::<T>();
+        let program =
+            self.begin_with_layout::<T, AllGather>(collective, None, ownership, &layout, options)?;
+        let cut = layout.partition::<T>();
         match program {
             ProgramKind::Direct { .. } => {
                 self.run_directly((buffer, cut), None, &Arithmetic::NONE, &options.due)
@@ -92,13 +93,13 @@ impl Engine {
         options: &CallOptions<'_>,
     ) -> Result<()> {
         let whole = (self.rank.index() == root).then_some(("output", output.len()));
-        let shares = &self.shares(Operation::Gather, counts, ("input", input.len()), whole)?;
+        let layout = &self.layout(Operation::Gather, counts, ("input", input.len()), whole)?;
         self.check_root(Operation::Gather, root)?;
         let (rank, collective) = (self.rank, Collective::Gather { root });
-        let algorithm: Gather = self.begin_rooted::<T, _>(collective, shares, options)?;
-        let own = shares.of(rank.index()..rank.index() + 1);
+        let algorithm: Gather = self.begin_rooted::<T, _>(collective, layout, options)?;
+        let own = layout.of(rank.index()..rank.index() + 1);
         let held = algorithm.held(rank, root);
-        let passing = shares.of(held.first()..held.end());
+        let passing = layout.of(held.first()..held.end());
         let mut memory = std::mem::take(&mut self.copy);
         let buffer = match rank.index() {
             index if index == root => output,
@@ -122,13 +123,13 @@ impl Engine {
         options: &CallOptions<'_>,
     ) -> Result<()> {
         let whole = (self.rank.index() == root).then_some(("input", input.len()));
-        let shares = &self.shares(Operation::Scatter, counts, ("output", output.len()), whole)?;
+        let layout = &self.layout(Operation::Scatter, counts, ("output", output.len()), whole)?;
         self.check_root(Operation::Scatter, root)?;
         let (rank, collective) = (self.rank, Collective::Scatter { root });
-        let algorithm: Scatter = self.begin_rooted::<T, _>(collective, shares, options)?;
+        let algorithm: Scatter = self.begin_rooted::<T, _>(collective, layout, options)?;
         let held = algorithm.held(rank, root);
-        let passing = shares.of(held.first()..held.end());
-        let source = shares.of(if rank.index() == root { 0..rank.world_size() } else { 0..0 });
+        let passing = layout.of(held.first()..held.end());
+        let source = layout.of(if rank.index() == root { 0..rank.world_size() } else { 0..0 });
         let source = (if rank.index() == root { input } else { &[] }, source.partition::<T>());
         if passing.total() == output.len() && held.first() == rank.index() {
             // Nothing but its own part comes to this rank.
@@ -143,7 +144,7 @@ impl Engine {
         let done = self.run(all, &mut nothing_to_combine, &options.due);
         if done.is_ok() {
             let part = if held.is_empty() {
-                &input[shares.range(rank.index())]
+                &input[layout.range(rank.index())]
             } else {
                 &buffer[passing.range(rank.index())]
             };
@@ -157,10 +158,10 @@ impl Engine {
     fn begin_rooted<T: Element, A: OneOf>(
         &mut self,
         collective: Collective,
-        shares: &Shares,
+        layout: &RankLayout,
         options: &CallOptions<'_>,
     ) -> Result<A> {
-        self.begin_shares::<T, A>(collective, None, [Ownership::Borrowed; 2], shares, options)?;
+        self.begin_with_layout::<T, A>(collective, None, [Ownership::Borrowed; 2], layout, options)?;
         Ok(self.flat().1)
     }
 }

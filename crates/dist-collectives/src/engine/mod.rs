@@ -12,8 +12,8 @@ mod direct;
 mod direct_access;
 mod messages;
 mod plan_cache;
+mod rank_layout;
 mod reductions;
-mod shares;
 mod wide;
 mod window;
 

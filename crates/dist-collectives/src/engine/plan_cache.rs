@@ -7,7 +7,7 @@ use dist_transport::{Fingerprint, Transport};
 
 use super::direct::SharedMemory;
 use super::direct_access::CheckedPlan;
-use super::shares::Shares;
+use super::rank_layout::RankLayout;
 use super::{CallOptions, Engine};
 use crate::algorithm::OneOf;
 use crate::digest::digest;
@@ -340,19 +340,19 @@ impl Engine {
     }
 
     /// Begins an operation on memory in which every rank has a share.
-    pub(super) fn begin_shares<T: Element, A: OneOf>(
+    pub(super) fn begin_with_layout<T: Element, A: OneOf>(
         &mut self,
         collective: Collective,
         op: Option<ReduceOp>,
         ownership: [Ownership; 2],
-        shares: &Shares,
+        layout: &RankLayout,
         options: &CallOptions<'_>,
     ) -> Result<ProgramKind> {
-        let bytes = shares.total().saturating_mul(size_of::<T>());
+        let bytes = layout.total().saturating_mul(size_of::<T>());
         let key =
-            CallKey::of::<T>(collective, shares.count(), bytes, shares.digest(options.sizes)).on(ownership);
+            CallKey::of::<T>(collective, layout.count(), bytes, layout.digest(options.sizes)).on(ownership);
         let key = CallKey { op: op.map(ReduceOp::kind), dtype: Some(options.dtype::<T>()), ..key };
-        self.begin_collective::<A>(&key, |_| shares.partition::<T>().chunk_bytes_max(), options)
+        self.begin_collective::<A>(&key, |_| layout.partition::<T>().chunk_bytes_max(), options)
     }
 
     #[inline(never)]

@@ -8,7 +8,7 @@ use dist_transport::Due;
 use super::arithmetic::{Arithmetic, identity};
 use super::direct::{Held, Input};
 use super::plan_cache::{CallKey, Collective, CompiledSchedule, ProgramKind};
-use super::shares::Shares;
+use super::rank_layout::RankLayout;
 use super::wide::widening;
 use super::{CallOptions, Engine, copy, from_input, in_place, partition, room};
 use crate::{AllReduce, Element, Error, Operation, Reduce, ReduceOp, ReduceScatter, Result, Scan};
@@ -151,13 +151,13 @@ impl Engine {
         options: &CallOptions<'_>,
     ) -> Result<()> {
         let (operation, whole) = (Operation::ReduceScatter, Some(("input", input.len())));
-        let shares = &self.shares(operation, counts, ("output", output.len()), whole)?;
+        let layout = &self.layout(operation, counts, ("output", output.len()), whole)?;
         Self::check_op::<T>(op)?;
         if let Some(widening) = widening::<T>(op) {
             let [meant, _] = input.ownership();
             let mut wide = self.widened(widening, input.elements(), meant)?;
             let options = &options.in_place_of::<T>();
-            let done = self.reduce_scatter_held(wide.held(), shares, op, options);
+            let done = self.reduce_scatter_held(wide.held(), layout, op, options);
             let done = done.map(|part| (widening.narrow)(part, output));
             self.wide.keep(wide);
             return done;
@@ -170,19 +170,19 @@ impl Engine {
         };
         let collective = Collective::Direct(Task::ReduceScatter { of });
         let program =
-            self.begin_shares::<T, ReduceScatter>(collective, Some(op), ownership, shares, options)?;
+            self.begin_with_layout::<T, ReduceScatter>(collective, Some(op), ownership, layout, options)?;
         let input = input.elements();
         let arithmetic = self.arithmetic::<T>(op, options)?;
         let own = self.rank.index();
-        let part = shares.of(own..own + 1);
-        let (part, whole) = (part.partition::<T>(), shares.partition::<T>());
+        let part = layout.of(own..own + 1);
+        let (part, whole) = (part.partition::<T>(), layout.partition::<T>());
         match program {
             ProgramKind::Direct { .. } if !scales => {
                 let input = Some((input, whole));
                 return self.run_directly((output, part), input, &arithmetic, &options.due);
             }
             ProgramKind::Messages { .. } if self.plan_cache.current().schedule().of == Source::Input => {
-                copy(&input[shares.range(own)], output);
+                copy(&input[layout.range(own)], output);
                 let memory = from_input((input, whole), (&mut *output, part));
                 self.run(memory, &mut arithmetic.combine::<T>(), &options.due)?;
                 arithmetic.finish(output);
@@ -194,7 +194,7 @@ impl Engine {
         let worked_on = room(&mut memory, input.len(), &mut *self.transport)?;
         copy(input, worked_on);
         let done = self
-            .reduce_scatter_in(program, shares, worked_on, &arithmetic, options)
+            .reduce_scatter_in(program, layout, worked_on, &arithmetic, options)
             .map(|part| copy(part, output));
         self.copy = memory;
         done
@@ -210,14 +210,14 @@ impl Engine {
         let held = held.into();
         let part = self.check_divisible(Operation::ReduceScatter, held.len())?;
         Self::check_op::<T>(op)?;
-        let shares = &Shares::even(part, self.world_size());
+        let layout = &RankLayout::even(part, self.world_size());
         let Some(widening) = widening::<T>(op) else {
-            return self.reduce_scatter_held(held, shares, op, options);
+            return self.reduce_scatter_held(held, layout, op, options);
         };
         let (buffer, [meant, _]) = held.into_parts();
         let mut wide = self.widened(widening, buffer, meant)?;
-        let own = &mut buffer[shares.range(self.rank.index())];
-        let done = self.reduce_scatter_held(wide.held(), shares, op, &options.in_place_of::<T>());
+        let own = &mut buffer[layout.range(self.rank.index())];
+        let done = self.reduce_scatter_held(wide.held(), layout, op, &options.in_place_of::<T>());
         let done = done.map(|part| (widening.narrow)(part, own));
         self.wide.keep(wide);
         done.map(|()| own)
@@ -227,29 +227,29 @@ impl Engine {
     fn reduce_scatter_held<'a, T: Element>(
         &mut self,
         held: Held<'a, T>,
-        shares: &Shares,
+        layout: &RankLayout,
         op: ReduceOp,
         options: &CallOptions<'_>,
     ) -> Result<&'a mut [T]> {
         let (buffer, ownership) = held.into_parts();
         let collective = Collective::Direct(Task::ReduceScatter { of: Source::Buffer });
         let program =
-            self.begin_shares::<T, ReduceScatter>(collective, Some(op), ownership, shares, options)?;
+            self.begin_with_layout::<T, ReduceScatter>(collective, Some(op), ownership, layout, options)?;
         let arithmetic = self.arithmetic::<T>(op, options)?;
-        self.reduce_scatter_in(program, shares, buffer, &arithmetic, options)
+        self.reduce_scatter_in(program, layout, buffer, &arithmetic, options)
     }
 
     fn reduce_scatter_in<'a, T: Element>(
         &mut self,
         program: ProgramKind,
-        shares: &Shares,
+        layout: &RankLayout,
         buffer: &'a mut [T],
         arithmetic: &Arithmetic,
         options: &CallOptions<'_>,
     ) -> Result<&'a mut [T]> {
         arithmetic.prepare(buffer);
-        let own = shares.range(self.rank.index());
-        let cut = shares.partition::<T>();
+        let own = layout.range(self.rank.index());
+        let cut = layout.partition::<T>();
         match program {
             ProgramKind::Direct { .. } => {
                 self.run_directly((&mut *buffer, cut), None, arithmetic, &options.due)?;
