@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Deref;
 
-use crate::engine::{CallOptions, OpenBuffer, copy};
+use crate::engine::{CallOptions, WindowBuffer, copy};
 use crate::{Buffer, Call, Communicator, Element, Error, Failed, Result};
 
 /// A buffer that every rank of a group has for all of them to read, where it lies and whenever they like: nobody changes one
@@ -37,7 +37,7 @@ use crate::{Buffer, Call, Communicator, Element, Error, Failed, Result};
 pub struct Window<T> {
     // Dropped first: others find out by that what they must not read any more.
     comm: Communicator,
-    open: OpenBuffer<T>,
+    open: WindowBuffer<T>,
     call: Call,
 }
 

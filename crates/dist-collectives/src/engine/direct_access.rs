@@ -344,14 +344,14 @@ impl direct::Access for CheckedAccess<'_> {
 ///
 /// The buffer belongs to this until then, and nobody can write to it. So the plan of this call needs no other proof.
 #[derive(Debug)]
-pub(crate) struct OpenBuffer<T> {
+pub(crate) struct WindowBuffer<T> {
     // Dropped before the buffer: others find out by that what they must not read any more.
-    shared: Option<OpenCall>,
+    shared: Option<WindowCall>,
     buffer: Buffer<T>,
 }
 
 #[derive(Debug)]
-struct OpenCall {
+struct WindowCall {
     call: DirectCall,
     abandon: Abandon,
     has_closed: bool,
@@ -361,7 +361,7 @@ struct OpenCall {
 const OPENED: u32 = 1;
 const CLOSED: u32 = 2;
 
-impl<T: Element> OpenBuffer<T> {
+impl<T: Element> WindowBuffer<T> {
     /// A buffer that is nobody's but this rank's: there are no others.
     pub(super) const fn alone(buffer: Buffer<T>) -> Self {
         Self { shared: None, buffer }
@@ -385,7 +385,7 @@ impl<T: Element> OpenBuffer<T> {
             return Err((buffer, error));
         }
         let (call, abandon) = (direct.call(), direct.abandon_later());
-        let open = Self { shared: Some(OpenCall { call, abandon, has_closed: false }), buffer };
+        let open = Self { shared: Some(WindowCall { call, abandon, has_closed: false }), buffer };
         match open_with_others(direct, rank, due) {
             Ok(()) => Ok(open),
             Err(error) => Err((open.into_buffer(), error)),
@@ -452,7 +452,7 @@ fn open_with_others(direct: &mut dyn Direct, rank: Rank, due: &Due<'_>) -> Resul
     Ok(())
 }
 
-impl<T: Element> Deref for OpenBuffer<T> {
+impl<T: Element> Deref for WindowBuffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -460,7 +460,7 @@ impl<T: Element> Deref for OpenBuffer<T> {
     }
 }
 
-impl Drop for OpenCall {
+impl Drop for WindowCall {
     fn drop(&mut self) {
         if !self.has_closed {
             self.abandon.now();

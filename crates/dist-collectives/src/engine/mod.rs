@@ -30,7 +30,7 @@ use crate::two_level::Levels;
 use crate::{Buffer, Call, DType, Element, Error, Operation, Result};
 pub(crate) use direct::Input;
 use direct::{SharedMemory, SlotGenerations};
-pub(crate) use direct_access::OpenBuffer;
+pub(crate) use direct_access::WindowBuffer;
 use plan_cache::{CompiledSchedule, PlanCache};
 use wide::WideMemory;
 pub(crate) use wide::alloc;

@@ -6,7 +6,7 @@
 use dist_algos::direct::{Ownership, Task};
 use dist_transport::{Cause, Chain, Due, Reach};
 
-use super::direct_access::OpenBuffer;
+use super::direct_access::WindowBuffer;
 use super::plan_cache::{CallKey, Collective};
 use super::{CallOptions, Engine};
 use crate::{Buffer, Call, Element, Error, Operation, ReduceKind, ReduceOp, Result};
@@ -33,7 +33,7 @@ impl Engine {
         &mut self,
         buffer: Buffer<T>,
         options: &CallOptions<'_>,
-    ) -> Result<(Call, OpenBuffer<T>), (Buffer<T>, Error)> {
+    ) -> Result<(Call, WindowBuffer<T>), (Buffer<T>, Error)> {
         let key = window::<T>(buffer.len(), options);
         match self.reach(Operation::Window, &key, options) {
             Ok(Some(_)) => {}
@@ -43,10 +43,10 @@ impl Engine {
         let call = self.begin(self.call_of(Operation::Window, &key, options.settings.order));
         let rank = self.rank;
         if rank.world_size() == 1 {
-            return Ok((call, OpenBuffer::alone(buffer)));
+            return Ok((call, WindowBuffer::alone(buffer)));
         }
         let opened = match self.transport.direct(&options.due) {
-            Ok(Some(direct)) => OpenBuffer::open(buffer, direct, rank, &call, &options.due)
+            Ok(Some(direct)) => WindowBuffer::open(buffer, direct, rank, &call, &options.due)
                 .map_err(|(buffer, source)| (buffer, Error::in_call(call, source))),
             Ok(None) => Err((buffer, Error::SharedMemory)),
             Err(source) => Err((buffer, Error::in_call(call, source))),
@@ -64,7 +64,7 @@ impl Engine {
     /// Copies elements of another rank's, from this one on.
     pub(crate) fn read_window<T: Element>(
         &mut self,
-        (call, open): (&Call, &OpenBuffer<T>),
+        (call, open): (&Call, &WindowBuffer<T>),
         from: (usize, usize),
         into: &mut [T],
         due: &Due<'_>,
@@ -79,7 +79,7 @@ impl Engine {
     /// Waits until nobody reads any more.
     pub(crate) fn close_window<T: Element>(
         &mut self,
-        (call, open): (&Call, &mut OpenBuffer<T>),
+        (call, open): (&Call, &mut WindowBuffer<T>),
         due: &Due<'_>,
     ) -> Result<()> {
         let rank = self.rank;
