@@ -298,7 +298,7 @@ impl<'a, T: Element> Held<'a, T> {
     pub(super) fn ownership(&self) -> [Ownership; 2] {
         match self {
             Self::Borrowed(_) => [Ownership::Borrowed; 2],
-            Self::Owned(buffer) => [buffer.meant(), buffer.ownership()],
+            Self::Owned(buffer) => [buffer.ownership(), buffer.ownership()],
         }
     }
 
@@ -342,7 +342,7 @@ impl<'a, T> From<&'a [T]> for Input<'a, T> {
 
 impl<'a, T: Element> From<&'a Buffer<T>> for Input<'a, T> {
     fn from(buffer: &'a Buffer<T>) -> Self {
-        Self { elements: buffer, ownership: [buffer.meant(), buffer.ownership()] }
+        Self { elements: buffer, ownership: [buffer.ownership(), buffer.ownership()] }
     }
 }
 

@@ -32,7 +32,7 @@ pub(crate) use direct::Input;
 use direct::{SharedMemory, SlotGenerations};
 pub(crate) use direct_access::WindowBuffer;
 use plan_cache::{CompiledSchedule, PlanCache};
-use wide::WideMemory;
+use wide::WidenedBuffers;
 pub(crate) use wide::alloc;
 
 pub use reductions::BLOCK_BYTES_OF_RANK;
@@ -95,7 +95,7 @@ pub(crate) struct Engine {
     /// Words, so that every element is aligned.
     copy: Vec<u64>,
     /// Memory for the partial sums of means that are not carried in the type of the elements.
-    wide: WideMemory,
+    wide: WidenedBuffers,
 }
 
 impl Engine {
@@ -119,7 +119,7 @@ impl Engine {
             messages: None,
             levels: None,
             copy: Vec::new(),
-            wide: WideMemory::default(),
+            wide: WidenedBuffers::default(),
         }
     }
 

@@ -27,8 +27,8 @@ impl Engine {
         Self::check_op::<T>(op)?;
         let mut held = held.into();
         if let Some(widening) = widening::<T>(op) {
-            let [meant, _] = held.ownership();
-            let mut wide = self.widened(widening, held.elements(), meant)?;
+            let [ownership, _] = held.ownership();
+            let mut wide = self.widened(widening, held.elements(), ownership)?;
             let done = self.all_reduce(wide.held(), op, &options.in_place_of::<T>());
             if done.is_ok() {
                 (widening.narrow)(wide.elements(), held.elements());
@@ -154,8 +154,8 @@ impl Engine {
         let layout = &self.layout(operation, counts, ("output", output.len()), whole)?;
         Self::check_op::<T>(op)?;
         if let Some(widening) = widening::<T>(op) {
-            let [meant, _] = input.ownership();
-            let mut wide = self.widened(widening, input.elements(), meant)?;
+            let [ownership, _] = input.ownership();
+            let mut wide = self.widened(widening, input.elements(), ownership)?;
             let options = &options.in_place_of::<T>();
             let done = self.reduce_scatter_held(wide.held(), layout, op, options);
             let done = done.map(|part| (widening.narrow)(part, output));
@@ -214,8 +214,8 @@ impl Engine {
         let Some(widening) = widening::<T>(op) else {
             return self.reduce_scatter_held(held, layout, op, options);
         };
-        let (buffer, [meant, _]) = held.into_parts();
-        let mut wide = self.widened(widening, buffer, meant)?;
+        let (buffer, [ownership, _]) = held.into_parts();
+        let mut wide = self.widened(widening, buffer, ownership)?;
         let own = &mut buffer[layout.range(self.rank.index())];
         let done = self.reduce_scatter_held(wide.held(), layout, op, &options.in_place_of::<T>());
         let done = done.map(|part| (widening.narrow)(part, own));

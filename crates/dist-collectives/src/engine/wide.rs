@@ -20,23 +20,23 @@ pub(super) fn widening<T: Element>(op: ReduceOp) -> Option<Widening<T>> {
 
 /// The `f32` memory that is kept between calls, of each kind.
 #[derive(Debug, Default)]
-pub(super) struct WideMemory {
+pub(super) struct WidenedBuffers {
     ordinary: Option<Buffer<f32>>,
     allocated: Option<Buffer<f32>>,
 }
 
 /// The elements of a call as `f32`.
 #[derive(Debug)]
-pub(super) struct Wide {
+pub(super) struct WidenedElements {
     elements: Buffer<f32>,
     /// Whose the elements are on all ranks.
-    meant: Ownership,
+    ownership: Ownership,
 }
 
-impl Wide {
+impl WidenedElements {
     /// The elements, in memory of the kind that the caller's elements are in.
     pub(super) fn held(&mut self) -> Held<'_, f32> {
-        match self.meant {
+        match self.ownership {
             Ownership::Borrowed => Held::Borrowed(&mut self.elements),
             _ => Held::Owned(&mut self.elements),
         }
@@ -47,17 +47,17 @@ impl Wide {
     }
 }
 
-impl WideMemory {
-    fn of_kind(&mut self, meant: Ownership) -> &mut Option<Buffer<f32>> {
-        match meant {
+impl WidenedBuffers {
+    fn of_kind(&mut self, ownership: Ownership) -> &mut Option<Buffer<f32>> {
+        match ownership {
             Ownership::Allocated => &mut self.allocated,
             _ => &mut self.ordinary,
         }
     }
 
     /// Keeps the memory for the next call.
-    pub(super) fn keep(&mut self, wide: Wide) {
-        *self.of_kind(wide.meant) = Some(wide.elements);
+    pub(super) fn keep(&mut self, wide: WidenedElements) {
+        *self.of_kind(wide.ownership) = Some(wide.elements);
     }
 }
 
@@ -68,17 +68,17 @@ impl Engine {
         &mut self,
         widening: Widening<T>,
         elements: &[T],
-        meant: Ownership,
-    ) -> Result<Wide> {
-        let kept = self.wide.of_kind(meant).take().and_then(|kept| kept.with_len(elements.len()));
+        ownership: Ownership,
+    ) -> Result<WidenedElements> {
+        let kept = self.wide.of_kind(ownership).take().and_then(|kept| kept.with_len(elements.len()));
         let memory = match kept {
             Some(kept) => Ok(kept),
-            None if meant == Ownership::Allocated => alloc(&mut *self.transport, elements.len()),
+            None if ownership == Ownership::Allocated => alloc(&mut *self.transport, elements.len()),
             None => Buffer::zeroed(elements.len()),
         };
         let mut memory = memory.inspect_err(|error| self.transport.abort(Cause::gave_up(Chain(error))))?;
         (widening.widen)(elements, &mut memory);
-        Ok(Wide { elements: memory, meant })
+        Ok(WidenedElements { elements: memory, ownership })
     }
 }
 
