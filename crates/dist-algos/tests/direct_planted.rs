@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use dist_algos::direct::{Access, Form, Kernel, Memory, Own, Plan, Task, run};
+use dist_algos::direct::{Access, DirectAlgorithm, Kernel, Memory, Own, Plan, Task, run};
 use dist_algos::{Partition, Scratch};
 use dist_transport::conformance::Unchecked;
 use dist_transport::{
@@ -130,10 +130,11 @@ impl Access for Wrong<'_> {
 }
 
 /// Three sums in a row, and whether all of them were right.
-fn sums(transport: &mut sim::SimTransport, form: Form, mistake: Mistake) -> bool {
+fn sums(transport: &mut sim::SimTransport, algorithm: DirectAlgorithm, mistake: Mistake) -> bool {
     let (rank, deadline) = (transport.rank(), transport.runtime().deadline(Duration::from_secs(60)));
-    let cut = Partition::new(64 * 8, 1, Task::AllReduce.parts(form, WORLD)).unwrap();
-    let plan = Plan::new((Task::AllReduce, form), WORLD, cut.chunk_bytes_max(), 64 * WORLD, SHARED).unwrap();
+    let cut = Partition::new(64 * 8, 1, Task::AllReduce.parts(algorithm, WORLD)).unwrap();
+    let plan =
+        Plan::new((Task::AllReduce, algorithm), WORLD, cut.chunk_bytes_max(), 64 * WORLD, SHARED).unwrap();
     (1..=3_u8).all(|call| {
         transport.begin(&Fingerprint([call; 48]));
         // No two blocks, and no two calls, are alike.
@@ -142,10 +143,10 @@ fn sums(transport: &mut sim::SimTransport, form: Form, mistake: Mistake) -> bool
         let mut buffer = Vec::from_iter((0..64 * 8).map(word));
         let due = &deadline.into();
         let mut inner = Unchecked::simulated(transport, due).unwrap().unwrap();
-        let lends = form == Form::WriteToAll;
-        let exposed = match form {
-            Form::WriteToAll => Exposed::Write(Owned::from(buffer.clone()).lend()),
-            Form::ReadFromAll => Exposed::Read(&buffer),
+        let lends = algorithm == DirectAlgorithm::WriteToAll;
+        let exposed = match algorithm {
+            DirectAlgorithm::WriteToAll => Exposed::Write(Owned::from(buffer.clone()).lend()),
+            DirectAlgorithm::ReadFromAll => Exposed::Read(&buffer),
             _ => Exposed::Nothing,
         };
         if inner.enter(plan.posts(), plan.use_of_slots(), exposed, due).is_err() {
@@ -179,10 +180,10 @@ fn sums(transport: &mut sim::SimTransport, form: Form, mistake: Mistake) -> bool
 }
 
 /// The first seed under which the mistake shows.
-fn found(form: Form, mistake: Mistake, seeds: u64) -> Option<u64> {
+fn found(algorithm: DirectAlgorithm, mistake: Mistake, seeds: u64) -> Option<u64> {
     (0..seeds).find(|&seed| {
         let network = sim::Network::new(WORLD).with_seed(seed).with_shared_memory();
-        let program = move |mut transport: sim::SimTransport| sums(&mut transport, form, mistake);
+        let program = move |mut transport: sim::SimTransport| sums(&mut transport, algorithm, mistake);
         network.try_run(program).map_or(true, |outcome| outcome.results.contains(&Some(false)))
     })
 }
@@ -192,8 +193,8 @@ fn found(form: Form, mistake: Mistake, seeds: u64) -> Option<u64> {
 #[case::waits_for_less(Mistake::WaitsForLess)]
 #[case::lost_post(Mistake::LostPost)]
 fn what_concerns_waits_is_found_in_every_form(#[case] mistake: Mistake) {
-    for form in Form::ALL {
-        assert!(found(form, mistake, SEEDS).is_some(), "{mistake:?} in {form}");
+    for algorithm in DirectAlgorithm::ALL {
+        assert!(found(algorithm, mistake, SEEDS).is_some(), "{mistake:?} in {algorithm}");
     }
 }
 
@@ -201,14 +202,14 @@ fn what_concerns_waits_is_found_in_every_form(#[case] mistake: Mistake) {
 #[case::early_reuse(Mistake::EarlyReuse)]
 #[case::early_post(Mistake::EarlyPost)]
 fn what_concerns_slots_is_found_in_forms_that_have_them(#[case] mistake: Mistake) {
-    for form in [Form::OneShot, Form::Staged] {
-        assert!(found(form, mistake, SEEDS).is_some(), "{mistake:?} in {form}");
+    for algorithm in [DirectAlgorithm::OneShot, DirectAlgorithm::Staged] {
+        assert!(found(algorithm, mistake, SEEDS).is_some(), "{mistake:?} in {algorithm}");
     }
 }
 
 #[test]
 fn nothing_is_found_where_there_is_no_mistake() {
-    for form in Form::ALL {
-        assert_eq!(found(form, Mistake::None, SEEDS / 20), None, "{form}");
+    for algorithm in DirectAlgorithm::ALL {
+        assert_eq!(found(algorithm, Mistake::None, SEEDS / 20), None, "{algorithm}");
     }
 }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use dist_algos::direct::{
-    Exposed as Exposes, Form, Kernel, Memory, Own, Pace, Plan, Task, exposed, meet, run,
+    DirectAlgorithm, Exposed as Exposes, Kernel, Memory, Own, Pace, Plan, Task, exposed, meet, run,
 };
 use dist_algos::{Partition, Scratch, Source};
 use dist_transport::conformance::Unchecked;
@@ -47,9 +47,11 @@ fn simulated(plan: Plan, seed: u64, cut: Partition<'static>) -> Duration {
             return;
         }
         let lent = Owned::from(buffer.clone());
-        let part = cut.range(if plan.form() == Form::WriteToAll { rank.index() } else { 0 });
-        let own = match plan.form() {
-            Form::WriteToAll => Own::Lent { len: buffer.len(), start: part.start, part: &mut buffer[part] },
+        let part = cut.range(if plan.algorithm() == DirectAlgorithm::WriteToAll { rank.index() } else { 0 });
+        let own = match plan.algorithm() {
+            DirectAlgorithm::WriteToAll => {
+                Own::Lent { len: buffer.len(), start: part.start, part: &mut buffer[part] }
+            }
             _ => Own::Borrowed(&mut buffer),
         };
         let memory = &mut Memory { own, cut, input, piece_bytes: PACE.piece_bytes };
@@ -67,16 +69,19 @@ fn simulated(plan: Plan, seed: u64, cut: Partition<'static>) -> Duration {
 
 #[rstest]
 fn a_schedule_takes_as_long_as_predicted(#[values(2, 3, 4, 5, 8)] world_size: usize) {
-    let forms = |task| Form::ALL.map(|form| (task, form));
-    let all = Task::all(world_size / 2).into_iter().flat_map(forms).filter(|(task, form)| form.serves(*task));
-    for (task, form) in all {
+    let forms = |task| DirectAlgorithm::ALL.map(|algorithm| (task, algorithm));
+    let all = Task::all(world_size / 2)
+        .into_iter()
+        .flat_map(forms)
+        .filter(|(task, algorithm)| algorithm.serves(*task));
+    for (task, algorithm) in all {
         for len in [0, 1, 40, 1000, 10_000] {
-            let cut = Partition::new(len, 1, task.parts(form, world_size)).unwrap();
-            let plan = Plan::new((task, form), world_size, cut.chunk_bytes_max(), 2048, SHARED).unwrap();
+            let cut = Partition::new(len, 1, task.parts(algorithm, world_size)).unwrap();
+            let plan = Plan::new((task, algorithm), world_size, cut.chunk_bytes_max(), 2048, SHARED).unwrap();
             let predicted = plan.duration(cut, Some(cut), &PACE);
             for seed in [0, 1] {
                 let took = simulated(plan, seed, cut);
-                assert_eq!(took, predicted, "{task:?} {form}, {len} bytes, {world_size} ranks");
+                assert_eq!(took, predicted, "{task:?} {algorithm}, {len} bytes, {world_size} ranks");
             }
         }
     }
@@ -85,7 +90,7 @@ fn a_schedule_takes_as_long_as_predicted(#[values(2, 3, 4, 5, 8)] world_size: us
 #[test]
 fn a_barrier_takes_a_post_and_the_notice_of_it() {
     let cut = Partition::new(0, 1, 1).unwrap();
-    let barrier = |ranks| Plan::new((Task::Barrier, Form::OneShot), ranks, 0, 0, SHARED).unwrap();
+    let barrier = |ranks| Plan::new((Task::Barrier, DirectAlgorithm::OneShot), ranks, 0, 0, SHARED).unwrap();
     let time = |ranks| barrier(ranks).duration(cut, None, &PACE);
     assert_eq!(time(1), Duration::from_nanos(20));
     assert_eq!(time(2), Duration::from_nanos(20 + 75));

@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use dist_algos::direct::{Access, Exposed, Form, Kernel, Memory, Own, Plan, Task, Total, exposed, meet, run};
+use dist_algos::direct::{
+    Access, DirectAlgorithm, Exposed, Kernel, Memory, Own, Plan, Task, Total, exposed, meet, run,
+};
 use dist_algos::{Partition, RunError, Scratch, Source};
 use dist_testkit::oracle::{self, Reduction};
 use dist_transport::{CALLS_MAX, Deadline, Due, Place, Rank, Reach, Result, Runtime, Shared, Slots};
@@ -238,16 +240,16 @@ enum Meeting {
 fn once(
     direct: &mut Together,
     rank: Rank,
-    (task, form): (Task, Form),
+    (task, algorithm): (Task, DirectAlgorithm),
     len: usize,
     meeting: Meeting,
 ) -> Vec<f32> {
     let world_size = rank.world_size();
     let buffer = brought(rank.index(), world_size, len);
     let input = buffer.clone();
-    let parts = task.parts(form, world_size);
+    let parts = task.parts(algorithm, world_size);
     let cut = Partition::new(buffer.len(), 4, parts).unwrap();
-    let plan = Plan::new((task, form), world_size, cut.chunk_bytes_max(), 512, SHARED).unwrap();
+    let plan = Plan::new((task, algorithm), world_size, cut.chunk_bytes_max(), 512, SHARED).unwrap();
     let plan = plan.with_turn(direct.turn);
     direct.turn += plan.turns();
     let part = rank.index() * len..(rank.index() + 1) * len;
@@ -280,7 +282,7 @@ fn once(
         return buffer;
     }
     let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut buffer);
-    let (lent, lends) = (bytes.to_vec(), form == Form::WriteToAll);
+    let (lent, lends) = (bytes.to_vec(), algorithm == DirectAlgorithm::WriteToAll);
     let own_part = cut.range(if lends { rank.index() } else { 0 });
     let own = if lends {
         Own::Lent { len: lent.len(), start: own_part.start, part: &mut bytes[own_part.clone()] }
@@ -346,19 +348,20 @@ fn every_form_gives_what_the_oracle_says(
 ) {
     let root = world_size - 1;
     let inputs: Vec<Vec<f32>> = (0..world_size).map(|rank| brought(rank, world_size, len)).collect();
-    let forms = Form::ALL;
-    let all: Vec<(Task, Form)> =
-        Task::all(root).into_iter().flat_map(|task| forms.map(|form| (task, form))).collect();
-    let calls: Vec<(Task, Form)> = all.into_iter().filter(|(task, form)| form.serves(*task)).collect();
+    let forms = DirectAlgorithm::ALL;
+    let all: Vec<(Task, DirectAlgorithm)> =
+        Task::all(root).into_iter().flat_map(|task| forms.map(|algorithm| (task, algorithm))).collect();
+    let calls: Vec<(Task, DirectAlgorithm)> =
+        all.into_iter().filter(|(task, algorithm)| algorithm.serves(*task)).collect();
     let results = on_every_rank(world_size, |rank, direct| {
         calls.iter().map(|&call| once(direct, rank, call, len, meeting)).collect::<Vec<_>>()
     });
     for (rank, results) in results.iter().enumerate() {
-        for (&(task, form), result) in calls.iter().zip(results) {
+        for (&(task, algorithm), result) in calls.iter().zip(results) {
             let promised = promised(task, rank, &inputs, len);
             for (index, (promised, got)) in promised.into_iter().zip(result).enumerate() {
                 let same = promised.is_none_or(|promised| promised.to_bits() == got.to_bits());
-                assert!(same, "{task:?} {form}, rank {rank}, element {index}: {got}, not {promised:?}");
+                assert!(same, "{task:?} {algorithm}, rank {rank}, element {index}: {got}, not {promised:?}");
             }
         }
     }
@@ -367,11 +370,12 @@ fn every_form_gives_what_the_oracle_says(
 #[test]
 fn memory_that_the_schedule_was_not_made_for_is_refused() {
     let rank = Rank::new(0, 1).unwrap();
-    let error_of = |task: Task, form: Form, bytes: &mut [u8], cut: Partition<'_>| {
+    let error_of = |task: Task, algorithm: DirectAlgorithm, bytes: &mut [u8], cut: Partition<'_>| {
         let mut direct = Together { rank: 0, all: Arc::default(), bases: vec![0], turn: 0 };
         let memory = &mut Memory { own: Own::Borrowed(bytes), cut, input: None, piece_bytes: 64 };
         let kernel = &mut Kernel { combine: &mut |_, _| (), finish: &mut |_| (), complete: &mut |_| () };
-        let (plan, scratch) = (Plan::new((task, form), 1, 64, 512, SHARED).unwrap(), &mut Scratch::new());
+        let (plan, scratch) =
+            (Plan::new((task, algorithm), 1, 64, 512, SHARED).unwrap(), &mut Scratch::new());
         match run(
             &mut direct,
             (&plan, rank),
@@ -385,27 +389,35 @@ fn memory_that_the_schedule_was_not_made_for_is_refused() {
             other => panic!("{other:?}"),
         }
     };
-    let error = |form, bytes: &mut [u8], cut| error_of(Task::AllReduce, form, bytes, cut);
+    let error = |algorithm, bytes: &mut [u8], cut| error_of(Task::AllReduce, algorithm, bytes, cut);
     let cut = |bytes, parts| Partition::new(bytes, 1, parts).unwrap();
     use dist_algos::Error as Wrong;
-    assert_eq!(error(Form::OneShot, &mut [0; 63], cut(64, 1)), Wrong::BufferLength { expected: 64, got: 63 });
-    assert_eq!(error(Form::OneShot, &mut [0; 64], cut(64, 2)), Wrong::Parts { expected: 1, got: 2 });
-    assert_eq!(error(Form::WriteToAll, &mut [0; 64], cut(64, 1)), Wrong::Borrowed);
-    let too_long = error(Form::OneShot, &mut [0; 2048], cut(2048, 1));
+    assert_eq!(
+        error(DirectAlgorithm::OneShot, &mut [0; 63], cut(64, 1)),
+        Wrong::BufferLength { expected: 64, got: 63 }
+    );
+    assert_eq!(
+        error(DirectAlgorithm::OneShot, &mut [0; 64], cut(64, 2)),
+        Wrong::Parts { expected: 1, got: 2 }
+    );
+    assert_eq!(error(DirectAlgorithm::WriteToAll, &mut [0; 64], cut(64, 1)), Wrong::Borrowed);
+    let too_long = error(DirectAlgorithm::OneShot, &mut [0; 2048], cut(2048, 1));
     assert_eq!(too_long, Wrong::Slots { needed: 2048, slot_bytes: 1024 });
-    let too_long = error_of(Task::Broadcast { root: 0 }, Form::OneShot, &mut [0; 5000], cut(5000, 1));
+    let too_long =
+        error_of(Task::Broadcast { root: 0 }, DirectAlgorithm::OneShot, &mut [0; 5000], cut(5000, 1));
     assert_eq!(too_long, Wrong::Slots { needed: 5000, slot_bytes: 4096 });
 }
 
 #[test]
 fn a_plan_fits_its_slots_or_there_is_none() {
-    let plan =
-        |parts: usize, bytes: usize| Plan::new((Task::AllToAll, Form::OneShot), parts, bytes, 512, SHARED);
+    let plan = |parts: usize, bytes: usize| {
+        Plan::new((Task::AllToAll, DirectAlgorithm::OneShot), parts, bytes, 512, SHARED)
+    };
     assert_eq!(plan(4, 1000).map(|plan| plan.blocks()), Some(8));
     assert_eq!(plan(17, 64), None, "seventeen places of 64 bytes do not fit");
     let root = Task::Broadcast { root: 3 };
-    assert_eq!(Plan::new((root, Form::OneShot), 3, 64, 512, SHARED), None, "there is no rank 3");
-    assert_eq!(Plan::new((root, Form::Staged), 4, 64, 512, SHARED), None);
+    assert_eq!(Plan::new((root, DirectAlgorithm::OneShot), 3, 64, 512, SHARED), None, "there is no rank 3");
+    assert_eq!(Plan::new((root, DirectAlgorithm::Staged), 4, 64, 512, SHARED), None);
 }
 
 #[rstest]
@@ -419,7 +431,7 @@ fn what_the_last_cache_cannot_hold_of_all_ranks_goes_past_it(
 ) {
     let shared = Shared { slot_bytes: 256 << 10, ..SHARED };
     let leaves = |part_bytes| {
-        let plan = Plan::new((task, Form::OneShot), world_size, part_bytes, 256 << 10, shared);
+        let plan = Plan::new((task, DirectAlgorithm::OneShot), world_size, part_bytes, 256 << 10, shared);
         plan.unwrap().leaves_caches()
     };
     assert_eq!([part_bytes - 1, part_bytes].map(leaves), [false, true]);

@@ -90,7 +90,7 @@ impl Communicator {
     /// it for itself, and is kept in [a file](crate::KeptCosts::of_user) since; the first measurement takes some hundredths
     /// of a second, a look whether it still holds some thousandths. On rank 0, `DIST_COSTS=off` lets the choice of all ranks
     /// go by fixed costs instead, and `DIST_COSTS=FILE` by those of another file. `DIST_CROSSOVERS=staged=64K,write_to_all=1M,read_from_all=4M,read_ordinary=2M`, or some of them, on all ranks alike, says from how many
-    /// bytes on ranks that share memory use these [forms](crate::DirectForm).
+    /// bytes on ranks that share memory use these [forms](crate::DirectAlgorithm).
     ///
     /// # Errors
     /// If the environment makes no sense, or the ranks do not meet in time.

@@ -63,7 +63,8 @@ impl Communicator {
             }
             Some(_) => {}
             None => {
-                let form = self.engine.direct_form(operation, bytes, ownership, self.settings.crossovers);
+                let form =
+                    self.engine.direct_algorithm(operation, bytes, ownership, self.settings.crossovers);
                 if let Some(form) = form {
                     return Ok(Some(form.into()));
                 }

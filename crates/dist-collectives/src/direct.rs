@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use dist_algos::direct::{Form, Task};
+use dist_algos::direct::{DirectAlgorithm, Task};
 
 use crate::Operation;
 
@@ -10,19 +10,21 @@ use crate::Operation;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Direct {
     operation: Operation,
-    form: Form,
+    algorithm: DirectAlgorithm,
 }
 
 impl Direct {
     /// Every form that an operation can be done in.
     pub fn of(operation: Operation) -> impl Iterator<Item = Self> {
         let task = Task::all(0).into_iter().find(|task| task.name() == operation.name());
-        let forms = Form::ALL.into_iter().filter(move |form| task.is_some_and(|task| form.serves(task)));
-        forms.map(move |form| Self { operation, form })
+        let forms = DirectAlgorithm::ALL
+            .into_iter()
+            .filter(move |algorithm| task.is_some_and(|task| algorithm.serves(task)));
+        forms.map(move |algorithm| Self { operation, algorithm })
     }
 
-    pub(crate) const fn new(operation: Operation, form: Form) -> Self {
-        Self { operation, form }
+    pub(crate) const fn new(operation: Operation, algorithm: DirectAlgorithm) -> Self {
+        Self { operation, algorithm }
     }
 
     /// The operation that this is an algorithm of.
@@ -31,17 +33,17 @@ impl Direct {
     }
 
     /// The form.
-    pub const fn form(self) -> Form {
-        self.form
+    pub const fn algorithm(self) -> DirectAlgorithm {
+        self.algorithm
     }
 
     /// The name, unique among the algorithms of its operation.
     pub const fn name(self) -> &'static str {
-        match self.form {
-            Form::OneShot => "direct/one_shot",
-            Form::Staged => "direct/staged",
-            Form::ReadFromAll => "direct/read_from_all",
-            Form::WriteToAll => "direct/write_to_all",
+        match self.algorithm {
+            DirectAlgorithm::OneShot => "direct/one_shot",
+            DirectAlgorithm::Staged => "direct/staged",
+            DirectAlgorithm::ReadFromAll => "direct/read_from_all",
+            DirectAlgorithm::WriteToAll => "direct/write_to_all",
             _ => "direct",
         }
     }

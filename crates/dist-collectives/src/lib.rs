@@ -43,7 +43,7 @@ pub use direct::Direct;
 pub use dist_algos::Error as AlgorithmError;
 /// Forms of [`Direct`] algorithms, and whose memory they work on.
 #[doc(no_inline)]
-pub use dist_algos::direct::{Crossovers, CrossoversError, Form as DirectForm, Ownership};
+pub use dist_algos::direct::{Crossovers, CrossoversError, DirectAlgorithm, Ownership};
 /// Algorithms for ranks of which some share a host, as [`Communicator::set_hosts`] says, and how all_reduce is done by them.
 #[doc(no_inline)]
 pub use dist_algos::hierarchical::{Form as TwoLevelForm, Plan as TwoLevelPlan, TwoLevel};

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use dist_collectives::{Buffer, Communicator, Config, Direct, DirectForm, Operation, ReduceOp, Runtime};
+use dist_collectives::{Buffer, Communicator, Config, Direct, DirectAlgorithm, Operation, ReduceOp, Runtime};
 use dist_testkit::process;
 use rustix::process::{Signal, getpid, kill_process};
 
@@ -21,7 +21,7 @@ const LEN: usize = 200_000;
 fn rank(moment: Duration, allocated: bool) {
     let mut comm = Communicator::join(&Config::from_env().unwrap()).unwrap();
     comm.set_timeout(LIMIT);
-    let form = Direct::of(Operation::AllReduce).find(|direct| direct.form() == DirectForm::WriteToAll);
+    let form = Direct::of(Operation::AllReduce).find(|direct| direct.form() == DirectAlgorithm::WriteToAll);
     let beside = vec![7_u8; 4 * LEN];
     let mut buffer = Buffer::from(vec![0.0_f32; LEN]);
     if allocated {

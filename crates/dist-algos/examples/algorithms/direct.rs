@@ -1,6 +1,6 @@
 //! The part of docs/algorithms.md on ranks that share memory.
 
-use dist_algos::direct::{Crossovers, Form, Ownership, Plan, Task, verify};
+use dist_algos::direct::{Crossovers, DirectAlgorithm, Ownership, Plan, Task, verify};
 use dist_algos::{Partition, Source};
 use dist_transport::{Rank, Reach, Shared};
 
@@ -35,16 +35,16 @@ const RANKS: [usize; 4] = [2, 3, 4, 8];
 
 pub(super) fn section() -> String {
     let mut page = INTRODUCTION.to_owned() + &table() + &choices();
-    for (task, form) in all() {
-        page += &format!("\n### {}: {form}\n\n", name(task));
-        page += &format!("```text\n{}```\n", verify::draw(plan(task, form, 3, 2)));
+    for (task, algorithm) in all() {
+        page += &format!("\n### {}: {algorithm}\n\n", name(task));
+        page += &format!("```text\n{}```\n", verify::draw(plan(task, algorithm, 3, 2)));
     }
     page
 }
 
-fn all() -> impl Iterator<Item = (Task, Form)> {
-    let forms = |task| Form::ALL.map(|form| (task, form));
-    Task::all(0).into_iter().flat_map(forms).filter(|(task, form)| form.serves(*task))
+fn all() -> impl Iterator<Item = (Task, DirectAlgorithm)> {
+    let forms = |task| DirectAlgorithm::ALL.map(|algorithm| (task, algorithm));
+    Task::all(0).into_iter().flat_map(forms).filter(|(task, algorithm)| algorithm.serves(*task))
 }
 
 fn name(task: Task) -> String {
@@ -56,25 +56,25 @@ fn name(task: Task) -> String {
 }
 
 /// With parts of so many blocks, where the form has blocks.
-fn plan(task: Task, form: Form, world_size: usize, blocks: usize) -> Plan {
-    let places = task.places(form, world_size);
-    Plan::new((task, form), world_size, 64 * blocks, 64 * places, SHARED).expect("it serves and fits")
+fn plan(task: Task, algorithm: DirectAlgorithm, world_size: usize, blocks: usize) -> Plan {
+    let places = task.places(algorithm, world_size);
+    Plan::new((task, algorithm), world_size, 64 * blocks, 64 * places, SHARED).expect("it serves and fits")
 }
 
 /// Posts and what is moved.
 fn table() -> String {
     let mut table = format!("\n| | |{}\n", RANKS.map(|ranks| format!(" {ranks} ranks |")).concat());
     table += &format!("|---|---|{}\n", "---|".repeat(RANKS.len()));
-    for (task, form) in all() {
-        let cells = RANKS.map(|ranks| format!(" {} |", moved(task, form, ranks)));
-        table += &format!("| {} | {form} |{}\n", name(task), cells.concat());
+    for (task, algorithm) in all() {
+        let cells = RANKS.map(|ranks| format!(" {} |", moved(task, algorithm, ranks)));
+        table += &format!("| {} | {algorithm} |{}\n", name(task), cells.concat());
     }
     table
 }
 
 /// Such as `2 / 1, 3`: of a buffer that is one block of each part.
-fn moved(task: Task, form: Form, ranks: usize) -> String {
-    let (plan, parts) = (plan(task, form, ranks, 1), task.parts(form, ranks));
+fn moved(task: Task, algorithm: DirectAlgorithm, ranks: usize) -> String {
+    let (plan, parts) = (plan(task, algorithm, ranks, 1), task.parts(algorithm, ranks));
     let bytes = if task == Task::Barrier { 0 } else { 64 * parts };
     let cut = Partition::new(bytes, 1, parts).expect("it fits");
     let traffic = || Rank::all(ranks).map(|rank| plan.traffic(rank, cut, Some(cut)));
@@ -106,11 +106,12 @@ write into where the system lets them; allocated in the memory that all share.
 fn choice(task: Task, ranks: usize, ownership: Ownership) -> String {
     let (mut text, mut last) = (String::new(), None);
     for power in 3..=30 {
-        let form = Form::suggest(task, ranks, 1 << power, (ownership, &SHARED), Crossovers::default());
-        if last != Some(form) {
+        let algorithm =
+            DirectAlgorithm::suggest(task, ranks, 1 << power, (ownership, &SHARED), Crossovers::default());
+        if last != Some(algorithm) {
             let from = if last.is_none() { String::new() } else { format!(", from {} ", size(power)) };
-            text += &format!("{from}{form}");
-            last = Some(form);
+            text += &format!("{from}{algorithm}");
+            last = Some(algorithm);
         }
     }
     text

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use super::schedule::SLOTS;
 use dist_transport::{Reach, Shared};
 
-use super::{Form, Task};
+use super::{DirectAlgorithm, Task};
 
 /// Whose the memory is that an operation works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,27 +21,27 @@ pub enum Ownership {
 /// From how many bytes of the buffer on another form is chosen; what was measured where nothing is said.
 ///
 /// ```
-/// use dist_algos::direct::{Crossovers, Form, Ownership, Task};
+/// use dist_algos::direct::{Crossovers, DirectAlgorithm, Ownership, Task};
 /// use dist_transport::{Reach, Shared};
 ///
 /// let (memory, shared) = (Ownership::Borrowed, Shared::on_host(Reach::Read));
 /// let crossovers: Crossovers = "staged=64K,write_to_all=1M".parse()?;
-/// let form = |bytes| Form::suggest(Task::AllReduce, 2, bytes, (memory, &shared), crossovers);
-/// assert_eq!([form((64 << 10) - 1), form(64 << 10)], [Form::OneShot, Form::Staged]);
+/// let algorithm = |bytes| DirectAlgorithm::suggest(Task::AllReduce, 2, bytes, (memory, &shared), crossovers);
+/// assert_eq!([algorithm((64 << 10) - 1), algorithm(64 << 10)], [DirectAlgorithm::OneShot, DirectAlgorithm::Staged]);
 /// # Ok::<_, dist_algos::direct::CrossoversError>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Crossovers {
-    /// [`Form::Staged`] in place of [`Form::OneShot`]. For all_reduce 256 KiB among two ranks and 32 KiB among more; for reduce,
+    /// [`DirectAlgorithm::Staged`] in place of [`DirectAlgorithm::OneShot`]. For all_reduce 256 KiB among two ranks and 32 KiB among more; for reduce,
     /// where only the root reduces, 4 MiB among more than two.
     pub staged: Option<usize>,
-    /// [`Form::WriteToAll`] of allocated memory in place of these; 8 KiB among two ranks and 16 KiB among more.
+    /// [`DirectAlgorithm::WriteToAll`] of allocated memory in place of these; 8 KiB among two ranks and 16 KiB among more.
     pub write_to_all: Option<usize>,
-    /// [`Form::ReadFromAll`] of allocated memory in place of [`Form::OneShot`], for reduce_scatter, all_to_all and, among two
+    /// [`DirectAlgorithm::ReadFromAll`] of allocated memory in place of [`DirectAlgorithm::OneShot`], for reduce_scatter, all_to_all and, among two
     /// ranks, all_gather; 1 MiB.
     pub read_from_all: Option<usize>,
-    /// [`Form::ReadFromAll`] of ordinary memory that others may read in place of [`Form::OneShot`], for all_to_all and, among
+    /// [`DirectAlgorithm::ReadFromAll`] of ordinary memory that others may read in place of [`DirectAlgorithm::OneShot`], for all_to_all and, among
     /// two ranks, all_gather, of buffers of all ranks that come to 32 MiB at the most; 1 MiB where the system copies
     /// [fast](Shared::fast_attach), and never elsewhere.
     pub read_ordinary: Option<usize>,
@@ -52,7 +52,7 @@ const BLOCK_BYTES: usize = 256 << 10;
 /// The least that a buffer is cut into so that it goes in several blocks.
 const BLOCK_BYTES_MIN: usize = 64 << 10;
 
-impl Form {
+impl DirectAlgorithm {
     /// The fastest form for a buffer of so many bytes, of ranks that share this.
     pub fn suggest(
         task: Task,
@@ -216,8 +216,9 @@ mod tests {
     #[case(Task::Reduce { root: 0 }, 4, 4 << 20)]
     fn large_buffers_are_staged(#[case] task: Task, #[case] world_size: usize, #[case] from: usize) {
         let memory = (Ownership::Borrowed, &SHARED);
-        let form = |bytes| Form::suggest(task, world_size, bytes, memory, Crossovers::default());
-        assert_eq!([from - 1, from].map(form), [Form::OneShot, Form::Staged]);
+        let algorithm =
+            |bytes| DirectAlgorithm::suggest(task, world_size, bytes, memory, Crossovers::default());
+        assert_eq!([from - 1, from].map(algorithm), [DirectAlgorithm::OneShot, DirectAlgorithm::Staged]);
     }
 
     #[rstest]
@@ -226,9 +227,9 @@ mod tests {
     fn large_allocated_buffers_are_written_to_all(#[case] world_size: usize, #[case] from: usize) {
         let suggest = |bytes| {
             let memory = (Ownership::Allocated, &SHARED);
-            Form::suggest(Task::AllReduce, world_size, bytes, memory, Crossovers::default())
+            DirectAlgorithm::suggest(Task::AllReduce, world_size, bytes, memory, Crossovers::default())
         };
-        assert_eq!([from - 1, from].map(suggest), [Form::OneShot, Form::WriteToAll]);
+        assert_eq!([from - 1, from].map(suggest), [DirectAlgorithm::OneShot, DirectAlgorithm::WriteToAll]);
     }
 
     #[rstest]
@@ -245,14 +246,14 @@ mod tests {
     ) {
         let suggest = |bytes, ownership| {
             let crossovers = "read_from_all=2M".parse().unwrap();
-            Form::suggest(task, world_size, bytes, (ownership, &SHARED), crossovers)
+            DirectAlgorithm::suggest(task, world_size, bytes, (ownership, &SHARED), crossovers)
         };
-        assert_eq!(suggest((2 << 20) - 1, Ownership::Allocated), Form::OneShot);
-        assert_eq!(suggest(2 << 20, Ownership::Owned), Form::OneShot);
-        assert_eq!(suggest(2 << 20, Ownership::Allocated) == Form::ReadFromAll, read);
+        assert_eq!(suggest((2 << 20) - 1, Ownership::Allocated), DirectAlgorithm::OneShot);
+        assert_eq!(suggest(2 << 20, Ownership::Owned), DirectAlgorithm::OneShot);
+        assert_eq!(suggest(2 << 20, Ownership::Allocated) == DirectAlgorithm::ReadFromAll, read);
         let memory = (Ownership::Allocated, &SHARED);
-        let default = Form::suggest(task, world_size, 1 << 20, memory, Crossovers::default());
-        assert_eq!(default == Form::ReadFromAll, read);
+        let default = DirectAlgorithm::suggest(task, world_size, 1 << 20, memory, Crossovers::default());
+        assert_eq!(default == DirectAlgorithm::ReadFromAll, read);
     }
 
     #[rstest]
@@ -271,7 +272,8 @@ mod tests {
         let fast = Shared { fast_attach: true, ..Shared::on_host(Reach::Read) };
         let forbidden = Shared { reach: Reach::Slots, ..fast };
         let is_read = |bytes, shared, crossovers| {
-            Form::suggest(task, world_size, bytes, (ownership, shared), crossovers) == Form::ReadFromAll
+            DirectAlgorithm::suggest(task, world_size, bytes, (ownership, shared), crossovers)
+                == DirectAlgorithm::ReadFromAll
         };
         let by_default = |bytes, shared| is_read(bytes, shared, Crossovers::default());
         for bytes in [(1 << 20) - 1, 1 << 20, 16 << 20, (16 << 20) + 1] {
@@ -286,19 +288,20 @@ mod tests {
     }
 
     #[rstest]
-    #[case(Crossovers::default(), Ownership::Borrowed, [Form::OneShot, Form::OneShot, Form::OneShot])]
-    #[case(Crossovers::default(), Ownership::Allocated, [Form::OneShot, Form::WriteToAll, Form::WriteToAll])]
+    #[case(Crossovers::default(), Ownership::Borrowed, [DirectAlgorithm::OneShot, DirectAlgorithm::OneShot, DirectAlgorithm::OneShot])]
+    #[case(Crossovers::default(), Ownership::Allocated, [DirectAlgorithm::OneShot, DirectAlgorithm::WriteToAll, DirectAlgorithm::WriteToAll])]
     #[case(
         Crossovers { staged: Some(8192), write_to_all: Some(8193), ..Crossovers::default() },
         Ownership::Allocated,
-        [Form::OneShot, Form::Staged, Form::WriteToAll],
+        [DirectAlgorithm::OneShot, DirectAlgorithm::Staged, DirectAlgorithm::WriteToAll],
     )]
     fn forms_are_chosen_by_size_and_memory(
         #[case] crossovers: Crossovers,
         #[case] ownership: Ownership,
-        #[case] expected: [Form; 3],
+        #[case] expected: [DirectAlgorithm; 3],
     ) {
-        let form = |bytes| Form::suggest(Task::AllReduce, 2, bytes, (ownership, &SHARED), crossovers);
-        assert_eq!([8191, 8192, 8193].map(form), expected);
+        let algorithm =
+            |bytes| DirectAlgorithm::suggest(Task::AllReduce, 2, bytes, (ownership, &SHARED), crossovers);
+        assert_eq!([8191, 8192, 8193].map(algorithm), expected);
     }
 }

@@ -8,10 +8,10 @@
 //! Every reduction is in canonical order: one rank computes an element, from all contributions, as T(p).
 
 mod access;
+mod algorithm;
 mod cells;
 mod choice;
 mod digest;
-mod form;
 mod price;
 mod run;
 mod schedule;
@@ -22,8 +22,8 @@ pub mod verify;
 mod volume;
 
 pub use access::Access;
+pub use algorithm::{DirectAlgorithm, Exposure};
 pub use choice::{Crossovers, CrossoversError, Ownership};
-pub use form::{Exposure, Form};
 pub use price::Pace;
 pub use run::{Exposed, Kernel, Memory, Own, Total, exposed, meet, run};
 pub use schedule::{Plan, Schedule};

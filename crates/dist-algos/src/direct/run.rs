@@ -78,7 +78,7 @@ impl std::fmt::Debug for Kernel<'_> {
 /// What a rank exposes when it enters the call of a plan, before it [runs](run()) its steps on this memory.
 #[inline]
 pub fn exposed<'m>(plan: &Plan, rank: Rank, memory: &'m Memory<'_>) -> Exposed<'m> {
-    match (plan.form().exposure(), &memory.own) {
+    match (plan.algorithm().exposure(), &memory.own) {
         (Exposure::Nothing, _) => Exposed::Nothing,
         (Exposure::Write, Own::Lent { .. }) => Exposed::Own,
         _ => Exposed::Read(contribution(plan, rank, memory)),
@@ -169,7 +169,7 @@ struct Runner<'a, 'm, 'k, A: ?Sized> {
 /// From one place in a slot to the next, if they fit the slots, and all fits where else it is published.
 #[inline]
 fn place_bytes(access: &(impl Access + ?Sized), plan: &Plan, memory: &Memory<'_>) -> Result<usize, Error> {
-    if plan.form().exposure() != Exposure::Nothing {
+    if plan.algorithm().exposure() != Exposure::Nothing {
         return Ok(0);
     }
     let published = memory.input.map_or(0, |(_, cut)| cut.chunk_bytes_max());
@@ -216,7 +216,7 @@ impl<A: Access + ?Sized> Runner<'_, '_, '_, A> {
 
     #[inline]
     fn post(&mut self) {
-        match (self.plan.form().exposure(), self.plan.task().source()) {
+        match (self.plan.algorithm().exposure(), self.plan.task().source()) {
             (Exposure::Nothing | Exposure::Write, _) | (_, Source::Input) => {}
             _ => self.access.show(contribution(self.plan, self.rank, self.memory)),
         }
@@ -371,7 +371,7 @@ fn check(plan: &Plan, Memory { own, cut, input, .. }: &Memory<'_>) -> Result<(),
     if parts != plan.parts() {
         return Err(Error::Parts { expected: plan.parts(), got: parts });
     }
-    match (plan.form().exposure(), own) {
+    match (plan.algorithm().exposure(), own) {
         (Exposure::Write, Own::Borrowed(_)) => Err(Error::Borrowed),
         _ => Ok(()),
     }

@@ -7,14 +7,14 @@ use dist_transport::{Place, Rank, Shared, Slots};
 use super::cells::place_bytes;
 use super::digest::Digest;
 use super::task::Use;
-use super::{Exposure, Form, Parts, Peers, Step, Target, Task};
+use super::{DirectAlgorithm, Exposure, Parts, Peers, Step, Target, Task};
 use crate::Source;
 
 /// What all ranks do together: one of these makes the schedules of all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Plan {
     task: Task,
-    form: Form,
+    algorithm: DirectAlgorithm,
     world_size: usize,
     blocks: usize,
     published: Published,
@@ -35,27 +35,27 @@ impl Plan {
     /// `block_bytes`. `None` if the form does not serve the task, if the memory cannot be reached like that or does not
     /// fit, or if there is no such root.
     pub fn new(
-        (task, form): (Task, Form),
+        (task, algorithm): (Task, DirectAlgorithm),
         world_size: usize,
         part_bytes_max: usize,
         block_bytes: usize,
         shared: Shared,
     ) -> Option<Self> {
-        if !form.serves(task) || task.root().unwrap_or(0) >= world_size {
+        if !algorithm.serves(task) || task.root().unwrap_or(0) >= world_size {
             return None;
         }
         let leaves_caches = leaves_caches(task, world_size, part_bytes_max);
         let published = Published::InSlots;
-        let plan = Self { task, form, world_size, blocks: 1, published, turn: 0, leaves_caches };
+        let plan = Self { task, algorithm, world_size, blocks: 1, published, turn: 0, leaves_caches };
         let places = plan.places();
-        if form.exposure() != Exposure::Nothing {
+        if algorithm.exposure() != Exposure::Nothing {
             return Some(plan);
         }
-        if form == Form::OneShot && places == 1 && part_bytes_max <= shared.line_bytes {
+        if algorithm == DirectAlgorithm::OneShot && places == 1 && part_bytes_max <= shared.line_bytes {
             return Some(Self { published: Published::InLine, ..plan });
         }
         // Where one rank waits for nobody, or nobody but one waits, those who need not wait go ahead.
-        let goes_ahead = form == Form::OneShot && task.root().is_some();
+        let goes_ahead = algorithm == DirectAlgorithm::OneShot && task.root().is_some();
         if goes_ahead && part_bytes_max <= block_bytes.min(shared.sheet_bytes) {
             return Some(Self { published: Published::OnSheet, ..plan });
         }
@@ -68,12 +68,12 @@ impl Plan {
 
     /// In so many blocks, at least one; one only where it is not slots that they are published in.
     pub(super) const fn in_blocks(
-        (task, form): (Task, Form),
+        (task, algorithm): (Task, DirectAlgorithm),
         world_size: usize,
         blocks: usize,
         published: Published,
     ) -> Self {
-        Self { task, form, world_size, blocks, published, turn: 0, leaves_caches: false }
+        Self { task, algorithm, world_size, blocks, published, turn: 0, leaves_caches: false }
     }
 
     /// What it is for.
@@ -84,8 +84,8 @@ impl Plan {
 
     /// How it goes.
     #[inline]
-    pub const fn form(&self) -> Form {
-        self.form
+    pub const fn algorithm(&self) -> DirectAlgorithm {
+        self.algorithm
     }
 
     /// How many ranks there are.
@@ -103,13 +103,13 @@ impl Plan {
     /// Into how many parts memory is cut.
     #[inline]
     pub const fn parts(&self) -> usize {
-        self.task.parts(self.form, self.world_size)
+        self.task.parts(self.algorithm, self.world_size)
     }
 
     /// Places in a slot; see [`Task::places`].
     #[inline]
     pub const fn places(&self) -> usize {
-        self.task.places(self.form, self.world_size)
+        self.task.places(self.algorithm, self.world_size)
     }
 
     /// The place that a part has in a slot.
@@ -120,7 +120,7 @@ impl Plan {
     /// How many slots each rank uses.
     #[inline]
     pub const fn slots(&self) -> usize {
-        match (self.form.exposure(), self.published) {
+        match (self.algorithm.exposure(), self.published) {
             (Exposure::Nothing, Published::InSlots) if self.blocks < SLOTS => self.blocks,
             (Exposure::Nothing, Published::InSlots) => SLOTS,
             _ => 0,
@@ -207,7 +207,7 @@ impl Plan {
 
     #[inline(always)]
     const fn takes_turns(&self) -> bool {
-        matches!((self.form, self.published), (Form::OneShot, Published::InSlots))
+        matches!((self.algorithm, self.published), (DirectAlgorithm::OneShot, Published::InSlots))
             && self.task.root().is_none()
             && (self.world_size == 2 || self.places() > 1)
     }
@@ -216,7 +216,8 @@ impl Plan {
     /// they have. [`meet`](super::meet) does that as one.
     #[inline]
     pub const fn is_meeting(&self) -> bool {
-        matches!((self.task, self.form), (Task::AllReduce | Task::Barrier, Form::OneShot)) && self.blocks == 1
+        matches!((self.task, self.algorithm), (Task::AllReduce | Task::Barrier, DirectAlgorithm::OneShot))
+            && self.blocks == 1
     }
 
     /// Whether the contributions of ranks that have met are added in one loop, where there is one: by each from its own
@@ -234,11 +235,11 @@ impl Plan {
     /// How often every rank posts.
     #[inline]
     pub fn posts(&self) -> u32 {
-        let posts = match self.form {
-            Form::OneShot => self.blocks,
-            Form::Staged => self.blocks + 1,
-            Form::ReadFromAll if self.in_two_phases() => 3,
-            Form::ReadFromAll | Form::WriteToAll => 2,
+        let posts = match self.algorithm {
+            DirectAlgorithm::OneShot => self.blocks,
+            DirectAlgorithm::Staged => self.blocks + 1,
+            DirectAlgorithm::ReadFromAll if self.in_two_phases() => 3,
+            DirectAlgorithm::ReadFromAll | DirectAlgorithm::WriteToAll => 2,
         };
         u32::try_from(posts).expect("memory has fewer than 2^32 blocks")
     }
@@ -246,8 +247,8 @@ impl Plan {
     /// Whether one rank does something for all others before they use it.
     const fn in_two_phases(&self) -> bool {
         matches!(
-            (self.task, self.form),
-            (Task::AllReduce | Task::Reduce { .. }, Form::ReadFromAll | Form::Staged)
+            (self.task, self.algorithm),
+            (Task::AllReduce | Task::Reduce { .. }, DirectAlgorithm::ReadFromAll | DirectAlgorithm::Staged)
         )
     }
 
@@ -290,30 +291,30 @@ impl Schedule {
     }
 
     fn rounds(&self) -> usize {
-        match self.plan.form {
-            Form::OneShot => self.plan.blocks + 1,
-            Form::Staged => self.plan.blocks + 2,
-            Form::ReadFromAll | Form::WriteToAll => 1,
+        match self.plan.algorithm {
+            DirectAlgorithm::OneShot => self.plan.blocks + 1,
+            DirectAlgorithm::Staged => self.plan.blocks + 2,
+            DirectAlgorithm::ReadFromAll | DirectAlgorithm::WriteToAll => 1,
         }
     }
 
     fn at(&self, round: usize, phase: usize) -> At {
-        match self.plan.form {
-            Form::OneShot => self.one_shot(round, phase),
-            Form::Staged => self.staged(round, phase),
-            Form::ReadFromAll if self.plan.in_two_phases() => self.read_in_two_phases(phase),
-            Form::ReadFromAll => self.read_at_once(phase),
-            Form::WriteToAll => self.write_to_all(phase),
+        match self.plan.algorithm {
+            DirectAlgorithm::OneShot => self.one_shot(round, phase),
+            DirectAlgorithm::Staged => self.staged(round, phase),
+            DirectAlgorithm::ReadFromAll if self.plan.in_two_phases() => self.read_in_two_phases(phase),
+            DirectAlgorithm::ReadFromAll => self.read_at_once(phase),
+            DirectAlgorithm::WriteToAll => self.write_to_all(phase),
         }
     }
 
     /// Round `i` publishes block `i`, keeps what of it is this rank's own, and uses block `i − 1`.
     fn one_shot(&self, round: usize, phase: usize) -> At {
-        let Plan { task, form, blocks, .. } = self.plan;
+        let Plan { task, algorithm, blocks, .. } = self.plan;
         match phase {
             0 => self.free(round),
             1 if round < blocks => {
-                At::of(task.publishes(form, self.rank.index()).map(|parts| self.publish(parts, round)))
+                At::of(task.publishes(algorithm, self.rank.index()).map(|parts| self.publish(parts, round)))
             }
             2 if round < blocks => At::Step(Step::Post),
             3 if round < blocks => self.kept(round),
@@ -363,11 +364,13 @@ impl Schedule {
     /// Sums go back to where the contributions lay: whoever has just read cache lines of another core writes them for
     /// less than whoever owns them and has to tell all that have read them.
     fn staged(&self, round: usize, phase: usize) -> At {
-        let Plan { task, form, blocks, .. } = self.plan;
+        let Plan { task, algorithm, blocks, .. } = self.plan;
         let rank = self.rank.index();
         let last = blocks + usize::from(self.takers().is_some());
         match phase {
-            0 if round < blocks => At::of(task.publishes(form, rank).map(|parts| self.publish(parts, round))),
+            0 if round < blocks => {
+                At::of(task.publishes(algorithm, rank).map(|parts| self.publish(parts, round)))
+            }
             1 if round >= 1 && round <= last => {
                 At::Step(Step::Await { ranks: Peers::Others, posts: posts(round) })
             }

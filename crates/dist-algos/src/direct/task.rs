@@ -1,6 +1,6 @@
 //! What ranks that share memory do together: who has something for whom.
 
-use super::{Form, Parts, Peers};
+use super::{DirectAlgorithm, Parts, Peers};
 use crate::Source;
 
 /// An operation, as a direct schedule does it.
@@ -106,28 +106,30 @@ impl Task {
 
     /// Into how many parts memory is cut.
     #[inline]
-    pub const fn parts(self, form: Form, world_size: usize) -> usize {
-        match (self, form) {
+    pub const fn parts(self, algorithm: DirectAlgorithm, world_size: usize) -> usize {
+        match (self, algorithm) {
             (Self::Broadcast { .. } | Self::Barrier, _) => 1,
-            (Self::AllReduce | Self::Reduce { .. }, Form::OneShot) => 1,
+            (Self::AllReduce | Self::Reduce { .. }, DirectAlgorithm::OneShot) => 1,
             _ => world_size,
         }
     }
 
     /// Places in a slot. If there is one, every part goes there; else every part has its own.
     #[inline]
-    pub const fn places(self, form: Form, world_size: usize) -> usize {
+    pub const fn places(self, algorithm: DirectAlgorithm, world_size: usize) -> usize {
         match self {
             Self::AllGather { .. } => 1,
-            _ => self.parts(form, world_size),
+            _ => self.parts(algorithm, world_size),
         }
     }
 
     /// What a rank publishes of each block.
-    pub(super) fn publishes(self, form: Form, rank: usize) -> Option<Parts> {
+    pub(super) fn publishes(self, algorithm: DirectAlgorithm, rank: usize) -> Option<Parts> {
         match self {
-            Self::AllReduce if form == Form::OneShot => Some(Parts::One(0)),
-            Self::Reduce { root } if form == Form::OneShot => (rank != root).then_some(Parts::One(0)),
+            Self::AllReduce if algorithm == DirectAlgorithm::OneShot => Some(Parts::One(0)),
+            Self::Reduce { root } if algorithm == DirectAlgorithm::OneShot => {
+                (rank != root).then_some(Parts::One(0))
+            }
             Self::Broadcast { root } => (rank == root).then_some(Parts::One(0)),
             Self::AllGather { .. } => Some(Parts::One(rank)),
             Self::AllReduce | Self::Reduce { .. } | Self::ReduceScatter { .. } | Self::AllToAll => {

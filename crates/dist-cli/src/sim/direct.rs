@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use dist_algos::direct::{Crossovers, Form, Ownership, Pace, Plan, Task};
+use dist_algos::direct::{Crossovers, DirectAlgorithm, Ownership, Pace, Plan, Task};
 use dist_algos::{Partition, Source};
 use dist_collectives::{Direct, Operation};
 use dist_transport::{MemoryCosts, Reach, Shared};
@@ -33,14 +33,14 @@ pub(super) fn predict(operation: Operation, ranks: usize, bytes: usize, pace: &P
         let (task, whole) = (task(operation)?, whole(operation, ranks, bytes)?);
         let shared = Shared::on_host(Reach::Write);
         let memory = (Ownership::Borrowed, &shared);
-        let chosen = Form::suggest(task, ranks, whole, memory, Crossovers::default());
+        let chosen = DirectAlgorithm::suggest(task, ranks, whole, memory, Crossovers::default());
         let size = if whole.is_multiple_of(4) { 4 } else { 1 };
-        let cut = Partition::new(whole / size, size, task.parts(algorithm.form(), ranks))?;
-        let form = algorithm.form();
-        let block_bytes = form.block_bytes(task, whole);
-        let plan = Plan::new((task, form), ranks, cut.chunk_bytes_max(), block_bytes, shared)?;
+        let cut = Partition::new(whole / size, size, task.parts(algorithm.algorithm(), ranks))?;
+        let algorithm = algorithm.algorithm();
+        let block_bytes = algorithm.block_bytes(task, whole);
+        let plan = Plan::new((task, algorithm), ranks, cut.chunk_bytes_max(), block_bytes, shared)?;
         let seconds = plan.duration(cut, Some(cut), pace).as_secs_f64();
-        Some(Prediction { algorithm, chosen: form == chosen, seconds })
+        Some(Prediction { algorithm, chosen: algorithm == chosen, seconds })
     };
     forms.filter_map(prediction).collect()
 }
@@ -172,7 +172,7 @@ mod tests {
         let all = predict(Operation::AllReduce, ranks, bytes, &pace(20.0, 0.1));
         assert_eq!(all.len(), 4);
         // It copies its buffer into a slot, posts, and views the other's; to the whole nanosecond below.
-        let one_shot = all.iter().find(|one| one.algorithm.form() == Form::OneShot).unwrap();
+        let one_shot = all.iter().find(|one| one.algorithm.algorithm() == DirectAlgorithm::OneShot).unwrap();
         let expected = 1024.0 * 0.1 + 20.0 + 75.0 + 1024.0 * 0.2;
         assert!((one_shot.seconds * 1e9 - expected).abs() <= 1.0, "{one_shot:?}");
         assert!(one_shot.chosen && all.iter().filter(|one| one.chosen).count() == 1);

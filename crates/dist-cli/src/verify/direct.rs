@@ -2,7 +2,7 @@
 
 use dist_algos::Order;
 use dist_algos::direct::verify::{plans, prove};
-use dist_algos::direct::{Form, Task};
+use dist_algos::direct::{DirectAlgorithm, Task};
 use dist_algos::verify::mutate::Score;
 use dist_collectives::{Direct, Operation};
 
@@ -15,11 +15,13 @@ pub(super) fn lines(max_ranks: usize) -> impl Iterator<Item = Line> {
 }
 
 fn line(direct: Direct, max_ranks: usize) -> Line {
-    let (operation, form) = (direct.operation().name(), direct.form());
+    let (operation, algorithm) = (direct.operation().name(), direct.algorithm());
     let mut line = Line::new(operation, direct.name());
     for world_size in 1..=max_ranks {
-        for task in tasks(&roots(world_size)).filter(|task| task.name() == operation && form.serves(*task)) {
-            if let Err(error) = prove(&plans(task, form, world_size)) {
+        for task in
+            tasks(&roots(world_size)).filter(|task| task.name() == operation && algorithm.serves(*task))
+        {
+            if let Err(error) = prove(&plans(task, algorithm, world_size)) {
                 line.wrong = Some(format!("{world_size} ranks: {error}"));
                 return line;
             }
@@ -40,14 +42,18 @@ const CALLS: [usize; 3] = [0, 1, 2];
 /// Changes every step of every rank in small worlds, of one call among others.
 pub(super) fn mutants(max_ranks: usize) -> Mutants {
     let mut mutants = Mutants::default();
-    let served =
-        |task| Form::ALL.into_iter().filter(move |form| form.serves(task)).map(move |form| (task, form));
+    let served = |task| {
+        DirectAlgorithm::ALL
+            .into_iter()
+            .filter(move |algorithm| algorithm.serves(task))
+            .map(move |algorithm| (task, algorithm))
+    };
     for world_size in MUTATED.into_iter().filter(|&world_size| world_size <= max_ranks) {
-        for (task, form) in tasks(&[0, world_size - 1]).flat_map(served) {
+        for (task, algorithm) in tasks(&[0, world_size - 1]).flat_map(served) {
             for mutated in CALLS {
                 // A schedule that is wrong itself has its own line.
-                let score = Score::of_call(&plans(task, form, world_size), mutated).unwrap_or_default();
-                let name = |mutant| format!("{} by {form} of {world_size} ranks: {mutant}", task.name());
+                let score = Score::of_call(&plans(task, algorithm, world_size), mutated).unwrap_or_default();
+                let name = |mutant| format!("{} by {algorithm} of {world_size} ranks: {mutant}", task.name());
                 mutants.add(score.mutants, score.rejected(), score.survivors.iter().map(name));
             }
         }

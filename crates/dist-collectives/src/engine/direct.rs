@@ -1,7 +1,7 @@
 //! Operations of ranks that share memory: direct schedules in place of messages.
 
 use dist_algos::Partition;
-use dist_algos::direct::{Crossovers, Exposure, Form, Kernel, Memory, Own, Ownership, Plan, Task};
+use dist_algos::direct::{Crossovers, DirectAlgorithm, Exposure, Kernel, Memory, Own, Ownership, Plan, Task};
 use dist_transport::{Cause, Due, Reach, Shared};
 
 use super::arithmetic::Arithmetic;
@@ -70,17 +70,17 @@ impl Engine {
         let world_size = self.world_size();
         let suggest = || {
             let crossovers = options.settings.crossovers;
-            Form::suggest(task, world_size, key.bytes, (key.ownership, &shared), crossovers)
+            DirectAlgorithm::suggest(task, world_size, key.bytes, (key.ownership, &shared), crossovers)
         };
-        let form = forced.map_or_else(suggest, Direct::form);
-        let part_bytes_max = part_bytes_max(task.parts(form, world_size));
-        let block_bytes = form.block_bytes(task, key.bytes);
-        let plan = Plan::new((task, form), world_size, part_bytes_max, block_bytes, shared);
+        let algorithm = forced.map_or_else(suggest, Direct::algorithm);
+        let part_bytes_max = part_bytes_max(task.parts(algorithm, world_size));
+        let block_bytes = algorithm.block_bytes(task, key.bytes);
+        let plan = Plan::new((task, algorithm), world_size, part_bytes_max, block_bytes, shared);
         let Some(plan) = plan else {
             let unsupported = |direct: Direct| Error::Unsupported { algorithm: direct.into(), world_size };
             return forced.map(unsupported).map_or(Ok(None), Err);
         };
-        let is_open = |ownership| reaches(form, ownership, shared.reach);
+        let is_open = |ownership| reaches(algorithm, ownership, shared.reach);
         if is_open(key.here) {
             return Ok(Some(plan));
         }
@@ -94,7 +94,7 @@ impl Engine {
     }
 
     /// The form that an operation would be done in, as far as it is known what the ranks share.
-    pub(crate) fn direct_form(
+    pub(crate) fn direct_algorithm(
         &self,
         operation: Operation,
         bytes: usize,
@@ -103,15 +103,16 @@ impl Engine {
     ) -> Option<Direct> {
         let SharedMemory::Memory(shared) = &self.shared_memory else { return None };
         let task = Task::all(0).into_iter().find(|task| task.name() == operation.name())?;
-        let form = Form::suggest(task, self.world_size(), bytes, (ownership, shared), crossovers);
-        (!self.goes_by_host()).then_some(Direct::new(operation, form))
+        let algorithm =
+            DirectAlgorithm::suggest(task, self.world_size(), bytes, (ownership, shared), crossovers);
+        (!self.goes_by_host()).then_some(Direct::new(operation, algorithm))
     }
 
     /// Whether a form that was asked for serves memory of this kind, as far as it is known what the ranks share.
     pub(crate) fn check_direct(&self, direct: Direct, ownership: Ownership) -> Result<()> {
         let algorithm = direct.into();
         match self.shared_memory {
-            SharedMemory::Memory(shared) if !reaches(direct.form(), ownership, shared.reach) => {
+            SharedMemory::Memory(shared) if !reaches(direct.algorithm(), ownership, shared.reach) => {
                 Err(Error::NotOpen { algorithm })
             }
             SharedMemory::Nothing => Err(Error::NotShared { algorithm }),
@@ -210,7 +211,7 @@ impl Engine {
         let plan = self.plan_cache.current().plan();
         let cut = super::partition::<T>(held.len(), plan.parts());
         let buffer = match held {
-            Held::Owned(buffer) if plan.form().exposure() == Exposure::Write => buffer,
+            Held::Owned(buffer) if plan.algorithm().exposure() == Exposure::Write => buffer,
             Held::Owned(buffer) => {
                 return self.run_directly((&mut **buffer, cut), None, arithmetic, due);
             }
@@ -277,8 +278,8 @@ impl Engine {
 }
 
 /// Whether memory like this can be used like that.
-const fn reaches(form: Form, ownership: Ownership, reach: Reach) -> bool {
-    match (form.exposure(), ownership) {
+const fn reaches(algorithm: DirectAlgorithm, ownership: Ownership, reach: Reach) -> bool {
+    match (algorithm.exposure(), ownership) {
         (Exposure::Nothing, _) | (_, Ownership::Allocated) => true,
         (Exposure::Read, _) => !matches!(reach, Reach::Slots),
         (Exposure::Write, Ownership::Owned) => matches!(reach, Reach::Write),

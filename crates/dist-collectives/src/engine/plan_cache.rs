@@ -367,7 +367,7 @@ impl Engine {
         let operation = key.collective.operation::<A>();
         let call = self.call_of(operation, key, preferences.order);
         if let Some(plan) = plan {
-            let direct = Direct::new(A::SERVES, plan.form());
+            let direct = Direct::new(A::SERVES, plan.algorithm());
             let call = Call { algorithm: Some(direct.into()), ..call };
             if let Some(checked) = CheckedPlan::new(plan, self.rank, &call) {
                 return Ok(CompiledCall::new(*key, preferences, Program::Direct(checked), call));

@@ -1,7 +1,7 @@
 //! Ranks that share memory: every operation in every direct form, in every kind of memory, has the bits of the oracle.
 
 use dist_collectives::{
-    Algorithm, Buffer, Communicator, Direct, DirectForm, Element, Error, Operation, Ownership, ReduceOp,
+    Algorithm, Buffer, Communicator, Direct, DirectAlgorithm, Element, Error, Operation, Ownership, ReduceOp,
 };
 use dist_testkit::oracle::{self, Number, Reduction};
 use half::{bf16, f16};
@@ -274,7 +274,8 @@ fn ranks_that_allocate_alone_are_told_so() {
 #[test]
 fn a_direct_form_is_refused_where_no_memory_is_shared() {
     let refused = worlds::run(Network::Tcp, 2, |mut comm| {
-        let direct = Direct::of(Operation::AllReduce).find(|direct| direct.form() == DirectForm::OneShot);
+        let direct =
+            Direct::of(Operation::AllReduce).find(|direct| direct.form() == DirectAlgorithm::OneShot);
         let error =
             comm.with_algorithm(direct.unwrap()).all_reduce(&mut [1.0_f32], ReduceOp::Sum).unwrap_err();
         let mut values = [1.0_f32];

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use dist_collectives::{Buffer, Communicator, DirectForm, Error, Operation, ReduceOp};
+use dist_collectives::{Buffer, Communicator, DirectAlgorithm, Error, Operation, ReduceOp};
 use dist_transport::CALLS_MAX;
 use dist_transport::sim::{Fault, Link, Network, When};
 use rstest::rstest;
@@ -92,7 +92,12 @@ fn a_rank_that_dies_while_windows_are_open_is_named() {
 }
 
 /// Sums in place, again and again; how that failed, if it did, and what is left of the buffer.
-fn sums(comm: &mut Communicator, form: DirectForm, allocated: bool, op: ReduceOp) -> (Option<Error>, usize) {
+fn sums(
+    comm: &mut Communicator,
+    form: DirectAlgorithm,
+    allocated: bool,
+    op: ReduceOp,
+) -> (Option<Error>, usize) {
     const LEN: usize = 1000;
     let mut buffer = Buffer::from(vec![0_u64; LEN]);
     if allocated {
@@ -111,8 +116,8 @@ fn sums(comm: &mut Communicator, form: DirectForm, allocated: bool, op: ReduceOp
 
 #[rstest]
 fn memory_that_was_open_to_the_dead_is_given_up(#[values(true, false)] allocated: bool) {
-    for form in DirectForm::ALL {
-        let writes = form == DirectForm::WriteToAll;
+    for form in DirectAlgorithm::ALL {
+        let writes = form == DirectAlgorithm::WriteToAll;
         let program = move |comm: &mut Communicator| sums(comm, form, allocated, ReduceOp::Sum);
         die_at_every_moment(program, |(error, left)| {
             assert_eq!(left == 0, writes && error.is_some(), "{form}");
@@ -133,7 +138,7 @@ fn what_is_told_of_a_fault_is_told_in_shared_memory_too(
     #[case] fault: Fault,
     #[case] expected: Option<&'static str>,
 ) {
-    for (form, seed) in DirectForm::ALL.into_iter().zip(0..) {
+    for (form, seed) in DirectAlgorithm::ALL.into_iter().zip(0..) {
         let network = network(seed).with_fault(When::At(3 * POST), fault.clone());
         let outcome = network.try_run(move |transport| {
             let mut comm = Communicator::new(transport);
@@ -171,7 +176,7 @@ fn run<T: Send + 'static>(program: impl Fn(&mut Communicator) -> T + Send + Sync
 fn a_rank_in_another_call_is_told_and_so_are_all(#[values(true, false)] allocated: bool) {
     let ends = run(move |comm| {
         let op = if comm.rank() == VICTIM { ReduceOp::Max } else { ReduceOp::Sum };
-        sums(comm, DirectForm::WriteToAll, allocated, op)
+        sums(comm, DirectAlgorithm::WriteToAll, allocated, op)
     });
     for (error, left) in ends {
         let error = error.expect("they disagree");
@@ -187,7 +192,7 @@ fn a_rank_that_does_not_come_is_named_at_the_deadline(#[values(true, false)] all
         if comm.rank() == VICTIM {
             comm.runtime().sleep(2 * TIMEOUT);
         }
-        let (error, left) = sums(comm, DirectForm::WriteToAll, allocated, ReduceOp::Sum);
+        let (error, left) = sums(comm, DirectAlgorithm::WriteToAll, allocated, ReduceOp::Sum);
         (error.expect("one of them is late"), left, comm.runtime().now())
     });
     for (rank, (error, left, time)) in ends.into_iter().enumerate() {

@@ -1,6 +1,6 @@
 //! What ranks move in each other's memory is what their schedules say, to the byte.
 
-use dist_algos::direct::{Form, Plan, Task};
+use dist_algos::direct::{DirectAlgorithm, Plan, Task};
 use dist_algos::{Partition, Source};
 use dist_collectives::Traffic;
 use dist_transport::{Rank, Reach, Shared};
@@ -16,12 +16,12 @@ const PART: usize = 10_007;
 const SHARED: Shared = Shared::on_host(Reach::Write);
 
 /// What the schedule of a rank moves.
-fn counted(task: Task, form: Form, rank: Rank) -> Traffic {
-    let (world_size, parts) = (rank.world_size(), task.parts(form, rank.world_size()));
+fn counted(task: Task, algorithm: DirectAlgorithm, rank: Rank) -> Traffic {
+    let (world_size, parts) = (rank.world_size(), task.parts(algorithm, rank.world_size()));
     let cut = |len: usize| Partition::new(len, 4, parts).unwrap();
     let whole = cut(PART * world_size);
     let part_bytes = 4 * PART.div_ceil(if task.source() == Source::Input { 1 } else { parts });
-    let plan = Plan::new((task, form), world_size, part_bytes, 64 << 10, SHARED).unwrap();
+    let plan = Plan::new((task, algorithm), world_size, part_bytes, 64 << 10, SHARED).unwrap();
     let own: Vec<usize> = (0..=parts).map(|part| if part > rank.index() { PART } else { 0 }).collect();
     match task {
         Task::ReduceScatter { of: Source::Input } => {
@@ -44,23 +44,23 @@ fn every_form_moves_what_its_schedule_says(#[values(2, 3, 4, 5)] world_size: usi
     let forms = move || all(world_size - 1);
     for &network in Network::SHARING {
         let moved = worlds::run(network, world_size, move |mut comm| {
-            let after = |(task, form)| {
-                call(&mut comm, (task, form), PART).unwrap();
+            let after = |(task, algorithm)| {
+                call(&mut comm, (task, algorithm), PART).unwrap();
                 comm.traffic()
             };
             forms().map(after).collect::<Vec<_>>()
         });
         for (rank, moved) in Rank::all(world_size).zip(moved) {
             let mut sum = Traffic::default();
-            for ((task, form), moved) in forms().zip(moved) {
-                let counted = counted(task, form, rank);
+            for ((task, algorithm), moved) in forms().zip(moved) {
+                let counted = counted(task, algorithm, rank);
                 assert!(
                     counted.bytes_sent + counted.bytes_received > 0
                         || task == Task::Barrier
                         || task.root().is_some()
                 );
                 sum = sum + counted;
-                assert_eq!(moved, sum, "{task:?} {form}, {rank:?} over {network:?}");
+                assert_eq!(moved, sum, "{task:?} {algorithm}, {rank:?} over {network:?}");
             }
         }
     }

@@ -1,24 +1,24 @@
 //! Everything that ranks which share memory do directly, as calls of a communicator.
 
 use dist_algos::Source;
-use dist_algos::direct::{Form, Task};
-use dist_collectives::{Communicator, Direct, DirectForm, Error, Operation, ReduceOp};
+use dist_algos::direct::{DirectAlgorithm, Task};
+use dist_collectives::{Communicator, Direct, DirectAlgorithm, Error, Operation, ReduceOp};
 
 /// Every operation in every form, with this root.
-pub(crate) fn all(root: usize) -> impl Iterator<Item = (Task, Form)> {
-    let forms = |task| Form::ALL.map(|form| (task, form));
-    Task::all(root).into_iter().flat_map(forms).filter(|(task, form)| form.serves(*task))
+pub(crate) fn all(root: usize) -> impl Iterator<Item = (Task, DirectAlgorithm)> {
+    let forms = |task| DirectAlgorithm::ALL.map(|algorithm| (task, algorithm));
+    Task::all(root).into_iter().flat_map(forms).filter(|(task, algorithm)| algorithm.serves(*task))
 }
 
 /// A form of an operation, by which it can be asked for.
-pub(crate) fn direct(operation: Operation, form: DirectForm) -> Direct {
-    Direct::of(operation).find(|direct| direct.form() == form).expect("it serves the operation")
+pub(crate) fn direct(operation: Operation, algorithm: DirectAlgorithm) -> Direct {
+    Direct::of(operation).find(|direct| direct.algorithm() == algorithm).expect("it serves the operation")
 }
 
 /// Does a task once, on parts of so many elements, or a buffer of so many where there are none.
 pub(crate) fn call(
     comm: &mut Communicator,
-    (task, form): (Task, DirectForm),
+    (task, algorithm): (Task, DirectAlgorithm),
     len: usize,
 ) -> Result<(), Error> {
     let world_size = comm.world_size();
@@ -26,7 +26,7 @@ pub(crate) fn call(
     let operation = operations.find(|operation| operation.name() == task.name()).expect("there is one");
     let mut buffer = comm.alloc::<f32>(len)?;
     let (mut part, mut whole) = (vec![0.5_f32; len], vec![1.0_f32; len * world_size]);
-    let mut comm = comm.with_algorithm(direct(operation, form));
+    let mut comm = comm.with_algorithm(direct(operation, algorithm));
     let op = ReduceOp::Sum;
     match task {
         Task::AllReduce => comm.all_reduce_buffer(&mut buffer, op),

@@ -324,7 +324,7 @@ impl Machine {
             let chunks = crate::Chunks::one(part);
             if exists { Ok(()) } else { Err(Error::NoChunk { rank, step: index, chunks, parts }) }
         };
-        let open = at.plan.form().exposure();
+        let open = at.plan.algorithm().exposure();
         let place = |place: Place| match place {
             Place::Slot(slot) if slot >= at.plan.slots() => Err(Error::BadSlot { rank, step: index, slot }),
             Place::Memory if open == Exposure::Nothing => Err(Error::Closed { rank, step: index }),

@@ -1,6 +1,8 @@
 //! Reductions: canonical order bit for bit, any order where it is exact.
 
-use dist_collectives::{Algorithm, Communicator, Direct, DirectForm, Operation, ReduceOp, ReductionOrder};
+use dist_collectives::{
+    Algorithm, Communicator, Direct, DirectAlgorithm, Operation, ReduceOp, ReductionOrder,
+};
 use dist_testkit::oracle::{self, Reduction};
 use half::{bf16, f16};
 use rstest::rstest;
@@ -143,7 +145,7 @@ fn chosen(_: Operation) -> Vec<Option<Algorithm>> {
 
 /// The library's choice, and every form that ranks which share memory can do it in on memory that is borrowed.
 fn direct(operation: Operation) -> Vec<Option<Algorithm>> {
-    let forms = Direct::of(operation).filter(|direct| direct.form() != DirectForm::WriteToAll);
+    let forms = Direct::of(operation).filter(|direct| direct.form() != DirectAlgorithm::WriteToAll);
     forms.map(|direct| Some(direct.into())).chain([None]).collect()
 }
 

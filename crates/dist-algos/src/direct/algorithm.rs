@@ -7,7 +7,7 @@ use super::Task;
 /// How ranks that share memory get at each other's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Form {
+pub enum DirectAlgorithm {
     /// Everybody publishes all that others need, and then does by itself all that it needs. In more than one block it is
     /// a pipeline: a block is published before the one before is used.
     OneShot,
@@ -30,7 +30,7 @@ pub enum Exposure {
     Write,
 }
 
-impl Form {
+impl DirectAlgorithm {
     /// Every form.
     pub const ALL: [Self; 4] = [Self::OneShot, Self::Staged, Self::ReadFromAll, Self::WriteToAll];
 
@@ -65,7 +65,7 @@ impl Form {
     }
 }
 
-impl fmt::Display for Form {
+impl fmt::Display for DirectAlgorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
